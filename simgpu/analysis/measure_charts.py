@@ -183,7 +183,9 @@ def _divided(panel: Panel) -> list[Panel]:
 def _most_columns(panel: Panel) -> int:
     if isinstance(panel, LinePanel):
         return 3
-    return next((columns for columns, bars in _BARS.items() if isinstance(panel, BarPanel) and panel.bar_count <= bars), 1)
+    return next(
+        (columns for columns, bars in _BARS.items() if isinstance(panel, BarPanel) and panel.bar_count <= bars), 1
+    )
 
 
 def _columns(flow: Sequence[Panel]) -> int:

@@ -16,8 +16,8 @@ from simgpu.cli.settings import parse_settings
 from simgpu.cli.suggestions import scenario_keys, scenarios
 from simgpu.errors import InputError, Problem
 from simgpu.experiments.regression.check import Checked, check_scenarios
+from simgpu.experiments.regression.text import WIDTH, difference_text
 from simgpu.experiments.regression.tolerances import parse_tolerances
-from simgpu.experiments.regression.words import WIDTH, difference_text
 from simgpu.experiments.scenarios.load import load_scenario
 from simgpu.experiments.scenarios.model import Scenario
 from simgpu.version import __version__

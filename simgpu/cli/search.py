@@ -19,8 +19,7 @@ from simgpu.cli.suggestions import ZOO, nodes, policies, scenario_keys, workload
 from simgpu.experiments.outputs import SEARCH_FOLDER, searches_document, write_searches
 from simgpu.experiments.scenarios.model import Scenario
 from simgpu.experiments.search import check_searched, search_placement
-from simgpu.experiments.search_result import Search
-from simgpu.experiments.search_table import PlacedMap
+from simgpu.experiments.search_result import PlacedMap, Search
 from simgpu.simulation.run import task_graph
 from simgpu.units import format_bytes, format_time
 from simgpu.version import __version__

@@ -290,7 +290,7 @@ def compare(
 
 def _bound(trace: Trace, node: NodeSpec, settings: Mapping[str, Any]) -> tuple[LeastTimes | None, str]:
     """The bounds and what they are, or None and why they cannot be told."""
-    from simgpu.experiments.least_time import least_times
+    from simgpu.experiments.bounds import least_times
 
     if settings["gpus"] not in (None, 1):
         return None, "no bound is known for several GPUs that train together"

@@ -11,8 +11,7 @@ import numpy as np
 
 from simgpu.errors import InputError, OutOfMemoryError, Problem
 from simgpu.experiments.compare import PolicyRequest, made_policy
-from simgpu.experiments.search_result import Outcome, Search, WallClock
-from simgpu.experiments.search_table import placed_maps
+from simgpu.experiments.search_result import Outcome, Search, WallClock, placed_maps
 from simgpu.graph.taskgraph import TaskGraph
 from simgpu.planning.evaluator import Evaluator
 from simgpu.planning.options import Decisions

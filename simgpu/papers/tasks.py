@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 from simgpu.errors import InputError, MissingExtraError, SimgpuError
 
 if TYPE_CHECKING:
-    from simgpu.experiments.scenarios.library import Library
+    from simgpu.experiments.scenarios.reading import Library
     from simgpu.experiments.scenarios.study import Study
     from simgpu.experiments.study_measures import Cell as StudyCell
 
@@ -177,7 +177,7 @@ def _felt(study: str, changes: str, network: str, run: str = "") -> str:
 
 @lru_cache(maxsize=1)
 def _library() -> Library:
-    from simgpu.experiments.scenarios.library import Library
+    from simgpu.experiments.scenarios.reading import Library
 
     return Library()
 
@@ -208,7 +208,7 @@ def loaded(study: str, changes: str) -> Study:
 @lru_cache
 def outlined(study: str, changes: str) -> Study:
     """The same without its traces, which tells what must run."""
-    from simgpu.experiments.scenarios.outline import outline_study
+    from simgpu.experiments.scenarios.load_study import outline_study
 
     # What the study itself puts beside its numbers is no matter here, and may be of traces that are left out.
     return outline_study(study, {**json.loads(changes), "published": []})

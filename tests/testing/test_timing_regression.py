@@ -14,7 +14,7 @@ import pytest
 import simgpu.testing
 from simgpu.experiments.regression.store import read_timings
 from simgpu.simulation.run import simulate
-from tests.experiments.regression.kept import CHAIN, node
+from tests.experiments.regression.examples import CHAIN, node
 
 pytest_plugins = ["pytester"]
 

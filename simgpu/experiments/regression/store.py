@@ -59,34 +59,34 @@ class _TimingsFile(FileModel):
 
 
 def write_timings(timings: Timings, folder: Path) -> None:
-    """Writes what is kept as one folder. Replaces a folder that holds kept timings and nothing else.
+    """Writes timings as one folder. Replaces a folder that holds stored timings and nothing else.
 
     Raises `InputError` when the system refuses, or the folder holds anything else.
     """
     files = [f"{name}{SUFFIX}" for name in folder_names(timings.labels)]
-    with whole_folder(folder, not_ours) as part:
-        for kept, file in zip(timings.policies, files, strict=True):
-            if kept.outcome == "ran":
-                write_events(kept.events, part / file)
+    with whole_folder(folder, foreign) as part:
+        for policy, file in zip(timings.policies, files, strict=True):
+            if policy.outcome == "ran":
+                write_events(policy.events, part / file)
         text = json.dumps(_document(timings, files), indent=1, allow_nan=False, ensure_ascii=False)
         (part / TIMINGS).write_text(text + "\n", encoding="utf-8")
 
 
 def read_timings(folder: Path) -> Timings:
-    """What a folder holds; `InputError` with every problem of its files.
+    """The timings in a folder; `InputError` with every problem of its files.
 
     >>> import simgpu, tempfile
     >>> from simgpu.experiments.regression.timings import timings_of
-    >>> kept = timings_of(simgpu.load_scenario("resnet20-addressed", {"iterations": 1}))
+    >>> timings = timings_of(simgpu.load_scenario("resnet20-addressed", {"iterations": 1}))
     >>> folder = Path(tempfile.mkdtemp()) / "resnet20"
-    >>> write_timings(kept, folder)
-    >>> read_timings(folder) == kept
+    >>> write_timings(timings, folder)
+    >>> read_timings(folder) == timings
     True
     """
     path = folder / TIMINGS
     file = validate(_TimingsFile, _parsed(path), lambda place: (str(path), place))
     problems = _named_twice(path, file)
-    kept = []
+    policies = []
     for index, entry in enumerate(file.policies):
         place = f"policies[{index}]"
         try:
@@ -94,16 +94,15 @@ def read_timings(folder: Path) -> Timings:
         except InputError as error:
             problems += error.problems
             continue
-        told = (entry.label, entry.policy, entry.outcome, entry.settings, entry.steady, entry.values, entry.failure)
-        kept.append(PolicyTimings(*told, events))
+        policies.append(PolicyTimings(**entry.model_dump(exclude={"timeline"}), events=events))
     if problems:
         raise InputError(problems)
     about = (file.name, file.simgpu, file.provenance, file.overrides, file.inputs)
-    return Timings(*about, tuple(kept))
+    return Timings(*about, tuple(policies))
 
 
-def is_kept(folder: Path) -> bool:
-    """Whether the folder holds kept timings, of any version."""
+def holds_timings(folder: Path) -> bool:
+    """Whether the folder holds stored timings, of any version."""
     try:
         schema = read_json(folder / TIMINGS)["schema"]
     except (InputError, KeyError, TypeError):
@@ -111,9 +110,9 @@ def is_kept(folder: Path) -> bool:
     return str(schema).startswith("simgpu.timings/")
 
 
-def not_ours(folder: Path) -> str:
-    """What a folder holds that may not be replaced."""
-    if not is_kept(folder):
+def foreign(folder: Path) -> str:
+    """What a folder holds that must not be replaced; empty where there is nothing of the kind."""
+    if not holds_timings(folder):
         return "files that are not timings stored by simgpu"
     others = sorted(
         entry.name for entry in folder.iterdir() if entry.name != TIMINGS and not entry.name.endswith(SUFFIX)
@@ -129,35 +128,35 @@ def _document(timings: Timings, files: list[str]) -> dict[str, Any]:
         "provenance": timings.provenance,
         "overrides": timings.overrides,
         "inputs": timings.inputs,
-        "policies": [_entry(kept, file) for kept, file in zip(timings.policies, files, strict=True)],
+        "policies": [_entry(policy, file) for policy, file in zip(timings.policies, files, strict=True)],
     }
 
 
-def _entry(kept: PolicyTimings, file: str) -> dict[str, Any]:
-    head = {"label": kept.label, "policy": kept.policy, "outcome": kept.outcome, "settings": kept.settings}
-    if kept.outcome != "ran":
-        return {**head, "failure": kept.failure}
-    return {**head, "timeline": file, "steady": kept.steady, "values": kept.values}
+def _entry(policy: PolicyTimings, file: str) -> dict[str, Any]:
+    head = {"label": policy.label, "policy": policy.policy, "outcome": policy.outcome, "settings": policy.settings}
+    if policy.outcome != "ran":
+        return {**head, "failure": policy.failure}
+    return {**head, "timeline": file, "steady": policy.steady, "values": policy.values}
 
 
 def _named_twice(path: Path, file: _TimingsFile) -> list[Problem]:
-    """A label names one policy, by which those of now find it."""
+    """Labels must be unique: current policies are matched with stored ones by label."""
     labels = [entry.label for entry in file.policies]
     twice = dict.fromkeys(label for label in labels if labels.count(label) > 1)
     return [Problem(str(path), "policies", f"two are called {label!r}", _REMEDY) for label in twice]
 
 
 def _parsed(path: Path) -> Mapping[str, Any]:
-    found = read_json(path, "a JSON file", _REMEDY)
-    if not isinstance(found, dict):
+    document = read_json(path, "a JSON file", _REMEDY)
+    if not isinstance(document, dict):
         raise InputError.single(path, "", "is not a mapping of keys to values", _REMEDY)
-    return found
+    return document
 
 
 def _timeline(folder: Path, entry: _PolicyEntry, place: str) -> Path:
     name = entry.timeline or ""
     if not name.endswith(SUFFIX) or Path(name).name != name:
-        what = f"{entry.timeline!r} is not the name of a file {SUFFIX} beside it"
+        what = f"{entry.timeline!r} is not the name of a file {SUFFIX} in the same folder"
         raise InputError.single(folder / TIMINGS, f"{place}.timeline", what, _REMEDY)
     return folder / name
 
@@ -168,7 +167,7 @@ _KINDS = {kind.label: kind for kind in SpanKind}
 
 
 def write_events(events: Iterable[Span], path: Path) -> None:
-    """Writes spans, without the time of writing or the file's name, so that the same spans give the same bytes."""
+    """Writes spans; the same spans give the same bytes, at any time and under any name."""
     with (
         path.open("wb") as file,
         gzip.GzipFile(filename="", mode="wb", compresslevel=9, fileobj=file, mtime=0) as packed,
@@ -185,7 +184,7 @@ def write_events(events: Iterable[Span], path: Path) -> None:
 
 
 def read_events(path: Path) -> tuple[Span, ...]:
-    """The spans in a file; `InputError` names the row that is none, or says that the file is damaged.
+    """The spans in a file; `InputError` names the row that is invalid, or says that the file is damaged.
 
     >>> import tempfile
     >>> path = Path(tempfile.mkdtemp()) / "none.csv.gz"
@@ -213,6 +212,6 @@ def read_events(path: Path) -> tuple[Span, ...]:
             spans.append(Span(int(gpu), stream, _KINDS[kind], name, start, end, int(size), cause, int(iteration)))
             StreamId.of(stream)
         except (ValueError, KeyError) as error:
-            what = f"{','.join(row)[:80]!r} is no event of a timeline ({error})"
+            what = f"{','.join(row)[:80]!r} is not an event of a timeline ({error})"
             raise InputError.single(path, f"row {number}", what, remedy) from None
     return tuple(spans)

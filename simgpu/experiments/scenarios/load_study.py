@@ -13,9 +13,8 @@ from typing import Any, get_args
 
 from simgpu.errors import InputError, did_you_mean
 from simgpu.experiments.scenarios.catalogue import read_file
-from simgpu.experiments.scenarios.library import Library
-from simgpu.experiments.scenarios.model import PolicyChoice
-from simgpu.experiments.scenarios.reading import Reading
+from simgpu.experiments.scenarios.model import DataParallelSection, PolicyChoice
+from simgpu.experiments.scenarios.reading import Library, Reading
 from simgpu.experiments.scenarios.study import (
     AGGREGATES,
     STUDY_SCHEMA,
@@ -28,9 +27,11 @@ from simgpu.experiments.scenarios.study import (
     StudyFile,
     StudyRun,
 )
+from simgpu.graph.replicate import Exchange
 from simgpu.hardware.spec import NodeSpec
 from simgpu.io.schema import validate
-from simgpu.trace.model import Trace
+from simgpu.program.data_parallel import DataParallel
+from simgpu.trace.model import NOT_RECORDED, Origin, Trace, TraceInfo
 
 
 def load_study(
@@ -308,3 +309,40 @@ def _left_out(row: object) -> list[object]:
 def _labels_in(entry: object) -> list[object]:
     """The labels that a published row or a baseline names."""
     return [entry.get(key) for key in ("run", "over", "of")] if isinstance(entry, dict) else [entry]
+
+
+def outline_study(name_or_path: str | Path, overrides: Mapping[str, object] | None = None) -> Study:
+    """The study that `load_study` gives, but with empty traces: labels, batches, runs and what is told of them.
+
+    Its traces tell no origin, those named in place of modelled ones have batch 1, and budgets that follow from what a
+    trace holds are 0. Raises what `load_study` raises of
+    the file itself.
+
+    >>> outline = outline_study("cswap-6a")
+    >>> list(outline.traces)[:2], outline.traces["VGG16"].info.batch, outline.runs[0].label
+    (['AlexNet', 'Plain20'], 2560, 'vDNN')
+    """
+    return _Outlining(read_file(name_or_path, STUDY_SCHEMA), dict(overrides or {})).study()
+
+
+class _Outlining(StudyReading):
+    """A study on its way in, of which no trace is read or modelled."""
+
+    def trace(self, written: object, place: str, node: NodeSpec | None, node_name: object) -> Trace | None:
+        batch = written.get("batch", 1) if isinstance(written, dict) else 1
+        return _empty(batch) if isinstance(written, str | dict) else None
+
+    def batches(self, written: Mapping[str, Any], place: str, node: NodeSpec | None, node_name: object) -> list[Trace]:
+        return [_empty(batch) for batch in written.get("batches") or ()]
+
+    def data_parallel(
+        self, asked: DataParallelSection | None, place: str, node: NodeSpec | None, batches: Iterable[int]
+    ) -> DataParallel | None:
+        if asked is None or asked.gpus == 1:
+            return None
+        return DataParallel(asked.gpus, Exchange(asked.exchange), asked.cores)
+
+
+def _empty(batch: int) -> Trace:
+    info = TraceInfo(NOT_RECORDED, batch, NOT_RECORDED, NOT_RECORDED, Origin.MODELLED, NOT_RECORDED)
+    return Trace(info, (), ())

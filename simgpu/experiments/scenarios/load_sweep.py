@@ -11,10 +11,9 @@ from typing import Any
 
 from simgpu.errors import InputError, Problem, did_you_mean
 from simgpu.experiments.scenarios.catalogue import read_file
-from simgpu.experiments.scenarios.library import Library
 from simgpu.experiments.scenarios.model import SCHEMA, ScenarioFile
 from simgpu.experiments.scenarios.modelled import ModelledTrace
-from simgpu.experiments.scenarios.reading import Reading, inside_named_trace
+from simgpu.experiments.scenarios.reading import Library, Reading, inside_named_trace
 from simgpu.experiments.scenarios.sweep import Given, PointLoading, Sweep
 from simgpu.experiments.scenarios.sweep_axes import Axis, SweepSection, axes_of, section_problems
 from simgpu.io.schema import Where, path_steps, put, validate

@@ -1,16 +1,17 @@
-"""What reading a scenario and reading a study have in common: overrides, and every problem told at its place."""
+"""Reading scenario and study files: overrides, every problem at its place, and a cache of loaded traces and nodes."""
 
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections import OrderedDict
+from collections.abc import Callable, Collection, Hashable, Iterable, Mapping
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
+from threading import Lock
 from typing import Any, TypeVar
 
 from simgpu.errors import InputError, Problem
-from simgpu.experiments.scenarios.library import Library
 from simgpu.experiments.scenarios.model import DataParallelSection, PolicyEntry
 from simgpu.experiments.scenarios.modelled import ModelledBatches, ModelledTrace, TraceBatches
 from simgpu.graph.replicate import Exchange
@@ -257,3 +258,30 @@ class Reading:
             if not key.startswith(_NODE):
                 self.tell(f"{section}.{key}", "is not of the node", remedy)
         return {key.removeprefix(_NODE): value for key, value in own.items() if key.startswith(_NODE)}
+
+
+class Library:
+    """The things last asked for, by keys that say all that they depend on. Threads may share one.
+
+    What could not be loaded is not kept. A file that changes while it is kept is not read again.
+
+    >>> library = Library(size=2)
+    >>> [library.get(key, lambda: key.upper()) for key in ("a", "b", "a", "c")], library.get("a", lambda: "again")
+    (['A', 'B', 'A', 'C'], 'A')
+    """
+
+    def __init__(self, size: int = 32) -> None:
+        self._size = size
+        self._kept: OrderedDict[Hashable, Any] = OrderedDict()
+        self._lock = Lock()
+
+    def get(self, key: Hashable, load: Callable[[], Loaded]) -> Loaded:
+        """What is kept under a key, else what `load` gives."""
+        with self._lock:
+            if key not in self._kept:
+                self._kept[key] = load()
+                if len(self._kept) > self._size:
+                    self._kept.popitem(last=False)
+            self._kept.move_to_end(key)
+            found: Loaded = self._kept[key]
+            return found

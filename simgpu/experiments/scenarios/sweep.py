@@ -11,9 +11,9 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from simgpu.errors import InputError
-from simgpu.experiments.scenarios.library import Library
 from simgpu.experiments.scenarios.load import ScenarioLoading
 from simgpu.experiments.scenarios.model import Scenario
+from simgpu.experiments.scenarios.reading import Library
 from simgpu.experiments.scenarios.sweep_axes import Axis, count_of, steps_of
 from simgpu.hardware.layering import read_layered
 from simgpu.hardware.nodes import SCHEMA

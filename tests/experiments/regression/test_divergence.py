@@ -12,9 +12,9 @@ from hypothesis import strategies as st
 from simgpu.experiments.regression.divergence import first_difference
 from simgpu.timeline.model import Span, SpanKind
 from simgpu.trace.model import Kernel, Phase
-from tests.experiments.regression.kept import CHAIN, kept, longer, node
+from tests.experiments.regression.examples import CHAIN, example_timings, longer, node
 
-EVENTS = kept(policies=["vdnn"])["vdnn"].events
+EVENTS = example_timings(policies=["vdnn"])["vdnn"].events
 
 
 def span(stream: str, kind: SpanKind, name: str, start: int, end: int, **more: Any) -> Span:
@@ -25,7 +25,7 @@ def span(stream: str, kind: SpanKind, name: str, start: int, end: int, **more: A
 @pytest.mark.parametrize("kernel", [kernel.id for kernel in CHAIN.kernels])
 def test_a_kernel_that_takes_a_nanosecond_more_is_the_first(kernel: str, policy: str) -> None:
     """Also where a copy stream has long been waiting for it, and waits longer now."""
-    found = first_difference(kept()[policy].events, kept(longer(kernel))[policy].events)
+    found = first_difference(example_timings()[policy].events, example_timings(longer(kernel))[policy].events)
     assert found is not None
     assert found.stored is not None
     assert found.now is not None
@@ -36,7 +36,7 @@ def test_a_kernel_that_takes_a_nanosecond_more_is_the_first(kernel: str, policy:
 
 
 def test_on_a_slower_link_the_first_copy_is_the_first() -> None:
-    found = first_difference(EVENTS, kept(on=node(99 * 10**8), policies=["vdnn"])["vdnn"].events)
+    found = first_difference(EVENTS, example_timings(on=node(99 * 10**8), policies=["vdnn"])["vdnn"].events)
     assert found is not None
     assert found.stored is not None
     assert (found.stream, found.stored.kind, found.stored.name, found.equal) == ("d2h", SpanKind.COPY_OUT, "x1", 0)
@@ -45,7 +45,7 @@ def test_on_a_slower_link_the_first_copy_is_the_first() -> None:
 
 def test_a_fetch_is_the_first_where_only_fetches_are_slower() -> None:
     slower = replace(node(), link=replace(node().link, h2d_bandwidth=99 * 10**8))
-    found = first_difference(EVENTS, kept(on=slower, policies=["vdnn"])["vdnn"].events)
+    found = first_difference(EVENTS, example_timings(on=slower, policies=["vdnn"])["vdnn"].events)
     assert found is not None
     assert found.stored is not None
     assert (found.stream, found.stored.kind) == ("h2d", SpanKind.COPY_IN)
@@ -59,7 +59,7 @@ def test_kernels_in_transposed_order_part_where_the_first_of_them_stood() -> Non
     )
     first, *rest = CHAIN.kernels
     orders = [replace(CHAIN, kernels=(first, *pair, *rest)) for pair in (side, side[::-1])]
-    stored, now = (kept(trace, policies=["none"])["none"].events for trace in orders)
+    stored, now = (example_timings(trace, policies=["none"])["none"].events for trace in orders)
     found = first_difference(stored, now)
     assert found is not None
     assert found.stored is not None
@@ -69,7 +69,7 @@ def test_kernels_in_transposed_order_part_where_the_first_of_them_stood() -> Non
 
 
 def test_a_timeline_that_ends_sooner_parts_where_the_other_goes_on() -> None:
-    stored, now = (kept(policies=["none"], iterations=count)["none"].events for count in (3, 2))
+    stored, now = (example_timings(policies=["none"], iterations=count)["none"].events for count in (3, 2))
     for one, other in ((stored, now), (now, stored)):
         found = first_difference(one, other)
         assert found is not None

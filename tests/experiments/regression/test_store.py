@@ -18,7 +18,7 @@ from simgpu.experiments.regression.store import read_events, read_timings, write
 from simgpu.experiments.regression.timings import timings_of
 from simgpu.experiments.scenarios.load import load_scenario
 from simgpu.timeline.model import Span, SpanKind
-from tests.experiments.regression.kept import kept, node
+from tests.experiments.regression.examples import example_timings, node
 
 SPANS = st.builds(
     Span,
@@ -37,8 +37,8 @@ SPANS = st.builds(
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
     """With timings of policies that ran and of one that had no memory."""
-    write_timings(kept(on=node(memory=550_000)), tmp_path / "kept")
-    return tmp_path / "kept"
+    write_timings(example_timings(on=node(memory=550_000)), tmp_path / "example_timings")
+    return tmp_path / "example_timings"
 
 
 @given(st.lists(SPANS, max_size=8))
@@ -49,15 +49,15 @@ def test_any_timeline_is_read_back_as_it_was(tmp_path_factory: pytest.TempPathFa
 
 
 def test_timings_are_read_back_as_they_were(folder: Path) -> None:
-    assert read_timings(folder) == kept(on=node(memory=550_000))
+    assert read_timings(folder) == example_timings(on=node(memory=550_000))
     assert {path.name for path in folder.iterdir()} == {"timings.json", "ideal.csv.gz", "vdnn.csv.gz"}
 
 
 def test_several_gpus_and_energy_are_read_back_as_they_were(tmp_path: Path) -> None:
     changes = {"node": "k40-x4", "overrides": {}, "data_parallel.gpus": 4, "policies": "none", "iterations": 1}
     several = timings_of(load_scenario("quickstart", changes), overrides=changes)
-    write_timings(several, tmp_path / "kept")
-    assert read_timings(tmp_path / "kept") == several
+    write_timings(several, tmp_path / "example_timings")
+    assert read_timings(tmp_path / "example_timings") == several
     assert several["none"].settings["gpus"] == 4
     assert {event.gpu for event in several["none"].events} == {0, 1, 2, 3}
 
@@ -78,11 +78,11 @@ def test_iterations_that_repeat_are_the_same_text(folder: Path) -> None:
 
 
 def test_policies_that_are_gone_go_and_no_other_file_does(folder: Path) -> None:
-    write_timings(kept(policies=["none"]), folder)
+    write_timings(example_timings(policies=["none"]), folder)
     assert {path.name for path in folder.iterdir()} == {"timings.json", "none.csv.gz"}
     (folder / "notes.txt").write_text("mine")
     with pytest.raises(InputError, match=r"a file that is not of stored timings: notes\.txt"):
-        write_timings(kept(), folder)
+        write_timings(example_timings(), folder)
     assert (folder / "notes.txt").read_text() == "mine"
     assert read_timings(folder).labels == ("none",)
 
@@ -90,7 +90,7 @@ def test_policies_that_are_gone_go_and_no_other_file_does(folder: Path) -> None:
 def test_a_folder_of_something_else_stays(tmp_path: Path) -> None:
     (tmp_path / "timings.json").write_text('{"schema": "other/1"}')
     with pytest.raises(InputError, match="files that are not timings stored by simgpu"):
-        write_timings(kept(), tmp_path)
+        write_timings(example_timings(), tmp_path)
 
 
 def _changed(change: Callable[[dict[str, object]], object]) -> Callable[[Path], object]:

@@ -1,19 +1,39 @@
-"""How fast an iteration can be at best, whatever a policy decides about its feature maps, or moves at all."""
+"""Lower bounds of the memory and the time of an iteration, whatever a policy decides."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 from simgpu.errors import InputError, OutOfMemoryError
+from simgpu.graph.bounds import MemoryBounds, memory_bounds
+from simgpu.hardware.spec import NodeSpec
 from simgpu.planning.bound import Bound
 from simgpu.policies.joint.least_times import LeastTimes, bounds_of
 from simgpu.policies.joint.policy import Joint
 from simgpu.policies.placing import evaluator_of
+from simgpu.simulation.arguments import bytes_of, check_arguments
 from simgpu.simulation.run import planning
+from simgpu.simulation.tasks import task_graph
+from simgpu.trace.check import check_trace
 from simgpu.trace.model import Trace
 
-if TYPE_CHECKING:
-    from simgpu.hardware.spec import NodeSpec
+
+def least_memory(trace: Trace, node: NodeSpec, *, alignment: int | str | None = None) -> MemoryBounds:
+    """What ``simgpu bound`` tells: memory of an iteration where everything stays, and the least under any schedule.
+
+    The latter is for one sample at a time where the batch can be partitioned (moDNN, TPDS 2019, section 5.1.1).
+    alignment: bytes every allocation is rounded up to, by default the node's. Raises `InputError` for bad arguments.
+
+    >>> from simgpu.hardware.spec import GpuSpec, LinkSpec, NodeSpec
+    >>> from simgpu.trace.chain import chain
+    >>> node = NodeSpec("example", GpuSpec("gpu", 10_000), LinkSpec("pcie", 10**10, 10**10))
+    >>> found = least_memory(chain([50, 70], [100, 140], [100, 200]), node)
+    >>> found.all_at_once.bytes, found.bound.bytes, found.batch
+    (300, 300, 1)
+    """
+    unit = bytes_of("alignment", alignment)
+    check_arguments({"trace": trace, "node": node, "alignment": unit}, {"trace": Trace, "node": NodeSpec}, {})
+    if problems := check_trace(trace):
+        raise InputError(problems)
+    return memory_bounds(task_graph(trace, node), node.gpu.alignment if unit is None else unit)
 
 
 def least_time(

@@ -8,11 +8,11 @@ from typing import Any
 import pytest
 
 from simgpu.experiments.regression.difference import compare_timings
+from simgpu.experiments.regression.text import difference_text
 from simgpu.experiments.regression.timings import Timings
 from simgpu.experiments.regression.tolerances import parse_tolerances
-from simgpu.experiments.regression.words import difference_text
 from simgpu.timeline.model import Span, SpanKind
-from tests.experiments.regression.kept import kept, longer, node, with_policy
+from tests.experiments.regression.examples import example_timings, longer, node, with_policy
 
 
 def told(stored: Timings, now: Timings, **tolerances: object) -> str:
@@ -23,7 +23,7 @@ def told(stored: Timings, now: Timings, **tolerances: object) -> str:
 
 def after(event: int, **changes: Any) -> str:
     """What is told where one event of ideal is another."""
-    stored = kept(policies=["ideal"])
+    stored = example_timings(policies=["ideal"])
     events = list(stored["ideal"].events)
     events[event] = events[event]._replace(**changes)
     return told(stored, with_policy(stored, "ideal", replace(stored["ideal"], events=tuple(events))))
@@ -31,7 +31,7 @@ def after(event: int, **changes: Any) -> str:
 
 def test_one_kernel_that_takes_a_nanosecond_more() -> None:
     assert (
-        told(kept(policies=["ideal"]), kept(longer("B3"), policies=["ideal"]))
+        told(example_timings(policies=["ideal"]), example_timings(longer("B3"), policies=["ideal"]))
         == """\
 ideal
                       stored      now         by
@@ -75,7 +75,7 @@ def test_what_is_different_about_an_event(changes: dict[str, object], words: str
 
 
 def test_an_event_of_which_the_other_has_none() -> None:
-    three, two = kept(policies=["ideal"]), kept(policies=["ideal"], iterations=2)
+    three, two = example_timings(policies=["ideal"]), example_timings(policies=["ideal"], iterations=2)
     assert "compute F1 is only stored, nothing follows there now" in " ".join(told(three, two).split())
     text = told(two, three)
     assert "compute F1 is only now, nothing followed there" in " ".join(text.split())
@@ -96,7 +96,7 @@ def test_a_long_name_keeps_both_of_its_ends() -> None:
 
 
 def test_numbers_may_differ_where_timelines_do_not() -> None:
-    stored = kept(policies=["ideal"])
+    stored = example_timings(policies=["ideal"])
     values = {**stored["ideal"].values, "samples_per_s": None}
     text = told(with_policy(stored, "ideal", replace(stored["ideal"], values=values)), stored)
     assert "the timelines are equal, event by event" in text
@@ -104,7 +104,7 @@ def test_numbers_may_differ_where_timelines_do_not() -> None:
 
 
 def test_numbers_too_long_for_a_line_take_two() -> None:
-    stored = kept(policies=["ideal"])
+    stored = example_timings(policies=["ideal"])
     values = {**stored["ideal"].values, "copy_out_exposed_ns": 10**14, "spans": 100}
     now = {**values, "copy_out_exposed_ns": 10**14 + 1, "spans": 2_500}
     one, other = (with_policy(stored, "ideal", replace(stored["ideal"], values=each)) for each in (values, now))
@@ -117,25 +117,25 @@ def test_numbers_too_long_for_a_line_take_two() -> None:
 
 
 def test_what_does_not_count_is_said_not_to() -> None:
-    stored, now = kept(policies=["vdnn"]), kept(longer("B1", 10), policies=["vdnn"])
+    stored, now = example_timings(policies=["vdnn"]), example_timings(longer("B1", 10), policies=["vdnn"])
     text = " ".join(told(stored, now, **{"*": "1%"}).split())
     assert "vdnn (does not count) within tolerance:" in text
     assert "this does not count, as metrics have tolerances" in text
 
 
 def test_settings_inputs_outcomes_and_policies() -> None:
-    stored = replace(kept(policies=["ideal", "none"]), overrides={"iterations": 3})
-    text = told(stored, kept(policies=["none", "vdnn"], on=node(memory=550_000)))
+    stored = replace(example_timings(policies=["ideal", "none"]), overrides={"iterations": 3})
+    text = told(stored, example_timings(policies=["none", "vdnn"], on=node(memory=550_000)))
     assert "stored with other settings:\n  iterations: 3 -> nothing\n" in text
     assert "trace or node changed:\n  node.gpu.memory: 1073741824 -> 550000\n" in text
     assert "only stored: ideal\nonly now: vdnn\n" in text
     assert "none\n  outcome: ran -> out of memory\n  waiting: nothing -> kernel F2" in text
-    turned = told(kept(policies=["ideal", "none"]), kept(policies=["none", "ideal"]))
+    turned = told(example_timings(policies=["ideal", "none"]), example_timings(policies=["none", "ideal"]))
     assert turned == "policies come in another order, which does not count"
 
 
 def test_nothing_is_said_of_nothing() -> None:
-    assert told(kept(), kept()) == ""
+    assert told(example_timings(), example_timings()) == ""
 
 
 @pytest.mark.parametrize("field", [field for field in Span._fields if field != "stream"])
