@@ -158,14 +158,14 @@ class BuddyProfile:
             return draw.plot_thresholds(points, chosen=self.threshold, best=self.by_mean.ratio, title=title)
         if picture == "drift":
             return draw.plot_drift({each.label: each.overflow for each in self.drift}, self.final.ratio, title=title)
-        found = self.heat_map()
-        if found is None:
+        result = self.heat_map()
+        if result is None:
             what = "only histograms are known, not where which entry lies"
             raise InputError.single("", "argument picture", what, "profile arrays, or draw another picture")
         ratios = {each.name: target_text(each.target) for each in self.allocations}
-        bands = [(f"{band.allocation}  {ratios[band.allocation]}", band.first, band.rows) for band in found.bands]
+        bands = [(f"{band.allocation}  {ratios[band.allocation]}", band.first, band.rows) for band in result.bands]
         times = len(self.snapshots.labels)
-        return draw.plot_heatmap(found.rows, bands, pages_per_row=found.pages_per_row, snapshots=times, title=title)
+        return draw.plot_heatmap(result.rows, bands, pages_per_row=result.pages_per_row, snapshots=times, title=title)
 
     def frame(self) -> pd.DataFrame:
         """One row an allocation by name: see `AllocationOutcome`, and its target as a ratio."""
@@ -214,8 +214,8 @@ class BuddyProfile:
 
     def _repr_html_(self) -> str:
         rows = self.allocation_rows(_ROWS)
-        told = f"the {len(rows)} largest allocations" if len(rows) < len(self.allocations) else "allocations"
-        caption = f"{told}, final design"
+        text = f"the {len(rows)} largest allocations" if len(rows) < len(self.allocations) else "allocations"
+        caption = f"{text}, final design"
         return table_html(DESIGN_HEADINGS, self.rows(), self.caption) + table_html(ALLOCATION_HEADINGS, rows, caption)
 
 
@@ -231,8 +231,8 @@ def profile_arrays(
     """The profile of arrays in memory: a mapping of allocations to arrays for each snapshot, or one such mapping.
 
     threshold: largest share of an allocation's entries that may overflow. mostly_zero: whether the final design has a
-    target of 8 bytes. largest_ratio: of the whole program, 1 + buddy memory / device memory. progress: told what is
-    being compressed. Raises `InputError` for bad arguments and all bad arrays together.
+    target of 8 bytes. largest_ratio: of the whole program, 1 + buddy memory / device memory. progress: called with
+    what is being compressed. Raises `InputError` for bad arguments and all bad arrays together.
 
     >>> import numpy as np
     >>> noise = np.random.default_rng(0).integers(0, 2**63, 4096)

@@ -153,11 +153,11 @@ def run_looks(labels: Iterable[str]) -> dict[str, RunLook]:
     ('s', '////')
     """
     every = tuple(dict.fromkeys(labels))
-    found = {}
+    results = {}
     for number, label in enumerate(every):
         turn, place = divmod(number, len(_COLOURS))
         thinner = number / max(len(every) - 1, 1)
-        found[label] = RunLook(
+        results[label] = RunLook(
             _COLOURS[place],
             _MARKERS[place],
             _DASHES[turn % len(_DASHES)],
@@ -165,7 +165,7 @@ def run_looks(labels: Iterable[str]) -> dict[str, RunLook]:
             2.8 - 1.5 * thinner,
             7.5 - 3.5 * thinner,
         )
-    return found
+    return results
 
 
 def head(
@@ -173,7 +173,7 @@ def head(
 ) -> None:
     """The title above all panels, to the left, and one legend for all of them in the right margin.
 
-    handles, texts: the entries of the legend; several handles of one entry stand beside each other.
+    handles, texts: the entries of the legend; several handles of one entry are drawn side by side.
     """
     figure.suptitle(title, x=0.01, ha="left", fontsize=10)
     figure.legend(
@@ -227,7 +227,9 @@ def _draw_counts(ax: Axes, decisions: Mapping[str, Sequence[str | None]], epochs
 
 def _draw_dots(ax: Axes, decisions: Mapping[str, Sequence[str | None]], epochs: Sequence[int]) -> None:
     dots = [
-        (epoch, row, codec) for row, kept in enumerate(decisions.values()) for epoch, codec in _offloads(kept, epochs)
+        (epoch, row, codec)
+        for row, stored in enumerate(decisions.values())
+        for epoch, codec in _offloads(stored, epochs)
     ]
     for fill, chosen in ((_COMPRESSED, True), (_RAW, False)):
         shown = [(epoch, row) for epoch, row, codec in dots if bool(codec) is chosen]
@@ -254,7 +256,7 @@ def _offloads(row: Sequence[str | None], epochs: Sequence[int]) -> list[tuple[in
 #: Costs above the least one times this are off the scale: they stand for what is not allowed, or flatten all others.
 OFF_SCALE = 4.0
 _CONVERGENCE_INCHES = (8.0, 3.4)
-#: Added below for the strip that tells how many particles fit; its height as a part of the curves'.
+#: Added below for the strip that shows how many particles fit; its height as a part of the curves'.
 _STRIP_INCHES, _STRIP = 0.8, 0.2
 _CURVE_COLOURS = {"worst": "#EE8866", "average": "#4477AA", "best": "#228833"}
 _CURVE_WIDTHS = {"worst": 1.0, "average": 1.3, "best": 1.8}
@@ -296,7 +298,7 @@ def plot_convergence(
         raise ValueError(f"curves of {lengths} points, least {least:g}; give three of one length, of costs above 0")
     figure, ax = _convergence_axes(None if fitting is None else np.asarray(fitting, dtype=np.float64))
     _draw_curves(ax, curves, least)
-    bars = _tell_what_is_off(ax, curves, least)
+    bars = _annotate_off_scale(ax, curves, least)
     if converged_at is not None:
         _mark_best(ax, converged_at, float(curves["best"][converged_at - 1]), unit)
     ax.set_title(title or "", loc="left", fontsize=10, pad=16.0 + 6.0 * bars if bars else None)
@@ -309,7 +311,7 @@ def plot_convergence(
 
 
 def _convergence_axes(fitting: NDArray[np.float64] | None) -> tuple[RunFigure, Axes]:
-    """A figure and the axes of its curves, with the strip below them if there is anything to tell in it."""
+    """A figure and the axes of its curves, with the strip below them where some particles do not fit."""
     if fitting is None or bool((fitting >= 1).all()):
         figure = RunFigure(figsize=_CONVERGENCE_INCHES, layout="constrained")
         FigureCanvasAgg(figure)
@@ -342,7 +344,7 @@ def _draw_curves(ax: Axes, curves: Curves, least: float) -> None:
     ax.xaxis.set_major_locator(MaxNLocator(integer=True))
 
 
-def _tell_what_is_off(ax: Axes, curves: Curves, least: float) -> int:
+def _annotate_off_scale(ax: Axes, curves: Curves, least: float) -> int:
     """Above the open end of the axis: bars where curves are off the scale, and words; how many bars."""
     off = {name: values > OFF_SCALE * least for name, values in curves.items()}
     off = {name: where for name, where in off.items() if where.any()}

@@ -21,7 +21,7 @@ from simgpu.analysis.charts import RunLook, head, run_looks
 from simgpu.analysis.panels import BarPanel, LinePanel, Panel, TimePanel
 from simgpu.analysis.plots import RunFigure
 
-#: What a row of panels has, and the legend beside all of them; and what stands to the left of axes.
+#: Widths of a row of panels, of the legend to their right, and of the labels to the left of axes.
 _ROW_INCHES, _LEGEND_INCHES, _AXIS_INCHES = 7.9, 1.9, 0.55
 #: So many panels stand in a row if each has at most so many bars.
 _BARS = {3: 12, 2: 20, 1: 50}
@@ -32,12 +32,12 @@ Handle = Line2D | Patch
 
 
 class _Placed(NamedTuple):
-    """A panel, the inches that it has across, and the texts over and beside it."""
+    """A panel, its width in inches, its title and its label to the left."""
 
     panel: Panel
     across: float
     title: str
-    beside: str
+    side_label: str
 
     @property
     def inches(self) -> float:
@@ -83,8 +83,9 @@ class _Block(NamedTuple):
 def plot_measures(sections: Sequence[Sequence[Panel]], runs: Sequence[str], *, title: str) -> RunFigure:
     """Panels of measures by section, in rows; a run looks the same in all of them.
 
-    sections: what belongs together, as one measure of several networks. Bars that have no room in one row are divided
-    into several. Single panels of neighbouring sections share a row. runs: all labels in the order of the legend.
+    sections: panels that belong together, such as one measure of several networks. Bars that do not fit in one row are
+    divided into several. Single panels of neighbouring sections share a row. runs: all labels in the order of the
+    legend.
 
     >>> from simgpu.analysis.panels import Bar, AxisInfo
     >>> bars = {"VGG16": {"vDNN": Bar(1.0), "CSWAP": Bar(1.25, published=(1.3,)), "none": Bar(None, "no memory")}}
@@ -116,7 +117,7 @@ def plot_measures(sections: Sequence[Sequence[Panel]], runs: Sequence[str], *, t
 
 
 def _axes(part: SubFigure, block: _Block, *, alone: bool) -> list[Axes]:
-    """Axes for the panels of a block; alone: there is nothing beside its one panel in any block."""
+    """Axes for the panels of a block; alone: every block has a single panel."""
     if any(isinstance(each.panel, TimePanel) for each in block.panels):
         # Its legend stands in the last third.
         grid = part.add_gridspec(len(block.panels), 2, width_ratios=(2, 1))
@@ -135,7 +136,7 @@ def _draw(ax: Axes, placed: _Placed, looks: Mapping[str, RunLook]) -> None:
     else:
         panel_axes.draw_time(ax, panel)
     ax.set_title(placed.title_text, loc="left", fontsize=9.5)
-    ax.set_ylabel(fill(placed.beside, 32), fontsize=8.5)
+    ax.set_ylabel(fill(placed.side_label, 32), fontsize=8.5)
     ax.grid(axis="y", color="#DDDDDD", linewidth=0.6)
     ax.set_axisbelow(True)
     ax.tick_params(labelsize=8)
@@ -147,8 +148,8 @@ def _blocks(sections: Iterable[Sequence[Panel]]) -> Iterator[_Block]:
     for flow in _flows(sections):
         columns = _columns(flow)
         placed = [
-            _Placed(panel, _ROW_INCHES / columns, title, beside if number % columns == 0 else "")
-            for number, (panel, (title, beside)) in enumerate(zip(flow, _texts(flow), strict=True))
+            _Placed(panel, _ROW_INCHES / columns, title, side_label if number % columns == 0 else "")
+            for number, (panel, (title, side_label)) in enumerate(zip(flow, _texts(flow), strict=True))
         ]
         yield _Block(tuple(placed), columns)
 
@@ -197,23 +198,23 @@ def _columns(flow: Sequence[Panel]) -> int:
 
 
 def _texts(flow: Sequence[Panel]) -> list[tuple[str, str]]:
-    """What stands over and beside each panel: over several of one measure its name alone, with the unit if they
-    differ in that."""
+    """Title and side label of each panel; of several panels of one measure the title is their name, with the unit where
+    they differ in it."""
     units = [panel.unit[1] for panel in flow]
     measures = {panel.measured.title for panel in flow}
-    found = []
+    results = []
     for number, (panel, unit) in enumerate(zip(flow, units, strict=True)):
         title = panel.measured.title
         if not isinstance(panel, LinePanel):
             more = ", continued" if any(each.measured == panel.measured for each in flow[:number]) else ""
-            found.append((_with(unit, title) + more, ""))
+            results.append((_with(unit, title) + more, ""))
         elif len(measures) > 1 or len(flow) == 1:
-            found.append((f"{panel.name}: {_with(unit, title)}", ""))
+            results.append((f"{panel.name}: {_with(unit, title)}", ""))
         elif len(set(units)) > 1:
-            found.append((_with(unit, panel.name), title))
+            results.append((_with(unit, panel.name), title))
         else:
-            found.append((panel.name, _with(unit, title)))
-    return found
+            results.append((panel.name, _with(unit, title)))
+    return results
 
 
 def _with(unit: str, text: str) -> str:
@@ -227,20 +228,20 @@ def _legend(panels: Sequence[Panel], looks: Mapping[str, RunLook]) -> dict[str, 
     curves = [curve for panel in lines for curve in panel.curves]
     barred = {run for panel in bars for runs in panel.groups.values() for run in runs}
     level = {curve.label for curve in curves if curve.level is not None}
-    found: dict[str, tuple[Handle, ...]] = {}
+    results: dict[str, tuple[Handle, ...]] = {}
     for label, look in looks.items():
         handles: list[Handle] = [Patch(**look.bar)] if label in barred else []
         if any(curve.label == label for curve in curves):
             handles.append(Line2D([], [], **(panel_axes.level_style(look) if label in level else look.line)))
         if handles:
-            found[fill(label, _LEGEND_CHARACTERS)] = tuple(handles)
+            results[fill(label, _LEGEND_CHARACTERS)] = tuple(handles)
     paper: list[Handle] = []
     if any(bar.published for panel in bars for runs in panel.groups.values() for bar in runs.values()):
         paper.append(Line2D([], [], **panel_axes.BAR_PAPER))
     if any(bar.published for curve in curves for bar in curve.bars):
         paper.append(Line2D([], [], marker="o", markeredgecolor="black", **panel_axes.LINE_PAPER))
     if paper:
-        found["paper"] = tuple(paper)
+        results["paper"] = tuple(paper)
     if whys := dict.fromkeys(why for curve in curves for _, why in curve.ends()):
-        found[f"{' or '.join(whys)}\nat the next point"] = (Line2D([], [], **panel_axes.END),)
-    return found
+        results[f"{' or '.join(whys)}\nat the next point"] = (Line2D([], [], **panel_axes.END),)
+    return results

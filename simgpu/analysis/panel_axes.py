@@ -23,7 +23,7 @@ BAR_PAPER: dict[str, Any] = {
     "markeredgewidth": 0.7,
     "linestyle": "",
 }
-#: Share of the room of a group that its bars take.
+#: Share of the width of a group that its bars take.
 FILLED = 0.86
 _POINTS = 6.5
 #: Of a character in that size, in inches.
@@ -62,17 +62,17 @@ def draw_bars(ax: Axes, panel: BarPanel, looks: Mapping[str, RunLook], inches: f
 
 
 def group_texts(panel: BarPanel, inches: float) -> tuple[list[str], bool]:
-    """The labels of the groups, broken where they are too long for their room, and whether they must be turned."""
-    room = int(inches / len(panel.groups) / 0.066)
-    if any(len(word) > room for label in panel.groups for word in label.split()):
+    """The labels of the groups, broken where they are too long, and whether they must be rotated."""
+    width = int(inches / len(panel.groups) / 0.066)
+    if any(len(word) > width for label in panel.groups for word in label.split()):
         return list(panel.groups), True
-    return [fill(label, room) for label in panel.groups], False
+    return [fill(label, width) for label in panel.groups], False
 
 
 def write_values(ax: Axes, panel: BarPanel) -> None:
-    """Values at the ends of the bars, where they have room, and why there is none; widens the axes for them.
+    """Writes values, or why there is none, at the ends of the bars where they fit; widens the axes for them.
 
-    To be called once the axes have their place: what has room depends on how large they are.
+    Call it after the layout: what fits depends on the size of the axes.
     """
     box, dpi = ax.get_window_extent(), ax.figure.dpi
     across, high = box.width / dpi * _width(panel) / len(panel.groups), box.height / dpi
@@ -81,7 +81,7 @@ def write_values(ax: Axes, panel: BarPanel) -> None:
         return
     flat = max(map(len, texts.values())) * _CHARACTER + 0.04 <= across
     needs = {slot: _LINE if flat else len(text) * _CHARACTER + 0.03 for slot, text in texts.items()}
-    per_inch = _make_room(ax, needs, high)
+    per_inch = _widen(ax, needs, high)
     for slot, text in texts.items():
         end, turn = _clear(slot, (needs[slot] + 0.03) * per_inch, 0.06 * per_inch)
         down = turn < 0
@@ -100,7 +100,7 @@ def write_values(ax: Axes, panel: BarPanel) -> None:
         ).set_in_layout(False)
 
 
-def _make_room(ax: Axes, needs: Mapping[_Slot, float], high: float) -> float:
+def _widen(ax: Axes, needs: Mapping[_Slot, float], high: float) -> float:
     """Widens the axes by no more than the texts need; gives how much of the axis an inch is.
 
     needs: inches along the axis, of the text of each bar. high: the axes, in inches.
@@ -114,7 +114,7 @@ def _make_room(ax: Axes, needs: Mapping[_Slot, float], high: float) -> float:
         else:
             above.append((max(slot.value or 0.0, *slot.published, 0.0), inches + (0.12 if slot.published else 0.06)))
     spans = [(up - down, over + under) for up, over in set(above) for down, under in set(below)]
-    # Texts that are longer than the axes are high cannot be made room for.
+    # Texts longer than the height of the axes never fit.
     per_inch = max(span / max(high - inches, 0.3 * high) for span, inches in spans)
     ax.set_ylim(min(at - under * per_inch for at, under in below), max(at + over * per_inch for at, over in above))
     return per_inch
@@ -124,7 +124,8 @@ def _clear(slot: _Slot, length: float, marker: float) -> tuple[float, int]:
     """Where a text begins, and whether it runs up or down from there, 1 or -1.
 
     Away from zero from the end of the bar, unless it would run over a marker: then from there back into the bar, and
-    if that has no room either, from behind the markers. length: of the text, and marker: half of one, along the axis.
+    if it does not fit there either, from behind the markers. length: of the text, and marker: half of one, along the
+    axis.
     """
     sign = -1 if (slot.value or 0) < 0 else 1
     top = sign * (slot.value or 0.0)
@@ -204,7 +205,7 @@ def level_style(look: RunLook) -> dict[str, Any]:
 
 
 def draw_time(ax: Axes, panel: TimePanel) -> None:
-    """A line each over the iterations, and a legend of its own beside the axes."""
+    """A line each over the iterations, and a legend to the right of the axes."""
     scale, _ = panel.unit
     looks = run_looks(panel.lines)
     for number, (label, values) in enumerate(panel.lines.items()):
@@ -226,7 +227,7 @@ def draw_time(ax: Axes, panel: TimePanel) -> None:
         ax.set_xticks([epoch + 0.5 for epoch in range(len(panel.epochs))], list(map(str, panel.epochs)))
         ax.set_xlabel("an iteration of each of the epochs, one after another", fontsize=8.5)
     legend = ax.legend(loc="upper left", bbox_to_anchor=(1.02, 1.0), frameon=False, fontsize=7.5, borderaxespad=0)
-    # It stands in room that is left for it; the axes do not give way to it.
+    # It has its own space; the axes must not shrink for it.
     legend.set_in_layout(False)
 
 
@@ -242,18 +243,18 @@ def _along(panel: LinePanel) -> tuple[float, str]:
 
 
 def _mark_places(ax: Axes, panel: LinePanel, along: float, inches: float) -> None:
-    """Ticks at the points where they have room, else at round numbers."""
+    """Ticks at the points where their labels fit, else at round numbers."""
     places = [place / along for place in panel.places]
     texts = [f"{place:.4g}" for place in places]
-    room = inches / max((max(places) - min(places)) * 1.12, 1e-9)
-    gaps = [(high - low) * room for low, high in pairwise(places)]
+    inches_per_unit = inches / max((max(places) - min(places)) * 1.12, 1e-9)
+    gaps = [(high - low) * inches_per_unit for low, high in pairwise(places)]
     if all(gap > 0.075 * max(map(len, texts)) + 0.05 for gap in gaps):
         ax.set_xticks(places, texts)
     else:
         ax.xaxis.set_major_locator(MaxNLocator(5, integer=panel.along.kind == "count", steps=[1, 2, 5, 10]))
     # Also where a line has no value: all panels of a sweep show all of it.
-    beside = 0.06 * (max(places) - min(places)) or 0.5 * max(places) or 0.5
-    ax.set_xlim(min(places) - beside, max(places) + beside)
+    margin = 0.06 * (max(places) - min(places)) or 0.5 * max(places) or 0.5
+    ax.set_xlim(min(places) - margin, max(places) + margin)
 
 
 def _draw_curve(ax: Axes, curve: Curve, look: RunLook, scale: float, along: float) -> None:
@@ -291,8 +292,8 @@ def _limit(ax: Axes, panel: LinePanel, scale: float) -> None:
 
 def _absent(curves: Sequence[Curve]) -> str:
     """Which runs have no value at all, by why that is so."""
-    found: dict[str, list[str]] = {}
+    results: dict[str, list[str]] = {}
     for curve in curves:
         if curve.absent:
-            found.setdefault(curve.absent, []).append(curve.label)
-    return "; ".join(f"{why}: {', '.join(labels)}" for why, labels in found.items())
+            results.setdefault(curve.absent, []).append(curve.label)
+    return "; ".join(f"{why}: {', '.join(labels)}" for why, labels in results.items())

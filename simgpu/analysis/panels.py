@@ -119,12 +119,12 @@ class Curve(NamedTuple):
     def ends(self) -> list[tuple[Point, str]]:
         """Points with a value next to a point without, and why the latter has none."""
         by_place = sorted(self.points, key=lambda point: point.at)
-        found = {}
+        results = {}
         for one, other in pairwise(by_place):
             for point, neighbour in ((one, other), (other, one)):
                 if point.bar.value is not None and neighbour.bar.value is None and neighbour.bar.why:
-                    found[point] = neighbour.bar.why
-        return list(found.items())
+                    results[point] = neighbour.bar.why
+        return list(results.items())
 
 
 class LinePanel(NamedTuple):

@@ -103,7 +103,7 @@ def table_text(headings: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
 
 
 def table_html(headings: Sequence[str], rows: Iterable[Sequence[str]], caption: str, left: Collection[int] = ()) -> str:
-    """The same as an HTML table with a caption, for notebooks. left: columns of words; beside them no number breaks."""
+    """The same as an HTML table with a caption. left: columns of words; with such columns, numbers do not wrap."""
 
     def look(column: int) -> str:
         words = " style='text-align:left'" if column in left else " style='white-space:nowrap'"

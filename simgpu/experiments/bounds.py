@@ -17,9 +17,9 @@ from simgpu.trace.model import Trace
 
 
 def least_memory(trace: Trace, node: NodeSpec, *, alignment: int | str | None = None) -> MemoryBounds:
-    """What ``simgpu bound`` tells: memory of an iteration where everything stays, and the least under any schedule.
+    """Memory of an iteration with everything resident, and its lower bound under any schedule (``simgpu bound``).
 
-    The latter is for one sample at a time where the batch can be partitioned (moDNN, TPDS 2019, section 5.1.1).
+    The bound is for one sample at a time where the batch can be partitioned (moDNN, TPDS 2019, section 5.1.1).
     alignment: bytes every allocation is rounded up to, by default the node's. Raises `InputError` for bad arguments.
 
     >>> from simgpu.hardware.spec import GpuSpec, LinkSpec, NodeSpec
@@ -44,10 +44,10 @@ def least_time(
     alignment: int | str | None = None,
     epoch: int = 0,
 ) -> Bound:
-    """A bound from below on the time of every placement of the trace's feature maps that fits.
+    """A lower bound on the time of every placement of the trace's feature maps that fits.
 
-    Each feature map may be kept, swapped, fetched at several moments, swapped encoded, or made again, as policy `joint`
-    has it; kernels run in the recorded order, by the recorded algorithms, and copies wait for nothing but what they
+    Each feature map may be kept, swapped, fetched at several moments, swapped encoded, or recomputed, as policy `joint`
+    has it; kernels run in the recorded order, by the recorded algorithms, and copies wait only for what they
     need. The arguments are those of `simgpu.simulate`. With SciPy (extra ``calibrate``) by a linear program, of which
     the multipliers are checked in whole numbers; without it a weaker bound.
 

@@ -96,8 +96,8 @@ class Run:
         error = self.outcome
         facts = ("waiting", "space", "requested", "free", "largest_hole", "capacity", "at_ns")
         holders = [{"name": name, "bytes": size} for name, size in error.holders]
-        told = {fact: getattr(error, fact) for fact in facts} | {"holders": holders, "message": str(error)}
-        return head | {"out_of_memory": told}
+        text = {fact: getattr(error, fact) for fact in facts} | {"holders": holders, "message": str(error)}
+        return head | {"out_of_memory": text}
 
 
 @dataclass(frozen=True, repr=False)
@@ -172,9 +172,9 @@ class Comparison:
         """
         import pandas as pd
 
-        told = self.trace
-        about = {"trace": self.trace_name or told.model, "node": self.node.name}
-        about |= {"origin": told.origin.value, "device": told.device, "date": told.date}
+        text = self.trace
+        about = {"trace": self.trace_name or text.model, "node": self.node.name}
+        about |= {"origin": text.origin.value, "device": text.device, "date": text.date}
         keys = [row.key for result in self.results.values() for row in result.metrics.rows()]
         values = {
             run.label: {row.key: row.value for row in run.result.metrics.rows()} if run.result else {} for run in self
@@ -223,10 +223,10 @@ def compare(
     """Every policy on the same trace, node and settings (see `simulate`), one after the other.
 
     trace: with it, a node is needed; policies are ideal, none and vdnn unless given. Or a scenario, which brings
-    all of that; what is given beside it wins. policies: names, ``("vdnn", {"mode": "conv"})``,
+    all of that; other arguments override it. policies: names, ``("vdnn", {"mode": "conv"})``,
     ``{"vdnn": {"mode": "conv"}}`` or policy objects. A policy that runs out of memory, cannot be planned for this
-    trace and node, or fails (`PolicyError`), does not end the comparison: its run holds the error. bound: tell how far
-    each is over the least time of every placement of feature maps (`least_time`). progress: called with each label
+    trace and node, or fails (`PolicyError`), does not end the comparison: its run holds the error. bound: also give
+    each run's gap to the lower bound of any placement of feature maps (`least_time`). progress: called with each label
     before its run.
 
     Raises `InputError` for unknown policies or parameters, before anything runs, and where every policy refuses or
@@ -280,29 +280,29 @@ def compare(
         runs.append(Run(label, policy.name, policy.parameters, outcome))
     if runs and all(run.refused for run in runs):
         raise nothing_runs(runs)
-    told: tuple[LeastTimes | None, str] = (None, "")
+    text: tuple[LeastTimes | None, str] = (None, "")
     if bound:
         if progress:
             progress("the least time of every placement")
-        told = _bound(trace, node, settings)
-    return Comparison(tuple(runs), trace.info, trace.name, node, *told)
+        text = _bound(trace, node, settings)
+    return Comparison(tuple(runs), trace.info, trace.name, node, *text)
 
 
 def _bound(trace: Trace, node: NodeSpec, settings: Mapping[str, Any]) -> tuple[LeastTimes | None, str]:
-    """The bounds and what they are, or None and why they cannot be told."""
+    """The bounds and a note on them, or None and why there are none."""
     from simgpu.experiments.bounds import least_times
 
     if settings["gpus"] not in (None, 1):
         return None, "no bound is known for several GPUs that train together"
     try:
-        found = least_times(
+        matches = least_times(
             trace, node, budget=settings["budget"], alignment=settings["alignment"], epoch=settings["epoch"]
         )
     except OutOfMemoryError as error:
         return None, f"no program of the whole batch fits: {error}"
     except InputError as error:
         return None, f"no bound: {error}"
-    return found, f"{OVER_BOUND}: {found.told}."
+    return matches, f"{OVER_BOUND}: {matches.told}."
 
 
 def _over(result: Result | None, bounds: LeastTimes) -> str:

@@ -47,7 +47,7 @@ def max_batch(
     """The largest batch at which an iteration fits under each policy, by doubling and halving over `Trace.at_batch`,
     and the largest one that is nearly as fast as any.
 
-    trace: with it, a node is needed; or a scenario, which brings all of that; what is given beside it wins. Policies
+    trace: with it, a node is needed; or a scenario, which brings all of that; other arguments override it. Policies
     and settings are those of `simgpu.compare`; a name alone is one policy. most: no larger batch is tried. speeds:
     whether smaller batches are simulated for their throughput. progress: called with each policy and batch before it
     is tried.
@@ -110,10 +110,10 @@ def max_batch(
     node = replace(node, gpu=replace(node.gpu, alignment=search.alignment))
     # Batches that one policy has asked about are there for the next.
     graph = task_graph(trace, node, search.epoch)
-    found = tuple(search.of(policy, graph, node) for policy in chosen)
-    if found and all(each.run.refused for each in found):
-        raise nothing_runs(each.run for each in found)
-    return MaxBatch(found, trace.info, trace.name, node, node.budget if limit is None else limit)
+    results = tuple(search.of(policy, graph, node) for policy in chosen)
+    if results and all(each.run.refused for each in results):
+        raise nothing_runs(each.run for each in results)
+    return MaxBatch(results, trace.info, trace.name, node, node.budget if limit is None else limit)
 
 
 _CHOICES = {"pool": tuple(POOLS)}
@@ -151,7 +151,7 @@ class _Search:
         return {each.name: getattr(self, each.name) for each in fields(self) if each.name not in ("say", "speeds")}
 
     def of(self, policy: Policy, graph: TaskGraph, node: NodeSpec) -> LargestBatch:
-        """The largest batch of one policy. graph: at any batch, told at others by its `at_batch`."""
+        """The largest batch of one policy. graph: at any batch; `at_batch` derives others."""
         runs = _Runs(self, policy, graph, node)
         own = min(graph.trace.info.batch, self.most)
         try:
@@ -213,11 +213,11 @@ class _Runs:
         return self.answers[batch]
 
     def at(self, batch: int) -> Result | OutOfMemoryError:
-        """The run at a batch. Only the result of the largest is kept for later: they take much memory."""
+        """The run at a batch. Only the result of the largest is retained: results take much memory."""
         if batch in self.outcomes:
             return self.outcomes[batch]
         self.outcomes[batch] = outcome = self._run(batch)
-        results = sorted(each for each, kept in self.outcomes.items() if isinstance(kept, Result))
+        results = sorted(each for each, stored in self.outcomes.items() if isinstance(stored, Result))
         for each in results[:-1]:
             del self.outcomes[each]
         return outcome
@@ -225,9 +225,9 @@ class _Runs:
     def speeds_up_to(self, largest: int) -> tuple[Speed, ...]:
         """The speeds at every power of two up to the largest batch, at it, and near where throughput falls."""
         batches = [*(2**power for power in range(largest.bit_length()) if 2**power < largest), largest]
-        found = {batch: speed for batch in batches if (speed := self.speed(batch)) is not None}
+        results = {batch: speed for batch in batches if (speed := self.speed(batch)) is not None}
         for _ in range(_BETWEEN):
-            if (near := recommended(found.values())) is None:
+            if (near := recommended(results.values())) is None:
                 break
             above = min((batch for batch in batches if batch > near.batch), default=near.batch)
             between = (near.batch + above) // 2
@@ -235,8 +235,8 @@ class _Runs:
                 break
             batches.append(between)
             if (speed := self.speed(between)) is not None:
-                found[between] = speed
-        return tuple(found[batch] for batch in sorted(found))
+                results[between] = speed
+        return tuple(results[batch] for batch in sorted(results))
 
     def speed(self, batch: int) -> Speed | None:
         """How fast a batch is; None where it does not fit, or the policy refuses it."""
@@ -324,8 +324,8 @@ def what_fits(
         except InputError as error:
             verdicts[policy] = first_reason(error)
     try:
-        found = max_batch(trace, node, UNDIVIDED, budget=budget, alignment=alignment, progress=progress)
-        largest = {each.run.policy: each.batch for each in found}
+        result = max_batch(trace, node, UNDIVIDED, budget=budget, alignment=alignment, progress=progress)
+        largest = {each.run.policy: each.batch for each in result}
     except InputError:
         largest = dict.fromkeys(UNDIVIDED)  # both refuse the trace, as `simulate` has said above
     return WhatFits(verdicts, largest)

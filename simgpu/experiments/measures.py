@@ -40,14 +40,14 @@ def groups(entries: Sequence[Mapping[str, Any]]) -> list[Group]:
     metrics = [entry.get("metrics") for entry in entries]
     limits = [_limit_mw(entry) for entry in entries]
     speed = (Line("iteration", tuple(_iteration(entry) for entry in entries)), *_speed(entries, metrics))
-    found = [
+    results = [
         Group("Speed", speed),
         Group("Time of compute", tuple(_parts(metrics))),
         Group("Traffic", tuple(_traffic(metrics))),
         Group("Memory", tuple(_memory(metrics))),
         Group("Energy", tuple(_energy(metrics, limits))),
     ]
-    return [group for group in found if group.lines and (group.title == "Speed" or any(metrics))]
+    return [group for group in results if group.lines and (group.title == "Speed" or any(metrics))]
 
 
 def _line(
@@ -58,7 +58,7 @@ def _line(
 
 
 def _has(metrics: Sequence[_Metrics | None], *keys: str) -> bool:
-    return any(found and found.get(key) for found in metrics for key in keys)
+    return any(result and result.get(key) for result in metrics for key in keys)
 
 
 def _iteration(entry: Mapping[str, Any]) -> str:

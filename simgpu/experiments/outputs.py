@@ -87,7 +87,7 @@ class ReportFolder:
         return holds_other_than(folder, f"{self.schema.partition('/')[0]}/", self.kind)
 
     def check(self, folder: Path) -> None:
-        """Before long work: `InputError` where the folder can be neither made nor replaced. Touches nothing."""
+        """Before long work: `InputError` where the folder can be neither created nor replaced. Touches nothing."""
         check_folder(folder, self.foreign)
 
     @contextmanager
@@ -122,8 +122,7 @@ def holds_other_than(folder: Path, schema: str, kind: str) -> str:
 
 
 def check_folder(folder: Path, foreign: Foreign) -> None:
-    """What can be known of an output folder before anything is written: `InputError` if it can be neither made nor
-    replaced. Touches nothing."""
+    """`InputError` if an output folder can be neither created nor replaced. Writes nothing."""
     refuse_foreign(folder, foreign)
     try:
         home = next(parent for parent in folder.absolute().parents if parent.exists())
@@ -136,7 +135,7 @@ def check_folder(folder: Path, foreign: Foreign) -> None:
 
 
 def check_outputs(folder: Path, timeline: Sequence[str]) -> None:
-    """Before a long run: the folder can be made or replaced, and the formats can be written.
+    """Before a long run: the folder can be created or replaced, and the formats can be written.
 
     Raises `InputError`, or `MissingExtraError` for Parquet without pyarrow. Touches nothing.
     """
@@ -154,7 +153,7 @@ def write_outputs(
     plots: Sequence[PlotKind] = (),
     image: str = "png",
 ) -> None:
-    """Writes a comparison's report, timelines and figures. about: what the report says of the run itself.
+    """Writes a comparison's report, timelines and figures. about: what the report says of the command.
 
     Raises what `check_outputs` and `ReportFolder.write` raise.
     """
@@ -174,7 +173,7 @@ def write_outputs(
 
 
 def write_trainings(trainings: Sequence[Training], folder: Path, *, about: Mapping[str, Any]) -> None:
-    """Writes trainings. about: what the report says of the run itself."""
+    """Writes trainings. about: what the report says of the command."""
     with RUN_FOLDER.write(folder, trainings_document(trainings, about)) as part:
         for training, name in zip(trainings, folder_names(training.label for training in trainings), strict=True):
             home = part / name
@@ -184,7 +183,7 @@ def write_trainings(trainings: Sequence[Training], folder: Path, *, about: Mappi
 
 
 def write_study(result: StudyResult, folder: Path, *, about: Mapping[str, Any]) -> None:
-    """Writes a study. about: what the report says beside the result."""
+    """Writes a study. about: what the report says of the command."""
     with STUDY_FOLDER.write(folder, {**about, **result.to_dict()}) as part:
         result.frame().to_csv(part / "results.csv", lineterminator="\n")
         for picture in _study_pictures(result.study):
@@ -192,7 +191,7 @@ def write_study(result: StudyResult, folder: Path, *, about: Mapping[str, Any]) 
 
 
 def write_searches(searches: Sequence[Search], folder: Path, *, about: Mapping[str, Any]) -> None:
-    """Writes searches of one trace on one node. about: what the report says beside them.
+    """Writes searches of one trace on one node. about: what the report says of the command.
 
     The same command writes the same bytes: how long anything took is not among them.
     """
@@ -208,7 +207,7 @@ def write_searches(searches: Sequence[Search], folder: Path, *, about: Mapping[s
 
 
 def write_profile(profile: BuddyProfile, folder: Path, *, about: Mapping[str, Any]) -> None:
-    """Writes a profile. about: what the report says beside it."""
+    """Writes a profile. about: what the report says of the command."""
     with PROFILE_FOLDER.write(folder, profile_document(profile, about)) as part:
         profile.frame().to_csv(part / "allocations.csv", lineterminator="\n")
         profile.sweep_frame().to_csv(part / "threshold.csv", lineterminator="\n")
@@ -270,7 +269,7 @@ def timeline_file(form: str) -> str:
 
 
 def _of_timeline(result: Result | None) -> dict[str, Any]:
-    """What `simgpu.timeline.reading` needs beside the tables of a timeline."""
+    """What `simgpu.timeline.reading` needs in addition to the tables of a timeline."""
     if result is None:
         return {}
     timeline = result.timeline
@@ -302,7 +301,7 @@ def folder_name(label: str) -> str:
 
 
 def folder_names(labels: Iterable[str]) -> list[str]:
-    """A folder name for each label, told apart by a number where they would be the same."""
+    """A folder name for each label, with a number where several would be the same."""
     names: list[str] = []
     for label in labels:
         name, number = folder_name(label), 2

@@ -35,7 +35,7 @@ if TYPE_CHECKING:
 Outcome = Trial | OutOfMemoryError
 Floats = NDArray[np.float64]
 
-#: Iterations of a search that a table shows, beside the one that found the best and the last.
+#: Iterations of a search that a table shows, in addition to the one that reached the best and the last.
 _SHOWN_ITERATIONS = {1, 2, 5, 10, 20, 50, 100, 200, 500}
 
 
@@ -150,13 +150,13 @@ class Search:
         )
 
     def frame(self) -> pd.DataFrame:
-        """One row a feature map, numbered as they are made; times in ns from the start of the iteration."""
+        """One row per feature map, in the order of their production; times in ns from the start of the iteration."""
         import pandas as pd
 
         columns = ["name", "layer", "bytes", "action", "ahead", "overhead_ns", "left_ns", "back_ns", "needed_ns"]
-        found = pd.DataFrame([asdict(each) for each in self.maps], columns=columns)
+        result = pd.DataFrame([asdict(each) for each in self.maps], columns=columns)
         whole = {name: "Int64" for name in columns if name.endswith("_ns") or name in ("bytes", "ahead")}
-        return found.astype(whole).rename_axis("feature_map")
+        return result.astype(whole).rename_axis("feature_map")
 
     def convergence_frame(self) -> pd.DataFrame | None:
         """One row an iteration of the search, from 1 on; empty cells where no particle fits; None without a swarm."""
@@ -165,9 +165,9 @@ class Search:
         curves = self.convergence
         if curves is None:
             return None
-        found = pd.DataFrame(asdict(curves)).round({"mean_ns": 1})
-        found = found.astype({"worst_ns": "Int64", "best_ns": "Int64"})
-        return found.set_index(pd.RangeIndex(1, len(found) + 1, name="iteration"))
+        result = pd.DataFrame(asdict(curves)).round({"mean_ns": 1})
+        result = result.astype({"worst_ns": "Int64", "best_ns": "Int64"})
+        return result.set_index(pd.RangeIndex(1, len(result) + 1, name="iteration"))
 
     # --- as text ----------------------------------------------------------------------------------------------
 
@@ -243,7 +243,7 @@ class Search:
 
     def facts(self) -> list[tuple[str, str]]:
         """How it went, as names and texts."""
-        told = [
+        texts = [
             ("maps", self.options_told),
             ("evaluations", self.evaluations_told),
             ("stopped", self.stopped_told),
@@ -252,7 +252,7 @@ class Search:
             ("run", self.run_told),
             ("real time", self.took_told),
         ]
-        return [(name, text) for name, text in told if text]
+        return [(name, text) for name, text in texts if text]
 
     def iteration_rows(self) -> list[tuple[str, ...]]:
         """Some iterations of a swarm that met a placement that fits: number, worst, mean and best time, particles that
@@ -342,12 +342,12 @@ _SPAN_KINDS = (SpanKind.COMPUTE, SpanKind.RECOMPUTE, SpanKind.COPY_OUT, SpanKind
 class PlacedMap:
     """One feature map in the iteration that a run reports.
 
-    layer: that makes it. bytes: as allocated for, without padding. action: keep, swap, swap with a codec, recompute.
-    ahead: of a swap, layer steps between the fetch and the next use, as the option has them; None of others.
-    overhead_ns: what it adds to the iteration (HOME, TC 2022, algorithm 2). left_ns: when its copy out had ended, or
-    its last use in forward where it is made again; back_ns: when its copy in, or the kernel that makes it again, had
-    ended; needed_ns: when its next use began. All count from the start of the iteration; None where that does not
-    happen, or where nothing ran.
+    layer: that produces it. bytes: without padding. action: keep, swap, swap with a codec, recompute.
+    ahead: of a swap, layer steps between the prefetch and the next use; None of others.
+    overhead_ns: what it adds to the iteration (HOME, TC 2022, algorithm 2).
+    left_ns: end of its offload, or of its last use in forward where it is recomputed.
+    back_ns: end of its prefetch or recomputation. needed_ns: start of its next use.
+    Times count from the start of the iteration; None where that does not happen, or where nothing ran.
     """
 
     name: str
@@ -362,7 +362,7 @@ class PlacedMap:
 
 
 def placed_maps(graph: TaskGraph, chosen: Chosen, timeline: Timeline | None) -> tuple[PlacedMap, ...]:
-    """All feature maps, in the order in which they are made; none where the program is of no vector.
+    """All feature maps, in the order of their production; none where the program has no placement vector.
 
     graph: that the policy planned on. timeline: of the run, None where there was none.
     """
@@ -380,11 +380,11 @@ def placed_maps(graph: TaskGraph, chosen: Chosen, timeline: Timeline | None) -> 
 def _spans(timeline: Timeline) -> _Spans:
     """Of the last iteration."""
     begin, last = timeline.window(-1)[0], len(timeline.iteration_ends_ns) - 1
-    found: dict[tuple[SpanKind, str], tuple[int, int]] = {}
+    results: dict[tuple[SpanKind, str], tuple[int, int]] = {}
     for span in timeline:
         if span.iteration == last and span.kind in _SPAN_KINDS:
-            found.setdefault((span.kind, span.name), (span.start_ns - begin, span.end_ns - begin))
-    return found
+            results.setdefault((span.kind, span.name), (span.start_ns - begin, span.end_ns - begin))
+    return results
 
 
 def _placed(graph: TaskGraph, each: FeatureMap, option: Option, overhead: int, spans: _Spans) -> PlacedMap:

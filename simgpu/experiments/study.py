@@ -99,7 +99,7 @@ class StudyResult(StudyValues):
                     "traces": row.traces,
                     "values": row.values,
                 }
-                for row in self.beside()
+                for row in self.comparisons()
             ],
         }
 
@@ -146,10 +146,10 @@ def _about(trace: Trace) -> dict[str, Any]:
 
 
 def _run(run: StudyRun) -> dict[str, Any]:
-    made = make_policy(*run.policy)
+    created = make_policy(*run.policy)
     return {
-        "policy": made.name,
-        "parameters": dict(made.parameters),
+        "policy": created.name,
+        "parameters": dict(created.parameters),
         "node": asdict(run.node),
         "budget_bytes": run.budget,
         "data_parallel": asdict(run.data_parallel) if run.data_parallel else None,
@@ -203,7 +203,7 @@ def _at_largest_batch(study: Study, label: str, run: StudyRun) -> Training:
     """The iteration at the largest batch. Raises what a run raises where there is none."""
     policy, budget = run.on(label)
     trace, (epoch,) = study.traces[label], study.epochs
-    (found,) = max_batch(
+    (result,) = max_batch(
         trace,
         run.node,
         [make_policy(*policy)],
@@ -213,10 +213,10 @@ def _at_largest_batch(study: Study, label: str, run: StudyRun) -> Training:
         epoch=epoch,
         speeds=False,
     )
-    if isinstance(found.run.outcome, Exception):
-        raise found.run.outcome
-    if found.batch is None:
+    if isinstance(result.run.outcome, Exception):
+        raise result.run.outcome
+    if result.batch is None:
         remedy = "leave the run out, or the study's largest_batch"
         raise InputError.single(study.name, f"runs.{run.label}", "its memory is not limited, so any batch fits", remedy)
-    info = replace(trace.info, batch=found.batch)
-    return Training(found.run.label, info, trace.name, (Epoch(epoch, 1, found.run.outcome),))
+    info = replace(trace.info, batch=result.batch)
+    return Training(result.run.label, info, trace.name, (Epoch(epoch, 1, result.run.outcome),))

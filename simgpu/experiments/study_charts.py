@@ -88,7 +88,7 @@ def measure_panels(result: StudyValues) -> list[list[Panel]]:
     Runs that are a sweep are curves over its budgets in a panel a trace, traces that are a sweep of batches give curves
     over these in a panel a network; all else are bars. Means are over the traces on which every run has a value.
     """
-    found = [
+    results = [
         _of_measure(result, measure, over)
         for measure in result.study.tables
         if measure != "breakdown"
@@ -96,8 +96,8 @@ def measure_panels(result: StudyValues) -> list[list[Panel]]:
     ]
     if set(_DRIFT).intersection(result.study.tables) and (lines := _drift(result)):
         share = AxisInfo("share of live entries that overflow", "share")
-        found.append([TimePanel(share, result.study.epochs, lines)])
-    return found
+        results.append([TimePanel(share, result.study.epochs, lines)])
+    return results
 
 
 def _of_measure(result: StudyValues, measure: str, over: str) -> list[Panel]:
@@ -172,12 +172,12 @@ def _by_batch(result: StudyValues, measure: str, over: str) -> Iterator[LinePane
 
 def _drift(result: StudyValues) -> dict[str, tuple[float, ...]]:
     """A line a trace and run that compresses; one for all runs of a trace where they do not differ."""
-    found: dict[str, tuple[float, ...]] = {}
+    results: dict[str, tuple[float, ...]] = {}
     for trace in result.study.traces:
         drifts = {run.label: drift for run in result.study.runs if (drift := result.cells[trace, run.label].drift)}
         same = len(set(drifts.values())) == 1
-        found |= {trace if same else f"{trace}, {run}": drift for run, drift in drifts.items()}
-    return found
+        results |= {trace if same else f"{trace}, {run}": drift for run, drift in drifts.items()}
+    return results
 
 
 def _axis_of(measure: str, over: str) -> AxisInfo:
@@ -221,7 +221,7 @@ def _means(result: StudyValues, measure: str, over: str, runs: Sequence[StudyRun
     means = result.means(measure, over)
     published = {run.label: _published(result, measure, run, over, MEAN) for run in runs}
     same = not means.geometric
-    found = {
+    results = {
         means.label: {
             run.label: Bar(value, "", published[run.label] if same else ())
             if (value := means.values[run.label]) is not None
@@ -230,13 +230,13 @@ def _means(result: StudyValues, measure: str, over: str, runs: Sequence[StudyRun
         }
     }
     if not same and any(published.values()):
-        found[f"arithmetic {MEAN}"] = {
+        results[f"arithmetic {MEAN}"] = {
             run.label: Bar(_of_paper(result, measure, run, over), "", published[run.label])
             if published[run.label]
             else Bar(None, _UNKNOWN)
             for run in runs
         }
-    return found
+    return results
 
 
 def _of_paper(result: StudyValues, measure: str, run: StudyRun, over: str) -> float | None:

@@ -1,4 +1,4 @@
-"""A study's numbers as texts for people: the tables of its measures, and published numbers beside ours."""
+"""The tables of a study: its measures, where time and memory go, and published numbers compared with simulated ones."""
 
 from __future__ import annotations
 
@@ -41,22 +41,22 @@ def study_tables(result: StudyValues) -> list[StudyTable]:
     measures = [each for each in study.tables if each != "breakdown"]
     swept = any(run.sweep for run in study.runs)
     if swept and len(study.traces) == 1:
-        found = [_of_one_trace(result, measures, over) for over in study.baseline if measures]
+        results = [_of_one_trace(result, measures, over) for over in study.baseline if measures]
     else:
         make = _by_run if swept else _by_trace
-        found = [
+        results = [
             make(result, measure, over)
             for measure in measures
             for over in (study.baseline if not MEASURES[measure].alone else ("",))
         ]
     if "breakdown" in study.tables:
-        found += [_breakdown(result, trace) for trace in study.traces]
-    return [*found, _memory(result)] if result.memory else found
+        results += [_breakdown(result, trace) for trace in study.traces]
+    return [*results, _memory(result)] if result.memory else results
 
 
 def _by_trace(result: StudyValues, measure: str, over: str) -> StudyTable:
-    study, told = result.study, MEASURES[measure]
-    whole = told.of_sweep is not None
+    study, kind = result.study, MEASURES[measure]
+    whole = kind.of_sweep is not None
     # A study of largest batches has one for every run: what the traces have is only where its searches begin.
     given = not study.largest_batch
     rows = [
@@ -67,9 +67,9 @@ def _by_trace(result: StudyValues, measure: str, over: str) -> StudyTable:
         )
         for label in (study.networks if whole else study.traces)
     ]
-    if told.averaged:
+    if kind.averaged:
         means, blank = result.means(measure, over), [""] if given else []
-        rows.append((means.label, *blank, *(told.text(means.values[run.label]) for run in study.runs)))
+        rows.append((means.label, *blank, *(kind.text(means.values[run.label]) for run in study.runs)))
         if any(means.out_of_memory.values()):
             rows.append((OOM, *blank, *(_oom(means, run) for run in study.runs)))
     batches = ["batches" if whole else "batch"] if given else []
@@ -90,16 +90,16 @@ def _batches(study: Study, label: str) -> str:
 
 
 def _by_run(result: StudyValues, measure: str, over: str) -> StudyTable:
-    study, told = result.study, MEASURES[measure]
-    columns = list(study.networks if told.of_sweep is not None else study.traces)
+    study, kind = result.study, MEASURES[measure]
+    columns = list(study.networks if kind.of_sweep is not None else study.traces)
     means = result.means(measure, over)
-    counted = told.averaged and any(means.out_of_memory.values())
+    counted = kind.averaged and any(means.out_of_memory.values())
     rows = []
     for run in study.runs:
         cells = (_cell(result, label, run, measure, over, no_memory=_ABSENT) for label in columns)
-        mean = (told.text(means.values[run.label]),) if told.averaged else ()
+        mean = (kind.text(means.values[run.label]),) if kind.averaged else ()
         rows.append((run.label, *cells, *mean, *((_oom(means, run),) if counted else ())))
-    behind = (*((means.label,) if told.averaged else ()), *((OOM,) if counted else ()))
+    behind = (*((means.label,) if kind.averaged else ()), *((OOM,) if counted else ()))
     return StudyTable(_title(measure, over), ("", *columns, *behind), rows)
 
 
@@ -137,12 +137,12 @@ def table_notes(result: StudyValues) -> list[str]:
     """What to know before reading the tables."""
     swept = any(run.sweep for run in result.study.runs)
     one = swept and len(result.study.traces) == 1
-    told = [] if one else list(_mean_notes(result))
+    text = [] if one else list(_mean_notes(result))
     if swept and not one and any(cell.out_of_memory for cell in result.cells.values()):
-        told.append("-: the budget is too small, or there is no run to compare with")
+        text.append("-: the budget is too small, or there is no run to compare with")
     if any(cell.steady is False for cell in result.cells.values()):
-        told.append("* unsteady: the last two iterations still differ; run more of them")
-    return told
+        text.append("* unsteady: the last two iterations still differ; run more of them")
+    return text
 
 
 def _mean_notes(result: StudyValues) -> Iterator[str]:
@@ -171,15 +171,15 @@ def failures(result: StudyValues) -> list[str]:
     for (trace, label), cell in result.cells.items():
         if why := cell.out_of_memory or cell.refused:
             place = result.study.network(trace), runs[label].sweep or label
-            found = (-cell.batch, runs[label].budget or 0, f"{trace}, {label}: {why}")
-            of_sweeps.setdefault(place, []).append(found)
-    return [max(found)[-1] for found in of_sweeps.values()]
+            results = (-cell.batch, runs[label].budget or 0, f"{trace}, {label}: {why}")
+            of_sweeps.setdefault(place, []).append(results)
+    return [max(results)[-1] for results in of_sweeps.values()]
 
 
 def published_rows(result: StudyValues) -> list[tuple[str, ...]]:
     """Under `PUBLISHED_HEADINGS`; numbers in square brackets count `published_notes`."""
     numbers = _numbers(result)
-    return [_published(row, result.study, numbers) for row in result.beside()]
+    return [_published(row, result.study, numbers) for row in result.comparisons()]
 
 
 def published_notes(result: StudyValues) -> list[str]:
@@ -204,13 +204,13 @@ def _parts(result: StudyValues) -> Iterator[str]:
 
 
 def _cell(result: StudyValues, trace: str, run: StudyRun, measure: str, over: str, no_memory: str = NO_MEMORY) -> str:
-    told = MEASURES[measure]
+    message = MEASURES[measure]
     cells = [result.cells[point, run.label] for point in result.study.networks.get(trace, (trace,))]
     if all(cell.failure for cell in cells):
         return REFUSED if cells[-1].refused else no_memory
-    other = None if told.alone else result.study.compared(run, over)
-    known = told.alone or other is not None
-    text = told.text(result.value(measure, trace, run.label, other.label if other else "") if known else None)
+    other = None if message.alone else result.study.compared(run, over)
+    known = message.alone or other is not None
+    text = message.text(result.value(measure, trace, run.label, other.label if other else "") if known else None)
     return text + (_UNSTEADY if any(cell.steady is False for cell in cells) else "")
 
 
@@ -224,8 +224,8 @@ def _numbers(result: StudyValues) -> dict[str, int]:
 
 
 def _published(row: PublishedComparison, study: Study, numbers: dict[str, int]) -> tuple[str, ...]:
-    number, told = row.published, MEASURES[row.published.measure]
-    what = f"{_subject(number)}, {number.of}" + (f", {told.word}" if told.word else "")
+    number, kind = row.published, MEASURES[row.published.measure]
+    what = f"{_subject(number)}, {number.of}" + (f", {kind.word}" if kind.word else "")
     if number.without:
         what += f", without {', '.join(number.without)}"
     swept = row.points > row.asked or (bool(study.sweeps) and row.asked > 1)
@@ -236,9 +236,9 @@ def _published(row: PublishedComparison, study: Study, numbers: dict[str, int]) 
     mark = f" [{numbers[number.note]}]" if number.note else ""
     return (
         what,
-        told.text(row.ours),
-        told.text(number.value),
-        told.difference(row.difference, number.value),
+        kind.text(row.ours),
+        kind.text(number.value),
+        kind.difference(row.difference, number.value),
         number.source + mark,
     )
 

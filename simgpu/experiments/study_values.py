@@ -18,12 +18,12 @@ if TYPE_CHECKING:
     from simgpu.experiments.scenarios.study import Published, Study, StudyRun
 
 STUDY_REPORT_SCHEMA = "simgpu.study-report/2"
-#: What a published number may be of, beside one of the traces; a published mean is arithmetic.
+#: Aggregates over traces that a published number can be of; a published mean is arithmetic.
 _AGGREGATES: Mapping[str, Callable[[list[float]], float]] = {"mean": fmean, "min": min, "max": max}
 
 
 def aggregate(of: str, values: list[float]) -> float | None:
-    """The mean, min or max of values, the mean of those of a trace; None of none.
+    """The mean, min or max of values; of a trace their mean; None without values.
 
     >>> aggregate("max", [1.0, 3.0]), aggregate("VGG16", [3.0]), aggregate("mean", [])
     (3.0, 3.0, None)
@@ -33,10 +33,11 @@ def aggregate(of: str, values: list[float]) -> float | None:
 
 @dataclass(frozen=True, slots=True)
 class PublishedComparison:
-    """A published number and ours.
+    """A published number and the simulated one.
 
-    ours: None where a run it needs was out of memory. traces: how many it is of, of so many asked; values: on how many
-    of their points, several for a trace where a sweep of budgets is told of, and points: how many there are.
+    ours: None where a run it needs was out of memory.
+    traces, asked: the number of traces with a value, and of all that the number is of.
+    values, points: the number of values, and of all points; several per trace of a sweep of budgets.
     """
 
     published: Published
@@ -48,7 +49,7 @@ class PublishedComparison:
 
     @property
     def difference(self) -> float | None:
-        """Ours less the published one."""
+        """The simulated minus the published number."""
         return None if self.ours is None else self.ours - self.published.value
 
 
@@ -87,7 +88,7 @@ class StudyValues:
     memory: Mapping[str, Mapping[str, int]] = field(default_factory=dict)
 
     def value(self, measure: str, trace: str, run: str, over: str = "") -> float | None:
-        """A measure of one run on a trace, told over another run where it is not of the run alone.
+        """A measure of one run on a trace, relative to another run where the measure needs one.
 
         trace: its label; that of a network, for a measure of all its batches together. None where one of the runs was
         out of memory, or where what is measured is not known.
@@ -110,14 +111,14 @@ class StudyValues:
     ) -> dict[str, list[float]]:
         """The values by trace, where there are any: of one run, or of every run of a sweep.
 
-        over: a run, or a sweep, of which the run with the same budget is meant. without, of: see `_told_of`.
+        over: a run, or a sweep, of which the run with the same budget is meant. without, of: see `_labels_of`.
         """
-        found = {}
-        for trace in self._told_of(measure, of, without):
+        results = {}
+        for trace in self._labels_of(measure, of, without):
             values = [self.value(measure, trace, *pair) for pair in self._pairs(run, over)]
-            if told := [value for value in values if value is not None]:
-                found[trace] = told
-        return found
+            if text := [value for value in values if value is not None]:
+                results[trace] = text
+        return results
 
     def mean(self, run: str, over: str = "", measure: str = "throughput") -> float | None:
         """Mean of a measure of one run over the traces on which every run of the study has a value; None without one.
@@ -139,7 +140,7 @@ class StudyValues:
             for over in (self.study.baseline if not MEASURES[measure].alone else ("",))
         )
 
-    def _told_of(self, measure: str, of: str = "", without: Iterable[str] = ()) -> list[str]:
+    def _labels_of(self, measure: str, of: str = "", without: Iterable[str] = ()) -> list[str]:
         """The labels that a measure has values of: of traces, or of networks where it is of all their batches.
 
         of: one of them or a sweep of batches, in place of all. without: those that are left out.
@@ -162,29 +163,29 @@ class StudyValues:
         pairs = [(member, self.study.compared(member, over)) for member in members]
         return [(member.label, other.label) for member, other in pairs if other is not None]
 
-    def beside(self) -> tuple[PublishedComparison, ...]:
-        """Every published number with ours."""
+    def comparisons(self) -> tuple[PublishedComparison, ...]:
+        """Every published number with the simulated one."""
         return tuple(map(self.compared_with, self.study.published))
 
     def compared_with(self, row: Published) -> PublishedComparison:
-        """A published number with ours."""
+        """A published number with the simulated one."""
         each = 1 if row.memory is not None else len(self._pairs(row.run, row.over))
-        asked = self._told_of(row.measure, row.of, row.without)
+        asked = self._labels_of(row.measure, row.of, row.without)
         of = self.values_of(row)
-        values = [value for told in of.values() for value in told]
+        values = [value for text in of.values() for value in text]
         ours = self._of_sums(row, of) if row.of == "sum" else aggregate(row.of, values)
         return PublishedComparison(row, ours, len(of), len(values), len(asked), each * len(asked))
 
     def values_of(self, row: Published) -> dict[str, list[float]]:
-        """The values that a published number is of by trace, where there are any; several where a sweep is told of."""
+        """The values behind a published number by trace; several per trace of a sweep."""
         if row.memory is not None:
-            told = self._told_of(row.measure, row.of, row.without)
-            return {trace: [self._of_memory(row, trace)] for trace in told}
+            text = self._labels_of(row.measure, row.of, row.without)
+            return {trace: [self._of_memory(row, trace)] for trace in text}
         return self.values(row.measure, row.run, row.over, row.without, row.of)
 
     def cells_of(self, row: Published) -> list[tuple[str, str]]:
-        """The labels of trace and run of every cell that a published number is told from."""
-        networks, labels = self.study.networks, self._told_of(row.measure, row.of, row.without)
+        """The labels of trace and run of every cell that a published number depends on."""
+        networks, labels = self.study.networks, self._labels_of(row.measure, row.of, row.without)
         traces = [trace for label in labels for trace in networks.get(label, (label,))]
         runs = dict.fromkeys(run for pair in self._pairs(row.run, row.over) for run in pair if run)
         return [(trace, run) for trace in traces for run in runs]
@@ -229,8 +230,8 @@ def means_of(result: StudyValues, measure: str, over: str) -> Means:
         over,
         of_measure.ratio is not None,
         {
-            run: mean(of_measure, [found[label] for label in common if label in found], len(common))
-            for run, found in values.items()
+            run: mean(of_measure, [results[label] for label in common if label in results], len(common))
+            for run, results in values.items()
         },
         common,
         len(labels),
@@ -243,8 +244,8 @@ def _values(result: StudyValues, measure: str, labels: Sequence[str], run: Study
     other = result.study.compared(run, over) if over else None
     if over and other is None:
         return {}
-    found = {label: result.value(measure, label, run.label, other.label if other else "") for label in labels}
-    return {label: value for label, value in found.items() if value is not None}
+    results = {label: result.value(measure, label, run.label, other.label if other else "") for label in labels}
+    return {label: value for label, value in results.items() if value is not None}
 
 
 def _out_of_memory(result: StudyValues, label: str, run: StudyRun) -> bool:

@@ -73,8 +73,8 @@ class Training:
         """For each block that leaves in some epoch, in the order in which blocks first leave: by epoch the codec it
         leaves in, `AS_IT_IS` where none, None where it stays."""
         by_epoch = [departures(epoch.result) for epoch in self.epochs]
-        blocks = dict.fromkeys(block for found in by_epoch for block in found)
-        return {block: tuple(found.get(block) for found in by_epoch) for block in blocks}
+        blocks = dict.fromkeys(block for result in by_epoch for block in result)
+        return {block: tuple(result.get(block) for result in by_epoch) for block in blocks}
 
     @cached_property
     def counts(self) -> tuple[int, ...]:
@@ -126,12 +126,12 @@ def departures(result: Result) -> dict[str, str]:
         if kind in (SpanKind.ENCODE, SpanKind.COPY_OUT)
     )
     forms = {name for _, name, kind in spans if kind == SpanKind.ENCODE}
-    found: dict[str, str] = {}
+    results: dict[str, str] = {}
     for _, name, kind in spans:
         block, _, codec = name.rpartition(":") if name in forms else (name, "", AS_IT_IS)
-        if kind == SpanKind.COPY_OUT or block in found:
-            found[block] = codec or found.get(block, AS_IT_IS)
-    return found
+        if kind == SpanKind.COPY_OUT or block in results:
+            results[block] = codec or results.get(block, AS_IT_IS)
+    return results
 
 
 def train(
@@ -147,8 +147,8 @@ def train(
 ) -> Training:
     """One iteration of each epoch under a policy, which may remember things from one epoch to the next.
 
-    epochs: their numbers; by default all that the trace tells of. settings: as for `simulate`. progress: called with a
-    line before the first.
+    epochs: their numbers; by default all that the trace has sparsity of. settings: as for `simulate`. progress: called
+    with a line before the first.
     Raises `InputError` where there are no epochs, and what `simulate` raises.
 
     >>> from simgpu.hardware.nodes import load_node

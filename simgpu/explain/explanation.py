@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
 #: Rows that a printed explanation has of losses and of steps.
 _SHOWN = 10
-#: Layers that are told by name.
+#: Layers that are named.
 _LAYERS = 4
 LOSS_HEADINGS = ("lost", "share", "to: tensor; engine, decision; why compute waited")
 PATH_HEADINGS = ("time", "share", "steps", "stream", "work")
@@ -57,33 +57,33 @@ class Explanation:
         """One line: how long the iteration is, and by what it is longer than the ideal one."""
         result, over = self.result, self.result.iteration_ns - self.result.ideal_ns
         parts = ", ".join(f"{signed_time(ns)} {name}" for name, ns in self.parts.items() if ns)
-        told = f"{format_time(result.iteration_ns)}, {format_time(abs(over))} {'under' if over < 0 else 'over'} ideal"
-        return f"{result.label}: {told}" + (f" = {parts}" if parts else "")
+        text = f"{format_time(result.iteration_ns)}, {format_time(abs(over))} {'under' if over < 0 else 'over'} ideal"
+        return f"{result.label}: {text}" + (f" = {parts}" if parts else "")
 
     @property
     def engines(self) -> dict[str, int]:
         """Nanoseconds lost by the stream that was busy with it, the most first."""
-        found: dict[str, int] = {}
+        results: dict[str, int] = {}
         for loss in self.losses:
-            found[loss.cause.engine] = found.get(loss.cause.engine, 0) + loss.ns
-        return dict(sorted(found.items(), key=lambda each: (-each[1], each[0])))
+            results[loss.cause.engine] = results.get(loss.cause.engine, 0) + loss.ns
+        return dict(sorted(results.items(), key=lambda each: (-each[1], each[0])))
 
     @property
     def layers(self) -> dict[str, int]:
         """Nanoseconds lost by the layer of the tensor, the most first; tensors of no layer are left out."""
-        found: dict[str, int] = {}
+        results: dict[str, int] = {}
         for loss in self.losses:
             if loss.layer:
-                found[loss.layer] = found.get(loss.layer, 0) + loss.ns
-        return dict(sorted(found.items(), key=lambda each: (-each[1], each[0])))
+                results[loss.layer] = results.get(loss.layer, 0) + loss.ns
+        return dict(sorted(results.items(), key=lambda each: (-each[1], each[0])))
 
     @property
     def by_layer(self) -> str:
         """One line: the layers whose tensors most was lost to; empty where there are not several."""
         layers = list(self.layers.items())
-        told = ", ".join(f"{layer} {format_time(ns)}" for layer, ns in layers[:_LAYERS])
+        text = ", ".join(f"{layer} {format_time(ns)}" for layer, ns in layers[:_LAYERS])
         rest = f", {len(layers) - _LAYERS} more" if len(layers) > _LAYERS else ""
-        return f"tensors of {told}{rest}" if len(layers) > 1 else ""
+        return f"tensors of {text}{rest}" if len(layers) > 1 else ""
 
     @property
     def by_engine(self) -> str:
@@ -179,8 +179,8 @@ _LOSS_COLUMNS = ("ns", "owner", "tensor", "bytes", "what", "engine", "decision",
 def loss_dict(loss: Loss) -> dict[str, Any]:
     """A loss as plain data."""
     cause = loss.cause
-    told = (cause.tensor, loss.tensor_bytes, loss.what, cause.engine, cause.decision, cause.reason)
-    return dict(zip(_LOSS_COLUMNS, (loss.ns, _owner(loss.owner), *told, loss.kernel, loss.waits), strict=True))
+    text = (cause.tensor, loss.tensor_bytes, loss.what, cause.engine, cause.decision, cause.reason)
+    return dict(zip(_LOSS_COLUMNS, (loss.ns, _owner(loss.owner), *text, loss.kernel, loss.waits), strict=True))
 
 
 def _owner(owner: Owner) -> str:
@@ -223,7 +223,7 @@ class Step:
 def critical_path(timeline: Timeline, iteration: int = -1) -> tuple[Step, ...]:
     """The steps of an iteration's critical path in order of time, from its start to its end without a gap.
 
-    Of several ways that are equally long, the one is told that the streams in order of their names were waiting for.
+    Of several equally long paths, it is the one that the streams in order of their names waited for.
 
     >>> from simgpu.hardware.spec import GpuSpec, LinkSpec, NodeSpec
     >>> from simgpu.simulation.run import simulate
@@ -252,8 +252,8 @@ def critical_path(timeline: Timeline, iteration: int = -1) -> tuple[Step, ...]:
         if kind.is_stall and (giver := walk.giver(row, kind, at)) is not None and giver != stream:
             waiter, stream = stream, giver
             continue
-        if (beside := walk.held_open_by(row, at)) is not None:
-            waiter, stream = stream, beside
+        if (holder := walk.held_open_by(row, at)) is not None:
+            waiter, stream = stream, holder
             continue
         begin = int(timeline.start_ns[row])
         steps.append(walk.step(row, max(begin, start), at))
@@ -280,8 +280,8 @@ class _Walk:
     def ending(self, stream: int, at: int) -> int | None:
         """The span of a stream that ends at a moment."""
         place = int(self.ends[stream].searchsorted(at, side="left"))
-        found = self.ends[stream]
-        return int(self.rows[stream][place]) if place < len(found) and found[place] == at else None
+        result = self.ends[stream]
+        return int(self.rows[stream][place]) if place < len(result) and result[place] == at else None
 
     def before(self, stream: int, at: int) -> int:
         """When the last span of a stream before a moment ended, 0 where there is none."""
@@ -289,7 +289,7 @@ class _Walk:
         return int(self.ends[stream][place]) if place >= 0 else 0
 
     def giver(self, row: int, kind: SpanKind, at: int) -> int | None:
-        """The stream that ended a wait; None where the timeline does not tell."""
+        """The stream that ended a wait; None where the timeline does not show it."""
         if kind is SpanKind.STALL_ENGINE:
             gpu = self.timeline.gpu[row]
             copies = (self._copying(n, at, gpu) for n in range(len(self.rows)))
@@ -300,7 +300,7 @@ class _Walk:
     def held_open_by(self, row: int, at: int) -> int | None:
         """Of a kernel that reaches host memory and ends with the last of its bytes, the stream that they come by.
 
-        It runs beside them, and stands behind a wait that nothing ends.
+        It runs in parallel to them, after a wait that nothing ends.
         """
         begin = int(self.timeline.start_ns[row])
         wait = self.ending(int(self.timeline.stream[row]), begin)
@@ -325,8 +325,8 @@ class _Walk:
 
 def by_kind(steps: Sequence[Step]) -> dict[tuple[str, str], tuple[int, int]]:
     """Nanoseconds and number of steps by stream and kind of work, the longest first."""
-    found: dict[tuple[str, str], tuple[int, int]] = {}
+    results: dict[tuple[str, str], tuple[int, int]] = {}
     for step in steps:
-        ns, count = found.get((step.stream, step.label), (0, 0))
-        found[step.stream, step.label] = ns + step.ns, count + 1
-    return dict(sorted(found.items(), key=lambda each: (-each[1][0], each[0])))
+        ns, count = results.get((step.stream, step.label), (0, 0))
+        results[step.stream, step.label] = ns + step.ns, count + 1
+    return dict(sorted(results.items(), key=lambda each: (-each[1][0], each[0])))

@@ -52,7 +52,7 @@ class Cause(NamedTuple):
     """To what time was lost.
 
     tensor: block id, a kernel's where no block can be named, empty where nobody is to blame. engine: the stream that
-    was busy with it. decision: what the program does with it, and beside which kernel that begins. reason: why compute
+    was busy with it. decision: what the program does with it, and during which kernel that begins. reason: why compute
     had to wait for it.
     """
 
@@ -102,11 +102,11 @@ def losses(result: Result, iteration: int = -1) -> tuple[Loss, ...]:
     """
     instants = attributed(result.timeline, iteration)
     teller = _Teller(result, Places(result), instants)
-    found: dict[tuple[Cause, Owner], _Sum] = {}
+    results: dict[tuple[Cause, Owner], _Sum] = {}
     for at in np.flatnonzero(instants.owner != Owner.COMPUTE).tolist():
         key = teller.cause(at), Owner(int(instants.owner[at]))
-        found.setdefault(key, _Sum()).add(int(instants.lengths[at]), int(instants.waiting[at]), teller.waiter(at))
-    every = (teller.loss(cause, owner, each) for (cause, owner), each in found.items())
+        results.setdefault(key, _Sum()).add(int(instants.lengths[at]), int(instants.waiting[at]), teller.waiter(at))
+    every = (teller.loss(cause, owner, each) for (cause, owner), each in results.items())
     return tuple(sorted(every, key=lambda loss: (-loss.ns, loss.cause)))
 
 
@@ -157,7 +157,7 @@ class _Teller:
         return Cause(self._name(row), engine, kind.label.removeprefix("stall_").replace("_", " "), reason)
 
     def waiter(self, at: int) -> str:
-        """The kernel that an interval kept waiting."""
+        """The kernel that an interval delayed."""
         wait = int(self.instants.waiting[at])
         return self._kernel(self._kept_waiting(wait)) if wait >= 0 else ""
 
@@ -187,11 +187,11 @@ class _Teller:
             return "written in host memory" if out else "read in host memory"
         if residency is not None:
             return "pages leave" if out else "pages come"
-        beside = self.places.beside(row)
-        issued = "" if beside is None else f" beside {self._kernel(beside)}"
+        kernel = self.places.kernel_during(row)
+        issued = "" if kernel is None else f" beside {self._kernel(kernel)}"
         if self.places.exchanged(row):
             return f"{'sent' if out else 'fetched'} in the exchange of gradients{issued}"
-        if beside is None:
+        if kernel is None:
             return "copied out" if out else "copied in"
         return f"{'offload' if out else 'prefetch'}{issued}"
 
@@ -271,12 +271,12 @@ def _plain(graph: TaskGraph, number: int) -> Block:
     return graph.blocks[graph.encoded[number].block if number in graph.encoded else number]
 
 
-def lost(result: Result, found: tuple[Loss, ...]) -> Iterator[tuple[str, int]]:
+def lost(result: Result, results: tuple[Loss, ...]) -> Iterator[tuple[str, int]]:
     """By how much an iteration is longer than the ideal one, in parts that add up: stalls, recomputation, codecs, and
     kernels that take longer than recorded (negative where sub-batches or other algorithms make them shorter)."""
-    yield "stalled", sum(loss.ns for loss in found if loss.stalled)
-    yield "recomputing", sum(loss.ns for loss in found if loss.owner is Owner.RECOMPUTE)
-    yield "codecs", sum(loss.ns for loss in found if loss.owner is Owner.CODEC)
+    yield "stalled", sum(loss.ns for loss in results if loss.stalled)
+    yield "recomputing", sum(loss.ns for loss in results if loss.owner is Owner.RECOMPUTE)
+    yield "codecs", sum(loss.ns for loss in results if loss.owner is Owner.CODEC)
     yield "other kernel times", result.metrics.breakdown.compute - result.ideal_ns
 
 
@@ -310,15 +310,15 @@ class Places:
     @cached_property
     def _place_of(self) -> dict[int, Place]:
         """By row of the timeline. Streams that no program has, on which pages come and go, have no places."""
-        found: dict[int, Place] = {}
+        results: dict[int, Place] = {}
         work = self.timeline.kind < SpanKind.STALL_EVENT
         iterations = len(self.timeline.iteration_ends_ns)
         for number, name in enumerate(self.timeline.streams):
             rows = np.flatnonzero(work & (self.timeline.stream == number)).tolist()
             places = list(self._works(StreamId.of(name))) * iterations
             if len(places) == len(rows):
-                found.update(zip(rows, places, strict=True))
-        return found
+                results.update(zip(rows, places, strict=True))
+        return results
 
     def _works(self, stream: StreamId) -> Iterable[Place]:
         """One iteration of a stream: its instructions that take time, in order."""
@@ -329,7 +329,7 @@ class Places:
                 yield from timed
 
     def code(self, place: Place) -> tuple[Instruction, ...]:
-        """All that the stream of a place does in its segment."""
+        """All instructions of a place's stream in its segment."""
         return self.program.segments[place.segment].streams[place.stream]
 
     def instruction(self, row: int) -> Instruction | None:
@@ -337,8 +337,8 @@ class Places:
         place = self._place_of.get(row)
         return None if place is None else self.code(place)[place.at]
 
-    def beside(self, row: int) -> int | None:
-        """The kernel beside which a copy was issued: the first that a compute stream launches from then on.
+    def kernel_during(self, row: int) -> int | None:
+        """The kernel during which a copy was issued: the first that a compute stream launches from then on.
 
         None where nothing on a compute stream has it issued, or nothing follows. A copy that awaits nothing is issued
         with the one before it on its stream, and one of what the host decodes first with that.

@@ -22,9 +22,9 @@ from simgpu.simulation.run import simulate
 from simgpu.trace.model import Trace
 from simgpu.units import format_bytes
 
-#: By how much memory grows unless told otherwise.
+#: By how much memory grows by default.
 MORE_MEMORY = 2 * 2**30
-#: Bytes per second of what is as good as infinitely fast.
+#: Bytes per second of a practically infinite link.
 _INFINITE = 2**62
 
 
@@ -32,7 +32,7 @@ _INFINITE = 2**62
 class _Change:
     """node: as it would be, None where it already is so. budget: bytes of device memory."""
 
-    told: str
+    text: str
     node: NodeSpec | None
     budget: int
     note: str = ""
@@ -78,10 +78,10 @@ def what_if(
     answers = [Answer("as it is", as_it_is)]
     for change in _changes(node, at, grown or 0, as_it_is):
         if change.node is None:
-            answers.append(Answer(change.told, None, change.note))
+            answers.append(Answer(change.text, None, change.note))
             continue
-        progress(f"{policy_label(chosen)}: {change.told}")
-        answers.append(Answer(change.told, _outcome(trace, change.node, chosen, change.budget, settings)))
+        progress(f"{policy_label(chosen)}: {change.text}")
+        answers.append(Answer(change.text, _outcome(trace, change.node, chosen, change.budget, settings)))
     return Answers(answers)
 
 

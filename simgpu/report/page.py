@@ -122,7 +122,7 @@ def facts(recorded: Recorded) -> list[tuple[str, str]]:
     document, info = recorded.document, recorded.info
     trace, node = document["trace"], document["node"]
     name = f"{trace['name']}: " if trace["name"] else ""
-    found = [
+    results = [
         ("about", document.get("description") or ""),
         ("trace", f"{name}{info.model}, batch {info.batch}, {info.format}"),
         ("origin", f"{info.provenance}, by {info.tool}"),
@@ -133,11 +133,11 @@ def facts(recorded: Recorded) -> list[tuple[str, str]]:
         ("energy", "; ".join(dict.fromkeys(filter(None, (e.get("energy_note") for e in document["results"]))))),
         ("simgpu", str(document.get("simgpu", ""))),
     ]
-    return [(name, text) for name, text in found if text]
+    return [(name, text) for name, text in results if text]
 
 
 def policies(recorded: Recorded) -> list[PolicyTold]:
-    """Every policy of the run, in its order; one that is not installed here is told without a summary."""
+    """Every policy of the run, in its order; one that is not installed here has no summary."""
     return [_policy(ran.entry) for ran in recorded.runs]
 
 
@@ -169,7 +169,7 @@ def _run(entries: Sequence[Mapping[str, Any]]) -> str:
         return list(dict.fromkeys(entry[key] for entry in entries))
 
     iterations = each("iterations")
-    told = [
+    texts = [
         f"{' and '.join(map(str, iterations))} iterations, the last one reported"
         if iterations != [1]
         else "1 iteration",
@@ -180,7 +180,7 @@ def _run(entries: Sequence[Mapping[str, Any]]) -> str:
         f"epoch {' and '.join(map(str, each('epoch')))}" if any(each("epoch")) else "",
         *dict.fromkeys(_together(entry["data_parallel"]) for entry in entries if "data_parallel" in entry),
     ]
-    return "; ".join(part for part in told if part)
+    return "; ".join(part for part in texts if part)
 
 
 def _together(how: Mapping[str, Any]) -> str:
@@ -226,7 +226,7 @@ _LEAST_WRITTEN = 0.05
 
 
 class Part(NamedTuple):
-    """A part of a bar. width: of the longest bar, in percent; share: of its own bar, empty where there is no room."""
+    """A part of a bar. width: of the longest bar, in percent; share: of its own bar, empty where it does not fit."""
 
     look: Look
     time: str

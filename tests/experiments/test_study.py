@@ -101,7 +101,7 @@ def test_a_run_without_memory_leaves_its_cell_empty_and_the_others_as_they_are(r
 
 
 def test_published_numbers_stand_beside_ours(result: StudyResult) -> None:
-    mean, largest, saved, plain, missing = result.beside()
+    mean, largest, saved, plain, missing = result.comparisons()
     ratios = {label: result.ratio(label, "fast", "vDNN") or math.nan for label in ("short", "long")}
     assert mean.difference == pytest.approx(sum(ratios.values()) / 2 - 1.5)
     assert largest.ours == max(ratios.values())
@@ -126,7 +126,7 @@ def test_frame_and_plain_values_hold_the_same(result: StudyResult) -> None:
             assert told["over_vDNN"] == row["over"]["vDNN"]
     means = {each["over"]: each["values"] for each in document["means"]}
     assert means["ideal"]["vDNN"] == result.mean("vDNN", "ideal")
-    assert [row["ours"] for row in document["published"]] == [row.ours for row in result.beside()]
+    assert [row["ours"] for row in document["published"]] == [row.ours for row in result.comparisons()]
 
 
 def test_the_command_shows_a_table_for_each_baseline_and_the_published_numbers(path: Path) -> None:

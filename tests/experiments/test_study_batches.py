@@ -138,7 +138,7 @@ def test_the_largest_batch_and_the_best_throughput_are_of_all_batches(result: St
 
 
 def test_published_numbers_may_be_of_a_sweep_of_one_batch_and_of_shares(result: StudyResult) -> None:
-    largest, best, overlap, throughput, fastest, computation = result.beside()
+    largest, best, overlap, throughput, fastest, computation = result.comparisons()
     assert (largest.ours, largest.asked) == (4096, 1)
     assert best.ours == result.value("best_throughput", "AlexNet", "vDNN", "none")
     assert overlap.ours == result.value("overlap", "AlexNet 128", "vDNN")

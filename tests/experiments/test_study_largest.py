@@ -68,7 +68,7 @@ def test_gains_are_told_of_each_network_and_of_their_sums(result: StudyResult) -
     networks = ("AlexNet", "recorded")
     gains = [batches[network, "vDNN"] / batches[network, "none"] for network in networks]
     assert [result.value("batch_gain", network, "vDNN", "none") for network in networks] == gains
-    of_sums, of_ratios, nothing = result.beside()
+    of_sums, of_ratios, nothing = result.comparisons()
     ours, theirs = (sum(batches[network, run] for network in networks) for run in ("vDNN", "none"))
     assert of_sums.ours == ours / theirs
     assert of_ratios.ours == pytest.approx(sum(gains) / 2)

@@ -121,7 +121,7 @@ def test_a_thousand_and_more_is_told_without_decimals_and_so_is_what_is_compared
 
 
 def test_a_sweep_is_told_over_the_run_of_the_same_budget() -> None:
-    compared, slowest, added, fewer, power, alone, *_ = small().beside()
+    compared, slowest, added, fewer, power, alone, *_ = small().comparisons()
     pairs = {
         (trace, budget): small().ratio(trace, f"moDNN {budget}", f"vDNN+ {budget}")
         for trace in ("AlexNet", "half")
@@ -151,7 +151,7 @@ def test_memory_by_technique_is_that_of_the_bounds() -> None:
         assert found["weights_leave"] == bounds.without_updates.bytes
         assert found["bound"] < found["sub_batch"] < found["all_at_once"]
         assert lower_bound(Tdfg.of(graph)).bytes <= found["transfers"] < found["algorithms"] < found["all_at_once"]
-    *_, bound, saved = small().beside()
+    *_, bound, saved = small().comparisons()
     ratios = [small().memory[label]["all_at_once"] / small().memory[label]["bound"] for label in study.traces]
     assert bound.ours == pytest.approx(sum(ratios) / 2)
     first = small().memory["AlexNet"]
@@ -222,4 +222,4 @@ def test_frame_and_plain_values_hold_all_of_it() -> None:
     assert run["for_trace"]["AlexNet"]["parameters"] == {"sub_batch": 8}
     assert document["runs"]["vDNN+ 0.6 GB"]["sweep"] == "vDNN+"
     assert document["memory"]["half"] == small().memory["half"]
-    assert [each["values"] for each in document["published"]] == [each.values for each in small().beside()]
+    assert [each["values"] for each in document["published"]] == [each.values for each in small().comparisons()]

@@ -75,7 +75,7 @@ def test_points_of_an_outside_policy_whose_code_changed_run_again(tmp_path: Path
     assert done.returncode == 2 and "unknown policy 'mine'" in done.stderr
 
 
-def test_all_points_run_again_where_simgpu_itself_changed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_all_points_run_again_after_simgpu_changed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     sweep, known = small_sweep(3), own_code()
     run_sweep(sweep, folder=tmp_path)
     monkeypatch.setattr(fingerprint, "own_code", lambda: replace(known, digest="edited"))
@@ -85,7 +85,7 @@ def test_all_points_run_again_where_simgpu_itself_changed(tmp_path: Path, monkey
     assert run_sweep(sweep, folder=tmp_path).notes == ()
 
 
-def test_points_run_again_where_a_library_that_decides_them_changed(
+def test_points_run_again_after_a_library_of_their_policy_changed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     values = {"trace": "resnet20-cifar-cpu", "node": "laptop-2gb", "iterations": 1}
@@ -106,7 +106,7 @@ def test_points_run_again_where_a_library_that_decides_them_changed(
     assert both.notes == (f"2 stored points not reused: numpy {was} -> 99",)
 
 
-def test_points_stay_until_they_are_computed_anew(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_results_of_older_code_stay_until_replaced(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Whoever goes back to the code of before has its results back, but for those that were replaced meanwhile."""
     sweep, known = small_sweep(3), own_code()
     run_sweep(sweep, folder=tmp_path)
@@ -123,9 +123,7 @@ def test_points_stay_until_they_are_computed_anew(tmp_path: Path, monkeypatch: p
     assert results(tmp_path) == before
 
 
-def test_code_that_is_edited_while_it_is_in_use_decides_nothing_to_reuse(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_points_of_code_edited_while_in_use_are_not_reused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A process goes on with what it has loaded, so nobody knows which code computed its points."""
     sweep, known = small_sweep(2), own_code()
     with monkeypatch.context() as patch:
@@ -142,9 +140,7 @@ def test_code_that_is_edited_while_it_is_in_use_decides_nothing_to_reuse(
     assert run_sweep(sweep, folder=tmp_path).ran == 2
 
 
-def test_an_outside_policy_that_is_edited_after_it_was_loaded_is_known(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_an_outside_policy_edited_after_loading_is_detected(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Its new code is not what this process runs, so its digest must not stand for what was computed."""
     text = POLICY.replace("from mine_choices import KEEPS", "KEEPS = True").replace('"mine"', '"edited"')
     site = write_distribution(tmp_path / "site", {"edited": "edited_mine:Mine"}, {"edited_mine": text})
@@ -160,7 +156,7 @@ def test_an_outside_policy_that_is_edited_after_it_was_loaded_is_known(
         registry._outside.cache_clear()
 
 
-def test_points_of_a_simgpu_that_did_not_note_its_code_run_again(tmp_path: Path) -> None:
+def test_points_without_a_fingerprint_run_again(tmp_path: Path) -> None:
     sweep = small_sweep(2)
     run_sweep(sweep, folder=tmp_path)
     with sqlite3.connect(tmp_path / "points.sqlite") as database:
@@ -184,7 +180,7 @@ def test_a_cluster_whose_workers_have_other_code_is_refused(monkeypatch: pytest.
     assert "does not compute what is computed here: code of simgpu changed; numpy 1.0 -> " in str(caught.value)
 
 
-def test_of_an_edited_file_only_its_content_counts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_only_the_content_of_an_edited_file_counts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "a.py").write_text("1")
     monkeypatch.setattr(codestate, "PACKAGE", tmp_path)
     before: Code = own_code()

@@ -32,16 +32,15 @@ _HEADINGS = ("", "stored", "now", "by", "")
 def difference_text(difference: TimingDifference) -> str:
     """All differences, those that count and those that do not.
 
-        >>> import simgpu
-        >>> from simgpu.analysis.tables import table_text
-    from simgpu.experiments.regression.difference import compare_timings
-        >>> from simgpu.experiments.regression.timings import timings_of
-        >>> def timings(bandwidth: str):
-        ...     changes = {"policies": "vdnn", "node.link.d2h_bandwidth": bandwidth}
-        ...     return timings_of(simgpu.load_scenario("quickstart", changes))
-        >>> text = difference_text(compare_timings(timings("1 GB/s"), timings("0.99 GB/s")))
-        >>> print(next(line.strip() for line in text.splitlines() if "part" in line))
-        the timelines part at 393.2 us, on d2h: copy_out input ends 3,972 ns later
+    >>> import simgpu
+    >>> from simgpu.experiments.regression.difference import compare_timings
+    >>> from simgpu.experiments.regression.timings import timings_of
+    >>> def timings(bandwidth: str):
+    ...     changes = {"policies": "vdnn", "node.link.d2h_bandwidth": bandwidth}
+    ...     return timings_of(simgpu.load_scenario("quickstart", changes))
+    >>> text = difference_text(compare_timings(timings("1 GB/s"), timings("0.99 GB/s")))
+    >>> print(next(line.strip() for line in text.splitlines() if "part" in line))
+    the timelines part at 393.2 us, on d2h: copy_out input ends 3,972 ns later
     """
     return "\n".join(_lines(difference))
 

@@ -69,7 +69,7 @@ class StudyReading(Reading):
         everywhere = {"overrides": self.values.get("overrides")}
         node = self.node(self.values.get("node"), "node", everywhere)
         networks = {label: self._traces(label, entry, node) for label, entry in self._labelled("traces")}
-        traces = {label: trace for found in networks.values() for label, trace in found.items()}
+        traces = {label: trace for result in networks.values() for label, trace in result.items()}
         self._check_traces(networks)
         if self.sweeps and self.values.get("largest_batch"):
             what = f"searches the batches that {', '.join(self.sweeps)} sweeps"
@@ -112,9 +112,9 @@ class StudyReading(Reading):
                 gone.update(null, *points)
         if not gone:
             return
-        told = f"Left out: {', '.join(map(str, named))}. Means are of the rest, also where a paper's are of all."
+        text = f"Left out: {', '.join(map(str, named))}. Means are of the rest, also where a paper's are of all."
         if isinstance(notes := self.values.get("notes", []), list):
-            self.values["notes"] = [*notes, told]
+            self.values["notes"] = [*notes, text]
         for key in ("published", "baseline"):
             written = self.values.get(key)
             if isinstance(written, list):
@@ -140,8 +140,8 @@ class StudyReading(Reading):
         if label in AGGREGATES:
             self.tell(place, f"{label!r} stands for all traces together", "give it another label")
         if isinstance(entry, dict) and not {"batches", "trace"}.isdisjoint(entry):
-            found = self.batches(entry, place, node, self.values.get("node"))
-            return {_point(label, trace.info.batch): trace for trace in found}
+            result = self.batches(entry, place, node, self.values.get("node"))
+            return {_point(label, trace.info.batch): trace for trace in result}
         trace = self.trace(entry, place, node, self.values.get("node"))
         return {label: trace} if trace is not None else {}
 
@@ -203,12 +203,12 @@ class StudyReading(Reading):
 
     def _changed(self, section: RunSection) -> dict[str, tuple[PolicyChoice | None, int | None]]:
         """What differs on traces by their labels; what is written of one batch wins over what is of all."""
-        found: dict[str, tuple[PolicyChoice | None, int | None]] = {}
+        results: dict[str, tuple[PolicyChoice | None, int | None]] = {}
         for label, change in sorted(section.for_trace.items(), key=lambda item: item[0] not in self.sweeps):
             for trace in self.sweeps.get(label, (label,)):
-                policy, budget = found.get(trace, (None, None))
-                found[trace] = (change.policy or policy, budget if change.budget is None else change.budget)
-        return found
+                policy, budget = results.get(trace, (None, None))
+                results[trace] = (change.policy or policy, budget if change.budget is None else change.budget)
+        return results
 
     def _traces_of(self, file: StudyFile) -> tuple[str, ...]:
         """The labels of the file's traces, and those of the batches of its sweeps."""

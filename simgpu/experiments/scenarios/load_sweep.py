@@ -117,14 +117,14 @@ def _well_formed(written: object) -> dict[str, Any]:
     """What the model of the block takes of one that it refuses, so that the rest is checked all the same."""
 
     def values(group: object) -> dict[str, Any]:
-        found = group if isinstance(group, dict) else {}
+        result = group if isinstance(group, dict) else {}
         return {
-            path: steps for path, steps in found.items() if isinstance(path, str) and isinstance(steps, list) and steps
+            path: steps for path, steps in result.items() if isinstance(path, str) and isinstance(steps, list) and steps
         }
 
     def entries(key: str) -> list[Any]:
-        found = block.get(key)
-        return found if isinstance(found, list) else []
+        result = block.get(key)
+        return result if isinstance(result, list) else []
 
     block = written if isinstance(written, dict) else {}
     groups = [values(group) for group in entries("zip")]
@@ -162,13 +162,13 @@ def checked_paths(
     named = {path: [wrong] for path in varied if (wrong := inside_named_trace(values, path, varied))}
     taken: dict[tuple[int | str, ...], str] = {tuple(path_steps(path)): "given by an override" for path in overrides}
     for axis in axes:
-        found = [
+        results = [
             Problem(*where(_first_place(axis, path)), what, remedy)
             for path in axis.paths
             for what, remedy in (*_leads_nowhere(path, values), *named.get(path, ()), *_meets(path, taken))
         ]
-        problems += found
-        sound += [] if found else [axis]
+        problems += results
+        sound += [] if results else [axis]
         taken |= {
             tuple(path_steps(path)): f"varied at {axis.place(path, 0).removesuffix('[0]')}" for path in axis.paths
         }
@@ -259,9 +259,9 @@ def value_problems(sweep: Sweep, base: Mapping[str, Any], unsound: set[str] | No
     known = set(common)
     for number, axis in enumerate(sweep.axes):
         for step in range(len(axis.steps)):
-            found = checking.refused(number, step, known)
-            problems += found
-            known |= set(found)
+            result = checking.refused(number, step, known)
+            problems += result
+            known |= set(result)
     return problems
 
 
@@ -291,13 +291,13 @@ class _Checking:
 
     def refused(self, number: int, step: int, known: set[Problem]) -> list[Problem]:
         """Problems of a step of an axis; none where it is accepted in any of the cases that are tried."""
-        told: list[Problem] | None = None
+        texts: list[Problem] | None = None
         for given in self._cases(number, step):
-            found = [problem for problem in self._problems(given, self.heads[number]) if problem not in known]
-            if not found:
+            results = [problem for problem in self._problems(given, self.heads[number]) if problem not in known]
+            if not results:
                 return []
-            told = told or found
-        return told or []
+            texts = texts or results
+        return texts or []
 
     def _cases(self, number: int, step: int) -> Iterator[tuple[Given, ...]]:
         """The values of a step beside the first of all other axes, then beside others of related axes, then alone."""

@@ -65,7 +65,9 @@ class PolicyEntry:
         with_parameters = {
             name: {
                 "type": ["object", "null"],
-                "properties": {found.name: {"description": found.description} for found in describe(name).parameters},
+                "properties": {
+                    parameter.name: {"description": parameter.description} for parameter in describe(name).parameters
+                },
                 "additionalProperties": False,
             }
             for name in names

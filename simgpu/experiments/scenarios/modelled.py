@@ -146,8 +146,8 @@ def _at_key(problem: Problem) -> Problem:
     if problem.file:
         return problem
     for pattern, key in _KEYS:
-        if (found := pattern.fullmatch(problem.place)) is not None:
-            return replace(problem, place=found.expand(key))
+        if (result := pattern.fullmatch(problem.place)) is not None:
+            return replace(problem, place=result.expand(key))
     return problem
 
 

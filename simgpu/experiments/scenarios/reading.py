@@ -85,9 +85,9 @@ class Reading:
         if self._is_changed(place):
             return "override", place
         if place not in self.document.lines:
-            made = [key for key in self.changes if key.startswith((f"{place}.", f"{place}["))]
-            if made:
-                return "override", made[0]
+            created = [key for key in self.changes if key.startswith((f"{place}.", f"{place}["))]
+            if created:
+                return "override", created[0]
         return self.document.file, self.document.place(place)
 
     def attempt(self, load: Callable[[], Loaded], place: str = "", sections: tuple[str, ...] = ()) -> Loaded | None:
@@ -141,13 +141,13 @@ class Reading:
         make = self._maker(entry, place, node, node_name)
         if make is None:
             return []
-        found: list[Trace] = []
+        results: list[Trace] = []
         for batch in entry.batches:
             trace = self.made(partial(make, batch), place)
             if trace is None:
                 break
-            found.append(trace)
-        return found
+            results.append(trace)
+        return results
 
     def _maker(
         self, entry: TraceBatches | ModelledBatches, place: str, node: NodeSpec | None, node_name: object
@@ -179,8 +179,8 @@ class Reading:
             return make()
         except InputError as error:
             for problem in error.problems:
-                told = problem if problem.file else self._told_at(f"{place}.{problem.place}", problem)
-                self.problems.append(told)
+                text = problem if problem.file else self._told_at(f"{place}.{problem.place}", problem)
+                self.problems.append(text)
             return None
 
     def policy(self, entry: object, place: str) -> Policy | None:
@@ -283,5 +283,5 @@ class Library:
                 if len(self._kept) > self._size:
                     self._kept.popitem(last=False)
             self._kept.move_to_end(key)
-            found: Loaded = self._kept[key]
-            return found
+            result: Loaded = self._kept[key]
+            return result

@@ -278,11 +278,11 @@ class Study:
     @property
     def networks(self) -> dict[str, tuple[str, ...]]:
         """By the label in the file, in order: a trace, or all traces of a sweep of batches."""
-        found: dict[str, tuple[str, ...]] = {}
+        results: dict[str, tuple[str, ...]] = {}
         for trace in self.traces:
             label = self.network(trace)
-            found[label] = (*found.get(label, ()), trace)
-        return found
+            results[label] = (*results.get(label, ()), trace)
+        return results
 
     def network(self, trace: str) -> str:
         """The label in the file of a trace: of the sweep of batches that it is in, else its own."""
@@ -304,13 +304,13 @@ class Study:
             for trace in self.traces.values()
         )
         epochs = ", ".join(map(str, self.epochs))
-        told = f"epochs {epochs}, weighted equally" if len(self.epochs) > 1 else f"epoch {epochs}"
+        text = f"epochs {epochs}, weighted equally" if len(self.epochs) > 1 else f"epoch {epochs}"
         return [
             *([("about", self.description)] if self.description else []),
             *([("paper", self.paper)] if self.paper else []),
             *(("origin", origin) for origin in origins),
             ("nodes", ", ".join(dict.fromkeys(run.node.name for run in self.runs))),
-            ("run", f"{told}; " + _iterations(self.iterations)),
+            ("run", f"{text}; " + _iterations(self.iterations)),
             *([("batch", "of every run the largest that fits it")] if self.largest_batch else []),
             *([("gpus", NO_COLLECTIVES)] if any(run.data_parallel for run in self.runs) else []),
             *(("note", note) for note in self.notes),

@@ -125,9 +125,9 @@ class PointLoading(ScenarioLoading):
     """The scenario of a sweep with some of its values, on its way in."""
 
     def __init__(self, sweep: Sweep, given: Iterable[Given], library: Library | None = None) -> None:
-        told = tuple(given)
-        changes = {each.path: each.value for each in told if each.changed}
-        document = _with(sweep, [each for each in told if not each.changed])
+        texts = tuple(given)
+        changes = {each.path: each.value for each in texts if each.changed}
+        document = _with(sweep, [each for each in texts if not each.changed])
         super().__init__(document, {**sweep.overrides, **changes}, library)
         self._sweep = sweep
 

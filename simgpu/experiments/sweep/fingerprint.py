@@ -94,12 +94,12 @@ def differences(then: Mapping[str, Any] | None, now: Mapping[str, Any]) -> list[
     """
     if then is None:
         return [_NO_FINGERPRINT]
-    found = [*_code("simgpu", then, now), *_libraries(then["libraries"], now["libraries"])]
+    results = [*_code("simgpu", then, now), *_libraries(then["libraries"], now["libraries"])]
     for name, before in then["policies"].items():
         here = now["policies"].get(name, {"code": MISSING, "libraries": {}})
-        found += _code(f"policy {name}", before, here)
-        found += [f"{text} (policy {name})" for text in _libraries(before["libraries"], here["libraries"])]
-    return list(dict.fromkeys(found))
+        results += _code(f"policy {name}", before, here)
+        results += [f"{text} (policy {name})" for text in _libraries(before["libraries"], here["libraries"])]
+    return list(dict.fromkeys(results))
 
 
 def _code(of: str, then: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:

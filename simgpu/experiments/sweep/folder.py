@@ -74,9 +74,9 @@ def _prepare(store: Store, swept: Mapping[str, Any], folder: Path, restart: bool
             left.unlink(missing_ok=True)
     known = store.about().get(_SWEPT)
     if known is not None and known != swept and not restart:
-        told = "; ".join(_differences(known, swept))
+        text = "; ".join(_differences(known, swept))
         remedy = "choose another folder with -o, or replace what is there with --restart"
-        raise InputError.single(folder, "", f"holds the results of another sweep: {told}", remedy)
+        raise InputError.single(folder, "", f"holds the results of another sweep: {text}", remedy)
     if restart or known is None:
         for name in (REPORT, PARQUET, CSV):
             (folder / name).unlink(missing_ok=True)

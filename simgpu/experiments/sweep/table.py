@@ -67,17 +67,17 @@ def columns_of(sweep: Sweep, stored: StoredRows) -> tuple[Column, ...]:
     once, among the parameters. Metrics are in the order in which rows first have them. A column with an integer of more
     than 64 bits, such as a seed, is text.
     """
-    found: dict[str, Kind | None] = {path: _axis_kind(sweep, path) for path in sweep.paths}
+    kinds: dict[str, Kind | None] = {path: _axis_kind(sweep, path) for path in sweep.paths}
     numbers: dict[str, None] = {}
     for _, rows in stored:
         for row in rows:
             for name, value in row.items():
-                found[name] = _either(found.get(name), _kind(value))
+                kinds[name] = _either(kinds.get(name), _kind(value))
                 if name not in _FIXED:
                     numbers[name] = None
     axes = [Column(path, _axis_kind(sweep, path)) for path in dict.fromkeys(sweep.paths) if path not in _FIXED]
-    parameters = [column if found.get(column.name) != "text" else Column(column.name, "text") for column in PARAMETERS]
-    measured = [Column(name, found[name] or "float") for name in numbers]
+    parameters = [column if kinds.get(column.name) != "text" else Column(column.name, "text") for column in PARAMETERS]
+    measured = [Column(name, kinds[name] or "float") for name in numbers]
     return (Column("point", "int"), *axes, *parameters, *OUTCOME, *measured, *PROVENANCE)
 
 
@@ -102,11 +102,11 @@ def _either(one: Kind | None, other: Kind | None) -> Kind | None:
 
 
 def _axis_kind(sweep: Sweep, path: str) -> Kind:
-    found: Kind | None = None
+    result: Kind | None = None
     for axis in sweep.axes:
         for step in axis.steps:
-            found = _either(found, _kind(step.get(path)))
-    return found or "text"
+            result = _either(result, _kind(step.get(path)))
+    return result or "text"
 
 
 def table_rows(sweep: Sweep, stored: StoredRows) -> Iterator[dict[str, Any]]:

@@ -1,4 +1,4 @@
-"""What counts as a difference between example_timings timings and those of now, and what is only told."""
+"""What counts as a difference between example_timings timings and those of now, and what is only difference."""
 
 from __future__ import annotations
 
@@ -47,17 +47,17 @@ def test_on_a_slower_link_every_policy_that_copies_differs_and_no_other() -> Non
     assert (time.stored, time.now, time.by, time.share) == (before, after, after - before, (after - before) / before)
 
 
-def test_inputs_that_change_nothing_are_told_and_do_not_count() -> None:
-    told = compare_timings(
+def test_inputs_without_effect_are_reported_but_do_not_count() -> None:
+    difference = compare_timings(
         example_timings(), example_timings(on=replace(node(), description="the same, in other words"))
     )
-    assert not told.counts
-    assert not told.empty
-    assert [change.key for change in told.inputs] == ["node.description"]
-    assert told.changed == ("node.description",)
+    assert not difference.counts
+    assert not difference.empty
+    assert [change.key for change in difference.inputs] == ["node.description"]
+    assert difference.changed == ("node.description",)
 
 
-def test_less_memory_than_a_policy_needs_is_another_outcome_and_says_why() -> None:
+def test_out_of_memory_is_another_outcome_with_a_reason() -> None:
     enough, short = example_timings(), example_timings(on=node(memory=550_000))
     found = by_label(enough, short)
     outcome, *why = found["none"].facts
@@ -73,7 +73,7 @@ def test_less_memory_than_a_policy_needs_is_another_outcome_and_says_why() -> No
     assert back[0] == ("outcome", "out of memory", "ran")
 
 
-def test_running_out_of_memory_elsewhere_is_a_difference() -> None:
+def test_out_of_memory_at_another_kernel_is_a_difference() -> None:
     found = by_label(example_timings(on=node(memory=550_000)), example_timings(on=node(memory=250_000)))
     changed = {change.key for change in found["none"].facts}
     assert {"waiting", "kernel", "at_ns", "capacity"} <= changed
@@ -91,7 +91,7 @@ def test_a_policy_with_other_parameters_is_compared_with_itself() -> None:
     assert found.counts
 
 
-def test_of_several_that_could_be_meant_none_is_guessed() -> None:
+def test_ambiguous_policies_are_not_matched() -> None:
     stored = example_timings(policies=["vdnn"])
     now = example_timings(policies=[("vdnn", {"mode": "conv"}), ("vdnn", {"mode": "dynamic"})])
     difference = compare_timings(stored, now)
@@ -100,7 +100,7 @@ def test_of_several_that_could_be_meant_none_is_guessed() -> None:
     assert difference.counts
 
 
-def test_policies_that_come_or_go_count_and_their_order_does_not() -> None:
+def test_added_and_removed_policies_count_and_their_order_does_not() -> None:
     more = compare_timings(example_timings(policies=["ideal", "none"]), example_timings(policies=["ideal", "vdnn"]))
     assert (more.only_stored, more.only_now, more.counts) == (("none",), ("vdnn",), True)
     assert more.changed == ("vdnn is new", "none is gone")
@@ -117,7 +117,7 @@ def test_other_settings_are_named_even_where_all_numbers_are_the_same() -> None:
     assert changed.counts
 
 
-def test_a_metric_nobody_kept_is_told_and_one_that_is_gone_counts() -> None:
+def test_a_new_metric_is_reported_and_a_missing_one_counts() -> None:
     now = example_timings(policies=["vdnn"])
     values = dict(now["vdnn"].values)
     del values["slowdown"]
@@ -176,18 +176,18 @@ def test_a_refusal_and_another_reason_for_it_are_differences() -> None:
     assert [change.key for change in outcome.facts] == ["outcome", "why"]
 
 
-def test_one_result_is_kept_as_its_comparison_would_be() -> None:
+def test_timings_of_a_result_equal_those_of_its_comparison() -> None:
     result = simulate(CHAIN, node(), Vdnn(mode="conv"))
     assert timings_of(result) == example_timings(policies=[Vdnn(mode="conv")])
 
 
-def test_what_is_no_result_is_refused() -> None:
+def test_other_values_than_results_are_refused() -> None:
     with pytest.raises(InputError, match="neither a result nor a comparison nor a scenario"):
         timings_of(CHAIN)  # type: ignore[arg-type]
     with pytest.raises(InputError, match="two runs of none"):
         example_timings(policies=["none", "none"])
 
 
-def test_every_value_that_is_kept_has_a_unit() -> None:
+def test_every_value_has_a_unit() -> None:
     for policy in example_timings().policies:
         assert set(policy.values) <= set(units())
