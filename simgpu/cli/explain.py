@@ -18,7 +18,6 @@ from simgpu.cli.settings import parse_size
 from simgpu.errors import InputError
 from simgpu.experiments.compare import Comparison, Run, compare
 from simgpu.experiments.scenarios.model import Scenario
-from simgpu.explain.answers import ANSWER_HEADINGS, Answer, answer_dict, answer_rows
 from simgpu.explain.explanation import (
     PATH_HEADINGS,
     Explanation,
@@ -26,7 +25,7 @@ from simgpu.explain.explanation import (
     loss_lines,
 )
 from simgpu.explain.smallest_budget import SmallestBudget, smallest_budget
-from simgpu.explain.what_if import what_if
+from simgpu.explain.what_if import ANSWER_HEADINGS, Answer, answer_dict, answer_rows, what_if
 from simgpu.version import __version__
 
 EXPLANATION_SCHEMA = "simgpu.explanation/1"

@@ -15,7 +15,6 @@ import numpy as np
 
 from simgpu.analysis.breakdown import Owner
 from simgpu.analysis.tables import table_html, table_text
-from simgpu.explain.answers import signed_time
 from simgpu.explain.losses import Loss, losses, lost
 from simgpu.simulation.arguments import check_arguments
 from simgpu.simulation.result import Result
@@ -330,3 +329,8 @@ def by_kind(steps: Sequence[Step]) -> dict[tuple[str, str], tuple[int, int]]:
         ns, count = results.get((step.stream, step.label), (0, 0))
         results[step.stream, step.label] = ns + step.ns, count + 1
     return dict(sorted(results.items(), key=lambda each: (-each[1][0], each[0])))
+
+
+def signed_time(ns: int) -> str:
+    """A time that may be negative."""
+    return f"-{format_time(-ns)}" if ns < 0 else format_time(ns)

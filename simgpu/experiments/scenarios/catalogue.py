@@ -1,4 +1,4 @@
-"""Scenarios and studies by name: both are files of one folder, told apart by their schema."""
+"""Scenarios and studies by name: files of one folder, distinguished by their schema."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Loading a study by name or path, with every problem in every file it leads to told at once."""
+"""Loading a study by name or path; problems of all its files are reported at once."""
 
 from __future__ import annotations
 
@@ -73,13 +73,13 @@ class StudyReading(Reading):
         self._check_traces(networks)
         if self.sweeps and self.values.get("largest_batch"):
             what = f"searches the batches that {', '.join(self.sweeps)} sweeps"
-            self.tell("largest_batch", what, "give every trace one batch, with which the search begins")
+            self.report("largest_batch", what, "give every trace one batch, with which the search begins")
         nodes = {label: self._run(label, run, node, everywhere) for label, run in self._labelled("runs")}
         runs = tuple(run for label in nodes for run in self._runs(label, file, nodes[label], traces)) if file else ()
         self._check_unique(runs)
         published = self._check_labels(file, runs) if file is not None else ()
         if self.problems or file is None:
-            # the same node or trace named twice tells its problems twice
+            # a node or trace named twice reports its problems twice
             raise InputError(dict.fromkeys(self.problems))
         return Study(
             name=file.name or Path(self.document.file).stem,
@@ -130,7 +130,7 @@ class StudyReading(Reading):
                 run["for_trace"] = {label: each for label, each in run["for_trace"].items() if label not in gone}
 
     def _labelled(self, key: str) -> list[tuple[str, Any]]:
-        """What is written under a key by label; nothing where that is no mapping, of which the file's model tells."""
+        """The entries of a key by label; none where it is no mapping, which the file's model reports."""
         written = self.values.get(key)
         return list(written.items()) if isinstance(written, dict) else []
 
@@ -138,7 +138,7 @@ class StudyReading(Reading):
         """A trace by its label, or those of a sweep of batches by theirs; nothing where they could not be read."""
         place = f"traces.{label}"
         if label in AGGREGATES:
-            self.tell(place, f"{label!r} stands for all traces together", "give it another label")
+            self.report(place, f"{label!r} stands for all traces together", "give it another label")
         if isinstance(entry, dict) and not {"batches", "trace"}.isdisjoint(entry):
             result = self.batches(entry, place, node, self.values.get("node"))
             return {_point(label, trace.info.batch): trace for trace in result}
@@ -149,7 +149,7 @@ class StudyReading(Reading):
         """No trace that is called as one of a sweep."""
         for label, batches in self.sweeps.items():
             for other in networks.keys() & batches:
-                self.tell(f"traces.{other}", f"is also what {label!r} has at that batch", "give it another label")
+                self.report(f"traces.{other}", f"is also what {label!r} has at that batch", "give it another label")
 
     def _run(self, label: str, run: object, own: NodeSpec | None, everywhere: dict[str, Any]) -> NodeSpec | None:
         """The node of a run, once its policy has been looked at."""
@@ -182,7 +182,7 @@ class StudyReading(Reading):
             at = f"{place}.for_trace.{trace}"
             self._known(trace, self._traces_of(file), at, "trace")
             if change.policy is None and change.budget is None:
-                self.tell(at, "changes nothing", "give it a policy or a budget, or leave it out")
+                self.report(at, "changes nothing", "give it a policy or a budget, or leave it out")
             self.budget(change.budget, written["for_trace"][trace].get("budget"), f"{at}.budget", node)
         if node is None:
             return
@@ -221,7 +221,7 @@ class StudyReading(Reading):
             key = (
                 "budgets" if any(each.budget is not None for each in runs if each.sweep == run) else "oversubscription"
             )
-            self.tell(f"runs.{run}.{key}", "two runs have the same label", "give each budget once, or another label")
+            self.report(f"runs.{run}.{key}", "two runs have the same label", "give each budget once, or another label")
 
     def _check_labels(self, file: StudyFile, runs: tuple[StudyRun, ...]) -> tuple[Published, ...]:
         """Baselines and published numbers of runs and traces that there are."""
@@ -236,7 +236,7 @@ class StudyReading(Reading):
     def _published(
         self, row: PublishedSection, place: str, file: StudyFile, known: Iterable[str], runs: tuple[StudyRun, ...]
     ) -> Published:
-        alone = row.told in get_args(Alone)
+        alone = row.measured in get_args(Alone)
         over = "" if row.run is None or alone else row.over if row.over is not None else file.baseline[0]
         if row.run is not None:
             self._known(row.run, known, f"{place}.run", "run")
@@ -244,27 +244,27 @@ class StudyReading(Reading):
                 self._known(over, known, f"{place}.over", "run")
             if row.run == over:
                 remedy = "name another run, or another to compare it with"
-                self.tell(f"{place}.run", f"{over!r} is compared with itself", remedy)
+                self.report(f"{place}.run", f"{over!r} is compared with itself", remedy)
             self._check_sweeps(row.run, over, place, runs)
         self._check_of(row, place, file)
         if row.without and row.of not in AGGREGATES:
             remedy = f"leave it out, or write of: {', '.join(AGGREGATES)}"
-            self.tell(f"{place}.without", f"{row.of!r} is one trace, of which none can be left out", remedy)
+            self.report(f"{place}.without", f"{row.of!r} is one trace, of which none can be left out", remedy)
         note = row.note.strip()
         return Published(
-            row.run or "", over, row.of, row.value, row.told, row.source, tuple(row.without), note, row.memory
+            row.run or "", over, row.of, row.value, row.measured, row.source, tuple(row.without), note, row.memory
         )
 
     def _check_of(self, row: PublishedSection, place: str, file: StudyFile) -> None:
-        """A published number is of traces that there are, or of a sweep of them, and leaves some."""
-        whole = row.told in get_args(OfSweep)
-        known = tuple(file.traces) if whole else self._traces_of(file)
-        self._known(row.of, (*AGGREGATES, *known), f"{place}.of", "sweep of batches" if whole else "trace")
+        """Checks that a published number is of known traces, or of a sweep of them, and excludes not all."""
+        of_sweep = row.measured in get_args(OfSweep)
+        known = tuple(file.traces) if of_sweep else self._traces_of(file)
+        self._known(row.of, (*AGGREGATES, *known), f"{place}.of", "sweep of batches" if of_sweep else "trace")
         for number, label in enumerate(row.without):
             self._known(label, known, f"{place}.without[{number}]", "trace")
         left = set(row.without)
         if all(label in left or left.issuperset(self.sweeps.get(label, (label,))) for label in file.traces):
-            self.tell(f"{place}.without", "leaves no trace", "name fewer")
+            self.report(f"{place}.without", "leaves no trace", "name fewer")
 
     def _check_sweeps(self, label: str, over: str, place: str, runs: tuple[StudyRun, ...]) -> None:
         """What is compared with a sweep needs a run of the same budget in it."""
@@ -272,11 +272,13 @@ class StudyReading(Reading):
         ours = {run.point for run in runs if label in (run.label, run.sweep)}
         if over and theirs and not theirs.issuperset(ours):
             what = f"{over!r} is a sweep, and has no run for every budget of {label!r}"
-            self.tell(f"{place}.run", what, f"give {label!r} budgets of {over!r} only, or compare it with another run")
+            self.report(
+                f"{place}.run", what, f"give {label!r} budgets of {over!r} only, or compare it with another run"
+            )
 
     def _known(self, label: str, known: Iterable[str], place: str, word: str) -> None:
         if label not in known:
-            self.tell(place, f"there is no {word} {label!r}", did_you_mean(label, known))
+            self.report(place, f"there is no {word} {label!r}", did_you_mean(label, known))
 
 
 def _point(label: str, at: object) -> str:
@@ -312,9 +314,9 @@ def _labels_in(entry: object) -> list[object]:
 
 
 def outline_study(name_or_path: str | Path, overrides: Mapping[str, object] | None = None) -> Study:
-    """The study that `load_study` gives, but with empty traces: labels, batches, runs and what is told of them.
+    """The study that `load_study` gives, but with empty traces: labels, batches, runs and their measures.
 
-    Its traces tell no origin, those named in place of modelled ones have batch 1, and budgets that follow from what a
+    Its traces have no origin, those named in place of modelled ones have batch 1, and budgets that follow from what a
     trace holds are 0. Raises what `load_study` raises of
     the file itself.
 

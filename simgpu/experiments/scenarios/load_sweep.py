@@ -33,7 +33,7 @@ def load_sweep(name_or_path: str | Path, overrides: Mapping[str, object] | None 
     ``sweep.grid.PATH``, a list, or None to leave the path out; ``sweep.zip``; ``sweep.points``.
 
     Raises `InputError` with all mistakes of the block and of the scenario. What shows only with everything loaded,
-    such as a budget above the memory of a point's node, is told of the point when it runs.
+    such as a budget above the memory of a point's node, is reported for the point when it runs.
 
     >>> load_sweep("memory-sweep", {"sweep.grid.budget": ["30 MiB"]})
     memory-sweep: 2 points
@@ -88,7 +88,7 @@ def _load(document: YamlMapping, overrides: dict[str, object], source: str) -> S
     problems += value_problems(sweep, reading.values, unsound if section else None)
     if problems:
         raise InputError(dict.fromkeys(problems))
-    # Problems of points are kept as results, which say the same wherever the file lies.
+    # Problems of points are stored as results, which must not depend on the folder of the file.
     return replace(sweep, document=replace(sweep.document, file=Path(document.file).name))
 
 
@@ -241,8 +241,8 @@ def _meets(path: str, taken: Mapping[tuple[int | str, ...], str]) -> Iterator[tu
 def value_problems(sweep: Sweep, base: Mapping[str, Any], unsound: set[str] | None) -> list[Problem]:
     """What the scenario's schema, its nodes and its policies refuse of each value of each axis.
 
-    Each value is looked at beside the first step of every other axis. If it is refused there, it may be right beside
-    other steps, of its own kind of key: a value that is refused in all cases is told, any other one at its points.
+    Each value is checked with the first step of every other axis. If it is refused there, it may be valid with other
+    steps of related keys: a value that is refused in all cases is reported here, any other one at its points.
 
     base: the scenario's values with what a sweep leaves out. unsound: paths of axes that were left out because they are
     wrong, so that what they give is missing; None where anything may be.
@@ -300,14 +300,14 @@ class _Checking:
         return texts or []
 
     def _cases(self, number: int, step: int) -> Iterator[tuple[Given, ...]]:
-        """The values of a step beside the first of all other axes, then beside others of related axes, then alone."""
+        """The values of a step with the first of all other axes, then with others of related axes, then alone."""
         steps = [0] * len(self.sweep.axes)
         steps[number] = step
         yield tuple(self.sweep.given(steps))
         for other, axis in enumerate(self.sweep.axes):
             if other != number and self.heads[other] & self.heads[number]:
-                for beside in range(1, len(axis.steps)):
-                    yield tuple(self.sweep.given([*steps[:other], beside, *steps[other + 1 :]]))
+                for other_step in range(1, len(axis.steps)):
+                    yield tuple(self.sweep.given([*steps[:other], other_step, *steps[other + 1 :]]))
         own = self.sweep.axes[number]
         yield tuple(each for each in self.sweep.given(steps) if each.path in own.paths)
 
@@ -338,6 +338,6 @@ class _SchemaLoading(PointLoading):
             entry = self.attempt(lambda: validate(ModelledTrace, written, lambda inner: self.where(f"trace.{inner}")))
             if entry is not None:
                 network = (entry.zoo, entry.input, repr(entry.variant))
-                self.made(lambda: self.library.get(network, entry.network), "trace")
+                self.build(lambda: self.library.get(network, entry.network), "trace")
                 if entry.gpu is not None:
                     self.gpu_for(entry.gpu, "trace", None, None)

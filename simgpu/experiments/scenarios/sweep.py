@@ -77,7 +77,7 @@ class Sweep:
         return {given.path: given.value for given in self.given(steps_of(self.axes, point))}
 
     def given(self, steps: Iterable[int]) -> Iterator[Given]:
-        """What a step on each axis gives."""
+        """The values of a step on each axis."""
         for axis, step in zip(self.axes, steps, strict=True):
             for path, value in axis.steps[step].items():
                 yield Given(path, value, axis.place(path, step), axis.changed)
@@ -87,7 +87,7 @@ class Sweep:
         return Points(self).scenario(point)
 
     def points(self) -> Points:
-        """The points, for who needs the scenarios of several: they share what was loaded."""
+        """All points; their scenarios share what was loaded."""
         return Points(self)
 
     def inputs(self) -> dict[str, str]:
