@@ -55,7 +55,7 @@ def legend_of(figure: Figure) -> list[str]:
     return [text.get_text() for text in figure.legends[0].get_texts()]
 
 
-def test_every_run_has_its_place_in_every_group_and_missing_ones_say_why() -> None:
+def test_every_run_has_its_place_in_every_group_and_missing_values_a_reason() -> None:
     (ax,) = drawn([BARS]).axes
     assert [box.get_height() for box in boxes_of(ax)] == [1.0, 0.5, 1.0, 0.5]
     middles = [box.get_x() + box.get_width() / 2 for box in boxes_of(ax)]
@@ -122,7 +122,7 @@ def test_the_legend_has_every_run_that_is_drawn_once_and_in_the_order_of_the_stu
     assert legend_of(drawn([BARS])) == ["none", "um", "buddy", "paper"]
 
 
-def test_budgets_are_told_in_the_unit_that_makes_them_round() -> None:
+def test_budgets_are_in_the_unit_that_makes_them_round() -> None:
     def along(*budgets: int) -> tuple[str, list[str]]:
         curve = Curve("um", tuple(Point(budget, Bar(1.0)) for budget in budgets))
         (ax,) = drawn([LinePanel(PEAK, "net", BUDGET, (curve,))]).axes
@@ -144,7 +144,7 @@ def test_ratios_that_span_much_have_a_logarithmic_axis_and_those_that_hardly_dif
     assert close.get_ylim()[1] - close.get_ylim()[0] > 0.04
 
 
-def test_seven_panels_of_a_measure_share_its_name_beside_two_rows() -> None:
+def test_seven_panels_of_a_measure_share_the_label_of_their_rows() -> None:
     panels: list[Panel] = [SWEEP._replace(name=f"net {number}") for number in range(7)]
     axes = drawn(panels).axes
     assert [ax.get_title(loc="left") for ax in axes] == [f"net {number}" for number in range(7)]

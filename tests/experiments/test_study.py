@@ -100,7 +100,7 @@ def test_a_run_without_memory_leaves_its_cell_empty_and_the_others_as_they_are(r
     assert not result.nothing_fitted
 
 
-def test_published_numbers_stand_beside_ours(result: StudyResult) -> None:
+def test_published_numbers_are_compared_with_simulated_ones(result: StudyResult) -> None:
     mean, largest, saved, plain, missing = result.comparisons()
     ratios = {label: result.ratio(label, "fast", "vDNN") or math.nan for label in ("short", "long")}
     assert mean.difference == pytest.approx(sum(ratios.values()) / 2 - 1.5)
@@ -111,7 +111,7 @@ def test_published_numbers_stand_beside_ours(result: StudyResult) -> None:
     assert (missing.ours, missing.difference, missing.traces) == (None, None, 0)
 
 
-def test_frame_and_plain_values_hold_the_same(result: StudyResult) -> None:
+def test_frame_and_plain_values_agree(result: StudyResult) -> None:
     frame = result.frame()
     document = json.loads(json.dumps(result.to_dict(), allow_nan=False))
     assert document["schema"] == "simgpu.study-report/2"

@@ -73,7 +73,7 @@ def alexnet(batch: int, policy: str, mode: str | None = None) -> Result:
     return simulate(trace, node, policy, parameters={"mode": mode} if mode else None)
 
 
-def test_a_modelled_network_is_modelled_anew_at_each_batch(result: StudyResult) -> None:
+def test_a_modelled_network_is_modelled_at_each_batch(result: StudyResult) -> None:
     for batch in (128, 1024, 4096):
         expected = alexnet(batch, "vdnn")
         cell = result.cells[f"AlexNet {batch}", "vDNN"]
@@ -81,7 +81,7 @@ def test_a_modelled_network_is_modelled_anew_at_each_batch(result: StudyResult) 
         assert cell.samples_per_s == pytest.approx(batch * 1e9 / expected.iteration_ns)
 
 
-def test_a_recorded_trace_is_told_at_each_batch(result: StudyResult) -> None:
+def test_a_recorded_trace_is_rescaled_to_each_batch(result: StudyResult) -> None:
     node, recorded = load_node("v100", {"gpu.memory": "580 MB"}), load_trace("resnet20-cifar-cpu")
     assert recorded.info.batch == 32
     for batch in (32, 16):
@@ -252,7 +252,7 @@ def test_the_command_writes_report_table_and_figures(path: Path, result: StudyRe
     assert {file.name: file.read_bytes() for file in folder.iterdir()} == before
 
 
-def test_a_folder_with_anything_else_is_left_alone(path: Path, tmp_path: Path) -> None:
+def test_a_folder_with_other_files_is_not_replaced(path: Path, tmp_path: Path) -> None:
     (tmp_path / "mine.txt").write_text("mine", encoding="utf-8")
     done = simgpu("study", path, "-q", "-o", tmp_path)
     assert done.exit_code == 2

@@ -86,7 +86,7 @@ def test_what_has_no_number_says_why() -> None:
     assert over_small.groups["hpc-cg"]["buddy"] == Bar(None, "no baseline")
 
 
-def test_published_numbers_stand_only_on_what_they_are_of() -> None:
+def test_published_numbers_are_only_on_their_bars() -> None:
     over_none, over_small = bars_of(compressed(), 0), bars_of(compressed(), 1)
     found = {
         (panel.measured.title.split(",")[0], trace, run): bar.published
@@ -103,7 +103,7 @@ def test_published_numbers_stand_only_on_what_they_are_of() -> None:
     assert ours == compressed().ratio("hpc-ep", "buddy", "small")
 
 
-def test_runs_that_do_not_compress_need_no_room_in_a_panel_of_overflow() -> None:
+def test_runs_without_compression_are_not_in_a_panel_of_overflow() -> None:
     panel = bars_of(compressed(), 2)
     assert "none" not in panel.groups["hpc-ep"]
     assert panel.groups["hpc-ep"]["buddy"].value == compressed().cells["hpc-ep", "buddy"].overflow

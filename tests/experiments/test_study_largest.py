@@ -63,7 +63,7 @@ def test_a_run_is_at_the_batch_that_max_batch_finds(policy: str, result: StudyRe
     assert cell.batch != 32, "of the trace, where the search begins"
 
 
-def test_gains_are_told_of_each_network_and_of_their_sums(result: StudyResult) -> None:
+def test_gains_are_of_each_network_and_of_their_sums(result: StudyResult) -> None:
     batches = {key: cell.batch for key, cell in result.cells.items()}
     networks = ("AlexNet", "recorded")
     gains = [batches[network, "vDNN"] / batches[network, "none"] for network in networks]
@@ -95,7 +95,7 @@ def test_tables_have_no_column_for_the_batch_of_the_trace(result: StudyResult) -
     assert (row["tiny"], row["endless"]) == ("no memory", "refused")
 
 
-def test_the_frame_and_the_facts_tell_it(result: StudyResult) -> None:
+def test_the_frame_and_the_facts_have_it(result: StudyResult) -> None:
     assert result.frame().loc[("recorded", "vDNN"), "batch"] == result.cells["recorded", "vDNN"].batch
     assert ("batch", "of every run the largest that fits it") in result.study.facts()
     assert result.to_dict()["largest_batch"] is True

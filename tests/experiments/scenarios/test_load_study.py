@@ -143,7 +143,7 @@ def test_changes_of_the_node_hold_for_all_runs_and_those_of_a_run_win(tmp_path: 
     assert {node.link.d2h_bandwidth for node in nodes} == {10**10}
 
 
-def test_one_baseline_needs_no_list_and_several_are_kept_in_order(tmp_path: Path) -> None:
+def test_one_baseline_needs_no_list_and_several_stay_in_order(tmp_path: Path) -> None:
     text = GOOD.replace("baseline: vDNN", "baseline: [oracle, vDNN]")
     study = load_study(study_file(tmp_path, text))
     assert study.baseline == ("oracle", "vDNN")
@@ -387,13 +387,13 @@ def test_a_mistake_about_batches_is_told_once_at_its_place(old: str, new: str, e
         ("epochs: [0, 2]", "epoch: 2", "line 13, epoch: unknown key; did you mean 'epochs'?"),
     ],
 )
-def test_a_mistake_is_told_at_its_place(old: str, new: str, expected: str, tmp_path: Path) -> None:
+def test_a_mistake_is_reported_at_its_place(old: str, new: str, expected: str, tmp_path: Path) -> None:
     told = problems_of(study_file(tmp_path, GOOD.replace(old, new)))
     assert any(line.startswith(f"try.yaml: {expected}") for line in told), told
     assert len(told) == len(set(told))
 
 
-def test_all_problems_of_all_files_are_told_at_once(tmp_path: Path) -> None:
+def test_all_problems_of_all_files_are_reported_at_once(tmp_path: Path) -> None:
     text = GOOD.replace("v100", "v10").replace("policy: none", "policy: nune").replace("run: small", "run: smal")
     told = problems_of(study_file(tmp_path, text), {"traces.AlexNet.zoo": "alexnett", "seed": -1})
     places = [line.split(": ")[1] for line in told]
