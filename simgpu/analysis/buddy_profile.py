@@ -50,7 +50,7 @@ _ROWS = 20
 
 
 @dataclass(frozen=True, slots=True)
-class Outcome:
+class DesignOutcome:
     """A choice of targets: device bytes per entry of each allocation, the ratio, and the share that overflows."""
 
     targets: tuple[int, ...]
@@ -76,7 +76,7 @@ class AllocationOutcome:
 
 
 @dataclass(frozen=True, slots=True)
-class Moment:
+class SnapshotOverflow:
     """A snapshot at the final targets: bytes of the allocations in it, and the share of their entries that overflow."""
 
     label: str
@@ -100,16 +100,16 @@ class BuddyProfile:
     mostly_zero: bool
     largest_ratio: float
     optimistic_ratio: float
-    naive: Outcome
-    per_allocation: Outcome
-    final: Outcome
-    sweep: Mapping[float, Outcome]
-    by_mean: Outcome
+    naive: DesignOutcome
+    per_allocation: DesignOutcome
+    final: DesignOutcome
+    sweep: Mapping[float, DesignOutcome]
+    by_mean: DesignOutcome
     allocations: tuple[AllocationOutcome, ...]
-    drift: tuple[Moment, ...]
+    drift: tuple[SnapshotOverflow, ...]
 
     @property
-    def designs(self) -> dict[str, Outcome]:
+    def designs(self) -> dict[str, DesignOutcome]:
         """The columns of figure 7, by name."""
         return {"naive": self.naive, "per allocation": self.per_allocation, "final": self.final}
 
@@ -182,7 +182,7 @@ class BuddyProfile:
         return pd.DataFrame(rows).set_index("threshold")
 
     def drift_frame(self) -> pd.DataFrame:
-        """One row a snapshot: see `Moment`."""
+        """One row a snapshot: see `SnapshotOverflow`."""
         import pandas as pd
 
         return pd.DataFrame([asdict(each) for each in self.drift]).set_index("label").rename_axis("snapshot")
@@ -330,8 +330,8 @@ def _silent(what: str) -> None:
     """Says nothing."""
 
 
-def _outcome(allocations: Sequence[Allocation], targets: tuple[int, ...]) -> Outcome:
-    return Outcome(targets, compression_ratio(allocations, targets), mean_overflow(allocations, targets))
+def _outcome(allocations: Sequence[Allocation], targets: tuple[int, ...]) -> DesignOutcome:
+    return DesignOutcome(targets, compression_ratio(allocations, targets), mean_overflow(allocations, targets))
 
 
 def _in_final(allocation: Allocation, target: int) -> AllocationOutcome:
@@ -340,11 +340,13 @@ def _in_final(allocation: Allocation, target: int) -> AllocationOutcome:
     return AllocationOutcome(allocation.name, allocation.bytes, own, target, mean, min(shares), max(shares))
 
 
-def _moment(snapshots: Snapshots, number: int, targets: Sequence[int]) -> Moment:
+def _moment(snapshots: Snapshots, number: int, targets: Sequence[int]) -> SnapshotOverflow:
     there = snapshots.in_snapshot(number)
     known = list(there.values())
     overflow = mean_overflow(known, [targets[index] for index in there])
-    return Moment(snapshots.labels[number], sum(each.bytes for each in known), optimistic_ratio(known), overflow)
+    return SnapshotOverflow(
+        snapshots.labels[number], sum(each.bytes for each in known), optimistic_ratio(known), overflow
+    )
 
 
 def _allocation_row(each: AllocationOutcome) -> tuple[str, ...]:
@@ -352,7 +354,7 @@ def _allocation_row(each: AllocationOutcome) -> tuple[str, ...]:
     return (each.name, format_bytes(each.bytes), own, target, share_text(each.overflow))
 
 
-def _plain(each: AllocationOutcome | Moment) -> dict[str, Any]:
+def _plain(each: AllocationOutcome | SnapshotOverflow) -> dict[str, Any]:
     return asdict(each) | {"optimistic_ratio": _finite(each.optimistic_ratio)}
 
 

@@ -13,7 +13,7 @@ from matplotlib.patheffects import withStroke
 from matplotlib.ticker import FuncFormatter, LogLocator, MaxNLocator, NullFormatter
 
 from simgpu.analysis.charts import RunLook, run_looks
-from simgpu.analysis.panels import Bar, BarPanel, Curve, LinePanel, TimePanel
+from simgpu.analysis.panels import Bar, BarPanel, LinePanel, RunCurve, TimePanel
 
 BAR_PAPER: dict[str, Any] = {
     "marker": "D",
@@ -257,7 +257,7 @@ def _mark_places(ax: Axes, panel: LinePanel, along: float, inches: float) -> Non
     ax.set_xlim(min(places) - margin, max(places) + margin)
 
 
-def _draw_curve(ax: Axes, curve: Curve, look: RunLook, scale: float, along: float) -> None:
+def _draw_curve(ax: Axes, curve: RunCurve, look: RunLook, scale: float, along: float) -> None:
     points = sorted(curve.points, key=lambda point: point.at)
     values = [nan if point.bar.value is None else point.bar.value / scale for point in points]
     ax.plot([point.at / along for point in points], values, **look.line)
@@ -290,7 +290,7 @@ def _limit(ax: Axes, panel: LinePanel, scale: float) -> None:
     ax.set_ylim(low - spare, top + spare)
 
 
-def _absent(curves: Sequence[Curve]) -> str:
+def _absent(curves: Sequence[RunCurve]) -> str:
     """Which runs have no value at all, by why that is so."""
     results: dict[str, list[str]] = {}
     for curve in curves:

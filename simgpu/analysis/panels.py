@@ -92,18 +92,18 @@ class BarPanel(NamedTuple):
         return self.measured.unit(max(map(abs, self.values), default=0.0))
 
 
-class Point(NamedTuple):
+class CurvePoint(NamedTuple):
     """A place along the axis, with a value."""
 
     at: float
     bar: Bar
 
 
-class Curve(NamedTuple):
+class RunCurve(NamedTuple):
     """A run's values along the axis, or its level, where it does not vary along it."""
 
     label: str
-    points: tuple[Point, ...] = ()
+    points: tuple[CurvePoint, ...] = ()
     level: Bar | None = None
 
     @property
@@ -116,7 +116,7 @@ class Curve(NamedTuple):
         """Why there is no value at all; empty where there is one, or where it is not known."""
         return "" if any(bar.value is not None for bar in self.bars) else self.bars[-1].why
 
-    def ends(self) -> list[tuple[Point, str]]:
+    def ends(self) -> list[tuple[CurvePoint, str]]:
         """Points with a value next to a point without, and why the latter has none."""
         by_place = sorted(self.points, key=lambda point: point.at)
         results = {}
@@ -133,7 +133,7 @@ class LinePanel(NamedTuple):
     measured: AxisInfo
     name: str
     along: AxisInfo
-    curves: tuple[Curve, ...]
+    curves: tuple[RunCurve, ...]
 
     @property
     def values(self) -> list[float]:

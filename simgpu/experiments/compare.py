@@ -44,7 +44,7 @@ DEFAULT_POLICIES: tuple[PolicyRequest, ...] = ("ideal", "none", "vdnn")
 
 
 @dataclass(frozen=True, slots=True)
-class Run:
+class PolicyRun:
     """One policy's outcome: its result, the out-of-memory error that ended it, why it refuses trace or node, or the
     `PolicyError` that says what failed in it.
 
@@ -108,20 +108,20 @@ class Comparison:
     placements of feature maps and of every program, where asked for and known; bound_note: what they are, or why not.
     """
 
-    runs: tuple[Run, ...]
+    runs: tuple[PolicyRun, ...]
     trace: TraceInfo
     trace_name: str
     node: NodeSpec
     bounds: LeastTimes | None = None
     bound_note: str = ""
 
-    def __iter__(self) -> Iterator[Run]:
+    def __iter__(self) -> Iterator[PolicyRun]:
         return iter(self.runs)
 
     def __len__(self) -> int:
         return len(self.runs)
 
-    def __getitem__(self, label: str) -> Run:
+    def __getitem__(self, label: str) -> PolicyRun:
         for run in self.runs:
             if run.label == label:
                 return run
@@ -265,7 +265,7 @@ def compare(
     settings["seed"] = 0 if seed is None else seed
     settings["epoch"] = 0 if epoch is None else epoch
     settings |= {"gpus": gpus, "exchange": exchange or "host", "cores": 1 if cores is None else cores}
-    runs: list[Run] = []
+    runs: list[PolicyRun] = []
     asked = DEFAULT_POLICIES if policies is None else [policies] if isinstance(policies, str) else policies
     for policy in [made_policy(request) for request in asked]:
         label = policy_label(policy)
@@ -277,7 +277,7 @@ def compare(
             outcome = simulate(trace, node, policy, **settings)
         except (OutOfMemoryError, InputError, MissingExtraError) as error:
             outcome = error
-        runs.append(Run(label, policy.name, policy.parameters, outcome))
+        runs.append(PolicyRun(label, policy.name, policy.parameters, outcome))
     if runs and all(run.refused for run in runs):
         raise nothing_runs(runs)
     text: tuple[LeastTimes | None, str] = (None, "")
@@ -315,7 +315,7 @@ def _say(progress: Callable[[str], None], label: str, what: str) -> None:
     progress(f"{label}: {what}")
 
 
-def nothing_runs(runs: Iterable[Run]) -> SimgpuError:
+def nothing_runs(runs: Iterable[PolicyRun]) -> SimgpuError:
     """Where every run was refused: the one error that all share, for example of the trace, or a problem for each."""
     by_text = {str(run.outcome): run.outcome for run in runs if isinstance(run.outcome, Refusal)}
     if len(by_text) == 1:
@@ -323,7 +323,7 @@ def nothing_runs(runs: Iterable[Run]) -> SimgpuError:
     return InputError(problem for run in runs for problem in _problems(run))
 
 
-def _problems(run: Run) -> tuple[Problem, ...]:
+def _problems(run: PolicyRun) -> tuple[Problem, ...]:
     if isinstance(run.outcome, PolicyError):
         return run.outcome.problems
     return (Problem("", run.label, str(run.outcome)),)
@@ -346,7 +346,7 @@ def _named(request: str | tuple[str, Mapping[str, object]] | Mapping[str, Mappin
     return name, parameters
 
 
-def _note(run: Run) -> str:
+def _note(run: PolicyRun) -> str:
     if run.result is None:
         return run.failure
     return {True: "", False: "unsteady", None: "one iteration"}[run.result.steady]

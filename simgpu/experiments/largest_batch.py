@@ -15,7 +15,7 @@ from simgpu.units import format_bytes
 if TYPE_CHECKING:
     import pandas as pd
 
-    from simgpu.experiments.compare import Run
+    from simgpu.experiments.compare import PolicyRun
     from simgpu.hardware.spec import NodeSpec
     from simgpu.simulation.run import Result
     from simgpu.trace.model import TraceInfo
@@ -70,7 +70,7 @@ class LargestBatch:
     throughput was simulated, ascending: powers of two, the largest that fits, and some around the recommended one.
     """
 
-    run: Run
+    run: PolicyRun
     batch: int | None
     tried: tuple[tuple[int, bool], ...]
     most: int

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field, fields, replace
 from typing import TYPE_CHECKING, Literal
 
 from simgpu.errors import InputError, MissingExtraError, OutOfMemoryError
-from simgpu.experiments.compare import DEFAULT_POLICIES, PolicyRequest, Refusal, Run, made_policy, nothing_runs
+from simgpu.experiments.compare import DEFAULT_POLICIES, PolicyRequest, PolicyRun, Refusal, made_policy, nothing_runs
 from simgpu.experiments.largest_batch import LargestBatch, MaxBatch, Speed, recommended
 from simgpu.graph.bounds import first_reason
 from simgpu.hardware.spec import NodeSpec
@@ -269,8 +269,8 @@ class _Runs:
         return result
 
 
-def _run(policy: Policy, outcome: Result | OutOfMemoryError | Refusal) -> Run:
-    return Run(policy_label(policy), policy.name, policy.parameters, outcome)
+def _run(policy: Policy, outcome: Result | OutOfMemoryError | Refusal) -> PolicyRun:
+    return PolicyRun(policy_label(policy), policy.name, policy.parameters, outcome)
 
 
 #: Policies that take equation 8's sub-batch, and policies that run the whole batch.

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, Literal
 from simgpu.analysis.breakdown import PARTS
 from simgpu.errors import InputError, MissingExtraError, OutOfMemoryError
 from simgpu.experiments.max_batch import max_batch
-from simgpu.experiments.study_measures import Cell, memory_of
+from simgpu.experiments.study_measures import StudyCell, memory_of
 from simgpu.experiments.study_tables import study_text
 from simgpu.experiments.study_values import STUDY_REPORT_SCHEMA, StudyValues
 from simgpu.experiments.training import Epoch, Training, train
@@ -166,22 +166,22 @@ def _run(run: StudyRun) -> dict[str, Any]:
     }
 
 
-def cell_of(study: Study, label: str, run: StudyRun) -> Cell:
+def cell_of(study: Study, label: str, run: StudyRun) -> StudyCell:
     """The numbers of a run on the trace of that label; without any, and why, where it is out of memory or refused."""
     try:
         return cell_with_extras(study, label, run)
     except MissingExtraError as error:
-        return Cell(None, refused=str(error), batch=study.traces[label].info.batch)
+        return StudyCell(None, refused=str(error), batch=study.traces[label].info.batch)
 
 
-def cell_with_extras(study: Study, label: str, run: StudyRun) -> Cell:
+def cell_with_extras(study: Study, label: str, run: StudyRun) -> StudyCell:
     """The same. Raises `MissingExtraError` where it is only this installation that cannot run it."""
     try:
-        return Cell.of((_at_largest_batch if study.largest_batch else _trained)(study, label, run))
+        return StudyCell.of((_at_largest_batch if study.largest_batch else _trained)(study, label, run))
     except OutOfMemoryError as error:
-        return Cell(None, out_of_memory=str(error), batch=study.traces[label].info.batch)
+        return StudyCell(None, out_of_memory=str(error), batch=study.traces[label].info.batch)
     except InputError as error:
-        return Cell(None, refused=str(error), batch=study.traces[label].info.batch)
+        return StudyCell(None, refused=str(error), batch=study.traces[label].info.batch)
 
 
 def _trained(study: Study, label: str, run: StudyRun) -> Training:

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Literal
 
 from simgpu.analysis.charts import Stack, plot_breakdowns
 from simgpu.analysis.measure_charts import plot_measures
-from simgpu.analysis.panels import AxisInfo, Bar, BarPanel, Curve, Kind, LinePanel, Panel, Point, TimePanel
+from simgpu.analysis.panels import AxisInfo, Bar, BarPanel, CurvePoint, Kind, LinePanel, Panel, RunCurve, TimePanel
 from simgpu.errors import InputError
 from simgpu.experiments.study_measures import MEASURES
 from simgpu.experiments.study_tables import MEAN, NO_MEMORY, REFUSED
@@ -142,31 +142,27 @@ def _by_sweep(result: StudyValues, measure: str, over: str) -> Iterator[LinePane
 
 def _curves(
     runs: Sequence[StudyRun], bars: dict[str, Bar], place: Callable[[StudyRun], float | None]
-) -> tuple[Curve, ...]:
+) -> tuple[RunCurve, ...]:
     """A curve a sweep, and a level a run outside them."""
-    points: dict[str, list[Point]] = {}
+    points: dict[str, list[CurvePoint]] = {}
     for run in runs:
         if (at := place(run)) is not None and run.sweep:
-            points.setdefault(run.sweep, []).append(Point(at, bars[run.label]))
+            points.setdefault(run.sweep, []).append(CurvePoint(at, bars[run.label]))
     labels = dict.fromkeys(run.sweep or run.label for run in runs)
     return tuple(
-        Curve(label, tuple(points[label])) if label in points else Curve(label, level=bars[label]) for label in labels
+        RunCurve(each, tuple(points[each])) if each in points else RunCurve(each, level=bars[each]) for each in labels
     )
 
 
 def _by_batch(result: StudyValues, measure: str, over: str) -> Iterator[LinePanel]:
     """A panel a network, also of one that has a single batch."""
     study = result.study
-    for network, batches in study.networks.items():
-        curves = (
-            Curve(
-                run.label,
-                tuple(
-                    Point(study.traces[batch].info.batch, _bar(result, measure, batch, run, over)) for batch in batches
-                ),
-            )
-            for run in study.runs
-        )
+    for network, labels in study.networks.items():
+        batches = {label: study.traces[label].info.batch for label in labels}
+        curves = []
+        for run in study.runs:
+            bars = {label: _bar(result, measure, label, run, over) for label in labels}
+            curves.append(RunCurve(run.label, tuple(CurvePoint(batches[label], bars[label]) for label in labels)))
         yield LinePanel(_axis_of(measure, over), network, _BATCH, tuple(curves))
 
 

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True, slots=True)
-class Cell:
+class StudyCell:
     """One trace under one run.
 
     samples_per_s: over all epochs, each weighted equally; None where the run failed (see out_of_memory and refused).
@@ -64,7 +64,7 @@ class Cell:
         return "out of memory" if self.samples_per_s is None else ""
 
     @classmethod
-    def of(cls, training: Training) -> Cell:
+    def of(cls, training: Training) -> StudyCell:
         """The numbers of a training."""
         results = [epoch.result for epoch in training.epochs]
         steady = [result.steady for result in results]
@@ -109,32 +109,32 @@ def _less_one(ratio: float | None) -> float | None:
     return None if ratio is None else ratio - 1
 
 
-def _throughput(ours: Cell, theirs: Cell) -> float | None:
+def _throughput(ours: StudyCell, theirs: StudyCell) -> float | None:
     return _over(ours.samples_per_s, theirs.samples_per_s)
 
 
-def _time(ours: Cell, theirs: Cell) -> float | None:
+def _time(ours: StudyCell, theirs: StudyCell) -> float | None:
     return _over(theirs.samples_per_s, ours.samples_per_s)
 
 
-def _time_saved(ours: Cell, theirs: Cell) -> float | None:
+def _time_saved(ours: StudyCell, theirs: StudyCell) -> float | None:
     ratio = _throughput(ours, theirs)
     return 1 - 1 / ratio if ratio else None
 
 
-def _share(part: str) -> Callable[[Cell, Cell], float | None]:
+def _share(part: str) -> Callable[[StudyCell, StudyCell], float | None]:
     return lambda cell, _: _over(cell.parts[part], sum(cell.parts.values())) if cell.parts else None
 
 
-def _best_throughput(ours: Sequence[Cell], theirs: Sequence[Cell]) -> float | None:
+def _best_throughput(ours: Sequence[StudyCell], theirs: Sequence[StudyCell]) -> float | None:
     return _over(*(max((each.samples_per_s or 0.0 for each in cells), default=0.0) or None for cells in (ours, theirs)))
 
 
-def _largest_batch(ours: Sequence[Cell], _: Sequence[Cell]) -> float | None:
+def _largest_batch(ours: Sequence[StudyCell], _: Sequence[StudyCell]) -> float | None:
     return max((each.batch for each in ours if each.samples_per_s is not None), default=None)
 
 
-def _batch_gain(ours: Sequence[Cell], theirs: Sequence[Cell]) -> float | None:
+def _batch_gain(ours: Sequence[StudyCell], theirs: Sequence[StudyCell]) -> float | None:
     return _over(_largest_batch(ours, ours), _largest_batch(theirs, theirs))
 
 
@@ -153,13 +153,13 @@ class Measure:
 
     title: str
     word: str
-    of: Callable[[Cell, Cell], float | None]
+    of: Callable[[StudyCell, StudyCell], float | None]
     share: bool = False
     size: bool = False
     alone: bool = False
     decimals: int = 3
     averaged: bool = True
-    of_sweep: Callable[[Sequence[Cell], Sequence[Cell]], float | None] | None = None
+    of_sweep: Callable[[Sequence[StudyCell], Sequence[StudyCell]], float | None] | None = None
     quotient_of: str = ""
     ratio: tuple[Callable[[float], float], Callable[[float], float]] | None = None
 

@@ -7,11 +7,11 @@ from statistics import geometric_mean
 from typing import TYPE_CHECKING, NamedTuple
 
 from simgpu.analysis.tables import breakdown_table, facts_text, table_text
-from simgpu.experiments.study_measures import AMOUNTS, MEASURES, Cell
+from simgpu.experiments.study_measures import AMOUNTS, MEASURES, StudyCell
 from simgpu.units import format_bytes
 
 if TYPE_CHECKING:
-    from simgpu.experiments.scenarios.study import Published, Study, StudyRun
+    from simgpu.experiments.scenarios.study import PublishedNumber, Study, StudyRun
     from simgpu.experiments.study_values import Means, PublishedComparison, StudyValues
 
 NO_MEMORY, REFUSED, OOM = "no memory", "refused", "OOM"
@@ -214,7 +214,7 @@ def _cell(result: StudyValues, trace: str, run: StudyRun, measure: str, over: st
     return text + (_UNSTEADY if any(cell.steady is False for cell in cells) else "")
 
 
-def _failure(cell: Cell) -> str:
+def _failure(cell: StudyCell) -> str:
     return {"": "", "refused": REFUSED}.get(cell.failure, NO_MEMORY)
 
 
@@ -243,7 +243,7 @@ def _published(row: PublishedComparison, study: Study, numbers: dict[str, int]) 
     )
 
 
-def _subject(number: Published) -> str:
+def _subject(number: PublishedNumber) -> str:
     if number.memory is not None:
         return AMOUNTS[number.memory]
     return f"{number.run} over {number.over}" if number.over else number.run

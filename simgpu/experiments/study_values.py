@@ -12,10 +12,10 @@ from math import exp, log
 from statistics import fmean
 from typing import TYPE_CHECKING
 
-from simgpu.experiments.study_measures import MEASURES, Cell, Measure
+from simgpu.experiments.study_measures import MEASURES, Measure, StudyCell
 
 if TYPE_CHECKING:
-    from simgpu.experiments.scenarios.study import Published, Study, StudyRun
+    from simgpu.experiments.scenarios.study import PublishedNumber, Study, StudyRun
 
 STUDY_REPORT_SCHEMA = "simgpu.study-report/2"
 #: Aggregates over traces that a published number can be of; a published mean is arithmetic.
@@ -40,7 +40,7 @@ class PublishedComparison:
     values, points: the number of values, and of all points; several per trace of a sweep of budgets.
     """
 
-    published: Published
+    published: PublishedNumber
     ours: float | None
     traces: int
     values: int
@@ -84,7 +84,7 @@ class StudyValues:
     """
 
     study: Study
-    cells: Mapping[tuple[str, str], Cell]
+    cells: Mapping[tuple[str, str], StudyCell]
     memory: Mapping[str, Mapping[str, int]] = field(default_factory=dict)
 
     def value(self, measure: str, trace: str, run: str, over: str = "") -> float | None:
@@ -167,7 +167,7 @@ class StudyValues:
         """Every published number with the simulated one."""
         return tuple(map(self.compared_with, self.study.published))
 
-    def compared_with(self, row: Published) -> PublishedComparison:
+    def compared_with(self, row: PublishedNumber) -> PublishedComparison:
         """A published number with the simulated one."""
         each = 1 if row.memory is not None else len(self._pairs(row.run, row.over))
         asked = self._labels_of(row.measure, row.of, row.without)
@@ -176,21 +176,21 @@ class StudyValues:
         ours = self._of_sums(row, of) if row.of == "sum" else aggregate(row.of, values)
         return PublishedComparison(row, ours, len(of), len(values), len(asked), each * len(asked))
 
-    def values_of(self, row: Published) -> dict[str, list[float]]:
+    def values_of(self, row: PublishedNumber) -> dict[str, list[float]]:
         """The values behind a published number by trace; several per trace of a sweep."""
         if row.memory is not None:
             text = self._labels_of(row.measure, row.of, row.without)
             return {trace: [self._of_memory(row, trace)] for trace in text}
         return self.values(row.measure, row.run, row.over, row.without, row.of)
 
-    def cells_of(self, row: Published) -> list[tuple[str, str]]:
+    def cells_of(self, row: PublishedNumber) -> list[tuple[str, str]]:
         """The labels of trace and run of every cell that a published number depends on."""
         networks, labels = self.study.networks, self._labels_of(row.measure, row.of, row.without)
         traces = [trace for label in labels for trace in networks.get(label, (label,))]
         runs = dict.fromkeys(run for pair in self._pairs(row.run, row.over) for run in pair if run)
         return [(trace, run) for trace in traces for run in runs]
 
-    def _of_sums(self, row: Published, traces: Iterable[str]) -> float | None:
+    def _of_sums(self, row: PublishedNumber, traces: Iterable[str]) -> float | None:
         """The sum over traces of what a measure divides, over the sum of what it is divided by."""
         part = MEASURES[row.measure].quotient_of
         ours, theirs = (
@@ -199,7 +199,7 @@ class StudyValues:
         )
         return ours / theirs if theirs else None
 
-    def _of_memory(self, row: Published, trace: str) -> float:
+    def _of_memory(self, row: PublishedNumber, trace: str) -> float:
         together, amount = self.memory[trace]["all_at_once"], self.memory[trace][row.memory or ""]
         return 1 - amount / together if row.measure == "memory_saved" else together / amount
 

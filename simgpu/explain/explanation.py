@@ -44,7 +44,7 @@ class Explanation:
 
     result: Result
     losses: tuple[Loss, ...]
-    path: tuple[Step, ...]
+    path: tuple[PathStep, ...]
 
     @property
     def parts(self) -> dict[str, int]:
@@ -166,7 +166,7 @@ def loss_lines(loss: Loss) -> list[str]:
     return [line for line in (tensor, decision, loss.cause.reason) if line]
 
 
-def step_dict(step: Step) -> dict[str, Any]:
+def step_dict(step: PathStep) -> dict[str, Any]:
     """A step of the critical path as plain data."""
     times = {"start_ns": step.start_ns, "end_ns": step.end_ns, "ns": step.ns}
     return {**times, "stream": step.stream, "kind": step.label, "name": step.name}
@@ -195,7 +195,7 @@ _MEMORY = (SpanKind.STALL_DEVICE_MEMORY, SpanKind.STALL_HOST_MEMORY)
 
 
 @dataclass(frozen=True, slots=True)
-class Step:
+class PathStep:
     """A piece of the critical path, nanoseconds: work on a stream, cut at the iteration's start.
 
     row: of the timeline, -1 where nothing is known to have been under way.
@@ -219,7 +219,7 @@ class Step:
         return "idle" if self.kind is None else self.kind.label
 
 
-def critical_path(timeline: Timeline, iteration: int = -1) -> tuple[Step, ...]:
+def critical_path(timeline: Timeline, iteration: int = -1) -> tuple[PathStep, ...]:
     """The steps of an iteration's critical path in order of time, from its start to its end without a gap.
 
     Of several equally long paths, it is the one that the streams in order of their names waited for.
@@ -234,7 +234,7 @@ def critical_path(timeline: Timeline, iteration: int = -1) -> tuple[Step, ...]:
     """
     start, end = timeline.window(iteration)
     walk = _Walk(timeline)
-    steps: list[Step] = []
+    steps: list[PathStep] = []
     stream, at = walk.last(end), end
     waiter = stream
     while at > start:
@@ -244,7 +244,7 @@ def critical_path(timeline: Timeline, iteration: int = -1) -> tuple[Step, ...]:
             continue
         if row is None:
             before = max(walk.before(stream, at), start)
-            steps.append(Step(before, at, timeline.streams[stream], None, "", -1))
+            steps.append(PathStep(before, at, timeline.streams[stream], None, "", -1))
             at = before
             continue
         kind = SpanKind(int(timeline.kind[row]))
@@ -314,15 +314,15 @@ class _Walk:
         row = self.ending(stream, at)
         return row is not None and self.timeline.kind[row] in _COPIES and self.timeline.gpu[row] == gpu
 
-    def step(self, row: int, start: int, end: int) -> Step:
+    def step(self, row: int, start: int, end: int) -> PathStep:
         timeline = self.timeline
         number = int(timeline.name[row])
         name = timeline.names[number] if number >= 0 else ""
         stream = timeline.streams[int(timeline.stream[row])]
-        return Step(start, end, stream, SpanKind(int(timeline.kind[row])), name, row)
+        return PathStep(start, end, stream, SpanKind(int(timeline.kind[row])), name, row)
 
 
-def by_kind(steps: Sequence[Step]) -> dict[tuple[str, str], tuple[int, int]]:
+def by_kind(steps: Sequence[PathStep]) -> dict[tuple[str, str], tuple[int, int]]:
     """Nanoseconds and number of steps by stream and kind of work, the longest first."""
     results: dict[tuple[str, str], tuple[int, int]] = {}
     for step in steps:

@@ -284,7 +284,7 @@ _TAKES_TIME = (Launch, CopyOut, CopyIn, Encode, Decode)
 _EXCHANGED = (BlockKind.WEIGHT, BlockKind.WEIGHT_GRADIENT)
 
 
-class Place(NamedTuple):
+class InstructionPlace(NamedTuple):
     """Where an instruction stands in a program."""
 
     segment: int
@@ -300,7 +300,7 @@ class Places:
         self.timeline: Timeline = result.timeline
         self.graph = result.graph
         self._signals = {
-            instruction.event: Place(index, stream, position)
+            instruction.event: InstructionPlace(index, stream, position)
             for index, segment in enumerate(self.program.segments)
             for stream, code in segment.streams.items()
             for position, instruction in enumerate(code)
@@ -308,9 +308,9 @@ class Places:
         }
 
     @cached_property
-    def _place_of(self) -> dict[int, Place]:
+    def _place_of(self) -> dict[int, InstructionPlace]:
         """By row of the timeline. Streams that no program has, on which pages come and go, have no places."""
-        results: dict[int, Place] = {}
+        results: dict[int, InstructionPlace] = {}
         work = self.timeline.kind < SpanKind.STALL_EVENT
         iterations = len(self.timeline.iteration_ends_ns)
         for number, name in enumerate(self.timeline.streams):
@@ -320,15 +320,16 @@ class Places:
                 results.update(zip(rows, places, strict=True))
         return results
 
-    def _works(self, stream: StreamId) -> Iterable[Place]:
+    def _works(self, stream: StreamId) -> Iterable[InstructionPlace]:
         """One iteration of a stream: its instructions that take time, in order."""
         for index, segment in enumerate(self.program.segments):
             code = segment.streams.get(stream, ())
-            timed = [Place(index, stream, at) for at, each in enumerate(code) if isinstance(each, _TAKES_TIME)]
+            takes_time = (at for at, each in enumerate(code) if isinstance(each, _TAKES_TIME))
+            timed = [InstructionPlace(index, stream, at) for at in takes_time]
             for _ in range(segment.repeat):
                 yield from timed
 
-    def code(self, place: Place) -> tuple[Instruction, ...]:
+    def code(self, place: InstructionPlace) -> tuple[Instruction, ...]:
         """All instructions of a place's stream in its segment."""
         return self.program.segments[place.segment].streams[place.stream]
 
@@ -346,7 +347,7 @@ class Places:
         place = self._place_of.get(row)
         return None if place is None else self._issuing(place)
 
-    def _issuing(self, place: Place) -> int | None:
+    def _issuing(self, place: InstructionPlace) -> int | None:
         awaited: list[int] = []
         for instruction in reversed(self.code(place)[: place.at]):
             if isinstance(instruction, Await):

@@ -18,7 +18,7 @@ from simgpu.errors import InputError, MissingExtraError, SimgpuError
 if TYPE_CHECKING:
     from simgpu.experiments.scenarios.reading import Library
     from simgpu.experiments.scenarios.study import Study
-    from simgpu.experiments.study_measures import Cell as StudyCell
+    from simgpu.experiments.study_measures import StudyCell
 
 
 def written(values: Mapping[str, object]) -> str:
@@ -216,7 +216,7 @@ def outlined(study: str, changes: str) -> Study:
 
 def restored(cell: Mapping[str, Any]) -> StudyCell:
     """The numbers of a run from what `Cell.work` gave, or from the same read back from JSON."""
-    from simgpu.experiments.study_measures import Cell as StudyCell
+    from simgpu.experiments.study_measures import StudyCell
 
     values: dict[str, Any] = {name: tuple(value) if isinstance(value, list) else value for name, value in cell.items()}
     return StudyCell(**values)

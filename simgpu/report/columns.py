@@ -14,7 +14,7 @@ import numpy as np
 
 from simgpu.analysis.bars import LOOKS, Look, look_of
 from simgpu.errors import InputError
-from simgpu.report.recorded import Ran, Recorded
+from simgpu.report.recorded import Ran, ReportInput
 from simgpu.timeline.model import Column, MemoryCurve, SpanKind, Timeline
 from simgpu.timeline.streams import StreamId, track_order
 from simgpu.trace.model import Block, Kernel
@@ -26,7 +26,7 @@ _STREAM_TITLES = {"compute": "compute", "d2h": "copy out", "h2d": "copy in", "da
 _EXCHANGE = StreamId(0, "host", 1)
 
 
-def page_data(recorded: Recorded) -> dict[str, Any]:
+def page_data(recorded: ReportInput) -> dict[str, Any]:
     """Plain data for JSON: names, looks, tasks and, for each policy that came to its end, its spans and memory.
 
     Raises `InputError` for times or sizes above 2**53, which the page could not show exactly.

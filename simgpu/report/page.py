@@ -27,7 +27,7 @@ from simgpu.experiments.measures import failure, groups
 from simgpu.hardware.spec import GpuSpec
 from simgpu.policies.registry import describe
 from simgpu.report.columns import page_data
-from simgpu.report.recorded import Recorded
+from simgpu.report.recorded import ReportInput
 from simgpu.report.template import filled, in_one_function
 from simgpu.simulation.notes import kernel_times
 from simgpu.units import format_bandwidth, format_bytes, format_time
@@ -54,7 +54,7 @@ SCRIPTS = (
 _RESOURCES = files("simgpu.report") / "resources"
 
 
-def page(recorded: Recorded, perfetto: Mapping[str, str]) -> str:
+def page(recorded: ReportInput, perfetto: Mapping[str, str]) -> str:
     """The page as HTML. perfetto: the file of each policy's timeline for ui.perfetto.dev, by the policy's file name.
 
     Raises `InputError` for what `simgpu.report.columns.page_data` refuses. The same run gives the same text.
@@ -117,7 +117,7 @@ class PolicyTold:
     message: str
 
 
-def facts(recorded: Recorded) -> list[tuple[str, str]]:
+def facts(recorded: ReportInput) -> list[tuple[str, str]]:
     """Names and texts, in the order of the page."""
     document, info = recorded.document, recorded.info
     trace, node = document["trace"], document["node"]
@@ -136,7 +136,7 @@ def facts(recorded: Recorded) -> list[tuple[str, str]]:
     return [(name, text) for name, text in results if text]
 
 
-def policies(recorded: Recorded) -> list[PolicyTold]:
+def policies(recorded: ReportInput) -> list[PolicyTold]:
     """Every policy of the run, in its order; one that is not installed here has no summary."""
     return [_policy(ran.entry) for ran in recorded.runs]
 
@@ -234,7 +234,7 @@ class Part(NamedTuple):
     share: str
 
 
-class Bar(NamedTuple):
+class TimeBar(NamedTuple):
     """A policy's bar, as long as its iteration; no parts and `failure` where there is none."""
 
     label: str
@@ -243,7 +243,7 @@ class Bar(NamedTuple):
     failure: str
 
 
-def time_bars(entries: Sequence[Mapping[str, Any]]) -> list[Bar]:
+def time_bars(entries: Sequence[Mapping[str, Any]]) -> list[TimeBar]:
     """A bar for each policy of report.json, all on one axis from 0 to the longest iteration.
 
     >>> from simgpu.report.page import _PARTS
@@ -256,15 +256,15 @@ def time_bars(entries: Sequence[Mapping[str, Any]]) -> list[Bar]:
     return [_bar(entry, longest) for entry in entries]
 
 
-def shown_looks(bars: Sequence[Bar]) -> list[Look]:
+def shown_looks(bars: Sequence[TimeBar]) -> list[Look]:
     """The looks that some bar has, for a legend."""
     used = {part.look for bar in bars for part in bar.parts}
     return [look for look in _PARTS.values() if look in used]
 
 
-def _bar(entry: Mapping[str, Any], longest: int) -> Bar:
+def _bar(entry: Mapping[str, Any], longest: int) -> TimeBar:
     if "metrics" not in entry:
-        return Bar(entry["label"], (), "", failure(entry))
+        return TimeBar(entry["label"], (), "", failure(entry))
     metrics = entry["metrics"]
     times = {key: metrics.get(key, 0) for key in _PARTS} | {
         "computation_ns": metrics["compute_ns"] - metrics["overlap_ns"]
@@ -280,4 +280,4 @@ def _bar(entry: Mapping[str, Any], longest: int) -> Bar:
         for key, look in _PARTS.items()
         if times[key]
     )
-    return Bar(entry["label"], parts, format_time(metrics["iteration_ns"]), "")
+    return TimeBar(entry["label"], parts, format_time(metrics["iteration_ns"]), "")

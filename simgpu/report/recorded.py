@@ -73,7 +73,7 @@ class Ran:
 
 
 @dataclass(frozen=True)
-class Recorded:
+class ReportInput:
     """A run of one or several policies. document: report.json; runs: the policies in its order; source: the file, empty
     where there is none."""
 
@@ -95,7 +95,7 @@ class Recorded:
         return str(self.document.get("scenario") or f"{trace['name'] or trace['model']} on {node['name']}")
 
 
-def recorded_from(comparison: Comparison, about: Mapping[str, Any] | None = None) -> Recorded:
+def recorded_from(comparison: Comparison, about: Mapping[str, Any] | None = None) -> ReportInput:
     """The input from a comparison. about: facts of the command; by default the version."""
     document = report_document(comparison, {"simgpu": __version__} if about is None else about)
     plain = json.loads(json.dumps(document, allow_nan=False))
@@ -108,10 +108,10 @@ def recorded_from(comparison: Comparison, about: Mapping[str, Any] | None = None
         else:
             graph = result.graph
             runs.append(Ran(entry, name, result.timeline, tuple(graph.kernels), tuple(graph.blocks)))
-    return Recorded(plain, tuple(runs))
+    return ReportInput(plain, tuple(runs))
 
 
-def read_run(folder: str | Path) -> Recorded:
+def read_run(folder: str | Path) -> ReportInput:
     """The input from a folder of `simgpu run`; `InputError` with everything that is missing or damaged in it."""
     home = Path(folder)
     document = _document(home)
@@ -125,7 +125,7 @@ def read_run(folder: str | Path) -> Recorded:
             problems += error.problems
     if problems:
         raise InputError(problems)
-    return Recorded(document, tuple(runs), str(home / REPORT))
+    return ReportInput(document, tuple(runs), str(home / REPORT))
 
 
 def _document(home: Path) -> Mapping[str, Any]:

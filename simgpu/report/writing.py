@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from simgpu.errors import InputError
 from simgpu.io.atomic import whole_file
 from simgpu.report.page import page
-from simgpu.report.recorded import Recorded, read_run, recorded_from
+from simgpu.report.recorded import ReportInput, read_run, recorded_from
 from simgpu.report.template import check_page
 from simgpu.timeline.perfetto import write_perfetto
 
@@ -39,7 +39,7 @@ def write_report(result: str | Path | Comparison, path: str | Path) -> list[Path
     return write_recorded(recorded, path)
 
 
-def write_recorded(recorded: Recorded, path: str | Path) -> list[Path]:
+def write_recorded(recorded: ReportInput, path: str | Path) -> list[Path]:
     """The same from a recorded run, of a folder or of memory."""
     target = Path(path)
     check_target(target)
@@ -59,7 +59,7 @@ def write_recorded(recorded: Recorded, path: str | Path) -> list[Path]:
     return [target, *perfetto_files.values()]
 
 
-def _page_of(recorded: Recorded, perfetto_files: Mapping[str, str]) -> tuple[str, str]:
+def _page_of(recorded: ReportInput, perfetto_files: Mapping[str, str]) -> tuple[str, str]:
     """The page, and where the trace comes from; `InputError` where a file holds other numbers than a run writes."""
     try:
         return page(recorded, perfetto_files), recorded.info.provenance

@@ -12,7 +12,7 @@ from matplotlib.patches import Rectangle
 
 from simgpu.analysis.charts import run_looks
 from simgpu.analysis.measure_charts import plot_measures
-from simgpu.analysis.panels import AxisInfo, Bar, BarPanel, Curve, LinePanel, Panel, Point, TimePanel
+from simgpu.analysis.panels import AxisInfo, Bar, BarPanel, CurvePoint, LinePanel, Panel, RunCurve, TimePanel
 from simgpu.analysis.plots import save_figure
 
 GB = 10**9
@@ -27,14 +27,15 @@ BARS = BarPanel(
         "mean": {"none": Bar(1.0), "um": Bar(None, "refused"), "buddy": Bar(0.5)},
     },
 )
+ENDS = tuple(CurvePoint(at, Bar(1 + at) if at < 0.3 else Bar(None, "refused")) for at in (0.3, 0.2, 0.0))
 SWEEP = LinePanel(
     AxisInfo("time over that of none", level=1.0),
     "hpc-cg",
     OVERSUBSCRIPTION,
     (
-        Curve("none", level=Bar(None, "no memory")),
-        Curve("um", tuple(Point(at, Bar(1 + at) if at < 0.3 else Bar(None, "refused")) for at in (0.3, 0.2, 0.0))),
-        Curve("buddy", level=Bar(0.9, published=(0.95,))),
+        RunCurve("none", level=Bar(None, "no memory")),
+        RunCurve("um", ENDS),
+        RunCurve("buddy", level=Bar(0.9, published=(0.95,))),
     ),
 )
 
@@ -124,7 +125,7 @@ def test_the_legend_has_every_run_that_is_drawn_once_and_in_the_order_of_the_stu
 
 def test_budgets_are_in_the_unit_that_makes_them_round() -> None:
     def along(*budgets: int) -> tuple[str, list[str]]:
-        curve = Curve("um", tuple(Point(budget, Bar(1.0)) for budget in budgets))
+        curve = RunCurve("um", tuple(CurvePoint(budget, Bar(1.0)) for budget in budgets))
         (ax,) = drawn([LinePanel(PEAK, "net", BUDGET, (curve,))]).axes
         return ax.get_xlabel(), [text.get_text() for text in ax.get_xticklabels()]
 
@@ -134,7 +135,7 @@ def test_budgets_are_in_the_unit_that_makes_them_round() -> None:
 
 def test_ratios_that_span_much_have_a_logarithmic_axis_and_those_that_hardly_differ_look_so() -> None:
     def axes(*values: float) -> Axes:
-        curve = Curve("um", tuple(Point(n / 10, Bar(value)) for n, value in enumerate(values)))
+        curve = RunCurve("um", tuple(CurvePoint(n / 10, Bar(value)) for n, value in enumerate(values)))
         (ax,) = drawn([SWEEP._replace(curves=(curve,))]).axes
         return ax
 
@@ -159,7 +160,7 @@ def test_six_panels_stand_in_two_rows_of_three() -> None:
 
 
 def test_a_panel_without_any_value_is_drawn(tmp_path: Path) -> None:
-    curve = Curve("none", (Point(64, Bar(None, "no memory")),))
+    curve = RunCurve("none", (CurvePoint(64, Bar(None, "no memory")),))
     figure = drawn([LinePanel(AxisInfo("samples per second"), "VGG16", AxisInfo("batch", "count"), (curve,))])
     save_figure(figure, tmp_path / "lines.png")
     assert figure.axes[0].get_xlabel() == "batch\nno memory: none"
@@ -167,7 +168,7 @@ def test_a_panel_without_any_value_is_drawn(tmp_path: Path) -> None:
 
 def test_panels_of_sizes_in_several_units_name_theirs() -> None:
     def peak(name: str, value: int) -> LinePanel:
-        return LinePanel(PEAK, name, BUDGET, (Curve("um", (Point(GB, Bar(value)),)),))
+        return LinePanel(PEAK, name, BUDGET, (RunCurve("um", (CurvePoint(GB, Bar(value)),)),))
 
     small, large = drawn([peak("small", 2**20), peak("large", 2**30)]).axes
     assert [ax.get_title(loc="left") for ax in (small, large)] == ["small (MiB)", "large (GiB)"]

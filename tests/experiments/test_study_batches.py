@@ -15,7 +15,7 @@ from simgpu.experiments.scenarios.load import load_trace
 from simgpu.experiments.scenarios.load_study import load_study
 from simgpu.experiments.scenarios.modelled import ModelledTrace
 from simgpu.experiments.study import StudyResult, run_study
-from simgpu.experiments.study_measures import MEASURES, Cell
+from simgpu.experiments.study_measures import MEASURES, StudyCell
 from simgpu.experiments.study_tables import failures, published_rows, study_tables, table_notes
 from simgpu.hardware.nodes import load_node
 from simgpu.simulation.run import Result, simulate
@@ -194,7 +194,7 @@ def test_of_a_sweep_only_the_smallest_batch_that_does_not_fit_is_explained(resul
 
 
 def test_a_measure_of_all_batches_knows_when_there_is_nothing() -> None:
-    lost, fits = Cell(None, out_of_memory="lost", batch=8), Cell(2.0, batch=4)
+    lost, fits = StudyCell(None, out_of_memory="lost", batch=8), StudyCell(2.0, batch=4)
     largest, best = (MEASURES[name].of_sweep for name in ("largest_batch", "best_throughput"))
     assert largest is not None
     assert best is not None

@@ -10,7 +10,7 @@ import pytest
 
 from simgpu.experiments.scenarios.load_study import load_study
 from simgpu.experiments.study import StudyResult, run_study
-from simgpu.experiments.study_measures import AMOUNTS, MEASURES, Cell, memory_of
+from simgpu.experiments.study_measures import AMOUNTS, MEASURES, StudyCell, memory_of
 from simgpu.experiments.study_tables import failures, published_rows, study_tables, table_notes
 from simgpu.graph.bounds import lower_bound, memory_bounds
 from simgpu.graph.taskgraph import TaskGraph
@@ -101,7 +101,7 @@ def test_measures_are_those_of_the_runs() -> None:
 
 
 def test_measures_without_data_have_no_value() -> None:
-    still, moving, lost = Cell(1.0, bytes_moved=0), Cell(1.0, bytes_moved=8), Cell(None)
+    still, moving, lost = StudyCell(1.0, bytes_moved=0), StudyCell(1.0, bytes_moved=8), StudyCell(None)
     assert MEASURES["bytes_moved"].of(still, moving) is None
     assert MEASURES["bytes_moved"].of(moving, still) == 0
     assert MEASURES["energy"].of(still, moving) is None

@@ -22,7 +22,7 @@ Verdict = Literal["same", "differs", "not stored", "new", "changed", "replaced"]
 
 
 @dataclass(frozen=True, slots=True)
-class Checked:
+class CheckOutcome:
     """The outcome of one scenario.
 
     folder: of its stored timings. difference: between them and the current ones; None where nothing is stored, or
@@ -61,7 +61,7 @@ def check_scenarios(
     tolerances: Sequence[Tolerance] = (),
     update: bool = False,
     progress: Callable[[str], None] | None = None,
-) -> Iterator[Checked]:
+) -> Iterator[CheckOutcome]:
     """Runs scenarios and compares them with the timings stored in a folder, one after the other.
 
     against: the folder; it holds a folder named after each scenario, and `tolerances.yaml` where metrics may differ.
@@ -85,7 +85,7 @@ def _checked(
     tolerances: Sequence[Tolerance],
     update: bool,
     progress: Callable[[str], None] | None,
-) -> Checked:
+) -> CheckOutcome:
     name = case.scenario.name
 
     def say(what: str) -> None:
@@ -93,17 +93,17 @@ def _checked(
             progress(f"{name}: {what}")
 
     if case.stored is None and not update:
-        return Checked(name, case.folder, "not stored", None)
+        return CheckOutcome(name, case.folder, "not stored", None)
     now = timings_of(case.scenario, overrides=overrides, progress=say)
     difference = None if case.stored is None else compare_timings(case.stored, now, () if update else tolerances)
     if not update:
         assert difference is not None
-        return Checked(name, case.folder, "differs" if difference.counts else "same", difference)
+        return CheckOutcome(name, case.folder, "differs" if difference.counts else "same", difference)
     if difference is not None and difference.empty:
-        return Checked(name, case.folder, "same", difference)
+        return CheckOutcome(name, case.folder, "same", difference)
     write_timings(now, case.folder)
     verdict: Verdict = "changed" if difference is not None else "replaced" if case.damaged else "new"
-    return Checked(name, case.folder, verdict, difference)
+    return CheckOutcome(name, case.folder, verdict, difference)
 
 
 def _cases(scenarios: Sequence[Scenario], against: Path, update: bool) -> list[_Case]:

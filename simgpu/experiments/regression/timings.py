@@ -12,7 +12,7 @@ from simgpu.analysis.breakdown import Breakdown, CopyTime
 from simgpu.analysis.compression import Compression
 from simgpu.analysis.metrics import Metrics
 from simgpu.errors import InputError, OutOfMemoryError
-from simgpu.experiments.compare import Comparison, Run, compare
+from simgpu.experiments.compare import Comparison, PolicyRun, compare
 from simgpu.simulation.result import Result
 from simgpu.timeline.model import Span
 from simgpu.version import __version__
@@ -93,7 +93,7 @@ def timings_of(
     """
     match ran:
         case Result():
-            run = Run(ran.label, ran.policy, ran.parameters, ran)
+            run = PolicyRun(ran.label, ran.policy, ran.parameters, ran)
             comparison = Comparison((run,), ran.trace, ran.trace_name, ran.node)
         case Comparison():
             comparison = ran
@@ -133,7 +133,7 @@ def units() -> Mapping[str, str]:
     return {row.key: row.unit for row in every.rows()} | COUNTS
 
 
-def _policy_timings(run: Run) -> PolicyTimings:
+def _policy_timings(run: PolicyRun) -> PolicyTimings:
     error = run.outcome
     if not isinstance(error, Result):
         out_of_memory = isinstance(error, OutOfMemoryError)

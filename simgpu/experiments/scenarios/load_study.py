@@ -20,7 +20,7 @@ from simgpu.experiments.scenarios.study import (
     STUDY_SCHEMA,
     Alone,
     OfSweep,
-    Published,
+    PublishedNumber,
     PublishedSection,
     RunSection,
     Study,
@@ -223,7 +223,7 @@ class StudyReading(Reading):
             )
             self.report(f"runs.{run}.{key}", "two runs have the same label", "give each budget once, or another label")
 
-    def _check_labels(self, file: StudyFile, runs: tuple[StudyRun, ...]) -> tuple[Published, ...]:
+    def _check_labels(self, file: StudyFile, runs: tuple[StudyRun, ...]) -> tuple[PublishedNumber, ...]:
         """Baselines and published numbers of runs and traces that there are."""
         listed = isinstance(self.values.get("baseline"), list)
         known = dict.fromkeys((*file.runs, *(run.label for run in runs)))
@@ -235,7 +235,7 @@ class StudyReading(Reading):
 
     def _published(
         self, row: PublishedSection, place: str, file: StudyFile, known: Iterable[str], runs: tuple[StudyRun, ...]
-    ) -> Published:
+    ) -> PublishedNumber:
         alone = row.measured in get_args(Alone)
         over = "" if row.run is None or alone else row.over if row.over is not None else file.baseline[0]
         if row.run is not None:
@@ -251,7 +251,7 @@ class StudyReading(Reading):
             remedy = f"leave it out, or write of: {', '.join(AGGREGATES)}"
             self.report(f"{place}.without", f"{row.of!r} is one trace, of which none can be left out", remedy)
         note = row.note.strip()
-        return Published(
+        return PublishedNumber(
             row.run or "", over, row.of, row.value, row.measured, row.source, tuple(row.without), note, row.memory
         )
 

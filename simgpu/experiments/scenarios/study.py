@@ -231,7 +231,7 @@ class StudyRun:
 
 
 @dataclass(frozen=True, slots=True)
-class Published:
+class PublishedNumber:
     """A number that a paper states: of a run compared with another, of one trace or of all but those in `without`.
 
     of, without: labels as in the file, or of one batch of a sweep.
@@ -270,7 +270,7 @@ class Study:
     epochs: tuple[int, ...]
     iterations: int
     seed: int
-    published: tuple[Published, ...]
+    published: tuple[PublishedNumber, ...]
     tables: tuple[Table, ...] = ("throughput",)
     sweeps: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     largest_batch: bool = False

@@ -24,7 +24,7 @@ Kind = Literal["int", "float", "bool", "text"]
 StoredRows = Iterable[tuple[int, list[dict[str, Any]]]]
 
 
-class Column(NamedTuple):
+class TableColumn(NamedTuple):
     """A column: its name and the kind of its values; any value may be missing."""
 
     name: str
@@ -33,26 +33,26 @@ class Column(NamedTuple):
 
 #: The settings of a point, in base units.
 PARAMETERS = (
-    Column("trace_name", "text"),
-    Column("model", "text"),
-    Column("batch", "int"),
-    Column("node_name", "text"),
-    Column("d2h_bytes_per_s", "int"),
-    Column("h2d_bytes_per_s", "int"),
-    Column("memory_bytes", "int"),
-    Column("budget_bytes", "int"),
-    Column("iterations", "int"),
-    Column("epoch", "int"),
-    Column("seed", "int"),
-    Column("pool", "text"),
-    Column("alignment_bytes", "int"),
-    Column("gpus", "int"),
-    Column("exchange", "text"),
-    Column("cores", "int"),
+    TableColumn("trace_name", "text"),
+    TableColumn("model", "text"),
+    TableColumn("batch", "int"),
+    TableColumn("node_name", "text"),
+    TableColumn("d2h_bytes_per_s", "int"),
+    TableColumn("h2d_bytes_per_s", "int"),
+    TableColumn("memory_bytes", "int"),
+    TableColumn("budget_bytes", "int"),
+    TableColumn("iterations", "int"),
+    TableColumn("epoch", "int"),
+    TableColumn("seed", "int"),
+    TableColumn("pool", "text"),
+    TableColumn("alignment_bytes", "int"),
+    TableColumn("gpus", "int"),
+    TableColumn("exchange", "text"),
+    TableColumn("cores", "int"),
 )
-OUTCOME = tuple(Column(name, "text") for name in ("policy", "policy_name", "parameters", "outcome", "message"))
+OUTCOME = tuple(TableColumn(name, "text") for name in ("policy", "policy_name", "parameters", "outcome", "message"))
 #: Where the numbers come from.
-PROVENANCE = tuple(Column(name, "text") for name in ("origin", "device", "date", "tool"))
+PROVENANCE = tuple(TableColumn(name, "text") for name in ("origin", "device", "date", "tool"))
 _FIXED = frozenset(column.name for column in (*PARAMETERS, *OUTCOME, *PROVENANCE))
 #: Rows per batch of a Parquet file.
 _BATCH = 1024
@@ -60,7 +60,7 @@ _BATCH = 1024
 _INT64_END = 2**63
 
 
-def columns_of(sweep: Sweep, stored: StoredRows) -> tuple[Column, ...]:
+def columns_of(sweep: Sweep, stored: StoredRows) -> tuple[TableColumn, ...]:
     """All columns: the point's number, varied values, parameters, outcome, metrics, provenance.
 
     Varied values are named by their path and are as written; ``iterations``, ``epoch``, ``seed`` and ``pool`` appear
@@ -75,10 +75,11 @@ def columns_of(sweep: Sweep, stored: StoredRows) -> tuple[Column, ...]:
                 kinds[name] = _either(kinds.get(name), _kind(value))
                 if name not in _FIXED:
                     numbers[name] = None
-    axes = [Column(path, _axis_kind(sweep, path)) for path in dict.fromkeys(sweep.paths) if path not in _FIXED]
-    parameters = [column if kinds.get(column.name) != "text" else Column(column.name, "text") for column in PARAMETERS]
-    measured = [Column(name, kinds[name] or "float") for name in numbers]
-    return (Column("point", "int"), *axes, *parameters, *OUTCOME, *measured, *PROVENANCE)
+    axes = [TableColumn(path, _axis_kind(sweep, path)) for path in dict.fromkeys(sweep.paths) if path not in _FIXED]
+    texts = {name for name, kind in kinds.items() if kind == "text"}
+    parameters = [column._replace(kind="text") if column.name in texts else column for column in PARAMETERS]
+    measured = [TableColumn(name, kinds[name] or "float") for name in numbers]
+    return (TableColumn("point", "int"), *axes, *parameters, *OUTCOME, *measured, *PROVENANCE)
 
 
 def _kind(value: object) -> Kind | None:
@@ -125,7 +126,7 @@ def _cell(value: Any, kind: Kind) -> Any:
     return value if kind != "text" or isinstance(value, str) else json.dumps(value, default=str)
 
 
-def write_csv(columns: tuple[Column, ...], rows: Iterable[dict[str, Any]], path: Path) -> None:
+def write_csv(columns: tuple[TableColumn, ...], rows: Iterable[dict[str, Any]], path: Path) -> None:
     """Writes the table as CSV, atomically; missing values are empty."""
     with whole_file(path) as part, part.open("w", encoding="utf-8", newline="") as file:
         writer = csv.writer(file, lineterminator="\n")
@@ -134,7 +135,7 @@ def write_csv(columns: tuple[Column, ...], rows: Iterable[dict[str, Any]], path:
             writer.writerow(_cell(row.get(name), kind) for name, kind in columns)
 
 
-def write_parquet(columns: tuple[Column, ...], rows: Iterable[dict[str, Any]], path: Path) -> None:
+def write_parquet(columns: tuple[TableColumn, ...], rows: Iterable[dict[str, Any]], path: Path) -> None:
     """Writes the table as Parquet, atomically; missing values are null. Needs pyarrow."""
     import pyarrow
     import pyarrow.parquet
@@ -149,7 +150,7 @@ def write_parquet(columns: tuple[Column, ...], rows: Iterable[dict[str, Any]], p
             writer.write_batch(pyarrow.record_batch(arrays, schema=schema))
 
 
-def frame_of(columns: tuple[Column, ...], rows: Iterable[dict[str, Any]]) -> pd.DataFrame:
+def frame_of(columns: tuple[TableColumn, ...], rows: Iterable[dict[str, Any]]) -> pd.DataFrame:
     """The table as a data frame; an integer or boolean column with missing values has a nullable type."""
     import pandas as pd
 

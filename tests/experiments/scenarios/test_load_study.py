@@ -12,7 +12,7 @@ from simgpu.experiments.scenarios.catalogue import shipped_scenarios, shipped_st
 from simgpu.experiments.scenarios.load import load_scenario
 from simgpu.experiments.scenarios.load_study import load_study
 from simgpu.experiments.scenarios.model import PolicyChoice
-from simgpu.experiments.scenarios.study import Published
+from simgpu.experiments.scenarios.study import PublishedNumber
 from simgpu.graph.replicate import Exchange
 from simgpu.io.shipped import shipped_names
 from simgpu.program.data_parallel import DataParallel
@@ -125,8 +125,8 @@ def test_what_is_loaded(tmp_path: Path) -> None:
         ("oracle", PolicyChoice("ideal", {})),
     ]
     assert study.published == (
-        Published("small", "vDNN", "mean", 1.2, "throughput", "section 1"),
-        Published("other", "oracle", "max", 0.3, "time_saved", "figure 2", ("chain",), "it is said so"),
+        PublishedNumber("small", "vDNN", "mean", 1.2, "throughput", "section 1"),
+        PublishedNumber("other", "oracle", "max", 0.3, "time_saved", "figure 2", ("chain",), "it is said so"),
     )
 
 
