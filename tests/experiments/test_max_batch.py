@@ -340,4 +340,4 @@ def test_without_device_memory_there_is_no_largest_batch() -> None:
     found = simgpu.max_batch(simgpu.load_trace("vgg11-cifar-cpu"), simgpu.load_node("laptop-2gb"), ["um"])["um"]
     assert found.unlimited
     assert found.batch is None
-    assert list(found.told()) == ["nothing has to be in device memory, so any batch fits"]
+    assert list(found.sentences()) == ["nothing has to be in device memory, so any batch fits"]
