@@ -258,7 +258,11 @@ def test_a_published_number_is_of_two_runs_of_one_or_of_memory(tmp_path: Path) -
         ("[time_added, moved]", "[]", "line 16, tables: [] is too short"),
         ("run: sweep 2", "run: sweep 3", "line 20, published[2].run: there is no run 'sweep 3 GB'; did you mean"),
         ("[2 GB, 1 GB, 4 GB]", "[1 GB]", "line 19, published[1].run: 'vDNN+' is a sweep, and has no run for every"),
-        ("run: four, measure", "run: four, over: ideal, measure", "line 21, published[3]: largest_power is not"),
+        (
+            "run: four, measure",
+            "run: four, over: ideal, measure",
+            "line 21, published[3]: largest_power has no baseline",
+        ),
         ("memory: bound", "memory: bond", "line 22, published[4].memory: 'bond' is not one of the choices"),
         ("memory: bound", "memory: bound, run: four", "line 22, published[4]: is of a run or of an amount of memory"),
         ("memory: bound", "of: mean", "line 22, published[4]: is of a run or of an amount of memory"),
