@@ -261,7 +261,7 @@ def test_a_published_number_is_of_two_runs_of_one_or_of_memory(tmp_path: Path) -
         (
             "run: four, measure",
             "run: four, over: ideal, measure",
-            "line 21, published[3]: largest_power has no baseline",
+            "line 21, published[3]: largest_power has no",
         ),
         ("memory: bound", "memory: bond", "line 22, published[4].memory: 'bond' is not one of the choices"),
         ("memory: bound", "memory: bound, run: four", "line 22, published[4]: is of a run or of an amount of memory"),
