@@ -22,10 +22,9 @@ from simgpu.version import __version__
 if TYPE_CHECKING:
     from simgpu.analysis.buddy_profile import BuddyProfile, profile_arrays, profile_files, profile_snapshots
     from simgpu.errors import InputError, OutOfMemoryError, SimgpuError
+    from simgpu.experiments.bounds import least_memory, least_time
     from simgpu.experiments.compare import Comparison, compare
     from simgpu.experiments.largest_batch import MaxBatch
-    from simgpu.experiments.least_memory import least_memory
-    from simgpu.experiments.least_time import least_time
     from simgpu.experiments.max_batch import max_batch
     from simgpu.experiments.scenarios.load import load_scenario
     from simgpu.experiments.scenarios.load_study import load_study
@@ -34,7 +33,7 @@ if TYPE_CHECKING:
     from simgpu.experiments.scenarios.study import Study
     from simgpu.experiments.scenarios.sweep import Sweep
     from simgpu.experiments.search import search_placement
-    from simgpu.experiments.search_found import Search
+    from simgpu.experiments.search_result import Search
     from simgpu.experiments.study import StudyResult, run_study
     from simgpu.experiments.sweep.run import SweepResult, run_sweep
     from simgpu.experiments.training import Training, train
@@ -70,7 +69,7 @@ _HOMES = {
     "Result": "simgpu.simulation.result",
     "RunConfig": "simgpu.simulation.config",
     "Scenario": "simgpu.experiments.scenarios.model",
-    "Search": "simgpu.experiments.search_found",
+    "Search": "simgpu.experiments.search_result",
     "SimgpuError": "simgpu.errors",
     "Study": "simgpu.experiments.scenarios.study",
     "StudyResult": "simgpu.experiments.study",
@@ -81,8 +80,8 @@ _HOMES = {
     "Training": "simgpu.experiments.training",
     "compare": "simgpu.experiments.compare",
     "explain_result": "simgpu.explain.explanation",
-    "least_memory": "simgpu.experiments.least_memory",
-    "least_time": "simgpu.experiments.least_time",
+    "least_memory": "simgpu.experiments.bounds",
+    "least_time": "simgpu.experiments.bounds",
     "load_node": "simgpu.hardware.nodes",
     "load_scenario": "simgpu.experiments.scenarios.load",
     "load_study": "simgpu.experiments.scenarios.load_study",

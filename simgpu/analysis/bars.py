@@ -84,7 +84,7 @@ _WAITS = {"d2h": WAIT_COPY_OUT, "h2d": WAIT_COPY_IN, "data": WAIT_COPY}
 
 
 def look_of(span: Span, phases: Mapping[str, Phase]) -> Look:
-    """The look of a span; `phases` tells the phase of a kernel where it is known."""
+    """The look of a span; phases: the phase of each kernel, where it is known."""
     if span.kind is SpanKind.COMPUTE:
         return PHASES[phases[span.name]] if span.name in phases else COMPUTE
     if not span.kind.is_stall:
@@ -105,16 +105,16 @@ def bars(
 
     Spans of no length are left out; neighbours shorter than `grain` (ns) become one bar.
     """
-    found: dict[tuple[str, Look], tuple[list[int], list[int]]] = {}
+    results: dict[tuple[str, Look], tuple[list[int], list[int]]] = {}
     for span in timeline:
         if span.start_ns >= end or span.end_ns <= start or span.start_ns == span.end_ns:
             continue
-        starts, ends = found.setdefault((span.stream, look_of(span, phases)), ([], []))
+        starts, ends = results.setdefault((span.stream, look_of(span, phases)), ([], []))
         starts.append(max(span.start_ns, start) - start)
         ends.append(min(span.end_ns, end) - start)
     return {
         key: merge_tiny(np.array(starts, dtype=np.int64), np.array(ends, dtype=np.int64), grain)
-        for key, (starts, ends) in found.items()
+        for key, (starts, ends) in results.items()
     }
 
 

@@ -26,7 +26,7 @@ USUAL_PARTS = PARTS[:4]
 
 @dataclass(frozen=True, slots=True)
 class CopyTime:
-    """Nanoseconds of copying in one direction: beside running compute (hidden), and without it (exposed)."""
+    """Nanoseconds of copies in one direction: overlapped with compute (hidden), and not (exposed)."""
 
     hidden: int
     exposed: int
@@ -41,7 +41,7 @@ class CopyTime:
 class Breakdown:
     """Nanoseconds of one iteration by cause; the causes add up to `total`, the length of the iteration.
 
-    compute: running kernels for the first time; overlap: how much of it had a copy beside it, out or in.
+    compute: running kernels for the first time; overlap: how much of it was overlapped with a copy in either direction.
     codec: encoding or decoding on a compute stream. stalled_memory: waiting for device or pinned host memory.
     stalled_host: waiting for a codec or a kernel on the host. stalled_other: waiting for something that is none of
     these; 0 with one compute stream of one GPU. copy_out, copy_in: how much copy time was hidden.
@@ -74,7 +74,7 @@ class Breakdown:
     def parts(self) -> dict[str, int]:
         """Nanoseconds by the names of `PARTS`, which add up to `total` (HOME, section 4.3, figure 7).
 
-        computation: a kernel runs for the first time, and nothing is copied beside it. overlap: the same beside a copy.
+        computation: a kernel runs for the first time, without any copy. overlap: the same, during a copy.
         swapping: no compute stream runs anything, and the first that is stalled waits for a copy, for memory or for the
         host. recomputation: nothing but kernels that run again. codec: nothing but encoding or decoding. other: no
         compute stream runs anything, for another reason than swapping; 0 with one compute stream of one GPU.
@@ -233,8 +233,8 @@ class _Sweep:
 
     def does(self, *kinds: SpanKind) -> NDArray[np.bool_]:
         """In which intervals a stream of the GPU does something of these kinds."""
-        found: NDArray[np.bool_] = np.logical_or.reduce(np.isin(self.kinds[self.own], kinds), axis=0)
-        return found
+        result: NDArray[np.bool_] = np.logical_or.reduce(np.isin(self.kinds[self.own], kinds), axis=0)
+        return result
 
 
 def _active(name: str, starts: Column, ends: Column, at: Column) -> tuple[Column, NDArray[np.bool_]]:

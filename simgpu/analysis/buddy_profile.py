@@ -50,7 +50,7 @@ _ROWS = 20
 
 
 @dataclass(frozen=True, slots=True)
-class Outcome:
+class DesignOutcome:
     """A choice of targets: device bytes per entry of each allocation, the ratio, and the share that overflows."""
 
     targets: tuple[int, ...]
@@ -76,7 +76,7 @@ class AllocationOutcome:
 
 
 @dataclass(frozen=True, slots=True)
-class Moment:
+class SnapshotOverflow:
     """A snapshot at the final targets: bytes of the allocations in it, and the share of their entries that overflow."""
 
     label: str
@@ -100,16 +100,16 @@ class BuddyProfile:
     mostly_zero: bool
     largest_ratio: float
     optimistic_ratio: float
-    naive: Outcome
-    per_allocation: Outcome
-    final: Outcome
-    sweep: Mapping[float, Outcome]
-    by_mean: Outcome
+    naive: DesignOutcome
+    per_allocation: DesignOutcome
+    final: DesignOutcome
+    sweep: Mapping[float, DesignOutcome]
+    by_mean: DesignOutcome
     allocations: tuple[AllocationOutcome, ...]
-    drift: tuple[Moment, ...]
+    drift: tuple[SnapshotOverflow, ...]
 
     @property
-    def designs(self) -> dict[str, Outcome]:
+    def designs(self) -> dict[str, DesignOutcome]:
         """The columns of figure 7, by name."""
         return {"naive": self.naive, "per allocation": self.per_allocation, "final": self.final}
 
@@ -158,14 +158,14 @@ class BuddyProfile:
             return draw.plot_thresholds(points, chosen=self.threshold, best=self.by_mean.ratio, title=title)
         if picture == "drift":
             return draw.plot_drift({each.label: each.overflow for each in self.drift}, self.final.ratio, title=title)
-        found = self.heat_map()
-        if found is None:
+        result = self.heat_map()
+        if result is None:
             what = "only histograms are known, not where which entry lies"
             raise InputError.single("", "argument picture", what, "profile arrays, or draw another picture")
         ratios = {each.name: target_text(each.target) for each in self.allocations}
-        bands = [(f"{band.allocation}  {ratios[band.allocation]}", band.first, band.rows) for band in found.bands]
+        bands = [(f"{band.allocation}  {ratios[band.allocation]}", band.first, band.rows) for band in result.bands]
         times = len(self.snapshots.labels)
-        return draw.plot_heatmap(found.rows, bands, pages_per_row=found.pages_per_row, snapshots=times, title=title)
+        return draw.plot_heatmap(result.rows, bands, pages_per_row=result.pages_per_row, snapshots=times, title=title)
 
     def frame(self) -> pd.DataFrame:
         """One row an allocation by name: see `AllocationOutcome`, and its target as a ratio."""
@@ -182,7 +182,7 @@ class BuddyProfile:
         return pd.DataFrame(rows).set_index("threshold")
 
     def drift_frame(self) -> pd.DataFrame:
-        """One row a snapshot: see `Moment`."""
+        """One row a snapshot: see `SnapshotOverflow`."""
         import pandas as pd
 
         return pd.DataFrame([asdict(each) for each in self.drift]).set_index("label").rename_axis("snapshot")
@@ -214,8 +214,8 @@ class BuddyProfile:
 
     def _repr_html_(self) -> str:
         rows = self.allocation_rows(_ROWS)
-        told = f"the {len(rows)} largest allocations" if len(rows) < len(self.allocations) else "allocations"
-        caption = f"{told}, final design"
+        text = f"the {len(rows)} largest allocations" if len(rows) < len(self.allocations) else "allocations"
+        caption = f"{text}, final design"
         return table_html(DESIGN_HEADINGS, self.rows(), self.caption) + table_html(ALLOCATION_HEADINGS, rows, caption)
 
 
@@ -231,8 +231,8 @@ def profile_arrays(
     """The profile of arrays in memory: a mapping of allocations to arrays for each snapshot, or one such mapping.
 
     threshold: largest share of an allocation's entries that may overflow. mostly_zero: whether the final design has a
-    target of 8 bytes. largest_ratio: of the whole program, 1 + buddy memory / device memory. progress: told what is
-    being compressed. Raises `InputError` for bad arguments and all bad arrays together.
+    target of 8 bytes. largest_ratio: of the whole program, 1 + buddy memory / device memory. progress: called with
+    what is being compressed. Raises `InputError` for bad arguments and all bad arrays together.
 
     >>> import numpy as np
     >>> noise = np.random.default_rng(0).integers(0, 2**63, 4096)
@@ -330,8 +330,8 @@ def _silent(what: str) -> None:
     """Says nothing."""
 
 
-def _outcome(allocations: Sequence[ProfiledAllocation], targets: tuple[int, ...]) -> Outcome:
-    return Outcome(targets, compression_ratio(allocations, targets), mean_overflow(allocations, targets))
+def _outcome(allocations: Sequence[ProfiledAllocation], targets: tuple[int, ...]) -> DesignOutcome:
+    return DesignOutcome(targets, compression_ratio(allocations, targets), mean_overflow(allocations, targets))
 
 
 def _in_final(allocation: ProfiledAllocation, target: int) -> AllocationOutcome:
@@ -340,11 +340,13 @@ def _in_final(allocation: ProfiledAllocation, target: int) -> AllocationOutcome:
     return AllocationOutcome(allocation.name, allocation.bytes, own, target, mean, min(shares), max(shares))
 
 
-def _moment(snapshots: Snapshots, number: int, targets: Sequence[int]) -> Moment:
+def _moment(snapshots: Snapshots, number: int, targets: Sequence[int]) -> SnapshotOverflow:
     there = snapshots.in_snapshot(number)
     known = list(there.values())
     overflow = mean_overflow(known, [targets[index] for index in there])
-    return Moment(snapshots.labels[number], sum(each.bytes for each in known), optimistic_ratio(known), overflow)
+    return SnapshotOverflow(
+        snapshots.labels[number], sum(each.bytes for each in known), optimistic_ratio(known), overflow
+    )
 
 
 def _allocation_row(each: AllocationOutcome) -> tuple[str, ...]:
@@ -352,7 +354,7 @@ def _allocation_row(each: AllocationOutcome) -> tuple[str, ...]:
     return (each.name, format_bytes(each.bytes), own, target, share_text(each.overflow))
 
 
-def _plain(each: AllocationOutcome | Moment) -> dict[str, Any]:
+def _plain(each: AllocationOutcome | SnapshotOverflow) -> dict[str, Any]:
     return asdict(each) | {"optimistic_ratio": _finite(each.optimistic_ratio)}
 
 

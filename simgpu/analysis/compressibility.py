@@ -19,14 +19,14 @@ from simgpu.analysis.plots import RunFigure
 _HEAT_INCHES = (7.5, 8.0)
 _PAIR_INCHES = (7.0, 5.2)
 _DRIFT_INCHES = (8.0, 3.2)
-#: Blue is compressible and red is not, as in the paper; told apart also by readers who see no red or green.
+#: Blue is compressible and red is not, as in the paper; distinguishable also for readers who see no red or green.
 _COLOURS = "RdYlBu_r"
 _NOTHING = "white"
 #: Compressed bytes that the colour bar names, of an entry of 128.
 _NAMED_BYTES = (0, 8, 32, 64, 96, 128)
 #: A label takes so much of the height of the map.
 _LABEL_SHARE = 0.019
-#: An allocation that takes less of the height is not told apart from its neighbours.
+#: An allocation that takes less of the height has no label.
 _LEAST_SHARE = 0.004
 _LONGEST_LABEL = 34
 #: Of a title, that an inch holds.
@@ -155,14 +155,14 @@ def plot_drift(shares: Mapping[str, float], ratio: float, *, title: str) -> RunF
 
 
 def _labelled(bands: Sequence[tuple[str, float, float]], rows: int) -> list[tuple[str, float, float]]:
-    """The bands whose labels are written: the largest first, then all that still find room."""
-    room = _LABEL_SHARE * rows
-    kept: list[tuple[str, float, float]] = []
+    """The bands whose labels are written: the largest first, then all that still fit."""
+    distance = _LABEL_SHARE * rows
+    stored: list[tuple[str, float, float]] = []
     for band in sorted(bands, key=lambda band: (-band[2], band[1])):
         middle = band[1] + band[2] / 2
-        if all(abs(middle - (other[1] + other[2] / 2)) >= room for other in kept):
-            kept.append(band)
-    return sorted(kept, key=lambda band: band[1])
+        if all(abs(middle - (other[1] + other[2] / 2)) >= distance for other in stored):
+            stored.append(band)
+    return sorted(stored, key=lambda band: band[1])
 
 
 def _short(label: str) -> str:

@@ -16,12 +16,12 @@ from matplotlib.figure import SubFigure
 from matplotlib.lines import Line2D
 from matplotlib.patches import Patch
 
-from simgpu.analysis import panel_bars, panel_lines
+from simgpu.analysis import panel_axes
+from simgpu.analysis.charts import RunLook, head, run_looks
 from simgpu.analysis.panels import BarPanel, LinePanel, Panel, TimePanel
 from simgpu.analysis.plots import RunFigure
-from simgpu.analysis.run_looks import RunLook, head, run_looks
 
-#: What a row of panels has, and the legend beside all of them; and what stands to the left of axes.
+#: Widths of a row of panels, of the legend to their right, and of the labels to the left of axes.
 _ROW_INCHES, _LEGEND_INCHES, _AXIS_INCHES = 7.9, 1.9, 0.55
 #: So many panels stand in a row if each has at most so many bars.
 _BARS = {3: 12, 2: 20, 1: 50}
@@ -32,12 +32,12 @@ Handle = Line2D | Patch
 
 
 class _Placed(NamedTuple):
-    """A panel, the inches that it has across, and the texts over and beside it."""
+    """A panel, its width in inches, its title and its label to the left."""
 
     panel: Panel
     across: float
     title: str
-    beside: str
+    side_label: str
 
     @property
     def inches(self) -> float:
@@ -54,7 +54,7 @@ class _Placed(NamedTuple):
         """In inches, with what stands over and under it."""
         over = _TITLE_LINE * (self.title_text.count("\n") + 1)
         if isinstance(self.panel, BarPanel):
-            texts, turned = panel_bars.group_texts(self.panel, self.inches)
+            texts, turned = panel_axes.group_texts(self.panel, self.inches)
             longest = max(map(len, texts))
             under = 0.1 + 0.045 * longest if turned else 0.13 * max(text.count("\n") for text in texts)
             return 1.75 + over + under
@@ -83,12 +83,13 @@ class _Block(NamedTuple):
 def plot_measures(sections: Sequence[Sequence[Panel]], runs: Sequence[str], *, title: str) -> RunFigure:
     """Panels of measures by section, in rows; a run looks the same in all of them.
 
-    sections: what belongs together, as one measure of several networks. Bars that have no room in one row are divided
-    into several. Single panels of neighbouring sections share a row. runs: all labels in the order of the legend.
+    sections: panels that belong together, such as one measure of several networks. Bars that do not fit in one row are
+    divided into several. Single panels of neighbouring sections share a row. runs: all labels in the order of the
+    legend.
 
-    >>> from simgpu.analysis.panels import Bar, Told
+    >>> from simgpu.analysis.panels import Bar, AxisInfo
     >>> bars = {"VGG16": {"vDNN": Bar(1.0), "CSWAP": Bar(1.25, published=(1.3,)), "none": Bar(None, "no memory")}}
-    >>> panel = BarPanel(Told("throughput over vDNN", level=1), bars)
+    >>> panel = BarPanel(AxisInfo("throughput over vDNN", level=1), bars)
     >>> figure = plot_measures([[panel]], ["vDNN", "CSWAP", "none"], title="a study")
     >>> [text.get_text() for text in figure.axes[0].texts]
     ['1.00', '1.25', 'no memory']
@@ -96,9 +97,9 @@ def plot_measures(sections: Sequence[Sequence[Panel]], runs: Sequence[str], *, t
     blocks = list(_blocks(sections))
     alone = all(len(block.panels) < block.columns for block in blocks)
     width = _ROW_INCHES / 2 if alone else _ROW_INCHES
-    told = "\n".join(fill(line, int(width / _TITLE_CHARACTER)) for line in title.split("\n"))
+    wrapped = "\n".join(fill(line, int(width / _TITLE_CHARACTER)) for line in title.split("\n"))
     heights = [block.height for block in blocks]
-    high = 0.25 + _TITLE_LINE * (told.count("\n") + 1) + sum(heights)
+    high = 0.25 + _TITLE_LINE * (wrapped.count("\n") + 1) + sum(heights)
     figure = RunFigure(figsize=(width + _LEGEND_INCHES, high), layout="constrained")
     parts = figure.subfigures(len(blocks), 1, squeeze=False, height_ratios=heights)[:, 0]
     looks = run_looks(runs)
@@ -107,16 +108,16 @@ def plot_measures(sections: Sequence[Sequence[Panel]], runs: Sequence[str], *, t
     for ax, each in zip(axes, placed, strict=True):
         _draw(ax, each, looks)
     entries = _legend([each.panel for each in placed], looks)
-    head(figure, told, tuple(entries.values()), tuple(entries))
+    head(figure, wrapped, tuple(entries.values()), tuple(entries))
     figure.draw_without_rendering()  # gives every panel its place
     for ax, each in zip(axes, placed, strict=True):
         if isinstance(each.panel, BarPanel):
-            panel_bars.write_values(ax, each.panel)
+            panel_axes.write_values(ax, each.panel)
     return figure
 
 
 def _axes(part: SubFigure, block: _Block, *, alone: bool) -> list[Axes]:
-    """Axes for the panels of a block; alone: there is nothing beside its one panel in any block."""
+    """Axes for the panels of a block; alone: every block has a single panel."""
     if any(isinstance(each.panel, TimePanel) for each in block.panels):
         # Its legend stands in the last third.
         grid = part.add_gridspec(len(block.panels), 2, width_ratios=(2, 1))
@@ -129,13 +130,13 @@ def _axes(part: SubFigure, block: _Block, *, alone: bool) -> list[Axes]:
 def _draw(ax: Axes, placed: _Placed, looks: Mapping[str, RunLook]) -> None:
     panel = placed.panel
     if isinstance(panel, BarPanel):
-        panel_bars.draw_bars(ax, panel, looks, placed.inches)
+        panel_axes.draw_bars(ax, panel, looks, placed.inches)
     elif isinstance(panel, LinePanel):
-        panel_lines.draw_lines(ax, panel, looks, placed.inches)
+        panel_axes.draw_lines(ax, panel, looks, placed.inches)
     else:
-        panel_lines.draw_time(ax, panel)
+        panel_axes.draw_time(ax, panel)
     ax.set_title(placed.title_text, loc="left", fontsize=9.5)
-    ax.set_ylabel(fill(placed.beside, 32), fontsize=8.5)
+    ax.set_ylabel(fill(placed.side_label, 32), fontsize=8.5)
     ax.grid(axis="y", color="#DDDDDD", linewidth=0.6)
     ax.set_axisbelow(True)
     ax.tick_params(labelsize=8)
@@ -147,8 +148,8 @@ def _blocks(sections: Iterable[Sequence[Panel]]) -> Iterator[_Block]:
     for flow in _flows(sections):
         columns = _columns(flow)
         placed = [
-            _Placed(panel, _ROW_INCHES / columns, title, beside if number % columns == 0 else "")
-            for number, (panel, (title, beside)) in enumerate(zip(flow, _texts(flow), strict=True))
+            _Placed(panel, _ROW_INCHES / columns, title, side_label if number % columns == 0 else "")
+            for number, (panel, (title, side_label)) in enumerate(zip(flow, _texts(flow), strict=True))
         ]
         yield _Block(tuple(placed), columns)
 
@@ -183,7 +184,9 @@ def _divided(panel: Panel) -> list[Panel]:
 def _most_columns(panel: Panel) -> int:
     if isinstance(panel, LinePanel):
         return 3
-    return next((columns for columns, bars in _BARS.items() if isinstance(panel, BarPanel) and panel.room <= bars), 1)
+    return next(
+        (columns for columns, bars in _BARS.items() if isinstance(panel, BarPanel) and panel.bar_count <= bars), 1
+    )
 
 
 def _columns(flow: Sequence[Panel]) -> int:
@@ -194,30 +197,24 @@ def _columns(flow: Sequence[Panel]) -> int:
     return 4 if len(flow) in (7, 8) and all(isinstance(panel, LinePanel) for panel in flow) else most
 
 
-def _unit(panel: Panel) -> str:
-    if isinstance(panel, BarPanel):
-        return panel_bars.unit_of(panel)
-    return panel_lines.unit_of(panel) if isinstance(panel, LinePanel) else panel.told.unit(1.0)[1]
-
-
 def _texts(flow: Sequence[Panel]) -> list[tuple[str, str]]:
-    """What stands over and beside each panel: over several of one measure its name alone, with the unit if they
-    differ in that."""
-    units = [_unit(panel) for panel in flow]
-    measures = {panel.told.title for panel in flow}
-    found = []
+    """Title and side label of each panel; of several panels of one measure the title is their name, with the unit where
+    they differ in it."""
+    units = [panel.unit[1] for panel in flow]
+    measures = {panel.measured.title for panel in flow}
+    results = []
     for number, (panel, unit) in enumerate(zip(flow, units, strict=True)):
-        title = panel.told.title
+        title = panel.measured.title
         if not isinstance(panel, LinePanel):
-            more = ", continued" if any(each.told == panel.told for each in flow[:number]) else ""
-            found.append((_with(unit, title) + more, ""))
+            more = ", continued" if any(each.measured == panel.measured for each in flow[:number]) else ""
+            results.append((_with(unit, title) + more, ""))
         elif len(measures) > 1 or len(flow) == 1:
-            found.append((f"{panel.name}: {_with(unit, title)}", ""))
+            results.append((f"{panel.name}: {_with(unit, title)}", ""))
         elif len(set(units)) > 1:
-            found.append((_with(unit, panel.name), title))
+            results.append((_with(unit, panel.name), title))
         else:
-            found.append((panel.name, _with(unit, title)))
-    return found
+            results.append((panel.name, _with(unit, title)))
+    return results
 
 
 def _with(unit: str, text: str) -> str:
@@ -231,20 +228,20 @@ def _legend(panels: Sequence[Panel], looks: Mapping[str, RunLook]) -> dict[str, 
     curves = [curve for panel in lines for curve in panel.curves]
     barred = {run for panel in bars for runs in panel.groups.values() for run in runs}
     level = {curve.label for curve in curves if curve.level is not None}
-    found: dict[str, tuple[Handle, ...]] = {}
+    results: dict[str, tuple[Handle, ...]] = {}
     for label, look in looks.items():
         handles: list[Handle] = [Patch(**look.bar)] if label in barred else []
         if any(curve.label == label for curve in curves):
-            handles.append(Line2D([], [], **(panel_lines.level_style(look) if label in level else look.line)))
+            handles.append(Line2D([], [], **(panel_axes.level_style(look) if label in level else look.line)))
         if handles:
-            found[fill(label, _LEGEND_CHARACTERS)] = tuple(handles)
+            results[fill(label, _LEGEND_CHARACTERS)] = tuple(handles)
     paper: list[Handle] = []
     if any(bar.published for panel in bars for runs in panel.groups.values() for bar in runs.values()):
-        paper.append(Line2D([], [], **panel_bars.PAPER))
+        paper.append(Line2D([], [], **panel_axes.BAR_PAPER))
     if any(bar.published for curve in curves for bar in curve.bars):
-        paper.append(Line2D([], [], marker="o", markeredgecolor="black", **panel_lines.PAPER))
+        paper.append(Line2D([], [], marker="o", markeredgecolor="black", **panel_axes.LINE_PAPER))
     if paper:
-        found["paper"] = tuple(paper)
+        results["paper"] = tuple(paper)
     if whys := dict.fromkeys(why for curve in curves for _, why in curve.ends()):
-        found[f"{' or '.join(whys)}\nat the next point"] = (Line2D([], [], **panel_lines.END),)
-    return found
+        results[f"{' or '.join(whys)}\nat the next point"] = (Line2D([], [], **panel_axes.END),)
+    return results

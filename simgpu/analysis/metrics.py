@@ -1,6 +1,6 @@
 """How fast one iteration was and what it needed, as numbers.
 
-Whole numbers stay whole; each float is made by one division at the end.
+Integers stay integers; each float is the result of one division at the end.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""What a panel of a figure shows that puts measures of runs side by side, before anything is drawn."""
+"""The contents of panels that compare measures of runs, before anything is drawn."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ from simgpu.units import BYTE_UNITS
 Kind = Literal["number", "count", "share", "size"]
 
 
-class Told(NamedTuple):
-    """What is measured along an axis.
+class AxisInfo(NamedTuple):
+    """The quantity along an axis.
 
-    title: in words. kind: ``share`` is drawn in percent, ``size`` in a unit of bytes, ``count`` is a whole number.
-    level: what a run has that differs in nothing from the one it is told over; None where it is told of it alone.
+    kind: ``share`` is drawn in percent, ``size`` in a unit of bytes, ``count`` is a whole number.
+    level: of a quantity relative to a baseline, the value of a run equal to the baseline; None of an absolute one.
     """
 
     title: str
@@ -23,11 +23,11 @@ class Told(NamedTuple):
     level: float | None = None
 
     def unit(self, largest: float, *, decimal: bool = False) -> tuple[float, str]:
-        """The number to divide by, and the name of the unit, for values up to the largest.
+        """The divisor and the name of the unit for values up to the largest.
 
         decimal: sizes in GB in place of GiB.
 
-        >>> Told("peak", "size").unit(3 * 2**30), Told("hits", "share").unit(0.4), Told("time").unit(8)
+        >>> AxisInfo("peak", "size").unit(3 * 2**30), AxisInfo("hits", "share").unit(0.4), AxisInfo("time").unit(8)
         ((1073741824, 'GiB'), (0.01, '%'), (1.0, ''))
         """
         if self.kind == "share":
@@ -39,11 +39,11 @@ class Told(NamedTuple):
         return 1.0, ""
 
     def text(self, value: float) -> str:
-        """A value that is divided by its unit, in two or three digits.
+        """A value in its unit, in two or three digits.
 
-        >>> Told("time").text(1.2345), Told("batch", "count").text(96.0), Told("hits", "share").text(3.14159)
+        >>> AxisInfo("time").text(1.2345), AxisInfo("batch", "count").text(96.0), AxisInfo("hits", "share").text(3.1416)
         ('1.23', '96', '3.1')
-        >>> Told("time").text(0.0123), Told("hits", "share").text(0.0)
+        >>> AxisInfo("time").text(0.0123), AxisInfo("hits", "share").text(0.0)
         ('0.012', '0')
         """
         size = abs(value)
@@ -58,37 +58,52 @@ class Told(NamedTuple):
 
 
 class Bar(NamedTuple):
-    """A run's value, or None and a few words why there is none; and what a paper states of the same."""
+    """A run's value, or None and why there is none; and what papers state of the same."""
 
     value: float | None
     why: str = ""
     published: tuple[float, ...] = ()
 
+    @property
+    def values(self) -> tuple[float, ...]:
+        """The value, if there is one, and what papers state."""
+        return self.published if self.value is None else (self.value, *self.published)
+
 
 class BarPanel(NamedTuple):
     """Bars of runs by their labels, in groups by theirs; every group has the same runs."""
 
-    told: Told
+    measured: AxisInfo
     groups: Mapping[str, Mapping[str, Bar]]
 
     @property
-    def room(self) -> int:
-        """How many bars there is room for."""
+    def bar_count(self) -> int:
+        """The number of bars, also of those without a value."""
         return sum(map(len, self.groups.values()))
 
+    @property
+    def values(self) -> list[float]:
+        """All values, those of papers too."""
+        return [value for runs in self.groups.values() for bar in runs.values() for value in bar.values]
 
-class Point(NamedTuple):
-    """Where along the axis, and a value as that of a `Bar`."""
+    @property
+    def unit(self) -> tuple[float, str]:
+        """The unit of the values, as `AxisInfo.unit` has it."""
+        return self.measured.unit(max(map(abs, self.values), default=0.0))
+
+
+class CurvePoint(NamedTuple):
+    """A place along the axis, with a value."""
 
     at: float
     bar: Bar
 
 
-class Curve(NamedTuple):
-    """A run's values along the axis, or, of one that is not along it, its level."""
+class RunCurve(NamedTuple):
+    """A run's values along the axis, or its level, where it does not vary along it."""
 
     label: str
-    points: tuple[Point, ...] = ()
+    points: tuple[CurvePoint, ...] = ()
     level: Bar | None = None
 
     @property
@@ -98,35 +113,55 @@ class Curve(NamedTuple):
 
     @property
     def absent(self) -> str:
-        """Why there is no value at all; empty where there is one, or nobody knows."""
+        """Why there is no value at all; empty where there is one, or where it is not known."""
         return "" if any(bar.value is not None for bar in self.bars) else self.bars[-1].why
 
-    def ends(self) -> list[tuple[Point, str]]:
-        """The points that have a value beside one that has none, and why that has none."""
+    def ends(self) -> list[tuple[CurvePoint, str]]:
+        """Points with a value next to a point without, and why the latter has none."""
         by_place = sorted(self.points, key=lambda point: point.at)
-        found = {}
+        results = {}
         for one, other in pairwise(by_place):
-            for point, beside in ((one, other), (other, one)):
-                if point.bar.value is not None and beside.bar.value is None and beside.bar.why:
-                    found[point] = beside.bar.why
-        return list(found.items())
+            for point, neighbour in ((one, other), (other, one)):
+                if point.bar.value is not None and neighbour.bar.value is None and neighbour.bar.why:
+                    results[point] = neighbour.bar.why
+        return list(results.items())
 
 
 class LinePanel(NamedTuple):
-    """Curves of runs, each a line over `along`; name: what all of them are of."""
+    """Curves of runs, each a line over `along`; name: their trace or network."""
 
-    told: Told
+    measured: AxisInfo
     name: str
-    along: Told
-    curves: tuple[Curve, ...]
+    along: AxisInfo
+    curves: tuple[RunCurve, ...]
+
+    @property
+    def values(self) -> list[float]:
+        """All values, those of papers too."""
+        return [value for curve in self.curves for bar in curve.bars for value in bar.values]
+
+    @property
+    def unit(self) -> tuple[float, str]:
+        """The unit of the values, as `AxisInfo.unit` has it."""
+        return self.measured.unit(max(map(abs, self.values), default=0.0))
+
+    @property
+    def places(self) -> list[float]:
+        """Where along the axis there is a point, in order."""
+        return sorted({point.at for curve in self.curves for point in curve.points})
 
 
 class TimePanel(NamedTuple):
     """Lines over the iterations of epochs, one after another, by label; each has as many values of every epoch."""
 
-    told: Told
+    measured: AxisInfo
     epochs: tuple[int, ...]
     lines: Mapping[str, tuple[float, ...]]
+
+    @property
+    def unit(self) -> tuple[float, str]:
+        """The unit of the values, as `AxisInfo.unit` has it."""
+        return self.measured.unit(1.0)
 
 
 Panel = BarPanel | LinePanel | TimePanel

@@ -44,7 +44,7 @@ _EDGED_BARS, _EDGED_GRAINS = 40, 4
 #: Per format of `save_figure`: what must not go into the file, because it would differ from run to run.
 _METADATA: dict[str, dict[str, Any]] = {"png": {}, "svg": {"Date": None}, "pdf": {"CreationDate": None}}
 _LIVE_COLOUR, _PADDING_COLOUR = "#4477AA", "#DDAA33"
-#: Means of the power are drawn over the window's length over this, which a reader can still tell apart.
+#: Means of the power are drawn over the window's length over this, which a reader can still distinguish.
 _POWER_STEPS = 600
 _POWER_COLOURS = {"idle": "#BBBBBB", "arithmetic": "#4477AA", "device memory": "#44AA99", "link": "#EE8866"}
 _BUDGET_LINE: dict[str, Any] = {"color": "#BB4444", "linestyle": "--", "linewidth": 1.2}
@@ -86,7 +86,7 @@ def plot_timeline(
 ) -> Figure:
     """What each stream does over one iteration (None: over the whole run), one row per stream.
 
-    phases: the phase of each kernel by id, to tell forward from backward. ax: draw there instead of in a new
+    phases: the phase of each kernel by id, to distinguish forward from backward. ax: draw there instead of in a new
     figure. Kernels too short to see are joined. `IndexError` when there is no such iteration.
 
     >>> from simgpu.timeline.model import MemoryCurve, SpanKind, Timeline
@@ -154,7 +154,7 @@ def plot_run(
 
 
 def plot_power(timeline: Timeline, curve: PowerCurve, power: Power, *, title: str | None = None) -> Figure:
-    """What the GPU draws over the last iteration, part on part, beside what a profiler sees of it and the limit.
+    """The power of the GPU over the last iteration, stacked by part, with what a profiler would sample and the limit.
 
     curve, power: of the timeline's last iteration.
     """
@@ -177,8 +177,8 @@ def plot_power(timeline: Timeline, curve: PowerCurve, power: Power, *, title: st
     ax.set_ylabel("power (W)")
     handles, _ = ax.get_legend_handles_labels()
     _legend(ax, handles)
-    told = f"{format_energy(power.energy_nj)} an iteration, {format_power(1000 * power.average_w)} on average"
-    _title(ax, window, f"{window.title if title is None else title}\n{told}")
+    summary = f"{format_energy(power.energy_nj)} an iteration, {format_power(1000 * power.average_w)} on average"
+    _title(ax, window, f"{window.title if title is None else title}\n{summary}")
     _time_axis(ax, window)
     return cast(Figure, ax.figure)
 

@@ -27,7 +27,7 @@ from simgpu.timeline.streams import StreamId
 from simgpu.timeline.work import WorkDone
 from simgpu.workloads.timemodel.formats import product_rate
 
-#: A profiler cannot look closer than this: drivers renew what they tell of a board's power that often (Lang and
+#: A profiler cannot look closer than this: drivers update the reported power of a board that often (Lang and
 #: Ruenger, Euro-Par 2013, who found 20 ms).
 SAMPLE_NS = 20_000_000
 
@@ -38,7 +38,7 @@ Watts = NDArray[np.float64]
 
 
 class _Parts(NamedTuple):
-    """Picojoules of one span, beside what the board draws idle."""
+    """Picojoules of one span, in addition to idle power."""
 
     arithmetic: int
     dram: int

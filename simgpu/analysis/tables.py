@@ -4,10 +4,18 @@ from __future__ import annotations
 
 import html
 from collections.abc import Collection, Iterable, Mapping, Sequence
+from io import StringIO
+from typing import TYPE_CHECKING, Literal
 
 from simgpu.analysis.breakdown import shown_parts
 from simgpu.analysis.metrics import Metrics
 from simgpu.units import format_bytes, format_time
+
+if TYPE_CHECKING:
+    from rich.table import Table
+
+#: Columns of a terminal that never wraps.
+_UNLIMITED = 10**6
 
 #: Headings of `comparison_rows`, in order.
 COMPARISON_HEADINGS = ("policy", "time", "samples/s", "slowdown", "stalled", "moved", "peak", "note")
@@ -88,22 +96,46 @@ def facts_html(facts: Iterable[tuple[str, str]]) -> str:
     return f"<table>{''.join(rows)}</table>"
 
 
+def table_grid(
+    headings: Sequence[str], rows: Iterable[Sequence[str]], left: Collection[int] = (0,), no_wrap: Collection[int] = ()
+) -> Table:
+    """A table without lines, for a terminal. left: columns to the left, all others to the right.
+
+    no_wrap: columns whose texts never wrap.
+    """
+    from rich.table import Table
+    from rich.text import Text
+
+    grid = Table(box=None, padding=(0, 2, 0, 0), pad_edge=False)
+    for index, heading in enumerate(headings):
+        justify: Literal["left", "right"] = "left" if index in left else "right"
+        grid.add_column(Text(heading), justify=justify, overflow="fold", vertical="top", no_wrap=index in no_wrap)
+    for row in rows:
+        grid.add_row(*map(Text, row))
+    return grid
+
+
 def table_text(headings: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
-    """Lines in columns: the first and the last column to the left, the numbers between them to the right."""
-    table = [headings, *rows]
-    widths = [max(map(len, column)) for column in zip(*table, strict=True)]
-    last = len(widths) - 1
-    return "\n".join(
-        "  ".join(
-            text.ljust(width) if column in (0, last) else text.rjust(width)
-            for column, (text, width) in enumerate(zip(row, widths, strict=True))
-        ).rstrip()
-        for row in table
+    """Lines in columns, as wide as they need: the first and the last column to the left, numbers to the right.
+
+    >>> print(table_text(("policy", "time", "note"), [("none", "9 ms", ""), ("vdnn", "12 ms", "unsteady")]))
+    policy   time  note
+    none     9 ms
+    vdnn    12 ms  unsteady
+    """
+    from rich.console import Console
+
+    text = StringIO()
+    # Height and the last two arguments keep rich from adapting to the terminal or notebook that this runs in.
+    console = Console(
+        file=text, width=_UNLIMITED, height=1, color_system=None, force_jupyter=False, legacy_windows=False
     )
+    console.print(table_grid(headings, rows, left=(0, len(headings) - 1)))
+    return "\n".join(line.rstrip() for line in text.getvalue().splitlines())
 
 
 def table_html(headings: Sequence[str], rows: Iterable[Sequence[str]], caption: str, left: Collection[int] = ()) -> str:
-    """The same as an HTML table with a caption, for notebooks. left: columns of words; beside them no number breaks."""
+    """The same as an HTML table with a caption. left: columns of words; with such columns, numbers do not wrap."""
 
     def look(column: int) -> str:
         words = " style='text-align:left'" if column in left else " style='white-space:nowrap'"

@@ -16,8 +16,8 @@ from simgpu.cli.screen import Screen, facts, progress, quiet_option, table
 from simgpu.cli.settings import parse_size
 from simgpu.cli.suggestions import ZOO, nodes, workloads
 from simgpu.errors import InputError
+from simgpu.experiments.max_batch import WhatFits, what_fits
 from simgpu.experiments.scenarios.load import load_scenario
-from simgpu.experiments.what_fits import WhatFits, what_fits
 from simgpu.graph.bounds import Bound, MemoryBounds, memory_bounds
 from simgpu.graph.taskgraph import TaskGraph
 from simgpu.graph.tdfg import Tdfg, padded

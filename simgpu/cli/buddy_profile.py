@@ -25,7 +25,7 @@ from simgpu.cli.screen import Screen, facts, progress, quiet_option, table
 from simgpu.cli.suggestions import traces_or_files
 from simgpu.compression.buddy.targets import THRESHOLD, mean_overflow
 from simgpu.errors import InputError
-from simgpu.experiments.profile_outputs import check_profile_outputs, profile_document, write_profile
+from simgpu.experiments.outputs import PROFILE_FOLDER, profile_document, write_profile
 from simgpu.units import format_bytes
 from simgpu.version import __version__
 
@@ -63,7 +63,7 @@ def profile(
     """
     share = _share(threshold)
     if output is not None:
-        check_profile_outputs(output)
+        PROFILE_FOLDER.check(output)
     with progress(quiet) as say:
         found = profile_files(files, threshold=share, mostly_zero=not no_mostly_zero, progress=say)
         if output is not None:

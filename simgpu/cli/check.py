@@ -15,9 +15,9 @@ from simgpu.cli.screen import Screen, progress, quiet_option
 from simgpu.cli.settings import parse_settings
 from simgpu.cli.suggestions import scenario_keys, scenarios
 from simgpu.errors import InputError, Problem
-from simgpu.experiments.regression.check import Checked, check_scenarios
+from simgpu.experiments.regression.check import CheckOutcome, check_scenarios
+from simgpu.experiments.regression.text import WIDTH, difference_text
 from simgpu.experiments.regression.tolerances import parse_tolerances
-from simgpu.experiments.regression.words import WIDTH, difference_text
 from simgpu.experiments.scenarios.load import load_scenario
 from simgpu.experiments.scenarios.model import Scenario
 from simgpu.version import __version__
@@ -86,7 +86,7 @@ def check(
     allowed = parse_tolerances(parse_settings(tolerances, "tolerance", "--tolerance iteration_ns=1%"))
     overrides = parse_settings(settings)
     loaded = _loaded(names, overrides)
-    checked: list[Checked] = []
+    checked: list[CheckOutcome] = []
     screen = Screen()
     with progress(quiet) as say:
         for found in check_scenarios(
@@ -125,7 +125,7 @@ def _loaded(names: Sequence[str], overrides: Mapping[str, object]) -> list[Scena
     return scenarios
 
 
-def _show(screen: Screen, found: Checked) -> None:
+def _show(screen: Screen, found: CheckOutcome) -> None:
     """A line on the scenario, and what differs."""
     told, details = _told(found)
     screen.print(Text.assemble(f"{found.name}: ", (told, _STYLES.get(found.verdict, ""))))
@@ -133,7 +133,7 @@ def _show(screen: Screen, found: Checked) -> None:
         screen.print(Text(f"  {line}"))
 
 
-def _told(found: Checked) -> tuple[str, str]:
+def _told(found: CheckOutcome) -> tuple[str, str]:
     difference = found.difference
     match found.verdict:
         case "not stored":
@@ -149,7 +149,7 @@ def _told(found: Checked) -> tuple[str, str]:
     return found.verdict, "" if difference is None or difference.empty else difference_text(difference)
 
 
-def _show_sum(screen: Screen, checked: list[Checked], failed: list[Checked]) -> None:
+def _show_sum(screen: Screen, checked: list[CheckOutcome], failed: list[CheckOutcome]) -> None:
     names = ", ".join(found.name for found in failed)
     if failed:
         screen.print(Text(f"\n{len(failed)} of {len(checked)} not as stored: {names}; --update stores what is now"))

@@ -16,9 +16,8 @@ from simgpu.cli.run_tables import show_header
 from simgpu.cli.screen import Screen, facts, indented, progress, table
 from simgpu.cli.settings import parse_size
 from simgpu.errors import InputError
-from simgpu.experiments.compare import Comparison, Run, compare
+from simgpu.experiments.compare import Comparison, PolicyRun, compare
 from simgpu.experiments.scenarios.model import Scenario
-from simgpu.explain.answers import ANSWER_HEADINGS, Answer, answer_dict, answer_rows
 from simgpu.explain.explanation import (
     PATH_HEADINGS,
     Explanation,
@@ -26,7 +25,7 @@ from simgpu.explain.explanation import (
     loss_lines,
 )
 from simgpu.explain.smallest_budget import SmallestBudget, smallest_budget
-from simgpu.explain.what_if import what_if
+from simgpu.explain.what_if import ANSWER_HEADINGS, Answer, answer_dict, answer_rows, what_if
 from simgpu.version import __version__
 
 EXPLANATION_SCHEMA = "simgpu.explanation/1"
@@ -70,14 +69,14 @@ def explain(choice: ScenarioChoice, as_json: bool, quiet: bool, top: int, more_m
         sys.exit(OUT_OF_MEMORY)
 
 
-def _limited(run: Run) -> bool:
+def _limited(run: PolicyRun) -> bool:
     return run.result is None or not run.result.program.unlimited_memory
 
 
 class _Told:
     """What is found out about one policy's run."""
 
-    def __init__(self, scenario: Scenario, run: Run, more: int | None, say: Callable[[str], None]) -> None:
+    def __init__(self, scenario: Scenario, run: PolicyRun, more: int | None, say: Callable[[str], None]) -> None:
         self.run = run
         self.explanation: Explanation | None = explain_result(run.result) if run.result else None
         self.answers: tuple[Answer, ...] = ()

@@ -13,7 +13,7 @@ from simgpu.trace.epochs import epochs_of
 from simgpu.units import format_bytes
 
 if TYPE_CHECKING:
-    from simgpu.experiments.compare import Comparison, Run
+    from simgpu.experiments.compare import Comparison, PolicyRun
     from simgpu.experiments.scenarios.model import Scenario
 
 _NAMES = 21  # columns that the names of a run's lines take, with the gap after them
@@ -105,15 +105,15 @@ def _steadiness(steady: Sequence[bool | None]) -> str:
     return "some runs UNSTEADY, see below" if any(steady) else "UNSTEADY: iterations still differ"
 
 
-def _heading(run: Run) -> str:
+def _heading(run: PolicyRun) -> str:
     """The policy's name, with its parameters on a second line."""
     name, _, parameters = run.label.partition("(")
     return f"{name}\n{parameters.removesuffix(')')}" if parameters else name
 
 
-def _side_by_side(runs: Sequence[Run]) -> Iterator[tuple[Run, ...]]:
+def _side_by_side(runs: Sequence[PolicyRun]) -> Iterator[tuple[PolicyRun, ...]]:
     """The runs in groups that fit the width."""
-    group: list[Run] = []
+    group: list[PolicyRun] = []
     width = _NAMES
     for run in runs:
         needed = max(len("out of memory"), *map(len, _heading(run).splitlines()))
@@ -126,7 +126,7 @@ def _side_by_side(runs: Sequence[Run]) -> Iterator[tuple[Run, ...]]:
         yield tuple(group)
 
 
-def _lines(runs: Sequence[Run]) -> Iterator[tuple[str, Sequence[str]]]:
+def _lines(runs: Sequence[PolicyRun]) -> Iterator[tuple[str, Sequence[str]]]:
     """Names and texts of the measures, a blank line between groups."""
     for number, group in enumerate(groups([run.to_dict() for run in runs])):
         if number:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 import sys
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from threading import Event, Thread, Timer
 from time import monotonic
@@ -17,6 +17,7 @@ from rich.progress import Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 from rich.table import Table
 from rich.text import Text
 
+from simgpu.analysis.tables import table_grid
 from simgpu.cli.group import wants_colour
 from simgpu.cli.signals import insist
 
@@ -67,24 +68,14 @@ def facts(rows: Iterable[tuple[str, str]]) -> Table:
 
 
 def table(
-    headings: Sequence[str], rows: Iterable[Sequence[str]], left: Iterable[int] = (0,), whole: Iterable[int] = ()
+    headings: Sequence[str], rows: Iterable[Sequence[str]], left: Collection[int] = (0,), whole: Collection[int] = ()
 ) -> Table:
     """A table without lines: bold headings, numbers to the right but for the columns in `left`.
 
     whole: columns of which no text is broken, whatever becomes of the others.
     """
-    grid = Table(box=None, padding=(0, 2, 0, 0), header_style="bold", pad_edge=False)
-    for index, heading in enumerate(headings):
-        side = index in left
-        grid.add_column(
-            Text(heading),
-            justify="left" if side else "right",
-            overflow="fold",
-            vertical="top",
-            no_wrap=index in whole,
-        )
-    for row in rows:
-        grid.add_row(*map(Text, row))
+    grid = table_grid(headings, rows, left, whole)
+    grid.header_style = "bold"
     return grid
 
 

@@ -16,11 +16,10 @@ from simgpu.cli.group import OUT_OF_MEMORY, show_error, wrapped
 from simgpu.cli.screen import Screen, facts, indented, progress, quiet_option, table
 from simgpu.cli.settings import parse_settings
 from simgpu.cli.suggestions import ZOO, nodes, policies, scenario_keys, workloads
+from simgpu.experiments.outputs import SEARCH_FOLDER, searches_document, write_searches
 from simgpu.experiments.scenarios.model import Scenario
 from simgpu.experiments.search import check_searched, search_placement
-from simgpu.experiments.search_found import Search
-from simgpu.experiments.search_outputs import check_search_outputs, searches_document, write_searches
-from simgpu.experiments.search_table import PlacedMap
+from simgpu.experiments.search_result import PlacedMap, Search
 from simgpu.simulation.run import task_graph
 from simgpu.units import format_bytes, format_time
 from simgpu.version import __version__
@@ -86,7 +85,7 @@ def search(
     scenario = _scenario(trace, node, batch, given, parse_settings(settings))
     check_searched(scenario.policies)
     if output is not None:
-        check_search_outputs(output)
+        SEARCH_FOLDER.check(output)
     with progress(quiet) as say:
         found = [
             search_placement(

@@ -13,9 +13,9 @@ from simgpu.cli.group import BAD_INPUT, OUT_OF_MEMORY
 from simgpu.cli.screen import Screen, facts, progress, quiet_option, table
 from simgpu.cli.settings import parse_settings
 from simgpu.cli.suggestions import studies, study_keys
+from simgpu.experiments.outputs import STUDY_FOLDER, write_study
 from simgpu.experiments.scenarios.load_study import load_study
 from simgpu.experiments.study import StudyResult, run_study
-from simgpu.experiments.study_outputs import check_study_outputs, write_study
 from simgpu.experiments.study_tables import (
     PUBLISHED_HEADINGS,
     failures,
@@ -57,7 +57,7 @@ def study(study: str, settings: tuple[str, ...], output: Path | None, as_json: b
     loaded = load_study(study, parse_settings(settings))
     about = {"simgpu": __version__}
     if output is not None:
-        check_study_outputs(output)
+        STUDY_FOLDER.check(output)
     with progress(quiet) as say:
         result = run_study(loaded, progress=say)
         if output is not None:

@@ -25,7 +25,7 @@ from simgpu.experiments.sweep.folder import CSV, PARQUET, REPORT, has_parquet
 from simgpu.experiments.sweep.point import ERROR, OK
 from simgpu.experiments.sweep.point import OUT_OF_MEMORY as NO_MEMORY
 from simgpu.experiments.sweep.run import SweepResult, run_sweep
-from simgpu.experiments.sweep.shown import HEADINGS, SHOWN, failures, shown_rows
+from simgpu.experiments.sweep.table import HEADINGS, SHOWN, failures, shown_rows
 from simgpu.policies.common.placing import bar
 
 #: Reasons of failed rows that are told one by one.

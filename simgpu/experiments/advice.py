@@ -71,16 +71,16 @@ def advice(
     memory = scenario.node.budget if scenario.budget is None else scenario.budget
     peak = trace_stats(trace).peak_recorded
     need, kernel = _largest_kernel(trace) if trace.records_reads else (0, "")
-    told = [("largest kernel", f"{format_bytes(need)} with all that it reads and writes: {kernel}")] if kernel else []
+    text = [("largest kernel", f"{format_bytes(need)} with all that it reads and writes: {kernel}")] if kernel else []
     if peak is not None:
         where = f"{format_bytes(peak.bytes)} at kernel {peak.kernel}, of {format_bytes(memory)} there are"
-        told.insert(0, ("nothing moved", where))
+        text.insert(0, ("nothing moved", where))
     bounds = _bounds(scenario, trace)
     if bounds is not None:
         least = f"{format_bytes(bounds.bound.bytes)} for one sample at a time and what stays; see simgpu memory-bound"
-        told.append(("sub-batches", least))
+        text.append(("sub-batches", least))
         if memory < bounds.offloaded.bytes:
-            return [*told, ("to try", f"more memory: a single sample does not fit {format_bytes(memory)}")]
+            return [*text, ("to try", f"more memory: a single sample does not fit {format_bytes(memory)}")]
     steps = [
         *_with_the_hosts_exchange(scenario, comparison, progress),
         *_policies_to_try(scenario, comparison, bounds is None and need > memory, written, progress),
@@ -88,15 +88,15 @@ def advice(
     if peak is not None and memory < peak.bytes <= scenario.node.budget:
         has = f"{scenario.node.name} has {format_bytes(scenario.node.budget)}"
         steps.append(f"a larger budget: {has}, which hold it with nothing moved")
-    return [*told, *(("to try", step) for step in (*steps, *_smaller_batch(trace)))]
+    return [*text, *(("to try", step) for step in (*steps, *_smaller_batch(trace)))]
 
 
 def _bounds(scenario: Scenario, trace: Trace) -> MemoryBounds | None:
     """What sub-batches need at least (moDNN, equation 7); None where the batch cannot be partitioned."""
     if not trace.records_reads or not trace.blocks or len(trace.kernels) > _MOST_KERNELS:
         return None
-    found = memory_bounds(task_graph(trace, scenario.node), scenario.alignment or scenario.node.gpu.alignment)
-    return found if found.batch < trace.info.batch else None
+    result = memory_bounds(task_graph(trace, scenario.node), scenario.alignment or scenario.node.gpu.alignment)
+    return result if result.batch < trace.info.batch else None
 
 
 def _no_policy(trace: Trace) -> str:
@@ -123,11 +123,11 @@ def _policies_to_try(
         yield f"another policy (simgpu list policies); a trace of {count} is too long to try them here"
         return
     tried = [run.label for run in comparison]
-    found = sorted(_trials(scenario, tried, progress), key=lambda result: result.iteration_ns)
-    for result in found:
+    results = sorted(_trials(scenario, tried, progress), key=lambda result: result.iteration_ns)
+    for result in results:
         times = f"{format_time(result.iteration_ns)}, peak {format_bytes(result.metrics.device_peak_bytes)}"
         yield f"{written(_in_words(result))}, which fits: {times}{_in_micro_batches(result)}"
-    if not found:
+    if not results:
         no_other = "more memory: no built-in policy fits that this trace and node allow"
         yield _no_policy(trace) if kernel_too_large else no_other
 

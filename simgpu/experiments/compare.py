@@ -44,7 +44,7 @@ DEFAULT_POLICIES: tuple[PolicyRequest, ...] = ("ideal", "none", "vdnn")
 
 
 @dataclass(frozen=True, slots=True)
-class Run:
+class PolicyRun:
     """One policy's outcome: its result, the out-of-memory error that ended it, why it refuses trace or node, or the
     `PolicyError` that says what failed in it.
 
@@ -100,8 +100,8 @@ class Run:
         error = self.outcome
         facts = ("waiting", "space", "requested", "free", "largest_hole", "capacity", "at_ns")
         holders = [{"name": name, "bytes": size} for name, size in error.holders]
-        told = {fact: getattr(error, fact) for fact in facts} | {"holders": holders, "message": str(error)}
-        return head | {"out_of_memory": told}
+        text = {fact: getattr(error, fact) for fact in facts} | {"holders": holders, "message": str(error)}
+        return head | {"out_of_memory": text}
 
 
 @dataclass(frozen=True, repr=False)
@@ -112,20 +112,20 @@ class Comparison:
     placements of feature maps and of every program, where asked for and known; bound_note: what they are, or why not.
     """
 
-    runs: tuple[Run, ...]
+    runs: tuple[PolicyRun, ...]
     trace: TraceInfo
     trace_name: str
     node: NodeSpec
     bounds: LeastTimes | None = None
     bound_note: str = ""
 
-    def __iter__(self) -> Iterator[Run]:
+    def __iter__(self) -> Iterator[PolicyRun]:
         return iter(self.runs)
 
     def __len__(self) -> int:
         return len(self.runs)
 
-    def __getitem__(self, label: str) -> Run:
+    def __getitem__(self, label: str) -> PolicyRun:
         for run in self.runs:
             if run.label == label:
                 return run
@@ -176,9 +176,9 @@ class Comparison:
         """
         import pandas as pd
 
-        told = self.trace
-        about = {"trace": self.trace_name or told.model, "node": self.node.name}
-        about |= {"origin": told.origin.value, "device": told.device, "date": told.date}
+        text = self.trace
+        about = {"trace": self.trace_name or text.model, "node": self.node.name}
+        about |= {"origin": text.origin.value, "device": text.device, "date": text.date}
         keys = [row.key for result in self.results.values() for row in result.metrics.rows()]
         values = {
             run.label: {row.key: row.value for row in run.result.metrics.rows()} if run.result else {} for run in self
@@ -222,8 +222,8 @@ def compare(
     trace: with it, a node is needed; policies are ideal, none and vdnn unless given. Or a scenario, which brings
     all of that; other arguments override it. policies: names, ``("vdnn", {"mode": "conv"})``,
     ``{"vdnn": {"mode": "conv"}}`` or policy objects. A policy that runs out of memory, cannot be planned for this
-    trace and node, or fails (`PolicyError`), does not end the comparison: its run holds the error. bound: tell how far
-    each is over the least time of every placement of feature maps (`least_time`). progress: called with each label
+    trace and node, or fails (`PolicyError`), does not end the comparison: its run holds the error. bound: also give
+    each run's gap to the lower bound of any placement of feature maps (`least_time`). progress: called with each label
     before its run.
 
     Raises `InputError` for unknown policies or parameters, before anything runs, and where every policy refuses or
@@ -250,7 +250,7 @@ def compare(
         raise InputError.single("", "argument node", "is missing", "load one with simgpu.load_node, or give a scenario")
     config = run_config(config, settings)
     say = no_progress
-    runs: list[Run] = []
+    runs: list[PolicyRun] = []
     asked = DEFAULT_POLICIES if policies is None else [policies] if isinstance(policies, str) else policies
     for policy in [made_policy(request) for request in asked]:
         label = policy_label(policy)
@@ -262,30 +262,30 @@ def compare(
             outcome = simulate(trace, node, policy, config, progress=say)
         except (OutOfMemoryError, InputError, MissingExtraError) as error:
             outcome = error
-        runs.append(Run(label, policy.name, policy.parameters, outcome))
+        runs.append(PolicyRun(label, policy.name, policy.parameters, outcome))
     if runs and all(run.refused for run in runs):
         raise nothing_runs(runs)
-    told: tuple[LeastTimes | None, str] = (None, "")
+    text: tuple[LeastTimes | None, str] = (None, "")
     if bound:
         if progress:
             progress("the least time of every placement")
-        told = _bound(trace, node, config)
-    return Comparison(tuple(runs), trace.info, trace.name, node, *told)
+        text = _bound(trace, node, config)
+    return Comparison(tuple(runs), trace.info, trace.name, node, *text)
 
 
 def _bound(trace: Trace, node: NodeSpec, config: RunConfig) -> tuple[LeastTimes | None, str]:
-    """The bounds and what they are, or None and why they cannot be told."""
-    from simgpu.experiments.least_time import least_times
+    """The bounds and a note on them, or None and why there are none."""
+    from simgpu.experiments.bounds import least_times
 
     if config.data_parallel:
         return None, "no bound is known for several GPUs that train together"
     try:
-        found = least_times(trace, node, budget=config.budget, alignment=config.alignment, epoch=config.epoch)
+        matches = least_times(trace, node, budget=config.budget, alignment=config.alignment, epoch=config.epoch)
     except OutOfMemoryError as error:
         return None, f"no program of the whole batch fits: {error}"
     except InputError as error:
         return None, f"no bound: {error}"
-    return found, f"{OVER_BOUND}: {found.told}."
+    return matches, f"{OVER_BOUND}: {matches.told}."
 
 
 def _over(result: Result | None, bounds: LeastTimes) -> str:
@@ -298,7 +298,7 @@ def _say(progress: Callable[[str], None], label: str, what: str) -> None:
     progress(f"{label}: {what}")
 
 
-def nothing_runs(runs: Iterable[Run]) -> SimgpuError:
+def nothing_runs(runs: Iterable[PolicyRun]) -> SimgpuError:
     """Where every run was refused: the one error that all share, for example of the trace, or a problem for each."""
     by_text = {str(run.outcome): run.outcome for run in runs if isinstance(run.outcome, Refusal)}
     if len(by_text) == 1:
@@ -306,7 +306,7 @@ def nothing_runs(runs: Iterable[Run]) -> SimgpuError:
     return InputError(problem for run in runs for problem in _problems(run))
 
 
-def _problems(run: Run) -> tuple[Problem, ...]:
+def _problems(run: PolicyRun) -> tuple[Problem, ...]:
     if isinstance(run.outcome, PolicyError):
         return run.outcome.problems
     return (Problem("", run.label, str(run.outcome)),)
@@ -329,7 +329,7 @@ def _named(request: str | tuple[str, Mapping[str, object]] | Mapping[str, Mappin
     return name, parameters
 
 
-def _note(run: Run) -> str:
+def _note(run: PolicyRun) -> str:
     if run.result is None:
         return run.failure
     return {True: "", False: "unsteady", None: "one iteration"}[run.result.steady]

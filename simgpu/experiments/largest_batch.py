@@ -15,7 +15,7 @@ from simgpu.units import format_bytes
 if TYPE_CHECKING:
     import pandas as pd
 
-    from simgpu.experiments.compare import Run
+    from simgpu.experiments.compare import PolicyRun
     from simgpu.hardware.spec import NodeSpec
     from simgpu.simulation.run import Result
     from simgpu.trace.model import TraceInfo
@@ -54,23 +54,23 @@ def recommended(speeds: Iterable[Speed]) -> Speed | None:
     >>> recommended([Speed(1, 50.0, 1, 1.0), Speed(2, 100.0, 1, 1.0), Speed(3, 80.0, 1, 1.0), Speed(4, 79.0, 1, 1.0)])
     Speed(batch=3, samples_per_s=80.0, iteration_ns=1, slowdown=1.0)
     """
-    found = list(speeds)
-    best = max((each.samples_per_s for each in found), default=0.0)
-    near = (each for each in found if each.samples_per_s >= NEAR_BEST * best)
+    results = list(speeds)
+    best = max((each.samples_per_s for each in results), default=0.0)
+    near = (each for each in results if each.samples_per_s >= NEAR_BEST * best)
     return max(near, key=lambda each: each.batch, default=None)
 
 
 @dataclass(frozen=True, slots=True)
 class LargestBatch:
-    """What was found for one policy.
+    """The largest batch of one policy.
 
-    batch: the largest that fits, None where there is none. run: at that batch; else the one that tells why there is
+    batch: the largest that fits, None where there is none. run: at that batch; else the one that says why there is
     none: out of memory with one sample, refused, or with memory that is not limited. tried: every batch that was asked
     about and whether it fits, ascending. most: larger ones were not to be tried. speeds: of the batches at which
     throughput was simulated, ascending: powers of two, the largest that fits, and some around the recommended one.
     """
 
-    run: Run
+    run: PolicyRun
     batch: int | None
     tried: tuple[tuple[int, bool], ...]
     most: int
@@ -106,18 +106,18 @@ class LargestBatch:
             return "unlimited"
         if self.batch is None:
             return "failed" if any(fits for _, fits in self.tried) else "none fits"
-        told = ["capped"] if self.batch == self.most else []
-        told += ["gaps"] if self.gaps else []
-        told += ["unsteady"] if self.result is not None and self.result.steady is False else []
-        return ", ".join([*told, *self._adopted()])
+        text = ["capped"] if self.batch == self.most else []
+        text += ["gaps"] if self.gaps else []
+        text += ["unsteady"] if self.result is not None and self.result.steady is False else []
+        return ", ".join([*text, *self._adopted()])
 
     def _adopted(self) -> list[str]:
         """What the policy says that it adopted in place of its own, without the reason."""
         notes = () if self.result is None else self.result.program.notes
-        told = [note for note in notes if note.startswith("adopted:")]
-        return [found.group() if (found := _ADOPTED.match(note)) else note for note in told]
+        texts = [note for note in notes if note.startswith("adopted:")]
+        return [results.group() if (results := _ADOPTED.match(note)) else note for note in texts]
 
-    def told(self) -> Iterator[str]:
+    def sentences(self) -> Iterator[str]:
         """Its note in sentences: why there is no number, or where it is not the whole story."""
         if self.unlimited:
             stays = self.run.result is not None and self.run.result.program.residency is not None
@@ -135,18 +135,18 @@ class LargestBatch:
     def to_dict(self) -> dict[str, Any]:
         """Plain data for JSON: how the batch was found, and the run."""
         tried = [{"batch": batch, "fits": fits} for batch, fits in self.tried]
-        found = {"largest_batch": self.batch, "note": self.note, "most": self.most, "gaps": list(self.gaps)}
+        results = {"largest_batch": self.batch, "note": self.note, "most": self.most, "gaps": list(self.gaps)}
         best = self.recommended
         speeds = {"recommended": best and best.to_dict(), "speeds": [each.to_dict() for each in self.speeds]}
-        return {**speeds, **found, "tried": tried, "run": self.run.to_dict()}
+        return {**speeds, **results, "tried": tried, "run": self.run.to_dict()}
 
 
 @dataclass(frozen=True, repr=False)
 class MaxBatch:
-    """What was found, in the order asked for, of one network on one node. Prints as a table; in a notebook as well.
+    """The largest batches of policies, for one network and node. Prints as a table; in a notebook as well.
 
-    trace: the one that the others were told from. budget: bytes of device memory. Use ``found["vdnn(mode=conv)"]`` for
-    a policy by its label, `frame` for all numbers.
+    trace: the one that other batches were derived from. budget: bytes of device memory. Use
+    ``found["vdnn(mode=conv)"]`` for a policy by its label, `frame` for all numbers.
     """
 
     found: tuple[LargestBatch, ...]
@@ -211,7 +211,7 @@ class MaxBatch:
 
     def notes(self) -> list[str]:
         """What there is to know about the numbers, in sentences, each with its policy."""
-        return [f"{each.run.label}: {told}" for each in self.found for told in each.told()]
+        return [f"{each.run.label}: {text}" for each in self.found for text in each.sentences()]
 
     def frame(self) -> pd.DataFrame:
         """One row a policy by label: its recommended batch, its largest, and the numbers there in base units; empty
@@ -221,13 +221,13 @@ class MaxBatch:
         """
         import pandas as pd
 
-        told = self.trace
+        text = self.trace
         about: dict[str, Any] = {
-            "trace": self.trace_name or told.model,
+            "trace": self.trace_name or text.model,
             "node": self.node.name,
             "budget_bytes": self.budget,
         }
-        about |= {"origin": told.origin.value, "device": told.device, "date": told.date}
+        about |= {"origin": text.origin.value, "device": text.device, "date": text.date}
         rows = {each.run.label: {**_numbers(each), "of_none": self.of_none(each)} for each in self.found}
         near = [f"recommended_{name}" for name in Speed._fields]
         columns = [*near, "batch", "of_none", *_NUMBERS, "steady", "gaps", "tried", "note"]

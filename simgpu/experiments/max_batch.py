@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Unpack
 
 from simgpu.errors import InputError, MissingExtraError, OutOfMemoryError
-from simgpu.experiments.compare import DEFAULT_POLICIES, PolicyRequest, Refusal, Run, made_policy, nothing_runs
+from simgpu.experiments.compare import DEFAULT_POLICIES, PolicyRequest, PolicyRun, Refusal, made_policy, nothing_runs
 from simgpu.experiments.largest_batch import LargestBatch, MaxBatch, Speed, recommended
+from simgpu.graph.bounds import first_reason
 from simgpu.hardware.spec import NodeSpec
 from simgpu.planning.search.bisection import largest
 from simgpu.policies.base import Policy, no_progress, policy_label
@@ -91,10 +92,10 @@ def max_batch(
     search = _Search(config, most, speeds, progress or no_progress)
     # Batches that one policy has asked about are there for the next.
     graph = task_graph(trace, node, config.epoch)
-    found = tuple(search.of(policy, graph, node) for policy in chosen)
-    if found and all(each.run.refused for each in found):
-        raise nothing_runs(each.run for each in found)
-    return MaxBatch(found, trace.info, trace.name, node, budget)
+    results = tuple(search.of(policy, graph, node) for policy in chosen)
+    if results and all(each.run.refused for each in results):
+        raise nothing_runs(each.run for each in results)
+    return MaxBatch(results, trace.info, trace.name, node, budget)
 
 
 def _checked(scenario: Scenario) -> Scenario:
@@ -118,7 +119,7 @@ class _Search:
     say: Callable[[str], None]
 
     def of(self, policy: Policy, graph: TaskGraph, node: NodeSpec) -> LargestBatch:
-        """The largest batch of one policy. graph: at any batch, told at others by its `at_batch`."""
+        """The largest batch of one policy. graph: at any batch; `at_batch` derives others."""
         runs = _Runs(self, policy, graph, node)
         own = min(graph.trace.info.batch, self.most)
         try:
@@ -172,11 +173,11 @@ class _Runs:
         return self.answers[batch]
 
     def at(self, batch: int) -> Result | OutOfMemoryError:
-        """The run at a batch. Only the result of the largest is kept for later: they take much memory."""
+        """The run at a batch. Only the result of the largest is retained: results take much memory."""
         if batch in self.outcomes:
             return self.outcomes[batch]
         self.outcomes[batch] = outcome = self._run(batch)
-        results = sorted(each for each, kept in self.outcomes.items() if isinstance(kept, Result))
+        results = sorted(each for each, stored in self.outcomes.items() if isinstance(stored, Result))
         for each in results[:-1]:
             del self.outcomes[each]
         return outcome
@@ -184,9 +185,9 @@ class _Runs:
     def speeds_up_to(self, largest: int) -> tuple[Speed, ...]:
         """The speeds at every power of two up to the largest batch, at it, and near where throughput falls."""
         batches = [*(2**power for power in range(largest.bit_length()) if 2**power < largest), largest]
-        found = {batch: speed for batch in batches if (speed := self.speed(batch)) is not None}
+        results = {batch: speed for batch in batches if (speed := self.speed(batch)) is not None}
         for _ in range(_BETWEEN):
-            if (near := recommended(found.values())) is None:
+            if (near := recommended(results.values())) is None:
                 break
             above = min((batch for batch in batches if batch > near.batch), default=near.batch)
             between = (near.batch + above) // 2
@@ -194,8 +195,8 @@ class _Runs:
                 break
             batches.append(between)
             if (speed := self.speed(between)) is not None:
-                found[between] = speed
-        return tuple(found[batch] for batch in sorted(found))
+                results[between] = speed
+        return tuple(results[batch] for batch in sorted(results))
 
     def speed(self, batch: int) -> Speed | None:
         """How fast a batch is; None where it does not fit, or the policy refuses it."""
@@ -218,5 +219,63 @@ class _Runs:
         return result
 
 
-def _run(policy: Policy, outcome: Result | OutOfMemoryError | Refusal) -> Run:
-    return Run(policy_label(policy), policy.name, policy.parameters, outcome)
+def _run(policy: Policy, outcome: Result | OutOfMemoryError | Refusal) -> PolicyRun:
+    return PolicyRun(policy_label(policy), policy.name, policy.parameters, outcome)
+
+
+#: Policies that take equation 8's sub-batch, and policies that run the whole batch.
+DIVIDING, UNDIVIDED = ("modnn", "vdnn+"), ("none", "vdnn")
+
+
+@dataclass(frozen=True, slots=True)
+class WhatFits:
+    """By simulation, each by the policy's name.
+
+    sub_batch: why the sub-batch does not run, ``out of memory`` or the policy's reason; empty where it does.
+    largest_batch: samples of the largest undivided batch that fits, None where not even one sample does or the policy
+    refuses the trace. The next larger batch was tried and does not fit.
+    """
+
+    sub_batch: Mapping[str, str]
+    largest_batch: Mapping[str, int | None]
+
+
+def what_fits(
+    trace: Trace,
+    node: NodeSpec,
+    budget: int,
+    sub_batch: int,
+    *,
+    alignment: int | None = None,
+    progress: Callable[[str], None] = lambda what: None,
+) -> WhatFits:
+    """Simulate `DIVIDING` at a sub-batch of the trace's batch, and search the largest batch of `UNDIVIDED`.
+
+    budget, alignment: bytes; alignment by default the node's. progress: called before each run. Raises `InputError`
+    where arguments are wrong, as `simgpu.simulation.run.simulate`.
+
+    >>> from dataclasses import replace
+    >>> from simgpu.hardware.spec import GpuSpec, LinkSpec
+    >>> from simgpu.trace.chain import chain
+    >>> trace = chain([5, 7, 9], [10, 14, 18], [100, 200, 300])
+    >>> trace = replace(trace, info=replace(trace.info, batch=4))
+    >>> node = NodeSpec("example", GpuSpec("gpu", 1000), LinkSpec("pcie", 10**10, 10**10))
+    >>> what_fits(trace, node, 500, 2)
+    WhatFits(sub_batch={'modnn': '', 'vdnn+': ''}, largest_batch={'none': 3, 'vdnn': 4})
+    """
+    verdicts = {}
+    for policy in DIVIDING:
+        progress(f"{policy}: sub-batches of {sub_batch}")
+        try:
+            simulate(trace, node, policy, parameters={"sub_batch": sub_batch}, budget=budget, alignment=alignment)
+            verdicts[policy] = ""
+        except OutOfMemoryError:
+            verdicts[policy] = "out of memory"
+        except InputError as error:
+            verdicts[policy] = first_reason(error)
+    try:
+        result = max_batch(trace, node, UNDIVIDED, budget=budget, alignment=alignment, progress=progress)
+        largest = {each.run.policy: each.batch for each in result}
+    except InputError:
+        largest = dict.fromkeys(UNDIVIDED)  # both refuse the trace, as `simulate` has said above
+    return WhatFits(verdicts, largest)

@@ -11,7 +11,7 @@ _ABSENT = "-"
 _Metrics = Mapping[str, Any]
 
 
-class Line(NamedTuple):
+class MeasureRow(NamedTuple):
     """A measure: its name, a text for each policy, and whether it is a part of the line above."""
 
     name: str
@@ -19,11 +19,11 @@ class Line(NamedTuple):
     part: bool = False
 
 
-class Group(NamedTuple):
+class MeasureGroup(NamedTuple):
     """Measures of one kind under a heading."""
 
     title: str
-    lines: tuple[Line, ...]
+    lines: tuple[MeasureRow, ...]
 
 
 def failure(entry: Mapping[str, Any]) -> str:
@@ -32,40 +32,40 @@ def failure(entry: Mapping[str, Any]) -> str:
     return next((name for key, name in kinds.items() if key in entry), "")
 
 
-def groups(entries: Sequence[Mapping[str, Any]]) -> list[Group]:
+def groups(entries: Sequence[Mapping[str, Any]]) -> list[MeasureGroup]:
     """The table of policies; measures that no policy has are left out.
 
     entries: of each policy, what report.json has.
     """
     metrics = [entry.get("metrics") for entry in entries]
     limits = [_limit_mw(entry) for entry in entries]
-    speed = (Line("iteration", tuple(_iteration(entry) for entry in entries)), *_speed(entries, metrics))
-    found = [
-        Group("Speed", speed),
-        Group("Time of compute", tuple(_parts(metrics))),
-        Group("Traffic", tuple(_traffic(metrics))),
-        Group("Memory", tuple(_memory(metrics))),
-        Group("Energy", tuple(_energy(metrics, limits))),
+    speed = (MeasureRow("iteration", tuple(_iteration(entry) for entry in entries)), *_speed(entries, metrics))
+    results = [
+        MeasureGroup("Speed", speed),
+        MeasureGroup("Time of compute", tuple(_parts(metrics))),
+        MeasureGroup("Traffic", tuple(_traffic(metrics))),
+        MeasureGroup("Memory", tuple(_memory(metrics))),
+        MeasureGroup("Energy", tuple(_energy(metrics, limits))),
     ]
-    return [group for group in found if group.lines and (group.title == "Speed" or any(metrics))]
+    return [group for group in results if group.lines and (group.title == "Speed" or any(metrics))]
 
 
 def _line(
     metrics: Sequence[_Metrics | None], name: str, key: str, text: Callable[[Any], str], part: bool = False
-) -> Line:
+) -> MeasureRow:
     """A measure by its key in the metrics; a dash where a policy has none."""
-    return Line(name, tuple(_ABSENT if not m or m.get(key) is None else text(m[key]) for m in metrics), part)
+    return MeasureRow(name, tuple(_ABSENT if not m or m.get(key) is None else text(m[key]) for m in metrics), part)
 
 
 def _has(metrics: Sequence[_Metrics | None], *keys: str) -> bool:
-    return any(found and found.get(key) for found in metrics for key in keys)
+    return any(result and result.get(key) for result in metrics for key in keys)
 
 
 def _iteration(entry: Mapping[str, Any]) -> str:
     return failure(entry) or format_time(entry["metrics"]["iteration_ns"])
 
 
-def _speed(entries: Sequence[Mapping[str, Any]], metrics: Sequence[_Metrics | None]) -> Iterator[Line]:
+def _speed(entries: Sequence[Mapping[str, Any]], metrics: Sequence[_Metrics | None]) -> Iterator[MeasureRow]:
     if not any(metrics):
         return
     yield _line(metrics, "samples/s", "samples_per_s", _number)
@@ -75,10 +75,10 @@ def _speed(entries: Sequence[Mapping[str, Any]], metrics: Sequence[_Metrics | No
         yield _line(metrics, "longer than alone", "together_ns", _signed, part=True)
     if any(entry.get("steady") is False for entry in entries):
         words: dict[object, str] = {True: "steady", False: "UNSTEADY"}
-        yield Line("state", tuple(words.get(entry.get("steady"), "") for entry in entries))
+        yield MeasureRow("state", tuple(words.get(entry.get("steady"), "") for entry in entries))
 
 
-def _parts(metrics: Sequence[_Metrics | None]) -> Iterator[Line]:
+def _parts(metrics: Sequence[_Metrics | None]) -> Iterator[MeasureRow]:
     for name, key, part in (
         ("compute", "compute_ns", False),
         ("beside copies", "overlap_ns", True),
@@ -92,23 +92,23 @@ def _parts(metrics: Sequence[_Metrics | None]) -> Iterator[Line]:
     ):
         if _has(metrics, key):
             cells = (_with_share(m[key], m["iteration_ns"]) if m else _ABSENT for m in metrics)
-            yield Line(name, tuple(cells), part)
+            yield MeasureRow(name, tuple(cells), part)
 
 
-def _traffic(metrics: Sequence[_Metrics | None]) -> Iterator[Line]:
+def _traffic(metrics: Sequence[_Metrics | None]) -> Iterator[MeasureRow]:
     if not any(metrics):
         return
     for direction, way in (("out", "copied out"), ("in", "copied in")):
         yield _line(metrics, way, f"bytes_{direction}", format_bytes)
         hidden = (_hidden(m, direction) if m else _ABSENT for m in metrics)
-        yield Line("beside compute", tuple(hidden), part=True)
+        yield MeasureRow("beside compute", tuple(hidden), part=True)
         yield _line(metrics, "link in use", f"link_utilisation_{direction}", _share, part=True)
     if _has(metrics, "codec_share"):
         yield _line(metrics, "swapping latency", "swapping_ns", format_time)
         yield _line(metrics, "of it codecs", "codec_share", lambda share: _share(share) if share else _ABSENT, True)
 
 
-def _memory(metrics: Sequence[_Metrics | None]) -> Iterator[Line]:
+def _memory(metrics: Sequence[_Metrics | None]) -> Iterator[MeasureRow]:
     if not any(metrics):
         return
     yield _line(metrics, "device memory, peak", "device_peak_bytes", format_bytes)
@@ -128,7 +128,7 @@ def _memory(metrics: Sequence[_Metrics | None]) -> Iterator[Line]:
     yield _line(metrics, "host memory, peak", "host_peak_bytes", format_bytes)
 
 
-def _energy(metrics: Sequence[_Metrics | None], limits: Sequence[int]) -> Iterator[Line]:
+def _energy(metrics: Sequence[_Metrics | None], limits: Sequence[int]) -> Iterator[MeasureRow]:
     if not _has(metrics, "energy_nj"):
         return
     yield _line(metrics, "energy", "energy_nj", format_energy)
@@ -140,15 +140,15 @@ def _energy(metrics: Sequence[_Metrics | None], limits: Sequence[int]) -> Iterat
     ):
         key = f"energy_{part}_nj"
         cells = (_share(m[key] / m["energy_nj"]) if m and m.get("energy_nj") else _ABSENT for m in metrics)
-        yield Line(name, tuple(cells), part=True)
+        yield MeasureRow(name, tuple(cells), part=True)
     for name, key in (("power, average", "average_power_w"), ("largest in 20 ms", "largest_power_w")):
         known = [
             m if m and m.get(key) is not None and limit else None for m, limit in zip(metrics, limits, strict=True)
         ]
         text = tuple(format_power(1000 * m[key]) if m else _ABSENT for m in known)
-        yield Line(name, text, part=key == "largest_power_w")
+        yield MeasureRow(name, text, part=key == "largest_power_w")
         shares = (_share(m[key] * 1000 / limit) if m else _ABSENT for m, limit in zip(known, limits, strict=True))
-        yield Line("of the limit", tuple(shares), part=True)
+        yield MeasureRow("of the limit", tuple(shares), part=True)
 
 
 def _limit_mw(entry: Mapping[str, Any]) -> int:

@@ -1,18 +1,25 @@
-"""The files of a run: a folder that appears whole or not at all.
+"""Output folders of commands: each is written atomically, and replaces only a folder that the same command wrote.
 
-    report.json                     every number of every policy, and where they come from
-    <policy>/timeline.csv           one row per span, likewise .parquet, .perfetto.json
-    <policy>/memory.csv             one row per memory sample; beside a timeline in CSV or Parquet, as are
-    <policy>/kernels.csv            and blocks.csv: the tasks that ran, in the words of a trace
-    <policy>/tasks.json             what these tasks cost when they ran
-    <policy>/program.json           the instructions that ran, by the numbers of those kernels and blocks
-    <policy>/timeline.png           and memory.png, run.png, or .svg
+Every folder holds report.json, all numbers and where they come from. Beside it
 
-and of trainings
-
-    report.json                     every number of every policy and epoch
-    <policy>/epochs.csv             one row per epoch
-    <policy>/decisions.png          which blocks left compressed, epoch by epoch
+of a run        <policy>/timeline.csv               one row per span, likewise .parquet, .perfetto.json
+                <policy>/memory.csv                 one row per memory sample; with a timeline in CSV or Parquet
+                <policy>/kernels.csv, blocks.csv    with such a timeline: the tasks that ran, in a trace's columns
+                <policy>/tasks.json                 what these tasks cost when they ran
+                <policy>/program.json               the instructions that ran, by the numbers of kernels and blocks
+                <policy>/timeline.png               and memory.png, run.png, or .svg
+of trainings    <policy>/epochs.csv                 one row per epoch
+                <policy>/decisions.png              which blocks were offloaded compressed, epoch by epoch
+of a study      results.csv                         one row per trace and run: batch, samples/s, breakdown of the time
+                measures.png                        every measure of the study's tables, over each of its baselines
+                throughput.png                      with a sweep of batches: samples/s against the batch, a line per run
+                breakdown.png                       with the table breakdown: a bar per run
+of searches     <policy>/placement.csv              one row per feature map: its action, its times, its overhead
+                <policy>/convergence.csv, .png      of a swarm: worst, mean and best by iteration
+of a profile    allocations.csv                     one row per allocation: its target, and how much of it overflows
+                threshold.csv, .png                 ratio and overflow by Buddy Threshold
+                drift.csv, .png                     of several snapshots: overflow in each
+                heatmap.csv, .png                   of arrays: compressed bytes by place
 """
 
 from __future__ import annotations
@@ -20,13 +27,15 @@ from __future__ import annotations
 import json
 import os
 import re
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import asdict
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass
 from importlib.util import find_spec
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 from simgpu.errors import InputError, MissingExtraError
+from simgpu.experiments.study_values import STUDY_REPORT_SCHEMA
 from simgpu.graph.tasks_file import tasks_to_json
 from simgpu.io.atomic import Foreign, atomic_folder, refuse_foreign, unwritable
 from simgpu.io.input_files import read_json
@@ -36,8 +45,14 @@ from simgpu.trace.columns import BLOCKS, KERNELS
 from simgpu.trace.tables import write_table
 
 if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+    from simgpu.analysis.buddy_profile import BuddyProfile
     from simgpu.experiments.compare import Comparison
     from simgpu.experiments.scenarios.model import PlotKind, TimelineFormat
+    from simgpu.experiments.scenarios.study import Study
+    from simgpu.experiments.search_result import Search
+    from simgpu.experiments.study import StudyResult
     from simgpu.experiments.training import Training
     from simgpu.simulation.run import Result
 
@@ -60,19 +75,54 @@ _TIMELINES: dict[str, tuple[str, Callable[[Result, Path], None]]] = {
 TABLES = ("csv", "parquet")
 
 
-def check_outputs(folder: Path, timeline: Sequence[str]) -> None:
-    """What can be known before a long run: the folder can be made or replaced, and the formats can be written.
+@dataclass(frozen=True)
+class ReportFolder:
+    """Output folders of one command. schema: of their report. kind: what a message calls the result."""
 
-    Raises `InputError`, or `MissingExtraError` for Parquet without pyarrow. Touches nothing.
-    """
-    if "parquet" in timeline and find_spec("pyarrow") is None:
-        raise MissingExtraError("writing Parquet", "pyarrow", "parquet")
-    check_folder(folder, _not_ours)
+    schema: str
+    kind: str
+
+    def foreign(self, folder: Path) -> str:
+        """What the folder holds that must not be replaced; empty where its report has this schema, in any version."""
+        return holds_other_than(folder, f"{self.schema.partition('/')[0]}/", self.kind)
+
+    def check(self, folder: Path) -> None:
+        """Before long work: `InputError` where the folder can be neither created nor replaced. Touches nothing."""
+        check_folder(folder, self.foreign)
+
+    @contextmanager
+    def write(self, folder: Path, report: Mapping[str, Any]) -> Iterator[Path]:
+        """A temporary folder to fill, which becomes the folder, with its report, when the block ends without an error.
+
+        After an error the folder is as it was. Raises `InputError` when the system refuses, and what `check` raises.
+        """
+        folder = folder.absolute()
+        self.check(folder)
+        with atomic_folder(folder, self.foreign) as part:
+            yield part
+            text = json.dumps(report, indent=2, allow_nan=False)
+            (part / REPORT).write_text(text + "\n", encoding="utf-8")
+
+
+RUN_FOLDER = ReportFolder(REPORT_SCHEMA, "run")
+STUDY_FOLDER = ReportFolder(STUDY_REPORT_SCHEMA, "study")
+SEARCH_FOLDER = ReportFolder("simgpu.search-report/1", "search")
+PROFILE_FOLDER = ReportFolder("simgpu.buddy-profile/1", "profile")
+
+
+def holds_other_than(folder: Path, schema: str, kind: str) -> str:
+    """What a folder holds that must not be replaced; empty where its report has a schema that begins so."""
+    try:
+        report = read_json(folder / REPORT)
+        if str(report["schema"]).startswith(schema):
+            return ""
+    except (InputError, KeyError, TypeError):
+        pass
+    return f"files that are not from an earlier {kind} of simgpu"
 
 
 def check_folder(folder: Path, foreign: Foreign) -> None:
-    """What can be known of an output folder before anything is written: `InputError` if it can be neither made nor
-    replaced. Touches nothing."""
+    """`InputError` if an output folder can be neither created nor replaced. Writes nothing."""
     refuse_foreign(folder, foreign)
     try:
         home = next(parent for parent in folder.absolute().parents if parent.exists())
@@ -84,6 +134,16 @@ def check_folder(folder: Path, foreign: Foreign) -> None:
         raise InputError.single(folder, "", f"cannot be made: no right to write in {home}", "choose another folder")
 
 
+def check_outputs(folder: Path, timeline: Sequence[str]) -> None:
+    """Before a long run: the folder can be created or replaced, and the formats can be written.
+
+    Raises `InputError`, or `MissingExtraError` for Parquet without pyarrow. Touches nothing.
+    """
+    if "parquet" in timeline and find_spec("pyarrow") is None:
+        raise MissingExtraError("writing Parquet", "pyarrow", "parquet")
+    RUN_FOLDER.check(folder)
+
+
 def write_outputs(
     comparison: Comparison,
     folder: Path,
@@ -93,17 +153,12 @@ def write_outputs(
     plots: Sequence[PlotKind] = (),
     image: str = "png",
 ) -> None:
-    """Writes a comparison's report, timelines and figures as one folder.
+    """Writes a comparison's report, timelines and figures. about: what the report says of the command.
 
-    about: what the report says of the run beside trace, node and results. An existing folder is replaced when
-    simgpu wrote it, or when it is empty. Everything is built beside it first: after an error the folder is as it
-    was.
-
-    Raises `InputError` when the system refuses, and what `check_outputs` raises.
+    Raises what `check_outputs` and `ReportFolder.write` raise.
     """
-    folder = folder.absolute()
     check_outputs(folder, timeline)
-    with atomic_folder(folder, _not_ours) as part:
+    with RUN_FOLDER.write(folder, report_document(comparison, about)) as part:
         for run, name in zip(comparison, folder_names(run.label for run in comparison), strict=True):
             if run.result is not None:
                 home = part / name
@@ -112,32 +167,57 @@ def write_outputs(
                     file, write = _TIMELINES[form]
                     write(run.result, home / file)
                 if any(form in TABLES for form in timeline):
-                    _write_beside(run.result, home)
+                    _write_tables(run.result, home)
                 for plot in plots:
-                    _write_plot(run.result, plot, home / f"{plot}.{image}")
-        report = json.dumps(report_document(comparison, about), indent=2, allow_nan=False)
-        (part / REPORT).write_text(report + "\n", encoding="utf-8")
+                    _save(run.result.plot(plot), home / f"{plot}.{image}")
 
 
 def write_trainings(trainings: Sequence[Training], folder: Path, *, about: Mapping[str, Any]) -> None:
-    """Writes trainings as one folder, whole or not at all, as `write_outputs` does."""
-    from simgpu.analysis.plots import save_figure
-
-    folder = folder.absolute()
-    check_outputs(folder, ())
-    with atomic_folder(folder, _not_ours) as part:
+    """Writes trainings. about: what the report says of the command."""
+    with RUN_FOLDER.write(folder, trainings_document(trainings, about)) as part:
         for training, name in zip(trainings, folder_names(training.label for training in trainings), strict=True):
             home = part / name
             home.mkdir()
             training.frame().to_csv(home / "epochs.csv", lineterminator="\n")
-            save_figure(training.plot(), home / "decisions.png")
-        report = json.dumps(trainings_document(trainings, about), indent=2, allow_nan=False)
-        (part / REPORT).write_text(report + "\n", encoding="utf-8")
+            _save(training.plot(), home / "decisions.png")
 
 
-def trainings_document(trainings: Sequence[Training], about: Mapping[str, Any]) -> dict[str, Any]:
-    """The report on trainings as plain data."""
-    return {"schema": REPORT_SCHEMA, **about, "trainings": [training.to_dict() for training in trainings]}
+def write_study(result: StudyResult, folder: Path, *, about: Mapping[str, Any]) -> None:
+    """Writes a study. about: what the report says of the command."""
+    with STUDY_FOLDER.write(folder, {**about, **result.to_dict()}) as part:
+        result.frame().to_csv(part / "results.csv", lineterminator="\n")
+        for picture in _study_pictures(result.study):
+            _save(result.plot(picture), part / f"{picture}.png")
+
+
+def write_searches(searches: Sequence[Search], folder: Path, *, about: Mapping[str, Any]) -> None:
+    """Writes searches of one trace on one node. about: what the report says of the command.
+
+    The same command writes the same bytes: how long anything took is not among them.
+    """
+    with SEARCH_FOLDER.write(folder, searches_document(searches, about)) as part:
+        for search, name in zip(searches, folder_names(search.label for search in searches), strict=True):
+            home = part / name
+            home.mkdir()
+            search.frame().to_csv(home / "placement.csv", lineterminator="\n")
+            if (curves := search.convergence_frame()) is not None:
+                curves.to_csv(home / "convergence.csv", lineterminator="\n")
+            if (figure := search.plot()) is not None:
+                _save(figure, home / "convergence.png")
+
+
+def write_profile(profile: BuddyProfile, folder: Path, *, about: Mapping[str, Any]) -> None:
+    """Writes a profile. about: what the report says of the command."""
+    with PROFILE_FOLDER.write(folder, profile_document(profile, about)) as part:
+        profile.frame().to_csv(part / "allocations.csv", lineterminator="\n")
+        profile.sweep_frame().to_csv(part / "threshold.csv", lineterminator="\n")
+        _save(profile.plot("threshold"), part / "threshold.png")
+        if len(profile.drift) > 1:
+            profile.drift_frame().to_csv(part / "drift.csv", lineterminator="\n")
+            _save(profile.plot("drift"), part / "drift.png")
+        if (heat_map := profile.heat_map()) is not None:
+            heat_map.frame().to_csv(part / "heatmap.csv", lineterminator="\n", float_format="%.4g")
+            _save(profile.plot("heatmap"), part / "heatmap.png")
 
 
 def report_document(comparison: Comparison, about: Mapping[str, Any]) -> dict[str, Any]:
@@ -148,13 +228,48 @@ def report_document(comparison: Comparison, about: Mapping[str, Any]) -> dict[st
     return {"schema": REPORT_SCHEMA, **about, **comparison.about(), **bound, "results": results}
 
 
+def trainings_document(trainings: Sequence[Training], about: Mapping[str, Any]) -> dict[str, Any]:
+    """The report on trainings as plain data."""
+    return {"schema": REPORT_SCHEMA, **about, "trainings": [training.to_dict() for training in trainings]}
+
+
+def searches_document(searches: Sequence[Search], about: Mapping[str, Any]) -> dict[str, Any]:
+    """The report on searches as plain data: trace, node and budget, and each search."""
+    of: dict[str, Any] = {}
+    if searches:
+        first = searches[0]
+        trace = {"name": first.trace_name, **asdict(first.trace), "origin": first.trace.origin.value}
+        of = {"trace": trace, "node": asdict(first.node), "budget_bytes": first.budget}
+    return {"schema": SEARCH_FOLDER.schema, **about, **of, "searches": [search.to_dict() for search in searches]}
+
+
+def profile_document(profile: BuddyProfile, about: Mapping[str, Any]) -> dict[str, Any]:
+    """The report on a profile as plain data."""
+    return {"schema": PROFILE_FOLDER.schema, **about, **profile.to_dict()}
+
+
+def _study_pictures(study: Study) -> Iterator[Literal["measures", "throughput", "breakdown"]]:
+    if set(study.tables) != {"breakdown"}:
+        yield "measures"
+    if study.sweeps:
+        yield "throughput"
+    if "breakdown" in study.tables:
+        yield "breakdown"
+
+
+def _save(figure: Figure, path: Path) -> None:
+    from simgpu.analysis.plots import save_figure  # loads matplotlib
+
+    save_figure(figure, path)
+
+
 def timeline_file(form: str) -> str:
     """The name of the file that holds a policy's timeline in that format."""
     return _TIMELINES[form][0]
 
 
 def _of_timeline(result: Result | None) -> dict[str, Any]:
-    """What the tables of a timeline do not tell and `simgpu.timeline.reading` asks for."""
+    """What `simgpu.timeline.reading` needs in addition to the tables of a timeline."""
     if result is None:
         return {}
     timeline = result.timeline
@@ -167,9 +282,8 @@ def _of_timeline(result: Result | None) -> dict[str, Any]:
     }
 
 
-def _write_beside(result: Result, home: Path) -> None:
-    """What makes a timeline's rows understood: the memory in use, the kernels and blocks that they name, and what was
-    told to run."""
+def _write_tables(result: Result, home: Path) -> None:
+    """What a timeline's rows refer to: the memory in use, kernels and blocks by name, and the program that ran."""
     write_memory_csv(result.timeline, home / "memory.csv")
     write_table(home / KERNELS.file, KERNELS, result.graph.kernels)
     write_table(home / BLOCKS.file, BLOCKS, result.graph.blocks)
@@ -187,7 +301,7 @@ def folder_name(label: str) -> str:
 
 
 def folder_names(labels: Iterable[str]) -> list[str]:
-    """A folder name for each label, told apart by a number where they would be the same."""
+    """A folder name for each label, with a number where several would be the same."""
     names: list[str] = []
     for label in labels:
         name, number = folder_name(label), 2
@@ -195,24 +309,3 @@ def folder_names(labels: Iterable[str]) -> list[str]:
             name, number = f"{folder_name(label)}-{number}", number + 1
         names.append(name)
     return names
-
-
-def _write_plot(result: Result, word: PlotKind, path: Path) -> None:
-    from simgpu.analysis.plots import save_figure
-
-    save_figure(result.plot(word), path)
-
-
-def _not_ours(folder: Path) -> str:
-    return holds_other_than(folder, "simgpu.report/", "run")
-
-
-def holds_other_than(folder: Path, schema: str, word: str) -> str:
-    """What a folder holds that may not be replaced: only one that simgpu wrote may, and its report says so."""
-    try:
-        report = read_json(folder / REPORT)
-        if str(report["schema"]).startswith(schema):
-            return ""
-    except (InputError, KeyError, TypeError):
-        pass
-    return f"files that are not from an earlier {word} of simgpu"

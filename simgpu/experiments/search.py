@@ -11,8 +11,7 @@ import numpy as np
 
 from simgpu.errors import InputError, OutOfMemoryError, Problem
 from simgpu.experiments.compare import PolicyRequest, made_policy
-from simgpu.experiments.search_found import Outcome, Search, WallClock
-from simgpu.experiments.search_table import placed_maps
+from simgpu.experiments.search_result import Outcome, Search, WallClock, placed_maps
 from simgpu.graph.taskgraph import TaskGraph
 from simgpu.planning.evaluator import Chosen, Evaluator
 from simgpu.planning.options import Decisions
@@ -46,12 +45,12 @@ def search_placement(
     progress: Callable[[str], None] = no_progress,
     **settings: Unpack[RunSettings],
 ) -> Search:
-    """Let a policy search for its placement, run what it found, and tell how it went.
+    """Let a policy search for its placement, and run the result.
 
     policy: one that decides about one feature map at a time, such as home, superneurons, capuchin and joint, as
     `simgpu.compare` takes it, or a name with `parameters`. The other arguments are those of `simgpu.simulate`.
 
-    A search whose best placement does not fit is told all the same; `Search.fits` says so. Raises `InputError` for a
+    The best placement of a search may not fit; see `Search.fits`. Raises `InputError` for a
     policy that makes no such decisions, or several at once, and what `simulate` raises for trace, node and arguments.
 
     >>> from simgpu.hardware.spec import GpuSpec, LinkSpec, NodeSpec
@@ -69,7 +68,7 @@ def search_placement(
     begin = perf_counter()
     program, chosen = _planned(chosen_policy, context)
     planning_s = perf_counter() - begin
-    progress("running what was found")
+    progress("running the best placement")
     outcome = _ran(context, program)
     timeline = None if isinstance(outcome, OutOfMemoryError) else outcome.timeline
     return Search(
@@ -116,7 +115,7 @@ def _one_policy(request: PolicyRequest, parameters: Mapping[str, object] | None)
 def _check(policy: Policy) -> None:
     """`InputError` for what is known to decide otherwise, and for a swarm that cannot be."""
     placing = isinstance(policy, PlacingPolicy) or policy == Capuchin(version="home")
-    # Of a policy from outside the package only its plan tells.
+    # For a policy from outside the package only its plan shows it.
     if not placing and type(policy).__module__.startswith("simgpu."):
         raise _decides_otherwise(policy)
     if isinstance(policy, Home):
@@ -133,11 +132,11 @@ def _decides_otherwise(policy: Policy) -> InputError:
 
 
 def _planned(policy: Policy, context: PlanContext) -> tuple[Program, Chosen]:
-    told: list[Chosen] = []
-    program = planned(policy, replace(context, chosen=told.append))
-    if not told:
+    texts: list[Chosen] = []
+    program = planned(policy, replace(context, chosen=texts.append))
+    if not texts:
         raise _decides_otherwise(policy)
-    return program, told[-1]
+    return program, texts[-1]
 
 
 def _ran(context: PlanContext, program: Program) -> Outcome:
@@ -148,7 +147,7 @@ def _ran(context: PlanContext, program: Program) -> Outcome:
 
 
 def _compile() -> None:
-    """What is compiled is compiled before the clock starts."""
+    """Compiles the evaluator before the clock starts."""
     from simgpu.hardware.spec import GpuSpec, LinkSpec, NodeSpec
 
     graph = TaskGraph.of(chain([1, 1, 1], [1, 1, 1], [1, 1, 1]))

@@ -1,17 +1,18 @@
-"""A study: several traces under several policies over epochs of training, beside the numbers that a paper states."""
+"""A study: several traces under several policies over epochs of training, compared with the numbers of a paper."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
-from dataclasses import asdict, dataclass, field
-from statistics import fmean
+from collections.abc import Callable
+from dataclasses import asdict, dataclass, replace
 from typing import TYPE_CHECKING, Any, Literal
 
 from simgpu.analysis.breakdown import PARTS
-from simgpu.experiments.study_means import Means, means_of
-from simgpu.experiments.study_measures import MEASURES, Cell
-from simgpu.experiments.study_memory import memory_of
-from simgpu.experiments.study_runs import cell_of
+from simgpu.errors import InputError, MissingExtraError, OutOfMemoryError
+from simgpu.experiments.max_batch import max_batch
+from simgpu.experiments.study_measures import StudyCell, memory_of
+from simgpu.experiments.study_tables import study_text
+from simgpu.experiments.study_values import STUDY_REPORT_SCHEMA, StudyValues
+from simgpu.experiments.training import Epoch, Training, train
 from simgpu.policies.base import plain_parameters, policy_label
 from simgpu.policies.registry import make_policy
 
@@ -19,176 +20,13 @@ if TYPE_CHECKING:
     import pandas as pd
     from matplotlib.figure import Figure
 
-    from simgpu.experiments.scenarios.study import Published, Study, StudyRun
+    from simgpu.experiments.scenarios.study import Study, StudyRun
     from simgpu.trace.model import Trace
-
-STUDY_REPORT_SCHEMA = "simgpu.study-report/2"
-#: What a published number may be of, beside one of the traces; a published mean is arithmetic.
-_AGGREGATES: Mapping[str, Callable[[list[float]], float]] = {"mean": fmean, "min": min, "max": max}
-
-
-def aggregate(of: str, values: list[float]) -> float | None:
-    """The mean, min or max of values, the mean of those of a trace; None of none.
-
-    >>> aggregate("max", [1.0, 3.0]), aggregate("VGG16", [3.0]), aggregate("mean", [])
-    (3.0, 3.0, None)
-    """
-    return _AGGREGATES.get(of, fmean)(values) if values else None
-
-
-@dataclass(frozen=True, slots=True)
-class Beside:
-    """A published number and ours.
-
-    ours: None where a run it needs was out of memory. traces: how many it is of, of so many asked; values: on how many
-    of their points, several for a trace where a sweep of budgets is told of, and points: how many there are.
-    """
-
-    published: Published
-    ours: float | None
-    traces: int
-    values: int
-    asked: int
-    points: int
-
-    @property
-    def difference(self) -> float | None:
-        """Ours less the published one."""
-        return None if self.ours is None else self.ours - self.published.value
 
 
 @dataclass(frozen=True, repr=False)
-class StudyResult:
-    """The cells of a study by labels of trace and run. Prints as its tables; `frame` has all numbers.
-
-    memory: of each trace, where published numbers are of it: bytes by the names of `simgpu.experiments.study_memory`.
-    """
-
-    study: Study
-    cells: Mapping[tuple[str, str], Cell]
-    memory: Mapping[str, Mapping[str, int]] = field(default_factory=dict)
-
-    def value(self, measure: str, trace: str, run: str, over: str = "") -> float | None:
-        """A measure of one run on a trace, told over another run where it is not of the run alone.
-
-        trace: its label; that of a network, for a measure of all its batches together. None where one of the runs was
-        out of memory, or where what is measured is not known.
-        """
-        if (of_sweep := MEASURES[measure].of_sweep) is not None:
-            batches = self.study.networks[trace]
-            return of_sweep(*([self.cells[batch, each] for batch in batches] for each in (run, over or run)))
-        ours = self.cells[trace, run]
-        theirs = self.cells[trace, over] if over else ours
-        if ours.samples_per_s is None or theirs.samples_per_s is None:
-            return None
-        return MEASURES[measure].of(ours, theirs)
-
-    def ratio(self, trace: str, run: str, over: str) -> float | None:
-        """Throughput of one run over that of another, None where one of them was out of memory."""
-        return self.value("throughput", trace, run, over)
-
-    def values(
-        self, measure: str, run: str, over: str = "", without: Iterable[str] = (), of: str = ""
-    ) -> dict[str, list[float]]:
-        """The values by trace, where there are any: of one run, or of every run of a sweep.
-
-        over: a run, or a sweep, of which the run with the same budget is meant. without, of: see `_told_of`.
-        """
-        found = {}
-        for trace in self._told_of(measure, of, without):
-            values = [self.value(measure, trace, *pair) for pair in self._pairs(run, over)]
-            if told := [value for value in values if value is not None]:
-                found[trace] = told
-        return found
-
-    def mean(self, run: str, over: str = "", measure: str = "throughput") -> float | None:
-        """Mean of a measure of one run over the traces on which every run of the study has a value; None without one.
-
-        Geometric of ratios, else arithmetic; `means` says over which traces it is.
-        """
-        return self.means(measure, over).values[run]
-
-    def means(self, measure: str, over: str = "") -> Means:
-        """The means of a measure of all runs over a baseline, taken over the same traces."""
-        return means_of(self, measure, over)
-
-    def all_means(self) -> tuple[Means, ...]:
-        """The means of every measure of the tables over each of its baselines, where means say something."""
-        return tuple(
-            self.means(measure, over)
-            for measure in self.study.tables
-            if measure != "breakdown" and MEASURES[measure].averaged
-            for over in (self.study.baseline if not MEASURES[measure].alone else ("",))
-        )
-
-    def _told_of(self, measure: str, of: str = "", without: Iterable[str] = ()) -> list[str]:
-        """The labels that a measure has values of: of traces, or of networks where it is of all their batches.
-
-        of: one of them or a sweep of batches, in place of all. without: those that are left out.
-        """
-        study, left = self.study, set(without)
-        whole = MEASURES[measure].of_sweep is not None
-        names = {label: study.network(label) for label in (study.networks if whole else study.traces)}
-        chosen = of in names or of in study.networks
-        return [
-            label
-            for label, name in names.items()
-            if left.isdisjoint((label, name)) and (not chosen or of in (label, name))
-        ]
-
-    def _pairs(self, run: str, over: str) -> list[tuple[str, str]]:
-        """Labels of runs that are compared; the second is empty for a measure of runs alone."""
-        members = self.study.members(run)
-        if not over:
-            return [(member.label, "") for member in members]
-        pairs = [(member, self.study.compared(member, over)) for member in members]
-        return [(member.label, other.label) for member, other in pairs if other is not None]
-
-    def beside(self) -> tuple[Beside, ...]:
-        """Every published number with ours."""
-        return tuple(map(self.compared_with, self.study.published))
-
-    def compared_with(self, row: Published) -> Beside:
-        """A published number with ours."""
-        each = 1 if row.memory is not None else len(self._pairs(row.run, row.over))
-        asked = self._told_of(row.measure, row.of, row.without)
-        of = self.values_of(row)
-        values = [value for told in of.values() for value in told]
-        ours = self._of_sums(row, of) if row.of == "sum" else aggregate(row.of, values)
-        return Beside(row, ours, len(of), len(values), len(asked), each * len(asked))
-
-    def values_of(self, row: Published) -> dict[str, list[float]]:
-        """The values that a published number is of by trace, where there are any; several where a sweep is told of."""
-        if row.memory is not None:
-            told = self._told_of(row.measure, row.of, row.without)
-            return {trace: [self._of_memory(row, trace)] for trace in told}
-        return self.values(row.measure, row.run, row.over, row.without, row.of)
-
-    def cells_of(self, row: Published) -> list[tuple[str, str]]:
-        """The labels of trace and run of every cell that a published number is told from."""
-        networks, labels = self.study.networks, self._told_of(row.measure, row.of, row.without)
-        traces = [trace for label in labels for trace in networks.get(label, (label,))]
-        runs = dict.fromkeys(run for pair in self._pairs(row.run, row.over) for run in pair if run)
-        return [(trace, run) for trace in traces for run in runs]
-
-    def _of_sums(self, row: Published, traces: Iterable[str]) -> float | None:
-        """The sum over traces of what a measure divides, over the sum of what it is divided by."""
-        part = MEASURES[row.measure].quotient_of
-        ours, theirs = (
-            sum(self.value(part, trace, run) or 0 for trace in traces for run in runs)
-            for runs in zip(*self._pairs(row.run, row.over), strict=True)
-        )
-        return ours / theirs if theirs else None
-
-    def _of_memory(self, row: Published, trace: str) -> float:
-        together, amount = self.memory[trace]["all_at_once"], self.memory[trace][row.memory or ""]
-        return 1 - amount / together if row.measure == "memory_saved" else together / amount
-
-    @property
-    def nothing_fitted(self) -> bool:
-        """Whether there are runs with limited memory, and every one of them was out of it on every trace."""
-        limited = [cell for cell in self.cells.values() if cell.limited]
-        return bool(limited) and all(cell.samples_per_s is None for cell in limited)
+class StudyResult(StudyValues):
+    """The result of a study. Prints as its tables; `frame` has all numbers."""
 
     def frame(self) -> pd.DataFrame:
         """One row a trace and run: batch, origin, samples/s, throughput over each baseline, policy and node."""
@@ -261,7 +99,7 @@ class StudyResult:
                     "traces": row.traces,
                     "values": row.values,
                 }
-                for row in self.beside()
+                for row in self.comparisons()
             ],
         }
 
@@ -276,7 +114,6 @@ class StudyResult:
         return plot_study(self, what)
 
     def __repr__(self) -> str:
-        from simgpu.experiments.study_tables import study_text
 
         return study_text(self)
 
@@ -309,10 +146,10 @@ def _about(trace: Trace) -> dict[str, Any]:
 
 
 def _run(run: StudyRun) -> dict[str, Any]:
-    made = make_policy(*run.policy)
+    created = make_policy(*run.policy)
     return {
-        "policy": made.name,
-        "parameters": plain_parameters(made.parameters),
+        "policy": created.name,
+        "parameters": plain_parameters(created.parameters),
         "node": asdict(run.node),
         "budget_bytes": run.budget,
         "data_parallel": asdict(run.data_parallel) if run.data_parallel else None,
@@ -327,3 +164,59 @@ def _run(run: StudyRun) -> dict[str, Any]:
             for trace, (policy, budget) in run.changed.items()
         },
     }
+
+
+def cell_of(study: Study, label: str, run: StudyRun) -> StudyCell:
+    """The numbers of a run on the trace of that label; without any, and why, where it is out of memory or refused."""
+    try:
+        return cell_with_extras(study, label, run)
+    except MissingExtraError as error:
+        return StudyCell(None, refused=str(error), batch=study.traces[label].info.batch)
+
+
+def cell_with_extras(study: Study, label: str, run: StudyRun) -> StudyCell:
+    """The same. Raises `MissingExtraError` where it is only this installation that cannot run it."""
+    try:
+        return StudyCell.of((_at_largest_batch if study.largest_batch else _trained)(study, label, run))
+    except OutOfMemoryError as error:
+        return StudyCell(None, out_of_memory=str(error), batch=study.traces[label].info.batch)
+    except InputError as error:
+        return StudyCell(None, refused=str(error), batch=study.traces[label].info.batch)
+
+
+def _trained(study: Study, label: str, run: StudyRun) -> Training:
+    (policy, parameters), budget = run.on(label)
+    return train(
+        study.traces[label],
+        run.node,
+        policy,
+        parameters=parameters,
+        epochs=study.epochs,
+        iterations=study.iterations,
+        seed=study.seed,
+        budget=budget,
+        **(run.data_parallel.arguments if run.data_parallel else {}),
+    )
+
+
+def _at_largest_batch(study: Study, label: str, run: StudyRun) -> Training:
+    """The iteration at the largest batch. Raises what a run raises where there is none."""
+    policy, budget = run.on(label)
+    trace, (epoch,) = study.traces[label], study.epochs
+    (result,) = max_batch(
+        trace,
+        run.node,
+        [make_policy(*policy)],
+        budget=budget,
+        iterations=study.iterations,
+        seed=study.seed,
+        epoch=epoch,
+        speeds=False,
+    )
+    if isinstance(result.run.outcome, Exception):
+        raise result.run.outcome
+    if result.batch is None:
+        remedy = "leave the run out, or the study's largest_batch"
+        raise InputError.single(study.name, f"runs.{run.label}", "its memory is not limited, so any batch fits", remedy)
+    info = replace(trace.info, batch=result.batch)
+    return Training(result.run.label, info, trace.name, (Epoch(epoch, 1, result.run.outcome),))

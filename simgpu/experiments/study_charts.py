@@ -1,31 +1,34 @@
-"""A study as pictures: its measures, throughput against the batch, and what the time of its runs went to.
+"""A study as pictures: its measures, throughput against the batch, and a breakdown of the time of its runs.
 
 Loads matplotlib, so import it only where something is drawn.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from textwrap import fill
 from typing import TYPE_CHECKING, Literal
 
-from simgpu.analysis.charts import Line, Stack, plot_breakdowns, plot_throughputs
+from simgpu.analysis.charts import Stack, plot_breakdowns
 from simgpu.analysis.measure_charts import plot_measures
+from simgpu.analysis.panels import AxisInfo, Bar, BarPanel, CurvePoint, Kind, LinePanel, Panel, RunCurve, TimePanel
 from simgpu.errors import InputError
-from simgpu.experiments.study_panels import measure_panels
+from simgpu.experiments.study_measures import MEASURES
+from simgpu.experiments.study_tables import MEAN, NO_MEMORY, REFUSED
+from simgpu.experiments.study_values import aggregate
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
     from simgpu.experiments.scenarios.study import StudyRun
-    from simgpu.experiments.study import StudyResult
+    from simgpu.experiments.study_values import StudyValues
 
 #: What can be drawn of a study.
 Picture = Literal["measures", "throughput", "breakdown"]
 _TITLE_COLUMNS = 100
 
 
-def plot_study(result: StudyResult, what: Picture) -> Figure:
+def plot_study(result: StudyValues, what: Picture) -> Figure:
     """The measures of the study's tables, a panel each or more; throughput against batch with a panel a sweep of
     batches; or what the time went to with a panel a trace.
 
@@ -35,47 +38,221 @@ def plot_study(result: StudyResult, what: Picture) -> Figure:
     if what == "measures":
         panels = measure_panels(result)
         if not panels:
-            remedy = "name a measure beside it, as throughput"
+            remedy = "name a measure too, such as throughput"
             raise InputError.single(study.name, "tables", "has no measure, only breakdown", remedy)
         runs = list(dict.fromkeys(run.sweep or run.label for run in study.runs))
-        return plot_measures(panels, runs, title="\n".join(_told(result)))
+        return plot_measures(panels, runs, title="\n".join(_title_lines(result)))
     if what == "breakdown":
         stacks = {
             f"{study.network(label)}, batch {trace.info.batch}": [_stack(result, label, run) for run in study.runs]
             for label, trace in study.traces.items()
         }
-        told = (
+        label = (
             "iteration time"
             if len(study.epochs) == 1
             else f"time of an iteration of each of {len(study.epochs)} epochs"
         )
-        return plot_breakdowns(stacks, title=_title(result), xlabel=told)
+        return plot_breakdowns(stacks, title=_title(result), xlabel=label)
     if not study.sweeps:
         remedy = "give a trace batches in place of batch"
         raise InputError.single(study.name, "traces", "none is a sweep of batches", remedy)
-    lines = {
-        label: [_line(result, label, run) for run in study.runs] for label in study.networks if label in study.sweeps
-    }
-    return plot_throughputs(lines, title=_title(result))
+    sweeps = [panel for panel in _by_batch(result, "samples_per_s", "") if panel.name in study.sweeps]
+    return plot_measures([sweeps], [run.label for run in study.runs], title="\n".join(_title_lines(result)))
 
 
-def _stack(result: StudyResult, trace: str, run: StudyRun) -> Stack:
+def _stack(result: StudyValues, trace: str, run: StudyRun) -> Stack:
     cell = result.cells[trace, run.label]
     return Stack(run.label, cell.parts or None, cell.failure)
 
 
-def _line(result: StudyResult, network: str, run: StudyRun) -> Line:
-    cells = [result.cells[trace, run.label] for trace in result.study.networks[network]]
-    failure = next((cell.failure for cell in cells if cell.failure), "")
-    return Line(run.label, {cell.batch: cell.samples_per_s for cell in cells}, failure)
-
-
-def _title(result: StudyResult) -> str:
+def _title(result: StudyValues) -> str:
     """The study, and where its numbers come from."""
-    return "\n".join(fill(text, _TITLE_COLUMNS) for text in _told(result))
+    return "\n".join(fill(text, _TITLE_COLUMNS) for text in _title_lines(result))
 
 
-def _told(result: StudyResult) -> Iterator[str]:
+def _title_lines(result: StudyValues) -> Iterator[str]:
     study = result.study
     yield f"{study.name}: {study.description}" if study.description else study.name
     yield "; ".join(dict.fromkeys(trace.info.provenance for trace in study.traces.values()))
+
+
+_NO_BASELINE, _UNKNOWN = "no baseline", "-"
+_DRIFT = ("overflow_least", "overflow_most")
+_BUDGET, _SHARE = AxisInfo("budget", "size"), AxisInfo("oversubscription", "share")
+_BATCH = AxisInfo("batch", "count")
+
+
+def measure_panels(result: StudyValues) -> list[list[Panel]]:
+    """Every measure of the study's tables over each of its baselines, and then what overflows over an iteration.
+
+    Runs that are a sweep are curves over its budgets in a panel a trace, traces that are a sweep of batches give curves
+    over these in a panel a network; all else are bars. Means are over the traces on which every run has a value.
+    """
+    results = [
+        _of_measure(result, measure, over)
+        for measure in result.study.tables
+        if measure != "breakdown"
+        for over in (result.study.baseline if not MEASURES[measure].alone else ("",))
+    ]
+    if set(_DRIFT).intersection(result.study.tables) and (lines := _drift(result)):
+        share = AxisInfo("share of live entries that overflow", "share")
+        results.append([TimePanel(share, result.study.epochs, lines)])
+    return results
+
+
+def _of_measure(result: StudyValues, measure: str, over: str) -> list[Panel]:
+    study = result.study
+    if any(run.sweep for run in study.runs):
+        return list(_by_sweep(result, measure, over))
+    if study.sweeps and MEASURES[measure].of_sweep is None:
+        return list(_by_batch(result, measure, over))
+    return [_bars(result, measure, over)]
+
+
+def _bars(result: StudyValues, measure: str, over: str) -> BarPanel:
+    study, axis = result.study, _axis_of(measure, over)
+    groups = {
+        study.network(label): {run.label: _bar(result, measure, label, run, over) for run in study.runs}
+        for label in _labels(result, measure)
+    }
+    if MEASURES[measure].averaged and len(groups) > 1:
+        groups |= _means(result, measure, over, study.runs)
+    # A run for which the measure is undefined, such as the compression ratio without compression, is left out.
+    shown = [run.label for run in study.runs if any(runs[run.label].why != _UNKNOWN for runs in groups.values())]
+    columns = shown or [run.label for run in study.runs]
+    return BarPanel(axis, {label: {run: runs[run] for run in columns} for label, runs in groups.items()})
+
+
+def _by_sweep(result: StudyValues, measure: str, over: str) -> Iterator[LinePanel]:
+    """A panel a trace and kind of sweep, and one of the mean."""
+    study = result.study
+    labels = _labels(result, measure)
+    for along, place in ((_BUDGET, _budget), (_SHARE, _share)):
+        members = [run for run in study.runs if run.sweep and place(run) is not None]
+        if not members:
+            continue
+        shown = [run for run in study.runs if not run.sweep or run in members]
+        for label in labels:
+            bars = {run.label: _bar(result, measure, label, run, over) for run in shown}
+            yield LinePanel(_axis_of(measure, over), label, along, _curves(shown, bars, place))
+        if MEASURES[measure].averaged and len(labels) > 1:
+            for name, bars in _means(result, measure, over, shown).items():
+                yield LinePanel(_axis_of(measure, over), name, along, _curves(shown, bars, place))
+
+
+def _curves(
+    runs: Sequence[StudyRun], bars: dict[str, Bar], place: Callable[[StudyRun], float | None]
+) -> tuple[RunCurve, ...]:
+    """A curve a sweep, and a level a run outside them."""
+    points: dict[str, list[CurvePoint]] = {}
+    for run in runs:
+        if (at := place(run)) is not None and run.sweep:
+            points.setdefault(run.sweep, []).append(CurvePoint(at, bars[run.label]))
+    labels = dict.fromkeys(run.sweep or run.label for run in runs)
+    return tuple(
+        RunCurve(each, tuple(points[each])) if each in points else RunCurve(each, level=bars[each]) for each in labels
+    )
+
+
+def _by_batch(result: StudyValues, measure: str, over: str) -> Iterator[LinePanel]:
+    """A panel a network, also of one that has a single batch."""
+    study = result.study
+    for network, labels in study.networks.items():
+        batches = {label: study.traces[label].info.batch for label in labels}
+        curves = []
+        for run in study.runs:
+            bars = {label: _bar(result, measure, label, run, over) for label in labels}
+            curves.append(RunCurve(run.label, tuple(CurvePoint(batches[label], bars[label]) for label in labels)))
+        yield LinePanel(_axis_of(measure, over), network, _BATCH, tuple(curves))
+
+
+def _drift(result: StudyValues) -> dict[str, tuple[float, ...]]:
+    """A line a trace and run that compresses; one for all runs of a trace where they do not differ."""
+    results: dict[str, tuple[float, ...]] = {}
+    for trace in result.study.traces:
+        drifts = {run.label: drift for run in result.study.runs if (drift := result.cells[trace, run.label].drift)}
+        same = len(set(drifts.values())) == 1
+        results |= {trace if same else f"{trace}, {run}": drift for run, drift in drifts.items()}
+    return results
+
+
+def _axis_of(measure: str, over: str) -> AxisInfo:
+    of = MEASURES[measure]
+    kind: Kind = "share" if of.share else "size" if of.size else "count" if of.decimals == 0 else "number"
+    return AxisInfo(of.title.format(over=over), kind, None if of.alone else 0.0 if of.share else 1.0)
+
+
+def _labels(result: StudyValues, measure: str) -> list[str]:
+    """What a measure is of: networks where it is of all their batches, else traces."""
+    study = result.study
+    return list(study.networks if MEASURES[measure].of_sweep is not None else study.traces)
+
+
+def _bar(result: StudyValues, measure: str, label: str, run: StudyRun, over: str) -> Bar:
+    """A value or why there is none, with the published values of the same run, trace, measure and baseline."""
+    study = result.study
+    published = _published(result, measure, run, over, label)
+    cells = [result.cells[trace, run.label] for trace in study.networks.get(label, (label,))]
+    if all(cell.failure for cell in cells):
+        return Bar(None, REFUSED if cells[-1].refused else NO_MEMORY, published)
+    other = study.compared(run, over) if over else None
+    if over and other is None:
+        return Bar(None, _NO_BASELINE, published)
+    value = result.value(measure, label, run.label, other.label if other else "")
+    if value is None and other is not None and result.cells[_last(result, label), other.label].failure:
+        return Bar(None, _NO_BASELINE, published)
+    return Bar(value, "" if value is not None else _UNKNOWN, published)
+
+
+def _last(result: StudyValues, label: str) -> str:
+    return result.study.networks.get(label, (label,))[-1]
+
+
+def _means(result: StudyValues, measure: str, over: str, runs: Sequence[StudyRun]) -> dict[str, dict[str, Bar]]:
+    """The means of runs by what they are called: over the same traces, and as papers have them where they state some.
+
+    What is published is an arithmetic mean; it stands on ours of the same kind, which has a name of its own where the
+    other one is geometric.
+    """
+    means = result.means(measure, over)
+    published = {run.label: _published(result, measure, run, over, MEAN) for run in runs}
+    same = not means.geometric
+    results = {
+        means.label: {
+            run.label: Bar(value, "", published[run.label] if same else ())
+            if (value := means.values[run.label]) is not None
+            else Bar(None, _UNKNOWN, published[run.label] if same else ())
+            for run in runs
+        }
+    }
+    if not same and any(published.values()):
+        results[f"arithmetic {MEAN}"] = {
+            run.label: Bar(_of_paper(result, measure, run, over), "", published[run.label])
+            if published[run.label]
+            else Bar(None, _UNKNOWN)
+            for run in runs
+        }
+    return results
+
+
+def _of_paper(result: StudyValues, measure: str, run: StudyRun, over: str) -> float | None:
+    """Ours as the table of published numbers has it."""
+    values = result.values(measure, run.label, over).values()
+    return aggregate(MEAN, [value for each in values for value in each])
+
+
+def _published(result: StudyValues, measure: str, run: StudyRun, over: str, of: str) -> tuple[float, ...]:
+    """What is stated of just this run, trace and measure over just that run; of means those that leave out nothing."""
+    return tuple(
+        row.value
+        for row in result.study.published
+        if (row.measure, row.run, row.over, row.of) == (measure, run.label, over, of) and not row.without
+    )
+
+
+def _budget(run: StudyRun) -> float | None:
+    return run.budget
+
+
+def _share(run: StudyRun) -> float | None:
+    return run.oversubscribed

@@ -1,4 +1,4 @@
-"""What a study tells of its runs: each measure as a number of one run, or of one over another, and in words."""
+"""The measures of a study: numbers of one run, or of one run relative to another, and how they print."""
 
 from __future__ import annotations
 
@@ -8,25 +8,33 @@ from statistics import fmean
 from typing import TYPE_CHECKING
 
 from simgpu.analysis.breakdown import PARTS
+from simgpu.graph.bounds import all_at_once, memory_bounds, task_bytes
+from simgpu.graph.taskgraph import TaskGraph
+from simgpu.graph.tdfg import Tdfg
 from simgpu.units import format_bytes
 
 if TYPE_CHECKING:
     from simgpu.experiments.training import Training
+    from simgpu.trace.model import Trace
 
 
 @dataclass(frozen=True, slots=True)
-class Cell:
+class StudyCell:
     """One trace under one run.
 
-    samples_per_s: over all epochs, each weighted equally; None when the run was out of memory or the policy refused the
-    trace, of which out_of_memory and refused tell. iteration_ns: of each epoch. compressed: blocks that leave
-    compressed, of each epoch. steady: whether the last two iterations were equal in every epoch. limited: whether
-    memory has an end. bytes_moved: over the links, out and in, of all epochs' iterations together. energy_nj: of these
-    iterations, average_power and largest_power: shares of the limit of the GPUs that ran; None where nothing is known
-    of them. batch: samples in an iteration. parts: nanoseconds of all epochs' iterations by what they went to
-    (`simgpu.analysis.breakdown.PARTS`), of GPU 0 where there are several. peak_bytes: of device memory, the largest of
-    all epochs. ratio, overflow, metadata_hits: of compressed memory, as `simgpu.analysis.compression` has them, means
-    over the epochs, and drift, of all epochs one after another; None and empty where nothing is compressed.
+    samples_per_s: over all epochs, each weighted equally; None where the run failed (see out_of_memory and refused).
+    iteration_ns: of each epoch.
+    compressed: number of blocks that are offloaded compressed, of each epoch.
+    steady: whether the last two iterations were equal in every epoch.
+    limited: whether device memory is limited.
+    bytes_moved: over the links, both directions, of all epochs' iterations together.
+    energy_nj: of these iterations; None where the GPU's power is not known.
+    average_power, largest_power: shares of the GPU's power limit; None where that is not known.
+    batch: samples per iteration.
+    parts: nanoseconds of all epochs' iterations by part (`simgpu.analysis.breakdown.PARTS`), of GPU 0 of several.
+    peak_bytes: device memory, the largest of all epochs.
+    ratio, overflow, metadata_hits: of compressed memory (`simgpu.analysis.compression`), means over the epochs; None
+    without compression. drift: of all epochs one after another; empty without compression.
     """
 
     samples_per_s: float | None
@@ -56,14 +64,14 @@ class Cell:
         return "out of memory" if self.samples_per_s is None else ""
 
     @classmethod
-    def of(cls, training: Training) -> Cell:
+    def of(cls, training: Training) -> StudyCell:
         """The numbers of a training."""
         results = [epoch.result for epoch in training.epochs]
         steady = [result.steady for result in results]
         metrics = [result.metrics for result in results]
         power = [each.power for each in metrics if each.power is not None]
-        found = [each.compression for each in metrics if each.compression is not None]
-        compressed = found if len(found) == len(results) else []
+        collected = [each.compression for each in metrics if each.compression is not None]
+        compressed = collected if len(collected) == len(results) else []
         known = power if len(power) == len(results) else []
         drawn, time_ns = sum(each.energy_nj for each in known), sum(each.duration_ns for each in known)
         limit_w = known[0].limit_mw / 1000 if known else 0
@@ -88,8 +96,8 @@ class Cell:
 
 
 def _mean(values: Iterable[float]) -> float | None:
-    found = list(values)
-    return fmean(found) if found else None
+    results = list(values)
+    return fmean(results) if results else None
 
 
 def _over(ours: float | None, theirs: float | None) -> float | None:
@@ -101,60 +109,62 @@ def _less_one(ratio: float | None) -> float | None:
     return None if ratio is None else ratio - 1
 
 
-def _throughput(ours: Cell, theirs: Cell) -> float | None:
+def _throughput(ours: StudyCell, theirs: StudyCell) -> float | None:
     return _over(ours.samples_per_s, theirs.samples_per_s)
 
 
-def _time(ours: Cell, theirs: Cell) -> float | None:
+def _time(ours: StudyCell, theirs: StudyCell) -> float | None:
     return _over(theirs.samples_per_s, ours.samples_per_s)
 
 
-def _time_saved(ours: Cell, theirs: Cell) -> float | None:
+def _time_saved(ours: StudyCell, theirs: StudyCell) -> float | None:
     ratio = _throughput(ours, theirs)
     return 1 - 1 / ratio if ratio else None
 
 
-def _share(part: str) -> Callable[[Cell, Cell], float | None]:
+def _share(part: str) -> Callable[[StudyCell, StudyCell], float | None]:
     return lambda cell, _: _over(cell.parts[part], sum(cell.parts.values())) if cell.parts else None
 
 
-def _best_throughput(ours: Sequence[Cell], theirs: Sequence[Cell]) -> float | None:
+def _best_throughput(ours: Sequence[StudyCell], theirs: Sequence[StudyCell]) -> float | None:
     return _over(*(max((each.samples_per_s or 0.0 for each in cells), default=0.0) or None for cells in (ours, theirs)))
 
 
-def _largest_batch(ours: Sequence[Cell], _: Sequence[Cell]) -> float | None:
+def _largest_batch(ours: Sequence[StudyCell], _: Sequence[StudyCell]) -> float | None:
     return max((each.batch for each in ours if each.samples_per_s is not None), default=None)
 
 
-def _batch_gain(ours: Sequence[Cell], theirs: Sequence[Cell]) -> float | None:
+def _batch_gain(ours: Sequence[StudyCell], theirs: Sequence[StudyCell]) -> float | None:
     return _over(_largest_batch(ours, ours), _largest_batch(theirs, theirs))
 
 
 @dataclass(frozen=True, slots=True)
 class Measure:
-    """A measure: its title over a table, and how a published one is called.
+    """A measure. title: of a table. word: the measure in a row of published numbers.
 
-    of: its value for a run (and the run it is told over), None where that is not known. of_sweep: in place of it, that
-    of all batches of a network together. quotient_of: the measure of which it is one run's over another's. share: it is
-    told in percent; size: in bytes; else with so many decimals. alone: it needs no other run. averaged: the mean of
-    several says something. ratio: how a value becomes a ratio, whose means are geometric, and such a mean a value
-    again; None where the mean is arithmetic.
+    of: its value for a run and its baseline, None where that is not known.
+    share: printed in percent; size: in bytes; otherwise with `decimals`.
+    alone: it needs no baseline.
+    averaged: its mean over traces is meaningful.
+    of_sweep: in place of `of`, its value for all batches of a network together.
+    quotient_of: the measure whose values it divides, one run's by another's.
+    ratio: functions from a value to a ratio, whose means are geometric, and back; None where means are arithmetic.
     """
 
     title: str
     word: str
-    of: Callable[[Cell, Cell], float | None]
+    of: Callable[[StudyCell, StudyCell], float | None]
     share: bool = False
     size: bool = False
     alone: bool = False
     decimals: int = 3
     averaged: bool = True
-    of_sweep: Callable[[Sequence[Cell], Sequence[Cell]], float | None] | None = None
+    of_sweep: Callable[[Sequence[StudyCell], Sequence[StudyCell]], float | None] | None = None
     quotient_of: str = ""
     ratio: tuple[Callable[[float], float], Callable[[float], float]] | None = None
 
     def text(self, value: float | None) -> str:
-        """A value, or a dash; a thousand and more without decimals."""
+        """A value, or a dash; values of 1000 and more without decimals."""
         if value is None:
             return "-"
         if self.size:
@@ -299,3 +309,42 @@ MEASURES: Mapping[str, Measure] = {
         ratio=_ONE_LESS_RATIO,
     ),
 }
+
+#: The amounts of `memory_of`, and what each is called over its column.
+AMOUNTS: Mapping[str, str] = {
+    "all_at_once": "all at once",
+    "bound": "bound",
+    "weights_leave": "weights leave",
+    "sub_batch": "sub-batch",
+    "transfers": "transfers",
+    "algorithms": "algorithms",
+}
+
+
+def memory_of(trace: Trace) -> dict[str, int]:
+    """Bytes that an iteration needs, by the names of `AMOUNTS`.
+
+    all_at_once: all tensors at once, with the largest workspace of the fastest algorithms (moDNN's ideal memory,
+    section 7). bound: equation 7. weights_leave: the same where weights leave too, without the optimizer's kernels, as
+    published. The others are one technique alone (section 7.3): sub_batch, where everything stays of one sample at a
+    time; transfers, what the most demanding task of the whole batch needs by its fastest algorithm; algorithms, where
+    everything is resident and each convolution runs in the smallest workspace. Where the iteration is unknown at one
+    sample, bound, weights_leave and sub_batch are of the whole batch.
+
+    >>> from simgpu.experiments.scenarios.load import load_trace
+    >>> found = memory_of(load_trace("vgg16-b128-v100"))
+    >>> found["bound"] < found["sub_batch"] < found["transfers"] < found["algorithms"] < found["all_at_once"]
+    True
+    """
+    graph = TaskGraph.of(trace)
+    bounds, whole = memory_bounds(graph), Tdfg.of(graph)
+    tasks = range(len(whole.kinds))
+    fastest, smallest = (max(way(k).workspace for k in tasks) for way in (whole.fastest, whole.smallest))
+    return {
+        "all_at_once": bounds.all_at_once.bytes,
+        "bound": bounds.bound.bytes,
+        "weights_leave": bounds.without_updates.bytes,
+        "sub_batch": all_at_once(Tdfg.of(bounds.graph)).bytes,
+        "transfers": whole.resident_bytes + max(task_bytes(whole, k, whole.fastest(k)) for k in tasks),
+        "algorithms": bounds.all_at_once.bytes - fastest + smallest,
+    }

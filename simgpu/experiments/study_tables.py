@@ -1,4 +1,4 @@
-"""A study's numbers as texts for people: the tables of its measures, and published numbers beside ours."""
+"""The tables of a study: its measures, where time and memory go, and published numbers compared with simulated ones."""
 
 from __future__ import annotations
 
@@ -7,14 +7,12 @@ from statistics import geometric_mean
 from typing import TYPE_CHECKING, NamedTuple
 
 from simgpu.analysis.tables import breakdown_table, facts_text, table_text
-from simgpu.experiments.study_measures import MEASURES, Cell
-from simgpu.experiments.study_memory import AMOUNTS
+from simgpu.experiments.study_measures import AMOUNTS, MEASURES, StudyCell
 from simgpu.units import format_bytes
 
 if TYPE_CHECKING:
-    from simgpu.experiments.scenarios.study import Published, Study, StudyRun
-    from simgpu.experiments.study import Beside, StudyResult
-    from simgpu.experiments.study_means import Means
+    from simgpu.experiments.scenarios.study import PublishedNumber, Study, StudyRun
+    from simgpu.experiments.study_values import Means, PublishedComparison, StudyValues
 
 NO_MEMORY, REFUSED, OOM = "no memory", "refused", "OOM"
 PUBLISHED_HEADINGS = ("published", "ours", "paper", "differs", "where")
@@ -31,7 +29,7 @@ class StudyTable(NamedTuple):
     rows: list[tuple[str, ...]]
 
 
-def study_tables(result: StudyResult) -> list[StudyTable]:
+def study_tables(result: StudyValues) -> list[StudyTable]:
     """The tables of a study: each of its measures over each baseline, then what the time went to, then memory where
     published numbers are of it.
 
@@ -43,22 +41,22 @@ def study_tables(result: StudyResult) -> list[StudyTable]:
     measures = [each for each in study.tables if each != "breakdown"]
     swept = any(run.sweep for run in study.runs)
     if swept and len(study.traces) == 1:
-        found = [_of_one_trace(result, measures, over) for over in study.baseline if measures]
+        results = [_of_one_trace(result, measures, over) for over in study.baseline if measures]
     else:
         make = _by_run if swept else _by_trace
-        found = [
+        results = [
             make(result, measure, over)
             for measure in measures
             for over in (study.baseline if not MEASURES[measure].alone else ("",))
         ]
     if "breakdown" in study.tables:
-        found += [_breakdown(result, trace) for trace in study.traces]
-    return [*found, _memory(result)] if result.memory else found
+        results += [_breakdown(result, trace) for trace in study.traces]
+    return [*results, _memory(result)] if result.memory else results
 
 
-def _by_trace(result: StudyResult, measure: str, over: str) -> StudyTable:
-    study, told = result.study, MEASURES[measure]
-    whole = told.of_sweep is not None
+def _by_trace(result: StudyValues, measure: str, over: str) -> StudyTable:
+    study, kind = result.study, MEASURES[measure]
+    whole = kind.of_sweep is not None
     # A study of largest batches has one for every run: what the traces have is only where its searches begin.
     given = not study.largest_batch
     rows = [
@@ -69,9 +67,9 @@ def _by_trace(result: StudyResult, measure: str, over: str) -> StudyTable:
         )
         for label in (study.networks if whole else study.traces)
     ]
-    if told.averaged:
+    if kind.averaged:
         means, blank = result.means(measure, over), [""] if given else []
-        rows.append((means.label, *blank, *(told.text(means.values[run.label]) for run in study.runs)))
+        rows.append((means.label, *blank, *(kind.text(means.values[run.label]) for run in study.runs)))
         if any(means.out_of_memory.values()):
             rows.append((OOM, *blank, *(_oom(means, run) for run in study.runs)))
     batches = ["batches" if whole else "batch"] if given else []
@@ -91,28 +89,28 @@ def _batches(study: Study, label: str) -> str:
     return str(batches[0]) if len(batches) == 1 else f"{min(batches)}-{max(batches)}"
 
 
-def _by_run(result: StudyResult, measure: str, over: str) -> StudyTable:
-    study, told = result.study, MEASURES[measure]
-    columns = list(study.networks if told.of_sweep is not None else study.traces)
+def _by_run(result: StudyValues, measure: str, over: str) -> StudyTable:
+    study, kind = result.study, MEASURES[measure]
+    columns = list(study.networks if kind.of_sweep is not None else study.traces)
     means = result.means(measure, over)
-    counted = told.averaged and any(means.out_of_memory.values())
+    counted = kind.averaged and any(means.out_of_memory.values())
     rows = []
     for run in study.runs:
         cells = (_cell(result, label, run, measure, over, no_memory=_ABSENT) for label in columns)
-        mean = (told.text(means.values[run.label]),) if told.averaged else ()
+        mean = (kind.text(means.values[run.label]),) if kind.averaged else ()
         rows.append((run.label, *cells, *mean, *((_oom(means, run),) if counted else ())))
-    behind = (*((means.label,) if told.averaged else ()), *((OOM,) if counted else ()))
+    behind = (*((means.label,) if kind.averaged else ()), *((OOM,) if counted else ()))
     return StudyTable(_title(measure, over), ("", *columns, *behind), rows)
 
 
-def _of_one_trace(result: StudyResult, measures: Sequence[str], over: str) -> StudyTable:
+def _of_one_trace(result: StudyValues, measures: Sequence[str], over: str) -> StudyTable:
     study = result.study
     (label,) = study.traces
     rows = [(run.label, *(_cell(result, label, run, measure, over) for measure in measures)) for run in study.runs]
     return StudyTable(f"{label}, over {over}", ("", *(measure.replace("_", " ") for measure in measures)), rows)
 
 
-def _breakdown(result: StudyResult, trace: str) -> StudyTable:
+def _breakdown(result: StudyValues, trace: str) -> StudyTable:
     """What the time of an iteration of each epoch went to, a row a run."""
     study = result.study
     cells = [(run.label, result.cells[trace, run.label]) for run in study.runs]
@@ -121,7 +119,7 @@ def _breakdown(result: StudyResult, trace: str) -> StudyTable:
     return StudyTable(f"{study.network(trace)}, batch {batch}: where the time goes", headings, rows)
 
 
-def _memory(result: StudyResult) -> StudyTable:
+def _memory(result: StudyValues) -> StudyTable:
     """Each amount in bytes, and under it the geometric mean of all tensors at once over it."""
     rows = [(label, *(format_bytes(amounts[name]) for name in AMOUNTS)) for label, amounts in result.memory.items()]
     saved = (
@@ -135,19 +133,19 @@ def _title(measure: str, over: str) -> str:
     return MEASURES[measure].title.format(over=over)
 
 
-def table_notes(result: StudyResult) -> list[str]:
+def table_notes(result: StudyValues) -> list[str]:
     """What to know before reading the tables."""
     swept = any(run.sweep for run in result.study.runs)
     one = swept and len(result.study.traces) == 1
-    told = [] if one else list(_mean_notes(result))
+    text = [] if one else list(_mean_notes(result))
     if swept and not one and any(cell.out_of_memory for cell in result.cells.values()):
-        told.append("-: the budget is too small, or there is no run to compare with")
+        text.append("-: the budget is too small, or there is no run to compare with")
     if any(cell.steady is False for cell in result.cells.values()):
-        told.append("* unsteady: the last two iterations still differ; run more of them")
-    return told
+        text.append("* unsteady: the last two iterations still differ; run more of them")
+    return text
 
 
-def _mean_notes(result: StudyResult) -> Iterator[str]:
+def _mean_notes(result: StudyValues) -> Iterator[str]:
     """What kind of means the tables have, and over which traces."""
     means = result.all_means()
     kinds = (("geomean: geometric mean", True), ("mean: arithmetic", False))
@@ -165,7 +163,7 @@ def _mean_notes(result: StudyResult) -> Iterator[str]:
         yield "a budget at which one of these traces does not fit has no mean"
 
 
-def failures(result: StudyResult) -> list[str]:
+def failures(result: StudyValues) -> list[str]:
     """Why cells have no number, with their trace and run; of a sweep why the largest budget and the smallest batch do
     not."""
     runs = {run.label: run for run in result.study.runs}
@@ -173,28 +171,28 @@ def failures(result: StudyResult) -> list[str]:
     for (trace, label), cell in result.cells.items():
         if why := cell.out_of_memory or cell.refused:
             place = result.study.network(trace), runs[label].sweep or label
-            found = (-cell.batch, runs[label].budget or 0, f"{trace}, {label}: {why}")
-            of_sweeps.setdefault(place, []).append(found)
-    return [max(found)[-1] for found in of_sweeps.values()]
+            results = (-cell.batch, runs[label].budget or 0, f"{trace}, {label}: {why}")
+            of_sweeps.setdefault(place, []).append(results)
+    return [max(results)[-1] for results in of_sweeps.values()]
 
 
-def published_rows(result: StudyResult) -> list[tuple[str, ...]]:
+def published_rows(result: StudyValues) -> list[tuple[str, ...]]:
     """Under `PUBLISHED_HEADINGS`; numbers in square brackets count `published_notes`."""
     numbers = _numbers(result)
-    return [_published(row, result.study, numbers) for row in result.beside()]
+    return [_published(row, result.study, numbers) for row in result.comparisons()]
 
 
-def published_notes(result: StudyResult) -> list[str]:
+def published_notes(result: StudyValues) -> list[str]:
     """What to know before believing a published number, by its number in square brackets."""
     return [f"[{number}] {note}" for note, number in _numbers(result).items()]
 
 
-def study_text(result: StudyResult) -> str:
+def study_text(result: StudyValues) -> str:
     """The tables without looks."""
     return "\n".join(_parts(result))
 
 
-def _parts(result: StudyResult) -> Iterator[str]:
+def _parts(result: StudyValues) -> Iterator[str]:
     yield facts_text([("study", result.study.name), *result.study.facts()])
     for title, headings, rows in study_tables(result):
         yield f"\n{title}"
@@ -205,29 +203,29 @@ def _parts(result: StudyResult) -> Iterator[str]:
         yield from published_notes(result)
 
 
-def _cell(result: StudyResult, trace: str, run: StudyRun, measure: str, over: str, no_memory: str = NO_MEMORY) -> str:
-    told = MEASURES[measure]
+def _cell(result: StudyValues, trace: str, run: StudyRun, measure: str, over: str, no_memory: str = NO_MEMORY) -> str:
+    message = MEASURES[measure]
     cells = [result.cells[point, run.label] for point in result.study.networks.get(trace, (trace,))]
     if all(cell.failure for cell in cells):
         return REFUSED if cells[-1].refused else no_memory
-    other = None if told.alone else result.study.compared(run, over)
-    known = told.alone or other is not None
-    text = told.text(result.value(measure, trace, run.label, other.label if other else "") if known else None)
+    other = None if message.alone else result.study.compared(run, over)
+    known = message.alone or other is not None
+    text = message.text(result.value(measure, trace, run.label, other.label if other else "") if known else None)
     return text + (_UNSTEADY if any(cell.steady is False for cell in cells) else "")
 
 
-def _failure(cell: Cell) -> str:
+def _failure(cell: StudyCell) -> str:
     return {"": "", "refused": REFUSED}.get(cell.failure, NO_MEMORY)
 
 
-def _numbers(result: StudyResult) -> dict[str, int]:
+def _numbers(result: StudyValues) -> dict[str, int]:
     notes = dict.fromkeys(row.note for row in result.study.published if row.note)
     return {note: number for number, note in enumerate(notes, start=1)}
 
 
-def _published(row: Beside, study: Study, numbers: dict[str, int]) -> tuple[str, ...]:
-    number, told = row.published, MEASURES[row.published.measure]
-    what = f"{_subject(number)}, {number.of}" + (f", {told.word}" if told.word else "")
+def _published(row: PublishedComparison, study: Study, numbers: dict[str, int]) -> tuple[str, ...]:
+    number, kind = row.published, MEASURES[row.published.measure]
+    what = f"{_subject(number)}, {number.of}" + (f", {kind.word}" if kind.word else "")
     if number.without:
         what += f", without {', '.join(number.without)}"
     swept = row.points > row.asked or (bool(study.sweeps) and row.asked > 1)
@@ -238,14 +236,14 @@ def _published(row: Beside, study: Study, numbers: dict[str, int]) -> tuple[str,
     mark = f" [{numbers[number.note]}]" if number.note else ""
     return (
         what,
-        told.text(row.ours),
-        told.text(number.value),
-        told.difference(row.difference, number.value),
+        kind.text(row.ours),
+        kind.text(number.value),
+        kind.difference(row.difference, number.value),
         number.source + mark,
     )
 
 
-def _subject(number: Published) -> str:
+def _subject(number: PublishedNumber) -> str:
     if number.memory is not None:
         return AMOUNTS[number.memory]
     return f"{number.run} over {number.over}" if number.over else number.run

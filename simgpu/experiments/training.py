@@ -73,8 +73,8 @@ class Training:
         """For each block that leaves in some epoch, in the order in which blocks first leave: by epoch the codec it
         leaves in, `AS_IT_IS` where none, None where it stays."""
         by_epoch = [departures(epoch.result) for epoch in self.epochs]
-        blocks = dict.fromkeys(block for found in by_epoch for block in found)
-        return {block: tuple(found.get(block) for found in by_epoch) for block in blocks}
+        blocks = dict.fromkeys(block for result in by_epoch for block in result)
+        return {block: tuple(result.get(block) for result in by_epoch) for block in blocks}
 
     @cached_property
     def counts(self) -> tuple[int, ...]:
@@ -83,7 +83,7 @@ class Training:
 
     def plot(self) -> Figure:
         """The decisions epoch by epoch as a matplotlib figure (CSWAP, figures 8 and 9)."""
-        from simgpu.analysis.decisions import plot_decisions
+        from simgpu.analysis.charts import plot_decisions
 
         title = f"{self.label}: {self.trace_name or self.trace.model}\n{self.trace.provenance}"
         return plot_decisions(self.decisions, [epoch.number for epoch in self.epochs], title=title)
@@ -126,12 +126,12 @@ def departures(result: Result) -> dict[str, str]:
         if kind in (SpanKind.ENCODE, SpanKind.COPY_OUT)
     )
     forms = {name for _, name, kind in spans if kind == SpanKind.ENCODE}
-    found: dict[str, str] = {}
+    results: dict[str, str] = {}
     for _, name, kind in spans:
         block, _, codec = name.rpartition(":") if name in forms else (name, "", AS_IT_IS)
-        if kind == SpanKind.COPY_OUT or block in found:
-            found[block] = codec or found.get(block, AS_IT_IS)
-    return found
+        if kind == SpanKind.COPY_OUT or block in results:
+            results[block] = codec or results.get(block, AS_IT_IS)
+    return results
 
 
 def train(

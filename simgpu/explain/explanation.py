@@ -1,25 +1,34 @@
-"""A run explained: what it lost and to what, and its critical path, as one value that prints and shows as tables."""
+"""A run explained: its losses and its critical path, as one value that prints and shows as tables.
+
+The path is followed backwards: from what ended the iteration to what its stream did before, and where its stream was
+waiting, to what ended the wait. To shorten the iteration, something on the path has to become shorter; everything else
+has slack.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
+
 from simgpu.analysis.breakdown import Owner
 from simgpu.analysis.tables import table_html, table_text
-from simgpu.explain.answers import signed_time
-from simgpu.explain.critical_path import Step, by_kind, critical_path
 from simgpu.explain.losses import Loss, losses, lost
 from simgpu.simulation.config import check_kind
 from simgpu.simulation.result import Result
+from simgpu.timeline.model import SpanKind, Timeline
+from simgpu.timeline.streams import is_compute
 from simgpu.units import format_bytes, format_time
 
 if TYPE_CHECKING:
     import pandas as pd
 
+
 #: Rows that a printed explanation has of losses and of steps.
 _SHOWN = 10
-#: Layers that are told by name.
+#: Layers that are named.
 _LAYERS = 4
 LOSS_HEADINGS = ("lost", "share", "to: tensor; engine, decision; why compute waited")
 PATH_HEADINGS = ("time", "share", "steps", "stream", "work")
@@ -35,7 +44,7 @@ class Explanation:
 
     result: Result
     losses: tuple[Loss, ...]
-    path: tuple[Step, ...]
+    path: tuple[PathStep, ...]
 
     @property
     def parts(self) -> dict[str, int]:
@@ -47,33 +56,33 @@ class Explanation:
         """One line: how long the iteration is, and by what it is longer than the ideal one."""
         result, over = self.result, self.result.iteration_ns - self.result.ideal_ns
         parts = ", ".join(f"{signed_time(ns)} {name}" for name, ns in self.parts.items() if ns)
-        told = f"{format_time(result.iteration_ns)}, {format_time(abs(over))} {'under' if over < 0 else 'over'} ideal"
-        return f"{result.label}: {told}" + (f" = {parts}" if parts else "")
+        text = f"{format_time(result.iteration_ns)}, {format_time(abs(over))} {'under' if over < 0 else 'over'} ideal"
+        return f"{result.label}: {text}" + (f" = {parts}" if parts else "")
 
     @property
     def engines(self) -> dict[str, int]:
         """Nanoseconds lost by the stream that was busy with it, the most first."""
-        found: dict[str, int] = {}
+        results: dict[str, int] = {}
         for loss in self.losses:
-            found[loss.cause.engine] = found.get(loss.cause.engine, 0) + loss.ns
-        return dict(sorted(found.items(), key=lambda each: (-each[1], each[0])))
+            results[loss.cause.engine] = results.get(loss.cause.engine, 0) + loss.ns
+        return dict(sorted(results.items(), key=lambda each: (-each[1], each[0])))
 
     @property
     def layers(self) -> dict[str, int]:
         """Nanoseconds lost by the layer of the tensor, the most first; tensors of no layer are left out."""
-        found: dict[str, int] = {}
+        results: dict[str, int] = {}
         for loss in self.losses:
             if loss.layer:
-                found[loss.layer] = found.get(loss.layer, 0) + loss.ns
-        return dict(sorted(found.items(), key=lambda each: (-each[1], each[0])))
+                results[loss.layer] = results.get(loss.layer, 0) + loss.ns
+        return dict(sorted(results.items(), key=lambda each: (-each[1], each[0])))
 
     @property
     def by_layer(self) -> str:
         """One line: the layers whose tensors most was lost to; empty where there are not several."""
         layers = list(self.layers.items())
-        told = ", ".join(f"{layer} {format_time(ns)}" for layer, ns in layers[:_LAYERS])
+        text = ", ".join(f"{layer} {format_time(ns)}" for layer, ns in layers[:_LAYERS])
         rest = f", {len(layers) - _LAYERS} more" if len(layers) > _LAYERS else ""
-        return f"tensors of {told}{rest}" if len(layers) > 1 else ""
+        return f"tensors of {text}{rest}" if len(layers) > 1 else ""
 
     @property
     def by_engine(self) -> str:
@@ -157,7 +166,7 @@ def loss_lines(loss: Loss) -> list[str]:
     return [line for line in (tensor, decision, loss.cause.reason) if line]
 
 
-def step_dict(step: Step) -> dict[str, Any]:
+def step_dict(step: PathStep) -> dict[str, Any]:
     """A step of the critical path as plain data."""
     times = {"start_ns": step.start_ns, "end_ns": step.end_ns, "ns": step.ns}
     return {**times, "stream": step.stream, "kind": step.label, "name": step.name}
@@ -169,8 +178,8 @@ _LOSS_COLUMNS = ("ns", "owner", "tensor", "bytes", "what", "engine", "decision",
 def loss_dict(loss: Loss) -> dict[str, Any]:
     """A loss as plain data."""
     cause = loss.cause
-    told = (cause.tensor, loss.tensor_bytes, loss.what, cause.engine, cause.decision, cause.reason)
-    return dict(zip(_LOSS_COLUMNS, (loss.ns, _owner(loss.owner), *told, loss.kernel, loss.waits), strict=True))
+    text = (cause.tensor, loss.tensor_bytes, loss.what, cause.engine, cause.decision, cause.reason)
+    return dict(zip(_LOSS_COLUMNS, (loss.ns, _owner(loss.owner), *text, loss.kernel, loss.waits), strict=True))
 
 
 def _owner(owner: Owner) -> str:
@@ -179,3 +188,149 @@ def _owner(owner: Owner) -> str:
 
 def _amount(ns: int, whole: int) -> tuple[str, str]:
     return format_time(ns), f"{ns / whole:.1%}" if whole else "-"
+
+
+_COPIES = (SpanKind.COPY_OUT, SpanKind.COPY_IN)
+_MEMORY = (SpanKind.STALL_DEVICE_MEMORY, SpanKind.STALL_HOST_MEMORY)
+
+
+@dataclass(frozen=True, slots=True)
+class PathStep:
+    """A piece of the critical path, nanoseconds: work on a stream, cut at the iteration's start.
+
+    row: of the timeline, -1 where nothing is known to have been under way.
+    """
+
+    start_ns: int
+    end_ns: int
+    stream: str
+    kind: SpanKind | None
+    name: str
+    row: int
+
+    @property
+    def ns(self) -> int:
+        """How long it is."""
+        return self.end_ns - self.start_ns
+
+    @property
+    def label(self) -> str:
+        """The kind of work in a word."""
+        return "idle" if self.kind is None else self.kind.label
+
+
+def critical_path(timeline: Timeline, iteration: int = -1) -> tuple[PathStep, ...]:
+    """The steps of an iteration's critical path in order of time, from its start to its end without a gap.
+
+    Of several equally long paths, it is the one that the streams in order of their names waited for.
+
+    >>> from simgpu.hardware.spec import GpuSpec, LinkSpec, NodeSpec
+    >>> from simgpu.simulation.run import simulate
+    >>> from simgpu.trace.chain import chain
+    >>> node = NodeSpec("example", GpuSpec("gpu", 1000), LinkSpec("pcie", 10**10, 10**10))
+    >>> result = simulate(chain([5, 7, 9], [10, 14, 18], [100, 200, 300]), node, "vdnn")
+    >>> [(step.stream, step.name, step.ns) for step in critical_path(result.timeline)]
+    [('d2h', 'x1', 10), ('d2h', 'x2', 20), ('compute', 'F3', 9), ('h2d', 'x2', 20), ('compute', 'B2', 14), ...]
+    """
+    start, end = timeline.window(iteration)
+    walk = _Walk(timeline)
+    steps: list[PathStep] = []
+    stream, at = walk.last(end), end
+    waiter = stream
+    while at > start:
+        row = walk.ending(stream, at)
+        if row is None and waiter != stream and walk.ending(waiter, at) is not None:
+            stream = waiter  # bytes that no program moves begin when those who wait for them ask for them
+            continue
+        if row is None:
+            before = max(walk.before(stream, at), start)
+            steps.append(PathStep(before, at, timeline.streams[stream], None, "", -1))
+            at = before
+            continue
+        kind = SpanKind(int(timeline.kind[row]))
+        if kind.is_stall and (giver := walk.giver(row, kind, at)) is not None and giver != stream:
+            waiter, stream = stream, giver
+            continue
+        if (holder := walk.held_open_by(row, at)) is not None:
+            waiter, stream = stream, holder
+            continue
+        begin = int(timeline.start_ns[row])
+        steps.append(walk.step(row, max(begin, start), at))
+        at = begin
+    return tuple(reversed(steps))
+
+
+class _Walk:
+    """The spans of each stream by the moments at which they end."""
+
+    def __init__(self, timeline: Timeline) -> None:
+        self.timeline = timeline
+        lasting = timeline.end_ns > timeline.start_ns
+        self.rows = [np.flatnonzero(lasting & (timeline.stream == n)) for n in range(len(timeline.streams))]
+        self.ends = [timeline.end_ns[rows] for rows in self.rows]
+
+    def last(self, end: int) -> int:
+        """The stream with which an iteration ends: the first that computes, with work if there is such a one."""
+        computing = [n for n, name in enumerate(self.timeline.streams) if is_compute(name)]
+        at_end = [n for n in computing if self.ending(n, end) is not None]
+        working = [n for n in at_end if not SpanKind(int(self.timeline.kind[self.ending(n, end)])).is_stall]
+        return next(iter((*working, *at_end, *computing)), 0)
+
+    def ending(self, stream: int, at: int) -> int | None:
+        """The span of a stream that ends at a moment."""
+        place = int(self.ends[stream].searchsorted(at, side="left"))
+        result = self.ends[stream]
+        return int(self.rows[stream][place]) if place < len(result) and result[place] == at else None
+
+    def before(self, stream: int, at: int) -> int:
+        """When the last span of a stream before a moment ended, 0 where there is none."""
+        place = int(self.ends[stream].searchsorted(at, side="left")) - 1
+        return int(self.ends[stream][place]) if place >= 0 else 0
+
+    def giver(self, row: int, kind: SpanKind, at: int) -> int | None:
+        """The stream that ended a wait; None where the timeline does not show it."""
+        if kind is SpanKind.STALL_ENGINE:
+            gpu = self.timeline.gpu[row]
+            copies = (self._copying(n, at, gpu) for n in range(len(self.rows)))
+            return next((n for n, copying in enumerate(copies) if copying), None)
+        cause = int(self.timeline.cause[row])
+        return cause if cause >= 0 and self.ending(cause, at) is not None else None
+
+    def held_open_by(self, row: int, at: int) -> int | None:
+        """Of a kernel that reaches host memory and ends with the last of its bytes, the stream that they come by.
+
+        It runs in parallel to them, after a wait that nothing ends.
+        """
+        begin = int(self.timeline.start_ns[row])
+        wait = self.ending(int(self.timeline.stream[row]), begin)
+        if wait is None or self.timeline.kind[wait] != SpanKind.STALL_EVENT:
+            return None
+        cause = int(self.timeline.cause[wait])
+        ended = cause < 0 or self.ending(cause, begin) is not None
+        return None if ended or self.ending(cause, at) is None else cause
+
+    def _copying(self, stream: int, at: int, gpu: np.int64) -> bool:
+        """Whether a copy of this GPU on a stream ended at a moment."""
+        row = self.ending(stream, at)
+        return row is not None and self.timeline.kind[row] in _COPIES and self.timeline.gpu[row] == gpu
+
+    def step(self, row: int, start: int, end: int) -> PathStep:
+        timeline = self.timeline
+        number = int(timeline.name[row])
+        name = timeline.names[number] if number >= 0 else ""
+        stream = timeline.streams[int(timeline.stream[row])]
+        return PathStep(start, end, stream, SpanKind(int(timeline.kind[row])), name, row)
+
+
+def by_kind(steps: Sequence[PathStep]) -> dict[tuple[str, str], tuple[int, int]]:
+    """Nanoseconds and number of steps by stream and kind of work, the longest first."""
+    results: dict[tuple[str, str], tuple[int, int]] = {}
+    for step in steps:
+        ns, count = results.get((step.stream, step.label), (0, 0))
+        results[step.stream, step.label] = ns + step.ns, count + 1
+    return dict(sorted(results.items(), key=lambda each: (-each[1][0], each[0])))
+
+
+def signed_time(ns: int) -> str:
+    """A time that may be negative."""
+    return f"-{format_time(-ns)}" if ns < 0 else format_time(ns)

@@ -1,27 +1,40 @@
 """What an iteration lost, nanosecond by nanosecond: to which tensor, on which engine, by which decision.
 
-An instant in which no compute stream runs anything belongs to the span in which the chain of waits ends. Its tensor is
-what that span moves; where the chain ends in a wait for memory, it is what the stream that will give memory back is
-moving.
+An instant in which no compute stream runs anything is attributed to the span that ends the chain of waits, and to the
+tensor that this span moves. Where the chain ends in a wait for memory, it is what the stream that will release memory
+is moving. Streams execute in order, so the n-th span of work on a stream belongs to its n-th instruction that takes
+time.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from bisect import bisect_left
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
+from functools import cached_property
 from typing import NamedTuple
 
 import numpy as np
 
 from simgpu.analysis.breakdown import Instants, Owner, attributed
-from simgpu.explain.places import Places
+from simgpu.graph.replicate import Replicate
 from simgpu.graph.taskgraph import TaskGraph
-from simgpu.program.instructions import Decode, Encode, Launch
+from simgpu.program.instructions import (
+    Await,
+    CopyIn,
+    CopyOut,
+    Decode,
+    Encode,
+    Instruction,
+    Launch,
+    Program,
+    Signal,
+)
 from simgpu.program.paging import Remote
 from simgpu.simulation.result import Result
-from simgpu.timeline.model import SpanKind
+from simgpu.timeline.model import SpanKind, Timeline
 from simgpu.timeline.streams import StreamId
-from simgpu.trace.model import Block
+from simgpu.trace.model import Block, BlockKind
 
 _COPIES = (SpanKind.COPY_OUT, SpanKind.COPY_IN)
 #: What is said of a codec that the GPU, and one that the host runs.
@@ -39,7 +52,7 @@ class Cause(NamedTuple):
     """To what time was lost.
 
     tensor: block id, a kernel's where no block can be named, empty where nobody is to blame. engine: the stream that
-    was busy with it. decision: what the program does with it, and beside which kernel that begins. reason: why compute
+    was busy with it. decision: what the program does with it, and during which kernel that begins. reason: why compute
     had to wait for it.
     """
 
@@ -89,11 +102,11 @@ def losses(result: Result, iteration: int = -1) -> tuple[Loss, ...]:
     """
     instants = attributed(result.timeline, iteration)
     teller = _Teller(result, Places(result), instants)
-    found: dict[tuple[Cause, Owner], _Sum] = {}
+    results: dict[tuple[Cause, Owner], _Sum] = {}
     for at in np.flatnonzero(instants.owner != Owner.COMPUTE).tolist():
         key = teller.cause(at), Owner(int(instants.owner[at]))
-        found.setdefault(key, _Sum()).add(int(instants.lengths[at]), int(instants.waiting[at]), teller.waiter(at))
-    every = (teller.loss(cause, owner, each) for (cause, owner), each in found.items())
+        results.setdefault(key, _Sum()).add(int(instants.lengths[at]), int(instants.waiting[at]), teller.waiter(at))
+    every = (teller.loss(cause, owner, each) for (cause, owner), each in results.items())
     return tuple(sorted(every, key=lambda loss: (-loss.ns, loss.cause)))
 
 
@@ -144,7 +157,7 @@ class _Teller:
         return Cause(self._name(row), engine, kind.label.removeprefix("stall_").replace("_", " "), reason)
 
     def waiter(self, at: int) -> str:
-        """The kernel that an interval kept waiting."""
+        """The kernel that an interval delayed."""
         wait = int(self.instants.waiting[at])
         return self._kernel(self._kept_waiting(wait)) if wait >= 0 else ""
 
@@ -174,11 +187,11 @@ class _Teller:
             return "written in host memory" if out else "read in host memory"
         if residency is not None:
             return "pages leave" if out else "pages come"
-        beside = self.places.beside(row)
-        issued = "" if beside is None else f" beside {self._kernel(beside)}"
+        kernel = self.places.kernel_during(row)
+        issued = "" if kernel is None else f" beside {self._kernel(kernel)}"
         if self.places.exchanged(row):
             return f"{'sent' if out else 'fetched'} in the exchange of gradients{issued}"
-        if beside is None:
+        if kernel is None:
             return "copied out" if out else "copied in"
         return f"{'offload' if out else 'prefetch'}{issued}"
 
@@ -258,10 +271,134 @@ def _plain(graph: TaskGraph, number: int) -> Block:
     return graph.blocks[graph.encoded[number].block if number in graph.encoded else number]
 
 
-def lost(result: Result, found: tuple[Loss, ...]) -> Iterator[tuple[str, int]]:
+def lost(result: Result, results: tuple[Loss, ...]) -> Iterator[tuple[str, int]]:
     """By how much an iteration is longer than the ideal one, in parts that add up: stalls, recomputation, codecs, and
     kernels that take longer than recorded (negative where sub-batches or other algorithms make them shorter)."""
-    yield "stalled", sum(loss.ns for loss in found if loss.stalled)
-    yield "recomputing", sum(loss.ns for loss in found if loss.owner is Owner.RECOMPUTE)
-    yield "codecs", sum(loss.ns for loss in found if loss.owner is Owner.CODEC)
+    yield "stalled", sum(loss.ns for loss in results if loss.stalled)
+    yield "recomputing", sum(loss.ns for loss in results if loss.owner is Owner.RECOMPUTE)
+    yield "codecs", sum(loss.ns for loss in results if loss.owner is Owner.CODEC)
     yield "other kernel times", result.metrics.breakdown.compute - result.ideal_ns
+
+
+_TAKES_TIME = (Launch, CopyOut, CopyIn, Encode, Decode)
+_EXCHANGED = (BlockKind.WEIGHT, BlockKind.WEIGHT_GRADIENT)
+
+
+class InstructionPlace(NamedTuple):
+    """Where an instruction stands in a program."""
+
+    segment: int
+    stream: StreamId
+    at: int
+
+
+class Places:
+    """The instructions behind the spans of a run."""
+
+    def __init__(self, result: Result) -> None:
+        self.program: Program = result.program
+        self.timeline: Timeline = result.timeline
+        self.graph = result.graph
+        self._signals = {
+            instruction.event: InstructionPlace(index, stream, position)
+            for index, segment in enumerate(self.program.segments)
+            for stream, code in segment.streams.items()
+            for position, instruction in enumerate(code)
+            if isinstance(instruction, Signal)
+        }
+
+    @cached_property
+    def _place_of(self) -> dict[int, InstructionPlace]:
+        """By row of the timeline. Streams that no program has, on which pages come and go, have no places."""
+        results: dict[int, InstructionPlace] = {}
+        work = self.timeline.kind < SpanKind.STALL_EVENT
+        iterations = len(self.timeline.iteration_ends_ns)
+        for number, name in enumerate(self.timeline.streams):
+            rows = np.flatnonzero(work & (self.timeline.stream == number)).tolist()
+            places = list(self._works(StreamId.of(name))) * iterations
+            if len(places) == len(rows):
+                results.update(zip(rows, places, strict=True))
+        return results
+
+    def _works(self, stream: StreamId) -> Iterable[InstructionPlace]:
+        """One iteration of a stream: its instructions that take time, in order."""
+        for index, segment in enumerate(self.program.segments):
+            code = segment.streams.get(stream, ())
+            takes_time = (at for at, each in enumerate(code) if isinstance(each, _TAKES_TIME))
+            timed = [InstructionPlace(index, stream, at) for at in takes_time]
+            for _ in range(segment.repeat):
+                yield from timed
+
+    def code(self, place: InstructionPlace) -> tuple[Instruction, ...]:
+        """All instructions of a place's stream in its segment."""
+        return self.program.segments[place.segment].streams[place.stream]
+
+    def instruction(self, row: int) -> Instruction | None:
+        """What a span of work carried out; None for bytes that no instruction moves."""
+        place = self._place_of.get(row)
+        return None if place is None else self.code(place)[place.at]
+
+    def kernel_during(self, row: int) -> int | None:
+        """The kernel during which a copy was issued: the first that a compute stream launches from then on.
+
+        None where nothing on a compute stream has it issued, or nothing follows. A copy that awaits nothing is issued
+        with the one before it on its stream, and one of what the host decodes first with that.
+        """
+        place = self._place_of.get(row)
+        return None if place is None else self._issuing(place)
+
+    def _issuing(self, place: InstructionPlace) -> int | None:
+        awaited: list[int] = []
+        for instruction in reversed(self.code(place)[: place.at]):
+            if isinstance(instruction, Await):
+                awaited.append(instruction.event)
+            elif awaited and isinstance(instruction, _TAKES_TIME):
+                break
+        kernels = map(self._launched_from, awaited)
+        return next((kernel for kernel in kernels if kernel is not None), None)
+
+    def exchanged(self, row: int) -> bool:
+        """Whether a copy is one by which several GPUs exchange gradients and weights, which no policy moves there."""
+        number = int(self.timeline.name[row]) - len(self.graph.kernels)
+        return self._together and self.graph.blocks[number].kind in _EXCHANGED
+
+    @cached_property
+    def _together(self) -> bool:
+        return any(isinstance(transform, Replicate) for transform in self.program.transforms)
+
+    def _launched_from(self, event: int) -> int | None:
+        signal = self._signals.get(event)
+        if signal is None:
+            return None
+        code = self.code(signal)
+        if signal.stream.role == "compute":
+            return _first_launch(code[signal.at :])
+        at = next((at for at in reversed(range(signal.at)) if isinstance(code[at], _TAKES_TIME)), None)
+        if at is not None and isinstance(code[at], Decode):
+            return self._issuing(signal._replace(at=at))
+        return None
+
+    def next_launch(self, row: int) -> int | None:
+        """The kernel that a compute stream runs for the first time after a span of work; None where none follows."""
+        place = self._place_of.get(row)
+        if place is None:
+            return None
+        after = (each for each in self.code(place)[place.at + 1 :] if not (isinstance(each, Launch) and each.recompute))
+        return _first_launch(after)
+
+    @cached_property
+    def _work_on(self) -> dict[int, tuple[list[int], list[int]]]:
+        """By stream: the rows of its work, and when each begins."""
+        work = self.timeline.kind < SpanKind.STALL_EVENT
+        rows = {n: np.flatnonzero(work & (self.timeline.stream == n)) for n in range(len(self.timeline.streams))}
+        return {n: (mine.tolist(), self.timeline.start_ns[mine].tolist()) for n, mine in rows.items()}
+
+    def work_after(self, wait: int) -> int | None:
+        """The row of what a stream does once a wait of its has ended; None where nothing follows."""
+        rows, starts = self._work_on[int(self.timeline.stream[wait])]
+        at = bisect_left(starts, int(self.timeline.end_ns[wait]))
+        return rows[at] if at < len(rows) else None
+
+
+def _first_launch(code: Iterable[Instruction]) -> int | None:
+    return next((each.kernel for each in code if isinstance(each, Launch)), None)

@@ -20,7 +20,7 @@ from simgpu.units import format_bytes, format_time
 
 #: The search ends when what fits and what does not are this part of the budget apart.
 _PART = 2**12
-#: Blocks that are told one by one.
+#: Blocks that are listed one by one.
 _SHOWN = 10
 #: Beyond this nothing is looked for.
 _LARGEST = 2**50
@@ -56,8 +56,8 @@ class SmallestBudget:
         return list(self._facts())
 
     def _facts(self) -> Iterator[tuple[str, str]]:
-        told = f"{format_bytes(self.budget)} ({self.budget} B): an iteration of {format_time(self.result.iteration_ns)}"
-        yield "smallest budget", f"{told}; found by halving, a policy plans anew for each budget"
+        text = f"{format_bytes(self.budget)} ({self.budget} B): an iteration of {format_time(self.result.iteration_ns)}"
+        yield "smallest budget", f"{text}; found by halving, a policy plans anew for each budget"
         if isinstance(self.error, OutOfMemoryError):
             yield "below it", _lack(self.error)
         elif self.error is not None:
@@ -118,9 +118,9 @@ def smallest_budget(
         middle = (low + high) // 2
         if search.result(middle) is not None:
             high = middle
-    found = search.result(high)
-    assert found is not None
-    return SmallestBudget(high, found, low, search.errors.get(low))
+    results = search.result(high)
+    assert results is not None
+    return SmallestBudget(high, results, low, search.errors.get(low))
 
 
 def _lack(error: OutOfMemoryError) -> str:

@@ -1,16 +1,14 @@
-"""What would help: the same run again, planned anew, with one thing of the machine changed.
-
-Every answer is a simulation of its own, so what a policy does with a faster link or more memory is in it.
-"""
+"""What would help: the same run, planned and simulated again with one property of the machine changed."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from typing import Unpack
+from typing import Any, Unpack
 
+from simgpu.analysis.tables import table_html, table_text
 from simgpu.errors import InputError, MissingExtraError, OutOfMemoryError, SimgpuError
-from simgpu.explain.answers import Answer, Answers
+from simgpu.explain.explanation import signed_time
 from simgpu.hardware.spec import CdmaSpec, NodeSpec
 from simgpu.policies.base import Policy, no_progress, policy_label
 from simgpu.policies.registry import make_policy
@@ -19,11 +17,11 @@ from simgpu.simulation.config import RunConfig, RunSettings, checked_setting, ru
 from simgpu.simulation.result import Result
 from simgpu.simulation.run import simulate
 from simgpu.trace.model import Trace
-from simgpu.units import format_bytes
+from simgpu.units import format_bytes, format_time
 
-#: By how much memory grows unless told otherwise.
+#: By how much memory grows by default.
 MORE_MEMORY = 2 * 2**30
-#: Bytes per second of what is as good as infinitely fast.
+#: Bytes per second of a practically infinite link.
 _INFINITE = 2**62
 
 
@@ -31,7 +29,7 @@ _INFINITE = 2**62
 class _Change:
     """node: as it would be, None where it already is so. budget: bytes of device memory."""
 
-    told: str
+    text: str
     node: NodeSpec | None
     budget: int
     note: str = ""
@@ -77,10 +75,10 @@ def what_if(
     answers = [Answer("as it is", as_it_is)]
     for change in _changes(node, at, grown, as_it_is):
         if change.node is None:
-            answers.append(Answer(change.told, None, change.note))
+            answers.append(Answer(change.text, None, change.note))
             continue
-        progress(f"{policy_label(chosen)}: {change.told}")
-        answers.append(Answer(change.told, _outcome(trace, change.node, chosen, change.budget, config)))
+        progress(f"{policy_label(chosen)}: {change.text}")
+        answers.append(Answer(change.text, _outcome(trace, change.node, chosen, change.budget, config)))
     return Answers(answers)
 
 
@@ -134,3 +132,72 @@ def with_instant_codecs(node: NodeSpec) -> NodeSpec:
     if gpu.buddy is not None:
         gpu = replace(gpu, buddy=replace(gpu.buddy, decompression_ns=0))
     return replace(node, gpu=gpu)
+
+
+ANSWER_HEADINGS = ("what if", "iteration", "against now", "")
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """The outcome of a change.
+
+    change: as text. outcome: the new run, or its error; None where the change has no effect here, for the reason in
+    note.
+    """
+
+    change: str
+    outcome: Result | SimgpuError | None
+    note: str = ""
+
+    @property
+    def result(self) -> Result | None:
+        """The new run, None where there is none."""
+        return self.outcome if isinstance(self.outcome, Result) else None
+
+
+class Answers(tuple[Answer, ...]):
+    """The answers in order, the run as it is first. Prints as a table; in a notebook it shows as one."""
+
+    __slots__ = ()
+
+    def __repr__(self) -> str:
+        return table_text(ANSWER_HEADINGS, answer_rows(self))
+
+    def _repr_html_(self) -> str:
+        return table_html(ANSWER_HEADINGS, answer_rows(self), "what would help", left=(0, 3))
+
+
+def answer_rows(answers: Sequence[Answer]) -> list[tuple[str, ...]]:
+    """Texts under `ANSWER_HEADINGS`."""
+    now = answers[0].result
+    return [(answer.change, *_answered(answer, now)) for answer in answers]
+
+
+def answer_dict(answer: Answer) -> dict[str, Any]:
+    """An answer as plain data for JSON."""
+    if answer.result is not None:
+        outcome: dict[str, Any] = {"iteration_ns": answer.result.iteration_ns}
+    else:
+        outcome = {"iteration_ns": None, "reason": answer.note or str(answer.outcome)}
+    return {"change": answer.change, **outcome}
+
+
+def _answered(answer: Answer, now: Result | None) -> tuple[str, str, str]:
+    if answer.result is None:
+        if isinstance(answer.outcome, OutOfMemoryError):
+            return "out of memory", "", "of the host" if answer.outcome.space == "host" else ""
+        return "-", "", answer.note or ("refused" if isinstance(answer.outcome, InputError) else str(answer.outcome))
+    time = answer.result.iteration_ns
+    if now is None or answer.result is now:
+        return format_time(time), "", ""
+    if time == now.iteration_ns:
+        return format_time(time), "the same", ""
+    return format_time(time), _relative_change(time - now.iteration_ns, now.iteration_ns), ""
+
+
+def _relative_change(ns: int, of: int) -> str:
+    """A change as a share; as a time where the share rounds to nothing, or is of nothing."""
+    share = f"{ns / of:+.1%}" if of else "+0.0%"
+    if share[1:] != "0.0%":
+        return share
+    return signed_time(ns) if ns < 0 else f"+{format_time(ns)}"

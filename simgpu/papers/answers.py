@@ -7,8 +7,9 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, get_args
 
 from simgpu.errors import InputError, did_you_mean
-from simgpu.experiments.scenarios.study import AGGREGATES, Alone, Published, Study
-from simgpu.experiments.study import StudyResult, aggregate
+from simgpu.experiments.scenarios.study import AGGREGATES, Alone, PublishedNumber, Study
+from simgpu.experiments.study import StudyResult
+from simgpu.experiments.study_values import aggregate
 from simgpu.papers.kept import Kept
 from simgpu.papers.tasks import Cell, Check, Memory, Task, checks, loaded, outlined, restored, written
 from simgpu.papers.verdicts import Simulated
@@ -171,7 +172,7 @@ def _found(task: Task, kept: Kept, failed: Mapping[str, str]) -> Any:
     return found
 
 
-def _row(asked: FromStudy, study: Study, claim: Claim) -> Published:
+def _row(asked: FromStudy, study: Study, claim: Claim) -> PublishedNumber:
     """What is asked of a study, as a published number of it; labels are checked against the study's."""
     measure = asked.measure or ("throughput" if asked.memory is None else "memory")
     alone = asked.memory is not None or measure in get_args(Alone)
@@ -181,7 +182,7 @@ def _row(asked: FromStudy, study: Study, claim: Claim) -> Published:
     for label, known in ((asked.run, runs), (over, runs), (asked.of, traces)):
         if label and label not in known:
             raise _unknown(label, study, claim)
-    return Published(
+    return PublishedNumber(
         asked.run or "", over, asked.of, 0.0, measure, claim.section.where, tuple(asked.without), "", asked.memory
     )
 

@@ -16,9 +16,9 @@ from typing import TYPE_CHECKING, Any, Protocol
 from simgpu.errors import InputError, MissingExtraError, SimgpuError
 
 if TYPE_CHECKING:
-    from simgpu.experiments.scenarios.library import Library
+    from simgpu.experiments.scenarios.reading import Library
     from simgpu.experiments.scenarios.study import Study
-    from simgpu.experiments.study_measures import Cell as StudyCell
+    from simgpu.experiments.study_measures import StudyCell
 
 
 def written(values: Mapping[str, object]) -> str:
@@ -74,7 +74,7 @@ class Cell:
 
     def work(self) -> object:
         """Its numbers as plain data."""
-        from simgpu.experiments.study_runs import cell_with_extras
+        from simgpu.experiments.study import cell_with_extras
 
         study = alone(self.study, self.changes, self.trace)
         (run,) = (run for run in study.runs if run.label == self.run)
@@ -105,8 +105,8 @@ class Memory:
         return "\n".join(("memory", *self.group))
 
     def work(self) -> object:
-        """Bytes by the names of `simgpu.experiments.study_memory`."""
-        from simgpu.experiments.study_memory import memory_of
+        """Bytes by the names of `simgpu.experiments.study_measures`."""
+        from simgpu.experiments.study_measures import memory_of
 
         return memory_of(alone(self.study, self.changes, self.trace).traces[self.trace])
 
@@ -177,7 +177,7 @@ def _felt(study: str, changes: str, network: str, run: str = "") -> str:
 
 @lru_cache(maxsize=1)
 def _library() -> Library:
-    from simgpu.experiments.scenarios.library import Library
+    from simgpu.experiments.scenarios.reading import Library
 
     return Library()
 
@@ -208,7 +208,7 @@ def loaded(study: str, changes: str) -> Study:
 @lru_cache
 def outlined(study: str, changes: str) -> Study:
     """The same without its traces, which tells what must run."""
-    from simgpu.experiments.scenarios.outline import outline_study
+    from simgpu.experiments.scenarios.load_study import outline_study
 
     # What the study itself puts beside its numbers is no matter here, and may be of traces that are left out.
     return outline_study(study, {**json.loads(changes), "published": []})
@@ -216,7 +216,7 @@ def outlined(study: str, changes: str) -> Study:
 
 def restored(cell: Mapping[str, Any]) -> StudyCell:
     """The numbers of a run from what `Cell.work` gave, or from the same read back from JSON."""
-    from simgpu.experiments.study_measures import Cell as StudyCell
+    from simgpu.experiments.study_measures import StudyCell
 
     values: dict[str, Any] = {name: tuple(value) if isinstance(value, list) else value for name, value in cell.items()}
     return StudyCell(**values)

@@ -1,7 +1,8 @@
 """What the page's timeline is drawn from: a run's columns as short lists of whole numbers.
 
-Names stand in the page once. Spans stand by stream, in order of time: each tells the gap to the end of the one before
-and its length, so that most numbers are short. JavaScript's numbers are whole up to 2**53; what is larger is refused.
+Each name is in the page once. Spans are listed by stream, in order of time: each has the gap to the end of the one
+before and its length, so that most numbers are short. JavaScript's numbers are whole up to 2**53; what is larger is
+refused.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ import numpy as np
 
 from simgpu.analysis.bars import LOOKS, Look, look_of
 from simgpu.errors import InputError
-from simgpu.report.recorded import Ran, Recorded
+from simgpu.report.recorded import Ran, ReportInput
 from simgpu.timeline.model import Column, MemoryCurve, SpanKind, Timeline
 from simgpu.timeline.streams import StreamId, track_order
 from simgpu.trace.model import Block, Kernel
@@ -25,27 +26,27 @@ _STREAM_TITLES = {"compute": "compute", "d2h": "copy out", "h2d": "copy in", "da
 _EXCHANGE = StreamId(0, "host", 1)
 
 
-def page_data(recorded: Recorded) -> dict[str, Any]:
+def page_data(recorded: ReportInput) -> dict[str, Any]:
     """Plain data for JSON: names, looks, tasks and, for each policy that came to its end, its spans and memory.
 
-    Raises `InputError` for times or sizes above 2**53, which the page could not tell exactly.
+    Raises `InputError` for times or sizes above 2**53, which the page could not show exactly.
     """
     words = _Words()
     tasks: dict[tuple[tuple[Kernel, ...], tuple[Block, ...]], int] = {}
-    told: list[dict[str, Any]] = []
+    texts: list[dict[str, Any]] = []
     runs = []
     for ran in recorded.runs:
         if ran.timeline is None:
             continue
         _require_exact(ran.label, ran.timeline)
         number = tasks.setdefault((ran.kernels, ran.blocks), len(tasks))
-        if number == len(told):
-            told.append(_tasks(ran.kernels, ran.blocks, words))
+        if number == len(texts):
+            texts.append(_tasks(ran.kernels, ran.blocks, words))
         runs.append(_run(ran, ran.timeline, number, words))
     return {
         "kinds": [kind.label.replace("_", " ") for kind in SpanKind],
         "looks": [_look(look) for look in LOOKS],
-        "tasks": told,
+        "tasks": texts,
         "runs": runs,
         "words": words.all,
     }
@@ -142,13 +143,13 @@ def _looks(timeline: Timeline, kernels: Iterable[Kernel]) -> Column:
     """The number in `LOOKS` of every span; spans that look alike are worked out once."""
     phases = {kernel.id: kernel.phase for kernel in kernels}
     number = {look: position for position, look in enumerate(LOOKS)}
-    found: dict[tuple[object, ...], int] = {}
+    results: dict[tuple[object, ...], int] = {}
     looks = []
     for span in timeline:
         key = (span.stream, span.kind, span.cause, phases.get(span.name))
-        if key not in found:
-            found[key] = number[look_of(span, phases)]
-        looks.append(found[key])
+        if key not in results:
+            results[key] = number[look_of(span, phases)]
+        looks.append(results[key])
     return np.array(looks, dtype=np.int64)
 
 
@@ -165,5 +166,5 @@ def _memory(title: str, curve: MemoryCurve) -> Mapping[str, Any]:
 
 def _steps(column: Column) -> list[int]:
     """Each value less the one before."""
-    found: list[int] = np.diff(column, prepend=0).tolist()
-    return found
+    results: list[int] = np.diff(column, prepend=0).tolist()
+    return results

@@ -1,4 +1,4 @@
-"""What a report tells of: the document of a run and each policy's timeline, from a folder or from memory."""
+"""The input of a report: the document of a run and each policy's timeline, from a folder or from memory."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ _OTHERS = {
     "simgpu.buddy-profile/": "holds a profile of compressed memory",
     "simgpu.sweep": "holds a sweep",
 }
-#: What the page tells of every run, by its place in the report's mappings.
+#: What the page needs of every run, by its place in the report's mappings.
 _TRACE = {"model": str, "batch": int, "dtype": str, "origin": str, "device": str, "tool": str, "date": str}
 _NODE = {
     "name": str,
@@ -49,7 +49,7 @@ _ENDED = {
     **{f"metrics.device_peak_{what}": int for what in ("bytes", "used_bytes")},
 }
 _KINDS: Mapping[type, str] = {str: "a text", int: "a whole number", list: "a list", dict: "a mapping"}
-#: What a policy's entry has, one of these beside label, policy and parameters.
+#: A policy's entry has one of these in addition to label, policy and parameters.
 _OUTCOMES = ("metrics", "out_of_memory", "refused", "error")
 
 
@@ -73,7 +73,7 @@ class Ran:
 
 
 @dataclass(frozen=True)
-class Recorded:
+class ReportInput:
     """A run of one or several policies. document: report.json; runs: the policies in its order; source: the file, empty
     where there is none."""
 
@@ -84,9 +84,9 @@ class Recorded:
     @property
     def info(self) -> TraceInfo:
         """Where the trace comes from."""
-        told = {name: value for name, value in self.document["trace"].items() if name != "name"}
-        output = OutputLife(told["output"]) if told.get("output") else None
-        return TraceInfo(**{**told, "origin": Origin(told["origin"]), "output": output})
+        texts = {name: value for name, value in self.document["trace"].items() if name != "name"}
+        output = OutputLife(texts["output"]) if texts.get("output") else None
+        return TraceInfo(**{**texts, "origin": Origin(texts["origin"]), "output": output})
 
     @property
     def title(self) -> str:
@@ -95,8 +95,8 @@ class Recorded:
         return str(self.document.get("scenario") or f"{trace['name'] or trace['model']} on {node['name']}")
 
 
-def recorded_from(comparison: Comparison, about: Mapping[str, Any] | None = None) -> Recorded:
-    """What is told of a comparison. about: what was run, beside the comparison itself; the version by default."""
+def recorded_from(comparison: Comparison, about: Mapping[str, Any] | None = None) -> ReportInput:
+    """The input from a comparison. about: facts of the command; by default the version."""
     document = report_document(comparison, {"simgpu": __version__} if about is None else about)
     plain = json.loads(json.dumps(document, allow_nan=False))
     names = folder_names(run.label for run in comparison)
@@ -108,11 +108,11 @@ def recorded_from(comparison: Comparison, about: Mapping[str, Any] | None = None
         else:
             graph = result.graph
             runs.append(Ran(entry, name, result.timeline, tuple(graph.kernels), tuple(graph.blocks)))
-    return Recorded(plain, tuple(runs))
+    return ReportInput(plain, tuple(runs))
 
 
-def read_run(folder: str | Path) -> Recorded:
-    """What a folder that `simgpu run` wrote tells; `InputError` with everything that is missing or damaged in it."""
+def read_run(folder: str | Path) -> ReportInput:
+    """The input from a folder of `simgpu run`; `InputError` with everything that is missing or damaged in it."""
     home = Path(folder)
     document = _document(home)
     runs: list[Ran] = []
@@ -125,7 +125,7 @@ def read_run(folder: str | Path) -> Recorded:
             problems += error.problems
     if problems:
         raise InputError(problems)
-    return Recorded(document, tuple(runs), str(home / REPORT))
+    return ReportInput(document, tuple(runs), str(home / REPORT))
 
 
 def _document(home: Path) -> Mapping[str, Any]:
@@ -151,37 +151,37 @@ def _document(home: Path) -> Mapping[str, Any]:
 
 def _missing(document: Mapping[str, Any]) -> list[tuple[str, str]]:
     """Places of a report at which something is not there that every run writes."""
-    found = [
+    collected = [
         (name, "is missing or not a mapping") for name in ("trace", "node") if not isinstance(document.get(name), dict)
     ]
-    if not found:
-        found += [*_lacking(document, "trace", _TRACE), *_lacking(document, "node", _NODE)]
+    if not collected:
+        collected += [*_lacking(document, "trace", _TRACE), *_lacking(document, "node", _NODE)]
     results = document.get("results")
     if not isinstance(results, list) or not results:
-        return [*found, ("results", "is missing or empty")]
+        return [*collected, ("results", "is missing or empty")]
     for number, entry in enumerate(results):
         place = f"results[{number}]"
         if not isinstance(entry, dict) or not isinstance(entry.get("label"), str):
-            found.append((place, "is not the entry of a policy"))
+            collected.append((place, "is not the entry of a policy"))
         elif not any(name in entry for name in _OUTCOMES):
-            found.append((place, "tells neither metrics nor why there are none"))
+            collected.append((place, "tells neither metrics nor why there are none"))
         elif "metrics" in entry and "timeline" not in entry:
-            found.append((place, "tells no timeline: an earlier simgpu wrote it"))
+            collected.append((place, "tells no timeline: an earlier simgpu wrote it"))
         else:
-            found += _lacking({place: entry}, place, {**_ENTRY, **(_ENDED if "metrics" in entry else {})})
-            found += _wrong_in_timeline(place, entry.get("timeline"))
-    return found
+            collected += _lacking({place: entry}, place, {**_ENTRY, **(_ENDED if "metrics" in entry else {})})
+            collected += _wrong_in_timeline(place, entry.get("timeline"))
+    return collected
 
 
-def _wrong_in_timeline(place: str, told: object) -> Iterator[tuple[str, str]]:
+def _wrong_in_timeline(place: str, text: object) -> Iterator[tuple[str, str]]:
     """Places of an entry at which the timeline's ends and capacities, None without limit, are not numbers."""
-    if not isinstance(told, dict):
+    if not isinstance(text, dict):
         return
-    ends = told.get("iteration_ends_ns")
+    ends = text.get("iteration_ends_ns")
     if isinstance(ends, list) and not (ends and all(type(end) is int and 0 <= end <= LARGEST for end in ends)):
         yield f"{place}.timeline.iteration_ends_ns", "is not a list of whole numbers >= 0"
     for key in ("device_capacity_bytes", "host_capacity_bytes"):
-        if key not in told or not (told[key] is None or (type(told[key]) is int and 0 <= told[key] <= LARGEST)):
+        if key not in text or not (text[key] is None or (type(text[key]) is int and 0 <= text[key] <= LARGEST)):
             yield f"{place}.timeline.{key}", "is missing or neither a whole number >= 0 nor null"
 
 
@@ -196,20 +196,20 @@ def _lacking(document: Mapping[str, Any], name: str, wanted: Mapping[str, type])
 
 
 def _read_policy(home: Path, entry: Mapping[str, Any], name: str) -> Ran:
-    found = next((home / timeline_file(form) for form in TABLES if (home / timeline_file(form)).exists()), None)
-    if found is None:
+    result = next((home / timeline_file(form) for form in TABLES if (home / timeline_file(form)).exists()), None)
+    if result is None:
         wanted = " or ".join(timeline_file(form) for form in TABLES)
         raise InputError.single(home, "", f"holds no {wanted}, which the timeline is drawn from", _AGAIN)
-    told = entry["timeline"]
+    text = entry["timeline"]
     problems: list[Problem] = []
     timeline = None
     try:
         timeline = read_timeline(
-            found,
+            result,
             home / "memory.csv",
-            iteration_ends_ns=told["iteration_ends_ns"],
-            device_capacity=told["device_capacity_bytes"],
-            host_capacity=told["host_capacity_bytes"],
+            iteration_ends_ns=text["iteration_ends_ns"],
+            device_capacity=text["device_capacity_bytes"],
+            host_capacity=text["host_capacity_bytes"],
         )
     except InputError as error:
         problems += error.problems

@@ -1,4 +1,4 @@
-"""A report on disk: the page, and each policy's timeline for Perfetto beside it."""
+"""A report on disk: the page, and each policy's timeline for Perfetto next to it."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from simgpu.errors import InputError
 from simgpu.io.atomic import atomic_file
 from simgpu.report.page import page
-from simgpu.report.recorded import Recorded, read_run, recorded_from
+from simgpu.report.recorded import ReportInput, read_run, recorded_from
 from simgpu.report.template import check_page
 from simgpu.timeline.perfetto import write_perfetto
 
@@ -18,11 +18,11 @@ if TYPE_CHECKING:
 
 
 def write_report(result: str | Path | Comparison, path: str | Path) -> list[Path]:
-    """Writes a run as one page at `path`, which needs nothing beside it and makes no request, and opens from a disk.
+    """Writes a run as one page at `path`, which is self-contained, makes no request, and opens from a disk.
 
     result: a folder that `simgpu run` or `write_outputs` wrote, or a comparison. The page has the tables and, for each
-    policy that came to its end, its timeline above its memory, to zoom, hover and search. Beside the page stands a file
-    for https://ui.perfetto.dev for each of these policies. Each file appears whole or not at all, the page last.
+    policy that completed, its timeline above its memory, to zoom, hover and search. Next to the page is a file
+    for https://ui.perfetto.dev for each of these policies. Files are written atomically, the page last.
 
     Returns the files that were written, the page first. Raises `InputError` for a folder that holds something else,
     with everything that is missing or damaged in it, and where a file cannot be written; `MissingExtraError` where the
@@ -39,30 +39,30 @@ def write_report(result: str | Path | Comparison, path: str | Path) -> list[Path
     return write_recorded(recorded, path)
 
 
-def write_recorded(recorded: Recorded, path: str | Path) -> list[Path]:
-    """The same of what is to be told, however it was found."""
+def write_recorded(recorded: ReportInput, path: str | Path) -> list[Path]:
+    """The same from a recorded run, of a folder or of memory."""
     target = Path(path)
     check_target(target)
-    beside = {
+    perfetto_files = {
         ran.name: target.with_name(f"{target.stem}.{ran.name}.perfetto.json")
         for ran in recorded.runs
         if ran.timeline is not None
     }
-    text, provenance = _told(recorded, {name: file.name for name, file in beside.items()})
+    text, provenance = _page_of(recorded, {name: file.name for name, file in perfetto_files.items()})
     for ran in recorded.runs:
         if ran.timeline is not None:
             trace, node = recorded.document["trace"], recorded.document["node"]
             run = f"{ran.label}: {trace['name'] or trace['model']} on {node['name']}"
-            write_perfetto(ran.timeline, beside[ran.name], {"run": run, "trace": provenance})
+            write_perfetto(ran.timeline, perfetto_files[ran.name], {"run": run, "trace": provenance})
     with atomic_file(target) as part:
         part.write_text(text, encoding="utf-8", newline="\n")
-    return [target, *beside.values()]
+    return [target, *perfetto_files.values()]
 
 
-def _told(recorded: Recorded, beside: Mapping[str, str]) -> tuple[str, str]:
+def _page_of(recorded: ReportInput, perfetto_files: Mapping[str, str]) -> tuple[str, str]:
     """The page, and where the trace comes from; `InputError` where a file holds other numbers than a run writes."""
     try:
-        return page(recorded, beside), recorded.info.provenance
+        return page(recorded, perfetto_files), recorded.info.provenance
     except (AttributeError, KeyError, TypeError, ValueError, RecursionError) as error:
         if not recorded.source:
             raise

@@ -14,7 +14,7 @@ on. A test module::
         scenario = simgpu.load_scenario("quickstart")
         timing_regression.check(scenario, tolerances={"*_ns": "1%", "samples_per_s": "1%", "slowdown": "1%"})
 
-The first run of a test fails, and stores what it found in a folder named after the module, beside it: numbers in
+The first run of a test fails, and stores its result in a folder named after the module, next to it: numbers in
 ``timings.json``, each timeline in a ``.csv.gz``. Commit them. From then on the test passes while every metric, every
 count and every event of every timeline is as stored, and otherwise says which metric differs by how much, and at which
 event the timelines part. ``pytest --force-regen`` stores anew what differs, and fails those tests once more;

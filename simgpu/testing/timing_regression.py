@@ -1,4 +1,4 @@
-"""The fixture `timing_regression`: results against those that are stored beside the test."""
+"""The fixture `timing_regression`: compares results with those stored next to the test."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ from pytest_regressions.common import perform_regression_check
 from simgpu.errors import InputError
 from simgpu.experiments.regression.difference import TimingDifference, compare_timings
 from simgpu.experiments.regression.store import TIMINGS, read_timings, write_timings
+from simgpu.experiments.regression.text import difference_text
 from simgpu.experiments.regression.timings import Timings, timings_of
 from simgpu.experiments.regression.tolerances import parse_tolerances, read_tolerances
-from simgpu.experiments.regression.words import difference_text
 
 if TYPE_CHECKING:
     from simgpu.experiments.compare import Comparison
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 
 class TimingRegression:
-    """What the fixture gives to a test."""
+    """The value of the fixture."""
 
     def __init__(self, request: pytest.FixtureRequest) -> None:
         self._request = request
@@ -51,7 +51,7 @@ class TimingRegression:
         self._take(basename)
         allowed = (*read_tolerances(self._home), *parse_tolerances(tolerances or {}))
         now = timings_of(ran)
-        stays = self._request.getfixturevalue("tmp_path") / "now"
+        obtained_folder = self._request.getfixturevalue("tmp_path") / "now"
 
         def differing(obtained: Path, expected: Path) -> None:
             __tracebackhide__ = True
@@ -60,18 +60,18 @@ class TimingRegression:
             except InputError as error:
                 raise AssertionError(str(error)) from None
             if difference.counts:
-                raise AssertionError(_told(difference, obtained.parent, expected.parent))
+                raise AssertionError(_message(difference, obtained.parent, expected.parent))
 
         def store(path: Path) -> None:
-            if not path.is_relative_to(stays) and not _same(path.parent, now):
+            if not path.is_relative_to(obtained_folder) and not _same(path.parent, now):
                 write_timings(now, path.parent)
 
-        def keep_beside(path: Path) -> list[str]:
-            if path.is_relative_to(stays):
+        def store_obtained(path: Path) -> list[str]:
+            if path.is_relative_to(obtained_folder):
                 write_timings(now, path.parent)
             return []
 
-        # What is stored is a folder and read in place; a lazy data directory would copy the one file alone.
+        # Stored timings are a folder, read in place; a lazy data directory would copy only the one file.
         datadir: Any = self._home
         perform_regression_check(
             datadir=datadir,
@@ -79,14 +79,14 @@ class TimingRegression:
             request=self._request,
             check_fn=differing,
             dump_fn=store,
-            dump_aux_fn=keep_beside,
+            dump_aux_fn=store_obtained,
             extension=f"/{TIMINGS}",
             basename=basename,
-            obtained_filename=stays / (basename or "timings") / TIMINGS,
+            obtained_filename=obtained_folder / (basename or "timings") / TIMINGS,
         )
 
     def _take(self, basename: str | None) -> None:
-        """A second check of the same name would be held to what the first one stored, or store over it."""
+        """A second check of the same name would be compared with, or replace, what the first one stored."""
         if basename in self._names:
             called = "by the test's name" if basename is None else repr(basename)
             what = f"two checks of one test are called {called}"
@@ -95,14 +95,14 @@ class TimingRegression:
 
 
 def _same(folder: Path, now: Timings) -> bool:
-    """Whether a folder holds just that, whichever simgpu wrote it."""
+    """Whether a folder holds equal timings, of any version of simgpu."""
     try:
         return compare_timings(read_timings(folder), now).empty
     except InputError:
         return False
 
 
-def _told(difference: TimingDifference, now: Path, stored: Path) -> str:
+def _message(difference: TimingDifference, now: Path, stored: Path) -> str:
     places = f"stored: {stored}\nnow: {now}"
     return (
         f"timings of {difference.name} differ\n{difference_text(difference)}\n{places}\n--force-regen stores them anew"

@@ -9,7 +9,7 @@ import pytest
 from matplotlib.figure import Figure
 from matplotlib.text import Text
 
-from simgpu.analysis.convergence import OFF_SCALE, plot_convergence
+from simgpu.analysis.charts import OFF_SCALE, plot_convergence
 
 HUGE = 4.6e18
 WORST, MEAN, BEST = [40.0, 33.0, 30.0, 31.0], [30.0, 24.0, 22.0, 21.0], [25.0, 21.0, 20.0, 20.0]

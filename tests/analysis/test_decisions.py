@@ -2,7 +2,7 @@
 
 import pytest
 
-from simgpu.analysis.decisions import plot_decisions
+from simgpu.analysis.charts import plot_decisions
 
 
 @pytest.mark.parametrize("blocks", [1, 4, 12])

@@ -10,15 +10,15 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.patches import Rectangle
 
+from simgpu.analysis.charts import run_looks
 from simgpu.analysis.measure_charts import plot_measures
-from simgpu.analysis.panels import Bar, BarPanel, Curve, LinePanel, Panel, Point, TimePanel, Told
+from simgpu.analysis.panels import AxisInfo, Bar, BarPanel, CurvePoint, LinePanel, Panel, RunCurve, TimePanel
 from simgpu.analysis.plots import save_figure
-from simgpu.analysis.run_looks import run_looks
 
 GB = 10**9
-THROUGHPUT = Told("throughput over none", level=1.0)
-PEAK = Told("peak of device memory", "size")
-BUDGET, OVERSUBSCRIPTION = Told("budget", "size"), Told("oversubscription", "share")
+THROUGHPUT = AxisInfo("throughput over none", level=1.0)
+PEAK = AxisInfo("peak of device memory", "size")
+BUDGET, OVERSUBSCRIPTION = AxisInfo("budget", "size"), AxisInfo("oversubscription", "share")
 RUNS = ["none", "um", "buddy"]
 BARS = BarPanel(
     THROUGHPUT,
@@ -27,14 +27,15 @@ BARS = BarPanel(
         "mean": {"none": Bar(1.0), "um": Bar(None, "refused"), "buddy": Bar(0.5)},
     },
 )
+ENDS = tuple(CurvePoint(at, Bar(1 + at) if at < 0.3 else Bar(None, "refused")) for at in (0.3, 0.2, 0.0))
 SWEEP = LinePanel(
-    Told("time over that of none", level=1.0),
+    AxisInfo("time over that of none", level=1.0),
     "hpc-cg",
     OVERSUBSCRIPTION,
     (
-        Curve("none", level=Bar(None, "no memory")),
-        Curve("um", tuple(Point(at, Bar(1 + at) if at < 0.3 else Bar(None, "refused")) for at in (0.3, 0.2, 0.0))),
-        Curve("buddy", level=Bar(0.9, published=(0.95,))),
+        RunCurve("none", level=Bar(None, "no memory")),
+        RunCurve("um", ENDS),
+        RunCurve("buddy", level=Bar(0.9, published=(0.95,))),
     ),
 )
 
@@ -55,7 +56,7 @@ def legend_of(figure: Figure) -> list[str]:
     return [text.get_text() for text in figure.legends[0].get_texts()]
 
 
-def test_every_run_has_its_place_in_every_group_and_missing_ones_say_why() -> None:
+def test_every_run_has_its_place_in_every_group_and_missing_values_a_reason() -> None:
     (ax,) = drawn([BARS]).axes
     assert [box.get_height() for box in boxes_of(ax)] == [1.0, 0.5, 1.0, 0.5]
     middles = [box.get_x() + box.get_width() / 2 for box in boxes_of(ax)]
@@ -81,7 +82,7 @@ def test_no_text_is_cut_off_and_none_runs_over_a_marker(tmp_path: Path) -> None:
         "net": {str(n): Bar(value, published=(0.32,)) for n, value in enumerate(values)}
         | {"lost": Bar(None, "no memory")}
     }
-    figure = drawn([BarPanel(Told("time added", "share", 0.0), bars)], runs=[*map(str, range(5)), "lost"])
+    figure = drawn([BarPanel(AxisInfo("time added", "share", 0.0), bars)], runs=[*map(str, range(5)), "lost"])
     save_figure(figure, tmp_path / "bars.png")
     (ax,) = figure.axes
     inside = ax.get_window_extent()
@@ -93,7 +94,7 @@ def test_no_text_is_cut_off_and_none_runs_over_a_marker(tmp_path: Path) -> None:
 
 
 def test_shares_and_sizes_are_drawn_in_a_unit_that_the_title_has() -> None:
-    hits = BarPanel(Told("hits", "share"), {"net": {"buddy": Bar(0.985), "um": Bar(0.0)}})
+    hits = BarPanel(AxisInfo("hits", "share"), {"net": {"buddy": Bar(0.985), "um": Bar(0.0)}})
     peak = BarPanel(PEAK, {"net": {"buddy": Bar(3 * 2**29), "um": Bar(2**30)}})
     left, right = drawn([hits], [peak]).axes
     assert (left.get_title(loc="left"), right.get_title(loc="left")) == ("hits (%)", "peak of device memory (GiB)")
@@ -122,9 +123,9 @@ def test_the_legend_has_every_run_that_is_drawn_once_and_in_the_order_of_the_stu
     assert legend_of(drawn([BARS])) == ["none", "um", "buddy", "paper"]
 
 
-def test_budgets_are_told_in_the_unit_that_makes_them_round() -> None:
+def test_budgets_are_in_the_unit_that_makes_them_round() -> None:
     def along(*budgets: int) -> tuple[str, list[str]]:
-        curve = Curve("um", tuple(Point(budget, Bar(1.0)) for budget in budgets))
+        curve = RunCurve("um", tuple(CurvePoint(budget, Bar(1.0)) for budget in budgets))
         (ax,) = drawn([LinePanel(PEAK, "net", BUDGET, (curve,))]).axes
         return ax.get_xlabel(), [text.get_text() for text in ax.get_xticklabels()]
 
@@ -134,7 +135,7 @@ def test_budgets_are_told_in_the_unit_that_makes_them_round() -> None:
 
 def test_ratios_that_span_much_have_a_logarithmic_axis_and_those_that_hardly_differ_look_so() -> None:
     def axes(*values: float) -> Axes:
-        curve = Curve("um", tuple(Point(n / 10, Bar(value)) for n, value in enumerate(values)))
+        curve = RunCurve("um", tuple(CurvePoint(n / 10, Bar(value)) for n, value in enumerate(values)))
         (ax,) = drawn([SWEEP._replace(curves=(curve,))]).axes
         return ax
 
@@ -144,7 +145,7 @@ def test_ratios_that_span_much_have_a_logarithmic_axis_and_those_that_hardly_dif
     assert close.get_ylim()[1] - close.get_ylim()[0] > 0.04
 
 
-def test_seven_panels_of_a_measure_share_its_name_beside_two_rows() -> None:
+def test_seven_panels_of_a_measure_share_the_label_of_their_rows() -> None:
     panels: list[Panel] = [SWEEP._replace(name=f"net {number}") for number in range(7)]
     axes = drawn(panels).axes
     assert [ax.get_title(loc="left") for ax in axes] == [f"net {number}" for number in range(7)]
@@ -153,9 +154,21 @@ def test_seven_panels_of_a_measure_share_its_name_beside_two_rows() -> None:
     ]
 
 
+def test_six_panels_stand_in_two_rows_of_three() -> None:
+    axes = drawn([SWEEP._replace(name=f"net {number}") for number in range(6)]).axes
+    assert axes[0].get_subplotspec().get_gridspec().get_geometry() == (2, 3)
+
+
+def test_a_panel_without_any_value_is_drawn(tmp_path: Path) -> None:
+    curve = RunCurve("none", (CurvePoint(64, Bar(None, "no memory")),))
+    figure = drawn([LinePanel(AxisInfo("samples per second"), "VGG16", AxisInfo("batch", "count"), (curve,))])
+    save_figure(figure, tmp_path / "lines.png")
+    assert figure.axes[0].get_xlabel() == "batch\nno memory: none"
+
+
 def test_panels_of_sizes_in_several_units_name_theirs() -> None:
     def peak(name: str, value: int) -> LinePanel:
-        return LinePanel(PEAK, name, BUDGET, (Curve("um", (Point(GB, Bar(value)),)),))
+        return LinePanel(PEAK, name, BUDGET, (RunCurve("um", (CurvePoint(GB, Bar(value)),)),))
 
     small, large = drawn([peak("small", 2**20), peak("large", 2**30)]).axes
     assert [ax.get_title(loc="left") for ax in (small, large)] == ["small (MiB)", "large (GiB)"]
@@ -171,7 +184,7 @@ def test_many_bars_are_divided_into_rows_that_have_all_of_them() -> None:
 
 def test_drift_goes_over_the_epochs_one_after_another_with_a_legend_of_its_own() -> None:
     lines = {"hpc-cg": tuple(n / 100 for n in range(20)), "hpc-ep": (0.0,) * 20}
-    _, time = drawn([BARS], [TimePanel(Told("overflow", "share"), (0, 8), lines)]).axes
+    _, time = drawn([BARS], [TimePanel(AxisInfo("overflow", "share"), (0, 8), lines)]).axes
     over, never = time.lines[:2]
     np.testing.assert_allclose(over.get_xdata(), [(n + 0.5) / 10 for n in range(20)])
     np.testing.assert_allclose(over.get_ydata(), range(20))
@@ -180,7 +193,7 @@ def test_drift_goes_over_the_epochs_one_after_another_with_a_legend_of_its_own()
     assert legend is not None
     assert [text.get_text() for text in legend.get_texts()] == ["hpc-cg", "hpc-ep"]
     assert over.get_marker() != never.get_marker()
-    one = drawn([TimePanel(Told("overflow", "share"), (0,), {"hpc-ep": (0.0,) * 10})]).axes[0]
+    one = drawn([TimePanel(AxisInfo("overflow", "share"), (0,), {"hpc-ep": (0.0,) * 10})]).axes[0]
     assert one.get_xlabel() == "time of the iteration"
 
 

@@ -21,7 +21,7 @@ from simgpu.experiments.processes import in_processes
 from simgpu.experiments.scenarios.load_sweep import make_sweep
 from simgpu.experiments.scenarios.sweep import Points, Sweep
 from simgpu.experiments.sweep.point import OK, PointRows, died
-from simgpu.experiments.sweep.run import carry_out, run_sweep
+from simgpu.experiments.sweep.run import run_points, run_sweep
 from tests.benchmarks.conftest import Report
 
 #: Real points of over a tenth of a second each: long enough that starting two processes does not decide the figure.
@@ -125,8 +125,8 @@ def test_memory_stays_flat_over_a_hundred_thousand_points(tmp_path: Path, report
                 tables.clear()
 
         running: list[float] = []
-        engine = partial(in_processes, sweep, jobs=2, work=stub, died=died)
-        result = carry_out(sweep, engine, folder=tmp_path / "sweep", progress=progress)
+        engine = partial(in_processes, sweep, jobs=2, run=stub, died=died)
+        result = run_points(sweep, engine, folder=tmp_path / "sweep", progress=progress)
         whole = time.perf_counter() - begin
     assert result.counts["ok"] == STUB_POINTS
     tenths = [running[len(running) * tenth // 10] for tenth in range(10)]

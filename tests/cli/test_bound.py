@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 
 from simgpu.errors import OutOfMemoryError
+from simgpu.experiments.max_batch import what_fits
 from simgpu.experiments.scenarios.load import load_scenario
-from simgpu.experiments.what_fits import what_fits
 from simgpu.hardware.nodes import load_node
 from simgpu.policies.common.sub_batches import select_sub_batch
 from simgpu.simulation.run import simulate, task_graph

@@ -16,7 +16,7 @@ import pytest
 
 from simgpu.cli.screen import progress
 from simgpu.cli.signals import unwinding
-from simgpu.experiments.profile_outputs import SCHEMA as PROFILE_SCHEMA
+from simgpu.experiments.outputs import PROFILE_FOLDER
 from tests.cli.cli_helpers import make_study, simgpu
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -54,7 +54,7 @@ WRITING = {
     "epochs": (EPOCHS, "report.json", "simgpu.report/0"),
     "search": (["search", "study.yaml", "--policy", "superneurons"], "report.json", "simgpu.search-report/0"),
     "zoo build": (["zoo", "build", "alexnet", "--batch", "1", "--gpu", "v100", "--force"], "blocks.csv", ""),
-    "compression profile": (["compression", "profile", "ones.npy"], "report.json", PROFILE_SCHEMA),
+    "compression profile": (["compression", "profile", "ones.npy"], "report.json", PROFILE_FOLDER.schema),
     "zoo solve": (["zoo", "solve", "ep", "--force"], "blocks.csv", ""),
 }
 #: Others, and a moment in the middle of their work.

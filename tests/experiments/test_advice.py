@@ -64,7 +64,7 @@ def test_the_needs_are_those_that_runs_show() -> None:
     assert kernel.startswith(f"{least} B with all that it reads and writes: ")
 
 
-def test_what_fits_is_named_and_the_fastest_of_several() -> None:
+def test_a_fitting_policy_is_suggested_and_of_several_the_fastest() -> None:
     most, _ = needs(SMALL)
     study = scenario(most - 1, "none", "vdnn")
     by_label = compare(study)
@@ -76,7 +76,7 @@ def test_what_fits_is_named_and_the_fastest_of_several() -> None:
     assert steps(both)[0] == f"{fastest}, which fits, the fastest here that does"
 
 
-def test_where_nothing_fits_policies_that_do_are_found_and_named_the_fastest_first() -> None:
+def test_where_nothing_fits_other_policies_that_fit_are_suggested_fastest_first() -> None:
     most, _ = needs(SMALL)
     study = scenario(most - 1, "none")
     fitting = [step for step in steps(study) if ", which fits: " in step]
@@ -130,7 +130,7 @@ def test_a_policy_that_was_tried_with_another_launch_is_not_tried_again() -> Non
     assert "trying vdnn" in tried and not [label for label in tried if "static" in label]
 
 
-def test_a_kernel_too_large_alone_is_no_matter_of_policies() -> None:
+def test_for_a_kernel_too_large_alone_no_policy_is_suggested() -> None:
     _, least = needs(SMALL)
     first, *_ = steps(scenario(least - 1, "none", "vdnn"))
     assert first == "more memory: no policy makes a single kernel smaller"
@@ -143,7 +143,7 @@ def test_below_what_one_sample_needs_there_is_only_more_memory() -> None:
     assert steps(short) == [f"more memory: a single sample does not fit {one}"]
 
 
-def test_what_sub_batches_need_is_told_and_those_that_fit_are_found() -> None:
+def test_needs_of_sub_batches_are_reported_and_fitting_ones_suggested() -> None:
     node = load_node("v100")
     trace = build_trace("resnet20", batch=512, gpu=node.gpu)
     bounds = memory_bounds(task_graph(trace, node))
@@ -183,7 +183,7 @@ def test_a_smaller_batch_where_there_is_one(batch: int, model: str, tool: str, e
     assert found == ([] if expected is None else [expected])
 
 
-def test_where_fetched_gradients_find_no_room_the_hosts_exchange_is_named() -> None:
+def test_where_fetched_gradients_do_not_fit_the_host_exchange_is_suggested() -> None:
     wire = LinkSpec("wire", 10**9, 10**9)
     gpu = GpuSpec("a GPU", 10**6, dram_bandwidth=10**10)
     node = NodeSpec("bench", gpu, wire, HostSpec(accumulate_bandwidth=10**9), gpus=2)

@@ -29,7 +29,7 @@ def mixed() -> Comparison:
     return compare(TRACE, TIGHT, ["ideal", "none", {"vdnn": {"mode": "all"}}])
 
 
-def test_every_form_of_a_policy_is_taken_and_named_alike() -> None:
+def test_every_form_of_a_policy_is_accepted_and_labelled_alike() -> None:
     forms = ["vdnn", ("vdnn", {"mode": "conv"}), {"vdnn": {"mode": "conv"}}, Vdnn(mode="conv"), Vdnn()]
     told = compare(TRACE, ROOMY, forms)
     assert [run.label for run in told] == ["vdnn", "vdnn(mode=conv)", "vdnn(mode=conv)", "vdnn(mode=conv)", "vdnn"]
@@ -68,7 +68,7 @@ def test_a_policy_whose_package_is_missing_does_not_end_it_either(monkeypatch: p
         compare(TRACE, ROOMY, ["vdnn"])
 
 
-def test_where_every_policy_refuses_each_says_why_and_what_all_say_is_said_once() -> None:
+def test_where_every_policy_refuses_each_reason_is_given_once() -> None:
     with pytest.raises(InputError) as each:
         compare(TRACE, ROOMY, ["cdma", "cswap"])
     assert [problem.place for problem in each.value.problems] == ["cdma", "cswap"]
@@ -115,7 +115,7 @@ def test_a_single_iteration_cannot_be_called_steady() -> None:
     assert not repr(compare(TRACE, ROOMY, ["none"])).splitlines()[-1].endswith(("one iteration", "unsteady"))
 
 
-def test_mistakes_are_told_before_anything_runs() -> None:
+def test_mistakes_are_reported_before_anything_runs() -> None:
     started: list[str] = []
     with pytest.raises(InputError, match="unknown policy 'nune'"):
         compare(TRACE, ROOMY, ["ideal", "nune"], progress=started.append)
@@ -128,7 +128,7 @@ def test_one_policy_need_not_be_in_a_list() -> None:
     assert [run.label for run in compare(TRACE, ROOMY, "ideal")] == ["ideal"]
 
 
-def test_how_far_over_the_bound_is_told_only_of_what_it_is_about() -> None:
+def test_the_gap_to_the_bound_is_given_only_where_the_bound_applies() -> None:
     found = compare(TRACE, ROOMY, ["ideal", "none", ("modnn", {"sub_batch": 1})], pool="addressed", bound=True)
     at = found.headings.index("over least")
     assert [row[at] for row in found.rows()] == ["-", "0.0%", "-"]
@@ -140,7 +140,7 @@ def test_progress_is_called_before_each_run() -> None:
     assert told == ["ideal", "vdnn(mode=conv)"]
 
 
-def test_a_scenario_brings_everything_and_what_is_given_beside_it_wins(tmp_path: Path) -> None:
+def test_arguments_override_a_scenario(tmp_path: Path) -> None:
     text = "schema: simgpu.scenario/1\ntrace: chain\nnode: laptop-2gb\npolicies: [none, vdnn]\n"
     write_trace(TRACE, tmp_path / "chain")
     (tmp_path / "own.yaml").write_text(
@@ -169,7 +169,7 @@ def test_a_trace_needs_a_node_and_a_name_must_be_loaded() -> None:
         compare(TRACE)
 
 
-def test_run_and_result_bear_the_same_label(mixed: Comparison) -> None:
+def test_run_and_result_have_the_same_label(mixed: Comparison) -> None:
     for label, result in mixed.results.items():
         assert result.label == label
         assert f"policy      {label}\n" in repr(result)
@@ -195,9 +195,7 @@ def test_an_unknown_device_is_not_named() -> None:
 
 
 @pytest.mark.parametrize("what", ["memory", "run"])
-def test_the_picture_of_ideal_has_the_budget_that_it_does_not_keep_to(
-    mixed: Comparison, what: Literal["memory", "run"]
-) -> None:
+def test_the_figure_of_ideal_has_the_budget_that_it_exceeds(mixed: Comparison, what: Literal["memory", "run"]) -> None:
     ideal = mixed.results["ideal"]
     assert ideal.metrics.device_peak_bytes > TIGHT.budget
     axes = ideal.plot(what).axes[-1]
@@ -205,7 +203,7 @@ def test_the_picture_of_ideal_has_the_budget_that_it_does_not_keep_to(
     assert any(set(line.get_ydata()) == {TIGHT.budget / 2**10} for line in axes.lines)
 
 
-def test_its_picture_has_a_bar_a_run_as_long_as_its_iteration(mixed: Comparison) -> None:
+def test_its_figure_has_a_bar_per_run_as_long_as_its_iteration(mixed: Comparison) -> None:
     (ax,) = mixed.plot().axes
     assert [label.get_text() for label in ax.get_yticklabels()] == ["ideal", "none", "vdnn"]
     assert [text.get_text() for text in ax.texts if text.get_text() == "out of memory"] == ["out of memory"]

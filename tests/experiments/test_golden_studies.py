@@ -18,7 +18,7 @@ from pytest_regressions.data_regression import DataRegressionFixture
 from simgpu.experiments.scenarios.catalogue import shipped_studies
 from simgpu.experiments.scenarios.load_study import load_study
 from simgpu.experiments.study import StudyResult, run_study
-from simgpu.experiments.study_memory import memory_of
+from simgpu.experiments.study_measures import memory_of
 from simgpu.experiments.study_tables import study_tables
 from simgpu.hardware.nodes import load_node
 from tests.experiments.claims import claims
@@ -172,7 +172,7 @@ def test_power_hardly_rises_and_its_largest_falls_with_the_sub_batch(claims: dic
     largest = [cell.largest_power or 0 for cell in cells]
     assert largest == sorted(largest)
     assert largest[0] < largest[-1]
-    (added,) = (row.ours for row in result.beside() if row.published.measure == "power_added")
+    (added,) = (row.ours for row in result.comparisons() if row.published.measure == "power_added")
     assert added is not None
     assert added <= claims["modnn.power"]
 
@@ -219,7 +219,7 @@ def test_joint_is_never_slower_than_another_policy() -> None:
 
 def test_home_hides_its_transfers_and_vdnn_waits_as_in_figure_7(claims: dict[str, Any]) -> None:
     """Of InceptionV3 within a point of the paper; of VGG16 HOME's alone."""
-    ours = {(row.published.run, row.published.of, row.published.measure): row for row in some("home-7").beside()}
+    ours = {(row.published.run, row.published.of, row.published.measure): row for row in some("home-7").comparisons()}
     for run in ("HOME", "Capuchin", "vDNN"):
         assert abs(ours[run, "InceptionV3", "swapping"].difference or 0) < 0.01
     assert abs(ours["HOME", "VGG16", "swapping"].difference or 0) < 0.01

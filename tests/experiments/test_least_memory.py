@@ -9,7 +9,7 @@ import simgpu
 from simgpu.cli import main
 
 
-def test_it_tells_what_simgpu_bound_tells():
+def test_it_equals_what_simgpu_bound_prints():
     trace, node = simgpu.load_trace("vgg16-b128-v100"), simgpu.load_node("v100")
     found = simgpu.least_memory(trace, node)
     told = json.loads(CliRunner().invoke(main, ["memory-bound", "vgg16-b128-v100", "--node", "v100", "--json"]).stdout)
@@ -26,7 +26,7 @@ def test_alignment_counts():
     assert padded.all_at_once.bytes % 2**20 == 0
 
 
-def test_what_is_no_trace_and_no_node_is_told_together():
+def test_wrong_trace_and_node_are_reported_together():
     with pytest.raises(simgpu.InputError) as refused:
         simgpu.least_memory("vgg16-b128-v100", "v100")  # type: ignore[arg-type]
     assert [problem.place for problem in refused.value.problems] == ["argument trace", "argument node"]

@@ -46,7 +46,7 @@ def test_a_comparison_has_a_column_for_it():
     assert "over least" not in repr(simgpu.compare(trace_of(), node_of(PLENTY), ["vdnn"], budget=700))
 
 
-def test_where_none_can_be_told_the_comparison_says_why():
+def test_without_a_bound_the_comparison_says_why():
     node = node_of(PLENTY)
     half = replace(node, link=replace(node.link, duplex=Duplex.HALF))
     compared = simgpu.compare(trace_of(), half, ["vdnn"], bound=True)

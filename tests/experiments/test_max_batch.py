@@ -97,7 +97,9 @@ def test_it_does_not_matter_at_which_batch_the_trace_is(batch: int) -> None:
     assert found[0].result.iteration_ns == found[1].result.iteration_ns
 
 
-def test_a_policy_that_tells_what_fits_plans_at_the_largest_and_for_speeds_at_powers_of_two(resident: Resident) -> None:
+def test_a_policy_that_predicts_what_fits_plans_only_at_the_largest_and_powers_of_two(
+    resident: Resident,
+) -> None:
     Resident.said = lambda context: 600 * context.graph.trace.info.batch <= context.budget
     (found,) = max_batch(CHAIN, node(10_000), [resident], speeds=False)
     assert (found.batch, found.speeds, found.recommended) == (16, (), None)
@@ -146,14 +148,14 @@ def test_the_recommended_batch_does_not_depend_on_the_batch_of_the_trace() -> No
     assert len({each.speeds for each in found}) == 1
 
 
-def test_a_policy_that_does_not_tell_is_run_at_each_batch_once(resident: Resident) -> None:
+def test_a_policy_that_does_not_predict_what_fits_runs_at_each_batch_once(resident: Resident) -> None:
     Resident.said = lambda context: None
     (found,) = max_batch(CHAIN, node(10_000), [resident])
     assert found.batch == 16
     assert sorted(resident.planned) == [batch for batch, _ in found.tried]
 
 
-def test_batches_below_that_do_not_fit_are_told(resident: Resident) -> None:
+def test_smaller_batches_that_do_not_fit_are_reported(resident: Resident) -> None:
     """As where a workspace is larger at 4 samples than at 5 to 9."""
     Resident.said = lambda context: context.graph.trace.info.batch in (1, 2, 3, 5, 6, 7, 8, 9)
     found = max_batch(CHAIN, node(10_000), [resident])
@@ -166,7 +168,7 @@ def test_batches_below_that_do_not_fit_are_told(resident: Resident) -> None:
     ]
 
 
-def test_a_policy_that_is_wrong_about_itself_has_no_number(resident: Resident) -> None:
+def test_a_policy_with_a_wrong_prediction_has_no_number(resident: Resident) -> None:
     Resident.said = lambda context: context.graph.trace.info.batch <= 100
     found = max_batch(CHAIN, node(10_000), [resident])
     (each,) = found
@@ -183,7 +185,7 @@ def test_where_no_sample_fits_it_says_what_one_needs() -> None:
     assert not max_batch(CHAIN, node(600), ["none", "ideal"]).nothing_fits
 
 
-def test_a_batch_in_parts_may_be_as_large_as_one_likes_to_try() -> None:
+def test_a_batch_in_parts_is_limited_only_by_most() -> None:
     trace = build_trace("resnet20", batch=64, gpu=GPU.gpu)
     found = max_batch(trace, GPU, ["vdnn+"], budget="64 MiB", most=1000)
     assert (found["vdnn+"].batch, found["vdnn+"].note) == (1000, "capped")
@@ -228,7 +230,7 @@ def test_a_row_says_whose_program_was_adopted(
     assert each.note == told
 
 
-def test_a_recording_that_does_not_tell_reads_is_refused() -> None:
+def test_a_recording_without_reads_is_refused() -> None:
     kernels = tuple(replace(kernel, reads=()) for kernel in CHAIN.kernels)
     blocks = tuple(replace(block, release="end", persistent=True) for block in CHAIN.blocks)
     info = replace(CHAIN.info, origin=Origin.IMPORTED)
@@ -236,7 +238,7 @@ def test_a_recording_that_does_not_tell_reads_is_refused() -> None:
         max_batch(replace(CHAIN, info=info, kernels=kernels, blocks=blocks), node(10_000), ["none"])
 
 
-def test_a_scenario_brings_all_and_what_is_given_beside_it_wins() -> None:
+def test_arguments_override_a_scenario() -> None:
     scenario = load_scenario("quickstart")
     found = max_batch(scenario, policies=["none"], budget="20 MiB")
     assert found.budget == 20 * 2**20
@@ -246,7 +248,7 @@ def test_a_scenario_brings_all_and_what_is_given_beside_it_wins() -> None:
     assert [each.run.label for each in max_batch(scenario, most=8)] == ["ideal", "none", "vdnn(mode=conv)", "vdnn"]
 
 
-def test_a_pool_with_holes_is_told_to_the_policy_that_is_asked() -> None:
+def test_the_policy_is_given_the_addressed_pool() -> None:
     """What home says at once of the counting pool is no answer for the addressed one: there only runs tell."""
     trace = chain([5, 7, 9, 9], [10, 14, 18, 18], [100, 300, 200, 400])
     answers = {pool: max_batch(trace, node(10_000), "home", pool=pool)["home"] for pool in ("counting", "addressed")}
@@ -262,7 +264,7 @@ def test_alignment_counts() -> None:
     assert max_batch(CHAIN, node(9_000, alignment=1000), ["none"])["none"].batch == 13
 
 
-def test_what_is_no_argument_is_told_together() -> None:
+def test_wrong_arguments_are_reported_together() -> None:
     with pytest.raises(InputError) as caught:
         max_batch(CHAIN, node(1), ["none"], most=0, iterations=0, seed=-1, pool="adressed")  # type: ignore[arg-type]
     assert [problem.place for problem in caught.value.problems] == [
@@ -278,7 +280,7 @@ def test_what_is_no_argument_is_told_together() -> None:
         max_batch(CHAIN)
 
 
-def test_of_several_gpus_one_is_asked_about() -> None:
+def test_of_several_gpus_one_is_searched() -> None:
     with pytest.raises(InputError, match=r"for one GPU, and .* trains on 2"):
         max_batch(load_scenario("quickstart", {"node": "k40-x4", "data_parallel.gpus": 2}))
 
@@ -319,7 +321,7 @@ def test_its_frame_has_all_numbers(mixed: MaxBatch) -> None:
     assert set(frame["budget_bytes"]) == {10_000}
 
 
-def test_as_plain_data_it_tells_every_batch_that_was_tried(mixed: MaxBatch) -> None:
+def test_plain_data_has_every_batch_that_was_tried(mixed: MaxBatch) -> None:
     document = mixed.to_dict()
     assert [each["largest_batch"] for each in document["policies"]] == [None, 16, 20, None]
     tried = document["policies"][1]["tried"]
@@ -334,8 +336,8 @@ def test_as_plain_data_it_tells_every_batch_that_was_tried(mixed: MaxBatch) -> N
     assert len(mixed) == 4
 
 
-def test_what_needs_no_place_on_the_gpu_has_no_largest_batch() -> None:
+def test_without_device_memory_there_is_no_largest_batch() -> None:
     found = simgpu.max_batch(simgpu.load_trace("vgg11-cifar-cpu"), simgpu.load_node("laptop-2gb"), ["um"])["um"]
     assert found.unlimited
     assert found.batch is None
-    assert list(found.told()) == ["nothing has to be in device memory, so any batch fits"]
+    assert list(found.sentences()) == ["nothing has to be in device memory, so any batch fits"]

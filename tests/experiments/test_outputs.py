@@ -99,7 +99,7 @@ def test_an_empty_folder_is_taken_and_a_foreign_one_refused(comparison: Comparis
         check_outputs(tmp_path / "foreign", [])
 
 
-def test_parquet_without_pyarrow_is_told_before_the_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_parquet_without_pyarrow_is_refused_before_the_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(outputs, "find_spec", lambda _: None)
     with pytest.raises(MissingExtraError, match="simgpu with its extra 'parquet'"):
         check_outputs(tmp_path / "out", ["parquet"])

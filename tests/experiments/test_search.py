@@ -12,9 +12,9 @@ import pytest
 
 import simgpu
 from simgpu.errors import InputError
+from simgpu.experiments.outputs import write_searches
 from simgpu.experiments.search import check_searched, search_placement
-from simgpu.experiments.search_found import Search
-from simgpu.experiments.search_outputs import write_searches
+from simgpu.experiments.search_result import Search
 from simgpu.hardware.spec import NodeSpec
 from simgpu.planning.columns import AWAY_AT, BACK_AT
 from simgpu.planning.evaluator import DOES_NOT_FIT, Chosen, Costs, Evaluator
@@ -60,9 +60,7 @@ def test_it_runs_what_the_policy_would_run(home: Search, plain20: Trace, node: N
     assert home.notes == result.program.notes
 
 
-def test_the_same_seed_finds_the_same_and_another_one_searches_anew(
-    home: Search, plain20: Trace, node: NodeSpec
-) -> None:
+def test_equal_seeds_give_equal_searches_and_other_seeds_do_not(home: Search, plain20: Trace, node: NodeSpec) -> None:
     again = search_placement(plain20, node, Home(), budget=f"{BUDGET} B")
     assert again.to_dict() == home.to_dict()
     other = search_placement(plain20, node, "home", budget=BUDGET, seed=1)
@@ -84,7 +82,7 @@ def test_the_curves_are_of_the_particles_that_fit(home: Search) -> None:
     assert home.curve_told == ""
 
 
-def test_where_nothing_fits_there_is_no_curve_and_the_shortage_is_told(plain20: Trace, node: NodeSpec) -> None:
+def test_where_nothing_fits_there_is_no_curve_but_the_shortage(plain20: Trace, node: NodeSpec) -> None:
     found = search_placement(plain20, node, Home(iterations=3), budget="400 MB")
     curves, frame = found.convergence, found.convergence_frame()
     assert not found.fits and found.iteration_ns is None and found.predicted_ns is None
@@ -118,7 +116,7 @@ def test_the_table_has_the_overheads_of_algorithm_2_and_the_times_of_the_run(hom
             assert (each.left_ns, each.back_ns) == (fate[AWAY_AT], fate[BACK_AT])
 
 
-def test_what_is_made_again_is_back_when_the_kernel_that_makes_it_has_run_again(home: Search) -> None:
+def test_a_recomputed_map_is_back_at_the_end_of_its_recomputation(home: Search) -> None:
     outcome = home.outcome
     assert not isinstance(outcome, simgpu.OutOfMemoryError)
     begin = outcome.timeline.window(-1)[0]
@@ -158,7 +156,7 @@ class Encoding(PlacingPolicy):
         return tuple(max(range(len(own)), key=lambda number: wish(own[number])) for own in decisions.options)
 
 
-def test_encoded_swaps_and_early_fetches_are_told() -> None:
+def test_encoded_swaps_and_early_fetches_are_reported() -> None:
     trace, node = simgpu.load_trace("vgg16-b128-v100"), simgpu.load_node("v100")
     found = search_placement(trace, node, Encoding(), epoch=30)
     options = [
@@ -172,7 +170,7 @@ def test_encoded_swaps_and_early_fetches_are_told() -> None:
         assert each.back_ns is not None and each.needed_ns is not None and each.back_ns <= each.needed_ns
 
 
-def test_joint_tells_the_vector_that_its_program_carries_out(plain20: Trace, node: NodeSpec) -> None:
+def test_joint_reports_the_vector_of_its_program(plain20: Trace, node: NodeSpec) -> None:
     found = search_placement(plain20, node, Joint(evaluations=5000, bound=False), budget=BUDGET)
     assert found.predicted_ns == found.iteration_ns
     assert found.chosen.evaluations is not None and found.chosen.evaluations >= 5000
@@ -180,7 +178,7 @@ def test_joint_tells_the_vector_that_its_program_carries_out(plain20: Trace, nod
     assert found.curve_told == "none: this search has no iterations of a swarm"
 
 
-def test_a_full_update_tells_what_it_saved(plain20: Trace, node: NodeSpec) -> None:
+def test_a_full_update_reports_its_savings(plain20: Trace, node: NodeSpec) -> None:
     found = search_placement(plain20, node, ("home", {"update": "full", "particles": 20}), budget=BUDGET)
     swarm = found.chosen.swarm
     assert swarm is not None and swarm.evaluations < swarm.as_printed
@@ -195,7 +193,7 @@ def test_policies_that_do_not_decide_map_by_map_are_refused(policy: object, plai
 
 
 @pytest.mark.parametrize("policies", [["home", "joint"], ("home", "joint"), {"home": {}, "joint": {}}, []])
-def test_policies_are_asked_for_one_at_a_time(policies: Any, plain20: Trace, node: NodeSpec) -> None:
+def test_only_one_policy_is_accepted(policies: Any, plain20: Trace, node: NodeSpec) -> None:
     with pytest.raises(InputError, match=r"argument policy: .* is not one policy; ask for one at a time"):
         search_placement(plain20, node, policies)
 
@@ -271,7 +269,7 @@ def test_a_folder_of_something_else_is_not_replaced(home: Search, tmp_path: Path
         write_searches([home], tmp_path, about={})
 
 
-def test_real_time_is_told_apart_from_simulated_time(home: Search) -> None:
+def test_wall_clock_and_simulated_time_are_distinct(home: Search) -> None:
     clock = home.wall_clock
     assert clock.evaluation_s is not None and 0 < clock.evaluation_s < clock.planning_s
     assert "real time" in dict(home.facts())
@@ -296,7 +294,7 @@ def test_simulate_passes_on_what_a_policy_is_doing(plain20: Trace, node: NodeSpe
     assert len(told) == 2
 
 
-def test_the_last_choice_that_a_policy_tells_counts(plain20: Trace, node: NodeSpec) -> None:
+def test_the_last_choice_that_a_policy_reports_counts(plain20: Trace, node: NodeSpec) -> None:
     class Keeping(PlacingPolicy):
         name, summary, source = "keeping", "keep all", "a test"
 

@@ -100,8 +100,8 @@ def test_a_run_without_memory_leaves_its_cell_empty_and_the_others_as_they_are(r
     assert not result.nothing_fitted
 
 
-def test_published_numbers_stand_beside_ours(result: StudyResult) -> None:
-    mean, largest, saved, plain, missing = result.beside()
+def test_published_numbers_are_compared_with_simulated_ones(result: StudyResult) -> None:
+    mean, largest, saved, plain, missing = result.comparisons()
     ratios = {label: result.ratio(label, "fast", "vDNN") or math.nan for label in ("short", "long")}
     assert mean.difference == pytest.approx(sum(ratios.values()) / 2 - 1.5)
     assert largest.ours == max(ratios.values())
@@ -111,7 +111,7 @@ def test_published_numbers_stand_beside_ours(result: StudyResult) -> None:
     assert (missing.ours, missing.difference, missing.traces) == (None, None, 0)
 
 
-def test_frame_and_plain_values_hold_the_same(result: StudyResult) -> None:
+def test_frame_and_plain_values_agree(result: StudyResult) -> None:
     frame = result.frame()
     document = json.loads(json.dumps(result.to_dict(), allow_nan=False))
     assert document["schema"] == "simgpu.study-report/2"
@@ -126,7 +126,7 @@ def test_frame_and_plain_values_hold_the_same(result: StudyResult) -> None:
             assert told["over_vDNN"] == row["over"]["vDNN"]
     means = {each["over"]: each["values"] for each in document["means"]}
     assert means["ideal"]["vDNN"] == result.mean("vDNN", "ideal")
-    assert [row["ours"] for row in document["published"]] == [row.ours for row in result.beside()]
+    assert [row["ours"] for row in document["published"]] == [row.ours for row in result.comparisons()]
 
 
 def test_the_command_shows_a_table_for_each_baseline_and_the_published_numbers(path: Path) -> None:

@@ -14,7 +14,7 @@ from simgpu.errors import InputError
 from simgpu.experiments.scenarios.load_study import load_study
 from simgpu.experiments.scenarios.modelled import ModelledTrace
 from simgpu.experiments.study import StudyResult, run_study
-from simgpu.experiments.study_measures import MEASURES, Cell
+from simgpu.experiments.study_measures import MEASURES, StudyCell
 from simgpu.experiments.study_tables import failures, published_rows, study_tables, table_notes
 from simgpu.hardware.nodes import load_node
 from simgpu.simulation.run import Result, simulate
@@ -73,7 +73,7 @@ def alexnet(batch: int, policy: str, mode: str | None = None) -> Result:
     return simulate(trace, node, policy, parameters={"mode": mode} if mode else None)
 
 
-def test_a_modelled_network_is_modelled_anew_at_each_batch(result: StudyResult) -> None:
+def test_a_modelled_network_is_modelled_at_each_batch(result: StudyResult) -> None:
     for batch in (128, 1024, 4096):
         expected = alexnet(batch, "vdnn")
         cell = result.cells[f"AlexNet {batch}", "vDNN"]
@@ -81,7 +81,7 @@ def test_a_modelled_network_is_modelled_anew_at_each_batch(result: StudyResult) 
         assert cell.samples_per_s == pytest.approx(batch * 1e9 / expected.iteration_ns)
 
 
-def test_a_recorded_trace_is_told_at_each_batch(result: StudyResult) -> None:
+def test_a_recorded_trace_is_rescaled_to_each_batch(result: StudyResult) -> None:
     node, recorded = load_node("v100", {"gpu.memory": "580 MB"}), load_trace("resnet20-cifar-cpu")
     assert recorded.info.batch == 32
     for batch in (32, 16):
@@ -138,7 +138,7 @@ def test_the_largest_batch_and_the_best_throughput_are_of_all_batches(result: St
 
 
 def test_published_numbers_may_be_of_a_sweep_of_one_batch_and_of_shares(result: StudyResult) -> None:
-    largest, best, overlap, throughput, fastest, computation = result.beside()
+    largest, best, overlap, throughput, fastest, computation = result.comparisons()
     assert (largest.ours, largest.asked) == (4096, 1)
     assert best.ours == result.value("best_throughput", "AlexNet", "vDNN", "none")
     assert overlap.ours == result.value("overlap", "AlexNet 128", "vDNN")
@@ -194,7 +194,7 @@ def test_of_a_sweep_only_the_smallest_batch_that_does_not_fit_is_explained(resul
 
 
 def test_a_measure_of_all_batches_knows_when_there_is_nothing() -> None:
-    lost, fits = Cell(None, out_of_memory="lost", batch=8), Cell(2.0, batch=4)
+    lost, fits = StudyCell(None, out_of_memory="lost", batch=8), StudyCell(2.0, batch=4)
     largest, best = (MEASURES[name].of_sweep for name in ("largest_batch", "best_throughput"))
     assert largest is not None
     assert best is not None
@@ -210,7 +210,8 @@ def test_a_figure_has_a_panel_a_sweep_and_a_panel_a_trace(result: StudyResult) -
     assert shown == ["AlexNet", "recorded"]
     title = lines.get_suptitle()
     assert title.startswith("try: throughput against batch\nmodelled, not recorded, for Tesla V100 PCIe; recorded on")
-    assert "tiny\n(out of memory)" in [text.get_text() for text in lines.legends[0].get_texts()]
+    assert "tiny" in [text.get_text() for text in lines.legends[0].get_texts()]
+    assert all("no memory: tiny" in " ".join(ax.get_xlabel().split()) for ax in lines.axes)
     bars = result.plot("breakdown")
     assert [ax.get_title(loc="left") for ax in bars.axes][:2] == ["AlexNet, batch 1024", "AlexNet, batch 128"]
     assert len(bars.axes) == 6
@@ -251,7 +252,7 @@ def test_the_command_writes_report_table_and_figures(path: Path, result: StudyRe
     assert {file.name: file.read_bytes() for file in folder.iterdir()} == before
 
 
-def test_a_folder_with_anything_else_is_left_alone(path: Path, tmp_path: Path) -> None:
+def test_a_folder_with_other_files_is_not_replaced(path: Path, tmp_path: Path) -> None:
     (tmp_path / "mine.txt").write_text("mine", encoding="utf-8")
     done = simgpu("study", path, "-q", "-o", tmp_path)
     assert done.exit_code == 2

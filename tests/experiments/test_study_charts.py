@@ -10,7 +10,7 @@ from simgpu.analysis.panels import Bar, BarPanel, LinePanel, TimePanel
 from simgpu.errors import InputError
 from simgpu.experiments.scenarios.load_study import load_study
 from simgpu.experiments.study import StudyResult, run_study
-from simgpu.experiments.study_panels import measure_panels
+from simgpu.experiments.study_charts import measure_panels
 
 GB = 10**9
 SMALL = {"zoo": "alexnet", "batch": 64, "framework": "fused", "optimizer": "plain-sgd"}
@@ -74,7 +74,7 @@ def lines_of(result: StudyResult, section: int) -> list[LinePanel]:
 def test_bars_have_the_numbers_of_the_tables_with_the_mean_at_the_end() -> None:
     result, panel = compressed(), bars_of(compressed(), 0)
     assert list(panel.groups) == ["hpc-cg", "hpc-ep", "geomean (1 of 2)"]
-    assert panel.told.level == 1.0
+    assert panel.measured.level == 1.0
     for trace in ("hpc-cg", "hpc-ep"):
         assert panel.groups[trace]["buddy"].value == result.value("throughput", trace, "buddy", "none")
     assert panel.groups["geomean (1 of 2)"]["buddy"].value == result.mean("buddy", "none")
@@ -86,10 +86,10 @@ def test_what_has_no_number_says_why() -> None:
     assert over_small.groups["hpc-cg"]["buddy"] == Bar(None, "no baseline")
 
 
-def test_published_numbers_stand_only_on_what_they_are_of() -> None:
+def test_published_numbers_are_only_on_their_bars() -> None:
     over_none, over_small = bars_of(compressed(), 0), bars_of(compressed(), 1)
     found = {
-        (panel.told.title.split(",")[0], trace, run): bar.published
+        (panel.measured.title.split(",")[0], trace, run): bar.published
         for panel in (over_none, over_small)
         for trace, runs in panel.groups.items()
         for run, bar in runs.items()
@@ -103,7 +103,7 @@ def test_published_numbers_stand_only_on_what_they_are_of() -> None:
     assert ours == compressed().ratio("hpc-ep", "buddy", "small")
 
 
-def test_runs_that_do_not_compress_need_no_room_in_a_panel_of_overflow() -> None:
+def test_runs_without_compression_are_not_in_a_panel_of_overflow() -> None:
     panel = bars_of(compressed(), 2)
     assert "none" not in panel.groups["hpc-ep"]
     assert panel.groups["hpc-ep"]["buddy"].value == compressed().cells["hpc-ep", "buddy"].overflow
@@ -166,5 +166,5 @@ def test_a_sweep_of_batches_has_a_panel_a_network_and_bars_of_all_its_batches() 
 
 def test_a_study_of_breakdowns_alone_has_no_figure_of_measures() -> None:
     study = load_study("modnn-17", {"traces": {"AlexNet": SMALL}, "tables": ["breakdown"], "published": []})
-    with pytest.raises(InputError, match="modnn-17: tables: has no measure, only breakdown; name a measure beside it"):
+    with pytest.raises(InputError, match="modnn-17: tables: has no measure, only breakdown; name a measure too"):
         run_study(study).plot("measures")

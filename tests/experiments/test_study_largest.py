@@ -63,12 +63,12 @@ def test_a_run_is_at_the_batch_that_max_batch_finds(policy: str, result: StudyRe
     assert cell.batch != 32, "of the trace, where the search begins"
 
 
-def test_gains_are_told_of_each_network_and_of_their_sums(result: StudyResult) -> None:
+def test_gains_are_of_each_network_and_of_their_sums(result: StudyResult) -> None:
     batches = {key: cell.batch for key, cell in result.cells.items()}
     networks = ("AlexNet", "recorded")
     gains = [batches[network, "vDNN"] / batches[network, "none"] for network in networks]
     assert [result.value("batch_gain", network, "vDNN", "none") for network in networks] == gains
-    of_sums, of_ratios, nothing = result.beside()
+    of_sums, of_ratios, nothing = result.comparisons()
     ours, theirs = (sum(batches[network, run] for network in networks) for run in ("vDNN", "none"))
     assert of_sums.ours == ours / theirs
     assert of_ratios.ours == pytest.approx(sum(gains) / 2)
@@ -95,7 +95,7 @@ def test_tables_have_no_column_for_the_batch_of_the_trace(result: StudyResult) -
     assert (row["tiny"], row["endless"]) == ("no memory", "refused")
 
 
-def test_the_frame_and_the_facts_tell_it(result: StudyResult) -> None:
+def test_the_frame_and_the_facts_have_it(result: StudyResult) -> None:
     assert result.frame().loc[("recorded", "vDNN"), "batch"] == result.cells["recorded", "vDNN"].batch
     assert ("batch", "of every run the largest that fits it") in result.study.facts()
     assert result.to_dict()["largest_batch"] is True
@@ -107,7 +107,7 @@ def test_the_frame_and_the_facts_tell_it(result: StudyResult) -> None:
         (("batch: 64", "batches: [32, 64]"), "largest_batch: searches the batches that AlexNet sweeps"),
         (("baseline: none", "baseline: none\nepochs: [0, 1]"), "the largest batch is searched in one epoch"),
         (("{policy: ideal}", "{policy: ideal, data_parallel: {gpus: 2}}"), "the largest batch is searched for one GPU"),
-        (("of: mean, measure: batch_gain", "of: sum"), "sums of throughput are not told: write mean, min or max"),
+        (("of: mean, measure: batch_gain", "of: sum"), "throughput cannot be summed: write mean, min or max"),
     ],
 )
 def test_what_cannot_be_searched_is_refused(change: tuple[str, str], told: str, tmp_path: Path) -> None:

@@ -10,7 +10,7 @@ import pytest
 from simgpu.experiments.scenarios.load_study import load_study
 from simgpu.experiments.scenarios.study import Study
 from simgpu.experiments.study import StudyResult
-from simgpu.experiments.study_measures import Cell
+from simgpu.experiments.study_measures import StudyCell
 from simgpu.experiments.study_tables import study_tables, table_notes
 from simgpu.trace.chain import chain
 from simgpu.trace.folder import write_trace
@@ -28,7 +28,7 @@ tables: [time, time_saved, peak_memory]
 published:
   - {run: A, measure: time, value: 2, source: table 1}
 """
-OOM = Cell(None, out_of_memory="out of device memory")
+OOM = StudyCell(None, out_of_memory="out of device memory")
 
 
 @pytest.fixture
@@ -38,9 +38,9 @@ def study(tmp_path: Path) -> Study:
     return load_study(tmp_path / "means.yaml")
 
 
-def cell(time: int, peak: int = 0) -> Cell:
+def cell(time: int, peak: int = 0) -> StudyCell:
     """A run that takes so many seconds a sample."""
-    return Cell(1 / time, peak_bytes=peak, batch=1)
+    return StudyCell(1 / time, peak_bytes=peak, batch=1)
 
 
 @pytest.fixture
@@ -98,7 +98,7 @@ def test_tables_say_of_how_many_traces_a_mean_is_and_count_what_is_out_of_memory
 
 
 def test_what_is_published_keeps_the_arithmetic_mean_of_papers(result: StudyResult) -> None:
-    (row,) = result.beside()
+    (row,) = result.comparisons()
     assert row.ours == pytest.approx((2 + 8 + 4) / 3)
     assert "means of published numbers, and ours next to them: arithmetic, as papers have them" in table_notes(result)
 

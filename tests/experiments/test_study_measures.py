@@ -10,8 +10,7 @@ import pytest
 
 from simgpu.experiments.scenarios.load_study import load_study
 from simgpu.experiments.study import StudyResult, run_study
-from simgpu.experiments.study_measures import MEASURES, Cell
-from simgpu.experiments.study_memory import AMOUNTS, memory_of
+from simgpu.experiments.study_measures import AMOUNTS, MEASURES, StudyCell, memory_of
 from simgpu.experiments.study_tables import failures, published_rows, study_tables, table_notes
 from simgpu.graph.bounds import lower_bound, memory_bounds
 from simgpu.graph.taskgraph import TaskGraph
@@ -77,7 +76,7 @@ def test_several_gpus_run_together_and_a_run_may_differ_on_a_trace() -> None:
     assert small().cells["AlexNet", "four"].iteration_ns == (changed.iteration_ns,)
 
 
-def test_measures_are_of_what_the_runs_tell() -> None:
+def test_measures_are_those_of_the_runs() -> None:
     label, ours, ideal = "moDNN 0.6 GB", simulated("AlexNet", "modnn", 6 * GB // 10), simulated("AlexNet", "ideal")
     time = ours.iteration_ns / ideal.iteration_ns
 
@@ -101,8 +100,8 @@ def test_measures_are_of_what_the_runs_tell() -> None:
     assert small().value("largest_power", "AlexNet", label) == pytest.approx(power.largest_w / 235)
 
 
-def test_nothing_moved_and_nothing_known_are_no_numbers() -> None:
-    still, moving, lost = Cell(1.0, bytes_moved=0), Cell(1.0, bytes_moved=8), Cell(None)
+def test_measures_without_data_have_no_value() -> None:
+    still, moving, lost = StudyCell(1.0, bytes_moved=0), StudyCell(1.0, bytes_moved=8), StudyCell(None)
     assert MEASURES["bytes_moved"].of(still, moving) is None
     assert MEASURES["bytes_moved"].of(moving, still) == 0
     assert MEASURES["energy"].of(still, moving) is None
@@ -110,7 +109,7 @@ def test_nothing_moved_and_nothing_known_are_no_numbers() -> None:
     assert MEASURES["time_added"].of(still, lost) is None
 
 
-def test_a_thousand_and_more_is_told_without_decimals_and_so_is_what_is_compared_with_it() -> None:
+def test_values_of_1000_and_more_have_no_decimals() -> None:
     rate = MEASURES["samples_per_s"]
     assert [rate.text(value) for value in (None, 78.84, 999.4, 1000.4)] == ["-", "78.8", "999.4", "1000"]
     assert [rate.difference(of[0], of[1]) for of in ((None, 280), (-98.84, 280), (641.3, 2368))] == [
@@ -121,8 +120,8 @@ def test_a_thousand_and_more_is_told_without_decimals_and_so_is_what_is_compared
     assert MEASURES["swapping"].difference(-0.479, 0.75) == "-47.9 points"
 
 
-def test_a_sweep_is_told_over_the_run_of_the_same_budget() -> None:
-    compared, slowest, added, fewer, power, alone, *_ = small().beside()
+def test_a_sweep_is_compared_with_the_run_of_the_same_budget() -> None:
+    compared, slowest, added, fewer, power, alone, *_ = small().comparisons()
     pairs = {
         (trace, budget): small().ratio(trace, f"moDNN {budget}", f"vDNN+ {budget}")
         for trace in ("AlexNet", "half")
@@ -152,7 +151,7 @@ def test_memory_by_technique_is_that_of_the_bounds() -> None:
         assert found["weights_leave"] == bounds.without_updates.bytes
         assert found["bound"] < found["sub_batch"] < found["all_at_once"]
         assert lower_bound(Tdfg.of(graph)).bytes <= found["transfers"] < found["algorithms"] < found["all_at_once"]
-    *_, bound, saved = small().beside()
+    *_, bound, saved = small().comparisons()
     ratios = [small().memory[label]["all_at_once"] / small().memory[label]["bound"] for label in study.traces]
     assert bound.ours == pytest.approx(sum(ratios) / 2)
     first = small().memory["AlexNet"]
@@ -223,4 +222,4 @@ def test_frame_and_plain_values_hold_all_of_it() -> None:
     assert run["for_trace"]["AlexNet"]["parameters"] == {"sub_batch": 8}
     assert document["runs"]["vDNN+ 0.6 GB"]["sweep"] == "vDNN+"
     assert document["memory"]["half"] == small().memory["half"]
-    assert [each["values"] for each in document["published"]] == [each.values for each in small().beside()]
+    assert [each["values"] for each in document["published"]] == [each.values for each in small().comparisons()]

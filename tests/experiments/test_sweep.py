@@ -20,7 +20,7 @@ from simgpu.experiments.scenarios.load_sweep import load_sweep, make_sweep
 from simgpu.experiments.sweep import cluster, folder, point
 from simgpu.experiments.sweep.cluster import on_cluster
 from simgpu.experiments.sweep.point import died, run_point
-from simgpu.experiments.sweep.run import carry_out, run_sweep
+from simgpu.experiments.sweep.run import run_points, run_sweep
 from simgpu.trace.chain import chain
 from simgpu.trace.folder import write_trace
 from tests.experiments.sweeps import dies_at_0, dies_at_3, results, small_sweep
@@ -57,7 +57,7 @@ def test_each_row_is_what_the_scenario_of_its_point_gives(tmp_path: Path) -> Non
             assert (row["origin"], row["device"]) == ("recorded", run.result.trace.device)
 
 
-def test_same_bytes_from_one_process_from_two_and_from_a_cluster(tmp_path: Path) -> None:
+def test_one_process_two_processes_and_a_cluster_give_the_same_bytes(tmp_path: Path) -> None:
     distributed = pytest.importorskip("distributed")
     sweep = load_sweep("memory-sweep", {"sweep.grid.budget": ["16 MiB", "40 MiB"]})
     run_sweep(sweep, folder=tmp_path / "one")
@@ -87,7 +87,7 @@ def test_csv_parquet_and_frame_are_one_table(tmp_path: Path) -> None:
     assert frame.iteration_ns.dtype == "Int64", "some rows have none, and yet it is a whole number"
 
 
-def test_seed_iterations_epoch_and_pool_stand_once(tmp_path: Path) -> None:
+def test_seed_iterations_epoch_and_pool_are_one_column_each(tmp_path: Path) -> None:
     points = [{"seed": 1, "pool": "addressed"}, {"iterations": 2}]
     base = {"trace": "resnet20-cifar-cpu", "node": "laptop-2gb", "policies": "none"}
     frame = run_sweep(make_sweep({**base, "sweep": {"points": points}}, "a test")).frame()
@@ -96,7 +96,7 @@ def test_seed_iterations_epoch_and_pool_stand_once(tmp_path: Path) -> None:
     assert frame.pool.tolist() == ["addressed", "counting"]
 
 
-def test_whole_numbers_of_more_than_64_bits_are_told_exactly(tmp_path: Path) -> None:
+def test_integers_of_more_than_64_bits_are_exact(tmp_path: Path) -> None:
     pandas = pytest.importorskip("pandas")
     pytest.importorskip("pyarrow")
     base = {"trace": "resnet20-cifar-cpu", "node": "laptop-2gb", "policies": "none", "iterations": 1}
@@ -104,7 +104,7 @@ def test_whole_numbers_of_more_than_64_bits_are_told_exactly(tmp_path: Path) -> 
     assert pandas.read_parquet(tmp_path / "results.parquet").seed.tolist() == ["7", str(2**63)]
 
 
-def test_the_same_call_goes_on_where_it_stopped(tmp_path: Path) -> None:
+def test_the_same_call_resumes_a_stopped_sweep(tmp_path: Path) -> None:
     sweep, ran = small_sweep(), []
 
     def stopping(at: int, points: object) -> object:
@@ -116,7 +116,7 @@ def test_the_same_call_goes_on_where_it_stopped(tmp_path: Path) -> None:
 
     for at in (2, 3):
         with pytest.raises(KeyboardInterrupt):
-            carry_out(sweep, partial(stopping, at), folder=tmp_path / "out")  # type: ignore[arg-type]
+            run_points(sweep, partial(stopping, at), folder=tmp_path / "out")  # type: ignore[arg-type]
         assert [file.name for file in (tmp_path / "out").iterdir()] == ["points.sqlite"]
     assert ran == [0, 1, 2, 3, 4]
     told: list[tuple[int, int]] = []
@@ -127,13 +127,13 @@ def test_the_same_call_goes_on_where_it_stopped(tmp_path: Path) -> None:
     assert results(tmp_path / "out") == results(tmp_path / "undisturbed")
 
 
-def test_nothing_stays_of_a_sweep_that_finished_no_point(tmp_path: Path) -> None:
+def test_a_sweep_without_a_finished_point_leaves_no_folder(tmp_path: Path) -> None:
     def none(points: object) -> object:
         raise KeyboardInterrupt
         yield
 
     with pytest.raises(KeyboardInterrupt):
-        carry_out(small_sweep(), none, folder=tmp_path / "out")  # type: ignore[arg-type]
+        run_points(small_sweep(), none, folder=tmp_path / "out")  # type: ignore[arg-type]
     assert not list(tmp_path.iterdir())
 
 
@@ -159,7 +159,7 @@ def test_points_that_broke_or_lacked_a_package_run_again(tmp_path: Path, monkeyp
     assert results(tmp_path / "out") == results(tmp_path / "undisturbed")
 
 
-def test_what_shows_only_with_everything_loaded_is_told_of_its_point(tmp_path: Path) -> None:
+def test_problems_of_a_loaded_point_are_in_its_row(tmp_path: Path) -> None:
     write_trace(chain([5, 7], [10, 14], [100, 200]), tmp_path / "chain")
     values = {"trace": str(tmp_path / "chain"), "node": "laptop-2gb", "policies": ["none", {"vdnn": {"mode": "conv"}}]}
     sweep = make_sweep({**values, "sweep": {"grid": {"budget": ["1 GiB", "3 GiB"]}}}, "a test")
@@ -183,10 +183,10 @@ def test_what_shows_only_with_everything_loaded_is_told_of_its_point(tmp_path: P
 
 
 @pytest.mark.parametrize(("work", "dead"), [(dies_at_3, 3), (dies_at_0, 0)])
-def test_a_point_that_ends_its_process_ends_no_other(tmp_path: Path, work: object, dead: int) -> None:
+def test_a_point_that_kills_its_process_affects_no_other(tmp_path: Path, work: object, dead: int) -> None:
     sweep = small_sweep(5)
-    engine = partial(in_processes, sweep, jobs=2, work=work, died=died)
-    result = carry_out(sweep, engine, folder=tmp_path / "out")  # type: ignore[arg-type]
+    engine = partial(in_processes, sweep, jobs=2, run=work, died=died)
+    result = run_points(sweep, engine, folder=tmp_path / "out")  # type: ignore[arg-type]
     assert result.counts == {"ok": 4, "out of memory": 0, "refused": 0, "error": 1}
     (row,) = (row for row in result.rows() if row["outcome"] == "error")
     assert (row["point"], row["seed"]) == (dead, dead)
@@ -231,7 +231,7 @@ def test_other_files_or_another_simgpu_are_another_sweep(tmp_path: Path, monkeyp
         run_sweep(sweep, folder=tmp_path / "out")
 
 
-def test_one_process_at_a_time_has_a_folder(tmp_path: Path) -> None:
+def test_a_folder_in_use_is_refused(tmp_path: Path) -> None:
     sweep = small_sweep(2)
     store = folder.open_store(sweep, tmp_path / "out", restart=False)
     with pytest.raises(InputError, match=r"another sweep is running in this folder; wait for it"):
@@ -240,7 +240,7 @@ def test_one_process_at_a_time_has_a_folder(tmp_path: Path) -> None:
     assert run_sweep(sweep, folder=tmp_path / "out").ran == 2
 
 
-def test_a_folder_of_something_else_is_left_alone(tmp_path: Path) -> None:
+def test_a_foreign_folder_is_refused(tmp_path: Path) -> None:
     (tmp_path / "mine.txt").write_text("mine")
     with pytest.raises(InputError, match="holds files that are not from a sweep of simgpu"):
         run_sweep(small_sweep(1), folder=tmp_path)
@@ -256,7 +256,7 @@ def test_a_folder_of_something_else_is_left_alone(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("start", (1024, 4096, 9000))
-def test_a_damaged_database_is_told_and_never_a_traceback(tmp_path: Path, start: int) -> None:
+def test_a_damaged_database_is_reported_without_a_traceback(tmp_path: Path, start: int) -> None:
     home = tmp_path / "out"
     run_sweep(small_sweep(12, policies=["none", "vdnn"]), folder=home)
     content = bytearray((home / "points.sqlite").read_bytes())
@@ -268,7 +268,7 @@ def test_a_damaged_database_is_told_and_never_a_traceback(tmp_path: Path, start:
         run_sweep(small_sweep(12, policies=["none", "vdnn"]), folder=home)
 
 
-def test_without_pyarrow_there_is_csv_and_with_it_again_both(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_pyarrow_only_csv_is_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(folder, "has_parquet", lambda: False)
     run_sweep(small_sweep(1), folder=tmp_path / "out")
     assert not (tmp_path / "out" / "results.parquet").exists()
@@ -277,7 +277,7 @@ def test_without_pyarrow_there_is_csv_and_with_it_again_both(tmp_path: Path, mon
     assert (tmp_path / "out" / "results.parquet").exists()
 
 
-def test_a_result_shows_itself(tmp_path: Path) -> None:
+def test_a_result_prints_as_a_table(tmp_path: Path) -> None:
     result = run_sweep(small_sweep(41))
     text = repr(result)
     assert text.startswith("a test: 41 points; 41 ok\n")
@@ -285,7 +285,7 @@ def test_a_result_shows_itself(tmp_path: Path) -> None:
     assert result._repr_html_().count("<tr>") == 41
 
 
-def test_processes_are_counted_in_whole_numbers() -> None:
+def test_jobs_must_be_a_positive_integer() -> None:
     with pytest.raises(InputError, match=r"argument jobs: 0 is not a whole number of at least 1"):
         run_sweep(small_sweep(1), jobs=0)
 
@@ -334,7 +334,7 @@ class TestCluster:
             assert client.status == "running", "a client that was given stays open"
 
     @pytest.mark.parametrize("address", ["127.0.0.1", "nonsense:::x", "http://127.0.0.1:8787"])
-    def test_of_what_is_no_address_no_client_is_made(self, address: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    def test_no_client_is_created_for_an_invalid_address(self, address: str, monkeypatch: pytest.MonkeyPatch) -> None:
         distributed = pytest.importorskip("distributed")
         made: list[object] = []
         monkeypatch.setattr(distributed, "Client", lambda *args, **settings: made.append(args))
@@ -342,13 +342,13 @@ class TestCluster:
             run_sweep(small_sweep(1), dask=address)
         assert not made, "one that fails to start holds up the end of the program"
 
-    def test_without_distributed_the_extra_is_named(self, monkeypatch: pytest.MonkeyPatch) -> None:
+    def test_without_distributed_the_error_names_the_extra(self, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setitem(__import__("sys").modules, "distributed", None)
         with pytest.raises(MissingExtraError, match=r"needs distributed, .* its extra 'dask'"):
             run_sweep(small_sweep(1), dask="tcp://127.0.0.1:1")
 
 
-def test_a_script_runs_processes_without_a_guard_and_only_once(tmp_path: Path) -> None:
+def test_a_script_needs_no_main_guard_and_runs_once(tmp_path: Path) -> None:
     script = tmp_path / "study.py"
     script.write_text(
         "import simgpu\n"

@@ -61,11 +61,11 @@ def test_iterations_weigh_the_epochs() -> None:
     assert once.samples_per_s == often.samples_per_s == 2 * 128 * 10**9 / sum(times)
 
 
-def test_by_default_all_epochs_that_the_trace_tells_of() -> None:
+def test_by_default_all_epochs_of_the_trace_run() -> None:
     assert [epoch.number for epoch in train(TRACE, NODE, Counting()).epochs] == list(range(50))
 
 
-def test_the_map_of_decisions_tells_how_every_block_leaves() -> None:
+def test_the_map_of_decisions_has_the_codec_of_every_block() -> None:
     training = train(TRACE, NODE, "static", parameters={"launch": "expert"}, epochs=[0, 20])
     assert list(training.decisions)[:2] == ["image", "conv1_1"]
     assert training.decisions["image"] == (AS_IT_IS, AS_IT_IS)
@@ -93,12 +93,12 @@ def test_an_epoch_has_iterations() -> None:
         train(TRACE, NODE, "vdnn", epochs=[0], iterations_per_epoch=0)
 
 
-def test_an_epoch_beyond_the_trace_is_told() -> None:
+def test_an_epoch_beyond_the_trace_is_refused() -> None:
     (epoch,) = train(TRACE, NODE, "oracle", epochs=[60]).epochs
     assert "the trace tells of epochs 0 to 49: epoch 49 stands for 60" in epoch.result.notes
 
 
-def test_of_what_changes_with_the_epochs_the_last_is_told() -> None:
+def test_of_values_that_change_with_the_epochs_the_last_is_shown() -> None:
     notes = train(TRACE, NODE, "vdnn++", epochs=[0, 40]).notes
     (last,) = train(TRACE, NODE, "vdnn++", epochs=[40]).counts
     told = [note for note in notes if "the host compresses" in note]

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from simgpu import load_node, load_scenario, load_trace
 from simgpu.errors import OutOfMemoryError
-from simgpu.explain.critical_path import Step, by_kind, critical_path
+from simgpu.explain.explanation import PathStep, by_kind, critical_path
 from simgpu.hardware.spec import Duplex
 from simgpu.simulation.result import Result
 from simgpu.simulation.run import simulate
@@ -23,7 +23,7 @@ from tests.semantics.test_random_runs import placed
 many = settings(suppress_health_check=list(HealthCheck), max_examples=100)
 
 
-def check(result: Result) -> tuple[Step, ...]:
+def check(result: Result) -> tuple[PathStep, ...]:
     steps = critical_path(result.timeline)
     start, end = result.timeline.window(-1)
     edges = [start, *(step.end_ns for step in steps)]

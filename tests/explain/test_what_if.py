@@ -9,8 +9,7 @@ import pytest
 from simgpu import load_node, load_scenario
 from simgpu.compression.codecs.gpu.response import response_of
 from simgpu.errors import InputError, OutOfMemoryError
-from simgpu.explain.answers import Answer, answer_rows
-from simgpu.explain.what_if import what_if, with_instant_codecs
+from simgpu.explain.what_if import Answer, answer_rows, what_if, with_instant_codecs
 from simgpu.simulation.run import simulate
 
 QUICK = load_scenario("quickstart")

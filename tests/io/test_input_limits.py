@@ -25,7 +25,7 @@ from simgpu.compression.buddy.sources import read_snapshots
 from simgpu.compression.buddy.stored import load_entries
 from simgpu.compression.codecs.gpu.samples import read_samples
 from simgpu.errors import InputError
-from simgpu.experiments.regression.events import read_events
+from simgpu.experiments.regression.store import read_events
 from simgpu.experiments.scenarios.load import load_scenario
 from simgpu.experiments.sweep.store import Store, stored
 from simgpu.hardware.nodes import load_node

@@ -27,7 +27,7 @@ EXCEPTIONS: dict[str, tuple[set[str], str]] = {
     "papers/recordings_tasks.py": ({"read_bytes"}, "the package's own code"),
     "papers/tasks.py": ({"read_bytes", "json.loads"}, "the package's own code; arguments of its own"),
     "report/recorded.py": ({"json.loads"}, "a document that was just written as JSON"),
-    "experiments/sweep/deciding.py": ({"json.loads"}, "parameters that were just written as JSON"),
+    "experiments/sweep/fingerprint.py": ({"json.loads"}, "parameters that were just written as JSON"),
     "experiments/sweep/folder.py": ({"json.loads"}, "a document that was just written as JSON"),
     "experiments/regression/timings.py": ({"json.loads"}, "values that were just written as JSON"),
     "importers/dtr.py": ({"json.loads"}, "one line of a log, reported with its row"),

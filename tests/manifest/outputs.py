@@ -12,9 +12,9 @@ from pathlib import Path
 from click.testing import CliRunner
 
 from simgpu.cli import main
+from simgpu.experiments.outputs import write_study
 from simgpu.experiments.scenarios.catalogue import shipped_scenarios, shipped_studies
 from simgpu.experiments.study import StudyResult
-from simgpu.experiments.study_outputs import write_study
 from simgpu.papers.reproduce import reproduce
 from tests.experiments.test_golden_buddy import BUDDY
 from tests.experiments.test_golden_buddy import some as some_of_buddy

@@ -228,7 +228,7 @@ def test_an_extra_that_is_missing_is_no_result(tmp_path: Path, monkeypatch: pyte
     def lacking(*_: object, **__: object) -> None:
         raise MissingExtraError("this", "a-package", "an-extra")
 
-    monkeypatch.setattr("simgpu.experiments.study_runs.train", lacking)
+    monkeypatch.setattr("simgpu.experiments.study.train", lacking)
     part = {"value": 1.0, "from": {"study": "cswap-6a", "run": "CSWAP"}}
     claims = paper({"one": claim(parts=[part])}, studies={"cswap-6a": STUDY}).claims
     run = Run(claims, tmp_path)

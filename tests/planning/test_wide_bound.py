@@ -8,8 +8,8 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from simgpu.errors import InputError, OutOfMemoryError
+from simgpu.experiments.bounds import least_time, least_times
 from simgpu.experiments.compare import compare
-from simgpu.experiments.least_time import least_time, least_times
 from simgpu.graph.taskgraph import TaskGraph
 from simgpu.hardware.spec import GpuSpec, LinkSpec, NodeSpec
 from simgpu.planning.options import Decisions

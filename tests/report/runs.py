@@ -10,7 +10,7 @@ import numpy as np
 from simgpu.experiments.compare import Comparison, compare
 from simgpu.experiments.outputs import write_outputs
 from simgpu.hardware.spec import GpuSpec, LinkSpec, NodeSpec
-from simgpu.report.recorded import Ran, Recorded, recorded_from
+from simgpu.report.recorded import Ran, ReportInput, recorded_from
 from simgpu.timeline.model import SpanKind, Timeline
 from simgpu.trace.chain import chain
 from simgpu.trace.model import Trace
@@ -51,7 +51,7 @@ def written(comparison: Comparison, folder: Path, *, formats: tuple[str, ...] = 
     return folder
 
 
-def huge(spans: int) -> Recorded:
+def huge(spans: int) -> ReportInput:
     """A run with so many spans on each of two streams, dense enough that thousands share a pixel."""
     recorded = recorded_from(compare(CHAIN, NODE, ["vdnn"]))
     [ran] = recorded.runs
@@ -83,4 +83,4 @@ def huge(spans: int) -> Recorded:
         host_memory=curve_of(),
         iteration_ends_ns=(end,),
     )
-    return Recorded(recorded.document, (Ran(ran.entry, ran.name, timeline, ran.kernels, ran.blocks),))
+    return ReportInput(recorded.document, (Ran(ran.entry, ran.name, timeline, ran.kernels, ran.blocks),))

@@ -20,9 +20,8 @@ from simgpu.experiments.compare import Comparison, compare
 from simgpu.experiments.measures import groups
 from simgpu.experiments.scenarios.load import load_scenario
 from simgpu.report.columns import EXACT, page_data
-from simgpu.report.page import SCRIPTS, page
-from simgpu.report.recorded import Ran, Recorded, read_run, recorded_from
-from simgpu.report.time_bars import time_bars
+from simgpu.report.page import SCRIPTS, page, time_bars
+from simgpu.report.recorded import Ran, ReportInput, read_run, recorded_from
 from simgpu.report.writing import write_report
 from simgpu.timeline.model import Timeline
 from simgpu.trace.model import Phase
@@ -296,9 +295,9 @@ def test_what_a_browser_cannot_tell_exactly_is_refused(comparison: Comparison) -
     ran = recorded.runs[0]
     timeline = timeline_of(ran)
 
-    def with_memory(size: int) -> Recorded:
+    def with_memory(size: int) -> ReportInput:
         changed = replace(timeline, device_memory=curve_of([(0, size, size)]))
-        return Recorded(recorded.document, (replace(ran, timeline=changed),))
+        return ReportInput(recorded.document, (replace(ran, timeline=changed),))
 
     assert page_data(with_memory(EXACT))["runs"][0]["memory"][0]["live"] == [2**53]
     with pytest.raises(InputError, match=r"ideal: 9007199254740993 is above 2\*\*53"):

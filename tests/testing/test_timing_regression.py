@@ -14,7 +14,7 @@ import pytest
 import simgpu.testing
 from simgpu.experiments.regression.store import read_timings
 from simgpu.simulation.run import simulate
-from tests.experiments.regression.kept import CHAIN, node
+from tests.experiments.regression.examples import CHAIN, node
 
 pytest_plugins = ["pytester"]
 
@@ -84,7 +84,7 @@ def test_a_difference_is_explained_in_the_assertion(mine: pytest.Pytester) -> No
     assert not any("timing_regression.py" in line for line in result.outlines)
 
 
-def test_what_differs_is_stored_anew_on_demand(mine: pytest.Pytester) -> None:
+def test_force_regen_stores_what_differs(mine: pytest.Pytester) -> None:
     change(mine, "9_000]", "9_001]")
     run(mine, "--force-regen").assert_outcomes(failed=1)
     run(mine).assert_outcomes(passed=1)
@@ -96,7 +96,7 @@ def test_what_differs_is_stored_anew_on_demand(mine: pytest.Pytester) -> None:
     assert {path: path.stat().st_mtime_ns for path in (mine.path / STORED).iterdir()} == before
 
 
-def test_damaged_files_fail_the_test_and_are_stored_anew_on_demand(mine: pytest.Pytester) -> None:
+def test_damaged_files_fail_the_test_and_force_regen_replaces_them(mine: pytest.Pytester) -> None:
     (mine.path / STORED / "vdnn.csv.gz").write_bytes(b"")
     result = run(mine)
     result.assert_outcomes(failed=1)
@@ -138,7 +138,7 @@ def test_several_checks_in_one_test_and_in_classes(pytester: pytest.Pytester) ->
 
 
 @pytest.mark.parametrize("option", ["--regen-all", "--force-regen"])
-def test_two_checks_of_one_name_do_not_store_over_each_other(mine: pytest.Pytester, option: str) -> None:
+def test_two_checks_of_one_name_are_refused(mine: pytest.Pytester, option: str) -> None:
     before = {path: path.read_bytes() for path in (mine.path / STORED).iterdir()}
     change(mine, "check(result)", "check(result); timing_regression.check(simulate(TRACE, result.node, 'none'))")
     done = run(mine, option)
@@ -166,7 +166,7 @@ def test_it_works_in_several_processes(mine: pytest.Pytester) -> None:
     mine.runpytest_subprocess("-n", "2", "-W", "error", "-p", "no:cacheprovider").assert_outcomes(passed=2)
 
 
-def test_without_pytest_regressions_only_who_uses_it_is_told(pytester: pytest.Pytester) -> None:
+def test_without_pytest_regressions_only_tests_with_the_fixture_fail(pytester: pytest.Pytester) -> None:
     pytester.makepyfile(test_mine=MODULE, test_other="def test_other(): pass")
     pytester.makeconftest("import sys\nsys.modules['pytest_regressions'] = None\n")
     result = pytester.runpytest_subprocess("-p", "no:regressions", "-W", "error", "-p", "no:cacheprovider")
@@ -177,15 +177,15 @@ def test_without_pytest_regressions_only_who_uses_it_is_told(pytester: pytest.Py
     assert not (pytester.path / "test_mine").exists()
 
 
-def test_where_its_options_are_switched_off_it_says_so(pytester: pytest.Pytester) -> None:
+def test_a_switched_off_plugin_is_reported(pytester: pytest.Pytester) -> None:
     pytester.makepyfile(test_mine=MODULE)
     result = run(pytester, "-p", "no:regressions")
     result.assert_outcomes(errors=1)
     result.stdout.fnmatch_lines(["the fixture timing_regression needs the plugin regressions, which is switched off"])
 
 
-def test_the_plugin_loads_next_to_nothing() -> None:
-    """Whoever runs pytest beside an installed simgpu pays for it, whether they use it or not."""
+def test_the_plugin_imports_almost_nothing() -> None:
+    """Every pytest run pays for it where simgpu is installed, whether its tests use it or not."""
     code = """
         import sys, pytest
         before = set(sys.modules)

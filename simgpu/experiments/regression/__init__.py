@@ -1,1 +1,1 @@
-"""Timings that are kept, and what has changed since: `simgpu check` and the pytest fixture `timing_regression`."""
+"""Stored timings and what changed since: `simgpu check` and the pytest fixture `timing_regression`."""

@@ -1,4 +1,4 @@
-"""Scenarios against what a folder keeps of them: what `simgpu check` does."""
+"""Scenarios compared with the timings stored in a folder: what `simgpu check` does."""
 
 from __future__ import annotations
 
@@ -10,23 +10,23 @@ from typing import TYPE_CHECKING, Any, Literal
 from simgpu.errors import InputError, Problem
 from simgpu.experiments.outputs import check_folder, folder_name
 from simgpu.experiments.regression.difference import TimingDifference, compare_timings
-from simgpu.experiments.regression.store import not_ours, read_timings, write_timings
+from simgpu.experiments.regression.store import foreign, read_timings, write_timings
 from simgpu.experiments.regression.timings import Timings, timings_of
 from simgpu.experiments.regression.tolerances import Tolerance, read_tolerances
 
 if TYPE_CHECKING:
     from simgpu.experiments.scenarios.model import Scenario
 
-#: Of a check: `same` also within tolerances. Of an update: what became of the stored timings.
+#: Of a check: `same` also within tolerances. Of an update: what happened to the stored timings.
 Verdict = Literal["same", "differs", "not stored", "new", "changed", "replaced"]
 
 
 @dataclass(frozen=True, slots=True)
-class Checked:
-    """What became of one scenario.
+class CheckOutcome:
+    """The outcome of one scenario.
 
-    folder: where its timings are kept. difference: between them and those of now, None where there is nothing to
-    compare with: nothing is stored, or (`replaced`, in an update) what is stored cannot be read.
+    folder: of its stored timings. difference: between them and the current ones; None where nothing is stored, or
+    (`replaced`, in an update) where it cannot be read.
     """
 
     name: str
@@ -41,8 +41,8 @@ class Checked:
 
     def to_dict(self) -> dict[str, Any]:
         """Plain data for JSON."""
-        told = self.difference.to_dict() if self.difference is not None and not self.difference.empty else None
-        return {"name": self.name, "verdict": self.verdict, "difference": told}
+        difference = self.difference.to_dict() if self.difference is not None and not self.difference.empty else None
+        return {"name": self.name, "verdict": self.verdict, "difference": difference}
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,13 +61,14 @@ def check_scenarios(
     tolerances: Sequence[Tolerance] = (),
     update: bool = False,
     progress: Callable[[str], None] | None = None,
-) -> Iterator[Checked]:
-    """Runs scenarios and compares them with what a folder keeps, one after the other.
+) -> Iterator[CheckOutcome]:
+    """Runs scenarios and compares them with the timings stored in a folder, one after the other.
 
-    against: the folder; of each scenario it holds a folder of its name, and `tolerances.yaml` where metrics may differ.
-    overrides: with which `simgpu.load_scenario` gave the scenarios, kept with the timings.
-    tolerances: go before those of the folder. update: store what is now wherever anything differs, tolerances or not.
-    progress: told what runs.
+    against: the folder; it holds a folder named after each scenario, and `tolerances.yaml` where metrics may differ.
+    overrides: those the scenarios were loaded with, stored with the timings.
+    tolerances: take precedence over those of the folder.
+    update: store the current timings wherever anything differs, tolerances or not.
+    progress: called with what runs.
 
     Raises `InputError`, before anything runs, for what is wrong with tolerances or stored files (in an update those are
     replaced), and where two scenarios have one name; then what running raises.
@@ -84,7 +85,7 @@ def _checked(
     tolerances: Sequence[Tolerance],
     update: bool,
     progress: Callable[[str], None] | None,
-) -> Checked:
+) -> CheckOutcome:
     name = case.scenario.name
 
     def say(what: str) -> None:
@@ -92,21 +93,21 @@ def _checked(
             progress(f"{name}: {what}")
 
     if case.stored is None and not update:
-        return Checked(name, case.folder, "not stored", None)
+        return CheckOutcome(name, case.folder, "not stored", None)
     now = timings_of(case.scenario, overrides=overrides, progress=say)
     difference = None if case.stored is None else compare_timings(case.stored, now, () if update else tolerances)
     if not update:
         assert difference is not None
-        return Checked(name, case.folder, "differs" if difference.counts else "same", difference)
+        return CheckOutcome(name, case.folder, "differs" if difference.counts else "same", difference)
     if difference is not None and difference.empty:
-        return Checked(name, case.folder, "same", difference)
+        return CheckOutcome(name, case.folder, "same", difference)
     write_timings(now, case.folder)
     verdict: Verdict = "changed" if difference is not None else "replaced" if case.damaged else "new"
-    return Checked(name, case.folder, verdict, difference)
+    return CheckOutcome(name, case.folder, verdict, difference)
 
 
 def _cases(scenarios: Sequence[Scenario], against: Path, update: bool) -> list[_Case]:
-    """Everything that is read before the first run; `InputError` with all that is wrong with it."""
+    """Reads everything before the first run; `InputError` with all problems."""
     if not update and not against.is_dir():
         what = "is a file" if against.exists() else "no such folder"
         raise InputError.single(against, "", what, "give the folder of stored timings, or make it with --update")
@@ -135,12 +136,13 @@ def _case(scenario: Scenario, against: Path, update: bool) -> _Case:
     folder = against / called
     if not folder.exists():
         if update:
-            check_folder(folder, not_ours)
+            check_folder(folder, foreign)
         return _Case(scenario, folder, None, False)
-    if not update:
-        return _Case(scenario, folder, read_timings(folder), False)
-    check_folder(folder, not_ours)
+    if update:
+        check_folder(folder, foreign)
     try:
         return _Case(scenario, folder, read_timings(folder), False)
     except InputError:
+        if not update:
+            raise
         return _Case(scenario, folder, None, True)

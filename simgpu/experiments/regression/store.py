@@ -1,13 +1,22 @@
-"""Kept timings on disk: a folder that is written whole or not at all, and read back strictly.
+"""Stored timings: a folder that is written atomically and read strictly.
 
 timings.json         what was run, and each policy's values or why it has none, in an order that never changes
-<policy>.csv.gz      a policy's timeline, all iterations
+<policy>.csv.gz      a policy's timeline, all iterations, as gzipped CSV with the columns
+    iteration, gpu, stream, kind, name, bytes, cause   as in a run's timeline.csv
+    after_ns                                           start, from the start of the row before (of the first: from 0)
+    takes_ns                                           from start to end
+
+Relative times make repeated iterations the same text, which takes a third of the space, and two files differ only in
+the few rows whose events changed.
 """
 
 from __future__ import annotations
 
+import csv
+import gzip
+import io
 import json
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any, Literal
 
@@ -15,11 +24,12 @@ from pydantic import Field
 
 from simgpu.errors import InputError, Problem
 from simgpu.experiments.outputs import folder_names
-from simgpu.experiments.regression.events import SUFFIX, read_events, write_events
 from simgpu.experiments.regression.timings import Outcome, PolicyTimings, Timings
 from simgpu.io.atomic import atomic_folder
-from simgpu.io.input_files import read_json
+from simgpu.io.input_files import read_gzip_text, read_json
 from simgpu.io.schema import FileModel, validate
+from simgpu.timeline.model import Span, SpanKind
+from simgpu.timeline.streams import StreamId
 
 TIMINGS = "timings.json"
 _SCHEMA = "simgpu.timings/1"
@@ -48,34 +58,34 @@ class _TimingsFile(FileModel):
 
 
 def write_timings(timings: Timings, folder: Path) -> None:
-    """Writes what is kept as one folder. Replaces a folder that holds kept timings and nothing else.
+    """Writes timings as one folder. Replaces a folder that holds stored timings and nothing else.
 
     Raises `InputError` when the system refuses, or the folder holds anything else.
     """
     files = [f"{name}{SUFFIX}" for name in folder_names(timings.labels)]
-    with atomic_folder(folder, not_ours) as part:
-        for kept, file in zip(timings.policies, files, strict=True):
-            if kept.outcome == "ran":
-                write_events(kept.events, part / file)
+    with atomic_folder(folder, foreign) as part:
+        for policy, file in zip(timings.policies, files, strict=True):
+            if policy.outcome == "ran":
+                write_events(policy.events, part / file)
         text = json.dumps(_document(timings, files), indent=1, allow_nan=False, ensure_ascii=False)
         (part / TIMINGS).write_text(text + "\n", encoding="utf-8")
 
 
 def read_timings(folder: Path) -> Timings:
-    """What a folder holds; `InputError` with every problem of its files.
+    """The timings in a folder; `InputError` with every problem of its files.
 
     >>> import simgpu, tempfile
     >>> from simgpu.experiments.regression.timings import timings_of
-    >>> kept = timings_of(simgpu.load_scenario("resnet20-addressed", {"iterations": 1}))
+    >>> timings = timings_of(simgpu.load_scenario("resnet20-addressed", {"iterations": 1}))
     >>> folder = Path(tempfile.mkdtemp()) / "resnet20"
-    >>> write_timings(kept, folder)
-    >>> read_timings(folder) == kept
+    >>> write_timings(timings, folder)
+    >>> read_timings(folder) == timings
     True
     """
     path = folder / TIMINGS
     file = validate(_TimingsFile, _parsed(path), lambda place: (str(path), place))
     problems = _named_twice(path, file)
-    kept = []
+    policies = []
     for index, entry in enumerate(file.policies):
         place = f"policies[{index}]"
         try:
@@ -83,16 +93,15 @@ def read_timings(folder: Path) -> Timings:
         except InputError as error:
             problems += error.problems
             continue
-        told = (entry.label, entry.policy, entry.outcome, entry.settings, entry.steady, entry.values, entry.failure)
-        kept.append(PolicyTimings(*told, events))
+        policies.append(PolicyTimings(**entry.model_dump(exclude={"timeline"}), events=events))
     if problems:
         raise InputError(problems)
     about = (file.name, file.simgpu, file.provenance, file.overrides, file.inputs)
-    return Timings(*about, tuple(kept))
+    return Timings(*about, tuple(policies))
 
 
-def is_kept(folder: Path) -> bool:
-    """Whether the folder holds kept timings, of any version."""
+def holds_timings(folder: Path) -> bool:
+    """Whether the folder holds stored timings, of any version."""
     try:
         schema = read_json(folder / TIMINGS)["schema"]
     except (InputError, KeyError, TypeError):
@@ -100,9 +109,9 @@ def is_kept(folder: Path) -> bool:
     return str(schema).startswith("simgpu.timings/")
 
 
-def not_ours(folder: Path) -> str:
-    """What a folder holds that may not be replaced."""
-    if not is_kept(folder):
+def foreign(folder: Path) -> str:
+    """What a folder holds that must not be replaced; empty where there is nothing of the kind."""
+    if not holds_timings(folder):
         return "files that are not timings stored by simgpu"
     others = sorted(
         entry.name for entry in folder.iterdir() if entry.name != TIMINGS and not entry.name.endswith(SUFFIX)
@@ -118,34 +127,90 @@ def _document(timings: Timings, files: list[str]) -> dict[str, Any]:
         "provenance": timings.provenance,
         "overrides": timings.overrides,
         "inputs": timings.inputs,
-        "policies": [_entry(kept, file) for kept, file in zip(timings.policies, files, strict=True)],
+        "policies": [_entry(policy, file) for policy, file in zip(timings.policies, files, strict=True)],
     }
 
 
-def _entry(kept: PolicyTimings, file: str) -> dict[str, Any]:
-    head = {"label": kept.label, "policy": kept.policy, "outcome": kept.outcome, "settings": kept.settings}
-    if kept.outcome != "ran":
-        return {**head, "failure": kept.failure}
-    return {**head, "timeline": file, "steady": kept.steady, "values": kept.values}
+def _entry(policy: PolicyTimings, file: str) -> dict[str, Any]:
+    head = {"label": policy.label, "policy": policy.policy, "outcome": policy.outcome, "settings": policy.settings}
+    if policy.outcome != "ran":
+        return {**head, "failure": policy.failure}
+    return {**head, "timeline": file, "steady": policy.steady, "values": policy.values}
 
 
 def _named_twice(path: Path, file: _TimingsFile) -> list[Problem]:
-    """A label names one policy, by which those of now find it."""
+    """Labels must be unique: current policies are matched with stored ones by label."""
     labels = [entry.label for entry in file.policies]
     twice = dict.fromkeys(label for label in labels if labels.count(label) > 1)
     return [Problem(str(path), "policies", f"two are called {label!r}", _REMEDY) for label in twice]
 
 
 def _parsed(path: Path) -> Mapping[str, Any]:
-    found = read_json(path, "a JSON file", _REMEDY)
-    if not isinstance(found, dict):
+    document = read_json(path, "a JSON file", _REMEDY)
+    if not isinstance(document, dict):
         raise InputError.single(path, "", "is not a mapping of keys to values", _REMEDY)
-    return found
+    return document
 
 
 def _timeline(folder: Path, entry: _PolicyEntry, place: str) -> Path:
     name = entry.timeline or ""
     if not name.endswith(SUFFIX) or Path(name).name != name:
-        what = f"{entry.timeline!r} is not the name of a file {SUFFIX} beside it"
+        what = f"{entry.timeline!r} is not the name of a file {SUFFIX} in the same folder"
         raise InputError.single(folder / TIMINGS, f"{place}.timeline", what, _REMEDY)
     return folder / name
+
+
+COLUMNS = ("iteration", "gpu", "stream", "kind", "name", "after_ns", "takes_ns", "bytes", "cause")
+SUFFIX = ".csv.gz"
+_KINDS = {kind.label: kind for kind in SpanKind}
+
+
+def write_events(events: Iterable[Span], path: Path) -> None:
+    """Writes spans; the same spans give the same bytes, at any time and under any name."""
+    with (
+        path.open("wb") as file,
+        gzip.GzipFile(filename="", mode="wb", compresslevel=9, fileobj=file, mtime=0) as packed,
+        io.TextIOWrapper(packed, encoding="utf-8", newline="") as text,
+    ):
+        writer = csv.writer(text, lineterminator="\n")
+        writer.writerow(COLUMNS)
+        before = 0
+        for span in events:
+            after, takes = span.start_ns - before, span.end_ns - span.start_ns
+            where = (span.iteration, span.gpu, span.stream, span.kind.label, span.name)
+            writer.writerow((*where, after, takes, span.bytes, span.cause))
+            before = span.start_ns
+
+
+def read_events(path: Path) -> tuple[Span, ...]:
+    """The spans in a file; `InputError` names the row that is invalid, or says that the file is damaged.
+
+    >>> import tempfile
+    >>> path = Path(tempfile.mkdtemp()) / "none.csv.gz"
+    >>> spans = (Span(0, "compute", SpanKind.COMPUTE, "conv1", 0, 7, 0, "", 0),)
+    >>> write_events(spans, path)
+    >>> read_events(path) == spans
+    True
+    """
+    remedy = "get it back from version control, or store it anew"
+    text = read_gzip_text(path, "a timeline that simgpu stored", remedy)
+    try:
+        rows = list(csv.reader(io.StringIO(text, newline="")))
+    except csv.Error as error:
+        raise InputError.single(path, "", f"not readable as CSV ({error})", remedy) from None
+    if not rows or tuple(rows[0]) != COLUMNS:
+        what = "has not the columns of a stored timeline"
+        raise InputError.single(path, "row 1", what, f"{','.join(COLUMNS)} are needed; {remedy}")
+    spans: list[Span] = []
+    start = 0
+    for number, row in enumerate(rows[1:], start=2):
+        try:
+            iteration, gpu, stream, kind, name, after, takes, size, cause = row
+            start += int(after)
+            end = start + int(takes)
+            spans.append(Span(int(gpu), stream, _KINDS[kind], name, start, end, int(size), cause, int(iteration)))
+            StreamId.of(stream)
+        except (ValueError, KeyError) as error:
+            what = f"{','.join(row)[:80]!r} is not an event of a timeline ({error})"
+            raise InputError.single(path, f"row {number}", what, remedy) from None
+    return tuple(spans)

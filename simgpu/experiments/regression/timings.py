@@ -1,4 +1,4 @@
-"""What is kept of runs so that later ones can be compared with it, as plain values."""
+"""Timings of runs as plain values, to store and to compare with later runs."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from simgpu.analysis.breakdown import Breakdown, CopyTime
 from simgpu.analysis.compression import Compression
 from simgpu.analysis.metrics import Metrics
 from simgpu.errors import InputError, OutOfMemoryError
-from simgpu.experiments.compare import Comparison, Run, compare
+from simgpu.experiments.compare import Comparison, PolicyRun, compare
 from simgpu.policies.base import plain_parameters
 from simgpu.simulation.result import Result
 from simgpu.timeline.model import Span
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 Number = int | float | None
 Outcome = Literal["ran", "out of memory", "refused"]
 
-#: What is counted of a run beside its metrics, and the unit of each.
+#: Counts of a run in addition to its metrics, and the unit of each.
 COUNTS = {"ideal_ns": "ns", "high_water_bytes": "B", "retired_instructions": "", "spans": ""}
 _HOLDERS = 8
 
@@ -33,9 +33,10 @@ _HOLDERS = 8
 class PolicyTimings:
     """One policy's outcome.
 
-    settings: what the run was asked for (parameters, budget, iterations, ...), by key. values: of a policy that ran,
-    its metrics and counts in base units (see `units`). failure: of one that did not, what is known of the lack of
-    memory, or why it refuses. events: the spans of all iterations, in the timeline's order.
+    settings: the arguments of the run (parameters, budget, iterations, ...), by key.
+    values: of a policy that ran, its metrics and counts in base units (see `units`).
+    failure: of one that did not, facts of the out-of-memory error, or why it refuses.
+    events: the spans of all iterations, in the timeline's order.
     """
 
     label: str
@@ -50,10 +51,10 @@ class PolicyTimings:
 
 @dataclass(frozen=True, slots=True)
 class Timings:
-    """What is kept of the runs of one trace on one node.
+    """The timings of all policies on one trace and node.
 
-    version: of the simgpu that ran them. provenance: of the trace, in words. overrides: what was changed of a scenario
-    to run it. inputs: the trace's and the node's facts by dotted key.
+    version: of simgpu. provenance: of the trace, as text. overrides: those of the scenario.
+    inputs: the trace's and the node's facts by dotted key.
     """
 
     name: str
@@ -64,15 +65,12 @@ class Timings:
     policies: tuple[PolicyTimings, ...]
 
     def __getitem__(self, label: str) -> PolicyTimings:
-        for found in self.policies:
-            if found.label == label:
-                return found
-        raise KeyError(label)
+        return {policy.label: policy for policy in self.policies}[label]
 
     @property
     def labels(self) -> tuple[str, ...]:
-        """Of the policies, in the order in which they ran."""
-        return tuple(found.label for found in self.policies)
+        """The labels of the policies, in the order in which they ran."""
+        return tuple(policy.label for policy in self.policies)
 
 
 def timings_of(
@@ -82,46 +80,46 @@ def timings_of(
     overrides: Mapping[str, object] | None = None,
     progress: Callable[[str], None] | None = None,
 ) -> Timings:
-    """What is kept of a result or of a comparison, or of all policies of a scenario, which are run for it.
+    """The timings of a result or of a comparison, or of all policies of a scenario, which are run for it.
 
-    name: what it is called, by default as the scenario or the trace. overrides: what was changed of the scenario.
+    name: by default that of the scenario or the trace. overrides: those of the scenario.
     progress: called with each label before its run.
 
     Raises `InputError` for anything else, for two policies of one label, and what running a scenario raises.
 
     >>> import simgpu
-    >>> kept = timings_of(simgpu.load_scenario("resnet20-addressed", {"iterations": 1}))
-    >>> kept.labels, kept["vdnn"].values["iteration_ns"], len(kept["vdnn"].events)
+    >>> found = timings_of(simgpu.load_scenario("resnet20-addressed", {"iterations": 1}))
+    >>> found.labels, found["vdnn"].values["iteration_ns"], len(found["vdnn"].events)
     (('none', 'vdnn'), 154683338, 544)
     """
     match ran:
         case Result():
-            run = Run(ran.label, ran.policy, ran.parameters, ran)
-            found = Comparison((run,), ran.trace, ran.trace_name, ran.node)
+            run = PolicyRun(ran.label, ran.policy, ran.parameters, ran)
+            comparison = Comparison((run,), ran.trace, ran.trace_name, ran.node)
         case Comparison():
-            found = ran
+            comparison = ran
         case _ if hasattr(ran, "policies") and hasattr(ran, "outputs"):
-            name, found = name or ran.name, compare(ran, progress=progress)
+            name, comparison = name or ran.name, compare(ran, progress=progress)
         case _:
             what = f"{str(ran)[:60]!r} is neither a result nor a comparison nor a scenario"
             raise InputError.single("", "timings", what, "give what simgpu.simulate or simgpu.load_scenario returns")
-    labels = [run.label for run in found]
+    labels = [run.label for run in comparison]
     for label in labels:
         if labels.count(label) > 1:
             raise InputError.single("", "timings", f"there are two runs of {label}", "compare each policy once")
     return Timings(
-        name=name or found.trace_name or found.trace.model,
+        name=name or comparison.trace_name or comparison.trace.model,
         version=__version__,
-        provenance=found.trace.provenance,
+        provenance=comparison.trace.provenance,
         overrides=_plain(overrides or {}),
-        inputs=_flat(_plain(found.about())),
-        policies=tuple(map(_kept, found)),
+        inputs=_flat(_plain(comparison.about())),
+        policies=tuple(map(_policy_timings, comparison)),
     )
 
 
 @cache
 def units() -> Mapping[str, str]:
-    """The unit of each value that may be kept of a run, by key: ``ns``, ``B``, or whatever else metrics have.
+    """The unit of each value of a run, by key: ``ns``, ``B``, or another unit of a metric.
 
     >>> units()["iteration_ns"], units()["bytes_out"], units()["spans"]
     ('ns', 'B', '')
@@ -136,14 +134,14 @@ def units() -> Mapping[str, str]:
     return {row.key: row.unit for row in every.rows()} | COUNTS
 
 
-def _kept(run: Run) -> PolicyTimings:
+def _policy_timings(run: PolicyRun) -> PolicyTimings:
     error = run.outcome
-    if isinstance(error, OutOfMemoryError):
-        settings = {"parameters": plain_parameters(run.parameters)}
-        return PolicyTimings(run.label, run.policy, "out of memory", _plain(settings), None, {}, _lack(error))
     if not isinstance(error, Result):
-        settings = {"parameters": plain_parameters(run.parameters)}
-        return PolicyTimings(run.label, run.policy, "refused", _plain(settings), None, {}, {"why": str(error)})
+        out_of_memory = isinstance(error, OutOfMemoryError)
+        outcome: Outcome = "out of memory" if out_of_memory else "refused"
+        failure = _out_of_memory(error) if isinstance(error, OutOfMemoryError) else {"why": str(error)}
+        settings = _plain({"parameters": plain_parameters(run.parameters)})
+        return PolicyTimings(run.label, run.policy, outcome, settings, None, {}, failure)
     result = error
     counts = (result.ideal_ns, result.high_water, result.retired, len(result.timeline))
     return PolicyTimings(
@@ -172,22 +170,22 @@ def _settings(result: Result) -> dict[str, Any]:
     }
 
 
-def _lack(error: OutOfMemoryError) -> dict[str, Any]:
+def _out_of_memory(error: OutOfMemoryError) -> dict[str, Any]:
     facts = ("waiting", "kernel", "space", "requested", "free", "largest_hole", "capacity", "at_ns")
     held = [f"{name} {size} B" for name, size in error.holders[:_HOLDERS]]
     return {fact: getattr(error, fact) for fact in facts} | {"holders": len(error.holders), "largest_holders": held}
 
 
 def _plain(values: Mapping[str, object]) -> dict[str, Any]:
-    """The values as a JSON file gives them back, so that what is kept and what is new are of the same types."""
-    found: dict[str, Any] = json.loads(json.dumps(values, default=str))
-    return found
+    """The values as a JSON file would hold them, so that stored and current values have the same types."""
+    plain: dict[str, Any] = json.loads(json.dumps(values, default=str))
+    return plain
 
 
 def _flat(values: Mapping[str, Any], before: str = "") -> dict[str, Any]:
     """Nested mappings as one, by dotted key."""
-    found: dict[str, Any] = {}
+    flat: dict[str, Any] = {}
     for key, value in values.items():
         inner = _flat(value, f"{before}{key}.") if isinstance(value, dict) and value else {f"{before}{key}": value}
-        found |= inner
-    return found
+        flat |= inner
+    return flat

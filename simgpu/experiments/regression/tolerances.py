@@ -1,14 +1,14 @@
-"""By how much a value may differ from the one that is kept before it counts as a difference.
+"""By how much a value may differ from the stored one before it counts as a difference.
 
     schema: simgpu.tolerances/1
     tolerances:
-      iteration_ns: 1%               # of the kept value
+      iteration_ns: 1%               # of the stored value
       stalled_*_ns: 20 us            # a time, of metrics in nanoseconds
       "*_bytes": 1 MiB               # a size, of metrics in bytes
       samples_per_s: 0.5             # a number, of metrics that are neither
       spans: 0                       # 0 of any
 
-Of several that name a metric, the last one holds.
+Of several tolerances for a metric, the last one applies.
 """
 
 from __future__ import annotations
@@ -39,10 +39,10 @@ _NUMBER = ("a number", "'0.5'")
 
 @dataclass(frozen=True, slots=True)
 class Tolerance:
-    """How far metrics may be off.
+    """How far metrics may differ.
 
-    pattern: their name, or one with ``*``. share: of the kept value; otherwise `amount` is in `unit`, which is ``ns``,
-    ``B``, or empty for all others. text: as it was written.
+    pattern: their name, or one with ``*``. text: as it was written.
+    share: `amount` is a share of the stored value; otherwise it is in `unit`: ``ns``, ``B``, or empty for all others.
     """
 
     pattern: str
@@ -52,7 +52,7 @@ class Tolerance:
     share: bool
 
     def allows(self, stored: Number, now: Number) -> bool:
-        """Whether the one is near enough to the other; never where one of them is not known.
+        """Whether the values are close enough; never where one of them is not known.
 
         >>> one = parse_tolerances({"iteration_ns": "1%"})[0]
         >>> one.allows(1000, 1010), one.allows(1000, 1011), one.allows(None, 0)
@@ -65,7 +65,7 @@ class Tolerance:
 
 
 def tolerance_for(key: str, tolerances: Iterable[Tolerance]) -> Tolerance | None:
-    """The last tolerance that names a metric."""
+    """The last tolerance for a metric."""
     naming = [tolerance for tolerance in tolerances if fnmatchcase(key, tolerance.pattern)]
     return naming[-1] if naming else None
 
@@ -75,21 +75,21 @@ def parse_tolerances(
 ) -> tuple[Tolerance, ...]:
     """Tolerances by pattern, as a file or an option has them; where: file and place of a pattern, for messages.
 
-    Raises `InputError` with all that are not understood, name no metric, or are of another unit than their metrics.
+    Raises `InputError` with all that cannot be parsed, match no metric, or have another unit than their metrics.
 
     >>> [str(each.amount) for each in parse_tolerances({"iteration_ns": "1 us", "bytes_*": 0})]
     ['1000', '0']
     """
-    found, problems = [], []
+    tolerances, problems = [], []
     for pattern, value in written.items():
         try:
-            found.append(_tolerance(pattern, value))
+            tolerances.append(_tolerance(pattern, value))
         except ValueError as error:
             what, _, remedy = str(error).partition("; ")
             problems.append(Problem(*where(pattern), what, remedy))
     if problems:
         raise InputError(problems)
-    return tuple(found)
+    return tuple(tolerances)
 
 
 class _TolerancesFile(FileModel):
@@ -98,7 +98,7 @@ class _TolerancesFile(FileModel):
 
 
 def read_tolerances(folder: Path) -> tuple[Tolerance, ...]:
-    """Those kept in `tolerances.yaml` in a folder, none where there is no such file.
+    """The tolerances of `tolerances.yaml` in a folder, none where there is no such file.
 
     Raises `InputError` with every problem of the file, each with its line.
     """

@@ -1,4 +1,4 @@
-"""Scenarios and studies by name: both are files of one folder, told apart by their schema."""
+"""Scenarios and studies by name: files of one folder, distinguished by their schema."""
 
 from __future__ import annotations
 
@@ -56,9 +56,9 @@ def shipped_studies() -> Mapping[str, str]:
 
 
 def _shipped(schema: str) -> Mapping[str, str]:
-    found = {}
+    results = {}
     for name in shipped_names("scenarios"):
         path = find("scenarios", name)
         if _is_of(path, schema):
-            found[name] = str(read_yaml_mapping(path, schema).values.get("description", ""))
-    return MappingProxyType(found)
+            results[name] = str(read_yaml_mapping(path, schema).values.get("description", ""))
+    return MappingProxyType(results)

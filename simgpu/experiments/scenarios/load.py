@@ -38,8 +38,9 @@ def make_scenario(values: Mapping[str, object], source: str, overrides: Mapping[
     values: as a file has them, without `schema`. source: what problems name in place of a file. overrides, and what
     is raised: as `load_scenario`.
 
-    >>> made = make_scenario({"trace": "resnet20-cifar-cpu", "node": "laptop-2gb", "policies": "none"}, "an example")
-    >>> made.trace.name, made.node.name, made.iterations
+    >>> values = {"trace": "resnet20-cifar-cpu", "node": "laptop-2gb", "policies": "none"}
+    >>> scenario = make_scenario(values, "an example")
+    >>> scenario.trace.name, scenario.node.name, scenario.iterations
     ('resnet20-cifar-cpu', 'laptop-2gb', 3)
     """
     return ScenarioLoading(YamlMapping(source, {"schema": SCHEMA, **values}, {}), dict(overrides or {})).scenario()
@@ -104,12 +105,12 @@ class ScenarioLoading(Reading):
         return replace(problem, remedy=f"{problem.remedy}, or run the sweep: simgpu sweep {self._source}")
 
     def _check_power(self, node: NodeSpec, trace: Trace) -> None:
-        """A figure of the power is asked for: node and trace must tell enough for one."""
+        """For a figure of the power: checks that node and trace have what it needs."""
         if node.gpu.power is None:
             what = f"there is no figure of the power: node {node.name} does not state what its GPU draws"
-            self.tell("outputs.plots", what, "leave power out, or give gpu.power (configs/README.md)")
+            self.report("outputs.plots", what, "leave power out, or give gpu.power (configs/README.md)")
         elif missing := not_told(trace):
-            self.tell("outputs.plots", f"there is no figure of the power: {missing}", "leave power out")
+            self.report("outputs.plots", f"there is no figure of the power: {missing}", "leave power out")
 
     def check_policies(self) -> None:
         """Unknown policies, unknown or wrong parameters, and the same policy twice."""
@@ -122,5 +123,5 @@ class ScenarioLoading(Reading):
             if policy is None:
                 continue
             if policy in seen:
-                self.tell(place, f"{entry!r} is given twice", "keep one of them")
+                self.report(place, f"{entry!r} is given twice", "keep one of them")
             seen.append(policy)

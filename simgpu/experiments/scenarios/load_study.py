@@ -1,4 +1,4 @@
-"""Loading a study by name or path, with every problem in every file it leads to told at once."""
+"""Loading a study by name or path; problems of all its files are reported at once."""
 
 from __future__ import annotations
 
@@ -13,24 +13,25 @@ from typing import Any, get_args
 
 from simgpu.errors import InputError, did_you_mean
 from simgpu.experiments.scenarios.catalogue import read_file
-from simgpu.experiments.scenarios.library import Library
-from simgpu.experiments.scenarios.model import PolicyChoice
-from simgpu.experiments.scenarios.reading import Reading
+from simgpu.experiments.scenarios.model import DataParallelSection, PolicyChoice
+from simgpu.experiments.scenarios.reading import Library, Reading
 from simgpu.experiments.scenarios.study import (
     AGGREGATES,
     STUDY_SCHEMA,
     Alone,
     OfSweep,
-    Published,
+    PublishedNumber,
     PublishedSection,
     RunSection,
     Study,
     StudyFile,
     StudyRun,
 )
+from simgpu.graph.replicate import Exchange
 from simgpu.hardware.spec import NodeSpec
 from simgpu.io.schema import validate
-from simgpu.trace.model import Trace
+from simgpu.program.data_parallel import DataParallel
+from simgpu.trace.model import NOT_RECORDED, Origin, Trace, TraceInfo
 
 
 def load_study(
@@ -68,17 +69,17 @@ class StudyReading(Reading):
         everywhere = {"overrides": self.values.get("overrides")}
         node = self.node(self.values.get("node"), "node", everywhere)
         networks = {label: self._traces(label, entry, node) for label, entry in self._labelled("traces")}
-        traces = {label: trace for found in networks.values() for label, trace in found.items()}
+        traces = {label: trace for result in networks.values() for label, trace in result.items()}
         self._check_traces(networks)
         if self.sweeps and self.values.get("largest_batch"):
             what = f"searches the batches that {', '.join(self.sweeps)} sweeps"
-            self.tell("largest_batch", what, "give every trace one batch, with which the search begins")
+            self.report("largest_batch", what, "give every trace one batch, with which the search begins")
         nodes = {label: self._run(label, run, node, everywhere) for label, run in self._labelled("runs")}
         runs = tuple(run for label in nodes for run in self._runs(label, file, nodes[label], traces)) if file else ()
         self._check_unique(runs)
         published = self._check_labels(file, runs) if file is not None else ()
         if self.problems or file is None:
-            # the same node or trace named twice tells its problems twice
+            # a node or trace named twice reports its problems twice
             raise InputError(dict.fromkeys(self.problems))
         return Study(
             name=file.name or Path(self.document.file).stem,
@@ -111,9 +112,9 @@ class StudyReading(Reading):
                 gone.update(null, *points)
         if not gone:
             return
-        told = f"Left out: {', '.join(map(str, named))}. Means are of the rest, also where a paper's are of all."
+        text = f"Left out: {', '.join(map(str, named))}. Means are of the rest, also where a paper's are of all."
         if isinstance(notes := self.values.get("notes", []), list):
-            self.values["notes"] = [*notes, told]
+            self.values["notes"] = [*notes, text]
         for key in ("published", "baseline"):
             written = self.values.get(key)
             if isinstance(written, list):
@@ -129,7 +130,7 @@ class StudyReading(Reading):
                 run["for_trace"] = {label: each for label, each in run["for_trace"].items() if label not in gone}
 
     def _labelled(self, key: str) -> list[tuple[str, Any]]:
-        """What is written under a key by label; nothing where that is no mapping, of which the file's model tells."""
+        """The entries of a key by label; none where it is no mapping, which the file's model reports."""
         written = self.values.get(key)
         return list(written.items()) if isinstance(written, dict) else []
 
@@ -137,10 +138,10 @@ class StudyReading(Reading):
         """A trace by its label, or those of a sweep of batches by theirs; nothing where they could not be read."""
         place = f"traces.{label}"
         if label in AGGREGATES:
-            self.tell(place, f"{label!r} stands for all traces together", "give it another label")
+            self.report(place, f"{label!r} stands for all traces together", "give it another label")
         if isinstance(entry, dict) and not {"batches", "trace"}.isdisjoint(entry):
-            found = self.batches(entry, place, node, self.values.get("node"))
-            return {_point(label, trace.info.batch): trace for trace in found}
+            result = self.batches(entry, place, node, self.values.get("node"))
+            return {_point(label, trace.info.batch): trace for trace in result}
         trace = self.trace(entry, place, node, self.values.get("node"))
         return {label: trace} if trace is not None else {}
 
@@ -148,7 +149,7 @@ class StudyReading(Reading):
         """No trace that is called as one of a sweep."""
         for label, batches in self.sweeps.items():
             for other in networks.keys() & batches:
-                self.tell(f"traces.{other}", f"is also what {label!r} has at that batch", "give it another label")
+                self.report(f"traces.{other}", f"is also what {label!r} has at that batch", "give it another label")
 
     def _run(self, label: str, run: object, own: NodeSpec | None, everywhere: dict[str, Any]) -> NodeSpec | None:
         """The node of a run, once its policy has been looked at."""
@@ -181,7 +182,7 @@ class StudyReading(Reading):
             at = f"{place}.for_trace.{trace}"
             self._known(trace, self._traces_of(file), at, "trace")
             if change.policy is None and change.budget is None:
-                self.tell(at, "changes nothing", "give it a policy or a budget, or leave it out")
+                self.report(at, "changes nothing", "give it a policy or a budget, or leave it out")
             self.budget(change.budget, written["for_trace"][trace].get("budget"), f"{at}.budget", node)
         if node is None:
             return
@@ -202,12 +203,12 @@ class StudyReading(Reading):
 
     def _changed(self, section: RunSection) -> dict[str, tuple[PolicyChoice | None, int | None]]:
         """What differs on traces by their labels; what is written of one batch wins over what is of all."""
-        found: dict[str, tuple[PolicyChoice | None, int | None]] = {}
+        results: dict[str, tuple[PolicyChoice | None, int | None]] = {}
         for label, change in sorted(section.for_trace.items(), key=lambda item: item[0] not in self.sweeps):
             for trace in self.sweeps.get(label, (label,)):
-                policy, budget = found.get(trace, (None, None))
-                found[trace] = (change.policy or policy, budget if change.budget is None else change.budget)
-        return found
+                policy, budget = results.get(trace, (None, None))
+                results[trace] = (change.policy or policy, budget if change.budget is None else change.budget)
+        return results
 
     def _traces_of(self, file: StudyFile) -> tuple[str, ...]:
         """The labels of the file's traces, and those of the batches of its sweeps."""
@@ -220,9 +221,9 @@ class StudyReading(Reading):
             key = (
                 "budgets" if any(each.budget is not None for each in runs if each.sweep == run) else "oversubscription"
             )
-            self.tell(f"runs.{run}.{key}", "two runs have the same label", "give each budget once, or another label")
+            self.report(f"runs.{run}.{key}", "two runs have the same label", "give each budget once, or another label")
 
-    def _check_labels(self, file: StudyFile, runs: tuple[StudyRun, ...]) -> tuple[Published, ...]:
+    def _check_labels(self, file: StudyFile, runs: tuple[StudyRun, ...]) -> tuple[PublishedNumber, ...]:
         """Baselines and published numbers of runs and traces that there are."""
         listed = isinstance(self.values.get("baseline"), list)
         known = dict.fromkeys((*file.runs, *(run.label for run in runs)))
@@ -234,8 +235,8 @@ class StudyReading(Reading):
 
     def _published(
         self, row: PublishedSection, place: str, file: StudyFile, known: Iterable[str], runs: tuple[StudyRun, ...]
-    ) -> Published:
-        alone = row.told in get_args(Alone)
+    ) -> PublishedNumber:
+        alone = row.measured in get_args(Alone)
         over = "" if row.run is None or alone else row.over if row.over is not None else file.baseline[0]
         if row.run is not None:
             self._known(row.run, known, f"{place}.run", "run")
@@ -243,27 +244,27 @@ class StudyReading(Reading):
                 self._known(over, known, f"{place}.over", "run")
             if row.run == over:
                 remedy = "name another run, or another to compare it with"
-                self.tell(f"{place}.run", f"{over!r} is compared with itself", remedy)
+                self.report(f"{place}.run", f"{over!r} is compared with itself", remedy)
             self._check_sweeps(row.run, over, place, runs)
         self._check_of(row, place, file)
         if row.without and row.of not in AGGREGATES:
             remedy = f"leave it out, or write of: {', '.join(AGGREGATES)}"
-            self.tell(f"{place}.without", f"{row.of!r} is one trace, of which none can be left out", remedy)
+            self.report(f"{place}.without", f"{row.of!r} is one trace, of which none can be left out", remedy)
         note = row.note.strip()
-        return Published(
-            row.run or "", over, row.of, row.value, row.told, row.source, tuple(row.without), note, row.memory
+        return PublishedNumber(
+            row.run or "", over, row.of, row.value, row.measured, row.source, tuple(row.without), note, row.memory
         )
 
     def _check_of(self, row: PublishedSection, place: str, file: StudyFile) -> None:
-        """A published number is of traces that there are, or of a sweep of them, and leaves some."""
-        whole = row.told in get_args(OfSweep)
-        known = tuple(file.traces) if whole else self._traces_of(file)
-        self._known(row.of, (*AGGREGATES, *known), f"{place}.of", "sweep of batches" if whole else "trace")
+        """Checks that a published number is of known traces, or of a sweep of them, and excludes not all."""
+        of_sweep = row.measured in get_args(OfSweep)
+        known = tuple(file.traces) if of_sweep else self._traces_of(file)
+        self._known(row.of, (*AGGREGATES, *known), f"{place}.of", "sweep of batches" if of_sweep else "trace")
         for number, label in enumerate(row.without):
             self._known(label, known, f"{place}.without[{number}]", "trace")
         left = set(row.without)
         if all(label in left or left.issuperset(self.sweeps.get(label, (label,))) for label in file.traces):
-            self.tell(f"{place}.without", "leaves no trace", "name fewer")
+            self.report(f"{place}.without", "leaves no trace", "name fewer")
 
     def _check_sweeps(self, label: str, over: str, place: str, runs: tuple[StudyRun, ...]) -> None:
         """What is compared with a sweep needs a run of the same budget in it."""
@@ -271,11 +272,13 @@ class StudyReading(Reading):
         ours = {run.point for run in runs if label in (run.label, run.sweep)}
         if over and theirs and not theirs.issuperset(ours):
             what = f"{over!r} is a sweep, and has no run for every budget of {label!r}"
-            self.tell(f"{place}.run", what, f"give {label!r} budgets of {over!r} only, or compare it with another run")
+            self.report(
+                f"{place}.run", what, f"give {label!r} budgets of {over!r} only, or compare it with another run"
+            )
 
     def _known(self, label: str, known: Iterable[str], place: str, word: str) -> None:
         if label not in known:
-            self.tell(place, f"there is no {word} {label!r}", did_you_mean(label, known))
+            self.report(place, f"there is no {word} {label!r}", did_you_mean(label, known))
 
 
 def _point(label: str, at: object) -> str:
@@ -308,3 +311,40 @@ def _left_out(row: object) -> list[object]:
 def _labels_in(entry: object) -> list[object]:
     """The labels that a published row or a baseline names."""
     return [entry.get(key) for key in ("run", "over", "of")] if isinstance(entry, dict) else [entry]
+
+
+def outline_study(name_or_path: str | Path, overrides: Mapping[str, object] | None = None) -> Study:
+    """The study that `load_study` gives, but with empty traces: labels, batches, runs and their measures.
+
+    Its traces have no origin, those named in place of modelled ones have batch 1, and budgets that follow from what a
+    trace holds are 0. Raises what `load_study` raises of
+    the file itself.
+
+    >>> outline = outline_study("cswap-6a")
+    >>> list(outline.traces)[:2], outline.traces["VGG16"].info.batch, outline.runs[0].label
+    (['AlexNet', 'Plain20'], 2560, 'vDNN')
+    """
+    return _Outlining(read_file(name_or_path, STUDY_SCHEMA), dict(overrides or {})).study()
+
+
+class _Outlining(StudyReading):
+    """A study on its way in, of which no trace is read or modelled."""
+
+    def trace(self, written: object, place: str, node: NodeSpec | None, node_name: object) -> Trace | None:
+        batch = written.get("batch", 1) if isinstance(written, dict) else 1
+        return _empty(batch) if isinstance(written, str | dict) else None
+
+    def batches(self, written: Mapping[str, Any], place: str, node: NodeSpec | None, node_name: object) -> list[Trace]:
+        return [_empty(batch) for batch in written.get("batches") or ()]
+
+    def data_parallel(
+        self, asked: DataParallelSection | None, place: str, node: NodeSpec | None, batches: Iterable[int]
+    ) -> DataParallel | None:
+        if asked is None or asked.gpus == 1:
+            return None
+        return DataParallel(asked.gpus, Exchange(asked.exchange), asked.cores)
+
+
+def _empty(batch: int) -> Trace:
+    info = TraceInfo(NOT_RECORDED, batch, NOT_RECORDED, NOT_RECORDED, Origin.MODELLED, NOT_RECORDED)
+    return Trace(info, (), ())

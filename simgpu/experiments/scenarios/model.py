@@ -66,7 +66,9 @@ class PolicyEntry:
         with_parameters = {
             name: {
                 "type": ["object", "null"],
-                "properties": {found.name: {"description": found.description} for found in describe(name).parameters},
+                "properties": {
+                    parameter.name: {"description": parameter.description} for parameter in describe(name).parameters
+                },
                 "additionalProperties": False,
             }
             for name in names
@@ -145,7 +147,7 @@ class Scenario:
     """Everything a run needs, loaded and checked.
 
     budget: bytes of device memory, None for all that the node has. pool and alignment (bytes): None for what the
-    policy and the node say. epoch: of training, from 0. data_parallel: several GPUs, None for one. swept: what is told
+    policy and the node say. epoch: of training, from 0. data_parallel: several GPUs, None for one. swept: what is shown
     of the file's sweep, which is not a part of the scenario; empty where there is none.
     """
 

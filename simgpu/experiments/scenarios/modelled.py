@@ -135,7 +135,7 @@ class ModelledBatches(_Modelling):
 
 
 class TraceBatches(FileModel):
-    """A trace told at several batches, as `simgpu.trace.model.Trace.at_batch` tells it."""
+    """A trace at several batches, as `simgpu.trace.model.Trace.at_batch` derives it."""
 
     trace: str = Field(min_length=1, description="a shipped trace, or a folder as seen from this file")
     batches: Batches = Field(description="a sweep: the trace at each of these batches, called '<label> <batch>'")
@@ -146,8 +146,8 @@ def _at_key(problem: Problem) -> Problem:
     if problem.file:
         return problem
     for pattern, key in _KEYS:
-        if (found := pattern.fullmatch(problem.place)) is not None:
-            return replace(problem, place=found.expand(key))
+        if (result := pattern.fullmatch(problem.place)) is not None:
+            return replace(problem, place=result.expand(key))
     return problem
 
 

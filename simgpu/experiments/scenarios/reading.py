@@ -1,16 +1,17 @@
-"""What reading a scenario and reading a study have in common: overrides, and every problem told at its place."""
+"""Reading scenario and study files: overrides, every problem at its place, and a cache of loaded traces and nodes."""
 
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections import OrderedDict
+from collections.abc import Callable, Collection, Hashable, Iterable, Mapping
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
+from threading import Lock
 from typing import Any, TypeVar
 
 from simgpu.errors import InputError, Problem
-from simgpu.experiments.scenarios.library import Library
 from simgpu.experiments.scenarios.model import DataParallelSection, PolicyEntry
 from simgpu.experiments.scenarios.modelled import ModelledBatches, ModelledTrace, TraceBatches
 from simgpu.graph.replicate import Exchange
@@ -28,7 +29,7 @@ from simgpu.units import format_bytes
 from simgpu.workloads.rescale import at_batch
 
 _NODE = "node."
-#: What people write who leave that prefix out.
+#: The beginnings of keys without that prefix.
 _NODE_PARTS = ("gpu.", "link.", "host.")
 Loaded = TypeVar("Loaded")
 
@@ -63,7 +64,7 @@ def inside_named_trace(values: Mapping[str, Any], key: str, given: Collection[st
 class Reading:
     """A file on its way in: its values with the overrides in place, and the problems found so far.
 
-    overrides: values by dotted key; those of the node are kept apart. library: what earlier readings have loaded.
+    overrides: values by dotted key; those of the node are separate. library: what earlier readings have loaded.
     """
 
     def __init__(self, document: YamlMapping, overrides: Mapping[str, object], library: Library | None = None) -> None:
@@ -84,13 +85,14 @@ class Reading:
         if self._is_changed(place):
             return "override", place
         if place not in self.document.lines:
-            made = [key for key in self.changes if key.startswith((f"{place}.", f"{place}["))]
-            if made:
-                return "override", made[0]
+            created = [key for key in self.changes if key.startswith((f"{place}.", f"{place}["))]
+            if created:
+                return "override", created[0]
         return self.document.file, self.document.place(place)
 
     def attempt(self, load: Callable[[], Loaded], place: str = "", sections: tuple[str, ...] = ()) -> Loaded | None:
-        """What `load` gives. None if there are problems, which are kept; those without a file are told at `place`.
+        """The result of `load`. None if there are problems, which are collected; those without a file are reported at
+        `place`.
 
         sections: where changes of the node may stand in the file, the nearest first.
         """
@@ -112,7 +114,7 @@ class Reading:
 
     def _load_node(self, name: str, changes: Mapping[str, object], place: str) -> NodeSpec:
         base = self._base(place)
-        # texts of dictionaries tell the order of their keys too, which the node's name does
+        # the text of a dictionary shows the order of its keys, and so does the node's name
         return self.library.get(("node", name, base, repr(changes)), lambda: load_node(name, changes, base))
 
     def trace(self, written: object, place: str, node: NodeSpec | None, node_name: object) -> Trace | None:
@@ -125,14 +127,14 @@ class Reading:
         gpu = self.gpu_for(entry.gpu, place, node, node_name) if entry is not None else None
         if entry is None or gpu is None:
             return None
-        return self.made(lambda: self.library.get((entry.model_dump_json(), gpu), partial(entry.trace, *gpu)), place)
+        return self.build(lambda: self.library.get((entry.model_dump_json(), gpu), partial(entry.trace, *gpu)), place)
 
     def _read_trace(self, name: str, place: str) -> Trace:
         folder = find("traces", name, self._base(place))
         return self.library.get(("trace", folder), partial(read_trace, folder))
 
     def batches(self, written: Mapping[str, Any], place: str, node: NodeSpec | None, node_name: object) -> list[Trace]:
-        """The traces of the sweep of batches at a place; none from the first on that cannot be told."""
+        """The traces of the sweep of batches at a place; none from the first on that cannot be derived."""
         model: type[TraceBatches | ModelledBatches] = TraceBatches if "trace" in written else ModelledBatches
         entry = self.attempt(lambda: validate(model, written, lambda inner: self.where(f"{place}.{inner}")))
         if entry is None:
@@ -140,13 +142,13 @@ class Reading:
         make = self._maker(entry, place, node, node_name)
         if make is None:
             return []
-        found: list[Trace] = []
+        results: list[Trace] = []
         for batch in entry.batches:
-            trace = self.made(partial(make, batch), place)
+            trace = self.build(partial(make, batch), place)
             if trace is None:
                 break
-            found.append(trace)
-        return found
+            results.append(trace)
+        return results
 
     def _maker(
         self, entry: TraceBatches | ModelledBatches, place: str, node: NodeSpec | None, node_name: object
@@ -172,14 +174,14 @@ class Reading:
             node = self.attempt(lambda: self._load_node(name, {}, at), at)
         return None if node is None else (node.gpu, Path(name).stem)
 
-    def made(self, make: Callable[[], Loaded], place: str) -> Loaded | None:
-        """What is made for a place, or None and its problems told at the keys of a place that they are about."""
+    def build(self, make: Callable[[], Loaded], place: str) -> Loaded | None:
+        """The result of `make`, or None, with its problems reported at their keys of the place."""
         try:
             return make()
         except InputError as error:
             for problem in error.problems:
-                told = problem if problem.file else self._told_at(f"{place}.{problem.place}", problem)
-                self.problems.append(told)
+                text = problem if problem.file else self._told_at(f"{place}.{problem.place}", problem)
+                self.problems.append(text)
             return None
 
     def policy(self, entry: object, place: str) -> Policy | None:
@@ -201,7 +203,7 @@ class Reading:
         """Tells of a budget, as written at a place, that is more than the node has."""
         if size is not None and node is not None and size > node.budget:
             what = f"{written} is more than the {format_bytes(node.budget)} that node {node.name} has"
-            self.tell(place, what, "lower it, or raise node.gpu.memory")
+            self.report(place, what, "lower it, or raise node.gpu.memory")
 
     def data_parallel(
         self, asked: DataParallelSection | None, place: str, node: NodeSpec | None, batches: Iterable[int]
@@ -223,10 +225,10 @@ class Reading:
                     own = key in DataParallelSection.model_fields
                     at = f"{place}.{key}" if own else f"{place}.exchange"
                     what = problem.what if own else f"{asked.exchange} needs {problem.place}, which {problem.what}"
-                    self.tell(at, what, problem.remedy)
+                    self.report(at, what, problem.remedy)
         return how
 
-    def tell(self, place: str, what: str, remedy: str) -> None:
+    def report(self, place: str, what: str, remedy: str) -> None:
         """Notes a problem at a place of the file."""
         self.problems.append(Problem(*self.where(place), what, remedy))
 
@@ -255,5 +257,32 @@ class Reading:
         remedy = "only node.* stands here, for example 'node.gpu.memory: 8 GiB'; set the file's own keys directly"
         for key in own:
             if not key.startswith(_NODE):
-                self.tell(f"{section}.{key}", "is not of the node", remedy)
+                self.report(f"{section}.{key}", "is not of the node", remedy)
         return {key.removeprefix(_NODE): value for key, value in own.items() if key.startswith(_NODE)}
+
+
+class Library:
+    """A cache of the values requested last, by keys of all that they depend on. Threads may share one.
+
+    Failures are not cached. A file that changes while it is cached is not read again.
+
+    >>> library = Library(size=2)
+    >>> [library.get(key, lambda: key.upper()) for key in ("a", "b", "a", "c")], library.get("a", lambda: "again")
+    (['A', 'B', 'A', 'C'], 'A')
+    """
+
+    def __init__(self, size: int = 32) -> None:
+        self._size = size
+        self._cached: OrderedDict[Hashable, Any] = OrderedDict()
+        self._lock = Lock()
+
+    def get(self, key: Hashable, load: Callable[[], Loaded]) -> Loaded:
+        """The cached value of a key, else the result of `load`."""
+        with self._lock:
+            if key not in self._cached:
+                self._cached[key] = load()
+                if len(self._cached) > self._size:
+                    self._cached.popitem(last=False)
+            self._cached.move_to_end(key)
+            result: Loaded = self._cached[key]
+            return result

@@ -1,4 +1,4 @@
-"""What a study is, in the file and in the program: several traces under several policies, beside published numbers."""
+"""The model of a study and of its file: several traces under several policies, compared with published numbers."""
 
 from __future__ import annotations
 
@@ -23,9 +23,9 @@ if TYPE_CHECKING:
     from simgpu.trace.model import Trace
 
 STUDY_SCHEMA = "simgpu.study/1"
-#: What a published number may be of, beside one of the traces.
+#: Aggregates over traces that a published number can be of.
 AGGREGATES = ("mean", "min", "max", "sum")
-#: What is told of a run over another one.
+#: Measures of a run relative to a baseline.
 Relative = Literal[
     "throughput",
     "time",
@@ -39,7 +39,7 @@ Relative = Literal[
 ]
 #: Parts of a run's time, as shares of all of it.
 Part = Literal["computation", "overlap", "swapping", "recomputation", "codec"]
-#: What is told of a run alone.
+#: Measures of a run alone.
 Alone = Literal[
     "samples_per_s",
     "largest_batch",
@@ -54,12 +54,12 @@ Alone = Literal[
     Part,
 ]
 OfRun = Literal[Relative, Alone]
-#: What is told of all batches of a sweep together.
+#: Measures of all batches of a sweep together.
 OfSweep = Literal["best_throughput", "largest_batch", "batch_gain"]
-#: What is told of an amount of memory.
+#: Measures of an amount of memory.
 OfMemory = Literal["memory", "memory_saved"]
 Measure = Literal[OfRun, OfMemory]
-#: Amounts of memory that an iteration needs; `simgpu.experiments.study_memory` tells what they are.
+#: Amounts of memory that an iteration needs; see `simgpu.experiments.study_measures.memory_of`.
 Amount = Literal["bound", "weights_leave", "sub_batch", "transfers", "algorithms"]
 #: What a study may show of all its runs.
 Table = Literal[OfRun, "moved", "breakdown"]
@@ -136,7 +136,7 @@ class PublishedSection(FileModel):
     note: str = Field(default="", description="what to know before believing it")
 
     @property
-    def told(self) -> Measure:
+    def measured(self) -> Measure:
         """What is stated."""
         return self.measure or ("throughput" if self.memory is None else "memory")
 
@@ -144,14 +144,14 @@ class PublishedSection(FileModel):
     def _is_of_one_thing(self) -> PublishedSection:
         if (self.run is None) == (self.memory is None):
             raise ValueError("is of a run or of an amount of memory: write either run or memory")
-        if (self.memory is not None) != (self.told in get_args(OfMemory)):
+        if (self.memory is not None) != (self.measured in get_args(OfMemory)):
             whose, fits = ("an amount of memory", OfMemory) if self.memory is not None else ("a run", OfRun)
-            raise ValueError(f"{self.told} is not told of {whose}: write {', '.join(get_args(fits))}")
-        if self.over is not None and (self.memory is not None or self.told in get_args(Alone)):
-            raise ValueError(f"{self.told} is not told over another run: drop over")
-        if self.of == "sum" and self.told != "batch_gain":
-            raise ValueError(f"sums of {self.told} are not told: write mean, min or max")
-        if (self.told in _SHARES and self.value > 1) or (self.told in _SAVED and self.value == 1):
+            raise ValueError(f"{self.measured} is not a measure of {whose}: write {', '.join(get_args(fits))}")
+        if self.over is not None and (self.memory is not None or self.measured in get_args(Alone)):
+            raise ValueError(f"{self.measured} has no baseline: drop over")
+        if self.of == "sum" and self.measured != "batch_gain":
+            raise ValueError(f"{self.measured} cannot be summed: write mean, min or max")
+        if (self.measured in _SHARES and self.value > 1) or (self.measured in _SAVED and self.value == 1):
             raise ValueError(f"value {self.value:g} is no share: write 20% as 0.2")
         return self
 
@@ -231,7 +231,7 @@ class StudyRun:
 
 
 @dataclass(frozen=True, slots=True)
-class Published:
+class PublishedNumber:
     """A number that a paper states: of a run compared with another, of one trace or of all but those in `without`.
 
     of, without: labels as in the file, or of one batch of a sweep.
@@ -255,9 +255,9 @@ class Study:
     """Everything a study needs, loaded and checked.
 
     traces: by the label of their row. sweeps: by its label in the file, the labels of the traces of each sweep of
-    batches. baseline: labels of the runs, or sweeps of runs, that the others are told over.
-    tables: the measures that are told of every trace and run. epochs: of training. largest_batch: whether every run is
-    told at the largest batch that fits it, in place of that of the trace.
+    batches. baseline: labels of the runs, or sweeps of runs, that the others are compared with.
+    tables: the measures shown of every trace and run. epochs: of training. largest_batch: whether every run is
+    at the largest batch that fits it, in place of that of the trace.
     """
 
     name: str
@@ -270,7 +270,7 @@ class Study:
     epochs: tuple[int, ...]
     iterations: int
     seed: int
-    published: tuple[Published, ...]
+    published: tuple[PublishedNumber, ...]
     tables: tuple[Table, ...] = ("throughput",)
     sweeps: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     largest_batch: bool = False
@@ -278,11 +278,11 @@ class Study:
     @property
     def networks(self) -> dict[str, tuple[str, ...]]:
         """By the label in the file, in order: a trace, or all traces of a sweep of batches."""
-        found: dict[str, tuple[str, ...]] = {}
+        results: dict[str, tuple[str, ...]] = {}
         for trace in self.traces:
             label = self.network(trace)
-            found[label] = (*found.get(label, ()), trace)
-        return found
+            results[label] = (*results.get(label, ()), trace)
+        return results
 
     def network(self, trace: str) -> str:
         """The label in the file of a trace: of the sweep of batches that it is in, else its own."""
@@ -293,7 +293,7 @@ class Study:
         return tuple(run for run in self.runs if label in (run.label, run.sweep))
 
     def compared(self, run: StudyRun, over: str) -> StudyRun | None:
-        """The run that this one is told over: of a sweep the one with the same budget, None where it has none."""
+        """The baseline of this run: of a sweep the one with the same budget, None where it has none."""
         return next((each for each in self.members(over) if not each.sweep or each.point == run.point), None)
 
     def facts(self) -> list[tuple[str, str]]:
@@ -304,13 +304,13 @@ class Study:
             for trace in self.traces.values()
         )
         epochs = ", ".join(map(str, self.epochs))
-        told = f"epochs {epochs}, weighted equally" if len(self.epochs) > 1 else f"epoch {epochs}"
+        text = f"epochs {epochs}, weighted equally" if len(self.epochs) > 1 else f"epoch {epochs}"
         return [
             *([("about", self.description)] if self.description else []),
             *([("paper", self.paper)] if self.paper else []),
             *(("origin", origin) for origin in origins),
             ("nodes", ", ".join(dict.fromkeys(run.node.name for run in self.runs))),
-            ("run", f"{told}; " + _iterations(self.iterations)),
+            ("run", f"{text}; " + _iterations(self.iterations)),
             *([("batch", "of every run the largest that fits it")] if self.largest_batch else []),
             *([("gpus", NO_COLLECTIVES)] if any(run.data_parallel for run in self.runs) else []),
             *(("note", note) for note in self.notes),

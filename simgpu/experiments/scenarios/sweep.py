@@ -1,19 +1,25 @@
-"""A sweep: one scenario at many points, none of which is made before it is asked for."""
+"""A sweep: one scenario at many points, loaded when they are asked for; digests of the files it reads."""
 
 from __future__ import annotations
 
 import copy
+import hashlib
+import os
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from simgpu.experiments.scenarios.library import Library
+from simgpu.errors import InputError
 from simgpu.experiments.scenarios.load import ScenarioLoading
 from simgpu.experiments.scenarios.model import Scenario
+from simgpu.experiments.scenarios.reading import Library
 from simgpu.experiments.scenarios.sweep_axes import Axis, count_of, steps_of
-from simgpu.experiments.scenarios.sweep_inputs import digests_of
+from simgpu.hardware.layering import read_layered
+from simgpu.hardware.nodes import SCHEMA
+from simgpu.io.input_files import open_input, pieces
 from simgpu.io.schema import put
+from simgpu.io.shipped import Kind, find
 from simgpu.io.yaml_files import YamlMapping
 
 NODE_VALUE = "node."
@@ -71,7 +77,7 @@ class Sweep:
         return {given.path: given.value for given in self.given(steps_of(self.axes, point))}
 
     def given(self, steps: Iterable[int]) -> Iterator[Given]:
-        """What a step on each axis gives."""
+        """The values of a step on each axis."""
         for axis, step in zip(self.axes, steps, strict=True):
             for path, value in axis.steps[step].items():
                 yield Given(path, value, axis.place(path, step), axis.changed)
@@ -81,7 +87,7 @@ class Sweep:
         return Points(self).scenario(point)
 
     def points(self) -> Points:
-        """The points, for who needs the scenarios of several: they share what was loaded."""
+        """All points; their scenarios share what was loaded."""
         return Points(self)
 
     def inputs(self) -> dict[str, str]:
@@ -119,9 +125,9 @@ class PointLoading(ScenarioLoading):
     """The scenario of a sweep with some of its values, on its way in."""
 
     def __init__(self, sweep: Sweep, given: Iterable[Given], library: Library | None = None) -> None:
-        told = tuple(given)
-        changes = {each.path: each.value for each in told if each.changed}
-        document = _with(sweep, [each for each in told if not each.changed])
+        texts = tuple(given)
+        changes = {each.path: each.value for each in texts if each.changed}
+        document = _with(sweep, [each for each in texts if not each.changed])
         super().__init__(document, {**sweep.overrides, **changes}, library)
         self._sweep = sweep
 
@@ -144,3 +150,72 @@ def _with(sweep: Sweep, given: Iterable[Given]) -> YamlMapping:
         else:
             put(values, path, copy.deepcopy(value))
     return replace(sweep.document, values=values, lines={place: line for place, line in lines.items() if line})
+
+
+_WORDS: Mapping[Kind, str] = {"traces": "trace", "configs": "node"}
+
+
+class Named(NamedTuple):
+    """A trace or node as a scenario names it, and the folder in which a path starts."""
+
+    kind: Kind
+    name: str
+    folder: Path
+
+    @property
+    def title(self) -> str:
+        """What it is called among others."""
+        return f"{_WORDS[self.kind]} {self.name}"
+
+
+def digests_of(sweep: Sweep) -> dict[str, str]:
+    """SHA-256 of each trace's and each node's files by ``trace NAME`` and ``node NAME``, sorted.
+
+    What cannot be read has the digest ``missing``.
+
+    >>> from simgpu.experiments.scenarios.load_sweep import load_sweep
+    >>> list(digests_of(load_sweep("memory-sweep")))
+    ['node laptop-2gb', 'trace resnet20-cifar-cpu']
+    """
+    return {named.title: _digest(named) for named in sorted(set(_named(sweep)))}
+
+
+def _named(sweep: Sweep) -> Iterator[Named]:
+    """What the scenario and each step of each axis name, whatever else a point gives."""
+    yield from _in(sweep.document.values, sweep.folder)
+    yield from _in(sweep.overrides, sweep.here)
+    for axis in sweep.axes:
+        for step in axis.steps:
+            yield from _in(step, sweep.here if axis.changed else sweep.folder)
+
+
+def _in(values: Mapping[str, object], folder: Path) -> Iterator[Named]:
+    trace = values.get("trace")
+    gpus: Iterable[object] = (
+        values.get("node"),
+        values.get("trace.gpu"),
+        trace.get("gpu") if isinstance(trace, dict) else None,
+    )
+    if isinstance(trace, str):
+        yield Named("traces", trace, folder)
+    for name in gpus:
+        if isinstance(name, str):
+            yield Named("configs", name, folder)
+
+
+def _digest(named: Named) -> str:
+    try:
+        path = find(named.kind, named.name, named.folder)
+        if named.kind == "traces":
+            files = sorted(file for file in path.iterdir() if file.is_file())
+        else:
+            files = [Path(document.file) for document in read_layered(path, SCHEMA).files]
+        digest = hashlib.sha256()
+        for file in files:
+            with open_input(file) as stream:
+                digest.update(f"{file.name}\0{os.fstat(stream.fileno()).st_size}\0".encode())
+                for piece in pieces(stream, file):
+                    digest.update(piece)
+    except (OSError, InputError):
+        return "missing"
+    return digest.hexdigest()

@@ -106,9 +106,9 @@ def section_problems(section: SweepSection, where: Where) -> Iterator[Problem]:
     """Groups whose paths have different numbers of values, no axes at all, and too many points to count."""
     for number, group in enumerate(section.zip):
         if len(set(map(len, group.values()))) > 1:
-            told = ", ".join(f"{path} has {len(values)}" for path, values in group.items())
+            text = ", ".join(f"{path} has {len(values)}" for path, values in group.items())
             yield Problem(
-                *where(f"sweep.zip[{number}]"), f"its values move together, but {told}", "give as many of each"
+                *where(f"sweep.zip[{number}]"), f"its values move together, but {text}", "give as many of each"
             )
     axes = axes_of(section)
     if not axes:

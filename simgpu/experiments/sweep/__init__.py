@@ -1,1 +1,1 @@
-"""Many points of a scenario: run here, in processes or on a cluster, kept as they finish, told as one table."""
+"""Running the points of a sweep: here, in processes or on a cluster; stored as they finish; one table."""

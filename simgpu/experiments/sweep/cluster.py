@@ -1,22 +1,20 @@
-"""Points on a Dask cluster: the same rows as on this machine, made on others.
-
-Imports distributed, the extra `dask`, when it is used.
-"""
+"""Points of a sweep on the workers of a Dask cluster. Imports distributed, the extra `dask`, when it is used."""
 
 from __future__ import annotations
 
 import pickle
 from collections.abc import Generator, Iterable, Iterator
+from concurrent.futures import Future
 from dataclasses import dataclass
+from functools import partial
 from importlib import import_module
-from itertools import islice
 from threading import Lock
 from typing import TYPE_CHECKING, Any
 
 from simgpu.errors import InputError, MissingExtraError, Problem
-from simgpu.experiments.processes import AHEAD
-from simgpu.experiments.sweep.deciding import deciding, reasons
-from simgpu.experiments.sweep.point import PointRows, Work, died, run_point
+from simgpu.experiments.processes import AHEAD, as_finished
+from simgpu.experiments.sweep.fingerprint import differences, fingerprint
+from simgpu.experiments.sweep.point import PointRows, RunPoint, died, run_point
 from simgpu.version import __version__
 
 if TYPE_CHECKING:
@@ -30,20 +28,19 @@ _PATIENCE = "20s"
 
 @dataclass(frozen=True, eq=False)
 class Shared:
-    """What every worker gets once. version, inputs, decided: of simgpu, of what the sweep reads, and of code and
-    libraries, as they are here."""
+    """What every worker receives once. version, inputs, code: those of this machine."""
 
     sweep: Sweep
-    work: Work
+    run: RunPoint
     version: str
     inputs: dict[str, str]
-    decided: dict[str, Any]
+    code: dict[str, Any]
 
 
 def on_cluster(
-    sweep: Sweep, points: Iterable[int], cluster: str | Client, work: Work = run_point
+    sweep: Sweep, points: Iterable[int], cluster: str | Client, run: RunPoint = run_point
 ) -> Generator[PointRows, None, None]:
-    """Runs the points on the workers of a Dask cluster, and gives each as it finishes; few are under way at any time.
+    """Runs the points on the workers of a cluster and yields each as it finishes; few are under way at any time.
 
     cluster: the address of its scheduler, or a client of it. Raises `MissingExtraError` without distributed, and
     `InputError` where the cluster does not answer, has no workers, or one of them has another simgpu or other files.
@@ -53,27 +50,17 @@ def on_cluster(
     except ImportError as error:
         raise MissingExtraError("running a sweep on a cluster", "distributed", "dask") from error
     client = _client(distributed, cluster)
-    under_way: dict[Any, tuple[Any, int]] = {}
     try:
-        shared = Shared(sweep, work, __version__, sweep.inputs(), deciding(sweep))
+        shared = Shared(sweep, run, __version__, sweep.inputs(), fingerprint(sweep))
         threads = _checked(client, shared)
-        held = client.scatter(shared, broadcast=True, hash=False)
-        finished, remaining = distributed.as_completed(loop=client.loop), iter(points)
-
-        def give(count: int) -> None:
-            for point in islice(remaining, count):
-                future = client.submit(_run, held, point, pure=False)
-                under_way[future.key] = future, point
-                finished.add(future)
-
-        give(AHEAD * threads)
-        for future in finished:
-            _, point = under_way.pop(future.key)
-            yield _outcome(future, point)
-            future.release()
-            give(1)
+        executor = client.get_executor(pure=False)
+        try:
+            sent = client.scatter(shared, broadcast=True, hash=False)
+            for point, future in as_finished(partial(executor.submit, _run, sent), points, AHEAD * threads):
+                yield _outcome(future, point)
+        finally:
+            executor.shutdown(wait=False)
     finally:
-        client.cancel([future for future, _ in under_way.values()], force=True)
         if client is not cluster:
             client.close()
 
@@ -82,7 +69,7 @@ def _client(distributed: Any, cluster: str | Client) -> Any:
     if not isinstance(cluster, str):
         return cluster
     try:
-        # A client of what is no address would raise the same, but then hold up the end of the program.
+        # A client of an invalid address raises the same, but then delays the exit of the program.
         distributed.comm.resolve_address(cluster)
         return distributed.Client(cluster, timeout=_PATIENCE, set_as_default=False)
     except (OSError, ValueError, TypeError) as error:
@@ -92,12 +79,11 @@ def _client(distributed: Any, cluster: str | Client) -> Any:
 
 
 def _checked(client: Any, shared: Shared) -> int:
-    """The threads of all workers together, each of which has what is here; `InputError` names those that have not."""
-
+    """The number of threads of all workers; `InputError` names the workers that differ from this machine."""
     pickled = pickle.dumps(shared.sweep)
 
-    def told() -> tuple[str, dict[str, str], dict[str, Any]]:
-        # Defined here so that it travels as code: a worker that cannot import simgpu can still say so.
+    def describe() -> tuple[str, dict[str, str], dict[str, Any]]:
+        # A local function is pickled by value, so that a worker without simgpu can still answer.
         import pickle
 
         try:
@@ -105,14 +91,14 @@ def _checked(client: Any, shared: Shared) -> int:
         except ImportError:
             return "", {}, {}
         try:
-            from simgpu.experiments.sweep.deciding import deciding
+            from simgpu.experiments.sweep.fingerprint import fingerprint
 
             sweep = pickle.loads(pickled)
-            return __version__, sweep.inputs(), deciding(sweep)
+            return __version__, sweep.inputs(), fingerprint(sweep)
         except (ImportError, AttributeError):  # another simgpu may have other modules
             return __version__, {}, {}
 
-    answers = client.run(told, on_error="return")
+    answers = client.run(describe, on_error="return")
     if not answers:
         raise InputError.single("", "cluster", "has no workers", "start some: dask worker ADDRESS")
     problems = [
@@ -124,12 +110,12 @@ def _checked(client: Any, shared: Shared) -> int:
 
 
 def _differences(worker: str, answer: object, shared: Shared) -> Iterator[Problem]:
-    """In what a worker differs from this machine. answer: its version, digests and code, or why it gave none."""
+    """How a worker differs from this machine. answer: its version, digests and fingerprint, or the error of asking."""
     place = f"worker {worker}"
     if not isinstance(answer, tuple):
         yield Problem("", place, f"gives no answer: {answer!r}", "look at its log")
         return
-    version, inputs, decided = answer
+    version, inputs, code = answer
     if version != shared.version:
         what = f"has simgpu {version}, here is {shared.version}" if version else "cannot import simgpu"
         yield Problem("", place, what, f"install simgpu {shared.version} there")
@@ -138,15 +124,15 @@ def _differences(worker: str, answer: object, shared: Shared) -> Iterator[Proble
         if (there := inputs.get(name, "missing")) != digest:
             what = f"{name} {'is not there' if there == 'missing' else 'has other files there'}"
             yield Problem("", place, what, "give all machines the same files at the same path")
-    if not decided:
+    if not code:
         yield Problem("", place, "has other modules of simgpu", "install there what is installed here")
-    elif why := reasons(shared.decided, decided):
+    elif why := differences(shared.code, code):
         what = f"does not compute what is computed here: {'; '.join(f'{each}' for each in why)}"
         yield Problem("", place, what, "install there what is installed here, and start the worker again")
 
 
 def _here(sweep: Sweep) -> tuple[str, dict[str, str], dict[str, Any]]:
-    return __version__, sweep.inputs(), deciding(sweep)
+    return __version__, sweep.inputs(), fingerprint(sweep)
 
 
 _opened: tuple[Shared, Points] | None = None
@@ -154,7 +140,7 @@ _lock = Lock()
 
 
 def _run(shared: Shared, point: int) -> PointRows:
-    """On a worker: a point, with what earlier points have loaded. A worker that came late is checked here."""
+    """Runs a point on a worker, with what earlier points loaded. Checks a worker that joined late."""
     global _opened
     with _lock:
         if _opened is None or _opened[0] is not shared:
@@ -165,18 +151,13 @@ def _run(shared: Shared, point: int) -> PointRows:
                 raise InputError(problems)
             _opened = shared, shared.sweep.points()
         points = _opened[1]
-    return shared.work(points, point)
+    return shared.run(points, point)
 
 
-def _outcome(future: Any, point: int) -> PointRows:
-    """What a point gave; a row that says so where the workers died that ran it."""
+def _outcome(future: Future[PointRows], point: int) -> PointRows:
+    """The rows of a point, or of an error where the workers that ran it died."""
     from distributed.scheduler import KilledWorker
 
-    if future.status == "finished":
-        found: PointRows = future.result()
-        return found
-    if future.status == "error":
-        error = future.exception()
-        if not isinstance(error, KilledWorker):
-            raise error
-    return died(point, _DIED)
+    if future.cancelled() or isinstance(future.exception(), KilledWorker):
+        return died(point, _DIED)
+    return future.result()

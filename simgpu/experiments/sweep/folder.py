@@ -1,8 +1,8 @@
-"""The folder of a sweep's results: what it is of, whether it may be gone on with, and the files of a finished one.
+"""The folder of a sweep's results: whether it can be resumed, and the files of a finished sweep.
 
-points.sqlite                   finished points, as they finish; what a stopped sweep goes on from
-results.csv, results.parquet    one row a point and policy, once all points are finished
-sweep.json                      what was swept, and what became of it
+points.sqlite                   finished points, as they finish; a stopped sweep resumes from it
+results.csv, results.parquet    one row per point and policy, once all points are finished
+sweep.json                      the swept values, and the number of rows by outcome
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 from simgpu.errors import InputError
 from simgpu.experiments.outputs import check_folder
 from simgpu.experiments.sweep.damage import identity_fault
-from simgpu.experiments.sweep.deciding import reasons
+from simgpu.experiments.sweep.fingerprint import differences
 from simgpu.experiments.sweep.store import FILE, Store, is_store
 from simgpu.experiments.sweep.table import columns_of, table_rows, write_csv, write_parquet
 from simgpu.io.atomic import atomic_file, unwritable
@@ -30,12 +30,12 @@ if TYPE_CHECKING:
 CSV, PARQUET, REPORT = "results.csv", "results.parquet", "sweep.json"
 SCHEMA = "simgpu.sweep/1"
 
-#: Keys of what is noted in the database.
-_SWEPT, _WRITTEN = "swept", "written"
+#: Keys of notes in the database.
+_SWEPT, WRITTEN = "swept", "written"
 
 
 def identity(sweep: Sweep) -> dict[str, Any]:
-    """All that makes it this sweep and no other, as plain data; the code that runs it is each point's own matter."""
+    """What identifies a sweep, as plain data; the code that runs it is part of each point's fingerprint."""
     swept = {
         "simgpu": __version__,
         "scenario": dict(sweep.document.values),
@@ -48,20 +48,20 @@ def identity(sweep: Sweep) -> dict[str, Any]:
 
 
 def open_store(sweep: Sweep, folder: Path | None, restart: bool) -> Store:
-    """The points that a folder has of this sweep, none in a new one or when it is to begin anew.
+    """The store of a folder: empty in a new folder or with `restart`, else with the finished points of this sweep.
 
     Raises `InputError` where the folder cannot be made, is in use, or holds something else, also another sweep.
     """
     if folder is None:
         return Store(None)
-    check_folder(folder, lambda found: "" if is_store(found) else "files that are not from a sweep of simgpu")
+    check_folder(folder, lambda there: "" if is_store(there) else "files that are not from a sweep of simgpu")
     try:
         folder.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise unwritable(folder, error) from error
     store = Store(folder)
     try:
-        _make_fit(store, identity(sweep), folder, restart)
+        _prepare(store, identity(sweep), folder, restart)
         store.require_points(sweep.count)
     except BaseException:
         store.close()
@@ -69,18 +69,18 @@ def open_store(sweep: Sweep, folder: Path | None, restart: bool) -> Store:
     return store
 
 
-def _make_fit(store: Store, swept: Mapping[str, Any], folder: Path, restart: bool) -> None:
-    """Empties the store if that is asked for; else refuses one of another sweep."""
-    for left in folder.glob(".*.part"):  # of a process that was killed while it wrote; nobody else is here now
+def _prepare(store: Store, swept: Mapping[str, Any], folder: Path, restart: bool) -> None:
+    """Empties the store for a restart; otherwise refuses one of another sweep."""
+    for left in folder.glob(".*.part"):  # of a process that was killed; no other uses them
         if left.name.startswith((f".{CSV}.", f".{PARQUET}.", f".{REPORT}.")):
             left.unlink(missing_ok=True)
     known = store.about().get(_SWEPT)
     if known is not None and not restart and (fault := identity_fault(known)):
         raise store.damaged(fault)
     if known is not None and known != swept and not restart:
-        told = "; ".join(_differences(known, swept))
+        text = "; ".join(_differences(known, swept))
         remedy = "choose another folder with -o, or replace what is there with --restart"
-        raise InputError.single(folder, "", f"holds the results of another sweep: {told}", remedy)
+        raise InputError.single(folder, "", f"holds the results of another sweep: {text}", remedy)
     if restart or known is None:
         for name in (REPORT, PARQUET, CSV):
             (folder / name).unlink(missing_ok=True)
@@ -89,29 +89,29 @@ def _make_fit(store: Store, swept: Mapping[str, Any], folder: Path, restart: boo
 
 
 def _differences(known: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:
-    """In what two sweeps differ, in words."""
-    told = []
+    """The differences of two sweeps, as texts."""
+    texts = []
     if known["simgpu"] != now["simgpu"]:
-        told.append(f"of simgpu {known['simgpu']}, this is {now['simgpu']}")
+        texts.append(f"of simgpu {known['simgpu']}, this is {now['simgpu']}")
     for what, word in (("scenario", "the scenario's"), ("overrides", "the override of")):
         keys = [key for key in {**known[what], **now[what]} if known[what].get(key) != now[what].get(key)]
-        told += [f"{word} {', '.join(keys)} {'differs' if len(keys) == 1 else 'differ'}"] if keys else []
+        texts += [f"{word} {', '.join(keys)} {'differs' if len(keys) == 1 else 'differ'}"] if keys else []
     if known["axes"] != now["axes"]:
-        told.append("the sweep's axes differ")
+        texts.append("the sweep's axes differ")
     inputs = {name: (known["inputs"].get(name), now["inputs"].get(name)) for name in now["inputs"]}
-    told += [f"the files of {name} differ" for name, (then, here) in inputs.items() if then not in (None, here)]
-    return told or ["it reads other files"]
+    texts += [f"the files of {name} differ" for name, (then, here) in inputs.items() if then not in (None, here)]
+    return texts or ["it reads other files"]
 
 
-def not_reused(store: Store, decided: Mapping[str, Any]) -> list[str]:
-    """Has the store reuse only points that were decided by what is the case now; a line for the others and each cause.
+def select_reusable(store: Store, now: Mapping[str, Any]) -> list[str]:
+    """Marks the stored points that can be reused; returns a line for each reason why others cannot.
 
-    decided: all that decides the sweep's results now, as `simgpu.experiments.sweep.deciding` has it.
+    now: the fingerprint of the sweep, from `simgpu.experiments.sweep.fingerprint`.
     """
     current = []
     refused: Counter[str] = Counter()
-    for number, then, count in store.decided():
-        if why := reasons(then, decided):
+    for number, then, count in store.fingerprints():
+        if why := differences(then, now):
             refused["; ".join(why)] += count
         elif number is not None:
             current.append(number)
@@ -119,13 +119,13 @@ def not_reused(store: Store, decided: Mapping[str, Any]) -> list[str]:
     return [f"{count} stored point{'s' * (count > 1)} not reused: {why}" for why, count in refused.items()]
 
 
-def write_results(sweep: Sweep, store: Store, counts: Mapping[str, int], decided: Mapping[str, Any]) -> None:
-    """Writes the tables and the report of a finished sweep, unless they are there; each appears whole or not at all."""
+def write_results(sweep: Sweep, store: Store, counts: Mapping[str, int], now: Mapping[str, Any]) -> None:
+    """Writes the tables and the report of a finished sweep, each atomically, unless they are up to date."""
     folder = store.folder
     if folder is None:
         return
     files = [CSV, *([PARQUET] if has_parquet() else []), REPORT]
-    if store.about().get(_WRITTEN) == files and all((folder / name).is_file() for name in files):
+    if store.about().get(WRITTEN) == files and all((folder / name).is_file() for name in files):
         return
     columns = columns_of(sweep, store.rows())
     write_csv(columns, table_rows(sweep, store.rows()), folder / CSV)
@@ -139,25 +139,20 @@ def write_results(sweep: Sweep, store: Store, counts: Mapping[str, int], decided
         "rows": sum(counts.values()),
         "outcomes": dict(counts),
         **store.about()[_SWEPT],
-        "decided_by": dict(decided),
+        "decided_by": dict(now),
     }
     with atomic_file(folder / REPORT) as part:
         part.write_text(json.dumps(report, indent=2) + "\n", encoding="utf-8")
-    store.note({_WRITTEN: files})
+    store.note({WRITTEN: files})
 
 
-def forget_results(store: Store) -> None:
-    """Notes that the tables, if there are any, are of points that run again."""
-    store.note({_WRITTEN: None})
-
-
-def abandon(store: Store) -> None:
-    """Closes the store; a folder in which no point was ever finished goes."""
+def close_unfinished(store: Store) -> None:
+    """Closes the store of a failed run; removes a folder without any finished point."""
     empty = store.folder is not None and not any(True for _ in store.rows())
     store.close()
     if store.folder is not None and empty:
         (store.folder / FILE).unlink(missing_ok=True)
-        with suppress(OSError):  # something else lies there too
+        with suppress(OSError):  # it holds other files too
             store.folder.rmdir()
 
 

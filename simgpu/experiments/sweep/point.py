@@ -1,4 +1,4 @@
-"""One point of a sweep, run under its policies: rows of plain data, whatever becomes of it."""
+"""One point of a sweep, run under its policies: rows of plain data, also where it fails."""
 
 from __future__ import annotations
 
@@ -24,9 +24,9 @@ Row = Mapping[str, Any]
 
 @dataclass(frozen=True, slots=True)
 class PointRows:
-    """What became of a point: one row a policy, as plain data by column; columns without a value are left out.
+    """The outcome of a point: one row per policy, as plain data by column; columns without a value are left out.
 
-    again: whether another run may end otherwise, since something broke or is not installed.
+    again: whether another run may end differently, since something broke or is not installed.
     """
 
     point: int
@@ -34,14 +34,14 @@ class PointRows:
     rows: tuple[Row, ...]
 
 
-#: What runs one point.
-Work = Callable[["Points", int], PointRows]
+#: Runs one point.
+RunPoint = Callable[["Points", int], PointRows]
 
 
 def run_point(points: Points, point: int) -> PointRows:
-    """Runs a point under all its policies; raises nothing but what ends the process.
+    """Runs a point under all its policies; never raises an `Exception`.
 
-    The rows say nothing of when or where they were made: they are the same whichever process made them.
+    The rows do not depend on the time, the process or the machine.
     """
     try:
         scenario = points.scenario(point)
@@ -53,20 +53,20 @@ def run_point(points: Points, point: int) -> PointRows:
 
 
 def died(point: int, why: str) -> PointRows:
-    """The rows of a point that took the process down which ran it."""
+    """The rows of a point whose process died."""
     return PointRows(point, True, ({"outcome": ERROR, "message": why},))
 
 
 def _without_scenario(points: Points, point: int, error: Exception) -> PointRows:
-    """A point whose scenario cannot be made: a row for each policy that is written, as far as it can be read."""
-    again, told = _failure(error)
+    """A point whose scenario cannot be loaded: a row for each policy of the file, as far as it can be read."""
+    again, outcome = _failure(error)
     rows = []
     for written in points.policies(point):
         try:
             policy: Row = _policy(made_policy(written))  # type: ignore[arg-type]  # whatever it is, it may be no policy
         except Exception:
             policy = {"policy": str(written)}
-        rows.append({**policy, **told})
+        rows.append({**policy, **outcome})
     return PointRows(point, again, tuple(rows))
 
 
@@ -76,12 +76,12 @@ def _run(scenario: Scenario, policy: Any) -> tuple[bool, Row]:
         result = simulate(scenario.trace, scenario.node, policy, scenario.config)
         return False, {**about, "outcome": OK, **_numbers(result)}
     except Exception as error:
-        again, told = _failure(error)
-        return again, {**about, **told}
+        again, outcome = _failure(error)
+        return again, {**about, **outcome}
 
 
 def _failure(error: Exception) -> tuple[bool, Row]:
-    """Whether to try again, and what is told of it."""
+    """Whether to try again, and outcome and message."""
     if isinstance(error, OutOfMemoryError):
         return False, {"outcome": OUT_OF_MEMORY, "message": str(error)}
     if isinstance(error, PolicyError):
@@ -92,8 +92,8 @@ def _failure(error: Exception) -> tuple[bool, Row]:
         return True, {"outcome": REFUSED, "message": str(error)}
     frame, line = list(traceback.walk_tb(error.__traceback__))[-1]
     where = f"in {frame.f_globals.get('__name__')}.{frame.f_code.co_name}, line {line}"
-    told = f"{type(error).__name__}: {error}" if str(error) else type(error).__name__
-    return True, {"outcome": ERROR, "message": f"{told} ({where})"}
+    text = f"{type(error).__name__}: {error}" if str(error) else type(error).__name__
+    return True, {"outcome": ERROR, "message": f"{text} ({where})"}
 
 
 def _policy(policy: Any) -> dict[str, Any]:
@@ -102,7 +102,7 @@ def _policy(policy: Any) -> dict[str, Any]:
 
 
 def _about(scenario: Scenario) -> dict[str, Any]:
-    """What all rows of a point share, in base units; the budget is the node's where the scenario gives none."""
+    """The settings of all rows of a point, in base units; the budget is the node's where the scenario has none."""
     info, how = scenario.trace.info, scenario.data_parallel
     return {
         "trace_name": scenario.trace.name or info.model,

@@ -1,4 +1,4 @@
-"""A sweep, run from where it stands to its end."""
+"""Running a sweep: all points that have no stored result, and the result of all."""
 
 from __future__ import annotations
 
@@ -13,12 +13,11 @@ from simgpu.analysis.tables import table_html, table_text
 from simgpu.errors import InputError
 from simgpu.experiments.processes import in_processes, in_this_process
 from simgpu.experiments.sweep.cluster import on_cluster
-from simgpu.experiments.sweep.deciding import deciding, of_point
-from simgpu.experiments.sweep.folder import abandon, forget_results, not_reused, open_store, write_results
+from simgpu.experiments.sweep.fingerprint import fingerprint, fingerprint_of_point
+from simgpu.experiments.sweep.folder import WRITTEN, close_unfinished, open_store, select_reusable, write_results
 from simgpu.experiments.sweep.point import OUTCOMES, PointRows, died, run_point
-from simgpu.experiments.sweep.shown import HEADINGS, SHOWN, shown_rows
 from simgpu.experiments.sweep.store import Store, stored
-from simgpu.experiments.sweep.table import columns_of, frame_of, table_rows
+from simgpu.experiments.sweep.table import HEADINGS, SHOWN, columns_of, frame_of, shown_rows, table_rows
 from simgpu.graph.replicate import NO_COLLECTIVES
 
 if TYPE_CHECKING:
@@ -27,20 +26,22 @@ if TYPE_CHECKING:
 
     from simgpu.experiments.scenarios.sweep import Sweep
 
-#: Told how many points are finished, and of how many.
+#: Called with the number of finished points, and of all.
 Progress = Callable[[int, int], None]
 _EDITED = "code that decides results was edited while the sweep ran: the same call runs its points again"
-#: Runs points, and gives each as it finishes.
-Engine = Callable[[Iterable[int]], Generator[PointRows, None, None]]
+#: Runs points and yields each as it finishes.
+PointRunner = Callable[[Iterable[int]], Generator[PointRows, None, None]]
 
 
 @dataclass(frozen=True, repr=False)
 class SweepResult:
     """All points of a sweep. Prints as a table of the first rows.
 
-    counts: rows by outcome: ``ok``, ``out of memory``, ``refused`` and ``error``. folder: where they are kept, None
-    where they are in memory. ran: how many points ran this time. notes: which stored points were not reused and why,
-    whether code was edited while the sweep ran, and by what several GPUs exchange gradients.
+    counts: rows by outcome: ``ok``, ``out of memory``, ``refused`` and ``error``.
+    folder: where results are stored; None where they are in memory.
+    ran: how many points ran this time.
+    notes: which stored points were not reused and why, whether code was edited while the sweep ran, and how several
+    GPUs exchange gradients.
     """
 
     sweep: Sweep
@@ -48,26 +49,26 @@ class SweepResult:
     folder: Path | None
     ran: int
     notes: tuple[str, ...]
-    _kept: Callable[[], Iterator[tuple[int, list[dict[str, Any]]]]]
+    _stored: Callable[[], Iterator[tuple[int, list[dict[str, Any]]]]]
 
     def rows(self) -> Iterator[dict[str, Any]]:
-        """One mapping a point and policy, in order, by column; columns without a value are left out."""
-        return table_rows(self.sweep, self._kept())
+        """One mapping per point and policy, in order, by column; columns without a value are left out."""
+        return table_rows(self.sweep, self._stored())
 
     def frame(self) -> pd.DataFrame:
-        """One row a point and policy.
+        """One row per point and policy.
 
-        Columns: ``point``; what varies, by its path; every parameter in base units; ``policy`` (its label),
+        Columns: ``point``; the varied values by path; every parameter in base units; ``policy`` (its label),
         ``policy_name``, ``parameters`` (JSON); ``outcome`` and ``message``; the numbers of the run (see `Metrics`); and
-        where they come from. What a row does not have is missing.
+        provenance. Values that a row lacks are missing.
         """
-        return frame_of(columns_of(self.sweep, self._kept()), self.rows())
+        return frame_of(columns_of(self.sweep, self._stored()), self.rows())
 
     @property
     def caption(self) -> str:
-        """How many points there are, and what became of their rows."""
-        told = ", ".join(f"{count} {outcome}" for outcome, count in self.counts.items() if count)
-        return f"{self.sweep.name}: {self.sweep.count} points; {told}"
+        """The number of points, and of rows by outcome."""
+        outcomes = ", ".join(f"{count} {outcome}" for outcome, count in self.counts.items() if count)
+        return f"{self.sweep.name}: {self.sweep.count} points; {outcomes}"
 
     def _shown(self) -> list[tuple[str, ...]]:
         return shown_rows(self.sweep, self.rows())
@@ -90,16 +91,18 @@ def run_sweep(
     restart: bool = False,
     progress: Progress | None = None,
 ) -> SweepResult:
-    """Runs the points of a sweep that have yet to run; the results are the same whoever runs them.
+    """Runs the points of a sweep that have no stored result; the results do not depend on where points run.
 
-    folder: where finished points are kept, and the tables once all are; the same call goes on where an earlier one
-    stopped. Points that ended in an error, or lacked a package, run again, and so do those whose code or libraries have
-    changed since: that of simgpu, or of an outside policy that they use. Without a folder nothing is written. jobs:
-    processes on this machine, 1 for none but this one. dask: the address of a cluster's scheduler, or a client of it,
-    in their place. restart: forget what the folder has. progress: told how many points are finished, of how many.
+    folder: where finished points are stored, and the tables once all are; the same call resumes a stopped sweep.
+    Points that ended in an error, or lacked a package, run again, and so do those whose code or libraries have
+    changed since: those of simgpu, or of an outside policy that they use. Without a folder nothing is written.
+    jobs: worker processes on this machine; 1 runs points in this process.
+    dask: the address of a cluster's scheduler, or a client of it, in place of `jobs`.
+    restart: discard the stored results of the folder.
+    progress: called with the number of finished points, and of all.
 
     Raises `InputError` for a folder that holds something else or is in use, and for a cluster that cannot be used;
-    `MissingExtraError` for a cluster without distributed. What is wrong with single points stands in their rows.
+    `MissingExtraError` for a cluster without distributed. Errors of single points are in their rows.
 
     >>> from simgpu.experiments.scenarios.load_sweep import load_sweep
     >>> result = run_sweep(load_sweep("memory-sweep", {"sweep.grid.budget": ["32 MiB"], "iterations": 1}))
@@ -110,63 +113,65 @@ def run_sweep(
         what = f"{jobs!r} is not a whole number of at least 1"
         raise InputError.single("", "argument jobs", what, "give how many processes run points")
 
-    def engine(points: Iterable[int]) -> Generator[PointRows, None, None]:
+    def run_pending(points: Iterable[int]) -> Generator[PointRows, None, None]:
         if dask is not None:
             return on_cluster(sweep, points, dask)
         if jobs == 1:
             return in_this_process(sweep, points, run_point)
         return in_processes(sweep, points, jobs, run_point, died)
 
-    return carry_out(sweep, engine, folder=folder, restart=restart, progress=progress)
+    return run_points(sweep, run_pending, folder=folder, restart=restart, progress=progress)
 
 
-def carry_out(
+def run_points(
     sweep: Sweep,
-    engine: Engine,
+    run_pending: PointRunner,
     *,
     folder: str | Path | None = None,
     restart: bool = False,
     progress: Progress | None = None,
 ) -> SweepResult:
-    """What `run_sweep` does, whoever runs the points."""
-    home = None if folder is None else Path(folder)
-    decided = deciding(sweep)
-    store = open_store(sweep, home, restart)
+    """`run_sweep` with any function that runs points."""
+    path = None if folder is None else Path(folder)
+    now = fingerprint(sweep)
+    store = open_store(sweep, path, restart)
     try:
-        notes = not_reused(store, decided)
+        notes = select_reusable(store, now)
         try:
-            ran = _finish(sweep, store, engine, progress, decided)
+            ran = _finish(sweep, store, run_pending, progress, now)
         finally:
-            if deciding(sweep) != decided:
-                store.forget_decided()
+            if fingerprint(sweep) != now:
+                store.invalidate_current()
                 notes.append(_EDITED)
         counted = Counter(row["outcome"] for _, rows in store.rows() for row in rows)
         counts = {outcome: counted[outcome] for outcome in OUTCOMES}
         if any(row.get("gpus", 1) > 1 for _, rows in store.rows() for row in rows):
             notes.append(NO_COLLECTIVES)
-        write_results(sweep, store, counts, decided)
+        write_results(sweep, store, counts, now)
     except BaseException:
-        abandon(store)
+        close_unfinished(store)
         raise
-    if home is None:
+    if path is None:
         return SweepResult(sweep, counts, None, ran, tuple(notes), store.rows)
     store.close()
-    kept = home.absolute()
-    return SweepResult(sweep, counts, kept, ran, tuple(notes), lambda: stored(kept))
+    stored_in = path.absolute()
+    return SweepResult(sweep, counts, stored_in, ran, tuple(notes), lambda: stored(stored_in))
 
 
-def _finish(sweep: Sweep, store: Store, engine: Engine, progress: Progress | None, decided: Mapping[str, Any]) -> int:
-    """Runs what has yet to run, and keeps each point before the next; how many there were."""
+def _finish(
+    sweep: Sweep, store: Store, run_pending: PointRunner, progress: Progress | None, now: Mapping[str, Any]
+) -> int:
+    """Runs the pending points and stores each before the next; returns how many ran."""
     done, total = store.finished(), sweep.count
     if progress:
         progress(done, total)
     if done == total:
         return 0
-    forget_results(store)
+    store.note({WRITTEN: None})  # the tables, if there are any, are out of date
     ran = 0
-    with closing(engine(store.pending(total))) as finished:
+    with closing(run_pending(store.pending(total))) as finished:
         for point in finished:
-            store.keep(point, of_point(decided, point))
+            store.save(point, fingerprint_of_point(now, point))
             ran += 1
             if progress:
                 progress(done + ran, total)

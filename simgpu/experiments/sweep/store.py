@@ -1,4 +1,4 @@
-"""Finished points on disk: a database that a kill at any moment leaves whole."""
+"""Finished points on disk: a SQLite database that stays valid whenever the process is killed."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ from simgpu.io.atomic import unwritable
 from simgpu.io.input_files import first_bytes, parse_json, require_regular
 
 FILE = "points.sqlite"
-#: Says of a SQLite file that it is one of these ("simg").
+#: The application id of such a SQLite file ("simg").
 _APPLICATION = 0x73696D67
 _REMEDY = "remove it, or choose another folder with -o"
-#: Points that are looked up at once.
+#: Points per query.
 _PAGE = 4096
 
 _TABLES = """
@@ -30,7 +30,7 @@ create table if not exists points (
 );
 create table if not exists decided (id integer primary key, what text not null unique, current integer not null);
 """
-#: Of a point: what decided it is as it is now; and it is finished too, so that it need not run again.
+#: Of a point: its fingerprint is the current one; and it is finished too, so that it need not run again.
 _CURRENT = "decided in (select id from decided where current = 1)"
 _FINISHED = f"again = 0 and {_CURRENT}"
 
@@ -38,7 +38,7 @@ _FINISHED = f"again = 0 and {_CURRENT}"
 class Store:
     """The finished points of one sweep, in a folder or, without one, in memory.
 
-    Holds the file for itself until it is closed. `InputError` where another process has it, or the system refuses.
+    Locks the file until it is closed. `InputError` where another process has locked it, or the system refuses.
     """
 
     def __init__(self, folder: Path | None) -> None:
@@ -48,7 +48,7 @@ class Store:
             require_regular(self._file, "a folder without it")
         try:
             self._database = sqlite3.connect(self._file, timeout=0, isolation_level=None, check_same_thread=False)
-            # The first look at the file locks it for this process, until it is closed or dies.
+            # The first access locks the file for this process, until it is closed or dies.
             self._database.execute("pragma locking_mode = exclusive")
             self._database.execute("pragma journal_mode = wal")
             self._database.execute("begin exclusive")
@@ -64,44 +64,44 @@ class Store:
             raise _refused(self._file, error) from error
 
     def about(self) -> dict[str, Any]:
-        """What was noted of the sweep, by key."""
-        with self._telling():
+        """The notes on the sweep, by key."""
+        with self._reporting():
             return {
                 key: parse_json(value, self._file, _REMEDY)
                 for key, value in self._database.execute("select key, value from about")
             }
 
     def note(self, about: Mapping[str, object]) -> None:
-        """Notes something of the sweep."""
+        """Adds or replaces notes on the sweep."""
         with self._writing():
             rows = [(key, json.dumps(value)) for key, value in about.items()]
             self._database.executemany("insert or replace into about values (?, ?)", rows)
 
     def clear(self) -> None:
-        """Forgets everything."""
+        """Deletes everything."""
         with self._writing():
             for table in ("points", "about", "decided"):
                 self._database.execute(f"delete from {table}")
 
-    def keep(self, finished: PointRows, decided: Mapping[str, object]) -> None:
-        """Keeps a point and what decided it, whole or, where the process dies meanwhile, not at all."""
-        what = json.dumps(decided, sort_keys=True)
+    def save(self, finished: PointRows, fingerprint: Mapping[str, object]) -> None:
+        """Stores a point and its fingerprint, atomically."""
+        what = json.dumps(fingerprint, sort_keys=True)
         row = (finished.point, finished.again, json.dumps(finished.rows, allow_nan=False), what)
         with self._writing():
             self._database.execute("insert or ignore into decided (what, current) values (?, 1)", (what,))
             self._database.execute("insert or replace into points select ?, ?, ?, id from decided where what = ?", row)
 
-    def decided(self) -> list[tuple[int | None, dict[str, Any] | None, int]]:
-        """Each thing that decided finished points: its number, what it is, of how many points; None where not known."""
+    def fingerprints(self) -> list[tuple[int | None, dict[str, Any] | None, int]]:
+        """Each fingerprint of finished points with its id and number of points; None where it is not known."""
         query = """
             select decided.id, what, count(*) from points left join decided on points.decided = decided.id
             where again = 0 group by decided.id order by min(point)
         """
-        with self._telling():
-            found = self._database.execute(query).fetchall()
+        with self._reporting():
+            rows = self._database.execute(query).fetchall()
             parsed = [
                 (number, None if what is None else parse_json(what, self._file, _REMEDY), count)
-                for number, what, count in found
+                for number, what, count in rows
             ]
         for _, what, _ in parsed:
             if what is not None and (fault := decided_fault(what)):
@@ -114,26 +114,26 @@ class Store:
 
     def require_points(self, count: int) -> None:
         """Raises `InputError` where a point is kept that a sweep of so many does not have."""
-        with self._telling():
+        with self._reporting():
             query = "select point from points where point < 0 or point >= ? limit 1"
             outside = self._database.execute(query, (count,)).fetchone()
         if outside is not None:
             raise self.damaged(f"the sweep has {count} points", f"point {outside[0]}")
 
     def set_current(self, numbers: Iterable[int]) -> None:
-        """Says which of the things that decided points are as they are now; points of the others run again."""
+        """Marks the fingerprints, by id, that are current; points of the others run again."""
         with self._writing():
             self._database.execute("update decided set current = 0 where current = 1")
             self._database.executemany("update decided set current = 1 where id = ?", [(each,) for each in numbers])
 
-    def forget_decided(self) -> None:
-        """Forgets what decided the points of everything that is current, so that they are never reused."""
+    def invalidate_current(self) -> None:
+        """Removes the fingerprint of every current point, so that it is never reused."""
         with self._writing():
             self._database.execute(f"update points set decided = null where {_CURRENT}")
 
     @contextmanager
-    def _telling(self) -> Iterator[None]:
-        """Tells what the system or a damaged file refuses."""
+    def _reporting(self) -> Iterator[None]:
+        """Reports errors of the system or of a damaged file as `InputError`."""
         try:
             yield
         except (sqlite3.Error, ValueError) as error:
@@ -141,8 +141,8 @@ class Store:
 
     @contextmanager
     def _writing(self) -> Iterator[None]:
-        """What is written within the block is written together or not at all."""
-        with self._telling():
+        """A transaction."""
+        with self._reporting():
             self._database.execute("begin immediate")
             try:
                 yield
@@ -153,16 +153,16 @@ class Store:
 
     def finished(self) -> int:
         """How many points need not run again."""
-        with self._telling():
+        with self._reporting():
             ((count,),) = self._database.execute(f"select count(*) from points where {_FINISHED}")
             return int(count)
 
     def pending(self, count: int) -> Iterator[int]:
-        """The points below `count` that have yet to run, ascending; those may be kept meanwhile that were given out."""
+        """The points below `count` without a result, ascending; points already yielded may be saved meanwhile."""
         query = f"select point from points where {_FINISHED} and point >= ? order by point limit ?"
         start = 0
         while True:
-            with self._telling():
+            with self._reporting():
                 known = [point for (point,) in self._database.execute(query, (start, _PAGE))]
             for point in known:
                 yield from range(start, min(point, count))
@@ -172,19 +172,19 @@ class Store:
                 return
 
     def rows(self) -> Iterator[tuple[int, list[dict[str, Any]]]]:
-        """The points that are kept, ascending, with their rows."""
-        with self._telling():
+        """The stored points, ascending, with their rows."""
+        with self._reporting():
             yield from _rows(self._database, self._file)
 
     def close(self) -> None:
-        """Closes the file, of which nothing else stays beside it."""
-        with suppress(sqlite3.Error):  # a full disk: what is beside it then is put in when it is opened again
+        """Closes the file and removes its write-ahead log."""
+        with suppress(sqlite3.Error):  # a full disk: the log is merged when the file is opened again
             self._database.execute("pragma journal_mode = delete")
         self._database.close()
 
 
 def is_store(folder: Path) -> bool:
-    """Whether a folder holds the points of a sweep, or was to hold them. Touches nothing."""
+    """Whether a folder holds the points of a sweep, or an empty file for them. Touches nothing."""
     try:
         head = first_bytes(folder / FILE, 72)
     except InputError:
@@ -196,7 +196,7 @@ def is_store(folder: Path) -> bool:
 
 
 def stored(folder: Path) -> Iterator[tuple[int, list[dict[str, Any]]]]:
-    """The points that a folder keeps, ascending, with their rows, while nobody runs it."""
+    """The points stored in a folder, ascending, with their rows, while no process runs it."""
     file = folder / FILE
     require_regular(file)
     database = sqlite3.connect(f"{file.resolve().as_uri()}?mode=ro", uri=True)
@@ -217,7 +217,7 @@ def _rows(database: sqlite3.Connection, file: str | Path) -> Iterator[tuple[int,
 
 
 def _refused(file: str, error: Exception) -> InputError:
-    """What a user is told of an error of the database, or of what it holds."""
+    """The `InputError` for an error of the database, or for damaged contents."""
     code = getattr(error, "sqlite_errorcode", 0) & 0xFF
     if code in (sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED):
         remedy = "wait for it, or choose another folder with -o"

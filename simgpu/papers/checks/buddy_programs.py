@@ -21,8 +21,8 @@ from simgpu.compression.buddy.targets import (
     optimistic_ratio,
 )
 from simgpu.experiments.scenarios.study import Study
-from simgpu.experiments.study_measures import Cell
-from simgpu.experiments.study_runs import cell_of
+from simgpu.experiments.study import cell_of
+from simgpu.experiments.study_measures import StudyCell
 from simgpu.papers.checks.found import bars, lines, rule
 from simgpu.papers.tasks import loaded, written
 from simgpu.trace.model import BlockKind, Trace
@@ -168,7 +168,7 @@ def _time(study: Study, trace: str, run: str, over: str = "ideal") -> float:
     return theirs / ours
 
 
-def _cell(study: Study, trace: str, run: str) -> Cell:
+def _cell(study: Study, trace: str, run: str) -> StudyCell:
     (found,) = (each for each in study.runs if each.label == run)
     return cell_of(study, trace, found)
 

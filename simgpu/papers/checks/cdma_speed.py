@@ -7,7 +7,7 @@ from dataclasses import replace
 from statistics import fmean
 from typing import TYPE_CHECKING, Any
 
-from simgpu.experiments.study_runs import cell_of
+from simgpu.experiments.study import cell_of
 from simgpu.hardware.spec import CdmaSpec, NodeSpec
 from simgpu.papers.checks.cdma_maps import Lying, with_sizes
 from simgpu.papers.checks.cdma_traces import GPUS, joined_in_place, study

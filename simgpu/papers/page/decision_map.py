@@ -14,8 +14,8 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.patches import Patch, Rectangle
 
+from simgpu.analysis.charts import head
 from simgpu.analysis.plots import RunFigure
-from simgpu.analysis.run_looks import head
 
 #: Paul Tol's light palette, on which black words are read; the first for what is done most.
 _COLOURS = ("#77AADD", "#EE8866", "#EEDD88", "#44BB99", "#FFAABB", "#BBCC33", "#99DDFF", "#AAAA00")

@@ -15,11 +15,11 @@ from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter, PercentFormatter
 
+from simgpu.analysis.charts import RunLook, head, run_looks
 from simgpu.analysis.measure_charts import plot_measures
-from simgpu.analysis.panel_lines import PAPER
-from simgpu.analysis.panels import Bar, BarPanel, Told
+from simgpu.analysis.panel_axes import LINE_PAPER
+from simgpu.analysis.panels import AxisInfo, Bar, BarPanel
 from simgpu.analysis.plots import RunFigure
-from simgpu.analysis.run_looks import RunLook, head, run_looks
 from simgpu.papers.page.decision_map import draw_cells
 
 _SIZE_INCHES = (8.6, 3.5)
@@ -50,7 +50,7 @@ def _bars(drawing: Mapping[str, Any]) -> Figure:
         group: {label: _bar(found.get(group, {}), published.get(group, {}), label) for label in labels}
         for group in dict.fromkeys([*found, *published])
     }
-    told = Told(drawing["measure"], "share" if drawing["share"] else "number")
+    told = AxisInfo(drawing["measure"], "share" if drawing["share"] else "number")
     return plot_measures([[BarPanel(told, groups)]], labels, title="")
 
 
@@ -77,7 +77,7 @@ def _lines(drawing: Mapping[str, Any]) -> Figure:
     alone = [label for label in published if label not in curves]
     handles |= {fill(_of_paper(label), _LEGEND_CHARACTERS): Line2D([], [], **_mark(looks[label])) for label in alone}
     if len(alone) < len(published):
-        handles["paper"] = Line2D([], [], marker="o", markeredgecolor="black", **PAPER)
+        handles["paper"] = Line2D([], [], marker="o", markeredgecolor="black", **LINE_PAPER)
     head(figure, "", tuple(handles.values()), tuple(handles))
     return figure
 
@@ -96,7 +96,7 @@ def _line(look: RunLook) -> dict[str, Any]:
 
 
 def _mark(look: RunLook) -> dict[str, Any]:
-    return {"marker": look.marker, "markeredgecolor": look.colour, **PAPER}
+    return {"marker": look.marker, "markeredgecolor": look.colour, **LINE_PAPER}
 
 
 def _axes(ax: Axes, drawing: Mapping[str, Any], values: list[float]) -> None:

@@ -1,4 +1,4 @@
-"""What counts as a difference between kept timings and those of now, and what is only told."""
+"""What counts as a difference between example_timings timings and those of now, and what is only difference."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from simgpu.experiments.regression.tolerances import parse_tolerances
 from simgpu.policies.vdnn import Vdnn
 from simgpu.simulation.run import simulate
 from simgpu.trace.chain import chain
-from tests.experiments.regression.kept import CHAIN, kept, longer, node, with_policy
+from tests.experiments.regression.examples import CHAIN, example_timings, longer, node, with_policy
 
 TIMES = st.lists(st.integers(1, 10**6), min_size=3, max_size=3)
 
@@ -28,17 +28,17 @@ def by_label(*arguments: object, **settings: object) -> dict[str, PolicyDifferen
 @settings(max_examples=25)
 @given(TIMES, TIMES, st.lists(st.integers(0, 10**6), min_size=3, max_size=3))
 def test_equal_runs_never_differ(forward: list[int], backward: list[int], sizes: list[int]) -> None:
-    one, other = (kept(chain(forward, backward, sizes)) for _ in range(2))
+    one, other = (example_timings(chain(forward, backward, sizes)) for _ in range(2))
     assert compare_timings(one, other).empty
 
 
 def test_on_a_slower_link_every_policy_that_copies_differs_and_no_other() -> None:
-    difference = compare_timings(kept(), kept(on=node(99 * 10**8)))
+    difference = compare_timings(example_timings(), example_timings(on=node(99 * 10**8)))
     assert difference.counts
     assert [policy.label for policy in difference.policies] == ["vdnn"]
     assert [change.key for change in difference.inputs] == ["node.link.d2h_bandwidth", "node.link.h2d_bandwidth"]
     values = {value.key: value for value in difference.policies[0].values}
-    stored, now = (kept(on=on)["vdnn"].values for on in (node(), node(99 * 10**8)))
+    stored, now = (example_timings(on=on)["vdnn"].values for on in (node(), node(99 * 10**8)))
     assert set(values) == {key for key in stored if stored[key] != now[key]}
     time = values["iteration_ns"]
     before, after = stored["iteration_ns"], now["iteration_ns"]
@@ -47,16 +47,18 @@ def test_on_a_slower_link_every_policy_that_copies_differs_and_no_other() -> Non
     assert (time.stored, time.now, time.by, time.share) == (before, after, after - before, (after - before) / before)
 
 
-def test_inputs_that_change_nothing_are_told_and_do_not_count() -> None:
-    told = compare_timings(kept(), kept(on=replace(node(), description="the same, in other words")))
-    assert not told.counts
-    assert not told.empty
-    assert [change.key for change in told.inputs] == ["node.description"]
-    assert told.changed == ("node.description",)
+def test_inputs_without_effect_are_reported_but_do_not_count() -> None:
+    difference = compare_timings(
+        example_timings(), example_timings(on=replace(node(), description="the same, in other words"))
+    )
+    assert not difference.counts
+    assert not difference.empty
+    assert [change.key for change in difference.inputs] == ["node.description"]
+    assert difference.changed == ("node.description",)
 
 
-def test_less_memory_than_a_policy_needs_is_another_outcome_and_says_why() -> None:
-    enough, short = kept(), kept(on=node(memory=550_000))
+def test_out_of_memory_is_another_outcome_with_a_reason() -> None:
+    enough, short = example_timings(), example_timings(on=node(memory=550_000))
     found = by_label(enough, short)
     outcome, *why = found["none"].facts
     assert outcome == ("outcome", "ran", "out of memory")
@@ -71,16 +73,16 @@ def test_less_memory_than_a_policy_needs_is_another_outcome_and_says_why() -> No
     assert back[0] == ("outcome", "out of memory", "ran")
 
 
-def test_running_out_of_memory_elsewhere_is_a_difference() -> None:
-    found = by_label(kept(on=node(memory=550_000)), kept(on=node(memory=250_000)))
+def test_out_of_memory_at_another_kernel_is_a_difference() -> None:
+    found = by_label(example_timings(on=node(memory=550_000)), example_timings(on=node(memory=250_000)))
     changed = {change.key for change in found["none"].facts}
     assert {"waiting", "kernel", "at_ns", "capacity"} <= changed
     assert "outcome" not in changed
 
 
 def test_a_policy_with_other_parameters_is_compared_with_itself() -> None:
-    stored = kept(policies=["none", "vdnn"])
-    now = kept(policies=["none", ("vdnn", {"mode": "conv"})])
+    stored = example_timings(policies=["none", "vdnn"])
+    now = example_timings(policies=["none", ("vdnn", {"mode": "conv"})])
     difference = compare_timings(stored, now)
     assert difference.only_stored == difference.only_now == ()
     (found,) = difference.policies
@@ -89,20 +91,20 @@ def test_a_policy_with_other_parameters_is_compared_with_itself() -> None:
     assert found.counts
 
 
-def test_of_several_that_could_be_meant_none_is_guessed() -> None:
-    stored = kept(policies=["vdnn"])
-    now = kept(policies=[("vdnn", {"mode": "conv"}), ("vdnn", {"mode": "dynamic"})])
+def test_ambiguous_policies_are_not_matched() -> None:
+    stored = example_timings(policies=["vdnn"])
+    now = example_timings(policies=[("vdnn", {"mode": "conv"}), ("vdnn", {"mode": "dynamic"})])
     difference = compare_timings(stored, now)
     assert difference.only_stored == ("vdnn",)
     assert difference.only_now == ("vdnn(mode=conv)", "vdnn(mode=dynamic)")
     assert difference.counts
 
 
-def test_policies_that_come_or_go_count_and_their_order_does_not() -> None:
-    more = compare_timings(kept(policies=["ideal", "none"]), kept(policies=["ideal", "vdnn"]))
+def test_added_and_removed_policies_count_and_their_order_does_not() -> None:
+    more = compare_timings(example_timings(policies=["ideal", "none"]), example_timings(policies=["ideal", "vdnn"]))
     assert (more.only_stored, more.only_now, more.counts) == (("none",), ("vdnn",), True)
     assert more.changed == ("vdnn is new", "none is gone")
-    turned = compare_timings(kept(policies=["ideal", "none"]), kept(policies=["none", "ideal"]))
+    turned = compare_timings(example_timings(policies=["ideal", "none"]), example_timings(policies=["none", "ideal"]))
     assert (turned.reordered, turned.counts, turned.empty) == (True, False, False)
 
 
@@ -110,25 +112,25 @@ def test_other_settings_are_named_even_where_all_numbers_are_the_same() -> None:
     stored, now = (timings_of(compare(CHAIN, node(), ["ideal"], seed=seed)) for seed in (0, 1))
     (found,) = compare_timings(stored, now).policies
     assert (found.facts, found.values, found.events, found.counts) == ((("seed", 0, 1),), (), None, True)
-    changed = compare_timings(kept(), replace(kept(), overrides={"seed": 0}))
+    changed = compare_timings(example_timings(), replace(example_timings(), overrides={"seed": 0}))
     assert changed.overrides == (("seed", ABSENT, 0),)
     assert changed.counts
 
 
-def test_a_metric_nobody_kept_is_told_and_one_that_is_gone_counts() -> None:
-    now = kept(policies=["vdnn"])
+def test_a_new_metric_is_reported_and_a_missing_one_counts() -> None:
+    now = example_timings(policies=["vdnn"])
     values = dict(now["vdnn"].values)
     del values["slowdown"]
     older = with_policy(now, "vdnn", replace(now["vdnn"], values=values))
     (found,) = compare_timings(older, now).policies
-    assert (found.unkept, found.values, found.counts) == (("slowdown",), (), False)
+    assert (found.not_stored, found.values, found.counts) == (("slowdown",), (), False)
     (gone,) = compare_timings(now, older).policies
     assert [(value.key, value.now, value.by) for value in gone.values] == [("slowdown", None, None)]
     assert gone.counts
 
 
 def test_steadiness_and_counts_are_compared() -> None:
-    now = kept(policies=["vdnn"])
+    now = example_timings(policies=["vdnn"])
     policy = now["vdnn"]
     (steady,) = compare_timings(with_policy(now, "vdnn", replace(policy, steady=False)), now).policies
     assert steady.facts == (("steady", False, True),)
@@ -140,7 +142,7 @@ def test_steadiness_and_counts_are_compared() -> None:
 
 
 def test_without_tolerances_a_timeline_alone_is_a_difference() -> None:
-    now = kept(policies=["vdnn"])
+    now = example_timings(policies=["vdnn"])
     policy = now["vdnn"]
     renamed = replace(policy, events=(policy.events[0]._replace(name="other"), *policy.events[1:]))
     for tolerances, counts in (({}, True), ({"*": 0}, True), ({"iteration_ns": "1%"}, False)):
@@ -150,7 +152,7 @@ def test_without_tolerances_a_timeline_alone_is_a_difference() -> None:
 
 
 def test_metrics_within_their_tolerances_pass_and_all_others_count() -> None:
-    stored, now = kept(policies=["vdnn"]), kept(longer("B1", 10), policies=["vdnn"])
+    stored, now = example_timings(policies=["vdnn"]), example_timings(longer("B1", 10), policies=["vdnn"])
     every = compare_timings(stored, now, parse_tolerances({"*": "1%"})).policies[0]
     assert not every.counts
     assert all(value.tolerated for value in every.values)
@@ -170,22 +172,22 @@ def test_a_refusal_and_another_reason_for_it_are_differences() -> None:
 
     (found,) = compare_timings(refused("one reason"), refused("another")).policies  # type: ignore[arg-type]
     assert found.facts == (("why", "one reason", "another"),)
-    (outcome,) = compare_timings(kept(policies=["ideal", "vdnn"]), refused("no")).policies  # type: ignore[arg-type]
+    (outcome,) = compare_timings(example_timings(policies=["ideal", "vdnn"]), refused("no")).policies  # type: ignore[arg-type]
     assert [change.key for change in outcome.facts] == ["outcome", "why"]
 
 
-def test_one_result_is_kept_as_its_comparison_would_be() -> None:
+def test_timings_of_a_result_equal_those_of_its_comparison() -> None:
     result = simulate(CHAIN, node(), Vdnn(mode="conv"))
-    assert timings_of(result) == kept(policies=[Vdnn(mode="conv")])
+    assert timings_of(result) == example_timings(policies=[Vdnn(mode="conv")])
 
 
-def test_what_is_no_result_is_refused() -> None:
+def test_other_values_than_results_are_refused() -> None:
     with pytest.raises(InputError, match="neither a result nor a comparison nor a scenario"):
         timings_of(CHAIN)  # type: ignore[arg-type]
     with pytest.raises(InputError, match="two runs of none"):
-        kept(policies=["none", "none"])
+        example_timings(policies=["none", "none"])
 
 
-def test_every_value_that_is_kept_has_a_unit() -> None:
-    for policy in kept().policies:
+def test_every_value_has_a_unit() -> None:
+    for policy in example_timings().policies:
         assert set(policy.values) <= set(units())

@@ -12,9 +12,9 @@ from hypothesis import strategies as st
 from simgpu.experiments.regression.divergence import first_difference
 from simgpu.timeline.model import Span, SpanKind
 from simgpu.trace.model import Kernel, Phase
-from tests.experiments.regression.kept import CHAIN, kept, longer, node
+from tests.experiments.regression.examples import CHAIN, example_timings, longer, node
 
-EVENTS = kept(policies=["vdnn"])["vdnn"].events
+EVENTS = example_timings(policies=["vdnn"])["vdnn"].events
 
 
 def span(stream: str, kind: SpanKind, name: str, start: int, end: int, **more: Any) -> Span:
@@ -23,9 +23,9 @@ def span(stream: str, kind: SpanKind, name: str, start: int, end: int, **more: A
 
 @pytest.mark.parametrize("policy", ["ideal", "none", "vdnn"])
 @pytest.mark.parametrize("kernel", [kernel.id for kernel in CHAIN.kernels])
-def test_a_kernel_that_takes_a_nanosecond_more_is_the_first(kernel: str, policy: str) -> None:
+def test_a_kernel_that_takes_a_nanosecond_more_differs_first(kernel: str, policy: str) -> None:
     """Also where a copy stream has long been waiting for it, and waits longer now."""
-    found = first_difference(kept()[policy].events, kept(longer(kernel))[policy].events)
+    found = first_difference(example_timings()[policy].events, example_timings(longer(kernel))[policy].events)
     assert found is not None
     assert found.stored is not None
     assert found.now is not None
@@ -35,31 +35,31 @@ def test_a_kernel_that_takes_a_nanosecond_more_is_the_first(kernel: str, policy:
     assert found.at_ns == found.stored.end_ns
 
 
-def test_on_a_slower_link_the_first_copy_is_the_first() -> None:
-    found = first_difference(EVENTS, kept(on=node(99 * 10**8), policies=["vdnn"])["vdnn"].events)
+def test_on_a_slower_link_the_first_copy_differs_first() -> None:
+    found = first_difference(EVENTS, example_timings(on=node(99 * 10**8), policies=["vdnn"])["vdnn"].events)
     assert found is not None
     assert found.stored is not None
     assert (found.stream, found.stored.kind, found.stored.name, found.equal) == ("d2h", SpanKind.COPY_OUT, "x1", 0)
     assert found.before == ()
 
 
-def test_a_fetch_is_the_first_where_only_fetches_are_slower() -> None:
+def test_where_only_fetches_are_slower_the_first_fetch_differs_first() -> None:
     slower = replace(node(), link=replace(node().link, h2d_bandwidth=99 * 10**8))
-    found = first_difference(EVENTS, kept(on=slower, policies=["vdnn"])["vdnn"].events)
+    found = first_difference(EVENTS, example_timings(on=slower, policies=["vdnn"])["vdnn"].events)
     assert found is not None
     assert found.stored is not None
     assert (found.stream, found.stored.kind) == ("h2d", SpanKind.COPY_IN)
     assert found.stored in EVENTS
 
 
-def test_kernels_in_transposed_order_part_where_the_first_of_them_stood() -> None:
+def test_swapped_kernels_diverge_at_the_first_of_them() -> None:
     side = (
         Kernel("A", "relu", Phase.FORWARD, 100, ("x1",), (), "L1", pure=True),
         Kernel("B", "relu", Phase.FORWARD, 100, ("x1",), (), "L1", pure=True),
     )
     first, *rest = CHAIN.kernels
     orders = [replace(CHAIN, kernels=(first, *pair, *rest)) for pair in (side, side[::-1])]
-    stored, now = (kept(trace, policies=["none"])["none"].events for trace in orders)
+    stored, now = (example_timings(trace, policies=["none"])["none"].events for trace in orders)
     found = first_difference(stored, now)
     assert found is not None
     assert found.stored is not None
@@ -68,8 +68,8 @@ def test_kernels_in_transposed_order_part_where_the_first_of_them_stood() -> Non
     assert [event.name for event in found.before] == ["F1"]
 
 
-def test_a_timeline_that_ends_sooner_parts_where_the_other_goes_on() -> None:
-    stored, now = (kept(policies=["none"], iterations=count)["none"].events for count in (3, 2))
+def test_a_shorter_timeline_diverges_at_the_next_event_of_the_other() -> None:
+    stored, now = (example_timings(policies=["none"], iterations=count)["none"].events for count in (3, 2))
     for one, other in ((stored, now), (now, stored)):
         found = first_difference(one, other)
         assert found is not None
@@ -95,7 +95,7 @@ NEXT = span("compute", SpanKind.COMPUTE, "k", 10, 20), span("compute", SpanKind.
         ((FETCH, COPY), COPY),  # streams in their order
     ],
 )
-def test_of_several_at_one_instant_the_cause_is_the_first(
+def test_of_several_differences_at_one_instant_the_cause_is_first(
     pairs: tuple[tuple[Span, Span], ...], first: tuple[Span, Span]
 ) -> None:
     found = first_difference([stored for stored, _ in pairs], [now for _, now in pairs])
@@ -103,7 +103,7 @@ def test_of_several_at_one_instant_the_cause_is_the_first(
     assert (found.stored, found.now, found.at_ns) == (*first, 10)
 
 
-def test_a_wait_for_something_else_parts_when_that_is_known() -> None:
+def test_a_wait_with_another_cause_diverges_at_its_end() -> None:
     """What a stream waited for is known at the end: what went another way before is the reason."""
     stall, work = SpanKind.STALL_EVENT, SpanKind.COMPUTE
     stored = (span("d2h", stall, "k1", 0, 50, cause="compute"), span("compute", work, "k1", 20, 50))
@@ -114,7 +114,7 @@ def test_a_wait_for_something_else_parts_when_that_is_known() -> None:
 
 
 @given(st.integers(0, len(EVENTS) - 1), st.sampled_from(Span._fields), st.integers(1, 10**6))
-def test_a_change_of_any_cell_is_found_and_named(row: int, field: str, more: int) -> None:
+def test_a_change_of_any_cell_is_detected_and_named(row: int, field: str, more: int) -> None:
     event = EVENTS[row]
     changed = event._replace(**{field: _other(getattr(event, field), more)})
     found = first_difference(EVENTS, (*EVENTS[:row], changed, *EVENTS[row + 1 :]))

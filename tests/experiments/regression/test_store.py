@@ -14,12 +14,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from simgpu.errors import InputError
-from simgpu.experiments.regression.events import read_events, write_events
-from simgpu.experiments.regression.store import read_timings, write_timings
+from simgpu.experiments.regression.store import read_events, read_timings, write_events, write_timings
 from simgpu.experiments.regression.timings import timings_of
 from simgpu.experiments.scenarios.load import load_scenario
 from simgpu.timeline.model import Span, SpanKind
-from tests.experiments.regression.kept import kept, node
+from tests.experiments.regression.examples import example_timings, node
 
 SPANS = st.builds(
     Span,
@@ -38,27 +37,27 @@ SPANS = st.builds(
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
     """With timings of policies that ran and of one that had no memory."""
-    write_timings(kept(on=node(memory=550_000)), tmp_path / "kept")
-    return tmp_path / "kept"
+    write_timings(example_timings(on=node(memory=550_000)), tmp_path / "example_timings")
+    return tmp_path / "example_timings"
 
 
 @given(st.lists(SPANS, max_size=8))
-def test_any_timeline_is_read_back_as_it_was(tmp_path_factory: pytest.TempPathFactory, spans: list[Span]) -> None:
+def test_timelines_round_trip(tmp_path_factory: pytest.TempPathFactory, spans: list[Span]) -> None:
     path = tmp_path_factory.getbasetemp() / "any.csv.gz"
     write_events(spans, path)
     assert read_events(path) == tuple(spans)
 
 
-def test_timings_are_read_back_as_they_were(folder: Path) -> None:
-    assert read_timings(folder) == kept(on=node(memory=550_000))
+def test_timings_round_trip(folder: Path) -> None:
+    assert read_timings(folder) == example_timings(on=node(memory=550_000))
     assert {path.name for path in folder.iterdir()} == {"timings.json", "ideal.csv.gz", "vdnn.csv.gz"}
 
 
-def test_several_gpus_and_energy_are_read_back_as_they_were(tmp_path: Path) -> None:
+def test_timings_of_several_gpus_with_energy_round_trip(tmp_path: Path) -> None:
     changes = {"node": "k40-x4", "overrides": {}, "data_parallel.gpus": 4, "policies": "none", "iterations": 1}
     several = timings_of(load_scenario("quickstart", changes), overrides=changes)
-    write_timings(several, tmp_path / "kept")
-    assert read_timings(tmp_path / "kept") == several
+    write_timings(several, tmp_path / "example_timings")
+    assert read_timings(tmp_path / "example_timings") == several
     assert several["none"].settings["gpus"] == 4
     assert {event.gpu for event in several["none"].events} == {0, 1, 2, 3}
 
@@ -71,27 +70,27 @@ def test_the_same_timings_give_the_same_bytes(folder: Path, tmp_path: Path) -> N
             assert path.read_bytes()[3:8] == bytes(5)  # no name, no time
 
 
-def test_iterations_that_repeat_are_the_same_text(folder: Path) -> None:
+def test_repeated_iterations_are_the_same_text(folder: Path) -> None:
     rows = gzip.decompress((folder / "ideal.csv.gz").read_bytes()).decode().splitlines()[1:]
     of_iteration = [[row.partition(",")[2] for row in rows if row.startswith(f"{number},")] for number in range(3)]
     assert of_iteration[1] == of_iteration[2]
     assert len(of_iteration[1]) == 6
 
 
-def test_policies_that_are_gone_go_and_no_other_file_does(folder: Path) -> None:
-    write_timings(kept(policies=["none"]), folder)
+def test_files_of_removed_policies_are_deleted_and_foreign_files_are_refused(folder: Path) -> None:
+    write_timings(example_timings(policies=["none"]), folder)
     assert {path.name for path in folder.iterdir()} == {"timings.json", "none.csv.gz"}
     (folder / "notes.txt").write_text("mine")
     with pytest.raises(InputError, match=r"a file that is not of stored timings: notes\.txt"):
-        write_timings(kept(), folder)
+        write_timings(example_timings(), folder)
     assert (folder / "notes.txt").read_text() == "mine"
     assert read_timings(folder).labels == ("none",)
 
 
-def test_a_folder_of_something_else_stays(tmp_path: Path) -> None:
+def test_a_foreign_folder_is_not_replaced(tmp_path: Path) -> None:
     (tmp_path / "timings.json").write_text('{"schema": "other/1"}')
     with pytest.raises(InputError, match="files that are not timings stored by simgpu"):
-        write_timings(kept(), tmp_path)
+        write_timings(example_timings(), tmp_path)
 
 
 def _changed(change: Callable[[dict[str, object]], object]) -> Callable[[Path], object]:
@@ -142,14 +141,14 @@ def _rows(change: Callable[[str], str]) -> Callable[[Path], object]:
         (_rows(lambda text: text.replace("5000", "5000.0")), "row 2: "),
     ],
 )
-def test_damage_is_told_with_its_place(damage: Callable[[Path], object], told: str, folder: Path) -> None:
+def test_damage_is_reported_with_its_place(damage: Callable[[Path], object], told: str, folder: Path) -> None:
     damage(folder)
     with pytest.raises(InputError) as caught:
         read_timings(folder)
     assert told in str(caught.value)
 
 
-def test_what_wrote_them_is_for_information_only(folder: Path) -> None:
+def test_the_version_that_wrote_timings_does_not_count(folder: Path) -> None:
     other = replace(read_timings(folder), version="99")
     write_timings(other, folder)
     assert read_timings(folder).version == "99"

@@ -32,23 +32,23 @@ def problems_of(written: dict[str, object]) -> list[str]:
         ({"*": "250%"}, Fraction(5, 2), "", True),
     ],
 )
-def test_what_may_be_written(written: dict[str, object], amount: Fraction, unit: str, share: bool) -> None:
+def test_accepted_forms(written: dict[str, object], amount: Fraction, unit: str, share: bool) -> None:
     (found,) = parse_tolerances(written)
     assert (found.amount, found.unit, found.share) == (amount, unit, share)
 
 
 @pytest.mark.parametrize("value", ["", "-1%", "-3", "1 mile", "one", "nan", "inf%", "1.5 ns", None, [1], True, "% 1"])
-def test_what_may_not_be_written(value: object) -> None:
+def test_refused_forms(value: object) -> None:
     (told,) = problems_of({"iteration_ns": value})
     assert told.startswith("tolerance: iteration_ns: ")
 
 
-def test_a_name_of_no_metric_is_told_with_what_was_meant() -> None:
+def test_an_unknown_metric_is_refused_with_a_suggestion() -> None:
     (told,) = problems_of({"itertion_ns": "1%"})
     assert "no metric is called so; did you mean 'iteration_ns'?" in told
 
 
-def test_an_amount_must_be_of_the_metric_s_unit_and_all_problems_are_told() -> None:
+def test_amounts_must_have_the_unit_of_their_metrics_and_all_problems_are_reported() -> None:
     told = problems_of({"bytes_out": "5 us", "iteration_ns": 5, "spans": "1 MiB", "*": "5 us"})
     assert told == [
         "tolerance: bytes_out: '5 us' is a time, and bytes_out is counted as a size; write '1 MiB' or '1%'",
@@ -58,7 +58,7 @@ def test_an_amount_must_be_of_the_metric_s_unit_and_all_problems_are_told() -> N
     ]
 
 
-def test_the_last_that_names_a_metric_holds() -> None:
+def test_the_last_tolerance_for_a_metric_applies() -> None:
     found = parse_tolerances({"*": "1%", "iteration_ns": 0, "stalled_*": "2%"})
     texts = {
         key: tolerance.text
@@ -77,14 +77,14 @@ def test_a_share_is_exact_to_the_last_nanosecond(stored: int, percent: int, sign
     assert not found.allows(stored, stored + sign * (limit + 1))
 
 
-def test_of_nothing_a_share_allows_nothing_and_an_amount_does() -> None:
+def test_a_share_of_zero_allows_nothing_and_an_amount_does() -> None:
     share, amount = parse_tolerances({"*": "100%", "*_ns": "5 ns"})
     assert (share.allows(0, 1), amount.allows(0, 5), amount.allows(0, 6)) == (False, True, False)
     assert not share.allows(None, 1)
     assert not share.allows(1, None)
 
 
-def test_a_folder_may_keep_them(tmp_path: Path) -> None:
+def test_tolerances_of_a_folder_are_read(tmp_path: Path) -> None:
     assert read_tolerances(tmp_path) == ()
     (tmp_path / "tolerances.yaml").write_text(
         "schema: simgpu.tolerances/1\ntolerances:\n  iteration_ns: 1%\n  '*_bytes': 1 MiB\n"
@@ -109,14 +109,14 @@ def test_a_folder_may_keep_them(tmp_path: Path) -> None:
         ("schema: simgpu.tolerances/1\ntolerances: 1%\n", "line 2, tolerances: '1%' is not a mapping"),
     ],
 )
-def test_what_is_wrong_with_the_file_is_told_with_its_line(text: str, told: str, tmp_path: Path) -> None:
+def test_problems_of_the_file_are_reported_with_their_line(text: str, told: str, tmp_path: Path) -> None:
     (tmp_path / "tolerances.yaml").write_text(text)
     with pytest.raises(InputError) as caught:
         read_tolerances(tmp_path)
     assert f"{tmp_path / 'tolerances.yaml'}: {told}" in str(caught.value)
 
 
-def test_the_example_in_the_documentation_is_one(tmp_path: Path) -> None:
+def test_the_example_in_the_documentation_is_valid(tmp_path: Path) -> None:
     readme = (Path(__file__).parents[3] / "scenarios" / "README.md").read_text(encoding="utf-8")
     block = readme.split("```yaml\nschema: simgpu.tolerances/1\n")[1].split("```")[0]
     (tmp_path / "tolerances.yaml").write_text(f"schema: simgpu.tolerances/1\n{block}")

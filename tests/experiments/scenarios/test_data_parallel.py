@@ -51,7 +51,7 @@ def test_it_can_be_set_where_the_file_has_none(tmp_path: Path):
     assert loaded(tmp_path, "", {"data_parallel.gpus": 2, "data_parallel.cores": 3}) == DataParallel(2, cores=3)
 
 
-def test_a_scenario_tells_its_gpus(tmp_path: Path):
+def test_a_scenario_prints_its_gpus(tmp_path: Path):
     path = tmp_path / "try.yaml"
     path.write_text(GOOD + "data_parallel: {gpus: 4, cores: 20}\n", encoding="utf-8")
     facts = dict(load_scenario(path).facts())
@@ -86,12 +86,12 @@ def test_running_it_trains_on_all_of_them(tmp_path: Path):
         ("{gpus: 2, host_cores: 4}", "data_parallel.host_cores: unknown key"),
     ],
 )
-def test_a_mistake_is_told_at_its_place(tmp_path: Path, section: str, told: str):
+def test_a_mistake_is_reported_at_its_place(tmp_path: Path, section: str, told: str):
     (problem,) = problems_of(tmp_path, f"data_parallel: {section}\n")
     assert problem.startswith(f"try.yaml: line 5, {told}")
 
 
-def test_mistakes_are_told_together(tmp_path: Path):
+def test_mistakes_are_reported_together(tmp_path: Path):
     found = problems_of(tmp_path, "data_parallel: {gpus: 7, cores: 99}\nbudget: 1 TiB\n")
     assert len(found) == 4
 

@@ -93,7 +93,7 @@ def test_relative_paths_start_at_the_file_and_overriding_ones_at_the_current_fol
     assert len(load_scenario(path, {"trace": "short"}).trace.kernels) == 2
 
 
-def test_all_problems_of_all_files_are_told_at_once(tmp_path: Path) -> None:
+def test_all_problems_of_all_files_are_reported_at_once(tmp_path: Path) -> None:
     node = tmp_path / "node.yaml"
     node.write_text(
         "schema: simgpu.node/1\nname: n\ngpu: {name: g, memory: 8}\n"
@@ -153,7 +153,7 @@ outputs: {timeline: [cvs]}
         ({"trace": 5}, "override: trace: 5 is not a text"),
     ],
 )
-def test_a_bad_override_is_told_as_such(tmp_path: Path, overrides: dict[str, object], expected: str) -> None:
+def test_a_bad_override_is_reported_as_an_override(tmp_path: Path, overrides: dict[str, object], expected: str) -> None:
     (told,) = problems_of(scenario_file(tmp_path, GOOD), overrides)
     assert told.startswith(expected)
 

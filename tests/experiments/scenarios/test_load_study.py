@@ -12,7 +12,7 @@ from simgpu.experiments.scenarios.catalogue import shipped_scenarios, shipped_st
 from simgpu.experiments.scenarios.load import load_scenario
 from simgpu.experiments.scenarios.load_study import load_study
 from simgpu.experiments.scenarios.model import PolicyChoice
-from simgpu.experiments.scenarios.study import Published
+from simgpu.experiments.scenarios.study import PublishedNumber
 from simgpu.graph.replicate import Exchange
 from simgpu.io.shipped import shipped_names
 from simgpu.program.data_parallel import DataParallel
@@ -125,8 +125,8 @@ def test_what_is_loaded(tmp_path: Path) -> None:
         ("oracle", PolicyChoice("ideal", {})),
     ]
     assert study.published == (
-        Published("small", "vDNN", "mean", 1.2, "throughput", "section 1"),
-        Published("other", "oracle", "max", 0.3, "time_saved", "figure 2", ("chain",), "it is said so"),
+        PublishedNumber("small", "vDNN", "mean", 1.2, "throughput", "section 1"),
+        PublishedNumber("other", "oracle", "max", 0.3, "time_saved", "figure 2", ("chain",), "it is said so"),
     )
 
 
@@ -143,7 +143,7 @@ def test_changes_of_the_node_hold_for_all_runs_and_those_of_a_run_win(tmp_path: 
     assert {node.link.d2h_bandwidth for node in nodes} == {10**10}
 
 
-def test_one_baseline_needs_no_list_and_several_are_kept_in_order(tmp_path: Path) -> None:
+def test_one_baseline_needs_no_list_and_several_stay_in_order(tmp_path: Path) -> None:
     text = GOOD.replace("baseline: vDNN", "baseline: [oracle, vDNN]")
     study = load_study(study_file(tmp_path, text))
     assert study.baseline == ("oracle", "vDNN")
@@ -258,13 +258,21 @@ def test_a_published_number_is_of_two_runs_of_one_or_of_memory(tmp_path: Path) -
         ("[time_added, moved]", "[]", "line 16, tables: [] is too short"),
         ("run: sweep 2", "run: sweep 3", "line 20, published[2].run: there is no run 'sweep 3 GB'; did you mean"),
         ("[2 GB, 1 GB, 4 GB]", "[1 GB]", "line 19, published[1].run: 'vDNN+' is a sweep, and has no run for every"),
-        ("run: four, measure", "run: four, over: ideal, measure", "line 21, published[3]: largest_power is not told"),
+        (
+            "run: four, measure",
+            "run: four, over: ideal, measure",
+            "line 21, published[3]: largest_power has no",
+        ),
         ("memory: bound", "memory: bond", "line 22, published[4].memory: 'bond' is not one of the choices"),
         ("memory: bound", "memory: bound, run: four", "line 22, published[4]: is of a run or of an amount of memory"),
         ("memory: bound", "of: mean", "line 22, published[4]: is of a run or of an amount of memory"),
-        ("memory: bound", "memory: bound, over: four", "line 22, published[4]: memory is not told over another run"),
-        ("memory: bound", "memory: bound, measure: time", "line 22, published[4]: time is not told of an amount of"),
-        ("memory: bound", "run: four, measure: memory", "line 22, published[4]: memory is not told of a run"),
+        ("memory: bound", "memory: bound, over: four", "line 22, published[4]: memory has no baseline"),
+        (
+            "memory: bound",
+            "memory: bound, measure: time",
+            "line 22, published[4]: time is not a measure of an amount",
+        ),
+        ("memory: bound", "run: four, measure: memory", "line 22, published[4]: memory is not a measure of a run"),
         ("value: 0.15", "value: 15", "line 23, published[5]: value 15 is no share: write 20% as 0.2"),
     ],
 )
@@ -330,7 +338,7 @@ def test_a_sweep_that_is_null_is_left_out_with_what_is_said_of_its_batches(tmp_p
         ),
         ("of: VGG 8,", "of: VGG 9,", "line 16, published[1].of: there is no trace 'VGG 9'; did you mean"),
         ("overlap, value: 1,", "overlap, value: 57,", "line 16, published[1]: value 57 is no share: write 20% as 0.2"),
-        ("overlap,", "overlap, over: none,", "line 16, published[1]: overlap is not told over another run: drop over"),
+        ("overlap,", "overlap, over: none,", "line 16, published[1]: overlap has no baseline: drop over"),
         ("[chain, VGG 8]", "[chain, VGG, AlexNet]", "line 17, published[2].without: leaves no trace"),
         ("[chain, VGG 8]", "[chain, VGG 16, VGG 8, AlexNet]", "line 17, published[2].without: leaves no trace"),
     ],
@@ -383,13 +391,13 @@ def test_a_mistake_about_batches_is_told_once_at_its_place(old: str, new: str, e
         ("epochs: [0, 2]", "epoch: 2", "line 13, epoch: unknown key; did you mean 'epochs'?"),
     ],
 )
-def test_a_mistake_is_told_at_its_place(old: str, new: str, expected: str, tmp_path: Path) -> None:
+def test_a_mistake_is_reported_at_its_place(old: str, new: str, expected: str, tmp_path: Path) -> None:
     told = problems_of(study_file(tmp_path, GOOD.replace(old, new)))
     assert any(line.startswith(f"try.yaml: {expected}") for line in told), told
     assert len(told) == len(set(told))
 
 
-def test_all_problems_of_all_files_are_told_at_once(tmp_path: Path) -> None:
+def test_all_problems_of_all_files_are_reported_at_once(tmp_path: Path) -> None:
     text = GOOD.replace("v100", "v10").replace("policy: none", "policy: nune").replace("run: small", "run: smal")
     told = problems_of(study_file(tmp_path, text), {"traces.AlexNet.zoo": "alexnett", "seed": -1})
     places = [line.split(": ")[1] for line in told]

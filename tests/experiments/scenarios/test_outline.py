@@ -6,8 +6,7 @@ import pytest
 
 from simgpu.errors import InputError
 from simgpu.experiments.scenarios.catalogue import shipped_studies
-from simgpu.experiments.scenarios.load_study import load_study
-from simgpu.experiments.scenarios.outline import outline_study
+from simgpu.experiments.scenarios.load_study import load_study, outline_study
 
 
 @pytest.mark.parametrize("name", [name for name in shipped_studies() if not name.startswith(("home", "buddy-1"))])

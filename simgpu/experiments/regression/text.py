@@ -1,4 +1,4 @@
-"""A difference of timings told to a person, in lines of at most 76 columns: whoever shows them may indent them."""
+"""A difference of timings as text, in lines of at most 76 columns."""
 
 from __future__ import annotations
 
@@ -6,9 +6,10 @@ import textwrap
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
+from simgpu.analysis.tables import table_text
 from simgpu.experiments.regression.difference import (
     ABSENT,
-    Change,
+    FactChange,
     PolicyDifference,
     TimingDifference,
     ValueDifference,
@@ -29,16 +30,16 @@ _HEADINGS = ("", "stored", "now", "by", "")
 
 
 def difference_text(difference: TimingDifference) -> str:
-    """All that differs, what counts and what does not.
+    """All differences, those that count and those that do not.
 
     >>> import simgpu
     >>> from simgpu.experiments.regression.difference import compare_timings
     >>> from simgpu.experiments.regression.timings import timings_of
-    >>> def kept(bandwidth: str):
+    >>> def timings(bandwidth: str):
     ...     changes = {"policies": "vdnn", "node.link.d2h_bandwidth": bandwidth}
     ...     return timings_of(simgpu.load_scenario("quickstart", changes))
-    >>> told = difference_text(compare_timings(kept("1 GB/s"), kept("0.99 GB/s")))
-    >>> print(next(line.strip() for line in told.splitlines() if "part" in line))
+    >>> text = difference_text(compare_timings(timings("1 GB/s"), timings("0.99 GB/s")))
+    >>> print(next(line.strip() for line in text.splitlines() if "part" in line))
     the timelines part at 393.2 us, on d2h: copy_out input ends 3,972 ns later
     """
     return "\n".join(_lines(difference))
@@ -65,10 +66,10 @@ def _of_policy(policy: PolicyDifference) -> Iterator[str]:
     yield from _changes(policy.facts, "  ")
     yield from _values([value for value in policy.values if not value.tolerated], "")
     yield from _values([value for value in policy.values if value.tolerated], "within tolerance:")
-    if policy.unkept:
-        yield from _wrapped(f"not stored, and not counted: {', '.join(policy.unkept)}", "  ")
+    if policy.not_stored:
+        yield from _wrapped(f"not stored, and not counted: {', '.join(policy.not_stored)}", "  ")
     if policy.events is not None:
-        yield from _events(policy.events, told_only=policy.by_metrics)
+        yield from _events(policy.events, informative=policy.by_metrics)
     elif policy.values:
         yield "  the timelines are equal, event by event"
 
@@ -78,21 +79,19 @@ def _values(values: Sequence[ValueDifference], title: str) -> Iterator[str]:
         return
     if title:
         yield f"  {title}"
-    rows = [_HEADINGS, *map(_value_row, values)]
-    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-    if sum(widths) + 2 * len(widths) > WIDTH:
-        yield from _in_two_lines(rows[1:], widths[0])
-        return
-    for name, *cells in rows:
-        numbers = "  ".join(cell.rjust(width) for cell, width in zip(cells, widths[1:], strict=True))
-        yield f"  {name.ljust(widths[0])}  {numbers}".rstrip()
-
-
-def _in_two_lines(rows: Sequence[tuple[str, ...]], width: int) -> Iterator[str]:
-    """For numbers too long for one."""
-    for name, stored, now, by, share in rows:
-        yield f"  {name.ljust(width)}  {stored} -> {now}"
-        yield f"  {' ' * width}  {', '.join(part for part in (by, share) if part)}"
+    rows = [_value_row(value) for value in values]
+    lines = table_text((*_HEADINGS, ""), [(*row, "") for row in rows]).splitlines()
+    if max(map(len, lines)) + 2 > WIDTH:
+        width = max(len(value.key) for value in values)
+        lines = [
+            line
+            for name, stored, now, by, share in rows
+            for line in (
+                f"{name.ljust(width)}  {stored} -> {now}",
+                f"{' ' * width}  {', '.join(part for part in (by, share) if part)}",
+            )
+        ]
+    yield from (f"  {line}" for line in lines)
 
 
 def _value_row(value: ValueDifference) -> tuple[str, ...]:
@@ -113,7 +112,7 @@ def _number(value: Number, sign: str = "") -> str:
     return f"{value:{sign},}" if isinstance(value, int) else f"{value:{sign}.6g}"
 
 
-def _changes(changes: Iterable[Change], indent: str) -> Iterator[str]:
+def _changes(changes: Iterable[FactChange], indent: str) -> Iterator[str]:
     for key, stored, now in changes:
         yield from _wrapped(f"{key}: {_fact(stored)} -> {_fact(now)}", indent)
 
@@ -126,10 +125,10 @@ def _fact(value: Any) -> str:
     return str(value)
 
 
-def _events(events: EventDifference, told_only: bool) -> Iterator[str]:
-    aside = "; this does not count, as metrics have tolerances" if told_only else ""
+def _events(events: EventDifference, informative: bool) -> Iterator[str]:
+    note = "; this does not count, as metrics have tolerances" if informative else ""
     where = f"the timelines part at {format_time(events.at_ns)}, on {events.stream}"
-    yield from _wrapped(f"{where}: {_in_words(events)}{aside}", "  ")
+    yield from _wrapped(f"{where}: {_described(events)}{note}", "  ")
     yield from _side_by_side(events)
     if events.before:
         many = f"last of {events.equal:,} events" if events.equal > len(events.before) else "events"
@@ -140,7 +139,7 @@ def _events(events: EventDifference, told_only: bool) -> Iterator[str]:
         yield f"    it is the first event on {events.stream}"
 
 
-def _in_words(events: EventDifference) -> str:
+def _described(events: EventDifference) -> str:
     stored, now, fields = events.stored, events.now, events.fields
     if now is None and stored is not None:
         return f"{_named(stored)} is only stored, nothing follows there now"
@@ -150,24 +149,24 @@ def _in_words(events: EventDifference) -> str:
     assert now is not None
     if "kind" in fields or "name" in fields:
         return f"{_named(now)} stands where {_named(stored)} was"
-    told = []
+    changes = []
     later = now.start_ns - stored.start_ns
     longer = (now.end_ns - now.start_ns) - (stored.end_ns - stored.start_ns)
     if later:
-        told.append(f"starts {_by(later)}")
+        changes.append(f"starts {_by(later)}")
     if longer and later:
-        told.append(f"takes {abs(longer):,} ns {'more' if longer > 0 else 'less'}")
+        changes.append(f"takes {abs(longer):,} ns {'more' if longer > 0 else 'less'}")
     elif longer:
-        told.append(f"ends {_by(longer)}")
+        changes.append(f"ends {_by(longer)}")
     if "bytes" in fields:
         more = now.bytes - stored.bytes
-        told.append(f"moves {abs(more):,} B {'more' if more > 0 else 'less'}")
-    told += [
+        changes.append(f"moves {abs(more):,} B {'more' if more > 0 else 'less'}")
+    changes += [
         f"has {field} {getattr(now, field) or 'none'} and had {getattr(stored, field) or 'none'}"
         for field in ("cause", "gpu", "iteration")
         if field in fields
     ]
-    return f"{_named(now)} {', '.join(told)}"
+    return f"{_named(now)} {', '.join(changes)}"
 
 
 def _by(nanoseconds: int) -> str:
@@ -175,17 +174,17 @@ def _by(nanoseconds: int) -> str:
 
 
 def _side_by_side(events: EventDifference) -> Iterator[str]:
-    """One line a field, stored and now, what differs marked; a name that is too long for its column is cut."""
-    room = (WIDTH - 4 - _LABELS - 4) // 2
+    """One line per field, stored and now, with differences marked; names too long for their column are cut."""
+    widest = (WIDTH - 4 - _LABELS - 4) // 2
     heads = "only stored" if events.now is None else "stored", "only now" if events.stored is None else "now"
     both = (events.stored, events.now)
-    told = [field for field in _FIELDS if field in _ALWAYS or any(getattr(event, field, 0) for event in both)]
-    fields = [(field.removesuffix("_ns"), _cell(events.stored, field), _cell(events.now, field)) for field in told]
+    shown = [field for field in _FIELDS if field in _ALWAYS or any(getattr(event, field, 0) for event in both)]
+    fields = [(field.removesuffix("_ns"), _cell(events.stored, field), _cell(events.now, field)) for field in shown]
     rows = [("", *heads), *fields]
-    width = min(room, max(len(row[1]) for row in rows))
+    width = min(widest, max(len(row[1]) for row in rows))
     for name, stored, now in rows:
         mark = ">" if name and stored != now else " "
-        yield f"  {mark} {name.ljust(_LABELS)}{_cut(stored, width).ljust(width)}  {_cut(now, room)}".rstrip()
+        yield f"  {mark} {name.ljust(_LABELS)}{_cut(stored, width).ljust(width)}  {_cut(now, widest)}".rstrip()
 
 
 def _cell(event: Span | None, field: str) -> str:
@@ -198,7 +197,7 @@ def _cell(event: Span | None, field: str) -> str:
 
 
 def _cut(text: str, width: int) -> str:
-    """The text, its middle left out where it is too long: names of blocks begin and end with what tells them apart."""
+    """The text, without its middle where it is too long: names of blocks differ at their beginning and end."""
     if len(text) <= width:
         return text
     head = (width - 2) // 2

@@ -1,20 +1,37 @@
-"""How fast an iteration can be at best, whatever a policy decides about its feature maps, or moves at all."""
+"""Lower bounds of the memory and the time of an iteration, whatever a policy decides."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Unpack
+from typing import Unpack
 
 from simgpu.errors import InputError, OutOfMemoryError
+from simgpu.graph.bounds import MemoryBounds, memory_bounds
+from simgpu.hardware.spec import NodeSpec
 from simgpu.planning.bound import Bound
 from simgpu.policies.common.placing import evaluator_of
 from simgpu.policies.joint.least_times import LeastTimes, bounds_of
 from simgpu.policies.joint.policy import Joint
-from simgpu.simulation.config import RunConfig, RunSettings
+from simgpu.simulation.config import RunConfig, RunSettings, run_config
 from simgpu.simulation.run import plan_context
+from simgpu.simulation.tasks import task_graph
 from simgpu.trace.model import Trace
 
-if TYPE_CHECKING:
-    from simgpu.hardware.spec import NodeSpec
+
+def least_memory(trace: Trace, node: NodeSpec, *, alignment: int | str | None = None) -> MemoryBounds:
+    """Memory of an iteration with everything resident, and its lower bound (``simgpu memory-bound``).
+
+    The bound is for one sample at a time where the batch can be partitioned (moDNN, TPDS 2019, section 5.1.1).
+    alignment: bytes every allocation is rounded up to, by default the node's. Raises `InputError` for bad arguments.
+
+    >>> from simgpu.hardware.spec import GpuSpec, LinkSpec, NodeSpec
+    >>> from simgpu.trace.chain import chain
+    >>> node = NodeSpec("example", GpuSpec("gpu", 10_000), LinkSpec("pcie", 10**10, 10**10))
+    >>> found = least_memory(chain([50, 70], [100, 140], [100, 200]), node)
+    >>> found.all_at_once.bytes, found.bound.bytes, found.batch
+    (300, 300, 1)
+    """
+    config = run_config(None, {"alignment": alignment}, trace=trace, node=node)
+    return memory_bounds(task_graph(trace, node), config.on(node)[0].gpu.alignment)
 
 
 def least_time(
@@ -23,10 +40,10 @@ def least_time(
     config: RunConfig | None = None,
     **settings: Unpack[RunSettings],
 ) -> Bound:
-    """A bound from below on the time of every placement of the trace's feature maps that fits.
+    """A lower bound on the time of every placement of the trace's feature maps that fits.
 
-    Each feature map may be kept, swapped, fetched at several moments, swapped encoded, or made again, as policy `joint`
-    has it; kernels run in the recorded order, by the recorded algorithms, and copies wait for nothing but what they
+    Each feature map may be kept, swapped, fetched at several moments, swapped encoded, or recomputed, as policy `joint`
+    has it; kernels run in the recorded order, by the recorded algorithms, and copies wait only for what they
     need. The arguments are those of `simgpu.simulate`. With SciPy (extra ``calibrate``) by a linear program, of which
     the multipliers are checked in whole numbers; without it a weaker bound.
 

@@ -8,30 +8,30 @@ from typing import Any
 import pytest
 
 from simgpu.experiments.regression.difference import compare_timings
+from simgpu.experiments.regression.text import difference_text
 from simgpu.experiments.regression.timings import Timings
 from simgpu.experiments.regression.tolerances import parse_tolerances
-from simgpu.experiments.regression.words import difference_text
 from simgpu.timeline.model import Span, SpanKind
-from tests.experiments.regression.kept import kept, longer, node, with_policy
+from tests.experiments.regression.examples import example_timings, longer, node, with_policy
 
 
-def told(stored: Timings, now: Timings, **tolerances: object) -> str:
+def text_of(stored: Timings, now: Timings, **tolerances: object) -> str:
     text = difference_text(compare_timings(stored, now, parse_tolerances(tolerances)))
     assert all(len(line) <= 76 for line in text.splitlines())
     return text
 
 
 def after(event: int, **changes: Any) -> str:
-    """What is told where one event of ideal is another."""
-    stored = kept(policies=["ideal"])
+    """What is text_of where one event of ideal is another."""
+    stored = example_timings(policies=["ideal"])
     events = list(stored["ideal"].events)
     events[event] = events[event]._replace(**changes)
-    return told(stored, with_policy(stored, "ideal", replace(stored["ideal"], events=tuple(events))))
+    return text_of(stored, with_policy(stored, "ideal", replace(stored["ideal"], events=tuple(events))))
 
 
 def test_one_kernel_that_takes_a_nanosecond_more() -> None:
     assert (
-        told(kept(policies=["ideal"]), kept(longer("B3"), policies=["ideal"]))
+        text_of(example_timings(policies=["ideal"]), example_timings(longer("B3"), policies=["ideal"]))
         == """\
 ideal
                       stored      now         by
@@ -68,26 +68,26 @@ ideal
         ({"iteration": 2}, "compute F2 has iteration 2 and had none"),
     ],
 )
-def test_what_is_different_about_an_event(changes: dict[str, object], words: str) -> None:
+def test_the_difference_of_an_event_is_described(changes: dict[str, object], words: str) -> None:
     text = " ".join(after(1, **changes).split())
     assert f"on compute: {words}" in text
     assert "events before it on compute, equal in both: compute F1: 0 to 5,000 ns" in text
 
 
-def test_an_event_of_which_the_other_has_none() -> None:
-    three, two = kept(policies=["ideal"]), kept(policies=["ideal"], iterations=2)
-    assert "compute F1 is only stored, nothing follows there now" in " ".join(told(three, two).split())
-    text = told(two, three)
+def test_an_event_that_only_one_timeline_has() -> None:
+    three, two = example_timings(policies=["ideal"]), example_timings(policies=["ideal"], iterations=2)
+    assert "compute F1 is only stored, nothing follows there now" in " ".join(text_of(three, two).split())
+    text = text_of(two, three)
     assert "compute F1 is only now, nothing followed there" in " ".join(text.split())
     assert "last of 12 events before it on compute, equal in both:" in text
     assert "stored  only now\n" in text
 
 
-def test_the_first_event_of_a_stream_has_none_before_it() -> None:
+def test_a_difference_at_the_first_event_of_a_stream() -> None:
     assert "it is the first event on compute" in after(0, end_ns=5_001)
 
 
-def test_a_long_name_keeps_both_of_its_ends() -> None:
+def test_long_names_are_cut_in_the_middle() -> None:
     long = "stage4." + "block." * 20 + "weight"
     text = after(1, name=long)
     line = next(line for line in text.splitlines() if line.startswith("  > name"))
@@ -95,20 +95,20 @@ def test_a_long_name_keeps_both_of_its_ends() -> None:
     assert "stage4." in line
 
 
-def test_numbers_may_differ_where_timelines_do_not() -> None:
-    stored = kept(policies=["ideal"])
+def test_metrics_can_differ_where_timelines_are_equal() -> None:
+    stored = example_timings(policies=["ideal"])
     values = {**stored["ideal"].values, "samples_per_s": None}
-    text = told(with_policy(stored, "ideal", replace(stored["ideal"], values=values)), stored)
+    text = text_of(with_policy(stored, "ideal", replace(stored["ideal"], values=values)), stored)
     assert "the timelines are equal, event by event" in text
     assert "samples_per_s       -  16666.7   -" in text
 
 
 def test_numbers_too_long_for_a_line_take_two() -> None:
-    stored = kept(policies=["ideal"])
+    stored = example_timings(policies=["ideal"])
     values = {**stored["ideal"].values, "copy_out_exposed_ns": 10**14, "spans": 100}
     now = {**values, "copy_out_exposed_ns": 10**14 + 1, "spans": 2_500}
     one, other = (with_policy(stored, "ideal", replace(stored["ideal"], values=each)) for each in (values, now))
-    assert told(one, other).splitlines()[1:5] == [
+    assert text_of(one, other).splitlines()[1:5] == [
         "  copy_out_exposed_ns  100,000,000,000,000 -> 100,000,000,000,001",
         "                       +1, +1e-12%",
         "  spans                100 -> 2,500",
@@ -116,26 +116,26 @@ def test_numbers_too_long_for_a_line_take_two() -> None:
     ]
 
 
-def test_what_does_not_count_is_said_not_to() -> None:
-    stored, now = kept(policies=["vdnn"]), kept(longer("B1", 10), policies=["vdnn"])
-    text = " ".join(told(stored, now, **{"*": "1%"}).split())
+def test_differences_that_do_not_count_are_marked() -> None:
+    stored, now = example_timings(policies=["vdnn"]), example_timings(longer("B1", 10), policies=["vdnn"])
+    text = " ".join(text_of(stored, now, **{"*": "1%"}).split())
     assert "vdnn (does not count) within tolerance:" in text
     assert "this does not count, as metrics have tolerances" in text
 
 
 def test_settings_inputs_outcomes_and_policies() -> None:
-    stored = replace(kept(policies=["ideal", "none"]), overrides={"iterations": 3})
-    text = told(stored, kept(policies=["none", "vdnn"], on=node(memory=550_000)))
+    stored = replace(example_timings(policies=["ideal", "none"]), overrides={"iterations": 3})
+    text = text_of(stored, example_timings(policies=["none", "vdnn"], on=node(memory=550_000)))
     assert "stored with other settings:\n  iterations: 3 -> nothing\n" in text
     assert "trace or node changed:\n  node.gpu.memory: 1073741824 -> 550000\n" in text
     assert "only stored: ideal\nonly now: vdnn\n" in text
     assert "none\n  outcome: ran -> out of memory\n  waiting: nothing -> kernel F2" in text
-    turned = told(kept(policies=["ideal", "none"]), kept(policies=["none", "ideal"]))
+    turned = text_of(example_timings(policies=["ideal", "none"]), example_timings(policies=["none", "ideal"]))
     assert turned == "policies come in another order, which does not count"
 
 
-def test_nothing_is_said_of_nothing() -> None:
-    assert told(kept(), kept()) == ""
+def test_no_difference_gives_no_text() -> None:
+    assert text_of(example_timings(), example_timings()) == ""
 
 
 @pytest.mark.parametrize("field", [field for field in Span._fields if field != "stream"])

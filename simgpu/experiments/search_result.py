@@ -1,4 +1,4 @@
-"""What a search for a placement has found, and how it went: the answer of `simgpu.experiments.search`."""
+"""The result of a search for a placement: each feature map's action and times, the convergence, and the run."""
 
 from __future__ import annotations
 
@@ -14,25 +14,29 @@ from numpy.typing import NDArray
 from simgpu.analysis.tables import facts_html, facts_text
 from simgpu.errors import OutOfMemoryError
 from simgpu.planning.evaluator import DOES_NOT_FIT
-from simgpu.planning.options import Action
+from simgpu.planning.options import Action, Option
 from simgpu.policies.base import Trial, plain_parameters
+from simgpu.timeline.model import SpanKind
 from simgpu.units import format_bytes, format_time
 
 if TYPE_CHECKING:
     import pandas as pd
     from matplotlib.figure import Figure
 
-    from simgpu.experiments.search_table import PlacedMap
+    from simgpu.graph.feature_maps import FeatureMap
+    from simgpu.graph.taskgraph import TaskGraph
     from simgpu.hardware.spec import NodeSpec
     from simgpu.planning.evaluator import Chosen
+    from simgpu.timeline.model import Timeline
     from simgpu.trace.model import TraceInfo
+
 
 #: The run of what was found, or why it did not come to its end.
 Outcome = Trial | OutOfMemoryError
 Floats = NDArray[np.float64]
 
-#: Iterations of a search that a table shows, beside the one that found the best and the last.
-_SHOWN = {1, 2, 5, 10, 20, 50, 100, 200, 500}
+#: Iterations of a search that a table shows, in addition to the one that reached the best and the last.
+_SHOWN_ITERATIONS = {1, 2, 5, 10, 20, 50, 100, 200, 500}
 
 
 @dataclass(frozen=True, slots=True)
@@ -133,7 +137,7 @@ class Search:
         curves, swarm = self.convergence, self.chosen.swarm
         if curves is None or swarm is None or not curves.best_ns[-1] > 0:
             return None
-        from simgpu.analysis.convergence import plot_convergence
+        from simgpu.analysis.charts import plot_convergence
 
         return plot_convergence(
             curves.worst_ns / 1e6,
@@ -146,13 +150,13 @@ class Search:
         )
 
     def frame(self) -> pd.DataFrame:
-        """One row a feature map, numbered as they are made; times in ns from the start of the iteration."""
+        """One row per feature map, in the order of their production; times in ns from the start of the iteration."""
         import pandas as pd
 
         columns = ["name", "layer", "bytes", "action", "ahead", "overhead_ns", "left_ns", "back_ns", "needed_ns"]
-        found = pd.DataFrame([asdict(each) for each in self.maps], columns=columns)
+        result = pd.DataFrame([asdict(each) for each in self.maps], columns=columns)
         whole = {name: "Int64" for name in columns if name.endswith("_ns") or name in ("bytes", "ahead")}
-        return found.astype(whole).rename_axis("feature_map")
+        return result.astype(whole).rename_axis("feature_map")
 
     def convergence_frame(self) -> pd.DataFrame | None:
         """One row an iteration of the search, from 1 on; empty cells where no particle fits; None without a swarm."""
@@ -161,9 +165,9 @@ class Search:
         curves = self.convergence
         if curves is None:
             return None
-        found = pd.DataFrame(asdict(curves)).round({"mean_ns": 1})
-        found = found.astype({"worst_ns": "Int64", "best_ns": "Int64"})
-        return found.set_index(pd.RangeIndex(1, len(found) + 1, name="iteration"))
+        result = pd.DataFrame(asdict(curves)).round({"mean_ns": 1})
+        result = result.astype({"worst_ns": "Int64", "best_ns": "Int64"})
+        return result.set_index(pd.RangeIndex(1, len(result) + 1, name="iteration"))
 
     # --- as text ----------------------------------------------------------------------------------------------
 
@@ -239,7 +243,7 @@ class Search:
 
     def facts(self) -> list[tuple[str, str]]:
         """How it went, as names and texts."""
-        told = [
+        texts = [
             ("maps", self.options_told),
             ("evaluations", self.evaluations_told),
             ("stopped", self.stopped_told),
@@ -248,7 +252,7 @@ class Search:
             ("run", self.run_told),
             ("real time", self.took_told),
         ]
-        return [(name, text) for name, text in told if text]
+        return [(name, text) for name, text in texts if text]
 
     def iteration_rows(self) -> list[tuple[str, ...]]:
         """Some iterations of a swarm that met a placement that fits: number, worst, mean and best time, particles that
@@ -256,7 +260,7 @@ class Search:
         curves, swarm = self.convergence, self.chosen.swarm
         if curves is None or swarm is None or np.isnan(curves.best_ns).all():
             return []
-        shown = sorted(n for n in _SHOWN | {swarm.converged_at, swarm.iterations} if n <= swarm.iterations)
+        shown = sorted(n for n in _SHOWN_ITERATIONS | {swarm.converged_at, swarm.iterations} if n <= swarm.iterations)
         lines = (curves.worst_ns, curves.mean_ns, curves.best_ns)
         return [(str(n), *(_time(line[n - 1]) for line in lines), f"{curves.fitting[n - 1]:.1%}") for n in shown]
 
@@ -326,3 +330,91 @@ def _plain(frame: pd.DataFrame) -> dict[str, list[Any]]:
         str(name): [None if value != value else value for value in column.astype(object).where(column.notna(), None)]
         for name, column in frame.items()
     }
+
+
+#: Start and end (ns after the iteration began) of the first span with a kind and a name.
+_Spans = Mapping[tuple[SpanKind, str], tuple[int, int]]
+
+_SPAN_KINDS = (SpanKind.COMPUTE, SpanKind.RECOMPUTE, SpanKind.COPY_OUT, SpanKind.COPY_IN)
+
+
+@dataclass(frozen=True, slots=True)
+class PlacedMap:
+    """One feature map in the iteration that a run reports.
+
+    layer: that produces it. bytes: without padding. action: keep, swap, swap with a codec, recompute.
+    ahead: of a swap, layer steps between the prefetch and the next use; None of others.
+    overhead_ns: what it adds to the iteration (HOME, TC 2022, algorithm 2).
+    left_ns: end of its offload, or of its last use in forward where it is recomputed.
+    back_ns: end of its prefetch or recomputation. needed_ns: start of its next use.
+    Times count from the start of the iteration; None where that does not happen, or where nothing ran.
+    """
+
+    name: str
+    layer: str
+    bytes: int
+    action: str
+    ahead: int | None
+    overhead_ns: int
+    left_ns: int | None
+    back_ns: int | None
+    needed_ns: int | None
+
+
+def placed_maps(graph: TaskGraph, chosen: Chosen, timeline: Timeline | None) -> tuple[PlacedMap, ...]:
+    """All feature maps, in the order of their production; none where the program has no placement vector.
+
+    graph: that the policy planned on. timeline: of the run, None where there was none.
+    """
+    if chosen.vector is None:
+        return ()
+    decisions, spans = chosen.evaluator.decisions, _spans(timeline) if timeline is not None else {}
+    picked = [options[number] for options, number in zip(decisions.options, chosen.vector, strict=True)]
+    overheads = chosen.evaluator.overheads(chosen.vector)
+    return tuple(
+        _placed(graph, each, option, overhead, spans)
+        for each, option, overhead in zip(decisions.maps, picked, overheads, strict=True)
+    )
+
+
+def _spans(timeline: Timeline) -> _Spans:
+    """Of the last iteration."""
+    begin, last = timeline.window(-1)[0], len(timeline.iteration_ends_ns) - 1
+    results: dict[tuple[SpanKind, str], tuple[int, int]] = {}
+    for span in timeline:
+        if span.iteration == last and span.kind in _SPAN_KINDS:
+            results.setdefault((span.kind, span.name), (span.start_ns - begin, span.end_ns - begin))
+    return results
+
+
+def _placed(graph: TaskGraph, each: FeatureMap, option: Option, overhead: int, spans: _Spans) -> PlacedMap:
+    block, maker = graph.blocks[each.block], graph.uses[each.block][0]
+
+    def at(kind: SpanKind, name: str, end: bool) -> int | None:
+        return spans[kind, name][end] if (kind, name) in spans else None
+
+    left = back = None
+    if option.action is Action.SWAP:
+        moved = block.id if option.encoding is None else f"{block.id}:{option.encoding.codec}"
+        left, back = at(SpanKind.COPY_OUT, moved, True), at(SpanKind.COPY_IN, moved, True)
+    elif option.action is Action.RECOMPUTE:
+        writer = max(k for k in graph.uses[each.block] if k <= each.after and each.block in graph.writes[k])
+        left = at(SpanKind.COMPUTE, graph.kernels[each.after].id, True)
+        back = at(SpanKind.RECOMPUTE, graph.kernels[writer].id, True)
+    return PlacedMap(
+        name=block.id,
+        layer=graph.layers.name_of(maker),
+        bytes=block.bytes,
+        action=_word(option),
+        ahead=option.ahead if option.action is Action.SWAP else None,
+        overhead_ns=overhead,
+        left_ns=left,
+        back_ns=back,
+        needed_ns=at(SpanKind.COMPUTE, graph.kernels[each.before].id, False),
+    )
+
+
+def _word(option: Option) -> str:
+    """The action in a word or two."""
+    word = option.action.name.lower()
+    return word if option.encoding is None else f"{word} with {option.encoding.codec}"

@@ -13,9 +13,9 @@ import pytest
 from simgpu.errors import InputError
 from simgpu.experiments.processes import in_this_process
 from simgpu.experiments.scenarios.load_sweep import make_sweep
-from simgpu.experiments.sweep import cluster, deciding
+from simgpu.experiments.sweep import cluster, fingerprint
 from simgpu.experiments.sweep.point import run_point
-from simgpu.experiments.sweep.run import carry_out, run_sweep
+from simgpu.experiments.sweep.run import run_points, run_sweep
 from simgpu.io import codestate
 from simgpu.io.codestate import Code, own_code
 from simgpu.policies import registry
@@ -75,17 +75,17 @@ def test_points_of_an_outside_policy_whose_code_changed_run_again(tmp_path: Path
     assert done.returncode == 2 and "unknown policy 'mine'" in done.stderr
 
 
-def test_all_points_run_again_where_simgpu_itself_changed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_all_points_run_again_after_simgpu_changed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     sweep, known = small_sweep(3), own_code()
     run_sweep(sweep, folder=tmp_path)
-    monkeypatch.setattr(deciding, "own_code", lambda: replace(known, digest="edited"))
+    monkeypatch.setattr(fingerprint, "own_code", lambda: replace(known, digest="edited"))
     result = run_sweep(sweep, folder=tmp_path)
     assert (result.ran, result.notes) == (3, ("3 stored points not reused: code of simgpu changed",))
     assert "not reused: code of simgpu changed" in repr(result)
     assert run_sweep(sweep, folder=tmp_path).notes == ()
 
 
-def test_points_run_again_where_a_library_that_decides_them_changed(
+def test_points_run_again_after_a_library_of_their_policy_changed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     values = {"trace": "resnet20-cifar-cpu", "node": "laptop-2gb", "iterations": 1}
@@ -106,7 +106,7 @@ def test_points_run_again_where_a_library_that_decides_them_changed(
     assert both.notes == (f"2 stored points not reused: numpy {was} -> 99",)
 
 
-def test_points_stay_until_they_are_computed_anew(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_results_of_older_code_stay_until_replaced(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Whoever goes back to the code of before has its results back, but for those that were replaced meanwhile."""
     sweep, known = small_sweep(3), own_code()
     run_sweep(sweep, folder=tmp_path)
@@ -117,19 +117,17 @@ def test_points_stay_until_they_are_computed_anew(tmp_path: Path, monkeypatch: p
         raise KeyboardInterrupt
 
     with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
-        patch.setattr(deciding, "own_code", lambda: replace(known, digest="edited"))
-        carry_out(sweep, one, folder=tmp_path)  # type: ignore[arg-type]
+        patch.setattr(fingerprint, "own_code", lambda: replace(known, digest="edited"))
+        run_points(sweep, one, folder=tmp_path)  # type: ignore[arg-type]
     assert run_sweep(sweep, folder=tmp_path).ran == 1
     assert results(tmp_path) == before
 
 
-def test_code_that_is_edited_while_it_is_in_use_decides_nothing_to_reuse(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_points_of_code_edited_while_in_use_are_not_reused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A process goes on with what it has loaded, so nobody knows which code computed its points."""
     sweep, known = small_sweep(2), own_code()
     with monkeypatch.context() as patch:
-        patch.setattr(deciding, "own_code", lambda: replace(known, changed_ns=codestate.LOADED_NS + 1))
+        patch.setattr(fingerprint, "own_code", lambda: replace(known, changed_ns=codestate.LOADED_NS + 1))
         run_sweep(sweep, folder=tmp_path)
         assert run_sweep(sweep, folder=tmp_path).ran == 2
     why = "2 stored points not reused: code of simgpu was edited while in use"
@@ -137,14 +135,12 @@ def test_code_that_is_edited_while_it_is_in_use_decides_nothing_to_reuse(
     assert run_sweep(sweep, folder=tmp_path).ran == 0
 
     answers = iter([known, replace(known, digest="edited")])
-    monkeypatch.setattr(deciding, "own_code", lambda: next(answers, known))
+    monkeypatch.setattr(fingerprint, "own_code", lambda: next(answers, known))
     assert "edited while the sweep ran" in run_sweep(sweep, folder=tmp_path, restart=True).notes[0]
     assert run_sweep(sweep, folder=tmp_path).ran == 2
 
 
-def test_an_outside_policy_that_is_edited_after_it_was_loaded_is_known(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_an_outside_policy_edited_after_loading_is_detected(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Its new code is not what this process runs, so its digest must not stand for what was computed."""
     text = POLICY.replace("from mine_choices import KEEPS", "KEEPS = True").replace('"mine"', '"edited"')
     site = write_distribution(tmp_path / "site", {"edited": "edited_mine:Mine"}, {"edited_mine": text})
@@ -152,15 +148,15 @@ def test_an_outside_policy_that_is_edited_after_it_was_loaded_is_known(
     registry._outside.cache_clear()
     try:
         sweep = small_sweep(1, policies="edited")
-        assert len(deciding.deciding(sweep)["policies"]["edited"]["code"]) == 16
+        assert len(fingerprint.fingerprint(sweep)["policies"]["edited"]["code"]) == 16
         later = time.time_ns() + 10**9
         os.utime(site / "edited_mine.py", ns=(later, later))
-        assert deciding.deciding(sweep)["policies"]["edited"]["code"] == deciding.EDITED
+        assert fingerprint.fingerprint(sweep)["policies"]["edited"]["code"] == fingerprint.EDITED
     finally:
         registry._outside.cache_clear()
 
 
-def test_points_of_a_simgpu_that_did_not_note_its_code_run_again(tmp_path: Path) -> None:
+def test_points_without_a_fingerprint_run_again(tmp_path: Path) -> None:
     sweep = small_sweep(2)
     run_sweep(sweep, folder=tmp_path)
     with sqlite3.connect(tmp_path / "points.sqlite") as database:
@@ -174,15 +170,17 @@ def test_points_of_a_simgpu_that_did_not_note_its_code_run_again(tmp_path: Path)
 
 def test_a_cluster_whose_workers_have_other_code_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     distributed = pytest.importorskip("distributed")
-    sweep, known = small_sweep(1), deciding.deciding(small_sweep(1))
-    monkeypatch.setattr(cluster, "deciding", lambda sweep: {**known, "code": "another", "libraries": {"numpy": "1.0"}})
+    sweep, known = small_sweep(1), fingerprint.fingerprint(small_sweep(1))
+    monkeypatch.setattr(
+        cluster, "fingerprint", lambda sweep: {**known, "code": "another", "libraries": {"numpy": "1.0"}}
+    )
     settings = {"processes": False, "n_workers": 1, "threads_per_worker": 1, "dashboard_address": None}
     with distributed.LocalCluster(**settings) as here, pytest.raises(InputError) as caught:
         run_sweep(sweep, dask=here.scheduler_address)
     assert "does not compute what is computed here: code of simgpu changed; numpy 1.0 -> " in str(caught.value)
 
 
-def test_of_an_edited_file_only_its_content_counts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_only_the_content_of_an_edited_file_counts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "a.py").write_text("1")
     monkeypatch.setattr(codestate, "PACKAGE", tmp_path)
     before: Code = own_code()

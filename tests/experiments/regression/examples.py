@@ -19,7 +19,7 @@ def node(bandwidth: int = 10**10, memory: int = 2**30) -> NodeSpec:
     return NodeSpec("bench", GpuSpec("a GPU", memory), LinkSpec("PCIe", bandwidth, bandwidth))
 
 
-def kept(
+def example_timings(
     trace: Trace = CHAIN, on: NodeSpec | None = None, policies: Iterable[PolicyRequest] = POLICIES, iterations: int = 3
 ) -> Timings:
     return timings_of(compare(trace, on or node(), policies, iterations=iterations))

@@ -1,6 +1,6 @@
-"""What decided the rows of a point, as plain data: code and versions of libraries, and in what two of these differ.
+"""The fingerprint of what computes a point, as plain data: digests of code and versions of libraries.
 
-A finished point is reused only where everything that decided it is as it is now.
+A finished point is reused only where its fingerprint has not changed.
 """
 
 from __future__ import annotations
@@ -18,20 +18,20 @@ if TYPE_CHECKING:
     from simgpu.experiments.scenarios.sweep import Sweep
     from simgpu.experiments.sweep.point import PointRows
 
-#: In place of a digest: files were written to after the process loaded them, so what it ran is not known.
+#: In place of a digest: files were edited after the process loaded them, so the code that ran is not known.
 EDITED = "edited while in use"
 #: In place of a digest: the policy's package is not installed, or does not load.
 MISSING = "missing"
-_UNKNOWN = "they were computed by an earlier simgpu, or while its files were edited"
+_NO_FINGERPRINT = "they were computed by an earlier simgpu, or while its files were edited"
 
 
-def deciding(sweep: Sweep) -> dict[str, Any]:
-    """All that decides a sweep's results but its inputs, as it is now: code by digest, libraries by version.
+def fingerprint(sweep: Sweep) -> dict[str, Any]:
+    """Everything that determines a sweep's results except its inputs: code by digest, libraries by version.
 
-    Under ``policies``, by name, what decides those rows alone that a policy takes part in.
+    ``policies`` has by name what affects only the rows of that policy.
     """
     own = own_code()
-    names = set(policy_names()) & set(_words(sweep))
+    names = set(policy_names()) & set(_policy_words(sweep))
     return {
         "code": EDITED if own.changed_ns > LOADED_NS else own.digest,
         "libraries": {**interpreter(), **versions(COMMON)},
@@ -50,7 +50,7 @@ def _of_policy(name: str) -> dict[str, Any]:
     return {"code": EDITED if edited else code.digest, "libraries": {**code.libraries, **libraries}}
 
 
-def _words(sweep: Sweep) -> Iterator[str]:
+def _policy_words(sweep: Sweep) -> Iterator[str]:
     """Every word of the policies as written, in the scenario, its overrides and all steps."""
     yield from _texts(sweep.document.values.get("policies"))
     for values in (sweep.overrides, *(step for axis in sweep.axes for step in axis.steps)):
@@ -71,35 +71,35 @@ def _texts(value: object) -> Iterator[str]:
                 yield from _texts(inner)
 
 
-def of_point(decided: Mapping[str, Any], finished: PointRows) -> dict[str, Any]:
-    """The part that decided a point: of all policies, those that its rows are of."""
-    policies = decided["policies"]
+def fingerprint_of_point(of_sweep: Mapping[str, Any], finished: PointRows) -> dict[str, Any]:
+    """The part of a sweep's fingerprint that affects a point: of all policies, only those of its rows."""
+    policies = of_sweep["policies"]
     used = {name for row in finished.rows for name in _used(row, policies)}
-    return {**decided, "policies": {name: each for name, each in policies.items() if name in used}}
+    return {**of_sweep, "policies": {name: each for name, each in policies.items() if name in used}}
 
 
 def _used(row: Mapping[str, Any], policies: Mapping[str, object]) -> Iterable[str]:
-    """The policies that take part in a row, also within another's parameters; all where the row does not say."""
+    """The policies of a row, also those in another's parameters; all of them where the row has none of these names."""
     if row.get("policy_name") not in policies:
         return policies
     return {row["policy_name"], *_texts(json.loads(row["parameters"]))}
 
 
-def reasons(then: Mapping[str, Any] | None, now: Mapping[str, Any]) -> list[str]:
-    """Why rows that were decided by `then` are not what would be computed now; empty where they are.
+def differences(then: Mapping[str, Any] | None, now: Mapping[str, Any]) -> list[str]:
+    """Differences of two fingerprints, as texts; empty where they are the same.
 
     >>> then = {"code": "aa", "libraries": {"numpy": "2.0"}, "policies": {}}
-    >>> reasons(then, {**then, "libraries": {"numpy": "2.1"}}), reasons(then, then)
+    >>> differences(then, {**then, "libraries": {"numpy": "2.1"}}), differences(then, then)
     (['numpy 2.0 -> 2.1'], [])
     """
     if then is None:
-        return [_UNKNOWN]
-    found = [*_code("simgpu", then, now), *_libraries(then["libraries"], now["libraries"])]
+        return [_NO_FINGERPRINT]
+    results = [*_code("simgpu", then, now), *_libraries(then["libraries"], now["libraries"])]
     for name, before in then["policies"].items():
         here = now["policies"].get(name, {"code": MISSING, "libraries": {}})
-        found += _code(f"policy {name}", before, here)
-        found += [f"{text} (policy {name})" for text in _libraries(before["libraries"], here["libraries"])]
-    return list(dict.fromkeys(found))
+        results += _code(f"policy {name}", before, here)
+        results += [f"{text} (policy {name})" for text in _libraries(before["libraries"], here["libraries"])]
+    return list(dict.fromkeys(results))
 
 
 def _code(of: str, then: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:
