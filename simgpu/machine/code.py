@@ -1,6 +1,6 @@
 """Programs made ready to run: per stream a list of small tuples with durations, bytes and memory requests filled in.
 
-Nothing here runs; what the codes mean over time is `simgpu.machine.executor`'s.
+Nothing here runs; what the codes mean over time is `simgpu.machine.simulator`'s.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from typing import Any, Protocol, assert_never
 
 from simgpu.graph.compressed import carved_by
 from simgpu.graph.taskgraph import TaskGraph
-from simgpu.machine.memory import Memory
+from simgpu.machine.stream import Memory
 from simgpu.memory.pool import Request
 from simgpu.program.instructions import (
     Acquire,

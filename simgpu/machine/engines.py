@@ -16,7 +16,7 @@ import simpy
 from simgpu.hardware.spec import NodeSpec
 from simgpu.machine.code import IN, OUT, Op
 from simgpu.machine.flows import FlowNetwork
-from simgpu.machine.links import Path, buddy_paths, paths_of, shares_capacity, single_paths
+from simgpu.machine.flows import Path, buddy_paths, paths_of, shares_capacity, single_paths
 from simgpu.memory.transfer import copy_ns, sending_rate
 
 if TYPE_CHECKING:

@@ -21,7 +21,7 @@ from simgpu.graph.taskgraph import TaskGraph
 from simgpu.hardware.spec import NodeSpec
 from simgpu.machine.code import COPY_IN, COPY_OUT
 from simgpu.machine.lanes import Lanes
-from simgpu.machine.memory import Memory
+from simgpu.machine.stream import Memory
 from simgpu.machine.stream import Stream
 from simgpu.machine.visits import tours_of, visits_of
 from simgpu.memory.paged import Batch, NoRoomError, PagedPool, Reclaim

@@ -20,8 +20,8 @@ from simgpu.hardware.spec import NodeSpec
 from simgpu.machine.code import COPY_IN, COPY_OUT
 from simgpu.machine.flows import FlowNetwork
 from simgpu.machine.lanes import Lanes
-from simgpu.machine.links import single_paths
-from simgpu.machine.memory import Memory
+from simgpu.machine.flows import single_paths
+from simgpu.machine.stream import Memory
 from simgpu.machine.stream import Stream
 from simgpu.memory.paged import Parts
 from simgpu.memory.pool import CountingPool

@@ -15,8 +15,8 @@ from simgpu.hardware.spec import NodeSpec
 from simgpu.machine.buddy import shared_link
 from simgpu.machine.cdma import dram_demands
 from simgpu.machine.code import translate
-from simgpu.machine.executor import Executor
-from simgpu.machine.memory import Memory
+from simgpu.machine.simulator import Simulator
+from simgpu.machine.stream import Memory
 from simgpu.machine.record import timeline_of
 from simgpu.machine.stream import Stream
 from simgpu.machine.unmoved import unmoved_blocks
@@ -110,19 +110,19 @@ def run_program(
     else:
         graph, devices, host = unmoved.graph, [unmoved.memory], unmoved.host
         code = translate(program, graph, devices, host, driver=unmoved, streams=unmoved.lanes.streams)
-    executor = Executor(env, code, node, (*devices, host), iterations)
+    simulator = Simulator(env, code, node, (*devices, host), iterations)
     if unmoved:
-        unmoved.settled = executor.settle_if_last
+        unmoved.settled = simulator.settle_if_last
     for holding in program.holdings:
         sizes, memory = (graph.copy_sizes, host) if holding.gpu is None else (graph.sizes, devices[holding.gpu])
         _take_residents(holding.blocks, graph, sizes, memory)
-    executor.run()
+    simulator.run()
     if env.now > LONGEST:
         what = "the simulated time passes 18 years, more than a timeline's columns can hold"
         raise InputError.single("", "time", what, "look at durations, latency and bandwidths")
-    if not all(stream.finished for stream in executor.streams):
-        raise _stopped(executor, program, graph)
-    timeline = timeline_of(executor, graph, unmoved.lanes.rows if unmoved else ())
+    if not all(stream.finished for stream in simulator.streams):
+        raise _stopped(simulator, program, graph)
+    timeline = timeline_of(simulator, graph, unmoved.lanes.rows if unmoved else ())
     retired = iterations * sum(
         len(code) * segment.repeat for segment in program.segments for code in segment.streams.values()
     )
@@ -130,7 +130,7 @@ def run_program(
     notes = unmoved.notes(iterations - 1) if unmoved else ()
     carved = max(memory.buddy_peak() for memory in devices)
     _check_carve_out(carved, node)
-    return Run(timeline, _steady(timeline, executor), high_water, retired, notes=notes, buddy_peak=carved)
+    return Run(timeline, _steady(timeline, simulator), high_water, retired, notes=notes, buddy_peak=carved)
 
 
 def _check_carve_out(carved: int, node: NodeSpec) -> None:
@@ -152,44 +152,44 @@ def _take_residents(blocks: Sequence[int], graph: TaskGraph, sizes: Sequence[int
     memory.log(0, memory.number(request, carved_by(graph, blocks) if sizes is graph.sizes else 0))
 
 
-def _steady(timeline: Timeline, executor: Executor) -> bool | None:
+def _steady(timeline: Timeline, simulator: Simulator) -> bool | None:
     """Whether the last two iterations took the same time and left the same pools."""
-    if executor.iterations < 2:
+    if simulator.iterations < 2:
         return None
     last, before = timeline.window(-1), timeline.window(-2)
     same_time = last[1] - last[0] == before[1] - before[0]
-    states = [stream.snapshots for stream in executor.streams if stream.memory is not None]
+    states = [stream.snapshots for stream in simulator.streams if stream.memory is not None]
     return same_time and all(after == before for *_, before, after in states)
 
 
-def _stopped(executor: Executor, program: Program, graph: TaskGraph) -> Exception:
+def _stopped(simulator: Simulator, program: Program, graph: TaskGraph) -> Exception:
     """Why a run came to a halt. Nothing has happened since the last work ended, whatever old timers ran out later."""
-    now = max((stream.ends[-1] for stream in executor.streams if stream.ends), default=0)
-    for gpu, memory in enumerate(executor.memories):
+    now = max((stream.ends[-1] for stream in simulator.streams if stream.ends), default=0)
+    for gpu, memory in enumerate(simulator.memories):
         if memory.waiting:
             stream = memory.waiting[0]
             request = stream.ops[stream.pc][2]
             capacity = memory.pool.capacity or 0
             free = capacity - memory.pool.used
             hole = memory.pool.largest_hole
-            holders = _holders(executor, program, graph, memory)
+            holders = _holders(simulator, program, graph, memory)
             asked = request[1]
-            waiting = _work_at(executor, program, graph, stream)
-            first = next((s for s in executor.streams if executor.code.streams[s.rank].gpu == gpu), executor.streams[0])
-            kernel = _kernel_at(executor, program, graph, first)
+            waiting = _work_at(simulator, program, graph, stream)
+            first = next((s for s in simulator.streams if simulator.code.streams[s.rank].gpu == gpu), simulator.streams[0])
+            kernel = _kernel_at(simulator, program, graph, first)
             return OutOfMemoryError(waiting, memory.name, asked, free, hole, capacity, now, holders, kernel)
-    waiting = ", ".join(_work_at(executor, program, graph, s) for s in executor.streams if not s.finished)
+    waiting = ", ".join(_work_at(simulator, program, graph, s) for s in simulator.streams if not s.finished)
     return ProgramError(f"the program stops at {now} ns although nobody waits for memory: {waiting}")
 
 
-def _to_come(executor: Executor, program: Program, stream: Stream) -> tuple[Instruction, ...]:
+def _to_come(simulator: Simulator, program: Program, stream: Stream) -> tuple[Instruction, ...]:
     """The instructions from where a stream is to the end of its segment."""
-    return program.segments[stream.segment].streams.get(executor.code.streams[stream.rank], ())[stream.pc :]
+    return program.segments[stream.segment].streams.get(simulator.code.streams[stream.rank], ())[stream.pc :]
 
 
-def _work_at(executor: Executor, program: Program, graph: TaskGraph, stream: Stream) -> str:
-    work = next((i for i in _to_come(executor, program, stream) if isinstance(i, _WORK)), None)
-    stream_id = executor.code.streams[stream.rank]
+def _work_at(simulator: Simulator, program: Program, graph: TaskGraph, stream: Stream) -> str:
+    work = next((i for i in _to_come(simulator, program, stream) if isinstance(i, _WORK)), None)
+    stream_id = simulator.code.streams[stream.rank]
     if isinstance(work, Launch):
         return f"kernel {graph.kernels[work.kernel].id} ({graph.kernels[work.kernel].op})"
     if isinstance(work, Encode | Decode):
@@ -197,22 +197,22 @@ def _work_at(executor: Executor, program: Program, graph: TaskGraph, stream: Str
     return f"copy of block {graph.blocks[work.block].id} on {stream_id}" if work else f"stream {stream_id}"
 
 
-def _kernel_at(executor: Executor, program: Program, graph: TaskGraph, stream: Stream) -> str:
+def _kernel_at(simulator: Simulator, program: Program, graph: TaskGraph, stream: Stream) -> str:
     """The kernel that a stream has come to, after what it does before."""
-    launches = (i for i in _to_come(executor, program, stream) if isinstance(i, Launch))
+    launches = (i for i in _to_come(simulator, program, stream) if isinstance(i, Launch))
     return next((graph.kernels[launch.kernel].id for launch in launches), "")
 
 
-def _holders(executor: Executor, program: Program, graph: TaskGraph, memory: Memory) -> tuple[tuple[str, int], ...]:
+def _holders(simulator: Simulator, program: Program, graph: TaskGraph, memory: Memory) -> tuple[tuple[str, int], ...]:
     """Blocks that hold this memory when a run has stopped, largest first; counted from what streams have executed."""
-    *devices, host = executor.memories
+    *devices, host = simulator.memories
     gpu = None if memory is host else devices.index(memory)
     space = Space.HOST if gpu is None else Space.DEVICE
     held: Counter[int] = Counter(b for holding in program.holdings if holding.gpu == gpu for b in holding.blocks)
-    for stream in executor.streams:
-        if gpu is not None and executor.code.streams[stream.rank].gpu != gpu:
+    for stream in simulator.streams:
+        if gpu is not None and simulator.code.streams[stream.rank].gpu != gpu:
             continue
-        stream_id = executor.code.streams[stream.rank]
+        stream_id = simulator.code.streams[stream.rank]
         for index, segment in enumerate(program.segments):
             instructions = segment.streams.get(stream_id, ())
             done = stream.iteration * segment.repeat

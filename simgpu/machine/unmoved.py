@@ -11,7 +11,7 @@ from simgpu.errors import ProgramError
 from simgpu.graph.taskgraph import TaskGraph
 from simgpu.hardware.spec import NodeSpec
 from simgpu.machine.lanes import Lanes, with_lanes
-from simgpu.machine.memory import Memory
+from simgpu.machine.stream import Memory
 from simgpu.machine.paged import Faults
 from simgpu.machine.remote import RemoteAccess
 from simgpu.memory.paged import Reclaim

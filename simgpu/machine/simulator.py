@@ -31,14 +31,14 @@ from simgpu.machine.code import (
     Op,
 )
 from simgpu.machine.engines import engines_of
-from simgpu.machine.memory import Memory
+from simgpu.machine.stream import Memory
 from simgpu.machine.stream import TAKES_DRAM, Stream
 
-#: Limit of `Executor._run` for a stream that is alone at its instant.
+#: Limit of `Simulator._run` for a stream that is alone at its instant.
 _EVERYTHING = DRIVEN_LAUNCH
 
 
-class Executor:
+class Simulator:
     """Runs machine code for a number of iterations.
 
     stalls: waits of positive length, seven numbers each: stream, segment, op, begin, end, iteration, and for memory the
