@@ -1,19 +1,19 @@
-"""Flows: bytes on their way over shared links, at rates that are fair and whole numbers.
+"""Links between GPUs and host, and the flows of bytes that share them at max-min fair rates.
 
-A flow has a path over links, a number of bytes, and a cap on its rate. Rates change only when a flow starts or ends or
-its cap changes, on whole nanoseconds; an end rounds up; a flow that is alone on its path takes exactly the closed form
-of `simgpu.memory.transfer`.
-
-The links between GPUs and host that a copy passes, by name, and what each can carry.
+A flow has a path over links, a number of bytes, and a cap on its rate. Rates are integers and change only when a flow
+starts or ends or its cap changes; end times round up to whole nanoseconds. A flow that is alone on its path takes
+exactly the time of `simgpu.memory.transfer`.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+
 import simpy
-from simgpu.memory.transfer import NANO
+
 from simgpu.hardware.spec import Duplex, LinkSpec, NodeSpec, SwitchSpec
+from simgpu.memory.transfer import NANO
 
 
 def max_min_rates(paths: Sequence[tuple[str, ...]], caps: Sequence[int], capacities: Mapping[str, int]) -> list[int]:
@@ -49,9 +49,9 @@ def max_min_rates(paths: Sequence[tuple[str, ...]], caps: Sequence[int], capacit
 
 @dataclass(slots=True, eq=False)
 class Flow:
-    """Bytes under way; `left` counts billionths of a byte, so that progress at any whole rate is exact.
+    """Bytes under way; `left` counts billionths of a byte, so that progress at any integer rate is exact.
 
-    cap: tells its own limit, bytes per second; asked whenever rates are shared out.
+    cap: returns the flow's own limit, bytes per second; called whenever rates are computed.
     """
 
     path: tuple[str, ...]
@@ -66,8 +66,8 @@ class Flow:
 class FlowNetwork:
     """The flows under way over links of given capacity (bytes per second).
 
-    settled: called after every event of the network, also one that turns out to mean nothing any more because the
-    flow's rate has changed since: whoever waits for the last event of an instant must hear of each.
+    settled: called after every event of the network, even an outdated timer of a flow whose rate has changed since,
+    because the simulator waits for the last event of an instant.
     """
 
     env: simpy.Environment
@@ -80,13 +80,13 @@ class FlowNetwork:
         """Send `size` bytes; `done` is called when the last one has arrived."""
         self._progress()
         self.flows.append(Flow(path, cap, size * NANO, done))
-        self._share()
+        self._set_rates()
 
-    def share_anew(self) -> None:
+    def update_rates(self) -> None:
         """Some flow's own limit has changed."""
         if self.flows:
             self._progress()
-            self._share()
+            self._set_rates()
 
     def _progress(self) -> None:
         now = int(self.env.now)
@@ -94,7 +94,7 @@ class FlowNetwork:
             flow.left -= flow.rate * (now - self.last)
         self.last = now
 
-    def _share(self) -> None:
+    def _set_rates(self) -> None:
         rates = max_min_rates([f.path for f in self.flows], [f.cap() for f in self.flows], self.capacities)
         if not any(rates):
             # A link too slow to give every flow a whole byte per second serves the first and lets the others wait.
@@ -113,7 +113,7 @@ class FlowNetwork:
                 self._progress()
                 self.flows.remove(flow)
                 if self.flows:
-                    self._share()
+                    self._set_rates()
                 flow.done()
             self.settled()
 
@@ -151,25 +151,25 @@ def paths_of(node: NodeSpec, gpus: int) -> Network:
     return capacities, paths
 
 
-def single_paths(node: NodeSpec, *, beside: bool = False) -> Network:
+def single_paths(node: NodeSpec, *, others: bool = False) -> Network:
     """The network of a GPU that runs alone: its link, and no switch.
 
-    One engine serves one direction after the other, so it never makes them share. beside: whether others than copies
-    use the link.
+    A single copy engine serves one direction at a time, so its two directions never share capacity. others: whether
+    kernels use the link too.
     """
     link = node.link
-    if shares_capacity(node) or (beside and link.duplex is Duplex.HALF):
+    if shares_capacity(node) or (others and link.duplex is Duplex.HALF):
         return {"link": max(link.d2h_bandwidth, link.h2d_bandwidth)}, [(("link",), ("link",))]
     return {"out": link.d2h_bandwidth, "in": link.h2d_bandwidth}, [(("out",), ("in",))]
 
 
 def shares_capacity(node: NodeSpec) -> bool:
-    """Whether the two directions of a GPU's own link can be in each other's way."""
+    """Whether copies in the two directions of a GPU's own link share its capacity."""
     return node.link.duplex is Duplex.HALF and node.gpu.copy_engines > 1
 
 
 def buddy_paths(node: NodeSpec, network: Network) -> list[tuple[Path, Path]]:
-    """Per GPU the paths to and from its buddy memory, whose links are added to the network if they are its own.
+    """Per GPU the paths to and from its buddy memory; a separate buddy link is added to the network.
 
     >>> from simgpu.hardware.nodes import load_node
     >>> node = load_node("buddy-gpu")
@@ -181,12 +181,12 @@ def buddy_paths(node: NodeSpec, network: Network) -> list[tuple[Path, Path]]:
     if own is None:
         return paths
     one_for_both, out, back = _carries(own)
-    found: list[tuple[Path, Path]] = []
+    buddy: list[tuple[Path, Path]] = []
     for gpu in range(len(paths)):
         names = [f"buddy{gpu}", f"buddy{gpu}"] if one_for_both else [f"buddy{gpu}.out", f"buddy{gpu}.in"]
         capacities.update(zip(names, (out, back), strict=True))
-        found.append(((names[0],), (names[1],)))
-    return found
+        buddy.append(((names[0],), (names[1],)))
+    return buddy
 
 
 def _carries(link: LinkSpec | SwitchSpec) -> tuple[bool, int, int]:

@@ -20,10 +20,9 @@ from simgpu.errors import OutOfMemoryError
 from simgpu.graph.taskgraph import TaskGraph
 from simgpu.hardware.spec import NodeSpec
 from simgpu.machine.code import COPY_IN, COPY_OUT
-from simgpu.machine.lanes import Lanes
-from simgpu.machine.stream import Memory
-from simgpu.machine.stream import Stream
-from simgpu.machine.visits import tours_of, visits_of
+from simgpu.machine.implicit_streams import ImplicitStreams
+from simgpu.machine.page_accesses import tours_of, visits_of
+from simgpu.machine.stream import Memory, Stream, unset
 from simgpu.memory.paged import Batch, NoRoomError, PagedPool, Reclaim
 from simgpu.memory.pool import CountingPool, Pool
 from simgpu.memory.transfer import copy_ns
@@ -80,9 +79,11 @@ class _Kernel:
     since: int = 0
 
 
-class Faults:
-    """Serves the faults of a GPU's kernels; see `simgpu.machine.unmoved.Unmoved`. counts: batches and pages by
-    iteration."""
+class PageFaults:
+    """Serves the page faults of a GPU's kernels, as a `simgpu.machine.implicit_streams.ResidencyDriver`.
+
+    counts: batches and pages by iteration.
+    """
 
     def __init__(
         self,
@@ -90,15 +91,15 @@ class Faults:
         graph: TaskGraph,
         node: NodeSpec,
         how: Paged,
-        lanes: Lanes,
+        implicit: ImplicitStreams,
         capacity: int | None,
         reclaim: Reclaim,
     ) -> None:
         self.env = env
         self.graph = graph
         self.how = how
-        self.lanes = lanes
-        self.settled: Callable[[], None] = _nobody
+        self.implicit = implicit
+        self.settled: Callable[[], None] = unset
         self.pages = PagedPool(
             graph.sizes,
             capacity,
@@ -122,10 +123,10 @@ class Faults:
         self.busy = False
         self.counts: dict[int, tuple[int, int]] = {}
 
-    def launch(self, kernel: int) -> Callable[[Stream], None]:
+    def launch(self, kernel: int) -> Callable[[Stream, object], None]:
         """What begins that kernel."""
 
-        def begin(stream: Stream) -> None:
+        def begin(stream: Stream, _: object) -> None:
             self._go_on(_Kernel(stream, kernel, self.pages.walk(visits_of(self.tours[kernel], self.pages))))
 
         return begin
@@ -189,19 +190,19 @@ class Faults:
         except NoRoomError as error:
             raise self._out_of_memory(kernel, error.need) from None
         if not kernel.batch:
-            self.lanes.wait(stream, kernel.since, now, wanted)
+            self.implicit.stall(stream, kernel.since, now, wanted)
             return 0
         self._note()
         batches, faults = self.counts.get(stream.iteration, (0, 0))
         faults += sum(absent.bit_count() for absent, _ in kernel.batch.values())
         self.counts[stream.iteration] = batches + 1, faults
         at = now + self.how.fault_latency_ns
-        self.lanes.wait(stream, kernel.since, at, wanted)
+        self.implicit.stall(stream, kernel.since, at, wanted)
         for kind, parts, rate in ((COPY_OUT, out, self.rates[0]), (COPY_IN, back, self.rates[1])):
             if parts:
                 end = at + copy_ns(sum(size for _, size in parts), rate, self.latency_ns)
-                self.lanes.move(stream, kind, parts, at, end)
-                self.lanes.wait(stream, at, end, wanted, kind)
+                self.implicit.copies(stream, kind, parts, at, end)
+                self.implicit.stall(stream, at, end, wanted, kind)
                 at = end
         return at - now
 
@@ -215,7 +216,3 @@ class Faults:
         largest = tuple(sorted(wanted.items(), key=lambda part: (-part[1], part[0])))
         free, limit = pages.limit - pages.used, pages.limit
         return OutOfMemoryError(what, self.memory.name, need, free, free, limit, int(self.env.now), largest, asking.id)
-
-
-def _nobody() -> None:
-    """Stands in for `Faults.settled` until it is set."""

@@ -169,9 +169,7 @@ def test_a_base_of_another_schema_is_refused(tmp_path: Path) -> None:
     path = over(tmp_path)
     write(tmp_path, "under", UNDER.replace("simgpu.node/1", "simgpu.scenario/1"))
     (problem,) = told(path)
-    assert problem.startswith(
-        "under.yaml: line 1, schema: 'simgpu.scenario/1' is not the schema expected here"
-    )
+    assert problem.startswith("under.yaml: line 1, schema: 'simgpu.scenario/1' is not the schema expected here")
 
 
 def test_the_json_schema_asks_for_everything_only_where_there_is_no_base() -> None:

@@ -14,8 +14,8 @@ from simgpu.compression.buddy.streams import Walk, seed_of, stream_of
 from simgpu.errors import OutOfMemoryError, ProgramError
 from simgpu.graph.taskgraph import TaskGraph
 from simgpu.hardware.spec import Duplex, NodeSpec
+from simgpu.machine.page_accesses import pages_of
 from simgpu.machine.run import Run, run_program
-from simgpu.machine.visits import pages_of
 from simgpu.memory.paged import Chunk, Residents, least_recently_touched
 from simgpu.memory.transfer import stream_ns
 from simgpu.program.instructions import Launch, Provide, Release
