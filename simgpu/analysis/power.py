@@ -21,10 +21,10 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from simgpu.graph.work import WorkDone
 from simgpu.hardware.spec import GpuSpec, PowerSpec
 from simgpu.timeline.model import Column, SpanKind, Timeline
 from simgpu.timeline.streams import StreamId
-from simgpu.timeline.work import WorkDone
 from simgpu.workloads.timemodel.formats import product_rate
 
 #: A profiler cannot look closer than this: drivers renew what they tell of a board's power that often (Lang and
@@ -135,7 +135,7 @@ def measure_power(timeline: Timeline, work: WorkDone, gpu: GpuSpec, dtype: str, 
     stated.
 
     >>> from simgpu.timeline.model import MemoryCurve
-    >>> from simgpu.timeline.work import Work
+    >>> from simgpu.graph.work import Work
     >>> column = lambda *values: np.array(values, dtype=np.int64)
     >>> empty = MemoryCurve(column(), column(), column(), None)
     >>> timeline = Timeline(("compute",), ("conv1",), gpu=column(0), stream=column(0), name=column(0),

@@ -1,12 +1,17 @@
 """What the kernels, codecs and copies of a graph do to the hardware: operations, and bytes to and from device memory.
 
 A graph with its transforms applied has the kernels that really run, with their own ids.
+
+What the work that a timeline names does to the hardware, beside the time that it takes.
 """
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import NamedTuple
+
 from simgpu.graph.taskgraph import TaskGraph
-from simgpu.timeline.work import Work, WorkDone
 from simgpu.trace.model import BlockKind, Kernel, Trace
 from simgpu.workloads.timemodel.kinds import kind_of
 from simgpu.workloads.timemodel.operation import OperationKind
@@ -74,3 +79,23 @@ def _together(graph: TaskGraph, names: tuple[str, ...]) -> int:
     """Bytes of these blocks but the workspaces."""
     blocks = (graph.blocks[graph.block_number[name]] for name in names)
     return sum(block.bytes for block in blocks if block.kind is not BlockKind.WORKSPACE)
+
+
+class Work(NamedTuple):
+    """Arithmetic operations, and bytes to and from device memory."""
+
+    flops: int
+    dram_bytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class WorkDone:
+    """The work of spans, by the name that they carry.
+
+    kernels: by kernel id, recomputed or not. codecs: by the id of an encoded form, to make it or to undo it alike.
+    copies: by block id, bytes to or from device memory, whatever a DMA engine makes of them before they reach the link.
+    """
+
+    kernels: Mapping[str, Work]
+    codecs: Mapping[str, Work]
+    copies: Mapping[str, int]

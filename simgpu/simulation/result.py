@@ -17,13 +17,12 @@ from simgpu.analysis.tables import facts_html, facts_text
 from simgpu.compression.buddy.drift import moments_of
 from simgpu.errors import InputError
 from simgpu.graph.taskgraph import TaskGraph
-from simgpu.graph.work import not_told, work_of
+from simgpu.graph.work import WorkDone, not_told, work_of
 from simgpu.hardware.spec import BuddyMode, NodeSpec
 from simgpu.program.data_parallel import Together
 from simgpu.program.instructions import Program
 from simgpu.simulation.notes import kernel_times
 from simgpu.timeline.model import SpanKind, Timeline
-from simgpu.timeline.work import WorkDone
 from simgpu.trace.model import Phase, TraceInfo
 from simgpu.units import format_bytes, format_time
 

@@ -10,9 +10,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from simgpu.analysis.power import SAMPLE_NS, Power, PowerCurve, measure_power, power_curve
+from simgpu.graph.work import Work, WorkDone
 from simgpu.hardware.spec import GpuSpec, PowerSpec
 from simgpu.timeline.model import SpanKind, Timeline
-from simgpu.timeline.work import Work, WorkDone
 from tests.timeline.hand_made import HandSpan, timeline_of
 
 K = SpanKind

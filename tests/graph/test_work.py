@@ -10,10 +10,9 @@ from simgpu.graph.encodings import Encoding
 from simgpu.graph.split import split
 from simgpu.graph.taskgraph import TaskGraph
 from simgpu.graph.transforms import with_encodings
-from simgpu.graph.work import not_told, work_of
+from simgpu.graph.work import Work, not_told, work_of
 from simgpu.hardware.nodes import load_node
 from simgpu.simulation.run import task_graph
-from simgpu.timeline.work import Work
 from simgpu.trace.chain import chain
 from simgpu.trace.model import BlockKind, Kernel, Origin, SparsitySample, Trace
 from tests.semantics.hand_made import block, held, kernel, trace
