@@ -10,7 +10,7 @@ from simgpu.planning.options import Action, Option
 from simgpu.timeline.model import SpanKind
 
 if TYPE_CHECKING:
-    from simgpu.graph.feature_maps import FeatureMap
+    from simgpu.graph.saved import FeatureMap
     from simgpu.graph.taskgraph import TaskGraph
     from simgpu.policies.placing import Chosen
     from simgpu.timeline.model import Timeline

@@ -13,12 +13,12 @@ from dataclasses import dataclass, replace
 from simgpu.errors import InputError, OutOfMemoryError
 from simgpu.graph.split import split
 from simgpu.graph.taskgraph import TaskGraph
-from simgpu.graph.tdfg import Role, Tdfg, Way
+from simgpu.graph.tdfg import Role, TaskAlgorithm, Tdfg
 from simgpu.trace.model import BlockKind
 
 
 @dataclass(frozen=True, slots=True)
-class Bound:
+class MemoryBound:
     """An amount of memory, and what it is made of.
 
     bytes: with padding. kernel: position of the task that sets it, None where no task does. shares: bytes of it by
@@ -40,16 +40,16 @@ class MemoryBounds:
     for the reason in `why_whole`. graph: the iteration at that batch, whose kernels the bounds name.
     """
 
-    all_at_once: Bound
-    bound: Bound
-    offloaded: Bound
-    without_updates: Bound
+    all_at_once: MemoryBound
+    bound: MemoryBound
+    offloaded: MemoryBound
+    without_updates: MemoryBound
     batch: int
     graph: TaskGraph
     why_whole: str = ""
 
 
-def task_bytes(tdfg: Tdfg, k: int, way: Way) -> int:
+def task_bytes(tdfg: Tdfg, k: int, way: TaskAlgorithm) -> int:
     """Equation 6: bytes that task k needs, run this way, beside what always resides.
 
     >>> from simgpu.trace.chain import chain
@@ -60,7 +60,7 @@ def task_bytes(tdfg: Tdfg, k: int, way: Way) -> int:
     return tdfg.bytes_of(tdfg.data(k)) + way.workspace
 
 
-def lower_bound(tdfg: Tdfg) -> Bound:
+def lower_bound(tdfg: Tdfg) -> MemoryBound:
     """Equation 7 at the graph's own batch: what always resides and the largest need of a task, least workspaces.
 
     >>> from simgpu.trace.chain import chain
@@ -72,7 +72,7 @@ def lower_bound(tdfg: Tdfg) -> Bound:
     return _bound(tdfg, k, (*tdfg.resident, *tdfg.data(k)), tdfg.smallest(k).workspace)
 
 
-def lower_bound_offloaded(tdfg: Tdfg, *, updates: bool = True) -> Bound:
+def lower_bound_offloaded(tdfg: Tdfg, *, updates: bool = True) -> MemoryBound:
     """The lower bound where weights and all else that resides can leave too (end of section 5.1.1).
 
     updates: whether BP3 counts. Left out, as in the published graph, weights may be updated one at a time. A graph of
@@ -86,7 +86,7 @@ def lower_bound_offloaded(tdfg: Tdfg, *, updates: bool = True) -> Bound:
     return _bound(tdfg, k, _touched(tdfg, k), tdfg.smallest(k).workspace)
 
 
-def all_at_once(tdfg: Tdfg) -> Bound:
+def all_at_once(tdfg: Tdfg) -> MemoryBound:
     """moDNN's ideal memory (section 7): all tensors at once, and the largest workspace of the fastest algorithms.
 
     It is more than the peak of the policy `ideal`, whose tensors are freed as the recording frees them. kernel: the
@@ -164,10 +164,10 @@ def _exists(graph: TaskGraph, b: int) -> bool:
     return bool(graph.uses[b]) or graph.births[b] is not None
 
 
-def _bound(tdfg: Tdfg, k: int | None, blocks: Iterable[int], workspace: int) -> Bound:
+def _bound(tdfg: Tdfg, k: int | None, blocks: Iterable[int], workspace: int) -> MemoryBound:
     shares: Counter[BlockKind] = Counter()
     for b in blocks:
         shares[tdfg.graph.blocks[b].kind] += tdfg.sizes[b]
     shares[BlockKind.WORKSPACE] += workspace
     ordered = sorted(((kind, size) for kind, size in shares.items() if size), key=lambda each: (-each[1], each[0]))
-    return Bound(sum(shares.values()), k, dict(ordered))
+    return MemoryBound(sum(shares.values()), k, dict(ordered))

@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import NamedTuple
 
-from simgpu.graph.feature_maps import saved_activations
+from simgpu.graph.saved import saved_activations
 from simgpu.graph.taskgraph import TaskGraph
 from simgpu.trace.model import BlockKind, Phase
 from simgpu.trace.purity import repeats_with_saved
@@ -212,7 +212,7 @@ class Unrecomputable:
 
 
 def unrecomputable(graph: TaskGraph) -> Unrecomputable:
-    """What cannot be recomputed of the saved activations (`simgpu.graph.feature_maps.saved_activations`).
+    """What cannot be recomputed of the saved activations (`simgpu.graph.saved.saved_activations`).
 
     A block counts for the operator that prevents its recomputation, which may be that of a block that it needs.
 

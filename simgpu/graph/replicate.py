@@ -133,7 +133,9 @@ class _Replication:
             copy_sizes=tuple(one.copy_sizes[b] for b in origin),
             encoded=encoded,
             rounds=tuple(self.rounds),
-            compressed=None if one.compressed is None else one.compressed.of(self.origins, origin),
+            compressed=None if one.compressed is None else one.compressed.renumbered(self.origins, origin),
+            compression=one.compression,
+            plain=one.plain,
         )
         kernels = tuple(map(tuple, self.kernels))
         return Replicas(graph, kernels, self.blocks, self.updates, self.end, added, updating)

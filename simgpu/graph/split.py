@@ -169,4 +169,4 @@ def _joined(
         spans.append(Round(len(rounds) * size, len(trace.kernels), 1))
     copied = (*(full.copy_sizes[b] for b in others), *(size for part in rounds for size in part.copy_sizes))
     joined = replace(TaskGraph.of(trace), copy_sizes=copied, rounds=tuple(spans), exchanged=whole.exchanged)
-    return joined if full.compressed is None else full.compressed.how.apply(joined)
+    return joined if full.compression is None else full.compression.apply(joined)

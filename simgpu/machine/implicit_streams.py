@@ -8,7 +8,7 @@ from typing import Any, Protocol
 
 from simgpu.graph.taskgraph import TaskGraph
 from simgpu.machine.code import COPY_IN, COPY_OUT, WORK
-from simgpu.machine.stream import Memory, Stream
+from simgpu.machine.stream import Stream, TimedMemory
 from simgpu.memory.paged import Parts
 from simgpu.timeline.model import SpanKind
 from simgpu.timeline.streams import StreamId
@@ -73,8 +73,8 @@ class ResidencyDriver(Protocol):
     """
 
     graph: TaskGraph
-    memory: Memory
-    host: Memory
+    memory: TimedMemory
+    host: TimedMemory
     implicit: ImplicitStreams
     settled: Callable[[], None]
 

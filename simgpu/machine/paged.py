@@ -22,7 +22,7 @@ from simgpu.hardware.spec import NodeSpec
 from simgpu.machine.code import COPY_IN, COPY_OUT
 from simgpu.machine.implicit_streams import ImplicitStreams
 from simgpu.machine.page_accesses import tours_of, visits_of
-from simgpu.machine.stream import Memory, Stream, unset
+from simgpu.machine.stream import Stream, TimedMemory, unset
 from simgpu.memory.paged import Batch, NoRoomError, PagedPool, Reclaim
 from simgpu.memory.pool import CountingPool, Pool
 from simgpu.memory.transfer import copy_ns
@@ -44,7 +44,7 @@ class _Levels(list[int]):
         self.live.append(live)
 
 
-class PagedMemory(Memory):
+class PagedMemory(TimedMemory):
     """A memory whose requests do not tell how much is in use, so that its log holds the levels themselves.
 
     level: bytes in use now, without and with padding.
@@ -113,8 +113,8 @@ class PageFaults:
         pages = self.pages
         self.device = PagedMemory("device", pages, lambda: (pages.live, pages.used))
         self.away = PagedMemory("host", CountingPool(None), lambda: (pages.away, pages.away))
-        self.memory: Memory = self.device
-        self.host: Memory = self.away
+        self.memory: TimedMemory = self.device
+        self.host: TimedMemory = self.away
         ways = node.link.d2h_bandwidth, node.link.h2d_bandwidth
         self.rates = ways if how.bandwidth is None else (min(ways[0], how.bandwidth), min(ways[1], how.bandwidth))
         self.latency_ns = node.link.latency_ns

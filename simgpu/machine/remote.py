@@ -19,7 +19,7 @@ from simgpu.hardware.spec import NodeSpec
 from simgpu.machine.code import COPY_IN, COPY_OUT
 from simgpu.machine.flows import FlowNetwork, single_paths
 from simgpu.machine.implicit_streams import ImplicitStreams
-from simgpu.machine.stream import Memory, Stream, unset
+from simgpu.machine.stream import Stream, TimedMemory, unset
 from simgpu.memory.paged import Parts
 from simgpu.memory.pool import CountingPool
 
@@ -43,8 +43,8 @@ class RemoteAccess:
         self.env = env
         # Blocks in host memory have their own size, not that of a compressed copy.
         self.graph = replace(graph, copy_sizes=graph.sizes)
-        self.memory = Memory("device", CountingPool(capacity))
-        self.host = Memory("host", CountingPool(node.host.pinned_memory))
+        self.memory = TimedMemory("device", CountingPool(capacity))
+        self.host = TimedMemory("host", CountingPool(node.host.pinned_memory))
         self.implicit = implicit
         self.settled: Callable[[], None] = unset
         self.link = node.link

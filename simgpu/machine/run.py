@@ -9,7 +9,6 @@ from dataclasses import dataclass
 import simpy
 
 from simgpu.errors import InputError, OutOfMemoryError, ProgramError
-from simgpu.graph.compressed import carved_by
 from simgpu.graph.taskgraph import TaskGraph
 from simgpu.hardware.spec import NodeSpec
 from simgpu.machine.buddy import shared_link
@@ -18,16 +17,15 @@ from simgpu.machine.paged import PageFaults
 from simgpu.machine.record import timeline_of
 from simgpu.machine.remote import RemoteAccess
 from simgpu.machine.simulator import Simulator
-from simgpu.machine.stream import Memory, Stream
+from simgpu.machine.stream import Stream, TimedMemory
 from simgpu.machine.translate import dram_demands, translate
 from simgpu.memory.addressed import AddressedPool
 from simgpu.memory.paged import Reclaim, least_recently_touched
 from simgpu.memory.pool import CountingPool, Pool
 from simgpu.program.check import check_program
 from simgpu.program.instructions import (
+    WORK,
     Acquire,
-    CopyIn,
-    CopyOut,
     Decode,
     Encode,
     Instruction,
@@ -43,13 +41,11 @@ from simgpu.timeline.streams import StreamId
 #: Nanoseconds after which a timeline's 64-bit columns would run over when they are sorted.
 LONGEST = 2**59
 
-_WORK = (Launch, CopyOut, CopyIn, Encode, Decode)
-
 POOLS: dict[str, Callable[[int | None, int], Pool]] = {"counting": CountingPool, "addressed": AddressedPool}
 
 
 @dataclass(frozen=True, slots=True)
-class Run:
+class MachineRun:
     """What the machine did.
 
     steady: whether the last two iterations were equal in time and left the pool of each GPU equal, None where only one
@@ -75,7 +71,7 @@ def run_program(
     iterations: int = 3,
     pool: str = "counting",
     reclaim: Reclaim = least_recently_touched,
-) -> Run:
+) -> MachineRun:
     """Execute a verified program. budget: bytes of each GPU's memory, None for unlimited. reclaim: picks what leaves
     where blocks are on demand; these have pages in place of a `pool`.
 
@@ -98,11 +94,11 @@ def run_program(
     gpus = program.gpus
     if gpus > node.gpus:
         raise ProgramError(f"the program uses {gpus} GPUs, and node {node.name} has {node.gpus}")
-    devices: list[Memory] = [
-        Memory("device" if gpus == 1 else f"GPU {gpu}'s device", POOLS[pool](limit, node.gpu.alignment))
+    devices: list[TimedMemory] = [
+        TimedMemory("device" if gpus == 1 else f"GPU {gpu}'s device", POOLS[pool](limit, node.gpu.alignment))
         for gpu in range(gpus)
     ]
-    host = Memory("host", CountingPool(node.host.pinned_memory))
+    host = TimedMemory("host", CountingPool(node.host.pinned_memory))
     env = simpy.Environment(initial_time=0)
     cdma = node.gpu.cdma
     demands = None if cdma is None else dram_demands(graph, cdma)
@@ -132,7 +128,7 @@ def run_program(
     notes = driver.notes(iterations - 1) if driver else ()
     carved = max(memory.buddy_peak() for memory in devices)
     _check_carve_out(carved, node)
-    return Run(timeline, _steady(timeline, simulator), high_water, retired, notes=notes, buddy_peak=carved)
+    return MachineRun(timeline, _steady(timeline, simulator), high_water, retired, notes=notes, buddy_peak=carved)
 
 
 def _check_carve_out(carved: int, node: NodeSpec) -> None:
@@ -143,7 +139,7 @@ def _check_carve_out(carved: int, node: NodeSpec) -> None:
         raise OutOfMemoryError("what is allocated as compressed", "buddy", carved, size, size, size, 0)
 
 
-def _take_residents(blocks: Sequence[int], graph: TaskGraph, sizes: Sequence[int], memory: Memory) -> None:
+def _take_residents(blocks: Sequence[int], graph: TaskGraph, sizes: Sequence[int], memory: TimedMemory) -> None:
     request = memory.pool.prepare(blocks, [sizes[b] for b in blocks])
     if not memory.pool.acquire(request):
         largest = _largest_first((graph.blocks[b].id, sizes[b]) for b in blocks)
@@ -151,7 +147,8 @@ def _take_residents(blocks: Sequence[int], graph: TaskGraph, sizes: Sequence[int
         what = "what is persistent, before the first kernel,"
         hole = memory.pool.largest_hole
         raise OutOfMemoryError(what, memory.name, request[1], capacity, hole, capacity, 0, largest)
-    memory.log(0, memory.number(request, carved_by(graph, blocks) if sizes is graph.sizes else 0))
+    carved = graph.compressed.carved_by(blocks) if graph.compressed and sizes is graph.sizes else 0
+    memory.log(0, memory.number(request, carved))
 
 
 def _residency_driver(
@@ -218,7 +215,7 @@ class _StoppedRun:
         return self.program.segments[stream.segment].streams.get(self._id(stream), ())[stream.pc :]
 
     def _next_work(self, stream: Stream) -> str:
-        work = next((i for i in self._remaining(stream) if isinstance(i, _WORK)), None)
+        work = next((i for i in self._remaining(stream) if isinstance(i, WORK)), None)
         if isinstance(work, Launch):
             kernel = self.graph.kernels[work.kernel]
             return f"kernel {kernel.id} ({kernel.op})"
@@ -232,7 +229,7 @@ class _StoppedRun:
         launches = (i for i in self._remaining(stream) if isinstance(i, Launch))
         return next((self.graph.kernels[launch.kernel].id for launch in launches), "")
 
-    def _blocks_in(self, memory: Memory) -> tuple[tuple[str, int], ...]:
+    def _blocks_in(self, memory: TimedMemory) -> tuple[tuple[str, int], ...]:
         """Blocks in this memory, largest first; counted from the instructions that streams have executed."""
         *devices, host = self.simulator.memories
         gpu = None if memory is host else devices.index(memory)

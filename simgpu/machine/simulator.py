@@ -31,7 +31,7 @@ from simgpu.machine.code import (
     Op,
 )
 from simgpu.machine.engines import engines_of
-from simgpu.machine.stream import TAKES_DRAM, Memory, Stream
+from simgpu.machine.stream import TAKES_DRAM, Stream, TimedMemory
 
 #: Limit of `Simulator._run` for a stream that is alone at its instant: no limit.
 _ALL_OPS = DRIVEN_LAUNCH
@@ -53,7 +53,7 @@ class Simulator:
         env: simpy.Environment,
         code: MachineCode,
         node: NodeSpec,
-        memories: tuple[Memory, ...],
+        memories: tuple[TimedMemory, ...],
         iterations: int,
     ) -> None:
         self.env = env

@@ -47,7 +47,7 @@ class Stream:
     env: simpy.Environment
     rank: int
     ops: list[Op]
-    memory: Memory | None
+    memory: TimedMemory | None
     pc: int = 0
     segment: int = 0
     repetition: int = 0
@@ -73,7 +73,7 @@ class Stream:
         self.timer.callbacks = self.callbacks
 
 
-class Memory:
+class TimedMemory:
     """A memory over time: its pool, the streams that wait for it, and a log of its use.
 
     waiting: streams whose request has not been granted, first in, first out. times, changes: the log, one entry per

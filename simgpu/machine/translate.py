@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any, Protocol, assert_never
 
-from simgpu.graph.compressed import carved_by
 from simgpu.graph.taskgraph import TaskGraph
 from simgpu.hardware.spec import CdmaSpec
 from simgpu.machine.code import (
@@ -32,7 +31,7 @@ from simgpu.machine.code import (
     Op,
     StreamCode,
 )
-from simgpu.machine.stream import Memory
+from simgpu.machine.stream import TimedMemory
 from simgpu.memory.pool import Request
 from simgpu.memory.transfer import NANO
 from simgpu.program.instructions import (
@@ -73,8 +72,8 @@ class SharedLink(Driver, Protocol):
 def translate(
     program: Program,
     graph: TaskGraph,
-    devices: Sequence[Memory],
-    host: Memory,
+    devices: Sequence[TimedMemory],
+    host: TimedMemory,
     demands: Sequence[int] | None = None,
     shared: SharedLink | None = None,
     *,
@@ -120,7 +119,7 @@ class _Translator:
     def __init__(
         self,
         graph: TaskGraph,
-        host: Memory,
+        host: TimedMemory,
         events: dict[int, tuple[int, int]],
         signal_work: list[int],
         repeats: Sequence[int],
@@ -140,7 +139,7 @@ class _Translator:
         self.signal_work = signal_work
         self.repeats = repeats
 
-    def stream_code(self, instructions: tuple[Instruction, ...], index: int, device: Memory) -> StreamCode:
+    def stream_code(self, instructions: tuple[Instruction, ...], index: int, device: TimedMemory) -> StreamCode:
         """The code of one stream in segment `index`; `device` is the memory of the stream's GPU."""
         ops: list[Op] = []
         works: list[int] = []
@@ -189,15 +188,16 @@ class _Translator:
 
     def _carved(self, instruction: Acquire | Release | Provide) -> int:
         """Bytes of buddy memory that its blocks own."""
-        on_device = instruction.space is not Space.HOST
-        return carved_by(self.graph, instruction.blocks) if on_device and self.graph.compressed else 0
+        if self.graph.compressed is None or instruction.space is Space.HOST:
+            return 0
+        return self.graph.compressed.carved_by(instruction.blocks)
 
     def _copy(self, direction: int, block: int) -> Op:
         op = (COPY, direction, self.graph.copy_sizes[block], self.graph.blocks[block].bytes)
         overflow = 0 if self.shared is None else self.shared.overflow(block)
         return (*op, overflow) if overflow else op
 
-    def _request(self, instruction: Acquire | Release | Provide, device: Memory) -> tuple[Memory, Request]:
+    def _request(self, instruction: Acquire | Release | Provide, device: TimedMemory) -> tuple[TimedMemory, Request]:
         memory, sizes = device, self.graph.sizes
         if instruction.space is Space.HOST:
             memory, sizes = self.host, self.graph.copy_sizes

@@ -21,9 +21,9 @@ from collections import defaultdict
 from dataclasses import dataclass, field
 
 from simgpu.errors import InputError, Problem
-from simgpu.graph.saved import Saved, ends, readers, saved_tensors
+from simgpu.graph.saved import Saved, backward_ends, readers, saved_tensors
 from simgpu.graph.taskgraph import TaskGraph
-from simgpu.graph.unpacked import Unpacked, WithUnpacked
+from simgpu.graph.transforms import Unpacked, WithUnpacked
 from simgpu.policies.base import PlanContext, Policy, parameter
 from simgpu.policies.twins import framework, releases_beside, told_by
 from simgpu.program.eager import Eager
@@ -52,7 +52,7 @@ class AsyncOffload(Policy):
         found = saved_tensors(graph)
         blocks = _leaving(graph, found.tensors, self.min_bytes)
         until: dict[int, int] = {}
-        for tensor, end in zip(found.tensors, ends(graph, found.tensors), strict=True):
+        for tensor, end in zip(found.tensors, backward_ends(graph, found.tensors), strict=True):
             until[tensor.block] = max(until.get(tensor.block, end), end)
         taken = _taken_back(blocks, found.tensors)
         offload = _Offload(graph, blocks, until, _pushed_out(blocks, self.stash), taken, self.prefetch)

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from simgpu.graph.compressed import Uncompressed, uncompressed
 from simgpu.graph.taskgraph import TaskGraph
+from simgpu.graph.transforms import Uncompressed, uncompressed
 from simgpu.program.instructions import Program
 from simgpu.program.lowering import lower
 from simgpu.program.placement import Placement

@@ -6,10 +6,9 @@ from collections import defaultdict
 from collections.abc import Sequence
 
 from simgpu.errors import InputError
-from simgpu.graph.compressed import Uncompressed, uncompressed
 from simgpu.graph.saved import Saved, SavedTensors
-from simgpu.graph.taskgraph import TaskGraph
-from simgpu.graph.transforms import Transform
+from simgpu.graph.taskgraph import TaskGraph, Transform
+from simgpu.graph.transforms import Uncompressed, uncompressed
 from simgpu.policies.vdnn import require_one_stream
 from simgpu.program.lowering import require_reads
 

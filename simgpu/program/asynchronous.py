@@ -14,7 +14,7 @@ from collections.abc import Sequence
 from simgpu.graph.taskgraph import TaskGraph
 from simgpu.program.instructions import COMPUTE, HOST, Acquire, Await, Instruction, Launch, Provide, Release, Signal
 from simgpu.program.placement import Placement, Swap
-from simgpu.program.schedule import Step, schedule
+from simgpu.program.schedule import ScheduledLaunch, schedule
 from simgpu.program.streams import StreamOrder, compute_stream
 from simgpu.program.travel import Travel
 
@@ -68,7 +68,7 @@ class Asynchronous:
         self._give_back(k, self.steps[self.first[k + 1] - 1])
         self._leave(k)
 
-    def _give_back(self, k: int, step: Step) -> None:
+    def _give_back(self, k: int, step: ScheduledLaunch) -> None:
         """Memory of what ends with kernel k, at once or when other compute streams are done with it."""
         code = self.travel.code[compute_stream(self.graph.streams[k])]
         shared, events = self.order.shared[k]
@@ -97,7 +97,7 @@ class Asynchronous:
         return self.travel.event()
 
 
-def launch(graph: TaskGraph, step: Step) -> list[Instruction]:
+def launch(graph: TaskGraph, step: ScheduledLaunch) -> list[Instruction]:
     """A step's memory, values that the host gives, and the launch."""
     code: list[Instruction] = []
     if step.takes:

@@ -40,7 +40,7 @@ _WRITTEN_OUT = 20
 
 
 @dataclass(frozen=True, slots=True)
-class Checked:
+class CheckedProgram:
     """graph: with the program's transforms applied. signalled: by event, the segment that signals it. moves: whether
     values are copied, encoded or decoded."""
 
@@ -49,7 +49,7 @@ class Checked:
     moves: bool
 
 
-def check_program(program: Program, graph: TaskGraph) -> Checked:
+def check_program(program: Program, graph: TaskGraph) -> CheckedProgram:
     """Check the contents of a program; graph: the one it was planned for, without the program's transforms.
 
     Raises `ProgramError` with all mistakes (the first 20 written out): an object that is no instruction, a subclass of
@@ -218,7 +218,7 @@ class _Checking:
             Await: lambda wait: int_fault("event", wait.event) or number_fault("lag", wait.lag, None),
         }
 
-    def checked(self) -> Checked:
+    def checked(self) -> CheckedProgram:
         """What is known of the program. Raises `ProgramError` for all mistakes together."""
         for index, segment in enumerate(self.program.segments):
             for stream, code in segment.streams.items():
@@ -229,7 +229,7 @@ class _Checking:
         at_start = list(self._faults_at_start())
         if at_start or self.mistakes:
             raise ProgramError(self._message(at_start))
-        return Checked(self.graph, self.signalled, self.moves)
+        return CheckedProgram(self.graph, self.signalled, self.moves)
 
     def _stream(self, index: int, stream: StreamId, code: tuple[Any, ...]) -> None:
         checks = self._check

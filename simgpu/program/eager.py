@@ -8,8 +8,7 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
 
-from simgpu.graph.taskgraph import BEFORE, TaskGraph
-from simgpu.graph.transforms import Transform
+from simgpu.graph.taskgraph import BEFORE, TaskGraph, Transform
 from simgpu.program.instructions import (
     COMPUTE,
     D2H,

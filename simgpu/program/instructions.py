@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Any, get_args
 
-from simgpu.graph.transforms import Transform
+from simgpu.graph.taskgraph import Transform
 from simgpu.program.paging import Paged, Remote
 from simgpu.timeline.streams import StreamId
 
@@ -43,7 +43,7 @@ class Launch:
 @dataclass(frozen=True, slots=True)
 class CopyOut:
     """Copy a block from device to host; both must hold memory for it. `into` names the form of the block as which the
-    host keeps it, where that is not the block itself (`simgpu.graph.unpacked`)."""
+    host keeps it, where that is not the block itself (`simgpu.graph.transforms`)."""
 
     block: int
     into: int | None = None
@@ -122,6 +122,8 @@ class Await:
 Instruction = Launch | CopyOut | CopyIn | Acquire | Release | Provide | Encode | Decode | Signal | Await
 #: The closed set of instructions: an object of any other type, a subclass's too, is refused (`simgpu.program.check`).
 INSTRUCTIONS: tuple[type[Any], ...] = get_args(Instruction)
+#: Instructions that take time.
+WORK = (Launch, CopyOut, CopyIn, Encode, Decode)
 
 
 @dataclass(frozen=True, slots=True)

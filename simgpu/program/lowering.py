@@ -1,14 +1,20 @@
-"""From a placement to a program: one lowering for every policy that decides by placement."""
+"""Lower a placement to a program.
+
+With a layer barrier (vDNN), a layer step ends when its kernels and the copies issued with them have ended; without one,
+`simgpu.program.asynchronous` writes kernels and copies that wait only for what they need.
+"""
 
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 from simgpu.errors import InputError, ProgramError
 from simgpu.graph.taskgraph import BEFORE, Round, TaskGraph
-from simgpu.program.asynchronous import Asynchronous
+from simgpu.program.asynchronous import Asynchronous, launch
+from simgpu.program.check import a_type, bool_fault, number_fault, several, shown
 from simgpu.program.instructions import (
     COMPUTE,
     HOST,
@@ -21,11 +27,10 @@ from simgpu.program.instructions import (
     Segment,
     Signal,
 )
-from simgpu.program.layer_steps import LayerSteps
 from simgpu.program.lifetimes import lifetimes, open_lifetimes
 from simgpu.program.placement import Placement, Recompute, Swap
-from simgpu.program.placement_check import check_placement
-from simgpu.program.streams import StreamOrder, order_streams
+from simgpu.program.schedule import ScheduledLaunch
+from simgpu.program.streams import StreamOrder, compute_stream, order_streams
 from simgpu.program.travel import Travel
 from simgpu.timeline.streams import StreamId
 
@@ -196,3 +201,125 @@ class _Lowering:
         return self.travel.event()
 
     # --- kernels --------------------------------------------------------------------------------------------
+
+
+class LayerSteps:
+    """Writes kernels one after another in layer steps."""
+
+    def __init__(
+        self,
+        graph: TaskGraph,
+        placement: Placement,
+        births: Sequence[Sequence[int]],
+        deaths: Sequence[Sequence[int]],
+        order: StreamOrder,
+        travel: Travel,
+    ) -> None:
+        self.graph = graph
+        self.births, self.deaths = births, deaths
+        self.order = order
+        self.travel = travel
+        self.leaving: defaultdict[int, list[Swap]] = defaultdict(list)
+        self.fetched: defaultdict[int, list[Swap]] = defaultdict(list)
+        self.awaited: defaultdict[int, list[Swap]] = defaultdict(list)
+        for swap in sorted(placement.swaps, key=lambda s: (s.before, s.after, s.block)):
+            self.leaving[self._step_start(swap.after)].append(swap)
+            self.fetched[self._step_start(swap.fetch_with)].append(swap)
+            self.awaited[self._step_start(swap.before)].append(swap)
+
+    def _step_start(self, k: int) -> int:
+        layers = self.graph.layers
+        return layers.steps[layers.step_of[k]].first
+
+    def kernel(self, k: int) -> None:
+        """Kernel k: copies begin with its step's first kernel, the step ends with the last copy.
+
+        Before the step's first kernel the GPU decodes what the step needs, and encodes what is to leave with it.
+        """
+        code = self.travel.code[compute_stream(self.graph.streams[k])]
+        code += [Await(event) for event in self.order.before[k]]
+        first = self._step_start(k)
+        outs, ins = self.leaving.get(first, []), self.fetched.get(first, [])
+        for swap in self.awaited[k]:
+            self.travel.decode(swap)
+        if k == first and (outs or ins):
+            self._begin_step(outs, ins)
+        code += launch(self.graph, ScheduledLaunch(k, k, takes=tuple(self.births[k])))
+        encoded = [swap.block for swap in outs if swap.encoded_by_gpu and swap.after == k]
+        if gone := (*self.deaths[k], *encoded):
+            code.append(Release(gone))
+        layers = self.graph.layers
+        if k + 1 == layers.steps[layers.step_of[k]].stop:
+            for swap in outs:
+                code.append(Await(self.travel.copied_out[swap]))
+                if not swap.encoded_by_gpu:
+                    code.append(Release((swap.block,)))
+            code += [Await(self.travel.back[swap]) for swap in ins]
+
+    def _begin_step(self, outs: list[Swap], ins: list[Swap]) -> None:
+        """Issue the copies of a layer step: at once, or once the GPU has encoded what is to be copied."""
+        code = self.travel.code[COMPUTE]
+        begun = self.travel.event()
+        code.append(Signal(begun))
+        for swap in outs:
+            if not swap.encoded_by_gpu:
+                self.travel.out(swap, begun, release=False)
+        for swap in ins:
+            self.travel.into(swap, (begun,))
+        for swap in outs:
+            if swap.encoded_by_gpu:
+                self.travel.encode(swap)
+                encoded = self.travel.event()
+                code.append(Signal(encoded))
+                self.travel.out(swap, encoded, release=True)
+
+
+_KERNELS = {Swap: ("after", "before", "fetch_with"), Recompute: ("after", "before")}
+
+
+def check_placement(graph: TaskGraph, placement: Placement) -> None:
+    """Raises `ProgramError` with every field of another type (a NumPy integer for an int, a name for a number), and
+    every kernel and block that the graph does not have.
+
+    >>> from simgpu.trace.chain import chain
+    >>> graph = TaskGraph.of(chain([5], [7], [100]))
+    >>> check_placement(graph, Placement((Swap("x1", after=0, before=4, fetch_with=1),)))
+    Traceback (most recent call last):
+    simgpu.errors.ProgramError: the placement has 2 mistakes:
+    swaps[0]: block 'x1' is a str, not an int: graph.block('x1') gives the number of a block
+    swaps[0]: before 4 is out of range: the graph has 2 kernels, from 0
+    """
+    if type(placement) is not Placement:
+        raise ProgramError(f"{shown(placement)} is {a_type(placement)}, not a Placement")
+    if faults := list(_faults(graph, placement)):
+        raise ProgramError(several("placement", faults))
+
+
+def _faults(graph: TaskGraph, placement: Placement) -> Iterator[str]:
+    kinds: tuple[tuple[str, type[Swap] | type[Recompute], Any], ...] = (
+        ("swaps", Swap, placement.swaps),
+        ("recomputes", Recompute, placement.recomputes),
+    )
+    for name, kind, every in kinds:
+        if type(every) is not tuple:
+            yield f"{name} is {a_type(every)}, not a tuple"
+            continue
+        for index, each in enumerate(every):
+            if type(each) is not kind:
+                yield f"{name}[{index}] is {a_type(each)}, not a {kind.__name__}"
+            else:
+                yield from (f"{name}[{index}]: {fault}" for fault in _faults_of(graph, each) if fault)
+    if fault := bool_fault("layer_barrier", placement.layer_barrier):
+        yield fault
+
+
+def _faults_of(graph: TaskGraph, each: Swap | Recompute) -> Iterator[str]:
+    kernels, blocks = len(graph.kernels), len(graph.blocks)
+    yield number_fault("block", each.block, blocks, "blocks")
+    for name in _KERNELS[type(each)]:
+        yield number_fault(name, getattr(each, name), kernels, "kernels")
+    if isinstance(each, Swap):
+        yield "" if each.out_with is None else number_fault("out_with", each.out_with, kernels, "kernels")
+        yield "" if each.form is None else number_fault("form", each.form, blocks, "blocks")
+        yield bool_fault("on_host", each.on_host)
+        yield bool_fault("drain", each.drain)

@@ -21,7 +21,7 @@ from simgpu.program.placement import Placement, Recompute, Swap
 
 
 @dataclass(slots=True)
-class Step:
+class ScheduledLaunch:
     """One launch on the compute stream.
 
     serves: the kernel of the trace before which it happens, itself for a first run. makes: for a relaunch, the blocks
@@ -39,11 +39,11 @@ class Step:
 
 
 @dataclass(frozen=True, slots=True)
-class Schedule:
+class ComputeSchedule:
     """steps: in compute order. first[k]: the first step that serves kernel k. needed[swap]: the kernel that needs the
     fetched block first, itself or for what is made again before it."""
 
-    steps: tuple[Step, ...]
+    steps: tuple[ScheduledLaunch, ...]
     first: tuple[int, ...]
     needed: dict[Swap, int]
 
@@ -57,7 +57,7 @@ class _Is(IntEnum):
 
 def schedule(
     graph: TaskGraph, placement: Placement, births: Sequence[Sequence[int]], deaths: Sequence[Sequence[int]]
-) -> Schedule:
+) -> ComputeSchedule:
     """The compute order of a placement. births[k], deaths[k]: blocks that come to life with kernel k, and end with it.
 
     Raises `ProgramError` for a block that cannot be made again, with the reason.
@@ -89,7 +89,7 @@ class _Scheduling:
         for b, birth in enumerate(graph.births):
             if birth is not None and birth < 0:
                 self.state[b] = _Is.HERE
-        self.steps: list[Step] = []
+        self.steps: list[ScheduledLaunch] = []
         self.needed: dict[Swap, int] = {}
         self.leaving: defaultdict[int, list[Swap]] = defaultdict(list)
         self.swap_of: dict[int, Swap] = {}
@@ -112,13 +112,13 @@ class _Scheduling:
             return f"that is sure until its first use after forward only, not for kernel {kernels[each.before].id}"
         return None
 
-    def run(self) -> Schedule:
+    def run(self) -> ComputeSchedule:
         """All kernels in order."""
         first = []
         for k in range(len(self.graph.kernels)):
             first.append(len(self.steps))
             self._kernel(k)
-        return Schedule(tuple(self.steps), tuple(first), self.needed)
+        return ComputeSchedule(tuple(self.steps), tuple(first), self.needed)
 
     def _kernel(self, k: int) -> None:
         graph, state = self.graph, self.state
@@ -126,7 +126,7 @@ class _Scheduling:
         touched = [b for b in dict.fromkeys((*graph.reads[k], *graph.writes[k])) if b not in births]
         if missing := [b for b in touched if state[b] is _Is.DROPPED]:
             self._make_again(missing, k)
-        step = Step(k, k, takes=tuple(births))
+        step = ScheduledLaunch(k, k, takes=tuple(births))
         for b in births:
             state[b] = _Is.HERE
         for b in touched:
@@ -143,7 +143,7 @@ class _Scheduling:
             self.swap_of[swap.block] = swap
         self.steps.append(step)
 
-    def _have_back(self, b: int, step: Step) -> None:
+    def _have_back(self, b: int, step: ScheduledLaunch) -> None:
         swap = self.swap_of[b]
         self.needed[swap] = step.serves
         step.fetched.append(swap)
@@ -186,7 +186,7 @@ class _Scheduling:
         """One relaunch, on the way to block b. What else it writes has memory too: taken for it, or fetched if away."""
         state = self.state
         here = len(self.steps)
-        step = Step(kernel, k, again=True)
+        step = ScheduledLaunch(kernel, k, again=True)
         for r in self.ancestry.inputs[kernel]:
             if state[r] is _Is.AWAY:
                 self._have_back(r, step)

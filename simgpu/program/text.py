@@ -8,14 +8,19 @@ from dataclasses import asdict, fields
 from typing import Any, NamedTuple
 
 from simgpu.errors import InputError
-from simgpu.graph.compressed import Uncompressed
 from simgpu.graph.encodings import Encoder, Encoding
-from simgpu.graph.repeating import Repeating
 from simgpu.graph.replicate import Exchange, Replicate
 from simgpu.graph.split import Split
 from simgpu.graph.taskgraph import TaskGraph
-from simgpu.graph.transforms import WithAlgorithms, WithEncodings, transformed
-from simgpu.graph.unpacked import Unpacked, WithUnpacked
+from simgpu.graph.transforms import (
+    Repeating,
+    Uncompressed,
+    Unpacked,
+    WithAlgorithms,
+    WithEncodings,
+    WithUnpacked,
+    transformed,
+)
 from simgpu.io.json_files import parse_json
 from simgpu.program.instructions import (
     INSTRUCTIONS,
@@ -51,14 +56,14 @@ _AROUND = 2
 
 
 class Place(NamedTuple):
-    """Where an instruction is: the number of its segment, its stream, and its position there."""
+    """A position in a program: a segment, a stream of it, and the index of an instruction there (or of its end)."""
 
     segment: int
     stream: StreamId
     position: int
 
     def written(self, program: Program) -> str:
-        """As messages name it; the segment only where there are several."""
+        """The position in messages; the segment only where there are several."""
         where = f"{self.stream}[{self.position}]"
         return where if len(program.segments) == 1 else f"segment {self.segment}, {where}"
 

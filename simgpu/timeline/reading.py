@@ -103,7 +103,7 @@ def _span_rows(path: Path, iterations: int, problems: list[Problem]) -> _Table:
     for name in ("stream", "cause"):
         for row, stream in enumerate(rows[name]):
             if stream not in known_streams and (stream or name == "stream"):
-                report(row, name, f"'{stream}' is not the name of a stream", "one is like 'compute', 'd2h' or 'gpu1.h2d'")
+                report(row, name, f"'{stream}' is not a stream name", "one is like 'compute', 'd2h' or 'gpu1.h2d'")
     for row, iteration in enumerate(rows["iteration"]):
         if not 0 <= iteration < iterations:
             report(row, "iteration", f"'{iteration}' is not one of the {iterations} iterations that ran", _AGAIN)

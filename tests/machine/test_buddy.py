@@ -11,7 +11,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from simgpu.compression.buddy.traffic import link_ns
-from simgpu.graph.compressed import NO_DEMAND, CompressedMemory, Demand, Uncompressed
+from simgpu.graph.compressed import NO_DEMAND, CompressedMemory, Demand
 from simgpu.graph.taskgraph import TaskGraph
 from simgpu.hardware.spec import BuddyMode, CdmaSpec, Duplex, LinkSpec, NodeSpec
 from simgpu.machine import run as machine
@@ -54,8 +54,6 @@ def linked(
     beyond = tuple((overflow or {}).get(block.id, 0) for block in tasks.blocks)
     count = len(tasks.blocks)
     memory = CompressedMemory(
-        tasks,
-        Uncompressed(),
         tuple(demands),
         tasks.durations,
         (128,) * count,

@@ -15,7 +15,7 @@ from simgpu.errors import OutOfMemoryError, ProgramError
 from simgpu.graph.taskgraph import TaskGraph
 from simgpu.hardware.spec import Duplex, NodeSpec
 from simgpu.machine.page_accesses import pages_of
-from simgpu.machine.run import Run, run_program
+from simgpu.machine.run import MachineRun, run_program
 from simgpu.memory.paged import Chunk, Residents, least_recently_touched
 from simgpu.memory.transfer import stream_ns
 from simgpu.program.instructions import Launch, Provide, Release
@@ -37,13 +37,13 @@ FAULT, OUT, IN = SpanKind.STALL_DEVICE_MEMORY, SpanKind.COPY_OUT, SpanKind.COPY_
 
 def run(
     tasks: TaskGraph, how: Paged, budget: int | None, *, on: NodeSpec | None = None, iterations: int = 3, **more: object
-) -> Run:
+) -> MachineRun:
     program = on_demand(lower(tasks, Placement(), recorded_lifetimes=True), how)
     verify(program, tasks, capacity=budget)
     return run_program(program, tasks, on or node(), budget=budget, iterations=iterations, **more)  # type: ignore[arg-type]
 
 
-def lasted(result: Run) -> list[int]:
+def lasted(result: MachineRun) -> list[int]:
     """Nanoseconds of each iteration."""
     windows = (result.timeline.window(i) for i in range(len(result.timeline.iteration_ends_ns)))
     return [end - start for start, end in windows]

@@ -9,7 +9,7 @@ import pytest
 from simgpu.errors import ProgramError
 from simgpu.experiments.scenarios.load import load_trace
 from simgpu.graph.taskgraph import TaskGraph
-from simgpu.graph.unpacked import Unpacked, WithUnpacked
+from simgpu.graph.transforms import Unpacked, WithUnpacked
 from simgpu.machine.run import run_program
 from simgpu.policies.plain import plain_framework
 from simgpu.program.eager import Eager

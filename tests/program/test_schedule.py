@@ -12,7 +12,7 @@ from simgpu.graph.taskgraph import TaskGraph
 from simgpu.program.instructions import COMPUTE, Acquire, Launch, Signal
 from simgpu.program.lowering import lower
 from simgpu.program.placement import Placement, Recompute, Swap
-from simgpu.program.schedule import Schedule, schedule
+from simgpu.program.schedule import ComputeSchedule, schedule
 from simgpu.program.verify import verify
 from simgpu.trace.chain import chain
 from simgpu.trace.model import Block, BlockKind, Kernel
@@ -37,7 +37,7 @@ def swapped(tasks: TaskGraph, name: str, fetch_with: str) -> Swap:
     return Swap(b, after, before, tasks.kernel(fetch_with))
 
 
-def planned(tasks: TaskGraph, placement: Placement) -> Schedule:
+def planned(tasks: TaskGraph, placement: Placement) -> ComputeSchedule:
     births = [[b for b in writes if tasks.births[b] == k] for k, writes in enumerate(tasks.writes)]
     deaths = [[b for b, last in enumerate(tasks.needed_releases) if last == k] for k in range(len(tasks.kernels))]
     verify(lower(tasks, placement), tasks)

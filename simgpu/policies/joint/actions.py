@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 from simgpu.errors import InputError
 from simgpu.graph.encodings import Encoding, EncodingCosts
-from simgpu.graph.feature_maps import FeatureMap
+from simgpu.graph.saved import FeatureMap
 from simgpu.graph.taskgraph import TaskGraph
 from simgpu.planning.options import SWAP, Action, Decisions, Option, fetch_kernel
 from simgpu.policies.base import PlanContext

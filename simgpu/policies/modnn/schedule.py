@@ -28,7 +28,7 @@ from heapq import heappop, heappush
 from typing import NamedTuple
 
 from simgpu.errors import OutOfMemoryError
-from simgpu.memory.addressed import AddressedPool, Segment
+from simgpu.memory.addressed import AddressedPool, AddressRange
 from simgpu.memory.pool import Request
 from simgpu.policies.modnn.algorithms import Candidate, best, least
 from simgpu.policies.modnn.lanes import GiveWorkspace, Lane, Point, TakeWorkspace
@@ -253,7 +253,7 @@ class Schedule:
         pending = self._next_prefetch(index)
         missing = pending[1] if pending and should_start(self.tasks, index, *pending) else ()
         found = []
-        segments: list[Segment] = []
+        segments: list[AddressRange] = []
         for choice in choices:
             request = self.pool.prepare([WORKSPACE], [choice.workspace_bytes])
             scheme = NOTHING
