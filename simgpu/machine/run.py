@@ -20,7 +20,7 @@ from simgpu.machine.simulator import Simulator
 from simgpu.machine.stream import Stream, TimedMemory
 from simgpu.machine.translate import dram_demands, translate
 from simgpu.memory.addressed import AddressedPool
-from simgpu.memory.paged import Reclaim, least_recently_touched
+from simgpu.memory.paged import Reclaim, least_recently_used
 from simgpu.memory.pool import CountingPool, Pool
 from simgpu.program.check import check_program
 from simgpu.program.instructions import (
@@ -70,7 +70,7 @@ def run_program(
     budget: int | None,
     iterations: int = 3,
     pool: str = "counting",
-    reclaim: Reclaim = least_recently_touched,
+    reclaim: Reclaim = least_recently_used,
 ) -> MachineRun:
     """Execute a verified program. budget: bytes of each GPU's memory, None for unlimited. reclaim: picks what leaves
     where blocks are on demand; these have pages in place of a `pool`.
@@ -111,9 +111,9 @@ def run_program(
     simulator = Simulator(env, code, node, (*devices, host), iterations)
     if driver:
         driver.settled = simulator.settle_if_last
-    for holding in program.holdings:
-        sizes, memory = (graph.copy_sizes, host) if holding.gpu is None else (graph.sizes, devices[holding.gpu])
-        _take_residents(holding.blocks, graph, sizes, memory)
+    for each in program.initial_contents:
+        sizes, memory = (graph.copy_sizes, host) if each.gpu is None else (graph.sizes, devices[each.gpu])
+        _allocate_initial(each.blocks, graph, sizes, memory)
     simulator.run()
     if env.now > LONGEST:
         what = "the simulated time passes 18 years, more than a timeline's columns can hold"
@@ -139,7 +139,7 @@ def _check_carve_out(carved: int, node: NodeSpec) -> None:
         raise OutOfMemoryError("what is allocated as compressed", "buddy", carved, size, size, size, 0)
 
 
-def _take_residents(blocks: Sequence[int], graph: TaskGraph, sizes: Sequence[int], memory: TimedMemory) -> None:
+def _allocate_initial(blocks: Sequence[int], graph: TaskGraph, sizes: Sequence[int], memory: TimedMemory) -> None:
     request = memory.pool.prepare(blocks, [sizes[b] for b in blocks])
     if not memory.pool.acquire(request):
         largest = _largest_first((graph.blocks[b].id, sizes[b]) for b in blocks)
@@ -234,7 +234,9 @@ class _StoppedRun:
         *devices, host = self.simulator.memories
         gpu = None if memory is host else devices.index(memory)
         space = Space.HOST if gpu is None else Space.DEVICE
-        counts: Counter[int] = Counter(b for each in self.program.holdings if each.gpu == gpu for b in each.blocks)
+        counts: Counter[int] = Counter(
+            b for each in self.program.initial_contents if each.gpu == gpu for b in each.blocks
+        )
         for stream in self.simulator.streams:
             if gpu is not None and self._id(stream).gpu != gpu:
                 continue

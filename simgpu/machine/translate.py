@@ -41,10 +41,10 @@ from simgpu.program.instructions import (
     CopyOut,
     Decode,
     Encode,
+    Initialize,
     Instruction,
     Launch,
     Program,
-    Provide,
     Release,
     Signal,
     Space,
@@ -154,7 +154,7 @@ class _Translator:
                 else:
                     ops.append((LAUNCH, duration) if demands is None else (DRAM_LAUNCH, duration, demands[kernel]))
                 works.append((RECOMPUTE if instruction.recompute else COMPUTE) + WORK * kernel)
-            elif isinstance(instruction, Acquire) or (isinstance(instruction, Provide) and self.provides):
+            elif isinstance(instruction, Acquire) or (isinstance(instruction, Initialize) and self.provides):
                 memory, request = self._request(instruction, device)
                 ops.append((ACQUIRE, memory, request, memory.number(request, self._carved(instruction))))
             elif isinstance(instruction, Release):
@@ -178,7 +178,7 @@ class _Translator:
             elif isinstance(instruction, Decode):
                 ops.append((LAUNCH, self.graph.encoded[instruction.source].decode_ns))
                 works.append(DECODE + WORK * instruction.source)
-            elif isinstance(instruction, Provide):
+            elif isinstance(instruction, Initialize):
                 # Providing a value takes no time and no memory.
                 ops.append((PASS,))
             else:
@@ -186,7 +186,7 @@ class _Translator:
         ops.append((END,))
         return StreamCode(ops, works, self.repeats[index])
 
-    def _carved(self, instruction: Acquire | Release | Provide) -> int:
+    def _carved(self, instruction: Acquire | Release | Initialize) -> int:
         """Bytes of buddy memory that its blocks own."""
         if self.graph.compressed is None or instruction.space is Space.HOST:
             return 0
@@ -197,7 +197,7 @@ class _Translator:
         overflow = 0 if self.shared is None else self.shared.overflow(block)
         return (*op, overflow) if overflow else op
 
-    def _request(self, instruction: Acquire | Release | Provide, device: TimedMemory) -> tuple[TimedMemory, Request]:
+    def _request(self, instruction: Acquire | Release | Initialize, device: TimedMemory) -> tuple[TimedMemory, Request]:
         memory, sizes = device, self.graph.sizes
         if instruction.space is Space.HOST:
             memory, sizes = self.host, self.graph.copy_sizes

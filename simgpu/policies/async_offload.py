@@ -158,9 +158,9 @@ class _Offload:
                 self._leave(number)
             for number in self.stashed[k] if k >= 0 else ():
                 self.writer.wait(self.out[number])
-                self.writer.give_back((self._form(number),), Space.HOST)
+                self.writer.release((self._form(number),), Space.HOST)
             if k >= 0:
-                self.writer.let_go(k)
+                self.writer.release_ended(k)
 
     def _form(self, number: int) -> int:
         return len(self.graph.blocks) + number
@@ -179,8 +179,8 @@ class _Offload:
         wanted = [other for other in window if other in self.away and other not in self.back]
         if wanted:
             for other in wanted:
-                writer.take((self._form(other),))
-                writer.ends_after(self._form(other), self.until[self.blocks[other].block])
+                writer.acquire((self._form(other),))
+                writer.release_after(self._form(other), self.until[self.blocks[other].block])
             here = writer.signal()
             for other in wanted:
                 self.back[other] = writer.copy_in(self._form(other), after=here)

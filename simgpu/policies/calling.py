@@ -12,7 +12,7 @@ from collections.abc import Callable
 from typing import TypeVar
 
 from simgpu.errors import InputError, MissingExtraError, OutOfMemoryError, PolicyError
-from simgpu.memory.paged import Chunk, Residents
+from simgpu.memory.paged import Chunk, ResidentChunks
 from simgpu.policies.base import PlanContext, Policy
 from simgpu.policies.labels import policy_label
 from simgpu.program.check import not_a_program
@@ -46,7 +46,7 @@ def says_it_fits(policy: Policy, context: PlanContext) -> bool | None:
     return _asked(policy, "fits", lambda: policy.fits(context))
 
 
-def reclaiming(policy: Policy) -> Callable[[Residents], Chunk]:
+def reclaiming(policy: Policy) -> Callable[[ResidentChunks], Chunk]:
     """The policy's `reclaim`, which raises as `planned` does."""
     return lambda residents: _asked(policy, "reclaim", lambda: policy.reclaim(residents))
 

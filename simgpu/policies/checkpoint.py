@@ -234,16 +234,16 @@ class _Checkpointing:
             for region, rerun in self.reruns[k]:
                 self._run_again(region, rerun, k)
             self.writer.run(k)
-            self.writer.let_go(k)
+            self.writer.release_ended(k)
 
     def _run_again(self, region: Region, rerun: Rerun, start: int) -> None:
         """The kernels of a region run again before kernel `start`."""
         backward_ends = self._ends(region, rerun, start)
         there: set[int] = set()
         for place, (k, makes) in enumerate(rerun.runs):
-            self.writer.run_again(k, makes, [b for b in makes if b not in there])
+            self.writer.recompute(k, makes, [b for b in makes if b not in there])
             there.update(makes)
-            self.writer.give_back(backward_ends[place])
+            self.writer.release(backward_ends[place])
 
     def _ends(self, region: Region, rerun: Rerun, start: int) -> defaultdict[int, list[int]]:
         """By the place of a kernel among those that run again, the blocks that end with it. What backward uses ends
@@ -260,7 +260,7 @@ class _Checkpointing:
         for b in dict.fromkeys(b for _, makes in rerun.runs for b in makes):
             recorded, last = graph.recorded_releases[b], graph.uses[b][-1]
             if last >= start:
-                self.writer.ends_after(b, max(last, done.get(b, 0)))
+                self.writer.release_after(b, max(last, done.get(b, 0)))
             else:
                 held = [place for place, (k, _) in enumerate(rerun.runs) if recorded is not None and k <= recorded]
                 backward_ends[max(used[b], *held[-1:])].append(b)

@@ -50,14 +50,14 @@ class SaveOnCpu(Policy):
             if k >= 0:
                 for number in taken[k]:
                     form = len(graph.blocks) + number
-                    writer.take((form,))
+                    writer.acquire((form,))
                     writer.wait(writer.copy_in(form, after=writer.signal()))
-                    writer.ends_after(form, until[number])
+                    writer.release_after(form, until[number])
                 writer.run(k)
             for number in saved[k]:
                 form = len(graph.blocks) + number
                 writer.wait(writer.copy_out(tensors[number].block, form, after=writer.signal()))
             if k >= 0:
-                writer.let_go(k)
+                writer.release_ended(k)
         returned = (Unpacked(t.block, t.bytes, r) for t, r in zip(tensors, read, strict=True))
         return writer.program((*transforms, WithUnpacked(tuple(returned))), told_by(found))

@@ -12,7 +12,7 @@ from collections import defaultdict
 from collections.abc import Sequence
 
 from simgpu.graph.taskgraph import TaskGraph
-from simgpu.program.instructions import COMPUTE, HOST, Acquire, Await, Instruction, Launch, Provide, Release, Signal
+from simgpu.program.instructions import COMPUTE, HOST, Acquire, Await, Initialize, Instruction, Launch, Release, Signal
 from simgpu.program.placement import Placement, Swap
 from simgpu.program.schedule import ScheduledLaunch, schedule
 from simgpu.program.streams import StreamOrder, compute_stream
@@ -103,7 +103,7 @@ def launch(graph: TaskGraph, step: ScheduledLaunch) -> list[Instruction]:
     if step.takes:
         code.append(Acquire(step.takes))
         if not step.again and (given := tuple(b for b in step.takes if graph.blocks[b].born is not None)):
-            code.append(Provide(given))
+            code.append(Initialize(given))
     code.append(Launch(step.kernel, step.again, step.makes))
     return code
 

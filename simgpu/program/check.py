@@ -21,10 +21,10 @@ from simgpu.program.instructions import (
     CopyOut,
     Decode,
     Encode,
-    Holding,
+    InitialContents,
+    Initialize,
     Launch,
     Program,
-    Provide,
     Release,
     Segment,
     Signal,
@@ -154,7 +154,7 @@ def _transformed(program: Program, graph: TaskGraph) -> TaskGraph:
 
 def _faults_of_frame(program: Program) -> Iterator[str]:
     """What is wrong with a program besides its segments, blocks and instructions."""
-    for name in ("segments", "resident", "transforms", "notes", "elsewhere"):
+    for name in ("segments", "resident", "transforms", "notes", "other_contents"):
         if type(getattr(program, name)) is not tuple:
             yield f"{name} is {a_type(getattr(program, name))}, not a tuple"
     if fault := bool_fault("unlimited_memory", program.unlimited_memory):
@@ -211,7 +211,7 @@ class _Checking:
             CopyIn: self._copy_in,
             Acquire: self._acquire,
             Release: self._blocks_in_space,
-            Provide: self._blocks_in_space,
+            Initialize: self._blocks_in_space,
             Encode: self._encode,
             Decode: self._decode,
             Signal: lambda signal: int_fault("event", signal.event),
@@ -261,15 +261,15 @@ class _Checking:
 
     def _faults_at_start(self) -> Iterator[str]:
         """What is wrong with the blocks that memories hold when an iteration starts."""
-        for holding in self.program.elsewhere:
-            if type(holding) is not Holding:
-                yield f"elsewhere holds {shown(holding)}, {a_type(holding)}, not a Holding"
+        for holding in self.program.other_contents:
+            if type(holding) is not InitialContents:
+                yield f"other_contents has {shown(holding)}, {a_type(holding)}, not an InitialContents"
             elif holding.gpu is not None and (fault := number_fault("gpu", holding.gpu, None)):
-                yield f"elsewhere: {fault}"
+                yield f"other_contents: {fault}"
             elif holding.gpu is not None and holding.gpu >= self.program.gpus:
                 yield f"blocks are resident on GPU {holding.gpu}, which the program does not use"
             elif fault := self._blocks(holding.blocks):
-                yield f"elsewhere: {fault}"
+                yield f"other_contents: {fault}"
         if fault := self._blocks(self.program.resident):
             yield f"resident: {fault}"
 
@@ -331,7 +331,7 @@ class _Checking:
             return f"offsets {shown(offsets)} are not one for each of its {len(acquire.blocks)} blocks, as a tuple"
         return next((fault for each in offsets if (fault := number_fault("offset", each, None))), "")
 
-    def _blocks_in_space(self, request: Acquire | Release | Provide) -> str:
+    def _blocks_in_space(self, request: Acquire | Release | Initialize) -> str:
         return self._blocks(request.blocks) or _space_fault(request.space)
 
     def _blocks(self, blocks: tuple[int, ...], name: str = "blocks") -> str:

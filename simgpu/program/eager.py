@@ -17,10 +17,10 @@ from simgpu.program.instructions import (
     Await,
     CopyIn,
     CopyOut,
+    Initialize,
     Instruction,
     Launch,
     Program,
-    Provide,
     Release,
     Segment,
     Signal,
@@ -31,10 +31,10 @@ from simgpu.timeline.streams import StreamId
 
 
 class Eager:
-    """Writes a program operator by operator: `run` a kernel, what comes between, then `let_go` of what ends with it.
+    """Writes a program operator by operator: `run` a kernel, then what follows it, then `release_ended`.
 
     releases[b]: the kernel after whose end block b gives its memory back, None for never. More lives of a block, as
-    those of what is made again or copied in, the caller takes (`take`) and ends (`ends_after`).
+    those of what is made again or copied in, the caller takes (`acquire`) and ends (`release_after`).
 
     >>> from simgpu.program.text import listing
     >>> from simgpu.trace.chain import chain
@@ -42,7 +42,7 @@ class Eager:
     >>> writer = Eager(graph, graph.needed_releases)
     >>> for k in range(2):
     ...     writer.run(k)
-    ...     writer.let_go(k)
+    ...     writer.release_ended(k)
     >>> print(listing(writer.program(), graph))
     resident: x1
     segment 0, once
@@ -56,39 +56,39 @@ class Eager:
 
     def __init__(self, graph: TaskGraph, releases: Sequence[int | None]) -> None:
         self.graph = graph
-        self.births, self.deaths, self.survivors, self.reborn = lifetimes(graph, releases)
+        self.births, self.deaths, self.survivors, self.reinitialized = lifetimes(graph, releases)
         self.code: defaultdict[StreamId, list[Instruction]] = defaultdict(list)
         self.compute = self.code[COMPUTE]
         self.events = 0
-        if self.reborn:
-            self.compute += [Acquire(tuple(self.reborn)), Provide(tuple(self.reborn))]
+        if self.reinitialized:
+            self.compute += [Acquire(tuple(self.reinitialized)), Initialize(tuple(self.reinitialized))]
 
     def run(self, k: int) -> None:
         """Kernel k, in memory that is taken for what comes to life with it."""
-        self.take(self.births[k])
+        self.acquire(self.births[k])
         if given := tuple(b for b in self.births[k] if self.graph.blocks[b].born is not None):
-            self.compute.append(Provide(given))
+            self.compute.append(Initialize(given))
         self.compute.append(Launch(k))
 
-    def run_again(self, k: int, makes: tuple[int, ...], takes: Iterable[int]) -> None:
+    def recompute(self, k: int, makes: tuple[int, ...], takes: Iterable[int]) -> None:
         """Kernel k runs again and makes these blocks, some of which take memory for it."""
-        self.take(takes)
+        self.acquire(takes)
         self.compute.append(Launch(k, recompute=True, makes=makes))
 
-    def ends_after(self, b: int, k: int) -> None:
+    def release_after(self, b: int, k: int) -> None:
         """Block b gives its memory back after kernel k, which is still to run."""
         self.deaths[k].append(b)
 
-    def let_go(self, k: int) -> None:
+    def release_ended(self, k: int) -> None:
         """The memory of what ends with kernel k is given back."""
-        self.give_back(self.deaths[k])
+        self.release(self.deaths[k])
 
-    def take(self, blocks: Iterable[int]) -> None:
+    def acquire(self, blocks: Iterable[int]) -> None:
         """Device memory for these blocks."""
         if found := tuple(blocks):
             self.compute.append(Acquire(found))
 
-    def give_back(self, blocks: Iterable[int], space: Space = Space.DEVICE) -> None:
+    def release(self, blocks: Iterable[int], space: Space = Space.DEVICE) -> None:
         """Memory of these blocks is given back."""
         if found := tuple(blocks):
             self.compute.append(Release(found, space))
@@ -119,9 +119,9 @@ class Eager:
 
     def program(self, transforms: tuple[Transform, ...] = (), notes: tuple[str, ...] = ()) -> Program:
         """The iteration that has been written. transforms: those that made the graph with the forms of blocks."""
-        self.give_back(self.survivors)
+        self.release(self.survivors)
         streams = {stream: tuple(self.code[stream]) for stream in sorted(self.code, key=lambda stream: stream.rank)}
-        there = set(self.reborn)
+        there = set(self.reinitialized)
         resident = tuple(b for b, birth in enumerate(self.graph.births) if birth == BEFORE and b not in there)
         notes = (*open_lifetimes(self.graph), *notes)
         return Program((Segment(streams),), resident=resident, transforms=transforms, notes=notes)

@@ -30,10 +30,10 @@ from simgpu.program.instructions import (
     CopyOut,
     Decode,
     Encode,
+    Initialize,
     Instruction,
     Launch,
     Program,
-    Provide,
     Release,
     Segment,
     Signal,
@@ -347,7 +347,7 @@ def needs_of(segment: Segment) -> dict[tuple[StreamId, int], dict[StreamId, int]
     return found
 
 
-_BEFORE_WORK = (Await, Acquire, Provide)
+_BEFORE_WORK = (Await, Acquire, Initialize)
 
 
 class Predicted:

@@ -79,7 +79,7 @@ class Release:
 
 
 @dataclass(frozen=True, slots=True)
-class Provide:
+class Initialize:
     """The host puts a block's initial value into memory that it holds, at no cost (the next batch, a constant)."""
 
     blocks: tuple[int, ...]
@@ -119,7 +119,7 @@ class Await:
     lag: int = 0
 
 
-Instruction = Launch | CopyOut | CopyIn | Acquire | Release | Provide | Encode | Decode | Signal | Await
+Instruction = Launch | CopyOut | CopyIn | Acquire | Release | Initialize | Encode | Decode | Signal | Await
 #: The closed set of instructions: an object of any other type, a subclass's too, is refused (`simgpu.program.check`).
 INSTRUCTIONS: tuple[type[Any], ...] = get_args(Instruction)
 #: Instructions that take time.
@@ -138,10 +138,10 @@ class Segment:
 
 
 @dataclass(frozen=True, slots=True)
-class Holding:
-    """Blocks that one memory holds when an iteration starts, in the order in which they took it.
+class InitialContents:
+    """Blocks that are in a memory when an iteration starts, in the order in which they were allocated.
 
-    gpu: whose memory, None for the host's.
+    gpu: the GPU whose memory it is, None for the host's.
     """
 
     gpu: int | None
@@ -183,14 +183,14 @@ class Program:
     unlimited_memory: bool = False
     pool: str | None = None
     notes: tuple[str, ...] = field(default=(), compare=False)
-    elsewhere: tuple[Holding, ...] = ()
+    other_contents: tuple[InitialContents, ...] = ()
     residency: Paged | Remote | None = None
     sections: tuple[Section, ...] = field(default=(), compare=False)
 
     @property
-    def holdings(self) -> tuple[Holding, ...]:
-        """What each memory holds when an iteration starts, that of GPU 0 first."""
-        return (Holding(0, self.resident), *self.elsewhere)
+    def initial_contents(self) -> tuple[InitialContents, ...]:
+        """What is in each memory when an iteration starts, that of GPU 0 first."""
+        return (InitialContents(0, self.resident), *self.other_contents)
 
     @property
     def gpus(self) -> int:

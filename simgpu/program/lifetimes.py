@@ -10,12 +10,12 @@ from simgpu.graph.taskgraph import BEFORE, TaskGraph
 
 class Lifetimes(NamedTuple):
     """births[k], deaths[k]: blocks that come to life with kernel k, and that end with it. survivors: blocks of the
-    iteration that live to its end; reborn: persistent blocks that do not, and are given anew by the host."""
+    iteration that live to its end; reinitialized: persistent blocks that do not, and are given anew by the host."""
 
     births: list[list[int]]
     deaths: list[list[int]]
     survivors: list[int]
-    reborn: list[int]
+    reinitialized: list[int]
 
 
 def lifetimes(graph: TaskGraph, releases: Sequence[int | None]) -> Lifetimes:
@@ -28,7 +28,7 @@ def lifetimes(graph: TaskGraph, releases: Sequence[int | None]) -> Lifetimes:
     """
     births: list[list[int]] = [[] for _ in graph.kernels]
     deaths: list[list[int]] = [[] for _ in graph.kernels]
-    survivors, reborn = [], []
+    survivors, reinitialized = [], []
     for k, writes in enumerate(graph.writes):
         births[k] = [b for b in writes if graph.births[b] == k]
     for b, birth in enumerate(graph.births):
@@ -38,13 +38,13 @@ def lifetimes(graph: TaskGraph, releases: Sequence[int | None]) -> Lifetimes:
             births[birth].append(b)
         release = releases[b]
         if birth == BEFORE and release is not None:
-            reborn.append(b)
+            reinitialized.append(b)
         if release is None:
             if birth != BEFORE:
                 survivors.append(b)
         else:
             deaths[max(release, 0)].append(b)
-    return Lifetimes(births, deaths, survivors, reborn)
+    return Lifetimes(births, deaths, survivors, reinitialized)
 
 
 def open_lifetimes(graph: TaskGraph) -> tuple[str, ...]:

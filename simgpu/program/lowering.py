@@ -20,9 +20,9 @@ from simgpu.program.instructions import (
     HOST,
     Acquire,
     Await,
+    Initialize,
     Instruction,
     Program,
-    Provide,
     Release,
     Segment,
     Signal,
@@ -149,7 +149,7 @@ class _Lowering:
         """All kernels in order, then the end."""
         graph = self.graph
         releases = graph.recorded_releases if self.recorded_lifetimes else graph.needed_releases
-        births, deaths, survivors, reborn = lifetimes(graph, releases)
+        births, deaths, survivors, reinitialized = lifetimes(graph, releases)
         order = order_streams(graph, deaths)
         writer: LayerSteps | Asynchronous
         if self.placement.layer_barrier:
@@ -158,13 +158,13 @@ class _Lowering:
             writer = Asynchronous(graph, self.placement, births, deaths, order, self.travel)
         segments = []
         for part in graph.rounds:
-            self._begin([b for b in reborn if self._round_of(b) == part], order)
+            self._begin([b for b in reinitialized if self._round_of(b) == part], order)
             for k in range(part.first, part.stop):
                 writer.kernel(k)
             self._end([b for b in survivors if self._round_of(b) == part], order)
             segments.append(self._segment(part.repeat))
         notes = open_lifetimes(graph) if self.recorded_lifetimes else ()
-        resident = tuple(b for b, birth in enumerate(graph.births) if birth == BEFORE and b not in set(reborn))
+        resident = tuple(b for b, birth in enumerate(graph.births) if birth == BEFORE and b not in set(reinitialized))
         return Program(tuple(segments), resident=resident, notes=notes)
 
     def _round_of(self, b: int) -> Round:
@@ -178,9 +178,9 @@ class _Lowering:
         self.code.clear()
         return Segment(streams, repeat)
 
-    def _begin(self, reborn: list[int], order: StreamOrder) -> None:
-        if reborn:
-            self.code[COMPUTE] += [Acquire(tuple(reborn)), Provide(tuple(reborn))]
+    def _begin(self, reinitialized: list[int], order: StreamOrder) -> None:
+        if reinitialized:
+            self.code[COMPUTE] += [Acquire(tuple(reinitialized)), Initialize(tuple(reinitialized))]
         if order.others:
             start = self._event(order.events)
             self.code[COMPUTE].append(Signal(start))

@@ -32,11 +32,11 @@ from simgpu.program.instructions import (
     CopyOut,
     Decode,
     Encode,
-    Holding,
+    InitialContents,
+    Initialize,
     Instruction,
     Launch,
     Program,
-    Provide,
     Release,
     Segment,
     Signal,
@@ -127,17 +127,17 @@ class _Writer:
     def program_of_all(self) -> Program:
         """All segments, with the streams of every GPU."""
         segments = [self._segment(index, segment) for index, segment in enumerate(self.program.segments)]
-        elsewhere = [Holding(gpu, self._mapped(self.program.resident, gpu)) for gpu in self.more.gpus[1:]]
+        others = [InitialContents(gpu, self._mapped(self.program.resident, gpu)) for gpu in self.more.gpus[1:]]
         if self.how.exchange is Exchange.HOST:
             updates = self.parts.updates
             home = tuple(b for update in updates for b in (update.weight, *update.state))
-            elsewhere.append(Holding(None, home))
+            others.append(InitialContents(None, home))
         return replace(
             self.program,
             segments=tuple(segments),
             resident=self._mapped(self.program.resident, 0),
             transforms=(*self.program.transforms, self.how),
-            elsewhere=tuple(elsewhere),
+            other_contents=tuple(others),
         )
 
     def _segment(self, index: int, segment: Segment) -> Segment:
@@ -180,9 +180,9 @@ class _Writer:
             case Release(blocks, space):
                 mine = self._mapped(blocks, gpu)
                 return [Release(mine, space)] if mine else []
-            case Provide(blocks, space):
+            case Initialize(blocks, space):
                 mine = self._mapped(blocks, gpu)
-                return [Provide(mine, space)] if mine else []
+                return [Initialize(mine, space)] if mine else []
             case CopyOut(b) | CopyIn(b):
                 block = self.parts.blocks[gpu][b]
                 return [] if block is None else [type(instruction)(block)]
@@ -311,7 +311,7 @@ def last_apart(program: Program, index: int) -> Program:
     first = Segment(apart.streams(segment, apart.in_first), segment.repeat - 1)
     last = Segment(apart.streams(segment, apart.in_last))
     others = [
-        each if number == index else Segment(apart.streams(each, apart.elsewhere), each.repeat)
+        each if number == index else Segment(apart.streams(each, apart.in_other_segments), each.repeat)
         for number, each in enumerate(program.segments)
     ]
     return replace(program, segments=(*others[:index], first, last, *others[index + 1 :]))
@@ -353,9 +353,9 @@ class _Apart:
         """An instruction of the last repetition."""
         if isinstance(instruction, Signal):
             return [Signal(self.new[instruction.event])]
-        return self.elsewhere(instruction)
+        return self.other_contents(instruction)
 
-    def elsewhere(self, instruction: Instruction) -> list[Instruction]:
+    def in_other_segments(self, instruction: Instruction) -> list[Instruction]:
         """An instruction that waits for so many repetitions before the segment's last one."""
         if not isinstance(instruction, Await) or instruction.event not in self.new:
             return [instruction]

@@ -32,11 +32,11 @@ from simgpu.program.instructions import (
     CopyOut,
     Decode,
     Encode,
-    Holding,
+    InitialContents,
+    Initialize,
     Instruction,
     Launch,
     Program,
-    Provide,
     Release,
     Segment,
     Signal,
@@ -145,14 +145,14 @@ class ProgramWalk:
             CopyIn: self._copy_in,
             Encode: self._encode,
             Decode: self._decode,
-            Provide: self._provide,
+            Initialize: self._provide,
         }
 
     def run(self) -> None:
         """Walk the program."""
-        holdings = [(self._memory(holding), holding.blocks) for holding in self.program.holdings]
+        holdings = [(self._memory(holding), holding.blocks) for holding in self.program.initial_contents]
         for memory, blocks in holdings:
-            memory.begin_with(blocks)
+            memory.initialize_resident(blocks)
         plain = self.count == 1 and not self.copies
         for iteration in range(1 if plain else 2):
             start = [memory.resident[:] for memory in self.memories]
@@ -170,7 +170,7 @@ class ProgramWalk:
                         state = "no value" if value < 0 else "an older value than its last"
                         raise ProgramError(f"block {self._name(b)} holds {state} when the iteration ends")
 
-    def _memory(self, holding: Holding) -> Contents:
+    def _memory(self, holding: InitialContents) -> Contents:
         return self.host if holding.gpu is None else self.devices[holding.gpu]
 
     def _writes(self, segment: Segment) -> tuple[list[int], list[int]]:
@@ -244,7 +244,7 @@ class ProgramWalk:
                     message = located(self.program, self.graph, place, str(error))
                     raise ProgramError("\n".join((message, *excerpt(self.program, self.graph, place)))) from None
             elif isinstance(instruction, Await):
-                if not self._heard(instruction, clock, index, number):
+                if not self._received(instruction, clock, index, number):
                     return position
             elif isinstance(instruction, Signal):
                 self.signals[instruction.event].append(tuple(clock))
@@ -252,7 +252,7 @@ class ProgramWalk:
             position += 1
         return position
 
-    def _heard(self, wait: Await, clock: list[int], index: int, number: int) -> bool:
+    def _received(self, wait: Await, clock: list[int], index: int, number: int) -> bool:
         signalled_in = self.signalled[wait.event]
         if signalled_in == index:
             target = number + 1 - wait.lag
@@ -279,19 +279,19 @@ class ProgramWalk:
         return self.own[me] if space is Space.DEVICE else self.host
 
     def _acquire(self, instruction: Acquire, me: int, clock: list[int]) -> None:
-        self._space(instruction.space, me).take(instruction.blocks, me, clock)
+        self._space(instruction.space, me).acquire(instruction.blocks, me, clock)
 
     def _release(self, instruction: Release, me: int, clock: list[int]) -> None:
-        self._space(instruction.space, me).give_back(instruction.blocks, me, clock)
+        self._space(instruction.space, me).release(instruction.blocks, me, clock)
 
-    def _provide(self, instruction: Provide, me: int, clock: list[int]) -> None:
+    def _provide(self, instruction: Initialize, me: int, clock: list[int]) -> None:
         memory = self._space(instruction.space, me)
         for b in instruction.blocks:
             block = self.graph.blocks[b]
             if not block.persistent and block.born is None:
                 raise ProgramError(f"block {block.id} is made by a kernel, the host cannot provide it")
-            memory.hold(b, me, clock)
-            memory.quiet(b, me, clock, "provided")
+            memory.check_held(b, me, clock)
+            memory.check_unused(b, me, clock, "provided")
             # A given value is one more write, which the trace counts as version 0.
             self.written[b] += 1
             memory.set(b, self.written[b] - self.earlier[b], me, clock)
@@ -299,16 +299,16 @@ class ProgramWalk:
     def _copy_out(self, instruction: CopyOut, me: int, clock: list[int]) -> None:
         b, kept, device = instruction.block, instruction.kept_as, self.own[me]
         value = device.read(b, me, clock)
-        self.host.hold(kept, me, clock)
-        self.host.quiet(kept, me, clock, "overwritten on the host")
+        self.host.check_held(kept, me, clock)
+        self.host.check_unused(kept, me, clock, "overwritten on the host")
         device.touched[me][b] = clock[me]
         self.host.set(kept, value, me, clock)
 
     def _copy_in(self, instruction: CopyIn, me: int, clock: list[int]) -> None:
         b, device = instruction.block, self.own[me]
         value = self.host.read(b, me, clock)
-        device.hold(b, me, clock)
-        device.quiet(b, me, clock, "overwritten")
+        device.check_held(b, me, clock)
+        device.check_unused(b, me, clock, "overwritten")
         self.host.touched[me][b] = clock[me]
         device.set(b, value, me, clock)
 
@@ -321,8 +321,8 @@ class ProgramWalk:
     def _change(self, memory: Contents, of: int, into: int, me: int, clock: list[int]) -> None:
         """One form of a block is made of another in the same memory; both stand for the same value."""
         value = memory.read(of, me, clock)
-        memory.hold(into, me, clock)
-        memory.quiet(into, me, clock, "overwritten")
+        memory.check_held(into, me, clock)
+        memory.check_unused(into, me, clock, "overwritten")
         memory.touched[me][of] = clock[me]
         memory.set(into, value, me, clock)
 
@@ -344,9 +344,9 @@ class ProgramWalk:
                 raise ProgramError(f"kernel {graph.kernels[k].id} finds a wrong version of block {self._name(b)}")
             touched[b] = now
         for b, version in zip(graph.writes[k], graph.write_versions[k], strict=True):
-            memory.hold(b, me, clock)
+            memory.check_held(b, me, clock)
             if self.count > 1:
-                memory.quiet(b, me, clock, "overwritten")
+                memory.check_unused(b, me, clock, "overwritten")
             values[b] = written[b] + version - earlier[b]
             ready_by[b], ready_at[b], touched[b] = me, now, now
 
@@ -377,12 +377,12 @@ class ProgramWalk:
                 raise ProgramError(
                     f"kernel {graph.kernels[k].id} does not make block {self._name(b)} when it runs again"
                 )
-            memory.hold(b, me, clock)
-            memory.quiet(b, me, clock, "overwritten")
+            memory.check_held(b, me, clock)
+            memory.check_unused(b, me, clock, "overwritten")
             memory.set(b, self.written[b] + first[b] - self.earlier[b], me, clock)
         for b in outputs:
             if b not in makes:  # a workspace, another result: its values are of no use, but its bytes are written
-                memory.hold(b, me, clock)
+                memory.check_held(b, me, clock)
                 memory.touched[me][b] = clock[me]
 
     @cached_property

@@ -16,9 +16,9 @@ from simgpu.graph.taskgraph import TaskGraph
 from simgpu.hardware.spec import Duplex, NodeSpec
 from simgpu.machine.page_accesses import pages_of
 from simgpu.machine.run import MachineRun, run_program
-from simgpu.memory.paged import Chunk, Residents, least_recently_touched
+from simgpu.memory.paged import Chunk, ResidentChunks, least_recently_used
 from simgpu.memory.transfer import stream_ns
-from simgpu.program.instructions import Launch, Provide, Release
+from simgpu.program.instructions import Initialize, Launch, Release
 from simgpu.program.lowering import lower
 from simgpu.program.paging import Paged
 from simgpu.program.placement import Placement
@@ -101,7 +101,7 @@ def test_pages_of_a_value_that_is_being_made_move_no_bytes():
 
 def test_what_moves_is_shown_block_by_block_and_adds_up():
     tasks = graph([kernel("k1", 10, "a b"), kernel("k2", 10, "c d")], [held(name, 192) for name in "abcd"])
-    result = run(tasks, replace(SINGLE, fault_batch=4), 384, on=node(out=3 * GB, back=7 * GB), iterations=1)
+    result = run(tasks, replace(SINGLE, fault_batch=4), 384, on=node(out=3 * GB, fetched=7 * GB), iterations=1)
     moved = [(s.kind, s.name, s.start_ns, s.end_ns, s.bytes) for s in result.timeline if s.kind in (OUT, IN)]
     start, between, end = 1010, 1010 + 128, 1010 + 128 + 55
     assert moved == [
@@ -215,9 +215,9 @@ def test_a_walk_through_what_is_all_here_touches_chunks_in_the_order_of_their_la
     tasks = TaskGraph.of(replace(plain.trace, accesses=(Access("k", "x", False, AccessOrder.RANDOM, 1, entries=40),)))
     seen: list[list[tuple[int, int]]] = []
 
-    def look(residents: Residents) -> Chunk:
+    def look(residents: ResidentChunks) -> Chunk:
         seen.append([(chunk.block, chunk.index) for chunk in residents.touched])
-        return least_recently_touched(residents)
+        return least_recently_used(residents)
 
     run(tasks, SINGLE, 2048, iterations=1, reclaim=look)
     walk = Walk(0, 16, False, AccessOrder.RANDOM, 1, visits=40, seed=seed_of("k", "x"))
@@ -294,7 +294,7 @@ def paged(draw: st.DrawFn) -> Paged:
 def test_a_run_takes_what_its_kernels_and_the_plain_pages_say(trace, how: Paged, data: st.DataObject):  # type: ignore[no-untyped-def]
     tasks = TaskGraph.of(trace)
     budget = budgets(tasks, how, data)
-    on = node(out=data.draw(st.integers(1, 3 * GB)), back=data.draw(st.integers(1, 3 * GB)), latency=3)
+    on = node(out=data.draw(st.integers(1, 3 * GB)), fetched=data.draw(st.integers(1, 3 * GB)), latency=3)
     result = run(tasks, how, budget, on=on)
     assert list(result.timeline.iteration_ends_ns) == ends(tasks, how, budget, on)
     assert max(curve.used.max() for curve in result.timeline.device_memories) <= result.high_water <= budget
@@ -314,7 +314,7 @@ def ends(tasks: TaskGraph, how: Paged, budget: int, on: NodeSpec) -> list[int]:
         (segment,) = program.segments
         (code,) = segment.streams.values()
         for instruction in code:
-            if isinstance(instruction, Release | Provide):
+            if isinstance(instruction, Release | Initialize):
                 for b in instruction.blocks:
                     (pages.forget if isinstance(instruction, Release) else pages.give)(b)
             elif isinstance(instruction, Launch):
@@ -341,7 +341,7 @@ def test_a_faster_link_never_slows(trace, how: Paged, data: st.DataObject, duple
     budget = budgets(tasks, how, data)
     slow = data.draw(st.integers(1, 2 * GB))
     fast = data.draw(st.integers(slow, 4 * GB))
-    slower, faster = (run(tasks, how, budget, on=node(out=at, back=at, duplex=duplex)) for at in (slow, fast))
+    slower, faster = (run(tasks, how, budget, on=node(out=at, fetched=at, duplex=duplex)) for at in (slow, fast))
     assert all(map(int.__le__, lasted(faster), lasted(slower)))
 
 

@@ -35,7 +35,7 @@ from simgpu.policies.modnn.lanes import GiveWorkspace, Lane, Point, TakeWorkspac
 from simgpu.policies.modnn.memory import NOTHING, WORKSPACE, DeviceMemory, Freed
 from simgpu.policies.modnn.prefetch import should_start, will_fit
 from simgpu.policies.modnn.tasks import AS_RECORDED, Task, Tasks
-from simgpu.program.instructions import Acquire, CopyIn, CopyOut, Launch, Provide, Release, Space
+from simgpu.program.instructions import Acquire, CopyIn, CopyOut, Initialize, Launch, Release, Space
 from simgpu.trace.model import AlgorithmChoice
 
 
@@ -86,7 +86,7 @@ class Schedule:
     def _receive_inputs(self) -> None:
         if given := self.tasks.given:
             self.data.do(Acquire(given, Space.HOST))
-            self.data.do(Provide(given, Space.HOST))
+            self.data.do(Initialize(given, Space.HOST))
             self._host_held.update(given)
             self.memory.on_host.update(given)
             self._leave(given, -1)
@@ -176,7 +176,7 @@ class Schedule:
         self._hear((*gone, *(point for b in wanted for point in self.memory.freed_in(*self.memory.span(b)))))
         self.compute.do(Acquire(wanted, offsets=tuple(self.memory.offset(b) for b in wanted)))
         if task.born:
-            self.compute.do(Provide(task.born))
+            self.compute.do(Initialize(task.born))
             self.memory.written.update(dict.fromkeys(task.born, self.compute.point()))
         loaded = [b for b in wanted if b in self.away]
         if loaded:

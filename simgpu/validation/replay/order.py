@@ -132,7 +132,7 @@ class _Walk:
     def __init__(self, program: Program, graph: TaskGraph, timeline: Timeline, device: Pool, host: Pool) -> None:
         self.program = program
         self.memories = {Space.DEVICE: _Memory(device, graph.sizes), Space.HOST: _Memory(host, graph.copy_sizes)}
-        for holding in program.holdings:
+        for holding in program.initial_contents:
             self.memories[Space.HOST if holding.gpu is None else Space.DEVICE].take(holding.blocks)
         iterations = len(timeline.iteration_ends_ns)
         streams = range(len(program.streams))
