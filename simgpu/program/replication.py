@@ -353,7 +353,7 @@ class _Apart:
         """An instruction of the last repetition."""
         if isinstance(instruction, Signal):
             return [Signal(self.new[instruction.event])]
-        return self.other_contents(instruction)
+        return self.in_other_segments(instruction)
 
     def in_other_segments(self, instruction: Instruction) -> list[Instruction]:
         """An instruction that waits for so many repetitions before the segment's last one."""
