@@ -28,7 +28,7 @@ _LISTED = 3
 
 
 class Refusal(NamedTuple):
-    """Why a block cannot be made again. why: as a clause. kernel: the one that prevents it, None where none does; of a
+    """Why a block cannot be recomputed. why: as a clause. kernel: the one that prevents it, None where none does; of a
     block that lacks another one, what prevents that. cause: what that kernel does, in a few words."""
 
     why: str
@@ -125,7 +125,7 @@ class Ancestry:
 
     @cached_property
     def refusals(self) -> tuple[Refusal | None, ...]:
-        """For each block why it cannot be made again, None where it can."""
+        """For each block why it cannot be recomputed, None where it can."""
         graph = self.graph
         found: list[Refusal | None] = [Refusal("no kernel makes it")] * len(graph.sizes)
         order = sorted((b for b in range(len(graph.sizes)) if self.writers[b]), key=lambda b: self.writers[b][-1])
@@ -134,7 +134,7 @@ class Ancestry:
         return tuple(found)
 
     def why_not(self, b: int) -> str | None:
-        """Why a block cannot be made again, None where it can."""
+        """Why a block cannot be recomputed, None where it can."""
         refusal = self.refusals[b]
         return refusal.why if refusal else None
 
@@ -181,7 +181,7 @@ class Ancestry:
                 return Refusal("which was overwritten since", later, "overwrites an input")
         released, refusal = graph.needed_releases[r], found[r]
         if released is not None and released < latest and refusal is not None:
-            return refusal._replace(why="which is gone by then and cannot be made again")
+            return refusal._replace(why="which is gone by then and cannot be recomputed")
         return None
 
 

@@ -1,4 +1,4 @@
-"""When blocks take memory and when they give it back, told by kernels."""
+"""When blocks acquire memory and when they release it, by kernels."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ from simgpu.graph.taskgraph import BEFORE, TaskGraph
 
 
 class Lifetimes(NamedTuple):
-    """births[k], deaths[k]: blocks that come to life with kernel k, and that end with it. survivors: blocks of the
-    iteration that live to its end; reinitialized: persistent blocks that do not, and are given anew by the host."""
+    """births[k], deaths[k]: blocks whose lifetime begins before kernel k, and ends after it. survivors: blocks of the
+    iteration that live to its end; reinitialized: persistent blocks that do not; the host initializes them again."""
 
     births: list[list[int]]
     deaths: list[list[int]]
@@ -19,7 +19,7 @@ class Lifetimes(NamedTuple):
 
 
 def lifetimes(graph: TaskGraph, releases: Sequence[int | None]) -> Lifetimes:
-    """The lifetimes of all blocks. releases[b]: the kernel after whose end block b is let go, None for never.
+    """The lifetimes of all blocks. releases[b]: the kernel after whose end block b is released, None for never.
 
     >>> from simgpu.trace.chain import chain
     >>> graph = TaskGraph.of(chain([5, 7], [10, 14], [100, 200]))
@@ -48,7 +48,7 @@ def lifetimes(graph: TaskGraph, releases: Sequence[int | None]) -> Lifetimes:
 
 
 def open_lifetimes(graph: TaskGraph) -> tuple[str, ...]:
-    """What is to be told of a program with recorded lifetimes, where the recording leaves some open."""
+    """Notes on a program with recorded lifetimes, where some are not recorded."""
     unknown, blocks = graph.open_lifetimes
     if not unknown:
         return ()

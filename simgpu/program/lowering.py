@@ -31,7 +31,7 @@ from simgpu.program.lifetimes import lifetimes, open_lifetimes
 from simgpu.program.placement import Placement, Recompute, Swap
 from simgpu.program.schedule import ScheduledLaunch
 from simgpu.program.streams import StreamOrder, compute_stream, order_streams
-from simgpu.program.travel import Travel
+from simgpu.program.swaps import SwapWriter
 from simgpu.timeline.streams import StreamId
 
 
@@ -44,7 +44,7 @@ def lower(graph: TaskGraph, placement: Placement, *, recorded_lifetimes: bool = 
     else survives is released at its end. Each round of the graph becomes a segment.
 
     Raises `ProgramError` for a placement with fields that are not plain numbers of the graph's kernels and blocks, for
-    a swap outside its gap, for a block that cannot be made again, and for either on a trace with several compute
+    a swap outside its gap, for a block that cannot be recomputed, and for either on a trace with several compute
     streams; `InputError` where last uses are asked for and the recording does not tell what kernels read.
 
     >>> from simgpu.program.text import listing
@@ -93,30 +93,30 @@ def _check(graph: TaskGraph, placement: Placement) -> None:
 
 
 def _check_together(graph: TaskGraph, placement: Placement) -> None:
-    """One decision for each gap, and no copy out of what is not back yet from an earlier gap."""
+    """One decision for each gap, and no copy out before the block has returned from an earlier gap."""
     decided: set[tuple[int, int]] = set()
     back: defaultdict[int, list[int]] = defaultdict(list)
     every: tuple[Swap | Recompute, ...] = (*placement.swaps, *placement.recomputes)
     for each in every:
         if (each.block, each.after) in decided:
-            what = f"block {graph.blocks[each.block].id} is swapped or made again twice after kernel {each.after}"
+            what = f"block {graph.blocks[each.block].id} is swapped or recomputed twice after kernel {each.after}"
             raise ProgramError(what)
         decided.add((each.block, each.after))
         back[each.block].append(each.before)
     for swap in placement.swaps:
         early = swap.out_with
         if early is not None and any(early <= kernel <= swap.after for kernel in back[swap.block]):
-            what = "its copy out is issued before it is back from an earlier gap"
+            what = "its copy out is issued before it has returned from an earlier gap"
             raise ProgramError(f"swap of {graph.blocks[swap.block].id}: {what}")
 
 
 def _check_gap(graph: TaskGraph, each: Swap | Recompute, what: str) -> None:
     if each.after not in graph.uses[each.block] or graph.next_use(each.block, each.after) != each.before:
-        raise ProgramError(f"{what}: kernels {each.after} and {each.before} are no neighbouring uses of it")
+        raise ProgramError(f"{what}: kernels {each.after} and {each.before} are not consecutive uses of it")
 
 
 def _check_early_copy(graph: TaskGraph, swap: Swap, *, layer_barrier: bool) -> None:
-    assert swap.out_with is not None, "the caller asks"
+    assert swap.out_with is not None, "the caller checks"
     name = graph.blocks[swap.block].id
     if layer_barrier or swap.encoded_by_gpu:
         raise ProgramError(f"swap of {name}: only a plain copy without a layer barrier can be issued with a kernel")
@@ -127,7 +127,7 @@ def _check_early_copy(graph: TaskGraph, swap: Swap, *, layer_barrier: bool) -> N
 
 
 def _written_in_step(graph: TaskGraph, swap: Swap) -> bool:
-    """Whether the block gets a value, from a kernel or the host, after its step has begun."""
+    """Whether a kernel or the host writes the block after its step has begun."""
     step = graph.layers.steps[graph.layers.step_of[swap.after]]
     birth = graph.births[swap.block]
     born = birth is not None and birth >= step.first
@@ -139,11 +139,11 @@ class _Lowering:
     graph: TaskGraph
     placement: Placement
     recorded_lifetimes: bool
-    travel: Travel = field(default_factory=Travel)
+    writer: SwapWriter = field(default_factory=SwapWriter)
 
     @property
     def code(self) -> dict[StreamId, list[Instruction]]:
-        return self.travel.code
+        return self.writer.code
 
     def program(self) -> Program:
         """All kernels in order, then the end."""
@@ -153,9 +153,9 @@ class _Lowering:
         order = order_streams(graph, deaths)
         writer: LayerSteps | Asynchronous
         if self.placement.layer_barrier:
-            writer = LayerSteps(graph, self.placement, births, deaths, order, self.travel)
+            writer = LayerSteps(graph, self.placement, births, deaths, order, self.writer)
         else:
-            writer = Asynchronous(graph, self.placement, births, deaths, order, self.travel)
+            writer = Asynchronous(graph, self.placement, births, deaths, order, self.writer)
         segments = []
         for part in graph.rounds:
             self._begin([b for b in reinitialized if self._round_of(b) == part], order)
@@ -173,7 +173,7 @@ class _Lowering:
         return next(part for part in self.graph.rounds if k < part.stop or part is self.graph.rounds[-1])
 
     def _segment(self, repeat: int) -> Segment:
-        """What has been written since the last segment."""
+        """The instructions written since the last segment."""
         streams = {stream: tuple(self.code[stream]) for stream in sorted(self.code, key=lambda stream: stream.rank)}
         self.code.clear()
         return Segment(streams, repeat)
@@ -197,14 +197,14 @@ class _Lowering:
             self.code[COMPUTE].append(Release(tuple(survivors)))
 
     def _event(self, at_least: int = 0) -> int:
-        self.travel.events = max(self.travel.events, at_least)
-        return self.travel.event()
+        self.writer.events = max(self.writer.events, at_least)
+        return self.writer.event()
 
     # --- kernels --------------------------------------------------------------------------------------------
 
 
 class LayerSteps:
-    """Writes kernels one after another in layer steps."""
+    """Writes kernels in layer steps that end when their kernels and the copies issued with them have ended."""
 
     def __init__(
         self,
@@ -213,17 +213,17 @@ class LayerSteps:
         births: Sequence[Sequence[int]],
         deaths: Sequence[Sequence[int]],
         order: StreamOrder,
-        travel: Travel,
+        writer: SwapWriter,
     ) -> None:
         self.graph = graph
         self.births, self.deaths = births, deaths
         self.order = order
-        self.travel = travel
-        self.leaving: defaultdict[int, list[Swap]] = defaultdict(list)
+        self.writer = writer
+        self.copied_out_after: defaultdict[int, list[Swap]] = defaultdict(list)
         self.fetched: defaultdict[int, list[Swap]] = defaultdict(list)
         self.awaited: defaultdict[int, list[Swap]] = defaultdict(list)
         for swap in sorted(placement.swaps, key=lambda s: (s.before, s.after, s.block)):
-            self.leaving[self._step_start(swap.after)].append(swap)
+            self.copied_out_after[self._step_start(swap.after)].append(swap)
             self.fetched[self._step_start(swap.fetch_with)].append(swap)
             self.awaited[self._step_start(swap.before)].append(swap)
 
@@ -232,16 +232,16 @@ class LayerSteps:
         return layers.steps[layers.step_of[k]].first
 
     def kernel(self, k: int) -> None:
-        """Kernel k: copies begin with its step's first kernel, the step ends with the last copy.
+        """Kernel k: copies begin with its step's first kernel, and the step ends with the last copy.
 
-        Before the step's first kernel the GPU decodes what the step needs, and encodes what is to leave with it.
+        Before the step's first kernel the GPU decodes what the step needs and encodes what is offloaded with it.
         """
-        code = self.travel.code[compute_stream(self.graph.streams[k])]
+        code = self.writer.code[compute_stream(self.graph.streams[k])]
         code += [Await(event) for event in self.order.before[k]]
         first = self._step_start(k)
-        outs, ins = self.leaving.get(first, []), self.fetched.get(first, [])
+        outs, ins = self.copied_out_after.get(first, []), self.fetched.get(first, [])
         for swap in self.awaited[k]:
-            self.travel.decode(swap)
+            self.writer.decode(swap)
         if k == first and (outs or ins):
             self._begin_step(outs, ins)
         code += launch(self.graph, ScheduledLaunch(k, k, takes=tuple(self.births[k])))
@@ -251,27 +251,27 @@ class LayerSteps:
         layers = self.graph.layers
         if k + 1 == layers.steps[layers.step_of[k]].stop:
             for swap in outs:
-                code.append(Await(self.travel.copied_out[swap]))
+                code.append(Await(self.writer.copied_out[swap]))
                 if not swap.encoded_by_gpu:
                     code.append(Release((swap.block,)))
-            code += [Await(self.travel.back[swap]) for swap in ins]
+            code += [Await(self.writer.copied_in[swap]) for swap in ins]
 
     def _begin_step(self, outs: list[Swap], ins: list[Swap]) -> None:
-        """Issue the copies of a layer step: at once, or once the GPU has encoded what is to be copied."""
-        code = self.travel.code[COMPUTE]
-        begun = self.travel.event()
+        """Issue the copies of a layer step, at once or after the GPU has encoded what is copied."""
+        code = self.writer.code[COMPUTE]
+        begun = self.writer.event()
         code.append(Signal(begun))
         for swap in outs:
             if not swap.encoded_by_gpu:
-                self.travel.out(swap, begun, release=False)
+                self.writer.copy_out(swap, begun, release=False)
         for swap in ins:
-            self.travel.into(swap, (begun,))
+            self.writer.copy_in(swap, (begun,))
         for swap in outs:
             if swap.encoded_by_gpu:
-                self.travel.encode(swap)
-                encoded = self.travel.event()
+                self.writer.encode(swap)
+                encoded = self.writer.event()
                 code.append(Signal(encoded))
-                self.travel.out(swap, encoded, release=True)
+                self.writer.copy_out(swap, encoded, release=True)
 
 
 _KERNELS = {Swap: ("after", "before", "fetch_with"), Recompute: ("after", "before")}

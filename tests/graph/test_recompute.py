@@ -63,7 +63,7 @@ def test_what_is_made_of_it_can_be_made_again_while_it_stays():
     drop = kernel("F1", 1, "x", "a", pure=False, op="dropout")
     assert reason([drop, F2, B1], "b") is None
     early = kernel("B1", 1, "b", "g", phase=BACKWARD)
-    assert reason([drop, F2, early], "b") == "kernel F2 reads a, which is gone by then and cannot be made again"
+    assert reason([drop, F2, early], "b") == "kernel F2 reads a, which is gone by then and cannot be recomputed"
 
 
 def test_a_kernel_of_unknown_purity():
@@ -138,7 +138,7 @@ def test_a_reader_of_the_last_version_of_what_was_changed_in_place():
 def test_an_input_that_is_gone_and_cannot_be_made_again_as_its_own_input_is_gone():
     late = kernel("B1", 1, "b", "g", phase=BACKWARD)
     tasks = graph([F1, F2, late], [held("x", 4, release="F1"), *BASE[1:]])
-    why = "kernel F2 reads a, which is gone by then and cannot be made again"
+    why = "kernel F2 reads a, which is gone by then and cannot be recomputed"
     assert Ancestry(tasks).why_not(tasks.block("b")) == why
 
 
@@ -149,7 +149,7 @@ def test_an_input_that_is_gone_and_can_be_made_again():
 def test_an_input_from_the_host_that_is_gone():
     tasks = graph([F1, F2, B1], [held("x", 4, release="F2"), *BASE[1:]])
     assert Ancestry(tasks).why_not(tasks.block("a")) == (
-        "kernel F1 reads x, which is gone by then and cannot be made again"
+        "kernel F1 reads x, which is gone by then and cannot be recomputed"
     )
 
 

@@ -1,4 +1,4 @@
-"""Regions of forward that run again: which kernels, what was saved inside, and what cannot be made again."""
+"""Regions of forward that run again: which kernels, what was saved inside, and what cannot be recomputed."""
 
 from __future__ import annotations
 
