@@ -41,10 +41,10 @@ class WorkDone:
 def work_of(graph: TaskGraph) -> WorkDone:
     """The work that a graph's kernels, codecs and copies do.
 
-    A kernel whose operations are not recorded does none: what multiplies no matrices moves far more than it computes;
-    where products do not tell, see `missing_work`. One whose traffic is not recorded reads and writes every block once,
-    workspaces left out; what picks from a block reads as much as it writes. A codec reads the one form and writes the
-    other.
+    A kernel without recorded operations counts as none, because kernels other than convolutions and matrix products
+    move far more than they compute; for those see `missing_work`. A kernel without recorded traffic reads and writes
+    every block but workspaces once; one that picks from a block reads as much as it writes. A codec reads one form and
+    writes the other.
 
     >>> from simgpu.trace.chain import chain
     >>> work_of(TaskGraph.of(chain([5, 7], [10, 14], [100, 200]))).kernels["F1"]
