@@ -74,14 +74,14 @@ def test_a_kernel_of_unknown_purity():
 
 def test_an_operator_that_repeats_with_what_it_saved_must_have_saved_something():
     alone = kernel("F1", 1, "x", "a", pure=False, op="batch_norm")
-    assert "not known to give the same" in str(reason([alone, F2, B1], "a"))
+    assert "not known to be repeatable" in str(reason([alone, F2, B1], "a"))
 
 
 def test_saved_beside_but_not_kept_until_backward():
     """A mask that only forward reads is gone when the dropout would need it."""
     drop = kernel("F1", 1, "x", "a m", pure=False, op="dropout")
     look = kernel("F2", 1, "a m", "b")
-    assert "not known to give the same" in str(reason([drop, look, B1], "a", block("m", 2)))
+    assert "not known to be repeatable" in str(reason([drop, look, B1], "a", block("m", 2)))
 
 
 NORM = kernel("N", 1, "x w r", "a s r", pure=False, op="batch_norm")
