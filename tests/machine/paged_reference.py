@@ -19,7 +19,7 @@ class PlainPages:
     fault_batch: int
     write_back_clean: bool = True
     by_arrival: bool = False
-    here: set[Page] = field(default_factory=set)
+    resident: set[Page] = field(default_factory=set)
     dirty: set[Page] = field(default_factory=set)
     stored: set[Page] = field(default_factory=set)
     touched: list[tuple[int, int]] = field(default_factory=list)

@@ -101,7 +101,7 @@ def test_pages_of_a_value_that_is_being_made_move_no_bytes():
 
 def test_what_moves_is_shown_block_by_block_and_adds_up():
     tasks = graph([kernel("k1", 10, "a b"), kernel("k2", 10, "c d")], [held(name, 192) for name in "abcd"])
-    result = run(tasks, replace(SINGLE, fault_batch=4), 384, on=node(out=3 * GB, fetched=7 * GB), iterations=1)
+    result = run(tasks, replace(SINGLE, fault_batch=4), 384, on=node(out=3 * GB, back=7 * GB), iterations=1)
     moved = [(s.kind, s.name, s.start_ns, s.end_ns, s.bytes) for s in result.timeline if s.kind in (OUT, IN)]
     start, between, end = 1010, 1010 + 128, 1010 + 128 + 55
     assert moved == [
@@ -294,7 +294,7 @@ def paged(draw: st.DrawFn) -> Paged:
 def test_a_run_takes_what_its_kernels_and_the_plain_pages_say(trace, how: Paged, data: st.DataObject):  # type: ignore[no-untyped-def]
     tasks = TaskGraph.of(trace)
     budget = budgets(tasks, how, data)
-    on = node(out=data.draw(st.integers(1, 3 * GB)), fetched=data.draw(st.integers(1, 3 * GB)), latency=3)
+    on = node(out=data.draw(st.integers(1, 3 * GB)), back=data.draw(st.integers(1, 3 * GB)), latency=3)
     result = run(tasks, how, budget, on=on)
     assert list(result.timeline.iteration_ends_ns) == ends(tasks, how, budget, on)
     assert max(curve.used.max() for curve in result.timeline.device_memories) <= result.high_water <= budget
@@ -341,7 +341,7 @@ def test_a_faster_link_never_slows(trace, how: Paged, data: st.DataObject, duple
     budget = budgets(tasks, how, data)
     slow = data.draw(st.integers(1, 2 * GB))
     fast = data.draw(st.integers(slow, 4 * GB))
-    slower, faster = (run(tasks, how, budget, on=node(out=at, fetched=at, duplex=duplex)) for at in (slow, fast))
+    slower, faster = (run(tasks, how, budget, on=node(out=at, back=at, duplex=duplex)) for at in (slow, fast))
     assert all(map(int.__le__, lasted(faster), lasted(slower)))
 
 

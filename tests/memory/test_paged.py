@@ -121,13 +121,13 @@ def test_agrees_with_the_plain_implementation_page_by_page(
                 for moved in expected
             ]
         assert pool.used == plain.used <= plain.capacity
-        assert pool.host_only == sum(map(plain.size, plain.stored - plain.here))
+        assert pool.host_only == sum(map(plain.size, plain.stored - plain.resident))
         assert [(chunk.block, chunk.index) for chunk in pool.residents.touched] == plain.touched
         assert [(chunk.block, chunk.index) for chunk in pool.residents.arrived] == plain.arrived
         for order in pool.residents:
             for chunk in order:
                 pages = [(chunk.block, chunk.index * plain.per_chunk + bit) for bit in range(plain.per_chunk)]
-                assert chunk.resident == sum((page in plain.here) << bit for bit, page in enumerate(pages))
+                assert chunk.resident == sum((page in plain.resident) << bit for bit, page in enumerate(pages))
                 assert chunk.dirty == sum((page in plain.dirty) << bit for bit, page in enumerate(pages))
 
 
