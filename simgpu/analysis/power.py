@@ -21,10 +21,10 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from simgpu.graph.work import WorkDone
 from simgpu.hardware.spec import GpuSpec, PowerSpec
 from simgpu.timeline.model import Column, SpanKind, Timeline
 from simgpu.timeline.streams import StreamId
-from simgpu.timeline.work import WorkDone
 from simgpu.workloads.timemodel.formats import product_rate
 
 #: A profiler cannot look closer than this: drivers update the reported power of a board that often (Lang and
@@ -135,14 +135,14 @@ def measure_power(timeline: Timeline, work: WorkDone, gpu: GpuSpec, dtype: str, 
     stated.
 
     >>> from simgpu.timeline.model import MemoryCurve
-    >>> from simgpu.timeline.work import Work
+    >>> from simgpu.graph.work import KernelWork
     >>> column = lambda *values: np.array(values, dtype=np.int64)
     >>> empty = MemoryCurve(column(), column(), column(), None)
     >>> timeline = Timeline(("compute",), ("conv1",), gpu=column(0), stream=column(0), name=column(0),
     ...     kind=column(SpanKind.COMPUTE), start_ns=column(0), end_ns=column(1000), bytes=column(0), cause=column(-1),
     ...     iteration=column(0), device_memory=empty, host_memory=empty, iteration_ends_ns=(1000,))
     >>> gpu = GpuSpec("gpu", 1, fp32_rate=10**12, power=PowerSpec(200_000, 50_000, 120_000, dram_fj=100_000, link_fj=0))
-    >>> half_of_the_rate = WorkDone({"conv1": Work(500_000, dram_bytes=40_000)}, {}, {})
+    >>> half_of_the_rate = WorkDone({"conv1": KernelWork(500_000, dram_bytes=40_000)}, {}, {})
     >>> power = measure_power(timeline, half_of_the_rate, gpu, "float32")
     >>> power.idle_nj, power.arithmetic_nj, power.dram_nj, power.average_w
     (50000, 60000, 4000, 114.0)

@@ -18,7 +18,7 @@ from simgpu.cli.suggestions import ZOO, nodes, workloads
 from simgpu.errors import InputError
 from simgpu.experiments.max_batch import WhatFits, what_fits
 from simgpu.experiments.scenarios.load import load_scenario
-from simgpu.graph.bounds import Bound, MemoryBounds, memory_bounds
+from simgpu.graph.bounds import MemoryBound, MemoryBounds, memory_bounds
 from simgpu.graph.taskgraph import TaskGraph
 from simgpu.graph.tdfg import Tdfg, padded
 from simgpu.hardware.nodes import load_node
@@ -190,7 +190,7 @@ def _node_text(node: NodeSpec) -> str:
     return f"{node.name}: {node.gpu.name}, {format_bytes(node.budget)} usable"
 
 
-def _rows(asked: _Asked, bounds: MemoryBounds) -> Iterator[tuple[str, str, str, str, Bound]]:
+def _rows(asked: _Asked, bounds: MemoryBounds) -> Iterator[tuple[str, str, str, str, MemoryBound]]:
     """What it is, its bytes, all tensors at once over it, the kernel that sets it, and all of it."""
     together = bounds.all_at_once
     by = _setter(asked.graph, together, "largest workspace: ")
@@ -203,7 +203,7 @@ def _rows(asked: _Asked, bounds: MemoryBounds) -> Iterator[tuple[str, str, str, 
         yield name, format_bytes(amount.bytes), saved, _setter(bounds.graph, amount), amount
 
 
-def _setter(graph: TaskGraph, amount: Bound, why: str = "") -> str:
+def _setter(graph: TaskGraph, amount: MemoryBound, why: str = "") -> str:
     if amount.kernel is None:
         return "-"
     kernel = graph.kernels[amount.kernel]
@@ -284,7 +284,7 @@ def _document(asked: _Asked, bounds: MemoryBounds, selected: SubBatch | None, fi
     }
 
 
-def _amount(tdfg: Tdfg, amount: Bound) -> dict[str, Any]:
+def _amount(tdfg: Tdfg, amount: MemoryBound) -> dict[str, Any]:
     kernel = None if amount.kernel is None else tdfg.graph.kernels[amount.kernel]
     return {
         "bytes": amount.bytes,

@@ -40,7 +40,8 @@ from simgpu.graph.tasks_file import tasks_to_json
 from simgpu.io.atomic import Foreign, atomic_folder, refuse_foreign, unwritable
 from simgpu.io.input_files import read_json
 from simgpu.program.text import to_json
-from simgpu.timeline.export import write_csv, write_memory_csv, write_parquet, write_perfetto
+from simgpu.timeline.export import write_csv, write_memory_csv, write_parquet
+from simgpu.timeline.perfetto import write_perfetto
 from simgpu.trace.columns import BLOCKS, KERNELS
 from simgpu.trace.tables import write_table
 

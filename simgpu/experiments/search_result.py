@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     import pandas as pd
     from matplotlib.figure import Figure
 
-    from simgpu.graph.feature_maps import FeatureMap
+    from simgpu.graph.saved import FeatureMap
     from simgpu.graph.taskgraph import TaskGraph
     from simgpu.hardware.spec import NodeSpec
     from simgpu.planning.evaluator import Chosen

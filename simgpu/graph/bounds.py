@@ -1,7 +1,7 @@
-"""How much memory an iteration needs: at least under any schedule, and where everything stays (moDNN, TPDS 2019).
+"""Memory lower bounds of an iteration, and its memory without offloading (moDNN, TPDS 2019).
 
-The paper bounds the graph without its weight updates (BP3). Here they are tasks like the others, since what an
-optimizer makes on the way needs memory too, in one kernel for all weights where the trace has it so.
+The paper bounds the graph without its weight updates (BP3). Here they are tasks like the others, because an optimizer's
+temporary results need memory too, and a single kernel may update all weights.
 """
 
 from __future__ import annotations
@@ -13,16 +13,16 @@ from dataclasses import dataclass, replace
 from simgpu.errors import InputError, OutOfMemoryError
 from simgpu.graph.split import split
 from simgpu.graph.taskgraph import TaskGraph
-from simgpu.graph.tdfg import Role, Tdfg, Way
+from simgpu.graph.tdfg import Role, TaskAlgorithm, Tdfg
 from simgpu.trace.model import BlockKind
 
 
 @dataclass(frozen=True, slots=True)
-class Bound:
-    """An amount of memory, and what it is made of.
+class MemoryBound:
+    """An amount of memory, and its composition.
 
-    bytes: with padding. kernel: position of the task that sets it, None where no task does. shares: bytes of it by
-    kind of block, largest first, the workspace among them; kinds of no bytes are left out.
+    bytes: with padding. kernel: position of the limiting task, None where no task limits it. shares: its bytes by kind
+    of block, largest first, including the workspace; kinds without bytes are omitted.
     """
 
     bytes: int
@@ -32,36 +32,38 @@ class Bound:
 
 @dataclass(frozen=True, slots=True)
 class MemoryBounds:
-    """What an iteration needs where everything stays, and at least.
+    """The memory of an iteration without offloading, and its lower bounds.
 
-    all_at_once: moDNN's ideal memory, at the iteration's own batch. bound: equation 7. offloaded: the same where
-    what always resides may leave too, and without_updates: that for the paper's tasks alone, without BP3. The last
-    three are for `batch` samples at a time: 1, or the whole batch where nobody can tell the iteration at another,
-    for the reason in `why_whole`. graph: the iteration at that batch, whose kernels the bounds name.
+    all_at_once: moDNN's ideal memory, at the iteration's own batch. bound: equation 7. offloaded: the same where always
+    resident blocks may be offloaded too, and without_updates: that for the paper's tasks only, without BP3. The last
+    three are for `batch` samples at a time: 1, or the full batch where the iteration cannot be rescaled, for the reason
+    in `why_whole`. graph: the iteration at that batch, whose kernels the bounds name.
     """
 
-    all_at_once: Bound
-    bound: Bound
-    offloaded: Bound
-    without_updates: Bound
+    all_at_once: MemoryBound
+    bound: MemoryBound
+    offloaded: MemoryBound
+    without_updates: MemoryBound
     batch: int
     graph: TaskGraph
     why_whole: str = ""
 
 
-def task_bytes(tdfg: Tdfg, k: int, way: Way) -> int:
-    """Equation 6: bytes that task k needs, run this way, beside what always resides.
+def task_bytes(tdfg: Tdfg, k: int, algorithm: TaskAlgorithm) -> int:
+    """Equation 6: bytes that task k needs with this algorithm, in addition to what is always resident.
 
     >>> from simgpu.trace.chain import chain
     >>> tdfg = Tdfg.of(TaskGraph.of(chain([5, 7], [10, 14], [100, 200])))
     >>> [task_bytes(tdfg, k, tdfg.smallest(k)) for k in range(4)]
     [300, 200, 200, 100]
     """
-    return tdfg.bytes_of(tdfg.data(k)) + way.workspace
+    return tdfg.bytes_of(tdfg.data(k)) + algorithm.workspace
 
 
-def lower_bound(tdfg: Tdfg) -> Bound:
-    """Equation 7 at the graph's own batch: what always resides and the largest need of a task, least workspaces.
+def lower_bound(tdfg: Tdfg) -> MemoryBound:
+    """Equation 7 at the graph's own batch: what is always resident plus the largest need of a task.
+
+    Every task runs with its smallest workspace.
 
     >>> from simgpu.trace.chain import chain
     >>> bound = lower_bound(Tdfg.of(TaskGraph.of(chain([5, 7], [10, 14], [100, 200]))))
@@ -72,11 +74,11 @@ def lower_bound(tdfg: Tdfg) -> Bound:
     return _bound(tdfg, k, (*tdfg.resident, *tdfg.data(k)), tdfg.smallest(k).workspace)
 
 
-def lower_bound_offloaded(tdfg: Tdfg, *, updates: bool = True) -> Bound:
-    """The lower bound where weights and all else that resides can leave too (end of section 5.1.1).
+def lower_bound_offloaded(tdfg: Tdfg, *, updates: bool = True) -> MemoryBound:
+    """The lower bound where weights and other resident blocks can be offloaded too (end of section 5.1.1).
 
-    updates: whether BP3 counts. Left out, as in the published graph, weights may be updated one at a time. A graph of
-    nothing but updates needs no bytes then.
+    updates: whether BP3 counts. Without it, as in the published graph, weights may be updated one at a time, and a
+    graph that consists of updates needs no bytes.
     """
     tasks = range(len(tdfg.kinds)) if updates else tdfg.tasks
     needs = {k: tdfg.bytes_of(_touched(tdfg, k)) + tdfg.smallest(k).workspace for k in tasks}
@@ -86,7 +88,7 @@ def lower_bound_offloaded(tdfg: Tdfg, *, updates: bool = True) -> Bound:
     return _bound(tdfg, k, _touched(tdfg, k), tdfg.smallest(k).workspace)
 
 
-def all_at_once(tdfg: Tdfg) -> Bound:
+def all_at_once(tdfg: Tdfg) -> MemoryBound:
     """moDNN's ideal memory (section 7): all tensors at once, and the largest workspace of the fastest algorithms.
 
     It is more than the peak of the policy `ideal`, whose tensors are freed as the recording frees them. kernel: the
@@ -103,9 +105,9 @@ def all_at_once(tdfg: Tdfg) -> Bound:
 
 
 def memory_bounds(graph: TaskGraph, alignment: int = 1) -> MemoryBounds:
-    """All bounds of an iteration, those from below at one sample at a time where the batch can be partitioned.
+    """All bounds of an iteration; the lower bounds are for one sample at a time where the batch can be partitioned.
 
-    alignment: each block takes a multiple of so many bytes.
+    alignment: the size of each block is rounded up to a multiple of this number of bytes.
 
     >>> from dataclasses import replace
     >>> from simgpu.trace.chain import chain
@@ -134,7 +136,7 @@ def memory_bounds(graph: TaskGraph, alignment: int = 1) -> MemoryBounds:
 
 
 def first_reason(error: InputError) -> str:
-    """Why an iteration cannot be told at another batch, in one line."""
+    """Why an iteration cannot be rescaled to another batch, in one line."""
     return str(replace(error.problems[0], remedy=""))
 
 
@@ -155,7 +157,7 @@ def check_bound(graph: TaskGraph, budget: int, alignment: int = 1) -> None:
 
 
 def _touched(tdfg: Tdfg, k: int) -> tuple[int, ...]:
-    """All blocks of a task but its workspace, those that reside among them."""
+    """All blocks of a task without its workspace, including resident ones."""
     graph = tdfg.graph
     return tuple(b for b in dict.fromkeys((*graph.reads[k], *graph.writes[k])) if tdfg.roles[b] is not Role.WORKSPACE)
 
@@ -164,10 +166,10 @@ def _exists(graph: TaskGraph, b: int) -> bool:
     return bool(graph.uses[b]) or graph.births[b] is not None
 
 
-def _bound(tdfg: Tdfg, k: int | None, blocks: Iterable[int], workspace: int) -> Bound:
+def _bound(tdfg: Tdfg, k: int | None, blocks: Iterable[int], workspace: int) -> MemoryBound:
     shares: Counter[BlockKind] = Counter()
     for b in blocks:
         shares[tdfg.graph.blocks[b].kind] += tdfg.sizes[b]
     shares[BlockKind.WORKSPACE] += workspace
     ordered = sorted(((kind, size) for kind, size in shares.items() if size), key=lambda each: (-each[1], each[0]))
-    return Bound(sum(shares.values()), k, dict(ordered))
+    return MemoryBound(sum(shares.values()), k, dict(ordered))

@@ -1,22 +1,17 @@
-"""What compressed memory makes of a graph: smaller blocks, and kernels that also use the link to the buddy memory."""
+"""Compressed device memory: what kernels demand of it, and which parts of blocks lie in buddy memory."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, NamedTuple
-
-if TYPE_CHECKING:
-    from simgpu.graph.taskgraph import TaskGraph
-    from simgpu.graph.transforms import Transform
+from typing import NamedTuple
 
 
 class Demand(NamedTuple):
-    """What a kernel asks of memory.
+    """A kernel's demand on memory.
 
-    memory_ns: how long its traffic takes device memory without compression, compressed_ns: with it, both beside
-    nothing else. read, written: bytes that pass the link from and to the buddy memory; link_ns: how long they take
-    there alone.
+    memory_ns: time of its traffic in device memory without compression, compressed_ns: with it, both without other
+    work. read, written: bytes over the link from and to buddy memory; link_ns: their time there without other traffic.
     """
 
     memory_ns: int
@@ -29,7 +24,7 @@ class Demand(NamedTuple):
         """Time on the device of a kernel that takes `duration` without compression, both in nanoseconds.
 
         The part of it that its traffic accounts for changes as the traffic does; the rest is computation and stays.
-        Where a recording tells of more traffic than this memory moves in that time, all of it changes.
+        Where more traffic is recorded than this memory can move in that time, all of it changes.
 
         >>> Demand(memory_ns=40, compressed_ns=30, read=0, written=0, link_ns=0).device_ns(100)
         90
@@ -42,27 +37,24 @@ class Demand(NamedTuple):
         return duration - share - (-self.compressed_ns * share // self.memory_ns)
 
 
-#: Parts that `CompressedMemory.hidden` counts in.
+#: The unit of `CompressedMemory.hidden`.
 MILLION = 10**6
 
-#: Of a kernel that touches no compressed block.
+#: The demand of a kernel that touches no compressed block.
 NO_DEMAND = Demand(0, 0, 0, 0, 0)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class CompressedMemory:
-    """What a graph's `durations` and `sizes` were made from; they are those of kernels that have the link alone.
+    """The compression behind a graph's `durations` and `sizes`, for kernels that have the link to themselves.
 
-    plain: the same tasks without compression. how: the transform that compressed them. demands: of each kernel;
-    device_ns: its time on the device, without the link. carved: bytes of the buddy memory that belong to each block,
-    overflow: bytes of its value that lie there, overflowing: how many of its entries do not fit their target. Blocks
-    and kernels that other transforms have appended since are not compressed and have no row. hidden: in millionths of
-    its time on the device, the part at its end beside which a kernel's bytes pass the link. visits, misses: of the
-    metadata cache, in an iteration.
+    demands: of each kernel; device_ns: its time on the device, without the link. targets: bytes of each block's
+    memory-entries on the device; carved: bytes of buddy memory reserved for each block; overflow: bytes of its value
+    that lie there; overflowing: how many of its entries exceed their target. Blocks and kernels that later transforms
+    have appended are not compressed and have no row. hidden: the part of a kernel's time on the device, in millionths
+    at its end, that link traffic can overlap. visits, misses: of the metadata cache, in an iteration.
     """
 
-    plain: TaskGraph
-    how: Transform
     demands: tuple[Demand, ...]
     device_ns: tuple[int, ...]
     targets: tuple[int, ...]
@@ -74,28 +66,28 @@ class CompressedMemory:
     misses: int = 0
 
     def head_ns(self, k: int) -> int:
-        """When, after its start, kernel k's bytes begin to pass the link."""
+        """Time from kernel k's start until its bytes begin to pass the link."""
         return self.device_ns[k] - self.device_ns[k] * self.hidden // MILLION
 
     def alone_ns(self, k: int) -> int:
-        """How long kernel k takes with the link to itself: until both its work on the device and its bytes are done."""
+        """Duration of kernel k with the link to itself: the longer of its work on the device and its transfer."""
         link = self.demands[k].link_ns
         return max(self.device_ns[k], self.head_ns(k) + link) if link else self.device_ns[k]
 
-    def taking(self, k: int, duration: int) -> tuple[CompressedMemory, int]:
-        """With kernel k taking another time without compression; and its time with it, the link alone for itself."""
+    def with_duration(self, k: int, duration: int) -> tuple[CompressedMemory, int]:
+        """With another duration of kernel k without compression; and its duration with it, alone on the link."""
         device = self.demands[k].device_ns(duration)
         changed = replace(self, device_ns=(*self.device_ns[:k], device, *self.device_ns[k + 1 :]))
         return changed, changed.alone_ns(k)
 
     def without(self, b: int) -> CompressedMemory:
-        """With block b, if it was compressed, stored as it is."""
+        """With block b stored uncompressed."""
         blocks = range(len(self.targets))
         kernels = range(len(self.demands))
-        return self.of(kernels, [len(self.targets) if other == b else other for other in blocks])
+        return self.renumbered(kernels, [len(self.targets) if other == b else other for other in blocks])
 
-    def of(self, kernels: Sequence[int | None], blocks: Sequence[int]) -> CompressedMemory:
-        """The facts of other numbers: those that each kernel and block had here, None for a new kernel."""
+    def renumbered(self, kernels: Sequence[int | None], blocks: Sequence[int]) -> CompressedMemory:
+        """The same for other kernels and blocks, given by their numbers here; None for a new kernel."""
         count = len(self.targets)
         known = [b if b < count else None for b in blocks]
         return replace(
@@ -113,38 +105,6 @@ class CompressedMemory:
         """Whether any kernel reads or writes buddy memory."""
         return any(demand.read or demand.written for demand in self.demands)
 
-
-@dataclass(frozen=True, slots=True)
-class Uncompressed:
-    """Allocate nothing as compressed, whatever the node could do: see `uncompressed`."""
-
-    def apply(self, graph: TaskGraph) -> TaskGraph:
-        """The graph without compression."""
-        return uncompressed(graph)
-
-
-def uncompressed(graph: TaskGraph) -> TaskGraph:
-    """The same tasks with blocks of their own size, by the same numbers.
-
-    >>> from simgpu.graph.taskgraph import TaskGraph
-    >>> from simgpu.trace.chain import chain
-    >>> graph = TaskGraph.of(chain([5], [7], [100]))
-    >>> uncompressed(graph) is graph
-    True
-    """
-    if graph.compressed is None:
-        return graph
-    plain = graph.compressed.plain
-    return plain if plain.exchanged == graph.exchanged else replace(plain, exchanged=graph.exchanged)
-
-
-def carved_by(graph: TaskGraph, blocks: Iterable[int]) -> int:
-    """Bytes of buddy memory that belong to these blocks; none to what is no part of the compressed memory.
-
-    >>> from simgpu.graph.taskgraph import TaskGraph
-    >>> from simgpu.trace.chain import chain
-    >>> carved_by(TaskGraph.of(chain([5], [7], [100])), [0])
-    0
-    """
-    carved = () if graph.compressed is None else graph.compressed.carved
-    return sum(carved[b] for b in blocks if b < len(carved))
+    def carved_by(self, blocks: Iterable[int]) -> int:
+        """Bytes of buddy memory reserved for these blocks."""
+        return sum(self.carved[b] for b in blocks if b < len(self.carved))

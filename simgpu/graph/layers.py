@@ -1,17 +1,17 @@
-"""Layers: kernels that share a layer tag, forward with the backward that reads what it saved; and layer steps."""
+"""Layers and layer steps of a trace, by its layer tags or derived from its blocks."""
 
 from __future__ import annotations
 
 from collections import Counter, defaultdict
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from simgpu.graph.taskgraph import TaskGraph
-from simgpu.trace.model import Phase
+from simgpu.trace.model import Kernel, Phase, Trace
 from simgpu.trace.operators import OpClass, op_class
 
 
 @dataclass(frozen=True, slots=True)
-class Step:
+class LayerStep:
     """A layer step: the maximal run of kernels [first, stop) with one layer and one phase.
 
     Forward and backward of one layer are two steps even where they follow each other directly.
@@ -27,14 +27,14 @@ class Step:
 class Layers:
     """The layer view of an operator-level trace.
 
-    names[l]: name of layer l, in order of first appearance. of_kernel[k]: layer of kernel k. steps: the iteration
-    as layer steps; step_of[k]: the step of kernel k. derived: whether the tags were derived from the blocks.
-    convolution[l]: whether the layer has a convolution.
+    names[l]: name of layer l, in order of first appearance. of_kernel[k]: layer of kernel k. steps: the iteration as
+    layer steps; step_of[k]: the step of kernel k. convolution[l]: whether the layer has a convolution.
+    derived: whether the layers were derived from the blocks, because no kernel has a tag.
     """
 
     names: tuple[str, ...]
     of_kernel: tuple[int, ...]
-    steps: tuple[Step, ...]
+    steps: tuple[LayerStep, ...]
     step_of: tuple[int, ...]
     convolution: tuple[bool, ...]
     derived: bool
@@ -44,86 +44,77 @@ class Layers:
         return self.names[self.of_kernel[k]]
 
 
-def layers_of(graph: TaskGraph) -> Layers:
-    """The layers of a graph, from the trace's own tags if any kernel has one, else derived.
+def layers_of(trace: Trace) -> Layers:
+    """The layers of a trace, from its own tags if any kernel has one, else derived.
 
     A kernel without a tag in a tagged trace belongs to a layer called after its phase.
     """
-    derived = all(kernel.layer is None for kernel in graph.kernels)
-    tags = _derive(graph) if derived else [kernel.layer or f"({kernel.phase.value})" for kernel in graph.kernels]
+    derived = all(kernel.layer is None for kernel in trace.kernels)
+    tags = _derive(trace) if derived else [kernel.layer or f"({kernel.phase.value})" for kernel in trace.kernels]
     names = tuple(dict.fromkeys(tags))
     number = {name: index for index, name in enumerate(names)}
     of_kernel = tuple(number[tag] for tag in tags)
     convolution = [False] * len(names)
-    for layer, kernel in zip(of_kernel, graph.kernels, strict=True):
+    for layer, kernel in zip(of_kernel, trace.kernels, strict=True):
         convolution[layer] = convolution[layer] or op_class(kernel.op) is OpClass.CONVOLUTION
-    steps = _steps(graph, of_kernel)
+    steps = _steps(trace.kernels, of_kernel)
     step_of = tuple(index for index, step in enumerate(steps) for _ in range(step.first, step.stop))
     return Layers(names, of_kernel, steps, step_of, tuple(convolution), derived)
 
 
-def _steps(graph: TaskGraph, of_kernel: tuple[int, ...]) -> tuple[Step, ...]:
-    steps: list[Step] = []
+def _steps(kernels: Sequence[Kernel], of_kernel: tuple[int, ...]) -> tuple[LayerStep, ...]:
+    steps: list[LayerStep] = []
     first = 0
     for k in range(1, len(of_kernel) + 1):
-        same = k < len(of_kernel) and (
-            of_kernel[k] == of_kernel[first] and graph.kernels[k].phase == graph.kernels[first].phase
-        )
+        same = k < len(of_kernel) and (of_kernel[k] == of_kernel[first] and kernels[k].phase == kernels[first].phase)
         if not same:
-            steps.append(Step(first, k, of_kernel[first], graph.kernels[first].phase))
+            steps.append(LayerStep(first, k, of_kernel[first], kernels[first].phase))
             first = k
     return tuple(steps)
 
 
-def _derive(graph: TaskGraph) -> list[str]:
+def _derive(trace: Trace) -> list[str]:
     """Tags from the blocks.
 
-    Forward: a kernel begins a layer when it makes a new block that somebody reads later; views, in-place kernels and
-    bookkeeping stay in the layer at hand. Backward: a kernel belongs to the forward layer with which it shares most
-    of the blocks it reads, kernels of its own operator class first; one that reads nothing saved in forward (the sum
-    of two gradients) stays in the layer at hand. The optimizer is one layer.
+    Forward: a kernel begins a layer when it writes a new block that is used later; views, in-place kernels and
+    bookkeeping stay in the current layer. Backward: a kernel belongs to the forward layer with which it shares most of
+    the blocks it reads, layers with its own operator class first; one that reads nothing saved in forward (the sum of
+    two gradients) stays in the current layer. The optimizer is one layer.
     """
     tags: list[str] = []
-    touched: defaultdict[int, list[tuple[str, OpClass]]] = defaultdict(list)
+    touched: defaultdict[str, list[tuple[str, OpClass]]] = defaultdict(list)
     current = ""
     order: dict[str, int] = {}
-    for k, kernel in enumerate(graph.kernels):
+    persistent = {block.id for block in trace.blocks if block.persistent}
+    last_use = {name: k for k, kernel in enumerate(trace.kernels) for name in (*kernel.reads, *kernel.writes)}
+    written: set[str] = set()
+    for k, kernel in enumerate(trace.kernels):
+        new = [name for name in kernel.writes if name not in written and name not in persistent]
+        written.update(kernel.writes)
         if kernel.phase is Phase.OPTIMIZER:
             tags.append("(optimizer)")
             continue
         kind = op_class(kernel.op)
         if kernel.phase is Phase.FORWARD:
-            if not current or _begins_layer(graph, k):
+            if not current or any(last_use[name] > k for name in new):
                 current = f"{len(order) + 1:03d}-{_short(kernel.op)}"
                 order[current] = len(order)
-            for b in dict.fromkeys(graph.reads[k] + graph.writes[k]):
-                touched[b].append((current, kind))
+            for name in dict.fromkeys(kernel.reads + kernel.writes):
+                touched[name].append((current, kind))
         else:
-            current = _saved_by(graph, k, kind, touched, order) or current or "(backward)"
+            current = _saved_by(kernel, kind, touched, order) or current or "(backward)"
         tags.append(current)
     return tags
 
 
-def _begins_layer(graph: TaskGraph, k: int) -> bool:
-    """Whether kernel k makes a block that another kernel reads."""
-    return any(
-        version == 1 and not graph.blocks[b].persistent and graph.uses[b][-1] > k
-        for b, version in zip(graph.writes[k], graph.write_versions[k], strict=True)
-    )
-
-
 def _saved_by(
-    graph: TaskGraph,
-    k: int,
-    kind: OpClass,
-    touched: defaultdict[int, list[tuple[str, OpClass]]],
-    order: dict[str, int],
+    kernel: Kernel, kind: OpClass, touched: Mapping[str, list[tuple[str, OpClass]]], order: Mapping[str, int]
 ) -> str | None:
-    """The forward layer whose saved blocks backward kernel k reads, or None."""
+    """The forward layer whose saved blocks a backward kernel reads, or None."""
     shared: Counter[str] = Counter()
     same_class: set[str] = set()
-    for b in graph.reads[k]:
-        for layer, layer_kind in set(touched.get(b, ())):
+    for name in kernel.reads:
+        for layer, layer_kind in set(touched.get(name, ())):
             shared[layer] += 1
             if kind is layer_kind and kind is not OpClass.OTHER:
                 same_class.add(layer)

@@ -1,13 +1,14 @@
-"""Which blocks can be made again from others, by which kernels, and why others cannot.
+"""Which blocks can be recomputed from others, by which kernels, and why others cannot.
 
 `Ancestry` answers for single blocks, `unrecomputable` sums what cannot be recomputed by the operator that prevents it.
 
-A kernel may run again where it is pure. Two sorts of kernels are not, and yet may run again with what they saved: a
-batch norm, with the saved statistics of its batch, moves no running statistics then; a dropout applies the mask that
-it drew. What they saved they then read and no longer write. Everything else that is not known to be pure is refused.
+A kernel may run again where it is pure. Two sorts of impure kernels may run again with what they saved: a batch norm
+with the saved statistics of its batch, which then leaves the running statistics alone, and a dropout with the mask that
+it drew. They then read what they saved and no longer write it. Every other kernel that is not known to be pure is
+refused.
 
-A block is made again by all its writers in order. That fails where one of them read a value that was overwritten since,
-or something that is neither there any more nor can be made again itself.
+A block is recomputed by all its writers in order. That fails where one of them read a value that has been overwritten
+since, or one that is neither available any more nor can be recomputed itself.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import NamedTuple
 
-from simgpu.graph.feature_maps import saved_activations
+from simgpu.graph.saved import saved_activations
 from simgpu.graph.taskgraph import TaskGraph
 from simgpu.trace.model import BlockKind, Phase
 from simgpu.trace.operators import repeats_with_saved
@@ -28,7 +29,7 @@ _LISTED = 3
 
 
 class Refusal(NamedTuple):
-    """Why a block cannot be made again. why: as a clause. kernel: the one that prevents it, None where none does; of a
+    """Why a block cannot be recomputed. why: as a clause. kernel: the one that prevents it, None where none does; of a
     block that lacks another one, what prevents that. cause: what that kernel does, in a few words."""
 
     why: str
@@ -38,7 +39,7 @@ class Refusal(NamedTuple):
 
 @dataclass(frozen=True)
 class Ancestry:
-    """How blocks are made again. Make it with `Ancestry(graph)`.
+    """How the blocks of a graph are recomputed.
 
     >>> from simgpu.trace.chain import chain
     >>> graph = TaskGraph.of(chain([5, 7, 9], [10, 14, 18], [100, 200, 300]))
@@ -65,7 +66,7 @@ class Ancestry:
 
     @cached_property
     def kept(self) -> tuple[tuple[int, ...], ...]:
-        """For each kernel, the blocks that it wrote and only reads when it runs again."""
+        """For each kernel, the blocks that it wrote and only reads when it runs again (a saved mask, statistics)."""
         graph = self.graph
         found: list[tuple[int, ...]] = []
         for k, kernel in enumerate(graph.kernels):
@@ -74,7 +75,7 @@ class Ancestry:
         return tuple(found)
 
     def _made(self, k: int) -> list[int]:
-        """What a kernel makes to be used by others."""
+        """The results of a kernel for others."""
         blocks = self.graph.blocks
         return [
             b for b in self.graph.writes[k] if not blocks[b].persistent and blocks[b].kind is not BlockKind.WORKSPACE
@@ -90,7 +91,7 @@ class Ancestry:
 
     @cached_property
     def inputs(self) -> tuple[tuple[int, ...], ...]:
-        """For each kernel, what it reads when it runs again: persistent blocks that it changed are left alone."""
+        """For each kernel, what it reads when it runs again, without persistent blocks that it changed."""
         graph = self.graph
         found = []
         for k, reads in enumerate(graph.reads):
@@ -100,7 +101,7 @@ class Ancestry:
 
     @cached_property
     def outputs(self) -> tuple[tuple[int, ...], ...]:
-        """For each kernel, what it writes when it runs again, its workspace among it."""
+        """For each kernel, what it writes when it runs again, including its workspace."""
         graph = self.graph
         return tuple(
             tuple(b for b in writes if not graph.blocks[b].persistent and b not in self.kept[k])
@@ -109,7 +110,7 @@ class Ancestry:
 
     @cached_property
     def latest(self) -> tuple[int, ...]:
-        """For each block, the last kernel for which it might be made again, for its own sake or another's; -1: none."""
+        """For each block, the last kernel for which it might be recomputed, directly or for another block; -1: none."""
         graph = self.graph
         latest = [-1] * len(graph.sizes)
         for b, uses in enumerate(graph.uses):
@@ -125,7 +126,7 @@ class Ancestry:
 
     @cached_property
     def refusals(self) -> tuple[Refusal | None, ...]:
-        """For each block why it cannot be made again, None where it can."""
+        """For each block why it cannot be recomputed, None where it can."""
         graph = self.graph
         found: list[Refusal | None] = [Refusal("no kernel makes it")] * len(graph.sizes)
         order = sorted((b for b in range(len(graph.sizes)) if self.writers[b]), key=lambda b: self.writers[b][-1])
@@ -134,7 +135,7 @@ class Ancestry:
         return tuple(found)
 
     def why_not(self, b: int) -> str | None:
-        """Why a block cannot be made again, None where it can."""
+        """Why a block cannot be recomputed, None where it can."""
         refusal = self.refusals[b]
         return refusal.why if refusal else None
 
@@ -142,7 +143,7 @@ class Ancestry:
         graph = self.graph
         block = graph.blocks[b]
         if block.persistent or block.born is not None:
-            return Refusal("it is not made in the iteration")
+            return Refusal("it is not computed in the iteration")
         if len(self.writers[b]) != graph.last_version[b]:
             later = next(k for k in graph.uses[b] if b in graph.writes[k] and k not in self.writers[b])
             return Refusal("it is overwritten after forward", later, "overwrites it")
@@ -151,37 +152,37 @@ class Ancestry:
             if b in self.kept[k]:
                 return Refusal(f"kernel {kernel.id} ({kernel.op}) can only run again with it", k, "reruns with it")
             if not self.repeatable(k):
-                why = f"kernel {kernel.id} ({kernel.op}) is not known to give the same again"
+                why = f"kernel {kernel.id} ({kernel.op}) is not known to be repeatable"
                 return Refusal(why, k, "purity unknown" if kernel.pure is None else "not repeatable")
             versions = dict(zip(graph.reads[k], graph.read_versions[k], strict=True))
             made = dict(zip(graph.writes[k], graph.write_versions[k], strict=True))
             for r in self.inputs[k]:
-                if r != b and (lost := self._lost(r, versions.get(r, made.get(r, 0)), b, k, found)):
-                    return lost._replace(why=f"kernel {kernel.id} reads {graph.blocks[r].id}, {lost.why}")
+                if r != b and (refusal := self._lost(r, versions.get(r, made.get(r, 0)), b, k, found)):
+                    return refusal._replace(why=f"kernel {kernel.id} reads {graph.blocks[r].id}, {refusal.why}")
         return None
 
     def repeatable(self, k: int) -> bool:
-        """Whether a kernel gives the same again: it is pure, or it saved what it needs for that.
+        """Whether a kernel gives the same result again: it is pure, or it saved what it needs for that.
 
-        A pure kernel that changed a persistent block in place would find it changed.
+        A pure kernel that changed a persistent block in place would read the changed value.
         """
         graph = self.graph
         changed = any(graph.blocks[b].persistent for b in graph.writes[k] if b in graph.reads[k])
         return (graph.kernels[k].pure is True and not changed) or len(self._made(k)) == len(self.kept[k]) + 1 > 1
 
     def _lost(self, r: int, version: int, b: int, k: int, found: list[Refusal | None]) -> Refusal | None:
-        """Why the value that kernel k read of block r is lost when b is made again."""
+        """Why the value that kernel k read of block r is lost when b is recomputed."""
         graph = self.graph
         latest = self.latest[b]
         if version != graph.last_version[r]:
-            # Where no later kernel overwrites it, kernel k changes it in place. Block b is made again before kernel
-            # `latest` starts: what that kernel itself overwrites is as it was.
+            # Where no later kernel overwrites it, kernel k changes it in place. Block b is recomputed before kernel
+            # `latest` starts, so what that kernel itself overwrites is still unchanged.
             later = next((u for u in graph.uses[r] if k < u and r in graph.writes[u]), k)
             if not graph.blocks[r].persistent or k < later < latest:
                 return Refusal("which was overwritten since", later, "overwrites an input")
         released, refusal = graph.needed_releases[r], found[r]
         if released is not None and released < latest and refusal is not None:
-            return refusal._replace(why="which is gone by then and cannot be made again")
+            return refusal._replace(why="which is released by then and cannot be recomputed")
         return None
 
 
@@ -212,7 +213,7 @@ class Unrecomputable:
 
 
 def unrecomputable(graph: TaskGraph) -> Unrecomputable:
-    """What cannot be recomputed of the saved activations (`simgpu.graph.feature_maps.saved_activations`).
+    """What cannot be recomputed of the saved activations (`simgpu.graph.saved.saved_activations`).
 
     A block counts for the operator that prevents its recomputation, which may be that of a block that it needs.
 

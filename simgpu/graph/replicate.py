@@ -1,6 +1,6 @@
-"""Data parallelism: one GPU's tasks made into those of several GPUs that share the weights.
+"""Data parallelism: the tasks of one GPU replicated to several GPUs that share the weights.
 
-A replicated graph has other kernels and blocks than the graph it was made of, so this transform comes after all others.
+A replicated graph renumbers kernels and blocks, so this transform comes after all others.
 
 Each GPU has kernels and blocks of its own; GPU 0 keeps the names, those of GPU g are called ``<id>.gpu<g>``. A weight
 that is updated is one block, with a copy in the memory of every GPU. All GPUs run forward and backward; then their
@@ -25,7 +25,7 @@ from simgpu.graph.taskgraph import Round, TaskGraph
 from simgpu.graph.updates import Update, updates_of
 from simgpu.trace.model import Block, Kernel, Phase, Trace
 
-#: What a speedup of several GPUs is of.
+#: The limits of a multi-GPU result.
 NO_COLLECTIVES = (
     "gradients are exchanged as in moDNN (2019), through host memory over each GPU's host link; NCCL's collectives and "
     "links between GPUs are not simulated, so this is not the speedup of multi-GPU training with them"
@@ -44,8 +44,7 @@ class Replicate:
     """Run the tasks on several GPUs: see `replicas`.
 
     bandwidth: bytes per second that whoever adds up gradients reads and writes; overhead_ns: what each of these kernels
-    takes beside that. by_host: encoded forms that the host makes and undoes; for several GPUs that takes its cores as
-    many times as long.
+    takes in addition. by_host: encoded forms of the host's codecs, which take as many times as long as there are GPUs.
     """
 
     gpus: int
@@ -101,7 +100,7 @@ def replicas(graph: TaskGraph, how: Replicate) -> Replicas:
 class _Replication:
     one: TaskGraph
     how: Replicate
-    made: list[Kernel] = field(default_factory=list)
+    new_kernels: list[Kernel] = field(default_factory=list)
     durations: list[int] = field(default_factory=list)
     origins: list[int | None] = field(default_factory=list)
     rounds: list[Round] = field(default_factory=list)
@@ -113,19 +112,19 @@ class _Replication:
         self.blocks, blocks, origin, encoded = self._blocks()
         self.kernels: list[list[int | None]] = [[None] * len(one.kernels) for _ in range(gpus)]
         for part in one.rounds:
-            first = len(self.made)
+            first = len(self.new_kernels)
             for gpu in range(gpus):
                 for k in range(part.first, min(part.stop, self.end)):
                     self._copy(k, gpu)
-            if len(self.made) > first:
-                self.rounds.append(Round(first, len(self.made), part.repeat))
-        begun = len(self.made)
+            if len(self.new_kernels) > first:
+                self.rounds.append(Round(first, len(self.new_kernels), part.repeat))
+        begun = len(self.new_kernels)
         added, updating = self._gather() if self.how.exchange is Exchange.GATHER else self._on_host()
         if len(self.rounds) == 1 and self.rounds[0].repeat == 1:
-            self.rounds = [Round(0, len(self.made), 1)]
-        elif len(self.made) > begun:
-            self.rounds.append(Round(begun, len(self.made), 1))
-        trace = Trace(one.trace.info, tuple(self.made), blocks, name=one.trace.name)
+            self.rounds = [Round(0, len(self.new_kernels), 1)]
+        elif len(self.new_kernels) > begun:
+            self.rounds.append(Round(begun, len(self.new_kernels), 1))
+        trace = Trace(one.trace.info, tuple(self.new_kernels), blocks, name=one.trace.name)
         graph = replace(
             TaskGraph.of(trace),
             durations=tuple(self.durations),
@@ -133,7 +132,9 @@ class _Replication:
             copy_sizes=tuple(one.copy_sizes[b] for b in origin),
             encoded=encoded,
             rounds=tuple(self.rounds),
-            compressed=None if one.compressed is None else one.compressed.of(self.origins, origin),
+            compressed=None if one.compressed is None else one.compressed.renumbered(self.origins, origin),
+            compression=one.compression,
+            plain=one.plain,
         )
         kernels = tuple(map(tuple, self.kernels))
         return Replicas(graph, kernels, self.blocks, self.updates, self.end, added, updating)
@@ -171,15 +172,15 @@ class _Replication:
                     blocks.append(self._renamed(block, gpu))
                     origin.append(b)
             numbers.append(mine)
-            for form, told in times.items():
-                here, of = mine[form], mine[told.block]
+            for form, form_costs in times.items():
+                here, of = mine[form], mine[form_costs.block]
                 if here is not None and of is not None:
-                    encoded[here] = told._replace(block=of)
+                    encoded[here] = form_costs._replace(block=of)
         return tuple(map(tuple, numbers)), tuple(blocks), origin, encoded
 
     def _codec_times(self, form: int) -> EncodedForm:
-        told, times = self.one.encoded[form], self.how.gpus if form in self.how.by_host else 1
-        return told._replace(encode_ns=told.encode_ns * times, decode_ns=told.decode_ns * times)
+        form_costs, times = self.one.encoded[form], self.how.gpus if form in self.how.by_host else 1
+        return form_costs._replace(encode_ns=form_costs.encode_ns * times, decode_ns=form_costs.decode_ns * times)
 
     def _renamed(self, block: Block, gpu: int) -> Block:
         known = self.one.kernel_number
@@ -195,7 +196,7 @@ class _Replication:
             reads, writes = self._ids(self.one.reads[k], gpu), self._ids(self.one.writes[k], gpu)
             kernel = replace(kernel, id=f"{kernel.id}.gpu{gpu}", reads=reads, writes=writes)
         self.kernels[gpu][k] = self._add(kernel, self.one.durations[k], k)
-        return len(self.made) - 1
+        return len(self.new_kernels) - 1
 
     def _ids(self, blocks: Iterable[int], gpu: int) -> tuple[str, ...]:
         return tuple(self._id(b, gpu) for b in blocks)
@@ -205,10 +206,10 @@ class _Replication:
         return name if gpu == 0 or self.blocks[gpu][b] == b else f"{name}.gpu{gpu}"
 
     def _add(self, kernel: Kernel, duration: int, origin: int | None = None) -> int:
-        self.made.append(replace(kernel, start_ns=None))
+        self.new_kernels.append(replace(kernel, start_ns=None))
         self.durations.append(duration)
         self.origins.append(origin)
-        return len(self.made) - 1
+        return len(self.new_kernels) - 1
 
     def _accumulation(self, name: str, reads: Sequence[tuple[int, int]], writes: Sequence[int]) -> int:
         """A kernel that passes over blocks once, (block, GPU), and writes those of GPU 0."""

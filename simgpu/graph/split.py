@@ -1,11 +1,11 @@
 """Sub-batches: one iteration as several rounds of forward and backward over parts of the batch (moDNN, section 5.1.2).
 
-A split graph has other kernels and blocks than the graph it was made of, so this transform comes before all others.
+A split graph renumbers kernels and blocks, so this transform comes before all others.
 
 A round runs forward and backward of one sub-batch. Where the sub-batch does not divide the batch, a smaller round of
 its own kernels and blocks follows; then the optimizer runs once. Gradients of weights are summed over the rounds: each
-kernel that begins such a sum adds to what the rounds before have left, at no cost (cuBLAS and cuDNN can), so these
-blocks stay in memory as the weights do. Inputs and labels are given anew in each round.
+kernel that begins such a sum adds to the result of earlier rounds at no cost (cuBLAS and cuDNN can), so these
+blocks stay in memory as the weights do. Inputs and labels are initialized again in each round.
 """
 
 from __future__ import annotations
@@ -33,9 +33,9 @@ class Split:
 def split(graph: TaskGraph, batch: int) -> TaskGraph:
     """The same iteration in sub-batches of `batch` samples, the last of which may be smaller.
 
-    Kernels and blocks of the smaller last round are called ``<id>@<samples>``. What encoding would cost is not known
-    of a split graph. Raises `InputError` for a sub-batch that is no part of the batch, and for a trace that cannot be
-    told at another batch or, if the batch is partitioned, whose optimizer does not come last.
+    Kernels and blocks of the smaller last round are called ``<id>@<samples>``. Costs of encoding are unknown for
+    a split graph. Raises `InputError` for a sub-batch that does not fit the batch, for a trace that cannot be rescaled
+    to another batch and, if the batch is partitioned, for one whose optimizer does not come last.
 
     >>> from simgpu.trace.chain import chain
     >>> whole = chain([50, 70], [100, 140], [100, 200])
@@ -52,7 +52,7 @@ def split(graph: TaskGraph, batch: int) -> TaskGraph:
     end = _end_of_backward(graph, partitioned=batch < whole)
     count, rest = divmod(whole, batch)
     full = graph.at_batch(batch)
-    # What resides: weights, their gradients, and what else is needed from round to round or by the optimizer.
+    # Always resident: weights, their gradients, and what else is needed from round to round or by the optimizer.
     lasting = frozenset(full.blocks[b].id for b in Tdfg.of(full).resident)
     rounds = [_round(full, end, lasting, "")]
     if rest:
@@ -62,7 +62,7 @@ def split(graph: TaskGraph, batch: int) -> TaskGraph:
 
 @dataclass(frozen=True, slots=True)
 class _Part:
-    """The kernels of one round, the blocks that live in it alone, and what graph arrays tell of both."""
+    """The kernels of one round, the blocks that live only in it, and its parts of the graph's arrays."""
 
     kernels: tuple[Kernel, ...]
     blocks: tuple[Block, ...]
@@ -71,7 +71,7 @@ class _Part:
 
 
 def _end_of_backward(graph: TaskGraph, *, partitioned: bool) -> int:
-    """Position of the first kernel of the optimizer; in a whole batch whose optimizer is not last, of the end."""
+    """Position of the first kernel of the optimizer; without partitioning and an optimizer at the end, the end."""
     phases = [kernel.phase for kernel in graph.kernels]
     end = phases.index(Phase.OPTIMIZER) if Phase.OPTIMIZER in phases else len(phases)
     if any(phase is not Phase.OPTIMIZER for phase in phases[end:]):
@@ -117,9 +117,9 @@ def _round(graph: TaskGraph, end: int, lasting: frozenset[str], suffix: str) -> 
 
 
 def _passing(graph: TaskGraph, b: int, new: Mapping[str, str], names: set[str], suffix: str, last: str | None) -> Block:
-    """A block of a round: what the framework held longer is let go with the round's last kernel.
+    """A block of a round: released with the round's last kernel where the framework held it longer.
 
-    What the host gives for each sub-batch is let go after its last use.
+    What the host initializes for each sub-batch is released after its last use.
     """
     block = graph.blocks[b]
     if block.kind in GIVEN and block.persistent:
@@ -132,13 +132,13 @@ def _passing(graph: TaskGraph, b: int, new: Mapping[str, str], names: set[str], 
     return replace(block, id=new[block.id], release=release, born=born)
 
 
-def _kept(graph: TaskGraph, b: int, lasts: bool) -> Block:
-    """A block that no round has for itself: it stays, or it is the optimizer's own."""
+def _outside_rounds(graph: TaskGraph, b: int, lasts: bool) -> Block:
+    """A block that belongs to no round: it lasts through all of them, or only the optimizer uses it."""
     block = graph.blocks[b]
     if lasts:
         return replace(block, persistent=True, born=None, release=RELEASED_AT_END)
     if block.born is not None and graph.uses[b]:
-        # What the host puts there in a round, and the optimizer alone uses, is put there for the optimizer.
+        # What the host initializes in a round, but only the optimizer uses, is initialized for the optimizer.
         return replace(block, born=graph.kernels[graph.uses[b][0]].id)
     given = block.kind in GIVEN and block.persistent and graph.uses[b]
     return replace(block, release=graph.kernels[graph.uses[b][-1]].id) if given else block
@@ -152,7 +152,7 @@ def _joined(
     update = tuple(kernel for kernel in full.kernels if kernel.id not in in_round)
     of_round = {block.id for block in rounds[0].blocks}
     others = [b for b, block in enumerate(full.blocks) if block.id not in of_round]
-    kept = [_kept(full, b, full.blocks[b].id in lasting) for b in others]
+    kept = [_outside_rounds(full, b, full.blocks[b].id in lasting) for b in others]
     trace = Trace(
         whole.trace.info,
         (*(kernel for part in rounds for kernel in part.kernels), *update),
@@ -169,4 +169,4 @@ def _joined(
         spans.append(Round(len(rounds) * size, len(trace.kernels), 1))
     copied = (*(full.copy_sizes[b] for b in others), *(size for part in rounds for size in part.copy_sizes))
     joined = replace(TaskGraph.of(trace), copy_sizes=copied, rounds=tuple(spans), exchanged=whole.exchanged)
-    return joined if full.compressed is None else full.compressed.how.apply(joined)
+    return joined if full.compression is None else full.compression.apply(joined)

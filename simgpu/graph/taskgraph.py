@@ -10,16 +10,15 @@ from bisect import bisect_right
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple, Protocol
 
+from simgpu.graph.compressed import CompressedMemory
+from simgpu.graph.encodings import EncodedForm, EncodingCosts
+from simgpu.graph.layers import Layers, layers_of
 from simgpu.trace.model import RELEASED_AT_END, Block, Kernel, Trace
 
 if TYPE_CHECKING:
     import networkx
-
-    from simgpu.graph.compressed import CompressedMemory
-    from simgpu.graph.encodings import EncodedForm, EncodingCosts
-    from simgpu.graph.layers import Layers
 
 #: Position that stands for "before the first kernel" where a kernel position is expected.
 BEFORE = -1
@@ -49,21 +48,33 @@ class Round(NamedTuple):
     repeat: int
 
 
+class Transform(Protocol):
+    """A change of a graph as a value, so that a program can carry it."""
+
+    def apply(self, graph: TaskGraph) -> TaskGraph:
+        """The changed graph."""
+        ...
+
+
 @dataclass(frozen=True, eq=False)
 class TaskGraph:
     """One iteration as tasks. Everything is indexed by position: kernel k, block b.
 
     reads[k], writes[k]: blocks; read_versions[k], write_versions[k]: their versions in the same order. A block
     starts at version 0 and every write makes the next version. uses[b]: the kernels that touch b, ascending.
-    durations[k]: nanoseconds; sizes[b]: bytes of device memory the block takes; copy_sizes[b]: bytes that a copy of it
-    moves over the link and the host holds. They may differ from the recorded values, by transforms and by what the
-    hardware does; the rest of what was recorded is in `kernels` and `blocks`.
-    costs: what encoding blocks costs on the node, None where nobody said. encoded[b]: of which block b is an encoded
-    form, and the times to make and to undo it. rounds: which kernels repeat, in order; one round of all of them where
-    the batch is not split. rescaled: tells the tasks at another batch size on the node, None where nobody said.
-    exchanged: what GPUs exchange that train together (`simgpu.graph.updates`); these gradients live to the iteration's
-    end, whatever was recorded. compressed: what memory on the node does to them beside this, None where it does not
-    compress.
+    last_version[b]: after all kernels.
+
+    durations[k]: nanoseconds; sizes[b]: bytes of device memory that the block takes; copy_sizes[b]: bytes of a copy of
+    it on the link and on the host. Transforms and hardware may change these three from the recorded values, which
+    `kernels` and `blocks` still have. streams[k]: number of the compute stream.
+
+    costs: of encoding blocks on the node, None if unknown. encoded[b]: of which block b is an encoded form, and its
+    codec times. rounds: which kernels repeat, in order; a single round unless the batch is split. rescaled: makes the
+    tasks at another batch size on the node, None for the default. exchanged: what GPUs exchange in data parallelism
+    (`simgpu.graph.updates`); these gradients live to the iteration's end, whatever was recorded.
+
+    compressed: the compressed memory, None without compression; then compression is the transform that compressed the
+    graph, and plain the same tasks without it.
 
     >>> from simgpu.trace.chain import chain
     >>> graph = TaskGraph.of(chain(forward_ns=[5, 7], backward_ns=[10, 14], bytes_=[100, 200]))
@@ -88,6 +99,8 @@ class TaskGraph:
     rescaled: Callable[[int], TaskGraph] | None = field(default=None, repr=False)
     exchanged: tuple[Exchanged, ...] = ()
     compressed: CompressedMemory | None = field(default=None, repr=False)
+    compression: Transform | None = field(default=None, repr=False)
+    plain: TaskGraph | None = field(default=None, repr=False)
 
     @classmethod
     def of(cls, trace: Trace) -> TaskGraph:
@@ -165,9 +178,7 @@ class TaskGraph:
     @cached_property
     def layers(self) -> Layers:
         """The layers, from the trace's tags or derived from its blocks."""
-        from simgpu.graph.layers import layers_of
-
-        return layers_of(self)
+        return layers_of(self.trace)
 
     @cached_property
     def compute_streams(self) -> tuple[int, ...]:

@@ -10,7 +10,7 @@ from typing import Any
 from simgpu.errors import InputError
 from simgpu.graph.encodings import EncodedForm
 from simgpu.graph.taskgraph import TaskGraph
-from simgpu.graph.unpacked import in_versions
+from simgpu.graph.transforms import in_versions
 from simgpu.io.input_files import parse_json
 from simgpu.trace.model import Trace
 

@@ -67,7 +67,7 @@ _ROLES = {
 }
 
 
-class Way(NamedTuple):
+class TaskAlgorithm(NamedTuple):
     """One way to run a task: an algorithm, None for the way of the graph; duration (ns), workspace (bytes, padded)."""
 
     algorithm: str | None
@@ -98,7 +98,7 @@ class Tdfg:
     resident: frozenset[int]
     inputs: tuple[tuple[int, ...], ...]
     outputs: tuple[tuple[int, ...], ...]
-    ways: tuple[tuple[Way, ...], ...]
+    ways: tuple[tuple[TaskAlgorithm, ...], ...]
 
     @classmethod
     def of(cls, graph: TaskGraph, alignment: int = 1) -> Tdfg:
@@ -147,11 +147,11 @@ class Tdfg:
         groups = groupby(self.tasks, key=lambda k: (step_of[k], self.kinds[k] is TaskKind.BP2))
         return tuple(tuple(kernels) for _, kernels in groups)
 
-    def fastest(self, k: int) -> Way:
+    def fastest(self, k: int) -> TaskAlgorithm:
         """The way of task k that takes least time."""
         return self.ways[k][0]
 
-    def smallest(self, k: int) -> Way:
+    def smallest(self, k: int) -> TaskAlgorithm:
         """The way of task k with least workspace, the fastest of these (implicit GEMM, which needs none)."""
         return min(self.ways[k], key=lambda way: way.workspace)
 
@@ -254,15 +254,15 @@ def _kind(graph: TaskGraph, roles: tuple[Role, ...], k: int) -> TaskKind:
 
 def _ways(
     graph: TaskGraph, sizes: tuple[int, ...], roles: tuple[Role, ...], alignment: int
-) -> tuple[tuple[Way, ...], ...]:
+) -> tuple[tuple[TaskAlgorithm, ...], ...]:
     choices = algorithm_choices(graph)
     found = []
     for k, duration_ns in enumerate(graph.durations):
         listed = [
-            Way(choice.algorithm, choice.duration_ns, padded(choice.workspace_bytes, alignment))
+            TaskAlgorithm(choice.algorithm, choice.duration_ns, padded(choice.workspace_bytes, alignment))
             for choice in choices.get(k, ())
         ]
-        own = Way(None, duration_ns, sum(sizes[b] for b in graph.writes[k] if roles[b] is Role.WORKSPACE))
+        own = TaskAlgorithm(None, duration_ns, sum(sizes[b] for b in graph.writes[k] if roles[b] is Role.WORKSPACE))
         if all((way.duration_ns, way.workspace) != (own.duration_ns, own.workspace) for way in listed):
             listed.append(own)
         found.append(tuple(sorted(listed, key=lambda way: (way.duration_ns, way.workspace, way.algorithm or ""))))

@@ -1,32 +1,23 @@
-"""Pure transforms: a task graph in, a new one out, the old one untouched.
+"""Transforms: a task graph in, a new one out, the old one unchanged.
 
-A transform may change durations, sizes and what exists, but never the position of a kernel or block: new ones are
-appended, so numbers that a policy has noted stay true. The exception is a split into sub-batches, which comes first.
+A transform may change durations, sizes and which kernels and blocks exist, but never the number of one: new ones are
+appended. The exceptions are a split into sub-batches, which comes first, and replication, which comes last.
 """
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Protocol
+from typing import NamedTuple
 from weakref import WeakKeyDictionary
 
 from simgpu.errors import ProgramError
 from simgpu.graph.encodings import EncodedForm, Encoding
-from simgpu.graph.taskgraph import TaskGraph
+from simgpu.graph.taskgraph import TaskGraph, Transform
 from simgpu.trace.model import AlgorithmChoice, Block, BlockKind, Kernel
 
-
-class Transform(Protocol):
-    """A change of a graph as a value, so that a program can carry it."""
-
-    def apply(self, graph: TaskGraph) -> TaskGraph:
-        """The changed graph."""
-        ...
-
-
-#: What became of a graph by the transform that was last applied to it, for as long as the graph itself lives: planner,
-#: check and machine all ask for the same.
+#: The transform that was last applied to each living graph, and its result: planner, check and machine share it.
 _LAST: WeakKeyDictionary[TaskGraph, tuple[Transform, TaskGraph]] = WeakKeyDictionary()
 
 
@@ -86,7 +77,7 @@ def with_algorithms(graph: TaskGraph, chosen: Mapping[int, str]) -> TaskGraph:
             raise ProgramError(f"kernel {kernels[k].id} has no algorithm '{name}'")
         durations[k] = choice.duration_ns
         if compressed is not None:
-            compressed, durations[k] = compressed.taking(k, choice.duration_ns)
+            compressed, durations[k] = compressed.with_duration(k, choice.duration_ns)
         workspaces = [b for b in graph.writes[k] if blocks[b].kind is BlockKind.WORKSPACE]
         for b in workspaces:
             sizes[b] = choice.workspace_bytes if b == workspaces[0] else 0
@@ -103,7 +94,7 @@ def with_algorithms(graph: TaskGraph, chosen: Mapping[int, str]) -> TaskGraph:
 
 
 def rebuilt(graph: TaskGraph, kernels: Sequence[Kernel], blocks: Sequence[Block]) -> TaskGraph:
-    """The graph with these kernels and blocks, the first of which are its own; what was changed about them is kept."""
+    """The graph with these kernels and blocks; earlier changes of its own, which come first, are preserved."""
     new = TaskGraph.of(replace(graph.trace, kernels=tuple(kernels), blocks=tuple(blocks)))
     return replace(
         new,
@@ -116,6 +107,8 @@ def rebuilt(graph: TaskGraph, kernels: Sequence[Kernel], blocks: Sequence[Block]
         rescaled=graph.rescaled,
         exchanged=graph.exchanged,
         compressed=graph.compressed,
+        compression=graph.compression,
+        plain=graph.plain,
     )
 
 
@@ -163,3 +156,127 @@ def with_encodings(graph: TaskGraph, chosen: Sequence[Encoding]) -> TaskGraph:
         size = graph.costs.encoded_bytes(block, encoding.codec)
         blocks.append(Block(name, size, BlockKind.OTHER, layer=block.layer))
     return replace(rebuilt(graph, graph.kernels, blocks), encoded=encoded)
+
+
+@dataclass(frozen=True, slots=True)
+class Uncompressed:
+    """Allocate no block as compressed, whatever the node supports: see `uncompressed`."""
+
+    def apply(self, graph: TaskGraph) -> TaskGraph:
+        """The graph without compression."""
+        return uncompressed(graph)
+
+
+def uncompressed(graph: TaskGraph) -> TaskGraph:
+    """The same tasks with blocks of their own size, by the same numbers.
+
+    >>> from simgpu.trace.chain import chain
+    >>> graph = TaskGraph.of(chain([5], [7], [100]))
+    >>> uncompressed(graph) is graph
+    True
+    """
+    if graph.plain is None:
+        return graph
+    return graph.plain if graph.plain.exchanged == graph.exchanged else replace(graph.plain, exchanged=graph.exchanged)
+
+
+class Unpacked(NamedTuple):
+    """A saved tensor that returns to the device as memory of its own, not as the block that it was saved from.
+
+    A framework that copies a saved tensor to the host and back has a new tensor then: a weight is on the device twice,
+    a tensor that two operators saved returns twice, and of a view only its part.
+
+    bytes: of the tensor. readers: positions of the kernels that read it in place of the block.
+    """
+
+    block: int
+    bytes: int
+    readers: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class WithUnpacked:
+    """Give these saved tensors blocks of their own: see `with_unpacked`."""
+
+    tensors: tuple[Unpacked, ...]
+
+    def apply(self, graph: TaskGraph) -> TaskGraph:
+        """The graph with a block for each of them at the end of its blocks."""
+        return with_unpacked(graph, self.tensors)
+
+
+def with_unpacked(graph: TaskGraph, tensors: Sequence[Unpacked]) -> TaskGraph:
+    """The graph with a block for each of these, at the end of its blocks in order, which its readers read.
+
+    The blocks are called ``<block>:saved``, ``<block>:saved2`` and so on. Each is a form of its block that costs no
+    time to make (`TaskGraph.encoded`), in the version that its readers read of the block; several with one reader are
+    all read by it. Raises `ProgramError` for a reader that does not read the block, or changes it.
+
+    >>> from simgpu.trace.chain import chain
+    >>> graph = TaskGraph.of(chain([5, 7], [10, 14], [100, 200]))
+    >>> more = with_unpacked(graph, [Unpacked(graph.block("x1"), 60, readers=(3,))])
+    >>> more.blocks[-1].id, more.sizes[-1], more.kernels[3].reads, more.kernels[0].reads
+    ('x1:saved', 60, ('x1:saved', 'g2'), ('x1',))
+    """
+    blocks, encoded = list(graph.blocks), dict(graph.encoded)
+    instead: defaultdict[tuple[int, int], list[int]] = defaultdict(list)
+    count: defaultdict[int, int] = defaultdict(int)
+    for block, size, readers in tensors:
+        original = graph.blocks[block]
+        for k in readers:
+            if block not in graph.reads[k] or block in graph.writes[k]:
+                raise ProgramError(f"kernel {graph.kernels[k].id} does not just read block {original.id}")
+            instead[k, block].append(len(blocks))
+        count[block] += 1
+        name = f"{original.id}:saved" + (str(count[block]) if count[block] > 1 else "")
+        encoded[len(blocks)] = EncodedForm(block, 0, 0)
+        blocks.append(Block(name, size, BlockKind.OTHER, layer=original.layer))
+    kernels = list(graph.kernels)
+    for k in sorted({k for k, _ in instead}):
+        read = (new for b in graph.reads[k] for new in instead.get((k, b), (b,)))
+        kernels[k] = replace(kernels[k], reads=tuple(blocks[b].id for b in read))
+    return in_versions(replace(rebuilt(graph, kernels, blocks), encoded=encoded))
+
+
+def in_versions(graph: TaskGraph) -> TaskGraph:
+    """The graph with forms of blocks read in the version that the block has by then; no kernel writes a form."""
+    forms = graph.encoded
+    version = [0] * len(graph.sizes)
+    found = []
+    for k, reads in enumerate(graph.reads):
+        found.append(tuple(version[forms[b].block if b in forms else b] for b in reads))
+        for b in graph.writes[k]:
+            version[b] += 1
+    return replace(graph, read_versions=tuple(found))
+
+
+@dataclass(frozen=True, slots=True)
+class Repeating:
+    """These kernels, by position, give the same result when they run again: see `repeating`."""
+
+    kernels: tuple[int, ...]
+
+    def apply(self, graph: TaskGraph) -> TaskGraph:
+        """The graph in which they may run again."""
+        return repeating(graph, self.kernels)
+
+
+def repeating(graph: TaskGraph, kernels: tuple[int, ...]) -> TaskGraph:
+    """The graph in which these kernels are pure and change nothing that lasts beyond the iteration.
+
+    PyTorch's checkpointing restores the random state before a part runs again, so that a dropout draws the same mask,
+    and a batch norm finds the same batch. Running statistics then change a second time; no other kernel of the graph
+    reads those, so here these kernels do not write them at all.
+
+    >>> from simgpu.trace.chain import chain
+    >>> made = chain([5], [7], [100])
+    >>> drawn = replace(made, kernels=(replace(made.kernels[0], op="aten::bernoulli_", pure=False), *made.kernels[1:]))
+    >>> repeating(TaskGraph.of(drawn), (0,)).kernels[0].pure
+    True
+    """
+    persistent = {block.id for block in graph.blocks if block.persistent}
+    changed = list(graph.kernels)
+    for k in kernels:
+        writes = tuple(name for name in changed[k].writes if name not in persistent)
+        changed[k] = replace(changed[k], pure=True, writes=writes)
+    return in_versions(rebuilt(graph, changed, graph.blocks))

@@ -1,11 +1,11 @@
-"""Which gradient updates which weight, as far as a trace tells, and holding gradients for GPUs that exchange them.
+"""Which gradient updates which weight, and graphs of GPUs that exchange gradients.
 
-The optimizer itself tells it best: a kernel that updates one weight reads its gradient, or what the optimizer has made
-of that before. Where one kernel updates many weights, names tell it (``conv1.weight``, ``conv1.weight.grad``,
-``conv1.weight.momentum_buffer`` in recordings and in the zoo). Else blocks of one layer and size belong together, else
-those of one size; of several, the weight that forward reads first goes with the gradient that backward makes last.
-Gradients that the optimizer reads come before others that are left when backward ends, and these before those that
-backward itself adds to another.
+The optimizer is the best evidence: a kernel that updates a single weight reads its gradient, or what the optimizer has
+computed from it. Where one kernel updates many weights, names decide (``conv1.weight``, ``conv1.weight.grad``,
+``conv1.weight.momentum_buffer`` in recordings and in the zoo). Otherwise blocks of one layer and size belong together,
+then blocks of one size; of several, the weight that forward reads first goes with the gradient that backward writes
+last. Gradients that the optimizer reads come before others that are live at the end of backward, and these before those
+that backward itself adds to another.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ class Update(NamedTuple):
 def exchanging(graph: TaskGraph) -> TaskGraph:
     """The graph of a GPU that exchanges gradients with others, at its own batch and at any other.
 
-    It tells what is exchanged, and those gradients live to the end of the iteration. Raises `InputError` as
+    Its field `exchanged` is set, and those gradients live to the end of the iteration. Raises `InputError` as
     `updates_of` does.
 
     >>> from simgpu.trace.model import Block, Kernel, Origin, Trace, TraceInfo
@@ -50,12 +50,16 @@ def exchanging(graph: TaskGraph) -> TaskGraph:
     def name(b: int) -> str:
         return graph.blocks[b].id
 
-    told = (Exchanged(name(weight), name(gradient), tuple(map(name, state))) for weight, gradient, state in updates)
-    return _telling(graph, tuple(told))
+    exchanged = (
+        Exchanged(name(weight), name(gradient), tuple(map(name, state))) for weight, gradient, state in updates
+    )
+    return _with_exchange(graph, tuple(exchanged))
 
 
-def _telling(graph: TaskGraph, told: tuple[Exchanged, ...]) -> TaskGraph:
-    return replace(graph, exchanged=told, rescaled=cache(lambda batch: _telling(graph.at_batch(batch), told)))
+def _with_exchange(graph: TaskGraph, exchanged: tuple[Exchanged, ...]) -> TaskGraph:
+    return replace(
+        graph, exchanged=exchanged, rescaled=cache(lambda batch: _with_exchange(graph.at_batch(batch), exchanged))
+    )
 
 
 def updates_of(graph: TaskGraph) -> tuple[tuple[Update, ...], int]:
@@ -67,15 +71,17 @@ def updates_of(graph: TaskGraph) -> tuple[tuple[Update, ...], int]:
     end = _end_of_backward(graph)
     if graph.exchanged:
         known = graph.block
-        told = (Update(known(weight), known(gradient), tuple(map(known, s))) for weight, gradient, s in graph.exchanged)
-        return tuple(sorted(told)), end
-    found = _paired(graph, end, _weights(graph, end))
-    if not found:
+        exchanged = (
+            Update(known(weight), known(gradient), tuple(map(known, s))) for weight, gradient, s in graph.exchanged
+        )
+        return tuple(sorted(exchanged)), end
+    gradient_of = _paired(graph, end, _weights(graph, end))
+    if not gradient_of:
         what = "no block is known as the gradient of a weight, so there is nothing to exchange between GPUs"
         remedy = "run it on one GPU, or import it with the kinds of its blocks"
         raise InputError.single(graph.trace.name or graph.trace.info.model, "blocks.kind", what, remedy)
-    state = _states(graph, list(found))
-    return tuple(Update(weight, found[weight], tuple(state[weight])) for weight in sorted(found)), end
+    state = _states(graph, list(gradient_of))
+    return tuple(Update(weight, gradient_of[weight], tuple(state[weight])) for weight in sorted(gradient_of)), end
 
 
 def without_gradient(graph: TaskGraph) -> tuple[int, ...]:
@@ -114,14 +120,16 @@ def _end_of_backward(graph: TaskGraph) -> int:
 
 def _paired(graph: TaskGraph, end: int, weights: list[int]) -> dict[int, int]:
     """Gradient by weight."""
-    found = _told_by_optimizer(graph, end, weights)
+    gradient_of = _by_optimizer(graph, end, weights)
     blocks = graph.blocks
     gradients = [b for b in _of(graph, BlockKind.WEIGHT_GRADIENT) if any(b in graph.writes[k] for k in graph.uses[b])]
-    gradients = [b for b in gradients if graph.uses[b][0] < end and b not in set(found.values())]
+    gradients = [b for b in gradients if graph.uses[b][0] < end and b not in set(gradient_of.values())]
     by_name = {blocks[b].id: b for b in gradients}
-    found.update({w: by_name[name] for w in weights if w not in found and (name := f"{blocks[w].id}.grad") in by_name})
-    if len(found) == len(weights):
-        return found
+    gradient_of.update(
+        {w: by_name[name] for w in weights if w not in gradient_of and (name := f"{blocks[w].id}.grad") in by_name}
+    )
+    if len(gradient_of) == len(weights):
+        return gradient_of
     resident = Tdfg.of(graph).resident
 
     def rank(b: int) -> int:
@@ -133,36 +141,36 @@ def _paired(graph: TaskGraph, end: int, weights: list[int]) -> dict[int, int]:
     )
     for best in range(3):
         for key in keys:
-            taken = set(found.values())
-            of_weights = _grouped((w for w in weights if w not in found), key)
+            taken = set(gradient_of.values())
+            of_weights = _grouped((w for w in weights if w not in gradient_of), key)
             of_gradients = _grouped((b for b in gradients if b not in taken and rank(b) == best), key)
             for group, members in of_weights.items():
                 first_read_first = sorted(members, key=lambda w: graph.uses[w][0])
                 last_made_first = sorted(of_gradients.get(group, ()), key=lambda b: -graph.uses[b][0])
-                found.update(zip(first_read_first, last_made_first, strict=False))
-    return found
+                gradient_of.update(zip(first_read_first, last_made_first, strict=False))
+    return gradient_of
 
 
-def _told_by_optimizer(graph: TaskGraph, end: int, weights: list[int]) -> dict[int, int]:
-    """Gradient by weight where a kernel that updates this weight alone reads one, or something made of one."""
-    makers: defaultdict[int, list[int]] = defaultdict(list)
+def _by_optimizer(graph: TaskGraph, end: int, weights: list[int]) -> dict[int, int]:
+    """Gradient by weight where a kernel that updates this weight alone reads one, or something computed from one."""
+    writers: defaultdict[int, list[int]] = defaultdict(list)
     for k in range(end, len(graph.kernels)):
         for b in graph.writes[k]:
-            makers[b].append(k)
-    wanted, found, taken = set(weights), dict[int, int](), set[int]()
+            writers[b].append(k)
+    wanted, gradient_of, taken = set(weights), dict[int, int](), set[int]()
     for k in range(end, len(graph.kernels)):
         updated = wanted.intersection(graph.writes[k])
-        if len(updated) == 1 and not updated <= found.keys():
+        if len(updated) == 1 and not updated <= gradient_of.keys():
             weight = updated.pop()
-            gradient = _nearest_gradient(graph, end, makers, k, weight)
+            gradient = _nearest_gradient(graph, end, writers, k, weight)
             if gradient is not None and gradient not in taken:
-                found[weight] = gradient
+                gradient_of[weight] = gradient
                 taken.add(gradient)
-    return found
+    return gradient_of
 
 
-def _nearest_gradient(graph: TaskGraph, end: int, makers: dict[int, list[int]], k: int, weight: int) -> int | None:
-    """What kernel k reads that backward has made, or else what that was made of; None where it is not one block."""
+def _nearest_gradient(graph: TaskGraph, end: int, writers: dict[int, list[int]], k: int, weight: int) -> int | None:
+    """What kernel k reads that backward has written, or its nearest such ancestor; None unless it is a single block."""
     seen = {weight}
     near = [(b, k) for b in dict.fromkeys(graph.reads[k]) if b != weight]
     while near:
@@ -175,10 +183,10 @@ def _nearest_gradient(graph: TaskGraph, end: int, makers: dict[int, list[int]], 
             return best[0] if len(best) == 1 else None
         further: dict[int, int] = {}
         for b, at in near:
-            before = bisect_left(makers[b], at)
+            before = bisect_left(writers[b], at)
             if before:
-                made = makers[b][before - 1]
-                further.update((source, made) for source in graph.reads[made] if source not in seen)
+                writer = writers[b][before - 1]
+                further.update((source, writer) for source in graph.reads[writer] if source not in seen)
         near = list(further.items())
     return None
 
@@ -204,7 +212,7 @@ def _grouped(blocks: Iterable[int], key: Callable[[int], object]) -> dict[object
 def _states(graph: TaskGraph, weights: list[int]) -> dict[int, list[int]]:
     """State of the optimizer by weight; what is of no weight's size stays with none."""
     blocks = graph.blocks
-    found: dict[int, list[int]] = {w: [] for w in weights}
+    state_of: dict[int, list[int]] = {w: [] for w in weights}
     by_name = {blocks[w].id: w for w in weights}
     by_size = _grouped(weights, lambda b: blocks[b].bytes)
     met: defaultdict[int, int] = defaultdict(int)
@@ -214,5 +222,5 @@ def _states(graph: TaskGraph, weights: list[int]) -> dict[int, list[int]]:
             owner = same[met[blocks[b].bytes] % len(same)]
             met[blocks[b].bytes] += 1
         if owner is not None:
-            found[owner].append(b)
-    return found
+            state_of[owner].append(b)
+    return state_of

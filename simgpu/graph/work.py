@@ -1,12 +1,15 @@
-"""What the kernels, codecs and copies of a graph do to the hardware: operations, and bytes to and from device memory.
+"""The work of a graph's kernels, codecs and copies: operations, and bytes to and from device memory.
 
-A graph with its transforms applied has the kernels that really run, with their own ids.
+Apply a graph's transforms first, so that it has the kernels that really run.
 """
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import NamedTuple
+
 from simgpu.graph.taskgraph import TaskGraph
-from simgpu.timeline.work import Work, WorkDone
 from simgpu.trace.model import BlockKind, Kernel, Trace
 from simgpu.workloads.timemodel.kinds import kind_of
 from simgpu.workloads.timemodel.operation import OperationKind
@@ -15,35 +18,56 @@ _PRODUCTS = (OperationKind.CONVOLUTION, OperationKind.GEMM)
 _PARTLY_READ = (OperationKind.GATHER, OperationKind.COPY)
 
 
+class KernelWork(NamedTuple):
+    """Arithmetic operations, and bytes to and from device memory."""
+
+    flops: int
+    dram_bytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class WorkDone:
+    """The work of a timeline's spans, by their names.
+
+    kernels: by kernel id, recomputed or not. codecs: by the id of the encoded form, the same to encode and to decode.
+    copies: by block id, bytes to or from device memory, before a DMA engine compresses them.
+    """
+
+    kernels: Mapping[str, KernelWork]
+    codecs: Mapping[str, KernelWork]
+    copies: Mapping[str, int]
+
+
 def work_of(graph: TaskGraph) -> WorkDone:
     """The work that a graph's kernels, codecs and copies do.
 
-    A kernel whose operations are not recorded does none: what multiplies no matrices moves far more than it computes;
-    where products do not tell, see `not_told`. One whose traffic is not recorded reads and writes every block once,
-    workspaces left out; what picks from a block reads as much as it writes. A codec reads the one form and writes the
-    other.
+    A kernel without recorded operations counts as none, because kernels other than convolutions and matrix products
+    move far more than they compute; for those see `missing_work`. A kernel without recorded traffic reads and writes
+    every block but workspaces once; one that picks from a block reads as much as it writes. A codec reads one form and
+    writes the other.
 
     >>> from simgpu.trace.chain import chain
     >>> work_of(TaskGraph.of(chain([5, 7], [10, 14], [100, 200]))).kernels["F1"]
-    Work(flops=0, dram_bytes=300)
+    KernelWork(flops=0, dram_bytes=300)
     """
     blocks = graph.blocks
     return WorkDone(
-        kernels={kernel.id: Work(kernel.flops or 0, traffic_of(graph, kernel)) for kernel in graph.kernels},
+        kernels={kernel.id: KernelWork(kernel.flops or 0, traffic_of(graph, kernel)) for kernel in graph.kernels},
         codecs={
-            blocks[form].id: Work(0, blocks[form].bytes + blocks[of.block].bytes) for form, of in graph.encoded.items()
+            blocks[form].id: KernelWork(0, blocks[form].bytes + blocks[of.block].bytes)
+            for form, of in graph.encoded.items()
         },
         copies={block.id: block.bytes for block in blocks},
     )
 
 
-def not_told(trace: Trace) -> str:
-    """What a trace does not tell although the work of its kernels cannot be counted without it; empty for nothing.
+def missing_work(trace: Trace) -> str:
+    """What is missing in a trace to count the work of its kernels; empty for nothing.
 
     >>> from simgpu.trace.chain import chain
-    >>> not_told(chain([5], [10], [100]))
+    >>> missing_work(chain([5], [10], [100]))
     '2 of 2 convolutions and matrix products do not tell their operations'
-    >>> not_told(chain([5], [10], [100], op="relu"))
+    >>> missing_work(chain([5], [10], [100], op="relu"))
     ''
     """
     products = [kernel for kernel in trace.kernels if kind_of(kernel.op) in _PRODUCTS]
@@ -66,11 +90,11 @@ def traffic_of(graph: TaskGraph, kernel: Kernel) -> int:
     """
     if kernel.dram_bytes is not None:
         return kernel.dram_bytes
-    written, read = _together(graph, kernel.writes), _together(graph, kernel.reads)
+    written, read = _bytes_of(graph, kernel.writes), _bytes_of(graph, kernel.reads)
     return written + (min(read, written) if kind_of(kernel.op) in _PARTLY_READ else read)
 
 
-def _together(graph: TaskGraph, names: tuple[str, ...]) -> int:
-    """Bytes of these blocks but the workspaces."""
+def _bytes_of(graph: TaskGraph, names: tuple[str, ...]) -> int:
+    """Bytes of these blocks without workspaces."""
     blocks = (graph.blocks[graph.block_number[name]] for name in names)
     return sum(block.bytes for block in blocks if block.kind is not BlockKind.WORKSPACE)

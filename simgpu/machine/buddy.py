@@ -1,8 +1,8 @@
 """Kernels that also read and write buddy memory, over a link that others use too.
 
-What does not fit a target comes from buddy memory (Buddy Compression, section 3.2), so a kernel ends when its work on
-the device and its bytes over the link have both ended; these begin to pass when the part of its time is over beside
-which they do not. How much of them a kernel hides is not published; the node says it (`gpu.buddy.overlap`).
+Memory-entries that do not fit their target lie partly in buddy memory (Buddy Compression, section 3.2). A kernel ends
+when its work on the device and its bytes over the link have both ended. The bytes start after the part of the kernel
+that link traffic cannot overlap; that part is not published, the node gives it (`gpu.buddy.overlap`).
 
 A kernel with the link to itself takes the closed form, `CompressedMemory.alone_ns`, and is an ordinary launch.
 """
@@ -17,23 +17,26 @@ from simgpu.graph.compressed import CompressedMemory
 from simgpu.graph.taskgraph import TaskGraph
 from simgpu.hardware.spec import NodeSpec
 from simgpu.machine.code import IN, OUT
-from simgpu.machine.engines import last_of
+from simgpu.machine.engines import Engines, last_of
 from simgpu.machine.stream import TAKES_DRAM, Stream
 from simgpu.program.instructions import CopyIn, CopyOut, Program
 
 
 @dataclass(frozen=True, slots=True)
 class BuddyLaunch:
-    """Drives a kernel: nanoseconds on the device and before its bytes pass, bytes from and to buddy memory."""
+    """Runs a kernel that uses buddy memory.
+
+    device_ns: time on the device. head_ns: time before its bytes start to pass the link. read, written: those bytes.
+    """
 
     device_ns: int
     head_ns: int
     read: int
     written: int
 
-    def __call__(self, stream: Stream) -> None:
-        """Begin; the stream's `fire` is called when all has ended."""
-        env, engines = stream.env, stream.engines
+    def __call__(self, stream: Stream, engines: Engines) -> None:
+        """Start the kernel; the stream's `fire` is called when all of it has ended."""
+        env = stream.env
         stream.starts.append(int(env.now))
         demand = stream.ops[stream.pc][2]
         if demand:
@@ -59,12 +62,12 @@ class BuddyLaunch:
 
 @dataclass(frozen=True, slots=True)
 class SharedBuddyLink:
-    """The kernels and blocks of a graph on a link that they share; see `simgpu.machine.code.SharedLink`."""
+    """A graph's use of a shared link to buddy memory; see `simgpu.machine.translate.SharedLink`."""
 
     memory: CompressedMemory
 
     def launch(self, kernel: int) -> BuddyLaunch | None:
-        """What drives a kernel, None for one that moves nothing over the link."""
+        """What runs a kernel, None for one that moves nothing over the link."""
         demand = self.memory.demands[kernel]
         if not (demand.read or demand.written):
             return None
@@ -72,15 +75,15 @@ class SharedBuddyLink:
         return BuddyLaunch(self.memory.device_ns[kernel], head, demand.read, demand.written)
 
     def overflow(self, block: int) -> int:
-        """Bytes of a block that lie in buddy memory; none of what is no part of the compressed memory."""
+        """Bytes of a block that lie in buddy memory, 0 for a block outside the compressed memory."""
         return self.memory.overflow[block] if block < len(self.memory.overflow) else 0
 
 
 def shared_link(program: Program, graph: TaskGraph, node: NodeSpec) -> SharedBuddyLink | None:
-    """The link to buddy memory if kernels have to share it, else None.
+    """The link to buddy memory if kernels share it, else None.
 
-    They share it with each other where several run at once, with copies that use the same link, and with copies of
-    what lies in buddy memory itself.
+    They share it with each other where several run at once, with copies over the same link, and with copies of blocks
+    that lie in buddy memory.
     """
     memory = graph.compressed
     if memory is None or node.gpu.buddy is None:

@@ -1,39 +1,18 @@
-"""Programs made ready to run: per stream a list of small tuples with durations, bytes and memory requests filled in.
+"""Machine code: per stream a list of small tuples with durations, bytes and memory requests filled in.
 
-Nothing here runs; what the codes mean over time is `simgpu.machine.executor`'s.
+`simgpu.machine.translate` makes it from a program, `simgpu.machine.simulator` runs it.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Protocol, assert_never
+from typing import Any
 
-from simgpu.graph.compressed import carved_by
-from simgpu.graph.taskgraph import TaskGraph
-from simgpu.machine.memory import Memory
-from simgpu.memory.pool import Request
-from simgpu.program.instructions import (
-    Acquire,
-    Await,
-    CopyIn,
-    CopyOut,
-    Decode,
-    Encode,
-    Instruction,
-    Launch,
-    Program,
-    Provide,
-    Release,
-    Signal,
-    Space,
-)
-from simgpu.program.paging import Paged
 from simgpu.timeline.model import SpanKind
 from simgpu.timeline.streams import StreamId
 
-# The codes in the order in which they happen at one instant. Awaits and ends come first because they have no effect
-# on anybody else: a stream only steps past them.
+# Op codes in the order in which they are executed at one instant. Awaits and ends come first because they have no
+# effect on other streams.
 PASS, AWAIT, END, RELEASE, SIGNAL, ACQUIRE, LAUNCH, COPY, DRAM_LAUNCH, DRIVEN_LAUNCH = range(10)
 
 COMPUTE, RECOMPUTE = int(SpanKind.COMPUTE), int(SpanKind.RECOMPUTE)
@@ -43,44 +22,34 @@ COPY_OUT, COPY_IN = int(SpanKind.COPY_OUT), int(SpanKind.COPY_IN)
 #: Directions of a copy.
 OUT, IN = range(2)
 
-#: Factor that leaves room for a `SpanKind` beside a number.
+#: A `SpanKind` and a number are packed into one integer, `kind + WORK * number`.
 WORK = 16
 
-#: (PASS,): nothing to do. (AWAIT, event, offset, repeat): wait until the event has happened often enough: for an event
-#: of the same segment (repeat 0) as often as this segment has begun, for one of another segment as often as that one
-#: repeats up to and in this iteration; the offset takes lags off. (END,): go on to the next repetition.
-#: (RELEASE, memory, request, number), (ACQUIRE, memory, request, number): the number is the one in the memory's log.
-#: (SIGNAL, event), (LAUNCH, duration), (COPY, direction, bytes over the link, bytes in device memory),
-#: (DRAM_LAUNCH, duration, bytes per second of DRAM that the kernel takes): a launch where that matters to copies.
-#: (DRIVEN_LAUNCH, begin): a launch whose course another part of the machine drives: `begin` is called with the stream,
-#: and the stream's `fire` when the kernel has ended, its recorded duration being the last part of it.
-#: (DRIVEN_LAUNCH, begin, bytes per second of DRAM): the same of a kernel that notes when it starts.
-#: (COPY, direction, bytes over the link, bytes of the block, bytes in buddy memory): of a block that lies there too.
+#: An instruction of machine code: its op code and operands.
+#:
+#: (PASS,): nothing to do.
+#: (AWAIT, event, offset, repeat): wait until the event has happened often enough: for an event of the same segment
+#: (repeat 0) as often as this segment has begun, for one of another segment as often as that segment has repeated up to
+#: and including this iteration. The offset subtracts lags.
+#: (END,): go on to the next repetition.
+#: (RELEASE, memory, request, number), (ACQUIRE, memory, request, number): the number identifies it in the memory's log.
+#: (SIGNAL, event).
+#: (LAUNCH, duration).
+#: (DRAM_LAUNCH, duration, bytes per second of DRAM that the kernel takes): where kernels slow down copies.
+#: (DRIVEN_LAUNCH, begin): another part of the machine runs the kernel: `begin` is called with the stream and its GPU's
+#: copy engines, and calls the stream's `fire` when the kernel has ended. Its recorded duration comes last.
+#: (DRIVEN_LAUNCH, begin, bytes per second of DRAM): the same for a kernel that records when it starts.
+#: (COPY, direction, bytes over the link, bytes in device memory).
+#: (COPY, direction, bytes over the link, bytes of the block, bytes in buddy memory): the block lies partly there.
 Op = tuple[Any, ...]
-
-
-class Driver(Protocol):
-    """What begins kernels that take more than their recorded duration."""
-
-    def launch(self, kernel: int) -> Callable[[Any], None] | None:
-        """What begins that kernel, given its stream; None for one that takes its recorded duration."""
-        ...
-
-
-class SharedLink(Driver, Protocol):
-    """The link to buddy memory where kernels do not have it to themselves."""
-
-    def overflow(self, block: int) -> int:
-        """Bytes of a block that lie in buddy memory."""
-        ...
 
 
 @dataclass(slots=True)
 class StreamCode:
     """One stream's part of one segment.
 
-    ops: one for each instruction, and an end. works: kind and subject of each op that takes time, as
-    `kind + WORK * number` of the kernel or block, the encoded form where a codec works.
+    ops: one for each instruction, and an end. works: what each op that takes time works on, as `kind + WORK * number`
+    of the kernel or block (for a codec, of the encoded form).
     """
 
     ops: list[Op]
@@ -90,11 +59,11 @@ class StreamCode:
 
 @dataclass(slots=True)
 class MachineCode:
-    """A whole program, its events numbered from 0.
+    """A program's machine code, with events numbered from 0.
 
-    segments[stream][segment]: what to do. signaller[event]: the stream that signals it; signal_work[event]: the work
-    that it follows, as in `StreamCode.works`, -1 for none. demands_vary: whether kernels tell how much DRAM bandwidth
-    they take. linked: whether kernels share the link to buddy memory.
+    segments[stream][segment]: the code. signaller[event]: the stream that signals it; signal_work[event]: the work
+    before that signal, as in `StreamCode.works`, -1 for none. demands_vary: whether the DRAM bandwidth that each kernel
+    takes is known. linked: whether kernels share the link to buddy memory.
     """
 
     streams: tuple[StreamId, ...]
@@ -103,145 +72,3 @@ class MachineCode:
     signal_work: list[int] = field(default_factory=list)
     demands_vary: bool = False
     linked: bool = False
-
-
-def translate(
-    program: Program,
-    graph: TaskGraph,
-    devices: Sequence[Memory],
-    host: Memory,
-    demands: Sequence[int] | None = None,
-    shared: SharedLink | None = None,
-    *,
-    driver: Driver | None = None,
-    streams: tuple[StreamId, ...] | None = None,
-) -> MachineCode:
-    """The machine code of a checked program (`simgpu.program.check`); `graph` has the program's transforms applied.
-
-    devices: the memory of each GPU. demands: DRAM bandwidth that each kernel takes, bytes per second, where copies
-    depend on it. shared: of kernels that share the link to buddy memory. driver: of kernels whose blocks the program
-    does not move. streams: the program's, and others that the machine shows things on.
-    """
-    streams = streams or program.streams
-    linked = shared is not None
-    code = MachineCode(streams, [[] for _ in streams], demands_vary=demands is not None, linked=linked)
-    events = _number_events(program, code)
-    repeats = [segment.repeat for segment in program.segments]
-    provides = isinstance(program.residency, Paged)
-    translator = _Translator(
-        graph, host, events, code.signal_work, repeats, demands, shared, driver or shared, provides
-    )
-    for index, segment in enumerate(program.segments):
-        for position, stream in enumerate(streams):
-            instructions = segment.streams.get(stream, ())
-            code.segments[position].append(translator.stream_code(instructions, index, devices[stream.gpu]))
-    return code
-
-
-def _number_events(program: Program, code: MachineCode) -> dict[int, tuple[int, int]]:
-    """For each event of the program its number here and the segment that signals it."""
-    events: dict[int, tuple[int, int]] = {}
-    for index, segment in enumerate(program.segments):
-        for position, stream in enumerate(code.streams):
-            for instruction in segment.streams.get(stream, ()):
-                if type(instruction) is Signal:
-                    events[instruction.event] = (len(events), index)
-                    code.signaller.append(position)
-    code.signal_work = [-1] * len(events)
-    return events
-
-
-class _Translator:
-    def __init__(
-        self,
-        graph: TaskGraph,
-        host: Memory,
-        events: dict[int, tuple[int, int]],
-        signal_work: list[int],
-        repeats: Sequence[int],
-        demands: Sequence[int] | None,
-        shared: SharedLink | None,
-        driver: Driver | None,
-        provides: bool,
-    ) -> None:
-        self.demands = demands
-        self.shared = shared
-        self.driver = driver
-        # Whether a value that is provided takes memory, as far as there is any.
-        self.provides = provides
-        self.graph = graph
-        self.host = host
-        self.events = events
-        self.signal_work = signal_work
-        self.repeats = repeats
-
-    def stream_code(self, instructions: tuple[Instruction, ...], index: int, device: Memory) -> StreamCode:
-        """The code of one stream in segment `index`; `device` is the memory of the stream's GPU."""
-        ops: list[Op] = []
-        works: list[int] = []
-        durations, demands = self.graph.durations, self.demands
-        for instruction in instructions:
-            if isinstance(instruction, Launch):
-                kernel = instruction.kernel
-                duration = durations[kernel]
-                begin = None if self.driver is None else self.driver.launch(kernel)
-                if begin is not None:
-                    ops.append((DRIVEN_LAUNCH, begin, 0 if demands is None else demands[kernel]))
-                else:
-                    ops.append((LAUNCH, duration) if demands is None else (DRAM_LAUNCH, duration, demands[kernel]))
-                works.append((RECOMPUTE if instruction.recompute else COMPUTE) + WORK * kernel)
-            elif isinstance(instruction, Acquire) or (isinstance(instruction, Provide) and self.provides):
-                memory, request = self._request(instruction, device)
-                ops.append((ACQUIRE, memory, request, memory.number(request, self._carved(instruction))))
-            elif isinstance(instruction, Release):
-                memory, request = self._request(instruction, device)
-                ops.append((RELEASE, memory, request, memory.number(request, self._carved(instruction)) + 1))
-            elif isinstance(instruction, Signal):
-                event = self.events[instruction.event][0]
-                self.signal_work[event] = works[-1] if works else -1
-                ops.append((SIGNAL, event))
-            elif isinstance(instruction, Await):
-                ops.append(self._await(instruction, index))
-            elif isinstance(instruction, CopyOut):
-                ops.append(self._copy(OUT, instruction.kept_as))
-                works.append(COPY_OUT + WORK * instruction.kept_as)
-            elif isinstance(instruction, CopyIn):
-                ops.append(self._copy(IN, instruction.block))
-                works.append(COPY_IN + WORK * instruction.block)
-            elif isinstance(instruction, Encode):
-                ops.append((LAUNCH, self.graph.encoded[instruction.into].encode_ns))
-                works.append(ENCODE + WORK * instruction.into)
-            elif isinstance(instruction, Decode):
-                ops.append((LAUNCH, self.graph.encoded[instruction.source].decode_ns))
-                works.append(DECODE + WORK * instruction.source)
-            elif isinstance(instruction, Provide):
-                # Providing a value takes no time and no memory.
-                ops.append((PASS,))
-            else:
-                assert_never(instruction)  # `simgpu.program.check` has refused everything else
-        ops.append((END,))
-        return StreamCode(ops, works, self.repeats[index])
-
-    def _carved(self, instruction: Acquire | Release | Provide) -> int:
-        """Bytes of buddy memory that its blocks own."""
-        on_device = instruction.space is not Space.HOST
-        return carved_by(self.graph, instruction.blocks) if on_device and self.graph.compressed else 0
-
-    def _copy(self, direction: int, block: int) -> Op:
-        op = (COPY, direction, self.graph.copy_sizes[block], self.graph.blocks[block].bytes)
-        overflow = 0 if self.shared is None else self.shared.overflow(block)
-        return (*op, overflow) if overflow else op
-
-    def _request(self, instruction: Acquire | Release | Provide, device: Memory) -> tuple[Memory, Request]:
-        memory, sizes = device, self.graph.sizes
-        if instruction.space is Space.HOST:
-            memory, sizes = self.host, self.graph.copy_sizes
-        blocks = instruction.blocks
-        offsets = instruction.offsets if isinstance(instruction, Acquire) else None
-        return memory, memory.pool.prepare(blocks, [sizes[b] for b in blocks], offsets)
-
-    def _await(self, instruction: Await, index: int) -> Op:
-        event, where = self.events[instruction.event]
-        if where == index:
-            return (AWAIT, event, 1 - instruction.lag, 0)
-        return (AWAIT, event, -instruction.lag, self.repeats[where])

@@ -1,7 +1,7 @@
 """Copy engines and the link they feed.
 
-An engine serves copies first in, first out by issue; one engine may serve both directions. A copy holds its engine for
-the link's latency and then until its bytes have passed.
+An engine serves copies in the order in which they were issued; one engine may serve both directions. A copy holds its
+engine for the link's latency and then until its bytes have passed.
 """
 
 from __future__ import annotations
@@ -9,23 +9,19 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
 
 import simpy
 
 from simgpu.hardware.spec import NodeSpec
 from simgpu.machine.code import IN, OUT, Op
-from simgpu.machine.flows import FlowNetwork
-from simgpu.machine.links import Path, buddy_paths, paths_of, shares_capacity, single_paths
+from simgpu.machine.flows import FlowNetwork, Path, buddy_paths, paths_of, shares_capacity, single_paths
+from simgpu.machine.stream import Stream
 from simgpu.memory.transfer import copy_ns, sending_rate
-
-if TYPE_CHECKING:
-    from simgpu.machine.stream import Stream
 
 
 @dataclass(slots=True, eq=False)
 class Engine:
-    """busy: whether a copy holds it. queue: streams whose copy waits, with that copy."""
+    """A copy engine. busy: whether a copy holds it. queue: streams whose copy waits, with that copy."""
 
     busy: bool = False
     queue: deque[tuple[Stream, Op]] = field(default_factory=deque)
@@ -42,12 +38,12 @@ def engines_of(
 ) -> list[Engines]:
     """The copy engines of each of the first `gpus` GPUs of a node.
 
-    settled: as in `FlowNetwork`. demands_vary: whether the kernels' demands on DRAM are told by `take_dram`, and
-    matter. buddy_flows: whether bytes to and from buddy memory share a link with others. One GPU has its link to
-    itself; several share the switches between them and the host. Where a copy always has its path to itself, at a rate
-    that never changes, there is no network.
+    settled: as in `FlowNetwork`. demands_vary: whether kernels report their DRAM bandwidth by `take_dram`.
+    buddy_flows: whether bytes to and from buddy memory share a link with others. One GPU has its link to itself;
+    several share the switches between them and the host. No network is simulated where a copy always has its path to
+    itself at a constant rate.
     """
-    network = paths_of(node, gpus) if gpus > 1 else single_paths(node, beside=buddy_flows)
+    network = paths_of(node, gpus) if gpus > 1 else single_paths(node, others=buddy_flows)
     to_buddy = buddy_paths(node, network)
     capacities, paths = network
     flows = None
@@ -58,7 +54,7 @@ def engines_of(
 
 
 def last_of(count: int, done: Callable[[], None]) -> Callable[[], None]:
-    """To be called so many times, the last of which counts.
+    """A function that calls `done` when it is called for the `count`-th time.
 
     >>> ended = last_of(2, lambda: print("done"))
     >>> ended()
@@ -79,7 +75,8 @@ def last_of(count: int, done: Callable[[], None]) -> Callable[[], None]:
 class Engines:
     """The copy engines of one GPU on its link.
 
-    paths: over the links of the network `flows`, out and in. to_buddy: the same to its buddy memory and back.
+    paths: the links of the network `flows` that a copy passes, out and in. to_buddy: the same to and from the GPU's
+    buddy memory.
     """
 
     def __init__(
@@ -105,7 +102,7 @@ class Engines:
         self.to_buddy = to_buddy
 
     def issue(self, stream: Stream, copy: Op) -> bool:
-        """Ask for a copy; returns whether it was begun at once."""
+        """Request a copy; returns whether it starts at once."""
         engine = self.by_direction[copy[1]]
         if engine.busy:
             engine.queue.append((stream, copy))
@@ -115,13 +112,13 @@ class Engines:
         return True
 
     def take_dram(self, rate: int) -> None:
-        """A kernel begins to take DRAM bandwidth, or ends (a negative rate)."""
+        """A kernel starts to take DRAM bandwidth (bytes per second), or ends (a negative rate)."""
         if self.gpu.cdma is not None and self.flows is not None:
             self.dram_taken += rate
-            self.flows.share_anew()
+            self.flows.update_rates()
 
     def finished(self, direction: int) -> Stream | None:
-        """The copy in this direction has ended; begins the next one in its engine's queue and returns its stream."""
+        """The copy in this direction has ended: start the next one in its engine's queue and return its stream."""
         engine = self.by_direction[direction]
         if not engine.queue:
             engine.busy = False
@@ -138,7 +135,7 @@ class Engines:
         flows = self.flows
         done: Callable[[], None] = stream.fire
         if overflow:
-            # What of the block lies in buddy memory has to come from there, or to go there.
+            # The part of the block that lies in buddy memory is read from there, or written to it, at the same time.
             done = last_of(2, stream.fire)
 
         def pass_bytes(_: simpy.Event) -> None:
@@ -150,7 +147,7 @@ class Engines:
         self.env.timeout(self.link.latency_ns).callbacks.append(pass_bytes)
 
     def pass_buddy(self, direction: int, size: int, done: Callable[[], None]) -> None:
-        """Bytes pass to buddy memory (`OUT`) or from it, as fast as the link and its other users let them."""
+        """Move bytes to buddy memory (`OUT`) or from it, at the rate that the link's other users leave."""
         path, flows = self.to_buddy[direction], self.flows
         assert flows is not None
         limit = min(flows.capacities[link] for link in path)

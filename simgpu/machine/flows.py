@@ -1,8 +1,8 @@
-"""Flows: bytes on their way over shared links, at rates that are fair and whole numbers.
+"""Links between GPUs and host, and the flows of bytes that share them at max-min fair rates.
 
-A flow has a path over links, a number of bytes, and a cap on its rate. Rates change only when a flow starts or ends or
-its cap changes, on whole nanoseconds; an end rounds up; a flow that is alone on its path takes exactly the closed form
-of `simgpu.memory.transfer`.
+A flow has a path over links, a number of bytes, and a cap on its rate. Rates are integers and change only when a flow
+starts or ends or its cap changes; end times round up to whole nanoseconds. A flow that is alone on its path takes
+exactly the time of `simgpu.memory.transfer`.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 
 import simpy
 
+from simgpu.hardware.spec import Duplex, LinkSpec, NodeSpec, SwitchSpec
 from simgpu.memory.transfer import NANO
 
 
@@ -48,9 +49,9 @@ def max_min_rates(paths: Sequence[tuple[str, ...]], caps: Sequence[int], capacit
 
 @dataclass(slots=True, eq=False)
 class Flow:
-    """Bytes under way; `left` counts billionths of a byte, so that progress at any whole rate is exact.
+    """Bytes under way; `left` counts billionths of a byte, so that progress at any integer rate is exact.
 
-    cap: tells its own limit, bytes per second; asked whenever rates are shared out.
+    cap: returns the flow's own limit, bytes per second; called whenever rates are computed.
     """
 
     path: tuple[str, ...]
@@ -65,8 +66,8 @@ class Flow:
 class FlowNetwork:
     """The flows under way over links of given capacity (bytes per second).
 
-    settled: called after every event of the network, also one that turns out to mean nothing any more because the
-    flow's rate has changed since: whoever waits for the last event of an instant must hear of each.
+    settled: called after every event of the network, even an outdated timer of a flow whose rate has changed since,
+    because the simulator waits for the last event of an instant.
     """
 
     env: simpy.Environment
@@ -79,13 +80,13 @@ class FlowNetwork:
         """Send `size` bytes; `done` is called when the last one has arrived."""
         self._progress()
         self.flows.append(Flow(path, cap, size * NANO, done))
-        self._share()
+        self._set_rates()
 
-    def share_anew(self) -> None:
+    def update_rates(self) -> None:
         """Some flow's own limit has changed."""
         if self.flows:
             self._progress()
-            self._share()
+            self._set_rates()
 
     def _progress(self) -> None:
         now = int(self.env.now)
@@ -93,7 +94,7 @@ class FlowNetwork:
             flow.left -= flow.rate * (now - self.last)
         self.last = now
 
-    def _share(self) -> None:
+    def _set_rates(self) -> None:
         rates = max_min_rates([f.path for f in self.flows], [f.cap() for f in self.flows], self.capacities)
         if not any(rates):
             # A link too slow to give every flow a whole byte per second serves the first and lets the others wait.
@@ -112,8 +113,85 @@ class FlowNetwork:
                 self._progress()
                 self.flows.remove(flow)
                 if self.flows:
-                    self._share()
+                    self._set_rates()
                 flow.done()
             self.settled()
 
         return expire
+
+
+#: Names of the links that a copy passes, in the order from GPU to host.
+Path = tuple[str, ...]
+
+#: Capacities by link (bytes per second), and per GPU the paths of its copies out and in.
+Network = tuple[dict[str, int], list[tuple[Path, Path]]]
+
+
+def paths_of(node: NodeSpec, gpus: int) -> Network:
+    """The network of a node's first GPUs: each has its own link, and those behind a switch share that.
+
+    >>> from simgpu.hardware.spec import GpuSpec
+    >>> wire = LinkSpec("wire", 10, 12)
+    >>> node = NodeSpec("two", GpuSpec("gpu", 1), wire, gpus=2, switches=(SwitchSpec((0, 1), 10, 11),))
+    >>> capacities, paths = paths_of(node, 2)
+    >>> paths[1], capacities["switch0.out"]
+    ((('gpu1.out', 'switch0.out'), ('gpu1.in', 'switch0.in')), 10)
+    """
+    capacities: dict[str, int] = {}
+    paths = []
+    for gpu in range(gpus):
+        hops = [(f"gpu{gpu}", _carries(node.link))]
+        hops += [(f"switch{i}", _carries(s)) for i, s in enumerate(node.switches) if gpu in s.gpus]
+        out, back = [], []
+        for name, (one_for_both, d2h, h2d) in hops:
+            out.append(name if one_for_both else f"{name}.out")
+            back.append(name if one_for_both else f"{name}.in")
+            capacities[out[-1]], capacities[back[-1]] = d2h, h2d
+        paths.append((tuple(out), tuple(back)))
+    return capacities, paths
+
+
+def single_paths(node: NodeSpec, *, others: bool = False) -> Network:
+    """The network of a GPU that runs alone: its link, and no switch.
+
+    A single copy engine serves one direction at a time, so its two directions never share capacity. others: whether
+    kernels use the link too.
+    """
+    link = node.link
+    if shares_capacity(node) or (others and link.duplex is Duplex.HALF):
+        return {"link": max(link.d2h_bandwidth, link.h2d_bandwidth)}, [(("link",), ("link",))]
+    return {"out": link.d2h_bandwidth, "in": link.h2d_bandwidth}, [(("out",), ("in",))]
+
+
+def shares_capacity(node: NodeSpec) -> bool:
+    """Whether copies in the two directions of a GPU's own link share its capacity."""
+    return node.link.duplex is Duplex.HALF and node.gpu.copy_engines > 1
+
+
+def buddy_paths(node: NodeSpec, network: Network) -> list[tuple[Path, Path]]:
+    """Per GPU the paths to and from its buddy memory; a separate buddy link is added to the network.
+
+    >>> from simgpu.hardware.nodes import load_node
+    >>> node = load_node("buddy-gpu")
+    >>> buddy_paths(node, single_paths(node))
+    [(('out',), ('in',))]
+    """
+    capacities, paths = network
+    own = None if node.gpu.buddy is None else node.gpu.buddy.link
+    if own is None:
+        return paths
+    one_for_both, out, back = _carries(own)
+    buddy: list[tuple[Path, Path]] = []
+    for gpu in range(len(paths)):
+        names = [f"buddy{gpu}", f"buddy{gpu}"] if one_for_both else [f"buddy{gpu}.out", f"buddy{gpu}.in"]
+        capacities.update(zip(names, (out, back), strict=True))
+        buddy.append(((names[0],), (names[1],)))
+    return buddy
+
+
+def _carries(link: LinkSpec | SwitchSpec) -> tuple[bool, int, int]:
+    """Whether both directions share one capacity, and what can pass out and in, bytes per second."""
+    if link.duplex is Duplex.HALF:
+        both = max(link.d2h_bandwidth, link.h2d_bandwidth)
+        return True, both, both
+    return False, link.d2h_bandwidth, link.h2d_bandwidth

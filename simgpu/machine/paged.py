@@ -1,10 +1,9 @@
-"""Unified Memory over time: kernels that stall until the pages they touch have come.
+"""Unified Memory over time: kernels that stall until the pages they access have arrived.
 
-A kernel visits its pages first and computes then, for its recorded duration: where between its faults it computes makes
-no difference, unless another kernel uses memory or link at the same time, and which part of it could go on while a
-batch of faults is under way is not recorded. A batch takes the fault latency; then what has to leave passes over the
-link, and after it what comes. One batch is served after the other, first in, first out. Memory changes hands when
-a batch begins to be served.
+A kernel accesses its pages first and computes afterwards, for its recorded duration: which part of it could overlap
+with a batch of faults is not recorded, and the order matters only if another kernel uses memory or link meanwhile. A
+batch takes the fault latency, then the copies of evicted chunks, then those of fetched pages. Batches are served one
+after the other, first in, first out; memory is reallocated when a batch begins to be served.
 """
 
 from __future__ import annotations
@@ -20,11 +19,10 @@ from simgpu.errors import OutOfMemoryError
 from simgpu.graph.taskgraph import TaskGraph
 from simgpu.hardware.spec import NodeSpec
 from simgpu.machine.code import COPY_IN, COPY_OUT
-from simgpu.machine.lanes import Lanes
-from simgpu.machine.memory import Memory
-from simgpu.machine.stream import Stream
-from simgpu.machine.visits import tours_of, visits_of
-from simgpu.memory.paged import Batch, NoRoomError, PagedPool, Reclaim
+from simgpu.machine.implicit_streams import ImplicitStreams
+from simgpu.machine.page_accesses import block_accesses, page_accesses
+from simgpu.machine.stream import Stream, TimedMemory, unset
+from simgpu.memory.paged import Batch, BatchTooLargeError, PagedPool, Reclaim
 from simgpu.memory.pool import CountingPool, Pool
 from simgpu.memory.transfer import copy_ns
 from simgpu.program.paging import Paged
@@ -32,7 +30,7 @@ from simgpu.timeline.model import MemoryCurve
 
 
 class _Levels(list[int]):
-    """Bytes in use after each change; the number of the change does not matter. live: the same without padding."""
+    """Bytes in use after each change, whatever number is appended. live: the same without padding."""
 
     def __init__(self, memory: PagedMemory) -> None:
         super().__init__()
@@ -45,8 +43,8 @@ class _Levels(list[int]):
         self.live.append(live)
 
 
-class PagedMemory(Memory):
-    """A memory whose requests do not tell how much is in use, so that its log holds the levels themselves.
+class PagedMemory(TimedMemory):
+    """A memory whose requests do not determine its use, so that its log contains the levels of use.
 
     level: bytes in use now, without and with padding.
     """
@@ -59,7 +57,7 @@ class PagedMemory(Memory):
         self.changes = self.levels = _Levels(self)
 
     def note(self, now: int) -> None:
-        """Log what is in use, where that is another level than before."""
+        """Log the bytes in use, if they have changed."""
         if not self.levels or self.levels[-1] != self.level()[1]:
             self.log(now, 0)
 
@@ -71,18 +69,20 @@ class PagedMemory(Memory):
 
 @dataclass(slots=True, eq=False)
 class _Kernel:
-    """A kernel that visits its pages. batch: what it waits for, since when."""
+    """A kernel that accesses its pages. batch: the faults it waits for; since: when its wait began."""
 
     stream: Stream
     number: int
-    walk: Iterator[Batch]
+    batches: Iterator[Batch]
     batch: Batch = field(default_factory=dict)
     since: int = 0
 
 
-class Faults:
-    """Serves the faults of a GPU's kernels; see `simgpu.machine.unmoved.Unmoved`. counts: batches and pages by
-    iteration."""
+class PageFaults:
+    """Serves the page faults of a GPU's kernels, as a `simgpu.machine.implicit_streams.ResidencyDriver`.
+
+    counts: batches and pages by iteration.
+    """
 
     def __init__(
         self,
@@ -90,15 +90,15 @@ class Faults:
         graph: TaskGraph,
         node: NodeSpec,
         how: Paged,
-        lanes: Lanes,
+        implicit: ImplicitStreams,
         capacity: int | None,
         reclaim: Reclaim,
     ) -> None:
         self.env = env
         self.graph = graph
         self.how = how
-        self.lanes = lanes
-        self.settled: Callable[[], None] = _nobody
+        self.implicit = implicit
+        self.settled: Callable[[], None] = unset
         self.pages = PagedPool(
             graph.sizes,
             capacity,
@@ -111,27 +111,31 @@ class Faults:
         )
         pages = self.pages
         self.device = PagedMemory("device", pages, lambda: (pages.live, pages.used))
-        self.away = PagedMemory("host", CountingPool(None), lambda: (pages.away, pages.away))
-        self.memory: Memory = self.device
-        self.host: Memory = self.away
-        ways = node.link.d2h_bandwidth, node.link.h2d_bandwidth
-        self.rates = ways if how.bandwidth is None else (min(ways[0], how.bandwidth), min(ways[1], how.bandwidth))
+        self.host_only = PagedMemory("host", CountingPool(None), lambda: (pages.host_only, pages.host_only))
+        self.memory: TimedMemory = self.device
+        self.host: TimedMemory = self.host_only
+        link_rates = node.link.d2h_bandwidth, node.link.h2d_bandwidth
+        self.rates = (
+            link_rates
+            if how.bandwidth is None
+            else (min(link_rates[0], how.bandwidth), min(link_rates[1], how.bandwidth))
+        )
         self.latency_ns = node.link.latency_ns
-        self.tours = tours_of(graph)
+        self.accesses = block_accesses(graph)
         self.queue: deque[_Kernel] = deque()
         self.busy = False
         self.counts: dict[int, tuple[int, int]] = {}
 
-    def launch(self, kernel: int) -> Callable[[Stream], None]:
-        """What begins that kernel."""
+    def launch(self, kernel: int) -> Callable[[Stream, object], None]:
+        """What starts that kernel."""
 
-        def begin(stream: Stream) -> None:
-            self._go_on(_Kernel(stream, kernel, self.pages.walk(visits_of(self.tours[kernel], self.pages))))
+        def begin(stream: Stream, _: object) -> None:
+            self._continue(_Kernel(stream, kernel, self.pages.access(page_accesses(self.accesses[kernel], self.pages))))
 
         return begin
 
     def notes(self, iteration: int) -> tuple[str, ...]:
-        """What there is to say of an iteration."""
+        """Notes on an iteration."""
         batches, pages = self.counts.get(iteration, (0, 0))
         if not batches:
             return ()
@@ -140,12 +144,12 @@ class Faults:
     def _note(self) -> None:
         now = int(self.env.now)
         self.device.note(now)
-        self.away.note(now)
+        self.host_only.note(now)
 
-    def _go_on(self, kernel: _Kernel) -> None:
-        """It visits pages until some must come, or computes if all have been visited."""
+    def _continue(self, kernel: _Kernel) -> None:
+        """The kernel accesses pages until it must wait for some, or computes after all accesses."""
         now = int(self.env.now)
-        batch = next(kernel.walk, None)
+        batch = next(kernel.batches, None)
         self._note()
         if batch is None:
             kernel.stream.starts.append(now)
@@ -158,50 +162,50 @@ class Faults:
             self._serve()
 
     def _serve(self) -> None:
-        """Begin with the next batch in line; those that take no time are over at once."""
+        """Begin to serve the next batch in the queue; batches that take no time end at once."""
         while self.queue:
             kernel = self.queue.popleft()
-            lasts = self._move(kernel)
-            if lasts:
-                self.env.timeout(lasts).callbacks.append(self._arrival(kernel))
+            duration = self._move(kernel)
+            if duration:
+                self.env.timeout(duration).callbacks.append(self._arrival(kernel))
                 return
-            self._came(kernel)
+            self._arrived(kernel)
         self.busy = False
 
     def _arrival(self, kernel: _Kernel) -> Callable[[simpy.Event], None]:
         def arrive(_: simpy.Event) -> None:
-            self._came(kernel)
+            self._arrived(kernel)
             self._serve()
             self.settled()
 
         return arrive
 
-    def _came(self, kernel: _Kernel) -> None:
+    def _arrived(self, kernel: _Kernel) -> None:
         self.pages.arrive(kernel.batch)
-        self._go_on(kernel)
+        self._continue(kernel)
 
     def _move(self, kernel: _Kernel) -> int:
-        """Begin to serve a batch; returns how long it takes. Another kernel may have had all of its pages brought."""
+        """Begin to serve a batch; returns how long it takes, 0 if other kernels have fetched all of its pages."""
         now, pages, stream = int(self.env.now), self.pages, kernel.stream
         wanted = next(iter(kernel.batch)).block
         try:
-            out, back = pages.serve(kernel.batch)
-        except NoRoomError as error:
+            evicted, fetched = pages.serve(kernel.batch)
+        except BatchTooLargeError as error:
             raise self._out_of_memory(kernel, error.need) from None
         if not kernel.batch:
-            self.lanes.wait(stream, kernel.since, now, wanted)
+            self.implicit.stall(stream, kernel.since, now, wanted)
             return 0
         self._note()
         batches, faults = self.counts.get(stream.iteration, (0, 0))
         faults += sum(absent.bit_count() for absent, _ in kernel.batch.values())
         self.counts[stream.iteration] = batches + 1, faults
         at = now + self.how.fault_latency_ns
-        self.lanes.wait(stream, kernel.since, at, wanted)
-        for kind, parts, rate in ((COPY_OUT, out, self.rates[0]), (COPY_IN, back, self.rates[1])):
+        self.implicit.stall(stream, kernel.since, at, wanted)
+        for kind, parts, rate in ((COPY_OUT, evicted, self.rates[0]), (COPY_IN, fetched, self.rates[1])):
             if parts:
                 end = at + copy_ns(sum(size for _, size in parts), rate, self.latency_ns)
-                self.lanes.move(stream, kind, parts, at, end)
-                self.lanes.wait(stream, at, end, wanted, kind)
+                self.implicit.copies(stream, kind, parts, at, end)
+                self.implicit.stall(stream, at, end, wanted, kind)
                 at = end
         return at - now
 
@@ -215,7 +219,3 @@ class Faults:
         largest = tuple(sorted(wanted.items(), key=lambda part: (-part[1], part[0])))
         free, limit = pages.limit - pages.used, pages.limit
         return OutOfMemoryError(what, self.memory.name, need, free, free, limit, int(self.env.now), largest, asking.id)
-
-
-def _nobody() -> None:
-    """Stands in for `Faults.settled` until it is set."""

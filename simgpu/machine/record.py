@@ -1,7 +1,6 @@
-"""From the executor's record to a timeline.
+"""Make a timeline from what the simulator recorded.
 
-A stream executes its ops in order, so the k-th start and end belong to the k-th timed instruction of its program;
-nothing needs to be noted during the run.
+A stream executes its ops in order, so its k-th recorded end belongs to the k-th timed instruction of its program.
 """
 
 from __future__ import annotations
@@ -13,31 +12,31 @@ from numpy.typing import NDArray
 
 from simgpu.graph.taskgraph import TaskGraph
 from simgpu.machine.code import ACQUIRE, AWAIT, COPY, DRIVEN_LAUNCH, LAUNCH, WORK, MachineCode, StreamCode
-from simgpu.machine.executor import Executor
+from simgpu.machine.simulator import Simulator
 from simgpu.timeline.model import Column, SpanKind, Timeline
 
 Flags = NDArray[np.bool_]
 
 
-def timeline_of(executor: Executor, graph: TaskGraph, noted: Sequence[int] = ()) -> Timeline:
-    """The timeline of a finished run. noted: further rows, as `simgpu.machine.lanes.Lanes` has them."""
-    columns = [_work_columns(executor, graph, rank) for rank in range(len(executor.streams))]
-    columns.append(_stall_columns(executor, graph))
-    columns.append(_columns(noted, graph))
+def timeline_of(simulator: Simulator, graph: TaskGraph, implicit: Sequence[int] = ()) -> Timeline:
+    """The timeline of a finished run. implicit: the rows of `simgpu.machine.implicit_streams.ImplicitStreams`."""
+    columns = [_work_columns(simulator, graph, rank) for rank in range(len(simulator.streams))]
+    columns.append(_stall_columns(simulator, graph))
+    columns.append(_columns(implicit, graph))
     parts = (np.concatenate(column) for column in zip(*columns, strict=True))
     stream, kind, name, start, end, size, cause, iteration = parts
-    # A stable sort keeps each stream's own order, in which what takes no time stands before the wait that follows it.
-    order = np.argsort(start * len(executor.streams) + stream, kind="stable")
-    gpus = np.array([s.gpu for s in executor.code.streams], dtype=np.int64)
-    on_gpu = np.array([s.role == "compute" for s in executor.code.streams], dtype=np.bool_)
+    # A stable sort preserves each stream's own order: work of no duration precedes the wait that follows it.
+    order = np.argsort(start * len(simulator.streams) + stream, kind="stable")
+    gpus = np.array([s.gpu for s in simulator.code.streams], dtype=np.int64)
+    on_gpu = np.array([s.role == "compute" for s in simulator.code.streams], dtype=np.bool_)
     computing = ((kind == SpanKind.COMPUTE) | (kind == SpanKind.RECOMPUTE)) & on_gpu[stream]
-    # Several GPUs wait for each other and for their weights when they have computed.
-    ending = on_gpu[stream] if len(executor.memories) > 2 else computing
-    ends = np.zeros(executor.iterations, dtype=np.int64)
+    # With several GPUs an iteration ends when all have exchanged their weights, not with the last kernel.
+    ending = on_gpu[stream] if len(simulator.memories) > 2 else computing
+    ends = np.zeros(simulator.iterations, dtype=np.int64)
     np.maximum.at(ends, iteration[ending], end[ending])
-    *devices, host = (memory.curve() for memory in executor.memories)
+    *devices, host = (memory.curve() for memory in simulator.memories)
     return Timeline(
-        streams=tuple(map(str, executor.code.streams)),
+        streams=tuple(map(str, simulator.code.streams)),
         names=(*(kernel.id for kernel in graph.kernels), *(block.id for block in graph.blocks)),
         gpu=gpus[stream[order]],
         stream=stream[order],
@@ -55,38 +54,38 @@ def timeline_of(executor: Executor, graph: TaskGraph, noted: Sequence[int] = ())
     )
 
 
-def _work_columns(executor: Executor, graph: TaskGraph, rank: int) -> tuple[Column, ...]:
-    """Columns of one stream's work. What did not note when it started began its duration before its end."""
-    stream = executor.streams[rank]
-    works = [work for code in executor.code.segments[rank] for work in code.works * code.repeat]
+def _work_columns(simulator: Simulator, graph: TaskGraph, rank: int) -> tuple[Column, ...]:
+    """Columns of one stream's work. Work without a recorded start began its duration before its end."""
+    stream = simulator.streams[rank]
+    works = [work for code in simulator.code.segments[rank] for work in code.works * code.repeat]
     once = np.array(works, dtype=np.int64)
     kind, number = once % WORK, once // WORK
     copies = (kind == SpanKind.COPY_OUT) | (kind == SpanKind.COPY_IN)
     kernels = (kind == SpanKind.COMPUTE) | (kind == SpanKind.RECOMPUTE)
-    noted = _notes_start(executor.code.segments[rank])
+    starts_recorded = _starts_recorded(simulator.code.segments[rank])
     size, duration = np.zeros_like(once), np.zeros_like(once)
     size[copies] = np.array(graph.copy_sizes, dtype=np.int64)[number[copies]]
     duration[kernels] = np.array(graph.durations, dtype=np.int64)[number[kernels]]
     for codec, place in ((SpanKind.ENCODE, 1), (SpanKind.DECODE, 2)):
         duration[kind == codec] = [graph.encoded[form][place] for form in number[kind == codec].tolist()]
     name = _names(once, graph)
-    iterations = executor.iterations
+    iterations = simulator.iterations
     end = np.fromiter(stream.ends, dtype=np.int64, count=len(stream.ends))
     start = end - np.tile(duration, iterations)
-    start[np.tile(noted, iterations)] = stream.starts
+    start[np.tile(starts_recorded, iterations)] = stream.starts
     iteration = np.repeat(np.arange(iterations, dtype=np.int64), len(once))
     kind, name, size = (np.tile(column, iterations) for column in (kind, name, size))
     none = np.full(len(end), -1, dtype=np.int64)
     return np.full(len(end), rank, dtype=np.int64), kind, name, start, end, size, none, iteration
 
 
-def _notes_start(segments: list[StreamCode]) -> Flags:
-    """Whether each work of a stream notes when it starts: copies do, and kernels that share a link."""
-    noted = [
+def _starts_recorded(segments: list[StreamCode]) -> Flags:
+    """Whether the start of each work of a stream was recorded: of copies, and of kernels that share a link."""
+    recorded = [
         [op[0] == COPY or (op[0] == DRIVEN_LAUNCH and len(op) > 2) for op in code.ops if op[0] >= LAUNCH] * code.repeat
         for code in segments
     ]
-    return np.array([flag for flags in noted for flag in flags], dtype=np.bool_)
+    return np.array([flag for flags in recorded for flag in flags], dtype=np.bool_)
 
 
 def _names(works: Column, graph: TaskGraph) -> Column:
@@ -96,22 +95,22 @@ def _names(works: Column, graph: TaskGraph) -> Column:
     return np.where(works < 0, -1, number + np.where(kernels, 0, len(graph.kernels)))
 
 
-def _stall_columns(executor: Executor, graph: TaskGraph) -> tuple[Column, ...]:
+def _stall_columns(simulator: Simulator, graph: TaskGraph) -> tuple[Column, ...]:
     """Columns of the times in which streams waited."""
-    code: MachineCode = executor.code
+    code: MachineCode = simulator.code
     rows: list[int] = []
     worked: dict[tuple[int, int], list[int]] = {}
-    stalls = iter(executor.stalls)
-    for stream, segment, pc, begin, end, iteration, giver in zip(*[stalls] * 7, strict=True):
+    stalls = iter(simulator.stalls)
+    for stream, segment, pc, begin, end, iteration, release in zip(*[stalls] * 7, strict=True):
         op = code.segments[stream][segment].ops[pc]
         cause, work = -1, -1
         if op[0] == AWAIT:
             kind = SpanKind.STALL_EVENT
             cause, work = code.signaller[op[1]], code.signal_work[op[1]]
         elif op[0] == ACQUIRE:
-            device = op[1] is not executor.memories[-1]
+            device = op[1] is not simulator.memories[-1]
             kind = SpanKind.STALL_DEVICE_MEMORY if device else SpanKind.STALL_HOST_MEMORY
-            cause, there, place = executor.givers[3 * giver : 3 * giver + 3]
+            cause, there, place = simulator.releases[3 * release : 3 * release + 3]
             if (cause, there) not in worked:
                 worked[cause, there] = _works_before(code.segments[cause][there])
             work = worked[cause, there][place]
@@ -122,7 +121,7 @@ def _stall_columns(executor: Executor, graph: TaskGraph) -> tuple[Column, ...]:
 
 
 def _columns(rows: Sequence[int], graph: TaskGraph) -> tuple[Column, ...]:
-    """Columns of rows that give a work for a name."""
+    """Columns of rows that hold a work in place of a name."""
     streams, kinds, works, begins, ends, sizes, causes, iterations = np.array(rows, dtype=np.int64).reshape(-1, 8).T
     return streams, kinds, _names(works, graph), begins, ends, sizes, causes, iterations
 

@@ -1,9 +1,8 @@
 """Kernels whose blocks are in the host's pinned memory: all of their DRAM traffic passes over the link.
 
-A kernel takes its recorded duration, and beside it what it reads comes over the link and what it writes leaves, both
-ways at once; it ends when all three have ended. How much it reads and writes is its recorded DRAM traffic, shared out
-as its blocks' bytes; without a record, its blocks once each, or as the trace tells that it goes through them. In the
-timeline its computing comes last: a kernel that waits for the link is stalled first.
+A kernel's computing, its reads over the link and its writes over the link start together; it ends when all three have
+ended. Its traffic is the recorded DRAM traffic, divided among its blocks by their bytes; without a record, each block
+once, or as the trace's access patterns say. In the timeline a kernel's stall comes first and its computing last.
 """
 
 from __future__ import annotations
@@ -18,18 +17,16 @@ from simgpu.compression.codecs.entries import SECTOR_BYTES
 from simgpu.graph.taskgraph import TaskGraph
 from simgpu.hardware.spec import NodeSpec
 from simgpu.machine.code import COPY_IN, COPY_OUT
-from simgpu.machine.flows import FlowNetwork
-from simgpu.machine.lanes import Lanes
-from simgpu.machine.links import single_paths
-from simgpu.machine.memory import Memory
-from simgpu.machine.stream import Stream
+from simgpu.machine.flows import FlowNetwork, single_paths
+from simgpu.machine.implicit_streams import ImplicitStreams
+from simgpu.machine.stream import Stream, TimedMemory, unset
 from simgpu.memory.paged import Parts
 from simgpu.memory.pool import CountingPool
 
 
 @dataclass(slots=True, eq=False)
 class _Kernel:
-    """A kernel under way. open: of its duration and its two flows, how many have not ended."""
+    """A running kernel. open: how many of its duration and its two flows have not ended."""
 
     stream: Stream
     number: int
@@ -38,28 +35,28 @@ class _Kernel:
 
 
 class RemoteAccess:
-    """Runs the kernels of a GPU that reads and writes host memory; see `simgpu.machine.unmoved.Unmoved`."""
+    """Runs kernels that access host memory, as a `simgpu.machine.implicit_streams.ResidencyDriver`."""
 
     def __init__(
-        self, env: simpy.Environment, graph: TaskGraph, node: NodeSpec, lanes: Lanes, capacity: int | None
+        self, env: simpy.Environment, graph: TaskGraph, node: NodeSpec, implicit: ImplicitStreams, capacity: int | None
     ) -> None:
         self.env = env
-        # In host memory blocks are as they are, not as a copy makes them.
+        # Blocks in host memory have their own size, not that of a compressed copy.
         self.graph = replace(graph, copy_sizes=graph.sizes)
-        self.memory = Memory("device", CountingPool(capacity))
-        self.host = Memory("host", CountingPool(node.host.pinned_memory))
-        self.lanes = lanes
-        self.settled: Callable[[], None] = _nobody
+        self.memory = TimedMemory("device", CountingPool(capacity))
+        self.host = TimedMemory("host", CountingPool(node.host.pinned_memory))
+        self.implicit = implicit
+        self.settled: Callable[[], None] = unset
         self.link = node.link
-        capacities, ((out, back),) = single_paths(node, beside=True)
+        capacities, ((out, back),) = single_paths(node, others=True)
         self.paths = {COPY_OUT: out, COPY_IN: back}
         self.rates = {COPY_OUT: node.link.d2h_bandwidth, COPY_IN: node.link.h2d_bandwidth}
         self.flows = FlowNetwork(env, capacities, lambda: self.settled())
         self.traffic = [traffic_of(graph, k) for k in range(len(graph.kernels))]
 
-    def launch(self, kernel: int) -> Callable[[Stream], None]:
-        """What begins that kernel."""
-        return lambda stream: self._begin(stream, kernel)
+    def launch(self, kernel: int) -> Callable[[Stream, object], None]:
+        """What starts that kernel."""
+        return lambda stream, _: self._begin(stream, kernel)
 
     def notes(self, iteration: int) -> tuple[str, ...]:
         """Nothing."""
@@ -68,7 +65,7 @@ class RemoteAccess:
     def _begin(self, stream: Stream, k: int) -> None:
         read, written = self.traffic[k]
         kernel = _Kernel(stream, k, int(self.env.now), 1 + bool(read) + bool(written))
-        self._after(self.graph.durations[k], partial(self._over, kernel))
+        self._after(self.graph.durations[k], partial(self._part_ended, kernel))
         for kind, parts in ((COPY_OUT, written), (COPY_IN, read)):
             if parts:
                 self._after(self.link.latency_ns, partial(self._send, kernel, kind, parts))
@@ -83,17 +80,17 @@ class RemoteAccess:
     def _send(self, kernel: _Kernel, kind: int, parts: Parts) -> None:
         rate = self.rates[kind]
         size = sum(size for _, size in parts)
-        self.flows.start(self.paths[kind], lambda: rate, size, partial(self._passed, kernel, kind, parts))
+        self.flows.start(self.paths[kind], lambda: rate, size, partial(self._transferred, kernel, kind, parts))
 
-    def _passed(self, kernel: _Kernel, kind: int, parts: Parts) -> None:
+    def _transferred(self, kernel: _Kernel, kind: int, parts: Parts) -> None:
         now = int(self.env.now)
-        self.lanes.move(kernel.stream, kind, parts, kernel.began, now)
+        self.implicit.copies(kernel.stream, kind, parts, kernel.began, now)
         computing = now - self.graph.durations[kernel.number]
         if kernel.open == 1:
-            self.lanes.wait(kernel.stream, kernel.began, computing, parts[0][0], kind)
-        self._over(kernel)
+            self.implicit.stall(kernel.stream, kernel.began, computing, parts[0][0], kind)
+        self._part_ended(kernel)
 
-    def _over(self, kernel: _Kernel) -> None:
+    def _part_ended(self, kernel: _Kernel) -> None:
         kernel.open -= 1
         if not kernel.open:
             kernel.stream.starts.append(int(self.env.now) - self.graph.durations[kernel.number])
@@ -113,26 +110,22 @@ def traffic_of(graph: TaskGraph, k: int) -> tuple[Parts, Parts]:
     ([(0, 400)], [(1, 200)])
     """
     kernel = graph.kernels[k]
-    told = {
+    recorded = {
         (access.block, access.write): access.entries * access.sectors * SECTOR_BYTES
         for access in graph.trace.accesses
         if access.kernel == kernel.id
     }
     touched = [(b, False) for b in dict.fromkeys(graph.reads[k])] + [(b, True) for b in dict.fromkeys(graph.writes[k])]
-    sizes = [told.get((graph.blocks[b].id, write), graph.sizes[b]) for b, write in touched]
+    sizes = [recorded.get((graph.blocks[b].id, write), graph.sizes[b]) for b, write in touched]
     if kernel.dram_bytes is not None and any(sizes):
-        # Shared out so that the sum is kept to the byte.
-        total, passed, before, shared = sum(sizes), 0, 0, []
+        # Divided so that the sum is exact to the byte.
+        total, passed, before, divided = sum(sizes), 0, 0, []
         for size in sizes:
             passed += size
             until = kernel.dram_bytes * passed // total
-            shared.append(until - before)
+            divided.append(until - before)
             before = until
-        sizes = shared
+        sizes = divided
     parts = list(zip(touched, sizes, strict=True))
     read, written = ([(b, size) for (b, write), size in parts if write is way and size] for way in (False, True))
     return read, written
-
-
-def _nobody() -> None:
-    """Stands in for `RemoteAccess.settled` until it is set."""

@@ -3,31 +3,29 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
 import simpy
 
 from simgpu.errors import InputError, OutOfMemoryError, ProgramError
-from simgpu.graph.compressed import carved_by
 from simgpu.graph.taskgraph import TaskGraph
 from simgpu.hardware.spec import NodeSpec
 from simgpu.machine.buddy import shared_link
-from simgpu.machine.cdma import dram_demands
-from simgpu.machine.code import translate
-from simgpu.machine.executor import Executor
-from simgpu.machine.memory import Memory
+from simgpu.machine.implicit_streams import ImplicitStreams, ResidencyDriver, with_implicit_streams
+from simgpu.machine.paged import PageFaults
 from simgpu.machine.record import timeline_of
-from simgpu.machine.stream import Stream
-from simgpu.machine.unmoved import unmoved_blocks
+from simgpu.machine.remote import RemoteAccess
+from simgpu.machine.simulator import Simulator
+from simgpu.machine.stream import Stream, TimedMemory
+from simgpu.machine.translate import dram_demands, translate
 from simgpu.memory.addressed import AddressedPool
-from simgpu.memory.paged import Reclaim, least_recently_touched
+from simgpu.memory.paged import Reclaim, least_recently_used
 from simgpu.memory.pool import CountingPool, Pool
 from simgpu.program.check import check_program
 from simgpu.program.instructions import (
+    WORK,
     Acquire,
-    CopyIn,
-    CopyOut,
     Decode,
     Encode,
     Instruction,
@@ -36,18 +34,18 @@ from simgpu.program.instructions import (
     Release,
     Space,
 )
+from simgpu.program.paging import Paged
 from simgpu.timeline.model import Timeline
+from simgpu.timeline.streams import StreamId
 
 #: Nanoseconds after which a timeline's 64-bit columns would run over when they are sorted.
 LONGEST = 2**59
-
-_WORK = (Launch, CopyOut, CopyIn, Encode, Decode)
 
 POOLS: dict[str, Callable[[int | None, int], Pool]] = {"counting": CountingPool, "addressed": AddressedPool}
 
 
 @dataclass(frozen=True, slots=True)
-class Run:
+class MachineRun:
     """What the machine did.
 
     steady: whether the last two iterations were equal in time and left the pool of each GPU equal, None where only one
@@ -72,8 +70,8 @@ def run_program(
     budget: int | None,
     iterations: int = 3,
     pool: str = "counting",
-    reclaim: Reclaim = least_recently_touched,
-) -> Run:
+    reclaim: Reclaim = least_recently_used,
+) -> MachineRun:
     """Execute a verified program. budget: bytes of each GPU's memory, None for unlimited. reclaim: picks what leaves
     where blocks are on demand; these have pages in place of a `pool`.
 
@@ -96,41 +94,41 @@ def run_program(
     gpus = program.gpus
     if gpus > node.gpus:
         raise ProgramError(f"the program uses {gpus} GPUs, and node {node.name} has {node.gpus}")
-    devices: list[Memory] = [
-        Memory("device" if gpus == 1 else f"GPU {gpu}'s device", POOLS[pool](limit, node.gpu.alignment))
+    devices: list[TimedMemory] = [
+        TimedMemory("device" if gpus == 1 else f"GPU {gpu}'s device", POOLS[pool](limit, node.gpu.alignment))
         for gpu in range(gpus)
     ]
-    host = Memory("host", CountingPool(node.host.pinned_memory))
+    host = TimedMemory("host", CountingPool(node.host.pinned_memory))
     env = simpy.Environment(initial_time=0)
     cdma = node.gpu.cdma
     demands = None if cdma is None else dram_demands(graph, cdma)
-    unmoved = unmoved_blocks(program, graph, node, env, limit, reclaim)
-    if unmoved is None:
+    driver = _residency_driver(program, graph, node, env, limit, reclaim)
+    if driver is None:
         code = translate(program, graph, devices, host, demands, shared_link(program, graph, node))
     else:
-        graph, devices, host = unmoved.graph, [unmoved.memory], unmoved.host
-        code = translate(program, graph, devices, host, driver=unmoved, streams=unmoved.lanes.streams)
-    executor = Executor(env, code, node, (*devices, host), iterations)
-    if unmoved:
-        unmoved.settled = executor.settle_if_last
-    for holding in program.holdings:
-        sizes, memory = (graph.copy_sizes, host) if holding.gpu is None else (graph.sizes, devices[holding.gpu])
-        _take_residents(holding.blocks, graph, sizes, memory)
-    executor.run()
+        graph, devices, host = driver.graph, [driver.memory], driver.host
+        code = translate(program, graph, devices, host, driver=driver, streams=driver.implicit.streams)
+    simulator = Simulator(env, code, node, (*devices, host), iterations)
+    if driver:
+        driver.settled = simulator.settle_if_last
+    for each in program.initial_contents:
+        sizes, memory = (graph.copy_sizes, host) if each.gpu is None else (graph.sizes, devices[each.gpu])
+        _allocate_initial(each.blocks, graph, sizes, memory)
+    simulator.run()
     if env.now > LONGEST:
         what = "the simulated time passes 18 years, more than a timeline's columns can hold"
         raise InputError.single("", "time", what, "look at durations, latency and bandwidths")
-    if not all(stream.finished for stream in executor.streams):
-        raise _stopped(executor, program, graph)
-    timeline = timeline_of(executor, graph, unmoved.lanes.rows if unmoved else ())
+    if not all(stream.finished for stream in simulator.streams):
+        raise _StoppedRun(simulator, program, graph).error()
+    timeline = timeline_of(simulator, graph, driver.implicit.rows if driver else ())
     retired = iterations * sum(
         len(code) * segment.repeat for segment in program.segments for code in segment.streams.values()
     )
     high_water = max(memory.pool.high_water for memory in devices)
-    notes = unmoved.notes(iterations - 1) if unmoved else ()
+    notes = driver.notes(iterations - 1) if driver else ()
     carved = max(memory.buddy_peak() for memory in devices)
     _check_carve_out(carved, node)
-    return Run(timeline, _steady(timeline, executor), high_water, retired, notes=notes, buddy_peak=carved)
+    return MachineRun(timeline, _steady(timeline, simulator), high_water, retired, notes=notes, buddy_peak=carved)
 
 
 def _check_carve_out(carved: int, node: NodeSpec) -> None:
@@ -141,93 +139,124 @@ def _check_carve_out(carved: int, node: NodeSpec) -> None:
         raise OutOfMemoryError("what is allocated as compressed", "buddy", carved, size, size, size, 0)
 
 
-def _take_residents(blocks: Sequence[int], graph: TaskGraph, sizes: Sequence[int], memory: Memory) -> None:
+def _allocate_initial(blocks: Sequence[int], graph: TaskGraph, sizes: Sequence[int], memory: TimedMemory) -> None:
     request = memory.pool.prepare(blocks, [sizes[b] for b in blocks])
     if not memory.pool.acquire(request):
-        held = sorted(((graph.blocks[b].id, sizes[b]) for b in blocks), key=lambda h: (-h[1], h[0]))
+        largest = _largest_first((graph.blocks[b].id, sizes[b]) for b in blocks)
         capacity = memory.pool.capacity or 0
         what = "what is persistent, before the first kernel,"
         hole = memory.pool.largest_hole
-        raise OutOfMemoryError(what, memory.name, request[1], capacity, hole, capacity, 0, tuple(held))
-    memory.log(0, memory.number(request, carved_by(graph, blocks) if sizes is graph.sizes else 0))
+        raise OutOfMemoryError(what, memory.name, request[1], capacity, hole, capacity, 0, largest)
+    carved = graph.compressed.carved_by(blocks) if graph.compressed and sizes is graph.sizes else 0
+    memory.log(0, memory.number(request, carved))
 
 
-def _steady(timeline: Timeline, executor: Executor) -> bool | None:
+def _residency_driver(
+    program: Program,
+    graph: TaskGraph,
+    node: NodeSpec,
+    env: simpy.Environment,
+    capacity: int | None,
+    reclaim: Reclaim,
+) -> ResidencyDriver | None:
+    """What runs the kernels of a program that does not move its blocks, None if it moves them.
+
+    Raises `ProgramError` for several GPUs.
+    """
+    if program.residency is None:
+        return None
+    if program.gpus > 1:
+        raise ProgramError("a program that does not move its blocks must use one GPU; this one uses several")
+    implicit = ImplicitStreams(with_implicit_streams(program.streams))
+    if isinstance(program.residency, Paged):
+        return PageFaults(env, graph, node, program.residency, implicit, capacity, reclaim)
+    return RemoteAccess(env, graph, node, implicit, capacity)
+
+
+def _steady(timeline: Timeline, simulator: Simulator) -> bool | None:
     """Whether the last two iterations took the same time and left the same pools."""
-    if executor.iterations < 2:
+    if simulator.iterations < 2:
         return None
     last, before = timeline.window(-1), timeline.window(-2)
     same_time = last[1] - last[0] == before[1] - before[0]
-    states = [stream.snapshots for stream in executor.streams if stream.memory is not None]
+    states = [stream.snapshots for stream in simulator.streams if stream.memory is not None]
     return same_time and all(after == before for *_, before, after in states)
 
 
-def _stopped(executor: Executor, program: Program, graph: TaskGraph) -> Exception:
-    """Why a run came to a halt. Nothing has happened since the last work ended, whatever old timers ran out later."""
-    now = max((stream.ends[-1] for stream in executor.streams if stream.ends), default=0)
-    for gpu, memory in enumerate(executor.memories):
-        if memory.waiting:
-            stream = memory.waiting[0]
-            request = stream.ops[stream.pc][2]
-            capacity = memory.pool.capacity or 0
-            free = capacity - memory.pool.used
-            hole = memory.pool.largest_hole
-            holders = _holders(executor, program, graph, memory)
-            asked = request[1]
-            waiting = _work_at(executor, program, graph, stream)
-            first = next((s for s in executor.streams if executor.code.streams[s.rank].gpu == gpu), executor.streams[0])
-            kernel = _kernel_at(executor, program, graph, first)
-            return OutOfMemoryError(waiting, memory.name, asked, free, hole, capacity, now, holders, kernel)
-    waiting = ", ".join(_work_at(executor, program, graph, s) for s in executor.streams if not s.finished)
-    return ProgramError(f"the program stops at {now} ns although nobody waits for memory: {waiting}")
+@dataclass(frozen=True, slots=True)
+class _StoppedRun:
+    """Explains why a run stopped before all streams had finished."""
+
+    simulator: Simulator
+    program: Program
+    graph: TaskGraph
+
+    def error(self) -> Exception:
+        """The error that names who waits. Later timers are outdated: the run stopped when the last work ended."""
+        streams, memories = self.simulator.streams, self.simulator.memories
+        now = max((stream.ends[-1] for stream in streams if stream.ends), default=0)
+        for gpu, memory in enumerate(memories):
+            if memory.waiting:
+                stream = memory.waiting[0]
+                requested, pool = stream.ops[stream.pc][2][1], memory.pool
+                capacity = pool.capacity or 0
+                free, hole, blocks = capacity - pool.used, pool.largest_hole, self._blocks_in(memory)
+                first = next((s for s in streams if self._id(s).gpu == gpu), streams[0])
+                kernel, waiting = self._next_kernel(first), self._next_work(stream)
+                return OutOfMemoryError(waiting, memory.name, requested, free, hole, capacity, now, blocks, kernel)
+        waiting = ", ".join(self._next_work(s) for s in streams if not s.finished)
+        return ProgramError(f"the program stops at {now} ns although no stream waits for memory: {waiting}")
+
+    def _id(self, stream: Stream) -> StreamId:
+        return self.simulator.code.streams[stream.rank]
+
+    def _remaining(self, stream: Stream) -> tuple[Instruction, ...]:
+        """The instructions from where a stream is to the end of its segment."""
+        return self.program.segments[stream.segment].streams.get(self._id(stream), ())[stream.pc :]
+
+    def _next_work(self, stream: Stream) -> str:
+        work = next((i for i in self._remaining(stream) if isinstance(i, WORK)), None)
+        if isinstance(work, Launch):
+            kernel = self.graph.kernels[work.kernel]
+            return f"kernel {kernel.id} ({kernel.op})"
+        if work is None:
+            return f"stream {self._id(stream)}"
+        what = "codec" if isinstance(work, Encode | Decode) else "copy"
+        return f"{what} of block {self.graph.blocks[work.block].id} on {self._id(stream)}"
+
+    def _next_kernel(self, stream: Stream) -> str:
+        """The next kernel that a stream would run."""
+        launches = (i for i in self._remaining(stream) if isinstance(i, Launch))
+        return next((self.graph.kernels[launch.kernel].id for launch in launches), "")
+
+    def _blocks_in(self, memory: TimedMemory) -> tuple[tuple[str, int], ...]:
+        """Blocks in this memory, largest first; counted from the instructions that streams have executed."""
+        *devices, host = self.simulator.memories
+        gpu = None if memory is host else devices.index(memory)
+        space = Space.HOST if gpu is None else Space.DEVICE
+        counts: Counter[int] = Counter(
+            b for each in self.program.initial_contents if each.gpu == gpu for b in each.blocks
+        )
+        for stream in self.simulator.streams:
+            if gpu is not None and self._id(stream).gpu != gpu:
+                continue
+            for index, segment in enumerate(self.program.segments):
+                done = stream.iteration * segment.repeat + (segment.repeat if index < stream.segment else 0)
+                partial = 0
+                if index == stream.segment:
+                    done += stream.repetition
+                    partial = 0 if stream.finished else stream.pc
+                for position, instruction in enumerate(segment.streams.get(self._id(stream), ())):
+                    if isinstance(instruction, Acquire | Release) and instruction.space is space:
+                        times = done + (position < partial)
+                        for b in instruction.blocks:
+                            counts[b] += times if isinstance(instruction, Acquire) else -times
+        sizes = self.graph.sizes if space is Space.DEVICE else self.graph.copy_sizes
+        return _largest_first(
+            (self.graph.blocks[b].id, sizes[b]) for b, count in counts.items() if count > 0 and sizes[b]
+        )
 
 
-def _to_come(executor: Executor, program: Program, stream: Stream) -> tuple[Instruction, ...]:
-    """The instructions from where a stream is to the end of its segment."""
-    return program.segments[stream.segment].streams.get(executor.code.streams[stream.rank], ())[stream.pc :]
-
-
-def _work_at(executor: Executor, program: Program, graph: TaskGraph, stream: Stream) -> str:
-    work = next((i for i in _to_come(executor, program, stream) if isinstance(i, _WORK)), None)
-    stream_id = executor.code.streams[stream.rank]
-    if isinstance(work, Launch):
-        return f"kernel {graph.kernels[work.kernel].id} ({graph.kernels[work.kernel].op})"
-    if isinstance(work, Encode | Decode):
-        return f"codec of block {graph.blocks[work.block].id} on {stream_id}"
-    return f"copy of block {graph.blocks[work.block].id} on {stream_id}" if work else f"stream {stream_id}"
-
-
-def _kernel_at(executor: Executor, program: Program, graph: TaskGraph, stream: Stream) -> str:
-    """The kernel that a stream has come to, after what it does before."""
-    launches = (i for i in _to_come(executor, program, stream) if isinstance(i, Launch))
-    return next((graph.kernels[launch.kernel].id for launch in launches), "")
-
-
-def _holders(executor: Executor, program: Program, graph: TaskGraph, memory: Memory) -> tuple[tuple[str, int], ...]:
-    """Blocks that hold this memory when a run has stopped, largest first; counted from what streams have executed."""
-    *devices, host = executor.memories
-    gpu = None if memory is host else devices.index(memory)
-    space = Space.HOST if gpu is None else Space.DEVICE
-    held: Counter[int] = Counter(b for holding in program.holdings if holding.gpu == gpu for b in holding.blocks)
-    for stream in executor.streams:
-        if gpu is not None and executor.code.streams[stream.rank].gpu != gpu:
-            continue
-        stream_id = executor.code.streams[stream.rank]
-        for index, segment in enumerate(program.segments):
-            instructions = segment.streams.get(stream_id, ())
-            done = stream.iteration * segment.repeat
-            if index < stream.segment:
-                done += segment.repeat
-            partial = 0
-            if index == stream.segment:
-                done += stream.repetition
-                partial = len(instructions) if stream.finished else stream.pc
-            for position, instruction in enumerate(instructions):
-                times = done + (position < partial and not stream.finished)
-                if isinstance(instruction, Acquire | Release) and instruction.space is space:
-                    sign = times if isinstance(instruction, Acquire) else -times
-                    for b in instruction.blocks:
-                        held[b] += sign
-    sizes = graph.sizes if space is Space.DEVICE else graph.copy_sizes
-    blocks = ((graph.blocks[b].id, sizes[b]) for b, count in held.items() if count > 0 and sizes[b])
-    return tuple(sorted(blocks, key=lambda holder: (-holder[1], holder[0])))
+def _largest_first(blocks: Iterable[tuple[str, int]]) -> tuple[tuple[str, int], ...]:
+    """Named sizes, largest first, then by name."""
+    return tuple(sorted(blocks, key=lambda block: (-block[1], block[0])))

@@ -1,16 +1,17 @@
-"""The pool that gives addresses, by the rule of moDNN (section 3.3): exact fit first, then first fit."""
+"""Memory with addresses, by moDNN's allocation rule (section 3.3): exact fit first, then first fit."""
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from collections.abc import Hashable, Iterator, Sequence
+from heapq import heapify, heappop, heappush
 from typing import NamedTuple
 
 from simgpu.errors import ProgramError
-from simgpu.memory.holes import Holes
-from simgpu.memory.pool import UNLIMITED, Request, aligned
+from simgpu.memory.pool import UNLIMITED, Piece, Request, aligned
 
 
-class Segment(NamedTuple):
+class AddressRange(NamedTuple):
     """A piece of the address space: held by `block`, or free where that is None."""
 
     start: int
@@ -31,7 +32,7 @@ class AddressedPool:
     (True, True, True)
     >>> pool.release(b)
     >>> pool.largest_hole, list(pool.segments())[1]
-    (30, Segment(start=40, size=30, block=None))
+    (30, AddressRange(start=40, size=30, block=None))
     """
 
     __slots__ = ("_addresses", "_holes", "alignment", "capacity", "live", "used")
@@ -86,14 +87,14 @@ class AddressedPool:
         """Where a block lies, None if it holds no memory."""
         return self._addresses.get(block)
 
-    def segments(self) -> Iterator[Segment]:
+    def segments(self) -> Iterator[AddressRange]:
         """The address space from the lowest address up, held and free pieces, as moDNN's linked list has it."""
         free = dict(self._holes)
         held = {start: block for block, start in self._addresses.items()}
         bounds = sorted([*free, *held])
         end = UNLIMITED if self.capacity is None else self.capacity
         for start, stop in zip(bounds, [*bounds[1:], end][: len(bounds)], strict=True):
-            yield Segment(start, stop - start, held.get(start))
+            yield AddressRange(start, stop - start, held.get(start))
 
     @property
     def largest_hole(self) -> int:
@@ -108,3 +109,262 @@ class AddressedPool:
     def state(self) -> Hashable:
         """Which block lies where."""
         return tuple(sorted(self._addresses.items()))
+
+
+#: A run of holes is split when it grows past this.
+_RUN = 96
+
+
+class Holes:
+    """Free ranges of an address space, ordered by address.
+
+    Holes lie in runs of at most 96, each a list of addresses beside a list of sizes. As long as one run is enough,
+    as it is in ordinary traces, a search is a scan of one short list. With more runs, a search by first fit looks
+    at the largest hole of each run before it looks into one, and a search by exact size asks a heap of addresses per
+    size, from which entries that no longer hold are dropped when they surface. So no search is linear in the number
+    of holes. high_water: the end of the highest range that was ever taken, by requests that found room for all.
+
+    >>> holes = Holes(100)
+    >>> holes.take(40), holes.take(30), holes.take(31)
+    (0, 40, None)
+    >>> holes.free(0, 40)
+    >>> list(holes), holes.take(30), holes.largest()
+    ([(0, 40), (70, 30)], 70, 40)
+    """
+
+    __slots__ = ("_by_size", "_firsts", "_largest", "_sizes", "_starts", "high_water")
+
+    def __init__(self, size: int) -> None:
+        self.high_water = 0
+        self._starts: list[list[int]] = [[0] if size else []]
+        self._sizes: list[list[int]] = [[size] if size else []]
+        # Kept only while there are several runs.
+        self._firsts: list[int] = [0]
+        self._largest: list[int] = [size]
+        self._by_size: dict[int, list[int]] | None = None
+
+    def __iter__(self) -> Iterator[tuple[int, int]]:
+        """Holes as (address, size), ascending."""
+        for starts, sizes in zip(self._starts, self._sizes, strict=True):
+            yield from zip(starts, sizes, strict=True)
+
+    def largest(self) -> int:
+        """Size of the largest hole, 0 if there is none."""
+        return max((max(sizes, default=0) for sizes in self._sizes), default=0)
+
+    # --- taking ---------------------------------------------------------------------------------------------
+
+    def take(self, size: int) -> int | None:
+        """Take `size` bytes: the lowest hole of exactly that size, else from the lowest hole that is larger."""
+        addresses: dict[int, int] = {}
+        self.take_all(((0, size),), addresses)
+        return addresses.get(0)
+
+    def take_all(self, pieces: Sequence[Piece], addresses: dict[int, int]) -> int:
+        """Take memory for one piece after the other and note their addresses; returns how many found room.
+
+        The first piece that finds none ends it. With `free_all` this is the pool's inner loop.
+        """
+        if self._by_size is not None:
+            return self._take_all_from_runs(pieces, addresses)
+        starts, sizes = self._starts[0], self._sizes[0]
+        high = self.high_water
+        for block, size in pieces:
+            if size in sizes:
+                index = sizes.index(size)
+                del sizes[index]
+                start = starts.pop(index)
+            else:
+                index = 0
+                for hole in sizes:
+                    if hole > size:
+                        break
+                    index += 1
+                else:
+                    return pieces.index((block, size))
+                start = starts[index]
+                starts[index] = start + size
+                sizes[index] = hole - size
+            addresses[block] = start
+            if start + size > high:
+                high = start + size
+        self.high_water = high
+        return len(pieces)
+
+    def _take_all_from_runs(self, pieces: Sequence[Piece], addresses: dict[int, int]) -> int:
+        high = self.high_water
+        for done, (block, size) in enumerate(pieces):
+            start = self._take_from_runs(size)
+            if start is None:
+                return done
+            addresses[block] = start
+            high = max(high, start + size)
+        self.high_water = high
+        return len(pieces)
+
+    def take_all_at(self, pieces: Sequence[Piece], offsets: Sequence[int], addresses: dict[int, int]) -> int:
+        """Take memory for each piece at its offset; otherwise like `take_all`."""
+        high = self.high_water
+        for done, ((block, size), offset) in enumerate(zip(pieces, offsets, strict=True)):
+            if not self._take_at(offset, size):
+                return done
+            addresses[block] = offset
+            high = max(high, offset + size)
+        self.high_water = high
+        return len(pieces)
+
+    def _take_from_runs(self, size: int) -> int | None:
+        start = self._exact(size)
+        if start is not None:
+            run = self._run_of(start)
+            self._remove(run, bisect_right(self._starts[run], start) - 1)
+            return start
+        for run, largest in enumerate(self._largest):
+            if largest > size:
+                for index, hole in enumerate(self._sizes[run]):
+                    if hole > size:
+                        start = self._starts[run][index]
+                        self._change(run, index, start + size, hole - size)
+                        return start
+        return None
+
+    def _exact(self, size: int) -> int | None:
+        by_size = self._by_size or {}
+        heap = by_size.get(size)
+        while heap:
+            start = heap[0]
+            run = self._run_of(start)
+            index = bisect_right(self._starts[run], start) - 1
+            if index >= 0 and self._starts[run][index] == start and self._sizes[run][index] == size:
+                return start
+            heappop(heap)
+        if heap is not None:
+            del by_size[size]
+        return None
+
+    def _take_at(self, offset: int, size: int) -> bool:
+        """Take `size` bytes at an address, if they are all free."""
+        run = self._run_of(offset)
+        index = bisect_right(self._starts[run], offset) - 1
+        if index < 0:
+            return False
+        start, hole = self._starts[run][index], self._sizes[run][index]
+        if start + hole < offset + size:
+            return False
+        self._remove(run, index)
+        if offset > start:
+            self.free(start, offset - start)
+        if offset + size < start + hole:
+            self.free(offset + size, start + hole - offset - size)
+        return True
+
+    # --- giving back ----------------------------------------------------------------------------------------
+
+    def free(self, start: int, size: int) -> None:
+        """These bytes are free again; joins them with the holes beside them."""
+        self.free_all(((0, size),), {0: start})
+
+    def free_all(self, pieces: Sequence[Piece], addresses: dict[int, int]) -> None:
+        """Free the memory of pieces and forget their addresses. Raises `KeyError` for a piece that has none."""
+        if self._by_size is not None:
+            for block, size in pieces:
+                self._free_in_runs(addresses.pop(block), size)
+            return
+        starts, sizes = self._starts[0], self._sizes[0]
+        for block, size in pieces:
+            start = addresses.pop(block)
+            index = bisect_right(starts, start)
+            left = index - 1
+            joins_right = index < len(starts) and starts[index] == start + size
+            if left >= 0 and starts[left] + sizes[left] == start:
+                if joins_right:
+                    size += sizes.pop(index)
+                    del starts[index]
+                sizes[left] += size
+            elif joins_right:
+                starts[index] = start
+                sizes[index] += size
+            else:
+                starts.insert(index, start)
+                sizes.insert(index, size)
+        if len(starts) > _RUN:
+            self._split(0)
+
+    def _free_in_runs(self, start: int, size: int) -> None:
+        run = self._run_of(start)
+        starts, sizes = self._starts[run], self._sizes[run]
+        index = bisect_right(starts, start)
+        joins_right = index < len(starts) and starts[index] == start + size
+        if index and starts[index - 1] + sizes[index - 1] == start:
+            if joins_right:
+                size += sizes[index]
+                self._remove(run, index)
+            self._change(run, index - 1, starts[index - 1], sizes[index - 1] + size)
+        elif joins_right:
+            self._change(run, index, start, sizes[index] + size)
+        else:
+            starts.insert(index, start)
+            sizes.insert(index, size)
+            self._added(run, start, size)
+            if len(starts) > _RUN:
+                self._split(run)
+        self._join_runs(run)
+
+    def _join_runs(self, run: int) -> None:
+        """Join holes that touch across the borders of a run, or of the two that it was just split into."""
+        for left in (run + 1, run, run - 1):
+            if 0 <= left < len(self._starts) - 1 and self._starts[left] and self._starts[left + 1]:
+                start, size = self._starts[left][-1], self._sizes[left][-1]
+                if start + size == self._starts[left + 1][0]:
+                    size += self._sizes[left + 1][0]
+                    self._change(left, len(self._starts[left]) - 1, start, size)
+                    self._remove(left + 1, 0)
+
+    # --- runs -----------------------------------------------------------------------------------------------
+
+    def _run_of(self, start: int) -> int:
+        return max(bisect_right(self._firsts, start) - 1, 0)
+
+    def _change(self, run: int, index: int, start: int, size: int) -> None:
+        """With several runs: a hole keeps its place in the order but not its address or size."""
+        old = self._sizes[run][index]
+        self._starts[run][index] = start
+        self._sizes[run][index] = size
+        if size < old == self._largest[run]:
+            self._largest[run] = max(self._sizes[run])
+        self._added(run, start, size)
+
+    def _added(self, run: int, start: int, size: int) -> None:
+        assert self._by_size is not None
+        heappush(self._by_size.setdefault(size, []), start)
+        self._largest[run] = max(self._largest[run], size)
+        self._firsts[run] = self._starts[run][0]
+
+    def _remove(self, run: int, index: int) -> None:
+        size = self._sizes[run].pop(index)
+        del self._starts[run][index]
+        if self._by_size is None:
+            return
+        if self._starts[run]:
+            self._firsts[run] = self._starts[run][0]
+        elif len(self._starts) > 1:
+            del self._starts[run], self._sizes[run], self._firsts[run], self._largest[run]
+            return
+        if size == self._largest[run]:
+            self._largest[run] = max(self._sizes[run], default=0)
+
+    def _split(self, run: int) -> None:
+        for column in (self._starts, self._sizes):
+            whole = column[run]
+            half = len(whole) // 2
+            column[run : run + 1] = [whole[:half], whole[half:]]
+        if self._by_size is None:
+            self._by_size = {}
+            for start, size in self:
+                self._by_size.setdefault(size, []).append(start)
+            for heap in self._by_size.values():
+                heapify(heap)
+            self._firsts, self._largest = [0], [0]
+        halves = range(run, run + 2)
+        self._firsts[run : run + 1] = [self._starts[half][0] for half in halves]
+        self._largest[run : run + 1] = [max(self._sizes[half]) for half in halves]

@@ -1,19 +1,18 @@
-"""Device memory by pages: which pages of a block are there, in which order they were touched, what leaves for what.
+"""Device memory in pages on demand: which pages are resident, the order of their accesses, and what is evicted.
 
-Pages come by faults, one at a time, and leave by chunks, as in NVIDIA's driver (`simgpu.program.paging`). A chunk is
-part of one block here, and blocks are packed: the last page of a block is as long as what is left of it, so that
-blocks take no more memory together than in a pool. A page is
+Pages are fetched by faults, one at a time, and evicted by chunks, as in NVIDIA's driver (`simgpu.program.paging`). A
+chunk is part of one block here, and blocks are packed: the last page of a block has only the block's remaining bytes,
+so that blocks take no more memory than in a pool. A page is
 
-* *fresh* until it gets its first value: a fault brings no bytes for it, and while memory is free it needs no fault,
-  because a framework keeps what it frees, and the driver what is mapped;
-* *here*, with the only good copy (*dirty*) or one that is as good on the host;
-* *stored* on the host alone.
+* *new* until it gets its first value: a fault copies no bytes for it, and while memory is free it needs no fault,
+  because frameworks cache freed memory and the driver does not unmap it;
+* *resident*: *dirty* with the only valid copy, or clean with a valid copy on the host;
+* *on the host* only.
 
-A visit to a page that is here touches its chunk. Pages that are not, and that are visited one after the other, wait in
-a *batch*; it ends when it is full, or with the next page that is here, since a kernel goes no further than the first
-page that it waits for. Then chunks leave until there is room, one at a time and each chosen by the policy's hook, and
-the pages of the batch come. Chunks of the batch that have pages here are touched before that, and all of them when it
-has come.
+An access to a resident page touches its chunk. Absent pages that are accessed one after the other wait in a *batch*.
+It ends when it is full, or at the next resident page, because a kernel goes no further than the first page that it
+waits for. Then the policy's hook picks chunks to evict, one at a time, until the batch fits, and its pages are fetched.
+Chunks of the batch with resident pages are touched before that, and all of its chunks after it.
 """
 
 from __future__ import annotations
@@ -27,60 +26,60 @@ from simgpu.memory.pool import UNLIMITED, Request, aligned
 
 
 class Chunk:
-    """Consecutive pages of a block that leave together.
+    """Consecutive pages of a block that are evicted together.
 
-    block: its number; index: of the chunk in it. Sets of pages are bits, the first page lowest. full: its pages; here,
-    dirty, stored: which of them are that. last: the block's last page if it is in this chunk, else 0; short: bytes
-    that this page is shorter than the others; padding: bytes of it that are alignment.
+    block: its number; index: of the chunk in it. Sets of pages are bit masks, the first page lowest. full: all pages;
+    resident, dirty, on_host: the pages in that state. last: the block's last page if it is in this chunk, else 0;
+    short: by how many bytes this page is shorter than the others; padding: bytes of it that are alignment.
     """
 
-    __slots__ = ("block", "dirty", "full", "here", "index", "last", "padding", "short", "stored")
+    __slots__ = ("block", "dirty", "full", "index", "last", "on_host", "padding", "resident", "short")
 
     def __init__(self, block: int, index: int, full: int) -> None:
         self.block = block
         self.index = index
         self.full = full
-        self.here = self.dirty = self.stored = 0
+        self.resident = self.dirty = self.on_host = 0
         self.last = self.short = self.padding = 0
 
 
-class Residents(NamedTuple):
-    """The chunks that have pages in device memory: by their last touch, and by when a page last came, oldest first.
+class ResidentChunks(NamedTuple):
+    """The chunks with pages in device memory: by their last access, and by the last arrival of a page, oldest first.
 
-    The driver's own list is the second one: it hears of faults, not of touches (nvidia-uvm/uvm_pmm_gpu.c, the chapter
-    on eviction in its first comment).
+    The driver's own list is the second one, because it sees faults but not accesses (nvidia-uvm/uvm_pmm_gpu.c, the
+    section on eviction in its first comment).
     """
 
     touched: OrderedDict[Chunk, None]
     arrived: OrderedDict[Chunk, None]
 
 
-#: Picks the chunk that leaves.
-Reclaim = Callable[[Residents], Chunk]
+#: Picks the chunk to evict.
+Reclaim = Callable[[ResidentChunks], Chunk]
 
-#: Pages of some chunks, and whether a chunk's are written.
-Visit = tuple[Chunk, int, bool]
+#: Pages of a chunk, and whether they are written.
+PageAccess = tuple[Chunk, int, bool]
 
-#: Pages that wait to come, by chunk, and those of them that are then written, in the order of visits.
+#: Pages to fetch, by chunk in the order of accesses, and those of them that are then written.
 Batch = dict[Chunk, list[int]]
 
 #: Bytes of consecutive pages by block.
 Parts = list[tuple[int, int]]
 
 
-def least_recently_touched(residents: Residents) -> Chunk:
-    """The usual choice: LRU."""
+def least_recently_used(residents: ResidentChunks) -> Chunk:
+    """The default choice: LRU."""
     return next(iter(residents.touched))
 
 
 class Migration(NamedTuple):
-    """What a batch moves: bytes that leave and bytes that come, by block, in order."""
+    """Bytes that a batch evicts and fetches, by block, in order."""
 
-    out: Parts
-    back: Parts
+    evicted: Parts
+    fetched: Parts
 
 
-class NoRoomError(Exception):
+class BatchTooLargeError(Exception):
     """A batch is larger than the memory. need: its bytes."""
 
     def __init__(self, need: int) -> None:
@@ -93,20 +92,20 @@ class PagedPool:
 
     sizes: of every block, bytes. page, chunk: bytes; fault_batch: pages; write_back_clean: as in
     `simgpu.program.paging.Paged`. reclaim: the hook. live, used: bytes of device memory, without and with padding;
-    away: bytes whose values are on the host alone. As a `Pool` it never makes anybody wait: acquiring blocks gives them
-    their values, in free memory or else on the host, and releasing them lets go of their pages anywhere.
+    host_only: bytes whose values are only on the host. As a `Pool` it grants every request: acquiring blocks
+    initializes them, in free memory or else on the host, and releasing them frees their pages in both.
 
     >>> pool = PagedPool([150, 100], 200, page=100, chunk=100, fault_batch=1)
     >>> def moved(b):
-    ...     for batch in pool.walk(pool.whole(b, written=True)):
+    ...     for batch in pool.access(pool.all_pages(b, written=True)):
     ...         yield pool.serve(batch)
     ...         pool.arrive(batch)
-    >>> [*moved(0)], pool.used  # nothing has to leave: no fault
+    >>> [*moved(0)], pool.used  # nothing has to be evicted: no fault
     ([], 150)
     >>> [*moved(1)], pool.used
-    ([Migration(out=[(0, 100)], back=[])], 150)
+    ([Migration(evicted=[(0, 100)], fetched=[])], 150)
     >>> [*moved(0)], pool.used
-    ([Migration(out=[(0, 50)], back=[(0, 100)]), Migration(out=[(1, 100)], back=[(0, 50)])], 150)
+    ([Migration(evicted=[(0, 50)], fetched=[(0, 100)]), Migration(evicted=[(1, 100)], fetched=[(0, 50)])], 150)
     """
 
     def __init__(
@@ -119,7 +118,7 @@ class PagedPool:
         chunk: int,
         fault_batch: int,
         write_back_clean: bool = True,
-        reclaim: Reclaim = least_recently_touched,
+        reclaim: Reclaim = least_recently_used,
     ) -> None:
         self.sizes = sizes
         self.capacity = capacity
@@ -130,21 +129,20 @@ class PagedPool:
         self.fault_batch = fault_batch
         self.write_back_clean = write_back_clean
         self.reclaim = reclaim
-        self.residents = Residents(OrderedDict(), OrderedDict())
+        self.residents = ResidentChunks(OrderedDict(), OrderedDict())
         self.live = 0
         self.used = 0
-        self.away = 0
+        self.host_only = 0
         self.high_water = 0
         self._chunks: dict[int, list[Chunk]] = {}
 
     # --- blocks ---------------------------------------------------------------------------------------------
 
     def chunks(self, b: int) -> list[Chunk]:
-        """The chunks of a block, which has a place from now on if it had none."""
-        found = self._chunks.get(b)
-        if found is None:
-            found = self._chunks[b] = self._new(b)
-        return found
+        """The chunks of a block, which are created at the first call."""
+        if b not in self._chunks:
+            self._chunks[b] = self._new(b)
+        return self._chunks[b]
 
     def _new(self, b: int) -> list[Chunk]:
         size = aligned(self.sizes[b], self.alignment)
@@ -157,8 +155,8 @@ class PagedPool:
             end.padding = min(size - self.sizes[b], self.page - end.short)
         return chunks
 
-    def whole(self, b: int, *, written: bool) -> Iterator[Visit]:
-        """Visits to all pages of a block in order."""
+    def all_pages(self, b: int, *, written: bool) -> Iterator[PageAccess]:
+        """Accesses to all pages of a block in order."""
         for chunk in self.chunks(b):
             yield chunk, chunk.full, written
 
@@ -167,80 +165,78 @@ class PagedPool:
         size = pages.bit_count() * self.page
         return size - chunk.short if pages & chunk.last else size
 
-    # --- visits ---------------------------------------------------------------------------------------------
+    # --- accesses ---------------------------------------------------------------------------------------------
 
-    def walk(self, visits: Iterable[Visit]) -> Iterator[Batch]:
-        """Visit pages in order. Each batch that is given must have been served and have arrived before the next is
-        asked for."""
+    def access(self, accesses: Iterable[PageAccess]) -> Iterator[Batch]:
+        """Access pages in order. Each batch must be served and have arrived before the next one is requested."""
         batch: Batch = {}
-        room = self.fault_batch
-        for chunk, pages, written in visits:
+        free_slots = self.fault_batch
+        for chunk, pages, written in accesses:
             rest = pages
             while rest:
-                here = rest & chunk.here
+                here = rest & chunk.resident
                 if rest & -rest & here:
                     if batch:
-                        # It may leave for what it waits for; so it is looked at anew.
+                        # The batch may evict this chunk, so look at it again afterwards.
                         yield batch
-                        batch, room = {}, self.fault_batch
+                        batch, free_slots = {}, self.fault_batch
                         continue
                     reached = _before(rest, rest & ~here)
-                    self._visit(chunk, reached, written)
+                    self._touch(chunk, reached, written)
                 else:
                     run = _before(rest, here)
                     entry = batch.get(chunk)
                     waiting = run & entry[0] if entry else 0
-                    fresh, faulting = self._split(chunk, run & ~waiting, room)
-                    room -= faulting.bit_count()
-                    # What lies behind the page that fills a batch is visited when the batch has come.
-                    reached = run if room else run & ((1 << faulting.bit_length()) - 1)
+                    new, faulting = self._split(chunk, run & ~waiting, free_slots)
+                    free_slots -= faulting.bit_count()
+                    # Pages behind the one that fills a batch are accessed after the batch has arrived.
+                    reached = run if free_slots else run & ((1 << faulting.bit_length()) - 1)
                     if entry and written:
                         entry[1] |= waiting & reached
-                    self._make(chunk, fresh)
+                    self._allocate(chunk, new)
                     self._add(batch, chunk, faulting, written)
                 rest &= ~reached
-                if not room:
+                if not free_slots:
                     yield batch
-                    batch, room = {}, self.fault_batch
+                    batch, free_slots = {}, self.fault_batch
         if batch:
             yield batch
 
-    def _split(self, chunk: Chunk, absent: int, room: int) -> tuple[int, int]:
-        """Of absent pages in order: the fresh ones that find free memory, and those that fault, up to the page that
-        leaves no room in the batch."""
-        free, fresh = self.limit - self.used, absent & ~chunk.stored
-        smallest = self.page - chunk.short if fresh & chunk.last else self.page
-        if not fresh or free < smallest:
-            return 0, _lowest(absent, room)
-        if fresh == absent and self.bytes_of(chunk, absent) <= free:
+    def _split(self, chunk: Chunk, absent: int, free_slots: int) -> tuple[int, int]:
+        """Of absent pages in order: new ones that fit into free memory, and those that fault, up to a full batch."""
+        free, new = self.limit - self.used, absent & ~chunk.on_host
+        smallest = self.page - chunk.short if new & chunk.last else self.page
+        if not new or free < smallest:
+            return 0, _lowest(absent, free_slots)
+        if new == absent and self.bytes_of(chunk, absent) <= free:
             return absent, 0
         taken = faulting = 0
-        while absent and room:
+        while absent and free_slots:
             page = absent & -absent
             absent ^= page
             size = self.bytes_of(chunk, page)
-            if page & fresh and size <= free:
+            if page & new and size <= free:
                 taken |= page
                 free -= size
             else:
                 faulting |= page
-                room -= 1
+                free_slots -= 1
         return taken, faulting
 
-    def _visit(self, chunk: Chunk, present: int, written: bool) -> None:
-        """Touch pages that are here."""
+    def _touch(self, chunk: Chunk, present: int, written: bool) -> None:
+        """Record an access to resident pages."""
         if present:
             self.residents.touched.move_to_end(chunk)
             if written:
                 chunk.dirty |= present
 
-    def _make(self, chunk: Chunk, fresh: int) -> None:
-        """Give memory to pages that get a value."""
-        if fresh:
-            self._enter(chunk, fresh)
-            chunk.here |= fresh
-            chunk.dirty |= fresh
-            self._came(chunk)
+    def _allocate(self, chunk: Chunk, new: int) -> None:
+        """Allocate memory for pages that get a value."""
+        if new:
+            self._enter(chunk, new)
+            chunk.resident |= new
+            chunk.dirty |= new
+            self._mark_arrived(chunk)
 
     def _add(self, batch: Batch, chunk: Chunk, faulting: int, written: bool) -> None:
         if faulting:
@@ -250,58 +246,61 @@ class PagedPool:
     # --- batches --------------------------------------------------------------------------------------------
 
     def serve(self, batch: Batch) -> Migration:
-        """Make room for what of a batch is still absent, and take it. Raises `NoRoomError` where it can never fit."""
+        """Evict chunks until the absent pages of a batch fit, and allocate these.
+
+        Raises `BatchTooLargeError` where they can never fit.
+        """
         for chunk in [*batch]:
             pages, dirty = batch[chunk]
-            chunk.dirty |= dirty & chunk.here
-            if absent := pages & ~chunk.here:
+            chunk.dirty |= dirty & chunk.resident
+            if absent := pages & ~chunk.resident:
                 batch[chunk] = [absent, dirty & absent]
             else:
                 del batch[chunk]
         need = sum(self.bytes_of(chunk, pages) for chunk, (pages, _) in batch.items())
         if need > self.limit:
-            raise NoRoomError(need)
+            raise BatchTooLargeError(need)
         touched = self.residents.touched
         for chunk in batch:
-            if chunk.here:
+            if chunk.resident:
                 touched.move_to_end(chunk)
-        out: Parts = []
+        evicted: Parts = []
         while self.limit - self.used < need:
             victim = self.reclaim(self.residents)
             if type(victim) is not Chunk or victim not in touched:
                 raise ProgramError("the policy's reclaim picks a chunk that is not in device memory")
-            _append(out, victim.block, self._evict(victim))
-        back: Parts = []
+            _append(evicted, victim.block, self._evict(victim))
+        fetched: Parts = []
         for chunk, (pages, _) in batch.items():
             self._enter(chunk, pages)
-            brought = self.bytes_of(chunk, pages & chunk.stored)
-            self.away -= brought
-            _append(back, chunk.block, brought)
-        return Migration(out, back)
+            copied = self.bytes_of(chunk, pages & chunk.on_host)
+            self.host_only -= copied
+            _append(fetched, chunk.block, copied)
+        return Migration(evicted, fetched)
 
     def arrive(self, batch: Batch) -> None:
-        """What was served is here."""
+        """The pages of a served batch are resident."""
         for chunk, (pages, dirty) in batch.items():
-            chunk.here |= pages
-            chunk.dirty |= dirty | (pages & ~chunk.stored)
-            self._came(chunk)
+            chunk.resident |= pages
+            chunk.dirty |= dirty | (pages & ~chunk.on_host)
+            self._mark_arrived(chunk)
 
     def _evict(self, chunk: Chunk) -> int:
-        """A chunk's pages leave; returns how many bytes are copied for that."""
-        copied = self.bytes_of(chunk, chunk.here if self.write_back_clean else chunk.dirty)
-        chunk.stored |= chunk.here
-        self.away += self.bytes_of(chunk, chunk.here)
+        """Evict a chunk; returns how many bytes are copied to the host."""
+        copied = self.bytes_of(chunk, chunk.resident if self.write_back_clean else chunk.dirty)
+        chunk.on_host |= chunk.resident
+        self.host_only += self.bytes_of(chunk, chunk.resident)
         self._drop(chunk)
         return copied
 
-    def _came(self, chunk: Chunk) -> None:
+    def _mark_arrived(self, chunk: Chunk) -> None:
         for order in self.residents:
             order[chunk] = None
             order.move_to_end(chunk)
 
     def _drop(self, chunk: Chunk) -> None:
-        self._count(chunk, chunk.here, -1)
-        chunk.here = chunk.dirty = 0
+        self._count(chunk, chunk.resident, -1)
+        chunk.resident = chunk.dirty = 0
         for order in self.residents:
             order.pop(chunk, None)
 
@@ -324,25 +323,25 @@ class PagedPool:
         return sum(sizes), padded, tuple(zip(blocks, sizes, strict=True)), None
 
     def acquire(self, request: Request) -> bool:
-        """Give blocks their values: absent pages take free memory in order, and lie on the host where there is none."""
+        """Initialize blocks: absent pages take free memory in order, and are on the host where there is none."""
         for b, _ in request[2]:
             for chunk in self.chunks(b):
-                absent = chunk.full & ~chunk.here
-                self.away -= self.bytes_of(chunk, absent & chunk.stored)
-                chunk.stored &= ~absent
-                taken, left = self._split(chunk, absent, absent.bit_count())
-                self._visit(chunk, chunk.here, written=True)
-                self._make(chunk, taken)
-                chunk.stored |= left
-                self.away += self.bytes_of(chunk, left)
+                absent = chunk.full & ~chunk.resident
+                self.host_only -= self.bytes_of(chunk, absent & chunk.on_host)
+                chunk.on_host &= ~absent
+                taken, rest = self._split(chunk, absent, absent.bit_count())
+                self._touch(chunk, chunk.resident, written=True)
+                self._allocate(chunk, taken)
+                chunk.on_host |= rest
+                self.host_only += self.bytes_of(chunk, rest)
         return True
 
     def release(self, request: Request) -> None:
-        """Let go of all pages of blocks, here and on the host; their values are lost."""
+        """Free all pages of blocks, on the device and on the host; their values are lost."""
         for b, _ in request[2]:
             for chunk in self._chunks.pop(b, ()):
-                self.away -= self.bytes_of(chunk, chunk.stored & ~chunk.here)
-                if chunk.here:
+                self.host_only -= self.bytes_of(chunk, chunk.on_host & ~chunk.resident)
+                if chunk.resident:
                     self._drop(chunk)
 
     @property
@@ -351,19 +350,19 @@ class PagedPool:
         return -1 if self.capacity is None else self.capacity - self.used
 
     def state(self) -> Hashable:
-        """Which pages are where, and both orders of chunks."""
+        """The location of every page, and both orders of chunks."""
         stored = sorted(
-            (chunk.block, chunk.index, chunk.stored & ~chunk.here)
+            (chunk.block, chunk.index, chunk.on_host & ~chunk.resident)
             for chunks in self._chunks.values()
             for chunk in chunks
-            if chunk.stored & ~chunk.here
+            if chunk.on_host & ~chunk.resident
         )
-        touched = tuple((chunk.block, chunk.index, chunk.here, chunk.dirty) for chunk in self.residents.touched)
+        touched = tuple((chunk.block, chunk.index, chunk.resident, chunk.dirty) for chunk in self.residents.touched)
         return touched, tuple((chunk.block, chunk.index) for chunk in self.residents.arrived), tuple(stored)
 
 
 def _before(pages: int, others: int) -> int:
-    """The pages in front of the first of the others, all if there is none.
+    """The pages before the first of the others, all if there is none.
 
     >>> bin(_before(0b110110, 0b001000)), bin(_before(0b110110, 0))
     ('0b110', '0b110110')

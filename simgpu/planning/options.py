@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from enum import IntEnum
 
 from simgpu.graph.encodings import Encoding
-from simgpu.graph.feature_maps import FeatureMap, feature_maps
 from simgpu.graph.recompute import Ancestry
+from simgpu.graph.saved import FeatureMap, feature_maps
 from simgpu.graph.taskgraph import TaskGraph
 
 #: What becomes of each feature map: numbers of its options.

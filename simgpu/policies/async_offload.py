@@ -21,9 +21,9 @@ from collections import defaultdict
 from dataclasses import dataclass, field
 
 from simgpu.errors import InputError, Problem
-from simgpu.graph.saved import Saved, ends, readers, saved_tensors
+from simgpu.graph.saved import Saved, backward_ends, readers, saved_tensors
 from simgpu.graph.taskgraph import TaskGraph
-from simgpu.graph.unpacked import Unpacked, WithUnpacked
+from simgpu.graph.transforms import Unpacked, WithUnpacked
 from simgpu.policies.base import PlanContext, Policy, parameter
 from simgpu.policies.common.framework import framework, releases_beside, told_by
 from simgpu.program.eager import Eager
@@ -52,7 +52,7 @@ class AsyncOffload(Policy):
         found = saved_tensors(graph)
         blocks = _leaving(graph, found.tensors, self.min_bytes)
         until: dict[int, int] = {}
-        for tensor, end in zip(found.tensors, ends(graph, found.tensors), strict=True):
+        for tensor, end in zip(found.tensors, backward_ends(graph, found.tensors), strict=True):
             until[tensor.block] = max(until.get(tensor.block, end), end)
         taken = _taken_back(blocks, found.tensors)
         offload = _Offload(graph, blocks, until, _pushed_out(blocks, self.stash), taken, self.prefetch)
@@ -158,9 +158,9 @@ class _Offload:
                 self._leave(number)
             for number in self.stashed[k] if k >= 0 else ():
                 self.writer.wait(self.out[number])
-                self.writer.give_back((self._form(number),), Space.HOST)
+                self.writer.release((self._form(number),), Space.HOST)
             if k >= 0:
-                self.writer.let_go(k)
+                self.writer.release_ended(k)
 
     def _form(self, number: int) -> int:
         return len(self.graph.blocks) + number
@@ -179,8 +179,8 @@ class _Offload:
         wanted = [other for other in window if other in self.away and other not in self.back]
         if wanted:
             for other in wanted:
-                writer.take((self._form(other),))
-                writer.ends_after(self._form(other), self.until[self.blocks[other].block])
+                writer.acquire((self._form(other),))
+                writer.release_after(self._form(other), self.until[self.blocks[other].block])
             here = writer.signal()
             for other in wanted:
                 self.back[other] = writer.copy_in(self._form(other), after=here)

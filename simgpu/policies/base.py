@@ -17,7 +17,7 @@ import numpy as np
 from simgpu.errors import InputError
 from simgpu.graph.taskgraph import TaskGraph
 from simgpu.hardware.spec import NodeSpec
-from simgpu.memory.paged import Chunk, Residents, least_recently_touched
+from simgpu.memory.paged import Chunk, ResidentChunks, least_recently_used
 from simgpu.program.instructions import Program
 from simgpu.timeline.model import Timeline
 
@@ -101,13 +101,13 @@ class Policy(ABC):
     def plan(self, context: PlanContext) -> Program:
         """The program for one iteration."""
 
-    def reclaim(self, residents: Residents) -> Chunk:
+    def reclaim(self, residents: ResidentChunks) -> Chunk:
         """Which chunk leaves the device memory, where a program leaves blocks on demand; asked while it runs.
 
         residents: the chunks there are, in the order of last touches and in that of arrivals, oldest first. By
         default the least recently touched leaves.
         """
-        return least_recently_touched(residents)
+        return least_recently_used(residents)
 
     def fits(self, context: PlanContext) -> bool | None:
         """Whether any program of this policy fits the budget; None where a run alone tells, as it does here.

@@ -11,8 +11,8 @@ from dataclasses import dataclass, replace
 from typing import Literal
 
 from simgpu.errors import InputError, OutOfMemoryError
-from simgpu.graph.compressed import uncompressed
 from simgpu.graph.taskgraph import TaskGraph
+from simgpu.graph.transforms import uncompressed
 from simgpu.policies.base import PlanContext, Policy, parameter
 from simgpu.policies.common.framework import plain_framework
 from simgpu.program.instructions import Program

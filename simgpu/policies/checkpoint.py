@@ -32,11 +32,19 @@ from dataclasses import dataclass, field, replace
 
 from simgpu.errors import InputError, Problem, did_you_mean
 from simgpu.graph.recompute import Ancestry
-from simgpu.graph.regions import Region, Rerun, regions_of, rerun_of, saved_inside
-from simgpu.graph.repeating import Repeating
-from simgpu.graph.saved import Saved, ends, saved_tensors
-from simgpu.graph.sections import NUMBERED, Sections, default_sections
+from simgpu.graph.saved import Saved, backward_ends, saved_tensors
+from simgpu.graph.sections import (
+    NUMBERED,
+    Region,
+    Rerun,
+    Sections,
+    default_sections,
+    regions_of,
+    rerun_of,
+    saved_inside,
+)
 from simgpu.graph.taskgraph import TaskGraph
+from simgpu.graph.transforms import Repeating
 from simgpu.policies.base import PlanContext, Policy, parameter
 from simgpu.policies.common.framework import framework, told_by
 from simgpu.program.eager import Eager
@@ -78,7 +86,7 @@ class Checkpoint(Policy):
         graph, transforms = again.apply(graph), (*transforms, again)
         saved = saved_inside(graph, regions, section_of, found.tensors)
         parts = [(region, inside) for region, inside in zip(regions, saved, strict=True) if inside]
-        until = dict(zip(found.tensors, ends(graph, found.tensors), strict=True))
+        until = dict(zip(found.tensors, backward_ends(graph, found.tensors), strict=True))
         writing = _Checkpointing(graph, parts, until)
         writing.write()
         notes = (*told_by(found), _sections_note(writing.sections, how), *writing.notes)
@@ -98,8 +106,8 @@ def _sections_note(sections: Sequence[Section], how: str) -> str:
 
 def _name(section: Section) -> str:
     """A module's name; of a section that is only numbered, its first and last layer."""
-    ends = dict.fromkeys((section.layers[0], section.layers[-1]))
-    return section.name if not section.name.startswith(NUMBERED) else " to ".join(ends)
+    backward_ends = dict.fromkeys((section.layers[0], section.layers[-1]))
+    return section.name if not section.name.startswith(NUMBERED) else " to ".join(backward_ends)
 
 
 def _sections(graph: TaskGraph, blocks: int | Sequence[str]) -> Sections:
@@ -226,16 +234,16 @@ class _Checkpointing:
             for region, rerun in self.reruns[k]:
                 self._run_again(region, rerun, k)
             self.writer.run(k)
-            self.writer.let_go(k)
+            self.writer.release_ended(k)
 
     def _run_again(self, region: Region, rerun: Rerun, start: int) -> None:
         """The kernels of a region run again before kernel `start`."""
-        ends = self._ends(region, rerun, start)
+        backward_ends = self._ends(region, rerun, start)
         there: set[int] = set()
         for place, (k, makes) in enumerate(rerun.runs):
-            self.writer.run_again(k, makes, [b for b in makes if b not in there])
+            self.writer.recompute(k, makes, [b for b in makes if b not in there])
             there.update(makes)
-            self.writer.give_back(ends[place])
+            self.writer.release(backward_ends[place])
 
     def _ends(self, region: Region, rerun: Rerun, start: int) -> defaultdict[int, list[int]]:
         """By the place of a kernel among those that run again, the blocks that end with it. What backward uses ends
@@ -248,12 +256,12 @@ class _Checkpointing:
         for place, (k, makes) in enumerate(rerun.runs):
             for b in (*makes, *graph.reads[k]):
                 used[b] = place
-        ends: defaultdict[int, list[int]] = defaultdict(list)
+        backward_ends: defaultdict[int, list[int]] = defaultdict(list)
         for b in dict.fromkeys(b for _, makes in rerun.runs for b in makes):
             recorded, last = graph.recorded_releases[b], graph.uses[b][-1]
             if last >= start:
-                self.writer.ends_after(b, max(last, done.get(b, 0)))
+                self.writer.release_after(b, max(last, done.get(b, 0)))
             else:
                 held = [place for place, (k, _) in enumerate(rerun.runs) if recorded is not None and k <= recorded]
-                ends[max(used[b], *held[-1:])].append(b)
-        return ends
+                backward_ends[max(used[b], *held[-1:])].append(b)
+        return backward_ends

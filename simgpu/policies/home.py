@@ -8,7 +8,7 @@ waited for. What is recomputed is released after its last use in forward.
 Readings of what the paper leaves open:
 
 * Entries stand for feature maps whose last use in forward and first later use are more than one layer step apart
-  (`simgpu.graph.feature_maps`); one that cannot be made again is kept or swapped.
+  (`simgpu.graph.saved`); one that cannot be made again is kept or swapped.
 * Where everything fits, everything is kept, and nothing is searched: the paper is about models that need more memory
   than there is (section 3), and a swarm that starts at random would rarely meet that vector.
 * A vector that does not fit is worse than any that does, and the worse the more bytes it lacks (algorithm 2 says

@@ -18,8 +18,8 @@ from __future__ import annotations
 from collections import defaultdict
 from dataclasses import dataclass
 
-from simgpu.graph.saved import ends, readers, saved_tensors
-from simgpu.graph.unpacked import Unpacked, WithUnpacked
+from simgpu.graph.saved import backward_ends, readers, saved_tensors
+from simgpu.graph.transforms import Unpacked, WithUnpacked
 from simgpu.policies.base import PlanContext, Policy
 from simgpu.policies.common.framework import framework, releases_beside, told_by
 from simgpu.program.eager import Eager
@@ -39,7 +39,7 @@ class SaveOnCpu(Policy):
         graph, transforms = framework(context.graph, self.name)
         found = saved_tensors(graph)
         tensors = [tensor for tensor in found.tensors if tensor.bytes]
-        read, until = readers(graph, tensors), ends(graph, tensors)
+        read, until = readers(graph, tensors), backward_ends(graph, tensors)
         saved: defaultdict[int, list[int]] = defaultdict(list)
         taken: defaultdict[int, list[int]] = defaultdict(list)
         for number, tensor in enumerate(tensors):
@@ -50,14 +50,14 @@ class SaveOnCpu(Policy):
             if k >= 0:
                 for number in taken[k]:
                     form = len(graph.blocks) + number
-                    writer.take((form,))
+                    writer.acquire((form,))
                     writer.wait(writer.copy_in(form, after=writer.signal()))
-                    writer.ends_after(form, until[number])
+                    writer.release_after(form, until[number])
                 writer.run(k)
             for number in saved[k]:
                 form = len(graph.blocks) + number
                 writer.wait(writer.copy_out(tensors[number].block, form, after=writer.signal()))
             if k >= 0:
-                writer.let_go(k)
+                writer.release_ended(k)
         returned = (Unpacked(t.block, t.bytes, r) for t, r in zip(tensors, read, strict=True))
         return writer.program((*transforms, WithUnpacked(tuple(returned))), told_by(found))

@@ -19,7 +19,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
-from simgpu.graph.feature_maps import FeatureMap
+from simgpu.graph.saved import FeatureMap
 from simgpu.graph.taskgraph import TaskGraph
 from simgpu.planning.options import RECOMPUTE, SWAP, Decisions, Vector
 from simgpu.policies.base import PlanContext, parameter

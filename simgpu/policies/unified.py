@@ -21,7 +21,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from simgpu.errors import InputError
-from simgpu.memory.paged import Chunk, Residents
+from simgpu.memory.paged import Chunk, ResidentChunks
 from simgpu.policies.base import PlanContext, Policy, parameter
 from simgpu.policies.common.framework import plain_framework
 from simgpu.program.instructions import Program
@@ -75,6 +75,6 @@ class UnifiedMemory(Policy):
         program = plain_framework(context.graph)
         return in_host_memory(program) if self.access == "pinned" else on_demand(program, paged)
 
-    def reclaim(self, residents: Residents) -> Chunk:
+    def reclaim(self, residents: ResidentChunks) -> Chunk:
         """The oldest by `eviction`."""
         return next(iter(residents.arrived if self.eviction == "arrived" else residents.touched))

@@ -1,9 +1,9 @@
-"""Kernels and copies that wait only for what they need: the lowering without a layer barrier.
+"""Lowering without a layer barrier: kernels and copies wait only for what they need.
 
-A copy out is issued at the start of a kernel (`Swap.out_with`) or after the block's last use, and gives the block's
-memory back when both the copy and that use have ended. Copies out leave in the order of these uses. A fetch is
-triggered by the compute stream: there it waits until the block has left (HOME section 3.7: a tensor that is not yet out
-is waited for), takes the memory for it, and lets the copy run beside the kernels to come (section 2.2).
+A copy out is issued at the start of a kernel (`Swap.out_with`) or after the block's last use, and releases the block's
+memory when both the copy and that use have ended. Copies out are issued in the order of these uses. A fetch is
+triggered by the compute stream, which waits until the block has been offloaded (HOME section 3.7), acquires memory for
+it, and overlaps the copy with the following kernels (section 2.2).
 """
 
 from __future__ import annotations
@@ -12,11 +12,11 @@ from collections import defaultdict
 from collections.abc import Sequence
 
 from simgpu.graph.taskgraph import TaskGraph
-from simgpu.program.instructions import COMPUTE, HOST, Acquire, Await, Instruction, Launch, Provide, Release, Signal
+from simgpu.program.instructions import COMPUTE, HOST, Acquire, Await, Initialize, Instruction, Launch, Release, Signal
 from simgpu.program.placement import Placement, Swap
-from simgpu.program.schedule import Step, schedule
+from simgpu.program.schedule import ScheduledLaunch, schedule
 from simgpu.program.streams import StreamOrder, compute_stream
-from simgpu.program.travel import Travel
+from simgpu.program.swaps import SwapWriter
 
 
 class Asynchronous:
@@ -29,89 +29,90 @@ class Asynchronous:
         births: Sequence[Sequence[int]],
         deaths: Sequence[Sequence[int]],
         order: StreamOrder,
-        travel: Travel,
+        writer: SwapWriter,
     ) -> None:
         self.graph = graph
         self.order = order
-        self.travel = travel
+        self.writer = writer
         plan = schedule(graph, placement, births, deaths)
         self.steps, self.first = plan.steps, (*plan.first, len(plan.steps))
-        self.leaving: defaultdict[int, list[Swap]] = defaultdict(list)
-        self.issued: defaultdict[int, list[Swap]] = defaultdict(list)
-        self.triggered: defaultdict[int, list[Swap]] = defaultdict(list)
-        self.begun: dict[Swap, int] = {}
+        self.copied_out_after: defaultdict[int, list[Swap]] = defaultdict(list)
+        self.copied_out_with: defaultdict[int, list[Swap]] = defaultdict(list)
+        self.fetched_at: defaultdict[int, list[Swap]] = defaultdict(list)
+        self.started: dict[Swap, int] = {}
         for swap in sorted(placement.swaps, key=lambda s: (s.before, s.after, s.block)):
-            self.leaving[swap.after].append(swap)
+            self.copied_out_after[swap.after].append(swap)
             if swap.out_with is not None:
-                self.issued[swap.out_with].append(swap)
+                self.copied_out_with[swap.out_with].append(swap)
         needed = sorted(plan.needed, key=lambda s: (plan.needed[s], s.before, s.after, s.block))
         for swap in needed:
-            self.triggered[trigger(graph, swap, plan.needed[swap])].append(swap)
+            self.fetched_at[trigger(graph, swap, plan.needed[swap])].append(swap)
 
     def kernel(self, k: int) -> None:
-        """Kernel k with what is made again before it, and the copies that begin with it."""
-        code = self.travel.code[compute_stream(self.graph.streams[k])]
+        """Kernel k with the recomputations before it, and the copies that begin with it."""
+        code = self.writer.code[compute_stream(self.graph.streams[k])]
         code += [Await(event) for event in self.order.before[k]]
-        if self.issued[k]:
+        if self.copied_out_with[k]:
             begun = self._event()
             code.append(Signal(begun))
-            self.begun |= dict.fromkeys(self.issued[k], begun)
-        for swap in self.triggered[k]:
-            self.travel.fetch(swap)
+            self.started |= dict.fromkeys(self.copied_out_with[k], begun)
+        for swap in self.fetched_at[k]:
+            self.writer.fetch(swap)
         for step in self.steps[self.first[k] : self.first[k + 1]]:
             for swap in step.fetched:
-                self.travel.wait_for_copy_in(swap)
-                self.travel.decode(swap)
+                self.writer.wait_for_copy_in(swap)
+                self.writer.decode(swap)
             code += launch(self.graph, step)
             if step.again and step.gives:
                 code.append(Release(step.gives))
-        self._give_back(k, self.steps[self.first[k + 1] - 1])
-        self._leave(k)
+        self._release(k, self.steps[self.first[k + 1] - 1])
+        self._copy_out(k)
 
-    def _give_back(self, k: int, step: Step) -> None:
-        """Memory of what ends with kernel k, at once or when other compute streams are done with it."""
-        code = self.travel.code[compute_stream(self.graph.streams[k])]
+    def _release(self, k: int, step: ScheduledLaunch) -> None:
+        """Release what ends with kernel k, at once or when other compute streams have finished with it."""
+        code = self.writer.code[compute_stream(self.graph.streams[k])]
         shared, events = self.order.shared[k]
         if own := tuple(b for b in step.gives if b not in shared):
             code.append(Release(own))
         if k in self.order.signals:
             code.append(Signal(self.order.signals[k]))
         if shared:
-            self.travel.code[HOST] += [*(Await(event) for event in events), Release(shared)]
+            self.writer.code[HOST] += [*(Await(event) for event in events), Release(shared)]
 
-    def _leave(self, k: int) -> None:
-        """Copies out of what is used by kernel k for the last time."""
-        code, leaving = self.travel.code[COMPUTE], self.leaving[k]
+    def _copy_out(self, k: int) -> None:
+        """Copy out what kernel k uses for the last time before its swap."""
+        code, leaving = self.writer.code[COMPUTE], self.copied_out_after[k]
         for swap in leaving:
-            self.travel.encode(swap)
+            self.writer.encode(swap)
             if swap.encoded_by_gpu:
                 code.append(Release((swap.block,)))
         if leaving:
             ended = self._event()
             code.append(Signal(ended))
             for swap in leaving:
-                self.travel.out(swap, self.begun.get(swap, ended), release=True, free=ended)
+                self.writer.copy_out(swap, self.started.get(swap, ended), release=True, free=ended)
 
     def _event(self) -> int:
-        self.travel.events = max(self.travel.events, self.order.events)
-        return self.travel.event()
+        self.writer.events = max(self.writer.events, self.order.events)
+        return self.writer.event()
 
 
-def launch(graph: TaskGraph, step: Step) -> list[Instruction]:
-    """A step's memory, values that the host gives, and the launch."""
+def launch(graph: TaskGraph, step: ScheduledLaunch) -> list[Instruction]:
+    """A launch, with the memory for it and the values that the host initializes."""
     code: list[Instruction] = []
     if step.takes:
         code.append(Acquire(step.takes))
-        if not step.again and (given := tuple(b for b in step.takes if graph.blocks[b].born is not None)):
-            code.append(Provide(given))
+        initialized = tuple(b for b in step.takes if graph.blocks[b].born is not None)
+        if initialized and not step.again:
+            code.append(Initialize(initialized))
     code.append(Launch(step.kernel, step.again, step.makes))
     return code
 
 
 def trigger(graph: TaskGraph, swap: Swap, needed: int) -> int:
-    """The kernel with which a block is fetched that kernel `needed` is the first to need.
+    """The kernel with which a block is fetched, if kernel `needed` is the first that needs it.
 
-    Where that is not the swap's own next use, it is as many layer steps ahead as the swap asks for its own.
+    Where that is not the swap's own next use, the fetch is as many layer steps ahead as for that use.
     """
     if needed == swap.before:
         return swap.fetch_with

@@ -23,10 +23,10 @@ from simgpu.program.instructions import (
     CopyOut,
     Decode,
     Encode,
-    Holding,
+    InitialContents,
+    Initialize,
     Launch,
     Program,
-    Provide,
     Release,
     Section,
     Segment,
@@ -45,7 +45,7 @@ _EXECUTED = 10**8
 
 
 @dataclass(frozen=True, slots=True)
-class Checked:
+class CheckedProgram:
     """graph: with the program's transforms applied. signalled: by event, the segment that signals it. moves: whether
     values are copied, encoded or decoded."""
 
@@ -54,7 +54,7 @@ class Checked:
     moves: bool
 
 
-def check_program(program: Program, graph: TaskGraph) -> Checked:
+def check_program(program: Program, graph: TaskGraph) -> CheckedProgram:
     """Check the contents of a program; graph: the one it was planned for, without the program's transforms.
 
     Raises `ProgramError` with all mistakes (the first 20 written out): an object that is no instruction, a subclass of
@@ -123,7 +123,7 @@ def _transformed(program: Program, graph: TaskGraph) -> TaskGraph:
 
 def _faults_of_frame(program: Program) -> Iterator[str]:
     """What is wrong with a program besides its segments, blocks and instructions."""
-    for name in ("segments", "resident", "transforms", "notes", "elsewhere", "sections"):
+    for name in ("segments", "resident", "transforms", "notes", "other_contents", "sections"):
         if type(getattr(program, name)) is not tuple:
             yield f"{name} is {a_type(getattr(program, name))}, not a tuple"
     if fault := bool_fault("unlimited_memory", program.unlimited_memory):
@@ -228,14 +228,14 @@ class _Checking:
             CopyIn: self._copy_in,
             Acquire: self._acquire,
             Release: self._blocks_in_space,
-            Provide: self._blocks_in_space,
+            Initialize: self._blocks_in_space,
             Encode: self._encode,
             Decode: self._decode,
             Signal: lambda signal: int_fault("event", signal.event),
             Await: lambda wait: int_fault("event", wait.event) or number_fault("lag", wait.lag, None),
         }
 
-    def checked(self) -> Checked:
+    def checked(self) -> CheckedProgram:
         """What is known of the program. Raises `ProgramError` for all mistakes together."""
         for index, segment in enumerate(self.program.segments):
             for stream, code in segment.streams.items():
@@ -248,7 +248,7 @@ class _Checking:
             at_start.append("no kernel runs on a compute stream, and the time of an iteration is measured there")
         if at_start or self.mistakes:
             raise ProgramError(self._message(at_start))
-        return Checked(self.graph, self.signalled, self.moves)
+        return CheckedProgram(self.graph, self.signalled, self.moves)
 
     def _stream(self, index: int, stream: StreamId, code: tuple[Any, ...]) -> None:
         checks = self._check
@@ -282,15 +282,15 @@ class _Checking:
 
     def _faults_at_start(self) -> Iterator[str]:
         """What is wrong with the blocks that memories hold when an iteration starts."""
-        for holding in self.program.elsewhere:
-            if type(holding) is not Holding:
-                yield f"elsewhere holds {shown(holding)}, {a_type(holding)}, not a Holding"
+        for holding in self.program.other_contents:
+            if type(holding) is not InitialContents:
+                yield f"other_contents has {shown(holding)}, {a_type(holding)}, not an InitialContents"
             elif holding.gpu is not None and (fault := number_fault("gpu", holding.gpu, None)):
-                yield f"elsewhere: {fault}"
+                yield f"other_contents: {fault}"
             elif holding.gpu is not None and holding.gpu >= self.program.gpus:
                 yield f"blocks are resident on GPU {holding.gpu}, which the program does not use"
             elif fault := self._blocks(holding.blocks):
-                yield f"elsewhere: {fault}"
+                yield f"other_contents: {fault}"
         if fault := self._blocks(self.program.resident):
             yield f"resident: {fault}"
 
@@ -359,7 +359,7 @@ class _Checking:
             return f"offsets {shown(offsets)} are not one for each of its {len(acquire.blocks)} blocks, as a tuple"
         return next((fault for each in offsets if (fault := number_fault("offset", each, None))), "")
 
-    def _blocks_in_space(self, request: Acquire | Release | Provide) -> str:
+    def _blocks_in_space(self, request: Acquire | Release | Initialize) -> str:
         return self._blocks(request.blocks) or _space_fault(request.space)
 
     def _blocks(self, blocks: tuple[int, ...], name: str = "blocks") -> str:

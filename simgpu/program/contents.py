@@ -23,15 +23,15 @@ class Contents:
         blocks = len(graph.sizes)
         self.resident = [False] * blocks
         self.value = [-1] * blocks
-        self.taken_by, self.taken_at = [-1] * blocks, [-1] * blocks
+        self.acquired_by, self.acquired_at = [-1] * blocks, [-1] * blocks
         self.ready_by, self.ready_at = [-1] * blocks, [-1] * blocks
-        self.back_by, self.back_at = [-1] * blocks, [-1] * blocks
+        self.released_by, self.released_at = [-1] * blocks, [-1] * blocks
         self.touched = [[-1] * blocks for _ in streams]
 
     def _name(self, b: int) -> str:
         return self.graph.blocks[b].id
 
-    def begin_with(self, blocks: Sequence[int]) -> None:
+    def initialize_resident(self, blocks: Sequence[int]) -> None:
         """These persistent blocks are there from the beginning, with their values."""
         for b in blocks:
             if self.resident[b]:
@@ -41,15 +41,15 @@ class Contents:
             self.resident[b] = True
             self.value[b] = 0
 
-    def hold(self, b: int, me: int, clock: list[int]) -> None:
+    def check_held(self, b: int, me: int, clock: list[int]) -> None:
         """The block holds memory, and this stream knows it."""
         if not self.resident[b]:
             raise ProgramError(f"block {self._name(b)} holds no {self.name} memory")
-        by = self.taken_by[b]
-        if by != me and by >= 0 and self.taken_at[b] > clock[by]:
+        by = self.acquired_by[b]
+        if by != me and by >= 0 and self.acquired_at[b] > clock[by]:
             raise ProgramError(f"block {self._name(b)} may not hold {self.name} memory yet")
 
-    def quiet(self, b: int, me: int, clock: list[int], what: str) -> None:
+    def check_unused(self, b: int, me: int, clock: list[int], what: str) -> None:
         """Nobody else may still be touching the block."""
         for stream, touched in enumerate(self.touched):
             if stream != me and touched[b] > clock[stream]:
@@ -60,7 +60,7 @@ class Contents:
         """The value a block holds, if this stream knows that it is there. Whoever set it knew of the memory."""
         value = self.value[b]
         if value < 0:
-            self.hold(b, me, clock)
+            self.check_held(b, me, clock)
             raise ProgramError(f"block {self._name(b)} holds no value in {self.name} memory")
         by = self.ready_by[b]
         if by != me and by >= 0 and self.ready_at[b] > clock[by]:
@@ -73,44 +73,44 @@ class Contents:
         self.ready_by[b] = me
         self.ready_at[b] = self.touched[me][b] = clock[me]
 
-    def take(self, blocks: Sequence[int], me: int, clock: list[int]) -> None:
+    def acquire(self, blocks: Sequence[int], me: int, clock: list[int]) -> None:
         """Memory is taken for these blocks, which hold none and no value."""
         for b in blocks:
             if self.resident[b]:
                 raise ProgramError(f"block {self._name(b)} already holds {self.name} memory")
-            by = self.back_by[b]
-            if by != me and by >= 0 and self.back_at[b] > clock[by]:
+            by = self.released_by[b]
+            if by != me and by >= 0 and self.released_at[b] > clock[by]:
                 raise ProgramError(f"block {self._name(b)} may still hold {self.name} memory")
             self.resident[b] = True
             self.value[b] = -1
-            self.taken_by[b], self.taken_at[b] = me, clock[me]
+            self.acquired_by[b], self.acquired_at[b] = me, clock[me]
 
-    def give_back(self, blocks: Sequence[int], me: int, clock: list[int]) -> None:
+    def release(self, blocks: Sequence[int], me: int, clock: list[int]) -> None:
         """Memory of these blocks is given back, which nobody may be using."""
         for b in blocks:
-            self.hold(b, me, clock)
-            self.quiet(b, me, clock, "released")
+            self.check_held(b, me, clock)
+            self.check_unused(b, me, clock, "released")
             self.resident[b] = False
             self.value[b] = -1
-            self.back_by[b], self.back_at[b] = me, clock[me]
+            self.released_by[b], self.released_at[b] = me, clock[me]
 
 
 class OnDemand(Contents):
     """A memory whose blocks are on demand: a block has a place from its first touch on, no program takes it."""
 
-    def hold(self, b: int, me: int, clock: list[int]) -> None:
+    def check_held(self, b: int, me: int, clock: list[int]) -> None:
         """The block has a place from now on, if it had none."""
         if not self.resident[b]:
-            super().take((b,), me, clock)
-        super().hold(b, me, clock)
+            super().acquire((b,), me, clock)
+        super().check_held(b, me, clock)
 
-    def take(self, blocks: Sequence[int], me: int, clock: list[int]) -> None:
+    def acquire(self, blocks: Sequence[int], me: int, clock: list[int]) -> None:
         """Refused."""
         raise ProgramError(f"block {self._name(blocks[0])} is on demand, nothing takes {self.name} memory for it")
 
-    def give_back(self, blocks: Sequence[int], me: int, clock: list[int]) -> None:
+    def release(self, blocks: Sequence[int], me: int, clock: list[int]) -> None:
         """The places of these blocks are given up, which nobody may be using."""
         for b in blocks:
             if not self.resident[b]:
                 raise ProgramError(f"block {self._name(b)} holds no {self.name} memory")
-        super().give_back(blocks, me, clock)
+        super().release(blocks, me, clock)

@@ -40,7 +40,7 @@ class DataParallel:
 
 
 @dataclass(frozen=True, slots=True)
-class Together:
+class ParallelRun:
     """What is known of a run on several GPUs beside its timeline.
 
     single_ideal_ns: the ideal iteration of the whole batch on one GPU. alone_ns: one GPU's iteration on its share of

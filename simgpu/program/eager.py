@@ -1,6 +1,6 @@
-"""A framework that runs one operator after another on one stream, and does more between two of them.
+"""Programs of a framework that runs one operator after another on one stream, with more between two of them.
 
-The compute stream takes all device memory, as a framework's host thread does when it allocates.
+The compute stream acquires all device memory, as a framework's host thread does when it allocates.
 """
 
 from __future__ import annotations
@@ -8,8 +8,7 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
 
-from simgpu.graph.taskgraph import BEFORE, TaskGraph
-from simgpu.graph.transforms import Transform
+from simgpu.graph.taskgraph import BEFORE, TaskGraph, Transform
 from simgpu.program.instructions import (
     COMPUTE,
     D2H,
@@ -18,10 +17,10 @@ from simgpu.program.instructions import (
     Await,
     CopyIn,
     CopyOut,
+    Initialize,
     Instruction,
     Launch,
     Program,
-    Provide,
     Release,
     Segment,
     Signal,
@@ -32,10 +31,10 @@ from simgpu.timeline.streams import StreamId
 
 
 class Eager:
-    """Writes a program operator by operator: `run` a kernel, what comes between, then `let_go` of what ends with it.
+    """Writes a program operator by operator: `run` a kernel, then what follows it, then `release_ended`.
 
-    releases[b]: the kernel after whose end block b gives its memory back, None for never. More lives of a block, as
-    those of what is made again or copied in, the caller takes (`take`) and ends (`ends_after`).
+    releases[b]: the kernel after whose end block b is released, None for never. For further lifetimes of a block, such
+    as after a recomputation or a copy in, the caller begins each (`acquire`) and ends it (`release_after`).
 
     >>> from simgpu.program.text import listing
     >>> from simgpu.trace.chain import chain
@@ -43,7 +42,7 @@ class Eager:
     >>> writer = Eager(graph, graph.needed_releases)
     >>> for k in range(2):
     ...     writer.run(k)
-    ...     writer.let_go(k)
+    ...     writer.release_ended(k)
     >>> print(listing(writer.program(), graph))
     resident: x1
     segment 0, once
@@ -57,45 +56,45 @@ class Eager:
 
     def __init__(self, graph: TaskGraph, releases: Sequence[int | None]) -> None:
         self.graph = graph
-        self.births, self.deaths, self.survivors, self.reborn = lifetimes(graph, releases)
+        self.births, self.deaths, self.survivors, self.reinitialized = lifetimes(graph, releases)
         self.code: defaultdict[StreamId, list[Instruction]] = defaultdict(list)
         self.compute = self.code[COMPUTE]
         self.events = 0
-        if self.reborn:
-            self.compute += [Acquire(tuple(self.reborn)), Provide(tuple(self.reborn))]
+        if self.reinitialized:
+            self.compute += [Acquire(tuple(self.reinitialized)), Initialize(tuple(self.reinitialized))]
 
     def run(self, k: int) -> None:
-        """Kernel k, in memory that is taken for what comes to life with it."""
-        self.take(self.births[k])
-        if given := tuple(b for b in self.births[k] if self.graph.blocks[b].born is not None):
-            self.compute.append(Provide(given))
+        """Kernel k, with memory for the blocks whose lifetime begins with it."""
+        self.acquire(self.births[k])
+        if initialized := tuple(b for b in self.births[k] if self.graph.blocks[b].born is not None):
+            self.compute.append(Initialize(initialized))
         self.compute.append(Launch(k))
 
-    def run_again(self, k: int, makes: tuple[int, ...], takes: Iterable[int]) -> None:
-        """Kernel k runs again and makes these blocks, some of which take memory for it."""
-        self.take(takes)
+    def recompute(self, k: int, makes: tuple[int, ...], takes: Iterable[int]) -> None:
+        """Kernel k runs again and writes the blocks `makes`, after `takes` have acquired memory."""
+        self.acquire(takes)
         self.compute.append(Launch(k, recompute=True, makes=makes))
 
-    def ends_after(self, b: int, k: int) -> None:
-        """Block b gives its memory back after kernel k, which is still to run."""
+    def release_after(self, b: int, k: int) -> None:
+        """Release block b after kernel k, which has not run yet."""
         self.deaths[k].append(b)
 
-    def let_go(self, k: int) -> None:
-        """The memory of what ends with kernel k is given back."""
-        self.give_back(self.deaths[k])
+    def release_ended(self, k: int) -> None:
+        """Release the blocks that end with kernel k."""
+        self.release(self.deaths[k])
 
-    def take(self, blocks: Iterable[int]) -> None:
-        """Device memory for these blocks."""
-        if found := tuple(blocks):
-            self.compute.append(Acquire(found))
+    def acquire(self, blocks: Iterable[int]) -> None:
+        """Acquire device memory for these blocks."""
+        if listed := tuple(blocks):
+            self.compute.append(Acquire(listed))
 
-    def give_back(self, blocks: Iterable[int], space: Space = Space.DEVICE) -> None:
-        """Memory of these blocks is given back."""
-        if found := tuple(blocks):
-            self.compute.append(Release(found, space))
+    def release(self, blocks: Iterable[int], space: Space = Space.DEVICE) -> None:
+        """Release the memory of these blocks."""
+        if listed := tuple(blocks):
+            self.compute.append(Release(listed, space))
 
     def signal(self, stream: StreamId = COMPUTE) -> int:
-        """A new event, which a stream signals when it has come here."""
+        """A new event, which a stream signals at this point."""
         self.events += 1
         self.code[stream].append(Signal(self.events - 1))
         return self.events - 1
@@ -105,24 +104,25 @@ class Eager:
         self.code[stream].append(Await(event))
 
     def copy_out(self, b: int, form: int, after: int) -> int:
-        """The stream for copies out copies a block to the host as that form of it, once `after` has happened; returns
-        the event of the copy's end."""
+        """Copy a block to the host as that form of it after the event `after`; returns the event of the copy's end."""
         self.wait(after, D2H)
         self.code[D2H] += [Acquire((form,), Space.HOST), CopyOut(b, form)]
         return self.signal(D2H)
 
     def copy_in(self, form: int, after: int) -> int:
-        """The stream for copies in copies a form back into device memory that it has, once `after` has happened, and
-        the host lets go of it; returns the event of the copy's end."""
+        """Copy a form into device memory that it has, after the event `after`, and release it on the host.
+
+        Returns the event of the copy's end.
+        """
         self.wait(after, H2D)
         self.code[H2D] += [CopyIn(form), Release((form,), Space.HOST)]
         return self.signal(H2D)
 
     def program(self, transforms: tuple[Transform, ...] = (), notes: tuple[str, ...] = ()) -> Program:
-        """The iteration that has been written. transforms: those that made the graph with the forms of blocks."""
-        self.give_back(self.survivors)
+        """The iteration that has been written. transforms: those that created the forms of blocks in the graph."""
+        self.release(self.survivors)
         streams = {stream: tuple(self.code[stream]) for stream in sorted(self.code, key=lambda stream: stream.rank)}
-        there = set(self.reborn)
-        resident = tuple(b for b, birth in enumerate(self.graph.births) if birth == BEFORE and b not in there)
+        again = set(self.reinitialized)
+        resident = tuple(b for b, birth in enumerate(self.graph.births) if birth == BEFORE and b not in again)
         notes = (*open_lifetimes(self.graph), *notes)
         return Program((Segment(streams),), resident=resident, transforms=transforms, notes=notes)

@@ -1,12 +1,12 @@
-"""What the exchange of gradients adds to a program that several GPUs run: places, and instructions for each GPU.
+"""Instructions that several GPUs add to one GPU's program to exchange gradients, and the exchange `gather`.
 
-`gather` is a sequence appended to the iteration, each step of which begins when the one before is over (moDNN, sections
-6.1 and 7.5): all other GPUs send their gradients to host memory; GPU 0 adds them to its own; it runs the optimizer; it
-sends the new weights to host memory; all others fetch them. Copies of one step share links and switches as any do.
+`gather` is appended to the iteration as a sequence of steps (moDNN, sections 6.1 and 7.5): all other GPUs send their
+gradients to host memory; GPU 0 adds them to its own; it runs the optimizer; it sends the new weights to host memory;
+all others fetch them. Copies of one step share links and switches.
 
-The paper does not say whether GPU 0 fetches all gradients before it adds up the first one. Here it fetches one, adds
-it up and gives its memory back before it fetches the next. Where nothing overlaps, that takes just as long, and of all
-orders it needs least memory: room for the largest gradient, beside what the policy's program holds then.
+The paper does not say whether GPU 0 fetches all gradients before it adds the first. Here it fetches one, adds it and
+releases its memory before it fetches the next. Without overlap that takes the same time, and it needs the least memory
+of all orders: that of the largest gradient in addition to the policy's program.
 """
 
 from __future__ import annotations
@@ -23,21 +23,24 @@ from simgpu.program.instructions import (
     D2H,
     DATA,
     H2D,
+    WORK,
     Acquire,
     Await,
     CopyIn,
     CopyOut,
     Decode,
     Encode,
+    Initialize,
     Instruction,
     Launch,
     Program,
     Release,
+    Segment,
     Signal,
     Space,
 )
-from simgpu.program.order import needs_of
-from simgpu.program.predicted import Place, Predicted
+from simgpu.program.text import Place
+from simgpu.timeline.model import SpanKind, Timeline
 from simgpu.timeline.streams import StreamId
 
 #: The host's cores that add up gradients, apart from the stream on which a GPU's codecs run.
@@ -306,3 +309,112 @@ def refuse_moving(program: Program, parts: Replicas) -> None:
 def _known(block: int | None) -> int:
     assert block is not None, "every GPU has its gradients"
     return block
+
+
+def needs_of(segment: Segment) -> dict[tuple[StreamId, int], dict[StreamId, int]]:
+    """For each launch, by its stream and position, how many instructions of each stream come before it.
+
+    Awaits of earlier repetitions and of other segments' events count as nothing.
+
+    >>> from simgpu.program.instructions import COMPUTE, H2D, CopyIn
+    >>> code = {COMPUTE: (Launch(0), Await(0), Launch(1)), H2D: (CopyIn(7), Signal(0), CopyIn(8))}
+    >>> needs = needs_of(Segment(code))
+    >>> needs[COMPUTE, 0][H2D], needs[COMPUTE, 2][H2D]
+    (0, 2)
+    """
+    own = {i.event for code in segment.streams.values() for i in code if isinstance(i, Signal)}
+    reached = {stream: dict.fromkeys(segment.streams, 0) for stream in segment.streams}
+    signalled: dict[int, dict[StreamId, int]] = {}
+    found: dict[tuple[StreamId, int], dict[StreamId, int]] = {}
+    moving = True
+    while moving:
+        moving = False
+        for stream, code in segment.streams.items():
+            here = reached[stream]
+            for position in range(here[stream], len(code)):
+                instruction = code[position]
+                if isinstance(instruction, Await) and instruction.lag == 0 and instruction.event in own:
+                    if instruction.event not in signalled:
+                        break
+                    for other, count in signalled[instruction.event].items():
+                        here[other] = max(here[other], count)
+                elif isinstance(instruction, Launch):
+                    found[stream, position] = dict(here)
+                here[stream] = position + 1
+                moving = True
+                if isinstance(instruction, Signal):
+                    signalled[instruction.event] = dict(here)
+    return found
+
+
+_BEFORE_WORK = (Await, Acquire, Initialize)
+
+
+class Predicted:
+    """Times of the last repetition of every segment in the last iteration of a trial.
+
+    timeline: of `program`. apart: the segment whose last repetition is a segment of its own in the program that is
+    asked about (`simgpu.program.replication`), None where both are the same.
+    """
+
+    def __init__(self, program: Program, timeline: Timeline, apart: int | None) -> None:
+        self.program = program
+        self.timeline = timeline
+        self.apart = apart
+        self.times: dict[StreamId, list[tuple[int, int]]] = {}
+
+    def end(self, place: Place) -> int:
+        """When the work at a place ended, ns."""
+        code = self._code(place.segment, place.stream)
+        number = sum(isinstance(instruction, WORK) for instruction in code[: place.position])
+        return self._works(place.segment, place.stream)[number][1]
+
+    def place(self, segment: int, stream: StreamId, time: int) -> Place:
+        """Where a stream is at a time: before what it does for its first work that begins then or later."""
+        code, number = self._code(segment, stream), 0
+        works = self._works(segment, stream)
+        for position, instruction in enumerate(code):
+            if isinstance(instruction, WORK):
+                if works[number][0] >= time:
+                    while position and isinstance(code[position - 1], _BEFORE_WORK):
+                        position -= 1
+                    return Place(segment, stream, position)
+                number += 1
+        return Place(segment, stream, len(code))
+
+    def _original(self, segment: int) -> int:
+        return segment - 1 if self.apart is not None and segment > self.apart else segment
+
+    def _code(self, segment: int, stream: StreamId) -> tuple[object, ...]:
+        segments = self.program.segments
+        index = self._original(segment)
+        # A segment that only the exchange uses stands behind those of the program.
+        return segments[index].streams.get(stream, ()) if index < len(segments) else ()
+
+    def _works(self, segment: int, stream: StreamId) -> list[tuple[int, int]]:
+        """Start and end of the works of a stream in the last repetition of a segment."""
+        counts = [
+            sum(isinstance(instruction, WORK) for instruction in each.streams.get(stream, ()))
+            for each in self.program.segments
+        ]
+        index = self._original(segment)
+        if index >= len(counts):
+            return []
+        after = sum(
+            count * each.repeat
+            for count, each in zip(counts[index + 1 :], self.program.segments[index + 1 :], strict=True)
+        )
+        times = self._times(stream)
+        stop = len(times) - after
+        return times[stop - counts[index] : stop]
+
+    def _times(self, stream: StreamId) -> list[tuple[int, int]]:
+        """Start and end of all works of a stream in the last iteration, in order."""
+        if stream not in self.times:
+            timeline, name = self.timeline, str(stream)
+            number = timeline.streams.index(name) if name in timeline.streams else -1
+            last = len(timeline.iteration_ends_ns) - 1
+            mine = (timeline.stream == number) & (timeline.kind < SpanKind.STALL_EVENT) & (timeline.iteration == last)
+            pairs = zip(timeline.start_ns[mine].tolist(), timeline.end_ns[mine].tolist(), strict=True)
+            self.times[stream] = list(pairs)
+        return self.times[stream]

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Any, get_args
 
-from simgpu.graph.transforms import Transform
+from simgpu.graph.taskgraph import Transform
 from simgpu.program.paging import Paged, Remote
 from simgpu.timeline.streams import StreamId
 
@@ -43,7 +43,7 @@ class Launch:
 @dataclass(frozen=True, slots=True)
 class CopyOut:
     """Copy a block from device to host; both must hold memory for it. `into` names the form of the block as which the
-    host keeps it, where that is not the block itself (`simgpu.graph.unpacked`)."""
+    host keeps it, where that is not the block itself (`simgpu.graph.transforms`)."""
 
     block: int
     into: int | None = None
@@ -79,7 +79,7 @@ class Release:
 
 
 @dataclass(frozen=True, slots=True)
-class Provide:
+class Initialize:
     """The host puts a block's initial value into memory that it holds, at no cost (the next batch, a constant)."""
 
     blocks: tuple[int, ...]
@@ -119,9 +119,11 @@ class Await:
     lag: int = 0
 
 
-Instruction = Launch | CopyOut | CopyIn | Acquire | Release | Provide | Encode | Decode | Signal | Await
+Instruction = Launch | CopyOut | CopyIn | Acquire | Release | Initialize | Encode | Decode | Signal | Await
 #: The closed set of instructions: an object of any other type, a subclass's too, is refused (`simgpu.program.check`).
 INSTRUCTIONS: tuple[type[Any], ...] = get_args(Instruction)
+#: Instructions that take time.
+WORK = (Launch, CopyOut, CopyIn, Encode, Decode)
 
 
 @dataclass(frozen=True, slots=True)
@@ -136,10 +138,10 @@ class Segment:
 
 
 @dataclass(frozen=True, slots=True)
-class Holding:
-    """Blocks that one memory holds when an iteration starts, in the order in which they took it.
+class InitialContents:
+    """Blocks that are in a memory when an iteration starts, in the order in which they were allocated.
 
-    gpu: whose memory, None for the host's.
+    gpu: the GPU whose memory it is, None for the host's.
     """
 
     gpu: int | None
@@ -181,14 +183,14 @@ class Program:
     unlimited_memory: bool = False
     pool: str | None = None
     notes: tuple[str, ...] = field(default=(), compare=False)
-    elsewhere: tuple[Holding, ...] = ()
+    other_contents: tuple[InitialContents, ...] = ()
     residency: Paged | Remote | None = None
     sections: tuple[Section, ...] = field(default=(), compare=False)
 
     @property
-    def holdings(self) -> tuple[Holding, ...]:
-        """What each memory holds when an iteration starts, that of GPU 0 first."""
-        return (Holding(0, self.resident), *self.elsewhere)
+    def initial_contents(self) -> tuple[InitialContents, ...]:
+        """What is in each memory when an iteration starts, that of GPU 0 first."""
+        return (InitialContents(0, self.resident), *self.other_contents)
 
     @property
     def gpus(self) -> int:

@@ -1,4 +1,4 @@
-"""When blocks take memory and when they give it back, told by kernels."""
+"""When blocks acquire memory and when they release it, by kernels."""
 
 from __future__ import annotations
 
@@ -9,17 +9,17 @@ from simgpu.graph.taskgraph import BEFORE, TaskGraph
 
 
 class Lifetimes(NamedTuple):
-    """births[k], deaths[k]: blocks that come to life with kernel k, and that end with it. survivors: blocks of the
-    iteration that live to its end; reborn: persistent blocks that do not, and are given anew by the host."""
+    """births[k], deaths[k]: blocks whose lifetime begins before kernel k, and ends after it. survivors: blocks of the
+    iteration that live to its end; reinitialized: persistent blocks that do not; the host initializes them again."""
 
     births: list[list[int]]
     deaths: list[list[int]]
     survivors: list[int]
-    reborn: list[int]
+    reinitialized: list[int]
 
 
 def lifetimes(graph: TaskGraph, releases: Sequence[int | None]) -> Lifetimes:
-    """The lifetimes of all blocks. releases[b]: the kernel after whose end block b is let go, None for never.
+    """The lifetimes of all blocks. releases[b]: the kernel after whose end block b is released, None for never.
 
     >>> from simgpu.trace.chain import chain
     >>> graph = TaskGraph.of(chain([5, 7], [10, 14], [100, 200]))
@@ -28,7 +28,7 @@ def lifetimes(graph: TaskGraph, releases: Sequence[int | None]) -> Lifetimes:
     """
     births: list[list[int]] = [[] for _ in graph.kernels]
     deaths: list[list[int]] = [[] for _ in graph.kernels]
-    survivors, reborn = [], []
+    survivors, reinitialized = [], []
     for k, writes in enumerate(graph.writes):
         births[k] = [b for b in writes if graph.births[b] == k]
     for b, birth in enumerate(graph.births):
@@ -38,17 +38,17 @@ def lifetimes(graph: TaskGraph, releases: Sequence[int | None]) -> Lifetimes:
             births[birth].append(b)
         release = releases[b]
         if birth == BEFORE and release is not None:
-            reborn.append(b)
+            reinitialized.append(b)
         if release is None:
             if birth != BEFORE:
                 survivors.append(b)
         else:
             deaths[max(release, 0)].append(b)
-    return Lifetimes(births, deaths, survivors, reborn)
+    return Lifetimes(births, deaths, survivors, reinitialized)
 
 
 def open_lifetimes(graph: TaskGraph) -> tuple[str, ...]:
-    """What is to be told of a program with recorded lifetimes, where the recording leaves some open."""
+    """Notes on a program with recorded lifetimes, where some are not recorded."""
     unknown, blocks = graph.open_lifetimes
     if not unknown:
         return ()

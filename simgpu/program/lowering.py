@@ -1,32 +1,37 @@
-"""From a placement to a program: one lowering for every policy that decides by placement."""
+"""Lower a placement to a program.
+
+With a layer barrier (vDNN), a layer step ends when its kernels and the copies issued with them have ended; without one,
+`simgpu.program.asynchronous` writes kernels and copies that wait only for what they need.
+"""
 
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 from simgpu.errors import InputError, ProgramError
 from simgpu.graph.taskgraph import BEFORE, Round, TaskGraph
-from simgpu.program.asynchronous import Asynchronous
+from simgpu.program.asynchronous import Asynchronous, launch
+from simgpu.program.faults import a_type, bool_fault, number_fault, several, shown
 from simgpu.program.instructions import (
     COMPUTE,
     HOST,
     Acquire,
     Await,
+    Initialize,
     Instruction,
     Program,
-    Provide,
     Release,
     Segment,
     Signal,
 )
-from simgpu.program.layer_steps import LayerSteps
 from simgpu.program.lifetimes import lifetimes, open_lifetimes
 from simgpu.program.placement import Placement, Recompute, Swap
-from simgpu.program.placement_check import check_placement
-from simgpu.program.streams import StreamOrder, order_streams
-from simgpu.program.travel import Travel
+from simgpu.program.schedule import ScheduledLaunch
+from simgpu.program.streams import StreamOrder, compute_stream, order_streams
+from simgpu.program.swaps import SwapWriter
 from simgpu.timeline.streams import StreamId
 
 
@@ -39,7 +44,7 @@ def lower(graph: TaskGraph, placement: Placement, *, recorded_lifetimes: bool = 
     else survives is released at its end. Each round of the graph becomes a segment.
 
     Raises `ProgramError` for a placement with fields that are not plain numbers of the graph's kernels and blocks, for
-    a swap outside its gap, for a block that cannot be made again, and for either on a trace with several compute
+    a swap outside its gap, for a block that cannot be recomputed, and for either on a trace with several compute
     streams; `InputError` where last uses are asked for and the recording does not tell what kernels read.
 
     >>> from simgpu.program.text import listing
@@ -88,30 +93,30 @@ def _check(graph: TaskGraph, placement: Placement) -> None:
 
 
 def _check_together(graph: TaskGraph, placement: Placement) -> None:
-    """One decision for each gap, and no copy out of what is not back yet from an earlier gap."""
+    """One decision for each gap, and no copy out before the block has returned from an earlier gap."""
     decided: set[tuple[int, int]] = set()
     back: defaultdict[int, list[int]] = defaultdict(list)
     every: tuple[Swap | Recompute, ...] = (*placement.swaps, *placement.recomputes)
     for each in every:
         if (each.block, each.after) in decided:
-            what = f"block {graph.blocks[each.block].id} is swapped or made again twice after kernel {each.after}"
+            what = f"block {graph.blocks[each.block].id} is swapped or recomputed twice after kernel {each.after}"
             raise ProgramError(what)
         decided.add((each.block, each.after))
         back[each.block].append(each.before)
     for swap in placement.swaps:
         early = swap.out_with
         if early is not None and any(early <= kernel <= swap.after for kernel in back[swap.block]):
-            what = "its copy out is issued before it is back from an earlier gap"
+            what = "its copy out is issued before it has returned from an earlier gap"
             raise ProgramError(f"swap of {graph.blocks[swap.block].id}: {what}")
 
 
 def _check_gap(graph: TaskGraph, each: Swap | Recompute, what: str) -> None:
     if each.after not in graph.uses[each.block] or graph.next_use(each.block, each.after) != each.before:
-        raise ProgramError(f"{what}: kernels {each.after} and {each.before} are no neighbouring uses of it")
+        raise ProgramError(f"{what}: kernels {each.after} and {each.before} are not consecutive uses of it")
 
 
 def _check_early_copy(graph: TaskGraph, swap: Swap, *, layer_barrier: bool) -> None:
-    assert swap.out_with is not None, "the caller asks"
+    assert swap.out_with is not None, "the caller checks"
     name = graph.blocks[swap.block].id
     if layer_barrier or swap.encoded_by_gpu:
         raise ProgramError(f"swap of {name}: only a plain copy without a layer barrier can be issued with a kernel")
@@ -122,7 +127,7 @@ def _check_early_copy(graph: TaskGraph, swap: Swap, *, layer_barrier: bool) -> N
 
 
 def _written_in_step(graph: TaskGraph, swap: Swap) -> bool:
-    """Whether the block gets a value, from a kernel or the host, after its step has begun."""
+    """Whether a kernel or the host writes the block after its step has begun."""
     step = graph.layers.steps[graph.layers.step_of[swap.after]]
     birth = graph.births[swap.block]
     born = birth is not None and birth >= step.first
@@ -134,32 +139,32 @@ class _Lowering:
     graph: TaskGraph
     placement: Placement
     recorded_lifetimes: bool
-    travel: Travel = field(default_factory=Travel)
+    writer: SwapWriter = field(default_factory=SwapWriter)
 
     @property
     def code(self) -> dict[StreamId, list[Instruction]]:
-        return self.travel.code
+        return self.writer.code
 
     def program(self) -> Program:
         """All kernels in order, then the end."""
         graph = self.graph
         releases = graph.recorded_releases if self.recorded_lifetimes else graph.needed_releases
-        births, deaths, survivors, reborn = lifetimes(graph, releases)
+        births, deaths, survivors, reinitialized = lifetimes(graph, releases)
         order = order_streams(graph, deaths)
         writer: LayerSteps | Asynchronous
         if self.placement.layer_barrier:
-            writer = LayerSteps(graph, self.placement, births, deaths, order, self.travel)
+            writer = LayerSteps(graph, self.placement, births, deaths, order, self.writer)
         else:
-            writer = Asynchronous(graph, self.placement, births, deaths, order, self.travel)
+            writer = Asynchronous(graph, self.placement, births, deaths, order, self.writer)
         segments = []
         for part in graph.rounds:
-            self._begin([b for b in reborn if self._round_of(b) == part], order)
+            self._begin([b for b in reinitialized if self._round_of(b) == part], order)
             for k in range(part.first, part.stop):
                 writer.kernel(k)
             self._end([b for b in survivors if self._round_of(b) == part], order)
             segments.append(self._segment(part.repeat))
         notes = open_lifetimes(graph) if self.recorded_lifetimes else ()
-        resident = tuple(b for b, birth in enumerate(graph.births) if birth == BEFORE and b not in set(reborn))
+        resident = tuple(b for b, birth in enumerate(graph.births) if birth == BEFORE and b not in set(reinitialized))
         return Program(tuple(segments), resident=resident, notes=notes)
 
     def _round_of(self, b: int) -> Round:
@@ -168,14 +173,14 @@ class _Lowering:
         return next(part for part in self.graph.rounds if k < part.stop or part is self.graph.rounds[-1])
 
     def _segment(self, repeat: int) -> Segment:
-        """What has been written since the last segment."""
+        """The instructions written since the last segment."""
         streams = {stream: tuple(self.code[stream]) for stream in sorted(self.code, key=lambda stream: stream.rank)}
         self.code.clear()
         return Segment(streams, repeat)
 
-    def _begin(self, reborn: list[int], order: StreamOrder) -> None:
-        if reborn:
-            self.code[COMPUTE] += [Acquire(tuple(reborn)), Provide(tuple(reborn))]
+    def _begin(self, reinitialized: list[int], order: StreamOrder) -> None:
+        if reinitialized:
+            self.code[COMPUTE] += [Acquire(tuple(reinitialized)), Initialize(tuple(reinitialized))]
         if order.others:
             start = self._event(order.events)
             self.code[COMPUTE].append(Signal(start))
@@ -192,7 +197,129 @@ class _Lowering:
             self.code[COMPUTE].append(Release(tuple(survivors)))
 
     def _event(self, at_least: int = 0) -> int:
-        self.travel.events = max(self.travel.events, at_least)
-        return self.travel.event()
+        self.writer.events = max(self.writer.events, at_least)
+        return self.writer.event()
 
     # --- kernels --------------------------------------------------------------------------------------------
+
+
+class LayerSteps:
+    """Writes kernels in layer steps that end when their kernels and the copies issued with them have ended."""
+
+    def __init__(
+        self,
+        graph: TaskGraph,
+        placement: Placement,
+        births: Sequence[Sequence[int]],
+        deaths: Sequence[Sequence[int]],
+        order: StreamOrder,
+        writer: SwapWriter,
+    ) -> None:
+        self.graph = graph
+        self.births, self.deaths = births, deaths
+        self.order = order
+        self.writer = writer
+        self.copied_out_after: defaultdict[int, list[Swap]] = defaultdict(list)
+        self.fetched: defaultdict[int, list[Swap]] = defaultdict(list)
+        self.awaited: defaultdict[int, list[Swap]] = defaultdict(list)
+        for swap in sorted(placement.swaps, key=lambda s: (s.before, s.after, s.block)):
+            self.copied_out_after[self._step_start(swap.after)].append(swap)
+            self.fetched[self._step_start(swap.fetch_with)].append(swap)
+            self.awaited[self._step_start(swap.before)].append(swap)
+
+    def _step_start(self, k: int) -> int:
+        layers = self.graph.layers
+        return layers.steps[layers.step_of[k]].first
+
+    def kernel(self, k: int) -> None:
+        """Kernel k: copies begin with its step's first kernel, and the step ends with the last copy.
+
+        Before the step's first kernel the GPU decodes what the step needs and encodes what is offloaded with it.
+        """
+        code = self.writer.code[compute_stream(self.graph.streams[k])]
+        code += [Await(event) for event in self.order.before[k]]
+        first = self._step_start(k)
+        outs, ins = self.copied_out_after.get(first, []), self.fetched.get(first, [])
+        for swap in self.awaited[k]:
+            self.writer.decode(swap)
+        if k == first and (outs or ins):
+            self._begin_step(outs, ins)
+        code += launch(self.graph, ScheduledLaunch(k, k, takes=tuple(self.births[k])))
+        encoded = [swap.block for swap in outs if swap.encoded_by_gpu and swap.after == k]
+        if gone := (*self.deaths[k], *encoded):
+            code.append(Release(gone))
+        layers = self.graph.layers
+        if k + 1 == layers.steps[layers.step_of[k]].stop:
+            for swap in outs:
+                code.append(Await(self.writer.copied_out[swap]))
+                if not swap.encoded_by_gpu:
+                    code.append(Release((swap.block,)))
+            code += [Await(self.writer.copied_in[swap]) for swap in ins]
+
+    def _begin_step(self, outs: list[Swap], ins: list[Swap]) -> None:
+        """Issue the copies of a layer step, at once or after the GPU has encoded what is copied."""
+        code = self.writer.code[COMPUTE]
+        begun = self.writer.event()
+        code.append(Signal(begun))
+        for swap in outs:
+            if not swap.encoded_by_gpu:
+                self.writer.copy_out(swap, begun, release=False)
+        for swap in ins:
+            self.writer.copy_in(swap, (begun,))
+        for swap in outs:
+            if swap.encoded_by_gpu:
+                self.writer.encode(swap)
+                encoded = self.writer.event()
+                code.append(Signal(encoded))
+                self.writer.copy_out(swap, encoded, release=True)
+
+
+_KERNELS = {Swap: ("after", "before", "fetch_with"), Recompute: ("after", "before")}
+
+
+def check_placement(graph: TaskGraph, placement: Placement) -> None:
+    """Raises `ProgramError` with every field of another type (a NumPy integer for an int, a name for a number), and
+    every kernel and block that the graph does not have.
+
+    >>> from simgpu.trace.chain import chain
+    >>> graph = TaskGraph.of(chain([5], [7], [100]))
+    >>> check_placement(graph, Placement((Swap("x1", after=0, before=4, fetch_with=1),)))
+    Traceback (most recent call last):
+    simgpu.errors.ProgramError: the placement has 2 mistakes:
+    swaps[0]: block 'x1' is a str, not an int: graph.block('x1') gives the number of a block
+    swaps[0]: before 4 is out of range: the graph has 2 kernels, from 0
+    """
+    if type(placement) is not Placement:
+        raise ProgramError(f"{shown(placement)} is {a_type(placement)}, not a Placement")
+    if faults := list(_faults(graph, placement)):
+        raise ProgramError(several("placement", faults))
+
+
+def _faults(graph: TaskGraph, placement: Placement) -> Iterator[str]:
+    kinds: tuple[tuple[str, type[Swap] | type[Recompute], Any], ...] = (
+        ("swaps", Swap, placement.swaps),
+        ("recomputes", Recompute, placement.recomputes),
+    )
+    for name, kind, every in kinds:
+        if type(every) is not tuple:
+            yield f"{name} is {a_type(every)}, not a tuple"
+            continue
+        for index, each in enumerate(every):
+            if type(each) is not kind:
+                yield f"{name}[{index}] is {a_type(each)}, not a {kind.__name__}"
+            else:
+                yield from (f"{name}[{index}]: {fault}" for fault in _faults_of(graph, each) if fault)
+    if fault := bool_fault("layer_barrier", placement.layer_barrier):
+        yield fault
+
+
+def _faults_of(graph: TaskGraph, each: Swap | Recompute) -> Iterator[str]:
+    kernels, blocks = len(graph.kernels), len(graph.blocks)
+    yield number_fault("block", each.block, blocks, "blocks")
+    for name in _KERNELS[type(each)]:
+        yield number_fault(name, getattr(each, name), kernels, "kernels")
+    if isinstance(each, Swap):
+        yield "" if each.out_with is None else number_fault("out_with", each.out_with, kernels, "kernels")
+        yield "" if each.form is None else number_fault("form", each.form, blocks, "blocks")
+        yield bool_fault("on_host", each.on_host)
+        yield bool_fault("drain", each.drain)

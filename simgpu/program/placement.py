@@ -1,5 +1,4 @@
-"""What a policy decides about blocks: for a gap of a block, swap it out and back in, or make it again; all else
-stays."""
+"""A policy's decisions about blocks: in a gap, a block is swapped or recomputed; without a decision it stays."""
 
 from __future__ import annotations
 
@@ -10,12 +9,12 @@ from dataclasses import dataclass
 class Swap:
     """Move a block to the host during the gap between kernel `after`, its last use, and kernel `before`, its next.
 
-    The copy back is issued when kernel `fetch_with` is reached, `after < fetch_with <= before`; where something that is
-    made again needs the block earlier, as many layer steps ahead of that. out_with: without a layer barrier, the kernel
-    at whose start the copy out is issued, after the last one that writes the block; None for the end of `after`. drain:
-    likewise, the fetch waits for all copies issued before it, not for the block's own copy out alone.
-    form: the encoded form of the block that it travels in, None where it travels as it is. on_host: the host encodes it
-    after the copy out and decodes it before the copy back, instead of the GPU.
+    The fetch is issued when kernel `fetch_with` is reached, `after < fetch_with <= before`; where a recomputation needs
+    the block earlier, as many layer steps ahead of that. out_with: without a layer barrier, the kernel at whose start
+    the copy out is issued, after the last one that writes the block; None for the end of `after`. drain: without a
+    layer barrier, the fetch waits for all copies issued before it, not only for the block's own copy out.
+    form: the encoded form in which the block is moved, None for the block itself. on_host: the host instead of the GPU
+    encodes it after the copy out and decodes it before the fetch.
     """
 
     block: int
@@ -40,8 +39,10 @@ class Swap:
 
 @dataclass(frozen=True, slots=True)
 class Recompute:
-    """Let go of a block after kernel `after`, its last use, and make it again for kernel `before`, its next, or for
-    what is made again from it before that."""
+    """Drop a block after kernel `after`, its last use, and recompute it for kernel `before`, its next use.
+
+    It is recomputed earlier where another recomputation reads it.
+    """
 
     block: int
     after: int

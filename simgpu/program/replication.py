@@ -1,20 +1,30 @@
-"""A program for one GPU made into one for several that train together.
+"""The program of several GPUs that train together, made from the program of one, and the exchange `host`.
 
-The policy that wrote the program knows of one GPU and its share of the batch. Every GPU runs the same program, with
-kernels and blocks of its own, and nothing makes them run in step but the exchange and the end of the iteration.
+The exchange `host` (moDNN, section 6.2, figure 8) overlaps with the last sub-batch. When the last sub-batch has made a
+gradient, the program's own copy-out stream offloads it; when those of all GPUs are on the host, its cores add them and
+update the weight; the copy-in stream fetches the new weight after the GPU's last use of the old one. GPUs wait for each
+other only at the iteration's end.
+
+Copy streams run in order, so the position of a copy decides what it delays. A gradient is inserted before the first
+copy that began, in a trial run on one GPU, when the gradient was made or later. A weight is inserted before the first
+copy that began when the host was expected to have updated it: gradients leave one after the other, each at a GPU's fair
+share of its link and switch, and the host handles them in that order. Ordering by these times also prevents deadlocks.
 """
 
 from __future__ import annotations
 
-from dataclasses import replace
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import NamedTuple
 
 from simgpu.errors import ProgramError
 from simgpu.graph.replicate import Exchange, Replicas, Replicate, replicas
 from simgpu.graph.taskgraph import TaskGraph
 from simgpu.graph.transforms import transformed
 from simgpu.hardware.spec import NodeSpec
-from simgpu.program.exchange import ACCUMULATION, Additions, gather, refuse_moving
-from simgpu.program.exchange_host import on_host
+from simgpu.memory.transfer import copy_ns
+from simgpu.program.exchange import ACCUMULATION, Additions, Predicted, gather, refuse_moving
 from simgpu.program.instructions import (
     Acquire,
     Await,
@@ -22,18 +32,17 @@ from simgpu.program.instructions import (
     CopyOut,
     Decode,
     Encode,
-    Holding,
+    InitialContents,
+    Initialize,
     Instruction,
     Launch,
     Program,
-    Provide,
     Release,
     Segment,
     Signal,
     Space,
 )
-from simgpu.program.predicted import Place, Predicted
-from simgpu.program.rounds import events_of, last_apart
+from simgpu.program.text import Place
 from simgpu.timeline.model import Timeline
 from simgpu.timeline.streams import StreamId
 
@@ -118,17 +127,17 @@ class _Writer:
     def program_of_all(self) -> Program:
         """All segments, with the streams of every GPU."""
         segments = [self._segment(index, segment) for index, segment in enumerate(self.program.segments)]
-        elsewhere = [Holding(gpu, self._mapped(self.program.resident, gpu)) for gpu in self.more.gpus[1:]]
+        others = [InitialContents(gpu, self._mapped(self.program.resident, gpu)) for gpu in self.more.gpus[1:]]
         if self.how.exchange is Exchange.HOST:
             updates = self.parts.updates
             home = tuple(b for update in updates for b in (update.weight, *update.state))
-            elsewhere.append(Holding(None, home))
+            others.append(InitialContents(None, home))
         return replace(
             self.program,
             segments=tuple(segments),
             resident=self._mapped(self.program.resident, 0),
             transforms=(*self.program.transforms, self.how),
-            elsewhere=tuple(elsewhere),
+            other_contents=tuple(others),
         )
 
     def _segment(self, index: int, segment: Segment) -> Segment:
@@ -171,9 +180,9 @@ class _Writer:
             case Release(blocks, space):
                 mine = self._mapped(blocks, gpu)
                 return [Release(mine, space)] if mine else []
-            case Provide(blocks, space):
+            case Initialize(blocks, space):
                 mine = self._mapped(blocks, gpu)
-                return [Provide(mine, space)] if mine else []
+                return [Initialize(mine, space)] if mine else []
             case CopyOut(b) | CopyIn(b):
                 block = self.parts.blocks[gpu][b]
                 return [] if block is None else [type(instruction)(block)]
@@ -184,3 +193,185 @@ class _Writer:
     def _mapped(self, blocks: tuple[int, ...], gpu: int) -> tuple[int, ...]:
         here = self.parts.blocks[gpu]
         return tuple(new for b in blocks if (new := here[b]) is not None)
+
+
+class _Use(NamedTuple):
+    """Where a weight's gradient is made, and where the weight itself is used for the last time after that."""
+
+    made: Place
+    last: tuple[Place, ...]
+
+
+@dataclass(frozen=True)
+class _Expected:
+    """Times (ns) at which a gradient is made and at which its weight may come back."""
+
+    made: int
+    back: int
+
+
+def on_host(more: Additions, node: NodeSpec, trial: Predicted) -> None:
+    """Add moDNN's exchange. The last repetition of the last sub-batch must be a segment of its own."""
+    uses = [_use(more, u) for u in range(len(more.parts.updates))]
+    expected = _expected(more, uses, node, trial)
+    for u, use in enumerate(uses):
+        more.after(use.made, more.signals("made", u))
+        for place in use.last:
+            more.after(place, more.signals("free", u, place.stream))
+    since = more.since
+    leaving = [(expected[u].made, 0, u) for u in range(len(uses))]
+    coming = [(expected[u].back, 1, u) for u in range(len(uses))]
+    reached: dict[StreamId, Place] = {}
+    for time, comes, u in sorted([*leaving, *coming]):
+        stream = more.back if comes else more.out
+        place = more.behind(trial.place(since, stream, time), [uses[u].made, *(uses[u].last if comes else ())])
+        place = reached[stream] = max(place, reached.get(stream, place))
+        more.inserted[place].append(partial(_receive, more, u, uses[u]) if comes else partial(_send, more, u))
+    for *_, u in sorted(leaving):
+        more.host[since] += _accumulate(more, u)
+    *_, latest = max(coming)
+    more.finish(lambda gpu: [Await(more.event("back", latest, gpu))])
+
+
+def _use(more: Additions, u: int) -> _Use:
+    graph, parts, update = more.parts.graph, more.parts, more.parts.updates[u]
+    before = [(k, number) for k, number in enumerate(parts.kernels[0][: parts.end]) if number is not None]
+    makers = [k for k, number in before if update.gradient in graph.writes[number]]
+    readers = [k for k, number in before if update.weight in graph.reads[number]]
+    made = max(more.launches([makers[-1]]).values())
+    last = more.launches(readers).values()
+    return _Use(made, tuple(sorted(p for p in last if p.stream != made.stream or p > made)))
+
+
+def _expected(more: Additions, uses: list[_Use], node: NodeSpec, trial: Predicted) -> list[_Expected]:
+    """When gradients are made and weights may come back, by the trial and the machine's rates."""
+    graph, parts = more.parts.graph, more.parts
+    gpus = len(more.gpus)
+    behind = [(s, sum(gpu < gpus for gpu in s.gpus)) for s in node.switches]
+    shares = [s.d2h_bandwidth // count for s, count in behind if count]
+    rate = max(min([node.link.d2h_bandwidth, *shares]), 1)
+    made = [trial.end(use.made) for use in uses]
+    back = [0] * len(uses)
+    arrived = updated = 0
+    for u in sorted(range(len(uses)), key=lambda u: (made[u], u)):
+        size = graph.copy_sizes[parts.updates[u].gradient]
+        arrived = max(arrived, made[u]) + copy_ns(size, rate, node.link.latency_ns)
+        updated = max(updated, arrived) + graph.durations[parts.updating[u]]
+        back[u] = max([updated, *(trial.end(place) for place in uses[u].last)])
+    return [_Expected(*times) for times in zip(made, back, strict=True)]
+
+
+def _send(more: Additions, u: int, gpu: int) -> list[Instruction]:
+    block = more.gradient(u, gpu)
+    return [
+        Await(more.event("made", u, gpu)),
+        Acquire((block,), Space.HOST),
+        CopyOut(block),
+        Signal(more.event("sent", u, gpu)),
+    ]
+
+
+def _accumulate(more: Additions, u: int) -> list[Instruction]:
+    gradients = tuple(more.gradient(u, gpu) for gpu in more.gpus)
+    return [
+        *(Await(more.event("sent", u, gpu)) for gpu in more.gpus),
+        Launch(more.parts.updating[u]),
+        Release(gradients, Space.HOST),
+        Signal(more.event("updated", u)),
+    ]
+
+
+def _receive(more: Additions, u: int, use: _Use, gpu: int) -> list[Instruction]:
+    return [
+        Await(more.event("updated", u)),
+        *(Await(more.event("free", u, place.stream, gpu)) for place in use.last),
+        CopyIn(more.parts.updates[u].weight),
+        Signal(more.event("back", u, gpu)),
+    ]
+
+
+def last_apart(program: Program, index: int) -> Program:
+    """The same program with the last repetition of segment `index` as a segment of its own after the others.
+
+    Events that it signals get new numbers there. What waits for an event some repetitions earlier waits for the one
+    that has it now; a wait for more than one repetition earlier may become a wait for a later one.
+
+    >>> from simgpu.program.instructions import COMPUTE, D2H
+    >>> code = {COMPUTE: (Await(1, lag=1), Signal(0)), D2H: (Await(0), Signal(1))}
+    >>> first, last = last_apart(Program((Segment(code, repeat=3),)), 0).segments
+    >>> first.repeat, first.streams[COMPUTE]
+    (2, (Await(event=1, lag=1), Await(event=3, lag=1), Signal(event=0)))
+    >>> last.streams[COMPUTE], last.streams[D2H]
+    ((Await(event=1, lag=0), Signal(event=2)), (Await(event=2, lag=0), Signal(event=3)))
+    """
+    segment = program.segments[index]
+    if segment.repeat == 1:
+        return program
+    apart = _Apart(program, index)
+    first = Segment(apart.streams(segment, apart.in_first), segment.repeat - 1)
+    last = Segment(apart.streams(segment, apart.in_last))
+    others = [
+        each if number == index else Segment(apart.streams(each, apart.in_other_segments), each.repeat)
+        for number, each in enumerate(program.segments)
+    ]
+    return replace(program, segments=(*others[:index], first, last, *others[index + 1 :]))
+
+
+class _Apart:
+    """new[e]: the number that event e of the segment has in the last repetition. repeat: of the whole segment."""
+
+    def __init__(self, program: Program, index: int) -> None:
+        self.repeat = program.segments[index].repeat
+        count = events_of(program)
+        signalled = sorted(
+            instruction.event
+            for code in program.segments[index].streams.values()
+            for instruction in code
+            if isinstance(instruction, Signal)
+        )
+        self.new = {event: count + number for number, event in enumerate(signalled)}
+
+    def streams(
+        self, segment: Segment, rewrite: Callable[[Instruction], list[Instruction]]
+    ) -> dict[StreamId, tuple[Instruction, ...]]:
+        """All streams of a segment, each instruction rewritten."""
+        return {
+            stream: tuple(new for instruction in code for new in rewrite(instruction))
+            for stream, code in segment.streams.items()
+        }
+
+    def in_first(self, instruction: Instruction) -> list[Instruction]:
+        """An instruction of the repetitions before the last one."""
+        if not isinstance(instruction, Await) or instruction.event not in self.new or instruction.lag == 0:
+            return [instruction]
+        if instruction.lag == 1:
+            # In the first repetition, the one before is the last of the iteration before.
+            return [instruction, Await(self.new[instruction.event], 1)]
+        return [Await(instruction.event, instruction.lag - 1)]
+
+    def in_last(self, instruction: Instruction) -> list[Instruction]:
+        """An instruction of the last repetition."""
+        if isinstance(instruction, Signal):
+            return [Signal(self.new[instruction.event])]
+        return self.in_other_segments(instruction)
+
+    def in_other_segments(self, instruction: Instruction) -> list[Instruction]:
+        """An instruction that waits for so many repetitions before the segment's last one."""
+        if not isinstance(instruction, Await) or instruction.event not in self.new:
+            return [instruction]
+        iterations, back = divmod(instruction.lag, self.repeat)
+        if back == 0:
+            return [Await(self.new[instruction.event], iterations)]
+        return [Await(instruction.event, iterations * (self.repeat - 1) + back - 1)]
+
+
+def events_of(program: Program) -> int:
+    """One more than the largest number of an event."""
+    events = (
+        instruction.event
+        for segment in program.segments
+        for code in segment.streams.values()
+        for instruction in code
+        if isinstance(instruction, Signal | Await)
+    )
+    return 1 + max(events, default=-1)

@@ -5,7 +5,16 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import replace
 
-from simgpu.program.instructions import Acquire, Holding, Instruction, Program, Provide, Release, Segment, Space
+from simgpu.program.instructions import (
+    Acquire,
+    InitialContents,
+    Initialize,
+    Instruction,
+    Program,
+    Release,
+    Segment,
+    Space,
+)
 from simgpu.program.paging import Paged, Remote
 
 
@@ -40,12 +49,12 @@ def in_host_memory(program: Program) -> Program:
 
     program: as for `on_demand`.
     """
-    given = Holding(None, program.resident)
-    return replace(_changed(program, _on_host), resident=(), elsewhere=(given,), residency=Remote())
+    given = InitialContents(None, program.resident)
+    return replace(_changed(program, _on_host), resident=(), other_contents=(given,), residency=Remote())
 
 
 def _on_host(instruction: Instruction) -> Instruction:
-    if isinstance(instruction, Acquire | Release | Provide):
+    if isinstance(instruction, Acquire | Release | Initialize):
         return replace(instruction, space=Space.HOST)
     return instruction
 

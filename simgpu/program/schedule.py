@@ -1,10 +1,9 @@
-"""The order of a compute stream in which blocks that were let go are made again.
+"""The order of a compute stream in which dropped blocks are recomputed.
 
-Before a kernel, all blocks that it needs and that were let go are made again together: each of their ancestors that is
-not there is made once, in the order in which a walk over the inputs from the first to the last finds them. What a
-relaunch reads or writes and is on the host is fetched for it. An ancestor
-that has a later use of its own stays for it. One that has none, and a workspace or another result that a relaunch makes
-beside, is released when its readers among these relaunches are done.
+Before a kernel, all dropped blocks that it needs are recomputed together: each of their missing ancestors is recomputed
+once, in the order of a depth-first walk over the inputs. What a recomputation reads or writes and is on the host is
+fetched for it. An ancestor with a later use of its own stays for it. Any other, and every workspace or further result
+of a recomputation, is released when the recomputations that read it have ended.
 """
 
 from __future__ import annotations
@@ -21,12 +20,12 @@ from simgpu.program.placement import Placement, Recompute, Swap
 
 
 @dataclass(slots=True)
-class Step:
+class ScheduledLaunch:
     """One launch on the compute stream.
 
-    serves: the kernel of the trace before which it happens, itself for a first run. makes: for a relaunch, the blocks
-    that it writes. takes, gives: blocks that take device memory before it, and give it back after it. fetched: swaps
-    whose blocks it needs first.
+    serves: the kernel of the trace before which it happens, itself for a first run. makes: for a recomputation, the
+    blocks that it writes. takes, gives: blocks that acquire device memory before it, and release it after it. fetched:
+    swaps whose blocks it needs first.
     """
 
     kernel: int
@@ -39,28 +38,28 @@ class Step:
 
 
 @dataclass(frozen=True, slots=True)
-class Schedule:
+class ComputeSchedule:
     """steps: in compute order. first[k]: the first step that serves kernel k. needed[swap]: the kernel that needs the
-    fetched block first, itself or for what is made again before it."""
+    fetched block first, itself or for a recomputation before it."""
 
-    steps: tuple[Step, ...]
+    steps: tuple[ScheduledLaunch, ...]
     first: tuple[int, ...]
     needed: dict[Swap, int]
 
 
-class _Is(IntEnum):
-    HERE = 0
-    AWAY = 1
+class _State(IntEnum):
+    RESIDENT = 0
+    OFFLOADED = 1
     DROPPED = 2
-    GONE = 3
+    RELEASED = 3
 
 
 def schedule(
     graph: TaskGraph, placement: Placement, births: Sequence[Sequence[int]], deaths: Sequence[Sequence[int]]
-) -> Schedule:
-    """The compute order of a placement. births[k], deaths[k]: blocks that come to life with kernel k, and end with it.
+) -> ComputeSchedule:
+    """The compute order of a placement. births[k], deaths[k]: as in `Lifetimes`.
 
-    Raises `ProgramError` for a block that cannot be made again, with the reason.
+    Raises `ProgramError` for a block that cannot be recomputed, with the reason.
 
     >>> from simgpu.program.placement import Recompute
     >>> from simgpu.trace.chain import chain
@@ -85,11 +84,11 @@ class _Scheduling:
         self.graph = graph
         self.ancestry = Ancestry(graph)
         self.births, self.deaths = births, deaths
-        self.state = [_Is.GONE] * len(graph.sizes)
+        self.state = [_State.RELEASED] * len(graph.sizes)
         for b, birth in enumerate(graph.births):
             if birth is not None and birth < 0:
-                self.state[b] = _Is.HERE
-        self.steps: list[Step] = []
+                self.state[b] = _State.RESIDENT
+        self.steps: list[ScheduledLaunch] = []
         self.needed: dict[Swap, int] = {}
         self.leaving: defaultdict[int, list[Swap]] = defaultdict(list)
         self.swap_of: dict[int, Swap] = {}
@@ -98,73 +97,74 @@ class _Scheduling:
         self.dropped: defaultdict[int, list[int]] = defaultdict(list)
         for each in placement.recomputes:
             if why := self._why_not(each):
-                raise ProgramError(f"block {graph.blocks[each.block].id} cannot be made again: {why}")
+                raise ProgramError(f"block {graph.blocks[each.block].id} cannot be recomputed: {why}")
             self.dropped[each.after].append(each.block)
 
     def _why_not(self, each: Recompute) -> str | None:
-        """Why a block cannot be let go of and made again as asked, None where it can."""
+        """Why a block cannot be dropped and recomputed as requested, None where it can."""
         ancestry, kernels = self.ancestry, self.graph.kernels
         if why := ancestry.why_not(each.block):
             return why
         if each.after < (last := ancestry.writers[each.block][-1]):
-            return f"kernel {kernels[last].id} is still to write it"
+            return f"kernel {kernels[last].id} writes it later"
         if each.before > ancestry.latest[each.block]:
-            return f"that is sure until its first use after forward only, not for kernel {kernels[each.before].id}"
+            until = "its inputs are only guaranteed until its first use after forward"
+            return f"{until}, not for kernel {kernels[each.before].id}"
         return None
 
-    def run(self) -> Schedule:
+    def run(self) -> ComputeSchedule:
         """All kernels in order."""
         first = []
         for k in range(len(self.graph.kernels)):
             first.append(len(self.steps))
             self._kernel(k)
-        return Schedule(tuple(self.steps), tuple(first), self.needed)
+        return ComputeSchedule(tuple(self.steps), tuple(first), self.needed)
 
     def _kernel(self, k: int) -> None:
         graph, state = self.graph, self.state
         births = self.births[k]
         touched = [b for b in dict.fromkeys((*graph.reads[k], *graph.writes[k])) if b not in births]
-        if missing := [b for b in touched if state[b] is _Is.DROPPED]:
-            self._make_again(missing, k)
-        step = Step(k, k, takes=tuple(births))
+        if missing := [b for b in touched if state[b] is _State.DROPPED]:
+            self._recompute_all(missing, k)
+        step = ScheduledLaunch(k, k, takes=tuple(births))
         for b in births:
-            state[b] = _Is.HERE
+            state[b] = _State.RESIDENT
         for b in touched:
-            if state[b] is _Is.AWAY:
-                self._have_back(b, step)
+            if state[b] is _State.OFFLOADED:
+                self._fetch(b, step)
         gone = tuple(dict.fromkeys((*self.deaths[k], *self.dropped[k])))
         step.gives = gone
         for b in self.deaths[k]:
-            state[b] = _Is.GONE
+            state[b] = _State.RELEASED
         for b in self.dropped[k]:
-            state[b] = _Is.DROPPED
+            state[b] = _State.DROPPED
         for swap in self.leaving[k]:
-            state[swap.block] = _Is.AWAY
+            state[swap.block] = _State.OFFLOADED
             self.swap_of[swap.block] = swap
         self.steps.append(step)
 
-    def _have_back(self, b: int, step: Step) -> None:
+    def _fetch(self, b: int, step: ScheduledLaunch) -> None:
         swap = self.swap_of[b]
         self.needed[swap] = step.serves
         step.fetched.append(swap)
-        self.state[b] = _Is.HERE
+        self.state[b] = _State.RESIDENT
 
-    def _make_again(self, targets: Iterable[int], k: int) -> None:
-        """Relaunches for the targets and their ancestors, and the release of what served only them."""
-        passing: dict[int, int] = {}
+    def _recompute_all(self, targets: Iterable[int], k: int) -> None:
+        """Recompute the targets and their missing ancestors, and release what served only them."""
+        temporary: dict[int, int] = {}
         for b in targets:
-            if self.state[b] is _Is.DROPPED:
-                self._ensure(b, k, passing)
-        for b, last in passing.items():
+            if self.state[b] is _State.DROPPED:
+                self._ensure(b, k, temporary)
+        for b, last in temporary.items():
             self.steps[last].gives += (b,)
-            self.state[b] = _Is.GONE
+            self.state[b] = _State.RELEASED
 
-    def _ensure(self, target: int, k: int, passing: dict[int, int]) -> None:
-        """Append the relaunches that make a block and those ancestors that are missing.
+    def _ensure(self, target: int, k: int, temporary: dict[int, int]) -> None:
+        """Append the launches that recompute a block and its missing ancestors.
 
-        passing: blocks without a later use of their own, and the last step that uses each.
+        temporary: blocks without a later use of their own, and the last launch that uses each.
         """
-        # Each entry: a block that is being made, its writer at hand, and that writer's next input to look at.
+        # Each entry: a block being recomputed, the index of its current writer, and of that writer's next input.
         stack = [(target, 0, 0)]
         while stack:
             b, writer, position = stack.pop()
@@ -175,37 +175,37 @@ class _Scheduling:
             while position < len(inputs):
                 r = inputs[position]
                 position += 1
-                if r != b and self.state[r] in (_Is.DROPPED, _Is.GONE):
+                if r != b and self.state[r] in (_State.DROPPED, _State.RELEASED):
                     stack += [(b, writer, position), (r, 0, 0)]
                     break
             else:
-                self._relaunch(kernel, b, k, passing)
+                self._recompute(kernel, b, k, temporary)
                 stack.append((b, writer + 1, 0))
 
-    def _relaunch(self, kernel: int, b: int, k: int, passing: dict[int, int]) -> None:
-        """One relaunch, on the way to block b. What else it writes has memory too: taken for it, or fetched if away."""
+    def _recompute(self, kernel: int, b: int, k: int, temporary: dict[int, int]) -> None:
+        """Run a kernel again for block b. Its other results need memory too, acquired or fetched."""
         state = self.state
         here = len(self.steps)
-        step = Step(kernel, k, again=True)
+        step = ScheduledLaunch(kernel, k, again=True)
         for r in self.ancestry.inputs[kernel]:
-            if state[r] is _Is.AWAY:
-                self._have_back(r, step)
-            if r in passing:
-                passing[r] = here
+            if state[r] is _State.OFFLOADED:
+                self._fetch(r, step)
+            if r in temporary:
+                temporary[r] = here
         takes = []
         for other in self.ancestry.outputs[kernel]:
-            if state[other] is _Is.AWAY:
-                self._have_back(other, step)
-            if state[other] not in (_Is.DROPPED, _Is.GONE):
+            if state[other] is _State.OFFLOADED:
+                self._fetch(other, step)
+            if state[other] not in (_State.DROPPED, _State.RELEASED):
                 continue
             takes.append(other)
             if other != b and len(self.ancestry.writers[other]) > 1:
-                # After one of its writers it is not what its readers want: scratch, and no more.
+                # One writer alone does not restore its value: it is only scratch memory.
                 step.gives += (other,)
                 continue
-            if state[other] is _Is.GONE:
-                passing[other] = here
-            state[other] = _Is.HERE
+            if state[other] is _State.RELEASED:
+                temporary[other] = here
+            state[other] = _State.RESIDENT
         step.takes = tuple(takes)
         step.makes = (b, *(other for other in takes if other != b))
         self.steps.append(step)

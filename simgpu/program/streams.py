@@ -1,7 +1,4 @@
-"""Order between kernels on several compute streams: which kernel waits for which, and when memory may go.
-
-On one stream there are none.
-"""
+"""Order between kernels on several compute streams: which kernel waits for which, and when memory is released."""
 
 from __future__ import annotations
 
@@ -22,9 +19,9 @@ def compute_stream(number: int) -> StreamId:
 class StreamOrder:
     """Events between compute streams.
 
-    before[k]: events that kernel k's stream awaits before its launch. shared[k]: blocks that die with kernel k but
-    were used on other streams too, with the events after which they are free; their memory is given back by the host
-    stream, in the trace's order, so that no compute stream waits for another only to give memory back.
+    before[k]: events that kernel k's stream awaits before its launch. shared[k]: blocks that end with kernel k but were
+    used on other streams too, with the events after which they are unused; the host stream releases them in the trace's
+    order, so that no compute stream waits for another only to release memory.
     signals[k]: event signalled when kernel k has ended. others: compute streams besides the first.
     """
 
@@ -35,11 +32,11 @@ class StreamOrder:
 
     @property
     def events(self) -> int:
-        """How many event numbers are taken."""
+        """How many event numbers are in use."""
         return len(self.signals)
 
     def event_of(self, k: int) -> int:
-        """The event of kernel k's end, a new number when it is first asked for."""
+        """The event of kernel k's end, created at the first call."""
         return self.signals.setdefault(k, len(self.signals))
 
 
@@ -51,17 +48,19 @@ def order_streams(graph: TaskGraph, deaths: list[list[int]]) -> StreamOrder:
     order.others = tuple(name for name in names if name != COMPUTE)
     if not order.others:
         return order
-    heard: dict[tuple[int, int], int] = {}
+    awaited: dict[tuple[int, int], int] = {}
 
     def wait(waiter: int, kernels: Iterable[int]) -> list[int]:
-        """Events of the latest of these kernels on each stream that the waiter has not heard of yet."""
+        """Events of the latest of these kernels on each stream that the waiter has not awaited yet."""
         latest: dict[int, int] = {}
         for k in kernels:
             latest[graph.streams[k]] = max(latest.get(graph.streams[k], -1), k)
-        news = [k for stream, k in sorted(latest.items()) if stream != waiter and heard.get((waiter, stream), -1) < k]
-        for k in news:
-            heard[waiter, graph.streams[k]] = k
-        return [order.event_of(k) for k in news]
+        pending = [
+            k for stream, k in sorted(latest.items()) if stream != waiter and awaited.get((waiter, stream), -1) < k
+        ]
+        for k in pending:
+            awaited[waiter, graph.streams[k]] = k
+        return [order.event_of(k) for k in pending]
 
     host = -1
     births = [BEFORE if birth is None else birth for birth in graph.births]

@@ -1,4 +1,4 @@
-"""Programs as text: to read, to save and to compare."""
+"""Programs as text: listings to read, JSON to save and compare."""
 
 from __future__ import annotations
 
@@ -8,14 +8,19 @@ from dataclasses import asdict, fields
 from typing import Any, NamedTuple
 
 from simgpu.errors import InputError
-from simgpu.graph.compressed import Uncompressed
 from simgpu.graph.encodings import Encoder, Encoding
-from simgpu.graph.repeating import Repeating
 from simgpu.graph.replicate import Exchange, Replicate
 from simgpu.graph.split import Split
 from simgpu.graph.taskgraph import TaskGraph
-from simgpu.graph.transforms import WithAlgorithms, WithEncodings, transformed
-from simgpu.graph.unpacked import Unpacked, WithUnpacked
+from simgpu.graph.transforms import (
+    Repeating,
+    Uncompressed,
+    Unpacked,
+    WithAlgorithms,
+    WithEncodings,
+    WithUnpacked,
+    transformed,
+)
 from simgpu.io.input_files import parse_json
 from simgpu.program.instructions import (
     INSTRUCTIONS,
@@ -25,11 +30,11 @@ from simgpu.program.instructions import (
     CopyOut,
     Decode,
     Encode,
-    Holding,
+    InitialContents,
+    Initialize,
     Instruction,
     Launch,
     Program,
-    Provide,
     Release,
     Section,
     Segment,
@@ -44,21 +49,23 @@ SCHEMA = "simgpu.program/1"
 
 _TRANSFORMS = (Split, WithAlgorithms, WithEncodings, WithUnpacked, Repeating, Uncompressed, Replicate)
 _RESIDENCIES = (Paged, Remote)
-_KINDS: dict[str, type[Any]] = {kind.__name__: kind for kind in (*INSTRUCTIONS, *_TRANSFORMS, *_RESIDENCIES)}
+#: Names in JSON.
+_NAMES = {kind: kind.__name__ for kind in (*INSTRUCTIONS, *_TRANSFORMS, *_RESIDENCIES)} | {Initialize: "Initialize"}
+_KINDS: dict[str, type[Any]] = {name: kind for kind, name in _NAMES.items()}
 
-#: So many lines before and after a mistake are shown.
+#: How many lines before and after a mistake are shown.
 _AROUND = 2
 
 
 class Place(NamedTuple):
-    """Where an instruction is: the number of its segment, its stream, and its position there."""
+    """A position in a program: a segment, a stream of it, and the index of an instruction there (or of its end)."""
 
     segment: int
     stream: StreamId
     position: int
 
     def written(self, program: Program) -> str:
-        """As messages name it; the segment only where there are several."""
+        """The position in messages; the segment only where there are several."""
         where = f"{self.stream}[{self.position}]"
         return where if len(program.segments) == 1 else f"segment {self.segment}, {where}"
 
@@ -86,7 +93,7 @@ def listing(program: Program, graph: TaskGraph) -> str:
         lines.insert(0, f"on demand: pages of {program.residency.page} B")
     elif program.residency is not None:
         lines.insert(0, "in host memory, where kernels reach it")
-    for holding in program.elsewhere:
+    for holding in program.other_contents:
         where = "the host" if holding.gpu is None else f"GPU {holding.gpu}"
         lines.append(f"on {where}: {_blocks(holding.blocks, graph)}".rstrip())
     for section in program.sections:
@@ -105,8 +112,8 @@ def listing(program: Program, graph: TaskGraph) -> str:
 def located(program: Program, graph: TaskGraph, place: Place, what: str, unreadable: Container[Place] = ()) -> str:
     """A message about an instruction: where it is, the instruction, a kernel with its operator, and what is wrong.
 
-    graph: with the program's transforms applied. unreadable: places whose instruction names nothing of the graph, or is
-    none; it is shown as Python writes it.
+    graph: with the program's transforms applied. unreadable: places whose instruction is not valid for the graph; it is
+    shown by its `repr`.
     """
     written = _readable(program, graph, place, unreadable)
     instruction = program.segments[place.segment].streams[place.stream][place.position]
@@ -151,7 +158,7 @@ def _line(instruction: Instruction, graph: TaskGraph) -> str:
             return f"acquire{_of(space)} {_blocks(blocks, graph)}{places}"
         case Release(blocks, space):
             return f"release{_of(space)} {_blocks(blocks, graph)}"
-        case Provide(blocks, space):
+        case Initialize(blocks, space):
             return f"provide{_of(space)} {_blocks(blocks, graph)}"
         case Encode(b, into, space):
             return f"encode{_of(space)} {graph.blocks[b].id} into {graph.blocks[into].id}"
@@ -184,8 +191,8 @@ def to_json(program: Program) -> str:
         "pool": program.pool,
         "notes": program.notes,
     }
-    if program.elsewhere:
-        document["elsewhere"] = [[holding.gpu, holding.blocks] for holding in program.elsewhere]
+    if program.other_contents:
+        document["elsewhere"] = [[holding.gpu, holding.blocks] for holding in program.other_contents]
     if program.residency is not None:
         document["residency"] = _value(program.residency)
     if program.sections:
@@ -199,7 +206,7 @@ def _value(value: Any) -> list[Any]:
         return ["Launch", value.kernel, value.recompute]
     if isinstance(value, CopyOut) and value.into is None:
         return ["CopyOut", value.block]
-    return [type(value).__name__, *(getattr(value, f.name) for f in fields(value))]
+    return [_NAMES.get(type(value), type(value).__name__), *(getattr(value, f.name) for f in fields(value))]
 
 
 def from_json(text: str) -> Program:
@@ -223,7 +230,7 @@ def from_json(text: str) -> Program:
             unlimited_memory=document["unlimited_memory"],
             pool=document["pool"],
             notes=tuple(document["notes"]),
-            elsewhere=tuple(Holding(gpu, tuple(blocks)) for gpu, blocks in document.get("elsewhere", ())),
+            other_contents=tuple(InitialContents(gpu, tuple(blocks)) for gpu, blocks in document.get("elsewhere", ())),
             residency=_read(document["residency"]) if "residency" in document else None,
             sections=tuple(
                 Section(**{**each, "layers": tuple(each["layers"])}) for each in document.get("sections", ())
@@ -243,7 +250,7 @@ def _segment(segment: Mapping[str, Any]) -> Segment:
 def _read(value: list[Any]) -> Any:
     kind = _KINDS[value[0]]
     values = [_tuples(part) for part in value[1:]]
-    if kind in (Acquire, Release, Provide):
+    if kind in (Acquire, Release, Initialize):
         values[1] = Space(values[1])
         if not all(part is None or isinstance(part, tuple) for part in (values[0], *values[2:])):
             raise ValueError(f"{value} is no {value[0]}")

@@ -1,26 +1,50 @@
-"""The check that guards every run: a program is legal by happens-before alone, whatever the timing.
+"""Verify a program: it is legal by happens-before alone, whatever the timing.
 
-The program is walked (`simgpu.program.walk`) once in an order its events allow, for two iterations where it has several
-streams or copies (so that what one iteration leaves undone or out of date and the next one touches is seen). Every
-access is stamped with its stream and that stream's clock, which ticks at each signal; an access is ordered after
-another if its stream has heard of the other's tick. Since every pair of conflicting accesses is checked to be ordered,
-the one order walked stands for all.
+The program is walked once in an order its events allow, for two iterations where it has several streams or copies, so
+that stale values and unreleased memory of one iteration are seen by the next. Every access is stamped with its stream
+and that stream's clock, which ticks at each signal; an access is ordered after another if its stream has received the
+other's tick through events. Since every pair of conflicting accesses is checked to be ordered, the one order walked
+stands for all.
 
-The value of a block is told by how often it has been written since the beginning, with every repetition of every
-segment counted out; what a kernel must find follows from the trace's versions in the same count. A block that has
-copies in several memories, as a weight on several GPUs, has a value in each.
+The value of a block is the number of its writes since the beginning, with every repetition of every segment counted;
+what a kernel must read follows from the trace's versions in the same count. A block with copies in several memories,
+such as a weight on several GPUs, has a value in each.
 """
 
 from __future__ import annotations
 
-from collections.abc import Container
+from collections import defaultdict
+from collections.abc import Callable, Container, Mapping
+from functools import cached_property
+from operator import add
+from typing import Any
 
-from simgpu.errors import OutOfMemoryError
+from simgpu.errors import OutOfMemoryError, ProgramError
+from simgpu.graph.recompute import Ancestry
 from simgpu.graph.taskgraph import TaskGraph
 from simgpu.memory.pool import aligned
-from simgpu.program.check import check_program
-from simgpu.program.instructions import Launch, Program
-from simgpu.program.walk import Walk
+from simgpu.program.check import CheckedProgram, check_program
+from simgpu.program.contents import Contents, OnDemand
+from simgpu.program.instructions import (
+    Acquire,
+    Await,
+    CopyIn,
+    CopyOut,
+    Decode,
+    Encode,
+    InitialContents,
+    Initialize,
+    Instruction,
+    Launch,
+    Program,
+    Release,
+    Segment,
+    Signal,
+    Space,
+)
+from simgpu.program.paging import Paged, Remote
+from simgpu.program.text import Place, excerpt, located
+from simgpu.timeline.streams import StreamId
 
 
 def verify(program: Program, graph: TaskGraph, *, capacity: int | None = None, alignment: int = 1) -> None:
@@ -55,7 +79,7 @@ def verify(program: Program, graph: TaskGraph, *, capacity: int | None = None, a
     checked = check_program(program, graph)
     if capacity is not None and not program.unlimited_memory and program.residency is None:
         check_kernels_fit(checked.graph, capacity, alignment, besides=_on_the_host(program))
-    Walk(program, checked).run()
+    ProgramWalk(program, checked).run()
 
 
 def _on_the_host(program: Program) -> frozenset[int]:
@@ -83,3 +107,345 @@ def check_kernels_fit(graph: TaskGraph, capacity: int, alignment: int = 1, besid
             holders = sorted(((graph.blocks[b].id, sizes[b]) for b in blocks), key=lambda h: (-h[1], h[0]))
             waiting = f"kernel {kernel.id} ({kernel.op}) alone"
             raise OutOfMemoryError(waiting, "device", need, capacity, capacity, capacity, 0, tuple(holders), kernel.id)
+
+
+class ProgramWalk:
+    """One program on its way through its instructions."""
+
+    def __init__(self, program: Program, checked: CheckedProgram) -> None:
+        self.program = program
+        self.graph = graph = checked.graph
+        self.streams = program.streams
+        self.count = len(self.streams)
+        contents = OnDemand if isinstance(program.residency, Paged) else Contents
+        self.devices = [contents(_named(gpu), graph, self.streams) for gpu in range(program.gpus)]
+        self.host = Contents("host", graph, self.streams)
+        self.memories = (*self.devices, self.host)
+        #: Per stream: the memory of its GPU, and the one that its kernels use.
+        self.own = [self.devices[stream.gpu] for stream in self.streams]
+        remote = isinstance(program.residency, Remote)
+        on_host = [remote or stream.role == "host" for stream in self.streams]
+        self.used = [self.host if there else own for there, own in zip(on_host, self.own, strict=True)]
+        self.clock = [[0 if other == me else -1 for other in range(self.count)] for me in range(self.count)]
+        self.signals: defaultdict[int, list[tuple[int, ...]]] = defaultdict(list)
+        self.signalled = checked.signalled
+        self.copies = checked.moves
+        # Per block: writes before this repetition, and those of them that the trace has before this segment.
+        self.written = [0] * len(graph.sizes)
+        self.earlier = [0] * len(graph.sizes)
+        self.kernels_reached = (0, 0)
+        self.writes_of = [self._writes(segment) for segment in program.segments]
+        self.launched = bytearray(len(graph.kernels))
+        self.ever_launched = bytearray(len(graph.kernels))
+        self._do: dict[type, Callable[[Any, int, list[int]], None]] = {
+            Launch: self._launch,
+            Acquire: self._acquire,
+            Release: self._release,
+            CopyOut: self._copy_out,
+            CopyIn: self._copy_in,
+            Encode: self._encode,
+            Decode: self._decode,
+            Initialize: self._provide,
+        }
+
+    def run(self) -> None:
+        """Walk the program."""
+        holdings = [(self._memory(holding), holding.blocks) for holding in self.program.initial_contents]
+        for memory, blocks in holdings:
+            memory.initialize_resident(blocks)
+        plain = self.count == 1 and not self.copies
+        for iteration in range(1 if plain else 2):
+            start = [memory.resident[:] for memory in self.memories]
+            for index, segment in enumerate(self.program.segments):
+                for repetition in range(min(segment.repeat, 2)):
+                    self._repetition(index, segment, iteration * min(segment.repeat, 2) + repetition)
+            missing = self.ever_launched.find(0)
+            if missing >= 0:
+                raise ProgramError(f"kernel {self.graph.kernels[missing].id} is never launched")
+            self._check_residency("the iteration", start)
+            for memory, blocks in holdings:
+                for b in blocks:
+                    value = memory.value[b]
+                    if value != self.written[b]:
+                        state = "no value" if value < 0 else "an older value than its last"
+                        raise ProgramError(f"block {self._name(b)} holds {state} when the iteration ends")
+
+    def _memory(self, holding: InitialContents) -> Contents:
+        return self.host if holding.gpu is None else self.devices[holding.gpu]
+
+    def _writes(self, segment: Segment) -> tuple[list[int], list[int]]:
+        """How often each block is written before a segment and in it, by the trace's order of kernels."""
+        graph = self.graph
+        kernels = {
+            instruction.kernel
+            for code in segment.streams.values()
+            for instruction in code
+            if type(instruction) is Launch and not instruction.recompute
+        }
+        first, stop = (min(kernels), max(kernels) + 1) if kernels else (self.kernels_reached[1],) * 2
+        if kernels:
+            if len(kernels) < stop - first:
+                missing = next(k for k in range(first, stop) if k not in kernels)
+                raise ProgramError(f"kernel {graph.kernels[missing].id} is never launched")
+            again = first == self.kernels_reached[0] and stop >= self.kernels_reached[1]
+            if first != self.kernels_reached[1] and not again:
+                raise ProgramError(f"a segment begins with kernel {graph.kernels[first].id}, out of order")
+            self.kernels_reached = (first, stop)
+        if (first, stop) == (0, len(graph.kernels)):
+            return [0] * len(graph.sizes), list(graph.last_version)
+        earlier, own = [0] * len(graph.sizes), [0] * len(graph.sizes)
+        for k in range(stop):
+            for b in graph.writes[k]:
+                (own if k >= first else earlier)[b] += 1
+        return earlier, own
+
+    # --- one repetition of a segment ------------------------------------------------------------------------
+
+    def _repetition(self, index: int, segment: Segment, number: int) -> None:
+        before = [memory.resident[:] for memory in self.memories]
+        self.earlier, writes = self.writes_of[index]
+        self.launched = bytearray(len(self.graph.kernels))
+        positions = [0] * self.count
+        codes = [segment.streams.get(stream, ()) for stream in self.streams]
+        moving = True
+        while moving:
+            moving = False
+            for me, code in enumerate(codes):
+                reached = self._advance(me, code, positions[me], index, number)
+                moving = moving or reached > positions[me]
+                positions[me] = reached
+        for me, code in enumerate(codes):
+            if positions[me] < len(code):
+                stuck = {s: at for s, at, c in zip(self.streams, positions, codes, strict=True) if at < len(c)}
+                raise ProgramError(deadlock(self.program, self.graph, index, stuck))
+        self.written = list(map(add, self.written, writes))
+        if segment.repeat > 1:
+            self._check_residency(f"segment {index}", before)
+
+    def _check_residency(self, what: str, before: list[list[bool]]) -> None:
+        for held, memory in zip(before, self.memories, strict=True):
+            if held != memory.resident:
+                b = next(b for b, there in enumerate(held) if there != memory.resident[b])
+                verb = "leaves" if memory.resident[b] else "loses"
+                raise ProgramError(f"{what} {verb} block {self._name(b)} in {memory.name} memory at its end")
+
+    def _advance(self, me: int, code: tuple[Instruction, ...], position: int, index: int, number: int) -> int:
+        """Walk a stream until it has to wait; returns where."""
+        clock = self.clock[me]
+        stop = len(code)
+        while position < stop:
+            instruction = code[position]
+            do = self._do.get(type(instruction))
+            if do is not None:
+                try:
+                    do(instruction, me, clock)
+                except ProgramError as error:
+                    place = Place(index, self.streams[me], position)
+                    message = located(self.program, self.graph, place, str(error))
+                    raise ProgramError("\n".join((message, *excerpt(self.program, self.graph, place)))) from None
+            elif isinstance(instruction, Await):
+                if not self._received(instruction, clock, index, number):
+                    return position
+            elif isinstance(instruction, Signal):
+                self.signals[instruction.event].append(tuple(clock))
+                clock[me] += 1
+            position += 1
+        return position
+
+    def _received(self, wait: Await, clock: list[int], index: int, number: int) -> bool:
+        signalled_in = self.signalled[wait.event]
+        if signalled_in == index:
+            target = number + 1 - wait.lag
+        else:
+            repeat = min(self.program.segments[signalled_in].repeat, 2)
+            own = min(self.program.segments[index].repeat, 2)
+            target = (number // own + 1) * repeat - wait.lag
+        if target <= 0:
+            return True
+        heard = self.signals[wait.event]
+        if len(heard) < target:
+            return False
+        for stream, tick in enumerate(heard[target - 1]):
+            if tick > clock[stream]:
+                clock[stream] = tick
+        return True
+
+    # --- instructions ---------------------------------------------------------------------------------------
+
+    def _name(self, b: int) -> str:
+        return self.graph.blocks[b].id
+
+    def _space(self, space: Space, me: int) -> Contents:
+        return self.own[me] if space is Space.DEVICE else self.host
+
+    def _acquire(self, instruction: Acquire, me: int, clock: list[int]) -> None:
+        self._space(instruction.space, me).acquire(instruction.blocks, me, clock)
+
+    def _release(self, instruction: Release, me: int, clock: list[int]) -> None:
+        self._space(instruction.space, me).release(instruction.blocks, me, clock)
+
+    def _provide(self, instruction: Initialize, me: int, clock: list[int]) -> None:
+        memory = self._space(instruction.space, me)
+        for b in instruction.blocks:
+            block = self.graph.blocks[b]
+            if not block.persistent and block.born is None:
+                raise ProgramError(f"block {block.id} is made by a kernel, the host cannot provide it")
+            memory.check_held(b, me, clock)
+            memory.check_unused(b, me, clock, "provided")
+            # A given value is one more write, which the trace counts as version 0.
+            self.written[b] += 1
+            memory.set(b, self.written[b] - self.earlier[b], me, clock)
+
+    def _copy_out(self, instruction: CopyOut, me: int, clock: list[int]) -> None:
+        b, kept, device = instruction.block, instruction.kept_as, self.own[me]
+        value = device.read(b, me, clock)
+        self.host.check_held(kept, me, clock)
+        self.host.check_unused(kept, me, clock, "overwritten on the host")
+        device.touched[me][b] = clock[me]
+        self.host.set(kept, value, me, clock)
+
+    def _copy_in(self, instruction: CopyIn, me: int, clock: list[int]) -> None:
+        b, device = instruction.block, self.own[me]
+        value = self.host.read(b, me, clock)
+        device.check_held(b, me, clock)
+        device.check_unused(b, me, clock, "overwritten")
+        self.host.touched[me][b] = clock[me]
+        device.set(b, value, me, clock)
+
+    def _encode(self, instruction: Encode, me: int, clock: list[int]) -> None:
+        self._change(self._space(instruction.space, me), instruction.block, instruction.into, me, clock)
+
+    def _decode(self, instruction: Decode, me: int, clock: list[int]) -> None:
+        self._change(self._space(instruction.space, me), instruction.source, instruction.block, me, clock)
+
+    def _change(self, memory: Contents, of: int, into: int, me: int, clock: list[int]) -> None:
+        """One form of a block is made of another in the same memory; both stand for the same value."""
+        value = memory.read(of, me, clock)
+        memory.check_held(into, me, clock)
+        memory.check_unused(into, me, clock, "overwritten")
+        memory.touched[me][of] = clock[me]
+        memory.set(into, value, me, clock)
+
+    def _launch(self, instruction: Launch, me: int, clock: list[int]) -> None:
+        k = instruction.kernel
+        graph, memory = self.graph, self.used[me]
+        self._count_launch(instruction)
+        if instruction.recompute:
+            self._relaunch(instruction, me, clock)
+            return
+        written, earlier, now = self.written, self.earlier, clock[me]
+        values, ready_by, ready_at, touched = memory.value, memory.ready_by, memory.ready_at, memory.touched[me]
+        for b, version in zip(graph.reads[k], graph.read_versions[k], strict=True):
+            by = ready_by[b]
+            if by != me and by >= 0 and ready_at[b] > clock[by]:
+                memory.read(b, me, clock)
+            if values[b] != written[b] + version - earlier[b] and not self._stands_for(b, version, values[b]):
+                memory.read(b, me, clock)
+                raise ProgramError(f"kernel {graph.kernels[k].id} finds a wrong version of block {self._name(b)}")
+            touched[b] = now
+        for b, version in zip(graph.writes[k], graph.write_versions[k], strict=True):
+            memory.check_held(b, me, clock)
+            if self.count > 1:
+                memory.check_unused(b, me, clock, "overwritten")
+            values[b] = written[b] + version - earlier[b]
+            ready_by[b], ready_at[b], touched[b] = me, now, now
+
+    def _stands_for(self, form: int, version: int, value: int) -> bool:
+        """Whether a form of a block holds the value that the block has in a version."""
+        if form not in self.graph.encoded:
+            return False
+        of = self.graph.encoded[form].block
+        return value == self.written[of] + version - self.earlier[of]
+
+    def _relaunch(self, instruction: Launch, me: int, clock: list[int]) -> None:
+        """A kernel runs again: it must find what it found the first time, and have memory for all that it writes."""
+        k = instruction.kernel
+        graph, memory = self.graph, self.used[me]
+        inputs, outputs = self.ancestry.inputs[k], self.ancestry.outputs[k]
+        first = dict(zip(graph.writes[k], graph.write_versions[k], strict=True))
+        found = first | dict(zip(graph.reads[k], graph.read_versions[k], strict=True))
+        for b in inputs:
+            if memory.read(b, me, clock) != self.written[b] + found[b] - self.earlier[b]:
+                raise ProgramError(f"kernel {graph.kernels[k].id} finds a wrong version of block {self._name(b)}")
+            memory.touched[me][b] = clock[me]
+        makes = instruction.makes or outputs
+        if changed := [b for b in outputs if b in graph.reads[k] and b not in makes]:
+            what = f"changes block {self._name(changed[0])} in place when it runs again, and is to make others only"
+            raise ProgramError(f"kernel {graph.kernels[k].id} {what}")
+        for b in makes:
+            if b not in outputs:
+                raise ProgramError(
+                    f"kernel {graph.kernels[k].id} does not make block {self._name(b)} when it runs again"
+                )
+            memory.check_held(b, me, clock)
+            memory.check_unused(b, me, clock, "overwritten")
+            memory.set(b, self.written[b] + first[b] - self.earlier[b], me, clock)
+        for b in outputs:
+            if b not in makes:  # a workspace, another result: its values are of no use, but its bytes are written
+                memory.check_held(b, me, clock)
+                memory.touched[me][b] = clock[me]
+
+    @cached_property
+    def ancestry(self) -> Ancestry:
+        """What can be made again, and from what."""
+        return Ancestry(self.graph)
+
+    def _count_launch(self, instruction: Launch) -> None:
+        kernel = self.graph.kernels[instruction.kernel]
+        ran = self.launched[instruction.kernel]
+        if instruction.recompute:
+            if not ran:
+                raise ProgramError(f"kernel {kernel.id} is recomputed before it ran")
+            if not self.ancestry.repeatable(instruction.kernel):
+                raise ProgramError(f"kernel {kernel.id} ({kernel.op}) is not known to be pure, it cannot be recomputed")
+        elif ran:
+            raise ProgramError(f"kernel {kernel.id} is launched a second time without being declared a recompute")
+        self.launched[instruction.kernel] = self.ever_launched[instruction.kernel] = 1
+
+
+def _named(gpu: int) -> str:
+    return f"GPU {gpu}'s device" if gpu else "device"
+
+
+def deadlock(program: Program, graph: TaskGraph, segment: int, stuck: Mapping[StreamId, int]) -> str:
+    """What keeps streams from going on: a cycle of waits, or a wait for an event of a later segment.
+
+    graph: with the program's transforms applied. segment: the one in which they stopped. stuck: position of each of
+    these streams, at an await.
+    """
+    signalled = {
+        instruction.event: Place(index, stream, position)
+        for index, each in enumerate(program.segments)
+        for stream, code in each.streams.items()
+        for position, instruction in enumerate(code)
+        if isinstance(instruction, Signal)
+    }
+    waits = {stream: Place(segment, stream, position) for stream, position in stuck.items()}
+    chain = [next(iter(waits))]
+    while True:
+        event = _event(program, waits[chain[-1]])
+        there = signalled[event]
+        if there.segment != segment or there.stream not in waits:
+            place = waits[chain[-1]]
+            what = f"event {event} is signalled in segment {there.segment}, which begins only after this one"
+            return "\n".join((f"{place.written(program)}: {what}", *excerpt(program, graph, place)))
+        if there.stream in chain:
+            cycle = chain[chain.index(there.stream) :]
+            break
+        chain.append(there.stream)
+    lines = [f"deadlock: {_count(len(cycle))}"]
+    for stream in cycle:
+        event = _event(program, waits[stream])
+        what = f"waits for event {event}, which is signalled at {signalled[event].written(program)}"
+        lines += [f"{waits[stream].written(program)} {what}", *excerpt(program, graph, waits[stream])]
+    return "\n".join(lines)
+
+
+def _event(program: Program, place: Place) -> int:
+    wait = program.segments[place.segment].streams[place.stream][place.position]
+    assert isinstance(wait, Await), "nothing else makes a stream of a checked program stop"
+    return wait.event
+
+
+def _count(streams: int) -> str:
+    return "a stream waits for its own later event" if streams == 1 else f"{streams} streams wait for each other"

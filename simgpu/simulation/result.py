@@ -17,14 +17,13 @@ from simgpu.analysis.tables import facts_html, facts_text
 from simgpu.compression.buddy.drift import moments_of
 from simgpu.errors import InputError
 from simgpu.graph.taskgraph import TaskGraph
-from simgpu.graph.work import not_told, work_of
+from simgpu.graph.work import WorkDone, missing_work, work_of
 from simgpu.hardware.spec import BuddyMode, NodeSpec
 from simgpu.policies.base import plain_parameters
-from simgpu.program.data_parallel import Together
+from simgpu.program.data_parallel import ParallelRun
 from simgpu.program.instructions import Program
 from simgpu.simulation.notes import kernel_times
 from simgpu.timeline.model import SpanKind, Timeline
-from simgpu.timeline.work import WorkDone
 from simgpu.trace.model import Phase, TraceInfo
 from simgpu.units import format_bytes, format_time
 
@@ -68,7 +67,7 @@ class Result:
     graph: TaskGraph
     notes: tuple[str, ...] = field(default=())
     epoch: int = 0
-    together: Together | None = None
+    together: ParallelRun | None = None
 
     @cached_property
     def metrics(self) -> Metrics:
@@ -113,7 +112,7 @@ class Result:
     @cached_property
     def _work(self) -> WorkDone | None:
         """What kernels, codecs and copies did; None where energy is not known."""
-        return work_of(self.graph) if self.node.gpu.power is not None and not not_told(self.graph.trace) else None
+        return work_of(self.graph) if self.node.gpu.power is not None and not missing_work(self.graph.trace) else None
 
     @property
     def energy_note(self) -> str:
@@ -121,7 +120,7 @@ class Result:
         gpu, device = self.node.gpu, self.trace.device
         if gpu.power is None:
             return ""
-        if missing := not_told(self.graph.trace):
+        if missing := missing_work(self.graph.trace):
             return f"not known: {missing}"
         told = f"modelled per component of the {gpu.name} (`simgpu list nodes` tells the sources)"
         return told if gpu.is_called(device) else f"{told}, in times of {device}"

@@ -9,9 +9,8 @@ from typing import Any, Unpack
 import numpy as np
 
 from simgpu.errors import InputError, OutOfMemoryError, PolicyError, ProgramError
-from simgpu.graph.compressed import uncompressed
 from simgpu.graph.taskgraph import TaskGraph
-from simgpu.graph.transforms import transformed
+from simgpu.graph.transforms import transformed, uncompressed
 from simgpu.graph.updates import exchanging
 from simgpu.hardware.spec import NodeSpec
 from simgpu.machine.run import run_program
@@ -19,7 +18,7 @@ from simgpu.policies.base import PlanContext, Policy, no_progress, policy_label
 from simgpu.policies.calling import planned, reclaiming, says_it_fits
 from simgpu.policies.registry import make_policy
 from simgpu.program.check import not_a_program
-from simgpu.program.data_parallel import DataParallel, Together, explained, priced, share_of
+from simgpu.program.data_parallel import DataParallel, ParallelRun, explained, priced, share_of
 from simgpu.program.instructions import Program
 from simgpu.program.replication import replicated
 from simgpu.program.verify import verify
@@ -236,7 +235,7 @@ class _Run:
             result,
             trace=replace(result.trace, batch=whole.trace.info.batch),
             notes=(f"{samples}; {how.told}", *on_exchange(self.graph, how.exchange), *result.notes),
-            together=Together(how, uncompressed(whole).ideal_ns(), alone.iteration_ns, alone.graph),
+            together=ParallelRun(how, uncompressed(whole).ideal_ns(), alone.iteration_ns, alone.graph),
         )
 
 

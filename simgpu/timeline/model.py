@@ -1,4 +1,4 @@
-"""What happened: spans of activity and samples of memory, as columns of whole numbers."""
+"""The timeline: what happened in a run, as columns of spans and of memory samples."""
 
 from __future__ import annotations
 
@@ -14,6 +14,13 @@ if TYPE_CHECKING:
     import pandas as pd
 
 Column = NDArray[np.int64]
+
+#: Columns of the tables. Times are in nanoseconds; `bytes` were moved over the link; `gpu` is `HOST` for host memory.
+SPAN_COLUMNS = ("iteration", "gpu", "stream", "kind", "name", "start_ns", "end_ns", "bytes", "cause")
+MEMORY_COLUMNS = ("gpu", "space", "time_ns", "live_bytes", "used_bytes")
+
+#: The number that stands for the host in the column `gpu`.
+HOST = -1
 
 
 class SpanKind(IntEnum):
@@ -102,23 +109,18 @@ class Timeline:
         """The memory of every GPU, in order."""
         return (self.device_memory, *self.more_devices)
 
+    @property
+    def memories(self) -> tuple[tuple[int, str, MemoryCurve], ...]:
+        """GPU (`HOST` for the host), space and curve of every memory: those of the GPUs, then the host's."""
+        devices = ((gpu, "device", curve) for gpu, curve in enumerate(self.device_memories))
+        return (*devices, (HOST, "host", self.host_memory))
+
     def __len__(self) -> int:
         return len(self.start_ns)
 
     def __iter__(self) -> Iterator[Span]:
-        for row in zip(
-            self.gpu.tolist(),
-            self.stream.tolist(),
-            self.kind.tolist(),
-            self.name.tolist(),
-            self.start_ns.tolist(),
-            self.end_ns.tolist(),
-            self.bytes.tolist(),
-            self.cause.tolist(),
-            self.iteration.tolist(),
-            strict=True,
-        ):
-            gpu, stream, kind, name, start, end, size, cause, iteration = row
+        columns = (getattr(self, name).tolist() for name in Span._fields)
+        for gpu, stream, kind, name, start, end, size, cause, iteration in zip(*columns, strict=True):
             yield Span(
                 gpu,
                 self.streams[stream],
@@ -138,13 +140,44 @@ class Timeline:
         return (ends[index - 1] if index else 0), ends[index]
 
     def frame(self) -> pd.DataFrame:
-        """The spans as a pandas table, one row each (columns: `simgpu.timeline.export.to_frame`)."""
-        from simgpu.timeline.export import to_frame
+        """The spans as a pandas table, one row each, in order; its columns are `SPAN_COLUMNS`.
 
-        return to_frame(self)
+        >>> column = lambda *values: np.array(values, dtype=np.int64)
+        >>> empty = MemoryCurve(column(), column(), column(), None)
+        >>> timeline = Timeline(("compute",), ("conv1",), gpu=column(0), stream=column(0), name=column(0),
+        ...     kind=column(SpanKind.COMPUTE), start_ns=column(0), end_ns=column(7), bytes=column(0), cause=column(-1),
+        ...     iteration=column(0), device_memory=empty, host_memory=empty, iteration_ends_ns=(7,))
+        >>> timeline.frame()[["stream", "kind", "name", "end_ns"]].to_dict("records")
+        [{'stream': 'compute', 'kind': 'compute', 'name': 'conv1', 'end_ns': 7}]
+        """
+        import pandas as pd
+
+        labels = {
+            "stream": (self.streams, self.stream),
+            "kind": (tuple(kind.label for kind in SpanKind), self.kind),
+            "name": (self.names, self.name),
+            "cause": (self.streams, self.cause),
+        }
+        # Position -1 is the empty text at the end.
+        texts = {column: np.array([*names, ""], dtype=object)[index] for column, (names, index) in labels.items()}
+        return pd.DataFrame({column: texts.get(column, getattr(self, column)) for column in SPAN_COLUMNS})
 
     def memory_frame(self) -> pd.DataFrame:
-        """The memory samples as a pandas table, one row each (columns: `simgpu.timeline.export.memory_frame`)."""
-        from simgpu.timeline.export import memory_frame
+        """The memory samples as a pandas table, one row each; its columns are `MEMORY_COLUMNS`.
 
-        return memory_frame(self)
+        Each value holds until the next sample of its space; of several samples at one time the last one holds.
+        """
+        import pandas as pd
+
+        curves = self.memories
+        counts = [len(curve.time_ns) for *_, curve in curves]
+        return pd.DataFrame(
+            {
+                "gpu": np.repeat(np.array([gpu for gpu, _, _ in curves], dtype=np.int64), counts),
+                "space": np.repeat(np.array([space for _, space, _ in curves], dtype=object), counts),
+                "time_ns": np.concatenate([curve.time_ns for *_, curve in curves]),
+                "live_bytes": np.concatenate([curve.live for *_, curve in curves]),
+                "used_bytes": np.concatenate([curve.used for *_, curve in curves]),
+            },
+            columns=list(MEMORY_COLUMNS),
+        )

@@ -1,8 +1,7 @@
-"""A timeline as Chrome trace JSON, which ui.perfetto.dev and chrome://tracing open.
+"""Write a timeline as Chrome trace JSON, which ui.perfetto.dev and chrome://tracing open.
 
-Format: "Trace Event Format" of the Chromium project; times are microseconds there, written as exact decimals of our
-nanoseconds. Keys are sorted, separators fixed, nothing depends on the clock, so one timeline always gives the same
-bytes.
+Format: "Trace Event Format" of the Chromium project. Its times are microseconds, written as exact decimals of our
+nanoseconds. Keys are sorted and separators fixed, so one timeline always gives the same bytes.
 """
 
 from __future__ import annotations
@@ -17,21 +16,19 @@ from simgpu.timeline.streams import track_order
 
 
 def write_perfetto(timeline: Timeline, path: str | Path, about: Mapping[str, str] | None = None) -> None:
-    """Chrome trace JSON: a process per GPU, a track per stream, counters of memory, an arrow per copy pair.
+    """Write a process per GPU, a track per stream, memory counters, and an arrow per pair of copies.
 
-    The host's memory stands with GPU 0.
+    Host memory is shown with GPU 0. An arrow leads from each copy-out of a block to the next copy-in of that block on
+    the same GPU, except for copies of no duration, to which viewers cannot attach arrows. The write is atomic;
+    `InputError` when it fails.
 
-    An arrow leads from each copy-out of a block to the next copy-in of that block on the same GPU. A copy
-    that takes no time has none, since viewers hang arrows on slices that are open. The file appears whole or
-    not at all; `InputError` when it cannot be written.
-
-    about: texts by name that say what was run and where its numbers come from. They stand as ``otherData`` of
-    the file and as labels of every GPU, which viewers show beside its name.
+    about: texts by name that say what was run and where its numbers come from, written as ``otherData`` of the file
+    and as labels of every GPU, which viewers show next to its name.
     """
     about = dict(about or {})
     with atomic_file(path) as part, part.open("w", encoding="utf-8", newline="\n") as file:
-        told = f'"otherData":{_json(about)},' if about else ""
-        file.write(f'{{"displayTimeUnit":"ms",{told}"traceEvents":[')
+        other = f'"otherData":{_json(about)},' if about else ""
+        file.write(f'{{"displayTimeUnit":"ms",{other}"traceEvents":[')
         separator = "\n"
         for event in _events(timeline, about):
             file.write(separator)
@@ -43,7 +40,7 @@ def write_perfetto(timeline: Timeline, path: str | Path, about: Mapping[str, str
 def _events(timeline: Timeline, about: Mapping[str, str]) -> Iterator[str]:
     yield from _metadata(timeline, about)
     yield from _slices(timeline)
-    # After the slices: viewers keep file order within one instant, and an arrow needs its slice to be open.
+    # After the slices: within one instant viewers use the order of the file, and an arrow needs an open slice.
     yield from _flows(timeline)
     for gpu, curve in enumerate(timeline.device_memories):
         yield from _counters("device memory", gpu, curve)
@@ -114,7 +111,7 @@ def _counters(name: str, gpu: int, curve: MemoryCurve) -> Iterator[str]:
 
 
 def _stall_title(span: Span) -> str:
-    """What a stall is called in the viewer, which colours slices by their title."""
+    """The title of a stall; viewers colour slices by title."""
     match span.kind:
         case SpanKind.STALL_DEVICE_MEMORY:
             return "waits for device memory"
@@ -127,7 +124,7 @@ def _stall_title(span: Span) -> str:
 
 
 def _pid(gpu: int) -> int:
-    """Viewers take process 0 for the idle process, so GPU 0 is process 1."""
+    """GPU 0 is process 1, because viewers treat process 0 as the idle process."""
     return gpu + 1
 
 

@@ -1,4 +1,4 @@
-"""A timeline read back from its tables: the inverse of `simgpu.timeline.export`."""
+"""Read a timeline from its tables: the inverse of `simgpu.timeline.export`."""
 
 from __future__ import annotations
 
@@ -13,11 +13,10 @@ import numpy as np
 
 from simgpu.errors import InputError, MissingExtraError, Problem, did_you_mean
 from simgpu.io.input_files import TABLE_LIMIT, open_input, read_text, too_large
-from simgpu.timeline.export import HOST, MEMORY_COLUMNS, SPAN_COLUMNS
-from simgpu.timeline.model import Column, MemoryCurve, SpanKind, Timeline
+from simgpu.timeline.model import HOST, MEMORY_COLUMNS, SPAN_COLUMNS, Column, MemoryCurve, SpanKind, Timeline
 from simgpu.timeline.streams import track_order
 
-#: Largest whole number that a timeline holds.
+#: Largest integer that a timeline can hold.
 _LARGEST = 2**63 - 1
 _KINDS = {kind.label: int(kind) for kind in SpanKind}
 _TEXTS = ("stream", "kind", "name", "cause", "space")
@@ -38,8 +37,8 @@ def read_timeline(
 ) -> Timeline:
     """The timeline that `write_csv` or `write_parquet` wrote to `spans` and `write_memory_csv` to `memory`.
 
-    The tables tell neither when iterations ended (ns) nor how much memory there was (bytes; None without limit), so
-    both are given. Streams and names that no row has are not there; streams are in the order in which people see them.
+    The tables contain neither the ends of iterations (ns) nor memory capacities (bytes; None for unlimited), so both
+    are given. Only streams and names that occur in a row are included; streams are in `track_order`.
 
     Raises `InputError` with every damaged row (the header is row 1), `MissingExtraError` for Parquet without pyarrow.
 
@@ -95,52 +94,52 @@ def _span_rows(path: Path, iterations: int, problems: list[Problem]) -> _Table:
     rows = _read_parquet(path, problems) if parquet else _read_csv(path, SPAN_COLUMNS, problems)
     if len(problems) > before:
         return rows
-    say = _Teller(str(path), problems)
+    report = _RowProblems(str(path), problems)
     known_streams = {stream for stream in {*rows["stream"], *rows["cause"]} - {""} if _is_stream(stream)}
     for row, kind in enumerate(rows["kind"]):
         if kind not in _KINDS:
-            say(row, "kind", f"'{kind}' is no kind of span", did_you_mean(kind, _KINDS))
+            report(row, "kind", f"'{kind}' is no kind of span", did_you_mean(kind, _KINDS))
     for name in ("stream", "cause"):
         for row, stream in enumerate(rows[name]):
             if stream not in known_streams and (stream or name == "stream"):
-                say(row, name, f"'{stream}' is not the name of a stream", "one is like 'compute', 'd2h' or 'gpu1.h2d'")
+                report(row, name, f"'{stream}' is not a stream name", "one is like 'compute', 'd2h' or 'gpu1.h2d'")
     for row, iteration in enumerate(rows["iteration"]):
         if not 0 <= iteration < iterations:
-            say(row, "iteration", f"'{iteration}' is not one of the {iterations} iterations that ran", _AGAIN)
+            report(row, "iteration", f"'{iteration}' is not one of the {iterations} iterations that ran", _AGAIN)
     last = 0
     for row, (start, end) in enumerate(zip(rows["start_ns"], rows["end_ns"], strict=True)):
         if end < start:
-            say(row, "end_ns", f"'{end}' is before the span starts, at {start}", _AGAIN)
+            report(row, "end_ns", f"'{end}' is before the span starts, at {start}", _AGAIN)
         if start < last:
-            say(row, "start_ns", f"'{start}' is before the span in the row above starts, at {last}", _AGAIN)
+            report(row, "start_ns", f"'{start}' is before the span in the row above starts, at {last}", _AGAIN)
         last = start
     return rows
 
 
 def _check_samples(path: str, samples: _Table, problems: list[Problem]) -> None:
-    say = _Teller(path, problems)
+    report = _RowProblems(path, problems)
     for row, (gpu, space) in enumerate(zip(samples["gpu"], samples["space"], strict=True)):
         if space not in _SPACES:
-            say(row, "space", f"'{space}' is no memory", did_you_mean(space, _SPACES))
+            report(row, "space", f"'{space}' is no memory", did_you_mean(space, _SPACES))
         elif (gpu == HOST) != (space == "host"):
-            say(row, "gpu", f"'{gpu}' does not go with {space} memory", f"the host is {HOST}, GPUs count from 0")
+            report(row, "gpu", f"'{gpu}' does not go with {space} memory", f"the host is {HOST}, GPUs count from 0")
     last: dict[int, int] = {}
     for row, (gpu, time) in enumerate(zip(samples["gpu"], samples["time_ns"], strict=True)):
         if time < last.get(gpu, 0):
-            say(row, "time_ns", f"'{time}' is before the sample of this memory above, at {last[gpu]}", _AGAIN)
+            report(row, "time_ns", f"'{time}' is before the sample of this memory above, at {last[gpu]}", _AGAIN)
         last[gpu] = time
 
 
 def _check_gpus(path: str, gpus: Iterable[int], known: Container[int], problems: list[Problem]) -> None:
-    """Tells numbers of GPUs above one of which no table has a row."""
-    say = _Teller(path, problems)
+    """Report GPU numbers above the first number that no table has."""
+    report = _RowProblems(path, problems)
     missing = next(gpu for gpu in itertools.count() if gpu not in known)
     for row, gpu in enumerate(gpus):
         if gpu > missing:
-            say(row, "gpu", f"'{gpu}' is no GPU of this run: nothing tells of GPU {missing}", _AGAIN)
+            report(row, "gpu", f"'{gpu}' is no GPU of this run: no row has GPU {missing}", _AGAIN)
 
 
-class _Teller:
+class _RowProblems:
     """Adds problems of rows of one file, counted as in the file: the header is row 1."""
 
     def __init__(self, path: str, problems: list[Problem]) -> None:
@@ -159,10 +158,10 @@ def _read_csv(path: Path, header: tuple[str, ...], problems: list[Problem]) -> _
     except InputError as error:
         problems += error.problems
         return nothing
-    say = _Teller(str(path), problems)
+    report = _RowProblems(str(path), problems)
     if not text.endswith("\n"):
         what = "the last line does not end in a line break: the file seems cut off"
-        say(text.count("\n") - 1, "", what, _AGAIN)
+        report(text.count("\n") - 1, "", what, _AGAIN)
         return nothing
     try:
         first, *rows = csv.reader(io.StringIO(text, newline=""), strict=True)
@@ -170,19 +169,19 @@ def _read_csv(path: Path, header: tuple[str, ...], problems: list[Problem]) -> _
         problems.append(Problem(str(path), "", f"not readable as CSV ({error})", _AGAIN))
         return nothing
     if tuple(first) != header:
-        say(-1, "", f"the columns are {','.join(first)[:80]!r}", f"they should be {','.join(header)}")
+        report(-1, "", f"the columns are {','.join(first)[:80]!r}", f"they should be {','.join(header)}")
         return nothing
     short = [(row, len(cells)) for row, cells in enumerate(rows) if len(cells) != len(header)]
     for row, count in short:
-        say(row, "", f"{count} fields where the header has {len(header)}", _AGAIN)
+        report(row, "", f"{count} fields where the header has {len(header)}", _AGAIN)
     if short:
         return nothing
     columns = zip(*rows, strict=True) if rows else ([] for _ in header)
-    return {name: _cells(name, cells, say) for name, cells in zip(header, columns, strict=True)}
+    return {name: _cells(name, cells, report) for name, cells in zip(header, columns, strict=True)}
 
 
-def _cells(name: str, cells: Sequence[str], say: _Teller) -> Sequence[Any]:
-    """Texts as they are, whole numbers as such; 0 in place of one that is none."""
+def _cells(name: str, cells: Sequence[str], report: _RowProblems) -> Sequence[Any]:
+    """Texts as they are, integers as int; 0 in place of any other text."""
     if name in _TEXTS:
         return cells
     values = []
@@ -190,9 +189,9 @@ def _cells(name: str, cells: Sequence[str], say: _Teller) -> Sequence[Any]:
         try:
             value = int(text)
         except ValueError:
-            say(row, name, f"'{text[:40]}' is not a whole number", _AGAIN)
+            report(row, name, f"'{text[:40]}' is not a whole number", _AGAIN)
             value = 0
-        values.append(_within(name, value, row, say))
+        values.append(_within(name, value, row, report))
     return values
 
 
@@ -220,29 +219,29 @@ def _read_parquet(path: Path, problems: list[Problem]) -> _Table:
     except (pyarrow.ArrowException, OSError, ValueError) as error:
         problems.append(Problem(str(path), "", f"not readable as Parquet ({error})", _AGAIN))
         return nothing
-    say = _Teller(str(path), problems)
-    return {name: _parquet_values(name, found.column(name), say) for name in SPAN_COLUMNS}
+    report = _RowProblems(str(path), problems)
+    return {name: _parquet_values(name, found.column(name), report) for name in SPAN_COLUMNS}
 
 
-def _parquet_values(name: str, column: Any, say: _Teller) -> Sequence[Any]:
+def _parquet_values(name: str, column: Any, report: _RowProblems) -> Sequence[Any]:
     """The values of a column of Parquet; none where they are of another type than `write_parquet` gives them."""
     import pyarrow.types
 
     kinds = pyarrow.types
     is_text = kinds.is_string(column.type) or kinds.is_large_string(column.type)
     if len(column) and (column.null_count or not (is_text if name in _TEXTS else kinds.is_integer(column.type))):
-        say(-1, name, f"holds blanks, or is of type {column.type}", _AGAIN)
+        report(-1, name, f"holds blanks, or is of type {column.type}", _AGAIN)
         return ()
     values: list[Any] = column.to_pylist()
-    return values if name in _TEXTS else [_within(name, value, row, say) for row, value in enumerate(values)]
+    return values if name in _TEXTS else [_within(name, value, row, report) for row, value in enumerate(values)]
 
 
-def _within(name: str, value: int, row: int, say: _Teller) -> int:
-    """A whole number that a timeline can hold; 0 in place of another."""
+def _within(name: str, value: int, row: int, report: _RowProblems) -> int:
+    """The value, if a timeline can hold it, else 0."""
     least = HOST if name == "gpu" else 0
     if least <= value <= _LARGEST:
         return value
-    say(row, name, f"'{str(value)[:40]}' is not between {least} and {_LARGEST}", _AGAIN)
+    report(row, name, f"'{str(value)[:40]}' is not between {least} and {_LARGEST}", _AGAIN)
     return 0
 
 
@@ -259,7 +258,7 @@ def _column(values: Iterable[int]) -> Column:
 
 
 def _positions(words: Sequence[str], known: Sequence[str]) -> Column:
-    """Where each word stands among the known ones, -1 for none."""
+    """The position of each word among the known ones, -1 for the empty word."""
     place: dict[str, int] = {word: position for position, word in enumerate(known)}
     find: Callable[[str], int] = place.__getitem__
     return _column(find(word) if word else -1 for word in words)

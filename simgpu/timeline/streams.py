@@ -1,18 +1,18 @@
-"""Streams and what their names say."""
+"""Identifiers of streams, and the names they are written as."""
 
 from __future__ import annotations
 
 import re
 from typing import NamedTuple
 
-#: What streams are for, in the order in which they come.
+#: Roles of streams, in the order in which simultaneous events are executed.
 ROLES = ("compute", "data", "d2h", "h2d", "host")
 
 _NAME = re.compile(r"(?:gpu(\d+)\.)?([a-z0-9]*[a-z])(\d*)")
 
 
 class StreamId(NamedTuple):
-    """A stream of one GPU: what it is for, and its number among those.
+    """A stream of one GPU: its role, and its number among the streams of that role.
 
     >>> str(StreamId(0, "compute")), str(StreamId(1, "compute", 2))
     ('compute', 'gpu1.compute2')
@@ -30,7 +30,7 @@ class StreamId(NamedTuple):
 
     @classmethod
     def of(cls, name: str) -> StreamId:
-        """The stream with that name; `ValueError` for what no stream is called."""
+        """The stream with that name; `ValueError` for any other text."""
         match = _NAME.fullmatch(name)
         if match is None:
             raise ValueError(f"{name!r} is not the name of a stream, which is like 'compute', 'd2h' or 'gpu1.h2d'")

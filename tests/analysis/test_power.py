@@ -10,9 +10,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from simgpu.analysis.power import SAMPLE_NS, Power, PowerCurve, measure_power, power_curve
+from simgpu.graph.work import KernelWork, WorkDone
 from simgpu.hardware.spec import GpuSpec, PowerSpec
 from simgpu.timeline.model import SpanKind, Timeline
-from simgpu.timeline.work import Work, WorkDone
 from tests.timeline.hand_made import HandSpan, timeline_of
 
 K = SpanKind
@@ -20,8 +20,8 @@ MS = 10**6
 #: A thousand operations a nanosecond; 200 W, 50 W idle, 100 W of arithmetic; 1 pJ and 2 pJ a byte.
 GPU = GpuSpec("gpu", 1, fp32_rate=10**12, power=PowerSpec(200_000, 50_000, 100_000, dram_fj=1000, link_fj=2000))
 WORK = WorkDone(
-    kernels={"conv": Work(500_000, dram_bytes=7_000_000), "relu": Work(0, dram_bytes=3_000_000)},
-    codecs={"x:zvc": Work(0, dram_bytes=1_500_000)},
+    kernels={"conv": KernelWork(500_000, dram_bytes=7_000_000), "relu": KernelWork(0, dram_bytes=3_000_000)},
+    codecs={"x:zvc": KernelWork(0, dram_bytes=1_500_000)},
     copies={"x": 1_000_000, "x:zvc": 500_000},
 )
 
@@ -127,7 +127,7 @@ def alternating() -> Timeline:
     )
 
 
-FULL_RATE = WorkDone({"long": Work(30 * MS * 1000, 0), "short": Work(10 * MS * 1000, 0)}, {}, {})
+FULL_RATE = WorkDone({"long": KernelWork(30 * MS * 1000, 0), "short": KernelWork(10 * MS * 1000, 0)}, {}, {})
 
 
 def test_the_curve_has_a_step_where_the_power_changes() -> None:

@@ -12,9 +12,9 @@ from matplotlib.figure import Figure
 
 from simgpu.analysis.plots import plot_power, save_figure
 from simgpu.analysis.power import measure_power, power_curve
+from simgpu.graph.work import KernelWork, WorkDone
 from simgpu.hardware.spec import GpuSpec, PowerSpec
 from simgpu.timeline.model import SpanKind, Timeline
-from simgpu.timeline.work import Work, WorkDone
 from tests.timeline.hand_made import layered_run, timeline_of
 
 #: 250 W, 50 W idle, 150 W of arithmetic at a thousand operations a nanosecond; 100 pJ and 80 pJ a byte.
@@ -23,7 +23,7 @@ GPU = GpuSpec("gpu", 1, fp32_rate=10**12, power=PowerSpec(250_000, 50_000, 150_0
 
 def drawn(timeline: Timeline) -> Figure:
     work = WorkDone(
-        {name: Work(5 * 10**9, dram_bytes=10**8) for name in timeline.names},
+        {name: KernelWork(5 * 10**9, dram_bytes=10**8) for name in timeline.names},
         {},
         dict.fromkeys(timeline.names, 2**27),
     )

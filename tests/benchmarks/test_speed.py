@@ -23,7 +23,7 @@ from simgpu.graph.taskgraph import TaskGraph
 from simgpu.hardware.nodes import load_node
 from simgpu.hardware.spec import GpuSpec, LinkSpec, NodeSpec
 from simgpu.importers import import_trace
-from simgpu.machine.run import Run, run_program
+from simgpu.machine.run import MachineRun, run_program
 from simgpu.policies.base import PlanContext
 from simgpu.policies.registry import make_policy
 from simgpu.program.instructions import Program
@@ -55,11 +55,11 @@ def planned(graph: TaskGraph, policy: str) -> Program:
     return make_policy(policy).plan(context)
 
 
-def run(program: Program, graph: TaskGraph, pool: str, iterations: int = ITERATIONS) -> Run:
+def run(program: Program, graph: TaskGraph, pool: str, iterations: int = ITERATIONS) -> MachineRun:
     return run_program(program, graph, NODE, budget=2**62, iterations=iterations, pool=pool)
 
 
-def spans_of(run: Run) -> int:
+def spans_of(run: MachineRun) -> int:
     return int((run.timeline.kind < SpanKind.STALL_EVENT).sum())
 
 

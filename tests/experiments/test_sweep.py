@@ -143,7 +143,7 @@ def test_points_that_broke_or_lacked_a_package_run_again(tmp_path: Path, monkeyp
     raised: list[Exception] = [MissingExtraError("planning", "numba", "fast"), ZeroDivisionError("by hand")]
 
     def broken(*arguments: object, **settings: object) -> object:
-        if settings["seed"] and arguments[2].name == "vdnn" and raised:  # type: ignore[attr-defined]
+        if arguments[3].seed and arguments[2].name == "vdnn" and raised:  # type: ignore[attr-defined]
             raise raised.pop(0)
         return whole(*arguments, **settings)  # type: ignore[arg-type]
 

@@ -11,12 +11,12 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from simgpu.errors import InputError
-from simgpu.graph.compressed import NO_DEMAND, CompressedMemory, Demand, Uncompressed, carved_by, uncompressed
+from simgpu.graph.compressed import NO_DEMAND, CompressedMemory, Demand
 from simgpu.graph.encodings import Encoding
 from simgpu.graph.replicate import Exchange, Replicate, replicas
 from simgpu.graph.split import split
 from simgpu.graph.taskgraph import TaskGraph
-from simgpu.graph.transforms import with_algorithms, with_encodings
+from simgpu.graph.transforms import Uncompressed, uncompressed, with_algorithms, with_encodings
 from simgpu.graph.updates import exchanging
 from simgpu.hardware.spec import NodeSpec
 from simgpu.simulation.tasks import task_graph
@@ -153,17 +153,17 @@ def test_a_new_workspace_is_not_compressed():
     changed = with_algorithms(graph, {0: "fast"})
     ws = changed.block("workspace:F")
     assert changed.sizes[ws] == 640
-    assert carved_by(changed, [ws]) == 0
+    assert memory_of(changed).carved_by([ws]) == 0
 
 
 def test_nor_is_one_of_another_size():
     """What the recorded one held is not what the new one will hold."""
     graph, _ = chosen(workspace=True)
     ws = graph.block("ws")
-    assert (graph.sizes[ws], carved_by(graph, [ws])) == (320, 960)
+    assert (graph.sizes[ws], memory_of(graph).carved_by([ws])) == (320, 960)
     for name, size in (("fast", 640), ("slow", 0)):
         changed = with_algorithms(graph, {0: name})
-        assert (changed.sizes[ws], carved_by(changed, [ws])) == (size, 0)
+        assert (changed.sizes[ws], memory_of(changed).carved_by([ws])) == (size, 0)
         others = [b for b in range(len(graph.blocks)) if b != ws]
         assert [memory_of(changed).carved[b] for b in others] == [memory_of(graph).carved[b] for b in others]
 
@@ -183,8 +183,8 @@ def test_encoded_forms_are_stored_as_they_are(data: st.DataObject):
     assert changed.sizes[:count] == graph.sizes
     assert changed.sizes[count:] == tuple(costs.of[graph.blocks[each.block].id][0] for each in coded)
     assert changed.durations == graph.durations
-    assert carved_by(changed, range(count, len(changed.blocks))) == 0
-    assert carved_by(changed, range(len(changed.blocks))) == sum(memory_of(graph).carved)
+    assert memory_of(changed).carved_by(range(count, len(changed.blocks))) == 0
+    assert memory_of(changed).carved_by(range(len(changed.blocks))) == sum(memory_of(graph).carved)
 
 
 # --- several GPUs -----------------------------------------------------------------------------------------------------
@@ -220,9 +220,8 @@ def test_every_gpu_has_the_same_compressed_memory(gpus: int, exchange: Exchange)
 
 @given(st.integers(0, 10**6), st.integers(0, 10**6), st.integers(0, 10**6))
 def test_a_kernel_alone_ends_with_the_later_of_its_two_parts(device: int, link: int, hidden: int):
-    plain = TaskGraph.of(trace([kernel("k", device)], []))
     rows = (Demand(0, 0, link, 0, link),)
-    memory = CompressedMemory(plain, Uncompressed(), rows, (device,), (), (), (), (), hidden)
+    memory = CompressedMemory(rows, (device,), (), (), (), (), hidden)
     beside = device * hidden // 10**6
     assert memory.head_ns(0) == device - beside
     assert memory.alone_ns(0) == device + max(0, link - beside)

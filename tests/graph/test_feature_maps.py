@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 import pytest
 
-from simgpu.graph.feature_maps import SMALLEST_PART, FeatureMap, feature_maps
+from simgpu.graph.saved import SMALLEST_PART, FeatureMap, feature_maps
 from simgpu.graph.taskgraph import TaskGraph
 from simgpu.trace.chain import chain
 from simgpu.trace.model import Block, BlockKind, Kernel

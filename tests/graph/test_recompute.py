@@ -47,7 +47,7 @@ def test_what_no_kernel_makes():
 
 def test_what_is_persistent_or_comes_from_the_host():
     changed = kernel("F0", 1, "x", "x")
-    assert reason([changed, F1, F2, B1], "x") == "it is not made in the iteration"
+    assert reason([changed, F1, F2, B1], "x") == "it is not computed in the iteration"
     given = block("m", 4, born="F1")
     masked = kernel("F3", 1, "m", "m")
     assert reason([F1, F2, masked, kernel("B1", 1, "a b m", "g", phase=BACKWARD)], "m", given) is not None
@@ -56,32 +56,32 @@ def test_what_is_persistent_or_comes_from_the_host():
 @pytest.mark.parametrize("op", ["dropout", "rand_like"])
 def test_a_random_kernel_without_a_mask(op: str):
     drop = kernel("F1", 1, "x", "a", pure=False, op=op)
-    assert reason([drop, F2, B1], "a") == f"kernel F1 ({op}) is not known to give the same again"
+    assert reason([drop, F2, B1], "a") == f"kernel F1 ({op}) is not known to be repeatable"
 
 
 def test_what_is_made_of_it_can_be_made_again_while_it_stays():
     drop = kernel("F1", 1, "x", "a", pure=False, op="dropout")
     assert reason([drop, F2, B1], "b") is None
     early = kernel("B1", 1, "b", "g", phase=BACKWARD)
-    assert reason([drop, F2, early], "b") == "kernel F2 reads a, which is gone by then and cannot be made again"
+    assert reason([drop, F2, early], "b") == "kernel F2 reads a, which is released by then and cannot be recomputed"
 
 
 def test_a_kernel_of_unknown_purity():
     assert reason([kernel("F1", 1, "x", "a", pure=None), F2, B1], "a") == (
-        "kernel F1 (op) is not known to give the same again"
+        "kernel F1 (op) is not known to be repeatable"
     )
 
 
 def test_an_operator_that_repeats_with_what_it_saved_must_have_saved_something():
     alone = kernel("F1", 1, "x", "a", pure=False, op="batch_norm")
-    assert "not known to give the same" in str(reason([alone, F2, B1], "a"))
+    assert "not known to be repeatable" in str(reason([alone, F2, B1], "a"))
 
 
 def test_saved_beside_but_not_kept_until_backward():
     """A mask that only forward reads is gone when the dropout would need it."""
     drop = kernel("F1", 1, "x", "a m", pure=False, op="dropout")
     look = kernel("F2", 1, "a m", "b")
-    assert "not known to give the same" in str(reason([drop, look, B1], "a", block("m", 2)))
+    assert "not known to be repeatable" in str(reason([drop, look, B1], "a", block("m", 2)))
 
 
 NORM = kernel("N", 1, "x w r", "a s r", pure=False, op="batch_norm")
@@ -120,7 +120,7 @@ def test_a_pure_kernel_with_two_results():
 
 def test_a_pure_kernel_that_changes_a_persistent_block_in_place_finds_another_value_again():
     counts = kernel("F1", 1, "x w", "a w")
-    assert reason([counts, F2, B1], "a") == "kernel F1 (op) is not known to give the same again"
+    assert reason([counts, F2, B1], "a") == "kernel F1 (op) is not known to be repeatable"
 
 
 def test_a_reader_of_an_intermediate_version():
@@ -138,7 +138,7 @@ def test_a_reader_of_the_last_version_of_what_was_changed_in_place():
 def test_an_input_that_is_gone_and_cannot_be_made_again_as_its_own_input_is_gone():
     late = kernel("B1", 1, "b", "g", phase=BACKWARD)
     tasks = graph([F1, F2, late], [held("x", 4, release="F1"), *BASE[1:]])
-    why = "kernel F2 reads a, which is gone by then and cannot be made again"
+    why = "kernel F2 reads a, which is released by then and cannot be recomputed"
     assert Ancestry(tasks).why_not(tasks.block("b")) == why
 
 
@@ -149,7 +149,7 @@ def test_an_input_that_is_gone_and_can_be_made_again():
 def test_an_input_from_the_host_that_is_gone():
     tasks = graph([F1, F2, B1], [held("x", 4, release="F2"), *BASE[1:]])
     assert Ancestry(tasks).why_not(tasks.block("a")) == (
-        "kernel F1 reads x, which is gone by then and cannot be made again"
+        "kernel F1 reads x, which is released by then and cannot be recomputed"
     )
 
 
@@ -213,7 +213,7 @@ def test_operators_that_do_not(op: str):
 
 def test_what_cannot_be_recomputed_counts_for_the_operator_that_prevents_it():
     """Backward reads a to e, 8 B each, and s, 2 B. b lacks a reproducible a only once a is gone, which it is not; d
-    needs c, which is gone by then and comes of an unknown kernel; e is made of what F6 overwrites."""
+    needs c, which is released by then and comes of an unknown kernel; e is made of what F6 overwrites."""
     kernels = [
         kernel("F1", 1, "x", "a", pure=False, op="rand_like"),
         kernel("F2", 1, "a", "b"),

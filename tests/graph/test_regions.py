@@ -1,12 +1,12 @@
-"""Regions of forward that run again: which kernels, what was saved inside, and what cannot be made again."""
+"""Regions of forward that run again: which kernels, what was saved inside, and what cannot be recomputed."""
 
 from __future__ import annotations
 
 import pytest
 
 from simgpu.graph.recompute import Ancestry
-from simgpu.graph.regions import Region, regions_of, rerun_of, saved_inside
 from simgpu.graph.saved import Saved
+from simgpu.graph.sections import Region, regions_of, rerun_of, saved_inside
 from simgpu.graph.taskgraph import TaskGraph
 from simgpu.trace.model import BlockKind
 from tests.semantics.hand_made import BACKWARD, block, graph, held, kernel

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from simgpu.graph.saved import Saved, ends, readers, saved_tensors
+from simgpu.graph.saved import Saved, backward_ends, readers, saved_tensors
 from simgpu.graph.taskgraph import TaskGraph
 from simgpu.trace.model import RELEASED_AT_END, BlockKind, SavedTensor
 from tests.policies.networks import in_place, two_passes
@@ -131,5 +131,5 @@ def test_who_changes_a_block_reads_the_block_itself():
 def test_an_operator_holds_all_that_it_took_until_it_is_done_with_any_of_it():
     taken = [Saved(W, 2, -1, B3, None), Saved(Y, 10, F2, B3, F3), Saved(Z, 10, F3, B3, F3), Saved(X, 1, -1, B2, None)]
     assert readers(TASKS, taken) == ((B1,), (B3, B2), (B3,), (B1,))
-    assert ends(TASKS, taken) == (B1, B1, B1, B1)
-    assert ends(TASKS, taken[1:]) == (B2, B2, B1)
+    assert backward_ends(TASKS, taken) == (B1, B1, B1, B1)
+    assert backward_ends(TASKS, taken[1:]) == (B2, B2, B1)

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from simgpu.graph.bounds import lower_bound
 from simgpu.graph.split import split
 from simgpu.graph.taskgraph import TaskGraph
-from simgpu.graph.tdfg import Role, TaskKind, Tdfg, Way
+from simgpu.graph.tdfg import Role, TaskAlgorithm, TaskKind, Tdfg
 from simgpu.graph.transforms import with_algorithms
 from simgpu.hardware.nodes import load_node
 from simgpu.trace.folder import load_trace
@@ -105,9 +105,9 @@ def test_inputs_and_outputs_leave_out_what_resides_and_the_workspace():
 
 
 def test_the_ways_to_run_a_task_are_its_algorithms_and_that_of_the_trace():
-    assert TDFG.ways[0] == (Way("fft", 30, 3000), Way(None, 50, 1000), Way("gemm", 90, 0))
+    assert TDFG.ways[0] == (TaskAlgorithm("fft", 30, 3000), TaskAlgorithm(None, 50, 1000), TaskAlgorithm("gemm", 90, 0))
     assert TDFG.fastest(0).algorithm == "fft" and TDFG.smallest(0).algorithm == "gemm"
-    assert TDFG.ways[1] == (Way(None, 10, 0),)
+    assert TDFG.ways[1] == (TaskAlgorithm(None, 10, 0),)
 
 
 def test_the_way_of_the_trace_is_not_told_twice():
@@ -116,7 +116,7 @@ def test_the_way_of_the_trace_is_not_told_twice():
         [held("x", 1), block("y", 1), block("ws", 7, kind=SCRATCH)],
         algorithms=(AlgorithmChoice("F", "fft", 50, 7),),
     )
-    assert listed.ways[0] == (Way("fft", 50, 7),)
+    assert listed.ways[0] == (TaskAlgorithm("fft", 50, 7),)
 
 
 def test_sizes_and_workspaces_are_padded():

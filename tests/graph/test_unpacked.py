@@ -7,7 +7,7 @@ import pytest
 from simgpu.errors import ProgramError
 from simgpu.graph.encodings import EncodedForm
 from simgpu.graph.tasks_file import tasks_from_json, tasks_to_json
-from simgpu.graph.unpacked import Unpacked, WithUnpacked, with_unpacked
+from simgpu.graph.transforms import Unpacked, WithUnpacked, with_unpacked
 from tests.graph.test_saved import B1, B2, B3, BLOCKS, F3, TASKS, W, X, Y
 
 

@@ -10,16 +10,15 @@ from simgpu.graph.encodings import Encoding
 from simgpu.graph.split import split
 from simgpu.graph.taskgraph import TaskGraph
 from simgpu.graph.transforms import with_encodings
-from simgpu.graph.work import not_told, work_of
+from simgpu.graph.work import KernelWork, missing_work, work_of
 from simgpu.hardware.nodes import load_node
 from simgpu.simulation.run import task_graph
-from simgpu.timeline.work import Work
 from simgpu.trace.chain import chain
 from simgpu.trace.model import BlockKind, Kernel, Origin, SparsitySample, Trace
 from tests.semantics.hand_made import block, held, kernel, trace
 
 
-def counted(made: Kernel) -> Work:
+def counted(made: Kernel) -> KernelWork:
     blocks = [held("x", 100), held("table", 10_000), block("y", 30), block("ws", 7, kind=BlockKind.WORKSPACE)]
     touched = [each for each in blocks if each.id in made.reads + made.writes]
     return work_of(TaskGraph.of(trace([made], touched))).kernels[made.id]
@@ -27,23 +26,23 @@ def counted(made: Kernel) -> Work:
 
 def test_a_kernel_does_what_was_recorded() -> None:
     recorded = replace(kernel("a", reads="x", writes="y"), flops=5, dram_bytes=999)
-    assert counted(recorded) == Work(5, 999)
+    assert counted(recorded) == KernelWork(5, 999)
 
 
 def test_what_is_not_recorded_is_every_block_once_and_no_arithmetic() -> None:
-    assert counted(kernel("a", reads="x", writes="y ws")) == Work(0, 130)
-    assert counted(kernel("a", reads="x", writes="x")) == Work(0, 200), "in place it is both"
+    assert counted(kernel("a", reads="x", writes="y ws")) == KernelWork(0, 130)
+    assert counted(kernel("a", reads="x", writes="x")) == KernelWork(0, 200), "in place it is both"
 
 
 def test_what_picks_from_a_block_reads_as_much_as_it_writes() -> None:
-    assert counted(kernel("a", reads="table", writes="y", op="aten::embedding")) == Work(0, 60)
+    assert counted(kernel("a", reads="table", writes="y", op="aten::embedding")) == KernelWork(0, 60)
 
 
 def test_a_codec_reads_one_form_and_writes_the_other() -> None:
     sparse = replace(chain([5, 7], [10, 14], [4096, 8192]), sparsity=(SparsitySample("x1", 0, 0.5),))
     graph = with_encodings(task_graph(sparse, load_node("v100")), [Encoding(0, "zvc", grid=128, threads=128)])
     work = work_of(graph)
-    assert work.codecs == {"x1:zvc": Work(0, 4096 + 2176)}
+    assert work.codecs == {"x1:zvc": KernelWork(0, 4096 + 2176)}
     assert (work.copies["x1"], work.copies["x1:zvc"]) == (4096, 2176)
 
 
@@ -58,8 +57,8 @@ def test_rounds_of_a_split_batch_have_work_of_their_own() -> None:
     whole = chain([50, 70], [100, 140], [100, 200])
     whole = replace(whole, info=replace(whole.info, batch=5))
     kernels = work_of(split(TaskGraph.of(whole), 2)).kernels
-    assert kernels["F1"] == Work(0, 300 * 2 // 5)
-    assert kernels["F1@1"] == Work(0, 300 // 5)
+    assert kernels["F1"] == KernelWork(0, 300 * 2 // 5)
+    assert kernels["F1@1"] == KernelWork(0, 300 // 5)
 
 
 # --- what cannot be counted -----------------------------------------------------------------------------------------
@@ -72,20 +71,20 @@ def told(op: str, flops: int | None) -> Trace:
 
 @pytest.mark.parametrize("op", ["conv2d", "aten::addmm", "cudnn_convolution"])
 def test_products_must_tell_their_operations(op: str) -> None:
-    assert not_told(told(op, None)) == "4 of 4 convolutions and matrix products do not tell their operations"
-    assert not_told(told(op, 1000)) == ""
+    assert missing_work(told(op, None)) == "4 of 4 convolutions and matrix products do not tell their operations"
+    assert missing_work(told(op, 1000)) == ""
 
 
 def test_other_kernels_need_not() -> None:
-    assert not_told(told("relu", None)) == ""
+    assert missing_work(told("relu", None)) == ""
 
 
 def test_traffic_must_be_recorded_where_blocks_are_not() -> None:
     without = replace(told("relu", None), blocks=())
     bare = replace(without, kernels=tuple(replace(each, reads=(), writes=()) for each in without.kernels))
-    assert not_told(bare) == "the recording does not tell what its kernels read, nor how much they move"
-    assert not_told(replace(bare, kernels=tuple(replace(each, dram_bytes=1) for each in bare.kernels))) == ""
+    assert missing_work(bare) == "the recording does not tell what its kernels read, nor how much they move"
+    assert missing_work(replace(bare, kernels=tuple(replace(each, dram_bytes=1) for each in bare.kernels))) == ""
     imported = replace(told("relu", None), info=replace(bare.info, origin=Origin.IMPORTED))
     no_reads = replace(imported, kernels=tuple(replace(each, reads=()) for each in imported.kernels))
-    assert not_told(imported) == ""
-    assert not_told(no_reads) != ""
+    assert missing_work(imported) == ""
+    assert missing_work(no_reads) != ""

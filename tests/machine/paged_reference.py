@@ -19,7 +19,7 @@ class PlainPages:
     fault_batch: int
     write_back_clean: bool = True
     by_arrival: bool = False
-    here: set[Page] = field(default_factory=set)
+    resident: set[Page] = field(default_factory=set)
     dirty: set[Page] = field(default_factory=set)
     stored: set[Page] = field(default_factory=set)
     touched: list[tuple[int, int]] = field(default_factory=list)
@@ -36,7 +36,7 @@ class PlainPages:
 
     @property
     def used(self) -> int:
-        return sum(map(self.size, self.here))
+        return sum(map(self.size, self.resident))
 
     @staticmethod
     def last(order: list[tuple[int, int]], chunk: tuple[int, int]) -> None:
@@ -49,10 +49,10 @@ class PlainPages:
         moved = []
         batch: dict[Page, bool] = {}
         for page, written in visits:
-            if page in self.here and batch:
+            if page in self.resident and batch:
                 moved.append(self.serve(batch))
                 batch = {}
-            if page in self.here:
+            if page in self.resident:
                 self.last(self.touched, self.chunk(page))
                 if written:
                     self.dirty.add(page)
@@ -70,25 +70,25 @@ class PlainPages:
         return moved
 
     def make(self, page: Page) -> None:
-        self.here.add(page)
+        self.resident.add(page)
         self.dirty.add(page)
         for order in (self.touched, self.arrived):
             self.last(order, self.chunk(page))
 
     def serve(self, batch: dict[Page, bool]) -> tuple[list[Page], list[Page]]:
         for chunk in map(self.chunk, batch):
-            if any(self.chunk(page) == chunk for page in self.here):
+            if any(self.chunk(page) == chunk for page in self.resident):
                 self.last(self.touched, chunk)
         out: list[Page] = []
         while self.used + sum(map(self.size, batch)) > self.capacity:
             victim = (self.arrived if self.by_arrival else self.touched)[0]
-            leaving = sorted(page for page in self.here if self.chunk(page) == victim)
+            leaving = sorted(page for page in self.resident if self.chunk(page) == victim)
             out += [page for page in leaving if self.write_back_clean or page in self.dirty]
             self.stored |= set(leaving)
             self.drop(leaving)
         back = [page for page in batch if page in self.stored]
         for page, written in batch.items():
-            self.here.add(page)
+            self.resident.add(page)
             if written or page not in self.stored:
                 self.dirty.add(page)
             for order in (self.touched, self.arrived):
@@ -96,9 +96,9 @@ class PlainPages:
         return out, back
 
     def drop(self, pages: list[Page]) -> None:
-        self.here -= set(pages)
+        self.resident -= set(pages)
         self.dirty -= set(pages)
-        present = {self.chunk(page) for page in self.here}
+        present = {self.chunk(page) for page in self.resident}
         self.touched = [chunk for chunk in self.touched if chunk in present]
         self.arrived = [chunk for chunk in self.arrived if chunk in present]
 
@@ -106,7 +106,7 @@ class PlainPages:
         """The host gives a block its value."""
         for page in self.pages(b):
             self.stored.discard(page)
-            if page in self.here:
+            if page in self.resident:
                 self.last(self.touched, self.chunk(page))
                 self.dirty.add(page)
             elif self.used + self.size(page) <= self.capacity:

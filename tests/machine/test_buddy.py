@@ -11,13 +11,13 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from simgpu.compression.buddy.traffic import link_ns
-from simgpu.graph.compressed import NO_DEMAND, CompressedMemory, Demand, Uncompressed
+from simgpu.graph.compressed import NO_DEMAND, CompressedMemory, Demand
 from simgpu.graph.taskgraph import TaskGraph
 from simgpu.hardware.spec import BuddyMode, CdmaSpec, Duplex, LinkSpec, NodeSpec
 from simgpu.machine import run as machine
 from simgpu.machine.buddy import SharedBuddyLink, shared_link
 from simgpu.machine.run import run_program
-from simgpu.program.instructions import Acquire, CopyOut, Holding, Launch, Program, Release, Segment, Space
+from simgpu.program.instructions import Acquire, CopyOut, InitialContents, Launch, Program, Release, Segment, Space
 from simgpu.program.lowering import lower
 from simgpu.program.placement import Placement, Swap
 from simgpu.simulation.tasks import task_graph
@@ -54,8 +54,6 @@ def linked(
     beyond = tuple((overflow or {}).get(block.id, 0) for block in tasks.blocks)
     count = len(tasks.blocks)
     memory = CompressedMemory(
-        tasks,
-        Uncompressed(),
         tuple(demands),
         tasks.durations,
         (128,) * count,
@@ -253,7 +251,7 @@ def test_gpus_behind_a_switch_share_it_unless_their_buddy_memory_has_links_of_it
     tasks = graph([kernel(f"k{name}", 20, name) for name in names], [held(name, 8) for name in names])
     tasks = linked(tasks, on, {each.id: (100, 0) for each in tasks.kernels})
     segment = Segment({StreamId(gpu, "compute"): (Launch(gpu),) for gpu in range(gpus)})
-    program = Program((segment,), (0,), elsewhere=tuple(Holding(gpu, (gpu,)) for gpu in range(1, gpus)))
+    program = Program((segment,), (0,), other_contents=tuple(InitialContents(gpu, (gpu,)) for gpu in range(1, gpus)))
     ends = {end for _, end in times(run_program(program, tasks, on, budget=1000, iterations=1)).values()}
     assert ends == {20 + 100 * (gpus if own is None else 1)}
 

@@ -14,11 +14,11 @@ from simgpu.compression.buddy.streams import EntryAccesses, seed_of, stream_of
 from simgpu.errors import OutOfMemoryError, ProgramError
 from simgpu.graph.taskgraph import TaskGraph
 from simgpu.hardware.spec import Duplex, NodeSpec
-from simgpu.machine.run import Run, run_program
-from simgpu.machine.visits import pages_of
-from simgpu.memory.paged import Chunk, Residents, least_recently_touched
+from simgpu.machine.page_accesses import pages_of
+from simgpu.machine.run import MachineRun, run_program
+from simgpu.memory.paged import Chunk, ResidentChunks, least_recently_used
 from simgpu.memory.transfer import stream_ns
-from simgpu.program.instructions import Launch, Provide, Release
+from simgpu.program.instructions import Initialize, Launch, Release
 from simgpu.program.lowering import lower
 from simgpu.program.paging import Paged
 from simgpu.program.placement import Placement
@@ -37,13 +37,13 @@ FAULT, OUT, IN = SpanKind.STALL_DEVICE_MEMORY, SpanKind.COPY_OUT, SpanKind.COPY_
 
 def run(
     tasks: TaskGraph, how: Paged, budget: int | None, *, on: NodeSpec | None = None, iterations: int = 3, **more: object
-) -> Run:
+) -> MachineRun:
     program = on_demand(lower(tasks, Placement(), recorded_lifetimes=True), how)
     verify(program, tasks, capacity=budget)
     return run_program(program, tasks, on or node(), budget=budget, iterations=iterations, **more)  # type: ignore[arg-type]
 
 
-def lasted(result: Run) -> list[int]:
+def lasted(result: MachineRun) -> list[int]:
     """Nanoseconds of each iteration."""
     windows = (result.timeline.window(i) for i in range(len(result.timeline.iteration_ends_ns)))
     return [end - start for start, end in windows]
@@ -215,9 +215,9 @@ def test_a_walk_through_what_is_all_here_touches_chunks_in_the_order_of_their_la
     tasks = TaskGraph.of(replace(plain.trace, accesses=(Access("k", "x", False, AccessOrder.RANDOM, 1, entries=40),)))
     seen: list[list[tuple[int, int]]] = []
 
-    def look(residents: Residents) -> Chunk:
+    def look(residents: ResidentChunks) -> Chunk:
         seen.append([(chunk.block, chunk.index) for chunk in residents.touched])
-        return least_recently_touched(residents)
+        return least_recently_used(residents)
 
     run(tasks, SINGLE, 2048, iterations=1, reclaim=look)
     walk = EntryAccesses(0, 16, False, AccessOrder.RANDOM, 1, accesses=40, seed=seed_of("k", "x"))
@@ -314,7 +314,7 @@ def ends(tasks: TaskGraph, how: Paged, budget: int, on: NodeSpec) -> list[int]:
         (segment,) = program.segments
         (code,) = segment.streams.values()
         for instruction in code:
-            if isinstance(instruction, Release | Provide):
+            if isinstance(instruction, Release | Initialize):
                 for b in instruction.blocks:
                     (pages.forget if isinstance(instruction, Release) else pages.give)(b)
             elif isinstance(instruction, Launch):

@@ -13,7 +13,7 @@ from simgpu.errors import OutOfMemoryError
 from simgpu.graph.taskgraph import TaskGraph
 from simgpu.hardware.spec import Duplex, NodeSpec
 from simgpu.machine.remote import traffic_of
-from simgpu.machine.run import Run, run_program
+from simgpu.machine.run import MachineRun, run_program
 from simgpu.memory.transfer import copy_ns
 from simgpu.program.lowering import lower
 from simgpu.program.placement import Placement
@@ -25,7 +25,7 @@ from tests.semantics.hand_made import GB, block, graph, held, kernel, node, time
 from tests.semantics.random_traces import traces
 
 
-def run(tasks: TaskGraph, on: NodeSpec | None = None, *, iterations: int = 2) -> Run:
+def run(tasks: TaskGraph, on: NodeSpec | None = None, *, iterations: int = 2) -> MachineRun:
     program = in_host_memory(lower(tasks, Placement(), recorded_lifetimes=True))
     verify(program, tasks, capacity=0)
     return run_program(program, tasks, on or node(), budget=0, iterations=iterations)

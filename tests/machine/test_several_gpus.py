@@ -15,7 +15,7 @@ from simgpu.machine.run import run_program
 from simgpu.program.instructions import (
     Acquire,
     CopyOut,
-    Holding,
+    InitialContents,
     Instruction,
     Launch,
     Program,
@@ -43,8 +43,8 @@ def copying(gpus: int, size: int = 100) -> tuple[Program, TaskGraph]:
     for gpu in range(gpus):
         streams[StreamId(gpu, "compute")] = (Launch(gpu),)
         streams[StreamId(gpu, "d2h")] = (Acquire((gpu,), HOST), CopyOut(gpu), Release((gpu,), HOST))
-    elsewhere = tuple(Holding(gpu, (gpu,)) for gpu in range(1, gpus))
-    return Program((Segment(streams),), resident=(0,), elsewhere=elsewhere), tasks
+    others = tuple(InitialContents(gpu, (gpu,)) for gpu in range(1, gpus))
+    return Program((Segment(streams),), resident=(0,), other_contents=others), tasks
 
 
 def copy_ends(gpus: int, where: NodeSpec) -> list[int]:
@@ -85,7 +85,7 @@ def test_every_gpu_has_a_memory_of_its_own():
     timeline = run_program(program, tasks, several(2), budget=100, iterations=1).timeline
     assert [curve.live.tolist()[0] for curve in timeline.device_memories] == [100, 100]
     with pytest.raises(OutOfMemoryError, match="GPU 1's device memory") as caught:
-        short = replace(program, resident=(), elsewhere=(Holding(1, (1, 0)),))
+        short = replace(program, resident=(), other_contents=(InitialContents(1, (1, 0)),))
         run_program(short, tasks, several(2), budget=100, iterations=1)
     assert caught.value.holders == (("x0", 100), ("x1", 100))
 
@@ -99,13 +99,13 @@ def test_a_program_for_more_gpus_than_there_are_is_refused():
 def test_a_kernel_on_a_host_stream_uses_host_memory():
     tasks = graph([kernel("device", 1, "w"), kernel("host", 9, "v", "v")], [held("w", 4), held("v", 8)])
     streams = {StreamId(0, "compute"): (Launch(0),), StreamId(0, "host", 1): (Launch(1),)}
-    program = Program((Segment(streams),), resident=(0,), elsewhere=(Holding(None, (1,)),))
+    program = Program((Segment(streams),), resident=(0,), other_contents=(InitialContents(None, (1,)),))
     verify(program, tasks, capacity=4)
     timeline = run_program(program, tasks, node(4), budget=4, iterations=1).timeline
     assert timeline.host_memory.live.tolist() == [8]
     assert timeline.iteration_ends_ns == (1,)
     with pytest.raises(ProgramError, match="block v holds no host memory"):
-        verify(replace(program, elsewhere=(), resident=(0, 1)), tasks)
+        verify(replace(program, other_contents=(), resident=(0, 1)), tasks)
 
 
 slow = settings(deadline=None, suppress_health_check=list(HealthCheck), max_examples=150)
@@ -122,7 +122,7 @@ def test_whole_iterations_happen_when_the_rules_say(data: st.DataObject, gpus: i
     budget = None
     if tight:
         budget = sum(tasks.sizes) + data.draw(st.integers(0, sum(tasks.sizes)))
-        kept = sum(tasks.sizes[b] for holding in program.elsewhere if holding.gpu is None for b in holding.blocks)
+        kept = sum(tasks.sizes[b] for holding in program.other_contents if holding.gpu is None for b in holding.blocks)
         where = replace(where, host=HostSpec(data.draw(st.none() | st.integers(kept, kept + 3 * sum(tasks.sizes)))))
         where = replace(where, gpu=replace(where.gpu, alignment=1))
     compare(program, tasks, where, budget)

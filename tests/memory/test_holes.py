@@ -6,7 +6,7 @@ import random
 
 import pytest
 
-from simgpu.memory.holes import Holes
+from simgpu.memory.addressed import Holes
 
 
 def full(size: int) -> Holes:
@@ -41,7 +41,7 @@ def walk(run: int, seed: int) -> list[int | None]:
     chance = random.Random(seed)
     holes, held, taken = Holes(2000), {}, []
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("simgpu.memory.holes._RUN", run)
+        patch.setattr("simgpu.memory.addressed._RUN", run)
         for _ in range(1000):
             if held and chance.random() < 0.5:
                 start = chance.choice(list(held))

@@ -10,11 +10,19 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from simgpu.errors import ProgramError
-from simgpu.memory.paged import Chunk, Migration, NoRoomError, PagedPool, Reclaim, Residents, least_recently_touched
+from simgpu.memory.paged import (
+    BatchTooLargeError,
+    Chunk,
+    Migration,
+    PagedPool,
+    Reclaim,
+    ResidentChunks,
+    least_recently_used,
+)
 from tests.machine.paged_reference import PlainPages
 
 
-def first_to_arrive(residents: Residents) -> Chunk:
+def first_to_arrive(residents: ResidentChunks) -> Chunk:
     return next(iter(residents.arrived))
 
 
@@ -26,7 +34,7 @@ def pool_of(
     chunk: int = 10,
     fault_batch: int = 1,
     write_back_clean: bool = True,
-    reclaim: Reclaim = least_recently_touched,
+    reclaim: Reclaim = least_recently_used,
 ) -> PagedPool:
     return PagedPool(
         sizes,
@@ -41,11 +49,11 @@ def pool_of(
 
 def touch(pool: PagedPool, b: int, *, written: bool = False) -> list[Migration]:
     """What moves when all of a block is visited in order."""
-    return [*moving(pool, pool.whole(b, written=written))]
+    return [*moving(pool, pool.all_pages(b, written=written))]
 
 
 def moving(pool: PagedPool, visits: Iterator[tuple[Chunk, int, bool]]) -> Iterator[Migration]:
-    for batch in pool.walk(visits):
+    for batch in pool.access(visits):
         yield pool.serve(batch)
         pool.arrive(batch)
 
@@ -73,7 +81,7 @@ def histories(draw: st.DrawFn) -> tuple[PagedPool, PlainPages, list[tuple[str, i
         chunk=page * per_chunk,
         fault_batch=batch,
         write_back_clean=clean,
-        reclaim=first_to_arrive if by_arrival else least_recently_touched,
+        reclaim=first_to_arrive if by_arrival else least_recently_used,
     )
     plain = PlainPages(sizes, capacity, page, per_chunk, batch, clean, by_arrival)
     one = st.tuples(st.sampled_from(["whole", "whole", "pages", "give", "let go"]), st.integers(0, len(sizes) - 1))
@@ -113,13 +121,13 @@ def test_agrees_with_the_plain_implementation_page_by_page(
                 for moved in expected
             ]
         assert pool.used == plain.used <= plain.capacity
-        assert pool.away == sum(map(plain.size, plain.stored - plain.here))
+        assert pool.host_only == sum(map(plain.size, plain.stored - plain.resident))
         assert [(chunk.block, chunk.index) for chunk in pool.residents.touched] == plain.touched
         assert [(chunk.block, chunk.index) for chunk in pool.residents.arrived] == plain.arrived
         for order in pool.residents:
             for chunk in order:
                 pages = [(chunk.block, chunk.index * plain.per_chunk + bit) for bit in range(plain.per_chunk)]
-                assert chunk.here == sum((page in plain.here) << bit for bit, page in enumerate(pages))
+                assert chunk.resident == sum((page in plain.resident) << bit for bit, page in enumerate(pages))
                 assert chunk.dirty == sum((page in plain.dirty) << bit for bit, page in enumerate(pages))
 
 
@@ -151,7 +159,7 @@ def test_a_walk_that_fits_faults_never_again():
 def test_what_the_hook_picks_leaves():
     """Block 0 came first and is touched again: LRU keeps it, first in first out does not."""
     left = {}
-    for name, hook in (("lru", least_recently_touched), ("fifo", first_to_arrive)):
+    for name, hook in (("lru", least_recently_used), ("fifo", first_to_arrive)):
         pool = pool_of([10, 10, 10], 20, reclaim=hook)
         give(pool, 0, 1)
         touch(pool, 0)
@@ -196,7 +204,7 @@ def test_a_page_that_two_kernels_wait_for_is_dirty_if_either_writes_it(first: bo
     pool = pool_of([10, 10], 10, write_back_clean=False)
     give(pool, 0)
     touch(pool, 1)
-    walks = [pool.walk(pool.whole(0, written=written)) for written in (first, second)]
+    walks = [pool.access(pool.all_pages(0, written=written)) for written in (first, second)]
     batches = [next(walk) for walk in walks]
     moved = []
     for batch in batches:
@@ -212,7 +220,7 @@ def test_a_page_that_two_kernels_only_read_stays_clean():
     pool = pool_of([10, 10], 10, write_back_clean=False)
     give(pool, 0)
     touch(pool, 1)
-    for batch in [next(pool.walk(pool.whole(0, written=False))) for _ in range(2)]:
+    for batch in [next(pool.access(pool.all_pages(0, written=False))) for _ in range(2)]:
         pool.serve(batch)
         pool.arrive(batch)
     assert touch(pool, 1) == [Migration([], [(1, 10)])]
@@ -239,7 +247,7 @@ def test_what_is_let_go_of_is_copied_nowhere_and_fresh_when_it_returns():
 def test_a_batch_larger_than_the_memory_is_refused():
     pool = pool_of([30, 50], 30, fault_batch=4)
     give(pool, 0, 1)  # block 1 is left on the host
-    with pytest.raises(NoRoomError) as caught:
+    with pytest.raises(BatchTooLargeError) as caught:
         touch(pool, 1)
     assert caught.value.need == 40
 

@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from simgpu.errors import ProgramError
-from simgpu.memory.addressed import AddressedPool, Segment
+from simgpu.memory.addressed import AddressedPool, AddressRange
 from simgpu.memory.pool import CountingPool, aligned
 from tests.memory.naive_pool import NaivePool
 
@@ -159,7 +159,7 @@ def test_no_hole_large_enough_is_a_refusal_though_the_sum_would_do():
 def test_holes_that_touch_become_one():
     pool = holed()
     give(pool, 1, 10)
-    assert next(pool.segments()) == Segment(0, 24, None)
+    assert next(pool.segments()) == AddressRange(0, 24, None)
 
 
 def test_an_offset_is_taken_as_it_is():

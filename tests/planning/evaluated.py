@@ -12,7 +12,7 @@ from simgpu.errors import OutOfMemoryError
 from simgpu.graph.encodings import Encoding
 from simgpu.graph.taskgraph import TaskGraph
 from simgpu.hardware.spec import Duplex
-from simgpu.machine.run import Run, run_program
+from simgpu.machine.run import MachineRun, run_program
 from simgpu.planning.columns import DRAINED
 from simgpu.planning.evaluator import Costs, Evaluator
 from simgpu.planning.options import Action, Decisions, Option
@@ -44,7 +44,7 @@ class Case:
         drained = of.details(self.vector)[:, DRAINED].astype(bool).tolist() if of.drain else None
         return program_of(of.graph, of.decisions, self.vector, early=of.early, drained=drained)
 
-    def run(self, iterations: int = 2) -> Run | None:
+    def run(self, iterations: int = 2) -> MachineRun | None:
         """The program on the machine; None where it runs out of memory."""
         of = self.evaluator
         verify(self.program, of.graph)
@@ -99,11 +99,11 @@ def least_budget(case: Case) -> int:
     return int(case.within(0).costs.short[0])
 
 
-def iteration_ns(run: Run) -> int:
+def iteration_ns(run: MachineRun) -> int:
     """The last iteration's time."""
     start, end = run.timeline.window(-1)
     return end - start
 
 
-def peak_of(run: Run) -> int:
+def peak_of(run: MachineRun) -> int:
     return int(run.timeline.device_memory.used.max(initial=0))

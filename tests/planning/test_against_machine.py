@@ -7,7 +7,7 @@ from collections import Counter
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from simgpu.machine.run import Run
+from simgpu.machine.run import MachineRun
 from simgpu.planning.options import Action
 from simgpu.timeline.model import SpanKind
 from tests.planning.evaluated import Case, cases, iteration_ns, least_budget, peak_of, tight_cases
@@ -15,7 +15,7 @@ from tests.planning.evaluated import Case, cases, iteration_ns, least_budget, pe
 many = settings(deadline=None, suppress_health_check=list(HealthCheck), max_examples=300)
 
 
-def agrees(case: Case) -> Run | None:
+def agrees(case: Case) -> MachineRun | None:
     """The run, None where memory runs out; evaluator and machine agree on that, on time and on peak."""
     costs, run = case.costs, case.run()
     assert case.evaluator.why_not is None

@@ -32,7 +32,7 @@ from simgpu.graph.transforms import transformed
 from simgpu.hardware.spec import CdmaSpec, GpuSpec, HostSpec, LinkSpec, NodeSpec
 from simgpu.policies.base import PlanContext, Policy
 from simgpu.policies.registry import describe, make_policy, policy_class
-from simgpu.program.instructions import Launch, Program, Provide, Space
+from simgpu.program.instructions import Initialize, Launch, Program, Space
 from simgpu.program.text import from_json, to_json
 from simgpu.program.verify import verify
 from simgpu.simulation.run import Result, simulate, task_graph
@@ -300,7 +300,7 @@ class PolicyContract:
             if span.kind in moved and start <= span.start_ns < end:
                 moved[span.kind][span.name] += 1
         instructions = [i for part in result.program.segments for code in part.streams.values() for i in code]
-        provided = [i.blocks for i in instructions if isinstance(i, Provide) and i.space is Space.HOST]
+        provided = [i.blocks for i in instructions if isinstance(i, Initialize) and i.space is Space.HOST]
         given = {graph.blocks[b].id for blocks in provided for b in blocks}
         out, back = moved[SpanKind.COPY_OUT], moved[SpanKind.COPY_IN]
         assert set(back) - given <= set(out)

@@ -20,8 +20,9 @@ from simgpu.errors import InputError, OutOfMemoryError
 from simgpu.graph.transforms import transformed
 from simgpu.hardware.spec import BuddyMode, CdmaSpec, Duplex, LinkSpec, MetadataCacheSpec, NodeSpec
 from simgpu.simulation.run import Result, simulate, task_graph
-from simgpu.timeline.export import write_csv, write_memory_csv, write_perfetto
+from simgpu.timeline.export import write_csv, write_memory_csv
 from simgpu.timeline.model import SpanKind
+from simgpu.timeline.perfetto import write_perfetto
 from simgpu.trace.chain import chain
 from simgpu.trace.model import CompressedSize, Trace
 from simgpu.workloads.rescale import at_batch

@@ -24,10 +24,10 @@ from simgpu.program.instructions import (
     CopyOut,
     Decode,
     Encode,
-    Holding,
+    InitialContents,
+    Initialize,
     Launch,
     Program,
-    Provide,
     Release,
     Section,
     Segment,
@@ -125,7 +125,7 @@ def test_an_object_that_is_no_instruction_is_refused(check: Callable[[Program], 
         (Acquire((B,), offsets=(-1,)), "offset -1 is negative"),
         (Release(("a",)), "block 'a' is a str, not an int: graph.block('a') gives the number of a block"),
         (Release((-1,)), "block -1 is out of range"),
-        (Provide((7,)), "block 7 is out of range"),
+        (Initialize((7,)), "block 7 is out of range"),
         (CopyOut(9), "block 9 is out of range"),
         (CopyOut(A, B), "block b is no encoded form of block a"),
         (CopyIn(None), "block None is a NoneType, not an int"),
@@ -155,8 +155,8 @@ def test_a_field_that_is_not_a_plain_value_of_the_graph_is_refused(
         ({"segments": (Segment({COMPUTE: list(ALONE)}),)}, "segment 0, compute: its instructions are a list"),
         ({"segments": (Segment({"compute": tuple(ALONE)}),)}, "stream 'compute' is a str, not a StreamId"),
         ({"segments": (Segment({StreamId(-1, "d2h"): ()}),)}, "gpu -1 is negative"),
-        ({"elsewhere": (Holding(3, (W,)),)}, "resident on GPU 3, which the program does not use"),
-        ({"elsewhere": ((None, (W,)),)}, "not a Holding"),
+        ({"other_contents": (InitialContents(3, (W,)),)}, "resident on GPU 3, which the program does not use"),
+        ({"other_contents": ((None, (W,)),)}, "not an InitialContents"),
         ({"transforms": (7,)}, "its transforms (7,) cannot be applied"),
         ({"unlimited_memory": "no"}, "unlimited_memory 'no' is a str, not a bool"),
         ({"pool": "buddies"}, "pool 'buddies' is not known"),
@@ -193,7 +193,7 @@ def test_a_frame_that_is_not_of_known_parts_is_refused(
 def test_kernels_on_the_host_alone_are_refused(check: Callable[[Program], None]):
     """The time of an iteration is that of the GPU's kernels: it would be zero."""
     moved = [replace(each, space=Space.HOST) if isinstance(each, Acquire | Release) else each for each in ALONE]
-    on_host = replace(program({HOST: moved}), elsewhere=(Holding(None, (W,)),))
+    on_host = replace(program({HOST: moved}), other_contents=(InitialContents(None, (W,)),))
     assert refusal(check, on_host).startswith("no kernel runs on a compute stream")
 
 
@@ -234,7 +234,7 @@ def test_of_many_mistakes_twenty_are_written_out_and_the_rest_counted(check: Cal
 def test_every_known_instruction_passes(check: Callable[[Program], None]):
     """All but codecs, for which these tasks have no forms: so the tests above fail for what they say, not for all."""
     code = [
-        *(Provide((W,)), Acquire((A,), offsets=None), Launch(0), Launch(0, recompute=True), Signal(0), Await(0)),
+        *(Initialize((W,)), Acquire((A,), offsets=None), Launch(0), Launch(0, recompute=True), Signal(0), Await(0)),
         *(Acquire((A,), Space.HOST), CopyOut(A), CopyIn(A), Release((A,), Space.HOST), *ALONE[2:]),
     ]
     assert {type(each) for each in code} == set(INSTRUCTIONS) - {Encode, Decode}

@@ -8,7 +8,7 @@ import pytest
 
 from simgpu.errors import ProgramError
 from simgpu.graph.taskgraph import TaskGraph
-from simgpu.graph.unpacked import Unpacked, WithUnpacked
+from simgpu.graph.transforms import Unpacked, WithUnpacked
 from simgpu.machine.run import run_program
 from simgpu.policies.common.framework import plain_framework
 from simgpu.program.eager import Eager
@@ -40,7 +40,7 @@ def test_with_nothing_between_kernels_it_is_the_plain_framework(name: str) -> No
     writer = Eager(graph, graph.recorded_releases)
     for k in range(len(graph.kernels)):
         writer.run(k)
-        writer.let_go(k)
+        writer.release_ended(k)
     assert writer.program() == plain_framework(graph)
     assert writer.program().notes == plain_framework(graph).notes
 
@@ -58,15 +58,15 @@ def offloaded() -> Program:
     writer = Eager(GRAPH, releases)
     for k in range(4):
         if k == B2:
-            writer.take((FORM,))
+            writer.acquire((FORM,))
             writer.wait(writer.copy_in(FORM, after=writer.signal()))
-            writer.ends_after(FORM, B2)
+            writer.release_after(FORM, B2)
         writer.run(k)
         if k == 0:
             left = writer.copy_out(X2, FORM, after=writer.signal())
         if k == F2:
             writer.wait(left)
-        writer.let_go(k)
+        writer.release_ended(k)
     return writer.program((SAVED,))
 
 
@@ -100,13 +100,13 @@ def test_a_form_in_another_version_than_its_readers_read_is_refused():
         writer = Eager(tasks, [1, 2])
         for k in range(3):
             if k == 2:
-                writer.take((2,))
+                writer.acquire((2,))
                 writer.wait(writer.copy_in(2, after=writer.signal()))
-                writer.ends_after(2, 2)
+                writer.release_after(2, 2)
             writer.run(k)
             if k == after:
                 writer.wait(writer.copy_out(0, 2, after=writer.signal()))
-            writer.let_go(k)
+            writer.release_ended(k)
         program = writer.program((WithUnpacked((Unpacked(0, 8, (2,)),)),))
         if fault:
             with pytest.raises(ProgramError, match=fault):

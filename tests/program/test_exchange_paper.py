@@ -21,7 +21,7 @@ from simgpu.program.instructions import (
     Await,
     CopyIn,
     CopyOut,
-    Holding,
+    InitialContents,
     Instruction,
     Launch,
     Program,
@@ -89,9 +89,9 @@ def copy_ends(sent: list[tuple[str, int, int]], where: NodeSpec) -> list[int]:
         else:
             copy = (CopyIn(gpu),)
         streams[StreamId(gpu, "d2h" if direction == "out" else "h2d")] = (Await(gpu), *copy)
-    on_host = Holding(None, tuple(gpu for gpu in gpus if sent[gpu][0] == "in"))
-    elsewhere = (*(Holding(gpu, (gpu,)) for gpu in gpus[1:]), on_host)
-    program = Program((Segment(streams),), resident=(0,), elsewhere=elsewhere)
+    on_host = InitialContents(None, tuple(gpu for gpu in gpus if sent[gpu][0] == "in"))
+    others = (*(InitialContents(gpu, (gpu,)) for gpu in gpus[1:]), on_host)
+    program = Program((Segment(streams),), resident=(0,), other_contents=others)
     verify(program, tasks)
     timeline = run_program(program, tasks, where, budget=None, iterations=1).timeline
     ends = {span.gpu: span.end_ns for span in timeline if span.kind in (SpanKind.COPY_OUT, SpanKind.COPY_IN)}

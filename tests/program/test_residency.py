@@ -19,7 +19,7 @@ from simgpu.program.instructions import (
     Await,
     CopyOut,
     Encode,
-    Holding,
+    InitialContents,
     Instruction,
     Launch,
     Program,
@@ -98,7 +98,7 @@ def test_streams_still_have_to_wait_for_each_other():
 
 def test_in_host_memory_everything_is_taken_and_held_there():
     code = in_host_memory(lower(TASKS, Placement()))
-    assert code.resident == () and code.elsewhere == (Holding(None, (W,)),)
+    assert code.resident == () and code.other_contents == (InitialContents(None, (W,)),)
     assert code.residency == Remote()
     spaces = {i.space for i in code.segments[0].streams[COMPUTE] if isinstance(i, Acquire | Release)}
     assert spaces == {Space.HOST}

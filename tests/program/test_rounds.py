@@ -24,7 +24,7 @@ from simgpu.program.instructions import (
 )
 from simgpu.program.lowering import lower
 from simgpu.program.placement import Placement
-from simgpu.program.rounds import events_of, last_apart
+from simgpu.program.replication import events_of, last_apart
 from simgpu.program.verify import verify
 from tests.semantics.hand_made import graph, held, kernel, node, program, run
 from tests.semantics.networks import moved, networks

@@ -12,7 +12,7 @@ from simgpu.graph.taskgraph import TaskGraph
 from simgpu.program.instructions import COMPUTE, Acquire, Launch, Signal
 from simgpu.program.lowering import lower
 from simgpu.program.placement import Placement, Recompute, Swap
-from simgpu.program.schedule import Schedule, schedule
+from simgpu.program.schedule import ComputeSchedule, schedule
 from simgpu.program.verify import verify
 from simgpu.trace.chain import chain
 from simgpu.trace.model import Block, BlockKind, Kernel
@@ -37,7 +37,7 @@ def swapped(tasks: TaskGraph, name: str, fetch_with: str) -> Swap:
     return Swap(b, after, before, tasks.kernel(fetch_with))
 
 
-def planned(tasks: TaskGraph, placement: Placement) -> Schedule:
+def planned(tasks: TaskGraph, placement: Placement) -> ComputeSchedule:
     births = [[b for b in writes if tasks.births[b] == k] for k, writes in enumerate(tasks.writes)]
     deaths = [[b for b, last in enumerate(tasks.needed_releases) if last == k] for k in range(len(tasks.kernels))]
     verify(lower(tasks, placement), tasks)
@@ -167,7 +167,7 @@ def test_what_stays_is_not_made_a_second_time_beside():
     assert order(tasks, dropped(tasks, "p"))[4:] == ["P: +p =p -", "p", "i"]
 
 
-def test_a_workspace_comes_and_goes_with_the_relaunch():
+def test_a_workspace_comes_and_goes_with_the_recompute():
     tasks = network(
         [kernel("C", 1, "x", "c ws"), kernel("D", 1, "c", "d"), kernel("S", 1, "d", "s")],
         [back("s", "s"), back("c", "c")],
@@ -249,7 +249,7 @@ def refusal(tasks: TaskGraph, placement: Placement) -> str:
 
 
 def test_what_cannot_be_made_again_is_refused_with_the_reason():
-    assert "block x1 cannot be made again: no kernel makes it" in refusal(
+    assert "block x1 cannot be recomputed: no kernel makes it" in refusal(
         FIVE, Placement(recomputes=(Recompute(FIVE.block("x1"), 0, 9),))
     )
 
@@ -260,7 +260,7 @@ def test_what_is_still_to_be_written_is_not_made_again_before():
         [back("c", "c d")],
         blocks("c", "d", "g.c"),
     )
-    assert "kernel relu is still to write it" in refusal(tasks, Placement(recomputes=(Recompute(1, 0, 2),)))
+    assert "kernel relu writes it later" in refusal(tasks, Placement(recomputes=(Recompute(1, 0, 2),)))
 
 
 def test_what_is_let_go_of_between_two_uses_in_backward_is_refused():
@@ -275,7 +275,7 @@ def test_what_is_let_go_of_between_two_uses_in_backward_is_refused():
 
 def test_a_gap_is_decided_about_once():
     once, x2 = swapped(FIVE, "x2", "B3"), gap(FIVE, "x2")
-    assert "block x2 is swapped or made again twice after kernel 1" in refusal(FIVE, Placement((once, once)))
+    assert "block x2 is swapped or recomputed twice after kernel 1" in refusal(FIVE, Placement((once, once)))
     assert "twice" in refusal(FIVE, Placement((once,), recomputes=(x2,)))
     assert "twice" in refusal(FIVE, Placement(recomputes=(x2, x2)))
 
@@ -291,7 +291,7 @@ def test_a_copy_out_is_not_issued_before_the_block_is_back_from_an_earlier_gap(h
     again = (Recompute(1, 1, 3),) if how == "recompute" else ()
     for early in (1, 2, 3):
         placement = Placement((*first, Swap(1, 3, 5, 5, out_with=early)), recomputes=again)
-        assert "issued before it is back from an earlier gap" in refusal(tasks, placement)
+        assert "issued before it has returned from an earlier gap" in refusal(tasks, placement)
     verify(lower(tasks, Placement((*first, Swap(1, 3, 5, 5)), recomputes=again)), tasks)
 
 

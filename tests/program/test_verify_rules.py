@@ -12,10 +12,10 @@ from simgpu.program.instructions import (
     Acquire,
     CopyIn,
     CopyOut,
+    Initialize,
     Instruction,
     Launch,
     Program,
-    Provide,
     Release,
     Segment,
     Space,
@@ -150,7 +150,7 @@ def test_a_block_that_is_resident_twice():
 
 
 def test_the_host_cannot_provide_what_a_kernel_makes():
-    refused(edited(1, Provide((A,)), MAKE), "compute[1]", "block a is made by a kernel")
+    refused(edited(1, Initialize((A,)), MAKE), "compute[1]", "block a is made by a kernel")
 
 
 def test_a_weights_update_is_not_lost_between_iterations():

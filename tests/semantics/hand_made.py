@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from simgpu.graph.taskgraph import TaskGraph
 from simgpu.hardware.spec import Duplex, GpuSpec, HostSpec, LinkSpec, NodeSpec
-from simgpu.machine.run import Run, run_program
+from simgpu.machine.run import MachineRun, run_program
 from simgpu.program.instructions import Instruction, Program, Segment
 from simgpu.program.verify import verify
 from simgpu.timeline.model import SpanKind
@@ -82,7 +82,7 @@ def program(
 
 def run(
     code: Program, tasks: TaskGraph, on: NodeSpec | None = None, *, iterations: int = 1, pool: str = "counting"
-) -> Run:
+) -> MachineRun:
     """Verify a program, then execute it within the node's memory."""
     where = on or node()
     verify(code, tasks, capacity=where.budget, alignment=where.gpu.alignment)
@@ -92,7 +92,7 @@ def run(
 WORK = (SpanKind.COMPUTE, SpanKind.RECOMPUTE, SpanKind.COPY_OUT, SpanKind.COPY_IN)
 
 
-def times(result: Run, iteration: int = 0) -> dict[str, tuple[int, int]]:
+def times(result: MachineRun, iteration: int = 0) -> dict[str, tuple[int, int]]:
     """Start and end of every kernel and copy of an iteration; copies are called ``out:x`` and ``in:x``."""
     prefix = {SpanKind.COPY_OUT: "out:", SpanKind.COPY_IN: "in:"}
     return {
@@ -102,6 +102,6 @@ def times(result: Run, iteration: int = 0) -> dict[str, tuple[int, int]]:
     }
 
 
-def stalls(result: Run) -> list[tuple[str, SpanKind, int, int]]:
+def stalls(result: MachineRun) -> list[tuple[str, SpanKind, int, int]]:
     """Stream, kind, start and end of every wait."""
     return [(s.stream, s.kind, s.start_ns, s.end_ns) for s in result.timeline if s.kind.is_stall]

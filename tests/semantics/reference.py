@@ -20,10 +20,10 @@ from simgpu.program.instructions import (
     CopyOut,
     Decode,
     Encode,
+    Initialize,
     Instruction,
     Launch,
     Program,
-    Provide,
     Release,
     Signal,
     Space,
@@ -116,7 +116,7 @@ class ReferenceMachine:
         self.works: list[tuple[str, str, int, int, int, int]] = []
         self.wrong: list[str] = []
         self.peak = 0
-        for holding in program.holdings:
+        for holding in program.initial_contents:
             memory = HOST if holding.gpu is None else holding.gpu
             for b in holding.blocks:
                 self._take(memory, (b,))
@@ -195,7 +195,7 @@ class ReferenceMachine:
         for line in self.lines:
             while line.doing == "ready" and line.here:
                 instruction, iteration, index = line.here
-                if isinstance(instruction, Provide):
+                if isinstance(instruction, Initialize):
                     for b in instruction.blocks:
                         self.space[self._memory(line, instruction.space)].value[b] = (iteration, 0)
                 elif not (isinstance(instruction, Await) and self._heard(line, instruction, iteration, index)):

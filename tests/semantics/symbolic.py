@@ -20,10 +20,10 @@ from simgpu.program.instructions import (
     CopyOut,
     Decode,
     Encode,
+    Initialize,
     Instruction,
     Launch,
     Program,
-    Provide,
     Release,
     Signal,
     Space,
@@ -90,7 +90,7 @@ class Symbolic:
                 for b in blocks:
                     self._need(b in self.memory[space], f"{b} is given back twice")
                     del self.memory[space][b]
-            case Provide(blocks, space):
+            case Initialize(blocks, space):
                 for b in blocks:
                     self._put(space, b, hash(("given", b, iteration)))
             case CopyOut(b):

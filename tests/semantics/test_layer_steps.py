@@ -128,5 +128,5 @@ def test_a_copy_back_is_issued_inside_its_gap(fetch: str):
 
 
 def test_a_swap_fills_a_gap_between_neighbouring_uses():
-    with pytest.raises(ProgramError, match="no neighbouring uses"):
+    with pytest.raises(ProgramError, match="not consecutive uses"):
         lower(LAYERED, Placement((Swap(Y, K("f1b"), K("b2"), K("b3")),)))

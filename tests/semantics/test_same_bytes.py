@@ -12,7 +12,8 @@ import hashlib, json, sys, tempfile
 from dataclasses import replace
 from pathlib import Path
 from simgpu.simulation.run import simulate
-from simgpu.timeline.export import write_csv, write_memory_csv, write_perfetto
+from simgpu.timeline.export import write_csv, write_memory_csv
+from simgpu.timeline.perfetto import write_perfetto
 from simgpu.trace.chain import chain
 from simgpu.trace.model import AlgorithmChoice
 from tests.semantics.hand_made import block, held, kernel, node, trace

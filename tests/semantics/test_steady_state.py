@@ -5,7 +5,18 @@ from __future__ import annotations
 import pytest
 import simpy
 
-from simgpu.program.instructions import COMPUTE, D2H, Acquire, Await, CopyOut, Launch, Provide, Release, Signal, Space
+from simgpu.program.instructions import (
+    COMPUTE,
+    D2H,
+    Acquire,
+    Await,
+    CopyOut,
+    Initialize,
+    Launch,
+    Release,
+    Signal,
+    Space,
+)
 from simgpu.program.lowering import lower
 from simgpu.program.placement import Placement, Swap
 from simgpu.simulation.run import simulate
@@ -51,7 +62,7 @@ def test_iterations_of_equal_time_that_leave_another_pool_are_labelled_unsteady(
     blocks = [held("x", 4), held("z", 4, release="k0"), held("w", 4, release="k0")]
     moving = graph([kernel("k0", 10, "x")], blocks)
     code = [
-        *(Acquire((1,)), Release((0,)), Acquire((2,)), Release((1,)), Acquire((0,)), Provide((0,))),
+        *(Acquire((1,)), Release((0,)), Acquire((2,)), Release((1,)), Acquire((0,)), Initialize((0,))),
         Release((2,)),
     ]
     result = run(program({COMPUTE: [*code, Launch(0)]}, [0]), moving, node(8), iterations=3, pool="addressed")
@@ -64,7 +75,7 @@ def test_constants_that_died_are_born_again_at_no_cost():
     tasks = graph([kernel("k0", 10, "c"), kernel("k1", 10)], [held("c", 4, release="k0")])
     code = lower(tasks, Placement(), recorded_lifetimes=True)
     assert code.resident == ()
-    assert code.segments[0].streams[COMPUTE][:2] == (Acquire((0,)), Provide((0,)))
+    assert code.segments[0].streams[COMPUTE][:2] == (Acquire((0,)), Initialize((0,)))
     result = run(code, tasks, iterations=3)
     assert result.timeline.iteration_ends_ns == (20, 40, 60)
     assert result.timeline.device_memory.live.tolist()[-1] == 0

@@ -17,8 +17,9 @@ from simgpu.hardware.spec import HostSpec, NodeSpec
 from simgpu.program.data_parallel import DataParallel, priced
 from simgpu.program.text import to_json
 from simgpu.simulation.run import Result, simulate
-from simgpu.timeline.export import memory_frame, write_csv, write_perfetto
+from simgpu.timeline.export import write_csv
 from simgpu.timeline.model import SpanKind
+from simgpu.timeline.perfetto import write_perfetto
 from simgpu.trace.model import BlockKind, Trace
 from simgpu.workloads.modelled import build_trace
 from simgpu.workloads.rescale import at_batch
@@ -179,7 +180,7 @@ def test_waiting_for_the_host_is_told_as_that():
 
 def test_files_tell_the_gpus_apart(node: NodeSpec, recorded: Trace, tmp_path: Path):
     timeline = simulate(recorded, node, "vdnn", gpus=2).timeline
-    frame = memory_frame(timeline)
+    frame = timeline.memory_frame()
     assert sorted(set(zip(frame["gpu"], frame["space"], strict=True))) == [(-1, "host"), (0, "device"), (1, "device")]
     assert set(timeline.frame()["gpu"]) == {0, 1}
     write_perfetto(timeline, tmp_path / "trace.json")

@@ -9,8 +9,8 @@ from decimal import Decimal
 from pathlib import Path
 from typing import Any
 
-from simgpu.timeline.export import write_perfetto
 from simgpu.timeline.model import SpanKind, Timeline
+from simgpu.timeline.perfetto import write_perfetto
 from tests.timeline.hand_made import curve_of, layered_run, timeline_of
 
 K = SpanKind
@@ -121,7 +121,7 @@ def test_an_empty_timeline_is_still_a_valid_file(tmp_path: Path) -> None:
 def test_two_processes_write_the_same_bytes(tmp_path: Path) -> None:
     script = (
         "import sys; from tests.timeline.hand_made import layered_run;"
-        "from simgpu.timeline.export import write_csv, write_perfetto;"
+        "from simgpu.timeline.export import write_csv; from simgpu.timeline.perfetto import write_perfetto;"
         "write_perfetto(layered_run(), sys.argv[1] + '/t.json'); write_csv(layered_run(), sys.argv[1] + '/t.csv')"
     )
     root = Path(__file__).parents[2]

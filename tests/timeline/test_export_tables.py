@@ -9,8 +9,9 @@ import pandas as pd
 import pytest
 
 from simgpu.errors import InputError, MissingExtraError
-from simgpu.timeline.export import memory_frame, to_frame, write_csv, write_memory_csv, write_parquet, write_perfetto
+from simgpu.timeline.export import write_csv, write_memory_csv, write_parquet
 from simgpu.timeline.model import SpanKind, Timeline
+from simgpu.timeline.perfetto import write_perfetto
 from tests.timeline.hand_made import curve_of, layered_run, timeline_of
 
 K = SpanKind
@@ -59,16 +60,16 @@ def test_frames_hold_what_the_csv_holds(tmp_path: Path) -> None:
     write_csv(layered_run(), tmp_path / "timeline.csv")
     write_memory_csv(layered_run(), tmp_path / "memory.csv")
     read = pd.read_csv(tmp_path / "timeline.csv", keep_default_na=False)
-    pd.testing.assert_frame_equal(to_frame(layered_run()), read, check_dtype=False)
+    pd.testing.assert_frame_equal(layered_run().frame(), read, check_dtype=False)
     read = pd.read_csv(tmp_path / "memory.csv")
-    pd.testing.assert_frame_equal(memory_frame(layered_run()), read, check_dtype=False)
+    pd.testing.assert_frame_equal(layered_run().memory_frame(), read, check_dtype=False)
 
 
 def test_parquet_gives_back_the_frame(tmp_path: Path) -> None:
     pytest.importorskip("pyarrow")
     write_parquet(small(), tmp_path / "timeline.parquet")
     read = pd.read_parquet(tmp_path / "timeline.parquet")
-    pd.testing.assert_frame_equal(read, to_frame(small()), check_dtype=False)
+    pd.testing.assert_frame_equal(read, small().frame(), check_dtype=False)
     assert read["start_ns"].dtype == "int64"
 
 
@@ -81,8 +82,8 @@ def test_parquet_without_pyarrow_says_what_to_install(tmp_path: Path, monkeypatc
 
 def test_an_empty_timeline_has_all_columns(tmp_path: Path) -> None:
     empty = timeline_of([], [0])
-    assert list(to_frame(empty).columns) == CSV.splitlines()[0].split(",")
-    assert list(memory_frame(empty).columns) == MEMORY_CSV.splitlines()[0].split(",")
+    assert list(empty.frame().columns) == CSV.splitlines()[0].split(",")
+    assert list(empty.memory_frame().columns) == MEMORY_CSV.splitlines()[0].split(",")
     write_csv(empty, tmp_path / "timeline.csv")
     assert (tmp_path / "timeline.csv").read_text() == CSV.splitlines()[0] + "\n"
 
@@ -116,9 +117,3 @@ def test_a_failure_half_way_keeps_the_old_file(write, tmp_path: Path, monkeypatc
         write(layered_run(), target)
     assert target.read_bytes() == before
     assert [path.name for path in tmp_path.iterdir()] == ["timeline.out"]
-
-
-def test_a_timeline_gives_its_own_tables() -> None:
-    timeline = layered_run()
-    assert timeline.frame().equals(to_frame(timeline))
-    assert timeline.memory_frame().equals(memory_frame(timeline))

@@ -84,7 +84,7 @@ def uses_memory_as_the_machine_did(
         def bytes_of(blocks: tuple[int, ...], sizes: tuple[int, ...] = sizes, unit: int = unit) -> int:
             return sum(aligned(sizes[b], unit) for b in blocks)
 
-        used = [bytes_of(holding.blocks) for holding in program.holdings if (holding.gpu is None) == (space == "host")]
+        used = [bytes_of(each.blocks) for each in program.initial_contents if (each.gpu is None) == (space == "host")]
         for step in steps:
             match step.instruction:
                 case Acquire(blocks, where) if where is space:

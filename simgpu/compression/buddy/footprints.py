@@ -12,8 +12,9 @@ from simgpu.compression.buddy.targets import RAW, ProfiledAllocation, choose_tar
 from simgpu.compression.buddy.traffic import Moved, demand_of, moved_by
 from simgpu.compression.codecs.entries import ENTRY_BYTES
 from simgpu.errors import InputError
-from simgpu.graph.compressed import MILLION, NO_DEMAND, CompressedMemory, Demand, uncompressed
+from simgpu.graph.compressed import MILLION, NO_DEMAND, CompressedMemory, Demand
 from simgpu.graph.taskgraph import TaskGraph
+from simgpu.graph.transforms import uncompressed
 from simgpu.graph.work import traffic_of
 from simgpu.hardware.spec import BuddyMode, BuddySpec, NodeSpec
 from simgpu.trace.entries import apportioned
@@ -143,8 +144,6 @@ def _compressed(
         )
         beyond.append(moved_by(walk, counts[b], target).read)
     memory = CompressedMemory(
-        plain,
-        how,
         tuple(demands),
         device,
         targets,
@@ -166,4 +165,6 @@ def _compressed(
             for size, count, target in zip(plain.sizes, entries, targets, strict=True)
         ),
         compressed=memory,
+        compression=how,
+        plain=plain,
     )

@@ -11,7 +11,7 @@ from simgpu.experiments.scenarios.catalogue import read_file
 from simgpu.experiments.scenarios.model import SCHEMA, Outputs, Scenario, ScenarioFile
 from simgpu.experiments.scenarios.reading import Reading
 from simgpu.experiments.scenarios.sweep_axes import SweepSection, axes_of, count_of, section_problems
-from simgpu.graph.work import not_told
+from simgpu.graph.work import missing_work
 from simgpu.hardware.spec import NodeSpec
 from simgpu.io.schema import validate
 from simgpu.io.shipped import shipped_folder
@@ -109,7 +109,7 @@ class ScenarioLoading(Reading):
         if node.gpu.power is None:
             what = f"there is no figure of the power: node {node.name} does not state what its GPU draws"
             self.report("outputs.plots", what, "leave power out, or give gpu.power (configs/README.md)")
-        elif missing := not_told(trace):
+        elif missing := missing_work(trace):
             self.report("outputs.plots", f"there is no figure of the power: {missing}", "leave power out")
 
     def check_policies(self) -> None:

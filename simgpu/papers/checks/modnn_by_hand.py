@@ -18,10 +18,10 @@ from simgpu.program.instructions import (
     Await,
     CopyIn,
     CopyOut,
+    Initialize,
     Instruction,
     Launch,
     Program,
-    Provide,
     Release,
     Segment,
     Signal,
@@ -152,9 +152,9 @@ class Round:
             self.clock[lane] += self.transfer(done.block, out=out)
             self.copies.append((done, now, self.clock[lane]))
             self.host.add(done.block)
-        elif isinstance(done, Provide) and done.space is Space.HOST:
+        elif isinstance(done, Initialize) and done.space is Space.HOST:
             self.host.update(done.blocks)
-        elif isinstance(done, Provide):
+        elif isinstance(done, Initialize):
             self.written.update(dict.fromkeys(done.blocks, now))
         elif isinstance(done, Acquire) and done.space is Space.DEVICE:
             self._take(done)

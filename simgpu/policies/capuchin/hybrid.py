@@ -26,7 +26,7 @@ Where they are open or differ, this implementation decides:
 * A recomputed map may have sources that are swapped; what their earlier return costs is not counted.
 
 Candidates are accessed more than once, and their gap covers a moment at which memory does not suffice (public summaries
-say: an access in the period of peak memory). They are the feature maps of HOME's view (`simgpu.graph.feature_maps`);
+say: an access in the period of peak memory). They are the feature maps of HOME's view (`simgpu.graph.saved`);
 Capuchin's tensors are finer in number, not in kind. A source must still be there at the back access: a block whose last
 use comes before it has to be made again as well, with its own time.
 """
@@ -38,8 +38,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
 
-from simgpu.graph.feature_maps import FeatureMap, feature_maps
 from simgpu.graph.recompute import Ancestry
+from simgpu.graph.saved import FeatureMap, feature_maps
 from simgpu.graph.taskgraph import TaskGraph
 from simgpu.hardware.spec import NodeSpec
 from simgpu.memory.pool import aligned

@@ -19,8 +19,8 @@ from collections.abc import Mapping
 from dataclasses import replace
 
 from simgpu.errors import OutOfMemoryError
-from simgpu.graph.feature_maps import FeatureMap
 from simgpu.graph.recompute import unrecomputable
+from simgpu.graph.saved import FeatureMap
 from simgpu.policies.base import PlanContext, Trial
 from simgpu.policies.capuchin.hybrid import (
     Decision,

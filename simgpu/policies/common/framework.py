@@ -7,10 +7,9 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from simgpu.errors import InputError
-from simgpu.graph.compressed import Uncompressed, uncompressed
 from simgpu.graph.saved import Saved, SavedTensors
-from simgpu.graph.taskgraph import TaskGraph
-from simgpu.graph.transforms import Transform
+from simgpu.graph.taskgraph import TaskGraph, Transform
+from simgpu.graph.transforms import Uncompressed, uncompressed
 from simgpu.policies.base import require_one_stream
 from simgpu.program.instructions import Program
 from simgpu.program.lowering import lower, require_reads

@@ -18,10 +18,10 @@ from simgpu.program.instructions import (
     CopyOut,
     Decode,
     Encode,
+    Initialize,
     Instruction,
     Launch,
     Program,
-    Provide,
     Space,
 )
 from simgpu.units import format_time
@@ -108,7 +108,7 @@ def _keeps(
     match instruction:
         case CopyOut(block) | CopyIn(block) | Encode(block) | Decode(block):
             return block in gaps or block >= count
-        case Provide(_, space):
+        case Initialize(_, space):
             return space is Space.DEVICE and launched < 0
         case Acquire(blocks, Space.DEVICE):
             taken.update(blocks)

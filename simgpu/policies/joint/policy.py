@@ -27,7 +27,7 @@ from typing import NamedTuple
 from simgpu.errors import InputError, OutOfMemoryError
 from simgpu.graph.bounds import first_reason
 from simgpu.graph.encodings import Encoding, EncodingCosts
-from simgpu.graph.feature_maps import FeatureMap
+from simgpu.graph.saved import FeatureMap
 from simgpu.graph.taskgraph import TaskGraph
 from simgpu.planning.evaluator import DOES_NOT_FIT, Chosen, Evaluator
 from simgpu.planning.options import SWAP, Action, Decisions, Option, Vector, fetch_kernel

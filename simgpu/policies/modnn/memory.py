@@ -9,7 +9,7 @@ from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-from simgpu.memory.addressed import AddressedPool, Segment
+from simgpu.memory.addressed import AddressedPool, AddressRange
 from simgpu.memory.pool import Request
 from simgpu.policies.modnn.streams import Point
 from simgpu.policies.modnn.tasks import Tasks
@@ -142,7 +142,7 @@ class DeviceMemory:
         needed: Collection[int],
         begin: int,
         delay: Callable[[int], int],
-        segments: Sequence[Segment] = (),
+        segments: Sequence[AddressRange] = (),
     ) -> Scheme | None:
         """The offloading scheme with the lowest delay that makes room for `size` bytes; None where there is none.
 
@@ -154,7 +154,7 @@ class DeviceMemory:
         """
         segments = segments or list(self.pool.segments())
         staying = self.unused.union(needed)
-        run: list[Segment] = []
+        run: list[AddressRange] = []
         best: tuple[tuple[int, int, int], Scheme] | None = None
         for segment in (*segments, None):
             if segment and (segment.block is None or (segment.block in self.present and segment.block not in staying)):
@@ -167,7 +167,7 @@ class DeviceMemory:
         return None if best is None else best[1]
 
     def _best_window(
-        self, run: Sequence[Segment], size: int, begin: int, delay: Callable[[int], int]
+        self, run: Sequence[AddressRange], size: int, begin: int, delay: Callable[[int], int]
     ) -> tuple[tuple[int, int, int], Scheme] | None:
         """The best scheme among neighbours that may all move, and what it is compared by.
 

@@ -25,9 +25,9 @@ from simgpu.program.instructions import (
     Acquire,
     CopyIn,
     CopyOut,
+    Initialize,
     Instruction,
     Program,
-    Provide,
     Release,
     Segment,
     Space,
@@ -141,7 +141,7 @@ def _with_host_released(data: list[Instruction]) -> list[Instruction]:
     for position, instruction in enumerate(data):
         if isinstance(instruction, CopyIn | CopyOut):
             last[instruction.block] = position
-        elif isinstance(instruction, Provide):
+        elif isinstance(instruction, Initialize):
             last.update(dict.fromkeys(instruction.blocks, position))
     ending: dict[int, list[int]] = {}
     for b, position in last.items():

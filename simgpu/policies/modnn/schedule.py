@@ -29,12 +29,12 @@ from heapq import heappop, heappush
 from typing import NamedTuple
 
 from simgpu.errors import OutOfMemoryError
-from simgpu.memory.addressed import AddressedPool, Segment
+from simgpu.memory.addressed import AddressedPool, AddressRange
 from simgpu.memory.pool import Request
 from simgpu.policies.modnn.memory import NOTHING, WORKSPACE, DeviceMemory, Freed
 from simgpu.policies.modnn.streams import AcquireWorkspace, Point, ReleaseWorkspace, StreamClock
 from simgpu.policies.modnn.tasks import AS_RECORDED, Task, Tasks
-from simgpu.program.instructions import Acquire, CopyIn, CopyOut, Launch, Provide, Release, Space
+from simgpu.program.instructions import Acquire, CopyIn, CopyOut, Initialize, Launch, Release, Space
 from simgpu.trace.model import AlgorithmChoice
 
 
@@ -85,7 +85,7 @@ class Schedule:
     def _receive_inputs(self) -> None:
         if given := self.tasks.given:
             self.data.do(Acquire(given, Space.HOST))
-            self.data.do(Provide(given, Space.HOST))
+            self.data.do(Initialize(given, Space.HOST))
             self._host_held.update(given)
             self.memory.on_host.update(given)
             self._leave(given, -1)
@@ -175,7 +175,7 @@ class Schedule:
         self._hear((*gone, *(point for b in wanted for point in self.memory.freed_in(*self.memory.span(b)))))
         self.compute.do(Acquire(wanted, offsets=tuple(self.memory.offset(b) for b in wanted)))
         if task.born:
-            self.compute.do(Provide(task.born))
+            self.compute.do(Initialize(task.born))
             self.memory.written.update(dict.fromkeys(task.born, self.compute.point()))
         loaded = [b for b in wanted if b in self.away]
         if loaded:
@@ -252,7 +252,7 @@ class Schedule:
         pending = self._next_prefetch(index)
         missing = pending[1] if pending and should_start(self.tasks, index, *pending) else ()
         found = []
-        segments: list[Segment] = []
+        segments: list[AddressRange] = []
         for choice in choices:
             request = self.pool.prepare([WORKSPACE], [choice.workspace_bytes])
             scheme = NOTHING

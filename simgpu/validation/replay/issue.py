@@ -8,7 +8,7 @@ One host thread issues everything; each stream of the program is a stream of the
 * Signal, Await: events of the device. Only the stream waits, not the host.
 * Acquire, Release: buffers are allocated and let go. The host allocates ahead of the device, so where memory is short
   the host waits until enough releases have really happened.
-* Provide: nothing, as in the simulation.
+* Initialize: nothing, as in the simulation.
 
 What differs from the simulated machine: memory is granted in the order in which the machine granted it, and not to who
 comes first on the device. A stream that waits for memory goes on when the host has seen the release and issued what
@@ -120,7 +120,7 @@ class _Issuer:
         self.copied: Counter[MeasuredKind] = Counter()
         #: When device memory was taken (and, negative, given back), in the order issued.
         self.moments: list[tuple[Event, int]] = []
-        for holding in program.holdings:
+        for holding in program.initial_contents:
             self.memories[Space.HOST if holding.gpu is None else Space.DEVICE].take(holding.blocks)
         self.held_first = self.memories[Space.DEVICE].bytes_of(program.resident)
         device.synchronize()

@@ -1,7 +1,7 @@
 """The order in which one host thread issues a program's instructions to the streams of a device.
 
 It is the order in which the simulated machine came to the instructions: works end when the timeline says so, and
-everything else follows at once by the machine's rule for one instant (`simgpu.machine.executor`): releases, then
+everything else follows at once by the machine's rule for one instant (`simgpu.machine.simulator`): releases, then
 signals, then who waits in line for memory, then new requests, then starts; ties by stream. So a wait is issued behind
 the signal that it is for, and requests for memory are issued in the order in which they were granted, first in, first
 out in each memory.
@@ -132,7 +132,7 @@ class _Walk:
     def __init__(self, program: Program, graph: TaskGraph, timeline: Timeline, device: Pool, host: Pool) -> None:
         self.program = program
         self.memories = {Space.DEVICE: _Memory(device, graph.sizes), Space.HOST: _Memory(host, graph.copy_sizes)}
-        for holding in program.holdings:
+        for holding in program.initial_contents:
             self.memories[Space.HOST if holding.gpu is None else Space.DEVICE].take(holding.blocks)
         iterations = len(timeline.iteration_ends_ns)
         streams = range(len(program.streams))

@@ -10,7 +10,7 @@ import pytest
 
 from simgpu.compression.buddy.streams import EntryAccesses, stream_of
 from simgpu.compression.codecs.entries import ENTRY_BYTES, SECTOR_BYTES
-from simgpu.machine.visits import pages_of
+from simgpu.machine.page_accesses import pages_of
 from simgpu.workloads.solvers.multigrid import FIELDS, Level, Multigrid, Shape, _cycle
 from simgpu.workloads.solvers.work import Touch
 

@@ -1,12 +1,12 @@
-"""Streams executing a program in order on SimPy's clock.
+"""The simulator: streams execute machine code in order on SimPy's clock.
 
-Only work takes time, and only work is an event of SimPy: a stream that runs a kernel or a copy has one timer under way,
-a stream that waits has none. When the last timer of an instant has fired, the instant is settled: completions, then
-releases, then signals, then acquires, then starts; within each by GPU, then compute, data, d2h, h2d, host.
-Nothing depends on the order in which SimPy happens to fire timers of one instant.
+Only kernels, codecs and copies take time, and only their ends are SimPy events: a stream that runs one has one timer
+scheduled, a waiting stream has none. When the last timer of an instant has fired, the instant is settled in a fixed
+order: completions, releases, signals, acquires, starts; within each by GPU, then by stream (compute, data, d2h, h2d,
+host). So results never depend on the order in which SimPy fires the timers of one instant.
 
-This is the loop that a simulation spends its time in. It therefore keeps to plain attributes, and notes what happened
-as whole numbers in lists; names and sizes are filled in afterwards.
+This loop takes most of a simulation's time. It therefore uses plain attributes, and records what happened as integers
+in lists; `simgpu.machine.record` makes the timeline from them afterwards.
 """
 
 from __future__ import annotations
@@ -31,20 +31,21 @@ from simgpu.machine.code import (
     Op,
 )
 from simgpu.machine.engines import engines_of
-from simgpu.machine.memory import Memory
-from simgpu.machine.stream import TAKES_DRAM, Stream
+from simgpu.machine.stream import TAKES_DRAM, Stream, TimedMemory
 
-#: Limit of `Executor._run` for a stream that is alone at its instant.
-_EVERYTHING = DRIVEN_LAUNCH
+#: Limit of `Simulator._run` for a stream that is alone at its instant: no limit.
+_ALL_OPS = DRIVEN_LAUNCH
 
 
-class Executor:
+class Simulator:
     """Runs machine code for a number of iterations.
 
+    memories: that of each GPU, then the host's. engines[stream]: the copy engines of its GPU. counts[event]: how often
+    it was signalled; waiters[event]: streams that wait for it. running: how many streams run a kernel or copy;
+    completed: those whose work has ended at this instant; ready: those that can go on now. freed: whether memory for
+    which a stream waits was released since the queues were last served, and release: by which stream, segment, op.
     stalls: waits of positive length, seven numbers each: stream, segment, op, begin, end, iteration, and for memory the
-    place in `givers` of the release that ended the wait, else -1. givers: releases that ended waits, three numbers
-    each: stream, segment, op. memories: that of each GPU, then the host's. running: streams whose kernel or copy is
-    under way. freed: whether memory that somebody waits for came back since the queues were last served.
+    index in `releases` of the release that ended the wait, else -1. releases: three numbers each, like `release`.
     """
 
     def __init__(
@@ -52,7 +53,7 @@ class Executor:
         env: simpy.Environment,
         code: MachineCode,
         node: NodeSpec,
-        memories: tuple[Memory, ...],
+        memories: tuple[TimedMemory, ...],
         iterations: int,
     ) -> None:
         self.env = env
@@ -70,26 +71,25 @@ class Executor:
         self.running = 0
         self.freed = False
         self.stalls: list[int] = []
-        self.givers: list[int] = []
-        self.giver = (-1, -1, -1)
+        self.releases: list[int] = []
+        self.release = (-1, -1, -1)
+        self.engines = [engines[stream_id.gpu] for stream_id in code.streams]
         self.streams: list[Stream] = []
         for rank, (stream_id, segments) in enumerate(zip(code.streams, code.segments, strict=True)):
-            gpu = stream_id.gpu
-            first = rank == 0 or code.streams[rank - 1].gpu != gpu
-            stream = Stream(env, rank, segments[0].ops, engines[gpu], memories[gpu] if first else None)
-            self.streams.append(stream)
+            first = rank == 0 or code.streams[rank - 1].gpu != stream_id.gpu
+            self.streams.append(Stream(env, rank, segments[0].ops, memories[stream_id.gpu] if first else None))
         self.ready = list(self.streams)
         for stream in self.streams:
-            stream.fire = self._firing(stream)
+            stream.fire = self._on_end(stream)
             stream.callbacks = (stream.fire,)
 
-    def _firing(self, stream: Stream) -> Callable[..., None]:
-        """What happens when a stream's work has ended: the instant is settled unless more ends at it."""
+    def _on_end(self, stream: Stream) -> Callable[..., None]:
+        """The callback for the end of a stream's work; it settles the instant unless more work ends at it."""
         env, completed, ready, ended = self.env, self.completed, self.ready, stream.ends.append
 
         def fire(_: simpy.Event | None = None) -> None:
             self.running -= 1
-            # With nothing under way, what is left of the instant are timers that no longer mean anything.
+            # With nothing running, any timers left at this instant are outdated ones.
             if self.running and env.peek() <= env.now:
                 completed.append(stream)
                 return
@@ -97,14 +97,13 @@ class Executor:
                 completed.append(stream)
                 self.settle()
                 return
-            # One kernel or copy ends and no other: its stream can go on at once. SimPy's clock may hold fractions;
-            # this one is whole, as every delay is.
+            # Nothing else ends at this instant: the stream can go on at once. Delays are integers, so the clock is too.
             now: int = env.now  # type: ignore[assignment]
             ended(now)
             if stream.direction >= 0:
-                self._let_go(stream, now)
+                self._free_hardware(stream, now)
             stream.pc += 1
-            if self._run(stream, _EVERYTHING, now):
+            if self._run(stream, _ALL_OPS, now):
                 ready.append(stream)
             if ready or self.freed:
                 self.settle()
@@ -112,7 +111,7 @@ class Executor:
         return fire
 
     def run(self) -> None:
-        """Run until nothing can happen any more."""
+        """Run until no event is left."""
         self.settle()
         self.env.run()
 
@@ -124,16 +123,16 @@ class Executor:
             self.settle()
 
     def settle(self) -> None:
-        """Let everything happen that can happen now."""
-        now: int = self.env.now  # type: ignore[assignment]  # whole, as in `fire`
+        """Execute everything that can happen now."""
+        now: int = self.env.now  # type: ignore[assignment]  # an integer, as in `_on_end`
         ready = self.ready
         if self.completed:
             self._complete(now)
         while True:
             if len(ready) == 1:
                 stream = ready[0]
-                # Even alone, it must not start anything before those are served whose memory it has given back.
-                limit = SIGNAL if self.freed else _EVERYTHING
+                # Even alone, it must not acquire or start anything before those who wait for memory that it released.
+                limit = SIGNAL if self.freed else _ALL_OPS
                 code = stream.ops[stream.pc][0]
             elif ready:
                 stream, code = _most_urgent(ready)
@@ -142,7 +141,7 @@ class Executor:
                 continue
             else:
                 return
-            # What waited in line is granted before what is asked for now, and after what is given back now.
+            # Waiting requests are granted after the releases of this instant and before its new requests.
             if self.freed and code >= ACQUIRE and self._grant(now):
                 continue
             if not self._run(stream, limit, now):
@@ -155,24 +154,25 @@ class Executor:
         for stream in completed:
             stream.ends.append(now)
             if stream.direction >= 0:
-                self._let_go(stream, now)
+                self._free_hardware(stream, now)
             stream.pc += 1
             self.ready.append(stream)
         completed.clear()
 
-    def _let_go(self, stream: Stream, now: int) -> None:
+    def _free_hardware(self, stream: Stream, now: int) -> None:
+        """Give up the DRAM bandwidth or the copy engine of work that has ended; the next queued copy starts."""
         if stream.direction == TAKES_DRAM:
             stream.direction = -1
-            stream.engines.take_dram(-stream.ops[stream.pc][2])
+            self.engines[stream.rank].take_dram(-stream.ops[stream.pc][2])
             return
-        following = stream.engines.finished(stream.direction)
+        following = self.engines[stream.rank].finished(stream.direction)
         stream.direction = -1
         if following is not None:
             self._note_stall(following, now)
             following.starts.append(now)
 
     def _grant(self, now: int) -> bool:
-        """Serve the queues of memories that got bytes back; returns whether a stream was freed."""
+        """Serve the queues for memory, first in, first out; returns whether a stream got memory."""
         granted = self.freed = False
         for memory in self.memories:
             while memory.waiting:
@@ -182,15 +182,15 @@ class Executor:
                     break
                 memory.waiting.popleft()
                 memory.log(now, number)
-                self.givers += self.giver
-                self._resume(stream, now, len(self.givers) // 3 - 1)
+                self.releases += self.release
+                self._resume(stream, now, len(self.releases) // 3 - 1)
                 granted = True
         return granted
 
     def _run(self, stream: Stream, limit: int, now: int) -> bool:  # noqa: C901 - one branch per op, kept in one loop
-        """Execute a ready stream's ops up to the code `limit`, as long as they take no time and free nobody else.
+        """Execute a ready stream's ops up to the code `limit`, as long as they take no time and wake no other stream.
 
-        Returns whether the stream could go on.
+        Returns whether the stream is still ready.
         """
         ops, pc = stream.ops, stream.pc
         while True:
@@ -214,7 +214,7 @@ class Executor:
                 memory.changes.append(op[3])
                 if memory.waiting:
                     self.freed = True
-                    self.giver = (stream.rank, stream.segment, pc)
+                    self.release = (stream.rank, stream.segment, pc)
                     stream.pc = pc
                     return True
             elif code == ACQUIRE:
@@ -243,7 +243,7 @@ class Executor:
                 self.counts[event] += 1
                 if self.waiters[event]:
                     self._wake(event, now)
-                    # Others can act now; this stream may only step past awaits until its turn comes again.
+                    # Other streams can act now; this one may only step past awaits until it is chosen again.
                     limit = AWAIT
             elif code == COPY:
                 stream.pc = pc
@@ -253,13 +253,13 @@ class Executor:
                 stream.pc = pc
                 self.running += 1
                 stream.direction = TAKES_DRAM
-                stream.engines.take_dram(op[2])
+                self.engines[stream.rank].take_dram(op[2])
                 stream.arm(op[1])
                 return False
             elif code == DRIVEN_LAUNCH:
                 stream.pc = pc
                 self.running += 1
-                op[1](stream)
+                op[1](stream, self.engines[stream.rank])
                 return False
             elif code == PASS:
                 pc += 1
@@ -271,7 +271,7 @@ class Executor:
     def _issue(self, stream: Stream, op: Op, now: int) -> None:
         self.running += 1
         stream.direction = op[1]
-        if stream.engines.issue(stream, op):
+        if self.engines[stream.rank].issue(stream, op):
             stream.starts.append(now)
         else:
             stream.stalled_since = now
@@ -299,7 +299,7 @@ class Executor:
     # --- waiting --------------------------------------------------------------------------------------------
 
     def _wake(self, event: int, now: int) -> None:
-        """Free the streams whose awaited count an event has reached."""
+        """Resume the streams whose awaited count an event has reached."""
         count = self.counts[event]
         waiting = self.waiters[event]
         self.waiters[event] = [stream for stream in waiting if stream.target > count]
@@ -307,22 +307,22 @@ class Executor:
             if stream.target <= count:
                 self._resume(stream, now)
 
-    def _resume(self, stream: Stream, now: int, giver: int = -1) -> None:
-        """A stream steps past the op it waited at."""
-        self._note_stall(stream, now, giver)
+    def _resume(self, stream: Stream, now: int, release: int = -1) -> None:
+        """A stream steps past the op at which it waited."""
+        self._note_stall(stream, now, release)
         stream.pc += 1
         self.ready.append(stream)
 
-    def _note_stall(self, stream: Stream, now: int, giver: int = -1) -> None:
+    def _note_stall(self, stream: Stream, now: int, release: int = -1) -> None:
         since = stream.stalled_since
         if now > since:
-            self.stalls += (stream.rank, stream.segment, stream.pc, since, now, stream.iteration, giver)
+            self.stalls += (stream.rank, stream.segment, stream.pc, since, now, stream.iteration, release)
         stream.stalled_since = -1
 
 
 def _most_urgent(ready: list[Stream]) -> tuple[Stream, int]:
     """The stream whose next op comes first at this instant, and that op's code."""
-    best, best_code = ready[0], _EVERYTHING + 1
+    best, best_code = ready[0], _ALL_OPS + 1
     for stream in ready:
         code = min(stream.ops[stream.pc][0], LAUNCH)
         if code < best_code or (code == best_code and stream.rank < best.rank):

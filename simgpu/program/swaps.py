@@ -1,0 +1,157 @@
+"""Instructions of swaps: a block is copied as it is, encoded by the GPU, or encoded on the host.
+
+* As it is: copied out, and later copied in.
+* Encoded by the GPU: the compute stream encodes the block, its encoded form is copied out and in, and the compute
+  stream decodes it before its next use. Only the encoded form is on the link and on the host.
+* Encoded on the host: copied out as it is, then encoded in host memory, and decoded there before it is copied in. This
+  saves only host memory.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from dataclasses import dataclass, field
+
+from simgpu.program.instructions import (
+    COMPUTE,
+    D2H,
+    H2D,
+    HOST,
+    Acquire,
+    Await,
+    CopyIn,
+    CopyOut,
+    Decode,
+    Encode,
+    Instruction,
+    Release,
+    Signal,
+    Space,
+)
+from simgpu.program.placement import Swap
+from simgpu.timeline.streams import StreamId
+
+
+@dataclass
+class SwapWriter:
+    """Writes the instructions of swaps into the streams' code.
+
+    events: how many event numbers are in use. copied_out[swap]: event of the end of its copy out; offloaded[swap]:
+    event after which the host has it in its final form; copied_in[swap]: event of the end of its copy in.
+    """
+
+    code: dict[StreamId, list[Instruction]] = field(default_factory=lambda: defaultdict(list))
+    events: int = 0
+    copied_out: dict[Swap, int] = field(default_factory=dict)
+    offloaded: dict[Swap, int] = field(default_factory=dict)
+    copied_in: dict[Swap, int] = field(default_factory=dict)
+    _awaited: set[tuple[StreamId, int]] = field(default_factory=set)
+
+    def event(self) -> int:
+        """A new event number."""
+        self.events += 1
+        return self.events - 1
+
+    def _wait(self, stream: StreamId, *events: int) -> None:
+        """Let a stream wait for events, once for each."""
+        for event in events:
+            if (stream, event) not in self._awaited:
+                self._awaited.add((stream, event))
+                self.code[stream].append(Await(event))
+
+    def encode(self, swap: Swap) -> None:
+        """If the GPU encodes the block: do so on the compute stream, between two kernels."""
+        if swap.encoded_by_gpu:
+            form = _form(swap)
+            self.code[COMPUTE] += [Acquire((form,)), Encode(swap.block, form)]
+
+    def copy_out(self, swap: Swap, after: int, *, release: bool, free: int | None = None) -> None:
+        """Copy out the block or its encoded form after the event `after`.
+
+        release: free its device memory at the copy's end, and not before the event `free`.
+        """
+        copied = _copied_block(swap)
+        self._wait(D2H, after)
+        code = self.code[D2H]
+        code += [Acquire((copied,), Space.HOST), CopyOut(copied)]
+        if free is not None:
+            self._wait(D2H, free)
+        if release:
+            code.append(Release((copied,)))
+        self.copied_out[swap] = self.offloaded[swap] = self.event()
+        code.append(Signal(self.copied_out[swap]))
+        if swap.encoded_by_host:
+            self._encode_on_host(swap)
+
+    def _encode_on_host(self, swap: Swap) -> None:
+        form = _form(swap)
+        self.offloaded[swap] = self.event()
+        self._wait(HOST, self.copied_out[swap])
+        self.code[HOST] += [
+            Acquire((form,), Space.HOST),
+            Encode(swap.block, form, Space.HOST),
+            Release((swap.block,), Space.HOST),
+            Signal(self.offloaded[swap]),
+        ]
+
+    def copy_in(self, swap: Swap, after: tuple[int, ...]) -> None:
+        """Copy in the block or its encoded form after these events, into memory that the copy stream acquires."""
+        after = self._ready_on_host(swap, after)
+        self._wait(H2D, *after)
+        self.code[H2D].append(Acquire((_copied_block(swap),)))
+        self._copy_in(swap)
+
+    def fetch(self, swap: Swap) -> None:
+        """Copy in the block or its encoded form, into memory that the compute stream acquires here.
+
+        So a single stream acquires all memory for which a stream may have to wait, and only copies out release it:
+        streams cannot starve each other. The compute stream also waits until the block has been offloaded.
+        """
+        compute = self.code[COMPUTE]
+        if swap.drain:
+            # Copies of one direction end in the order in which they were issued.
+            self._wait(COMPUTE, *(list(copies.values())[-1] for copies in (self.copied_out, self.copied_in) if copies))
+        self._wait(COMPUTE, self.offloaded[swap])
+        reached = self.event()
+        compute += [Acquire((_copied_block(swap),)), Signal(reached)]
+        self._wait(H2D, *self._ready_on_host(swap, (reached,)))
+        self._copy_in(swap)
+
+    def _ready_on_host(self, swap: Swap, after: tuple[int, ...]) -> tuple[int, ...]:
+        """The events after which the host has what is to be copied in."""
+        return (self._decode_on_host(swap, after),) if swap.encoded_by_host else after
+
+    def _copy_in(self, swap: Swap) -> None:
+        self.copied_in[swap] = self.event()
+        copied = _copied_block(swap)
+        self.code[H2D] += [CopyIn(copied), Release((copied,), Space.HOST), Signal(self.copied_in[swap])]
+
+    def _decode_on_host(self, swap: Swap, after: tuple[int, ...]) -> int:
+        self._wait(HOST, *after)
+        form, decoded = _form(swap), self.event()
+        self.code[HOST] += [
+            Acquire((swap.block,), Space.HOST),
+            Decode(swap.block, form, Space.HOST),
+            Release((form,), Space.HOST),
+            Signal(decoded),
+        ]
+        return decoded
+
+    def wait_for_copy_in(self, swap: Swap) -> None:
+        """Let the compute stream wait until a fetched block, or its encoded form, has arrived."""
+        self._wait(COMPUTE, self.copied_in[swap])
+
+    def decode(self, swap: Swap) -> None:
+        """If the GPU encodes the block: decode it on the compute stream."""
+        if swap.encoded_by_gpu:
+            form = _form(swap)
+            self.code[COMPUTE] += [Acquire((swap.block,)), Decode(swap.block, form), Release((form,))]
+
+
+def _copied_block(swap: Swap) -> int:
+    return _form(swap) if swap.encoded_by_gpu else swap.block
+
+
+def _form(swap: Swap) -> int:
+    assert swap.form is not None, "callers check that the swap is encoded"
+    return swap.form
