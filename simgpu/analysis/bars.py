@@ -32,10 +32,10 @@ PHASES: Mapping[Phase, Look] = {
 }
 RECOMPUTE = Look("recompute", "#CCBB44")
 CODEC = Look("codec", "#AA3377")
-COPY_OUT = Look("copy out", "#EE8866")
-COPY_IN = Look("copy in", "#44AA99")
-WAIT_COPY_OUT = Look("waits for copy out", "#F8D0C0", "////", COPY_OUT.fill)
-WAIT_COPY_IN = Look("waits for copy in", "#C4E6E1", "\\\\\\\\", COPY_IN.fill)
+COPY_D2H = Look("copy out", "#EE8866")
+COPY_H2D = Look("copy in", "#44AA99")
+WAIT_COPY_OUT = Look("waits for copy out", "#F8D0C0", "////", COPY_D2H.fill)
+WAIT_COPY_IN = Look("waits for copy in", "#C4E6E1", "\\\\\\\\", COPY_H2D.fill)
 WAIT_COPY = Look("waits for a copy", "#E6E2D3", "////", "#8A7A3A")
 WAIT_MEMORY = Look("waits for memory", "#EFC4C4", "xxxx", "#BB4444")
 WAIT_OTHER = Look("waits for another stream", "#E2E2E2", "....", "#999999")
@@ -47,7 +47,7 @@ COPY_WAIT_MEMORY = Look("waits for memory", WAIT_MEMORY.fill, WAIT_MEMORY.hatch,
 PART_LOOKS: Mapping[str, Look] = {
     "computation": Look("computation", "#2B4C7E"),
     "overlap": Look("overlap", "#88CCEE", ink="black"),
-    "swapping": Look("swapping", "#F8D0C0", "////", COPY_OUT.fill),
+    "swapping": Look("swapping", "#F8D0C0", "////", COPY_D2H.fill),
     "recomputation": Look("recomputation", RECOMPUTE.fill, ink="black"),
     "codec": Look("codec", CODEC.fill),
     "other": Look("waits for another stream", WAIT_OTHER.fill, WAIT_OTHER.hatch, WAIT_OTHER.ink),
@@ -59,8 +59,8 @@ LOOKS = (
     *PHASES.values(),
     RECOMPUTE,
     CODEC,
-    COPY_OUT,
-    COPY_IN,
+    COPY_D2H,
+    COPY_H2D,
     WAIT_COPY_OUT,
     WAIT_COPY_IN,
     WAIT_COPY,
@@ -74,8 +74,8 @@ _BUSY = {
     SpanKind.RECOMPUTE: RECOMPUTE,
     SpanKind.ENCODE: CODEC,
     SpanKind.DECODE: CODEC,
-    SpanKind.COPY_OUT: COPY_OUT,
-    SpanKind.COPY_IN: COPY_IN,
+    SpanKind.COPY_D2H: COPY_D2H,
+    SpanKind.COPY_H2D: COPY_H2D,
 }
 
 

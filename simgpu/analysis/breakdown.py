@@ -44,25 +44,25 @@ class Breakdown:
     compute: running kernels for the first time; overlap: how much of it was overlapped with a copy in either direction.
     codec: encoding or decoding on a compute stream. stalled_memory: waiting for device or pinned host memory.
     stalled_host: waiting for a codec or a kernel on the host. stalled_other: waiting for something that is none of
-    these; 0 with one compute stream of one GPU. copy_out, copy_in: how much copy time was hidden.
+    these; 0 with one compute stream of one GPU. copy_d2h, copy_h2d: how much copy time was hidden.
     """
 
     compute: int
     recompute: int
     codec: int
-    stalled_copy_out: int
-    stalled_copy_in: int
+    stalled_d2h: int
+    stalled_h2d: int
     stalled_memory: int
     stalled_host: int
     stalled_other: int
-    copy_out: CopyTime
-    copy_in: CopyTime
+    copy_d2h: CopyTime
+    copy_h2d: CopyTime
     overlap: int
 
     @property
     def stalled(self) -> int:
         """All nanoseconds in which no compute stream ran anything."""
-        waited_for_copies = self.stalled_copy_out + self.stalled_copy_in
+        waited_for_copies = self.stalled_d2h + self.stalled_h2d
         return waited_for_copies + self.stalled_memory + self.stalled_host + self.stalled_other
 
     @property
@@ -95,8 +95,8 @@ class Owner(IntEnum):
     COMPUTE = 0
     RECOMPUTE = 1
     CODEC = 2
-    COPY_OUT = 3
-    COPY_IN = 4
+    COPY_D2H = 3
+    COPY_H2D = 4
     MEMORY = 5
     HOST = 6
     OTHER = 7
@@ -128,8 +128,8 @@ _BUSY = {
 }
 _MEMORY = (SpanKind.STALL_DEVICE_MEMORY, SpanKind.STALL_HOST_MEMORY)
 _ON_HOST = (SpanKind.COMPUTE, SpanKind.RECOMPUTE)
-_DIRECTIONS = {"d2h": Owner.COPY_OUT, "h2d": Owner.COPY_IN}
-_COPIES = (SpanKind.COPY_OUT, SpanKind.COPY_IN)
+_DIRECTIONS = {"d2h": Owner.COPY_D2H, "h2d": Owner.COPY_H2D}
+_COPIES = (SpanKind.COPY_D2H, SpanKind.COPY_H2D)
 _NOTHING = -1
 
 
@@ -156,11 +156,11 @@ def breakdown(timeline: Timeline, iteration: int = -1, gpu: int = 0) -> Breakdow
     >>> timeline = Timeline(("compute", "d2h"), ("conv1", "x", "conv2"), gpu=column(0, 0, 0, 0),
     ...     stream=column(0, 1, 0, 0), name=column(0, 1, 1, 2),
     ...     start_ns=column(0, 0, 5, 8), end_ns=column(5, 8, 8, 10),
-    ...     kind=column(SpanKind.COMPUTE, SpanKind.COPY_OUT, SpanKind.STALL_EVENT, SpanKind.COMPUTE),
+    ...     kind=column(SpanKind.COMPUTE, SpanKind.COPY_D2H, SpanKind.STALL_EVENT, SpanKind.COMPUTE),
     ...     bytes=column(0, 64, 0, 0), cause=column(-1, -1, 1, -1), iteration=column(0, 0, 0, 0),
     ...     device_memory=empty, host_memory=empty, iteration_ends_ns=(10,))
     >>> parts = breakdown(timeline)
-    >>> parts.compute, parts.stalled_copy_out, parts.total, parts.copy_out
+    >>> parts.compute, parts.stalled_d2h, parts.total, parts.copy_d2h
     (7, 3, 10, CopyTime(hidden=5, exposed=3))
     >>> parts.parts
     {'computation': 2, 'overlap': 5, 'swapping': 3, 'recomputation': 0, 'codec': 0, 'other': 0}
@@ -173,13 +173,13 @@ def breakdown(timeline: Timeline, iteration: int = -1, gpu: int = 0) -> Breakdow
         compute=sweep.duration(owner == Owner.COMPUTE),
         recompute=sweep.duration(owner == Owner.RECOMPUTE),
         codec=sweep.duration(owner == Owner.CODEC),
-        stalled_copy_out=sweep.duration(owner == Owner.COPY_OUT),
-        stalled_copy_in=sweep.duration(owner == Owner.COPY_IN),
+        stalled_d2h=sweep.duration(owner == Owner.COPY_D2H),
+        stalled_h2d=sweep.duration(owner == Owner.COPY_H2D),
         stalled_memory=sweep.duration(owner == Owner.MEMORY),
         stalled_host=sweep.duration(owner == Owner.HOST),
         stalled_other=sweep.duration(owner == Owner.OTHER),
-        copy_out=_copy_time(sweep, SpanKind.COPY_OUT, computing),
-        copy_in=_copy_time(sweep, SpanKind.COPY_IN, computing),
+        copy_d2h=_copy_time(sweep, SpanKind.COPY_D2H, computing),
+        copy_h2d=_copy_time(sweep, SpanKind.COPY_H2D, computing),
         overlap=sweep.duration((owner == Owner.COMPUTE) & sweep.does(*_COPIES)),
     )
     if result.total != end - start:
@@ -286,7 +286,7 @@ def _follow(sweep: _Sweep, at: _Instants, stream: _Instants) -> tuple[_Instants,
         owner[open_[np.isin(kind, _MEMORY)]] = Owner.MEMORY
         on_host = np.isin(kind, _ON_HOST) & np.isin(here, sweep.host)
         owner[open_[np.isin(kind, _CODEC) | on_host]] = Owner.HOST
-        for copy, who in zip(_COPIES, (Owner.COPY_OUT, Owner.COPY_IN), strict=True):
+        for copy, who in zip(_COPIES, (Owner.COPY_D2H, Owner.COPY_H2D), strict=True):
             owner[open_[kind == copy]] = who
         queued = kind == SpanKind.STALL_ENGINE
         mine = open_[queued]
@@ -306,8 +306,8 @@ def _engine_holder(sweep: _Sweep, at: _Instants, owner: _Instants, row: _Instant
     for other in reversed(range(len(sweep.directions))):
         kind = sweep.kinds[other, at]
         copying = np.isin(kind, _COPIES)
-        holder[kind == SpanKind.COPY_OUT] = Owner.COPY_OUT
-        holder[kind == SpanKind.COPY_IN] = Owner.COPY_IN
+        holder[kind == SpanKind.COPY_D2H] = Owner.COPY_D2H
+        holder[kind == SpanKind.COPY_H2D] = Owner.COPY_H2D
         span[copying] = sweep.rows[other, at][copying]
     return holder, span
 

@@ -36,8 +36,8 @@ class Metrics:
     bytes are those of all together, link utilisation is the mean of theirs, and memory that of the GPU that holds most.
 
     samples_per_s: infinite for an iteration that takes no time (whose mean and utilisation are 0). slowdown: iteration
-    over ideal, 1 or more, and less only where compressed memory makes kernels faster. bytes_out, bytes_in: of the
-    copies that start in the iteration's window. link_utilisation_out, link_utilisation_in: those bytes over what the
+    over ideal, 1 or more, and less only where compressed memory makes kernels faster. d2h_bytes, h2d_bytes: of the
+    copies that start in the iteration's window. d2h_utilisation, h2d_utilisation: those bytes over what the
     link could carry that way in the window; may pass 1 where the last copy ends after the window. device_peak_bytes,
     device_mean_bytes (rounded down): live bytes in the window. swapping_ns: copies and codecs that start in the window,
     hidden or not, each for as long as it took (the swapping latency of CSWAP, figure 3); codec_share: the codecs' part
@@ -54,10 +54,10 @@ class Metrics:
     samples_per_s: float
     slowdown: float
     breakdown: Breakdown
-    bytes_out: int
-    bytes_in: int
-    link_utilisation_out: float
-    link_utilisation_in: float
+    d2h_bytes: int
+    h2d_bytes: int
+    d2h_utilisation: float
+    h2d_utilisation: float
     device_peak_bytes: int
     device_mean_bytes: int
     device_peak_used_bytes: int
@@ -82,19 +82,19 @@ class Metrics:
             ("overlap_ns", parts.overlap, "ns"),
             ("recompute_ns", parts.recompute, "ns"),
             ("codec_ns", parts.codec, "ns"),
-            ("stalled_copy_out_ns", parts.stalled_copy_out, "ns"),
-            ("stalled_copy_in_ns", parts.stalled_copy_in, "ns"),
+            ("stalled_d2h_ns", parts.stalled_d2h, "ns"),
+            ("stalled_h2d_ns", parts.stalled_h2d, "ns"),
             ("stalled_memory_ns", parts.stalled_memory, "ns"),
             ("stalled_host_ns", parts.stalled_host, "ns"),
             ("stalled_other_ns", parts.stalled_other, "ns"),
-            ("copy_out_hidden_ns", parts.copy_out.hidden, "ns"),
-            ("copy_out_exposed_ns", parts.copy_out.exposed, "ns"),
-            ("copy_in_hidden_ns", parts.copy_in.hidden, "ns"),
-            ("copy_in_exposed_ns", parts.copy_in.exposed, "ns"),
-            ("bytes_out", self.bytes_out, "B"),
-            ("bytes_in", self.bytes_in, "B"),
-            ("link_utilisation_out", self.link_utilisation_out, ""),
-            ("link_utilisation_in", self.link_utilisation_in, ""),
+            ("d2h_overlapped_ns", parts.copy_d2h.hidden, "ns"),
+            ("d2h_exposed_ns", parts.copy_d2h.exposed, "ns"),
+            ("h2d_overlapped_ns", parts.copy_h2d.hidden, "ns"),
+            ("h2d_exposed_ns", parts.copy_h2d.exposed, "ns"),
+            ("d2h_bytes", self.d2h_bytes, "B"),
+            ("h2d_bytes", self.h2d_bytes, "B"),
+            ("d2h_utilisation", self.d2h_utilisation, ""),
+            ("h2d_utilisation", self.h2d_utilisation, ""),
             ("device_peak_bytes", self.device_peak_bytes, "B"),
             ("device_mean_bytes", self.device_mean_bytes, "B"),
             ("device_peak_used_bytes", self.device_peak_used_bytes, "B"),
@@ -143,24 +143,24 @@ def measure(
     (1.25, 32000000.0, 100, 80)
     """
     start, end = timeline.window(iteration)
-    out = _bytes_started(timeline, SpanKind.COPY_OUT, start, end)
-    back = _bytes_started(timeline, SpanKind.COPY_IN, start, end)
+    out = _bytes_started(timeline, SpanKind.COPY_D2H, start, end)
+    back = _bytes_started(timeline, SpanKind.COPY_H2D, start, end)
     shared = max(link.d2h_bandwidth, link.h2d_bandwidth)
     half = link.duplex is Duplex.HALF
     last = range(len(timeline.iteration_ends_ns))[iteration] == len(timeline.iteration_ends_ns) - 1
     devices = timeline.device_memories
     carried = (end - start) * len(devices)
     codec_ns = _busy(timeline, (SpanKind.ENCODE, SpanKind.DECODE), start, end)
-    swapping_ns = codec_ns + _busy(timeline, (SpanKind.COPY_OUT, SpanKind.COPY_IN), start, end)
+    swapping_ns = codec_ns + _busy(timeline, (SpanKind.COPY_D2H, SpanKind.COPY_H2D), start, end)
     return Metrics(
         iteration_ns=end - start,
         samples_per_s=_ratio(batch * 10**9, end - start),
         slowdown=_ratio(end - start, ideal_ns),
         breakdown=breakdown(timeline, iteration),
-        bytes_out=out,
-        bytes_in=back,
-        link_utilisation_out=_utilisation(out, shared if half else link.d2h_bandwidth, carried),
-        link_utilisation_in=_utilisation(back, shared if half else link.h2d_bandwidth, carried),
+        d2h_bytes=out,
+        h2d_bytes=back,
+        d2h_utilisation=_utilisation(out, shared if half else link.d2h_bandwidth, carried),
+        h2d_utilisation=_utilisation(back, shared if half else link.h2d_bandwidth, carried),
         device_peak_bytes=max(_peak(device.time_ns, device.live, start, end, last) for device in devices),
         device_mean_bytes=max(_mean(device, start, end) for device in devices),
         device_peak_used_bytes=max(_peak(device.time_ns, device.used, start, end, last) for device in devices),
@@ -184,7 +184,7 @@ def _power_rows(power: Power | None) -> list[tuple[str, int | float | None, str]
         ("energy_dram_nj", power.dram_nj if power else None, "nJ"),
         ("energy_link_nj", power.link_nj if power else None, "nJ"),
         ("average_power_w", power.average_w if power else None, "W"),
-        ("largest_power_w", power.largest_w if power else None, "W"),
+        ("peak_power_w", power.largest_w if power else None, "W"),
     ]
 
 

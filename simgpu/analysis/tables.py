@@ -156,7 +156,7 @@ def _cells(metrics: Metrics) -> list[str]:
         _number(metrics.samples_per_s),
         f"{metrics.slowdown:.3f}x",
         f"{stalled:.1%}",
-        format_bytes(metrics.bytes_out + metrics.bytes_in),
+        format_bytes(metrics.d2h_bytes + metrics.h2d_bytes),
         format_bytes(metrics.device_peak_bytes),
     ]
 

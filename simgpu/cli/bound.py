@@ -263,7 +263,11 @@ def _fitting(fits: WhatFits | None, selected: SubBatch | None) -> Iterator[tuple
 def _document(asked: _Asked, bounds: MemoryBounds, selected: SubBatch | None, fits: WhatFits | None) -> dict[str, Any]:
     trace: Trace = asked.graph.trace
     peak = _peak(asked)
-    named = {"bound": bounds.bound, "offloaded": bounds.offloaded, "offloaded_without_updates": bounds.without_updates}
+    named = {
+        "bound": bounds.bound,
+        "offloaded": bounds.offloaded,
+        "weights_offloaded_without_optimizer": bounds.without_updates,
+    }
     of_one = Tdfg.of(bounds.graph, asked.alignment)
     return {
         "simgpu": __version__,

@@ -82,5 +82,5 @@ def tune(node: str, codec: str, trace: str | None, epoch: int, seed: int, quiet:
 def _tensors(trace: str, epoch: int) -> tuple[SparseTensor, ...]:
     loaded = load_trace(trace)
     zeros = sparsity_at(loaded, epoch)
-    maps = [block for block in loaded.blocks if block.kind is BlockKind.FEATURE_MAP and zeros.get(block.id)]
+    maps = [block for block in loaded.blocks if block.kind is BlockKind.ACTIVATION and zeros.get(block.id)]
     return tuple(SparseTensor(block.bytes, zeros[block.id]) for block in maps)

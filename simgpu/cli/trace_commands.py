@@ -122,7 +122,7 @@ def _layer_rows(trace: Trace) -> list[tuple[str, ...]]:
         time[layer, kernel.phase] += kernel.duration_ns
         new = [name for name in kernel.writes if name not in seen]
         seen.update(new)
-        made[layer] += sum(blocks[name].bytes for name in new if blocks[name].kind is BlockKind.FEATURE_MAP)
+        made[layer] += sum(blocks[name].bytes for name in new if blocks[name].kind is BlockKind.ACTIVATION)
     return [
         (
             name,

@@ -154,8 +154,8 @@ def _rows(case: Case) -> list[tuple[str, ...]]:
                 format_time(run.median_ns),
                 "-" if apart is None or not run.median_ns else f"{apart / run.median_ns:.1%}",
                 format_bytes(run.peak_bytes),
-                format_bytes(run.bytes_out),
-                format_bytes(run.bytes_in),
+                format_bytes(run.d2h_bytes),
+                format_bytes(run.h2d_bytes),
             )
         )
     return rows

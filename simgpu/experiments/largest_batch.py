@@ -173,7 +173,7 @@ class MaxBatch:
         asked = [each for each in self.found if not each.unlimited and not each.run.refused]
         return bool(asked) and all(each.batch is None for each in asked)
 
-    def of_none(self, each: LargestBatch) -> float | None:
+    def vs_none(self, each: LargestBatch) -> float | None:
         """A largest batch over that of the policy none, None where one of them is not known."""
         base = next((other.batch for other in self.found if other.run.label == "none"), None)
         return each.batch / base if each.batch and base else None
@@ -185,7 +185,7 @@ class MaxBatch:
     def _cells(self, each: LargestBatch) -> tuple[str, ...]:
         if each.result is None:
             return (_ABSENT,) * (len(MAX_BATCH_HEADINGS) - 2)
-        best, times = each.recommended, self.of_none(each)
+        best, times = each.recommended, self.vs_none(each)
         near = (str(best.batch), _rate(best.samples_per_s), f"{best.slowdown:.3f}x") if best else (_ABSENT,) * 3
         return (
             *near,
@@ -228,9 +228,9 @@ class MaxBatch:
             "budget_bytes": self.budget,
         }
         about |= {"origin": text.origin.value, "device": text.device, "date": text.date}
-        rows = {each.run.label: {**_numbers(each), "of_none": self.of_none(each)} for each in self.found}
+        rows = {each.run.label: {**_numbers(each), "vs_none": self.vs_none(each)} for each in self.found}
         near = [f"recommended_{name}" for name in Speed._fields]
-        columns = [*near, "batch", "of_none", *_NUMBERS, "steady", "gaps", "tried", "note"]
+        columns = [*near, "batch", "vs_none", *_NUMBERS, "steady", "gaps", "tried", "note"]
         numbers = pd.DataFrame.from_dict(rows, orient="index", columns=columns)
         return numbers.assign(**about).rename_axis("policy")
 
@@ -238,7 +238,7 @@ class MaxBatch:
         """Plain data for JSON: of what the numbers are, and one entry a policy."""
         trace = {"name": self.trace_name, **asdict(self.trace), "origin": self.trace.origin.value}
         about = {"trace": trace, "node": asdict(self.node), "budget_bytes": self.budget}
-        policies = [{**each.to_dict(), "of_none": self.of_none(each)} for each in self.found]
+        policies = [{**each.to_dict(), "vs_none": self.vs_none(each)} for each in self.found]
         return {**about, "policies": policies}
 
     def __repr__(self) -> str:
@@ -248,7 +248,7 @@ class MaxBatch:
         return table_html(MAX_BATCH_HEADINGS, self.rows(), self.caption)
 
 
-_NUMBERS = ("samples_per_s", "iteration_ns", "device_peak_bytes", "bytes_out", "bytes_in")
+_NUMBERS = ("samples_per_s", "iteration_ns", "device_peak_bytes", "d2h_bytes", "h2d_bytes")
 
 
 def _rate(samples_per_s: float) -> str:

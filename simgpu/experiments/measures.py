@@ -84,8 +84,8 @@ def _parts(metrics: Sequence[_Metrics | None]) -> Iterator[MeasureRow]:
         ("beside copies", "overlap_ns", True),
         ("recompute", "recompute_ns", False),
         ("codec", "codec_ns", False),
-        ("stalled on copy-out", "stalled_copy_out_ns", False),
-        ("stalled on copy-in", "stalled_copy_in_ns", False),
+        ("stalled on copy-out", "stalled_d2h_ns", False),
+        ("stalled on copy-in", "stalled_h2d_ns", False),
         ("stalled on memory", "stalled_memory_ns", False),
         ("stalled on host", "stalled_host_ns", False),
         ("stalled otherwise", "stalled_other_ns", False),
@@ -141,12 +141,12 @@ def _energy(metrics: Sequence[_Metrics | None], limits: Sequence[int]) -> Iterat
         key = f"energy_{part}_nj"
         cells = (_share(m[key] / m["energy_nj"]) if m and m.get("energy_nj") else _ABSENT for m in metrics)
         yield MeasureRow(name, tuple(cells), part=True)
-    for name, key in (("power, average", "average_power_w"), ("largest in 20 ms", "largest_power_w")):
+    for name, key in (("power, average", "average_power_w"), ("largest in 20 ms", "peak_power_w")):
         known = [
             m if m and m.get(key) is not None and limit else None for m, limit in zip(metrics, limits, strict=True)
         ]
         text = tuple(format_power(1000 * m[key]) if m else _ABSENT for m in known)
-        yield MeasureRow(name, text, part=key == "largest_power_w")
+        yield MeasureRow(name, text, part=key == "peak_power_w")
         shares = (_share(m[key] * 1000 / limit) if m else _ABSENT for m, limit in zip(known, limits, strict=True))
         yield MeasureRow("of the limit", tuple(shares), part=True)
 

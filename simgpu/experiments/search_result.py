@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     import pandas as pd
     from matplotlib.figure import Figure
 
-    from simgpu.graph.saved import FeatureMap
+    from simgpu.graph.saved import Activation
     from simgpu.graph.taskgraph import TaskGraph
     from simgpu.hardware.spec import NodeSpec
     from simgpu.planning.evaluator import Chosen
@@ -156,7 +156,7 @@ class Search:
         columns = ["name", "layer", "bytes", "action", "ahead", "overhead_ns", "left_ns", "back_ns", "needed_ns"]
         result = pd.DataFrame([asdict(each) for each in self.maps], columns=columns)
         whole = {name: "Int64" for name in columns if name.endswith("_ns") or name in ("bytes", "ahead")}
-        return result.astype(whole).rename_axis("feature_map")
+        return result.astype(whole).rename_axis("activation")
 
     def convergence_frame(self) -> pd.DataFrame | None:
         """One row an iteration of the search, from 1 on; empty cells where no particle fits; None without a swarm."""
@@ -296,7 +296,7 @@ class Search:
             "parameters": plain_parameters(self.parameters),
             "seed": self.seed,
             "epoch": self.epoch,
-            "feature_maps": len(decisions.maps),
+            "activations": len(decisions.maps),
             "options": list(decisions.choices),
             "evaluations": self.chosen.evaluations,
             "swarm": how,
@@ -335,7 +335,7 @@ def _plain(frame: pd.DataFrame) -> dict[str, list[Any]]:
 #: Start and end (ns after the iteration began) of the first span with a kind and a name.
 _Spans = Mapping[tuple[SpanKind, str], tuple[int, int]]
 
-_SPAN_KINDS = (SpanKind.COMPUTE, SpanKind.RECOMPUTE, SpanKind.COPY_OUT, SpanKind.COPY_IN)
+_SPAN_KINDS = (SpanKind.COMPUTE, SpanKind.RECOMPUTE, SpanKind.COPY_D2H, SpanKind.COPY_H2D)
 
 
 @dataclass(frozen=True, slots=True)
@@ -387,7 +387,7 @@ def _spans(timeline: Timeline) -> _Spans:
     return results
 
 
-def _placed(graph: TaskGraph, each: FeatureMap, option: Option, overhead: int, spans: _Spans) -> PlacedMap:
+def _placed(graph: TaskGraph, each: Activation, option: Option, overhead: int, spans: _Spans) -> PlacedMap:
     block, maker = graph.blocks[each.block], graph.uses[each.block][0]
 
     def at(kind: SpanKind, name: str, end: bool) -> int | None:
@@ -396,7 +396,7 @@ def _placed(graph: TaskGraph, each: FeatureMap, option: Option, overhead: int, s
     left = back = None
     if option.action is Action.SWAP:
         moved = block.id if option.encoding is None else f"{block.id}:{option.encoding.codec}"
-        left, back = at(SpanKind.COPY_OUT, moved, True), at(SpanKind.COPY_IN, moved, True)
+        left, back = at(SpanKind.COPY_D2H, moved, True), at(SpanKind.COPY_H2D, moved, True)
     elif option.action is Action.RECOMPUTE:
         writer = max(k for k in graph.uses[each.block] if k <= each.after and each.block in graph.writes[k])
         left = at(SpanKind.COMPUTE, graph.kernels[each.after].id, True)

@@ -44,14 +44,14 @@ class StudyResult(StudyValues):
                 "samples_per_s": cell.samples_per_s,
                 **{f"over_{label}": self._over(trace, runs[run], label) for label in self.study.baseline},
                 **{f"{part}_ns": cell.parts.get(part) for part in PARTS},
-                "bytes_moved": cell.bytes_moved,
+                "traffic_reduction": cell.traffic_reduction,
                 "energy_nj": cell.energy_nj,
                 "average_power": cell.average_power,
-                "largest_power": cell.largest_power,
+                "peak_power": cell.peak_power,
                 "peak_bytes": cell.peak_bytes,
                 "compression_ratio": cell.ratio,
                 "overflow": cell.overflow,
-                "metadata_hits": cell.metadata_hits,
+                "metadata_hit_rate": cell.metadata_hit_rate,
                 "steady": cell.steady,
                 "policy": policy_label(make_policy(*runs[run].on(trace)[0])),
                 "node": runs[run].node.name,
@@ -60,7 +60,7 @@ class StudyResult(StudyValues):
             }
             for (trace, run), cell in self.cells.items()
         ]
-        whole = [f"{part}_ns" for part in PARTS] + ["bytes_moved", "energy_nj", "budget_bytes", "peak_bytes"]
+        whole = [f"{part}_ns" for part in PARTS] + ["traffic_reduction", "energy_nj", "budget_bytes", "peak_bytes"]
         return pd.DataFrame(rows).astype(dict.fromkeys(whole, "Int64")).set_index(["trace", "run"])
 
     def _over(self, trace: str, run: StudyRun, baseline: str) -> float | None:

@@ -77,7 +77,7 @@ def _title_lines(result: StudyValues) -> Iterator[str]:
 
 
 _NO_BASELINE, _UNKNOWN = "no baseline", "-"
-_DRIFT = ("overflow_least", "overflow_most")
+_DRIFT = ("overflow_min", "overflow_max")
 _BUDGET, _SHARE = AxisInfo("budget", "size"), AxisInfo("oversubscription", "share")
 _BATCH = AxisInfo("batch", "count")
 

@@ -27,13 +27,13 @@ class StudyCell:
     compressed: number of blocks that are offloaded compressed, of each epoch.
     steady: whether the last two iterations were equal in every epoch.
     limited: whether device memory is limited.
-    bytes_moved: over the links, both directions, of all epochs' iterations together.
+    traffic_reduction: over the links, both directions, of all epochs' iterations together.
     energy_nj: of these iterations; None where the GPU's power is not known.
-    average_power, largest_power: shares of the GPU's power limit; None where that is not known.
+    average_power, peak_power: shares of the GPU's power limit; None where that is not known.
     batch: samples per iteration.
     parts: nanoseconds of all epochs' iterations by part (`simgpu.analysis.breakdown.PARTS`), of GPU 0 of several.
     peak_bytes: device memory, the largest of all epochs.
-    ratio, overflow, metadata_hits: of compressed memory (`simgpu.analysis.compression`), means over the epochs; None
+    ratio, overflow, metadata_hit_rate: of compressed memory (`simgpu.analysis.compression`), means over the epochs; None
     without compression. drift: of all epochs one after another; empty without compression.
     """
 
@@ -44,16 +44,16 @@ class StudyCell:
     limited: bool = True
     out_of_memory: str = ""
     refused: str = ""
-    bytes_moved: int | None = None
+    traffic_reduction: int | None = None
     energy_nj: int | None = None
     average_power: float | None = None
-    largest_power: float | None = None
+    peak_power: float | None = None
     batch: int = 0
     parts: Mapping[str, int] = field(default_factory=dict)
     peak_bytes: int | None = None
     ratio: float | None = None
     overflow: float | None = None
-    metadata_hits: float | None = None
+    metadata_hit_rate: float | None = None
     drift: tuple[float, ...] = ()
 
     @property
@@ -81,15 +81,15 @@ class StudyCell:
             training.counts,
             None if None in steady else all(steady),
             not all(result.program.unlimited_memory for result in results),
-            bytes_moved=sum(each.bytes_out + each.bytes_in for each in metrics),
+            traffic_reduction=sum(each.d2h_bytes + each.h2d_bytes for each in metrics),
             energy_nj=drawn if known else None,
             average_power=drawn / time_ns / limit_w if limit_w and time_ns else None,
-            largest_power=max(each.largest_w for each in known) / limit_w if limit_w else None,
+            peak_power=max(each.largest_w for each in known) / limit_w if limit_w else None,
             batch=training.trace.batch,
             peak_bytes=max(each.device_peak_bytes for each in metrics),
             ratio=_mean(each.ratio for each in compressed),
             overflow=_mean(each.overflow_share for each in compressed),
-            metadata_hits=_mean(each.hit_rate for each in compressed),
+            metadata_hit_rate=_mean(each.hit_rate for each in compressed),
             drift=tuple(share for each in compressed for share in each.drift),
             parts={name: sum(each.breakdown.parts[name] for each in metrics) for name in PARTS},
         )
@@ -215,7 +215,7 @@ _PARTS = {
 MEASURES: Mapping[str, Measure] = {
     "throughput": Measure("throughput over {over}", "", _throughput, ratio=_RATIO),
     "time": Measure("time over that of {over}", "time", _time, ratio=_RATIO),
-    "time_added": Measure(
+    "time_increase": Measure(
         "time added to that of {over}",
         "time added",
         lambda a, b: _less_one(_time(a, b)),
@@ -223,17 +223,17 @@ MEASURES: Mapping[str, Measure] = {
         ratio=_RATIO_LESS_ONE,
     ),
     "time_saved": Measure("time saved of that of {over}", "time saved", _time_saved, share=True, ratio=_ONE_LESS_RATIO),
-    "moved": Measure("bytes moved, out and in", "moved", lambda a, _: a.bytes_moved, size=True, alone=True),
-    "bytes_moved": Measure(
+    "moved": Measure("bytes moved, out and in", "moved", lambda a, _: a.traffic_reduction, size=True, alone=True),
+    "traffic_reduction": Measure(
         "bytes that {over} moves over those of the run",
         "fewer bytes moved",
-        lambda a, b: _over(b.bytes_moved, a.bytes_moved),
+        lambda a, b: _over(b.traffic_reduction, a.traffic_reduction),
         ratio=_RATIO,
     ),
     "energy": Measure(
         "energy over that of {over}", "energy", lambda a, b: _over(a.energy_nj, b.energy_nj), ratio=_RATIO
     ),
-    "power_added": Measure(
+    "power_increase": Measure(
         "average power added to that of {over}",
         "average power added",
         lambda a, b: _less_one(_over(a.average_power, b.average_power)),
@@ -243,8 +243,8 @@ MEASURES: Mapping[str, Measure] = {
     "average_power": Measure(
         "average power, share of the GPU's limit", "average power", lambda a, _: a.average_power, share=True, alone=True
     ),
-    "largest_power": Measure(
-        "largest power, share of the GPU's limit", "largest power", lambda a, _: a.largest_power, share=True, alone=True
+    "peak_power": Measure(
+        "largest power, share of the GPU's limit", "largest power", lambda a, _: a.peak_power, share=True, alone=True
     ),
     "samples_per_s": Measure(
         "samples per second", "samples/s", lambda a, _: a.samples_per_s, alone=True, decimals=1, averaged=False
@@ -264,7 +264,7 @@ MEASURES: Mapping[str, Measure] = {
         decimals=0,
         of_sweep=_largest_batch,
     ),
-    "batch_gain": Measure(
+    "batch_ratio": Measure(
         "largest batch over that of {over}",
         "largest batch",
         lambda a, b: None,
@@ -280,22 +280,22 @@ MEASURES: Mapping[str, Measure] = {
     "overflow": Measure(
         "share of the memory-entries that overflow", "entries overflow", lambda a, _: a.overflow, share=True, alone=True
     ),
-    "overflow_least": Measure(
+    "overflow_min": Measure(
         "share of live entries that overflow, least over the iteration",
         "least overflow",
         lambda a, _: min(a.drift, default=None),
         share=True,
         alone=True,
     ),
-    "overflow_most": Measure(
+    "overflow_max": Measure(
         "share of live entries that overflow, most over the iteration",
         "most overflow",
         lambda a, _: max(a.drift, default=None),
         share=True,
         alone=True,
     ),
-    "metadata_hits": Measure(
-        "hit rate of the metadata cache", "metadata hits", lambda a, _: a.metadata_hits, share=True, alone=True
+    "metadata_hit_rate": Measure(
+        "hit rate of the metadata cache", "metadata hits", lambda a, _: a.metadata_hit_rate, share=True, alone=True
     ),
     "memory": Measure(
         "all tensors at once over it", "all at once over it", lambda a, b: None, alone=True, ratio=_RATIO
@@ -314,7 +314,7 @@ MEASURES: Mapping[str, Measure] = {
 AMOUNTS: Mapping[str, str] = {
     "all_at_once": "all at once",
     "bound": "bound",
-    "weights_leave": "weights leave",
+    "weights_offloaded": "weights leave",
     "sub_batch": "sub-batch",
     "transfers": "transfers",
     "algorithms": "algorithms",
@@ -325,11 +325,11 @@ def memory_of(trace: Trace) -> dict[str, int]:
     """Bytes that an iteration needs, by the names of `AMOUNTS`.
 
     all_at_once: all tensors at once, with the largest workspace of the fastest algorithms (moDNN's ideal memory,
-    section 7). bound: equation 7. weights_leave: the same where weights leave too, without the optimizer's kernels, as
+    section 7). bound: equation 7. weights_offloaded: the same where weights leave too, without the optimizer's kernels, as
     published. The others are one technique alone (section 7.3): sub_batch, where everything stays of one sample at a
     time; transfers, what the most demanding task of the whole batch needs by its fastest algorithm; algorithms, where
     everything is resident and each convolution runs in the smallest workspace. Where the iteration is unknown at one
-    sample, bound, weights_leave and sub_batch are of the whole batch.
+    sample, bound, weights_offloaded and sub_batch are of the whole batch.
 
     >>> from simgpu.experiments.scenarios.load import load_trace
     >>> found = memory_of(load_trace("vgg16-b128-v100"))
@@ -343,7 +343,7 @@ def memory_of(trace: Trace) -> dict[str, int]:
     return {
         "all_at_once": bounds.all_at_once.bytes,
         "bound": bounds.bound.bytes,
-        "weights_leave": bounds.without_updates.bytes,
+        "weights_offloaded": bounds.without_updates.bytes,
         "sub_batch": all_at_once(Tdfg.of(bounds.graph)).bytes,
         "transfers": whole.resident_bytes + max(task_bytes(whole, k, whole.fastest(k)) for k in tasks),
         "algorithms": bounds.all_at_once.bytes - fastest + smallest,

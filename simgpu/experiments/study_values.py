@@ -259,7 +259,7 @@ def mean(of: Measure, values: Sequence[float], count: int) -> float | None:
     >>> from simgpu.experiments.study_measures import MEASURES
     >>> round(mean(MEASURES["time"], [1.0, 4.0], 2), 9), mean(MEASURES["peak_memory"], [1.0, 4.0], 2)
     (2.0, 2.5)
-    >>> round(mean(MEASURES["time_added"], [0.0, 3.0], 2), 9)
+    >>> round(mean(MEASURES["time_increase"], [0.0, 3.0], 2), 9)
     1.0
     """
     if not values or len(values) < count:

@@ -123,13 +123,13 @@ def departures(result: Result) -> dict[str, str]:
         for start, name, kind in zip(
             timeline.start_ns[last].tolist(), timeline.name[last].tolist(), timeline.kind[last].tolist(), strict=True
         )
-        if kind in (SpanKind.ENCODE, SpanKind.COPY_OUT)
+        if kind in (SpanKind.ENCODE, SpanKind.COPY_D2H)
     )
     forms = {name for _, name, kind in spans if kind == SpanKind.ENCODE}
     results: dict[str, str] = {}
     for _, name, kind in spans:
         block, _, codec = name.rpartition(":") if name in forms else (name, "", AS_IT_IS)
-        if kind == SpanKind.COPY_OUT or block in results:
+        if kind == SpanKind.COPY_D2H or block in results:
             results[block] = codec or results.get(block, AS_IT_IS)
     return results
 

@@ -190,7 +190,7 @@ def _amount(ns: int, whole: int) -> tuple[str, str]:
     return format_time(ns), f"{ns / whole:.1%}" if whole else "-"
 
 
-_COPIES = (SpanKind.COPY_OUT, SpanKind.COPY_IN)
+_COPIES = (SpanKind.COPY_D2H, SpanKind.COPY_H2D)
 _MEMORY = (SpanKind.STALL_DEVICE_MEMORY, SpanKind.STALL_HOST_MEMORY)
 
 

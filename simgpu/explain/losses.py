@@ -36,7 +36,7 @@ from simgpu.timeline.model import SpanKind, Timeline
 from simgpu.timeline.streams import StreamId
 from simgpu.trace.model import Block, BlockKind
 
-_COPIES = (SpanKind.COPY_OUT, SpanKind.COPY_IN)
+_COPIES = (SpanKind.COPY_D2H, SpanKind.COPY_H2D)
 #: What is said of a codec that the GPU, and one that the host runs.
 _CODED = {
     (SpanKind.ENCODE, False): "encode before offload",
@@ -45,7 +45,7 @@ _CODED = {
     (SpanKind.DECODE, True): "decode on the host before prefetch",
 }
 _CODECS = (SpanKind.ENCODE, SpanKind.DECODE)
-_STALLED = (Owner.COPY_OUT, Owner.COPY_IN, Owner.MEMORY, Owner.HOST, Owner.OTHER)
+_STALLED = (Owner.COPY_D2H, Owner.COPY_H2D, Owner.MEMORY, Owner.HOST, Owner.OTHER)
 
 
 class Cause(NamedTuple):
@@ -181,7 +181,7 @@ class _Teller:
         return doing if doing >= 0 and self.timeline.kind[doing] < SpanKind.STALL_EVENT else row
 
     def _travels(self, row: int, kind: SpanKind) -> str:
-        out = kind is SpanKind.COPY_OUT
+        out = kind is SpanKind.COPY_D2H
         residency = self.places.program.residency
         if isinstance(residency, Remote):
             return "written in host memory" if out else "read in host memory"

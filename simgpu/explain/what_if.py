@@ -114,7 +114,7 @@ def encodes(node: NodeSpec, run: Result | SimgpuError) -> bool:
     """Whether codecs have a part in a run: its program's, a DMA engine's, or compressed memory's."""
     if not isinstance(run, Result):
         return True
-    moves = run.metrics.bytes_out + run.metrics.bytes_in > 0
+    moves = run.metrics.d2h_bytes + run.metrics.h2d_bytes > 0
     written = any(
         isinstance(instruction, Encode | Decode)
         for segment in run.program.segments

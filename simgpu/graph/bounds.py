@@ -68,7 +68,7 @@ def lower_bound(tdfg: Tdfg) -> MemoryBound:
     >>> from simgpu.trace.chain import chain
     >>> bound = lower_bound(Tdfg.of(TaskGraph.of(chain([5, 7], [10, 14], [100, 200]))))
     >>> bound.bytes, bound.kernel, {kind.value: size for kind, size in bound.shares.items()}
-    (300, 0, {'feature_map': 200, 'input': 100})
+    (300, 0, {'activation': 200, 'input': 100})
     """
     k = max(range(len(tdfg.kinds)), key=lambda k: task_bytes(tdfg, k, tdfg.smallest(k)))
     return _bound(tdfg, k, (*tdfg.resident, *tdfg.data(k)), tdfg.smallest(k).workspace)

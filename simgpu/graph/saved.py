@@ -154,7 +154,7 @@ def _last_forward_use(graph: TaskGraph, b: int) -> int | None:
 
 
 #: What lives through forward and backward without being a feature map or saved beside one.
-_NO_FEATURE_MAPS = {
+_NO_ACTIVATIONS = {
     BlockKind.INPUT,
     BlockKind.LABEL,
     BlockKind.WEIGHT,
@@ -168,7 +168,7 @@ _NO_FEATURE_MAPS = {
 SMALLEST_PART = 10_000
 
 
-class FeatureMap(NamedTuple):
+class Activation(NamedTuple):
     """A block that is saved for backward.
 
     after: its last kernel in forward; before: its next use. out_with: the kernel at whose start a copy out may be
@@ -181,7 +181,7 @@ class FeatureMap(NamedTuple):
     out_with: int | None
 
 
-def feature_maps(graph: TaskGraph) -> tuple[FeatureMap, ...]:
+def activations(graph: TaskGraph) -> tuple[Activation, ...]:
     """What may go between forward and backward, in the order in which it is made.
 
     Blocks that kernels make, with a use in forward and one later, more than one layer step apart (where these are
@@ -190,7 +190,7 @@ def feature_maps(graph: TaskGraph) -> tuple[FeatureMap, ...]:
 
     >>> from simgpu.trace.chain import chain
     >>> graph = TaskGraph.of(chain([5, 7, 9], [10, 14, 18], [100, 200, 300]))
-    >>> [(graph.blocks[each.block].id, each.after, each.before) for each in feature_maps(graph)]
+    >>> [(graph.blocks[each.block].id, each.after, each.before) for each in activations(graph)]
     [('x2', 1, 4)]
     """
     saved = _all_saved(graph)
@@ -217,13 +217,13 @@ def saved_activations(graph: TaskGraph) -> tuple[int, ...]:
     return tuple(each.block for each in _all_saved(graph))
 
 
-def _all_saved(graph: TaskGraph) -> list[FeatureMap]:
+def _all_saved(graph: TaskGraph) -> list[Activation]:
     return [found for b in range(len(graph.blocks)) if (found := _saved(graph, b)) is not None]
 
 
-def _saved(graph: TaskGraph, b: int) -> FeatureMap | None:
+def _saved(graph: TaskGraph, b: int) -> Activation | None:
     block, birth = graph.blocks[b], graph.births[b]
-    if block.persistent or block.born is not None or block.kind in _NO_FEATURE_MAPS or birth is None:
+    if block.persistent or block.born is not None or block.kind in _NO_ACTIVATIONS or birth is None:
         return None
     forward = [k for k in graph.uses[b] if graph.kernels[k].phase is Phase.FORWARD]
     if not forward or b not in graph.writes[forward[0]]:
@@ -234,4 +234,4 @@ def _saved(graph: TaskGraph, b: int) -> FeatureMap | None:
         return None
     written = max(k for k in forward if b in graph.writes[k])
     step = graph.layers.steps[graph.layers.step_of[after]]
-    return FeatureMap(b, after, before, max(step.first, written + 1) if written < after else None)
+    return Activation(b, after, before, max(step.first, written + 1) if written < after else None)

@@ -59,7 +59,7 @@ class Role(StrEnum):
 _ROLES = {
     BlockKind.INPUT: Role.ACTIVATION,
     BlockKind.LABEL: Role.ACTIVATION,
-    BlockKind.FEATURE_MAP: Role.ACTIVATION,
+    BlockKind.ACTIVATION: Role.ACTIVATION,
     BlockKind.GRADIENT: Role.DELTA,
     BlockKind.WEIGHT: Role.WEIGHT,
     BlockKind.WEIGHT_GRADIENT: Role.WEIGHT_GRADIENT,
@@ -236,8 +236,8 @@ def _role(graph: TaskGraph, b: int, resides: bool) -> Role:
     if block.kind is BlockKind.WORKSPACE and not block.persistent:
         return Role.WORKSPACE
     if block.kind in (BlockKind.GRADIENT, BlockKind.OTHER) and resides and not block.persistent:
-        made_by = next((graph.kernels[k].phase for k in uses if b in graph.writes[k]), None)
-        if made_by is Phase.BACKWARD:
+        created_by = next((graph.kernels[k].phase for k in uses if b in graph.writes[k]), None)
+        if created_by is Phase.BACKWARD:
             return Role.WEIGHT_GRADIENT
     return _ROLES.get(block.kind, Role.STATE if block.persistent else Role.OTHER)
 

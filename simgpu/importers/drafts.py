@@ -44,10 +44,10 @@ def kind_of_new(maker: Phase | None, reading: Set[Phase]) -> BlockKind:
     maker: phase of the kernel that first wrote it, None where none did. reading: phases of those that read it.
 
     >>> kind_of_new(Phase.FORWARD, {Phase.BACKWARD}).value
-    'feature_map'
+    'activation'
     """
     if maker is Phase.FORWARD:
-        return BlockKind.FEATURE_MAP
+        return BlockKind.ACTIVATION
     return kind_of_gradient(reading) if maker is Phase.BACKWARD else BlockKind.OTHER
 
 

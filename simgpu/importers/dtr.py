@@ -135,7 +135,7 @@ def _kind(storage: _Storage, operators: list[_Operator]) -> BlockKind:
         return BlockKind.WEIGHT_GRADIENT if storage.died is None else BlockKind.GRADIENT
     if maker.reads and all(source.constant and source.kind is None for source in maker.reads):
         return BlockKind.OTHER
-    return BlockKind.FEATURE_MAP
+    return BlockKind.ACTIVATION
 
 
 def _instructions(path: Path) -> list[tuple[int, dict[str, Any]]]:

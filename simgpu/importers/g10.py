@@ -245,7 +245,7 @@ def _kind(tensor: G10Tensor, maker: G10Kernel | None, readers: Sequence[G10Kerne
     if maker.name == _LOAD:
         return BlockKind.INPUT
     if _phase(maker.name) is Phase.FORWARD:
-        return BlockKind.FEATURE_MAP
+        return BlockKind.ACTIVATION
     if any(_phase(kernel.name) is Phase.OPTIMIZER for kernel in readers):
         return BlockKind.WEIGHT_GRADIENT
     return BlockKind.GRADIENT

@@ -17,7 +17,7 @@ PASS, AWAIT, END, RELEASE, SIGNAL, ACQUIRE, LAUNCH, COPY, DRAM_LAUNCH, DRIVEN_LA
 
 COMPUTE, RECOMPUTE = int(SpanKind.COMPUTE), int(SpanKind.RECOMPUTE)
 ENCODE, DECODE = int(SpanKind.ENCODE), int(SpanKind.DECODE)
-COPY_OUT, COPY_IN = int(SpanKind.COPY_OUT), int(SpanKind.COPY_IN)
+COPY_D2H, COPY_H2D = int(SpanKind.COPY_D2H), int(SpanKind.COPY_H2D)
 
 #: Directions of a copy.
 OUT, IN = range(2)

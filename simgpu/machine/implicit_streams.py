@@ -7,7 +7,7 @@ from itertools import accumulate
 from typing import Any, Protocol
 
 from simgpu.graph.taskgraph import TaskGraph
-from simgpu.machine.code import COPY_IN, COPY_OUT, WORK
+from simgpu.machine.code import COPY_D2H, COPY_H2D, WORK
 from simgpu.machine.stream import Stream, TimedMemory
 from simgpu.memory.paged import Parts
 from simgpu.timeline.model import SpanKind
@@ -37,8 +37,8 @@ class ImplicitStreams:
         rank = {stream: place for place, stream in enumerate(streams)}
         self.copies_of = {
             rank[stream]: {
-                COPY_OUT: rank[stream._replace(role="d2h")],
-                COPY_IN: rank[stream._replace(role="h2d")],
+                COPY_D2H: rank[stream._replace(role="d2h")],
+                COPY_H2D: rank[stream._replace(role="h2d")],
             }
             for stream in streams
             if stream.role == "compute"
@@ -62,7 +62,7 @@ class ImplicitStreams:
         what, cause = int(SpanKind.STALL_DEVICE_MEMORY), -1
         if kind is not None:
             what, cause = int(SpanKind.STALL_EVENT), self.copies_of[stream.rank][kind]
-        self.rows += (stream.rank, what, COPY_IN + WORK * b, begin, end, 0, cause, stream.iteration)
+        self.rows += (stream.rank, what, COPY_H2D + WORK * b, begin, end, 0, cause, stream.iteration)
 
 
 class ResidencyDriver(Protocol):

@@ -18,7 +18,7 @@ import simpy
 from simgpu.errors import OutOfMemoryError
 from simgpu.graph.taskgraph import TaskGraph
 from simgpu.hardware.spec import NodeSpec
-from simgpu.machine.code import COPY_IN, COPY_OUT
+from simgpu.machine.code import COPY_D2H, COPY_H2D
 from simgpu.machine.implicit_streams import ImplicitStreams
 from simgpu.machine.page_accesses import block_accesses, page_accesses
 from simgpu.machine.stream import Stream, TimedMemory, unset
@@ -201,7 +201,7 @@ class PageFaults:
         self.counts[stream.iteration] = batches + 1, faults
         at = now + self.how.fault_latency_ns
         self.implicit.stall(stream, kernel.since, at, wanted)
-        for kind, parts, rate in ((COPY_OUT, evicted, self.rates[0]), (COPY_IN, fetched, self.rates[1])):
+        for kind, parts, rate in ((COPY_D2H, evicted, self.rates[0]), (COPY_H2D, fetched, self.rates[1])):
             if parts:
                 end = at + copy_ns(sum(size for _, size in parts), rate, self.latency_ns)
                 self.implicit.copies(stream, kind, parts, at, end)

@@ -60,7 +60,7 @@ def _work_columns(simulator: Simulator, graph: TaskGraph, rank: int) -> tuple[Co
     works = [work for code in simulator.code.segments[rank] for work in code.works * code.repeat]
     once = np.array(works, dtype=np.int64)
     kind, number = once % WORK, once // WORK
-    copies = (kind == SpanKind.COPY_OUT) | (kind == SpanKind.COPY_IN)
+    copies = (kind == SpanKind.COPY_D2H) | (kind == SpanKind.COPY_H2D)
     kernels = (kind == SpanKind.COMPUTE) | (kind == SpanKind.RECOMPUTE)
     starts_recorded = _starts_recorded(simulator.code.segments[rank])
     size, duration = np.zeros_like(once), np.zeros_like(once)

@@ -16,7 +16,7 @@ import simpy
 from simgpu.compression.codecs.entries import SECTOR_BYTES
 from simgpu.graph.taskgraph import TaskGraph
 from simgpu.hardware.spec import NodeSpec
-from simgpu.machine.code import COPY_IN, COPY_OUT
+from simgpu.machine.code import COPY_D2H, COPY_H2D
 from simgpu.machine.flows import FlowNetwork, single_paths
 from simgpu.machine.implicit_streams import ImplicitStreams
 from simgpu.machine.stream import Stream, TimedMemory, unset
@@ -49,8 +49,8 @@ class RemoteAccess:
         self.settled: Callable[[], None] = unset
         self.link = node.link
         capacities, ((out, back),) = single_paths(node, others=True)
-        self.paths = {COPY_OUT: out, COPY_IN: back}
-        self.rates = {COPY_OUT: node.link.d2h_bandwidth, COPY_IN: node.link.h2d_bandwidth}
+        self.paths = {COPY_D2H: out, COPY_H2D: back}
+        self.rates = {COPY_D2H: node.link.d2h_bandwidth, COPY_H2D: node.link.h2d_bandwidth}
         self.flows = FlowNetwork(env, capacities, lambda: self.settled())
         self.traffic = [traffic_of(graph, k) for k in range(len(graph.kernels))]
 
@@ -66,7 +66,7 @@ class RemoteAccess:
         read, written = self.traffic[k]
         kernel = _Kernel(stream, k, int(self.env.now), 1 + bool(read) + bool(written))
         self._after(self.graph.durations[k], partial(self._part_ended, kernel))
-        for kind, parts in ((COPY_OUT, written), (COPY_IN, read)):
+        for kind, parts in ((COPY_D2H, written), (COPY_H2D, read)):
             if parts:
                 self._after(self.link.latency_ns, partial(self._send, kernel, kind, parts))
 

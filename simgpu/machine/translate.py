@@ -12,8 +12,8 @@ from simgpu.machine.code import (
     AWAIT,
     COMPUTE,
     COPY,
-    COPY_IN,
-    COPY_OUT,
+    COPY_D2H,
+    COPY_H2D,
     DECODE,
     DRAM_LAUNCH,
     DRIVEN_LAUNCH,
@@ -168,10 +168,10 @@ class _Translator:
                 ops.append(self._await(instruction, index))
             elif isinstance(instruction, CopyOut):
                 ops.append(self._copy(OUT, instruction.kept_as))
-                works.append(COPY_OUT + WORK * instruction.kept_as)
+                works.append(COPY_D2H + WORK * instruction.kept_as)
             elif isinstance(instruction, CopyIn):
                 ops.append(self._copy(IN, instruction.block))
-                works.append(COPY_IN + WORK * instruction.block)
+                works.append(COPY_H2D + WORK * instruction.block)
             elif isinstance(instruction, Encode):
                 ops.append((LAUNCH, self.graph.encoded[instruction.into].encode_ns))
                 works.append(ENCODE + WORK * instruction.into)

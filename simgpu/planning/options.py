@@ -8,7 +8,7 @@ from enum import IntEnum
 
 from simgpu.graph.encodings import Encoding
 from simgpu.graph.recompute import Ancestry
-from simgpu.graph.saved import FeatureMap, feature_maps
+from simgpu.graph.saved import Activation, activations
 from simgpu.graph.taskgraph import TaskGraph
 
 #: What becomes of each feature map: numbers of its options.
@@ -55,13 +55,13 @@ class Decisions:
     ((3, 3), ['KEEP', 'SWAP', 'RECOMPUTE'])
     """
 
-    maps: tuple[FeatureMap, ...]
+    maps: tuple[Activation, ...]
     options: tuple[tuple[Option, ...], ...]
 
     @classmethod
     def of(cls, graph: TaskGraph) -> Decisions:
         """Keep, swap and recompute for every feature map that can be made again, keep and swap for the others."""
-        maps, ancestry = feature_maps(graph), Ancestry(graph)
+        maps, ancestry = activations(graph), Ancestry(graph)
         can = [ancestry.why_not(each.block) is None for each in maps]
         return cls(maps, tuple((KEEP, SWAP, RECOMPUTE) if again else (KEEP, SWAP) for again in can))
 

@@ -168,7 +168,7 @@ class _Offload:
     def _leave(self, number: int) -> None:
         """A block's copy out begins; where it is one too many for the stash, compute waits for the oldest there."""
         writer = self.writer
-        self.out[number] = writer.copy_out(self.blocks[number].block, self._form(number), after=writer.signal())
+        self.out[number] = writer.copy_d2h(self.blocks[number].block, self._form(number), after=writer.signal())
         if number in self.pushed:
             writer.wait(self.out[self.pushed[number]])
 
@@ -183,6 +183,6 @@ class _Offload:
                 writer.release_after(self._form(other), self.until[self.blocks[other].block])
             here = writer.signal()
             for other in wanted:
-                self.back[other] = writer.copy_in(self._form(other), after=here)
+                self.back[other] = writer.copy_h2d(self._form(other), after=here)
         if number in self.back:
             writer.wait(self.back[number])

@@ -104,7 +104,7 @@ class TensorProfiler:
         with suppress(OutOfMemoryError):
             timeline = self.context.trial(encoded_offloading(graph, swaps, {})).timeline
             took = _kernel_times(timeline)
-            kinds = SpanKind.COPY_OUT, SpanKind.COPY_IN
+            kinds = SpanKind.COPY_D2H, SpanKind.COPY_H2D
             out, back = (_effective(timeline, kind, rate) for kind, rate in zip(kinds, bandwidth, strict=True))
             bandwidth = out, back
         return NetworkProfile(bandwidth, _hidden(graph, swaps, took))

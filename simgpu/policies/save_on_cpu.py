@@ -51,12 +51,12 @@ class SaveOnCpu(Policy):
                 for number in taken[k]:
                     form = len(graph.blocks) + number
                     writer.acquire((form,))
-                    writer.wait(writer.copy_in(form, after=writer.signal()))
+                    writer.wait(writer.copy_h2d(form, after=writer.signal()))
                     writer.release_after(form, until[number])
                 writer.run(k)
             for number in saved[k]:
                 form = len(graph.blocks) + number
-                writer.wait(writer.copy_out(tensors[number].block, form, after=writer.signal()))
+                writer.wait(writer.copy_d2h(tensors[number].block, form, after=writer.signal()))
             if k >= 0:
                 writer.release_ended(k)
         returned = (Unpacked(t.block, t.bytes, r) for t, r in zip(tensors, read, strict=True))

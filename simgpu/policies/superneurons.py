@@ -19,7 +19,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
-from simgpu.graph.saved import FeatureMap
+from simgpu.graph.saved import Activation
 from simgpu.graph.taskgraph import TaskGraph
 from simgpu.planning.options import RECOMPUTE, SWAP, Decisions, Vector
 from simgpu.policies.base import PlanContext, parameter
@@ -52,6 +52,6 @@ class SuperNeurons(PlacingPolicy):
             vector.append(number or 0)
         return tuple(vector)
 
-    def _layer(self, graph: TaskGraph, each: FeatureMap) -> int:
+    def _layer(self, graph: TaskGraph, each: Activation) -> int:
         """A kernel of the layer whose tensor it is."""
         return each.after if self.tensors == "inputs" else graph.uses[each.block][0]

@@ -90,7 +90,7 @@ class Asynchronous:
             ended = self._event()
             code.append(Signal(ended))
             for swap in leaving:
-                self.writer.copy_out(swap, self.started.get(swap, ended), release=True, free=ended)
+                self.writer.copy_d2h(swap, self.started.get(swap, ended), release=True, free=ended)
 
     def _event(self) -> int:
         self.writer.events = max(self.writer.events, self.order.events)

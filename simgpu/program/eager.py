@@ -103,13 +103,13 @@ class Eager:
         """Let a stream wait for an event."""
         self.code[stream].append(Await(event))
 
-    def copy_out(self, b: int, form: int, after: int) -> int:
+    def copy_d2h(self, b: int, form: int, after: int) -> int:
         """Copy a block to the host as that form of it after the event `after`; returns the event of the copy's end."""
         self.wait(after, D2H)
         self.code[D2H] += [Acquire((form,), Space.HOST), CopyOut(b, form)]
         return self.signal(D2H)
 
-    def copy_in(self, form: int, after: int) -> int:
+    def copy_h2d(self, form: int, after: int) -> int:
         """Copy a form into device memory that it has, after the event `after`, and release it on the host.
 
         Returns the event of the copy's end.

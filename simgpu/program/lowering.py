@@ -263,15 +263,15 @@ class LayerSteps:
         code.append(Signal(begun))
         for swap in outs:
             if not swap.encoded_by_gpu:
-                self.writer.copy_out(swap, begun, release=False)
+                self.writer.copy_d2h(swap, begun, release=False)
         for swap in ins:
-            self.writer.copy_in(swap, (begun,))
+            self.writer.copy_h2d(swap, (begun,))
         for swap in outs:
             if swap.encoded_by_gpu:
                 self.writer.encode(swap)
                 encoded = self.writer.event()
                 code.append(Signal(encoded))
-                self.writer.copy_out(swap, encoded, release=True)
+                self.writer.copy_d2h(swap, encoded, release=True)
 
 
 _KERNELS = {Swap: ("after", "before", "fetch_with"), Recompute: ("after", "before")}

@@ -65,7 +65,7 @@ class SwapWriter:
             form = _form(swap)
             self.code[COMPUTE] += [Acquire((form,)), Encode(swap.block, form)]
 
-    def copy_out(self, swap: Swap, after: int, *, release: bool, free: int | None = None) -> None:
+    def copy_d2h(self, swap: Swap, after: int, *, release: bool, free: int | None = None) -> None:
         """Copy out the block or its encoded form after the event `after`.
 
         release: free its device memory at the copy's end, and not before the event `free`.
@@ -94,7 +94,7 @@ class SwapWriter:
             Signal(self.offloaded[swap]),
         ]
 
-    def copy_in(self, swap: Swap, after: tuple[int, ...]) -> None:
+    def copy_h2d(self, swap: Swap, after: tuple[int, ...]) -> None:
         """Copy in the block or its encoded form after these events, into memory that the copy stream acquires."""
         after = self._ready_on_host(swap, after)
         self._wait(H2D, *after)

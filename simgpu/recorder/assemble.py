@@ -53,7 +53,7 @@ def assemble(
                 kernel.layer,
                 pure=kernel.pure,
                 flops=kernel.flops,
-                spread_ns=spread(times[place]),
+                iqr_ns=spread(times[place]),
             )
             for place, kernel in enumerate(kernels)
         ),

@@ -167,13 +167,13 @@ class StructurePass(TorchDispatchMode):  # type: ignore[misc]
             return BlockKind.OTHER
         if self._phase is Phase.BACKWARD and self._tracker.running is None:
             return BlockKind.GRADIENT
-        return BlockKind.FEATURE_MAP if place == 0 else BlockKind.OTHER
+        return BlockKind.ACTIVATION if place == 0 else BlockKind.OTHER
 
     def _measure(self, written: Iterable[torch.Tensor]) -> None:
         """Share of exact zeros in each feature map just written; after several writes the last one's stands."""
         for tensor in written:
             block = self._ledger.blocks[self._ledger.block_read(tensor, None)]
-            if block.kind is BlockKind.FEATURE_MAP:
+            if block.kind is BlockKind.ACTIVATION:
                 whole = torch.empty(0, dtype=tensor.dtype, device=tensor.device).set_(tensor.untyped_storage())
                 zeros = whole.numel() - int(torch.count_nonzero(whole))
                 block.sparsity = round(zeros / whole.numel(), _SPARSITY_DIGITS)

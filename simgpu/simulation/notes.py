@@ -64,7 +64,7 @@ def on_output(trace: Trace) -> list[str]:
     """
     if trace.info.output is not OutputLife.HELD:
         return []
-    maps = [block for block in trace.blocks if block.kind is BlockKind.FEATURE_MAP and not block.persistent]
+    maps = [block for block in trace.blocks if block.kind is BlockKind.ACTIVATION and not block.persistent]
     held = sum(block.bytes for block in maps if block.release == RELEASED_AT_END)
     if held < _NOTABLE * sum(block.bytes for block in maps):
         return []

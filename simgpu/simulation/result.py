@@ -201,7 +201,7 @@ class Result:
             ("throughput", f"{metrics.samples_per_s:.4g} samples/s"),
             *speedup,
             ("slowdown", f"{metrics.slowdown:.3f}x of {of_what} {format_time(self.ideal_ns)}"),
-            ("moved", f"{format_bytes(metrics.bytes_out)} out, {format_bytes(metrics.bytes_in)} in"),
+            ("moved", f"{format_bytes(metrics.d2h_bytes)} out, {format_bytes(metrics.h2d_bytes)} in"),
             ("peak memory", format_bytes(metrics.device_peak_bytes)),
         ]
 

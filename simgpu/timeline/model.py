@@ -30,8 +30,8 @@ class SpanKind(IntEnum):
     RECOMPUTE = 1
     ENCODE = 2
     DECODE = 3
-    COPY_OUT = 4
-    COPY_IN = 5
+    COPY_D2H = 4
+    COPY_H2D = 5
     STALL_EVENT = 6
     """waiting for another stream to signal; `Span.cause` names that stream"""
     STALL_DEVICE_MEMORY = 7
@@ -45,7 +45,7 @@ class SpanKind(IntEnum):
 
     @property
     def label(self) -> str:
-        """The word used in files and tables, for example ``copy_out``."""
+        """The word used in files and tables, for example ``copy_d2h``."""
         return self.name.lower()
 
 

@@ -93,10 +93,10 @@ def copy_pairs(timeline: Timeline) -> Iterator[tuple[Span, Span]]:
     """Each copy-out with the next copy-in of the same block on the same GPU, both of positive length."""
     waiting: dict[tuple[int, str], list[Span]] = {}
     for span in timeline:
-        if span.kind not in (SpanKind.COPY_OUT, SpanKind.COPY_IN) or span.end_ns == span.start_ns:
+        if span.kind not in (SpanKind.COPY_D2H, SpanKind.COPY_H2D) or span.end_ns == span.start_ns:
             continue
         block = (span.gpu, span.name)
-        if span.kind is SpanKind.COPY_OUT:
+        if span.kind is SpanKind.COPY_D2H:
             waiting.setdefault(block, []).append(span)
         else:
             for out in waiting.pop(block, ()):

@@ -25,7 +25,7 @@ def chain(forward_ns: Sequence[int], backward_ns: Sequence[int], bytes_: Sequenc
     kernels = []
     for n in range(1, count + 1):
         size = bytes_[n] if n < count else 0
-        blocks.append(Block(f"x{n + 1}", size, BlockKind.FEATURE_MAP, layer=f"L{n}"))
+        blocks.append(Block(f"x{n + 1}", size, BlockKind.ACTIVATION, layer=f"L{n}"))
         kernels.append(
             Kernel(f"F{n}", op, Phase.FORWARD, forward_ns[n - 1], (f"x{n}",), (f"x{n + 1}",), f"L{n}", pure=True)
         )

@@ -33,7 +33,7 @@ def check_trace(trace: Trace, at: Place | None = None) -> list[Problem]:
     >>> from simgpu.trace.model import Block, BlockKind, Kernel, Origin, Phase, Trace, TraceInfo
     >>> info = TraceInfo("tiny", 1, "hand", "float32", Origin.MODELLED, "doctest")
     >>> kernels = (Kernel("k0", "relu", Phase.FORWARD, 10, reads=("x",), writes=("y",)),)
-    >>> for problem in check_trace(Trace(info, kernels, (Block("y", 4, BlockKind.FEATURE_MAP),))):
+    >>> for problem in check_trace(Trace(info, kernels, (Block("y", 4, BlockKind.ACTIVATION),))):
     ...     print(problem)
     trace: kernels[0].reads: kernel 'k0' names block 'x', which has no row; add it to the blocks
     """
@@ -91,7 +91,7 @@ def _check_kernels(kernels: tuple[Kernel, ...], problems: Problems) -> None:
         row.texts("op")
         row.texts("layer", optional=True)
         row.counts("duration_ns", "stream")
-        row.counts("start_ns", "flops", "dram_bytes", "spread_ns", optional=True)
+        row.counts("start_ns", "flops", "dram_bytes", "iqr_ns", optional=True)
         for column, ids in (("reads", kernel.reads), ("writes", kernel.writes)):
             if len(set(ids)) < len(ids):
                 twice = next(name for name in ids if ids.count(name) > 1)

@@ -208,7 +208,7 @@ KERNELS: Table[Kernel] = Table(
         _yes_no("pure", blank=None),
         _number("flops", "operations", blank=None),
         _number("dram_bytes", "bytes", blank=None),
-        _number("spread_ns", "nanoseconds", blank=None),
+        _number("iqr_ns", "nanoseconds", blank=None),
     ),
 )
 

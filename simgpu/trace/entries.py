@@ -95,7 +95,7 @@ def rescaled(rows: Sequence[CompressedSize], blocks: Iterable[Block]) -> tuple[C
 
     >>> from simgpu.trace.model import BlockKind
     >>> rows = [CompressedSize("y", 0, "bpc", "plain", 128, size, entries) for size, entries in ((0, 3), (64, 1))]
-    >>> [(row.bytes, row.entries) for row in rescaled(rows, [Block("y", 1280, BlockKind.FEATURE_MAP)])]
+    >>> [(row.bytes, row.entries) for row in rescaled(rows, [Block("y", 1280, BlockKind.ACTIVATION)])]
     [(0, 8), (64, 2)]
     """
     now = {block.id: entries_of(block) for block in blocks if block.bytes}

@@ -30,7 +30,7 @@ class BlockKind(StrEnum):
     INPUT = "input"
     LABEL = "label"
     WEIGHT = "weight"
-    FEATURE_MAP = "feature_map"
+    ACTIVATION = "activation"
     GRADIENT = "gradient"
     WEIGHT_GRADIENT = "weight_gradient"
     OPTIMIZER_STATE = "optimizer_state"
@@ -80,7 +80,7 @@ class Kernel:
     layer: the layer it belongs to, None where the recording has no layers.
     pure: whether running it again gives the same values and changes nothing else; None when unknown.
     flops: floating-point operations; dram_bytes: bytes it moved to and from device memory; None when not recorded.
-    spread_ns: interquartile range of the recorded repetitions; None when not recorded.
+    iqr_ns: interquartile range of the recorded repetitions; None when not recorded.
     """
 
     id: str
@@ -95,7 +95,7 @@ class Kernel:
     pure: bool | None = None
     flops: int | None = None
     dram_bytes: int | None = None
-    spread_ns: int | None = None
+    iqr_ns: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -280,7 +280,7 @@ class Trace:
 
     >>> from simgpu.trace.model import Block, BlockKind, Kernel, Origin, Phase, Trace, TraceInfo
     >>> info = TraceInfo("tiny", 1, "hand", "float32", Origin.MODELLED, "doctest")
-    >>> blocks = (Block("x", 4, BlockKind.INPUT, persistent=True), Block("y", 4, BlockKind.FEATURE_MAP))
+    >>> blocks = (Block("x", 4, BlockKind.INPUT, persistent=True), Block("y", 4, BlockKind.ACTIVATION))
     >>> kernels = (Kernel("k0", "relu", Phase.FORWARD, 10, reads=("x",), writes=("y",)),)
     >>> Trace(info, kernels, blocks).compute_ns
     10
@@ -310,13 +310,13 @@ class Trace:
         >>> from simgpu.trace.chain import chain
         >>> trace = chain([100], [100], [4])
         >>> one, two = trace.kernels
-        >>> replace(trace, kernels=(replace(one, spread_ns=30), replace(two, spread_ns=50))).relative_spread
+        >>> replace(trace, kernels=(replace(one, iqr_ns=30), replace(two, iqr_ns=50))).relative_spread
         0.4
         """
         shares = [
-            kernel.spread_ns / kernel.duration_ns
+            kernel.iqr_ns / kernel.duration_ns
             for kernel in self.kernels
-            if kernel.spread_ns is not None and kernel.duration_ns
+            if kernel.iqr_ns is not None and kernel.duration_ns
         ]
         return median(shares) if shares else None
 

@@ -59,9 +59,9 @@ class TraceStats:
     peak_recorded: over recorded lifetimes, None where some are unknown. peak_needed: from the first use to the last;
     persistent blocks count throughout, or until their last use where their release is recorded; None where it is not
     known what kernels read.
-    sparsity_blocks: feature maps with a measured sparsity, out of `feature_maps`; sparsity_epochs: at how many epochs.
+    sparsity_blocks: feature maps with a measured sparsity, out of `activations`; sparsity_epochs: at how many epochs.
     sparsity: of each block with zeros at some epoch, in the trace's order; empty unless there are several epochs.
-    spread_ns: the spreads of all kernels summed, None unless each has one; widest: the kernel with the largest.
+    iqr_ns: the spreads of all kernels summed, None unless each has one; widest: the kernel with the largest.
     framework_peak_bytes: the peak that the framework itself reported, None where it did not.
     """
 
@@ -78,11 +78,11 @@ class TraceStats:
     lifetimes_expected: int
     peak_recorded: Peak | None
     peak_needed: Peak | None
-    feature_maps: int
+    activations: int
     sparsity_blocks: int
     sparsity_epochs: int
     sparsity: tuple[SparsityStats, ...]
-    spread_ns: int | None
+    iqr_ns: int | None
     widest: Kernel | None
     framework_peak_bytes: int | None
     layers: int
@@ -114,11 +114,11 @@ class TraceStats:
         return _peak_text(self.peak_recorded, "lifetimes not recorded")
 
     def _spread_text(self) -> str:
-        if self.spread_ns is None or self.widest is None or self.widest.spread_ns is None:
+        if self.iqr_ns is None or self.widest is None or self.widest.iqr_ns is None:
             return "not recorded"
-        share = f", {self.spread_ns / self.compute_ns:.1%} of compute" if self.compute_ns else ""
-        widest = f"{self.widest.id}, {format_time(self.widest.spread_ns)} of {format_time(self.widest.duration_ns)}"
-        return f"{format_time(self.spread_ns)} summed over kernels{share}; widest {widest}"
+        share = f", {self.iqr_ns / self.compute_ns:.1%} of compute" if self.compute_ns else ""
+        widest = f"{self.widest.id}, {format_time(self.widest.iqr_ns)} of {format_time(self.widest.duration_ns)}"
+        return f"{format_time(self.iqr_ns)} summed over kernels{share}; widest {widest}"
 
     def _framework_peak_text(self) -> str:
         if self.framework_peak_bytes is None:
@@ -130,7 +130,7 @@ class TraceStats:
 
     def _sparsity_text(self) -> str:
         epochs = f", at {self.sparsity_epochs} epochs" if self.sparsity_epochs > 1 else ""
-        return f"{self.sparsity_blocks} of {self.feature_maps}{epochs}"
+        return f"{self.sparsity_blocks} of {self.activations}{epochs}"
 
     def phase_rows(self) -> list[tuple[str, str, str]]:
         """Phase, kernels, time."""
@@ -166,7 +166,7 @@ def trace_stats(trace: Trace) -> TraceStats:
     expected = [block for block in trace.blocks if _needs_lifetime(block)]
     known = sum(block.release is not None for block in expected)
     measured = {sample.block for sample in trace.sparsity}
-    spreads = [kernel.spread_ns for kernel in trace.kernels if kernel.spread_ns is not None]
+    spreads = [kernel.iqr_ns for kernel in trace.kernels if kernel.iqr_ns is not None]
     recorded, needed = _lifetimes(trace)
     return TraceStats(
         kernels=len(trace.kernels),
@@ -186,12 +186,12 @@ def trace_stats(trace: Trace) -> TraceStats:
         lifetimes_expected=len(expected),
         peak_recorded=_peak(trace, recorded) if known == len(expected) else None,
         peak_needed=_peak(trace, needed) if trace.records_reads else None,
-        feature_maps=len(kinds[BlockKind.FEATURE_MAP]),
-        sparsity_blocks=sum(block.id in measured for block in kinds[BlockKind.FEATURE_MAP]),
+        activations=len(kinds[BlockKind.ACTIVATION]),
+        sparsity_blocks=sum(block.id in measured for block in kinds[BlockKind.ACTIVATION]),
         sparsity_epochs=len({sample.epoch for sample in trace.sparsity}),
         sparsity=tuple(_sparsity(trace)),
-        spread_ns=sum(spreads) if len(spreads) == len(trace.kernels) else None,
-        widest=max(trace.kernels, key=lambda kernel: kernel.spread_ns or 0, default=None),
+        iqr_ns=sum(spreads) if len(spreads) == len(trace.kernels) else None,
+        widest=max(trace.kernels, key=lambda kernel: kernel.iqr_ns or 0, default=None),
         framework_peak_bytes=trace.info.framework_peak_bytes,
         layers=len({kernel.layer for kernel in trace.kernels if kernel.layer is not None}),
         streams=len({kernel.stream for kernel in trace.kernels}),

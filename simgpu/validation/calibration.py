@@ -64,8 +64,8 @@ def calibrate(machine: MeasuredMachine, trace: Trace, plain: MeasuredRun) -> Cal
     >>> from simgpu.validation.measured import Method
     >>> copies = Copies(d2h=10**9, h2d=10**9, both_d2h=9 * 10**8, both_h2d=9 * 10**8, latency_ns=10, blocking_ns=80)
     >>> machine = MeasuredMachine("a GPU", "cuda", 2**30, 512, 2, copies, 5, "a CPU", "2026-01-31")
-    >>> plain = MeasuredRun(Method.PLAIN, {}, step_ns=(30, 31, 90), peak_bytes=2048, held_bytes=1536, bytes_out=0,
-    ...     bytes_in=0)
+    >>> plain = MeasuredRun(Method.PLAIN, {}, step_ns=(30, 31, 90), peak_bytes=2048, held_bytes=1536, d2h_bytes=0,
+    ...     h2d_bytes=0)
     >>> found = calibrate(machine, chain([5], [10], [1000]), plain)
     >>> [kernel.duration_ns for kernel in found.trace.kernels], found.held
     ([10, 21], 512)
@@ -80,7 +80,7 @@ def calibrate(machine: MeasuredMachine, trace: Trace, plain: MeasuredRun) -> Cal
         trace=replace(
             trace,
             kernels=tuple(
-                replace(kernel, duration_ns=time, start_ns=None, spread_ns=None)
+                replace(kernel, duration_ns=time, start_ns=None, iqr_ns=None)
                 for kernel, time in zip(trace.kernels, times, strict=True)
             ),
             algorithms=(),

@@ -41,8 +41,8 @@ _SPREAD: dict[str, Any] = {"color": "black", "linewidth": 1.0, "solid_capstyle":
 _BEYOND = "#BB4444"
 _KINDS = {
     MeasuredKind.KERNEL: SpanKind.COMPUTE,
-    MeasuredKind.COPY_OUT: SpanKind.COPY_OUT,
-    MeasuredKind.COPY_IN: SpanKind.COPY_IN,
+    MeasuredKind.COPY_D2H: SpanKind.COPY_D2H,
+    MeasuredKind.COPY_H2D: SpanKind.COPY_H2D,
 }
 
 

@@ -66,8 +66,8 @@ class MeasuredKind(StrEnum):
     """What a stream of the device did."""
 
     KERNEL = "kernel"
-    COPY_OUT = "copy_out"
-    COPY_IN = "copy_in"
+    COPY_D2H = "copy_d2h"
+    COPY_H2D = "copy_h2d"
 
 
 class MeasuredSpan(NamedTuple):
@@ -94,7 +94,7 @@ class MeasuredRun:
 
     settings: of the method, in the words of its twin's parameters. step_ns: every timed step, after warm-up.
     peak_bytes: the most device memory that the framework's allocator had handed out at once in a step; held_bytes: what
-    it had handed out when the step began. bytes_out, bytes_in: copied to and from the host in one step. spans: what the
+    it had handed out when the step began. d2h_bytes, h2d_bytes: copied to and from the host in one step. spans: what the
     device did in one more step.
     """
 
@@ -103,8 +103,8 @@ class MeasuredRun:
     step_ns: tuple[int, ...]
     peak_bytes: int
     held_bytes: int
-    bytes_out: int
-    bytes_in: int
+    d2h_bytes: int
+    h2d_bytes: int
     spans: tuple[MeasuredSpan, ...] = ()
 
     @property

@@ -32,8 +32,8 @@ class Quantity(StrEnum):
 
     STEP = "step_ns"
     PEAK = "peak_bytes"
-    OUT = "bytes_out"
-    IN = "bytes_in"
+    OUT = "d2h_bytes"
+    IN = "h2d_bytes"
 
 
 class Aim(NamedTuple):

@@ -33,8 +33,8 @@ class RunEntry(FileModel):
     step_ns: Annotated[list[Nanoseconds], Field(min_length=1)]
     peak_bytes: Bytes
     held_bytes: Bytes
-    bytes_out: Bytes
-    bytes_in: Bytes
+    d2h_bytes: Bytes
+    h2d_bytes: Bytes
 
 
 class RunsSection(FileModel):
@@ -87,8 +87,8 @@ def read_runs(path: Path) -> ReadRuns:
             tuple(entry.step_ns),
             entry.peak_bytes,
             entry.held_bytes,
-            entry.bytes_out,
-            entry.bytes_in,
+            entry.d2h_bytes,
+            entry.h2d_bytes,
         )
         for method in Method
         if (entry := getattr(read.runs, method)) is not None
@@ -129,8 +129,8 @@ def runs_text(case: Case) -> str:
                 "step_ns": list(run.step_ns),
                 "peak_bytes": run.peak_bytes,
                 "held_bytes": run.held_bytes,
-                "bytes_out": run.bytes_out,
-                "bytes_in": run.bytes_in,
+                "d2h_bytes": run.d2h_bytes,
+                "h2d_bytes": run.h2d_bytes,
             }
             for method, run in case.runs.items()
         },

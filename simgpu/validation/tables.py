@@ -331,8 +331,8 @@ def _beside_row(row: Row, mark: bool) -> tuple[str, ...]:
 def _shortened(text: str, room: int) -> str:
     """Without its middle where it is too long: how many bytes a copy moves stands at the end.
 
-    >>> _shortened("copy_in stage3.pool:max_pool2d:saved 512 KiB", 30)
-    'copy_in stage3...saved 512 KiB'
+    >>> _shortened("copy_h2d stage3.pool:max_pool2d:saved 512 KiB", 30)
+    'copy_h2d stage3...saved 512 KiB'
     """
     if len(text) <= room:
         return text

@@ -27,18 +27,18 @@ class Numbers(NamedTuple):
     """What is compared of a run, measured or simulated.
 
     step_ns: of an iteration. peak_bytes: the most device memory that was in use at once, as the allocator rounds it.
-    bytes_out, bytes_in: copied to and from the host in one iteration.
+    d2h_bytes, h2d_bytes: copied to and from the host in one iteration.
     """
 
     step_ns: int
     peak_bytes: int
-    bytes_out: int
-    bytes_in: int
+    d2h_bytes: int
+    h2d_bytes: int
 
     @classmethod
     def measured(cls, run: MeasuredRun) -> Numbers:
         """Those of a measured run; the step that counts is the median."""
-        return cls(run.median_ns, run.peak_bytes, run.bytes_out, run.bytes_in)
+        return cls(run.median_ns, run.peak_bytes, run.d2h_bytes, run.h2d_bytes)
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,9 +65,9 @@ def simulate_twin(calibration: Calibration, method: Method, settings: Mapping[st
     >>> from simgpu.validation.calibration import calibrate
     >>> from simgpu.validation.measured import Copies, MeasuredMachine
     >>> machine = MeasuredMachine("a GPU", "cuda", 2**30, 512, 2, Copies(9, 9, 9, 9, 0, 0), 5, "a CPU", "2026-01-31")
-    >>> plain = MeasuredRun(Method.PLAIN, {}, (30,), peak_bytes=2048, held_bytes=1536, bytes_out=0, bytes_in=0)
+    >>> plain = MeasuredRun(Method.PLAIN, {}, (30,), peak_bytes=2048, held_bytes=1536, d2h_bytes=0, h2d_bytes=0)
     >>> simulate_twin(calibrate(machine, chain([5], [10], [1000]), plain), Method.PLAIN, {}).numbers
-    Numbers(step_ns=30, peak_bytes=1536, bytes_out=0, bytes_in=0)
+    Numbers(step_ns=30, peak_bytes=1536, d2h_bytes=0, h2d_bytes=0)
     """
     policy = POLICY_OF[method]
     node = calibration.blocking_node if method in _BLOCKING else calibration.node
@@ -79,4 +79,4 @@ def simulate_twin(calibration: Calibration, method: Method, settings: Mapping[st
         return Twin(policy, settings, failure="refused", why=str(error))
     metrics = result.metrics
     peak = metrics.device_peak_used_bytes + calibration.held
-    return Twin(policy, settings, Numbers(result.iteration_ns, peak, metrics.bytes_out, metrics.bytes_in), result)
+    return Twin(policy, settings, Numbers(result.iteration_ns, peak, metrics.d2h_bytes, metrics.h2d_bytes), result)

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from simgpu.analysis.bars import (
     CODEC,
     COMPUTE,
-    COPY_OUT,
+    COPY_D2H,
     COPY_WAIT,
     COPY_WAIT_MEMORY,
     LOOKS,
@@ -39,7 +39,7 @@ def test_spans_are_cut_at_the_window_and_sorted_by_look() -> None:
             ("compute", K.STALL_EVENT, "x", 22, 24, 0, "host"),
             ("compute", K.STALL_DEVICE_MEMORY, "c", 24, 26),
             ("compute", K.ENCODE, "c", 26, 40),
-            ("d2h", K.COPY_OUT, "x", 5, 20, 9, ""),
+            ("d2h", K.COPY_D2H, "x", 5, 20, 9, ""),
             ("d2h", K.STALL_EVENT, "y", 20, 30, 0, "compute"),
             ("h2d", K.STALL_DEVICE_MEMORY, "y", 12, 13),
             ("host", K.DECODE, "x", 30, 31),
@@ -54,7 +54,7 @@ def test_spans_are_cut_at_the_window_and_sorted_by_look() -> None:
         ("compute", WAIT_OTHER): ([12], [14]),
         ("compute", WAIT_MEMORY): ([14], [16]),
         ("compute", CODEC): ([16], [20]),
-        ("d2h", COPY_OUT): ([0], [10]),
+        ("d2h", COPY_D2H): ([0], [10]),
         ("d2h", COPY_WAIT): ([10], [20]),
         ("h2d", COPY_WAIT_MEMORY): ([2], [3]),
     }

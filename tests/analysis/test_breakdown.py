@@ -17,7 +17,7 @@ NO_COPY = CopyTime(0, 0)
 def parts(timeline: Timeline, iteration: int = -1) -> dict[str, int]:
     """The causes that took any time."""
     result = breakdown(timeline, iteration)
-    names = ("compute", "recompute", "codec", "stalled_copy_out", "stalled_copy_in", "stalled_memory")
+    names = ("compute", "recompute", "codec", "stalled_d2h", "stalled_h2d", "stalled_memory")
     names = (*names, "stalled_host", "stalled_other")
     return {name: getattr(result, name) for name in names if getattr(result, name)}
 
@@ -32,22 +32,22 @@ def test_intervals_are_half_open_so_neighbours_share_no_instant() -> None:
         ("compute", K.COMPUTE, "a", 0, 4),
         ("compute", K.RECOMPUTE, "b", 4, 9),
         ("compute", K.ENCODE, "c", 9, 10),
-        ("d2h", K.COPY_OUT, "x", 4, 9, 5, ""),
-        ("h2d", K.COPY_IN, "x", 9, 10, 5, ""),
+        ("d2h", K.COPY_D2H, "x", 4, 9, 5, ""),
+        ("h2d", K.COPY_H2D, "x", 9, 10, 5, ""),
     ]
     timeline = timeline_of(spans, [10])
     assert parts(timeline) == {"compute": 4, "recompute": 5, "codec": 1}
-    assert breakdown(timeline).copy_out == CopyTime(hidden=5, exposed=0)
-    assert breakdown(timeline).copy_in == CopyTime(hidden=1, exposed=0)
+    assert breakdown(timeline).copy_d2h == CopyTime(hidden=5, exposed=0)
+    assert breakdown(timeline).copy_h2d == CopyTime(hidden=1, exposed=0)
 
 
 def test_spans_are_cut_at_the_window_and_iterations_add_up() -> None:
     spans = [
         ("compute", K.COMPUTE, "a", 0, 10),
-        ("d2h", K.COPY_OUT, "x", 8, 15, 7, ""),
+        ("d2h", K.COPY_D2H, "x", 8, 15, 7, ""),
         ("compute", K.STALL_EVENT, "x", 10, 15, 0, "d2h"),
         ("compute", K.COMPUTE, "b", 15, 20),
-        ("h2d", K.COPY_IN, "x", 18, 26, 8, ""),
+        ("h2d", K.COPY_H2D, "x", 18, 26, 8, ""),
     ]
     timeline = timeline_of(spans, [10, 20])
     assert breakdown(timeline, 0) == Breakdown(10, 0, 0, 0, 0, 0, 0, 0, CopyTime(2, 0), NO_COPY, 2)
@@ -68,17 +68,17 @@ def test_an_iteration_without_length_has_nothing_to_break_down() -> None:
 @pytest.mark.parametrize(
     ("awaited", "expected"),
     [
-        pytest.param([("d2h", K.COPY_OUT, "x", 2, 10, 1, "")], {"stalled_copy_out": 8}, id="copying-out"),
+        pytest.param([("d2h", K.COPY_D2H, "x", 2, 10, 1, "")], {"stalled_d2h": 8}, id="copying-out"),
         pytest.param([("d2h", K.STALL_HOST_MEMORY, "x", 2, 10)], {"stalled_memory": 8}, id="wants-host-memory"),
-        pytest.param([], {"stalled_copy_out": 8}, id="shows-nothing"),
+        pytest.param([], {"stalled_d2h": 8}, id="shows-nothing"),
         pytest.param(
-            [("d2h", K.STALL_ENGINE, "x", 2, 10), ("h2d", K.COPY_IN, "y", 2, 6, 1, "")],
-            {"stalled_copy_in": 4, "stalled_copy_out": 4},
+            [("d2h", K.STALL_ENGINE, "x", 2, 10), ("h2d", K.COPY_H2D, "y", 2, 6, 1, "")],
+            {"stalled_h2d": 4, "stalled_d2h": 4},
             id="engine-held-by-the-other-direction-half-the-time",
         ),
         pytest.param(
-            [("d2h", K.STALL_EVENT, "x", 2, 10, 0, "h2d"), ("h2d", K.COPY_IN, "x", 1, 10, 1, "")],
-            {"stalled_copy_in": 8},
+            [("d2h", K.STALL_EVENT, "x", 2, 10, 0, "h2d"), ("h2d", K.COPY_H2D, "x", 1, 10, 1, "")],
+            {"stalled_h2d": 8},
             id="waits-for-the-other-copy-stream",
         ),
         pytest.param(
@@ -108,7 +108,7 @@ def test_streams_that_wait_for_each_other_end_the_search() -> None:
         ("compute", K.STALL_EVENT, "x", 0, 10, 0, "d2h"),
         ("d2h", K.STALL_EVENT, "y", 0, 10, 0, "compute"),
     ]
-    assert parts(timeline_of(spans, [10])) == {"stalled_copy_out": 10}
+    assert parts(timeline_of(spans, [10])) == {"stalled_d2h": 10}
 
 
 def test_memory_stall_of_the_compute_stream_and_time_that_nothing_explains() -> None:
@@ -123,11 +123,11 @@ def test_with_two_compute_streams_the_busiest_kind_owns_the_instant_and_then_the
         ("compute1", K.COMPUTE, "a", 0, 2),
         ("compute1", K.DECODE, "x", 2, 3),
         ("compute1", K.STALL_DEVICE_MEMORY, "b", 3, 8),
-        ("d2h", K.COPY_OUT, "x", 1, 6, 1, ""),
+        ("d2h", K.COPY_D2H, "x", 1, 6, 1, ""),
     ]
     timeline = timeline_of(spans, [8], streams=streams)
-    assert parts(timeline) == {"compute": 2, "codec": 1, "stalled_copy_out": 3, "stalled_memory": 2}
-    assert breakdown(timeline).copy_out == CopyTime(hidden=2, exposed=3)
+    assert parts(timeline) == {"compute": 2, "codec": 1, "stalled_d2h": 3, "stalled_memory": 2}
+    assert breakdown(timeline).copy_d2h == CopyTime(hidden=2, exposed=3)
 
 
 def test_a_stream_that_does_two_things_at_once_is_refused() -> None:
@@ -147,11 +147,11 @@ def test_a_layered_run_has_no_unexplained_time() -> None:
         start, end = timeline.window(iteration)
         result = breakdown(timeline, iteration)
         assert result.total == end - start
-        assert result.stalled_copy_out > 0
-        assert result.stalled_copy_in > 0
+        assert result.stalled_d2h > 0
+        assert result.stalled_h2d > 0
         assert result.stalled_memory == result.stalled_other == 0
-        assert result.stalled_copy_out == result.copy_out.exposed
-        assert result.stalled_copy_in == result.copy_in.exposed
+        assert result.stalled_d2h == result.copy_d2h.exposed
+        assert result.stalled_h2d == result.copy_h2d.exposed
 
 
 # An independent reference: plain Python, one nanosecond at a time, written from the rule alone.
@@ -175,18 +175,18 @@ def _owner(rows: list[tuple[str, SpanKind, int, int, str]], streams: tuple[str, 
         if here is None:
             break
         if here in ("d2h", "h2d"):
-            answer = "stalled_copy_out" if here == "d2h" else "stalled_copy_in"
+            answer = "stalled_d2h" if here == "d2h" else "stalled_h2d"
         kind, cause = now[here] or (None, "")
-        if kind in (K.COPY_OUT, K.COPY_IN):
-            return "stalled_copy_out" if kind is K.COPY_OUT else "stalled_copy_in"
+        if kind in (K.COPY_D2H, K.COPY_H2D):
+            return "stalled_d2h" if kind is K.COPY_D2H else "stalled_h2d"
         if kind in (K.STALL_DEVICE_MEMORY, K.STALL_HOST_MEMORY):
             return "stalled_memory"
         if kind in (K.ENCODE, K.DECODE):
             return "stalled_host"
         if kind is K.STALL_ENGINE:
             others = [now[s][0] for s in streams if s != here and now[s]]
-            holder = next((kind for kind in others if kind in (K.COPY_OUT, K.COPY_IN)), None)
-            return {K.COPY_OUT: "stalled_copy_out", K.COPY_IN: "stalled_copy_in"}.get(holder, answer)
+            holder = next((kind for kind in others if kind in (K.COPY_D2H, K.COPY_H2D)), None)
+            return {K.COPY_D2H: "stalled_d2h", K.COPY_H2D: "stalled_h2d"}.get(holder, answer)
         here = cause if kind is K.STALL_EVENT and cause else None
     return answer
 
@@ -194,7 +194,7 @@ def _owner(rows: list[tuple[str, SpanKind, int, int, str]], streams: tuple[str, 
 def _slowly(timeline: Timeline, iteration: int) -> dict[str, int]:
     rows = [(s.stream, s.kind, s.start_ns, s.end_ns, s.cause) for s in timeline]
     fields = dict.fromkeys(Breakdown.__dataclass_fields__, 0)
-    copies = {K.COPY_OUT: [0, 0], K.COPY_IN: [0, 0]}
+    copies = {K.COPY_D2H: [0, 0], K.COPY_H2D: [0, 0]}
     for instant in range(*timeline.window(iteration)):
         owner = _owner(rows, timeline.streams, instant)
         fields[owner] += 1
@@ -203,15 +203,15 @@ def _slowly(timeline: Timeline, iteration: int) -> dict[str, int]:
         for kind, counts in copies.items():
             if any(row[1] is kind and row[2] <= instant < row[3] for row in rows):
                 counts[owner not in ("compute", "recompute", "codec")] += 1
-    fields["copy_out"], fields["copy_in"] = CopyTime(*copies[K.COPY_OUT]), CopyTime(*copies[K.COPY_IN])
+    fields["copy_d2h"], fields["copy_h2d"] = CopyTime(*copies[K.COPY_D2H]), CopyTime(*copies[K.COPY_H2D])
     return fields
 
 
 _STREAMS = ("compute", "compute1", "d2h", "h2d", "host")
 _KINDS = {
     "compute": (K.COMPUTE, K.RECOMPUTE, K.ENCODE, K.DECODE, K.STALL_EVENT, K.STALL_DEVICE_MEMORY, K.STALL_ENGINE),
-    "d2h": (K.COPY_OUT, K.STALL_EVENT, K.STALL_HOST_MEMORY, K.STALL_ENGINE),
-    "h2d": (K.COPY_IN, K.STALL_EVENT, K.STALL_DEVICE_MEMORY, K.STALL_ENGINE),
+    "d2h": (K.COPY_D2H, K.STALL_EVENT, K.STALL_HOST_MEMORY, K.STALL_ENGINE),
+    "h2d": (K.COPY_H2D, K.STALL_EVENT, K.STALL_DEVICE_MEMORY, K.STALL_ENGINE),
     "host": (K.ENCODE, K.DECODE, K.STALL_EVENT),
 }
 

@@ -21,14 +21,14 @@ def two_iterations() -> Timeline:
     return timeline_of(
         [
             ("compute", K.COMPUTE, "a", 0, 100),
-            ("d2h", K.COPY_OUT, "x", 90, 110, 20, ""),
+            ("d2h", K.COPY_D2H, "x", 90, 110, 20, ""),
             ("compute", K.COMPUTE, "a", 100, 200),
-            ("d2h", K.COPY_OUT, "y", 110, 140, 30, ""),
-            ("h2d", K.COPY_IN, "y", 100, 150, 100, ""),
+            ("d2h", K.COPY_D2H, "y", 110, 140, 30, ""),
+            ("h2d", K.COPY_H2D, "y", 100, 150, 100, ""),
             ("compute", K.STALL_EVENT, "z", 200, 230, 0, "h2d"),
-            ("h2d", K.COPY_IN, "z", 200, 230, 60, ""),
+            ("h2d", K.COPY_H2D, "z", 200, 230, 60, ""),
             ("compute", K.COMPUTE, "b", 230, 250),
-            ("h2d", K.COPY_IN, "w", 250, 260, 7, ""),
+            ("h2d", K.COPY_H2D, "w", 250, 260, 7, ""),
         ],
         [100, 250],
         device=curve_of(
@@ -48,22 +48,22 @@ def test_time_rate_and_slowdown() -> None:
     assert metrics.samples_per_s == 20_000_000.0
     assert metrics.slowdown == 1.25
     assert metrics.breakdown.compute == 120
-    assert metrics.breakdown.stalled_copy_in == 30
+    assert metrics.breakdown.stalled_h2d == 30
 
 
 def test_a_copy_counts_where_it_starts() -> None:
     first, second = measured(two_iterations(), 0), measured(two_iterations(), 1)
-    assert (first.bytes_out, first.bytes_in) == (20, 0)
-    assert (second.bytes_out, second.bytes_in) == (30, 160)
+    assert (first.d2h_bytes, first.h2d_bytes) == (20, 0)
+    assert (second.d2h_bytes, second.h2d_bytes) == (30, 160)
 
 
 def test_utilisation_is_of_each_direction_or_of_what_both_share() -> None:
     full = measured(two_iterations())
-    assert full.link_utilisation_out == 30 / 150
-    assert full.link_utilisation_in == 160 / 300
+    assert full.d2h_utilisation == 30 / 150
+    assert full.h2d_utilisation == 160 / 300
     half = measured(two_iterations(), link=LinkSpec("bus", 10**9, 2 * 10**9, duplex=Duplex.HALF))
-    assert half.link_utilisation_out == 30 / 300
-    assert half.link_utilisation_in == 160 / 300
+    assert half.d2h_utilisation == 30 / 300
+    assert half.h2d_utilisation == 160 / 300
 
 
 def test_memory_enters_with_what_holds_and_sees_peaks_that_last_no_time() -> None:
@@ -120,7 +120,7 @@ def test_an_iteration_that_takes_no_time_has_no_finite_rate_and_still_makes_json
     metrics = measured(timeline, ideal_ns=0)
     assert metrics.samples_per_s == math.inf
     assert metrics.slowdown == 1.0
-    assert (metrics.link_utilisation_out, metrics.device_mean_bytes) == (0.0, 0)
+    assert (metrics.d2h_utilisation, metrics.device_mean_bytes) == (0.0, 0)
     values = {row.key: row.value for row in metrics.rows()}
     assert values["samples_per_s"] is None
     assert json.loads(json.dumps(values, allow_nan=False)) == values
@@ -133,11 +133,11 @@ def test_rows_are_in_a_fixed_order_and_carry_every_number_once() -> None:
     assert keys[:4] == ["iteration_ns", "samples_per_s", "slowdown", "compute_ns"]
     assert len(set(keys)) == len(keys)
     values = {row.key: (row.value, row.unit) for row in rows}
-    assert values["stalled_copy_in_ns"] == (30, "ns")
-    assert values["copy_in_hidden_ns"] == (50, "ns")
-    assert values["copy_in_exposed_ns"] == (30, "ns")
+    assert values["stalled_h2d_ns"] == (30, "ns")
+    assert values["h2d_overlapped_ns"] == (50, "ns")
+    assert values["h2d_exposed_ns"] == (30, "ns")
     assert values["fragmentation"] == (0.125, "")
-    causes = ("compute", "recompute", "codec", "stalled_copy_out", "stalled_copy_in", "stalled_memory")
+    causes = ("compute", "recompute", "codec", "stalled_d2h", "stalled_h2d", "stalled_memory")
     causes = (*causes, "stalled_host", "stalled_other")
     assert sum(values[f"{cause}_ns"][0] for cause in causes) == metrics.iteration_ns
 

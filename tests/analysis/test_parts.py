@@ -59,13 +59,13 @@ def test_on_a_chain_layer_by_layer_each_step_overlaps_by_its_shorter_side(
 def test_copies_in_both_directions_at_once_overlap_once() -> None:
     spans: list[HandSpan] = [
         ("compute", K.COMPUTE, "a", 0, 10),
-        ("d2h", K.COPY_OUT, "x", 1, 6, 5, ""),
-        ("h2d", K.COPY_IN, "y", 4, 9, 5, ""),
+        ("d2h", K.COPY_D2H, "x", 1, 6, 5, ""),
+        ("h2d", K.COPY_H2D, "y", 4, 9, 5, ""),
     ]
     timeline = timeline_of(spans, [10])
     assert parts(timeline) == {"computation": 2, "overlap": 8}
     found = breakdown(timeline)
-    assert found.copy_out.hidden + found.copy_in.hidden == 10, "their sum would count two nanoseconds twice"
+    assert found.copy_d2h.hidden + found.copy_h2d.hidden == 10, "their sum would count two nanoseconds twice"
 
 
 def test_recomputation_and_codecs_are_told_apart_whether_or_not_something_is_copied_beside_them() -> None:
@@ -75,7 +75,7 @@ def test_recomputation_and_codecs_are_told_apart_whether_or_not_something_is_cop
         ("compute", K.DECODE, "x", 9, 11),
         ("compute", K.STALL_DEVICE_MEMORY, "b", 11, 14),
         ("compute", K.COMPUTE, "b", 14, 15),
-        ("d2h", K.COPY_OUT, "x", 2, 14, 5, ""),
+        ("d2h", K.COPY_D2H, "x", 2, 14, 5, ""),
     ]
     assert parts(timeline_of(spans, [15])) == {
         "computation": 3,
@@ -92,7 +92,7 @@ def test_copies_of_another_gpu_overlap_nothing_here() -> None:
         ("compute", K.COMPUTE, "a", 0, 5),
         ("compute", K.STALL_EVENT, "b", 5, 8, 0, "gpu1.compute"),
         ("gpu1.compute", K.COMPUTE, "b", 0, 8),
-        ("gpu1.d2h", K.COPY_OUT, "x", 1, 4, 3, ""),
+        ("gpu1.d2h", K.COPY_D2H, "x", 1, 4, 3, ""),
     ]
     timeline = timeline_of(spans, [8], streams=streams)
     assert parts(timeline) == {"computation": 5, "other": 3}
@@ -115,7 +115,7 @@ def _slowly(timeline: Timeline, gpu: int) -> Counter[str]:
         own = [span for span in now if StreamId.of(span.stream).gpu == gpu]
         running = {span.kind for span in own if is_compute(span.stream)}
         if K.COMPUTE in running:
-            copied = any(span.kind in (K.COPY_OUT, K.COPY_IN) for span in own)
+            copied = any(span.kind in (K.COPY_D2H, K.COPY_H2D) for span in own)
             count["overlap" if copied else "computation"] += 1
         elif K.RECOMPUTE in running:
             count["recomputation"] += 1
@@ -128,9 +128,9 @@ def _slowly(timeline: Timeline, gpu: int) -> Counter[str]:
 
 _DOES = {
     "compute": (K.COMPUTE, K.COMPUTE, K.RECOMPUTE, K.ENCODE, K.DECODE, K.STALL_DEVICE_MEMORY),
-    "d2h": (K.COPY_OUT, K.STALL_HOST_MEMORY),
-    "h2d": (K.COPY_IN, K.STALL_DEVICE_MEMORY),
-    "data": (K.COPY_OUT, K.COPY_IN),
+    "d2h": (K.COPY_D2H, K.STALL_HOST_MEMORY),
+    "h2d": (K.COPY_H2D, K.STALL_DEVICE_MEMORY),
+    "data": (K.COPY_D2H, K.COPY_H2D),
 }
 _SETS = (
     ("compute", "d2h", "h2d"),
@@ -168,7 +168,7 @@ def test_they_agree_with_a_look_at_every_nanosecond_and_add_up(timeline: Timelin
 
 @pytest.mark.parametrize("waits_for", ["d2h", "h2d", "host"])
 def test_waiting_for_copies_for_memory_and_for_the_host_is_swapping(waits_for: str) -> None:
-    work = {"d2h": K.COPY_OUT, "h2d": K.COPY_IN, "host": K.DECODE}[waits_for]
+    work = {"d2h": K.COPY_D2H, "h2d": K.COPY_H2D, "host": K.DECODE}[waits_for]
     spans: list[HandSpan] = [
         ("compute", K.STALL_EVENT, "x", 0, 4, 0, waits_for),
         ("compute", K.STALL_DEVICE_MEMORY, "a", 4, 6),

@@ -25,7 +25,7 @@ ROUNDS = 9
 
 
 @pytest.fixture(scope="module")
-def feature_map() -> np.ndarray:
+def activation() -> np.ndarray:
     random = np.random.default_rng(0)
     array = random.standard_normal(ELEMENTS, np.float32)
     array[random.random(ELEMENTS, np.float32) < 0.55] = 0
@@ -47,23 +47,23 @@ def over_copy(array: np.ndarray, work: Callable[[], object]) -> float:
     return median(copy_ns) / median(work_ns)
 
 
-def test_size(feature_map: np.ndarray, report: Report) -> None:
+def test_size(activation: np.ndarray, report: Report) -> None:
     codec = make_codec("zvc")
-    ratio = over_copy(feature_map, lambda: codec.compressed_size(feature_map))
+    ratio = over_copy(activation, lambda: codec.compressed_size(activation))
     report("ZVC size over copying", ratio, "floor 0.5", ratio >= 0.5)
 
 
 @pytest.mark.parametrize("way", ["compiled", "NumPy's"])
-def test_encode_and_decode(feature_map: np.ndarray, way: str, report: Report, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_encode_and_decode(activation: np.ndarray, way: str, report: Report, monkeypatch: pytest.MonkeyPatch) -> None:
     compiled = way == "compiled"
     if not compiled:
         monkeypatch.setattr(zvc, "_compiled", lambda: (zvc_numpy.write, zvc_numpy.read))
     codec = make_codec("zvc")
-    stream = codec.encode(feature_map)
+    stream = codec.encode(activation)
     for what, work in (
-        ("encode", lambda: codec.encode(feature_map)),
-        ("decode", lambda: codec.decode(stream, np.float32, feature_map.shape)),
+        ("encode", lambda: codec.encode(activation)),
+        ("decode", lambda: codec.decode(stream, np.float32, activation.shape)),
     ):
-        ratio = over_copy(feature_map, work)
+        ratio = over_copy(activation, work)
         asked, met = ("floor 0.15", ratio >= 0.15) if compiled else ("", None)
         report(f"ZVC {what} over copying, {way}", ratio, asked, met)

@@ -25,7 +25,7 @@ ROUNDS = 7
 RAW = ENTRY_SIZES.index(128)
 
 
-def feature_map() -> np.ndarray:
+def activation() -> np.ndarray:
     random = np.random.default_rng(0)
     array = random.standard_normal(ELEMENTS, np.float32)
     array[random.random(ELEMENTS, np.float32) < 0.55] = 0
@@ -55,7 +55,7 @@ def rates(array: np.ndarray, work: Callable[[], object]) -> tuple[float, float]:
     return median(copy_ns) / median(work_ns), array.nbytes * 1e3 / median(work_ns)
 
 
-@pytest.mark.parametrize("content", [feature_map, weights, noise])
+@pytest.mark.parametrize("content", [activation, weights, noise])
 @pytest.mark.parametrize("way", ["compiled", "NumPy's"])
 def test_sizes(content: Callable[[], np.ndarray], way: str, report: Report, monkeypatch: pytest.MonkeyPatch) -> None:
     take(way, monkeypatch)
@@ -70,7 +70,7 @@ def test_sizes(content: Callable[[], np.ndarray], way: str, report: Report, monk
 @pytest.mark.parametrize("way", ["compiled", "NumPy's"])
 def test_encode_and_decode(way: str, report: Report, monkeypatch: pytest.MonkeyPatch) -> None:
     take(way, monkeypatch)
-    array = feature_map()[: ELEMENTS // 8].astype(np.float16).astype(np.float32)  # most of its entries become smaller
+    array = activation()[: ELEMENTS // 8].astype(np.float16).astype(np.float32)  # most of its entries become smaller
     assert np.mean(size_classes(array) < RAW) > 0.9
     codec = make_codec("bpc")
     stream = codec.encode(array)

@@ -58,14 +58,14 @@ def test_it_tells_each_amount_what_sets_it_and_what_it_is_made_of(folder: Path) 
         "kernel": None,
         "op": None,
         "task": None,
-        "shares": {"feature_map": 80, "input": 40},
+        "shares": {"activation": 80, "input": 40},
     }
     assert found["bound"] == {
         "bytes": 30,
         "kernel": "F1",
         "op": "conv2d",
         "task": "FP",
-        "shares": {"feature_map": 20, "input": 10},
+        "shares": {"activation": 20, "input": 10},
     }
     assert found["offloaded"] == found["bound"]
     assert found["saved"]["bound"] == 4.0
@@ -76,7 +76,7 @@ def test_it_tells_each_amount_what_sets_it_and_what_it_is_made_of(folder: Path) 
 def test_the_table_tells_the_same(folder: Path) -> None:
     text = told(folder, "--budget", "60B")
     assert "all at once 120 B - bound 30 B 4.0x F1 (conv2d) weights leave 30 B 4.0x F1 (conv2d)" in text
-    assert "feature_map 80 B 20 B 20 B input 40 B 10 B 10 B" in text
+    assert "activation 80 B 20 B 20 B input 40 B 10 B 10 B" in text
     assert "bounds for a sub-batch of 1, convolutions by the algorithms of least workspace" in text
     assert "equation 8 allows 2 of 4 samples at a time in 60 B profiled at, then chosen: 4 -> 2, 2 -> 2" in text
     assert "simulated nothing: name a node with --node, whose link a run needs" in text

@@ -59,7 +59,7 @@ def test_a_slower_link_is_explained_down_to_the_first_copy(study: Path, kept: Pa
     assert "    node.link.d2h_bandwidth: 10000000000 -> 9900000000" in lines
     assert "  vdnn" in lines
     assert not {"  ideal", "  none"} & set(lines)
-    assert "    the timelines part at 10 us, on d2h: copy_out x1 ends 102 ns later" in lines
+    assert "    the timelines part at 10 us, on d2h: copy_d2h x1 ends 102 ns later" in lines
     assert "    > end         10,000 ns  10,102 ns" in lines
     assert lines[-1] == "1 of 1 not as stored: study; --update stores what is now"
 
@@ -147,7 +147,7 @@ def test_json_is_one_document(study: Path, kept: Path) -> None:
     value = policy["values"][0]
     assert (value["key"], value["tolerated"], value["tolerance"]) == ("iteration_ns", True, {"iteration_ns": "2%"})
     event = policy["first_event"]
-    assert (event["stream"], event["differs"], event["now"]["kind"]) == ("d2h", ["end_ns"], "copy_out")
+    assert (event["stream"], event["differs"], event["now"]["kind"]) == ("d2h", ["end_ns"], "copy_d2h")
     assert event["now"]["end_ns"] - event["stored"]["end_ns"] == 102
 
 

@@ -18,7 +18,7 @@ def test_four_ways_to_a_launch_setting_and_the_best_is_last() -> None:
     assert all(len(line) <= 80 for line in done.stdout.splitlines())
 
 
-def test_the_sparse_feature_maps_of_a_trace() -> None:
+def test_the_sparse_activations_of_a_trace() -> None:
     done = simgpu("compression", "tune", "--trace", "vgg16-b128-v100", "--epoch", 20, "--node", "2080ti", "-q")
     assert done.exit_code == 0, done.stderr
     assert "scaled from the fitted GPU" in " ".join(done.stdout.split())

@@ -96,8 +96,8 @@ def test_nodes_and_one_node_with_its_sources() -> None:
         assert " ".join(row.split()).rpartition(" ")[2] in gpu.split(), "every row names its GPU"
     shown = simgpu("list", "nodes", "k40").stdout
     assert "Microway" in shown
-    (copy_out,) = (line for line in shown.splitlines() if line.strip().startswith("copy-out"))
-    assert copy_out.split()[1:4] == ["10.05", "GB/s", "not"], "a value stands beside its source"
+    (copy_d2h,) = (line for line in shown.splitlines() if line.strip().startswith("copy-out"))
+    assert copy_d2h.split()[1:4] == ["10.05", "GB/s", "not"], "a value stands beside its source"
     assert "GPU 0" in listed
 
 
@@ -156,7 +156,7 @@ def test_trace_show_check_and_stats(tmp_path: Path) -> None:
     assert [line.split() for line in shown.splitlines()][-2][:5] == ["L2", "2", "7", "us", "14"]
     assert simgpu("trace", "check", trace).stdout == f"{trace}: a sound trace; 6 kernels, 7 blocks\n"
     stats = simgpu("trace", "stats", trace).stdout
-    assert "feature_map" in stats
+    assert "activation" in stats
     assert "60 us" in stats
 
 
@@ -232,7 +232,7 @@ def test_record_refuses_another_trace_before_it_records(tmp_path: Path, monkeypa
 @pytest.mark.parametrize("rough", [True, False])
 def test_record_warns_of_times_that_vary_widely(rough: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     steady = chain([100], [100], [1])
-    kernels = tuple(dataclasses.replace(kernel, spread_ns=21 if rough else 20) for kernel in steady.kernels)
+    kernels = tuple(dataclasses.replace(kernel, iqr_ns=21 if rough else 20) for kernel in steady.kernels)
     trace = dataclasses.replace(steady, kernels=kernels)
     monkeypatch.setattr("simgpu.cli.record.record_model", lambda model, **_: trace)
     done = simgpu("record", "mlp", "--batch", "4", "-o", tmp_path / "out")

@@ -48,8 +48,8 @@ def test_times_that_vary_widely_are_told_with_every_run(study: Path, spreads: tu
     """Most kernels of the study take 9 to 15 us; the median share decides, not single kernels that vary much."""
     trace = read_trace(study.with_name("chain"))
     most, last = spreads
-    kernels = [replace(kernel, spread_ns=kernel.duration_ns * most // 5_000) for kernel in trace.kernels[:-1]]
-    kernels.append(replace(trace.kernels[-1], spread_ns=last))
+    kernels = [replace(kernel, iqr_ns=kernel.duration_ns * most // 5_000) for kernel in trace.kernels[:-1]]
+    kernels.append(replace(trace.kernels[-1], iqr_ns=last))
     write_trace(replace(trace, kernels=tuple(kernels)), study.with_name("chain"))
     for command in ("run", "compare"):
         lines = simgpu(command, study).stdout.splitlines()

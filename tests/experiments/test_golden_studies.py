@@ -169,10 +169,10 @@ def test_power_hardly_rises_and_its_largest_falls_with_the_sub_batch(claims: dic
     """Section 7.4, figure 15; the sub-batch falls with the budget."""
     result = part("modnn-15")
     cells = [result.cells["ResNet-34", run.label] for run in result.study.members("moDNN")]
-    largest = [cell.largest_power or 0 for cell in cells]
+    largest = [cell.peak_power or 0 for cell in cells]
     assert largest == sorted(largest)
     assert largest[0] < largest[-1]
-    (added,) = (row.ours for row in result.comparisons() if row.published.measure == "power_added")
+    (added,) = (row.ours for row in result.comparisons() if row.published.measure == "power_increase")
     assert added is not None
     assert added <= claims["modnn.power"]
 
@@ -245,7 +245,7 @@ def test_numbers_of_home_are_those_of_the_paper(claims: dict[str, Any]) -> None:
     overlap, home, recomputed, swapped, vdnn = claims["home.breakdown.vgg16"]
     assert stated("home-7") == [overlap, home, recomputed, swapped, vdnn, vdnn, *claims["home.breakdown.inception"]]
     table = [claims[f"home.{what}.{run}"] for what in ("max_batch", "throughput") for run in TABLE_2]
-    gains = [*claims["home.batch_gain"], *claims["home.vs_capuchin.mean"], claims["home.vdnn_oom"]]
+    gains = [*claims["home.batch_ratio"], *claims["home.vs_capuchin.mean"], claims["home.vdnn_oom"]]
     assert stated("home-table-2") == [*(value for row in table for value in row), *gains]
     batches = {row.of: loaded("home-6").traces[row.of].info.batch for row in loaded("home-6").published[6:]}
     assert list(batches.values()) == claims["home.max_batch.home"]

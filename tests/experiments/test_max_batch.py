@@ -72,7 +72,7 @@ def test_of_a_chain_it_is_what_the_sizes_say(memory: int, plain: int, vdnn: int)
     assert (found["none"].batch, found["vdnn"].batch) == (plain, vdnn)
     assert found["none"].result is not None
     assert found["none"].result.metrics.device_peak_bytes == 600 * plain
-    assert found.of_none(found["vdnn"]) == vdnn / plain
+    assert found.vs_none(found["vdnn"]) == vdnn / plain
 
 
 @pytest.mark.parametrize("policy", ["none", "vdnn"])
@@ -310,7 +310,7 @@ def test_its_frame_has_all_numbers(mixed: MaxBatch) -> None:
     frame = mixed.frame()
     assert list(frame.index) == ["ideal", "none", "vdnn", "cswap"]
     assert frame.loc["vdnn", "batch"] == 20
-    assert frame.loc["vdnn", "of_none"] == 1.25
+    assert frame.loc["vdnn", "vs_none"] == 1.25
     result = mixed["none"].result
     assert result is not None
     assert frame.loc["none", "samples_per_s"] == result.metrics.samples_per_s == 16 * 10**9 / result.iteration_ns

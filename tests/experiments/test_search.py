@@ -259,7 +259,7 @@ def test_files_are_the_same_every_time_and_hold_no_real_time(
         ),
     }
     placement = (tmp_path / "first" / "home" / "placement.csv").read_text().splitlines()
-    assert placement[0] == "feature_map,name,layer,bytes,action,ahead,overhead_ns,left_ns,back_ns,needed_ns"
+    assert placement[0] == "activation,name,layer,bytes,action,ahead,overhead_ns,left_ns,back_ns,needed_ns"
     assert len(placement) == 1 + len(home.maps)
 
 

@@ -51,7 +51,7 @@ def compressed() -> StudyResult:
             "small": {"policy": "none", "for_trace": {"hpc-cg": {"budget": "1 MiB"}}},
         },
         "baseline": ["none", "small"],
-        "tables": ["throughput", "overflow", "overflow_most"],
+        "tables": ["throughput", "overflow", "overflow_max"],
         "published": [
             {"run": "buddy", "over": "none", "of": "hpc-cg", "value": 0.98, "source": "figure 11"},
             {"run": "buddy", "over": "small", "of": "mean", "value": 0.9, "source": "figure 11"},

@@ -29,11 +29,11 @@ runs:
   tiny: {policy: none, budget: 1 MB}
   endless: {policy: ideal}
 baseline: none
-tables: [largest_batch, batch_gain, throughput]
+tables: [largest_batch, batch_ratio, throughput]
 published:
-  - {run: vDNN, of: sum, measure: batch_gain, value: 2.2, source: "4.4"}
-  - {run: vDNN, of: mean, measure: batch_gain, value: 2.39, source: "4.4"}
-  - {run: tiny, of: sum, measure: batch_gain, value: 1, source: "4.4"}
+  - {run: vDNN, of: sum, measure: batch_ratio, value: 2.2, source: "4.4"}
+  - {run: vDNN, of: mean, measure: batch_ratio, value: 2.39, source: "4.4"}
+  - {run: tiny, of: sum, measure: batch_ratio, value: 1, source: "4.4"}
 """
 
 
@@ -67,7 +67,7 @@ def test_gains_are_of_each_network_and_of_their_sums(result: StudyResult) -> Non
     batches = {key: cell.batch for key, cell in result.cells.items()}
     networks = ("AlexNet", "recorded")
     gains = [batches[network, "vDNN"] / batches[network, "none"] for network in networks]
-    assert [result.value("batch_gain", network, "vDNN", "none") for network in networks] == gains
+    assert [result.value("batch_ratio", network, "vDNN", "none") for network in networks] == gains
     of_sums, of_ratios, nothing = result.comparisons()
     ours, theirs = (sum(batches[network, run] for network in networks) for run in ("vDNN", "none"))
     assert of_sums.ours == ours / theirs
@@ -107,7 +107,7 @@ def test_the_frame_and_the_facts_have_it(result: StudyResult) -> None:
         (("batch: 64", "batches: [32, 64]"), "largest_batch: searches the batches that AlexNet sweeps"),
         (("baseline: none", "baseline: none\nepochs: [0, 1]"), "the largest batch is searched in one epoch"),
         (("{policy: ideal}", "{policy: ideal, data_parallel: {gpus: 2}}"), "the largest batch is searched for one GPU"),
-        (("of: mean, measure: batch_gain", "of: sum"), "throughput cannot be summed: write mean, min or max"),
+        (("of: mean, measure: batch_ratio", "of: sum"), "throughput cannot be summed: write mean, min or max"),
     ],
 )
 def test_what_cannot_be_searched_is_refused(change: tuple[str, str], told: str, tmp_path: Path) -> None:

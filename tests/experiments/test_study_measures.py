@@ -32,10 +32,10 @@ RUNS = {
 PUBLISHED = [
     {"run": "moDNN", "over": "vDNN+", "value": 1.26, "source": "figure 12"},
     {"run": "vDNN+", "over": "ideal", "measure": "time", "of": "max", "value": 2, "source": "figure 12"},
-    {"run": "moDNN", "measure": "time_added", "of": "AlexNet", "value": 0.03, "source": "figure 10"},
-    {"run": "moDNN", "over": "vDNN+", "measure": "bytes_moved", "of": "min", "value": 3, "source": "figure 11"},
-    {"run": "moDNN", "measure": "power_added", "of": "max", "value": 0.03, "source": "figure 15"},
-    {"run": "four", "measure": "largest_power", "value": 0.5, "source": "figure 15"},
+    {"run": "moDNN", "measure": "time_increase", "of": "AlexNet", "value": 0.03, "source": "figure 10"},
+    {"run": "moDNN", "over": "vDNN+", "measure": "traffic_reduction", "of": "min", "value": 3, "source": "figure 11"},
+    {"run": "moDNN", "measure": "power_increase", "of": "max", "value": 0.03, "source": "figure 15"},
+    {"run": "four", "measure": "peak_power", "value": 0.5, "source": "figure 15"},
     {"memory": "bound", "value": 59, "source": "figure 9"},
     {"memory": "algorithms", "measure": "memory_saved", "of": "AlexNet", "value": 0.15, "source": "figure 13"},
 ]
@@ -84,29 +84,29 @@ def test_measures_are_those_of_the_runs() -> None:
         return small().value(measure, "AlexNet", label, over)
 
     assert value("time") == pytest.approx(time)
-    assert value("time_added") == pytest.approx(time - 1)
+    assert value("time_increase") == pytest.approx(time - 1)
     assert value("time_saved") == pytest.approx(1 - time)
     assert time > 1
-    moved = ours.metrics.bytes_out + ours.metrics.bytes_in
+    moved = ours.metrics.d2h_bytes + ours.metrics.h2d_bytes
     assert small().value("moved", "AlexNet", label) == moved > 0
     other = simulated("AlexNet", "vdnn+", 6 * GB // 10).metrics
-    assert value("bytes_moved", "vDNN+ 0.6 GB") == pytest.approx((other.bytes_out + other.bytes_in) / moved)
+    assert value("traffic_reduction", "vDNN+ 0.6 GB") == pytest.approx((other.d2h_bytes + other.h2d_bytes) / moved)
     power, base = ours.metrics.power, ideal.metrics.power
     assert power is not None
     assert base is not None
     assert value("energy") == pytest.approx(power.energy_nj / base.energy_nj)
-    assert value("power_added") == pytest.approx(power.average_w / base.average_w - 1)
+    assert value("power_increase") == pytest.approx(power.average_w / base.average_w - 1)
     assert small().value("average_power", "AlexNet", label) == pytest.approx(power.average_w / 235)
-    assert small().value("largest_power", "AlexNet", label) == pytest.approx(power.largest_w / 235)
+    assert small().value("peak_power", "AlexNet", label) == pytest.approx(power.largest_w / 235)
 
 
 def test_measures_without_data_have_no_value() -> None:
-    still, moving, lost = StudyCell(1.0, bytes_moved=0), StudyCell(1.0, bytes_moved=8), StudyCell(None)
-    assert MEASURES["bytes_moved"].of(still, moving) is None
-    assert MEASURES["bytes_moved"].of(moving, still) == 0
+    still, moving, lost = StudyCell(1.0, traffic_reduction=0), StudyCell(1.0, traffic_reduction=8), StudyCell(None)
+    assert MEASURES["traffic_reduction"].of(still, moving) is None
+    assert MEASURES["traffic_reduction"].of(moving, still) == 0
     assert MEASURES["energy"].of(still, moving) is None
     assert MEASURES["time"].of(lost, still) is None
-    assert MEASURES["time_added"].of(still, lost) is None
+    assert MEASURES["time_increase"].of(still, lost) is None
 
 
 def test_values_of_1000_and_more_have_no_decimals() -> None:
@@ -136,7 +136,7 @@ def test_a_sweep_is_compared_with_the_run_of_the_same_budget() -> None:
     assert (added.values, added.points) == (2, 2)
     assert fewer.ours is not None
     assert power.ours is not None
-    shares = [small().cells[trace, "four"].largest_power or 0 for trace in ("AlexNet", "half")]
+    shares = [small().cells[trace, "four"].peak_power or 0 for trace in ("AlexNet", "half")]
     assert alone.ours == pytest.approx(sum(shares) / 2)
 
 
@@ -148,7 +148,7 @@ def test_memory_by_technique_is_that_of_the_bounds() -> None:
         assert found == memory_of(trace)
         assert list(found) == list(AMOUNTS)
         assert (found["all_at_once"], found["bound"]) == (bounds.all_at_once.bytes, bounds.bound.bytes)
-        assert found["weights_leave"] == bounds.without_updates.bytes
+        assert found["weights_offloaded"] == bounds.without_updates.bytes
         assert found["bound"] < found["sub_batch"] < found["all_at_once"]
         assert lower_bound(Tdfg.of(graph)).bytes <= found["transfers"] < found["algorithms"] < found["all_at_once"]
     *_, bound, saved = small().comparisons()
@@ -214,7 +214,7 @@ def test_frame_and_plain_values_hold_all_of_it() -> None:
     frame, document = small().frame(), json.loads(json.dumps(small().to_dict(), allow_nan=False))
     row = frame.loc[("half", "moDNN 1 GB")]
     assert (row["budget_bytes"], row["gpus"]) == (GB, 1)
-    assert row["bytes_moved"] == small().cells["half", "moDNN 1 GB"].bytes_moved
+    assert row["traffic_reduction"] == small().cells["half", "moDNN 1 GB"].traffic_reduction
     assert frame.loc[("AlexNet", "four"), "budget_bytes"] == 7 * GB // 10
     assert frame.loc[("AlexNet", "four"), "policy"] == "modnn(sub_batch=8)"
     run = document["runs"]["four"]

@@ -25,7 +25,7 @@ from simgpu.trace.chain import chain
 from simgpu.trace.folder import write_trace
 from tests.experiments.sweeps import dies_at_0, dies_at_3, results, small_sweep
 
-PINNED = ("iteration_ns", "bytes_out", "bytes_in", "device_peak_bytes", "retired_instructions", "spans")
+PINNED = ("iteration_ns", "d2h_bytes", "h2d_bytes", "device_peak_bytes", "retired_instructions", "spans")
 COLUMNS = ["point", "budget", "node.link.d2h_bandwidth", "node.link.h2d_bandwidth", "policy", "outcome", *PINNED]
 
 

@@ -88,8 +88,8 @@ def test_unified_memory_is_faults_pages_and_kernels() -> None:
     assert kinds == {
         ("compute", "compute"),
         ("compute", "stall_device_memory"),  # the latency of faults
-        ("h2d", "copy_in"),
-        ("d2h", "copy_out"),
+        ("h2d", "copy_h2d"),
+        ("d2h", "copy_d2h"),
     }
 
 
@@ -97,7 +97,7 @@ def test_kernels_that_reach_host_memory_are_on_it_only_where_the_link_is_faster_
     """Beside a kernel its bytes pass the link, and it ends when both have ended."""
     trace, node = load_trace("hpc-seismic"), load_node("buddy-gpu")
     slow = check(simulate(trace, node, "um", parameters={"access": "pinned"}))
-    assert set(by_kind(slow)) == {("h2d", "copy_in")}
+    assert set(by_kind(slow)) == {("h2d", "copy_h2d")}
     fast = replace(node, link=replace(node.link, d2h_bandwidth=10**13, h2d_bandwidth=10**13))
     quick = check(simulate(trace, fast, "um", parameters={"access": "pinned"}))
     assert set(by_kind(quick)) == {("compute", "compute")}

@@ -41,8 +41,8 @@ def check_sums(result: Result) -> tuple[Loss, ...]:
             for owner, ns in {
                 Owner.RECOMPUTE: parts.recompute,
                 Owner.CODEC: parts.codec,
-                Owner.COPY_OUT: parts.stalled_copy_out,
-                Owner.COPY_IN: parts.stalled_copy_in,
+                Owner.COPY_D2H: parts.stalled_d2h,
+                Owner.COPY_H2D: parts.stalled_h2d,
                 Owner.MEMORY: parts.stalled_memory,
                 Owner.HOST: parts.stalled_host,
                 Owner.OTHER: parts.stalled_other,
@@ -99,9 +99,9 @@ def test_blame_for_copies_agrees_with_a_look_at_every_nanosecond(data: st.DataOb
         while span.kind is K.STALL_EVENT and span.cause in now:
             span = now[span.cause]
         if span.kind is K.STALL_ENGINE:
-            span = next(other for other in now.values() if other.kind in (K.COPY_OUT, K.COPY_IN))
-        assert span.kind in (K.COPY_OUT, K.COPY_IN), "with memory to spare, nothing but copies stalls a placement"
-        slowly[span.name, span.stream, Owner.COPY_OUT if span.kind is K.COPY_OUT else Owner.COPY_IN] += 1
+            span = next(other for other in now.values() if other.kind in (K.COPY_D2H, K.COPY_H2D))
+        assert span.kind in (K.COPY_D2H, K.COPY_H2D), "with memory to spare, nothing but copies stalls a placement"
+        slowly[span.name, span.stream, Owner.COPY_D2H if span.kind is K.COPY_D2H else Owner.COPY_H2D] += 1
     found: Counter[tuple[str, str, Owner]] = Counter()
     for loss in losses(result):
         found[loss.cause.tensor, loss.cause.engine, loss.owner] += loss.ns

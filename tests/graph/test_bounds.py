@@ -85,7 +85,7 @@ def test_the_bound_of_a_layer_with_weights():
         BlockKind.WEIGHT: 104,
         BlockKind.OPTIMIZER_STATE: 101,
         BlockKind.GRADIENT: 21,
-        BlockKind.FEATURE_MAP: 20,
+        BlockKind.ACTIVATION: 20,
         BlockKind.LABEL: 1,
     }
 

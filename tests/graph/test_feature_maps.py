@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 import pytest
 
-from simgpu.graph.saved import SMALLEST_PART, FeatureMap, feature_maps
+from simgpu.graph.saved import SMALLEST_PART, Activation, activations
 from simgpu.graph.taskgraph import TaskGraph
 from simgpu.trace.chain import chain
 from simgpu.trace.model import Block, BlockKind, Kernel
@@ -22,7 +22,7 @@ def maps(tasks: TaskGraph) -> dict[str, tuple[str, str, str | None]]:
             kernels[each.before].id,
             None if each.out_with is None else kernels[each.out_with].id,
         )
-        for each in feature_maps(tasks)
+        for each in activations(tasks)
     }
 
 
@@ -45,7 +45,7 @@ def layered(*more: Block, a: int = 80, middle: Sequence[Kernel] = ()) -> TaskGra
 def test_a_chain_has_one_for_each_input_of_a_layer_but_the_first_and_the_last():
     tasks = TaskGraph.of(chain([1] * 5, [1] * 5, [10] * 5))
     assert maps(tasks) == {"x2": ("F2", "B2", "F2"), "x3": ("F3", "B3", "F3"), "x4": ("F4", "B4", "F4")}
-    assert feature_maps(tasks)[0] == FeatureMap(tasks.block("x2"), 1, 8, 1)
+    assert activations(tasks)[0] == Activation(tasks.block("x2"), 1, 8, 1)
 
 
 def test_where_forward_and_backward_touch_nothing_can_be_hidden():
@@ -60,7 +60,7 @@ def test_what_is_not_made_by_a_kernel_is_none():
     "kind",
     [BlockKind.WEIGHT, BlockKind.GRADIENT, BlockKind.WORKSPACE, BlockKind.LABEL, BlockKind.OPTIMIZER_STATE],
 )
-def test_what_is_made_in_forward_but_is_no_feature_map(kind: BlockKind):
+def test_what_is_made_in_forward_but_is_no_activation(kind: BlockKind):
     made = kernel("M", 1, "a", "m", layer="2b")
     kernels = [*layered().kernels]
     kernels.insert(2, made)
@@ -71,7 +71,7 @@ def test_what_is_made_in_forward_but_is_no_feature_map(kind: BlockKind):
     assert "m" not in maps(graph(kernels, blocks))
 
 
-def test_a_mask_beside_a_feature_map_counts():
+def test_a_mask_beside_a_activation_counts():
     kernels = [*layered().kernels]
     kernels[1] = kernel("B", 1, "a", "b m", layer="2", op="dropout", pure=False)
     kernels[-2] = kernel("b.back", 1, "m b gc", "gb", layer="2", phase=BACKWARD)

@@ -209,7 +209,7 @@ def test_every_shipped_trace_has_the_view(name: str):
     tasks = TaskGraph.of(load_trace(name))
     tdfg = Tdfg.of(tasks)
     kinds = {kind for b, kind in enumerate(block.kind for block in tasks.blocks) if b in tdfg.resident}
-    assert {WEIGHT, DW, STATE} <= kinds and not kinds & {BlockKind.FEATURE_MAP, DELTA, INPUT, LABEL}
+    assert {WEIGHT, DW, STATE} <= kinds and not kinds & {BlockKind.ACTIVATION, DELTA, INPUT, LABEL}
     assert {TaskKind.FP, TaskKind.BP1, TaskKind.BP2, TaskKind.BP3} <= set(tdfg.kinds)
     assert networkx.is_directed_acyclic_graph(tdfg.to_networkx())
 

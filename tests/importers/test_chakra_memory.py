@@ -63,8 +63,8 @@ def test_kernels_read_their_operators_inputs_and_write_its_outputs(tmp_path):
     assert found == {
         "s101": (BlockKind.INPUT, 32, True, (8,), "float32"),
         "s102": (BlockKind.WEIGHT, 16, True, (4,), "float32"),
-        "s103": (BlockKind.FEATURE_MAP, 32, False, (8,), "float32"),
-        "s105": (BlockKind.FEATURE_MAP, 32, False, (8,), "float32"),
+        "s103": (BlockKind.ACTIVATION, 32, False, (8,), "float32"),
+        "s105": (BlockKind.ACTIVATION, 32, False, (8,), "float32"),
     }
 
 
@@ -127,7 +127,7 @@ def test_phases_follow_the_calls_around_a_kernel(tmp_path):
     assert [kernel.phase for kernel in trace.kernels] == [Phase.FORWARD, Phase.BACKWARD, Phase.OPTIMIZER]
     assert [kernel.pure for kernel in trace.kernels] == [True, True, False]
     kinds = {block.id: block.kind for block in trace.blocks}
-    assert kinds == {"s101": "weight", "s102": "feature_map", "s103": "weight_gradient"}
+    assert kinds == {"s101": "weight", "s102": "activation", "s103": "weight_gradient"}
 
 
 def test_kernels_without_operators_name_their_own_tensors(tmp_path):

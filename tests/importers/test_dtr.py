@@ -174,7 +174,7 @@ def test_names_become_blocks(tmp_path):
     kinds = {block.id: block.kind for block in trace.blocks}
     assert kinds["w"] is BlockKind.WEIGHT
     assert kinds["x"] is BlockKind.INPUT
-    assert kinds["y"] is kinds["z"] is BlockKind.FEATURE_MAP
+    assert kinds["y"] is kinds["z"] is BlockKind.ACTIVATION
     assert kinds["g"] is BlockKind.GRADIENT
     assert kinds["gw"] is BlockKind.WEIGHT_GRADIENT
     assert kinds["eps"] is kinds["gone"] is BlockKind.OTHER

@@ -193,9 +193,9 @@ def test_tensors_become_blocks(tmp_path):
         (BlockKind.INPUT, True),
         (BlockKind.WEIGHT, True),
         (BlockKind.OTHER, True),
-        (BlockKind.FEATURE_MAP, False),
+        (BlockKind.ACTIVATION, False),
         (BlockKind.WEIGHT_GRADIENT, False),
-        (BlockKind.FEATURE_MAP, False),
+        (BlockKind.ACTIVATION, False),
         (BlockKind.GRADIENT, False),
         (BlockKind.WORKSPACE, False),
     ]

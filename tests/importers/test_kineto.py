@@ -43,7 +43,7 @@ def test_alone_a_block_is_an_allocation(tmp_path):
     blocks = [(b.id, b.bytes, b.kind, b.persistent, b.release) for b in trace.blocks]
     assert blocks == [
         ("held", 2048, BlockKind.OTHER, True, None),
-        ("m1", 512, BlockKind.FEATURE_MAP, False, "4"),
+        ("m1", 512, BlockKind.ACTIVATION, False, "4"),
         ("m2", 1024, BlockKind.OTHER, False, "2"),
         ("m3", 512, BlockKind.GRADIENT, False, RELEASED_AT_END),
     ]
@@ -72,7 +72,7 @@ def test_joined_a_block_is_a_storage(tmp_path, schema):
         ("held", 1024, BlockKind.OTHER, True, None, None, None),
         ("s1", 128, BlockKind.INPUT, True, None, (8, 4), "Linear_0"),
         ("s2", 64, BlockKind.WEIGHT, True, None, (4, 4), "Linear_0"),
-        ("s3", 128, BlockKind.FEATURE_MAP, False, "4", (8, 4), "Linear_0"),
+        ("s3", 128, BlockKind.ACTIVATION, False, "4", (8, 4), "Linear_0"),
         ("s4", 64, BlockKind.WEIGHT_GRADIENT, False, RELEASED_AT_END, (4, 4), "Linear_0"),
         ("m2", 1024, BlockKind.OTHER, False, "2", None, "Linear_0"),
     ]
@@ -114,7 +114,7 @@ def test_reused_storage_begins_a_new_block(tmp_path):
     recorded.node("aten::linear", second, [x, w], [tensor(13, 3, 8, 32)])
     reported = ImportOptions(execution_trace=recorded.write(tmp_path / "graph.json"))
     trace, _ = import_trace(profile.write(tmp_path / "net.json"), reported)
-    made = [(b.id, b.bytes, b.release) for b in trace.blocks if b.kind is BlockKind.FEATURE_MAP]
+    made = [(b.id, b.bytes, b.release) for b in trace.blocks if b.kind is BlockKind.ACTIVATION]
     assert made == [("s3", 128, "1"), ("s3.2", 1024, RELEASED_AT_END)]
 
 

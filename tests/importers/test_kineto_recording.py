@@ -127,7 +127,7 @@ def test_batch_and_labels(joined):
     assert given[BlockKind.LABEL] == ((BATCH,), "int64")
 
 
-def test_feature_maps(joined):
+def test_activations(joined):
     """One a convolution, which ReLU changes in place; two a pooling: what it gives and where the largest were."""
     expected: Counter[tuple[tuple[int, ...], str | None]] = Counter()
     side, channels = 224, 3
@@ -140,7 +140,7 @@ def test_feature_maps(joined):
         expected[(BATCH, channels, side, side), "float32"] += 1
     expected[(BATCH, 512, 7, 7), "float32"] += 1  # average pooling, to the same size
     made = Counter(
-        (b.shape, b.dtype) for b in joined.blocks if b.kind is BlockKind.FEATURE_MAP and len(b.shape or ()) == 4
+        (b.shape, b.dtype) for b in joined.blocks if b.kind is BlockKind.ACTIVATION and len(b.shape or ()) == 4
     )
     assert made == expected
     of_first = next(b for b in joined.blocks if b.shape == (BATCH, 64, 224, 224))
@@ -152,7 +152,7 @@ def test_lifetimes(joined):
     """Feature maps go when the layer that reads them last is through; weights' gradients are still held at the end."""
     layer = {kernel.id: kernel.layer for kernel in joined.kernels}
     last_use = {name: kernel.id for kernel in joined.kernels for name in (*kernel.reads, *kernel.writes)}
-    maps = [b for b in joined.blocks if b.kind is BlockKind.FEATURE_MAP and len(b.shape or ()) == 4]
+    maps = [b for b in joined.blocks if b.kind is BlockKind.ACTIVATION and len(b.shape or ()) == 4]
     assert maps
     assert [layer[block.release] for block in maps] == [layer[last_use[block.id]] for block in maps]
     assert {block.release for block in joined.blocks if block.kind is BlockKind.WEIGHT_GRADIENT} == {"end"}

@@ -138,9 +138,9 @@ def test_tensors_become_blocks(tmp_path):
     assert kinds == {
         "s101": (BlockKind.INPUT, 32, True),
         "s102": (BlockKind.WEIGHT, 16, True),
-        "s103": (BlockKind.FEATURE_MAP, 32, False),
-        "s106": (BlockKind.FEATURE_MAP, 32, False),
-        "s107": (BlockKind.FEATURE_MAP, 8, False),
+        "s103": (BlockKind.ACTIVATION, 32, False),
+        "s106": (BlockKind.ACTIVATION, 32, False),
+        "s107": (BlockKind.ACTIVATION, 8, False),
         "s103.2": (BlockKind.GRADIENT, 32, False),
         "s109": (BlockKind.WEIGHT_GRADIENT, 16, False),
         "s120": (BlockKind.OPTIMIZER_STATE, 16, True),

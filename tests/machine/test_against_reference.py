@@ -25,8 +25,8 @@ KIND = {
     SpanKind.RECOMPUTE: "Launch",
     SpanKind.ENCODE: "Encode",
     SpanKind.DECODE: "Decode",
-    SpanKind.COPY_OUT: "CopyOut",
-    SpanKind.COPY_IN: "CopyIn",
+    SpanKind.COPY_D2H: "CopyOut",
+    SpanKind.COPY_H2D: "CopyIn",
 }
 slow = settings(
     deadline=None,

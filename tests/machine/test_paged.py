@@ -32,7 +32,7 @@ from tests.semantics.random_traces import traces
 
 #: One page to a chunk and to a batch: at 1 GB/s a page takes 128 ns each way.
 SINGLE = Paged(page=128, chunk=128, fault_batch=1, fault_latency_ns=1000)
-FAULT, OUT, IN = SpanKind.STALL_DEVICE_MEMORY, SpanKind.COPY_OUT, SpanKind.COPY_IN
+FAULT, OUT, IN = SpanKind.STALL_DEVICE_MEMORY, SpanKind.COPY_D2H, SpanKind.COPY_H2D
 
 
 def run(
@@ -74,7 +74,7 @@ def test_a_fault_takes_its_latency_then_what_leaves_passes_and_then_what_comes()
 def test_the_time_lost_is_told_by_what_it_was_lost_to():
     parts = breakdown(run(two_blocks(), SINGLE, 128).timeline)
     assert (parts.compute, parts.stalled_memory) == (30, 2000)
-    assert (parts.stalled_copy_out, parts.stalled_copy_in, parts.stalled_other) == (256, 256, 0)
+    assert (parts.stalled_d2h, parts.stalled_h2d, parts.stalled_other) == (256, 256, 0)
 
 
 @settings(deadline=None)

@@ -45,13 +45,13 @@ def test_a_kernel_ends_when_it_has_computed_and_its_bytes_have_passed(ns: int, e
     assert result.timeline.iteration_ends_ns == (ends,)
     assert times(result) == {"k": (ends - ns, ends), "in:x": (0, 100), "out:y": (0, 40)}
     parts = breakdown(result.timeline)
-    assert (parts.compute, parts.stalled_copy_in, parts.total) == (ns, ends - ns, ends)
+    assert (parts.compute, parts.stalled_h2d, parts.total) == (ns, ends - ns, ends)
 
 
 def test_the_direction_that_takes_longer_is_the_one_it_waits_for():
     result = run(one(10), node(out=GB // 4), iterations=1)
     assert result.timeline.iteration_ends_ns == (160,)
-    assert breakdown(result.timeline).stalled_copy_out == 150
+    assert breakdown(result.timeline).stalled_d2h == 150
 
 
 def test_one_capacity_for_both_directions_is_shared():
@@ -85,7 +85,7 @@ def test_kernels_of_several_streams_share_the_link():
     tasks = graph([kernel("k1", 1, "x"), kernel("k2", 1, "y", stream=1)], [held("x", 100), held("y", 100)])
     result = run(tasks, iterations=1)
     assert times(result) == {"k1": (199, 200), "k2": (199, 200), "in:x": (0, 200), "in:y": (0, 200)}
-    assert {s.stream for s in result.timeline if s.kind is SpanKind.COPY_IN} == {"h2d", "h2d1"}
+    assert {s.stream for s in result.timeline if s.kind is SpanKind.COPY_H2D} == {"h2d", "h2d1"}
 
 
 @settings(deadline=None, max_examples=100)
@@ -110,5 +110,5 @@ def test_a_run_accounts_for_every_nanosecond(trace: Trace, out: int, back: int, 
     start, end = result.timeline.window(-1)
     parts = breakdown(result.timeline)
     assert parts.total == end - start >= max(tasks.durations)
-    moved = sum(s.bytes for s in result.timeline if s.kind is SpanKind.COPY_IN and s.iteration == 1)
+    moved = sum(s.bytes for s in result.timeline if s.kind is SpanKind.COPY_H2D and s.iteration == 1)
     assert moved == sum(tasks.sizes[b] for reads in tasks.reads for b in reads)

@@ -51,7 +51,7 @@ def copy_ends(gpus: int, where: NodeSpec) -> list[int]:
     program, tasks = copying(gpus)
     verify(program, tasks)
     spans = run_program(program, tasks, where, budget=1000, iterations=1).timeline
-    return [span.end_ns for span in spans if span.kind is SpanKind.COPY_OUT]
+    return [span.end_ns for span in spans if span.kind is SpanKind.COPY_D2H]
 
 
 @pytest.mark.parametrize("gpus", [1, 2, 4])

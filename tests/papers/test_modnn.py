@@ -136,7 +136,7 @@ def test_a_bound_that_leaves_out_weights_is_broken(monkeypatch) -> None:
     assert not found["equation_7"]["holds"] and not found["any_budget"]["holds"]
 
 
-def test_windows_on_a_chain_slide_over_its_feature_maps() -> None:
+def test_windows_on_a_chain_slide_over_its_activations() -> None:
     """Twelve tasks, two in a window: F4 and F5 touch x4, x5 and x6; and the workspace of F5 counts with them."""
     made = chain([1] * 6, [1] * 6, [1, 2, 3, 100, 200, 4])
     graph = TaskGraph.of(made)
@@ -168,9 +168,9 @@ def test_a_sub_batch_too_small_or_irregular_breaks_the_rule(monkeypatch) -> None
 
 
 def test_where_updates_count_weights_that_leave_save_less() -> None:
-    found = [CHECKS["weights_leave"](updates=updates)["ratio"] for updates in ("none", "layer", "all")]
+    found = [CHECKS["weights_offloaded"](updates=updates)["ratio"] for updates in ("none", "layer", "all")]
     assert found == sorted(found, reverse=True)
-    assert CHECKS["weights_leave"](without="ResNet-152")["ratio"] < found[0]
+    assert CHECKS["weights_offloaded"](without="ResNet-152")["ratio"] < found[0]
 
 
 def test_more_cores_add_up_sooner() -> None:

@@ -61,7 +61,7 @@ def test_threads_share_the_vectors_and_change_nothing():
     assert columns[0] == columns[1] == columns[2]
 
 
-def test_no_vectors_cost_nothing_and_a_graph_without_feature_maps_has_one_vector():
+def test_no_vectors_cost_nothing_and_a_graph_without_activations_has_one_vector():
     decisions = Decisions.of(FOUR)
     assert Evaluator(FOUR, node(), 10**6, decisions).costs(np.zeros((0, len(decisions.maps)))).time_ns.tolist() == []
     short = TaskGraph.of(chain([5], [7], [100]))

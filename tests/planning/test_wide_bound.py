@@ -14,7 +14,7 @@ from simgpu.graph.taskgraph import TaskGraph
 from simgpu.hardware.spec import GpuSpec, LinkSpec, NodeSpec
 from simgpu.planning.options import Decisions
 from simgpu.planning.wide_bound import wide_bound
-from simgpu.policies.joint.least_times import NOT_BOUNDED, is_bounded, moves_feature_maps_alone
+from simgpu.policies.joint.least_times import NOT_BOUNDED, is_bounded, moves_only_activations
 from simgpu.program.lowering import lower
 from simgpu.program.placement import Placement, Swap
 from simgpu.simulation.run import simulate
@@ -76,7 +76,7 @@ def test_no_policy_beats_its_bound_nor_fits_where_nothing_does() -> None:
             bound = bounds.of(result.program)
             assert bound is not None
             assert result.iteration_ns >= bound.ns, policy
-            seen["narrow" if bound is bounds.of_feature_maps else "wide"] += 1
+            seen["narrow" if bound is bounds.of_activations else "wide"] += 1
             seen["more than the kernels"] += bound.ns > bound.compute_ns
             seen["wide, more than the kernels"] += bounds.of_all.ns > bound.compute_ns
 
@@ -84,12 +84,12 @@ def test_no_policy_beats_its_bound_nor_fits_where_nothing_does() -> None:
     assert min(seen["narrow"], seen["wide"], seen["more than the kernels"]) > 0, seen
 
 
-def test_where_no_placement_of_feature_maps_fits_both_callers_have_the_bound_of_all_programs() -> None:
+def test_where_no_placement_of_activations_fits_both_callers_have_the_bound_of_all_programs() -> None:
     """`joint` adopts a program that moves more than feature maps; if these alone leave, a kernel needs 300 bytes."""
     trace = chain([5] * 8, [10] * 8, [100] * 8)
     node = NodeSpec("example", GpuSpec("gpu", 10**4), LinkSpec("pcie", 10**9, 10**9))
     bounds = least_times(trace, node, budget=250)
-    assert (bounds.of_feature_maps.fits, bounds.of_all.fits) == (False, True)
+    assert (bounds.of_activations.fits, bounds.of_all.fits) == (False, True)
     assert least_time(trace, node, budget=250) == bounds.of_all
     compared = compare(trace, node, ["joint", "ideal"], budget=250, bound=True)
     assert compared.bounds is not None
@@ -120,7 +120,7 @@ def test_a_kernels_own_blocks_decide_whether_anything_fits() -> None:
     assert (found.fits, found.least_peak, found.kernel) == (False, 200, 0)
 
 
-def test_a_program_that_moves_a_gradient_does_not_keep_to_feature_maps() -> None:
+def test_a_program_that_moves_a_gradient_does_not_keep_to_activations() -> None:
     tasks = graph(
         [
             kernel("F", 50, "", "y"),
@@ -132,5 +132,5 @@ def test_a_program_that_moves_a_gradient_does_not_keep_to_feature_maps() -> None
     )
     moved = lower(tasks, Placement((Swap(tasks.block("g"), 1, 3, 3),)))
     decisions, count = Decisions.of(tasks), len(tasks.blocks)
-    assert not moves_feature_maps_alone(moved, decisions, count)
-    assert moves_feature_maps_alone(lower(tasks, Placement()), decisions, count)
+    assert not moves_only_activations(moved, decisions, count)
+    assert moves_only_activations(lower(tasks, Placement()), decisions, count)

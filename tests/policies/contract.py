@@ -59,7 +59,7 @@ def trace_of(name: str) -> Trace:
     if name not in NETWORKS:
         return load_trace(name)
     trace = NETWORKS[name]()
-    maps = [block.id for block in trace.blocks if block.kind is BlockKind.FEATURE_MAP]
+    maps = [block.id for block in trace.blocks if block.kind is BlockKind.ACTIVATION]
     return replace(trace, sparsity=tuple(SparsitySample(name, 0, 0.8) for name in maps))
 
 
@@ -265,8 +265,8 @@ class PolicyContract:
             if isinstance(result, Result):
                 assert result.iteration_ns >= transformed(graph, result.program.transforms).ideal_ns()
                 metrics = result.metrics
-                assert result.iteration_ns * LINK.d2h_bandwidth >= metrics.bytes_out * 10**9
-                assert result.iteration_ns * LINK.h2d_bandwidth >= metrics.bytes_in * 10**9
+                assert result.iteration_ns * LINK.d2h_bandwidth >= metrics.d2h_bytes * 10**9
+                assert result.iteration_ns * LINK.h2d_bandwidth >= metrics.h2d_bytes * 10**9
 
     def test_runs_every_kernel_as_often_as_its_round_repeats(self, parameters, trace_name):
         result = self.run(parameters, trace_name)
@@ -294,7 +294,7 @@ class PolicyContract:
         """And nothing else comes but what the host has from the start. What it still has need not leave again."""
         result = self.run(parameters, trace_name)
         graph = transformed(self.context(trace_of(trace_name)).graph, result.program.transforms)
-        moved = {SpanKind.COPY_OUT: Counter[str](), SpanKind.COPY_IN: Counter[str]()}
+        moved = {SpanKind.COPY_D2H: Counter[str](), SpanKind.COPY_H2D: Counter[str]()}
         start, end = result.timeline.window(-1)
         for span in result.timeline:
             if span.kind in moved and start <= span.start_ns < end:
@@ -302,7 +302,7 @@ class PolicyContract:
         instructions = [i for part in result.program.segments for code in part.streams.values() for i in code]
         provided = [i.blocks for i in instructions if isinstance(i, Initialize) and i.space is Space.HOST]
         given = {graph.blocks[b].id for blocks in provided for b in blocks}
-        out, back = moved[SpanKind.COPY_OUT], moved[SpanKind.COPY_IN]
+        out, back = moved[SpanKind.COPY_D2H], moved[SpanKind.COPY_H2D]
         assert set(back) - given <= set(out)
         if not self.copies_ahead:
             assert set(out) <= set(back) - given

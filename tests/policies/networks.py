@@ -40,7 +40,7 @@ def network(*layers: Layer, input_bytes: int = 100, gradients: bool = False) -> 
     for layer in layers:
         if layer.makes not in sizes:
             sizes[layer.makes] = layer.size
-            blocks.append(Block(layer.makes, layer.size, BlockKind.FEATURE_MAP, layer=layer.name))
+            blocks.append(Block(layer.makes, layer.size, BlockKind.ACTIVATION, layer=layer.name))
         kernels.append(
             Kernel(
                 f"F:{layer.name}", layer.op, Phase.FORWARD, layer.forward_ns, layer.reads, (layer.makes,), layer.name

@@ -146,11 +146,11 @@ def test_what_somebody_holds_to_the_end_may_lie_in_the_stash():
     tasks = shared(RELEASED_AT_END)
     saved = tuple(replace(s, dropped=RELEASED_AT_END) if s.block == "y" else s for s in tasks.saved)
     result = run(replace(tasks, saved=saved), "async_offload", min_bytes=4, stash=9)
-    assert result.iteration_ns >= 60 and result.metrics.bytes_in == 0 and result.metrics.bytes_out == 200
+    assert result.iteration_ns >= 60 and result.metrics.h2d_bytes == 0 and result.metrics.d2h_bytes == 200
 
 
 def test_the_floor_for_bytes_counts_whole_blocks():
-    assert [run(FOUR, "async_offload", min_bytes=n).metrics.bytes_out for n in (4, 5)] == [12, 0]
+    assert [run(FOUR, "async_offload", min_bytes=n).metrics.d2h_bytes for n in (4, 5)] == [12, 0]
 
 
 # --- in general ---------------------------------------------------------------------------------------------
@@ -168,8 +168,8 @@ def test_chains(made: list[tuple[int, int, int]], prefetch: int, stash: int, lat
     tasks = chain(forward, backward, sizes)
     settings_ = {"min_bytes": 1, "prefetch": prefetch, "stash": stash}
     slow, fast = (run(tasks, "async_offload", bandwidth=b * 10**9, latency=latency, **settings_) for b in (1, 3))
-    assert slow.metrics.bytes_out == sum(sizes[1:])
-    assert slow.metrics.bytes_in == sum(sizes[1 : max(len(sizes) - stash, 1)])
+    assert slow.metrics.d2h_bytes == sum(sizes[1:])
+    assert slow.metrics.h2d_bytes == sum(sizes[1 : max(len(sizes) - stash, 1)])
     assert slow.ideal_ns <= fast.iteration_ns <= slow.iteration_ns
     assert slow.iteration_ns <= run(tasks, "save_on_cpu", latency=latency).iteration_ns
     if stash == 0 and prefetch == 0:
@@ -181,7 +181,7 @@ def test_chains(made: list[tuple[int, int, int]], prefetch: int, stash: int, lat
 def test_a_stash_for_all_of_them_keeps_all(made: list[tuple[int, int, int]]) -> None:
     forward, backward, sizes = map(list, zip(*made, strict=True))
     result = run(chain(forward, backward, sizes), "async_offload", bandwidth=10**18, min_bytes=1, stash=len(sizes))
-    assert result.metrics.bytes_in == 0 and result.iteration_ns <= result.ideal_ns + len(sizes)
+    assert result.metrics.h2d_bytes == 0 and result.iteration_ns <= result.ideal_ns + len(sizes)
 
 
 def test_negative_parameters_are_refused_all_at_once():
@@ -193,7 +193,7 @@ def test_negative_parameters_are_refused_all_at_once():
 def test_a_recorded_network_to_the_nanosecond_and_the_byte():
     result = run(load_trace("resnet20-cifar-cpu"), "async_offload", bandwidth=12 * 10**9, latency=5000)
     metrics = result.metrics
-    assert (result.iteration_ns, peak(result), metrics.bytes_out, metrics.bytes_in) == GOLDEN
+    assert (result.iteration_ns, peak(result), metrics.d2h_bytes, metrics.h2d_bytes) == GOLDEN
 
 
 GOLDEN = (110_130_863, 16_209_176, 41_943_040, 39_845_888)

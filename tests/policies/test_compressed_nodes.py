@@ -160,7 +160,7 @@ def test_whatever_runs_keeps_to_memory_time_and_links(data: st.DataObject, chose
     assert found.iteration_ns >= sum(memory.device_ns[number[s.name]] for s in ran_spans)
     both = link.duplex is Duplex.HALF
     shared = buddy_of(node).link is None
-    out, into = (sum(s.bytes for s in mine if s.kind is kind) for kind in (SpanKind.COPY_OUT, SpanKind.COPY_IN))
+    out, into = (sum(s.bytes for s in mine if s.kind is kind) for kind in (SpanKind.COPY_D2H, SpanKind.COPY_H2D))
     # Copies may reach into the iteration before; what kernels move does not.
     assert end - start >= ceil(Fraction(read * GB, max(link.h2d_bandwidth, both * link.d2h_bandwidth)))
     assert end - start >= ceil(Fraction(written_ * GB, max(link.d2h_bandwidth, both * link.h2d_bandwidth)))
@@ -191,7 +191,7 @@ def test_a_compressing_engine_and_compressed_memory_on_one_node():
     assert graph.copy_sizes == task_graph(made, without_buddy(both)).copy_sizes
     assert {graph.copy_sizes[b] for b in range(len(sizes))} == {800}
     found = simulate(made, both, "vdnn", parameters={"mode": "all"})
-    copies = [s for s in found.timeline if s.kind is SpanKind.COPY_OUT]
+    copies = [s for s in found.timeline if s.kind is SpanKind.COPY_D2H]
     assert copies and {s.bytes for s in copies} == {800}
     assert found.buddy_peak > 0
     assert found.iteration_ns >= graph.ideal_ns()

@@ -80,7 +80,7 @@ def test_host_compression_saves_pinned_memory_and_no_traffic() -> None:
     plain, host = (
         simulate(trace, on, policy, parameters=p) for policy, p in (("vdnn", {"mode": "conv"}), ("vdnn++", {}))
     )
-    assert (host.metrics.bytes_out, host.metrics.bytes_in) == (plain.metrics.bytes_out, plain.metrics.bytes_in)
+    assert (host.metrics.d2h_bytes, host.metrics.h2d_bytes) == (plain.metrics.d2h_bytes, plain.metrics.h2d_bytes)
     assert host.metrics.host_peak_bytes < plain.metrics.host_peak_bytes
     assert host.iteration_ns >= plain.iteration_ns
 
@@ -176,7 +176,7 @@ def _windows(result: Result, steps: list[tuple[str, str, int]]) -> dict[str, tup
             position += 1
         ends.append((begin, ns, layer, phase))
     for span in spans:
-        if span.kind in (SpanKind.COPY_OUT, SpanKind.COPY_IN):
+        if span.kind in (SpanKind.COPY_D2H, SpanKind.COPY_H2D):
             beside = max((begin, ns) for begin, ns, _, _ in ends if begin <= span.start_ns)
             found.setdefault(span.name.removesuffix(":zvc"), []).append(beside[1])
     return {name: (values[0], values[1]) for name, values in found.items()}
@@ -252,7 +252,7 @@ def test_cdma_is_vdnn_on_a_node_with_the_engine() -> None:
     cdma, vdnn = simulate(trace, on, "cdma"), simulate(trace, on, "vdnn", parameters={"mode": "all"})
     without = simulate(trace, load_node("titan-x-maxwell"), "vdnn", parameters={"mode": "all"})
     assert cdma.iteration_ns == vdnn.iteration_ns < without.iteration_ns
-    assert cdma.metrics.bytes_out < without.metrics.bytes_out
+    assert cdma.metrics.d2h_bytes < without.metrics.d2h_bytes
     assert cdma.metrics.device_peak_bytes == without.metrics.device_peak_bytes
     assert cdma.metrics.host_peak_bytes < without.metrics.host_peak_bytes
 

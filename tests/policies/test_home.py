@@ -44,7 +44,7 @@ def keeping_peak(trace: Trace) -> int:
 def test_with_memory_to_spare_everything_is_kept():
     result = simulate(trace_of(), node_of(PLENTY), "home")
     assert result.iteration_ns == result.ideal_ns
-    assert result.metrics.bytes_out == 0
+    assert result.metrics.d2h_bytes == 0
 
 
 @pytest.mark.parametrize("update", ["full", "recombine"])

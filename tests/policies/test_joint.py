@@ -129,7 +129,7 @@ def test_the_gap_of_the_swarm_to_the_optimum_is_small_on_small_graphs(record_pro
     assert np.mean(gaps) < 0.05
 
 
-def test_sparse_feature_maps_may_travel_encoded():
+def test_sparse_activations_may_travel_encoded():
     """Where the link is slow and codecs are fast, what is mostly zeros is encoded, and that is faster."""
     trace = chain([9_000_000] * 6, [18_000_000] * 6, [400_000_000] * 6)
     sparse = replace(
@@ -162,7 +162,7 @@ def test_it_tells_how_far_from_the_best_possible_it_is(share: float):
         assert over == 0
 
 
-def test_where_no_placement_of_feature_maps_is_bounded_the_note_says_so():
+def test_where_no_placement_of_activations_is_bounded_the_note_says_so():
     """Neither of a node on which times are not exact, nor of what runs where no placement of these actions fits."""
     trace, node = chain([5] * 8, [10] * 8, [100] * 8), node_of(PLENTY)
     half = replace(node, link=replace(node.link, duplex=Duplex.HALF))

@@ -64,7 +64,7 @@ def test_a_scenario_runs_it(installed, tmp_path):
     runs = {run["policy"]: run for run in json.loads(done.stdout)["results"]}
     assert runs["largest"]["parameters"] == {"count": 2}
     metrics = runs["largest"]["metrics"]
-    assert metrics["bytes_out"] == metrics["bytes_in"] == 200_000, "x2; nothing lies between the uses of x3"
+    assert metrics["d2h_bytes"] == metrics["h2d_bytes"] == 200_000, "x2; nothing lies between the uses of x3"
 
 
 def test_simulate_runs_it(installed, tmp_path):
@@ -74,7 +74,7 @@ import simgpu
 trace = simgpu.load_trace("chain")
 node = simgpu.load_node("node.yaml")
 result = simgpu.simulate(trace, node, "largest")
-print(result.policy, result.metrics.bytes_out, result.steady)
+print(result.policy, result.metrics.d2h_bytes, result.steady)
 """
     done = python_with(installed, arguments=["-c", script], cwd=tmp_path)
     assert (done.stdout, done.returncode) == ("largest 200000 True\n", 0), done.stderr

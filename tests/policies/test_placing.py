@@ -87,7 +87,7 @@ def test_a_program_brings_the_encoded_forms_that_its_vector_asks_for():
     assert program_of(COSTED, ENCODED, [0, 1, 2]).transforms == ()
 
 
-def test_a_vector_has_an_entry_for_each_feature_map():
+def test_a_vector_has_an_entry_for_each_activation():
     with pytest.raises(ValueError, match="argument"):
         placement_of(FIVE, CHAIN, [0, 0])
 

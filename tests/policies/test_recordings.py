@@ -85,7 +85,7 @@ def test_ideal_takes_the_sum_of_the_recorded_durations(name):
     trace = recording(name)
     result = run(name, "ideal")
     assert result.iteration_ns == result.ideal_ns == sum(kernel.duration_ns for kernel in trace.kernels)
-    assert result.steady and result.metrics.bytes_out == result.metrics.bytes_in == 0
+    assert result.steady and result.metrics.d2h_bytes == result.metrics.h2d_bytes == 0
     if name in LOGS:
         assert result.iteration_ns == LOGS[name][0]
 
@@ -138,9 +138,9 @@ def test_vdnn_runs_steadily_with_memory_to_spare(name, mode):
     result = run(name, "vdnn", mode=mode)
     assert result.steady
     assert result.iteration_ns >= result.ideal_ns
-    assert result.metrics.bytes_out == result.metrics.bytes_in
+    assert result.metrics.d2h_bytes == result.metrics.h2d_bytes
     if mode == "dynamic":
-        assert result.metrics.bytes_out == 0 and result.iteration_ns == result.ideal_ns
+        assert result.metrics.d2h_bytes == 0 and result.iteration_ns == result.ideal_ns
 
 
 @pytest.mark.parametrize("mode", MODES)
@@ -162,9 +162,9 @@ def test_vdnn_keeps_to_the_budget_or_names_the_kernel_that_cannot_run(name, mode
 @pytest.mark.parametrize("name", RECORDINGS)
 def test_vdnn_moves_more_and_holds_less_the_more_it_offloads(name):
     everything, convolutions = run(name, "vdnn", mode="all"), run(name, "vdnn", mode="conv")
-    assert everything.metrics.bytes_out >= convolutions.metrics.bytes_out
+    assert everything.metrics.d2h_bytes >= convolutions.metrics.d2h_bytes
     assert everything.metrics.device_mean_bytes <= convolutions.metrics.device_mean_bytes
     if name != "titanv-dtr/transformer-b10.log":
-        assert convolutions.metrics.bytes_out > 0
+        assert convolutions.metrics.d2h_bytes > 0
     else:
-        assert convolutions.metrics.bytes_out == 0, "there is no convolution in it"
+        assert convolutions.metrics.d2h_bytes == 0, "there is no convolution in it"

@@ -34,7 +34,7 @@ def test_nothing_overlaps(made: list[tuple[int, int, int]], bandwidth: int, late
     result = run(chain(forward, backward, sizes), "save_on_cpu", bandwidth=bandwidth, latency=latency)
     copies = sum(copy_ns(size, bandwidth, latency) for size in sizes)
     assert result.iteration_ns == sum(forward) + sum(backward) + 2 * copies
-    assert result.metrics.bytes_out == result.metrics.bytes_in == sum(sizes)
+    assert result.metrics.d2h_bytes == result.metrics.h2d_bytes == sum(sizes)
 
 
 @settings(max_examples=40, deadline=None)
@@ -163,7 +163,7 @@ def test_a_recorded_network_to_the_nanosecond_and_the_byte():
     tasks = load_trace("resnet20-cifar-cpu")
     result = run(tasks, "save_on_cpu", bandwidth=12 * 10**9, latency=5000)
     saved = [tensor for tensor in saved_tensors(TaskGraph.of(tasks)).tensors if tensor.bytes]
-    assert result.metrics.bytes_out == result.metrics.bytes_in == sum(tensor.bytes for tensor in saved)
+    assert result.metrics.d2h_bytes == result.metrics.h2d_bytes == sum(tensor.bytes for tensor in saved)
     copies = sum(copy_ns(tensor.bytes, 12 * 10**9, 5000) for tensor in saved)
     assert result.iteration_ns == tasks.compute_ns + 2 * copies
-    assert (result.iteration_ns, peak(result), result.metrics.bytes_out) == (124_110_609, 12_033_048, 73_317_508)
+    assert (result.iteration_ns, peak(result), result.metrics.d2h_bytes) == (124_110_609, 12_033_048, 73_317_508)

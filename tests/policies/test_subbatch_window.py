@@ -66,7 +66,7 @@ def test_the_window_is_what_brute_force_finds(counted, trace: Trace, alpha: floa
 
 
 @pytest.mark.parametrize("counted", ["live", "touched"])
-def test_on_a_chain_windows_slide_over_the_feature_maps(counted: Counted) -> None:
+def test_on_a_chain_windows_slide_over_the_activations(counted: Counted) -> None:
     """Twelve tasks, two in a window: F4 and F5 touch x4, x5 and x6."""
     sizes = [1, 2, 3, 100, 200, 4]
     tdfg = Tdfg.of(TaskGraph.of(chain([1] * 6, [1] * 6, sizes)))

@@ -46,8 +46,8 @@ class TestUmPinned(PolicyContract):
             for way in ("reads", "writes")
         )
         spans = {kind: {s.name for s in result.timeline if s.kind is kind} for kind in SpanKind}
-        assert spans[SpanKind.COPY_IN] == {result.graph.blocks[b].id for b in read}
-        assert spans[SpanKind.COPY_OUT] == {result.graph.blocks[b].id for b in written}
+        assert spans[SpanKind.COPY_H2D] == {result.graph.blocks[b].id for b in read}
+        assert spans[SpanKind.COPY_D2H] == {result.graph.blocks[b].id for b in written}
 
 
 def run(where: NodeSpec | str = "v100", budget: int | None = None, of: Trace | None = None, **given: Any) -> Result:
@@ -65,7 +65,7 @@ def test_what_just_fits_takes_no_fault_and_no_nanosecond(plain: Result):
     result = run(budget=plain.high_water)
     assert result.timeline.iteration_ends_ns[:3] == plain.timeline.iteration_ends_ns
     assert result.high_water == plain.high_water
-    assert result.metrics.bytes_out == result.metrics.bytes_in == 0
+    assert result.metrics.d2h_bytes == result.metrics.h2d_bytes == 0
 
 
 def test_the_more_memory_is_oversubscribed_the_longer_it_takes(plain: Result):
@@ -89,7 +89,7 @@ def test_a_solver_that_sweeps_its_arrays_thrashes_and_is_better_off_with_pinned_
     solver = trace(kernels, [held("u", size), held("v", size)])
     on = node(10**9, out=75 * 10**9, back=75 * 10**9)
     migrating = run(on, budget=2 * size * 10 // 11, of=solver)
-    assert migrating.metrics.bytes_in == migrating.metrics.bytes_out == 2 * size * sweeps
+    assert migrating.metrics.h2d_bytes == migrating.metrics.d2h_bytes == 2 * size * sweeps
     assert migrating.iteration_ns > run(on, of=solver, access="pinned").iteration_ns
 
 
@@ -98,7 +98,7 @@ def test_the_drivers_order_and_lru_differ_where_something_is_touched_and_does_no
     kernels = [kernel(f"k{i}", 10, name) for i, name in enumerate(["x", "a", "x", "b", "x", "a"])]
     small = trace(kernels, [held(name, 256) for name in "xab"])
     brought = {
-        order: run(node(), budget=512, of=small, page=256, chunk=256, eviction=order).metrics.bytes_in
+        order: run(node(), budget=512, of=small, page=256, chunk=256, eviction=order).metrics.h2d_bytes
         for order in ("touched", "arrived")
     }
     # First in, first out lets x go for b, a for x, and b for a.
@@ -111,7 +111,7 @@ def test_what_is_not_written_need_not_leave_where_the_host_keeps_its_copy():
     metrics = [
         run(node(), budget=256, of=small, page=256, chunk=256, write_back=how).metrics for how in ("all", "dirty")
     ]
-    assert [(m.bytes_out, m.bytes_in) for m in metrics] == [(512, 512), (0, 512)]
+    assert [(m.d2h_bytes, m.h2d_bytes) for m in metrics] == [(512, 512), (0, 512)]
 
 
 def test_latency_and_batch_decide_what_faults_cost(plain: Result):

@@ -91,7 +91,7 @@ def test_one_layer_is_fetched_beside_one_step_so_a_window_without_convolutions_r
     assert "no convolution" not in " ".join(offloading(TaskGraph.of(CHAIN), "all", {}).notes)
 
 
-def test_a_feature_map_with_several_readers_leaves_with_the_last():
+def test_a_activation_with_several_readers_leaves_with_the_last():
     """residual(): a is read by conv2 and by the addition, and leaves with the addition, which is no convolution."""
     assert moves(residual(), "all") == {
         "d": ("F:pool", "B:fc"),
@@ -159,7 +159,7 @@ def test_what_backward_does_not_read_is_let_go_not_offloaded():
     )
     assert moves(trace, "all").keys() == {"x", "b"}
     result = simulate(trace, node_of(PLENTY), "vdnn")
-    assert "a" not in {span.name for span in result.timeline if span.kind is SpanKind.COPY_OUT}
+    assert "a" not in {span.name for span in result.timeline if span.kind is SpanKind.COPY_D2H}
 
 
 def test_what_the_first_backward_step_needs_is_fetched_beside_the_last_forward_step():
@@ -175,7 +175,7 @@ def test_what_the_first_backward_step_needs_is_fetched_beside_the_last_forward_s
 def test_zero_bytes_and_weights_and_labels_and_gradients_never_move():
     assert moves(zero_bytes(), "all").keys() == {"y1"}
     base = straight(["conv2d", "max_pool2d", "linear"], [100, 100, 100])
-    for kind in set(BlockKind) - {BlockKind.INPUT, BlockKind.FEATURE_MAP, BlockKind.OTHER}:
+    for kind in set(BlockKind) - {BlockKind.INPUT, BlockKind.ACTIVATION, BlockKind.OTHER}:
         blocks = tuple(
             Block(block.id, block.bytes, kind if block.id == "y1" else block.kind, block.persistent)
             for block in base.blocks
@@ -287,7 +287,7 @@ def test_a_layer_step_ends_with_its_kernels_and_the_copies_that_began_with_it(na
 
     for swap in Vdnn(mode).swaps(graph):
         block = graph.blocks[swap.block].id
-        out, back = spans[SpanKind.COPY_OUT, block], spans[SpanKind.COPY_IN, block]
+        out, back = spans[SpanKind.COPY_D2H, block], spans[SpanKind.COPY_H2D, block]
         assert out.start_ns >= step_span(graph.layers.step_of[swap.after])[0]
         assert back.start_ns >= step_span(graph.layers.step_of[swap.fetch_with])[0]
         for place_, copy in ((swap.after, out), (swap.fetch_with, back)):

@@ -139,7 +139,7 @@ def test_adopts_what_the_published_trials_would(budget):
     graph = TaskGraph.of(TRACE)
     algorithms = {graph.kernel(kernel): choice.algorithm for kernel, choice in chosen.items()}
     assert result.program == offloading(graph, mode, algorithms)
-    moved = {span.name for span in result.timeline if span.kind.label == "copy_out"}
+    moved = {span.name for span in result.timeline if span.kind.label == "copy_d2h"}
     assert moved == {"none": set(), "conv": {"x", "y1", "y3"}, "all": {"x", "y1", "y2", "y3"}}[mode]
     assert int(result.timeline.device_memory.used.max()) <= budget
 

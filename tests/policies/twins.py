@@ -12,7 +12,7 @@ from simgpu.trace.chain import chain
 from simgpu.trace.model import Trace
 from tests.semantics.hand_made import node
 
-WORK = (SpanKind.COMPUTE, SpanKind.RECOMPUTE, SpanKind.COPY_OUT, SpanKind.COPY_IN)
+WORK = (SpanKind.COMPUTE, SpanKind.RECOMPUTE, SpanKind.COPY_D2H, SpanKind.COPY_H2D)
 
 
 def run(trace: Trace, policy: str, *, bandwidth: int = 10**9, latency: int = 0, **parameters: object) -> Result:
@@ -24,7 +24,7 @@ def run(trace: Trace, policy: str, *, bandwidth: int = 10**9, latency: int = 0, 
 def work(result: Result) -> list[tuple[str, int, int]]:
     """Name, start and end of every kernel and copy of the second iteration, from its start; ``in:`` and ``out:`` tell
     copies, ``again:`` what runs again."""
-    prefix = {SpanKind.COPY_OUT: "out:", SpanKind.COPY_IN: "in:", SpanKind.RECOMPUTE: "again:"}
+    prefix = {SpanKind.COPY_D2H: "out:", SpanKind.COPY_H2D: "in:", SpanKind.RECOMPUTE: "again:"}
     begin = result.timeline.iteration_ends_ns[0]
     found = [
         (prefix.get(span.kind, "") + span.name, span.start_ns - begin, span.end_ns - begin)

@@ -59,11 +59,11 @@ def offloaded() -> Program:
     for k in range(4):
         if k == B2:
             writer.acquire((FORM,))
-            writer.wait(writer.copy_in(FORM, after=writer.signal()))
+            writer.wait(writer.copy_h2d(FORM, after=writer.signal()))
             writer.release_after(FORM, B2)
         writer.run(k)
         if k == 0:
-            left = writer.copy_out(X2, FORM, after=writer.signal())
+            left = writer.copy_d2h(X2, FORM, after=writer.signal())
         if k == F2:
             writer.wait(left)
         writer.release_ended(k)
@@ -101,11 +101,11 @@ def test_a_form_in_another_version_than_its_readers_read_is_refused():
         for k in range(3):
             if k == 2:
                 writer.acquire((2,))
-                writer.wait(writer.copy_in(2, after=writer.signal()))
+                writer.wait(writer.copy_h2d(2, after=writer.signal()))
                 writer.release_after(2, 2)
             writer.run(k)
             if k == after:
-                writer.wait(writer.copy_out(0, 2, after=writer.signal()))
+                writer.wait(writer.copy_d2h(0, 2, after=writer.signal()))
             writer.release_ended(k)
         program = writer.program((WithUnpacked((Unpacked(0, 8, (2,)),)),))
         if fault:

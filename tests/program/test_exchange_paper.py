@@ -94,7 +94,7 @@ def copy_ends(sent: list[tuple[str, int, int]], where: NodeSpec) -> list[int]:
     program = Program((Segment(streams),), resident=(0,), other_contents=others)
     verify(program, tasks)
     timeline = run_program(program, tasks, where, budget=None, iterations=1).timeline
-    ends = {span.gpu: span.end_ns for span in timeline if span.kind in (SpanKind.COPY_OUT, SpanKind.COPY_IN)}
+    ends = {span.gpu: span.end_ns for span in timeline if span.kind in (SpanKind.COPY_D2H, SpanKind.COPY_H2D)}
     return [ends[gpu] for gpu in gpus]
 
 
@@ -167,8 +167,8 @@ def test_three_layers_by_hand(gpus: int, out: list[tuple[int, int]], updates: li
         assert found[0, SpanKind.COMPUTE, f"update:w{n}"] == updates[n - 1]
         for gpu in range(gpus):
             name = f"w{n}.grad" + (f".gpu{gpu}" if gpu else "")
-            assert found[gpu, SpanKind.COPY_OUT, name] == out[n - 1]
-            assert found[gpu, SpanKind.COPY_IN, f"w{n}"] == (back[n - 1], back[n - 1] + gpus * lone[n - 1])
+            assert found[gpu, SpanKind.COPY_D2H, name] == out[n - 1]
+            assert found[gpu, SpanKind.COPY_H2D, f"w{n}"] == (back[n - 1], back[n - 1] + gpus * lone[n - 1])
     assert iteration_ns(timeline) == {2: 880, 4: 1580}[gpus]
 
 
@@ -226,8 +226,8 @@ def test_gpus_wait_for_each_other_at_the_end_alone():
     # x1 leaves after F2 for 20 ns and comes back for 20 ns; with GPU 1 both take 2000 ns.
     assert [found[0, SpanKind.COMPUTE, name] for name in ("W2", "E2", "W1")] == [(60, 160), (160, 260), (260, 360)]
     assert found[1, SpanKind.COMPUTE, "W2.gpu1"] == (4020, 4120)
-    assert found[0, SpanKind.COPY_OUT, "w2.grad"][0] == 160
-    assert found[0, SpanKind.COMPUTE, "update:w2"][0] == found[1, SpanKind.COPY_OUT, "w2.grad.gpu1"][1]
+    assert found[0, SpanKind.COPY_D2H, "w2.grad"][0] == 160
+    assert found[0, SpanKind.COMPUTE, "update:w2"][0] == found[1, SpanKind.COPY_D2H, "w2.grad.gpu1"][1]
 
 
 @pytest.mark.parametrize("exchange", Exchange)
@@ -250,12 +250,12 @@ def test_two_weights_gathered_on_two_gpus():
     """
     timeline = run(sharing(network([30, 100], step=5)), Replicate(2, GATHER, 3 * GB), several(2, switch=None))
     found = since_start(timeline)
-    assert found[1, SpanKind.COPY_OUT, "w2.grad.gpu1"] == (80, 180)
+    assert found[1, SpanKind.COPY_D2H, "w2.grad.gpu1"] == (80, 180)
     assert found[0, SpanKind.COMPUTE, "accumulate:w1.grad.gpu1"] == (210, 240)
-    assert found[0, SpanKind.COPY_IN, "w2.grad.gpu1"] == (240, 340)
+    assert found[0, SpanKind.COPY_H2D, "w2.grad.gpu1"] == (240, 340)
     assert found[0, SpanKind.COMPUTE, "S1"] == (440, 445)
-    assert found[0, SpanKind.COPY_OUT, "w1"] == (450, 480)
-    assert found[1, SpanKind.COPY_IN, "w1"] == (580, 610)
+    assert found[0, SpanKind.COPY_D2H, "w1"] == (450, 480)
+    assert found[1, SpanKind.COPY_H2D, "w1"] == (580, 610)
     assert iteration_ns(timeline) == 710
 
 
@@ -268,9 +268,9 @@ def test_two_weights_gathered_on_four_gpus_behind_a_bus():
     """
     timeline = run(sharing(network([36, 120], step=210)), Replicate(4, GATHER, 3 * BUS), on_a_bus(4))
     found = since_start(timeline)
-    fetched = [found[0, SpanKind.COPY_IN, f"w2.grad.gpu{gpu}"] for gpu in (1, 2, 3)]
+    fetched = [found[0, SpanKind.COPY_H2D, f"w2.grad.gpu{gpu}"] for gpu in (1, 2, 3)]
     assert fetched == [(620, 720), (820, 920), (1020, 1120)]
-    assert {found[gpu, SpanKind.COPY_IN, "w1"] for gpu in (1, 2, 3)} == {(1770, 1860)}
+    assert {found[gpu, SpanKind.COPY_H2D, "w1"] for gpu in (1, 2, 3)} == {(1770, 1860)}
     assert iteration_ns(timeline) == 2160
 
 

@@ -57,7 +57,7 @@ def divisible(gpus: int) -> NodeSpec:
 
 def spans(timeline: Timeline, iteration: int = -1) -> dict[str, tuple[int, int]]:
     """Start and end of kernels and copies of an iteration; copies are called ``out:w1.grad`` and ``gpu1.in:w1``."""
-    prefix = {SpanKind.COPY_OUT: "out:", SpanKind.COPY_IN: "in:", SpanKind.COMPUTE: ""}
+    prefix = {SpanKind.COPY_D2H: "out:", SpanKind.COPY_H2D: "in:", SpanKind.COMPUTE: ""}
     number = range(len(timeline.iteration_ends_ns))[iteration]
     return {
         ("" if span.kind is SpanKind.COMPUTE or not span.gpu else f"gpu{span.gpu}.") + prefix[span.kind] + span.name: (
@@ -188,7 +188,7 @@ def test_gradients_are_exchanged_in_the_last_of_several_rounds_only():
             verify(program, tasks)
             timeline = run_program(program, tasks, several(2), budget=None).timeline
             last = timeline.iteration == 2
-            copies = (timeline.kind == SpanKind.COPY_OUT) | (timeline.kind == SpanKind.COPY_IN)
+            copies = (timeline.kind == SpanKind.COPY_D2H) | (timeline.kind == SpanKind.COPY_H2D)
             assert int((last & copies).sum()) == 4
             made = [span for span in timeline if span.iteration == 2 and span.name.startswith("W1")]
             left = next(span for span in timeline if span.iteration == 2 and span.name == "w1.grad.gpu1")

@@ -83,7 +83,7 @@ def test_spread_is_between_two_measured_quartiles(times: list[int], third_less_f
     notes = [KernelNote(0, "aten::f", Phase.FORWARD, None, (), (), True, None)]
     info = TraceInfo("m", 1, "d", "float32", Origin.RECORDED, "t")
     (kernel,) = assemble(info, notes, [], [[time] for time in times]).kernels
-    assert kernel.spread_ns == third_less_first_quartile
+    assert kernel.iqr_ns == third_less_first_quartile
 
 
 @dataclass

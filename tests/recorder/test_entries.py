@@ -202,7 +202,7 @@ def test_a_simulation_is_told_no_sizes_in_other_codecs_by_them(perceptron: Trace
     assert sum(row.entries for row in sizes_at(perceptron, 1)["fc2.weight"]) == 512 * 512 * 4 // ENTRY_BYTES
 
 
-def test_the_codec_of_entries_is_not_one_of_whole_feature_maps() -> None:
+def test_the_codec_of_entries_is_not_one_of_whole_activations() -> None:
     assert entries_in(["zvc"]) is None and entries_in(["zvc", "bpc"]) is BPC
     array = np.zeros((2, 32), np.float32)
     assert sizes_in(["bpc", "zvc"])(array) == sizes_in(["zvc"])(array)

@@ -45,7 +45,7 @@ def test_every_option_reaches_the_recording(tmp_path: Path, monkeypatch: pytest.
     assert "median of 3 iterations. Trained for 2 epochs of 3 steps;" in trace.info.notes
     assert {sample.epoch for sample in trace.sparsity} == {0, 1, 2}
     assert {choice.algorithm for choice in trace.algorithms} == {"default", "without-onednn"}
-    assert all(kernel.spread_ns is not None for kernel in trace.kernels)
+    assert all(kernel.iqr_ns is not None for kernel in trace.kernels)
     shown = simgpu("trace", "stats", "tiny").stdout
     assert "summed over kernels" in shown
     assert "zeros over training" in shown

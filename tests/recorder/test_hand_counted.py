@@ -80,7 +80,7 @@ def test_kinds_of_what_the_iteration_makes(trace: Trace) -> None:
         if not b.persistent:
             created.setdefault(b.kind, []).append(b.bytes)
     assert created == {
-        BlockKind.FEATURE_MAP: [H, H, Y, LOSS],
+        BlockKind.ACTIVATION: [H, H, Y, LOSS],
         BlockKind.GRADIENT: [LOSS, H, H],
         BlockKind.WEIGHT_GRADIENT: [W2, B2, W1, B1],
     }

@@ -41,7 +41,7 @@ def digits(tmp_path_factory: pytest.TempPathFactory) -> tuple[Trace, Path]:
     return record("digits-cnn", batch=8, repetitions=1, epochs=2, measure=measure, save_maps=maps), maps
 
 
-def test_every_feature_map_is_measured_at_every_epoch_in_every_layout(digits: tuple[Trace, Path]) -> None:
+def test_every_activation_is_measured_at_every_epoch_in_every_layout(digits: tuple[Trace, Path]) -> None:
     trace, _ = digits
     assert check_trace(trace) == []
     blocks = trace.block_by_id
@@ -107,7 +107,7 @@ def test_without_training_the_recorded_step_is_measured_and_kept(tmp_path: Path)
         factory, batch=2, repetitions=1, optimizer=plain_sgd, measure=sizes_in(["zvc", "zlib"]), save_maps=maps
     )
     zeros = {sample.block: sample.sparsity for sample in trace.sparsity}
-    names = [block.id for block in trace.blocks if block.kind is BlockKind.FEATURE_MAP and block.id in zeros]
+    names = [block.id for block in trace.blocks if block.kind is BlockKind.ACTIVATION and block.id in zeros]
     assert sorted(file.name for file in maps.iterdir()) == sorted(file_names(names))
     for name, file in zip(names, file_names(names), strict=True):
         array, block = load_array(maps / file), trace.block_by_id[name]

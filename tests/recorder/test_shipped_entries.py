@@ -24,7 +24,7 @@ RECORDINGS = (
     ("digits-cnn-adam-cpu", 4, 2.6, 0.5, 0.96, 1.18),
 )
 _COLUMNS = (
-    BlockKind.FEATURE_MAP,
+    BlockKind.ACTIVATION,
     BlockKind.GRADIENT,
     BlockKind.WEIGHT,
     BlockKind.WEIGHT_GRADIENT,
@@ -84,10 +84,10 @@ def test_weights_and_their_momentum_hardly_compress_while_maps_do(recording: Rec
     kinds = {block.id: block.kind for block in trace.blocks}
     by_kind = {
         kind: mean_ratio([row for row in last if kinds[row.block] is kind])
-        for kind in (BlockKind.WEIGHT, BlockKind.OPTIMIZER_STATE, BlockKind.FEATURE_MAP)
+        for kind in (BlockKind.WEIGHT, BlockKind.OPTIMIZER_STATE, BlockKind.ACTIVATION)
     }
     assert by_kind[BlockKind.WEIGHT] < 1.01 and by_kind[BlockKind.OPTIMIZER_STATE] < 1.05
-    assert by_kind[BlockKind.FEATURE_MAP] > by_kind[BlockKind.WEIGHT]
+    assert by_kind[BlockKind.ACTIVATION] > by_kind[BlockKind.WEIGHT]
 
 
 def test_at_epoch_0_biases_are_zeros_and_later_they_are_not() -> None:

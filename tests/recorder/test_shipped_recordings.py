@@ -52,7 +52,7 @@ def test_they_are_valid_recordings_marked_as_made_on_a_cpu(network: _Network) ->
 def test_they_state_that_their_loop_held_the_output_and_the_loss(network: _Network) -> None:
     trace, batch, *_ = network
     assert trace.info.output is OutputLife.HELD
-    held = [block for block in trace.blocks if block.kind is BlockKind.FEATURE_MAP and block.release == "end"]
+    held = [block for block in trace.blocks if block.kind is BlockKind.ACTIVATION and block.release == "end"]
     assert [block.shape for block in held] == [(batch, 10), ()]
 
 
@@ -145,4 +145,4 @@ def test_its_convolutions_may_be_run_without_onednn(digits: Trace) -> None:
 
 
 def test_its_repetitions_have_a_spread(digits: Trace) -> None:
-    assert all(kernel.spread_ns is not None for kernel in digits.kernels)
+    assert all(kernel.iqr_ns is not None for kernel in digits.kernels)

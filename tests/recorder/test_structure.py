@@ -36,7 +36,7 @@ def test_an_in_place_relu_writes_the_block_of_the_convolution() -> None:
     assert relu.layer == "relu"
     assert kernels(trace, "convolution")[1].reads[0] == "conv:convolution"
     assert _release(trace, "conv:convolution") == "backward:relu:aten::threshold_backward"
-    assert [b.id for b in trace.blocks if b.shape == (2, 4, 6, 6) and b.kind is BlockKind.FEATURE_MAP] == [
+    assert [b.id for b in trace.blocks if b.shape == (2, 4, 6, 6) and b.kind is BlockKind.ACTIVATION] == [
         "conv:convolution"
     ]
 
@@ -196,7 +196,7 @@ def test_backward_of_a_recomputing_checkpoint_is_tagged_and_valid() -> None:
     assert check_trace(trace) == []
     again = only(trace, "tanh", "backward")
     assert again.layer == "inner.act"
-    assert [block(trace, name).kind for name in again.writes] == [BlockKind.FEATURE_MAP]
+    assert [block(trace, name).kind for name in again.writes] == [BlockKind.ACTIVATION]
     assert only(trace, "tanh_backward").layer == "inner.act"
 
 
@@ -217,7 +217,7 @@ def test_every_forward_and_backward_kernel_has_a_layer() -> None:
 def test_recording_twice_differs_only_in_durations() -> None:
     def without_times(name: str) -> Trace:
         trace = record(name, batch=2, repetitions=2, warmup=1, seed=5, date="2026-01-01")
-        return replace(trace, kernels=tuple(replace(k, duration_ns=0, spread_ns=0) for k in trace.kernels))
+        return replace(trace, kernels=tuple(replace(k, duration_ns=0, iqr_ns=0) for k in trace.kernels))
 
     for name in ("vgg11", "resnet20", "transformer"):
         assert without_times(name) == without_times(name)

@@ -98,7 +98,7 @@ def test_training_changes_neither_kernels_nor_blocks() -> None:
     assert check_trace(trained) == []
 
 
-def test_looking_at_feature_maps_leaves_weights_buffers_and_random_numbers_alone() -> None:
+def test_looking_at_activations_leaves_weights_buffers_and_random_numbers_alone() -> None:
     def fresh() -> Workload:
         torch.manual_seed(5)
         module = named(fc1=nn.Linear(6, 16), bn=nn.BatchNorm1d(16), drop=nn.Dropout(0.5), fc2=nn.Linear(16, 2))

@@ -61,7 +61,7 @@ def huge(spans: int) -> ReportInput:
     starts = ends - lengths
     order = np.argsort(starts.ravel(), kind="stable")
     stream = np.repeat(np.arange(2), spans)[order]
-    kinds = np.where(stream == 0, SpanKind.COMPUTE, SpanKind.COPY_OUT)
+    kinds = np.where(stream == 0, SpanKind.COMPUTE, SpanKind.COPY_D2H)
     kinds[rng.random(2 * spans) < 0.3] = SpanKind.STALL_EVENT
     end = int(ends.max())
     times = np.linspace(0, end, spans).astype(np.int64)
@@ -76,7 +76,7 @@ def huge(spans: int) -> ReportInput:
         name=np.where(stream == 0, 0, len(ran.kernels)),
         start_ns=starts.ravel()[order],
         end_ns=ends.ravel()[order],
-        bytes=np.where(kinds == SpanKind.COPY_OUT, 4096, 0),
+        bytes=np.where(kinds == SpanKind.COPY_D2H, 4096, 0),
         cause=np.where(kinds == SpanKind.STALL_EVENT, 1 - stream, -1),
         iteration=np.zeros(2 * spans, dtype=np.int64),
         device_memory=curve_of(zip(times.tolist(), sizes.tolist(), sizes.tolist(), strict=True)),

@@ -197,7 +197,7 @@ def test_a_span_is_told_under_the_pointer_and_pinned_by_a_click(
 
     browser = at(page, tab=LABEL)
     begin = timeline.window(-1)[0]
-    span = max((s for s in timeline if s.start_ns >= begin and s.kind.label == "copy_out"), key=lambda s: s.bytes)
+    span = max((s for s in timeline if s.start_ns >= begin and s.kind.label == "copy_d2h"), key=lambda s: s.bytes)
     pointer_to(browser, place_of(browser, (span.start_ns + span.end_ns) / 2), 6 + 34 + 17)
     tip = text_of(browser, "tip")
     told = dict(zip(tip.splitlines()[1::2], tip.splitlines()[2::2], strict=True))

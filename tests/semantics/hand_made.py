@@ -37,7 +37,7 @@ def kernel(
 
 def block(name: str, size: int, **more: object) -> Block:
     """A feature map unless told otherwise."""
-    kind = more.pop("kind", BlockKind.FEATURE_MAP)
+    kind = more.pop("kind", BlockKind.ACTIVATION)
     return Block(name, size, kind, **more)  # type: ignore[arg-type]
 
 
@@ -89,12 +89,12 @@ def run(
     return run_program(code, tasks, where, budget=where.budget, iterations=iterations, pool=pool)
 
 
-WORK = (SpanKind.COMPUTE, SpanKind.RECOMPUTE, SpanKind.COPY_OUT, SpanKind.COPY_IN)
+WORK = (SpanKind.COMPUTE, SpanKind.RECOMPUTE, SpanKind.COPY_D2H, SpanKind.COPY_H2D)
 
 
 def times(result: MachineRun, iteration: int = 0) -> dict[str, tuple[int, int]]:
     """Start and end of every kernel and copy of an iteration; copies are called ``out:x`` and ``in:x``."""
-    prefix = {SpanKind.COPY_OUT: "out:", SpanKind.COPY_IN: "in:"}
+    prefix = {SpanKind.COPY_D2H: "out:", SpanKind.COPY_H2D: "in:"}
     return {
         prefix.get(span.kind, "") + span.name: (span.start_ns, span.end_ns)
         for span in result.timeline

@@ -17,7 +17,7 @@ from simgpu.trace.check import check_trace
 from simgpu.trace.model import RELEASED_AT_END, Block, BlockKind, Kernel, Phase, Trace
 from tests.semantics.hand_made import INFO, node
 
-KINDS = (BlockKind.FEATURE_MAP, BlockKind.INPUT, BlockKind.GRADIENT, BlockKind.WEIGHT, BlockKind.OTHER)
+KINDS = (BlockKind.ACTIVATION, BlockKind.INPUT, BlockKind.GRADIENT, BlockKind.WEIGHT, BlockKind.OTHER)
 # Mostly tiny numbers, so that many things happen at one instant.
 _TIMES = st.one_of(st.integers(0, 3), st.integers(0, 3), st.integers(0, 30), st.integers(0, 2000))
 _SIZES = st.one_of(st.integers(0, 3), st.integers(0, 40), st.integers(0, 2000))

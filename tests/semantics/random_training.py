@@ -38,7 +38,7 @@ class Tape:
     tagged: bool = True
     updates: str = "none"
 
-    def block(self, name: str, kind: BlockKind = BlockKind.FEATURE_MAP, **more: object) -> str:
+    def block(self, name: str, kind: BlockKind = BlockKind.ACTIVATION, **more: object) -> str:
         self.blocks[name] = Block(name, self.draw(SIZES), kind, **more)  # type: ignore[arg-type]
         return name
 

@@ -74,14 +74,14 @@ def test_a_step_with_neither_waits_for_nothing():
 
 def test_vdnn_fetches_beside_the_step_before_the_first_backward_reader():
     result = simulate(chain([5] * 4, [5] * 4, [9] * 4), node(), "vdnn", iterations=1)
-    found = {s.name: s.start_ns for s in result.timeline if s.kind.label == "copy_in"}
+    found = {s.name: s.start_ns for s in result.timeline if s.kind.label == "copy_h2d"}
     starts = {s.name: s.start_ns for s in result.timeline if s.kind.label == "compute"}
     assert found == {"x3": starts["B4"], "x2": starts["B3"], "x1": starts["B2"]}
 
 
 def test_vdnn_offloads_nothing_where_last_reader_and_first_backward_reader_are_adjacent():
     result = simulate(chain([5], [5], [900]), node(), "vdnn")
-    assert (result.iteration_ns, result.metrics.bytes_out) == (10, 0)
+    assert (result.iteration_ns, result.metrics.d2h_bytes) == (10, 0)
 
 
 def test_what_the_step_itself_writes_cannot_leave_with_it():

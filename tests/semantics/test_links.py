@@ -62,7 +62,7 @@ def lengths(on: NodeSpec, out: int, back: int, begin_back: int) -> tuple[int, in
     result = run(code, tasks, on)  # type: ignore[arg-type]
     ends = {s.kind: s.end_ns for s in result.timeline if not s.kind.is_stall}
     zero = times(result)["wait"][0]
-    return ends[SpanKind.COPY_OUT] - zero, ends[SpanKind.COPY_IN] - zero - begin_back
+    return ends[SpanKind.COPY_D2H] - zero, ends[SpanKind.COPY_H2D] - zero - begin_back
 
 
 @pytest.mark.parametrize(

@@ -49,7 +49,7 @@ def link_ns(result: Result, node: NodeSpec) -> int:
     """The least time in which the link can carry all that was copied in the whole run."""
     link = node.link
     bytes_of = {kind: sum(s.bytes for s in result.timeline if s.kind is kind) for kind in SpanKind}
-    out, back = bytes_of[SpanKind.COPY_OUT], bytes_of[SpanKind.COPY_IN]
+    out, back = bytes_of[SpanKind.COPY_D2H], bytes_of[SpanKind.COPY_H2D]
     if link.duplex is Duplex.HALF and node.gpu.copy_engines == 2:
         return (out + back) * 10**9 // max(link.d2h_bandwidth, link.h2d_bandwidth)
     one_way = out * 10**9 // link.d2h_bandwidth, back * 10**9 // link.h2d_bandwidth

@@ -134,7 +134,7 @@ def test_numbers_of_several_gpus(node: NodeSpec, resnet: Trace):
         block.bytes for block in resnet.blocks if block.persistent and f"{block.id}.grad" in resnet.block_by_id
     )
     # A gradient to GPU 0 by way of the host, and a weight back the same way.
-    assert (metrics.bytes_out, metrics.bytes_in) == (2 * weights, 2 * weights)
+    assert (metrics.d2h_bytes, metrics.h2d_bytes) == (2 * weights, 2 * weights)
     assert metrics.device_peak_bytes == max(int(curve.live.max()) for curve in result.timeline.device_memories)
     assert result.to_dict()["data_parallel"] == {"gpus": 2, "exchange": "gather", "cores": 1}
     assert {"speedup", "together_ns"} <= set(result.to_dict()["metrics"])
@@ -146,7 +146,7 @@ def test_numbers_of_several_gpus(node: NodeSpec, resnet: Trace):
 def test_an_iteration_ends_when_all_gpus_have_their_weights(node: NodeSpec, resnet: Trace, exchange: str):
     timeline = simulate(resnet, node, "ideal", gpus=2, exchange=exchange).timeline
     for number, end in enumerate(timeline.iteration_ends_ns):
-        mine = (timeline.kind == SpanKind.COPY_IN) & (timeline.iteration == number)
+        mine = (timeline.kind == SpanKind.COPY_H2D) & (timeline.iteration == number)
         assert end == timeline.end_ns[mine].max()
 
 
@@ -159,7 +159,7 @@ def test_the_first_iteration_has_its_exchange_as_any_other(node: NodeSpec, resne
     assert one.iteration_ns == two.iteration_ns == five.iteration_ns
     assert (one.steady, two.steady, five.steady) == (None, True, True)
     assert one.metrics.breakdown == five.metrics.breakdown
-    assert (one.metrics.bytes_out, one.metrics.bytes_in) == (five.metrics.bytes_out, five.metrics.bytes_in)
+    assert (one.metrics.d2h_bytes, one.metrics.h2d_bytes) == (five.metrics.d2h_bytes, five.metrics.h2d_bytes)
 
 
 def test_the_breakdown_of_each_gpu_adds_up(node: NodeSpec, resnet: Trace):

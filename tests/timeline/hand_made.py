@@ -91,7 +91,7 @@ def layered_run(
             if layer < layers - 1:
                 pin(sizes[layer], now)
                 copied = now + sizes[layer] * 10**9 // bandwidth
-                spans.append(("d2h", SpanKind.COPY_OUT, f"map{layer}", now, copied, sizes[layer], ""))
+                spans.append(("d2h", SpanKind.COPY_D2H, f"map{layer}", now, copied, sizes[layer], ""))
                 if copied > done:
                     spans.append(("compute", SpanKind.STALL_EVENT, f"map{layer}", done, copied, 0, "d2h"))
                 elif done > copied:
@@ -107,7 +107,7 @@ def layered_run(
             if layer > 0:
                 hold(sizes[layer - 1], now)
                 copied = now + sizes[layer - 1] * 10**9 // bandwidth
-                spans.append(("h2d", SpanKind.COPY_IN, f"map{layer - 1}", now, copied, sizes[layer - 1], ""))
+                spans.append(("h2d", SpanKind.COPY_H2D, f"map{layer - 1}", now, copied, sizes[layer - 1], ""))
                 if copied > done:
                     spans.append(("compute", SpanKind.STALL_EVENT, f"map{layer - 1}", done, copied, 0, "h2d"))
                 elif done > copied and layer > 1:

@@ -25,15 +25,15 @@ def swaps() -> Timeline:
     """Block x leaves twice and comes back twice, y leaves for good, w comes without having left, v takes no time."""
     return timeline_of(
         [
-            ("d2h", K.COPY_OUT, "x", 0, 5, 4, ""),
-            ("d2h", K.COPY_OUT, "y", 5, 9, 4, ""),
-            ("h2d", K.COPY_IN, "x", 6, 9, 4, ""),
-            ("h2d", K.COPY_IN, "w", 9, 11, 4, ""),
-            ("d2h", K.COPY_OUT, "x", 10, 14, 4, ""),
-            ("d2h", K.COPY_OUT, "v", 14, 14, 0, ""),
-            ("h2d", K.COPY_IN, "v", 15, 15, 0, ""),
+            ("d2h", K.COPY_D2H, "x", 0, 5, 4, ""),
+            ("d2h", K.COPY_D2H, "y", 5, 9, 4, ""),
+            ("h2d", K.COPY_H2D, "x", 6, 9, 4, ""),
+            ("h2d", K.COPY_H2D, "w", 9, 11, 4, ""),
+            ("d2h", K.COPY_D2H, "x", 10, 14, 4, ""),
+            ("d2h", K.COPY_D2H, "v", 14, 14, 0, ""),
+            ("h2d", K.COPY_H2D, "v", 15, 15, 0, ""),
             ("h2d", K.STALL_DEVICE_MEMORY, "x", 15, 1234567),
-            ("h2d", K.COPY_IN, "x", 1234567, 2000000001, 4, ""),
+            ("h2d", K.COPY_H2D, "x", 1234567, 2000000001, 4, ""),
             ("compute", K.COMPUTE, 'conv "1"', 0, 2000000001),
         ],
         [2000000001],
@@ -68,7 +68,7 @@ def test_slices_tell_bytes_and_stalls_tell_what_they_wait_for(tmp_path: Path) ->
     assert {e["name"] for e in slices} == {"x", "y", "w", "v", 'conv "1"', "waits for device memory"}
     stall = next(e for e in slices if e["cat"] == "stall_device_memory")
     assert stall["args"] == {"iteration": 0, "waits_for": "x"}
-    copy = next(e for e in slices if e["cat"] == "copy_out")
+    copy = next(e for e in slices if e["cat"] == "copy_d2h")
     assert copy["args"] == {"iteration": 0, "bytes": 4}
 
 

@@ -22,7 +22,7 @@ def small() -> Timeline:
     return timeline_of(
         [
             ("compute", K.COMPUTE, 'conv "a", 3x3', 0, 5),
-            ("d2h", K.COPY_OUT, "übertrag", 0, 8, 64, ""),
+            ("d2h", K.COPY_D2H, "übertrag", 0, 8, 64, ""),
             ("compute", K.STALL_EVENT, "übertrag", 5, 8, 0, "d2h"),
             ("compute", K.COMPUTE, "b", 8, 8),
             ("compute", K.COMPUTE, "c", 8, 10),
@@ -36,7 +36,7 @@ def small() -> Timeline:
 CSV = """\
 iteration,gpu,stream,kind,name,start_ns,end_ns,bytes,cause
 0,0,compute,compute,"conv ""a"", 3x3",0,5,0,
-0,0,d2h,copy_out,übertrag,0,8,64,
+0,0,d2h,copy_d2h,übertrag,0,8,64,
 0,0,compute,stall_event,übertrag,5,8,0,d2h
 1,0,compute,compute,b,8,8,0,
 1,0,compute,compute,c,8,10,0,

@@ -107,7 +107,7 @@ def test_parquet_is_read_back_as_it_was_written(tmp_path: Path) -> None:
 SMALL = timeline_of(
     [
         ("compute", SpanKind.COMPUTE, "conv1", 0, 5),
-        ("d2h", SpanKind.COPY_OUT, "x", 1, 9, 64, ""),
+        ("d2h", SpanKind.COPY_D2H, "x", 1, 9, 64, ""),
         ("compute", SpanKind.STALL_EVENT, "x", 5, 9, 0, "d2h"),
     ],
     [9],
@@ -121,7 +121,7 @@ SMALL = timeline_of(
         ("s.csv", 2, "0,0,compute,compute,conv1,zero,5,0,", "row 2, column start_ns: 'zero' is not a whole number"),
         ("s.csv", 2, "0,0,compute,compute,conv1,0,-5,0,", "row 2, column end_ns: '-5' is not between 0 and"),
         ("s.csv", 3, "0,0,d2h,copyout,x,1,9,64,", "row 3, column kind: 'copyout' is no kind of span; did you mean"),
-        ("s.csv", 3, "0,0,d2h,copy_out,x,1,9", "row 3: 7 fields where the header has 9"),
+        ("s.csv", 3, "0,0,d2h,copy_d2h,x,1,9", "row 3: 7 fields where the header has 9"),
         ("s.csv", 4, "0,0,compute,stall_event,x,5,9,0,D2H!", "row 4, column cause: 'D2H!' is not a stream name"),
         (
             "s.csv",
@@ -149,7 +149,7 @@ SMALL = timeline_of(
         (
             "s.csv",
             3,
-            "0,99999999999,d2h,copy_out,x,1,9,64,",
+            "0,99999999999,d2h,copy_d2h,x,1,9,64,",
             "row 3, column gpu: '99999999999' is no GPU of this run: no row has GPU 1",
         ),
     ],

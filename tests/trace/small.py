@@ -38,9 +38,9 @@ SMALL = Trace(
     blocks=(
         Block("x", 16, BlockKind.INPUT, persistent=True, release="k4", shape=(2, 2), dtype="float32"),
         Block("w", 8, BlockKind.WEIGHT, persistent=True, layer="L1"),
-        Block("y", 64, BlockKind.FEATURE_MAP, release="k4", layer="L1", shape=(4, 4)),
+        Block("y", 64, BlockKind.ACTIVATION, release="k4", layer="L1", shape=(4, 4)),
         Block("s", 8, BlockKind.OTHER, born="k3", release="k3", shape=()),
-        Block("z", 4, BlockKind.FEATURE_MAP, release="k5"),
+        Block("z", 4, BlockKind.ACTIVATION, release="k5"),
         Block("g", 8, BlockKind.WEIGHT_GRADIENT, release=RELEASED_AT_END),
         Block("t", 32, BlockKind.WORKSPACE),
     ),

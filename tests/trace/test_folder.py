@@ -171,7 +171,7 @@ MISTAKES = {
         ("no,k3,k3", "yes,k3,k3", "row 5, column born", "block 's' is persistent and yet born"),
         ("t,32,workspace,no,,", "t,32,workspace,no,,k5", "row 8, column release", "workspace 't' is released at 'k5'"),
         ("t,32,workspace,no", "t,32,workspace,yes", "row 8, column persistent", "workspace 't' is persistent"),
-        ("y,64,feature_map", "y,64,workspace", "row 4, column kind", "workspace 'y' is used by kernels 'k1' and 'k4'"),
+        ("y,64,activation", "y,64,workspace", "row 4, column kind", "workspace 'y' is used by kernels 'k1' and 'k4'"),
     ],
     "sparsity.csv": [
         ("0.62", "1.62", "row 3, column sparsity", "1.62 is not a share of zeros"),
@@ -381,7 +381,7 @@ def test_rows_beyond_those_promised_are_checked_all_the_same(tmp_path):
 def test_one_slip_in_every_row_is_written_out_twenty_times_and_counted(tmp_path):
     folder = shipped_copy(tmp_path)
     edit(folder, "kernels.csv", lambda text: re.sub(r"(?m)^k", "q", text))
-    edit(folder, "blocks.csv", lambda text: text.replace(",feature_map,", ",feature map,", 1))
+    edit(folder, "blocks.csv", lambda text: text.replace(",activation,", ",feature map,", 1))
     with pytest.raises(InputError) as caught:
         read_trace(folder)
     problems, lines = caught.value.problems, str(caught.value).splitlines()

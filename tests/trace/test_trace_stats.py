@@ -21,11 +21,11 @@ def test_counts():
         PhaseStats(Phase.BACKWARD, 1, 200),
         PhaseStats(Phase.OPTIMIZER, 1, 10),
     )
-    assert KindStats(BlockKind.FEATURE_MAP, 2, 68) in stats.kinds
+    assert KindStats(BlockKind.ACTIVATION, 2, 68) in stats.kinds
     assert (stats.blocks, stats.block_bytes) == (7, 140)
     assert (stats.constants, stats.constant_bytes) == (3, 32)
     assert [block.id for block in stats.biggest[:2]] == ["y", "t"]
-    assert (stats.feature_maps, stats.sparsity_blocks) == (2, 1)
+    assert (stats.activations, stats.sparsity_blocks) == (2, 1)
     assert (stats.pure, stats.impure) == (2, 1)
 
 
@@ -59,20 +59,20 @@ def test_rows_are_ready_to_print():
     stats = trace_stats(SMALL)
     assert dict(stats.summary_rows())["peak over needed lifetimes"] == "132 B (132 bytes) at kernel k4"
     assert stats.phase_rows()[0] == ("forward", "3", "150 ns")
-    assert stats.biggest_rows()[0] == ("y", "feature_map", "64 B")
+    assert stats.biggest_rows()[0] == ("y", "activation", "64 B")
     assert sum(int(row[1]) for row in stats.kind_rows()) == stats.blocks
 
 
 def test_spread_is_summed_where_every_kernel_has_one():
     assert dict(trace_stats(SMALL).summary_rows())["spread of repetitions"] == "not recorded"
     spreads = [10, 0, 5, 20, 1]
-    kernels = [replace(kernel, spread_ns=spread) for kernel, spread in zip(SMALL.kernels, spreads, strict=True)]
+    kernels = [replace(kernel, iqr_ns=spread) for kernel, spread in zip(SMALL.kernels, spreads, strict=True)]
     stats = trace_stats(replace(SMALL, kernels=tuple(kernels)))
-    assert stats.spread_ns == 36
+    assert stats.iqr_ns == 36
     reported = "36 ns summed over kernels, 10.0% of compute; widest k4, 20 ns of 200 ns"
     assert dict(stats.summary_rows())["spread of repetitions"] == reported
-    some = (replace(kernels[0], spread_ns=None), *kernels[1:])
-    assert trace_stats(replace(SMALL, kernels=some)).spread_ns is None
+    some = (replace(kernels[0], iqr_ns=None), *kernels[1:])
+    assert trace_stats(replace(SMALL, kernels=some)).iqr_ns is None
 
 
 def test_framework_peak_is_shown_with_the_recorded_peak():

@@ -53,8 +53,8 @@ SETTINGS: Mapping[Method, Mapping[str, Any]] = {
 KINDS = {
     SpanKind.COMPUTE: (MeasuredKind.KERNEL, "compute"),
     SpanKind.RECOMPUTE: (MeasuredKind.KERNEL, "compute"),
-    SpanKind.COPY_OUT: (MeasuredKind.COPY_OUT, "d2h"),
-    SpanKind.COPY_IN: (MeasuredKind.COPY_IN, "h2d"),
+    SpanKind.COPY_D2H: (MeasuredKind.COPY_D2H, "d2h"),
+    SpanKind.COPY_H2D: (MeasuredKind.COPY_H2D, "h2d"),
 }
 
 
@@ -68,8 +68,8 @@ def made_trace(scale: int = 1) -> Trace:
         weight, conv, act = f"w{n}", f"c{n}", f"a{n}"
         blocks += [
             Block(weight, 2 * MIB, BlockKind.WEIGHT, persistent=True, layer=f"L{n}"),
-            Block(conv, size * scale, BlockKind.FEATURE_MAP, layer=f"L{n}"),
-            Block(act, size * scale + 100, BlockKind.FEATURE_MAP, layer=f"L{n}"),
+            Block(conv, size * scale, BlockKind.ACTIVATION, layer=f"L{n}"),
+            Block(act, size * scale + 100, BlockKind.ACTIVATION, layer=f"L{n}"),
             Block(f"gw{n}", 2 * MIB, BlockKind.WEIGHT_GRADIENT, layer=f"L{n}"),
             Block(f"gc{n}", size * scale, BlockKind.GRADIENT, layer=f"L{n}"),
             Block(f"ga{n}", size * scale, BlockKind.GRADIENT, layer=f"L{n}"),
@@ -146,8 +146,8 @@ def made_run(
         steps,
         twin.numbers.peak_bytes,
         before,
-        twin.numbers.bytes_out,
-        twin.numbers.bytes_in,
+        twin.numbers.d2h_bytes,
+        twin.numbers.h2d_bytes,
         spans,
     )
 

@@ -8,7 +8,7 @@ from simgpu.simulation.result import Result
 from simgpu.timeline.model import SpanKind
 from simgpu.validation.measured import MeasuredKind, MeasuredSpan
 
-_COPIES = {SpanKind.COPY_OUT: ("d2h", MeasuredKind.COPY_OUT), SpanKind.COPY_IN: ("h2d", MeasuredKind.COPY_IN)}
+_COPIES = {SpanKind.COPY_D2H: ("d2h", MeasuredKind.COPY_D2H), SpanKind.COPY_H2D: ("h2d", MeasuredKind.COPY_H2D)}
 
 
 def kernel(op: str, call: int, start: int, end: int) -> MeasuredSpan:

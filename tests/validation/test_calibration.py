@@ -59,9 +59,9 @@ def test_the_plain_step_comes_out_of_the_simulation_as_it_was_measured():
 
 def test_recorded_starts_and_other_algorithms_are_of_another_clock_and_go():
     trace = made_trace()
-    begun = replace(trace, kernels=tuple(replace(kernel, start_ns=7, spread_ns=3) for kernel in trace.kernels))
+    begun = replace(trace, kernels=tuple(replace(kernel, start_ns=7, iqr_ns=3) for kernel in trace.kernels))
     kernels = calibrate(MACHINE, begun, plain(1000)).trace.kernels
-    assert {(kernel.start_ns, kernel.spread_ns) for kernel in kernels} == {(None, None)}
+    assert {(kernel.start_ns, kernel.iqr_ns) for kernel in kernels} == {(None, None)}
 
 
 def test_kernels_that_the_device_never_called_take_no_time_and_are_counted():
@@ -121,7 +121,7 @@ def test_what_the_model_gives_both_ways_at_once(d2h: int, h2d: int) -> None:
 
 
 def test_persistent_blocks_are_counted_as_the_allocator_rounds_them():
-    blocks = (Block("w", 513, BlockKind.WEIGHT, persistent=True), Block("x", 9, BlockKind.FEATURE_MAP))
+    blocks = (Block("w", 513, BlockKind.WEIGHT, persistent=True), Block("x", 9, BlockKind.ACTIVATION))
     trace = replace(chain([1], [1], [512]), blocks=(*chain([1], [1], [512]).blocks, *blocks))
     assert persistent_bytes(trace, 512) == 512 + 1024
     assert persistent_bytes(trace, 1) == 512 + 513
@@ -151,7 +151,9 @@ def test_whatever_the_managed_runs_were_measured_to_be_their_twins_are_the_same(
     other = {
         method: run
         if method is Method.PLAIN
-        else replace(run, step_ns=(1, 2, 3), peak_bytes=5, held_bytes=7, bytes_out=11, bytes_in=13, spans=run.spans[:2])
+        else replace(
+            run, step_ns=(1, 2, 3), peak_bytes=5, held_bytes=7, d2h_bytes=11, h2d_bytes=13, spans=run.spans[:2]
+        )
         for method, run in case.runs.items()
     }
     first, second = (compare_recording(made_recording(each)) for each in (case, replace(case, runs=other)))

@@ -73,7 +73,7 @@ def test_equal_timelines_part_nowhere(equal: Validation) -> None:
 
 def test_the_plain_step_counts_nowhere_and_its_memory_does(equal: Validation) -> None:
     counts = {quantity: summary.compared for quantity, summary in equal.summaries.items()}
-    copying = sum(run.measured.bytes_out > 0 for run in equal.runs)
+    copying = sum(run.measured.d2h_bytes > 0 for run in equal.runs)
     assert counts == {Quantity.STEP: 6, Quantity.PEAK: 8, Quantity.OUT: copying, Quantity.IN: copying}
     assert 0 < copying < 8
 
@@ -301,7 +301,7 @@ def test_one_run_is_told_as_one() -> None:
 
 
 def test_a_row_of_a_timeline_without_room_for_a_name_still_tells_its_bytes() -> None:
-    event = Event("copy_in", "", "stage3.pool:max_pool2d_with_indices:saved", 10**8, 2 * 10**8, 512 * 1024)
+    event = Event("copy_h2d", "", "stage3.pool:max_pool2d_with_indices:saved", 10**8, 2 * 10**8, 512 * 1024)
     rows = (
         Row("h2d", 0, Agreement.SAME, event, event),
         Row("h2d", 1, Agreement.OTHER, event, event._replace(bytes=4)),
@@ -310,9 +310,9 @@ def test_a_row_of_a_timeline_without_room_for_a_name_still_tells_its_bytes() -> 
     lines = [line.text for line in beside_lines(SideBySide({"h2d": StreamBeside("h2d", rows, 5)}, 9, 9, 5))]
     assert max(map(len, lines)) <= 80
     same, other, alone = lines[-3:]
-    assert "copy_in stage3.pool" in same and same.endswith("saved 512 KiB") and "..." in same
+    assert "copy_h2d stage3.pool" in same and same.endswith("saved 512 KiB") and "..." in same
     assert "KiB, simulated copy_i" in other and other.endswith(" 4 B")
-    assert "only measured: copy_in" in alone and alone.endswith("512 KiB")
+    assert "only measured: copy_h2d" in alone and alone.endswith("512 KiB")
 
 
 def test_a_case_and_a_run_show_themselves(equal: Validation) -> None:

@@ -182,9 +182,9 @@ def test_copies_are_watched_by_role_and_direction_while_the_context_lasts(cpu: C
     out.copy(host, here)
     out.synchronize()
     assert [(span.stream_role, span.kind, span.bytes) for span in seen] == [
-        ("d2h", MeasuredKind.COPY_OUT, 8),
-        ("compute", MeasuredKind.COPY_IN, 4),
-        ("d2h", MeasuredKind.COPY_OUT, 8),
+        ("d2h", MeasuredKind.COPY_D2H, 8),
+        ("compute", MeasuredKind.COPY_H2D, 4),
+        ("d2h", MeasuredKind.COPY_D2H, 8),
     ]
     ends = [time for span in seen for time in (span.start_ns, span.end_ns)]
     assert ends == sorted(ends)

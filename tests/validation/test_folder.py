@@ -56,8 +56,8 @@ MACHINE = MeasuredMachine(
 )
 SPANS = (
     MeasuredSpan("compute", MeasuredKind.KERNEL, "void gemm<float, 4>(float*)", "aten::mm", 0, 0, 100),
-    MeasuredSpan("d2h", MeasuredKind.COPY_OUT, "Memcpy DtoH", "", -1, 100, 150, 4096),
-    MeasuredSpan("h2d", MeasuredKind.COPY_IN, "", "", -1, 100, 150, 4096),
+    MeasuredSpan("d2h", MeasuredKind.COPY_D2H, "Memcpy DtoH", "", -1, 100, 150, 4096),
+    MeasuredSpan("h2d", MeasuredKind.COPY_H2D, "", "", -1, 100, 150, 4096),
 )
 
 
@@ -149,7 +149,7 @@ _kernel = st.builds(
 )
 _copy = st.builds(
     lambda way, name, start, length, size: MeasuredSpan(*way, name, "", -1, start, start + length, size),
-    st.sampled_from([("d2h", MeasuredKind.COPY_OUT), ("h2d", MeasuredKind.COPY_IN)]),
+    st.sampled_from([("d2h", MeasuredKind.COPY_D2H), ("h2d", MeasuredKind.COPY_H2D)]),
     _text,
     _number,
     _number,
@@ -226,8 +226,8 @@ def cut(name: str) -> Callable[[Path], None]:
         (cut("plain.csv.gz"), "plain.csv.gz: the gzip file is cut off; record the case again"),
         (lambda place: (place / "plain.csv.gz").write_text("stream,kind"), "plain.csv.gz: the gzip file is damaged"),
         (lambda place: (place / "plain.csv.gz").write_bytes(gzip.compress(b"\xff\xfe")), "is not text"),
-        (edit_spans(lambda text: text.replace("d2h,", "h2d,")), "row 3: a copy_out is of stream d2h, not 'h2d'"),
-        (edit_spans(lambda text: text.replace("copy_in", "copyin")), "row 4, column kind: 'copyin' is not a kind"),
+        (edit_spans(lambda text: text.replace("d2h,", "h2d,")), "row 3: a copy_d2h is of stream d2h, not 'h2d'"),
+        (edit_spans(lambda text: text.replace("copy_h2d", "copyin")), "row 4, column kind: 'copyin' is not a kind"),
         (
             edit_spans(lambda text: text.replace("100,150", "100,50")),
             "row 3: ends at 50 ns, before it starts at 100 ns",

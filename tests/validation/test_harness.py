@@ -97,7 +97,7 @@ def test_a_case_has_its_trace_and_a_run_of_each_method(case: Case) -> None:
 
 
 def test_bytes_are_those_that_each_method_copies(case: Case) -> None:
-    copied = {method: (run.bytes_out, run.bytes_in) for method, run in case.runs.items()}
+    copied = {method: (run.d2h_bytes, run.h2d_bytes) for method, run in case.runs.items()}
     assert copied[Method.PLAIN] == copied[Method.CHECKPOINT] == (0, 0)
     assert copied[Method.SAVE_ON_CPU] == (saved_bytes(), saved_bytes())
     out, back = copied[Method.ASYNC_OFFLOAD]
@@ -106,7 +106,7 @@ def test_bytes_are_those_that_each_method_copies(case: Case) -> None:
 
 def test_the_timeline_tells_the_same_copies(case: Case) -> None:
     for run in case.runs.values():
-        for kind, told in ((MeasuredKind.COPY_OUT, run.bytes_out), (MeasuredKind.COPY_IN, run.bytes_in)):
+        for kind, told in ((MeasuredKind.COPY_D2H, run.d2h_bytes), (MeasuredKind.COPY_H2D, run.h2d_bytes)):
             assert sum(span.bytes for span in run.spans if span.kind is kind) == told
         assert min(span.start_ns for span in run.spans) == 0
         assert {span.op for span in run.spans} & {kernel.op for kernel in case.trace.kernels}

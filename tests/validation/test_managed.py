@@ -146,8 +146,8 @@ def test_save_on_cpu_copies_every_saved_tensor_both_ways(device: CpuDevice, kind
         run.step(optimizer_of(workload))
         assert run.take_copied() == (sum(out), sum(back))
         assert run.take_copied() == (0, 0)
-    assert [span.bytes for span in copies if span.kind is MeasuredKind.COPY_OUT] == out
-    assert [span.bytes for span in copies if span.kind is MeasuredKind.COPY_IN] == back
+    assert [span.bytes for span in copies if span.kind is MeasuredKind.COPY_D2H] == out
+    assert [span.bytes for span in copies if span.kind is MeasuredKind.COPY_H2D] == back
     assert {span.stream_role for span in copies} == {"compute"}
 
 
@@ -196,7 +196,7 @@ def test_backward_fetches_so_many_blocks_ahead(device: CpuDevice, prefetch: int,
     with managed(Method.ASYNC_OFFLOAD, workload, device, {"prefetch": prefetch, "stash": 1, "min_bytes": 0}) as run:
 
         def look(_gradient: torch.Tensor) -> None:
-            seen.append(run.take_copied().bytes_in // _MIB)
+            seen.append(run.take_copied().h2d_bytes // _MIB)
 
         def watch(_layer: nn.Module, inputs: tuple[torch.Tensor, ...]) -> None:
             inputs[0].register_hook(look)
@@ -290,13 +290,13 @@ def test_a_step_that_fails_leaves_no_hooks_and_the_next_one_works(device: CpuDev
         with pytest.raises(ZeroDivisionError):
             run.step(optimizer_of(workload))
         broken.remove()
-        assert run.take_copied().bytes_out > 0
+        assert run.take_copied().d2h_bytes > 0
         workload.module(*workload.inputs).sum().backward()
         assert run.take_copied() == (0, 0)
         workload.module.zero_grad()
         run.step(optimizer_of(workload))
-        bytes_out, bytes_in = run.take_copied()
-        assert bytes_out >= bytes_in > 0
+        d2h_bytes, h2d_bytes = run.take_copied()
+        assert d2h_bytes >= h2d_bytes > 0
 
 
 def test_settings_and_paths_are_checked_all_at_once(device: CpuDevice) -> None:

@@ -292,7 +292,7 @@ def test_what_a_module_makes_to_last_is_left_alone_from_the_second_step_on(devic
         copied = []
         for _ in range(3):
             run.step(optimizer_of(workload))
-            copied.append(run.take_copied().bytes_out)
+            copied.append(run.take_copied().d2h_bytes)
     assert copied == [table[0].nbytes, 0, 0]
 
 
@@ -311,8 +311,8 @@ def test_nothing_is_held_between_steps_and_host_buffers_are_used_again(
     optimizer = optimizer_of(workload)
     with managed(Method.ASYNC_OFFLOAD, workload, slow, {"prefetch": 2, "stash": 2, "min_bytes": 0}) as run:
         run.step(optimizer)
-        bytes_out, buffers = run.take_copied().bytes_out, len(made)
-        assert sum(made) == bytes_out
+        d2h_bytes, buffers = run.take_copied().d2h_bytes, len(made)
+        assert sum(made) == d2h_bytes
         held = {slow.peak_of(lambda: run.step(optimizer)).held_bytes for _ in range(3)}
         assert len(held) == 1 and len(made) == buffers
     assert slow.peak_of(lambda: None).held_bytes == held.pop()

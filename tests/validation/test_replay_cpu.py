@@ -50,13 +50,16 @@ def test_the_device_does_what_the_machine_says(policy: str, budget: int):
         device.close()
     assert found.beside.streams
     assert all(row.agreement is Agreement.SAME for row in found.beside.rows)
-    assert (found.measured.bytes_out, found.measured.bytes_in) == (found.simulated.bytes_out, found.simulated.bytes_in)
+    assert (found.measured.d2h_bytes, found.measured.h2d_bytes) == (
+        found.simulated.d2h_bytes,
+        found.simulated.h2d_bytes,
+    )
     assert found.measured.peak_bytes == found.simulated.peak_bytes
     assert found.measured.peak_bytes <= found.allocated_bytes <= found.limit_bytes
     iterations = WARM_UP + 2 + 1
     seen = {kind: sum(copy.bytes for copy in copies if copy.kind is kind) for kind in MeasuredKind}
-    assert seen[MeasuredKind.COPY_OUT] == iterations * found.simulated.bytes_out
-    assert seen[MeasuredKind.COPY_IN] == iterations * found.simulated.bytes_in
+    assert seen[MeasuredKind.COPY_D2H] == iterations * found.simulated.d2h_bytes
+    assert seen[MeasuredKind.COPY_H2D] == iterations * found.simulated.h2d_bytes
     assert len(found.measured.iterations_ns) == len(found.simulated.iterations_ns) == 2
 
 
@@ -106,7 +109,7 @@ def test_from_a_folder_to_a_table_and_a_file(tmp_path: Path):
     assert max(len(line) for line in done.stdout.splitlines() if str(file) not in line) <= 80
     document = json.loads(file.read_text())
     assert document["schema"] == "simgpu.replay/1"
-    assert document["measured"]["bytes_out"] == document["simulated"]["bytes_out"] == 4 * 4 * MIB
+    assert document["measured"]["d2h_bytes"] == document["simulated"]["d2h_bytes"] == 4 * 4 * MIB
     assert document["measured"]["peak_bytes"] == document["simulated"]["peak_bytes"] == 8 * MIB
     assert document["program"]["iteration_ns"] == read_program(home).iteration_ns
     assert {place["agreement"] for stream in document["streams"].values() for place in stream["spans"]} == {"same"}

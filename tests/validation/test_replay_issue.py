@@ -124,8 +124,8 @@ def check_outcome(program: Program, graph: TaskGraph, node: NodeSpec, budget: in
         simulated = [(span.name, span.bytes) for span in last if span.stream == stream]
         real = [(span.op or span.name, span.bytes) for span in found.spans if span.stream == stream]
         assert real == simulated
-    copied = {kind: sum(span.bytes for span in last if span.kind.label == kind) for kind in ("copy_out", "copy_in")}
-    assert (found.bytes_out, found.bytes_in) == (copied["copy_out"], copied["copy_in"])
+    copied = {kind: sum(span.bytes for span in last if span.kind.label == kind) for kind in ("copy_d2h", "copy_h2d")}
+    assert (found.d2h_bytes, found.h2d_bytes) == (copied["copy_d2h"], copied["copy_h2d"])
     assert found.peak_bytes <= found.allocated_bytes <= budget
     assert len(found.iteration_ends_ns) == ITERATIONS
 
@@ -225,4 +225,4 @@ def test_copies_are_told_by_their_way():
     result = simulate(graph.trace, made_node(memory=1200), "vdnn")
     _, _, found = issued(result.program, graph, made_node(), 1200, seed=3)
     kinds = {span.stream: span.kind for span in found.spans}
-    assert kinds == {"compute": MeasuredKind.KERNEL, "d2h": MeasuredKind.COPY_OUT, "h2d": MeasuredKind.COPY_IN}
+    assert kinds == {"compute": MeasuredKind.KERNEL, "d2h": MeasuredKind.COPY_D2H, "h2d": MeasuredKind.COPY_H2D}

@@ -67,11 +67,11 @@ def test_the_runs_above_do_what_they_stand_for(tmp_path: Path):
         _, result = written(tmp_path / name, load_trace(trace), load_node(node), policy)
         kinds = {span.kind.label for span in result.timeline}
         seen[name] = kinds | {type(transform).__name__ for transform in result.program.transforms}
-    assert {"copy_out", "copy_in"} <= seen["swaps"]
-    assert {"copy_out", "WithUnpacked"} <= seen["saved tensors"]
+    assert {"copy_d2h", "copy_h2d"} <= seen["swaps"]
+    assert {"copy_d2h", "WithUnpacked"} <= seen["saved tensors"]
     assert "recompute" in seen["relaunches"]
     assert {"recompute", "Repeating"} <= seen["checkpoints"]
-    assert {"copy_out", "copy_in", "WithUnpacked"} <= seen["copies beside"]
+    assert {"copy_d2h", "copy_h2d", "WithUnpacked"} <= seen["copies beside"]
     assert "Split" in seen["sub-batches"]
     assert "WithAlgorithms" in seen["algorithms"]
     assert {"encode", "decode", "WithEncodings"} <= seen["codecs on the GPU"]

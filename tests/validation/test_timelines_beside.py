@@ -25,7 +25,7 @@ TRACE = chain([1000, 2000, 3000, 4000], [2000, 4000, 6000, 8000], [1000, 2000, 3
 RESULT = simgpu.simulate(TRACE, NODE, "vdnn")
 SPANS = as_if_measured(RESULT)
 STEP = 30_000
-OUT = [place for place, span in enumerate(SPANS) if span.kind is MeasuredKind.COPY_OUT]
+OUT = [place for place, span in enumerate(SPANS) if span.kind is MeasuredKind.COPY_D2H]
 PLACES = st.integers(0, len(SPANS) - 1)
 
 
@@ -56,7 +56,7 @@ def first(found: SideBySide) -> Row:
 
 def test_what_is_compared_has_copies_both_ways() -> None:
     assert [SPANS[place].bytes for place in OUT] == [1000, 2000, 3000]
-    assert [span.bytes for span in SPANS if span.kind is MeasuredKind.COPY_IN] == [3000, 2000, 1000]
+    assert [span.bytes for span in SPANS if span.kind is MeasuredKind.COPY_H2D] == [3000, 2000, 1000]
 
 
 def test_a_device_that_runs_exactly_like_the_simulation_never_parts() -> None:
@@ -135,7 +135,7 @@ def test_what_the_device_does_not_is_where_they_part(place: int) -> None:
 @given(PLACES)
 def test_a_copy_the_simulation_has_not_is_where_they_part(place: int) -> None:
     at = SPANS[place].end_ns
-    extra = MeasuredSpan("d2h", MeasuredKind.COPY_OUT, "Memcpy DtoH", "", -1, at, at, 4)
+    extra = MeasuredSpan("d2h", MeasuredKind.COPY_D2H, "Memcpy DtoH", "", -1, at, at, 4)
     found = beside([*SPANS, extra], tolerance=10.0)
     row = first(found)
     assert (row.stream, row.agreement, row.real and row.real.bytes) == ("d2h", Agreement.ONLY_REAL, 4)
@@ -148,7 +148,7 @@ def test_a_copy_of_another_size_stands_beside_the_one_that_was_simulated() -> No
     row = first(found)
     assert (row.stream, row.position, row.agreement) == ("d2h", 1, Agreement.OTHER)
     assert parting_text(found) == (
-        "They part at 1 us, on d2h, event 1: the device has copy_out Memcpy of 2 KiB where the simulation has copy_out "
+        "They part at 1 us, on d2h, event 1: the device has copy_d2h Memcpy of 2 KiB where the simulation has copy_d2h "
         "x2 of 1.953 KiB."
     )
 
@@ -167,12 +167,12 @@ def test_another_operator_stands_beside_the_one_that_was_simulated() -> None:
 
 def test_the_earliest_of_all_streams_is_the_first() -> None:
     late = [
-        span._replace(bytes=5) if span.kind is MeasuredKind.COPY_IN else span for span in delayed_from(OUT[2], 9000)
+        span._replace(bytes=5) if span.kind is MeasuredKind.COPY_H2D else span for span in delayed_from(OUT[2], 9000)
     ]
     found = beside(late)
     assert first(found).stream == "d2h"
     assert parting_text(found) == (
-        "They part at 3 us, on d2h, event 2: copy_out x3 of 2.93 KiB starts 9 us later on the device than in the "
+        "They part at 3 us, on d2h, event 2: copy_d2h x3 of 2.93 KiB starts 9 us later on the device than in the "
         "simulation. In order they part at 10 us, on h2d, event 0."
     )
 
@@ -180,7 +180,7 @@ def test_the_earliest_of_all_streams_is_the_first() -> None:
 def test_something_missing_is_told() -> None:
     found = beside(with_span(OUT[0]))
     assert parting_text(found) == (
-        "They part at 0 ns, on d2h, event 0: the simulation has copy_out x1 of 1000 B, and the device nothing there."
+        "They part at 0 ns, on d2h, event 0: the simulation has copy_d2h x1 of 1000 B, and the device nothing there."
     )
 
 
@@ -206,7 +206,7 @@ def test_bars_are_all_events_of_both_sides() -> None:
     assert sorted((bar.stream, bar.start_ns, bar.end_ns) for bar in real) == sorted(
         (span.stream, span.start_ns, span.end_ns) for span in SPANS
     )
-    assert Bar("simulated", "d2h", "copy_out", 0, 1000) in bars
+    assert Bar("simulated", "d2h", "copy_d2h", 0, 1000) in bars
     assert len(bars) == 2 * len(SPANS)
 
 

@@ -97,7 +97,7 @@ def test_working_in_place_is_the_same_work() -> None:
 
 def test_a_call_is_all_its_kernels_with_the_gaps_between_them() -> None:
     spans = [kernel("aten::mm", 0, 0, 2), kernel("aten::mm", 0, 5, 6), kernel("aten::mm", 1, 8, 9)]
-    copy = MeasuredSpan("d2h", MeasuredKind.COPY_OUT, "Memcpy", "", -1, 1, 99, 64)
+    copy = MeasuredSpan("d2h", MeasuredKind.COPY_D2H, "Memcpy", "", -1, 1, 99, 64)
     assert [(call.start_ns, call.end_ns) for call in calls_of([*reversed(spans), copy])] == [(0, 6), (8, 9)]
 
 
@@ -166,7 +166,7 @@ def test_a_surplus_call_counts_into_the_gap_before_it() -> None:
 
 
 def test_what_comes_before_the_first_kernel_is_behind_the_last() -> None:
-    copy = MeasuredSpan("h2d", MeasuredKind.COPY_IN, "Memcpy", "", -1, 0, 4, 64)
+    copy = MeasuredSpan("h2d", MeasuredKind.COPY_H2D, "Memcpy", "", -1, 0, 4, 64)
     spans = [copy, kernel("aten::a", 0, 5, 10), kernel("aten::b", 1, 12, 20)]
     assert durations(spans, match(spans, ["aten::a", "aten::b"]), 20) == (7, 13)
 

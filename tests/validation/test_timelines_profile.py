@@ -176,7 +176,7 @@ def test_copies_go_by_their_way_and_calls_by_the_outermost_word(tmp_path: Path) 
         ("compute", "nobody's", "nobody's", 2, 41_000, 42_000),
     ]
     copies = {span.kind: span.bytes for span in found if span.kind is not MeasuredKind.KERNEL}
-    assert copies == {MeasuredKind.COPY_OUT: 4096, MeasuredKind.COPY_IN: 512}
+    assert copies == {MeasuredKind.COPY_D2H: 4096, MeasuredKind.COPY_H2D: 512}
 
 
 def test_what_puts_a_saved_tensor_in_order_for_its_copy_is_not_the_operator_s(tmp_path: Path) -> None:

@@ -78,7 +78,7 @@ def watched(device: Device, of: Model, method: Method = Method.PLAIN, **settings
 
     with managed(method, of.workload, device, settings) as by:
         spans = record_timeline(device, step(by), set(of.ops))
-        assert (moved(spans, MeasuredKind.COPY_OUT), moved(spans, MeasuredKind.COPY_IN)) == tuple(by.take_copied())
+        assert (moved(spans, MeasuredKind.COPY_D2H), moved(spans, MeasuredKind.COPY_H2D)) == tuple(by.take_copied())
     return list(spans)
 
 
@@ -107,20 +107,20 @@ def test_the_host_s_thread_does_one_thing_at_a_time(device: Device, mlp: Model) 
 
 def test_synchronous_offload_copies_both_ways_between_the_same_kernels(device: Device, mlp: Model) -> None:
     spans = watched(device, mlp, Method.SAVE_ON_CPU)
-    assert moved(spans, MeasuredKind.COPY_OUT) == moved(spans, MeasuredKind.COPY_IN) > 0
+    assert moved(spans, MeasuredKind.COPY_D2H) == moved(spans, MeasuredKind.COPY_H2D) > 0
     assert match(spans, mlp.ops).is_complete
     assert {span.stream for span in spans} == {"compute", "d2h", "h2d"}
     copies = [span for span in spans if span.stream != "compute"]
     assert {(span.stream, span.kind) for span in copies} == {
-        ("d2h", MeasuredKind.COPY_OUT),
-        ("h2d", MeasuredKind.COPY_IN),
+        ("d2h", MeasuredKind.COPY_D2H),
+        ("h2d", MeasuredKind.COPY_H2D),
     }
     assert all((span.op, span.call) == ("", -1) for span in copies)
 
 
 def test_asynchronous_offload_leaves_the_kernels_as_they_are(device: Device, mlp: Model) -> None:
     spans = watched(device, mlp, Method.ASYNC_OFFLOAD, prefetch=1, stash=1, min_bytes=1)
-    assert moved(spans, MeasuredKind.COPY_OUT) > 0
+    assert moved(spans, MeasuredKind.COPY_D2H) > 0
     assert match(spans, mlp.ops).is_complete
 
 
@@ -238,4 +238,4 @@ def test_on_a_gpu_every_kernel_of_the_trace_has_its_call() -> None:
         spans = record_timeline(device, lambda: by.step(optimizer), set(ops))
         out, into = by.take_copied()  # of two steps: the profiler's warm-up is one
     assert match(spans, ops).unmatched_positions == ()
-    assert (2 * moved(spans, MeasuredKind.COPY_OUT), 2 * moved(spans, MeasuredKind.COPY_IN)) == (out, into)
+    assert (2 * moved(spans, MeasuredKind.COPY_D2H), 2 * moved(spans, MeasuredKind.COPY_H2D)) == (out, into)

@@ -48,11 +48,11 @@ def test_save_on_cpu_waits_for_copies_out_to_return_and_for_the_next_launch_and_
     found = simulate_twin(calibration(), Method.SAVE_ON_CPU, {})
     assert found.result is not None and found.numbers is not None
     start, _ = found.result.timeline.window(-1)
-    rates = {SpanKind.COPY_OUT: COPIES.d2h, SpanKind.COPY_IN: COPIES.h2d}
+    rates = {SpanKind.COPY_D2H: COPIES.d2h, SpanKind.COPY_H2D: COPIES.h2d}
     copies = [each for each in found.result.timeline if each.kind in rates and each.start_ns >= start]
     assert {each.kind for each in copies} == set(rates)
     bytes_alone = sum(stream_ns(each.bytes, rates[each.kind]) for each in copies)
-    count = sum(each.kind is SpanKind.COPY_OUT for each in copies)
+    count = sum(each.kind is SpanKind.COPY_D2H for each in copies)
     assert 2 * count == len(copies)
     waits = count * (COPIES.blocking_ns + MACHINE.launch_ns + COPIES.latency_ns)
     assert found.numbers.step_ns == made_trace().compute_ns + bytes_alone + waits
@@ -70,7 +70,7 @@ def test_on_a_cpu_the_host_waits_for_copies_both_ways():
 def test_async_offload_copies_have_the_latency_of_a_copy_that_nobody_waits_for():
     found = simulate_twin(calibration(), Method.ASYNC_OFFLOAD, SETTINGS[Method.ASYNC_OFFLOAD])
     assert found.result is not None
-    copies = [each for each in found.result.timeline if each.kind is SpanKind.COPY_OUT]
+    copies = [each for each in found.result.timeline if each.kind is SpanKind.COPY_D2H]
     assert copies
     assert all(each.end_ns - each.start_ns == COPIES.latency_ns + stream_ns(each.bytes, COPIES.d2h) for each in copies)
 
@@ -87,10 +87,10 @@ def test_copied_bytes_are_those_of_the_last_iteration():
     last = len(found.result.timeline.iteration_ends_ns) - 1
     by_kind = {
         kind: sum(each.bytes for each in found.result.timeline if each.kind is kind and each.iteration == last)
-        for kind in (SpanKind.COPY_OUT, SpanKind.COPY_IN)
+        for kind in (SpanKind.COPY_D2H, SpanKind.COPY_H2D)
     }
-    assert (found.numbers.bytes_out, found.numbers.bytes_in) == tuple(by_kind.values())
-    assert found.numbers.bytes_out > 0
+    assert (found.numbers.d2h_bytes, found.numbers.h2d_bytes) == tuple(by_kind.values())
+    assert found.numbers.d2h_bytes > 0
 
 
 def test_a_twin_without_room_says_so_and_has_no_numbers():

@@ -93,7 +93,7 @@ def test_roles_follow_what_blocks_hold_in_the_end() -> None:
         BlockKind.WEIGHT: "w1 w2 w3 gamma unread",
         BlockKind.OPTIMIZER_STATE: "w1.momentum_buffer w3.exp_avg elsewhere.exp_avg",
         BlockKind.WEIGHT_GRADIENT: "w3.grad",
-        BlockKind.FEATURE_MAP: "y1 n1 y2 b2 p c z d m",
+        BlockKind.ACTIVATION: "y1 n1 y2 b2 p c z d m",
         BlockKind.OTHER: "mean indices mask",
         BlockKind.GRADIENT: "dm dd dc dp db dn dy",
         BlockKind.WORKSPACE: "space",
@@ -109,14 +109,14 @@ def test_roles_follow_what_blocks_hold_in_the_end() -> None:
         "w1.momentum_buffer": "optimizer_state.momentum_buffer.convolution",
         "w3.exp_avg": "optimizer_state.exp_avg.linear",
         "w3.grad": "weight_gradient.linear",
-        "y1": "feature_map.relu.first_convolution",
-        "n1": "feature_map.relu.first_convolution",
-        "y2": "feature_map.convolution",
-        "b2": "feature_map.relu.sum",
-        "p": "feature_map.max_pooling.relu",
-        "c": "feature_map.concatenation.relu",
-        "z": "feature_map.linear",
-        "d": "feature_map.dropout.linear",
+        "y1": "activation.relu.first_convolution",
+        "n1": "activation.relu.first_convolution",
+        "y2": "activation.convolution",
+        "b2": "activation.relu.sum",
+        "p": "activation.max_pooling.relu",
+        "c": "activation.concatenation.relu",
+        "z": "activation.linear",
+        "d": "activation.dropout.linear",
         "mean": "other.normalization",
         "indices": "other.max_pooling",
         "mask": "other.dropout",
@@ -139,8 +139,8 @@ def test_a_recording_and_its_model_give_a_block_the_same_role() -> None:
     result = [
         {role for role in roles_of(trace).values() if not rare & set(role.split("."))} for trace in (recorded, modelled)
     ]
-    assert result[0] - result[1] <= {"feature_map.linear", "other.linear"}
-    assert result[1] - result[0] <= {"feature_map.linear", "other.linear"}
+    assert result[0] - result[1] <= {"activation.linear", "other.linear"}
+    assert result[1] - result[0] <= {"activation.linear", "other.linear"}
 
 
 @pytest.mark.parametrize("name", NETWORKS)

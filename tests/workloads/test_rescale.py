@@ -41,7 +41,7 @@ def test_weights_stay_and_samples_grow(name: str, batch: int) -> None:
     for was, now in zip(trace.blocks, other.blocks, strict=True):
         if was.kind in (BlockKind.WEIGHT, BlockKind.WEIGHT_GRADIENT, BlockKind.OPTIMIZER_STATE):
             assert now == was
-        elif was.shape and was.shape[0] == 32 and was.kind in (BlockKind.INPUT, BlockKind.FEATURE_MAP):
+        elif was.shape and was.shape[0] == 32 and was.kind in (BlockKind.INPUT, BlockKind.ACTIVATION):
             assert now.bytes * 32 == was.bytes * batch
             assert now.shape == (batch, *was.shape[1:])
 
@@ -276,7 +276,7 @@ def test_imported_recordings_grow_where_they_hold_samples(name: str, node: str |
     ):
         assert total(doubled, kind) == growth * total(trace, kind), kind
     # Channels' statistics, and in unshaped logs gradients of what is not told to be a weight, stay.
-    for kind in (BlockKind.FEATURE_MAP, BlockKind.GRADIENT):
+    for kind in (BlockKind.ACTIVATION, BlockKind.GRADIENT):
         assert 1.99 * total(trace, kind) <= total(doubled, kind) <= 2 * total(trace, kind), kind
     assert doubled.compute_ns > 1.9 * trace.compute_ns
     back = at_batch(doubled, trace.info.batch, gpu)
@@ -300,7 +300,7 @@ def test_samples_are_followed_through_other_orders_of_sides() -> None:
     """Tokens first, samples second, then both in one side: as attention in PyTorch has them."""
     shapes = {"x": (8, 64, 128), "turned": (64, 8, 128), "rows": (512, 384), "parted": (64, 8, 384)}
     blocks = tuple(
-        Block(name, 4 * prod(shape), BlockKind.FEATURE_MAP, shape=shape, dtype="float32")
+        Block(name, 4 * prod(shape), BlockKind.ACTIVATION, shape=shape, dtype="float32")
         for name, shape in shapes.items()
     )
     blocks = (replace(blocks[0], kind=BlockKind.INPUT, persistent=True), *blocks[1:])
@@ -318,9 +318,9 @@ def test_masks_drawn_from_nothing_grow_with_what_they_mask_and_channels_statisti
     blocks = (
         Block("x", 64, BlockKind.INPUT, persistent=True, shape=(4, 4), dtype="float32"),
         Block("mean", 16, BlockKind.OTHER, shape=(4,), dtype="float32"),
-        Block("y", 64, BlockKind.FEATURE_MAP, shape=(4, 4), dtype="float32"),
+        Block("y", 64, BlockKind.ACTIVATION, shape=(4, 4), dtype="float32"),
         Block("mask", 64, BlockKind.OTHER, shape=(4, 4), dtype="float32"),
-        Block("z", 64, BlockKind.FEATURE_MAP, shape=(4, 4), dtype="float32"),
+        Block("z", 64, BlockKind.ACTIVATION, shape=(4, 4), dtype="float32"),
     )
     kernels = (
         Kernel("norm", "native_batch_norm", Phase.FORWARD, 10, ("x",), ("y", "mean")),
@@ -361,11 +361,11 @@ def test_workspaces_and_algorithms_grow_with_their_kernel() -> None:
 
 def test_what_was_measured_at_the_recorded_batch_is_left_out() -> None:
     trace = chain([5], [7], [100])
-    kernels = tuple(replace(kernel, start_ns=k, spread_ns=1) for k, kernel in enumerate(trace.kernels))
+    kernels = tuple(replace(kernel, start_ns=k, iqr_ns=1) for k, kernel in enumerate(trace.kernels))
     recorded = replace(trace, kernels=kernels, info=replace(trace.info, framework_peak_bytes=5))
     doubled = at_batch(recorded, 2)
     assert doubled.info.framework_peak_bytes is None
-    assert {(kernel.start_ns, kernel.spread_ns) for kernel in doubled.kernels} == {(None, None)}
+    assert {(kernel.start_ns, kernel.iqr_ns) for kernel in doubled.kernels} == {(None, None)}
 
 
 @pytest.mark.parametrize("batch", [0, -1, 2.0, True])
@@ -377,7 +377,7 @@ def test_a_batch_is_a_positive_whole_number(batch: object) -> None:
 def _recorded_on(device: str, duration_ns: int) -> Trace:
     blocks = (
         Block("x", 4096, BlockKind.INPUT, persistent=True, shape=(4, 256), dtype="float32"),
-        Block("y", 4096, BlockKind.FEATURE_MAP, shape=(4, 256), dtype="float32"),
+        Block("y", 4096, BlockKind.ACTIVATION, shape=(4, 256), dtype="float32"),
         Block("w", 300, BlockKind.WORKSPACE),
     )
     kernel = Kernel("k", "relu", Phase.FORWARD, duration_ns, ("x",), ("y", "w"))

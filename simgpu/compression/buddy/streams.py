@@ -91,7 +91,7 @@ def side_by_side(blocks: Iterable[Block], spec: MetadataCacheSpec) -> dict[str, 
     A page has one target ratio and covers whole metadata lines, so allocations do not share lines either.
 
     >>> from simgpu.trace.model import BlockKind
-    >>> blocks = [Block("x", 8193, BlockKind.INPUT), Block("y", 4, BlockKind.FEATURE_MAP)]
+    >>> blocks = [Block("x", 8193, BlockKind.INPUT), Block("y", 4, BlockKind.ACTIVATION)]
     >>> side_by_side(blocks, MetadataCacheSpec(4096, slices=32, ways=4, line=32, entries=64))
     {'x': 0, 'y': 128}
     """

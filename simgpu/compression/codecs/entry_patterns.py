@@ -44,7 +44,7 @@ def table() -> str:
     """The whole table as YAML text; with the version of NumPy that it names the same to the byte."""
     parts = {
         "schema": SCHEMA,
-        "made_by": {"numpy": np.__version__, "pattern": "that of patterns.yaml"},
+        "created_by": {"numpy": np.__version__, "pattern": "that of patterns.yaml"},
         "sparsity": list(SPARSITY),
         "sides": list(SIDES),
         "shares": [shares_of_side(side) for side in SIDES],
@@ -80,7 +80,7 @@ class EntryTable(FileModel):
     """The table. shares: by side and share of zeros, of the entries that have each of the eight sizes."""
 
     schema_: Literal["simgpu.entry-patterns/1"] = Field(alias="schema")
-    made_by: dict[str, Text]
+    created_by: dict[str, Text]
     sparsity: tuple[float, ...] = Field(strict=False)
     sides: tuple[int, ...] = Field(strict=False)
     shares: list[list[list[float]]]

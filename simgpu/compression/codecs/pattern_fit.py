@@ -1,7 +1,7 @@
 """``python -m simgpu.compression.codecs.pattern_fit MAPS.npz -o FILE``: fits the pattern to feature maps and writes its
 table.
 
-``python -m simgpu.compression.codecs.pattern_fit tests/compression/codecs/data/feature_maps.npz -o
+``python -m simgpu.compression.codecs.pattern_fit tests/compression/codecs/data/activations.npz -o
 simgpu/compression/codecs/patterns.yaml`` writes the table that ships again, in some minutes; it needs SciPy (``simgpu
 with its extra 'calibrate'``). With the versions that the table names it is the same to the byte.
 
@@ -123,7 +123,7 @@ def fitted_table(path: Path) -> str:
     pattern = fitted_pattern(maps)
     parts: dict[str, Any] = {
         "schema": SCHEMA,
-        "made_by": versions(),
+        "created_by": versions(),
         "fitted_to": f"{len(maps)} recorded layers in {path.name} (rle, lz4, zlib; nchw, nhwc, chwn; windows of 4 KiB)",
         "pattern": {name: getattr(pattern, name) for name in Pattern.__slots__},
         "residuals": _nested(residuals(pattern, maps, sizes_of(maps))),

@@ -56,7 +56,7 @@ class PatternTable(FileModel):
     """
 
     schema_: Literal["simgpu.patterns/1"] = Field(alias="schema")
-    made_by: dict[str, Text]
+    created_by: dict[str, Text]
     fitted_to: Text
     pattern: PatternNumbers
     residuals: dict[str, dict[Codec, dict[Layout, float]]]

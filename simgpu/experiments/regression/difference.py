@@ -153,7 +153,7 @@ def compare_timings(stored: Timings, now: Timings, tolerances: Sequence[Toleranc
     >>> (policy,) = compare_timings(timings("1 GB/s"), timings("0.99 GB/s")).policies
     >>> first = policy.values[0]
     >>> first.key, first.by, policy.events.stored.kind.label, policy.events.fields
-    ('iteration_ns', 376016, 'copy_out', ('end_ns',))
+    ('iteration_ns', 376016, 'copy_d2h', ('end_ns',))
     """
     pairs, only_stored, only_now = _paired(stored, now)
     compared = [_of_policy(one, other, tolerances) for one, other in pairs]

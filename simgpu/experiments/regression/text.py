@@ -40,7 +40,7 @@ def difference_text(difference: TimingDifference) -> str:
     ...     return timings_of(simgpu.load_scenario("quickstart", changes))
     >>> text = difference_text(compare_timings(timings("1 GB/s"), timings("0.99 GB/s")))
     >>> print(next(line.strip() for line in text.splitlines() if "part" in line))
-    the timelines part at 393.2 us, on d2h: copy_out input ends 3,972 ns later
+    the timelines part at 393.2 us, on d2h: copy_d2h input ends 3,972 ns later
     """
     return "\n".join(_lines(difference))
 

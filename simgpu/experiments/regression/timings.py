@@ -121,7 +121,7 @@ def timings_of(
 def units() -> Mapping[str, str]:
     """The unit of each value of a run, by key: ``ns``, ``B``, or another unit of a metric.
 
-    >>> units()["iteration_ns"], units()["bytes_out"], units()["spans"]
+    >>> units()["iteration_ns"], units()["d2h_bytes"], units()["spans"]
     ('ns', 'B', '')
     """
     nothing = Breakdown(0, 0, 0, 0, 0, 0, 0, 0, CopyTime(0, 0), CopyTime(0, 0), 0)

@@ -29,13 +29,13 @@ AGGREGATES = ("mean", "min", "max", "sum")
 Relative = Literal[
     "throughput",
     "time",
-    "time_added",
+    "time_increase",
     "time_saved",
-    "bytes_moved",
+    "traffic_reduction",
     "energy",
-    "power_added",
+    "power_increase",
     "best_throughput",
-    "batch_gain",
+    "batch_ratio",
 ]
 #: Parts of a run's time, as shares of all of it.
 Part = Literal["computation", "overlap", "swapping", "recomputation", "codec"]
@@ -44,28 +44,28 @@ Alone = Literal[
     "samples_per_s",
     "largest_batch",
     "average_power",
-    "largest_power",
+    "peak_power",
     "peak_memory",
     "compression_ratio",
     "overflow",
-    "overflow_least",
-    "overflow_most",
-    "metadata_hits",
+    "overflow_min",
+    "overflow_max",
+    "metadata_hit_rate",
     Part,
 ]
 OfRun = Literal[Relative, Alone]
 #: Measures of all batches of a sweep together.
-OfSweep = Literal["best_throughput", "largest_batch", "batch_gain"]
+OfSweep = Literal["best_throughput", "largest_batch", "batch_ratio"]
 #: Measures of an amount of memory.
 OfMemory = Literal["memory", "memory_saved"]
 Measure = Literal[OfRun, OfMemory]
 #: Amounts of memory that an iteration needs; see `simgpu.experiments.study_measures.memory_of`.
-Amount = Literal["bound", "weights_leave", "sub_batch", "transfers", "algorithms"]
+Amount = Literal["bound", "weights_offloaded", "sub_batch", "transfers", "algorithms"]
 #: What a study may show of all its runs.
 Table = Literal[OfRun, "moved", "breakdown"]
 #: Shares of something; the first ones never of all of it.
 _SAVED = ("time_saved", "memory_saved")
-_SHARES = (*_SAVED, "overflow", "overflow_least", "overflow_most", "metadata_hits", *get_args(Part))
+_SHARES = (*_SAVED, "overflow", "overflow_min", "overflow_max", "metadata_hit_rate", *get_args(Part))
 Label = Annotated[str, Field(min_length=1, max_length=24)]
 Text = Annotated[str, Field(min_length=1)]
 
@@ -124,7 +124,7 @@ class PublishedSection(FileModel):
     memory: Amount | None = Field(default=None, description="in place of a run: the memory it is of")
     of: str = Field(
         default="mean",
-        description="a trace, a sweep of them, or mean, min or max of all; of batch_gain also sum, one over the other",
+        description="a trace, a sweep of them, or mean, min or max of all; of batch_ratio also sum, one over the other",
     )
     without: list[str] = Field(default=[], description="traces that this mean, min, max or sum leaves out")
     value: float = Field(ge=0, description="as stated, in the words of its measure")
@@ -149,7 +149,7 @@ class PublishedSection(FileModel):
             raise ValueError(f"{self.measured} is not a measure of {whose}: write {', '.join(get_args(fits))}")
         if self.over is not None and (self.memory is not None or self.measured in get_args(Alone)):
             raise ValueError(f"{self.measured} has no baseline: drop over")
-        if self.of == "sum" and self.measured != "batch_gain":
+        if self.of == "sum" and self.measured != "batch_ratio":
             raise ValueError(f"{self.measured} cannot be summed: write mean, min or max")
         if (self.measured in _SHARES and self.value > 1) or (self.measured in _SAVED and self.value == 1):
             raise ValueError(f"value {self.value:g} is no share: write 20% as 0.2")

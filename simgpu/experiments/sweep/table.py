@@ -202,6 +202,6 @@ def _cells(row: Mapping[str, Any]) -> tuple[str, ...]:
         format_time(row["iteration_ns"]) + (" *" if row["steady"] is False else ""),
         _ABSENT if rate is None else f"{rate:.0f}" if rate >= 1000 else f"{rate:.4g}",
         _ABSENT if slowdown is None else f"{slowdown:.3f}x",
-        format_bytes(row["bytes_out"] + row["bytes_in"]),
+        format_bytes(row["d2h_bytes"] + row["h2d_bytes"]),
         format_bytes(row["device_peak_bytes"]),
     )

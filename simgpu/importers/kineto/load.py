@@ -147,7 +147,7 @@ def _dtype(drafts: Sequence[Draft]) -> str | None:
     """The number format of most bytes of feature maps."""
     counts: Counter[str] = Counter()
     for draft in drafts:
-        if draft.kind is BlockKind.FEATURE_MAP and draft.dtype:
+        if draft.kind is BlockKind.ACTIVATION and draft.dtype:
             counts[draft.dtype] += draft.bytes
     return max(sorted(counts), key=lambda dtype: counts[dtype], default=None)
 

@@ -22,6 +22,6 @@ CHECKS: Mapping[str, Callable[..., Mapping[str, Any]]] = {
         buddy_programs.signs,
         buddy_programs.unified,
         buddy_programs.overflow,
-        buddy_programs.metadata_hits,
+        buddy_programs.metadata_hit_rate,
     )
 }

@@ -205,12 +205,12 @@ def overflow() -> dict[str, Any]:
     }
 
 
-def metadata_hits() -> dict[str, Any]:
+def metadata_hit_rate() -> dict[str, Any]:
     """Hits in the metadata cache by its size, all slices together (figure 5b)."""
     study = loaded("buddy-5b", "{}")
     curves = {
         trace: [
-            (run.node.gpu.buddy.cache.total / 1024, cell_of(study, trace, run).metadata_hits or 0)
+            (run.node.gpu.buddy.cache.total / 1024, cell_of(study, trace, run).metadata_hit_rate or 0)
             for run in study.runs
             if run.node.gpu.buddy is not None
         ]

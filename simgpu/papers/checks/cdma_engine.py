@@ -209,7 +209,7 @@ def copy_ns(node: NodeSpec, raw: int, small: int) -> int:
     trace = chain([5, 5], [5, 5], [raw, 1])
     sizes = (CompressedSize("x1", 0, "zvc", "nchw", raw, small, 1), CompressedSize("x2", 0, "zvc", "nchw", 1, 1, 1))
     found = simulate(replace(trace, compressibility=sizes), node, "cdma", iterations=1)
-    (span,) = (span for span in found.timeline if span.kind is SpanKind.COPY_OUT and span.name == "x1")
+    (span,) = (span for span in found.timeline if span.kind is SpanKind.COPY_D2H and span.name == "x1")
     return span.end_ns - span.start_ns
 
 
@@ -217,7 +217,7 @@ def pcie() -> dict[str, Any]:
     """Section III: the rate of vDNN's copies, and of pages that come one fault at a time, GB/s."""
     node, size = load_node("titan-x-maxwell"), 128 * 10**6
     found = simulate(chain([5, 5], [5, 5], [size, size]), node, "vdnn", iterations=1)
-    copies = [span for span in found.timeline if span.kind in (SpanKind.COPY_OUT, SpanKind.COPY_IN) and span.bytes]
+    copies = [span for span in found.timeline if span.kind in (SpanKind.COPY_D2H, SpanKind.COPY_H2D) and span.bytes]
     moved, took = sum(span.bytes for span in copies), sum(span.end_ns - span.start_ns for span in copies)
     return {"vdnn": moved / took, "pages": round(paged(node, FAULT_NS), 1)}
 
@@ -229,7 +229,7 @@ def paged(node: NodeSpec, fault_ns: int) -> float:
     how = {"page": PAGE, "chunk": PAGE, "fault_batch": 1, "fault_latency_ns": fault_ns, "write_back": "dirty"}
     found = simulate(trace, node, "um", parameters=how, budget=PAGE * (pages - 1), iterations=2)
     spans = [span for span in found.timeline if span.iteration == 1]
-    came = sum(span.bytes for span in spans if span.kind is SpanKind.COPY_IN)
+    came = sum(span.bytes for span in spans if span.kind is SpanKind.COPY_H2D)
     return came / sum(span.end_ns - span.start_ns for span in spans if span.kind.is_stall)
 
 
@@ -244,10 +244,10 @@ def shared() -> dict[str, Any]:
     """Section III: GB/s of each of four GPUs that offload AlexNet's feature maps at once, by two shared switches."""
     node, trace = load_node("titan-x-maxwell-x4"), study("maxwell").traces["AlexNet"]
     found = simulate(trace, node, "vdnn", gpus=node.gpus, exchange="gather", iterations=1)
-    maps = {block.id for block in trace.blocks if block.kind is BlockKind.FEATURE_MAP}
+    maps = {block.id for block in trace.blocks if block.kind is BlockKind.ACTIVATION}
     rates = [
         span.bytes / (span.end_ns - span.start_ns)
         for span in found.timeline
-        if span.kind is SpanKind.COPY_OUT and span.name.partition(".gpu")[0] in maps and span.bytes > 10**6
+        if span.kind is SpanKind.COPY_D2H and span.name.partition(".gpu")[0] in maps and span.bytes > 10**6
     ]
     return {"each": fmean(rates)}

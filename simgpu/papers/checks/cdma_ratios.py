@@ -50,7 +50,7 @@ def offloaded(trace: Trace) -> set[str]:
     """The feature maps that vDNN offloads (mode all); what the network is given is none."""
     graph = TaskGraph.of(trace)
     swapped = (graph.blocks[swap.block] for swap in Vdnn("all").swaps(graph))
-    return {block.id for block in swapped if block.kind is BlockKind.FEATURE_MAP}
+    return {block.id for block in swapped if block.kind is BlockKind.ACTIVATION}
 
 
 def compressed(trace: Trace, lying: Lying, masks: bool) -> Compressed:

@@ -20,7 +20,7 @@ _MS = 10**6
 _TUNED = {"launch": "grid_search"}
 #: What the advisor would decide by what the machine charges.
 _MEASURED = {**_TUNED, "times": "exact", "sizes": "format"}
-_COPIES = (SpanKind.COPY_OUT, SpanKind.COPY_IN)
+_COPIES = (SpanKind.COPY_D2H, SpanKind.COPY_H2D)
 _CODEC = (SpanKind.ENCODE, SpanKind.DECODE)
 _FIGURE_8 = ("AlexNet", "VGG16", "MobileNet", "SqueezeNet")
 

@@ -61,7 +61,7 @@ def links() -> dict[str, Any]:
         # Only its link is looked at, so it may have the memory that a batch of 128 takes.
         node = load_node(name, {"gpu.memory": "64 GiB", "host.memory": "64 GiB"})
         timeline = simulate(vgg16(), node, "vdnn", parameters={"mode": "conv"}).timeline
-        for way, kind in (("h2d", SpanKind.COPY_IN), ("d2h", SpanKind.COPY_OUT)):
+        for way, kind in (("h2d", SpanKind.COPY_H2D), ("d2h", SpanKind.COPY_D2H)):
             copies = timeline.kind == kind
             ns = int((timeline.end_ns - timeline.start_ns)[copies].sum())
             # Copies take whole nanoseconds.

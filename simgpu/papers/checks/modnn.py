@@ -7,7 +7,7 @@ from typing import Any
 
 from simgpu.papers.checks.modnn_allocator import allocator
 from simgpu.papers.checks.modnn_cores import cores
-from simgpu.papers.checks.modnn_memory import alone, batches, bound, figures, fits, vgg101, weights_leave
+from simgpu.papers.checks.modnn_memory import alone, batches, bound, figures, fits, vgg101, weights_offloaded
 from simgpu.papers.checks.modnn_schedules import algorithms, defragmentation, prefetches
 from simgpu.papers.checks.modnn_sub_batch import resnet34, sub_batch
 
@@ -25,5 +25,5 @@ CHECKS: Mapping[str, Callable[..., dict[str, Any]]] = {
     "resnet34": resnet34,
     "sub_batch": sub_batch,
     "vgg101": vgg101,
-    "weights_leave": weights_leave,
+    "weights_offloaded": weights_offloaded,
 }

@@ -135,7 +135,7 @@ def vgg101() -> dict[str, Any]:
     return {"ideal": amounts["all_at_once"] / GB, "bound": amounts["bound"] / GB}
 
 
-def weights_leave(updates: Literal["none", "layer", "all"] = "none", without: str = "") -> dict[str, Any]:
+def weights_offloaded(updates: Literal["none", "layer", "all"] = "none", without: str = "") -> dict[str, Any]:
     """Ideal memory over the bound where weights leave too, mean of the networks.
 
     updates: which weights a task updates, those of one layer, all at once, or none, as there are no such tasks.

@@ -108,7 +108,7 @@ def _drawn(draw: Random) -> Trace:
         in_place = n > 0 and draw.random() < 1 / 6
         out = made[-1] if in_place else f"y{n}"
         if not in_place:
-            blocks.append(Block(out, draw.choice(_SIZES), BlockKind.FEATURE_MAP))
+            blocks.append(Block(out, draw.choice(_SIZES), BlockKind.ACTIVATION))
             made.append(out)
         layers.append((reads, out))
     kernels = [

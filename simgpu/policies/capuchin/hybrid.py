@@ -39,7 +39,7 @@ from dataclasses import dataclass
 from fractions import Fraction
 
 from simgpu.graph.recompute import Ancestry
-from simgpu.graph.saved import FeatureMap, feature_maps
+from simgpu.graph.saved import Activation, activations
 from simgpu.graph.taskgraph import TaskGraph
 from simgpu.hardware.spec import NodeSpec
 from simgpu.memory.pool import aligned
@@ -49,7 +49,7 @@ from simgpu.policies.capuchin.passive import Accesses
 
 def candidates_of(
     accesses: Accesses, node: NodeSpec, budget: int
-) -> tuple[dict[int, FeatureMap], tuple[Candidate, ...]]:
+) -> tuple[dict[int, Activation], tuple[Candidate, ...]]:
     """Feature maps that help where memory exceeds `budget` bytes, and what is known of each; both by block number.
 
     >>> from simgpu.hardware.spec import GpuSpec, LinkSpec
@@ -66,7 +66,7 @@ def candidates_of(
     graph = accesses.graph
     ancestry = Ancestry(graph)
     short = [k for k, held in enumerate(accesses.demand) if held > budget]
-    maps = {each.block: each for each in feature_maps(graph) if any(each.after < k < each.before for k in short)}
+    maps = {each.block: each for each in activations(graph) if any(each.after < k < each.before for k in short)}
     found = []
     for b, each in maps.items():
         kernels, sources = _remake(graph, ancestry, each, maps)
@@ -99,7 +99,7 @@ def situation_of(accesses: Accesses) -> Situation:
 
 
 def _remake(
-    graph: TaskGraph, ancestry: Ancestry, each: FeatureMap, maps: dict[int, FeatureMap]
+    graph: TaskGraph, ancestry: Ancestry, each: Activation, maps: dict[int, Activation]
 ) -> tuple[frozenset[int], frozenset[int]]:
     """The kernels that make a feature map again, and the other candidates that they need."""
     kernels: set[int] = set()

@@ -20,7 +20,7 @@ from dataclasses import replace
 
 from simgpu.errors import OutOfMemoryError
 from simgpu.graph.recompute import unrecomputable
-from simgpu.graph.saved import FeatureMap
+from simgpu.graph.saved import Activation
 from simgpu.policies.base import PlanContext, Trial
 from simgpu.policies.capuchin.hybrid import (
     Decision,
@@ -55,7 +55,7 @@ def published(context: PlanContext, adjustments: int = 10) -> Program:
     return replace(program, notes=(*program.notes, *unrecomputable(context.graph).notes()))
 
 
-def placed(decisions: Mapping[int, Decision], maps: Mapping[int, FeatureMap]) -> Placement:
+def placed(decisions: Mapping[int, Decision], maps: Mapping[int, Activation]) -> Placement:
     """BlockDecisions as a placement; a swap leaves when its last access in forward has ended."""
     swaps, recomputes = [], []
     for b, decision in sorted(decisions.items()):

@@ -77,7 +77,7 @@ def run_of(context: PlanContext, label: Label, program: Program) -> Tried[Label]
     """A program as a run shows it: on all GPUs that train together. Raises what the run raises."""
     trial = (context.together or context.trial)(program)
     peak = max(int(memory.used.max(initial=0)) for memory in trial.timeline.device_memories)
-    copies = np.isin(trial.timeline.kind, (SpanKind.COPY_OUT, SpanKind.COPY_IN)).any()
+    copies = np.isin(trial.timeline.kind, (SpanKind.COPY_D2H, SpanKind.COPY_H2D)).any()
     return Tried(label, program, trial.iteration_ns, peak, bool(copies))
 
 

@@ -32,10 +32,10 @@ NOT_BOUNDED = "divides the batch, chooses algorithms, or has compressed, paged o
 
 @dataclass(frozen=True)
 class LeastTimes:
-    """of_feature_maps: no placement of the decisions is faster, and none fits where `fits` is False. of_all: the same
+    """of_activations: no placement of the decisions is faster, and none fits where `fits` is False. of_all: the same
     of every program of the whole batch, whatever it moves. blocks: of the graph, without encoded forms."""
 
-    of_feature_maps: Bound
+    of_activations: Bound
     of_all: Bound
     decisions: Decisions
     blocks: int
@@ -44,19 +44,19 @@ class LeastTimes:
         """The bound that holds for a program that fits; None for one that `NOT_BOUNDED` describes."""
         if not is_bounded(program):
             return None
-        if self.of_feature_maps.fits and moves_feature_maps_alone(program, self.decisions, self.blocks):
-            return max(self.of_feature_maps, self.of_all, key=lambda bound: bound.ns)
+        if self.of_activations.fits and moves_only_activations(program, self.decisions, self.blocks):
+            return max(self.of_activations, self.of_all, key=lambda bound: bound.ns)
         return self.of_all
 
     @property
     def least(self) -> Bound:
         """That of feature maps; where no placement of these alone fits, that of all programs."""
-        return self.of_feature_maps if self.of_feature_maps.fits else self.of_all
+        return self.of_activations if self.of_activations.fits else self.of_all
 
     @property
     def told(self) -> str:
         """What the bounds are of, and of what there is none."""
-        maps, everything = self.of_feature_maps, self.of_all
+        maps, everything = self.of_activations, self.of_all
         if maps.fits:
             first = f"placements of feature maps take {format_time(maps.ns)} or more ({maps.how})"
         else:
@@ -81,7 +81,7 @@ def is_bounded(program: Program) -> bool:
     return only_encodes and program.gpus == 1 and not program.unlimited_memory and program.residency is None
 
 
-def moves_feature_maps_alone(program: Program, decisions: Decisions, count: int) -> bool:
+def moves_only_activations(program: Program, decisions: Decisions, count: int) -> bool:
     """Whether a program moves, drops and makes again the feature maps of the decisions alone, each in its own gap.
 
     Then `simgpu.planning.bound` holds for it, which proves more. count: blocks of the graph; those from there on are

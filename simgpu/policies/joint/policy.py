@@ -27,7 +27,7 @@ from typing import NamedTuple
 from simgpu.errors import InputError, OutOfMemoryError
 from simgpu.graph.bounds import first_reason
 from simgpu.graph.encodings import Encoding, EncodingCosts
-from simgpu.graph.saved import FeatureMap
+from simgpu.graph.saved import Activation
 from simgpu.graph.taskgraph import TaskGraph
 from simgpu.planning.evaluator import DOES_NOT_FIT, Chosen, Evaluator
 from simgpu.planning.options import SWAP, Action, Decisions, Option, Vector, fetch_kernel
@@ -179,7 +179,7 @@ def _distance(evaluator: Evaluator, program: Program, time_ns: int) -> str:
     if bound is None:
         return f"no distance to a lower bound: the program {NOT_BOUNDED}"
     over = time_ns / bound.ns - 1 if bound.ns else inf if time_ns else 0
-    if bound is both.of_feature_maps:
+    if bound is both.of_activations:
         least = f"takes {format_time(bound.ns)} or more ({bound.how})"
         return f"at most {over:.2%} over the best possible placement of these actions, which {least}"
     return f"at most {over:.2%} over the lower bound of a program that moves more than feature maps: {both.told}"
@@ -264,7 +264,7 @@ def with_all_actions(context: PlanContext, decisions: Decisions) -> Decisions:
     )
 
 
-def _moments(graph: TaskGraph, each: FeatureMap, distances: tuple[int, ...]) -> Iterator[int]:
+def _moments(graph: TaskGraph, each: Activation, distances: tuple[int, ...]) -> Iterator[int]:
     """Distances with different moments to fetch, in backward but for HOME's."""
     seen: set[int] = set()
     for ahead in distances:
@@ -274,11 +274,11 @@ def _moments(graph: TaskGraph, each: FeatureMap, distances: tuple[int, ...]) -> 
             yield ahead
 
 
-def _at_other_moments(graph: TaskGraph, each: FeatureMap) -> list[Option]:
+def _at_other_moments(graph: TaskGraph, each: Activation) -> list[Option]:
     return [Option(Action.SWAP, ahead) for ahead in _moments(graph, each, AHEAD) if ahead != SWAP.ahead]
 
 
-def _encoded(graph: TaskGraph, each: FeatureMap, encodings: list[Encoding]) -> list[Option]:
+def _encoded(graph: TaskGraph, each: Activation, encodings: list[Encoding]) -> list[Option]:
     moments = tuple(_moments(graph, each, AHEAD_ENCODED))
     return [Option(Action.SWAP, ahead, encoding) for encoding in encodings for ahead in moments]
 

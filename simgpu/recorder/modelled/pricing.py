@@ -64,7 +64,7 @@ def durations(
 def _direction(kernel: KernelNote, blocks: Sequence[BlockNote]) -> Direction:
     """What an operator is called for: feature maps made again in backward are forward's, as in checkpointing."""
     created = {blocks[number].kind for number in kernel.writes}
-    if kernel.phase is not Phase.BACKWARD or BlockKind.FEATURE_MAP in created:
+    if kernel.phase is not Phase.BACKWARD or BlockKind.ACTIVATION in created:
         return Direction.FORWARD
     return Direction.BACKWARD_WEIGHTS if BlockKind.WEIGHT_GRADIENT in created else Direction.BACKWARD_DATA
 

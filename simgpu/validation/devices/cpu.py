@@ -120,6 +120,6 @@ class CpuDevice:
         to_host, from_host = self.is_host(target), self.is_host(source)
         if to_host == from_host:
             return
-        kind = MeasuredKind.COPY_OUT if to_host else MeasuredKind.COPY_IN
+        kind = MeasuredKind.COPY_D2H if to_host else MeasuredKind.COPY_H2D
         for seen in self._watchers:
             seen.append(CopySpan(role, kind, target.nbytes, start_ns, end_ns))

@@ -43,10 +43,10 @@ def run_method(
         times = tuple(_timed(device, step) for _ in range(repetitions))
         run.take_copied()
         peak = device.peak_of(step)
-        bytes_out, bytes_in = run.take_copied()
+        d2h_bytes, h2d_bytes = run.take_copied()
         spans = record_timeline(device, step, words)
     return MeasuredRun(
-        method, dict(settings), times, peak.peak_bytes, peak.held_bytes, bytes_out, bytes_in, tuple(spans)
+        method, dict(settings), times, peak.peak_bytes, peak.held_bytes, d2h_bytes, h2d_bytes, tuple(spans)
     )
 
 

@@ -110,7 +110,7 @@ class AsyncOffload:
         self._saved.append(reference)
         self._storages.add(storage)
         block.leave(self._out)
-        self._tally.bytes_out += block.nbytes
+        self._tally.d2h_bytes += block.nbytes
         self._leaving.append(reference)
         self._keep_to_the_stash()
         return block
@@ -129,4 +129,4 @@ class AsyncOffload:
             wanted = reference()
             if wanted is not None and wanted.here is None:
                 wanted.fetch(self._in)
-                self._tally.bytes_in += wanted.nbytes
+                self._tally.h2d_bytes += wanted.nbytes

@@ -9,8 +9,8 @@ from typing import NamedTuple
 class Copied(NamedTuple):
     """Bytes copied from the device to the host, and back."""
 
-    bytes_out: int
-    bytes_in: int
+    d2h_bytes: int
+    h2d_bytes: int
 
 
 @dataclass(slots=True)
@@ -18,16 +18,16 @@ class Tally:
     """Counts bytes as copies are asked for.
 
     >>> tally = Tally()
-    >>> tally.bytes_out += 8
+    >>> tally.d2h_bytes += 8
     >>> tally.take(), tally.take()
-    (Copied(bytes_out=8, bytes_in=0), Copied(bytes_out=0, bytes_in=0))
+    (Copied(d2h_bytes=8, h2d_bytes=0), Copied(d2h_bytes=0, h2d_bytes=0))
     """
 
-    bytes_out: int = 0
-    bytes_in: int = 0
+    d2h_bytes: int = 0
+    h2d_bytes: int = 0
 
     def take(self) -> Copied:
         """What was counted since it was last asked."""
-        taken = Copied(self.bytes_out, self.bytes_in)
-        self.bytes_out = self.bytes_in = 0
+        taken = Copied(self.d2h_bytes, self.h2d_bytes)
+        self.d2h_bytes = self.h2d_bytes = 0
         return taken

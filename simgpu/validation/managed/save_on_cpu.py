@@ -50,13 +50,13 @@ def _counting(hooks: saved_tensors_hooks, device: Device, tally: Tally) -> saved
 
     def pack(tensor: torch.Tensor) -> object:
         if not device.is_host(tensor):
-            tally.bytes_out += tensor.nbytes
+            tally.d2h_bytes += tensor.nbytes
         return hooks.pack_hook(tensor)
 
     def unpack(packed: object) -> torch.Tensor:
         tensor = hooks.unpack_hook(packed)
         if not device.is_host(tensor):
-            tally.bytes_in += tensor.nbytes
+            tally.h2d_bytes += tensor.nbytes
         return tensor
 
     return saved_tensors_hooks(pack, unpack)
@@ -89,7 +89,7 @@ class _OnCpu:
         buffer = self._buffers.take(tensor.nbytes)
         values = buffer.bytes.view(tensor.dtype).view(tensor.shape)
         self._device.compute.copy(values, tensor)
-        self._tally.bytes_out += tensor.nbytes
+        self._tally.d2h_bytes += tensor.nbytes
         return _Packed(values, buffer)
 
     def unpack(self, packed: _Packed | torch.Tensor) -> torch.Tensor:
@@ -99,5 +99,5 @@ class _OnCpu:
         values = packed.values
         back = self._device.empty(values.nbytes).view(values.dtype).view(values.shape)
         self._device.compute.copy(back, values)
-        self._tally.bytes_in += values.nbytes
+        self._tally.h2d_bytes += values.nbytes
         return back

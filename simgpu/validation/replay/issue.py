@@ -54,14 +54,14 @@ class Issued:
 
     iteration_ends_ns: when compute of each iteration ended, from the first instruction on. peak_bytes: the most device
     memory that blocks held at once in the device's own time; allocated_bytes: the most that the host had allocated at
-    once, ahead of the device. bytes_out, bytes_in: copied in the last iteration; spans: what the streams did in it.
+    once, ahead of the device. d2h_bytes, h2d_bytes: copied in the last iteration; spans: what the streams did in it.
     """
 
     iteration_ends_ns: tuple[int, ...]
     peak_bytes: int
     allocated_bytes: int
-    bytes_out: int
-    bytes_in: int
+    d2h_bytes: int
+    h2d_bytes: int
     spans: tuple[MeasuredSpan, ...]
 
 
@@ -137,9 +137,9 @@ class _Issuer:
             case Decode(_, source):
                 self._busy(step, graph.encoded[source].decode_ns, "decode", graph.blocks[source].id)
             case CopyOut() as copy:
-                self._copy(step, MeasuredKind.COPY_OUT, copy.block, copy.kept_as)
+                self._copy(step, MeasuredKind.COPY_D2H, copy.block, copy.kept_as)
             case CopyIn(b):
-                self._copy(step, MeasuredKind.COPY_IN, b, b)
+                self._copy(step, MeasuredKind.COPY_H2D, b, b)
             case Signal(event):
                 self.events[event].append(stream.record())
             case Await(event):
@@ -171,8 +171,8 @@ class _Issuer:
             iteration_ends_ns=tuple(max(map(since, ends), default=0) for ends in self.ends),
             peak_bytes=self._peak(),
             allocated_bytes=self.memories[Space.DEVICE].most,
-            bytes_out=self.copied[MeasuredKind.COPY_OUT],
-            bytes_in=self.copied[MeasuredKind.COPY_IN],
+            d2h_bytes=self.copied[MeasuredKind.COPY_D2H],
+            h2d_bytes=self.copied[MeasuredKind.COPY_H2D],
             spans=tuple(sorted(spans, key=lambda span: span.start_ns)),
         )
 
@@ -199,7 +199,7 @@ class _Issuer:
         """Between block b on the device and what the host keeps it as."""
         size = self.graph.copy_sizes[kept]
         there, here = self.memories[Space.HOST][kept], self.memories[Space.DEVICE][b][:size]
-        target, source = (there, here) if kind is MeasuredKind.COPY_OUT else (here, there)
+        target, source = (there, here) if kind is MeasuredKind.COPY_D2H else (here, there)
         stream = self.streams[step.stream]
         self._between(step, kind, self.graph.blocks[kept].id, "", size, lambda: stream.copy(target, source))
         if step.iteration == self.last:

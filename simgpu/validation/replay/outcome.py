@@ -22,8 +22,8 @@ _KINDS = {
     SpanKind.RECOMPUTE: MeasuredKind.KERNEL,
     SpanKind.ENCODE: MeasuredKind.KERNEL,
     SpanKind.DECODE: MeasuredKind.KERNEL,
-    SpanKind.COPY_OUT: MeasuredKind.COPY_OUT,
-    SpanKind.COPY_IN: MeasuredKind.COPY_IN,
+    SpanKind.COPY_D2H: MeasuredKind.COPY_D2H,
+    SpanKind.COPY_H2D: MeasuredKind.COPY_H2D,
 }
 
 
@@ -32,13 +32,13 @@ class Side:
     """One side of the comparison.
 
     iterations_ns: of each steady iteration. peak_bytes: the most device memory that blocks held at once, each as the
-    program's node rounds it up. bytes_out, bytes_in: copied in one iteration.
+    program's node rounds it up. d2h_bytes, h2d_bytes: copied in one iteration.
     """
 
     iterations_ns: tuple[int, ...]
     peak_bytes: int
-    bytes_out: int
-    bytes_in: int
+    d2h_bytes: int
+    h2d_bytes: int
 
     @property
     def iteration_ns(self) -> int:
@@ -101,7 +101,7 @@ def besides(spans: tuple[MeasuredSpan, ...], timeline: Timeline) -> SideBySide:
     begin = min((span.start_ns for span in kept), default=0)
     for span in kept:
         # What a kernel is called stands as its operator on both sides, so that it is told which one ran.
-        op = "" if span.kind in (SpanKind.COPY_OUT, SpanKind.COPY_IN) else span.name
+        op = "" if span.kind in (SpanKind.COPY_D2H, SpanKind.COPY_H2D) else span.name
         times = span.start_ns - begin, span.end_ns - begin
         event = Event(_KINDS[span.kind].value, op, span.name, *times, span.bytes)
         simulated.setdefault(span.stream, []).append(event)

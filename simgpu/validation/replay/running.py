@@ -123,13 +123,13 @@ def _sizes(found: SimulatedProgram) -> tuple[int, ...]:
 
 
 def _measured(issued: Issued) -> Side:
-    return Side(_counted(issued.iteration_ends_ns), issued.peak_bytes, issued.bytes_out, issued.bytes_in)
+    return Side(_counted(issued.iteration_ends_ns), issued.peak_bytes, issued.d2h_bytes, issued.h2d_bytes)
 
 
 def _simulated(timeline: Timeline) -> Side:
     last = timeline.iteration == len(timeline.iteration_ends_ns) - 1
     out, back = (
-        int(timeline.bytes[last & (timeline.kind == kind)].sum()) for kind in (SpanKind.COPY_OUT, SpanKind.COPY_IN)
+        int(timeline.bytes[last & (timeline.kind == kind)].sum()) for kind in (SpanKind.COPY_D2H, SpanKind.COPY_H2D)
     )
     peak = int(timeline.device_memory.used.max(initial=0))
     return Side(_counted(timeline.iteration_ends_ns), peak, out, back)

@@ -44,8 +44,8 @@ def number_rows(outcome: Outcome) -> list[tuple[str, ...]]:
     rows = [("iteration", *map(format_time, times), _error(*times))]
     for name, real, told in (
         ("peak memory", measured.peak_bytes, simulated.peak_bytes),
-        ("copied out", measured.bytes_out, simulated.bytes_out),
-        ("copied in", measured.bytes_in, simulated.bytes_in),
+        ("copied out", measured.d2h_bytes, simulated.d2h_bytes),
+        ("copied in", measured.h2d_bytes, simulated.h2d_bytes),
     ):
         rows.append((name, format_bytes(real), format_bytes(told), _error(real, told)))
     return rows

@@ -29,15 +29,15 @@ TOLERANCE = 0.05
 _SIMULATED = {
     SpanKind.COMPUTE: "compute",
     SpanKind.RECOMPUTE: "compute",
-    SpanKind.COPY_OUT: STREAMS[MeasuredKind.COPY_OUT],
-    SpanKind.COPY_IN: STREAMS[MeasuredKind.COPY_IN],
+    SpanKind.COPY_D2H: STREAMS[MeasuredKind.COPY_D2H],
+    SpanKind.COPY_H2D: STREAMS[MeasuredKind.COPY_H2D],
 }
 
 
 class Event(NamedTuple):
     """A call of an operator or a copy, on either side; ns from the first start.
 
-    kind: as its side calls it (``kernel`` or ``compute``, ``recompute``, ``copy_out``, ``copy_in``). op: the operator,
+    kind: as its side calls it (``kernel`` or ``compute``, ``recompute``, ``copy_d2h``, ``copy_h2d``). op: the operator,
     empty for a copy. name: of the device's kernel or copy, or of the simulated kernel or block.
     """
 

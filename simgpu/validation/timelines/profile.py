@@ -14,7 +14,7 @@ from simgpu.validation.measured import MeasuredKind, MeasuredSpan
 from simgpu.validation.timelines.calls import same_work
 from simgpu.validation.timelines.spans import copy_span, from_first_start
 
-_WAYS = {"DtoH": MeasuredKind.COPY_OUT, "HtoD": MeasuredKind.COPY_IN}
+_WAYS = {"DtoH": MeasuredKind.COPY_D2H, "HtoD": MeasuredKind.COPY_H2D}
 _COPY = "aten::copy_"
 
 

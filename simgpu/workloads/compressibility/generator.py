@@ -127,9 +127,9 @@ class CompressibilityProfile(FileModel):
         """For each epoch the share of each size, of the role or what of its beginning is known; None for neither.
 
         >>> profile = load_profile("trained")
-        >>> profile.shares_of("feature_map.relu.something") == profile.shares_of("feature_map.relu")
+        >>> profile.shares_of("activation.relu.something") == profile.shares_of("activation.relu")
         True
-        >>> profile.shares_of("feature_map.something") is None
+        >>> profile.shares_of("activation.something") is None
         True
         """
         parts = role.split(".")

@@ -1,6 +1,6 @@
 """What part a block has in an iteration, as far as the compressibility of its memory depends on it.
 
-A role is a kind of block and what gives it its values, joined by dots, such as ``feature_map.relu.convolution``:
+A role is a kind of block and what gives it its values, joined by dots, such as ``activation.relu.convolution``:
 
 * A feature map, a gradient, or another block that kernels make: the sort of operator that writes it last, forward for
   a feature map. A ReLU's result is told apart by what went into it, and the gradient that comes back through a ReLU by
@@ -51,7 +51,7 @@ def roles_of(trace: Trace) -> dict[str, str]:
     >>> from simgpu import load_trace
     >>> roles = roles_of(load_trace("vgg11-cifar-cpu"))
     >>> roles["conv1_1:convolution"], roles["fc6.weight.momentum_buffer"]
-    ('feature_map.relu.first_convolution', 'optimizer_state.momentum_buffer.linear')
+    ('activation.relu.first_convolution', 'optimizer_state.momentum_buffer.linear')
     """
     created = _Making(trace)
     weights = {block.id: created.read_by[block.id] for block in trace.blocks if _is_read_weight(block, created.read_by)}
@@ -107,7 +107,7 @@ def _role(block: Block, made: _Making, weights: Mapping[str, str]) -> str:
         return _joined(block.kind, *([name] if name else []), weights[weight])
     if block.kind in (BlockKind.WORKSPACE, BlockKind.OPTIMIZER_STATE):
         return ""
-    if block.kind is BlockKind.FEATURE_MAP:
+    if block.kind is BlockKind.ACTIVATION:
         return _joined(block.kind, made.forward.get(block.id, ""))
     sort = made.last.get(block.id, "")
     return _joined(block.kind, sort.partition(".")[0] if block.kind is BlockKind.OTHER else sort)

@@ -211,10 +211,10 @@ def concatenate(step: LayerLowering) -> LoweredLayer:
 def loss(step: LayerLowering) -> LoweredLayer:
     """Over the last side; saves the log-softmax and the sum of the labels' weights."""
     tape, logits, labels = step.tape, step.x, step.labels
-    scores = tape.new(f"{step.layer.name}.log_softmax", logits.shape, BlockKind.FEATURE_MAP)
+    scores = tape.new(f"{step.layer.name}.log_softmax", logits.shape, BlockKind.ACTIVATION)
     operation = operations.simple(OperationKind.SOFTMAX, (logits,), (scores,), _EXPONENTIAL)
     tape.launch("log_softmax", operation, (logits,), (scores,))
-    value = tape.new(step.layer.name, (), BlockKind.FEATURE_MAP)
+    value = tape.new(step.layer.name, (), BlockKind.ACTIVATION)
     weight = step.extra_output("total_weight", ())
     picked = scores.seen_as(labels.shape)
     operation = operations.simple(OperationKind.REDUCTION, (picked, labels), (value, weight))

@@ -32,7 +32,7 @@ def lstm_cell(step: LayerLowering) -> LoweredParts:
     names = ("weight_input", "weight_recurrent")
     shares = [_share(step, index, name, gates) for index, name in enumerate(names)]
     y = step.result()
-    saved = step.extra_output("gates", gates, kind=BlockKind.FEATURE_MAP)
+    saved = step.extra_output("gates", gates, kind=BlockKind.ACTIVATION)
     bias = (step.weights["bias"],) if "bias" in step.weights else ()
     reads, writes = (*shares, *bias, c), (y, saved)
     tape.launch("lstm_cell", operations.elementwise(reads, writes, _GATE_COUNT), reads, writes)
@@ -56,7 +56,7 @@ def lstm_cell(step: LayerLowering) -> LoweredParts:
 def _share(step: LayerLowering, index: int, name: str, gates: tuple[int, ...]) -> Value:
     """What the gates get from one input."""
     x, weight = step.inputs[index], step.weights[name]
-    y = step.extra_output(name.replace("weight", "gates"), gates, kind=BlockKind.FEATURE_MAP)
+    y = step.extra_output(name.replace("weight", "gates"), gates, kind=BlockKind.ACTIVATION)
     shape = GemmShape(step.batch, gates[-1], x.shape[-1])
     step.tape.launch("linear", operations.gemm(shape, (x, weight), (y,)), (x, weight), (y,))
     return y
@@ -198,7 +198,7 @@ def sampled_linear(step: LayerLowering, rows: int) -> LoweredLayer:
     x, y = step.x, step.result()
     drawn: dict[str, Value] = {}
     for name, table in step.weights.items():
-        drawn[name] = step.extra_output(f"sampled_{name}", (rows, *table.shape[1:]), kind=BlockKind.FEATURE_MAP)
+        drawn[name] = step.extra_output(f"sampled_{name}", (rows, *table.shape[1:]), kind=BlockKind.ACTIVATION)
         operation = operations.gathered(drawn[name], drawn[name])
         step.tape.launch("index_select", operation, (table,), (drawn[name],), pure=False)
     forward = GemmShape(operations.rows_of(x.shape), rows, x.shape[-1])

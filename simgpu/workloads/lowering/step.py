@@ -172,7 +172,7 @@ class LayerLowering:
 
     def result(self) -> Value:
         """A block for the layer's result."""
-        return self.tape.new(self.layer.name, self.shape, BlockKind.FEATURE_MAP)
+        return self.tape.new(self.layer.name, self.shape, BlockKind.ACTIVATION)
 
     def extra_output(
         self, name: str, shape: tuple[int, ...], dtype: str = "float32", kind: BlockKind = BlockKind.OTHER

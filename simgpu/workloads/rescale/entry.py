@@ -140,7 +140,7 @@ def _kernel(had: Mapping[str, Block], kernel: Kernel, rescaled: Rescaled, worksp
         duration_ns=rescaled.duration_ns,
         writes=kernel.writes if set(writes) == set(kernel.writes) else writes,
         start_ns=None,
-        spread_ns=None,
+        iqr_ns=None,
         flops=rescaled.flops,
         dram_bytes=rescaled.dram_bytes,
     )

@@ -215,7 +215,7 @@ def _known(blocks: Sequence[Block]) -> list[tuple[Block, _Shape]]:
 def _direction(operands: _Operands) -> Direction:
     """What a kernel is for: feature maps made again in backward are forward's, as in checkpointing."""
     created = {block.kind for block, _ in operands.writes}
-    if operands.kernel.phase is not Phase.BACKWARD or BlockKind.FEATURE_MAP in created:
+    if operands.kernel.phase is not Phase.BACKWARD or BlockKind.ACTIVATION in created:
         return _FORWARD
     return _WEIGHTS if BlockKind.WEIGHT_GRADIENT in created else _DATA
 

@@ -29,7 +29,7 @@ from simgpu.workloads.timemodel.kinds import kind_of
 from simgpu.workloads.timemodel.operation import OperationKind
 
 _BATCH = (BlockKind.INPUT, BlockKind.LABEL)
-_FLOWING = (BlockKind.FEATURE_MAP, BlockKind.GRADIENT)
+_FLOWING = (BlockKind.ACTIVATION, BlockKind.GRADIENT)
 _NEVER = (BlockKind.WEIGHT, BlockKind.OPTIMIZER_STATE, BlockKind.WORKSPACE)
 _REDUCING = (OperationKind.REDUCTION, OperationKind.NORMALIZATION)
 #: A mask has at most so many times fewer bytes than what it masks: one for a number of eight.

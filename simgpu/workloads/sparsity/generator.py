@@ -130,7 +130,7 @@ class _Flow:
         for k, kernel in enumerate(self.trace.kernels):
             if kernel.phase is not Phase.FORWARD:
                 continue
-            maps = [name for name in kernel.writes if self.table[name].kind is BlockKind.FEATURE_MAP]
+            maps = [name for name in kernel.writes if self.table[name].kind is BlockKind.ACTIVATION]
             sparsity = self._after(k, kernel, maps[0], result, share) if maps else None
             for name in maps:
                 result.pop(name, None)

@@ -269,7 +269,7 @@ class TestTraces:
         Block("x", 128 * 64 + 1, BlockKind.INPUT, persistent=True),
         Block("none", 0, BlockKind.OTHER, persistent=True),
         Block("w", 128 * 10, BlockKind.WEIGHT, persistent=True),
-        Block("y", 128 * 3, BlockKind.FEATURE_MAP),
+        Block("y", 128 * 3, BlockKind.ACTIVATION),
     )
     KERNELS = (
         Kernel("conv", "conv", Phase.FORWARD, 10, reads=("x", "w", "none"), writes=("y",)),

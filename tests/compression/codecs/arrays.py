@@ -28,7 +28,7 @@ def bits(array: NDArray[Any]) -> list[int]:
     return result
 
 
-def feature_map(elements: int, sparsity: float, dtype: Any = np.float32, seed: int = 0) -> NDArray[Any]:
+def activation(elements: int, sparsity: float, dtype: Any = np.float32, seed: int = 0) -> NDArray[Any]:
     """Values without a zero, of which then a share, rounded, is made zero in random places."""
     random = np.random.default_rng(seed)
     array = random.integers(1, 100, elements).astype(dtype)

@@ -15,7 +15,7 @@ from simgpu.compression.codecs import zvc
 from simgpu.compression.codecs.frame import HEADER_BYTES
 from simgpu.compression.codecs.registry import codec_names, make_codec
 from tests.compression.codecs import arrays, reference, zvc_numpy
-from tests.compression.codecs.arrays import DTYPES, bits, feature_map
+from tests.compression.codecs.arrays import DTYPES, activation, bits
 
 CLAIMS = Path(__file__).parents[4] / "shared" / "claims.yaml"
 WINDOWS = [4096, 65536]
@@ -51,7 +51,7 @@ def test_rle_and_csr_are_what_plain_encoders_write(
 @pytest.mark.parametrize("elements", [65535, 65536, 131072 + 5, 300_000])
 @pytest.mark.parametrize("name", ["rle", "csr"])
 def test_windows_longer_than_a_token_or_an_index_are_what_plain_encoders_write(name: str, elements: int) -> None:
-    array = np.repeat(feature_map(elements // 1000 + 1, 0.5, np.int8), 1000)[:elements]
+    array = np.repeat(activation(elements // 1000 + 1, 0.5, np.int8), 1000)[:elements]
     assert payload(name, array, 65536) == getattr(reference, name)(bits(array), 1, 65536)
 
 
@@ -102,7 +102,7 @@ class TestSizes:
     def test_zvc_is_a_mask_for_32_elements_and_those_that_are_not_zero(
         self, dtype: Any, elements: int, sparsity: float
     ) -> None:
-        array = feature_map(elements, sparsity, dtype)
+        array = activation(elements, sparsity, dtype)
         nonzeros = elements - round(elements * sparsity)
         size = 4 * -(-elements // 32) + np.dtype(dtype).itemsize * nonzeros
         assert make_codec("zvc").compressed_size(array) == size
@@ -117,12 +117,12 @@ class TestSizes:
 
     @by_window
     def test_zvc_is_the_same_in_all_windows(self, window: int) -> None:
-        array = feature_map(100_001, 0.6)
+        array = activation(100_001, 0.6)
         assert payload("zvc", array, window) == payload("zvc", array)
 
     @pytest.mark.parametrize("dtype", [np.float32, np.float16, np.int8])
     def test_indices_of_csr_at_half_zeros_take_half_of_the_array(self, dtype: Any) -> None:
-        array = feature_map(2**16, 0.5, dtype)
+        array = activation(2**16, 0.5, dtype)
         rows = 2**16 // min(4096 // array.itemsize, 256**array.itemsize)
         values = array.nbytes // 2
         assert make_codec("csr").compressed_size(array) - values - 4 * rows == 0.50 * array.nbytes
@@ -131,7 +131,7 @@ class TestSizes:
         if not CLAIMS.exists():
             pytest.skip("the papers' claims are not beside the repository (../shared/claims.yaml)")
         rows = {row["id"]: row for row in yaml.safe_load(CLAIMS.read_text(encoding="utf-8"))["cswap"]}
-        array = feature_map(2**16, 0.5)
+        array = activation(2**16, 0.5)
         values, rows_of_4_kib = array.nbytes // 2, array.nbytes // 4096
         masks = make_codec("zvc").compressed_size(array) - values
         indices = make_codec("csr").compressed_size(array) - values - 4 * rows_of_4_kib
@@ -159,7 +159,7 @@ class TestSizes:
     @by_window
     @pytest.mark.parametrize("name", ["lz4", "zlib"])
     def test_each_window_is_compressed_by_itself(self, name: str, window: int) -> None:
-        array, codec = feature_map(3 * 65536 // 4, 0.6), make_codec(name, window)
+        array, codec = activation(3 * 65536 // 4, 0.6), make_codec(name, window)
         per_window = [codec.compressed_size(part) for part in array.reshape(-1, window // 4)]
         assert codec.compressed_size(array) == sum(per_window)
 

@@ -22,17 +22,17 @@ by_window = pytest.mark.parametrize("window", [4096, 65536])
 
 
 @pytest.fixture(scope="module")
-def feature_maps() -> dict[str, np.ndarray]:
-    with np.load(DATA / "feature_maps.npz") as stored:
+def activations() -> dict[str, np.ndarray]:
+    with np.load(DATA / "activations.npz") as stored:
         return dict(stored)
 
 
 @pytest.fixture(scope="module")
-def sizes_by_window(feature_maps: dict[str, np.ndarray]) -> dict[int, Sizes]:
+def sizes_by_window(activations: dict[str, np.ndarray]) -> dict[int, Sizes]:
     return {
         window: {
             (layer, result.codec, result.layout): result.compressed
-            for layer, array in feature_maps.items()
+            for layer, array in activations.items()
             for result in measure(array, window=window)
         }
         for window in (4096, 65536)
@@ -61,9 +61,9 @@ def test_the_last_letter_of_a_layout_changes_fastest() -> None:
     assert np.shares_memory(in_layout(array, "chwn"), array)
 
 
-def test_it_is_a_real_recording(feature_maps: dict[str, np.ndarray]) -> None:
+def test_it_is_a_real_recording(activations: dict[str, np.ndarray]) -> None:
     """Results of ReLUs: nothing below zero, no -0.0 (which ZVC would keep), and mantissas that use all their bits."""
-    for name, array in feature_maps.items():
+    for name, array in activations.items():
         assert array.dtype == np.float32 and array.ndim == 4
         assert array.min() == 0 and not np.signbit(array).any()
         assert 0.5 < np.mean(array == 0) < 0.85, name
@@ -73,8 +73,8 @@ def test_it_is_a_real_recording(feature_maps: dict[str, np.ndarray]) -> None:
 
 
 @by_window
-def test_zvc_and_csr_are_the_same_in_all_layouts(feature_maps: dict[str, np.ndarray], sizes: Sizes) -> None:
-    for layer in feature_maps:
+def test_zvc_and_csr_are_the_same_in_all_layouts(activations: dict[str, np.ndarray], sizes: Sizes) -> None:
+    for layer in activations:
         for codec in ("zvc", "csr"):
             assert len({sizes[layer, codec, layout] for layout in LAYOUTS}) == 1, (layer, codec)
 
@@ -82,16 +82,16 @@ def test_zvc_and_csr_are_the_same_in_all_layouts(feature_maps: dict[str, np.ndar
 @by_window
 @pytest.mark.parametrize("codec", ["rle", "zlib", "lz4"])
 def test_what_lives_on_neighbours_does_best_in_nchw(
-    feature_maps: dict[str, np.ndarray], sizes: Sizes, codec: str
+    activations: dict[str, np.ndarray], sizes: Sizes, codec: str
 ) -> None:
-    for layer in feature_maps:
+    for layer in activations:
         assert sizes[layer, codec, "nchw"] < min(sizes[layer, codec, "nhwc"], sizes[layer, codec, "chwn"]), layer
 
 
 @by_window
 @pytest.mark.parametrize("layout", LAYOUTS)
-def test_rle_is_the_worst_of_the_three(feature_maps: dict[str, np.ndarray], sizes: Sizes, layout: str) -> None:
-    for layer in feature_maps:
+def test_rle_is_the_worst_of_the_three(activations: dict[str, np.ndarray], sizes: Sizes, layout: str) -> None:
+    for layer in activations:
         assert sizes[layer, "rle", layout] > max(sizes[layer, "zvc", layout], sizes[layer, "zlib", layout]), layer
 
 

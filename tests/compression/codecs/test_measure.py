@@ -14,9 +14,9 @@ from simgpu.compression.codecs.measure import AS_GIVEN, load_array, measure
 from simgpu.compression.codecs.registry import codec_names, make_codec
 from simgpu.errors import InputError
 from tests.cli.cli_helpers import simgpu
-from tests.compression.codecs.arrays import feature_map
+from tests.compression.codecs.arrays import activation
 
-IMAGES = feature_map(2 * 8 * 16 * 16, 0.5).reshape(2, 8, 16, 16)
+IMAGES = activation(2 * 8 * 16 * 16, 0.5).reshape(2, 8, 16, 16)
 
 
 @pytest.fixture

@@ -34,7 +34,7 @@ from simgpu.errors import InputError
 from simgpu.workloads.modelled import build_trace
 from simgpu.workloads.sparsity.generator import with_sparsity
 
-DATA = Path(__file__).parent / "data" / "feature_maps.npz"
+DATA = Path(__file__).parent / "data" / "activations.npz"
 CLAIMS = Path(__file__).parents[4] / "shared" / "claims.yaml"
 MIB = 2**20
 
@@ -64,9 +64,9 @@ def shipped() -> Pattern:
 
 @pytest.fixture
 def same_libraries() -> None:
-    made_by = load_patterns().made_by
-    if versions() != made_by:
-        pytest.skip(f"other versions of the libraries make other bytes: {versions()}, the table is of {made_by}")
+    created_by = load_patterns().created_by
+    if versions() != created_by:
+        pytest.skip(f"other versions of the libraries make other bytes: {versions()}, the table is of {created_by}")
 
 
 @pytest.fixture(scope="module")

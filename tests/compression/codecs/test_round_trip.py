@@ -92,7 +92,7 @@ def test_the_window_is_that_of_the_stream(name: str) -> None:
 
 @by_codec
 def test_the_same_array_gives_the_same_bytes(name: str) -> None:
-    array = arrays.feature_map(5000, 0.5)
+    array = arrays.activation(5000, 0.5)
     assert make_codec(name).encode(array).tobytes() == make_codec(name).encode(array.copy()).tobytes()
 
 
@@ -100,7 +100,7 @@ def test_the_same_array_gives_the_same_bytes(name: str) -> None:
 def test_bfloat16_is_the_same_as_its_bit_patterns(name: str) -> None:
     import ml_dtypes
 
-    array = arrays.feature_map(3000, 0.4, ml_dtypes.bfloat16)
+    array = arrays.activation(3000, 0.4, ml_dtypes.bfloat16)
     codec = make_codec(name)
     stream = codec.encode(array)
     assert stream.tobytes() == codec.encode(array.view(np.uint16)).tobytes()

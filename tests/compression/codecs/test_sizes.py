@@ -15,7 +15,7 @@ from simgpu.compression.codecs.registry import make_codec
 from simgpu.compression.codecs.sizes import compressed_bytes
 from simgpu.errors import InputError
 from simgpu.trace.model import CompressedSize
-from tests.compression.codecs.arrays import feature_map
+from tests.compression.codecs.arrays import activation
 
 
 def row(bytes: int, entry_bytes: int = 4096, entries: int = 1, **other: Any) -> CompressedSize:
@@ -29,7 +29,7 @@ def row(bytes: int, entry_bytes: int = 4096, entries: int = 1, **other: Any) -> 
 @pytest.mark.parametrize(("elements", "zeros"), [(0, 0), (1, 1), (33, 7), (1000, 0), (4096, 4096), (100_003, 61_234)])
 def test_it_is_to_the_byte_what_the_codec_makes(codec: str, dtype: Any, window: int, elements: int, zeros: int) -> None:
     share = zeros / elements if elements else 0.0
-    array = feature_map(elements, share, dtype)
+    array = activation(elements, share, dtype)
     assert np.count_nonzero(array == 0) == zeros
     description = compressed_bytes(array.nbytes, array.itemsize, codec, share, window=window)
     assert description == make_codec(codec, window).compressed_size(array)

@@ -39,7 +39,7 @@ def test_on_a_slower_link_the_first_copy_differs_first() -> None:
     found = first_difference(EVENTS, example_timings(on=node(99 * 10**8), policies=["vdnn"])["vdnn"].events)
     assert found is not None
     assert found.stored is not None
-    assert (found.stream, found.stored.kind, found.stored.name, found.equal) == ("d2h", SpanKind.COPY_OUT, "x1", 0)
+    assert (found.stream, found.stored.kind, found.stored.name, found.equal) == ("d2h", SpanKind.COPY_D2H, "x1", 0)
     assert found.before == ()
 
 
@@ -48,7 +48,7 @@ def test_where_only_fetches_are_slower_the_first_fetch_differs_first() -> None:
     found = first_difference(EVENTS, example_timings(on=slower, policies=["vdnn"])["vdnn"].events)
     assert found is not None
     assert found.stored is not None
-    assert (found.stream, found.stored.kind) == ("h2d", SpanKind.COPY_IN)
+    assert (found.stream, found.stored.kind) == ("h2d", SpanKind.COPY_H2D)
     assert found.stored in EVENTS
 
 
@@ -81,8 +81,8 @@ def test_a_shorter_timeline_diverges_at_the_next_event_of_the_other() -> None:
         assert found.fields == ()
 
 
-COPY = span("d2h", SpanKind.COPY_OUT, "x", 0, 10), span("d2h", SpanKind.COPY_OUT, "x", 0, 11)
-FETCH = span("h2d", SpanKind.COPY_IN, "y", 0, 10), span("h2d", SpanKind.COPY_IN, "y", 0, 11)
+COPY = span("d2h", SpanKind.COPY_D2H, "x", 0, 10), span("d2h", SpanKind.COPY_D2H, "x", 0, 11)
+FETCH = span("h2d", SpanKind.COPY_H2D, "y", 0, 10), span("h2d", SpanKind.COPY_H2D, "y", 0, 11)
 WAIT = span("compute", SpanKind.STALL_EVENT, "", 0, 10), span("compute", SpanKind.STALL_EVENT, "", 0, 11)
 NEXT = span("compute", SpanKind.COMPUTE, "k", 10, 20), span("compute", SpanKind.COMPUTE, "k", 11, 21)
 

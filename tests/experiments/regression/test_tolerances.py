@@ -49,9 +49,9 @@ def test_an_unknown_metric_is_refused_with_a_suggestion() -> None:
 
 
 def test_amounts_must_have_the_unit_of_their_metrics_and_all_problems_are_reported() -> None:
-    told = problems_of({"bytes_out": "5 us", "iteration_ns": 5, "spans": "1 MiB", "*": "5 us"})
+    told = problems_of({"d2h_bytes": "5 us", "iteration_ns": 5, "spans": "1 MiB", "*": "5 us"})
     assert told == [
-        "tolerance: bytes_out: '5 us' is a time, and bytes_out is counted as a size; write '1 MiB' or '1%'",
+        "tolerance: d2h_bytes: '5 us' is a time, and d2h_bytes is counted as a size; write '1 MiB' or '1%'",
         "tolerance: iteration_ns: '5' is a number, and iteration_ns is counted as a time; write '10 us' or '1%'",
         "tolerance: spans: '1 MiB' is a size, and spans is counted as a number; write '0.5' or '1%'",
         "tolerance: *: '5 us' is a time, and samples_per_s is counted as a number; write '0.5' or '1%'",

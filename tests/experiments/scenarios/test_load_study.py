@@ -64,12 +64,12 @@ runs:
   vDNN+: {policy: vdnn+, budgets: [2 GB, 1 GB, 4 GB]}
   four: {policy: modnn, data_parallel: {gpus: 4, exchange: host, cores: 2}}
 baseline: [ideal, vDNN+]
-tables: [time_added, moved]
+tables: [time_increase, moved]
 published:
-  - {run: moDNN, measure: time_added, value: 0.03, source: figure 10}
+  - {run: moDNN, measure: time_increase, value: 0.03, source: figure 10}
   - {run: sweep, over: vDNN+, value: 1.26, source: figure 12}
-  - {run: sweep 2 GB, over: moDNN, of: VGG-11, measure: bytes_moved, value: 4, source: figure 11}
-  - {run: four, measure: largest_power, value: 0.5, source: figure 15}
+  - {run: sweep 2 GB, over: moDNN, of: VGG-11, measure: traffic_reduction, value: 4, source: figure 11}
+  - {run: four, measure: peak_power, value: 0.5, source: figure 15}
   - {memory: bound, value: 59, source: figure 9}
   - {memory: algorithms, measure: memory_saved, value: 0.15, source: figure 13}
 """
@@ -218,12 +218,12 @@ def test_a_run_may_differ_on_a_trace_and_train_on_several_gpus(tmp_path: Path) -
 
 def test_a_published_number_is_of_two_runs_of_one_or_of_memory(tmp_path: Path) -> None:
     study = load_study(study_file(tmp_path, BUDGETS))
-    assert study.tables == ("time_added", "moved")
+    assert study.tables == ("time_increase", "moved")
     assert [(row.run, row.over, row.measure, row.memory) for row in study.published] == [
-        ("moDNN", "ideal", "time_added", None),
+        ("moDNN", "ideal", "time_increase", None),
         ("sweep", "vDNN+", "throughput", None),
-        ("sweep 2 GB", "moDNN", "bytes_moved", None),
-        ("four", "", "largest_power", None),
+        ("sweep 2 GB", "moDNN", "traffic_reduction", None),
+        ("four", "", "peak_power", None),
         ("", "", "memory", "bound"),
         ("", "", "memory_saved", "algorithms"),
     ]
@@ -254,14 +254,14 @@ def test_a_published_number_is_of_two_runs_of_one_or_of_memory(tmp_path: Path) -
         ("cores: 2", "cores: 21", "line 14, runs.four.data_parallel.cores: the host of node k40-x4 has 20 cores"),
         ("batch: 16", "batch: 18", "line 14, runs.four.data_parallel.gpus: a batch of 18 cannot be divided evenly"),
         ("exchange: host", "exchange: hots", "line 14, runs.four.data_parallel.exchange: 'hots' is not one of"),
-        ("[time_added, moved]", "[time_lost]", "line 16, tables[0]: 'time_lost' is not one of the choices"),
-        ("[time_added, moved]", "[]", "line 16, tables: [] is too short"),
+        ("[time_increase, moved]", "[time_lost]", "line 16, tables[0]: 'time_lost' is not one of the choices"),
+        ("[time_increase, moved]", "[]", "line 16, tables: [] is too short"),
         ("run: sweep 2", "run: sweep 3", "line 20, published[2].run: there is no run 'sweep 3 GB'; did you mean"),
         ("[2 GB, 1 GB, 4 GB]", "[1 GB]", "line 19, published[1].run: 'vDNN+' is a sweep, and has no run for every"),
         (
             "run: four, measure",
             "run: four, over: ideal, measure",
-            "line 21, published[3]: largest_power has no",
+            "line 21, published[3]: peak_power has no",
         ),
         ("memory: bound", "memory: bond", "line 22, published[4].memory: 'bond' is not one of the choices"),
         ("memory: bound", "memory: bound, run: four", "line 22, published[4]: is of a run or of an amount of memory"),
@@ -442,7 +442,7 @@ def test_the_json_schema_knows_its_parts() -> None:
     run, published = (schema["$defs"][part]["properties"] for part in ("RunSection", "PublishedSection"))
     assert "cswap" in run["policy"]["anyOf"][0]["enum"]
     (measures, _) = published["measure"]["anyOf"]
-    assert {"throughput", "time_saved", "time_added", "bytes_moved", "memory"} <= set(measures["enum"])
+    assert {"throughput", "time_saved", "time_increase", "traffic_reduction", "memory"} <= set(measures["enum"])
     assert {"overlap", "swapping", "largest_batch", "best_throughput"} <= set(measures["enum"])
     assert schema["properties"]["tables"]["items"]["enum"][:2] == ["throughput", "time"]
     assert {"budget", "budgets", "data_parallel", "for_trace"} <= set(run)

@@ -175,7 +175,7 @@ def test_a_run_is_of_the_epoch_that_the_scenario_names(tmp_path: Path) -> None:
     path = written(tmp_path, text + "epoch: 4\n")
     loaded = load_scenario(path)
     first, last = (result_of(loaded.trace, epoch) for epoch in (0, 4))
-    assert first["metrics"]["bytes_out"] != last["metrics"]["bytes_out"]
+    assert first["metrics"]["d2h_bytes"] != last["metrics"]["d2h_bytes"]
     (run,) = compare(loaded)
     assert run.result is not None
     assert run.result.to_dict() == last

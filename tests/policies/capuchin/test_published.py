@@ -40,8 +40,8 @@ def kinds(result: Result) -> dict[str, list[str]]:
     last = result.iterations - 1
     told: dict[str, list[str]] = {"out": [], "again": []}
     for span in result.timeline:
-        if span.iteration == last and span.kind in (SpanKind.COPY_OUT, SpanKind.RECOMPUTE):
-            told["out" if span.kind is SpanKind.COPY_OUT else "again"].append(span.name)
+        if span.iteration == last and span.kind in (SpanKind.COPY_D2H, SpanKind.RECOMPUTE):
+            told["out" if span.kind is SpanKind.COPY_D2H else "again"].append(span.name)
     return told
 
 
@@ -73,7 +73,7 @@ def test_what_comes_late_is_triggered_earlier():
     assert times[1] < times[0]
 
 
-def test_where_feature_maps_do_not_suffice_it_runs_in_passive_mode():
+def test_where_activations_do_not_suffice_it_runs_in_passive_mode():
     """Only the gradient g, which is no feature map, can make room for w."""
     kernels = [
         kernel("f", reads="x", writes="y"),

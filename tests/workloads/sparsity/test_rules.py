@@ -26,7 +26,7 @@ def network(*steps: tuple[str, str, str, int]) -> Trace:
     blocks = {"x": Block("x", 1024, BlockKind.INPUT, persistent=True)}
     kernels = []
     for number, (op, reads, result, size) in enumerate(steps):
-        blocks.setdefault(result, Block(result, size, BlockKind.FEATURE_MAP))
+        blocks.setdefault(result, Block(result, size, BlockKind.ACTIVATION))
         kernels.append(Kernel(f"k{number}", op, Phase.FORWARD, 10, tuple(reads.split()), (result,), layer=result))
     info = TraceInfo("by hand", 1, "none", "float32", Origin.MODELLED, "a test")
     return Trace(info, tuple(kernels), tuple(blocks.values()))

@@ -93,7 +93,7 @@ def test_before_1_10_a_relu_is_a_layer_whose_input_is_held_until_its_backward(na
         assert kernel.layer != next(each.layer for each in trace.kernels if kernel.reads[0] in each.writes)
 
 
-def test_before_1_10_a_normalized_convolution_leaves_three_feature_maps() -> None:
+def test_before_1_10_a_normalized_convolution_leaves_three_activations() -> None:
     """Its own result for the normalization, that one's for the ReLU, and the ReLU's for whoever reads it."""
     held = {}
     for framework in ("pytorch", "pytorch-1.5"):
@@ -107,7 +107,7 @@ def test_before_1_10_a_normalized_convolution_leaves_three_feature_maps() -> Non
             and block.layer.endswith("2_2")
             and block.bytes == size
             and ends.get(block.release or "") == "backward"
-            and block.kind is BlockKind.FEATURE_MAP
+            and block.kind is BlockKind.ACTIVATION
         ]
     assert held == {"pytorch": ["conv2_2", "norm2_2"], "pytorch-1.5": ["conv2_2", "norm2_2", "relu2_2"]}
 

@@ -21,7 +21,7 @@ from tests.workloads.zoo.networks import MAP, batch_norm, conv, linear, lowered,
 K40 = simgpu.load_node("k40").gpu
 #: moDNN (TPDS 2019), section 7, with the batch of each.
 MODNN = {"vgg16": 256, "vgg19": 256, "vgg101": 128, "resnet34": 256, "resnet152": 256, "fcn32s": 128}
-HELD = (BlockKind.FEATURE_MAP, BlockKind.GRADIENT)
+HELD = (BlockKind.ACTIVATION, BlockKind.GRADIENT)
 
 
 def built(name: str, batch: int = 8, framework: str = "fused") -> Trace:
@@ -67,7 +67,7 @@ def maps(trace: Trace, kind: BlockKind) -> list[str]:
 
 def test_each_layer_has_one_result_and_one_gradient() -> None:
     trace = fused(*RESIDUAL)
-    assert maps(trace, BlockKind.FEATURE_MAP) == ["conv0", "block.conv1", "block.conv2"]
+    assert maps(trace, BlockKind.ACTIVATION) == ["conv0", "block.conv1", "block.conv2"]
     # Of the sum and then of conv0, in one; of conv2 before its normalization; of conv1.
     assert maps(trace, BlockKind.GRADIENT) == ["flatten.grad", "block.conv2.grad", "block.conv1.relu.grad"]
 
@@ -120,7 +120,7 @@ def test_a_result_that_another_layer_reads_is_not_rewritten() -> None:
         plain(LayerKind.ADD, "block.relu", "norm1", "conv1", shape=MAP, in_place=True),
     )
     trace = fused(*layers, *END)
-    assert maps(trace, BlockKind.FEATURE_MAP) == ["conv1", "norm1"]
+    assert maps(trace, BlockKind.ACTIVATION) == ["conv1", "norm1"]
     assert kernel(trace, "norm1", "batch_norm", Phase.FORWARD).reads[0] == "conv1"
 
 
@@ -131,7 +131,7 @@ def test_a_pooling_before_a_normalization_keeps_its_result() -> None:
         plain(LayerKind.MAX_POOL, "pool", "conv1", shape=MAP, kernel=(3, 3), stride=(1, 1), padding=(1, 1)),
         batch_norm("block.relu", "pool", MAP),
     )
-    assert maps(fused(*layers, *END), BlockKind.FEATURE_MAP) == ["conv1", "pool", "block.relu"]
+    assert maps(fused(*layers, *END), BlockKind.ACTIVATION) == ["conv1", "pool", "block.relu"]
 
 
 def test_kernels_belong_to_the_layer_whose_memory_they_rewrite() -> None:

@@ -63,7 +63,7 @@ def test_peaks_and_sizes_are_those_of_pytorch(name: str) -> None:
     assert ours.peak_recorded.bytes == theirs.peak_recorded.bytes
     assert ours.peak_needed.bytes == theirs.peak_needed.bytes
     size = [{kind.kind: kind.bytes for kind in stats.kinds} for stats in (ours, theirs)]
-    for kind in (BlockKind.WEIGHT, BlockKind.OPTIMIZER_STATE, BlockKind.FEATURE_MAP):
+    for kind in (BlockKind.WEIGHT, BlockKind.OPTIMIZER_STATE, BlockKind.ACTIVATION):
         assert size[0][kind] == size[1][kind], kind
 
 

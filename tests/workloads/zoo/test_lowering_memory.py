@@ -67,7 +67,7 @@ def test_the_recorded_vgg11_lets_go_of_blocks_at_the_same_operators(recorded: Tr
         number: dict[str, int] = {}
         result = {}
         for block in trace.blocks:
-            if block.kind is BlockKind.FEATURE_MAP and "empty_like" not in block.id:
+            if block.kind is BlockKind.ACTIVATION and "empty_like" not in block.id:
                 assert block.layer is not None and block.release is not None
                 number[block.layer] = number.get(block.layer, 0) + 1
                 result[block.layer, number[block.layer]] = operators[block.release].removeprefix("aten::")
@@ -106,25 +106,25 @@ def test_the_peak_of_a_tiny_network_by_hand() -> None:
     weights = 4 * (4 * 3 * 9 + 4 + 10 * 256 + 10)
     batch = 2 * 3 * 64 * 4 + 2 * 8  # images, labels
     retained = 2 * 10 * 4 + 4 + 4  # network output and loss, held to the end; gradient of the loss
-    feature_map = 2 * 256 * 4
+    activation = 2 * 256 * 4
     # Backward of the convolution: its weights' gradient is written, all the others are there but its bias's; the
     # gradient of its result is read; the feature map went with relu's backward, but a workspace is there.
     gradients = weights - 4 * 4
-    peak = 2 * weights + batch + retained + gradients + feature_map + 5000
+    peak = 2 * weights + batch + retained + gradients + activation + 5000
     result = trace_stats(trace).peak_recorded
     assert result is not None
     by_id = {kernel.id: kernel for kernel in trace.kernels}
     assert (by_id[result.kernel].op, result.bytes) == ("conv2d_backward_weights", peak)
 
 
-def test_feature_maps_add_up_to_what_the_shapes_say() -> None:
+def test_activations_add_up_to_what_the_shapes_say() -> None:
     batch, net = 8, build("vgg16")
     in_place = {LayerKind.RELU, LayerKind.VIEW}
     expected = sum(
         4 * batch * count(layer.shape) for layer in net.layers if layer.kind not in in_place | {LayerKind.LOSS}
     )
     scores = net.layers[-2]
-    result = sum(block.bytes for block in lowered(net, batch).blocks if block.kind is BlockKind.FEATURE_MAP)
+    result = sum(block.bytes for block in lowered(net, batch).blocks if block.kind is BlockKind.ACTIVATION)
     assert result == expected + 4 * batch * count(scores.shape) + 4  # the loss: log-softmax, and the loss itself
 
 
@@ -155,7 +155,7 @@ def test_vgg16_swaps_the_twelve_tensors_of_cswap() -> None:
 def test_batch_scales_what_depends_on_it() -> None:
     small, large = (lowered(vgg11_cifar(), batch) for batch in (16, 32))
     for one, two in zip(small.blocks, large.blocks, strict=True):
-        scales = one.kind in (BlockKind.INPUT, BlockKind.LABEL, BlockKind.FEATURE_MAP, BlockKind.GRADIENT)
+        scales = one.kind in (BlockKind.INPUT, BlockKind.LABEL, BlockKind.ACTIVATION, BlockKind.GRADIENT)
         if one.shape == () or not (scales or one.kind is BlockKind.OTHER):
             assert one.bytes == two.bytes
         else:

@@ -131,7 +131,7 @@ def shapes(network: Network, *kinds: LayerKind) -> list[tuple[int, ...]]:
     return [layer.shape for layer in network.layers if layer.kind in kinds]
 
 
-def test_vgg16_feature_maps_at_batch_128_run_from_1568_to_49_mib() -> None:
+def test_vgg16_activations_at_batch_128_run_from_1568_to_49_mib() -> None:
     """CSWAP, section II-B: the eight ReLU and four MAX results that are inputs of convolutions."""
     layers = build("vgg16").layers
     by_name = {layer.name: layer for layer in layers}
@@ -146,7 +146,7 @@ def test_vgg16_feature_maps_at_batch_128_run_from_1568_to_49_mib() -> None:
     assert (mib[0], mib[-1]) == (max(mib), 49) == (1568, 49)
 
 
-def test_alexnet_feature_maps_are_those_of_the_cdma_paper() -> None:
+def test_alexnet_activations_are_those_of_the_cdma_paper() -> None:
     """cDMA (HPCA 2018), figure 5: (channels, height, width) of results followed by ReLU, and of poolings."""
     network = build("alexnet")
     convolutions = [(96, 55, 55), (256, 27, 27), (384, 13, 13), (384, 13, 13), (256, 13, 13)]
@@ -154,7 +154,7 @@ def test_alexnet_feature_maps_are_those_of_the_cdma_paper() -> None:
     assert shapes(network, LayerKind.MAX_POOL) == [(96, 27, 27), (256, 13, 13), (256, 6, 6)]
 
 
-def test_overfeat_feature_maps_are_those_of_its_table() -> None:
+def test_overfeat_activations_are_those_of_its_table() -> None:
     """Sermanet et al. 2014, table 1: spatial input size of each stage."""
     network = build("overfeat")
     stages = [shape[-1] for shape in shapes(network, LayerKind.MAX_POOL)]

@@ -1,6 +1,6 @@
 """Trains a small network on crops of real photographs and records its feature maps beside this file.
 
-Run from anywhere with the extra ``record`` installed: ``python tests/compression/codecs/data/record_feature_maps.py
+Run from anywhere with the extra ``record`` installed: ``python tests/compression/codecs/data/record_activations.py
 [FOLDER]``. What it does and what came out stands in the README of this folder. One thread, fixed seeds, deterministic
 operators.
 """
@@ -127,7 +127,7 @@ def train() -> tuple[Any, float, float]:
     return model, accuracy(model, images, labels), accuracy(model, *unseen)
 
 
-def feature_maps(model: Any) -> dict[str, np.ndarray]:
+def activations(model: Any) -> dict[str, np.ndarray]:
     """The recorded layers' outputs for held-out crops, two of each class, as (N, C, H, W)."""
     import torch
 
@@ -145,11 +145,11 @@ def feature_maps(model: Any) -> dict[str, np.ndarray]:
 def main() -> None:
     model, seen, unseen = train()
     print(f"accuracy: training crops {seen:.3f}, held-out crops {unseen:.3f}")
-    result = feature_maps(model)
+    result = activations(model)
     for name, values in result.items():
         print(f"{name}: {values.shape}, zeros {np.mean(values == 0):.3f}, {values.nbytes} bytes")
     folder = Path(sys.argv[1]) if len(sys.argv) > 1 else HERE
-    np.savez_compressed(folder / "feature_maps.npz", **result)
+    np.savez_compressed(folder / "activations.npz", **result)
 
 
 if __name__ == "__main__":

@@ -37,5 +37,5 @@ class Largest(Policy):
 
 
 def _longest_gaps(graph: TaskGraph) -> list[Gap]:
-    feature_maps = [b for b, block in enumerate(graph.blocks) if block.kind is BlockKind.FEATURE_MAP and block.bytes]
-    return [max(gaps, key=lambda gap: gap.before - gap.after) for b in feature_maps if (gaps := list(graph.gaps(b)))]
+    activations = [b for b, block in enumerate(graph.blocks) if block.kind is BlockKind.ACTIVATION and block.bytes]
+    return [max(gaps, key=lambda gap: gap.before - gap.after) for b in activations if (gaps := list(graph.gaps(b)))]
