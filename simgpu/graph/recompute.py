@@ -142,7 +142,7 @@ class Ancestry:
     def _refusal(self, b: int, found: list[Refusal | None]) -> Refusal | None:
         graph = self.graph
         block = graph.blocks[b]
-        if block.persistent or block.born is not None:
+        if block.persistent or block.host_write is not None:
             return Refusal("it is not computed in the iteration")
         if len(self.writers[b]) != graph.last_version[b]:
             later = next(k for k in graph.uses[b] if b in graph.writes[k] and k not in self.writers[b])

@@ -185,7 +185,7 @@ class _Replication:
     def _renamed(self, block: Block, gpu: int) -> Block:
         known = self.one.kernel_number
         release = _name(block.release, gpu) if block.release in known else block.release
-        return replace(block, id=f"{block.id}.gpu{gpu}", release=release, born=_name(block.born, gpu))
+        return replace(block, id=f"{block.id}.gpu{gpu}", release=release, host_write=_name(block.host_write, gpu))
 
     # --- kernels --------------------------------------------------------------------------------------------
 

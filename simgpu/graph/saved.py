@@ -55,17 +55,17 @@ def saved_tensors(graph: TaskGraph) -> SavedTensors:
     number = graph.kernel_number
     found = []
     for each in graph.trace.saved:
-        if each.before is None:
+        if each.unpacked_before is None:
             continue
         block = graph.block(each.block)
         last = _last_forward_use(graph, block)
-        dropped = _dropped(graph, block, last) if each.dropped is None else number.get(each.dropped)
-        if graph.blocks[block].persistent or each.dropped == RELEASED_AT_END:
+        dropped = _dropped(graph, block, last) if each.released_after is None else number.get(each.released_after)
+        if graph.blocks[block].persistent or each.released_after == RELEASED_AT_END:
             dropped = None
-        after = -1 if each.after is None else number[each.after]
+        after = -1 if each.packed_after is None else number[each.packed_after]
         # What the host puts there for a kernel cannot leave before it is there.
-        after = max(after, graph.births[block] or 0) if graph.blocks[block].born is not None else after
-        found.append(Saved(block, each.bytes, after, number[each.before], dropped))
+        after = max(after, graph.births[block] or 0) if graph.blocks[block].host_write is not None else after
+        found.append(Saved(block, each.bytes, after, number[each.unpacked_before], dropped))
     return SavedTensors(tuple(found), recorded=True)
 
 
@@ -139,7 +139,7 @@ def _saved_after(graph: TaskGraph, b: int, forward: Sequence[int], layer: str | 
     if not own:
         return forward[-1]
     # What is changed after it was saved is no longer what backward reads, so the last change is the earliest moment.
-    there = forward[0] if graph.blocks[b].born is not None else -1
+    there = forward[0] if graph.blocks[b].host_write is not None else -1
     changed = max((u for u in forward if b in graph.writes[u]), default=there)
     return max(own[-1] if b in graph.writes[own[-1]] else own[-1] - 1, changed)
 
@@ -223,7 +223,7 @@ def _all_saved(graph: TaskGraph) -> list[Activation]:
 
 def _saved(graph: TaskGraph, b: int) -> Activation | None:
     block, birth = graph.blocks[b], graph.births[b]
-    if block.persistent or block.born is not None or block.kind in _NO_ACTIVATIONS or birth is None:
+    if block.persistent or block.host_write is not None or block.kind in _NO_ACTIVATIONS or birth is None:
         return None
     forward = [k for k in graph.uses[b] if graph.kernels[k].phase is Phase.FORWARD]
     if not forward or b not in graph.writes[forward[0]]:

@@ -355,7 +355,7 @@ class _Rerunning:
         self.kernels = range(region.first, min(region.stop, last + 1))
         births = graph.births
         self.inside = {b for b, birth in enumerate(births) if birth is not None and region.first <= birth < region.stop}
-        self.kept |= {b for b in self.inside if graph.blocks[b].born is not None}
+        self.kept |= {b for b in self.inside if graph.blocks[b].host_write is not None}
         for k in self.kernels:
             self.kept.update(self.ancestry.kept[k])
 

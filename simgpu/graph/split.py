@@ -128,18 +128,18 @@ def _passing(graph: TaskGraph, b: int, new: Mapping[str, str], names: set[str], 
         release = None
     else:
         release = block.release + suffix if block.release in names else last
-    born = None if block.born is None else block.born + suffix
-    return replace(block, id=new[block.id], release=release, born=born)
+    born = None if block.host_write is None else block.host_write + suffix
+    return replace(block, id=new[block.id], release=release, host_write=born)
 
 
 def _outside_rounds(graph: TaskGraph, b: int, lasts: bool) -> Block:
     """A block that belongs to no round: it lasts through all of them, or only the optimizer uses it."""
     block = graph.blocks[b]
     if lasts:
-        return replace(block, persistent=True, born=None, release=RELEASED_AT_END)
-    if block.born is not None and graph.uses[b]:
+        return replace(block, persistent=True, host_write=None, release=RELEASED_AT_END)
+    if block.host_write is not None and graph.uses[b]:
         # What the host initializes in a round, but only the optimizer uses, is initialized for the optimizer.
-        return replace(block, born=graph.kernels[graph.uses[b][0]].id)
+        return replace(block, host_write=graph.kernels[graph.uses[b][0]].id)
     given = block.kind in GIVEN and block.persistent and graph.uses[b]
     return replace(block, release=graph.kernels[graph.uses[b][-1]].id) if given else block
 

@@ -199,8 +199,8 @@ class TaskGraph:
         for b, block in enumerate(self.blocks):
             if block.persistent:
                 births.append(BEFORE)
-            elif block.born is not None:
-                births.append(self.kernel_number[block.born])
+            elif block.host_write is not None:
+                births.append(self.kernel_number[block.host_write])
             else:
                 births.append(self.uses[b][0] if self.uses[b] else None)
         return tuple(births)
@@ -270,7 +270,7 @@ class TaskGraph:
         result = []
         for k, (reads, writes) in enumerate(zip(self.reads, self.writes, strict=True)):
             before = {writer[b] for b in reads}
-            before.update(births[b] for b in reads if self.blocks[b].born is not None)
+            before.update(births[b] for b in reads if self.blocks[b].host_write is not None)
             for b in writes:
                 before.add(writer[b])
                 before.update(readers[b])

@@ -197,7 +197,7 @@ def _kept(graph: TaskGraph, k: int) -> list[int]:
     return [
         b
         for b, version in zip(graph.writes[k], graph.write_versions[k], strict=True)
-        if b not in reads and (version > 1 or graph.blocks[b].persistent or graph.blocks[b].born is not None)
+        if b not in reads and (version > 1 or graph.blocks[b].persistent or graph.blocks[b].host_write is not None)
     ]
 
 

@@ -120,7 +120,7 @@ def _blocks(storages: list[_Storage], operators: list[_Operator]) -> tuple[Block
                 storage.bytes,
                 _kind(storage, operators),
                 persistent=persistent,
-                born=born if storage.constant and not persistent else None,
+                host_write=born if storage.constant and not persistent else None,
                 release=release,
             )
         )

@@ -101,7 +101,7 @@ def each_alone(trace: Trace, memory: int, faults: str, *, results_on_host: bool)
             on_gpu = faults == "InputPF" and not written
             on_host = not on_gpu and (read or results_on_host)
             born = like.id if on_gpu else None
-            blocks.append(Block(name, size, BlockKind.OTHER, persistent=on_host, born=born, release=like.id))
+            blocks.append(Block(name, size, BlockKind.OTHER, persistent=on_host, host_write=born, release=like.id))
         reads = tuple(name for name, (_, read, _) in zip(names, shape, strict=True) if read)
         writes = tuple(name for name, (*_, written) in zip(names, shape, strict=True) if written)
         kernels.append(Kernel(like.id, like.op, Phase.FORWARD, like.duration_ns, reads, writes))

@@ -102,7 +102,7 @@ def launch(graph: TaskGraph, step: ScheduledLaunch) -> list[Instruction]:
     code: list[Instruction] = []
     if step.takes:
         code.append(Acquire(step.takes))
-        initialized = tuple(b for b in step.takes if graph.blocks[b].born is not None)
+        initialized = tuple(b for b in step.takes if graph.blocks[b].host_write is not None)
         if initialized and not step.again:
             code.append(Initialize(initialized))
     code.append(Launch(step.kernel, step.again, step.makes))

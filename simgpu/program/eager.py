@@ -66,7 +66,7 @@ class Eager:
     def run(self, k: int) -> None:
         """Kernel k, with memory for the blocks whose lifetime begins with it."""
         self.acquire(self.births[k])
-        if initialized := tuple(b for b in self.births[k] if self.graph.blocks[b].born is not None):
+        if initialized := tuple(b for b in self.births[k] if self.graph.blocks[b].host_write is not None):
             self.compute.append(Initialize(initialized))
         self.compute.append(Launch(k))
 

@@ -121,7 +121,7 @@ def _check_early_copy(graph: TaskGraph, swap: Swap, *, layer_barrier: bool) -> N
     if layer_barrier or swap.encoded_by_gpu:
         raise ProgramError(f"swap of {name}: only a plain copy without a layer barrier can be issued with a kernel")
     written = max((k for k in graph.uses[swap.block] if k <= swap.after and swap.block in graph.writes[k]), default=-1)
-    written = max(written, graph.births[swap.block] or 0) if graph.blocks[swap.block].born else written
+    written = max(written, graph.births[swap.block] or 0) if graph.blocks[swap.block].host_write else written
     if not written < swap.out_with <= swap.after:
         raise ProgramError(f"swap of {name}: its copy out is issued before it is complete, or after its last use")
 

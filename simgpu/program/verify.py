@@ -288,7 +288,7 @@ class ProgramWalk:
         memory = self._space(instruction.space, me)
         for b in instruction.blocks:
             block = self.graph.blocks[b]
-            if not block.persistent and block.born is None:
+            if not block.persistent and block.host_write is None:
                 raise ProgramError(f"block {block.id} is made by a kernel, the host cannot provide it")
             memory.check_held(b, me, clock)
             memory.check_unused(b, me, clock, "provided")

@@ -63,7 +63,7 @@ def assemble(
                 block.bytes,
                 block.kind,
                 block.persistent,
-                None if block.born is None else ids[block.born],
+                None if block.host_write is None else ids[block.host_write],
                 RELEASED_AT_END if block.release is None else ids[block.release],
                 block.layer,
                 block.shape,

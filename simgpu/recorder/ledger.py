@@ -85,7 +85,7 @@ class Ledger:
         if number is None:
             number = self._enter(tensor, BlockKind.OTHER, layer)
             if self._storage(tensor)._cdata in self._from_host:
-                self.blocks[number].born = self.kernels
+                self.blocks[number].host_write = self.kernels
             else:
                 self.blocks[number].persistent = True
         return number

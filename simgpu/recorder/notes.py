@@ -39,7 +39,7 @@ class BlockNote:
     """A storage as seen so far; kernels are positions in the recording.
 
     name: the name of a parameter, buffer, optimizer state or input, empty for what kernels made.
-    maker: operator that made it. born: position of the kernel at whose start the host had put it there.
+    maker: operator that made it. host_write: position of the kernel at whose start the host had put it there.
     release: position of the kernel after whose end it was let go, None while it is held.
     sizes: of its values, codec, layout and bytes. entries: the same of its memory, entry by entry. map_file: the file
     that holds its values. dumped: the files that hold its memory, by snapshot.
@@ -53,7 +53,7 @@ class BlockNote:
     name: str = ""
     maker: str = ""
     persistent: bool = False
-    born: int | None = None
+    host_write: int | None = None
     release: int | None = None
     sparsity: float | None = None
     sizes: Sizes = ()

@@ -112,9 +112,9 @@ def _check_blocks(trace: Trace, problems: Problems) -> None:
         row.texts("layer", "dtype", optional=True)
         if block.shape is not None and not all(is_count(side) for side in block.shape):
             row.add("shape", f"{block.shape!r} is not a shape", "give whole numbers >= 0")
-        if block.persistent and block.born is not None:
-            what = f"block '{block.id}' is persistent and yet born at kernel '{block.born}'"
-            row.add("born", what, "a persistent block is there from the start: leave born blank")
+        if block.persistent and block.host_write is not None:
+            what = f"block '{block.id}' is persistent, and yet the host writes it before kernel '{block.host_write}'"
+            row.add("host_write", what, "a persistent block exists from the start: leave host_write blank")
 
 
 def _check_id(row: Row, seen: dict[str, int]) -> None:

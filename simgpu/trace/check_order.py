@@ -38,11 +38,11 @@ def check_order(trace: Trace, problems: Problems) -> None:
     _check_early_reads(trace.kernels, uses, problems)
     for row in rows_of(problems, "blocks", trace.blocks):
         block: Block = row.values
-        born = _position_of(block.born, "born", row, position)
+        created = _position_of(block.host_write, "host_write", row, position)
         release = None
         if block.release != RELEASED_AT_END:
             release = _position_of(block.release, "release", row, position)
-        _check_life(row, trace.kernels, uses, born, release)
+        _check_life(row, trace.kernels, uses, created, release)
         if block.kind is BlockKind.WORKSPACE:
             _check_workspace(row, trace.kernels, uses, release)
 
@@ -87,7 +87,7 @@ def _similar(name: str, known: Mapping[str, object]) -> str:
 
 def _collect_uses(kernels: tuple[Kernel, ...], blocks: dict[str, Block]) -> _Uses:
     uses = _Uses()
-    present = {block.id for block in blocks.values() if block.persistent or block.born is not None}
+    present = {block.id for block in blocks.values() if block.persistent or block.host_write is not None}
     for index, kernel in enumerate(kernels):
         for name in kernel.reads:
             if name not in present and name in blocks:
@@ -120,7 +120,10 @@ def _check_early_reads(kernels: tuple[Kernel, ...], uses: _Uses, problems: Probl
         what = f"kernel '{kernels[index].id}' reads block '{name}' before "
         if writer is None or writer == index:
             what += "anything wrote it"
-            remedy = "mark the block persistent if it holds a value from before the iteration, or say where it was born"
+            remedy = (
+                "mark the block persistent if it holds a value from before the iteration, "
+                "or name in host_write the kernel before which the host writes it"
+            )
         else:
             what += f"its first writer, kernel '{kernels[writer].id}'"
             remedy = "put the kernels in the order they ran, or mark the block persistent"
@@ -168,22 +171,26 @@ def _position_of(name: str | None, column: str, row: Row, position: dict[str, in
     return position.get(name)
 
 
-def _check_life(row: Row, kernels: tuple[Kernel, ...], uses: _Uses, born: int | None, release: int | None) -> None:
+def _check_life(row: Row, kernels: tuple[Kernel, ...], uses: _Uses, created: int | None, release: int | None) -> None:
     block: Block = row.values
     first, last = uses.first.get(block.id), uses.last.get(block.id)
-    if first is None and not block.persistent and block.born is None and kernels:
+    if first is None and not block.persistent and block.host_write is None and kernels:
         what = f"block '{block.id}' is used by no kernel"
-        row.add("id", what, "remove it, mark it persistent, or say where it was born")
-    if born is not None and first is not None and first < born:
-        what = f"block '{block.id}' is born at kernel '{block.born}', after its first use by '{kernels[first].id}'"
-        row.add("born", what, "name the kernel at whose start it appeared")
+        row.add(
+            "id",
+            what,
+            "remove it, mark it persistent, or name in host_write the kernel before which the host writes it",
+        )
+    if created is not None and first is not None and first < created:
+        what = f"block '{block.id}' is written by the host before kernel '{block.host_write}', after its first use by '{kernels[first].id}'"
+        row.add("host_write", what, "name the kernel before which the host writes it")
     at = f"at kernel '{block.release}'"
     if release is not None and last is not None and release < last:
         what = f"block '{block.id}' is used by kernel '{kernels[last].id}' after its release {at}"
         row.add("release", what, "name its last use or a later kernel")
-    elif release is not None and born is not None and release < born:
-        what = f"block '{block.id}' is released {at}, before its birth at '{block.born}'"
-        row.add("release", what, "name a kernel that is not before its birth")
+    elif release is not None and created is not None and release < created:
+        what = f"block '{block.id}' is released {at}, before the host writes it at '{block.host_write}'"
+        row.add("release", what, "name that kernel or a later one")
 
 
 def _check_workspace(row: Row, kernels: tuple[Kernel, ...], uses: _Uses, release: int | None) -> None:
@@ -214,14 +221,16 @@ def check_saved(trace: Trace, problems: Problems) -> None:
         if position:
             _check_saved_kernels(row, position)
         _check_saved_order(row, position, written_at.get(tensor.block, -1))
-        if dropped.setdefault(tensor.block, tensor.dropped) != tensor.dropped:
-            what = f"block '{tensor.block}' is dropped at '{tensor.dropped}', and in a row above at another kernel"
-            row.add("dropped", what, "give the same in all rows of a block")
+        if dropped.setdefault(tensor.block, tensor.released_after) != tensor.released_after:
+            what = (
+                f"block '{tensor.block}' is dropped at '{tensor.released_after}', and in a row above at another kernel"
+            )
+            row.add("released_after", what, "give the same in all rows of a block")
 
 
 def _first_writes(trace: Trace) -> dict[str, int]:
     """Position of the kernel that first writes each block that the iteration does not start with."""
-    present = {block.id for block in trace.blocks if block.persistent or block.born is not None}
+    present = {block.id for block in trace.blocks if block.persistent or block.host_write is not None}
     first: dict[str, int] = {}
     for index, kernel in enumerate(trace.kernels):
         for name in kernel.writes:
@@ -231,9 +240,9 @@ def _first_writes(trace: Trace) -> dict[str, int]:
 
 
 def _check_saved_kernels(row: Row, position: dict[str, int]) -> None:
-    for column in ("after", "before", "dropped"):
+    for column in ("packed_after", "unpacked_before", "released_after"):
         name = getattr(row.values, column)
-        may_be_end = column == "dropped"
+        may_be_end = column == "released_after"
         if name is not None and name not in position and not (may_be_end and name == RELEASED_AT_END):
             remedy = "name a kernel that has a row in kernels" + (f", or '{RELEASED_AT_END}'" if may_be_end else "")
             row.add(column, f"'{name}' is not a kernel of this trace", remedy)
@@ -242,16 +251,16 @@ def _check_saved_kernels(row: Row, position: dict[str, int]) -> None:
 def _check_saved_order(row: Row, position: dict[str, int], written: int) -> None:
     """written: position of the kernel that first writes the block, -1 where the iteration starts with it."""
     tensor: SavedTensor = row.values
-    after = -1 if tensor.after is None else position.get(tensor.after)
-    before, dropped = position.get(tensor.before or ""), position.get(tensor.dropped or "")
+    after = -1 if tensor.packed_after is None else position.get(tensor.packed_after)
+    before, dropped = position.get(tensor.unpacked_before or ""), position.get(tensor.released_after or "")
     if after is None:
         return
     if after < written:
         what = f"block '{tensor.block}' is saved before any kernel has written it"
-        row.add("after", what, "name the kernel that ran last before it was saved")
+        row.add("packed_after", what, "name the kernel that ran last before it was saved")
     if before is not None and before <= after:
-        what = f"kernel '{tensor.before}' unpacks it, and does not run after '{tensor.after}', where it is saved"
-        row.add("before", what, "name the first kernel after backward unpacked it")
+        what = f"kernel '{tensor.unpacked_before}' unpacks it, and does not run after '{tensor.packed_after}', where it is saved"
+        row.add("unpacked_before", what, "name the first kernel after backward unpacked it")
     if dropped is not None and dropped < after:
-        what = f"it is dropped at kernel '{tensor.dropped}', and saved later, after '{tensor.after}'"
-        row.add("dropped", what, "name the kernel after whose end only autograd held the block")
+        what = f"it is dropped at kernel '{tensor.released_after}', and saved later, after '{tensor.packed_after}'"
+        row.add("released_after", what, "name the kernel after whose end only autograd held the block")

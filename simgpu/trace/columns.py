@@ -220,7 +220,7 @@ BLOCKS: Table[Block] = Table(
         _number("bytes", "bytes"),
         _word("kind", BlockKind, BlockKind.OTHER),
         _yes_no("persistent", blank=False),
-        _text("born", blank=None),
+        _text("host_write", blank=None),
         _text("release", blank=None),
         _text("layer", blank=None),
         _shape("shape"),
@@ -280,8 +280,8 @@ SAVED: Table[SavedTensor] = Table(
     (
         _text("block"),
         _number("bytes", "bytes"),
-        _text("after", blank=None),
-        _text("before", blank=None),
-        _text("dropped", blank=None),
+        _text("packed_after", blank=None),
+        _text("unpacked_before", blank=None),
+        _text("released_after", blank=None),
     ),
 )

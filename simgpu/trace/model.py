@@ -104,7 +104,7 @@ class Block:
 
     bytes: its size.
     persistent: it holds its value when the iteration begins (weights, optimizer state, the batch itself).
-    born: for a block that is neither persistent nor first touched by a write: the kernel at whose start the
+    host_write: for a block that is neither persistent nor first touched by a write: the kernel at whose start the
         host had copied it to the device (a scalar computed on the host in mid-iteration); None otherwise.
     release: the kernel after whose end the framework freed it; `RELEASED_AT_END` when it was still held at the
         iteration's end; None when not recorded. A persistent block with a kernel here is freed in mid-iteration and
@@ -116,7 +116,7 @@ class Block:
     bytes: int
     kind: BlockKind
     persistent: bool = False
-    born: str | None = None
+    host_write: str | None = None
     release: str | None = None
     layer: str | None = None
     shape: tuple[int, ...] | None = None
@@ -192,16 +192,16 @@ class SavedTensor:
 
     Saved-tensor hooks see each of them, also if several are views of one block, or two operators saved the same one.
     block: the memory behind it. bytes: of the tensor itself, which may be a view of a part of the block, or repeat it.
-    after: the kernel that ran last before it was saved, None for none. before: the kernel that ran first after backward
-    unpacked it, None if backward never did. dropped: the kernel after whose end only autograd held the block,
+    packed_after: the kernel that ran last before it was saved, None for none. unpacked_before: the kernel that ran
+    first after backward unpacked it, None if backward never did. released_after: the kernel after whose end only autograd held the block,
     `RELEASED_AT_END` if other references held it to the iteration's end; None where that was not recorded.
     """
 
     block: str
     bytes: int
-    after: str | None = None
-    before: str | None = None
-    dropped: str | None = None
+    packed_after: str | None = None
+    unpacked_before: str | None = None
+    released_after: str | None = None
 
 
 @dataclass(frozen=True, slots=True)

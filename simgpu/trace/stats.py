@@ -162,7 +162,7 @@ def trace_stats(trace: Trace) -> TraceStats:
     """
     kinds = {kind: [block for block in trace.blocks if block.kind is kind] for kind in BlockKind}
     phases = {phase: [kernel for kernel in trace.kernels if kernel.phase is phase] for phase in Phase}
-    constants = [block for block in trace.blocks if block.persistent or block.born is not None]
+    constants = [block for block in trace.blocks if block.persistent or block.host_write is not None]
     expected = [block for block in trace.blocks if _needs_lifetime(block)]
     known = sum(block.release is not None for block in expected)
     measured = {sample.block for sample in trace.sparsity}
@@ -241,7 +241,7 @@ def _lifetimes(trace: Trace) -> tuple[_Lifetimes, _Lifetimes]:
     recorded, needed = [], []
     for block in trace.blocks:
         begin = 0 if block.persistent else first.get(block.id, 0)
-        begin = position[block.born] if block.born is not None else begin
+        begin = position[block.host_write] if block.host_write is not None else begin
         throughout = block.persistent and block.release in (None, RELEASED_AT_END)
         last_use = end if throughout else last.get(block.id, begin)
         release = last_use if block.release is None else position.get(block.release, end)

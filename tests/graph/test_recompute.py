@@ -48,7 +48,7 @@ def test_what_no_kernel_makes():
 def test_what_is_persistent_or_comes_from_the_host():
     changed = kernel("F0", 1, "x", "x")
     assert reason([changed, F1, F2, B1], "x") == "it is not computed in the iteration"
-    given = block("m", 4, born="F1")
+    given = block("m", 4, host_write="F1")
     masked = kernel("F3", 1, "m", "m")
     assert reason([F1, F2, masked, kernel("B1", 1, "a b m", "g", phase=BACKWARD)], "m", given) is not None
 

@@ -36,7 +36,7 @@ def test_what_a_trace_recorded_is_taken_as_it_is_but_for_what_backward_never_tak
     saved = (
         SavedTensor("w", 2, None, "b1", RELEASED_AT_END),
         SavedTensor("y", 5, "f2", "b2", "f3"),
-        SavedTensor("y", 10, "f2", dropped="f3"),
+        SavedTensor("y", 10, "f2", released_after="f3"),
         SavedTensor("z", 10, "f3", "b3"),
     )
     found = saved_tensors(graph(KERNELS, BLOCKS, saved=saved))
@@ -53,7 +53,7 @@ def test_who_holds_a_block_to_the_end_is_known_from_the_block_too():
 
 def test_what_the_host_gives_in_mid_iteration_is_not_saved_before_it_is_there():
     kernels = [kernel("f0", 1, "x", "v"), kernel("f1", 1, "v c", "y"), kernel("b1", 1, "y c", "g", phase=BACKWARD)]
-    blocks = [held("x", 1), block("c", 4, born="f1"), *(block(name, 1) for name in ("v", "y", "g"))]
+    blocks = [held("x", 1), block("c", 4, host_write="f1"), *(block(name, 1) for name in ("v", "y", "g"))]
     found = saved_tensors(graph(kernels, blocks, saved=(SavedTensor("c", 4, "f0", "b1", "f1"),)))
     assert found.tensors[0].after == 1
     assert next(each.after for each in saved_tensors(graph(kernels, blocks)).tensors if each.block == 1) == 1

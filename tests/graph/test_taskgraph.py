@@ -68,12 +68,12 @@ def test_births_are_the_first_write_or_before_everything():
 
 
 def test_a_block_put_there_by_the_host_is_born_where_the_recording_says():
-    tasks = graph([kernel("k0"), kernel("k1"), kernel("k2", 1, "s")], [block("s", 1, born="k1")])
+    tasks = graph([kernel("k0"), kernel("k1"), kernel("k2", 1, "s")], [block("s", 1, host_write="k1")])
     assert tasks.births == (1,)
 
 
 def test_an_unused_block_that_the_host_made_dies_where_it_was_born():
-    tasks = graph([kernel("k0"), kernel("k1")], [block("s", 1, born="k1")])
+    tasks = graph([kernel("k0"), kernel("k1")], [block("s", 1, host_write="k1")])
     assert (tasks.births, tasks.recorded_releases, tasks.needed_releases) == ((1,), (1,), (1,))
 
 
@@ -198,7 +198,7 @@ def test_ideal_runs_in_the_ideal_time_on_several_streams(name: str):
 def test_a_value_from_the_host_may_be_read_on_another_stream_than_it_was_born_on():
     tasks = graph(
         [kernel("k0", 5, "", "a"), kernel("k1", 5, "s", "b", stream=1)],
-        [block("s", 4, born="k0"), block("a", 1), block("b", 1)],
+        [block("s", 4, host_write="k0"), block("a", 1), block("b", 1)],
     )
     assert simulate(tasks.trace, node(), "ideal").iteration_ns in (5, 10)
 

@@ -101,7 +101,7 @@ def test_the_batch_that_was_copied_from_the_host_is_the_input(tmp_path):
     host.call("aten::relu", tensors((1, 101, 8)), tensors((2, 102, 8)))
     trace = imported(tmp_path, host)
     block = trace.block_by_id["s101"]
-    assert (block.kind, block.persistent, block.born) == (BlockKind.INPUT, False, trace.kernels[0].id)
+    assert (block.kind, block.persistent, block.host_write) == (BlockKind.INPUT, False, trace.kernels[0].id)
     assert "Blocks that were filled by what is left out: 1; each is born at its first reader." in trace.info.notes
 
 

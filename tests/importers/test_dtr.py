@@ -159,7 +159,7 @@ def test_names_become_blocks(tmp_path):
         ("5", "mul_backward", ("z", "y"), ("g",)),
         ("6", "cudnn_convolution_backward", ("g", "w"), ("gw",)),
     ]
-    lives = {block.id: (block.persistent, block.born, block.release) for block in trace.blocks}
+    lives = {block.id: (block.persistent, block.host_write, block.release) for block in trace.blocks}
     assert lives == {
         "w": (True, None, None),
         "x": (True, None, "5"),
@@ -195,7 +195,7 @@ def test_options_override_the_file_name(tmp_path):
 def test_a_constant_after_the_last_operator_belongs_to_it(tmp_path):
     trace, _ = import_trace(written(tmp_path, [*SMALL, *constant("late", 8), *release("late")]))
     late = trace.block_by_id["late"]
-    assert (late.born, late.release) == ("6", "6")
+    assert (late.host_write, late.release) == ("6", "6")
 
 
 def negative_time(lines: list[str]) -> list[str]:

@@ -216,7 +216,7 @@ def test_memory_filled_by_the_host_is_born(tmp_path):
     reported = ImportOptions(execution_trace=recorded.write(tmp_path / "graph.json"))
     trace, _ = import_trace(profile.write(tmp_path / "net.json"), reported)
     batch = trace.block_by_id["s1"]
-    assert (batch.persistent, batch.born, batch.release) == (False, "1", RELEASED_AT_END)
+    assert (batch.persistent, batch.host_write, batch.release) == (False, "1", RELEASED_AT_END)
 
 
 def test_a_kernel_without_a_recorded_launch(tmp_path):

@@ -174,7 +174,7 @@ def test_what_an_import_dropped_is_found_out(monkeypatch, dropped):
     real = module.simulate
 
     def lossy(trace: Any, *args: Any, **options: Any) -> Any:
-        loose = tuple(replace(block, release=None, born=None, persistent=True) for block in trace.blocks)
+        loose = tuple(replace(block, release=None, host_write=None, persistent=True) for block in trace.blocks)
         return real(replace(trace, kernels=tuple(left), blocks=loose, sparsity=(), algorithms=()), *args, **options)
 
     monkeypatch.setattr(module, "simulate", lossy)

@@ -91,13 +91,13 @@ def test_memory_by_hand():
 def shared(release: str = "mix-back") -> Trace:
     """`y` is saved by two operators and as two views; `w` is a weight, `s` is small."""
     saved = (
-        SavedTensor("w", 40, after=None, before="first-back", dropped=RELEASED_AT_END),
-        SavedTensor("y", 60, after="first", before="mix-back", dropped="mix"),
-        SavedTensor("y", 40, after="first", before="mix-back", dropped="mix"),
-        SavedTensor("s", 3, after="first", before="mix-back", dropped="mix"),
-        SavedTensor("y", 100, after="mix", before="last-back", dropped="mix"),
-        SavedTensor("z", 50, after="mix", before="last-back", dropped="last"),
-        SavedTensor("u", 50, after="last", before="last-back", dropped="last"),
+        SavedTensor("w", 40, packed_after=None, unpacked_before="first-back", released_after=RELEASED_AT_END),
+        SavedTensor("y", 60, packed_after="first", unpacked_before="mix-back", released_after="mix"),
+        SavedTensor("y", 40, packed_after="first", unpacked_before="mix-back", released_after="mix"),
+        SavedTensor("s", 3, packed_after="first", unpacked_before="mix-back", released_after="mix"),
+        SavedTensor("y", 100, packed_after="mix", unpacked_before="last-back", released_after="mix"),
+        SavedTensor("z", 50, packed_after="mix", unpacked_before="last-back", released_after="last"),
+        SavedTensor("u", 50, packed_after="last", unpacked_before="last-back", released_after="last"),
     )
     return trace(
         [

@@ -86,7 +86,7 @@ def live_peak(made: Trace, sizes: tuple[int, ...]) -> int:
     spans = []
     for b, each in enumerate(made.blocks):
         uses = [n for n, k in enumerate(made.kernels) if each.id in k.reads + k.writes]
-        born = 0 if each.persistent else number[each.born] if each.born else uses[0] if uses else None
+        born = 0 if each.persistent else number[each.host_write] if each.host_write else uses[0] if uses else None
         if born is None:
             continue
         if each.release == "end" or (each.release is None and each.persistent):

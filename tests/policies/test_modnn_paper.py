@@ -129,7 +129,7 @@ def test_a_value_is_copied_out_once_and_what_the_host_gave_never(case: Case) -> 
                 b = copy.block
                 writers = [k for k in part.uses[b] if b in graph.writes[k]]
                 written = sum(part.starts[k] + graph.durations[k] <= start for k in writers)
-                assert written or graph.blocks[b].born is not None, "the host gave it"
+                assert written or graph.blocks[b].host_write is not None, "the host gave it"
                 copied.append((b, written))
         assert len(copied) == len(set(copied))
 

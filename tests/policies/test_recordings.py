@@ -62,7 +62,7 @@ def peak(trace: Trace, alignment: int, *, needed: bool) -> int:
             last[name] = k
     change = [0] * (end + 2)
     for block in trace.blocks:
-        born = 0 if block.persistent else place[block.born] if block.born else first[block.id]
+        born = 0 if block.persistent else place[block.host_write] if block.host_write else first[block.id]
         used = last.get(block.id, born)
         if block.release in place:
             gone = used if needed else place[block.release]

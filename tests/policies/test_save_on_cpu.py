@@ -50,11 +50,14 @@ def attention() -> Trace:
     """A product makes `qkv`, of which three views are saved at once; `y` is saved by two operators, `w` as it is. All
     that forward made is dropped as soon as forward has used it."""
     saved = (
-        SavedTensor("w", 24, after=None, before="product-back", dropped=RELEASED_AT_END),
-        *(SavedTensor("qkv", 40, after="product", before="attend-back", dropped="attend") for _ in range(3)),
-        SavedTensor("y", 50, after="attend", before="attend-back", dropped="scale"),
-        SavedTensor("y", 50, after="attend", before="scale-back", dropped="scale"),
-        SavedTensor("y", 50, after="scale", dropped="scale"),
+        SavedTensor("w", 24, packed_after=None, unpacked_before="product-back", released_after=RELEASED_AT_END),
+        *(
+            SavedTensor("qkv", 40, packed_after="product", unpacked_before="attend-back", released_after="attend")
+            for _ in range(3)
+        ),
+        SavedTensor("y", 50, packed_after="attend", unpacked_before="attend-back", released_after="scale"),
+        SavedTensor("y", 50, packed_after="attend", unpacked_before="scale-back", released_after="scale"),
+        SavedTensor("y", 50, packed_after="scale", released_after="scale"),
     )
     return trace(
         [

@@ -133,8 +133,8 @@ def test_the_saved_tensors_are_those_of_the_loop_that_was_recorded() -> None:
     output = next(row.block for row in released.saved if row.bytes == OUTPUT)
     # The loss function's own argument holds it until the function returns: after the last kernel of forward.
     *_, last = (kernel for kernel in released.kernels if kernel.phase == "forward")
-    assert {row.dropped for row in released.saved if row.block == output} == {last.id}
-    assert {row.dropped for row in held.saved if row.block == output} == {"end"}
+    assert {row.released_after for row in released.saved if row.block == output} == {last.id}
+    assert {row.released_after for row in held.saved if row.block == output} == {"end"}
 
 
 @pytest.mark.parametrize(("options", "written"), [([], "released"), (["--hold-output"], "held")])

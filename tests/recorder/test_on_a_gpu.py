@@ -73,8 +73,8 @@ def test_what_autograd_saves_is_told_with_its_way_through_the_iteration(trace: T
     place = {kernel.id: number for number, kernel in enumerate(trace.kernels)}
     assert {"input", *(f"conv{stage}_1:convolution" for stage in range(1, 6))} <= {row.block for row in trace.saved}
     for row in trace.saved:
-        assert row.before is not None and row.dropped is not None
-        assert row.dropped == "end" or place[row.dropped] < place[row.before]
+        assert row.unpacked_before is not None and row.released_after is not None
+        assert row.released_after == "end" or place[row.released_after] < place[row.unpacked_before]
 
 
 def test_convolutions_are_measured_under_every_setting_of_cudnn(trace: Trace) -> None:

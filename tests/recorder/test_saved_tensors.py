@@ -149,7 +149,7 @@ def test_constants_of_the_host_and_of_the_model() -> None:
     trace = record_module(lambda: named(fc=nn.Linear(4, 4), scale=Scaled()), torch.randn(3, 4))
     assert _ops(trace, "forward") == ["addmm", "mul", "mul", "sum"]  # k0 to k3
     assert _ops(trace, "backward")[:3] == ["ones_like", "mul", "mul"]  # k4 to k6: by the constant, by the host's number
-    (created,) = [b.id for b in trace.blocks if b.born == "k1"]
+    (created,) = [b.id for b in trace.blocks if b.host_write == "k1"]
     (lasting,) = [b.id for b in trace.blocks if b.persistent and b.kind is BlockKind.OTHER]
     description = {row.block: row for row in trace.saved}
     assert description[created] == _row(created, 4, 0, 6, None)  # no kernel had touched it when it was saved
@@ -194,12 +194,12 @@ def test_count_and_bytes_are_those_that_other_hooks_see(name: str) -> None:
     place = {kernel.id: number for number, kernel in enumerate(trace.kernels)}
     blocks = trace.block_by_id
     for row in trace.saved:
-        assert row.before is not None and trace.kernels[place[row.before]].phase == "backward"
+        assert row.unpacked_before is not None and trace.kernels[place[row.unpacked_before]].phase == "backward"
         release = blocks[row.block].release
-        assert row.dropped == END if blocks[row.block].persistent else row.dropped is not None
+        assert row.released_after == END if blocks[row.block].persistent else row.released_after is not None
         # Autograd holds it beyond all others, up to the kernel that it is taken back for.
         if release in place:
-            assert place[row.dropped] <= place[release] and place[row.before] <= place[release] + 1
+            assert place[row.released_after] <= place[release] and place[row.unpacked_before] <= place[release] + 1
 
 
 def test_looking_changes_no_lifetime_and_nothing_else(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -287,5 +287,5 @@ def test_where_nothing_runs_it_is_told_for_the_forms_of_a_gpu() -> None:
     # Queries, keys and values before it runs, then its result and what its backward needs of the softmax.
     (qkv,) = {name for name in first.reads if name.endswith("qkv:addmm")}
     assert [row.bytes for row in trace.saved if row.block == qkv] == [2 * 16 * 32 * 4] * 3
-    after = [row for row in trace.saved if row.after == first.id and row.block in first.writes]
+    after = [row for row in trace.saved if row.packed_after == first.id and row.block in first.writes]
     assert {row.block for row in after} >= set(first.writes[:2])

@@ -155,8 +155,8 @@ def test_a_scalar_made_on_the_host_in_mid_iteration_is_born_there() -> None:
 
     trace = record_module(lambda: named(fc=nn.Linear(192, 4), scale=Scaled()), IMAGES.flatten(1))
     scale = only(trace, "mul", "forward")
-    created = [b for b in trace.blocks if b.born is not None]
-    assert [(b.bytes, b.born, b.persistent) for b in created] == [(4, scale.id, False)]
+    created = [b for b in trace.blocks if b.host_write is not None]
+    assert [(b.bytes, b.host_write, b.persistent) for b in created] == [(4, scale.id, False)]
     assert check_trace(trace) == []
 
 

@@ -86,7 +86,7 @@ def _block(
     if not uses or held or (read_first and not may_be_born):
         block = replace(block, persistent=True)
     elif read_first or (may_be_born and draw(st.integers(0, 3)) == 0):
-        block = replace(block, born=kernels[draw(st.integers(0, uses[0]))].id)
+        block = replace(block, host_write=kernels[draw(st.integers(0, uses[0]))].id)
     releases = [None, RELEASED_AT_END, *(kernel.id for kernel in kernels[last:])]
     return replace(block, release=draw(st.sampled_from(releases)))
 
@@ -177,7 +177,7 @@ def careless_placements(draw: st.DrawFn, graph: TaskGraph) -> Placement:
 def _complete(graph: TaskGraph, b: int, after: int) -> int:
     """The kernel with which a block has got the value that it has after kernel `after`."""
     birth = graph.births[b]
-    born = birth if graph.blocks[b].born is not None and birth is not None else -1
+    born = birth if graph.blocks[b].host_write is not None and birth is not None else -1
     return max([born, *(k for k in graph.uses[b] if k <= after and b in graph.writes[k])])
 
 

@@ -177,7 +177,7 @@ def _with_life(draw: st.DrawFn, tape: Tape, block: Block) -> Block:
     given = block.kind in (BlockKind.INPUT, BlockKind.LABEL)
     if given and uses and draw(st.booleans()):
         if draw(st.booleans()):
-            return replace(block, persistent=False, born=tape.kernels[draw(st.integers(0, uses[0]))].id)
+            return replace(block, persistent=False, host_write=tape.kernels[draw(st.integers(0, uses[0]))].id)
         return replace(block, release=tape.kernels[draw(st.integers(uses[-1], len(tape.kernels) - 1))].id)
     if block.persistent or not uses or block.kind is BlockKind.WORKSPACE:
         return block

@@ -101,7 +101,7 @@ def test_what_the_host_puts_there_during_the_step_cannot_leave_with_it():
             kernel("b", 1, layer="B"),
             kernel("c", 1, "x", layer="C"),
         ],
-        [block("x", 9, born="a2")],
+        [block("x", 9, host_write="a2")],
     )
     with pytest.raises(ProgramError, match="swap of x"):
         lower(tasks, Placement((Swap(0, 1, 3, 2),), layer_barrier=True))
@@ -116,7 +116,7 @@ def test_vdnn_leaves_alone_what_the_host_puts_there_during_the_readers_step():
             kernel("b2", 10, "y", layer="L2", phase=BACKWARD),
             kernel("b1", 10, "s", layer="L1", phase=BACKWARD),
         ],
-        [block("y", 4), block("s", 9, born="f1b")],
+        [block("y", 4), block("s", 9, host_write="f1b")],
     )
     assert simulate(tasks.trace, node(), "vdnn").iteration_ns == 50
 

@@ -39,7 +39,7 @@ SMALL = Trace(
         Block("x", 16, BlockKind.INPUT, persistent=True, release="k4", shape=(2, 2), dtype="float32"),
         Block("w", 8, BlockKind.WEIGHT, persistent=True, layer="L1"),
         Block("y", 64, BlockKind.ACTIVATION, release="k4", layer="L1", shape=(4, 4)),
-        Block("s", 8, BlockKind.OTHER, born="k3", release="k3", shape=()),
+        Block("s", 8, BlockKind.OTHER, host_write="k3", release="k3", shape=()),
         Block("z", 4, BlockKind.ACTIVATION, release="k5"),
         Block("g", 8, BlockKind.WEIGHT_GRADIENT, release=RELEASED_AT_END),
         Block("t", 32, BlockKind.WORKSPACE),
@@ -88,16 +88,18 @@ def traces(draw: st.DrawFn) -> Trace:
     starts = sorted(draw(st.lists(_COUNTS, min_size=len(kernel_ids), max_size=len(kernel_ids))))
     written: set[str] = set()
     for index, name in enumerate(kernel_ids):
-        here = [b for b in blocks if b.born is None or kernel_ids.index(b.born) <= index]
+        here = [b for b in blocks if b.host_write is None or kernel_ids.index(b.host_write) <= index]
         here = [b for b in here if b.release not in kernel_ids or kernel_ids.index(b.release) >= index]
-        readable = [b.id for b in here if b.persistent or b.born is not None or b.id in written]
+        readable = [b.id for b in here if b.persistent or b.host_write is not None or b.id in written]
         writable = [b.id for b in here]
         reads = draw(st.lists(st.sampled_from(readable), unique=True)) if readable else []
         writes = draw(st.lists(st.sampled_from(writable), unique=True)) if writable else []
         written.update(writes)
         kernels.append(draw(_kernel(name, tuple(reads), tuple(writes), starts[index])))
     used = {name for kernel in kernels for name in (*kernel.reads, *kernel.writes)}
-    blocks = [b if b.persistent or b.born is not None or b.id in used else replace(b, persistent=True) for b in blocks]
+    blocks = [
+        b if b.persistent or b.host_write is not None or b.id in used else replace(b, persistent=True) for b in blocks
+    ]
     saved = draw(_saved(kernels, blocks))
     return Trace(draw(_infos()), tuple(kernels), tuple(blocks), *draw(_tables(kernel_ids, block_ids)), saved=saved)
 
@@ -106,7 +108,7 @@ def traces(draw: st.DrawFn) -> Trace:
 def _saved(draw: st.DrawFn, kernels: list[Kernel], blocks: list[Block]) -> tuple[SavedTensor, ...]:
     """Tensors saved no earlier than their block is there, and taken back and dropped, if at all, no earlier either."""
     ids = [kernel.id for kernel in kernels]
-    there = {b.id: -1 for b in blocks if b.persistent or b.born is not None}
+    there = {b.id: -1 for b in blocks if b.persistent or b.host_write is not None}
     for index, kernel in enumerate(kernels):
         for name in kernel.writes:
             there.setdefault(name, index)
@@ -130,7 +132,7 @@ def _block(draw: st.DrawFn, name: str, kernel_ids: list[str]) -> Block:
         draw(_COUNTS),
         draw(st.sampled_from(kinds)),
         persistent=born is None and draw(st.booleans()),
-        born=None if born is None else kernel_ids[born],
+        host_write=None if born is None else kernel_ids[born],
         release=None if release is None else [*kernel_ids, RELEASED_AT_END][release],
         layer=draw(_maybe(_NAMES)),
         shape=draw(_maybe(st.lists(_COUNTS, max_size=4).map(tuple))),

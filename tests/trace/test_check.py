@@ -63,9 +63,13 @@ def test_values_that_are_refused(trace, place, reported):
 def test_unused_block_is_reported_unless_persistent_or_born():
     lone = Block("lone", 4, BlockKind.OTHER)
     assert ["lone" in p.what for p in check_trace(replace(SMALL, blocks=(*SMALL.blocks, lone)))] == [True]
-    for legal in (replace(lone, persistent=True), replace(lone, born="k2"), replace(lone, born="k2", release="k2")):
+    for legal in (
+        replace(lone, persistent=True),
+        replace(lone, host_write="k2"),
+        replace(lone, host_write="k2", release="k2"),
+    ):
         assert check_trace(replace(SMALL, blocks=(*SMALL.blocks, legal))) == []
-    early = replace(lone, born="k2", release="k1")
+    early = replace(lone, host_write="k2", release="k1")
     (problem,) = check_trace(replace(SMALL, blocks=(*SMALL.blocks, early)))
     assert "before its birth" in problem.what
 

@@ -79,7 +79,7 @@ def test_first_entry_round_trips_and_defaults_to_0(tmp_path):
 def test_saved_tensors_come_back_in_their_order_and_a_trace_without_them_has_no_such_file(tmp_path):
     folder = small_folder(tmp_path)
     assert (folder / "saved.csv").read_text().splitlines() == [
-        "block,bytes,after,before,dropped",
+        "block,bytes,packed_after,unpacked_before,released_after",
         "x,8,,k4,end",
         "y,64,k2,k4,k3",
         "y,32,k2,,k3",
@@ -167,8 +167,13 @@ MISTAKES = {
         ),
         ("no,,k4,L1", "no,,k3,L1", "row 4, column release", "block 'y' is used by kernel 'k4' after its release"),
         ("no,,k4,L1", "no,,k9,L1", "row 4, column release", "'k9' is not a kernel of this trace"),
-        ("no,k3,k3", "no,k4,k4", "row 5, column born", "block 's' is born at kernel 'k4', after"),
-        ("no,k3,k3", "yes,k3,k3", "row 5, column born", "block 's' is persistent and yet born"),
+        (
+            "no,k3,k3",
+            "no,k4,k4",
+            "row 5, column host_write",
+            "block 's' is written by the host before kernel 'k4', after",
+        ),
+        ("no,k3,k3", "yes,k3,k3", "row 5, column host_write", "block 's' is persistent, and yet the host writes it"),
         ("t,32,workspace,no,,", "t,32,workspace,no,,k5", "row 8, column release", "workspace 't' is released at 'k5'"),
         ("t,32,workspace,no", "t,32,workspace,yes", "row 8, column persistent", "workspace 't' is persistent"),
         ("y,64,activation", "y,64,workspace", "row 4, column kind", "workspace 'y' is used by kernels 'k1' and 'k4'"),

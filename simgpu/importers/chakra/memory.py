@@ -185,7 +185,7 @@ def block(memory: ChakraBlock, phases: Sequence[Phase], ids: Sequence[str], batc
         memory.bytes,
         _kind(memory, phases, batch),
         persistent=memory.is_old,
-        born=ids[memory.first] if memory.is_filled_unseen else None,
+        host_write=ids[memory.first] if memory.is_filled_unseen else None,
         shape=memory.shape,
         dtype=memory.dtype,
     )

@@ -180,7 +180,7 @@ def block(draft: Draft, attribution: Attribution, moments: Moments, ids: Sequenc
         draft.bytes,
         draft.kind,
         persistent=draft.persistent,
-        born=None if born is None else ids[born],
+        host_write=None if born is None else ids[born],
         release=None if is_workspace else at_release,
         layer=_layer(draft, attribution),
         shape=draft.shape,

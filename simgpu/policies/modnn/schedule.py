@@ -174,9 +174,9 @@ class Schedule:
         gone = [self.memory.gone.pop(b) for b in wanted if b in self.memory.gone]
         self._hear((*gone, *(point for b in wanted for point in self.memory.freed_in(*self.memory.span(b)))))
         self.compute.do(Acquire(wanted, offsets=tuple(self.memory.offset(b) for b in wanted)))
-        if task.born:
-            self.compute.do(Initialize(task.born))
-            self.memory.written.update(dict.fromkeys(task.born, self.compute.point()))
+        if task.host_written:
+            self.compute.do(Initialize(task.host_written))
+            self.memory.written.update(dict.fromkeys(task.host_written, self.compute.point()))
         loaded = [b for b in wanted if b in self.away]
         if loaded:
             self.data.wait(self.compute.point())

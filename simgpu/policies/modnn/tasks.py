@@ -26,7 +26,7 @@ AS_RECORDED = ""
 class Task:
     """One kernel.
 
-    inputs: data blocks that exist before it and that it touches; outputs: those that begin with it; born: those of the
+    inputs: data blocks that exist before it and that it touches; outputs: those that begin with it; host_written: those of the
     outputs that the host puts there; saved: those that nobody needs before the other pass. dying: data blocks that
     nobody needs afterwards. writes: data blocks that it changes.
     choices: its convolution algorithms from fastest to slowest; where there are none it runs as it is. Among them is,
@@ -36,7 +36,7 @@ class Task:
     kernel: int
     inputs: tuple[int, ...]
     outputs: tuple[int, ...]
-    born: tuple[int, ...]
+    host_written: tuple[int, ...]
     dying: tuple[int, ...]
     writes: tuple[int, ...]
     saved: tuple[int, ...]
@@ -143,7 +143,7 @@ def _task(
         k,
         inputs=tuple(b for b in touched if b not in outputs),
         outputs=outputs,
-        born=tuple(b for b in outputs if graph.blocks[b].born is not None),
+        host_written=tuple(b for b in outputs if graph.blocks[b].host_write is not None),
         dying=tuple(b for b in touched if uses[b][-1] == here),
         writes=tuple(b for b in dict.fromkeys(graph.writes[k]) if b in uses),
         saved=tuple(b for b in outputs if len(uses[b]) > 1 and phase_of(uses[b][1]) is not graph.kernels[k].phase),

@@ -244,8 +244,8 @@ def _trace(home: Path, entry: Mapping[str, Any]) -> Trace:
                     what = f"names block '{name}', which has no row in {BLOCKS.file}"
                     problems.append(Problem(str(home / KERNELS.file), f"row {line}", what, _AGAIN))
         for block, line in zip(blocks.rows, blocks.lines, strict=True):
-            if block.born is not None and block.born not in ran:
-                what = f"names kernel '{block.born}', which has no row in {KERNELS.file}"
+            if block.host_write is not None and block.host_write not in ran:
+                what = f"names kernel '{block.host_write}', which has no row in {KERNELS.file}"
                 problems.append(Problem(str(home / BLOCKS.file), f"row {line}", what, _AGAIN))
     if problems:
         raise InputError(problems)
