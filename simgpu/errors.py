@@ -10,6 +10,8 @@ from collections.abc import Iterable
 from dataclasses import dataclass, fields
 from pathlib import Path
 
+from simgpu.former_names import name_today
+
 
 @dataclass(frozen=True, slots=True)
 class Problem:
@@ -196,12 +198,19 @@ def did_you_mean(name: str, known: Iterable[str]) -> str:
     "did you mean 'vdnn'? known: ideal, none, vdnn"
     >>> did_you_mean("vgg61", ["vgg11", "vgg16"]), did_you_mean("V1OO", ["k40", "v100"])
     ("did you mean 'vgg16'? known: vgg11, vgg16", "did you mean 'v100'? known: k40, v100")
+    >>> did_you_mean("copy_out", ["compute", "copy_d2h"])
+    "it is now called 'copy_d2h'; `python -m simgpu.migration FILE` rewrites files"
     """
     words = sorted(known)
+    if today := name_today(name, frozenset(words)):
+        return f"it is now called {today!r}; {MIGRATE} rewrites files"
     close = _closest(name, words)
     listing = f"known: {', '.join(words)}" if words else "none are known"
     return f"did you mean '{close}'? {listing}" if close else listing
 
+
+#: What rewrites files of earlier versions.
+MIGRATE = "`python -m simgpu.migration FILE`"
 
 #: Letters that look like digits.
 _LOOKS_LIKE = str.maketrans("oil", "011")

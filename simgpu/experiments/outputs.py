@@ -58,7 +58,7 @@ if TYPE_CHECKING:
     from simgpu.simulation.run import Result
 
 REPORT = "report.json"
-REPORT_SCHEMA = "simgpu.report/1"
+REPORT_SCHEMA = "simgpu.report/2"
 TASKS = "tasks.json"
 PROGRAM = "program.json"
 
@@ -107,7 +107,7 @@ class ReportFolder:
 
 RUN_FOLDER = ReportFolder(REPORT_SCHEMA, "run")
 STUDY_FOLDER = ReportFolder(STUDY_REPORT_SCHEMA, "study")
-SEARCH_FOLDER = ReportFolder("simgpu.search-report/1", "search")
+SEARCH_FOLDER = ReportFolder("simgpu.search-report/2", "search")
 PROFILE_FOLDER = ReportFolder("simgpu.buddy-profile/1", "profile")
 
 

@@ -86,7 +86,7 @@ class StudyResult(StudyValues):
             "runs": {run.label: _run(run) for run in study.runs},
             "results": [
                 {"trace": trace, "run": run, **asdict(cell), "failure": cell.failure}
-                | {"over": {label: self._over(trace, runs[run], label) for label in study.baseline}}
+                | {"vs": {label: self._over(trace, runs[run], label) for label in study.baseline}}
                 for (trace, run), cell in self.cells.items()
             ],
             "means": [asdict(means) for means in self.all_means()],
@@ -155,7 +155,7 @@ def _run(run: StudyRun) -> dict[str, Any]:
         "data_parallel": asdict(run.data_parallel) if run.data_parallel else None,
         "sweep": run.sweep,
         "oversubscription": run.oversubscribed,
-        "for_trace": {
+        "per_trace": {
             trace: {
                 "policy": policy and policy.name,
                 "parameters": plain_parameters(policy.parameters) if policy else None,

@@ -246,7 +246,7 @@ def _published(result: StudyValues, measure: str, run: StudyRun, over: str, of: 
     return tuple(
         row.value
         for row in result.study.published
-        if (row.measure, row.run, row.over, row.of) == (measure, run.label, over, of) and not row.without
+        if (row.measure, row.run, row.vs, row.aggregate) == (measure, run.label, over, of) and not row.excluding
     )
 
 

@@ -157,7 +157,7 @@ def _mean_notes(result: StudyValues) -> Iterator[str]:
     yield f"{'; '.join(words)}{over}"
     if any(any(each.out_of_memory.values()) for each in means):
         yield "OOM: on how many of the traces a run is out of memory"
-    if any(row.of == MEAN and MEASURES[row.measure].ratio for row in result.study.published):
+    if any(row.aggregate == MEAN and MEASURES[row.measure].ratio for row in result.study.published):
         yield "means of published numbers, and ours next to them: arithmetic, as papers have them"
     if any(run.sweep for run in result.study.runs) and any(None in each.values.values() for each in means):
         yield "a budget at which one of these traces does not fit has no mean"
@@ -225,9 +225,9 @@ def _numbers(result: StudyValues) -> dict[str, int]:
 
 def _published(row: PublishedComparison, study: Study, numbers: dict[str, int]) -> tuple[str, ...]:
     number, kind = row.published, MEASURES[row.published.measure]
-    what = f"{_subject(number)}, {number.of}" + (f", {kind.word}" if kind.word else "")
-    if number.without:
-        what += f", without {', '.join(number.without)}"
+    what = f"{_subject(number)}, {number.aggregate}" + (f", {kind.word}" if kind.word else "")
+    if number.excluding:
+        what += f", without {', '.join(number.excluding)}"
     swept = row.points > row.asked or (bool(study.sweeps) and row.asked > 1)
     if swept and row.values < row.points:
         what += f" (of {row.values} of {row.points})"
@@ -246,4 +246,4 @@ def _published(row: PublishedComparison, study: Study, numbers: dict[str, int]) 
 def _subject(number: PublishedNumber) -> str:
     if number.memory is not None:
         return AMOUNTS[number.memory]
-    return f"{number.run} over {number.over}" if number.over else number.run
+    return f"{number.run} over {number.vs}" if number.vs else number.run

@@ -17,7 +17,7 @@ from simgpu.experiments.study_measures import MEASURES, Measure, StudyCell
 if TYPE_CHECKING:
     from simgpu.experiments.scenarios.study import PublishedNumber, Study, StudyRun
 
-STUDY_REPORT_SCHEMA = "simgpu.study-report/2"
+STUDY_REPORT_SCHEMA = "simgpu.study-report/3"
 #: Aggregates over traces that a published number can be of; a published mean is arithmetic.
 _AGGREGATES: Mapping[str, Callable[[list[float]], float]] = {"mean": fmean, "min": min, "max": max}
 
@@ -169,25 +169,25 @@ class StudyValues:
 
     def compared_with(self, row: PublishedNumber) -> PublishedComparison:
         """A published number with the simulated one."""
-        each = 1 if row.memory is not None else len(self._pairs(row.run, row.over))
-        asked = self._labels_of(row.measure, row.of, row.without)
+        each = 1 if row.memory is not None else len(self._pairs(row.run, row.vs))
+        asked = self._labels_of(row.measure, row.aggregate, row.excluding)
         of = self.values_of(row)
         values = [value for text in of.values() for value in text]
-        ours = self._of_sums(row, of) if row.of == "sum" else aggregate(row.of, values)
+        ours = self._of_sums(row, of) if row.aggregate == "sum" else aggregate(row.aggregate, values)
         return PublishedComparison(row, ours, len(of), len(values), len(asked), each * len(asked))
 
     def values_of(self, row: PublishedNumber) -> dict[str, list[float]]:
         """The values behind a published number by trace; several per trace of a sweep."""
         if row.memory is not None:
-            text = self._labels_of(row.measure, row.of, row.without)
+            text = self._labels_of(row.measure, row.aggregate, row.excluding)
             return {trace: [self._of_memory(row, trace)] for trace in text}
-        return self.values(row.measure, row.run, row.over, row.without, row.of)
+        return self.values(row.measure, row.run, row.vs, row.excluding, row.aggregate)
 
     def cells_of(self, row: PublishedNumber) -> list[tuple[str, str]]:
         """The labels of trace and run of every cell that a published number depends on."""
-        networks, labels = self.study.networks, self._labels_of(row.measure, row.of, row.without)
+        networks, labels = self.study.networks, self._labels_of(row.measure, row.aggregate, row.excluding)
         traces = [trace for label in labels for trace in networks.get(label, (label,))]
-        runs = dict.fromkeys(run for pair in self._pairs(row.run, row.over) for run in pair if run)
+        runs = dict.fromkeys(run for pair in self._pairs(row.run, row.vs) for run in pair if run)
         return [(trace, run) for trace in traces for run in runs]
 
     def _of_sums(self, row: PublishedNumber, traces: Iterable[str]) -> float | None:
@@ -195,7 +195,7 @@ class StudyValues:
         part = MEASURES[row.measure].quotient_of
         ours, theirs = (
             sum(self.value(part, trace, run) or 0 for trace in traces for run in runs)
-            for runs in zip(*self._pairs(row.run, row.over), strict=True)
+            for runs in zip(*self._pairs(row.run, row.vs), strict=True)
         )
         return ours / theirs if theirs else None
 

@@ -14,7 +14,7 @@ from simgpu.graph.transforms import in_versions
 from simgpu.io.input_files import parse_json
 from simgpu.trace.model import Trace
 
-SCHEMA = "simgpu.tasks/1"
+SCHEMA = "simgpu.tasks/2"
 
 _AGAIN = "write it anew"
 

@@ -15,7 +15,8 @@ from pydantic import BaseModel, ConfigDict, GetCoreSchemaHandler, GetJsonSchemaH
 from pydantic.json_schema import JsonSchemaValue
 from pydantic_core.core_schema import CoreSchema, no_info_plain_validator_function
 
-from simgpu.errors import InputError, Problem, did_you_mean
+from simgpu.errors import MIGRATE, InputError, Problem, did_you_mean
+from simgpu.former_names import name_today
 from simgpu.units import (
     parse_bandwidth,
     parse_bytes,
@@ -146,6 +147,9 @@ def put(values: dict[str, Any], key: str, value: object) -> None:
     inner[steps[-1]] = value
 
 
+_CHOICE = re.compile(r"'([^']*)'")
+
+
 def _problem(model: type[BaseModel], details: Any, where: Where) -> Problem:
     file, place = where(dotted(details["loc"]))
     kind, value, context = details["type"], details["input"], details.get("ctx", {})
@@ -156,7 +160,9 @@ def _problem(model: type[BaseModel], details: Any, where: Where) -> Problem:
     if kind == "value_error":
         return Problem(file, place, str(context["error"]))
     if kind in ("literal_error", "enum"):
-        return Problem(file, place, f"{value!r} is not one of the choices", f"write {context['expected']}")
+        today = name_today(str(value), frozenset(_CHOICE.findall(context["expected"])))
+        remedy = f"it is now called {today!r}; {MIGRATE} rewrites files" if today else f"write {context['expected']}"
+        return Problem(file, place, f"{value!r} is not one of the choices", remedy)
     what, remedy = _MEANINGS.get(kind, (details["msg"].removeprefix("Input "), ""))
     return Problem(file, place, f"{_short(value)} {what}", remedy.format_map(context))
 

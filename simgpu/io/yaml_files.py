@@ -13,7 +13,7 @@ from typing import Any
 
 import yaml
 
-from simgpu.errors import InputError, Problem
+from simgpu.errors import MIGRATE, InputError, Problem
 from simgpu.io.input_files import YAML_LIMIT, read_text
 
 #: Values and keys of a document with all aliases expanded. The largest that ships has 3011.
@@ -228,4 +228,6 @@ def _check_schema(document: YamlMapping, schema: str) -> None:
     what = f"{given!r} is not the schema expected here"
     if isinstance(given, str) and given.rpartition("/")[0] == kind:
         what = f"{given!r} is another version; this simgpu reads version {version}"
+        if given.rpartition("/")[2] < version:
+            raise InputError.single(document.file, document.place("schema"), what, f"rewrite the file: {MIGRATE}")
     raise InputError.single(document.file, document.place("schema"), what, f"write 'schema: {schema}'")

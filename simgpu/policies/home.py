@@ -68,8 +68,9 @@ class Home(PlacingPolicy):
         "how particles are updated: with two evaluations for each feature map, as algorithm 3 is printed, or with one "
         "for each particle, as table 3's times have it",
     )
-    offload: Literal["beside", "after"] = parameter(
-        "beside", "when a copy out is issued: beside the last reader in forward (figure 4), or after it (section 3.6)"
+    offload: Literal["overlapped", "after"] = parameter(
+        "overlapped",
+        "when a copy out is issued: overlapped with the last reader in forward (figure 4), or after it (section 3.6)",
     )
     drain: bool = parameter(
         False,
@@ -120,7 +121,7 @@ class Home(PlacingPolicy):
 
     def _program(self, context: PlanContext, evaluator: Evaluator, vector: Vector) -> Program:
         drained = evaluator.details(vector)[:, DRAINED].astype(bool).tolist() if self.drain else None
-        early = self.offload == "beside"
+        early = self.offload == "overlapped"
         return program_of(context.graph, evaluator.decisions, vector, early=early, drained=drained)
 
     def place(self, context: PlanContext, decisions: Decisions) -> Vector:
@@ -152,7 +153,7 @@ class Home(PlacingPolicy):
 
     def evaluator(self, context: PlanContext, decisions: Decisions) -> Evaluator:
         """What tells the cost of a placement: algorithm 2."""
-        early = self.offload == "beside"
+        early = self.offload == "overlapped"
         return replace(evaluator_of(context, decisions), early=early, drain=self.drain)
 
     def search(self, context: PlanContext, evaluator: Evaluator, score: Score | None = None) -> SwarmFound:

@@ -45,7 +45,7 @@ from simgpu.program.paging import Paged, Remote
 from simgpu.timeline.streams import StreamId
 from simgpu.units import format_bytes, format_time
 
-SCHEMA = "simgpu.program/1"
+SCHEMA = "simgpu.program/2"
 
 _TRANSFORMS = (Split, WithAlgorithms, WithEncodings, WithUnpacked, Repeating, Uncompressed, Replicate)
 _RESIDENCIES = (Paged, Remote)

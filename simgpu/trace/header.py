@@ -12,7 +12,7 @@ from typing import Any
 from simgpu.errors import InputError, Problem, did_you_mean
 from simgpu.trace.model import Origin, OutputLife, Trace, TraceInfo
 
-SCHEMA = "simgpu.trace/1"
+SCHEMA = "simgpu.trace/2"
 FILE = "trace.yaml"
 
 _TEXTS = ("model", "device", "dtype", "tool")

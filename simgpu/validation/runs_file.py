@@ -19,7 +19,7 @@ from simgpu.io.schema import LARGEST, FileModel, validate
 from simgpu.validation.measured import Case, MeasuredRun, Method
 
 FILE = "runs.json"
-SCHEMA = "simgpu.runs/1"
+SCHEMA = "simgpu.runs/2"
 
 Text = Annotated[str, Field(min_length=1)]
 Bytes = Annotated[int, Field(ge=0, le=LARGEST)]
@@ -58,7 +58,7 @@ class AbsentSection(FileModel):
 class RunsFile(FileModel):
     """The whole file, see `Case`."""
 
-    schema_: Literal["simgpu.runs/1"] = Field(alias="schema")
+    schema_: Literal["simgpu.runs/2"] = Field(alias="schema")
     model: Text
     batch: Annotated[int, Field(ge=1)]
     made: dict[str, Any]

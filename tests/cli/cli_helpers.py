@@ -13,7 +13,7 @@ from simgpu.trace.chain import chain
 from simgpu.trace.folder import write_trace
 
 SCENARIO = """\
-schema: simgpu.scenario/1
+schema: simgpu.scenario/2
 name: study
 description: a hand-made chain
 trace: chain

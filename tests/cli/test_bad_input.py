@@ -84,7 +84,7 @@ BAD: list[tuple[Callable[[Path], None], str, str, str]] = [
         _version,
         "study.yaml",
         "line 1, schema: 'simgpu.scenario/9' is another version",
-        "write 'schema: simgpu.scenario/1'",
+        "write 'schema: simgpu.scenario/2'",
     ),
     (_tab, "study.yaml", "line 7, column 1: indented with a tab", "write two spaces for each tab"),
     (_memory_without_unit, "node.yaml", "line 5, gpu.memory: 8 has no unit", "for example '8 GiB'"),

@@ -205,7 +205,7 @@ def test_what_it_refuses(arguments: tuple[object, ...], text: str) -> None:
 def test_of_several_gpus_that_train_together_one_share_is_bounded(tmp_path: Path) -> None:
     study = tmp_path / "four.yaml"
     study.write_text(
-        "schema: simgpu.scenario/1\n"
+        "schema: simgpu.scenario/2\n"
         "trace: {zoo: resnet20, batch: 128}\n"
         "node: k40-x4\n"
         "policies: none\n"

@@ -95,7 +95,7 @@ def test_within_tolerances_it_passes_and_tells_where_timelines_part(study: Path,
 
 
 def test_a_folder_keeps_tolerances_and_the_command_line_goes_before_them(study: Path, kept: Path) -> None:
-    (kept / "tolerances.yaml").write_text("schema: simgpu.tolerances/1\ntolerances:\n  '*': 10%\n")
+    (kept / "tolerances.yaml").write_text("schema: simgpu.tolerances/2\ntolerances:\n  '*': 10%\n")
     slower(study)
     assert check(study, kept).exit_code == 0
     assert check(study, kept, "--tolerance", "iteration_ns=0").exit_code == 1

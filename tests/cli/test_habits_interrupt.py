@@ -41,7 +41,7 @@ main()
 """
 EPOCHS = ["epochs", "--trace", "digits-cnn-cpu", "--node", "laptop-2gb", "--epochs", "0"]
 STUDY = """\
-schema: simgpu.study/1
+schema: simgpu.study/2
 node: node.yaml
 traces: {chain: chain}
 runs: {vDNN: {policy: vdnn}, ideal: {policy: ideal}}

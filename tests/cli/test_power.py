@@ -68,7 +68,7 @@ def test_a_trace_that_does_not_tell_operations_says_why_nothing_is_known(study: 
 def test_the_figure_is_written(tmp_path: Path) -> None:
     scenario = tmp_path / "power.yaml"
     scenario.write_text(
-        "schema: simgpu.scenario/1\ntrace: vgg16-b128-v100\nnode: v100\npolicies: vdnn\n"
+        "schema: simgpu.scenario/2\ntrace: vgg16-b128-v100\nnode: v100\npolicies: vdnn\n"
         "outputs: {timeline: [], plots: [power]}\n",
         encoding="utf-8",
     )

@@ -62,7 +62,7 @@ def test_the_numbers_printed_are_those_of_the_result(study: Path) -> None:
     scenario = load_scenario(study)
     expected = experiment.compare(scenario)
     told = json.loads(done.stdout)
-    assert told["schema"] == "simgpu.report/1"
+    assert told["schema"] == "simgpu.report/2"
     assert told["scenario"] == "study"
     assert [entry["label"] for entry in told["results"]] == ["ideal", "none", "vdnn"]
     for entry, run in zip(told["results"], expected, strict=True):

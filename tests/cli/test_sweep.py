@@ -24,7 +24,7 @@ ROOT = Path(__file__).resolve().parents[2]
 POINTS = 16
 #: Of about a tenth of a second a point.
 SLOW = f"""\
-schema: simgpu.scenario/1
+schema: simgpu.scenario/2
 name: slow
 trace: resnet20-cifar-cpu
 node: laptop-2gb

@@ -141,7 +141,7 @@ def test_progress_is_called_before_each_run() -> None:
 
 
 def test_arguments_override_a_scenario(tmp_path: Path) -> None:
-    text = "schema: simgpu.scenario/1\ntrace: chain\nnode: laptop-2gb\npolicies: [none, vdnn]\n"
+    text = "schema: simgpu.scenario/2\ntrace: chain\nnode: laptop-2gb\npolicies: [none, vdnn]\n"
     write_trace(TRACE, tmp_path / "chain")
     (tmp_path / "own.yaml").write_text(
         text + "iterations: 4\nseed: 7\nbudget: 1 MB\npool: addressed\nalignment: 1 KiB\n"

@@ -20,7 +20,12 @@ def trace_of() -> Trace:
     return chain([30, 5, 40, 5, 30, 10], [60, 10, 80, 10, 60, 20], [100, 140, 180, 100, 140, 180])
 
 
-ASYNCHRONOUS = [{"home": {"particles": 20, "iterations": 5}}, "superneurons", "capuchin", {"joint": {"bound": False}}]
+ASYNCHRONOUS = [
+    {"home": {"particles": 20, "iterations": 5}},
+    "superneurons",
+    "capuchin",
+    {"joint": {"lower_bound": False}},
+]
 
 
 @settings(deadline=None, max_examples=20)

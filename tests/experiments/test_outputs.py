@@ -31,7 +31,7 @@ def test_all_formats_and_figures(comparison: Comparison, tmp_path: Path) -> None
     files += ["memory.csv", "kernels.csv", "blocks.csv", "tasks.json", "program.json"]
     assert names(out) == {"report.json", *(f"{run}/{file}" for run in ("ideal", "vdnn-mode-conv") for file in files)}
     report = json.loads((out / "report.json").read_text(encoding="utf-8"))
-    assert (report["schema"], report["scenario"]) == ("simgpu.report/1", "x")
+    assert (report["schema"], report["scenario"]) == ("simgpu.report/2", "x")
     assert [path.name for path in tmp_path.iterdir()] == ["out"]
     viewer = json.loads((out / "vdnn-mode-conv" / "timeline.perfetto.json").read_text(encoding="utf-8"))
     run, trace = "vdnn(mode=conv): chain on roomy", "modelled, not recorded, for hand-made"

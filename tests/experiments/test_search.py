@@ -171,7 +171,7 @@ def test_encoded_swaps_and_early_fetches_are_reported() -> None:
 
 
 def test_joint_reports_the_vector_of_its_program(plain20: Trace, node: NodeSpec) -> None:
-    found = search_placement(plain20, node, Joint(evaluations=5000, bound=False), budget=BUDGET)
+    found = search_placement(plain20, node, Joint(evaluations=5000, lower_bound=False), budget=BUDGET)
     assert found.predicted_ns == found.iteration_ns
     assert found.chosen.evaluations is not None and found.chosen.evaluations >= 5000
     assert found.convergence is None and found.plot() is None

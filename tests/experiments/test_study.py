@@ -20,7 +20,7 @@ from tests.cli.cli_helpers import simgpu
 
 #: The link is slow, so that the modes of vDNN differ; `none` fits the short chain alone.
 FILE = """\
-schema: simgpu.study/1
+schema: simgpu.study/2
 name: try
 description: two chains
 paper: a paper
@@ -114,7 +114,7 @@ def test_published_numbers_are_compared_with_simulated_ones(result: StudyResult)
 def test_frame_and_plain_values_agree(result: StudyResult) -> None:
     frame = result.frame()
     document = json.loads(json.dumps(result.to_dict(), allow_nan=False))
-    assert document["schema"] == "simgpu.study-report/2"
+    assert document["schema"] == "simgpu.study-report/3"
     assert document["traces"]["short"]["origin"] == "modelled"
     assert len(frame) == len(document["results"]) == 10
     for row in document["results"]:

@@ -24,7 +24,7 @@ from tests.cli.cli_helpers import simgpu
 
 #: In 580 MB AlexNet fits the largest batch by offloading alone; 1 MB is too little for any.
 FILE = """\
-schema: simgpu.study/1
+schema: simgpu.study/2
 name: try
 description: throughput against batch
 node: v100
@@ -37,7 +37,7 @@ runs:
   none: {policy: none}
   vDNN: {policy: vdnn}
   tiny: {policy: none, budget: 1 MB}
-  ideal: {policy: ideal, for_trace: {AlexNet: {policy: {vdnn: {mode: conv}}}, AlexNet 4096: {policy: ideal}}}
+  ideal: {policy: ideal, per_trace: {AlexNet: {policy: {vdnn: {mode: conv}}}, AlexNet 4096: {policy: ideal}}}
 baseline: none
 tables: [samples_per_s, largest_batch, best_throughput, swapping, breakdown]
 published:

@@ -48,7 +48,7 @@ def compressed() -> StudyResult:
         "runs": {
             "none": {"policy": "none"},
             "buddy": {"policy": "buddy"},
-            "small": {"policy": "none", "for_trace": {"hpc-cg": {"budget": "1 MiB"}}},
+            "small": {"policy": "none", "per_trace": {"hpc-cg": {"budget": "1 MiB"}}},
         },
         "baseline": ["none", "small"],
         "tables": ["throughput", "overflow", "overflow_max"],

@@ -16,7 +16,7 @@ from simgpu.hardware.nodes import load_node
 from simgpu.trace.folder import load_trace
 
 FILE = """\
-schema: simgpu.study/1
+schema: simgpu.study/2
 name: try
 node: v100
 largest_batch: true

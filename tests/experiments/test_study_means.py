@@ -16,7 +16,7 @@ from simgpu.trace.chain import chain
 from simgpu.trace.folder import write_trace
 
 FILE = """\
-schema: simgpu.study/1
+schema: simgpu.study/2
 node: v100
 traces: {small: chain, middle: chain, large: chain}
 runs:

@@ -26,7 +26,7 @@ RUNS = {
     "four": {
         "policy": "none",
         "data_parallel": {"gpus": 4, "exchange": "gather"},
-        "for_trace": {"AlexNet": {"policy": {"modnn": {"sub_batch": 8}}, "budget": "0.7 GB"}},
+        "per_trace": {"AlexNet": {"policy": {"modnn": {"sub_batch": 8}}, "budget": "0.7 GB"}},
     },
 }
 PUBLISHED = [
@@ -219,7 +219,7 @@ def test_frame_and_plain_values_hold_all_of_it() -> None:
     assert frame.loc[("AlexNet", "four"), "policy"] == "modnn(sub_batch=8)"
     run = document["runs"]["four"]
     assert run["data_parallel"] == {"gpus": 4, "exchange": "gather", "cores": 1}
-    assert run["for_trace"]["AlexNet"]["parameters"] == {"sub_batch": 8}
+    assert run["per_trace"]["AlexNet"]["parameters"] == {"sub_batch": 8}
     assert document["runs"]["vDNN+ 0.6 GB"]["sweep"] == "vDNN+"
     assert document["memory"]["half"] == small().memory["half"]
     assert [each["values"] for each in document["published"]] == [each.values for each in small().comparisons()]

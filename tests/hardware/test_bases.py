@@ -167,9 +167,9 @@ def test_circular_bases_are_reported_where_the_circle_closes(tmp_path: Path) -> 
 
 def test_a_base_of_another_schema_is_refused(tmp_path: Path) -> None:
     path = over(tmp_path)
-    write(tmp_path, "under", UNDER.replace("simgpu.node/1", "simgpu.scenario/1"))
+    write(tmp_path, "under", UNDER.replace("simgpu.node/1", "simgpu.scenario/2"))
     (problem,) = reported(path)
-    assert problem.startswith("under.yaml: line 1, schema: 'simgpu.scenario/1' is not the schema expected here")
+    assert problem.startswith("under.yaml: line 1, schema: 'simgpu.scenario/2' is not the schema expected here")
 
 
 def test_the_json_schema_asks_for_everything_only_where_there_is_no_base() -> None:

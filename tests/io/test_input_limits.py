@@ -158,7 +158,7 @@ def test_special_files_are_refused_at_once(reader: str, other: Callable[[Path], 
 
 
 NINE_OF_EACH = """\
-schema: simgpu.scenario/1
+schema: simgpu.scenario/2
 a: &a [x,x,x,x,x,x,x,x,x]
 b: &b [*a,*a,*a,*a,*a,*a,*a,*a,*a]
 c: &c [*b,*b,*b,*b,*b,*b,*b,*b,*b]

@@ -56,8 +56,8 @@ def reported(path: Path) -> list[str]:
             ),
         ),
         (
-            b"schema: simgpu.scenario/1\n",
-            "line 1, schema: 'simgpu.scenario/1' is not the schema expected here",
+            b"schema: simgpu.scenario/2\n",
+            "line 1, schema: 'simgpu.scenario/2' is not the schema expected here",
         ),
         (b"schema: 1\n", "line 1, schema: 1 is not the schema expected here"),
         (b"schema: simgpu.node/1\nno: 1\n", "line 2: the key 'no' is not a text; put quotes around it"),

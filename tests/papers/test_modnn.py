@@ -179,7 +179,7 @@ def test_more_cores_add_up_sooner() -> None:
 
 def test_the_experiment_has_the_sub_batches_of_equation_8_as_printed() -> None:
     """`printed_window` and `whole_traffic` name them; in a K40's memory the other networks keep theirs."""
-    (changed,) = (step.study["runs.moDNN.for_trace"] for step in PAPER.assumptions["printed_window"].steps.values())
+    (changed,) = (step.study["runs.moDNN.per_trace"] for step in PAPER.assumptions["printed_window"].steps.values())
     gpu = load_node("k40").gpu
     for name in BATCHES:
         graph = network(name)

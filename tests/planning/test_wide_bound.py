@@ -31,7 +31,7 @@ POLICIES = {
     "superneurons": {},
     "capuchin": {"version": "published"},
     "home": {"particles": 10, "iterations": 3},
-    "joint": {"evaluations": 200, "bound": False},
+    "joint": {"evaluations": 200, "lower_bound": False},
     "async_offload": {},
     "checkpoint": {},
     "save_on_cpu": {},

@@ -125,7 +125,7 @@ def test_copies_after_the_last_reader_never_begin_earlier_than_beside_it():
     budget = round(keeping_peak(trace) * 0.7)
     beside, after = (
         simulate(trace, node, "home", parameters={"offload": offload}, budget=budget).iteration_ns
-        for offload in ("beside", "after")
+        for offload in ("overlapped", "after")
     )
     assert beside <= after
 

@@ -59,7 +59,7 @@ def test_it_finds_the_optimum_of_small_graphs(shape: tuple[list[int], list[int],
     decisions = Decisions.of(graph)
     assume(len(decisions.maps) <= 10)
     best = exhaustive(decisions.choices, Evaluator(graph, node, budget, decisions).score)
-    found = time_of(trace, node, "joint", budget, evaluations=1000, bound=False)
+    found = time_of(trace, node, "joint", budget, evaluations=1000, lower_bound=False)
     if best.cost < DOES_NOT_FIT:
         assert found is not None
         assert found <= best.cost
@@ -76,7 +76,7 @@ def test_of_all_its_own_actions_too(shape: tuple[list[int], list[int], list[int]
     decisions = Joint().decisions(context)
     assume(np.prod(decisions.choices) <= 1 << 16)
     best = exhaustive(decisions.choices, Evaluator(graph, node, budget, decisions).score)
-    found = time_of(trace, node, "joint", budget, evaluations=1, bound=False)
+    found = time_of(trace, node, "joint", budget, evaluations=1, lower_bound=False)
     if best.cost < DOES_NOT_FIT:
         assert found is not None
         assert found <= best.cost
@@ -89,7 +89,7 @@ def test_it_is_never_worse_than_the_policies_that_it_starts_from(
 ):
     trace, node = made(*shape), node_of(PLENTY)
     budget = round(peak_of_keeping(trace, node) * share)
-    found = time_of(trace, node, "joint", budget, evaluations=1, bound=False)
+    found = time_of(trace, node, "joint", budget, evaluations=1, lower_bound=False)
     for policy, parameters in RIVALS:
         rival = time_of(trace, node, policy, budget, **parameters)
         if rival is not None:
@@ -104,7 +104,7 @@ def test_nor_where_the_closed_form_cannot_say():
     )
     half = replace(node, link=replace(node.link, duplex=Duplex.HALF))
     budget = round(peak_of_keeping(trace, node) * 0.75)
-    found = time_of(trace, half, "joint", budget, bound=False)
+    found = time_of(trace, half, "joint", budget, lower_bound=False)
     rivals = [time_of(trace, half, policy, budget, **parameters) for policy, parameters in RIVALS]
     assert found is not None
     assert all(found <= rival for rival in rivals if rival is not None)
@@ -140,7 +140,7 @@ def test_sparse_activations_may_travel_encoded():
     node = node_of(10**12)
     budget = 1_700_000_000
     plain, encoded = (
-        simulate(each, node, "joint", budget=budget, parameters={"bound": False}) for each in (trace, sparse)
+        simulate(each, node, "joint", budget=budget, parameters={"lower_bound": False}) for each in (trace, sparse)
     )
     assert any("swapped encoded" in note for note in encoded.notes)
     assert encoded.iteration_ns < plain.iteration_ns

@@ -22,7 +22,7 @@ def of_batch(batch: int, origin: Origin = Origin.MODELLED) -> Trace:
 
 
 def joint(trace: Trace, budget: int) -> Result:
-    return simulate(trace, node_of(PLENTY), "joint", budget=budget, parameters={"bound": False})
+    return simulate(trace, node_of(PLENTY), "joint", budget=budget, parameters={"lower_bound": False})
 
 
 def note(result: Result) -> str:

@@ -72,10 +72,10 @@ def test_folders_that_no_run_wrote(tmp_path: Path) -> None:
     report = tmp_path / "report.json"
     for text, says in (
         ('{"schema": "simgpu.study-report/1"}', "holds a study (schema 'simgpu.study-report/1')"),
-        ('{"schema": "simgpu.search-report/1"}', "holds a search (schema 'simgpu.search-report/1')"),
-        ('{"schema": "simgpu.report/1", "trainings": []}', "holds trainings over epochs, of `simgpu epochs`"),
-        ('{"schema": "other/2"}', "schema 'other/2' is not 'simgpu.report/1'"),
-        ("[1]", "schema '' is not 'simgpu.report/1'"),
+        ('{"schema": "simgpu.search-report/2"}', "holds a search (schema 'simgpu.search-report/2')"),
+        ('{"schema": "simgpu.report/2", "trainings": []}', "holds trainings over epochs, of `simgpu epochs`"),
+        ('{"schema": "other/2"}', "schema 'other/2' is not 'simgpu.report/2'"),
+        ("[1]", "schema '' is not 'simgpu.report/2'"),
     ):
         report.write_text(text)
         assert told(tmp_path) == f"{report}: {says}; {remedy}"

@@ -112,7 +112,7 @@ def test_tolerances_of_the_test_and_of_its_folder(mine: pytest.Pytester) -> None
     change(mine, '"1%"', "0")
     run(mine).assert_outcomes(failed=1)
     change(mine, ', tolerances={"*": 0}', "")
-    (mine.path / "test_mine" / "tolerances.yaml").write_text("schema: simgpu.tolerances/1\ntolerances: {'*': 1%}\n")
+    (mine.path / "test_mine" / "tolerances.yaml").write_text("schema: simgpu.tolerances/2\ntolerances: {'*': 1%}\n")
     run(mine).assert_outcomes(passed=1)
     change(mine, "check(result)", 'check(result, tolerances={"iterations_ns": "1%"})')
     result = run(mine)

@@ -108,7 +108,7 @@ def test_optional_columns_and_tables_may_be_left_out(tmp_path):
     folder = tmp_path / "short"
     folder.mkdir()
     (folder / "trace.yaml").write_text(
-        "schema: simgpu.trace/1\nmodel: m\nbatch: 1\ndevice: d\ndtype: float32\norigin: recorded\ntool: t\n"
+        "schema: simgpu.trace/2\nmodel: m\nbatch: 1\ndevice: d\ndtype: float32\norigin: recorded\ntool: t\n"
         "date: 2024-02-29\n"
     )
     (folder / "kernels.csv").write_text("id,op,phase,duration_ns,reads,writes\nk, relu ,forward,5,x,x\n\n")
@@ -219,7 +219,7 @@ MISTAKES = {
         ("y,32,k2,,k3", "y,32,k2,,k4", "row 4, column dropped", "block 'y' is dropped at 'k4', and in a row above"),
     ],
     "trace.yaml": [
-        ("simgpu.trace/1", "simgpu.trace/2", "", "'simgpu.trace/2' is another version; this simgpu reads version 1"),
+        ("simgpu.trace/2", "simgpu.trace/2", "", "'simgpu.trace/2' is another version; this simgpu reads version 1"),
         ("device: a bench", "device:\ta bench", "", "found character '\\t'"),
         ("device: a bench", "device: 100", "", "device: 100 is not a text"),
         ("batch: 2", "batch: '2'", "", "batch: '2' is not a whole number"),
@@ -293,7 +293,7 @@ def test_cycle_is_reported_kernel_by_kernel(tmp_path):
         ("trace.yaml", b"", "trace.yaml: is empty"),
         ("trace.yaml", b"schema\0\0", "trace.yaml: line 1: is a binary file"),
         ("trace.yaml", b"\x89PNG", "trace.yaml: line 1: is not text"),
-        ("trace.yaml", b"schema: simgpu.trace/1\n\tmodel: x\n", "tab"),
+        ("trace.yaml", b"schema: simgpu.trace/2\n\tmodel: x\n", "tab"),
     ],
 )
 def test_unreadable_files(tmp_path, file, content, reported):

@@ -111,8 +111,8 @@ DAMAGE: Mapping[str, tuple[Callable[[Path], object], str]] = {
         "program.json: line 1: is not JSON: Expecting value; is it cut off?",
     ),
     "another schema": (
-        lambda home: replaced(home / "tasks.json", "simgpu.tasks/1", "simgpu.tasks/9"),
-        "tasks.json: schema: 'simgpu.tasks/9' is not simgpu.tasks/1",
+        lambda home: replaced(home / "tasks.json", "simgpu.tasks/2", "simgpu.tasks/9"),
+        "tasks.json: schema: 'simgpu.tasks/9' is not simgpu.tasks/2",
     ),
     "a number too few": (
         lambda home: changed(home / "tasks.json", lambda tasks: tasks["device_bytes"].pop()),
@@ -149,8 +149,8 @@ DAMAGE: Mapping[str, tuple[Callable[[Path], object], str]] = {
     ),
     "no report": (lambda home: (home.parent / "report.json").unlink(), "vdnn: no report.json stands beside it"),
     "another report": (
-        lambda home: replaced(home.parent / "report.json", "simgpu.report/1", "simgpu.study-report/1"),
-        "report.json: schema: 'simgpu.study-report/1' is not 'simgpu.report/1'",
+        lambda home: replaced(home.parent / "report.json", "simgpu.report/2", "simgpu.study-report/1"),
+        "report.json: schema: 'simgpu.study-report/1' is not 'simgpu.report/2'",
     ),
     "another policy's report": (
         lambda home: changed(home.parent / "report.json", lambda report: report["results"][0].update(label="none")),

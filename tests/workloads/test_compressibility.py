@@ -203,7 +203,7 @@ def test_a_profile_of_ones_own() -> None:
     shares = {"recordings": ["mine"], "shares": [[0.5, 0.5]]}
     profile = CompressibilityProfile.model_validate(
         {
-            "schema": "simgpu.compressibility/1",
+            "schema": "simgpu.compressibility/2",
             "recordings": ["mine"],
             "epochs": [7],
             "sizes": [0, 128],
@@ -230,7 +230,7 @@ def test_a_profile_of_ones_own() -> None:
 )
 def test_a_wrong_profile_is_told(tmp_path: Path, change: dict[str, Any], what: str) -> None:
     document = {
-        "schema": "simgpu.compressibility/1",
+        "schema": "simgpu.compressibility/2",
         "recordings": ["a"],
         "epochs": [0],
         "sizes": [0, 128],

@@ -52,6 +52,6 @@ def test_it_says_that_it_was_fitted() -> None:
 
 @pytest.mark.parametrize("words", [{}, {"recordings": ["a"], "fitted_to": "b"}])
 def test_a_profile_is_measured_or_fitted(words: dict[str, object]) -> None:
-    values = {"schema": "simgpu.compressibility/1", "epochs": (0,), "sizes": (0, 128), "roles": {}, **words}
+    values = {"schema": "simgpu.compressibility/2", "epochs": (0,), "sizes": (0, 128), "roles": {}, **words}
     with pytest.raises(ValueError, match="write one of recordings, fitted_to"):
         CompressibilityProfile.model_validate(values)

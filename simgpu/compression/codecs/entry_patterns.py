@@ -70,7 +70,7 @@ if __name__ == "__main__":
     sys.stdout.write(table())
 
 
-SCHEMA = "simgpu.entry-patterns/1"
+SCHEMA = "simgpu.entry-patterns/2"
 TABLE = Path(__file__).with_name("entry_patterns.yaml")
 
 Text = Annotated[str, Field(min_length=1)]
@@ -79,7 +79,7 @@ Text = Annotated[str, Field(min_length=1)]
 class EntryTable(FileModel):
     """The table. shares: by side and share of zeros, of the entries that have each of the eight sizes."""
 
-    schema_: Literal["simgpu.entry-patterns/1"] = Field(alias="schema")
+    schema_: Literal["simgpu.entry-patterns/2"] = Field(alias="schema")
     created_by: dict[str, Text]
     sparsity: tuple[float, ...] = Field(strict=False)
     sides: tuple[int, ...] = Field(strict=False)

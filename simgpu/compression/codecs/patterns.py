@@ -27,7 +27,7 @@ from simgpu.errors import InputError, did_you_mean
 from simgpu.io.schema import FileModel, validate
 from simgpu.io.yaml_files import read_yaml_mapping
 
-SCHEMA = "simgpu.patterns/1"
+SCHEMA = "simgpu.patterns/2"
 TABLE = Path(__file__).with_name("patterns.yaml")
 
 #: Codecs whose size is modelled.
@@ -55,7 +55,7 @@ class PatternTable(FileModel):
     residuals: by layer of the real network, codec and layout, the natural logarithm of modelled over measured bytes.
     """
 
-    schema_: Literal["simgpu.patterns/1"] = Field(alias="schema")
+    schema_: Literal["simgpu.patterns/2"] = Field(alias="schema")
     created_by: dict[str, Text]
     fitted_to: Text
     pattern: PatternNumbers

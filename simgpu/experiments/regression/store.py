@@ -3,8 +3,8 @@
 timings.json         what was run, and each policy's values or why it has none, in an order that never changes
 <policy>.csv.gz      a policy's timeline, all iterations, as gzipped CSV with the columns
     iteration, gpu, stream, kind, name, bytes, cause   as in a run's timeline.csv
-    after_ns                                           start, from the start of the row before (of the first: from 0)
-    takes_ns                                           from start to end
+    delta_ns                                           start, from the start of the row before (of the first: from 0)
+    duration_ns                                        from start to end
 
 Relative times make repeated iterations the same text, which takes a third of the space, and two files differ only in
 the few rows whose events changed.
@@ -32,7 +32,7 @@ from simgpu.timeline.model import Span, SpanKind
 from simgpu.timeline.streams import StreamId
 
 TIMINGS = "timings.json"
-_SCHEMA = "simgpu.timings/1"
+_SCHEMA = "simgpu.timings/2"
 _REMEDY = "get it back from version control, or store it anew"
 
 
@@ -48,7 +48,7 @@ class _PolicyEntry(FileModel):
 
 
 class _TimingsFile(FileModel):
-    schema_: Literal["simgpu.timings/1"] = Field(alias="schema")
+    schema_: Literal["simgpu.timings/2"] = Field(alias="schema")
     simgpu: str
     name: str
     provenance: str
@@ -160,7 +160,7 @@ def _timeline(folder: Path, entry: _PolicyEntry, place: str) -> Path:
     return folder / name
 
 
-COLUMNS = ("iteration", "gpu", "stream", "kind", "name", "after_ns", "takes_ns", "bytes", "cause")
+COLUMNS = ("iteration", "gpu", "stream", "kind", "name", "delta_ns", "duration_ns", "bytes", "cause")
 SUFFIX = ".csv.gz"
 _KINDS = {kind.label: kind for kind in SpanKind}
 

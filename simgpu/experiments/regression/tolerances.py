@@ -1,6 +1,6 @@
 """By how much a value may differ from the stored one before it counts as a difference.
 
-    schema: simgpu.tolerances/1
+    schema: simgpu.tolerances/2
     tolerances:
       iteration_ns: 1%               # of the stored value
       stalled_*_ns: 20 us            # a time, of metrics in nanoseconds
@@ -30,7 +30,7 @@ from simgpu.io.yaml_files import read_yaml_mapping
 from simgpu.units import BYTE_UNITS, TIME_UNITS, case_variant, parse_bytes, parse_time
 
 TOLERANCES = "tolerances.yaml"
-_SCHEMA = "simgpu.tolerances/1"
+_SCHEMA = "simgpu.tolerances/2"
 _HOW = "write '1%', '10 us', '1 MiB' or a number"
 #: What an absolute tolerance may be given in, by the unit of the metric.
 _IN = {"ns": ("a time", "'10 us'"), "B": ("a size", "'1 MiB'")}
@@ -93,7 +93,7 @@ def parse_tolerances(
 
 
 class _TolerancesFile(FileModel):
-    schema_: Literal["simgpu.tolerances/1"] = Field(alias="schema")
+    schema_: Literal["simgpu.tolerances/2"] = Field(alias="schema")
     tolerances: dict[str, Any]
 
 

@@ -120,14 +120,14 @@ class StudyReading(Reading):
             if isinstance(written, list):
                 self.values[key] = [each for each in written if gone.isdisjoint(_labels_in(each))]
         for row in self.values.get("published") or ():
-            if isinstance(row, dict) and isinstance(row.get("without"), list):
-                row["without"] = [label for label in row["without"] if label not in gone]
+            if isinstance(row, dict) and isinstance(row.get("excluding"), list):
+                row["excluding"] = [label for label in row["excluding"] if label not in gone]
         if isinstance(written := self.values.get("published"), list):
             left = [label for label, _ in self._labelled("traces")]
             self.values["published"] = [row for row in written if not all(label in _left_out(row) for label in left)]
         for _, run in self._labelled("runs"):
-            if isinstance(run, dict) and isinstance(run.get("for_trace"), dict):
-                run["for_trace"] = {label: each for label, each in run["for_trace"].items() if label not in gone}
+            if isinstance(run, dict) and isinstance(run.get("per_trace"), dict):
+                run["per_trace"] = {label: each for label, each in run["per_trace"].items() if label not in gone}
 
     def _labelled(self, key: str) -> list[tuple[str, Any]]:
         """The entries of a key by label; none where it is no mapping, which the file's model reports."""
@@ -157,10 +157,10 @@ class StudyReading(Reading):
             return None  # the model of the file has already said so
         place = f"runs.{label}"
         self.policy(run.get("policy"), f"{place}.policy")
-        changes = run.get("for_trace")
+        changes = run.get("per_trace")
         for trace, change in changes.items() if isinstance(changes, dict) else ():
             if isinstance(change, dict) and change.get("policy") is not None:
-                self.policy(change["policy"], f"{place}.for_trace.{trace}.policy")
+                self.policy(change["policy"], f"{place}.per_trace.{trace}.policy")
         if run.get("node") is None and not run.get("overrides"):
             return own
         sections = {f"{place}.overrides": run.get("overrides"), **everywhere}
@@ -178,12 +178,12 @@ class StudyReading(Reading):
             self.budget(size, written["budgets"][number], f"{place}.budgets[{number}]", node)
         batches = tuple(trace.info.batch for trace in traces.values())
         how = self.data_parallel(section.data_parallel, f"{place}.data_parallel", node, batches)
-        for trace, change in section.for_trace.items():
-            at = f"{place}.for_trace.{trace}"
+        for trace, change in section.per_trace.items():
+            at = f"{place}.per_trace.{trace}"
             self._known(trace, self._traces_of(file), at, "trace")
             if change.policy is None and change.budget is None:
                 self.report(at, "changes nothing", "give it a policy or a budget, or leave it out")
-            self.budget(change.budget, written["for_trace"][trace].get("budget"), f"{at}.budget", node)
+            self.budget(change.budget, written["per_trace"][trace].get("budget"), f"{at}.budget", node)
         if node is None:
             return
         run = StudyRun(label, section.policy, node, section.budget, how, changed=self._changed(section))
@@ -204,7 +204,7 @@ class StudyReading(Reading):
     def _changed(self, section: RunSection) -> dict[str, tuple[PolicyChoice | None, int | None]]:
         """What differs on traces by their labels; what is written of one batch wins over what is of all."""
         results: dict[str, tuple[PolicyChoice | None, int | None]] = {}
-        for label, change in sorted(section.for_trace.items(), key=lambda item: item[0] not in self.sweeps):
+        for label, change in sorted(section.per_trace.items(), key=lambda item: item[0] not in self.sweeps):
             for trace in self.sweeps.get(label, (label,)):
                 policy, budget = results.get(trace, (None, None))
                 results[trace] = (change.policy or policy, budget if change.budget is None else change.budget)
@@ -237,34 +237,44 @@ class StudyReading(Reading):
         self, row: PublishedSection, place: str, file: StudyFile, known: Iterable[str], runs: tuple[StudyRun, ...]
     ) -> PublishedNumber:
         alone = row.measured in get_args(Alone)
-        over = "" if row.run is None or alone else row.over if row.over is not None else file.baseline[0]
+        over = "" if row.run is None or alone else row.vs if row.vs is not None else file.baseline[0]
         if row.run is not None:
             self._known(row.run, known, f"{place}.run", "run")
-            if row.over is not None:
-                self._known(over, known, f"{place}.over", "run")
+            if row.vs is not None:
+                self._known(over, known, f"{place}.vs", "run")
             if row.run == over:
                 remedy = "name another run, or another to compare it with"
                 self.report(f"{place}.run", f"{over!r} is compared with itself", remedy)
             self._check_sweeps(row.run, over, place, runs)
         self._check_of(row, place, file)
-        if row.without and row.of not in AGGREGATES:
-            remedy = f"leave it out, or write of: {', '.join(AGGREGATES)}"
-            self.report(f"{place}.without", f"{row.of!r} is one trace, of which none can be left out", remedy)
+        if row.excluding and row.aggregate not in AGGREGATES:
+            remedy = f"leave it out, or write aggregate: {', '.join(AGGREGATES)}"
+            self.report(f"{place}.excluding", f"{row.aggregate!r} is one trace, of which none can be left out", remedy)
         note = row.note.strip()
         return PublishedNumber(
-            row.run or "", over, row.of, row.value, row.measured, row.source, tuple(row.without), note, row.memory
+            row.run or "",
+            over,
+            row.aggregate,
+            row.value,
+            row.measured,
+            row.source,
+            tuple(row.excluding),
+            note,
+            row.memory,
         )
 
     def _check_of(self, row: PublishedSection, place: str, file: StudyFile) -> None:
         """Checks that a published number is of known traces, or of a sweep of them, and excludes not all."""
         of_sweep = row.measured in get_args(OfSweep)
         known = tuple(file.traces) if of_sweep else self._traces_of(file)
-        self._known(row.of, (*AGGREGATES, *known), f"{place}.of", "sweep of batches" if of_sweep else "trace")
-        for number, label in enumerate(row.without):
-            self._known(label, known, f"{place}.without[{number}]", "trace")
-        left = set(row.without)
+        self._known(
+            row.aggregate, (*AGGREGATES, *known), f"{place}.aggregate", "sweep of batches" if of_sweep else "trace"
+        )
+        for number, label in enumerate(row.excluding):
+            self._known(label, known, f"{place}.excluding[{number}]", "trace")
+        left = set(row.excluding)
         if all(label in left or left.issuperset(self.sweeps.get(label, (label,))) for label in file.traces):
-            self.report(f"{place}.without", "leaves no trace", "name fewer")
+            self.report(f"{place}.excluding", "leaves no trace", "name fewer")
 
     def _check_sweeps(self, label: str, over: str, place: str, runs: tuple[StudyRun, ...]) -> None:
         """What is compared with a sweep needs a run of the same budget in it."""
@@ -304,13 +314,13 @@ def _swept(label: str, entry: object) -> list[str]:
 
 def _left_out(row: object) -> list[object]:
     """The labels that a published row is not of."""
-    without = row.get("without") if isinstance(row, dict) else None
+    without = row.get("excluding") if isinstance(row, dict) else None
     return without if isinstance(without, list) else []
 
 
 def _labels_in(entry: object) -> list[object]:
     """The labels that a published row or a baseline names."""
-    return [entry.get(key) for key in ("run", "over", "of")] if isinstance(entry, dict) else [entry]
+    return [entry.get(key) for key in ("run", "vs", "aggregate")] if isinstance(entry, dict) else [entry]
 
 
 def outline_study(name_or_path: str | Path, overrides: Mapping[str, object] | None = None) -> Study:

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from simgpu.hardware.spec import NodeSpec
     from simgpu.trace.model import Trace
 
-SCHEMA = "simgpu.scenario/1"
+SCHEMA = "simgpu.scenario/2"
 Pool = Literal["counting", "addressed"]
 TimelineFormat = Literal["csv", "parquet", "perfetto"]
 PlotKind = Literal["timeline", "memory", "run", "power"]
@@ -108,7 +108,7 @@ class DataParallelSection(FileModel):
 class ScenarioFile(FileModel):
     """A scenario as written in its file."""
 
-    schema_: Literal["simgpu.scenario/1"] = Field(alias="schema")
+    schema_: Literal["simgpu.scenario/2"] = Field(alias="schema")
     name: str | None = Field(default=None, min_length=1, description="without: the file's name")
     description: str = ""
     trace: WrittenTrace = Field(description="what was recorded, or a network of the zoo that is modelled")

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from simgpu.hardware.spec import NodeSpec
     from simgpu.trace.model import Trace
 
-STUDY_SCHEMA = "simgpu.study/1"
+STUDY_SCHEMA = "simgpu.study/2"
 #: Aggregates over traces that a published number can be of.
 AGGREGATES = ("mean", "min", "max", "sum")
 #: Measures of a run relative to a baseline.
@@ -99,7 +99,7 @@ class RunSection(FileModel):
         "memory that it may use; called '<label> <share>'",
     )
     data_parallel: DataParallelSection | None = Field(default=None, description="several GPUs; without: one")
-    for_trace: dict[str, ChangedSection] = Field(default={}, description="what differs on a trace, by its label")
+    per_trace: dict[str, ChangedSection] = Field(default={}, description="what differs on a trace, by its label")
 
     @model_validator(mode="after")
     def _has_one_budget(self) -> RunSection:
@@ -108,9 +108,9 @@ class RunSection(FileModel):
         if self.oversubscription and (self.budgets or self.budget is not None):
             raise ValueError("a run has budgets or shares of oversubscription: drop one of them")
         if (self.budgets or self.oversubscription) and any(
-            change.budget is not None for change in self.for_trace.values()
+            change.budget is not None for change in self.per_trace.values()
         ):
-            raise ValueError("a sweep has its own budgets on every trace: drop the one of for_trace")
+            raise ValueError("a sweep has its own budgets on every trace: drop the one of per_trace")
         return self
 
 
@@ -118,15 +118,15 @@ class PublishedSection(FileModel):
     """A number that a paper states, of a run or of an amount of memory."""
 
     run: str | None = Field(default=None, description="whose it is; a sweep stands for all its runs")
-    over: str | None = Field(
+    vs: str | None = Field(
         default=None, description="the run it is compared with; without: the first baseline; of a sweep the same budget"
     )
     memory: Amount | None = Field(default=None, description="in place of a run: the memory it is of")
-    of: str = Field(
+    aggregate: str = Field(
         default="mean",
         description="a trace, a sweep of them, or mean, min or max of all; of batch_ratio also sum, one over the other",
     )
-    without: list[str] = Field(default=[], description="traces that this mean, min, max or sum leaves out")
+    excluding: list[str] = Field(default=[], description="traces that this mean, min, max or sum leaves out")
     value: float = Field(ge=0, description="as stated, in the words of its measure")
     measure: Measure | None = Field(
         default=None,
@@ -147,9 +147,9 @@ class PublishedSection(FileModel):
         if (self.memory is not None) != (self.measured in get_args(OfMemory)):
             whose, fits = ("an amount of memory", OfMemory) if self.memory is not None else ("a run", OfRun)
             raise ValueError(f"{self.measured} is not a measure of {whose}: write {', '.join(get_args(fits))}")
-        if self.over is not None and (self.memory is not None or self.measured in get_args(Alone)):
-            raise ValueError(f"{self.measured} has no baseline: drop over")
-        if self.of == "sum" and self.measured != "batch_ratio":
+        if self.vs is not None and (self.memory is not None or self.measured in get_args(Alone)):
+            raise ValueError(f"{self.measured} has no baseline: drop vs")
+        if self.aggregate == "sum" and self.measured != "batch_ratio":
             raise ValueError(f"{self.measured} cannot be summed: write mean, min or max")
         if (self.measured in _SHARES and self.value > 1) or (self.measured in _SAVED and self.value == 1):
             raise ValueError(f"value {self.value:g} is no share: write 20% as 0.2")
@@ -159,7 +159,7 @@ class PublishedSection(FileModel):
 class StudyFile(FileModel):
     """A study as written in its file."""
 
-    schema_: Literal["simgpu.study/1"] = Field(alias="schema")
+    schema_: Literal["simgpu.study/2"] = Field(alias="schema")
     name: Text | None = Field(default=None, description="without: the file's name")
     description: str = ""
     paper: str = Field(default="", description="what the published numbers are from")
@@ -232,20 +232,20 @@ class StudyRun:
 
 @dataclass(frozen=True, slots=True)
 class PublishedNumber:
-    """A number that a paper states: of a run compared with another, of one trace or of all but those in `without`.
+    """A number that a paper states: of a run compared with another, of one trace or of all but those in `excluding`.
 
-    of, without: labels as in the file, or of one batch of a sweep.
-    run, over: labels as in the file; empty where the number is of an amount of memory; over is also empty where it is
+    aggregate, excluding: labels as in the file, or of one batch of a sweep.
+    run, vs: labels as in the file; empty where the number is of an amount of memory; vs is also empty where it is
     of a run alone.
     """
 
     run: str
-    over: str
-    of: str
+    vs: str
+    aggregate: str
     value: float
     measure: Measure
     source: str
-    without: tuple[str, ...] = ()
+    excluding: tuple[str, ...] = ()
     note: str = ""
     memory: Amount | None = None
 

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from simgpu.experiments.scenarios.sweep import Sweep
 
 CSV, PARQUET, REPORT = "results.csv", "results.parquet", "sweep.json"
-SCHEMA = "simgpu.sweep/1"
+SCHEMA = "simgpu.sweep/2"
 
 #: Keys of notes in the database.
 _SWEPT, WRITTEN = "swept", "written"

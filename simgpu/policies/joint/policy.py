@@ -73,7 +73,7 @@ class Joint(PlacingPolicy):
     evaluations: int = parameter(
         250_000, "placements that the search may evaluate, besides those of the policies that it starts from"
     )
-    bound: bool = parameter(True, "whether to compute how far from the best possible the answer is (needs scipy)")
+    lower_bound: bool = parameter(True, "whether to compute how far from the best possible the answer is (needs scipy)")
 
     def plan(self, context: PlanContext) -> Program:
         """The fastest program found.
@@ -105,7 +105,7 @@ class Joint(PlacingPolicy):
         if not label.startswith("search"):
             why = "the search found nothing that fits" if found.score >= DOES_NOT_FIT else "faster than what was found"
             notes.insert(0, f"adopted: the program of {label}, {why}")
-        if self.bound and best is not None and not evaluator.why_not:
+        if self.lower_bound and best is not None and not evaluator.why_not:
             notes.append(_distance(evaluator, program, best.time_ns))
         if any(vectors.get(label, (1,))):
             notes += _suggestions(context, runs)

@@ -69,7 +69,7 @@ def _rows(trace: Trace, profile: CompressibilityProfile) -> Iterator[CompressedS
             yield from rows_of(block.id, epoch, histogram)
 
 
-SCHEMA = "simgpu.compressibility/1"
+SCHEMA = "simgpu.compressibility/2"
 FOLDER = Path(__file__).with_name("profiles")
 
 #: The profile that is meant where none is named.
@@ -95,7 +95,7 @@ class RoleShares(FileModel):
 class CompressibilityProfile(FileModel):
     """Shares of entry sizes by role; see `simgpu.workloads.compressibility.generator` for how they are used."""
 
-    schema_: Literal["simgpu.compressibility/1"] = Field(alias="schema")
+    schema_: Literal["simgpu.compressibility/2"] = Field(alias="schema")
     recordings: tuple[Text, ...] = Field(default=(), strict=False, description="traces that it was measured in")
     fitted_to: str = Field(default="", description="of one that was not measured: what it was fitted to")
     epochs: tuple[Annotated[int, Field(ge=0)], ...] = Field(strict=False, min_length=1, description="ascending")

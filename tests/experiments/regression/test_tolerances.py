@@ -87,7 +87,7 @@ def test_a_share_of_zero_allows_nothing_and_an_amount_does() -> None:
 def test_tolerances_of_a_folder_are_read(tmp_path: Path) -> None:
     assert read_tolerances(tmp_path) == ()
     (tmp_path / "tolerances.yaml").write_text(
-        "schema: simgpu.tolerances/1\ntolerances:\n  iteration_ns: 1%\n  '*_bytes': 1 MiB\n"
+        "schema: simgpu.tolerances/2\ntolerances:\n  iteration_ns: 1%\n  '*_bytes': 1 MiB\n"
     )
     assert [(each.pattern, each.text) for each in read_tolerances(tmp_path)] == [
         ("iteration_ns", "1%"),
@@ -98,15 +98,15 @@ def test_tolerances_of_a_folder_are_read(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("text", "told"),
     [
-        ("schema: simgpu.tolerances/1\nextra: 1\ntolerances: {}\n", "line 2, extra: unknown key"),
+        ("schema: simgpu.tolerances/2\nextra: 1\ntolerances: {}\n", "line 2, extra: unknown key"),
         ("schema: simgpu.tolerances/2\ntolerances: {}\n", "line 1, schema: 'simgpu.tolerances/2' is another version"),
-        ("schema: simgpu.tolerances/1\ntolerances:\n  spans: 0\n  time: 1%\n", "line 4, tolerances.time: no metric"),
+        ("schema: simgpu.tolerances/2\ntolerances:\n  spans: 0\n  time: 1%\n", "line 4, tolerances.time: no metric"),
         (
-            "schema: simgpu.tolerances/1\ntolerances:\n  spans: 1%\n  spans: 2%\n",
+            "schema: simgpu.tolerances/2\ntolerances:\n  spans: 1%\n  spans: 2%\n",
             "line 4, tolerances.spans: given",
         ),
-        ("schema: simgpu.tolerances/1\n", "tolerances: is missing"),
-        ("schema: simgpu.tolerances/1\ntolerances: 1%\n", "line 2, tolerances: '1%' is not a mapping"),
+        ("schema: simgpu.tolerances/2\n", "tolerances: is missing"),
+        ("schema: simgpu.tolerances/2\ntolerances: 1%\n", "line 2, tolerances: '1%' is not a mapping"),
     ],
 )
 def test_problems_of_the_file_are_reported_with_their_line(text: str, told: str, tmp_path: Path) -> None:
@@ -118,6 +118,6 @@ def test_problems_of_the_file_are_reported_with_their_line(text: str, told: str,
 
 def test_the_example_in_the_documentation_is_valid(tmp_path: Path) -> None:
     readme = (Path(__file__).parents[3] / "scenarios" / "README.md").read_text(encoding="utf-8")
-    block = readme.split("```yaml\nschema: simgpu.tolerances/1\n")[1].split("```")[0]
-    (tmp_path / "tolerances.yaml").write_text(f"schema: simgpu.tolerances/1\n{block}")
+    block = readme.split("```yaml\nschema: simgpu.tolerances/2\n")[1].split("```")[0]
+    (tmp_path / "tolerances.yaml").write_text(f"schema: simgpu.tolerances/2\n{block}")
     assert [each.text for each in read_tolerances(tmp_path)] == ["0.1%", "20 us", "1 MiB", "0"]

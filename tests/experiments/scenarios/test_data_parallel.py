@@ -15,7 +15,7 @@ from simgpu.program.data_parallel import DataParallel
 from tests.cli.cli_helpers import simgpu
 
 GOOD = """\
-schema: simgpu.scenario/1
+schema: simgpu.scenario/2
 trace: {zoo: resnet20, batch: 64}
 node: k40-x4
 policies: [vdnn]

@@ -14,7 +14,7 @@ from simgpu.trace.chain import chain
 from simgpu.trace.folder import write_trace
 
 GOOD = """\
-schema: simgpu.scenario/1
+schema: simgpu.scenario/2
 name: try
 trace: chain
 node: laptop-2gb
@@ -101,7 +101,7 @@ def test_all_problems_of_all_files_are_reported_at_once(tmp_path: Path) -> None:
         encoding="utf-8",
     )
     text = """\
-schema: simgpu.scenario/1
+schema: simgpu.scenario/2
 name: try
 trace: chian
 node: node.yaml
@@ -159,12 +159,12 @@ def test_a_bad_override_is_reported_as_an_override(tmp_path: Path, overrides: di
 
 
 def test_missing_keys_and_unknown_schema(tmp_path: Path) -> None:
-    told = problems_of(scenario_file(tmp_path, "schema: simgpu.scenario/1\n"))
+    told = problems_of(scenario_file(tmp_path, "schema: simgpu.scenario/2\n"))
     assert told == [f"try.yaml: {key}: is missing; add it" for key in ("trace", "node", "policies")]
     (told_version,) = problems_of(scenario_file(tmp_path, GOOD.replace("scenario/1", "scenario/2")))
     assert told_version == (
         "try.yaml: line 1, schema: 'simgpu.scenario/2' is another version; this simgpu reads version 1; "
-        "write 'schema: simgpu.scenario/1'"
+        "write 'schema: simgpu.scenario/2'"
     )
 
 

@@ -21,7 +21,7 @@ from simgpu.trace.folder import write_trace
 from simgpu.trace.stats import trace_stats
 
 GOOD = """\
-schema: simgpu.study/1
+schema: simgpu.study/2
 node: v100
 overrides: {node.gpu.memory: 8 GiB, node.link.d2h_bandwidth: 10 GB/s}
 traces:
@@ -49,7 +49,7 @@ published:
 
 #: Budgets, several GPUs, and numbers of other things than throughput.
 BUDGETS = """\
-schema: simgpu.study/1
+schema: simgpu.study/2
 node: k40-x4
 traces:
   AlexNet: {zoo: alexnet, batch: 32, framework: fused}
@@ -59,7 +59,7 @@ runs:
   moDNN:
     policy: modnn
     budget: 2 GB
-    for_trace: {VGG-11: {budget: 3 GB, policy: {modnn: {sub_batch: 4}}}}
+    per_trace: {VGG-11: {budget: 3 GB, policy: {modnn: {sub_batch: 4}}}}
   sweep: {policy: modnn, budgets: [1 GB, 2 GB]}
   vDNN+: {policy: vdnn+, budgets: [2 GB, 1 GB, 4 GB]}
   four: {policy: modnn, data_parallel: {gpus: 4, exchange: host, cores: 2}}
@@ -77,7 +77,7 @@ published:
 
 #: Sweeps of batches.
 BATCHES = """\
-schema: simgpu.study/1
+schema: simgpu.study/2
 node: v100
 traces:
   VGG: {zoo: vgg11, input: cifar10, batches: [16, 8]}
@@ -87,7 +87,7 @@ runs:
   none: {policy: none}
   vDNN:
     policy: vdnn
-    for_trace: {VGG 8: {budget: 2 GB}, VGG: {policy: {vdnn: {mode: conv}}, budget: 1 GB}}
+    per_trace: {VGG 8: {budget: 2 GB}, VGG: {policy: {vdnn: {mode: conv}}, budget: 1 GB}}
 baseline: none
 tables: [samples_per_s, breakdown]
 published:
@@ -239,16 +239,16 @@ def test_a_published_number_is_of_two_runs_of_one_or_of_memory(tmp_path: Path) -
         ("[1 GB, 2 GB]}", "[1 GB], budget: 2 GB}", "line 12, runs.sweep: a run has a budget or a sweep of budgets"),
         (
             "[1 GB, 2 GB]}",
-            "[1 GB, 2 GB], for_trace: {AlexNet: {budget: 1 GB}}}",
+            "[1 GB, 2 GB], per_trace: {AlexNet: {budget: 1 GB}}}",
             "line 12, runs.sweep: a sweep has its own budgets on every trace",
         ),
-        ("{VGG-11: {b", "{VGG11: {b", "line 11, runs.moDNN.for_trace.VGG11: there is no trace 'VGG11'; did you mean"),
-        ("budget: 3 GB", "budget: 30 GB", "line 11, runs.moDNN.for_trace.VGG-11.budget: 30 GB is more than the"),
-        ("sub_batch: 4", "sub_bach: 4", "line 11, runs.moDNN.for_trace.VGG-11.policy.modnn.sub_bach: policy 'modnn'"),
+        ("{VGG-11: {b", "{VGG11: {b", "line 11, runs.moDNN.per_trace.VGG11: there is no trace 'VGG11'; did you mean"),
+        ("budget: 3 GB", "budget: 30 GB", "line 11, runs.moDNN.per_trace.VGG-11.budget: 30 GB is more than the"),
+        ("sub_batch: 4", "sub_bach: 4", "line 11, runs.moDNN.per_trace.VGG-11.policy.modnn.sub_bach: policy 'modnn'"),
         (
             "{budget: 3 GB, policy: {modnn: {sub_batch: 4}}}",
             "{}",
-            "line 11, runs.moDNN.for_trace.VGG-11: changes nothing",
+            "line 11, runs.moDNN.per_trace.VGG-11: changes nothing",
         ),
         ("gpus: 4", "gpus: 5", "line 14, runs.four.data_parallel.gpus: node k40-x4 has 4 GPUs, not 5"),
         ("cores: 2", "cores: 21", "line 14, runs.four.data_parallel.cores: the host of node k40-x4 has 20 cores"),
@@ -329,7 +329,7 @@ def test_a_sweep_that_is_null_is_left_out_with_what_is_said_of_its_batches(tmp_p
         ("trace: chain, ", "trace: chain, zoo: vgg11, ", "line 5, traces.chain.zoo: unknown key"),
         ("{trace: chain, batches: [1, 2]}", "{trace: chain}", "line 5, traces.chain.batches: is missing; add it"),
         ("  AlexNet:", "  VGG 8:", "line 6, traces.VGG 8: is also what 'VGG' has at that batch"),
-        ("{VGG 8: {", "{VGG 9: {", "line 11, runs.vDNN.for_trace.VGG 9: there is no trace 'VGG 9'; did you mean"),
+        ("{VGG 8: {", "{VGG 9: {", "line 11, runs.vDNN.per_trace.VGG 9: there is no trace 'VGG 9'; did you mean"),
         ("[samples_per_s, br", "[samples, br", "line 13, tables[0]: 'samples' is not one of the choices"),
         (
             "of: VGG,",
@@ -445,11 +445,11 @@ def test_the_json_schema_knows_its_parts() -> None:
     assert {"throughput", "time_saved", "time_increase", "traffic_reduction", "memory"} <= set(measures["enum"])
     assert {"overlap", "swapping", "largest_batch", "best_throughput"} <= set(measures["enum"])
     assert schema["properties"]["tables"]["items"]["enum"][:2] == ["throughput", "time"]
-    assert {"budget", "budgets", "data_parallel", "for_trace"} <= set(run)
+    assert {"budget", "budgets", "data_parallel", "per_trace"} <= set(run)
 
 
 OVERSUBSCRIBED = """\
-schema: simgpu.study/1
+schema: simgpu.study/2
 node: laptop-2gb
 traces: {VGG: vgg11-cifar-cpu, ResNet: resnet20-cifar-cpu}
 runs:

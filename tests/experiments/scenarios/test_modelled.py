@@ -22,7 +22,7 @@ from simgpu.workloads.lowering.optimizer import Optimizer
 from tests.cli.cli_helpers import simgpu
 
 FILE = """\
-schema: simgpu.scenario/1
+schema: simgpu.scenario/2
 trace:
   zoo: alexnet
   batch: 64

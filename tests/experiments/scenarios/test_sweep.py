@@ -19,7 +19,7 @@ from simgpu.trace.chain import chain
 from simgpu.trace.folder import write_trace
 
 BASE = """\
-schema: simgpu.scenario/1
+schema: simgpu.scenario/2
 trace: chain
 node: laptop-2gb
 policies: [none, vdnn]
