@@ -159,14 +159,14 @@ class OutOfMemoryError(SimgpuError):
             need, there = format_bytes(self.requested), format_bytes(self.capacity)
             if need == there:  # what is written with four digits may differ by one byte
                 need, there = f"{self.requested} B", f"{self.capacity} B"
-            text = f"out of {self.space} memory: {self.waiting} needs {need}, more than all of the {there} there are"
+            text = f"out of {self.space} memory: {self.waiting} needs {need}, which exceeds the {there} capacity"
             return f"{text}; largest: {held}" if held else text
         text = (
-            f"out of {self.space} memory at {format_time(self.at_ns)}: {self.waiting} asks for "
-            f"{format_bytes(self.requested)}, free {format_bytes(self.free)} of {format_bytes(self.capacity)}, "
-            f"largest hole {format_bytes(self.largest_hole)}"
+            f"out of {self.space} memory at {format_time(self.at_ns)}: {self.waiting} requests "
+            f"{format_bytes(self.requested)}, {format_bytes(self.free)} of {format_bytes(self.capacity)} are free, "
+            f"largest free block {format_bytes(self.largest_hole)}"
         )
-        return f"{text}; held by {held}" if held else text
+        return f"{text}; resident: {held}" if held else text
 
 
 @dataclass(eq=False, repr=False)

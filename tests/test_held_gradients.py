@@ -192,8 +192,8 @@ def test_gathering_tells_why_the_memory_of_a_plan_is_not_enough(policy: str):
     with pytest.raises(OutOfMemoryError) as caught:
         simulate(made, two(), policy, gpus=2, exchange="gather", budget=need)
     assert "copy of block w1.grad.gpu1 on " in str(caught.value)
-    why = "which GPU 0 fetches to add it up, beside what the policy has planned (the exchange host needs no such room),"
-    assert f"{why} asks for 100 B" in str(caught.value)
+    why = "which GPU 0 fetches to add it up, in addition to the policy's plan (not needed with exchange: host),"
+    assert f"{why} requests 100 B" in str(caught.value)
     with pytest.raises(OutOfMemoryError) as plain:
         simulate(made, two(), policy, gpus=2, exchange="gather", budget=need // 2)
     assert "fetches" not in str(plain.value)

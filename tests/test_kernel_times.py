@@ -13,7 +13,7 @@ from simgpu.trace.model import NOT_RECORDED, Origin, TraceInfo
 from simgpu.workloads.modelled import build_trace
 
 RECORDED = TraceInfo("net", 8, "Tesla V100 PCIe", "float32", Origin.RECORDED, "torch")
-OTHERS = "of Tesla V100 PCIe, not of the node's Tesla K40: a node brings memory and links"
+OTHERS = "of Tesla V100 PCIe, not of the node's Tesla K40, which gives memory and links"
 FITTED = "The time model's hopper was fitted to H100, not to H200 SXM."
 
 
@@ -29,7 +29,7 @@ FITTED = "The time model's hopper was fitted to H100, not to H200 SXM."
         (
             replace(RECORDED, device="H200 SXM", origin=Origin.MODELLED),
             "k40",
-            f"of H200 SXM, not of the node's Tesla K40: a node brings memory and links. {FITTED}",
+            f"of H200 SXM, not of the node's Tesla K40, which gives memory and links. {FITTED}",
         ),
     ],
 )

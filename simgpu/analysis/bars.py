@@ -1,4 +1,4 @@
-"""What a picture of a timeline shows, before anything is drawn: looks of spans, merged bars, thinned curves."""
+"""The contents of a timeline's plot, before anything is drawn: looks of spans, merged bars, thinned curves."""
 
 from __future__ import annotations
 
@@ -32,16 +32,16 @@ PHASES: Mapping[Phase, Look] = {
 }
 RECOMPUTE = Look("recompute", "#CCBB44")
 CODEC = Look("codec", "#AA3377")
-COPY_D2H = Look("copy out", "#EE8866")
-COPY_H2D = Look("copy in", "#44AA99")
-WAIT_COPY_OUT = Look("waits for copy out", "#F8D0C0", "////", COPY_D2H.fill)
-WAIT_COPY_IN = Look("waits for copy in", "#C4E6E1", "\\\\\\\\", COPY_H2D.fill)
-WAIT_COPY = Look("waits for a copy", "#E6E2D3", "////", "#8A7A3A")
-WAIT_MEMORY = Look("waits for memory", "#EFC4C4", "xxxx", "#BB4444")
-WAIT_OTHER = Look("waits for another stream", "#E2E2E2", "....", "#999999")
+COPY_D2H = Look("D2H copy", "#EE8866")
+COPY_H2D = Look("H2D copy", "#44AA99")
+WAIT_COPY_OUT = Look("stalled on D2H", "#F8D0C0", "////", COPY_D2H.fill)
+WAIT_COPY_IN = Look("stalled on H2D", "#C4E6E1", "\\\\\\\\", COPY_H2D.fill)
+WAIT_COPY = Look("stalled on a copy", "#E6E2D3", "////", "#8A7A3A")
+WAIT_MEMORY = Look("stalled on memory", "#EFC4C4", "xxxx", "#BB4444")
+WAIT_OTHER = Look("stalled on another stream", "#E2E2E2", "....", "#999999")
 #: A copy stream waits most of the time: drawn as a thin line, so that it does not compete with the copies.
-COPY_WAIT = Look("copy stream waits", "#D5D5D5", height=0.12)
-COPY_WAIT_MEMORY = Look("waits for memory", WAIT_MEMORY.fill, WAIT_MEMORY.hatch, WAIT_MEMORY.ink, 0.3)
+COPY_WAIT = Look("copy stream idle", "#D5D5D5", height=0.12)
+COPY_WAIT_MEMORY = Look("stalled on memory", WAIT_MEMORY.fill, WAIT_MEMORY.hatch, WAIT_MEMORY.ink, 0.3)
 
 #: How the parts of a breakdown are drawn, by the names of `simgpu.analysis.breakdown.PARTS`.
 PART_LOOKS: Mapping[str, Look] = {
@@ -50,7 +50,7 @@ PART_LOOKS: Mapping[str, Look] = {
     "swapping": Look("swapping", "#F8D0C0", "////", COPY_D2H.fill),
     "recomputation": Look("recomputation", RECOMPUTE.fill, ink="black"),
     "codec": Look("codec", CODEC.fill),
-    "other": Look("waits for another stream", WAIT_OTHER.fill, WAIT_OTHER.hatch, WAIT_OTHER.ink),
+    "other": Look("stalled on another stream", WAIT_OTHER.fill, WAIT_OTHER.hatch, WAIT_OTHER.ink),
 }
 
 #: In the order of the legend; drawn from the last to the first, so that waiting never hides work.

@@ -38,15 +38,15 @@ class Stack(NamedTuple):
     failure: str = ""
 
 
-def plot_breakdowns(panels: Mapping[str, Sequence[Stack]], *, title: str, xlabel: str = "iteration time") -> Figure:
-    """A bar a run, as long as its iteration and divided by what the time went to, in a panel each (HOME, figure 7).
+def plot_breakdowns(panels: Mapping[str, Sequence[Stack]], *, title: str, xlabel: str = "step time") -> Figure:
+    """A bar a run, as long as its iteration and divided into parts of its time, in a panel each (HOME, figure 7).
 
     panels: the runs by the title of their panel, which has a time axis of its own.
 
-    >>> runs = [Stack("vdnn", {"computation": 250, "swapping": 750}), Stack("none", None, "out of memory")]
+    >>> runs = [Stack("vdnn", {"computation": 250, "swapping": 750}), Stack("none", None, "OOM")]
     >>> figure = plot_breakdowns({"VGG16, batch 64": runs}, title="a study")
     >>> [text.get_text() for text in figure.axes[0].texts]
-    ['25%', '75%', '1 µs', 'out of memory']
+    ['25%', '75%', '1 µs', 'OOM']
     """
     inches = [_HEAD_INCHES + _BAR_INCHES * max(len(runs), 2) for runs in panels.values()]
     figure = RunFigure(figsize=(_WIDTH_INCHES, 0.6 + sum(inches)), layout="constrained")
@@ -68,7 +68,7 @@ def _draw_stacks(ax: Axes, runs: Sequence[Stack], shown: Sequence[str], xlabel: 
     scale, shown_unit = TIME_UNITS[unit], "µs" if unit == "us" else unit
     for row, run in enumerate(runs):
         if run.parts is None:
-            _write_beside(ax, row, 0, run.failure, "0.4")
+            _write_after(ax, row, 0, run.failure, "0.4")
             continue
         below = 0
         for name in shown:
@@ -77,7 +77,7 @@ def _draw_stacks(ax: Axes, runs: Sequence[Stack], shown: Sequence[str], xlabel: 
                 if part >= _LEAST_WRITTEN * longest:
                     _write_share(ax, row, (below + part / 2) / scale, part / sum(run.parts.values()), PART_LOOKS[name])
                 below += part
-        _write_beside(ax, row, below / scale, f"{below / scale:.4g} {shown_unit}", "black")
+        _write_after(ax, row, below / scale, f"{below / scale:.4g} {shown_unit}", "black")
     ax.set_xlim(0, 1.12 * longest / scale)
     ax.set_ylim(max(len(runs), 2) - 0.45, -0.55)
     ax.set_yticks(range(len(runs)), [run.label for run in runs])
@@ -98,7 +98,7 @@ def _write_share(ax: Axes, row: int, x: float, share: float, look: Look) -> None
     ax.text(x, row, f"{share:.0%}", ha="center", va="center", fontsize=8, color=ink, bbox=box)
 
 
-def _write_beside(ax: Axes, row: int, x: float, text: str, ink: str) -> None:
+def _write_after(ax: Axes, row: int, x: float, text: str, ink: str) -> None:
     ax.annotate(text, (x, row), (4, 0), textcoords="offset points", va="center", fontsize=8, color=ink)
 
 
@@ -195,7 +195,7 @@ _ROW_INCHES, _COUNTS_INCHES = 0.24, 1.5
 def plot_decisions(
     decisions: Mapping[str, Sequence[str | None]], epochs: Sequence[int], *, title: str | None = None
 ) -> Figure:
-    """A dot for each block and epoch: full where it leaves in a codec, open where as it is, none where it stays.
+    """A dot for each block and epoch: full where it is offloaded compressed, open where uncompressed, none where kept.
 
     decisions: by block in the order in which they leave, for each epoch the codec, "" for none, None for a block that
     stays.
@@ -220,7 +220,7 @@ def _draw_counts(ax: Axes, decisions: Mapping[str, Sequence[str | None]], epochs
     ax.plot(epochs, count, drawstyle="steps-post", color=_COMPRESSED, linewidth=1.6, marker="o", markersize=3)
     ax.set_ylim(-0.4, max([*count, 1]) * 1.1)
     ax.yaxis.set_major_locator(MaxNLocator(integer=True))
-    ax.set_ylabel("compressed")
+    ax.set_ylabel("compressed\ntensors")
     ax.grid(axis="y", color="#DDDDDD", linewidth=0.6)
     ax.spines[["top", "right"]].set_visible(False)
 
@@ -243,7 +243,7 @@ def _draw_dots(ax: Axes, decisions: Mapping[str, Sequence[str | None]], epochs: 
     codecs = sorted({codec for _, _, codec in dots if codec})
     handles = [
         Line2D([], [], linestyle="", marker="o", markerfacecolor=fill, markeredgecolor=_COMPRESSED, label=label)
-        for fill, label in ((_COMPRESSED, f"compressed ({', '.join(codecs)})"), (_RAW, "as it is"))
+        for fill, label in ((_COMPRESSED, f"compressed ({', '.join(codecs)})"), (_RAW, "uncompressed"))
         if codecs or fill is _RAW
     ]
     ax.figure.legend(handles=handles, loc="outside lower center", ncols=2, frameon=False, fontsize=9)
@@ -288,7 +288,7 @@ def plot_convergence(
     >>> figure = plot_convergence([9e15, 20, 14], [9e15, 16, 12], [13, 12, 11], unit="ms", converged_at=3)
     >>> print(*(text.get_text() for text in figure.axes[0].texts), sep="\\n")
     off the scale: worst and average in iteration 1
-    best 11 ms, first in iteration 3
+    best 11 ms, iteration 3
     """
     given = zip(_CURVE_COLOURS, (worst, mean, best), strict=True)
     curves = {name: np.asarray(values, dtype=np.float64) for name, values in given}
@@ -302,8 +302,8 @@ def plot_convergence(
     if converged_at is not None:
         _mark_best(ax, converged_at, float(curves["best"][converged_at - 1]), unit)
     ax.set_title(title or "", loc="left", fontsize=10, pad=16.0 + 6.0 * bars if bars else None)
-    figure.axes[-1].set_xlabel("iteration of the search")
-    ax.set_ylabel(f"training iteration ({unit})")
+    figure.axes[-1].set_xlabel("search iteration")
+    ax.set_ylabel(f"step time ({unit})")
     ax.legend(loc="upper left", bbox_to_anchor=(1.005, 1.02), frameon=False, fontsize=8, borderaxespad=0.0)
     ax.spines[["top", "right"]].set_visible(False)
     ax.tick_params(labelsize=8)
@@ -393,7 +393,7 @@ def _mark_best(ax: Axes, iteration: int, cost: float, unit: str) -> None:
     side = "left" if share < 0.2 else "right" if share > 0.8 else "center"
     ax.plot([iteration], [cost], marker="o", markersize=4.5, color="black", zorder=5)
     ax.annotate(
-        f"best {cost:.5g} {unit}, first in iteration {iteration}",
+        f"best {cost:.5g} {unit}, iteration {iteration}",
         xy=(iteration, cost),
         xytext=(0, -8),
         textcoords="offset points",

@@ -69,11 +69,11 @@ def plot_heatmap(
     ax.set_xticks([0, 16, 32, 48, 63])
     ax.tick_params(axis="y", length=2, labelsize=7)
     ax.tick_params(axis="x", labelsize=8)
-    ax.set_xlabel("entry of 128 B within its page of 8 KB")
+    ax.set_xlabel("128 B memory-entry within its 8 KB page")
     means = [f"{pages_per_row} pages" if pages_per_row > 1 else "", f"{snapshots} snapshots" if snapshots > 1 else ""]
     of = " and ".join(each for each in means if each)
     bar = figure.colorbar(image, ax=ax, ticks=_NAMED_BYTES, fraction=0.04, pad=0.02)
-    bar.set_label(f"compressed bytes of an entry{f', mean of {of}' if of else ''}", fontsize=9)
+    bar.set_label(f"compressed bytes per entry{f', mean of {of}' if of else ''}", fontsize=9)
     bar.ax.tick_params(labelsize=8)
     _head(figure, title)
     return figure
@@ -103,7 +103,7 @@ def plot_thresholds(
         color=_LINE,
         linewidth=1.2,
         linestyle="--",
-        label=f"{best:.2f}x with targets by mean size, whatever overflows",
+        label=f"{best:.2f}x with targets by mean size, overflow ignored",
     )
     upper.set_ylim(0, 1.18 * max([*ratios, best]))
     upper.set_ylabel("compression ratio")
@@ -147,7 +147,7 @@ def plot_drift(shares: Mapping[str, float], ratio: float, *, title: str) -> RunF
     labels = [_short(label) for label in shares]
     crowded = sum(map(len, labels)) > 90
     ax.set_xticks(at, labels, rotation=35 if crowded else 0, ha="right" if crowded else "center")
-    ax.set_xlabel(f"snapshot, at the constant ratio {ratio:.2f}x")
+    ax.set_xlabel(f"snapshot, at a constant ratio of {ratio:.2f}x")
     ax.legend(loc="upper left", bbox_to_anchor=(1.005, 1.02), frameon=False, fontsize=8, borderaxespad=0.0)
     _plain(ax)
     _head(figure, title)

@@ -88,11 +88,11 @@ def plot_measures(sections: Sequence[Sequence[Panel]], runs: Sequence[str], *, t
     legend.
 
     >>> from simgpu.analysis.panels import Bar, AxisInfo
-    >>> bars = {"VGG16": {"vDNN": Bar(1.0), "CSWAP": Bar(1.25, published=(1.3,)), "none": Bar(None, "no memory")}}
+    >>> bars = {"VGG16": {"vDNN": Bar(1.0), "CSWAP": Bar(1.25, published=(1.3,)), "none": Bar(None, "OOM")}}
     >>> panel = BarPanel(AxisInfo("throughput over vDNN", level=1), bars)
     >>> figure = plot_measures([[panel]], ["vDNN", "CSWAP", "none"], title="a study")
     >>> [text.get_text() for text in figure.axes[0].texts]
-    ['1.00', '1.25', 'no memory']
+    ['1.00', '1.25', 'OOM']
     """
     blocks = list(_blocks(sections))
     alone = all(len(block.panels) < block.columns for block in blocks)

@@ -222,10 +222,10 @@ def draw_time(ax: Axes, panel: TimePanel) -> None:
     ax.set_ylim(bottom=0)
     if len(panel.epochs) == 1:
         ax.xaxis.set_major_formatter(FuncFormatter(lambda at, _: f"{at:.0%}"))
-        ax.set_xlabel("time of the iteration", fontsize=8.5)
+        ax.set_xlabel("share of the iteration", fontsize=8.5)
     else:
         ax.set_xticks([epoch + 0.5 for epoch in range(len(panel.epochs))], list(map(str, panel.epochs)))
-        ax.set_xlabel("an iteration of each of the epochs, one after another", fontsize=8.5)
+        ax.set_xlabel("epoch (one iteration each)", fontsize=8.5)
     legend = ax.legend(loc="upper left", bbox_to_anchor=(1.02, 1.0), frameon=False, fontsize=7.5, borderaxespad=0)
     # It has its own space; the axes must not shrink for it.
     legend.set_in_layout(False)

@@ -32,7 +32,7 @@ from simgpu.units import BYTE_UNITS, TIME_UNITS, format_bytes, format_energy, fo
 
 #: Opacity of what takes next to no part of its stretch of time: still to be seen.
 _PALEST = 0.2
-_STREAM_LABELS = {"compute": "compute", "d2h": "copy out\n(d2h)", "h2d": "copy in\n(h2d)", "host": "host"}
+_STREAM_LABELS = {"compute": "compute", "d2h": "D2H copies", "h2d": "H2D copies", "host": "host"}
 _STREAM_LABELS |= {"data": "copies", "host1": "host\n(exchange)"}
 _WIDTH_INCHES = 10.0
 _ROW_INCHES = 0.55
@@ -84,7 +84,7 @@ def plot_timeline(
     phases: Mapping[str, Phase] | None = None,
     ax: Axes | None = None,
 ) -> Figure:
-    """What each stream does over one iteration (None: over the whole run), one row per stream.
+    """The spans of each stream over one iteration (None: over the whole run), one row per stream.
 
     phases: the phase of each kernel by id, to distinguish forward from backward. ax: draw there instead of in a new
     figure. Kernels too short to see are joined. `IndexError` when there is no such iteration.
@@ -177,14 +177,14 @@ def plot_power(timeline: Timeline, curve: PowerCurve, power: Power, *, title: st
     ax.set_ylabel("power (W)")
     handles, _ = ax.get_legend_handles_labels()
     _legend(ax, handles)
-    summary = f"{format_energy(power.energy_nj)} an iteration, {format_power(1000 * power.average_w)} on average"
+    summary = f"{format_energy(power.energy_nj)} per iteration, {format_power(1000 * power.average_w)} average"
     _title(ax, window, f"{window.title if title is None else title}\n{summary}")
     _time_axis(ax, window)
     return cast(Figure, ax.figure)
 
 
 def save_figure(figure: Figure, path: str | Path) -> None:
-    """Write a figure as PNG, SVG or PDF by its suffix, whole or not at all; `InputError` when it cannot be written."""
+    """Writes a figure atomically as PNG, SVG or PDF by its suffix; `InputError` when it cannot be written."""
     suffix = Path(path).suffix.lstrip(".")
     if suffix not in _METADATA:
         known = ", ".join(f".{name}" for name in _METADATA)
@@ -291,7 +291,7 @@ def _draw_memory(ax: Axes, timeline: Timeline, window: _Window, budget: int | No
     time = window.scaled(shown.time)
     ax.fill_between(time, shown.live / scale, step="post", color=_LIVE_COLOUR, alpha=0.35, linewidth=0)
     ax.step(time, shown.live / scale, where="post", color=_LIVE_COLOUR, linewidth=1.0)
-    handles: list[Artist] = [Patch(facecolor=_LIVE_COLOUR, alpha=0.45, label="live")]
+    handles: list[Artist] = [Patch(facecolor=_LIVE_COLOUR, alpha=0.45, label="live blocks")]
     if np.any(shown.used > shown.live):
         ax.fill_between(
             time, shown.live / scale, shown.used / scale, step="post", color=_PADDING_COLOUR, alpha=0.7, linewidth=0

@@ -18,10 +18,10 @@ if TYPE_CHECKING:
 _UNLIMITED = 10**6
 
 #: Headings of `comparison_rows`, in order.
-COMPARISON_HEADINGS = ("policy", "time", "samples/s", "slowdown", "stalled", "moved", "peak", "note")
+COMPARISON_HEADINGS = ("policy", "step time", "samples/s", "slowdown", "stalled", "transfers", "peak memory", "note")
 
-#: Heading of how far a time is over the bound on every placement of feature maps.
-OVER_BOUND = "over least"
+#: Heading of the gap between a step time and its lower bound.
+OVER_BOUND = "gap"
 
 _ABSENT = "-"
 
@@ -29,8 +29,8 @@ _ABSENT = "-"
 def comparison_rows(results: Iterable[tuple[str, Metrics | None, str]]) -> list[tuple[str, ...]]:
     """One row of texts per (policy, metrics, note), under `COMPARISON_HEADINGS`; dashes where a run gave no metrics.
 
-    time: of the iteration. slowdown: against ideal. stalled: share of the iteration without running compute.
-    moved: over the link, both ways together. peak: live device memory in the iteration.
+    step time: of the iteration. slowdown: against ideal. stalled: share of the iteration without running compute.
+    transfers: bytes over the link, both directions. peak memory: live device memory in the iteration.
 
     >>> comparison_rows([("none", None, "out of memory")])
     [('none', '-', '-', '-', '-', '-', '-', 'out of memory')]
@@ -64,8 +64,8 @@ def breakdown_table(
     parts: nanoseconds by the names of `simgpu.analysis.breakdown.PARTS`, of which those are left out that are neither
     usual nor in any run; None where there are none, and `failure` says why in place of the time.
 
-    >>> breakdown_table([("vdnn", {"computation": 250, "swapping": 750}, ""), ("none", None, "no memory")])[1]
-    [('vdnn', '1 us', '25.0%', '0.0%', '75.0%', '0.0%'), ('none', 'no memory', '-', '-', '-', '-')]
+    >>> breakdown_table([("vdnn", {"computation": 250, "swapping": 750}, ""), ("none", None, "OOM")])[1]
+    [('vdnn', '1 us', '25.0%', '0.0%', '75.0%', '0.0%'), ('none', 'OOM', '-', '-', '-', '-')]
     """
     shown = shown_parts(parts for _, parts, _ in runs if parts is not None)
     rows = []
@@ -76,7 +76,7 @@ def breakdown_table(
         total = sum(parts.values())
         shares = (parts.get(name, 0) / total if total else 0.0 for name in shown)
         rows.append((label, format_time(total), *(f"{share:.1%}" for share in shares)))
-    return ("", "time", *shown), rows
+    return ("", "step time", *shown), rows
 
 
 def facts_text(facts: Iterable[tuple[str, str]]) -> str:
@@ -86,7 +86,9 @@ def facts_text(facts: Iterable[tuple[str, str]]) -> str:
     node        v100
     policy      vdnn
     """
-    return "\n".join(f"{name:<12}{text}" for name, text in facts)
+    lines = list(facts)
+    width = max([11, *(len(name) for name, _ in lines)]) + 1
+    return "\n".join(f"{name:<{width}}{text}" for name, text in lines)
 
 
 def facts_html(facts: Iterable[tuple[str, str]]) -> str:

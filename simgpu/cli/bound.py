@@ -1,5 +1,4 @@
-"""``simgpu memory-bound``: how much memory an iteration needs with all tensors at once, without offloading, and at
-least."""
+"""``simgpu memory-bound``: memory of an iteration with all tensors, its peak without offloading, its lower bounds."""
 
 from __future__ import annotations
 
@@ -71,7 +70,7 @@ def bound(
     as_json: bool,
     quiet: bool,
 ) -> None:
-    """Tell how much memory the iteration of WHAT needs, and what sets it: moDNN's bounds and sub-batch.
+    """Show the memory that the iteration of WHAT needs, with the limiting operators: moDNN's bounds and sub-batch.
 
     With a node, also what fits its memory by simulation: the sub-batch, and the largest undivided batch.
 
@@ -172,7 +171,7 @@ def _show(
     screen.print(facts([*trace.facts(), *([("node", _node_text(node))] if node else [])]))
     screen.print()
     rows = list(_rows(asked, bounds))
-    screen.print(table(("", "memory", "saved", "set by"), [row[:4] for row in rows], left=(0, 3)))
+    screen.print(table(("", "memory", "reduction", "limiting operator"), [row[:4] for row in rows], left=(0, 3)))
     screen.print()
     found = [amount for *_, amount in rows]
     all_kinds = {kind for each in found for kind in each.shares}
@@ -181,9 +180,9 @@ def _show(
         (kind.value, *(format_bytes(each.shares[kind]) if kind in each.shares else "-" for each in found))
         for kind in kinds
     ]
-    screen.print(table(("of which", *(row[0] for row in rows)), shares))
+    screen.print(table(("kind", *(row[0] for row in rows)), shares))
     screen.print()
-    screen.print(facts([*_told(asked, bounds, selected), *_fitting(fits, selected)]))
+    screen.print(facts([*_notes(asked, bounds, selected), *_fitting(fits, selected)]))
 
 
 def _node_text(node: NodeSpec) -> str:
@@ -193,11 +192,11 @@ def _node_text(node: NodeSpec) -> str:
 def _rows(asked: _Asked, bounds: MemoryBounds) -> Iterator[tuple[str, str, str, str, MemoryBound]]:
     """What it is, its bytes, all tensors at once over it, the kernel that sets it, and all of it."""
     together = bounds.all_at_once
-    by = _setter(asked.graph, together, "largest workspace: ")
-    yield "all at once", format_bytes(together.bytes), "", by, together
-    named = [("bound", bounds.bound), ("weights leave", bounds.offloaded)]
+    by = _setter(asked.graph, together, "workspace: ")
+    yield "all tensors", format_bytes(together.bytes), "", by, together
+    named = [("lower bound", bounds.bound), ("weights offloaded", bounds.offloaded)]
     if bounds.without_updates.bytes != bounds.offloaded.bytes:
-        named.append(("and no updates", bounds.without_updates))
+        named.append(("optimizer excluded", bounds.without_updates))
     for name, amount in named:
         saved = f"{together.bytes / amount.bytes:.1f}x" if amount.bytes else "-"
         yield name, format_bytes(amount.bytes), saved, _setter(bounds.graph, amount), amount
@@ -210,44 +209,44 @@ def _setter(graph: TaskGraph, amount: MemoryBound, why: str = "") -> str:
     return f"{why}{kernel.id}" if kernel.op in kernel.id else f"{why}{kernel.id} ({kernel.op})"
 
 
-def _told(asked: _Asked, bounds: MemoryBounds, selected: SubBatch | None) -> Iterator[tuple[str, str]]:
-    yield "all at once", "all tensors together, which moDNN calls ideal memory"
+def _notes(asked: _Asked, bounds: MemoryBounds, selected: SubBatch | None) -> Iterator[tuple[str, str]]:
+    yield "all tensors", "of the whole batch at the same time: moDNN's ideal memory"
     if peak := _peak(asked):
-        most = f"{format_bytes(peak.bytes)} at kernel {peak.kernel}"
-        yield "peak", f"without offloading {most}, as under the policies none and ideal"
+        most = f"{format_bytes(peak.bytes)} at {peak.kernel}"
+        yield "peak without offloading", f"{most}, as under the policies none and ideal"
     whole = asked.graph.trace.info.batch
     at = "a sub-batch of 1" if bounds.batch == 1 else f"the whole batch of {whole}"
-    yield "bounds", f"for {at}, convolutions by the algorithms of least workspace"
-    yield "", f"to the byte, a budget of {bounds.bound.bytes} B is enough"
+    yield "lower bounds", f"for {at}, each convolution by its algorithm with the smallest workspace"
+    yield "", f"exactly {bounds.bound.bytes} B, a sufficient budget"
     if bounds.why_whole:
-        yield "", f"the iteration cannot be told at another batch: {bounds.why_whole}"
+        yield "", f"the iteration is not known at another batch: {bounds.why_whole}"
     if bounds.without_updates.bytes != bounds.offloaded.bytes:
         kernel = bounds.graph.kernels[bounds.offloaded.kernel or 0].id
-        yield "updates", f"{kernel} updates weights together; one at a time they would not set the bound"
+        yield "optimizer", f"{kernel} updates weights together; one at a time they would not limit memory"
     if selected is None or asked.budget is None:
-        yield "equation 8", "for a sub-batch, name a node with --node, or memory with --budget"
+        yield "sub-batch", "not computed: give a node with --node, or memory with --budget"
         return
-    yield "equation 8", _sub_batch_text(asked.budget, bounds, selected)
+    yield "sub-batch", f"{_sub_batch_text(asked.budget, bounds, selected)} (moDNN, equation 8)"
     if len(selected.steps) > 1 and asked.budget >= bounds.bound.bytes:
-        yield "", "profiled at, then chosen: " + ", ".join(f"{batch} -> {led_to}" for batch, led_to in selected.steps)
+        yield "", "profiled at -> chosen: " + ", ".join(f"{batch} -> {led_to}" for batch, led_to in selected.steps)
 
 
 def _sub_batch_text(budget: int, bounds: MemoryBounds, selected: SubBatch) -> str:
     memory = format_bytes(budget)
     if budget < bounds.bound.bytes:
-        return f"none: {memory} are less than the bound"
+        return f"none: {memory} is below the lower bound"
     if selected.size == selected.whole:
-        why = f", which cannot be partitioned: {selected.why_whole}" if selected.why_whole else " at once"
-        return f"allows all {selected.whole} samples in {memory}{why}"
-    how = "allows" if selected.fits else "holds for no sub-batch; the smallest is"
-    return f"{how} {selected.size} of {selected.whole} samples at a time in {memory}"
+        why = f", which cannot be partitioned: {selected.why_whole}" if selected.why_whole else ""
+        return f"the whole batch of {selected.whole} in {memory}{why}"
+    how = "" if selected.fits else "no sub-batch satisfies it; the smallest is "
+    return f"{how}{selected.size} of {selected.whole} samples in {memory}"
 
 
 def _fitting(fits: WhatFits | None, selected: SubBatch | None) -> Iterator[tuple[str, str]]:
     if selected is None:
         return
     if fits is None:
-        yield "simulated", "nothing: name a node with --node, whose link a run needs"
+        yield "simulated", "nothing: give a node with --node, whose link a run needs"
         return
     for number, (policy, failure) in enumerate(fits.sub_batch.items()):
         verdict = f"does not run: {failure}" if failure else "fits"

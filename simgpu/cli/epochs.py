@@ -24,7 +24,7 @@ from simgpu.trace.epochs import epochs_of
 from simgpu.units import format_time
 from simgpu.version import __version__
 
-_HEADINGS = ("policy", "iteration", "samples/s", "over first", "swapping", "of it codecs")
+_HEADINGS = ("policy", "step time", "samples/s", "vs. first", "swapping", "codec share")
 _MARKS = {None: " ", "": "."}
 _COMPRESSED = "#"
 
@@ -144,7 +144,7 @@ def show_decisions(screen: Screen, training: Training) -> None:
     numbers = [epoch.number for epoch in training.epochs]
     names = max(map(len, training.decisions), default=0)
     shown = _spread(len(numbers), WIDTH - names - 2)
-    screen.print(Text(f"{training.label}: {_COMPRESSED} compressed, . as it is", style="bold"))
+    screen.print(Text(f"{training.label}: {_COMPRESSED} compressed, . uncompressed", style="bold"))
     for block, row in training.decisions.items():
         marks = "".join(_MARKS.get(row[at], _COMPRESSED) for at in shown)
         screen.print(f"{block:<{names}}  {marks}")

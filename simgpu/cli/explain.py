@@ -119,9 +119,7 @@ def _show(scenario: Scenario, comparison: Comparison, told: list[_Told], top: in
     screen = Screen()
     show_header(screen, scenario, comparison)
     if not told:
-        screen.print(
-            Text("memory without limit, and nothing to explain: leave policies out that have it, or add others")
-        )
+        screen.print(Text("nothing to explain: all policies have unlimited memory; add one that has a budget"))
     for number, each in enumerate(told):
         if number:
             screen.print()
@@ -145,10 +143,10 @@ def _show_run(screen: Screen, found: Explanation, answers: tuple[Answer, ...], t
         for line in filter(None, (found.by_engine, found.by_layer)):
             screen.print(Text(line))
         screen.print()
-        screen.print(table(("lost", "share", "to"), _loss_rows(found, top), left=(2,), whole=(0, 1)))
+        screen.print(table(("lost", "share", "cause"), _loss_rows(found, top), left=(2,), whole=(0, 1)))
     screen.print()
+    screen.print(Text("critical path", style="bold"))
     screen.print(table(PATH_HEADINGS, found.path_rows(), left=(3, 4), whole=range(5)))
-    screen.print(Text("the critical path, of which every step begins when the one before it ends", style="dim"))
     if answers:
         screen.print()
         screen.print(table(ANSWER_HEADINGS, answer_rows(answers), left=(0, 3), whole=(0, 1, 2)))

@@ -47,7 +47,7 @@ def report(result: str, output: Path | None, quiet: bool) -> None:
         page, *timelines = write_recorded(recorded, target)
     click.echo(f"written to {page}")
     if timelines:
-        click.echo(f"and beside it, for https://ui.perfetto.dev: {', '.join(file.name for file in timelines)}")
+        click.echo(f"in the same folder, for https://ui.perfetto.dev: {', '.join(file.name for file in timelines)}")
 
 
 def _is_scenario(result: str) -> bool:

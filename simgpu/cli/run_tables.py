@@ -1,4 +1,4 @@
-"""A run told to a person: what was run, where its numbers come from, and the numbers."""
+"""The report of a run on the terminal: what was run, where its numbers come from, and the numbers."""
 
 from __future__ import annotations
 
@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING
 from rich.text import Text
 
 from simgpu.cli.screen import WIDTH, Screen, facts, table
-from simgpu.experiments.measures import groups
+from simgpu.experiments.measures import OOM, groups
+from simgpu.simulation.notes import allocator_text
 from simgpu.trace.epochs import epochs_of
 from simgpu.units import format_bytes
 
@@ -17,8 +18,9 @@ if TYPE_CHECKING:
     from simgpu.experiments.scenarios.model import Scenario
 
 _NAMES = 21  # columns that the names of a run's lines take, with the gap after them
+_CELL = 13  # columns of a number with its share
 _GAP = 2
-_SHORT = {"out of memory": "no memory", "refused": "refused", "error": "error"}
+_SHORT = {"out of memory": OOM, "refused": "refused", "error": "error"}
 
 
 def show_header(screen: Screen, scenario: Scenario, comparison: Comparison) -> None:
@@ -37,7 +39,7 @@ def show_comparison(screen: Screen, comparison: Comparison) -> None:
     for index, line in enumerate(_lines_of_rows(comparison.headings[:-1], rows)):
         screen.print(Text(line, style="" if index else "bold"))
     if any(result.steady is False for result in comparison.results.values()):
-        screen.print("* unsteady: the last two iterations still differ; run more of them")
+        screen.print("* unsteady: the last two iterations differ; run more iterations")
     if comparison.bound_note:
         screen.print()
         screen.print(Text(comparison.bound_note))
@@ -84,22 +86,22 @@ def _run_line(scenario: Scenario, comparison: Comparison) -> str:
     pools = sorted({result.pool for result in results})
     budget = f"budget {format_bytes(scenario.budget)}" if scenario.budget is not None else ""
     count = scenario.iterations
-    told = [
+    parts = [
         f"{count} iterations, the last one reported" if count > 1 else "1 iteration",
         _steadiness([result.steady for result in results]),
         budget,
-        f"{' and '.join(pools)} pool" if pools else "",
+        " and ".join(map(allocator_text, pools)),
         f"seed {scenario.seed}",
         f"epoch {scenario.epoch}" if epochs_of(scenario.trace) else "",
     ]
-    return "; ".join(part for part in told if part)
+    return "; ".join(part for part in parts if part)
 
 
 def _steadiness(steady: Sequence[bool | None]) -> str:
     if not steady:
         return ""
     if None in steady:
-        return "one iteration does not tell whether it is steady"
+        return "one iteration: steadiness unknown"
     if all(steady):
         return "steady"
     return "some runs UNSTEADY, see below" if any(steady) else "UNSTEADY: iterations still differ"
@@ -116,7 +118,7 @@ def _side_by_side(runs: Sequence[PolicyRun]) -> Iterator[tuple[PolicyRun, ...]]:
     group: list[PolicyRun] = []
     width = _NAMES
     for run in runs:
-        needed = max(len("out of memory"), *map(len, _heading(run).splitlines()))
+        needed = max(_CELL, *map(len, _heading(run).splitlines()))
         if group and width + needed > WIDTH:
             yield tuple(group)
             group, width = [], _NAMES

@@ -68,11 +68,11 @@ def search(
     as_json: bool,
     quiet: bool,
 ) -> None:
-    """Search for what becomes of each feature map of TRACE, and show how the search went.
+    """Search an action for each feature map of TRACE, and show how the search converges.
 
     TRACE is a shipped trace or a trace folder, zoo:NETWORK with --batch (simgpu zoo list), or a scenario, whose own
-    policies are left aside. Policies are those that decide about one feature map at a time: home, superneurons,
-    capuchin(version=home), joint. Ends with 3 when what was found fits for none of them.
+    policies are ignored. Policies are those that decide about one feature map at a time: home, superneurons,
+    capuchin(version=home), joint. Ends with 3 when the placement of none of them fits.
 
     \b
     simgpu search vgg16-b128-v100 --node v100 --budget 6GiB
@@ -131,7 +131,7 @@ def _scenario(
 
 
 def _end(found: Sequence[Search]) -> None:
-    """Tells what does not fit; the exit code says so when nothing does."""
+    """Reports searches whose placement does not fit; exits with 3 when none fits."""
     failed = [each for each in found if not each.fits]
     for each in failed:
         message = f"{each.label}: {each.outcome}"
@@ -162,7 +162,7 @@ def _show(screen: Screen, scenario: Scenario, found: Sequence[Search]) -> None:
         screen.print(indented(facts(each.facts())))
         if rows := each.iteration_rows():
             screen.print()
-            screen.print(indented(table(("iteration", "worst", "mean", "best", "fitting"), rows)))
+            screen.print(indented(table(("iteration", "worst", "mean", "best", "share that fits"), rows)))
         _show_placement(screen, each)
         if each.notes:
             screen.print()
@@ -170,11 +170,11 @@ def _show(screen: Screen, scenario: Scenario, found: Sequence[Search]) -> None:
 
 
 def _show_placement(screen: Screen, found: Search) -> None:
-    """What becomes of the feature maps: by action, then those that cost most."""
+    """The actions on feature maps, and the feature maps with the most overhead."""
     if not found.maps:
         return
     screen.print()
-    screen.print(indented(table(("action", "maps", "bytes", "overhead"), found.action_rows())))
+    screen.print(indented(table(("action", "feature maps", "size", "overhead"), found.action_rows())))
     moved = sorted(
         (number for number, each in enumerate(found.maps) if each.action != "keep"),
         key=lambda number: (-found.maps[number].overhead_ns, number),
@@ -182,11 +182,13 @@ def _show_placement(screen: Screen, found: Search) -> None:
     if not moved:
         return
     shown = sorted(moved[:_ROWS])
-    headings = ("feature map", "bytes", "action", "ahead", "left", "back", "overhead")
+    headings = ("feature map", "size", "action", "lookahead", "evicted", "restored", "overhead")
     screen.print()
     screen.print(indented(table(headings, [_row(found.maps[n]) for n in shown], left=(0, 2))))
     if len(shown) < len(moved):
-        screen.print(indented(Text(f"the {len(shown)} dearest of {len(moved)} that leave; -o writes all")))
+        screen.print(
+            indented(Text(f"the {len(shown)} most expensive of {len(moved)} non-resident feature maps; -o writes all"))
+        )
 
 
 def _row(each: PlacedMap) -> tuple[str, ...]:

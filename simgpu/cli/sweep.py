@@ -18,12 +18,13 @@ from simgpu.cli.screen import WIDTH, Screen, facts, progress, quiet_option
 from simgpu.cli.settings import parse_settings
 from simgpu.cli.suggestions import scenario_keys, scenarios
 from simgpu.errors import MissingExtraError
+from simgpu.experiments.measures import OOM
 from simgpu.experiments.outputs import folder_name
 from simgpu.experiments.scenarios.load_sweep import load_sweep
 from simgpu.experiments.scenarios.sweep import Sweep
 from simgpu.experiments.sweep.folder import CSV, PARQUET, REPORT, has_parquet
 from simgpu.experiments.sweep.point import ERROR, OK
-from simgpu.experiments.sweep.point import OUT_OF_MEMORY as NO_MEMORY
+from simgpu.experiments.sweep.point import OUT_OF_MEMORY as ROW_OOM
 from simgpu.experiments.sweep.run import SweepResult, run_sweep
 from simgpu.experiments.sweep.table import HEADINGS, SHOWN, failures, shown_rows
 from simgpu.policies.common.placing import bar
@@ -173,15 +174,17 @@ def show_sweep(screen: Screen, result: SweepResult, folder: Path) -> None:
         for line, strong in _lines(rows):
             screen.print(Text(line, style="bold" if strong else ""))
         if any(row[2].endswith("*") for row in rows):
-            screen.print("* unsteady: the last two iterations still differ; run more of them")
+            screen.print("* unsteady: the last two iterations differ; run more iterations")
         screen.print()
     for note in result.notes:
         screen.print(note)
     files = [CSV, PARQUET, REPORT] if has_parquet() else [CSV, REPORT]
-    told = ", ".join(f"{count} {outcome}" for outcome, count in result.counts.items() if count)
+    outcomes = ", ".join(
+        f"{count} {OOM if outcome == ROW_OOM else outcome}" for outcome, count in result.counts.items() if count
+    )
     again = "" if result.ran == swept.count else f", {result.ran} of them run now"
     screen.print(
-        facts([("points", f"{swept.count}{again}"), ("rows", told), ("written", f"{folder}: {', '.join(files)}")])
+        facts([("points", f"{swept.count}{again}"), ("rows", outcomes), ("written", f"{folder}: {', '.join(files)}")])
     )
     if not has_parquet():
         screen.print(f"no {PARQUET}: {MissingExtraError('writing Parquet', 'pyarrow', 'parquet')}")
@@ -215,17 +218,17 @@ def _lines(rows: Sequence[tuple[str, ...]]) -> Iterator[tuple[str, bool]]:
 
 
 def _end(result: SweepResult, folder: Path) -> None:
-    """Tells why rows have no result; the exit code says so when none has."""
-    told = failures(result.rows())
-    for message, count in list(told.items())[:_REASONS]:
+    """Reports why rows have no result; exits with a failure when none has."""
+    reasons = failures(result.rows())
+    for message, count in list(reasons.items())[:_REASONS]:
         click.echo(
             f"\n{wrapped(f'{count} of the rows {message}' if count > 1 else f'a row {message}', before=0)}", err=True
         )
-    if len(told) > _REASONS:
-        click.echo(f"\n{len(told) - _REASONS} more reasons: see column message of {folder / CSV}", err=True)
+    if len(reasons) > _REASONS:
+        click.echo(f"\n{len(reasons) - _REASONS} more reasons: see column message of {folder / CSV}", err=True)
     if result.counts[ERROR]:
-        click.echo("\nthe same command runs the points again that ended in an error", err=True)
+        click.echo("\nrun the same command again to repeat the points that ended in an error", err=True)
     if not result.counts[OK]:
-        fits = not result.counts[ERROR] and result.counts[NO_MEMORY]
+        fits = not result.counts[ERROR] and result.counts[ROW_OOM]
         show_error("every point ran out of the simulated memory" if fits else "no point has a result")
         sys.exit(OUT_OF_MEMORY if fits else BAD_INPUT)

@@ -68,13 +68,13 @@ def stats(path: str) -> None:
     found = load_trace(path)
     counted = trace_stats(found)
     screen = Screen()
-    recomputing = ("cannot be recomputed", _lost(found))
+    recomputing = ("not recomputable", _lost(found))
     screen.print(facts([*found.facts(), *_loop(found), *counted.summary_rows(), recomputing]))
     tables: tuple[tuple[tuple[str, ...], Sequence[Sequence[str]]], ...] = (
         (("phase", "kernels", "time"), counted.phase_rows()),
-        (("kind", "blocks", "bytes"), counted.kind_rows()),
-        (("biggest blocks", "kind", "bytes"), counted.biggest_rows()),
-        (("zeros over training", "first epoch", "lowest", "highest", "last epoch"), counted.sparsity_rows()),
+        (("kind", "blocks", "size"), counted.kind_rows()),
+        (("largest blocks", "kind", "size"), counted.biggest_rows()),
+        (("sparsity over training", "first epoch", "minimum", "maximum", "last epoch"), counted.sparsity_rows()),
     )
     for headings, rows in tables:
         if rows:
@@ -105,7 +105,7 @@ def _loop(trace: Trace) -> list[tuple[str, str]]:
     return [
         ("weight format", info.dtype),
         ("compute format", info.compute or NOT_STATED),
-        ("output", info.output or NOT_STATED),
+        ("model output", info.output or NOT_STATED),
     ]
 
 

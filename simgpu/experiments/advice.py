@@ -62,8 +62,8 @@ def advice(
     >>> scenario = make_scenario(values, "an example")
     >>> for name, text in advice(scenario, compare(scenario))[:2]:
     ...     print(f"{name}: {text}")
-    nothing moved: 49.45 MiB at kernel k98, of 40 MiB there are
-    largest kernel: 6.018 MiB with all that it reads and writes: k148 (aten::convolution_backward)
+    peak without offloading: 49.45 MiB at k98 (budget 40 MiB)
+    largest working set: 6.018 MiB, single operator k148 (aten::convolution_backward)
     """
     trace, together = scenario.trace, scenario.data_parallel
     if together is not None:
@@ -71,24 +71,24 @@ def advice(
     memory = scenario.node.budget if scenario.budget is None else scenario.budget
     peak = trace_stats(trace).peak_recorded
     need, kernel = _largest_kernel(trace) if trace.records_reads else (0, "")
-    text = [("largest kernel", f"{format_bytes(need)} with all that it reads and writes: {kernel}")] if kernel else []
+    text = [("largest working set", f"{format_bytes(need)}, single operator {kernel}")] if kernel else []
     if peak is not None:
-        where = f"{format_bytes(peak.bytes)} at kernel {peak.kernel}, of {format_bytes(memory)} there are"
-        text.insert(0, ("nothing moved", where))
+        where = f"{format_bytes(peak.bytes)} at {peak.kernel} (budget {format_bytes(memory)})"
+        text.insert(0, ("peak without offloading", where))
     bounds = _bounds(scenario, trace)
     if bounds is not None:
-        least = f"{format_bytes(bounds.bound.bytes)} for one sample at a time and what stays; see simgpu memory-bound"
-        text.append(("sub-batches", least))
+        least = f"{format_bytes(bounds.bound.bytes)} with micro-batches of one sample; see simgpu memory-bound"
+        text.append(("memory lower bound", least))
         if memory < bounds.offloaded.bytes:
-            return [*text, ("to try", f"more memory: a single sample does not fit {format_bytes(memory)}")]
+            return [*text, ("try", f"more memory: a single sample does not fit {format_bytes(memory)}")]
     steps = [
         *_with_the_hosts_exchange(scenario, comparison, progress),
         *_policies_to_try(scenario, comparison, bounds is None and need > memory, written, progress),
     ]
     if peak is not None and memory < peak.bytes <= scenario.node.budget:
         has = f"{scenario.node.name} has {format_bytes(scenario.node.budget)}"
-        steps.append(f"a larger budget: {has}, which hold it with nothing moved")
-    return [*text, *(("to try", step) for step in (*steps, *_smaller_batch(trace)))]
+        steps.append(f"a larger budget: {has}, enough without offloading")
+    return [*text, *(("try", step) for step in (*steps, *_smaller_batch(trace)))]
 
 
 def _bounds(scenario: Scenario, trace: Trace) -> MemoryBounds | None:
@@ -101,7 +101,7 @@ def _bounds(scenario: Scenario, trace: Trace) -> MemoryBounds | None:
 
 def _no_policy(trace: Trace) -> str:
     smaller = ", or algorithms with less workspace" if trace.algorithms else ""
-    return f"more memory{smaller}: no policy makes a single kernel smaller"
+    return f"more memory{smaller}: no policy reduces the working set of a single kernel"
 
 
 def _policies_to_try(
@@ -113,22 +113,22 @@ def _policies_to_try(
 ) -> Iterator[str]:
     fitting, trace = _fitting(comparison), scenario.trace
     if fitting:
-        yield f"{fitting[0]}, which fits" + (", the fastest here that does" if len(fitting) > 1 else "")
+        yield f"{fitting[0]}: fits" + (", the fastest of those compared" if len(fitting) > 1 else "")
         return
     if kernel_too_large and not trace.algorithms:
         yield _no_policy(trace)
         return
     if len(trace.kernels) > _MOST_KERNELS:
         count = f"{len(trace.kernels)} kernels"
-        yield f"another policy (simgpu list policies); a trace of {count} is too long to try them here"
+        yield f"another policy (simgpu list policies); with {count}, this trace is too long to try them all here"
         return
     tried = [run.label for run in comparison]
     results = sorted(_trials(scenario, tried, progress), key=lambda result: result.iteration_ns)
     for result in results:
         times = f"{format_time(result.iteration_ns)}, peak {format_bytes(result.metrics.device_peak_bytes)}"
-        yield f"{written(_in_words(result))}, which fits: {times}{_in_micro_batches(result)}"
+        yield f"{written(_in_words(result))}: fits, step time {times}{_in_micro_batches(result)}"
     if not results:
-        no_other = "more memory: no built-in policy fits that this trace and node allow"
+        no_other = "more memory: none of the built-in policies that support this trace and node fits"
         yield _no_policy(trace) if kernel_too_large else no_other
 
 
@@ -147,7 +147,7 @@ def _with_the_hosts_exchange(
         if _trial(hosted, make_policy(run.policy, run.parameters)) is not None:
             fitting.append(run.label)
     if fitting:
-        yield f"data_parallel.exchange host, so that GPU 0 fetches no gradients: {', '.join(fitting)} would fit"
+        yield f"data_parallel.exchange: host, under which GPU 0 fetches no gradients; {', '.join(fitting)} would fit"
 
 
 def _trials(scenario: Scenario, tried: Collection[str], progress: Callable[[str], None]) -> Iterator[Result]:
@@ -207,9 +207,9 @@ def _smaller_batch(trace: Trace) -> Iterator[str]:
     half = trace.info.batch // 2
     key = _key_in_zoo(trace.info.model) if trace.info.tool.startswith(_ZOO) else None
     if half and key:
-        yield f"a smaller batch: simgpu zoo build {key} --batch {half}, all else as before"
+        yield f"a smaller batch: simgpu zoo build {key} --batch {half}, other options unchanged"
     elif half and trace.records_reads:
-        yield f"a smaller batch: simgpu.at_batch(trace, {half}) in Python, which models it"
+        yield f"a smaller batch: simgpu.at_batch(trace, {half}) in Python (modelled)"
 
 
 def _key_in_zoo(model: str) -> str | None:

@@ -17,6 +17,7 @@ from simgpu.analysis.tables import (
     with_bound,
 )
 from simgpu.errors import InputError, MissingExtraError, OutOfMemoryError, PolicyError, Problem, SimgpuError
+from simgpu.experiments.measures import OOM
 from simgpu.policies.base import Policy, no_progress, plain_parameters, policy_label
 from simgpu.policies.registry import make_policy
 from simgpu.simulation.config import RunConfig, RunSettings, run_config
@@ -164,7 +165,7 @@ class Comparison:
         from simgpu.analysis.charts import Stack, plot_breakdowns
 
         bars = [
-            Stack(run.label, run.result.metrics.breakdown.parts if run.result else None, run.failure)
+            Stack(run.label, run.result.metrics.breakdown.parts if run.result else None, _why_absent(run))
             for run in self.runs
         ]
         return plot_breakdowns({f"batch {self.trace.batch}": bars}, title=self.caption)
@@ -268,7 +269,7 @@ def compare(
     text: tuple[LeastTimes | None, str] = (None, "")
     if bound:
         if progress:
-            progress("the least time of every placement")
+            progress("computing the lower bound on the step time")
         text = _bound(trace, node, config)
     return Comparison(tuple(runs), trace.info, trace.name, node, *text)
 
@@ -278,14 +279,14 @@ def _bound(trace: Trace, node: NodeSpec, config: RunConfig) -> tuple[LeastTimes 
     from simgpu.experiments.bounds import least_times
 
     if config.data_parallel:
-        return None, "no bound is known for several GPUs that train together"
+        return None, "no lower bound is known for several GPUs that train together"
     try:
         matches = least_times(trace, node, budget=config.budget, alignment=config.alignment, epoch=config.epoch)
     except OutOfMemoryError as error:
         return None, f"no program of the whole batch fits: {error}"
     except InputError as error:
-        return None, f"no bound: {error}"
-    return matches, f"{OVER_BOUND}: {matches.told}."
+        return None, f"no lower bound: {error}"
+    return matches, f"{OVER_BOUND}: step time over its lower bound. {matches.summary}."
 
 
 def _over(result: Result | None, bounds: LeastTimes) -> str:
@@ -329,7 +330,12 @@ def _named(request: str | tuple[str, Mapping[str, object]] | Mapping[str, Mappin
     return name, parameters
 
 
+def _why_absent(run: PolicyRun) -> str:
+    """Why a table or a figure has no numbers of a run; empty where it has them."""
+    return OOM if isinstance(run.outcome, OutOfMemoryError) else run.failure
+
+
 def _note(run: PolicyRun) -> str:
     if run.result is None:
-        return run.failure
+        return _why_absent(run)
     return {True: "", False: "unsteady", None: "one iteration"}[run.result.steady]

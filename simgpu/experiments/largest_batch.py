@@ -1,4 +1,4 @@
-"""What a search for the largest batch has found: the answer of `simgpu.experiments.max_batch`."""
+"""The result of a search for the largest batch (`simgpu.experiments.max_batch`)."""
 
 from __future__ import annotations
 
@@ -21,11 +21,12 @@ if TYPE_CHECKING:
     from simgpu.trace.model import TraceInfo
 
 #: Headings of `MaxBatch.rows`, in order: of the recommended batch, then of the largest.
-MAX_BATCH_HEADINGS = ("policy", "batch", "samples/s", "slowdown", "largest", "samples/s", "of none", "note")
-#: What the first of these are.
+MAX_BATCH_HEADINGS = ("policy", "batch", "samples/s", "slowdown", "largest", "samples/s", "vs. none", "note")
+#: The meaning of these columns.
 LEGEND = (
-    "batch: the largest with at least 80% of the best throughput among those simulated (powers of two, the largest "
-    "that fits, some between); slowdown: its time over that in unlimited memory"
+    "batch: recommended, the largest with at least 80% of the best throughput among those simulated (powers of two, "
+    "the largest that fits, some between); slowdown: its step time over that in unlimited memory; largest: the largest "
+    "batch that fits; vs. none: over the largest of none"
 )
 #: A batch with this share of the best throughput is nearly as fast as any.
 NEAR_BEST = 0.8
@@ -121,13 +122,13 @@ class LargestBatch:
         """Its note in sentences: why there is no number, or where it is not the whole story."""
         if self.unlimited:
             stays = self.run.result is not None and self.run.result.program.residency is not None
-            why = "nothing has to be in device memory" if stays else "its memory is not limited"
+            why = "no block has to be in device memory" if stays else "unlimited memory"
             yield f"{why}, so any batch fits"
         elif self.run.result is None:
             said = any(fits for _, fits in self.tried)
-            yield f"was said to fit, and did not: {self.run.outcome}" if said else str(self.run.outcome)
+            yield f"predicted to fit, but ran out: {self.run.outcome}" if said else str(self.run.outcome)
         elif self.batch == self.most:
-            yield f"larger batches than {self.most} were not tried; `most` says how large they may be"
+            yield f"batches larger than {self.most} were not tried; `most` sets the limit"
         if self.gaps:
             listed = ", ".join(map(str, self.gaps[-3:])) + (" among others" if len(self.gaps) > 3 else "")
             yield f"not every smaller batch fits ({listed}): workspaces jump where convolutions change their algorithm"
@@ -196,7 +197,7 @@ class MaxBatch:
 
     def facts(self) -> list[tuple[str, str]]:
         """The network, where its numbers come from, and what it runs on, as names and texts."""
-        others = "" if self.trace.origin is Origin.MODELLED else f"; at batches other than {self.trace.batch} modelled"
+        others = "" if self.trace.origin is Origin.MODELLED else f"; modelled at batches other than {self.trace.batch}"
         device = f"{self.node.name}: {self.node.gpu.name}, {format_bytes(self.budget)}"
         return [
             ("network", self.trace_name or self.trace.model),

@@ -7,6 +7,9 @@ from typing import Any, NamedTuple
 
 from simgpu.units import format_bytes, format_energy, format_power, format_time
 
+#: The text of a table's cell where a run was out of memory.
+OOM = "OOM"
+
 _ABSENT = "-"
 _Metrics = Mapping[str, Any]
 
@@ -28,7 +31,7 @@ class MeasureGroup(NamedTuple):
 
 def failure(entry: Mapping[str, Any]) -> str:
     """Why a policy's entry has no numbers; empty where it has them."""
-    kinds = {"error": "error", "refused": "refused", "out_of_memory": "out of memory"}
+    kinds = {"error": "error", "refused": "refused", "out_of_memory": OOM}
     return next((name for key, name in kinds.items() if key in entry), "")
 
 
@@ -39,11 +42,11 @@ def groups(entries: Sequence[Mapping[str, Any]]) -> list[MeasureGroup]:
     """
     metrics = [entry.get("metrics") for entry in entries]
     limits = [_limit_mw(entry) for entry in entries]
-    speed = (MeasureRow("iteration", tuple(_iteration(entry) for entry in entries)), *_speed(entries, metrics))
+    speed = (MeasureRow("step time", tuple(_iteration(entry) for entry in entries)), *_speed(entries, metrics))
     results = [
         MeasureGroup("Speed", speed),
-        MeasureGroup("Time of compute", tuple(_parts(metrics))),
-        MeasureGroup("Traffic", tuple(_traffic(metrics))),
+        MeasureGroup("Compute stream", tuple(_parts(metrics))),
+        MeasureGroup("Transfers", tuple(_traffic(metrics))),
         MeasureGroup("Memory", tuple(_memory(metrics))),
         MeasureGroup("Energy", tuple(_energy(metrics, limits))),
     ]
@@ -71,8 +74,8 @@ def _speed(entries: Sequence[Mapping[str, Any]], metrics: Sequence[_Metrics | No
     yield _line(metrics, "samples/s", "samples_per_s", _number)
     yield _line(metrics, "slowdown", "slowdown", _times)
     if _has(metrics, "speedup"):
-        yield _line(metrics, "speedup of the GPUs", "speedup", _times)
-        yield _line(metrics, "longer than alone", "together_ns", _signed, part=True)
+        yield _line(metrics, "multi-GPU speedup", "speedup", _times)
+        yield _line(metrics, "vs. one GPU alone", "together_ns", _signed, part=True)
     if any(entry.get("steady") is False for entry in entries):
         words: dict[object, str] = {True: "steady", False: "UNSTEADY"}
         yield MeasureRow("state", tuple(words.get(entry.get("steady"), "") for entry in entries))
@@ -81,14 +84,14 @@ def _speed(entries: Sequence[Mapping[str, Any]], metrics: Sequence[_Metrics | No
 def _parts(metrics: Sequence[_Metrics | None]) -> Iterator[MeasureRow]:
     for name, key, part in (
         ("compute", "compute_ns", False),
-        ("beside copies", "overlap_ns", True),
+        ("overlapped", "overlap_ns", True),
         ("recompute", "recompute_ns", False),
         ("codec", "codec_ns", False),
-        ("stalled on copy-out", "stalled_d2h_ns", False),
-        ("stalled on copy-in", "stalled_h2d_ns", False),
+        ("stalled on D2H", "stalled_d2h_ns", False),
+        ("stalled on H2D", "stalled_h2d_ns", False),
         ("stalled on memory", "stalled_memory_ns", False),
         ("stalled on host", "stalled_host_ns", False),
-        ("stalled otherwise", "stalled_other_ns", False),
+        ("stalled, other", "stalled_other_ns", False),
     ):
         if _has(metrics, key):
             cells = (_with_share(m[key], m["iteration_ns"]) if m else _ABSENT for m in metrics)
@@ -98,20 +101,20 @@ def _parts(metrics: Sequence[_Metrics | None]) -> Iterator[MeasureRow]:
 def _traffic(metrics: Sequence[_Metrics | None]) -> Iterator[MeasureRow]:
     if not any(metrics):
         return
-    for direction, way in (("out", "copied out"), ("in", "copied in")):
+    for direction, way in (("out", "device-to-host"), ("in", "host-to-device")):
         yield _line(metrics, way, f"bytes_{direction}", format_bytes)
         hidden = (_hidden(m, direction) if m else _ABSENT for m in metrics)
-        yield MeasureRow("beside compute", tuple(hidden), part=True)
-        yield _line(metrics, "link in use", f"link_utilisation_{direction}", _share, part=True)
+        yield MeasureRow("overlapped", tuple(hidden), part=True)
+        yield _line(metrics, "link utilisation", f"link_utilisation_{direction}", _share, part=True)
     if _has(metrics, "codec_share"):
         yield _line(metrics, "swapping latency", "swapping_ns", format_time)
-        yield _line(metrics, "of it codecs", "codec_share", lambda share: _share(share) if share else _ABSENT, True)
+        yield _line(metrics, "codec share", "codec_share", lambda share: _share(share) if share else _ABSENT, True)
 
 
 def _memory(metrics: Sequence[_Metrics | None]) -> Iterator[MeasureRow]:
     if not any(metrics):
         return
-    yield _line(metrics, "device memory, peak", "device_peak_bytes", format_bytes)
+    yield _line(metrics, "peak device memory", "device_peak_bytes", format_bytes)
     yield _line(metrics, "mean", "device_mean_bytes", format_bytes, part=True)
     if any(m and m["device_peak_used_bytes"] != m["device_peak_bytes"] for m in metrics):
         yield _line(metrics, "peak with padding", "device_peak_used_bytes", format_bytes, part=True)
@@ -119,13 +122,13 @@ def _memory(metrics: Sequence[_Metrics | None]) -> Iterator[MeasureRow]:
         yield _line(metrics, "fragmentation", "fragmentation", _share, part=True)
     compressed = any(m and "compression_ratio" in m for m in metrics)
     if compressed:
-        yield _line(metrics, "compressed", "compression_ratio", lambda ratio: f"{ratio:.2f}x", part=True)
-        yield _line(metrics, "metadata hits", "metadata_hit_rate", _share, part=True)
-        yield _line(metrics, "buddy memory, peak", "buddy_peak_bytes", format_bytes)
-        yield _line(metrics, "entries overflow", "overflow_share", _share, part=True)
+        yield _line(metrics, "compression ratio", "compression_ratio", lambda ratio: f"{ratio:.2f}x", part=True)
+        yield _line(metrics, "metadata hit rate", "metadata_hit_rate", _share, part=True)
+        yield _line(metrics, "peak buddy memory", "buddy_peak_bytes", format_bytes)
+        yield _line(metrics, "overflow entries", "overflow_share", _share, part=True)
         yield _line(metrics, "read by kernels", "buddy_read_bytes", format_bytes, part=True)
         yield _line(metrics, "written", "buddy_written_bytes", format_bytes, part=True)
-    yield _line(metrics, "host memory, peak", "host_peak_bytes", format_bytes)
+    yield _line(metrics, "peak host memory", "host_peak_bytes", format_bytes)
 
 
 def _energy(metrics: Sequence[_Metrics | None], limits: Sequence[int]) -> Iterator[MeasureRow]:
@@ -135,20 +138,20 @@ def _energy(metrics: Sequence[_Metrics | None], limits: Sequence[int]) -> Iterat
     for name, part in (
         ("idle", "idle"),
         ("arithmetic", "arithmetic"),
-        ("to device memory", "dram"),
-        ("over the link", "link"),
+        ("device memory", "dram"),
+        ("link", "link"),
     ):
         key = f"energy_{part}_nj"
         cells = (_share(m[key] / m["energy_nj"]) if m and m.get("energy_nj") else _ABSENT for m in metrics)
         yield MeasureRow(name, tuple(cells), part=True)
-    for name, key in (("power, average", "average_power_w"), ("largest in 20 ms", "peak_power_w")):
+    for name, key in (("average power", "average_power_w"), ("peak (20 ms mean)", "peak_power_w")):
         known = [
             m if m and m.get(key) is not None and limit else None for m, limit in zip(metrics, limits, strict=True)
         ]
         text = tuple(format_power(1000 * m[key]) if m else _ABSENT for m in known)
         yield MeasureRow(name, text, part=key == "peak_power_w")
         shares = (_share(m[key] * 1000 / limit) if m else _ABSENT for m, limit in zip(known, limits, strict=True))
-        yield MeasureRow("of the limit", tuple(shares), part=True)
+        yield MeasureRow("share of limit", tuple(shares), part=True)
 
 
 def _limit_mw(entry: Mapping[str, Any]) -> int:

@@ -172,85 +172,85 @@ class Search:
     # --- as text ----------------------------------------------------------------------------------------------
 
     @property
-    def options_told(self) -> str:
-        """How much there is to choose from."""
+    def options_text(self) -> str:
+        """The size of the search space."""
         decisions = self.chosen.evaluator.decisions
         again = sum(any(option.action is Action.RECOMPUTE for option in own) for own in decisions.options)
         vectors = sum(map(log10, decisions.choices))
-        return f"{len(decisions.maps)}, of which {again} can be made again: 10^{vectors:.1f} placements"
+        return f"{len(decisions.maps)}, {again} recomputable; 10^{vectors:.1f} placements"
 
     @property
-    def stopped_told(self) -> str:
+    def stop_text(self) -> str:
         """Why a swarm stopped; empty without one."""
         if self.chosen.swarm is None:
             return ""
         count = self.chosen.swarm.iterations
         return {
-            "converged": f"after iteration {count}: no particle would change any more",
-            "patience": f"after iteration {count}: no better placement for long",
-            "iterations": f"after iteration {count}, the last it may run",
+            "converged": f"after iteration {count}: all particles agree",
+            "patience": f"after iteration {count}: no recent improvement",
+            "iterations": f"after iteration {count}: the limit",
         }[self.chosen.swarm.stopped]
 
     @property
-    def curve_told(self) -> str:
-        """Why there is no curve of a search, and so no picture; empty where there is one, and without a search."""
+    def curve_text(self) -> str:
+        """Why a search has no convergence curve; empty where it has one, and without a search."""
         if self.chosen.swarm is None:
             searched = self.chosen.evaluations is not None and self.chosen.evaluations > 1
-            return "none: this search has no iterations of a swarm" if searched else ""
+            return "none: the search uses no swarm" if searched else ""
         curves = self.convergence
         if curves is None or curves.best_ns[-1] > 0:
             return ""
         takes_none = curves.best_ns[-1] == 0
-        return "none: the best takes no time" if takes_none else "none: no placement that was met fits"
+        return "none: the best placement takes no time" if takes_none else "none: no evaluated placement fits"
 
     @property
-    def evaluations_told(self) -> str:
-        """How many evaluations it took."""
+    def evaluations_text(self) -> str:
+        """The number of evaluations."""
         swarm, count = self.chosen.swarm, self.chosen.evaluations
         if swarm is None:
             return "" if count is None else str(count)
-        saved = "" if swarm.as_printed == count else f", {swarm.as_printed} without savings"
-        return f"{count}{saved}: {swarm.iterations} iterations of {swarm.costs.shape[1]} particles"
+        saved = "" if swarm.as_printed == count else f" ({swarm.as_printed} without caching)"
+        return f"{count}{saved}, {swarm.iterations} iterations of {swarm.costs.shape[1]} particles"
 
     @property
-    def found_told(self) -> str:
-        """What was found, by the evaluator."""
+    def prediction_text(self) -> str:
+        """The step time of the best placement by the evaluator."""
         if self.chosen.vector is None:
             return ""
         if (predicted := self.predicted_ns) is None:
             short = int(self.chosen.evaluator.costs([self.chosen.vector]).short[0])
-            return f"no placement that fits; this one lacks {format_bytes(short)}"
-        when = "" if self.chosen.swarm is None else f", first in iteration {self.chosen.swarm.converged_at}"
-        return f"{format_time(predicted)} by the evaluator{when}"
+            return f"no placement fits; the best lacks {format_bytes(short)}"
+        when = "" if self.chosen.swarm is None else f", reached in iteration {self.chosen.swarm.converged_at}"
+        return f"{format_time(predicted)}{when}"
 
     @property
-    def run_told(self) -> str:
-        """What the machine makes of it."""
+    def simulation_text(self) -> str:
+        """Step time and peak memory of the placement on the machine."""
         if isinstance(self.outcome, OutOfMemoryError):
             return "out of memory"
         time = self.outcome.iteration_ns
         peak = int(self.outcome.timeline.device_memory.used.max(initial=0))
-        over = f"{time / self.ideal_ns:.3f}x of ideal" if self.ideal_ns else "ideal takes no time"
-        return f"{format_time(time)} simulated, {over}, peak {format_bytes(peak)}"
+        over = f"slowdown {time / self.ideal_ns:.3f}x" if self.ideal_ns else "ideal takes no time"
+        return f"{format_time(time)}, {over}, peak memory {format_bytes(peak)}"
 
     @property
-    def took_told(self) -> str:
-        """What the search took, in seconds that really passed."""
+    def wall_clock_text(self) -> str:
+        """The wall-clock time of the search."""
         clock = self.wall_clock
-        one = f"; one evaluation alone {_seconds(clock.evaluation_s)}" if clock.evaluation_s is not None else ""
+        one = f"; {_seconds(clock.evaluation_s)} per evaluation" if clock.evaluation_s is not None else ""
         threads = f"{clock.threads} threads" if clock.threads > 1 else "1 thread"
-        return f"{_seconds(clock.planning_s)} with {threads}{one}"
+        return f"{_seconds(clock.planning_s)} on {threads}{one}"
 
     def facts(self) -> list[tuple[str, str]]:
         """How it went, as names and texts."""
         texts = [
-            ("maps", self.options_told),
-            ("evaluations", self.evaluations_told),
-            ("stopped", self.stopped_told),
-            ("curve", self.curve_told),
-            ("found", self.found_told),
-            ("run", self.run_told),
-            ("real time", self.took_told),
+            ("feature maps", self.options_text),
+            ("evaluations", self.evaluations_text),
+            ("stopped", self.stop_text),
+            ("convergence", self.curve_text),
+            ("predicted", self.prediction_text),
+            ("simulated", self.simulation_text),
+            ("wall clock", self.wall_clock_text),
         ]
         return [(name, text) for name, text in texts if text]
 

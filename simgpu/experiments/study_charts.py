@@ -14,7 +14,7 @@ from simgpu.analysis.measure_charts import plot_measures
 from simgpu.analysis.panels import AxisInfo, Bar, BarPanel, CurvePoint, Kind, LinePanel, Panel, RunCurve, TimePanel
 from simgpu.errors import InputError
 from simgpu.experiments.study_measures import MEASURES
-from simgpu.experiments.study_tables import MEAN, NO_MEMORY, REFUSED
+from simgpu.experiments.study_tables import MEAN, OOM, REFUSED
 from simgpu.experiments.study_values import aggregate
 
 if TYPE_CHECKING:
@@ -47,11 +47,7 @@ def plot_study(result: StudyValues, what: Picture) -> Figure:
             f"{study.network(label)}, batch {trace.info.batch}": [_stack(result, label, run) for run in study.runs]
             for label, trace in study.traces.items()
         }
-        label = (
-            "iteration time"
-            if len(study.epochs) == 1
-            else f"time of an iteration of each of {len(study.epochs)} epochs"
-        )
+        label = "step time" if len(study.epochs) == 1 else f"step time, sum over {len(study.epochs)} epochs"
         return plot_breakdowns(stacks, title=_title(result), xlabel=label)
     if not study.sweeps:
         remedy = "give a trace batches in place of batch"
@@ -62,7 +58,7 @@ def plot_study(result: StudyValues, what: Picture) -> Figure:
 
 def _stack(result: StudyValues, trace: str, run: StudyRun) -> Stack:
     cell = result.cells[trace, run.label]
-    return Stack(run.label, cell.parts or None, cell.failure)
+    return Stack(run.label, cell.parts or None, OOM if cell.out_of_memory else cell.failure)
 
 
 def _title(result: StudyValues) -> str:
@@ -76,7 +72,7 @@ def _title_lines(result: StudyValues) -> Iterator[str]:
     yield "; ".join(dict.fromkeys(trace.info.provenance for trace in study.traces.values()))
 
 
-_NO_BASELINE, _UNKNOWN = "no baseline", "-"
+_NO_BASELINE, _UNKNOWN = "no baseline", "no value"
 _DRIFT = ("overflow_min", "overflow_max")
 _BUDGET, _SHARE = AxisInfo("budget", "size"), AxisInfo("oversubscription", "share")
 _BATCH = AxisInfo("batch", "count")
@@ -95,7 +91,7 @@ def measure_panels(result: StudyValues) -> list[list[Panel]]:
         for over in (result.study.baseline if not MEASURES[measure].alone else ("",))
     ]
     if set(_DRIFT).intersection(result.study.tables) and (lines := _drift(result)):
-        share = AxisInfo("share of live entries that overflow", "share")
+        share = AxisInfo("share of overflowing live entries", "share")
         results.append([TimePanel(share, result.study.epochs, lines)])
     return results
 
@@ -194,7 +190,7 @@ def _bar(result: StudyValues, measure: str, label: str, run: StudyRun, over: str
     published = _published(result, measure, run, over, label)
     cells = [result.cells[trace, run.label] for trace in study.networks.get(label, (label,))]
     if all(cell.failure for cell in cells):
-        return Bar(None, REFUSED if cells[-1].refused else NO_MEMORY, published)
+        return Bar(None, REFUSED if cells[-1].refused else OOM, published)
     other = study.compared(run, over) if over else None
     if over and other is None:
         return Bar(None, _NO_BASELINE, published)

@@ -202,40 +202,40 @@ def _of_one(value: float) -> float:
 #: A value is a ratio, is one less one, or is what one leaves of one.
 _RATIO, _RATIO_LESS_ONE, _ONE_LESS_RATIO = (_same, _same), (_and_one, _less), (_of_one, _of_one)
 
-#: What each part of a run's time is called over its table.
+#: The title of the table of each part of the step time.
 _PARTS = {
-    "computation": "share of the time that computes without a copy beside it",
-    "overlap": "share of the time that computes beside a copy",
-    "swapping": "share of the time that waits for swapping",
-    "recomputation": "share of the time that recomputes",
-    "codec": "share of the time that encodes or decodes",
+    "computation": "compute without overlapped copies, share of the step time",
+    "overlap": "compute overlapped with copies, share of the step time",
+    "swapping": "stalls on swapping, share of the step time",
+    "recomputation": "recomputation, share of the step time",
+    "codec": "encoding and decoding, share of the step time",
 }
 
 #: By the name that a study's file has for it.
 MEASURES: Mapping[str, Measure] = {
     "throughput": Measure("throughput over {over}", "", _throughput, ratio=_RATIO),
-    "time": Measure("time over that of {over}", "time", _time, ratio=_RATIO),
+    "time": Measure("step time over {over}", "step time", _time, ratio=_RATIO),
     "time_increase": Measure(
-        "time added to that of {over}",
-        "time added",
+        "overhead over {over}",
+        "overhead",
         lambda a, b: _less_one(_time(a, b)),
         share=True,
         ratio=_RATIO_LESS_ONE,
     ),
-    "time_saved": Measure("time saved of that of {over}", "time saved", _time_saved, share=True, ratio=_ONE_LESS_RATIO),
-    "moved": Measure("bytes moved, out and in", "moved", lambda a, _: a.traffic_reduction, size=True, alone=True),
+    "time_saved": Measure("time saved vs. {over}", "time saved", _time_saved, share=True, ratio=_ONE_LESS_RATIO),
+    "moved": Measure(
+        "bytes transferred, D2H and H2D", "transfers", lambda a, _: a.traffic_reduction, size=True, alone=True
+    ),
     "traffic_reduction": Measure(
-        "bytes that {over} moves over those of the run",
-        "fewer bytes moved",
+        "bytes transferred by {over} over those of the run",
+        "reduction in transfers",
         lambda a, b: _over(b.traffic_reduction, a.traffic_reduction),
         ratio=_RATIO,
     ),
-    "energy": Measure(
-        "energy over that of {over}", "energy", lambda a, b: _over(a.energy_nj, b.energy_nj), ratio=_RATIO
-    ),
+    "energy": Measure("energy over {over}", "energy", lambda a, b: _over(a.energy_nj, b.energy_nj), ratio=_RATIO),
     "power_increase": Measure(
-        "average power added to that of {over}",
-        "average power added",
+        "average power increase over {over}",
+        "average power increase",
         lambda a, b: _less_one(_over(a.average_power, b.average_power)),
         share=True,
         ratio=_RATIO_LESS_ONE,
@@ -244,20 +244,20 @@ MEASURES: Mapping[str, Measure] = {
         "average power, share of the GPU's limit", "average power", lambda a, _: a.average_power, share=True, alone=True
     ),
     "peak_power": Measure(
-        "largest power, share of the GPU's limit", "largest power", lambda a, _: a.peak_power, share=True, alone=True
+        "peak power, share of the GPU's limit", "peak power", lambda a, _: a.peak_power, share=True, alone=True
     ),
     "samples_per_s": Measure(
         "samples per second", "samples/s", lambda a, _: a.samples_per_s, alone=True, decimals=1, averaged=False
     ),
     "best_throughput": Measure(
-        "highest throughput of all batches over that of {over}",
+        "highest throughput of all batches over {over}",
         "highest throughput",
         lambda a, b: None,
         of_sweep=_best_throughput,
         ratio=_RATIO,
     ),
     "largest_batch": Measure(
-        "largest batch in memory",
+        "largest batch that fits",
         "largest batch",
         lambda a, b: None,
         alone=True,
@@ -265,7 +265,7 @@ MEASURES: Mapping[str, Measure] = {
         of_sweep=_largest_batch,
     ),
     "batch_ratio": Measure(
-        "largest batch over that of {over}",
+        "largest batch over {over}",
         "largest batch",
         lambda a, b: None,
         of_sweep=_batch_gain,
@@ -273,36 +273,36 @@ MEASURES: Mapping[str, Measure] = {
         ratio=_RATIO,
     ),
     **{name: Measure(title, name, _share(name), share=True, alone=True) for name, title in _PARTS.items()},
-    "peak_memory": Measure("peak of device memory", "peak memory", lambda a, _: a.peak_bytes, size=True, alone=True),
+    "peak_memory": Measure("peak device memory", "peak memory", lambda a, _: a.peak_bytes, size=True, alone=True),
     "compression_ratio": Measure(
         "compression ratio", "compression ratio", lambda a, _: a.ratio, alone=True, ratio=_RATIO
     ),
     "overflow": Measure(
-        "share of the memory-entries that overflow", "entries overflow", lambda a, _: a.overflow, share=True, alone=True
+        "share of overflowing memory-entries", "overflowing entries", lambda a, _: a.overflow, share=True, alone=True
     ),
     "overflow_min": Measure(
-        "share of live entries that overflow, least over the iteration",
-        "least overflow",
+        "share of overflowing live entries, minimum over the iteration",
+        "minimum overflow",
         lambda a, _: min(a.drift, default=None),
         share=True,
         alone=True,
     ),
     "overflow_max": Measure(
-        "share of live entries that overflow, most over the iteration",
-        "most overflow",
+        "share of overflowing live entries, maximum over the iteration",
+        "maximum overflow",
         lambda a, _: max(a.drift, default=None),
         share=True,
         alone=True,
     ),
     "metadata_hit_rate": Measure(
-        "hit rate of the metadata cache", "metadata hits", lambda a, _: a.metadata_hit_rate, share=True, alone=True
+        "hit rate of the metadata cache", "metadata hit rate", lambda a, _: a.metadata_hit_rate, share=True, alone=True
     ),
     "memory": Measure(
-        "all tensors at once over it", "all at once over it", lambda a, b: None, alone=True, ratio=_RATIO
+        "memory reduction over all tensors", "memory reduction", lambda a, b: None, alone=True, ratio=_RATIO
     ),
     "memory_saved": Measure(
-        "all tensors at once saved",
-        "all at once saved",
+        "memory saved of all tensors",
+        "memory saved",
         lambda a, b: None,
         share=True,
         alone=True,
@@ -310,11 +310,11 @@ MEASURES: Mapping[str, Measure] = {
     ),
 }
 
-#: The amounts of `memory_of`, and what each is called over its column.
+#: The amounts of `memory_of`, and the headings of their columns.
 AMOUNTS: Mapping[str, str] = {
-    "all_at_once": "all at once",
-    "bound": "bound",
-    "weights_offloaded": "weights leave",
+    "all_at_once": "all tensors",
+    "bound": "lower bound",
+    "weights_offloaded": "weights offloaded",
     "sub_batch": "sub-batch",
     "transfers": "transfers",
     "algorithms": "algorithms",
@@ -331,7 +331,7 @@ def memory_of(trace: Trace) -> dict[str, int]:
     everything is resident and each convolution runs in the smallest workspace. Where the iteration is unknown at one
     sample, bound, weights_offloaded and sub_batch are of the whole batch.
 
-    >>> from simgpu.experiments.scenarios.load import load_trace
+    >>> from simgpu.trace.folder import load_trace
     >>> found = memory_of(load_trace("vgg16-b128-v100"))
     >>> found["bound"] < found["sub_batch"] < found["transfers"] < found["algorithms"] < found["all_at_once"]
     True

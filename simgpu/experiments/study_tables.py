@@ -14,8 +14,8 @@ if TYPE_CHECKING:
     from simgpu.experiments.scenarios.study import PublishedNumber, Study, StudyRun
     from simgpu.experiments.study_values import Means, PublishedComparison, StudyValues
 
-NO_MEMORY, REFUSED, OOM = "no memory", "refused", "OOM"
-PUBLISHED_HEADINGS = ("published", "ours", "paper", "differs", "where")
+REFUSED, OOM = "refused", "OOM"
+PUBLISHED_HEADINGS = ("published", "simulated", "paper", "difference", "source")
 MEAN = "mean"
 _ABSENT = "-"
 _UNSTEADY = " *"
@@ -30,8 +30,8 @@ class StudyTable(NamedTuple):
 
 
 def study_tables(result: StudyValues) -> list[StudyTable]:
-    """The tables of a study: each of its measures over each baseline, then what the time went to, then memory where
-    published numbers are of it.
+    """The tables of a study: each of its measures over each baseline, the time breakdown, and memory where published
+    numbers are of it.
 
     One row a trace and one column a run; the other way round where there is a sweep of budgets, which has many runs. Of
     one trace alone such a sweep is one table, with one column a measure. Means stand at the end, and on how many traces
@@ -78,13 +78,13 @@ def _by_trace(result: StudyValues, measure: str, over: str) -> StudyTable:
 
 
 def _oom(means: Means, run: StudyRun) -> str:
-    """On how many of the traces a run is out of memory."""
+    """The number of traces on which a run is out of memory."""
     count = means.out_of_memory[run.label]
     return f"{count} of {means.of}" if count else _ABSENT
 
 
 def _batches(study: Study, label: str) -> str:
-    """The batch of a trace, or from where to where those of a sweep go."""
+    """The batch of a trace, or the range of a sweep's."""
     batches = [study.traces[trace].info.batch for trace in study.networks.get(label, (label,))]
     return str(batches[0]) if len(batches) == 1 else f"{min(batches)}-{max(batches)}"
 
@@ -107,16 +107,16 @@ def _of_one_trace(result: StudyValues, measures: Sequence[str], over: str) -> St
     study = result.study
     (label,) = study.traces
     rows = [(run.label, *(_cell(result, label, run, measure, over) for measure in measures)) for run in study.runs]
-    return StudyTable(f"{label}, over {over}", ("", *(measure.replace("_", " ") for measure in measures)), rows)
+    return StudyTable(f"{label}, over {over}", ("", *(MEASURES[each].word or each for each in measures)), rows)
 
 
 def _breakdown(result: StudyValues, trace: str) -> StudyTable:
-    """What the time of an iteration of each epoch went to, a row a run."""
+    """The time breakdown of an iteration of each epoch, a row a run."""
     study = result.study
     cells = [(run.label, result.cells[trace, run.label]) for run in study.runs]
     headings, rows = breakdown_table([(label, cell.parts or None, _failure(cell)) for label, cell in cells])
     batch = study.traces[trace].info.batch
-    return StudyTable(f"{study.network(trace)}, batch {batch}: where the time goes", headings, rows)
+    return StudyTable(f"{study.network(trace)}, batch {batch}: time breakdown", headings, rows)
 
 
 def _memory(result: StudyValues) -> StudyTable:
@@ -125,7 +125,7 @@ def _memory(result: StudyValues) -> StudyTable:
     saved = (
         geometric_mean(amounts["all_at_once"] / amounts[name] for amounts in result.memory.values()) for name in AMOUNTS
     )
-    title = "memory: all tensors at once, at least, and by one technique alone; geometric mean of all at once over it"
+    title = "memory: all tensors, lower bounds, and one technique alone; geometric mean of the reduction"
     return StudyTable(title, ("", *AMOUNTS.values()), [*rows, ("geomean", *(f"{each:.1f}x" for each in saved))])
 
 
@@ -134,38 +134,37 @@ def _title(measure: str, over: str) -> str:
 
 
 def table_notes(result: StudyValues) -> list[str]:
-    """What to know before reading the tables."""
+    """Notes under the tables: missing values, means, unsteady runs."""
     swept = any(run.sweep for run in result.study.runs)
     one = swept and len(result.study.traces) == 1
     text = [] if one else list(_mean_notes(result))
     if swept and not one and any(cell.out_of_memory for cell in result.cells.values()):
-        text.append("-: the budget is too small, or there is no run to compare with")
+        text.append("-: OOM, or no baseline run")
     if any(cell.steady is False for cell in result.cells.values()):
-        text.append("* unsteady: the last two iterations still differ; run more of them")
+        text.append("* unsteady: the last two iterations differ; run more iterations")
     return text
 
 
 def _mean_notes(result: StudyValues) -> Iterator[str]:
-    """What kind of means the tables have, and over which traces."""
+    """The kinds of means in the tables, and their traces."""
     means = result.all_means()
-    kinds = (("geomean: geometric mean", True), ("mean: arithmetic", False))
+    kinds = (("geomean: geometric mean", True), ("mean: arithmetic mean", False))
     words = [text for text, geometric in kinds if any(each.geometric == geometric for each in means)]
     if not words:
         return
     every = all(len(each.traces) == each.of for each in means)
-    over = "" if every else ", over the traces on which every run has a value, as many as it says"
+    over = "" if every else " of the stated number of traces, those with a value for every run"
     yield f"{'; '.join(words)}{over}"
     if any(any(each.out_of_memory.values()) for each in means):
-        yield "OOM: on how many of the traces a run is out of memory"
+        yield "OOM: number of traces on which a run is out of memory"
     if any(row.aggregate == MEAN and MEASURES[row.measure].ratio for row in result.study.published):
-        yield "means of published numbers, and ours next to them: arithmetic, as papers have them"
+        yield "means of published numbers, and simulated ones compared with them: arithmetic, as in the papers"
     if any(run.sweep for run in result.study.runs) and any(None in each.values.values() for each in means):
-        yield "a budget at which one of these traces does not fit has no mean"
+        yield "no mean at a budget where one of these traces does not fit"
 
 
 def failures(result: StudyValues) -> list[str]:
-    """Why cells have no number, with their trace and run; of a sweep why the largest budget and the smallest batch do
-    not."""
+    """Why cells have no number, with their trace and run; of a sweep, for the largest budget and the smallest batch."""
     runs = {run.label: run for run in result.study.runs}
     of_sweeps: dict[tuple[str, str], list[tuple[int, int, str]]] = {}
     for (trace, label), cell in result.cells.items():
@@ -183,7 +182,7 @@ def published_rows(result: StudyValues) -> list[tuple[str, ...]]:
 
 
 def published_notes(result: StudyValues) -> list[str]:
-    """What to know before believing a published number, by its number in square brackets."""
+    """Notes on published numbers, by their number in square brackets."""
     return [f"[{number}] {note}" for note, number in _numbers(result).items()]
 
 
@@ -203,7 +202,7 @@ def _parts(result: StudyValues) -> Iterator[str]:
         yield from published_notes(result)
 
 
-def _cell(result: StudyValues, trace: str, run: StudyRun, measure: str, over: str, no_memory: str = NO_MEMORY) -> str:
+def _cell(result: StudyValues, trace: str, run: StudyRun, measure: str, over: str, no_memory: str = OOM) -> str:
     message = MEASURES[measure]
     cells = [result.cells[point, run.label] for point in result.study.networks.get(trace, (trace,))]
     if all(cell.failure for cell in cells):
@@ -215,7 +214,7 @@ def _cell(result: StudyValues, trace: str, run: StudyRun, measure: str, over: st
 
 
 def _failure(cell: StudyCell) -> str:
-    return {"": "", "refused": REFUSED}.get(cell.failure, NO_MEMORY)
+    return {"": "", "refused": REFUSED}.get(cell.failure, OOM)
 
 
 def _numbers(result: StudyValues) -> dict[str, int]:
@@ -230,9 +229,9 @@ def _published(row: PublishedComparison, study: Study, numbers: dict[str, int]) 
         what += f", without {', '.join(number.excluding)}"
     swept = row.points > row.asked or (bool(study.sweeps) and row.asked > 1)
     if swept and row.values < row.points:
-        what += f" (of {row.values} of {row.points})"
+        what += f" ({row.values} of {row.points})"
     elif row.traces < row.asked and row.asked > 1:
-        what += f" (of {row.traces})"
+        what += f" ({row.traces})"
     mark = f" [{numbers[number.note]}]" if number.note else ""
     return (
         what,

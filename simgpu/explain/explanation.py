@@ -15,7 +15,7 @@ import numpy as np
 
 from simgpu.analysis.breakdown import Owner
 from simgpu.analysis.tables import table_html, table_text
-from simgpu.explain.losses import Loss, losses, lost
+from simgpu.explain.losses import Loss, losses, overhead_parts
 from simgpu.simulation.config import check_kind
 from simgpu.simulation.result import Result
 from simgpu.timeline.model import SpanKind, Timeline
@@ -30,8 +30,17 @@ if TYPE_CHECKING:
 _SHOWN = 10
 #: Layers that are named.
 _LAYERS = 4
-LOSS_HEADINGS = ("lost", "share", "to: tensor; engine, decision; why compute waited")
+LOSS_HEADINGS = ("lost", "share", "cause: tensor; engine, decision; reason")
 PATH_HEADINGS = ("time", "share", "steps", "stream", "work")
+#: Kinds of work in a table, where the timeline's own word is not plain enough.
+_WORK = {
+    SpanKind.COPY_D2H.label: "D2H copy",
+    SpanKind.COPY_H2D.label: "H2D copy",
+    SpanKind.STALL_EVENT.label: "waits for another stream",
+    SpanKind.STALL_ENGINE.label: "waits for the copy engine",
+    SpanKind.STALL_DEVICE_MEMORY.label: "waits for device memory",
+    SpanKind.STALL_HOST_MEMORY.label: "waits for host memory",
+}
 
 
 @dataclass(frozen=True, repr=False)
@@ -48,16 +57,16 @@ class Explanation:
 
     @property
     def parts(self) -> dict[str, int]:
-        """By how much the iteration is longer than the ideal one (ns), in parts that add up to it."""
-        return dict(lost(self.result, self.losses))
+        """Nanoseconds over the ideal iteration, in parts that add up."""
+        return dict(overhead_parts(self.result, self.losses))
 
     @property
     def headline(self) -> str:
-        """One line: how long the iteration is, and by what it is longer than the ideal one."""
+        """One line: the step time, and its overhead over the ideal one."""
         result, over = self.result, self.result.iteration_ns - self.result.ideal_ns
         parts = ", ".join(f"{signed_time(ns)} {name}" for name, ns in self.parts.items() if ns)
         text = f"{format_time(result.iteration_ns)}, {format_time(abs(over))} {'under' if over < 0 else 'over'} ideal"
-        return f"{result.label}: {text}" + (f" = {parts}" if parts else "")
+        return f"{result.label}: step time {text}" + (f" ({parts})" if parts else "")
 
     @property
     def engines(self) -> dict[str, int]:
@@ -78,16 +87,17 @@ class Explanation:
 
     @property
     def by_layer(self) -> str:
-        """One line: the layers whose tensors most was lost to; empty where there are not several."""
+        """One line: time lost by layer, the most first; empty where there are not several."""
         layers = list(self.layers.items())
         text = ", ".join(f"{layer} {format_time(ns)}" for layer, ns in layers[:_LAYERS])
         rest = f", {len(layers) - _LAYERS} more" if len(layers) > _LAYERS else ""
-        return f"tensors of {text}{rest}" if len(layers) > 1 else ""
+        return f"lost by layer: {text}{rest}" if len(layers) > 1 else ""
 
     @property
     def by_engine(self) -> str:
-        """One line: what was lost by engine; empty where nothing was."""
-        return ", ".join(f"{format_time(ns)} to {engine or 'nobody'}" for engine, ns in self.engines.items())
+        """One line: time lost by engine; empty where none was."""
+        text = ", ".join(f"{engine or 'idle'} {format_time(ns)}" for engine, ns in self.engines.items())
+        return f"lost by engine: {text}" if text else ""
 
     def loss_rows(self, count: int | None = None) -> list[tuple[str, str, str]]:
         """Texts under `LOSS_HEADINGS`, the largest losses first, what is left in one row."""
@@ -100,10 +110,10 @@ class Explanation:
         return rows
 
     def path_rows(self) -> list[tuple[str, ...]]:
-        """Texts under `PATH_HEADINGS`: what kinds of work the critical path consists of."""
+        """Texts under `PATH_HEADINGS`: the kinds of work on the critical path."""
         whole = self.result.iteration_ns
         return [
-            (*_amount(ns, whole), str(count), stream, kind.replace("stall_", "wait for ").replace("_", " "))
+            (*_amount(ns, whole), str(count), stream, _WORK.get(kind, kind.replace("_", " ")))
             for (stream, kind), (ns, count) in by_kind(self.path).items()
         ]
 
@@ -150,16 +160,16 @@ def explain_result(result: Result) -> Explanation:
     >>> node = NodeSpec("example", GpuSpec("gpu", 1000), LinkSpec("pcie", 10**10, 10**10))
     >>> found = explain_result(simulate(chain([5, 7, 9], [10, 14, 18], [100, 200, 300]), node, "vdnn"))
     >>> found.headline
-    'vdnn: 83 ns, 20 ns over ideal = 20 ns stalled'
+    'vdnn: step time 83 ns, 20 ns over ideal (20 ns stalled)'
     >>> found.frame()[["ns", "tensor", "decision"]].head(1).to_dict("records")
-    [{'ns': 13, 'tensor': 'x2', 'decision': 'offload beside F2 of L2'}]
+    [{'ns': 13, 'tensor': 'x2', 'decision': 'offload during F2 of L2'}]
     """
     check_kind("result", result, Result)
     return Explanation(result, losses(result), critical_path(result.timeline))
 
 
 def loss_lines(loss: Loss) -> list[str]:
-    """Tensor, decision and reason of a loss, each in words."""
+    """Tensor, decision and reason of a loss, as texts."""
     size = format_bytes(loss.tensor_bytes) if loss.tensor_bytes else ""
     tensor = ", ".join(filter(None, (loss.cause.tensor, size, loss.what)))
     decision = ", ".join(filter(None, (loss.cause.engine, loss.cause.decision)))
@@ -248,8 +258,8 @@ def critical_path(timeline: Timeline, iteration: int = -1) -> tuple[PathStep, ..
             at = before
             continue
         kind = SpanKind(int(timeline.kind[row]))
-        if kind.is_stall and (giver := walk.giver(row, kind, at)) is not None and giver != stream:
-            waiter, stream = stream, giver
+        if kind.is_stall and (signaller := walk.signaller(row, kind, at)) is not None and signaller != stream:
+            waiter, stream = stream, signaller
             continue
         if (holder := walk.held_open_by(row, at)) is not None:
             waiter, stream = stream, holder
@@ -287,7 +297,7 @@ class _Walk:
         place = int(self.ends[stream].searchsorted(at, side="left")) - 1
         return int(self.ends[stream][place]) if place >= 0 else 0
 
-    def giver(self, row: int, kind: SpanKind, at: int) -> int | None:
+    def signaller(self, row: int, kind: SpanKind, at: int) -> int | None:
         """The stream that ended a wait; None where the timeline does not show it."""
         if kind is SpanKind.STALL_ENGINE:
             gpu = self.timeline.gpu[row]

@@ -1,4 +1,4 @@
-"""What an iteration lost, nanosecond by nanosecond: to which tensor, on which engine, by which decision.
+"""The time that an iteration lost, nanosecond by nanosecond: tensor, engine, decision and reason of each loss.
 
 An instant in which no compute stream runs anything is attributed to the span that ends the chain of waits, and to the
 tensor that this span moves. Where the chain ends in a wait for memory, it is what the stream that will release memory
@@ -37,8 +37,8 @@ from simgpu.timeline.streams import StreamId
 from simgpu.trace.model import Block, BlockKind
 
 _COPIES = (SpanKind.COPY_D2H, SpanKind.COPY_H2D)
-#: What is said of a codec that the GPU, and one that the host runs.
-_CODED = {
+#: The decision behind a codec's time, on the GPU or on the host.
+_CODEC_DECISIONS = {
     (SpanKind.ENCODE, False): "encode before offload",
     (SpanKind.DECODE, False): "decode after prefetch",
     (SpanKind.ENCODE, True): "encode on the host after offload",
@@ -49,11 +49,11 @@ _STALLED = (Owner.COPY_D2H, Owner.COPY_H2D, Owner.MEMORY, Owner.HOST, Owner.OTHE
 
 
 class Cause(NamedTuple):
-    """To what time was lost.
+    """The cause of lost time.
 
-    tensor: block id, a kernel's where no block can be named, empty where nobody is to blame. engine: the stream that
-    was busy with it. decision: what the program does with it, and during which kernel that begins. reason: why compute
-    had to wait for it.
+    tensor: block id, a kernel's where no block can be named, empty where there is none. engine: the stream that was
+    busy with it. decision: what the program does with it, and during which kernel that is issued. reason: why compute
+    waits for it.
     """
 
     tensor: str
@@ -98,15 +98,15 @@ def losses(result: Result, iteration: int = -1) -> tuple[Loss, ...]:
     >>> node = NodeSpec("example", GpuSpec("gpu", 1000), LinkSpec("pcie", 10**10, 10**10))
     >>> found = losses(simulate(chain([5, 7, 9], [10, 14, 18], [100, 200, 300]), node, "vdnn"))
     >>> [(loss.ns, loss.cause.tensor, loss.cause.engine, loss.cause.decision) for loss in found[:2]]
-    [(13, 'x2', 'd2h', 'offload beside F2 of L2'), (5, 'x1', 'd2h', 'offload beside F1 of L1')]
+    [(13, 'x2', 'd2h', 'offload during F2 of L2'), (5, 'x1', 'd2h', 'offload during F1 of L1')]
     """
     instants = attributed(result.timeline, iteration)
-    teller = _Teller(result, Places(result), instants)
+    causes = _Causes(result, Places(result), instants)
     results: dict[tuple[Cause, Owner], _Sum] = {}
     for at in np.flatnonzero(instants.owner != Owner.COMPUTE).tolist():
-        key = teller.cause(at), Owner(int(instants.owner[at]))
-        results.setdefault(key, _Sum()).add(int(instants.lengths[at]), int(instants.waiting[at]), teller.waiter(at))
-    every = (teller.loss(cause, owner, each) for (cause, owner), each in results.items())
+        key = causes.cause(at), Owner(int(instants.owner[at]))
+        results.setdefault(key, _Sum()).add(int(instants.lengths[at]), int(instants.waiting[at]), causes.waiter(at))
+    every = (causes.loss(cause, owner, each) for (cause, owner), each in results.items())
     return tuple(sorted(every, key=lambda loss: (-loss.ns, loss.cause)))
 
 
@@ -124,8 +124,8 @@ class _Sum:
         self.kernels[kernel] = self.kernels.get(kernel, 0) + ns
 
 
-class _Teller:
-    """Puts intervals of an iteration into words."""
+class _Causes:
+    """The causes of an iteration's intervals, as texts."""
 
     def __init__(self, result: Result, places: Places, instants: Instants) -> None:
         self.graph = result.graph
@@ -135,72 +135,76 @@ class _Teller:
         self.blocks = {block.id: number for number, block in enumerate(result.graph.blocks)}
 
     def cause(self, at: int) -> Cause:
-        """To what an interval was lost."""
+        """The cause of an interval without compute."""
         row, wait = int(self.instants.row[at]), int(self.instants.waiting[at])
         if row < 0:
-            return Cause("", "", "nothing to do", "")
+            return Cause("", "", "idle", "")
         reason = self._reason(row, wait) if wait >= 0 else ""
-        row = self._giving(row, at)
+        row = self._releasing(row, at)
         engine = self.timeline.streams[int(self.timeline.stream[row])]
         kind = SpanKind(int(self.timeline.kind[row]))
         if kind in _COPIES:
-            return Cause(self._name(row), engine, self._travels(row, kind), reason)
+            return Cause(self._name(row), engine, self._copy_decision(row, kind), reason)
         if kind in _CODECS:
-            return Cause(self._coded(row), engine, _CODED[kind, StreamId.of(engine).role == "host"], reason)
+            return Cause(
+                self._encoded_block(row), engine, _CODEC_DECISIONS[kind, StreamId.of(engine).role == "host"], reason
+            )
         if kind is SpanKind.RECOMPUTE:
-            return Cause(self._made(row), engine, f"recompute for {self._kernel(self.places.next_launch(row))}", reason)
+            return Cause(
+                self._recomputed(row), engine, f"recompute for {self._kernel(self.places.next_launch(row))}", reason
+            )
         if kind is SpanKind.COMPUTE:
             where = " on the host" if StreamId.of(engine).role == "host" else ""
             return Cause(self._name(row), engine, f"runs{where}", reason)
         if self.places.program.residency is not None:
-            return Cause(self._name(row), engine, "page faults are served", reason)
+            return Cause(self._name(row), engine, "page faults", reason)
         return Cause(self._name(row), engine, kind.label.removeprefix("stall_").replace("_", " "), reason)
 
     def waiter(self, at: int) -> str:
         """The kernel that an interval delayed."""
         wait = int(self.instants.waiting[at])
-        return self._kernel(self._kept_waiting(wait)) if wait >= 0 else ""
+        return self._kernel(self._delayed(wait)) if wait >= 0 else ""
 
     def loss(self, cause: Cause, owner: Owner, each: _Sum) -> Loss:
         kernel = max(each.kernels, key=lambda name: (each.kernels[name], name))
         number = self.blocks.get(cause.tensor)
         if number is None:
             return Loss(cause, owner, each.ns, len(each.waits), 0, "", "", kernel)
-        size, what = self.graph.sizes[number], block_words(self.graph, number)
+        size, what = self.graph.sizes[number], block_text(self.graph, number)
         layer = _plain(self.graph, number).layer or ""
         return Loss(cause, owner, each.ns, len(each.waits), size, what, layer, kernel)
 
-    # --- words ----------------------------------------------------------------------------------------------
+    # --- texts ----------------------------------------------------------------------------------------------
 
-    def _giving(self, row: int, at: int) -> int:
-        """Of a wait for memory, what the stream that ends it is doing meanwhile, if that is known; else the wait."""
+    def _releasing(self, row: int, at: int) -> int:
+        """Of a wait for memory, the span under way on the stream that will release it, if known; else the wait."""
         if self.timeline.kind[row] not in (SpanKind.STALL_DEVICE_MEMORY, SpanKind.STALL_HOST_MEMORY):
             return row
         giver = int(self.timeline.cause[row])
         doing = int(self.instants.rows[giver, at]) if giver >= 0 else -1
         return doing if doing >= 0 and self.timeline.kind[doing] < SpanKind.STALL_EVENT else row
 
-    def _travels(self, row: int, kind: SpanKind) -> str:
+    def _copy_decision(self, row: int, kind: SpanKind) -> str:
         out = kind is SpanKind.COPY_D2H
         residency = self.places.program.residency
         if isinstance(residency, Remote):
-            return "written in host memory" if out else "read in host memory"
+            return "writes to host memory" if out else "reads from host memory"
         if residency is not None:
-            return "pages leave" if out else "pages come"
+            return "pages evicted" if out else "pages fetched"
         kernel = self.places.kernel_during(row)
-        issued = "" if kernel is None else f" beside {self._kernel(kernel)}"
+        issued = "" if kernel is None else f" during {self._kernel(kernel)}"
         if self.places.exchanged(row):
-            return f"{'sent' if out else 'fetched'} in the exchange of gradients{issued}"
+            return f"gradient exchange, {'D2H' if out else 'H2D'}{issued}"
         if kernel is None:
-            return "copied out" if out else "copied in"
+            return "D2H copy" if out else "H2D copy"
         return f"{'offload' if out else 'prefetch'}{issued}"
 
-    def _coded(self, row: int) -> str:
+    def _encoded_block(self, row: int) -> str:
         instruction = self.places.instruction(row)
         return self.graph.blocks[instruction.block].id if isinstance(instruction, Encode | Decode) else self._name(row)
 
-    def _made(self, row: int) -> str:
-        """The block for which a kernel runs again: the largest of those that it makes."""
+    def _recomputed(self, row: int) -> str:
+        """The block for which a kernel runs again: the largest of those that it produces."""
         instruction = self.places.instruction(row)
         if not isinstance(instruction, Launch):
             return self._name(row)
@@ -210,27 +214,27 @@ class _Teller:
 
     def _reason(self, row: int, wait: int) -> str:
         """Why the kernel that comes next could not run."""
-        kernel = self._kept_waiting(wait)
-        name, kind = self._kernel(kernel), self.timeline.kind[row]
+        kernel = self._delayed(wait)
+        name, kind = self._kernel(kernel), SpanKind(int(self.timeline.kind[row]))
         if self.places.program.residency is not None:
-            return f"{name} reaches it"
-        if kind == SpanKind.STALL_HOST_MEMORY:
-            return "no room in host memory"
-        if kind == SpanKind.STALL_DEVICE_MEMORY:
-            return f"no room for {name}" if row == wait else "no room to prefetch"
+            return f"{name} accesses it"
+        if kind is SpanKind.STALL_HOST_MEMORY:
+            return "host memory is full"
+        if kind is SpanKind.STALL_DEVICE_MEMORY:
+            return f"{name if row == wait else 'the prefetch'} waits for device memory"
         number = int(self.timeline.name[row]) - len(self.graph.kernels)
         if kernel is None:
-            return "ends the iteration"
+            return "the iteration ends with it"
         if number >= 0 and number in self._touched(kernel):
             return f"{name} uses it"
-        return f"{name} is held back until it ends"
+        return f"{name} waits for {'this copy' if kind in _COPIES else 'it'}"
 
     def _touched(self, kernel: int) -> set[int]:
         """Blocks that a kernel reads or writes, and what they are encoded as."""
         touched = {*self.graph.reads[kernel], *self.graph.writes[kernel]}
         return touched | {form for form, encoded in self.graph.encoded.items() if encoded.block in touched}
 
-    def _kept_waiting(self, wait: int) -> int | None:
+    def _delayed(self, wait: int) -> int | None:
         """The kernel that a compute stream runs next after a wait."""
         row = self.places.work_after(wait)
         if row is None:
@@ -244,18 +248,18 @@ class _Teller:
         return self.timeline.names[number] if number >= 0 else ""
 
     def _kernel(self, number: int | None) -> str:
-        """A kernel by its id, with its layer where that does not say it."""
+        """A kernel by its id, with its layer where the id does not contain it."""
         if number is None:
             return "the end"
         kernel = self.graph.kernels[number]
         return f"{kernel.id} of {kernel.layer}" if kernel.layer and kernel.layer not in kernel.id else kernel.id
 
 
-def block_words(graph: TaskGraph, number: int) -> str:
-    """What a block is: its kind and layer, or those of the block that it is a form of, encoded or just saved.
+def block_text(graph: TaskGraph, number: int) -> str:
+    """Kind and layer of a block; of an encoded or saved form, those of its block.
 
     >>> from simgpu.trace.chain import chain
-    >>> block_words(TaskGraph.of(chain([5], [7], [100])), 0)
+    >>> block_text(TaskGraph.of(chain([5], [7], [100])), 0)
     'input of L1'
     """
     block = _plain(graph, number)
@@ -271,9 +275,9 @@ def _plain(graph: TaskGraph, number: int) -> Block:
     return graph.blocks[graph.encoded[number].block if number in graph.encoded else number]
 
 
-def lost(result: Result, results: tuple[Loss, ...]) -> Iterator[tuple[str, int]]:
-    """By how much an iteration is longer than the ideal one, in parts that add up: stalls, recomputation, codecs, and
-    kernels that take longer than recorded (negative where sub-batches or other algorithms make them shorter)."""
+def overhead_parts(result: Result, results: tuple[Loss, ...]) -> Iterator[tuple[str, int]]:
+    """Nanoseconds over the ideal iteration, in parts that add up: stalls, recomputation, codecs, and kernels that take
+    longer than recorded (negative where sub-batches or other algorithms make them shorter)."""
     yield "stalled", sum(loss.ns for loss in results if loss.stalled)
     yield "recomputing", sum(loss.ns for loss in results if loss.owner is Owner.RECOMPUTE)
     yield "codecs", sum(loss.ns for loss in results if loss.owner is Owner.CODEC)
@@ -309,7 +313,7 @@ class Places:
 
     @cached_property
     def _place_of(self) -> dict[int, InstructionPlace]:
-        """By row of the timeline. Streams that no program has, on which pages come and go, have no places."""
+        """By row of the timeline. Streams that no program has, such as those of page migrations, have no places."""
         results: dict[int, InstructionPlace] = {}
         work = self.timeline.kind < SpanKind.STALL_EVENT
         iterations = len(self.timeline.iteration_ends_ns)
@@ -358,7 +362,7 @@ class Places:
         return next((kernel for kernel in kernels if kernel is not None), None)
 
     def exchanged(self, row: int) -> bool:
-        """Whether a copy is one by which several GPUs exchange gradients and weights, which no policy moves there."""
+        """Whether a copy is part of the exchange of gradients and weights between GPUs."""
         number = int(self.timeline.name[row]) - len(self.graph.kernels)
         return self._together and self.graph.blocks[number].kind in _EXCHANGED
 

@@ -1,4 +1,4 @@
-"""The smallest budget in which a run fits, and what pins it there."""
+"""The smallest budget in which a run fits, and the blocks that determine it."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Unpack
 
 from simgpu.analysis.tables import facts_html
 from simgpu.errors import InputError, MissingExtraError, OutOfMemoryError, SimgpuError
-from simgpu.explain.losses import block_words
+from simgpu.explain.losses import block_text
 from simgpu.hardware.spec import NodeSpec
 from simgpu.policies.base import Policy, no_progress, policy_label
 from simgpu.policies.registry import make_policy
@@ -22,17 +22,17 @@ from simgpu.units import format_bytes, format_time
 _PART = 2**12
 #: Blocks that are listed one by one.
 _SHOWN = 10
-#: Beyond this nothing is looked for.
+#: No larger budget is tried.
 _LARGEST = 2**50
 
 
 @dataclass(frozen=True, slots=True, repr=False)
 class SmallestBudget:
-    """The smallest budget that was found to hold a run.
+    """The smallest budget in which a run was seen to fit.
 
-    budget: bytes; result: the run within it. below: the largest budget less than it that was tried and does not hold
-    it, at most a four-thousandth away, and what ran out there; 0 and None where nothing smaller was tried. A policy
-    plans anew for every budget, so one that is smaller still, out of sight, may hold it too.
+    budget: bytes; result: the run within it. below: the largest tried budget in which it does not fit, at most a
+    four-thousandth smaller, 0 where none was tried; error: the failure there. A policy replans for every budget, so a
+    run may fit an even smaller one that was not tried.
     """
 
     budget: int
@@ -46,24 +46,24 @@ class SmallestBudget:
         return self.error.holders if isinstance(self.error, OutOfMemoryError) else ()
 
     def what(self, block: str) -> str:
-        """What a block is, in words; empty for one that the run does not have."""
+        """Kind and layer of a block; empty for one that the run does not have."""
         graph = self.result.graph
         number = next((number for number, each in enumerate(graph.blocks) if each.id == block), None)
-        return "" if number is None else block_words(graph, number)
+        return "" if number is None else block_text(graph, number)
 
     def facts(self) -> list[tuple[str, str]]:
-        """Names and texts: the budget, how fast it is there, what runs out below it, and the blocks that pin it."""
+        """Names and texts: the budget, its step time, the request that fails below it, and the blocks resident then."""
         return list(self._facts())
 
     def _facts(self) -> Iterator[tuple[str, str]]:
-        text = f"{format_bytes(self.budget)} ({self.budget} B): an iteration of {format_time(self.result.iteration_ns)}"
-        yield "smallest budget", f"{text}; found by halving, a policy plans anew for each budget"
+        text = f"{format_bytes(self.budget)} ({self.budget} B), step time {format_time(self.result.iteration_ns)}"
+        yield "smallest budget", f"{text}; by bisection, the policy replans for each budget"
         if isinstance(self.error, OutOfMemoryError):
-            yield "below it", _lack(self.error)
+            yield "OOM below it", _failed_request(self.error)
         elif self.error is not None:
             yield "below it", str(self.error)
         for number, (name, size) in enumerate(self.pinned_by[:_SHOWN]):
-            yield "" if number else "pinned by", f"{name}, {format_bytes(size)}, {self.what(name)}".rstrip(", ")
+            yield "" if number else "resident then", f"{name}, {format_bytes(size)}, {self.what(name)}".rstrip(", ")
         rest = self.pinned_by[_SHOWN:]
         if rest:
             yield "", f"and {len(rest)} more with {format_bytes(sum(size for _, size in rest))}"
@@ -85,11 +85,10 @@ def smallest_budget(
     progress: Callable[[str], None] = no_progress,
     **settings: Unpack[RunSettings],
 ) -> SmallestBudget:
-    """Searches for the least device memory in which a policy's run fits, by running it.
+    """The smallest device memory in which a policy's run fits, by simulation.
 
     config and settings: as for `simulate`, with two iterations by default. The search begins at their budget, and gives
-    the node more memory where the policy needs it.
-    Raises `InputError` where device memory is not what the policy lacks.
+    the node more memory where the policy needs it. Raises `InputError` where the run fails for another reason.
 
     >>> from simgpu.hardware.spec import GpuSpec, LinkSpec
     >>> from simgpu.trace.chain import chain
@@ -108,8 +107,8 @@ def smallest_budget(
             raise _never(error)
         high *= 2
     if search.results[high].program.unlimited_memory:
-        what = f"{policy_label(chosen)} has memory without limit, so no budget is the smallest"
-        raise InputError.single("", "argument policy", what, "ask for one that keeps to a budget, such as none")
+        what = f"{policy_label(chosen)} has unlimited memory, so it has no smallest budget"
+        raise InputError.single("", "argument policy", what, "choose a policy with a budget, such as none")
     while True:
         high = search.least(high)
         low = search.below(high)
@@ -123,18 +122,18 @@ def smallest_budget(
     return SmallestBudget(high, results, low, search.errors.get(low))
 
 
-def _lack(error: OutOfMemoryError) -> str:
-    """Who asks for how much of what there is; in bytes where that is more than all of it and looks like as much."""
-    asked, there = format_bytes(error.requested), format_bytes(error.capacity)
+def _failed_request(error: OutOfMemoryError) -> str:
+    """The request and the free memory; in bytes where the request exceeds the capacity by less than four digits."""
+    requested, capacity = format_bytes(error.requested), format_bytes(error.capacity)
     if error.requested > error.capacity:
-        if asked == there:
-            asked, there = f"{error.requested} B", f"{error.capacity} B"
-        return f"{error.waiting} needs {asked}, more than all of the {there}"
-    return f"{error.waiting} asks for {asked}, free {format_bytes(error.free)} of {there}"
+        if requested == capacity:
+            requested, capacity = f"{error.requested} B", f"{error.capacity} B"
+        return f"{error.waiting} needs {requested}, which exceeds the {capacity} capacity"
+    return f"{error.waiting} requests {requested}, {format_bytes(error.free)} of {capacity} are free"
 
 
 class _Search:
-    """Runs within budgets. errors: of those that do not hold the run."""
+    """Runs within budgets. errors: of those in which the run does not fit."""
 
     def __init__(
         self,
@@ -150,7 +149,7 @@ class _Search:
         self.results: dict[int, Result] = {}
 
     def result(self, budget: int) -> Result | None:
-        """The run within a budget, None where it does not hold it."""
+        """The run within a budget, None where it does not fit."""
         if budget not in self.results and budget not in self.errors:
             self.progress(f"{policy_label(self.policy)} in {format_bytes(budget)}")
             gpu = self.node.gpu
@@ -164,12 +163,12 @@ class _Search:
         return self.results.get(budget)
 
     def least(self, budget: int) -> int:
-        """What a run within a budget needed of it, if the policy can do with that; else the budget."""
+        """The peak of the run within a budget, if the policy also fits that; else the budget."""
         needed = self.results[budget].high_water
         return needed if 0 < needed < budget and self.result(needed) is not None else budget
 
     def below(self, budget: int) -> int:
-        """The largest budget less than one that was tried and does not hold the run, 0 where none was."""
+        """The largest tried budget below this one in which the run does not fit, 0 where none was tried."""
         return max((tried for tried in self.errors if tried < budget), default=0)
 
 
@@ -178,10 +177,10 @@ def _of_the_host(error: SimgpuError) -> bool:
 
 
 def _never(error: SimgpuError) -> SimgpuError:
-    """Why no budget helps."""
+    """Why no budget is large enough."""
     if isinstance(error, InputError):
         return error
     what = f"does not fit {format_bytes(_LARGEST)} either: {error}"
     if _of_the_host(error):
         return InputError.single("", "budget", what, "give the node more host.pinned_memory")
-    return InputError.single("", "budget", what, "look at what it waits for")
+    return InputError.single("", "budget", what, "see which request fails")

@@ -1,4 +1,4 @@
-"""What would help: the same run, planned and simulated again with one property of the machine changed."""
+"""What-if runs: the same run, planned and simulated again with one property of the machine changed."""
 
 from __future__ import annotations
 
@@ -46,34 +46,34 @@ def what_if(
     progress: Callable[[str], None] = no_progress,
     **settings: Unpack[RunSettings],
 ) -> Answers:
-    """Runs a policy as it is, then with a link twice as fast, more memory, a second copy engine, and instant codecs.
+    """Runs a policy unchanged, then with twice the link bandwidth, more memory, a second copy engine, instant codecs.
 
-    The first answer is the run as it is. more_memory: by how much, bytes or a text such as ``"2 GiB"``; all other
+    The first answer is the baseline. more_memory: by how much, bytes or a text such as ``"2 GiB"``; all other
     arguments as for `simulate`. With instant codecs, encoding and decoding take no time, and neither does a compressing
     DMA engine or the decompression of compressed memory.
-    Raises `InputError` for arguments that are not good; what a single run refuses or does not fit is in its answer.
+    Raises `InputError` for wrong arguments; an answer holds the error of its own run.
 
     >>> from simgpu.hardware.spec import GpuSpec, LinkSpec
     >>> from simgpu.trace.chain import chain
     >>> node = NodeSpec("example", GpuSpec("gpu", 1000, copy_engines=1), LinkSpec("pcie", 10**10, 10**10))
     >>> for answer in what_if(chain([5, 7, 9], [10, 14, 18], [100, 200, 300]), node, "vdnn"):
     ...     print(answer.change, answer.result.iteration_ns if answer.result else answer.note)
-    as it is 83
-    link twice as fast 66
-    2 GiB more memory 83
-    a second copy engine 83
-    codecs in no time nothing is encoded
+    baseline 83
+    2x link bandwidth 66
+    +2 GiB device memory 83
+    second copy engine 83
+    instant codecs no codec runs
     """
     grown = checked_setting("more_memory", more_memory)
     config = run_config(config, settings, trace=trace, node=node, policy=policy)
     chosen = make_policy(policy, parameters) if isinstance(policy, str) else policy
     progress(policy_label(chosen))
     _, at = config.on(node)
-    as_it_is = _outcome(trace, node, chosen, at, config)
-    if isinstance(as_it_is, InputError | MissingExtraError):
-        raise as_it_is
-    answers = [Answer("as it is", as_it_is)]
-    for change in _changes(node, at, grown, as_it_is):
+    baseline = _outcome(trace, node, chosen, at, config)
+    if isinstance(baseline, InputError | MissingExtraError):
+        raise baseline
+    answers = [Answer("baseline", baseline)]
+    for change in _changes(node, at, grown, baseline):
         if change.node is None:
             answers.append(Answer(change.text, None, change.note))
             continue
@@ -96,22 +96,22 @@ def _changes(node: NodeSpec, budget: int, more: int, run: Result | SimgpuError) 
         replace(each, d2h_bandwidth=2 * each.d2h_bandwidth, h2d_bandwidth=2 * each.h2d_bandwidth)
         for each in node.switches
     )
-    yield _Change("link twice as fast", replace(node, link=faster, switches=switches), budget)
+    yield _Change("2x link bandwidth", replace(node, link=faster, switches=switches), budget)
     yield _Change(
-        f"{format_bytes(more)} more memory", replace(node, gpu=replace(gpu, memory=gpu.memory + more)), budget + more
+        f"+{format_bytes(more)} device memory", replace(node, gpu=replace(gpu, memory=gpu.memory + more)), budget + more
     )
     if gpu.copy_engines > 1:
-        yield _Change("a second copy engine", None, budget, "there is one for each direction")
+        yield _Change("second copy engine", None, budget, "the node has one per direction")
     else:
-        yield _Change("a second copy engine", replace(node, gpu=replace(gpu, copy_engines=2)), budget)
+        yield _Change("second copy engine", replace(node, gpu=replace(gpu, copy_engines=2)), budget)
     if encodes(node, run):
-        yield _Change("codecs in no time", with_instant_codecs(node), budget)
+        yield _Change("instant codecs", with_instant_codecs(node), budget)
     else:
-        yield _Change("codecs in no time", None, budget, "nothing is encoded")
+        yield _Change("instant codecs", None, budget, "no codec runs")
 
 
 def encodes(node: NodeSpec, run: Result | SimgpuError) -> bool:
-    """Whether codecs have a part in a run: its program's, a DMA engine's, or compressed memory's."""
+    """Whether codecs run: the program's, a DMA engine's, or compressed memory's."""
     if not isinstance(run, Result):
         return True
     moves = run.metrics.d2h_bytes + run.metrics.h2d_bytes > 0
@@ -134,7 +134,7 @@ def with_instant_codecs(node: NodeSpec) -> NodeSpec:
     return replace(node, gpu=gpu)
 
 
-ANSWER_HEADINGS = ("what if", "iteration", "against now", "")
+ANSWER_HEADINGS = ("what if", "step time", "change", "note")
 
 
 @dataclass(frozen=True, slots=True)
@@ -156,7 +156,7 @@ class Answer:
 
 
 class Answers(tuple[Answer, ...]):
-    """The answers in order, the run as it is first. Prints as a table; in a notebook it shows as one."""
+    """The answers in order, the baseline first. Prints as a table; in a notebook it shows as one."""
 
     __slots__ = ()
 
@@ -164,7 +164,7 @@ class Answers(tuple[Answer, ...]):
         return table_text(ANSWER_HEADINGS, answer_rows(self))
 
     def _repr_html_(self) -> str:
-        return table_html(ANSWER_HEADINGS, answer_rows(self), "what would help", left=(0, 3))
+        return table_html(ANSWER_HEADINGS, answer_rows(self), "what if", left=(0, 3))
 
 
 def answer_rows(answers: Sequence[Answer]) -> list[tuple[str, ...]]:
@@ -185,13 +185,13 @@ def answer_dict(answer: Answer) -> dict[str, Any]:
 def _answered(answer: Answer, now: Result | None) -> tuple[str, str, str]:
     if answer.result is None:
         if isinstance(answer.outcome, OutOfMemoryError):
-            return "out of memory", "", "of the host" if answer.outcome.space == "host" else ""
+            return "OOM", "", "host memory" if answer.outcome.space == "host" else ""
         return "-", "", answer.note or ("refused" if isinstance(answer.outcome, InputError) else str(answer.outcome))
     time = answer.result.iteration_ns
     if now is None or answer.result is now:
         return format_time(time), "", ""
     if time == now.iteration_ns:
-        return format_time(time), "the same", ""
+        return format_time(time), "none", ""
     return format_time(time), _relative_change(time - now.iteration_ns, now.iteration_ns), ""
 
 

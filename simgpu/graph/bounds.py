@@ -152,7 +152,7 @@ def check_bound(graph: TaskGraph, budget: int, alignment: int = 1) -> None:
     if workspace := tdfg.smallest(k).workspace:
         held.append((f"workspace of {kernel.id}", workspace))
     holders = tuple(sorted((each for each in held if each[1]), key=lambda each: (-each[1], each[0])))
-    waiting = f"kernel {kernel.id} ({kernel.op}) beside what always resides"
+    waiting = f"kernel {kernel.id} ({kernel.op}) with all persistent blocks"
     raise OutOfMemoryError(waiting, "device", bound.bytes, budget, budget, budget, 0, holders, kernel.id)
 
 

@@ -25,7 +25,7 @@ from simgpu.graph.saved import Saved, backward_ends, readers, saved_tensors
 from simgpu.graph.taskgraph import TaskGraph
 from simgpu.graph.transforms import Unpacked, WithUnpacked
 from simgpu.policies.base import PlanContext, Policy, parameter
-from simgpu.policies.common.framework import framework, releases_beside, told_by
+from simgpu.policies.common.framework import framework, releases_beside, saved_note
 from simgpu.program.eager import Eager
 from simgpu.program.instructions import Program, Space
 
@@ -35,12 +35,12 @@ class AsyncOffload(Policy):
     """Copy blocks out beside forward, keep the last few, and fetch a few ahead in backward."""
 
     name = "async_offload"
-    summary = "saved blocks are copied out beside forward, and back a few ahead of their use in backward"
+    summary = "saved blocks are offloaded during forward, and prefetched a few ahead of their use in backward"
     source = "PyTorch, an offload over torch.autograd.graph.saved_tensors_hooks with streams of its own"
 
-    prefetch: int = parameter(2, "how many blocks are fetched ahead of the one that backward takes back")
-    stash: int = parameter(2, "how many blocks that have left may still hold their device memory")
-    min_bytes: int = parameter(1 << 20, "blocks of fewer bytes stay")
+    prefetch: int = parameter(2, "number of blocks fetched ahead of the one that backward uses")
+    stash: int = parameter(2, "number of offloaded blocks that may still hold their device memory")
+    min_bytes: int = parameter(1 << 20, "smaller blocks stay on the device")
 
     def plan(self, context: PlanContext) -> Program:
         """One iteration. Raises `InputError` for a negative parameter, for several compute streams, and for GPUs that
@@ -58,7 +58,7 @@ class AsyncOffload(Policy):
         offload = _Offload(graph, blocks, until, _pushed_out(blocks, self.stash), taken, self.prefetch)
         offload.write()
         returned = tuple(Unpacked(b.block, b.bytes, r) for b, r in zip(blocks, offload.read, strict=True))
-        return offload.writer.program((*transforms, WithUnpacked(returned)), told_by(found))
+        return offload.writer.program((*transforms, WithUnpacked(returned)), saved_note(found))
 
 
 def _leaving(graph: TaskGraph, tensors: tuple[Saved, ...], min_bytes: int) -> list[Saved]:

@@ -30,7 +30,7 @@ class Buddy(Policy):
     )
 
     name = "buddy"
-    summary = "a plain framework whose memory is compressed; what overflows lies in a buddy memory"
+    summary = "a plain framework in compressed memory; entries that overflow lie in a buddy memory"
     source = "Choukse et al., ISCA 2020, sections 3.2 to 3.5"
     libraries = ("numba",)
 
@@ -45,7 +45,7 @@ class Buddy(Policy):
             raise InputError.single("", "node.gpu.buddy", what, remedy)
         if not _is_told(context.graph):
             trace = context.graph.trace
-            what = "the trace does not tell how the memory-entries of its blocks compress"
+            what = "the trace has no compressed sizes of its blocks' memory-entries"
             remedy = "record it with --codec bpc, or model it (trace.compressibility=true, zoo build --compressibility)"
             raise InputError.single(trace.name or trace.info.model, "compressibility", what, remedy)
         if self.when == "needed" and context.graph.sizes != uncompressed(context.graph).sizes:

@@ -46,7 +46,7 @@ from simgpu.graph.sections import (
 from simgpu.graph.taskgraph import TaskGraph
 from simgpu.graph.transforms import Repeating
 from simgpu.policies.base import PlanContext, Policy, parameter
-from simgpu.policies.common.framework import framework, told_by
+from simgpu.policies.common.framework import framework, saved_note
 from simgpu.program.eager import Eager
 from simgpu.program.instructions import Program, Section
 from simgpu.trace.model import Phase
@@ -61,7 +61,7 @@ class Checkpoint(Policy):
     """Keep what enters each part of the network, and run its forward again when backward comes to it."""
 
     name = "checkpoint"
-    summary = "parts of the network keep what enters them alone, and run forward again in backward"
+    summary = "modules keep only their inputs, and recompute their forward pass in backward"
     source = "Chen et al., 2016, as torch.utils.checkpoint does it"
 
     blocks: int | Sequence[str] = parameter(
@@ -89,19 +89,19 @@ class Checkpoint(Policy):
         until = dict(zip(found.tensors, backward_ends(graph, found.tensors), strict=True))
         writing = _Checkpointing(graph, parts, until)
         writing.write()
-        notes = (*told_by(found), _sections_note(writing.sections, how), *writing.notes)
+        notes = (*saved_note(found), _sections_note(writing.sections, how), *writing.notes)
         return replace(writing.writer.program(transforms, notes), sections=writing.sections)
 
 
 def _sections_note(sections: Sequence[Section], how: str) -> str:
     """The sections in a line."""
     if not sections:
-        return f"sections: none, of {how}; nothing runs again"
+        return f"sections: none, of {how}; no recomputation"
     names = list(dict.fromkeys(_name(section) for section in sections))
     listed = ", ".join(names if len(names) <= _LISTED else [*names[: _LISTED - 1], "...", names[-1]])
     least, most = (format_bytes(pick(section.held_bytes for section in sections)) for pick in (min, max))
     each = least if least == most else f"{least} to {most}"
-    return f"sections: {len(names)}, {how}: {listed}; each holds what enters it, {each}"
+    return f"sections: {len(names)}, {how}: {listed}; each keeps its inputs, {each}"
 
 
 def _name(section: Section) -> str:

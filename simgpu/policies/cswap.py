@@ -235,7 +235,7 @@ class Cswap(Policy):
     """vDNN's swaps of convolution inputs, each compressed by the GPU where the cost model says that it pays."""
 
     name = "cswap"
-    summary = "vdnn (mode conv) that compresses on the GPU what its cost model finds worth it, anew every epoch"
+    summary = "vdnn (mode conv) that compresses on the GPU where its cost model predicts a benefit, decided every epoch"
     source = "Chen et al., IEEE CLUSTER 2021, section IV"
     libraries = ("scikit-learn", "scipy", "bayesian-optimization")
 
@@ -244,7 +244,7 @@ class Cswap(Policy):
         "tuned", "launch setting of the codec: by Bayesian search, by an expert's rule, at random, or by trying all"
     )
     times: Literal["predicted", "exact"] = parameter(
-        "predicted", "codec times that the advisor goes by: of the regression, or those that the machine will charge"
+        "predicted", "codec times that the advisor uses: of the regression, or those of the machine"
     )
     sizes: Literal["equations", "format"] = parameter(
         "equations", "a tensor's size in ZVC as the advisor takes it: its non-zeros (equations 3 and 4), or all bytes"

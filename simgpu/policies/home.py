@@ -39,7 +39,7 @@ from simgpu.planning.search.space import Score, Vectors
 from simgpu.planning.search.swarm import Swarm, SwarmFound
 from simgpu.planning.tables import Ints
 from simgpu.policies.base import PlanContext, parameter
-from simgpu.policies.common.placing import PlacingPolicy, bar, evaluator_of, inexact, notes_on, program_of, told
+from simgpu.policies.common.placing import PlacingPolicy, actions_text, bar, evaluator_of, inexact, notes_on, program_of
 from simgpu.policies.common.shortlist import Shortlist, tried
 from simgpu.program.instructions import Program
 from simgpu.units import format_bytes
@@ -65,8 +65,8 @@ class Home(PlacingPolicy):
     iterations: int = parameter(500, "iterations of the swarm at most; it stops when its particles agree")
     update: Literal["full", "recombine"] = parameter(
         "full",
-        "how particles are updated: with two evaluations for each feature map, as algorithm 3 is printed, or with one "
-        "for each particle, as table 3's times have it",
+        "how particles are updated: with two evaluations per feature map, as in algorithm 3, or with one per particle, "
+        "as table 3's times imply",
     )
     offload: Literal["overlapped", "after"] = parameter(
         "overlapped",
@@ -74,8 +74,8 @@ class Home(PlacingPolicy):
     )
     drain: bool = parameter(
         False,
-        "where a tensor is to be fetched that is not yet out, wait for all copies under way, as the device-wide "
-        "synchronisation of section 3.7 does, and not for that tensor alone",
+        "before a fetch of a tensor that is still being offloaded, wait for all copies, as the device-wide "
+        "synchronisation of section 3.7 does, not for that tensor alone",
     )
 
     def plan(self, context: PlanContext) -> Program:
@@ -91,7 +91,7 @@ class Home(PlacingPolicy):
             vector = keeping(decisions)
             context.chosen(Chosen(evaluator, vector, 1))
             why = "everything fits: nothing was searched"
-            return replace(self._program(context, evaluator, vector), notes=(told(decisions, vector), why))
+            return replace(self._program(context, evaluator, vector), notes=(actions_text(decisions, vector), why))
         found = self.search(context, evaluator)
         context.chosen(Chosen(evaluator, found.best, found.evaluations, found))
         program = self._program(context, evaluator, found.best)
@@ -184,4 +184,4 @@ def _how(found: SwarmFound) -> str:
     if found.cost >= DOES_NOT_FIT:
         lacking = format_bytes(found.cost - DOES_NOT_FIT)
         return f"none of {found.evaluations} placements fits; the best one lacks {lacking}"
-    return f"best of {found.evaluations} evaluations, found in iteration {found.converged_at}"
+    return f"best of {found.evaluations} evaluations, reached in iteration {found.converged_at}"

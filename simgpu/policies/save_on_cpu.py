@@ -21,7 +21,7 @@ from dataclasses import dataclass
 from simgpu.graph.saved import backward_ends, readers, saved_tensors
 from simgpu.graph.transforms import Unpacked, WithUnpacked
 from simgpu.policies.base import PlanContext, Policy
-from simgpu.policies.common.framework import framework, releases_beside, told_by
+from simgpu.policies.common.framework import framework, releases_beside, saved_note
 from simgpu.program.eager import Eager
 from simgpu.program.instructions import Program
 
@@ -31,7 +31,7 @@ class SaveOnCpu(Policy):
     """Copy every saved tensor out where it is saved and in where backward takes it back, compute waiting each time."""
 
     name = "save_on_cpu"
-    summary = "every saved tensor, weights too, goes to the host when saved and comes back when used; compute waits"
+    summary = "every saved tensor, weights too, is offloaded when saved and fetched when used; compute waits"
     source = "PyTorch, torch.autograd.graph.save_on_cpu"
 
     def plan(self, context: PlanContext) -> Program:
@@ -60,4 +60,4 @@ class SaveOnCpu(Policy):
             if k >= 0:
                 writer.release_ended(k)
         returned = (Unpacked(t.block, t.bytes, r) for t, r in zip(tensors, read, strict=True))
-        return writer.program((*transforms, WithUnpacked(tuple(returned))), told_by(found))
+        return writer.program((*transforms, WithUnpacked(tuple(returned))), saved_note(found))

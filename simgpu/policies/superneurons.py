@@ -39,7 +39,7 @@ class SuperNeurons(PlacingPolicy):
     libraries = ("numba",)
 
     tensors: Literal["inputs", "outputs"] = parameter(
-        "inputs", "which feature maps are a layer's: those that it reads, or those that it makes"
+        "inputs", "which feature maps are a layer's: those that it reads, or those that it writes"
     )
 
     def place(self, context: PlanContext, decisions: Decisions) -> Vector:

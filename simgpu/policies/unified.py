@@ -34,26 +34,26 @@ class UnifiedMemory(Policy):
     """Nobody plans: pages come by faults and leave when there is no room, or everything stays in host memory."""
 
     name = "um"
-    summary = "Unified Memory: pages come by faults and leave when there is no room, or kernels reach host memory"
+    summary = "Unified Memory: pages migrate on faults and are evicted when memory is full, or stay pinned on the host"
     source = "Choukse et al., ISCA 2020 (Buddy Compression), sections 2.3 and 4.3"
 
     access: Literal["migrate", "pinned"] = parameter(
-        "migrate", "migrate: pages move to the GPU that touches them; pinned: all stays in host memory, reached by link"
+        "migrate", "migrate: pages move to the GPU that touches them; pinned: kernels access host memory over the link"
     )
-    page: int = parameter(PAGE, "bytes that one fault brings in, a multiple of 128")
-    chunk: int = parameter(CHUNK, "bytes that leave together, a multiple of the page")
+    page: int = parameter(PAGE, "bytes migrated per fault, a multiple of 128")
+    chunk: int = parameter(CHUNK, "bytes evicted together, a multiple of the page")
     fault_batch: int = parameter(FAULT_BATCH, "faults that the driver serves together")
     fault_latency_ns: int = parameter(
-        FAULT_LATENCY_NS, "nanoseconds from a batch's faults to the first byte that moves"
+        FAULT_LATENCY_NS, "nanoseconds from a batch's faults to the first byte transferred"
     )
-    bandwidth: int = parameter(0, "of migrations each way, bytes per second, where less than the link's; 0: the link's")
+    bandwidth: int = parameter(0, "of migrations per direction, bytes per second, at most the link's; 0: the link's")
     eviction: Literal["touched", "arrived"] = parameter(
         "touched",
-        "the chunk that leaves: least recently touched (LRU), or least recently faulted on, as the driver, which hears "
-        "of faults alone",
+        "the chunk to evict: least recently touched (LRU), or least recently faulted on, as the driver, which sees "
+        "only faults",
     )
     write_back: Literal["all", "dirty"] = parameter(
-        "all", "what is copied out of a chunk that leaves: all of it, as the driver does, or only what was written"
+        "all", "bytes written back from an evicted chunk: all, as the driver does, or only dirty ones"
     )
 
     def plan(self, context: PlanContext) -> Program:
@@ -70,8 +70,8 @@ class UnifiedMemory(Policy):
             write_back_clean=self.write_back == "all",
         )
         if context.together is not None:
-            what = "um is of one GPU: who has a page that several touch is not modelled"
-            raise InputError.single("", "data_parallel", what, "run it on one GPU, or take another policy")
+            what = "um supports one GPU: pages shared by several GPUs are not modelled"
+            raise InputError.single("", "data_parallel", what, "run it on one GPU, or choose another policy")
         program = plain_framework(context.graph)
         return in_host_memory(program) if self.access == "pinned" else on_demand(program, paged)
 

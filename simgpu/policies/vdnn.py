@@ -51,8 +51,8 @@ _RESIDENT = {
 }
 
 _NO_WINDOW = (
-    "the network has no convolution, at which vDNN's search for what to fetch would end: "
-    "feature maps come back far ahead of their use"
+    "the network has no convolution, which would end vDNN's search window: feature maps are prefetched far ahead of "
+    "their use"
 )
 
 
@@ -66,7 +66,7 @@ class Vdnn(Policy):
 
     mode: Literal["all", "conv", "dynamic"] = parameter(
         "all",
-        "which inputs leave: those of all layers, of convolutions only, or what trial runs show to be needed",
+        "offloaded layer inputs: those of all layers, of convolutions only, or as many as trial runs need",
     )
     algorithms: Literal["recorded", "fastest", "smallest"] = parameter(
         "recorded",

@@ -26,7 +26,7 @@ class VdnnPlusPlus(Policy):
     """vDNN's swaps, with the sparsest blocks compressed in host memory."""
 
     name = "vdnn++"
-    summary = "vdnn (mode conv) whose host compresses what has many zeros"
+    summary = "vdnn (mode conv) whose host compresses sparse blocks"
     source = "Shriram et al., IPDPS 2019, as in CSWAP (CLUSTER 2021), section V"
 
     threshold: float = parameter(0.6, "share of zeros above which the host encodes a block")
@@ -46,5 +46,5 @@ class VdnnPlusPlus(Policy):
             and graph.copy_sizes[swap.block] == graph.blocks[swap.block].bytes
         }
         program = encoded_offloading(graph, swaps, encodings, on_host=True)
-        told = f"the host compresses {len(encodings)} of {len(sparse)} sparse tensors: above {self.threshold:.0%} zeros"
-        return replace(program, notes=(*program.notes, told))
+        note = f"the host compresses {len(encodings)} of {len(sparse)} sparse tensors: above {self.threshold:.0%} zeros"
+        return replace(program, notes=(*program.notes, note))

@@ -93,7 +93,7 @@ def explained(error: OutOfMemoryError, how: DataParallel, graph: TaskGraph) -> O
     copy = error.waiting.rpartition(" ")[0]
     if how.exchange is not Exchange.GATHER or error.space != "GPU 0's device" or copy not in fetched:
         return error
-    why = "which GPU 0 fetches to add it up, beside what the policy has planned (the exchange host needs no such room),"
+    why = "which GPU 0 fetches to add it up, in addition to the policy's plan (not needed with exchange: host),"
     return OutOfMemoryError(f"{error.waiting}, {why}", *error.args[1:])
 
 

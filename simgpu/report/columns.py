@@ -21,7 +21,7 @@ from simgpu.trace.model import Block, Kernel
 
 #: Up to here every whole number is a number of JavaScript.
 EXACT = 2**53
-_STREAM_TITLES = {"compute": "compute", "d2h": "copy out", "h2d": "copy in", "data": "copies", "host": "host"}
+_STREAM_TITLES = {"compute": "compute", "d2h": "D2H", "h2d": "H2D", "data": "copies", "host": "host"}
 #: Where the host's cores add up what several GPUs exchange.
 _EXCHANGE = StreamId(0, "host", 1)
 
@@ -71,8 +71,8 @@ def _require_exact(label: str, timeline: Timeline) -> None:
     columns = [timeline.end_ns, timeline.bytes, *(column for c in curves for column in (c.time_ns, c.live, c.used))]
     largest = max([*timeline.iteration_ends_ns, *(int(column.max(initial=0)) for column in columns)])
     if largest > EXACT:
-        what = f"{largest} is above 2**53: a page in a browser cannot tell such times and sizes exactly"
-        raise InputError.single("", label, what, "look at a shorter run, or at its tables")
+        what = f"{largest} is above 2**53: a browser cannot show such times and sizes exactly"
+        raise InputError.single("", label, what, "report a shorter run, or read its tables")
 
 
 def _look(look: Look) -> dict[str, Any]:

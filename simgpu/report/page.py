@@ -29,7 +29,7 @@ from simgpu.policies.registry import describe
 from simgpu.report.columns import page_data
 from simgpu.report.recorded import ReportInput
 from simgpu.report.template import filled, in_one_function
-from simgpu.simulation.notes import kernel_times
+from simgpu.simulation.notes import allocator_text, kernel_times
 from simgpu.units import format_bandwidth, format_bytes, format_time
 
 #: In this order within one function: each may use what stands before it.
@@ -95,13 +95,13 @@ def _resource(name: str) -> str:
 _STEADY = {
     True: "steady",
     False: "UNSTEADY: the last two iterations still differ",
-    None: "one iteration does not tell whether it is steady",
+    None: "one iteration: steadiness unknown",
 }
 
 
 @dataclass(frozen=True)
-class PolicyTold:
-    """What a policy is, and what it or its run has to say. failure: why it has no numbers, with the message.
+class PolicySummary:
+    """A policy, its parameters and its notes on the run. failure: why it has no numbers, with the message.
 
     name, variant: its label before and after the bracket.
     """
@@ -136,14 +136,14 @@ def facts(recorded: ReportInput) -> list[tuple[str, str]]:
     return [(name, text) for name, text in results if text]
 
 
-def policies(recorded: ReportInput) -> list[PolicyTold]:
+def policies(recorded: ReportInput) -> list[PolicySummary]:
     """Every policy of the run, in its order; one that is not installed here has no summary."""
     return [_policy(ran.entry) for ran in recorded.runs]
 
 
 def _node(node: Mapping[str, Any]) -> str:
     gpu, link = node["gpu"], node["link"]
-    speeds = f"{format_bandwidth(link['d2h_bandwidth'])} out, {format_bandwidth(link['h2d_bandwidth'])} in"
+    speeds = f"D2H {format_bandwidth(link['d2h_bandwidth'])}, H2D {format_bandwidth(link['h2d_bandwidth'])}"
     count = f", {node['gpus']} GPUs" if node.get("gpus", 1) > 1 else ""
     text = f"{node['name']}: {gpu['name']}, {format_bytes(gpu['memory'])}{count}; {link['kind']}, {speeds}"
     return f"{text} ({node['description']})" if node.get("description") else text
@@ -175,7 +175,7 @@ def _run(entries: Sequence[Mapping[str, Any]]) -> str:
         else "1 iteration",
         "; ".join(_STEADY[steady] for steady in each("steady")),
         f"budget {' and '.join(map(format_bytes, each('budget_bytes')))}",
-        f"{' and '.join(each('pool'))} pool",
+        " and ".join(map(allocator_text, each("pool"))),
         f"seed {' and '.join(map(str, each('seed')))}",
         f"epoch {' and '.join(map(str, each('epoch')))}" if any(each("epoch")) else "",
         *dict.fromkeys(_together(entry["data_parallel"]) for entry in entries if "data_parallel" in entry),
@@ -187,7 +187,7 @@ def _together(how: Mapping[str, Any]) -> str:
     return f"{how['gpus']} GPUs train together, gradients exchanged by {how['exchange']}"
 
 
-def _policy(entry: Mapping[str, Any]) -> PolicyTold:
+def _policy(entry: Mapping[str, Any]) -> PolicySummary:
     try:
         known = describe(entry["policy"])
         summary, source = known.summary, known.source
@@ -196,7 +196,7 @@ def _policy(entry: Mapping[str, Any]) -> PolicyTold:
     why = failure(entry)
     name, _, variant = entry["label"].partition("(")
     details = entry.get("out_of_memory") or entry.get("refused") or entry.get("error") or {}
-    return PolicyTold(
+    return PolicySummary(
         label=entry["label"],
         name=name,
         variant=variant,
@@ -212,14 +212,14 @@ def _policy(entry: Mapping[str, Any]) -> PolicyTold:
 #: In the order of a bar, by the key of the metrics.
 _PARTS: Mapping[str, Look] = {
     "computation_ns": PART_LOOKS["computation"]._replace(label="compute"),
-    "overlap_ns": PART_LOOKS["overlap"]._replace(label="compute beside copies"),
+    "overlap_ns": PART_LOOKS["overlap"]._replace(label="compute, overlapped"),
     "recompute_ns": RECOMPUTE,
     "codec_ns": CODEC,
-    "stalled_d2h_ns": WAIT_COPY_OUT._replace(label="stalled on copy-out"),
-    "stalled_h2d_ns": WAIT_COPY_IN._replace(label="stalled on copy-in"),
+    "stalled_d2h_ns": WAIT_COPY_OUT._replace(label="stalled on D2H"),
+    "stalled_h2d_ns": WAIT_COPY_IN._replace(label="stalled on H2D"),
     "stalled_memory_ns": WAIT_MEMORY._replace(label="stalled on memory"),
     "stalled_host_ns": WAIT_OTHER._replace(label="stalled on host"),
-    "stalled_other_ns": WAIT_OTHER._replace(label="stalled otherwise"),
+    "stalled_other_ns": WAIT_OTHER._replace(label="stalled, other"),
 }
 #: A share is written into its part if the part is so much of the longest bar.
 _LEAST_WRITTEN = 0.05

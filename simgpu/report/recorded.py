@@ -19,7 +19,7 @@ from simgpu.trace.model import Block, Kernel, Origin, OutputLife, TraceInfo
 from simgpu.trace.tables import read_table
 from simgpu.version import __version__
 
-_RUN = "a report tells of a folder that `simgpu run NAME -o DIR` wrote, or of a scenario"
+_RUN = "give a folder that `simgpu run NAME -o DIR` wrote, or a scenario"
 _TABLES_OF_TIMELINES = "outputs.timeline: [csv]"
 _AGAIN = f"run it again: `simgpu run NAME -o DIR`, with {_TABLES_OF_TIMELINES} as it is by default"
 #: What other commands write, by how the schema of their report.json begins.
@@ -164,9 +164,9 @@ def _missing(document: Mapping[str, Any]) -> list[tuple[str, str]]:
         if not isinstance(entry, dict) or not isinstance(entry.get("label"), str):
             collected.append((place, "is not the entry of a policy"))
         elif not any(name in entry for name in _OUTCOMES):
-            collected.append((place, "tells neither metrics nor why there are none"))
+            collected.append((place, f"has none of {', '.join(_OUTCOMES)}"))
         elif "metrics" in entry and "timeline" not in entry:
-            collected.append((place, "tells no timeline: an earlier simgpu wrote it"))
+            collected.append((place, "has no timeline: an earlier simgpu wrote it"))
         else:
             collected += _lacking({place: entry}, place, {**_ENTRY, **(_ENDED if "metrics" in entry else {})})
             collected += _wrong_in_timeline(place, entry.get("timeline"))

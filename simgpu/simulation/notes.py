@@ -1,4 +1,4 @@
-"""What a run has to say about itself, beside what its policy says."""
+"""Notes on a run, in addition to its policy's own."""
 
 from __future__ import annotations
 
@@ -29,26 +29,31 @@ def kernel_times(info: TraceInfo, gpu: GpuSpec) -> str:
     >>> kernel_times(modelled, load_node("h200").gpu)
     "The time model's hopper was fitted to H100, not to H200 SXM."
     >>> kernel_times(modelled, GpuSpec("mine", memory=1))
-    "of H200 SXM, not of the node's mine: a node brings memory and links. The time model's hopper was fitted to H100..."
+    "of H200 SXM, not of the node's mine, which gives memory and links. The time model's hopper was fitted to H100..."
     """
     if info.device == NOT_RECORDED:
         return ""
     notes, of_node = [], gpu.is_called(info.device)
     if not of_node:
-        notes.append(f"of {info.device}, not of the node's {gpu.name}: a node brings memory and links")
+        notes.append(f"of {info.device}, not of the node's {gpu.name}, which gives memory and links")
     modelled = gpu if of_node and gpu.architecture else shipped_gpu(info.device)
     if info.origin is Origin.MODELLED and modelled is not None:
         notes += model_notes(modelled, info.product_formats)
     return ". ".join(notes)
 
 
+def allocator_text(pool: str) -> str:
+    """How a run's device memory is allocated, by the name of its pool."""
+    return {"counting": "allocator without fragmentation", "addressed": "allocator with addresses"}.get(pool, pool)
+
+
 def on_epoch(trace: Trace, epoch: int) -> list[str]:
-    """Where the trace tells nothing of the epoch itself."""
+    """Which epoch of the trace is used where it has no record of the run's epoch."""
     known = epochs_of(trace)
     if not known or known[0] <= epoch <= known[-1]:
         return []
     nearest = known[0] if epoch < known[0] else known[-1]
-    return [f"the trace tells of epochs {known[0]} to {known[-1]}: epoch {nearest} stands for {epoch}"]
+    return [f"the trace records epochs {known[0]} to {known[-1]}: epoch {nearest} is used in place of {epoch}"]
 
 
 def on_output(trace: Trace) -> list[str]:
@@ -73,7 +78,7 @@ def on_output(trace: Trace) -> list[str]:
 
 
 def on_compression(program: Program, graph: TaskGraph, node: NodeSpec) -> list[str]:
-    """What copies are compressed without the policy's doing, and which sizes nobody measured."""
+    """Copies that the DMA engine compresses, and sizes that are modelled."""
     notes, cdma = [], node.gpu.cdma
     changes = [change for change in program.transforms if isinstance(change, WithEncodings)]
     used = {encoding.codec for change in changes for encoding in change.chosen}
@@ -91,7 +96,7 @@ def on_compression(program: Program, graph: TaskGraph, node: NodeSpec) -> list[s
 
 
 def on_compute(recorded: TaskGraph, ran: TaskGraph) -> list[str]:
-    """By how much what a policy changed of the iteration itself makes its compute longer or shorter than ideal's.
+    """The ratio of the compute time to ideal's, where a policy changed the iteration itself.
 
     >>> from dataclasses import replace
     >>> from simgpu.trace.chain import chain
@@ -107,28 +112,28 @@ def on_compute(recorded: TaskGraph, ran: TaskGraph) -> list[str]:
 
 
 def on_gpus(program: Program, node: NodeSpec) -> list[str]:
-    """How many of the node's GPUs run, where not all do."""
+    """The number of GPUs that run, where it is not all of the node's."""
     if program.gpus == node.gpus:
         return []
     if program.gpus == 1:
-        return [f"one of the node's {node.gpus} GPUs runs, with a link of its own"]
+        return [f"one of the node's {node.gpus} GPUs runs, with its own link"]
     return [f"{program.gpus} of the node's {node.gpus} GPUs run"]
 
 
 def on_exchange(graph: TaskGraph, exchange: Exchange) -> list[str]:
-    """How several GPUs exchange gradients, and what they do otherwise with weights than one would. graph: of one."""
+    """How several GPUs exchange gradients, and how they update weights differently from one. graph: of one."""
     notes = [NO_COLLECTIVES]
     _, end = updates_of(graph)
     if end == len(graph.kernels):
         notes.append("the trace has no optimizer: weights are updated by plain gradient descent")
     elif exchange is Exchange.HOST:
         spared = format_time(sum(graph.durations[end:]))
-        what = f"the host's update stands for the recorded optimizer ({spared} on one GPU), which the GPUs do not run"
-        notes.append(f"{what}: a speedup may be larger than their number")
+        what = f"the host's update replaces the recorded optimizer ({spared} on one GPU)"
+        notes.append(f"{what}: the speedup may exceed the number of GPUs")
     if left := without_gradient(graph):
         more = f" and {len(left) - 1} more" if len(left) > 1 else ""
         name = graph.blocks[left[0]].id
-        notes.append(f"no gradient is known of weight '{name}'{more}: not exchanged between GPUs, each keeps its own")
+        notes.append(f"weight '{name}'{more} has no known gradient: not exchanged, each GPU keeps its own")
     return notes
 
 

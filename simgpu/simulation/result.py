@@ -22,7 +22,7 @@ from simgpu.hardware.spec import BuddyMode, NodeSpec
 from simgpu.policies.base import plain_parameters
 from simgpu.program.data_parallel import ParallelRun
 from simgpu.program.instructions import Program
-from simgpu.simulation.notes import kernel_times
+from simgpu.simulation.notes import allocator_text, kernel_times
 from simgpu.timeline.model import SpanKind, Timeline
 from simgpu.trace.model import Phase, TraceInfo
 from simgpu.units import format_bytes, format_time
@@ -122,8 +122,8 @@ class Result:
             return ""
         if missing := missing_work(self.graph.trace):
             return f"not known: {missing}"
-        told = f"modelled per component of the {gpu.name} (`simgpu list nodes` tells the sources)"
-        return told if gpu.is_called(device) else f"{told}, in times of {device}"
+        source = f"modelled per component of the {gpu.name} (sources: `simgpu list nodes`)"
+        return source if gpu.is_called(device) else f"{source}, with kernel times of {device}"
 
     @property
     def kernel_times(self) -> str:
@@ -193,15 +193,15 @@ class Result:
         of_what = "its share's ideal" if together else "ideal"
         return [
             ("trace", f"{self.trace.model}, batch {self.trace.batch}, {self.trace.provenance}"),
-            ("node", f"{self.node.name}, {format_bytes(self.budget)}, {self.pool} pool"),
+            ("node", f"{self.node.name}, {format_bytes(self.budget)}, {allocator_text(self.pool)}"),
             *([("times", self.kernel_times)] if self.kernel_times else []),
             *on_gpus,
             ("policy", self.label),
-            ("iteration", format_time(metrics.iteration_ns) + (" (unsteady)" if self.steady is False else "")),
+            ("step time", format_time(metrics.iteration_ns) + (" (unsteady)" if self.steady is False else "")),
             ("throughput", f"{metrics.samples_per_s:.4g} samples/s"),
             *speedup,
             ("slowdown", f"{metrics.slowdown:.3f}x of {of_what} {format_time(self.ideal_ns)}"),
-            ("moved", f"{format_bytes(metrics.d2h_bytes)} out, {format_bytes(metrics.h2d_bytes)} in"),
+            ("transfers", f"D2H {format_bytes(metrics.d2h_bytes)}, H2D {format_bytes(metrics.h2d_bytes)}"),
             ("peak memory", format_bytes(metrics.device_peak_bytes)),
         ]
 

@@ -96,16 +96,16 @@ class TraceStats:
         return [
             ("kernels", str(self.kernels)),
             ("compute", format_time(self.compute_ns)),
-            ("spread of repetitions", self._spread_text()),
+            ("spread over repetitions", self._spread_text()),
             ("streams", str(self.streams)),
             ("layers", str(self.layers) if self.layers else "not recorded"),
             ("blocks", f"{self.blocks}, {format_bytes(self.block_bytes)}"),
             ("constants", f"{self.constants}, {format_bytes(self.constant_bytes)}"),
             ("recorded lifetimes", known),
-            ("peak over recorded lifetimes", self.recorded_peak_text()),
-            ("peak over needed lifetimes", _peak_text(self.peak_needed, "reads not recorded")),
-            ("peak by the framework itself", self._framework_peak_text()),
-            ("sparsity of feature maps", self._sparsity_text()),
+            ("peak, recorded lifetimes", self.recorded_peak_text()),
+            ("peak, released at last use", _peak_text(self.peak_needed, "reads not recorded")),
+            ("peak, framework's allocator", self._framework_peak_text()),
+            ("feature maps with sparsity", self._sparsity_text()),
             ("pure kernels", f"{self.pure} yes, {self.impure} no, {self.kernels - self.pure - self.impure} unknown"),
         ]
 

@@ -41,7 +41,7 @@ def test_parts_stand_end_to_end_in_their_order_and_in_milliseconds() -> None:
     assert bars_of(ax, 1) == [(0, 30), (30, 20), (50, 150)]
     assert bars_of(ax, 2) == [(0, 25), (25, 25), (50, 46), (96, 4)]
     assert [label.get_text() for label in ax.get_yticklabels()] == ["none", "vDNN", "CSWAP"]
-    assert ax.get_xlabel() == "iteration time (ms)"
+    assert ax.get_xlabel() == "step time (ms)"
     low, high = ax.get_ylim()
     assert low > high, "the first run stands on top"
 
@@ -56,7 +56,7 @@ def test_shares_are_written_where_they_fit_and_a_missing_bar_has_a_reason() -> N
 def test_the_legend_names_the_parts_that_are_drawn() -> None:
     assert legend_of(plot_breakdowns(STACKS, title="")) == ["computation", "overlap", "swapping", "codec"]
     every = {"all": [Stack("run", dict.fromkeys(PARTS, 1))]}
-    drawn = [*PARTS[:-1], "waits for another stream"]
+    drawn = [*PARTS[:-1], "stalled on another stream"]
     assert legend_of(plot_breakdowns(every, title="")) == drawn
 
 

@@ -28,9 +28,9 @@ def test_it_draws_three_curves_over_iterations_that_count_from_1() -> None:
         assert line.get_xdata().tolist() == [1, 2, 3, 4]
         assert line.get_ydata().tolist() == values
     assert [text.get_text() for text in ax.get_legend().get_texts()] == ["worst", "average", "best"]
-    assert (ax.get_xlabel(), ax.get_ylabel()) == ("iteration of the search", "training iteration (ms)")
+    assert (ax.get_xlabel(), ax.get_ylabel()) == ("search iteration", "step time (ms)")
     assert ax.get_title(loc="left") == "VGG16"
-    assert words_of(figure) == ["best 20 ms, first in iteration 3"]
+    assert words_of(figure) == ["best 20 ms, iteration 3"]
 
 
 def test_all_of_ordinary_curves_is_inside_the_axes() -> None:
@@ -82,7 +82,7 @@ def test_where_not_all_particles_fit_a_strip_below_says_how_many_do() -> None:
     assert [text.get_text() for text in strip.get_yticklabels()][-1] == "100%"
     heights = strip.collections[0].get_paths()[0].vertices[:, 1]
     assert set(heights.tolist()) == {0, 0.25, 0.5, 1}
-    assert strip.get_xlabel() == "iteration of the search" and not curves.get_xlabel()
+    assert strip.get_xlabel() == "search iteration" and not curves.get_xlabel()
 
 
 def test_where_all_particles_fit_there_is_no_strip() -> None:

@@ -12,4 +12,4 @@ def test_the_legend_stands_clear_of_the_axis_below_the_dots(blocks):
     figure.draw_without_rendering()
     legend = figure.legends[0].get_window_extent()
     assert not legend.overlaps(figure.axes[1].xaxis.label.get_window_extent())
-    assert [text.get_text() for text in figure.legends[0].get_texts()] == ["compressed (zvc)", "as it is"]
+    assert [text.get_text() for text in figure.legends[0].get_texts()] == ["compressed (zvc)", "uncompressed"]

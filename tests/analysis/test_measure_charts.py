@@ -23,7 +23,7 @@ RUNS = ["none", "um", "buddy"]
 BARS = BarPanel(
     THROUGHPUT,
     {
-        "VGG16": {"none": Bar(1.0), "um": Bar(None, "no memory"), "buddy": Bar(0.5, published=(0.75,))},
+        "VGG16": {"none": Bar(1.0), "um": Bar(None, "OOM"), "buddy": Bar(0.5, published=(0.75,))},
         "mean": {"none": Bar(1.0), "um": Bar(None, "refused"), "buddy": Bar(0.5)},
     },
 )
@@ -33,7 +33,7 @@ SWEEP = LinePanel(
     "hpc-cg",
     OVERSUBSCRIPTION,
     (
-        RunCurve("none", level=Bar(None, "no memory")),
+        RunCurve("none", level=Bar(None, "OOM")),
         RunCurve("um", ENDS),
         RunCurve("buddy", level=Bar(0.9, published=(0.95,))),
     ),
@@ -62,7 +62,7 @@ def test_every_run_has_its_place_in_every_group_and_missing_values_a_reason() ->
     middles = [box.get_x() + box.get_width() / 2 for box in boxes_of(ax)]
     width = boxes_of(ax)[0].get_width()
     np.testing.assert_allclose(middles, [-width, width, 1 - width, 1 + width])
-    assert texts_of(ax) == ["1.00", "no memory", "0.50", "1.00", "refused", "0.50"]
+    assert texts_of(ax) == ["1.00", "OOM", "0.50", "1.00", "refused", "0.50"]
     assert [text.get_text() for text in ax.get_xticklabels()] == ["VGG16", "mean"]
     assert ax.get_title(loc="left") == "throughput over none"
 
@@ -79,8 +79,7 @@ def test_a_published_number_stands_on_its_bar_and_a_line_at_what_differs_in_noth
 def test_no_text_is_cut_off_and_none_runs_over_a_marker(tmp_path: Path) -> None:
     values = [-0.5, 0.9, 0.02, 0.3, 0.31]
     bars = {
-        "net": {str(n): Bar(value, published=(0.32,)) for n, value in enumerate(values)}
-        | {"lost": Bar(None, "no memory")}
+        "net": {str(n): Bar(value, published=(0.32,)) for n, value in enumerate(values)} | {"lost": Bar(None, "OOM")}
     }
     figure = drawn([BarPanel(AxisInfo("time added", "share", 0.0), bars)], runs=[*map(str, range(5)), "lost"])
     save_figure(figure, tmp_path / "bars.png")
@@ -111,7 +110,7 @@ def test_a_sweep_is_a_line_that_ends_in_a_cross_and_a_run_outside_it_a_dashed_le
     assert (list(cross.get_xdata()), list(cross.get_ydata())) == ([20.0], [1.2])
     (level,) = (line for line in ax.lines if line.get_linestyle() == "--" and len(line.get_xdata()) == 2)
     assert list(level.get_ydata()) == [0.9, 0.9]
-    assert ax.get_xlabel() == "oversubscription (%)\nno memory: none"
+    assert ax.get_xlabel() == "oversubscription (%)\nOOM: none"
     low, high = ax.get_xlim()
     assert low < 0 and high > 30, "also what has no value is on the axis"
     assert ax.get_title(loc="left") == "hpc-cg: time over that of none"
@@ -160,10 +159,10 @@ def test_six_panels_stand_in_two_rows_of_three() -> None:
 
 
 def test_a_panel_without_any_value_is_drawn(tmp_path: Path) -> None:
-    curve = RunCurve("none", (CurvePoint(64, Bar(None, "no memory")),))
+    curve = RunCurve("none", (CurvePoint(64, Bar(None, "OOM")),))
     figure = drawn([LinePanel(AxisInfo("samples per second"), "VGG16", AxisInfo("batch", "count"), (curve,))])
     save_figure(figure, tmp_path / "lines.png")
-    assert figure.axes[0].get_xlabel() == "batch\nno memory: none"
+    assert figure.axes[0].get_xlabel() == "batch\nOOM: none"
 
 
 def test_panels_of_sizes_in_several_units_name_theirs() -> None:
@@ -194,7 +193,7 @@ def test_drift_goes_over_the_epochs_one_after_another_with_a_legend_of_its_own()
     assert [text.get_text() for text in legend.get_texts()] == ["hpc-cg", "hpc-ep"]
     assert over.get_marker() != never.get_marker()
     one = drawn([TimePanel(AxisInfo("overflow", "share"), (0,), {"hpc-ep": (0.0,) * 10})]).axes[0]
-    assert one.get_xlabel() == "time of the iteration"
+    assert one.get_xlabel() == "share of the iteration"
 
 
 def test_long_titles_are_broken_before_the_legend() -> None:

@@ -33,7 +33,7 @@ def words_of(figure: Figure, axes: int = 0) -> list[str]:
 def test_rows_are_the_streams_that_did_something_in_reading_order() -> None:
     figure = plot_timeline(layered_run())
     labels = [label.get_text().split("\n")[0] for label in figure.axes[0].get_yticklabels()]
-    assert labels == ["compute", "copy out", "copy in"]
+    assert labels == ["compute", "D2H copies", "H2D copies"]
     low, high = figure.axes[0].get_ylim()
     assert low > high, "compute stands on top"
 
@@ -41,11 +41,11 @@ def test_rows_are_the_streams_that_did_something_in_reading_order() -> None:
 def test_the_legend_names_what_is_drawn_and_nothing_else() -> None:
     assert legend_of(plot_timeline(layered_run())) == [
         "compute",
-        "copy out",
-        "copy in",
-        "waits for copy out",
-        "waits for copy in",
-        "copy stream waits",
+        "D2H copy",
+        "H2D copy",
+        "stalled on D2H",
+        "stalled on H2D",
+        "copy stream idle",
     ]
     phases = {"a": Phase.FORWARD, "b": Phase.BACKWARD}
     spans = [("compute", K.COMPUTE, "a", 0, 5), ("compute", K.COMPUTE, "b", 5, 9)]
@@ -78,7 +78,7 @@ def test_memory_names_peak_budget_and_padding() -> None:
     figure = plot_memory(layered_run())
     peak = layered_run().device_memory.live.max() / GIB
     assert words_of(figure) == [f"peak {peak:.4g} GiB at 2831 ms"]
-    assert legend_of(figure) == ["live", "padding", "budget 2 GiB"]
+    assert legend_of(figure) == ["live blocks", "padding", "budget 2 GiB"]
     assert figure.axes[0].get_ylabel() == "device memory (GiB)"
     assert any(set(line.get_ydata()) == {2.0} for line in figure.axes[0].lines)
 
@@ -92,7 +92,7 @@ def test_a_budget_far_above_the_curve_is_named_and_does_not_flatten_it() -> None
 def test_unlimited_memory_without_padding_has_neither_line_nor_shade() -> None:
     timeline = timeline_of([("compute", K.COMPUTE, "a", 0, 10)], [10], device=curve_of([(0, 3 * 2**20, 3 * 2**20)]))
     figure = plot_memory(timeline)
-    assert legend_of(figure) == ["live"]
+    assert legend_of(figure) == ["live blocks"]
     assert figure.axes[0].get_ylabel() == "device memory (MiB)"
     assert words_of(figure) == ["peak 3 MiB at 0.0 µs"]
 

@@ -110,11 +110,11 @@ def test_a_trace_that_does_not_tell_its_operations_has_no_energy_and_says_so() -
 def test_where_energy_comes_from_is_told_with_it() -> None:
     result = simulate(three_layers(), NODE, "vdnn")
     assert result.energy_note == (
-        "modelled per component of the gpu (`simgpu list nodes` tells the sources), in times of hand-made"
+        "modelled per component of the gpu (sources: `simgpu list nodes`), with kernel times of hand-made"
     )
     own = replace(three_layers(), info=replace(three_layers().info, device="gpu"))
     assert simulate(own, NODE, "vdnn").energy_note == (
-        "modelled per component of the gpu (`simgpu list nodes` tells the sources)"
+        "modelled per component of the gpu (sources: `simgpu list nodes`)"
     )
     told = json.loads(json.dumps(result.to_dict()))
     assert told["energy_note"] == result.energy_note

@@ -43,8 +43,8 @@ def test_it_names_its_parts_the_limit_and_the_energy() -> None:
     ]
     first, second = ax.get_title(loc="left").splitlines()
     assert first == "mine"
-    assert " J an iteration, " in second
-    assert second.endswith(" W on average")
+    assert " J per iteration, " in second
+    assert second.endswith(" W average")
     assert (ax.get_ylabel(), ax.get_xlabel()) == ("power (W)", "time (ms)")
     assert any(set(line.get_ydata()) == {250.0} for line in ax.lines)
 

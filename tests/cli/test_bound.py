@@ -75,27 +75,28 @@ def test_it_tells_each_amount_what_sets_it_and_what_it_is_made_of(folder: Path) 
 
 def test_the_table_tells_the_same(folder: Path) -> None:
     text = told(folder, "--budget", "60B")
-    assert "all at once 120 B - bound 30 B 4.0x F1 (conv2d) weights leave 30 B 4.0x F1 (conv2d)" in text
+    rows = "all tensors 120 B - lower bound 30 B 4.0x F1 (conv2d) weights offloaded 30 B 4.0x F1 (conv2d)"
+    assert rows in text
     assert "activation 80 B 20 B 20 B input 40 B 10 B 10 B" in text
-    assert "bounds for a sub-batch of 1, convolutions by the algorithms of least workspace" in text
-    assert "equation 8 allows 2 of 4 samples at a time in 60 B profiled at, then chosen: 4 -> 2, 2 -> 2" in text
-    assert "simulated nothing: name a node with --node, whose link a run needs" in text
+    assert "lower bounds for a sub-batch of 1, each convolution by its algorithm with the smallest workspace" in text
+    assert "sub-batch 2 of 4 samples in 60 B (moDNN, equation 8) profiled at -> chosen: 4 -> 2, 2 -> 2" in text
+    assert "simulated nothing: give a node with --node, whose link a run needs" in text
 
 
 @pytest.mark.parametrize(
     "budget, text",
     [
-        ("120B", "allows all 4 samples in 120 B at once"),
-        ("30B", "allows 1 of 4 samples at a time in 30 B"),
-        ("29B", "none: 29 B are less than the bound"),
+        ("120B", "the whole batch of 4 in 120 B"),
+        ("30B", "1 of 4 samples in 30 B"),
+        ("29B", "none: 29 B is below the lower bound"),
     ],
 )
 def test_the_sub_batch_in_words(folder: Path, budget: str, text: str) -> None:
-    assert f"equation 8 {text}" in told(folder, "--budget", budget)
+    assert f"sub-batch {text} (moDNN, equation 8)" in told(folder, "--budget", budget)
 
 
 def test_without_a_node_or_memory_there_is_no_sub_batch(folder: Path) -> None:
-    assert "equation 8 for a sub-batch, name a node with --node, or memory with --budget" in told(folder)
+    assert "sub-batch not computed: give a node with --node, or memory with --budget" in told(folder)
     assert document(folder)["sub_batch"] is None
 
 
@@ -113,8 +114,9 @@ def test_a_network_of_the_zoo_in_the_budget_asked_for() -> None:
     assert found["trace"] == "resnet34-b256-k40"
     assert found["sub_batch"]["size"] == select_sub_batch(graph, node.gpu, 4 * 10**9).size < 256
     text = told(*ZOO, "--budget", "5GB")
-    assert "equation 8 allows all 256 samples in 4.657 GiB at once" in text
-    assert "and no updates" in text and "updates weights together; one at a time they would not set the bound" in text
+    assert "sub-batch the whole batch of 256 in 4.657 GiB (moDNN, equation 8)" in text
+    assert "optimizer excluded" in text
+    assert "updates weights together; one at a time they would not limit memory" in text
 
 
 def test_the_nodes_memory_is_the_budget() -> None:
@@ -174,10 +176,8 @@ def test_bounds_of_an_iteration_that_cannot_be_told_at_one_sample_say_so(tmp_pat
     write_trace(replace(trace, info=replace(info, origin=Origin.IMPORTED), kernels=unread), tmp_path / "unread")
     text = told(tmp_path / "unread", "--budget", "120B")
     assert "bounds for the whole batch of 4" in text
-    assert (
-        "cannot be told at another batch: unread: kernels.reads: the recording does not tell what kernels read" in text
-    )
-    assert "equation 8 allows all 4 samples in 120 B at once" in text
+    assert "is not known at another batch: unread: kernels.reads: the recording does not tell what kernels read" in text
+    assert "sub-batch the whole batch of 4 in 120 B (moDNN, equation 8)" in text
 
 
 @pytest.mark.parametrize(

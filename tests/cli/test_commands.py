@@ -152,7 +152,7 @@ def test_trace_show_check_and_stats(tmp_path: Path) -> None:
     shown = simgpu("trace", "show", trace).stdout
     told = " ".join(shown.split())
     assert "layers 3, as recorded" in told
-    assert "compute format not stated output not stated" in told  # a header without these keys
+    assert "compute format not stated model output not stated" in told  # a header without these keys
     assert [line.split() for line in shown.splitlines()][-2][:5] == ["L2", "2", "7", "us", "14"]
     assert simgpu("trace", "check", trace).stdout == f"{trace}: a sound trace; 6 kernels, 7 blocks\n"
     stats = simgpu("trace", "stats", trace).stdout
@@ -284,4 +284,4 @@ def test_trace_stats_say_how_much_cannot_be_recomputed(tmp_path: Path) -> None:
     first = dataclasses.replace(made.kernels[0], op="mine", pure=None)
     write_trace(dataclasses.replace(made, kernels=(first, *made.kernels[1:])), tmp_path / "t")
     shown = " ".join(simgpu("trace", "stats", str(tmp_path / "t")).stdout.split())
-    assert "cannot be recomputed 200 B of 500 B of saved activations: mine (purity unknown) 200 B" in shown
+    assert "not recomputable 200 B of 500 B of saved activations: mine (purity unknown) 200 B" in shown

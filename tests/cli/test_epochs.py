@@ -18,7 +18,7 @@ def test_means_and_decisions_are_shown() -> None:
     done = simgpu("epochs", *SHORT, *POLICIES, "-q")
     assert done.exit_code == 0, done.stderr
     assert "means over 4 epochs, 0 to 40" in done.stdout
-    assert "static(launch=expert): # compressed, . as it is" in done.stdout
+    assert "static(launch=expert): # compressed, . uncompressed" in done.stdout
     rows = [line.split() for line in done.stdout.splitlines()]
     assert ["image", "...."] in rows and ["conv1_1", "####"] in rows
     assert "compressed: 12 at epoch 0" in done.stdout

@@ -15,14 +15,14 @@ def test_a_run_is_told_by_tensor_engine_and_decision_with_path_and_answers() -> 
     done = simgpu(*SMALL, "--set", "policies=[vdnn: {mode: conv}]")
     assert done.exit_code == 0
     for told in (
-        "vdnn(mode=conv): 111.8 ms, 1.671 ms over ideal = 1.671 ms stalled",
-        "1.18 ms to d2h, 490.7 us to h2d",
-        "tensors of stage1_3 993.6 us, stage3_3.bn1 490.7 us, stage2_3 186.2 us",
+        "vdnn(mode=conv): step time 111.8 ms, 1.671 ms over ideal (1.671 ms stalled)",
+        "lost by engine: d2h 1.18 ms, h2d 490.7 us",
+        "lost by layer: stage1_3 993.6 us, stage3_3.bn1 490.7 us, stage2_3 186.2 us",
         "stage1_3:add, 2 MiB, feature map of stage1_3",
-        "d2h, offload beside k32 of stage2_1.conv1",
+        "d2h, offload during k32 of stage2_1.conv1",
         "108.1 ms  96.7%    342  compute  compute",
-        "link twice as fast     110.4 ms        -1.3%",
-        "a second copy engine          -               there is one for each direction",
+        "2x link bandwidth      110.4 ms   -1.3%",
+        "second copy engine            -          the node has one per direction",
     ):
         assert told in done.stdout
     assert all(len(line) <= 80 for line in done.stdout.splitlines())
@@ -33,9 +33,9 @@ def test_what_does_not_fit_is_told_the_smallest_budget_and_what_pins_it() -> Non
     assert done.exit_code == 3
     for told in (
         "none: out of memory",
-        "smallest budget  49.45 MiB (51849368 B): an iteration of 110.1 ms; found by",
-        "below it         kernel k98 (aten::threshold_backward) asks for 512 KiB, free",
-        "pinned by        bn1:native_batch_norm, 2 MiB, feature map of bn1",
+        "smallest budget  49.45 MiB (51849368 B), step time 110.1 ms; by bisection, the",
+        "OOM below it     kernel k98 (aten::threshold_backward) requests 512 KiB, 502.6",
+        "resident then    bn1:native_batch_norm, 2 MiB, feature map of bn1",
     ):
         assert told in done.stdout
     assert all(len(line) <= 80 for line in done.stdout.splitlines())
@@ -46,7 +46,7 @@ def test_where_the_hosts_memory_is_too_small_that_is_told_and_the_other_policies
     done = simgpu(*small)
     assert done.exit_code == 0
     assert "no budget helps  budget: does not fit 1024 TiB either: out of host memory" in done.stdout
-    assert "home: 114.2 ms" in done.stdout
+    assert "home: step time 114.2 ms" in done.stdout
     vdnn, _ = json.loads(simgpu(*small, "--json", "--no-what-if").stdout)["explanations"]
     assert vdnn["smallest_budget"]["bytes"] is None
     assert "more host.pinned_memory" in vdnn["smallest_budget"]["message"]
@@ -55,18 +55,18 @@ def test_where_the_hosts_memory_is_too_small_that_is_told_and_the_other_policies
 def test_more_than_all_there_is_is_told_in_bytes_where_units_hide_it() -> None:
     done = simgpu("explain", "--trace", "hpc-cg", "--node", "v100", "--policy", "vdnn", "--memory", "1GiB", "--quiet")
     assert "needs 1218000004" in done.stdout
-    assert "asks for 1.134 GiB of 1.134 GiB" not in " ".join(done.stdout.split())
+    assert "needs 1.134 GiB, which exceeds the 1.134 GiB capacity" not in " ".join(done.stdout.split())
 
 
 def test_of_a_policy_without_limits_there_is_nothing_to_explain() -> None:
     done = simgpu(*SMALL, "--set", "policies=ideal")
     assert done.exit_code == 0
-    assert "memory without limit, and nothing to explain" in done.stdout
+    assert "nothing to explain: all policies have unlimited memory" in done.stdout
 
 
 def test_a_change_too_small_for_a_share_is_told_as_a_time() -> None:
     four = ("--set", "node=k40-x4", "--set", "data_parallel.gpus=4", "--set", "policies=none")
-    faster = next(line for line in simgpu(*SMALL, *four).stdout.splitlines() if line.startswith("link twice as fast"))
+    faster = next(line for line in simgpu(*SMALL, *four).stdout.splitlines() if line.startswith("2x link bandwidth"))
     assert faster.endswith(" ns")
     assert " -" in faster
 
@@ -76,8 +76,8 @@ def test_policies_without_limits_are_left_out_and_the_rest_is_told_one_after_the
     assert done.exit_code == 0
     assert [line for line in done.stdout.splitlines() if line.startswith(("ideal", "none:", "vdnn"))] == [
         "none: out of memory",
-        "vdnn(mode=conv): 111.8 ms, 1.671 ms over ideal = 1.671 ms stalled",
-        "vdnn: 154.7 ms, 44.55 ms over ideal = 44.55 ms stalled",
+        "vdnn(mode=conv): step time 111.8 ms, 1.671 ms over ideal (1.671 ms stalled)",
+        "vdnn: step time 154.7 ms, 44.55 ms over ideal (44.55 ms stalled)",
     ]
 
 
@@ -91,11 +91,11 @@ def test_json_has_every_loss_and_step() -> None:
     assert sum(loss["ns"] for loss in vdnn["losses"]) == sum(vdnn["lost_ns"].values())
     assert sum(step["ns"] for step in vdnn["critical_path"]) == vdnn["iteration_ns"]
     assert [answer["change"] for answer in vdnn["what_if"]] == [
-        "as it is",
-        "link twice as fast",
-        "8 MiB more memory",
-        "a second copy engine",
-        "codecs in no time",
+        "baseline",
+        "2x link bandwidth",
+        "+8 MiB device memory",
+        "second copy engine",
+        "instant codecs",
     ]
 
 

@@ -43,7 +43,7 @@ def test_of_a_scenario_it_shows_one_line_a_policy(study: Path) -> None:
         "slowdown",
         "largest",
         "samples/s",
-        "of",
+        "vs.",
         "none",
         "note",
     ]
@@ -53,7 +53,7 @@ def test_of_a_scenario_it_shows_one_line_a_policy(study: Path) -> None:
     ]
     assert lines[7].split()[3] == "1.000x"
     assert lines[6].split() == ["ideal", *"------", "unlimited"]
-    assert "batch: the largest with at least 80% of the best throughput" in " ".join(lines[9:])
+    assert "batch: recommended, the largest with at least 80% of the best throughput" in " ".join(lines[9:])
     assert max(map(len, lines)) <= 80
 
 
@@ -82,7 +82,7 @@ def test_most_bounds_the_search(study: Path) -> None:
     lines = shown(study, "--most", 5, "--policy", "none")
     assert lines[6].split()[:2] == ["none", "5"]
     assert lines[6].split()[-1] == "capped"
-    assert lines[-1].startswith("none: larger batches than 5 were not tried")
+    assert lines[-1].startswith("none: batches larger than 5 were not tried")
 
 
 def test_it_ends_with_3_when_no_sample_fits(study: Path) -> None:

@@ -27,11 +27,13 @@ def state_power(study: Path) -> None:
 def test_a_run_tells_energy_by_part_and_power_beside_the_limit() -> None:
     told = simgpu("run", "--trace", "vgg16-b128-v100", "--node", "v100", "--policy", "ideal", "--policy", "vdnn").output
     lines = {line.split("  ")[0].strip(): line for line in told.splitlines() if not line.startswith("  ")}
-    parts = ("  idle", "  arithmetic", "  to device memory", "  over the link", "  of the limit", "  largest in 20 ms")
+    parts = ("  idle", "  arithmetic", "  device memory", "  link", "  share of limit", "  peak (20 ms mean)")
     assert all(any(line.startswith(part) for line in told.splitlines()) for part in parts)
     assert lines["energy"].count(" J") == 2
-    assert lines["power, average"].count(" W") == 2
-    assert "energy, power modelled per component of the Tesla V100 PCIe (`simgpu list nodes`" in " ".join(told.split())
+    assert lines["average power"].count(" W") == 2
+    assert "energy, power modelled per component of the Tesla V100 PCIe (sources: `simgpu list nodes`)" in " ".join(
+        told.split()
+    )
     assert max(map(len, told.splitlines())) <= 80
 
 

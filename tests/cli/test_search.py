@@ -30,9 +30,9 @@ def test_of_a_scenario_it_shows_how_the_search_went_and_what_it_found() -> None:
     lines = shown("quickstart")
     names = [line.split()[0] for line in lines[:12] if line]
     assert names[:4] == ["quickstart", "network", "origin", "node"]
-    assert names[4:] == ["home", "maps", "evaluations", "stopped", "found", "run", "real"]
+    assert names[4:] == ["home", "feature", "evaluations", "stopped", "predicted", "simulated", "wall"]
     text = "\n".join(lines)
-    for heading in ("iteration", "worst", "mean", "best", "fitting", "action", "overhead", "feature map"):
+    for heading in ("iteration", "worst", "mean", "best", "share that fits", "action", "overhead", "feature map"):
         assert heading in text
     assert max(map(len, lines)) <= 80
 
@@ -55,7 +55,7 @@ def test_a_trace_of_another_batch_needs_a_node(tmp_path: Path) -> None:
 def test_every_policy_that_is_named_has_a_part_of_its_own() -> None:
     lines = shown("quickstart", "--policy", "superneurons", "--policy", "home(particles=20, iterations=2)")
     assert "superneurons" in lines and "home(particles=20, iterations=2)" in lines
-    assert any("after iteration 2, the last it may run" in line for line in lines)
+    assert any("after iteration 2: the limit" in line for line in lines)
     message = refused("quickstart", "--policy", "vdnn")
     assert "policy vdnn does not decide about one feature map at a time; choose home" in message
     assert "choose home, superneurons, capuchin(version=home) or joint" in message
@@ -105,14 +105,14 @@ def test_all_policies_are_checked_before_the_search(monkeypatch: pytest.MonkeyPa
 def test_a_search_without_a_curve_says_so(tmp_path: Path) -> None:
     out = tmp_path / "out"
     lines = shown("quickstart", "--policy", "joint(evaluations=5000, bound=false)", "--budget", "15 MiB", "-o", out)
-    assert any(re.fullmatch(" +curve +none: this search has no iterations of a swarm", line) for line in lines)
+    assert any(re.fullmatch(" +convergence +none: the search uses no swarm", line) for line in lines)
     assert {path.name for path in out.rglob("*.*")} == {"report.json", "placement.csv"}
 
 
 def test_where_nothing_fits_it_ends_with_3_and_says_what_lacks() -> None:
     done = simgpu("search", "quickstart", "--budget", "3 MiB", "--policy", "superneurons")
     assert done.exit_code == 3
-    assert "no placement that fits; this one lacks" in done.stdout
+    assert "no placement fits; the best lacks" in done.stdout
     assert "out of device memory" in done.stderr
 
 

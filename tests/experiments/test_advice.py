@@ -26,7 +26,8 @@ from simgpu.workloads.modelled import build_trace
 from simgpu.workloads.sparsity.generator import with_sparsity
 from tests.semantics.networks import network
 
-# Three layers whose maps have 100, 200 and 300 bytes: nothing moved is all of them, a kernel touches some of them.
+# Three layers whose feature maps have 100, 200 and 300 bytes: the peak without offloading is all of them, a kernel
+# touches some of them.
 # The framework let go of each after the iteration's last kernel.
 _CHAIN = chain([5, 7, 9], [10, 14, 15], [100, 200, 300])
 SMALL = replace(_CHAIN, blocks=tuple(replace(block, release=RELEASED_AT_END) for block in _CHAIN.blocks))
@@ -45,7 +46,7 @@ def told(study: Scenario) -> list[tuple[str, str]]:
 
 
 def steps(study: Scenario) -> list[str]:
-    return [text for name, text in told(study) if name == "to try"]
+    return [text for name, text in told(study) if name == "try"]
 
 
 def needs(trace: Trace) -> tuple[int, int]:
@@ -59,9 +60,9 @@ def test_the_needs_are_those_that_runs_show() -> None:
     most, least = needs(SMALL)
     assert compare(scenario(most, "none")).results and not compare(scenario(most - 1, "none")).results
     (first, peak), (second, kernel), *_ = told(scenario(most - 1, "none"))
-    assert (first, second) == ("nothing moved", "largest kernel")
-    assert peak.startswith(f"{most} B at kernel ") and peak.endswith(f", of {most - 1} B there are")
-    assert kernel.startswith(f"{least} B with all that it reads and writes: ")
+    assert (first, second) == ("peak without offloading", "largest working set")
+    assert peak.startswith(f"{most} B at ") and peak.endswith(f"(budget {most - 1} B)")
+    assert kernel.startswith(f"{least} B, single operator ")
 
 
 def test_a_fitting_policy_is_suggested_and_of_several_the_fastest() -> None:
@@ -69,34 +70,34 @@ def test_a_fitting_policy_is_suggested_and_of_several_the_fastest() -> None:
     study = scenario(most - 1, "none", "vdnn")
     by_label = compare(study)
     assert list(by_label.results) == ["vdnn"]
-    assert steps(study)[0] == "vdnn, which fits"
+    assert steps(study)[0] == "vdnn: fits"
     both = replace(study, policies=(*study.policies, PolicyChoice("vdnn", {"mode": "dynamic"})))
     results = compare(both).results
     fastest = min(results, key=lambda label: results[label].iteration_ns)
-    assert steps(both)[0] == f"{fastest}, which fits, the fastest here that does"
+    assert steps(both)[0] == f"{fastest}: fits, the fastest of those compared"
 
 
 def test_where_nothing_fits_other_policies_that_fit_are_suggested_fastest_first() -> None:
     most, _ = needs(SMALL)
     study = scenario(most - 1, "none")
-    fitting = [step for step in steps(study) if ", which fits: " in step]
+    fitting = [step for step in steps(study) if ": fits, step time " in step]
     times = []
     for step in fitting:
-        words, _, told = step.partition(", which fits: ")
+        words, _, told = step.partition(": fits, step time ")
         (run,) = compare(study, policies=[PolicyEntry.read(yaml.safe_load(words))])
         assert run.result is not None
         assert told == f"{run.result.iteration_ns} ns, peak {run.result.metrics.device_peak_bytes} B"
         times.append(run.result.iteration_ns)
     assert times == sorted(times)
     vdnn = {"vdnn", "vdnn: {mode: conv}", "vdnn: {mode: dynamic}"}
-    assert {step.partition(",")[0] for step in fitting} == {*vdnn, "vdnn+", "modnn"}
+    assert {step.partition(": fits")[0] for step in fitting} == {*vdnn, "vdnn+", "modnn"}
 
 
 def test_a_policy_is_written_as_the_caller_says() -> None:
     most, _ = needs(SMALL)
     study, told = scenario(most - 1, "none"), list[str]()
     found = advice(study, compare(study), written=lambda policy: f"<{policy}>", progress=told.append)
-    assert any(text.startswith("<vdnn: {mode: dynamic}>, which fits: ") for _, text in found)
+    assert any(text.startswith("<vdnn: {mode: dynamic}>: fits, ") for _, text in found)
     assert "trying vdnn(mode=dynamic)" in told
     assert "trying none" not in told, "what was tried is not tried again"
 
@@ -110,15 +111,14 @@ def test_nothing_is_suggested_that_does_not_fit_or_cannot_run() -> None:
     for name in ("vdnn", "cdma", "cswap"):
         with contextlib.suppress(InputError):  # two of them refuse a trace without sparsity
             assert not compare(tight, policies=[name]).results
-    assert steps(tight)[0] == "more memory: no built-in policy fits that this trace and node allow"
+    assert steps(tight)[0] == "more memory: none of the built-in policies that support this trace and node fits"
 
 
 def test_a_long_trace_is_not_tried(monkeypatch: pytest.MonkeyPatch) -> None:
     most, _ = needs(SMALL)
     monkeypatch.setattr("simgpu.experiments.advice._MOST_KERNELS", len(SMALL.kernels) - 1)
-    assert steps(scenario(most - 1, "none"))[0] == (
-        f"another policy (simgpu list policies); a trace of {len(SMALL.kernels)} kernels is too long to try them here"
-    )
+    too_long = f"with {len(SMALL.kernels)} kernels, this trace is too long to try them all here"
+    assert steps(scenario(most - 1, "none"))[0] == f"another policy (simgpu list policies); {too_long}"
 
 
 def test_a_policy_that_was_tried_with_another_launch_is_not_tried_again() -> None:
@@ -133,7 +133,7 @@ def test_a_policy_that_was_tried_with_another_launch_is_not_tried_again() -> Non
 def test_for_a_kernel_too_large_alone_no_policy_is_suggested() -> None:
     _, least = needs(SMALL)
     first, *_ = steps(scenario(least - 1, "none", "vdnn"))
-    assert first == "more memory: no policy makes a single kernel smaller"
+    assert first == "more memory: no policy reduces the working set of a single kernel"
 
 
 def test_below_what_one_sample_needs_there_is_only_more_memory() -> None:
@@ -149,14 +149,16 @@ def test_needs_of_sub_batches_are_reported_and_fitting_ones_suggested() -> None:
     bounds = memory_bounds(task_graph(trace, node))
     tight = replace(scenario(bounds.bound.bytes, "none", trace=trace), node=node)
     facts = dict(told(tight))
-    assert facts["sub-batches"].startswith(f"{format_bytes(bounds.bound.bytes)} for one sample at a time")
-    assert steps(tight)[0].startswith("modnn, which fits: ")
+    assert facts["memory lower bound"].startswith(
+        f"{format_bytes(bounds.bound.bytes)} with micro-batches of one sample"
+    )
+    assert steps(tight)[0].startswith("modnn: fits, ")
     assert steps(tight)[0].endswith("; gradient accumulation, 512 micro-batches")
 
 
 def test_a_budget_below_what_the_node_has() -> None:
     most, _ = needs(SMALL)
-    larger = f"a larger budget: bench has {most} B, which hold it with nothing moved"
+    larger = f"a larger budget: bench has {most} B, enough without offloading"
     assert larger in steps(scenario(most - 1, "none", memory=most))
     assert not [step for step in steps(scenario(most - 1, "none", memory=most - 1)) if step.startswith("a larger")]
 
@@ -164,15 +166,15 @@ def test_a_budget_below_what_the_node_has() -> None:
 @pytest.mark.parametrize(
     ("batch", "model", "tool", "expected"),
     [
-        (64, "vgg16", "simgpu zoo 1", "a smaller batch: simgpu zoo build vgg16 --batch 32, all else as before"),
+        (64, "vgg16", "simgpu zoo 1", "a smaller batch: simgpu zoo build vgg16 --batch 32, other options unchanged"),
         (
             64,
             "squeezenet1.0",
             "simgpu zoo 1",
-            "a smaller batch: simgpu zoo build squeezenet --batch 32, all else as before",
+            "a smaller batch: simgpu zoo build squeezenet --batch 32, other options unchanged",
         ),
-        (64, "my-net", "simgpu zoo 1", "a smaller batch: simgpu.at_batch(trace, 32) in Python, which models it"),
-        (64, "vgg16", "simgpu record 1", "a smaller batch: simgpu.at_batch(trace, 32) in Python, which models it"),
+        (64, "my-net", "simgpu zoo 1", "a smaller batch: simgpu.at_batch(trace, 32) in Python (modelled)"),
+        (64, "vgg16", "simgpu record 1", "a smaller batch: simgpu.at_batch(trace, 32) in Python (modelled)"),
         (1, "vgg16", "simgpu zoo 1", None),
     ],
 )
@@ -194,7 +196,7 @@ def test_where_fetched_gradients_do_not_fit_the_host_exchange_is_suggested() -> 
     )
     hosted = compare(replace(gathered, data_parallel=DataParallel(2)))
     needs = {label: result.high_water for label, result in hosted.results.items()}
-    both = "data_parallel.exchange host, so that GPU 0 fetches no gradients: none, vdnn would fit"
+    both = "data_parallel.exchange: host, under which GPU 0 fetches no gradients; none, vdnn would fit"
     assert steps(replace(gathered, budget=max(needs.values())))[0] == both
     assert not any("exchange" in step for step in steps(replace(gathered, budget=min(needs.values()) - 1)))
     assert not any("exchange" in step for step in steps(gathered))

@@ -99,13 +99,13 @@ def test_a_frame_without_results_still_says_of_what_it_is() -> None:
 def test_repr_and_html_show_every_run(mixed: Comparison) -> None:
     caption, *lines = repr(mixed).splitlines()
     assert caption == "chain on tight; modelled, not recorded, for hand-made"
-    assert lines[0].split()[:3] == ["policy", "time", "samples/s"]
+    assert lines[0].split()[:4] == ["policy", "step", "time", "samples/s"]
     assert lines[1].split()[:3] == ["ideal", "60", "us"]
     assert lines[2].startswith("none ")
-    assert lines[2].endswith("out of memory")
+    assert lines[2].endswith("OOM")
     shown = mixed._repr_html_()
     assert shown.count("<tr>") == 4
-    assert "<td>out of memory</td>" in shown
+    assert "<td>OOM</td>" in shown
     assert f"<caption>{caption}</caption>" in shown
 
 
@@ -130,7 +130,7 @@ def test_one_policy_need_not_be_in_a_list() -> None:
 
 def test_the_gap_to_the_bound_is_given_only_where_the_bound_applies() -> None:
     found = compare(TRACE, ROOMY, ["ideal", "none", ("modnn", {"sub_batch": 1})], pool="addressed", bound=True)
-    at = found.headings.index("over least")
+    at = found.headings.index("gap")
     assert [row[at] for row in found.rows()] == ["-", "0.0%", "-"]
 
 
@@ -199,14 +199,14 @@ def test_the_figure_of_ideal_has_the_budget_that_it_exceeds(mixed: Comparison, w
     ideal = mixed.results["ideal"]
     assert ideal.metrics.device_peak_bytes > TIGHT.budget
     axes = ideal.plot(what).axes[-1]
-    assert [text.get_text() for text in axes.get_legend().get_texts()] == ["live", "budget 537.1 KiB"]
+    assert [text.get_text() for text in axes.get_legend().get_texts()] == ["live blocks", "budget 537.1 KiB"]
     assert any(set(line.get_ydata()) == {TIGHT.budget / 2**10} for line in axes.lines)
 
 
 def test_its_figure_has_a_bar_per_run_as_long_as_its_iteration(mixed: Comparison) -> None:
     (ax,) = mixed.plot().axes
     assert [label.get_text() for label in ax.get_yticklabels()] == ["ideal", "none", "vdnn"]
-    assert [text.get_text() for text in ax.texts if text.get_text() == "out of memory"] == ["out of memory"]
+    assert [text.get_text() for text in ax.texts if text.get_text() == "OOM"] == ["OOM"]
     ends = {patch.get_y(): patch.get_x() + patch.get_width() for patch in ax.patches if isinstance(patch, Rectangle)}
     times = [mixed.results[run].iteration_ns for run in ("ideal", "vdnn")]
     assert [ends[row] * 1000 for row in sorted(ends)] == pytest.approx(times)

@@ -44,11 +44,11 @@ def test_with_memory_to_spare_it_is_the_time_of_the_kernels():
 def test_a_comparison_has_a_column_for_it():
     compared = simgpu.compare(trace_of(), node_of(PLENTY), ["vdnn", "joint"], budget=700, bound=True)
     assert compared.bound is not None
-    over = [row[compared.headings.index("over least")] for row in compared.rows()]
+    over = [row[compared.headings.index("gap")] for row in compared.rows()]
     times = [result.iteration_ns for result in compared.results.values()]
     assert over == [f"{ns / compared.bound.ns - 1:.1%}" for ns in times]
-    assert "over least" in repr(compared)
-    assert "over least" not in repr(simgpu.compare(trace_of(), node_of(PLENTY), ["vdnn"], budget=700))
+    assert "gap" in repr(compared)
+    assert "gap" not in repr(simgpu.compare(trace_of(), node_of(PLENTY), ["vdnn"], budget=700))
 
 
 def test_without_a_bound_the_comparison_says_why():

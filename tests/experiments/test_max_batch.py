@@ -173,7 +173,7 @@ def test_a_policy_with_a_wrong_prediction_has_no_number(resident: Resident) -> N
     found = max_batch(CHAIN, node(10_000), [resident])
     (each,) = found
     assert (each.batch, each.result, each.note) == (None, None, "failed")
-    assert found.notes()[0].startswith("resident: was said to fit, and did not: out of device memory")
+    assert found.notes()[0].startswith("resident: predicted to fit, but ran out: out of device memory")
 
 
 def test_where_no_sample_fits_it_says_what_one_needs() -> None:
@@ -190,7 +190,7 @@ def test_a_batch_in_parts_is_limited_only_by_most() -> None:
     found = max_batch(trace, GPU, ["vdnn+"], budget="64 MiB", most=1000)
     assert (found["vdnn+"].batch, found["vdnn+"].note) == (1000, "capped")
     assert max(batch for batch, _ in found["vdnn+"].tried) == 1000
-    assert "larger batches than 1000 were not tried" in found.notes()[0]
+    assert "batches larger than 1000 were not tried" in found.notes()[0]
 
 
 def test_a_refusal_does_not_end_the_search_for_others() -> None:
@@ -244,7 +244,7 @@ def test_arguments_override_a_scenario() -> None:
     assert found.budget == 20 * 2**20
     same = max_batch(scenario.trace, scenario.node, ["none"], budget=20 * 2**20)
     assert found.to_dict() == same.to_dict()
-    assert "at batches other than 32 modelled" in found.caption
+    assert "modelled at batches other than 32" in found.caption
     assert [each.run.label for each in max_batch(scenario, most=8)] == ["ideal", "none", "vdnn(mode=conv)", "vdnn"]
 
 
@@ -302,7 +302,9 @@ def test_it_prints_as_a_table(mixed: MaxBatch) -> None:
         ["none", "16", f"{rate:.0f}"],
     ]
     assert [lines[4].split()[at] for at in (1, 4, 6)] == ["20", "20", "1.25x"]
-    assert "batch: the largest with at least 80% of the best throughput among those simulated" in repr(mixed)
+    assert "batch: recommended, the largest with at least 80% of the best throughput among those simulated" in repr(
+        mixed
+    )
     assert all(text in mixed._repr_html_() for text in ("<caption>chain", "<td>1.25x</td>"))
 
 
@@ -340,4 +342,4 @@ def test_without_device_memory_there_is_no_largest_batch() -> None:
     found = simgpu.max_batch(simgpu.load_trace("vgg11-cifar-cpu"), simgpu.load_node("laptop-2gb"), ["um"])["um"]
     assert found.unlimited
     assert found.batch is None
-    assert list(found.sentences()) == ["nothing has to be in device memory, so any batch fits"]
+    assert list(found.sentences()) == ["no block has to be in device memory, so any batch fits"]

@@ -79,7 +79,7 @@ def test_the_curves_are_of_the_particles_that_fit(home: Search) -> None:
     assert 0 < curves.fitting[0] < 1
     assert (np.diff(curves.best_ns) <= 0).all()
     assert curves.best_ns[-1] == curves.best_ns[swarm.converged_at - 1] == home.predicted_ns
-    assert home.curve_told == ""
+    assert home.curve_text == ""
 
 
 def test_where_nothing_fits_there_is_no_curve_but_the_shortage(plain20: Trace, node: NodeSpec) -> None:
@@ -90,7 +90,7 @@ def test_where_nothing_fits_there_is_no_curve_but_the_shortage(plain20: Trace, n
     assert np.isnan([curves.worst_ns, curves.mean_ns, curves.best_ns]).all() and not curves.fitting.any()
     assert frame[["worst_ns", "mean_ns", "best_ns"]].isna().all(axis=None)
     assert found.plot() is None and found.iteration_rows() == []
-    assert dict(found.facts())["curve"] == "none: no placement that was met fits"
+    assert dict(found.facts())["convergence"] == "none: no evaluated placement fits"
     costs: Costs = found.chosen.evaluator.costs([found.chosen.vector])
     assert f"lacks {simgpu.units.format_bytes(int(costs.short[0]))}" in repr(found)
     assert {each.left_ns for each in found.maps} == {None}
@@ -128,7 +128,7 @@ def test_where_the_best_takes_no_time_there_is_no_curve(node: NodeSpec) -> None:
     found = search_placement(chain([0] * 8, [0] * 8, [100] * 8), node, Home(particles=50), budget=500)
     assert found.predicted_ns == 0
     assert found.plot() is None
-    assert found.curve_told == "none: the best takes no time"
+    assert found.curve_text == "none: the best placement takes no time"
 
 
 @pytest.mark.parametrize("policy", [SuperNeurons(), Capuchin()])
@@ -138,7 +138,7 @@ def test_policies_that_do_not_search_have_a_table_too(policy: object, plain20: T
     assert found.convergence is None and found.convergence_frame() is None and found.plot() is None
     assert found.iteration_ns == found.predicted_ns
     assert "evaluations" not in dict(found.facts()) and "stopped" not in dict(found.facts())
-    assert found.curve_told == ""
+    assert found.curve_text == ""
 
 
 class Encoding(PlacingPolicy):
@@ -175,14 +175,14 @@ def test_joint_reports_the_vector_of_its_program(plain20: Trace, node: NodeSpec)
     assert found.predicted_ns == found.iteration_ns
     assert found.chosen.evaluations is not None and found.chosen.evaluations >= 5000
     assert found.convergence is None and found.plot() is None
-    assert found.curve_told == "none: this search has no iterations of a swarm"
+    assert found.curve_text == "none: the search uses no swarm"
 
 
 def test_a_full_update_reports_its_savings(plain20: Trace, node: NodeSpec) -> None:
     found = search_placement(plain20, node, ("home", {"update": "full", "particles": 20}), budget=BUDGET)
     swarm = found.chosen.swarm
     assert swarm is not None and swarm.evaluations < swarm.as_printed
-    assert f"{swarm.evaluations}, {swarm.as_printed} without savings: " in dict(found.facts())["evaluations"]
+    assert f"{swarm.evaluations} ({swarm.as_printed} without caching), " in dict(found.facts())["evaluations"]
 
 
 @pytest.mark.parametrize("policy", ["vdnn", "none", Capuchin(version="published")])
@@ -272,7 +272,7 @@ def test_a_folder_of_something_else_is_not_replaced(home: Search, tmp_path: Path
 def test_wall_clock_and_simulated_time_are_distinct(home: Search) -> None:
     clock = home.wall_clock
     assert clock.evaluation_s is not None and 0 < clock.evaluation_s < clock.planning_s
-    assert "real time" in dict(home.facts())
+    assert "wall clock" in dict(home.facts())
     assert "wall_clock" not in home.to_dict()
 
 

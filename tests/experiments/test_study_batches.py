@@ -152,9 +152,9 @@ def test_published_numbers_may_be_of_a_sweep_of_one_batch_and_of_shares(result: 
         "vDNN, AlexNet, largest batch",
         "vDNN over none, AlexNet, highest throughput",
         "vDNN, AlexNet 128, overlap",
-        "vDNN over none, AlexNet (of 2 of 3)",
+        "vDNN over none, AlexNet (2 of 3)",
         "vDNN, max, samples/s, without AlexNet",
-        "none, mean, computation, without AlexNet 128, alone, recorded (of 1 of 2)",
+        "none, mean, computation, without AlexNet 128, alone, recorded (1 of 2)",
     ]
     assert published_rows(result)[0][1:4] == ("4096", "4096", "+0")
 
@@ -170,7 +170,7 @@ def test_tables_have_a_row_a_batch_or_a_row_a_network(result: StudyResult) -> No
         ("recorded", "16"),
         ("alone", "64"),
     ], "rates of different batches have no mean"
-    assert rates.rows[2][2] == "no memory"
+    assert rates.rows[2][2] == "OOM"
     assert largest.headings == ("", "batches", "none", "vDNN", "tiny", "ideal")
     assert [row[:4] for row in largest.rows[:3]] == [
         ("AlexNet", "128-4096", "1024", "4096"),
@@ -180,12 +180,12 @@ def test_tables_have_a_row_a_batch_or_a_row_a_network(result: StudyResult) -> No
     assert [row[0] for row in best.rows] == ["AlexNet", "recorded", "alone", "geomean", "OOM"]
     assert [row[0] for row in swapping.rows[-2:]] == ["mean (5 of 6)", "OOM"]
     assert len(breakdowns) == 6
-    assert breakdowns[0].title == "AlexNet, batch 1024: where the time goes"
-    assert breakdowns[0].headings == ("", "time", "computation", "overlap", "swapping", "recomputation")
-    assert breakdowns[2].rows[0] == ("none", "no memory", "-", "-", "-", "-")
+    assert breakdowns[0].title == "AlexNet, batch 1024: time breakdown"
+    assert breakdowns[0].headings == ("", "step time", "computation", "overlap", "swapping", "recomputation")
+    assert breakdowns[2].rows[0] == ("none", "OOM", "-", "-", "-", "-")
     shares = [float(text.removesuffix("%")) for text in breakdowns[0].rows[1][2:]]
     assert sum(shares) == pytest.approx(100, abs=0.2)
-    assert table_notes(result)[0].startswith("geomean: geometric mean; mean: arithmetic, over the traces on which")
+    assert table_notes(result)[0].startswith("geomean: geometric mean; mean: arithmetic mean of the stated number")
 
 
 def test_of_a_sweep_only_the_smallest_batch_that_does_not_fit_is_explained(result: StudyResult) -> None:
@@ -211,7 +211,7 @@ def test_a_figure_has_a_panel_a_sweep_and_a_panel_a_trace(result: StudyResult) -
     title = lines.get_suptitle()
     assert title.startswith("try: throughput against batch\nmodelled, not recorded, for Tesla V100 PCIe; recorded on")
     assert "tiny" in [text.get_text() for text in lines.legends[0].get_texts()]
-    assert all("no memory: tiny" in " ".join(ax.get_xlabel().split()) for ax in lines.axes)
+    assert all("OOM: tiny" in " ".join(ax.get_xlabel().split()) for ax in lines.axes)
     bars = result.plot("breakdown")
     assert [ax.get_title(loc="left") for ax in bars.axes][:2] == ["AlexNet, batch 1024", "AlexNet, batch 128"]
     assert len(bars.axes) == 6

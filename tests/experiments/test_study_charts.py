@@ -82,7 +82,7 @@ def test_bars_have_the_numbers_of_the_tables_with_the_mean_at_the_end() -> None:
 
 def test_what_has_no_number_says_why() -> None:
     over_none, over_small = bars_of(compressed(), 0), bars_of(compressed(), 1)
-    assert over_none.groups["hpc-cg"]["small"] == Bar(None, "no memory")
+    assert over_none.groups["hpc-cg"]["small"] == Bar(None, "OOM")
     assert over_small.groups["hpc-cg"]["buddy"] == Bar(None, "no baseline")
 
 
@@ -131,7 +131,7 @@ def test_each_kind_of_sweep_has_a_panel_a_trace_and_one_of_the_mean() -> None:
     assert budget.curves[0].level == Bar(1.0)
     (lost, _), (_, fits) = budget.curves[1].points
     assert lost == 0.3 * GB
-    assert budget.curves[1].points[0].bar == Bar(None, "no memory")
+    assert budget.curves[1].points[0].bar == Bar(None, "OOM")
     assert fits.value == swept().value("time", "AlexNet", "none 1 GB", "ideal")
 
 

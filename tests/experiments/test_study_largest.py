@@ -92,7 +92,7 @@ def test_tables_have_no_column_for_the_batch_of_the_trace(result: StudyResult) -
         assert table.headings == ("", "none", "vDNN", "tiny", "endless")
     row = dict(zip(largest.headings, largest.rows[1], strict=True))
     assert row["vDNN"] == str(result.cells["recorded", "vDNN"].batch)
-    assert (row["tiny"], row["endless"]) == ("no memory", "refused")
+    assert (row["tiny"], row["endless"]) == ("OOM", "refused")
 
 
 def test_the_frame_and_the_facts_have_it(result: StudyResult) -> None:

@@ -88,10 +88,9 @@ def test_tables_say_of_how_many_traces_a_mean_is_and_count_what_is_out_of_memory
     assert saved.rows[-2][0] == "geomean (2 of 3)"
     assert peak.rows[-2][0] == "mean (2 of 3)"
     notes = table_notes(result)
-    assert notes[0] == (
-        "geomean: geometric mean; mean: arithmetic, over the traces on which every run has a value, as many as it says"
-    )
-    assert "OOM: on how many of the traces a run is out of memory" in notes
+    stated = "of the stated number of traces, those with a value for every run"
+    assert notes[0] == f"geomean: geometric mean; mean: arithmetic mean {stated}"
+    assert "OOM: number of traces on which a run is out of memory" in notes
     document = json.loads(json.dumps(result.to_dict()))
     assert document["means"][0]["traces"] == ["small", "middle"]
     assert document["means"][0]["out_of_memory"] == {"base": 0, "A": 0, "B": 1}
@@ -100,7 +99,8 @@ def test_tables_say_of_how_many_traces_a_mean_is_and_count_what_is_out_of_memory
 def test_what_is_published_keeps_the_arithmetic_mean_of_papers(result: StudyResult) -> None:
     (row,) = result.comparisons()
     assert row.ours == pytest.approx((2 + 8 + 4) / 3)
-    assert "means of published numbers, and ours next to them: arithmetic, as papers have them" in table_notes(result)
+    note = "means of published numbers, and simulated ones compared with them: arithmetic, as in the papers"
+    assert note in table_notes(result)
 
 
 def test_a_run_that_completes_nothing_takes_no_trace_from_the_others(result: StudyResult) -> None:

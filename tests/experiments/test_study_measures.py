@@ -160,13 +160,13 @@ def test_memory_by_technique_is_that_of_the_bounds() -> None:
 
 def test_a_sweep_has_one_row_a_run() -> None:
     time, moved, memory = study_tables(small())
-    assert time.title == "time over that of ideal"
+    assert time.title == "step time over ideal"
     assert time.headings == ("", "AlexNet", "half", "geomean", "OOM")
     assert [row[0] for row in time.rows] == [run.label for run in small().study.runs]
     assert time.rows[0][1:] == ("1.000", "1.000", "1.000", "-")
     assert ("vDNN+ 0.1 GB", "-", "-", "-", "2 of 2") in time.rows
-    assert "-: the budget is too small, or there is no run to compare with" in table_notes(small())
-    assert moved.title == "bytes moved, out and in"
+    assert "-: OOM, or no baseline run" in table_notes(small())
+    assert moved.title == "bytes transferred, D2H and H2D"
     assert moved.rows[0][1:] == ("0 B", "0 B", "0 B", "-")
     assert memory.headings[1:] == tuple(AMOUNTS.values())
     assert [row[0] for row in memory.rows] == ["AlexNet", "half", "geomean"]
@@ -188,7 +188,7 @@ def test_a_sweep_on_one_network_is_one_table_with_a_column_a_measure() -> None:
     }
     (table,) = study_tables(run_study(load_study("modnn-17", only)))
     assert table.title == "AlexNet, over ideal"
-    assert table.headings == ("", "time", "average power")
+    assert table.headings == ("", "step time", "average power")
     assert table.rows[0][:2] == ("ideal", "1.000")
     assert all(row[2].endswith("%") for row in table.rows)
 
@@ -197,13 +197,13 @@ def test_published_numbers_say_what_they_are_of() -> None:
     rows = published_rows(small())
     assert [row[0] for row in rows] == [
         "moDNN over vDNN+, mean",
-        "vDNN+ over ideal, max, time (of 4 of 6)",
-        "moDNN over ideal, AlexNet, time added",
-        "moDNN over vDNN+, min, fewer bytes moved",
-        "moDNN over ideal, max, average power added",
-        "four, mean, largest power",
-        "bound, mean, all at once over it",
-        "algorithms, AlexNet, all at once saved",
+        "vDNN+ over ideal, max, step time (4 of 6)",
+        "moDNN over ideal, AlexNet, overhead",
+        "moDNN over vDNN+, min, reduction in transfers",
+        "moDNN over ideal, max, average power increase",
+        "four, mean, peak power",
+        "lower bound, mean, memory reduction",
+        "algorithms, AlexNet, memory saved",
     ]
     assert rows[2][2] == "3.0%"
     assert rows[2][3].endswith(" points")

@@ -95,7 +95,7 @@ def test_an_epoch_has_iterations() -> None:
 
 def test_an_epoch_beyond_the_trace_is_refused() -> None:
     (epoch,) = train(TRACE, NODE, "oracle", epochs=[60]).epochs
-    assert "the trace tells of epochs 0 to 49: epoch 49 stands for 60" in epoch.result.notes
+    assert "the trace records epochs 0 to 49: epoch 49 is used in place of 60" in epoch.result.notes
 
 
 def test_of_values_that_change_with_the_epochs_the_last_is_shown() -> None:

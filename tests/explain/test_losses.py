@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from simgpu import load_node, load_scenario, load_trace
 from simgpu.analysis.breakdown import Owner
 from simgpu.errors import InputError, OutOfMemoryError
-from simgpu.explain.losses import Loss, losses, lost
+from simgpu.explain.losses import Loss, losses, overhead_parts
 from simgpu.hardware.spec import GpuSpec, LinkSpec, NodeSpec
 from simgpu.simulation.result import Result
 from simgpu.simulation.run import simulate
@@ -50,7 +50,7 @@ def check_sums(result: Result) -> tuple[Loss, ...]:
             if ns
         }
     )
-    assert sum(dict(lost(result, found)).values()) == result.iteration_ns - result.ideal_ns
+    assert sum(dict(overhead_parts(result, found)).values()) == result.iteration_ns - result.ideal_ns
     assert [loss.ns for loss in found] == sorted((loss.ns for loss in found), reverse=True)
     return found
 
@@ -59,9 +59,9 @@ def test_vdnn_on_a_chain_by_hand() -> None:
     # Each copy begins with its layer's kernel; what is left of it when the kernel has ended is what the next one waits.
     found = check_sums(simulate(CHAIN, NODE, "vdnn"))
     assert [(loss.ns, *loss.cause, loss.tensor_bytes, loss.kernel) for loss in found] == [
-        (20 - 7, "x2", "d2h", "offload beside F2 of L2", "F3 of L3 is held back until it ends", 200, "F3 of L3"),
-        (10 - 5, "x1", "d2h", "offload beside F1 of L1", "F2 of L2 is held back until it ends", 100, "F2 of L2"),
-        (20 - 18, "x2", "h2d", "prefetch beside B3 of L3", "B2 of L2 uses it", 200, "B2 of L2"),
+        (20 - 7, "x2", "d2h", "offload during F2 of L2", "F3 of L3 waits for this copy", 200, "F3 of L3"),
+        (10 - 5, "x1", "d2h", "offload during F1 of L1", "F2 of L2 waits for this copy", 100, "F2 of L2"),
+        (20 - 18, "x2", "h2d", "prefetch during B3 of L3", "B2 of L2 uses it", 200, "B2 of L2"),
     ]
 
 
@@ -148,10 +148,10 @@ def test_codecs_of_the_host_come_after_the_offload_and_before_the_prefetch() -> 
     decisions = {loss.cause.decision for loss in check_sums(result) if loss.cause.engine == "host"}
     assert decisions == {"encode on the host after offload", "decode on the host before prefetch"}
     moved = [loss.cause.decision for loss in losses(result) if loss.cause.engine in ("d2h", "h2d")]
-    assert all(decision.startswith(("offload beside", "prefetch beside")) for decision in moved)
+    assert all(decision.startswith(("offload during", "prefetch during")) for decision in moved)
 
 
-def test_waiting_for_memory_is_put_down_to_what_leaves() -> None:
+def test_a_stall_on_memory_is_attributed_to_the_offloaded_block() -> None:
     """F2 writes 300 bytes beside 300 that are there: of 500, not before x1 has left, which takes from the end of F1."""
     from simgpu.graph.taskgraph import TaskGraph
     from simgpu.program.placement import Placement, Swap
@@ -163,17 +163,17 @@ def test_waiting_for_memory_is_put_down_to_what_leaves() -> None:
     result = simulate(CHAIN, slow, Placed(placement, recorded=False), budget=500)
     waited = [loss for loss in check_sums(result) if loss.owner is Owner.MEMORY]
     assert [(loss.cause.tensor, loss.cause.engine, loss.cause.reason) for loss in waited] == [
-        ("x1", "d2h", "no room for F2 of L2")
+        ("x1", "d2h", "F2 of L2 waits for device memory")
     ]
     assert waited[0].ns == 100
 
 
-def test_pages_that_come_and_go_are_put_down_to_their_blocks() -> None:
+def test_page_migrations_are_attributed_to_their_blocks() -> None:
     node, trace = load_node("buddy-gpu"), load_trace("hpc-seismic")
     found = check_sums(simulate(trace, node, "um", budget="2 GiB"))
-    assert {loss.cause.decision for loss in found} == {"page faults are served", "pages come", "pages leave"}
+    assert {loss.cause.decision for loss in found} == {"page faults", "pages fetched", "pages evicted"}
     pinned = check_sums(simulate(trace, node, "um", parameters={"access": "pinned"}, budget="2 GiB"))
-    assert {loss.cause.decision for loss in pinned} <= {"read in host memory", "written in host memory"}
+    assert {loss.cause.decision for loss in pinned} <= {"reads from host memory", "writes to host memory"}
 
 
 @pytest.mark.parametrize("exchange", ["host", "gather"])
@@ -186,15 +186,15 @@ def test_several_gpus_and_the_hosts_cores(exchange: str) -> None:
     assert all(loss.cause.decision == "runs on the host" for loss in found if loss.cause.engine == "host1")
     moved = [loss for loss in found if loss.what.startswith("weight")]
     assert moved
-    assert all("in the exchange of gradients" in loss.cause.decision for loss in moved)
+    assert all("gradient exchange" in loss.cause.decision for loss in moved)
 
 
-def test_a_weight_that_comes_from_the_host_is_issued_beside_no_kernel() -> None:
+def test_a_weight_updated_on_the_host_is_issued_during_no_kernel() -> None:
     """It awaits the host's update, and not what the copy before it on the stream awaited."""
     scenario = load_scenario("quickstart", {"node": "k40-x4", "data_parallel.gpus": 4})
     result = simulate(scenario.trace, scenario.node, "vdnn", gpus=4, exchange="host")
     last = next(loss for loss in losses(result) if loss.cause.tensor == "conv1.weight")
-    assert last.cause.decision == "fetched in the exchange of gradients"
+    assert last.cause.decision == "gradient exchange, H2D"
 
 
 def test_what_is_no_result_is_told_with_what_to_give() -> None:

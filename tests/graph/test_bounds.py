@@ -179,8 +179,8 @@ def test_the_refusal_tells_bytes_in_full_where_four_digits_do_not_tell_them_apar
     graph = TaskGraph.of(chain([1, 1], [1, 1], [10**9, 10**9]))
     with pytest.raises(OutOfMemoryError) as caught:
         check_bound(graph, 2 * 10**9 - 1)
-    assert "kernel F1 (conv2d) beside what always resides needs 2000000000 B" in str(caught.value)
-    assert "more than all of the 1999999999 B there are" in str(caught.value)
+    assert "kernel F1 (conv2d) with all persistent blocks needs 2000000000 B" in str(caught.value)
+    assert "which exceeds the 1999999999 B capacity" in str(caught.value)
 
 
 @given(traces(max_kernels=12), st.sampled_from([1, 16, 512]))

@@ -144,7 +144,7 @@ def test_sections_are_in_a_note_and_listed():
     tasks = parts([1, 2, 3, 4, 5, 6], [1] * 6, [10, 20, 30, 40, 50, 60], [2, 2, 2])
     result = run(tasks, "checkpoint")
     assert result.program.sections == (Section("a", ("a.1", "a.2"), 0, 1), Section("b", ("b.1", "b.2"), 30, 3))
-    assert "sections: 2, modules: a, b; each holds what enters it, 0 B to 30 B" in result.notes
+    assert "sections: 2, modules: a, b; each keeps its inputs, 0 B to 30 B" in result.notes
     assert "section b: b.1, b.2; 30 B held, 3 ns run again" in listing(result.program, TaskGraph.of(tasks)).splitlines()
     assert result.to_dict()["sections"][1] == {"name": "b", "layers": ("b.1", "b.2"), "held_bytes": 30, "rerun_ns": 3}
     assert from_json(to_json(result.program)).sections == result.program.sections
@@ -153,9 +153,9 @@ def test_sections_are_in_a_note_and_listed():
 @pytest.mark.parametrize(
     ("blocks", "expected"),
     [
-        (3, "sections: 2, all but the last of 3 of equal numbers of layers: a.1 to a.2, a.3 to b.1; each holds"),
-        (1, "sections: none, of all but the last of 1 of equal numbers of layers; nothing runs again"),
-        (["b"], "sections: 1, modules as named: b; each holds what enters it, 40 B"),
+        (3, "sections: 2, all but the last of 3 of equal numbers of layers: a.1 to a.2, a.3 to b.1; each keeps"),
+        (1, "sections: none, of all but the last of 1 of equal numbers of layers; no recomputation"),
+        (["b"], "sections: 1, modules as named: b; each keeps its inputs, 40 B"),
     ],
 )
 def test_the_note_says_how_sections_were_chosen(blocks: int | list[str], expected: str) -> None:
@@ -166,7 +166,7 @@ def test_the_note_says_how_sections_were_chosen(blocks: int | list[str], expecte
 def test_the_note_shortens_many_sections_to_the_first_and_the_last():
     tasks = parts([1] * 16, [1] * 16, [10] * 16, [2] * 8)
     (note,) = (note for note in run(tasks, "checkpoint").notes if note.startswith("sections"))
-    assert note.startswith("sections: 7, modules: a, b, c, ..., g; each holds what enters it")
+    assert note.startswith("sections: 7, modules: a, b, c, ..., g; each keeps its inputs")
 
 
 def test_one_section_is_a_plain_framework():

@@ -268,7 +268,7 @@ def test_cdma_needs_the_engine() -> None:
 @pytest.mark.parametrize("policy", ["vdnn++", "static", "cswap", "oracle", "cdma"])
 def test_a_trace_without_sparsity_is_refused(policy: str) -> None:
     on = load_node("titan-x-maxwell-cdma") if policy == "cdma" else V100
-    with pytest.raises(InputError, match="tells no sparsity"):
+    with pytest.raises(InputError, match="neither sparsity nor compressed sizes"):
         simulate(chain([5, 5], [5, 5], [10, 10]), on, policy)
 
 

@@ -117,7 +117,7 @@ def test_where_the_closed_form_cannot_say_the_fastest_placement_that_was_run_is_
     trace = chain([10, 10, 10, 10], [20, 20, 20, 20], [0, 100, 40, 60])
     result = simulate(trace, bare_node(duplex=Duplex.HALF), "home", budget=199)
     assert result.iteration_ns == 120 + 10
-    assert "of 2 feature maps 1 kept, 0 swapped, 1 recomputed" in result.notes
+    assert "2 feature maps: 1 kept, 0 swapped, 1 recomputed" in result.notes
 
 
 def test_copies_after_the_last_reader_never_begin_earlier_than_beside_it():

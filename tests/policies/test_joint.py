@@ -169,7 +169,7 @@ def test_where_no_placement_of_activations_is_bounded_the_note_says_so():
     assert not any("best possible" in note for note in simulate(trace, half, "joint", budget=500).notes)
     passive = simulate(trace, node, "joint", budget=250).notes
     assert not any("best possible" in note for note in passive)
-    assert any("no placement of feature maps alone fits (a kernel needs 300 B" in note for note in passive)
+    assert any("No placement of feature maps alone fits (a kernel needs 300 B" in note for note in passive)
     assert any(note.startswith("at most") and "moves more than feature maps" in note for note in passive)
 
 

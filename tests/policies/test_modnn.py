@@ -80,5 +80,5 @@ def test_any_budget_from_the_bound_on_is_kept_and_the_plan_takes_the_time_it_say
 def test_a_byte_less_than_the_bound_is_refused(trace: Trace, node: NodeSpec, sub_batch: int) -> None:
     bound = bound_of(trace, node, sub_batch)
     if bound:
-        with pytest.raises(OutOfMemoryError, match=r"kernel .* beside what always resides"):
+        with pytest.raises(OutOfMemoryError, match=r"kernel .* with all persistent blocks"):
             plan_of(trace, node, bound - 1, sub_batch=sub_batch)

@@ -11,7 +11,7 @@ from simgpu.graph.encodings import Encoding
 from simgpu.graph.taskgraph import TaskGraph
 from simgpu.graph.transforms import WithEncodings, with_encodings
 from simgpu.planning.options import KEEP, RECOMPUTE, SWAP, Action, Decisions, Option, fetch_kernel
-from simgpu.policies.common.placing import placement_of, program_of, told
+from simgpu.policies.common.placing import actions_text, placement_of, program_of
 from simgpu.program.instructions import COMPUTE, D2H, Acquire, CopyOut, Encode, Launch
 from simgpu.program.placement import Placement, Recompute, Swap
 from simgpu.program.verify import verify
@@ -92,10 +92,10 @@ def test_a_vector_has_an_entry_for_each_activation():
         placement_of(FIVE, CHAIN, [0, 0])
 
 
-def test_what_is_told():
-    assert told(CHAIN, [0, 1, 2]) == "of 3 feature maps 1 kept, 1 swapped, 1 recomputed"
-    assert told(CHAIN, [0, 0, 0]) == "of 3 feature maps 3 kept, 0 swapped, 0 recomputed"
-    assert told(ENCODED, [3, 3, 1]) == "of 3 feature maps 0 kept, 1 swapped, 2 swapped encoded, 0 recomputed"
+def test_actions_text_counts_activations_by_action():
+    assert actions_text(CHAIN, [0, 1, 2]) == "3 feature maps: 1 kept, 1 swapped, 1 recomputed"
+    assert actions_text(CHAIN, [0, 0, 0]) == "3 feature maps: 3 kept, 0 swapped, 0 recomputed"
+    assert actions_text(ENCODED, [3, 3, 1]) == "3 feature maps: 0 kept, 1 swapped, 2 swapped encoded, 0 recomputed"
 
 
 @many

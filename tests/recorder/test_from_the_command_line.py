@@ -48,7 +48,7 @@ def test_every_option_reaches_the_recording(tmp_path: Path, monkeypatch: pytest.
     assert all(kernel.iqr_ns is not None for kernel in trace.kernels)
     shown = simgpu("trace", "stats", "tiny").stdout
     assert "summed over kernels" in shown
-    assert "zeros over training" in shown
+    assert "sparsity over training" in shown
 
 
 def test_an_optimizer_that_is_not_known_is_told() -> None:

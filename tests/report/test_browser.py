@@ -202,11 +202,11 @@ def test_a_span_is_told_under_the_pointer_and_pinned_by_a_click(
     tip = text_of(browser, "tip")
     told = dict(zip(tip.splitlines()[1::2], tip.splitlines()[2::2], strict=True))
     assert tip.splitlines()[0] == span.name
-    assert (told["kind"], told["stream"], told["holds"]) == ("copy out", "d2h", "feature map")
+    assert (told["kind"], told["stream"], told["tensor"]) == ("copy out", "d2h", "feature map")
     assert told["start"] == f"{(span.start_ns - begin) / 1e6:.6f}".rstrip("0") + " ms"
     assert told["duration"] == format_time(span.end_ns - span.start_ns)
-    assert f"({span.bytes:,} B)" in told["moved"]
-    assert told["rate"] == "1 GB/s"
+    assert f"({span.bytes:,} B)" in told["transferred"]
+    assert told["bandwidth"] == "1 GB/s"
     ActionChains(browser, duration=0).click().perform()  # type: ignore[no-untyped-call]
     assert text_of(browser, "details").splitlines()[0] == span.name
     stall = max(
@@ -216,7 +216,7 @@ def test_a_span_is_told_under_the_pointer_and_pinned_by_a_click(
     pointer_to(browser, place_of(browser, (stall.start_ns + stall.end_ns) / 2), 6 + 17)
     tip = text_of(browser, "tip")
     assert tip.startswith("waits for another stream")
-    assert f"waits for\n{stall.name}\non stream\n{stall.cause}" in tip
+    assert f"waits for\n{stall.name}\nof stream\n{stall.cause}" in tip
     # Below the streams, the memory in use.
     pointer_to(browser, 600, 200)
     assert text_of(browser, "tip").startswith("memory in use\ntime\n")

@@ -171,7 +171,7 @@ def test_bars_add_up_to_the_iteration(quickstart: Comparison) -> None:
     entries = [ran.entry for ran in recorded_from(quickstart).runs]
     bars = time_bars(entries)
     longest = max(entry["metrics"]["iteration_ns"] for entry in entries if "metrics" in entry)
-    assert [bar.failure for bar in bars] == ["", "out of memory", "", ""]
+    assert [bar.failure for bar in bars] == ["", "OOM", "", ""]
     for bar, entry in zip(bars, entries, strict=True):
         if not bar.failure:
             share = 100 * entry["metrics"]["iteration_ns"] / longest
@@ -185,7 +185,7 @@ def test_the_page_says_what_ran_and_what_its_numbers_are_of(comparison: Comparis
         "modelled, not recorded, for hand-made",
         "3 iterations, the last one reported",
         "budget 537.1 KiB",
-        "counting pool",
+        "allocator without fragmentation",
         "seed 0",
         "mode=all",
         "out of device memory at",

@@ -66,7 +66,7 @@ def test_parquet_alone_is_enough(tmp_path: Path) -> None:
 
 
 def test_folders_that_no_run_wrote(tmp_path: Path) -> None:
-    remedy = "a report tells of a folder that `simgpu run NAME -o DIR` wrote, or of a scenario"
+    remedy = "give a folder that `simgpu run NAME -o DIR` wrote, or a scenario"
     assert told(tmp_path / "nowhere") == f"{tmp_path / 'nowhere'}: no such folder; {remedy}"
     assert told(tmp_path) == f"{tmp_path}: holds no report.json: no run of simgpu wrote it; {remedy}"
     report = tmp_path / "report.json"
@@ -89,8 +89,8 @@ def test_a_damaged_report_names_all_that_is_missing(run: Path) -> None:
     (run / "report.json").write_text(json.dumps(document))
     text = told(run)
     assert "report.json: node: is missing or not a mapping" in text
-    assert "report.json: results[1]: tells neither metrics nor why there are none" in text
-    assert "report.json: results[2]: tells no timeline: an earlier simgpu wrote it" in text
+    assert "report.json: results[1]: has none of metrics, out_of_memory, refused, error" in text
+    assert "report.json: results[2]: has no timeline: an earlier simgpu wrote it" in text
 
 
 def test_what_another_simgpu_left_out_of_a_report_is_told(run: Path) -> None:

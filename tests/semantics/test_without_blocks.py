@@ -22,7 +22,7 @@ def without_blocks() -> Trace:
 def test_ideal_tells_the_time_and_that_memory_is_unknown() -> None:
     result = simgpu.simulate(without_blocks(), simgpu.load_node("v100"), "ideal")
     assert result.iteration_ns == 36
-    assert result.notes == ("the recording has no tensors: times are its own, memory is not known",)
+    assert result.notes == ("the recording has no tensors: times are recorded, memory is unknown",)
 
 
 @pytest.mark.parametrize("policy", ["none", "vdnn"])
@@ -52,4 +52,4 @@ def test_a_policy_that_plans_by_uses_is_refused_where_reads_are_not_recorded() -
 def test_the_peak_over_needed_lifetimes_is_unknown_without_reads() -> None:
     stats = trace_stats(without_reads())
     assert stats.peak_needed is None
-    assert ("peak over needed lifetimes", "reads not recorded") in stats.summary_rows()
+    assert ("peak, released at last use", "reads not recorded") in stats.summary_rows()

@@ -205,7 +205,7 @@ def test_whatever_shows_several_gpus_says_that_collectives_are_not_simulated():
         assert sum(text in fact for _, fact in simgpu.load_study(study).facts()) == times
     for command in ("run", "compare"):
         assert "NCCL's collectives" in " ".join(command_line(command, "--help").stdout.split())
-    readme = (Path(__file__).parent.parent / "README.md").read_text(encoding="utf-8")
+    readme = (Path(__file__).parent.parent.parent / "README.md").read_text(encoding="utf-8")
     assert text in readme
 
 
@@ -214,8 +214,8 @@ def test_notes_tell_what_becomes_of_the_optimizer():
     on = replace(on, gpu=replace(on.gpu, dram_bandwidth=10**10))
     recorded, none = network([10, 10], step=500, batch=2), network([10, 10], step=None, batch=2)
     gathered, hosted = (simulate(recorded, on, "none", gpus=2, exchange=how).notes for how in ("gather", "host"))
-    stands = "the host's update stands for the recorded optimizer (1 us on one GPU), which the GPUs do not run"
-    assert f"{stands}: a speedup may be larger than their number" in hosted
+    replaced = "the host's update replaces the recorded optimizer (1 us on one GPU)"
+    assert f"{replaced}: the speedup may exceed the number of GPUs" in hosted
     assert not any("optimizer" in note for note in gathered)
     for how in ("gather", "host"):
         notes = simulate(none, on, "none", gpus=2, exchange=how).notes
@@ -227,7 +227,7 @@ def test_notes_name_weights_whose_gradient_nobody_knows():
     blocks = tuple(replace(b, kind=BlockKind.OTHER, bytes=7) if b.id == "w1.grad" else b for b in trace.blocks)
     on = replace(several(2), host=HostSpec(accumulate_bandwidth=10**9))
     notes = simulate(replace(trace, blocks=blocks), on, "none", gpus=2).notes
-    assert "no gradient is known of weight 'w1': not exchanged between GPUs, each keeps its own" in notes
+    assert "weight 'w1' has no known gradient: not exchanged, each GPU keeps its own" in notes
     assert not any("no gradient" in note for note in simulate(trace, on, "none", gpus=2).notes)
 
 

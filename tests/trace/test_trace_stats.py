@@ -52,39 +52,39 @@ def test_unknown_lifetimes_have_no_recorded_peak():
     stats = trace_stats(replace(SMALL, blocks=tuple(blocks)))
     assert (stats.lifetimes_known, stats.lifetimes_expected) == (3, 4)
     assert stats.peak_recorded is None
-    assert dict(stats.summary_rows())["peak over recorded lifetimes"] == "lifetimes not recorded"
+    assert dict(stats.summary_rows())["peak, recorded lifetimes"] == "lifetimes not recorded"
 
 
 def test_rows_are_ready_to_print():
     stats = trace_stats(SMALL)
-    assert dict(stats.summary_rows())["peak over needed lifetimes"] == "132 B (132 bytes) at kernel k4"
+    assert dict(stats.summary_rows())["peak, released at last use"] == "132 B (132 bytes) at kernel k4"
     assert stats.phase_rows()[0] == ("forward", "3", "150 ns")
     assert stats.biggest_rows()[0] == ("y", "activation", "64 B")
     assert sum(int(row[1]) for row in stats.kind_rows()) == stats.blocks
 
 
 def test_spread_is_summed_where_every_kernel_has_one():
-    assert dict(trace_stats(SMALL).summary_rows())["spread of repetitions"] == "not recorded"
+    assert dict(trace_stats(SMALL).summary_rows())["spread over repetitions"] == "not recorded"
     spreads = [10, 0, 5, 20, 1]
     kernels = [replace(kernel, iqr_ns=spread) for kernel, spread in zip(SMALL.kernels, spreads, strict=True)]
     stats = trace_stats(replace(SMALL, kernels=tuple(kernels)))
     assert stats.iqr_ns == 36
     reported = "36 ns summed over kernels, 10.0% of compute; widest k4, 20 ns of 200 ns"
-    assert dict(stats.summary_rows())["spread of repetitions"] == reported
+    assert dict(stats.summary_rows())["spread over repetitions"] == reported
     some = (replace(kernels[0], iqr_ns=None), *kernels[1:])
     assert trace_stats(replace(SMALL, kernels=some)).iqr_ns is None
 
 
 def test_framework_peak_is_shown_with_the_recorded_peak():
-    assert dict(trace_stats(SMALL).summary_rows())["peak by the framework itself"] == "not recorded"
+    assert dict(trace_stats(SMALL).summary_rows())["peak, framework's allocator"] == "not recorded"
     info = replace(SMALL.info, framework_peak_bytes=2 * max(NEEDED))
-    reported = dict(trace_stats(replace(SMALL, info=info)).summary_rows())["peak by the framework itself"]
+    reported = dict(trace_stats(replace(SMALL, info=info)).summary_rows())["peak, framework's allocator"]
     assert reported == "264 B (264 bytes), 2.000 of that over recorded lifetimes"
 
 
 def test_epochs_with_measured_sparsity_are_counted():
     stats = trace_stats(SMALL)
-    assert dict(stats.summary_rows())["sparsity of feature maps"] == "1 of 2, at 2 epochs"
+    assert dict(stats.summary_rows())["feature maps with sparsity"] == "1 of 2, at 2 epochs"
     assert stats.sparsity_rows() == [("y", "50.0%", "50.0%", "62.0%", "62.0%")]
     rows = [SparsitySample("y", epoch, share) for epoch, share in ((4, 0.3), (0, 0.1), (2, 0.0))]
     dense = [SparsitySample("z", epoch, 0.0) for epoch in (0, 2)]

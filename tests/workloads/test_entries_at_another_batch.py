@@ -79,7 +79,7 @@ def test_rows_of_entries_alone_tell_epochs_and_no_sizes_of_whole_blocks() -> Non
     at = histograms(row for rows in sizes_at(trace, 2).values() for row in rows)
     assert at == {key: result for key, result in histograms(trace.compressibility).items() if key[1] == 0}
     assert simgpu.simulate(trace, simgpu.load_node("v100"), "vdnn").iteration_ns > 0
-    with pytest.raises(InputError, match="the trace tells no sparsity and no compressed sizes, which static goes by"):
+    with pytest.raises(InputError, match="the trace has neither sparsity nor compressed sizes, which static needs"):
         simgpu.simulate(trace, simgpu.load_node("v100"), "static")
 
 

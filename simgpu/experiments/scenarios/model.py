@@ -14,13 +14,13 @@ from pydantic_core.core_schema import CoreSchema, no_info_plain_validator_functi
 from simgpu.analysis.tables import facts_html, facts_text
 from simgpu.experiments.scenarios.modelled import WrittenTrace
 from simgpu.experiments.scenarios.sweep_axes import SweepSection
-from simgpu.hardware.spec import BuddyMode
+from simgpu.hardware.spec import BuddyMode, LinkSpec
 from simgpu.io.schema import Alignment, FileModel, Size
 from simgpu.policies.base import policy_label
 from simgpu.policies.registry import make_policy
 from simgpu.program.data_parallel import DataParallel
 from simgpu.simulation.config import RunConfig
-from simgpu.simulation.notes import kernel_times
+from simgpu.simulation.notes import allocator_text, kernel_times
 from simgpu.units import format_bandwidth, format_bytes
 
 if TYPE_CHECKING:
@@ -184,11 +184,10 @@ class Scenario:
         """What is run on what, and where the numbers come from, in a few lines of name and text."""
         node, link = self.node, self.node.link
         times = kernel_times(self.trace.info, node.gpu)
-        speeds = f"{format_bandwidth(link.d2h_bandwidth)} out, {format_bandwidth(link.h2d_bandwidth)} in"
         return [
             *([("about", self.description)] if self.description else []),
             *self.trace.facts(),
-            ("node", f"{node.name}: {node.gpu.name}, {format_bytes(node.budget)} usable; {link.kind}, {speeds}"),
+            ("node", f"{node.name}: {node.gpu.name}, {format_bytes(node.budget)} usable; {link.kind}, {_speeds(link)}"),
             *([("memory", _compressed(node))] if node.gpu.buddy else []),
             *([("gpus", self._on_gpus(self.data_parallel))] if self.data_parallel else []),
             *([("sweep", self.swept)] if self.swept else []),
@@ -202,7 +201,9 @@ class Scenario:
     def _all_facts(self) -> list[tuple[str, str]]:
         policies = ", ".join(policy_label(make_policy(*choice)) for choice in self.policies)
         budget = [("budget", format_bytes(self.budget))] if self.budget is not None else []
-        run = f"{self.iterations} iterations, seed {self.seed}" + (f", {self.pool} pool" if self.pool else "")
+        run = f"{self.iterations} iterations, seed {self.seed}" + (
+            f", {allocator_text(self.pool)}" if self.pool else ""
+        )
         run += f", epoch {self.epoch}" if self.epoch else ""
         return [("scenario", self.name), *self.facts(), ("policies", policies), *budget, ("run", run)]
 
@@ -218,9 +219,11 @@ def _compressed(node: NodeSpec) -> str:
     buddy = node.gpu.buddy
     assert buddy is not None
     if buddy.mode is BuddyMode.BANDWIDTH_ONLY:
-        return "compressed on its way between memory and L2, which saves no room"
-    link = buddy.link or node.link
-    speeds = f"{format_bandwidth(link.d2h_bandwidth)} out, {format_bandwidth(link.h2d_bandwidth)} in"
-    return (
-        f"compressed, targets for each {buddy.granularity} at threshold {buddy.threshold:.4g}; buddy memory: {speeds}"
-    )
+        return "compressed between memory and L2, which saves bandwidth but no capacity"
+    targets = f"targets per {buddy.granularity} at threshold {buddy.threshold:.4g}"
+    return f"compressed, {targets}; buddy memory: {_speeds(buddy.link or node.link)}"
+
+
+def _speeds(link: LinkSpec) -> str:
+    """Both directions of a link."""
+    return f"D2H {format_bandwidth(link.d2h_bandwidth)}, H2D {format_bandwidth(link.h2d_bandwidth)}"

@@ -17,9 +17,8 @@ from typing import TYPE_CHECKING, Any
 
 from simgpu.errors import InputError
 from simgpu.experiments.outputs import check_folder
-from simgpu.experiments.sweep.damage import identity_fault
 from simgpu.experiments.sweep.fingerprint import differences
-from simgpu.experiments.sweep.store import FILE, Store, is_store
+from simgpu.experiments.sweep.store import FILE, Store, identity_fault, is_store
 from simgpu.experiments.sweep.table import columns_of, table_rows, write_csv, write_parquet
 from simgpu.io.atomic import atomic_file, unwritable
 from simgpu.version import __version__

@@ -10,6 +10,7 @@ from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
+from simgpu.experiments.measures import OOM
 from simgpu.experiments.sweep.point import OK, OUT_OF_MEMORY
 from simgpu.io.atomic import atomic_file
 from simgpu.units import format_bytes, format_time
@@ -166,7 +167,7 @@ def frame_of(columns: tuple[TableColumn, ...], rows: Iterable[dict[str, Any]]) -
 
 #: Rows that a printed sweep shows.
 SHOWN = 40
-HEADINGS = ("point", "policy", "time", "samples/s", "slowdown", "moved", "peak")
+HEADINGS = ("point", "policy", "step time", "samples/s", "slowdown", "transfers", "peak memory")
 _ABSENT = "-"
 
 
@@ -195,7 +196,8 @@ def failures(rows: Iterable[Mapping[str, Any]]) -> dict[str, int]:
 def _cells(row: Mapping[str, Any]) -> tuple[str, ...]:
     policy = str(row.get("policy", _ABSENT))
     if row["outcome"] != OK:
-        return policy, row["outcome"], *[_ABSENT] * (len(HEADINGS) - 3)
+        outcome = OOM if row["outcome"] == OUT_OF_MEMORY else row["outcome"]
+        return policy, outcome, *[_ABSENT] * (len(HEADINGS) - 3)
     rate, slowdown = row["samples_per_s"], row["slowdown"]
     return (
         policy,

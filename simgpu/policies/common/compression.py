@@ -44,7 +44,7 @@ def encoding_costs(graph: TaskGraph, policy: str) -> EncodingCosts:
     """
     require_one_stream(graph, policy)
     if graph.costs is None:
-        what = f"the trace tells no sparsity and no compressed sizes, which {policy} goes by"
+        what = f"the trace has neither sparsity nor compressed sizes, which {policy} needs"
         remedy = "record it with --epochs, or model it with epochs (simgpu zoo build --epochs, epochs: in a scenario)"
         raise InputError.single(graph.trace.name or graph.trace.info.model, "sparsity", what, remedy)
     return graph.costs
@@ -124,8 +124,8 @@ class SwappingExecutor:
         """vDNN's program with these blocks encoded by these codecs. sparse: how many might have been."""
         program = encoded_offloading(graph, swaps, {b: self.encoding(b, codec) for b, codec in chosen.items()})
         counts = Counter(chosen.values())
-        told = ", ".join(f"{count} by {codec} at {self.settings[codec]}" for codec, count in sorted(counts.items()))
-        notes = [f"{len(chosen)} of {sparse} sparse tensors are compressed" + (f": {told}" if told else "")]
+        by_codec = ", ".join(f"{count} by {codec} at {self.settings[codec]}" for codec, count in sorted(counts.items()))
+        notes = [f"{len(chosen)} of {sparse} sparse tensors are compressed" + (f": {by_codec}" if by_codec else "")]
         if chosen:
             notes.append(f"codec times on {self.surface.gpu}: {self.surface.description}")
         return replace(program, notes=(*program.notes, *notes))

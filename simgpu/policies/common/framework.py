@@ -32,11 +32,11 @@ def framework(graph: TaskGraph, policy: str) -> tuple[TaskGraph, tuple[Transform
     return uncompressed(graph), (Uncompressed(),)
 
 
-def told_by(found: SavedTensors) -> tuple[str, ...]:
-    """A note where the trace does not tell what autograd saved."""
+def saved_note(found: SavedTensors) -> tuple[str, ...]:
+    """A note where the trace does not record the tensors that autograd saved."""
     if found.recorded:
         return ()
-    return ("which tensors autograd saves is not in the recording: derived from what backward reads",)
+    return ("tensors that autograd saves: derived from what backward reads, since the trace does not record them",)
 
 
 def releases_beside(graph: TaskGraph, tensors: Sequence[Saved], read: Sequence[Sequence[int]]) -> list[int | None]:

@@ -95,8 +95,8 @@ def program_of(
     return replace(program, transforms=transforms)
 
 
-def told(decisions: Decisions, vector: Sequence[int]) -> str:
-    """What a vector does, in a sentence."""
+def actions_text(decisions: Decisions, vector: Sequence[int]) -> str:
+    """The number of feature maps by action."""
     chosen = [options[number] for options, number in zip(decisions.options, vector, strict=True)]
     counts = {
         "kept": sum(option.action is Action.KEEP for option in chosen),
@@ -105,18 +105,18 @@ def told(decisions: Decisions, vector: Sequence[int]) -> str:
         "recomputed": sum(option.action is Action.RECOMPUTE for option in chosen),
     }
     parts = ", ".join(f"{count} {what}" for what, count in counts.items() if count or what != "swapped encoded")
-    return f"of {len(chosen)} feature maps {parts}"
+    return f"{len(chosen)} feature maps: {parts}"
 
 
 def notes_on(graph: TaskGraph, decisions: Decisions, vector: Sequence[int]) -> tuple[str, ...]:
-    """What a vector does, and how much of the saved activations no vector can recompute, if any."""
-    return (told(decisions, vector), *unrecomputable(graph).notes())
+    """The actions of a vector, and the saved activations that no vector can recompute, if any."""
+    return (actions_text(decisions, vector), *unrecomputable(graph).notes())
 
 
 def inexact(evaluator: Evaluator) -> tuple[str, ...]:
-    """A note where the evaluator's times are not those of the machine."""
+    """A note where the evaluator's times differ from the machine's."""
     why = evaluator.why_not
-    return (f"decided by times that are not exact on this node: {why}",) if why else ()
+    return (f"planned with times that are not exact on this node: {why}",) if why else ()
 
 
 def bar(share: float, width: int = 20) -> str:

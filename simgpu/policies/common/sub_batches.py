@@ -59,19 +59,19 @@ def partitioned(context: PlanContext, asked: int, alpha: float) -> tuple[TaskGra
         if not 1 <= asked <= whole:
             what = f"{asked} is no part of a batch of {whole}"
             raise InputError.single("", "parameters.sub_batch", what, f"give 1 to {whole}, or 0 to have it chosen")
-        told = [f"sub-batches of {asked} of {whole} samples, as asked for", *_on_times(context.graph, asked)]
-        return transformed(context.graph, (Split(asked),)), asked, told
+        notes = [f"sub-batches of {asked} of {whole} samples, as requested", *_on_times(context.graph, asked)]
+        return transformed(context.graph, (Split(asked),)), asked, notes
     found = select_sub_batch(context.graph, context.node.gpu, context.budget, alpha=alpha)
     reason = found.why_whole
     if found.size < whole:
         try:
             graph = transformed(context.graph, (Split(found.size),))
-            told = [f"sub-batches of {found.size} of {whole} samples", *_on_times(context.graph, found.size)]
-            return graph, found.size, told
+            notes = [f"sub-batches of {found.size} of {whole} samples", *_on_times(context.graph, found.size)]
+            return graph, found.size, notes
         except InputError as error:
             reason = first_reason(error)
-    told = [f"the batch of {whole} is not partitioned" + (f": {reason}" if reason else "")]
-    return transformed(context.graph, (Split(whole),)), whole, told
+    notes = [f"the batch of {whole} is not partitioned" + (f": {reason}" if reason else "")]
+    return transformed(context.graph, (Split(whole),)), whole, notes
 
 
 def _on_times(graph: TaskGraph, size: int) -> list[str]:

@@ -27,7 +27,7 @@ from simgpu.program.instructions import (
 from simgpu.units import format_time
 
 #: Why a result has no distance to a bound, in the words of all that print one.
-NOT_BOUNDED = "divides the batch, chooses algorithms, or has compressed, paged or unlimited memory"
+NOT_BOUNDED = "splits the batch, chooses algorithms, or has compressed, paged or unlimited memory"
 
 
 @dataclass(frozen=True)
@@ -54,15 +54,15 @@ class LeastTimes:
         return self.of_activations if self.of_activations.fits else self.of_all
 
     @property
-    def told(self) -> str:
-        """What the bounds are of, and of what there is none."""
+    def summary(self) -> str:
+        """Both bounds, and the programs that have none."""
         maps, everything = self.of_activations, self.of_all
         if maps.fits:
-            first = f"placements of feature maps take {format_time(maps.ns)} or more ({maps.how})"
+            first = f"Placements of feature maps: at least {format_time(maps.ns)} ({maps.how})"
         else:
-            first = f"no placement of feature maps alone fits ({maps.how})"
-        others = f"programs that move more take {format_time(everything.ns)} or more ({everything.how})"
-        return f"{first}; {others}; there is no bound for what {NOT_BOUNDED}"
+            first = f"No placement of feature maps alone fits ({maps.how})"
+        others = f"programs that move more: at least {format_time(everything.ns)} ({everything.how})"
+        return f"{first}; {others}; no bound: a program that {NOT_BOUNDED}"
 
 
 def bounds_of(evaluator: Evaluator) -> LeastTimes:

@@ -66,7 +66,7 @@ class Joint(PlacingPolicy):
     """The best that a search over all actions finds, never slower than what it starts from."""
 
     name = "joint"
-    summary = "keep, swap, swap encoded or recompute, searched from the placements of the others; tells its distance"
+    summary = "keep, swap, swap encoded or recompute: searched from other policies' placements; reports its bound gap"
     source = "simgpu's own; HOME (TC 2022), section 3.3, Capuchin (ASPLOS 2020), CSWAP (CLUSTER 2021), section IV"
     libraries = ("numba", "scipy", "scikit-learn", "bayesian-optimization")
 
@@ -103,7 +103,7 @@ class Joint(PlacingPolicy):
         if label in vectors:
             notes[:0] = notes_on(context.graph, decisions, vectors[label])
         if not label.startswith("search"):
-            why = "the search found nothing that fits" if found.score >= DOES_NOT_FIT else "faster than what was found"
+            why = "no searched placement fits" if found.score >= DOES_NOT_FIT else "faster than the searched placement"
             notes.insert(0, f"adopted: the program of {label}, {why}")
         if self.lower_bound and best is not None and not evaluator.why_not:
             notes.append(_distance(evaluator, program, best.time_ns))
@@ -162,27 +162,27 @@ def _rivals(context: PlanContext, decisions: Decisions, starts: Starts) -> dict[
 def _suggestions(context: PlanContext, runs: Sequence[Tried[str]]) -> tuple[str, str]:
     """What was tried, but for the search's other placements, and what there is beyond placements."""
     named = "; ".join(f"{run.label} {run.cost}" for run in runs if not run.label.startswith("search "))
-    return f"tried: {named or 'nothing that fits'}", accumulation_note(context)
+    return f"tried: {named or 'none fits'}", accumulation_note(context)
 
 
 def _how(found: Explored) -> str:
     if found.score >= DOES_NOT_FIT:
         return f"none of {found.evaluations} placements fits"
-    every = "all placements were tried" if found.complete else f"the best of {found.evaluations} evaluations"
+    every = "best of all placements" if found.complete else f"best of {found.evaluations} evaluations"
     return f"{every}: {format_time(found.score)}"
 
 
 def _distance(evaluator: Evaluator, program: Program, time_ns: int) -> str:
-    """How far from the best possible the answer is, at most."""
+    """The gap between the answer and its lower bound."""
     both = bounds_of(evaluator)
     bound = both.of(program)
     if bound is None:
-        return f"no distance to a lower bound: the program {NOT_BOUNDED}"
+        return f"no lower bound: the program {NOT_BOUNDED}"
     over = time_ns / bound.ns - 1 if bound.ns else inf if time_ns else 0
     if bound is both.of_activations:
-        least = f"takes {format_time(bound.ns)} or more ({bound.how})"
-        return f"at most {over:.2%} over the best possible placement of these actions, which {least}"
-    return f"at most {over:.2%} over the lower bound of a program that moves more than feature maps: {both.told}"
+        least = f"{format_time(bound.ns)} ({bound.how})"
+        return f"at most {over:.2%} over the best possible placement of these actions; lower bound {least}"
+    return f"at most {over:.2%} over the lower bound of a program that moves more than feature maps: {both.summary}"
 
 
 #: Numbers of micro-batches that are tried until nothing is copied: more of them only take longer.

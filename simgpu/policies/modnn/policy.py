@@ -85,9 +85,9 @@ class Modnn(Policy):
         finish = sum(part.repeat * each.compute.now for part, each in zip(graph.rounds, schedules, strict=True))
         cleared = sum(part.repeat * len(each.defragmented) for part, each in zip(graph.rounds, schedules, strict=True))
         if cleared:
-            notes.append(f"memory is defragmented {cleared} times in an iteration")
-        uncapped = ", if its copies were never slowed by the DMA engine" if context.node.gpu.cdma else ""
-        notes.append(f"planned: {format_time(finish)} for an iteration{uncapped}")
+            notes.append(f"memory is defragmented {cleared} times per iteration")
+        uncapped = ", without slowdown of copies by the DMA engine" if context.node.gpu.cdma else ""
+        notes.append(f"planned step time: {format_time(finish)}{uncapped}")
         program = Program(
             tuple(segment_of(each, final, part.repeat) for part, each in zip(graph.rounds, schedules, strict=True)),
             resident=resident_blocks(graph),

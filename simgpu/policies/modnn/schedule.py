@@ -213,7 +213,7 @@ class Schedule:
         kernel = graph.kernels[task.kernel]
         holders = sorted(((graph.blocks[b].id, sizes[b]) for b in task.touched), key=lambda h: (-h[1], h[0]))
         need, hole = sum(size for _, size in holders), self.pool.largest_hole
-        waiting = f"kernel {kernel.id} ({kernel.op}) beside what stays in memory"
+        waiting = f"kernel {kernel.id} ({kernel.op}) with all resident blocks"
         capacity = self.pool.capacity or 0
         return OutOfMemoryError(
             waiting, "device", need, self.capacity, hole, capacity, self.compute.now, tuple(holders), kernel.id

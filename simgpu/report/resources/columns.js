@@ -1,7 +1,6 @@
 // What the page carries, as columns to look things up in: the other side of simgpu/report/columns.py.
 // Lives here: undoing its short forms, and searching sorted columns. Does not live here: anything that is drawn.
 
-const COPY_D2H = "copy out", COPY_H2D = "copy in";
 
 /** The first position in a sorted column at which its value is not below `value`. */
 function firstAtLeast(column, value) {

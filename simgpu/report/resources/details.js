@@ -1,9 +1,8 @@
-// The panels under the picture: what is known of the pinned span, and the hits of a search.
-// Lives here: their elements. Does not live here: facts (facts.js) or matching (search.js).
+// The panels under the picture: facts of the pinned span (facts.js), and the hits of a search (search.js).
 
-/** So many hits are listed; all of them are marked and can be stepped through. */
+/** Number of listed hits; all hits are marked and can be stepped through. */
 const LISTED = 300;
-/** So many tensors that a kernel uses are named. */
+/** Number of tensors named per kernel. */
 const NAMED = 40;
 
 /** find: searches a name. see: goes to a span. */
@@ -21,12 +20,12 @@ function showDetails(home, stage, find, close) {
     for (const [title, column] of [["reads", kernels.reads], ["writes", kernels.writes]]) {
       const touched = column[facts.kernel];
       if (!touched.length) continue;
-      const told = element("dd");
+      const names = element("dd");
       touched.slice(0, NAMED).forEach((block, i) => {
-        told.append(i ? ", " : "", named(word(run, blocks.id[block])), ` ${sizeText(blocks.bytes[block])}`);
+        names.append(i ? ", " : "", named(word(run, blocks.id[block])), ` ${sizeText(blocks.bytes[block])}`);
       });
-      if (touched.length > NAMED) told.append(`, and ${touched.length - NAMED} more`);
-      list.append(element("dt", {}, title), told);
+      if (touched.length > NAMED) names.append(`, and ${touched.length - NAMED} more`);
+      list.append(element("dt", {}, title), names);
     }
   } else if (name) {
     list.append(element("dt", {}, "see also"), element("dd", {}, named(name)));
@@ -37,9 +36,9 @@ function showDetails(home, stage, find, close) {
     const button = element("button", { className: "name", onclick: go }, `${title}, on ${run.streams[waited.track.stream]}`);
     list.append(element("dt", {}, "ended by"), element("dd", {}, button));
   }
-  const letGo = element("button", { className: "close", title: "let go (Esc)", onclick: close }, "×");
-  letGo.setAttribute("aria-label", "close details");
-  home.append(letGo);
+  const button = element("button", { className: "close", title: "close (Esc)", onclick: close }, "×");
+  button.setAttribute("aria-label", "close details");
+  home.append(button);
 }
 
 function hitText(run, { track, i, role }) {
@@ -64,7 +63,7 @@ function showHits(home, stage, choose) {
   });
   const head = element("strong", {}, `${counted(hits.length, "hit")} in time order`);
   home.replaceChildren(head, list);
-  if (hits.length > LISTED) home.append(element("p", { className: "help" }, `The first ${LISTED} are listed; Enter goes on to all.`));
+  if (hits.length > LISTED) home.append(element("p", { className: "help" }, `The first ${LISTED} are listed; Enter steps through all.`));
 }
 
 function markCurrent(home, current) {

@@ -1,5 +1,4 @@
-// What is told of a span: for the tip under the pointer and for the details that are pinned.
-// Lives here: facts as names and texts, and the elements that show them. Texts reach the page as texts only.
+// Facts of a span, as names and texts: for the tip under the pointer and for the pinned details.
 
 const stripped = op => op.replace(/^aten::/, "");
 
@@ -21,7 +20,7 @@ function kernelTitle(run, kernel) {
   return op && !id.includes(op) ? `${id} ${op}` : id;
 }
 
-/** A short name for a box: where a kernel has a layer, that tells more than its number. */
+/** A short name for a box: a kernel's layer and operator where it has a layer, else its title. */
 function labelOf(run, track, i) {
   const { kernel } = subjectOf(run, track, i), name = word(run, track.name[i]);
   if (kernel === undefined) return name;
@@ -35,19 +34,19 @@ function factsOf(run, track, i, origin) {
   const { kernel, block } = subjectOf(run, track, i), name = word(run, track.name[i]);
   const start = track.start[i], end = track.end[i], unit = unitFor(Math.max(1, end - origin));
   const title = waits ? waitTitle(kind) : kernel !== undefined ? kernelTitle(run, kernel) : name;
-  const rows = [["kind", waits ? kind.replace("stall ", "stalled: ") : kind], ["stream", run.streams[track.stream]]];
+  const rows = [["kind", waits ? "stall" : kind], ["stream", run.streams[track.stream]]];
   if (waits && name) rows.push(["waits for", kernel !== undefined ? kernelTitle(run, kernel) : name]);
-  if (waits && track.cause[i] >= 0) rows.push(["on stream", run.streams[track.cause[i]]]);
+  if (waits && track.cause[i] >= 0) rows.push(["of stream", run.streams[track.cause[i]]]);
   if (kernel !== undefined) {
     rows.push(["layer", word(run, tasks.kernels.layer[kernel])], ["phase", word(run, tasks.kernels.phase[kernel])]);
   } else if (block !== undefined) {
-    rows.push(["holds", word(run, tasks.blocks.kind[block])], ["size", exactSize(tasks.blocks.bytes[block])]);
+    rows.push(["tensor", word(run, tasks.blocks.kind[block])], ["size", exactSize(tasks.blocks.bytes[block])]);
   }
   rows.push(["start", exactTime(start - origin, unit)], ["end", exactTime(end - origin, unit)]);
   rows.push(["duration", timeText(end - start)]);
   if (track.bytes[i]) {
-    rows.push(["moved", exactSize(track.bytes[i])]);
-    if (end > start) rows.push(["rate", rateText(track.bytes[i] * 1e9 / (end - start))]);
+    rows.push(["transferred", exactSize(track.bytes[i])]);
+    if (end > start) rows.push(["bandwidth", rateText(track.bytes[i] * 1e9 / (end - start))]);
   }
   return { title, rows: rows.filter(([, text]) => text !== ""), kernel: waits ? undefined : kernel, look: track.look[i] };
 }
@@ -71,9 +70,9 @@ function memoryFacts(run, time, origin, unit) {
 }
 
 function element(tag, attributes = {}, ...children) {
-  const made = Object.assign(document.createElement(tag), attributes);
-  made.append(...children);
-  return made;
+  const created = Object.assign(document.createElement(tag), attributes);
+  created.append(...children);
+  return created;
 }
 
 function showFacts(home, facts) {

@@ -108,7 +108,7 @@ def test_the_command_line_runs_it(tmp_path: Path):
     done = simgpu("run", "--trace", "resnet20-cifar-cpu", "--node", "k40-x4", "--policy", "none", *settings)
     assert done.exit_code == 0
     assert "2 train 16 of 32 samples each; 2 cores of the host" in " ".join(done.output.split())
-    assert "speedup of the GPUs" in done.output
+    assert "multi-GPU speedup" in done.output
     done = simgpu("run", "--trace", "resnet20-cifar-cpu", "--node", "k40-x4", "--policy", "none", "--json", *settings)
     (run,) = json.loads(done.stdout)["results"]
     assert run["data_parallel"] == {"gpus": 2, "exchange": "host", "cores": 2}
