@@ -1,7 +1,7 @@
 """Rewrites files of simgpu's first formats as today's: ``python -m simgpu.migration PATH ...`` (files or folders).
 
-Scenarios, studies, tolerances, trace folders, stored timings and recordings of `simgpu validate` are rewritten in place,
-each atomically; comments and layout of YAML files stay. What needs nothing is left alone, so it can run twice.
+Scenarios, studies, tolerances, trace folders, stored timings and recordings of `simgpu validate` are rewritten in
+place, each atomically; comments and layout of YAML files stay. Files of today's formats are left alone.
 """
 
 from __future__ import annotations

@@ -33,7 +33,7 @@ class StudyCell:
     batch: samples per iteration.
     parts: nanoseconds of all epochs' iterations by part (`simgpu.analysis.breakdown.PARTS`), of GPU 0 of several.
     peak_bytes: device memory, the largest of all epochs.
-    ratio, overflow, metadata_hit_rate: of compressed memory (`simgpu.analysis.compression`), means over the epochs; None
+    ratio, overflow, metadata_hit_rate: of compressed memory (`simgpu.analysis.compression`), mean over epochs; None
     without compression. drift: of all epochs one after another; empty without compression.
     """
 
@@ -325,7 +325,7 @@ def memory_of(trace: Trace) -> dict[str, int]:
     """Bytes that an iteration needs, by the names of `AMOUNTS`.
 
     all_at_once: all tensors at once, with the largest workspace of the fastest algorithms (moDNN's ideal memory,
-    section 7). bound: equation 7. weights_offloaded: the same where weights leave too, without the optimizer's kernels, as
+    section 7). bound: equation 7. weights_offloaded: with weights offloaded too, without the optimizer's kernels, as
     published. The others are one technique alone (section 7.3): sub_batch, where everything stays of one sample at a
     time; transfers, what the most demanding task of the whole batch needs by its fastest algorithm; algorithms, where
     everything is resident and each convolution runs in the smallest workspace. Where the iteration is unknown at one

@@ -182,7 +182,8 @@ def _check_life(row: Row, kernels: tuple[Kernel, ...], uses: _Uses, created: int
             "remove it, mark it persistent, or name in host_write the kernel before which the host writes it",
         )
     if created is not None and first is not None and first < created:
-        what = f"block '{block.id}' is written by the host before kernel '{block.host_write}', after its first use by '{kernels[first].id}'"
+        use = f"after its first use by '{kernels[first].id}'"
+        what = f"block '{block.id}' is written by the host before kernel '{block.host_write}', {use}"
         row.add("host_write", what, "name the kernel before which the host writes it")
     at = f"at kernel '{block.release}'"
     if release is not None and last is not None and release < last:
@@ -259,7 +260,8 @@ def _check_saved_order(row: Row, position: dict[str, int], written: int) -> None
         what = f"block '{tensor.block}' is saved before any kernel has written it"
         row.add("packed_after", what, "name the kernel that ran last before it was saved")
     if before is not None and before <= after:
-        what = f"kernel '{tensor.unpacked_before}' unpacks it, and does not run after '{tensor.packed_after}', where it is saved"
+        unpacked, packed = tensor.unpacked_before, tensor.packed_after
+        what = f"kernel '{unpacked}' unpacks it, and does not run after '{packed}', where it is saved"
         row.add("unpacked_before", what, "name the first kernel after backward unpacked it")
     if dropped is not None and dropped < after:
         what = f"it is dropped at kernel '{tensor.released_after}', and saved later, after '{tensor.packed_after}'"

@@ -193,8 +193,8 @@ class SavedTensor:
     Saved-tensor hooks see each of them, also if several are views of one block, or two operators saved the same one.
     block: the memory behind it. bytes: of the tensor itself, which may be a view of a part of the block, or repeat it.
     packed_after: the kernel that ran last before it was saved, None for none. unpacked_before: the kernel that ran
-    first after backward unpacked it, None if backward never did. released_after: the kernel after whose end only autograd held the block,
-    `RELEASED_AT_END` if other references held it to the iteration's end; None where that was not recorded.
+    first after backward unpacked it, None if backward never did. released_after: the kernel after whose end only
+    autograd held the block, `RELEASED_AT_END` if others held it to the end; None where that was not recorded.
     """
 
     block: str

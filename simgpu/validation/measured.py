@@ -94,8 +94,8 @@ class MeasuredRun:
 
     settings: of the method, in the words of its twin's parameters. step_ns: every timed step, after warm-up.
     peak_bytes: the most device memory that the framework's allocator had handed out at once in a step; held_bytes: what
-    it had handed out when the step began. d2h_bytes, h2d_bytes: copied to and from the host in one step. spans: what the
-    device did in one more step.
+    it had handed out when the step began. d2h_bytes, h2d_bytes: copied to and from the host in one step. spans: what
+    the device did in one more step.
     """
 
     method: Method

@@ -26,8 +26,8 @@ AS_RECORDED = ""
 class Task:
     """One kernel.
 
-    inputs: data blocks that exist before it and that it touches; outputs: those that begin with it; host_written: those of the
-    outputs that the host puts there; saved: those that nobody needs before the other pass. dying: data blocks that
+    inputs: data blocks that exist before it and that it touches; outputs: those that begin with it; host_written: the
+    outputs that the host writes; saved: those that nobody needs before the other pass. dying: data blocks that
     nobody needs afterwards. writes: data blocks that it changes.
     choices: its convolution algorithms from fastest to slowest; where there are none it runs as it is. Among them is,
     without a name, how it was recorded to run, unless the trace lists that.
