@@ -12,6 +12,7 @@ from inspect import isabstract
 from typing import Any, Literal, get_args, get_origin, get_type_hints
 
 from simgpu.errors import InputError, Problem, Terminated, did_you_mean
+from simgpu.former_names import name_today
 from simgpu.io.codestate import Code, code_behind
 from simgpu.policies.base import Policy
 from simgpu.program.faults import raised
@@ -192,7 +193,10 @@ def make_policy(name: str, parameters: Mapping[str, object] | None = None) -> Po
             values[key] = TypeAdapter(hints[key]).validate_python(value, strict=True)
         except ValidationError as error:
             what = "; ".join(detail["msg"].removeprefix("Input ") for detail in error.errors())
-            problems.append(Problem("", place, f"{value!r}: {what}", f"see: simgpu list policies {name}"))
+            choices = frozenset(map(str, get_args(hints[key])))
+            today = name_today(str(value), choices)
+            remedy = did_you_mean(str(value), choices) if today else f"see: simgpu list policies {name}"
+            problems.append(Problem("", place, f"{value!r}: {what}", remedy))
         except PydanticUserError:
             what = f"is a {_type_text(hints[key])}, which no file can give"
             problems.append(Problem("", place, what, "leave it out, or give the policy as an object in Python"))

@@ -1,0 +1,158 @@
+"""Files of the first formats: errors name today's names, and `python -m simgpu.migration` rewrites the files."""
+
+import csv
+import gzip
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import simgpu
+from simgpu import migration
+from simgpu.errors import InputError
+from simgpu.experiments.regression.store import read_timings, write_timings
+from simgpu.experiments.regression.timings import timings_of
+from simgpu.former_names import BLOCK_KINDS, METRICS, SPAN_KINDS, TIMELINE_COLUMNS, TRACE_COLUMNS
+from simgpu.io.shipped import shipped_folder
+from simgpu.trace.folder import load_trace, write_trace
+from tests.trace.small import SMALL
+
+STUDY = """\
+schema: simgpu.study/{version}  # a comment
+node: k40
+traces: {{AlexNet: {{zoo: alexnet, batch: 64}}, over: {{zoo: alexnet, batch: 32}}}}
+runs:
+  vDNN: {{policy: vdnn}}
+  HOME:
+    policy: {{home: {{offload: {offload}}}}}   # two spaces
+    {per_trace}: {{AlexNet: {{budget: 4 GB}}}}
+baseline: vDNN
+tables: [{measure}, throughput]
+published:
+  - {{run: HOME, {vs}: vDNN, {aggregate}: mean, {excluding}: [over], measure: '{measure}', value: 0.5, source: "of"}}
+"""
+OLD = {
+    "version": "1", "offload": "beside", "per_trace": "for_trace", "measure": "time_added", "vs": "over",
+    "aggregate": "of", "excluding": "without",
+}  # fmt: skip
+NEW = {
+    "version": "2", "offload": "overlapped", "per_trace": "per_trace", "measure": "time_increase", "vs": "vs",
+    "aggregate": "aggregate", "excluding": "excluding",
+}  # fmt: skip
+
+
+def test_a_study_keeps_its_comments_labels_and_layout(tmp_path: Path) -> None:
+    """Labels such as `over` and texts such as "of" are no keys and stay."""
+    file = tmp_path / "mine.yaml"
+    file.write_text(STUDY.format(**OLD))
+    assert migration.migrate(file) == [file]
+    assert file.read_text() == STUDY.format(**NEW)
+    assert migration.migrate(file) == []
+    assert simgpu.load_study(file).published[0].excluding == ("over",)
+
+
+def test_a_trace_folder_reads_as_before(tmp_path: Path) -> None:
+    trace = SMALL
+    folder = tmp_path / "small"
+    write_trace(trace, folder)
+    _as_first_format(folder)
+    with pytest.raises(InputError, match=r"rewrite the file: `python -m simgpu\.migration FILE`"):
+        load_trace(folder)
+    assert {file.name for file in migration.migrate(tmp_path)} == {"trace.yaml", *TRACE_COLUMNS}
+    assert load_trace(folder) == trace
+
+
+def _as_first_format(folder: Path) -> None:
+    header = folder / "trace.yaml"
+    header.write_text(header.read_text().replace("simgpu.trace/2", "simgpu.trace/1"))
+    for name, columns in TRACE_COLUMNS.items():
+        with (folder / name).open(newline="") as file:
+            rows = list(csv.reader(file))
+        former = {new: old for old, new in (columns | BLOCK_KINDS).items()}
+        with (folder / name).open("w", newline="") as file:
+            csv.writer(file, lineterminator="\n").writerows([[former.get(cell, cell) for cell in row] for row in rows])
+
+
+def test_stored_timings_read_as_before(tmp_path: Path) -> None:
+    timings = timings_of(simgpu.load_scenario("resnet20-addressed", {"iterations": 1}))
+    folder = tmp_path / "resnet20"
+    write_timings(timings, folder)
+    for file in folder.iterdir():
+        former = {new: old for old, new in (METRICS | SPAN_KINDS | TIMELINE_COLUMNS).items()}
+        text = gzip.decompress(file.read_bytes()).decode() if file.suffix == ".gz" else file.read_text()
+        for new, old in former.items():
+            text = text.replace(f'"{new}"', f'"{old}"').replace(f",{new},", f",{old},")
+        text = text.replace("simgpu.timings/2", "simgpu.timings/1")
+        file.write_bytes(gzip.compress(text.encode()) if file.suffix == ".gz" else text.encode())
+    assert migration.migrate(folder)
+    assert read_timings(folder) == timings
+
+
+def test_tolerances_name_metrics_of_today(tmp_path: Path) -> None:
+    file = tmp_path / "tolerances.yaml"
+    file.write_text('schema: simgpu.tolerances/1\ntolerances:\n  "*": 1%\n  bytes_in: 1 MiB  # slack\n')
+    migration.migrate(file)
+    assert file.read_text() == 'schema: simgpu.tolerances/2\ntolerances:\n  "*": 1%\n  h2d_bytes: 1 MiB  # slack\n'
+
+
+def test_shipped_files_are_of_the_formats_of_today() -> None:
+    for name in ("scenarios", "traces", "configs"):
+        folder = shipped_folder(name)
+        assert all(migration.migrated_yaml(file.read_text()) == file.read_text() for file in folder.rglob("*.yaml"))
+
+
+@pytest.mark.parametrize(
+    ("old", "message"),
+    [
+        ("for_trace", "it is now called 'per_trace'"),
+        ("over", "it is now called 'vs'"),
+        ("of", "it is now called 'aggregate'"),
+        ("without", "it is now called 'excluding'"),
+        ("time_added", "it is now called 'time_increase'"),
+        ("beside", "it is now called 'overlapped'"),
+    ],
+)
+def test_a_former_name_gives_an_error_with_the_new_one(tmp_path: Path, old: str, message: str) -> None:
+    key = next(key for key, value in OLD.items() if value == old)
+    file = tmp_path / "mine.yaml"
+    file.write_text(STUDY.format(**{**NEW, key: old}))
+    with pytest.raises(InputError) as error:
+        simgpu.load_study(file)
+    assert message in str(error.value)
+
+
+def test_a_former_column_gives_an_error_with_the_new_one(tmp_path: Path) -> None:
+    write_trace(SMALL, tmp_path / "small")
+    blocks = tmp_path / "small" / "blocks.csv"
+    text = blocks.read_text()
+    for new, old in (("host_write", "born"), ("activation", "feature_map")):
+        blocks.write_text(text.replace(new, old, 1))
+        with pytest.raises(InputError, match=f"it is now called '{new}'"):
+            load_trace(tmp_path / "small")
+
+
+def test_the_command_reports_what_it_rewrote_and_refuses_what_is_missing(tmp_path: Path) -> None:
+    file = tmp_path / "mine.yaml"
+    file.write_text(STUDY.format(**OLD))
+
+    def run(path: Path) -> subprocess.CompletedProcess[str]:
+        command = [sys.executable, "-m", "simgpu.migration", str(path)]
+        return subprocess.run(command, capture_output=True, text=True, check=False)
+
+    assert run(tmp_path).stdout == f"rewrote {file}\n1 files rewritten\n"
+    missing = run(tmp_path / "absent")
+    assert (missing.returncode, "there is no such file" in missing.stderr) == (2, True)
+
+
+def test_other_files_are_left_alone(tmp_path: Path) -> None:
+    for name, text in (
+        ("notes.yaml", "of: 1\nover: 2\n"),
+        ("broken.yaml", "schema: [simgpu.study/1\n"),
+        ("blocks.csv", "id,born\n"),
+        ("timings.json", json.dumps({"schema": "other/1", "bytes_in": 1})),
+        ("empty.yaml", ""),
+    ):
+        (tmp_path / name).write_text(text)
+    assert migration.migrate(tmp_path) == []
