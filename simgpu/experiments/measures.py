@@ -101,11 +101,11 @@ def _parts(metrics: Sequence[_Metrics | None]) -> Iterator[MeasureRow]:
 def _traffic(metrics: Sequence[_Metrics | None]) -> Iterator[MeasureRow]:
     if not any(metrics):
         return
-    for direction, way in (("out", "device-to-host"), ("in", "host-to-device")):
-        yield _line(metrics, way, f"bytes_{direction}", format_bytes)
-        hidden = (_hidden(m, direction) if m else _ABSENT for m in metrics)
+    for link, way in (("d2h", "device-to-host"), ("h2d", "host-to-device")):
+        yield _line(metrics, way, f"{link}_bytes", format_bytes)
+        overlapped = (_overlapped(m, link) if m else _ABSENT for m in metrics)
         yield MeasureRow("overlapped", tuple(hidden), part=True)
-        yield _line(metrics, "link utilisation", f"link_utilisation_{direction}", _share, part=True)
+        yield _line(metrics, "link utilisation", f"{link}_utilisation", _share, part=True)
     if _has(metrics, "codec_share"):
         yield _line(metrics, "swapping latency", "swapping_ns", format_time)
         yield _line(metrics, "codec share", "codec_share", lambda share: _share(share) if share else _ABSENT, True)
@@ -164,9 +164,9 @@ def _with_share(part: int, whole: int) -> str:
     return f"{format_time(part)} {part / whole:4.0%}" if part else _ABSENT
 
 
-def _hidden(metrics: _Metrics, direction: str) -> str:
-    hidden, exposed = metrics[f"copy_{direction}_hidden_ns"], metrics[f"copy_{direction}_exposed_ns"]
-    return _share(hidden / (hidden + exposed)) if hidden + exposed else _ABSENT
+def _overlapped(metrics: _Metrics, link: str) -> str:
+    overlapped, exposed = metrics[f"{link}_overlapped_ns"], metrics[f"{link}_exposed_ns"]
+    return _share(overlapped / (overlapped + exposed)) if overlapped + exposed else _ABSENT
 
 
 def _share(value: float) -> str:

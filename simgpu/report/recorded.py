@@ -45,7 +45,7 @@ _ENDED = {
     "pool": str,
     "timeline.iteration_ends_ns": list,
     **{f"metrics.{key}": int for key in ("iteration_ns", "compute_ns", "overlap_ns")},
-    **{f"metrics.copy_{way}_{how}_ns": int for way in ("out", "in") for how in ("hidden", "exposed")},
+    **{f"metrics.{way}_{how}_ns": int for way in ("d2h", "h2d") for how in ("overlapped", "exposed")},
     **{f"metrics.device_peak_{what}": int for what in ("bytes", "used_bytes")},
 }
 _KINDS: Mapping[type, str] = {str: "a text", int: "a whole number", list: "a list", dict: "a mapping"}

@@ -39,10 +39,10 @@ runs:
 baseline: [vDNN, ideal]
 published:
   - {run: fast, value: 1.5, source: section 1}
-  - {run: fast, of: max, value: 2, source: section 1, note: doubtful}
-  - {run: fast, of: min, without: [long], value: 0.5, measure: time_saved, source: figure 2}
-  - {run: plain, over: ideal, value: 1, source: figure 2, note: doubtful}
-  - {run: plain, of: long, value: 3, source: figure 3}
+  - {run: fast, aggregate: max, value: 2, source: section 1, note: doubtful}
+  - {run: fast, aggregate: min, excluding: [long], value: 0.5, measure: time_saved, source: figure 2}
+  - {run: plain, vs: ideal, value: 1, source: figure 2, note: doubtful}
+  - {run: plain, aggregate: long, value: 3, source: figure 3}
 """
 SHORT, LONG = [100_000, 200_000], [100_000, 200_000, 300_000, 400_000, 400_000]
 

@@ -41,12 +41,12 @@ runs:
 baseline: none
 tables: [samples_per_s, largest_batch, best_throughput, swapping, breakdown]
 published:
-  - {run: vDNN, of: AlexNet, measure: largest_batch, value: 4096, source: section 1}
-  - {run: vDNN, of: AlexNet, measure: best_throughput, value: 1.5, source: section 1}
-  - {run: vDNN, of: AlexNet 128, measure: overlap, value: 0.5, source: figure 7}
-  - {run: vDNN, of: AlexNet, value: 0.5, source: figure 6}
-  - {run: vDNN, of: max, measure: samples_per_s, without: [AlexNet], value: 1000, source: figure 6}
-  - {run: none, of: mean, measure: computation, without: [AlexNet 128, alone, recorded], value: 1, source: figure 7}
+  - {run: vDNN, aggregate: AlexNet, measure: largest_batch, value: 4096, source: section 1}
+  - {run: vDNN, aggregate: AlexNet, measure: best_throughput, value: 1.5, source: section 1}
+  - {run: vDNN, aggregate: AlexNet 128, measure: overlap, value: 0.5, source: figure 7}
+  - {run: vDNN, aggregate: AlexNet, value: 0.5, source: figure 6}
+  - {run: vDNN, aggregate: max, measure: samples_per_s, excluding: [AlexNet], value: 1000, source: figure 6}
+  - {run: none, aggregate: mean, measure: computation, excluding: [AlexNet 128, alone, recorded], value: 1, source: figure 7}
 """
 
 

@@ -30,10 +30,10 @@ def swept() -> StudyResult:
         "baseline": "ideal",
         "tables": ["time", "peak_memory"],
         "published": [
-            {"run": "none 1 GB", "measure": "time", "of": "AlexNet", "value": 1.5, "source": "here"},
+            {"run": "none 1 GB", "measure": "time", "aggregate": "AlexNet", "value": 1.5, "source": "here"},
             {"run": "none 1 GB", "measure": "time", "value": 1.25, "source": "here"},
-            {"run": "none 1 GB", "measure": "time", "without": ["half"], "value": 7, "source": "of another mean"},
-            {"run": "none", "measure": "time", "of": "max", "value": 9, "source": "of the whole sweep"},
+            {"run": "none 1 GB", "measure": "time", "excluding": ["half"], "value": 7, "source": "of another mean"},
+            {"run": "none", "measure": "time", "aggregate": "max", "value": 9, "source": "of the whole sweep"},
         ],
     }
     return run_study(load_study("modnn-17", changes))
@@ -53,8 +53,8 @@ def compressed() -> StudyResult:
         "baseline": ["none", "small"],
         "tables": ["throughput", "overflow", "overflow_max"],
         "published": [
-            {"run": "buddy", "over": "none", "of": "hpc-cg", "value": 0.98, "source": "figure 11"},
-            {"run": "buddy", "over": "small", "of": "mean", "value": 0.9, "source": "figure 11"},
+            {"run": "buddy", "vs": "none", "aggregate": "hpc-cg", "value": 0.98, "source": "figure 11"},
+            {"run": "buddy", "vs": "small", "aggregate": "mean", "value": 0.9, "source": "figure 11"},
         ],
     }
     return run_study(load_study("modnn-17", changes))

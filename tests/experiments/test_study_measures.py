@@ -30,14 +30,14 @@ RUNS = {
     },
 }
 PUBLISHED = [
-    {"run": "moDNN", "over": "vDNN+", "value": 1.26, "source": "figure 12"},
-    {"run": "vDNN+", "over": "ideal", "measure": "time", "of": "max", "value": 2, "source": "figure 12"},
-    {"run": "moDNN", "measure": "time_increase", "of": "AlexNet", "value": 0.03, "source": "figure 10"},
-    {"run": "moDNN", "over": "vDNN+", "measure": "traffic_reduction", "of": "min", "value": 3, "source": "figure 11"},
-    {"run": "moDNN", "measure": "power_increase", "of": "max", "value": 0.03, "source": "figure 15"},
+    {"run": "moDNN", "vs": "vDNN+", "value": 1.26, "source": "figure 12"},
+    {"run": "vDNN+", "vs": "ideal", "measure": "time", "aggregate": "max", "value": 2, "source": "figure 12"},
+    {"run": "moDNN", "measure": "time_increase", "aggregate": "AlexNet", "value": 0.03, "source": "figure 10"},
+    {"run": "moDNN", "vs": "vDNN+", "measure": "traffic_reduction", "aggregate": "min", "value": 3, "source": "figure 11"},
+    {"run": "moDNN", "measure": "power_increase", "aggregate": "max", "value": 0.03, "source": "figure 15"},
     {"run": "four", "measure": "peak_power", "value": 0.5, "source": "figure 15"},
     {"memory": "bound", "value": 59, "source": "figure 9"},
-    {"memory": "algorithms", "measure": "memory_saved", "of": "AlexNet", "value": 0.15, "source": "figure 13"},
+    {"memory": "algorithms", "measure": "memory_saved", "aggregate": "AlexNet", "value": 0.15, "source": "figure 13"},
 ]
 CHANGES: dict[str, object] = {
     "traces": {"AlexNet": SMALL, "half": {**SMALL, "batch": 32}},

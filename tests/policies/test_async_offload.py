@@ -137,14 +137,14 @@ def test_a_block_is_copied_once_whoever_saves_it_and_weights_and_small_ones_stay
 
 def test_what_somebody_holds_to_the_end_is_there_twice():
     tasks = shared(RELEASED_AT_END)
-    saved = tuple(replace(s, dropped=RELEASED_AT_END) if s.block == "y" else s for s in tasks.saved)
+    saved = tuple(replace(s, released_after=RELEASED_AT_END) if s.block == "y" else s for s in tasks.saved)
     result = run(replace(tasks, saved=saved), "async_offload", min_bytes=4, prefetch=0, stash=0)
     assert peak(result) == 40 + 100 + 3 + 50 + 50 + 100
 
 
 def test_what_somebody_holds_to_the_end_may_lie_in_the_stash():
     tasks = shared(RELEASED_AT_END)
-    saved = tuple(replace(s, dropped=RELEASED_AT_END) if s.block == "y" else s for s in tasks.saved)
+    saved = tuple(replace(s, released_after=RELEASED_AT_END) if s.block == "y" else s for s in tasks.saved)
     result = run(replace(tasks, saved=saved), "async_offload", min_bytes=4, stash=9)
     assert result.iteration_ns >= 60 and result.metrics.h2d_bytes == 0 and result.metrics.d2h_bytes == 200
 

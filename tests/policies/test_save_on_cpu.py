@@ -113,7 +113,7 @@ def test_what_comes_back_is_memory_beside_what_is_still_there():
 def test_what_somebody_holds_to_the_end_stays_beside():
     tasks = attention()
     blocks = tuple(replace(b, release=RELEASED_AT_END) if b.id == "y" else b for b in tasks.blocks)
-    saved = tuple(replace(s, dropped=RELEASED_AT_END) if s.block == "y" else s for s in tasks.saved)
+    saved = tuple(replace(s, released_after=RELEASED_AT_END) if s.block == "y" else s for s in tasks.saved)
     result = run(replace(tasks, blocks=blocks, saved=saved), "save_on_cpu")
     assert peak(result) == 1 + 24 + 120 + 50 + 50
     assert result.iteration_ns == 80 + 2 * (24 + 120 + 100)

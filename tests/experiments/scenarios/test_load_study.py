@@ -37,9 +37,9 @@ epochs: [0, 2]
 published:
   - {run: small, value: 1.2, source: section 1}
   - run: other
-    over: oracle
-    of: max
-    without: [chain]
+    vs: oracle
+    aggregate: max
+    excluding: [chain]
     measure: time_saved
     value: 0.3
     source: figure 2
@@ -67,8 +67,8 @@ baseline: [ideal, vDNN+]
 tables: [time_increase, moved]
 published:
   - {run: moDNN, measure: time_increase, value: 0.03, source: figure 10}
-  - {run: sweep, over: vDNN+, value: 1.26, source: figure 12}
-  - {run: sweep 2 GB, over: moDNN, of: VGG-11, measure: traffic_reduction, value: 4, source: figure 11}
+  - {run: sweep, vs: vDNN+, value: 1.26, source: figure 12}
+  - {run: sweep 2 GB, vs: moDNN, aggregate: VGG-11, measure: traffic_reduction, value: 4, source: figure 11}
   - {run: four, measure: peak_power, value: 0.5, source: figure 15}
   - {memory: bound, value: 59, source: figure 9}
   - {memory: algorithms, measure: memory_saved, value: 0.15, source: figure 13}
@@ -91,9 +91,9 @@ runs:
 baseline: none
 tables: [samples_per_s, breakdown]
 published:
-  - {run: vDNN, of: VGG, measure: largest_batch, value: 16, source: figure 6}
-  - {run: vDNN, of: VGG 8, measure: overlap, value: 1, source: figure 7}
-  - {run: vDNN, of: max, without: [chain, VGG 8], value: 2, source: figure 6}
+  - {run: vDNN, aggregate: VGG, measure: largest_batch, value: 16, source: figure 6}
+  - {run: vDNN, aggregate: VGG 8, measure: overlap, value: 1, source: figure 7}
+  - {run: vDNN, aggregate: max, excluding: [chain, VGG 8], value: 2, source: figure 6}
 """
 
 
@@ -147,7 +147,7 @@ def test_one_baseline_needs_no_list_and_several_stay_in_order(tmp_path: Path) ->
     text = GOOD.replace("baseline: vDNN", "baseline: [oracle, vDNN]")
     study = load_study(study_file(tmp_path, text))
     assert study.baseline == ("oracle", "vDNN")
-    assert study.published[0].over == "oracle"
+    assert study.published[0].vs == "oracle"
 
 
 def test_any_value_can_be_changed(tmp_path: Path) -> None:
@@ -260,13 +260,13 @@ def test_a_published_number_is_of_two_runs_of_one_or_of_memory(tmp_path: Path) -
         ("[2 GB, 1 GB, 4 GB]", "[1 GB]", "line 19, published[1].run: 'vDNN+' is a sweep, and has no run for every"),
         (
             "run: four, measure",
-            "run: four, over: ideal, measure",
+            "run: four, vs: ideal, measure",
             "line 21, published[3]: peak_power has no",
         ),
         ("memory: bound", "memory: bond", "line 22, published[4].memory: 'bond' is not one of the choices"),
         ("memory: bound", "memory: bound, run: four", "line 22, published[4]: is of a run or of an amount of memory"),
-        ("memory: bound", "of: mean", "line 22, published[4]: is of a run or of an amount of memory"),
-        ("memory: bound", "memory: bound, over: four", "line 22, published[4]: memory has no baseline"),
+        ("memory: bound", "aggregate: mean", "line 22, published[4]: is of a run or of an amount of memory"),
+        ("memory: bound", "memory: bound, vs: four", "line 22, published[4]: memory has no baseline"),
         (
             "memory: bound",
             "memory: bound, measure: time",
@@ -332,15 +332,15 @@ def test_a_sweep_that_is_null_is_left_out_with_what_is_said_of_its_batches(tmp_p
         ("{VGG 8: {", "{VGG 9: {", "line 11, runs.vDNN.per_trace.VGG 9: there is no trace 'VGG 9'; did you mean"),
         ("[samples_per_s, br", "[samples, br", "line 13, tables[0]: 'samples' is not one of the choices"),
         (
-            "of: VGG,",
-            "of: VGG 8,",
-            "line 15, published[0].of: there is no sweep of batches 'VGG 8'; did you mean 'VGG'",
+            "aggregate: VGG,",
+            "aggregate: VGG 8,",
+            "line 15, published[0].aggregate: there is no sweep of batches 'VGG 8'; did you mean 'VGG'",
         ),
-        ("of: VGG 8,", "of: VGG 9,", "line 16, published[1].of: there is no trace 'VGG 9'; did you mean"),
+        ("aggregate: VGG 8,", "aggregate: VGG 9,", "line 16, published[1].aggregate: there is no trace 'VGG 9'; did you mean"),
         ("overlap, value: 1,", "overlap, value: 57,", "line 16, published[1]: value 57 is no share: write 20% as 0.2"),
-        ("overlap,", "overlap, over: none,", "line 16, published[1]: overlap has no baseline: drop over"),
-        ("[chain, VGG 8]", "[chain, VGG, AlexNet]", "line 17, published[2].without: leaves no trace"),
-        ("[chain, VGG 8]", "[chain, VGG 16, VGG 8, AlexNet]", "line 17, published[2].without: leaves no trace"),
+        ("overlap,", "overlap, vs: none,", "line 16, published[1]: overlap has no baseline: drop vs"),
+        ("[chain, VGG 8]", "[chain, VGG, AlexNet]", "line 17, published[2].excluding: leaves no trace"),
+        ("[chain, VGG 8]", "[chain, VGG 16, VGG 8, AlexNet]", "line 17, published[2].excluding: leaves no trace"),
     ],
 )
 def test_a_mistake_about_batches_is_told_once_at_its_place(old: str, new: str, expected: str, tmp_path: Path) -> None:
@@ -377,14 +377,14 @@ def test_a_mistake_about_batches_is_told_once_at_its_place(old: str, new: str, e
         ("run: small", "run: smal", "line 15, published[0].run: there is no run 'smal'; did you mean 'small'?"),
         ("run: small", "run: vDNN", "line 15, published[0].run: 'vDNN' is compared with itself"),
         (
-            "over: oracle",
-            "over: orcale",
-            "line 17, published[1].over: there is no run 'orcale'; did you mean 'oracle'?",
+            "vs: oracle",
+            "vs: orcale",
+            "line 17, published[1].vs: there is no run 'orcale'; did you mean 'oracle'?",
         ),
-        ("of: max", "of: median", "line 18, published[1].of: there is no trace 'median'; did you mean 'mean'?"),
-        ("of: max", "of: AlexNet", "line 19, published[1].without: 'AlexNet' is one trace, of which none can be left"),
-        ("[chain]", "[chan]", "line 19, published[1].without[0]: there is no trace 'chan'; did you mean 'chain'?"),
-        ("[chain]", "[chain, AlexNet]", "line 19, published[1].without: leaves no trace"),
+        ("aggregate: max", "aggregate: median", "line 18, published[1].aggregate: there is no trace 'median'; did you mean 'mean'?"),
+        ("aggregate: max", "aggregate: AlexNet", "line 19, published[1].excluding: 'AlexNet' is one trace, of which none can be left"),
+        ("[chain]", "[chan]", "line 19, published[1].excluding[0]: there is no trace 'chan'; did you mean 'chain'?"),
+        ("[chain]", "[chain, AlexNet]", "line 19, published[1].excluding: leaves no trace"),
         ("time_saved", "time_lost", "line 20, published[1].measure: 'time_lost' is not one of the choices"),
         ("value: 0.3", "value: some", "line 21, published[1].value: 'some' should be a valid number"),
         ("    source: figure 2\n", "", "line 16, published[1].source: is missing; add it"),
