@@ -104,7 +104,7 @@ def _traffic(metrics: Sequence[_Metrics | None]) -> Iterator[MeasureRow]:
     for link, way in (("d2h", "device-to-host"), ("h2d", "host-to-device")):
         yield _line(metrics, way, f"{link}_bytes", format_bytes)
         overlapped = (_overlapped(m, link) if m else _ABSENT for m in metrics)
-        yield MeasureRow("overlapped", tuple(hidden), part=True)
+        yield MeasureRow("overlapped", tuple(overlapped), part=True)
         yield _line(metrics, "link utilisation", f"{link}_utilisation", _share, part=True)
     if _has(metrics, "codec_share"):
         yield _line(metrics, "swapping latency", "swapping_ns", format_time)

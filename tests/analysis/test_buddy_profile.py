@@ -103,7 +103,7 @@ def test_an_allocation_counts_in_the_snapshots_it_is_in() -> None:
     assert found.final.overflow == 0.2
 
 
-@settings(deadline=None, max_examples=40)
+@settings(deadline=None, max_examples=25)
 @given(data=st.data(), threshold=st.integers(0, 40).map(lambda percent: percent / 100))
 def test_its_numbers_agree_with_each_other(data: st.DataObject, threshold: float) -> None:
     count = st.integers(1, 20)

@@ -106,6 +106,7 @@ def test_another_batch_changes_all_tensors_at_once_and_no_bound(folder: Path) ->
     assert eight["bound"] == four["bound"]
 
 
+@pytest.mark.slow
 def test_a_network_of_the_zoo_in_the_budget_asked_for() -> None:
     found = document(*ZOO, "--budget", "4GB")
     node = load_node("k40")
@@ -124,6 +125,7 @@ def test_the_nodes_memory_is_the_budget() -> None:
     assert (found["node"], found["budget"]) == ("k40", load_node("k40").budget)
 
 
+@pytest.mark.slow
 def test_ideal_is_the_policy_alone() -> None:
     """The peak that a run of `ideal` has is told as the peak; all tensors at once are more, and not called ideal."""
     found, scenario = document("quickstart"), load_scenario("quickstart")
@@ -202,6 +204,7 @@ def test_what_it_refuses(arguments: tuple[object, ...], text: str) -> None:
     assert text in refused(*arguments)
 
 
+@pytest.mark.slow
 def test_of_several_gpus_that_train_together_one_share_is_bounded(tmp_path: Path) -> None:
     study = tmp_path / "four.yaml"
     study.write_text(

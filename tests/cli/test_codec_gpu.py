@@ -7,6 +7,7 @@ import pytest
 from tests.cli.cli_helpers import simgpu
 
 
+@pytest.mark.slow
 def test_four_ways_to_a_launch_setting_and_the_best_is_last() -> None:
     done = simgpu("compression", "tune", "-q")
     assert done.exit_code == 0, done.stderr
@@ -18,12 +19,14 @@ def test_four_ways_to_a_launch_setting_and_the_best_is_last() -> None:
     assert all(len(line) <= 80 for line in done.stdout.splitlines())
 
 
+@pytest.mark.slow
 def test_the_sparse_activations_of_a_trace() -> None:
     done = simgpu("compression", "tune", "--trace", "vgg16-b128-v100", "--epoch", 20, "--node", "2080ti", "-q")
     assert done.exit_code == 0, done.stderr
     assert "scaled from the fitted GPU" in " ".join(done.stdout.split())
 
 
+@pytest.mark.slow
 def test_regressions_beside_each_other() -> None:
     done = simgpu("compression", "times", "-q")
     assert done.exit_code == 0, done.stderr

@@ -41,6 +41,7 @@ def test_what_does_not_fit_is_told_the_smallest_budget_and_what_pins_it() -> Non
     assert all(len(line) <= 80 for line in done.stdout.splitlines())
 
 
+@pytest.mark.slow
 def test_where_the_hosts_memory_is_too_small_that_is_told_and_the_other_policies_are_explained() -> None:
     small = (*SMALL, "--set", "node.host.pinned_memory=1 MiB", "--set", "policies=[vdnn, home]")
     done = simgpu(*small)

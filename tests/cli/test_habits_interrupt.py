@@ -129,6 +129,7 @@ def test_ctrl_c_while_a_command_computes(name: str, place: Path) -> None:
     assert contents(place) == before
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("delay", [0.1, 0.3])
 def test_ctrl_c_while_a_search_runs(delay: float, place: Path) -> None:
     moment = ("exec", "simgpu/policies/home.py")
@@ -159,6 +160,7 @@ def test_folders_on_the_way_to_the_output_vanish_too(place: Path) -> None:
     assert contents(place) == before
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(importlib.util.find_spec("torch") is None, reason="needs PyTorch")
 def test_ctrl_c_while_a_model_is_recorded(place: Path) -> None:
     before = contents(place)

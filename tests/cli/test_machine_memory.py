@@ -35,6 +35,7 @@ def test_whoever_finds_no_memory(error: Exception, tmp_path: Path, monkeypatch: 
     assert not (tmp_path / "out").exists()
 
 
+@pytest.mark.slow
 def test_memory_that_runs_out_although_it_seemed_enough(tmp_path: Path) -> None:
     log = tmp_path / "net-b4.log"
     log.write_bytes(START)

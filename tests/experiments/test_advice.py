@@ -143,6 +143,7 @@ def test_below_what_one_sample_needs_there_is_only_more_memory() -> None:
     assert steps(short) == [f"more memory: a single sample does not fit {one}"]
 
 
+@pytest.mark.slow
 def test_needs_of_sub_batches_are_reported_and_fitting_ones_suggested() -> None:
     node = load_node("v100")
     trace = build_trace("resnet20", batch=512, gpu=node.gpu)

@@ -238,6 +238,7 @@ def test_a_recording_without_reads_is_refused() -> None:
         max_batch(replace(CHAIN, info=info, kernels=kernels, blocks=blocks), node(10_000), ["none"])
 
 
+@pytest.mark.slow
 def test_arguments_override_a_scenario() -> None:
     scenario = load_scenario("quickstart")
     found = max_batch(scenario, policies=["none"], budget="20 MiB")

@@ -223,6 +223,7 @@ def test_without_a_sweep_there_is_no_throughput_against_batch(path: Path) -> Non
         one.plot("throughput")
 
 
+@pytest.mark.slow
 def test_the_command_writes_report_table_and_figures(path: Path, result: StudyResult, tmp_path: Path) -> None:
     folder = tmp_path / "out"
     done = simgpu("study", path, "-q", "-o", folder)

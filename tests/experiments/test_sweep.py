@@ -57,6 +57,7 @@ def test_each_row_is_what_the_scenario_of_its_point_gives(tmp_path: Path) -> Non
             assert (row["origin"], row["device"]) == ("recorded", run.result.trace.device)
 
 
+@pytest.mark.slow
 def test_one_process_two_processes_and_a_cluster_give_the_same_bytes(tmp_path: Path) -> None:
     distributed = pytest.importorskip("distributed")
     sweep = load_sweep("memory-sweep", {"sweep.grid.budget": ["16 MiB", "40 MiB"]})
@@ -348,6 +349,7 @@ class TestCluster:
             run_sweep(small_sweep(1), dask="tcp://127.0.0.1:1")
 
 
+@pytest.mark.slow
 def test_a_script_needs_no_main_guard_and_runs_once(tmp_path: Path) -> None:
     script = tmp_path / "study.py"
     script.write_text(

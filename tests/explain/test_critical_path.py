@@ -20,7 +20,7 @@ from simgpu.trace.model import Trace
 from tests.semantics.random_traces import nodes, traces
 from tests.semantics.test_random_runs import placed
 
-many = settings(suppress_health_check=list(HealthCheck), max_examples=100)
+many = settings(suppress_health_check=list(HealthCheck), max_examples=40)
 
 
 def check(result: Result) -> tuple[PathStep, ...]:

@@ -21,7 +21,7 @@ from simgpu.trace.chain import chain
 from tests.semantics.random_traces import nodes, traces
 from tests.semantics.test_random_runs import placed
 
-many = settings(suppress_health_check=list(HealthCheck), max_examples=100)
+many = settings(suppress_health_check=list(HealthCheck), max_examples=40)
 CHAIN = chain([5, 7, 9], [10, 14, 18], [100, 200, 300])
 NODE = NodeSpec("example", GpuSpec("gpu", 1000), LinkSpec("pcie", 10**10, 10**10))
 

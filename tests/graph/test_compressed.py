@@ -34,7 +34,7 @@ from tests.compression.buddy.compressible import (
 from tests.semantics.hand_made import BACKWARD, GB, OPTIMIZER, block, held, kernel, trace
 from tests.semantics.random_traces import DrawnCosts, traces
 
-many = settings(deadline=None, max_examples=150, suppress_health_check=list(HealthCheck))
+many = settings(deadline=None, max_examples=50, suppress_health_check=list(HealthCheck))
 
 
 def training(batch: int = 6) -> Trace:

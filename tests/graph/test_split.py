@@ -152,7 +152,7 @@ def test_a_zoo_trace_is_split_as_the_time_model_has_it():
     assert chosen.rounds == graph.rounds
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=40, deadline=None)
 @given(traces(max_kernels=12), st.sampled_from([1, 2, 4, 6]))
 def test_any_trace_runs_in_sub_batches(whole: Trace, batch: int):
     whole = replace(whole, info=replace(whole.info, batch=6))

@@ -125,7 +125,7 @@ def test_a_kernel_follows_the_users_of_what_it_overwrites():
 
 
 @given(traces(streams=3))
-@settings(deadline=None, suppress_health_check=list(HealthCheck), max_examples=100)
+@settings(deadline=None, suppress_health_check=list(HealthCheck), max_examples=40)
 def test_any_two_kernels_that_touch_a_block_one_of_them_writing_are_ordered(trace: Trace):
     tasks = TaskGraph.of(trace)
     after: list[set[int]] = []
@@ -203,7 +203,7 @@ def test_a_value_from_the_host_may_be_read_on_another_stream_than_it_was_born_on
     assert simulate(tasks.trace, node(), "ideal").iteration_ns in (5, 10)
 
 
-@settings(deadline=None, suppress_health_check=list(HealthCheck), max_examples=100)
+@settings(deadline=None, suppress_health_check=list(HealthCheck), max_examples=40)
 @given(st.data())
 def test_the_ideal_time_lies_between_the_longest_stream_and_the_sum(data: st.DataObject):
     tasks = TaskGraph.of(data.draw(traces(streams=3)))

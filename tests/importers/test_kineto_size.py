@@ -63,6 +63,7 @@ def peak_of_import(path: Path, reported: ImportOptions | None = None) -> int:
         tracemalloc.stop()
 
 
+@pytest.mark.slow
 def test_memory_does_not_grow_with_dropped_events(tmp_path):
     small = write_noisy(tmp_path / "small.json", 200)
     large = write_noisy(tmp_path / "large.json", 10_000)
@@ -101,6 +102,7 @@ def write_busy(path: Path, iterations: int) -> tuple[Path, Path, int, int]:
     return profile.write(path / "busy.json"), recorded.write(path / "graph.json"), len(profile.events), iterations
 
 
+@pytest.mark.slow
 def test_memory_per_event_matches_the_constant(tmp_path):
     profile, recorded, events, nodes = write_busy(tmp_path, 800)
     peak_of_import(profile, ImportOptions(execution_trace=recorded))  # the first import fills caches

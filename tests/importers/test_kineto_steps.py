@@ -150,6 +150,7 @@ def peak(path: Path) -> int:
     return min(found)
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("uncollected")
 def test_memory_is_that_of_one_step(tmp_path):
     few, many = busy(tmp_path, 2), busy(tmp_path, 8)

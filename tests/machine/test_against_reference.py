@@ -31,7 +31,7 @@ KIND = {
 slow = settings(
     deadline=None,
     suppress_health_check=list(HealthCheck),
-    max_examples=300,
+    max_examples=100,
     phases=[Phase.explicit, Phase.reuse, Phase.generate, Phase.shrink],
 )
 

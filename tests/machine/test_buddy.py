@@ -33,7 +33,7 @@ FAST_HALF = LinkSpec("bus", 3 * GB, 3 * GB, 0, Duplex.HALF)
 FULL = LinkSpec("wire", GB, GB)
 HOST = Space.HOST
 
-many = settings(deadline=None, max_examples=150, suppress_health_check=list(HealthCheck))
+many = settings(deadline=None, max_examples=50, suppress_health_check=list(HealthCheck))
 
 
 def linked(

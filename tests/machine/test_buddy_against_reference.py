@@ -26,7 +26,7 @@ from tests.machine.test_buddy import shared
 from tests.semantics.networks import exchanges, moved, networks, on_all, switched_nodes
 from tests.semantics.random_traces import placements, traces
 
-many = settings(deadline=None, max_examples=150, suppress_health_check=list(HealthCheck))
+many = settings(deadline=None, max_examples=50, suppress_health_check=list(HealthCheck))
 
 
 def compare(program: Program, tasks: TaskGraph, on: NodeSpec, budget: int | None, *, forced: bool = False) -> None:

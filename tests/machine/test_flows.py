@@ -127,7 +127,7 @@ def test_flows_on_one_link_take_turns_fairly(sent: list[tuple[int, int, int]], e
     assert ends(sent, G) == expected
 
 
-@settings(deadline=None, max_examples=60)
+@settings(deadline=None, max_examples=25)
 @given(
     st.lists(st.tuples(st.integers(0, 20), st.sampled_from([3, 5, 10]), st.integers(0, 40)), min_size=1, max_size=4),
     st.sampled_from([4, 7, 10]),

@@ -171,7 +171,7 @@ def test_a_walk_that_the_trace_tells_is_followed_page_by_page(order: AccessOrder
     assert lasted(result) == [10 + len(pages.kernel(visits)) * (1000 + 1024) for _ in range(5)]
 
 
-@settings(deadline=None, max_examples=300)
+@settings(deadline=None, max_examples=100)
 @given(
     st.sampled_from([AccessOrder.SEQUENTIAL, AccessOrder.STRIDED]), st.integers(1, 300), st.integers(1, 9), st.data()
 )
@@ -259,7 +259,7 @@ def test_what_another_stream_has_brought_meanwhile_need_not_come_again():
 # --- any trace ----------------------------------------------------------------------------------------------
 
 
-@settings(deadline=None, max_examples=150)
+@settings(deadline=None, max_examples=50)
 @given(traces(streams=2))
 def test_with_memory_to_spare_it_is_a_plain_framework_to_the_nanosecond(trace):  # type: ignore[no-untyped-def]
     tasks = TaskGraph.of(trace)
@@ -289,7 +289,7 @@ def paged(draw: st.DrawFn) -> Paged:
     )
 
 
-@settings(deadline=None, max_examples=200)
+@settings(deadline=None, max_examples=60)
 @given(traces(), paged(), st.data())
 def test_a_run_takes_what_its_kernels_and_the_plain_pages_say(trace, how: Paged, data: st.DataObject):  # type: ignore[no-untyped-def]
     tasks = TaskGraph.of(trace)
@@ -334,7 +334,7 @@ def passing(pages: PlainPages, moved: list[Page], rate: int, latency: int) -> in
     return latency + stream_ns(sum(map(pages.size, moved)), rate) if moved else 0
 
 
-@settings(deadline=None, max_examples=100)
+@settings(deadline=None, max_examples=40)
 @given(traces(), paged(), st.data(), st.sampled_from(Duplex))
 def test_a_faster_link_never_slows(trace, how: Paged, data: st.DataObject, duplex: Duplex):  # type: ignore[no-untyped-def]
     tasks = TaskGraph.of(trace)
@@ -345,7 +345,7 @@ def test_a_faster_link_never_slows(trace, how: Paged, data: st.DataObject, duple
     assert all(map(int.__le__, lasted(faster), lasted(slower)))
 
 
-@settings(deadline=None, max_examples=150)
+@settings(deadline=None, max_examples=50)
 @given(traces(streams=3), paged(), st.data())
 def test_several_streams_keep_to_the_budget_and_every_nanosecond_is_accounted_for(
     trace, how: Paged, data: st.DataObject

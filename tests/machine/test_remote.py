@@ -88,7 +88,7 @@ def test_kernels_of_several_streams_share_the_link():
     assert {s.stream for s in result.timeline if s.kind is SpanKind.COPY_H2D} == {"h2d", "h2d1"}
 
 
-@settings(deadline=None, max_examples=100)
+@settings(deadline=None, max_examples=40)
 @given(traces(), st.integers(1, 3 * GB), st.integers(1, 3 * GB), st.integers(0, 20))
 def test_an_iteration_takes_the_longest_of_the_three_for_each_kernel(trace: Trace, out: int, back: int, latency: int):
     tasks = TaskGraph.of(trace)
@@ -102,7 +102,7 @@ def test_an_iteration_takes_the_longest_of_the_three_for_each_kernel(trace: Trac
     assert result.steady is True
 
 
-@settings(deadline=None, max_examples=100)
+@settings(deadline=None, max_examples=40)
 @given(traces(streams=3), st.integers(1, 2 * GB), st.integers(0, 2 * GB), st.sampled_from(Duplex))
 def test_a_run_accounts_for_every_nanosecond(trace: Trace, out: int, back: int, duplex: Duplex):
     tasks = TaskGraph.of(trace)

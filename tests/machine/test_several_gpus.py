@@ -108,7 +108,7 @@ def test_a_kernel_on_a_host_stream_uses_host_memory():
         verify(replace(program, other_contents=(), resident=(0, 1)), tasks)
 
 
-slow = settings(deadline=None, suppress_health_check=list(HealthCheck), max_examples=150)
+slow = settings(deadline=None, suppress_health_check=list(HealthCheck), max_examples=50)
 
 
 @slow

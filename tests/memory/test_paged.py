@@ -93,7 +93,7 @@ def histories(draw: st.DrawFn) -> tuple[PagedPool, PlainPages, list[tuple[str, i
     return pool, plain, events
 
 
-@settings(deadline=None, max_examples=400)
+@settings(deadline=None, max_examples=100)
 @given(histories())
 def test_agrees_with_the_plain_implementation_page_by_page(
     history: tuple[PagedPool, PlainPages, list[tuple[str, int, list[tuple[int, bool]]]]],

@@ -58,6 +58,7 @@ def test_a_change_over_several_lines_is_told_by_the_first_that_differs():
     assert told == [(5, "and b", "or b"), (4, "a  # or b", "True  # or b"), (5, "and b", "and True")]
 
 
+@pytest.mark.slow
 def test_every_mutant_of_a_module_is_another_program():
     path = ROOT / "simgpu/graph/recompute.py"
     source = path.read_bytes()

@@ -104,6 +104,7 @@ def test_the_map_of_decisions_has_as_many_compressed_as_are_counted() -> None:
         assert [row[column] for row in drawn["values"]].count("compressed") == count
 
 
+@pytest.mark.slow
 def test_a_classifier_at_once_hides_what_comes_back_first() -> None:
     assert "ReLU8" not in layers()["never"]
     assert "ReLU8" in layers(classifier="at once")["never"]
@@ -114,11 +115,13 @@ def test_times_are_as_many_times_as_long_as_asked() -> None:
     assert thrice["grid_197"] == pytest.approx(3 * once["grid_197"], rel=1e-6)
 
 
+@pytest.mark.slow
 def test_one_linear_regression_for_all_sparsities_is_no_better_than_bayesian_ridge() -> None:
     """What the sixty percent between both come from: six sub-models in place of one."""
     assert time_models(pieces=1)["under_ridge"] == pytest.approx(0, abs=0.01)
 
 
+@pytest.mark.slow
 def test_fewer_zeros_alone_miss_what_is_met_with_more() -> None:
     """As the experiment on zeros says: the 2080 Ti's mean on ImageNet, and the largest latency saved on a V100."""
     vdnn, cswap = ("vdnn", {"mode": "conv"}), ("cswap", {"launch": "grid_search"})

@@ -32,6 +32,7 @@ def small(monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(module, "swept", lambda: iter([SMALL]))
 
 
+@pytest.mark.slow
 def test_networks_are_at_the_batches_of_table_2() -> None:
     assert tuple(each.name for each in swept()) == NETWORKS
     assert [each.traces[-1].info.batch for each in swept()] == [4200, 2926, 4347, 5125, 2576, 365]

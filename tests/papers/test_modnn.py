@@ -167,6 +167,7 @@ def test_a_sub_batch_too_small_or_irregular_breaks_the_rule(monkeypatch) -> None
 # --- numbers ------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_where_updates_count_weights_that_leave_save_less() -> None:
     found = [CHECKS["weights_offloaded"](updates=updates)["ratio"] for updates in ("none", "layer", "all")]
     assert found == sorted(found, reverse=True)

@@ -49,6 +49,7 @@ def test_the_record_has_every_claim(record: dict[str, Any]) -> None:
     assert list(record["claims"]) == [claim.id for claim in select([])]
 
 
+@pytest.mark.slow
 def test_outcomes_are_those_on_record(request: pytest.FixtureRequest) -> None:
     every = request.config.getoption("--every-claim")
     jobs = len(os.sched_getaffinity(0)) if every else 1

@@ -73,6 +73,7 @@ def count(browser: Chrome) -> str:
     return browser.find_element("id", "count").text
 
 
+@pytest.mark.slow
 def test_verdicts_are_chosen_one_by_one_and_together(at: Chrome) -> None:
     assert run(at, SHOWN) == CLAIMS
     press(at, "off")

@@ -113,6 +113,7 @@ def vit() -> dict[str, Managed]:
     return {faults: compare_managed("vit", recorded("vit-256"), "a100", faults) for faults in FAULTS}
 
 
+@pytest.mark.slow
 def test_measured_times_are_the_files_own(vit):
     sums = {}
     for word, file in fault_files(recorded("vit-256")):
@@ -141,6 +142,7 @@ def test_results_alone_fault_in_what_is_called_input_faults(vit):
     assert min(vit["PF"].unmeasured.values()) >= vit["PF"].ideal_ns
 
 
+@pytest.mark.slow
 def test_it_is_a_task_that_is_kept(vit):
     name = "a100-g10/vit-256"
     (task,) = (task for task in recording_tasks(G10.parent) if (task.name, task.part) == (name, "InputPF"))

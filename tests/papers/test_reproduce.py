@@ -237,6 +237,7 @@ def test_an_extra_that_is_missing_is_no_result(tmp_path: Path, monkeypatch: pyte
     assert not list(tmp_path.rglob("*.json"))
 
 
+@pytest.mark.slow
 def test_processes_find_what_this_one_finds(tmp_path: Path) -> None:
     rows = {
         "saved": claim(parts=[{"value": 0.2, "from": {"study": "cswap-6a", "run": "CSWAP", "measure": "time_saved"}}]),

@@ -12,7 +12,7 @@ from simgpu.planning.options import Action
 from simgpu.timeline.model import SpanKind
 from tests.planning.evaluated import Case, cases, iteration_ns, least_budget, peak_of, tight_cases
 
-many = settings(deadline=None, suppress_health_check=list(HealthCheck), max_examples=300)
+many = settings(deadline=None, suppress_health_check=list(HealthCheck), max_examples=100)
 
 
 def agrees(case: Case) -> MachineRun | None:

@@ -24,7 +24,7 @@ from simgpu.trace.chain import chain
 from simgpu.units import format_bytes
 from tests.planning.evaluated import cases
 
-many = settings(deadline=None, suppress_health_check=list(HealthCheck), max_examples=150)
+many = settings(deadline=None, suppress_health_check=list(HealthCheck), max_examples=50)
 
 
 def all_costs(evaluator: Evaluator) -> Costs:

@@ -24,7 +24,7 @@ from simgpu.trace.chain import chain
 from tests.planning.evaluated import Case, iteration_ns, peak_of
 from tests.semantics.hand_made import BACKWARD, block, graph, held, kernel, node
 
-some = settings(deadline=None, max_examples=150)
+some = settings(deadline=None, max_examples=50)
 AMPLE = 10**9
 KEEP, SWAP, RECOMPUTE = range(3)
 

@@ -19,7 +19,7 @@ from simgpu.trace.chain import chain
 from tests.planning.evaluated import Case, tight_cases
 from tests.semantics.hand_made import node
 
-many = settings(deadline=None, suppress_health_check=list(HealthCheck), max_examples=100)
+many = settings(deadline=None, suppress_health_check=list(HealthCheck), max_examples=40)
 FOUR = TaskGraph.of(chain([5, 7, 9, 9, 4], [10, 14, 18, 18, 9], [100, 200, 300, 400, 50]))
 
 

@@ -159,7 +159,7 @@ numbers = st.integers(1, 60)
 layers = st.lists(st.tuples(numbers, numbers, numbers), min_size=2, max_size=8)
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=25, deadline=None)
 @given(made=layers, prefetch=st.integers(0, 4), stash=st.integers(0, 4), latency=st.integers(0, 5))
 def test_chains(made: list[tuple[int, int, int]], prefetch: int, stash: int, latency: int) -> None:
     """Every feature map leaves, all but the last `stash` come back, nothing is slower than save_on_cpu, and a faster

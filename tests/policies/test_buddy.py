@@ -39,7 +39,7 @@ from tests.semantics.random_training import trainings
 
 #: With blocks of up to 150 entries.
 NETWORKS = trainings().map(grown)
-few = settings(deadline=None, max_examples=40, suppress_health_check=list(HealthCheck))
+few = settings(deadline=None, max_examples=25, suppress_health_check=list(HealthCheck))
 
 
 # --- the contract of every policy ----------------------------------------------------------------------------------

@@ -101,7 +101,7 @@ def test_what_an_operator_of_backward_took_back_stays_until_it_is_done():
     assert peak(result) == 1 + 1000 + 600
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=25, deadline=None)
 @given(data=st.data())
 def test_chains_cut_anyhow(data: st.DataObject) -> None:
     """What runs again of each part: all its layers but the last, the very last layer for the loss that it saves too."""

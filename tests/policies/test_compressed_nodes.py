@@ -53,7 +53,7 @@ POLICIES: tuple[tuple[str, dict[str, object]], ...] = (
 )
 #: With blocks of up to 150 entries.
 NETWORKS = trainings().map(grown)
-few = settings(deadline=None, max_examples=40, suppress_health_check=list(HealthCheck))
+few = settings(deadline=None, max_examples=25, suppress_health_check=list(HealthCheck))
 
 
 # --- the same as without -------------------------------------------------------------------------------------------
@@ -117,7 +117,7 @@ def test_bandwidth_only_compression_takes_the_same_memory(policy: str):
 # --- every policy on every node ------------------------------------------------------------------------------------
 
 
-@settings(few, max_examples=150)
+@settings(few, max_examples=50)
 @given(st.data(), st.sampled_from(POLICIES))
 def test_whatever_runs_keeps_to_memory_time_and_links(data: st.DataObject, chosen: tuple[str, dict[str, object]]):
     policy, parameters = chosen
@@ -253,6 +253,7 @@ def many_sided() -> tuple[Trace, list[NodeSpec]]:
     return made, [*nodes, replace(nodes[0], link=half)]
 
 
+@pytest.mark.slow
 def test_two_processes_write_the_same_bytes():
     root = Path(__file__).parents[2]
     found = []

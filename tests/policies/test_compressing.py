@@ -206,7 +206,7 @@ def nets(draw: st.DrawFn) -> Net:
     return Net(draw(times), draw(times), sizes, draw(shares))
 
 
-@settings(deadline=None, max_examples=60)
+@settings(deadline=None, max_examples=25)
 @given(nets(), st.integers(GB // 2, 64 * GB))
 def test_cswap_is_never_slower_than_static_or_vdnn_and_the_oracle_bounds_it(net: Net, link: int) -> None:
     """Under its own cost model: true codec times, no latency, sizes as the equations have them, one tensor a layer."""

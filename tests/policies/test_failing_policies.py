@@ -240,6 +240,7 @@ class It(Policy):
 """
 
 
+@pytest.mark.slow
 def test_the_command_line_shows_one_row_without_a_traceback(tmp_path: Path):
     site = write_distribution(tmp_path / "site", {"failing": "failing:It"}, {"failing": MODULE})
     study = str(make_study(tmp_path))

@@ -49,7 +49,7 @@ def time_of(trace: Trace, node: NodeSpec, policy: str, budget: int, **parameters
         return None
 
 
-@settings(deadline=None, max_examples=40)
+@settings(deadline=None, max_examples=25)
 @given(layers, budgets)
 def test_it_finds_the_optimum_of_small_graphs(shape: tuple[list[int], list[int], list[int]], share: float):
     """Up to ten feature maps: no placement of keep, swap and recompute is faster, of all there are."""

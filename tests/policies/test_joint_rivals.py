@@ -80,6 +80,7 @@ def test_never_worse_than_the_best_of_the_papers_policies_on_any_shipped_trace(n
     check(load_trace(name), load_node("v100"), share)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", shipped_names("traces"))
 def test_nor_over_a_slow_link(name: str) -> None:
     """Recordings on a CPU compute so long that the usual link hides any copy."""
@@ -93,6 +94,7 @@ def test_nor_on_networks_of_home(name: str, share: float) -> None:
     check(network(name), load_node("2080ti"), share)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", NETWORKS)
 def test_there_it_is_faster_than_all_of_them_with_little_memory(name: str) -> None:
     ours, rivals = times(network(name), load_node("2080ti"), SHARES[1])

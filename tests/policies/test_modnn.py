@@ -20,7 +20,7 @@ from simgpu.simulation.run import Result, simulate, task_graph
 from simgpu.trace.model import AlgorithmChoice, Phase, Trace
 from tests.semantics.random_traces import nodes, traces
 
-many = settings(max_examples=200, deadline=None)
+many = settings(max_examples=60, deadline=None)
 
 
 @st.composite

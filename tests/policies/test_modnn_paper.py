@@ -41,8 +41,8 @@ from tests.semantics.random_traces import nodes
 #: Trace, node, sub-batch and budget.
 Case = tuple[Trace, NodeSpec, int, int]
 
-few = settings(max_examples=60, deadline=None, suppress_health_check=list(HealthCheck))
-many = settings(max_examples=150, deadline=None, suppress_health_check=list(HealthCheck))
+few = settings(max_examples=25, deadline=None, suppress_health_check=list(HealthCheck))
+many = settings(max_examples=50, deadline=None, suppress_health_check=list(HealthCheck))
 
 
 def plan_of(made: Trace, where: NodeSpec, budget: int, **parameters: object) -> Plan:

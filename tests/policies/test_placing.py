@@ -19,7 +19,7 @@ from simgpu.trace.chain import chain
 from tests.planning.evaluated import Case, cases
 from tests.semantics.random_traces import DrawnCosts
 
-many = settings(deadline=None, suppress_health_check=list(HealthCheck), max_examples=150)
+many = settings(deadline=None, suppress_health_check=list(HealthCheck), max_examples=50)
 FIVE = TaskGraph.of(chain([1] * 5, [1] * 5, [10] * 5))
 CHAIN = Decisions.of(FIVE)
 X2, X3, X4 = (FIVE.block(name) for name in ("x2", "x3", "x4"))

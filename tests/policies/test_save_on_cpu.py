@@ -26,7 +26,7 @@ numbers = st.integers(1, 60)
 layers = st.lists(st.tuples(numbers, numbers, numbers), min_size=1, max_size=6)
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=25, deadline=None)
 @given(made=layers, bandwidth=st.sampled_from([10**9, 3 * 10**8, 7 * 10**9]), latency=st.integers(0, 9))
 def test_nothing_overlaps(made: list[tuple[int, int, int]], bandwidth: int, latency: int) -> None:
     """An iteration is compute and, one after another, a copy of every input of a layer out and back."""
@@ -37,7 +37,7 @@ def test_nothing_overlaps(made: list[tuple[int, int, int]], bandwidth: int, late
     assert result.metrics.d2h_bytes == result.metrics.h2d_bytes == sum(sizes)
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=25, deadline=None)
 @given(sizes=st.lists(st.integers(1, 100), min_size=2, max_size=7))
 def test_memory_of_a_chain(sizes: list[int]) -> None:
     """Beside the input a kernel of forward has what it reads and what it makes, one of backward what was copied in."""

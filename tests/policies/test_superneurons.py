@@ -96,6 +96,7 @@ def test_it_says_how_much_cannot_be_recomputed_and_by_which_operator():
 DENSENET = Path(__file__).parents[3] / "shared" / "data" / "titanv-dtr" / "densenet121-b84.log"
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(not DENSENET.exists(), reason="the recorded logs are not beside the repository (../shared/data)")
 def test_the_peak_of_densenet_is_what_waits_for_the_link():
     """Forward makes what is swapped faster than the link takes it, so the peak comes where the queue is longest, at

@@ -25,7 +25,7 @@ TWINS = [
 
 
 @pytest.mark.parametrize(("policy", "parameters"), TWINS, ids=[name for name, _ in TWINS])
-@settings(deadline=None, suppress_health_check=list(HealthCheck), max_examples=100)
+@settings(deadline=None, suppress_health_check=list(HealthCheck), max_examples=40)
 @given(data=st.data())
 def test_their_programs_are_legal_and_come_to_an_end(policy: str, parameters: object, data: st.DataObject) -> None:
     trace: Trace = data.draw(traces(max_kernels=10))
@@ -35,7 +35,7 @@ def test_their_programs_are_legal_and_come_to_an_end(policy: str, parameters: ob
     assert result.iteration_ns >= result.ideal_ns and result.steady
 
 
-@settings(deadline=None, suppress_health_check=list(HealthCheck), max_examples=150)
+@settings(deadline=None, suppress_health_check=list(HealthCheck), max_examples=50)
 @given(data=st.data())
 def test_any_sections_of_what_may_mostly_run_again(data: st.DataObject) -> None:
     """An iteration takes its kernels, and those that run again, one after another."""

@@ -68,6 +68,7 @@ def test_what_just_fits_takes_no_fault_and_no_nanosecond(plain: Result):
     assert result.metrics.d2h_bytes == result.metrics.h2d_bytes == 0
 
 
+@pytest.mark.slow
 def test_the_more_memory_is_oversubscribed_the_longer_it_takes(plain: Result):
     """Buddy Compression, figure 12: footprint over memory from 1 to 1.5."""
     slowdowns = [run(budget=plain.high_water * 10 // (10 + x)).metrics.slowdown for x in range(6)]
@@ -114,6 +115,7 @@ def test_what_is_not_written_need_not_leave_where_the_host_keeps_its_copy():
     assert [(m.d2h_bytes, m.h2d_bytes) for m in metrics] == [(512, 512), (0, 512)]
 
 
+@pytest.mark.slow
 def test_latency_and_batch_decide_what_faults_cost(plain: Result):
     budget = plain.high_water * 10 // 15
     base = run(budget=budget)
@@ -123,6 +125,7 @@ def test_latency_and_batch_decide_what_faults_cost(plain: Result):
     assert run(budget=budget, fault_batch=16).iteration_ns > base.iteration_ns
 
 
+@pytest.mark.slow
 def test_the_run_tells_its_faults_and_where_values_are(plain: Result):
     result = run(budget=plain.high_water * 10 // 15)
     assert any("page faults in" in note for note in result.notes)

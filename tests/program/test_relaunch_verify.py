@@ -37,7 +37,7 @@ from tests.semantics.hand_made import BACKWARD, block, graph, held, kernel
 from tests.semantics.random_traces import encoded_graphs, mixed_placements, repeatable_traces
 from tests.semantics.random_training import trainings
 
-many = settings(deadline=None, suppress_health_check=list(HealthCheck), max_examples=300)
+many = settings(deadline=None, suppress_health_check=list(HealthCheck), max_examples=100)
 
 # F1: x -> a; BN: a -> b with saved statistics s and running statistics r; F3: b -> c; then backward.
 TASKS = graph(

@@ -298,7 +298,7 @@ def test_a_policy_that_moves_weights_itself_is_refused():
 
 # --- what holds of all -------------------------------------------------------------------------------------
 
-many = settings(deadline=None, suppress_health_check=list(HealthCheck), max_examples=100)
+many = settings(deadline=None, suppress_health_check=list(HealthCheck), max_examples=40)
 
 
 @many

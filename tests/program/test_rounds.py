@@ -43,7 +43,7 @@ def happened(code: Program, tasks: TaskGraph, where: object = None, iterations: 
     ]
 
 
-@settings(deadline=None, suppress_health_check=list(HealthCheck), max_examples=100)
+@settings(deadline=None, suppress_health_check=list(HealthCheck), max_examples=40)
 @given(st.data(), st.integers(1, 4), st.booleans())
 def test_a_split_batch_runs_as_before(data: st.DataObject, sub_batch: int, barrier: bool):
     whole = data.draw(networks())

@@ -16,7 +16,7 @@ from tests.semantics.hand_made import GB, node
 from tests.semantics.random_traces import encoded_graphs, placements, traces
 from tests.semantics.reference import ReferenceMachine
 
-many = settings(deadline=None, suppress_health_check=list(HealthCheck), max_examples=300)
+many = settings(deadline=None, suppress_health_check=list(HealthCheck), max_examples=100)
 
 
 @st.composite

@@ -306,6 +306,7 @@ def test_tabs_and_iterations_switch_what_is_seen(
     assert seen(browser)[1] == quickstart.results["ideal"].timeline.end_ns.max()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("width", [1280, 700, 400])
 def test_nothing_is_broken_at_any_width_or_in_the_dark(at: Callable[..., Chrome], page: Path, width: int) -> None:
     light = colours(at(page, tab=LABEL, width=width))
@@ -332,6 +333,7 @@ def test_names_that_would_break_a_page_are_shown_as_they_are(at: Callable[..., C
     assert len(browser.find_elements("css selector", "#details b, #hits b, #tip b")) == 0
 
 
+@pytest.mark.slow
 def test_a_hundred_thousand_spans_are_painted_within_a_frame(at: Callable[..., Chrome], tmp_path: Path) -> None:
     """The median of twenty paints over all zooms; a screen that is drawn anew 60 times a second has 16.7 ms."""
     browser = at(write_recorded(huge(SPANS), tmp_path / "huge.html")[0])

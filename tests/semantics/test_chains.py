@@ -100,14 +100,14 @@ def links(draw: st.DrawFn) -> NodeSpec:
     )
 
 
-@settings(deadline=None, max_examples=100)
+@settings(deadline=None, max_examples=40)
 @given(chains(), links(), st.sampled_from(["counting", "addressed"]))
 def test_layer_synchronous_vdnn_takes_the_sum_of_maxima_on_any_chain(net: Chain, on: NodeSpec, pool: str):
     result = simulate(chain(net.forward, net.backward, net.sizes), on, "vdnn", pool=pool, iterations=2)
     assert result.iteration_ns == layer_synchronous_ns(net, on)
 
 
-@settings(deadline=None, max_examples=150)
+@settings(deadline=None, max_examples=50)
 @given(st.data(), chains(), links())
 def test_swaps_encoded_by_the_gpu_cost_what_the_equations_of_cswap_say(data: st.DataObject, net: Chain, on: NodeSpec):
     """Equations 1-4 (section IV-B): any subset of the inputs encoded, latency off, one tensor a layer."""
@@ -139,7 +139,7 @@ def test_swaps_encoded_by_the_gpu_cost_what_the_equations_of_cswap_say(data: st.
     assert run.steady
 
 
-@settings(deadline=None, max_examples=50)
+@settings(deadline=None, max_examples=25)
 @given(chains(), links())
 def test_ideal_takes_the_sum_of_the_durations(net: Chain, on: NodeSpec):
     result = simulate(chain(net.forward, net.backward, net.sizes), on, "ideal", budget=0)
@@ -175,7 +175,7 @@ def true_dependencies_ns(net: Chain, on: NodeSpec, fetch_ahead: list[int]) -> in
     return now
 
 
-@settings(deadline=None, max_examples=150)
+@settings(deadline=None, max_examples=50)
 @given(st.data(), chains(), links())
 def test_with_true_dependencies_only_a_chain_follows_its_recurrence(data: st.DataObject, net: Chain, on: NodeSpec):
     on = node(10**9, out=on.link.d2h_bandwidth, back=on.link.h2d_bandwidth, latency=on.link.latency_ns)

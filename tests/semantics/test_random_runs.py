@@ -19,7 +19,7 @@ from simgpu.timeline.model import SpanKind
 from simgpu.trace.model import Trace
 from tests.semantics.random_traces import nodes, placements, traces
 
-many = settings(deadline=None, suppress_health_check=list(HealthCheck), max_examples=150)
+many = settings(deadline=None, suppress_health_check=list(HealthCheck), max_examples=50)
 pools = st.sampled_from(["counting", "addressed"])
 
 

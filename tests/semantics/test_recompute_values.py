@@ -23,7 +23,7 @@ from tests.semantics.random_traces import (
 from tests.semantics.random_training import trainings
 from tests.semantics.symbolic import Symbolic
 
-many = settings(deadline=None, suppress_health_check=list(HealthCheck), max_examples=300)
+many = settings(deadline=None, suppress_health_check=list(HealthCheck), max_examples=100)
 
 
 def same_values(graph: TaskGraph, placement: Placement, choice: Random) -> None:

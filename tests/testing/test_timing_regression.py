@@ -159,6 +159,7 @@ def test_the_example_in_the_documentation_runs(pytester: pytest.Pytester) -> Non
     assert labels == ["ideal", "none", "vdnn(mode=conv)", "vdnn"]
 
 
+@pytest.mark.slow
 def test_it_works_in_several_processes(mine: pytest.Pytester) -> None:
     mine.makepyfile(test_other=MODULE)
     result = mine.runpytest_subprocess("-n", "2", "-W", "error", "-p", "no:cacheprovider")
@@ -166,6 +167,7 @@ def test_it_works_in_several_processes(mine: pytest.Pytester) -> None:
     mine.runpytest_subprocess("-n", "2", "-W", "error", "-p", "no:cacheprovider").assert_outcomes(passed=2)
 
 
+@pytest.mark.slow
 def test_without_pytest_regressions_only_tests_with_the_fixture_fail(pytester: pytest.Pytester) -> None:
     pytester.makepyfile(test_mine=MODULE, test_other="def test_other(): pass")
     pytester.makeconftest("import sys\nsys.modules['pytest_regressions'] = None\n")

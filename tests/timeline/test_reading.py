@@ -80,7 +80,7 @@ def assert_same(read: Timeline, written: Timeline) -> None:
             assert getattr(one, name).tolist() == getattr(other, name).tolist()
 
 
-@settings(deadline=None, max_examples=60)
+@settings(deadline=None, max_examples=25)
 @given(timelines())
 def test_csv_is_read_back_as_it_was_written(timeline: Timeline) -> None:
     with TemporaryDirectory() as name:

@@ -90,7 +90,7 @@ def test_saved_tensors_come_back_in_their_order_and_a_trace_without_them_has_no_
     assert read_trace(tmp_path / "without").saved == ()
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=50, deadline=None)
 @given(traces())
 def test_every_valid_trace_round_trips(trace: Trace):
     assert check_trace(trace) == []

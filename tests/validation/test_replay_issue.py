@@ -30,7 +30,7 @@ from tests.semantics.hand_made import node as made_node
 from tests.semantics.random_traces import nodes, placements, traces
 from tests.validation.lazy_device import LazyDevice
 
-many = settings(deadline=None, suppress_health_check=list(HealthCheck), max_examples=40)
+many = settings(deadline=None, suppress_health_check=list(HealthCheck), max_examples=25)
 ITERATIONS = 3
 
 

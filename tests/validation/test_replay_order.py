@@ -28,7 +28,7 @@ from tests.semantics.hand_made import node as made_node
 from tests.semantics.networks import moved, networks
 from tests.semantics.random_traces import nodes, placements, traces
 
-many = settings(deadline=None, suppress_health_check=list(HealthCheck), max_examples=60)
+many = settings(deadline=None, suppress_health_check=list(HealthCheck), max_examples=25)
 pools = st.sampled_from(["counting", "addressed"])
 
 

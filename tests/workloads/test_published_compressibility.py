@@ -37,6 +37,7 @@ def test_by_eight_sizes_the_geometric_mean_is_the_published_one() -> None:
     assert prod(ratios) ** (1 / len(ratios)) == pytest.approx(1.85, abs=0.005)
 
 
+@pytest.mark.slow
 def test_ratio_and_overflow_of_the_final_design_are_the_published_means() -> None:
     node = simgpu.load_node("buddy-gpu")
     result = [simgpu.simulate(trace, node, "buddy").metrics.compression for trace in networks()]

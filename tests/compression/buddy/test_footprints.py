@@ -37,7 +37,7 @@ from tests.compression.buddy.plain_memory import SIZES, Bytes, added, entries_of
 from tests.semantics.hand_made import GB, block, held, kernel, trace
 from tests.semantics.random_traces import traces
 
-many = settings(deadline=None, max_examples=200, suppress_health_check=list(HealthCheck))
+many = settings(deadline=None, max_examples=60, suppress_health_check=list(HealthCheck))
 
 
 def counted(trace: Trace, block_id: str, epoch: int = 0) -> tuple[int, ...] | None:

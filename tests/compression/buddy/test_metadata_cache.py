@@ -14,7 +14,7 @@ from simgpu.compression.buddy.metadata_cache import CacheCounts, MetadataCache, 
 from simgpu.hardware.spec import MetadataCacheSpec
 from tests.compression.buddy.caches import PAPERS, Reference, added, place, spec, specs
 
-many = settings(deadline=None, max_examples=200)
+many = settings(deadline=None, max_examples=60)
 
 #: Lines that meet often, among them some far away; whether they are written; of how many accesses each is a sample.
 line = st.one_of(st.integers(0, 40), st.integers(0, 2**45))

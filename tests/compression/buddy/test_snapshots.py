@@ -222,7 +222,7 @@ def test_a_folder_for_a_snapshot_without_arrays_is_refused(tmp_path: Path) -> No
     assert line == f"{tmp_path / 'run/plots'}: holds no .npy files; move it elsewhere"
 
 
-@settings(deadline=None, max_examples=60)
+@settings(deadline=None, max_examples=25)
 @given(data=st.data())
 def test_damaged_archives_end_in_a_plain_error(data: st.DataObject, tmp_path_factory: pytest.TempPathFactory) -> None:
     path = tmp_path_factory.mktemp("damaged") / "a.npz"
@@ -265,7 +265,7 @@ def programs(draw: st.DrawFn) -> Snapshots:
     return collect("entries", [f"time {number}" for number in range(len(seen))], seen, about=draw(st.text("abc ü")))
 
 
-@settings(deadline=None, max_examples=50)
+@settings(deadline=None, max_examples=25)
 @given(program=programs())
 def test_stored_entries_come_back_as_they_were(program: Snapshots, tmp_path_factory: pytest.TempPathFactory) -> None:
     file = tmp_path_factory.mktemp("stored") / "kept.npz"

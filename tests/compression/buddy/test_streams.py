@@ -28,7 +28,7 @@ from simgpu.hardware.spec import MetadataCacheSpec
 from simgpu.trace.model import Access, AccessOrder, Block, BlockKind, Kernel, Origin, Phase, Trace, TraceInfo
 from tests.compression.buddy.caches import PAPERS, Reference, added, spec, specs
 
-many = settings(deadline=None, max_examples=200)
+many = settings(deadline=None, max_examples=60)
 SEQUENTIAL, STRIDED, RANDOM = AccessOrder.SEQUENTIAL, AccessOrder.STRIDED, AccessOrder.RANDOM
 
 

@@ -100,7 +100,7 @@ def brute_ratio(program: Sequence[Sizes], targets: Sequence[int]) -> Fraction:
     return Fraction(128 * sum(entries), sum(n * target for n, target in zip(entries, targets, strict=True)))
 
 
-@settings(deadline=None, max_examples=300)
+@settings(deadline=None, max_examples=100)
 @given(program=PROGRAMS, percent=st.integers(0, 100), largest=st.sampled_from([1, 2, 3, 4, 8]), zero=st.booleans())
 def test_targets_are_those_of_the_definition(program: list[Sizes], percent: int, largest: int, zero: bool) -> None:
     result = choose_targets(allocations(program), threshold=percent / 100, mostly_zero=zero, largest_ratio=largest)

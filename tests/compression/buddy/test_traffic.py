@@ -30,7 +30,7 @@ SHRINKING = TARGETS[1:]
 
 histograms = st.lists(st.integers(0, 12), min_size=8, max_size=8).filter(any)
 orders = st.sampled_from(AccessOrder)
-many = settings(deadline=None, max_examples=400)
+many = settings(deadline=None, max_examples=100)
 
 
 def walk(

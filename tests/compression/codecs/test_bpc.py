@@ -142,7 +142,7 @@ def _bytes(numbers: list[int]) -> bytes:
     return b"".join((number % 2**32).to_bytes(4, "little") for number in numbers)
 
 
-@settings(deadline=None, max_examples=300)
+@settings(deadline=None, max_examples=100)
 @given(entries())
 def test_an_entry_comes_back_from_its_code(entry: bytes) -> None:
     code = bpc_reference.code(entry)
@@ -150,14 +150,14 @@ def test_an_entry_comes_back_from_its_code(entry: bytes) -> None:
     assert entry_bits(np.frombuffer(entry, np.uint8)).tolist() == [min(len(code), 1024)]
 
 
-@settings(deadline=None, max_examples=300)
+@settings(deadline=None, max_examples=100)
 @given(entries())
 def test_only_zeros_have_a_code_of_ten_bits(entry: bytes) -> None:
     assert (len(bpc_reference.code(entry)) == ZERO_BITS) == (entry == bytes(128))
     assert len(bpc_reference.code(entry)) >= ZERO_BITS
 
 
-@settings(deadline=None, max_examples=300)
+@settings(deadline=None, max_examples=100)
 @given(entries())
 def test_an_entry_takes_the_smallest_size_that_holds_its_code(entry: bytes) -> None:
     result = int(size_classes(np.frombuffer(entry, np.uint8))[0])
@@ -167,7 +167,7 @@ def test_an_entry_takes_the_smallest_size_that_holds_its_code(entry: bytes) -> N
 
 
 class TestForms:
-    @settings(deadline=None, max_examples=100)
+    @settings(deadline=None, max_examples=40)
     @given(st.lists(entries(), max_size=6), st.binary(max_size=127))
     def test_the_payload_is_the_plain_ones(self, rows: list[bytes], rest: bytes) -> None:
         raw = b"".join(rows) + rest
@@ -315,13 +315,13 @@ class TestDamage:
     def test_fewer_bytes_than_the_metadata_tell(self) -> None:
         self.refused(b"\x01" + bytes(7), 128, "metadata: 7 bytes are there for entries of 8")
 
-    @settings(deadline=None, max_examples=300)
+    @settings(deadline=None, max_examples=100)
     @example(size=8, code=bytes(8))
     @given(size=st.sampled_from(ENTRY_SIZES[1:7]), code=st.binary(min_size=1, max_size=96))
     def test_both_forms_read_noise_alike(self, size: int, code: bytes) -> None:
         self.read_by_both(code[:size].ljust(size, b"\0"))
 
-    @settings(deadline=None, max_examples=300)
+    @settings(deadline=None, max_examples=100)
     @given(entry=entries(), data=st.data())
     def test_both_forms_read_a_code_with_a_changed_bit_alike(self, entry: bytes, data: st.DataObject) -> None:
         code = bpc_reference.code(entry)

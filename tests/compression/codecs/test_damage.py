@@ -58,7 +58,7 @@ def test_what_follows_the_end_is_found(name: str, more: bytes) -> None:
 
 
 @by_codec
-@settings(deadline=None, max_examples=150)
+@settings(deadline=None, max_examples=50)
 @given(data=st.data())
 def test_whatever_stands_behind_a_good_checksum_ends_well_or_in_an_error(name: str, data: st.DataObject) -> None:
     stream = make_codec(name).encode(SAMPLE).tobytes()

@@ -15,7 +15,7 @@ from simgpu.compression.codecs import zvc
 from simgpu.compression.codecs.frame import HEADER_BYTES
 from simgpu.compression.codecs.registry import codec_names, make_codec
 from tests.compression.codecs import arrays, reference, zvc_numpy
-from tests.compression.codecs.arrays import DTYPES, activation, bits
+from tests.compression.codecs.arrays import DTYPES, bits, activation
 
 CLAIMS = Path(__file__).parents[4] / "shared" / "claims.yaml"
 WINDOWS = [4096, 65536]
@@ -29,7 +29,7 @@ def payload(name: str, array: np.ndarray, window: int = 4096) -> bytes:
 
 
 @by_dtype
-@settings(deadline=None, max_examples=50)
+@settings(deadline=None, max_examples=25)
 @given(data=st.data())
 def test_zvc_is_what_a_plain_encoder_writes(dtype: np.dtype[Any], data: st.DataObject) -> None:
     array = data.draw(arrays.arrays(dtype))
@@ -39,7 +39,7 @@ def test_zvc_is_what_a_plain_encoder_writes(dtype: np.dtype[Any], data: st.DataO
 @by_dtype
 @by_window
 @pytest.mark.parametrize("name", ["rle", "csr"])
-@settings(deadline=None, max_examples=50)
+@settings(deadline=None, max_examples=25)
 @given(data=st.data())
 def test_rle_and_csr_are_what_plain_encoders_write(
     name: str, window: int, dtype: np.dtype[Any], data: st.DataObject
@@ -67,7 +67,7 @@ class TestImplementations:
     """ZVC in NumPy is the oracle of the compiled functions."""
 
     @by_dtype
-    @settings(deadline=None, max_examples=60)
+    @settings(deadline=None, max_examples=25)
     @given(data=st.data())
     def test_they_write_and_read_the_same(self, dtype: np.dtype[Any], data: st.DataObject) -> None:
         array = np.frombuffer(data.draw(arrays.arrays(dtype)).tobytes(), f"u{dtype.itemsize}")
@@ -81,7 +81,7 @@ class TestImplementations:
             ways.append(written.tobytes())
         assert ways[0] == ways[1]
 
-    @settings(deadline=None, max_examples=200)
+    @settings(deadline=None, max_examples=60)
     @given(data=st.data(), unsigned=st.sampled_from([np.uint8, np.uint16, np.uint32]))
     def test_they_find_the_same_fault_in_any_bytes(self, data: st.DataObject, unsigned: Any) -> None:
         largest = int(np.iinfo(unsigned).max)

@@ -154,6 +154,7 @@ class TestFit:
         assert max(map(abs, in_nchw)) < 0.05
         assert max(abs(residual) for _, residual in description) < 0.16
 
+    @pytest.mark.slow
     @pytest.mark.parametrize("number", ["channels", "length"])
     def test_no_number_is_better_a_fifth_away(self, number: str, found: dict[tuple[str, str, str], float]) -> None:
         best, real = misfit(found, recorded()), sizes_of(recorded())

@@ -33,7 +33,7 @@ def check(codec: Codec, array: NDArray[Any]) -> None:
 
 @by_codec
 @by_dtype
-@settings(deadline=None, max_examples=60)
+@settings(deadline=None, max_examples=25)
 @given(data=st.data(), window=st.sampled_from(WINDOWS))
 def test_any_array_comes_back_bit_for_bit(name: str, dtype: np.dtype[Any], data: st.DataObject, window: int) -> None:
     check(make_codec(name, window), data.draw(arrays.arrays(dtype)))

@@ -423,6 +423,7 @@ def test_what_ships_is_a_scenario_or_a_study() -> None:
 FIGURES_WITHOUT_NUMBERS = ("buddy-5b", "buddy-13a")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", shipped_studies())
 def test_shipped_studies_load_and_name_themselves(name: str) -> None:
     study = load_study(name)

@@ -25,7 +25,7 @@ from simgpu.trace.model import Trace
 from tests.semantics.hand_made import block, graph, held, kernel, node, run, times, trace
 from tests.semantics.random_traces import nodes, traces
 
-many = settings(deadline=None, suppress_health_check=list(HealthCheck), max_examples=150)
+many = settings(deadline=None, suppress_health_check=list(HealthCheck), max_examples=50)
 
 #: Four layers; at the end of forward x1 (persistent) to x4 are there, 850 bytes; F3 alone needs 650.
 CHAIN = chain([5, 7, 9, 4], [10, 14, 18, 6], [100, 200, 300, 250])

@@ -27,7 +27,7 @@ from tests.policies.capuchin.test_passive import Fixed, context_of
 from tests.semantics.hand_made import BACKWARD, block, graph, held, kernel, node
 from tests.semantics.random_traces import nodes, traces
 
-many = settings(deadline=None, suppress_health_check=list(HealthCheck), max_examples=100)
+many = settings(deadline=None, suppress_health_check=list(HealthCheck), max_examples=40)
 
 
 def run(trace: Trace, where: NodeSpec, budget: int) -> Result:

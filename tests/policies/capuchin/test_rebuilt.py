@@ -21,7 +21,7 @@ from tests.policies.capuchin.test_passive import context_of
 from tests.semantics.hand_made import BACKWARD, block, held, kernel, node, trace
 from tests.semantics.random_traces import nodes, traces
 
-many = settings(deadline=None, suppress_health_check=list(HealthCheck), max_examples=60)
+many = settings(deadline=None, suppress_health_check=list(HealthCheck), max_examples=25)
 POLICY = Capuchin("home")
 
 

@@ -21,6 +21,7 @@ def test_the_table_before_the_fit_is_a_table() -> None:
     assert load_parameters(START).architectures.keys() == load_parameters().architectures.keys()
 
 
+@pytest.mark.slow
 def test_the_parameters_are_those_that_the_fit_finds(compared: TimeModelValidation) -> None:
     """From the shipped values a step of least squares has nothing left to gain, and from the first guesses much."""
     problem = FitProblem([row.sample for row in compared.rows if row.sample.fitted], load_parameters(START))

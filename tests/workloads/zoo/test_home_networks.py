@@ -80,6 +80,7 @@ def plain(text: str, budget: str) -> int:
     return result.batch or 0
 
 
+@pytest.mark.exhaustive
 @pytest.mark.parametrize("name", FORMS)
 def test_each_is_the_form_whose_plain_batch_comes_nearest(name: str, published: dict[str, int]) -> None:
     """As a ratio, with the paper's 11 GB."""
@@ -98,6 +99,7 @@ def rows() -> dict[str, list[str]]:
     return {cells[0].strip(): [cell.strip() for cell in cells[1:]] for cells in lines}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", FORMS)
 def test_the_readme_tells_the_settings_and_by_how_much_they_miss(name: str) -> None:
     settings, table, *ours = rows()[name]
