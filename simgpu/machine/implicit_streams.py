@@ -7,7 +7,7 @@ from itertools import accumulate
 from typing import Any, Protocol
 
 from simgpu.graph.taskgraph import TaskGraph
-from simgpu.machine.code import COPY_H2D, COPY_D2H, WORK
+from simgpu.machine.code import COPY_D2H, COPY_H2D, WORK
 from simgpu.machine.stream import Stream, TimedMemory
 from simgpu.memory.paged import Parts
 from simgpu.timeline.model import SpanKind

@@ -18,7 +18,7 @@ import simpy
 from simgpu.errors import OutOfMemoryError
 from simgpu.graph.taskgraph import TaskGraph
 from simgpu.hardware.spec import NodeSpec
-from simgpu.machine.code import COPY_H2D, COPY_D2H
+from simgpu.machine.code import COPY_D2H, COPY_H2D
 from simgpu.machine.implicit_streams import ImplicitStreams
 from simgpu.machine.page_accesses import block_accesses, page_accesses
 from simgpu.machine.stream import Stream, TimedMemory, unset

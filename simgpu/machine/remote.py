@@ -16,7 +16,7 @@ import simpy
 from simgpu.compression.codecs.entries import SECTOR_BYTES
 from simgpu.graph.taskgraph import TaskGraph
 from simgpu.hardware.spec import NodeSpec
-from simgpu.machine.code import COPY_H2D, COPY_D2H
+from simgpu.machine.code import COPY_D2H, COPY_H2D
 from simgpu.machine.flows import FlowNetwork, single_paths
 from simgpu.machine.implicit_streams import ImplicitStreams
 from simgpu.machine.stream import Stream, TimedMemory, unset

@@ -46,7 +46,8 @@ published:
   - {run: vDNN, aggregate: AlexNet 128, measure: overlap, value: 0.5, source: figure 7}
   - {run: vDNN, aggregate: AlexNet, value: 0.5, source: figure 6}
   - {run: vDNN, aggregate: max, measure: samples_per_s, excluding: [AlexNet], value: 1000, source: figure 6}
-  - {run: none, aggregate: mean, measure: computation, excluding: [AlexNet 128, alone, recorded], value: 1, source: figure 7}
+  - {run: none, aggregate: mean, measure: computation,
+      excluding: [AlexNet 128, alone, recorded], value: 1, source: figure 7}
 """
 
 

@@ -107,7 +107,10 @@ def test_the_frame_and_the_facts_have_it(result: StudyResult) -> None:
         (("batch: 64", "batches: [32, 64]"), "largest_batch: searches the batches that AlexNet sweeps"),
         (("baseline: none", "baseline: none\nepochs: [0, 1]"), "the largest batch is searched in one epoch"),
         (("{policy: ideal}", "{policy: ideal, data_parallel: {gpus: 2}}"), "the largest batch is searched for one GPU"),
-        (("aggregate: mean, measure: batch_ratio", "aggregate: sum"), "throughput cannot be summed: write mean, min or max"),
+        (
+            ("aggregate: mean, measure: batch_ratio", "aggregate: sum"),
+            "throughput cannot be summed: write mean, min or max",
+        ),
     ],
 )
 def test_what_cannot_be_searched_is_refused(change: tuple[str, str], told: str, tmp_path: Path) -> None:

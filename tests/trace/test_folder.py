@@ -207,7 +207,12 @@ MISTAKES = {
         ("x,8", "x,-8", "row 2, column bytes", "'-8' is negative"),
         ("y,64,k2", "y,64,q2", "row 3, column packed_after", "'q2' is not a kernel of this trace"),
         ("y,64,k2,k4", "y,64,k2,q4", "row 3, column unpacked_before", "'q4' is not a kernel of this trace"),
-        ("x,8,,k4,end", "x,8,,k4,never", "row 2, column released_after", "name a kernel that has a row in kernels, or 'end'"),
+        (
+            "x,8,,k4,end",
+            "x,8,,k4,never",
+            "row 2, column released_after",
+            "name a kernel that has a row in kernels, or 'end'",
+        ),
         ("y,64,k2", "y,64,", "row 3, column packed_after", "block 'y' is saved before any kernel has written it"),
         (
             "y,64,k2,k4",
@@ -215,8 +220,18 @@ MISTAKES = {
             "row 3, column unpacked_before",
             "kernel 'k2' unpacks it, and does not run after 'k2'",
         ),
-        ("s,16,k3,k4,", "s,16,k3,k4,k2", "row 5, column released_after", "it is dropped at kernel 'k2', and saved later"),
-        ("y,32,k2,,k3", "y,32,k2,,k4", "row 4, column released_after", "block 'y' is dropped at 'k4', and in a row above"),
+        (
+            "s,16,k3,k4,",
+            "s,16,k3,k4,k2",
+            "row 5, column released_after",
+            "it is dropped at kernel 'k2', and saved later",
+        ),
+        (
+            "y,32,k2,,k3",
+            "y,32,k2,,k4",
+            "row 4, column released_after",
+            "block 'y' is dropped at 'k4', and in a row above",
+        ),
     ],
     "trace.yaml": [
         ("simgpu.trace/2", "simgpu.trace/2", "", "'simgpu.trace/2' is another version; this simgpu reads version 1"),

@@ -15,7 +15,7 @@ from simgpu.compression.codecs import zvc
 from simgpu.compression.codecs.frame import HEADER_BYTES
 from simgpu.compression.codecs.registry import codec_names, make_codec
 from tests.compression.codecs import arrays, reference, zvc_numpy
-from tests.compression.codecs.arrays import DTYPES, bits, activation
+from tests.compression.codecs.arrays import DTYPES, activation, bits
 
 CLAIMS = Path(__file__).parents[4] / "shared" / "claims.yaml"
 WINDOWS = [4096, 65536]
