@@ -163,7 +163,7 @@ def test_a_trace_or_run_that_is_null_is_left_out_with_what_is_published_of_it(tm
     study = load_study(path, {"traces.chain": None, "runs.small": None})
     assert list(study.traces) == ["AlexNet"]
     assert [run.label for run in study.runs] == ["vDNN", "other", "oracle"]
-    assert [(row.run, row.without) for row in study.published] == [("other", ())]
+    assert [(row.run, row.excluding) for row in study.published] == [("other", ())]
     assert not load_study(path, {"traces.AlexNet": None, "runs.small": None}).published
     assert study.notes == ("Left out: chain, small. Means are of the rest, also where a paper's are of all.",)
 
@@ -171,7 +171,7 @@ def test_a_trace_or_run_that_is_null_is_left_out_with_what_is_published_of_it(tm
 def test_what_differs_on_a_trace_that_is_left_out_goes_with_it(tmp_path: Path) -> None:
     study = load_study(study_file(tmp_path, BUDGETS), {"traces.VGG-11": None})
     assert list(study.traces) == ["AlexNet"]
-    assert all(row.of != "VGG-11" for row in study.published)
+    assert all(row.aggregate != "VGG-11" for row in study.published)
 
 
 def test_not_everything_can_be_left_out(tmp_path: Path) -> None:
@@ -219,7 +219,7 @@ def test_a_run_may_differ_on_a_trace_and_train_on_several_gpus(tmp_path: Path) -
 def test_a_published_number_is_of_two_runs_of_one_or_of_memory(tmp_path: Path) -> None:
     study = load_study(study_file(tmp_path, BUDGETS))
     assert study.tables == ("time_increase", "moved")
-    assert [(row.run, row.over, row.measure, row.memory) for row in study.published] == [
+    assert [(row.run, row.vs, row.measure, row.memory) for row in study.published] == [
         ("moDNN", "ideal", "time_increase", None),
         ("sweep", "vDNN+", "throughput", None),
         ("sweep 2 GB", "moDNN", "traffic_reduction", None),
@@ -311,7 +311,7 @@ def test_what_differs_on_one_batch_wins_over_what_differs_on_the_sweep(tmp_path:
 def test_a_sweep_that_is_null_is_left_out_with_what_is_said_of_its_batches(tmp_path: Path) -> None:
     study = load_study(study_file(tmp_path, BATCHES), {"traces.VGG": None})
     assert list(study.traces) == ["chain 1", "chain 2", "AlexNet"]
-    assert [(row.of, row.without) for row in study.published] == [("max", ("chain",))]
+    assert [(row.of, row.excluding) for row in study.published] == [("max", ("chain",))]
     assert study.runs[1].changed == {}
     assert study.notes == ("Left out: VGG. Means are of the rest, also where a paper's are of all.",)
 
