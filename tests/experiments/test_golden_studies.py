@@ -247,7 +247,9 @@ def test_numbers_of_home_are_those_of_the_paper(claims: dict[str, Any]) -> None:
     table = [claims[f"home.{what}.{run}"] for what in ("max_batch", "throughput") for run in TABLE_2]
     gains = [*claims["home.batch_gain"], *claims["home.vs_capuchin.mean"], claims["home.vdnn_oom"]]
     assert stated("home-table-2") == [*(value for row in table for value in row), *gains]
-    batches = {row.aggregate: loaded("home-6").traces[row.aggregate].info.batch for row in loaded("home-6").published[6:]}
+    batches = {
+        row.aggregate: loaded("home-6").traces[row.aggregate].info.batch for row in loaded("home-6").published[6:]
+    }
     assert list(batches.values()) == claims["home.max_batch.home"]
 
 

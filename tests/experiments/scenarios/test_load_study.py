@@ -311,7 +311,7 @@ def test_what_differs_on_one_batch_wins_over_what_differs_on_the_sweep(tmp_path:
 def test_a_sweep_that_is_null_is_left_out_with_what_is_said_of_its_batches(tmp_path: Path) -> None:
     study = load_study(study_file(tmp_path, BATCHES), {"traces.VGG": None})
     assert list(study.traces) == ["chain 1", "chain 2", "AlexNet"]
-    assert [(row.of, row.excluding) for row in study.published] == [("max", ("chain",))]
+    assert [(row.aggregate, row.excluding) for row in study.published] == [("max", ("chain",))]
     assert study.runs[1].changed == {}
     assert study.notes == ("Left out: VGG. Means are of the rest, also where a paper's are of all.",)
 
