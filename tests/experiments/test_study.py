@@ -121,10 +121,10 @@ def test_frame_and_plain_values_agree(result: StudyResult) -> None:
         told = frame.loc[(row["trace"], row["run"])]
         assert row["vs"]["vDNN"] == result.ratio(row["trace"], row["run"], "vDNN")
         if row["samples_per_s"] is None:
-            assert math.isnan(told["over_vDNN"])
+            assert math.isnan(told["vs_vDNN"])
         else:
-            assert told["over_vDNN"] == row["vs"]["vDNN"]
-    means = {each["over"]: each["values"] for each in document["means"]}
+            assert told["vs_vDNN"] == row["vs"]["vDNN"]
+    means = {each["vs"]: each["values"] for each in document["means"]}
     assert means["ideal"]["vDNN"] == result.mean("vDNN", "ideal")
     assert [row["ours"] for row in document["published"]] == [row.ours for row in result.comparisons()]
 

@@ -136,11 +136,11 @@ def test_the_listing_reads_like_what_happens():
         "  d2h",
         "    await 0",
         "    acquire host x1:saved",
-        "    copy out x1 as x1:saved",
+        "    copy d2h x1 as x1:saved",
         "    signal 1",
         "  h2d",
         "    await 2",
-        "    copy in x1:saved",
+        "    copy h2d x1:saved",
         "    release host x1:saved",
         "    signal 3",
     ]

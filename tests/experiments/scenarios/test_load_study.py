@@ -64,7 +64,7 @@ runs:
   vDNN+: {policy: vdnn+, budgets: [2 GB, 1 GB, 4 GB]}
   four: {policy: modnn, data_parallel: {gpus: 4, exchange: host, cores: 2}}
 baseline: [ideal, vDNN+]
-tables: [time_increase, moved]
+tables: [time_increase, traffic]
 published:
   - {run: moDNN, measure: time_increase, value: 0.03, source: figure 10}
   - {run: sweep, vs: vDNN+, value: 1.26, source: figure 12}
@@ -218,7 +218,7 @@ def test_a_run_may_differ_on_a_trace_and_train_on_several_gpus(tmp_path: Path) -
 
 def test_a_published_number_is_of_two_runs_of_one_or_of_memory(tmp_path: Path) -> None:
     study = load_study(study_file(tmp_path, BUDGETS))
-    assert study.tables == ("time_increase", "moved")
+    assert study.tables == ("time_increase", "traffic")
     assert [(row.run, row.vs, row.measure, row.memory) for row in study.published] == [
         ("moDNN", "ideal", "time_increase", None),
         ("sweep", "vDNN+", "throughput", None),
@@ -254,8 +254,8 @@ def test_a_published_number_is_of_two_runs_of_one_or_of_memory(tmp_path: Path) -
         ("cores: 2", "cores: 21", "line 14, runs.four.data_parallel.cores: the host of node k40-x4 has 20 cores"),
         ("batch: 16", "batch: 18", "line 14, runs.four.data_parallel.gpus: a batch of 18 cannot be divided evenly"),
         ("exchange: host", "exchange: hots", "line 14, runs.four.data_parallel.exchange: 'hots' is not one of"),
-        ("[time_increase, moved]", "[time_lost]", "line 16, tables[0]: 'time_lost' is not one of the choices"),
-        ("[time_increase, moved]", "[]", "line 16, tables: [] is too short"),
+        ("[time_increase, traffic]", "[time_lost]", "line 16, tables[0]: 'time_lost' is not one of the choices"),
+        ("[time_increase, traffic]", "[]", "line 16, tables: [] is too short"),
         ("run: sweep 2", "run: sweep 3", "line 20, published[2].run: there is no run 'sweep 3 GB'; did you mean"),
         ("[2 GB, 1 GB, 4 GB]", "[1 GB]", "line 19, published[1].run: 'vDNN+' is a sweep, and has no run for every"),
         (
