@@ -219,7 +219,7 @@ def test_joint_is_never_slower_than_another_policy() -> None:
 
 def test_home_hides_its_transfers_and_vdnn_waits_as_in_figure_7(claims: dict[str, Any]) -> None:
     """Of InceptionV3 within a point of the paper; of VGG16 HOME's alone."""
-    ours = {(row.published.run, row.published.of, row.published.measure): row for row in some("home-7").comparisons()}
+    ours = {(row.published.run, row.published.aggregate, row.published.measure): row for row in some("home-7").comparisons()}
     for run in ("HOME", "Capuchin", "vDNN"):
         assert abs(ours[run, "InceptionV3", "swapping"].difference or 0) < 0.01
     assert abs(ours["HOME", "VGG16", "swapping"].difference or 0) < 0.01
