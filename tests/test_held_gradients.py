@@ -174,6 +174,7 @@ def test_what_fits_one_gpu_with_its_gradients_held_fits_several_with_the_hosts_e
         simulate(made, two(), policy, gpus=2, budget=need - 1)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["resnet32-b56", "unet-b6", "transformer-b10"])
 @pytest.mark.parametrize("exchange", EXCHANGES)
 def test_recordings_in_which_backward_reads_gradients_run_on_two_gpus(name: str, exchange: str):

@@ -31,11 +31,13 @@ def imports_of(path: Path) -> set[str]:
     return found
 
 
+@pytest.mark.slow
 def test_simpy_is_used_in_the_machine_alone() -> None:
     users = {path for path in MODULES if "simpy" in {name.split(".")[0] for name in imports_of(path)}}
     assert users and all(path.is_relative_to(PACKAGE / "machine") for path in users)
 
 
+@pytest.mark.slow
 def test_only_commands_of_the_zoo_know_how_the_time_model_was_fitted() -> None:
     for path in MODULES:
         module = path.relative_to(PACKAGE)

@@ -258,6 +258,7 @@ def test_pictures_that_cannot_be_drawn_are_refused(profile: BuddyProfile) -> Non
         histograms.plot("heatmap")
 
 
+@pytest.mark.slow
 def test_a_program_of_zeros_can_be_drawn() -> None:
     found = profile_snapshots(program({"a": entries((10, 0))}))
     assert found.to_dict()["optimistic_ratio"] is None

@@ -66,6 +66,7 @@ def test_a_study_of_which_nothing_fits_can_be_drawn(tmp_path: Path) -> None:
     assert (tmp_path / "bars.png").stat().st_size
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("suffix", ["png", "svg"])
 def test_the_same_numbers_give_the_same_bytes(suffix: str, tmp_path: Path) -> None:
     for name in ("one", "two"):

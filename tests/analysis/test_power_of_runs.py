@@ -155,6 +155,7 @@ def budgets() -> list[Result]:
     return [simulate(resnet34_at_256(), load_node("k40"), "modnn", budget=f"{gib} GiB") for gib in (12, 8, 6, 5, 4, 3)]
 
 
+@pytest.mark.slow
 def test_less_memory_hardly_changes_the_average_power(resnet34: dict[int, Result], budgets: list[Result]) -> None:
     ideal = resnet34[256].metrics.power
     averages = [result.metrics.power.average_w for result in budgets if result.metrics.power]

@@ -126,6 +126,7 @@ def test_a_network_of_the_zoo_in_the_budget_asked_for() -> None:
     assert "updates weights together; one at a time they would not limit memory" in text
 
 
+@pytest.mark.slow
 def test_the_nodes_memory_is_the_budget() -> None:
     found = document(*ZOO)
     assert (found["node"], found["budget"]) == ("k40", load_node("k40").budget)
@@ -141,6 +142,7 @@ def test_ideal_is_the_policy_alone() -> None:
     assert "as under the policies none and ideal" in told("quickstart")
 
 
+@pytest.mark.slow
 def test_the_batches_that_are_said_to_fit_do_and_the_next_do_not() -> None:
     """Equation 8 allows all 32 samples in 40 MiB, which a plain framework cannot run."""
     found, scenario = document("quickstart"), load_scenario("quickstart")
@@ -173,6 +175,7 @@ def test_a_scenario_has_its_trace_node_budget_and_alignment(tmp_path: Path) -> N
     assert document(study, "--budget", "2MiB")["budget"] == 2 * 2**20
 
 
+@pytest.mark.slow
 def test_a_shipped_scenario_is_found_by_name() -> None:
     assert document("quickstart")["trace"] == "resnet20-cifar-cpu"
 

@@ -196,6 +196,7 @@ def _hears_ctrl_c() -> None:
     signal.signal(signal.SIGINT, signal.SIG_DFL)
 
 
+@pytest.mark.slow
 def test_an_interrupt_ends_with_130_and_leaves_what_was_stored(kept: Path) -> None:
     before = {path: path.read_bytes() for path in sorted(kept.rglob("*")) if path.is_file()}
     command = "from simgpu.cli import main; main(prog_name='simgpu')"

@@ -71,6 +71,7 @@ def test_help_loads_nothing_heavy(group: list[str]) -> None:
     assert not [name for name in HEAVY if f"'{name}'" in loaded]
 
 
+@pytest.mark.slow
 def test_importing_the_package_loads_nothing_heavy_and_its_names_load_on_use() -> None:
     loaded = _python("import sys, simgpu; print(sorted(sys.modules)); simgpu.simulate; simgpu.load_node")
     assert not [name for name in HEAVY if f"'{name}'" in loaded]
@@ -262,6 +263,7 @@ def test_record_writes_a_trace_or_says_what_to_install(tmp_path: Path) -> None:
         assert read_trace(tmp_path / "mlp").info.batch == 4
 
 
+@pytest.mark.slow
 def test_the_command_line_works_as_a_process() -> None:
     done = simgpu_process("list", "nodes")
     assert done.returncode == 0

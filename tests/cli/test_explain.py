@@ -65,6 +65,7 @@ def test_of_a_policy_without_limits_there_is_nothing_to_explain() -> None:
     assert "nothing to explain: all policies have unlimited memory" in done.stdout
 
 
+@pytest.mark.slow
 def test_a_change_too_small_for_a_share_is_told_as_a_time() -> None:
     four = ("--set", "node=k40-x4", "--set", "data_parallel.gpus=4", "--set", "policies=none")
     faster = next(line for line in simgpu(*SMALL, *four).stdout.splitlines() if line.startswith("2x link bandwidth"))
@@ -82,6 +83,7 @@ def test_policies_without_limits_are_left_out_and_the_rest_is_told_one_after_the
     ]
 
 
+@pytest.mark.slow
 def test_json_has_every_loss_and_step() -> None:
     done = simgpu(*SMALL, "--json", "--set", "policies=[none, vdnn]", "--more-memory", "8 MiB")
     document = json.loads(done.stdout)

@@ -117,6 +117,7 @@ def test_keys_of_a_scenario_of_a_study_and_of_their_nodes() -> None:
     assert not [key for key in offered("run --set ") if key.startswith("schema")]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("shell", "command", "start"),
     [

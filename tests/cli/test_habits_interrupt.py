@@ -107,6 +107,7 @@ def is_quiet(said: str) -> bool:
     return not [line for line in said.splitlines() if line and not line.endswith(" s)")]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", WRITING)
 def test_ctrl_c_while_a_command_writes_leaves_the_old_results_and_nothing_else(name: str, place: Path) -> None:
     words, file, schema = WRITING[name]
@@ -118,6 +119,7 @@ def test_ctrl_c_while_a_command_writes_leaves_the_old_results_and_nothing_else(n
     assert contents(place) == before
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", COMPUTING)
 def test_ctrl_c_while_a_command_computes(name: str, place: Path) -> None:
     words, moment = COMPUTING[name]
@@ -145,6 +147,7 @@ def test_ctrl_c_while_modules_load(module: str, place: Path) -> None:
     assert not (place / "out").exists()
 
 
+@pytest.mark.slow
 def test_folders_change_places_undisturbed(place: Path) -> None:
     assert simgpu("run", "study.yaml", "-o", "out").exit_code == 0
     before = contents(place)
@@ -154,6 +157,7 @@ def test_folders_change_places_undisturbed(place: Path) -> None:
     assert contents(place) == before, "the new results whole, the old ones gone"
 
 
+@pytest.mark.slow
 def test_folders_on_the_way_to_the_output_vanish_too(place: Path) -> None:
     before = contents(place)
     assert interrupted(("open", ".part/"), "run", "study.yaml", "-o", "new/er/out")[0] == 130
@@ -169,6 +173,7 @@ def test_ctrl_c_while_a_model_is_recorded(place: Path) -> None:
     assert contents(place) == before
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP])
 def test_kill_unwinds_too(number: int, place: Path) -> None:
     before = contents(place)
@@ -190,6 +195,7 @@ def test_an_interrupt_that_was_lost_is_raised_again_at_the_next_step(request: py
         say("of the next command")
 
 
+@pytest.mark.slow
 def test_a_signal_that_is_ignored_stays_ignored(place: Path) -> None:
     command = ["sh", "-c", 'trap "" HUP; exec "$@"', "sh", sys.executable, "-c", CHILD, str(int(signal.SIGHUP))]
     words = [*command, "open", ".part/", "0", "run", "study.yaml", "-o", "out"]

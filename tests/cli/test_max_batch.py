@@ -64,6 +64,7 @@ def test_a_trace_needs_a_node_and_takes_policies_as_tables_call_them(study: Path
     assert "Missing option '--node'" in refused(folder)
 
 
+@pytest.mark.slow
 def test_a_network_of_the_zoo_takes_all_settings_of_a_file() -> None:
     settings = ("trace.input=cifar10", "trace.framework=pytorch-1.5", "trace.variant.batch_norm=true", "iterations=2")
     arguments = ["zoo:squeezenet", "--node", "2080ti", "--budget", "1GiB", "--policy", "none", "--json"]

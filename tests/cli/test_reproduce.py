@@ -55,6 +55,7 @@ def broken(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(tasks, "_source", lambda _: "")
 
 
+@pytest.mark.slow
 def test_a_single_claim_is_told_in_full() -> None:
     done = reproduce("cdma.batches")
     assert done.exit_code == 0, done.output

@@ -76,6 +76,7 @@ def test_the_numbers_printed_are_those_of_the_result(study: Path) -> None:
         assert any(line.split()[:2] == [label, f"{nanoseconds / 1000:.4g}"] for line in table.splitlines())
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("command", ["run", "compare"])
 def test_output_fits_80_columns_and_is_plain_in_a_pipe(study: Path, command: str) -> None:
     policies = "policies=[ideal, none, vdnn, vdnn: {mode: conv}, vdnn: {mode: dynamic}]"
@@ -99,6 +100,7 @@ def slow(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("simgpu.cli.screen._PATIENCE_S", 0.1)
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("slow")
 def test_a_long_run_tells_its_progress_in_plain_lines_and_stdout_stays_json(study: Path) -> None:
     done = simgpu("run", study, "--json")
@@ -126,6 +128,7 @@ def test_a_bar_that_moves_on_is_told_now_and_then_and_what_is_new_at_once(
     assert [line.split(" (")[0] for line in capsys.readouterr().err.splitlines()] == ["searching ──", "running"]
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("slow")
 def test_quiet_is_quiet(study: Path) -> None:
     assert not simgpu("compare", study, "--quiet").stderr
@@ -251,12 +254,14 @@ def test_outputs_are_written_as_one_folder_and_replaced_as_one(study: Path, tmp_
     assert [path.name for path in out.parent.iterdir()] == ["out"]
 
 
+@pytest.mark.slow
 def test_the_report_on_disk_is_the_one_on_stdout_and_the_same_every_time(study: Path, tmp_path: Path) -> None:
     printed = simgpu_process("run", study, "--json", "-o", tmp_path / "a").stdout
     simgpu_process("run", study, "-o", tmp_path / "b")
     assert (tmp_path / "a" / "report.json").read_text() == printed == (tmp_path / "b" / "report.json").read_text()
 
 
+@pytest.mark.slow
 def test_ctrl_c_ends_with_130(study: Path) -> None:
     # Jobs in the background inherit that the signal is ignored, so the child takes it up anew.
     code = (

@@ -102,6 +102,7 @@ def test_all_policies_are_checked_before_the_search(monkeypatch: pytest.MonkeyPa
     assert "policy home(particles=0): particles: 0 is less than 1" in told
 
 
+@pytest.mark.slow
 def test_a_search_without_a_curve_says_so(tmp_path: Path) -> None:
     out = tmp_path / "out"
     lines = shown(

@@ -59,6 +59,7 @@ def test_it_shows_what_was_swept_and_where_the_results_are(place: Path) -> None:
     assert again.stdout == done.stdout.replace("points   3", "points   3, 0 of them run now")
 
 
+@pytest.mark.slow
 def test_many_rows_are_left_to_the_files(place: Path) -> None:
     done = simgpu(
         "sweep", "study.yaml", "--jobs", 1, "--set", f"sweep.grid.seed={list(range(20))}", "--set", "sweep.points=[]"
@@ -68,6 +69,7 @@ def test_many_rows_are_left_to_the_files(place: Path) -> None:
     assert len((place / "results" / "study-sweep" / "results.csv").read_text().splitlines()) == 181
 
 
+@pytest.mark.slow
 def test_exit_codes(place: Path) -> None:
     assert (
         simgpu(
@@ -170,6 +172,7 @@ def test_a_kill_at_any_moment_loses_no_finished_point(place: Path) -> None:
     ]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("jobs", ["1", "2"])
 def test_ctrl_c_ends_all_processes_and_the_same_command_goes_on(place: Path, jobs: str) -> None:
     home, mark = place / "out", uuid.uuid4().hex

@@ -44,6 +44,7 @@ def some(name: str) -> StudyResult:
     return run_study(load_study(name, BUDDY[name]))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", BUDDY)
 def test_tables_are_those_on_record(name: str, data_regression: DataRegressionFixture) -> None:
     data_regression.check(
@@ -111,6 +112,7 @@ def test_a_larger_batch_fits_and_trains_faster() -> None:
     assert (result.ratio("AlexNet", "Buddy", "12 GB") or 0) > 1
 
 
+@pytest.mark.slow
 def test_numbers_of_buddy_compression_are_those_of_the_paper(claims: dict[str, Any]) -> None:
     def stated(name: str) -> list[float]:
         return [row.value for row in loaded(name).published]

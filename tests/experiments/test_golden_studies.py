@@ -80,6 +80,7 @@ def test_every_shipped_study_is_on_record() -> None:
     assert sorted([*CSWAP, *CDMA, *MODNN, *HOME, *BUDDY]) == sorted(shipped_studies())
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", [*CSWAP, *CDMA])
 def test_ratios_are_those_on_record(name: str, data_regression: DataRegressionFixture) -> None:
     result = ends(name)
@@ -97,6 +98,7 @@ def test_ratios_are_those_on_record(name: str, data_regression: DataRegressionFi
     )
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", [*MODNN, *HOME])
 def test_tables_are_those_on_record(name: str, data_regression: DataRegressionFixture) -> None:
     result = some(name) if name in HOME else part(name)
@@ -110,6 +112,7 @@ def test_tables_are_those_on_record(name: str, data_regression: DataRegressionFi
     )
 
 
+@pytest.mark.slow
 def test_the_host_codec_is_fitted_to_one_published_mean(claims: dict[str, Any]) -> None:
     """The whole study, as the node's file says; the second server has the same rate for each core."""
     changes = {"runs": {"vDNN++": {"policy": "vdnn++"}, "CSWAP": {"policy": {"cswap": {"launch": "grid_search"}}}}}
@@ -219,7 +222,9 @@ def test_joint_is_never_slower_than_another_policy() -> None:
 
 def test_home_hides_its_transfers_and_vdnn_waits_as_in_figure_7(claims: dict[str, Any]) -> None:
     """Of InceptionV3 within a point of the paper; of VGG16 HOME's alone."""
-    ours = {(row.published.run, row.published.aggregate, row.published.measure): row for row in some("home-7").comparisons()}
+    ours = {
+        (row.published.run, row.published.aggregate, row.published.measure): row for row in some("home-7").comparisons()
+    }
     for run in ("HOME", "Capuchin", "vDNN"):
         assert abs(ours[run, "InceptionV3", "swapping"].difference or 0) < 0.01
     assert abs(ours["HOME", "VGG16", "swapping"].difference or 0) < 0.01
@@ -234,6 +239,7 @@ def test_a_policy_that_moves_or_recomputes_more_trains_larger_batches() -> None:
         assert batches[0] < batches[1] < batches[2]
 
 
+@pytest.mark.slow
 def test_numbers_of_home_are_those_of_the_paper(claims: dict[str, Any]) -> None:
     def stated(name: str) -> list[float]:
         return [row.value for row in loaded(name).published]
@@ -253,6 +259,7 @@ def test_numbers_of_home_are_those_of_the_paper(claims: dict[str, Any]) -> None:
     assert list(batches.values()) == claims["home.max_batch.home"]
 
 
+@pytest.mark.slow
 def test_published_numbers_are_those_of_the_papers(claims: dict[str, Any]) -> None:
     """Rows that the studies put beside our numbers, against the list of the papers' claims."""
 

@@ -9,6 +9,7 @@ import simgpu
 from simgpu.cli import main
 
 
+@pytest.mark.slow
 def test_it_equals_what_simgpu_bound_prints():
     trace, node = simgpu.load_trace("vgg16-b128-v100"), simgpu.load_node("v100")
     found = simgpu.least_memory(trace, node)

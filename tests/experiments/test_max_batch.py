@@ -75,6 +75,7 @@ def test_of_a_chain_it_is_what_the_sizes_say(memory: int, plain: int, vdnn: int)
     assert found.vs_none(found["vdnn"]) == vdnn / plain
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("policy", ["none", "vdnn"])
 @pytest.mark.parametrize("name", ["resnet20", "squeezenet"])
 def test_it_fits_and_a_few_more_do_not(name: str, policy: str) -> None:
@@ -88,6 +89,7 @@ def test_it_fits_and_a_few_more_do_not(name: str, policy: str) -> None:
     assert found.result.metrics.device_peak_bytes <= 2 * 2**30
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("batch", [1, 7, 5000])
 def test_it_does_not_matter_at_which_batch_the_trace_is(batch: int) -> None:
     at = [build_trace("resnet20", batch=each, gpu=GPU.gpu) for each in (64, batch)]
@@ -185,6 +187,7 @@ def test_where_no_sample_fits_it_says_what_one_needs() -> None:
     assert not max_batch(CHAIN, node(600), ["none", "ideal"]).nothing_fits
 
 
+@pytest.mark.slow
 def test_a_batch_in_parts_is_limited_only_by_most() -> None:
     trace = build_trace("resnet20", batch=64, gpu=GPU.gpu)
     found = max_batch(trace, GPU, ["vdnn+"], budget="64 MiB", limit=1000)

@@ -53,6 +53,7 @@ def home(plain20: Trace, node: NodeSpec) -> Search:
     return search_placement(plain20, node, "home", budget=BUDGET)
 
 
+@pytest.mark.slow
 def test_it_runs_what_the_policy_would_run(home: Search, plain20: Trace, node: NodeSpec) -> None:
     result = simulate(plain20, node, "home", budget=BUDGET)
     assert home.fits
@@ -60,6 +61,7 @@ def test_it_runs_what_the_policy_would_run(home: Search, plain20: Trace, node: N
     assert home.notes == result.program.notes
 
 
+@pytest.mark.slow
 def test_equal_seeds_give_equal_searches_and_other_seeds_do_not(home: Search, plain20: Trace, node: NodeSpec) -> None:
     again = search_placement(plain20, node, Home(), budget=f"{BUDGET} B")
     assert again.to_dict() == home.to_dict()
@@ -170,6 +172,7 @@ def test_encoded_swaps_and_early_fetches_are_reported() -> None:
         assert each.prefetched_ns is not None and each.needed_ns is not None and each.prefetched_ns <= each.needed_ns
 
 
+@pytest.mark.slow
 def test_joint_reports_the_vector_of_its_program(plain20: Trace, node: NodeSpec) -> None:
     found = search_placement(plain20, node, Joint(evaluations=5000, lower_bound=False), budget=BUDGET)
     assert found.predicted_ns == found.iteration_ns
@@ -239,6 +242,7 @@ def test_bad_arguments_are_refused_as_simulate_refuses_them(plain20: Trace, node
         search_placement(plain20, node, budget="much")
 
 
+@pytest.mark.slow
 def test_files_are_the_same_every_time_and_hold_no_real_time(
     home: Search, plain20: Trace, node: NodeSpec, tmp_path: Path
 ) -> None:

@@ -52,6 +52,7 @@ def result(tmp_path_factory: pytest.TempPathFactory) -> StudyResult:
     return run_study(study_of(tmp_path_factory.mktemp("largest")))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("policy", ["none", "vdnn"])
 def test_a_run_is_at_the_batch_that_max_batch_finds(policy: str, result: StudyResult) -> None:
     run = {"none": "none", "vdnn": "vDNN"}[policy]

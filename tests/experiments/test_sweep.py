@@ -29,6 +29,7 @@ PINNED = ("iteration_ns", "d2h_bytes", "h2d_bytes", "device_peak_bytes", "retire
 COLUMNS = ["point", "budget", "node.link.d2h_bandwidth", "node.link.h2d_bandwidth", "policy", "outcome", *PINNED]
 
 
+@pytest.mark.slow
 def test_results_are_those_on_record(tmp_path: Path, file_regression: FileRegressionFixture) -> None:
     run_sweep(load_sweep("memory-sweep"), folder=tmp_path / "out")
     with (tmp_path / "out" / "results.csv").open(encoding="utf-8", newline="") as file:
@@ -36,6 +37,7 @@ def test_results_are_those_on_record(tmp_path: Path, file_regression: FileRegres
     file_regression.check("\n".join([",".join(COLUMNS), *lines]) + "\n", extension=".csv")
 
 
+@pytest.mark.slow
 def test_each_row_is_what_the_scenario_of_its_point_gives(tmp_path: Path) -> None:
     sweep = load_sweep("memory-sweep", {"sweep.grid.budget": ["16 MiB", "40 MiB"]})
     frame = run_sweep(sweep).frame()
@@ -72,6 +74,7 @@ def test_one_process_two_processes_and_a_cluster_give_the_same_bytes(tmp_path: P
     )
 
 
+@pytest.mark.slow
 def test_csv_parquet_and_frame_are_one_table(tmp_path: Path) -> None:
     pandas = pytest.importorskip("pandas")
     pytest.importorskip("pyarrow")
@@ -105,6 +108,7 @@ def test_integers_of_more_than_64_bits_are_exact(tmp_path: Path) -> None:
     assert pandas.read_parquet(tmp_path / "results.parquet").seed.tolist() == ["7", str(2**63)]
 
 
+@pytest.mark.slow
 def test_the_same_call_resumes_a_stopped_sweep(tmp_path: Path) -> None:
     sweep, ran = small_sweep(), []
 
@@ -138,6 +142,7 @@ def test_a_sweep_without_a_finished_point_leaves_no_folder(tmp_path: Path) -> No
     assert not list(tmp_path.iterdir())
 
 
+@pytest.mark.slow
 def test_points_that_broke_or_lacked_a_package_run_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     sweep = small_sweep(3, policies=["none", "vdnn"])
     whole = point.simulate
@@ -183,6 +188,7 @@ def test_problems_of_a_loaded_point_are_in_its_row(tmp_path: Path) -> None:
     }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("work", "dead"), [(dies_at_3, 3), (dies_at_0, 0)])
 def test_a_point_that_kills_its_process_affects_no_other(tmp_path: Path, work: object, dead: int) -> None:
     sweep = small_sweep(5)
@@ -195,6 +201,7 @@ def test_a_point_that_kills_its_process_affects_no_other(tmp_path: Path, work: o
     assert run_sweep(sweep, folder=tmp_path / "out").ran == 1
 
 
+@pytest.mark.slow
 def test_few_points_are_under_way_at_any_time() -> None:
     sweep, given = small_sweep(200), []
     finished = in_processes(sweep, (given.append(number) or number for number in range(200)), 2, run_point, died)
@@ -203,6 +210,7 @@ def test_few_points_are_under_way_at_any_time() -> None:
     finished.close()
 
 
+@pytest.mark.slow
 def test_a_folder_of_another_sweep_is_refused_and_restart_replaces_it(tmp_path: Path) -> None:
     home = tmp_path / "out"
     run_sweep(small_sweep(2), folder=home)
@@ -256,6 +264,7 @@ def test_a_foreign_folder_is_refused(tmp_path: Path) -> None:
     assert sorted(file.name for file in tmp_path.iterdir()) == ["mine.txt", "other"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("start", (1024, 4096, 9000))
 def test_a_damaged_database_is_reported_without_a_traceback(tmp_path: Path, start: int) -> None:
     home = tmp_path / "out"
@@ -278,6 +287,7 @@ def test_without_pyarrow_only_csv_is_written(tmp_path: Path, monkeypatch: pytest
     assert (tmp_path / "out" / "results.parquet").exists()
 
 
+@pytest.mark.slow
 def test_a_result_prints_as_a_table(tmp_path: Path) -> None:
     result = run_sweep(small_sweep(41))
     text = repr(result)
@@ -319,6 +329,7 @@ class TestCluster:
             "gives no answer: OSError('x')",
         ]
 
+    @pytest.mark.slow
     def test_a_cluster_without_workers_and_one_that_is_a_client(self, tmp_path: Path) -> None:
         distributed = pytest.importorskip("distributed")
         with (

@@ -61,6 +61,7 @@ def test_iterations_weigh_the_epochs() -> None:
     assert once.samples_per_s == often.samples_per_s == 2 * 128 * 10**9 / sum(times)
 
 
+@pytest.mark.slow
 def test_by_default_all_epochs_of_the_trace_run() -> None:
     assert [epoch.number for epoch in train(TRACE, NODE, Counting()).epochs] == list(range(50))
 

@@ -168,6 +168,7 @@ def test_a_stall_on_memory_is_attributed_to_the_offloaded_block() -> None:
     assert waited[0].ns == 100
 
 
+@pytest.mark.slow
 def test_page_migrations_are_attributed_to_their_blocks() -> None:
     node, trace = load_node("buddy-gpu"), load_trace("hpc-seismic")
     found = check_sums(simulate(trace, node, "um", budget="2 GiB"))

@@ -35,6 +35,7 @@ def test_every_byte_below_it_is_too_little(sizes: list[int], policy: str, memory
             simulate(trace, large, policy, budget=budget)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("policy", ["none", "vdnn", "modnn", "um"])
 def test_of_a_recorded_network_it_is_within_a_four_thousandth(policy: str) -> None:
     found = smallest_budget(QUICK.trace, QUICK.node, policy, budget="4 MiB")

@@ -19,6 +19,7 @@ def by_change(answers: tuple[Answer, ...]) -> dict[str, Answer]:
     return {answer.change: answer for answer in answers}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("policy", ["vdnn", "capuchin", "modnn"])
 def test_each_answer_is_the_run_on_the_changed_node(policy: str) -> None:
     node = load_node("laptop-2gb", {"gpu.memory": "20 MiB", "gpu.copy_engines": 1})

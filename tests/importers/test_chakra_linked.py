@@ -160,6 +160,7 @@ def test_tensors_are_in_the_same_blocks_as_in_the_pair(vgg13):
     assert rows(vgg13) == rows(pair())
 
 
+@pytest.mark.slow
 def test_memory_per_node_matches_the_constant(tmp_path):
     """The larger form; a limit that is derived from the count must not be far from the truth."""
     path = tmp_path / "vgg13.json"

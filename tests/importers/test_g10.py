@@ -306,6 +306,7 @@ def test_damaged_folders_are_reported(tmp_path, case):
         import_trace(written(tmp_path / "net", **changed))
 
 
+@pytest.mark.slow
 def test_files_of_another_network_are_reported(tmp_path):
     """Times of one recording beside the graph of another."""
     for name in FACTS:

@@ -191,6 +191,7 @@ def plenty_of_memory(monkeypatch):
     monkeypatch.setattr(free_memory, "available_memory", lambda: None)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("document", "reported"),
     [(profile()[0], None), (linked(), None), (WORKLOAD, ImportOptions(batch=1))],
@@ -201,12 +202,14 @@ def test_a_spoilt_document(tmp_path, document, reported):
     survives(path, path, json.dumps(document), spoilt_json(document), reported)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("lines", [jsonized(), DTR], ids=["Chakra, jsonized", "DTR log"])
 def test_a_spoilt_file_of_several_documents(tmp_path, lines):
     path = tmp_path / "net-b4.json"
     survives(path, path, "\n".join(map(json.dumps, lines)), spoilt_lines(lines))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("layout", ["profile", "nested graph", "flat graph"])
 def test_a_spoilt_file_of_a_joined_pair(tmp_path, layout):
     document, graph = profile()
@@ -221,6 +224,7 @@ def test_a_spoilt_file_of_a_joined_pair(tmp_path, layout):
     survives(path, file, json.dumps(spoilt), spoilt_json(spoilt), ImportOptions(execution_trace=beside))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("texts", "file"),
     [*((TRIOSIM, file) for file in TRIOSIM), *((G10, file) for file in G10)],

@@ -47,6 +47,7 @@ from simgpu.trace.operators import OpClass
 CONV, LINEAR, POOL = OpClass.CONVOLUTION, OpClass.LINEAR, OpClass.POOLING
 
 
+@pytest.mark.slow
 def test_quick_claims_are_simulated() -> None:
     found = reproduce("cdma", quick=True)
     assert {outcome.verdict for outcome in found.claims} <= set(Verdict) - {Verdict.FAILED, Verdict.CANNOT}

@@ -35,6 +35,7 @@ def test_equations_hold_on_chains_of_any_seed() -> None:
         assert chain.takes("vdnn", {"mode": "conv"}) == chain.computes + sum(plain for plain, _ in costs)
 
 
+@pytest.mark.slow
 def test_equations_that_a_policy_breaks_are_found(monkeypatch: pytest.MonkeyPatch) -> None:
     assert all(rule["holds"] for rule in equations(4).values())
     advise = ExecutionAdvisor.advise
@@ -90,11 +91,13 @@ def test_a_tensors_latency_is_that_of_its_copies_and_its_codec() -> None:
     assert static["conv1_1"][1] > 0
 
 
+@pytest.mark.slow
 def test_at_the_experts_setting_static_compression_loses_where_the_paper_says() -> None:
     assert static_layers()["slower"] == []
     assert static_layers(launch="expert")["slower"] == ["MAX1", "MAX2", "MAX3", "MAX4", "ReLU7", "ReLU8"]
 
 
+@pytest.mark.slow
 def test_the_map_of_decisions_has_as_many_compressed_as_are_counted() -> None:
     found = layers()
     drawn = found["figure_9"]
@@ -132,6 +135,7 @@ def test_fewer_zeros_alone_miss_what_is_met_with_more() -> None:
     assert max(cswap_networks._saved(study, name) for name in study.traces) < 0.8 * 0.509
 
 
+@pytest.mark.slow
 def test_the_alexnet_of_the_check_is_that_of_the_study_until_it_is_changed() -> None:
     study = study_of("cswap-6a", dict.fromkeys(f"traces.{name}" for name in TABLE_III["v100"] if name != "AlexNet"))
     vdnn, cswap = (
@@ -142,6 +146,7 @@ def test_the_alexnet_of_the_check_is_that_of_the_study_until_it_is_changed() -> 
     assert alexnet(form="3, 3, 2")["time_saved"] > 0.1
 
 
+@pytest.mark.slow
 def test_a_batch_that_is_not_table_iiis_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(cswap_networks, "_STUDIES", {("v100", 0): "cswap-6a"})
     assert all(runs for _, runs in cswap_networks._tried())

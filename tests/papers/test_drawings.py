@@ -39,6 +39,7 @@ def heights(figure: Figure) -> list[float]:
     return [patch.get_height() for patch in figure.axes[0].patches if isinstance(patch, Rectangle)]
 
 
+@pytest.mark.slow
 def test_bars_have_the_values_that_were_found_and_marks_where_something_is_published() -> None:
     figure = drawn(BARS)
     assert heights(figure) == [2.0, 2.5, 3.0, 4.0, 4.5, 5.0, 5.5]

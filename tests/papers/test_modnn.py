@@ -152,6 +152,7 @@ def test_a_search_tries_every_regular_size() -> None:
     assert not search.allowed(128, 5 * 10**9) and not search.allowed(256, 4 * 10**9)
 
 
+@pytest.mark.slow
 def test_a_sub_batch_too_small_or_irregular_breaks_the_rule(monkeypatch) -> None:
     monkeypatch.setattr(modnn_sub_batch, "BATCHES", {"ResNet-34": 256})
     monkeypatch.setattr(modnn_sub_batch, "_SEARCHED", {"ResNet-34": (4,)})
@@ -174,10 +175,12 @@ def test_where_updates_count_weights_that_leave_save_less() -> None:
     assert CHECKS["weights_offloaded"](without="ResNet-152")["ratio"] < found[0]
 
 
+@pytest.mark.slow
 def test_more_cores_add_up_sooner() -> None:
     assert accumulation_ns("ResNet-34", 1) > accumulation_ns("ResNet-34", 2) > accumulation_ns("ResNet-34", 20)
 
 
+@pytest.mark.slow
 def test_the_experiment_has_the_sub_batches_of_equation_8_as_printed() -> None:
     """`printed_window` and `whole_traffic` name them; in a K40's memory the other networks keep theirs."""
     (changed,) = (step.study["runs.moDNN.per_trace"] for step in PAPER.assumptions["printed_window"].steps.values())

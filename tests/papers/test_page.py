@@ -206,6 +206,7 @@ def test_figures_stand_beside_their_claims_as_elements_of_the_page(run: Run, tmp
     assert 'href="#figure-made-1"' in re.search(r'<tbody id="made.speed".*?</tbody>', text, re.DOTALL)[0]  # type: ignore[index]
 
 
+@pytest.mark.slow
 def test_the_same_results_give_the_same_bytes(run: Run, tmp_path: Path) -> None:
     found = run.outcome(causes=True, figures=True)
     once, again = (write_page(run, found, tmp_path / name).read_bytes() for name in ("a.html", "b.html"))

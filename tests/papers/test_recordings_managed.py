@@ -123,6 +123,7 @@ def test_measured_times_are_the_files_own(vit):
     assert {(row.policy, row.node, row.budget) for row in vit.values()} == {("um", "a100", 40 * 2**30)}
 
 
+@pytest.mark.slow
 def test_the_prediction_is_far_off_and_the_faults_of_a_batch_bring_it_near(vit):
     """Of the parameters that are tried alone, the faults that are served together move it."""
     for row in vit.values():

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 
+import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
@@ -32,6 +33,7 @@ def test_with_memory_to_spare_time_and_peak_are_those_of_the_machine(case: Case)
     assert agrees(case)
 
 
+@pytest.mark.slow
 def test_within_a_budget_time_and_peak_are_those_of_the_machine_and_what_does_not_fit_runs_out_of_memory():
     seen: Counter[str] = Counter()
 

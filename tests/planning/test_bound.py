@@ -65,6 +65,7 @@ def chained(bandwidth: int, budget: int) -> Evaluator:
     return Evaluator(graph, node, budget, Decisions.of(graph))
 
 
+@pytest.mark.slow
 def test_no_placement_of_random_training_is_faster_and_none_fits_where_the_bound_says_so():
     seen: Counter[str] = Counter()
 

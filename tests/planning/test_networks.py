@@ -22,7 +22,10 @@ SIX = load_study("home-table-2").traces
 PLACEMENTS = 200
 
 
-@pytest.mark.parametrize("name", SIX)
+@pytest.mark.parametrize(
+    "name",
+    [pytest.param(name, marks=pytest.mark.slow if name == "SqueezeNet" else pytest.mark.exhaustive) for name in SIX],
+)
 def test_time_and_peak_of_random_placements_are_those_of_the_machine(name: str):
     """Budgets lie between the least with which a placement runs and its peak, so that memory is waited for."""
     graph = task_graph(SIX[name], NODE)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 
+import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
@@ -46,6 +47,7 @@ def chains(draw: st.DrawFn) -> Trace:
     return chain(draw(times), draw(times), draw(st.lists(sizes, min_size=count, max_size=count)))
 
 
+@pytest.mark.slow
 def test_no_policy_beats_its_bound_nor_fits_where_nothing_does() -> None:
     """Every policy on random training, in budgets from a byte under what a kernel needs to what all of it needs."""
     seen: Counter[str] = Counter()

@@ -41,6 +41,7 @@ from simgpu.trace.folder import load_trace
 from simgpu.trace.model import BlockKind, SparsitySample, Trace
 from simgpu.trace.stats import trace_stats
 from tests.policies.networks import NETWORKS
+from tests.sets import slow_except
 
 SHIPPED = ("resnet20-cifar-cpu", "vgg11-cifar-cpu")
 TRACES = (*NETWORKS, *SHIPPED)
@@ -131,7 +132,7 @@ class PolicyContract:
             label = [", ".join(f"{k}={v}" for k, v in given.items()) or "defaults" for given in self.parameter_sets]
             metafunc.parametrize("parameters", self.parameter_sets, ids=label)
         if "trace_name" in names:
-            metafunc.parametrize("trace_name", TRACES)
+            metafunc.parametrize("trace_name", slow_except(TRACES, *NETWORKS))
         if "pool" in names:
             metafunc.parametrize("pool", self.pools)
 

@@ -209,6 +209,7 @@ def test_histograms_that_do_not_add_up_are_refused_by_every_policy_there():
 # --- several GPUs --------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("policy", ["buddy", "vdnn", "modnn"])
 @pytest.mark.parametrize("exchange", ["gather", "host"])
 def test_gpus_that_train_together_compress_as_one_of_them_does(policy: str, exchange: str):

@@ -106,6 +106,7 @@ def test_none_reports_the_recorded_peak_to_the_byte(name):
     assert result.metrics.device_peak_bytes == LOGS[name][1]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", LOGS)
 def test_the_recorded_peak_is_just_enough_and_a_byte_less_is_not(name):
     assert run(name, "none", LOGS[name][1]).iteration_ns == LOGS[name][0]

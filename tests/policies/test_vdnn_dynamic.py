@@ -126,8 +126,12 @@ def run(trace: Trace, budget: int) -> Result | None:
         return None
 
 
-@pytest.mark.parametrize("budget", BUDGETS)
-def test_adopts_what_the_published_trials_would(budget):
+def test_adopts_what_the_published_trials_would():
+    for budget in BUDGETS:
+        check_against_published_trials(budget)
+
+
+def check_against_published_trials(budget: int) -> None:
     outcome, chosen = expected(TRACE, budget)
     result = run(TRACE, budget)
     if outcome == "nothing fits":
@@ -171,6 +175,7 @@ def test_the_notes_list_the_trials_in_the_published_order():
     )
 
 
+@pytest.mark.slow
 def test_downgrading_stops_at_the_kernels_that_overflow():
     """Between the extremes some kernels keep the fastest, some take the middle, some the smallest."""
     mixes = set()

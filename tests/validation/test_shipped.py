@@ -29,6 +29,7 @@ def test_every_case_was_run_under_every_method_often_enough_and_says_where(name:
         assert case.trace.saved
 
 
+@pytest.mark.slow
 def test_on_a_cpu_twins_copy_the_bytes_that_were_copied_and_do_the_same_in_the_same_order() -> None:
     """What a GPU is found to do otherwise ships as it was found."""
     for case in compare_recording("cpu-small").cases:

@@ -31,6 +31,7 @@ def alexnet() -> Trace:
     return with_sparse_entries(with_sparsity(with_compressibility(trace), epochs=3))
 
 
+@pytest.mark.slow
 def test_the_shipped_table_is_what_made_up_maps_show() -> None:
     known = load_entry_patterns()
     assert list(known.sparsity) == list(SPARSITY)

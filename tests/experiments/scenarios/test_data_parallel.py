@@ -114,6 +114,7 @@ def test_the_command_line_runs_it(tmp_path: Path):
     assert run["data_parallel"] == {"gpus": 2, "exchange": "host", "cores": 2}
 
 
+@pytest.mark.slow
 def test_what_runs_out_of_memory_on_its_share_names_the_gpu():
     budget = ("--memory", "1 MiB", "--set", "data_parallel.gpus=2")
     done = simgpu("run", "--trace", "resnet20-cifar-cpu", "--node", "k40-x4", "--policy", "none", *budget)

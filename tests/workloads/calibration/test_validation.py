@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import pytest
 from click.testing import CliRunner
 
 from simgpu.cli.zoo import zoo
@@ -77,6 +78,7 @@ def test_the_command_prints_every_gpu_and_both_means() -> None:
     assert "peak memory" not in result.output, "published figures tell none"
 
 
+@pytest.mark.slow
 def test_the_command_tells_what_was_not_compared(recordings: Path) -> None:
     result = CliRunner().invoke(zoo, ["validate", "--recordings", str(recordings), "--parts"])
     assert result.exit_code == 0

@@ -81,6 +81,7 @@ def test_entries_beyond_the_last_are_room_that_is_not_used() -> None:
     assert used == pytest.approx(expected_entries(1400, 7), rel=0.03)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("rows", "nonzeros", "shift", "published"),
     [(1400, 7, 10.0, 8.5971775078648), (7000, 8, 12.0, 10.362595087124)],

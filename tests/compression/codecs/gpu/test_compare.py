@@ -38,6 +38,7 @@ def test_every_codec_and_direction_has_every_model(figure_10: tuple[ModelError, 
     assert len(figure_10) == len(result)
 
 
+@pytest.mark.slow
 def test_the_time_model_is_the_best_of_all_on_average(figure_10: tuple[ModelError, ...]) -> None:
     for position in range(2):
         means = {model: pair[position] for model, pair in mean_errors(figure_10).items()}
@@ -55,6 +56,7 @@ def test_mean_errors_beside_the_papers(figure_10: tuple[ModelError, ...]) -> Non
     assert means["decision_tree"] == pytest.approx((0.056, 0.069), abs=0.003)
 
 
+@pytest.mark.slow
 def test_it_is_the_sub_models_that_make_the_difference(figure_10: tuple[ModelError, ...]) -> None:
     """One linear model over all sparsities does as Bayesian ridge does: neither has the product of bytes and zeros."""
     means = mean_errors(figure_10)

@@ -70,6 +70,7 @@ def test_a_gpu_with_samples_of_the_smallest_and_the_largest_grid_can_be_tuned() 
     assert result.total_ns == tuner.at(result.setting) == pytest.approx(2 * linear_ns(10**9, 0.5, 1), abs=4)
 
 
+@pytest.mark.slow
 def test_the_fit_keeps_the_samples_that_the_file_names(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     file = written(tmp_path)
     monkeypatch.setattr(fit, "load_table", lambda: load_table(file))

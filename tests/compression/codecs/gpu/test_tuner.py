@@ -46,6 +46,7 @@ def test_a_networks_time_is_the_sum_over_its_tensors() -> None:
     )
 
 
+@pytest.mark.slow
 def test_bayesian_search_tries_ten_and_twenty_five(figure_12: dict[str, Tuned]) -> None:
     result = figure_12["bayesian"]
     assert result.evaluations == 35
@@ -53,6 +54,7 @@ def test_bayesian_search_tries_ten_and_twenty_five(figure_12: dict[str, Tuned]) 
     assert result.total_ns == TUNER.at(result.setting)
 
 
+@pytest.mark.slow
 def test_a_seed_gives_the_same_choice_again() -> None:
     assert TUNER.bayesian(seed=4, steps=2) == TUNER.bayesian(seed=4, steps=2)
     assert TUNER.bayesian(seed=4, steps=2) != TUNER.bayesian(seed=5, steps=2)
