@@ -164,6 +164,7 @@ def test_less_memory_hardly_changes_the_average_power(resnet34: dict[int, Result
     assert max(averages) <= (1 + most_that_it_rises()) * ideal.average_w
 
 
+@pytest.mark.slow
 def test_less_memory_costs_energy_as_it_costs_time(budgets: list[Result]) -> None:
     by_time = sorted(budgets, key=lambda result: result.iteration_ns)
     energies = [result.metrics.power.energy_nj for result in by_time if result.metrics.power]

@@ -128,6 +128,7 @@ def test_the_quick_examples_are_examples() -> None:
     assert shown >= QUICK
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("example", sorted(QUICK))
 def test_quick_examples_do_what_they_say(example: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)

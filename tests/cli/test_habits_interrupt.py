@@ -19,6 +19,8 @@ from simgpu.cli.signals import unwinding
 from simgpu.experiments.outputs import PROFILE_FOLDER
 from tests.cli.cli_helpers import make_study, simgpu
 
+pytestmark = pytest.mark.slow
+
 ROOT = Path(__file__).resolve().parents[2]
 #: Sends a signal to its process group, as a terminal does, at the first event (`sys.audit`) of a kind about a thing, or
 #: so many seconds after it.
@@ -107,7 +109,6 @@ def is_quiet(said: str) -> bool:
     return not [line for line in said.splitlines() if line and not line.endswith(" s)")]
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("name", WRITING)
 def test_ctrl_c_while_a_command_writes_leaves_the_old_results_and_nothing_else(name: str, place: Path) -> None:
     words, file, schema = WRITING[name]
@@ -119,7 +120,6 @@ def test_ctrl_c_while_a_command_writes_leaves_the_old_results_and_nothing_else(n
     assert contents(place) == before
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("name", COMPUTING)
 def test_ctrl_c_while_a_command_computes(name: str, place: Path) -> None:
     words, moment = COMPUTING[name]
@@ -131,7 +131,6 @@ def test_ctrl_c_while_a_command_computes(name: str, place: Path) -> None:
     assert contents(place) == before
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("delay", [0.1, 0.3])
 def test_ctrl_c_while_a_search_runs(delay: float, place: Path) -> None:
     moment = ("exec", "simgpu/policies/home.py")
@@ -147,7 +146,6 @@ def test_ctrl_c_while_modules_load(module: str, place: Path) -> None:
     assert not (place / "out").exists()
 
 
-@pytest.mark.slow
 def test_folders_change_places_undisturbed(place: Path) -> None:
     assert simgpu("run", "study.yaml", "-o", "out").exit_code == 0
     before = contents(place)
@@ -157,14 +155,12 @@ def test_folders_change_places_undisturbed(place: Path) -> None:
     assert contents(place) == before, "the new results whole, the old ones gone"
 
 
-@pytest.mark.slow
 def test_folders_on_the_way_to_the_output_vanish_too(place: Path) -> None:
     before = contents(place)
     assert interrupted(("open", ".part/"), "run", "study.yaml", "-o", "new/er/out")[0] == 130
     assert contents(place) == before
 
 
-@pytest.mark.slow
 @pytest.mark.skipif(importlib.util.find_spec("torch") is None, reason="needs PyTorch")
 def test_ctrl_c_while_a_model_is_recorded(place: Path) -> None:
     before = contents(place)
@@ -173,7 +169,6 @@ def test_ctrl_c_while_a_model_is_recorded(place: Path) -> None:
     assert contents(place) == before
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP])
 def test_kill_unwinds_too(number: int, place: Path) -> None:
     before = contents(place)
@@ -195,7 +190,6 @@ def test_an_interrupt_that_was_lost_is_raised_again_at_the_next_step(request: py
         say("of the next command")
 
 
-@pytest.mark.slow
 def test_a_signal_that_is_ignored_stays_ignored(place: Path) -> None:
     command = ["sh", "-c", 'trap "" HUP; exec "$@"', "sh", sys.executable, "-c", CHILD, str(int(signal.SIGHUP))]
     words = [*command, "open", ".part/", "0", "run", "study.yaml", "-o", "out"]

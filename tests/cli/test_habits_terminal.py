@@ -192,6 +192,7 @@ TABLES = [
 ]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("words", "columns"),
     [*((words, columns) for words in TABLES for columns in (60, 80)), *((w, 200) for w in TABLES[:8])],

@@ -121,6 +121,7 @@ def test_a_long_trace_is_not_tried(monkeypatch: pytest.MonkeyPatch) -> None:
     assert steps(scenario(most - 1, "none"))[0] == f"another policy (simgpu list policies); {too_long}"
 
 
+@pytest.mark.slow
 def test_a_policy_that_was_tried_with_another_launch_is_not_tried_again() -> None:
     trace = build_trace("alexnet", batch=8, gpu=load_node("v100").gpu)
     study = replace(scenario(2**30, "none", trace=with_sparsity(trace, 1)), node=load_node("v100"), budget=750 * 2**20)

@@ -18,6 +18,8 @@ from simgpu.experiments.study import StudyResult, run_study
 from simgpu.experiments.study_tables import study_tables
 from tests.experiments.claims import claims
 
+pytestmark = pytest.mark.slow
+
 __all__ = ["claims"]
 
 SLOW = ("traces.BigLSTM", "traces.Inception_V2", "traces.VGG16", "traces.ResNet50")
@@ -44,7 +46,6 @@ def some(name: str) -> StudyResult:
     return run_study(load_study(name, BUDDY[name]))
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("name", BUDDY)
 def test_tables_are_those_on_record(name: str, data_regression: DataRegressionFixture) -> None:
     data_regression.check(
@@ -112,7 +113,6 @@ def test_a_larger_batch_fits_and_trains_faster() -> None:
     assert (result.ratio("AlexNet", "Buddy", "12 GB") or 0) > 1
 
 
-@pytest.mark.slow
 def test_numbers_of_buddy_compression_are_those_of_the_paper(claims: dict[str, Any]) -> None:
     def stated(name: str) -> list[float]:
         return [row.value for row in loaded(name).published]

@@ -24,6 +24,8 @@ from simgpu.hardware.nodes import load_node
 from tests.experiments.claims import claims
 from tests.experiments.test_golden_buddy import BUDDY, SUMMARY
 
+pytestmark = pytest.mark.slow
+
 __all__ = ["claims"]
 
 CSWAP = ["cswap-6a", "cswap-6b", "cswap-6c", "cswap-6d"]
@@ -80,7 +82,6 @@ def test_every_shipped_study_is_on_record() -> None:
     assert sorted([*CSWAP, *CDMA, *MODNN, *HOME, *BUDDY]) == sorted(shipped_studies())
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("name", [*CSWAP, *CDMA])
 def test_ratios_are_those_on_record(name: str, data_regression: DataRegressionFixture) -> None:
     result = ends(name)
@@ -98,7 +99,6 @@ def test_ratios_are_those_on_record(name: str, data_regression: DataRegressionFi
     )
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("name", [*MODNN, *HOME])
 def test_tables_are_those_on_record(name: str, data_regression: DataRegressionFixture) -> None:
     result = some(name) if name in HOME else part(name)
@@ -112,7 +112,6 @@ def test_tables_are_those_on_record(name: str, data_regression: DataRegressionFi
     )
 
 
-@pytest.mark.slow
 def test_the_host_codec_is_fitted_to_one_published_mean(claims: dict[str, Any]) -> None:
     """The whole study, as the node's file says; the second server has the same rate for each core."""
     changes = {"runs": {"vDNN++": {"policy": "vdnn++"}, "CSWAP": {"policy": {"cswap": {"launch": "grid_search"}}}}}
@@ -239,7 +238,6 @@ def test_a_policy_that_moves_or_recomputes_more_trains_larger_batches() -> None:
         assert batches[0] < batches[1] < batches[2]
 
 
-@pytest.mark.slow
 def test_numbers_of_home_are_those_of_the_paper(claims: dict[str, Any]) -> None:
     def stated(name: str) -> list[float]:
         return [row.value for row in loaded(name).published]
@@ -259,7 +257,6 @@ def test_numbers_of_home_are_those_of_the_paper(claims: dict[str, Any]) -> None:
     assert list(batches.values()) == claims["home.max_batch.home"]
 
 
-@pytest.mark.slow
 def test_published_numbers_are_those_of_the_papers(claims: dict[str, Any]) -> None:
     """Rows that the studies put beside our numbers, against the list of the papers' claims."""
 

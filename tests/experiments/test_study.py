@@ -214,6 +214,7 @@ def test_it_ends_with_2_when_every_policy_refuses(path: Path) -> None:
     assert done.exit_code == 2, done.stderr
 
 
+@pytest.mark.slow
 def test_scenarios_and_studies_are_listed_apart() -> None:
     lines = simgpu("list", "scenarios").stdout.splitlines()
     at = lines.index("studies: simgpu study NAME")

@@ -218,6 +218,7 @@ def test_a_figure_has_a_panel_a_sweep_and_a_panel_a_trace(result: StudyResult) -
     assert len(bars.axes) == 6
 
 
+@pytest.mark.slow
 def test_without_a_sweep_there_is_no_throughput_against_batch(path: Path) -> None:
     one = run_study(load_study(path, {"traces.AlexNet": None, "traces.recorded": None, "published": []}))
     with pytest.raises(InputError, match="try: traces: none is a sweep of batches; give a trace batches in place of"):

@@ -149,6 +149,7 @@ def test_a_mean_along_a_sweep_is_of_all_traces_or_of_none() -> None:
     assert none.points[1].bar.value == swept().mean("none 1 GB", "ideal", "time")
 
 
+@pytest.mark.slow
 def test_a_sweep_of_batches_has_a_panel_a_network_and_bars_of_all_its_batches() -> None:
     model = {key: value for key, value in SMALL.items() if key != "batch"}
     changes: dict[str, object] = {

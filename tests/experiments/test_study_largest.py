@@ -64,6 +64,7 @@ def test_a_run_is_at_the_batch_that_max_batch_finds(policy: str, result: StudyRe
     assert cell.batch != 32, "of the trace, where the search begins"
 
 
+@pytest.mark.slow
 def test_gains_are_of_each_network_and_of_their_sums(result: StudyResult) -> None:
     batches = {key: cell.batch for key, cell in result.cells.items()}
     networks = ("AlexNet", "recorded")

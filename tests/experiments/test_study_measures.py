@@ -66,6 +66,7 @@ def simulated(trace: str, policy: str, budget: int | None = None, **settings: An
     return simulate(study.traces[trace], study.runs[0].node, policy, budget=budget, **settings)
 
 
+@pytest.mark.slow
 def test_every_run_of_a_sweep_has_its_budget() -> None:
     for trace in ("AlexNet", "half"):
         for label, budget in (("moDNN 0.6 GB", 6 * GB // 10), ("moDNN 1 GB", GB)):

@@ -144,6 +144,7 @@ def test_points_of_code_edited_while_in_use_are_not_reused(tmp_path: Path, monke
     assert run_sweep(sweep, folder=tmp_path).ran == 2
 
 
+@pytest.mark.slow
 def test_an_outside_policy_edited_after_loading_is_detected(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Its new code is not what this process runs, so its digest must not stand for what was computed."""
     text = POLICY.replace("from mine_choices import KEEPS", "KEEPS = True").replace('"mine"', '"edited"')

@@ -177,6 +177,7 @@ def test_page_migrations_are_attributed_to_their_blocks() -> None:
     assert {loss.cause.decision for loss in pinned} <= {"reads from host memory", "writes to host memory"}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("exchange", ["host", "gather"])
 def test_several_gpus_and_the_hosts_cores(exchange: str) -> None:
     scenario = load_scenario("quickstart", {"node": "k40-x4", "data_parallel.gpus": 4})

@@ -54,6 +54,7 @@ def test_the_tensors_that_pin_it_are_those_that_hold_the_memory_below() -> None:
     assert held <= found.below < held + found.error.requested
 
 
+@pytest.mark.slow
 def test_where_memory_is_not_what_lacks_it_says_what_does() -> None:
     with pytest.raises(InputError, match="codec times of GPU"):
         smallest_budget(QUICK.trace, QUICK.node, "cswap")

@@ -73,6 +73,7 @@ def walk(path: Path) -> tuple[int, int, int, int, int]:
     return calls, time, constants, peak, backward_from
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", FACTS)
 def test_recorded_logs(name):
     path = LOGS / f"{name}.log"

@@ -116,6 +116,7 @@ def test_workspaces_of_a_convolution():
     assert list(found.values()) == [-(-size // 4096) * 4096 for size in raw]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", FACTS)
 def test_policies_run_on_it(name):
     trace = recorded(name)

@@ -19,6 +19,8 @@ from simgpu.io.free_memory import available_memory
 from simgpu.trace.chain import chain
 from simgpu.trace.folder import MEMORY_FACTOR, read_trace, write_trace
 
+pytestmark = pytest.mark.slow
+
 ROOT = Path(__file__).parents[2]
 DATA = ROOT.parent / "shared" / "data"
 RECORDINGS = ["titanv-dtr/densenet121-b84.log", "titanv-dtr/unet-b6.log", "h100-triosim/vgg13", "a100-g10/bert-256"]

@@ -255,6 +255,7 @@ class TestTraces:
         trace = study("maxwell").traces["VGG"]
         assert joined_in_place(trace) == trace
 
+    @pytest.mark.slow
     def test_a_slower_gpu_has_slower_kernels(self) -> None:
         trace, slower = (study("maxwell", speed).traces["NiN"] for speed in (1.0, 0.5))
         ratio = sum(k.duration_ns for k in slower.kernels) / sum(k.duration_ns for k in trace.kernels)

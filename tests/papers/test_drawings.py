@@ -119,6 +119,7 @@ def test_any_numbers_can_be_drawn(groups: dict[str, dict[str, float]]) -> None:
     assert inline_svg(figure, "a-").text.startswith("<svg ")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("drawing", [BARS, LINES, CELLS], ids=["bars", "lines", "cells"])
 def test_the_same_drawing_gives_the_same_element(drawing: dict[str, Any]) -> None:
     once, again = inline_svg(drawn(drawing), "f-"), inline_svg(drawn(drawing), "f-")

@@ -40,6 +40,7 @@ LOOKS = {"prefetches": prefetches_of, "algorithms": algorithms_of, "clearing": c
 # --- plans that are read back -------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("look", LOOKS.values(), ids=LOOKS)
 def test_plans_of_random_networks_hold(look) -> None:
     found = read_back(at_random(40, 1), look)
@@ -145,6 +146,7 @@ def test_windows_on_a_chain_slide_over_its_activations() -> None:
     assert equation_8(windows_of(with_workspace), workspaces_of(with_workspace)) == 1304
 
 
+@pytest.mark.slow
 def test_a_search_tries_every_regular_size() -> None:
     search = Search(network("ResNet-34"))
     assert search.sizes == [1, 2, 4, 8, 16, 32, 64, 128, 192, 256]

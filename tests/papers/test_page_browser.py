@@ -95,6 +95,7 @@ def test_fits_are_told_from_predictions_and_both_from_nothing(at: Chrome) -> Non
     assert "No claim of this paper" in at.find_element("tag name", "main").text
 
 
+@pytest.mark.slow
 def test_words_are_searched_in_all_that_is_told_of_a_claim(at: Chrome) -> None:
     from selenium.webdriver.common.keys import Keys
 

@@ -226,6 +226,7 @@ def test_cswap_is_never_slower_than_static_or_vdnn_and_the_oracle_bounds_it(net:
 SPARSE = [name for name in shipped_names("traces") if load_trace(name).sparsity]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("epoch", [0, 10, 48])
 @pytest.mark.parametrize("name", SPARSE)
 def test_the_oracle_bounds_cswap_on_what_ships(name: str, epoch: int) -> None:

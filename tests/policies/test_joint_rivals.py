@@ -76,6 +76,7 @@ def check(trace: Trace, node: NodeSpec, share: float) -> None:
     assert ours <= rivals[best], f"slower than {best}"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("share", slow_except(SHARES, MIDDLE))
 @pytest.mark.parametrize("name", shipped_names("traces"))
 def test_never_worse_than_the_best_of_the_papers_policies_on_any_shipped_trace(name: str, share: float) -> None:

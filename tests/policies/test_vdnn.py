@@ -256,6 +256,7 @@ def published(ops: Sequence[str], sizes: Sequence[int], mode: str) -> Moves:
     return {names[n - 1]: (f"F:L{n}", f"B:L{fetched[n]}") for n in sent}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("mode", ["all", "conv"])
 @pytest.mark.parametrize("length", [1, 2, 3, 4, 5, 6])
 def test_every_short_chain_follows_the_published_search(mode, length):

@@ -55,6 +55,7 @@ def same_bytes(first: Result, second: Result, folder: Path) -> bool:
 # --- any policy --------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("policy", ["ideal", "none", "vdnn", "modnn"])
 @pytest.mark.parametrize(("gpus", "exchange"), GPU_EXCHANGES)
 def test_policies_run_on_several_gpus_and_are_steady(

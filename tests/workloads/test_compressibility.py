@@ -143,6 +143,7 @@ def test_a_recording_and_its_model_give_a_block_the_same_role() -> None:
     assert result[1] - result[0] <= {"activation.linear", "other.linear"}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", NETWORKS)
 def test_every_block_of_a_network_gets_all_its_entries_at_every_epoch(name: str) -> None:
     trace = with_compressibility(from_zoo(name))

@@ -59,6 +59,7 @@ def test_a_scenario_prints_its_gpus(tmp_path: Path):
     assert facts["gpus"] == told
 
 
+@pytest.mark.slow
 def test_running_it_trains_on_all_of_them(tmp_path: Path):
     path = tmp_path / "try.yaml"
     path.write_text(GOOD + "data_parallel: {gpus: 2, exchange: gather}\n", encoding="utf-8")

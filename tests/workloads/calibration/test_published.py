@@ -29,6 +29,7 @@ def test_published_figures_are_durations_or_rates_of_known_sources() -> None:
     assert by_value["219 samples/s"] == 292_237_443
 
 
+@pytest.mark.slow
 def test_the_rule_that_holds_figures_out_is_by_network_alone() -> None:
     published = load_published()
     networks = {figure.network for figure in published.figures}

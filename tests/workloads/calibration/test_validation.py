@@ -25,6 +25,7 @@ def test_published_figures_held_out_are_met_within_a_tenth_in_the_mean() -> None
     assert not result.skipped
 
 
+@pytest.mark.slow
 def test_recordings_held_out_are_met(compared: TimeModelValidation) -> None:
     rows = {(row.sample.network, row.sample.batch): row for row in compared.rows if row.sample.measures == "iteration"}
     h100, titan = rows["vgg13", 512], rows["resnet32", 56]

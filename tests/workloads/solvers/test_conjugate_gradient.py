@@ -56,6 +56,7 @@ def test_the_matrix_is_the_sum_of_its_outer_products(rows: int, nonzeros: int) -
     np.testing.assert_allclose(dense(matrix), by_outer_products(rows, nonzeros, 7.0), rtol=1e-12, atol=1e-12)
 
 
+@pytest.mark.slow
 def test_the_matrix_is_symmetric_and_definite_and_its_rows_are_in_order() -> None:
     matrix = random_matrix(300, 5, shift=20.0)
     full = dense(matrix)

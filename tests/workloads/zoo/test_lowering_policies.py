@@ -75,6 +75,7 @@ def test_vdnn_dynamic_fits_where_a_plain_framework_does_not(trace: Trace) -> Non
     assert result.metrics.device_peak_bytes <= room
 
 
+@pytest.mark.slow
 def test_fastest_algorithms_are_the_recorded_ones() -> None:
     for make in (vgg11_cifar, residual, inception):
         prices = Flat((Choice("winograd", 5, 100), Choice("implicit_gemm", 9, 0)))

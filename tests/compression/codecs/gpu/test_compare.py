@@ -15,6 +15,8 @@ from simgpu.compression.codecs.gpu.compare import ModelError, compare_models, me
 from simgpu.compression.codecs.gpu.response import response_of
 from simgpu.errors import MissingExtraError
 
+pytestmark = pytest.mark.slow
+
 V100 = response_of(load_node("v100").gpu)
 
 
@@ -30,7 +32,6 @@ def test_the_error_is_that_of_the_paper() -> None:
     assert relative_absolute_error(np.array([2.0, 3.0, 6.0]), measured) == 3 / 8
 
 
-@pytest.mark.slow
 def test_every_codec_and_direction_has_every_model(figure_10: tuple[ModelError, ...]) -> None:
     models = {"linear", "linear_whole", "bayesian_ridge", "svm", "decision_tree"}
     result = {(each.codec, each.direction, each.model) for each in figure_10}
@@ -38,7 +39,6 @@ def test_every_codec_and_direction_has_every_model(figure_10: tuple[ModelError, 
     assert len(figure_10) == len(result)
 
 
-@pytest.mark.slow
 def test_the_time_model_is_the_best_of_all_on_average(figure_10: tuple[ModelError, ...]) -> None:
     for position in range(2):
         means = {model: pair[position] for model, pair in mean_errors(figure_10).items()}
@@ -56,7 +56,6 @@ def test_mean_errors_beside_the_papers(figure_10: tuple[ModelError, ...]) -> Non
     assert means["decision_tree"] == pytest.approx((0.056, 0.069), abs=0.003)
 
 
-@pytest.mark.slow
 def test_it_is_the_sub_models_that_make_the_difference(figure_10: tuple[ModelError, ...]) -> None:
     """One linear model over all sparsities does as Bayesian ridge does: neither has the product of bytes and zeros."""
     means = mean_errors(figure_10)
@@ -79,7 +78,6 @@ def test_a_seed_gives_the_same_errors_again() -> None:
     assert compare_models(V100, ["zvc"], seed=1, count=300) != compare_models(V100, ["zvc"], seed=2, count=300)
 
 
-@pytest.mark.slow
 def test_most_of_the_error_is_the_assumed_noise() -> None:
     quiet, noisy = (mean_errors(compare_models(V100, ["zvc"], noise=noise))["linear"][0] for noise in (0.0, 0.02))
     assert quiet < noisy / 2

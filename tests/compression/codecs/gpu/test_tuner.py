@@ -16,6 +16,8 @@ from simgpu.compression.codecs.gpu.tuner import LaunchTuner, Tuned, expert_setti
 from simgpu.errors import InputError, MissingExtraError
 from simgpu.hardware.spec import GpuSpec
 
+pytestmark = pytest.mark.slow
+
 GPU = load_node("v100").gpu
 TUNER = LaunchTuner(response_of(GPU), "zvc", FIGURE_12)
 
@@ -25,7 +27,6 @@ def figure_12() -> dict[str, Tuned]:
     return {each.method: each for each in tune_all(TUNER.surface, GPU, "zvc", FIGURE_12)}
 
 
-@pytest.mark.slow
 def test_grid_search_tries_every_setting_and_finds_the_least(figure_12: dict[str, Tuned]) -> None:
     result = figure_12["grid_search"]
     grids, threads = all_settings()
@@ -46,7 +47,6 @@ def test_a_networks_time_is_the_sum_over_its_tensors() -> None:
     )
 
 
-@pytest.mark.slow
 def test_bayesian_search_tries_ten_and_twenty_five(figure_12: dict[str, Tuned]) -> None:
     result = figure_12["bayesian"]
     assert result.evaluations == 35
@@ -54,7 +54,6 @@ def test_bayesian_search_tries_ten_and_twenty_five(figure_12: dict[str, Tuned]) 
     assert result.total_ns == TUNER.at(result.setting)
 
 
-@pytest.mark.slow
 def test_a_seed_gives_the_same_choice_again() -> None:
     assert TUNER.bayesian(seed=4, steps=2) == TUNER.bayesian(seed=4, steps=2)
     assert TUNER.bayesian(seed=4, steps=2) != TUNER.bayesian(seed=5, steps=2)
@@ -73,7 +72,6 @@ def test_the_four_ways_come_in_the_papers_order(figure_12: dict[str, Tuned]) -> 
     assert bayesian < 0.4 * expert
 
 
-@pytest.mark.slow
 def test_what_bayesian_search_finds_depends_on_its_draw_and_is_not_always_good(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
