@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import gc
+import os
 from collections.abc import Iterator
 from zlib import crc32
 
 import pytest
 from hypothesis import settings
+
+# Several tests run at the same time, and PyTorch's threads spin while they wait for a core.
+os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 # The time of an example means nothing on a shared machine.
 settings.register_profile("shared machine", deadline=None, max_examples=40)

@@ -37,7 +37,7 @@ def test_with_memory_to_spare_time_and_peak_are_those_of_the_machine(case: Case)
 def test_within_a_budget_time_and_peak_are_those_of_the_machine_and_what_does_not_fit_runs_out_of_memory():
     seen: Counter[str] = Counter()
 
-    @many
+    @settings(many, max_examples=300, derandomize=True)  # the counts below are of the same cases each time
     @given(tight_cases())
     def check(case: Case) -> None:
         run = agrees(case)

@@ -69,7 +69,7 @@ def chained(bandwidth: int, budget: int) -> Evaluator:
 def test_no_placement_of_random_training_is_faster_and_none_fits_where_the_bound_says_so():
     seen: Counter[str] = Counter()
 
-    @many
+    @settings(many, max_examples=300, derandomize=True)  # the counts below are of the same cases each time
     @given(small())
     def check(evaluator: Evaluator) -> None:
         found, best = lower_bound(evaluator.tables), best_ns(evaluator)
