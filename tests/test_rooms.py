@@ -22,13 +22,13 @@ def test_imports_follow_the_order_of_rooms(capsys: pytest.CaptureFixture[str]) -
 
 def imports_of(path: Path) -> set[str]:
     """Every module that a file imports, also inside functions."""
-    found: set[str] = set()
+    result: set[str] = set()
     for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
         if isinstance(node, ast.Import):
-            found.update(alias.name for alias in node.names)
+            result.update(alias.name for alias in node.names)
         elif isinstance(node, ast.ImportFrom) and node.module:
-            found.add(node.module)
-    return found
+            result.add(node.module)
+    return result
 
 
 @pytest.mark.slow

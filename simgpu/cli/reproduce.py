@@ -107,7 +107,7 @@ def reproduce(
     count = Count(of="runs", last="telling them")
     try:
         with progress(quiet) as say:
-            found = run.outcome(
+            result = run.outcome(
                 causes=why or html is not None or len(chosen) == 1,
                 figures=html is not None,
                 recordings=recorded,
@@ -116,48 +116,48 @@ def reproduce(
             )
             if html is not None:
                 say("writing the page")
-                write_page(run, found, html)
+                write_page(run, result, html)
     except (KeyboardInterrupt, SystemExit) as stop:
         click.echo(f"stopped after {count.done} runs; the same command goes on", err=True)
         sys.exit(INTERRUPTED if isinstance(stop, KeyboardInterrupt) else stop.code)
     if as_json:
-        click.echo(json.dumps({"simgpu": __version__, **found.to_dict()}, indent=2, allow_nan=False))
+        click.echo(json.dumps({"simgpu": __version__, **result.to_dict()}, indent=2, allow_nan=False))
     else:
-        show(Screen(), found)
+        show(Screen(), result)
         if html is not None:
             click.echo(f"\nwritten to {html}")
-    _end(found)
+    _end(result)
 
 
-def show(screen: Screen, found: Reproduction) -> None:
+def show(screen: Screen, reproduction: Reproduction) -> None:
     """The claims of each paper, recordings, and the summary; of a single claim everything."""
-    if len(found.claims) == 1:
-        _show_claim(screen, found.claims[0])
-    elif found.claims:
-        _show_claims(screen, found)
-    if found.recordings is not None:
-        if len(found.claims) == 1:
+    if len(reproduction.claims) == 1:
+        _show_claim(screen, reproduction.claims[0])
+    elif reproduction.claims:
+        _show_claims(screen, reproduction)
+    if reproduction.recordings is not None:
+        if len(reproduction.claims) == 1:
             screen.print()
-        _show_recordings(screen, found.recordings)
-    if len(found.claims) > 1:
-        if found.recordings is not None:
+        _show_recordings(screen, reproduction.recordings)
+    if len(reproduction.claims) > 1:
+        if reproduction.recordings is not None:
             screen.print()
-        _show_summary(screen, found)
+        _show_summary(screen, reproduction)
 
 
-def _show_claims(screen: Screen, found: Reproduction) -> None:
-    for paper in dict.fromkeys(outcome.claim.paper for outcome in found.claims):
-        outcomes = [outcome for outcome in found.claims if outcome.claim.paper is paper]
+def _show_claims(screen: Screen, reproduction: Reproduction) -> None:
+    for paper in dict.fromkeys(outcome.claim.paper for outcome in reproduction.claims):
+        outcomes = [outcome for outcome in reproduction.claims if outcome.claim.paper is paper]
         screen.print(Text(f"{paper.name} ({paper.source})", style="bold"))
         _print(screen, claim_lines(outcomes, screen.width))
         _show_why(screen, outcomes)
         screen.print()
 
 
-def _show_summary(screen: Screen, found: Reproduction) -> None:
+def _show_summary(screen: Screen, reproduction: Reproduction) -> None:
     screen.print(Text("Summary", style="bold"))
-    headings, rows, below = summary(found)
-    screen.print(table(headings, rows, whole=(0,)))
+    headings, rows, below = summary(reproduction)
+    screen.print(table(headings, rows, unbroken=(0,)))
     screen.print()
     for text in (below, *_HINTS):
         screen.print(text if text is below else Text(text, style="dim"))
@@ -166,7 +166,7 @@ def _show_summary(screen: Screen, found: Reproduction) -> None:
 def _show_claim(screen: Screen, outcome: ClaimOutcome) -> None:
     claim, section = outcome.claim, outcome.claim.section
     screen.print(Text(claim.id, style="bold"))
-    told = [
+    rows = [
         ("states", section.states),
         ("paper", f"{claim.paper.name}, {section.where} ({claim.paper.source})"),
         *(("here", source) for source in outcome.sources),
@@ -174,7 +174,7 @@ def _show_claim(screen: Screen, outcome: ClaimOutcome) -> None:
         ("inferred", "the paper does not state it outright" if section.inferred else ""),
         ("verdict", str(outcome.verdict)),
     ]
-    screen.print(facts((name, text) for name, text in told if text))
+    screen.print(facts((name, text) for name, text in rows if text))
     screen.print()
     _print(screen, claim_lines([outcome], screen.width, every=True))
     _show_why(screen, [outcome])
@@ -214,20 +214,20 @@ def _print(screen: Screen, lines: Iterable[Line]) -> None:
         screen.print(text)
 
 
-def _end(found: Reproduction) -> None:
+def _end(reproduction: Reproduction) -> None:
     """Tells which claims and recordings could not be run, and for which reasons; the exit code says so."""
     reasons: dict[str, dict[str, None]] = {}
-    for outcome in found.claims:
+    for outcome in reproduction.claims:
         steps = [
             part for experiment in outcome.experiments for step in experiment.steps for part in step.parts.values()
         ]
         for part in (*outcome.parts, *steps):
             if part.judged.verdict is Verdict.FAILED:
                 reasons.setdefault(part.judged.told, {})[outcome.claim.id] = None
-    for row in found.recordings.failed if found.recordings else ():
+    for row in reproduction.recordings.failed if reproduction.recordings else ():
         reasons.setdefault(row.why, {})[row.name] = None
     for why, ids in reasons.items():
-        told = f"could not be run: {', '.join(ids)}: {why}"
-        click.echo(f"\n{wrapped(told, before=0)}", err=True)
+        problem = f"could not be run: {', '.join(ids)}: {why}"
+        click.echo(f"\n{wrapped(problem, before=0)}", err=True)
     if reasons:
         sys.exit(BAD_INPUT)

@@ -92,7 +92,7 @@ def _of_studies(
         result = partial_result(claim.paper, name, kept, failed, changed, asked, claim)
         row = _row(asked, result.study, claim)
         if asked.of == "sum":
-            return result.compared_with(row).ours
+            return result.compared_with(row).simulated
         values += [value for told in result.values_of(row).values() for value in told]
     return aggregate(asked.of, values)
 

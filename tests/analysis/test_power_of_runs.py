@@ -39,8 +39,8 @@ NODE = NodeSpec("bench", GPU, LinkSpec("wire", 10**9, 10**9))
 
 def three_layers() -> Trace:
     """Layers of 1000, 2000 and 3000 bytes and 500 operations a nanosecond."""
-    made = chain([500, 700, 900], [1000, 1400, 1800], [1000, 2000, 3000])
-    return replace(made, kernels=tuple(replace(each, flops=500 * each.duration_ns) for each in made.kernels))
+    built = chain([500, 700, 900], [1000, 1400, 1800], [1000, 2000, 3000])
+    return replace(built, kernels=tuple(replace(each, flops=500 * each.duration_ns) for each in built.kernels))
 
 
 def powered(result: Result) -> dict[str, int | float | None]:
@@ -72,8 +72,8 @@ def test_offloading_adds_idle_time_and_what_copies_move() -> None:
 
 
 def test_sub_batches_have_the_energy_of_their_own_kernels() -> None:
-    whole = three_layers()
-    graph = TaskGraph.of(replace(whole, info=replace(whole.info, batch=5)))
+    full = three_layers()
+    graph = TaskGraph.of(replace(full, info=replace(full.info, batch=5)))
     parts = split(graph, 2)
     program = replace(lower(parts, Placement()), transforms=(Split(2),))
     run = run_program(program, graph, NODE, budget=None)
@@ -116,9 +116,9 @@ def test_where_energy_comes_from_is_told_with_it() -> None:
     assert simulate(own, NODE, "vdnn").energy_note == (
         "modelled per component of the gpu (sources: `simgpu list nodes`)"
     )
-    told = json.loads(json.dumps(result.to_dict()))
-    assert told["energy_note"] == result.energy_note
-    metrics = told["metrics"]
+    message = json.loads(json.dumps(result.to_dict()))
+    assert message["energy_note"] == result.energy_note
+    metrics = message["metrics"]
     parts = ("energy_idle_nj", "energy_arithmetic_nj", "energy_dram_nj", "energy_link_nj")
     assert metrics["energy_nj"] == sum(metrics[part] for part in parts)
     assert metrics["average_power_w"] == metrics["energy_nj"] / result.iteration_ns

@@ -54,18 +54,18 @@ def on_terminal(*words: str, before: str = "", **more: str) -> tuple[str, str]:
     pairs = [pty.openpty(), pty.openpty()]
     command = [sys.executable, "-c", before + PROGRAM, *words]
     with subprocess.Popen(command, stdout=pairs[0][1], stderr=pairs[1][1], env=environment(more)) as process:
-        for ours, theirs in pairs:
-            os.close(theirs)
+        for simulated, expected in pairs:
+            os.close(expected)
             text = b""
             while True:
                 try:
-                    piece = os.read(ours, 65536)
+                    piece = os.read(simulated, 65536)
                 except OSError:  # nobody has the other end any more
                     break
                 if not piece:
                     break
                 text += piece
-            os.close(ours)
+            os.close(simulated)
             shown.append(text.decode().replace("\r\n", "\n"))
         process.wait(timeout=60)
     return shown[0], shown[1]

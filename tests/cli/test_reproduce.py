@@ -43,15 +43,15 @@ def broken(monkeypatch: pytest.MonkeyPatch) -> None:
     def rules() -> dict[str, Any]:
         raise RuntimeError("on purpose")
 
-    found: Mapping[str, Any] = {"speeds": speeds, "rules": rules}
+    result: Mapping[str, Any] = {"speeds": speeds, "rules": rules}
     claims = [each for each in made_paper(figures=[]).claims if not each.id.endswith("missing")]
 
     def chosen(what: list[str], quick: bool = False) -> tuple[Claim, ...]:
         return tuple(each for each in claims if not what or any(each.id.startswith(word) for word in what))
 
     monkeypatch.setattr("simgpu.cli.reproduce.select", chosen)
-    monkeypatch.setattr(tasks, "checks", lambda _: found)
-    monkeypatch.setattr("simgpu.papers.answers.checks", lambda _: found)
+    monkeypatch.setattr(tasks, "checks", lambda _: result)
+    monkeypatch.setattr("simgpu.papers.answers.checks", lambda _: result)
     monkeypatch.setattr(tasks, "_source", lambda _: "")
 
 
@@ -82,8 +82,8 @@ def test_several_claims_are_a_table_and_a_summary() -> None:
     assert lines[0].startswith("cDMA (") and lines[1].split() == ["claim", "paper", "here", "ratio", "verdict"]
     assert "cdma.batches" in lines[2] and "cdma.shared_link" in done.stdout
     assert ["cDMA", "2", "2"] in [line.split() for line in lines]
-    (told,) = (line for line in lines if line.startswith("Numbers and rules one by one"))
-    assert "2 of 2 in" in told
+    (message,) = (line for line in lines if line.startswith("Numbers and rules one by one"))
+    assert "2 of 2 in" in message
 
 
 def test_work_that_is_done_is_kept_until_it_is_to_be_forgotten(broken: None, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -96,10 +96,10 @@ def test_work_that_is_done_is_kept_until_it_is_to_be_forgotten(broken: None, mon
 def test_causes_are_told_where_they_are_asked_for_or_a_claim_is_alone(broken: None) -> None:
     both = ("made.speed", "made.half")
     assert "why: link" not in reproduce(*both).stdout
-    for told in (reproduce(*both, "--explain"), reproduce("made.speed")):
-        assert told.exit_code == 0
-        rows = [line.split() for line in told.stdout.splitlines()]
-        assert "why: link" in told.stdout
+    for message in (reproduce(*both, "--explain"), reproduce("made.speed")):
+        assert message.exit_code == 0
+        rows = [line.split() for line in message.stdout.splitlines()]
+        assert "why: link" in message.stdout
         assert ["16", "GB/s", "1.27", "2", "within", "10%"] in rows
         assert ["paper", "1.25", "2"] in rows
 
@@ -107,18 +107,18 @@ def test_causes_are_told_where_they_are_asked_for_or_a_claim_is_alone(broken: No
 def test_what_could_not_be_run_is_told_and_is_no_success(broken: None) -> None:
     done = reproduce()
     assert done.exit_code == 2
-    told = " ".join(done.stderr.split())
-    assert "could not be run: made.rule, made.broken, made.layers: RuntimeError: on purpose" in told
+    message = " ".join(done.stderr.split())
+    assert "could not be run: made.rule, made.broken, made.layers: RuntimeError: on purpose" in message
     assert "1 + 3 failed" in done.stdout, "the rest is told"
 
 
 def test_json_has_all_of_it() -> None:
     done = reproduce("cdma.batches", "--json")
-    found = json.loads(done.stdout)
-    assert [claim["id"] for claim in found["claims"]] == ["cdma.batches"]
-    assert found["claims"][0]["verdict"] == "holds"
-    assert set(found["counts"]) == {"fitted", "predicted"}
-    assert "simgpu" in found and found["recordings"] is None
+    result = json.loads(done.stdout)
+    assert [claim["id"] for claim in result["claims"]] == ["cdma.batches"]
+    assert result["claims"][0]["verdict"] == "holds"
+    assert set(result["counts"]) == {"fitted", "predicted"}
+    assert "simgpu" in result and result["recordings"] is None
 
 
 def test_the_page_has_causes_and_is_the_same_each_time(broken: None) -> None:
@@ -152,16 +152,16 @@ def test_bad_input_is_told_before_anything_runs() -> None:
 
 
 def test_a_rule_that_is_broken_is_no_error(broken: None, monkeypatch: pytest.MonkeyPatch) -> None:
-    found = {"rules": lambda: {"end": rule(False, "case 7"), "least": 2.5, "bars": bars("x", {})}}
-    monkeypatch.setattr(tasks, "checks", lambda _: found)
-    monkeypatch.setattr("simgpu.papers.answers.checks", lambda _: found)
+    result = {"rules": lambda: {"end": rule(False, "case 7"), "least": 2.5, "bars": bars("x", {})}}
+    monkeypatch.setattr(tasks, "checks", lambda _: result)
+    monkeypatch.setattr("simgpu.papers.answers.checks", lambda _: result)
     done = reproduce("made.broken")
     assert done.exit_code == 0 and "case 7" in done.stdout
 
 
 def test_who_has_no_numba_is_told_that_it_takes_long(monkeypatch: pytest.MonkeyPatch) -> None:
-    told = "without the extra fast (numba) claims of HOME take very long"
-    assert told not in reproduce("home.pso.settings").stderr
+    message = "without the extra fast (numba) claims of HOME take very long"
+    assert message not in reproduce("home.pso.settings").stderr
     monkeypatch.setattr("simgpu.cli.reproduce.find_spec", lambda name: None)
-    assert told in reproduce("home.pso.settings").stderr
-    assert told not in reproduce("cdma.batches").stderr
+    assert message in reproduce("home.pso.settings").stderr
+    assert message not in reproduce("cdma.batches").stderr

@@ -43,8 +43,8 @@ def test_run_says_what_was_run_and_where_the_numbers_come_from(study: Path) -> N
     assert not done.stderr
 
 
-@pytest.mark.parametrize(("spreads", "told"), [((2_000, 1_000), True), ((400, 9_000), False)])
-def test_times_that_vary_widely_are_told_with_every_run(study: Path, spreads: tuple[int, int], told: bool) -> None:
+@pytest.mark.parametrize(("spreads", "message"), [((2_000, 1_000), True), ((400, 9_000), False)])
+def test_times_that_vary_widely_are_told_with_every_run(study: Path, spreads: tuple[int, int], message: bool) -> None:
     """Most kernels of the study take 9 to 15 us; the median share decides, not single kernels that vary much."""
     trace = read_trace(study.with_name("chain"))
     most, last = spreads
@@ -54,21 +54,21 @@ def test_times_that_vary_widely_are_told_with_every_run(study: Path, spreads: tu
     for command in ("run", "compare"):
         lines = simgpu(command, study).stdout.splitlines()
         spread = [line for line in lines if line.startswith("spread ")]
-        assert spread == (["spread  40% between repetitions of the median kernel: times are rough"] if told else [])
+        assert spread == (["spread  40% between repetitions of the median kernel: times are rough"] if message else [])
 
 
 def test_the_numbers_printed_are_those_of_the_result(study: Path) -> None:
     done = simgpu("run", study, "--json")
     scenario = load_scenario(study)
     expected = experiment.compare(scenario)
-    told = json.loads(done.stdout)
-    assert told["schema"] == "simgpu.report/2"
-    assert told["scenario"] == "study"
-    assert [entry["label"] for entry in told["results"]] == ["ideal", "none", "vdnn"]
-    for entry, run in zip(told["results"], expected, strict=True):
+    message = json.loads(done.stdout)
+    assert message["schema"] == "simgpu.report/2"
+    assert message["scenario"] == "study"
+    assert [entry["label"] for entry in message["results"]] == ["ideal", "none", "vdnn"]
+    for entry, run in zip(message["results"], expected, strict=True):
         assert run.result is not None
         assert entry["metrics"] == {row.key: row.value for row in run.result.metrics.rows()}
-    iterations = {entry["label"]: entry["metrics"]["iteration_ns"] for entry in told["results"]}
+    iterations = {entry["label"]: entry["metrics"]["iteration_ns"] for entry in message["results"]}
     # The copies take 10 and 20 us, the last layer's input stays: forward 10 + 20 + 9, backward 20 + 14 + 10.
     assert iterations == {"ideal": 60_000, "none": 60_000, "vdnn": 83_000}
     table = simgpu("compare", study).stdout
@@ -191,9 +191,9 @@ def test_a_policy_that_refuses_leaves_the_others_their_results(study: Path, comm
     assert "refused" in done.stdout
     assert "cdma: node.gpu.cdma: node bench has no compressing DMA engine" in done.stderr
     assert not re.search(r"^try\b", done.stderr, re.M), "memory is not what is missing"
-    told = json.loads(simgpu(command, study, "--json", "--set", "policies=[none, cdma]").stdout)["results"]
-    assert "metrics" in told[0]
-    assert "no compressing DMA engine" in told[1]["refused"]["message"]
+    message = json.loads(simgpu(command, study, "--json", "--set", "policies=[none, cdma]").stdout)["results"]
+    assert "metrics" in message[0]
+    assert "no compressing DMA engine" in message[1]["refused"]["message"]
 
 
 def test_exit_codes_where_policies_refuse(study: Path) -> None:
@@ -208,8 +208,8 @@ def test_exit_codes_where_policies_refuse(study: Path) -> None:
 
 def test_a_policy_to_try_is_written_as_the_command_line_takes_it(study: Path) -> None:
     options = ("--trace", study.parent / "chain", "--node", study.parent / "node.yaml", "--memory", "550 kB")
-    told = " ".join(simgpu("compare", *options, "--policy", "none").stderr.split())
-    words = re.findall(r'--policy "([^"]+)": fits', told)
+    message = " ".join(simgpu("compare", *options, "--policy", "none").stderr.split())
+    words = re.findall(r'--policy "([^"]+)": fits', message)
     assert "vdnn" in words
     for policy in words:
         assert simgpu("compare", *options, "--policy", policy).exit_code == 0
@@ -223,18 +223,23 @@ def test_a_policy_to_try_is_written_as_the_command_line_takes_it(study: Path) ->
 def test_out_of_memory_in_json(study: Path) -> None:
     done = simgpu("run", study, "--json", "--set", "node.gpu.memory=550 kB")
     by_label = {entry["label"]: entry for entry in json.loads(done.stdout)["results"]}
-    told = by_label["none"]["out_of_memory"]
-    assert told["capacity"] == 550_000
-    assert told["requested"] > told["largest_hole"]
-    assert sum(holder["bytes"] for holder in told["holders"]) <= told["capacity"]
+    message = by_label["none"]["out_of_memory"]
+    assert message["capacity"] == 550_000
+    assert message["requested"] > message["largest_hole"]
+    assert sum(holder["bytes"] for holder in message["holders"]) <= message["capacity"]
     assert by_label["ideal"]["metrics"]["iteration_ns"] == 60_000
 
 
 def test_json_says_where_the_numbers_come_from_even_when_there_are_none(study: Path) -> None:
     done = simgpu("run", study, "--json", "--set", "node.gpu.memory=550 kB", "--set", "policies=none")
     assert done.exit_code == 3
-    told = json.loads(done.stdout)["trace"]
-    assert (told["name"], told["origin"], told["device"], told["date"]) == ("chain", "modelled", "hand-made", "")
+    message = json.loads(done.stdout)["trace"]
+    assert (message["name"], message["origin"], message["device"], message["date"]) == (
+        "chain",
+        "modelled",
+        "hand-made",
+        "",
+    )
 
 
 def test_outputs_are_written_as_one_folder_and_replaced_as_one(study: Path, tmp_path: Path) -> None:

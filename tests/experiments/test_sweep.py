@@ -50,12 +50,12 @@ def test_each_row_is_what_the_scenario_of_its_point_gives(tmp_path: Path) -> Non
             if run.result is None:
                 assert row["message"] == str(run.outcome)
                 continue
-            told = run.result.to_dict()
-            assert {key: row[key] for key, value in told["metrics"].items() if value is not None} == {
-                key: value for key, value in told["metrics"].items() if value is not None
+            message = run.result.to_dict()
+            assert {key: row[key] for key, value in message["metrics"].items() if value is not None} == {
+                key: value for key, value in message["metrics"].items() if value is not None
             }
             for key in ("steady", "ideal_ns", "high_water_bytes", "retired_instructions", "spans", "budget_bytes"):
-                assert row[key] == told[key]
+                assert row[key] == message[key]
             assert (row["origin"], row["device"]) == ("recorded", run.result.trace.device)
 
 
@@ -82,12 +82,14 @@ def test_csv_parquet_and_frame_are_one_table(tmp_path: Path) -> None:
     frame = result.frame()
     parquet = pandas.read_parquet(tmp_path / "out" / "results.parquet")
     assert list(frame.columns) == list(parquet.columns)
-    told = [{key: value for key, value in row.items() if not pandas.isna(value)} for row in frame.to_dict("records")]
-    kept = [{key: value for key, value in row.items() if not pandas.isna(value)} for row in parquet.to_dict("records")]
-    assert told == kept
+    message = [{key: value for key, value in row.items() if not pandas.isna(value)} for row in frame.to_dict("records")]
+    stored = [
+        {key: value for key, value in row.items() if not pandas.isna(value)} for row in parquet.to_dict("records")
+    ]
+    assert message == stored
     with (tmp_path / "out" / "results.csv").open(encoding="utf-8", newline="") as file:
         written = [{key: text for key, text in row.items() if text} for row in csv.DictReader(file)]
-    assert written == [{key: str(value) for key, value in row.items() if value != ""} for row in told]
+    assert written == [{key: str(value) for key, value in row.items() if value != ""} for row in message]
     assert frame.iteration_ns.dtype == "Int64", "some rows have none, and yet it is a whole number"
 
 
@@ -113,20 +115,20 @@ def test_the_same_call_resumes_a_stopped_sweep(tmp_path: Path) -> None:
     sweep, ran = small_sweep(), []
 
     def stopping(at: int, points: object) -> object:
-        for number, found in enumerate(in_this_process(sweep, points, run_point)):  # type: ignore[arg-type]
+        for number, outcome in enumerate(in_this_process(sweep, points, run_point)):  # type: ignore[arg-type]
             if number == at:
                 raise KeyboardInterrupt
-            ran.append(found.point)
-            yield found
+            ran.append(outcome.point)
+            yield outcome
 
     for at in (2, 3):
         with pytest.raises(KeyboardInterrupt):
             run_points(sweep, partial(stopping, at), folder=tmp_path / "out")  # type: ignore[arg-type]
         assert [file.name for file in (tmp_path / "out").iterdir()] == ["points.sqlite"]
     assert ran == [0, 1, 2, 3, 4]
-    told: list[tuple[int, int]] = []
-    result = run_sweep(sweep, folder=tmp_path / "out", progress=lambda done, total: told.append((done, total)))
-    assert (result.ran, told) == (1, [(5, 6), (6, 6)])
+    message: list[tuple[int, int]] = []
+    result = run_sweep(sweep, folder=tmp_path / "out", progress=lambda done, total: message.append((done, total)))
+    assert (result.ran, message) == (1, [(5, 6), (6, 6)])
     assert run_sweep(sweep, folder=tmp_path / "out").ran == 0
     run_sweep(sweep, folder=tmp_path / "undisturbed")
     assert results(tmp_path / "out") == results(tmp_path / "undisturbed")
@@ -145,13 +147,13 @@ def test_a_sweep_without_a_finished_point_leaves_no_folder(tmp_path: Path) -> No
 @pytest.mark.slow
 def test_points_that_broke_or_lacked_a_package_run_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     sweep = small_sweep(3, policies=["none", "vdnn"])
-    whole = point.simulate
+    full = point.simulate
     raised: list[Exception] = [MissingExtraError("planning", "numba", "fast"), ZeroDivisionError("by hand")]
 
     def broken(*arguments: object, **settings: object) -> object:
         if arguments[3].seed and arguments[2].name == "vdnn" and raised:  # type: ignore[attr-defined]
             raise raised.pop(0)
-        return whole(*arguments, **settings)  # type: ignore[arg-type]
+        return full(*arguments, **settings)  # type: ignore[arg-type]
 
     monkeypatch.setattr(point, "simulate", broken)
     first = run_sweep(sweep, folder=tmp_path / "out")
@@ -215,11 +217,11 @@ def test_a_folder_of_another_sweep_is_refused_and_restart_replaces_it(tmp_path: 
     home = tmp_path / "out"
     run_sweep(small_sweep(2), folder=home)
     before = results(home)
-    for other, told in (
+    for other, message in (
         (small_sweep(3), "the sweep's axes differ"),
         (small_sweep(2, policies="vdnn", budget="1 GiB"), "the scenario's policies, budget differ"),
     ):
-        with pytest.raises(InputError, match=f"holds the results of another sweep: {told}; .* --restart"):
+        with pytest.raises(InputError, match=f"holds the results of another sweep: {message}; .* --restart"):
             run_sweep(other, folder=home)
     assert results(home) == before
     assert run_sweep(small_sweep(3), folder=home, restart=True).ran == 3
@@ -306,7 +308,7 @@ class TestCluster:
         sweep = small_sweep(1)
         code = {"code": "c0de", "libraries": {"numpy": "2.0"}, "policies": {}}
         here = cluster.Shared(sweep, point.run_point, "1.0", sweep.inputs(), code)
-        told = [
+        message = [
             str(problem)
             for answer in (
                 ("1.0", here.inputs, code),
@@ -319,7 +321,7 @@ class TestCluster:
             )
             for problem in cluster._differences("tcp://there:1", answer, here)
         ]
-        assert [line.partition(": ")[2].partition(";")[0] for line in told] == [
+        assert [line.partition(": ")[2].partition(";")[0] for line in message] == [
             "cannot import simgpu",
             "has simgpu 0.9, here is 1.0",
             "node laptop-2gb has other files there",
@@ -342,17 +344,17 @@ class TestCluster:
             empty.scale(1)
             client.wait_for_workers(1)
             finished = on_cluster(small_sweep(3), range(3), client)
-            assert sorted(found.point for found in finished) == [0, 1, 2]
+            assert sorted(result.point for result in finished) == [0, 1, 2]
             assert client.status == "running", "a client that was given stays open"
 
     @pytest.mark.parametrize("address", ["127.0.0.1", "nonsense:::x", "http://127.0.0.1:8787"])
     def test_no_client_is_created_for_an_invalid_address(self, address: str, monkeypatch: pytest.MonkeyPatch) -> None:
         distributed = pytest.importorskip("distributed")
-        made: list[object] = []
-        monkeypatch.setattr(distributed, "Client", lambda *args, **settings: made.append(args))
+        built: list[object] = []
+        monkeypatch.setattr(distributed, "Client", lambda *args, **settings: built.append(args))
         with pytest.raises(InputError, match=r"no Dask cluster answers there: .*; give the address that its scheduler"):
             run_sweep(small_sweep(1), dask=address)
-        assert not made, "one that fails to start holds up the end of the program"
+        assert not built, "one that fails to start holds up the end of the program"
 
     def test_without_distributed_the_error_names_the_extra(self, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setitem(__import__("sys").modules, "distributed", None)

@@ -50,19 +50,19 @@ FUNCTIONS = {
 
 def reading_calls(tree: ast.AST) -> set[str]:
     """What a module calls that reads a file, or parses what a file held, without a limit."""
-    found = set()
+    result = set()
     for node in ast.walk(tree):
         if not isinstance(node, ast.Call):
             continue
         name = ast.unparse(node.func)
         last = name.rpartition(".")[2]
         if name in FUNCTIONS:
-            found.add(name)
+            result.add(name)
         elif isinstance(node.func, ast.Attribute) and last in METHODS:
-            found.add(last)
+            result.add(last)
         elif last == "open" and isinstance(node.func, ast.Name | ast.Attribute) and not _writes(node):
-            found.add("open")
-    return found - {"gzip.GzipFile", "zipfile.ZipFile"} if _only_packs(tree) else found
+            result.add("open")
+    return result - {"gzip.GzipFile", "zipfile.ZipFile"} if _only_packs(tree) else result
 
 
 def _writes(call: ast.Call) -> bool:

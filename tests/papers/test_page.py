@@ -23,7 +23,7 @@ from simgpu.papers.reproduce import Run
 from simgpu.papers.verdicts import Verdict
 from tests.papers.made import NASTY, made, made_paper
 
-FOUND = made()
+RESULT = made()
 
 
 class _Parser(HTMLParser):
@@ -57,12 +57,12 @@ def body_of(text: str, claim: str) -> str:
     return " ".join(_Parser(re.sub("<(td|th|span|tr|p)", r" <\1", found[0])).seen.split())
 
 
-TEXT = page(FOUND, {})
+TEXT = page(RESULT, {})
 PARSED = _Parser(TEXT)
 
 
 def test_every_claim_is_an_anchor_with_its_verdict_in_words() -> None:
-    for outcome in FOUND.claims:
+    for outcome in RESULT.claims:
         text = body_of(TEXT, outcome.claim.id)
         assert str(outcome.verdict) in text
         assert outcome.claim.section.states in text
@@ -99,7 +99,7 @@ def test_what_is_off_has_its_cause_with_each_step_or_says_that_none_is_known() -
 
 
 def test_places_on_scales_are_where_ratios_are() -> None:
-    (paper,) = papers_told(FOUND)
+    (paper,) = papers_told(RESULT)
     mean, best = paper.claims[0].parts
     assert mean.place is not None and best.place is not None
     assert 50 < mean.place.at < 75 and 0 < best.place.at < 25
@@ -117,7 +117,7 @@ def test_what_users_wrote_is_text() -> None:
 
 
 def test_the_summary_counts_claims_by_verdict_and_fits_apart() -> None:
-    bars = bars_told(FOUND)
+    bars = bars_told(RESULT)
     assert [(bar.sort, bar.claims) for bar in bars] == [("predictions", 7), ("fitted", 1)]
     for bar in bars:
         assert sum(count for _, _, count, _ in bar.parts) == bar.claims
@@ -130,7 +130,7 @@ def test_the_summary_counts_claims_by_verdict_and_fits_apart() -> None:
 
 def test_papers_have_bars_of_one_scale_and_all_of_them_one_of_their_own() -> None:
     other = made(made_paper(paper="OTHER"))
-    told = bars_told(Reproduction((*FOUND.claims, *other.claims[:2])))
+    told = bars_told(Reproduction((*RESULT.claims, *other.claims[:2])))
     widths = {(bar.name, bar.sort): sum(part[3] for part in bar.parts) for bar in told}
     assert widths["MADE", "predictions"] == pytest.approx(100, abs=0.01)
     assert list(widths)[-2:] == [("all papers", "predictions"), ("all papers", "fitted")]
@@ -238,5 +238,5 @@ def test_bad_places_are_refused(name: str, what: str, tmp_path: Path) -> None:
     with pytest.raises(InputError, match=what):
         check_target(tmp_path / name)
     with pytest.raises(InputError, match=what):
-        write_page(Run([]), FOUND, tmp_path / name)
+        write_page(Run([]), RESULT, tmp_path / name)
     assert list(tmp_path.iterdir()) == []

@@ -48,9 +48,9 @@ def budget_of(trace: Trace, node: NodeSpec, share: float) -> int:
     graph = task_graph(trace, node)
     resident = sum(block.bytes for block in graph.blocks if block.persistent)
     touched = (set(graph.reads[k]) | set(graph.writes[k]) for k in range(len(graph.kernels)))
-    least = max(sum(graph.blocks[b].bytes for b in some if not graph.blocks[b].persistent) for some in touched)
+    smallest = max(sum(graph.blocks[b].bytes for b in some if not graph.blocks[b].persistent) for some in touched)
     most = simulate(trace, node, "none").metrics.device_peak_bytes
-    return round(resident + least + share * (most - resident - least))
+    return round(resident + smallest + share * (most - resident - smallest))
 
 
 @cache
@@ -69,11 +69,11 @@ def times(trace: Trace, node: NodeSpec, share: float) -> tuple[int | None, dict[
 
 
 def check(trace: Trace, node: NodeSpec, share: float) -> None:
-    ours, rivals = times(trace, node, share)
+    simulated, rivals = times(trace, node, share)
     assert rivals, "some policy fits, so that there is something to be compared with"
-    assert ours is not None, f"does not fit, and {', '.join(rivals)} do"
+    assert simulated is not None, f"does not fit, and {', '.join(rivals)} do"
     best = min(rivals, key=lambda label: rivals[label])
-    assert ours <= rivals[best], f"slower than {best}"
+    assert simulated <= rivals[best], f"slower than {best}"
 
 
 @pytest.mark.slow
@@ -106,6 +106,6 @@ def test_nor_on_networks_of_home(name: str, share: float) -> None:
     ],
 )
 def test_there_it_is_faster_than_all_of_them_with_little_memory(name: str) -> None:
-    ours, rivals = times(network(name), load_node("2080ti"), MIDDLE)
-    assert ours is not None
-    assert ours < min(rivals.values())
+    simulated, rivals = times(network(name), load_node("2080ti"), MIDDLE)
+    assert simulated is not None
+    assert simulated < min(rivals.values())

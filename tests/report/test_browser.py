@@ -63,9 +63,9 @@ def browser(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Chrome]:
     ):
         options.add_argument(f"--{flag}")
     options.set_capability("goog:loggingPrefs", {"browser": "ALL", "performance": "ALL"})
-    found = webdriver.Chrome(options=options, service=webdriver.ChromeService(str(DRIVER)))
-    yield found
-    found.quit()
+    chrome = webdriver.Chrome(options=options, service=webdriver.ChromeService(str(DRIVER)))
+    yield chrome
+    chrome.quit()
 
 
 @pytest.fixture(scope="module")
@@ -203,13 +203,13 @@ def test_a_span_is_told_under_the_pointer_and_pinned_by_a_click(
     span = max((s for s in timeline if s.start_ns >= begin and s.kind.label == "copy_d2h"), key=lambda s: s.bytes)
     pointer_to(browser, place_of(browser, (span.start_ns + span.end_ns) / 2), 6 + 34 + 17)
     tip = text_of(browser, "tip")
-    told = dict(zip(tip.splitlines()[1::2], tip.splitlines()[2::2], strict=True))
+    message = dict(zip(tip.splitlines()[1::2], tip.splitlines()[2::2], strict=True))
     assert tip.splitlines()[0] == span.name
-    assert (told["kind"], told["stream"], told["tensor"]) == ("copy d2h", "d2h", "activation")
-    assert told["start"] == f"{(span.start_ns - begin) / 1e6:.6f}".rstrip("0") + " ms"
-    assert told["duration"] == format_time(span.end_ns - span.start_ns)
-    assert f"({span.bytes:,} B)" in told["transferred"]
-    assert told["bandwidth"] == "1 GB/s"
+    assert (message["kind"], message["stream"], message["tensor"]) == ("copy d2h", "d2h", "activation")
+    assert message["start"] == f"{(span.start_ns - begin) / 1e6:.6f}".rstrip("0") + " ms"
+    assert message["duration"] == format_time(span.end_ns - span.start_ns)
+    assert f"({span.bytes:,} B)" in message["transferred"]
+    assert message["bandwidth"] == "1 GB/s"
     ActionChains(browser, duration=0).click().perform()  # type: ignore[no-untyped-call]
     assert text_of(browser, "details").splitlines()[0] == span.name
     stall = max(

@@ -56,8 +56,8 @@ def test_the_first_run_fails_and_stores_and_the_next_one_passes(pytester: pytest
     first.assert_outcomes(failed=1)
     first.stdout.fnmatch_lines(["*File not found in data directory, created:*", f"*{STORED}/timings.json*"])
     assert {path.name for path in (pytester.path / STORED).iterdir()} == {"timings.json", "vdnn.csv.gz"}
-    kept = read_timings(pytester.path / STORED)["vdnn"]
-    assert kept.events == tuple(simulate(CHAIN, node(), "vdnn").timeline)
+    stored = read_timings(pytester.path / STORED)["vdnn"]
+    assert stored.events == tuple(simulate(CHAIN, node(), "vdnn").timeline)
     run(pytester).assert_outcomes(passed=1)
 
 

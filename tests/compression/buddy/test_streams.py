@@ -221,8 +221,8 @@ class TestClosedForms:
     def test_a_kernel_finds_what_the_one_before_it_left(self):
         """The second half of a block that is twice the cache is there for whoever begins with it."""
         half = PAPERS.entries * PAPERS.total // PAPERS.line
-        whole, again = misses_of([[sequential(2 * half)], [sequential(half, first=half)]], PAPERS)
-        assert (whole.misses, again.misses) == (2 * half // 64, 0)
+        full, again = misses_of([[sequential(2 * half)], [sequential(half, first=half)]], PAPERS)
+        assert (full.misses, again.misses) == (2 * half // 64, 0)
 
     def test_what_is_changed_in_place_is_read_once(self):
         [counts] = misses_of([[sequential(640_000), sequential(640_000, write=True)]], PAPERS)

@@ -85,8 +85,8 @@ def test_gradients_through_a_relu_have_the_zeros_of_its_result(alexnet: Trace) -
         (saved,) = [
             name for name in writer.reads if (name, 0) in result and name != block.id and name in sparse(alexnet)
         ]
-        zeros, whole = result[block.id, 2].get(0, 0), entries_of(block)
-        assert zeros / whole == pytest.approx(
+        zeros, full = result[block.id, 2].get(0, 0), entries_of(block)
+        assert zeros / full == pytest.approx(
             result[saved, 2].get(0, 0) / entries_of(alexnet.block_by_id[saved]), abs=1e-2
         )
 
