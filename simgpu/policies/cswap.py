@@ -70,8 +70,8 @@ _PROFILE = "profile of the first iteration"
 def swapping_cost_ns(size: int, hidden: tuple[int, int], bandwidth: tuple[int, int], codec_ns: int = 0) -> int:
     """What swapping a tensor adds to the iteration, nanoseconds: equation 1, and with compression equations 2-4.
 
-    size: bytes copied. hidden: computation that overlaps the copies, device to host and host to device. bandwidth: bytes
-    per second of both. codec_ns: encoding and decoding.
+    size: bytes copied. hidden: computation that overlaps the copies, device to host and host to device. bandwidth:
+    bytes per second of both. codec_ns: encoding and decoding.
 
     >>> swapping_cost_ns(1000, hidden=(600, 2000), bandwidth=(10**9, 10**9)), swapping_cost_ns(500, (600, 2000),
     ...     (10**9, 10**9), codec_ns=70)
