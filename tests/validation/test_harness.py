@@ -278,8 +278,8 @@ def test_a_case_beyond_all_memory_is_left_out_and_the_others_are_recorded(
 
 
 def test_what_the_recorder_says_of_a_trace_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def short(*_: Any, say: Callable[[str], None], **__: Any) -> None:
-        say("what autograd saves is not noted")
+    def short(*_: Any, progress: Callable[[str], None], **__: Any) -> None:
+        progress("what autograd saves is not noted")
         raise MemoryError("no room")
 
     monkeypatch.setattr(session, "record", short)

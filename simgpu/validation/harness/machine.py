@@ -118,7 +118,7 @@ def _while_both(ends: dict[CopyDirection, list[int]]) -> dict[CopyDirection, lis
     ends: when the first copy began, and when each ended. Where a way is so slow that none did, its first one stands.
 
     >>> _while_both({CopyDirection.OUT: [0, 10, 20, 30], CopyDirection.IN: [0, 20, 40, 50]})
-    {<Way.OUT: 'device to host'>: [10, 10, 10], <Way.IN: 'host to device'>: [20]}
+    {<CopyDirection.OUT: 'device to host'>: [10, 10, 10], <CopyDirection.IN: 'host to device'>: [20]}
     """
     over = min(found[-1] for found in ends.values())
     times = {way: [end - begin for begin, end in pairwise(found) if end <= over] for way, found in ends.items()}
