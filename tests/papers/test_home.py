@@ -9,7 +9,6 @@ import pytest
 
 from simgpu.hardware.spec import GpuSpec, LinkSpec, NodeSpec
 from simgpu.papers.checks import home_evaluator, home_swarm
-from simgpu.papers.checks.home import CHECKS
 from simgpu.papers.checks.home_assumptions import slowed
 from simgpu.papers.checks.home_networks import NETWORKS, Modelled, plain, swept
 from simgpu.planning.evaluator import Evaluator
@@ -40,8 +39,9 @@ def test_networks_are_at_the_batches_of_table_2() -> None:
     assert all(each.node.gpu.memory == 11 * 10**9 for each in (*swept(), *plain()))
 
 
-def test_settings_are_those_of_the_policy_as_it_is_shipped() -> None:
-    assert CHECKS["settings"]() == {"iterations": Home().iterations, "particles": Home().particles}
+def test_the_swarm_has_500_particles_and_at_most_500_iterations() -> None:
+    """Section 3.3, of the policy as it ships."""
+    assert (Home().particles, Home().iterations) == (500, 500)
 
 
 @pytest.mark.usefixtures("small")

@@ -5,16 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from simgpu.papers.checks import buddy_programs, buddy_rules
+from simgpu.papers.checks import buddy_programs
 
 CHECKS: Mapping[str, Callable[..., Mapping[str, Any]]] = {
     check.__name__: check
     for check in (
-        buddy_rules.entry,
-        buddy_rules.metadata,
-        buddy_rules.carveout,
-        buddy_rules.threshold,
-        buddy_rules.latency,
         buddy_programs.optimistic,
         buddy_programs.one_target,
         buddy_programs.footprints,

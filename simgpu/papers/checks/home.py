@@ -7,10 +7,9 @@ from typing import Any
 
 from simgpu.papers.checks.home_assumptions import depthwise, holes, holes_home, workspaces
 from simgpu.papers.checks.home_evaluator import prediction
-from simgpu.papers.checks.home_swarm import convergence, seconds, settings
+from simgpu.papers.checks.home_swarm import convergence, seconds
 
 CHECKS: Mapping[str, Callable[..., Mapping[str, Any]]] = {
-    "settings": settings,
     "convergence": convergence,
     "seconds": seconds,
     "prediction": prediction,

@@ -27,11 +27,6 @@ _TIMED, _TIMED_PLAIN = 512, 4
 _ROUNDS = 3
 
 
-def settings() -> dict[str, Any]:
-    """Iterations and particles of the policy as it is shipped."""
-    return {"iterations": Home().iterations, "particles": Home().particles}
-
-
 def convergence(
     update: Literal["full", "recombine"] = "recombine",
     until: Literal["best", "agreement"] = "best",
