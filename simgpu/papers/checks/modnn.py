@@ -7,7 +7,7 @@ from functools import lru_cache
 from statistics import fmean
 from typing import Any, Literal
 
-from simgpu.experiments.study_memory import memory_of
+from simgpu.experiments.study_measures import memory_of
 from simgpu.graph.bounds import memory_bounds
 from simgpu.graph.taskgraph import TaskGraph
 from simgpu.graph.tdfg import Tdfg
@@ -98,7 +98,7 @@ def alone(transfers: Literal["task", "vdnn"] = "task") -> dict[str, Any]:
     """
     if transfers == "task":
         return {"transfers": fmean(amounts["all_at_once"] / amounts["transfers"] for amounts in _amounts().values())}
-    from simgpu.experiments.study_runs import cell_of
+    from simgpu.experiments.study import cell_of
 
     changes = {"runs.transfers": {"policy": {"vdnn": {"algorithms": "fastest"}}}, "published": [], "iterations": 1}
     study = loaded("modnn-14", written(changes))
