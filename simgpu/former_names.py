@@ -22,6 +22,7 @@ MEASURES = {
     "time_added": "time_increase",
     "power_added": "power_increase",
     "bytes_moved": "traffic_reduction",
+    "moved": "traffic",
     "largest_power": "peak_power",
     "overflow_least": "overflow_min",
     "overflow_most": "overflow_max",

@@ -79,7 +79,7 @@ def _migrated(file: Path) -> bool:
 
 
 def _rewritten(file: Path, text: str | None) -> bool:
-    if text is None or text == file.read_text(encoding="utf-8"):
+    if text is None or text == read_text(file, "a text file", limit=YAML_LIMIT):
         return False
     with atomic_file(file) as part:
         part.write_text(text, encoding="utf-8", newline="")

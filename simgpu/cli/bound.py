@@ -218,8 +218,8 @@ def _notes(asked: _Asked, bounds: MemoryBounds, selected: SubBatch | None) -> It
     at = "a sub-batch of 1" if bounds.batch == 1 else f"the whole batch of {whole}"
     yield "lower bounds", f"for {at}, each convolution by its algorithm with the smallest workspace"
     yield "", f"exactly {bounds.bound.bytes} B, a sufficient budget"
-    if bounds.why_whole:
-        yield "", f"the iteration is not known at another batch: {bounds.why_whole}"
+    if bounds.whole_batch_reason:
+        yield "", f"the iteration is not known at another batch: {bounds.whole_batch_reason}"
     if bounds.without_updates.bytes != bounds.offloaded.bytes:
         kernel = bounds.graph.kernels[bounds.offloaded.kernel or 0].id
         yield "optimizer", f"{kernel} updates weights together; one at a time they would not limit memory"
@@ -235,11 +235,11 @@ def _sub_batch_text(budget: int, bounds: MemoryBounds, selected: SubBatch) -> st
     memory = format_bytes(budget)
     if budget < bounds.bound.bytes:
         return f"none: {memory} is below the lower bound"
-    if selected.size == selected.whole:
-        why = f", which cannot be partitioned: {selected.why_whole}" if selected.why_whole else ""
-        return f"the whole batch of {selected.whole} in {memory}{why}"
+    if selected.size == selected.batch:
+        why = f", which cannot be partitioned: {selected.whole_batch_reason}" if selected.whole_batch_reason else ""
+        return f"the whole batch of {selected.batch} in {memory}{why}"
     how = "" if selected.fits else "no sub-batch satisfies it; the smallest is "
-    return f"{how}{selected.size} of {selected.whole} samples in {memory}"
+    return f"{how}{selected.size} of {selected.batch} samples in {memory}"
 
 
 def _fitting(fits: WhatFits | None, selected: SubBatch | None) -> Iterator[tuple[str, str]]:
@@ -279,7 +279,7 @@ def _document(asked: _Asked, bounds: MemoryBounds, selected: SubBatch | None, fi
         "peak": asdict(peak) if peak else None,
         **{name: _amount(of_one, amount) for name, amount in named.items()},
         "bounds_batch": bounds.batch,
-        "why_whole": bounds.why_whole or None,
+        "whole_batch_reason": bounds.whole_batch_reason or None,
         "saved": {name: bounds.all_at_once.bytes / each.bytes if each.bytes else None for name, each in named.items()},
         "budget": asked.budget,
         "sub_batch": asdict(selected) if selected else None,

@@ -41,7 +41,7 @@ _FIRST_BATCH = 32
 )
 @size_option("--budget", "--memory", help="Device memory to use, e.g. 10GiB; all that the node has.")
 @click.option(
-    "--most", type=click.IntRange(min=1), default=MOST, show_default=True, help="No batch above this is tried."
+    "--limit", type=click.IntRange(min=1), default=MOST, show_default=True, help="No batch above this is tried."
 )
 @click.option(
     "--set",
@@ -58,7 +58,7 @@ def max_batch_(
     node: str | None,
     policies: tuple[str, ...],
     budget: str | None,
-    most: int,
+    limit: int,
     settings: tuple[str, ...],
     as_json: bool,
     quiet: bool,
@@ -83,7 +83,7 @@ def max_batch_(
     given = {key: value for key, value in written.items() if value}
     scenario = _scenario(trace, node, given, parse_settings(settings))
     with progress(quiet) as say:
-        found = max_batch(scenario, most=most, progress=say)
+        found = max_batch(scenario, limit=limit, progress=say)
     if as_json:
         click.echo(json.dumps({"simgpu": __version__, **found.to_dict()}, indent=2, allow_nan=False))
     else:

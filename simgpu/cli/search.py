@@ -192,6 +192,6 @@ def _show_placement(screen: Screen, found: Search) -> None:
 
 
 def _row(each: PlacedMap) -> tuple[str, ...]:
-    times = ("-" if ns is None else format_time(ns) for ns in (each.left_ns, each.back_ns))
-    ahead = "-" if each.ahead is None else str(each.ahead)
+    times = ("-" if ns is None else format_time(ns) for ns in (each.offloaded_ns, each.prefetched_ns))
+    ahead = "-" if each.prefetch_distance is None else str(each.prefetch_distance)
     return (each.name, format_bytes(each.bytes), each.action, ahead, *times, format_time(each.overhead_ns))

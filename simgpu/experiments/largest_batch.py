@@ -67,14 +67,14 @@ class LargestBatch:
 
     batch: the largest that fits, None where there is none. run: at that batch; else the one that says why there is
     none: out of memory with one sample, refused, or with memory that is not limited. tried: every batch that was asked
-    about and whether it fits, ascending. most: larger ones were not to be tried. speeds: of the batches at which
+    about and whether it fits, ascending. limit: larger ones were not to be tried. speeds: of the batches at which
     throughput was simulated, ascending: powers of two, the largest that fits, and some around the recommended one.
     """
 
     run: PolicyRun
     batch: int | None
     tried: tuple[tuple[int, bool], ...]
-    most: int
+    limit: int
     speeds: tuple[Speed, ...] = ()
 
     @property
@@ -107,7 +107,7 @@ class LargestBatch:
             return "unlimited"
         if self.batch is None:
             return "failed" if any(fits for _, fits in self.tried) else "none fits"
-        text = ["capped"] if self.batch == self.most else []
+        text = ["capped"] if self.batch == self.limit else []
         text += ["gaps"] if self.gaps else []
         text += ["unsteady"] if self.result is not None and self.result.steady is False else []
         return ", ".join([*text, *self._adopted()])
@@ -127,8 +127,8 @@ class LargestBatch:
         elif self.run.result is None:
             said = any(fits for _, fits in self.tried)
             yield f"predicted to fit, but ran out: {self.run.outcome}" if said else str(self.run.outcome)
-        elif self.batch == self.most:
-            yield f"batches larger than {self.most} were not tried; `most` sets the limit"
+        elif self.batch == self.limit:
+            yield f"batches larger than {self.limit} were not tried; a higher `limit` tries them"
         if self.gaps:
             listed = ", ".join(map(str, self.gaps[-3:])) + (" among others" if len(self.gaps) > 3 else "")
             yield f"not every smaller batch fits ({listed}): workspaces jump where convolutions change their algorithm"
@@ -136,7 +136,7 @@ class LargestBatch:
     def to_dict(self) -> dict[str, Any]:
         """Plain data for JSON: how the batch was found, and the run."""
         tried = [{"batch": batch, "fits": fits} for batch, fits in self.tried]
-        results = {"largest_batch": self.batch, "note": self.note, "most": self.most, "gaps": list(self.gaps)}
+        results = {"largest_batch": self.batch, "note": self.note, "limit": self.limit, "gaps": list(self.gaps)}
         best = self.recommended
         speeds = {"recommended": best and best.to_dict(), "speeds": [each.to_dict() for each in self.speeds]}
         return {**speeds, **results, "tried": tried, "run": self.run.to_dict()}

@@ -34,7 +34,7 @@ def max_batch(
     policies: str | Iterable[PolicyRequest] | None = None,
     config: RunConfig | None = None,
     *,
-    most: int = MOST,
+    limit: int = MOST,
     speeds: bool = True,
     progress: Callable[[str], None] | None = None,
     **settings: Unpack[RunSettings],
@@ -43,7 +43,7 @@ def max_batch(
     and the largest one that is nearly as fast as any.
 
     trace: with it, a node is needed; or a scenario, which brings all of that; other arguments override it. Policies
-    and settings are those of `simgpu.compare`; a name alone is one policy. most: no larger batch is tried. speeds:
+    and settings are those of `simgpu.compare`; a name alone is one policy. limit: no larger batch is tried. speeds:
     whether smaller batches are simulated for their throughput. progress: called with each policy and batch before it
     is tried.
 
@@ -76,20 +76,20 @@ def max_batch(
             scenario.node if node is None else node,
             scenario.policies if policies is None else policies,
             run_config(scenario.config if config is None else config, settings),
-            most=most,
+            limit=limit,
             speeds=speeds,
             progress=progress,
         )
     if node is None:
         raise InputError.single("", "argument node", "is missing", "load one with simgpu.load_node, or give a scenario")
-    config = run_config(config, settings, trace=trace, node=node, most=most)
+    config = run_config(config, settings, trace=trace, node=node, limit=limit)
     if config.data_parallel:
         what = f"the largest batch is searched for one GPU, not for {config.gpus}"
         raise InputError.single("", "argument gpus", what, _ONE_SHARE)
     asked = [policies] if isinstance(policies, str) else DEFAULT_POLICIES if policies is None else policies
     chosen = [made_policy(request) for request in asked]
     node, budget = config.on(node)
-    search = _Search(config, most, speeds, progress or no_progress)
+    search = _Search(config, limit, speeds, progress or no_progress)
     # Batches that one policy has asked about are there for the next.
     graph = task_graph(trace, node, config.epoch)
     results = tuple(search.of(policy, graph, node) for policy in chosen)
@@ -114,28 +114,28 @@ class _Search:
     """The settings that all policies share, as `max_batch` takes them."""
 
     config: RunConfig
-    most: int
+    limit: int
     speeds: bool
     say: Callable[[str], None]
 
     def of(self, policy: Policy, graph: TaskGraph, node: NodeSpec) -> LargestBatch:
         """The largest batch of one policy. graph: at any batch; `at_batch` derives others."""
         runs = _Runs(self, policy, graph, node)
-        own = min(graph.trace.info.batch, self.most)
+        own = min(graph.trace.info.batch, self.limit)
         try:
             first = runs.fits(own)
             if runs.unlimited:
                 return self._found(runs, own, None)
             low, high = (own, None) if first else (1, own - 1)
-            value = largest(runs.fits, low, high, cap=self.most).value if first or own > 1 else None
+            value = largest(runs.fits, low, high, cap=self.limit).value if first or own > 1 else None
             outcome = runs.at(value or 1)
             return self._found(runs, value or 1, None if isinstance(outcome, OutOfMemoryError) else value)
         except (InputError, MissingExtraError) as error:
-            return LargestBatch(_run(policy, error), None, runs.tried, self.most)
+            return LargestBatch(_run(policy, error), None, runs.tried, self.limit)
 
     def _found(self, runs: _Runs, ran: int, batch: int | None) -> LargestBatch:
         speeds = runs.speeds_up_to(batch) if self.speeds and batch is not None else ()
-        return LargestBatch(_run(runs.policy, runs.at(ran)), batch, runs.tried, self.most, speeds)
+        return LargestBatch(_run(runs.policy, runs.at(ran)), batch, runs.tried, self.limit, speeds)
 
 
 @dataclass(frozen=True)

@@ -153,9 +153,19 @@ class Search:
         """One row per feature map, in the order of their production; times in ns from the start of the iteration."""
         import pandas as pd
 
-        columns = ["name", "layer", "bytes", "action", "ahead", "overhead_ns", "left_ns", "back_ns", "needed_ns"]
+        columns = [
+            "name",
+            "layer",
+            "bytes",
+            "action",
+            "prefetch_distance",
+            "overhead_ns",
+            "offloaded_ns",
+            "prefetched_ns",
+            "needed_ns",
+        ]
         result = pd.DataFrame([asdict(each) for each in self.maps], columns=columns)
-        whole = {name: "Int64" for name in columns if name.endswith("_ns") or name in ("bytes", "ahead")}
+        whole = {name: "Int64" for name in columns if name.endswith("_ns") or name in ("bytes", "prefetch_distance")}
         return result.astype(whole).rename_axis("activation")
 
     def convergence_frame(self) -> pd.DataFrame | None:
@@ -343,10 +353,10 @@ class PlacedMap:
     """One feature map in the iteration that a run reports.
 
     layer: that produces it. bytes: without padding. action: keep, swap, swap with a codec, recompute.
-    ahead: of a swap, layer steps between the prefetch and the next use; None of others.
+    prefetch_distance: of a swap, layer steps between the prefetch and the next use; None of others.
     overhead_ns: what it adds to the iteration (HOME, TC 2022, algorithm 2).
-    left_ns: end of its offload, or of its last use in forward where it is recomputed.
-    back_ns: end of its prefetch or recomputation. needed_ns: start of its next use.
+    offloaded_ns: end of its offload, or of its last use in forward where it is recomputed.
+    prefetched_ns: end of its prefetch or recomputation. needed_ns: start of its next use.
     Times count from the start of the iteration; None where that does not happen, or where nothing ran.
     """
 
@@ -354,10 +364,10 @@ class PlacedMap:
     layer: str
     bytes: int
     action: str
-    ahead: int | None
+    prefetch_distance: int | None
     overhead_ns: int
-    left_ns: int | None
-    back_ns: int | None
+    offloaded_ns: int | None
+    prefetched_ns: int | None
     needed_ns: int | None
 
 
@@ -406,10 +416,10 @@ def _placed(graph: TaskGraph, each: Activation, option: Option, overhead: int, s
         layer=graph.layers.name_of(maker),
         bytes=block.bytes,
         action=_word(option),
-        ahead=option.ahead if option.action is Action.SWAP else None,
+        prefetch_distance=option.ahead if option.action is Action.SWAP else None,
         overhead_ns=overhead,
-        left_ns=left,
-        back_ns=back,
+        offloaded_ns=left,
+        prefetched_ns=back,
         needed_ns=at(SpanKind.COMPUTE, graph.kernels[each.before].id, False),
     )
 

@@ -42,9 +42,9 @@ class StudyResult(StudyValues):
                 "origin": self.study.traces[trace].info.origin.value,
                 "failure": cell.failure,
                 "samples_per_s": cell.samples_per_s,
-                **{f"over_{label}": self._over(trace, runs[run], label) for label in self.study.baseline},
+                **{f"vs_{label}": self._over(trace, runs[run], label) for label in self.study.baseline},
                 **{f"{part}_ns": cell.parts.get(part) for part in PARTS},
-                "traffic_reduction": cell.traffic_reduction,
+                "traffic_bytes": cell.traffic_bytes,
                 "energy_nj": cell.energy_nj,
                 "average_power": cell.average_power,
                 "peak_power": cell.peak_power,
@@ -60,7 +60,7 @@ class StudyResult(StudyValues):
             }
             for (trace, run), cell in self.cells.items()
         ]
-        whole = [f"{part}_ns" for part in PARTS] + ["traffic_reduction", "energy_nj", "budget_bytes", "peak_bytes"]
+        whole = [f"{part}_ns" for part in PARTS] + ["traffic_bytes", "energy_nj", "budget_bytes", "peak_bytes"]
         return pd.DataFrame(rows).astype(dict.fromkeys(whole, "Int64")).set_index(["trace", "run"])
 
     def _over(self, trace: str, run: StudyRun, baseline: str) -> float | None:

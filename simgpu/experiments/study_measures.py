@@ -27,7 +27,7 @@ class StudyCell:
     compressed: number of blocks that are offloaded compressed, of each epoch.
     steady: whether the last two iterations were equal in every epoch.
     limited: whether device memory is limited.
-    traffic_reduction: over the links, both directions, of all epochs' iterations together.
+    traffic_bytes: over the links, both directions, of all epochs' iterations together.
     energy_nj: of these iterations; None where the GPU's power is not known.
     average_power, peak_power: shares of the GPU's power limit; None where that is not known.
     batch: samples per iteration.
@@ -44,7 +44,7 @@ class StudyCell:
     limited: bool = True
     out_of_memory: str = ""
     refused: str = ""
-    traffic_reduction: int | None = None
+    traffic_bytes: int | None = None
     energy_nj: int | None = None
     average_power: float | None = None
     peak_power: float | None = None
@@ -81,7 +81,7 @@ class StudyCell:
             training.counts,
             None if None in steady else all(steady),
             not all(result.program.unlimited_memory for result in results),
-            traffic_reduction=sum(each.d2h_bytes + each.h2d_bytes for each in metrics),
+            traffic_bytes=sum(each.d2h_bytes + each.h2d_bytes for each in metrics),
             energy_nj=drawn if known else None,
             average_power=drawn / time_ns / limit_w if limit_w and time_ns else None,
             peak_power=max(each.largest_w for each in known) / limit_w if limit_w else None,
@@ -223,13 +223,11 @@ MEASURES: Mapping[str, Measure] = {
         ratio=_RATIO_LESS_ONE,
     ),
     "time_saved": Measure("time saved vs. {over}", "time saved", _time_saved, share=True, ratio=_ONE_LESS_RATIO),
-    "moved": Measure(
-        "bytes transferred, D2H and H2D", "transfers", lambda a, _: a.traffic_reduction, size=True, alone=True
-    ),
+    "traffic": Measure("traffic, D2H and H2D", "traffic", lambda a, _: a.traffic_bytes, size=True, alone=True),
     "traffic_reduction": Measure(
-        "bytes transferred by {over} over those of the run",
-        "reduction in transfers",
-        lambda a, b: _over(b.traffic_reduction, a.traffic_reduction),
+        "traffic of {over} over that of the run",
+        "traffic reduction",
+        lambda a, b: _over(b.traffic_bytes, a.traffic_bytes),
         ratio=_RATIO,
     ),
     "energy": Measure("energy over {over}", "energy", lambda a, b: _over(a.energy_nj, b.energy_nj), ratio=_RATIO),

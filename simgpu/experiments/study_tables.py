@@ -80,7 +80,7 @@ def _by_trace(result: StudyValues, measure: str, over: str) -> StudyTable:
 def _oom(means: Means, run: StudyRun) -> str:
     """The number of traces on which a run is out of memory."""
     count = means.out_of_memory[run.label]
-    return f"{count} of {means.of}" if count else _ABSENT
+    return f"{count} of {means.total_traces}" if count else _ABSENT
 
 
 def _batches(study: Study, label: str) -> str:
@@ -152,7 +152,7 @@ def _mean_notes(result: StudyValues) -> Iterator[str]:
     words = [text for text, geometric in kinds if any(each.geometric == geometric for each in means)]
     if not words:
         return
-    every = all(len(each.traces) == each.of for each in means)
+    every = all(len(each.traces) == each.total_traces for each in means)
     over = "" if every else " of the stated number of traces, those with a value for every run"
     yield f"{'; '.join(words)}{over}"
     if any(any(each.out_of_memory.values()) for each in means):

@@ -57,23 +57,23 @@ class PublishedComparison:
 class Means:
     """The means of a measure over a baseline.
 
-    values: by run, None where it has none. traces: those that they are over. of: how many the study has. out_of_memory:
-    by run, on how many of these it is out of memory.
+    values: by run, None where it has none. traces: those that they are over. total_traces: how many the study
+    has. out_of_memory: by run, on how many of these it is out of memory.
     """
 
     measure: str
-    over: str
+    vs: str
     geometric: bool
     values: Mapping[str, float | None]
     traces: tuple[str, ...]
-    of: int
+    total_traces: int
     out_of_memory: Mapping[str, int]
 
     @property
     def label(self) -> str:
         """What the means are called in a table, with the number of traces where these are not all."""
         word = "geomean" if self.geometric else "mean"
-        return word if len(self.traces) == self.of else f"{word} ({len(self.traces)} of {self.of})"
+        return word if len(self.traces) == self.total_traces else f"{word} ({len(self.traces)} of {self.total_traces})"
 
 
 @dataclass(frozen=True, repr=False)

@@ -37,7 +37,7 @@ class MemoryBounds:
     all_at_once: moDNN's ideal memory, at the iteration's own batch. bound: equation 7. offloaded: the same where always
     resident blocks may be offloaded too, and without_updates: that for the paper's tasks only, without BP3. The last
     three are for `batch` samples at a time: 1, or the full batch where the iteration cannot be rescaled, for the reason
-    in `why_whole`. graph: the iteration at that batch, whose kernels the bounds name.
+    in `whole_batch_reason`. graph: the iteration at that batch, whose kernels the bounds name.
     """
 
     all_at_once: MemoryBound
@@ -46,7 +46,7 @@ class MemoryBounds:
     without_updates: MemoryBound
     batch: int
     graph: TaskGraph
-    why_whole: str = ""
+    whole_batch_reason: str = ""
 
 
 def task_bytes(tdfg: Tdfg, k: int, algorithm: TaskAlgorithm) -> int:

@@ -150,16 +150,16 @@ def _line(instruction: Instruction, graph: TaskGraph) -> str:
             made = f" for {_blocks(makes, graph)}" if makes else ""
             return f"{'recompute' if recompute else 'launch'} {graph.kernels[k].id}{made}"
         case CopyOut(b, into):
-            return f"copy out {graph.blocks[b].id}" + ("" if into is None else f" as {graph.blocks[into].id}")
+            return f"copy d2h {graph.blocks[b].id}" + ("" if into is None else f" as {graph.blocks[into].id}")
         case CopyIn(b):
-            return f"copy in {graph.blocks[b].id}"
+            return f"copy h2d {graph.blocks[b].id}"
         case Acquire(blocks, space, offsets):
             places = f" at {' '.join(map(str, offsets))}" if offsets is not None else ""
             return f"acquire{_of(space)} {_blocks(blocks, graph)}{places}"
         case Release(blocks, space):
             return f"release{_of(space)} {_blocks(blocks, graph)}"
         case Initialize(blocks, space):
-            return f"provide{_of(space)} {_blocks(blocks, graph)}"
+            return f"initialize{_of(space)} {_blocks(blocks, graph)}"
         case Encode(b, into, space):
             return f"encode{_of(space)} {graph.blocks[b].id} into {graph.blocks[into].id}"
         case Decode(b, source, space):
@@ -192,7 +192,7 @@ def to_json(program: Program) -> str:
         "notes": program.notes,
     }
     if program.other_contents:
-        document["elsewhere"] = [[holding.gpu, holding.blocks] for holding in program.other_contents]
+        document["other_contents"] = [[holding.gpu, holding.blocks] for holding in program.other_contents]
     if program.residency is not None:
         document["residency"] = _value(program.residency)
     if program.sections:
@@ -230,7 +230,9 @@ def from_json(text: str) -> Program:
             unlimited_memory=document["unlimited_memory"],
             pool=document["pool"],
             notes=tuple(document["notes"]),
-            other_contents=tuple(InitialContents(gpu, tuple(blocks)) for gpu, blocks in document.get("elsewhere", ())),
+            other_contents=tuple(
+                InitialContents(gpu, tuple(blocks)) for gpu, blocks in document.get("other_contents", ())
+            ),
             residency=_read(document["residency"]) if "residency" in document else None,
             sections=tuple(
                 Section(**{**each, "layers": tuple(each["layers"])}) for each in document.get("sections", ())

@@ -14,7 +14,7 @@ from simgpu.program.data_parallel import DataParallel
 from simgpu.trace.model import Trace
 from simgpu.units import parse_bytes
 
-_LEAST = {"budget": 0, "iterations": 1, "seed": 0, "alignment": 1, "epoch": 0, "gpus": 1, "cores": 1, "most": 1}
+_LEAST = {"budget": 0, "iterations": 1, "seed": 0, "alignment": 1, "epoch": 0, "gpus": 1, "cores": 1, "limit": 1}
 _SIZES = ("budget", "alignment", "more_memory")
 _OPTIONAL = ("budget", "alignment", "gpus", "pool")
 _CHOICES = {"pool": tuple(POOLS), "exchange": tuple(Exchange)}
@@ -33,7 +33,7 @@ _REMEDIES = {
     "cores": "give how many cores of the host add up gradients",
     "more_memory": "give bytes, or a text such as '2 GiB'",
     "result": "give that of one run, for example comparison.results['vdnn']",
-    "most": "give the largest number of samples to try",
+    "limit": "give the largest batch to try",
 }
 
 
@@ -142,7 +142,7 @@ def check_kind(name: str, value: object, kind: type | tuple[type, ...]) -> None:
 def run_config(config: RunConfig | None, settings: RunSettings, **others: object) -> RunConfig:
     """`config`, or the defaults, with those settings that are given; all wrong arguments are reported at once.
 
-    others: arguments besides settings, such as trace, node, policy and most, to be checked with them.
+    others: arguments besides settings, such as trace, node, policy and limit, to be checked with them.
 
     >>> run_config(RunConfig(seed=7), {"epoch": 2, "budget": None}).seed
     7

@@ -34,7 +34,7 @@ def _binary(study: Path) -> None:
 
 
 def _version(study: Path) -> None:
-    _edit(study, "scenario/1", "scenario/9")
+    _edit(study, "scenario/2", "scenario/9")
 
 
 def _tab(study: Path) -> None:

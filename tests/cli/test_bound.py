@@ -69,8 +69,14 @@ def test_it_tells_each_amount_what_sets_it_and_what_it_is_made_of(folder: Path) 
     }
     assert found["offloaded"] == found["bound"]
     assert found["saved"]["bound"] == 4.0
-    assert (found["bounds_batch"], found["why_whole"], found["alignment"], found["node"]) == (1, None, 1, None)
-    assert found["sub_batch"] == {"size": 2, "whole": 4, "fits": True, "steps": [[4, 2], [2, 2]], "why_whole": ""}
+    assert (found["bounds_batch"], found["whole_batch_reason"], found["alignment"], found["node"]) == (1, None, 1, None)
+    assert found["sub_batch"] == {
+        "size": 2,
+        "batch": 4,
+        "fits": True,
+        "steps": [[4, 2], [2, 2]],
+        "whole_batch_reason": "",
+    }
 
 
 def test_the_table_tells_the_same(folder: Path) -> None:

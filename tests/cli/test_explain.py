@@ -18,7 +18,7 @@ def test_a_run_is_told_by_tensor_engine_and_decision_with_path_and_answers() -> 
         "vdnn(mode=conv): step time 111.8 ms, 1.671 ms over ideal (1.671 ms stalled)",
         "lost by engine: d2h 1.18 ms, h2d 490.7 us",
         "lost by layer: stage1_3 993.6 us, stage3_3.bn1 490.7 us, stage2_3 186.2 us",
-        "stage1_3:add, 2 MiB, feature map of stage1_3",
+        "stage1_3:add, 2 MiB, activation of stage1_3",
         "d2h, offload during k32 of stage2_1.conv1",
         "108.1 ms  96.7%    342  compute  compute",
         "2x link bandwidth      110.4 ms   -1.3%",
@@ -35,7 +35,7 @@ def test_what_does_not_fit_is_told_the_smallest_budget_and_what_pins_it() -> Non
         "none: out of memory",
         "smallest budget  49.45 MiB (51849368 B), step time 110.1 ms; by bisection, the",
         "OOM below it     kernel k98 (aten::threshold_backward) requests 512 KiB, 502.6",
-        "resident then    bn1:native_batch_norm, 2 MiB, feature map of bn1",
+        "resident then    bn1:native_batch_norm, 2 MiB, activation of bn1",
     ):
         assert told in done.stdout
     assert all(len(line) <= 80 for line in done.stdout.splitlines())

@@ -79,7 +79,7 @@ def test_a_network_of_the_zoo_takes_all_settings_of_a_file() -> None:
 
 
 def test_most_bounds_the_search(study: Path) -> None:
-    lines = shown(study, "--most", 5, "--policy", "none")
+    lines = shown(study, "--limit", 5, "--policy", "none")
     assert lines[6].split()[:2] == ["none", "5"]
     assert lines[6].split()[-1] == "capped"
     assert lines[-1].startswith("none: batches larger than 5 were not tried")

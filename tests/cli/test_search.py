@@ -104,7 +104,9 @@ def test_all_policies_are_checked_before_the_search(monkeypatch: pytest.MonkeyPa
 
 def test_a_search_without_a_curve_says_so(tmp_path: Path) -> None:
     out = tmp_path / "out"
-    lines = shown("quickstart", "--policy", "joint(evaluations=5000, bound=false)", "--budget", "15 MiB", "-o", out)
+    lines = shown(
+        "quickstart", "--policy", "joint(evaluations=5000, lower_bound=false)", "--budget", "15 MiB", "-o", out
+    )
     assert any(re.fullmatch(" +convergence +none: the search uses no swarm", line) for line in lines)
     assert {path.name for path in out.rglob("*.*")} == {"report.json", "placement.csv"}
 

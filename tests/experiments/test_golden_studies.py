@@ -245,20 +245,22 @@ def test_numbers_of_home_are_those_of_the_paper(claims: dict[str, Any]) -> None:
     overlap, home, recomputed, swapped, vdnn = claims["home.breakdown.vgg16"]
     assert stated("home-7") == [overlap, home, recomputed, swapped, vdnn, vdnn, *claims["home.breakdown.inception"]]
     table = [claims[f"home.{what}.{run}"] for what in ("max_batch", "throughput") for run in TABLE_2]
-    gains = [*claims["home.batch_ratio"], *claims["home.vs_capuchin.mean"], claims["home.vdnn_oom"]]
+    gains = [*claims["home.batch_gain"], *claims["home.vs_capuchin.mean"], claims["home.vdnn_oom"]]
     assert stated("home-table-2") == [*(value for row in table for value in row), *gains]
-    batches = {row.of: loaded("home-6").traces[row.of].info.batch for row in loaded("home-6").published[6:]}
+    batches = {
+        row.aggregate: loaded("home-6").traces[row.aggregate].info.batch for row in loaded("home-6").published[6:]
+    }
     assert list(batches.values()) == claims["home.max_batch.home"]
 
 
 def test_published_numbers_are_those_of_the_papers(claims: dict[str, Any]) -> None:
     """Rows that the studies put beside our numbers, against the list of the papers' claims."""
 
-    def stated(name: str, run: str, over: str, of: str, measure: str = "throughput") -> float:
+    def stated(name: str, run: str, vs: str, aggregate: str, measure: str = "throughput") -> float:
         (row,) = (
             row
             for row in loaded(name).published
-            if (row.run, row.over, row.of, row.measure) == (run, over, of, measure) and not row.without[1:]
+            if (row.run, row.vs, row.aggregate, row.measure) == (run, vs, aggregate, measure) and not row.excluding[1:]
         )
         return row.value
 

@@ -133,7 +133,7 @@ class Swaps(Policy):
 def test_the_recommended_batch_is_the_largest_that_is_nearly_as_fast_as_any(keeps: int, batches: list[int]) -> None:
     """63 ns of kernels a sample, and of a swapped batch at least 200 ns of copies at 1 byte a nanosecond."""
     slow = NodeSpec("slow", GpuSpec("gpu", 10_000), LinkSpec("PCIe", 10**9, 10**9))
-    (found,) = max_batch(CHAIN, slow, [Swaps(keeps)], most=16)
+    (found,) = max_batch(CHAIN, slow, [Swaps(keeps)], limit=16)
     assert [speed.batch for speed in found.speeds] == batches
     best = found.recommended
     assert best is not None
@@ -187,7 +187,7 @@ def test_where_no_sample_fits_it_says_what_one_needs() -> None:
 
 def test_a_batch_in_parts_is_limited_only_by_most() -> None:
     trace = build_trace("resnet20", batch=64, gpu=GPU.gpu)
-    found = max_batch(trace, GPU, ["vdnn+"], budget="64 MiB", most=1000)
+    found = max_batch(trace, GPU, ["vdnn+"], budget="64 MiB", limit=1000)
     assert (found["vdnn+"].batch, found["vdnn+"].note) == (1000, "capped")
     assert max(batch for batch, _ in found["vdnn+"].tried) == 1000
     assert "batches larger than 1000 were not tried" in found.notes()[0]
@@ -246,7 +246,7 @@ def test_arguments_override_a_scenario() -> None:
     same = max_batch(scenario.trace, scenario.node, ["none"], budget=20 * 2**20)
     assert found.to_dict() == same.to_dict()
     assert "modelled at batches other than 32" in found.caption
-    assert [each.run.label for each in max_batch(scenario, most=8)] == ["ideal", "none", "vdnn(mode=conv)", "vdnn"]
+    assert [each.run.label for each in max_batch(scenario, limit=8)] == ["ideal", "none", "vdnn(mode=conv)", "vdnn"]
 
 
 def test_the_policy_is_given_the_addressed_pool() -> None:
@@ -267,9 +267,9 @@ def test_alignment_counts() -> None:
 
 def test_wrong_arguments_are_reported_together() -> None:
     with pytest.raises(InputError) as caught:
-        max_batch(CHAIN, node(1), ["none"], most=0, iterations=0, seed=-1, pool="adressed")  # type: ignore[arg-type]
+        max_batch(CHAIN, node(1), ["none"], limit=0, iterations=0, seed=-1, pool="adressed")  # type: ignore[arg-type]
     assert [problem.place for problem in caught.value.problems] == [
-        "argument most",
+        "argument limit",
         "argument iterations",
         "argument seed",
         "argument pool",

@@ -93,7 +93,7 @@ def test_where_nothing_fits_there_is_no_curve_but_the_shortage(plain20: Trace, n
     assert dict(found.facts())["convergence"] == "none: no evaluated placement fits"
     costs: Costs = found.chosen.evaluator.costs([found.chosen.vector])
     assert f"lacks {simgpu.units.format_bytes(int(costs.short[0]))}" in repr(found)
-    assert {each.left_ns for each in found.maps} == {None}
+    assert {each.offloaded_ns for each in found.maps} == {None}
     assert json.loads(json.dumps(found.to_dict(), allow_nan=False))["swarm"]["convergence"]["best_ns"] == [None] * 3
 
 
@@ -108,12 +108,12 @@ def test_the_table_has_the_overheads_of_algorithm_2_and_the_times_of_the_run(hom
     for each, fate in zip(home.maps, fates, strict=True):
         assert each.needed_ns is not None
         if each.action == "keep":
-            assert each.left_ns is None and each.back_ns is None and each.overhead_ns == 0
+            assert each.offloaded_ns is None and each.prefetched_ns is None and each.overhead_ns == 0
         else:
-            assert each.left_ns is not None and each.back_ns is not None
-            assert each.left_ns < each.back_ns <= each.needed_ns
+            assert each.offloaded_ns is not None and each.prefetched_ns is not None
+            assert each.offloaded_ns < each.prefetched_ns <= each.needed_ns
         if each.action == "swap":
-            assert (each.left_ns, each.back_ns) == (fate[AWAY_AT], fate[BACK_AT])
+            assert (each.offloaded_ns, each.prefetched_ns) == (fate[AWAY_AT], fate[BACK_AT])
 
 
 def test_a_recomputed_map_is_back_at_the_end_of_its_recomputation(home: Search) -> None:
@@ -121,7 +121,7 @@ def test_a_recomputed_map_is_back_at_the_end_of_its_recomputation(home: Search) 
     assert not isinstance(outcome, simgpu.OutOfMemoryError)
     begin = outcome.timeline.window(-1)[0]
     ends = {span.end_ns - begin for span in outcome.timeline if span.kind is SpanKind.RECOMPUTE}
-    assert {each.back_ns for each in home.maps if each.action == "recompute"} <= ends
+    assert {each.prefetched_ns for each in home.maps if each.action == "recompute"} <= ends
 
 
 def test_where_the_best_takes_no_time_there_is_no_curve(node: NodeSpec) -> None:
@@ -165,9 +165,9 @@ def test_encoded_swaps_and_early_fetches_are_reported() -> None:
     ]
     assert {each.action for each in found.maps} > {"swap with zvc"}
     for each, option in zip(found.maps, options, strict=True):
-        assert (each.ahead, each.left_ns is None) == (option.ahead, False)
+        assert (each.prefetch_distance, each.offloaded_ns is None) == (option.ahead, False)
         assert each.action == (f"swap with {option.encoding.codec}" if option.encoding else "swap")
-        assert each.back_ns is not None and each.needed_ns is not None and each.back_ns <= each.needed_ns
+        assert each.prefetched_ns is not None and each.needed_ns is not None and each.prefetched_ns <= each.needed_ns
 
 
 def test_joint_reports_the_vector_of_its_program(plain20: Trace, node: NodeSpec) -> None:
@@ -259,7 +259,10 @@ def test_files_are_the_same_every_time_and_hold_no_real_time(
         ),
     }
     placement = (tmp_path / "first" / "home" / "placement.csv").read_text().splitlines()
-    assert placement[0] == "activation,name,layer,bytes,action,ahead,overhead_ns,left_ns,back_ns,needed_ns"
+    assert (
+        placement[0]
+        == "activation,name,layer,bytes,action,prefetch_distance,overhead_ns,offloaded_ns,prefetched_ns,needed_ns"
+    )
     assert len(placement) == 1 + len(home.maps)
 
 

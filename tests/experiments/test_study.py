@@ -119,12 +119,12 @@ def test_frame_and_plain_values_agree(result: StudyResult) -> None:
     assert len(frame) == len(document["results"]) == 10
     for row in document["results"]:
         told = frame.loc[(row["trace"], row["run"])]
-        assert row["over"]["vDNN"] == result.ratio(row["trace"], row["run"], "vDNN")
+        assert row["vs"]["vDNN"] == result.ratio(row["trace"], row["run"], "vDNN")
         if row["samples_per_s"] is None:
-            assert math.isnan(told["over_vDNN"])
+            assert math.isnan(told["vs_vDNN"])
         else:
-            assert told["over_vDNN"] == row["over"]["vDNN"]
-    means = {each["over"]: each["values"] for each in document["means"]}
+            assert told["vs_vDNN"] == row["vs"]["vDNN"]
+    means = {each["vs"]: each["values"] for each in document["means"]}
     assert means["ideal"]["vDNN"] == result.mean("vDNN", "ideal")
     assert [row["ours"] for row in document["published"]] == [row.ours for row in result.comparisons()]
 

@@ -50,7 +50,7 @@ CHANGES: dict[str, object] = {
     "traces": {"AlexNet": SMALL, "half": {**SMALL, "batch": 32}},
     "runs": RUNS,
     "baseline": "ideal",
-    "tables": ["time", "moved"],
+    "tables": ["time", "traffic"],
     "published": PUBLISHED,
 }
 
@@ -95,7 +95,7 @@ def test_measures_are_those_of_the_runs() -> None:
     assert value("time_saved") == pytest.approx(1 - time)
     assert time > 1
     moved = ours.metrics.d2h_bytes + ours.metrics.h2d_bytes
-    assert small().value("moved", "AlexNet", label) == moved > 0
+    assert small().value("traffic", "AlexNet", label) == moved > 0
     other = simulated("AlexNet", "vdnn+", 6 * GB // 10).metrics
     assert value("traffic_reduction", "vDNN+ 0.6 GB") == pytest.approx((other.d2h_bytes + other.h2d_bytes) / moved)
     power, base = ours.metrics.power, ideal.metrics.power
@@ -108,7 +108,7 @@ def test_measures_are_those_of_the_runs() -> None:
 
 
 def test_measures_without_data_have_no_value() -> None:
-    still, moving, lost = StudyCell(1.0, traffic_reduction=0), StudyCell(1.0, traffic_reduction=8), StudyCell(None)
+    still, moving, lost = StudyCell(1.0, traffic_bytes=0), StudyCell(1.0, traffic_bytes=8), StudyCell(None)
     assert MEASURES["traffic_reduction"].of(still, moving) is None
     assert MEASURES["traffic_reduction"].of(moving, still) == 0
     assert MEASURES["energy"].of(still, moving) is None
@@ -173,7 +173,7 @@ def test_a_sweep_has_one_row_a_run() -> None:
     assert time.rows[0][1:] == ("1.000", "1.000", "1.000", "-")
     assert ("vDNN+ 0.1 GB", "-", "-", "-", "2 of 2") in time.rows
     assert "-: OOM, or no baseline run" in table_notes(small())
-    assert moved.title == "bytes transferred, D2H and H2D"
+    assert moved.title == "traffic, D2H and H2D"
     assert moved.rows[0][1:] == ("0 B", "0 B", "0 B", "-")
     assert memory.headings[1:] == tuple(AMOUNTS.values())
     assert [row[0] for row in memory.rows] == ["AlexNet", "half", "geomean"]
@@ -206,7 +206,7 @@ def test_published_numbers_say_what_they_are_of() -> None:
         "moDNN over vDNN+, mean",
         "vDNN+ over ideal, max, step time (4 of 6)",
         "moDNN over ideal, AlexNet, overhead",
-        "moDNN over vDNN+, min, reduction in transfers",
+        "moDNN over vDNN+, min, traffic reduction",
         "moDNN over ideal, max, average power increase",
         "four, mean, peak power",
         "lower bound, mean, memory reduction",
@@ -221,7 +221,7 @@ def test_frame_and_plain_values_hold_all_of_it() -> None:
     frame, document = small().frame(), json.loads(json.dumps(small().to_dict(), allow_nan=False))
     row = frame.loc[("half", "moDNN 1 GB")]
     assert (row["budget_bytes"], row["gpus"]) == (GB, 1)
-    assert row["traffic_reduction"] == small().cells["half", "moDNN 1 GB"].traffic_reduction
+    assert row["traffic_bytes"] == small().cells["half", "moDNN 1 GB"].traffic_bytes
     assert frame.loc[("AlexNet", "four"), "budget_bytes"] == 7 * GB // 10
     assert frame.loc[("AlexNet", "four"), "policy"] == "modnn(sub_batch=8)"
     run = document["runs"]["four"]

@@ -139,7 +139,7 @@ def test_codecs_are_put_down_to_the_tensor_that_they_encode() -> None:
     assert ("conv1_1", "encode before offload") in coded
     assert ("conv1_1", "decode after prefetch") in coded
     travelling = next(loss for loss in found if loss.cause.tensor == "conv1_1:zvc")
-    assert travelling.what == "encoded feature map of conv1_1"
+    assert travelling.what == "encoded activation of conv1_1"
 
 
 def test_codecs_of_the_host_come_after_the_offload_and_before_the_prefetch() -> None:

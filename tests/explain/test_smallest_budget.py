@@ -89,7 +89,7 @@ def test_what_is_below_is_less_than_the_budget_also_where_budgets_between_are_re
 def test_it_prints_as_facts() -> None:
     found = smallest_budget(QUICK.trace, QUICK.node, "none", budget="4 MiB")
     assert repr(found).startswith("smallest budget  49.45 MiB (51849368 B), step time 110.1 ms")
-    assert "resident then    bn1:native_batch_norm, 2 MiB, feature map of bn1" in repr(found)
+    assert "resident then    bn1:native_batch_norm, 2 MiB, activation of bn1" in repr(found)
 
 
 def test_memory_without_limit_has_no_smallest_budget() -> None:

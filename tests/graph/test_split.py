@@ -176,7 +176,7 @@ def test_vdnn_plus_is_vdnn_round_by_round(sub_batch: int, mode: str):
     parameters = {"sub_batch": sub_batch, "mode": mode, "algorithms": "recorded"}
     result = simulate(whole, node(), "vdnn+", parameters=parameters)
     assert result.iteration_ns == sum(times)
-    assert result.notes[0] == f"sub-batches of {sub_batch} of 6 samples, as asked for"
+    assert result.notes[0] == f"sub-batches of {sub_batch} of 6 samples, as requested"
 
 
 @pytest.mark.parametrize(

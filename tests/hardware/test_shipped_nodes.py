@@ -144,7 +144,7 @@ def test_run_uses_one_gpu_of_several_and_notes_it() -> None:
     four, one = (simulate(trace, load_node(name, {"gpu.memory": "1 GiB"}), "vdnn") for name in ("k40-x4", "k40"))
     assert four.iteration_ns == one.iteration_ns
     assert [note for note in four.notes if note not in one.notes] == [
-        "one of the node's 4 GPUs runs, with a link of its own"
+        "one of the node's 4 GPUs runs, with its own link"
     ]
 
 

@@ -93,10 +93,10 @@ def test_where_no_placement_of_activations_fits_both_callers_have_the_bound_of_a
     assert least_time(trace, node, budget=250) == bounds.of_all
     compared = compare(trace, node, ["joint", "ideal"], budget=250, bound=True)
     assert compared.bounds is not None
-    why = "no placement of feature maps alone fits (a kernel needs 300 B"
+    why = "No placement of feature maps alone fits (a kernel needs 300 B"
     assert why in compared.bound_note and NOT_BOUNDED in compared.bound_note
     assert any(why in note for note in compared.results["joint"].notes)
-    over = [row[compared.headings.index("over least")] for row in compared.rows()]
+    over = [row[compared.headings.index("gap")] for row in compared.rows()]
     taken = compared.results["joint"].iteration_ns
     assert over == [f"{taken / bounds.of_all.ns - 1:.1%}", "-"]
     assert taken >= bounds.of_all.ns

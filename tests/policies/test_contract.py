@@ -83,7 +83,7 @@ class TestHome(PolicyContract):
 
 class TestJoint(PolicyContract):
     policy = "joint"
-    parameter_sets = ({"evaluations": 2000, "bound": False},)
+    parameter_sets = ({"evaluations": 2000, "lower_bound": False},)
 
 
 class TestCheckpoint(PolicyContract):

@@ -161,7 +161,7 @@ def test_what_else_a_policy_answers_may_fail_too():
 
     with pytest.raises(PolicyError, match="policy reclaiming: reclaim raised ZeroDivisionError"):
         simulate(TRACE, NODE, Reclaiming(), budget=512)
-    run = next(iter(max_batch(TRACE, NODE, [Reclaiming(), "none"], most=2))).run
+    run = next(iter(max_batch(TRACE, NODE, [Reclaiming(), "none"], limit=2))).run
     assert (run.failure, "fits raised LookupError: no table" in run.message) == ("error", True)
 
 
@@ -169,7 +169,7 @@ def test_what_else_a_policy_answers_may_fail_too():
 def test_fits_that_answers_no_bool_is_one_row(answer: Any):
     asked = outside(lambda context: lower(context.graph, Placement()))
     type(asked).fits = lambda self, context: answer  # type: ignore[assignment]
-    run = next(iter(max_batch(TRACE, NODE, [asked, "none"], most=2))).run
+    run = next(iter(max_batch(TRACE, NODE, [asked, "none"], limit=2))).run
     assert (run.failure, f"fits says {answer!s}" in run.message.replace("'", "")) == ("error", True)
 
 

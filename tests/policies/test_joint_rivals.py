@@ -30,7 +30,7 @@ RIVALS: tuple[tuple[str, dict[str, Any]], ...] = (
 #: Budgets: so much of the way from what the most demanding kernel takes to what keeping everything takes.
 SHARES = (0.75, 0.4, 0.1)
 #: A search of the fast kind; what it starts from is the same with any number.
-FAST = {"evaluations": 5_000, "bound": False}
+FAST = {"evaluations": 5_000, "lower_bound": False}
 
 #: By name, as the study of table 2 has them.
 NETWORKS = ("MobileNet", "Plain20", "SqueezeNet", "VGG16", "ResNet", "InceptionV3")

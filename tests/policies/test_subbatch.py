@@ -106,7 +106,7 @@ def test_a_network_in_its_sub_batch_fits_by_its_own_profile(name: str, batch: in
     tasks = network(name, batch)
     for budget in (4 * GB, 8 * GB, 12 * GB):
         found = select_sub_batch(tasks, K40, budget, counted=counted)
-        assert found.fits and not found.why_whole
+        assert found.fits and not found.whole_batch_reason
         assert window_bytes(Tdfg.of(tasks.at_batch(found.size)), counted=counted) <= budget
 
 
@@ -170,7 +170,7 @@ def test_an_iteration_without_blocks_that_grow_stays_whole():
     tasks = of_batch(tasks.trace, 8)
     found = selected(tasks, 9)
     assert (found.size, found.fits) == (8, False)
-    assert found.why_whole == "no block of the iteration grows with the batch"
+    assert found.whole_batch_reason == "no block of the iteration grows with the batch"
 
 
 def test_a_trace_that_cannot_be_told_at_another_batch_stays_whole_and_says_why():
@@ -179,4 +179,4 @@ def test_a_trace_that_cannot_be_told_at_another_batch_stays_whole_and_says_why()
     info = replace(trace.info, batch=64, origin=Origin.IMPORTED)
     found = selected(TaskGraph.of(replace(trace, info=info, kernels=unread)), 100)
     assert (found.size, found.fits, found.steps) == (64, False, ((64, 64),))
-    assert found.why_whole.startswith("chain: kernels.reads: the recording does not tell what kernels read")
+    assert found.whole_batch_reason.startswith("chain: kernels.reads: the recording does not tell what kernels read")

@@ -178,7 +178,7 @@ def test_several_faults_of_parameters_are_told_together():
 
 def test_several_gpus_and_pools_with_addresses_are_refused():
     small = load_trace("vgg11-cifar-cpu")
-    with pytest.raises(InputError, match="um is of one GPU"):
+    with pytest.raises(InputError, match="um supports one GPU"):
         simulate(small, replace(load_node("v100"), gpus=2), "um", gpus=2)
     with pytest.raises(InputError, match="have no addresses"):
         simulate(small, load_node("v100"), "um", pool="addressed")

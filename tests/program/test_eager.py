@@ -85,7 +85,7 @@ def test_a_copy_is_of_the_size_of_the_form_that_the_host_keeps():
 
 def test_its_text_tells_as_what_the_host_keeps_it_and_reads_back():
     program = offloaded()
-    assert "    copy out x2 as x2:saved" in listing(program, GRAPH).splitlines()
+    assert "    copy d2h x2 as x2:saved" in listing(program, GRAPH).splitlines()
     assert from_json(to_json(program)) == program
     assert '["CopyOut",1]' in to_json(changed(D2H, {CopyOut(X2, FORM): (CopyOut(X2),)}))
 

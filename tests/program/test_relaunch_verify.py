@@ -239,7 +239,7 @@ def test_an_input_that_is_not_fetched():
 
 def test_a_copy_out_that_begins_before_the_block_is_there():
     waits = [each for each in code_of(D2H) if isinstance(each, Await)]
-    refused({D2H: without(code_of(D2H), *waits)}, "copy out a", "block a")
+    refused({D2H: without(code_of(D2H), *waits)}, "copy d2h a", "block a")
 
 
 def test_memory_for_a_fetch_before_the_block_has_left():

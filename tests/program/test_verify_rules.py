@@ -197,7 +197,7 @@ def test_a_copy_out_of_an_absent_block():
 
 
 def test_a_copy_in_without_device_memory():
-    refused(edited(2, CHANGE, *OUT, Release((A,)), CopyIn(A)), "copy in a", "block a holds no device memory")
+    refused(edited(2, CHANGE, *OUT, Release((A,)), CopyIn(A)), "copy h2d a", "block a holds no device memory")
 
 
 def test_a_copy_in_of_what_never_left():

@@ -68,7 +68,7 @@ def test_a_deadlock_lists_the_cycle_of_streams_with_the_event_each_waits_for():
         "h2d[0] waits for event 1, which is signalled at d2h[5]",
         "  --> await 1",
         "      acquire a",
-        "      copy in a",
+        "      copy h2d a",
         "d2h[0] waits for event 2, which is signalled at h2d[4]",
         "  --> await 2",
         "      await 0",

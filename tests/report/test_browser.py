@@ -202,7 +202,7 @@ def test_a_span_is_told_under_the_pointer_and_pinned_by_a_click(
     tip = text_of(browser, "tip")
     told = dict(zip(tip.splitlines()[1::2], tip.splitlines()[2::2], strict=True))
     assert tip.splitlines()[0] == span.name
-    assert (told["kind"], told["stream"], told["tensor"]) == ("copy out", "d2h", "feature map")
+    assert (told["kind"], told["stream"], told["tensor"]) == ("copy d2h", "d2h", "activation")
     assert told["start"] == f"{(span.start_ns - begin) / 1e6:.6f}".rstrip("0") + " ms"
     assert told["duration"] == format_time(span.end_ns - span.start_ns)
     assert f"({span.bytes:,} B)" in told["transferred"]

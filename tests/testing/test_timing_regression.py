@@ -204,7 +204,14 @@ def test_the_plugin_imports_almost_nothing() -> None:
     )
     loaded = done.stdout.split()
     own = {name for name in loaded if name.startswith("simgpu")}
-    assert own == {"simgpu", "simgpu.errors", "simgpu.testing", "simgpu.testing.plugin", "simgpu.version"}
+    assert own == {
+        "simgpu",
+        "simgpu.errors",
+        "simgpu.former_names",
+        "simgpu.testing",
+        "simgpu.testing.plugin",
+        "simgpu.version",
+    }
     assert not {name.partition(".")[0] for name in loaded} & {
         "numpy",
         "pandas",

@@ -71,7 +71,7 @@ def test_unused_block_is_reported_unless_persistent_or_born():
         assert check_trace(replace(SMALL, blocks=(*SMALL.blocks, legal))) == []
     early = replace(lone, host_write="k2", release="k1")
     (problem,) = check_trace(replace(SMALL, blocks=(*SMALL.blocks, early)))
-    assert "before its birth" in problem.what
+    assert "before the host writes it" in problem.what
 
 
 def test_a_reader_above_its_writer_without_a_cycle_is_out_of_order():

@@ -234,7 +234,7 @@ MISTAKES = {
         ),
     ],
     "trace.yaml": [
-        ("simgpu.trace/2", "simgpu.trace/2", "", "'simgpu.trace/2' is another version; this simgpu reads version 1"),
+        ("simgpu.trace/2", "simgpu.trace/3", "", "'simgpu.trace/3' is another version; this simgpu reads version 2"),
         ("device: a bench", "device:\ta bench", "", "found character '\\t'"),
         ("device: a bench", "device: 100", "", "device: 100 is not a text"),
         ("batch: 2", "batch: '2'", "", "batch: '2' is not a whole number"),

@@ -77,7 +77,7 @@ def parse_tolerances(
 
     Raises `InputError` with all that cannot be parsed, match no metric, or have another unit than their metrics.
 
-    >>> [str(each.amount) for each in parse_tolerances({"iteration_ns": "1 us", "bytes_*": 0})]
+    >>> [str(each.amount) for each in parse_tolerances({"iteration_ns": "1 us", "*_bytes": 0})]
     ['1000', '0']
     """
     tolerances, problems = [], []

@@ -62,7 +62,7 @@ Measure = Literal[OfRun, OfMemory]
 #: Amounts of memory that an iteration needs; see `simgpu.experiments.study_measures.memory_of`.
 Amount = Literal["bound", "weights_offloaded", "sub_batch", "transfers", "algorithms"]
 #: What a study may show of all its runs.
-Table = Literal[OfRun, "moved", "breakdown"]
+Table = Literal[OfRun, "traffic", "breakdown"]
 #: Shares of something; the first ones never of all of it.
 _SAVED = ("time_saved", "memory_saved")
 _SHARES = (*_SAVED, "overflow", "overflow_min", "overflow_max", "metadata_hit_rate", *get_args(Part))

@@ -136,7 +136,7 @@ def passive_program(graph: TaskGraph, budget: int, alignment: int = 1) -> Progra
     >>> from simgpu.trace.chain import chain
     >>> graph = TaskGraph.of(chain([5, 7, 9, 4], [10, 14, 18, 6], [100, 200, 300, 250]))
     >>> plenty, short = passive_program(graph, 850), passive_program(graph, 650)
-    >>> "copy out x2" in listing(plenty, graph), "copy out x2" in listing(short, graph)
+    >>> "copy d2h x2" in listing(plenty, graph), "copy d2h x2" in listing(short, graph)
     (False, True)
     """
     resident = lower(graph, Placement())

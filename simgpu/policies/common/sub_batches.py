@@ -62,7 +62,7 @@ def partitioned(context: PlanContext, asked: int, alpha: float) -> tuple[TaskGra
         notes = [f"sub-batches of {asked} of {whole} samples, as requested", *_on_times(context.graph, asked)]
         return transformed(context.graph, (Split(asked),)), asked, notes
     found = select_sub_batch(context.graph, context.node.gpu, context.budget, alpha=alpha)
-    reason = found.why_whole
+    reason = found.whole_batch_reason
     if found.size < whole:
         try:
             graph = transformed(context.graph, (Split(found.size),))
@@ -204,16 +204,16 @@ def _largest_in_window(values: Sequence[int], width: int) -> list[int]:
 class SubBatch:
     """A sub-batch and how it was found.
 
-    size: samples at a time; whole: the batch. fits: whether equation 8 holds at `size`; if not, one sample is too much
+    size: samples at a time; batch: of all. fits: whether equation 8 holds at `size`; if not, one sample is too much
     already, or the batch cannot be partitioned. steps: (batch that was profiled, sub-batch that its profile led to),
-    in order. why_whole: why a batch that does not fit is not partitioned, empty where that is not so.
+    in order. whole_batch_reason: why a batch that does not fit is not partitioned, empty where that is not so.
     """
 
     size: int
-    whole: int
+    batch: int
     fits: bool
     steps: tuple[tuple[int, int], ...]
-    why_whole: str = ""
+    whole_batch_reason: str = ""
 
 
 def rounded_down(batch: int) -> int:
@@ -258,29 +258,29 @@ class _Selection:
     steps: list[tuple[int, int]] = field(default_factory=list)
 
     def __post_init__(self) -> None:
-        self.whole = self.graph.trace.info.batch
+        self.batch = self.graph.trace.info.batch
         tdfg = Tdfg.of(self.graph, self.alignment)
         self.windows = Windows.of(tdfg, self.alpha, self.counted)
-        self.profiles = {self.whole: fastest_workspaces(tdfg)}
+        self.profiles = {self.batch: fastest_workspaces(tdfg)}
         self.growing: frozenset[int] = frozenset()
 
     def run(self) -> SubBatch:
         """The whole batch where that fits or nothing else can be had, else what profiles and rounding settle on."""
-        if self._fits(self.whole, self.whole):
-            return SubBatch(self.whole, self.whole, True, ((self.whole, self.whole),))
+        if self._fits(self.batch, self.batch):
+            return SubBatch(self.batch, self.batch, True, ((self.batch, self.batch),))
         try:
             self.growing = frozenset(map(self.graph.block, sample_sides(self.graph.trace)))
             if self.growing:
                 size = self._settled()
-                return SubBatch(size, self.whole, self._fits(size, size), tuple(self.steps))
+                return SubBatch(size, self.batch, self._fits(size, size), tuple(self.steps))
             why = "no block of the iteration grows with the batch"
         except InputError as error:
             why = first_reason(error)
-        return SubBatch(self.whole, self.whole, False, ((self.whole, self.whole),), why)
+        return SubBatch(self.batch, self.batch, False, ((self.batch, self.batch),), why)
 
     def _settled(self) -> int:
         """Profile and select in turn until the sub-batch stays."""
-        seen = [self.whole]
+        seen = [self.batch]
         while (found := self._selected(seen[-1])) not in seen:
             seen.append(found)
         circle = seen[seen.index(found) :]
@@ -288,8 +288,8 @@ class _Selection:
 
     def _selected(self, profiled: int) -> int:
         """By the workspaces profiled at one batch: the largest sub-batch that fits, rounded; 1 if none does."""
-        size = bisect_right(range(2, self.whole + 1), 0, key=lambda batch: not self._fits(batch, profiled)) + 1
-        found = size if size == self.whole else rounded_down(size)
+        size = bisect_right(range(2, self.batch + 1), 0, key=lambda batch: not self._fits(batch, profiled)) + 1
+        found = size if size == self.batch else rounded_down(size)
         self.steps.append((profiled, found))
         return found
 
@@ -305,6 +305,6 @@ class _Selection:
 
     def _sizes(self, batch: int) -> Sequence[int]:
         return [
-            padded(scaled(size, batch, self.whole) if b in self.growing else size, self.alignment)
+            padded(scaled(size, batch, self.batch) if b in self.growing else size, self.alignment)
             for b, size in enumerate(self.graph.sizes)
         ]

@@ -116,7 +116,7 @@ def _rows(change: Callable[[str], str]) -> Callable[[Path], object]:
         (lambda folder: (folder / "timings.json").unlink(), "timings.json: no such file"),
         (lambda folder: (folder / "timings.json").write_text("<<<<<<< HEAD"), "timings.json: line 1: is not JSON"),
         (lambda folder: (folder / "timings.json").write_text("[]"), "timings.json: is not a mapping"),
-        (_changed(lambda found: found.update(schema="simgpu.timings/2")), "schema: 'simgpu.timings/2' is not one"),
+        (_changed(lambda found: found.update(schema="simgpu.timings/3")), "schema: 'simgpu.timings/3' is not one"),
         (_changed(lambda found: found.update(policies=[])), "policies: [] is too short"),
         (_changed(lambda found: found["policies"].append(found["policies"][0])), "policies: two are called 'ideal'"),
         (_changed(lambda found: found["policies"][0]["values"].update(slowdown=nan)), "NaN is no finite number"),

@@ -25,7 +25,7 @@ def problems_of(written: dict[str, object]) -> list[str]:
         ({"iteration_ns": "1%"}, Fraction(1, 100), "", True),
         ({"iteration_ns": "1.5 us"}, 1500, "ns", False),
         ({"*_ns": "7 ns"}, 7, "ns", False),
-        ({"bytes_*": "1 MiB"}, 2**20, "B", False),
+        ({"h2d_*bytes": "1 MiB"}, 2**20, "B", False),
         ({"samples_per_s": 0.5}, Fraction(1, 2), "", False),
         ({"samples_per_s": "0.1"}, Fraction(1, 10), "", False),
         ({"*": 0}, 0, "", False),
@@ -99,7 +99,7 @@ def test_tolerances_of_a_folder_are_read(tmp_path: Path) -> None:
     ("text", "told"),
     [
         ("schema: simgpu.tolerances/2\nextra: 1\ntolerances: {}\n", "line 2, extra: unknown key"),
-        ("schema: simgpu.tolerances/2\ntolerances: {}\n", "line 1, schema: 'simgpu.tolerances/2' is another version"),
+        ("schema: simgpu.tolerances/3\ntolerances: {}\n", "line 1, schema: 'simgpu.tolerances/3' is another version"),
         ("schema: simgpu.tolerances/2\ntolerances:\n  spans: 0\n  time: 1%\n", "line 4, tolerances.time: no metric"),
         (
             "schema: simgpu.tolerances/2\ntolerances:\n  spans: 1%\n  spans: 2%\n",

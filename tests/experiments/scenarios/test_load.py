@@ -161,9 +161,9 @@ def test_a_bad_override_is_reported_as_an_override(tmp_path: Path, overrides: di
 def test_missing_keys_and_unknown_schema(tmp_path: Path) -> None:
     told = problems_of(scenario_file(tmp_path, "schema: simgpu.scenario/2\n"))
     assert told == [f"try.yaml: {key}: is missing; add it" for key in ("trace", "node", "policies")]
-    (told_version,) = problems_of(scenario_file(tmp_path, GOOD.replace("scenario/1", "scenario/2")))
+    (told_version,) = problems_of(scenario_file(tmp_path, GOOD.replace("scenario/2", "scenario/3")))
     assert told_version == (
-        "try.yaml: line 1, schema: 'simgpu.scenario/2' is another version; this simgpu reads version 1; "
+        "try.yaml: line 1, schema: 'simgpu.scenario/3' is another version; this simgpu reads version 2; "
         "write 'schema: simgpu.scenario/2'"
     )
 

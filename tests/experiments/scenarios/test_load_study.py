@@ -64,7 +64,7 @@ runs:
   vDNN+: {policy: vdnn+, budgets: [2 GB, 1 GB, 4 GB]}
   four: {policy: modnn, data_parallel: {gpus: 4, exchange: host, cores: 2}}
 baseline: [ideal, vDNN+]
-tables: [time_increase, moved]
+tables: [time_increase, traffic]
 published:
   - {run: moDNN, measure: time_increase, value: 0.03, source: figure 10}
   - {run: sweep, vs: vDNN+, value: 1.26, source: figure 12}
@@ -163,7 +163,7 @@ def test_a_trace_or_run_that_is_null_is_left_out_with_what_is_published_of_it(tm
     study = load_study(path, {"traces.chain": None, "runs.small": None})
     assert list(study.traces) == ["AlexNet"]
     assert [run.label for run in study.runs] == ["vDNN", "other", "oracle"]
-    assert [(row.run, row.without) for row in study.published] == [("other", ())]
+    assert [(row.run, row.excluding) for row in study.published] == [("other", ())]
     assert not load_study(path, {"traces.AlexNet": None, "runs.small": None}).published
     assert study.notes == ("Left out: chain, small. Means are of the rest, also where a paper's are of all.",)
 
@@ -171,7 +171,7 @@ def test_a_trace_or_run_that_is_null_is_left_out_with_what_is_published_of_it(tm
 def test_what_differs_on_a_trace_that_is_left_out_goes_with_it(tmp_path: Path) -> None:
     study = load_study(study_file(tmp_path, BUDGETS), {"traces.VGG-11": None})
     assert list(study.traces) == ["AlexNet"]
-    assert all(row.of != "VGG-11" for row in study.published)
+    assert all(row.aggregate != "VGG-11" for row in study.published)
 
 
 def test_not_everything_can_be_left_out(tmp_path: Path) -> None:
@@ -218,8 +218,8 @@ def test_a_run_may_differ_on_a_trace_and_train_on_several_gpus(tmp_path: Path) -
 
 def test_a_published_number_is_of_two_runs_of_one_or_of_memory(tmp_path: Path) -> None:
     study = load_study(study_file(tmp_path, BUDGETS))
-    assert study.tables == ("time_increase", "moved")
-    assert [(row.run, row.over, row.measure, row.memory) for row in study.published] == [
+    assert study.tables == ("time_increase", "traffic")
+    assert [(row.run, row.vs, row.measure, row.memory) for row in study.published] == [
         ("moDNN", "ideal", "time_increase", None),
         ("sweep", "vDNN+", "throughput", None),
         ("sweep 2 GB", "moDNN", "traffic_reduction", None),
@@ -254,8 +254,8 @@ def test_a_published_number_is_of_two_runs_of_one_or_of_memory(tmp_path: Path) -
         ("cores: 2", "cores: 21", "line 14, runs.four.data_parallel.cores: the host of node k40-x4 has 20 cores"),
         ("batch: 16", "batch: 18", "line 14, runs.four.data_parallel.gpus: a batch of 18 cannot be divided evenly"),
         ("exchange: host", "exchange: hots", "line 14, runs.four.data_parallel.exchange: 'hots' is not one of"),
-        ("[time_increase, moved]", "[time_lost]", "line 16, tables[0]: 'time_lost' is not one of the choices"),
-        ("[time_increase, moved]", "[]", "line 16, tables: [] is too short"),
+        ("[time_increase, traffic]", "[time_lost]", "line 16, tables[0]: 'time_lost' is not one of the choices"),
+        ("[time_increase, traffic]", "[]", "line 16, tables: [] is too short"),
         ("run: sweep 2", "run: sweep 3", "line 20, published[2].run: there is no run 'sweep 3 GB'; did you mean"),
         ("[2 GB, 1 GB, 4 GB]", "[1 GB]", "line 19, published[1].run: 'vDNN+' is a sweep, and has no run for every"),
         (
@@ -311,7 +311,7 @@ def test_what_differs_on_one_batch_wins_over_what_differs_on_the_sweep(tmp_path:
 def test_a_sweep_that_is_null_is_left_out_with_what_is_said_of_its_batches(tmp_path: Path) -> None:
     study = load_study(study_file(tmp_path, BATCHES), {"traces.VGG": None})
     assert list(study.traces) == ["chain 1", "chain 2", "AlexNet"]
-    assert [(row.of, row.without) for row in study.published] == [("max", ("chain",))]
+    assert [(row.aggregate, row.excluding) for row in study.published] == [("max", ("chain",))]
     assert study.runs[1].changed == {}
     assert study.notes == ("Left out: VGG. Means are of the rest, also where a paper's are of all.",)
 
