@@ -10,7 +10,7 @@ from simgpu.errors import InputError, did_you_mean
 from simgpu.experiments.scenarios.study import AGGREGATES, Alone, PublishedNumber, Study
 from simgpu.experiments.study import StudyResult
 from simgpu.experiments.study_values import aggregate
-from simgpu.papers.kept import Kept
+from simgpu.papers.cache import ResultCache
 from simgpu.papers.tasks import Cell, Check, Memory, Task, checks, loaded, outlined, restored, written
 from simgpu.papers.verdicts import Simulated
 
@@ -62,22 +62,24 @@ def tasks_of(claim: Claim, part: PartSection, changed: Changed = AS_IT_IS) -> It
 
 
 def simulated(
-    claim: Claim, part: PartSection, kept: Kept, failed: Mapping[str, str], changed: Changed = AS_IT_IS
+    claim: Claim, part: PartSection, cache: ResultCache, failed: Mapping[str, str], changed: Changed = AS_IT_IS
 ) -> Simulated | None:
     """The value of a part, None where no run has one. Raises `NotRunError` where what it needs broke."""
     source = changed.source(part)
     if isinstance(source, str):
-        value: Simulated = found_of(claim.paper, source, kept, failed, changed)
+        value: Simulated = found_of(claim.paper, source, cache, failed, changed)
         return value
     if source is None:
         return None
-    told = _of_studies(claim, source, kept, failed, changed)
+    told = _of_studies(claim, source, cache, failed, changed)
     return None if told is None else _FORMS[source.form](told)
 
 
-def found_of(paper: Paper, name: str, kept: Kept, failed: Mapping[str, str], changed: Changed = AS_IT_IS) -> Any:
+def found_of(
+    paper: Paper, name: str, cache: ResultCache, failed: Mapping[str, str], changed: Changed = AS_IT_IS
+) -> Any:
     """What a check found under a name, as CHECK.NAME. Raises `NotRunError` where the check broke."""
-    found = _found(_check(paper, name, changed), kept, failed)
+    found = _found(_check(paper, name, changed), cache, failed)
     check, _, key = name.partition(".")
     if key not in found:
         raise InputError.single(f"{paper.key}.yaml", name, f"{check} finds no {key!r}", did_you_mean(key, found))
@@ -85,11 +87,11 @@ def found_of(paper: Paper, name: str, kept: Kept, failed: Mapping[str, str], cha
 
 
 def _of_studies(
-    claim: Claim, asked: FromStudy, kept: Kept, failed: Mapping[str, str], changed: Changed
+    claim: Claim, asked: FromStudy, cache: ResultCache, failed: Mapping[str, str], changed: Changed
 ) -> float | None:
     values: list[float] = []
     for name in asked.study:
-        result = partial_result(claim.paper, name, kept, failed, changed, asked, claim)
+        result = partial_result(claim.paper, name, cache, failed, changed, asked, claim)
         row = _row(asked, result.study, claim)
         if asked.of == "sum":
             return result.compared_with(row).ours
@@ -100,7 +102,7 @@ def _of_studies(
 def partial_result(
     paper: Paper,
     name: str,
-    kept: Kept,
+    cache: ResultCache,
     failed: Mapping[str, str],
     changed: Changed = AS_IT_IS,
     asked: FromStudy | None = None,
@@ -116,9 +118,9 @@ def partial_result(
         row = _row(asked, study, claim)
         pairs = empty.cells_of(row)
     if row is not None and row.memory is not None:
-        memory = {trace: _found(Memory.of(name, changes, trace), kept, failed) for trace, _ in pairs}
+        memory = {trace: _found(Memory.of(name, changes, trace), cache, failed) for trace, _ in pairs}
         return StudyResult(study, {}, memory)
-    cells = {(trace, run): restored(_found(Cell.of(name, changes, trace, run), kept, failed)) for trace, run in pairs}
+    cells = {(trace, run): restored(_found(Cell.of(name, changes, trace, run), cache, failed)) for trace, run in pairs}
     return StudyResult(study, cells)
 
 
@@ -163,10 +165,10 @@ def _check(paper: Paper, name: str, changed: Changed) -> Check:
     return Check(paper.key, check, written(changed.check))
 
 
-def _found(task: Task, kept: Kept, failed: Mapping[str, str]) -> Any:
+def _found(task: Task, cache: ResultCache, failed: Mapping[str, str]) -> Any:
     if task.key in failed:
         raise NotRunError(failed[task.key])
-    found = kept.get(task.key)
+    found = cache.get(task.key)
     if found is None:
         raise NotRunError("did not run")
     return found

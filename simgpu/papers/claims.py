@@ -39,6 +39,16 @@ class Claim:
         return self.section.kind
 
     @property
+    def is_rule(self) -> bool:
+        """Whether tests hold it: it is then not simulated."""
+        return self.kind == "rule"
+
+    @property
+    def broken(self) -> bool:
+        """Whether it is a rule of which a part does not hold here."""
+        return any(part.broken for part in self.parts)
+
+    @property
     def fitted(self) -> bool:
         """Whether something was fitted to it."""
         return bool(self.section.fit)
@@ -73,10 +83,14 @@ def load_papers() -> tuple[Paper, ...]:
 
 
 def _load(key: str) -> Paper:
-    from simgpu.papers.claims_file import SCHEMA, PaperFile
+    return read_paper(Path(str(files("simgpu.papers") / "claims" / f"{key}.yaml")), key)
 
-    path = Path(str(files("simgpu.papers") / "claims" / f"{key}.yaml"))
-    document = read_yaml_mapping(path, SCHEMA)
+
+def read_paper(path: Path, key: str) -> Paper:
+    """The paper in a file of claims. Raises `InputError` with all its errors."""
+    from simgpu.papers.claims_file import RULES_NAME_TESTS, SCHEMA, PaperFile
+
+    document = read_yaml_mapping(path, SCHEMA, f"{RULES_NAME_TESTS} for each part of a rule, then 'schema: {SCHEMA}'")
     file = validate(PaperFile, document.values, lambda place: (str(path), document.place(place)))
     return Paper(key, file.paper, file.source, file.studies, file.claims, file.assumptions, tuple(file.figures))
 
@@ -84,7 +98,7 @@ def _load(key: str) -> Paper:
 def select(what: Iterable[str], *, quick: bool = False) -> tuple[Claim, ...]:
     """The claims of papers by their key, or by the beginning of their id up to a dot; all without any.
 
-    quick: only those that take seconds together. Raises `InputError` for what is no such thing.
+    quick: only those that take seconds together, and rules. Raises `InputError` for an unknown word.
 
     >>> [claim.id for claim in select(["cdma.ratio"])][:2]
     ['cdma.ratio.zvc', 'cdma.ratio.zlib']
@@ -97,7 +111,8 @@ def select(what: Iterable[str], *, quick: bool = False) -> tuple[Claim, ...]:
     return tuple(
         claim
         for claim in claims
-        if (not asked or any(_within(claim, each) for each in asked)) and (claim.section.quick or not quick)
+        if (not asked or any(_within(claim, each) for each in asked))
+        and (claim.section.quick or claim.is_rule or not quick)
     )
 
 

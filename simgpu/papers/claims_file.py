@@ -9,13 +9,16 @@ from pydantic import BeforeValidator, Field, FiniteFloat, model_validator
 from simgpu.experiments.scenarios.study import Amount, Measure
 from simgpu.io.schema import FileModel
 
-SCHEMA = "simgpu.claims/1"
+SCHEMA = "simgpu.claims/2"
 Text = Annotated[str, Field(min_length=1)]
 Name = Annotated[str, Field(pattern=r"^[a-z0-9_]+(\.[a-z0-9_]+)*$")]
 #: How a simulated value is held to the published one.
 Held = Literal["near", "exactly", "at_most", "at_least", "holds"]
 #: How a published number follows from what a study tells.
 Form = Literal["as_is", "less_one", "one_less"]
+#: The id of a test, as pytest has it.
+TestId = Annotated[str, Field(pattern=r"^tests/papers/test_\w+\.py::test_\w+$")]
+RULES_NAME_TESTS = "write 'test: tests/papers/FILE.py::NAME' in place of 'from'"
 Value = FiniteFloat | list[str]
 
 
@@ -55,10 +58,10 @@ class PartSection(FileModel):
     value: Value | None = Field(default=None, description="as published; a set as a list of its members")
     held: Held | None = Field(default=None, alias="is", description="without: near for numbers, holds for the others")
     from_: Source | None = Field(
-        default=None,
-        alias="from",
-        description="rows of studies, or CHECK.NAME: what a function of the paper's checks finds",
+        default=None, alias="from", description="rows of studies, or CHECK.NAME: a result of the paper's checks"
     )
+    test: TestId | None = Field(default=None, description="in place of from, for a rule: the test that holds it")
+    broken: str = Field(default="", description="why a rule does not hold here; its test is then an expected failure")
     resolution: float | None = Field(
         default=None, gt=0, description="of a published 0: what it may stand for, half of it up and down"
     )
@@ -67,17 +70,29 @@ class PartSection(FileModel):
     timed: bool = Field(default=False, description="whether it is a time of the machine that runs this, never the same")
 
     @model_validator(mode="after")
-    def _is_found_somewhere(self) -> PartSection:
-        if (self.from_ is None) != bool(self.cannot):
-            raise ValueError("needs either from, which simulates it, or cannot, which says why that is impossible")
+    def _has_one_source(self) -> PartSection:
+        if (self.from_ is not None) + bool(self.cannot) + (self.test is not None) != 1:
+            raise ValueError(
+                "needs one of from, which simulates it, test, which holds a rule, or cannot, which says why"
+            )
+        if self.test is not None and (self.held or self.resolution or self.timed):
+            raise ValueError("a test decides whether a rule holds: leave out is, resolution and timed")
+        if self.broken and self.test is None:
+            raise ValueError("broken describes a rule, which names its test")
+        return self
+
+    @model_validator(mode="after")
+    def _can_be_compared(self) -> PartSection:
+        if self.test is not None:
+            return self
         if self.value == 0 and self.held in (None, "near") and self.resolution is None and not self.cannot:
             raise ValueError("nothing is within 10% of 0: give the resolution of the published number")
         if self.value is None and self.held not in (None, "holds"):
             raise ValueError(f"{self.held} needs a value")
         if self.value is not None and self.held == "holds":
-            raise ValueError("holds is said of a rule, which has no value")
+            raise ValueError("holds is for what has no value")
         if isinstance(self.value, list) and self.held in ("at_most", "at_least"):
-            raise ValueError(f"{self.held} is said of a number, not of a list")
+            raise ValueError(f"{self.held} is for a number, not for a list")
         return self
 
 
@@ -95,6 +110,18 @@ class ClaimSection(FileModel):
         default=[], description="assumptions that move it, likeliest first; each by an experiment"
     )
     quick: bool = Field(default=False, description="whether it is among those that take seconds together")
+
+    @model_validator(mode="after")
+    def _is_compared_or_tested(self) -> ClaimSection:
+        if self.kind != "rule":
+            if any(part.test is not None for part in self.parts):
+                raise ValueError(f"a test holds a rule, and this is kind: {self.kind}: write from")
+            return self
+        if any(part.test is None for part in self.parts):
+            raise ValueError(f"each part of a rule names the test that holds it: {RULES_NAME_TESTS}")
+        if self.causes or self.quick:
+            raise ValueError("a rule is not simulated: leave out causes and quick")
+        return self
 
 
 class StepSection(FileModel):
@@ -135,7 +162,7 @@ class FigureSection(FileModel):
 class PaperFile(FileModel):
     """A paper's claims as written in its file."""
 
-    schema_: Literal["simgpu.claims/1"] = Field(alias="schema")
+    schema_: Literal["simgpu.claims/2"] = Field(alias="schema")
     paper: Text = Field(description="what it is called")
     source: Text = Field(description="authors, venue, year")
     studies: dict[str, dict[str, Any]] = Field(

@@ -1,4 +1,4 @@
-"""Which figures of papers are shown beside which claims, and what must have run for them."""
+"""Which figures of papers are shown with which claims, and the tasks they need."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 
 def shown_figures(claims: Iterable[Claim]) -> dict[Paper, list[FigureSection]]:
-    """The figures of each paper: all beside all of its claims, beside some those that show one of them."""
+    """The figures of each paper: all with all of its claims, else those that show one of them."""
     chosen: dict[Paper, list[Claim]] = {}
     for claim in claims:
         chosen.setdefault(claim.paper, []).append(claim)
@@ -22,14 +22,15 @@ def shown_figures(claims: Iterable[Claim]) -> dict[Paper, list[FigureSection]]:
         paper: [
             figure
             for figure in paper.figures
-            if len(some) == len(paper.claims) or any(uses(claim, figure) for claim in some)
+            if len(some) == sum(not claim.is_rule for claim in paper.claims)
+            or any(uses(claim, figure) for claim in some)
         ]
         for paper, some in chosen.items()
     }
 
 
 def uses(claim: Claim, figure: FigureSection) -> bool:
-    """Whether a claim is told from the study or the check that a figure shows."""
+    """Whether a claim has a value from the study or the check that a figure shows."""
     sources = [part.from_ for part in claim.parts]
     if figure.check is not None:
         check = figure.check.partition(".")[0]
@@ -40,7 +41,7 @@ def uses(claim: Claim, figure: FigureSection) -> bool:
 
 
 def figure_tasks(paper: Paper, figure: FigureSection) -> Iterator[Task]:
-    """What a figure shows."""
+    """The tasks of a figure."""
     if figure.study is not None:
         yield from study_tasks(paper, figure.study)
     elif figure.check is not None:

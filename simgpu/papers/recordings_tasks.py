@@ -1,4 +1,4 @@
-"""Which recordings there are, and their comparisons as tasks, which run in parallel and are kept."""
+"""Which recordings there are, and their comparisons as tasks, which run in parallel and are cache."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from simgpu.errors import InputError
 from simgpu.importers import detect
 from simgpu.io.input_files import open_input, pieces
 from simgpu.io.shipped import shipped_folder, shipped_names
-from simgpu.papers.kept import Kept
+from simgpu.papers.cache import ResultCache
 from simgpu.papers.recordings import Compared, Managed, NotCompared, Recordings, Trial
 from simgpu.papers.recordings_ideal import compare, is_trace
 from simgpu.papers.recordings_managed import FAULTS, compare_managed, fault_files
@@ -162,14 +162,14 @@ def _format(path: Path) -> str:
     return "" if name == "PyTorch execution trace" else name
 
 
-def recordings_of(kept: Kept, failed: Mapping[str, str], folder: str | Path | None = None) -> Recordings:
+def recordings_of(cache: ResultCache, failed: Mapping[str, str], folder: str | Path | None = None) -> Recordings:
     """What came of `recording_tasks`. failed: why, by key."""
     compared: list[Compared] = []
     managed: list[Managed] = []
     broken: list[NotCompared] = []
     left = list(_left_out(folder))
     for task in recording_tasks(folder):
-        found: Any = kept.get(task.key)
+        found: Any = cache.get(task.key)
         if found is None:
             part = f", {FAULTS[task.part]}" if task.part in FAULTS else ""
             broken.append(NotCompared(f"{task.name}{part}", failed.get(task.key, "did not run")))

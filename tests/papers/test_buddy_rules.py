@@ -45,6 +45,7 @@ def _node() -> tuple[NodeSpec, BuddySpec]:
     return node, node.gpu.buddy
 
 
+@pytest.mark.rule
 @pytest.mark.parametrize("target", TARGETS)
 @pytest.mark.parametrize("size", ENTRY_SIZES)
 def test_an_entry_is_split_into_device_and_buddy_sectors(size: int, target: int) -> None:
@@ -53,11 +54,13 @@ def test_an_entry_is_split_into_device_and_buddy_sectors(size: int, target: int)
     assert entries_read(size, target) == figure_4(size, target)
 
 
+@pytest.mark.rule
 def test_targets_are_four_sector_counts_and_a_sixteenth() -> None:
     chosen = {target for program in random_programs() for target in choose_targets(program)}
     assert chosen == set(TARGETS)
 
 
+@pytest.mark.rule
 def test_every_entry_takes_the_smallest_size_that_holds_its_bit_plane_code() -> None:
     words = random_words()
     expected = [size_of_code(row) for row in words.reshape(-1, 32).tolist()]
@@ -135,11 +138,13 @@ def _change_bits(change: int, of_zeros: bool) -> int:
     return 10 if ones == 1 or (ones == 2 and change & change >> 1) else 32
 
 
+@pytest.mark.rule
 def test_metadata_are_4_bits_an_entry() -> None:
     node, _ = _node()
     assert Fraction(8 * node.gpu.reserved * ENTRY_BYTES, node.gpu.memory) == 4
 
 
+@pytest.mark.rule
 def test_a_page_table_entry_needs_24_more_bits() -> None:
     """Whether a page is compressed, at which of five targets, and its buddy page's place in the carve-out.
 
@@ -150,6 +155,7 @@ def test_a_page_table_entry_needs_24_more_bits() -> None:
     assert 1 + ceil(log2(5)) + ceil(log2(pages)) == 24
 
 
+@pytest.mark.rule
 def test_a_metadata_cache_line_of_32_bytes_covers_64_entries() -> None:
     """One miss in 64 neighbouring entries, whichever comes first."""
     _, buddy = _node()
@@ -161,6 +167,7 @@ def test_a_metadata_cache_line_of_32_bytes_covers_64_entries() -> None:
         assert cache.access_entries(np.array([639, 704]), np.zeros(2, bool)).misses == 2
 
 
+@pytest.mark.rule
 def test_the_metadata_cache_has_four_ways_and_evicts_the_least_recently_used() -> None:
     _, buddy = _node()
     lines = np.arange(2**16)
@@ -174,6 +181,7 @@ def test_the_metadata_cache_has_four_ways_and_evicts_the_least_recently_used() -
         assert misses == [1, 1, 1, 1, 0, 0, 0, 0, 1, 0, 1]
 
 
+@pytest.mark.rule
 def test_the_metadata_cache_has_4_kib_in_each_of_32_slices() -> None:
     _, buddy = _node()
     lines = 32 * 4096 // 32
@@ -200,12 +208,14 @@ def misses_of_plain_sets(lines: Sequence[int], numbers: Sequence[int]) -> int:
     return misses
 
 
+@pytest.mark.rule
 def test_the_carve_out_is_three_times_the_device_memory() -> None:
     _, buddy = _node()
     assert buddy.carve_out == 3
     assert buddy.carve_out + 1 == LARGEST_RATIO
 
 
+@pytest.mark.rule
 def test_targets_keep_a_programs_ratio_within_4() -> None:
     for program in random_programs():
         targets = choose_targets(program)
@@ -213,6 +223,7 @@ def test_targets_keep_a_programs_ratio_within_4() -> None:
         assert _buddy_over_device(program, targets) <= 3
 
 
+@pytest.mark.rule
 @pytest.mark.parametrize("zeros", range(1, 20))
 @pytest.mark.parametrize("dense", range(4))
 def test_as_many_allocations_of_zeros_are_16x_as_a_ratio_of_4_allows(dense: int, zeros: int) -> None:
@@ -232,10 +243,12 @@ def _zeros_small(dense: int, zeros: int) -> int:
     return choose_targets(program).count(8)
 
 
+@pytest.mark.rule
 def test_by_default_30_percent_of_an_allocations_entries_may_overflow() -> None:
     assert [over for over in range(1001) if _target_of_overflow(over) == 32] == list(range(301))
 
 
+@pytest.mark.rule
 def test_every_allocation_has_the_least_target_within_the_threshold() -> None:
     _, buddy = _node()
     assert buddy.threshold == THRESHOLD
@@ -258,6 +271,7 @@ def _least_target(allocation: ProfiledAllocation) -> int:
     return min(t for t in (32, 64, 96, 128) if 10 * sum(size > t for size in sizes) <= 3 * len(sizes))
 
 
+@pytest.mark.rule
 def test_decompression_adds_11_memory_cycles_to_a_read() -> None:
     assert cycles_added() == 11
 
@@ -269,6 +283,7 @@ def cycles_added() -> int:
     return max(count for count in range(100) if ceil(count * 1000 / DRAM_MHZ) <= longer)
 
 
+@pytest.mark.rule
 def test_only_reads_of_compressed_entries_wait_for_decompression() -> None:
     read, write = (EntryAccesses(0, 64, writes, AccessOrder.SEQUENTIAL, 4, accesses=64) for writes in (False, True))
     compressed, incompressible = (0, 0, 0, 64, 0, 0, 0, 0), (0, 0, 0, 0, 0, 0, 0, 64)

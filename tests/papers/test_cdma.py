@@ -1,95 +1,26 @@
-"""The checks of cDMA's claims: their own derivations by hand, and that each rule can be broken."""
+"""The checks of cDMA's claims against cases by hand."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from itertools import product
 
 import numpy as np
 import pytest
 
-import simgpu
 from simgpu.compression.codecs.measure import LAYOUTS
 from simgpu.compression.codecs.patterns import modelled_bytes
 from simgpu.papers.checks.cdma_maps import Lying, Pool, max_pooled, overlapping_pools, with_sizes
 from simgpu.papers.checks.cdma_ratios import behind, compressed, offloaded, rle_prefers, rle_worst, trained
-from simgpu.papers.checks.cdma_sparsity import (
-    Curves,
-    curves_of,
-    deeper_is_sparser,
-    linear_is_sparsest,
-    pooled_is_denser,
-    u_shaped,
-)
 from simgpu.papers.checks.cdma_speed import reading_at
 from simgpu.papers.checks.cdma_traces import joined_in_place, study
 from simgpu.papers.reproduce import reproduce
 from simgpu.papers.verdicts import Verdict
 from simgpu.trace.check import check_trace
-from simgpu.trace.operators import OpClass
-
-CONV, LINEAR, POOL = OpClass.CONVOLUTION, OpClass.LINEAR, OpClass.POOLING
 
 
 def test_quick_claims_are_simulated() -> None:
     found = reproduce("cdma", quick=True)
     assert {outcome.verdict for outcome in found.claims} <= set(Verdict) - {Verdict.FAILED, Verdict.CANNOT}
-
-
-def curves(layers: dict[str, tuple[OpClass, Sequence[float]]], sources: dict[str, str] | None = None) -> Curves:
-    kinds = {name: layer for name, (layer, _) in layers.items()}
-    return Curves({name: shares for name, (_, shares) in layers.items()}, kinds, sources or {})
-
-
-FLAT = [0.5] * 7
-U = [0.5, 0.7, 0.8, 0.78, 0.76, 0.74, 0.72]
-
-
-class TestSparsity:
-    @pytest.mark.parametrize(
-        ("shares", "holds"),
-        [
-            (U, True),
-            (FLAT, False),
-            ([0.5, 0.55, 0.6, 0.65, 0.7, 0.75, 0.8], False),  # ever sparser
-            ([0.8, 0.7, 0.6, 0.5, 0.5, 0.5, 0.5], False),  # ever denser
-            ([0.5, 0.55, 0.8, 0.4, 0.3, 0.2, 0.1], False),  # climbs faster than it falls
-            ([0.5, 0.7, 0.8, 0.78, 0.79, 0.74, 0.72], False),  # to and fro
-            ([0.5, 0.7, 0.8, 0.8, 0.8, 0.8, 0.8], False),  # does not come back
-        ],
-    )
-    def test_density_falls_fast_and_climbs_slowly(self, shares: list[float], holds: bool) -> None:
-        network = curves({"a": (CONV, FLAT), "p": (POOL, FLAT), "b": (CONV, shares)}, {"p": "a"})
-        assert u_shaped({"net": network}) == {
-            "holds": holds,
-            "told": "1 of 1 feature maps" if holds else "0 of 1 feature maps; not net's b",
-        }
-
-    def test_later_layers_are_sparser(self) -> None:
-        layers = {"a": (CONV, FLAT), "b": (CONV, U)}
-        assert deeper_is_sparser({"net": curves(layers)})["holds"]
-        assert not deeper_is_sparser({"net": curves(dict(reversed(layers.items())))})["holds"]
-
-    def test_pooled_maps_are_denser_at_every_time(self) -> None:
-        for last, holds in ((0.71, True), (0.72, False)):
-            layers = {"a": (CONV, U), "p": (POOL, [*(share - 0.1 for share in U[:-1]), last])}
-            assert pooled_is_denser({"net": curves(layers, {"p": "a"})})["holds"] is holds
-
-    def test_every_linear_layer_is_sparser_than_every_convolution(self) -> None:
-        sparse = [share + 0.1 for share in U]
-        layers = {"a": (CONV, U), "b": (LINEAR, sparse)}
-        assert linear_is_sparsest({"net": curves(layers), "none": curves({"a": (CONV, U)})})["holds"]
-        assert not linear_is_sparsest({"net": curves(layers | {"c": (LINEAR, U)})})["holds"]
-
-    def test_a_recording_need_not_keep_to_them(self) -> None:
-        recorded = {"digits": curves_of(simgpu.load_trace("digits-cnn-cpu"))}
-        assert pooled_is_denser(recorded)["holds"]
-        assert not u_shaped(recorded)["holds"]
-
-    def test_of_a_map_that_is_dropped_in_place_one_remains(self) -> None:
-        found = curves_of(study("maxwell").traces["AlexNet"])
-        assert found.of(LINEAR) == ["drop6", "drop7"]
-        assert found.origin("pool1") == "conv1"
 
 
 def ratios(**changed: float) -> dict[tuple[str, str], float]:

@@ -37,6 +37,7 @@ FAULT_NS, PAGE = 20_000, 4096
 # --- the format ---------------------------------------------------------------------------------------------
 
 
+@pytest.mark.rule
 @pytest.mark.parametrize("zeros", [0.0, 0.3, 0.6, 1.0])
 @pytest.mark.parametrize("size", [1, 31, 32, 33, 4096, 5000])
 def test_zvc_is_the_format_of_figure_8(size: int, zeros: float) -> None:
@@ -44,11 +45,13 @@ def test_zvc_is_the_format_of_figure_8(size: int, zeros: float) -> None:
     assert payload(array) == figure_8(array)
 
 
+@pytest.mark.rule
 def test_zvc_makes_zeros_alone_32_times_smaller() -> None:
     empty = _sparse(np.random.default_rng(0), 4096, 1.0)
     assert Fraction(empty.nbytes, len(payload(empty))) == 32
 
 
+@pytest.mark.rule
 def test_zvc_makes_values_without_zeros_a_32nd_larger() -> None:
     full = _sparse(np.random.default_rng(0), 4096, 0.0)
     assert Fraction(len(payload(full)), full.nbytes) - 1 == Fraction(1, 32)
@@ -153,16 +156,19 @@ def random_lines() -> list[NDArray[np.float32]]:
     return [_sparse(random, LINE, share) for share in (0.0, 0.25, 0.5, 0.75, 0.9, 1.0) for _ in range(20)]
 
 
+@pytest.mark.rule
 def test_the_pipeline_of_32_bytes_a_cycle_writes_the_codecs_format() -> None:
     assert 4 * SECTOR == 32
     for array in random_lines():
         assert compress_line(array.view(np.uint32).tolist())[0] == payload(array)
 
 
+@pytest.mark.rule
 def test_a_line_of_128_bytes_is_compressed_in_six_cycles() -> None:
     assert {compress_line(array.view(np.uint32).tolist())[1] for array in random_lines()} == {6}
 
 
+@pytest.mark.rule
 def test_a_line_is_decompressed_two_cycles_after_its_sectors_arrive() -> None:
     for array in random_lines():
         line = array.view(np.uint32).tolist()
@@ -178,6 +184,7 @@ def test_the_pipelines_write_the_format_and_read_it_back(line: list[int]) -> Non
     assert decompress_line(stream) == (line, 2)
 
 
+@pytest.mark.rule
 def test_the_buffer_is_what_200_gb_per_s_need_over_350_ns() -> None:
     assert _is_just_enough(load_node("titan-x-maxwell-cdma").gpu.cdma)
 
@@ -193,18 +200,21 @@ def _is_just_enough(engine: CdmaSpec | None) -> bool:
 # --- links and memory ---------------------------------------------------------------------------------------
 
 
+@pytest.mark.rule
 def test_kernels_leave_236_gb_per_s_of_the_memory_bandwidth() -> None:
     gpu = load_node("titan-x-maxwell-cdma").gpu
     assert gpu.cdma is not None and gpu.dram_bandwidth is not None
     assert gpu.dram_bandwidth - gpu.cdma.kernel_bandwidth == 236 * GIGA
 
 
+@pytest.mark.rule
 def test_the_engine_reads_200_gb_per_s_at_most() -> None:
     engine = load_node("titan-x-maxwell-cdma").gpu.cdma
     assert engine is not None
     assert engine.read_bandwidth == 200 * GIGA
 
 
+@pytest.mark.rule
 @pytest.mark.parametrize(
     "ratio", [1, Fraction(13, 5), 6, Fraction(69, 5), 16, 20, 32], ids=lambda each: f"{float(each):g}x"
 )
@@ -230,6 +240,7 @@ def copy_ns(node: NodeSpec, raw: int, small: int) -> int:
     return span.end_ns - span.start_ns
 
 
+@pytest.mark.rule
 def test_vdnns_copies_reach_the_12_8_gb_per_s_of_pcie() -> None:
     node, size = load_node("titan-x-maxwell"), 128 * 10**6
     result = simulate(chain([5, 5], [5, 5], [size, size]), node, "vdnn", iterations=1)
@@ -238,6 +249,7 @@ def test_vdnns_copies_reach_the_12_8_gb_per_s_of_pcie() -> None:
     assert moved / took == 12.8
 
 
+@pytest.mark.rule
 def test_pages_that_fault_one_at_a_time_reach_0_2_gb_per_s() -> None:
     """Pages of 4 KiB, each with a fault of the shortest published time; by the longest, 50 us, they reach 0.1 GB/s."""
     assert round(paged(load_node("titan-x-maxwell"), FAULT_NS), 1) == 0.2
@@ -254,11 +266,13 @@ def paged(node: NodeSpec, fault_ns: int) -> float:
     return arrived / sum(span.end_ns - span.start_ns for span in spans if span.kind.is_stall)
 
 
+@pytest.mark.rule
 @pytest.mark.parametrize("gpu", GPUS)
 def test_batches_are_those_of_table_ii(gpu: str) -> None:
     assert {name: trace.info.batch for name, trace in study(gpu).traces.items()} == BATCHES
 
 
+@pytest.mark.rule
 def test_each_of_four_gpus_on_two_shared_switches_has_8_gb_per_s() -> None:
     """Section III: while all four offload AlexNet's feature maps at once."""
     node, trace = load_node("titan-x-maxwell-x4"), study("maxwell").traces["AlexNet"]

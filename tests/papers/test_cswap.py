@@ -9,7 +9,7 @@ import pytest
 from simgpu.papers.checks import cswap_networks
 from simgpu.papers.checks.cswap_launches import launches, time_models
 from simgpu.papers.checks.cswap_layers import latencies, layers, static_layers, study_of, trained
-from simgpu.papers.checks.cswap_networks import TABLE_III, alexnet
+from simgpu.papers.checks.cswap_networks import alexnet
 from simgpu.papers.checks.cswap_tensors import swapped, tensors
 
 
@@ -85,20 +85,12 @@ def test_fewer_zeros_alone_miss_what_is_met_with_more() -> None:
 
 
 def test_the_alexnet_of_the_check_is_that_of_the_study_until_it_is_changed() -> None:
-    study = study_of("cswap-6a", dict.fromkeys(f"traces.{name}" for name in TABLE_III["v100"] if name != "AlexNet"))
+    study = study_of(
+        "cswap-6a", dict.fromkeys(f"traces.{name}" for name in study_of("cswap-6a").traces if name != "AlexNet")
+    )
     vdnn, cswap = (
         trained(study, "AlexNet", policy, given).total_ns
         for policy, given in (("vdnn", {"mode": "conv"}), ("cswap", {"launch": "grid_search"}))
     )
     assert alexnet()["time_saved"] == 1 - cswap / vdnn
     assert alexnet(form="3, 3, 2")["time_saved"] > 0.1
-
-
-def test_a_batch_that_is_not_table_iiis_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(cswap_networks, "_STUDIES", {("v100", 0): "cswap-6a"})
-    assert all(runs for _, runs in cswap_networks._tried())
-    monkeypatch.setattr(cswap_networks, "TABLE_III", {"v100": {**TABLE_III["v100"], "AlexNet": (2561, 512)}})
-    assert [told for told, runs in cswap_networks._tried() if not runs] == [
-        "AlexNet 2561, v100, vdnn",
-        "AlexNet 2561, v100, cswap",
-    ]

@@ -134,16 +134,19 @@ def random_chains() -> list[Chain]:
     return chains(60)
 
 
+@pytest.mark.rule
 def test_uncompressed_swaps_cost_what_equation_1_says(random_chains: list[Chain]) -> None:
     for each in random_chains:
         assert _off_plain(each) == 0
 
 
+@pytest.mark.rule
 def test_compressed_swaps_cost_what_equations_2_to_4_say(random_chains: list[Chain]) -> None:
     for each in random_chains:
         assert _off_compressed(each) == 0
 
 
+@pytest.mark.rule
 def test_tensors_are_compressed_where_that_costs_less(random_chains: list[Chain]) -> None:
     for each in random_chains:
         assert _decided_otherwise(each) == []
@@ -166,17 +169,20 @@ def _decided_otherwise(each: Chain) -> list[str]:
     return [name for name, pays in worth.items() if bool(codecs.get(name)) != pays]
 
 
+@pytest.mark.rule
 def test_the_launch_tuner_draws_10_settings_and_proposes_25() -> None:
     tuner = LaunchTuner(response_of(load_node("v100").gpu), "zvc", FIGURE_12)
     assert tuner.bayesian(steps=0).evaluations == 10
     assert tuner.bayesian(seed=0).evaluations == 10 + 25
 
 
+@pytest.mark.rule
 def test_launch_settings_are_grids_up_to_4096_of_64_to_128_threads() -> None:
     grids, threads = all_settings()
     assert (grids.max(), threads.min(), threads.max()) == (4096, 64, 128)
 
 
+@pytest.mark.rule
 @pytest.mark.parametrize(("node", "h2d", "d2h"), [("v100", 10.6, 11.7), ("2080ti", 11.8, 12.9)])
 def test_copies_reach_the_rates_of_the_papers_links(node: str, h2d: float, d2h: float) -> None:
     """GB/s of all copies of an iteration together, as CSWAP's profiler measures them."""
@@ -190,6 +196,7 @@ def test_copies_reach_the_rates_of_the_papers_links(node: str, h2d: float, d2h: 
         assert round(int(timeline.bytes[copies].sum()) / ns, 3) == rate
 
 
+@pytest.mark.rule
 def test_indexes_of_zvc_take_a_32nd_of_a_tensor_and_those_of_csr_half() -> None:
     """Of a tensor with half zeros; without CSR's counts of rows, 0.1% more here, which the paper does not mention."""
     array = array_of(SparseTensor(2**22, 0.5), np.random.default_rng(0))

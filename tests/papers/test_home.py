@@ -39,6 +39,7 @@ def test_networks_are_at_the_batches_of_table_2() -> None:
     assert all(each.node.gpu.memory == 11 * 10**9 for each in (*swept(), *plain()))
 
 
+@pytest.mark.rule
 def test_the_swarm_has_500_particles_and_at_most_500_iterations() -> None:
     """Section 3.3, of the policy as it ships."""
     assert (Home().particles, Home().iterations) == (500, 500)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import pytest
+
 from simgpu.hardware.nodes import load_node
 from simgpu.papers.checks.modnn import BATCHES, CHECKS, accumulation_ns, network
 from simgpu.papers.claims import load_papers

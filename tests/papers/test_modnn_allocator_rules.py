@@ -6,6 +6,8 @@ from collections import Counter
 from random import Random
 from typing import NamedTuple
 
+import pytest
+
 from simgpu.memory.addressed import AddressedPool
 from simgpu.memory.pool import Request
 from tests.papers.rules import fails
@@ -51,6 +53,7 @@ class SegmentList:
         self.pieces = joined
 
 
+@pytest.mark.rule
 def test_memory_is_the_first_hole_of_exactly_its_size_else_the_first_larger_one() -> None:
     """Random takes and frees on both; after each, all segments are the same."""
     hits = compared(AddressedPool)

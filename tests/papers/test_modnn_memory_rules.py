@@ -1,5 +1,7 @@
-"""The rules of moDNN's lower bound, sub-batches and batches: equations 6 to 8 from the rows of a trace, against the code
-(Chen et al., TPDS 2019, sections 5.1 and 7)."""
+"""The rules of moDNN's lower bound, sub-batches and batches (Chen et al., TPDS 2019, sections 5.1 and 7).
+
+Equations 6 to 8 are computed from the rows of a trace, and compared with the code.
+"""
 
 from __future__ import annotations
 
@@ -33,6 +35,7 @@ _GIVEN = (BlockKind.INPUT, BlockKind.LABEL)
 _SEARCHED = {"VGG-16": (1.5, 2, 4, 12), "ResNet-34": (0.2, 1, 3, 4, 5, 12), "FCN-32s": (1.5, 2, 6, 12)}
 
 
+@pytest.mark.rule
 @pytest.mark.parametrize("name", BATCHES)
 def test_the_bound_is_the_most_demanding_task_at_one_sample_and_the_weights(name: str) -> None:
     """Equations 6 and 7, to the byte."""
@@ -40,6 +43,7 @@ def test_the_bound_is_the_most_demanding_task_at_one_sample_and_the_weights(name
     assert memory_bounds(graph, alignment).bound.bytes == equation_7(graph.at_batch(1), alignment)
 
 
+@pytest.mark.rule
 @pytest.mark.parametrize("name", ["VGG-16", "ResNet-34", "FCN-32s"])
 def test_a_network_is_planned_in_its_bound_and_refused_in_a_byte_less(name: str) -> None:
     graph, node = network(name), load_node(NODE)
@@ -52,6 +56,7 @@ def test_a_network_is_planned_in_its_bound_and_refused_in_a_byte_less(name: str)
         planned(graph, node, bound - 1)
 
 
+@pytest.mark.rule
 @pytest.mark.parametrize("name", BATCHES)
 def test_equation_8_is_what_any_15_percent_of_tasks_need(name: str) -> None:
     """Read as live data: what a window's tasks need at their fullest moment, of whole batches, to the byte.
@@ -62,6 +67,7 @@ def test_equation_8_is_what_any_15_percent_of_tasks_need(name: str) -> None:
     assert equation_8(windows_of(graph), workspaces_of(graph)) == window_bytes(Tdfg.of(graph), ALPHA)
 
 
+@pytest.mark.rule
 @pytest.mark.parametrize("name", _SEARCHED)
 def test_the_sub_batch_is_the_largest_that_fits_profiled_and_selected_in_turn(name: str) -> None:
     """The paper does not say what to do where profiles never settle; then the largest that fits by its own profile."""
@@ -72,6 +78,7 @@ def test_the_sub_batch_is_the_largest_that_fits_profiled_and_selected_in_turn(na
         assert size == settled if settled is not None else search.allowed(size, budget), budget
 
 
+@pytest.mark.rule
 def test_sub_batches_are_multiples_of_64_and_below_powers_of_two() -> None:
     """And never smaller than another regular size that would do."""
     regular = [*(1 << power for power in range(6)), *range(64, 1025, 64)]
@@ -79,11 +86,13 @@ def test_sub_batches_are_multiples_of_64_and_below_powers_of_two() -> None:
         assert rounded_down(size) == max(each for each in regular if each <= size)
 
 
+@pytest.mark.rule
 @pytest.mark.parametrize("study", ["modnn-10", "modnn-12", "modnn-14", "modnn-17", "modnn-18"])
 def test_networks_are_trained_in_the_batches_of_section_7(study: str) -> None:
     assert {name: trace.info.batch for name, trace in loaded(study, "{}").traces.items()} == BATCHES
 
 
+@pytest.mark.rule
 @pytest.mark.slow
 @pytest.mark.parametrize("name", BATCHES)
 def test_sub_batches_load_each_sample_once(name: str) -> None:

@@ -24,6 +24,7 @@ _CHOOSING = {"VGG-16": (12 * _GB // 10, 2 * _GB, 12 << 30), "FCN-32s": (12 * _GB
 _RANDOM = 150
 
 
+@pytest.mark.rule
 @pytest.mark.slow
 def test_prefetches_begin_when_equation_9_asks_and_memory_is_not_cleared_before_their_use() -> None:
     """Each begins before the first task after which it would be late, and none is left out."""
@@ -31,12 +32,14 @@ def test_prefetches_begin_when_equation_9_asks_and_memory_is_not_cleared_before_
     assert seen.keys() == {"prefetches that begin", "prefetches that can wait", "prefetches that find no hole"}
 
 
+@pytest.mark.rule
 @pytest.mark.slow
 def test_of_a_convolutions_algorithms_the_one_of_most_gain_by_equation_10_is_taken() -> None:
     seen = read_back(chain(on_networks(_CHOOSING), at_random(_RANDOM, 10)), algorithms_of)
     assert seen["choices among algorithms"] > 0
 
 
+@pytest.mark.rule
 def test_defragmentation_leaves_only_what_the_next_task_needs_in_memory() -> None:
     seen = read_back(chain(on_networks(_PREFETCHING), at_random(_RANDOM, 33)), cleared_of)
     assert seen["tasks before which memory was cleared"] > 0
@@ -121,10 +124,10 @@ def algorithms_of(case: Case) -> Iterator[str]:
 
 def cleared_of(case: Case) -> Iterator[str]:
     """Every task before which memory was cleared: what was in memory when it had its inputs and outputs."""
-    for part, schedule in zip(case.rounds(), case.plan.schedules, strict=True):
+    for part, planned in zip(case.rounds(), case.plan.schedules, strict=True):
         stands: dict[int, set[int]] = {}
         _note_memory(part, stands)
-        for k in (part.kernels[index] for index in schedule.defragmented):
+        for k in (part.kernels[index] for index in planned.defragmented):
             left = stands[k] - part.stays - set(part.data[k])
             if left:
                 raise BrokenPlanError(f"{part.named(min(left))} is in memory after it was cleared")

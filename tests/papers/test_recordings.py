@@ -15,7 +15,7 @@ from simgpu.errors import InputError
 from simgpu.io.shipped import shipped_folder, shipped_names
 from simgpu.papers import recordings_files as stated
 from simgpu.papers import recordings_ideal as module
-from simgpu.papers.kept import Kept
+from simgpu.papers.cache import ResultCache
 from simgpu.papers.recordings import Compared, NotCompared, Recordings
 from simgpu.papers.recordings_files import Fact
 from simgpu.papers.recordings_ideal import compare
@@ -34,7 +34,7 @@ def in_data(name: str) -> Path:
 
 
 def run(tasks: list[RecordingTask]) -> tuple[Kept, dict[str, str]]:
-    kept, failed, groups = Kept(), dict[str, str](), Groups.of(tasks)
+    kept, failed, groups = ResultCache(), dict[str, str](), Groups.of(tasks)
     for number in range(len(groups.groups)):
         done = run_group(groups, number)
         failed |= done.failed
@@ -223,7 +223,7 @@ def test_a_profile_is_equal_but_for_its_gaps_and_joined_for_what_the_allocator_r
 
 def test_what_ships_recorded_is_compared_and_what_is_modelled_is_told():
     names = {task.name for task in recording_tasks()}
-    told = {row.name: row.why for row in recordings_of(Kept(), {}).not_compared}
+    told = {row.name: row.why for row in recordings_of(ResultCache(), {}).not_compared}
     assert names | told.keys() - {"other recordings"} == set(shipped_names("traces"))
     assert not names & told.keys()
     assert "vgg16-b128-v100" in told and told["vgg16-b128-v100"].startswith("modelled")

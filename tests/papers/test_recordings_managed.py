@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from simgpu.errors import InputError
 from simgpu.hardware.spec import GpuSpec, LinkSpec, NodeSpec
-from simgpu.papers.kept import Kept
+from simgpu.papers.cache import ResultCache
 from simgpu.papers.recordings import Managed, Recordings, Trial
 from simgpu.papers.recordings_managed import FAULTS, compare_managed, each_alone, fault_files, shapes, stalls
 from simgpu.papers.recordings_tasks import RecordingTask, recording_tasks, recordings_of
@@ -147,7 +147,7 @@ def test_it_is_a_task_that_is_kept(vit):
     name = "a100-g10/vit-256"
     (task,) = (task for task in recording_tasks(G10.parent) if (task.name, task.part) == (name, "InputPF"))
     assert task == RecordingTask(name, str(G10 / "vit-256"), "a100", "InputPF")
-    kept, done = Kept(), run_group(Groups.of([task]), 0)
+    kept, done = ResultCache(), run_group(Groups.of([task]), 0)
     assert not done.failed
     kept.put(task.key, done.found[task.key])
     found = recordings_of(kept, {}, G10.parent)

@@ -23,7 +23,7 @@ from simgpu.compression.buddy.targets import (
 from simgpu.experiments.scenarios.study import Study
 from simgpu.experiments.study import cell_of
 from simgpu.experiments.study_measures import StudyCell
-from simgpu.papers.checks.found import bars, lines, rule
+from simgpu.papers.checks.found import bars, condition, lines
 from simgpu.papers.tasks import loaded, written
 from simgpu.trace.model import BlockKind, Trace
 
@@ -147,10 +147,10 @@ def signs(in_flight: str = "448 KiB", compressibility: object = "published", cac
     lost = {name: _time(study, name, "150 GB/s") / _time(roomy, name, "150 GB/s") - 1 for name in SOLVERS}
     networks = {network: times[network] for network in NETWORKS}
     return {
-        "cg": rule(times["cg"] > 1, f"cg, of the kind of 354.cg: {times['cg']:.3f} times as long"),
-        "lbm": rule(times["lbm"] > 1, f"lbm, of the kind of 360.ilbdc: {times['lbm']:.3f} times as long"),
-        "networks": rule(max(networks.values()) < 1, _told("{:.3f}", networks)),
-        "seismic": rule(
+        "cg": condition(times["cg"] > 1, f"cg, of the kind of 354.cg: {times['cg']:.3f} times as long"),
+        "lbm": condition(times["lbm"] > 1, f"lbm, of the kind of 360.ilbdc: {times['lbm']:.3f} times as long"),
+        "networks": condition(max(networks.values()) < 1, _told("{:.3f}", networks)),
+        "seismic": condition(
             lost["seismic"] > 0.01 and lost["seismic"] == max(lost.values()),
             f"time lost to misses: {_told('{:.2%}', lost)}",
         ),
@@ -179,7 +179,9 @@ def unified() -> dict[str, Any]:
     times = {name: _time(study, name, "UM 50%", over="pinned") for name in SOLVERS}
     slower = sum(time > 1 for time in times.values())
     return {
-        "often": rule(slower > len(times) / 2, f"{slower} of {len(times)}, time over pinned: {_told('{:.2f}', times)}")
+        "often": condition(
+            slower > len(times) / 2, f"{slower} of {len(times)}, time over pinned: {_told('{:.2f}', times)}"
+        )
     }
 
 
@@ -192,7 +194,7 @@ def overflow() -> dict[str, Any]:
     last = {name: _cell(study, name, "buddy").drift[-10:] for name in study.traces}
     told = {name: (min(last[name]), max(last[name])) for name in ("SqueezeNet", "ResNet50")}
     return {
-        "steady": rule(
+        "steady": condition(
             all(most - least <= 0.05 for least, most in told.values()),
             ", ".join(f"{name} {least:.1%} to {most:.1%}" for name, (least, most) in told.items()),
         ),

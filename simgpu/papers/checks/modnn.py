@@ -1,4 +1,4 @@
-"""moDNN's numbers that no study reports (Chen et al., TPDS 2019): amounts of memory, and host cores that add up gradients."""
+"""moDNN's numbers that no study reports (Chen et al., TPDS 2019): amounts of memory, gradients added up by host cores."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from simgpu.graph.bounds import memory_bounds
 from simgpu.graph.taskgraph import TaskGraph
 from simgpu.graph.tdfg import Tdfg
 from simgpu.hardware.nodes import load_node
-from simgpu.papers.checks.found import bars, rule
+from simgpu.papers.checks.found import bars, condition
 from simgpu.papers.tasks import loaded, written
 from simgpu.policies.common.sub_batches import ALPHA, Counted, select_sub_batch, window_bytes
 from simgpu.simulation.run import simulate, task_graph
@@ -49,8 +49,8 @@ def fits() -> dict[str, Any]:
     within = {name for name, size in needed.items() if size <= 12 * GB}
     beyond = {name for name, size in needed.items() if size > 24 * GB}
     return {
-        "in_12": rule(within == {"ResNet-34"}, told),
-        "beyond_24": rule(beyond >= {"VGG-16", "VGG-19", "VGG-101", "ResNet-152"}, told),
+        "in_12": condition(within == {"ResNet-34"}, told),
+        "beyond_24": condition(beyond >= {"VGG-16", "VGG-19", "VGG-101", "ResNet-152"}, told),
     }
 
 
