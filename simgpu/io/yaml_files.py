@@ -49,10 +49,10 @@ class YamlMapping:
 def read_yaml_mapping(path: str | Path, schema: str, upgrade: str = f"rewrite the file: {MIGRATE}") -> YamlMapping:
     """The mapping in a YAML file whose top-level key `schema` must be `schema`, such as ``simgpu.node/1``.
 
-    The returned values still contain `schema`. upgrade: what to do with a file of an older version. Raises `InputError` for a file that `simgpu.io.input_files.read_text`
-    refuses, wrong syntax (with line and column), keys given twice, anything but a mapping, a wrong schema, and a
-    document above
-    the limits: on bytes, on values after aliases are followed, on nesting and on the length of numbers.
+    The returned values still contain `schema`. upgrade: what to do with a file of an older version. Raises
+    `InputError` for a file that `simgpu.io.input_files.read_text` refuses, wrong syntax (with line and column), keys
+    given twice, anything but a mapping, a wrong schema, and a document above the limits: on bytes, on values after
+    aliases are followed, on nesting and on the length of numbers.
     """
     file = str(path)
     text = read_text(path, "a YAML text file", "write the file, starting with its 'schema:' line", YAML_LIMIT)

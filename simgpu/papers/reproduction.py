@@ -165,29 +165,23 @@ def parts_text(reproduction: Reproduction) -> str:
 def rules_text(reproduction: Reproduction) -> str:
     """The number of rules, and of those that hold."""
     rules = reproduction.rules
-    return f"Of the rules, which tests hold, {_held(rules) or 'none'} hold." if rules else ""
+    return f"Rules held by tests: {_held(rules)}." if rules else ""
 
 
 def rule_lines(rules: Iterable[Claim], width: int = WIDTH, *, every: bool = False) -> list[Line]:
-    """Rules with the test that holds each part; every: also notes.
-
-    The id of a test is not divided: its line may be wider.
-    """
+    """Rules with the test of each part; every: also notes. A test's id is not divided: its line may be wider."""
     lines = [
         line
         for rule in rules
         for part in rule.parts
         for line in (
             Line(f"{rule.id}  {part.name}".rstrip() + "  ", "broken" if part.broken else "", _broken(part.broken)),
-            Line(
-                f"    held by test {part.test}" if not part.broken else f"    expected failure of test {part.test}",
-                note=True,
-            ),
+            Line(f"    {part.test}", note=True),
             *(Line(text, note=True) for text in wrapped(part.broken, width)),
             *(Line(text, note=True) for text in wrapped(f"note: {part.note}", width) if every and part.note),
         )
     ]
-    return [Line("rule", heading=True), *lines] if lines else []
+    return [Line("rule, held by test", heading=True), *lines] if lines else []
 
 
 def _broken(why: str) -> Verdict | None:

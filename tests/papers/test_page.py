@@ -86,7 +86,7 @@ def test_a_rule_has_its_tests_and_says_what_is_broken() -> None:
     text = body_of(TEXT, "made.rule")
     assert "kept 3 tests/papers/test_made.py::test_kept of three" in text
     assert "size tests/papers/test_made.py::test_size broken sizes are rounded up" in text
-    assert "0 of 1 hold" in PARSED.seen
+    assert "Rules held by tests: 0 of 1" in PARSED.seen
 
 
 def test_a_page_of_rules_alone_has_no_table_of_numbers() -> None:

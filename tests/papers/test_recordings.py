@@ -33,14 +33,14 @@ def in_data(name: str) -> Path:
     return DATA / name
 
 
-def run(tasks: list[RecordingTask]) -> tuple[Kept, dict[str, str]]:
-    kept, failed, groups = ResultCache(), dict[str, str](), Groups.of(tasks)
+def run(tasks: list[RecordingTask]) -> tuple[ResultCache, dict[str, str]]:
+    cache, failed, groups = ResultCache(), dict[str, str](), Groups.of(tasks)
     for number in range(len(groups.groups)):
         done = run_group(groups, number)
         failed |= done.failed
         for key, found in done.found.items():
-            kept.put(key, found)
-    return kept, failed
+            cache.put(key, found)
+    return cache, failed
 
 
 def values(facts: list[Fact]) -> dict[str, int]:

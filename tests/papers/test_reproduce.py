@@ -87,7 +87,7 @@ def test_a_check_runs_once_for_all_that_is_found_in_it(calls: list[str]) -> None
 
 
 def test_nothing_runs_for_a_rule_and_it_names_its_test(calls: list[str]) -> None:
-    result = Run(paper({"number": NUMBER, "rule": RULE}, assumptions=OTHER).claims).outcome(causes=True)
+    result = Run(paper({"number": NUMBER, "rule": RULE}, assumptions=OTHER).claims).outcome(causes=False)
     assert calls == ["doubled 2"]
     assert [each.claim.id for each in result.claims] == ["cdma.number"]
     assert [rule.id for rule in result.rules] == ["cdma.rule"]

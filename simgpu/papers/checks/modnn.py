@@ -1,4 +1,4 @@
-"""moDNN's numbers that no study reports (Chen et al., TPDS 2019): amounts of memory, gradients added up by host cores."""
+"""moDNN's numbers that no study reports (Chen et al., TPDS 2019): memory, and gradients added up by host cores."""
 
 from __future__ import annotations
 
