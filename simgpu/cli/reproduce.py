@@ -19,7 +19,7 @@ from simgpu.errors import InputError
 from simgpu.papers.claims import Claim, select
 from simgpu.papers.lines import Line, table_lines
 from simgpu.papers.outcome import FITTED, ClaimOutcome, Experiment, claim_lines, experiment_lines, says_lines
-from simgpu.papers.page.writing import check_target, write_page
+from simgpu.papers.page.page import check_target, write_page
 from simgpu.papers.recordings import HEADINGS as RECORDING_HEADINGS
 from simgpu.papers.recordings import MANAGED_HEADINGS, Recordings
 from simgpu.papers.reproduce import Run

@@ -1,8 +1,8 @@
-"""What is simulated of a part of a claim, from the runs it needs."""
+"""The simulated value of each part of a claim, the figures shown with claims, and the tasks that both need."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, get_args
 
@@ -16,7 +16,8 @@ from simgpu.papers.verdicts import Simulated
 
 if TYPE_CHECKING:
     from simgpu.papers.claims import Claim, Paper
-    from simgpu.papers.claims_file import FromStudy, PartSection, Source, StepSection
+    from simgpu.papers.claims_file import FigureSection, FromStudy, PartSection, Source, StepSection
+    from simgpu.papers.tasks import Task
 
 _FORMS = {"as_is": lambda told: told, "less_one": lambda told: told - 1, "one_less": lambda told: 1 - told}
 
@@ -192,3 +193,38 @@ def _row(asked: FromStudy, study: Study, claim: Claim) -> PublishedNumber:
 def _unknown(label: str, study: Study, claim: Claim) -> InputError:
     what = f"the study {study.name} has no run or trace {label!r}"
     return InputError.single(f"{claim.paper.key}.yaml", claim.id, what, "name one of its own")
+
+
+def shown_figures(claims: Iterable[Claim]) -> dict[Paper, list[FigureSection]]:
+    """The figures of each paper: all with all of its claims, else those that show one of them."""
+    chosen: dict[Paper, list[Claim]] = {}
+    for claim in claims:
+        chosen.setdefault(claim.paper, []).append(claim)
+    return {
+        paper: [
+            figure
+            for figure in paper.figures
+            if len(some) == sum(not claim.is_rule for claim in paper.claims)
+            or any(uses(claim, figure) for claim in some)
+        ]
+        for paper, some in chosen.items()
+    }
+
+
+def uses(claim: Claim, figure: FigureSection) -> bool:
+    """Whether a claim has a value from the study or the check that a figure shows."""
+    sources = [part.from_ for part in claim.parts]
+    if figure.check is not None:
+        check = figure.check.partition(".")[0]
+        return any(isinstance(source, str) and source.partition(".")[0] == check for source in sources)
+    return any(
+        source is not None and not isinstance(source, str) and figure.study in source.study for source in sources
+    )
+
+
+def figure_tasks(paper: Paper, figure: FigureSection) -> Iterator[Task]:
+    """The tasks of a figure."""
+    if figure.study is not None:
+        yield from study_tasks(paper, figure.study)
+    elif figure.check is not None:
+        yield figure_check(paper, figure.check)

@@ -16,8 +16,7 @@ from simgpu.io.input_files import open_input, pieces
 from simgpu.io.shipped import shipped_folder, shipped_names
 from simgpu.papers.cache import ResultCache
 from simgpu.papers.recordings import Compared, Managed, NotCompared, Recordings, Trial
-from simgpu.papers.recordings_ideal import compare, is_trace
-from simgpu.papers.recordings_managed import FAULTS, compare_managed, fault_files
+from simgpu.papers.recordings_runs import FAULTS, compare, compare_managed, fault_files, is_trace
 from simgpu.trace.header import read_header
 from simgpu.trace.model import Origin
 
@@ -44,7 +43,7 @@ class RecordingTask:
     """A comparison with a recording.
 
     name: of the recording, as it is shown. path: where it lies. gpu: the node on whose GPU it was made, empty where the
-    trace alone tells. part: ``ideal``, or one of `simgpu.papers.recordings_managed.FAULTS`.
+    trace alone tells. part: ``ideal``, or one of `simgpu.papers.recordings_runs.FAULTS`.
     """
 
     name: str

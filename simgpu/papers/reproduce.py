@@ -12,6 +12,8 @@ from simgpu.papers.answers import (
     AS_IT_IS,
     Changed,
     NotRunError,
+    figure_tasks,
+    shown_figures,
     simulated,
     sources_of,
     tasks_of,
@@ -19,7 +21,6 @@ from simgpu.papers.answers import (
 from simgpu.papers.cache import ResultCache
 from simgpu.papers.claims import Claim, select
 from simgpu.papers.claims_file import AssumptionSection, PartSection
-from simgpu.papers.figures import figure_tasks, shown_figures
 from simgpu.papers.outcome import ClaimOutcome, Experiment, PartOutcome, Step
 from simgpu.papers.recordings_tasks import recording_tasks, recordings_of
 from simgpu.papers.reproduction import Reproduction

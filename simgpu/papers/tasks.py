@@ -160,7 +160,7 @@ def _source(paper: str) -> str:
     """A hash of the modules that a paper's checks stand in."""
     folder = Path(str(files("simgpu.papers") / "checks"))
     found = hashlib.sha256()
-    for path in sorted((*folder.glob(f"{paper}*.py"), folder / "found.py")):
+    for path in sorted((*folder.glob(f"{paper}*.py"), folder / "results.py")):
         found.update(path.read_bytes())
     return found.hexdigest()[:16]
 

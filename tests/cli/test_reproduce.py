@@ -11,7 +11,7 @@ import pytest
 from click.testing import Result
 
 from simgpu.papers import tasks
-from simgpu.papers.checks.found import bars, condition
+from simgpu.papers.checks.results import bars, condition
 from simgpu.papers.claims import Claim, select
 from tests.cli.cli_helpers import simgpu
 from tests.papers.made import made_paper

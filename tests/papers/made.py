@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from simgpu.papers.checks.found import condition
+from simgpu.papers.checks.results import condition
 from simgpu.papers.claims import Claim, Paper
 from simgpu.papers.claims_file import PaperFile
 from simgpu.papers.outcome import ClaimOutcome, Experiment, PartOutcome, Step

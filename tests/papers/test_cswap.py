@@ -8,9 +8,8 @@ import pytest
 
 from simgpu.papers.checks import cswap_networks
 from simgpu.papers.checks.cswap_launches import launches, time_models
-from simgpu.papers.checks.cswap_layers import latencies, layers, static_layers, study_of, trained
+from simgpu.papers.checks.cswap_layers import latencies, layers, static_layers, study_of, swapped, tensors, trained
 from simgpu.papers.checks.cswap_networks import alexnet
-from simgpu.papers.checks.cswap_tensors import swapped, tensors
 
 
 def test_the_twelve_tensors_are_those_of_figure_1() -> None:

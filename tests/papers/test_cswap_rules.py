@@ -24,7 +24,7 @@ from simgpu.compression.codecs.zvc import Zvc
 from simgpu.experiments.training import departures
 from simgpu.hardware.nodes import load_node
 from simgpu.hardware.spec import NodeSpec
-from simgpu.papers.checks.cswap_tensors import vgg16
+from simgpu.papers.checks.cswap_layers import vgg16
 from simgpu.policies.cswap import ExecutionAdvisor
 from simgpu.simulation.run import simulate
 from simgpu.timeline.model import SpanKind

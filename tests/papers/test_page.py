@@ -12,11 +12,10 @@ import pytest
 
 from simgpu.errors import InputError
 from simgpu.papers import tasks
-from simgpu.papers.checks.found import bars, cells, condition, lines
+from simgpu.papers.checks.results import bars, cells, condition, lines
 from simgpu.papers.page.figures import figures_of
-from simgpu.papers.page.page import page
+from simgpu.papers.page.page import check_target, page, write_page
 from simgpu.papers.page.views import MEANINGS, bar_views, paper_views
-from simgpu.papers.page.writing import check_target, write_page
 from simgpu.papers.recordings import Compared, NotCompared, Recordings
 from simgpu.papers.reproduce import Run
 from simgpu.papers.reproduction import Reproduction

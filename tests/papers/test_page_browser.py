@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from simgpu.papers.checks.found import bars
+from simgpu.papers.checks.results import bars
 from simgpu.papers.page.drawings import drawn
 from simgpu.papers.page.figures import FigureView
 from simgpu.papers.page.page import page

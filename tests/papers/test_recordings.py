@@ -14,11 +14,11 @@ import pytest
 from simgpu.errors import InputError
 from simgpu.io.shipped import shipped_folder, shipped_names
 from simgpu.papers import recordings_files as stated
-from simgpu.papers import recordings_ideal as module
+from simgpu.papers import recordings_runs as module
 from simgpu.papers.cache import ResultCache
 from simgpu.papers.recordings import Compared, NotCompared, Recordings
 from simgpu.papers.recordings_files import Fact
-from simgpu.papers.recordings_ideal import compare
+from simgpu.papers.recordings_runs import compare
 from simgpu.papers.recordings_tasks import KNOWN, RecordingTask, recording_tasks, recordings_of
 from simgpu.papers.tasks import Groups, run_group
 from simgpu.workloads.calibration.recordings import load_recordings

@@ -14,7 +14,7 @@ from simgpu.errors import InputError
 from simgpu.hardware.spec import GpuSpec, LinkSpec, NodeSpec
 from simgpu.papers.cache import ResultCache
 from simgpu.papers.recordings import Managed, Recordings, Trial
-from simgpu.papers.recordings_managed import FAULTS, compare_managed, each_alone, fault_files, shapes, stalls
+from simgpu.papers.recordings_runs import FAULTS, compare_managed, each_alone, fault_files, shapes, stalls
 from simgpu.papers.recordings_tasks import RecordingTask, recording_tasks, recordings_of
 from simgpu.papers.tasks import Groups, run_group
 from simgpu.trace.model import Block, BlockKind, Kernel, Origin, Phase, Trace, TraceInfo

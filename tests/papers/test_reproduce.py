@@ -14,7 +14,7 @@ from simgpu.io import codestate
 from simgpu.papers import cache, tasks
 from simgpu.papers.answers import Changed, simulated
 from simgpu.papers.cache import ResultCache
-from simgpu.papers.checks.found import condition
+from simgpu.papers.checks.results import condition
 from simgpu.papers.claims import Claim, Paper
 from simgpu.papers.claims_file import PaperFile
 from simgpu.papers.reproduce import Run, _died, reproduce

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from simgpu.papers.checks.found import condition
+from simgpu.papers.checks.results import condition
 from simgpu.papers.claims_file import PartSection
 from simgpu.papers.verdicts import Judgement, Verdict, judge, worst
 

@@ -2,6 +2,6 @@
 
 A check takes keyword arguments with defaults, of which an experiment may change some, and gives plain data: numbers,
 texts, lists of texts for sets, ``condition(...)`` for what holds or not, and drawings for figures (all in
-`simgpu.papers.checks.found`). ``CHECKS`` of the module that is called as the paper has its functions by name;
+`simgpu.papers.checks.results`). ``CHECKS`` of the module that is called as the paper has its functions by name;
 modules beside it begin with that name.
 """

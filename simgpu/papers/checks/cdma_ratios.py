@@ -17,7 +17,7 @@ from simgpu.compression.codecs.zvc import zvc_bytes
 from simgpu.graph.taskgraph import TaskGraph
 from simgpu.papers.checks.cdma_maps import CODECS, ITEM, Lying, sized
 from simgpu.papers.checks.cdma_traces import study
-from simgpu.papers.checks.found import bars, condition
+from simgpu.papers.checks.results import bars, condition
 from simgpu.policies.vdnn import Vdnn
 from simgpu.trace.model import BlockKind, Trace
 from simgpu.workloads.sparsity.generator import with_sparsity

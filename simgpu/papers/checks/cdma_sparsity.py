@@ -8,7 +8,7 @@ from statistics import fmean
 from typing import Any
 
 from simgpu.papers.checks.cdma_traces import layers_of, makers, study
-from simgpu.papers.checks.found import lines
+from simgpu.papers.checks.results import lines
 from simgpu.trace.folder import load_trace
 from simgpu.trace.model import Trace
 from simgpu.trace.operators import OpClass, op_class

@@ -19,7 +19,7 @@ from simgpu.compression.codecs.gpu.timemodel import PIECES
 from simgpu.compression.codecs.gpu.tuner import LaunchTuner
 from simgpu.hardware.nodes import load_node
 from simgpu.papers.checks.cswap_layers import study_of, trained
-from simgpu.papers.checks.found import bars, lines
+from simgpu.papers.checks.results import bars, lines
 
 _MS = 10**6
 _GPU = load_node("v100").gpu

@@ -9,9 +9,8 @@ from typing import Any
 from simgpu.experiments.scenarios.study import Study
 from simgpu.experiments.training import train
 from simgpu.hardware.nodes import load_node
-from simgpu.papers.checks.cswap_layers import latencies, study_of, trained
-from simgpu.papers.checks.cswap_tensors import EPOCHS
-from simgpu.papers.checks.found import condition
+from simgpu.papers.checks.cswap_layers import EPOCHS, latencies, study_of, trained
+from simgpu.papers.checks.results import condition
 from simgpu.simulation.run import Result, simulate
 from simgpu.workloads.builder import NetworkBuilder
 from simgpu.workloads.modelled import build_trace, trace_of

@@ -12,7 +12,7 @@ from simgpu.graph.bounds import memory_bounds
 from simgpu.graph.taskgraph import TaskGraph
 from simgpu.graph.tdfg import Tdfg
 from simgpu.hardware.nodes import load_node
-from simgpu.papers.checks.found import bars, condition
+from simgpu.papers.checks.results import bars, condition
 from simgpu.papers.tasks import loaded, written
 from simgpu.policies.common.sub_batches import ALPHA, Counted, select_sub_batch, window_bytes
 from simgpu.simulation.run import simulate, task_graph

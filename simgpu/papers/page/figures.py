@@ -8,8 +8,7 @@ from __future__ import annotations
 from textwrap import shorten
 from typing import TYPE_CHECKING, NamedTuple
 
-from simgpu.papers.answers import NotRunError, found_of, partial_result
-from simgpu.papers.figures import shown_figures, uses
+from simgpu.papers.answers import NotRunError, found_of, partial_result, shown_figures, uses
 from simgpu.papers.page.drawings import drawn
 from simgpu.papers.page.svg import Inline, inline_svg
 

@@ -1,22 +1,25 @@
-"""The page: the template filled, with its style, its script and its figures inside."""
+"""A reproduction as one page: the template filled, with its style, its script and its figures."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from importlib.resources import files
+from pathlib import Path
 from typing import TYPE_CHECKING
 
+from simgpu.io.atomic import atomic_file
 from simgpu.papers.page.scales import COMMON
 from simgpu.papers.page.views import MEANINGS, bar_views, look, paper_views
 from simgpu.papers.recordings import HEADINGS, MANAGED_HEADINGS
 from simgpu.papers.reproduction import parts_text, rules_text
 from simgpu.papers.verdicts import Verdict
-from simgpu.report.template import filled, in_one_function
+from simgpu.report.template import check_page, filled, in_one_function
 from simgpu.version import __version__
 
 if TYPE_CHECKING:
     from simgpu.papers.page.figures import FigureView
     from simgpu.papers.recordings import Recordings
+    from simgpu.papers.reproduce import Run
     from simgpu.papers.reproduction import Reproduction
 
 #: Verdicts of claims that are not met, as parts of a sentence.
@@ -85,3 +88,24 @@ def _recordings(recordings: Recordings) -> list[tuple[Sequence[str], Sequence[Se
 
 def _resource(name: str) -> str:
     return (_RESOURCES / name).read_text(encoding="utf-8")
+
+
+def write_page(run: Run, reproduction: Reproduction, path: str | Path) -> Path:
+    """Write a reproduction with its figures as one self-contained page, which makes no request.
+
+    run: the run of the reproduction, with figures. The write is atomic; the same results give the same bytes. Returns
+    the path. Raises `InputError` where it cannot be written.
+    """
+    from simgpu.papers.page.figures import figures_of
+
+    target = Path(path)
+    check_target(target)
+    text = page(reproduction, figures_of(run))
+    with atomic_file(target) as part:
+        part.write_text(text, encoding="utf-8", newline="\n")
+    return target
+
+
+def check_target(path: Path) -> None:
+    """Raise `InputError`, before a long run, for a page that could not be written there."""
+    check_page(path, "reproduction.html")
