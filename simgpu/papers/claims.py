@@ -1,4 +1,4 @@
-"""The papers' claims: which there are, and choosing among them."""
+"""The papers' claims, and selecting among them."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from simgpu.io.yaml_files import read_yaml_mapping
 if TYPE_CHECKING:
     from simgpu.papers.claims_file import AssumptionSection, ClaimSection, FigureSection, PartSection
 
-#: In the order in which they are told.
+#: In the order in which they are listed.
 PAPERS = ("cswap", "home", "cdma", "modnn", "buddy")
 
 
@@ -30,7 +30,7 @@ class Claim:
 
     @property
     def parts(self) -> tuple[PartSection, ...]:
-        """Its numbers, sets and rules."""
+        """Its numbers, sets and conditions."""
         return tuple(self.section.parts)
 
     @property
@@ -45,12 +45,12 @@ class Claim:
 
     @property
     def broken(self) -> bool:
-        """Whether it is a rule of which a part does not hold here."""
+        """Whether it is a rule with a part that does not hold here."""
         return any(part.broken for part in self.parts)
 
     @property
     def fitted(self) -> bool:
-        """Whether something was fitted to it."""
+        """Whether parameters were fitted to it."""
         return bool(self.section.fit)
 
 
@@ -104,20 +104,20 @@ def select(what: Iterable[str], *, quick: bool = False) -> tuple[Claim, ...]:
     ['cdma.ratio.zvc', 'cdma.ratio.zlib']
     """
     claims = tuple(claim for paper in load_papers() for claim in paper.claims)
-    asked = tuple(what)
-    unknown = [each for each in asked if not any(_within(claim, each) for claim in claims)]
+    requested = tuple(what)
+    unknown = [each for each in requested if not any(_within(claim, each) for claim in claims)]
     if unknown:
         raise InputError(_unknown(each, claims) for each in unknown)
     return tuple(
         claim
         for claim in claims
-        if (not asked or any(_within(claim, each) for each in asked))
+        if (not requested or any(_within(claim, each) for each in requested))
         and (claim.section.quick or claim.is_rule or not quick)
     )
 
 
 def _unknown(what: str, claims: Iterable[Claim]) -> Problem:
-    """What is told of a word that is no claim: the ids of its paper, or the papers."""
+    """The problem of an unknown word, with the ids of its paper, or the papers."""
     of_paper = [claim.id for claim in claims if claim.paper.key == what.partition(".")[0]]
     return Problem("", "", f"no paper or claim is called {what!r}", did_you_mean(what, of_paper or PAPERS))
 

@@ -1,4 +1,4 @@
-"""A paper's file of claims, as it is written."""
+"""The schema of a paper's file of claims."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ from simgpu.io.schema import FileModel
 SCHEMA = "simgpu.claims/2"
 Text = Annotated[str, Field(min_length=1)]
 Name = Annotated[str, Field(pattern=r"^[a-z0-9_]+(\.[a-z0-9_]+)*$")]
-#: How a simulated value is held to the published one.
+#: How a simulated value is compared with the published one.
 Held = Literal["near", "exactly", "at_most", "at_least", "holds"]
-#: How a published number follows from what a study tells.
+#: How a published number follows from a study's.
 Form = Literal["as_is", "less_one", "one_less"]
 #: The id of a test, as pytest has it.
 TestId = Annotated[str, Field(pattern=r"^tests/papers/test_\w+\.py::test_\w+$")]
@@ -27,23 +27,23 @@ def _as_list(value: object) -> object:
 
 
 class FromStudy(FileModel):
-    """A number that studies tell, as a published one of theirs does; several studies are told of together."""
+    """A number from studies, selected as in a study's published numbers; several studies are aggregated together."""
 
     study: Annotated[list[Text], BeforeValidator(_as_list)] = Field(min_length=1, description="shipped studies")
-    run: str | None = Field(default=None, description="whose it is; a sweep stands for all its runs")
+    run: str | None = Field(default=None, description="the run; the name of a sweep selects all its runs")
     over: str | None = Field(default=None, description="the run it is compared with; without: the first baseline")
-    memory: Amount | None = Field(default=None, description="in place of a run: the memory it is of")
+    memory: Amount | None = Field(default=None, description="in place of a run: the amount of memory")
     of: str = Field(default="mean", description="a trace, or mean, min, max or sum of all")
     without: list[str] = Field(default=[], description="traces that this leaves out")
     measure: Measure | None = Field(default=None, description="without: throughput of a run, memory of an amount")
-    form: Form = Field(default="as_is", description="less_one: one less than what is told; one_less: one minus it")
+    form: Form = Field(default="as_is", description="less_one: the value minus one; one_less: one minus the value")
 
     @model_validator(mode="after")
     def _is_of_one_thing(self) -> FromStudy:
         if (self.run is None) == (self.memory is None):
-            raise ValueError("is of a run or of an amount of memory: write either run or memory")
+            raise ValueError("needs a run or an amount of memory: write either run or memory")
         if self.of == "sum" and len(self.study) > 1:
-            raise ValueError("sums are of one study: name one")
+            raise ValueError("a sum needs exactly one study: name one")
         return self
 
 
@@ -129,17 +129,15 @@ class StepSection(FileModel):
 
     study: dict[str, Any] = Field(default={}, description="changed values of the studies, by dotted key")
     check: dict[str, Any] = Field(default={}, description="changed arguments of the checks")
-    from_: dict[str, Source] = Field(
-        default={}, alias="from", description="parts that are then told from elsewhere, by name"
-    )
+    from_: dict[str, Source] = Field(default={}, alias="from", description="parts with another source then, by name")
 
 
 class AssumptionSection(FileModel):
-    """Something that had to be assumed, and the experiment that shows what it does to claims."""
+    """An assumption, and the experiment that shows its effect on claims."""
 
     says: Text = Field(description="what is assumed, and what the experiment shows, in one or two sentences")
     steps: dict[str, StepSection] = Field(min_length=1, description="what it is changed to, by a short label")
-    parts: list[str] = Field(default=[], description="the parts of claims that are told; without: all")
+    parts: list[str] = Field(default=[], description="the parts of claims that are shown; without: all")
 
 
 class FigureSection(FileModel):
@@ -155,7 +153,7 @@ class FigureSection(FileModel):
     @model_validator(mode="after")
     def _is_of_one_thing(self) -> FigureSection:
         if (self.study is None) == (self.check is None):
-            raise ValueError("shows a study or what a check found: write either study or check")
+            raise ValueError("shows a study or a check: write either study or check")
         return self
 
 
@@ -166,11 +164,11 @@ class PaperFile(FileModel):
     paper: Text = Field(description="what it is called")
     source: Text = Field(description="authors, venue, year")
     studies: dict[str, dict[str, Any]] = Field(
-        default={}, description="changes to studies wherever they are run here, such as runs that no claim is of"
+        default={}, description="changes to studies here, such as runs that no claim needs"
     )
     claims: dict[Name, ClaimSection] = Field(min_length=1)
-    assumptions: dict[Name, AssumptionSection] = Field(default={}, description="what had to be assumed")
-    figures: list[FigureSection] = Field(default=[], description="drawn beside the claims")
+    assumptions: dict[Name, AssumptionSection] = Field(default={}, description="what is assumed")
+    figures: list[FigureSection] = Field(default=[], description="drawn next to the claims")
 
     @model_validator(mode="after")
     def _names_its_assumptions(self) -> PaperFile:

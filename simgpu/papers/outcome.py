@@ -55,7 +55,7 @@ class Step:
 
 @dataclass(frozen=True, slots=True)
 class Experiment:
-    """What an assumption does to a claim."""
+    """The effect of an assumption on a claim."""
 
     name: str
     assumption: AssumptionSection
@@ -84,7 +84,7 @@ class ClaimOutcome:
 
 
 class _Row(NamedTuple):
-    """A row of the table: label, published, here, ratio, verdict in words; below: what is said of it."""
+    """A row of the table: label, published, here, ratio, verdict; below: explanations and notes."""
 
     cells: tuple[str, ...]
     verdict: Verdict
@@ -94,15 +94,14 @@ class _Row(NamedTuple):
 def claim_lines(outcomes: Iterable[ClaimOutcome], width: int = WIDTH, *, every: bool = False) -> list[Line]:
     """Claims as a table: one row of a claim with one part, else one for it and one a part.
 
-    Below a row stands what does not fit into it, and what has to be said of it; every: also what is said of what holds,
-    and notes.
+    Long values and explanations are below their row. every: also explanations of what holds, and notes.
     """
     rows = [row for outcome in outcomes for row in _rows(outcome, every)]
     cells = [_HEADINGS, *(row.cells for row in rows)]
     *numbers, last = [max(map(len, column)) for column in zip(*cells, strict=True)][1:]
-    room = width - sum(numbers) - last - len(GAP) * (len(numbers) + 1)
-    longest = max((len(label) for label, *_ in cells if len(label) <= room), default=room)
-    widths = (min(longest, room), *numbers)
+    available = width - sum(numbers) - last - len(GAP) * (len(numbers) + 1)
+    longest = max((len(label) for label, *_ in cells if len(label) <= available), default=available)
+    widths = (min(longest, available), *numbers)
     return [
         row_line(_HEADINGS, widths)._replace(heading=True),
         *chain.from_iterable(_row_lines(row, widths, width) for row in rows),
@@ -129,7 +128,7 @@ def _rows(outcome: ClaimOutcome, every: bool) -> Iterator[_Row]:
         return
     yield _Row((f"{name}{unit}", "", "", "", str(outcome.verdict)), outcome.verdict)
     for part, after in zip_longest(outcome.parts, outcome.parts[1:]):
-        # A note of several parts that follow each other stands below the last of them.
+        # Neighbours with the same note have it below the last of them.
         goes_on = after is not None and (after.part.note, after.part.timed) == (part.part.note, part.part.timed)
         yield _of_part(f"  {part.part.name}", part, every, noted=not goes_on)
 
@@ -142,7 +141,7 @@ def _of_part(label: str, outcome: PartOutcome, every: bool, *, noted: bool = Tru
         below += [f"paper: {published}", f"here: {here}"]
         published = here = ""
     if part.value is None or outcome.simulated is None:
-        # A rule has no number, and what is not simulated none of ours; the verdict says so.
+        # Orders have no number, and parts that are not simulated none of ours; the verdict says so.
         here = ""
     if every or judged.verdict not in (Verdict.HOLDS, Verdict.CLOSE):
         below.append(outcome.explanation)
@@ -155,12 +154,12 @@ def _of_part(label: str, outcome: PartOutcome, every: bool, *, noted: bool = Tru
 
 
 def says_lines(experiment: Experiment, width: int = WIDTH) -> list[Line]:
-    """What an assumption is, and what the experiment shows."""
+    """An assumption, and what the experiment shows."""
     return [Line(f"{GAP}{line.strip()}") for line in wrapped(experiment.assumption.says, width - 2)]
 
 
 def experiment_lines(outcome: ClaimOutcome, experiment: Experiment, width: int = WIDTH) -> list[Line]:
-    """A table of what an assumption does to a claim: as it is, each step, and the paper."""
+    """A table of the effect of an assumption on a claim: as it is, each step, and the paper."""
     names = list(dict.fromkeys(name for step in experiment.steps for name in step.parts))
     before = [part for part in outcome.parts if part.part.name in names]
     rows = [("as it is", before), *((step.label, list(step.parts.values())) for step in experiment.steps)]
@@ -168,8 +167,8 @@ def experiment_lines(outcome: ClaimOutcome, experiment: Experiment, width: int =
     label = max(len(outcome.claim.id), *(len(label) for label, _ in rows))
     lines: list[Line] = []
     last = max(map(len, verdicts))
-    room = width - 2 * len(GAP) - label - last
-    for chosen in _chunks(before, [parts for _, parts in rows], room):
+    available = width - 2 * len(GAP) - label - last
+    for chosen in _chunks(before, [parts for _, parts in rows], available):
         lines += _experiment_table(outcome.claim.id, before, rows, verdicts, chosen, label)
     return lines
 
@@ -191,7 +190,7 @@ def _experiment_table(
     ]
     high = max(map(len, names))
     for row in range(high or 1):
-        # Short names stand beside the last lines of long ones, and the claim beside all of them.
+        # Headings are aligned at their last line.
         texts = [name[row - high + len(name)] if name and row >= high - len(name) else "" for name in names]
         begin = f"{GAP}{id_}" if row == (high or 1) - 1 else ""
         yield row_line([begin, *texts, ""], [label + 2, *widths])._replace(heading=True)
@@ -202,30 +201,30 @@ def _experiment_table(
 
 
 def _chunks(
-    before: Sequence[PartOutcome], rows: Sequence[Sequence[PartOutcome]], room: int
+    before: Sequence[PartOutcome], rows: Sequence[Sequence[PartOutcome]], available: int
 ) -> Iterator[tuple[int, ...]]:
-    """The parts, by their place, that stand in each of the tables that are needed for the width."""
+    """Indices of the parts, divided into as many tables as the width needs."""
     chosen: list[int] = []
-    taken = 0
+    used = 0
     for at, part in enumerate(before):
         wide = len(GAP) + _width(part.part, [_short(part.part), *(_moved(parts[at]) for parts in rows)])
-        if chosen and taken + wide > room:
+        if chosen and used + wide > available:
             yield tuple(chosen)
-            chosen, taken = [], 0
+            chosen, used = [], 0
         chosen.append(at)
-        taken += wide
+        used += wide
     if chosen:
         yield tuple(chosen)
 
 
 def _width(part: PartSection, texts: Iterable[str]) -> int:
-    """Of a column: as its values and the longest word of its name need, or the name where it is short."""
+    """Width of a column: of its values, of the longest word of its name, or of a short name."""
     words = max(map(len, part.name.split()), default=0)
     return max(*map(len, texts), words, min(len(part.name), 12))
 
 
 def _moved(outcome: PartOutcome) -> str:
-    """A value as short as it gets: of a set, how much of it is the same."""
+    """A value in short: for a long set, the share that is the same."""
     text = here_text(outcome.simulated)
     if len(text) > LONGEST_VALUE and outcome.judged.ratio is not None:
         return f"{outcome.judged.ratio:.0%} same"

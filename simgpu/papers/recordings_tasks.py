@@ -1,4 +1,4 @@
-"""Which recordings there are, and their comparisons as tasks, which run in parallel and are cache."""
+"""Which recordings there are, and their comparisons as tasks, which run in parallel and are cached."""
 
 from __future__ import annotations
 

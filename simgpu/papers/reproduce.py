@@ -27,7 +27,7 @@ from simgpu.papers.reproduction import Reproduction
 from simgpu.papers.tasks import Done, Groups, Task, run_group
 from simgpu.papers.verdicts import Judgement, Verdict, judge
 
-#: In place of the key of a task: all of a group, whose process died.
+#: In place of a task's key: all tasks of a group whose process died.
 _ALL = ""
 #: Called with the number of finished tasks and of all.
 Progress = Callable[[int, int], None]
@@ -64,7 +64,7 @@ def reproduce(
 
 
 class Run:
-    """Claims on their way: what of them has run."""
+    """Claims, and the results of their tasks so far."""
 
     def __init__(self, claims: Sequence[Claim], folder: str | Path | None = None, restart: bool = False) -> None:
         self.claims = tuple(claim for claim in claims if not claim.is_rule)
@@ -81,7 +81,7 @@ class Run:
         jobs: int = 1,
         progress: Progress | None = None,
     ) -> Reproduction:
-        """Runs what has yet to run, in so many processes. figures: also what only figures show.
+        """Run the missing tasks. figures: also those that only figures need.
 
         The rest as in `reproduce`.
         """
@@ -122,18 +122,18 @@ class Run:
                     progress(done, total)
 
     def _keep(self, done: Done, groups: Groups) -> None:
-        for key, found in done.found.items():
-            self.cache.put(key, found)
+        for key, result in done.results.items():
+            self.cache.put(key, result)
         for task in groups.groups[done.group]:
-            if task.key not in done.found:
+            if task.key not in done.results:
                 self.failed[task.key] = done.failed.get(task.key) or done.failed[_ALL]
 
     def _outcome(self, claim: Claim, causes: bool) -> ClaimOutcome:
         parts = tuple(self._part(claim, part) for part in claim.parts)
-        found = ClaimOutcome(claim, parts, sources=sources_of(claim))
-        if not causes or found.verdict not in (Verdict.OFF, Verdict.BROKEN, Verdict.NEAR):
-            return found
-        return replace(found, experiments=tuple(self._experiments(claim)))
+        outcome = ClaimOutcome(claim, parts, sources=sources_of(claim))
+        if not causes or outcome.verdict not in (Verdict.OFF, Verdict.BROKEN, Verdict.NEAR):
+            return outcome
+        return replace(outcome, experiments=tuple(self._experiments(claim)))
 
     def _experiments(self, claim: Claim) -> Iterator[Experiment]:
         for name in claim.section.causes:
@@ -156,7 +156,7 @@ class Run:
 
 
 def moved_parts(claim: Claim, assumption: AssumptionSection) -> list[PartSection]:
-    """The parts of a claim that an experiment tells of."""
+    """The parts of a claim that an experiment shows."""
     return [part for part in claim.parts if not part.cannot and (not assumption.parts or part.name in assumption.parts)]
 
 

@@ -113,7 +113,7 @@ def _distance(error: float, ratio: float | None, simulated: float, published: fl
 
 
 def _graded(error: float) -> Verdict:
-    # A ratio of 1.1 is within 10%, whatever its last bit is.
+    # Rounding: a ratio of 1.1 is within 10%.
     slack = 1e-9
     if error <= CLOSE + slack:
         return Verdict.CLOSE

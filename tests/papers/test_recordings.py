@@ -38,7 +38,7 @@ def run(tasks: list[RecordingTask]) -> tuple[ResultCache, dict[str, str]]:
     for number in range(len(groups.groups)):
         done = run_group(groups, number)
         failed |= done.failed
-        for key, found in done.found.items():
+        for key, found in done.results.items():
             cache.put(key, found)
     return cache, failed
 

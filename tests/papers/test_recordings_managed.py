@@ -149,7 +149,7 @@ def test_it_is_a_task_that_is_kept(vit):
     assert task == RecordingTask(name, str(G10 / "vit-256"), "a100", "InputPF")
     kept, done = ResultCache(), run_group(Groups.of([task]), 0)
     assert not done.failed
-    kept.put(task.key, done.found[task.key])
+    kept.put(task.key, done.results[task.key])
     found = recordings_of(kept, {}, G10.parent)
     assert found.managed == (replace(vit["InputPF"], name=name),)
 

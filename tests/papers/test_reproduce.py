@@ -311,7 +311,7 @@ def test_groups_share_a_trace_and_are_told_once() -> None:
 def test_a_group_gives_what_works_and_tells_what_does_not(calls: list[str]) -> None:
     group = (Check("cdma", "doubled"), Check("cdma", "breaks"), Check("cdma", "nothing"))
     done = run_group(Groups((group,)), 0)
-    assert list(done.found) == [group[0].key]
+    assert list(done.results) == [group[0].key]
     assert done.failed == {group[1].key: "RuntimeError: on purpose", group[2].key: "KeyError: 'nothing'"}
 
 

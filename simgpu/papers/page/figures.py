@@ -8,7 +8,7 @@ from __future__ import annotations
 from textwrap import shorten
 from typing import TYPE_CHECKING, NamedTuple
 
-from simgpu.papers.answers import NotRunError, found_of, partial_result, shown_figures, uses
+from simgpu.papers.answers import NotRunError, check_value, partial_result, shown_figures, uses
 from simgpu.papers.page.drawings import drawn
 from simgpu.papers.page.svg import Inline, inline_svg
 
@@ -57,7 +57,7 @@ def _figure(run: Run, paper: Paper, figure: FigureSection, number: int) -> Figur
 
 def _drawn(run: Run, paper: Paper, figure: FigureSection) -> tuple[Figure, str]:
     if figure.check is not None:
-        return drawn(found_of(paper, figure.check, run.cache, run.failed)), ""
+        return drawn(check_value(paper, figure.check, run.cache, run.failed)), ""
     assert figure.study is not None
     result = partial_result(paper, figure.study, run.cache, run.failed)
     drawing = result.plot(figure.picture)
