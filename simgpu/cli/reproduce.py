@@ -204,8 +204,8 @@ def _show_recordings(screen: Screen, recordings: Recordings) -> None:
         screen.print()
         _print(screen, table_lines(MANAGED_HEADINGS, managed, screen.width))
     screen.print()
-    for remark in recordings.remarks():
-        screen.print(Text(remark, style="dim"))
+    for note in recordings.notes():
+        screen.print(Text(note, style="dim"))
 
 
 def _show_why(screen: Screen, outcomes: Iterable[ClaimOutcome]) -> None:

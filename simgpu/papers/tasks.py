@@ -165,7 +165,7 @@ def _source(paper: str) -> str:
 
 
 def _affecting(study: str, changes: str, network: str, run: str = "") -> str:
-    """As `narrowed`, but all changes where the narrowed ones alone are refused, such as a smaller node without budgets."""
+    """As `narrowed`; all changes where the narrowed ones alone are refused, such as a smaller node without budgets."""
     own = narrowed(changes, network, run)
     try:
         outlined(study, own)

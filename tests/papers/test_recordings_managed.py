@@ -137,7 +137,7 @@ def test_the_prediction_is_far_off_and_the_faults_of_a_batch_bring_it_near(vit):
 
 def test_results_alone_fault_in_what_is_called_input_faults(vit):
     assert vit["InputPF"].measured_ns < vit["PF"].measured_ns
-    assert "in spite of the file's name" in vit["InputPF"].told
+    assert "in spite of the file's name" in vit["InputPF"].note
     assert not vit["InputPF"].unmeasured
     assert min(vit["PF"].unmeasured.values()) >= vit["PF"].ideal_ns
 
@@ -176,6 +176,6 @@ def test_tables_of_managed_runs():
         ("  all data on the GPU (ideal)", "", "100 us", "", ""),
         ("  whole", "not measured", "100 us", "", ""),
     ]
-    assert found.remarks() == ["net, all cold: So. Nearest to what was measured: 2 faults a batch (0.9)."]
+    assert found.notes() == ["net, all cold: So. Nearest to the measured time: 2 faults a batch (0.9)."]
     assert found.frame()["recorded"].tolist() == [10**7]
     assert found.to_dict()["managed"][0]["ratio"] == 0.1
