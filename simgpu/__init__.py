@@ -42,8 +42,8 @@ if TYPE_CHECKING:
     from simgpu.explain.what_if import what_if
     from simgpu.hardware.nodes import load_node, node_names
     from simgpu.hardware.spec import NodeSpec
-    from simgpu.papers.outcome import Reproduction
     from simgpu.papers.reproduce import reproduce
+    from simgpu.papers.reproduction import Reproduction
     from simgpu.policies.registry import policy_names
     from simgpu.recorder import record
     from simgpu.report.writing import write_report
@@ -65,7 +65,7 @@ _HOMES = {
     "MaxBatch": "simgpu.experiments.largest_batch",
     "NodeSpec": "simgpu.hardware.spec",
     "OutOfMemoryError": "simgpu.errors",
-    "Reproduction": "simgpu.papers.outcome",
+    "Reproduction": "simgpu.papers.reproduction",
     "Result": "simgpu.simulation.result",
     "RunConfig": "simgpu.simulation.config",
     "Scenario": "simgpu.experiments.scenarios.model",

@@ -1,4 +1,4 @@
-"""``simgpu reproduce``: what papers claim, beside what is simulated here."""
+"""``simgpu reproduce``: claims of papers compared with simulation."""
 
 from __future__ import annotations
 
@@ -16,22 +16,22 @@ from simgpu.cli.screen import Screen, facts, progress, quiet_option, table
 from simgpu.cli.suggestions import RECORDINGS, claims
 from simgpu.cli.sweep import Count, cores
 from simgpu.errors import InputError
-from simgpu.papers.claims import select
-from simgpu.papers.lines import FITTED, Line, claim_lines, experiment_lines, says_lines, table_lines
-from simgpu.papers.outcome import ClaimOutcome, Experiment, Reproduction
-from simgpu.papers.page.writing import check_target, write_page
+from simgpu.papers.claims import Claim, select
+from simgpu.papers.lines import Line, table_lines
+from simgpu.papers.outcome import FITTED, ClaimOutcome, Experiment, claim_lines, experiment_lines, says_lines
+from simgpu.papers.page.page import check_target, write_page
 from simgpu.papers.recordings import HEADINGS as RECORDING_HEADINGS
 from simgpu.papers.recordings import MANAGED_HEADINGS, Recordings
 from simgpu.papers.reproduce import Run
-from simgpu.papers.tables import summary
+from simgpu.papers.reproduction import Reproduction, rule_lines, summary
 from simgpu.papers.verdicts import Verdict
 from simgpu.version import __version__
 
 #: What to know of the summary, and where to go from it.
 _HINTS = (
-    f"{FITTED} or fitted: something was fitted to the claim; all others are predicted. What holds or is broken is a "
-    "rule or a bound: most are of the design, which is built so and checked to be.",
-    "simgpu reproduce ID tells a claim in full: what it states, where the number here comes from, and why it is off.",
+    f"{FITTED} or fitted: something was fitted to the claim; all others are predictions. Compared: numbers, orders and "
+    "bounds. Rules of a design are held by tests, which pytest -m rule runs.",
+    "simgpu reproduce ID shows a claim in full: what it states, the source of its number here, and why it is off.",
 )
 FOLDER = Path("results", "reproduce")
 _COLOURS = {
@@ -48,7 +48,7 @@ _COLOURS = {
 @click.command()
 @click.argument("what", nargs=-1, shell_complete=claims)
 @click.option("--quick", is_flag=True, help="Only the claims that take seconds together.")
-@click.option("--explain", "why", is_flag=True, help="Where off by over 10%, also run experiments on why.")
+@click.option("--explain", "why", is_flag=True, help="For claims off by over 10%, also run experiments on why.")
 @click.option(
     "--html",
     type=click.Path(path_type=Path),
@@ -63,9 +63,9 @@ _COLOURS = {
 )
 @click.option("-j", "--jobs", type=click.IntRange(min=1), metavar="N", help="Processes; default: a core each.")
 @click.option(
-    "-o", "--output", type=click.Path(path_type=Path), default=FOLDER, metavar="DIR", help="Keep finished work here."
+    "-o", "--output", type=click.Path(path_type=Path), default=FOLDER, metavar="DIR", help="Cache finished work here."
 )
-@click.option("--restart", is_flag=True, help="Forget the work that is there.")
+@click.option("--restart", is_flag=True, help="Delete the cached work.")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON document instead of tables.")
 @quiet_option
 def reproduce(
@@ -80,12 +80,12 @@ def reproduce(
     as_json: bool,
     quiet: bool,
 ) -> None:
-    """Simulate the claims of papers, WHAT of them, and show both numbers.
+    """Simulate the claims of papers, and show both numbers; for rules, the tests that hold them.
 
-    WHAT is a paper (cswap, home, cdma, modnn, buddy), a claim, or the beginning of its id; or `recordings`, of which
-    those that ship with simgpu are compared with their simulation. Without: all of them, or with --quick all quick
-    claims. A single claim is told in full. Finished work is kept: after Ctrl-C the same command goes on where it
-    stopped. Ends with 2 when a claim could not be run.
+    WHAT is a paper (cswap, home, cdma, modnn, buddy), a claim, or the beginning of its id; or `recordings`: the
+    recordings that ship with simgpu are compared with their simulation. Without: all of them, or with --quick all quick
+    claims. A single claim is shown in full. Finished work is cached: after Ctrl-C the same command goes on where it
+    stopped. Exits with 2 when a claim could not be run.
 
     \b
     simgpu reproduce --quick
@@ -104,10 +104,10 @@ def reproduce(
     if find_spec("numba") is None and any(claim.paper.key == "home" for claim in chosen) and not quiet:
         click.echo("without the extra fast (numba) claims of HOME take very long", err=True)
     run = Run(chosen, output, restart)
-    count = Count(of="runs", last="telling them")
+    count = Count(of="runs", last="collecting")
     try:
         with progress(quiet) as say:
-            result = run.outcome(
+            reproduction = run.outcome(
                 causes=why or html is not None or len(chosen) == 1,
                 figures=html is not None,
                 recordings=recorded,
@@ -116,42 +116,50 @@ def reproduce(
             )
             if html is not None:
                 say("writing the page")
-                write_page(run, result, html)
+                write_page(run, reproduction, html)
     except (KeyboardInterrupt, SystemExit) as stop:
         click.echo(f"stopped after {count.done} runs; the same command goes on", err=True)
         sys.exit(INTERRUPTED if isinstance(stop, KeyboardInterrupt) else stop.code)
     if as_json:
-        click.echo(json.dumps({"simgpu": __version__, **result.to_dict()}, indent=2, allow_nan=False))
+        click.echo(json.dumps({"simgpu": __version__, **reproduction.to_dict()}, indent=2, allow_nan=False))
     else:
-        show(Screen(), result)
+        show(Screen(), reproduction)
         if html is not None:
             click.echo(f"\nwritten to {html}")
-    _end(result)
+    _end(reproduction)
 
 
 def show(screen: Screen, reproduction: Reproduction) -> None:
-    """The claims of each paper, recordings, and the summary; of a single claim everything."""
-    if len(reproduction.claims) == 1:
-        _show_claim(screen, reproduction.claims[0])
-    elif reproduction.claims:
+    """The claims and rules of each paper, recordings, and the summary; for a single claim all details."""
+    claims = len(reproduction.claims) + len(reproduction.rules)
+    if claims == 1:
+        for outcome in reproduction.claims:
+            _show_claim(screen, outcome)
+        for rule in reproduction.rules:
+            _show_rule(screen, rule)
+    elif claims:
         _show_claims(screen, reproduction)
     if reproduction.recordings is not None:
-        if len(reproduction.claims) == 1:
+        if claims == 1:
             screen.print()
         _show_recordings(screen, reproduction.recordings)
-    if len(reproduction.claims) > 1:
+    if claims > 1:
         if reproduction.recordings is not None:
             screen.print()
         _show_summary(screen, reproduction)
 
 
 def _show_claims(screen: Screen, reproduction: Reproduction) -> None:
-    for paper in dict.fromkeys(outcome.claim.paper for outcome in reproduction.claims):
+    for paper in reproduction.papers:
         outcomes = [outcome for outcome in reproduction.claims if outcome.claim.paper is paper]
         screen.print(Text(f"{paper.name} ({paper.source})", style="bold"))
-        _print(screen, claim_lines(outcomes, screen.width))
-        _show_why(screen, outcomes)
-        screen.print()
+        if outcomes:
+            _print(screen, claim_lines(outcomes, screen.width))
+            _show_why(screen, outcomes)
+            screen.print()
+        if rules := reproduction.rules_of(paper.key):
+            _print(screen, rule_lines(rules, screen.width))
+            screen.print()
 
 
 def _show_summary(screen: Screen, reproduction: Reproduction) -> None:
@@ -164,20 +172,29 @@ def _show_summary(screen: Screen, reproduction: Reproduction) -> None:
 
 
 def _show_claim(screen: Screen, outcome: ClaimOutcome) -> None:
-    claim, section = outcome.claim, outcome.claim.section
-    screen.print(Text(claim.id, style="bold"))
+    _show_facts(screen, outcome.claim, outcome.sources, str(outcome.verdict))
+    _print(screen, claim_lines([outcome], screen.width, every=True))
+    _show_why(screen, [outcome])
+
+
+def _show_rule(screen: Screen, rule: Claim) -> None:
+    _show_facts(screen, rule, (), "broken" if rule.broken else "held by tests")
+    _print(screen, rule_lines([rule], screen.width, every=True))
+
+
+def _show_facts(screen: Screen, claim: Claim, sources: Iterable[str], verdict: str) -> None:
+    section = claim.section
     rows = [
         ("states", section.states),
         ("paper", f"{claim.paper.name}, {section.where} ({claim.paper.source})"),
-        *(("here", source) for source in outcome.sources),
+        *(("here", source) for source in sources),
         ("fit", section.fit or "nothing was fitted to it"),
         ("inferred", "the paper does not state it outright" if section.inferred else ""),
-        ("verdict", str(outcome.verdict)),
+        ("verdict", verdict),
     ]
+    screen.print(Text(claim.id, style="bold"))
     screen.print(facts((name, text) for name, text in rows if text))
     screen.print()
-    _print(screen, claim_lines([outcome], screen.width, every=True))
-    _show_why(screen, [outcome])
 
 
 def _show_recordings(screen: Screen, recordings: Recordings) -> None:
@@ -187,12 +204,12 @@ def _show_recordings(screen: Screen, recordings: Recordings) -> None:
         screen.print()
         _print(screen, table_lines(MANAGED_HEADINGS, managed, screen.width))
     screen.print()
-    for remark in recordings.remarks():
-        screen.print(Text(remark, style="dim"))
+    for note in recordings.notes():
+        screen.print(Text(note, style="dim"))
 
 
 def _show_why(screen: Screen, outcomes: Iterable[ClaimOutcome]) -> None:
-    """Each assumption once, and below it a table of each claim that it may move."""
+    """Each assumption once, and below it a table per claim."""
     causes: dict[str, list[tuple[ClaimOutcome, Experiment]]] = {}
     for outcome in outcomes:
         for experiment in outcome.experiments:
@@ -208,14 +225,14 @@ def _show_why(screen: Screen, outcomes: Iterable[ClaimOutcome]) -> None:
 
 def _print(screen: Screen, lines: Iterable[Line]) -> None:
     for line in lines:
-        style = "bold" if line.heading else "dim" if line.said else ""
+        style = "bold" if line.heading else "dim" if line.note else ""
         text = Text(line.text, style=style)
         text.append(line.ending, style=_COLOURS[line.verdict] if line.verdict else style)
         screen.print(text)
 
 
 def _end(reproduction: Reproduction) -> None:
-    """Tells which claims and recordings could not be run, and for which reasons; the exit code says so."""
+    """Print which claims and recordings could not be run, and why; then exit with an error."""
     reasons: dict[str, dict[str, None]] = {}
     for outcome in reproduction.claims:
         steps = [
@@ -223,11 +240,11 @@ def _end(reproduction: Reproduction) -> None:
         ]
         for part in (*outcome.parts, *steps):
             if part.judged.verdict is Verdict.FAILED:
-                reasons.setdefault(part.judged.told, {})[outcome.claim.id] = None
+                reasons.setdefault(part.judged.detail, {})[outcome.claim.id] = None
     for row in reproduction.recordings.failed if reproduction.recordings else ():
         reasons.setdefault(row.why, {})[row.name] = None
     for why, ids in reasons.items():
-        problem = f"could not be run: {', '.join(ids)}: {why}"
-        click.echo(f"\n{wrapped(problem, before=0)}", err=True)
+        message = f"could not be run: {', '.join(ids)}: {why}"
+        click.echo(f"\n{wrapped(message, before=0)}", err=True)
     if reasons:
         sys.exit(BAD_INPUT)

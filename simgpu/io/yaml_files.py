@@ -46,18 +46,18 @@ class YamlMapping:
         return f"line {self.lines[known]}, {dotted}" if known else dotted
 
 
-def read_yaml_mapping(path: str | Path, schema: str) -> YamlMapping:
+def read_yaml_mapping(path: str | Path, schema: str, upgrade: str = f"rewrite the file: {MIGRATE}") -> YamlMapping:
     """The mapping in a YAML file whose top-level key `schema` must be `schema`, such as ``simgpu.node/1``.
 
-    The returned values still contain `schema`. Raises `InputError` for a file that `simgpu.io.input_files.read_text`
-    refuses, wrong syntax (with line and column), keys given twice, anything but a mapping, a wrong schema, and a
-    document above
-    the limits: on bytes, on values after aliases are followed, on nesting and on the length of numbers.
+    The returned values still contain `schema`. upgrade: what to do with a file of an older version. Raises
+    `InputError` for a file that `simgpu.io.input_files.read_text` refuses, wrong syntax (with line and column), keys
+    given twice, anything but a mapping, a wrong schema, and a document above the limits: on bytes, on values after
+    aliases are followed, on nesting and on the length of numbers.
     """
     file = str(path)
     text = read_text(path, "a YAML text file", "write the file, starting with its 'schema:' line", YAML_LIMIT)
     document = _parse(text, file, schema)
-    _check_schema(document, schema)
+    _check_schema(document, schema, upgrade)
     return document
 
 
@@ -218,7 +218,7 @@ def _walk(node: yaml.Node, path: str, lines: dict[str, int], seen: set[int]) -> 
             yield from _walk(value, here, lines, seen)
 
 
-def _check_schema(document: YamlMapping, schema: str) -> None:
+def _check_schema(document: YamlMapping, schema: str, upgrade: str) -> None:
     given = document.values.get("schema")
     if given == schema:
         return
@@ -229,5 +229,5 @@ def _check_schema(document: YamlMapping, schema: str) -> None:
     if isinstance(given, str) and given.rpartition("/")[0] == kind:
         what = f"{given!r} is another version; this simgpu reads version {version}"
         if given.rpartition("/")[2] < version:
-            raise InputError.single(document.file, document.place("schema"), what, f"rewrite the file: {MIGRATE}")
+            raise InputError.single(document.file, document.place("schema"), what, upgrade)
     raise InputError.single(document.file, document.place("schema"), what, f"write 'schema: {schema}'")

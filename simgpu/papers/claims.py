@@ -1,4 +1,4 @@
-"""The papers' claims: which there are, and choosing among them."""
+"""The papers' claims, and selecting among them."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from simgpu.io.yaml_files import read_yaml_mapping
 if TYPE_CHECKING:
     from simgpu.papers.claims_file import AssumptionSection, ClaimSection, FigureSection, PartSection
 
-#: In the order in which they are told.
+#: In the order in which they are listed.
 PAPERS = ("cswap", "home", "cdma", "modnn", "buddy")
 
 
@@ -30,7 +30,7 @@ class Claim:
 
     @property
     def parts(self) -> tuple[PartSection, ...]:
-        """Its numbers, sets and rules."""
+        """Its numbers, sets and conditions."""
         return tuple(self.section.parts)
 
     @property
@@ -39,8 +39,18 @@ class Claim:
         return self.section.kind
 
     @property
+    def is_rule(self) -> bool:
+        """Whether tests hold it: it is then not simulated."""
+        return self.kind == "rule"
+
+    @property
+    def broken(self) -> bool:
+        """Whether it is a rule with a part that does not hold here."""
+        return any(part.broken for part in self.parts)
+
+    @property
     def fitted(self) -> bool:
-        """Whether something was fitted to it."""
+        """Whether parameters were fitted to it."""
         return bool(self.section.fit)
 
 
@@ -73,10 +83,14 @@ def load_papers() -> tuple[Paper, ...]:
 
 
 def _load(key: str) -> Paper:
-    from simgpu.papers.claims_file import SCHEMA, PaperFile
+    return read_paper(Path(str(files("simgpu.papers") / "claims" / f"{key}.yaml")), key)
 
-    path = Path(str(files("simgpu.papers") / "claims" / f"{key}.yaml"))
-    document = read_yaml_mapping(path, SCHEMA)
+
+def read_paper(path: Path, key: str) -> Paper:
+    """The paper in a file of claims. Raises `InputError` with all its errors."""
+    from simgpu.papers.claims_file import RULES_NAME_TESTS, SCHEMA, PaperFile
+
+    document = read_yaml_mapping(path, SCHEMA, f"{RULES_NAME_TESTS} for each part of a rule, then 'schema: {SCHEMA}'")
     file = validate(PaperFile, document.values, lambda place: (str(path), document.place(place)))
     return Paper(key, file.paper, file.source, file.studies, file.claims, file.assumptions, tuple(file.figures))
 
@@ -84,25 +98,26 @@ def _load(key: str) -> Paper:
 def select(what: Iterable[str], *, quick: bool = False) -> tuple[Claim, ...]:
     """The claims of papers by their key, or by the beginning of their id up to a dot; all without any.
 
-    quick: only those that take seconds together. Raises `InputError` for what is no such thing.
+    quick: only those that take seconds together, and rules. Raises `InputError` for an unknown word.
 
     >>> [claim.id for claim in select(["cdma.ratio"])][:2]
     ['cdma.ratio.zvc', 'cdma.ratio.zlib']
     """
     claims = tuple(claim for paper in load_papers() for claim in paper.claims)
-    asked = tuple(what)
-    unknown = [each for each in asked if not any(_within(claim, each) for claim in claims)]
+    requested = tuple(what)
+    unknown = [each for each in requested if not any(_within(claim, each) for claim in claims)]
     if unknown:
         raise InputError(_unknown(each, claims) for each in unknown)
     return tuple(
         claim
         for claim in claims
-        if (not asked or any(_within(claim, each) for each in asked)) and (claim.section.quick or not quick)
+        if (not requested or any(_within(claim, each) for each in requested))
+        and (claim.section.quick or claim.is_rule or not quick)
     )
 
 
 def _unknown(what: str, claims: Iterable[Claim]) -> Problem:
-    """What is told of a word that is no claim: the ids of its paper, or the papers."""
+    """The problem of an unknown word, with the ids of its paper, or the papers."""
     of_paper = [claim.id for claim in claims if claim.paper.key == what.partition(".")[0]]
     return Problem("", "", f"no paper or claim is called {what!r}", did_you_mean(what, of_paper or PAPERS))
 

@@ -1,31 +1,48 @@
-"""What came of claims: values beside values, verdicts, and what moves those that are off."""
+"""The outcome of a claim: published and simulated values, verdicts, experiments; as lines of a table."""
 
 from __future__ import annotations
 
-from collections import Counter
-from collections.abc import Mapping
-from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import chain, zip_longest
+from textwrap import wrap
+from typing import TYPE_CHECKING, NamedTuple
 
-from simgpu.papers.verdicts import Judgement, Simulated, Verdict, worst
+from simgpu.papers.lines import GAP, LONGEST_VALUE, WIDTH, Line, indent_of, row_line, wrapped
+from simgpu.papers.verdicts import Judgement, Simulated, Verdict, here_text, published_text, ratio_text, worst
 
 if TYPE_CHECKING:
-    import pandas as pd
-
     from simgpu.papers.claims import Claim
     from simgpu.papers.claims_file import AssumptionSection, PartSection
-    from simgpu.papers.recordings import Recordings
 
-REPRODUCTION_SCHEMA = "simgpu.reproduction/1"
+#: After the id of a claim that something was fitted to.
+FITTED = "*"
+_HEADINGS = ("claim", "paper", "here", "ratio", "verdict")
 
 
 @dataclass(frozen=True, slots=True)
 class PartOutcome:
-    """A part of a claim beside what is simulated; simulated: None where there is no value."""
+    """A part of a claim and its simulated value; None where there is none."""
 
     part: PartSection
     simulated: Simulated | None
     judged: Judgement
+
+    @property
+    def is_number(self) -> bool:
+        """Whether the simulated value is a number."""
+        return isinstance(self.simulated, int | float)
+
+    @property
+    def verdict_text(self) -> str:
+        """The verdict; of a number that is not within 10%, with the distance: ``off (+40%)``."""
+        detailed = self.judged.verdict in (Verdict.NEAR, Verdict.OFF) and self.is_number and self.judged.detail
+        return f"{self.judged.verdict} ({self.judged.detail})" if detailed else str(self.judged.verdict)
+
+    @property
+    def explanation(self) -> str:
+        """Beyond the verdict: what an order was checked on, which members differ, why there is no number."""
+        return "" if self.is_number or self.judged.detail == "the same" else self.judged.detail
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,7 +55,7 @@ class Step:
 
 @dataclass(frozen=True, slots=True)
 class Experiment:
-    """What an assumption does to a claim."""
+    """The effect of an assumption on a claim."""
 
     name: str
     assumption: AssumptionSection
@@ -47,8 +64,9 @@ class Experiment:
 
 @dataclass(frozen=True, slots=True, repr=False)
 class ClaimOutcome:
-    """A claim with its parts and, where they were run, the experiments on its causes; sources: where its numbers come
-    from here, in words. Prints as rows of a table.
+    """A claim with its parts and, where they were run, the experiments on its causes. Prints as rows of a table.
+
+    sources: the studies and checks that its numbers are from, as text.
     """
 
     claim: Claim
@@ -58,142 +76,161 @@ class ClaimOutcome:
 
     @property
     def verdict(self) -> Verdict:
-        """That of the worst part; of what cannot be simulated only where nothing can."""
+        """That of the worst part; `CANNOT` only where no part is simulated."""
         return worst(part.judged.verdict for part in self.parts)
 
     def __repr__(self) -> str:
-        from simgpu.papers.lines import claim_lines
-
-        return "\n".join(line.whole for line in claim_lines([self], every=True))
+        return "\n".join(line.full for line in claim_lines([self], every=True))
 
 
-@dataclass(frozen=True, repr=False)
-class Reproduction:
-    """Claims beside what is simulated. Prints as a table; `frame` has one row a part.
+class _Row(NamedTuple):
+    """A row of the table: label, published, here, ratio, verdict; below: explanations and notes."""
 
-    recordings: how `ideal` and managed runs compare with recordings; None where that was not asked for.
+    cells: tuple[str, ...]
+    verdict: Verdict
+    below: tuple[str, ...] = ()
+
+
+def claim_lines(outcomes: Iterable[ClaimOutcome], width: int = WIDTH, *, every: bool = False) -> list[Line]:
+    """Claims as a table: one row of a claim with one part, else one for it and one a part.
+
+    Long values and explanations are below their row. every: also explanations of what holds, and notes.
     """
-
-    claims: tuple[ClaimOutcome, ...]
-    recordings: Recordings | None = field(default=None)
-
-    def counts(self, paper: str = "", *, fitted: bool | None = None) -> dict[Verdict, int]:
-        """How many claims have which verdict; of one paper by its key, of fitted ones or of predictions alone."""
-        found = Counter(
-            each.verdict
-            for each in self.claims
-            if paper in ("", each.claim.paper.key) and fitted in (None, each.claim.fitted)
-        )
-        return {verdict: found[verdict] for verdict in Verdict}
-
-    def part_counts(self, *, fitted: bool | None = None) -> dict[Verdict, int]:
-        """The same of the parts of claims, each by itself."""
-        found = Counter(
-            part.judged.verdict for each in self.claims if fitted in (None, each.claim.fitted) for part in each.parts
-        )
-        return {verdict: found[verdict] for verdict in Verdict}
-
-    def __getitem__(self, id_: str) -> ClaimOutcome:
-        """The outcome of a claim by its id; `KeyError` for one that is not among these."""
-        for each in self.claims:
-            if each.claim.id == id_:
-                return each
-        raise KeyError(id_)
-
-    def frame(self) -> pd.DataFrame:
-        """One row a part of a claim: claim, where, what it states, kind, fitted, inferred, published, simulated, ratio,
-        verdict, what is told of it, and notes."""
-        import pandas as pd
-
-        return pd.DataFrame([row for each in self.claims for row in _rows(each)])
-
-    def causes_frame(self) -> pd.DataFrame:
-        """One row a part of a claim at a step of an experiment: claim, assumption, step, and as in `frame`."""
-        import pandas as pd
-
-        rows = [
-            {"claim": each.claim.id, "assumption": experiment.name, "says": experiment.assumption.says}
-            | {"step": step.label}
-            | _part(part, each.claim.section.unit)
-            for each in self.claims
-            for experiment in each.experiments
-            for step in experiment.steps
-            for part in step.parts.values()
-        ]
-        return pd.DataFrame(rows)
-
-    def to_dict(self) -> dict[str, Any]:
-        """Everything as plain values, for JSON."""
-        return {
-            "schema": REPRODUCTION_SCHEMA,
-            "claims": [_claim(each) for each in self.claims],
-            "counts": {
-                which: {str(verdict): count for verdict, count in self.counts(fitted=fitted).items()}
-                for which, fitted in (("fitted", True), ("predicted", False))
-            },
-            "recordings": None if self.recordings is None else self.recordings.to_dict(),
-        }
-
-    def __repr__(self) -> str:
-        from simgpu.papers.lines import reproduction_text
-
-        return reproduction_text(self)
-
-    def _repr_html_(self) -> str:
-        from simgpu.papers.tables import reproduction_html
-
-        return reproduction_html(self)
+    rows = [row for outcome in outcomes for row in _rows(outcome, every)]
+    cells = [_HEADINGS, *(row.cells for row in rows)]
+    *numbers, last = [max(map(len, column)) for column in zip(*cells, strict=True)][1:]
+    available = width - sum(numbers) - last - len(GAP) * (len(numbers) + 1)
+    longest = max((len(label) for label, *_ in cells if len(label) <= available), default=available)
+    widths = (min(longest, available), *numbers)
+    return [
+        row_line(_HEADINGS, widths)._replace(heading=True),
+        *chain.from_iterable(_row_lines(row, widths, width) for row in rows),
+    ]
 
 
-def _rows(outcome: ClaimOutcome) -> list[dict[str, Any]]:
+def _row_lines(row: _Row, widths: Sequence[int], width: int) -> Iterator[Line]:
+    label = row.cells[0]
+    cells = row.cells
+    if len(label) > widths[0]:
+        yield from map(Line, wrapped(label, width, indent_of(label)))
+        cells = ("", *cells[1:])
+    yield row_line(cells, widths)._replace(verdict=row.verdict)
+    for text in row.below:
+        yield from (Line(line, note=True) for line in wrapped(text, width))
+
+
+def _rows(outcome: ClaimOutcome, every: bool) -> Iterator[_Row]:
     claim = outcome.claim
-    section = claim.section
-    about: dict[str, Any] = {
-        "claim": claim.id,
-        "paper": claim.paper.name,
-        "where": section.where,
-        "states": section.states,
-    }
-    about |= {"kind": claim.kind, "fitted": claim.fitted, "inferred": section.inferred}
-    return [about | _part(part, section.unit) | {"note": part.part.note} for part in outcome.parts]
+    name = claim.id + (FITTED if claim.fitted else "")
+    unit = f", {claim.section.unit}" if claim.section.unit else ""
+    if len(outcome.parts) == 1:
+        yield _of_part(f"{name}{unit}", outcome.parts[0], every)
+        return
+    yield _Row((f"{name}{unit}", "", "", "", str(outcome.verdict)), outcome.verdict)
+    for part, after in zip_longest(outcome.parts, outcome.parts[1:]):
+        # Neighbours with the same note have it below the last of them.
+        goes_on = after is not None and (after.part.note, after.part.timed) == (part.part.note, part.part.timed)
+        yield _of_part(f"  {part.part.name}", part, every, noted=not goes_on)
 
 
-def _part(outcome: PartOutcome, unit: str) -> dict[str, Any]:
+def _of_part(label: str, outcome: PartOutcome, every: bool, *, noted: bool = True) -> _Row:
     part, judged = outcome.part, outcome.judged
-    rule = isinstance(outcome.simulated, Mapping)
-    return {
-        "part": part.name,
-        "unit": unit,
-        "published": part.value,
-        "simulated": None if rule else outcome.simulated,
-        "ratio": judged.ratio,
-        "verdict": str(judged.verdict),
-        "told": judged.told,
-    }
+    published, here = published_text(part), here_text(outcome.simulated)
+    below = []
+    if max(len(published), len(here)) > LONGEST_VALUE:
+        below += [f"paper: {published}", f"here: {here}"]
+        published = here = ""
+    if part.value is None or outcome.simulated is None:
+        # Orders have no number, and parts that are not simulated none of ours; the verdict says so.
+        here = ""
+    if every or judged.verdict not in (Verdict.HOLDS, Verdict.CLOSE):
+        below.append(outcome.explanation)
+    if every and noted:
+        below += [f"note: {part.note}" if part.note else "", "a time of this machine" if part.timed else ""]
+    cells = (label, published, here, ratio_text(judged) if published and here else "", outcome.verdict_text)
+    if not published and judged.ratio is not None:
+        cells = (label, "", "", ratio_text(judged), outcome.verdict_text)
+    return _Row(cells, judged.verdict, tuple(filter(None, below)))
 
 
-def _claim(outcome: ClaimOutcome) -> dict[str, Any]:
-    claim, section = outcome.claim, outcome.claim.section
-    return {
-        "id": claim.id,
-        "paper": claim.paper.name,
-        "where": section.where,
-        "states": section.states,
-        "kind": claim.kind,
-        "inferred": section.inferred,
-        "fit": section.fit,
-        "sources": list(outcome.sources),
-        "verdict": str(outcome.verdict),
-        "parts": [_part(part, section.unit) | {"note": part.part.note} for part in outcome.parts],
-        "experiments": [
-            {
-                "name": experiment.name,
-                "says": experiment.assumption.says,
-                "steps": [
-                    {"label": step.label, "parts": [_part(part, section.unit) for part in step.parts.values()]}
-                    for step in experiment.steps
-                ],
-            }
-            for experiment in outcome.experiments
-        ],
-    }
+def says_lines(experiment: Experiment, width: int = WIDTH) -> list[Line]:
+    """An assumption, and what the experiment shows."""
+    return [Line(f"{GAP}{line.strip()}") for line in wrapped(experiment.assumption.says, width - 2)]
+
+
+def experiment_lines(outcome: ClaimOutcome, experiment: Experiment, width: int = WIDTH) -> list[Line]:
+    """A table of the effect of an assumption on a claim: as it is, each step, and the paper."""
+    names = list(dict.fromkeys(name for step in experiment.steps for name in step.parts))
+    before = [part for part in outcome.parts if part.part.name in names]
+    rows = [("as it is", before), *((step.label, list(step.parts.values())) for step in experiment.steps)]
+    verdicts = [worst(part.judged.verdict for part in parts) for _, parts in rows]
+    label = max(len(outcome.claim.id), *(len(label) for label, _ in rows))
+    lines: list[Line] = []
+    last = max(map(len, verdicts))
+    available = width - 2 * len(GAP) - label - last
+    for chosen in _chunks(before, [parts for _, parts in rows], available):
+        lines += _experiment_table(outcome.claim.id, before, rows, verdicts, chosen, label)
+    return lines
+
+
+def _experiment_table(
+    id_: str,
+    before: Sequence[PartOutcome],
+    rows: Sequence[tuple[str, Sequence[PartOutcome]]],
+    verdicts: Sequence[Verdict],
+    chosen: Sequence[int],
+    label: int,
+) -> Iterator[Line]:
+    values = [[_moved(parts[at]) for at in chosen] for _, parts in rows]
+    paper = [_short(before[at].part) for at in chosen]
+    widths = [_width(before[at].part, column) for at, *column in zip(chosen, *values, paper, strict=True)]
+    names = [
+        wrap(before[at].part.name, wide, break_long_words=False, break_on_hyphens=False)
+        for at, wide in zip(chosen, widths, strict=True)
+    ]
+    high = max(map(len, names))
+    for row in range(high or 1):
+        # Headings are aligned at their last line.
+        texts = [name[row - high + len(name)] if name and row >= high - len(name) else "" for name in names]
+        begin = f"{GAP}{id_}" if row == (high or 1) - 1 else ""
+        yield row_line([begin, *texts, ""], [label + 2, *widths])._replace(heading=True)
+    for (name, _), verdict, texts in zip(rows, verdicts, values, strict=True):
+        yield row_line([f"{GAP}{name}", *texts, str(verdict)], [label + 2, *widths])._replace(verdict=verdict)
+    if any(paper):
+        yield row_line([f"{GAP}paper", *paper, ""], [label + 2, *widths])
+
+
+def _chunks(
+    before: Sequence[PartOutcome], rows: Sequence[Sequence[PartOutcome]], available: int
+) -> Iterator[tuple[int, ...]]:
+    """Indices of the parts, divided into as many tables as the width needs."""
+    chosen: list[int] = []
+    used = 0
+    for at, part in enumerate(before):
+        wide = len(GAP) + _width(part.part, [_short(part.part), *(_moved(parts[at]) for parts in rows)])
+        if chosen and used + wide > available:
+            yield tuple(chosen)
+            chosen, used = [], 0
+        chosen.append(at)
+        used += wide
+    if chosen:
+        yield tuple(chosen)
+
+
+def _width(part: PartSection, texts: Iterable[str]) -> int:
+    """Width of a column: of its values, of the longest word of its name, or of a short name."""
+    words = max(map(len, part.name.split()), default=0)
+    return max(*map(len, texts), words, min(len(part.name), 12))
+
+
+def _moved(outcome: PartOutcome) -> str:
+    """A value in short: for a long set, the share that is the same."""
+    text = here_text(outcome.simulated)
+    if len(text) > LONGEST_VALUE and outcome.judged.ratio is not None:
+        return f"{outcome.judged.ratio:.0%} same"
+    return text
+
+
+def _short(part: PartSection) -> str:
+    text = published_text(part)
+    return text if len(text) <= LONGEST_VALUE else f"{len(part.value) if isinstance(part.value, list) else 1} in all"

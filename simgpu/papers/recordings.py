@@ -1,4 +1,4 @@
-"""Recordings beside what is simulated of them, as plain values."""
+"""Recordings compared with their simulation, as plain values."""
 
 from __future__ import annotations
 
@@ -21,8 +21,8 @@ MANAGED_HEADINGS = ("run under Unified Memory", "measured", "predicted", "ratio"
 class Compared:
     """A number that a recording states, and the same number of a simulated iteration.
 
-    name: of the recording. origin, device: where it is from. policy: the one simulated. what: is compared. unit: ns,
-    bytes or kernels. told: why the two differ, where they do.
+    name: of the recording. origin, device: its source. policy: the one simulated. what: quantity. unit: ns, bytes or
+    kernels. note: why the two differ, where they do.
     """
 
     name: str
@@ -33,7 +33,7 @@ class Compared:
     unit: str
     recorded: int
     simulated: int
-    told: str = ""
+    note: str = ""
 
     @property
     def difference(self) -> int:
@@ -51,7 +51,7 @@ class Trial:
     """A managed run predicted under other assumptions.
 
     label: what is assumed. predicted_ns: the iteration. quarter, half, three_quarters: of the kernels that moved data,
-    a quarter (half, three quarters) have a predicted time of at most so many times the measured one.
+    a quarter (half, three quarters) have a ratio of predicted to measured time up to this.
     """
 
     label: str
@@ -63,11 +63,11 @@ class Trial:
 
 @dataclass(frozen=True, slots=True)
 class Managed:
-    """A measured iteration of a managed run beside the predicted one.
+    """A measured iteration of a managed run and the predicted one.
 
-    what: was measured. node, budget: what it is predicted on, bytes of memory. ideal_ns: the iteration with all data on
-    the GPU. trials: the prediction first, then what other assumptions make of it. unmeasured: iterations by label that
-    nobody measured, predicted for comparison. told: how it was measured, and what the recording itself shows of that.
+    what: the quantity. node, budget: of the prediction, bytes of memory. ideal_ns: the iteration with all data on the
+    GPU. trials: the prediction first, then those under other assumptions. unmeasured: iterations by label that nobody
+    measured, predicted for comparison. note: how it was measured, and the evidence for that in the recording.
     """
 
     name: str
@@ -81,7 +81,7 @@ class Managed:
     measured_ns: int
     trials: tuple[Trial, ...]
     unmeasured: Mapping[str, int]
-    told: str
+    note: str
 
     @property
     def predicted_ns(self) -> int:
@@ -110,7 +110,7 @@ def _apart(one: int, other: int) -> float:
 
 @dataclass(frozen=True, slots=True)
 class NotCompared:
-    """A recording, or a part of one, that there is nothing to say of, and why."""
+    """A recording, or a part of one, that is not compared, and why."""
 
     name: str
     why: str
@@ -118,7 +118,7 @@ class NotCompared:
 
 @dataclass(frozen=True, repr=False)
 class Recordings:
-    """What came of recordings. Prints as tables; `frame` has one row a number that is compared."""
+    """Comparisons with recordings. Prints as tables; `frame` has one row per compared number."""
 
     compared: tuple[Compared, ...] = ()
     managed: tuple[Managed, ...] = ()
@@ -127,20 +127,20 @@ class Recordings:
 
     @cached_property
     def unequal(self) -> tuple[Compared, ...]:
-        """The numbers that are not those of the recording."""
+        """The numbers that differ from the recording's."""
         return tuple(row for row in self.compared if not row.equal)
 
     def frame(self) -> pd.DataFrame:
-        """One row a number: name, origin, device, policy, what, unit, recorded, simulated, difference, equal, told.
+        """One row per number: name, origin, device, policy, what, unit, recorded, simulated, difference, equal, note.
 
-        Managed runs are rows of theirs, with what is measured as recorded and what is predicted as simulated.
+        Managed runs have rows too: measured as recorded, predicted as simulated.
         """
         import pandas as pd
 
         return pd.DataFrame([*map(_compared, self.compared), *map(_as_compared, self.managed)])
 
     def to_dict(self) -> dict[str, Any]:
-        """Everything as plain values, for JSON."""
+        """All results as plain values, for JSON."""
         return {
             "compared": [_compared(row) for row in self.compared],
             "managed": [
@@ -154,36 +154,35 @@ class Recordings:
         }
 
     def rows(self) -> list[tuple[str, ...]]:
-        """Rows of the columns in `HEADINGS`: one for each recording, and one a number below it."""
-        found: list[tuple[str, ...]] = []
+        """Rows of the columns in `HEADINGS`: one per recording, and one per number below it."""
+        rows: list[tuple[str, ...]] = []
         for name in dict.fromkeys(row.name for row in self.compared):
             own = [row for row in self.compared if row.name == name]
-            found.append((f"{name} ({own[0].origin}, {own[0].device})", "", "", ""))
-            found += [_row(row) for row in own]
-        return found
+            rows.append((f"{name} ({own[0].origin}, {own[0].device})", "", "", ""))
+            rows += [_row(row) for row in own]
+        return rows
 
     def managed_rows(self) -> list[tuple[str, ...]]:
-        """Rows of the columns in `MANAGED_HEADINGS`: one for each measured run, and one a prediction below it.
+        """Rows of the columns in `MANAGED_HEADINGS`: one per measured run, and one per prediction below it.
 
-        The last column has the ratios between which the middle half of the kernels is that moved data.
+        The last column is the interquartile range of the ratios of the kernels that moved data.
         """
-        found: list[tuple[str, ...]] = []
+        rows: list[tuple[str, ...]] = []
         for row in self.managed:
             measured = format_time(row.measured_ns)
-            found.append((f"{row.name}, {row.what}, on {row.node}", measured, *_trial(row, row.trials[0])))
-            found += [(f"  {trial.label}", "", *_trial(row, trial)) for trial in row.trials[1:]]
-            found.append(("  all data on the GPU (ideal)", "", format_time(row.ideal_ns), "", ""))
-            found += [(f"  {label}", "not measured", format_time(ns), "", "") for label, ns in row.unmeasured.items()]
-        return found
+            rows.append((f"{row.name}, {row.what}, on {row.node}", measured, *_trial(row, row.trials[0])))
+            rows += [(f"  {trial.label}", "", *_trial(row, trial)) for trial in row.trials[1:]]
+            rows.append(("  all data on the GPU (ideal)", "", format_time(row.ideal_ns), "", ""))
+            rows += [(f"  {label}", "not measured", format_time(ns), "", "") for label, ns in row.unmeasured.items()]
+        return rows
 
-    def remarks(self) -> list[str]:
-        """What there is to say beside the tables, a line each: why numbers differ, how runs were measured, what is
-        missing."""
-        lines = [f"{row.name}, {row.what}: {row.told}" for row in self.compared if row.told]
+    def notes(self) -> list[str]:
+        """Notes below the tables, a line each: why numbers differ, how runs were measured, what is missing."""
+        lines = [f"{row.name}, {row.what}: {row.note}" for row in self.compared if row.note]
         for managed in self.managed:
             near, ratio = managed.nearest, managed.nearest.predicted_ns / managed.measured_ns
             lines.append(
-                f"{managed.name}, {managed.what}: {managed.told} Nearest to what was measured: {near.label} "
+                f"{managed.name}, {managed.what}: {managed.note} Nearest to the measured time: {near.label} "
                 f"({ratio:.3g})."
             )
         reasons = dict.fromkeys(row.why for row in self.not_compared)
@@ -194,7 +193,7 @@ class Recordings:
         tables = [table_text(HEADINGS, self.rows())]
         if self.managed:
             tables.append(table_text(MANAGED_HEADINGS, self.managed_rows()))
-        return "\n\n".join((*tables, "\n".join(self.remarks())))
+        return "\n\n".join((*tables, "\n".join(self.notes())))
 
 
 def _compared(row: Compared) -> dict[str, Any]:
@@ -203,13 +202,13 @@ def _compared(row: Compared) -> dict[str, Any]:
 
 def _as_compared(row: Managed) -> dict[str, Any]:
     same = Compared(
-        row.name, row.origin, row.device, row.policy, row.what, "ns", row.measured_ns, row.predicted_ns, row.told
+        row.name, row.origin, row.device, row.policy, row.what, "ns", row.measured_ns, row.predicted_ns, row.note
     )
     return _compared(same)
 
 
 def _row(row: Compared) -> tuple[str, ...]:
-    """A number in full where it is equal or nearly so, since it is about the last digit.
+    """A number with all its digits.
 
     >>> _row(Compared("a", "imported", "H100", "ideal", "kernels", "kernels", 1369, 1369))
     ('  kernels', '1,369', '1,369', 'equal')

@@ -1,6 +1,6 @@
-"""What recordings say of an iteration as a whole, read straight from their files.
+"""Totals of recorded iterations, read from the recordings' files without the importers.
 
-Nothing here goes through the importers, so that an importer that dropped or changed something would be found out.
+An importer that drops or changes something is therefore noticed.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from typing import Any
 from simgpu.importers.json_stream import read_unzipped
 from simgpu.io.input_files import parse_json, read_text, text_of
 
-#: Names of what is stated.
+#: Names of facts.
 KERNELS = "kernels"
 COMPUTE = "kernel time in all"
 TIMELINE = "from the first kernel's start to the last one's end"
@@ -26,11 +26,11 @@ PEAK = "peak memory"
 
 @dataclass(frozen=True, slots=True)
 class Fact:
-    """A number that a recording states. what: one of the names above; told: what else the files show of it."""
+    """A number that a recording states. what: one of the names above; note: what else the files show."""
 
     what: str
     value: int
-    told: str = ""
+    note: str = ""
 
 
 def of_folder(path: Path) -> list[Fact]:
@@ -52,7 +52,7 @@ def g10_times(path: Path) -> list[int]:
 
 
 def of_g10(path: Path) -> list[Fact]:
-    """cudnnB.txt, in milliseconds; where there are several, none can be told to be meant."""
+    """cudnnB.txt, in milliseconds; no times where there are several."""
     files = [file for file in path.glob("cudnn*.txt") if file.stem.removeprefix("cudnn").isdecimal()]
     times = g10_times(files[0]) if len(files) == 1 else []
     return [Fact(KERNELS, len(times)), Fact(COMPUTE, sum(times))]
@@ -80,7 +80,7 @@ def of_profile(path: Path) -> list[Fact]:
 
 
 def _gaps(events: list[dict[str, Any]], kernels: list[dict[str, Any]], begins: list[int], ends: list[int]) -> str:
-    """What lies between the kernels of a stream, and whether they had been launched by then."""
+    """The gaps between the kernels of a stream, and how many kernels were launched late."""
     launched = {
         event["args"]["correlation"]: int(Decimal(str(event["ts"] + event["dur"])) * 1000)
         for event in _work(events, "cuda_runtime")
@@ -115,9 +115,9 @@ def _work(events: list[dict[str, Any]], category: str) -> Iterator[dict[str, Any
 def _profile(path: Path) -> list[dict[str, Any]]:
     files = sorted(path.glob("*.json*")) if path.is_dir() else [path]
     for file in files:
-        found = parse_json(text_of(read_unzipped(file, 1), file), file)
-        if "traceEvents" in found:
-            events: list[dict[str, Any]] = found["traceEvents"]
+        document = parse_json(text_of(read_unzipped(file, 1), file), file)
+        if "traceEvents" in document:
+            events: list[dict[str, Any]] = document["traceEvents"]
             return events
     return []
 
@@ -130,8 +130,8 @@ def of_dtr(path: Path) -> list[Fact]:
     start = next(number for number, line in enumerate(lines) if line.get("ANNOTATION") == "START")
     for line in lines[start + 1 :]:
         walk.follow(line)
-    told = {KERNELS: walk.calls, COMPUTE: walk.time, CONSTANTS: walk.constants, PEAK: walk.peak}
-    return [Fact(what, value) for what, value in told.items()]
+    totals = {KERNELS: walk.calls, COMPUTE: walk.time, CONSTANTS: walk.constants, PEAK: walk.peak}
+    return [Fact(what, value) for what, value in totals.items()]
 
 
 class _Storages:

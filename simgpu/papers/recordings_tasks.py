@@ -1,4 +1,4 @@
-"""Which recordings there are, and their comparisons as tasks, which run in parallel and are kept."""
+"""Comparisons with recordings as tasks, which run in parallel and are cached."""
 
 from __future__ import annotations
 
@@ -14,16 +14,15 @@ from simgpu.errors import InputError
 from simgpu.importers import detect
 from simgpu.io.input_files import open_input, pieces
 from simgpu.io.shipped import shipped_folder, shipped_names
-from simgpu.papers.kept import Kept
+from simgpu.papers.cache import ResultCache
 from simgpu.papers.recordings import Compared, Managed, NotCompared, Recordings, Trial
-from simgpu.papers.recordings_ideal import compare, is_trace
-from simgpu.papers.recordings_managed import FAULTS, compare_managed, fault_files
+from simgpu.papers.recordings_runs import FAULTS, compare, compare_managed, fault_files, is_trace
 from simgpu.trace.header import read_header
 from simgpu.trace.model import Origin
 
-#: How far below the given folder recordings are looked for.
+#: Levels of folders that are searched for recordings.
 _DEEP = 4
-#: Recordings that are known, by their path below a folder that holds them, and on which node's GPU they were made.
+#: Known recordings by their path in a folder of recordings, with the node of their GPU.
 KNOWN: Mapping[str, str] = {
     "h100-triosim/vgg13": "h100",
     "h100-kineto": "h100",
@@ -43,8 +42,8 @@ _PROFILES = "PyTorch profile", "PyTorch profile joined with an execution trace"
 class RecordingTask:
     """A comparison with a recording.
 
-    name: of the recording, as it is shown. path: where it lies. gpu: the node on whose GPU it was made, empty where the
-    trace alone tells. part: ``ideal``, or one of `simgpu.papers.recordings_managed.FAULTS`.
+    name: as shown. path: of the recording. gpu: the node with its GPU; empty where the trace names the
+    device. part: ``ideal``, or one of `simgpu.papers.recordings_runs.FAULTS`.
     """
 
     name: str
@@ -54,12 +53,12 @@ class RecordingTask:
 
     @property
     def group(self) -> tuple[str, ...]:
-        """What runs together: this alone."""
+        """A group of its own."""
         return ("recording", self.name, self.gpu, self.part)
 
     @property
     def key(self) -> str:
-        """What tells it apart from everything else, also from what it was before its files or this code changed."""
+        """Identifies it, its files and this code."""
         return "\n".join((*self.group, _hash(Path(self.path)), _source()))
 
     def work(self) -> object:
@@ -72,24 +71,24 @@ class RecordingTask:
 
 
 def _hash(path: Path) -> str:
-    """Of a file, or of all files in a folder."""
-    found = hashlib.sha256()
+    """A hash of a file, or of all files in a folder."""
+    digest = hashlib.sha256()
     for file in [path] if path.is_file() else sorted(file for file in path.rglob("*") if file.is_file()):
-        found.update(file.relative_to(path).as_posix().encode() + b"\0")
+        digest.update(file.relative_to(path).as_posix().encode() + b"\0")
         with open_input(file) as stream:
             for piece in pieces(stream, file):
-                found.update(piece)
-        found.update(b"\0")
-    return found.hexdigest()[:16]
+                digest.update(piece)
+        digest.update(b"\0")
+    return digest.hexdigest()[:16]
 
 
 @lru_cache
 def _source() -> str:
-    """A hash of the modules that compare, which a kept result must be of."""
-    found = hashlib.sha256()
+    """A hash of the modules that compare: a cached result is valid for this code."""
+    digest = hashlib.sha256()
     for path in sorted(Path(str(files("simgpu.papers"))).glob("recordings*.py")):
-        found.update(path.read_bytes())
-    return found.hexdigest()[:16]
+        digest.update(path.read_bytes())
+    return digest.hexdigest()[:16]
 
 
 def _unmanaged(path: Path) -> str:
@@ -97,7 +96,7 @@ def _unmanaged(path: Path) -> str:
     if is_trace(path) or fault_files(path):
         return ""
     if detect(path).name not in _PROFILES:
-        return "no managed run: the format tells of no copies or faults"
+        return "no managed run: the format has no copies or faults"
     from simgpu.papers.recordings_files import link_copies
 
     copies = link_copies(path)
@@ -114,17 +113,17 @@ def recording_tasks(folder: str | Path | None = None) -> list[RecordingTask]:
     >>> sorted({task.part for task in recording_tasks()})
     ['ideal']
     """
-    found = [RecordingTask(name, str(path), "") for name, path in _shipped().items() if not _is_modelled(path)]
+    tasks = [RecordingTask(name, str(path), "") for name, path in _shipped().items() if not _is_modelled(path)]
     if folder is None:
-        return found
+        return tasks
     if not Path(folder).is_dir():
         raise InputError.single(folder, "", "no such folder", "give the folder that holds the recordings")
     for name, path in _in_folder(Path(folder)).items():
         if not _is_modelled(path):
             gpu = KNOWN.get(name, "")
-            found.append(RecordingTask(name, str(path), gpu))
-            found += [RecordingTask(name, str(path), gpu, word) for word, _ in fault_files(path)]
-    return found
+            tasks.append(RecordingTask(name, str(path), gpu))
+            tasks += [RecordingTask(name, str(path), gpu, word) for word, _ in fault_files(path)]
+    return tasks
 
 
 def _shipped() -> dict[str, Path]:
@@ -141,7 +140,7 @@ def _is_modelled(path: Path) -> bool:
 
 
 def _recordings(path: Path, deep: int) -> Iterator[Path]:
-    """The recordings at a path and below it. A profile that lies beside its execution trace is one of its own, too."""
+    """The recordings at a path and below it. A profile next to its execution trace is also one of its own."""
     format_ = _format(path)
     if format_:
         yield path
@@ -152,7 +151,7 @@ def _recordings(path: Path, deep: int) -> Iterator[Path]:
 
 
 def _format(path: Path) -> str:
-    """What a recording is, empty for anything that is none, or has no times of its own."""
+    """The format of a recording; empty for other files, and for those without times."""
     if is_trace(path):
         return "trace"
     try:
@@ -162,32 +161,32 @@ def _format(path: Path) -> str:
     return "" if name == "PyTorch execution trace" else name
 
 
-def recordings_of(kept: Kept, failed: Mapping[str, str], folder: str | Path | None = None) -> Recordings:
-    """What came of `recording_tasks`. failed: why, by key."""
+def recordings_of(cache: ResultCache, failed: Mapping[str, str], folder: str | Path | None = None) -> Recordings:
+    """The results of `recording_tasks`. failed: reasons by key."""
     compared: list[Compared] = []
     managed: list[Managed] = []
     broken: list[NotCompared] = []
     left = list(_left_out(folder))
     for task in recording_tasks(folder):
-        found: Any = kept.get(task.key)
-        if found is None:
+        result: Any = cache.get(task.key)
+        if result is None:
             part = f", {FAULTS[task.part]}" if task.part in FAULTS else ""
             broken.append(NotCompared(f"{task.name}{part}", failed.get(task.key, "did not run")))
         elif task.part == "ideal":
-            compared += [Compared(**row) for row in found["compared"]]
-            left += [NotCompared(task.name, found["unmanaged"])] if found["unmanaged"] else []
+            compared += [Compared(**row) for row in result["compared"]]
+            left += [NotCompared(task.name, result["unmanaged"])] if result["unmanaged"] else []
         else:
-            managed.append(Managed(**found | {"trials": tuple(Trial(**trial) for trial in found["trials"])}))
+            managed.append(Managed(**result | {"trials": tuple(Trial(**trial) for trial in result["trials"])}))
     return Recordings(tuple(compared), tuple(managed), tuple(left), tuple(broken))
 
 
 def _left_out(folder: str | Path | None) -> Iterator[NotCompared]:
-    """What is modelled, and recordings that are known and not there."""
+    """Modelled traces, and known recordings that are missing."""
     there = {} if folder is None else _in_folder(Path(folder))
     for name, path in (_shipped() | there).items():
         if _is_modelled(path):
-            yield NotCompared(name, "modelled, so that there is no recording that it could equal")
+            yield NotCompared(name, "modelled: there is no recording to compare with")
     if folder is None:
-        yield NotCompared("other recordings", "not asked for: name the folder that they are in with --recordings")
+        yield NotCompared("other recordings", "not requested: name their folder with --recordings")
     else:
         yield from (NotCompared(path, f"is not in {folder}") for path in KNOWN if path not in there)

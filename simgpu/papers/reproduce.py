@@ -12,22 +12,24 @@ from simgpu.papers.answers import (
     AS_IT_IS,
     Changed,
     NotRunError,
+    figure_tasks,
+    shown_figures,
     simulated,
     sources_of,
     tasks_of,
 )
+from simgpu.papers.cache import ResultCache
 from simgpu.papers.claims import Claim, select
 from simgpu.papers.claims_file import AssumptionSection, PartSection
-from simgpu.papers.figures import figure_tasks, shown_figures
-from simgpu.papers.kept import Kept
-from simgpu.papers.outcome import ClaimOutcome, Experiment, PartOutcome, Reproduction, Step
+from simgpu.papers.outcome import ClaimOutcome, Experiment, PartOutcome, Step
 from simgpu.papers.recordings_tasks import recording_tasks, recordings_of
+from simgpu.papers.reproduction import Reproduction
 from simgpu.papers.tasks import Done, Groups, Task, run_group
 from simgpu.papers.verdicts import Judgement, Verdict, judge
 
-#: In place of the key of a task: all of a group, whose process died.
+#: In place of a task's key: all tasks of a group whose process died.
 _ALL = ""
-#: Told how many tasks are finished, and of how many.
+#: Called with the number of finished tasks and of all.
 Progress = Callable[[int, int], None]
 
 
@@ -42,19 +44,19 @@ def reproduce(
     restart: bool = False,
     progress: Progress | None = None,
 ) -> Reproduction:
-    """Simulates the claims of papers and puts them beside what is published.
+    """Simulate the claims of papers, compare with the published numbers, and list rules with the tests that hold them.
 
     what: papers by their key (``cswap``), claims by their id or its beginning up to a dot; all without any. quick:
-    only those that take seconds together. causes: of claims that are off, also what moves them. recordings: also those
-    that ship with simgpu, or these and those in a folder. folder: where finished work is kept, and found again. jobs:
-    processes, 1 for none but this one. restart: forget what the folder has. progress: told how many tasks are finished,
-    of how many.
+    only those that take seconds together. causes: for claims that are off, also experiments on what moves them.
+    recordings: also the shipped recordings, or these and those in a folder. folder: finished work is cached there.
+    jobs: number of processes. restart: delete the cached work. progress: called with the numbers of finished and of all
+    tasks.
 
-    Raises `InputError` for what is no claim, and for a folder that holds something else.
+    Raises `InputError` for an unknown claim, and for a folder that holds something else.
 
-    >>> found = reproduce("cdma.batches")
-    >>> print(found["cdma.batches"].verdict)
-    holds
+    >>> result = reproduce(["cdma.batches", "cdma.sparsity.alexnet"])
+    >>> print(result["cdma.sparsity.alexnet"].verdict, *(rule.id for rule in result.rules))
+    within 10% cdma.batches
     """
     return Run(select([what] if isinstance(what, str) else what, quick=quick), folder, restart).outcome(
         causes=causes, recordings=recordings, jobs=jobs, progress=progress
@@ -62,11 +64,12 @@ def reproduce(
 
 
 class Run:
-    """Claims on their way: what of them has run."""
+    """Claims, and the results of their tasks so far."""
 
     def __init__(self, claims: Sequence[Claim], folder: str | Path | None = None, restart: bool = False) -> None:
-        self.claims = tuple(claims)
-        self.kept = Kept(None if folder is None else Path(folder), restart=restart)
+        self.claims = tuple(claim for claim in claims if not claim.is_rule)
+        self.rules = tuple(claim for claim in claims if claim.is_rule)
+        self.cache = ResultCache(None if folder is None else Path(folder), restart=restart)
         self.failed: dict[str, str] = {}
 
     def outcome(
@@ -78,7 +81,7 @@ class Run:
         jobs: int = 1,
         progress: Progress | None = None,
     ) -> Reproduction:
-        """Runs what has yet to run, in so many processes. figures: also what only figures show.
+        """Run the missing tasks. figures: also those that only figures need.
 
         The rest as in `reproduce`.
         """
@@ -94,12 +97,13 @@ class Run:
         self._carry_out(tasks, jobs, progress)
         return Reproduction(
             tuple(self._outcome(claim, causes) for claim in self.claims),
-            recordings_of(self.kept, self.failed, recorded) if recordings else None,
+            self.rules,
+            recordings_of(self.cache, self.failed, recorded) if recordings else None,
         )
 
     def _carry_out(self, tasks: Sequence[Task], jobs: int, progress: Progress | None) -> None:
         wanted = dict.fromkeys(tasks)
-        left = Groups.of(task for task in wanted if self.kept.get(task.key) is None)
+        left = Groups.of(task for task in wanted if self.cache.get(task.key) is None)
         done, total = len(wanted) - sum(map(len, left.groups)), len(wanted)
         if progress:
             progress(done, total)
@@ -118,18 +122,18 @@ class Run:
                     progress(done, total)
 
     def _keep(self, done: Done, groups: Groups) -> None:
-        for key, found in done.found.items():
-            self.kept.put(key, found)
+        for key, result in done.results.items():
+            self.cache.put(key, result)
         for task in groups.groups[done.group]:
-            if task.key not in done.found:
+            if task.key not in done.results:
                 self.failed[task.key] = done.failed.get(task.key) or done.failed[_ALL]
 
     def _outcome(self, claim: Claim, causes: bool) -> ClaimOutcome:
         parts = tuple(self._part(claim, part) for part in claim.parts)
-        found = ClaimOutcome(claim, parts, sources=sources_of(claim))
-        if not causes or found.verdict not in (Verdict.OFF, Verdict.BROKEN, Verdict.NEAR):
-            return found
-        return replace(found, experiments=tuple(self._experiments(claim)))
+        outcome = ClaimOutcome(claim, parts, sources=sources_of(claim))
+        if not causes or outcome.verdict not in (Verdict.OFF, Verdict.BROKEN, Verdict.NEAR):
+            return outcome
+        return replace(outcome, experiments=tuple(self._experiments(claim)))
 
     def _experiments(self, claim: Claim) -> Iterator[Experiment]:
         for name in claim.section.causes:
@@ -145,14 +149,14 @@ class Run:
 
     def _part(self, claim: Claim, part: PartSection, changed: Changed = AS_IT_IS) -> PartOutcome:
         try:
-            value = simulated(claim, part, self.kept, self.failed, changed)
+            value = simulated(claim, part, self.cache, self.failed, changed)
         except NotRunError as error:
-            return PartOutcome(part, None, Judgement(Verdict.FAILED, told=str(error)))
+            return PartOutcome(part, None, Judgement(Verdict.FAILED, detail=str(error)))
         return PartOutcome(part, value, judge(part, value))
 
 
 def moved_parts(claim: Claim, assumption: AssumptionSection) -> list[PartSection]:
-    """The parts of a claim that an experiment tells of."""
+    """The parts of a claim that an experiment shows."""
     return [part for part in claim.parts if not part.cannot and (not assumption.parts or part.name in assumption.parts)]
 
 

@@ -1,5 +1,4 @@
-"""What claims need to have run: cells of studies and checks, each known by a key, in groups that share what they
-load."""
+"""The tasks that claims need: cells of studies, and checks, each with a key, in groups that share loaded data."""
 
 from __future__ import annotations
 
@@ -22,7 +21,7 @@ if TYPE_CHECKING:
 
 
 def written(values: Mapping[str, object]) -> str:
-    """Changes as a text by which they are told apart.
+    """Changes as a canonical text.
 
     >>> written({"epochs": [0], "a": 1})
     '{"a": 1, "epochs": [0]}'
@@ -31,19 +30,19 @@ def written(values: Mapping[str, object]) -> str:
 
 
 def narrowed(changes: str, network: str, run: str = "") -> str:
-    """Of changes to a study those that a run on a network can feel; without a run those that the network can.
+    """The changes to a study that affect a run on a network; without a run, those that affect the network.
 
     >>> changes = {"epochs": [0], "runs.CSWAP": None, "traces.AlexNet.batch": 8, "traces.VGG16.batch": 9}
     >>> narrowed(written(changes), "VGG16", "vDNN")
     '{"epochs": [0], "traces.VGG16.batch": 9}'
     """
-    felt = {"traces": network, "runs": run}
-    kept = {}
+    affected = {"traces": network, "runs": run}
+    affecting = {}
     for key, value in json.loads(changes).items():
         kind, _, label = key.partition(".")
-        if kind not in felt or not label or label.split(".")[0].split("[")[0] == felt[kind]:
-            kept[key] = value
-    return written(kept)
+        if kind not in affected or not label or label.split(".")[0].split("[")[0] == affected[kind]:
+            affecting[key] = value
+    return written(affecting)
 
 
 @dataclass(frozen=True, slots=True, order=True)
@@ -57,19 +56,19 @@ class Cell:
 
     @classmethod
     def of(cls, study: str, changes: str, trace: str, run: str) -> Cell:
-        """The cell that is the same whatever becomes of others."""
+        """The cell, with the changes that affect it alone."""
         outline = outlined(study, changes)
-        (found,) = (each for each in outline.runs if each.label == run)
-        return cls(study, _felt(study, changes, outline.network(trace), found.sweep or run), trace, run)
+        (labelled,) = (each for each in outline.runs if each.label == run)
+        return cls(study, _affecting(study, changes, outline.network(trace), labelled.sweep or run), trace, run)
 
     @property
     def group(self) -> tuple[str, ...]:
-        """What runs together, since it loads the same."""
+        """Tasks of a group run together, since they load the same."""
         return ("study", self.study, self.changes, self.trace)
 
     @property
     def key(self) -> str:
-        """What tells it apart from everything else."""
+        """Identifies it."""
         return "\n".join((*self.group, self.run))
 
     def work(self) -> object:
@@ -91,17 +90,17 @@ class Memory:
 
     @classmethod
     def of(cls, study: str, changes: str, trace: str) -> Memory:
-        """The amounts that are the same whatever becomes of other traces."""
-        return cls(study, _felt(study, changes, outlined(study, changes).network(trace)), trace)
+        """The amounts, with the changes that affect them alone."""
+        return cls(study, _affecting(study, changes, outlined(study, changes).network(trace)), trace)
 
     @property
     def group(self) -> tuple[str, ...]:
-        """What runs together, since it loads the same."""
+        """Tasks of a group run together, since they load the same."""
         return ("study", self.study, self.changes, self.trace)
 
     @property
     def key(self) -> str:
-        """What tells it apart from everything else."""
+        """Identifies it."""
         return "\n".join(("memory", *self.group))
 
     def work(self) -> object:
@@ -121,52 +120,52 @@ class Check:
 
     @property
     def group(self) -> tuple[str, ...]:
-        """What runs together: this alone."""
+        """A group of its own."""
         return ("check", self.paper, self.name, self.arguments)
 
     @property
     def key(self) -> str:
-        """What tells it apart from everything else, also from what it was before its module changed."""
+        """Identifies it, and the code of its module."""
         return "\n".join((*self.group, _source(self.paper)))
 
     def work(self) -> object:
-        """What it finds, by name."""
+        """Its results by name."""
         return checks(self.paper)[self.name](**json.loads(self.arguments))
 
 
 class Task(Protocol):
-    """What runs: one of the above, or a comparison with a recording (`simgpu.papers.recordings_tasks`)."""
+    """A unit of work: one of the above, or a comparison with a recording (`simgpu.papers.recordings_tasks`)."""
 
     @property
     def group(self) -> tuple[str, ...]:
-        """What runs together, since it loads the same."""
+        """Tasks of a group run together, since they load the same."""
 
     @property
     def key(self) -> str:
-        """What tells it apart from everything else."""
+        """Identifies it."""
 
     def work(self) -> object:
-        """What it finds, as plain data."""
+        """Its results as plain data."""
 
 
 def checks(paper: str) -> Mapping[str, Any]:
     """A paper's checks by name."""
-    found: Mapping[str, Any] = import_module(f"simgpu.papers.checks.{paper}").CHECKS
-    return found
+    functions: Mapping[str, Any] = import_module(f"simgpu.papers.checks.{paper}").CHECKS
+    return functions
 
 
 @lru_cache
 def _source(paper: str) -> str:
-    """A hash of the modules that a paper's checks stand in."""
+    """A hash of the modules of a paper's checks."""
     folder = Path(str(files("simgpu.papers") / "checks"))
-    found = hashlib.sha256()
-    for path in sorted((*folder.glob(f"{paper}*.py"), folder / "found.py")):
-        found.update(path.read_bytes())
-    return found.hexdigest()[:16]
+    digest = hashlib.sha256()
+    for path in sorted((*folder.glob(f"{paper}*.py"), folder / "results.py")):
+        digest.update(path.read_bytes())
+    return digest.hexdigest()[:16]
 
 
-def _felt(study: str, changes: str, network: str, run: str = "") -> str:
-    """As `narrowed`, but all changes where other runs without theirs do not fit the rest, as budgets a smaller node."""
+def _affecting(study: str, changes: str, network: str, run: str = "") -> str:
+    """As `narrowed`; all changes where the narrowed ones alone are refused, such as a smaller node without budgets."""
     own = narrowed(changes, network, run)
     try:
         outlined(study, own)
@@ -184,7 +183,7 @@ def _library() -> Library:
 
 @lru_cache(maxsize=2)
 def alone(study: str, changes: str, trace: str) -> Study:
-    """A study with its changes and one of its traces, which is made once for all that runs in this process."""
+    """A study with its changes and one of its traces, loaded once per process."""
     from simgpu.experiments.scenarios.load_study import load_study
 
     outline = outlined(study, changes)
@@ -207,15 +206,15 @@ def loaded(study: str, changes: str) -> Study:
 
 @lru_cache
 def outlined(study: str, changes: str) -> Study:
-    """The same without its traces, which tells what must run."""
+    """A study with its changes, without its traces: enough to list what must run."""
     from simgpu.experiments.scenarios.load_study import outline_study
 
-    # What the study itself puts beside its numbers is no matter here, and may be of traces that are left out.
+    # Published numbers of the study are not needed, and may be of traces that are left out.
     return outline_study(study, {**json.loads(changes), "published": []})
 
 
 def restored(cell: Mapping[str, Any]) -> StudyCell:
-    """The numbers of a run from what `Cell.work` gave, or from the same read back from JSON."""
+    """The numbers of a run from the result of `Cell.work`, also after JSON."""
     from simgpu.experiments.study_measures import StudyCell
 
     values: dict[str, Any] = {name: tuple(value) if isinstance(value, list) else value for name, value in cell.items()}
@@ -224,10 +223,10 @@ def restored(cell: Mapping[str, Any]) -> StudyCell:
 
 @dataclass(frozen=True, slots=True)
 class Done:
-    """A group that has run. found: by key; failed: why, by key, where something broke or is missing."""
+    """A finished group. results: by key; failed: the reason, by key."""
 
     group: int
-    found: dict[str, object]
+    results: dict[str, object]
     failed: dict[str, str]
 
 
@@ -239,32 +238,32 @@ class Groups:
 
     @classmethod
     def of(cls, tasks: Iterable[Task]) -> Groups:
-        """The tasks without those given twice; in the order in which their groups first appear."""
-        found: dict[tuple[str, ...], dict[Task, None]] = {}
+        """The tasks, each once; groups in the order in which they first appear."""
+        groups: dict[tuple[str, ...], dict[Task, None]] = {}
         for task in tasks:
-            found.setdefault(task.group, {})[task] = None
-        return cls(tuple(map(tuple, found.values())))
+            groups.setdefault(task.group, {})[task] = None
+        return cls(tuple(map(tuple, groups.values())))
 
     def points(self) -> Groups:
-        """What a process is given."""
+        """The argument of each process."""
         return self
 
 
 def run_group(groups: Groups, number: int) -> Done:
-    """Runs the tasks of a group, whatever becomes of each."""
-    found: dict[str, object] = {}
+    """Run the tasks of a group; a failure does not stop the others."""
+    results: dict[str, object] = {}
     failed: dict[str, str] = {}
     for task in groups.groups[number]:
         try:
-            found[task.key] = _plain(task.work())
+            results[task.key] = _plain(task.work())
         except (SimgpuError, MissingExtraError) as error:
             failed[task.key] = str(error)
         except Exception as error:
             failed[task.key] = f"{type(error).__name__}: {error}"
-    return Done(number, found, failed)
+    return Done(number, results, failed)
 
 
-def _plain(found: object) -> object:
-    """What was found, as it is. Raises `ValueError` or `TypeError` for what cannot be kept, such as no number."""
-    json.dumps(found, allow_nan=False)
-    return found
+def _plain(result: object) -> object:
+    """The result unchanged. Raises `ValueError` or `TypeError` for one that JSON cannot hold, such as a NaN."""
+    json.dumps(result, allow_nan=False)
+    return result

@@ -1,4 +1,4 @@
-"""Whether a simulated value is what a paper has."""
+"""Whether a simulated value agrees with the published one, and both as text."""
 
 from __future__ import annotations
 
@@ -11,12 +11,13 @@ if TYPE_CHECKING:
     from simgpu.papers.claims_file import PartSection
 
 CLOSE, NEAR = 0.10, 0.25
-#: What a study or a check gives; a rule gives a mapping with holds (bool) and told (what was compared).
+_LIMITS = {"at_most": "<= ", "at_least": ">= "}
+#: What a study or a check gives; for what holds or not, a mapping with holds (bool) and detail (what was compared).
 Simulated = float | int | str | list[str] | Mapping[str, object]
 
 
 class Verdict(StrEnum):
-    """What became of a claim, best first."""
+    """The result of a comparison, best first."""
 
     HOLDS = "holds"
     CLOSE = "within 10%"
@@ -27,19 +28,21 @@ class Verdict(StrEnum):
     CANNOT = "not simulated"
 
 
-#: From best to worst. What is not simulated says nothing of a claim whose other parts are.
+#: From best to worst; a part that is not simulated does not decide about a claim with others.
 _RANK = (Verdict.CANNOT, Verdict.HOLDS, Verdict.CLOSE, Verdict.NEAR, Verdict.OFF, Verdict.BROKEN, Verdict.FAILED)
 
 
 @dataclass(frozen=True, slots=True)
 class Judgement:
-    """ratio: the simulated over the published number; of sets, the share of all members that both have. None where
-    there is none. told: by how much it is off, or what a rule was held to.
+    """A verdict and its reason.
+
+    ratio: the simulated over the published number; of sets, the share of all members that both have; None without one.
+    detail: by how much it is off, what an order was checked on, or why there is no number.
     """
 
     verdict: Verdict
     ratio: float | None = None
-    told: str = ""
+    detail: str = ""
 
 
 def worst(verdicts: Iterable[Verdict]) -> Verdict:
@@ -54,22 +57,24 @@ def worst(verdicts: Iterable[Verdict]) -> Verdict:
 def judge(part: PartSection, simulated: Simulated | None) -> Judgement:
     """The verdict on one part of a claim; simulated: None where no run has a value."""
     if part.cannot:
-        return Judgement(Verdict.CANNOT, told=part.cannot)
+        return Judgement(Verdict.CANNOT, detail=part.cannot)
     if simulated is None:
         graded = part.value is not None and part.held in (None, "near")
-        return Judgement(Verdict.OFF if graded else Verdict.BROKEN, told="no run has a value")
+        return Judgement(Verdict.OFF if graded else Verdict.BROKEN, detail="no run has a value")
     if isinstance(simulated, Mapping):
-        return Judgement(Verdict.HOLDS if simulated["holds"] else Verdict.BROKEN, told=str(simulated.get("told", "")))
+        return Judgement(
+            Verdict.HOLDS if simulated["holds"] else Verdict.BROKEN, detail=str(simulated.get("detail", ""))
+        )
     if isinstance(part.value, list):
         return _of_sets(part, part.value, simulated)
     if part.value is None or isinstance(simulated, str | list):
-        raise TypeError(f"{simulated!r} cannot be held to {part.value!r}")
+        raise TypeError(f"{simulated!r} cannot be compared with {part.value!r}")
     return _of_numbers(part, part.value, simulated)
 
 
 def _of_sets(part: PartSection, published: list[str], simulated: object) -> Judgement:
     if not isinstance(simulated, list):
-        raise TypeError(f"{simulated!r} cannot be held to a list")
+        raise TypeError(f"{simulated!r} cannot be compared with a list")
     if part.held == "exactly":
         return Judgement(Verdict.HOLDS if simulated == published else Verdict.BROKEN)
     ours, theirs = set(simulated), set(published)
@@ -92,24 +97,66 @@ def _of_numbers(part: PartSection, published: float, simulated: float) -> Judgem
         over = simulated - published if part.held == "at_most" else published - simulated
         if over <= 0:
             return Judgement(Verdict.HOLDS, ratio, part.held.replace("_", " "))
-        return _told(over / abs(published) if published else float("inf"), ratio, simulated, published)
+        return _distance(over / abs(published) if published else float("inf"), ratio, simulated, published)
     if ratio is None:
         within = abs(simulated) <= (part.resolution or 0) / 2
-        return Judgement(Verdict.CLOSE) if within else Judgement(Verdict.OFF, told=f"by {simulated:+.3g}")
-    return _told(abs(ratio - 1), ratio, simulated, published)
+        return Judgement(Verdict.CLOSE) if within else Judgement(Verdict.OFF, detail=f"by {simulated:+.3g}")
+    return _distance(abs(ratio - 1), ratio, simulated, published)
 
 
-def _told(error: float, ratio: float | None, simulated: float, published: float) -> Judgement:
+def _distance(error: float, ratio: float | None, simulated: float, published: float) -> Judgement:
     verdict = _graded(error)
     if ratio is None or ratio <= 0:
         return Judgement(verdict, ratio, f"by {simulated - published:+.3g}")
-    told = f"{ratio - 1:+.1%}" if 0.1 < ratio < 10 else f"{ratio:.3g} times"
-    return Judgement(verdict, ratio, told)
+    detail = f"{ratio - 1:+.1%}" if 0.1 < ratio < 10 else f"{ratio:.3g} times"
+    return Judgement(verdict, ratio, detail)
 
 
 def _graded(error: float) -> Verdict:
-    # A ratio of 1.1 is within 10%, whatever its last bit is.
+    # Rounding: a ratio of 1.1 is within 10%.
     slack = 1e-9
     if error <= CLOSE + slack:
         return Verdict.CLOSE
     return Verdict.NEAR if error <= NEAR + slack else Verdict.OFF
+
+
+def number_text(value: object, unit: str = "") -> str:
+    """A published or simulated value, in four digits.
+
+    >>> number_text(1.2345), number_text(0.0008), number_text(2012.0), number_text(["MAX4"]), number_text(None)
+    ('1.234', '0.0008', '2012', 'MAX4', '-')
+    >>> number_text(146.21, "ms"), number_text(12345.6), number_text(0.1 + 0.2)
+    ('146.2 ms', '12346', '0.3')
+    """
+    if value is None:
+        return "-"
+    if isinstance(value, list):
+        return ", ".join(map(str, value)) or "none"
+    if isinstance(value, int | float):
+        size = abs(value)
+        text = f"{value:.0f}" if size >= 1000 else f"{value:.4g}"
+        return f"{text} {unit}" if unit else text
+    return str(value)
+
+
+def published_text(part: PartSection, unit: str = "") -> str:
+    """The published value; empty where there is none."""
+    if part.value is None:
+        return ""
+    return _LIMITS.get(part.held or "", "") + number_text(part.value, unit)
+
+
+def here_text(simulated: Simulated | None, unit: str = "") -> str:
+    """The simulated value, or whether it holds.
+
+    >>> here_text({"holds": False, "detail": "one window is too long"}), here_text(0.25)
+    ('does not hold', '0.25')
+    """
+    if isinstance(simulated, Mapping):
+        return "holds" if simulated["holds"] else "does not hold"
+    return number_text(simulated, unit)
+
+
+def ratio_text(judged: Judgement) -> str:
+    """Simulated over published in three digits, or a dash."""
+    return "-" if judged.ratio is None else f"{judged.ratio:.3g}"

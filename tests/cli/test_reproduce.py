@@ -11,7 +11,7 @@ import pytest
 from click.testing import Result
 
 from simgpu.papers import tasks
-from simgpu.papers.checks.found import bars, rule
+from simgpu.papers.checks.results import bars, condition
 from simgpu.papers.claims import Claim, select
 from tests.cli.cli_helpers import simgpu
 from tests.papers.made import made_paper
@@ -57,10 +57,10 @@ def broken(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.slow
 def test_a_single_claim_is_told_in_full() -> None:
-    done = reproduce("cdma.batches")
+    done = reproduce("cdma.sparsity.alexnet")
     assert done.exit_code == 0, done.output
     lines = done.stdout.splitlines()
-    (claim,) = select(["cdma.batches"])
+    (claim,) = select(["cdma.sparsity.alexnet"])
     assert lines[0] == claim.id
     assert [line.split()[0] for line in lines[1 : lines.index("")] if line[:1].strip()] == [
         "states",
@@ -69,21 +69,28 @@ def test_a_single_claim_is_told_in_full() -> None:
         "fit",
         "verdict",
     ]
-    assert claim.section.states.split()[0] in lines[1] and claim.section.where in lines[2]
-    assert "verdict  holds" in lines
+    assert claim.section.states.split()[0] in lines[1] and claim.section.where in done.stdout
+    assert "verdict  within 10%" in lines
     assert "simgpu.papers.checks.cdma" in done.stdout
     assert max(map(len, lines)) <= 80
 
 
+def test_a_single_rule_is_shown_with_its_test() -> None:
+    done = reproduce("cdma.batches")
+    assert done.exit_code == 0, done.output
+    assert "verdict  held by tests" in done.stdout
+    assert "    tests/papers/test_cdma_rules.py::test_batches_are_those_of_table_ii" in done.stdout.splitlines()
+
+
 def test_several_claims_are_a_table_and_a_summary() -> None:
-    done = reproduce("cdma.batches", "cdma.shared_link")
+    done = reproduce("cdma.batches", "cdma.sparsity.alexnet", "cdma.sparsity.six")
     assert done.exit_code == 0, done.output
     lines = done.stdout.splitlines()
     assert lines[0].startswith("cDMA (") and lines[1].split() == ["claim", "paper", "here", "ratio", "verdict"]
-    assert "cdma.batches" in lines[2] and "cdma.shared_link" in done.stdout
-    assert ["cDMA", "2", "2"] in [line.split() for line in lines]
-    (message,) = (line for line in lines if line.startswith("Numbers and rules one by one"))
-    assert "2 of 2 in" in message
+    assert "cdma.sparsity.alexnet" in lines[2] and "cdma.sparsity.six" in done.stdout
+    assert "cdma.batches  as in table II" in lines
+    assert ["cDMA", "1"] in [line.split()[:2] for line in lines]
+    assert any(line.startswith("Numbers and orders one by one") for line in lines)
 
 
 def test_work_that_is_done_is_kept_until_it_is_to_be_forgotten(broken: None, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -108,15 +115,17 @@ def test_what_could_not_be_run_is_told_and_is_no_success(broken: None) -> None:
     done = reproduce()
     assert done.exit_code == 2
     message = " ".join(done.stderr.split())
-    assert "could not be run: made.rule, made.broken, made.layers: RuntimeError: on purpose" in message
-    assert "1 + 3 failed" in done.stdout, "the rest is told"
+    assert "could not be run: made.order, made.broken, made.layers: RuntimeError: on purpose" in message
+    assert "1 + 3" in done.stdout, "the summary counts them"
 
 
 def test_json_has_all_of_it() -> None:
-    done = reproduce("cdma.batches", "--json")
+    done = reproduce("cdma.batches", "cdma.sparsity.alexnet", "--json")
     result = json.loads(done.stdout)
-    assert [claim["id"] for claim in result["claims"]] == ["cdma.batches"]
-    assert result["claims"][0]["verdict"] == "holds"
+    assert [claim["id"] for claim in result["claims"]] == ["cdma.sparsity.alexnet"]
+    assert result["claims"][0]["verdict"] == "within 10%"
+    assert [rule["id"] for rule in result["rules"]] == ["cdma.batches"]
+    assert result["rules"][0]["parts"][0]["test"].endswith("::test_batches_are_those_of_table_ii")
     assert set(result["counts"]) == {"fitted", "predicted"}
     assert "simgpu" in result and result["recordings"] is None
 
@@ -151,8 +160,8 @@ def test_bad_input_is_told_before_anything_runs() -> None:
     assert not list(Path().rglob("*.json"))
 
 
-def test_a_rule_that_is_broken_is_no_error(broken: None, monkeypatch: pytest.MonkeyPatch) -> None:
-    result = {"rules": lambda: {"end": rule(False, "case 7"), "least": 2.5, "bars": bars("x", {})}}
+def test_an_order_that_is_broken_is_no_error(broken: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    result = {"rules": lambda: {"end": condition(False, "case 7"), "least": 2.5, "bars": bars("x", {})}}
     monkeypatch.setattr(tasks, "checks", lambda _: result)
     monkeypatch.setattr("simgpu.papers.answers.checks", lambda _: result)
     done = reproduce("made.broken")
@@ -161,7 +170,7 @@ def test_a_rule_that_is_broken_is_no_error(broken: None, monkeypatch: pytest.Mon
 
 def test_who_has_no_numba_is_told_that_it_takes_long(monkeypatch: pytest.MonkeyPatch) -> None:
     message = "without the extra fast (numba) claims of HOME take very long"
-    assert message not in reproduce("home.pso.settings").stderr
+    assert message not in reproduce("home.pso").stderr
     monkeypatch.setattr("simgpu.cli.reproduce.find_spec", lambda name: None)
-    assert message in reproduce("home.pso.settings").stderr
+    assert message in reproduce("home.pso").stderr
     assert message not in reproduce("cdma.batches").stderr

@@ -23,7 +23,7 @@ EXCEPTIONS: dict[str, tuple[set[str], str]] = {
     "report/template.py": ({"read_text"}, "a part of the package"),
     "papers/page/page.py": ({"read_text"}, "a part of the package"),
     "io/codestate.py": ({"read_bytes", "read_text"}, "code of this process, and what is installed"),
-    "papers/kept.py": ({"json.loads"}, "what was just written as JSON"),
+    "papers/cache.py": ({"json.loads"}, "what was just written as JSON"),
     "papers/recordings_tasks.py": ({"read_bytes"}, "the package's own code"),
     "papers/tasks.py": ({"read_bytes", "json.loads"}, "the package's own code; arguments of its own"),
     "migration.py": ({"yaml.compose"}, "text that was just read through simgpu.io"),

@@ -5,16 +5,17 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from simgpu.papers.checks.found import rule
+from simgpu.papers.checks.results import condition
 from simgpu.papers.claims import Claim, Paper
 from simgpu.papers.claims_file import PaperFile
-from simgpu.papers.outcome import ClaimOutcome, Experiment, PartOutcome, Reproduction, Step
+from simgpu.papers.outcome import ClaimOutcome, Experiment, PartOutcome, Step
+from simgpu.papers.reproduction import Reproduction
 from simgpu.papers.verdicts import Judgement, Simulated, Verdict, judge
 
 #: A name that a page must not take for anything but text.
 NASTY = "</script><b>&amp; 'bold'"
 FILE: dict[str, Any] = {
-    "schema": "simgpu.claims/1",
+    "schema": "simgpu.claims/2",
     "paper": "MADE",
     "source": "Nobody et al., Journal of Hand-made Claims 2020",
     "claims": {
@@ -35,18 +36,27 @@ FILE: dict[str, Any] = {
             "parts": [{"value": 11.7, "from": "speeds.link", "timed": True}],
             "quick": True,
         },
-        "rule": {
+        "order": {
             "where": "eq 3",
             "states": f"When a prefetch must start {NASTY}",
-            "kind": "rule",
+            "kind": "order",
             "parts": [{"from": "rules.prefetch"}],
+        },
+        "rule": {
+            "where": "eq 5",
+            "states": f"What is prefetched {NASTY}",
+            "kind": "rule",
+            "parts": [
+                {"name": "kept", "value": 3, "test": "tests/papers/test_made.py::test_kept", "note": "of three"},
+                {"name": "size", "test": "tests/papers/test_made.py::test_size", "broken": "sizes are rounded up"},
+            ],
         },
         "broken": {
             "where": "eq 4",
             "states": "When it may end",
-            "kind": "rule",
+            "kind": "order",
             "parts": [
-                {"name": "a rule", "from": "rules.end"},
+                {"name": "an order", "from": "rules.end"},
                 {"name": "a bound", "value": 3, "is": "at_most", "from": "rules.least"},
             ],
         },
@@ -88,8 +98,8 @@ FILE: dict[str, Any] = {
 VALUES: dict[str, list[Simulated]] = {
     "speed": [1.43, 1.2],
     "rates.a_very_long_name.of_a_claim.that_takes_room": [11.7],
-    "rule": [rule(True, "2000 random schedules, against the equation")],
-    "broken": [rule(False, "window 7 ends after 12 ns, not 11"), 2.5],
+    "order": [condition(True, "2000 random schedules, against the equation")],
+    "broken": [condition(False, "window 7 ends after 12 ns, not 11"), 2.5],
     "layers": [["MAX1", "MAX2", "ReLU8", "ReLU9"]],
     "half": [118.0],
 }
@@ -105,13 +115,17 @@ def made_paper(**changes: Any) -> Paper:
 
 def made(paper: Paper | None = None, values: Mapping[str, list[Simulated]] = VALUES) -> Reproduction:
     """What came of its claims, as if it had been run with its causes."""
-    return Reproduction(tuple(_outcome(claim, values) for claim in (paper or made_paper()).claims))
+    claims = (paper or made_paper()).claims
+    return Reproduction(
+        tuple(_outcome(claim, values) for claim in claims if not claim.is_rule),
+        tuple(claim for claim in claims if claim.is_rule),
+    )
 
 
 def _outcome(claim: Claim, values: Mapping[str, list[Simulated]]) -> ClaimOutcome:
     name = claim.id.removeprefix("made.")
     if name == "missing":
-        failed = Judgement(Verdict.FAILED, told="ValueError: there is nothing to divide by")
+        failed = Judgement(Verdict.FAILED, detail="ValueError: there is nothing to divide by")
         return ClaimOutcome(claim, (PartOutcome(claim.parts[0], None, failed),))
     found = [*values.get(name, []), *[None] * len(claim.parts)]
     parts = _parts(claim, found)

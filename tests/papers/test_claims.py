@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from collections.abc import Iterator
+from importlib import import_module
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -10,11 +14,14 @@ import yaml
 
 from simgpu.errors import InputError
 from simgpu.papers.answers import tasks_of
-from simgpu.papers.claims import PAPERS, Claim, load_papers, select
+from simgpu.papers.claims import PAPERS, Claim, load_papers, read_paper, select
+from simgpu.papers.claims_file import SCHEMA, PartSection
 from simgpu.papers.tasks import Cell, Check, Memory, checks, outlined
 from tests.experiments.claims import CLAIMS
 
 ALL = select([])
+ROOT = Path(__file__).parents[2]
+TEST = "tests/papers/test_a.py::test_b"
 IDS = [claim.id for claim in ALL]
 
 
@@ -69,7 +76,7 @@ def test_what_a_claim_needs_exists(claim: Claim) -> None:
     for part in claim.parts:
         assert len(claim.parts) == 1 or part.name
         needed = list(tasks_of(claim, part))
-        assert bool(needed) != bool(part.cannot)
+        assert bool(needed) != bool(part.cannot or part.test)
         for task in needed:
             if isinstance(task, Check):
                 assert task.name in checks(task.paper)
@@ -78,11 +85,81 @@ def test_what_a_claim_needs_exists(claim: Claim) -> None:
                 assert task.trace in outlined(task.study, task.changes).traces
 
 
-@pytest.mark.parametrize("claim", [claim for claim in ALL if claim.kind == "rule"], ids=lambda claim: claim.id)
-def test_rules_hold_exactly_or_are_broken(claim: Claim) -> None:
-    """Nothing that a design prescribes is told to be nearly followed."""
-    for part in claim.parts:
-        assert part.cannot or part.held in ("exactly", "holds", "at_most", "at_least") or part.value is None
+def named_tests() -> dict[str, list[PartSection]]:
+    """The parts of rules by the test that holds them."""
+    parts: dict[str, list[PartSection]] = {}
+    for claim in ALL:
+        for part in claim.parts:
+            if part.test is not None:
+                parts.setdefault(part.test, []).append(part)
+    return parts
+
+
+def marks_of(test: object) -> dict[str, pytest.Mark]:
+    return {mark.name: mark for mark in getattr(test, "pytestmark", [])}
+
+
+def rule_tests() -> dict[str, object]:
+    """Every test below tests/papers with the mark `rule`, by its id."""
+    return {
+        f"tests/papers/{path.name}::{name}": test
+        for path in Path(__file__).parent.glob("test_*.py")
+        for name, test in vars(import_module(f"tests.papers.{path.stem}")).items()
+        if name.startswith("test_") and "rule" in marks_of(test)
+    }
+
+
+def test_every_rule_names_a_test_and_every_test_of_a_rule_is_named() -> None:
+    assert sorted(named_tests()) == sorted(rule_tests())
+
+
+def test_a_rule_is_broken_where_its_test_is_an_expected_failure() -> None:
+    """Expected failures are strict: where a broken rule comes to hold, its test fails."""
+    broken = {test for test, parts in named_tests().items() if any(part.broken for part in parts)}
+    assert {id_ for id_, test in rule_tests().items() if "xfail" in marks_of(test)} == broken
+    assert all("skip" not in marks_of(test) and "skipif" not in marks_of(test) for test in rule_tests().values())
+
+
+@pytest.mark.slow
+def test_pytest_collects_the_tests_of_rules() -> None:
+    command = [
+        "-m",
+        "pytest",
+        "--collect-only",
+        "-q",
+        "-p",
+        "no:cacheprovider",
+        "-n",
+        "0",
+        "-m",
+        "rule",
+        "tests/papers",
+    ]
+    done = subprocess.run([sys.executable, *command], cwd=ROOT, capture_output=True, text=True, check=True)
+    assert {line.partition("[")[0] for line in done.stdout.splitlines() if "::" in line} == set(named_tests())
+
+
+def test_a_file_of_the_first_version_is_refused_with_the_new_key(tmp_path: Path) -> None:
+    path = tmp_path / "claims.yaml"
+    path.write_text("schema: simgpu.claims/1\n", encoding="utf-8")
+    with pytest.raises(InputError, match=r"write 'test: tests/papers/FILE.py::NAME' in place of 'from'"):
+        read_paper(path, "cdma")
+
+
+@pytest.mark.parametrize(
+    ("claim", "what"),
+    [
+        ({"kind": "rule", "parts": [{"from": "zvc.stream"}]}, "each part of a rule names the test that holds it"),
+        ({"kind": "rule", "parts": [{"test": TEST}], "quick": True}, "leave out causes and quick"),
+        ({"parts": [{"test": TEST}]}, "a test holds a rule, and this is kind: number"),
+    ],
+)
+def test_rules_alone_name_tests(claim: dict[str, Any], what: str, tmp_path: Path) -> None:
+    path = tmp_path / "claims.yaml"
+    document = {"schema": SCHEMA, "paper": "P", "source": "S", "claims": {"a": {"where": "1", "states": "b", **claim}}}
+    path.write_text(yaml.safe_dump(document), encoding="utf-8")
+    with pytest.raises(InputError, match=what):
+        read_paper(path, "p")
 
 
 def test_parts_of_a_claim_have_names_of_their_own() -> None:
@@ -113,7 +190,8 @@ def test_claims_are_chosen_by_paper_by_beginning_and_by_id() -> None:
         "cdma.gain.zlib",
         "cdma.dram",
     ]
-    assert all(claim.section.quick for claim in select([], quick=True))
+    assert all(claim.section.quick or claim.is_rule for claim in select([], quick=True))
+    assert {claim.id for claim in ALL if claim.is_rule} <= {claim.id for claim in select([], quick=True)}
 
 
 def test_all_unknown_names_are_told_together() -> None:

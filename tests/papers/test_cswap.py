@@ -2,59 +2,14 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-from fractions import Fraction
 from statistics import fmean
 
 import pytest
 
-from simgpu.papers.checks import cswap_equations, cswap_networks
-from simgpu.papers.checks.cswap_equations import Chain, chains, compressed_cost, equations, uncompressed_cost
+from simgpu.papers.checks import cswap_networks
 from simgpu.papers.checks.cswap_launches import launches, time_models
-from simgpu.papers.checks.cswap_layers import latencies, layers, static_layers, study_of, trained
-from simgpu.papers.checks.cswap_networks import TABLE_III, alexnet
-from simgpu.papers.checks.cswap_tensors import links, overhead, swapped, tensors
-from simgpu.policies.cswap import ExecutionAdvisor
-from simgpu.units import parse_time
-
-MS = parse_time("1 ms")
-
-
-def test_costs_by_hand() -> None:
-    """100 MB out at 10 and in at 8 bytes a nanosecond take 10 and 12.5 ms."""
-    size = 100_000_000
-    assert uncompressed_cost(size, (4 * MS, 20 * MS)) == 6 * MS
-    assert uncompressed_cost(size, (0, 0)) == Fraction(45, 2) * MS
-    # Three quarters are zeros: 2.5 and 3.125 ms are left of the copies.
-    assert compressed_cost(size, Fraction(3, 4), (2 * MS, 20 * MS), 7 * MS) == Fraction(15, 2) * MS
-
-
-def test_equations_hold_on_chains_of_any_seed() -> None:
-    for chain in chains(3, seed=7):
-        costs = [chain.costs(n) for n in chain.tensors]
-        assert chain.takes("vdnn", {"mode": "conv"}) == chain.computes + sum(plain for plain, _ in costs)
-
-
-@pytest.mark.slow
-def test_equations_that_a_policy_breaks_are_found(monkeypatch: pytest.MonkeyPatch) -> None:
-    assert all(rule["holds"] for rule in equations(4).values())
-    advise = ExecutionAdvisor.advise
-
-    def keen(self: ExecutionAdvisor, swap: object) -> object:
-        return replace(advise(self, swap), plain_ns=10**12)  # type: ignore[arg-type]
-
-    monkeypatch.setattr(ExecutionAdvisor, "advise", keen)
-    found = equations(4)
-    assert not found["decided"]["holds"]
-    assert found["uncompressed"]["holds"]
-
-
-def test_costs_that_the_machine_does_not_charge_are_found(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(cswap_equations, "_OUT", 11)
-    slow = Chain((0, 0), (0, 0), (400_000_000, 40), (50, 50))
-    assert slow.takes("vdnn", {"mode": "conv"}) == slow.computes + slow.costs(1)[0].__ceil__()
-    monkeypatch.setattr(cswap_equations, "uncompressed_cost", lambda size, beside: Fraction(size))
-    assert not equations(2)["uncompressed"]["holds"]
+from simgpu.papers.checks.cswap_layers import latencies, layers, static_layers, study_of, swapped, tensors, trained
+from simgpu.papers.checks.cswap_networks import alexnet
 
 
 def test_the_twelve_tensors_are_those_of_figure_1() -> None:
@@ -73,11 +28,6 @@ def test_the_twelve_tensors_are_those_of_figure_1() -> None:
         "conv5_2": "ReLU8",
     }
     assert tensors()["first_mib"] == 128 * 64 * 224 * 224 * 4 / 2**20
-
-
-def test_links_and_indexes_are_measured() -> None:
-    assert links() == {"h2d_v100": 10.6, "d2h_v100": 11.7, "h2d_2080ti": 11.8, "d2h_2080ti": 12.9}
-    assert overhead() == {"zvc": 1 / 32, "csr": 0.5}
 
 
 def test_a_tensors_latency_is_that_of_its_copies_and_its_codec() -> None:
@@ -137,21 +87,12 @@ def test_fewer_zeros_alone_miss_what_is_met_with_more() -> None:
 
 @pytest.mark.slow
 def test_the_alexnet_of_the_check_is_that_of_the_study_until_it_is_changed() -> None:
-    study = study_of("cswap-6a", dict.fromkeys(f"traces.{name}" for name in TABLE_III["v100"] if name != "AlexNet"))
+    study = study_of(
+        "cswap-6a", dict.fromkeys(f"traces.{name}" for name in study_of("cswap-6a").traces if name != "AlexNet")
+    )
     vdnn, cswap = (
         trained(study, "AlexNet", policy, given).total_ns
         for policy, given in (("vdnn", {"mode": "conv"}), ("cswap", {"launch": "grid_search"}))
     )
     assert alexnet()["time_saved"] == 1 - cswap / vdnn
     assert alexnet(form="3, 3, 2")["time_saved"] > 0.1
-
-
-@pytest.mark.slow
-def test_a_batch_that_is_not_table_iiis_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(cswap_networks, "_STUDIES", {("v100", 0): "cswap-6a"})
-    assert all(runs for _, runs in cswap_networks._tried())
-    monkeypatch.setattr(cswap_networks, "TABLE_III", {"v100": {**TABLE_III["v100"], "AlexNet": (2561, 512)}})
-    assert [told for told, runs in cswap_networks._tried() if not runs] == [
-        "AlexNet 2561, v100, vdnn",
-        "AlexNet 2561, v100, cswap",
-    ]

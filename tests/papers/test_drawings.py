@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from matplotlib.figure import Figure
 from matplotlib.patches import Rectangle
 
-from simgpu.papers.checks.found import bars, cells, lines
+from simgpu.papers.checks.results import bars, cells, lines
 from simgpu.papers.page.drawings import drawn
 from simgpu.papers.page.svg import inline_svg
 

@@ -8,10 +8,8 @@ from typing import Any
 import pytest
 
 from simgpu.hardware.spec import GpuSpec, LinkSpec, NodeSpec
-from simgpu.papers.checks import home_evaluator, home_swarm
-from simgpu.papers.checks.home import CHECKS
-from simgpu.papers.checks.home_assumptions import slowed
-from simgpu.papers.checks.home_networks import NETWORKS, Modelled, plain, swept
+from simgpu.papers.checks import home
+from simgpu.papers.checks.home import NETWORKS, Modelled, plain, slowed, swept
 from simgpu.planning.evaluator import Evaluator
 from simgpu.policies.home import Home
 from simgpu.simulation.run import simulate
@@ -28,8 +26,7 @@ SMALL = Modelled(
 @pytest.fixture
 def small(monkeypatch: pytest.MonkeyPatch) -> None:
     """One small network in place of the six."""
-    for module in (home_swarm, home_evaluator):
-        monkeypatch.setattr(module, "swept", lambda: iter([SMALL]))
+    monkeypatch.setattr(home, "swept", lambda: iter([SMALL]))
 
 
 @pytest.mark.slow
@@ -40,13 +37,15 @@ def test_networks_are_at_the_batches_of_table_2() -> None:
     assert all(each.node.gpu.memory == 11 * 10**9 for each in (*swept(), *plain()))
 
 
-def test_settings_are_those_of_the_policy_as_it_is_shipped() -> None:
-    assert CHECKS["settings"]() == {"iterations": Home().iterations, "particles": Home().particles}
+@pytest.mark.rule
+def test_the_swarm_has_500_particles_and_at_most_500_iterations() -> None:
+    """Section 3.3, of the policy as it ships."""
+    assert (Home().particles, Home().iterations) == (500, 500)
 
 
 @pytest.mark.usefixtures("small")
 def test_a_swarm_agrees_no_sooner_than_it_finds_its_best() -> None:
-    best, agreed = (home_swarm.convergence(until=until, searches=3) for until in ("best", "agreement"))
+    best, agreed = (home.convergence(until=until, searches=3) for until in ("best", "agreement"))
     assert 1 <= best["small"] < agreed["small"] <= 500
     curve = [share for _, share in best["curves"]["curves"]["small"]]
     assert curve[-1] == 1.0
@@ -56,21 +55,21 @@ def test_a_swarm_agrees_no_sooner_than_it_finds_its_best() -> None:
 @pytest.mark.usefixtures("small")
 def test_a_network_that_is_left_out_is_not_searched(monkeypatch: pytest.MonkeyPatch) -> None:
     other = replace(SMALL, name="other")
-    monkeypatch.setattr(home_swarm, "swept", lambda: iter([SMALL, other]))
-    found = home_swarm.convergence(searches=1, without="other")
+    monkeypatch.setattr(home, "swept", lambda: iter([SMALL, other]))
+    found = home.convergence(searches=1, without="other")
     assert "other" not in found
     assert found["others"] == found["small"]
 
 
 @pytest.mark.usefixtures("small")
 def test_a_search_takes_longer_where_nothing_is_compiled() -> None:
-    compiled, plainly = (home_swarm.seconds(compiled=each)["small"] for each in (True, False))
+    compiled, plainly = (home.seconds(compiled=each)["small"] for each in (True, False))
     assert 0 < compiled < plainly
 
 
 @pytest.mark.usefixtures("small")
 def test_predictions_of_runs_as_figure_4_draws_them_are_exact() -> None:
-    found = home_evaluator.prediction()
+    found = home.prediction()
     assert (found["mean"], found["largest"]) == (0, 0)
     assert found["placements"] > 1
 
@@ -83,7 +82,7 @@ def test_a_wrong_prediction_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None
 
     costs = Evaluator.costs
     monkeypatch.setattr(Evaluator, "costs", slower)
-    assert home_evaluator.prediction()["mean"] == pytest.approx(0.1, abs=0.01)
+    assert home.prediction()["mean"] == pytest.approx(0.1, abs=0.01)
 
 
 def test_runs_as_the_text_has_them_are_no_faster_than_those_that_are_predicted() -> None:

@@ -10,10 +10,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from simgpu.papers.claims_file import PartSection
-from simgpu.papers.lines import claim_lines, experiment_lines, reproduction_text, says_lines, table_lines
-from simgpu.papers.outcome import PartOutcome, Reproduction
-from simgpu.papers.page.told import papers_told
-from simgpu.papers.tables import summary
+from simgpu.papers.lines import table_lines
+from simgpu.papers.outcome import PartOutcome, claim_lines, experiment_lines, says_lines
+from simgpu.papers.page.views import paper_views
+from simgpu.papers.reproduction import Reproduction, rule_lines, summary
 from simgpu.papers.verdicts import Verdict, judge
 from tests.papers.made import made, made_paper
 
@@ -21,7 +21,7 @@ RESULT = made()
 
 
 def texts(found: Reproduction = RESULT, *, every: bool = False) -> list[str]:
-    return [line.whole for line in claim_lines(found.claims, every=every)]
+    return [line.full for line in claim_lines(found.claims, every=every)]
 
 
 def row_of(label: str) -> list[str]:
@@ -65,7 +65,7 @@ def test_what_does_not_hold_is_not_simulated_or_broke_says_why() -> None:
 
 @pytest.mark.parametrize("width", [60, 80, 100])
 def test_no_line_is_wider_than_asked_and_no_word_is_broken(width: int) -> None:
-    lines = [line.whole for line in claim_lines(RESULT.claims, width, every=True)]
+    lines = [line.full for line in claim_lines(RESULT.claims, width, every=True)]
     assert max(map(len, lines)) <= width
     words = set(" ".join(lines).split())
     assert {"made.rates.a_very_long_name.of_a_claim.that_takes_room*,", "MAX1,", "(+14.4%)"} <= words
@@ -73,7 +73,7 @@ def test_no_line_is_wider_than_asked_and_no_word_is_broken(width: int) -> None:
 
 def test_an_experiment_is_a_row_a_step_between_what_is_and_what_is_published() -> None:
     speed = RESULT["made.speed"]
-    rows = [line.whole.split() for line in experiment_lines(speed, speed.experiments[0])]
+    rows = [line.full.split() for line in experiment_lines(speed, speed.experiments[0])]
     assert rows == [
         ["made.speed", "mean", "best"],
         ["as", "it", "is", "1.43", "1.2", "off"],
@@ -81,13 +81,13 @@ def test_an_experiment_is_a_row_a_step_between_what_is_and_what_is_published() -
         ["16", "GB/s", "1.28", "1.96", "within", "10%"],
         ["paper", "1.25", "2"],
     ]
-    says = " ".join(line.whole.strip() for line in says_lines(speed.experiments[0]))
+    says = " ".join(line.full.strip() for line in says_lines(speed.experiments[0]))
     assert says == speed.experiments[0].assumption.says
 
 
 def test_an_experiment_with_more_parts_than_have_room_is_divided() -> None:
     speed = RESULT["made.speed"]
-    lines = [line.whole for line in experiment_lines(speed, speed.experiments[0], 30)]
+    lines = [line.full for line in experiment_lines(speed, speed.experiments[0], 30)]
     assert max(map(len, lines)) <= 30
     assert [line.split()[-1] for line in lines if "made.speed" in line] == ["mean", "best"]
 
@@ -104,7 +104,7 @@ def test_verdicts_are_the_ends_of_lines_to_be_coloured() -> None:
 )
 def test_a_table_has_every_cell_whatever_its_width(rows: list[tuple[str, str, str]], width: int) -> None:
     lines = table_lines(("what", "number", "said"), rows, width)
-    assert re.sub(r"\s", "", "".join(line.whole for line in lines)) == "whatnumbersaid" + re.sub(
+    assert re.sub(r"\s", "", "".join(line.full for line in lines)) == "whatnumbersaid" + re.sub(
         r"\s", "", "".join("".join(row) for row in rows)
     )
 
@@ -113,10 +113,10 @@ def test_the_summary_counts_every_claim_once_and_fits_apart() -> None:
     headings, rows, below = summary(RESULT)
     assert [len(row) for row in rows] == [len(headings)] * 2
     assert headings[-1] == "not simulated"
-    assert below.startswith("Numbers and rules one by one")
+    assert below.startswith("Numbers and orders one by one") and below.endswith("Rules held by tests: 0 of 1.")
     assert rows == [
-        ("MADE", "7", "1", "", "1", "2", "1", "1 + 1 failed"),
-        ("  fitted", "1", "", "1", "", "", "", ""),
+        ("MADE", "0 of 1", "7", "1", "", "1", "2", "1", "1 + 1 failed"),
+        ("  fitted", "", "1", "", "1", "", "", "", ""),
     ]
 
 
@@ -134,15 +134,14 @@ def test_several_papers_are_counted_together_too() -> None:
 
 
 def test_a_reproduction_prints_as_its_claims_and_the_summary() -> None:
-    text = reproduction_text(RESULT)
-    assert repr(RESULT) == text
+    text = repr(RESULT)
     assert "made.half, ms" in text and "1 + 1 failed" in text
-    assert max(map(len, text.splitlines())) <= 84
+    assert max(map(len, text.splitlines())) <= 88
 
 
 def test_a_notebook_shows_every_part_and_the_summary() -> None:
     html = RESULT._repr_html_()
-    assert html.count("<tr>") == 2 + sum(len(each.parts) for each in RESULT.claims) + len(summary(RESULT).rows)
+    assert html.count("<tr>") == 3 + 2 + sum(len(each.parts) for each in RESULT.claims) + len(summary(RESULT).rows)
     assert "(fit)" in html and "1 + 1 failed" in html
 
 
@@ -151,8 +150,22 @@ def test_a_note_of_parts_that_follow_each_other_is_told_once() -> None:
     other = {"name": "three", "value": 1.0, "from": "c.three", "note": "another"}
     parts = tuple(PartOutcome(part, 1.0, judge(part, 1.0)) for part in map(PartSection.model_validate, [*noted, other]))
     told = [
-        line.whole.strip() for line in claim_lines([replace(RESULT.claims[0], parts=parts, experiments=())], every=True)
+        line.full.strip() for line in claim_lines([replace(RESULT.claims[0], parts=parts, experiments=())], every=True)
     ]
     assert [line for line in told if line.startswith("note")] == ["note: once", "note: another"]
-    (paper,) = papers_told(Reproduction((replace(RESULT.claims[0], parts=parts, experiments=()),)))
+    (paper,) = paper_views(Reproduction((replace(RESULT.claims[0], parts=parts, experiments=()),)))
     assert [part.note for part in paper.claims[0].parts] == ["", "once", "another"]
+
+
+def test_a_rule_is_listed_with_its_test_and_why_it_is_broken() -> None:
+    lines = [line.full for line in rule_lines(RESULT.rules)]
+    assert lines == [
+        "rule, held by test",
+        "made.rule  kept",
+        "    tests/papers/test_made.py::test_kept",
+        "made.rule  size  broken",
+        "    tests/papers/test_made.py::test_size",
+        "    sizes are rounded up",
+    ]
+    assert "    note: of three" in [line.full for line in rule_lines(RESULT.rules, every=True)]
+    assert rule_lines(()) == []

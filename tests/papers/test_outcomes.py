@@ -1,7 +1,7 @@
-"""What comes of claims is what is on record, and the README tells that record.
+"""Outcomes of compared claims equal the recorded ones, and the README shows them.
 
 Tests run the quick claims. ``pytest tests/papers/test_outcomes.py --every-claim results/reproduce`` runs all of
-them, which takes minutes, unless they are kept in that folder; with ``--force-regen`` it writes the record anew.
+them, which takes minutes unless their results are cached in that folder; with ``--force-regen`` it rewrites the record.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ import yaml
 from simgpu.papers.claims import select
 from simgpu.papers.outcome import ClaimOutcome, PartOutcome
 from simgpu.papers.reproduce import reproduce
-from simgpu.papers.tables import summary
+from simgpu.papers.reproduction import summary
 
 RECORD = Path(__file__).with_suffix("") / "outcomes.yml"
 README = Path(__file__).parents[2] / "simgpu" / "papers" / "README.md"
@@ -45,8 +45,8 @@ def record() -> dict[str, Any]:
     return found
 
 
-def test_the_record_has_every_claim(record: dict[str, Any]) -> None:
-    assert list(record["claims"]) == [claim.id for claim in select([])]
+def test_the_record_has_every_compared_claim(record: dict[str, Any]) -> None:
+    assert list(record["claims"]) == [claim.id for claim in select([]) if not claim.is_rule]
 
 
 @pytest.mark.slow

@@ -12,14 +12,13 @@ import pytest
 
 from simgpu.errors import InputError
 from simgpu.papers import tasks
-from simgpu.papers.checks.found import bars, cells, lines, rule
-from simgpu.papers.outcome import Reproduction
+from simgpu.papers.checks.results import bars, cells, condition, lines
 from simgpu.papers.page.figures import figures_of
-from simgpu.papers.page.page import page
-from simgpu.papers.page.told import MEANINGS, bars_told, papers_told
-from simgpu.papers.page.writing import check_target, write_page
+from simgpu.papers.page.page import check_target, page, write_page
+from simgpu.papers.page.views import MEANINGS, bar_views, paper_views
 from simgpu.papers.recordings import Compared, NotCompared, Recordings
 from simgpu.papers.reproduce import Run
+from simgpu.papers.reproduction import Reproduction
 from simgpu.papers.verdicts import Verdict
 from tests.papers.made import NASTY, made, made_paper
 
@@ -75,11 +74,23 @@ def test_every_part_has_both_numbers_their_ratio_and_what_is_said_of_it() -> Non
         TEXT, "made.rates.a_very_long_name.of_a_claim.that_takes_room"
     )
     assert "a bound ≤ 3 2.5 0.833 holds" in body_of(TEXT, "made.broken")
-    assert "a rule window 7 ends after 12 ns, not 11 broken" in body_of(TEXT, "made.broken")
+    assert "an order window 7 ends after 12 ns, not 11 broken" in body_of(TEXT, "made.broken")
     assert "published MAX1, MAX2, ReLU7, ReLU8 simulated MAX1, MAX2, ReLU8, ReLU9 0.6" in body_of(TEXT, "made.layers")
     assert "a simulator meets no readers" in body_of(TEXT, "made.opinion")
     assert "Note: read off a picture" in body_of(TEXT, "made.half")
     assert "ValueError: there is nothing to divide by" in body_of(TEXT, "made.missing")
+
+
+def test_a_rule_has_its_tests_and_says_what_is_broken() -> None:
+    text = body_of(TEXT, "made.rule")
+    assert "kept 3 tests/papers/test_made.py::test_kept of three" in text
+    assert "size tests/papers/test_made.py::test_size broken sizes are rounded up" in text
+    assert "Rules held by tests: 0 of 1" in PARSED.seen
+
+
+def test_a_page_of_rules_alone_has_no_table_of_numbers() -> None:
+    text = page(Reproduction((), RESULT.rules), {})
+    assert 'id="made.rule"' in text and '<table class="claims">' not in text
 
 
 def test_marks_say_what_was_fitted_inferred_or_is_quick() -> None:
@@ -99,7 +110,7 @@ def test_what_is_off_has_its_cause_with_each_step_or_says_that_none_is_known() -
 
 
 def test_places_on_scales_are_where_ratios_are() -> None:
-    (paper,) = papers_told(RESULT)
+    (paper,) = paper_views(RESULT)
     mean, best = paper.claims[0].parts
     assert mean.place is not None and best.place is not None
     assert 50 < mean.place.at < 75 and 0 < best.place.at < 25
@@ -117,7 +128,7 @@ def test_what_users_wrote_is_text() -> None:
 
 
 def test_the_summary_counts_claims_by_verdict_and_fits_apart() -> None:
-    bars = bars_told(RESULT)
+    bars = bar_views(RESULT)
     assert [(bar.sort, bar.claims) for bar in bars] == [("predictions", 7), ("fitted", 1)]
     for bar in bars:
         assert sum(count for _, _, count, _ in bar.parts) == bar.claims
@@ -130,7 +141,7 @@ def test_the_summary_counts_claims_by_verdict_and_fits_apart() -> None:
 
 def test_papers_have_bars_of_one_scale_and_all_of_them_one_of_their_own() -> None:
     other = made(made_paper(paper="OTHER"))
-    told = bars_told(Reproduction((*RESULT.claims, *other.claims[:2])))
+    told = bar_views(Reproduction((*RESULT.claims, *other.claims[:2])))
     widths = {(bar.name, bar.sort): sum(part[3] for part in bar.parts) for bar in told}
     assert widths["MADE", "predictions"] == pytest.approx(100, abs=0.01)
     assert list(widths)[-2:] == [("all papers", "predictions"), ("all papers", "fitted")]
@@ -156,7 +167,7 @@ def test_links_reach_something() -> None:
 def test_recordings_stand_in_a_section_of_their_own() -> None:
     rows = Compared("a-trace", "recorded", "a GPU", "ideal", "kernel time", "ns", 12_345, 12_345)
     recordings = Recordings((rows,), (), (NotCompared("other", "nobody recorded it"),))
-    seen = " ".join(_Parser(page(Reproduction((), recordings), {})).seen.split())
+    seen = " ".join(_Parser(page(Reproduction((), recordings=recordings), {})).seen.split())
     assert "a-trace (recorded, a GPU)" in seen and "12,345 ns" in seen and "nobody recorded it" in seen
     assert "Recordings" not in PARSED.seen, "they were not asked for"
 
@@ -178,8 +189,8 @@ def run(monkeypatch: pytest.MonkeyPatch) -> Run:
 
     def rules() -> dict[str, Any]:
         return {
-            "prefetch": rule(True, "cases"),
-            "end": rule(False, "case 7"),
+            "prefetch": condition(True, "cases"),
+            "end": condition(False, "case 7"),
             "least": 2.5,
             "layers": ["MAX1"],
             "cells": cells(["ReLU1"], ["0", "1"], [["ZVC", "none"]]),

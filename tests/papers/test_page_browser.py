@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from simgpu.papers.checks.found import bars
+from simgpu.papers.checks.results import bars
 from simgpu.papers.page.drawings import drawn
-from simgpu.papers.page.figures import FigureTold
+from simgpu.papers.page.figures import FigureView
 from simgpu.papers.page.page import page
 from simgpu.papers.page.svg import inline_svg
 from tests.papers.made import made
@@ -29,7 +29,7 @@ SHOWN = 'return [...document.querySelectorAll("table.claims > tbody")].filter(b 
 @pytest.fixture(scope="module")
 def path(tmp_path_factory: pytest.TempPathFactory) -> Path:
     figure = drawn(bars("speed", {"VGG16": {"ours": 1.2}}, {"VGG16": {"ours": 1.25}}))
-    told = FigureTold("figure-made-1", "Speed", inline_svg(figure, "figure-made-1-"), "", "", ("made.speed",))
+    told = FigureView("figure-made-1", "Speed", inline_svg(figure, "figure-made-1-"), "", "", ("made.speed",))
     found = tmp_path_factory.mktemp("page") / "page.html"
     found.write_text(page(made(), {"made": [told]}), encoding="utf-8")
     return found

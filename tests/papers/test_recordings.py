@@ -14,11 +14,11 @@ import pytest
 from simgpu.errors import InputError
 from simgpu.io.shipped import shipped_folder, shipped_names
 from simgpu.papers import recordings_files as stated
-from simgpu.papers import recordings_ideal as module
-from simgpu.papers.kept import Kept
+from simgpu.papers import recordings_runs as module
+from simgpu.papers.cache import ResultCache
 from simgpu.papers.recordings import Compared, NotCompared, Recordings
 from simgpu.papers.recordings_files import Fact
-from simgpu.papers.recordings_ideal import compare
+from simgpu.papers.recordings_runs import compare
 from simgpu.papers.recordings_tasks import KNOWN, RecordingTask, recording_tasks, recordings_of
 from simgpu.papers.tasks import Groups, run_group
 from simgpu.workloads.calibration.recordings import load_recordings
@@ -33,14 +33,14 @@ def in_data(name: str) -> Path:
     return DATA / name
 
 
-def run(tasks: list[RecordingTask]) -> tuple[Kept, dict[str, str]]:
-    kept, failed, groups = Kept(), dict[str, str](), Groups.of(tasks)
+def run(tasks: list[RecordingTask]) -> tuple[ResultCache, dict[str, str]]:
+    cache, failed, groups = ResultCache(), dict[str, str](), Groups.of(tasks)
     for number in range(len(groups.groups)):
         done = run_group(groups, number)
         failed |= done.failed
-        for key, found in done.found.items():
-            kept.put(key, found)
-    return kept, failed
+        for key, found in done.results.items():
+            cache.put(key, found)
+    return cache, failed
 
 
 def values(facts: list[Fact]) -> dict[str, int]:
@@ -130,8 +130,8 @@ def test_a_profile_states_its_kernels_and_its_timeline(tmp_path):
     events = [kernel(10, 4, 1), kernel(16.5, 2, 2), kernel(30, 5, 3), launch(1, 1), launch(2, 2), launch(22.5, 3), fill]
     found = stated.of_profile(profile(tmp_path, *events))
     assert values(found) == {"kernels": 3, "kernel time in all": 11_000, stated.TIMELINE: 25_000}
-    assert "2 gaps between them, 14,000 ns in all" in found[-1].told
-    assert "1 fills of memory take 2,000 ns; 1 of the 3 kernels were launched after" in found[-1].told
+    assert "2 gaps between them, 14,000 ns in all" in found[-1].note
+    assert "1 fills of memory take 2,000 ns; 1 of the 3 kernels were launched after" in found[-1].note
 
 
 def test_a_profile_states_its_peak_on_the_gpu(tmp_path):
@@ -162,7 +162,7 @@ def test_copies_over_the_link_are_those_that_leave_a_device(tmp_path):
 def test_a_shipped_recording_is_equal():
     rows = compare("digits", DIGITS, "")
     assert [row.what for row in rows] == ["kernels", "kernel time in all", "peak memory, of the recorded lifetimes"]
-    assert all(row.equal and row.difference == 0 and not row.told for row in rows)
+    assert all(row.equal and row.difference == 0 and not row.note for row in rows)
     assert {(row.name, row.origin, row.device) for row in rows} == {("digits", "recorded", "CPU (AMD EPYC)")}
 
 
@@ -213,10 +213,10 @@ def test_a_profile_is_equal_but_for_its_gaps_and_joined_for_what_the_allocator_r
         assert rows["kernels"].recorded == 292 and rows["kernels"].equal
         assert rows["kernel time in all"].recorded == 346_344_000 and rows["kernel time in all"].equal
         assert rows[stated.TIMELINE].difference == 346_344_000 - 347_021_000
-        assert "677,000 ns in all" in rows[stated.TIMELINE].told
-    assert alone["peak memory"].equal and not alone["peak memory"].told
+        assert "677,000 ns in all" in rows[stated.TIMELINE].note
+    assert alone["peak memory"].equal and not alone["peak memory"].note
     assert -(1 << 20) < joined["peak memory"].difference < 0
-    assert "rounded up to 512 bytes the peak is" in joined["peak memory"].told
+    assert "rounded up to 512 bytes the peak is" in joined["peak memory"].note
 
 
 # --- tasks --------------------------------------------------------------------------------------------------
@@ -224,11 +224,11 @@ def test_a_profile_is_equal_but_for_its_gaps_and_joined_for_what_the_allocator_r
 
 def test_what_ships_recorded_is_compared_and_what_is_modelled_is_told():
     names = {task.name for task in recording_tasks()}
-    told = {row.name: row.why for row in recordings_of(Kept(), {}).not_compared}
-    assert names | told.keys() - {"other recordings"} == set(shipped_names("traces"))
-    assert not names & told.keys()
-    assert "vgg16-b128-v100" in told and told["vgg16-b128-v100"].startswith("modelled")
-    assert "--recordings" in told["other recordings"]
+    reasons = {row.name: row.why for row in recordings_of(ResultCache(), {}).not_compared}
+    assert names | reasons.keys() - {"other recordings"} == set(shipped_names("traces"))
+    assert not names & reasons.keys()
+    assert "vgg16-b128-v100" in reasons and reasons["vgg16-b128-v100"].startswith("modelled")
+    assert "--recordings" in reasons["other recordings"]
 
 
 def test_the_known_recordings_are_those_that_the_time_model_is_held_to():
@@ -317,7 +317,7 @@ def test_tables_show_numbers_in_full_and_why_they_differ():
         ("  kernel time in all", "5,000 ns", "5,000 ns", "equal"),
         ("  peak memory", "2,000 bytes", "1,990 bytes", "-10 bytes (-0.500%)"),
     ]
-    assert TWO.remarks() == ["a, peak memory: rounded", "b: modelled", "c: FAILED: cut off"]
+    assert TWO.notes() == ["a, peak memory: rounded", "b: modelled", "c: FAILED: cut off"]
     assert "FAILED: cut off" in repr(TWO) and "Unified Memory" not in repr(TWO)
     assert [row.what for row in TWO.unequal] == ["peak memory"]
 

@@ -12,9 +12,9 @@ from hypothesis import strategies as st
 
 from simgpu.errors import InputError
 from simgpu.hardware.spec import GpuSpec, LinkSpec, NodeSpec
-from simgpu.papers.kept import Kept
+from simgpu.papers.cache import ResultCache
 from simgpu.papers.recordings import Managed, Recordings, Trial
-from simgpu.papers.recordings_managed import FAULTS, compare_managed, each_alone, fault_files, shapes, stalls
+from simgpu.papers.recordings_runs import FAULTS, compare_managed, each_alone, fault_files, shapes, stalls
 from simgpu.papers.recordings_tasks import RecordingTask, recording_tasks, recordings_of
 from simgpu.papers.tasks import Groups, run_group
 from simgpu.trace.model import Block, BlockKind, Kernel, Origin, Phase, Trace, TraceInfo
@@ -138,7 +138,7 @@ def test_the_prediction_is_far_off_and_the_faults_of_a_batch_bring_it_near(vit):
 
 def test_results_alone_fault_in_what_is_called_input_faults(vit):
     assert vit["InputPF"].measured_ns < vit["PF"].measured_ns
-    assert "in spite of the file's name" in vit["InputPF"].told
+    assert "in spite of the file's name" in vit["InputPF"].note
     assert not vit["InputPF"].unmeasured
     assert min(vit["PF"].unmeasured.values()) >= vit["PF"].ideal_ns
 
@@ -147,9 +147,9 @@ def test_it_is_a_task_that_is_kept(vit):
     name = "a100-g10/vit-256"
     (task,) = (task for task in recording_tasks(G10.parent) if (task.name, task.part) == (name, "InputPF"))
     assert task == RecordingTask(name, str(G10 / "vit-256"), "a100", "InputPF")
-    kept, done = Kept(), run_group(Groups.of([task]), 0)
+    kept, done = ResultCache(), run_group(Groups.of([task]), 0)
     assert not done.failed
-    kept.put(task.key, done.found[task.key])
+    kept.put(task.key, done.results[task.key])
     found = recordings_of(kept, {}, G10.parent)
     assert found.managed == (replace(vit["InputPF"], name=name),)
 
@@ -176,6 +176,6 @@ def test_tables_of_managed_runs():
         ("  all data on the GPU (ideal)", "", "100 us", "", ""),
         ("  whole", "not measured", "100 us", "", ""),
     ]
-    assert found.remarks() == ["net, all cold: So. Nearest to what was measured: 2 faults a batch (0.9)."]
+    assert found.notes() == ["net, all cold: So. Nearest to the measured time: 2 faults a batch (0.9)."]
     assert found.frame()["recorded"].tolist() == [10**7]
     assert found.to_dict()["managed"][0]["ratio"] == 0.1

@@ -11,12 +11,12 @@ import pytest
 
 from simgpu.errors import InputError, MissingExtraError
 from simgpu.io import codestate
-from simgpu.papers import kept, tasks
+from simgpu.papers import cache, tasks
 from simgpu.papers.answers import Changed, simulated
-from simgpu.papers.checks.found import rule
+from simgpu.papers.cache import ResultCache
+from simgpu.papers.checks.results import condition
 from simgpu.papers.claims import Claim, Paper
 from simgpu.papers.claims_file import PaperFile
-from simgpu.papers.kept import Kept
 from simgpu.papers.reproduce import Run, _died, reproduce
 from simgpu.papers.tasks import Cell, Check, Done, Groups, Memory, restored, run_group, written
 from simgpu.papers.verdicts import Verdict
@@ -32,7 +32,7 @@ STUDY = {
 def paper(claims: Mapping[str, Any], **values: Any) -> Paper:
     """A paper of these claims, whose checks are those of the tests."""
     file = PaperFile.model_validate(
-        {"schema": "simgpu.claims/1", "paper": "P", "source": "S", "claims": claims, **values}
+        {"schema": "simgpu.claims/2", "paper": "P", "source": "S", "claims": claims, **values}
     )
     return Paper("cdma", file.paper, file.source, file.studies, file.claims, file.assumptions, tuple(file.figures))
 
@@ -48,7 +48,7 @@ def calls(monkeypatch: pytest.MonkeyPatch) -> list[str]:
 
     def doubled(of: float = 2.0) -> dict[str, Any]:
         called.append(f"doubled {of:g}")
-        return {"value": 2 * of, "rule": rule(of == 2, "one case")}
+        return {"value": 2 * of, "order": condition(of == 2, "one case")}
 
     def breaks() -> dict[str, Any]:
         called.append("breaks")
@@ -72,17 +72,31 @@ def calls(monkeypatch: pytest.MonkeyPatch) -> list[str]:
 
 
 NUMBER = claim(parts=[{"value": 4.2, "from": "doubled.value"}], causes="other")
-RULE = claim(kind="rule", parts=[{"from": "doubled.rule"}])
+ORDER = claim(kind="order", parts=[{"from": "doubled.order"}])
+RULE = claim(kind="rule", parts=[{"test": "tests/papers/test_a.py::test_b"}])
 OTHER = {"other": {"says": "It depends.", "steps": {"3": {"check": {"of": 3.0}}, "9": {"check": {"of": 9.0}}}}}
 
 
 def test_a_check_runs_once_for_all_that_is_found_in_it(calls: list[str]) -> None:
-    found = Run(paper({"number": NUMBER, "rule": RULE}, assumptions=OTHER).claims).outcome(causes=False)
+    found = Run(paper({"number": NUMBER, "order": ORDER}, assumptions=OTHER).claims).outcome(causes=False)
     assert calls == ["doubled 2"]
     assert [each.verdict for each in found.claims] == [Verdict.CLOSE, Verdict.HOLDS]
     assert found["cdma.number"].parts[0].simulated == 4.0
     with pytest.raises(KeyError):
         found["cdma.nothing"]
+
+
+def test_nothing_runs_for_a_rule_and_it_names_its_test(calls: list[str]) -> None:
+    result = Run(paper({"number": NUMBER, "rule": RULE}, assumptions=OTHER).claims).outcome(causes=False)
+    assert calls == ["doubled 2"]
+    assert [each.claim.id for each in result.claims] == ["cdma.number"]
+    assert [rule.id for rule in result.rules] == ["cdma.rule"]
+    (row,) = result.to_dict()["rules"]
+    assert row["parts"] == [
+        {"part": "", "published": None, "test": "tests/papers/test_a.py::test_b", "broken": "", "note": ""}
+    ]
+    assert result.rules_frame()["test"].tolist() == ["tests/papers/test_a.py::test_b"]
+    assert not result.rules_of(fitted=True)
 
 
 def test_causes_are_tried_of_what_is_off_alone(calls: list[str]) -> None:
@@ -104,7 +118,7 @@ def test_causes_are_tried_of_what_is_off_alone(calls: list[str]) -> None:
 
 
 def test_finished_work_is_found_again(calls: list[str], tmp_path: Path) -> None:
-    claims = paper({"number": NUMBER, "rule": RULE}, assumptions=OTHER).claims
+    claims = paper({"number": NUMBER, "order": ORDER}, assumptions=OTHER).claims
     first = Run(claims, tmp_path).outcome(causes=False)
     again = Run(claims, tmp_path).outcome(causes=False)
     assert calls == ["doubled 2"]
@@ -114,9 +128,9 @@ def test_finished_work_is_found_again(calls: list[str], tmp_path: Path) -> None:
 
 
 def test_work_of_another_simgpu_is_forgotten(calls: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    claims = paper({"rule": RULE}).claims
+    claims = paper({"order": ORDER}).claims
     Run(claims, tmp_path).outcome(causes=False)
-    monkeypatch.setattr(kept, "fingerprint", lambda: "another")
+    monkeypatch.setattr(cache, "fingerprint", lambda: "another")
     Run(claims, tmp_path).outcome(causes=False)
     assert calls == ["doubled 2"] * 2
     assert [entry.name for entry in tmp_path.iterdir() if entry.is_dir()] == ["another"]
@@ -142,35 +156,35 @@ def test_an_interrupt_loses_nothing_that_is_finished(calls: list[str], tmp_path:
 def test_what_breaks_is_told_and_tried_again(calls: list[str], tmp_path: Path) -> None:
     broken = claim(parts=[{"value": 1.0, "from": "breaks.value"}])
     lacking = claim(parts=[{"value": 1.0, "from": "lacks.value"}])
-    claims = paper({"broken": broken, "lacking": lacking, "rule": RULE}).claims
+    claims = paper({"broken": broken, "lacking": lacking, "order": ORDER}).claims
     for times in (1, 2):
         found = Run(claims, tmp_path).outcome(causes=False)
         assert [each.verdict for each in found.claims] == [Verdict.FAILED, Verdict.FAILED, Verdict.HOLDS]
-        assert found["cdma.broken"].parts[0].judged.told == "RuntimeError: on purpose"
-        assert "an-extra" in found["cdma.lacking"].parts[0].judged.told
+        assert found["cdma.broken"].parts[0].judged.detail == "RuntimeError: on purpose"
+        assert "an-extra" in found["cdma.lacking"].parts[0].judged.detail
         assert calls.count("breaks") == times
 
 
 def test_a_damaged_file_is_as_good_as_none(calls: list[str], tmp_path: Path) -> None:
-    claims = paper({"rule": RULE}).claims
+    claims = paper({"order": ORDER}).claims
     Run(claims, tmp_path).outcome(causes=False)
     (file,) = tmp_path.glob("*/*.json")
     key = json.dumps(json.loads(file.read_text())["key"])
     for text in ("", "{", "[]", "7", '{"key": "another", "found": 1}', f'{{"key": {key}}}'):
         file.write_text(text)
-        assert Run(claims, tmp_path).outcome(causes=False)["cdma.rule"].verdict is Verdict.HOLDS
+        assert Run(claims, tmp_path).outcome(causes=False)["cdma.order"].verdict is Verdict.HOLDS
     assert calls == ["doubled 2"] * 7
 
 
 def test_a_folder_with_something_else_is_left_alone(tmp_path: Path) -> None:
     (tmp_path / "thesis.tex").write_text("years of work")
     with pytest.raises(InputError, match="not from a reproduction"):
-        reproduce("cdma.batches", folder=tmp_path, restart=True)
+        reproduce("cdma.sparsity.alexnet", folder=tmp_path, restart=True)
     assert [entry.name for entry in tmp_path.iterdir()] == ["thesis.tex"]
 
 
 def test_a_folder_of_somebody_beside_kept_work_is_left_alone(calls: list[str], tmp_path: Path) -> None:
-    claims = paper({"rule": RULE}).claims
+    claims = paper({"order": ORDER}).claims
     Run(claims, tmp_path).outcome(causes=False)
     (tmp_path / "thesis").mkdir()
     Run(claims, tmp_path, restart=True)
@@ -180,21 +194,21 @@ def test_a_folder_of_somebody_beside_kept_work_is_left_alone(calls: list[str], t
 def test_work_goes_on_where_another_run_took_the_folder_away(
     calls: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    claims = paper({"rule": RULE}).claims
+    claims = paper({"order": ORDER}).claims
     first = Run(claims, tmp_path)
     with monkeypatch.context() as patch:
-        patch.setattr(kept, "fingerprint", lambda: "0123456789abcdef")
+        patch.setattr(cache, "fingerprint", lambda: "0123456789abcdef")
         Run(claims, tmp_path)
-    assert first.outcome(causes=False)["cdma.rule"].verdict is Verdict.HOLDS
-    assert Run(claims, tmp_path).outcome(causes=False)["cdma.rule"].verdict is Verdict.HOLDS
+    assert first.outcome(causes=False)["cdma.order"].verdict is Verdict.HOLDS
+    assert Run(claims, tmp_path).outcome(causes=False)["cdma.order"].verdict is Verdict.HOLDS
     assert calls == ["doubled 2"]
 
 
 def _prints(monkeypatch: pytest.MonkeyPatch, folder: Path) -> str:
     monkeypatch.setattr(codestate, "PACKAGE", folder)
-    kept.fingerprint.cache_clear()
-    found = kept.fingerprint()
-    kept.fingerprint.cache_clear()
+    cache.fingerprint.cache_clear()
+    found = cache.fingerprint()
+    cache.fingerprint.cache_clear()
     return found
 
 
@@ -233,7 +247,7 @@ def test_an_extra_that_is_missing_is_no_result(tmp_path: Path, monkeypatch: pyte
     claims = paper({"one": claim(parts=[part])}, studies={"cswap-6a": STUDY}).claims
     run = Run(claims, tmp_path)
     (found,) = run.outcome(causes=False).claims[0].parts
-    assert found.judged.verdict is Verdict.FAILED and "a-package" in found.judged.told
+    assert found.judged.verdict is Verdict.FAILED and "a-package" in found.judged.detail
     assert not list(tmp_path.rglob("*.json"))
 
 
@@ -298,14 +312,14 @@ def test_groups_share_a_trace_and_are_told_once() -> None:
 def test_a_group_gives_what_works_and_tells_what_does_not(calls: list[str]) -> None:
     group = (Check("cdma", "doubled"), Check("cdma", "breaks"), Check("cdma", "nothing"))
     done = run_group(Groups((group,)), 0)
-    assert list(done.found) == [group[0].key]
+    assert list(done.results) == [group[0].key]
     assert done.failed == {group[1].key: "RuntimeError: on purpose", group[2].key: "KeyError: 'nothing'"}
 
 
 def test_what_is_no_number_is_told_as_broken(calls: list[str], tmp_path: Path) -> None:
     found = Run(paper({"one": claim(parts=[{"value": 1.0, "from": "divides.value"}])}).claims, tmp_path)
     (part,) = found.outcome(causes=False)["cdma.one"].parts
-    assert part.judged.verdict is Verdict.FAILED and "ValueError" in part.judged.told
+    assert part.judged.verdict is Verdict.FAILED and "ValueError" in part.judged.detail
     assert not list(tmp_path.rglob("*.json"))
 
 
@@ -317,7 +331,7 @@ def test_an_unknown_run_of_a_study_is_told() -> None:
 
 def test_an_experiment_changes_what_it_says_and_nothing_else(calls: list[str]) -> None:
     (one,) = paper({"number": NUMBER}, assumptions=OTHER).claims
-    store = Kept()
+    store = ResultCache()
     for of in (2.0, 5.0):
         task = Check("cdma", "doubled", json.dumps({} if of == 2 else {"of": of}))
         store.put(task.key, task.work())
@@ -332,6 +346,6 @@ def test_all_of_a_group_whose_process_died_is_told(calls: list[str], monkeypatch
             yield _died(number, "the process died")
 
     monkeypatch.setattr("simgpu.papers.reproduce.in_this_process", dead)
-    found = Run(paper({"number": NUMBER, "rule": RULE}, assumptions=OTHER).claims).outcome(causes=False)
-    assert {part.judged.told for each in found.claims for part in each.parts} == {"the process died"}
+    found = Run(paper({"number": NUMBER, "order": ORDER}, assumptions=OTHER).claims).outcome(causes=False)
+    assert {part.judged.detail for each in found.claims for part in each.parts} == {"the process died"}
     assert {each.verdict for each in found.claims} == {Verdict.FAILED}

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from simgpu.papers.checks.found import rule
+from simgpu.papers.checks.results import condition
 from simgpu.papers.claims_file import PartSection
 from simgpu.papers.verdicts import Judgement, Verdict, judge, worst
 
@@ -60,9 +60,9 @@ def test_bounds_hold_on_their_side_and_are_graded_on_the_other() -> None:
     assert judge(least, 0.1).verdict is Verdict.OFF
 
 
-def test_rules_tell_what_they_were_tried_on() -> None:
-    assert judge(part(), rule(True, "3 cases")) == Judgement(Verdict.HOLDS, told="3 cases")
-    assert judge(part(), rule(False, "case 2")) == Judgement(Verdict.BROKEN, told="case 2")
+def test_a_condition_holds_or_is_broken() -> None:
+    assert judge(part(), condition(True, "3 cases")) == Judgement(Verdict.HOLDS, detail="3 cases")
+    assert judge(part(), condition(False, "case 2")) == Judgement(Verdict.BROKEN, detail="case 2")
 
 
 def test_sets_are_graded_by_what_they_share() -> None:
@@ -79,7 +79,7 @@ def test_no_value_is_not_a_match() -> None:
 
 def test_what_cannot_be_simulated_says_why() -> None:
     cannot = PartSection.model_validate({"value": 2.0, "cannot": "it is a picture"})
-    assert judge(cannot, None) == Judgement(Verdict.CANNOT, told="it is a picture")
+    assert judge(cannot, None) == Judgement(Verdict.CANNOT, detail="it is a picture")
 
 
 @pytest.mark.parametrize("simulated", ["text", ["a"]])
@@ -106,9 +106,14 @@ def test_a_verdict_does_not_depend_on_the_unit(published: float, simulated: floa
     [
         ({"value": float("nan")}, "finite"),
         ({"value": float("inf")}, "finite"),
-        ({"value": 3.0, "is": "holds"}, "said of a rule"),
-        ({"value": ["a"], "is": "at_most"}, "not of a list"),
+        ({"value": 3.0, "is": "holds"}, "holds is for what has no value"),
+        ({"value": ["a"], "is": "at_most"}, "not for a list"),
         ({"is": "at_least"}, "needs a value"),
+        ({"cannot": "a picture"}, "needs one of from"),
+        ({"from": None}, "needs one of from"),
+        ({"from": None, "test": "tests/papers/test_a.py::test_b", "is": "exactly", "value": 1.0}, "a test decides"),
+        ({"broken": "no"}, "names its test"),
+        ({"from": None, "test": "test_b"}, "should match pattern"),
     ],
 )
 def test_what_nothing_could_be_held_to_is_refused(written: dict[str, Any], told: str) -> None:

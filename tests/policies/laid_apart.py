@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from simgpu.papers.checks.modnn_by_hand import Round
 from simgpu.program.instructions import Acquire, Await, Release, Signal, Space
+from tests.papers.modnn_plans import Round
 
 
 def laid_apart(part: Round) -> bool:

@@ -15,8 +15,6 @@ from simgpu.graph.bounds import lower_bound
 from simgpu.graph.split import split
 from simgpu.graph.tdfg import Tdfg
 from simgpu.hardware.spec import NodeSpec
-from simgpu.papers.checks.modnn_by_hand import Round, rounds_of, walked
-from simgpu.papers.checks.modnn_gains_by_hand import gains, stand_before_choice
 from simgpu.policies.base import PlanContext
 from simgpu.policies.modnn.policy import Modnn, Plan
 from simgpu.program.instructions import (
@@ -34,6 +32,8 @@ from simgpu.program.verify import verify
 from simgpu.simulation.run import simulate, task_graph
 from simgpu.timeline.streams import StreamId
 from simgpu.trace.model import AlgorithmChoice, BlockKind, Trace
+from tests.papers.modnn_gains import gains, stand_before_choice
+from tests.papers.modnn_plans import Round, rounds_of, walked
 from tests.policies.laid_apart import laid_apart
 from tests.semantics.hand_made import BACKWARD, GB, INFO, block, held, kernel, node, trace
 from tests.semantics.random_traces import nodes

@@ -5,18 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from simgpu.papers.checks.cdma_engine import batches, dram, engine, pcie, shared, zvc
 from simgpu.papers.checks.cdma_ratios import layouts, ratios
 from simgpu.papers.checks.cdma_sparsity import density, zeros
 from simgpu.papers.checks.cdma_speed import links, performance, reading
 
 CHECKS: Mapping[str, Callable[..., Mapping[str, Any]]] = {
-    "zvc": zvc,
-    "engine": engine,
-    "dram": dram,
-    "pcie": pcie,
-    "batches": batches,
-    "shared": shared,
     "zeros": zeros,
     "density": density,
     "ratios": ratios,

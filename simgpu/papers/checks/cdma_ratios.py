@@ -17,7 +17,7 @@ from simgpu.compression.codecs.zvc import zvc_bytes
 from simgpu.graph.taskgraph import TaskGraph
 from simgpu.papers.checks.cdma_maps import CODECS, ITEM, Lying, sized
 from simgpu.papers.checks.cdma_traces import study
-from simgpu.papers.checks.found import bars, rule
+from simgpu.papers.checks.results import bars, condition
 from simgpu.policies.vdnn import Vdnn
 from simgpu.trace.model import BlockKind, Trace
 from simgpu.workloads.sparsity.generator import with_sparsity
@@ -111,20 +111,20 @@ def behind(whole: Mapping[str, Ratios]) -> dict[str, Any]:
         if layout != NCHW
     }
     told = "; ".join(f"ahead in {layout.upper()}: {', '.join(names) or 'none'}" for layout, names in ahead.items())
-    return rule(all(names == ["GoogLeNet"] for names in ahead.values()), told)
+    return condition(all(names == ["GoogLeNet"] for names in ahead.values()), told)
 
 
 def rle_prefers(whole: Mapping[str, Ratios]) -> dict[str, Any]:
     """Whether RLE compresses every network most in NCHW."""
     others = [name for name, of in whole.items() if max(LAYOUTS, key=lambda layout: of["rle", layout]) != NCHW]
-    return rule(not others, f"best in NCHW: {len(whole) - len(others)} of {len(whole)} networks")
+    return condition(not others, f"best in NCHW: {len(whole) - len(others)} of {len(whole)} networks")
 
 
 def rle_worst(mean: Ratios) -> dict[str, Any]:
     """Whether RLE is the worst of the three codecs in every layout, in the mean of all networks."""
     told = [f"{layout.upper()} {mean['rle', layout]:.3f} and {mean['zvc', layout]:.3f}" for layout in LAYOUTS]
     worst = all(mean["rle", layout] < min(mean["zvc", layout], mean["zlib", layout]) for layout in LAYOUTS)
-    return rule(worst, f"means of RLE and ZVC: {', '.join(told)}")
+    return condition(worst, f"means of RLE and ZVC: {', '.join(told)}")
 
 
 def layouts() -> dict[str, Any]:
@@ -136,7 +136,9 @@ def layouts() -> dict[str, Any]:
     random = np.random.default_rng(0)
     maps = random.standard_normal((8, 32, 7, 9)).astype(np.float32) * (random.random((8, 32, 7, 9)) < 0.4)
     sizes.append({found.compressed for found in measure(maps, ["zvc"])})
-    return {"same": rule(all(len(size) == 1 for size in sizes), f"{len(sizes)} arrays in three layouts, to the byte")}
+    return {
+        "same": condition(all(len(size) == 1 for size in sizes), f"{len(sizes)} arrays in three layouts, to the byte")
+    }
 
 
 def _by_network(whole: Mapping[str, Ratios], mean: Ratios) -> dict[str, Any]:

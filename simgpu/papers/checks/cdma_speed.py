@@ -11,7 +11,7 @@ from simgpu.experiments.study import cell_of
 from simgpu.hardware.spec import CdmaSpec, NodeSpec
 from simgpu.papers.checks.cdma_maps import Lying, with_sizes
 from simgpu.papers.checks.cdma_traces import GPUS, joined_in_place, study
-from simgpu.papers.checks.found import bars, lines
+from simgpu.papers.checks.results import bars, lines
 
 if TYPE_CHECKING:
     from simgpu.experiments.scenarios.study import Study, StudyRun

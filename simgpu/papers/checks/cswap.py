@@ -5,11 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from simgpu.papers.checks import cswap_equations, cswap_launches, cswap_layers, cswap_networks, cswap_tensors
+from simgpu.papers.checks import cswap_launches, cswap_layers, cswap_networks
 
 CHECKS: Mapping[str, Callable[..., Mapping[str, Any]]] = {
-    **cswap_tensors.CHECKS,
-    **cswap_equations.CHECKS,
     **cswap_launches.CHECKS,
     **cswap_layers.CHECKS,
     **cswap_networks.CHECKS,

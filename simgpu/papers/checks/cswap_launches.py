@@ -13,13 +13,13 @@ from simgpu.compression.codecs.gpu.compare import compare_models, mean_errors
 from simgpu.compression.codecs.gpu.paper import FIGURE_5, FIGURE_12, FIGURES, CodecFigure
 from simgpu.compression.codecs.gpu.response import response_of
 from simgpu.compression.codecs.gpu.samples import NOISE
-from simgpu.compression.codecs.gpu.setting import THREADS, LaunchSetting, all_settings
+from simgpu.compression.codecs.gpu.setting import THREADS, LaunchSetting
 from simgpu.compression.codecs.gpu.surface import ResponseSurface, network_ns
 from simgpu.compression.codecs.gpu.timemodel import PIECES
-from simgpu.compression.codecs.gpu.tuner import INITIAL, LaunchTuner
+from simgpu.compression.codecs.gpu.tuner import LaunchTuner
 from simgpu.hardware.nodes import load_node
 from simgpu.papers.checks.cswap_layers import study_of, trained
-from simgpu.papers.checks.found import bars, lines
+from simgpu.papers.checks.results import bars, lines
 
 _MS = 10**6
 _GPU = load_node("v100").gpu
@@ -83,18 +83,6 @@ def _of(figure: CodecFigure) -> LaunchSetting:
     return figure.setting
 
 
-def settings() -> dict[str, Any]:
-    """The settings that are searched, and how many the search draws before it begins."""
-    tuner = LaunchTuner(_surface(1), "zvc", FIGURE_12)
-    grids, threads = all_settings()
-    return {
-        "initial": tuner.bayesian(steps=0).evaluations,
-        "largest_grid": int(grids.max()),
-        "fewest_threads": int(threads.min()),
-        "most_threads": int(threads.max()),
-    }
-
-
 def tuner() -> dict[str, Any]:
     """Milliseconds of VGG16's codec at the settings that four ways find (figure 12), and what finding them takes.
 
@@ -112,7 +100,6 @@ def tuner() -> dict[str, Any]:
     published = {way: _PUBLISHED[f"figure 12, {told}"].paper_ms for way, told in _TOLD.items()}
     return {
         **ms,
-        "steps": searches[0].evaluations - INITIAL,
         "tried_ratio": grid.evaluations / searches[0].evaluations,
         "figure_12": bars(
             "ms to compress and decompress VGG16's tensors",
@@ -147,7 +134,6 @@ def time_models(noise: float = NOISE, pieces: int = PIECES) -> dict[str, Any]:
 
 CHECKS: dict[str, Callable[..., Mapping[str, Any]]] = {
     "launches": launches,
-    "settings": settings,
     "tuner": tuner,
     "random_setting": random_setting,
     "time_models": time_models,

@@ -1,20 +1,17 @@
-"""CSWAP's networks as wholes: swapping latency, the share of transfers, its undocumented AlexNet, and its batches."""
+"""CSWAP's networks as wholes: swapping latency, the share of transfers, and its undocumented AlexNet."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from statistics import fmean
 from typing import Any
 
-from simgpu.errors import OutOfMemoryError
 from simgpu.experiments.scenarios.study import Study
 from simgpu.experiments.training import train
 from simgpu.hardware.nodes import load_node
-from simgpu.papers.checks.cswap_layers import latencies, study_of, trained
-from simgpu.papers.checks.cswap_tensors import EPOCHS
-from simgpu.papers.checks.found import rule
+from simgpu.papers.checks.cswap_layers import EPOCHS, latencies, study_of, trained
+from simgpu.papers.checks.results import condition
 from simgpu.simulation.run import Result, simulate
-from simgpu.trace.model import Trace
 from simgpu.workloads.builder import NetworkBuilder
 from simgpu.workloads.modelled import build_trace, trace_of
 from simgpu.workloads.network import Network
@@ -23,26 +20,8 @@ from simgpu.workloads.sparsity.generator import with_sparsity
 _VDNN = "vdnn", {"mode": "conv"}
 _CSWAP = "cswap", {"launch": "grid_search"}
 _SHOWN = range(0, EPOCHS, 8)
-#: Table III by node: batches on CIFAR10 and on ImageNet; None where it has a dash.
-TABLE_III: Mapping[str, Mapping[str, tuple[int | None, int | None]]] = {
-    "v100": {
-        "AlexNet": (2560, 512),
-        "VGG16": (2560, 128),
-        "MobileNet": (2560, 128),
-        "Plain20": (2560, 32),
-        "ResNet-34": (2560, 64),
-        "SqueezeNet": (2560, 512),
-    },
-    "2080ti": {
-        "AlexNet": (2560, 256),
-        "VGG16": (2560, 32),
-        "MobileNet": (1280, 32),
-        "Plain20": (1024, None),
-        "ResNet-34": (1280, 16),
-        "SqueezeNet": (1280, 128),
-    },
-}
-_STUDIES = {("v100", 0): "cswap-6a", ("2080ti", 0): "cswap-6b", ("v100", 1): "cswap-6c", ("2080ti", 1): "cswap-6d"}
+#: Studies by node and data set: CIFAR10, ImageNet.
+STUDIES = {("v100", 0): "cswap-6a", ("2080ti", 0): "cswap-6b", ("v100", 1): "cswap-6c", ("2080ti", 1): "cswap-6d"}
 
 
 def latency_saved() -> dict[str, Any]:
@@ -51,10 +30,10 @@ def latency_saved() -> dict[str, Any]:
         node: [
             _saved(study, network)
             for at in (0, 1)
-            for study in [study_of(_STUDIES[node, at])]
+            for study in [study_of(STUDIES[node, at])]
             for network in study.traces
         ]
-        for node in TABLE_III
+        for node in ("v100", "2080ti")
     }
     return {f"most_{node}": max(each) for node, each in found.items()}
 
@@ -72,7 +51,7 @@ def transfers(changed: Mapping[str, object] | None = None, exposed: bool = False
     return {
         "alexnet": share["AlexNet"],
         "plain20": share["Plain20"],
-        "others": rule(max(others) < 0.5, f"{min(others):.0%} to {max(others):.0%}"),
+        "others": condition(max(others) < 0.5, f"{min(others):.0%} to {max(others):.0%}"),
     }
 
 
@@ -153,47 +132,9 @@ def _small_alexnet(first: int, second: int, stride: int) -> Network:
     return net.finish(net.linear("fc", net.flatten("flatten", net.max_pool("pool5", x, 2, 2)), 10))
 
 
-def batches(width: int = 1) -> dict[str, Any]:
-    """Whether table III's batches run, and whether what it has no batch for does not run with a single image.
-
-    width: of Plain20, over that of its authors.
-    """
-    tried = list(_tried())
-    failing = [told for told, runs in tried if not runs]
-    node = load_node("2080ti")
-    image = build_trace("plain20", input="imagenet", batch=1, gpu=node.gpu, width=width)
-    fits = _runs(image, node, "vdnn")
-    return {
-        "run": rule(not failing, f"{len(tried)} runs, {len(failing)} out of memory"),
-        "dash": rule(not fits, f"one image {'fits into' if fits else 'exceeds'} 11 GB under vdnn"),
-    }
-
-
-def _tried() -> Iterator[tuple[str, bool]]:
-    """Every batch of table III, swapped as it is and with tensors compressed, and whether it ran."""
-    for (node, at), name in _STUDIES.items():
-        study = study_of(name)
-        for network, row in TABLE_III[node].items():
-            if (batch := row[at]) is None:
-                continue
-            trace = study.traces[network]
-            for policy in ("vdnn", "cswap"):
-                fits = trace.info.batch == batch and _runs(trace, study.runs[0].node, policy)
-                yield f"{network} {batch}, {node}, {policy}", fits
-
-
-def _runs(trace: Trace, node: Any, policy: str) -> bool:
-    try:
-        simulate(trace, node, policy, parameters=dict((_VDNN, _CSWAP))[policy], iterations=1)
-    except OutOfMemoryError:
-        return False
-    return True
-
-
 CHECKS: dict[str, Callable[..., Mapping[str, Any]]] = {
     "latency_saved": latency_saved,
     "transfers": transfers,
     "slowdown": slowdown,
     "alexnet": alexnet,
-    "batches": batches,
 }

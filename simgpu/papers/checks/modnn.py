@@ -1,29 +1,147 @@
-"""moDNN's claims that no study tells of (Chen et al., TPDS 2019)."""
+"""moDNN's numbers that no study reports (Chen et al., TPDS 2019): memory, and gradients added up by host cores."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from typing import Any
+from functools import lru_cache
+from statistics import fmean
+from typing import Any, Literal
 
-from simgpu.papers.checks.modnn_allocator import allocator
-from simgpu.papers.checks.modnn_cores import cores
-from simgpu.papers.checks.modnn_memory import alone, batches, bound, figures, fits, vgg101, weights_offloaded
-from simgpu.papers.checks.modnn_schedules import algorithms, defragmentation, prefetches
-from simgpu.papers.checks.modnn_sub_batch import resnet34, sub_batch
+from simgpu.experiments.study_measures import memory_of
+from simgpu.graph.bounds import memory_bounds
+from simgpu.graph.taskgraph import TaskGraph
+from simgpu.graph.tdfg import Tdfg
+from simgpu.hardware.nodes import load_node
+from simgpu.papers.checks.results import bars, condition
+from simgpu.papers.tasks import loaded, written
+from simgpu.policies.common.sub_batches import ALPHA, Counted, select_sub_batch, window_bytes
+from simgpu.simulation.run import simulate, task_graph
+from simgpu.trace.model import BlockKind, Phase, Trace
+
+GB = 10**9
+#: Section 7: the networks and the batch of each.
+BATCHES = {"VGG-16": 256, "VGG-19": 256, "VGG-101": 128, "ResNet-34": 256, "ResNet-152": 256, "FCN-32s": 128}
+NODE = "k40"
+#: Networks whose host cores are timed.
+_EXCHANGING = ("VGG-16", "ResNet-34")
+
+
+def traces() -> dict[str, Trace]:
+    """The six networks by label, as the study of figures 9, 13 and 14 has them."""
+    return dict(loaded("modnn-14", "{}").traces)
+
+
+def network(name: str) -> TaskGraph:
+    """One of them on a K40, which can be rescaled to other batches."""
+    return task_graph(traces()[name], load_node(NODE))
+
+
+@lru_cache
+def _amounts() -> dict[str, dict[str, int]]:
+    """By network and name, the amounts of `memory_of`."""
+    return {name: memory_of(trace) for name, trace in traces().items()}
+
+
+def fits() -> dict[str, Any]:
+    """Section 7.1: which networks fit 12 and 24 GB in the ideal case."""
+    needed = {name: amounts["all_at_once"] for name, amounts in _amounts().items()}
+    told = ", ".join(f"{name} {size / GB:.3g}" for name, size in needed.items()) + " GB"
+    within = {name for name, size in needed.items() if size <= 12 * GB}
+    beyond = {name for name, size in needed.items() if size > 24 * GB}
+    return {
+        "in_12": condition(within == {"ResNet-34"}, told),
+        "beyond_24": condition(beyond >= {"VGG-16", "VGG-19", "VGG-101", "ResNet-152"}, told),
+    }
+
+
+def vgg101() -> dict[str, Any]:
+    """Section 7.1: GB of VGG-101 in the ideal case and at least."""
+    amounts = _amounts()["VGG-101"]
+    return {"ideal": amounts["all_at_once"] / GB, "bound": amounts["bound"] / GB}
+
+
+def weights_offloaded(updates: Literal["none", "layer", "all"] = "none", without: str = "") -> dict[str, Any]:
+    """Ideal memory over the bound where weights leave too, mean of the networks.
+
+    updates: which weights a task updates, those of one layer, all at once, or none, as there are no such tasks.
+    without: a network that is left out.
+    """
+    names = [name for name in BATCHES if name != without]
+    return {"ratio": fmean(_all_at_once(name) / _where_weights_leave(name, updates) for name in names)}
+
+
+def _all_at_once(name: str) -> int:
+    return _amounts()[name]["all_at_once"]
+
+
+def _where_weights_leave(name: str, updates: str) -> int:
+    bounds = memory_bounds(network(name))
+    if updates == "all":
+        return bounds.offloaded.bytes
+    graph = bounds.graph
+    largest = 0
+    if updates == "layer":
+        updated = {b for k in _optimizer(graph) for b in graph.writes[k]}
+        weights = (graph.sizes[b] for b in updated if graph.blocks[b].kind is BlockKind.WEIGHT)
+        largest = 2 * max(weights)
+    return max(bounds.without_updates.bytes, largest)
+
+
+def _optimizer(graph: TaskGraph) -> list[int]:
+    return [k for k, kernel in enumerate(graph.kernels) if kernel.phase is Phase.OPTIMIZER]
+
+
+def alone(transfers: Literal["task", "vdnn"] = "task") -> dict[str, Any]:
+    """Section 7.3: ideal memory over that where data come and go, of whole batches by the fastest algorithms.
+
+    transfers: what decides it, the most demanding task alone or what a run of vDNN (all, fastest) holds at its peak.
+    """
+    if transfers == "task":
+        return {"transfers": fmean(amounts["all_at_once"] / amounts["transfers"] for amounts in _amounts().values())}
+    from simgpu.experiments.study import cell_of
+
+    changes = {"runs.transfers": {"policy": {"vdnn": {"algorithms": "fastest"}}}, "published": [], "iterations": 1}
+    study = loaded("modnn-14", written(changes))
+    (run,) = study.members("transfers")
+    peaks = {name: cell_of(study, name, run).peak_bytes for name in BATCHES}
+    return {"transfers": fmean(_all_at_once(name) / peak for name, peak in peaks.items() if peak)}
+
+
+def figures() -> dict[str, Any]:
+    """Figures 9 and 13, as ideal memory over that of each technique, and their published means."""
+    names = {"bound": "all", "sub_batch": "sub-batches", "transfers": "transfers", "algorithms": "algorithms"}
+    groups = {
+        network: {told: amounts["all_at_once"] / amounts[name] for name, told in names.items()}
+        for network, amounts in _amounts().items()
+    }
+    groups["mean"] = {told: fmean(of[told] for of in groups.values()) for told in names.values()}
+    published = {"mean": {"all": 59.0, "sub-batches": 42.0, "transfers": 4.1}}
+    return {"saved": bars("all tensors at once over it", groups, published)}
+
+
+def resnet34(counted: Counted = "live") -> dict[str, Any]:
+    """Section 7.4: GB of the smallest budget in which ResNet-34 runs in its whole batch. counted: of equation 8."""
+    graph, gpu = network("ResNet-34"), load_node(NODE).gpu
+    need = window_bytes(Tdfg.of(graph, gpu.alignment), ALPHA, counted)
+    sizes = [select_sub_batch(graph, gpu, budget, counted=counted).size for budget in (need, need - 1)]
+    if sizes[0] != BATCHES["ResNet-34"] or sizes[1] >= sizes[0]:
+        raise AssertionError(f"sub-batches of {sizes} in {need} B and a byte less")
+    return {"budget": need / GB}
+
+
+def cores() -> dict[str, Any]:
+    """Section 7.5: the time of accumulation by one core over that by all 20, at most."""
+    return {"times": max(accumulation_ns(name, 1) / accumulation_ns(name, 20) for name in _EXCHANGING)}
+
+
+def accumulation_ns(name: str, cores: int) -> int:
+    """Nanoseconds that the host's cores are adding up gradients and updating weights in an iteration."""
+    trace, node = traces()[name], load_node("k40-x4")
+    result = simulate(trace, node, "modnn", gpus=4, exchange="host", cores=cores, iterations=1)
+    spans = (span for span in result.timeline if span.stream.startswith("host") and not span.kind.is_stall)
+    return sum(span.end_ns - span.start_ns for span in spans)
+
 
 CHECKS: Mapping[str, Callable[..., dict[str, Any]]] = {
-    "algorithms": algorithms,
-    "allocator": allocator,
-    "alone": alone,
-    "batches": batches,
-    "bound": bound,
-    "cores": cores,
-    "defragmentation": defragmentation,
-    "figures": figures,
-    "fits": fits,
-    "prefetches": prefetches,
-    "resnet34": resnet34,
-    "sub_batch": sub_batch,
-    "vgg101": vgg101,
-    "weights_offloaded": weights_offloaded,
+    check.__name__: check for check in (alone, cores, figures, fits, resnet34, vgg101, weights_offloaded)
 }

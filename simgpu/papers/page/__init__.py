@@ -1,4 +1,4 @@
 """What papers claim beside what is simulated, as one page that needs nothing beside it.
 
-`simgpu.papers.page.writing` is the way in.
+`simgpu.papers.page.page` is the way in.
 """

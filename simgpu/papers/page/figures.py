@@ -8,8 +8,7 @@ from __future__ import annotations
 from textwrap import shorten
 from typing import TYPE_CHECKING, NamedTuple
 
-from simgpu.papers.answers import NotRunError, found_of, partial_result
-from simgpu.papers.figures import shown_figures, uses
+from simgpu.papers.answers import NotRunError, check_value, partial_result, shown_figures, uses
 from simgpu.papers.page.drawings import drawn
 from simgpu.papers.page.svg import Inline, inline_svg
 
@@ -21,9 +20,9 @@ if TYPE_CHECKING:
     from simgpu.papers.reproduce import Run
 
 
-class FigureTold(NamedTuple):
-    """A figure of a paper. id: within the page; drawing: None where `why` says what broke; about: of its study;
-    claims: the ids of those that it shows."""
+class FigureView(NamedTuple):
+    """A figure of a paper. id: within the page; drawing: None where it failed, `why` is the error; about: its study;
+    claims: the ids of the claims that it shows."""
 
     id: str
     title: str
@@ -34,35 +33,35 @@ class FigureTold(NamedTuple):
 
     @property
     def short(self) -> str:
-        """What of the paper it is, which stands before a colon; else how its title begins."""
+        """The part of the title before a colon, shortened."""
         return shorten(self.title.partition(":")[0], 30, placeholder=" ...")
 
 
-def figures_of(run: Run) -> dict[str, list[FigureTold]]:
+def figures_of(run: Run) -> dict[str, list[FigureView]]:
     """The figures by the key of their paper, drawn from what has run."""
     return {
-        paper.key: [_told(run, paper, figure, number) for number, figure in enumerate(figures, 1)]
+        paper.key: [_figure(run, paper, figure, number) for number, figure in enumerate(figures, 1)]
         for paper, figures in shown_figures(run.claims).items()
     }
 
 
-def _told(run: Run, paper: Paper, figure: FigureSection, number: int) -> FigureTold:
+def _figure(run: Run, paper: Paper, figure: FigureSection, number: int) -> FigureView:
     id_ = f"figure-{paper.key}-{number}"
     claims = tuple(claim.id for claim in run.claims if claim.paper is paper and uses(claim, figure))
     try:
-        made, about = _drawn(run, paper, figure)
+        drawing, about = _drawn(run, paper, figure)
     except NotRunError as error:
-        return FigureTold(id_, figure.title, None, str(error), "", claims)
-    return FigureTold(id_, figure.title, inline_svg(made, f"{id_}-"), "", about, claims)
+        return FigureView(id_, figure.title, None, str(error), "", claims)
+    return FigureView(id_, figure.title, inline_svg(drawing, f"{id_}-"), "", about, claims)
 
 
 def _drawn(run: Run, paper: Paper, figure: FigureSection) -> tuple[Figure, str]:
     if figure.check is not None:
-        return drawn(found_of(paper, figure.check, run.kept, run.failed)), ""
+        return drawn(check_value(paper, figure.check, run.cache, run.failed)), ""
     assert figure.study is not None
-    result = partial_result(paper, figure.study, run.kept, run.failed)
-    made = result.plot(figure.picture)
+    result = partial_result(paper, figure.study, run.cache, run.failed)
+    drawing = result.plot(figure.picture)
     # The page has its own title, in which long lines break where they must.
-    made.suptitle("")
+    drawing.suptitle("")
     origins = dict.fromkeys(trace.info.provenance for trace in result.study.traces.values())
-    return made, f"{result.study.name}: {result.study.description} ({'; '.join(origins)})"
+    return drawing, f"{result.study.name}: {result.study.description} ({'; '.join(origins)})"

@@ -1,25 +1,28 @@
-"""The page: the template filled, with its style, its script and its figures inside."""
+"""A reproduction as one page: the template filled, with its style, its script and its figures."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from importlib.resources import files
+from pathlib import Path
 from typing import TYPE_CHECKING
 
+from simgpu.io.atomic import atomic_file
 from simgpu.papers.page.scales import COMMON
-from simgpu.papers.page.told import MEANINGS, bars_told, look, papers_told
+from simgpu.papers.page.views import MEANINGS, bar_views, look, paper_views
 from simgpu.papers.recordings import HEADINGS, MANAGED_HEADINGS
-from simgpu.papers.tables import parts_text
+from simgpu.papers.reproduction import parts_text, rules_text
 from simgpu.papers.verdicts import Verdict
-from simgpu.report.template import filled, in_one_function
+from simgpu.report.template import check_page, filled, in_one_function
 from simgpu.version import __version__
 
 if TYPE_CHECKING:
-    from simgpu.papers.outcome import Reproduction
-    from simgpu.papers.page.figures import FigureTold
+    from simgpu.papers.page.figures import FigureView
     from simgpu.papers.recordings import Recordings
+    from simgpu.papers.reproduce import Run
+    from simgpu.papers.reproduction import Reproduction
 
-#: What becomes of claims that are not met, in the words of a sentence.
+#: Verdicts of claims that are not met, as parts of a sentence.
 _REST = {
     Verdict.NEAR: "within 25%",
     Verdict.OFF: "off by more",
@@ -30,14 +33,14 @@ _REST = {
 _RESOURCES = files("simgpu.papers.page") / "resources"
 
 
-def page(found: Reproduction, figures: Mapping[str, Sequence[FigureTold]]) -> str:
+def page(reproduction: Reproduction, figures: Mapping[str, Sequence[FigureView]]) -> str:
     """The page as HTML; figures: by the key of their paper. The same results give the same text."""
-    counts = found.counts()
+    counts = reproduction.counts()
     shown = [verdict for verdict in Verdict if counts[verdict]]
     patterns = {
         id_: pattern
-        for told in figures.values()
-        for figure in told
+        for drawn in figures.values()
+        for figure in drawn
         if figure.drawing is not None
         for id_, pattern in figure.drawing.patterns.items()
     }
@@ -45,36 +48,36 @@ def page(found: Reproduction, figures: Mapping[str, Sequence[FigureTold]]) -> st
         _resource("page.html.j2"),
         style=_resource("style.css"),
         script=in_one_function([_resource("page.js")]),
-        title="What papers claim, simulated" if found.claims else "Recordings, simulated",
+        title="What papers claim, simulated" if reproduction.papers else "Recordings, simulated",
         version=__version__,
-        papers=papers_told(found),
-        headline=_headline(found),
-        parts_met=parts_text(found),
-        bars=bars_told(found),
+        papers=paper_views(reproduction),
+        headline=_headline(reproduction),
+        parts_met=" ".join(filter(None, (parts_text(reproduction), rules_text(reproduction)))),
+        bars=bar_views(reproduction),
         verdicts=[(look(verdict), str(verdict), counts[verdict], MEANINGS[verdict]) for verdict in shown],
         band=(COMMON.band(0.25), COMMON.band(0.10)),
         goal=COMMON.place(1.0),
         figures=figures,
         shows={
-            id_: [figure for told in figures.values() for figure in told if id_ in figure.claims]
-            for id_ in (outcome.claim.id for outcome in found.claims)
+            id_: [figure for drawn in figures.values() for figure in drawn if id_ in figure.claims]
+            for id_ in (outcome.claim.id for outcome in reproduction.claims)
         },
         patterns=sorted(patterns.values()),
-        recordings=found.recordings,
-        recordings_tables=[] if found.recordings is None else _recordings(found.recordings),
+        recordings=reproduction.recordings,
+        recordings_tables=[] if reproduction.recordings is None else _recordings(reproduction.recordings),
     )
 
 
-def _headline(found: Reproduction) -> list[str]:
-    """What came of predictions and of what was fitted, a line each."""
-    told = []
+def _headline(reproduction: Reproduction) -> list[str]:
+    """Verdicts of predictions and of fitted claims, a line each."""
+    lines = []
     for fitted, name in ((False, "Predictions"), (True, "Fitted")):
-        counts = found.counts(fitted=fitted)
+        counts = reproduction.counts(fitted=fitted)
         met = counts[Verdict.HOLDS] + counts[Verdict.CLOSE]
         parts = [(met, "met (holds, or within 10%)"), *((counts[verdict], words) for verdict, words in _REST.items())]
         if total := sum(counts.values()):
-            told.append(f"{name}, {total}: " + ", ".join(f"{count} {words}" for count, words in parts if count))
-    return told
+            lines.append(f"{name}, {total}: " + ", ".join(f"{count} {words}" for count, words in parts if count))
+    return lines
 
 
 def _recordings(recordings: Recordings) -> list[tuple[Sequence[str], Sequence[Sequence[str]]]]:
@@ -85,3 +88,24 @@ def _recordings(recordings: Recordings) -> list[tuple[Sequence[str], Sequence[Se
 
 def _resource(name: str) -> str:
     return (_RESOURCES / name).read_text(encoding="utf-8")
+
+
+def write_page(run: Run, reproduction: Reproduction, path: str | Path) -> Path:
+    """Write a reproduction with its figures as one self-contained page, which makes no request.
+
+    run: the run of the reproduction, with figures. The write is atomic; the same results give the same bytes. Returns
+    the path. Raises `InputError` where it cannot be written.
+    """
+    from simgpu.papers.page.figures import figures_of
+
+    target = Path(path)
+    check_target(target)
+    text = page(reproduction, figures_of(run))
+    with atomic_file(target) as part:
+        part.write_text(text, encoding="utf-8", newline="\n")
+    return target
+
+
+def check_target(path: Path) -> None:
+    """Raise `InputError`, before a long run, for a page that could not be written there."""
+    check_page(path, "reproduction.html")

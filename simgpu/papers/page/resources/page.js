@@ -1,15 +1,15 @@
-// Shows the claims that were asked for: by verdict, by whether something was fitted to them, and by words.
+// Shows the selected claims: by verdict, by whether something was fitted to them, and by words.
 const bodies = [...document.querySelectorAll("table.claims > tbody")];
 const texts = bodies.map((body) => body.textContent.toLowerCase());
 const tools = document.getElementById("tools");
 const query = document.getElementById("query");
 const buttons = tools ? [...tools.querySelectorAll("button")] : [];
 
-const asked = (key) => buttons.filter((button) => button.dataset[key] && button.getAttribute("aria-pressed") === "true")
+const pressed = (key) => buttons.filter((button) => button.dataset[key] && button.getAttribute("aria-pressed") === "true")
   .map((button) => button.dataset[key]);
 
 function show() {
-  const looks = asked("look"), sorts = asked("sort"), words = query.value.toLowerCase().split(/\s+/).filter(Boolean);
+  const looks = pressed("look"), sorts = pressed("sort"), words = query.value.toLowerCase().split(/\s+/).filter(Boolean);
   let shown = 0;
   bodies.forEach((body, at) => {
     body.hidden = (looks.length > 0 && !looks.includes(body.dataset.look))
@@ -18,6 +18,7 @@ function show() {
     shown += body.hidden ? 0 : 1;
   });
   for (const section of document.querySelectorAll("section.paper")) {
+    if (!section.querySelector("table.claims")) continue;
     const none = section.querySelectorAll("table.claims > tbody:not([hidden])").length === 0;
     section.querySelector("table.claims").hidden = none;
     section.querySelector("p.none").hidden = !none;

@@ -1,16 +1,4 @@
-"""Kernels measured under page faults beside the same kernels under `um`.
-
-G10's recordings time each kernel three times (its profiler is `src/cudnn` of https://github.com/platformxlab/G10, which
-`src/codegen.cc` there calls): in plain device memory (`cudnnB.txt`), and twice in managed memory, each time alone in a
-process of its own, with arrays just allocated. For `cudnnBPF.txt` nothing lies on the GPU: inputs are in host memory,
-and so are results that the kernel adds to; other results have no memory yet. For `cudnnBInputPF.txt` the GPU has
-touched all inputs before the clock starts, so that, whatever the name says, results alone fault. No kernel's arrays
-come near the memory of the GPU: nothing ever leaves.
-
-The same is simulated as one iteration in which every kernel has blocks of its own. They lie on the host because a block
-as large as the memory takes its place first and goes before the first kernel begins. Kernels with operands of the same
-sizes stall equally long, so that one stands for all of them.
-"""
+"""Recorded iterations compared with simulated ones: under `ideal`, and under the policy that managed their memory."""
 
 from __future__ import annotations
 
@@ -23,12 +11,90 @@ from typing import Any
 from simgpu.errors import InputError
 from simgpu.hardware.nodes import load_node
 from simgpu.hardware.spec import NodeSpec
-from simgpu.importers import import_trace
-from simgpu.papers.recordings import Managed, Trial
-from simgpu.papers.recordings_files import g10_times
+from simgpu.importers import detect, import_trace
+from simgpu.papers import recordings_files as stated
+from simgpu.papers.recordings import Compared, Managed, Trial
+from simgpu.papers.recordings_files import Fact, g10_times
+from simgpu.simulation.result import Result
 from simgpu.simulation.run import simulate
 from simgpu.timeline.model import SpanKind
-from simgpu.trace.model import Block, BlockKind, Kernel, Phase, Trace
+from simgpu.trace.folder import read_trace
+from simgpu.trace.model import NOT_RECORDED, Block, BlockKind, Kernel, Phase, Trace
+from simgpu.trace.stats import trace_stats
+
+#: Any node gives the same: `ideal` uses recorded durations, and `none` gets all the memory it requests.
+_ANY_NODE = "v100"
+#: PyTorch's allocator rounds sizes up to multiples of this.
+_ROUNDED = 512
+
+
+def is_trace(path: Path) -> bool:
+    """Whether a path is a trace of simgpu."""
+    return (path / "trace.yaml").exists()
+
+
+def read(path: Path) -> tuple[Trace, list[Fact]]:
+    """A recording as a trace, and the facts in its files; none where the format has no reader."""
+    if is_trace(path):
+        return read_trace(path), stated.of_folder(path)
+    reader = stated.READERS.get(detect(path).name)
+    return import_trace(path)[0], [] if reader is None else reader(path)
+
+
+def compare(name: str, path: Path, gpu: str) -> list[Compared]:
+    """The rows of a recording. gpu: the node with the recorded GPU; empty where the trace names the device."""
+    trace, listed = read(path)
+    facts = {fact.what: fact for fact in listed}
+    device = load_node(gpu).gpu.name if gpu and trace.info.device == NOT_RECORDED else trace.info.device
+    about = name, str(trace.info.origin), device
+    node = load_node(_ANY_NODE)
+    ideal = simulate(trace, node, "ideal")
+    rows = [*_times(about, trace, facts, ideal), *_memory(about, trace, facts, node)]
+    if stated.CONSTANTS in facts:
+        imported = trace_stats(trace).constant_bytes
+        rows.append(Compared(*about, "import", "constants", "bytes", facts[stated.CONSTANTS].value, imported))
+    return rows
+
+
+def _times(about: tuple[str, str, str], trace: Trace, facts: dict[str, Fact], ideal: Result) -> Iterator[Compared]:
+    """Kernels, their time, and the timeline where starts are recorded; as imported without facts."""
+    ran = int(((ideal.timeline.kind == SpanKind.COMPUTE) & (ideal.timeline.iteration == ideal.iterations - 1)).sum())
+    kernels = facts.get(stated.KERNELS, Fact(stated.KERNELS, len(trace.kernels)))
+    compute = facts.get(stated.COMPUTE, Fact(stated.COMPUTE, trace.compute_ns))
+    yield Compared(*about, "ideal", kernels.what, "kernels", kernels.value, ran)
+    streams = len({kernel.stream for kernel in trace.kernels})
+    if streams == 1:
+        yield Compared(*about, "ideal", compute.what, "ns", compute.value, ideal.iteration_ns)
+    if timeline := facts.get(stated.TIMELINE):
+        why = "" if timeline.value == ideal.iteration_ns else timeline.note
+        yield Compared(*about, "ideal", timeline.what, "ns", timeline.value, ideal.iteration_ns, why)
+
+
+def _memory(about: tuple[str, str, str], trace: Trace, facts: dict[str, Fact], node: NodeSpec) -> Iterator[Compared]:
+    """The peak of `none`, which keeps blocks as long as the framework did, where lifetimes are recorded."""
+    recorded = trace_stats(trace).peak_recorded
+    if recorded is None:
+        return
+    everything = sum(block.bytes + _ROUNDED for block in trace.blocks)
+    plain = simulate(trace, node, "none", budget=everything).metrics.device_peak_bytes
+    peak = facts.get(stated.PEAK)
+    if peak is None:
+        yield Compared(*about, "none", "peak memory, of the recorded lifetimes", "bytes", recorded.bytes, plain)
+        return
+    why = "" if peak.value == plain else _rounding(trace, node, everything, peak.value)
+    yield Compared(*about, "none", peak.what, "bytes", peak.value, plain, why)
+
+
+def _rounding(trace: Trace, node: NodeSpec, budget: int, recorded: int) -> str:
+    """A note on how much of the difference is the allocator's rounding."""
+    rounded = simulate(trace, node, "none", budget=budget, alignment=_ROUNDED).high_water
+    return (
+        "blocks have the sizes of their tensors, the recorded peak has what the allocator gave for them; with sizes "
+        f"rounded up to {_ROUNDED} bytes the peak is {rounded:,} bytes, {rounded - recorded:+,} from the recorded one; "
+        "what is left is in allocations that are larger still (of a profile without its execution trace, blocks are "
+        "the allocations themselves)"
+    )
+
 
 #: Bytes of an operand, and whether the kernel reads and writes it.
 Operand = tuple[int, bool, bool]
@@ -40,7 +106,7 @@ FAULTS = {
 }
 _FIRST = "parameters of the policy as they are"
 _RESULTS = "results in host memory, too"
-#: What else is assumed, always with results in host memory, of which the policy takes free memory without a fault.
+#: Further assumptions, each with results in host memory; the policy acquires free memory without a fault.
 _ASSUMED: Mapping[str, Mapping[str, Any]] = {
     "": {},
     "migrations at 4 GB/s": {"bandwidth": 4 * 10**9},
@@ -53,8 +119,8 @@ _ASSUMED: Mapping[str, Mapping[str, Any]] = {
     "4 faults a batch": {"fault_batch": 4},
     "2 faults a batch": {"fault_batch": 2},
 }
-_WHOLE = "one whole iteration, where data stay on the GPU between kernels"
-#: A kernel that has so many times more of one than of the other tells which of the two fault.
+_ITERATION = "one whole iteration, where data stay on the GPU between kernels"
+#: A kernel that reads this many times the bytes that it writes shows whether inputs fault.
 _MOSTLY = 100
 _US = 1000
 
@@ -70,19 +136,19 @@ def fault_files(path: Path) -> list[tuple[str, Path]]:
 
 
 def shapes(trace: Trace) -> dict[tuple[Operand, ...], list[int]]:
-    """The numbers of the kernels by what operands they have, in their order.
+    """The indices of the kernels by their operands, in order.
 
     >>> from simgpu.trace.chain import chain
     >>> list(shapes(chain([5, 7, 8], [7, 9, 9], [100, 100, 100])).values())
     [[0, 1], [2], [3, 4, 5]]
     """
     sizes = {block.id: block.bytes for block in trace.blocks}
-    found: dict[tuple[Operand, ...], list[int]] = {}
+    numbers: dict[tuple[Operand, ...], list[int]] = {}
     for number, kernel in enumerate(trace.kernels):
         operands = dict.fromkeys((*kernel.reads, *kernel.writes))
         shape = tuple((sizes[name], name in kernel.reads, name in kernel.writes) for name in operands)
-        found.setdefault(shape, []).append(number)
-    return found
+        numbers.setdefault(shape, []).append(number)
+    return numbers
 
 
 def each_alone(trace: Trace, memory: int, faults: str, *, results_on_host: bool) -> Trace:
@@ -109,21 +175,21 @@ def each_alone(trace: Trace, memory: int, faults: str, *, results_on_host: bool)
 
 
 def stalls(trace: Trace, alone: Trace, node: NodeSpec, parameters: Mapping[str, Any]) -> list[int]:
-    """How long each kernel of a trace waits for its pages, ns, as its like does in the iteration of `each_alone`."""
+    """Nanoseconds that each kernel of a trace waits for its pages, from the kernel of its shape in `each_alone`."""
     timeline = simulate(alone, node, "um", parameters=parameters, iterations=1).timeline
     ran = timeline.kind == SpanKind.COMPUTE
     starts, ends = timeline.start_ns[ran].tolist(), timeline.end_ns[ran].tolist()
     waits = [start - end for start, end in zip(starts[1:], ends, strict=False)]
-    found = [0] * len(trace.kernels)
+    by_kernel = [0] * len(trace.kernels)
     for wait, numbers in zip(waits, shapes(trace).values(), strict=True):
         for number in numbers:
-            found[number] = wait
-    return found
+            by_kernel[number] = wait
+    return by_kernel
 
 
 @dataclass(frozen=True)
 class _Measured:
-    """Kernels under faults: nanoseconds of each, and what faulted."""
+    """Kernels under faults: nanoseconds of each, and which data faulted."""
 
     trace: Trace
     node: NodeSpec
@@ -150,7 +216,7 @@ class _Measured:
 
 
 def compare_managed(name: str, path: Path, gpu: str, faults: str) -> Managed:
-    """A file of kernels under faults beside `um` on a node's GPU.
+    """A file of kernels under faults, compared with `um` on a node's GPU.
 
     faults: one of `FAULTS`. Raises `InputError` where the file does not fit the recording.
     """
@@ -161,12 +227,12 @@ def compare_managed(name: str, path: Path, gpu: str, faults: str) -> Managed:
         what = f"holds {len(times)} kernels, kernels.config {len(trace.kernels)}"
         raise InputError.single(files[faults], "", what, "give files of one model, batch and run")
     node = load_node(gpu)
-    told = "All of a kernel's data were in host memory."
+    note = "All of a kernel's data were in host memory."
     unmeasured = {}
     if faults == "PF":
-        unmeasured[_WHOLE] = simulate(trace, node, "um").iteration_ns
+        unmeasured[_ITERATION] = simulate(trace, node, "um").iteration_ns
     elif "PF" in files:
-        told = _evidence(trace, times, g10_times(files["PF"]))
+        note = _evidence(trace, times, g10_times(files["PF"]))
     measured = _Measured(trace, node, faults, times)
     return Managed(
         name,
@@ -180,13 +246,13 @@ def compare_managed(name: str, path: Path, gpu: str, faults: str) -> Managed:
         sum(times),
         tuple(measured.trials()),
         unmeasured,
-        f"{told} Each kernel ran alone, in a process of its own: nothing had to leave the GPU, so that neither its "
-        "memory nor the order of eviction matters.",
+        f"{note} Each kernel ran alone, in a process of its own: nothing had to be evicted from the GPU, so its "
+        "memory and the order of eviction do not matter.",
     )
 
 
 def _evidence(trace: Trace, times: list[int], all_cold: list[int]) -> str:
-    """Whether inputs fault: what is left of the faults of kernels that read far more than they write."""
+    """A note on whether inputs fault: remaining fault time of kernels that read far more than they write."""
     sizes = {block.id: block.bytes for block in trace.blocks}
     here = there = count = 0
     for kernel, one, other in zip(trace.kernels, times, all_cold, strict=True):

@@ -8,13 +8,13 @@ from typing import Any
 Points = Sequence[tuple[float, float]]
 
 
-def rule(holds: bool, told: str) -> dict[str, Any]:
-    """Whether a rule holds, and what it was tried on.
+def condition(holds: bool, detail: str) -> dict[str, Any]:
+    """Whether something holds, and what it was checked on.
 
-    >>> rule(True, "32 windows, to the byte")
-    {'holds': True, 'told': '32 windows, to the byte'}
+    >>> condition(True, "32 windows, to the byte")
+    {'holds': True, 'detail': '32 windows, to the byte'}
     """
-    return {"holds": bool(holds), "told": told}
+    return {"holds": bool(holds), "detail": detail}
 
 
 def bars(

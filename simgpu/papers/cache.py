@@ -1,4 +1,4 @@
-"""Finished work on disk, so that nothing runs twice: a file a task, of this very program and these inputs alone."""
+"""Cached results of tasks on disk, one file per task; only results of the same code and inputs are read."""
 
 from __future__ import annotations
 
@@ -19,15 +19,15 @@ from simgpu.version import __version__
 
 _KINDS: tuple[Kind, ...] = ("configs", "scenarios", "traces")
 _MARK = "simgpu-reproduction"
-#: A folder of results, by its name: whatever else somebody put beside these is not ours.
+#: Names of folders of results; other files in the folder are left alone.
 _OF_A_STATE = re.compile("[0-9a-f]{16}")
 
 
 @lru_cache
 def fingerprint() -> str:
-    """A hash of what decides results: simgpu's code, what ships with it, and the libraries that it computes with.
+    """A hash of what decides results: simgpu's code, the files it ships, and the libraries that it computes with.
 
-    Without the checks, of which each task tells by itself (`simgpu.papers.tasks`).
+    Checks are not included: the key of each task has their hash (`simgpu.papers.tasks`).
     """
     state = {
         "simgpu": __version__,
@@ -47,14 +47,14 @@ def _shipped() -> Iterator[tuple[str, Path]]:
                 yield f"{kind}/{path.relative_to(folder).as_posix()}", path
 
 
-class Kept:
-    """Results by key: in memory, and in a folder where one is given. Results of another simgpu go when it is opened.
+class ResultCache:
+    """Results by key: in memory, and in a folder where one is given. Opening it deletes results of other versions.
 
     Raises `InputError` where the folder holds something else or cannot be written.
     """
 
     def __init__(self, folder: Path | None = None, *, restart: bool = False) -> None:
-        self._found: dict[str, object] = {}
+        self._results: dict[str, object] = {}
         self._folder = None if folder is None else folder / fingerprint()
         if folder is None or self._folder is None:
             return
@@ -73,25 +73,25 @@ class Kept:
             raise unwritable(folder, error) from error
 
     def get(self, key: str) -> object | None:
-        """What was found under a key, None where nothing was."""
-        if key in self._found or self._folder is None:
-            return self._found.get(key)
+        """The result of a key; None without one."""
+        if key in self._results or self._folder is None:
+            return self._results.get(key)
         try:
             document = read_json(self._file(key))
         except InputError:
             return None
         if not isinstance(document, dict) or document.get("key") != key or "found" not in document:
             return None
-        self._found[key] = document["found"]
-        return self._found[key]
+        self._results[key] = document["found"]
+        return self._results[key]
 
-    def put(self, key: str, found: object) -> None:
-        """Keeps a result, whole or, where the process dies meanwhile, not at all."""
-        text = json.dumps({"key": key, "found": found}, allow_nan=False)
+    def put(self, key: str, result: object) -> None:
+        """Store a result; the write is atomic."""
+        text = json.dumps({"key": key, "found": result}, allow_nan=False)
         # As it would be read back: tuples as lists, whoever ran it.
-        self._found[key] = json.loads(text)["found"]
+        self._results[key] = json.loads(text)["found"]
         if self._folder is not None:
-            # A run of another simgpu may have taken it away meanwhile.
+            # A run of another version may have deleted it meanwhile.
             self._folder.mkdir(parents=True, exist_ok=True)
             with atomic_file(self._file(key)) as part:
                 part.write_text(text, encoding="utf-8")

@@ -1,4 +1,4 @@
-"""What moDNN's rules are tried on: the paper's networks as its studies have them, and small ones drawn at random."""
+"""Plans that moDNN's rules are tried on: of the paper's networks, and of small networks drawn at random."""
 
 from __future__ import annotations
 
@@ -14,34 +14,20 @@ from simgpu.graph.taskgraph import TaskGraph
 from simgpu.graph.tdfg import Tdfg
 from simgpu.hardware.nodes import load_node
 from simgpu.hardware.spec import NodeSpec
-from simgpu.papers.checks.modnn_by_hand import Round, rounds_of
-from simgpu.papers.tasks import loaded
+from simgpu.papers.checks.modnn import NODE, network
 from simgpu.policies.base import PlanContext, Trial
 from simgpu.policies.modnn.policy import Modnn, Plan
 from simgpu.program.instructions import Program
 from simgpu.simulation.run import task_graph
 from simgpu.trace.model import AlgorithmChoice, Block, BlockKind, Kernel, Origin, Phase, Trace, TraceInfo
-
-#: Section 7: the networks and the batch of each.
-BATCHES = {"VGG-16": 256, "VGG-19": 256, "VGG-101": 128, "ResNet-34": 256, "ResNet-152": 256, "FCN-32s": 128}
-NODE = "k40"
-
-
-def traces() -> dict[str, Trace]:
-    """The six networks by label, as the study of figures 9, 13 and 14 has them."""
-    return dict(loaded("modnn-14", "{}").traces)
-
-
-def network(name: str) -> TaskGraph:
-    """One of them on a K40, with what it is at other batches."""
-    return task_graph(traces()[name], load_node(NODE))
+from tests.papers.modnn_plans import Round, rounds_of
 
 
 @dataclass(frozen=True)
 class Case:
-    """A plan to be read back. told: what it is of."""
+    """A plan to be read back. name: of what network and budget."""
 
-    told: str
+    name: str
     plan: Plan
     graph: TaskGraph
     node: NodeSpec
@@ -52,10 +38,10 @@ class Case:
         return rounds_of(self.plan, self.graph, self.node, self.budget)
 
 
-def planned(graph: TaskGraph, node: NodeSpec, budget: int, told: str = "", sub_batch: int = 0) -> Case:
+def planned(graph: TaskGraph, node: NodeSpec, budget: int, name: str = "", sub_batch: int = 0) -> Case:
     """moDNN's plan for a graph. Raises what planning raises."""
     context = PlanContext(graph, node, budget, _no_trial, np.random.default_rng(0))
-    return Case(told, Modnn(sub_batch=sub_batch).planned(context), graph, node, budget)
+    return Case(name, Modnn(sub_batch=sub_batch).planned(context), graph, node, budget)
 
 
 def _no_trial(program: Program) -> Trial:
@@ -65,10 +51,10 @@ def _no_trial(program: Program) -> Trial:
 def on_networks(cases: Mapping[str, tuple[int, ...]]) -> Iterator[Case]:
     """Plans for networks on a K40, by name the budgets in bytes."""
     node = load_node(NODE)
-    for name, budgets in cases.items():
-        graph = network(name)
+    for label, budgets in cases.items():
+        graph = network(label)
         for budget in budgets:
-            yield planned(graph, node, budget, f"{name} in {budget / 1e9:g} GB")
+            yield planned(graph, node, budget, f"{label} in {budget / 1e9:g} GB")
 
 
 def at_random(count: int, seed: int) -> Iterator[Case]:

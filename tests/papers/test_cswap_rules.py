@@ -1,4 +1,4 @@
-"""CSWAP's equations 1-4 worked out anew, and held to the policies and the machine on random chains of layers.
+"""The rules of CSWAP: equations 1-4 on random chains of layers, the launch tuner's budget, links and codec overhead.
 
 On a chain in which each layer swaps its one input, with exact copies and codecs before and after the layer's kernels,
 an iteration takes its computation and the cost of every tensor.
@@ -10,22 +10,32 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from fractions import Fraction
 from functools import cached_property
-from typing import Any
 
 import numpy as np
+import pytest
 
+from simgpu.compression.codecs.csr import COUNT_BYTES, Csr, row_elements
+from simgpu.compression.codecs.gpu.paper import FIGURE_12
 from simgpu.compression.codecs.gpu.response import response_of
-from simgpu.compression.codecs.gpu.tuner import expert_setting
+from simgpu.compression.codecs.gpu.setting import all_settings
+from simgpu.compression.codecs.gpu.tensors import SparseTensor, array_of
+from simgpu.compression.codecs.gpu.tuner import LaunchTuner, expert_setting
+from simgpu.compression.codecs.zvc import Zvc
 from simgpu.experiments.training import departures
 from simgpu.hardware.nodes import load_node
 from simgpu.hardware.spec import NodeSpec
-from simgpu.papers.checks.found import rule
+from simgpu.papers.checks.cswap_layers import vgg16
+from simgpu.policies.cswap import ExecutionAdvisor
 from simgpu.simulation.run import simulate
+from simgpu.timeline.model import SpanKind
 from simgpu.trace.chain import chain
 from simgpu.trace.model import CompressedSize, SparsitySample, Trace
+from simgpu.units import parse_time
+from tests.papers.rules import fails
 
 #: GB/s out and in: whole bytes a nanosecond, so that copies of multiples of 40 bytes take whole nanoseconds.
 _OUT, _IN = 10, 8
+MS = parse_time("1 ms")
 #: cswap as its equations have it: codec times and sizes that it need not predict.
 _EXACT = {"launch": "expert", "codec": "zvc", "times": "exact", "sizes": "format"}
 
@@ -119,19 +129,27 @@ def chains(count: int, seed: int = 0) -> list[Chain]:
     return [Chain.drawn(generator) for _ in range(count)]
 
 
-def equations(count: int = 60) -> dict[str, Any]:
-    """Whether an iteration costs what equations 1-4 say, to the nanosecond, and tensors are compressed where T' > T."""
-    drawn = chains(count)
-    plain = [_off_plain(each) for each in drawn]
-    small = [_off_compressed(each) for each in drawn]
-    wrong = [name for each in drawn for name in _decided_otherwise(each)]
-    tensors = sum(len(each.tensors) for each in drawn)
-    tried = f"{count} random chains, {tensors} tensors"
-    return {
-        "uncompressed": rule(not any(plain), f"vdnn on {tried}: at most {max(map(abs, plain))} ns off"),
-        "compressed": rule(not any(small), f"static on {tried}: at most {max(map(abs, small))} ns off"),
-        "decided": rule(not wrong, f"cswap on {tried}: {len(wrong)} decided otherwise"),
-    }
+@pytest.fixture(scope="module")
+def random_chains() -> list[Chain]:
+    return chains(60)
+
+
+@pytest.mark.rule
+def test_uncompressed_swaps_cost_what_equation_1_says(random_chains: list[Chain]) -> None:
+    for each in random_chains:
+        assert _off_plain(each) == 0
+
+
+@pytest.mark.rule
+def test_compressed_swaps_cost_what_equations_2_to_4_say(random_chains: list[Chain]) -> None:
+    for each in random_chains:
+        assert _off_compressed(each) == 0
+
+
+@pytest.mark.rule
+def test_tensors_are_compressed_where_that_costs_less(random_chains: list[Chain]) -> None:
+    for each in random_chains:
+        assert _decided_otherwise(each) == []
 
 
 def _off_plain(each: Chain) -> Fraction:
@@ -151,4 +169,84 @@ def _decided_otherwise(each: Chain) -> list[str]:
     return [name for name, pays in worth.items() if bool(codecs.get(name)) != pays]
 
 
-CHECKS = {"equations": equations}
+@pytest.mark.rule
+def test_the_launch_tuner_draws_10_settings_and_proposes_25() -> None:
+    tuner = LaunchTuner(response_of(load_node("v100").gpu), "zvc", FIGURE_12)
+    assert tuner.bayesian(steps=0).evaluations == 10
+    assert tuner.bayesian(seed=0).evaluations == 10 + 25
+
+
+@pytest.mark.rule
+def test_launch_settings_are_grids_up_to_4096_of_64_to_128_threads() -> None:
+    grids, threads = all_settings()
+    assert (grids.max(), threads.min(), threads.max()) == (4096, 64, 128)
+
+
+@pytest.mark.rule
+@pytest.mark.parametrize(("node", "h2d", "d2h"), [("v100", 10.6, 11.7), ("2080ti", 11.8, 12.9)])
+def test_copies_reach_the_rates_of_the_papers_links(node: str, h2d: float, d2h: float) -> None:
+    """GB/s of all copies of an iteration together, as CSWAP's profiler measures them."""
+    # Only its link is looked at, so it may have the memory that a batch of 128 takes.
+    roomy = load_node(node, {"gpu.memory": "64 GiB", "host.memory": "64 GiB"})
+    timeline = simulate(vgg16(), roomy, "vdnn", parameters={"mode": "conv"}).timeline
+    for kind, rate in ((SpanKind.COPY_H2D, h2d), (SpanKind.COPY_D2H, d2h)):
+        copies = timeline.kind == kind
+        ns = int((timeline.end_ns - timeline.start_ns)[copies].sum())
+        # Copies take whole nanoseconds.
+        assert round(int(timeline.bytes[copies].sum()) / ns, 3) == rate
+
+
+@pytest.mark.rule
+def test_indexes_of_zvc_take_a_32nd_of_a_tensor_and_those_of_csr_half() -> None:
+    """Of a tensor with half zeros; without CSR's counts of rows, 0.1% more here, which the paper does not mention."""
+    array = array_of(SparseTensor(2**22, 0.5), np.random.default_rng(0))
+    nonzero = int(np.count_nonzero(array)) * array.itemsize
+    csr = Csr()
+    counts = array.size // row_elements(csr.window, array.itemsize) * COUNT_BYTES
+    assert Zvc().compressed_size(array) - nonzero == array.nbytes / 32
+    assert csr.compressed_size(array) - nonzero - counts == array.nbytes / 2
+
+
+# --- the tests above, by hand and where they have to fail -----------------------------------------------------
+
+
+def test_costs_by_hand() -> None:
+    """100 MB out at 10 and in at 8 bytes a nanosecond take 10 and 12.5 ms."""
+    size = 100_000_000
+    assert uncompressed_cost(size, (4 * MS, 20 * MS)) == 6 * MS
+    assert uncompressed_cost(size, (0, 0)) == Fraction(45, 2) * MS
+    # Three quarters are zeros: 2.5 and 3.125 ms are left of the copies.
+    assert compressed_cost(size, Fraction(3, 4), (2 * MS, 20 * MS), 7 * MS) == Fraction(15, 2) * MS
+
+
+def test_equations_hold_on_chains_of_another_seed() -> None:
+    for each in chains(3, seed=7):
+        assert _off_plain(each) == 0
+
+
+def test_a_policy_that_always_compresses_breaks_the_rule_of_decisions(monkeypatch: pytest.MonkeyPatch) -> None:
+    few = chains(4)
+    assert not fails(test_tensors_are_compressed_where_that_costs_less, few)
+    advise = ExecutionAdvisor.advise
+
+    def keen(self: ExecutionAdvisor, swap: object) -> object:
+        return replace(advise(self, swap), plain_ns=10**12)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(ExecutionAdvisor, "advise", keen)
+    assert fails(test_tensors_are_compressed_where_that_costs_less, few)
+    assert not fails(test_uncompressed_swaps_cost_what_equation_1_says, few)
+
+
+def test_costs_that_the_machine_does_not_charge_break_the_equations(monkeypatch: pytest.MonkeyPatch) -> None:
+    few = chains(2)
+    monkeypatch.setattr(f"{__name__}.compressed_cost", lambda size, zeros, beside, codec_ns: Fraction(codec_ns))
+    assert fails(test_compressed_swaps_cost_what_equations_2_to_4_say, few)
+    assert not fails(test_uncompressed_swaps_cost_what_equation_1_says, few)
+    monkeypatch.setattr(f"{__name__}.uncompressed_cost", lambda size, beside: Fraction(size))
+    assert fails(test_uncompressed_swaps_cost_what_equation_1_says, few)
+
+
+def test_costs_follow_the_rate_of_the_link(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(f"{__name__}._OUT", 11)
+    slow = Chain((0, 0), (0, 0), (400_000_000, 40), (50, 50))
+    assert slow.takes("vdnn", {"mode": "conv"}) == slow.computes + slow.costs(1)[0].__ceil__()

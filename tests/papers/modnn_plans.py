@@ -1,5 +1,4 @@
-"""moDNN's plans read back from their programs alone, with nothing of the planner's own code (Chen et al., TPDS
-2019)."""
+"""moDNN's plans read back from their programs alone, without any of the planner's own code (Chen et al., TPDS 2019)."""
 
 from __future__ import annotations
 
@@ -32,7 +31,7 @@ from simgpu.trace.model import BlockKind
 STREAMS = (COMPUTE, DATA)
 
 
-class BrokenPlanError(Exception):
+class BrokenPlanError(AssertionError):
     """A plan is not what it has to be; its text says where."""
 
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Collection
 
-from simgpu.papers.checks.modnn_by_hand import Round, padded
 from simgpu.program.instructions import Acquire, Await, CopyIn, Release
+from tests.papers.modnn_plans import Round, padded
 
 #: Duration, workspace and name of an algorithm.
 Way = tuple[int, int, str]

@@ -1,4 +1,4 @@
-"""What the page tells of claims, as texts and places for the template."""
+"""Claims as the page shows them: texts, and positions on scales, for the template."""
 
 from __future__ import annotations
 
@@ -7,29 +7,29 @@ from itertools import pairwise
 from typing import TYPE_CHECKING, NamedTuple
 
 from simgpu.papers.page.scales import COMMON, Band, Place, Scale, scale_of
-from simgpu.papers.tables import here_text, published_text, ratio_text, said, verdict_text
-from simgpu.papers.verdicts import Verdict, worst
+from simgpu.papers.verdicts import Verdict, here_text, published_text, ratio_text, worst
 
 if TYPE_CHECKING:
-    from simgpu.papers.claims import Paper
+    from simgpu.papers.claims import Claim
     from simgpu.papers.claims_file import PartSection
-    from simgpu.papers.outcome import ClaimOutcome, Experiment, PartOutcome, Reproduction
+    from simgpu.papers.outcome import ClaimOutcome, Experiment, PartOutcome
+    from simgpu.papers.reproduction import Reproduction
 
-#: What a reader has to know of each verdict.
+#: The meaning of each verdict.
 MEANINGS = {
-    Verdict.HOLDS: "a rule, an order or a bound that is kept exactly",
+    Verdict.HOLDS: "an order or a bound that holds exactly",
     Verdict.CLOSE: "the simulated number is at most 10% away from the published one",
     Verdict.NEAR: "more than 10%, at most 25% away",
-    Verdict.OFF: "more than 25% away; by how much stands beside it",
-    Verdict.BROKEN: "a rule, an order or a bound that is not kept",
+    Verdict.OFF: "more than 25% away; the distance is next to it",
+    Verdict.BROKEN: "an order or a bound that does not hold",
     Verdict.FAILED: "it could not be run, which says nothing of the paper",
-    Verdict.CANNOT: "nothing in a simulator can tell it; the reason stands beside it",
+    Verdict.CANNOT: "a simulator cannot decide it; the reason is below it",
 }
 
 
-class PartTold(NamedTuple):
-    """A part of a claim. look: of its verdict; place: of its ratio on the scale of all; wide: its values are sets;
-    rule: it has none."""
+class PartView(NamedTuple):
+    """A part of a claim. look: of its verdict; place: of its ratio on the common scale; wide: its values are sets;
+    order: it has no value."""
 
     name: str
     published: str
@@ -38,14 +38,14 @@ class PartTold(NamedTuple):
     place: Place | None
     look: str
     verdict: str
-    said: str
+    explanation: str
     note: str
     timed: bool
     wide: bool
-    rule: bool
+    order: bool
 
 
-class MovedTold(NamedTuple):
+class MovedView(NamedTuple):
     """A part of a claim at a step of an experiment."""
 
     here: str
@@ -54,16 +54,16 @@ class MovedTold(NamedTuple):
     look: str
 
 
-class StepTold(NamedTuple):
+class StepView(NamedTuple):
     """A step of an experiment: the parts, and the verdict of the worst."""
 
     label: str
-    parts: tuple[MovedTold, ...]
+    parts: tuple[MovedView, ...]
     look: str
     verdict: str
 
 
-class CauseTold(NamedTuple):
+class CauseView(NamedTuple):
     """An assumption, and what it does.
 
     parts: their names and published values. bands: of each, what is within 25% and 10%; goals: where the published
@@ -75,7 +75,7 @@ class CauseTold(NamedTuple):
     parts: tuple[tuple[str, str], ...]
     bands: tuple[tuple[Band, Band] | None, ...]
     goals: tuple[Place | None, ...]
-    steps: tuple[StepTold, ...]
+    steps: tuple[StepView, ...]
 
     @property
     def published(self) -> bool:
@@ -83,7 +83,7 @@ class CauseTold(NamedTuple):
         return any(value for _, value in self.parts)
 
 
-class ClaimTold(NamedTuple):
+class ClaimView(NamedTuple):
     """A claim; open: it is off, and no experiment of the file moves it."""
 
     id: str
@@ -96,21 +96,32 @@ class ClaimTold(NamedTuple):
     quick: bool
     look: str
     verdict: str
-    parts: tuple[PartTold, ...]
-    causes: tuple[CauseTold, ...]
+    parts: tuple[PartView, ...]
+    causes: tuple[CauseView, ...]
     open: bool
 
 
-class PaperTold(NamedTuple):
-    """A paper and its claims."""
+class RuleView(NamedTuple):
+    """A rule. parts: name, published value, test, why it is broken, note."""
+
+    id: str
+    where: str
+    states: str
+    fit: str
+    parts: tuple[tuple[str, str, str, str, str], ...]
+
+
+class PaperView(NamedTuple):
+    """A paper, its compared claims and its rules."""
 
     key: str
     name: str
     source: str
-    claims: tuple[ClaimTold, ...]
+    claims: tuple[ClaimView, ...]
+    rules: tuple[RuleView, ...]
 
 
-class BarTold(NamedTuple):
+class BarView(NamedTuple):
     """Claims of one sort by verdict: (look, verdict, how many, width in percent of the longest bar)."""
 
     name: str
@@ -128,32 +139,39 @@ def look(verdict: Verdict) -> str:
     return verdict.name.lower()
 
 
-def papers_told(found: Reproduction) -> list[PaperTold]:
+def paper_views(reproduction: Reproduction) -> list[PaperView]:
     """Every paper, in the order of its claims."""
-    papers: dict[Paper, list[ClaimTold]] = {}
-    for outcome in found.claims:
-        papers.setdefault(outcome.claim.paper, []).append(_claim(outcome))
-    return [PaperTold(paper.key, paper.name, paper.source, tuple(claims)) for paper, claims in papers.items()]
+    return [
+        PaperView(
+            paper.key,
+            paper.name,
+            paper.source,
+            tuple(_claim(outcome) for outcome in reproduction.claims if outcome.claim.paper is paper),
+            tuple(map(_rule, reproduction.rules_of(paper.key))),
+        )
+        for paper in reproduction.papers
+    ]
 
 
-def bars_told(found: Reproduction) -> list[BarTold]:
+def bar_views(reproduction: Reproduction) -> list[BarView]:
     """A bar a paper of its predictions, one of what was fitted, and the same of all papers where there are several."""
-    papers = dict.fromkeys(outcome.claim.paper for outcome in found.claims)
-    rows = [(paper.key, paper.name) for paper in papers]
-    longest = max((sum(found.counts(key, fitted=fit).values()) for key, _ in rows for fit in (False, True)), default=0)
-    bars = [bar for key, name in rows for bar in _bars(found, key, name, longest)]
-    return bars + (_bars(found, "", "all papers", 0) if len(rows) > 1 else [])
+    rows = [(paper.key, paper.name) for paper in dict.fromkeys(outcome.claim.paper for outcome in reproduction.claims)]
+    longest = max(
+        (sum(reproduction.counts(key, fitted=fit).values()) for key, _ in rows for fit in (False, True)), default=0
+    )
+    bars = [bar for key, name in rows for bar in _bars(reproduction, key, name, longest)]
+    return bars + (_bars(reproduction, "", "all papers", 0) if len(rows) > 1 else [])
 
 
-def _bars(found: Reproduction, key: str, name: str, longest: int) -> list[BarTold]:
+def _bars(reproduction: Reproduction, key: str, name: str, longest: int) -> list[BarView]:
     """longest: the claims of a bar as wide as there is room; 0: of the longest of these bars."""
     counted = {
-        sort: {verdict: count for verdict, count in found.counts(key, fitted=fitted).items() if count}
+        sort: {verdict: count for verdict, count in reproduction.counts(key, fitted=fitted).items() if count}
         for sort, fitted in (("predictions", False), ("fitted", True))
     }
     most = longest or max(sum(counts.values()) for counts in counted.values())
     return [
-        BarTold(
+        BarView(
             name,
             sort,
             sum(counts.values()),
@@ -166,9 +184,9 @@ def _bars(found: Reproduction, key: str, name: str, longest: int) -> list[BarTol
     ]
 
 
-def _claim(outcome: ClaimOutcome) -> ClaimTold:
+def _claim(outcome: ClaimOutcome) -> ClaimView:
     claim, section = outcome.claim, outcome.claim.section
-    return ClaimTold(
+    return ClaimView(
         id=claim.id,
         where=section.where,
         states=section.states,
@@ -185,33 +203,41 @@ def _claim(outcome: ClaimOutcome) -> ClaimTold:
     )
 
 
-def _once(parts: Iterable[PartTold]) -> tuple[PartTold, ...]:
-    """The parts, of which those that follow each other with one note have it at the last alone."""
-    told = tuple(parts)
+def _rule(rule: Claim) -> RuleView:
+    section = rule.section
+    parts = tuple(
+        (part.name, published_text(part, section.unit), part.test or "", part.broken, part.note) for part in rule.parts
+    )
+    return RuleView(rule.id, section.where, section.states, section.fit, parts)
+
+
+def _once(parts: Iterable[PartView]) -> tuple[PartView, ...]:
+    """The parts; of neighbours with the same note only the last has it."""
+    views = tuple(parts)
     return (
         tuple(
             part._replace(note="", timed=False) if (part.note, part.timed) == (after.note, after.timed) else part
-            for part, after in pairwise(told)
+            for part, after in pairwise(views)
         )
-        + told[-1:]
+        + views[-1:]
     )
 
 
-def _part(outcome: PartOutcome, unit: str) -> PartTold:
+def _part(outcome: PartOutcome, unit: str) -> PartView:
     part, judged = outcome.part, outcome.judged
-    return PartTold(
+    return PartView(
         name=part.name,
         published=_published(part, unit),
         here="" if outcome.simulated is None else here_text(outcome.simulated, unit),
         ratio="" if judged.ratio is None else ratio_text(judged),
         place=COMMON.place(judged.ratio),
         look=look(judged.verdict),
-        verdict=verdict_text(outcome),
-        said=said(outcome),
+        verdict=outcome.verdict_text,
+        explanation=outcome.explanation,
         note=part.note,
         timed=part.timed,
         wide=isinstance(part.value, list),
-        rule=part.value is None,
+        order=part.value is None,
     )
 
 
@@ -219,13 +245,13 @@ def _published(part: PartSection, unit: str) -> str:
     return published_text(part, unit).replace("<=", "≤").replace(">=", "≥")
 
 
-def _cause(outcome: ClaimOutcome, experiment: Experiment) -> CauseTold:
+def _cause(outcome: ClaimOutcome, experiment: Experiment) -> CauseView:
     names = {name for step in experiment.steps for name in step.parts}
     before = [part for part in outcome.parts if part.part.name in names]
     rows = [("as it is", before), *((step.label, list(step.parts.values())) for step in experiment.steps)]
     scales = [scale_of(parts[at].judged.ratio for _, parts in rows) for at in range(len(before))]
     unit = outcome.claim.section.unit
-    return CauseTold(
+    return CauseView(
         name=experiment.name,
         says=experiment.assumption.says,
         parts=tuple((part.part.name, _published(part.part, unit)) for part in before),
@@ -235,10 +261,10 @@ def _cause(outcome: ClaimOutcome, experiment: Experiment) -> CauseTold:
     )
 
 
-def _step(label: str, parts: Sequence[PartOutcome], scales: Sequence[Scale | None], unit: str) -> StepTold:
+def _step(label: str, parts: Sequence[PartOutcome], scales: Sequence[Scale | None], unit: str) -> StepView:
     verdict = worst(part.judged.verdict for part in parts)
     moved = tuple(
-        MovedTold(
+        MovedView(
             here_text(part.simulated, unit),
             "" if part.judged.ratio is None else ratio_text(part.judged),
             scale and scale.place(part.judged.ratio),
@@ -246,4 +272,4 @@ def _step(label: str, parts: Sequence[PartOutcome], scales: Sequence[Scale | Non
         )
         for part, scale in zip(parts, scales, strict=True)
     )
-    return StepTold(label, moved, look(verdict), str(verdict))
+    return StepView(label, moved, look(verdict), str(verdict))

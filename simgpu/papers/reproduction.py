@@ -1,0 +1,308 @@
+"""Claims of papers compared with simulation, and the tests that hold their rules: counts, tables, JSON."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from textwrap import wrap
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from simgpu.analysis.tables import table_html, table_text
+from simgpu.papers.lines import WIDTH, Line, wrapped
+from simgpu.papers.outcome import ClaimOutcome, PartOutcome, claim_lines
+from simgpu.papers.verdicts import Verdict, here_text, published_text, ratio_text
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+    from simgpu.papers.claims import Claim, Paper
+    from simgpu.papers.recordings import Recordings
+
+REPRODUCTION_SCHEMA = "simgpu.reproduction/2"
+_HEADINGS = ("", "rules", "compared", "holds", "within 10%", "within 25%", "off", "broken", "not simulated")
+
+
+@dataclass(frozen=True, repr=False)
+class Reproduction:
+    """Published numbers and orders compared with simulated ones, and rules with their tests. Prints as tables.
+
+    claims: numbers and orders. rules: claims that tests hold; nothing runs for them. recordings: how `ideal` and
+    managed runs compare with recordings; None where that was not requested.
+    """
+
+    claims: tuple[ClaimOutcome, ...]
+    rules: tuple[Claim, ...] = ()
+    recordings: Recordings | None = field(default=None)
+
+    @property
+    def papers(self) -> tuple[Paper, ...]:
+        """The papers of all claims, each once."""
+        return tuple(dict.fromkeys(claim.paper for claim in (*(each.claim for each in self.claims), *self.rules)))
+
+    def counts(self, paper: str = "", *, fitted: bool | None = None) -> dict[Verdict, int]:
+        """Number of compared claims by verdict; of one paper by its key, of fitted ones or of predictions alone."""
+        counted = Counter(
+            each.verdict
+            for each in self.claims
+            if paper in ("", each.claim.paper.key) and fitted in (None, each.claim.fitted)
+        )
+        return {verdict: counted[verdict] for verdict in Verdict}
+
+    def part_counts(self, *, fitted: bool | None = None) -> dict[Verdict, int]:
+        """Number of parts of compared claims by verdict."""
+        counted = Counter(
+            part.judged.verdict for each in self.claims if fitted in (None, each.claim.fitted) for part in each.parts
+        )
+        return {verdict: counted[verdict] for verdict in Verdict}
+
+    def rules_of(self, paper: str = "", *, fitted: bool | None = None) -> list[Claim]:
+        """The rules of one paper by its key, of fitted ones or of predictions alone."""
+        return [rule for rule in self.rules if paper in ("", rule.paper.key) and fitted in (None, rule.fitted)]
+
+    def __getitem__(self, id_: str) -> ClaimOutcome:
+        """The outcome of a compared claim by its id; `KeyError` for others."""
+        for each in self.claims:
+            if each.claim.id == id_:
+                return each
+        raise KeyError(id_)
+
+    def frame(self) -> pd.DataFrame:
+        """One row per part of a compared claim: claim, where, states, kind, fitted, inferred, part, unit, published,
+        simulated, ratio, verdict, detail and note."""
+        import pandas as pd
+
+        return pd.DataFrame([row for each in self.claims for row in _rows(each)])
+
+    def rules_frame(self) -> pd.DataFrame:
+        """One row per part of a rule: claim, where, states, kind, fitted, inferred, part, published, test, broken (why
+        it does not hold here) and note."""
+        import pandas as pd
+
+        return pd.DataFrame([_about(rule) | row for rule in self.rules for row in _rule_parts(rule)])
+
+    def causes_frame(self) -> pd.DataFrame:
+        """One row per part of a claim and step of an experiment: claim, assumption, says, step, and as in `frame`."""
+        import pandas as pd
+
+        rows = [
+            {"claim": each.claim.id, "assumption": experiment.name, "says": experiment.assumption.says}
+            | {"step": step.label}
+            | _part(part, each.claim.section.unit)
+            for each in self.claims
+            for experiment in each.experiments
+            for step in experiment.steps
+            for part in step.parts.values()
+        ]
+        return pd.DataFrame(rows)
+
+    def to_dict(self) -> dict[str, Any]:
+        """All results as plain values, for JSON."""
+        return {
+            "schema": REPRODUCTION_SCHEMA,
+            "claims": [_claim(each) for each in self.claims],
+            "rules": [_rule(rule) for rule in self.rules],
+            "counts": {
+                which: {str(verdict): count for verdict, count in self.counts(fitted=fitted).items()}
+                for which, fitted in (("fitted", True), ("predicted", False))
+            },
+            "recordings": None if self.recordings is None else self.recordings.to_dict(),
+        }
+
+    def __repr__(self) -> str:
+        claims = "\n".join(line.full for line in claim_lines(self.claims))
+        rules = "\n".join(line.full for line in rule_lines(self.rules))
+        headings, rows, below = summary(self)
+        texts = (claims if self.claims else "", rules, table_text(headings, rows), "\n".join(wrap(below, WIDTH)))
+        return "\n\n".join(filter(None, texts))
+
+    def _repr_html_(self) -> str:
+        headings, counted, below = summary(self)
+        claims = table_html(
+            ("claim", "part", "paper", "here", "ratio", "verdict"), _html_rows(self), "Claims", left=(1, 5)
+        )
+        tests = [
+            (rule.id, part.name, f"broken: {part.test}" if part.broken else part.test or "")
+            for rule in self.rules
+            for part in rule.parts
+        ]
+        rules = table_html(("rule", "part", "test"), tests, "Rules", left=(1, 2)) if tests else ""
+        return claims + rules + table_html(headings, counted, f"Number of claims by verdict. {below}")
+
+
+class Summary(NamedTuple):
+    """A table, and a sentence below it."""
+
+    headings: tuple[str, ...]
+    rows: list[tuple[str, ...]]
+    below: str
+
+
+def summary(reproduction: Reproduction) -> Summary:
+    """Number of claims by verdict: for each paper predictions, then fitted claims; then for all papers together, where
+    there are several. Below: the number of parts that are met, and of rules that hold.
+
+    The last column is left out where it is empty.
+    """
+    papers = reproduction.papers
+    rows = [row for paper in papers for row in _counted_of(reproduction, paper.key, paper.name)]
+    rows += _counted_of(reproduction, "", "all papers") if len(papers) > 1 else []
+    columns = len(_HEADINGS) - (not any(row[-1] for row in rows))
+    below = " ".join(filter(None, (parts_text(reproduction), rules_text(reproduction))))
+    return Summary(_HEADINGS[:columns], [row[:columns] for row in rows], below)
+
+
+def parts_text(reproduction: Reproduction) -> str:
+    """The number of parts of claims that are met; a claim is met only where all of its parts are."""
+    texts = []
+    for fitted, whose in ((False, "predictions"), (True, "fitted claims")):
+        counts = reproduction.part_counts(fitted=fitted)
+        if total := sum(counts.values()) - counts[Verdict.CANNOT]:
+            texts.append(f"{counts[Verdict.HOLDS] + counts[Verdict.CLOSE]} of {total} in {whose}")
+    return f"Numbers and orders one by one: {' and '.join(texts)} hold or are within 10%." if texts else ""
+
+
+def rules_text(reproduction: Reproduction) -> str:
+    """The number of rules, and of those that hold."""
+    rules = reproduction.rules
+    return f"Rules held by tests: {_held(rules)}." if rules else ""
+
+
+def rule_lines(rules: Iterable[Claim], width: int = WIDTH, *, every: bool = False) -> list[Line]:
+    """Rules with the test of each part; every: also notes. A test's id is not divided: its line may be wider."""
+    lines = [
+        line
+        for rule in rules
+        for part in rule.parts
+        for line in (
+            Line(f"{rule.id}  {part.name}".rstrip() + "  ", "broken" if part.broken else "", _broken(part.broken)),
+            Line(f"    {part.test}", note=True),
+            *(Line(text, note=True) for text in wrapped(part.broken, width)),
+            *(Line(text, note=True) for text in wrapped(f"note: {part.note}", width) if every and part.note),
+        )
+    ]
+    return [Line("rule, held by test", heading=True), *lines] if lines else []
+
+
+def _broken(why: str) -> Verdict | None:
+    return Verdict.BROKEN if why else None
+
+
+def _html_rows(reproduction: Reproduction) -> list[tuple[str, ...]]:
+    return [
+        (
+            outcome.claim.id + (" (fit)" if outcome.claim.fitted else ""),
+            part.part.name,
+            published_text(part.part, outcome.claim.section.unit),
+            here_text(part.simulated, outcome.claim.section.unit),
+            ratio_text(part.judged),
+            part.verdict_text,
+        )
+        for outcome in reproduction.claims
+        for part in outcome.parts
+    ]
+
+
+def _counted_of(reproduction: Reproduction, key: str, name: str) -> list[tuple[str, ...]]:
+    rows: list[tuple[str, ...]] = []
+    for fitted in (False, True):
+        counts, rules = reproduction.counts(key, fitted=fitted), reproduction.rules_of(key, fitted=fitted)
+        if any(counts.values()) or rules:
+            label = name if not fitted else "  fitted" if rows else f"{name}, fitted"
+            rows.append(_counted(label, counts, rules))
+    return rows
+
+
+def _counted(name: str, counts: Mapping[Verdict, int], rules: list[Claim]) -> tuple[str, ...]:
+    cannot = [str(counts[Verdict.CANNOT])] if counts[Verdict.CANNOT] else []
+    if counts[Verdict.FAILED]:
+        cannot.append(f"{counts[Verdict.FAILED]} failed")
+    shown = (Verdict.HOLDS, Verdict.CLOSE, Verdict.NEAR, Verdict.OFF, Verdict.BROKEN)
+    compared = str(sum(counts.values()) or "")
+    return (name, _held(rules), compared, *(str(counts[verdict] or "") for verdict in shown), " + ".join(cannot))
+
+
+def _held(rules: Iterable[Claim]) -> str:
+    """How many rules hold: ``7``, or ``6 of 7`` where one is broken; empty without any."""
+    broken = [rule.broken for rule in rules]
+    if not any(broken):
+        return str(len(broken) or "")
+    return f"{broken.count(False)} of {len(broken)}"
+
+
+def _about(claim: Claim) -> dict[str, Any]:
+    section = claim.section
+    return {
+        "claim": claim.id,
+        "paper": claim.paper.name,
+        "where": section.where,
+        "states": section.states,
+        "kind": claim.kind,
+        "fitted": claim.fitted,
+        "inferred": section.inferred,
+    }
+
+
+def _rows(outcome: ClaimOutcome) -> list[dict[str, Any]]:
+    about, unit = _about(outcome.claim), outcome.claim.section.unit
+    return [about | _part(part, unit) | {"note": part.part.note} for part in outcome.parts]
+
+
+def _rule_parts(rule: Claim) -> list[dict[str, Any]]:
+    return [
+        {"part": part.name, "published": part.value, "test": part.test, "broken": part.broken, "note": part.note}
+        for part in rule.parts
+    ]
+
+
+def _rule(rule: Claim) -> dict[str, Any]:
+    section = rule.section
+    return {
+        "id": rule.id,
+        "paper": rule.paper.name,
+        "where": section.where,
+        "states": section.states,
+        "inferred": section.inferred,
+        "fit": section.fit,
+        "parts": _rule_parts(rule),
+    }
+
+
+def _part(outcome: PartOutcome, unit: str) -> dict[str, Any]:
+    part, judged = outcome.part, outcome.judged
+    return {
+        "part": part.name,
+        "unit": unit,
+        "published": part.value,
+        "simulated": None if isinstance(outcome.simulated, Mapping) else outcome.simulated,
+        "ratio": judged.ratio,
+        "verdict": str(judged.verdict),
+        "detail": judged.detail,
+    }
+
+
+def _claim(outcome: ClaimOutcome) -> dict[str, Any]:
+    claim, section = outcome.claim, outcome.claim.section
+    return {
+        "id": claim.id,
+        "paper": claim.paper.name,
+        "where": section.where,
+        "states": section.states,
+        "kind": claim.kind,
+        "inferred": section.inferred,
+        "fit": section.fit,
+        "sources": list(outcome.sources),
+        "verdict": str(outcome.verdict),
+        "parts": [_part(part, section.unit) | {"note": part.part.note} for part in outcome.parts],
+        "experiments": [
+            {
+                "name": experiment.name,
+                "says": experiment.assumption.says,
+                "steps": [
+                    {"label": step.label, "parts": [_part(part, section.unit) for part in step.parts.values()]}
+                    for step in experiment.steps
+                ],
+            }
+            for experiment in outcome.experiments
+        ],
+    }
