@@ -55,14 +55,14 @@ def issued(
 
 def works(steps: list[Step], program: Program, device: LazyDevice) -> list[tuple[Step, int, tuple[Any, ...]]]:
     """Each work in the order issued, with when it was done and what the device did."""
-    asked: defaultdict[str, int] = defaultdict(int)
+    requested: defaultdict[str, int] = defaultdict(int)
     done = {(role, number): (when, (kind, *on)) for when, (role, number, kind, on) in enumerate(device.done)}
     found = []
     for step in steps:
         if isinstance(step.instruction, WORK):
             role = str(program.streams[step.stream])
-            found.append((step, *done[role, asked[role]]))
-            asked[role] += 1
+            found.append((step, *done[role, requested[role]]))
+            requested[role] += 1
     assert len(found) == len(device.done)
     return found
 
