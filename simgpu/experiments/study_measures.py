@@ -331,7 +331,7 @@ def memory_of(trace: Trace) -> dict[str, int]:
     everything is resident and each convolution runs in the smallest workspace. Where the iteration is unknown at one
     sample, bound, weights_offloaded and sub_batch are of the whole batch.
 
-    >>> from simgpu.experiments.scenarios.load import load_trace
+    >>> from simgpu.trace.folder import load_trace
     >>> found = memory_of(load_trace("vgg16-b128-v100"))
     >>> found["bound"] < found["sub_batch"] < found["transfers"] < found["algorithms"] < found["all_at_once"]
     True

@@ -52,7 +52,7 @@ class CompressedMemory:
     memory-entries on the device; carved: bytes of buddy memory reserved for each block; overflow: bytes of its value
     that lie there; overflowing: how many of its entries exceed their target. Blocks and kernels that later transforms
     have appended are not compressed and have no row. hidden: the part of a kernel's time on the device, in millionths
-    at its end, that link traffic can overlap. visits, misses: of the metadata cache, in an iteration.
+    at its end, that link traffic can overlap. accesses, misses: of the metadata cache, in an iteration.
     """
 
     demands: tuple[Demand, ...]
@@ -62,7 +62,7 @@ class CompressedMemory:
     overflow: tuple[int, ...]
     overflowing: tuple[int, ...]
     hidden: int
-    visits: int = 0
+    accesses: int = 0
     misses: int = 0
 
     def head_ns(self, k: int) -> int:

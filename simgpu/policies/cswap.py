@@ -51,11 +51,11 @@ from simgpu.policies.common.compression import (
     CODECS,
     encoded_offloading,
     encoding_costs,
-    executor_of,
     known_codecs,
     nothing_to_compress,
     sparse_swaps,
 )
+from simgpu.policies.common.gpu_codecs import executor_of
 from simgpu.policies.vdnn import Vdnn
 from simgpu.program.instructions import Program
 from simgpu.program.placement import Swap

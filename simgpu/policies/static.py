@@ -12,11 +12,11 @@ from typing import Literal
 from simgpu.policies.base import PlanContext, Policy, parameter
 from simgpu.policies.common.compression import (
     encoding_costs,
-    executor_of,
     known_codecs,
     nothing_to_compress,
     sparse_swaps,
 )
+from simgpu.policies.common.gpu_codecs import executor_of
 from simgpu.policies.vdnn import Vdnn
 from simgpu.program.instructions import Program
 

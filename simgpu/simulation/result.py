@@ -105,7 +105,7 @@ class Result:
             buddy_peak_bytes=self.buddy_peak,
             read_bytes=sum(memory.demands[k].read for k in ran),
             written_bytes=sum(memory.demands[k].written for k in ran),
-            hit_rate=1 - memory.misses / memory.visits if memory.visits else 1.0,
+            hit_rate=1 - memory.misses / memory.accesses if memory.accesses else 1.0,
             drift=tuple(moment.overflow for moment in moments),
         )
 

@@ -205,7 +205,7 @@ def test_whatever_shows_several_gpus_says_that_collectives_are_not_simulated():
         assert sum(text in fact for _, fact in simgpu.load_study(study).facts()) == times
     for command in ("run", "compare"):
         assert "NCCL's collectives" in " ".join(command_line(command, "--help").stdout.split())
-    readme = (Path(__file__).parent.parent / "README.md").read_text(encoding="utf-8")
+    readme = (Path(__file__).parents[2] / "README.md").read_text(encoding="utf-8")
     assert text in readme
 
 

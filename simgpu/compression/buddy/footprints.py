@@ -154,7 +154,7 @@ def _compressed(
             for result, target in zip(counts, targets, strict=True)
         ),
         hidden=round(how.buddy.overlap * MILLION),
-        visits=sum(result.accesses for result in metadata),
+        accesses=sum(result.accesses for result in metadata),
         misses=sum(result.misses for result in metadata),
     )
     return replace(

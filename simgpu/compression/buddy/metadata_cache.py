@@ -35,9 +35,9 @@ class MetadataCache:
     >>> import numpy as np
     >>> cache = MetadataCache(MetadataCacheSpec(size=64, slices=1, ways=2, line=32, entries=64))
     >>> cache.access(np.array([0, 1, 0, 2, 1]), np.array([False, True, False, False, False]))
-    Visits(hits=1, misses=4, written_back=1)
+    CacheCounts(hits=1, misses=4, written_back=1)
     >>> cache.access_entries(np.array([64, 127, 128]), np.zeros(3, bool))
-    Visits(hits=3, misses=0, written_back=0)
+    CacheCounts(hits=3, misses=0, written_back=0)
     """
 
     def __init__(self, spec: MetadataCacheSpec) -> None:

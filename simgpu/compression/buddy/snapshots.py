@@ -172,7 +172,7 @@ def collect(
     Allocations come in the order in which they are first seen. Raises as `check_sizes`.
 
     >>> collect("a program", ["start"], [{"a": Seen(100, np.array([7], np.uint8))}]).allocations
-    (Allocation(name='a', bytes=100, snapshots=((0, 0, 0, 0, 0, 0, 0, 1),)),)
+    (ProfiledAllocation(name='a', bytes=100, snapshots=((0, 0, 0, 0, 0, 0, 0, 1),)),)
     """
     check_sizes(labels, [{each: result.bytes for each, result in snapshot.items()} for snapshot in seen])
     observed = []

@@ -58,7 +58,7 @@ def save_entries(snapshots: Snapshots, path: str | Path) -> None:
     >>> file = Path(tempfile.mkdtemp()) / FILE
     >>> save_entries(take_snapshots({"a": np.zeros(640)}), file)
     >>> load_entries(file).allocations
-    (Allocation(name='a', bytes=5120, snapshots=((40, 0, 0, 0, 0, 0, 0, 0),)),)
+    (ProfiledAllocation(name='a', bytes=5120, snapshots=((40, 0, 0, 0, 0, 0, 0, 0),)),)
     """
     seen = np.zeros((len(snapshots.observed), len(snapshots.labels)), np.bool_)
     arrays: dict[str, NDArray[Any]] = {}

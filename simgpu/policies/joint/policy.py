@@ -34,7 +34,8 @@ from simgpu.planning.options import SWAP, Action, Decisions, Option, Vector, fet
 from simgpu.planning.search.space import Score
 from simgpu.policies.base import PlanContext, Policy, parameter, policy_label, require_one_stream
 from simgpu.policies.capuchin.policy import Capuchin, first_to_current
-from simgpu.policies.common.compression import CODECS, SwappingExecutor, executor_of, known_codecs, sparse_swaps
+from simgpu.policies.common.compression import CODECS, known_codecs, sparse_swaps
+from simgpu.policies.common.gpu_codecs import SwappingExecutor, executor_of
 from simgpu.policies.common.placing import PlacingPolicy, bar, evaluator_of, inexact, notes_on, program_of
 from simgpu.policies.common.shortlist import Shortlist, Tried, run_of, tried
 from simgpu.policies.home import Home

@@ -41,7 +41,7 @@ def measure_machine(
 
     sizes: bytes of copies, two different ones at least; the largest tells bandwidths, all of them the latency.
     repetitions: of which the median counts. date: ISO 8601 day to write down, today if left out. settings: to write
-    down, of `simgpu.validation.harness.conditions`.
+    down, of `simgpu.validation.harness.session`.
 
     Memory for two copies of the largest size is taken on the device and on the host.
     """
@@ -118,7 +118,7 @@ def _while_both(ends: dict[CopyDirection, list[int]]) -> dict[CopyDirection, lis
     ends: when the first copy began, and when each ended. Where a way is so slow that none did, its first one stands.
 
     >>> _while_both({CopyDirection.OUT: [0, 10, 20, 30], CopyDirection.IN: [0, 20, 40, 50]})
-    {<Way.OUT: 'device to host'>: [10, 10, 10], <Way.IN: 'host to device'>: [20]}
+    {<CopyDirection.OUT: 'device to host'>: [10, 10, 10], <CopyDirection.IN: 'host to device'>: [20]}
     """
     over = min(found[-1] for found in ends.values())
     times = {way: [end - begin for begin, end in pairwise(found) if end <= over] for way, found in ends.items()}
