@@ -30,7 +30,7 @@ from simgpu.validation.tables import (
     remarks,
     summary_facts,
 )
-from simgpu.validation.timelines.words import parting_text
+from simgpu.validation.timelines.comparison import parting_text
 
 
 @click.command()

@@ -25,8 +25,8 @@ from simgpu.units import BYTE_UNITS, TIME_UNITS, format_time
 from simgpu.validation.measured import MeasuredKind, MeasuredSpan, Method
 from simgpu.validation.outcome import AIMS, ComparedCase, ComparedRun, Quantity, Validation
 from simgpu.validation.tables import STAND_IN, error_text
+from simgpu.validation.timelines.comparison import parting_text
 from simgpu.validation.timelines.matching import match
-from simgpu.validation.timelines.words import parting_text
 
 _WIDTH_INCHES, _ROW_INCHES, _CASE_INCHES, _HEAD_INCHES, _STREAM_INCHES = 10.0, 0.36, 0.5, 1.0, 0.55
 #: Of the two bars of a run, each is so high, in rows.
@@ -83,7 +83,7 @@ def plot_validation(found: Validation) -> Figure:
     return figure
 
 
-def plot_pair(run: ComparedRun, *, title: str = "") -> Figure:
+def plot_run(run: ComparedRun, *, title: str = "") -> Figure:
     """What each stream of the device did in one step, above what each does in the simulation, on one time axis.
 
     Dotted lines are the ends of either; a red one is where they part first, which the text below tells. `ValueError`

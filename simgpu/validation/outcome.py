@@ -16,15 +16,13 @@ from statistics import fmean
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from simgpu.recorder.assemble import spread
+from simgpu.simulation.result import Result
 from simgpu.validation.calibration import Calibration, at_once, duplex_of
 from simgpu.validation.measured import MeasuredMachine, MeasuredRun, Method
-from simgpu.validation.timelines.beside import SideBySide, side_by_side
-from simgpu.validation.timelines.words import parting_text
-from simgpu.validation.twins import Numbers, Twin
+from simgpu.validation.timelines.comparison import SideBySide, parting_text, side_by_side
 
 if TYPE_CHECKING:
     import pandas as pd
-    from matplotlib.figure import Figure
 
 
 class Quantity(StrEnum):
@@ -51,6 +49,39 @@ AIMS: Mapping[Quantity, Aim] = {Quantity.STEP: Aim(0.05, 0.10), Quantity.PEAK: A
 STEADY = 0.05
 
 
+class Numbers(NamedTuple):
+    """What is compared of a run, measured or simulated.
+
+    step_ns: of an iteration. peak_bytes: the most device memory that was in use at once, as the allocator rounds it.
+    d2h_bytes, h2d_bytes: copied to and from the host in one iteration.
+    """
+
+    step_ns: int
+    peak_bytes: int
+    d2h_bytes: int
+    h2d_bytes: int
+
+    @classmethod
+    def measured(cls, run: MeasuredRun) -> Numbers:
+        """Those of a measured run; the step that counts is the median."""
+        return cls(run.median_ns, run.peak_bytes, run.d2h_bytes, run.h2d_bytes)
+
+
+@dataclass(frozen=True, slots=True)
+class Twin:
+    """A simulated run: its numbers and everything that happened, or why there are none.
+
+    failure: ``out of memory`` or ``refused`` where it has no result, and why: in words.
+    """
+
+    policy: str
+    parameters: Mapping[str, Any]
+    numbers: Numbers | None = None
+    result: Result | None = None
+    failure: str = ""
+    why: str = ""
+
+
 def relative_error(simulated: int, measured: int) -> float:
     """Simulated less measured over measured; infinite where something was simulated and nothing measured.
 
@@ -64,7 +95,7 @@ def relative_error(simulated: int, measured: int) -> float:
 
 @dataclass(frozen=True, repr=False)
 class ComparedRun:
-    """A run of a case beside its twin. Prints as a table, a row a quantity.
+    """A run of a case beside its twin.
 
     twin: None where nothing could be calibrated (`ComparedCase.why`).
     """
@@ -122,21 +153,10 @@ class ComparedRun:
         """What the twin's policy says of its plan, such as that the trace does not tell what autograd saved."""
         return () if self.twin is None or self.twin.result is None else self.twin.result.notes
 
-    def plot(self) -> Figure:
-        """Both timelines on one time axis; `ValueError` where either is missing."""
-        from simgpu.validation.figures import plot_pair
-
-        return plot_pair(self)
-
-    def __repr__(self) -> str:
-        from simgpu.validation.tables import run_text
-
-        return run_text(self)
-
 
 @dataclass(frozen=True, repr=False)
 class ComparedCase:
-    """A model at a batch size: what it was simulated with, and its runs, plain first. Prints as a table, a row a run.
+    """A model at a batch size: what it was simulated with, and its runs, plain first.
 
     calibration: None where there is none, and `why` says for what reason. absent: methods that it could not be run
     under on the device, and why not.
@@ -156,11 +176,6 @@ class ComparedCase:
             if each.method == method:
                 return each
         raise KeyError(method)
-
-    def __repr__(self) -> str:
-        from simgpu.validation.tables import case_lines
-
-        return "\n".join(line.text for line in case_lines([self]))
 
 
 @dataclass(frozen=True)
@@ -196,7 +211,7 @@ class Summary:
 
 @dataclass(frozen=True, repr=False)
 class Validation:
-    """A recording beside its simulation. Prints as tables; `frame` has one row a run.
+    """A recording beside its simulation. `frame` has one row a run.
 
     name: of the recording.
     """
@@ -254,22 +269,6 @@ class Validation:
             "in_order": dict(zip(("same", "of"), self.in_order, strict=True)),
             "summary": {str(quantity): _told(summary) for quantity, summary in self.summaries.items()},
         }
-
-    def plot(self) -> Figure:
-        """Step time and peak memory of all runs, measured beside simulated."""
-        from simgpu.validation.figures import plot_validation
-
-        return plot_validation(self)
-
-    def __repr__(self) -> str:
-        from simgpu.validation.tables import validation_text
-
-        return validation_text(self)
-
-    def _repr_html_(self) -> str:
-        from simgpu.validation.tables import validation_html
-
-        return validation_html(self)
 
 
 def _summary(quantity: Quantity, runs: Collection[ComparedRun]) -> Summary:

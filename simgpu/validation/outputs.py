@@ -49,7 +49,7 @@ def document(found: Sequence[Validation]) -> dict[str, Any]:
 
 def _write(found: Validation, home: Path, progress: Callable[[str], None]) -> None:
     from simgpu.analysis.plots import save_figure
-    from simgpu.validation.figures import plot_pair, plot_validation
+    from simgpu.validation.figures import plot_run, plot_validation
 
     home.mkdir()
     found.frame().to_csv(home / "runs.csv", index=False, lineterminator="\n")
@@ -64,7 +64,7 @@ def _write(found: Validation, home: Path, progress: Callable[[str], None]) -> No
             progress(f"writing {case.name}, {run.method}")
             place = home / folder_name(case.name) / str(run.method)
             beside.as_frame().to_csv(place.with_suffix(".csv"), index=False, lineterminator="\n")
-            save_figure(plot_pair(run), place.with_suffix(".png"))
+            save_figure(plot_run(run), place.with_suffix(".png"))
 
 
 def _not_ours(folder: Path) -> str:

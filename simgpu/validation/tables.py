@@ -7,13 +7,12 @@ from collections.abc import Iterable, Iterator, Sequence
 from textwrap import wrap
 from typing import NamedTuple
 
-from simgpu.analysis.tables import table_html, table_text
 from simgpu.hardware.spec import Duplex
 from simgpu.units import format_bandwidth, format_bytes, format_time
 from simgpu.validation.calibration import at_once, duplex_of
 from simgpu.validation.measured import MeasuredMachine, Method
 from simgpu.validation.outcome import AIMS, STEADY, ComparedCase, ComparedRun, Quantity, Summary, Validation
-from simgpu.validation.timelines.beside import TOLERANCE, Agreement, Event, Row, SideBySide, StreamBeside
+from simgpu.validation.timelines.comparison import TOLERANCE, Agreement, Event, Row, SideBySide, StreamBeside
 
 WIDTH = 80
 STAND_IN = "the CPU stood in for a GPU: nothing here was measured on one, or tells how well one is simulated"
@@ -111,13 +110,6 @@ def header_facts(found: Validation) -> list[tuple[str, str]]:
         ),
     ]
     return [(name, text) for name, text in told if text]
-
-
-def run_text(run: ComparedRun) -> str:
-    """All that is compared of one run, a row a quantity."""
-    rows = [(_WORDS[quantity], *_pair(run, quantity)) for quantity in Quantity]
-    told = f"{run.case}, {run.method}" + (f": {run.failure}" if run.failure else "")
-    return f"{told}\n{table_text(('', 'measured', 'twin', 'error'), rows)}"
 
 
 def case_lines(cases: Iterable[ComparedCase]) -> list[Line]:
@@ -228,16 +220,6 @@ def validation_text(found: Validation) -> str:
         [line for remark in remarks(found) for line in wrap(remark, WIDTH)],
     ]
     return "\n\n".join("\n".join(block) for block in blocks if block)
-
-
-def validation_html(found: Validation) -> str:
-    """The same for notebooks."""
-    rows = [(run.case, *(text.strip() for text in _run_row(run)), *_pair(run, Quantity.OUT)) for run in found.runs]
-    headings = ("case", "method", "step measured", "spread", "twin", "error", "peak measured", "twin", "error")
-    told = " ".join(f"{name}: {text}." for name, text in summary_facts(found))
-    stand_in = f"NOTE: {STAND_IN}. " if found.stand_in else ""
-    caption = f"{stand_in}{found.name}: {found.machine.device}, {found.machine.date}. {told}"
-    return table_html((*headings, "out measured", "twin", "error"), rows, caption, left=(0, 1))
 
 
 def _link(machine: MeasuredMachine) -> str:

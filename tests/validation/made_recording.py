@@ -11,6 +11,7 @@ from simgpu.timeline.model import SpanKind
 from simgpu.trace.chain import chain
 from simgpu.trace.model import Block, BlockKind, Kernel, Phase, Trace
 from simgpu.validation.calibration import calibrate, persistent_bytes
+from simgpu.validation.comparison import simulate_twin
 from simgpu.validation.measured import (
     Case,
     Copies,
@@ -21,7 +22,6 @@ from simgpu.validation.measured import (
     Method,
     Recording,
 )
-from simgpu.validation.twins import simulate_twin
 
 MIB = 2**20
 COPIES = Copies(

@@ -14,7 +14,7 @@ from matplotlib.text import Annotation
 from simgpu.analysis.plots import save_figure
 from simgpu.timeline.model import SpanKind
 from simgpu.validation.comparison import compare_recording
-from simgpu.validation.figures import measured_timeline, plot_pair, plot_validation
+from simgpu.validation.figures import measured_timeline, plot_run, plot_validation
 from simgpu.validation.measured import Case, Method
 from simgpu.validation.outcome import Validation
 from tests.validation.made_recording import MACHINE, made_case, made_recording
@@ -115,7 +115,7 @@ def drawn(ax: Axes) -> int:
 
 
 def test_both_timelines_have_one_time_axis_and_one_legend(found: Validation) -> None:
-    figure = plot_pair(found.cases[0][Method.ASYNC_OFFLOAD])
+    figure = plot_run(found.cases[0][Method.ASYNC_OFFLOAD])
     upper, lower = figure.axes
     assert upper.get_xlim() == lower.get_xlim()
     assert drawn(upper) and drawn(lower)
@@ -131,7 +131,7 @@ def test_where_timelines_part_is_marked_and_told(case: Case) -> None:
     found = compare_recording(
         made_recording(replace(case, runs={**case.runs, Method.CHECKPOINT: replace(run, spans=spans)}))
     )
-    same, parted = (plot_pair(found.cases[0][method]) for method in (Method.PLAIN, Method.CHECKPOINT))
+    same, parted = (plot_run(found.cases[0][method]) for method in (Method.PLAIN, Method.CHECKPOINT))
     at = strange.start_ns / 10**6
     for figure, expected in ((same, []), (parted, [at])):
         for ax in figure.axes:
@@ -145,7 +145,7 @@ def test_each_side_is_marked_where_its_own_event_starts(case: Case) -> None:
     late = first._replace(start_ns=first.start_ns + later, end_ns=first.end_ns + later)
     spans = tuple(late if span is first else span for span in run.spans)
     changed = replace(case, runs={**case.runs, Method.ASYNC_OFFLOAD: replace(run, spans=spans)})
-    figure = plot_pair(compare_recording(made_recording(changed)).cases[0][Method.ASYNC_OFFLOAD])
+    figure = plot_run(compare_recording(made_recording(changed)).cases[0][Method.ASYNC_OFFLOAD])
     marked = [line.get_xdata()[0] for ax in figure.axes for line in ax.lines if line.get_color() == "#BB4444"]
     assert marked == [late.start_ns / 10**6, first.start_ns / 10**6]
 
@@ -153,7 +153,7 @@ def test_each_side_is_marked_where_its_own_event_starts(case: Case) -> None:
 def test_a_run_without_a_timeline_cannot_be_drawn(case: Case) -> None:
     bare = replace(case, runs={Method.PLAIN: replace(case.runs[Method.PLAIN], spans=())})
     with pytest.raises(ValueError, match="no two timelines"):
-        plot_pair(compare_recording(made_recording(bare)).runs[0])
+        plot_run(compare_recording(made_recording(bare)).runs[0])
 
 
 @pytest.mark.slow
@@ -165,4 +165,4 @@ def test_pictures_are_the_same_bytes_every_time(found: Validation, tmp_path: Pat
 
 
 def test_a_validation_plots_itself(found: Validation) -> None:
-    assert isinstance(found.plot(), Figure)
+    assert isinstance(plot_validation(found), Figure)

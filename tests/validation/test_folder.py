@@ -21,12 +21,14 @@ from simgpu.validation.folder import (
     case_folders,
     load_recording,
     read_recording,
+    read_spans,
     shipped_recordings,
     write_case,
     write_machine,
     write_recording,
+    write_spans,
 )
-from simgpu.validation.machine_file import CopiesSection, MachineFile, machine_text, read_machine
+from simgpu.validation.folder import SPANS as TABLE
 from simgpu.validation.measured import (
     Case,
     Copies,
@@ -37,9 +39,7 @@ from simgpu.validation.measured import (
     Method,
     Recording,
 )
-from simgpu.validation.runs_file import RunEntry, RunsFile
-from simgpu.validation.span_table import SPANS as TABLE
-from simgpu.validation.span_table import read_spans, write_spans
+from simgpu.validation.recording_files import CopiesSection, MachineFile, RunEntry, RunsFile, machine_text, read_machine
 
 MACHINE = MeasuredMachine(
     device="a GPU",
@@ -220,7 +220,7 @@ def cut(name: str) -> Callable[[Path], None]:
         (edit_runs(lambda read: read["runs"].update(offload={})), "runs.offload: unknown key"),
         (
             edit_runs(lambda read: read["absent"].update(plain="no")),
-            "absent.plain: is told to be absent, and has a run",
+            "absent.plain: is listed as absent and has a run",
         ),
         (lambda place: (place / "plain.csv.gz").unlink(), "plain.csv.gz: no such file"),
         (cut("plain.csv.gz"), "plain.csv.gz: the gzip file is cut off; record the case again"),

@@ -23,8 +23,8 @@ from torch.autograd.graph import saved_tensors_hooks
 from simgpu.errors import InputError
 from simgpu.recorder.workload import find_factory, make_workload
 from simgpu.validation.folder import read_recording, write_recording
-from simgpu.validation.harness import CasePlan, Recorded, conditions, machine, record_cases, session
-from simgpu.validation.harness.shortage import shortage
+from simgpu.validation.harness import CasePlan, Recorded, machine, record_cases, session
+from simgpu.validation.harness.session import conditions, shortage
 from simgpu.validation.measured import Case, MeasuredKind, Method
 
 _OFFLOAD = {"prefetch": 1, "stash": 1, "min_bytes": 4096}
@@ -318,15 +318,15 @@ def test_memory_that_pytorch_keeps_is_given_back(is_public: bool, monkeypatch: p
 
 
 def test_a_core_is_left_to_copies_on_a_cpu(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(conditions, "_cores", lambda: 4)
+    monkeypatch.setattr(session, "_cores", lambda: 4)
     before = torch.get_num_threads()
     torch.set_num_threads(8)
     try:
-        with conditions.conditions(SimpleNamespace(kind="cpu")) as settings:
+        with conditions(SimpleNamespace(kind="cpu")) as settings:
             assert torch.get_num_threads() == 3
         assert torch.get_num_threads() == 8
         assert settings["threads"] == "3"
-        with conditions.conditions(SimpleNamespace(kind="cuda")) as settings:
+        with conditions(SimpleNamespace(kind="cuda")) as settings:
             assert torch.get_num_threads() == 8
         assert settings["TF32 in convolutions"] in ("on", "off")
     finally:
@@ -336,7 +336,7 @@ def test_a_core_is_left_to_copies_on_a_cpu(monkeypatch: pytest.MonkeyPatch) -> N
 _PAGE_FAULTS = """
 import resource, torch
 from types import SimpleNamespace
-from simgpu.validation.harness.conditions import conditions
+from simgpu.validation.harness.session import conditions
 
 def faults(times, size=64 * 2**20):
     before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt

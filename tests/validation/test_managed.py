@@ -18,7 +18,7 @@ from simgpu.errors import InputError
 from simgpu.recorder.iteration import NoWatcher, run_iteration
 from simgpu.recorder.workload import Workload
 from simgpu.validation.devices.cpu import CpuDevice
-from simgpu.validation.managed import managed
+from simgpu.validation.managed.methods import managed
 from simgpu.validation.measured import MeasuredKind, Method
 from tests.validation.managed_workloads import (
     BLOCKS,

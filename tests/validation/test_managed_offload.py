@@ -18,10 +18,9 @@ from torch import nn
 from simgpu.recorder.workload import Workload
 from simgpu.validation.devices.cpu import CpuDevice
 from simgpu.validation.devices.cpu_streams import CpuEvent, WorkerThread
-from simgpu.validation.managed import managed
-from simgpu.validation.managed.async_offload import AsyncOffload
-from simgpu.validation.managed.copied import Tally
-from simgpu.validation.managed.offloaded_blocks import Block
+from simgpu.validation.managed.async_offload import AsyncOffload, Block
+from simgpu.validation.managed.methods import managed
+from simgpu.validation.managed.transfers import Tally
 from simgpu.validation.measured import Method
 from tests.validation.managed_workloads import chain_of, input_optimizer, one_thread, optimizer_of, workload_of
 

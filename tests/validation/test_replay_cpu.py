@@ -20,8 +20,8 @@ from simgpu.units import BYTE_UNITS, TIME_UNITS
 from simgpu.validation.devices import open_device
 from simgpu.validation.measured import Copies, MeasuredKind, MeasuredMachine
 from simgpu.validation.replay.program import of_result, read_program
-from simgpu.validation.replay.running import WARM_UP, node_of, replay, replay_on
-from simgpu.validation.timelines.beside import Agreement
+from simgpu.validation.replay.run import WARM_UP, node_of, replay, replay_on
+from simgpu.validation.timelines.comparison import Agreement
 from tests.cli.cli_helpers import simgpu
 from tests.semantics.hand_made import node as made_node
 

@@ -11,11 +11,10 @@ from hypothesis import strategies as st
 import simgpu
 from simgpu.hardware.spec import GpuSpec, LinkSpec, NodeSpec
 from simgpu.trace.chain import chain
+from simgpu.validation.calibration import durations
 from simgpu.validation.measured import MeasuredKind, MeasuredSpan
-from simgpu.validation.timelines.beside import Agreement, Bar, Row, SideBySide, side_by_side
-from simgpu.validation.timelines.durations import durations
+from simgpu.validation.timelines.comparison import Agreement, Row, SideBySide, parting_text, side_by_side
 from simgpu.validation.timelines.matching import match
-from simgpu.validation.timelines.words import parting_text
 from tests.validation.made_timelines import as_if_measured, kernel
 
 NODE = NodeSpec("made", GpuSpec("made", memory=10**9), LinkSpec("made", d2h_bandwidth=10**9, h2d_bandwidth=10**9))
@@ -198,16 +197,6 @@ def test_as_a_table_each_row_has_both_sides() -> None:
     same = frame[frame["agreement"] == "same"]
     assert (same["real_start_ns"] - same["simulated_start_ns"] == same["offset_ns"]).all()
     assert frame["real_end_ns"].dtype == "Int64"
-
-
-def test_bars_are_all_events_of_both_sides() -> None:
-    bars = beside(SPANS).bars()
-    real = [bar for bar in bars if bar.side == "real"]
-    assert sorted((bar.stream, bar.start_ns, bar.end_ns) for bar in real) == sorted(
-        (span.stream, span.start_ns, span.end_ns) for span in SPANS
-    )
-    assert Bar("simulated", "d2h", "copy_d2h", 0, 1000) in bars
-    assert len(bars) == 2 * len(SPANS)
 
 
 @pytest.mark.parametrize("spans", [[], SPANS[:1]])

@@ -11,12 +11,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from simgpu.errors import InputError
+from simgpu.validation.calibration import dealt, durations
 from simgpu.validation.measured import MeasuredKind, MeasuredSpan
-from simgpu.validation.timelines.alignment import aligned
-from simgpu.validation.timelines.calls import calls_of
-from simgpu.validation.timelines.durations import dealt, durations
-from simgpu.validation.timelines.matching import match
-from simgpu.validation.timelines.words import matching_text
+from simgpu.validation.timelines.matching import aligned, calls_of, match, matching_text
 from tests.validation.made_timelines import kernel, one_after_another
 
 OPS = st.lists(st.sampled_from(["aten::mm", "aten::relu", "aten::sum", "aten::mul"]), max_size=12)

@@ -12,8 +12,7 @@ import pytest
 from simgpu.errors import InputError
 from simgpu.importers import import_trace
 from simgpu.validation.measured import MeasuredKind, MeasuredSpan
-from simgpu.validation.timelines.calls import calls_of
-from simgpu.validation.timelines.matching import match
+from simgpu.validation.timelines.matching import calls_of, match
 from simgpu.validation.timelines.profile import spans_of_profile
 
 PROFILE = Path(__file__).parents[3] / "shared" / "data" / "h100-kineto" / "profiler_vgg13-iter41.json"

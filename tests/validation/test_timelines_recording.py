@@ -19,14 +19,13 @@ from simgpu.errors import InputError
 from simgpu.recorder import record
 from simgpu.recorder.workload import Workload, find_factory, make_workload
 from simgpu.trace.model import Trace
+from simgpu.validation.calibration import durations
 from simgpu.validation.devices import Device, open_device
-from simgpu.validation.managed import Managed, managed
+from simgpu.validation.managed.methods import Managed, managed
 from simgpu.validation.measured import MeasuredKind, MeasuredSpan, Method
-from simgpu.validation.timelines.durations import durations
 from simgpu.validation.timelines.matching import match
 from simgpu.validation.timelines.profile import spans_of_profile
-from simgpu.validation.timelines.profiled import profiled_step, write_profile
-from simgpu.validation.timelines.recording import get_going, record_timeline
+from simgpu.validation.timelines.recording import get_going, profiled_step, record_timeline, write_profile
 
 BATCH = 4
 

@@ -10,8 +10,8 @@ from simgpu.memory.transfer import stream_ns
 from simgpu.policies.registry import describe, policy_names
 from simgpu.timeline.model import SpanKind
 from simgpu.validation.calibration import Calibration, calibrate, persistent_bytes
+from simgpu.validation.comparison import POLICY_OF, Numbers, simulate_twin
 from simgpu.validation.measured import MeasuredRun, Method
-from simgpu.validation.twins import POLICY_OF, Numbers, simulate_twin
 from tests.validation.made_recording import COPIES, MACHINE, MIB, SETTINGS, made_trace
 
 MANAGED = [method for method in Method if method is not Method.PLAIN]

@@ -26,12 +26,12 @@ from simgpu.recorder.workload import find_factory, make_workload
 from simgpu.timeline.model import SpanKind
 from simgpu.trace.model import Trace
 from simgpu.validation.calibration import Calibration, calibrate
+from simgpu.validation.comparison import Numbers, Twin, simulate_twin
 from simgpu.validation.devices import open_device
-from simgpu.validation.harness.steps import run_method
-from simgpu.validation.managed import checkpoint as real_checkpoint
+from simgpu.validation.harness.session import run_method
+from simgpu.validation.managed import methods
 from simgpu.validation.measured import Copies, MeasuredKind, MeasuredMachine, MeasuredRun, Method
-from simgpu.validation.timelines.beside import side_by_side
-from simgpu.validation.twins import Numbers, Twin, simulate_twin
+from simgpu.validation.timelines.comparison import side_by_side
 
 _COPIES = Copies(d2h=10**9, h2d=10**9, both_d2h=10**9, both_h2d=10**9, latency_ns=10, blocking_ns=100)
 MACHINE = MeasuredMachine("a CPU", "cpu", 2**40, 1, 2, _COPIES, 5, "a CPU", "2026-01-31")
@@ -151,8 +151,8 @@ def test_checkpointing_is_that_of_pytorch_but_for_the_state_of_its_random_number
     name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """That state is left out here: on a CPU it lies where tensors do. A dropout draws another mask of the same size."""
-    without = partial(real_checkpoint.checkpoint, preserve_rng_state=False)
-    monkeypatch.setattr(real_checkpoint, "checkpoint", without)
+    without = partial(methods.checkpoint, preserve_rng_state=False)
+    monkeypatch.setattr(methods, "checkpoint", without)
     real, twin = both(name, "checkpoint")
     expect_same(real, twin)
     assert twin.result is not None

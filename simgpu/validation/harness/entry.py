@@ -14,9 +14,8 @@ from simgpu.trace.model import OutputLife
 from simgpu.validation.devices import Device, open_device
 from simgpu.validation.folder import case_folders, read_case, strangers, write_case, write_machine
 from simgpu.validation.harness.cases import CasePlan
-from simgpu.validation.machine_file import FILE as MACHINE_FILE
-from simgpu.validation.machine_file import read_machine
 from simgpu.validation.measured import Case, MeasuredMachine, Recording
+from simgpu.validation.recording_files import MACHINE_FILE, read_machine
 
 DEFAULT_REPETITIONS = 20
 DEFAULT_WARMUP = 5
@@ -48,7 +47,7 @@ def record_cases(
     device: ``cuda``, ``cuda:N`` or ``cpu``. repetitions: timed steps. warmup: steps before them, at least one. seed: of
     weights and data. force: measure the machine again and make the cases anew. say: told what is being done.
 
-    What is changed of the process meanwhile on a CPU is told by `simgpu.validation.harness.conditions.conditions`.
+    What is changed of the process meanwhile on a CPU is told by `simgpu.validation.harness.session.conditions`.
 
     A method that finds too little memory for a case is told in `simgpu.validation.measured.Case.absent`; a case whose
     trace does is left out.
@@ -69,8 +68,7 @@ def record_cases(
     _check_machine(target, () if not force else [plan.name for plan in plans])
     there = {} if force else _cases_there(target, plans, repetitions, warmup, seed)
     with _opened(device) as opened:
-        from simgpu.validation.harness.conditions import conditions
-        from simgpu.validation.harness.session import CaseSession
+        from simgpu.validation.harness.session import CaseSession, conditions
         from simgpu.validation.timelines.recording import get_going
 
         with conditions(opened) as settings:

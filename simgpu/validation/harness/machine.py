@@ -41,7 +41,7 @@ def measure_machine(
 
     sizes: bytes of copies, two different ones at least; the largest tells bandwidths, all of them the latency.
     repetitions: of which the median counts. date: ISO 8601 day to write down, today if left out. settings: to write
-    down, of `simgpu.validation.harness.conditions`.
+    down, of `simgpu.validation.harness.session`.
 
     Memory for two copies of the largest size is taken on the device and on the host.
     """

@@ -4,30 +4,34 @@ The node that a program was simulated for is not the machine at hand. So the sam
 long as they were, on a link as fast as the one that was measured; what the device does is held to that. Where both
 directions are busy at once, the link is taken for full or half duplex, whichever is nearer to what was measured
 (`simgpu.validation.calibration.duplex_of`).
+
+Whether a program's blocks find room on a device and its host, told before anything is allocated.
 """
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable
 from contextlib import closing
 from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
 
+from simgpu.errors import InputError, Problem
 from simgpu.hardware.spec import LinkSpec, NodeSpec
+from simgpu.io.free_memory import available_memory
 from simgpu.machine.run import POOLS, run_program
 from simgpu.program.instructions import CopyIn, CopyOut
 from simgpu.recorder.machine.bandwidth import DEFAULT_SIZES
 from simgpu.timeline.model import SpanKind, Timeline
-from simgpu.units import BYTE_UNITS
+from simgpu.units import BYTE_UNITS, format_bytes
 from simgpu.validation.calibration import duplex_of
 from simgpu.validation.devices import Device, open_device
 from simgpu.validation.measured import MeasuredMachine
 from simgpu.validation.replay.issue import Issued, Limits, issue
 from simgpu.validation.replay.order import issue_order
-from simgpu.validation.replay.outcome import Outcome, Side, besides
+from simgpu.validation.replay.outcome import Outcome, Side, compare_replay
 from simgpu.validation.replay.program import SimulatedProgram, read_program
-from simgpu.validation.replay.room import check_room
 
 DEFAULT_REPETITIONS = 20
 #: Iterations before those that count: memory and clocks of the device come up in them.
@@ -94,7 +98,7 @@ def replay_on(
         warm_up=WARM_UP,
         limit_bytes=limit,
         allocated_bytes=issued.allocated_bytes,
-        beside=besides(issued.spans, run.timeline),
+        beside=compare_replay(issued.spans, run.timeline),
     )
 
 
@@ -138,3 +142,44 @@ def _simulated(timeline: Timeline) -> Side:
 def _counted(ends: tuple[int, ...]) -> tuple[int, ...]:
     """The steady iterations: without those to warm up, and without the last one, which is watched."""
     return tuple(end - begin for begin, end in pairwise(ends[WARM_UP - 1 : -1]))
+
+
+def check_room(device: Device, needed: int, pinned: int) -> int:
+    """Bytes that are free on the device.
+
+    needed: bytes of device memory; pinned: of host memory. Raises `InputError` where there is less of either; on a CPU
+    both are the same memory.
+    """
+    host = _free_on_host()
+    free = free_on(device)
+    problems = []
+    if device.kind == "cpu" and needed + pinned > host:
+        what = f"{format_bytes(needed)} stand for device memory, {format_bytes(pinned)} for the host's"
+        problems.append(f"{what}, and this machine has {format_bytes(host)} free for both")
+    elif device.kind != "cpu":
+        if needed > free:
+            problems.append(f"its blocks take {format_bytes(needed)}, and {device.name} has {format_bytes(free)} free")
+        if pinned > host:
+            what = f"its blocks take {format_bytes(pinned)} of host memory"
+            problems.append(f"{what}, and this machine has {format_bytes(host)} free")
+    if problems:
+        remedy = "simulate it with a smaller budget or a smaller batch"
+        raise InputError([Problem("program", "memory", what, remedy) for what in problems])
+    return free
+
+
+def free_on(device: Device) -> int:
+    """Bytes of device memory that nobody has taken; on a CPU what is free on the host."""
+    if device.kind == "cpu":
+        return _free_on_host()
+    import torch
+
+    torch.cuda.empty_cache()  # else what the link was measured with counts as taken
+    free: int = torch.cuda.mem_get_info(device.torch_device)[0]
+    return free
+
+
+def _free_on_host() -> int:
+    """Bytes that this process can use; all of the machine's memory where the system does not report it."""
+    free = available_memory()
+    return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") if free is None else free

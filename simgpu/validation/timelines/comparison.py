@@ -15,14 +15,15 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from simgpu.simulation.result import Result
 from simgpu.timeline.model import SpanKind
-from simgpu.validation.measured import MeasuredKind, MeasuredSpan
-from simgpu.validation.timelines.alignment import aligned
-from simgpu.validation.timelines.calls import calls_of, same_work
-from simgpu.validation.timelines.spans import STREAMS, from_first_start
+from simgpu.units import format_bytes, format_time
+from simgpu.validation.measured import STREAMS, MeasuredKind, MeasuredSpan, from_first_start
+from simgpu.validation.timelines.matching import aligned, calls_of, same_work
 
 if TYPE_CHECKING:
     import pandas as pd
 
+#: Characters of a name in a sentence.
+_NAMES = 48
 #: Starts may differ by so much of the measured step before they count as parted, unless somebody says otherwise.
 TOLERANCE = 0.05
 
@@ -102,16 +103,6 @@ class StreamBeside:
         return row.offset_ns is not None and abs(row.offset_ns) > self.tolerance_ns
 
 
-class Bar(NamedTuple):
-    """An event as a figure draws it. side: ``real`` or ``simulated``; kind: see `Event`."""
-
-    side: str
-    stream: str
-    kind: str
-    start_ns: int
-    end_ns: int
-
-
 @dataclass(frozen=True)
 class SideBySide:
     """All streams. real_ns, simulated_ns: from the first start to the last end of each side."""
@@ -142,10 +133,6 @@ class SideBySide:
         """The row whose starts differ most; None where no event is on both sides."""
         return max((row for row in self.rows if row.offset_ns is not None), key=_distance, default=None)
 
-    def bars(self) -> tuple[Bar, ...]:
-        """Every event of both sides, for a figure."""
-        return tuple(_bars(self.rows))
-
     def as_frame(self) -> pd.DataFrame:
         """The rows as a pandas table: stream, position, agreement, offset_ns, and `Event`'s fields of either side."""
         import pandas as pd
@@ -163,18 +150,26 @@ class SideBySide:
 
 
 def side_by_side(spans: Iterable[MeasuredSpan], result: Result, *, tolerance: float = TOLERANCE) -> SideBySide:
-    """A measured step beside the last iteration of a simulated run on one GPU.
+    """Compares a measured step with the last iteration of a simulated run on one GPU.
 
-    tolerance: by how much of the measured step's length starts may differ before they count as parted.
+    tolerance: by which share of the measured step's length starts may differ.
     """
-    real, simulated = _real(spans), _simulated(result)
-    real_ns, simulated_ns = (_length(side) for side in (real, simulated))
-    tolerance_ns = int(real_ns * tolerance)
+    real = _real(spans)
+    return compare_events(real, _simulated(result), int(_length(real) * tolerance))
+
+
+def compare_events(
+    real: Mapping[str, Sequence[Event]], simulated: Mapping[str, Sequence[Event]], tolerance_ns: int
+) -> SideBySide:
+    """Pairs the events of each simulated stream with the measured ones: equal work in order, the rest between it.
+
+    Work is equal where operator and bytes are (`same_work`).
+    """
     streams = {
-        stream: StreamBeside(stream, tuple(_rows(stream, real[stream], simulated[stream])), tolerance_ns)
-        for stream in STREAMS.values()
+        stream: StreamBeside(stream, tuple(_rows(stream, real.get(stream, ()), events)), tolerance_ns)
+        for stream, events in simulated.items()
     }
-    return SideBySide(streams, real_ns, simulated_ns, tolerance_ns)
+    return SideBySide(streams, _length(real), _length(simulated), tolerance_ns)
 
 
 def _real(spans: Iterable[MeasuredSpan]) -> dict[str, list[Event]]:
@@ -239,8 +234,44 @@ def _distance(row: Row) -> int:
     return abs(row.offset_ns or 0)
 
 
-def _bars(rows: Iterable[Row]) -> Iterator[Bar]:
-    for row in rows:
-        for side, event in (("real", row.real), ("simulated", row.simulated)):
-            if event is not None:
-                yield Bar(side, row.stream, event.kind, event.start_ns, event.end_ns)
+def parting_text(beside: SideBySide) -> str:
+    """Where a measured step and a simulated iteration part first."""
+    row = beside.first_parting
+    within = f"within {format_time(beside.tolerance_ns)}"
+    if row is None:
+        latest = beside.latest
+        by = f"; starts differ by {format_time(abs(latest.offset_ns or 0))} at most" if latest else ""
+        return f"They do not part: the same on every stream, in the same order, {within}{by}."
+    told = f"They part at {format_time(row.at_ns)}, on {row.stream}, event {row.position}: {_in_words(row)}."
+    if row.agreement is Agreement.SAME:
+        order = "The order is the same on every stream." if beside.is_same_order else _in_order(beside)
+        return f"{told} {order}"
+    return told
+
+
+def _in_order(beside: SideBySide) -> str:
+    found = [row for stream in beside.streams.values() if (row := stream.parting_in_order) is not None]
+    first = min(found, key=lambda row: row.at_ns)
+    return f"In order they part at {format_time(first.at_ns)}, on {first.stream}, event {first.position}."
+
+
+def _in_words(row: Row) -> str:
+    real, simulated, offset = row.real, row.simulated, row.offset_ns
+    if simulated is None:
+        assert real is not None
+        return f"the device has {_described(real)}, and the simulation nothing there"
+    if real is None:
+        return f"the simulation has {_described(simulated)}, and the device nothing there"
+    if row.agreement is Agreement.OTHER:
+        return f"the device has {_described(real)} where the simulation has {_described(simulated)}"
+    assert offset is not None
+    when = f"{format_time(abs(offset))} {'later' if offset > 0 else 'earlier'}"
+    return f"{_described(simulated)} starts {when} on the device than in the simulation"
+
+
+def _described(event: Event) -> str:
+    """An operator with the simulated kernel's name, or a copy with its size."""
+    name = event.name if len(event.name) <= _NAMES else f"{event.name[: _NAMES - 2]}.."
+    if event.op:
+        return event.op if event.kind == "kernel" else f"{event.op} ({event.kind} {name})"
+    return f"{event.kind} {name} of {format_bytes(event.bytes)}"
