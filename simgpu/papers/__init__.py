@@ -1,1 +1,1 @@
-"""What papers claim, as numbers and rules, beside what comes out here."""
+"""What papers claim, as numbers and rules, next to what comes out here."""

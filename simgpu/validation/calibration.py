@@ -1,4 +1,5 @@
-"""From a measured machine and the plain run of a case to the trace and the node that all its twins are simulated with.
+"""From a measured machine and the plain run of a case to the trace and the node that all its counterparts are
+simulated with.
 
 What is calibrated, and to what:
 
@@ -45,21 +46,21 @@ from simgpu.validation.timelines.matching import Matching, match, matching_text
 
 @dataclass(frozen=True, slots=True)
 class Calibration:
-    """What the twins of a case are simulated with.
+    """What the counterparts of a case are simulated with.
 
     trace: with durations that sum up to the plain step. node: for copies that nobody waits for. blocking_node: the same
     where the host waits for each copy. held: bytes of device memory that are in use all the time and that the trace
-    does not list; negative where it lists as persistent what the allocator had not handed out. times_told, held_told:
-    how durations and held memory were found. unmatched: kernels of the trace that take no time, since the plain
-    timeline has no call of theirs.
+    does not list; negative where it lists as persistent what the allocator had not handed out. times_recorded,
+    held_noted: how durations and held memory were found. unmatched: kernels of the trace that take no time, since the
+    plain timeline has no call of theirs.
     """
 
     trace: Trace
     node: NodeSpec
     blocking_node: NodeSpec
     held: int
-    times_told: str
-    held_told: str
+    times_recorded: str
+    held_noted: str
     unmatched: int
 
 
@@ -81,7 +82,7 @@ def calibrate(machine: MeasuredMachine, trace: Trace, plain: MeasuredRun) -> Cal
     >>> found.node.link.latency_ns, found.blocking_node.link.latency_ns, found.node.link.duplex.value
     (10, 47, 'full')
     """
-    times, times_told, unmatched = _durations(trace, plain)
+    times, times_recorded, unmatched = _durations(trace, plain)
     held = plain.held_bytes - persistent_bytes(trace, machine.alignment)
     node = _node(machine, max(held, 0))
     return Calibration(
@@ -97,14 +98,14 @@ def calibrate(machine: MeasuredMachine, trace: Trace, plain: MeasuredRun) -> Cal
         node=node,
         blocking_node=replace(node, link=replace(node.link, latency_ns=blocking_latency(machine))),
         held=held,
-        times_told=times_told,
-        held_told=_held_text(held),
+        times_recorded=times_recorded,
+        held_noted=_held_text(held),
         unmatched=unmatched,
     )
 
 
 def blocking_latency(machine: MeasuredMachine) -> int:
-    """Nanoseconds that each copy of `save_on_cpu` takes beside its bytes, where copies out and in take the same.
+    """Nanoseconds that each copy of `save_on_cpu` takes next to its bytes, where copies out and in take the same.
 
     >>> copies = Copies(d2h=25, h2d=24, both_d2h=20, both_h2d=19, latency_ns=2_000, blocking_ns=14_000)
     >>> machine = MeasuredMachine("a GPU", "cuda", 2**30, 512, 2, copies, 4_000, "a CPU", "2026-01-31")

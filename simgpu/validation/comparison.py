@@ -14,7 +14,7 @@ from simgpu.policies.base import no_progress
 from simgpu.simulation.run import simulate
 from simgpu.validation.calibration import Calibration, calibrate
 from simgpu.validation.measured import Case, MeasuredMachine, Method, Recording
-from simgpu.validation.outcome import ComparedCase, ComparedRun, Numbers, Twin, Validation
+from simgpu.validation.outcome import ComparedCase, ComparedRun, Counterpart, Numbers, Validation
 
 
 def compare_recording(
@@ -24,7 +24,7 @@ def compare_recording(
     methods: Collection[Method | str] = (),
     progress: Callable[[str], None] = no_progress,
 ) -> Validation:
-    """Simulates the twin of every run of a recording, and compares.
+    """Simulates the counterpart of every run of a recording, and compares.
 
     recording: one in memory, the name of a shipped one, or a folder. cases, methods: only these; all by default, by
     model and batch. The plain run is read in any case, since kernels are calibrated to it. Raises `InputError` for a
@@ -54,8 +54,8 @@ def _compared(
         if method in case.runs:
             progress(f"{case.name}, {method}")
             run = case.runs[method]
-            twin = None if calibration is None else simulate_twin(calibration, method, run.settings)
-            runs.append(ComparedRun(case.name, method, run, twin))
+            counterpart = None if calibration is None else simulate_counterpart(calibration, method, run.settings)
+            runs.append(ComparedRun(case.name, method, run, counterpart))
     absent = {method: reason for method, reason in case.absent.items() if method in wanted}
     return ComparedCase(case.name, case.model, case.batch, calibration, tuple(runs), absent, why)
 
@@ -75,7 +75,7 @@ def _check(what: str, asked: Collection[str], known: Collection[str]) -> None:
             raise InputError.single("", what, f"the recording has no {what} '{name}'", did_you_mean(str(name), known))
 
 
-#: The policy that is a method's twin; its parameters are the method's settings, in the same words.
+#: The policy that is a method's counterpart; its parameters are the method's settings, in the same words.
 POLICY_OF: Mapping[Method, str] = {
     Method.PLAIN: "none",
     Method.CHECKPOINT: "checkpoint",
@@ -86,8 +86,8 @@ POLICY_OF: Mapping[Method, str] = {
 _BLOCKING = (Method.SAVE_ON_CPU,)
 
 
-def simulate_twin(calibration: Calibration, method: Method, settings: Mapping[str, Any]) -> Twin:
-    """The twin of a run under a method with these settings.
+def simulate_counterpart(calibration: Calibration, method: Method, settings: Mapping[str, Any]) -> Counterpart:
+    """The counterpart of a run under a method with these settings.
 
     Its peak counts what is held all the time (`Calibration.held`), as the framework's allocator does.
 
@@ -96,7 +96,7 @@ def simulate_twin(calibration: Calibration, method: Method, settings: Mapping[st
     >>> from simgpu.validation.measured import Copies, MeasuredMachine, MeasuredRun
     >>> machine = MeasuredMachine("a GPU", "cuda", 2**30, 512, 2, Copies(9, 9, 9, 9, 0, 0), 5, "a CPU", "2026-01-31")
     >>> plain = MeasuredRun(Method.PLAIN, {}, (30,), peak_bytes=2048, held_bytes=1536, d2h_bytes=0, h2d_bytes=0)
-    >>> simulate_twin(calibrate(machine, chain([5], [10], [1000]), plain), Method.PLAIN, {}).numbers
+    >>> simulate_counterpart(calibrate(machine, chain([5], [10], [1000]), plain), Method.PLAIN, {}).numbers
     Numbers(step_ns=30, peak_bytes=1536, d2h_bytes=0, h2d_bytes=0)
     """
     policy = POLICY_OF[method]
@@ -104,9 +104,11 @@ def simulate_twin(calibration: Calibration, method: Method, settings: Mapping[st
     try:
         result = simulate(calibration.trace, node, policy, parameters=settings)
     except OutOfMemoryError as error:
-        return Twin(policy, settings, failure="out of memory", why=str(error))
+        return Counterpart(policy, settings, failure="out of memory", why=str(error))
     except InputError as error:
-        return Twin(policy, settings, failure="refused", why=str(error))
+        return Counterpart(policy, settings, failure="refused", why=str(error))
     metrics = result.metrics
     peak = metrics.device_peak_used_bytes + calibration.held
-    return Twin(policy, settings, Numbers(result.iteration_ns, peak, metrics.d2h_bytes, metrics.h2d_bytes), result)
+    return Counterpart(
+        policy, settings, Numbers(result.iteration_ns, peak, metrics.d2h_bytes, metrics.h2d_bytes), result
+    )

@@ -1,4 +1,5 @@
-"""Pictures of a validation: all runs, measured beside simulated, and the streams of one run above those of its twin.
+"""Pictures of a validation: all runs, measured and simulated, and the streams of one run above those of its
+counterpart.
 
 Loads matplotlib, so import it only where something is drawn.
 """
@@ -56,10 +57,11 @@ class _Axis(NamedTuple):
 
 
 def plot_validation(found: Validation) -> Figure:
-    """Step time to the left and peak memory to the right, a row a case: each run's measured bar above its twin's.
+    """Step time to the left and peak memory to the right, a row a case: each run's measured bar above its
+    counterpart's.
 
     A black line at a measured bar's end spans all measured steps. Texts tell relative errors, red where they are larger
-    than what is aimed at in each run. The twin of the plain run's step, which was calibrated, is hatched.
+    than what is aimed at in each run. The counterpart of the plain run's step, which was calibrated, is hatched.
     """
     cases = [case for case in found.cases if case.runs or case.absent]
     heights = [_CASE_INCHES + _ROW_INCHES * len(_rows(case)) for case in cases]
@@ -87,17 +89,17 @@ def plot_run(run: ComparedRun, *, title: str = "") -> Figure:
     """What each stream of the device did in one step, above what each does in the simulation, on one time axis.
 
     Dotted lines are the ends of either; a red one is where they part first, which the text below tells. `ValueError`
-    for a run without a timeline or without a twin.
+    for a run without a timeline or without a counterpart.
     """
-    result, beside = None if run.twin is None else run.twin.result, run.beside
-    if result is None or beside is None:
+    result, comparison = None if run.counterpart is None else run.counterpart.result, run.comparison
+    if result is None or comparison is None:
         raise ValueError(f"{run.case}, {run.method}: no two timelines to draw")
     real = measured_timeline(run.run.spans, result)
     start, stop = result.timeline.window(-1)
     length = max(real.iteration_ends_ns[-1], stop - start)
     ends = result.timeline.iteration_ends_ns
     simulated = replace(result.timeline, iteration_ends_ns=(*ends[:-1], start + length))
-    rows = max(2, sum(bool(stream.rows) for stream in beside.streams.values()))
+    rows = max(2, sum(bool(stream.rows) for stream in comparison.streams.values()))
     figure = RunFigure(figsize=(_WIDTH_INCHES, 1.6 + 2 * (0.3 + _STREAM_INCHES * rows)), layout="constrained")
     FigureCanvasAgg(figure)
     upper, lower = figure.subplots(2, 1, sharex=True)
@@ -109,20 +111,20 @@ def plot_run(run: ComparedRun, *, title: str = "") -> Figure:
     upper.set_xlabel("")
     upper.tick_params(axis="x", length=0, labelbottom=False)
     _one_legend(upper, lower)
-    row = beside.first_parting
+    row = comparison.first_parting
     partings = (row.real, row.simulated) if row is not None else (None, None)
     for ax, end, event in zip((upper, lower), (real.iteration_ends_ns[-1], stop - start), partings, strict=True):
         ax.axvline(end / _unit_of(length), color="0.4", linewidth=0.8, linestyle=":")
         if event is not None:
             ax.axvline(event.start_ns / _unit_of(length), color=_BEYOND, linewidth=1.0)
-    figure.supxlabel(fill(parting_text(beside), 125), x=0.01, ha="left", fontsize=8)
+    figure.supxlabel(fill(parting_text(comparison), 125), x=0.01, ha="left", fontsize=8)
     figure.suptitle(about, x=0.01, ha="left", fontsize=11)
     return figure
 
 
 def measured_timeline(spans: Sequence[MeasuredSpan], result: Result) -> Timeline:
-    """What the device did, as a timeline of one iteration; kernels have the names of those that the twin ran in their
-    place, where they are the same."""
+    """What the device did, as a timeline of one iteration; kernels have the names of those that the counterpart ran in
+    their place, where they are the same."""
     ran = _kernels_of(result)
     ops = {kernel.id: kernel.op for kernel in result.graph.kernels}
     matching = match(spans, [ops[name] for name, _ in ran])

@@ -45,7 +45,7 @@ SHIPPED = Path(__file__).resolve().parent / "recordings"
 #: Of a method's timeline, behind the method's name.
 _SPANS = ".csv.gz"
 _FILES = (TRACE, RUNS_FILE, *(f"{method}{_SPANS}" for method in Method))
-#: May lie beside: for people.
+#: May lie alongside: for people.
 _README = "README.md"
 
 
@@ -129,7 +129,7 @@ def read_case(folder: Path) -> Case:
         problems += _mismatches(folder, trace, read)
     if problems or trace is None or read is None:
         raise InputError(problems)
-    return Case(read.model, read.batch, replace(trace, name=folder.name), runs, read.absent, read.made)
+    return Case(read.model, read.batch, replace(trace, name=folder.name), runs, read.absent, read.setup)
 
 
 def _unknown_files(folder: Path) -> list[Problem]:
@@ -150,7 +150,7 @@ def _mismatches(folder: Path, trace: Trace, read: ReadRuns) -> list[Problem]:
         if mine != its
     ]
     problems = [
-        Problem(runs, place, f"{mine!r} is not what the trace beside it tells, {its!r}", "record the case again")
+        Problem(runs, place, f"{mine!r} is not what the trace next to it tells, {its!r}", "record the case again")
         for place, mine, its in told
     ]
     name = f"{read.model}-b{read.batch}"

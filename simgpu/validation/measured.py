@@ -13,7 +13,7 @@ from simgpu.trace.model import Trace
 
 
 class Method(StrEnum):
-    """A way to manage memory, as PyTorch runs it; each has a policy as its twin."""
+    """A way to manage memory, as PyTorch runs it; each has a policy as its counterpart."""
 
     PLAIN = "plain"
     CHECKPOINT = "checkpoint"
@@ -117,7 +117,7 @@ def from_first_start(spans: Iterable[MeasuredSpan]) -> tuple[MeasuredSpan, ...]:
 class MeasuredRun:
     """One model's iteration under one method.
 
-    settings: of the method, in the words of its twin's parameters. step_ns: every timed step, after warm-up.
+    settings: of the method, in the words of its counterpart's parameters. step_ns: every timed step, after warm-up.
     peak_bytes: the most device memory that the framework's allocator had handed out at once in a step; held_bytes: what
     it had handed out when the step began. d2h_bytes, h2d_bytes: copied to and from the host in one step. spans: what
     the device did in one more step.
@@ -142,7 +142,7 @@ class MeasuredRun:
 class Case:
     """One model at one batch size: its trace, and its runs by method, the plain one first.
 
-    absent: methods under which it could not be run, with the reason, such as too little memory. made: how it was run:
+    absent: methods under which it could not be run, with the reason, such as too little memory. setup: how it was run:
     keywords of the model's factory (``size``), ``optimizer``, ``seed``, and ``warmup``, the steps before those timed.
     """
 
@@ -151,7 +151,7 @@ class Case:
     trace: Trace
     runs: Mapping[Method, MeasuredRun]
     absent: Mapping[Method, str] = field(default_factory=dict)
-    made: Mapping[str, Any] = field(default_factory=dict)
+    setup: Mapping[str, Any] = field(default_factory=dict)
 
     @property
     def name(self) -> str:

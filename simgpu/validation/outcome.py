@@ -19,7 +19,7 @@ from simgpu.recorder.assemble import spread
 from simgpu.simulation.result import Result
 from simgpu.validation.calibration import Calibration, at_once, duplex_of
 from simgpu.validation.measured import MeasuredMachine, MeasuredRun, Method
-from simgpu.validation.timelines.comparison import SideBySide, parting_text, side_by_side
+from simgpu.validation.timelines.comparison import TimelineComparison, parting_text, side_by_side
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -68,7 +68,7 @@ class Numbers(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True)
-class Twin:
+class Counterpart:
     """A simulated run: its numbers and everything that happened, or why there are none.
 
     failure: ``out of memory`` or ``refused`` where it has no result, and why: in words.
@@ -95,15 +95,15 @@ def relative_error(simulated: int, measured: int) -> float:
 
 @dataclass(frozen=True, repr=False)
 class ComparedRun:
-    """A run of a case beside its twin.
+    """A run of a case next to its counterpart.
 
-    twin: None where nothing could be calibrated (`ComparedCase.why`).
+    counterpart: None where nothing could be calibrated (`ComparedCase.why`).
     """
 
     case: str
     method: Method
     run: MeasuredRun
-    twin: Twin | None
+    counterpart: Counterpart | None
 
     @property
     def measured(self) -> Numbers:
@@ -112,13 +112,13 @@ class ComparedRun:
 
     @property
     def simulated(self) -> Numbers | None:
-        """What was simulated, None where the twin came to no end."""
-        return None if self.twin is None else self.twin.numbers
+        """What was simulated, None where the counterpart came to no end."""
+        return None if self.counterpart is None else self.counterpart.numbers
 
     @property
     def failure(self) -> str:
         """Why nothing was simulated, in a few words; empty where it was."""
-        return "not calibrated" if self.twin is None else self.twin.failure
+        return "not calibrated" if self.counterpart is None else self.counterpart.failure
 
     def error(self, quantity: Quantity) -> float | None:
         """The relative error; None where nothing was simulated."""
@@ -127,11 +127,11 @@ class ComparedRun:
         return relative_error(getattr(self.simulated, quantity), getattr(self.measured, quantity))
 
     @cached_property
-    def beside(self) -> SideBySide | None:
-        """The measured timeline beside the twin's, stream by stream; None where either is missing."""
-        if self.twin is None or self.twin.result is None or not self.run.spans:
+    def comparison(self) -> TimelineComparison | None:
+        """The measured timeline next to the counterpart's, stream by stream; None where either is missing."""
+        if self.counterpart is None or self.counterpart.result is None or not self.run.spans:
             return None
-        return side_by_side(self.run.spans, self.twin.result)
+        return side_by_side(self.run.spans, self.counterpart.result)
 
     def counts(self, quantity: Quantity) -> bool:
         """Whether it is a prediction: all but the step of the plain run; of bytes, where there are any."""
@@ -150,8 +150,8 @@ class ComparedRun:
 
     @property
     def notes(self) -> tuple[str, ...]:
-        """What the twin's policy says of its plan, such as that the trace does not tell what autograd saved."""
-        return () if self.twin is None or self.twin.result is None else self.twin.result.notes
+        """What the counterpart's policy says of its plan, such as that the trace does not tell what autograd saved."""
+        return () if self.counterpart is None or self.counterpart.result is None else self.counterpart.result.notes
 
 
 @dataclass(frozen=True, repr=False)
@@ -211,7 +211,7 @@ class Summary:
 
 @dataclass(frozen=True, repr=False)
 class Validation:
-    """A recording beside its simulation. `frame` has one row a run.
+    """A recording next to its simulation. `frame` has one row a run.
 
     name: of the recording.
     """
@@ -248,7 +248,7 @@ class Validation:
     @property
     def in_order(self) -> tuple[int, int]:
         """In how many runs every stream did the same in the same order, and of how many with both timelines."""
-        found = [run.beside.is_same_order for run in self.runs if run.beside is not None]
+        found = [run.comparison.is_same_order for run in self.runs if run.comparison is not None]
         return sum(found), len(found)
 
     def frame(self) -> pd.DataFrame:
@@ -321,14 +321,18 @@ def _row(case: ComparedCase, run: ComparedRun) -> dict[str, Any]:
 def _case(case: ComparedCase) -> dict[str, Any]:
     runs = [
         {key: value if not isinstance(value, float) else _finite(value) for key, value in _row(case, run).items()}
-        | {"settings": dict(run.run.settings), "why": run.twin.why if run.twin else "", "notes": list(run.notes)}
-        | {"timeline": None if run.beside is None else parting_text(run.beside)}
+        | {
+            "settings": dict(run.run.settings),
+            "why": run.counterpart.why if run.counterpart else "",
+            "notes": list(run.notes),
+        }
+        | {"timeline": None if run.comparison is None else parting_text(run.comparison)}
         for run in case.runs
     ]
     return {
         "name": case.name,
         "held_bytes": None if case.calibration is None else case.calibration.held,
-        "calibrated": None if case.calibration is None else case.calibration.times_told,
+        "calibrated": None if case.calibration is None else case.calibration.times_recorded,
         "why": case.why,
         "absent": {str(method): why for method, why in case.absent.items()},
         "runs": runs,

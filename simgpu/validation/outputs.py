@@ -2,7 +2,7 @@
 
 report.json                         every number, as `simgpu validate report --json` prints it
 RECORDING/runs.csv                  one row a run: measured, simulated, relative errors
-RECORDING/validation.png, .svg      step time and peak memory, measured beside simulated
+RECORDING/validation.png, .svg      step time and peak memory, measured and simulated
 RECORDING/CASE/METHOD.csv, .png     both timelines of a run, event by event, and as a picture
 """
 
@@ -24,7 +24,7 @@ SCHEMA = "simgpu.validation/1"
 
 def check_outputs(folder: Path) -> None:
     """Before long work: `InputError` where the folder can be neither made nor replaced. Touches nothing."""
-    check_folder(folder, _not_ours)
+    check_folder(folder, _is_foreign)
 
 
 def write_outputs(found: Sequence[Validation], folder: Path, *, progress: Callable[[str], None] = no_progress) -> None:
@@ -35,7 +35,7 @@ def write_outputs(found: Sequence[Validation], folder: Path, *, progress: Callab
     """
     folder = folder.absolute()
     check_outputs(folder)
-    with atomic_folder(folder, _not_ours) as part:
+    with atomic_folder(folder, _is_foreign) as part:
         for each, name in zip(found, folder_names(each.name for each in found), strict=True):
             _write(each, part / name, progress)
         report = json.dumps(document(found), indent=2, allow_nan=False)
@@ -57,15 +57,15 @@ def _write(found: Validation, home: Path, progress: Callable[[str], None]) -> No
     for suffix in ("png", "svg"):
         save_figure(figure, home / f"validation.{suffix}")
     for case in found.cases:
-        timelines = [(run, run.beside) for run in case.runs if run.beside is not None]
+        timelines = [(run, run.comparison) for run in case.runs if run.comparison is not None]
         if timelines:
             (home / folder_name(case.name)).mkdir()
-        for run, beside in timelines:
+        for run, comparison in timelines:
             progress(f"writing {case.name}, {run.method}")
             place = home / folder_name(case.name) / str(run.method)
-            beside.as_frame().to_csv(place.with_suffix(".csv"), index=False, lineterminator="\n")
+            comparison.as_frame().to_csv(place.with_suffix(".csv"), index=False, lineterminator="\n")
             save_figure(plot_run(run), place.with_suffix(".png"))
 
 
-def _not_ours(folder: Path) -> str:
+def _is_foreign(folder: Path) -> str:
     return holds_other_than(folder, SCHEMA, "comparison")

@@ -107,7 +107,7 @@ class RunsFile(FileModel):
     schema_: Literal["simgpu.runs/2"] = Field(alias="schema")
     model: Text
     batch: Annotated[int, Field(ge=1)]
-    made: dict[str, Any]
+    setup: dict[str, Any]
     runs: RunsSection
     absent: AbsentSection = AbsentSection()
 
@@ -118,7 +118,7 @@ class ReadRuns:
 
     model: str
     batch: int
-    made: Mapping[str, Any]
+    setup: Mapping[str, Any]
     runs: Mapping[Method, MeasuredRun]
     absent: Mapping[Method, str]
 
@@ -182,7 +182,7 @@ def read_runs(path: Path) -> ReadRuns:
         problems.append(Problem(str(path), "runs", "there are none", _RECORD_AGAIN))
     if problems:
         raise InputError(problems)
-    return ReadRuns(read.model, read.batch, read.made, runs, absent)
+    return ReadRuns(read.model, read.batch, read.setup, runs, absent)
 
 
 def runs_text(case: Case) -> str:
@@ -191,7 +191,7 @@ def runs_text(case: Case) -> str:
         "schema": RUNS_SCHEMA,
         "model": case.model,
         "batch": case.batch,
-        "made": dict(case.made),
+        "setup": dict(case.setup),
         "runs": {
             str(method): {field: getattr(run, field) for field in RunEntry.model_fields}
             for method, run in case.runs.items()

@@ -12,14 +12,21 @@ from simgpu.units import format_bandwidth, format_bytes, format_time
 from simgpu.validation.calibration import at_once, duplex_of
 from simgpu.validation.measured import MeasuredMachine, Method
 from simgpu.validation.outcome import AIMS, STEADY, ComparedCase, ComparedRun, Quantity, Summary, Validation
-from simgpu.validation.timelines.comparison import TOLERANCE, Agreement, Event, Row, SideBySide, StreamBeside
+from simgpu.validation.timelines.comparison import (
+    TOLERANCE,
+    Agreement,
+    Event,
+    Row,
+    StreamComparison,
+    TimelineComparison,
+)
 
 WIDTH = 80
 STAND_IN = "the CPU stood in for a GPU: nothing here was measured on one, or tells how well one is simulated"
 _NONE = "-"
-_HEADINGS = ("", "measured", "spread", "twin", "error", "measured", "twin", "error")
+_HEADINGS = ("", "measured", "spread", "counterpart", "error", "measured", "counterpart", "error")
 _OVER = ("", "step time", "", "", "", "peak memory", "", "")
-_BYTE_HEADINGS = ("", "measured", "twin", "error", "measured", "twin", "error")
+_BYTE_HEADINGS = ("", "measured", "counterpart", "error", "measured", "counterpart", "error")
 _BYTES_OVER = ("", "copied out", "", "", "copied in", "", "")
 _STREAMS = ("compute", "d2h", "h2d")
 _PART_HEADINGS = ("", "watched", "compute", "copies out", "copies in")
@@ -137,29 +144,29 @@ def part_lines(found: Validation) -> list[Line]:
     """Where the timelines of each run part first on each stream; no line where there are none."""
     rows: list[tuple[str, ...]] = []
     for case in found.cases:
-        told = [(run, run.beside) for run in case.runs if run.beside is not None]
+        told = [(run, run.comparison) for run in case.runs if run.comparison is not None]
         if told:
             rows.append((case.name,))
             rows += [
-                (f"  {run.method}", _watched(run, beside), *(_part(beside.streams[name]) for name in _STREAMS))
-                for run, beside in told
+                (f"  {run.method}", _watched(run, comparison), *(_part(comparison.streams[name]) for name in _STREAMS))
+                for run, comparison in told
             ]
     return _lines(_PARTS_OVER, _PART_HEADINGS, rows) if rows else []
 
 
-def beside_lines(beside: SideBySide) -> list[Line]:
+def comparison_lines(comparison: TimelineComparison) -> list[Line]:
     """The rows around the places where each stream parts first, in time and in order; none of those that do not."""
     rows: list[tuple[str, ...]] = []
-    for stream in beside.streams.values():
+    for stream in comparison.streams.values():
         marked = [row.position for row in (stream.parting, stream.parting_in_order) if row is not None]
         near = [row for row in stream.rows if any(abs(row.position - at) <= _AROUND for at in marked)]
         if near:
-            rows += [(stream.stream,), *(_beside_row(row, mark=row.position in marked) for row in near)]
+            rows += [(stream.stream,), *(_comparison_row(row, mark=row.position in marked) for row in near)]
     return _lines(("",) * len(_ROW_HEADINGS), _ROW_HEADINGS, rows, left=(4,))[1:] if rows else []
 
 
 def summary_facts(found: Validation) -> list[tuple[str, str]]:
-    """Mean and worst of each quantity beside the aims, and whether everything happened in the same order."""
+    """Mean and worst of each quantity next to the aims, and whether everything happened in the same order."""
     same, runs = found.in_order
     told = [(_WORDS[quantity], summary_text(summary)) for quantity, summary in found.summaries.items()]
     return [*told, *([("order", f"the same on every stream in {same} of {runs} runs")] if runs else [])]
@@ -169,13 +176,13 @@ def summary_text(summary: Summary) -> str:
     """Mean and worst, over how many runs, and whether that is what was aimed at."""
     if summary.worst_run is None:
         count = len(summary.failed)
-        left_out = f": {count} measured {'run has' if count == 1 else 'runs have'} no twin" if count else ""
+        left_out = f": {count} measured {'run has' if count == 1 else 'runs have'} no counterpart" if count else ""
         return f"nothing to compare{left_out}"
     runs = f"{'managed ' if summary.quantity is Quantity.STEP else ''}run{'' if summary.compared == 1 else 's'}"
     where = "" if not summary.worst else f" ({summary.worst_run.case}, {summary.worst_run.method})"
     text = f"mean {share_text(summary.mean)}, worst {share_text(summary.worst)}{where}, of {summary.compared} {runs}"
     if summary.failed:
-        text += f"; {len(summary.failed)} measured without a twin"
+        text += f"; {len(summary.failed)} measured without a counterpart"
     if summary.as_plain is not None:
         text += f"; the plain run's in their place would miss by {share_text(summary.as_plain)}"
     return text if summary.aim is None else f"{text}; {aim_text(summary)}"
@@ -189,8 +196,8 @@ def aim_text(summary: Summary) -> str:
     return f"aim {asked}worst {aim.worst:.0%}: {met}"
 
 
-def remarks(found: Validation) -> list[str]:
-    """What there is to say beside the tables, a sentence or two each."""
+def notes_on(found: Validation) -> list[str]:
+    """What there is to say next to the tables, a sentence or two each."""
     told = []
     if any(run.method is Method.PLAIN for run in found.runs):
         told.append("The plain run's step is what kernels are calibrated to: it is no prediction, and counts nowhere.")
@@ -199,13 +206,13 @@ def remarks(found: Validation) -> list[str]:
     unsteady = sum(run.spread is not None and run.spread > STEADY for run in found.runs)
     if unsteady:
         told.append(f"Steps of {unsteady} of {len(found.runs)} runs vary by over {STEADY:.0%}: their errors tell less.")
-    if any(run.beside is not None for run in found.runs):
+    if any(run.comparison is not None for run in found.runs):
         told.append(
             "Timelines part in order where the two do different things (order), and else where starts differ by over "
             f"{TOLERANCE:.0%} of the measured step. Measured is here the one step that was watched, which takes longer "
             "for it: watched, in times of the median step."
         )
-    return [*told, *(remark for case in found.cases for remark in _case_remarks(case, alone=len(found.cases) == 1))]
+    return [*told, *(note for case in found.cases for note in _case_notes(case, alone=len(found.cases) == 1))]
 
 
 def validation_text(found: Validation) -> str:
@@ -217,7 +224,7 @@ def validation_text(found: Validation) -> str:
         [line.text for line in byte_lines(found)],
         [line.text for line in part_lines(found)],
         list(_facts_lines(summary_facts(found))),
-        [line for remark in remarks(found) for line in wrap(remark, WIDTH)],
+        [line for note in notes_on(found) for line in wrap(note, WIDTH)],
     ]
     return "\n\n".join("\n".join(block) for block in blocks if block)
 
@@ -239,28 +246,28 @@ def _steps(found: Validation) -> str:
 
 
 def _run_row(run: ComparedRun) -> tuple[str, ...]:
-    _, twin, error = _pair(run, Quantity.STEP)
+    _, counterpart, error = _pair(run, Quantity.STEP)
     fitted = run.method is Method.PLAIN and run.simulated is not None
     spread = share_text(run.spread)
     measured = format_time(run.measured.step_ns)
-    return f"  {run.method}", measured, spread, twin, "fitted" if fitted else error, *_pair(run, Quantity.PEAK)
+    return f"  {run.method}", measured, spread, counterpart, "fitted" if fitted else error, *_pair(run, Quantity.PEAK)
 
 
 def _pair(run: ComparedRun, quantity: Quantity) -> tuple[str, str, str]:
     """Measured, simulated, and the error."""
     form = format_time if quantity is Quantity.STEP else format_bytes
-    twin = _NONE if run.simulated is None else form(getattr(run.simulated, quantity))
-    return form(getattr(run.measured, quantity)), twin, error_text(run.error(quantity))
+    counterpart = _NONE if run.simulated is None else form(getattr(run.simulated, quantity))
+    return form(getattr(run.measured, quantity)), counterpart, error_text(run.error(quantity))
 
 
-def _case_remarks(case: ComparedCase, alone: bool) -> Iterator[str]:
+def _case_notes(case: ComparedCase, alone: bool) -> Iterator[str]:
     found = case.calibration
     if found is None:
         yield f"{case.name}: {case.why}."
     elif alone or found.unmatched:
-        yield f"{case.name}: kernels: {found.times_told}."
+        yield f"{case.name}: kernels: {found.times_recorded}."
     if found is not None and alone:
-        yield f"{case.name}: memory: {found.held_told}."
+        yield f"{case.name}: memory: {found.held_noted}."
     for run in case.runs if alone else ():
         if run.run.settings:
             settings = (f"{key} {_setting(value)}" for key, value in run.run.settings.items())
@@ -268,10 +275,14 @@ def _case_remarks(case: ComparedCase, alone: bool) -> Iterator[str]:
     for note in dict.fromkeys(note for run in case.runs for note in run.notes):
         yield f"{case.name}: {note}."
     for run in case.runs:
-        if run.twin is not None and run.twin.failure:
-            yield f"{case.name}, {run.method}: no twin, {run.twin.failure}: {run.twin.why}"
-        if run.twin is not None and run.twin.result is not None and run.twin.result.steady is False:
-            yield f"{case.name}, {run.method}: the twin's last two iterations still differ."
+        if run.counterpart is not None and run.counterpart.failure:
+            yield f"{case.name}, {run.method}: no counterpart, {run.counterpart.failure}: {run.counterpart.why}"
+        if (
+            run.counterpart is not None
+            and run.counterpart.result is not None
+            and run.counterpart.result.steady is False
+        ):
+            yield f"{case.name}, {run.method}: the counterpart's last two iterations still differ."
     for method, why in case.absent.items():
         yield f"{case.name}, {method}: not run on the device: {why}"
 
@@ -280,14 +291,14 @@ def _setting(value: object) -> str:
     return " ".join(map(str, value)) if isinstance(value, list | tuple) else str(value)
 
 
-def _watched(run: ComparedRun, beside: SideBySide) -> str:
-    return f"{beside.real_ns / run.measured.step_ns:.2f}x" if run.measured.step_ns else _NONE
+def _watched(run: ComparedRun, comparison: TimelineComparison) -> str:
+    return f"{comparison.real_ns / run.measured.step_ns:.2f}x" if run.measured.step_ns else _NONE
 
 
-def _part(stream: StreamBeside) -> str:
+def _part(stream: StreamComparison) -> str:
     """That it does not, or at which time: in what is done, or in when, by more than is tolerated.
 
-    >>> _part(StreamBeside("d2h", (), 100))
+    >>> _part(StreamComparison("d2h", (), 100))
     '-'
     """
     row = stream.parting_in_order or stream.parting
@@ -296,7 +307,7 @@ def _part(stream: StreamBeside) -> str:
     return f"{format_time(row.at_ns)}{', order' if stream.parting_in_order else ''}"
 
 
-def _beside_row(row: Row, mark: bool) -> tuple[str, ...]:
+def _comparison_row(row: Row, mark: bool) -> tuple[str, ...]:
     real, simulated = row.real, row.simulated
     starts = (_NONE if event is None else format_time(event.start_ns) for event in (real, simulated))
     later = _NONE if row.offset_ns is None else format_time(row.offset_ns)

@@ -99,7 +99,7 @@ def test_labels_of_a_wide_map_leave_room_for_each_other() -> None:
 
 @pytest.mark.parametrize("drawing", [BARS, LINES, CELLS], ids=["bars", "lines", "cells"])
 def test_nothing_covers_anything_that_was_found(drawing: dict[str, Any]) -> None:
-    """The legend stands beside the axes, and all of the figure is within its bounds."""
+    """The legend stands next to the axes, and all of the figure is within its bounds."""
     figure = drawn(drawing)
     figure.draw_without_rendering()
     assert figure.legends[0].get_window_extent().x0 >= figure.axes[0].get_window_extent().x1

@@ -88,7 +88,7 @@ def test_a_case_has_its_trace_and_a_run_of_each_method(case: Case) -> None:
     assert (case.name, case.trace.info.model, case.trace.info.batch) == ("little-b4", "little", 4)
     assert list(case.runs) == list(Method)
     assert case.absent == {}
-    assert case.made == {"size": {}, "optimizer": "sgd", "seed": 0, "warmup": 1}
+    assert case.setup == {"size": {}, "optimizer": "sgd", "seed": 0, "warmup": 1}
     for method, run in case.runs.items():
         assert run.method is method
         assert run.settings == PLAN.settings(method)
@@ -186,7 +186,7 @@ def test_a_folder_that_cannot_be_made_is_told_before_anything_is_measured(tmp_pa
 
 def test_force_records_again(made: tuple[Path, Recorded], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     first = made[1].recording.cases[0]
-    again = replace(first, made={**first.made, "seed": 7})
+    again = replace(first, made={**first.setup, "seed": 7})
     write_recording(made[1].recording, tmp_path / "mine")
     monkeypatch.setattr(session.CaseSession, "run", lambda self: again)
     assert record(tmp_path / "mine", PLAN, force=True, seed=7).recording.cases == (again,)
@@ -301,7 +301,7 @@ def test_keywords_reach_the_factory(tmp_path: Path) -> None:
     weights = {block.id: block.bytes for block in found.trace.blocks if block.persistent}
     assert weights["head.norm.weight"] == 8 * 4
     assert found.trace.info.model == "narrow"
-    assert found.made["size"] == plan.size
+    assert found.setup["size"] == plan.size
 
 
 @pytest.mark.parametrize("is_public", [True, False])

@@ -23,7 +23,7 @@ from simgpu.validation.replay.program import of_result, read_program
 from simgpu.validation.replay.run import WARM_UP, node_of, replay, replay_on
 from simgpu.validation.timelines.comparison import Agreement
 from tests.cli.cli_helpers import simgpu
-from tests.semantics.hand_made import node as made_node
+from tests.semantics.hand_made import node as example_node
 
 MS, MIB, GB = TIME_UNITS["ms"], BYTE_UNITS["MiB"], 10**9
 #: Five layers of blocks that take the CPU about a millisecond to copy, and kernels that take longer.
@@ -35,7 +35,7 @@ MACHINE = MeasuredMachine(
 
 
 def node(memory: int) -> NodeSpec:
-    return made_node(memory, out=12 * GB, back=12 * GB)
+    return example_node(memory, out=12 * GB, back=12 * GB)
 
 
 @pytest.mark.parametrize(("policy", "budget"), [("none", 30), ("vdnn", 14), ("superneurons", 14), ("ideal", 14)])
@@ -48,8 +48,8 @@ def test_the_device_does_what_the_machine_says(policy: str, budget: int):
             found = replay_on(program, device, MACHINE, repetitions=2)
     finally:
         device.close()
-    assert found.beside.streams
-    assert all(row.agreement is Agreement.SAME for row in found.beside.rows)
+    assert found.comparison.streams
+    assert all(row.agreement is Agreement.SAME for row in found.comparison.rows)
     assert (found.measured.d2h_bytes, found.measured.h2d_bytes) == (
         found.simulated.d2h_bytes,
         found.simulated.h2d_bytes,
@@ -66,15 +66,17 @@ def test_the_device_does_what_the_machine_says(policy: str, budget: int):
 def test_kernels_last_as_long_as_they_should_and_copies_keep_out_of_their_way():
     """A busy loop may last longer on a machine that has other things to do, never shorter."""
     found = replay(of_result(simulate(TRACE, node(14 * MIB), "vdnn")), device="cpu", repetitions=1)
-    for stream in found.beside.streams.values():
+    for stream in found.comparison.streams.values():
         real = [row.real for row in stream.rows if row.real is not None]
         assert all(one.end_ns <= other.start_ns for one, other in pairwise(real))
-    for row in found.beside.streams["compute"].rows:
+    for row in found.comparison.streams["compute"].rows:
         assert row.real is not None
         assert row.simulated is not None
         assert row.real.end_ns - row.real.start_ns >= row.simulated.end_ns - row.simulated.start_ns
-    starts = {row.real.name: row.real.start_ns for row in found.beside.streams["compute"].rows if row.real is not None}
-    ends = {row.real.name: row.real.end_ns for row in found.beside.streams["h2d"].rows if row.real is not None}
+    starts = {
+        row.real.name: row.real.start_ns for row in found.comparison.streams["compute"].rows if row.real is not None
+    }
+    ends = {row.real.name: row.real.end_ns for row in found.comparison.streams["h2d"].rows if row.real is not None}
     assert ends["x1"] <= starts["B1"]
     assert found.machine.kind == "cpu"
 

@@ -26,7 +26,7 @@ from simgpu.trace.chain import chain
 from simgpu.validation.measured import MeasuredKind
 from simgpu.validation.replay.issue import Issued, Limits, issue
 from simgpu.validation.replay.order import WORK, Step, issue_order
-from tests.semantics.hand_made import node as made_node
+from tests.semantics.hand_made import node as example_node
 from tests.semantics.random_traces import nodes, placements, traces
 from tests.validation.lazy_device import LazyDevice
 
@@ -155,7 +155,7 @@ def test_any_placement_however_the_device_takes_its_time(data: st.DataObject, se
 def test_policies_on_chains(layers: list[tuple[int, int, int]], policy: str, spare: int, seed: int):
     forward, backward, sizes = zip(*layers, strict=True)
     budget = 2 * max(sizes) + spare
-    node = made_node(memory=budget)
+    node = example_node(memory=budget)
     try:
         result = simulate(chain(forward, backward, sizes), node, make_policy(policy))
     except OutOfMemoryError:
@@ -173,7 +173,7 @@ def test_memory_that_a_stream_takes_is_free_on_the_device_by_then(seed: int):
     """No event tells compute that x1 has left: only the host, which waits before it allocates x3."""
     graph = TaskGraph.of(chain([10, 10, 10], [10, 10, 10], [400, 400, 400]))
     program = lower(graph, Placement((Swap(graph.block("x1"), after=0, before=5, fetch_with=5),)))
-    _, _, found = issued(program, graph, made_node(), 800, seed)
+    _, _, found = issued(program, graph, example_node(), 800, seed)
     assert found.peak_bytes == 800
 
 
@@ -181,7 +181,7 @@ def test_memory_that_a_stream_takes_is_free_on_the_device_by_then(seed: int):
 def test_the_host_never_allocates_more_than_the_limit_with_padding(seed: int):
     """Blocks of 300 B take 512 B each, as the allocator of the node would have it."""
     graph = TaskGraph.of(chain([10] * 4, [10] * 4, [300] * 4))
-    node = made_node(alignment=512)
+    node = example_node(alignment=512)
     result = simulate(graph.trace, node, "vdnn", budget=3 * 512)
     steps = steps_of(result.program, graph, node, 3 * 512)
     device = LazyDevice(Random(seed))
@@ -193,7 +193,7 @@ def test_the_host_never_allocates_more_than_the_limit_with_padding(seed: int):
 
 def test_where_nobody_gives_memory_back_it_is_told_instead_of_waited_for():
     graph = TaskGraph.of(chain([5, 5], [7, 7], [100, 100]))
-    program, node = lower(graph, Placement()), made_node()
+    program, node = lower(graph, Placement()), example_node()
     steps = steps_of(program, graph, node, 1000)
     device = LazyDevice(Random(0))
     with pytest.raises(ProgramError, match="100 B are asked for, 100 of 150 B are held, and nobody will give any back"):
@@ -202,7 +202,7 @@ def test_where_nobody_gives_memory_back_it_is_told_instead_of_waited_for():
 
 def test_a_device_that_is_full_is_told():
     graph = TaskGraph.of(chain([5, 5], [7, 7], [100, 100]))
-    program, node = lower(graph, Placement()), made_node()
+    program, node = lower(graph, Placement()), example_node()
     steps = steps_of(program, graph, node, 1000)
     device = LazyDevice(Random(0), limit=150)
     with pytest.raises(InputError, match="no memory for 100 bytes on a lazy device: the lazy device is full; close"):
@@ -212,8 +212,8 @@ def test_a_device_that_is_full_is_told():
 def test_an_unlimited_program_does_not_run_away_with_memory():
     """Nothing waits for the device, so the host could ask for all iterations at once."""
     graph = TaskGraph.of(chain([5, 5], [7, 7], [100, 100]))
-    result = simulate(graph.trace, made_node(), "ideal")
-    steps = steps_of(result.program, graph, made_node(), None)
+    result = simulate(graph.trace, example_node(), "ideal")
+    steps = steps_of(result.program, graph, example_node(), None)
     device = LazyDevice(Random(1), limit=200)
     found = issue(steps, result.program, graph, device, Limits(200, None, 1), ITERATIONS)  # type: ignore[arg-type]
     assert found.peak_bytes == 200
@@ -222,7 +222,7 @@ def test_an_unlimited_program_does_not_run_away_with_memory():
 
 def test_copies_are_told_by_their_way():
     graph = TaskGraph.of(chain([10] * 3, [10] * 3, [400] * 3))
-    result = simulate(graph.trace, made_node(memory=1200), "vdnn")
-    _, _, found = issued(result.program, graph, made_node(), 1200, seed=3)
+    result = simulate(graph.trace, example_node(memory=1200), "vdnn")
+    _, _, found = issued(result.program, graph, example_node(), 1200, seed=3)
     kinds = {span.stream: span.kind for span in found.spans}
     assert kinds == {"compute": MeasuredKind.KERNEL, "d2h": MeasuredKind.COPY_D2H, "h2d": MeasuredKind.COPY_H2D}

@@ -19,7 +19,7 @@ from simgpu.simulation.run import Result, simulate
 from simgpu.trace.chain import chain
 from simgpu.trace.folder import load_trace
 from simgpu.validation.replay.program import of_result, read_program
-from tests.semantics.hand_made import node as made_node
+from tests.semantics.hand_made import node as example_node
 
 #: What a policy may do to tasks, and a trace and a node with which it does.
 DONE = {
@@ -82,7 +82,7 @@ def test_the_runs_above_do_what_they_stand_for(tmp_path: Path):
 @pytest.fixture(scope="module")
 def sound(tmp_path_factory: pytest.TempPathFactory) -> Path:
     trace = chain([10, 10, 10], [10, 10, 10], [400, 400, 400])
-    return written(tmp_path_factory.mktemp("sound") / "out", trace, made_node(), "vdnn")[0]
+    return written(tmp_path_factory.mktemp("sound") / "out", trace, example_node(), "vdnn")[0]
 
 
 @pytest.fixture
@@ -148,7 +148,7 @@ DAMAGE: Mapping[str, tuple[Callable[[Path], object], str]] = {
         lambda home: changed(home / "program.json", lambda program: program["resident"].append(99)),
         "program.json: does not go with kernels.csv, blocks.csv and tasks.json: ",
     ),
-    "no report": (lambda home: (home.parent / "report.json").unlink(), "vdnn: no report.json stands beside it"),
+    "no report": (lambda home: (home.parent / "report.json").unlink(), "vdnn: no report.json stands next to it"),
     "another report": (
         lambda home: replaced(home.parent / "report.json", "simgpu.report/2", "simgpu.study-report/1"),
         "report.json: schema: 'simgpu.study-report/1' is not 'simgpu.report/2'",

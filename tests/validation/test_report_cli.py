@@ -14,12 +14,12 @@ from simgpu.validation import folder as folders
 from simgpu.validation.folder import write_recording
 from simgpu.validation.measured import Case, Method, Recording
 from tests.cli.cli_helpers import simgpu
-from tests.validation.made_recording import MACHINE, MIB, made_case, made_recording
+from tests.validation.recording_of import MACHINE, MIB, example_case, recording_of
 
 
 @pytest.fixture(scope="module")
 def recording() -> Recording:
-    return made_recording(_as_traced(made_case()), _as_traced(made_case(3)))
+    return recording_of(_as_traced(example_case()), _as_traced(example_case(3)))
 
 
 @pytest.fixture(scope="module")
@@ -156,7 +156,7 @@ def test_a_twin_without_room_is_no_mistake_of_the_user(recording: Recording, tmp
     write_recording(replace(recording, machine=replace(MACHINE, memory=142 * MIB)), tmp_path / "r")
     done = simgpu("validate", "report", tmp_path / "r", "--case", "example-b8")
     assert done.exit_code == 0
-    assert "example-b8, plain: no twin, out of memory" in " ".join(done.stdout.split())
+    assert "example-b8, plain: no counterpart, out of memory" in " ".join(done.stdout.split())
 
 
 def test_a_run_that_cannot_be_simulated_ends_with_2(recording: Recording, tmp_path: Path) -> None:
@@ -167,7 +167,7 @@ def test_a_run_that_cannot_be_simulated_ends_with_2(recording: Recording, tmp_pa
     )
     done = simgpu("validate", "report", tmp_path / "r")
     assert done.exit_code == 2
-    assert "async_offload: no twin, refused:" in " ".join(done.stdout.split()) and "prefetsch" in done.stdout
+    assert "async_offload: no counterpart, refused:" in " ".join(done.stdout.split()) and "prefetsch" in done.stdout
 
 
 def test_without_a_name_all_that_ship_are_shown_and_of_these_what_has_the_case(

@@ -1,4 +1,4 @@
-"""Calls on the device beside the kernels of a trace, and a step's time dealt out to them."""
+"""Calls on the device next to the kernels of a trace, and a step's time dealt out to them."""
 
 from __future__ import annotations
 

@@ -17,7 +17,7 @@ from simgpu.validation.timelines.profile import spans_of_profile
 
 PROFILE = Path(__file__).parents[3] / "shared" / "data" / "h100-kineto" / "profiler_vgg13-iter41.json"
 needs_recording = pytest.mark.skipif(
-    not PROFILE.exists(), reason="the recording is not beside the repository (../shared/data/h100-kineto)"
+    not PROFILE.exists(), reason="the recording is not next to the repository (../shared/data/h100-kineto)"
 )
 
 #: As a recorder tells VGG-13: what autograd hands on.

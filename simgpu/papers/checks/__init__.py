@@ -3,5 +3,5 @@
 A check takes keyword arguments with defaults, of which an experiment may change some, and gives plain data: numbers,
 texts, lists of texts for sets, ``condition(...)`` for what holds or not, and drawings for figures (all in
 `simgpu.papers.checks.results`). ``CHECKS`` of the module that is called as the paper has its functions by name;
-modules beside it begin with that name.
+modules next to it begin with that name.
 """

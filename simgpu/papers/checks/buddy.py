@@ -136,7 +136,7 @@ def signs(in_flight: str = "448 KiB", compressibility: object = "published", cac
     """What compression does to single programs without any overflow (section 4.2).
 
     cg, lbm, networks: whether compressed transfers alone slow or speed them. seismic: whether metadata misses slow it
-    by a percent, beside a cache that has room for all of them, and more than any other solver. in_flight, cache: of
+    by a percent, next to a cache that has room for all of them, and more than any other solver. in_flight, cache: of
     the GPU, and of each slice; compressibility: of the networks.
     """
     changes: dict[str, object] = {"node.gpu.buddy.in_flight": in_flight, "node.gpu.buddy.metadata_cache.size": cache}

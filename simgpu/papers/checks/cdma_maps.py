@@ -32,7 +32,7 @@ _CHANNELS = 64
 #: Elements of made-up maps, so that there are windows enough; where images change fastest, rows of a plane, and the
 #: fewest channels that show how channels differ.
 _ELEMENTS, _ROWS, _FEWEST = 2**16, 4, 8
-#: Images that lie beside each other where they change fastest, as in the table that ships.
+#: Images that lie next to each other where they change fastest, as in the table that ships.
 _IMAGES = 8
 
 

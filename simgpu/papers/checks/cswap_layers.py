@@ -120,7 +120,7 @@ def layers(
 ) -> dict[str, Any]:
     """VGG16's tensors that leave compressed, epoch by epoch (figure 9).
 
-    classifier: ``at once`` where all that follows the last convolution is one layer, beside which the first tensor
+    classifier: ``at once`` where all that follows the last convolution is one layer, next to which the first tensor
     comes back.
     """
     loaded = study_of(study, changed)

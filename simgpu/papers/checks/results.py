@@ -43,7 +43,7 @@ def lines(
     share: bool = False,
     log: bool = False,
 ) -> dict[str, Any]:
-    """Lines by their labels; published: points beside a line of that label, or alone. log: the axis along is."""
+    """Lines by their labels; published: points next to a line of that label, or alone. log: the axis along is."""
     return {
         "kind": "lines",
         "measure": measure,

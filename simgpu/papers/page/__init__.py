@@ -1,4 +1,4 @@
-"""What papers claim beside what is simulated, as one page that needs nothing beside it.
+"""What papers claim next to what is simulated, as one page that needs nothing next to it.
 
 `simgpu.papers.page.page` is the way in.
 """

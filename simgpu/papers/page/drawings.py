@@ -71,7 +71,7 @@ def _texts(words: list[str], width: float) -> dict[str, str]:
 
 
 def _stretches(row: Sequence[str]) -> Iterator[tuple[int, list[str]]]:
-    """Where the same word begins to stand in cells beside each other, and these; cells without a word are left out."""
+    """Where the same word begins to stand in cells next to each other, and these; cells without a word are left out."""
     at = 0
     for word, cells in groupby(row):
         same = list(cells)

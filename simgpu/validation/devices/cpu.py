@@ -59,7 +59,7 @@ class CpuDevice:
         return DeviceFacts(memory=pages * page, alignment=1, copy_engines=2, versions=versions)
 
     def new_stream(self, role: str) -> WorkerThread:
-        """A thread that copies and keeps busy beside the calling one."""
+        """A thread that copies and keeps busy next to the calling one."""
         stream = WorkerThread(role, self._loop, self._note)
         self._streams.add(stream)
         return stream

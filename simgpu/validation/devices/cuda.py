@@ -89,7 +89,7 @@ class CudaDevice:
     """A `simgpu.validation.devices.Device`; it becomes PyTorch's current device.
 
     compute is the stream that is current when it is opened: PyTorch's default stream, unless somebody chose another.
-    Streams beside it do not wait for it on their own (PyTorch makes them with ``cudaStreamNonBlocking``).
+    Streams next to it do not wait for it on their own (PyTorch makes them with ``cudaStreamNonBlocking``).
     """
 
     def __init__(self, device: torch.device) -> None:

@@ -147,7 +147,7 @@ def _cases_there(folder: Path, plans: Sequence[CasePlan], repetitions: int, warm
 def _is_as_planned(case: Case, plan: CasePlan, repetitions: int, warmup: int, seed: int) -> bool:
     runs = case.runs.items()
     return (
-        case.made == plan.made(seed, warmup)
+        case.setup == plan.setup(seed, warmup)
         and case.trace.info.output is OutputLife.RELEASED
         and all(run.settings == plan.settings(method) for method, run in runs)
         and all(len(run.step_ns) == repetitions for _, run in runs)

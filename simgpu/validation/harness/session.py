@@ -55,8 +55,8 @@ class CaseSession:
                 runs[method] = found
         if not runs:
             return absent[Method.PLAIN]
-        made = self.plan.made(self.seed, self.warmup)
-        return Case(self.plan.model, self.plan.batch, trace, runs, absent, made)
+        setup = self.plan.setup(self.seed, self.warmup)
+        return Case(self.plan.model, self.plan.batch, trace, runs, absent, setup)
 
     def _unless_short(self, run: Callable[[], Any]) -> Any:
         """What `run` returns, or what memory it was short of; what it held is given back in both cases."""
@@ -210,13 +210,13 @@ def conditions(device: Device) -> Iterator[dict[str, str]]:
         return
     before = torch.get_num_threads()
     torch.set_num_threads(max(1, min(before, _cores() - 1)))
-    keeps = _tell_malloc(_KEEPING)
+    keeps = _configure_malloc(_KEEPING)
     try:
         yield {"threads": str(torch.get_num_threads()), "freed memory": "kept" if keeps else "as the system has it"}
     finally:
         torch.set_num_threads(before)
         if keeps:
-            _tell_malloc(_USUAL)
+            _configure_malloc(_USUAL)
             give_back_freed()
 
 
@@ -246,7 +246,7 @@ def _cores() -> int:
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
-def _tell_malloc(values: dict[int, int]) -> bool:
+def _configure_malloc(values: dict[int, int]) -> bool:
     """Whether the C library understood: glibc's does."""
     mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
     return mallopt is not None and all(mallopt(parameter, value) for parameter, value in values.items())

@@ -58,7 +58,7 @@ def managed(method: Method, workload: Workload, device: Device, settings: Mappin
     from the same values. Under `Method.CHECKPOINT` layers that keep statistics of their inputs (batch normalisation)
     see them twice, so their running averages move faster; in training they do not enter the result.
 
-    settings: in the words of the twin's parameters, all of them: ``blocks`` (paths of modules) for
+    settings: in the words of the counterpart's parameters, all of them: ``blocks`` (paths of modules) for
     `Method.CHECKPOINT`; ``prefetch``, ``stash`` (blocks) and ``min_bytes`` for `Method.ASYNC_OFFLOAD`; none else.
     Raises `InputError` for others, and for a path where no module is.
     """

@@ -227,7 +227,7 @@ def _first(moment: tuple[int, int]) -> int:
 def _maker(make: Callable[[int], torch.Tensor], where: str) -> Callable[[int], torch.Tensor]:
     """Makes buffers; `InputError` where there is no memory for one."""
 
-    def made(size: int) -> torch.Tensor:
+    def buffer(size: int) -> torch.Tensor:
         try:
             return make(size)
         except (MemoryError, RuntimeError) as error:  # PyTorch's running out of memory is one, on host and device
@@ -236,7 +236,7 @@ def _maker(make: Callable[[int], torch.Tensor], where: str) -> Callable[[int], t
             remedy = "close what else uses it, or simulate the program with a smaller budget"
             raise InputError.single("program", "memory", what, remedy) from error
 
-    return made
+    return buffer
 
 
 def _launches(program: Program, stream: StreamId) -> int:
@@ -269,8 +269,8 @@ class RealMemory:
         self._make = make
         self._buffers: dict[int, torch.Tensor] = {}
         self._leaving: deque[tuple[Event, list[tuple[int, torch.Tensor]]]] = deque()
-        self._kept: dict[int, list[torch.Tensor]] = {}  # by their bytes
-        self._kept_bytes = 0
+        self._retained: dict[int, list[torch.Tensor]] = {}  # by their bytes
+        self._retained_bytes = 0
         self._held = 0
         #: Bytes that the host had handed out at most, with those whose release was still to happen.
         self.most = 0
@@ -297,8 +297,8 @@ class RealMemory:
         self._held += needed
         self.most = max(self.most, self._held)
         found = {b: self._reused(b) for b in blocks}
-        while self._kept and self._lacks(self._kept_bytes):
-            self._pop_kept(next(iter(self._kept)))
+        while self._retained and self._lacks(self._retained_bytes):
+            self._pop_retained(next(iter(self._retained)))
         for b, buffer in found.items():
             self._buffers[b] = self._make(self._sizes[b]) if buffer is None else buffer
         return needed
@@ -317,20 +317,20 @@ class RealMemory:
 
     def _keep(self, block: int, buffer: torch.Tensor) -> None:
         """A block's buffer is free."""
-        self._kept.setdefault(self._sizes[block], []).append(buffer)
-        self._kept_bytes += self._counted[block]
+        self._retained.setdefault(self._sizes[block], []).append(buffer)
+        self._retained_bytes += self._counted[block]
         self._held -= self._counted[block]
 
     def _reused(self, block: int) -> torch.Tensor | None:
         """A kept buffer of a block's size."""
-        return self._pop_kept(self._sizes[block]) if self._sizes[block] in self._kept else None
+        return self._pop_retained(self._sizes[block]) if self._sizes[block] in self._retained else None
 
-    def _pop_kept(self, size: int) -> torch.Tensor:
-        buffers = self._kept[size]
+    def _pop_retained(self, size: int) -> torch.Tensor:
+        buffers = self._retained[size]
         buffer = buffers.pop()
-        self._kept_bytes -= aligned(size, self._alignment)
+        self._retained_bytes -= aligned(size, self._alignment)
         if not buffers:
-            del self._kept[size]
+            del self._retained[size]
         return buffer
 
     def _lacks(self, needed: int) -> bool:

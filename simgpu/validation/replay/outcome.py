@@ -1,4 +1,4 @@
-"""What a program did on a real device beside what the machine says of it."""
+"""What a program did on a real device next to what the machine says of it."""
 
 from __future__ import annotations
 
@@ -14,7 +14,14 @@ from simgpu.validation.calibration import duplex_of
 from simgpu.validation.measured import MeasuredKind, MeasuredMachine, MeasuredSpan
 from simgpu.validation.replay.program import SimulatedProgram
 from simgpu.validation.tables import error_text
-from simgpu.validation.timelines.comparison import Agreement, Event, Row, SideBySide, StreamBeside, compare_events
+from simgpu.validation.timelines.comparison import (
+    Agreement,
+    Event,
+    Row,
+    StreamComparison,
+    TimelineComparison,
+    compare_events,
+)
 
 SCHEMA = "simgpu.replay/1"
 #: Starts may differ by so much of the simulated iteration before they count as parted.
@@ -59,7 +66,7 @@ class Outcome:
     """A program issued to a device, and simulated on the link that was measured there.
 
     limit_bytes: the most device memory that the host might allocate; allocated_bytes: the most that it did, ahead of
-    the device. warm_up: iterations before those that count. beside: the streams of one more iteration.
+    the device. warm_up: iterations before those that count. comparison: the streams of one more iteration.
     """
 
     program: SimulatedProgram
@@ -70,7 +77,7 @@ class Outcome:
     warm_up: int
     limit_bytes: int
     allocated_bytes: int
-    beside: SideBySide
+    comparison: TimelineComparison
 
     @property
     def error(self) -> float:
@@ -96,12 +103,12 @@ class Outcome:
             "measured": _plain(self.measured),
             "simulated": {**_plain(self.simulated), "steady": self.steady},
             "error": self.error,
-            "tolerance_ns": self.beside.tolerance_ns,
-            "streams": {name: _stream(stream) for name, stream in self.beside.streams.items()},
+            "tolerance_ns": self.comparison.tolerance_ns,
+            "streams": {name: _stream(stream) for name, stream in self.comparison.streams.items()},
         }
 
 
-def compare_replay(spans: tuple[MeasuredSpan, ...], timeline: Timeline) -> SideBySide:
+def compare_replay(spans: tuple[MeasuredSpan, ...], timeline: Timeline) -> TimelineComparison:
     """Compares the spans of a replayed iteration with the last iteration of its simulation, stream by stream."""
     last = len(timeline.iteration_ends_ns) - 1
     iteration = [span for span in timeline if span.iteration == last and not span.kind.is_stall]
@@ -122,7 +129,7 @@ def compare_replay(spans: tuple[MeasuredSpan, ...], timeline: Timeline) -> SideB
     return compare_events(real, simulated, int(length * TOLERANCE))
 
 
-def busy_ns(stream: StreamBeside) -> tuple[int, int]:
+def busy_ns(stream: StreamComparison) -> tuple[int, int]:
     """How long a stream worked, measured and simulated."""
     real = sum(row.real.end_ns - row.real.start_ns for row in stream.rows if row.real)
     return real, sum(row.simulated.end_ns - row.simulated.start_ns for row in stream.rows if row.simulated)
@@ -132,7 +139,7 @@ def _plain(side: Side) -> dict[str, Any]:
     return {"iteration_ns": side.iteration_ns, **asdict(side)}
 
 
-def _stream(stream: StreamBeside) -> Mapping[str, Any]:
+def _stream(stream: StreamComparison) -> Mapping[str, Any]:
     real, simulated = busy_ns(stream)
     parting = stream.parting
     return {
@@ -185,7 +192,7 @@ def number_rows(outcome: Outcome) -> list[tuple[str, ...]]:
 
 def stream_rows(outcome: Outcome) -> Iterator[tuple[str, ...]]:
     """Texts under `STREAM_HEADINGS`."""
-    for name, stream in outcome.beside.streams.items():
+    for name, stream in outcome.comparison.streams.items():
         real, simulated = busy_ns(stream)
         times = format_time(real), format_time(simulated)
         place = "nowhere" if stream.parting is None else _what(stream.parting)
@@ -194,8 +201,8 @@ def stream_rows(outcome: Outcome) -> Iterator[tuple[str, ...]]:
 
 def parting(outcome: Outcome) -> str:
     """In a sentence where the streams part first."""
-    tolerance = f"{format_time(outcome.beside.tolerance_ns)}, {TOLERANCE:.0%} of the simulated iteration"
-    row = outcome.beside.first_parting
+    tolerance = f"{format_time(outcome.comparison.tolerance_ns)}, {TOLERANCE:.0%} of the simulated iteration"
+    row = outcome.comparison.first_parting
     if row is None:
         return f"no start differs by over {tolerance}"
     if row.agreement is not Agreement.SAME or row.real is None or row.simulated is None:

@@ -144,14 +144,14 @@ def _refuse(found: SimulatedProgram, source: str, *, compressing: bool) -> None:
 
 
 def _entry(home: Path) -> Mapping[str, Any]:
-    """The policy's numbers in the report beside its folder."""
+    """The policy's numbers in the report next to its folder."""
     if not home.is_dir():
         raise InputError.single(home, "", "is not a folder" if home.exists() else "no such folder", _GIVE)
     if (home / REPORT).exists():
         raise InputError.single(home, "", "holds a whole run, not one policy of it", _GIVE)
     path = home.resolve().parent / REPORT
     if not path.exists():
-        raise InputError.single(home, "", f"no {REPORT} stands beside it: no run of simgpu wrote it", _GIVE)
+        raise InputError.single(home, "", f"no {REPORT} stands next to it: no run of simgpu wrote it", _GIVE)
     try:
         document = read_json(path, "the report of a run", _AGAIN)
         if document["schema"] != REPORT_SCHEMA:

@@ -81,7 +81,7 @@ def replay_on(
     run = run_program(found.program, found.graph, node, budget=found.budget, iterations=iterations, pool=found.pool)
     peak = int(run.timeline.device_memory.used.max(initial=0))
     pinned = int(run.timeline.host_memory.used.max(initial=0))
-    free = check_room(device, peak, pinned)
+    free = check_memory(device, peak, pinned)
     # The host may run ahead of the device as far as there is memory. Without a budget that is as far as is needed.
     limit = peak if found.budget is None else min(found.budget, max(free, peak))
     pool = POOLS[found.pool](found.budget, node.gpu.alignment)
@@ -98,7 +98,7 @@ def replay_on(
         warm_up=WARM_UP,
         limit_bytes=limit,
         allocated_bytes=issued.allocated_bytes,
-        beside=compare_replay(issued.spans, run.timeline),
+        comparison=compare_replay(issued.spans, run.timeline),
     )
 
 
@@ -144,7 +144,7 @@ def _counted(ends: tuple[int, ...]) -> tuple[int, ...]:
     return tuple(end - begin for begin, end in pairwise(ends[WARM_UP - 1 : -1]))
 
 
-def check_room(device: Device, needed: int, pinned: int) -> int:
+def check_memory(device: Device, needed: int, pinned: int) -> int:
     """Bytes that are free on the device.
 
     needed: bytes of device memory; pinned: of host memory. Raises `InputError` where there is less of either; on a CPU

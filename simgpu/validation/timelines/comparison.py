@@ -1,4 +1,4 @@
-"""A measured step beside a simulated iteration, stream by stream, and where they part.
+"""A measured step next to a simulated iteration, stream by stream, and where they part.
 
 The simulated iteration is the last one. Compute is put side by side by operator, in order, copies of each way by
 their bytes, in order, whichever stream they ran on. Time counts from the first start of either.
@@ -81,7 +81,7 @@ class Row(NamedTuple):
 
 
 @dataclass(frozen=True)
-class StreamBeside:
+class StreamComparison:
     """One stream, row by row. tolerance_ns: by how much starts may differ."""
 
     stream: str
@@ -104,10 +104,10 @@ class StreamBeside:
 
 
 @dataclass(frozen=True)
-class SideBySide:
+class TimelineComparison:
     """All streams. real_ns, simulated_ns: from the first start to the last end of each side."""
 
-    streams: Mapping[str, StreamBeside]
+    streams: Mapping[str, StreamComparison]
     real_ns: int
     simulated_ns: int
     tolerance_ns: int
@@ -149,7 +149,7 @@ class SideBySide:
         return frame.astype(dict.fromkeys(whole, "Int64"))
 
 
-def side_by_side(spans: Iterable[MeasuredSpan], result: Result, *, tolerance: float = TOLERANCE) -> SideBySide:
+def side_by_side(spans: Iterable[MeasuredSpan], result: Result, *, tolerance: float = TOLERANCE) -> TimelineComparison:
     """Compares a measured step with the last iteration of a simulated run on one GPU.
 
     tolerance: by which share of the measured step's length starts may differ.
@@ -160,16 +160,16 @@ def side_by_side(spans: Iterable[MeasuredSpan], result: Result, *, tolerance: fl
 
 def compare_events(
     real: Mapping[str, Sequence[Event]], simulated: Mapping[str, Sequence[Event]], tolerance_ns: int
-) -> SideBySide:
+) -> TimelineComparison:
     """Pairs the events of each simulated stream with the measured ones: equal work in order, the rest between it.
 
     Work is equal where operator and bytes are (`same_work`).
     """
     streams = {
-        stream: StreamBeside(stream, tuple(_rows(stream, real.get(stream, ()), events)), tolerance_ns)
+        stream: StreamComparison(stream, tuple(_rows(stream, real.get(stream, ()), events)), tolerance_ns)
         for stream, events in simulated.items()
     }
-    return SideBySide(streams, _length(real), _length(simulated), tolerance_ns)
+    return TimelineComparison(streams, _length(real), _length(simulated), tolerance_ns)
 
 
 def _real(spans: Iterable[MeasuredSpan]) -> dict[str, list[Event]]:
@@ -234,23 +234,23 @@ def _distance(row: Row) -> int:
     return abs(row.offset_ns or 0)
 
 
-def parting_text(beside: SideBySide) -> str:
+def parting_text(comparison: TimelineComparison) -> str:
     """Where a measured step and a simulated iteration part first."""
-    row = beside.first_parting
-    within = f"within {format_time(beside.tolerance_ns)}"
+    row = comparison.first_parting
+    within = f"within {format_time(comparison.tolerance_ns)}"
     if row is None:
-        latest = beside.latest
+        latest = comparison.latest
         by = f"; starts differ by {format_time(abs(latest.offset_ns or 0))} at most" if latest else ""
         return f"They do not part: the same on every stream, in the same order, {within}{by}."
     told = f"They part at {format_time(row.at_ns)}, on {row.stream}, event {row.position}: {_in_words(row)}."
     if row.agreement is Agreement.SAME:
-        order = "The order is the same on every stream." if beside.is_same_order else _in_order(beside)
+        order = "The order is the same on every stream." if comparison.is_same_order else _in_order(comparison)
         return f"{told} {order}"
     return told
 
 
-def _in_order(beside: SideBySide) -> str:
-    found = [row for stream in beside.streams.values() if (row := stream.parting_in_order) is not None]
+def _in_order(comparison: TimelineComparison) -> str:
+    found = [row for stream in comparison.streams.values() if (row := stream.parting_in_order) is not None]
     first = min(found, key=lambda row: row.at_ns)
     return f"In order they part at {format_time(first.at_ns)}, on {first.stream}, event {first.position}."
 

@@ -54,7 +54,7 @@ class Matching:
 
 
 def match(spans: Iterable[MeasuredSpan], expected: Sequence[str]) -> Matching:
-    """What the compute stream did beside the operators expected of it, in order.
+    """What the compute stream did next to the operators expected of it, in order.
 
     expected: operators of a trace's kernels, or of a simulated run's, recomputations among them.
 

@@ -1,4 +1,4 @@
-"""A measured step beside a simulated iteration: the same, then changed in one thing, which must be what is told."""
+"""A measured step next to a simulated iteration: the same, then changed in one thing, which must be what is told."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ from simgpu.hardware.spec import GpuSpec, LinkSpec, NodeSpec
 from simgpu.trace.chain import chain
 from simgpu.validation.calibration import durations
 from simgpu.validation.measured import MeasuredKind, MeasuredSpan
-from simgpu.validation.timelines.comparison import Agreement, Row, SideBySide, parting_text, side_by_side
+from simgpu.validation.timelines.comparison import Agreement, Row, TimelineComparison, parting_text, side_by_side
 from simgpu.validation.timelines.matching import match
 from tests.validation.made_timelines import as_if_measured, kernel
 
 NODE = NodeSpec("made", GpuSpec("made", memory=10**9), LinkSpec("made", d2h_bandwidth=10**9, h2d_bandwidth=10**9))
 TRACE = chain([1000, 2000, 3000, 4000], [2000, 4000, 6000, 8000], [1000, 2000, 3000, 4000])
 
-#: Three copies out of x1, x2, x3 beside the forward kernels, and three in beside the backward ones; 30 us in all.
+#: Three copies out of x1, x2, x3 next to the forward kernels, and three in next to the backward ones; 30 us in all.
 RESULT = simgpu.simulate(TRACE, NODE, "vdnn")
 SPANS = as_if_measured(RESULT)
 STEP = 30_000
@@ -28,7 +28,7 @@ OUT = [place for place, span in enumerate(SPANS) if span.kind is MeasuredKind.CO
 PLACES = st.integers(0, len(SPANS) - 1)
 
 
-def beside(spans: list[MeasuredSpan], tolerance: float = 0.05) -> SideBySide:
+def compared(spans: list[MeasuredSpan], tolerance: float = 0.05) -> TimelineComparison:
     return side_by_side(spans, RESULT, tolerance=tolerance)
 
 
@@ -48,7 +48,7 @@ def delayed_from(place: int, by: int) -> list[MeasuredSpan]:
     ]
 
 
-def first(found: SideBySide) -> Row:
+def first(found: TimelineComparison) -> Row:
     assert found.first_parting is not None
     return found.first_parting
 
@@ -59,7 +59,7 @@ def test_what_is_compared_has_copies_both_ways() -> None:
 
 
 def test_a_device_that_runs_exactly_like_the_simulation_never_parts() -> None:
-    found = beside(SPANS, tolerance=0)
+    found = compared(SPANS, tolerance=0)
     assert found.first_parting is None
     assert found.is_same_order
     assert found.real_ns == found.simulated_ns == STEP
@@ -71,7 +71,7 @@ def test_a_device_that_runs_exactly_like_the_simulation_never_parts() -> None:
 
 
 def test_rows_are_the_spans_of_both_sides_stream_by_stream() -> None:
-    found = beside(SPANS)
+    found = compared(SPANS)
     assert list(found.streams) == ["compute", "d2h", "h2d"]
     compute = found.streams["compute"].rows
     assert [row.simulated.name for row in compute if row.simulated] == [each.id for each in TRACE.kernels]
@@ -103,8 +103,8 @@ def test_recomputations_are_compute() -> None:
 @given(PLACES)
 def test_starts_part_where_one_is_later_by_more_than_the_tolerance(place: int) -> None:
     tolerance = STEP // 10
-    assert beside(delayed_from(place, tolerance), tolerance=0.1).first_parting is None
-    found = beside(delayed_from(place, 2 * tolerance), tolerance=0.1)
+    assert compared(delayed_from(place, tolerance), tolerance=0.1).first_parting is None
+    found = compared(delayed_from(place, 2 * tolerance), tolerance=0.1)
     row = first(found)
     assert (row.stream, row.agreement, row.offset_ns) == (SPANS[place].stream, Agreement.SAME, 2 * tolerance)
     assert row.real is not None
@@ -113,16 +113,16 @@ def test_starts_part_where_one_is_later_by_more_than_the_tolerance(place: int) -
 
 
 def test_starts_within_the_tolerance_do_not_part() -> None:
-    found = beside(delayed_from(OUT[1], 1500), tolerance=0.05)
+    found = compared(delayed_from(OUT[1], 1500), tolerance=0.05)
     assert found.tolerance_ns == 1500
     assert found.first_parting is None
-    assert first(beside(delayed_from(OUT[1], 1600))).offset_ns == 1600
+    assert first(compared(delayed_from(OUT[1], 1600))).offset_ns == 1600
 
 
 @given(PLACES)
 def test_what_the_device_does_not_is_where_they_part(place: int) -> None:
     """Of equal kernels in a row, any may be the missing one."""
-    found = beside(with_span(place), tolerance=10.0)
+    found = compared(with_span(place), tolerance=10.0)
     row = first(found)
     assert (row.stream, row.agreement) == (SPANS[place].stream, Agreement.ONLY_SIMULATED)
     assert row.simulated is not None
@@ -135,7 +135,7 @@ def test_what_the_device_does_not_is_where_they_part(place: int) -> None:
 def test_a_copy_the_simulation_has_not_is_where_they_part(place: int) -> None:
     at = SPANS[place].end_ns
     extra = MeasuredSpan("d2h", MeasuredKind.COPY_D2H, "Memcpy DtoH", "", -1, at, at, 4)
-    found = beside([*SPANS, extra], tolerance=10.0)
+    found = compared([*SPANS, extra], tolerance=10.0)
     row = first(found)
     assert (row.stream, row.agreement, row.real and row.real.bytes) == ("d2h", Agreement.ONLY_REAL, 4)
     assert sum(each.agreement is not Agreement.SAME for each in found.rows) == 1
@@ -143,7 +143,7 @@ def test_a_copy_the_simulation_has_not_is_where_they_part(place: int) -> None:
 
 def test_a_copy_of_another_size_stands_beside_the_one_that_was_simulated() -> None:
     changed = SPANS[OUT[1]]._replace(bytes=2048)
-    found = beside(with_span(OUT[1], changed))
+    found = compared(with_span(OUT[1], changed))
     row = first(found)
     assert (row.stream, row.position, row.agreement) == ("d2h", 1, Agreement.OTHER)
     assert parting_text(found) == (
@@ -155,7 +155,7 @@ def test_a_copy_of_another_size_stands_beside_the_one_that_was_simulated() -> No
 def test_another_operator_stands_beside_the_one_that_was_simulated() -> None:
     place = next(place for place, span in enumerate(SPANS) if span.op == "conv2d_backward")
     other = kernel("aten::mm", SPANS[place].call, SPANS[place].start_ns, SPANS[place].end_ns)
-    found = beside(with_span(place, other))
+    found = compared(with_span(place, other))
     row = first(found)
     assert (row.stream, row.position, row.agreement) == ("compute", 4, Agreement.OTHER)
     assert parting_text(found) == (
@@ -168,7 +168,7 @@ def test_the_earliest_of_all_streams_is_the_first() -> None:
     late = [
         span._replace(bytes=5) if span.kind is MeasuredKind.COPY_H2D else span for span in delayed_from(OUT[2], 9000)
     ]
-    found = beside(late)
+    found = compared(late)
     assert first(found).stream == "d2h"
     assert parting_text(found) == (
         "They part at 3 us, on d2h, event 2: copy_d2h x3 of 2.93 KiB starts 9 us later on the device than in the "
@@ -177,7 +177,7 @@ def test_the_earliest_of_all_streams_is_the_first() -> None:
 
 
 def test_something_missing_is_told() -> None:
-    found = beside(with_span(OUT[0]))
+    found = compared(with_span(OUT[0]))
     assert parting_text(found) == (
         "They part at 0 ns, on d2h, event 0: the simulation has copy_d2h x1 of 1000 B, and the device nothing there."
     )
@@ -185,11 +185,11 @@ def test_something_missing_is_told() -> None:
 
 def test_time_counts_from_the_first_start_of_either_side() -> None:
     later = [span._replace(start_ns=span.start_ns + 77, end_ns=span.end_ns + 77) for span in SPANS]
-    assert beside(later, tolerance=0).first_parting is None
+    assert compared(later, tolerance=0).first_parting is None
 
 
 def test_as_a_table_each_row_has_both_sides() -> None:
-    frame = beside(with_span(OUT[0])).as_frame()
+    frame = compared(with_span(OUT[0])).as_frame()
     assert len(frame) == len(SPANS)
     lone = frame[frame["agreement"] == "only_simulated"].iloc[0]
     assert (lone["stream"], lone["position"], lone["simulated_name"], lone["simulated_bytes"]) == ("d2h", 0, "x1", 1000)
@@ -201,7 +201,7 @@ def test_as_a_table_each_row_has_both_sides() -> None:
 
 @pytest.mark.parametrize("spans", [[], SPANS[:1]])
 def test_a_timeline_that_breaks_off_is_compared_all_the_same(spans: list[MeasuredSpan]) -> None:
-    found = beside(spans, tolerance=10.0)
+    found = compared(spans, tolerance=10.0)
     assert len(found.rows) == len(SPANS)
     assert sum(row.real is not None for row in found.rows) == len(spans)
 
