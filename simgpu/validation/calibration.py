@@ -76,10 +76,10 @@ def calibrate(machine: MeasuredMachine, trace: Trace, plain: MeasuredRun) -> Cal
     >>> machine = MeasuredMachine("a GPU", "cuda", 2**30, 512, 2, copies, 5, "a CPU", "2026-01-31")
     >>> plain = MeasuredRun(Method.PLAIN, {}, step_ns=(30, 31, 90), peak_bytes=2048, held_bytes=1536, d2h_bytes=0,
     ...     h2d_bytes=0)
-    >>> found = calibrate(machine, chain([5], [10], [1000]), plain)
-    >>> [kernel.duration_ns for kernel in found.trace.kernels], found.held
+    >>> result = calibrate(machine, chain([5], [10], [1000]), plain)
+    >>> [kernel.duration_ns for kernel in result.trace.kernels], result.held
     ([10, 21], 512)
-    >>> found.node.link.latency_ns, found.blocking_node.link.latency_ns, found.node.link.duplex.value
+    >>> result.node.link.latency_ns, result.blocking_node.link.latency_ns, result.node.link.duplex.value
     (10, 47, 'full')
     """
     times, times_recorded, unmatched = _durations(trace, plain)
@@ -152,13 +152,13 @@ def _durations(trace: Trace, plain: MeasuredRun) -> tuple[Sequence[int], str, in
         times = [kernel.duration_ns for kernel in trace.kernels]
         if not sum(times):
             raise InputError.single(trace.name, "kernels", "no kernel takes time", "record the case again")
-        told = f"without a timeline of the plain run, the trace's own times, scaled to {step}"
-        return dealt(plain.median_ns, times), told, 0
-    found = match(plain.spans, [kernel.op for kernel in trace.kernels])
-    told = f"of the plain run's timeline, their gaps scaled to {step}"
-    if not found.is_complete:
-        told += f". {matching_text(found).removesuffix('.')}"
-    return durations(plain.spans, found, plain.median_ns), told, len(found.unmatched_positions)
+        text = f"without a timeline of the plain run, the trace's own times, scaled to {step}"
+        return dealt(plain.median_ns, times), text, 0
+    result = match(plain.spans, [kernel.op for kernel in trace.kernels])
+    text = f"of the plain run's timeline, their gaps scaled to {step}"
+    if not result.is_complete:
+        text += f". {matching_text(result).removesuffix('.')}"
+    return durations(plain.spans, result, plain.median_ns), text, len(result.unmatched_positions)
 
 
 def _node(machine: MeasuredMachine, reserved: int) -> NodeSpec:
@@ -207,10 +207,10 @@ def durations(spans: Iterable[MeasuredSpan], matching: Matching, step_ns: int) -
         busy, gaps, rest = [0] * len(busy), busy, step_ns
     elif not any(gaps):
         gaps[-1] = 1  # what was not seen lies between two steps
-    found = [0] * len(matching.expected)
+    result = [0] * len(matching.expected)
     for (_, position), device, gap in zip(matching.pairs, busy, dealt(rest, gaps), strict=True):
-        found[position] = device + gap
-    return tuple(found)
+        result[position] = device + gap
+    return tuple(result)
 
 
 def _busy_and_gaps(spans: Sequence[MeasuredSpan], matching: Matching) -> tuple[list[int], list[int]]:
@@ -230,10 +230,10 @@ def dealt(total: int, weights: Sequence[int]) -> list[int]:
     >>> dealt(10, [1, 1, 1])
     [4, 3, 3]
     """
-    whole = sum(weights)
-    if not whole:
+    outcome = sum(weights)
+    if not outcome:
         return [0] * len(weights)
-    shares = [divmod(total * weight, whole) for weight in weights]
+    shares = [divmod(total * weight, outcome) for weight in weights]
     left = total - sum(share for share, _ in shares)
     larger = set(sorted(range(len(weights)), key=lambda place: -shares[place][1])[:left])
     return [share + (place in larger) for place, (share, _) in enumerate(shares)]

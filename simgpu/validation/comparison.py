@@ -38,11 +38,11 @@ def compare_recording(
     known = [method for method in Method if any(method in (*case.runs, *case.absent) for case in recording.cases)]
     _check("method", methods, known)
     wanted = [method for method in known if not methods or method in methods]
-    found = []
+    result = []
     for case in sorted(recording.cases, key=lambda case: (case.model, case.batch)):
         if not cases or case.name in cases:
-            found.append(_compared(recording.machine, case, wanted, progress))
-    return Validation(recording.name, recording.machine, tuple(found))
+            result.append(_compared(recording.machine, case, wanted, progress))
+    return Validation(recording.name, recording.machine, tuple(result))
 
 
 def _compared(
@@ -69,8 +69,8 @@ def _calibration(machine: MeasuredMachine, case: Case) -> tuple[Calibration | No
         return None, str(error)
 
 
-def _check(what: str, asked: Collection[str], known: Collection[str]) -> None:
-    for name in asked:
+def _check(what: str, requested: Collection[str], known: Collection[str]) -> None:
+    for name in requested:
         if name not in known:
             raise InputError.single("", what, f"the recording has no {what} '{name}'", did_you_mean(str(name), known))
 

@@ -56,14 +56,14 @@ class _Axis(NamedTuple):
     title: str
 
 
-def plot_validation(found: Validation) -> Figure:
+def plot_validation(validation: Validation) -> Figure:
     """Step time to the left and peak memory to the right, a row a case: each run's measured bar above its
     counterpart's.
 
     A black line at a measured bar's end spans all measured steps. Texts tell relative errors, red where they are larger
     than what is aimed at in each run. The counterpart of the plain run's step, which was calibrated, is hatched.
     """
-    cases = [case for case in found.cases if case.runs or case.absent]
+    cases = [case for case in validation.cases if case.runs or case.absent]
     heights = [_CASE_INCHES + _ROW_INCHES * len(_rows(case)) for case in cases]
     figure = RunFigure(figsize=(_WIDTH_INCHES, _HEAD_INCHES + sum(heights)), layout="constrained")
     FigureCanvasAgg(figure)
@@ -73,8 +73,8 @@ def plot_validation(found: Validation) -> Figure:
         _draw_case(right, case, _memory_axis(case))
         left.set_title(case.name, loc="left", fontsize=9.5, fontweight="bold")
         right.set_yticklabels([])
-    title = f"{found.machine.device}, {found.machine.date}: training measured and simulated"
-    figure.suptitle(f"{title}\n{STAND_IN}" if found.stand_in else title, x=0.01, ha="left", fontsize=11)
+    title = f"{validation.machine.device}, {validation.machine.date}: training measured and simulated"
+    figure.suptitle(f"{title}\n{STAND_IN}" if validation.stand_in else title, x=0.01, ha="left", fontsize=11)
     handles: list[Artist] = [
         Patch(**_MEASURED, label="measured (median)"),
         Line2D([], [], **_SPREAD, label="all measured steps"),
@@ -105,8 +105,8 @@ def plot_run(run: ComparedRun, *, title: str = "") -> Figure:
     upper, lower = figure.subplots(2, 1, sharex=True)
     about = f"{title or run.case}, {run.method}"
     watched = f"measured: {format_time(real.iteration_ends_ns[-1])} in the step that was watched"
-    told = f"{watched}, {format_time(run.measured.step_ns)} in the median step"
-    plot_timeline(replace(real, iteration_ends_ns=(length,)), title=told, phases=result.phases, ax=upper)
+    text = f"{watched}, {format_time(run.measured.step_ns)} in the median step"
+    plot_timeline(replace(real, iteration_ends_ns=(length,)), title=text, phases=result.phases, ax=upper)
     plot_timeline(simulated, title=f"simulated: {format_time(stop - start)}", phases=result.phases, ax=lower)
     upper.set_xlabel("")
     upper.tick_params(axis="x", length=0, labelbottom=False)
@@ -131,8 +131,8 @@ def measured_timeline(spans: Sequence[MeasuredSpan], result: Result) -> Timeline
     same = {matching.calls[call].number: ran[position] for call, position in matching.pairs}
     ordered = sorted(spans, key=lambda span: (span.start_ns, span.stream))
     streams = ("compute", "d2h", "h2d")
-    found = [same.get(span.call, (span.name, _KINDS[span.kind])) for span in ordered]
-    names = tuple(dict.fromkeys(name for name, _ in found))
+    outcome = [same.get(span.call, (span.name, _KINDS[span.kind])) for span in ordered]
+    names = tuple(dict.fromkeys(name for name, _ in outcome))
     place = {name: at for at, name in enumerate(names)}
     nothing = np.full(len(ordered), 0, dtype=np.int64)
     empty = MemoryCurve(nothing[:0], nothing[:0], nothing[:0], None)
@@ -141,8 +141,8 @@ def measured_timeline(spans: Sequence[MeasuredSpan], result: Result) -> Timeline
         names=names,
         gpu=nothing,
         stream=_column([streams.index(span.stream) for span in ordered]),
-        kind=_column([kind for _, kind in found]),
-        name=_column([place[name] for name, _ in found]),
+        kind=_column([kind for _, kind in outcome]),
+        name=_column([place[name] for name, _ in outcome]),
         start_ns=_column([span.start_ns for span in ordered]),
         end_ns=_column([span.end_ns for span in ordered]),
         bytes=_column([span.bytes for span in ordered]),
@@ -178,9 +178,9 @@ def _unit_of(length: int) -> int:
 
 
 def _rows(case: ComparedCase) -> list[tuple[Method, ComparedRun | None]]:
-    found: dict[Method, ComparedRun | None] = {run.method: run for run in case.runs}
-    found |= dict.fromkeys(case.absent)
-    return [(method, found[method]) for method in Method if method in found]
+    result: dict[Method, ComparedRun | None] = {run.method: run for run in case.runs}
+    result |= dict.fromkeys(case.absent)
+    return [(method, result[method]) for method in Method if method in result]
 
 
 def _time_axis(case: ComparedCase) -> _Axis:

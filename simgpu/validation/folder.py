@@ -45,13 +45,13 @@ SHIPPED = Path(__file__).resolve().parent / "recordings"
 #: Of a method's timeline, behind the method's name.
 _SPANS = ".csv.gz"
 _FILES = (TRACE, RUNS_FILE, *(f"{method}{_SPANS}" for method in Method))
-#: May lie alongside: for people.
+#: Files for readers that may be in the folder.
 _README = "README.md"
 
 
 def shipped_recordings() -> tuple[str, ...]:
     """The names of the recordings that ship with simgpu, sorted."""
-    return tuple(sorted(found.parent.name for found in SHIPPED.glob(f"*/{MACHINE_FILE}")))
+    return tuple(sorted(result.parent.name for result in SHIPPED.glob(f"*/{MACHINE_FILE}")))
 
 
 def load_recording(name_or_path: str | Path) -> Recording:
@@ -144,14 +144,14 @@ def _unknown_files(folder: Path) -> list[Problem]:
 def _mismatches(folder: Path, trace: Trace, read: ReadRuns) -> list[Problem]:
     """Where the files of a case speak of different things."""
     runs = str(folder / RUNS_FILE)
-    told = [
+    text = [
         (place, mine, its)
         for place, mine, its in (("model", read.model, trace.info.model), ("batch", read.batch, trace.info.batch))
         if mine != its
     ]
     problems = [
         Problem(runs, place, f"{mine!r} is not what the trace next to it tells, {its!r}", "record the case again")
-        for place, mine, its in told
+        for place, mine, its in text
     ]
     name = f"{read.model}-b{read.batch}"
     if folder.name != name:
@@ -196,12 +196,12 @@ def write_case(case: Case, folder: Path) -> None:
 def strangers(folder: Path) -> str:
     """Says that there are files that no recording has; empty where none are."""
     known = {MACHINE_FILE, _README}
-    found = sorted(
+    result = sorted(
         entry.name
         for entry in folder.iterdir()
         if entry.name not in known and not _left_over(entry.name) and not (entry / RUNS_FILE).exists()
     )
-    return f"files that are not from a recording, such as '{found[0]}'" if found else ""
+    return f"files that are not from a recording, such as '{result[0]}'" if result else ""
 
 
 def _left_over(name: str) -> bool:
@@ -210,8 +210,8 @@ def _left_over(name: str) -> bool:
 
 
 def _strangers_of_case(folder: Path) -> str:
-    found = sorted(entry.name for entry in folder.iterdir() if entry.name not in (*_FILES, _README))
-    return f"files that are not from a case, such as '{found[0]}'" if found else ""
+    result = sorted(entry.name for entry in folder.iterdir() if entry.name not in (*_FILES, _README))
+    return f"files that are not from a case, such as '{result[0]}'" if result else ""
 
 
 def _write_files(case: Case, folder: Path) -> None:
@@ -267,11 +267,11 @@ def read_spans(path: Path) -> ReadTable[MeasuredSpan]:
         text = read_gzip_text(path, "a gzipped CSV text file", "record the case again")
     except InputError as error:
         return ReadTable(problems=list(error.problems), sound=False)
-    found = table_of(text, path, SPANS)
-    if not found.problems:
-        rows = zip(found.rows, found.lines, strict=True)
-        found.problems += [Problem(str(path), f"row {line}", what) for span, line in rows for what in _wrong(span)]
-    return found
+    result = table_of(text, path, SPANS)
+    if not result.problems:
+        rows = zip(result.rows, result.lines, strict=True)
+        result.problems += [Problem(str(path), f"row {line}", what) for span, line in rows for what in _wrong(span)]
+    return result
 
 
 def _wrong(span: MeasuredSpan) -> list[str]:

@@ -248,8 +248,8 @@ class Validation:
     @property
     def in_order(self) -> tuple[int, int]:
         """In how many runs every stream did the same in the same order, and of how many with both timelines."""
-        found = [run.comparison.is_same_order for run in self.runs if run.comparison is not None]
-        return sum(found), len(found)
+        result = [run.comparison.is_same_order for run in self.runs if run.comparison is not None]
+        return sum(result), len(result)
 
     def frame(self) -> pd.DataFrame:
         """One row a run: case, model, batch, method, settings, failure, steps, spread, whether its step is calibrated,
@@ -339,10 +339,10 @@ def _case(case: ComparedCase) -> dict[str, Any]:
     }
 
 
-def _link(found: Validation) -> dict[str, Any]:
+def _link(validation: Validation) -> dict[str, Any]:
     """What the model of the link is, and what it gives both ways at once."""
-    duplex = duplex_of(found.machine.copies)
-    both_d2h, both_h2d = at_once(found.machine.copies, duplex)
+    duplex = duplex_of(validation.machine.copies)
+    both_d2h, both_h2d = at_once(validation.machine.copies, duplex)
     return {"duplex": str(duplex), "model_both_d2h": both_d2h, "model_both_h2d": both_h2d}
 
 

@@ -93,12 +93,12 @@ def _per_cent(share: float, sign: str) -> str:
     return f"{share:{sign}.{digits}%}"
 
 
-def header_facts(found: Validation) -> list[tuple[str, str]]:
+def header_facts(validation: Validation) -> list[tuple[str, str]]:
     """What was measured, on what, and what was calibrated to what, as names and texts."""
-    machine = found.machine
+    machine = validation.machine
     copies = machine.copies
     settings = ", ".join(f"{name} {value}" for name, value in machine.settings.items())
-    told = [
+    outcome = [
         ("device", f"{machine.device}, {format_bytes(machine.memory)}, measured on {machine.date}"),
         ("host", machine.host),
         ("versions", ", ".join(f"{name} {version}" for name, version in machine.versions.items())),
@@ -109,14 +109,14 @@ def header_facts(found: Validation) -> list[tuple[str, str]]:
             f"{format_time(copies.latency_ns)} a copy, {format_time(copies.blocking_ns)} one that the host waits for; "
             f"{format_time(machine.launch_ns)} from one kernel launch to the next",
         ),
-        ("steps", _steps(found)),
+        ("steps", _steps(validation)),
         (
             "calibrated",
             "kernels to the plain run's timeline, with gaps scaled to its median step; copies to those measured alone "
             "and both ways at once; no managed run was fitted to",
         ),
     ]
-    return [(name, text) for name, text in told if text]
+    return [(name, text) for name, text in outcome if text]
 
 
 def case_lines(cases: Iterable[ComparedCase]) -> list[Line]:
@@ -129,10 +129,10 @@ def case_lines(cases: Iterable[ComparedCase]) -> list[Line]:
     return _lines(_OVER, _HEADINGS, rows, close=(2,))
 
 
-def byte_lines(found: Validation) -> list[Line]:
+def byte_lines(validation: Validation) -> list[Line]:
     """Bytes copied out and in, of the runs that copy any; no line where none does."""
     rows: list[tuple[str, ...]] = []
-    for case in found.cases:
+    for case in validation.cases:
         copying = [run for run in case.runs if run.counts(Quantity.OUT) or run.counts(Quantity.IN)]
         if copying:
             rows.append((case.name,))
@@ -140,16 +140,16 @@ def byte_lines(found: Validation) -> list[Line]:
     return _lines(_BYTES_OVER, _BYTE_HEADINGS, rows) if rows else []
 
 
-def part_lines(found: Validation) -> list[Line]:
+def part_lines(validation: Validation) -> list[Line]:
     """Where the timelines of each run part first on each stream; no line where there are none."""
     rows: list[tuple[str, ...]] = []
-    for case in found.cases:
-        told = [(run, run.comparison) for run in case.runs if run.comparison is not None]
-        if told:
+    for case in validation.cases:
+        text = [(run, run.comparison) for run in case.runs if run.comparison is not None]
+        if text:
             rows.append((case.name,))
             rows += [
                 (f"  {run.method}", _watched(run, comparison), *(_part(comparison.streams[name]) for name in _STREAMS))
-                for run, comparison in told
+                for run, comparison in text
             ]
     return _lines(_PARTS_OVER, _PART_HEADINGS, rows) if rows else []
 
@@ -165,11 +165,11 @@ def comparison_lines(comparison: TimelineComparison) -> list[Line]:
     return _lines(("",) * len(_ROW_HEADINGS), _ROW_HEADINGS, rows, left=(4,))[1:] if rows else []
 
 
-def summary_facts(found: Validation) -> list[tuple[str, str]]:
+def summary_facts(validation: Validation) -> list[tuple[str, str]]:
     """Mean and worst of each quantity next to the aims, and whether everything happened in the same order."""
-    same, runs = found.in_order
-    told = [(_WORDS[quantity], summary_text(summary)) for quantity, summary in found.summaries.items()]
-    return [*told, *([("order", f"the same on every stream in {same} of {runs} runs")] if runs else [])]
+    same, runs = validation.in_order
+    text = [(_WORDS[quantity], summary_text(summary)) for quantity, summary in validation.summaries.items()]
+    return [*text, *([("order", f"the same on every stream in {same} of {runs} runs")] if runs else [])]
 
 
 def summary_text(summary: Summary) -> str:
@@ -191,40 +191,42 @@ def summary_text(summary: Summary) -> str:
 def aim_text(summary: Summary) -> str:
     """The aim, and whether it is met."""
     aim = AIMS[summary.quantity]
-    asked = "" if aim.mean is None else f"mean {aim.mean:.0%}, "
+    requested = "" if aim.mean is None else f"mean {aim.mean:.0%}, "
     met = {True: "MET", False: "MISSED", None: "open"}[summary.met]
-    return f"aim {asked}worst {aim.worst:.0%}: {met}"
+    return f"aim {requested}worst {aim.worst:.0%}: {met}"
 
 
-def notes_on(found: Validation) -> list[str]:
+def notes_on(validation: Validation) -> list[str]:
     """What there is to say next to the tables, a sentence or two each."""
-    told = []
-    if any(run.method is Method.PLAIN for run in found.runs):
-        told.append("The plain run's step is what kernels are calibrated to: it is no prediction, and counts nowhere.")
-    if any(run.spread is not None for run in found.runs):
-        told.append("spread: of the measured steps, third less first quartile, over the median.")
-    unsteady = sum(run.spread is not None and run.spread > STEADY for run in found.runs)
+    text = []
+    if any(run.method is Method.PLAIN for run in validation.runs):
+        text.append("The plain run's step is what kernels are calibrated to: it is no prediction, and counts nowhere.")
+    if any(run.spread is not None for run in validation.runs):
+        text.append("spread: of the measured steps, third less first quartile, over the median.")
+    unsteady = sum(run.spread is not None and run.spread > STEADY for run in validation.runs)
     if unsteady:
-        told.append(f"Steps of {unsteady} of {len(found.runs)} runs vary by over {STEADY:.0%}: their errors tell less.")
-    if any(run.comparison is not None for run in found.runs):
-        told.append(
+        text.append(
+            f"Steps of {unsteady} of {len(validation.runs)} runs vary by over {STEADY:.0%}: their errors mean less."
+        )
+    if any(run.comparison is not None for run in validation.runs):
+        text.append(
             "Timelines part in order where the two do different things (order), and else where starts differ by over "
             f"{TOLERANCE:.0%} of the measured step. Measured is here the one step that was watched, which takes longer "
             "for it: watched, in times of the median step."
         )
-    return [*told, *(note for case in found.cases for note in _case_notes(case, alone=len(found.cases) == 1))]
+    return [*text, *(note for case in validation.cases for note in _case_notes(case, alone=len(validation.cases) == 1))]
 
 
-def validation_text(found: Validation) -> str:
+def validation_text(validation: Validation) -> str:
     """All of it, as plain text."""
     blocks = [
-        [found.name, *(wrap(f"NOTE: {STAND_IN}", WIDTH) if found.stand_in else [])],
-        list(_facts_lines(header_facts(found))),
-        [line.text for line in case_lines(found.cases)],
-        [line.text for line in byte_lines(found)],
-        [line.text for line in part_lines(found)],
-        list(_facts_lines(summary_facts(found))),
-        [line for note in notes_on(found) for line in wrap(note, WIDTH)],
+        [validation.name, *(wrap(f"NOTE: {STAND_IN}", WIDTH) if validation.stand_in else [])],
+        list(_facts_lines(header_facts(validation))),
+        [line.text for line in case_lines(validation.cases)],
+        [line.text for line in byte_lines(validation)],
+        [line.text for line in part_lines(validation)],
+        list(_facts_lines(summary_facts(validation))),
+        [line for note in notes_on(validation) for line in wrap(note, WIDTH)],
     ]
     return "\n\n".join("\n".join(block) for block in blocks if block)
 
@@ -237,8 +239,8 @@ def _link(machine: MeasuredMachine) -> str:
     return f"{alone}; both at once {both}, simulated as if {_DUPLEX[duplex]}: {model}"
 
 
-def _steps(found: Validation) -> str:
-    counts = sorted({len(run.run.step_ns) for run in found.runs})
+def _steps(validation: Validation) -> str:
+    counts = sorted({len(run.run.step_ns) for run in validation.runs})
     if not counts:
         return ""
     count = str(counts[0]) if len(counts) == 1 else f"{counts[0]} to {counts[-1]}"
@@ -261,13 +263,13 @@ def _pair(run: ComparedRun, quantity: Quantity) -> tuple[str, str, str]:
 
 
 def _case_notes(case: ComparedCase, alone: bool) -> Iterator[str]:
-    found = case.calibration
-    if found is None:
+    result = case.calibration
+    if result is None:
         yield f"{case.name}: {case.why}."
-    elif alone or found.unmatched:
-        yield f"{case.name}: kernels: {found.times_recorded}."
-    if found is not None and alone:
-        yield f"{case.name}: memory: {found.held_noted}."
+    elif alone or result.unmatched:
+        yield f"{case.name}: kernels: {result.times_recorded}."
+    if result is not None and alone:
+        yield f"{case.name}: memory: {result.held_noted}."
     for run in case.runs if alone else ():
         if run.run.settings:
             settings = (f"{key} {_setting(value)}" for key, value in run.run.settings.items())
@@ -316,21 +318,21 @@ def _comparison_row(row: Row, mark: bool) -> tuple[str, ...]:
         what = _shortened(names[-1], _WHAT)
     else:
         words = _PARTED[row.agreement]
-        room = (_WHAT - len(words.format("", ""))) // len(names)
-        what = words.format(*(_shortened(name, room) for name in names))
+        free = (_WHAT - len(words.format("", ""))) // len(names)
+        what = words.format(*(_shortened(name, free) for name in names))
     return f"{'>' if mark else ' '} {row.position}", *starts, later, what
 
 
-def _shortened(text: str, room: int) -> str:
+def _shortened(text: str, free: int) -> str:
     """Without its middle where it is too long: how many bytes a copy moves stands at the end.
 
     >>> _shortened("copy_h2d stage3.pool:max_pool2d:saved 512 KiB", 30)
     'copy_h2d stage3...saved 512 KiB'
     """
-    if len(text) <= room:
+    if len(text) <= free:
         return text
-    tail = (room - 3) // 2
-    return f"{text[: room - 3 - tail]}...{text[-tail:]}"
+    tail = (free - 3) // 2
+    return f"{text[: free - 3 - tail]}...{text[-tail:]}"
 
 
 def _event(event: Event) -> str:
@@ -363,14 +365,14 @@ def _lines(
     above = " " * widths[0]
     for at in range(1, len(headings)):
         above = f"{above.ljust(sum(widths[:at]) + sum(map(len, gaps[: at + 1])))}{over[at]}" if over[at] else above
-    found = [Line(above.rstrip(), heading=True)]
+    result = [Line(above.rstrip(), heading=True)]
     for number, row in enumerate(table):
         if len(row) == 1:
-            found.append(Line(row[0], heading=True))
+            result.append(Line(row[0], heading=True))
             continue
         cells = [
             text.ljust(width) if at in (0, *left) else text.rjust(width)
             for at, (text, width) in enumerate(zip(row, widths, strict=True))
         ]
-        found.append(Line("".join(gap + cell for gap, cell in zip(gaps, cells, strict=True)).rstrip(), not number))
-    return found
+        result.append(Line("".join(gap + cell for gap, cell in zip(gaps, cells, strict=True)).rstrip(), not number))
+    return result

@@ -27,7 +27,7 @@ from simgpu.validation.tables import (
     validation_text,
 )
 from simgpu.validation.timelines.comparison import Agreement, Event, Row, StreamComparison, TimelineComparison
-from tests.validation.recording_of import MACHINE, MIB, example_case, example_run, example_trace, recording_of
+from tests.validation.example_recording import MACHINE, MIB, example_case, example_run, example_trace, recording_of
 
 MANAGED = tuple(method for method in Method if method is not Method.PLAIN)
 
@@ -55,8 +55,8 @@ def known(*pairs: tuple[Method, Numbers, Numbers | None]) -> Validation:
             "", {}, simulated, failure="" if simulated else "out of memory", why="" if simulated else "no room"
         )
         runs.append(ComparedRun("made-b8", method, MeasuredRun(method, {}, (step,), peak, 0, out, back), counterpart))
-    found = compare_recording(recording_of(Case("made", 8, example_trace(), {})))
-    return replace(found, cases=(replace(found.cases[0], name="made-b8", runs=tuple(runs), why=""),))
+    result = compare_recording(recording_of(Case("made", 8, example_trace(), {})))
+    return replace(result, cases=(replace(result.cases[0], name="made-b8", runs=tuple(runs), why=""),))
 
 
 def test_what_the_simulation_itself_says_is_met_exactly(equal: Validation) -> None:
@@ -86,13 +86,13 @@ def test_a_run_measured_otherwise_is_off_by_exactly_that_and_no_other_run_is(
     method: Method, step: int, peak: int
 ) -> None:
     base = _base()
-    found = compare_recording(recording_of(changed(base, method, step_ns=(step,), peak_bytes=peak)))
+    result = compare_recording(recording_of(changed(base, method, step_ns=(step,), peak_bytes=peak)))
     expected = base.runs[method]
-    run = found.cases[0][method]
+    run = result.cases[0][method]
     assert run.error(Quantity.STEP) == float(Fraction(expected.median_ns - step, step))
     assert run.error(Quantity.PEAK) == float(Fraction(expected.peak_bytes - peak, peak))
-    assert all(other.error(quantity) == 0 for other in found.runs for quantity in Quantity if other is not run)
-    summary = found.summaries[Quantity.STEP]
+    assert all(other.error(quantity) == 0 for other in result.runs for quantity in Quantity if other is not run)
+    summary = result.summaries[Quantity.STEP]
     assert summary.worst == abs(run.error(Quantity.STEP) or 0)
     assert summary.mean == pytest.approx(summary.worst / 3)
 
@@ -112,11 +112,11 @@ NUMBERS = st.builds(Numbers, *[st.integers(1, 10**12)] * 4)
 
 @given(st.lists(st.tuples(st.sampled_from(Method), NUMBERS, NUMBERS), min_size=1, max_size=8))
 def test_mean_and_worst_are_those_of_the_runs_that_count(pairs: list[tuple[Method, Numbers, Numbers]]) -> None:
-    found = known(*pairs)
+    result = known(*pairs)
     for at, quantity in enumerate(Quantity):
-        kept = [pair for pair in pairs if quantity is not Quantity.STEP or pair[0] is not Method.PLAIN]
-        errors = [Fraction(abs(theirs[at] - ours[at]), ours[at]) for _, ours, theirs in kept]
-        summary = found.summaries[quantity]
+        stored = [pair for pair in pairs if quantity is not Quantity.STEP or pair[0] is not Method.PLAIN]
+        errors = [Fraction(abs(expected[at] - simulated[at]), simulated[at]) for _, simulated, expected in stored]
+        summary = result.summaries[quantity]
         assert summary.compared == len(errors)
         if not errors:
             assert (summary.mean, summary.worst, summary.met) == (None, None, None)
@@ -131,41 +131,41 @@ def test_mean_and_worst_are_those_of_the_runs_that_count(pairs: list[tuple[Metho
 )
 def test_the_aim_of_the_step_is_5_per_cent_on_average_and_10_in_each(steps: tuple[int, ...], met: bool) -> None:
     pairs = zip(MANAGED, steps, strict=True)
-    found = known(*((method, Numbers(100, 1, 0, 0), Numbers(step, 1, 0, 0)) for method, step in pairs))
-    assert found.summaries[Quantity.STEP].met is met
-    assert summary_facts(found)[0][1].endswith("aim mean 5%, worst 10%: MET" if met else "worst 10%: MISSED")
+    result = known(*((method, Numbers(100, 1, 0, 0), Numbers(step, 1, 0, 0)) for method, step in pairs))
+    assert result.summaries[Quantity.STEP].met is met
+    assert summary_facts(result)[0][1].endswith("aim mean 5%, worst 10%: MET" if met else "worst 10%: MISSED")
 
 
 @pytest.mark.parametrize(("peak", "met"), [(1020, True), (980, True), (1021, False)])
 def test_the_aim_of_peak_memory_is_2_per_cent_in_each_run(peak: int, met: bool) -> None:
-    found = known((Method.PLAIN, Numbers(1, 1000, 0, 0), Numbers(1, peak, 0, 0)))
-    assert found.summaries[Quantity.PEAK].met is met
+    result = known((Method.PLAIN, Numbers(1, 1000, 0, 0), Numbers(1, peak, 0, 0)))
+    assert result.summaries[Quantity.PEAK].met is met
     assert AIMS[Quantity.PEAK].mean is None
 
 
 def test_what_the_plain_run_would_miss_by_stands_beside_what_twins_miss_by():
     plain, one, other = Numbers(100, 50, 0, 0), Numbers(125, 40, 0, 0), Numbers(200, 50, 0, 0)
-    found = known((Method.PLAIN, plain, plain), (Method.CHECKPOINT, one, one), (Method.SAVE_ON_CPU, other, other))
-    as_plain = {quantity: summary.as_plain for quantity, summary in found.summaries.items()}
+    result = known((Method.PLAIN, plain, plain), (Method.CHECKPOINT, one, one), (Method.SAVE_ON_CPU, other, other))
+    as_plain = {quantity: summary.as_plain for quantity, summary in result.summaries.items()}
     assert (as_plain[Quantity.STEP], as_plain[Quantity.PEAK]) == ((0.2 + 0.5) / 2, (0.25 + 0) / 2)
     assert as_plain[Quantity.OUT] is None is as_plain[Quantity.IN]
 
 
 def test_a_measured_run_without_a_twin_is_left_out_told_and_misses_the_aim():
     good, numbers = Numbers(100, 100, 0, 0), Numbers(100, 100, 0, 0)
-    found = known((Method.CHECKPOINT, good, numbers), (Method.SAVE_ON_CPU, good, None))
-    summary = found.summaries[Quantity.STEP]
+    result = known((Method.CHECKPOINT, good, numbers), (Method.SAVE_ON_CPU, good, None))
+    summary = result.summaries[Quantity.STEP]
     assert (summary.compared, summary.worst, summary.met) == (1, 0.0, False)
     assert [run.method for run in summary.failed] == [Method.SAVE_ON_CPU]
-    assert "1 measured without a counterpart" in summary_facts(found)[0][1]
-    assert "made-b8, save_on_cpu: no counterpart, out of memory: no room" in notes_on(found)
+    assert "1 measured without a counterpart" in summary_facts(result)[0][1]
+    assert "made-b8, save_on_cpu: no counterpart, out of memory: no room" in notes_on(result)
 
 
 def test_a_twin_that_does_not_fit_is_told(case: Case) -> None:
     small = replace(MACHINE, memory=142 * MIB)
-    found = compare_recording(recording_of(case, machine=small))
-    assert found.cases[0]["plain"].failure == "out of memory"
-    assert any("plain: no counterpart, out of memory" in note and "kernel" in note for note in notes_on(found))
+    result = compare_recording(recording_of(case, machine=small))
+    assert result.cases[0]["plain"].failure == "out of memory"
+    assert any("plain: no counterpart, out of memory" in note and "kernel" in note for note in notes_on(result))
 
 
 def test_a_trace_that_does_not_tell_what_autograd_saves_is_told_of_once(equal: Validation, case: Case) -> None:
@@ -175,34 +175,34 @@ def test_a_trace_that_does_not_tell_what_autograd_saves_is_told_of_once(equal: V
     assert guessed in equal.to_dict()["cases"][0]["runs"][-1]["notes"]
     kernels = case.trace.kernels
     saved = SavedTensor(case.trace.blocks[0].id, 1, kernels[0].id, kernels[-1].id)
-    told = replace(case, trace=replace(case.trace, saved=(saved,)))
-    assert not any(guessed in note for note in notes_on(compare_recording(recording_of(told))))
+    message = replace(case, trace=replace(case.trace, saved=(saved,)))
+    assert not any(guessed in note for note in notes_on(compare_recording(recording_of(message))))
 
 
 def test_a_method_that_could_not_be_run_on_the_device_is_told(case: Case) -> None:
     fewer = {method: run for method, run in case.runs.items() if method is not Method.SAVE_ON_CPU}
-    found = compare_recording(recording_of(replace(case, runs=fewer, absent={Method.SAVE_ON_CPU: "out of memory"})))
-    assert len(found.runs) == 3
-    rows = [line.text.split() for line in case_lines(found.cases)]
+    result = compare_recording(recording_of(replace(case, runs=fewer, absent={Method.SAVE_ON_CPU: "out of memory"})))
+    assert len(result.runs) == 3
+    rows = [line.text.split() for line in case_lines(result.cases)]
     assert ["save_on_cpu", "not", "run", *["-"] * 6] in rows
-    assert "example-b8, save_on_cpu: not run on the device: out of memory" in notes_on(found)
+    assert "example-b8, save_on_cpu: not run on the device: out of memory" in notes_on(result)
 
 
 def test_without_a_plain_run_nothing_is_calibrated_and_all_is_missed(case: Case) -> None:
     fewer = {method: run for method, run in case.runs.items() if method is not Method.PLAIN}
-    found = compare_recording(recording_of(replace(case, runs=fewer, absent={Method.PLAIN: "out of memory"})))
-    assert {run.failure for run in found.runs} == {"not calibrated"}
-    assert found.summaries[Quantity.STEP].met is None
-    assert summary_facts(found)[0][1] == "nothing to compare: 3 measured runs have no counterpart"
-    assert any("nothing can be calibrated without a plain run" in note for note in notes_on(found))
+    result = compare_recording(recording_of(replace(case, runs=fewer, absent={Method.PLAIN: "out of memory"})))
+    assert {run.failure for run in result.runs} == {"not calibrated"}
+    assert result.summaries[Quantity.STEP].met is None
+    assert summary_facts(result)[0][1] == "nothing to compare: 3 measured runs have no counterpart"
+    assert any("nothing can be calibrated without a plain run" in note for note in notes_on(result))
 
 
 def test_a_plain_run_that_cannot_be_matched_is_told_and_leaves_other_cases_be(case: Case) -> None:
     alien = tuple(span._replace(op="aten::alien") for span in case.runs[Method.PLAIN].spans)
     broken = replace(changed(case, Method.PLAIN, spans=alien), batch=99)
-    found = compare_recording(recording_of(case, broken))
-    assert [each.calibration is None for each in found.cases] == [False, True]
-    assert any("no call of an operator on the device" in note for note in notes_on(found))
+    result = compare_recording(recording_of(case, broken))
+    assert [each.calibration is None for each in result.cases] == [False, True]
+    assert any("no call of an operator on the device" in note for note in notes_on(result))
 
 
 def test_a_late_copy_parts_in_time_and_another_copy_in_order(case: Case) -> None:
@@ -213,25 +213,25 @@ def test_a_late_copy_parts_in_time_and_another_copy_in_order(case: Case) -> None
     other = copies[1]._replace(bytes=copies[1].bytes + 1)
     for old, new, in_order in ((copies[0], late, False), (copies[1], other, True)):
         spans = tuple(new if span is old else span for span in run.spans)
-        found = compare_recording(recording_of(changed(case, Method.ASYNC_OFFLOAD, spans=spans)))
-        row = next(line.text for line in part_lines(found) if line.text.strip().startswith("async_offload"))
+        result = compare_recording(recording_of(changed(case, Method.ASYNC_OFFLOAD, spans=spans)))
+        row = next(line.text for line in part_lines(result) if line.text.strip().startswith("async_offload"))
         _, compute, out, back = [part for part in row.split("  ") if part.strip()][1:]
         assert (compute.strip(), back.strip()) == ("same", "same")
         assert out.strip().endswith(", order") is in_order and "same" not in out
-        assert found.in_order == (4 - in_order, 4)
+        assert result.in_order == (4 - in_order, 4)
 
 
 def test_the_spread_is_the_distance_of_the_quartiles(case: Case) -> None:
-    found = compare_recording(recording_of(changed(case, Method.CHECKPOINT, step_ns=(100, 104, 96, 90, 200))))
-    assert found.cases[0][Method.CHECKPOINT].spread == 0.08
+    result = compare_recording(recording_of(changed(case, Method.CHECKPOINT, step_ns=(100, 104, 96, 90, 200))))
+    assert result.cases[0][Method.CHECKPOINT].spread == 0.08
     single = compare_recording(recording_of(changed(case, Method.CHECKPOINT, step_ns=(100,))))
     assert single.cases[0][Method.CHECKPOINT].spread is None
 
 
 def test_cases_and_methods_can_be_chosen_and_are_still_calibrated_to_the_plain_run(case: Case) -> None:
-    whole = recording_of(case, example_case(3))
-    found = compare_recording(whole, cases=["example-b24"], methods=["checkpoint"])
-    assert [(run.case, run.method, run.error(Quantity.STEP)) for run in found.runs] == [
+    full = recording_of(case, example_case(3))
+    result = compare_recording(full, cases=["example-b24"], methods=["checkpoint"])
+    assert [(run.case, run.method, run.error(Quantity.STEP)) for run in result.runs] == [
         ("example-b24", Method.CHECKPOINT, 0.0)
     ]
 
@@ -261,9 +261,9 @@ def test_the_frame_has_a_row_a_run(equal: Validation) -> None:
 
 
 def test_everything_goes_into_json_even_what_is_boundless():
-    found = known((Method.CHECKPOINT, Numbers(100, 0, 0, 0), Numbers(100, 5, 7, 0)))
-    told = json.loads(json.dumps(found.to_dict(), allow_nan=False))
-    assert told["summary"]["peak_bytes"] == {
+    result = known((Method.CHECKPOINT, Numbers(100, 0, 0, 0), Numbers(100, 5, 7, 0)))
+    message = json.loads(json.dumps(result.to_dict(), allow_nan=False))
+    assert message["summary"]["peak_bytes"] == {
         "compared": 1,
         "mean": None,
         "worst": None,
@@ -273,7 +273,7 @@ def test_everything_goes_into_json_even_what_is_boundless():
         "aim": {"mean": None, "worst": 0.02},
         "met": False,
     }
-    assert found.runs[0].error(Quantity.PEAK) == math.inf
+    assert result.runs[0].error(Quantity.PEAK) == math.inf
     assert (error_text(math.inf), share_text(math.inf)) == ("not 0", "boundless")
 
 
@@ -324,9 +324,9 @@ def test_every_run_has_a_row_of_its_case(equal: Validation) -> None:
 
 
 def test_a_cpu_is_told_of_as_one(case: Case) -> None:
-    found = compare_recording(recording_of(case, machine=replace(MACHINE, kind="cpu", device="a CPU")))
-    assert found.stand_in
-    assert "NOTE: the CPU stood in for a GPU" in validation_text(found)
+    result = compare_recording(recording_of(case, machine=replace(MACHINE, kind="cpu", device="a CPU")))
+    assert result.stand_in
+    assert "NOTE: the CPU stood in for a GPU" in validation_text(result)
 
 
 @given(st.integers(-(10**6), 10**6), st.integers(1, 10**6))

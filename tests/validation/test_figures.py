@@ -17,7 +17,7 @@ from simgpu.validation.comparison import compare_recording
 from simgpu.validation.figures import measured_timeline, plot_run, plot_validation
 from simgpu.validation.measured import Case, Method
 from simgpu.validation.outcome import Validation
-from tests.validation.recording_of import MACHINE, example_case, recording_of
+from tests.validation.example_recording import MACHINE, example_case, recording_of
 
 
 @pytest.fixture(scope="module")
@@ -93,13 +93,13 @@ def test_a_measured_timeline_has_the_devices_times_and_the_twins_names(found: Va
     timeline = measured_timeline(run.run.spans, run.counterpart.result)
     start, _ = run.counterpart.result.timeline.window(-1)
     kinds = (SpanKind.COMPUTE, SpanKind.RECOMPUTE)
-    theirs = [
+    expected = [
         (span.name, span.kind, span.start_ns - start)
         for span in run.counterpart.result.timeline
         if span.kind in kinds and span.start_ns >= start
     ]
-    assert [(span.name, span.kind, span.start_ns) for span in timeline if span.kind in kinds] == theirs
-    assert SpanKind.RECOMPUTE in {kind for _, kind, _ in theirs}
+    assert [(span.name, span.kind, span.start_ns) for span in timeline if span.kind in kinds] == expected
+    assert SpanKind.RECOMPUTE in {kind for _, kind, _ in expected}
 
 
 def test_an_operator_that_the_twin_does_not_run_keeps_its_own_name(found: Validation) -> None:

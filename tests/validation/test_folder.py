@@ -106,7 +106,7 @@ def test_a_recording_grows_case_by_case(folder: Path, tmp_path: Path) -> None:
     write_machine(MACHINE, grown)
     assert "holds no case" in problems_of(grown)[0]
     write_case(case(8), grown)
-    assert [found.batch for found in read_recording(grown).cases] == [8]
+    assert [result.batch for result in read_recording(grown).cases] == [8]
     write_case(case(4), grown)
     assert read_recording(grown) == read_recording(folder)
 
@@ -161,12 +161,12 @@ _copy = st.builds(
 def test_spans_of_any_words_and_numbers_are_read_back(spans: list[MeasuredSpan]) -> None:
     import tempfile
 
-    with tempfile.TemporaryDirectory() as made:
-        path = Path(made) / "plain.csv.gz"
+    with tempfile.TemporaryDirectory() as built:
+        path = Path(built) / "plain.csv.gz"
         write_spans(path, spans)
-        found = read_spans(path)
-    assert found.problems == []
-    assert found.rows == spans
+        result = read_spans(path)
+    assert result.problems == []
+    assert result.rows == spans
 
 
 def edit_runs(change: Callable[[dict[str, Any]], object]) -> Callable[[Path], None]:
@@ -195,7 +195,7 @@ def cut(name: str) -> Callable[[Path], None]:
 
 
 @pytest.mark.parametrize(
-    ("damage", "told"),
+    ("damage", "message"),
     [
         (lambda place: (place / "runs.json").unlink(), "runs.json: no such file"),
         (cut("runs.json"), "is not JSON"),
@@ -243,16 +243,16 @@ def cut(name: str) -> Callable[[Path], None]:
         (lambda place: (place / "README.md").write_text("notes"), ""),
     ],
 )
-def test_damage_to_a_case_is_told(folder: Path, damage: Callable[[Path], None], told: str) -> None:
+def test_damage_to_a_case_is_told(folder: Path, damage: Callable[[Path], None], message: str) -> None:
     damage(folder / "net-b4")
-    if told:
-        assert any(told in problem for problem in problems_of(folder)), problems_of(folder)
+    if message:
+        assert any(message in problem for problem in problems_of(folder)), problems_of(folder)
     else:
         assert len(read_recording(folder).cases) == 2
 
 
 @pytest.mark.parametrize(
-    ("line", "instead", "told"),
+    ("line", "instead", "message"),
     [
         ("device: a GPU", "devise: a GPU", "devise: unknown key; did you mean 'device'?"),
         ("memory: 80 GiB", "memory: 80", "memory: 80 has no unit"),
@@ -263,11 +263,11 @@ def test_damage_to_a_case_is_told(folder: Path, damage: Callable[[Path], None], 
         ("schema: simgpu.machine/1", "schema: simgpu.node/1", "is not the schema expected here"),
     ],
 )
-def test_damage_to_the_machine_is_told(folder: Path, line: str, instead: str, told: str) -> None:
+def test_damage_to_the_machine_is_told(folder: Path, line: str, instead: str, message: str) -> None:
     file = folder / "machine.yaml"
     assert line in file.read_text()
     file.write_text(file.read_text().replace(line, instead))
-    assert any(told in problem for problem in problems_of(folder)), problems_of(folder)
+    assert any(message in problem for problem in problems_of(folder)), problems_of(folder)
 
 
 def test_problems_of_all_files_are_told_at_once(folder: Path) -> None:
@@ -318,6 +318,6 @@ def test_the_format_is_described_field_by_field() -> None:
 def test_what_ships_can_be_read(name: str) -> None:
     recording = load_recording(name)
     assert recording.name == name
-    for found in recording.cases:
-        assert set(found.runs) | set(found.absent) == set(Method), found.name
-        assert all(run.spans for run in found.runs.values()), found.name
+    for result in recording.cases:
+        assert set(result.runs) | set(result.absent) == set(Method), result.name
+        assert all(run.spans for run in result.runs.values()), result.name

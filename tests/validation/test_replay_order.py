@@ -107,9 +107,9 @@ def test_any_placement_is_issued_in_the_machines_order(data: st.DataObject, pool
 @many
 @given(st.data(), st.integers(1, 4))
 def test_sub_batches_repeat(data: st.DataObject, sub_batch: int):
-    whole = data.draw(networks())
-    whole = replace(whole, info=replace(whole.info, batch=data.draw(st.integers(sub_batch, 9))))
-    graph = Split(sub_batch).apply(TaskGraph.of(whole))
+    full = data.draw(networks())
+    full = replace(full, info=replace(full.info, batch=data.draw(st.integers(sub_batch, 9))))
+    graph = Split(sub_batch).apply(TaskGraph.of(full))
     program = lower(graph, data.draw(moved(graph, layer_barrier=data.draw(st.booleans()))))
     check(program, graph, data.draw(nodes()), None, "counting")
 
@@ -142,9 +142,9 @@ def test_who_waits_in_line_is_issued_behind_the_release_that_it_needs():
     first = [step.instruction for step in steps if step.iteration == 0]
     released = first.index(Release((x1,)))
     x3 = graph.block("x3")
-    asked = next(place for place, each in enumerate(first) if isinstance(each, Acquire) and x3 in each.blocks)
-    assert released < asked
-    assert not any(isinstance(each, Acquire) for each in first[released:asked])
+    requested = next(place for place, each in enumerate(first) if isinstance(each, Acquire) and x3 in each.blocks)
+    assert released < requested
+    assert not any(isinstance(each, Acquire) for each in first[released:requested])
 
 
 def test_work_that_takes_no_time_ends_after_what_else_begins_at_that_instant():
@@ -163,8 +163,8 @@ def test_work_that_takes_no_time_ends_after_what_else_begins_at_that_instant():
     )
     steps, timeline = ordered(program, graph, example_node(), 1000, "counting")
     uses_memory_as_the_machine_did(steps, program, graph, timeline, 1)
-    asked = [step.instruction.blocks for step in steps if isinstance(step.instruction, Acquire)]
-    assert asked[:2] == [(x2,), (x1,)]
+    requested = [step.instruction.blocks for step in steps if isinstance(step.instruction, Acquire)]
+    assert requested[:2] == [(x2,), (x1,)]
 
 
 def test_a_timeline_of_another_budget_shows_as_a_standstill():

@@ -22,11 +22,11 @@ def open_device(name: str) -> Device:
         raise MissingExtraError("a validation on a device", "torch", "record")
     from simgpu.recorder.environment import find_device
 
-    found = find_device(name, "validate")
-    if found.type == "cpu":
+    result = find_device(name, "validate")
+    if result.type == "cpu":
         from simgpu.validation.devices.cpu import CpuDevice
 
         return CpuDevice()
     from simgpu.validation.devices.cuda import CudaDevice
 
-    return CudaDevice(found)
+    return CudaDevice(result)

@@ -192,10 +192,10 @@ class BusyLoop:
 
     def _own_buffers(self) -> tuple[ctypes.Array[Any], ctypes.Array[Any]]:
         """Every thread has its own, so that loops side by side share nothing."""
-        found: tuple[ctypes.Array[Any], ctypes.Array[Any]] | None = getattr(self._buffers, "pair", None)
-        if found is None:
-            found = self._buffers.pair = (ctypes.create_string_buffer(_CHUNK), ctypes.create_string_buffer(_CHUNK))
-        return found
+        result: tuple[ctypes.Array[Any], ctypes.Array[Any]] | None = getattr(self._buffers, "pair", None)
+        if result is None:
+            result = self._buffers.pair = (ctypes.create_string_buffer(_CHUNK), ctypes.create_string_buffer(_CHUNK))
+        return result
 
     def _rate(self) -> float:
         source, target = self._own_buffers()

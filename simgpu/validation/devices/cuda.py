@@ -101,7 +101,7 @@ class CudaDevice:
 
     def facts(self) -> DeviceFacts:
         """What PyTorch and the driver tell."""
-        told = {
+        text = {
             "pytorch": str(torch.__version__),
             "cuda": torch.version.cuda,
             "cudnn": torch.backends.cudnn.version(),
@@ -111,7 +111,7 @@ class CudaDevice:
             memory=int(torch.cuda.get_device_properties(self.torch_device).total_memory),
             alignment=_ALIGNMENT,
             copy_engines=copy_engines(self.torch_device.index or 0),
-            versions={name: str(version) for name, version in told.items() if version},
+            versions={name: str(version) for name, version in text.items() if version},
         )
 
     def new_stream(self, role: str) -> Stream:
@@ -175,8 +175,8 @@ class CudaDevice:
 def driver_version(path: Path = _DRIVER) -> str:
     """Of NVIDIA's driver, as Linux tells it; empty where it does not."""
     text = path.read_text(encoding="utf-8", errors="replace") if path.exists() else ""
-    found = re.search(r"\b(\d+\.\d+(?:\.\d+)?)\b", text)
-    return found[1] if found else ""
+    result = re.search(r"\b(\d+\.\d+(?:\.\d+)?)\b", text)
+    return result[1] if result else ""
 
 
 #: Cycles of the loops that are timed, from what takes microseconds to what takes milliseconds.

@@ -80,12 +80,12 @@ def record_cases(
                     say(f"{plan.name}: there already")
                     cases.append(there[plan.name])
                     continue
-                found = CaseSession(plan, opened, repetitions, warmup, seed, say).run()
-                if isinstance(found, str):
-                    left_out[plan.name] = found
+                result = CaseSession(plan, opened, repetitions, warmup, seed, say).run()
+                if isinstance(result, str):
+                    left_out[plan.name] = result
                     continue
-                write_case(found, target)
-                cases.append(found)
+                write_case(result, target)
+                cases.append(result)
     return Recorded(Recording(target.resolve().name, machine, tuple(cases)), left_out)
 
 
@@ -128,20 +128,20 @@ def _opened(name: str) -> Iterator[Device]:
 
 def _cases_there(folder: Path, plans: Sequence[CasePlan], repetitions: int, warmup: int, seed: int) -> dict[str, Case]:
     """The cases that need not be recorded again, by name; raises `InputError` where one was made in another way."""
-    found, problems = {}, []
+    result, problems = {}, []
     for plan in plans:
         place = folder / plan.name
         if not place.exists():
             continue
         case = read_case(place)
         if _is_as_planned(case, plan, repetitions, warmup, seed):
-            found[plan.name] = case
+            result[plan.name] = case
         else:
             what = "holds a case that was made with other settings or numbers of steps"
             problems.append(Problem(str(place), "", what, "choose another folder, or make it again with --force"))
     if problems:
         raise InputError(problems)
-    return found
+    return result
 
 
 def _is_as_planned(case: Case, plan: CasePlan, repetitions: int, warmup: int, seed: int) -> bool:

@@ -48,11 +48,11 @@ class CaseSession:
         runs, absent = {}, {}
         for method in Method:
             self.say(f"{self.plan.name}: {method}")
-            found = self._unless_short(partial(self._run, method, words))
-            if isinstance(found, str):
-                absent[method] = found
+            result = self._unless_short(partial(self._run, method, words))
+            if isinstance(result, str):
+                absent[method] = result
             else:
-                runs[method] = found
+                runs[method] = result
         if not runs:
             return absent[Method.PLAIN]
         setup = self.plan.setup(self.seed, self.warmup)
@@ -60,16 +60,16 @@ class CaseSession:
 
     def _unless_short(self, run: Callable[[], Any]) -> Any:
         """What `run` returns, or what memory it was short of; what it held is given back in both cases."""
-        told = ""
+        text = ""
         try:
             return run()
         except Exception as error:
-            told = shortage(error)
-            if not told:
+            text = shortage(error)
+            if not text:
                 raise
         finally:
             empty(self.device)
-        return told
+        return text
 
     def _trace(self) -> Trace:
         trace = record(
@@ -141,8 +141,8 @@ def shortage(error: BaseException) -> str:
             return text or "out of memory on the host"
         if isinstance(cause, RuntimeError) and _SHORTAGE.search(text):
             sentences = text.partition("\n")[0].split(". ")
-            told = next((at for at, sentence in enumerate(sentences) if "allocate" in sentence.lower()), 0)
-            return ". ".join(sentences[: told + 1]).rstrip(".")
+            outcome = next((at for at, sentence in enumerate(sentences) if "allocate" in sentence.lower()), 0)
+            return ". ".join(sentences[: outcome + 1]).rstrip(".")
         cause = cause.__cause__
     return ""
 

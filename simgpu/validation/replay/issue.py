@@ -197,13 +197,13 @@ class _Issuer:
             if self.launched[step.stream] % self.launches[step.stream] == 0:
                 self.ends[step.iteration].append(stream.record())
 
-    def _copy(self, step: Step, kind: MeasuredKind, b: int, kept: int) -> None:
+    def _copy(self, step: Step, kind: MeasuredKind, b: int, retained: int) -> None:
         """Between block b on the device and what the host keeps it as."""
-        size = self.graph.copy_sizes[kept]
-        there, here = self.memories[Space.HOST][kept], self.memories[Space.DEVICE][b][:size]
+        size = self.graph.copy_sizes[retained]
+        there, here = self.memories[Space.HOST][retained], self.memories[Space.DEVICE][b][:size]
         target, source = (there, here) if kind is MeasuredKind.COPY_D2H else (here, there)
         stream = self.streams[step.stream]
-        self._between(step, kind, self.graph.blocks[kept].id, "", size, lambda: stream.copy(target, source))
+        self._between(step, kind, self.graph.blocks[retained].id, "", size, lambda: stream.copy(target, source))
         if step.iteration == self.last:
             self.copied[kind] += target.nbytes
 
@@ -296,10 +296,10 @@ class RealMemory:
             raise ProgramError(what)
         self._held += needed
         self.most = max(self.most, self._held)
-        found = {b: self._reused(b) for b in blocks}
+        result = {b: self._reused(b) for b in blocks}
         while self._retained and self._lacks(self._retained_bytes):
             self._pop_retained(next(iter(self._retained)))
-        for b, buffer in found.items():
+        for b, buffer in result.items():
             self._buffers[b] = self._make(self._sizes[b]) if buffer is None else buffer
         return needed
 

@@ -181,12 +181,12 @@ def number_rows(outcome: Outcome) -> list[tuple[str, ...]]:
     measured, simulated = outcome.measured, outcome.simulated
     times = measured.iteration_ns, simulated.iteration_ns
     rows = [("iteration", *map(format_time, times), _error(*times))]
-    for name, real, told in (
+    for name, real, text in (
         ("peak memory", measured.peak_bytes, simulated.peak_bytes),
         ("copied out", measured.d2h_bytes, simulated.d2h_bytes),
         ("copied in", measured.h2d_bytes, simulated.h2d_bytes),
     ):
-        rows.append((name, format_bytes(real), format_bytes(told), _error(real, told)))
+        rows.append((name, format_bytes(real), format_bytes(text), _error(real, text)))
     return rows
 
 
@@ -207,8 +207,8 @@ def parting(outcome: Outcome) -> str:
         return f"no start differs by over {tolerance}"
     if row.agreement is not Agreement.SAME or row.real is None or row.simulated is None:
         return f"{row.stream} does something else at place {row.position}: {_what(row)}"
-    real, told = row.real.start_ns, row.simulated.start_ns
-    when = f"{format_time(abs(real - told))} {'later' if real > told else 'earlier'} than simulated"
+    real, text = row.real.start_ns, row.simulated.start_ns
+    when = f"{format_time(abs(real - text))} {'later' if real > text else 'earlier'} than simulated"
     return f"{row.stream}, {_what(row)}: started at {format_time(real)}, {when} (tolerated: {tolerance})"
 
 

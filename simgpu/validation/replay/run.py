@@ -57,17 +57,17 @@ def replay(
     runs; `MissingExtraError` without PyTorch; `OutOfMemoryError` where the program does not come to an end on the
     measured link.
     """
-    found = program if isinstance(program, SimulatedProgram) else read_program(program)
+    result = program if isinstance(program, SimulatedProgram) else read_program(program)
     with closing(open_device(device)) as opened:
         from simgpu.validation.harness.machine import measure_machine
 
         progress(f"measuring copies of {opened.name}")
-        machine = measure_machine(opened, sizes=_sizes(found), repetitions=_COPIES)
-        return replay_on(found, opened, machine, repetitions=repetitions, progress=progress)
+        machine = measure_machine(opened, sizes=_sizes(result), repetitions=_COPIES)
+        return replay_on(result, opened, machine, repetitions=repetitions, progress=progress)
 
 
 def replay_on(
-    found: SimulatedProgram,
+    simulated_program: SimulatedProgram,
     device: Device,
     machine: MeasuredMachine,
     *,
@@ -76,21 +76,30 @@ def replay_on(
 ) -> Outcome:
     """Replay a program on a device whose links have been measured; otherwise as `replay`."""
     iterations = WARM_UP + repetitions + 1
-    node = node_of(found, machine)
+    node = node_of(simulated_program, machine)
     progress("simulating the program on the measured link")
-    run = run_program(found.program, found.graph, node, budget=found.budget, iterations=iterations, pool=found.pool)
+    run = run_program(
+        simulated_program.program,
+        simulated_program.graph,
+        node,
+        budget=simulated_program.budget,
+        iterations=iterations,
+        pool=simulated_program.pool,
+    )
     peak = int(run.timeline.device_memory.used.max(initial=0))
     pinned = int(run.timeline.host_memory.used.max(initial=0))
     free = check_memory(device, peak, pinned)
     # The host may run ahead of the device as far as there is memory. Without a budget that is as far as is needed.
-    limit = peak if found.budget is None else min(found.budget, max(free, peak))
-    pool = POOLS[found.pool](found.budget, node.gpu.alignment)
-    steps = list(issue_order(found.program, found.graph, run.timeline, pool, node.host.pinned_memory))
+    limit = peak if simulated_program.budget is None else min(simulated_program.budget, max(free, peak))
+    pool = POOLS[simulated_program.pool](simulated_program.budget, node.gpu.alignment)
+    steps = list(
+        issue_order(simulated_program.program, simulated_program.graph, run.timeline, pool, node.host.pinned_memory)
+    )
     progress(f"running {iterations} iterations on {device.name}")
     limits = Limits(limit, node.host.pinned_memory, node.gpu.alignment)
-    issued = issue(steps, found.program, found.graph, device, limits, iterations)
+    issued = issue(steps, simulated_program.program, simulated_program.graph, device, limits, iterations)
     return Outcome(
-        program=found,
+        program=simulated_program,
         machine=machine,
         measured=_measured(issued),
         simulated=_simulated(run.timeline),
@@ -102,26 +111,26 @@ def replay_on(
     )
 
 
-def node_of(found: SimulatedProgram, machine: MeasuredMachine) -> NodeSpec:
+def node_of(simulated_program: SimulatedProgram, machine: MeasuredMachine) -> NodeSpec:
     """The program's node with the link and the copy engines that were measured."""
-    copies, node = machine.copies, found.node
+    copies, node = machine.copies, simulated_program.node
     link = LinkSpec("measured", copies.d2h, copies.h2d, copies.latency_ns, duplex_of(copies))
     return replace(node, name=machine.device, gpu=replace(node.gpu, copy_engines=machine.copy_engines), link=link)
 
 
-def _sizes(found: SimulatedProgram) -> tuple[int, ...]:
+def _sizes(simulated_program: SimulatedProgram) -> tuple[int, ...]:
     """Which copies to measure: small ones, for the latency, up to one as large as the largest of the program.
 
     One that does not fit into a processor's cache is always among them, else a CPU would tell the speed of its cache.
     """
     copied = {
         instruction.stored_as if isinstance(instruction, CopyOut) else instruction.block
-        for segment in found.program.segments
+        for segment in simulated_program.program.segments
         for code in segment.streams.values()
         for instruction in code
         if isinstance(instruction, CopyOut | CopyIn)
     }
-    largest = max([_LEAST, *(found.graph.copy_sizes[b] for b in copied)])
+    largest = max([_LEAST, *(simulated_program.graph.copy_sizes[b] for b in copied)])
     enough = next((place for place, size in enumerate(DEFAULT_SIZES) if size >= largest), len(DEFAULT_SIZES))
     return DEFAULT_SIZES[: enough + 1]
 

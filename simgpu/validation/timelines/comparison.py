@@ -120,8 +120,8 @@ class TimelineComparison:
     @cached_property
     def first_parting(self) -> Row | None:
         """Of the rows at which each stream parts, the earliest; None where none does."""
-        found = (stream.parting for stream in self.streams.values())
-        return min((row for row in found if row is not None), key=lambda row: row.at_ns, default=None)
+        result = (stream.parting for stream in self.streams.values())
+        return min((row for row in result if row is not None), key=lambda row: row.at_ns, default=None)
 
     @property
     def is_same_order(self) -> bool:
@@ -145,8 +145,8 @@ class TimelineComparison:
             for row in self.rows
         ]
         frame = pd.DataFrame(values, columns=columns)
-        whole = [name for name in columns if name == "position" or name.endswith(("_ns", "_bytes"))]
-        return frame.astype(dict.fromkeys(whole, "Int64"))
+        total = [name for name in columns if name == "position" or name.endswith(("_ns", "_bytes"))]
+        return frame.astype(dict.fromkeys(total, "Int64"))
 
 
 def side_by_side(spans: Iterable[MeasuredSpan], result: Result, *, tolerance: float = TOLERANCE) -> TimelineComparison:
@@ -174,28 +174,28 @@ def compare_events(
 
 def _real(spans: Iterable[MeasuredSpan]) -> dict[str, list[Event]]:
     """A step's events by stream, in order."""
-    kept = from_first_start(spans)
-    found: dict[str, list[Event]] = {stream: [] for stream in STREAMS.values()}
-    for call in calls_of(kept):
-        found["compute"].append(Event("kernel", call.op, call.name, call.start_ns, call.end_ns))
-    for span in kept:
+    retained = from_first_start(spans)
+    result: dict[str, list[Event]] = {stream: [] for stream in STREAMS.values()}
+    for call in calls_of(retained):
+        result["compute"].append(Event("kernel", call.op, call.name, call.start_ns, call.end_ns))
+    for span in retained:
         if span.kind is not MeasuredKind.KERNEL:
             event = Event(span.kind.value, "", span.name, span.start_ns, span.end_ns, span.bytes)
-            found[STREAMS[span.kind]].append(event)
-    return found
+            result[STREAMS[span.kind]].append(event)
+    return result
 
 
 def _simulated(result: Result) -> dict[str, list[Event]]:
     """The last iteration's events by stream, in order."""
     graph, last = result.graph, len(result.timeline.iteration_ends_ns) - 1
-    kept = [span for span in result.timeline if span.iteration == last and span.kind in _SIMULATED]
-    begin = min((span.start_ns for span in kept), default=0)
-    found: dict[str, list[Event]] = {stream: [] for stream in STREAMS.values()}
-    for span in kept:
+    retained = [span for span in result.timeline if span.iteration == last and span.kind in _SIMULATED]
+    begin = min((span.start_ns for span in retained), default=0)
+    outcome: dict[str, list[Event]] = {stream: [] for stream in STREAMS.values()}
+    for span in retained:
         op = graph.kernels[graph.kernel(span.name)].op if _SIMULATED[span.kind] == "compute" else ""
         start, end = span.start_ns - begin, span.end_ns - begin
-        found[_SIMULATED[span.kind]].append(Event(span.kind.label, op, span.name, start, end, span.bytes))
-    return found
+        outcome[_SIMULATED[span.kind]].append(Event(span.kind.label, op, span.name, start, end, span.bytes))
+    return outcome
 
 
 def _length(side: Mapping[str, Sequence[Event]]) -> int:
@@ -242,16 +242,16 @@ def parting_text(comparison: TimelineComparison) -> str:
         latest = comparison.latest
         by = f"; starts differ by {format_time(abs(latest.offset_ns or 0))} at most" if latest else ""
         return f"They do not part: the same on every stream, in the same order, {within}{by}."
-    told = f"They part at {format_time(row.at_ns)}, on {row.stream}, event {row.position}: {_in_words(row)}."
+    text = f"They part at {format_time(row.at_ns)}, on {row.stream}, event {row.position}: {_in_words(row)}."
     if row.agreement is Agreement.SAME:
         order = "The order is the same on every stream." if comparison.is_same_order else _in_order(comparison)
-        return f"{told} {order}"
-    return told
+        return f"{text} {order}"
+    return text
 
 
 def _in_order(comparison: TimelineComparison) -> str:
-    found = [row for stream in comparison.streams.values() if (row := stream.parting_in_order) is not None]
-    first = min(found, key=lambda row: row.at_ns)
+    result = [row for stream in comparison.streams.values() if (row := stream.parting_in_order) is not None]
+    first = min(result, key=lambda row: row.at_ns)
     return f"In order they part at {format_time(first.at_ns)}, on {first.stream}, event {first.position}."
 
 

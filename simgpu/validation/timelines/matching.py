@@ -46,8 +46,8 @@ class Matching:
     def parting(self) -> int | None:
         """The first place at which the two orders differ; None where they do not."""
         shorter = min(len(self.calls), len(self.expected))
-        found = (place for place in range(shorter) if not self._agrees(place))
-        return next(found, None if len(self.calls) == len(self.expected) else shorter)
+        result = (place for place in range(shorter) if not self._agrees(place))
+        return next(result, None if len(self.calls) == len(self.expected) else shorter)
 
     def _agrees(self, place: int) -> bool:
         return same_work(self.calls[place].op) == same_work(self.expected[place])
@@ -61,8 +61,8 @@ def match(spans: Iterable[MeasuredSpan], expected: Sequence[str]) -> Matching:
     >>> from simgpu.validation.measured import MeasuredKind
     >>> ops = ("aten::mm", "aten::copy_", "aten::relu")
     >>> spans = [MeasuredSpan("compute", MeasuredKind.KERNEL, "", op, n, n, n + 1) for n, op in enumerate(ops)]
-    >>> found = match(spans, ["aten::mm", "aten::relu", "aten::sum"])
-    >>> found.pairs, found.unmatched_calls, found.unmatched_positions, found.parting
+    >>> result = match(spans, ["aten::mm", "aten::relu", "aten::sum"])
+    >>> result.pairs, result.unmatched_calls, result.unmatched_positions, result.parting
     (((0, 0), (2, 1)), (1,), (2,), 1)
     """
     calls = calls_of(spans)
@@ -147,8 +147,8 @@ def aligned(first: Sequence[Hashable], second: Sequence[Hashable]) -> tuple[tupl
     """
     shorter = min(len(first), len(second))
     begin = next((place for place in range(shorter) if first[place] != second[place]), shorter)
-    room = shorter - begin
-    end = next((back for back in range(room) if first[-1 - back] != second[-1 - back]), room)
+    free = shorter - begin
+    end = next((back for back in range(free) if first[-1 - back] != second[-1 - back]), free)
     middle = _middle(first[begin : len(first) - end], second[begin : len(second) - end])
     return (
         *((place, place) for place in range(begin)),

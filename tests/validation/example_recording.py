@@ -113,7 +113,7 @@ def spans_of(result: Result) -> tuple[MeasuredSpan, ...]:
     """The last iteration of a simulated run as a device would have told it, a kernel each call."""
     start, end = result.timeline.window(-1)
     ops = {kernel.id: kernel.op for kernel in result.graph.kernels}
-    found: list[MeasuredSpan] = []
+    measured_spans: list[MeasuredSpan] = []
     calls = 0
     for span in result.timeline:
         if span.kind in KINDS and start <= span.start_ns < end:
@@ -121,9 +121,11 @@ def spans_of(result: Result) -> tuple[MeasuredSpan, ...]:
             kernel = kind is MeasuredKind.KERNEL
             op, call = (ops[span.name], calls) if kernel else ("", -1)
             times = span.start_ns - start, span.end_ns - start
-            found.append(MeasuredSpan(stream, kind, f"{kind}_{op}", op, call, *times, 0 if kernel else span.bytes))
+            measured_spans.append(
+                MeasuredSpan(stream, kind, f"{kind}_{op}", op, call, *times, 0 if kernel else span.bytes)
+            )
             calls += kernel
-    return tuple(found)
+    return tuple(measured_spans)
 
 
 def example_run(
