@@ -9,15 +9,15 @@ from simgpu.compression.codecs.entries import ENTRY_SIZES
 from simgpu.papers.checks import buddy
 
 
-def test_one_target_for_all_is_the_least_that_a_share_of_the_entries_exceeds() -> None:
+def test_one_target_for_all_is_the_smallest_that_a_share_of_the_entries_exceeds() -> None:
     def allocation(name: str, small: int, large: int) -> ProfiledAllocation:
         counts = tuple({32: small, 128: large}.get(size, 0) for size in ENTRY_SIZES)
         return ProfiledAllocation(name, 128 * (small + large), (counts,))
 
     program = [allocation("a", 10, 0), allocation("b", 4, 6)]
-    assert buddy.least_for_all(program, 0.3) == 32
-    assert buddy.least_for_all(program, 0.29) == 128, "in no target but the largest do the others fit"
-    assert buddy.least_for_all([allocation("a", 0, 9)], 0.3) == 128
+    assert buddy.smallest_for_all(program, 0.3) == 32
+    assert buddy.smallest_for_all(program, 0.29) == 128, "in no target but the largest do the others fit"
+    assert buddy.smallest_for_all([allocation("a", 0, 9)], 0.3) == 128
 
 
 def test_more_entries_may_overflow_where_more_do() -> None:

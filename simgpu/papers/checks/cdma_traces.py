@@ -72,25 +72,25 @@ def _distinct(blocks: Iterable[str]) -> tuple[str, ...]:
     return tuple(dict.fromkeys(blocks))
 
 
-def makers(trace: Trace) -> dict[str, Kernel]:
+def writers_of(trace: Trace) -> dict[str, Kernel]:
     """By feature map, the first forward kernel that writes it."""
-    found: dict[str, Kernel] = {}
+    writers: dict[str, Kernel] = {}
     for kernel in trace.kernels:
         if kernel.phase is Phase.FORWARD:
             for block in kernel.writes:
-                found.setdefault(block, kernel)
-    return found
+                writers.setdefault(block, kernel)
+    return writers
 
 
 def layers_of(trace: Trace) -> dict[str, OpClass]:
-    """By feature map whose zeros are known, what makes it: a convolution, linear layer, pooling or something else.
+    """By feature map with known zeros, the class of the layer that writes it.
 
     A map behind a dropout is of the layer before it: Caffe drops in place.
     """
-    by, found = makers(trace), {}
+    by, layers = writers_of(trace), {}
     for block in dict.fromkeys(sample.block for sample in trace.sparsity):
         kernel = by[block]
         while op_class(kernel.op) is OpClass.DROPOUT:
             kernel = by[kernel.reads[0]]
-        found[block] = op_class(kernel.op)
-    return found
+        layers[block] = op_class(kernel.op)
+    return layers

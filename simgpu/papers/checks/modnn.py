@@ -45,12 +45,12 @@ def _amounts() -> dict[str, dict[str, int]]:
 def fits() -> dict[str, Any]:
     """Section 7.1: which networks fit 12 and 24 GB in the ideal case."""
     needed = {name: amounts["all_at_once"] for name, amounts in _amounts().items()}
-    told = ", ".join(f"{name} {size / GB:.3g}" for name, size in needed.items()) + " GB"
+    detail = ", ".join(f"{name} {size / GB:.3g}" for name, size in needed.items()) + " GB"
     within = {name for name, size in needed.items() if size <= 12 * GB}
     beyond = {name for name, size in needed.items() if size > 24 * GB}
     return {
-        "in_12": condition(within == {"ResNet-34"}, told),
-        "beyond_24": condition(beyond >= {"VGG-16", "VGG-19", "VGG-101", "ResNet-152"}, told),
+        "in_12": condition(within == {"ResNet-34"}, detail),
+        "beyond_24": condition(beyond >= {"VGG-16", "VGG-19", "VGG-101", "ResNet-152"}, detail),
     }
 
 
@@ -111,10 +111,10 @@ def figures() -> dict[str, Any]:
     """Figures 9 and 13, as ideal memory over that of each technique, and their published means."""
     names = {"bound": "all", "sub_batch": "sub-batches", "transfers": "transfers", "algorithms": "algorithms"}
     groups = {
-        network: {told: amounts["all_at_once"] / amounts[name] for name, told in names.items()}
+        network: {label: amounts["all_at_once"] / amounts[name] for name, label in names.items()}
         for network, amounts in _amounts().items()
     }
-    groups["mean"] = {told: fmean(of[told] for of in groups.values()) for told in names.values()}
+    groups["mean"] = {label: fmean(of[label] for of in groups.values()) for label in names.values()}
     published = {"mean": {"all": 59.0, "sub-batches": 42.0, "transfers": 4.1}}
     return {"saved": bars("all tensors at once over it", groups, published)}
 

@@ -1,4 +1,1 @@
-"""What papers claim beside what is simulated, as one page that needs nothing beside it.
-
-`simgpu.papers.page.page` is the way in.
-"""
+"""A reproduction as one self-contained HTML page."""
