@@ -22,7 +22,7 @@ from simgpu.version import __version__
 if TYPE_CHECKING:
     from simgpu.analysis.buddy_profile import BuddyProfile, profile_arrays, profile_files, profile_snapshots
     from simgpu.errors import InputError, OutOfMemoryError, SimgpuError
-    from simgpu.experiments.bounds import least_memory, least_time
+    from simgpu.experiments.bounds import memory_lower_bound, time_lower_bound
     from simgpu.experiments.compare import Comparison, compare
     from simgpu.experiments.largest_batch import MaxBatch
     from simgpu.experiments.max_batch import max_batch
@@ -80,8 +80,8 @@ _HOMES = {
     "Training": "simgpu.experiments.training",
     "compare": "simgpu.experiments.compare",
     "explain_result": "simgpu.explain.explanation",
-    "least_memory": "simgpu.experiments.bounds",
-    "least_time": "simgpu.experiments.bounds",
+    "memory_lower_bound": "simgpu.experiments.bounds",
+    "time_lower_bound": "simgpu.experiments.bounds",
     "load_node": "simgpu.hardware.nodes",
     "load_scenario": "simgpu.experiments.scenarios.load",
     "load_study": "simgpu.experiments.scenarios.load_study",
@@ -131,14 +131,13 @@ __all__ = [
     "at_batch",
     "compare",
     "explain_result",
-    "least_memory",
-    "least_time",
     "load_node",
     "load_scenario",
     "load_study",
     "load_sweep",
     "load_trace",
     "max_batch",
+    "memory_lower_bound",
     "node_names",
     "policy_names",
     "profile_arrays",
@@ -151,6 +150,7 @@ __all__ = [
     "search_placement",
     "simulate",
     "smallest_budget",
+    "time_lower_bound",
     "train",
     "what_if",
     "write_report",

@@ -2,37 +2,60 @@
 
 from __future__ import annotations
 
+import gc
+import os
 from collections.abc import Iterator
+from zlib import crc32
 
 import pytest
 from hypothesis import settings
 
-# How long an example takes says nothing on a machine that others use too.
-settings.register_profile("noisy", deadline=None, max_examples=40)
-settings.load_profile("noisy")
+# Several tests run at the same time, and PyTorch's threads spin while they wait for a core.
+os.environ.setdefault("OMP_NUM_THREADS", "1")
+
+# The time of an example means nothing on a shared machine.
+settings.register_profile("shared machine", deadline=None, max_examples=40)
+settings.load_profile("shared machine")
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
-    """Asks for what takes minutes."""
-    told = "run all claims of papers, not only the quick ones; finished work is kept in this folder"
-    parser.addoption("--every-claim", metavar="DIR", help=told)
-    parser.addoption(
-        "--examples", type=int, default=1, metavar="N", help="random tests try N times as many examples (default: 1)"
-    )
+    """Options that make the tests look further, or choose some of them."""
+    claims = "run all claims of papers, not only the quick ones; finished work is stored in this folder"
+    parser.addoption("--every-claim", metavar="DIR", help=claims)
+    examples = "random tests try this multiple of their full number of examples (default: 0.25)"
+    parser.addoption("--examples", type=float, default=0.25, metavar="FACTOR", help=examples)
+    sample = "run one in N of the selected tests, the same ones each time"
+    parser.addoption("--sample", type=int, default=1, metavar="N", help=sample)
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Each test is in one set at most, and random tests try as many examples as requested."""
+    """Each test is in one set at most; random tests try as many examples as requested; a sample is drawn."""
     both = [item.nodeid for item in items if {"slow", "exhaustive"} <= {mark.name for mark in item.iter_markers()}]
     if both:
         raise pytest.UsageError(f"marked both slow and exhaustive: {', '.join(both)}; remove one of the marks")
-    factor = config.getoption("--examples")
-    if factor != 1:
-        for test in {item.function for item in items if isinstance(item, pytest.Function)}:
-            # Hypothesis has no other place for the settings of a test that is already decorated.
-            own = getattr(test, "_hypothesis_internal_use_settings", None)
-            if own is not None:
-                test._hypothesis_internal_use_settings = settings(own, max_examples=factor * own.max_examples)
+    scale_examples(items, config.getoption("--examples"))
+    share = config.getoption("--sample")
+    items[:] = [item for item in items if crc32(item.nodeid.encode()) % share == 0]
+
+
+def pytest_collection_finish() -> None:
+    """Keeps the tests themselves out of every later collection of garbage: recording collects twice per trace."""
+    gc.collect()
+    gc.freeze()
+
+
+def scale_examples(items: list[pytest.Item], factor: float) -> None:
+    """Changes how many examples random tests try, to `factor` times what each states; five at least."""
+    for test in {item.function for item in items if isinstance(item, pytest.Function)}:
+        # Hypothesis has no other place for the settings of a test that is already decorated.
+        own = getattr(test, "_hypothesis_internal_use_settings", None)
+        if own is None and getattr(test, "is_hypothesis_test", False):
+            own = settings()
+        if own is not None:
+            fewest = min(5, own.max_examples)
+            test._hypothesis_internal_use_settings = settings(
+                own, max_examples=max(fewest, round(factor * own.max_examples))
+            )
 
 
 @pytest.fixture(autouse=True, scope="session")

@@ -37,8 +37,8 @@ def two(memory: int = 10**6) -> NodeSpec:
     return several(2, base=base)
 
 
-def of_batch(made: Trace, batch: int) -> Trace:
-    return replace(made, info=replace(made.info, batch=batch))
+def of_batch(built: Trace, batch: int) -> Trace:
+    return replace(built, info=replace(built.info, batch=batch))
 
 
 def read_in_backward(batch: int = 10) -> Trace:
@@ -65,11 +65,11 @@ def with_temporaries(sizes: list[int], temporaries: list[int]) -> Trace:
     plain = network(sizes, step=None)
     kernels, blocks = list(plain.kernels), list(plain.blocks)
     for n, size in enumerate(temporaries, 1):
-        made = f"t{n}" if size else f"w{n}.grad"
+        built = f"t{n}" if size else f"w{n}.grad"
         if size:
-            kernels.append(kernel(f"M{n}", 5, f"w{n}.grad", made, phase=OPTIMIZER))
-            blocks.append(block(made, size, kind=BlockKind.OTHER))
-        kernels.append(kernel(f"S{n}", 5, f"w{n} {made}", f"w{n}", phase=OPTIMIZER, pure=False))
+            kernels.append(kernel(f"M{n}", 5, f"w{n}.grad", built, phase=OPTIMIZER))
+            blocks.append(block(built, size, kind=BlockKind.OTHER))
+        kernels.append(kernel(f"S{n}", 5, f"w{n} {built}", f"w{n}", phase=OPTIMIZER, pure=False))
     return of_batch(trace(kernels, blocks), 4)
 
 
@@ -85,23 +85,23 @@ def test_an_exchanged_gradient_is_held_by_recorded_and_by_needed_lifetimes():
     plain = TaskGraph.of(read_in_backward())
     gradient, last = plain.block("w1.grad"), plain.kernel("norm")
     assert (plain.recorded_releases[gradient], plain.needed_releases[gradient]) == (last, last)
-    told = exchanging(plain)
-    assert (told.recorded_releases[gradient], told.needed_releases[gradient]) == (None, None)
+    message = exchanging(plain)
+    assert (message.recorded_releases[gradient], message.needed_releases[gradient]) == (None, None)
     # It takes memory when it is made, as before.
-    assert told.births == plain.births
+    assert message.births == plain.births
 
 
 def test_it_resides_and_is_summed_over_sub_batches():
     plain = TaskGraph.of(read_in_backward(5))
     gradient = plain.block("w1.grad")
     assert gradient not in Tdfg.of(plain).resident
-    told = exchanging(plain)
-    assert gradient in Tdfg.of(told).resident
-    parts = Split(2).apply(told)
+    message = exchanging(plain)
+    assert gradient in Tdfg.of(message).resident
+    parts = Split(2).apply(message)
     assert "w1.grad@1" not in parts.block_number
     assert parts.blocks[parts.block("w1.grad")].persistent
     assert all(parts.block("w1.grad") in parts.reads[parts.kernel(name)] for name in ("W1", "W1@1"))
-    assert parts.exchanged == told.exchanged
+    assert parts.exchanged == message.exchanged
 
 
 # --- runs --------------------------------------------------------------------------------------------------
@@ -163,17 +163,18 @@ def test_a_fetched_gradient_is_gone_before_the_optimizer_takes_memory(
 @pytest.mark.parametrize("policy", ["none", "vdnn"])
 def test_what_fits_one_gpu_with_its_gradients_held_fits_several_with_the_hosts_exchange(policy: str):
     """Without an optimizer, one GPU alone would let go of each gradient as soon as it is made."""
-    made = network([100, 200, 300], step=None)
+    built = network([100, 200, 300], step=None)
     held_bytes = 20 + 2 * (100 + 200 + 300)
-    alone = simulate(at_batch(made, 2), two(), policy).metrics.device_peak_bytes
+    alone = simulate(at_batch(built, 2), two(), policy).metrics.device_peak_bytes
     assert alone < held_bytes
-    need = simulate(made, two(), policy, gpus=2).metrics.device_peak_bytes
+    need = simulate(built, two(), policy, gpus=2).metrics.device_peak_bytes
     assert need >= held_bytes
-    assert simulate(made, two(), policy, gpus=2, budget=need).steady
+    assert simulate(built, two(), policy, gpus=2, budget=need).steady
     with pytest.raises(OutOfMemoryError):
-        simulate(made, two(), policy, gpus=2, budget=need - 1)
+        simulate(built, two(), policy, gpus=2, budget=need - 1)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["resnet32-b56", "unet-b6", "transformer-b10"])
 @pytest.mark.parametrize("exchange", EXCHANGES)
 def test_recordings_in_which_backward_reads_gradients_run_on_two_gpus(name: str, exchange: str):
@@ -187,15 +188,15 @@ def test_recordings_in_which_backward_reads_gradients_run_on_two_gpus(name: str,
 @pytest.mark.parametrize("policy", ["none", "vdnn", "modnn"])
 def test_gathering_tells_why_the_memory_of_a_plan_is_not_enough(policy: str):
     """What fits with the host's exchange lacks room for the gradient that GPU 0 fetches first."""
-    made = network([100, 200, 300], batch=4)
-    need = simulate(made, two(), policy, gpus=2).high_water
+    built = network([100, 200, 300], batch=4)
+    need = simulate(built, two(), policy, gpus=2).high_water
     with pytest.raises(OutOfMemoryError) as caught:
-        simulate(made, two(), policy, gpus=2, exchange="gather", budget=need)
+        simulate(built, two(), policy, gpus=2, exchange="gather", budget=need)
     assert "copy of block w1.grad.gpu1 on " in str(caught.value)
     why = "which GPU 0 fetches to add it up, in addition to the policy's plan (not needed with exchange: host),"
     assert f"{why} requests 100 B" in str(caught.value)
     with pytest.raises(OutOfMemoryError) as plain:
-        simulate(made, two(), policy, gpus=2, exchange="gather", budget=need // 2)
+        simulate(built, two(), policy, gpus=2, exchange="gather", budget=need // 2)
     assert "fetches" not in str(plain.value)
 
 

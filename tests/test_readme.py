@@ -16,11 +16,11 @@ def test_every_extra_is_named_with_the_packages_that_it_brings() -> None:
     readme = (ROOT / "README.md").read_text()
     table = dict(re.findall(r"^\| `(\w+)` \| (.*) \|$", readme.partition("| extra |")[2].partition("\n\n")[0], re.M))
     assert table.keys() == extras.keys() - FOR_DEVELOPMENT
-    told = {"torch": "PyTorch", "scipy": "SciPy"}
+    message = {"torch": "PyTorch", "scipy": "SciPy"}
     for extra, text in table.items():
         for requirement in extras[extra]:
             package = re.split(r"[<>=]", requirement)[0]
-            assert package == "pillow" or told.get(package, package) in text, f"{extra} brings {package}"
+            assert package == "pillow" or message.get(package, package) in text, f"{extra} brings {package}"
 
 
 def test_installing_an_extra_asks_the_environment_for_no_pip_of_its_own() -> None:

@@ -22,20 +22,22 @@ def test_imports_follow_the_order_of_rooms(capsys: pytest.CaptureFixture[str]) -
 
 def imports_of(path: Path) -> set[str]:
     """Every module that a file imports, also inside functions."""
-    found: set[str] = set()
+    result: set[str] = set()
     for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
         if isinstance(node, ast.Import):
-            found.update(alias.name for alias in node.names)
+            result.update(alias.name for alias in node.names)
         elif isinstance(node, ast.ImportFrom) and node.module:
-            found.add(node.module)
-    return found
+            result.add(node.module)
+    return result
 
 
+@pytest.mark.slow
 def test_simpy_is_used_in_the_machine_alone() -> None:
     users = {path for path in MODULES if "simpy" in {name.split(".")[0] for name in imports_of(path)}}
     assert users and all(path.is_relative_to(PACKAGE / "machine") for path in users)
 
 
+@pytest.mark.slow
 def test_only_commands_of_the_zoo_know_how_the_time_model_was_fitted() -> None:
     for path in MODULES:
         module = path.relative_to(PACKAGE)

@@ -64,7 +64,7 @@ def plot_breakdowns(panels: Mapping[str, Sequence[Stack]], *, title: str, xlabel
 
 def _draw_stacks(ax: Axes, runs: Sequence[Stack], shown: Sequence[str], xlabel: str) -> None:
     longest = max((sum(run.parts.values()) for run in runs if run.parts is not None), default=0) or 1
-    unit = next((unit for unit, least in (("s", 20 * 10**9), ("ms", 10**5)) if longest >= least), "us")
+    unit = next((unit for unit, minimum in (("s", 20 * 10**9), ("ms", 10**5)) if longest >= minimum), "us")
     scale, shown_unit = TIME_UNITS[unit], "µs" if unit == "us" else unit
     for row, run in enumerate(runs):
         if run.parts is None:
@@ -293,12 +293,12 @@ def plot_convergence(
     given = zip(_CURVE_COLOURS, (worst, mean, best), strict=True)
     curves = {name: np.asarray(values, dtype=np.float64) for name, values in given}
     lengths = [len(values) for values in curves.values()]
-    least = min((float(np.nanmin(values)) for values in curves.values() if not np.isnan(values).all()), default=0.0)
-    if len(set(lengths)) > 1 or least <= 0:
-        raise ValueError(f"curves of {lengths} points, least {least:g}; give three of one length, of costs above 0")
+    lowest = min((float(np.nanmin(values)) for values in curves.values() if not np.isnan(values).all()), default=0.0)
+    if len(set(lengths)) > 1 or lowest <= 0:
+        raise ValueError(f"curves of {lengths} points, least {lowest:g}; give three of one length, of costs above 0")
     figure, ax = _convergence_axes(None if fitting is None else np.asarray(fitting, dtype=np.float64))
-    _draw_curves(ax, curves, least)
-    bars = _annotate_off_scale(ax, curves, least)
+    _draw_curves(ax, curves, lowest)
+    bars = _annotate_off_scale(ax, curves, lowest)
     if converged_at is not None:
         _mark_best(ax, converged_at, float(curves["best"][converged_at - 1]), unit)
     ax.set_title(title or "", loc="left", fontsize=10, pad=16.0 + 6.0 * bars if bars else None)
@@ -329,24 +329,24 @@ def _convergence_axes(fitting: NDArray[np.float64] | None) -> tuple[RunFigure, A
     return figure, ax
 
 
-def _draw_curves(ax: Axes, curves: Curves, least: float) -> None:
+def _draw_curves(ax: Axes, curves: Curves, lowest: float) -> None:
     count = len(curves["best"])
     iterations = np.arange(1, count + 1)
-    top = max(float(values[values <= OFF_SCALE * least].max(initial=least)) for values in curves.values())
-    height = max(top - least, 0.01 * least)
+    top = max(float(values[values <= OFF_SCALE * lowest].max(initial=lowest)) for values in curves.values())
+    height = max(top - lowest, 0.01 * lowest)
     for name, values in curves.items():
         # A line that leaves the picture does so steeply, and not with numbers that no renderer can take.
-        shown = np.minimum(values, least + 20 * height)
+        shown = np.minimum(values, lowest + 20 * height)
         marker = "o" if count == 1 else None
         ax.plot(iterations, shown, color=_CURVE_COLOURS[name], linewidth=_CURVE_WIDTHS[name], label=name, marker=marker)
     ax.set_xlim(1 - 0.01 * count, count + 0.01 * count)
-    ax.set_ylim(least - _BELOW * height, least + (1 + _ABOVE) * height)
+    ax.set_ylim(lowest - _BELOW * height, lowest + (1 + _ABOVE) * height)
     ax.xaxis.set_major_locator(MaxNLocator(integer=True))
 
 
-def _annotate_off_scale(ax: Axes, curves: Curves, least: float) -> int:
+def _annotate_off_scale(ax: Axes, curves: Curves, lowest: float) -> int:
     """Above the open end of the axis: bars where curves are off the scale, and words; how many bars."""
-    off = {name: values > OFF_SCALE * least for name, values in curves.items()}
+    off = {name: values > OFF_SCALE * lowest for name, values in curves.items()}
     off = {name: where for name, where in off.items() if where.any()}
     by_words: dict[str, list[str]] = {}
     for row, (name, where) in enumerate(off.items()):

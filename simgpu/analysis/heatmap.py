@@ -64,8 +64,8 @@ def heat_map(snapshots: Snapshots) -> HeatMap | None:
     """The heat map of all allocations of which it is known where their entries lie; None where it is of none.
 
     >>> from simgpu.compression.buddy.snapshots import take_snapshots
-    >>> found = heat_map(take_snapshots({"a": np.zeros(10 * 1024), "b": np.zeros(512), "c": np.zeros(512)}))
-    >>> found.rows.shape, found.bands[1:]
+    >>> result = heat_map(take_snapshots({"a": np.zeros(10 * 1024), "b": np.zeros(512), "c": np.zeros(512)}))
+    >>> result.rows.shape, result.bands[1:]
     ((11, 64), (Band(allocation='b', first=10.0, rows=0.5), Band(allocation='c', first=10.5, rows=0.5)))
     """
     known = [(each.allocation.name, each.classes) for each in snapshots.observed if each.classes is not None]

@@ -37,7 +37,7 @@ from simgpu.workloads.rescale import at_batch
 
 
 @dataclass(frozen=True)
-class _Asked:
+class _Target:
     """What is bounded. node: None where none is named. budget: bytes, None where neither option nor node says."""
 
     graph: TaskGraph
@@ -90,20 +90,20 @@ def bound(
     with progress(quiet) as say:
         say(f"bounding {what}")
         size = None if budget is None else parse_size(budget, "--budget")
-        asked = _asked(what, batch, node, size, framework or Framework.PYTORCH, optimizer or Optimizer.SGD)
-        bounds = memory_bounds(asked.graph, asked.alignment)
-        selected = _selected(asked)
-        fits = _simulated(asked, selected, say)
+        target = _target(what, batch, node, size, framework or Framework.PYTORCH, optimizer or Optimizer.SGD)
+        bounds = memory_bounds(target.graph, target.alignment)
+        selected = _selected(target)
+        fits = _simulated(target, selected, say)
     if as_json:
-        document = _document(asked, bounds, selected, fits)
+        document = _document(target, bounds, selected, fits)
         click.echo(json.dumps(document, indent=2, allow_nan=False))
     else:
-        _show(Screen(), asked, bounds, selected, fits)
+        _show(Screen(), target, bounds, selected, fits)
 
 
-def _asked(
+def _target(
     what: str, batch: int | None, node_name: str | None, budget: int | None, framework: str, optimizer: str
-) -> _Asked:
+) -> _Target:
     node = None if node_name is None else load_node(node_name)
     alignment = None
     if what.startswith(ZOO):
@@ -122,41 +122,41 @@ def _asked(
             trace = at_batch(trace, trace.info.batch // scenario.data_parallel.gpus, node.gpu)
         budget = scenario.budget if budget is None else budget
     elif what in NETWORKS and not Path(what).exists():
-        told = f"{what} is a network of the zoo, not a trace"
-        raise InputError.single("", "", told, f"write {ZOO}{what}, with --batch and --node")
+        problem = f"{what} is a network of the zoo, not a trace"
+        raise InputError.single("", "", problem, f"write {ZOO}{what}, with --batch and --node")
     else:
         trace = load_trace(what)
     gpu = None if node is None else node.gpu
     if batch is not None:
         trace = at_batch(trace, batch, gpu)
     if node is not None and budget is not None and budget > node.budget:
-        told = f"{format_bytes(budget)} is more than the {format_bytes(node.budget)} that node {node.name} has"
-        raise InputError.single("", "--budget", told, "lower it, or name another node")
+        problem = f"{format_bytes(budget)} is more than the {format_bytes(node.budget)} that node {node.name} has"
+        raise InputError.single("", "--budget", problem, "lower it, or name another node")
     if budget is None and node is not None:
         budget = node.budget
     graph = TaskGraph.of(trace) if node is None else task_graph(trace, node)
-    return _Asked(graph, node, budget, alignment or (gpu.alignment if gpu else 1))
+    return _Target(graph, node, budget, alignment or (gpu.alignment if gpu else 1))
 
 
-def _selected(asked: _Asked) -> SubBatch | None:
-    if asked.budget is None:
+def _selected(target: _Target) -> SubBatch | None:
+    if target.budget is None:
         return None
-    return select_sub_batch(asked.graph, GpuSpec("", asked.budget, alignment=asked.alignment), asked.budget)
+    return select_sub_batch(target.graph, GpuSpec("", target.budget, alignment=target.alignment), target.budget)
 
 
-def _simulated(asked: _Asked, selected: SubBatch | None, say: Callable[[str], None]) -> WhatFits | None:
+def _simulated(target: _Target, selected: SubBatch | None, say: Callable[[str], None]) -> WhatFits | None:
     """What fits by simulation; None without a node, whose link a run needs."""
-    if selected is None or asked.node is None or asked.budget is None:
+    if selected is None or target.node is None or target.budget is None:
         return None
     return what_fits(
-        asked.graph.trace, asked.node, asked.budget, selected.size, alignment=asked.alignment, progress=say
+        target.graph.trace, target.node, target.budget, selected.size, alignment=target.alignment, progress=say
     )
 
 
-def _peak(asked: _Asked) -> Peak | None:
+def _peak(target: _Target) -> Peak | None:
     """The most bytes alive without offloading, as the policies `none` and `ideal` have it; None where not recorded."""
-    trace = asked.graph.trace
-    blocks = tuple(replace(block, bytes=padded(block.bytes, asked.alignment)) for block in trace.blocks)
+    trace = target.graph.trace
+    blocks = tuple(replace(block, bytes=padded(block.bytes, target.alignment)) for block in trace.blocks)
     stats = trace_stats(replace(trace, blocks=blocks))
     return stats.peak_recorded or stats.peak_needed
 
@@ -165,34 +165,34 @@ def _peak(asked: _Asked) -> Peak | None:
 
 
 def _show(
-    screen: Screen, asked: _Asked, bounds: MemoryBounds, selected: SubBatch | None, fits: WhatFits | None
+    screen: Screen, target: _Target, bounds: MemoryBounds, selected: SubBatch | None, fits: WhatFits | None
 ) -> None:
-    trace, node = asked.graph.trace, asked.node
+    trace, node = target.graph.trace, target.node
     screen.print(facts([*trace.facts(), *([("node", _node_text(node))] if node else [])]))
     screen.print()
-    rows = list(_rows(asked, bounds))
+    rows = list(_rows(target, bounds))
     screen.print(table(("", "memory", "reduction", "limiting operator"), [row[:4] for row in rows], left=(0, 3)))
     screen.print()
-    found = [amount for *_, amount in rows]
-    all_kinds = {kind for each in found for kind in each.shares}
-    kinds = sorted(all_kinds, key=lambda kind: (-found[0].shares.get(kind, 0), kind))
+    result = [amount for *_, amount in rows]
+    all_kinds = {kind for each in result for kind in each.shares}
+    kinds = sorted(all_kinds, key=lambda kind: (-result[0].shares.get(kind, 0), kind))
     shares = [
-        (kind.value, *(format_bytes(each.shares[kind]) if kind in each.shares else "-" for each in found))
+        (kind.value, *(format_bytes(each.shares[kind]) if kind in each.shares else "-" for each in result))
         for kind in kinds
     ]
     screen.print(table(("kind", *(row[0] for row in rows)), shares))
     screen.print()
-    screen.print(facts([*_notes(asked, bounds, selected), *_fitting(fits, selected)]))
+    screen.print(facts([*_notes(target, bounds, selected), *_fitting(fits, selected)]))
 
 
 def _node_text(node: NodeSpec) -> str:
     return f"{node.name}: {node.gpu.name}, {format_bytes(node.budget)} usable"
 
 
-def _rows(asked: _Asked, bounds: MemoryBounds) -> Iterator[tuple[str, str, str, str, MemoryBound]]:
+def _rows(target: _Target, bounds: MemoryBounds) -> Iterator[tuple[str, str, str, str, MemoryBound]]:
     """What it is, its bytes, all tensors at once over it, the kernel that sets it, and all of it."""
     together = bounds.all_at_once
-    by = _setter(asked.graph, together, "workspace: ")
+    by = _setter(target.graph, together, "workspace: ")
     yield "all tensors", format_bytes(together.bytes), "", by, together
     named = [("lower bound", bounds.bound), ("weights offloaded", bounds.offloaded)]
     if bounds.without_updates.bytes != bounds.offloaded.bytes:
@@ -209,13 +209,13 @@ def _setter(graph: TaskGraph, amount: MemoryBound, why: str = "") -> str:
     return f"{why}{kernel.id}" if kernel.op in kernel.id else f"{why}{kernel.id} ({kernel.op})"
 
 
-def _notes(asked: _Asked, bounds: MemoryBounds, selected: SubBatch | None) -> Iterator[tuple[str, str]]:
+def _notes(target: _Target, bounds: MemoryBounds, selected: SubBatch | None) -> Iterator[tuple[str, str]]:
     yield "all tensors", "of the whole batch at the same time: moDNN's ideal memory"
-    if peak := _peak(asked):
+    if peak := _peak(target):
         most = f"{format_bytes(peak.bytes)} at {peak.kernel}"
         yield "peak without offloading", f"{most}, as under the policies none and ideal"
-    whole = asked.graph.trace.info.batch
-    at = "a sub-batch of 1" if bounds.batch == 1 else f"the whole batch of {whole}"
+    total = target.graph.trace.info.batch
+    at = "a sub-batch of 1" if bounds.batch == 1 else f"the whole batch of {total}"
     yield "lower bounds", f"for {at}, each convolution by its algorithm with the smallest workspace"
     yield "", f"exactly {bounds.bound.bytes} B, a sufficient budget"
     if bounds.whole_batch_reason:
@@ -223,11 +223,11 @@ def _notes(asked: _Asked, bounds: MemoryBounds, selected: SubBatch | None) -> It
     if bounds.without_updates.bytes != bounds.offloaded.bytes:
         kernel = bounds.graph.kernels[bounds.offloaded.kernel or 0].id
         yield "optimizer", f"{kernel} updates weights together; one at a time they would not limit memory"
-    if selected is None or asked.budget is None:
+    if selected is None or target.budget is None:
         yield "sub-batch", "not computed: give a node with --node, or memory with --budget"
         return
-    yield "sub-batch", f"{_sub_batch_text(asked.budget, bounds, selected)} (moDNN, equation 8)"
-    if len(selected.steps) > 1 and asked.budget >= bounds.bound.bytes:
+    yield "sub-batch", f"{_sub_batch_text(target.budget, bounds, selected)} (moDNN, equation 8)"
+    if len(selected.steps) > 1 and target.budget >= bounds.bound.bytes:
         yield "", "profiled at -> chosen: " + ", ".join(f"{batch} -> {led_to}" for batch, led_to in selected.steps)
 
 
@@ -259,29 +259,31 @@ def _fitting(fits: WhatFits | None, selected: SubBatch | None) -> Iterator[tuple
 # --- as JSON ------------------------------------------------------------------------------------------------
 
 
-def _document(asked: _Asked, bounds: MemoryBounds, selected: SubBatch | None, fits: WhatFits | None) -> dict[str, Any]:
-    trace: Trace = asked.graph.trace
-    peak = _peak(asked)
+def _document(
+    target: _Target, bounds: MemoryBounds, selected: SubBatch | None, fits: WhatFits | None
+) -> dict[str, Any]:
+    trace: Trace = target.graph.trace
+    peak = _peak(target)
     named = {
         "bound": bounds.bound,
         "offloaded": bounds.offloaded,
         "weights_offloaded_without_optimizer": bounds.without_updates,
     }
-    of_one = Tdfg.of(bounds.graph, asked.alignment)
+    of_one = Tdfg.of(bounds.graph, target.alignment)
     return {
         "simgpu": __version__,
         "trace": trace.name or trace.info.model,
         "provenance": trace.info.provenance,
         "batch": trace.info.batch,
-        "node": asked.node.name if asked.node else None,
-        "alignment": asked.alignment,
-        "all_at_once": _amount(Tdfg.of(asked.graph, asked.alignment), bounds.all_at_once),
+        "node": target.node.name if target.node else None,
+        "alignment": target.alignment,
+        "all_at_once": _amount(Tdfg.of(target.graph, target.alignment), bounds.all_at_once),
         "peak": asdict(peak) if peak else None,
         **{name: _amount(of_one, amount) for name, amount in named.items()},
         "bounds_batch": bounds.batch,
         "whole_batch_reason": bounds.whole_batch_reason or None,
         "saved": {name: bounds.all_at_once.bytes / each.bytes if each.bytes else None for name, each in named.items()},
-        "budget": asked.budget,
+        "budget": target.budget,
         "sub_batch": asdict(selected) if selected else None,
         "simulated": asdict(fits) if fits else None,
     }

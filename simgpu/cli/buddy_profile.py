@@ -65,64 +65,64 @@ def profile(
     if output is not None:
         PROFILE_FOLDER.check(output)
     with progress(quiet) as say:
-        found = profile_files(files, threshold=share, mostly_zero=not no_mostly_zero, progress=say)
+        result = profile_files(files, threshold=share, mostly_zero=not no_mostly_zero, progress=say)
         if output is not None:
             say("writing the outputs")
-            write_profile(found, output, about={"simgpu": __version__})
+            write_profile(result, output, about={"simgpu": __version__})
     if as_json:
-        click.echo(json.dumps(profile_document(found, {"simgpu": __version__}), indent=2, allow_nan=False))
+        click.echo(json.dumps(profile_document(result, {"simgpu": __version__}), indent=2, allow_nan=False))
         return
-    show_profile(Screen(), found)
+    show_profile(Screen(), result)
     if output is not None:
         click.echo(f"\nwritten to {output}")
 
 
-def show_profile(screen: Screen, found: BuddyProfile) -> None:
+def show_profile(screen: Screen, result: BuddyProfile) -> None:
     """What was profiled, the columns of figure 7, other thresholds (figure 9), and the targets of the final design."""
-    screen.print(Text(found.snapshots.name, style="bold"))
-    screen.print(facts(_facts(found)))
+    screen.print(Text(result.snapshots.name, style="bold"))
+    screen.print(facts(_facts(result)))
     screen.print()
-    screen.print(table(DESIGN_HEADINGS, found.rows()))
+    screen.print(table(DESIGN_HEADINGS, result.rows()))
     screen.print()
-    screen.print(table(("threshold", "ratio", "overflow"), _sweep_rows(found)))
+    screen.print(table(("threshold", "ratio", "overflow"), _sweep_rows(result)))
     screen.print()
-    screen.print(table(("target", "allocations", "size", "overflow"), _target_rows(found)))
+    screen.print(table(("target", "allocations", "size", "overflow"), _target_rows(result)))
     screen.print()
-    shown = found.allocation_rows(_ROWS)
+    shown = result.allocation_rows(_ROWS)
     screen.print(table(ALLOCATION_HEADINGS, shown))
-    if len(shown) < len(found.allocations):
-        screen.print(Text(f"the {len(shown)} largest of {len(found.allocations)} allocations; -o writes all"))
-    for note in found.snapshots.notes:
+    if len(shown) < len(result.allocations):
+        screen.print(Text(f"the {len(shown)} largest of {len(result.allocations)} allocations; -o writes all"))
+    for note in result.snapshots.notes:
         screen.print(Text(note))
 
 
-def _facts(found: BuddyProfile) -> Iterator[tuple[str, str]]:
-    taken, labels = found.snapshots, found.snapshots.labels
+def _facts(result: BuddyProfile) -> Iterator[tuple[str, str]]:
+    taken, labels = result.snapshots, result.snapshots.labels
     if taken.about:
         yield "origin", taken.about
     size = f"{format_bytes(taken.bytes)} in {taken.entries} {'entry' if taken.entries == 1 else 'entries'} of 128 B"
-    yield "memory", f"{counted(len(found.allocations), 'allocation')}, {size}"
+    yield "memory", f"{counted(len(result.allocations), 'allocation')}, {size}"
     yield "snapshots", f"{len(labels)}, {labels[0]} to {labels[-1]}" if len(labels) > 1 else "1"
-    yield "threshold", f"{100 * found.threshold:.4g}% of an allocation's entries may overflow"
-    yield "eight sizes", f"{ratio_text(found.optimistic_ratio)} if each entry took its own size"
+    yield "threshold", f"{100 * result.threshold:.4g}% of an allocation's entries may overflow"
+    yield "eight sizes", f"{ratio_text(result.optimistic_ratio)} if each entry took its own size"
     if len(labels) > 1:
-        shares = [moment.overflow for moment in found.drift]
+        shares = [moment.overflow for moment in result.drift]
         yield (
             "drift",
             f"{share_text(min(shares))} to {share_text(max(shares))} overflow in a snapshot, at fixed targets",
         )
 
 
-def _sweep_rows(found: BuddyProfile) -> Iterator[tuple[str, ...]]:
-    for threshold, outcome in found.sweep.items():
+def _sweep_rows(result: BuddyProfile) -> Iterator[tuple[str, ...]]:
+    for threshold, outcome in result.sweep.items():
         yield f"{100 * threshold:.4g}%", ratio_text(outcome.ratio), share_text(outcome.overflow)
-    yield "by mean size", ratio_text(found.by_mean.ratio), share_text(found.by_mean.overflow)
+    yield "by mean size", ratio_text(result.by_mean.ratio), share_text(result.by_mean.overflow)
 
 
-def _target_rows(found: BuddyProfile) -> Iterator[tuple[str, ...]]:
+def _target_rows(result: BuddyProfile) -> Iterator[tuple[str, ...]]:
     """How many allocations have each target, and how much of them overflows."""
-    for target in sorted(set(found.final.targets)):
-        held = [each for each in found.snapshots.allocations if found.targets[each.name] == target]
+    for target in sorted(set(result.final.targets)):
+        held = [each for each in result.snapshots.allocations if result.targets[each.name] == target]
         overflow = share_text(mean_overflow(held, [target] * len(held)))
         yield target_text(target), str(len(held)), format_bytes(sum(each.bytes for each in held)), overflow
 

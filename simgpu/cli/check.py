@@ -89,22 +89,22 @@ def check(
     checked: list[CheckOutcome] = []
     screen = Screen()
     with progress(quiet) as say:
-        for found in check_scenarios(
+        for result in check_scenarios(
             loaded, against, overrides=overrides, tolerances=allowed, update=update, progress=say
         ):
-            checked.append(found)
+            checked.append(result)
             if not as_json:
-                _show(screen, found)
-    failed = [found for found in checked if found.failed]
+                _show(screen, result)
+    failed = [result for result in checked if result.failed]
     if as_json:
-        told = {
+        document = {
             "schema": "simgpu.check/1",
             "simgpu": __version__,
             "against": str(against),
-            "same": all(found.verdict == "same" for found in checked),
-            "scenarios": [found.to_dict() for found in checked],
+            "same": all(result.verdict == "same" for result in checked),
+            "scenarios": [result.to_dict() for result in checked],
         }
-        click.echo(json.dumps(told, indent=2, allow_nan=False))
+        click.echo(json.dumps(document, indent=2, allow_nan=False))
     elif not update:
         _show_sum(screen, checked, failed)
     if failed:
@@ -125,17 +125,17 @@ def _loaded(names: Sequence[str], overrides: Mapping[str, object]) -> list[Scena
     return scenarios
 
 
-def _show(screen: Screen, found: CheckOutcome) -> None:
+def _show(screen: Screen, outcome: CheckOutcome) -> None:
     """A line on the scenario, and what differs."""
-    told, details = _told(found)
-    screen.print(Text.assemble(f"{found.name}: ", (told, _STYLES.get(found.verdict, ""))))
+    verdict, details = _verdict(outcome)
+    screen.print(Text.assemble(f"{outcome.name}: ", (verdict, _STYLES.get(outcome.verdict, ""))))
     for line in details.splitlines():
         screen.print(Text(f"  {line}"))
 
 
-def _told(found: CheckOutcome) -> tuple[str, str]:
-    difference = found.difference
-    match found.verdict:
+def _verdict(outcome: CheckOutcome) -> tuple[str, str]:
+    difference = outcome.difference
+    match outcome.verdict:
         case "not stored":
             return "no stored result; --update writes it", ""
         case "new":
@@ -146,11 +146,11 @@ def _told(found: CheckOutcome) -> tuple[str, str]:
             return "changed", "\n".join(fill(text, WIDTH, subsequent_indent="  ") for text in difference.changed)
         case "same" if difference is not None and any(policy.values for policy in difference.policies):
             return "same within tolerances", difference_text(difference)
-    return found.verdict, "" if difference is None or difference.empty else difference_text(difference)
+    return outcome.verdict, "" if difference is None or difference.empty else difference_text(difference)
 
 
 def _show_sum(screen: Screen, checked: list[CheckOutcome], failed: list[CheckOutcome]) -> None:
-    names = ", ".join(found.name for found in failed)
+    names = ", ".join(result.name for result in failed)
     if failed:
         screen.print(Text(f"\n{len(failed)} of {len(checked)} not as stored: {names}; --update stores what is now"))
     elif len(checked) > 1:

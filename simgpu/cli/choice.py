@@ -113,7 +113,7 @@ def choice_options(command: Callable[..., Any]) -> Callable[..., Any]:
     ) -> Any:
         return command(choice=ScenarioChoice(scenario, trace, node, policies, memory, settings), **rest)
 
-    found: Callable[..., Any] = with_choice
+    result: Callable[..., Any] = with_choice
     for option in (
         quiet_option,
         click.option("--json", "as_json", is_flag=True, help="Print one JSON document instead of tables."),
@@ -146,8 +146,8 @@ def choice_options(command: Callable[..., Any]) -> Callable[..., Any]:
         ),
         click.argument("scenario", required=False, shell_complete=scenarios),
     ):
-        found = option(found)
-    return found
+        result = option(result)
+    return result
 
 
 def is_scenario(what: str) -> bool:

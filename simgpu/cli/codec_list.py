@@ -15,6 +15,6 @@ def codecs() -> None:
     \b
     simgpu compression codecs
     """
-    found = [codec_class(name) for name in codec_names()]
-    rows = [(codec.name, codec.summary, codec.source) for codec in found]
+    result = [codec_class(name) for name in codec_names()]
+    rows = [(codec.name, codec.summary, codec.source) for codec in result]
     Screen().print(table(("codec", "what", "source"), rows, left=(0, 1, 2)))

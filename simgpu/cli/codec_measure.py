@@ -69,14 +69,14 @@ def measure_(
     with progress(quiet) as say:
         say("counting zeros")
         sparsity = sparsity_of(bits_of(array))
-        found = measure(array, codecs, layouts, size, say)
+        result = measure(array, codecs, layouts, size, say)
     if as_json:
-        click.echo(json.dumps(_document(file, array, sparsity, size, found), indent=2, allow_nan=False))
+        click.echo(json.dumps(_document(file, array, sparsity, size, result), indent=2, allow_nan=False))
         return
     screen = Screen()
     screen.print(facts(_facts(file, array, sparsity, size)))
     screen.print()
-    screen.print(table(("codec", "layout", "size", "ratio"), _rows(found), left=(0, 1)))
+    screen.print(table(("codec", "layout", "size", "ratio"), _rows(result), left=(0, 1)))
 
 
 def _facts(file: Path, array: NDArray[Any], sparsity: float, window: int) -> Iterator[tuple[str, str]]:
@@ -88,17 +88,17 @@ def _facts(file: Path, array: NDArray[Any], sparsity: float, window: int) -> Ite
         yield "layouts", f"not measured: they order four axes (N, C, H, W), this array has {array.ndim}"
 
 
-def _rows(found: Iterable[Measurement]) -> Iterator[tuple[str, ...]]:
+def _rows(measurements: Iterable[Measurement]) -> Iterator[tuple[str, ...]]:
     """The name of a codec stands in the first of its rows."""
     before = ""
-    for row in found:
+    for row in measurements:
         ratio = "-" if row.ratio is None else f"{row.ratio:.3f}x"
         yield "" if row.codec == before else row.codec, row.layout, format_bytes(row.compressed), ratio
         before = row.codec
 
 
 def _document(
-    file: Path, array: NDArray[Any], sparsity: float, window: int, found: Iterable[Measurement]
+    file: Path, array: NDArray[Any], sparsity: float, window: int, measurements: Iterable[Measurement]
 ) -> dict[str, Any]:
     return {
         "file": str(file),
@@ -108,6 +108,7 @@ def _document(
         "sparsity": sparsity,
         "window": window,
         "sizes": [
-            {"codec": row.codec, "layout": row.layout, "bytes": row.compressed, "ratio": row.ratio} for row in found
+            {"codec": row.codec, "layout": row.layout, "bytes": row.compressed, "ratio": row.ratio}
+            for row in measurements
         ],
     }

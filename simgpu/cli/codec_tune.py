@@ -51,8 +51,8 @@ def tune(node: str, codec: str, trace: str | None, epoch: int, seed: int, quiet:
     tuner = LaunchTuner(response_of(gpu), codec, tensors)
     with progress(quiet) as say:
         say("searching")
-        found = (tuner.random(seed), tuner.expert(gpu), tuner.bayesian(seed), tuner.grid_search())
-    best = found[-1].total_ns
+        result = (tuner.random(seed), tuner.expert(gpu), tuner.bayesian(seed), tuner.grid_search())
+    best = result[-1].total_ns
     rows = [
         (
             _NAMES[way.method],
@@ -61,7 +61,7 @@ def tune(node: str, codec: str, trace: str | None, epoch: int, seed: int, quiet:
             f"{way.total_ns / best:.2f}x" if best else "-",
             str(way.evaluations or "-"),
         )
-        for way in found
+        for way in result
     ]
     size = sum(tensor.bytes for tensor in tensors)
     screen = Screen()

@@ -109,9 +109,9 @@ def _train(
 def _show(scenario: Scenario, trainings: Sequence[Training], numbers: Sequence[int]) -> None:
     screen = Screen()
     first, count = trainings[0], len(trainings[0].epochs)
-    told = f"means over {count} epochs, {numbers[0]} to {numbers[-1]}" if count > 1 else f"epoch {numbers[0]}"
+    title = f"means over {count} epochs, {numbers[0]} to {numbers[-1]}" if count > 1 else f"epoch {numbers[0]}"
     screen.print(Text(scenario.name, style="bold"))
-    screen.print(facts([*scenario.facts(), ("run", told)]))
+    screen.print(facts([*scenario.facts(), ("run", title)]))
     screen.print()
     screen.print(table(_HEADINGS, [_row(training, first) for training in trainings]))
     for training in trainings:
@@ -127,8 +127,8 @@ def _show(scenario: Scenario, trainings: Sequence[Training], numbers: Sequence[i
 def _row(training: Training, first: Training) -> tuple[str, ...]:
     iterations = sum(epoch.iterations for epoch in training.epochs)
     metrics = [(epoch.result.metrics, epoch.iterations) for epoch in training.epochs]
-    swapping = sum(found.swapping_ns * weight for found, weight in metrics)
-    codecs = sum((found.codec_share or 0) * found.swapping_ns * weight for found, weight in metrics)
+    swapping = sum(result.swapping_ns * weight for result, weight in metrics)
+    codecs = sum((result.codec_share or 0) * result.swapping_ns * weight for result, weight in metrics)
     return (
         training.label,
         format_time(training.total_ns // iterations),
@@ -148,9 +148,9 @@ def show_decisions(screen: Screen, training: Training) -> None:
     for block, row in training.decisions.items():
         marks = "".join(_MARKS.get(row[at], _COMPRESSED) for at in shown)
         screen.print(f"{block:<{names}}  {marks}")
-    told = f"{numbers[shown[0]]} to {numbers[shown[-1]]}"
+    span = f"{numbers[shown[0]]} to {numbers[shown[-1]]}"
     every = "" if len(shown) == len(numbers) else f", {len(shown)} of {len(numbers)}"
-    screen.print(f"{'':<{names}}  epochs {told}{every}")
+    screen.print(f"{'':<{names}}  epochs {span}{every}")
     screen.print(f"compressed: {_runs(numbers, training.counts)}")
 
 

@@ -58,14 +58,14 @@ def explain(choice: ScenarioChoice, as_json: bool, quiet: bool, top: int, more_m
     loaded = choice.load()
     with progress(quiet) as say:
         comparison = compare(loaded, progress=say)
-        told = [_Told(loaded, run, more if what_if else None, say) for run in comparison if _limited(run)]
+        explained = [_Explained(loaded, run, more if what_if else None, say) for run in comparison if _limited(run)]
     if as_json:
         about = {"simgpu": __version__, "scenario": loaded.name, "description": loaded.description}
         document = {"schema": EXPLANATION_SCHEMA, **about, **comparison.about()}
-        click.echo(json.dumps({**document, "explanations": [each.to_dict() for each in told]}, indent=2))
+        click.echo(json.dumps({**document, "explanations": [each.to_dict() for each in explained]}, indent=2))
     else:
-        _show(loaded, comparison, told, top)
-    if told and all(each.explanation is None and not each.run.refused for each in told):
+        _show(loaded, comparison, explained, top)
+    if explained and all(each.explanation is None and not each.run.refused for each in explained):
         sys.exit(OUT_OF_MEMORY)
 
 
@@ -73,7 +73,7 @@ def _limited(run: PolicyRun) -> bool:
     return run.result is None or not run.result.program.unlimited_memory
 
 
-class _Told:
+class _Explained:
     """What is found out about one policy's run."""
 
     def __init__(self, scenario: Scenario, run: PolicyRun, more: int | None, say: Callable[[str], None]) -> None:
@@ -82,28 +82,28 @@ class _Told:
         self.answers: tuple[Answer, ...] = ()
         self.smallest: SmallestBudget | None = None
         self.no_budget = ""
-        asked = (scenario.trace, scenario.node, run.policy, scenario.config)
+        arguments = (scenario.trace, scenario.node, run.policy, scenario.config)
         how: dict[str, Any] = {"parameters": dict(run.parameters), "progress": say}
         if run.result is not None and more is not None:
-            self.answers = what_if(*asked, **how, more_memory=more)
+            self.answers = what_if(*arguments, **how, more_memory=more)
         elif run.result is None and not run.refused:
-            self._look_for_budget(asked, how)
+            self._look_for_budget(arguments, how)
 
-    def _look_for_budget(self, asked: tuple[Any, ...], how: dict[str, Any]) -> None:
+    def _look_for_budget(self, arguments: tuple[Any, ...], how: dict[str, Any]) -> None:
         try:
-            self.smallest = smallest_budget(*asked, **how)
+            self.smallest = smallest_budget(*arguments, **how)
         except InputError as error:
             self.no_budget = str(error)
 
     def to_dict(self) -> dict[str, Any]:
         """Plain data for JSON."""
-        found: dict[str, Any] = self.explanation.to_dict() if self.explanation else {"policy": self.run.label}
+        result: dict[str, Any] = self.explanation.to_dict() if self.explanation else {"policy": self.run.label}
         if self.answers:
-            found["what_if"] = [answer_dict(answer) for answer in self.answers]
+            result["what_if"] = [answer_dict(answer) for answer in self.answers]
         if self.explanation is None:
-            found["failure"] = {"kind": self.run.failure, "message": str(self.run.outcome)}
+            result["failure"] = {"kind": self.run.failure, "message": str(self.run.outcome)}
         if self.no_budget:
-            found["smallest_budget"] = {"bytes": None, "message": self.no_budget}
+            result["smallest_budget"] = {"bytes": None, "message": self.no_budget}
         if self.smallest is not None:
             pinned = [
                 {"block": name, "bytes": size, "what": self.smallest.what(name)}
@@ -111,16 +111,16 @@ class _Told:
             ]
             below = {"below_bytes": self.smallest.below, "message": str(self.smallest.error or "")}
             time = {"iteration_ns": self.smallest.result.iteration_ns}
-            found["smallest_budget"] = {"bytes": self.smallest.budget, **time, **below, "pinned_by": pinned}
-        return found
+            result["smallest_budget"] = {"bytes": self.smallest.budget, **time, **below, "pinned_by": pinned}
+        return result
 
 
-def _show(scenario: Scenario, comparison: Comparison, told: list[_Told], top: int) -> None:
+def _show(scenario: Scenario, comparison: Comparison, explained: list[_Explained], top: int) -> None:
     screen = Screen()
     show_header(screen, scenario, comparison)
-    if not told:
+    if not explained:
         screen.print(Text("nothing to explain: all policies have unlimited memory; add one that has a budget"))
-    for number, each in enumerate(told):
+    for number, each in enumerate(explained):
         if number:
             screen.print()
         if each.explanation is not None:
@@ -135,25 +135,25 @@ def _show(scenario: Scenario, comparison: Comparison, told: list[_Told], top: in
                 screen.print(indented(Text(str(each.run.outcome))))
 
 
-def _show_run(screen: Screen, found: Explanation, answers: tuple[Answer, ...], top: int) -> None:
-    screen.print(Text(found.headline, style="bold"))
-    for note in found.result.notes:
+def _show_run(screen: Screen, explanation: Explanation, answers: tuple[Answer, ...], top: int) -> None:
+    screen.print(Text(explanation.headline, style="bold"))
+    for note in explanation.result.notes:
         screen.print(indented(Text(note)))
-    if found.losses:
-        for line in filter(None, (found.by_engine, found.by_layer)):
+    if explanation.losses:
+        for line in filter(None, (explanation.by_engine, explanation.by_layer)):
             screen.print(Text(line))
         screen.print()
-        screen.print(table(("lost", "share", "cause"), _loss_rows(found, top), left=(2,), whole=(0, 1)))
+        screen.print(table(("lost", "share", "cause"), _loss_rows(explanation, top), left=(2,), unbroken=(0, 1)))
     screen.print()
     screen.print(Text("critical path", style="bold"))
-    screen.print(table(PATH_HEADINGS, found.path_rows(), left=(3, 4), whole=range(5)))
+    screen.print(table(PATH_HEADINGS, explanation.path_rows(), left=(3, 4), unbroken=range(5)))
     if answers:
         screen.print()
-        screen.print(table(ANSWER_HEADINGS, answer_rows(answers), left=(0, 3), whole=(0, 1, 2)))
+        screen.print(table(ANSWER_HEADINGS, answer_rows(answers), left=(0, 3), unbroken=(0, 1, 2)))
 
 
-def _loss_rows(found: Explanation, top: int) -> list[tuple[str, str, str]]:
+def _loss_rows(explanation: Explanation, top: int) -> list[tuple[str, str, str]]:
     """The largest losses, each tensor, decision and reason on lines of their own."""
-    lines = ["\n".join(loss_lines(loss)) for loss in found.losses[:top]]
-    rows = found.loss_rows(top)
+    lines = ["\n".join(loss_lines(loss)) for loss in explanation.losses[:top]]
+    rows = explanation.loss_rows(top)
     return [(time, share, lines[n] if n < len(lines) else rest) for n, (time, share, rest) in enumerate(rows)]

@@ -38,7 +38,7 @@ _DEPTH = 2
 )
 @click.option("--iteration", type=click.IntRange(min=0), help="Which ProfilerStep of a PyTorch profile; else the last.")
 @quiet_option
-def import_(path: Path, output: Path, force: bool, quiet: bool, **told: Any) -> None:
+def import_(path: Path, output: Path, force: bool, quiet: bool, **summary: Any) -> None:
     """Turn the recording at PATH into a trace folder. Its format is recognised from its content.
 
     The options tell what the recording does not say of itself.
@@ -53,7 +53,7 @@ def import_(path: Path, output: Path, force: bool, quiet: bool, **told: Any) -> 
         say(f"reading {path.name}")
         if path.is_dir():
             _look_inside(path)
-        trace, recognised = import_trace(path, ImportOptions(**told))
+        trace, recognised = import_trace(path, ImportOptions(**summary))
         refuse_another(output, force, trace)
         say(f"writing {output}")
         write_trace(trace, output)

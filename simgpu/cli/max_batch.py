@@ -83,31 +83,31 @@ def max_batch_(
     given = {key: value for key, value in written.items() if value}
     scenario = _scenario(trace, node, given, parse_settings(settings))
     with progress(quiet) as say:
-        found = max_batch(scenario, limit=limit, progress=say)
+        result = max_batch(scenario, limit=limit, progress=say)
     if as_json:
-        click.echo(json.dumps({"simgpu": __version__, **found.to_dict()}, indent=2, allow_nan=False))
+        click.echo(json.dumps({"simgpu": __version__, **result.to_dict()}, indent=2, allow_nan=False))
     else:
-        _show(Screen(), scenario, found)
-    if found.nothing_fits:
+        _show(Screen(), scenario, result)
+    if result.nothing_fits:
         sys.exit(OUT_OF_MEMORY)
 
 
 def _scenario(trace: str, node: str | None, given: Mapping[str, object], settings: Mapping[str, object]) -> Scenario:
     """What the arguments stand for. given: policies and budget, where they were."""
     network = trace.removeprefix(ZOO)
-    found = scenario_of(trace, node, given, settings, batch=_FIRST_BATCH)
+    scenario = scenario_of(trace, node, given, settings, batch=_FIRST_BATCH)
     # Its name holds the batch that it was built at first.
-    return found if network == trace else replace(found, trace=replace(found.trace, name=network))
+    return scenario if network == trace else replace(scenario, trace=replace(scenario.trace, name=network))
 
 
-def _show(screen: Screen, scenario: Scenario, found: MaxBatch) -> None:
+def _show(screen: Screen, scenario: Scenario, result: MaxBatch) -> None:
     screen.print(Text(scenario.name, style="bold"))
-    screen.print(facts(found.facts()))
+    screen.print(facts(result.facts()))
     screen.print()
     ends = (0, len(MAX_BATCH_HEADINGS) - 1)
-    screen.print(table(MAX_BATCH_HEADINGS, found.rows(), left=ends, whole=ends[:1]))
+    screen.print(table(MAX_BATCH_HEADINGS, result.rows(), left=ends, unbroken=ends[:1]))
     screen.print()
     click.echo(wrapped(LEGEND, before=0))
-    for note in found.notes():
+    for note in result.notes():
         screen.print()
         click.echo(wrapped(note, before=0))

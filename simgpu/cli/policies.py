@@ -31,18 +31,18 @@ def policies(policy: str | None) -> None:
     broken: list[Problem] = []
     for index, name in enumerate(policy_names() if policy is None else [policy]):
         try:
-            found = describe(name)
+            result = describe(name)
         except InputError as error:
             broken += error.problems
             continue
         if index:
             screen.print()
-        screen.print(Text(found.name, style="bold"))
-        screen.print(indented(Text(found.summary)))
-        if found.source:
-            screen.print(indented(Text(f"source: {found.source}", style="dim")))
-        if found.parameters:
-            screen.print(indented(facts((parameter.name, _text(parameter)) for parameter in found.parameters)))
+        screen.print(Text(result.name, style="bold"))
+        screen.print(indented(Text(result.summary)))
+        if result.source:
+            screen.print(indented(Text(f"source: {result.source}", style="dim")))
+        if result.parameters:
+            screen.print(indented(facts((parameter.name, _text(parameter)) for parameter in result.parameters)))
     if broken:
         raise InputError(broken)
 

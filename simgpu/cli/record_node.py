@@ -64,13 +64,13 @@ def _check_output(output: Path, force: bool) -> None:
 
 
 def _bytes_of(sizes: str) -> list[int]:
-    found: list[int] = []
+    result: list[int] = []
     problems: list[Problem] = []
     for text in sizes.split(","):
         try:
-            found.append(parse_size(text.strip(), "--sizes"))
+            result.append(parse_size(text.strip(), "--sizes"))
         except InputError as error:
             problems += error.problems
     if problems:
         raise InputError(problems)
-    return found
+    return result

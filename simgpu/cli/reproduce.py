@@ -165,7 +165,7 @@ def _show_claims(screen: Screen, reproduction: Reproduction) -> None:
 def _show_summary(screen: Screen, reproduction: Reproduction) -> None:
     screen.print(Text("Summary", style="bold"))
     headings, rows, below = summary(reproduction)
-    screen.print(table(headings, rows, whole=(0,)))
+    screen.print(table(headings, rows, unbroken=(0,)))
     screen.print()
     for text in (below, *_HINTS):
         screen.print(text if text is below else Text(text, style="dim"))

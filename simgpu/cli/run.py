@@ -124,9 +124,9 @@ def _end(choice: ScenarioChoice, scenario: Scenario, comparison: Comparison, qui
             click.echo(f"\n{wrapped(run.message, before=0)}", err=True)
     if out_of_memory:
         with progress(quiet) as say:
-            told = advice(scenario, comparison, written=_as_setting if choice.scenario else _as_option, progress=say)
+            hints = advice(scenario, comparison, written=_as_setting if choice.scenario else _as_option, progress=say)
         click.echo(err=True)
-        Screen(error=True).print(facts(told))
+        Screen(error=True).print(facts(hints))
     if none_fits:
         sys.exit(OUT_OF_MEMORY)
 

@@ -64,8 +64,8 @@ def show_details(screen: Screen, comparison: Comparison) -> None:
 def _lines_of_rows(headings: Sequence[str], rows: Sequence[Sequence[str]]) -> Iterator[str]:
     """Names to the left, numbers to the right; a name that leaves them too little room has a line of its own."""
     widths = [max(map(len, column)) + _GAP for column in zip(headings, *rows, strict=True)]
-    room = WIDTH - sum(widths[1:])
-    width = max(len(row[0]) for row in (headings, *rows) if len(row[0]) <= room)
+    free = WIDTH - sum(widths[1:])
+    width = max(len(row[0]) for row in (headings, *rows) if len(row[0]) <= free)
     for name, *numbers in (headings, *rows):
         if len(name) > width:
             yield name

@@ -30,9 +30,9 @@ _BAR = re.compile("[━─]")
 def console(file: TextIO) -> Console:
     """A terminal, or plain text where there is none or NO_COLOR is set. Prints texts as they are."""
     look: dict[str, Any] = {} if wants_colour(file) else {"color_system": None}
-    found = Console(file=file, markup=False, highlight=False, emoji=False, **look)
-    found.width = min(found.width, WIDTH)
-    return found
+    result = Console(file=file, markup=False, highlight=False, emoji=False, **look)
+    result.width = min(result.width, WIDTH)
+    return result
 
 
 class Screen:
@@ -68,13 +68,13 @@ def facts(rows: Iterable[tuple[str, str]]) -> Table:
 
 
 def table(
-    headings: Sequence[str], rows: Iterable[Sequence[str]], left: Collection[int] = (0,), whole: Collection[int] = ()
+    headings: Sequence[str], rows: Iterable[Sequence[str]], left: Collection[int] = (0,), unbroken: Collection[int] = ()
 ) -> Table:
     """A table without lines: bold headings, numbers to the right but for the columns in `left`.
 
-    whole: columns of which no text is broken, whatever becomes of the others.
+    unbroken: columns of which no text is broken, whatever becomes of the others.
     """
-    grid = table_grid(headings, rows, left, whole)
+    grid = table_grid(headings, rows, left, unbroken)
     grid.header_style = "bold"
     return grid
 
@@ -132,24 +132,24 @@ def _moving(screen: Console) -> Iterator[Callable[[str], None]]:
 @contextmanager
 def _plain(stream: TextIO) -> Iterator[Callable[[str], None]]:
     started, current, done = monotonic(), "", Event()
-    told, thing = started, ""
+    shown_at, thing = started, ""
 
-    def tell() -> None:
-        nonlocal told, thing
+    def show() -> None:
+        nonlocal shown_at, thing
         if current:
-            told, thing = monotonic(), _BAR.split(current)[0]
-            print(f"{current} ({told - started:.0f} s)", file=stream, flush=True)
+            shown_at, thing = monotonic(), _BAR.split(current)[0]
+            print(f"{current} ({shown_at - started:.0f} s)", file=stream, flush=True)
 
     def say(what: str) -> None:
         nonlocal current
         current = what
-        if monotonic() - told > _PATIENCE_S and _BAR.split(what)[0] != thing:
-            tell()
+        if monotonic() - shown_at > _PATIENCE_S and _BAR.split(what)[0] != thing:
+            show()
 
     def watch() -> None:
         pause = _PATIENCE_S
         while not done.wait(pause):
-            tell()
+            show()
             pause = _PLAIN_PAUSE_S
 
     watcher = Thread(target=watch, daemon=True)

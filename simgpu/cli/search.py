@@ -87,7 +87,7 @@ def search(
     if output is not None:
         SEARCH_FOLDER.check(output)
     with progress(quiet) as say:
-        found = [
+        result = [
             search_placement(
                 scenario.trace,
                 scenario.node,
@@ -101,16 +101,16 @@ def search(
             for policy in scenario.policies
         ]
     if output is not None:
-        write_searches(found, output, about={"simgpu": __version__})
+        write_searches(result, output, about={"simgpu": __version__})
     if as_json:
-        document = searches_document(found, {"simgpu": __version__})
-        clocks = {"wall_clock": [asdict(each.wall_clock) for each in found]}
+        document = searches_document(result, {"simgpu": __version__})
+        clocks = {"wall_clock": [asdict(each.wall_clock) for each in result]}
         click.echo(json.dumps({**document, **clocks}, indent=2, allow_nan=False))
     else:
-        _show(Screen(), scenario, found)
+        _show(Screen(), scenario, result)
         if output is not None:
             click.echo(f"\nwritten to {output}")
-    _end(found)
+    _end(result)
 
 
 def _scenario(
@@ -121,34 +121,34 @@ def _scenario(
         if batch is None and "trace.batch" not in settings:
             raise click.UsageError("Missing option '--batch': a network of the zoo is modelled for it.")
         return scenario_of(trace, node, given, settings, batch=batch)
-    found = scenario_of(trace, node, given, settings)
-    if is_scenario(trace) and found.data_parallel is not None:
+    scenario = scenario_of(trace, node, given, settings)
+    if is_scenario(trace) and scenario.data_parallel is not None:
         remedy = "leave data_parallel out, and give one GPU's share with --batch"
         raise click.UsageError(f"a placement is searched for one GPU, and {trace} trains on several: {remedy}.")
     if batch is None:
-        return found
-    return replace(found, trace=task_graph(found.trace, found.node).at_batch(batch).trace)
+        return scenario
+    return replace(scenario, trace=task_graph(scenario.trace, scenario.node).at_batch(batch).trace)
 
 
-def _end(found: Sequence[Search]) -> None:
+def _end(searches: Sequence[Search]) -> None:
     """Reports searches whose placement does not fit; exits with 3 when none fits."""
-    failed = [each for each in found if not each.fits]
+    failed = [each for each in searches if not each.fits]
     for each in failed:
         message = f"{each.label}: {each.outcome}"
-        if len(failed) == len(found):
+        if len(failed) == len(searches):
             show_error(wrapped(message))
         else:
             click.echo(f"\n{wrapped(message, before=0)}", err=True)
-    if found and len(failed) == len(found):
+    if searches and len(failed) == len(searches):
         sys.exit(OUT_OF_MEMORY)
 
 
 # --- as tables ----------------------------------------------------------------------------------------------
 
 
-def _show(screen: Screen, scenario: Scenario, found: Sequence[Search]) -> None:
+def _show(screen: Screen, scenario: Scenario, searches: Sequence[Search]) -> None:
     trace, node = scenario.trace.info, scenario.node
-    budget = found[0].budget if found else scenario.budget
+    budget = searches[0].budget if searches else scenario.budget
     screen.print(Text(scenario.name, style="bold"))
     lines = [
         ("network", f"{scenario.trace.name or trace.model}, batch {trace.batch}"),
@@ -156,7 +156,7 @@ def _show(screen: Screen, scenario: Scenario, found: Sequence[Search]) -> None:
         ("node", f"{node.name}: {node.gpu.name}, {format_bytes(budget or node.budget)}"),
     ]
     screen.print(facts(lines))
-    for each in found:
+    for each in searches:
         screen.print()
         screen.print(Text(each.label, style="bold"))
         screen.print(indented(facts(each.facts())))
@@ -169,22 +169,22 @@ def _show(screen: Screen, scenario: Scenario, found: Sequence[Search]) -> None:
             screen.print(indented(Text("\n".join(each.notes))))
 
 
-def _show_placement(screen: Screen, found: Search) -> None:
+def _show_placement(screen: Screen, result: Search) -> None:
     """The actions on feature maps, and the feature maps with the most overhead."""
-    if not found.maps:
+    if not result.maps:
         return
     screen.print()
-    screen.print(indented(table(("action", "feature maps", "size", "overhead"), found.action_rows())))
+    screen.print(indented(table(("action", "feature maps", "size", "overhead"), result.action_rows())))
     moved = sorted(
-        (number for number, each in enumerate(found.maps) if each.action != "keep"),
-        key=lambda number: (-found.maps[number].overhead_ns, number),
+        (number for number, each in enumerate(result.maps) if each.action != "keep"),
+        key=lambda number: (-result.maps[number].overhead_ns, number),
     )
     if not moved:
         return
     shown = sorted(moved[:_ROWS])
     headings = ("feature map", "size", "action", "lookahead", "evicted", "restored", "overhead")
     screen.print()
-    screen.print(indented(table(headings, [_row(found.maps[n]) for n in shown], left=(0, 2))))
+    screen.print(indented(table(headings, [_row(result.maps[n]) for n in shown], left=(0, 2))))
     if len(shown) < len(moved):
         screen.print(
             indented(Text(f"the {len(shown)} most expensive of {len(moved)} non-resident feature maps; -o writes all"))

@@ -55,14 +55,14 @@ def parse_epochs(text: str) -> tuple[int, ...]:
     >>> parse_epochs("0,10,20-22")
     (0, 10, 20, 21, 22)
     """
-    found: set[int] = set()
+    result: set[int] = set()
     for part in text.split(","):
         first, dash, last = (piece.strip() for piece in part.partition("-"))
         if not (_is_epoch(first) and (_is_epoch(last) if dash else not last)) or (dash and int(last) < int(first)):
             what = f"{part.strip()[:60]!r} is neither an epoch nor a range of epochs"
             raise InputError.single("", "--epochs", what, "write for example 0,10,20-30, up to epoch 99999")
-        found.update(range(int(first), int(last or first) + 1))
-    return tuple(sorted(found))
+        result.update(range(int(first), int(last or first) + 1))
+    return tuple(sorted(result))
 
 
 def _is_epoch(text: str) -> bool:

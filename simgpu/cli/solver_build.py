@@ -59,18 +59,18 @@ def solve(
         refuse_inside({"-o": output, "--arrays": arrays})
         seen: list[dict[str, Seen]] = []
         with ExitStack() as folders:
-            kept = None if arrays is None else folders.enter_context(atomic_folder(arrays, _anything))
+            folder = None if arrays is None else folders.enter_context(atomic_folder(arrays, _anything))
             for step, state in zip(moments, chosen.snapshots(snapshots), strict=True):
                 say(f"step {step} of {chosen.steps}")
                 seen.append({name: Seen(array.nbytes, classes_of(array)) for name, array in state.items()})
-                if kept is not None:
-                    _save(state, kept / f"step-{step:0{len(str(chosen.steps))}}")
-            found = collect(chosen.name, [f"step {step}" for step in moments], seen, _about(chosen))
-            trace = solver_trace(chosen, _histograms(found))
+                if folder is not None:
+                    _save(state, folder / f"step-{step:0{len(str(chosen.steps))}}")
+            result = collect(chosen.name, [f"step {step}" for step in moments], seen, _about(chosen))
+            trace = solver_trace(chosen, _histograms(result))
             say(f"writing {output}")
             part = folders.enter_context(atomic_folder(output, foreign_files))
             write_trace(trace, part)
-            save_entries(found, part / FILE)
+            save_entries(result, part / FILE)
     Screen().print(facts(_facts(chosen, trace)))
     if arrays is not None:
         click.echo(f"\narrays written to {arrays}")
@@ -87,13 +87,13 @@ def _save(state: State, folder: Path) -> None:
         np.save(folder / f"{name}.npy", array)
 
 
-def _histograms(found: Snapshots) -> list[dict[str, dict[int, int]]]:
+def _histograms(snapshots: Snapshots) -> list[dict[str, dict[int, int]]]:
     return [
         {
             each.name: dict(zip(ENTRY_SIZES, each.snapshots[0], strict=True))
-            for each in found.in_snapshot(number).values()
+            for each in snapshots.in_snapshot(number).values()
         }
-        for number in range(len(found.labels))
+        for number in range(len(snapshots.labels))
     ]
 
 

@@ -18,7 +18,7 @@ def solvers() -> None:
     simgpu zoo solvers
     """
     headings = ("solver", "kind of", "run", "memory", "trace", "what")
-    Screen().print(table(headings, [_row(solver.at()) for solver in SOLVERS.values()], left=(0, 1, 5), whole=(0, 1)))
+    Screen().print(table(headings, [_row(solver.at()) for solver in SOLVERS.values()], left=(0, 1, 5), unbroken=(0, 1)))
 
 
 def _row(solver: Solver) -> tuple[str, ...]:

@@ -32,8 +32,8 @@ def suggest(names: Callable[[], Iterable[str]], paths: str = "") -> Suggest:
     """
 
     def offer(ctx: click.Context, parameter: click.Parameter, incomplete: str) -> list[CompletionItem]:
-        found = [CompletionItem(name) for name in names() if name.startswith(incomplete) and name != _open(incomplete)]
-        return found if found or not paths else [CompletionItem(incomplete, type=paths)]
+        result = [CompletionItem(name) for name in names() if name.startswith(incomplete) and name != _open(incomplete)]
+        return result if result or not paths else [CompletionItem(incomplete, type=paths)]
 
     return offer
 

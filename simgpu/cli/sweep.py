@@ -202,8 +202,8 @@ def _lines(rows: Sequence[tuple[str, ...]]) -> Iterator[tuple[str, bool]]:
     headings = HEADINGS[1:]
     cells = [row[1:] for row in rows]
     widths = [max(map(len, column)) + _GAP for column in zip(headings, *cells, strict=True)]
-    room = WIDTH - sum(widths[1:]) - _GAP
-    width = max((len(label) for label, *_ in (headings, *cells) if len(label) <= room), default=room)
+    free = WIDTH - sum(widths[1:]) - _GAP
+    width = max((len(label) for label, *_ in (headings, *cells) if len(label) <= free), default=free)
 
     def line(label: str, *numbers: str) -> str:
         first = f"{'':{_GAP}}{label}"

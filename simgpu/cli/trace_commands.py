@@ -29,11 +29,11 @@ def show(path: str) -> None:
     \b
     simgpu trace show vgg11-cifar-cpu
     """
-    found = load_trace(path)
+    trace = load_trace(path)
     screen = Screen()
-    screen.print(facts(_facts(found)))
+    screen.print(facts(_facts(trace)))
     screen.print()
-    screen.print(table(("layer", "kernels", "forward", "backward", "optimizer", "feature maps"), _layer_rows(found)))
+    screen.print(table(("layer", "kernels", "forward", "backward", "optimizer", "feature maps"), _layer_rows(trace)))
 
 
 @click.command()
@@ -48,9 +48,9 @@ def check(path: str) -> None:
     simgpu trace check vgg11-cifar-cpu
     """
     folder = find("traces", path)
-    found, entries = read_trace_and_entries(folder)
+    result, entries = read_trace_and_entries(folder)
     measured = f"; entries of {len(entries.allocations)} blocks" if entries is not None else ""
-    click.echo(f"{path}: a sound trace; {len(found.kernels)} kernels, {len(found.blocks)} blocks{measured}")
+    click.echo(f"{path}: a sound trace; {len(result.kernels)} kernels, {len(result.blocks)} blocks{measured}")
     if others := other_files(folder):
         click.echo(f"not part of a trace, not read: {', '.join(others)}")
 
@@ -65,11 +65,11 @@ def stats(path: str) -> None:
     \b
     simgpu trace stats vgg11-cifar-cpu
     """
-    found = load_trace(path)
-    counted = trace_stats(found)
+    trace = load_trace(path)
+    counted = trace_stats(trace)
     screen = Screen()
-    recomputing = ("not recomputable", _lost(found))
-    screen.print(facts([*found.facts(), *_loop(found), *counted.summary_rows(), recomputing]))
+    recomputing = ("not recomputable", _lost(trace))
+    screen.print(facts([*trace.facts(), *_loop(trace), *counted.summary_rows(), recomputing]))
     tables: tuple[tuple[tuple[str, ...], Sequence[Sequence[str]]], ...] = (
         (("phase", "kernels", "time"), counted.phase_rows()),
         (("kind", "blocks", "size"), counted.kind_rows()),
@@ -115,20 +115,20 @@ def _layer_rows(trace: Trace) -> list[tuple[str, ...]]:
     layers = graph.layers
     count: Counter[int] = Counter(layers.of_kernel)
     time: Counter[tuple[int, Phase]] = Counter()
-    made: Counter[int] = Counter()
+    origins: Counter[int] = Counter()
     seen: set[str] = set()
     blocks = trace.block_by_id
     for layer, kernel in zip(layers.of_kernel, trace.kernels, strict=True):
         time[layer, kernel.phase] += kernel.duration_ns
         new = [name for name in kernel.writes if name not in seen]
         seen.update(new)
-        made[layer] += sum(blocks[name].bytes for name in new if blocks[name].kind is BlockKind.ACTIVATION)
+        origins[layer] += sum(blocks[name].bytes for name in new if blocks[name].kind is BlockKind.ACTIVATION)
     return [
         (
             name,
             str(count[layer]),
             *(format_time(time[layer, phase]) if (layer, phase) in time else "-" for phase in Phase),
-            format_bytes(made[layer]) if made[layer] else "-",
+            format_bytes(origins[layer]) if origins[layer] else "-",
         )
         for layer, name in enumerate(layers.names)
     ]

@@ -86,7 +86,7 @@ def record(
     plans = choose(SMALL_CASES if small else CASES, cases)
     try:
         with progress(quiet) as say:
-            found = record_cases(
+            result = record_cases(
                 output,
                 plans,
                 device=device,
@@ -99,28 +99,30 @@ def record(
     except (KeyboardInterrupt, SystemExit) as stop:
         click.echo("stopped; cases that were done are kept, and the same command goes on", err=True)
         sys.exit(INTERRUPTED if isinstance(stop, KeyboardInterrupt) else stop.code)
-    _show(found, output)
+    _show(result, output)
 
 
-def _show(found: Recorded, output: Path) -> None:
+def _show(recorded: Recorded, output: Path) -> None:
     screen = Screen()
-    screen.print(facts(_machine_rows(found.recording.machine)))
-    if found.recording.cases:
+    screen.print(facts(_machine_rows(recorded.recording.machine)))
+    if recorded.recording.cases:
         screen.print()
-        screen.print(table(_HEADINGS, [row for case in found.recording.cases for row in _rows(case)], whole=(0,)))
+        screen.print(table(_HEADINGS, [row for case in recorded.recording.cases for row in _rows(case)], unbroken=(0,)))
         click.echo(f"\nwritten to {output}")
         click.echo(f"to compare it with its simulation: simgpu validate report {shlex.quote(str(output))}")
-    told = {
-        f"{case.name} has no {method}: {why}" for case in found.recording.cases for method, why in case.absent.items()
+    reasons = {
+        f"{case.name} has no {method}: {why}"
+        for case in recorded.recording.cases
+        for method, why in case.absent.items()
     }
-    told |= {f"{name} is left out: {why}" for name, why in found.left_out.items()}
-    for line in sorted(told):
+    reasons |= {f"{name} is left out: {why}" for name, why in recorded.left_out.items()}
+    for line in sorted(reasons):
         click.echo(f"\n{wrapped(line, before=0)}", err=True)
-    if unsteady := [case.name for case in found.recording.cases if not all(map(_is_steady, case.runs.values()))]:
+    if unsteady := [case.name for case in recorded.recording.cases if not all(map(_is_steady, case.runs.values()))]:
         again = f"{' '.join(f'--case {name}' for name in unsteady)} --force"
         what = f"Warning: steps vary by over {STEADY:.0%}; record again with {again} while nothing else runs"
         click.echo(f"\n{wrapped(what, before=0)}", err=True)
-    if not found.recording.cases:
+    if not recorded.recording.cases:
         remedy = "choose smaller ones with --case or --small"
         raise InputError.single(output, "", "none of the cases could be recorded", remedy)
 

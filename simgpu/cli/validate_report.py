@@ -65,32 +65,32 @@ def report(
     if output is not None:
         check_outputs(output)
     with progress(quiet) as say:
-        found = _compared(_chosen(recording, cases, methods), cases, methods, say)
+        result = _compared(_chosen(recording, cases, methods), cases, methods, say)
         if output is not None:
             say("writing the outputs")
-            write_outputs(found, output, progress=say)
+            write_outputs(result, output, progress=say)
     if as_json:
-        click.echo(json.dumps(document(found), indent=2, allow_nan=False))
+        click.echo(json.dumps(document(result), indent=2, allow_nan=False))
     else:
         screen = Screen()
-        for number, each in enumerate(found):
+        for number, each in enumerate(result):
             if number:
                 screen.print()
             _show(screen, each, timeline)
         if output is not None:
             click.echo(f"\nwritten to {output}")
-    _end(found)
+    _end(result)
 
 
 def _chosen(name: str | None, cases: Sequence[str], methods: Sequence[str]) -> list[Recording]:
     """The recordings asked for; of several that ship, those that have what is asked for."""
     if name is not None:
         return [load_recording(name)]
-    found = [load_recording(each) for each in shipped_recordings()]
-    if not found:
+    result = [load_recording(each) for each in shipped_recordings()]
+    if not result:
         remedy = "name one that `simgpu validate record` wrote"
         raise InputError.single("", "RECORDING", "no recording ships with this version of simgpu", remedy)
-    return [each for each in found if _has(each, cases, methods)] or found
+    return [each for each in result if _has(each, cases, methods)] or result
 
 
 def _has(recording: Recording, cases: Iterable[str], methods: Iterable[str]) -> bool:
@@ -104,20 +104,20 @@ def _compared(
     return [compare_recording(each, cases=cases, methods=methods, progress=say) for each in recordings]
 
 
-def _show(screen: Screen, found: Validation, timeline: bool) -> None:
-    screen.print(Text(found.name, style="bold"))
-    if found.stand_in:
+def _show(screen: Screen, validation: Validation, timeline: bool) -> None:
+    screen.print(Text(validation.name, style="bold"))
+    if validation.stand_in:
         screen.print(Text(wrapped(f"NOTE: {STAND_IN}", before=0), style="bold red"))
-    screen.print(facts(header_facts(found)))
-    for lines in (case_lines(found.cases), byte_lines(found), part_lines(found)):
+    screen.print(facts(header_facts(validation)))
+    for lines in (case_lines(validation.cases), byte_lines(validation), part_lines(validation)):
         _print(screen, lines)
     if timeline:
-        for run in found.runs:
+        for run in validation.runs:
             _show_timeline(screen, run)
     screen.print()
-    screen.print(facts(summary_facts(found)))
+    screen.print(facts(summary_facts(validation)))
     screen.print()
-    for remark in remarks(found):
+    for remark in remarks(validation):
         screen.print(Text(remark, style="dim"))
 
 
@@ -138,7 +138,7 @@ def _print(screen: Screen, lines: Sequence[Line]) -> None:
         screen.print(Text(line.text, style="bold" if line.heading else ""))
 
 
-def _end(found: Iterable[Validation]) -> None:
+def _end(validations: Iterable[Validation]) -> None:
     """The exit code says whether a run could not be simulated, though memory was not the reason; remarks say why."""
-    if any(run.failure not in ("", "out of memory") for each in found for run in each.runs):
+    if any(run.failure not in ("", "out of memory") for each in validations for run in each.runs):
         sys.exit(BAD_INPUT)

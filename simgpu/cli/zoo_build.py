@@ -176,5 +176,5 @@ def _compressibility(trace: Trace) -> list[tuple[str, str]]:
         return []
     epochs = len({row.epoch for row in trace.compressibility})
     ratio = mean_ratio(trace.compressibility)
-    told = f"modelled: {ratio:.2f} over all blocks and {epochs} epochs, if every memory-entry takes its size alone"
-    return [("compressibility", told)]
+    text = f"modelled: {ratio:.2f} over all blocks and {epochs} epochs, if every memory-entry takes its size alone"
+    return [("compressibility", text)]

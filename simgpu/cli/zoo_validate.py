@@ -45,34 +45,34 @@ def validate_(recordings: Path | None, parts: bool, quiet: bool) -> None:
     screen = Screen()
     with progress(quiet) as say:
         say("comparing the time model to measurements")
-        found = validate(recordings)
-    for gpu in found.gpus():
-        shown = [row for row in found.rows if row.sample.gpu == gpu and (parts or row.sample.whole)]
+        result = validate(recordings)
+    for gpu in result.gpus():
+        shown = [row for row in result.rows if row.sample.gpu == gpu and (parts or row.sample.full)]
         if shown:
             screen.print(gpu)
             screen.print(table(_HEADINGS, [_row(row) for row in shown], left=(0, 2, 6)))
             screen.print()
     screen.print("errors of phases and iterations: mean and worst size, and mean with sign (bias)")
     headings = ("fit", "mean", "worst", "bias", "held out", "mean", "worst", "bias")
-    screen.print(table(("GPU", *headings), _by_gpu(found), left=(0,)))
+    screen.print(table(("GPU", *headings), _by_gpu(result), left=(0,)))
     screen.print()
-    screen.print(table(("network", *headings), _by_network(found), left=(0,)))
-    seen = found.summary(SampleUse.SEEN_NETWORK)
+    screen.print(table(("network", *headings), _by_network(result), left=(0,)))
+    seen = result.summary(SampleUse.SEEN_NETWORK)
     if seen is not None:
         screen.print(
             f"\nseen network, in neither: {seen.count}, mean {seen.mean:.1%}, worst {abs(seen.worst.error):.1%}"
         )
-    if found.memory:
+    if result.memory:
         screen.print("\npeak memory, as recorded and as modelled (nothing is fitted to it)")
-        screen.print(table(_MEMORY_HEADINGS, [_memory_row(row) for row in found.memory], left=(0, 1, 6)))
+        screen.print(table(_MEMORY_HEADINGS, [_memory_row(row) for row in result.memory], left=(0, 1, 6)))
         screen.print("\nwhat differs between the two, as far as it is known")
-        screen.print(facts((row.recording.name, row.recording.differs or "nothing known") for row in found.memory))
+        screen.print(facts((row.recording.name, row.recording.differs or "nothing known") for row in result.memory))
     screen.print("\nnot compared")
-    screen.print(facts([*((each.what, each.why) for each in found.skipped), ("no measurement", _unmeasured(found))]))
+    screen.print(facts([*((each.what, each.why) for each in result.skipped), ("no measurement", _unmeasured(result))]))
 
 
-def _unmeasured(found: TimeModelValidation) -> str:
-    return f"of the zoo's networks {', '.join(found.unmeasured())}"
+def _unmeasured(validation: TimeModelValidation) -> str:
+    return f"of the zoo's networks {', '.join(validation.unmeasured())}"
 
 
 def _row(row: ValidationRow) -> tuple[str, ...]:
@@ -101,21 +101,21 @@ def _memory_row(row: MemoryRow) -> tuple[str, ...]:
     )
 
 
-def _by_gpu(found: TimeModelValidation) -> list[tuple[str, ...]]:
-    return _told(
-        (gpu or "all", found.summary(SampleUse.FIT, gpu=gpu), found.summary(SampleUse.HELD_OUT, gpu=gpu))
-        for gpu in (*found.gpus(), None)
+def _by_gpu(validation: TimeModelValidation) -> list[tuple[str, ...]]:
+    return _error_rows(
+        (gpu or "all", validation.summary(SampleUse.FIT, gpu=gpu), validation.summary(SampleUse.HELD_OUT, gpu=gpu))
+        for gpu in (*validation.gpus(), None)
     )
 
 
-def _by_network(found: TimeModelValidation) -> list[tuple[str, ...]]:
-    return _told(
-        (name, found.summary(SampleUse.FIT, network=name), found.summary(SampleUse.HELD_OUT, network=name))
-        for name in found.networks()
+def _by_network(validation: TimeModelValidation) -> list[tuple[str, ...]]:
+    return _error_rows(
+        (name, validation.summary(SampleUse.FIT, network=name), validation.summary(SampleUse.HELD_OUT, network=name))
+        for name in validation.networks()
     )
 
 
-def _told(rows: Iterable[tuple[str, ErrorSummary | None, ErrorSummary | None]]) -> list[tuple[str, ...]]:
+def _error_rows(rows: Iterable[tuple[str, ErrorSummary | None, ErrorSummary | None]]) -> list[tuple[str, ...]]:
     """Those of which a phase or an iteration was compared at all."""
     return [(name, *_short(fit), *_short(held_out)) for name, fit, held_out in rows if fit or held_out]
 

@@ -77,8 +77,8 @@ def advice(
         text.insert(0, ("peak without offloading", where))
     bounds = _bounds(scenario, trace)
     if bounds is not None:
-        least = f"{format_bytes(bounds.bound.bytes)} with micro-batches of one sample; see simgpu memory-bound"
-        text.append(("memory lower bound", least))
+        lower_bound = f"{format_bytes(bounds.bound.bytes)} with micro-batches of one sample; see simgpu memory-bound"
+        text.append(("memory lower bound", lower_bound))
         if memory < bounds.offloaded.bytes:
             return [*text, ("try", f"more memory: a single sample does not fit {format_bytes(memory)}")]
     steps = [

@@ -9,15 +9,15 @@ from simgpu.graph.bounds import MemoryBounds, memory_bounds
 from simgpu.hardware.spec import NodeSpec
 from simgpu.planning.bound import Bound
 from simgpu.policies.common.placing import evaluator_of
-from simgpu.policies.joint.least_times import LeastTimes, bounds_of
 from simgpu.policies.joint.policy import Joint
+from simgpu.policies.joint.time_bounds import TimeBounds, bounds_of
 from simgpu.simulation.config import RunConfig, RunSettings, run_config
 from simgpu.simulation.run import plan_context
 from simgpu.simulation.tasks import task_graph
 from simgpu.trace.model import Trace
 
 
-def least_memory(trace: Trace, node: NodeSpec, *, alignment: int | str | None = None) -> MemoryBounds:
+def memory_lower_bound(trace: Trace, node: NodeSpec, *, alignment: int | str | None = None) -> MemoryBounds:
     """Memory of an iteration with everything resident, and its lower bound (``simgpu memory-bound``).
 
     The bound is for one sample at a time where the batch can be partitioned (moDNN, TPDS 2019, section 5.1.1).
@@ -26,15 +26,15 @@ def least_memory(trace: Trace, node: NodeSpec, *, alignment: int | str | None = 
     >>> from simgpu.hardware.spec import GpuSpec, LinkSpec, NodeSpec
     >>> from simgpu.trace.chain import chain
     >>> node = NodeSpec("example", GpuSpec("gpu", 10_000), LinkSpec("pcie", 10**10, 10**10))
-    >>> found = least_memory(chain([50, 70], [100, 140], [100, 200]), node)
-    >>> found.all_at_once.bytes, found.bound.bytes, found.batch
+    >>> result = memory_lower_bound(chain([50, 70], [100, 140], [100, 200]), node)
+    >>> result.all_at_once.bytes, result.bound.bytes, result.batch
     (300, 300, 1)
     """
     config = run_config(None, {"alignment": alignment}, trace=trace, node=node)
     return memory_bounds(task_graph(trace, node), config.on(node)[0].gpu.alignment)
 
 
-def least_time(
+def time_lower_bound(
     trace: Trace,
     node: NodeSpec,
     config: RunConfig | None = None,
@@ -47,28 +47,28 @@ def least_time(
     need. The arguments are those of `simgpu.simulate`. With SciPy (extra ``calibrate``) by a linear program, of which
     the multipliers are checked in whole numbers; without it a weaker bound.
 
-    Where no placement of feature maps fits, a program may that moves more: then it is the bound on every program that
-    runs the whole batch (`least_times` gives both). Raises `InputError` where nothing exact is known of the times on
-    the node, and `OutOfMemoryError` where not even a kernel's own blocks fit, so that no policy does.
+    Where no placement of activations fits, it is the bound of every program that runs the whole batch
+    (`time_lower_bounds` gives both). Raises `InputError` where times on the node are not exact, and `OutOfMemoryError`
+    where a kernel's own blocks do not fit, so that no policy fits.
 
     >>> from simgpu.hardware.spec import GpuSpec, LinkSpec, NodeSpec
     >>> from simgpu.trace.chain import chain
     >>> node = NodeSpec("example", GpuSpec("gpu", 850), LinkSpec("pcie", 10**10, 10**10))
-    >>> least_time(chain([5, 7, 9, 9], [10, 14, 18, 18], [100, 200, 300, 400]), node).ns
+    >>> time_lower_bound(chain([5, 7, 9, 9], [10, 14, 18, 18], [100, 200, 300, 400]), node).ns
     94
     """
-    return least_times(trace, node, config, **settings).least
+    return time_lower_bounds(trace, node, config, **settings).tightest
 
 
-def least_times(
+def time_lower_bounds(
     trace: Trace,
     node: NodeSpec,
     config: RunConfig | None = None,
     **settings: Unpack[RunSettings],
-) -> LeastTimes:
+) -> TimeBounds:
     """The bound on placements of feature maps, and the one on whatever a program of the whole batch moves.
 
-    Arguments and errors are those of `least_time`.
+    Arguments and errors are those of `time_lower_bound`.
     """
     policy = Joint()
     context = plan_context(trace, node, policy, config, **settings)
@@ -81,5 +81,5 @@ def least_times(
     if not both.of_all.fits:
         kernel = "" if both.of_all.kernel is None else context.graph.kernels[both.of_all.kernel].id
         waiting, limit = f"kernel {kernel}, whatever has left,", context.budget
-        raise OutOfMemoryError(waiting, "device", both.of_all.least_peak, limit, limit, limit, 0, (), kernel)
+        raise OutOfMemoryError(waiting, "device", both.of_all.peak_lower_bound, limit, limit, limit, 0, (), kernel)
     return both

@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from simgpu.experiments.scenarios.model import Scenario
     from simgpu.hardware.spec import NodeSpec
     from simgpu.planning.bound import Bound
-    from simgpu.policies.joint.least_times import LeastTimes
+    from simgpu.policies.joint.time_bounds import TimeBounds
     from simgpu.trace.model import TraceInfo
 
 #: A policy by name, by name and parameters, as ``{name: parameters}``, or as an object.
@@ -117,7 +117,7 @@ class Comparison:
     trace: TraceInfo
     trace_name: str
     node: NodeSpec
-    bounds: LeastTimes | None = None
+    bounds: TimeBounds | None = None
     bound_note: str = ""
 
     def __iter__(self) -> Iterator[PolicyRun]:
@@ -139,8 +139,8 @@ class Comparison:
 
     @property
     def bound(self) -> Bound | None:
-        """The bound of `simgpu.least_time`, None where `bounds` is."""
-        return None if self.bounds is None else self.bounds.least
+        """The bound of `simgpu.time_lower_bound`, None where `bounds` is."""
+        return None if self.bounds is None else self.bounds.tightest
 
     @property
     def headings(self) -> tuple[str, ...]:
@@ -224,8 +224,8 @@ def compare(
     all of that; other arguments override it. policies: names, ``("vdnn", {"mode": "conv"})``,
     ``{"vdnn": {"mode": "conv"}}`` or policy objects. A policy that runs out of memory, cannot be planned for this
     trace and node, or fails (`PolicyError`), does not end the comparison: its run holds the error. bound: also give
-    each run's gap to the lower bound of any placement of feature maps (`least_time`). progress: called with each label
-    before its run.
+    each run's gap to the lower bound of any placement of activations (`time_lower_bound`). progress: called with each
+    label before its run.
 
     Raises `InputError` for unknown policies or parameters, before anything runs, and where every policy refuses or
     fails; if a single one is asked for, whatever it raises.
@@ -252,8 +252,8 @@ def compare(
     config = run_config(config, settings)
     say = no_progress
     runs: list[PolicyRun] = []
-    asked = DEFAULT_POLICIES if policies is None else [policies] if isinstance(policies, str) else policies
-    for policy in [made_policy(request) for request in asked]:
+    chosen = DEFAULT_POLICIES if policies is None else [policies] if isinstance(policies, str) else policies
+    for policy in [policy_from(request) for request in chosen]:
         label = policy_label(policy)
         if progress:
             progress(label)
@@ -266,7 +266,7 @@ def compare(
         runs.append(PolicyRun(label, policy.name, policy.parameters, outcome))
     if runs and all(run.refused for run in runs):
         raise nothing_runs(runs)
-    text: tuple[LeastTimes | None, str] = (None, "")
+    text: tuple[TimeBounds | None, str] = (None, "")
     if bound:
         if progress:
             progress("computing the lower bound on the step time")
@@ -274,14 +274,14 @@ def compare(
     return Comparison(tuple(runs), trace.info, trace.name, node, *text)
 
 
-def _bound(trace: Trace, node: NodeSpec, config: RunConfig) -> tuple[LeastTimes | None, str]:
+def _bound(trace: Trace, node: NodeSpec, config: RunConfig) -> tuple[TimeBounds | None, str]:
     """The bounds and a note on them, or None and why there are none."""
-    from simgpu.experiments.bounds import least_times
+    from simgpu.experiments.bounds import time_lower_bounds
 
     if config.data_parallel:
         return None, "no lower bound is known for several GPUs that train together"
     try:
-        matches = least_times(trace, node, budget=config.budget, alignment=config.alignment, epoch=config.epoch)
+        matches = time_lower_bounds(trace, node, budget=config.budget, alignment=config.alignment, epoch=config.epoch)
     except OutOfMemoryError as error:
         return None, f"no program of the whole batch fits: {error}"
     except InputError as error:
@@ -289,7 +289,7 @@ def _bound(trace: Trace, node: NodeSpec, config: RunConfig) -> tuple[LeastTimes 
     return matches, f"{OVER_BOUND}: step time over its lower bound. {matches.summary}."
 
 
-def _over(result: Result | None, bounds: LeastTimes) -> str:
+def _over(result: Result | None, bounds: TimeBounds) -> str:
     """How far a result is over the bound that holds for it; a dash where none does."""
     bound = None if result is None else bounds.of(result.program)
     return "-" if result is None or bound is None else over_bound(result.iteration_ns, bound.ns)
@@ -313,7 +313,7 @@ def _problems(run: PolicyRun) -> tuple[Problem, ...]:
     return (Problem("", run.label, str(run.outcome)),)
 
 
-def made_policy(request: PolicyRequest) -> Policy:
+def policy_from(request: PolicyRequest) -> Policy:
     """The policy that is asked for; `InputError` for an unknown one or parameters that it does not take."""
     return request if isinstance(request, Policy) else make_policy(*_named(request))
 

@@ -147,23 +147,23 @@ class MaxBatch:
     """The largest batches of policies, for one network and node. Prints as a table; in a notebook as well.
 
     trace: the one that other batches were derived from. budget: bytes of device memory. Use
-    ``found["vdnn(mode=conv)"]`` for a policy by its label, `frame` for all numbers.
+    ``result["vdnn(mode=conv)"]`` for a policy by its label, `frame` for all numbers.
     """
 
-    found: tuple[LargestBatch, ...]
+    results: tuple[LargestBatch, ...]
     trace: TraceInfo
     trace_name: str
     node: NodeSpec
     budget: int
 
     def __iter__(self) -> Iterator[LargestBatch]:
-        return iter(self.found)
+        return iter(self.results)
 
     def __len__(self) -> int:
-        return len(self.found)
+        return len(self.results)
 
     def __getitem__(self, label: str) -> LargestBatch:
-        for each in self.found:
+        for each in self.results:
             if each.run.label == label:
                 return each
         raise KeyError(label)
@@ -171,17 +171,17 @@ class MaxBatch:
     @property
     def nothing_fits(self) -> bool:
         """Whether no policy with limited memory, of those that are not refused, fits a single sample."""
-        asked = [each for each in self.found if not each.unlimited and not each.run.refused]
-        return bool(asked) and all(each.batch is None for each in asked)
+        shown = [each for each in self.results if not each.unlimited and not each.run.refused]
+        return bool(shown) and all(each.batch is None for each in shown)
 
     def vs_none(self, each: LargestBatch) -> float | None:
         """A largest batch over that of the policy none, None where one of them is not known."""
-        base = next((other.batch for other in self.found if other.run.label == "none"), None)
+        base = next((other.batch for other in self.results if other.run.label == "none"), None)
         return each.batch / base if each.batch and base else None
 
     def rows(self) -> list[tuple[str, ...]]:
         """Texts under `MAX_BATCH_HEADINGS`, one row a policy."""
-        return [(each.run.label, *self._cells(each), each.note) for each in self.found]
+        return [(each.run.label, *self._cells(each), each.note) for each in self.results]
 
     def _cells(self, each: LargestBatch) -> tuple[str, ...]:
         if each.result is None:
@@ -212,7 +212,7 @@ class MaxBatch:
 
     def notes(self) -> list[str]:
         """What there is to know about the numbers, in sentences, each with its policy."""
-        return [f"{each.run.label}: {text}" for each in self.found for text in each.sentences()]
+        return [f"{each.run.label}: {text}" for each in self.results for text in each.sentences()]
 
     def frame(self) -> pd.DataFrame:
         """One row a policy by label: its recommended batch, its largest, and the numbers there in base units; empty
@@ -229,7 +229,7 @@ class MaxBatch:
             "budget_bytes": self.budget,
         }
         about |= {"origin": text.origin.value, "device": text.device, "date": text.date}
-        rows = {each.run.label: {**_numbers(each), "vs_none": self.vs_none(each)} for each in self.found}
+        rows = {each.run.label: {**_numbers(each), "vs_none": self.vs_none(each)} for each in self.results}
         near = [f"recommended_{name}" for name in Speed._fields]
         columns = [*near, "batch", "vs_none", *_NUMBERS, "steady", "gaps", "tried", "note"]
         numbers = pd.DataFrame.from_dict(rows, orient="index", columns=columns)
@@ -239,7 +239,7 @@ class MaxBatch:
         """Plain data for JSON: of what the numbers are, and one entry a policy."""
         trace = {"name": self.trace_name, **asdict(self.trace), "origin": self.trace.origin.value}
         about = {"trace": trace, "node": asdict(self.node), "budget_bytes": self.budget}
-        policies = [{**each.to_dict(), "vs_none": self.vs_none(each)} for each in self.found]
+        policies = [{**each.to_dict(), "vs_none": self.vs_none(each)} for each in self.results]
         return {**about, "policies": policies}
 
     def __repr__(self) -> str:

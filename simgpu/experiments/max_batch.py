@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Unpack
 
 from simgpu.errors import InputError, MissingExtraError, OutOfMemoryError
-from simgpu.experiments.compare import DEFAULT_POLICIES, PolicyRequest, PolicyRun, Refusal, made_policy, nothing_runs
+from simgpu.experiments.compare import DEFAULT_POLICIES, PolicyRequest, PolicyRun, Refusal, nothing_runs, policy_from
 from simgpu.experiments.largest_batch import LargestBatch, MaxBatch, Speed, recommended
 from simgpu.graph.bounds import first_reason
 from simgpu.hardware.spec import NodeSpec
@@ -63,10 +63,10 @@ def max_batch(
     >>> from simgpu.hardware.spec import GpuSpec, LinkSpec, NodeSpec
     >>> from simgpu.trace.chain import chain
     >>> node = NodeSpec("example", GpuSpec("gpu", 10_000), LinkSpec("pcie", 10**10, 10**10))
-    >>> found = max_batch(chain([5, 7, 9], [10, 14, 18], [100, 200, 300]), node, ["none", "vdnn"])
-    >>> {each.run.label: each.batch for each in found}
+    >>> result = max_batch(chain([5, 7, 9], [10, 14, 18], [100, 200, 300]), node, ["none", "vdnn"])
+    >>> {each.run.label: each.batch for each in result}
     {'none': 16, 'vdnn': 20}
-    >>> [each.recommended.batch for each in found]
+    >>> [each.recommended.batch for each in result]
     [16, 20]
     """
     if not isinstance(trace, Trace):
@@ -86,8 +86,8 @@ def max_batch(
     if config.data_parallel:
         what = f"the largest batch is searched for one GPU, not for {config.gpus}"
         raise InputError.single("", "argument gpus", what, _ONE_SHARE)
-    asked = [policies] if isinstance(policies, str) else DEFAULT_POLICIES if policies is None else policies
-    chosen = [made_policy(request) for request in asked]
+    requested = [policies] if isinstance(policies, str) else DEFAULT_POLICIES if policies is None else policies
+    chosen = [policy_from(request) for request in requested]
     node, budget = config.on(node)
     search = _Search(config, limit, speeds, progress or no_progress)
     # Batches that one policy has asked about are there for the next.
@@ -125,15 +125,15 @@ class _Search:
         try:
             first = runs.fits(own)
             if runs.unlimited:
-                return self._found(runs, own, None)
+                return self._result(runs, own, None)
             low, high = (own, None) if first else (1, own - 1)
             value = largest(runs.fits, low, high, cap=self.limit).value if first or own > 1 else None
             outcome = runs.at(value or 1)
-            return self._found(runs, value or 1, None if isinstance(outcome, OutOfMemoryError) else value)
+            return self._result(runs, value or 1, None if isinstance(outcome, OutOfMemoryError) else value)
         except (InputError, MissingExtraError) as error:
             return LargestBatch(_run(policy, error), None, runs.tried, self.limit)
 
-    def _found(self, runs: _Runs, ran: int, batch: int | None) -> LargestBatch:
+    def _result(self, runs: _Runs, ran: int, batch: int | None) -> LargestBatch:
         speeds = runs.speeds_up_to(batch) if self.speeds and batch is not None else ()
         return LargestBatch(_run(runs.policy, runs.at(ran)), batch, runs.tried, self.limit, speeds)
 

@@ -160,8 +160,8 @@ def _limit_mw(entry: Mapping[str, Any]) -> int:
     return power["limit_mw"] * entry.get("data_parallel", {}).get("gpus", 1) if power else 0
 
 
-def _with_share(part: int, whole: int) -> str:
-    return f"{format_time(part)} {part / whole:4.0%}" if part else _ABSENT
+def _with_share(part: int, total: int) -> str:
+    return f"{format_time(part)} {part / total:4.0%}" if part else _ABSENT
 
 
 def _overlapped(metrics: _Metrics, link: str) -> str:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Unpack
 import numpy as np
 
 from simgpu.errors import InputError, OutOfMemoryError, Problem
-from simgpu.experiments.compare import PolicyRequest, made_policy
+from simgpu.experiments.compare import PolicyRequest, policy_from
 from simgpu.experiments.search_result import Outcome, Search, WallClock, placed_maps
 from simgpu.graph.taskgraph import TaskGraph
 from simgpu.planning.evaluator import Chosen, Evaluator
@@ -55,8 +55,8 @@ def search_placement(
 
     >>> from simgpu.hardware.spec import GpuSpec, LinkSpec, NodeSpec
     >>> node = NodeSpec("example", GpuSpec("gpu", 900), LinkSpec("pcie", 10**10, 10**10))
-    >>> found = search_placement(chain([5, 7, 9, 9], [10, 14, 18, 18], [100, 200, 300, 400]), node)
-    >>> [(each.name, each.action, each.overhead_ns) for each in found.maps]
+    >>> result = search_placement(chain([5, 7, 9, 9], [10, 14, 18, 18], [100, 200, 300, 400]), node)
+    >>> [(each.name, each.action, each.overhead_ns) for each in result.maps]
     [('x2', 'recompute', 5), ('x3', 'keep', 0)]
     """
     chosen_policy = _one_policy(policy, parameters)
@@ -109,7 +109,7 @@ def _one_policy(request: PolicyRequest, parameters: Mapping[str, object] | None)
     if not (pair or isinstance(request, Policy) or (isinstance(request, Mapping) and len(request) == 1)):
         what = f"{str(request)[:60]} is not one policy"
         raise InputError.single("", "argument policy", what, "ask for one at a time, as name or {name: parameters}")
-    return made_policy(request)
+    return policy_from(request)
 
 
 def _check(policy: Policy) -> None:

@@ -165,8 +165,8 @@ class Search:
             "needed_ns",
         ]
         result = pd.DataFrame([asdict(each) for each in self.maps], columns=columns)
-        whole = {name: "Int64" for name in columns if name.endswith("_ns") or name in ("bytes", "prefetch_distance")}
-        return result.astype(whole).rename_axis("activation")
+        integers = {name: "Int64" for name in columns if name.endswith("_ns") or name in ("bytes", "prefetch_distance")}
+        return result.astype(integers).rename_axis("activation")
 
     def convergence_frame(self) -> pd.DataFrame | None:
         """One row an iteration of the search, from 1 on; empty cells where no particle fits; None without a swarm."""

@@ -60,8 +60,8 @@ class StudyResult(StudyValues):
             }
             for (trace, run), cell in self.cells.items()
         ]
-        whole = [f"{part}_ns" for part in PARTS] + ["traffic_bytes", "energy_nj", "budget_bytes", "peak_bytes"]
-        return pd.DataFrame(rows).astype(dict.fromkeys(whole, "Int64")).set_index(["trace", "run"])
+        integers = [f"{part}_ns" for part in PARTS] + ["traffic_bytes", "energy_nj", "budget_bytes", "peak_bytes"]
+        return pd.DataFrame(rows).astype(dict.fromkeys(integers, "Int64")).set_index(["trace", "run"])
 
     def _over(self, trace: str, run: StudyRun, baseline: str) -> float | None:
         other = self.study.compared(run, baseline)
@@ -94,7 +94,7 @@ class StudyResult(StudyValues):
             "published": [
                 {
                     **asdict(row.published),
-                    "ours": row.ours,
+                    "simulated": row.simulated,
                     "difference": row.difference,
                     "traces": row.traces,
                     "values": row.values,
@@ -135,9 +135,9 @@ def run_study(study: Study, *, progress: Callable[[str], None] | None = None) ->
             progress(f"{label}, {len(study.runs)} runs of {len(study.epochs)} epochs")
         for run in study.runs:
             cells[label, run.label] = cell_of(study, label, run)
-    asked = any(row.memory is not None for row in study.published)
+    wants_memory = any(row.memory is not None for row in study.published)
     return StudyResult(
-        study, cells, {label: memory_of(trace) for label, trace in study.traces.items()} if asked else {}
+        study, cells, {label: memory_of(trace) for label, trace in study.traces.items()} if wants_memory else {}
     )
 
 

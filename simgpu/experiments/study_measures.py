@@ -100,25 +100,25 @@ def _mean(values: Iterable[float]) -> float | None:
     return fmean(results) if results else None
 
 
-def _over(ours: float | None, theirs: float | None) -> float | None:
+def _over(value: float | None, baseline: float | None) -> float | None:
     """One number over another; None where one of them is not known, or there is nothing to divide by."""
-    return ours / theirs if ours is not None and theirs else None
+    return value / baseline if value is not None and baseline else None
 
 
 def _less_one(ratio: float | None) -> float | None:
     return None if ratio is None else ratio - 1
 
 
-def _throughput(ours: StudyCell, theirs: StudyCell) -> float | None:
-    return _over(ours.samples_per_s, theirs.samples_per_s)
+def _throughput(run: StudyCell, baseline: StudyCell) -> float | None:
+    return _over(run.samples_per_s, baseline.samples_per_s)
 
 
-def _time(ours: StudyCell, theirs: StudyCell) -> float | None:
-    return _over(theirs.samples_per_s, ours.samples_per_s)
+def _time(run: StudyCell, baseline: StudyCell) -> float | None:
+    return _over(baseline.samples_per_s, run.samples_per_s)
 
 
-def _time_saved(ours: StudyCell, theirs: StudyCell) -> float | None:
-    ratio = _throughput(ours, theirs)
+def _time_saved(run: StudyCell, baseline: StudyCell) -> float | None:
+    ratio = _throughput(run, baseline)
     return 1 - 1 / ratio if ratio else None
 
 
@@ -126,16 +126,18 @@ def _share(part: str) -> Callable[[StudyCell, StudyCell], float | None]:
     return lambda cell, _: _over(cell.parts[part], sum(cell.parts.values())) if cell.parts else None
 
 
-def _best_throughput(ours: Sequence[StudyCell], theirs: Sequence[StudyCell]) -> float | None:
-    return _over(*(max((each.samples_per_s or 0.0 for each in cells), default=0.0) or None for cells in (ours, theirs)))
+def _best_throughput(run: Sequence[StudyCell], baseline: Sequence[StudyCell]) -> float | None:
+    return _over(
+        *(max((each.samples_per_s or 0.0 for each in cells), default=0.0) or None for cells in (run, baseline))
+    )
 
 
-def _largest_batch(ours: Sequence[StudyCell], _: Sequence[StudyCell]) -> float | None:
-    return max((each.batch for each in ours if each.samples_per_s is not None), default=None)
+def _largest_batch(run: Sequence[StudyCell], _: Sequence[StudyCell]) -> float | None:
+    return max((each.batch for each in run if each.samples_per_s is not None), default=None)
 
 
-def _batch_gain(ours: Sequence[StudyCell], theirs: Sequence[StudyCell]) -> float | None:
-    return _over(_largest_batch(ours, ours), _largest_batch(theirs, theirs))
+def _batch_gain(run: Sequence[StudyCell], baseline: Sequence[StudyCell]) -> float | None:
+    return _over(_largest_batch(run, run), _largest_batch(baseline, baseline))
 
 
 @dataclass(frozen=True, slots=True)
@@ -330,19 +332,20 @@ def memory_of(trace: Trace) -> dict[str, int]:
     sample, bound, weights_offloaded and sub_batch are of the whole batch.
 
     >>> from simgpu.trace.folder import load_trace
-    >>> found = memory_of(load_trace("vgg16-b128-v100"))
-    >>> found["bound"] < found["sub_batch"] < found["transfers"] < found["algorithms"] < found["all_at_once"]
+    >>> result = memory_of(load_trace("vgg16-b128-v100"))
+    >>> result["bound"] < result["sub_batch"] < result["transfers"] < result["algorithms"] < result["all_at_once"]
     True
     """
     graph = TaskGraph.of(trace)
-    bounds, whole = memory_bounds(graph), Tdfg.of(graph)
-    tasks = range(len(whole.kinds))
-    fastest, smallest = (max(way(k).workspace for k in tasks) for way in (whole.fastest, whole.smallest))
+    bounds, batch_graph = memory_bounds(graph), Tdfg.of(graph)
+    tasks = range(len(batch_graph.kinds))
+    fastest, smallest = (max(way(k).workspace for k in tasks) for way in (batch_graph.fastest, batch_graph.smallest))
     return {
         "all_at_once": bounds.all_at_once.bytes,
         "bound": bounds.bound.bytes,
         "weights_offloaded": bounds.without_updates.bytes,
         "sub_batch": all_at_once(Tdfg.of(bounds.graph)).bytes,
-        "transfers": whole.resident_bytes + max(task_bytes(whole, k, whole.fastest(k)) for k in tasks),
+        "transfers": batch_graph.resident_bytes
+        + max(task_bytes(batch_graph, k, batch_graph.fastest(k)) for k in tasks),
         "algorithms": bounds.all_at_once.bytes - fastest + smallest,
     }

@@ -56,7 +56,7 @@ def study_tables(result: StudyValues) -> list[StudyTable]:
 
 def _by_trace(result: StudyValues, measure: str, over: str) -> StudyTable:
     study, kind = result.study, MEASURES[measure]
-    whole = kind.of_sweep is not None
+    of_sweep = kind.of_sweep is not None
     # A study of largest batches has one for every run: what the traces have is only where its searches begin.
     given = not study.largest_batch
     rows = [
@@ -65,14 +65,14 @@ def _by_trace(result: StudyValues, measure: str, over: str) -> StudyTable:
             *([_batches(study, label)] if given else []),
             *(_cell(result, label, run, measure, over) for run in study.runs),
         )
-        for label in (study.networks if whole else study.traces)
+        for label in (study.networks if of_sweep else study.traces)
     ]
     if kind.averaged:
         means, blank = result.means(measure, over), [""] if given else []
         rows.append((means.label, *blank, *(kind.text(means.values[run.label]) for run in study.runs)))
         if any(means.out_of_memory.values()):
             rows.append((OOM, *blank, *(_oom(means, run) for run in study.runs)))
-    batches = ["batches" if whole else "batch"] if given else []
+    batches = ["batches" if of_sweep else "batch"] if given else []
     headings = ("", *batches, *(run.label for run in study.runs))
     return StudyTable(_title(measure, over), headings, rows)
 
@@ -227,15 +227,15 @@ def _published(row: PublishedComparison, study: Study, numbers: dict[str, int]) 
     what = f"{_subject(number)}, {number.aggregate}" + (f", {kind.word}" if kind.word else "")
     if number.excluding:
         what += f", without {', '.join(number.excluding)}"
-    swept = row.points > row.asked or (bool(study.sweeps) and row.asked > 1)
+    swept = row.points > row.expected or (bool(study.sweeps) and row.expected > 1)
     if swept and row.values < row.points:
         what += f" ({row.values} of {row.points})"
-    elif row.traces < row.asked and row.asked > 1:
+    elif row.traces < row.expected and row.expected > 1:
         what += f" ({row.traces})"
     mark = f" [{numbers[number.note]}]" if number.note else ""
     return (
         what,
-        kind.text(row.ours),
+        kind.text(row.simulated),
         kind.text(number.value),
         kind.difference(row.difference, number.value),
         number.source + mark,

@@ -35,22 +35,22 @@ def aggregate(of: str, values: list[float]) -> float | None:
 class PublishedComparison:
     """A published number and the simulated one.
 
-    ours: None where a run it needs was out of memory.
-    traces, asked: the number of traces with a value, and of all that the number is of.
+    simulated: None where a run it needs was out of memory.
+    traces, expected: the number of traces with a value, and of all that the number is of.
     values, points: the number of values, and of all points; several per trace of a sweep of budgets.
     """
 
     published: PublishedNumber
-    ours: float | None
+    simulated: float | None
     traces: int
     values: int
-    asked: int
+    expected: int
     points: int
 
     @property
     def difference(self) -> float | None:
         """The simulated minus the published number."""
-        return None if self.ours is None else self.ours - self.published.value
+        return None if self.simulated is None else self.simulated - self.published.value
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,11 +96,11 @@ class StudyValues:
         if (of_sweep := MEASURES[measure].of_sweep) is not None:
             batches = self.study.networks[trace]
             return of_sweep(*([self.cells[batch, each] for batch in batches] for each in (run, over or run)))
-        ours = self.cells[trace, run]
-        theirs = self.cells[trace, over] if over else ours
-        if ours.samples_per_s is None or theirs.samples_per_s is None:
+        simulated = self.cells[trace, run]
+        reference = self.cells[trace, over] if over else simulated
+        if simulated.samples_per_s is None or reference.samples_per_s is None:
             return None
-        return MEASURES[measure].of(ours, theirs)
+        return MEASURES[measure].of(simulated, reference)
 
     def ratio(self, trace: str, run: str, over: str) -> float | None:
         """Throughput of one run over that of another, None where one of them was out of memory."""
@@ -146,8 +146,8 @@ class StudyValues:
         of: one of them or a sweep of batches, in place of all. without: those that are left out.
         """
         study, left = self.study, set(without)
-        whole = MEASURES[measure].of_sweep is not None
-        names = {label: study.network(label) for label in (study.networks if whole else study.traces)}
+        of_sweep = MEASURES[measure].of_sweep is not None
+        names = {label: study.network(label) for label in (study.networks if of_sweep else study.traces)}
         chosen = of in names or of in study.networks
         return [
             label
@@ -170,11 +170,11 @@ class StudyValues:
     def compared_with(self, row: PublishedNumber) -> PublishedComparison:
         """A published number with the simulated one."""
         each = 1 if row.memory is not None else len(self._pairs(row.run, row.vs))
-        asked = self._labels_of(row.measure, row.aggregate, row.excluding)
+        labels = self._labels_of(row.measure, row.aggregate, row.excluding)
         of = self.values_of(row)
         values = [value for text in of.values() for value in text]
-        ours = self._of_sums(row, of) if row.aggregate == "sum" else aggregate(row.aggregate, values)
-        return PublishedComparison(row, ours, len(of), len(values), len(asked), each * len(asked))
+        simulated = self._of_sums(row, of) if row.aggregate == "sum" else aggregate(row.aggregate, values)
+        return PublishedComparison(row, simulated, len(of), len(values), len(labels), each * len(labels))
 
     def values_of(self, row: PublishedNumber) -> dict[str, list[float]]:
         """The values behind a published number by trace; several per trace of a sweep."""
@@ -193,11 +193,11 @@ class StudyValues:
     def _of_sums(self, row: PublishedNumber, traces: Iterable[str]) -> float | None:
         """The sum over traces of what a measure divides, over the sum of what it is divided by."""
         part = MEASURES[row.measure].quotient_of
-        ours, theirs = (
+        simulated, reference = (
             sum(self.value(part, trace, run) or 0 for trace in traces for run in runs)
             for runs in zip(*self._pairs(row.run, row.vs), strict=True)
         )
-        return ours / theirs if theirs else None
+        return simulated / reference if reference else None
 
     def _of_memory(self, row: PublishedNumber, trace: str) -> float:
         together, amount = self.memory[trace]["all_at_once"], self.memory[trace][row.memory or ""]

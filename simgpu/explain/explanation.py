@@ -111,9 +111,9 @@ class Explanation:
 
     def path_rows(self) -> list[tuple[str, ...]]:
         """Texts under `PATH_HEADINGS`: the kinds of work on the critical path."""
-        whole = self.result.iteration_ns
+        total_ns = self.result.iteration_ns
         return [
-            (*_amount(ns, whole), str(count), stream, _WORK.get(kind, kind.replace("_", " ")))
+            (*_amount(ns, total_ns), str(count), stream, _WORK.get(kind, kind.replace("_", " ")))
             for (stream, kind), (ns, count) in by_kind(self.path).items()
         ]
 
@@ -158,10 +158,10 @@ def explain_result(result: Result) -> Explanation:
     >>> from simgpu.simulation.run import simulate
     >>> from simgpu.trace.chain import chain
     >>> node = NodeSpec("example", GpuSpec("gpu", 1000), LinkSpec("pcie", 10**10, 10**10))
-    >>> found = explain_result(simulate(chain([5, 7, 9], [10, 14, 18], [100, 200, 300]), node, "vdnn"))
-    >>> found.headline
+    >>> result = explain_result(simulate(chain([5, 7, 9], [10, 14, 18], [100, 200, 300]), node, "vdnn"))
+    >>> result.headline
     'vdnn: step time 83 ns, 20 ns over ideal (20 ns stalled)'
-    >>> found.frame()[["ns", "tensor", "decision"]].head(1).to_dict("records")
+    >>> result.frame()[["ns", "tensor", "decision"]].head(1).to_dict("records")
     [{'ns': 13, 'tensor': 'x2', 'decision': 'offload during F2 of L2'}]
     """
     check_kind("result", result, Result)
@@ -196,8 +196,8 @@ def _owner(owner: Owner) -> str:
     return owner.name.lower()
 
 
-def _amount(ns: int, whole: int) -> tuple[str, str]:
-    return format_time(ns), f"{ns / whole:.1%}" if whole else "-"
+def _amount(ns: int, total: int) -> tuple[str, str]:
+    return format_time(ns), f"{ns / total:.1%}" if total else "-"
 
 
 _COPIES = (SpanKind.COPY_D2H, SpanKind.COPY_H2D)

@@ -122,10 +122,10 @@ def memory_bounds(graph: TaskGraph, alignment: int = 1) -> MemoryBounds:
         one = graph.at_batch(1)
     except InputError as error:
         why = first_reason(error)
-    whole = Tdfg.of(graph, alignment)
-    tdfg = whole if one is graph else Tdfg.of(one, alignment)
+    full = Tdfg.of(graph, alignment)
+    tdfg = full if one is graph else Tdfg.of(one, alignment)
     return MemoryBounds(
-        all_at_once(whole),
+        all_at_once(full),
         lower_bound(tdfg),
         lower_bound_offloaded(tdfg),
         lower_bound_offloaded(tdfg, updates=False),

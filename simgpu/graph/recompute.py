@@ -57,24 +57,24 @@ class Ancestry:
     def writers(self) -> tuple[tuple[int, ...], ...]:
         """For each block, the forward kernels that write it, in order."""
         graph = self.graph
-        found: list[list[int]] = [[] for _ in graph.sizes]
+        result: list[list[int]] = [[] for _ in graph.sizes]
         for k, writes in enumerate(graph.writes):
             if graph.kernels[k].phase is Phase.FORWARD:
                 for b in writes:
-                    found[b].append(k)
-        return tuple(map(tuple, found))
+                    result[b].append(k)
+        return tuple(map(tuple, result))
 
     @cached_property
-    def kept(self) -> tuple[tuple[int, ...], ...]:
+    def retained(self) -> tuple[tuple[int, ...], ...]:
         """For each kernel, the blocks that it wrote and only reads when it runs again (a saved mask, statistics)."""
         graph = self.graph
-        found: list[tuple[int, ...]] = []
+        result: list[tuple[int, ...]] = []
         for k, kernel in enumerate(graph.kernels):
             with_saved = kernel.pure is not True and repeats_with_saved(kernel.op)
-            found.append(tuple(b for b in self._made(k)[1:] if b in self._lasting) if with_saved else ())
-        return tuple(found)
+            result.append(tuple(b for b in self._outputs(k)[1:] if b in self._lasting) if with_saved else ())
+        return tuple(result)
 
-    def _made(self, k: int) -> list[int]:
+    def _outputs(self, k: int) -> list[int]:
         """The results of a kernel for others."""
         blocks = self.graph.blocks
         return [
@@ -93,18 +93,18 @@ class Ancestry:
     def inputs(self) -> tuple[tuple[int, ...], ...]:
         """For each kernel, what it reads when it runs again, without persistent blocks that it changed."""
         graph = self.graph
-        found = []
+        result = []
         for k, reads in enumerate(graph.reads):
             own = {b for b in graph.writes[k] if graph.blocks[b].persistent}
-            found.append(tuple(dict.fromkeys((*(b for b in reads if b not in own), *self.kept[k]))))
-        return tuple(found)
+            result.append(tuple(dict.fromkeys((*(b for b in reads if b not in own), *self.retained[k]))))
+        return tuple(result)
 
     @cached_property
     def outputs(self) -> tuple[tuple[int, ...], ...]:
         """For each kernel, what it writes when it runs again, including its workspace."""
         graph = self.graph
         return tuple(
-            tuple(b for b in writes if not graph.blocks[b].persistent and b not in self.kept[k])
+            tuple(b for b in writes if not graph.blocks[b].persistent and b not in self.retained[k])
             for k, writes in enumerate(graph.writes)
         )
 
@@ -119,27 +119,27 @@ class Ancestry:
                 latest[b] = later[0]
         for k in reversed(range(len(graph.kernels))):
             if graph.kernels[k].phase is Phase.FORWARD:
-                made = max((latest[b] for b in self.outputs[k]), default=-1)
+                latest_output = max((latest[b] for b in self.outputs[k]), default=-1)
                 for b in self.inputs[k]:
-                    latest[b] = max(latest[b], made)
+                    latest[b] = max(latest[b], latest_output)
         return tuple(latest)
 
     @cached_property
     def refusals(self) -> tuple[Refusal | None, ...]:
         """For each block why it cannot be recomputed, None where it can."""
         graph = self.graph
-        found: list[Refusal | None] = [Refusal("no kernel makes it")] * len(graph.sizes)
+        result: list[Refusal | None] = [Refusal("no kernel makes it")] * len(graph.sizes)
         order = sorted((b for b in range(len(graph.sizes)) if self.writers[b]), key=lambda b: self.writers[b][-1])
         for b in order:
-            found[b] = self._refusal(b, found)
-        return tuple(found)
+            result[b] = self._refusal(b, result)
+        return tuple(result)
 
     def why_not(self, b: int) -> str | None:
         """Why a block cannot be recomputed, None where it can."""
         refusal = self.refusals[b]
         return refusal.why if refusal else None
 
-    def _refusal(self, b: int, found: list[Refusal | None]) -> Refusal | None:
+    def _refusal(self, b: int, result: list[Refusal | None]) -> Refusal | None:
         graph = self.graph
         block = graph.blocks[b]
         if block.persistent or block.host_write is not None:
@@ -149,15 +149,15 @@ class Ancestry:
             return Refusal("it is overwritten after forward", later, "overwrites it")
         for k in self.writers[b]:
             kernel = graph.kernels[k]
-            if b in self.kept[k]:
+            if b in self.retained[k]:
                 return Refusal(f"kernel {kernel.id} ({kernel.op}) can only run again with it", k, "reruns with it")
             if not self.repeatable(k):
                 why = f"kernel {kernel.id} ({kernel.op}) is not known to be repeatable"
                 return Refusal(why, k, "purity unknown" if kernel.pure is None else "not repeatable")
             versions = dict(zip(graph.reads[k], graph.read_versions[k], strict=True))
-            made = dict(zip(graph.writes[k], graph.write_versions[k], strict=True))
+            written = dict(zip(graph.writes[k], graph.write_versions[k], strict=True))
             for r in self.inputs[k]:
-                if r != b and (refusal := self._lost(r, versions.get(r, made.get(r, 0)), b, k, found)):
+                if r != b and (refusal := self._lost(r, versions.get(r, written.get(r, 0)), b, k, result)):
                     return refusal._replace(why=f"kernel {kernel.id} reads {graph.blocks[r].id}, {refusal.why}")
         return None
 
@@ -168,9 +168,9 @@ class Ancestry:
         """
         graph = self.graph
         changed = any(graph.blocks[b].persistent for b in graph.writes[k] if b in graph.reads[k])
-        return (graph.kernels[k].pure is True and not changed) or len(self._made(k)) == len(self.kept[k]) + 1 > 1
+        return (graph.kernels[k].pure is True and not changed) or len(self._outputs(k)) == len(self.retained[k]) + 1 > 1
 
-    def _lost(self, r: int, version: int, b: int, k: int, found: list[Refusal | None]) -> Refusal | None:
+    def _lost(self, r: int, version: int, b: int, k: int, result: list[Refusal | None]) -> Refusal | None:
         """Why the value that kernel k read of block r is lost when b is recomputed."""
         graph = self.graph
         latest = self.latest[b]
@@ -180,7 +180,7 @@ class Ancestry:
             later = next((u for u in graph.uses[r] if k < u and r in graph.writes[u]), k)
             if not graph.blocks[r].persistent or k < later < latest:
                 return Refusal("which was overwritten since", later, "overwrites an input")
-        released, refusal = graph.needed_releases[r], found[r]
+        released, refusal = graph.needed_releases[r], result[r]
         if released is not None and released < latest and refusal is not None:
             return refusal._replace(why="which is released by then and cannot be recomputed")
         return None

@@ -246,9 +246,9 @@ class _Replication:
         """One kernel for each weight."""
         updating = []
         for update in self.updates:
-            kept = (update.weight, *update.state)
-            reads = [*((update.gradient, gpu) for gpu in range(self.how.gpus)), *((b, 0) for b in kept)]
-            updating.append(self._accumulation(f"update:{self.one.blocks[update.weight].id}", reads, kept))
+            updated = (update.weight, *update.state)
+            reads = [*((update.gradient, gpu) for gpu in range(self.how.gpus)), *((b, 0) for b in updated)]
+            updating.append(self._accumulation(f"update:{self.one.blocks[update.weight].id}", reads, updated))
         return (), tuple(updating)
 
 

@@ -43,8 +43,8 @@ def saved_tensors(graph: TaskGraph) -> SavedTensors:
 
     >>> from simgpu.trace.chain import chain
     >>> graph = TaskGraph.of(chain([5, 7], [10, 14], [100, 200]))
-    >>> found = saved_tensors(graph)
-    >>> for each in found.tensors:
+    >>> result = saved_tensors(graph)
+    >>> for each in result.tensors:
     ...     print(graph.blocks[each.block].id, each.after, each.before, each.dropped)
     x1 -1 3 None
     x2 0 2 1
@@ -53,7 +53,7 @@ def saved_tensors(graph: TaskGraph) -> SavedTensors:
     if not graph.trace.saved:
         return SavedTensors(_derived(graph), recorded=False)
     number = graph.kernel_number
-    found = []
+    result = []
     for each in graph.trace.saved:
         if each.unpacked_before is None:
             continue
@@ -65,8 +65,8 @@ def saved_tensors(graph: TaskGraph) -> SavedTensors:
         after = -1 if each.packed_after is None else number[each.packed_after]
         # What the host puts there for a kernel cannot leave before it is there.
         after = max(after, graph.births[block] or 0) if graph.blocks[block].host_write is not None else after
-        found.append(Saved(block, each.bytes, after, number[each.unpacked_before], dropped))
-    return SavedTensors(tuple(found), recorded=True)
+        result.append(Saved(block, each.bytes, after, number[each.unpacked_before], dropped))
+    return SavedTensors(tuple(result), recorded=True)
 
 
 def readers(graph: TaskGraph, tensors: Sequence[Saved]) -> tuple[tuple[int, ...], ...]:
@@ -83,7 +83,7 @@ def readers(graph: TaskGraph, tensors: Sequence[Saved]) -> tuple[tuple[int, ...]
     of_block: defaultdict[int, list[int]] = defaultdict(list)
     for number, tensor in enumerate(tensors):
         of_block[tensor.block].append(number)
-    found: list[list[int]] = [[] for _ in tensors]
+    result: list[list[int]] = [[] for _ in tensors]
     for b, numbers in of_block.items():
         version = {number: _version_after(graph, b, tensors[number].after) for number in numbers}
         for k in graph.uses[b]:
@@ -93,8 +93,8 @@ def readers(graph: TaskGraph, tensors: Sequence[Saved]) -> tuple[tuple[int, ...]
                 last = max((tensors[number].before for number in taken), default=None)
                 for number in taken:
                     if tensors[number].before == last:
-                        found[number].append(k)
-    return tuple(map(tuple, found))
+                        result[number].append(k)
+    return tuple(map(tuple, result))
 
 
 def backward_ends(graph: TaskGraph, tensors: Sequence[Saved]) -> tuple[int, ...]:
@@ -120,7 +120,7 @@ def _version_after(graph: TaskGraph, b: int, k: int) -> int:
 
 
 def _derived(graph: TaskGraph) -> tuple[Saved, ...]:
-    found: dict[tuple[int, str | int, int], Saved] = {}
+    result: dict[tuple[int, str | int, int], Saved] = {}
     for k, kernel in enumerate(graph.kernels):
         if kernel.phase is not Phase.BACKWARD:
             continue
@@ -129,8 +129,10 @@ def _derived(graph: TaskGraph) -> tuple[Saved, ...]:
             if forward:
                 after = _saved_after(graph, b, forward, kernel.layer)
                 layer = k if kernel.layer is None else kernel.layer
-                found.setdefault((b, layer, after), Saved(b, graph.sizes[b], after, k, _dropped(graph, b, forward[-1])))
-    return tuple(sorted(found.values(), key=lambda each: (each.after, -each.before, each.block)))
+                result.setdefault(
+                    (b, layer, after), Saved(b, graph.sizes[b], after, k, _dropped(graph, b, forward[-1]))
+                )
+    return tuple(sorted(result.values(), key=lambda each: (each.after, -each.before, each.block)))
 
 
 def _saved_after(graph: TaskGraph, b: int, forward: Sequence[int], layer: str | None) -> int:
@@ -218,7 +220,7 @@ def saved_activations(graph: TaskGraph) -> tuple[int, ...]:
 
 
 def _all_saved(graph: TaskGraph) -> list[Activation]:
-    return [found for b in range(len(graph.blocks)) if (found := _saved(graph, b)) is not None]
+    return [result for b in range(len(graph.blocks)) if (result := _saved(graph, b)) is not None]
 
 
 def _saved(graph: TaskGraph, b: int) -> Activation | None:

@@ -65,13 +65,13 @@ def default_sections(graph: TaskGraph) -> Sections:
     paths = [] if graph.layers.derived else list(modules.sections(modules.start))
     if paths:
         how = "modules"
-        found = [section for path in paths for section in _of_module(graph, modules, path)]
+        result = [section for path in paths for section in _of_module(graph, modules, path)]
     else:
         how = "parts that one tensor enters, as tags name no modules"
-        found = [(f"{NUMBERED}{n}", part) for n, part in enumerate(_parts(graph, modules.layers), start=1)]
-    if found and _is_last(graph, found[-1][1]):
-        found.pop()
-    return Sections({layer: name for name, layers in found for layer in layers}, how)
+        result = [(f"{NUMBERED}{n}", part) for n, part in enumerate(_parts(graph, modules.layers), start=1)]
+    if result and _is_last(graph, result[-1][1]):
+        result.pop()
+    return Sections({layer: name for name, layers in result for layer in layers}, how)
 
 
 def _of_module(graph: TaskGraph, modules: _Modules, path: str) -> list[tuple[str, list[str]]]:
@@ -127,18 +127,18 @@ def _behind_cuts(graph: TaskGraph) -> frozenset[str]:
     begun: set[str] = set()
     passing: set[int] = set()
     until = -1
-    found: set[str] = set()
+    result: set[str] = set()
     for k in forward:
         name = graph.layers.name_of(k)
         passing = {b for b in passing if needed[b] >= k}
         if name not in begun and until < k and len(passing) == 1 and all(written[b] < k for b in passing):
-            found.add(name)
+            result.add(name)
         begun.add(name)
         until = max(until, last_of_layer[name])
         for b in graph.writes[k]:
             if b in flows:
                 passing.add(b)
-    return frozenset(found)
+    return frozenset(result)
 
 
 def activations(graph: TaskGraph) -> frozenset[int]:
@@ -205,22 +205,22 @@ class _Modules:
     @cached_property
     def _kernels(self) -> dict[str, list[int]]:
         """For each module the kernels in it."""
-        found: dict[str, list[int]] = {"": []}
+        result: dict[str, list[int]] = {"": []}
         for k, name in self._names.items():
             if not name.startswith("("):
                 parts = name.split(".")
                 for n in range(len(parts) + 1):
-                    found.setdefault(".".join(parts[:n]), []).append(k)
-        return found
+                    result.setdefault(".".join(parts[:n]), []).append(k)
+        return result
 
     @cached_property
     def _children(self) -> dict[str, list[str]]:
         """For each module those in it, in order."""
-        found: dict[str, list[str]] = {path: [] for path in self._kernels}
+        result: dict[str, list[str]] = {path: [] for path in self._kernels}
         for path in self._kernels:
             if path:
-                found[path.rpartition(".")[0]].append(path)
-        return {path: sorted(inner, key=lambda each: self._kernels[each][0]) for path, inner in found.items()}
+                result[path.rpartition(".")[0]].append(path)
+        return {path: sorted(inner, key=lambda each: self._kernels[each][0]) for path, inner in result.items()}
 
     def _with_children(self, path: str) -> list[str]:
         return [child for child in self._children[path] if self._children[child]]
@@ -244,20 +244,20 @@ class _Modules:
     def _is_bypassed(self, child: str, path: str) -> bool:
         """Whether a later kernel of the module reads an activation that was made before the child in it."""
         first, last = self._kernels[child][0], self._kernels[child][-1]
-        return any(made < first for k in self._kernels[path] if k > last for made in self._made_for[k])
+        return any(created < first for k in self._kernels[path] if k > last for created in self._needed_for[k])
 
     @cached_property
-    def _made_for(self) -> dict[int, list[int]]:
+    def _needed_for(self) -> dict[int, list[int]]:
         """For each kernel of forward those that made the activations that it reads."""
         graph, flows = self.graph, activations(self.graph)
         maker: dict[tuple[int, int], int] = {}
-        found = {}
+        result = {}
         for k in self._names:
             read = zip(graph.reads[k], graph.read_versions[k], strict=True)
-            found[k] = [maker[each] for each in read if each in maker]
+            result[k] = [maker[each] for each in read if each in maker]
             written = zip(graph.writes[k], graph.write_versions[k], strict=True)
             maker |= {each: k for each in written if each[0] in flows}
-        return found
+        return result
 
 
 class Region(NamedTuple):
@@ -273,7 +273,7 @@ class Rerun(NamedTuple):
     region that stay instead. left_out: kernels that do not run again, for all that the region does."""
 
     runs: tuple[tuple[int, tuple[int, ...]], ...]
-    kept: frozenset[int]
+    retained: frozenset[int]
     left_out: tuple[int, ...]
 
 
@@ -287,16 +287,16 @@ def regions_of(graph: TaskGraph, section_of: Mapping[str, str]) -> tuple[Region,
     >>> regions_of(graph, {"L1": "a", "L2": "a"})
     (Region(section='a', first=0, stop=2),)
     """
-    found: list[Region] = []
+    regions: list[Region] = []
     for k, kernel in enumerate(graph.kernels):
         section = section_of.get(graph.layers.name_of(k)) if kernel.phase is Phase.FORWARD else None
         if section is None:
             continue
-        if found and found[-1].section == section and found[-1].stop == k:
-            found[-1] = found[-1]._replace(stop=k + 1)
+        if regions and regions[-1].section == section and regions[-1].stop == k:
+            regions[-1] = regions[-1]._replace(stop=k + 1)
         else:
-            found.append(Region(section, k, k + 1))
-    return tuple(found)
+            regions.append(Region(section, k, k + 1))
+    return tuple(regions)
 
 
 def saved_inside(
@@ -311,7 +311,7 @@ def saved_inside(
     within = {k: number for number, region in enumerate(regions) for k in range(region.first, region.stop)}
     forward = [k for k, kernel in enumerate(graph.kernels) if kernel.phase is Phase.FORWARD]
     following = dict(zip([-1, *forward], forward, strict=False))
-    found: list[list[Saved]] = [[] for _ in regions]
+    result: list[list[Saved]] = [[] for _ in regions]
     for tensor in tensors:
         behind = following.get(tensor.after)
         sides = (within.get(tensor.after), None if behind is None else within.get(behind))
@@ -324,8 +324,8 @@ def saved_inside(
             elif behind is not None and tensor.block in graph.reads[behind]:
                 inside = sides[1]
         if inside is not None:
-            found[inside].append(tensor)
-    return found
+            result[inside].append(tensor)
+    return result
 
 
 def rerun_of(
@@ -335,7 +335,7 @@ def rerun_of(
 
     held: blocks made in the region that are on the device then all the same.
     """
-    return _Rerunning(graph, ancestry, region, saved, set(held)).found()
+    return _Rerunning(graph, ancestry, region, saved, set(held)).rerun()
 
 
 @dataclass
@@ -346,7 +346,7 @@ class _Rerunning:
     ancestry: Ancestry
     region: Region
     saved: Sequence[Saved]
-    kept: set[int]
+    retained: set[int]
 
     def __post_init__(self) -> None:
         graph, region = self.graph, self.region
@@ -355,65 +355,65 @@ class _Rerunning:
         self.kernels = range(region.first, min(region.stop, last + 1))
         births = graph.births
         self.inside = {b for b, birth in enumerate(births) if birth is not None and region.first <= birth < region.stop}
-        self.kept |= {b for b in self.inside if graph.blocks[b].host_write is not None}
+        self.retained |= {b for b in self.inside if graph.blocks[b].host_write is not None}
         for k in self.kernels:
-            self.kept.update(self.ancestry.kept[k])
+            self.retained.update(self.ancestry.retained[k])
 
-    def found(self) -> Rerun:
+    def rerun(self) -> Rerun:
         """The kernels that run again, once nothing is missing any more."""
         while True:
-            before = len(self.kept)
-            runs, made = self._attempt()
-            self.kept.update(b for b in self.inside - self.kept if self._is_missed(b, made))
-            if len(self.kept) == before:
+            before = len(self.retained)
+            runs, makers = self._attempt()
+            self.retained.update(b for b in self.inside - self.retained if self._is_missed(b, makers))
+            if len(self.retained) == before:
                 left_out = set(self.kernels) - {k for k, _ in runs}
-                return Rerun(tuple(runs), frozenset(self.kept & self.inside), tuple(sorted(left_out)))
+                return Rerun(tuple(runs), frozenset(self.retained & self.inside), tuple(sorted(left_out)))
 
     def _attempt(self) -> tuple[list[tuple[int, tuple[int, ...]]], dict[int, int]]:
         """The kernels that can run again with what is kept, and the versions that they leave."""
-        made: dict[int, int] = {}
+        makers: dict[int, int] = {}
         runs = []
         for k in self.kernels:
             outputs = self.ancestry.outputs[k]
-            makes = tuple(b for b in outputs if b in self.inside and b not in self.kept)
-            if outputs and not makes and all(b in self.kept for b in outputs):
+            makes = tuple(b for b in outputs if b in self.inside and b not in self.retained)
+            if outputs and not makes and all(b in self.retained for b in outputs):
                 continue
-            if self._can_run(k, made):
+            if self._can_run(k, makers):
                 runs.append((k, makes))
                 versions = dict(zip(self.graph.writes[k], self.graph.write_versions[k], strict=True))
-                made.update((b, versions[b]) for b in makes)
+                makers.update((b, versions[b]) for b in makes)
             else:
-                self.kept.update(b for b in makes if self._is_needed(b, k))
-        return runs, made
+                self.retained.update(b for b in makes if self._is_needed(b, k))
+        return runs, makers
 
-    def _can_run(self, k: int, made: dict[int, int]) -> bool:
+    def _can_run(self, k: int, makers: dict[int, int]) -> bool:
         graph, ancestry = self.graph, self.ancestry
         if not ancestry.repeatable(k):
             return False
         for b in ancestry.outputs[k]:
             changed = b in graph.reads[k]
-            if (b not in self.inside and not graph.blocks[b].persistent) or (changed and b in self.kept):
+            if (b not in self.inside and not graph.blocks[b].persistent) or (changed and b in self.retained):
                 return False
-        found = dict(zip(graph.writes[k], graph.write_versions[k], strict=True))
-        found |= dict(zip(graph.reads[k], graph.read_versions[k], strict=True))
-        return all(self._version_there(b, made) == found[b] for b in ancestry.inputs[k])
+        result = dict(zip(graph.writes[k], graph.write_versions[k], strict=True))
+        result |= dict(zip(graph.reads[k], graph.read_versions[k], strict=True))
+        return all(self._version_there(b, makers) == result[b] for b in ancestry.inputs[k])
 
-    def _version_there(self, b: int, made: dict[int, int]) -> int | None:
+    def _version_there(self, b: int, makers: dict[int, int]) -> int | None:
         """The version of a block that is on the device while the region runs again, None if none is."""
-        if b in self.inside and b not in self.kept:
-            return made.get(b)
+        if b in self.inside and b not in self.retained:
+            return makers.get(b)
         return sum(b in self.graph.writes[u] for u in self.graph.uses[b] if u < self.start)
 
     def _is_needed(self, b: int, k: int) -> bool:
         """Whether what kernel k makes is used by anything after it."""
         return self.graph.blocks[b].kind is not BlockKind.WORKSPACE and self.graph.uses[b][-1] > k
 
-    def _is_missed(self, b: int, made: dict[int, int]) -> bool:
+    def _is_missed(self, b: int, makers: dict[int, int]) -> bool:
         """Whether backward needs a block in a version that does not come of the rerun."""
         graph = self.graph
         for u in graph.uses[b]:
             if u >= self.start:
                 if b in graph.reads[u]:
-                    return made.get(b) != graph.read_versions[u][graph.reads[u].index(b)]
+                    return makers.get(b) != graph.read_versions[u][graph.reads[u].index(b)]
                 return False
         return False

@@ -46,11 +46,11 @@ def split(graph: TaskGraph, batch: int) -> TaskGraph:
     >>> parts.durations, parts.blocks[-1].id
     ((20, 28, 56, 40, 10, 14, 28, 20), 'g1@1')
     """
-    whole = graph.trace.info.batch
-    if not 1 <= batch <= whole:
-        raise InputError.single("", "sub-batch", f"{batch} is no part of a batch of {whole}", f"give 1 to {whole}")
-    end = _end_of_backward(graph, partitioned=batch < whole)
-    count, rest = divmod(whole, batch)
+    total = graph.trace.info.batch
+    if not 1 <= batch <= total:
+        raise InputError.single("", "sub-batch", f"{batch} is no part of a batch of {total}", f"give 1 to {total}")
+    end = _end_of_backward(graph, partitioned=batch < total)
+    count, rest = divmod(total, batch)
     full = graph.at_batch(batch)
     # Always resident: weights, their gradients, and what else is needed from round to round or by the optimizer.
     lasting = frozenset(full.blocks[b].id for b in Tdfg.of(full).resident)
@@ -90,12 +90,12 @@ def _round(graph: TaskGraph, end: int, lasting: frozenset[str], suffix: str) -> 
     last = kernels[-1].id + suffix if kernels else None
     summed = {block.id for block in graph.blocks if block.id in lasting and not block.persistent}
     begun: set[str] = set()
-    made = []
+    copies = []
     for kernel in kernels:
         sums = [b for b in dict.fromkeys(kernel.writes) if b in summed]
         reads = (*kernel.reads, *(b for b in sums if b not in begun and b not in kernel.reads))
         begun.update(sums)
-        made.append(
+        copies.append(
             replace(
                 kernel,
                 id=kernel.id + suffix,
@@ -109,7 +109,7 @@ def _round(graph: TaskGraph, end: int, lasting: frozenset[str], suffix: str) -> 
     blocks = [_passing(graph, b, new, names, suffix, last) for b in own]
     algorithms = [replace(choice, kernel=choice.kernel + suffix) for choice in graph.trace.algorithms]
     return _Part(
-        tuple(made),
+        tuple(copies),
         tuple(blocks),
         tuple(choice for choice in algorithms if choice.kernel.removesuffix(suffix) in names),
         tuple(graph.copy_sizes[b] for b in own),
@@ -145,28 +145,28 @@ def _outside_rounds(graph: TaskGraph, b: int, lasts: bool) -> Block:
 
 
 def _joined(
-    whole: TaskGraph, full: TaskGraph, rounds: Sequence[_Part], lasting: frozenset[str], count: int
+    total: TaskGraph, full: TaskGraph, rounds: Sequence[_Part], lasting: frozenset[str], count: int
 ) -> TaskGraph:
     """The graph of all rounds and the optimizer."""
     in_round = {kernel.id for kernel in rounds[0].kernels}
     update = tuple(kernel for kernel in full.kernels if kernel.id not in in_round)
     of_round = {block.id for block in rounds[0].blocks}
     others = [b for b, block in enumerate(full.blocks) if block.id not in of_round]
-    kept = [_outside_rounds(full, b, full.blocks[b].id in lasting) for b in others]
+    copies = [_outside_rounds(full, b, full.blocks[b].id in lasting) for b in others]
     trace = Trace(
-        whole.trace.info,
+        total.trace.info,
         (*(kernel for part in rounds for kernel in part.kernels), *update),
-        (*kept, *(block for part in rounds for block in part.blocks)),
+        (*copies, *(block for part in rounds for block in part.blocks)),
         (
             *(choice for part in rounds for choice in part.algorithms),
             *(choice for choice in full.trace.algorithms if choice.kernel not in in_round),
         ),
-        name=whole.trace.name,
+        name=total.trace.name,
     )
     size = len(rounds[0].kernels)
     spans = [Round(0, size, count), *(Round(size, 2 * size, 1) for _ in rounds[1:])]
     if update:
         spans.append(Round(len(rounds) * size, len(trace.kernels), 1))
     copied = (*(full.copy_sizes[b] for b in others), *(size for part in rounds for size in part.copy_sizes))
-    joined = replace(TaskGraph.of(trace), copy_sizes=copied, rounds=tuple(spans), exchanged=whole.exchanged)
+    joined = replace(TaskGraph.of(trace), copy_sizes=copied, rounds=tuple(spans), exchanged=total.exchanged)
     return joined if full.compression is None else full.compression.apply(joined)

@@ -107,7 +107,7 @@ class TaskGraph:
         """The task graph of a checked trace."""
         number = {block.id: index for index, block in enumerate(trace.blocks)}
         # Programs run what ran on a single stream on their first one, whatever its number in the recording.
-        streams = {found: place for place, found in enumerate(sorted({kernel.stream for kernel in trace.kernels}))}
+        streams = {result: place for place, result in enumerate(sorted({kernel.stream for kernel in trace.kernels}))}
         version = [0] * len(number)
         uses: list[list[int]] = [[] for _ in number]
         reads, writes, read_versions, write_versions = [], [], [], []

@@ -52,7 +52,7 @@ def tasks_from_json(text: str, trace: Trace) -> TaskGraph:
             raise InputError.single("tasks", "schema", f"{document['schema']!r} is not {SCHEMA}", _AGAIN)
         blocks = len(trace.blocks)
         encoded = {
-            _within(form, blocks): EncodedForm(_within(of, blocks), *_whole(times))
+            _within(form, blocks): EncodedForm(_within(of, blocks), *_integers(times))
             for form, of, *times in document["encoded"]
         }
         graph = replace(
@@ -72,10 +72,10 @@ def _numbers(document: dict[str, Any], name: str, count: int) -> tuple[int, ...]
     numbers = document[name]
     if len(numbers) != count:
         raise ValueError(f"{name} has {len(numbers)} numbers where the tables have {count} rows")
-    return _whole(numbers)
+    return _integers(numbers)
 
 
-def _whole(numbers: Sequence[Any]) -> tuple[int, ...]:
+def _integers(numbers: Sequence[Any]) -> tuple[int, ...]:
     for number in numbers:
         if type(number) is not int or number < 0:
             raise ValueError(f"{number!r} is not a whole number >= 0")

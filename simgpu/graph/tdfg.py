@@ -108,7 +108,7 @@ class Tdfg:
         roles = _roles(graph, resident)
         inputs, outputs = [], []
         for k, (reads, writes) in enumerate(zip(graph.reads, graph.writes, strict=True)):
-            taken = [*reads, *_kept(graph, k)]
+            taken = [*reads, *_retained(graph, k)]
             inputs.append(_data(taken, resident, roles))
             outputs.append(_data(writes, resident, roles))
         return cls(
@@ -164,25 +164,25 @@ class Tdfg:
         import networkx
 
         graph = self.graph
-        found: networkx.DiGraph[tuple[str, ...]] = networkx.DiGraph()
+        result: networkx.DiGraph[tuple[str, ...]] = networkx.DiGraph()
         for k in self.tasks:
             kernel = graph.kernels[k]
             task = ("task", kernel.id)
-            found.add_node(
+            result.add_node(
                 task, kind=self.kinds[k].value, op=kernel.op, layer=kernel.layer, duration_ns=graph.durations[k]
             )
             versions = dict(zip(graph.writes[k], graph.write_versions[k], strict=True))
             taken = dict(zip(graph.reads[k], graph.read_versions[k], strict=True))
-            taken |= {b: versions[b] - 1 for b in _kept(graph, k)}
+            taken |= {b: versions[b] - 1 for b in _retained(graph, k)}
             for b, version in taken.items():
-                found.add_edge(self._node(found, b, version), task)
+                result.add_edge(self._node(result, b, version), task)
             for b, version in versions.items():
-                found.add_edge(task, self._node(found, b, version))
-        return found
+                result.add_edge(task, self._node(result, b, version))
+        return result
 
-    def _node(self, found: networkx.DiGraph[tuple[str, ...]], b: int, version: int) -> tuple[str, ...]:
+    def _node(self, result: networkx.DiGraph[tuple[str, ...]], b: int, version: int) -> tuple[str, ...]:
         node = ("data", self.graph.blocks[b].id, str(version))
-        found.add_node(node, role=self.roles[b].value, bytes=self.graph.sizes[b], resident=b in self.resident)
+        result.add_node(node, role=self.roles[b].value, bytes=self.graph.sizes[b], resident=b in self.resident)
         return node
 
 
@@ -191,7 +191,7 @@ def padded(size: int, alignment: int) -> int:
     return -(-size // alignment) * alignment
 
 
-def _kept(graph: TaskGraph, k: int) -> list[int]:
+def _retained(graph: TaskGraph, k: int) -> list[int]:
     """Blocks that a kernel writes without reading them, though they have a value already."""
     reads = set(graph.reads[k])
     return [
@@ -256,7 +256,7 @@ def _ways(
     graph: TaskGraph, sizes: tuple[int, ...], roles: tuple[Role, ...], alignment: int
 ) -> tuple[tuple[TaskAlgorithm, ...], ...]:
     choices = algorithm_choices(graph)
-    found = []
+    result = []
     for k, duration_ns in enumerate(graph.durations):
         listed = [
             TaskAlgorithm(choice.algorithm, choice.duration_ns, padded(choice.workspace_bytes, alignment))
@@ -265,5 +265,5 @@ def _ways(
         own = TaskAlgorithm(None, duration_ns, sum(sizes[b] for b in graph.writes[k] if roles[b] is Role.WORKSPACE))
         if all((way.duration_ns, way.workspace) != (own.duration_ns, own.workspace) for way in listed):
             listed.append(own)
-        found.append(tuple(sorted(listed, key=lambda way: (way.duration_ns, way.workspace, way.algorithm or ""))))
-    return tuple(found)
+        result.append(tuple(sorted(listed, key=lambda way: (way.duration_ns, way.workspace, way.algorithm or ""))))
+    return tuple(result)

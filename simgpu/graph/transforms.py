@@ -37,8 +37,8 @@ def algorithm_choices(graph: TaskGraph) -> dict[int, tuple[AlgorithmChoice, ...]
     for choice in graph.trace.algorithms:
         choices.setdefault(graph.kernel_number[choice.kernel], []).append(choice)
     return {
-        k: tuple(sorted(found, key=lambda c: (c.duration_ns, c.workspace_bytes, c.algorithm)))
-        for k, found in sorted(choices.items())
+        k: tuple(sorted(result, key=lambda c: (c.duration_ns, c.workspace_bytes, c.algorithm)))
+        for k, result in sorted(choices.items())
     }
 
 
@@ -242,12 +242,12 @@ def in_versions(graph: TaskGraph) -> TaskGraph:
     """The graph with forms of blocks read in the version that the block has by then; no kernel writes a form."""
     forms = graph.encoded
     version = [0] * len(graph.sizes)
-    found = []
+    result = []
     for k, reads in enumerate(graph.reads):
-        found.append(tuple(version[forms[b].block if b in forms else b] for b in reads))
+        result.append(tuple(version[forms[b].block if b in forms else b] for b in reads))
         for b in graph.writes[k]:
             version[b] += 1
-    return replace(graph, read_versions=tuple(found))
+    return replace(graph, read_versions=tuple(result))
 
 
 @dataclass(frozen=True, slots=True)

@@ -146,8 +146,8 @@ def _paired(graph: TaskGraph, end: int, weights: list[int]) -> dict[int, int]:
             of_gradients = _grouped((b for b in gradients if b not in taken and rank(b) == best), key)
             for group, members in of_weights.items():
                 first_read_first = sorted(members, key=lambda w: graph.uses[w][0])
-                last_made_first = sorted(of_gradients.get(group, ()), key=lambda b: -graph.uses[b][0])
-                gradient_of.update(zip(first_read_first, last_made_first, strict=False))
+                newest_first = sorted(of_gradients.get(group, ()), key=lambda b: -graph.uses[b][0])
+                gradient_of.update(zip(first_read_first, newest_first, strict=False))
     return gradient_of
 
 

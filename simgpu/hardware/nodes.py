@@ -64,7 +64,7 @@ class GpuSection(FileModel):
     )
 
     @model_validator(mode="after")
-    def _leaves_memory(self) -> GpuSection:
+    def _check_reserved(self) -> GpuSection:
         if self.reserved >= self.memory:
             raise ValueError("reserved is not smaller than memory: nothing is left for the program")
         if self.cdma is not None and self.dram_bandwidth is None:

@@ -29,7 +29,7 @@ class MetadataCacheSection(FileModel):
     entries: int = Field(ge=1, description="memory-entries that a line tells of")
 
     @model_validator(mode="after")
-    def _is_made_of_sets(self) -> MetadataCacheSection:
+    def _check_sets(self) -> MetadataCacheSection:
         if self.size % (self.line * self.ways):
             raise ValueError(f"size is no multiple of line times ways, {self.line * self.ways} B: the size of a set")
         if self.entries > 2 * self.line:
@@ -137,7 +137,7 @@ class PowerSection(FileModel):
     link_energy: EnergyPerByte = Field(description="for what moves over the link, beside its device memory's")
 
     @model_validator(mode="after")
-    def _keeps_the_limit(self) -> PowerSection:
+    def _check_limit(self) -> PowerSection:
         if self.idle + self.arithmetic > self.limit:
             raise ValueError("idle and arithmetic together are more than limit: the board would slow down, lower one")
         return self

@@ -32,7 +32,7 @@ from simgpu.errors import InputError, did_you_mean
 from simgpu.importers.drafts import kernel_ids
 from simgpu.importers.json_stream import head, read_unzipped
 from simgpu.importers.options import ImportOptions
-from simgpu.importers.quantities import shown, whole
+from simgpu.importers.quantities import integer, shown
 from simgpu.io.input_files import text_of
 from simgpu.trace.model import RELEASED_AT_END, Block, BlockKind, Kernel, Phase, Trace
 from simgpu.trace.operators import purity
@@ -140,7 +140,7 @@ def _kind(storage: _Storage, operators: list[_Operator]) -> BlockKind:
 
 def _instructions(path: Path) -> list[tuple[int, dict[str, Any]]]:
     """The lines after ANNOTATE START, with their numbers."""
-    kept: list[tuple[int, dict[str, Any]]] = []
+    records: list[tuple[int, dict[str, Any]]] = []
     started = False
     text = text_of(read_unzipped(path, MEMORY_FACTOR), path, if_empty="record it again")
     lines = text.split("\n")
@@ -157,11 +157,11 @@ def _instructions(path: Path) -> list[tuple[int, dict[str, Any]]]:
             what = f"has no INSTRUCTION: {line[:40]!r}"
             raise InputError.single(path, f"row {number}", what, "give a DTR log")
         if started:
-            kept.append((number, instruction))
+            records.append((number, instruction))
         started = started or instruction.get("ANNOTATION") == "START"
     if not started:
         raise InputError.single(path, "", "has no ANNOTATE START line", "give a log of a whole iteration")
-    return kept
+    return records
 
 
 @dataclass(slots=True, eq=False)
@@ -248,7 +248,7 @@ class _Walk:
     def _count(self, instruction: dict[str, Any], key: str) -> int:
         text = self._text(instruction, key)
         try:
-            return whole(text)
+            return integer(text)
         except ValueError:
             raise self._wrong(f"{key} is {shown(text)}, not a whole number >= 0") from None
 

@@ -149,16 +149,16 @@ def _node(raw: dict[str, Any], devices: set[str]) -> Node:
     name = sys.intern(raw["name"])
     arguments = _arguments(attributes.get("op_schema") or "")
     return Node(
-        number=_whole(raw["id"]),
+        number=_integer(raw["id"]),
         name=name,
-        function=_whole(attributes["rf_id"]),
-        thread=_whole(attributes["tid"]),
+        function=_integer(attributes["rf_id"]),
+        thread=_integer(attributes["tid"]),
         inputs=tuple(_tensors(name, taken, arguments, devices)),
         outputs=tuple(_tensors(name, given, (), devices)),
     )
 
 
-def _whole(value: object) -> int:
+def _integer(value: object) -> int:
     if type(value) is not int:
         raise TypeError(f"{shown(value)} is not a whole number")
     return value

@@ -30,7 +30,7 @@ from pathlib import Path
 
 from simgpu.errors import InputError, Problem
 from simgpu.importers.options import ImportOptions
-from simgpu.importers.quantities import nanoseconds, shown, whole
+from simgpu.importers.quantities import integer, nanoseconds, shown
 from simgpu.io.input_files import first_bytes, read_text
 from simgpu.trace.model import Block, BlockKind, Kernel, Phase, Trace
 from simgpu.trace.operators import purity
@@ -84,7 +84,7 @@ def load(path: Path, options: ImportOptions) -> Trace:
     return Trace(info, _kernels(kernels, durations), _blocks(kernels, tensors, scratch))
 
 
-def _times_file(path: Path, told_batch: int | None, problems: list[Problem]) -> Path | None:
+def _times_file(path: Path, recorded_batch: int | None, problems: list[Problem]) -> Path | None:
     """cudnnB.txt; where there are several, the one of the batch that the user named."""
     result = {int(match[1]): file for file in sorted(path.iterdir()) if (match := _TIMES.fullmatch(file.name))}
     if not result:
@@ -93,8 +93,8 @@ def _times_file(path: Path, told_batch: int | None, problems: list[Problem]) -> 
         return None
     if len(result) == 1:
         return next(iter(result.values()))
-    if told_batch in result:
-        return result[told_batch]
+    if recorded_batch in result:
+        return result[recorded_batch]
     what = f"has kernel times of several batches: {', '.join(file.name for file in result.values())}"
     problems.append(Problem(str(path), "", what, "say which one kernels.config belongs to (--batch)"))
     return None
@@ -150,7 +150,7 @@ def _workspaces(path: Path, problems: list[Problem]) -> list[int]:
 def _count(text: str) -> int:
     """A whole number, -1 for what is none."""
     try:
-        return whole(text)
+        return integer(text)
     except ValueError:
         return -1
 
@@ -354,7 +354,7 @@ def _tensor(line: str) -> G10Tensor:
     match = _TENSOR.fullmatch(line)
     if match is None:
         raise ValueError(f"{line[:60]!r} is not a tensor as G10 writes it")
-    number, is_global, size, begin, end = map(whole, match.groups())
+    number, is_global, size, begin, end = map(integer, match.groups())
     if end - begin != size:
         raise ValueError(f"tensor{number} has {size} B, its range {end - begin} B")
     return G10Tensor(number, bool(is_global), size)
@@ -385,9 +385,9 @@ class _KernelReader:
         match = _KERNEL.fullmatch(line)
         if match is None:
             raise ValueError(f"{line[:60]!r} where a kernel begins (Kernel ID: 5, Name: Add_Forward)")
-        if whole(match[1]) != len(self.kernels):
+        if integer(match[1]) != len(self.kernels):
             raise ValueError(f"kernel {match[1]} where {len(self.kernels)} comes next: kernels count from 0")
-        self.kernels.append(G10Kernel(whole(match[1]), match[2]))
+        self.kernels.append(G10Kernel(integer(match[1]), match[2]))
         self._lists = []
         self.is_between = False
 
@@ -396,7 +396,7 @@ class _KernelReader:
         if match := _PARENT.fullmatch(line):
             kernel.parent = f"{match[2]}_{match[1]}"
         elif match := _CYCLES.fullmatch(line):
-            kernel.cycles = whole(match[1])
+            kernel.cycles = integer(match[1])
         elif not _SIZES.fullmatch(line):
             raise ValueError(f"{line[:60]!r} is not a kernel's parent or execution time")
 

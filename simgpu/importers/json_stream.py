@@ -253,19 +253,19 @@ class MemoryBudget:
         self.path = path
         self.piece = piece
         self.available = free_memory.available_memory() if available is None else available
-        self.kept = 0
+        self.count = 0
 
     def release(self, count: int) -> None:
         """Release `count` retained pieces."""
-        self.kept -= count
+        self.count -= count
 
     def take(self) -> None:
         """Retain one more piece."""
-        self.kept += 1
-        takes = self.kept * self.piece.bytes
-        if self.kept % _LOOK_EVERY == 0 and self.available is not None and takes > self.available:
+        self.count += 1
+        takes = self.count * self.piece.bytes
+        if self.count % _LOOK_EVERY == 0 and self.available is not None and takes > self.available:
             what = (
-                f"is larger than this machine's memory: {self.kept} {self.piece.plural} needed so far, about "
+                f"is larger than this machine's memory: {self.count} {self.piece.plural} needed so far, about "
                 f"{format_bytes(takes)}, with {format_bytes(self.available)} free"
             )
             raise InputError.single(self.path, "", what, f"{self.piece.shorter}, or use more memory")

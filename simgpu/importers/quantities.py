@@ -14,10 +14,10 @@ _UNITS = {"microseconds": 1000, "milliseconds": 1_000_000}
 _SHOWN = 40
 
 
-def whole(value: object) -> int:
+def integer(value: object) -> int:
     """A number from 0 to `LARGEST`, as such or as its digits; `ValueError` for anything else.
 
-    >>> whole(5), whole("0012")
+    >>> integer(5), integer("0012")
     (5, 12)
     """
     if isinstance(value, str) and value.isascii() and value.isdigit():

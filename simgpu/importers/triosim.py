@@ -35,7 +35,7 @@ from pathlib import Path
 from simgpu.errors import InputError, Problem
 from simgpu.importers.drafts import StorageNames, kind_of_new
 from simgpu.importers.options import ImportOptions
-from simgpu.importers.quantities import nanoseconds, shown, whole
+from simgpu.importers.quantities import integer, nanoseconds, shown
 from simgpu.io.input_files import first_bytes, read_text
 from simgpu.trace.model import Block, BlockKind, Kernel, Phase, Trace
 from simgpu.trace.operators import purity
@@ -120,7 +120,7 @@ def _rows(path: Path, columns: tuple[str, ...], problems: list[Problem]) -> Iter
 def _numbers(text: str) -> tuple[int, ...]:
     if _NUMBERS.fullmatch(text.strip()) is None:
         raise ValueError(f"{shown(text)} is not a list of numbers such as [4; 6]")
-    return tuple(whole(number) for number in re.findall(r"\d+", text))
+    return tuple(integer(number) for number in re.findall(r"\d+", text))
 
 
 def _nanoseconds(text: str) -> int:
@@ -135,8 +135,8 @@ def _read_tensors(path: Path, problems: list[Problem]) -> dict[int, TrioSimTenso
     for place, row in _rows(path, _TENSOR_COLUMNS, problems):
         try:
             shape = _numbers(row["TensorShape"])
-            size = whole(row["TensorNumElement"].strip()) * whole(row["TensorEachByte"].strip())
-            number, storage = whole(row["TensorID"].strip()), whole(row["TensorStorgeid"].strip())
+            size = integer(row["TensorNumElement"].strip()) * integer(row["TensorEachByte"].strip())
+            number, storage = integer(row["TensorID"].strip()), integer(row["TensorStorgeid"].strip())
         except ValueError as error:
             problems.append(Problem(str(path), place, str(error), "record it again"))
             continue

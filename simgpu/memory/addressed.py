@@ -355,9 +355,9 @@ class Holes:
 
     def _split(self, run: int) -> None:
         for column in (self._starts, self._sizes):
-            whole = column[run]
-            half = len(whole) // 2
-            column[run : run + 1] = [whole[:half], whole[half:]]
+            pages = column[run]
+            half = len(pages) // 2
+            column[run : run + 1] = [pages[:half], pages[half:]]
         if self._by_size is None:
             self._by_size = {}
             for start, size in self:

@@ -95,7 +95,7 @@ def _of_studies(
         result = partial_result(claim.paper, name, cache, failed, changed, request, claim)
         row = _row(request, result.study, claim)
         if request.of == "sum":
-            return result.compared_with(row).ours
+            return result.compared_with(row).simulated
         values += [value for values_of_run in result.values_of(row).values() for value in values_of_run]
     return aggregate(request.of, values)
 

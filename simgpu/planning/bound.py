@@ -38,21 +38,21 @@ MOST_MAPS = 400
 class Bound:
     """What is proven of all placements.
 
-    ns: none that fits takes less time. compute_ns: the kernels' own time, a bound by itself. least_peak: bytes below
-    which none fits, set by `kernel`; where that exceeds the budget, none fits. pressure: kernels at which memory was
-    looked at. how: in words.
+    ns: none that fits takes less time. compute_ns: the kernels' own time, a bound by itself. peak_lower_bound: bytes
+    below which none fits, set by `kernel`; if it exceeds the budget, none fits. pressure: kernels at which memory was
+    checked. how: a description.
     """
 
     ns: int
     compute_ns: int
-    least_peak: int
+    peak_lower_bound: int
     kernel: int | None
     fits: bool
     pressure: tuple[int, ...]
     how: str
 
 
-def least_peak(tables: Tables) -> tuple[int, int | None]:
+def peak_lower_bound(tables: Tables) -> tuple[int, int | None]:
     """Bytes that every placement holds while some kernel runs, and the kernel that needs most (None without kernels).
 
     Nothing is left but what that kernel uses, what always resides, and what no option lets go of then.
@@ -64,7 +64,7 @@ def least_peak(tables: Tables) -> tuple[int, int | None]:
     >>> from simgpu.trace.chain import chain
     >>> graph = TaskGraph.of(chain([5, 7, 9, 9], [10, 14, 18, 18], [100, 200, 300, 400]))
     >>> node = NodeSpec("example", GpuSpec("gpu", 10**4), LinkSpec("pcie", 10**10, 10**10))
-    >>> least_peak(Evaluator(graph, node, node.budget, Decisions.of(graph)).tables)
+    >>> peak_lower_bound(Evaluator(graph, node, node.budget, Decisions.of(graph)).tables)
     (800, 2)
     """
     facts = BoundFacts(tables)
@@ -114,7 +114,11 @@ def lower_bound(tables: Tables) -> Bound:
     links = Links(rows)
     links.begin()
     program = rows.program
-    program.scales = {Unit.NS: max(quick.compute_ns // 100, 1), Unit.BYTES: max(quick.least_peak, 1), Unit.PART: 1}
+    program.scales = {
+        Unit.NS: max(quick.compute_ns // 100, 1),
+        Unit.BYTES: max(quick.peak_lower_bound, 1),
+        Unit.PART: 1,
+    }
     best, begun = quick.ns, len(program.rows)
     for _ in range(ROUNDS):
         solved = program.solve()
@@ -128,7 +132,7 @@ def lower_bound(tables: Tables) -> Bound:
     how = f"linear program, memory at {len(pressure)} kernels, {len(program.rows)} rows; multipliers checked exactly"
     if best == quick.ns:
         return quick
-    return Bound(best, quick.compute_ns, quick.least_peak, quick.kernel, True, pressure, how)
+    return Bound(best, quick.compute_ns, quick.peak_lower_bound, quick.kernel, True, pressure, how)
 
 
 def pressure_kernels(facts: BoundFacts) -> tuple[int, ...]:
@@ -142,11 +146,11 @@ def pressure_kernels(facts: BoundFacts) -> tuple[int, ...]:
     cuts = [*sorted(change for change in changes if change < facts.kernels), facts.kernels]
     budget = int(facts.tables.limits[2])
     tops = [max(range(a, b), key=lambda k: facts.live[k]) for a, b in pairwise(cuts) if a < b]
-    found = [k for k in tops if facts.live[k] > budget]
-    if len(found) > PRESSURE:
-        top = max(found, key=lambda k: facts.live[k])
-        found = sorted({found[len(found) * i // PRESSURE] for i in range(PRESSURE)} | {top})
-    return tuple(found)
+    result = [k for k in tops if facts.live[k] > budget]
+    if len(result) > PRESSURE:
+        top = max(result, key=lambda k: facts.live[k])
+        result = sorted({result[len(result) * i // PRESSURE] for i in range(PRESSURE)} | {top})
+    return tuple(result)
 
 
 def quick_bound(tables: Tables) -> Bound:
@@ -157,14 +161,14 @@ def quick_bound(tables: Tables) -> Bound:
     all kernels. The least time in which both together can free enough bytes, parts of feature maps allowed.
     """
     facts = BoundFacts(tables)
-    compute, (bytes_, kernel) = facts.worked[-1], least_peak(tables)
+    compute, (bytes_, kernel) = facts.worked[-1], peak_lower_bound(tables)
     budget = int(tables.limits[2])
     if bytes_ > budget:
         how = f"a kernel needs {format_bytes(bytes_)} when all that may leave has left, of {format_bytes(budget)}"
         return Bound(compute, compute, bytes_, kernel, False, () if kernel is None else (kernel,), how)
     own = _own_ns(facts)
     pressure = pressure_kernels(facts)
-    ns = max((_least_time(facts, own, k) for k in pressure), default=compute)
+    ns = max((_time_bound(facts, own, k) for k in pressure), default=compute)
     how = "time of the kernels" if ns == compute else "one kernel at a time, without a linear program"
     if find_spec("scipy") is None:
         how += "; a tighter bound needs SciPy: install it, or simgpu with its extra 'calibrate'"
@@ -177,14 +181,14 @@ def _own_ns(facts: BoundFacts) -> list[int]:
     for f, ancestors in enumerate(facts.ancestors):
         for j in ancestors.kernels:
             users.setdefault(j, []).append(f)
-    found = [0] * len(facts.gaps)
+    result = [0] * len(facts.gaps)
     for j, mine in users.items():
         if len(mine) == 1:
-            found[mine[0]] += int(facts.tables.kernels[j, DURATION])
-    return found
+            result[mine[0]] += int(facts.tables.kernels[j, DURATION])
+    return result
 
 
-def _least_time(facts: BoundFacts, own: Sequence[int], k: int) -> int:
+def _time_bound(facts: BoundFacts, own: Sequence[int], k: int) -> int:
     """The least time in which enough can be out or dropped at kernel k."""
     compute = facts.worked[-1]
     missing = facts.live[k] - int(facts.tables.limits[2])

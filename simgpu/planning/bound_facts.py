@@ -91,10 +91,10 @@ class BoundFacts:
     @cached_property
     def worked(self) -> list[int]:
         """worked[k]: time of all kernels before k."""
-        found = [0]
+        result = [0]
         for ns in self.tables.kernels[:-1, DURATION].tolist():
-            found.append(found[-1] + ns)
-        return found
+            result.append(result[-1] + ns)
+        return result
 
     def work(self, start: int, stop: int) -> int:
         """Time of the kernels that start at or after one instant and have ended at another."""
@@ -105,12 +105,12 @@ class BoundFacts:
         """live[k]: bytes held while kernel k runs if all feature maps stay."""
         t = self.tables
         held = int(t.limits[0] + t.limits[1])
-        found = []
+        result = []
         for takes, gives in zip(t.kernels[:-1, TAKES].tolist(), t.kernels[:-1, GIVES].tolist(), strict=True):
             held += takes
-            found.append(held)
+            result.append(held)
             held -= gives
-        return found
+        return result
 
     @cached_property
     def gaps(self) -> tuple[Gap, ...]:
@@ -120,10 +120,10 @@ class BoundFacts:
         for k in range(self.kernels):
             for at in range(t.kernels[k, ISSUE], t.kernels[k + 1, ISSUE]):
                 issue[int(t.lists[at])] = k
-        found = []
+        result = []
         for f, row in enumerate(t.maps.tolist()):
             options = t.options[f].tolist()
-            found.append(
+            result.append(
                 Gap(
                     size=row[SIZE],
                     after=row[AFTER],
@@ -132,7 +132,7 @@ class BoundFacts:
                     again=any(option[ACTION] == Action.RECOMPUTE for option in options),
                 )
             )
-        return tuple(found)
+        return tuple(result)
 
     def trigger(self, f: int, need: int, ahead: int) -> int:
         """The kernel with which a feature map is fetched that is first needed by kernel `need`."""
@@ -153,8 +153,8 @@ class BoundFacts:
             return Ancestors(frozenset(), frozenset(), frozenset())
         block = int(self.tables.maps[f, BLOCK])
         kernels, there, _ = self._walk(block, first)
-        _, used, made = self._walk(block, gap.before)
-        return Ancestors(kernels, there - {f}, (used | made) - {f})
+        _, used, relaunched = self._walk(block, gap.before)
+        return Ancestors(kernels, there - {f}, (used | relaunched) - {f})
 
     def _walk(self, block: int, time: int) -> tuple[frozenset[int], frozenset[int], frozenset[int]]:
         """What runs and is used if all that has ended before kernel `time` is to be made again for a block: kernels,
@@ -162,13 +162,13 @@ class BoundFacts:
         t = self.tables
         kernels: set[int] = set()
         used: set[int] = set()
-        made: set[int] = set()
+        relaunched: set[int] = set()
         seen, stack = {block}, [block]
         while stack:
             b = stack.pop()
             for writer in self._list(t.blocks, WRITERS, b):
                 kernels.add(writer)
-                made.update(int(t.blocks[r, MAP]) for r in self._list(t.kernels, OUTPUTS, writer))
+                relaunched.update(int(t.blocks[r, MAP]) for r in self._list(t.kernels, OUTPUTS, writer))
                 for r in self._list(t.kernels, INPUTS, writer):
                     if r in seen:
                         continue
@@ -176,35 +176,35 @@ class BoundFacts:
                     used.add(int(t.blocks[r, MAP]))
                     if t.blocks[r, DEATH] < time:
                         stack.append(r)
-        return frozenset(kernels), frozenset(used - {-1}), frozenset(made - {-1})
+        return frozenset(kernels), frozenset(used - {-1}), frozenset(relaunched - {-1})
 
     def _list(self, rows: Ints, column: int, row: int) -> list[int]:
-        found: list[int] = self.tables.lists[rows[row, column] : rows[row + 1, column]].tolist()
-        return found
+        result: list[int] = self.tables.lists[rows[row, column] : rows[row + 1, column]].tolist()
+        return result
 
     @cached_property
     def needs(self) -> tuple[int, ...]:
         """The first kernel before which each feature map may be fetched or made again."""
-        found = [gap.before for gap in self.gaps]
-        order = sorted(range(len(found)), key=lambda f: found[f])
+        result = [gap.before for gap in self.gaps]
+        order = sorted(range(len(result)), key=lambda f: result[f])
         work = list(reversed(order))
         while work:
             f = work.pop()
             for parent in self.ancestors[f].perhaps:
-                if found[f] < found[parent]:
-                    found[parent] = found[f]
+                if result[f] < result[parent]:
+                    result[parent] = result[f]
                     work.append(parent)
-        return tuple(found)
+        return tuple(result)
 
     @cached_property
     def children(self) -> tuple[tuple[int, ...], ...]:
         """For each feature map those whose making again may fetch it, or make it again, ahead of its own next use."""
-        found: list[list[int]] = [[] for _ in self.gaps]
+        result: list[list[int]] = [[] for _ in self.gaps]
         for f, ancestors in enumerate(self.ancestors):
             for parent in ancestors.perhaps:
                 if self.needs[f] < self.gaps[parent].before:
-                    found[parent].append(f)
-        return tuple(map(tuple, found))
+                    result[parent].append(f)
+        return tuple(map(tuple, result))
 
 
 def _ways(row: list[int], options: list[list[int]], issue: int) -> tuple[Travelling, ...]:

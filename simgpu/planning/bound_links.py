@@ -95,13 +95,13 @@ class Links:
 
     def _row(self, release: int, deadline: int, items: list[tuple[int, list[int]]], work: int) -> None:
         """work: 0 for the row of the first sort."""
-        least, most = 0, max(ns for ns, _ in items)
+        low, most = 0, max(ns for ns, _ in items)
         if work:
             most = sum(ns for ns, _ in items) - work
-            least = work + most - sum(min(ns, most) for ns, _ in items)
+            low = work + most - sum(min(ns, most) for ns, _ in items)
         spent = ((u, -min(ns, most)) for ns, columns in items for u in columns)
         times = self.rows.times
-        self.rows.program.row(total([(times[deadline], 1), (times[release], -1), *spent]), least)
+        self.rows.program.row(total([(times[deadline], 1), (times[release], -1), *spent]), low)
 
 
 Item = tuple[int, list[int], float]
@@ -109,11 +109,11 @@ Item = tuple[int, list[int], float]
 
 def together(maps: NDArray[np.int64], ns: NDArray[np.int64], columns: NDArray[np.int64], parts: Floats) -> list[Item]:
     """One item for all copies of a feature map that take equally long: time, variables, part; largest parts first."""
-    found: dict[tuple[int, int], tuple[list[int], float]] = {}
+    result: dict[tuple[int, int], tuple[list[int], float]] = {}
     for f, each, column, part in zip(maps.tolist(), ns.tolist(), columns.tolist(), parts.tolist(), strict=True):
-        own, so_far = found.get((f, each), ([], 0.0))
-        found[f, each] = ([*own, column], so_far + part)
-    items = [(each, own, min(part, 1.0)) for (_, each), (own, part) in found.items()]
+        own, so_far = result.get((f, each), ([], 0.0))
+        result[f, each] = ([*own, column], so_far + part)
+    items = [(each, own, min(part, 1.0)) for (_, each), (own, part) in result.items()]
     return sorted(items, key=lambda item: -item[2])
 
 

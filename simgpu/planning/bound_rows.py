@@ -46,7 +46,7 @@ class Rows:
         self.program = LinearProgram()
         self.longest = self._longest()
         self.end = self.program.variable(facts.worked[-1], self.longest, Unit.NS)
-        self.needs, self.whole = self._needs()
+        self.needs, self.complete = self._needs()
         self.instants = self._instants()
         self.times = {at: self._time(at) for at in self.instants}
         self.swapped: dict[tuple[int, int], int] = {}
@@ -71,19 +71,19 @@ class Rows:
 
     def _instants(self) -> list[int]:
         facts = self.facts
-        found = {0, 2 * facts.kernels}
+        result = {0, 2 * facts.kernels}
         for k in self.pressure:
-            found |= {2 * k + 1, 2 * k + 2}
+            result |= {2 * k + 1, 2 * k + 2}
         for f, gap in enumerate(facts.gaps):
-            found |= {2 * gap.after + 2, 2 * gap.before, 2 * gap.before + 1}
+            result |= {2 * gap.after + 2, 2 * gap.before, 2 * gap.before + 1}
             for need in self.needs[f]:
-                found |= {2 * need, 2 * need + 1}
+                result |= {2 * need, 2 * need + 1}
             for way in gap.ways:
-                found.add(way.begins)
-                found.add(2 * facts.trigger(f, gap.before, way.aheads[0]) + 1)
+                result.add(way.begins)
+                result.add(2 * facts.trigger(f, gap.before, way.aheads[0]) + 1)
                 for need in (*self.needs[f], facts.needs[f]):
-                    found.add(2 * facts.trigger(f, need, way.aheads[1]))
-        return sorted(found)
+                    result.add(2 * facts.trigger(f, need, way.aheads[1]))
+        return sorted(result)
 
     def _time(self, at: int) -> int:
         if at == 2 * self.facts.kernels:
@@ -124,11 +124,11 @@ class Rows:
         program, facts = self.program, self.facts
         chosen = dict(self.swapped) | {(f, -1): x for f, x in self.again.items()}
         for (f, w), x in chosen.items():
-            if self.needs[f] == (facts.gaps[f].before,) and self.whole[f]:
+            if self.needs[f] == (facts.gaps[f].before,) and self.complete[f]:
                 self.first[f, w] = {facts.gaps[f].before: x}
                 continue
             mine = self.first[f, w] = {h: program.variable() for h in self.needs[f]}
-            if not self.whole[f]:
+            if not self.complete[f]:
                 mine[-1] = program.variable()
             program.row(total([(x, -1), *((n, 1) for n in mine.values())]), 0, Unit.PART)
             program.row(total([(x, 1), *((n, -1) for n in mine.values())]), 0, Unit.PART)
@@ -164,10 +164,12 @@ class Rows:
 
     def _there(self, f: int, ways: list[dict[int, int]], c: int) -> None:
         """From when c is made again, f is there."""
-        made = self.first[c, -1]
-        for until in made:
+        relaunch = self.first[c, -1]
+        for until in relaunch:
             if 0 <= until < self.facts.gaps[f].before:
-                early = [m for g, m in made.items() if g <= until and (g >= 0 or until == self.facts.gaps[c].before)]
+                early = [
+                    m for g, m in relaunch.items() if g <= until and (g >= 0 or until == self.facts.gaps[c].before)
+                ]
                 late = [n for each in ways for h, n in each.items() if h > until]
                 self.program.row(total((n, -1) for n in (*early, *late)), -1, Unit.PART)
 

@@ -277,12 +277,12 @@ def evaluate(t: Tables, s: Scratch, vector: Vectors) -> None:
             leave(lists, maps, options, fates, line, now, budget, vector, kernels[k, LEAVE], kernels[k + 1, LEAVE])
 
 
-def evaluate_all(t: Tables, s: Scratch, vectors: Vectors, found: Ints) -> None:
-    """found[i]: what `columns.FOUND` names of vectors[i]."""
+def evaluate_all(t: Tables, s: Scratch, vectors: Vectors, result: Ints) -> None:
+    """result[i]: what `columns.RESULT` names of vectors[i]."""
     for i in range(vectors.shape[0]):
         evaluate(t, s, vectors[i])
-        found[i, 0] = s.now[COMPUTE]
-        found[i, 1] = s.now[PEAK]
-        found[i, 2] = s.now[SHORT]
-        found[i, 3] = s.now[WAITED]
-        found[i, 4] = s.now[RELAUNCHED]
+        result[i, 0] = s.now[COMPUTE]
+        result[i, 1] = s.now[PEAK]
+        result[i, 2] = s.now[SHORT]
+        result[i, 3] = s.now[WAITED]
+        result[i, 4] = s.now[RELAUNCHED]

@@ -24,9 +24,9 @@ from simgpu.graph.recompute import Ancestry
 from simgpu.graph.taskgraph import TaskGraph
 from simgpu.hardware.spec import NodeSpec
 from simgpu.planning import clocks, columns, remaking
-from simgpu.planning.columns import FOUND, OVERHEAD
+from simgpu.planning.columns import OVERHEAD, RESULT
 from simgpu.planning.options import Action, Decisions, Vector
-from simgpu.planning.search.swarm import SwarmFound
+from simgpu.planning.search.swarm import SwarmResult
 from simgpu.planning.tables import Ints, Scratch, Tables, Vectors, scratch_for, tables_of, why_not
 
 #: Added to the score of what does not fit: more than any iteration takes.
@@ -135,17 +135,17 @@ class Evaluator:
             raise ValueError(f"vectors have shape {rows.shape}, not (any, {len(self.decisions.maps)})")
         if rows.size and ((rows < 0).any() or (rows >= np.array(self.decisions.choices)).any()):
             raise ValueError("a vector names an option that its feature map does not have")
-        found = np.zeros((len(rows), len(FOUND)), np.int64)
+        result = np.zeros((len(rows), len(RESULT)), np.int64)
         evaluate, spans = compiled_evaluate_all(), pairwise(self._cuts(len(rows)))
         pieces = [
-            (self.tables, own, rows[a:b], found[a:b]) for (a, b), own in zip(spans, self._scratches, strict=False)
+            (self.tables, own, rows[a:b], result[a:b]) for (a, b), own in zip(spans, self._scratches, strict=False)
         ]
         others = [self._pool.submit(evaluate, *piece) for piece in pieces[1:]]
         for piece in pieces[:1]:
             evaluate(*piece)
         for other in others:
             other.result()
-        return Costs(*(found[:, column] for column in range(len(FOUND))))
+        return Costs(*(result[:, column] for column in range(len(RESULT))))
 
     def score(self, vectors: Vectors) -> Ints:
         """A number to be made small for each vector: see `Costs.score`."""
@@ -157,9 +157,9 @@ class Evaluator:
 
     def details(self, vector: Sequence[int]) -> Ints:
         """What becomes of each feature map: a row for each, with the columns of fates (`simgpu.planning.columns`)."""
-        found = np.zeros((1, len(FOUND)), np.int64)
+        result = np.zeros((1, len(RESULT)), np.int64)
         scratch = self._scratches[0]
-        compiled_evaluate_all()(self.tables, scratch, np.array([vector], dtype=np.int8), found)
+        compiled_evaluate_all()(self.tables, scratch, np.array([vector], dtype=np.int8), result)
         return scratch.fates[: len(self.decisions.maps)].copy()
 
     def _cuts(self, rows: int) -> list[int]:
@@ -197,4 +197,4 @@ class Chosen:
     evaluator: Evaluator
     vector: Vector | None
     evaluations: int | None = None
-    swarm: SwarmFound | None = None
+    swarm: SwarmResult | None = None

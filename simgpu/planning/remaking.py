@@ -103,15 +103,15 @@ def make(
         kernel = lists[writer]
         if at < 0:
             at = kernels[kernel, INPUTS]
-        found = -1
-        while at < kernels[kernel + 1, INPUTS] and found < 0:
+        result = -1
+        while at < kernels[kernel + 1, INPUTS] and result < 0:
             r = lists[at]
             at += 1
             if r != b and is_missing(blocks, fates, making, now, r, k):
-                found = r
-        if found >= 0:
+                result = r
+        if result >= 0:
             making[top, STACK_INPUT] = at
-            making[depth, STACK_BLOCK], making[depth, STACK_WRITER] = found, blocks[found, WRITERS]
+            making[depth, STACK_BLOCK], making[depth, STACK_WRITER] = result, blocks[result, WRITERS]
             making[depth, STACK_INPUT] = -1
             depth += 1
         else:

@@ -86,19 +86,19 @@ class Scratch(NamedTuple):
 def scratch_for(t: Tables, relaunches: int) -> Scratch:
     """Room for evaluating vectors of these tables. relaunches: as many as a placement can ask for."""
 
-    def room(rows: int, columns: int) -> Ints:
+    def scratch(rows: int, columns: int) -> Ints:
         return np.zeros((max(rows, 1), columns), np.int64)
 
     maps, kernels, blocks = len(t.maps), len(t.kernels), len(t.blocks)
-    pending = room(kernels, RELAUNCH + 1)
+    pending = scratch(kernels, RELAUNCH + 1)
     pending[:, FIRST] = -1
     return Scratch(
-        fates=room(maps, FETCH + 1),
+        fates=scratch(maps, FETCH + 1),
         pending=pending,
-        again=room(relaunches, CHARGED + 1),
-        making=room(blocks, STACK_INPUT + 1),
-        line=room(maps, OF + 1),
-        now=room(1, STAMP + 1)[0],
+        again=scratch(relaunches, CHARGED + 1),
+        making=scratch(blocks, STACK_INPUT + 1),
+        line=scratch(maps, OF + 1),
+        now=scratch(1, STAMP + 1)[0],
     )
 
 
@@ -191,27 +191,27 @@ def _lifetimes(graph: TaskGraph, sizes: Sequence[int]) -> tuple[list[int], list[
 
 def _watch(graph: TaskGraph, map_of: Mapping[int, int], after: Sequence[int]) -> dict[int, list[int]]:
     """The feature maps that each kernel uses after their last use in forward."""
-    found: dict[int, list[int]] = {}
+    result: dict[int, list[int]] = {}
     for k in range(len(graph.kernels)):
         touched = dict.fromkeys((*graph.reads[k], *graph.writes[k]))
         watched = [map_of[b] for b in touched if b in map_of and after[map_of[b]] < k]
         if watched:
-            found[k] = watched
-    return found
+            result[k] = watched
+    return result
 
 
 def _priced(graph: TaskGraph, node: NodeSpec, decisions: Decisions, *, early: bool) -> Ints:
     """What each option of each feature map costs by itself."""
-    found = np.zeros((len(decisions.maps), max(decisions.choices, default=1), EARLY + 1), np.int64)
+    result = np.zeros((len(decisions.maps), max(decisions.choices, default=1), EARLY + 1), np.int64)
     for f, (each, options) in enumerate(zip(decisions.maps, decisions.options, strict=True)):
         for o, option in enumerate(options):
-            found[f, o, ACTION] = int(option.action)
+            result[f, o, ACTION] = int(option.action)
             if option.action is Action.SWAP:
-                found[f, o, ENCODED : DECODE_NS + 1] = _swap(graph, node, each.block, option)
+                result[f, o, ENCODED : DECODE_NS + 1] = _swap(graph, node, each.block, option)
                 fetch = fetch_kernel(graph, each.after, each.before, option.ahead)
-                found[f, o, AHEAD] = graph.layers.step_of[each.before] - graph.layers.step_of[fetch]
-                found[f, o, EARLY] = early and option.encoding is None and each.out_with is not None
-    return found
+                result[f, o, AHEAD] = graph.layers.step_of[each.before] - graph.layers.step_of[fetch]
+                result[f, o, EARLY] = early and option.encoding is None and each.out_with is not None
+    return result
 
 
 def _swap(graph: TaskGraph, node: NodeSpec, b: int, option: Option) -> tuple[int, ...]:

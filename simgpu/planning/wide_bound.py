@@ -53,21 +53,21 @@ def wide_bound(graph: TaskGraph, node: NodeSpec, budget: int) -> Bound:
     own = [sum(sizes[b] for b in {*graph.reads[k], *graph.writes[k]}) for k in range(len(graph.kernels))]
     worked = [0, *accumulate(graph.durations)]
     kernel = max(range(len(own)), key=lambda k: own[k], default=None)
-    least = own[kernel] if kernel is not None else 0
-    if least > budget:
-        how = f"a kernel needs {format_bytes(least)} for its own blocks, of {format_bytes(budget)}"
-        return Bound(worked[-1], worked[-1], least, kernel, False, () if kernel is None else (kernel,), how)
+    lowest = own[kernel] if kernel is not None else 0
+    if lowest > budget:
+        how = f"a kernel needs {format_bytes(lowest)} for its own blocks, of {format_bytes(budget)}"
+        return Bound(worked[-1], worked[-1], lowest, kernel, False, () if kernel is None else (kernel,), how)
     lives = _lives(graph, node, sizes)
-    found = {k: _least_ns(k, need - budget, lives[k], worked) for k, need in enumerate(own)}
-    ns = max(found.values(), default=worked[-1])
-    pressure = tuple(k for k, each in found.items() if each == ns > worked[-1])
+    result = {k: _bound_ns(k, need - budget, lives[k], worked) for k, need in enumerate(own)}
+    ns = max(result.values(), default=worked[-1])
+    pressure = tuple(k for k, each in result.items() if each == ns > worked[-1])
     how = "whatever a program moves, one kernel at a time" if pressure else "time of the kernels"
-    return Bound(ns, worked[-1], least, kernel, True, pressure, how)
+    return Bound(ns, worked[-1], lowest, kernel, True, pressure, how)
 
 
 def _lives(graph: TaskGraph, node: NodeSpec, sizes: list[int]) -> list[list[_Live]]:
     """For each kernel what lives while it runs and is not its own, of what kernels have made."""
-    found: list[list[_Live]] = [[] for _ in graph.kernels]
+    result: list[list[_Live]] = [[] for _ in graph.kernels]
     makers = [[k for k in uses if b in graph.writes[k]] for b, uses in enumerate(graph.uses)]
     for b, size in enumerate(sizes):
         for gap in graph.gaps(b):
@@ -83,8 +83,8 @@ def _lives(graph: TaskGraph, node: NodeSpec, sizes: list[int]) -> list[list[_Liv
             alone = len(graph.writes[written]) == 1
             live = _Live(written, gap.before, held, copies, graph.durations[written] if alone else 0)
             for k in range(gap.after + 1, gap.before):
-                found[k].append(live)
-    return found
+                result[k].append(live)
+    return result
 
 
 def _encoded(graph: TaskGraph, b: int) -> int:
@@ -96,7 +96,7 @@ def _encoded(graph: TaskGraph, b: int) -> int:
     return min(graph.sizes[b], *known, graph.copy_sizes[b])
 
 
-def _least_ns(k: int, own: int, lives: list[_Live], worked: list[int]) -> int:
+def _bound_ns(k: int, own: int, lives: list[_Live], worked: list[int]) -> int:
     """The least time in which enough can be out or dropped while kernel k runs. own: bytes of k over the budget."""
     compute, missing = worked[-1], own + sum(live.bytes for live in lives)
     if missing <= 0:

@@ -25,7 +25,7 @@ from simgpu.graph.saved import Saved, backward_ends, readers, saved_tensors
 from simgpu.graph.taskgraph import TaskGraph
 from simgpu.graph.transforms import Unpacked, WithUnpacked
 from simgpu.policies.base import PlanContext, Policy, parameter
-from simgpu.policies.common.framework import framework, releases_beside, saved_note
+from simgpu.policies.common.framework import framework, releases_with_saved, saved_note
 from simgpu.program.eager import Eager
 from simgpu.program.instructions import Program, Space
 
@@ -49,16 +49,16 @@ class AsyncOffload(Policy):
         if wrong:
             raise InputError(Problem("", f"parameters.{n}", f"{v} is negative", "give 0 or more") for n, v in wrong)
         graph, transforms = framework(context.graph, self.name)
-        found = saved_tensors(graph)
-        blocks = _leaving(graph, found.tensors, self.min_bytes)
+        saved = saved_tensors(graph)
+        blocks = _leaving(graph, saved.tensors, self.min_bytes)
         until: dict[int, int] = {}
-        for tensor, end in zip(found.tensors, backward_ends(graph, found.tensors), strict=True):
+        for tensor, end in zip(saved.tensors, backward_ends(graph, saved.tensors), strict=True):
             until[tensor.block] = max(until.get(tensor.block, end), end)
-        taken = _taken_back(blocks, found.tensors)
+        taken = _taken_back(blocks, saved.tensors)
         offload = _Offload(graph, blocks, until, _pushed_out(blocks, self.stash), taken, self.prefetch)
         offload.write()
         returned = tuple(Unpacked(b.block, b.bytes, r) for b, r in zip(blocks, offload.read, strict=True))
-        return offload.writer.program((*transforms, WithUnpacked(returned)), saved_note(found))
+        return offload.writer.program((*transforms, WithUnpacked(returned)), saved_note(saved))
 
 
 def _leaving(graph: TaskGraph, tensors: tuple[Saved, ...], min_bytes: int) -> list[Saved]:
@@ -86,12 +86,12 @@ def _taken_back(blocks: list[Saved], tensors: tuple[Saved, ...]) -> dict[int, li
     What an operator saved it takes back in the order in which it saved it.
     """
     numbers = {(block.block, block.before): number for number, block in enumerate(blocks)}
-    found: defaultdict[int, dict[int, None]] = defaultdict(dict)
+    result: defaultdict[int, dict[int, None]] = defaultdict(dict)
     for tensor in tensors:
         number = numbers.get((tensor.block, tensor.before))
         if number is not None:
-            found[tensor.before][number] = None
-    return {k: list(there) for k, there in found.items()}
+            result[tensor.before][number] = None
+    return {k: list(there) for k, there in result.items()}
 
 
 def _pushed_out(blocks: list[Saved], stash: int) -> dict[int, int]:
@@ -137,7 +137,7 @@ class _Offload:
         for number, kernels in zip(self.away, readers(self.graph, [blocks[n] for n in self.away]), strict=True):
             self.read[number] = kernels
         held = [each._replace(after=let_go.get(n, self.until[each.block])) for n, each in enumerate(blocks)]
-        releases = releases_beside(self.graph, held, self.read)
+        releases = releases_with_saved(self.graph, held, self.read)
         self.writer = Eager(self.graph, releases)
         self.saved: defaultdict[int, list[int]] = defaultdict(list)
         self.stashed: defaultdict[int, list[int]] = defaultdict(list)

@@ -135,8 +135,8 @@ def policy_label(policy: Policy) -> str:
     """
     # Not `policy.parameters`, which an outside policy may override: it is named even where its code fails.
     values = ((field, getattr(policy, field.name)) for field in fields(policy))
-    told = ", ".join(f"{field.name}={_text(value)}" for field, value in values if _differs(value, field.default))
-    return f"{policy.name}({told})" if told else policy.name
+    text = ", ".join(f"{field.name}={_text(value)}" for field, value in values if _differs(value, field.default))
+    return f"{policy.name}({text})" if text else policy.name
 
 
 def plain_parameters(parameters: Mapping[str, object]) -> dict[str, object]:

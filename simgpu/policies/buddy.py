@@ -43,7 +43,7 @@ class Buddy(Policy):
             what = f"node {context.node.name} has no compressed memory"
             remedy = "take one that has, such as buddy-gpu, or give it gpu.buddy"
             raise InputError.single("", "node.gpu.buddy", what, remedy)
-        if not _is_told(context.graph):
+        if not _is_recorded(context.graph):
             trace = context.graph.trace
             what = "the trace has no compressed sizes of its blocks' memory-entries"
             remedy = "record it with --codec bpc, or model it (trace.compressibility=true, zoo build --compressibility)"
@@ -59,5 +59,5 @@ class Buddy(Policy):
         return lower(context.graph, Placement(), recorded_lifetimes=True)
 
 
-def _is_told(graph: TaskGraph) -> bool:
+def _is_recorded(graph: TaskGraph) -> bool:
     return any(map(is_of_entries, graph.trace.compressibility))

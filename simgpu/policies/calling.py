@@ -37,7 +37,7 @@ def planned(policy: Policy, context: PlanContext) -> Program:
     Traceback (most recent call last):
     simgpu.errors.PolicyError: ...: policy empty: None is not a Program: a plan must return one
     """
-    program = _asked(policy, "plan", lambda: policy.plan(context))
+    program = _answer(policy, "plan", lambda: policy.plan(context))
     if fault := not_a_program(program):
         raise PolicyError.of(policy_label(policy), fault, _definition(policy, "plan"))
     return program
@@ -45,7 +45,7 @@ def planned(policy: Policy, context: PlanContext) -> Program:
 
 def says_it_fits(policy: Policy, context: PlanContext) -> bool | None:
     """What the policy's `fits` says. Raises as `planned` does, also for anything but a bool or None."""
-    answer: object = _asked(policy, "fits", lambda: policy.fits(context))
+    answer: object = _answer(policy, "fits", lambda: policy.fits(context))
     if answer is None or isinstance(answer, bool | np.bool_):  # NumPy's is what comparing its numbers gives
         return None if answer is None else bool(answer)
     what = f"fits says {shown(answer)}, {a_type(answer)}: it must return a bool, or None where only a run tells"
@@ -54,10 +54,10 @@ def says_it_fits(policy: Policy, context: PlanContext) -> bool | None:
 
 def reclaiming(policy: Policy) -> Callable[[ResidentChunks], Chunk]:
     """The policy's `reclaim`, which raises as `planned` does."""
-    return lambda residents: _asked(policy, "reclaim", lambda: policy.reclaim(residents))
+    return lambda residents: _answer(policy, "reclaim", lambda: policy.reclaim(residents))
 
 
-def _asked(policy: Policy, what: str, ask: Callable[[], _Answer]) -> _Answer:
+def _answer(policy: Policy, what: str, ask: Callable[[], _Answer]) -> _Answer:
     try:
         return ask()
     except (Terminated, MemoryError, BrokenPipeError):

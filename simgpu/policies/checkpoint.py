@@ -80,16 +80,16 @@ class Checkpoint(Policy):
         than layers, for several compute streams and for GPUs that train together."""
         graph, transforms = framework(context.graph, self.name)
         section_of, how = _sections(graph, self.blocks)
-        found = saved_tensors(graph)
+        result = saved_tensors(graph)
         regions = regions_of(graph, section_of)
         again = Repeating(tuple(k for region in regions for k in range(region.first, region.stop)))
         graph, transforms = again.apply(graph), (*transforms, again)
-        saved = saved_inside(graph, regions, section_of, found.tensors)
+        saved = saved_inside(graph, regions, section_of, result.tensors)
         parts = [(region, inside) for region, inside in zip(regions, saved, strict=True) if inside]
-        until = dict(zip(found.tensors, backward_ends(graph, found.tensors), strict=True))
+        until = dict(zip(result.tensors, backward_ends(graph, result.tensors), strict=True))
         writing = _Checkpointing(graph, parts, until)
         writing.write()
-        notes = (*saved_note(found), _sections_note(writing.sections, how), *writing.notes)
+        notes = (*saved_note(result), _sections_note(writing.sections, how), *writing.notes)
         return replace(writing.writer.program(transforms, notes), sections=writing.sections)
 
 
@@ -99,8 +99,8 @@ def _sections_note(sections: Sequence[Section], how: str) -> str:
         return f"sections: none, of {how}; no recomputation"
     names = list(dict.fromkeys(_name(section) for section in sections))
     listed = ", ".join(names if len(names) <= _LISTED else [*names[: _LISTED - 1], "...", names[-1]])
-    least, most = (format_bytes(pick(section.held_bytes for section in sections)) for pick in (min, max))
-    each = least if least == most else f"{least} to {most}"
+    smallest, most = (format_bytes(pick(section.held_bytes for section in sections)) for pick in (min, max))
+    each = smallest if smallest == most else f"{smallest} to {most}"
     return f"sections: {len(names)}, {how}: {listed}; each keeps its inputs, {each}"
 
 
@@ -162,8 +162,8 @@ class _Checkpointing:
         graph = self.graph
         entering = self._entering()
         releases = [
-            None if found is None else max(found, entering.get(b, found))
-            for b, found in enumerate(graph.recorded_releases)
+            None if result is None else max(result, entering.get(b, result))
+            for b, result in enumerate(graph.recorded_releases)
         ]
         ancestry = Ancestry(graph)
         left_out: list[int] = []
@@ -173,7 +173,7 @@ class _Checkpointing:
             rerun = rerun_of(graph, ancestry, region, saved, [b for b, until in first.items() if until is None])
             read = {b for k, _ in rerun.runs for b in ancestry.inputs[k]}
             for b, until in first.items():
-                if b not in rerun.kept:
+                if b not in rerun.retained:
                     releases[b] = until
                 elif b in read:
                     recorded = releases[b]

@@ -2,26 +2,26 @@
 
 Three parts, as in the paper (section IV-A, figure 4):
 
-* `TensorProfiler`: one iteration without compression tells sizes, effective bandwidths of the link and, for each
-  tensor, how long the computation beside its copies takes (table II). That is done once; sparsity is read every epoch.
+* `TensorProfiler`: one iteration without compression gives sizes, effective bandwidths of the link and, for each
+  tensor, the computation that overlaps its copies (table II). Profiled once; sparsity is read every epoch.
 * `ExecutionAdvisor`: equations 1-4 for each tensor and codec, with predicted codec times (section IV-C). A tensor is
   compressed when its cost T is below T', the cost without.
 * `SwappingExecutor`: vDNN's program with the chosen tensors encoded and decoded by the GPU's compute stream.
 
 The launch setting of the codec's kernels is searched once, before training begins (section IV-D).
 
-Readings of what the paper leaves open:
+Where the paper is silent:
 
 * Swapped are the inputs of convolutions, as its vDNN does (section V). Of these the outputs of ReLU and pooling layers
-  are sparse; where a trace does not tell the sparsity of one, it is not compressed.
+  are sparse; a tensor without recorded sparsity is not compressed.
 * Encoding stands in the compute stream before the layer's kernels, decoding before those of its backward step: both
   are exposed, as equation 2 adds them.
 * Equations 3 and 4 count the non-zeros alone. So does the advisor for ZVC (`sizes: equations`); with `sizes: format`
   and for other codecs it counts what the format really takes. The machine always charges the real size.
 * Which codec: the cheapest by the equations among those whose compressed size is known.
-* Where several tensors leave with one layer they share the computation beside them by their bytes; the equations are
-  for one tensor a layer. The promise never to be slower than vDNN or static compression is theirs alone.
-* What travels uncompressed costs what the node makes of it: on one with a compressing DMA engine that is less.
+* Several tensors offloaded at one layer share the computation that overlaps their copies, in proportion to their
+  bytes; the equations have one tensor per layer. Only they promise never to be slower than vDNN or static compression.
+* An uncompressed copy takes the node's own time: less with a compressing DMA engine.
 * Where the uncompressed iteration does not fit, the profile is taken from the recorded times and the node's link.
 """
 
@@ -70,21 +70,21 @@ _PROFILE = "profile of the first iteration"
 def swapping_cost_ns(size: int, hidden: tuple[int, int], bandwidth: tuple[int, int], codec_ns: int = 0) -> int:
     """What swapping a tensor adds to the iteration, nanoseconds: equation 1, and with compression equations 2-4.
 
-    size: bytes that travel. hidden: computation beside the copy out and beside the copy in. bandwidth: bytes per second
-    out and in. codec_ns: encoding and decoding.
+    size: bytes copied. hidden: computation that overlaps the copies, device to host and host to device. bandwidth:
+    bytes per second of both. codec_ns: encoding and decoding.
 
     >>> swapping_cost_ns(1000, hidden=(600, 2000), bandwidth=(10**9, 10**9)), swapping_cost_ns(500, (600, 2000),
     ...     (10**9, 10**9), codec_ns=70)
     (400, 70)
     """
-    exposed = (max(stream_ns(size, rate) - beside, 0) for rate, beside in zip(bandwidth, hidden, strict=True))
+    exposed = (max(stream_ns(size, rate) - overlapped, 0) for rate, overlapped in zip(bandwidth, hidden, strict=True))
     return codec_ns + sum(exposed)
 
 
 @dataclass(frozen=True, slots=True)
 class NetworkProfile:
     """What the first iteration tells (table II). bandwidth: effective, bytes per second out and in; hidden: by block,
-    nanoseconds of computation beside its copies out and in."""
+    nanoseconds of computation that overlaps its copies, device to host and host to device."""
 
     bandwidth: tuple[int, int]
     hidden: Mapping[int, tuple[int, int]]
@@ -111,20 +111,20 @@ class TensorProfiler:
 
 
 def _hidden(graph: TaskGraph, swaps: tuple[Swap, ...], took: Mapping[str, int]) -> dict[int, tuple[int, int]]:
-    """Computation beside each tensor's copies; tensors of one step share it by their bytes."""
+    """Computation that overlaps each tensor's copies; tensors of one step share it in proportion to their bytes."""
     layers = graph.layers
     step_ns = [sum(took[graph.kernels[k].id] for k in range(step.first, step.stop)) for step in layers.steps]
-    beside = {swap: (layers.step_of[swap.after], layers.step_of[swap.fetch_with]) for swap in swaps}
+    overlapped = {swap: (layers.step_of[swap.after], layers.step_of[swap.fetch_with]) for swap in swaps}
     out, back = Counter[int](), Counter[int]()
-    for swap, (leaves, returns) in beside.items():
-        out[leaves] += graph.copy_sizes[swap.block]
+    for swap, (leaving, returns) in overlapped.items():
+        out[leaving] += graph.copy_sizes[swap.block]
         back[returns] += graph.copy_sizes[swap.block]
     return {
         swap.block: (
-            _share(step_ns[leaves], graph.copy_sizes[swap.block], out[leaves]),
+            _share(step_ns[leaving], graph.copy_sizes[swap.block], out[leaving]),
             _share(step_ns[returns], graph.copy_sizes[swap.block], back[returns]),
         )
-        for swap, (leaves, returns) in beside.items()
+        for swap, (leaving, returns) in overlapped.items()
     }
 
 
@@ -215,7 +215,7 @@ def contenders(
         return advisor.costs.encode_ns(block, encoding) + advisor.costs.decode_ns(block, encoding)
 
     advice = [replace(advisor, codec_ns=fastest_ns).advise(swap) for swap in sparse]
-    return tuple(c for c in codecs if c == codecs[0] or any(found.codec == c for found in advice))
+    return tuple(c for c in codecs if c == codecs[0] or any(result.codec == c for result in advice))
 
 
 # Searching takes seconds and training a moment; both follow from their arguments alone, and the same ones come again
@@ -272,5 +272,5 @@ class Cswap(Policy):
             return sum(model.predict_ns(codec, block.bytes, costs.sparsity(block) or 0.0))
 
         advice = [replace(advisor, codecs=codecs, codec_ns=codec_ns).advise(swap) for swap in sparse]
-        chosen = {found.block: found.codec for found in advice if found.codec is not None}
+        chosen = {result.block: result.codec for result in advice if result.codec is not None}
         return executor.program(graph, swaps, chosen, len(sparse))

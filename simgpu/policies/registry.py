@@ -68,8 +68,8 @@ class PolicyInfo:
 @lru_cache(maxsize=1)
 def _outside() -> dict[str, EntryPoint]:
     """Policies of installed packages by name; a built-in name is never taken over."""
-    found = {point.name: point for point in entry_points(group=GROUP)}
-    return {name: found[name] for name in sorted(found) if name not in _BUILT_IN}
+    result = {point.name: point for point in entry_points(group=GROUP)}
+    return {name: result[name] for name in sorted(result) if name not in _BUILT_IN}
 
 
 def policy_names() -> tuple[str, ...]:
@@ -85,45 +85,45 @@ def policy_class(name: str) -> type[Policy]:
     """The class of a policy. Raises `InputError` for an unknown name or an outside package that does not load."""
     if name in _BUILT_IN:
         module, _, attribute = _BUILT_IN[name].partition(":")
-        found = getattr(import_module(module), attribute)
+        result = getattr(import_module(module), attribute)
     elif name in _outside():
         point = _outside()[name]
         try:
-            found = point.load()
+            result = point.load()
         except Terminated:
             raise
         except (Exception, SystemExit) as error:  # a foreign package may fail in any way while it is imported
             what = f"the package of policy '{name}' does not load: {raised(error)}"
             raise InputError.single("", f"policy {name}", what, f"mend or remove {point.value}") from error
-        if fault := _fault(found, name):
+        if fault := _fault(result, name):
             what = f"{point.value}, registered as '{name}', {fault}"
             raise InputError.single("", f"policy {name}", what, "mend its package")
-        if _LOADED.get(name, (None, 0))[0] is not found:
-            _LOADED[name] = found, time.time_ns()
+        if _LOADED.get(name, (None, 0))[0] is not result:
+            _LOADED[name] = result, time.time_ns()
     else:
         raise InputError.single("", "policy", f"unknown policy '{name}'", did_you_mean(name, policy_names()))
-    policy: type[Policy] = found
+    policy: type[Policy] = result
     return policy
 
 
-def _fault(found: object, name: str) -> str:
+def _fault(result: object, name: str) -> str:
     """What keeps an outside object from being the policy of that name, as the end of a sentence; empty if nothing."""
-    if not (isinstance(found, type) and issubclass(found, Policy)):
+    if not (isinstance(result, type) and issubclass(result, Policy)):
         return "is not a subclass of simgpu.policies.base.Policy"
-    if isabstract(found):
+    if isabstract(result):
         return "has no plan"
-    missing = [word for word in ("name", "summary", "source") if not isinstance(getattr(found, word, None), str)]
+    missing = [word for word in ("name", "summary", "source") if not isinstance(getattr(result, word, None), str)]
     if missing:
         return f"does not say its {' and '.join(missing)}"
-    if found.name != name:
-        return f"calls itself '{found.name}'"
+    if result.name != name:
+        return f"calls itself '{result.name}'"
     # Its own decorator, not the base class's: without it the policy's parameters would be ignored.
-    if "__dataclass_params__" not in vars(found):
+    if "__dataclass_params__" not in vars(result):
         return "is not a dataclass"
-    if found.parameters is not Policy.parameters:
+    if result.parameters is not Policy.parameters:
         return "overrides parameters, which are its fields"
     try:
-        get_type_hints(found)
+        get_type_hints(result)
     except Exception as error:  # a name that its module does not have, or anything that an annotation may do
         return f"has a parameter whose type cannot be read: {raised(error)}"
     return ""

@@ -21,7 +21,7 @@ from dataclasses import dataclass
 from simgpu.graph.saved import backward_ends, readers, saved_tensors
 from simgpu.graph.transforms import Unpacked, WithUnpacked
 from simgpu.policies.base import PlanContext, Policy
-from simgpu.policies.common.framework import framework, releases_beside, saved_note
+from simgpu.policies.common.framework import framework, releases_with_saved, saved_note
 from simgpu.program.eager import Eager
 from simgpu.program.instructions import Program
 
@@ -37,15 +37,15 @@ class SaveOnCpu(Policy):
     def plan(self, context: PlanContext) -> Program:
         """One iteration. Raises `InputError` for several compute streams and for GPUs that train together."""
         graph, transforms = framework(context.graph, self.name)
-        found = saved_tensors(graph)
-        tensors = [tensor for tensor in found.tensors if tensor.bytes]
+        result = saved_tensors(graph)
+        tensors = [tensor for tensor in result.tensors if tensor.bytes]
         read, until = readers(graph, tensors), backward_ends(graph, tensors)
         saved: defaultdict[int, list[int]] = defaultdict(list)
         taken: defaultdict[int, list[int]] = defaultdict(list)
         for number, tensor in enumerate(tensors):
             saved[tensor.after].append(number)
             taken[tensor.before].append(number)
-        writer = Eager(graph, releases_beside(graph, tensors, read))
+        writer = Eager(graph, releases_with_saved(graph, tensors, read))
         for k in range(-1, len(graph.kernels)):
             if k >= 0:
                 for number in taken[k]:
@@ -60,4 +60,4 @@ class SaveOnCpu(Policy):
             if k >= 0:
                 writer.release_ended(k)
         returned = (Unpacked(t.block, t.bytes, r) for t, r in zip(tensors, read, strict=True))
-        return writer.program((*transforms, WithUnpacked(tuple(returned))), saved_note(found))
+        return writer.program((*transforms, WithUnpacked(tuple(returned))), saved_note(result))

@@ -34,11 +34,11 @@ class VdnnPlus(Policy):
         require_one_stream(context.graph, self.name)
         graph, size, notes = partitioned(context, self.sub_batch, self.alpha)
 
-        def whole(program: Program) -> Program:
+        def undivided(program: Program) -> Program:
             return replace(program, transforms=(Split(size), *program.transforms))
 
         def trial(program: Program) -> Trial:
-            return context.trial(whole(program))
+            return context.trial(undivided(program))
 
         planned = Vdnn(self.mode, self.algorithms).plan(replace(context, graph=graph, trial=trial))
-        return replace(whole(planned), notes=(*notes, *planned.notes))
+        return replace(undivided(planned), notes=(*notes, *planned.notes))

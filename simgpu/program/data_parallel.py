@@ -30,7 +30,7 @@ class DataParallel:
         return {"gpus": self.gpus, "exchange": str(self.exchange), "cores": self.cores}
 
     @property
-    def told(self) -> str:
+    def description(self) -> str:
         """Who exchanges gradients, in words."""
         if self.exchange is Exchange.GATHER:
             return "GPU 0 gathers the gradients and updates the weights"

@@ -116,13 +116,13 @@ class Additions:
 
     @cached_property
     def _launches(self) -> defaultdict[int, list[Place]]:
-        found: defaultdict[int, list[Place]] = defaultdict(list)
+        result: defaultdict[int, list[Place]] = defaultdict(list)
         for index, segment in enumerate(self.program.segments):
             for stream, code in segment.streams.items():
                 for position, instruction in enumerate(code):
                     if isinstance(instruction, Launch):
-                        found[instruction.kernel].append(Place(index, stream, position))
-        return found
+                        result[instruction.kernel].append(Place(index, stream, position))
+        return result
 
     def compute_ends(self, add: Added) -> None:
         """Add to the end of compute, before what lives to the iteration's end is given back."""
@@ -146,8 +146,8 @@ class Additions:
         Times tell places apart only where something takes time.
         """
         needs = (self._needs[launch.stream, launch.position] for launch in launches if launch.segment == self.since)
-        least = max((need.get(place.stream, 0) for need in needs), default=0)
-        return place._replace(position=max(place.position, least))
+        needed = max((need.get(place.stream, 0) for need in needs), default=0)
+        return place._replace(position=max(place.position, needed))
 
     @cached_property
     def _needs(self) -> dict[tuple[StreamId, int], dict[StreamId, int]]:
@@ -325,7 +325,7 @@ def needs_of(segment: Segment) -> dict[tuple[StreamId, int], dict[StreamId, int]
     own = {i.event for code in segment.streams.values() for i in code if isinstance(i, Signal)}
     reached = {stream: dict.fromkeys(segment.streams, 0) for stream in segment.streams}
     signalled: dict[int, dict[StreamId, int]] = {}
-    found: dict[tuple[StreamId, int], dict[StreamId, int]] = {}
+    result: dict[tuple[StreamId, int], dict[StreamId, int]] = {}
     moving = True
     while moving:
         moving = False
@@ -339,12 +339,12 @@ def needs_of(segment: Segment) -> dict[tuple[StreamId, int], dict[StreamId, int]
                     for other, count in signalled[instruction.event].items():
                         here[other] = max(here[other], count)
                 elif isinstance(instruction, Launch):
-                    found[stream, position] = dict(here)
+                    result[stream, position] = dict(here)
                 here[stream] = position + 1
                 moving = True
                 if isinstance(instruction, Signal):
                     signalled[instruction.event] = dict(here)
-    return found
+    return result
 
 
 _BEFORE_WORK = (Await, Acquire, Initialize)

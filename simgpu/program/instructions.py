@@ -49,7 +49,7 @@ class CopyOut:
     into: int | None = None
 
     @property
-    def kept_as(self) -> int:
+    def stored_as(self) -> int:
         """The block that the host holds then; the copy is of its size."""
         return self.block if self.into is None else self.into
 

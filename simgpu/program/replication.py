@@ -78,7 +78,7 @@ def replicated(program: Program, graph: TaskGraph, node: NodeSpec, how: Replicat
     610
     """
     one = transformed(graph, program.transforms)
-    how = replace(how, by_host=_made_by_host(program))
+    how = replace(how, by_host=_written_by_host(program))
     parts = replicas(one, how)
     refuse_moving(program, parts)
     given, apart = program, None
@@ -97,7 +97,7 @@ def replicated(program: Program, graph: TaskGraph, node: NodeSpec, how: Replicat
     return _Writer(program, parts, more, how).program_of_all()
 
 
-def _made_by_host(program: Program) -> tuple[int, ...]:
+def _written_by_host(program: Program) -> tuple[int, ...]:
     """Encoded forms that host streams make or undo."""
     forms = set()
     for segment in program.segments:
@@ -198,7 +198,7 @@ class _Writer:
 class _Use(NamedTuple):
     """Where a weight's gradient is made, and where the weight itself is used for the last time after that."""
 
-    made: Place
+    produced: Place
     last: tuple[Place, ...]
 
 
@@ -206,7 +206,7 @@ class _Use(NamedTuple):
 class _Expected:
     """Times (ns) at which a gradient is made and at which its weight may come back."""
 
-    made: int
+    produced: int
     back: int
 
 
@@ -215,16 +215,16 @@ def on_host(more: Additions, node: NodeSpec, trial: Predicted) -> None:
     uses = [_use(more, u) for u in range(len(more.parts.updates))]
     expected = _expected(more, uses, node, trial)
     for u, use in enumerate(uses):
-        more.after(use.made, more.signals("made", u))
+        more.after(use.produced, more.signals("made", u))
         for place in use.last:
             more.after(place, more.signals("free", u, place.stream))
     since = more.since
-    leaving = [(expected[u].made, 0, u) for u in range(len(uses))]
+    leaving = [(expected[u].produced, 0, u) for u in range(len(uses))]
     coming = [(expected[u].back, 1, u) for u in range(len(uses))]
     reached: dict[StreamId, Place] = {}
     for time, comes, u in sorted([*leaving, *coming]):
         stream = more.back if comes else more.out
-        place = more.behind(trial.place(since, stream, time), [uses[u].made, *(uses[u].last if comes else ())])
+        place = more.behind(trial.place(since, stream, time), [uses[u].produced, *(uses[u].last if comes else ())])
         place = reached[stream] = max(place, reached.get(stream, place))
         more.inserted[place].append(partial(_receive, more, u, uses[u]) if comes else partial(_send, more, u))
     for *_, u in sorted(leaving):
@@ -238,9 +238,9 @@ def _use(more: Additions, u: int) -> _Use:
     before = [(k, number) for k, number in enumerate(parts.kernels[0][: parts.end]) if number is not None]
     makers = [k for k, number in before if update.gradient in graph.writes[number]]
     readers = [k for k, number in before if update.weight in graph.reads[number]]
-    made = max(more.launches([makers[-1]]).values())
+    launch = max(more.launches([makers[-1]]).values())
     last = more.launches(readers).values()
-    return _Use(made, tuple(sorted(p for p in last if p.stream != made.stream or p > made)))
+    return _Use(launch, tuple(sorted(p for p in last if p.stream != launch.stream or p > launch)))
 
 
 def _expected(more: Additions, uses: list[_Use], node: NodeSpec, trial: Predicted) -> list[_Expected]:
@@ -250,15 +250,15 @@ def _expected(more: Additions, uses: list[_Use], node: NodeSpec, trial: Predicte
     behind = [(s, sum(gpu < gpus for gpu in s.gpus)) for s in node.switches]
     shares = [s.d2h_bandwidth // count for s, count in behind if count]
     rate = max(min([node.link.d2h_bandwidth, *shares]), 1)
-    made = [trial.end(use.made) for use in uses]
+    ends = [trial.end(use.produced) for use in uses]
     back = [0] * len(uses)
     arrived = updated = 0
-    for u in sorted(range(len(uses)), key=lambda u: (made[u], u)):
+    for u in sorted(range(len(uses)), key=lambda u: (ends[u], u)):
         size = graph.copy_sizes[parts.updates[u].gradient]
-        arrived = max(arrived, made[u]) + copy_ns(size, rate, node.link.latency_ns)
+        arrived = max(arrived, ends[u]) + copy_ns(size, rate, node.link.latency_ns)
         updated = max(updated, arrived) + graph.durations[parts.updating[u]]
         back[u] = max([updated, *(trial.end(place) for place in uses[u].last)])
-    return [_Expected(*times) for times in zip(made, back, strict=True)]
+    return [_Expected(*times) for times in zip(ends, back, strict=True)]
 
 
 def _send(more: Additions, u: int, gpu: int) -> list[Instruction]:

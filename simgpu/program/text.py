@@ -147,8 +147,8 @@ def _blocks(blocks: tuple[int, ...], graph: TaskGraph) -> str:
 def _line(instruction: Instruction, graph: TaskGraph) -> str:
     match instruction:
         case Launch(k, recompute, makes):
-            made = f" for {_blocks(makes, graph)}" if makes else ""
-            return f"{'recompute' if recompute else 'launch'} {graph.kernels[k].id}{made}"
+            results = f" for {_blocks(makes, graph)}" if makes else ""
+            return f"{'recompute' if recompute else 'launch'} {graph.kernels[k].id}{results}"
         case CopyOut(b, into):
             return f"copy d2h {graph.blocks[b].id}" + ("" if into is None else f" as {graph.blocks[into].id}")
         case CopyIn(b):

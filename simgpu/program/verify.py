@@ -145,7 +145,7 @@ class ProgramWalk:
             CopyIn: self._copy_in,
             Encode: self._encode,
             Decode: self._decode,
-            Initialize: self._provide,
+            Initialize: self._initialize,
         }
 
     def run(self) -> None:
@@ -284,7 +284,7 @@ class ProgramWalk:
     def _release(self, instruction: Release, me: int, clock: list[int]) -> None:
         self._space(instruction.space, me).release(instruction.blocks, me, clock)
 
-    def _provide(self, instruction: Initialize, me: int, clock: list[int]) -> None:
+    def _initialize(self, instruction: Initialize, me: int, clock: list[int]) -> None:
         memory = self._space(instruction.space, me)
         for b in instruction.blocks:
             block = self.graph.blocks[b]
@@ -297,12 +297,12 @@ class ProgramWalk:
             memory.set(b, self.written[b] - self.earlier[b], me, clock)
 
     def _copy_out(self, instruction: CopyOut, me: int, clock: list[int]) -> None:
-        b, kept, device = instruction.block, instruction.kept_as, self.own[me]
+        b, form, device = instruction.block, instruction.stored_as, self.own[me]
         value = device.read(b, me, clock)
-        self.host.check_held(kept, me, clock)
-        self.host.check_unused(kept, me, clock, "overwritten on the host")
+        self.host.check_held(form, me, clock)
+        self.host.check_unused(form, me, clock, "overwritten on the host")
         device.touched[me][b] = clock[me]
-        self.host.set(kept, value, me, clock)
+        self.host.set(form, value, me, clock)
 
     def _copy_in(self, instruction: CopyIn, me: int, clock: list[int]) -> None:
         b, device = instruction.block, self.own[me]
@@ -363,9 +363,9 @@ class ProgramWalk:
         graph, memory = self.graph, self.used[me]
         inputs, outputs = self.ancestry.inputs[k], self.ancestry.outputs[k]
         first = dict(zip(graph.writes[k], graph.write_versions[k], strict=True))
-        found = first | dict(zip(graph.reads[k], graph.read_versions[k], strict=True))
+        result = first | dict(zip(graph.reads[k], graph.read_versions[k], strict=True))
         for b in inputs:
-            if memory.read(b, me, clock) != self.written[b] + found[b] - self.earlier[b]:
+            if memory.read(b, me, clock) != self.written[b] + result[b] - self.earlier[b]:
                 raise ProgramError(f"kernel {graph.kernels[k].id} finds a wrong version of block {self._name(b)}")
             memory.touched[me][b] = clock[me]
         makes = instruction.makes or outputs

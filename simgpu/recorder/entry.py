@@ -244,10 +244,10 @@ def _check_snapshots(snapshots: int | None, folder: str | Path | None) -> None:
         raise InputError.single("record", "snapshots", what, "name one (dump_memory, --dump-memory), or leave it out")
 
 
-def _check_that_nothing_runs(asked: Mapping[str, bool]) -> None:
+def _check_that_nothing_runs(switches: Mapping[str, bool]) -> None:
     """With a GPU to model for, what asks for a run is refused."""
     what, remedy = "nothing runs where a GPU is named to model for", "leave it out, or leave out gpu"
-    problems = [Problem("record", name, what, remedy) for name, given in asked.items() if given]
+    problems = [Problem("record", name, what, remedy) for name, given in switches.items() if given]
     if problems:
         raise InputError(problems)
 

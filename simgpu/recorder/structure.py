@@ -53,7 +53,7 @@ class StructurePass(TorchDispatchMode):  # type: ignore[misc]
         self._scratch = scratch
         self._phase = Phase.FORWARD
         self._layer: str | None = None
-        self._made_under: dict[int, int] = {}
+        self._scopes: dict[int, int] = {}
 
     def begin(self, phase: Phase) -> None:
         """A phase begins; when backward is over, its lasting results are known to be gradients of weights."""
@@ -111,7 +111,7 @@ class StructurePass(TorchDispatchMode):  # type: ignore[misc]
             return False
         if len(operands) != 2 or not fits_in_first(operands):
             return False
-        return may_sum(node, is_own_result=self._made_under.get(reads[0]) == node._sequence_nr())
+        return may_sum(node, is_own_result=self._scopes.get(reads[0]) == node._sequence_nr())
 
     def _on_device(self, done: OperandAccess) -> OperandAccess:
         tensors = [*done.read, *done.overwritten, *done.changed]
@@ -159,7 +159,7 @@ class StructurePass(TorchDispatchMode):  # type: ignore[misc]
             self.flops[_operand_format(done)] += flops
         node = torch._C._current_autograd_node()
         if node is not None:
-            self._made_under.update(dict.fromkeys(writes, node._sequence_nr()))
+            self._scopes.update(dict.fromkeys(writes, node._sequence_nr()))
 
     def _kind(self, place: int, tensor: torch.Tensor) -> BlockKind:
         """Kind of a new block: an operator's first result is what it is for, the others serve its backward."""
@@ -174,9 +174,9 @@ class StructurePass(TorchDispatchMode):  # type: ignore[misc]
         for tensor in written:
             block = self._ledger.blocks[self._ledger.block_read(tensor, None)]
             if block.kind is BlockKind.ACTIVATION:
-                whole = torch.empty(0, dtype=tensor.dtype, device=tensor.device).set_(tensor.untyped_storage())
-                zeros = whole.numel() - int(torch.count_nonzero(whole))
-                block.sparsity = round(zeros / whole.numel(), _SPARSITY_DIGITS)
+                storage = torch.empty(0, dtype=tensor.dtype, device=tensor.device).set_(tensor.untyped_storage())
+                zeros = storage.numel() - int(torch.count_nonzero(storage))
+                block.sparsity = round(zeros / storage.numel(), _SPARSITY_DIGITS)
                 self._values.maps.show(tensor, block)
 
     def _name_weight_gradients(self) -> None:

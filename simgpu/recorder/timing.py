@@ -27,16 +27,16 @@ def signature(func: Any, returned: Any) -> Signature:
     return str(func), tuple(returned.shape) if isinstance(returned, torch.Tensor) else None
 
 
-def expect_same(name: str, expected: Sequence[Signature], found: Sequence[Signature]) -> None:
+def expect_same(name: str, expected: Sequence[Signature], signatures: Sequence[Signature]) -> None:
     """Raises `InputError` naming `name` where two iterations ran different operators."""
-    for place, (one, other) in enumerate(zip_longest(expected, found)):
+    for place, (one, other) in enumerate(zip_longest(expected, signatures)):
         if one != other:
-            what = f"operator {place} is {_told(one)} in one iteration and {_told(other)} in another"
+            what = f"operator {place} is {_described(one)} in one iteration and {_described(other)} in another"
             remedy = "record a model that runs the same operators on the same shapes every time"
             raise InputError.single(name, "iteration", what, remedy)
 
 
-def _told(signature: Signature | None) -> str:
+def _described(signature: Signature | None) -> str:
     return "missing" if signature is None else f"{signature[0]} of shape {signature[1]}"
 
 

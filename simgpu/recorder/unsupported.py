@@ -219,13 +219,13 @@ def running_at(frame: FrameType) -> str:
 
 def _first(lines: Iterable[tuple[str, int]]) -> str:
     for file, line in lines:
-        if _is_theirs(file):
+        if _is_foreign(file):
             inside = Path(file).is_relative_to(Path.cwd())
             return f"{os.path.relpath(file) if inside else file}:{line}"
     return ""
 
 
-def _is_theirs(file: str) -> bool:
+def _is_foreign(file: str) -> bool:
     if file.startswith(("<", _TORCH, _SIMGPU)):
         return False
     return file.startswith(_INSTALLED) or not file.startswith(_LIBRARY)

@@ -32,9 +32,9 @@ def filled(template: str, *, style: str, script: str, **values: Any) -> str:
     environment = Environment(autoescape=True, trim_blocks=True, lstrip_blocks=True, undefined=StrictUndefined)
     allowed = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
     policy = f"default-src 'none'; style-src 'unsafe-inline'; script-src 'sha256-{allowed}'; img-src data:"
-    whole = _BASE.read_text(encoding="utf-8") + style
+    style_sheet = _BASE.read_text(encoding="utf-8") + style
     return environment.from_string(template).render(
-        **values, style=Markup(whole), script=Markup(script), policy=Markup(policy)
+        **values, style=Markup(style_sheet), script=Markup(script), policy=Markup(policy)
     )
 
 

@@ -14,7 +14,7 @@ from simgpu.program.data_parallel import DataParallel
 from simgpu.trace.model import Trace
 from simgpu.units import parse_bytes
 
-_LEAST = {"budget": 0, "iterations": 1, "seed": 0, "alignment": 1, "epoch": 0, "gpus": 1, "cores": 1, "limit": 1}
+_MINIMA = {"budget": 0, "iterations": 1, "seed": 0, "alignment": 1, "epoch": 0, "gpus": 1, "cores": 1, "limit": 1}
 _SIZES = ("budget", "alignment", "more_memory")
 _OPTIONAL = ("budget", "alignment", "gpus", "pool")
 _CHOICES = {"pool": tuple(POOLS), "exchange": tuple(Exchange)}
@@ -127,9 +127,9 @@ def checked_setting(name: str, value: Any) -> Any:
             value = parse_bytes(value)
         except ValueError as error:
             raise InputError.single("", place, str(error), _REMEDIES[name]) from None
-    least = _LEAST.get(name, 0)
-    if type(value) is not int or value < least:
-        raise InputError.single("", place, f"{value!r} is not a whole number of at least {least}", _REMEDIES[name])
+    minimum = _MINIMA.get(name, 0)
+    if type(value) is not int or value < minimum:
+        raise InputError.single("", place, f"{value!r} is not a whole number of at least {minimum}", _REMEDIES[name])
     return value
 
 
@@ -160,9 +160,9 @@ def run_config(config: RunConfig | None, settings: RunSettings, **others: object
     try:
         if config is not None:
             check_kind("config", config, RunConfig)
-        made = replace(config or RunConfig(), **given)
+        result = replace(config or RunConfig(), **given)
     except InputError as error:
         problems += error.problems
     if problems:
         raise InputError(problems)
-    return made
+    return result

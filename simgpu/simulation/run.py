@@ -114,16 +114,16 @@ class _Run:
     policy: Policy
     config: RunConfig
     budget: int
-    whole: TaskGraph
+    full: TaskGraph
 
     @classmethod
     def of(cls, trace: Trace, node: NodeSpec, policy: Policy, config: RunConfig) -> _Run:
         """A run of arguments that are checked."""
         node, budget = config.on(node)
-        whole = graph = task_graph(trace, node, config.epoch)
+        full = graph = task_graph(trace, node, config.epoch)
         if how := config.data_parallel:
-            graph = exchanging(whole.at_batch(share_of(trace.info.batch, how, node)))
-        return cls(graph, node, policy, config, budget, whole)
+            graph = exchanging(full.at_batch(share_of(trace.info.batch, how, node)))
+        return cls(graph, node, policy, config, budget, full)
 
     @property
     def trace(self) -> Trace:
@@ -223,19 +223,19 @@ class _Run:
 
     def run_together(self, program: Program, how: DataParallel) -> Result:
         """Run one GPU's program alone, then on all GPUs with the exchange of gradients."""
-        whole = self.whole
+        full = self.full
         alone = self.run(program)
         every = replicated(program, self.graph, self.node, priced(how, self.node), alone.timeline)
         try:
             result = self.run(every)
         except OutOfMemoryError as error:
             raise explained(error, how, self.graph) from None
-        samples = f"{how.gpus} GPUs train {self.graph.trace.info.batch} of {whole.trace.info.batch} samples each"
+        samples = f"{how.gpus} GPUs train {self.graph.trace.info.batch} of {full.trace.info.batch} samples each"
         return replace(
             result,
-            trace=replace(result.trace, batch=whole.trace.info.batch),
-            notes=(f"{samples}; {how.told}", *on_exchange(self.graph, how.exchange), *result.notes),
-            together=ParallelRun(how, uncompressed(whole).ideal_ns(), alone.iteration_ns, alone.graph),
+            trace=replace(result.trace, batch=full.trace.info.batch),
+            notes=(f"{samples}; {how.description}", *on_exchange(self.graph, how.exchange), *result.notes),
+            together=ParallelRun(how, uncompressed(full).ideal_ns(), alone.iteration_ns, alone.graph),
         )
 
 

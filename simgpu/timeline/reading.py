@@ -212,7 +212,7 @@ def _read_parquet(path: Path, problems: list[Problem]) -> _Table:
             groups = (file.metadata.row_group(number) for number in range(file.metadata.num_row_groups))
             if sum(group.total_byte_size for group in groups) > TABLE_LIMIT:
                 raise too_large(path, _PARQUET, None, TABLE_LIMIT)
-            found = file.read()
+            result = file.read()
     except InputError as error:
         problems += error.problems
         return nothing
@@ -220,7 +220,7 @@ def _read_parquet(path: Path, problems: list[Problem]) -> _Table:
         problems.append(Problem(str(path), "", f"not readable as Parquet ({error})", _AGAIN))
         return nothing
     report = _RowProblems(str(path), problems)
-    return {name: _parquet_values(name, found.column(name), report) for name in SPAN_COLUMNS}
+    return {name: _parquet_values(name, result.column(name), report) for name in SPAN_COLUMNS}
 
 
 def _parquet_values(name: str, column: Any, report: _RowProblems) -> Sequence[Any]:
@@ -238,10 +238,10 @@ def _parquet_values(name: str, column: Any, report: _RowProblems) -> Sequence[An
 
 def _within(name: str, value: int, row: int, report: _RowProblems) -> int:
     """The value, if a timeline can hold it, else 0."""
-    least = HOST if name == "gpu" else 0
-    if least <= value <= _LARGEST:
+    lowest = HOST if name == "gpu" else 0
+    if lowest <= value <= _LARGEST:
         return value
-    report(row, name, f"'{str(value)[:40]}' is not between {least} and {_LARGEST}", _AGAIN)
+    report(row, name, f"'{str(value)[:40]}' is not between {lowest} and {_LARGEST}", _AGAIN)
     return 0
 
 

@@ -38,12 +38,12 @@ def window_sides(
 
 
 def _side(side: int, kernel: int, stride: int, padding: int, dilation: int, ceil: bool) -> int:
-    room = side + 2 * padding - dilation * (kernel - 1) - 1
-    if room < 0:
+    span = side + 2 * padding - dilation * (kernel - 1) - 1
+    if span < 0:
         return 0
     if not ceil:
-        return room // stride + 1
-    count = -(-room // stride) + 1
+        return span // stride + 1
+    count = -(-span // stride) + 1
     return count - 1 if (count - 1) * stride >= side + padding else count
 
 

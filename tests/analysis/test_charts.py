@@ -48,8 +48,8 @@ def test_parts_stand_end_to_end_in_their_order_and_in_milliseconds() -> None:
 
 def test_shares_are_written_where_they_fit_and_a_missing_bar_has_a_reason() -> None:
     ax, other = plot_breakdowns(STACKS, title="a study").axes
-    told = [text.get_text() for text in ax.texts]
-    assert told == ["out of memory", "15%", "10%", "75%", "200 ms", "25%", "25%", "46%", "100 ms"]
+    message = [text.get_text() for text in ax.texts]
+    assert message == ["out of memory", "15%", "10%", "75%", "200 ms", "25%", "25%", "46%", "100 ms"]
     assert [text.get_text() for text in other.texts] == ["100%", "1 ms"]
 
 
@@ -66,6 +66,7 @@ def test_a_study_of_which_nothing_fits_can_be_drawn(tmp_path: Path) -> None:
     assert (tmp_path / "bars.png").stat().st_size
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("suffix", ["png", "svg"])
 def test_the_same_numbers_give_the_same_bytes(suffix: str, tmp_path: Path) -> None:
     for name in ("one", "two"):

@@ -211,6 +211,7 @@ def test_no_two_runs_look_alike_in_bars_or_in_lines() -> None:
     assert len({look.hatch for look in first}) == len({look.marker for look in first}) == 8, "also without colours"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("suffix", ["png", "svg"])
 def test_the_same_numbers_give_the_same_bytes(suffix: str, tmp_path: Path) -> None:
     for name in ("one", "two"):

@@ -38,8 +38,8 @@ def chains(draw: st.DrawFn) -> tuple[list[int], list[int], list[int]]:
 def test_a_chain_without_copies_only_computes(layers: tuple[list[int], list[int], list[int]]) -> None:
     forward, backward, sizes = layers
     for policy in ("ideal", "none"):
-        found = simulate(chain(forward, backward, sizes), NODE, policy).metrics.breakdown
-        assert found.parts == dict.fromkeys(PARTS, 0) | {"computation": sum(forward) + sum(backward)}
+        result = simulate(chain(forward, backward, sizes), NODE, policy).metrics.breakdown
+        assert result.parts == dict.fromkeys(PARTS, 0) | {"computation": sum(forward) + sum(backward)}
 
 
 @given(chains())
@@ -49,11 +49,11 @@ def test_on_a_chain_layer_by_layer_each_step_overlaps_by_its_shorter_side(
     """Offload n runs beside forward n, prefetch n beside backward n + 1; a step is as long as its longer side."""
     forward, backward, sizes = layers
     steps = [*zip(forward, sizes[:-1], strict=False), *zip(backward[1:], sizes, strict=False)]
-    found = simulate(chain(forward, backward, sizes), NODE, "vdnn").metrics.breakdown.parts
-    assert found["overlap"] == sum(min(step) for step in steps)
-    assert found["computation"] == sum(forward) + sum(backward) - found["overlap"]
-    assert found["swapping"] == sum(max(0, copied - computed) for computed, copied in steps)
-    assert found["recomputation"] == found["codec"] == found["other"] == 0
+    result = simulate(chain(forward, backward, sizes), NODE, "vdnn").metrics.breakdown.parts
+    assert result["overlap"] == sum(min(step) for step in steps)
+    assert result["computation"] == sum(forward) + sum(backward) - result["overlap"]
+    assert result["swapping"] == sum(max(0, copied - computed) for computed, copied in steps)
+    assert result["recomputation"] == result["codec"] == result["other"] == 0
 
 
 def test_copies_in_both_directions_at_once_overlap_once() -> None:
@@ -64,8 +64,8 @@ def test_copies_in_both_directions_at_once_overlap_once() -> None:
     ]
     timeline = timeline_of(spans, [10])
     assert parts(timeline) == {"computation": 2, "overlap": 8}
-    found = breakdown(timeline)
-    assert found.copy_d2h.hidden + found.copy_h2d.hidden == 10, "their sum would count two nanoseconds twice"
+    result = breakdown(timeline)
+    assert result.copy_d2h.hidden + result.copy_h2d.hidden == 10, "their sum would count two nanoseconds twice"
 
 
 def test_recomputation_and_codecs_are_told_apart_whether_or_not_something_is_copied_beside_them() -> None:
@@ -158,12 +158,12 @@ def timelines(draw: st.DrawFn) -> Timeline:
 
 @given(timelines(), st.sampled_from([0, 1]))
 def test_they_agree_with_a_look_at_every_nanosecond_and_add_up(timeline: Timeline, gpu: int) -> None:
-    found, slow = breakdown(timeline, gpu=gpu).parts, _slowly(timeline, gpu)
-    assert tuple(found) == PARTS
+    result, slow = breakdown(timeline, gpu=gpu).parts, _slowly(timeline, gpu)
+    assert tuple(result) == PARTS
     start, end = timeline.window(-1)
-    assert sum(found.values()) == end - start
-    assert found["swapping"] + found["other"] == slow.pop("idle", 0)
-    assert {name: time for name, time in found.items() if time and name in PARTS[:2] + PARTS[3:5]} == slow
+    assert sum(result.values()) == end - start
+    assert result["swapping"] + result["other"] == slow.pop("idle", 0)
+    assert {name: time for name, time in result.items() if time and name in PARTS[:2] + PARTS[3:5]} == slow
 
 
 @pytest.mark.parametrize("waits_for", ["d2h", "h2d", "host"])

@@ -67,6 +67,7 @@ def test_very_short_and_very_long_iterations_get_their_own_unit(length: int, lab
     assert plot_timeline(timeline).axes[0].get_xlabel() == label
 
 
+@pytest.mark.slow
 def test_the_whole_run_marks_where_iterations_end() -> None:
     figure = plot_timeline(layered_run(), iteration=None)
     ends = layered_run().iteration_ends_ns
@@ -158,6 +159,7 @@ def test_ten_thousand_kernels_are_a_few_shapes() -> None:
     assert sum(len(shape.get_paths()) for shape in shapes) <= 2000
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("suffix", ["png", "svg", "pdf"])
 def test_a_figure_is_written_whole_and_alike_each_time(suffix: str, tmp_path: Path) -> None:
     for name in ("one", "two"):
@@ -178,6 +180,7 @@ def test_a_figure_shows_itself_in_a_notebook() -> None:
     assert plot_timeline(layered_run())._repr_png_().startswith(b"\x89PNG")
 
 
+@pytest.mark.slow
 def test_drawing_loads_no_pyplot_and_metrics_load_no_matplotlib() -> None:
     script = (
         "import sys, simgpu, simgpu.analysis.metrics, simgpu.analysis.tables, simgpu.timeline.export;"

@@ -39,8 +39,8 @@ NODE = NodeSpec("bench", GPU, LinkSpec("wire", 10**9, 10**9))
 
 def three_layers() -> Trace:
     """Layers of 1000, 2000 and 3000 bytes and 500 operations a nanosecond."""
-    made = chain([500, 700, 900], [1000, 1400, 1800], [1000, 2000, 3000])
-    return replace(made, kernels=tuple(replace(each, flops=500 * each.duration_ns) for each in made.kernels))
+    built = chain([500, 700, 900], [1000, 1400, 1800], [1000, 2000, 3000])
+    return replace(built, kernels=tuple(replace(each, flops=500 * each.duration_ns) for each in built.kernels))
 
 
 def powered(result: Result) -> dict[str, int | float | None]:
@@ -72,8 +72,8 @@ def test_offloading_adds_idle_time_and_what_copies_move() -> None:
 
 
 def test_sub_batches_have_the_energy_of_their_own_kernels() -> None:
-    whole = three_layers()
-    graph = TaskGraph.of(replace(whole, info=replace(whole.info, batch=5)))
+    full = three_layers()
+    graph = TaskGraph.of(replace(full, info=replace(full.info, batch=5)))
     parts = split(graph, 2)
     program = replace(lower(parts, Placement()), transforms=(Split(2),))
     run = run_program(program, graph, NODE, budget=None)
@@ -116,9 +116,9 @@ def test_where_energy_comes_from_is_told_with_it() -> None:
     assert simulate(own, NODE, "vdnn").energy_note == (
         "modelled per component of the gpu (sources: `simgpu list nodes`)"
     )
-    told = json.loads(json.dumps(result.to_dict()))
-    assert told["energy_note"] == result.energy_note
-    metrics = told["metrics"]
+    message = json.loads(json.dumps(result.to_dict()))
+    assert message["energy_note"] == result.energy_note
+    metrics = message["metrics"]
     parts = ("energy_idle_nj", "energy_arithmetic_nj", "energy_dram_nj", "energy_link_nj")
     assert metrics["energy_nj"] == sum(metrics[part] for part in parts)
     assert metrics["average_power_w"] == metrics["energy_nj"] / result.iteration_ns
@@ -155,6 +155,7 @@ def budgets() -> list[Result]:
     return [simulate(resnet34_at_256(), load_node("k40"), "modnn", budget=f"{gib} GiB") for gib in (12, 8, 6, 5, 4, 3)]
 
 
+@pytest.mark.slow
 def test_less_memory_hardly_changes_the_average_power(resnet34: dict[int, Result], budgets: list[Result]) -> None:
     ideal = resnet34[256].metrics.power
     averages = [result.metrics.power.average_w for result in budgets if result.metrics.power]
@@ -163,6 +164,7 @@ def test_less_memory_hardly_changes_the_average_power(resnet34: dict[int, Result
     assert max(averages) <= (1 + most_that_it_rises()) * ideal.average_w
 
 
+@pytest.mark.slow
 def test_less_memory_costs_energy_as_it_costs_time(budgets: list[Result]) -> None:
     by_time = sorted(budgets, key=lambda result: result.iteration_ns)
     energies = [result.metrics.power.energy_nj for result in by_time if result.metrics.power]

@@ -15,13 +15,13 @@ Report = Callable[[str, float, str, bool | None], None]
 @pytest.fixture
 def report() -> Iterator[Report]:
     """Puts one line into the closing table."""
-    yield lambda what, figure, asked, met: _ROWS.append((what, figure, asked, met))
+    yield lambda what, figure, requested, met: _ROWS.append((what, figure, requested, met))
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
     if not _ROWS:
         return
     terminalreporter.section("figures that count")
-    for what, figure, asked, met in _ROWS:
+    for what, figure, requested, met in _ROWS:
         verdict = {True: "", False: "   MISSED", None: ""}[met]
-        terminalreporter.write_line(f"{what:<62} {figure:>8.3f}   {asked}{verdict}")
+        terminalreporter.write_line(f"{what:<62} {figure:>8.3f}   {requested}{verdict}")

@@ -65,5 +65,5 @@ def test_encode_and_decode(activation: np.ndarray, way: str, report: Report, mon
         ("decode", lambda: codec.decode(stream, np.float32, activation.shape)),
     ):
         ratio = over_copy(activation, work)
-        asked, met = ("floor 0.15", ratio >= 0.15) if compiled else ("", None)
-        report(f"ZVC {what} over copying, {way}", ratio, asked, met)
+        requested, met = ("floor 0.15", ratio >= 0.15) if compiled else ("", None)
+        report(f"ZVC {what} over copying, {way}", ratio, requested, met)

@@ -62,8 +62,8 @@ def test_sizes(content: Callable[[], np.ndarray], way: str, report: Report, monk
     array = content()
     ratio, megabytes = rates(array, lambda: entry_bits(array))
     name = content.__name__.replace("_", " ")
-    asked, met = ("floor 0.1", ratio >= 0.1) if way == "compiled" else ("", None)
-    report(f"BPC size over copying, {name}, {way} ({megabytes:.0f} MB/s)", ratio, asked, met)
+    requested, met = ("floor 0.1", ratio >= 0.1) if way == "compiled" else ("", None)
+    report(f"BPC size over copying, {name}, {way} ({megabytes:.0f} MB/s)", ratio, requested, met)
     assert met is not False
 
 

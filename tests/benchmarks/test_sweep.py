@@ -127,7 +127,7 @@ def test_memory_stays_flat_over_a_hundred_thousand_points(tmp_path: Path, report
         running: list[float] = []
         engine = partial(in_processes, sweep, jobs=2, run=stub, died=died)
         result = run_points(sweep, engine, folder=tmp_path / "sweep", progress=progress)
-        whole = time.perf_counter() - begin
+        full = time.perf_counter() - begin
     assert result.counts["ok"] == STUB_POINTS
     tenths = [running[len(running) * tenth // 10] for tenth in range(10)]
     print(f"\nMiB of the parent after each tenth of the run: {', '.join(f'{held:.1f}' for held in tenths)}")
@@ -135,6 +135,6 @@ def test_memory_stays_flat_over_a_hundred_thousand_points(tmp_path: Path, report
     rate = STUB_POINTS / (moments[STUB_POINTS] - moments[0])
     report("sweep of 100,000 stub points: thousand points a second", rate / 1000, "", None)
     report("  MiB that the parent grows in the second half", growth, f"below {GROWTH_MIB}", growth < GROWTH_MIB)
-    report("  seconds to write both tables", whole - moments[STUB_POINTS], "", None)
+    report("  seconds to write both tables", full - moments[STUB_POINTS], "", None)
     report("  MiB that the parent takes for that", beyond, f"below {TABLES_MIB}", beyond < TABLES_MIB)
     assert growth < GROWTH_MIB

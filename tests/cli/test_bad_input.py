@@ -114,6 +114,7 @@ def test_message_and_exit_code(study: Path, spoil: Callable[[Path], None], file:
     assert not out.exists()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("spoil", [_missing, _binary, _unknown_node, _cycle], ids=lambda spoil: spoil.__name__[1:])
 def test_the_same_in_a_process_of_its_own(study: Path, spoil: Callable[[Path], None]) -> None:
     spoil(study)

@@ -52,25 +52,30 @@ def folder(tmp_path: Path) -> Path:
 
 
 def test_it_tells_each_amount_what_sets_it_and_what_it_is_made_of(folder: Path) -> None:
-    found = document(folder, "--budget", "60B")
-    assert found["all_at_once"] == {
+    result = document(folder, "--budget", "60B")
+    assert result["all_at_once"] == {
         "bytes": 120,
         "kernel": None,
         "op": None,
         "task": None,
         "shares": {"activation": 80, "input": 40},
     }
-    assert found["bound"] == {
+    assert result["bound"] == {
         "bytes": 30,
         "kernel": "F1",
         "op": "conv2d",
         "task": "FP",
         "shares": {"activation": 20, "input": 10},
     }
-    assert found["offloaded"] == found["bound"]
-    assert found["saved"]["bound"] == 4.0
-    assert (found["bounds_batch"], found["whole_batch_reason"], found["alignment"], found["node"]) == (1, None, 1, None)
-    assert found["sub_batch"] == {
+    assert result["offloaded"] == result["bound"]
+    assert result["saved"]["bound"] == 4.0
+    assert (result["bounds_batch"], result["whole_batch_reason"], result["alignment"], result["node"]) == (
+        1,
+        None,
+        1,
+        None,
+    )
+    assert result["sub_batch"] == {
         "size": 2,
         "batch": 4,
         "fits": True,
@@ -114,40 +119,42 @@ def test_another_batch_changes_all_tensors_at_once_and_no_bound(folder: Path) ->
 
 @pytest.mark.slow
 def test_a_network_of_the_zoo_in_the_budget_asked_for() -> None:
-    found = document(*ZOO, "--budget", "4GB")
+    result = document(*ZOO, "--budget", "4GB")
     node = load_node("k40")
     trace = build_trace("resnet34", batch=256, gpu=node.gpu, framework="fused", optimizer="plain-sgd")
     graph = task_graph(trace, node)
-    assert found["trace"] == "resnet34-b256-k40"
-    assert found["sub_batch"]["size"] == select_sub_batch(graph, node.gpu, 4 * 10**9).size < 256
+    assert result["trace"] == "resnet34-b256-k40"
+    assert result["sub_batch"]["size"] == select_sub_batch(graph, node.gpu, 4 * 10**9).size < 256
     text = told(*ZOO, "--budget", "5GB")
     assert "sub-batch the whole batch of 256 in 4.657 GiB (moDNN, equation 8)" in text
     assert "optimizer excluded" in text
     assert "updates weights together; one at a time they would not limit memory" in text
 
 
+@pytest.mark.slow
 def test_the_nodes_memory_is_the_budget() -> None:
-    found = document(*ZOO)
-    assert (found["node"], found["budget"]) == ("k40", load_node("k40").budget)
+    result = document(*ZOO)
+    assert (result["node"], result["budget"]) == ("k40", load_node("k40").budget)
 
 
 @pytest.mark.slow
 def test_ideal_is_the_policy_alone() -> None:
     """The peak that a run of `ideal` has is told as the peak; all tensors at once are more, and not called ideal."""
-    found, scenario = document("quickstart"), load_scenario("quickstart")
+    outcome, scenario = document("quickstart"), load_scenario("quickstart")
     result = simulate(scenario.trace, scenario.node, "ideal")
-    assert found["peak"]["bytes"] == result.metrics.device_peak_bytes < found["all_at_once"]["bytes"]
-    assert "ideal" not in found
+    assert outcome["peak"]["bytes"] == result.metrics.device_peak_bytes < outcome["all_at_once"]["bytes"]
+    assert "ideal" not in outcome
     assert "as under the policies none and ideal" in told("quickstart")
 
 
+@pytest.mark.slow
 def test_the_batches_that_are_said_to_fit_do_and_the_next_do_not() -> None:
     """Equation 8 allows all 32 samples in 40 MiB, which a plain framework cannot run."""
-    found, scenario = document("quickstart"), load_scenario("quickstart")
-    trace, node, budget = scenario.trace, scenario.node, found["budget"]
-    assert (found["sub_batch"]["size"], found["sub_batch"]["fits"]) == (32, True)
-    assert found["simulated"]["sub_batch"] == {"modnn": "", "vdnn+": ""}
-    largest = found["simulated"]["largest_batch"]
+    result, scenario = document("quickstart"), load_scenario("quickstart")
+    trace, node, budget = scenario.trace, scenario.node, result["budget"]
+    assert (result["sub_batch"]["size"], result["sub_batch"]["fits"]) == (32, True)
+    assert result["simulated"]["sub_batch"] == {"modnn": "", "vdnn+": ""}
+    largest = result["simulated"]["largest_batch"]
     assert largest["none"] < 32 < largest["vdnn"]
     for policy, batch in largest.items():
         simulate(at_batch(trace, batch), node, policy, budget=budget)
@@ -156,23 +163,24 @@ def test_the_batches_that_are_said_to_fit_do_and_the_next_do_not() -> None:
 
 
 def test_a_sub_batch_that_does_not_run_is_said_not_to() -> None:
-    whole = chain([5, 7], [10, 14], [40, 80])
-    whole = replace(whole, info=replace(whole.info, batch=4))
+    full = chain([5, 7], [10, 14], [40, 80])
+    full = replace(full, info=replace(full.info, batch=4))
     node = replace(load_node("laptop-2gb"), gpu=replace(load_node("laptop-2gb").gpu, memory=10**9))
-    found = what_fits(whole, node, budget=59, sub_batch=2)
-    assert found.sub_batch == {"modnn": "out of memory", "vdnn+": "out of memory"}  # F1 of 2 samples has 20 and 40
-    assert found.largest_batch == {"none": 1, "vdnn": 1}
+    result = what_fits(full, node, budget=59, sub_batch=2)
+    assert result.sub_batch == {"modnn": "out of memory", "vdnn+": "out of memory"}  # F1 of 2 samples has 20 and 40
+    assert result.largest_batch == {"none": 1, "vdnn": 1}
 
 
 def test_a_scenario_has_its_trace_node_budget_and_alignment(tmp_path: Path) -> None:
     study = make_study(tmp_path)
     study.write_text(study.read_text() + "budget: 1 GiB\nalignment: 512 B\n")
-    found = document(study)
-    assert (found["trace"], found["node"], found["budget"], found["alignment"]) == ("chain", "bench", 2**30, 512)
-    assert found["bound"]["bytes"] % 512 == 0
+    result = document(study)
+    assert (result["trace"], result["node"], result["budget"], result["alignment"]) == ("chain", "bench", 2**30, 512)
+    assert result["bound"]["bytes"] % 512 == 0
     assert document(study, "--budget", "2MiB")["budget"] == 2 * 2**20
 
 
+@pytest.mark.slow
 def test_a_shipped_scenario_is_found_by_name() -> None:
     assert document("quickstart")["trace"] == "resnet20-cifar-cpu"
 

@@ -80,6 +80,7 @@ def test_a_threshold_that_is_no_share_is_refused(threshold: str, dumps: Path) ->
     assert done.stderr == f"Error: --threshold: '{threshold}' is not a share from 0% to 100%; write 30% or 0.3\n"
 
 
+@pytest.mark.slow
 def test_it_writes_tables_and_pictures_and_the_same_bytes_again(dumps: Path, tmp_path: Path) -> None:
     out = tmp_path / "profile"
     done = simgpu("compression", "profile", dumps, "-o", out)
@@ -102,6 +103,7 @@ def test_it_writes_tables_and_pictures_and_the_same_bytes_again(dumps: Path, tmp
     assert {path.name: path.read_bytes() for path in out.iterdir()} == files
 
 
+@pytest.mark.slow
 def test_one_snapshot_has_no_drift(dumps: Path, tmp_path: Path) -> None:
     out = tmp_path / "profile"
     done = simgpu("compression", "profile", dumps / "epoch-0/noise.npy", dumps / "epoch-0/zeros.npy", "-o", out)

@@ -152,7 +152,7 @@ def test_json_is_one_document(study: Path, kept: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("options", "told"),
+    ("options", "message"),
     [
         (("--tolerance", "itertion_ns=1%"), "did you mean 'iteration_ns'?"),
         (("--tolerance", "iteration_ns"), "'iteration_ns' is not KEY=VALUE; write for example --tolerance"),
@@ -161,10 +161,10 @@ def test_json_is_one_document(study: Path, kept: Path) -> None:
         (("--set", "iteratons=1"), "did you mean 'iterations'?"),
     ],
 )
-def test_bad_options_end_with_2(options: tuple[str, ...], told: str, study: Path, kept: Path) -> None:
+def test_bad_options_end_with_2(options: tuple[str, ...], message: str, study: Path, kept: Path) -> None:
     result = check(study, kept, *options)
     assert result.exit_code == 2
-    assert told in result.stderr
+    assert message in result.stderr
 
 
 def test_bad_folders_and_files_end_with_2_before_anything_runs(study: Path, kept: Path, tmp_path: Path) -> None:
@@ -183,10 +183,10 @@ def test_bad_folders_and_files_end_with_2_before_anything_runs(study: Path, kept
 
 
 def test_names_of_folders_are_those_of_scenarios_made_safe(study: Path, tmp_path: Path) -> None:
-    for name, told in (("../../ä b", ""), ("///", "gives no name of a folder")):
+    for name, message in (("../../ä b", ""), ("///", "gives no name of a folder")):
         study.write_text(study.read_text().replace("name: study", f"name: {name!r}"))
         result = check(study, tmp_path / "safe", "--update")
-        assert told in result.stderr
+        assert message in result.stderr
         study.write_text(study.read_text().replace(f"name: {name!r}", "name: study"))
     assert [path.name for path in (tmp_path / "safe").iterdir()] == ["b"]
 
@@ -196,6 +196,7 @@ def _hears_ctrl_c() -> None:
     signal.signal(signal.SIGINT, signal.SIG_DFL)
 
 
+@pytest.mark.slow
 def test_an_interrupt_ends_with_130_and_leaves_what_was_stored(kept: Path) -> None:
     before = {path: path.read_bytes() for path in sorted(kept.rglob("*")) if path.is_file()}
     command = "from simgpu.cli import main; main(prog_name='simgpu')"

@@ -32,7 +32,7 @@ def test_the_run_is_that_of_the_scenario_with_the_same_values(here: Path) -> Non
     done = simgpu("run", *NAMED, *options, "-o", "by-options")
     assert done.exit_code == 0, done.stderr
     by_file, by_options = files(here / "by-file"), files(here / "by-options")
-    first, second = (json.loads(found.pop("report.json")) for found in (by_file, by_options))
+    first, second = (json.loads(result.pop("report.json")) for result in (by_file, by_options))
     assert by_file == by_options
     assert (second.pop("scenario"), second.pop("description")) == ("chain on node", "given on the command line")
     assert (first.pop("scenario"), first.pop("description")) == ("study", "a hand-made chain")
@@ -58,8 +58,8 @@ def test_memory_and_budget_are_two_names_of_one_option(command: list[str], shown
         document.pop("wall_clock", None)
     assert documents[0] == documents[1]
     assert re.search(r'"budget(_bytes)?": 2097152\b', second.stdout)
-    told = simgpu(command[0], "--help").stdout
-    assert f"\n  {shown} SIZE " in told and f"{other} SIZE" not in told
+    message = simgpu(command[0], "--help").stdout
+    assert f"\n  {shown} SIZE " in message and f"{other} SIZE" not in message
 
 
 def test_left_out_it_is_all_memory_and_the_usual_policies() -> None:
@@ -81,7 +81,7 @@ def test_problems_are_told_at_their_options_all_together() -> None:
         *("--policy", "vdn", "--policy", "vdnn: {mode: some}", "--policy", "[", "--set", "seed=-1"),
     )
     assert done.exit_code == 2
-    told = done.stderr.splitlines()
+    message = done.stderr.splitlines()
     for start in (
         "Error: --trace: no shipped trace is called 'chian'",
         "Error: --node: no shipped node is called 'v10'; did you mean 'v100'?",
@@ -91,8 +91,8 @@ def test_problems_are_told_at_their_options_all_together() -> None:
         "Error: --policy: unknown policy '['",
         "Error: override: seed: -1 is too small",
     ):
-        assert sum(line.startswith(start) for line in told) == 1, start
-    assert len(told) == 7
+        assert sum(line.startswith(start) for line in message) == 1, start
+    assert len(message) == 7
     done = simgpu("run", *NAMED, "--memory", "9 GiB")
     assert done.stderr.startswith("Error: --memory: 9 GiB is more than the 8 GiB that node bench has")
 
@@ -118,10 +118,10 @@ def test_what_does_not_go_together(command: str, arguments: list[str], message: 
 
 
 def test_names_of_policies_are_never_broken_however_many_there_are() -> None:
-    asked = ["ideal", "none", "vdnn", "vdnn: {mode: conv}", "vdnn: {algorithms: smallest}"]
-    asked += ["vdnn: {mode: conv, algorithms: smallest}", "vdnn: {mode: dynamic}"]
-    for count in range(1, len(asked) + 1):
-        policies = [part for policy in asked[:count] for part in ("--policy", policy)]
+    requested = ["ideal", "none", "vdnn", "vdnn: {mode: conv}", "vdnn: {algorithms: smallest}"]
+    requested += ["vdnn: {mode: conv, algorithms: smallest}", "vdnn: {mode: dynamic}"]
+    for count in range(1, len(requested) + 1):
+        policies = [part for policy in requested[:count] for part in ("--policy", policy)]
         shown = simgpu("compare", *NAMED, *policies).stdout
         assert max(map(len, shown.splitlines())) <= 80
         table = shown.partition("policy ")[2].partition("\n\n")[0].splitlines()[1:]

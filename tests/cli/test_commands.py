@@ -71,6 +71,7 @@ def test_help_loads_nothing_heavy(group: list[str]) -> None:
     assert not [name for name in HEAVY if f"'{name}'" in loaded]
 
 
+@pytest.mark.slow
 def test_importing_the_package_loads_nothing_heavy_and_its_names_load_on_use() -> None:
     loaded = _python("import sys, simgpu; print(sorted(sys.modules)); simgpu.simulate; simgpu.load_node")
     assert not [name for name in HEAVY if f"'{name}'" in loaded]
@@ -150,9 +151,9 @@ def test_schemas_are_json_and_know_keys_policies_and_parameters() -> None:
 def test_trace_show_check_and_stats(tmp_path: Path) -> None:
     trace = make_study(tmp_path).with_name("chain")
     shown = simgpu("trace", "show", trace).stdout
-    told = " ".join(shown.split())
-    assert "layers 3, as recorded" in told
-    assert "compute format not stated model output not stated" in told  # a header without these keys
+    message = " ".join(shown.split())
+    assert "layers 3, as recorded" in message
+    assert "compute format not stated model output not stated" in message  # a header without these keys
     assert [line.split() for line in shown.splitlines()][-2][:5] == ["L2", "2", "7", "us", "14"]
     assert simgpu("trace", "check", trace).stdout == f"{trace}: a sound trace; 6 kernels, 7 blocks\n"
     stats = simgpu("trace", "stats", trace).stdout
@@ -183,9 +184,9 @@ def test_import_of_a_folder_of_recordings_names_them(tmp_path: Path, names: tupl
     done = simgpu("trace", "import", tmp_path / "all", "-o", tmp_path / "out")
     assert done.exit_code == 2
     count = "a recording" if len(names) == 1 else f"{len(names)} recordings"
-    told = ", ".join(names[:20]) + (", ..." if len(names) > 20 else "")
+    message = ", ".join(names[:20]) + (", ..." if len(names) > 20 else "")
     assert done.stderr == (
-        f"Error: {tmp_path / 'all'}: is no recording but a folder that holds {count}: {told}; "
+        f"Error: {tmp_path / 'all'}: is no recording but a folder that holds {count}: {message}; "
         f"name {'it' if len(names) == 1 else 'one of them'}: simgpu trace import {tmp_path / 'all' / 'a'}\n"
     )
 
@@ -262,6 +263,7 @@ def test_record_writes_a_trace_or_says_what_to_install(tmp_path: Path) -> None:
         assert read_trace(tmp_path / "mlp").info.batch == 4
 
 
+@pytest.mark.slow
 def test_the_command_line_works_as_a_process() -> None:
     done = simgpu_process("list", "nodes")
     assert done.returncode == 0
@@ -280,8 +282,8 @@ def _python(code: str) -> str:
 
 def test_trace_stats_say_how_much_cannot_be_recomputed(tmp_path: Path) -> None:
     """x2 to x4 are saved, 200, 300 and 0 bytes; x2 comes of an operator that nobody knows."""
-    made = chain([5, 7, 9], [10, 14, 18], [100, 200, 300])
-    first = dataclasses.replace(made.kernels[0], op="mine", pure=None)
-    write_trace(dataclasses.replace(made, kernels=(first, *made.kernels[1:])), tmp_path / "t")
+    built = chain([5, 7, 9], [10, 14, 18], [100, 200, 300])
+    first = dataclasses.replace(built.kernels[0], op="mine", pure=None)
+    write_trace(dataclasses.replace(built, kernels=(first, *built.kernels[1:])), tmp_path / "t")
     shown = " ".join(simgpu("trace", "stats", str(tmp_path / "t")).stdout.split())
     assert "not recomputable 200 B of 500 B of saved activations: mine (purity unknown) 200 B" in shown

@@ -25,6 +25,7 @@ def test_means_and_decisions_are_shown() -> None:
     assert all(len(line) <= 80 for line in done.stdout.splitlines())
 
 
+@pytest.mark.slow
 def test_numbers_and_figures_are_written_whole(tmp_path: Path) -> None:
     folder = tmp_path / "training"
     done = simgpu("epochs", *SHORT, *POLICIES, "-q", "-o", str(folder))
@@ -38,6 +39,7 @@ def test_numbers_and_figures_are_written_whole(tmp_path: Path) -> None:
     assert [training["policy"] for training in report["trainings"]] == ["vdnn(mode=conv)", "static(launch=expert)"]
 
 
+@pytest.mark.slow
 def test_json_is_the_same_document(tmp_path: Path) -> None:
     done = simgpu("epochs", *SHORT, *POLICIES, "--json", "-o", str(tmp_path / "t"))
     assert json.loads(done.stdout) == json.loads((tmp_path / "t" / "report.json").read_text())
@@ -69,6 +71,7 @@ def test_where_nothing_fits_it_ends_with_3() -> None:
     assert "none, epoch 0" in done.stderr
 
 
+@pytest.mark.slow
 def test_what_is_fitted_is_said() -> None:
     assert "fitted to figures 5 and 12" in " ".join(simgpu("epochs", *SHORT, *POLICIES, "-q").stdout.split())
 

@@ -14,7 +14,7 @@ SMALL = ("explain", "quickstart", "--quiet")
 def test_a_run_is_told_by_tensor_engine_and_decision_with_path_and_answers() -> None:
     done = simgpu(*SMALL, "--set", "policies=[vdnn: {mode: conv}]")
     assert done.exit_code == 0
-    for told in (
+    for message in (
         "vdnn(mode=conv): step time 111.8 ms, 1.671 ms over ideal (1.671 ms stalled)",
         "lost by engine: d2h 1.18 ms, h2d 490.7 us",
         "lost by layer: stage1_3 993.6 us, stage3_3.bn1 490.7 us, stage2_3 186.2 us",
@@ -24,20 +24,20 @@ def test_a_run_is_told_by_tensor_engine_and_decision_with_path_and_answers() -> 
         "2x link bandwidth      110.4 ms   -1.3%",
         "second copy engine            -          the node has one per direction",
     ):
-        assert told in done.stdout
+        assert message in done.stdout
     assert all(len(line) <= 80 for line in done.stdout.splitlines())
 
 
 def test_what_does_not_fit_is_told_the_smallest_budget_and_what_pins_it() -> None:
     done = simgpu(*SMALL, "--set", "policies=none")
     assert done.exit_code == 3
-    for told in (
+    for message in (
         "none: out of memory",
         "smallest budget  49.45 MiB (51849368 B), step time 110.1 ms; by bisection, the",
         "OOM below it     kernel k98 (aten::threshold_backward) requests 512 KiB, 502.6",
         "resident then    bn1:native_batch_norm, 2 MiB, activation of bn1",
     ):
-        assert told in done.stdout
+        assert message in done.stdout
     assert all(len(line) <= 80 for line in done.stdout.splitlines())
 
 
@@ -65,6 +65,7 @@ def test_of_a_policy_without_limits_there_is_nothing_to_explain() -> None:
     assert "nothing to explain: all policies have unlimited memory" in done.stdout
 
 
+@pytest.mark.slow
 def test_a_change_too_small_for_a_share_is_told_as_a_time() -> None:
     four = ("--set", "node=k40-x4", "--set", "data_parallel.gpus=4", "--set", "policies=none")
     faster = next(line for line in simgpu(*SMALL, *four).stdout.splitlines() if line.startswith("2x link bandwidth"))
@@ -82,6 +83,7 @@ def test_policies_without_limits_are_left_out_and_the_rest_is_told_one_after_the
     ]
 
 
+@pytest.mark.slow
 def test_json_has_every_loss_and_step() -> None:
     done = simgpu(*SMALL, "--json", "--set", "policies=[none, vdnn]", "--more-memory", "8 MiB")
     document = json.loads(done.stdout)
@@ -101,14 +103,14 @@ def test_json_has_every_loss_and_step() -> None:
 
 
 @pytest.mark.parametrize(
-    ("options", "told"),
+    ("options", "message"),
     [
         (("--more-memory", "much"), "--more-memory: 'much'"),
         (("--top", "0"), "0 is not in the range x>=1"),
         (("--set", "policies=vdn"), "did you mean 'vdnn'"),
     ],
 )
-def test_mistakes_are_told_with_their_place(options: tuple[str, ...], told: str) -> None:
+def test_mistakes_are_told_with_their_place(options: tuple[str, ...], message: str) -> None:
     done = simgpu(*SMALL, *options)
     assert done.exit_code == 2
-    assert told in done.stderr
+    assert message in done.stderr

@@ -37,13 +37,13 @@ def _elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 def offered(line: str) -> list[str]:
     """The values that the shell is told of for the last word of a line; a path's kind in angle brackets."""
     *words, last = line.split(" ")
-    found = ShellComplete(main, {}, "simgpu", "_SIMGPU_COMPLETE").get_completions(words, last)
-    return [item.value if item.type == "plain" else f"<{item.type}>" for item in found]
+    result = ShellComplete(main, {}, "simgpu", "_SIMGPU_COMPLETE").get_completions(words, last)
+    return [item.value if item.type == "plain" else f"<{item.type}>" for item in result]
 
 
 def test_commands_and_their_lines_are_offered() -> None:
-    found = ShellComplete(main, {}, "simgpu", "_SIMGPU_COMPLETE").get_completions([], "")
-    assert [(item.value, item.help) for item in found] == list(COMMANDS.items())
+    result = ShellComplete(main, {}, "simgpu", "_SIMGPU_COMPLETE").get_completions([], "")
+    assert [(item.value, item.help) for item in result] == list(COMMANDS.items())
     assert offered("com") == ["compare", "compression"]
     assert offered("compression ") == ["codecs", "measure", "tune", "times", "profile"]
     assert offered("--v") == ["--version"]
@@ -93,8 +93,8 @@ def test_names_are_offered_where_a_command_takes_one(line: str, names: list[str]
 
 
 def test_what_may_be_run_is_a_trace_a_scenario_or_a_network() -> None:
-    found = offered("max-batch ")
-    assert found == [*shipped_names("traces"), *shipped_scenarios(), *(f"zoo:{name}" for name in NETWORKS)]
+    result = offered("max-batch ")
+    assert result == [*shipped_names("traces"), *shipped_scenarios(), *(f"zoo:{name}" for name in NETWORKS)]
 
 
 @pytest.mark.parametrize("line", ["run ./", "study results/", "run --node ../", "trace import ", "run -o "])
@@ -117,6 +117,7 @@ def test_keys_of_a_scenario_of_a_study_and_of_their_nodes() -> None:
     assert not [key for key in offered("run --set ") if key.startswith("schema")]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("shell", "command", "start"),
     [
@@ -155,8 +156,8 @@ def ask(line: str, then: str = "") -> subprocess.CompletedProcess[str]:
     """What the script of bash runs at the tab key."""
     code = f"import sys\nfrom simgpu.__main__ import main\ntry: main()\nfinally: pass{then}"
     position = str(len(line.split(" ")) - 1)
-    asked = {"_SIMGPU_COMPLETE": "bash_complete", "COMP_WORDS": line, "COMP_CWORD": position}
-    environment = {**os.environ, "PYTHONPATH": str(ROOT), **asked}
+    requested = {"_SIMGPU_COMPLETE": "bash_complete", "COMP_WORDS": line, "COMP_CWORD": position}
+    environment = {**os.environ, "PYTHONPATH": str(ROOT), **requested}
     return subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True, check=False)
 
 

@@ -116,9 +116,9 @@ def test_examples_are_understood(path: tuple[str, ...], example: str) -> None:
         parent: click.Context | None = None
         while isinstance(command, click.Group) and words and "--help" not in words:
             parent = contexts.enter_context(command.make_context(command.name, [], parent, resilient_parsing=True))
-            name, found, words = command.resolve_command(parent, words)
-            assert found is not None, name
-            command = found
+            name, result, words = command.resolve_command(parent, words)
+            assert result is not None, name
+            command = result
         if "--help" not in words and not isinstance(command, click.Group):
             contexts.enter_context(command.make_context(command.name, words, parent))
 
@@ -128,6 +128,7 @@ def test_the_quick_examples_are_examples() -> None:
     assert shown >= QUICK
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("example", sorted(QUICK))
 def test_quick_examples_do_what_they_say(example: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
@@ -137,9 +138,9 @@ def test_quick_examples_do_what_they_say(example: str, tmp_path: Path, monkeypat
 
 
 def test_help_and_readme_tell_how_a_command_can_end() -> None:
-    told = " ".join(help_of(()).split())
+    message = " ".join(help_of(()).split())
     readme = (Path(__file__).resolve().parents[2] / "README.md").read_text(encoding="utf-8")
     codes = readme[readme.index("Exit codes:") :].split("\n\n")[0]
     for code in (0, 1, 2, 3, 130):
-        assert re.search(rf"\b{code} ", told), code
+        assert re.search(rf"\b{code} ", message), code
         assert re.search(rf"\b{code}\b", codes), code

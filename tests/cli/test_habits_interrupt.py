@@ -19,6 +19,8 @@ from simgpu.cli.signals import unwinding
 from simgpu.experiments.outputs import PROFILE_FOLDER
 from tests.cli.cli_helpers import make_study, simgpu
 
+pytestmark = pytest.mark.slow
+
 ROOT = Path(__file__).resolve().parents[2]
 #: Sends a signal to its process group, as a terminal does, at the first event (`sys.audit`) of a kind about a thing, or
 #: so many seconds after it.
@@ -129,7 +131,6 @@ def test_ctrl_c_while_a_command_computes(name: str, place: Path) -> None:
     assert contents(place) == before
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("delay", [0.1, 0.3])
 def test_ctrl_c_while_a_search_runs(delay: float, place: Path) -> None:
     moment = ("exec", "simgpu/policies/home.py")
@@ -160,7 +161,6 @@ def test_folders_on_the_way_to_the_output_vanish_too(place: Path) -> None:
     assert contents(place) == before
 
 
-@pytest.mark.slow
 @pytest.mark.skipif(importlib.util.find_spec("torch") is None, reason="needs PyTorch")
 def test_ctrl_c_while_a_model_is_recorded(place: Path) -> None:
     before = contents(place)

@@ -54,18 +54,18 @@ def on_terminal(*words: str, before: str = "", **more: str) -> tuple[str, str]:
     pairs = [pty.openpty(), pty.openpty()]
     command = [sys.executable, "-c", before + PROGRAM, *words]
     with subprocess.Popen(command, stdout=pairs[0][1], stderr=pairs[1][1], env=environment(more)) as process:
-        for ours, theirs in pairs:
-            os.close(theirs)
+        for simulated, expected in pairs:
+            os.close(expected)
             text = b""
             while True:
                 try:
-                    piece = os.read(ours, 65536)
+                    piece = os.read(simulated, 65536)
                 except OSError:  # nobody has the other end any more
                     break
                 if not piece:
                     break
                 text += piece
-            os.close(ours)
+            os.close(simulated)
             shown.append(text.decode().replace("\r\n", "\n"))
         process.wait(timeout=60)
     return shown[0], shown[1]
@@ -76,6 +76,7 @@ def piped(*words: str, **more: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(command, env=environment(more), capture_output=True, text=True, timeout=60, check=False)
 
 
+@pytest.mark.slow
 def test_a_terminal_gets_looks_and_under_no_color_the_same_text_without() -> None:
     looked, error = on_terminal("list", "policies", "vdnn")[0], on_terminal("list", "policies", "vdn")[1]
     assert _LOOK.search(looked) and _LOOK.search(error)
@@ -87,6 +88,7 @@ def test_a_terminal_gets_looks_and_under_no_color_the_same_text_without() -> Non
     assert ESCAPE not in plain + plain_error
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("settings", "looks"),
     [
@@ -105,6 +107,7 @@ def test_a_dumb_terminal_gets_plain_text() -> None:
     assert ESCAPE not in "".join(on_terminal("list", "policies", "vdnn", TERM="dumb"))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("settings", [{}, {"NO_COLOR": "1"}], ids=["colour", "no colour"])
 def test_progress_moves_on_a_terminal_and_vanishes(settings: dict[str, str], place: Path) -> None:
     out, error = on_terminal("compare", "study.yaml", before=SLOW, **settings)
@@ -114,12 +117,14 @@ def test_progress_moves_on_a_terminal_and_vanishes(settings: dict[str, str], pla
     assert bool(_LOOK.search(error)) != bool(settings)
 
 
+@pytest.mark.slow
 def test_quiet_says_nothing_and_prints_all_the_same(place: Path) -> None:
     out, error = on_terminal("compare", "study.yaml", "--quiet", before=SLOW)
     assert error == ""
     assert out == on_terminal("compare", "study.yaml")[0]
 
 
+@pytest.mark.slow
 def test_forced_colours_make_no_terminal_of_a_pipe(place: Path) -> None:
     command = [sys.executable, "-c", SLOW + PROGRAM, "compare", "study.yaml"]
     done = subprocess.run(
@@ -129,6 +134,7 @@ def test_forced_colours_make_no_terminal_of_a_pipe(place: Path) -> None:
     assert ESCAPE not in done.stderr
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("words", ["--help", "run --help", "list nodes", "list schema", "run study.yaml --json"])
 def test_a_reader_that_leaves_ends_the_program_in_silence(words: str, place: Path) -> None:
     read, write = os.pipe()
@@ -145,6 +151,7 @@ def test_a_reader_that_leaves_ends_the_program_in_silence(words: str, place: Pat
     assert (process.returncode, error) == (141, "")
 
 
+@pytest.mark.slow
 def test_a_full_disk_behind_the_output_is_an_error_in_one_line() -> None:
     if not Path("/dev/full").exists():
         pytest.skip("no /dev/full here")
@@ -185,6 +192,7 @@ TABLES = [
 ]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("words", "columns"),
     [*((words, columns) for words in TABLES for columns in (60, 80)), *((w, 200) for w in TABLES[:8])],

@@ -24,7 +24,7 @@ STREAMS = replace(TOLD, kernels=tuple(replace(kernel, stream=number % 2) for num
 
 
 @pytest.mark.parametrize(
-    ("trace", "told", "running"),
+    ("trace", "message", "running"),
     [
         (TOLD, "all policies but those that go by sparsity", {"ideal", "none", "vdnn"}),
         (LIFETIMES, "ideal and none: what kernels read", {"ideal", "none"}),
@@ -32,17 +32,17 @@ STREAMS = replace(TOLD, kernels=tuple(replace(kernel, stream=number % 2) for num
         (STREAMS, "ideal and none: the kernels ran on 2 streams", {"ideal", "none"}),
     ],
 )
-def test_the_policies_that_are_said_to_run_are_those_that_do(trace: Trace, told: str, running: set[str]) -> None:
-    assert policies_that_run(trace).startswith(told)
+def test_the_policies_that_are_said_to_run_are_those_that_do(trace: Trace, message: str, running: set[str]) -> None:
+    assert policies_that_run(trace).startswith(message)
     node = load_node("v100")
-    found = set()
+    result = set()
     for policy in ("ideal", "none", "vdnn", "cdma", "cswap", "vdnn++"):
         try:
             simulate(trace, node, policy, iterations=1)
         except InputError:
             continue
-        found.add(policy)
-    assert found == running
+        result.add(policy)
+    assert result == running
 
 
 def test_an_import_ends_with_what_can_be_run_and_how(tmp_path: Path) -> None:

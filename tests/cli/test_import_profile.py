@@ -47,9 +47,9 @@ def test_a_batch_that_the_shapes_contradict_is_refused(tmp_path) -> None:
     path = small_run()[0].write(tmp_path / "net.json")
     done = simgpu("trace", "import", path, "-o", tmp_path / "trace", "--batch", 16)
     assert done.exit_code == 2
-    told = " ".join(done.stderr.split())
-    assert "was recorded with batch 8, as its shapes show, not with batch 16; leave --batch out" in told
-    assert "put the right batch into the written trace.yaml" in told
+    message = " ".join(done.stderr.split())
+    assert "was recorded with batch 8, as its shapes show, not with batch 16; leave --batch out" in message
+    assert "put the right batch into the written trace.yaml" in message
     assert not (tmp_path / "trace").exists()
     assert simgpu("trace", "import", path, "-o", tmp_path / "trace", "--batch", 8).exit_code == 0
     assert read_trace(tmp_path / "trace").info.batch == 8

@@ -64,6 +64,7 @@ def test_a_trace_needs_a_node_and_takes_policies_as_tables_call_them(study: Path
     assert "Missing option '--node'" in refused(folder)
 
 
+@pytest.mark.slow
 def test_a_network_of_the_zoo_takes_all_settings_of_a_file() -> None:
     settings = ("trace.input=cifar10", "trace.framework=pytorch-1.5", "trace.variant.batch_norm=true", "iterations=2")
     arguments = ["zoo:squeezenet", "--node", "2080ti", "--budget", "1GiB", "--policy", "none", "--json"]
@@ -71,8 +72,8 @@ def test_a_network_of_the_zoo_takes_all_settings_of_a_file() -> None:
     document = json.loads(done.stdout)
     node = package.load_node("2080ti")
     trace = build_trace("squeezenet", batch=64, gpu=node.gpu, input="cifar10", framework="pytorch-1.5", batch_norm=True)
-    found = max_batch(trace, node, ["none"], budget="1 GiB")
-    assert document["policies"][0]["largest_batch"] == found["none"].batch
+    result = max_batch(trace, node, ["none"], budget="1 GiB")
+    assert document["policies"][0]["largest_batch"] == result["none"].batch
     assert document["trace"]["name"] == "squeezenet"
     assert document["policies"][0]["run"]["iterations"] == 2
     assert document["budget_bytes"] == 2**30
@@ -100,16 +101,16 @@ def test_it_ends_with_2_when_every_policy_refuses(study: Path) -> None:
 
 
 def test_mistakes_are_told_together_at_the_option() -> None:
-    told = refused("zoo:mobil", "--node", "2080t", "--policy", "vdn", "--budget", "x")
+    message = refused("zoo:mobil", "--node", "2080t", "--policy", "vdn", "--budget", "x")
     for place in ("--node: no shipped node", "--policy: unknown policy 'vdn'", "--budget: 'x' is not a size"):
-        assert place in told
+        assert place in message
     assert "TRACE: 'mobil' is not in the zoo; did you mean 'mobilenet'" in refused("zoo:mobil", "--node", "2080ti")
     assert "TRACE: no shipped trace is called 'vgg16'" in refused("vgg16", "--node", "v100")
-    told = refused("zoo:vgg16", "--node", "v100", "--set", "trace.variant.batchnorm=true")
-    assert "trace.variant.batchnorm: is not a variant of it; did you mean 'batch_norm'" in told
+    message = refused("zoo:vgg16", "--node", "v100", "--set", "trace.variant.batchnorm=true")
+    assert "trace.variant.batchnorm: is not a variant of it; did you mean 'batch_norm'" in message
 
 
 def test_a_scenario_has_its_own_node(study: Path) -> None:
     assert "--set node=v100" in refused(study, "--node", "v100")
-    told = refused(study, "--budget", "9 GiB")
-    assert "budget: 9 GiB is more than the 8 GiB that node bench has" in told
+    message = refused(study, "--budget", "9 GiB")
+    assert "budget: 9 GiB is more than the 8 GiB that node bench has" in message

@@ -25,16 +25,18 @@ def state_power(study: Path) -> None:
 
 
 def test_a_run_tells_energy_by_part_and_power_beside_the_limit() -> None:
-    told = simgpu("run", "--trace", "vgg16-b128-v100", "--node", "v100", "--policy", "ideal", "--policy", "vdnn").output
-    lines = {line.split("  ")[0].strip(): line for line in told.splitlines() if not line.startswith("  ")}
+    message = simgpu(
+        "run", "--trace", "vgg16-b128-v100", "--node", "v100", "--policy", "ideal", "--policy", "vdnn"
+    ).output
+    lines = {line.split("  ")[0].strip(): line for line in message.splitlines() if not line.startswith("  ")}
     parts = ("  idle", "  arithmetic", "  device memory", "  link", "  share of limit", "  peak (20 ms mean)")
-    assert all(any(line.startswith(part) for line in told.splitlines()) for part in parts)
+    assert all(any(line.startswith(part) for line in message.splitlines()) for part in parts)
     assert lines["energy"].count(" J") == 2
     assert lines["average power"].count(" W") == 2
     assert "energy, power modelled per component of the Tesla V100 PCIe (sources: `simgpu list nodes`)" in " ".join(
-        told.split()
+        message.split()
     )
-    assert max(map(len, told.splitlines())) <= 80
+    assert max(map(len, message.splitlines())) <= 80
 
 
 def test_json_has_every_number_and_where_it_comes_from() -> None:
@@ -56,15 +58,15 @@ def test_json_has_every_number_and_where_it_comes_from() -> None:
 
 
 def test_a_node_that_does_not_state_it_tells_nothing(study: Path) -> None:
-    told = simgpu("run", study).output
-    assert "energy" not in told
-    assert "power" not in told
+    message = simgpu("run", study).output
+    assert "energy" not in message
+    assert "power" not in message
 
 
 def test_a_trace_that_does_not_tell_operations_says_why_nothing_is_known(study: Path) -> None:
     state_power(study)
-    told = " ".join(simgpu("run", study).output.split())
-    assert "energy, power not known: 6 of 6 convolutions and matrix products do not tell their operations" in told
+    message = " ".join(simgpu("run", study).output.split())
+    assert "energy, power not known: 6 of 6 convolutions and matrix products do not tell their operations" in message
 
 
 def test_the_figure_is_written(tmp_path: Path) -> None:
@@ -79,14 +81,14 @@ def test_the_figure_is_written(tmp_path: Path) -> None:
 
 
 def test_a_figure_that_cannot_be_drawn_is_refused_before_anything_runs(study: Path) -> None:
-    asked = ("run", study, "--set", "outputs.plots=[power]")
-    done = simgpu(*asked)
+    requested = ("run", study, "--set", "outputs.plots=[power]")
+    done = simgpu(*requested)
     assert done.exit_code == 2
     assert "outputs.plots: there is no figure of the power: node bench does not state what its GPU draws" in " ".join(
         done.stderr.split()
     )
     state_power(study)
-    done = simgpu(*asked)
+    done = simgpu(*requested)
     assert done.exit_code == 2
     assert "6 of 6 convolutions and matrix products do not tell their operations; leave power out" in " ".join(
         done.stderr.split()
@@ -94,7 +96,7 @@ def test_a_figure_that_cannot_be_drawn_is_refused_before_anything_runs(study: Pa
 
 
 def test_a_node_shows_what_its_board_draws_and_which_of_it_is_derived() -> None:
-    told = " ".join(simgpu("list", "nodes", "k40").output.split())
-    assert "power, at most 235 W" in told
-    assert "arithmetic 139.1 W DERIVED, not measured" in told
-    assert "to DRAM 14 pJ/bit" in told
+    message = " ".join(simgpu("list", "nodes", "k40").output.split())
+    assert "power, at most 235 W" in message
+    assert "arithmetic 139.1 W DERIVED, not measured" in message
+    assert "to DRAM 14 pJ/bit" in message

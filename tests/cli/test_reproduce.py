@@ -43,18 +43,19 @@ def broken(monkeypatch: pytest.MonkeyPatch) -> None:
     def rules() -> dict[str, Any]:
         raise RuntimeError("on purpose")
 
-    found: Mapping[str, Any] = {"speeds": speeds, "rules": rules}
+    result: Mapping[str, Any] = {"speeds": speeds, "rules": rules}
     claims = [each for each in made_paper(figures=[]).claims if not each.id.endswith("missing")]
 
     def chosen(what: list[str], quick: bool = False) -> tuple[Claim, ...]:
         return tuple(each for each in claims if not what or any(each.id.startswith(word) for word in what))
 
     monkeypatch.setattr("simgpu.cli.reproduce.select", chosen)
-    monkeypatch.setattr(tasks, "checks", lambda _: found)
-    monkeypatch.setattr("simgpu.papers.answers.checks", lambda _: found)
+    monkeypatch.setattr(tasks, "checks", lambda _: result)
+    monkeypatch.setattr("simgpu.papers.answers.checks", lambda _: result)
     monkeypatch.setattr(tasks, "_source", lambda _: "")
 
 
+@pytest.mark.slow
 def test_a_single_claim_is_told_in_full() -> None:
     done = reproduce("cdma.sparsity.alexnet")
     assert done.exit_code == 0, done.output
@@ -102,10 +103,10 @@ def test_work_that_is_done_is_kept_until_it_is_to_be_forgotten(broken: None, mon
 def test_causes_are_told_where_they_are_asked_for_or_a_claim_is_alone(broken: None) -> None:
     both = ("made.speed", "made.half")
     assert "why: link" not in reproduce(*both).stdout
-    for told in (reproduce(*both, "--explain"), reproduce("made.speed")):
-        assert told.exit_code == 0
-        rows = [line.split() for line in told.stdout.splitlines()]
-        assert "why: link" in told.stdout
+    for message in (reproduce(*both, "--explain"), reproduce("made.speed")):
+        assert message.exit_code == 0
+        rows = [line.split() for line in message.stdout.splitlines()]
+        assert "why: link" in message.stdout
         assert ["16", "GB/s", "1.27", "2", "within", "10%"] in rows
         assert ["paper", "1.25", "2"] in rows
 
@@ -113,20 +114,20 @@ def test_causes_are_told_where_they_are_asked_for_or_a_claim_is_alone(broken: No
 def test_what_could_not_be_run_is_told_and_is_no_success(broken: None) -> None:
     done = reproduce()
     assert done.exit_code == 2
-    told = " ".join(done.stderr.split())
-    assert "could not be run: made.order, made.broken, made.layers: RuntimeError: on purpose" in told
+    message = " ".join(done.stderr.split())
+    assert "could not be run: made.order, made.broken, made.layers: RuntimeError: on purpose" in message
     assert "1 + 3" in done.stdout, "the summary counts them"
 
 
 def test_json_has_all_of_it() -> None:
     done = reproduce("cdma.batches", "cdma.sparsity.alexnet", "--json")
-    found = json.loads(done.stdout)
-    assert [claim["id"] for claim in found["claims"]] == ["cdma.sparsity.alexnet"]
-    assert found["claims"][0]["verdict"] == "within 10%"
-    assert [rule["id"] for rule in found["rules"]] == ["cdma.batches"]
-    assert found["rules"][0]["parts"][0]["test"].endswith("::test_batches_are_those_of_table_ii")
-    assert set(found["counts"]) == {"fitted", "predicted"}
-    assert "simgpu" in found and found["recordings"] is None
+    result = json.loads(done.stdout)
+    assert [claim["id"] for claim in result["claims"]] == ["cdma.sparsity.alexnet"]
+    assert result["claims"][0]["verdict"] == "within 10%"
+    assert [rule["id"] for rule in result["rules"]] == ["cdma.batches"]
+    assert result["rules"][0]["parts"][0]["test"].endswith("::test_batches_are_those_of_table_ii")
+    assert set(result["counts"]) == {"fitted", "predicted"}
+    assert "simgpu" in result and result["recordings"] is None
 
 
 def test_the_page_has_causes_and_is_the_same_each_time(broken: None) -> None:
@@ -160,16 +161,16 @@ def test_bad_input_is_told_before_anything_runs() -> None:
 
 
 def test_an_order_that_is_broken_is_no_error(broken: None, monkeypatch: pytest.MonkeyPatch) -> None:
-    found = {"rules": lambda: {"end": condition(False, "case 7"), "least": 2.5, "bars": bars("x", {})}}
-    monkeypatch.setattr(tasks, "checks", lambda _: found)
-    monkeypatch.setattr("simgpu.papers.answers.checks", lambda _: found)
+    result = {"rules": lambda: {"end": condition(False, "case 7"), "least": 2.5, "bars": bars("x", {})}}
+    monkeypatch.setattr(tasks, "checks", lambda _: result)
+    monkeypatch.setattr("simgpu.papers.answers.checks", lambda _: result)
     done = reproduce("made.broken")
     assert done.exit_code == 0 and "case 7" in done.stdout
 
 
 def test_who_has_no_numba_is_told_that_it_takes_long(monkeypatch: pytest.MonkeyPatch) -> None:
-    told = "without the extra fast (numba) claims of HOME take very long"
-    assert told not in reproduce("home.pso").stderr
+    message = "without the extra fast (numba) claims of HOME take very long"
+    assert message not in reproduce("home.pso").stderr
     monkeypatch.setattr("simgpu.cli.reproduce.find_spec", lambda name: None)
-    assert told in reproduce("home.pso").stderr
-    assert told not in reproduce("cdma.batches").stderr
+    assert message in reproduce("home.pso").stderr
+    assert message not in reproduce("cdma.batches").stderr

@@ -43,8 +43,8 @@ def test_run_says_what_was_run_and_where_the_numbers_come_from(study: Path) -> N
     assert not done.stderr
 
 
-@pytest.mark.parametrize(("spreads", "told"), [((2_000, 1_000), True), ((400, 9_000), False)])
-def test_times_that_vary_widely_are_told_with_every_run(study: Path, spreads: tuple[int, int], told: bool) -> None:
+@pytest.mark.parametrize(("spreads", "message"), [((2_000, 1_000), True), ((400, 9_000), False)])
+def test_times_that_vary_widely_are_told_with_every_run(study: Path, spreads: tuple[int, int], message: bool) -> None:
     """Most kernels of the study take 9 to 15 us; the median share decides, not single kernels that vary much."""
     trace = read_trace(study.with_name("chain"))
     most, last = spreads
@@ -54,21 +54,21 @@ def test_times_that_vary_widely_are_told_with_every_run(study: Path, spreads: tu
     for command in ("run", "compare"):
         lines = simgpu(command, study).stdout.splitlines()
         spread = [line for line in lines if line.startswith("spread ")]
-        assert spread == (["spread  40% between repetitions of the median kernel: times are rough"] if told else [])
+        assert spread == (["spread  40% between repetitions of the median kernel: times are rough"] if message else [])
 
 
 def test_the_numbers_printed_are_those_of_the_result(study: Path) -> None:
     done = simgpu("run", study, "--json")
     scenario = load_scenario(study)
     expected = experiment.compare(scenario)
-    told = json.loads(done.stdout)
-    assert told["schema"] == "simgpu.report/2"
-    assert told["scenario"] == "study"
-    assert [entry["label"] for entry in told["results"]] == ["ideal", "none", "vdnn"]
-    for entry, run in zip(told["results"], expected, strict=True):
+    message = json.loads(done.stdout)
+    assert message["schema"] == "simgpu.report/2"
+    assert message["scenario"] == "study"
+    assert [entry["label"] for entry in message["results"]] == ["ideal", "none", "vdnn"]
+    for entry, run in zip(message["results"], expected, strict=True):
         assert run.result is not None
         assert entry["metrics"] == {row.key: row.value for row in run.result.metrics.rows()}
-    iterations = {entry["label"]: entry["metrics"]["iteration_ns"] for entry in told["results"]}
+    iterations = {entry["label"]: entry["metrics"]["iteration_ns"] for entry in message["results"]}
     # The copies take 10 and 20 us, the last layer's input stays: forward 10 + 20 + 9, backward 20 + 14 + 10.
     assert iterations == {"ideal": 60_000, "none": 60_000, "vdnn": 83_000}
     table = simgpu("compare", study).stdout
@@ -76,6 +76,7 @@ def test_the_numbers_printed_are_those_of_the_result(study: Path) -> None:
         assert any(line.split()[:2] == [label, f"{nanoseconds / 1000:.4g}"] for line in table.splitlines())
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("command", ["run", "compare"])
 def test_output_fits_80_columns_and_is_plain_in_a_pipe(study: Path, command: str) -> None:
     policies = "policies=[ideal, none, vdnn, vdnn: {mode: conv}, vdnn: {mode: dynamic}]"
@@ -99,6 +100,7 @@ def slow(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("simgpu.cli.screen._PATIENCE_S", 0.1)
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("slow")
 def test_a_long_run_tells_its_progress_in_plain_lines_and_stdout_stays_json(study: Path) -> None:
     done = simgpu("run", study, "--json")
@@ -126,6 +128,7 @@ def test_a_bar_that_moves_on_is_told_now_and_then_and_what_is_new_at_once(
     assert [line.split(" (")[0] for line in capsys.readouterr().err.splitlines()] == ["searching ──", "running"]
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("slow")
 def test_quiet_is_quiet(study: Path) -> None:
     assert not simgpu("compare", study, "--quiet").stderr
@@ -188,9 +191,9 @@ def test_a_policy_that_refuses_leaves_the_others_their_results(study: Path, comm
     assert "refused" in done.stdout
     assert "cdma: node.gpu.cdma: node bench has no compressing DMA engine" in done.stderr
     assert not re.search(r"^try\b", done.stderr, re.M), "memory is not what is missing"
-    told = json.loads(simgpu(command, study, "--json", "--set", "policies=[none, cdma]").stdout)["results"]
-    assert "metrics" in told[0]
-    assert "no compressing DMA engine" in told[1]["refused"]["message"]
+    message = json.loads(simgpu(command, study, "--json", "--set", "policies=[none, cdma]").stdout)["results"]
+    assert "metrics" in message[0]
+    assert "no compressing DMA engine" in message[1]["refused"]["message"]
 
 
 def test_exit_codes_where_policies_refuse(study: Path) -> None:
@@ -205,8 +208,8 @@ def test_exit_codes_where_policies_refuse(study: Path) -> None:
 
 def test_a_policy_to_try_is_written_as_the_command_line_takes_it(study: Path) -> None:
     options = ("--trace", study.parent / "chain", "--node", study.parent / "node.yaml", "--memory", "550 kB")
-    told = " ".join(simgpu("compare", *options, "--policy", "none").stderr.split())
-    words = re.findall(r'--policy "([^"]+)": fits', told)
+    message = " ".join(simgpu("compare", *options, "--policy", "none").stderr.split())
+    words = re.findall(r'--policy "([^"]+)": fits', message)
     assert "vdnn" in words
     for policy in words:
         assert simgpu("compare", *options, "--policy", policy).exit_code == 0
@@ -220,18 +223,23 @@ def test_a_policy_to_try_is_written_as_the_command_line_takes_it(study: Path) ->
 def test_out_of_memory_in_json(study: Path) -> None:
     done = simgpu("run", study, "--json", "--set", "node.gpu.memory=550 kB")
     by_label = {entry["label"]: entry for entry in json.loads(done.stdout)["results"]}
-    told = by_label["none"]["out_of_memory"]
-    assert told["capacity"] == 550_000
-    assert told["requested"] > told["largest_hole"]
-    assert sum(holder["bytes"] for holder in told["holders"]) <= told["capacity"]
+    message = by_label["none"]["out_of_memory"]
+    assert message["capacity"] == 550_000
+    assert message["requested"] > message["largest_hole"]
+    assert sum(holder["bytes"] for holder in message["holders"]) <= message["capacity"]
     assert by_label["ideal"]["metrics"]["iteration_ns"] == 60_000
 
 
 def test_json_says_where_the_numbers_come_from_even_when_there_are_none(study: Path) -> None:
     done = simgpu("run", study, "--json", "--set", "node.gpu.memory=550 kB", "--set", "policies=none")
     assert done.exit_code == 3
-    told = json.loads(done.stdout)["trace"]
-    assert (told["name"], told["origin"], told["device"], told["date"]) == ("chain", "modelled", "hand-made", "")
+    message = json.loads(done.stdout)["trace"]
+    assert (message["name"], message["origin"], message["device"], message["date"]) == (
+        "chain",
+        "modelled",
+        "hand-made",
+        "",
+    )
 
 
 def test_outputs_are_written_as_one_folder_and_replaced_as_one(study: Path, tmp_path: Path) -> None:
@@ -251,12 +259,14 @@ def test_outputs_are_written_as_one_folder_and_replaced_as_one(study: Path, tmp_
     assert [path.name for path in out.parent.iterdir()] == ["out"]
 
 
+@pytest.mark.slow
 def test_the_report_on_disk_is_the_one_on_stdout_and_the_same_every_time(study: Path, tmp_path: Path) -> None:
     printed = simgpu_process("run", study, "--json", "-o", tmp_path / "a").stdout
     simgpu_process("run", study, "-o", tmp_path / "b")
     assert (tmp_path / "a" / "report.json").read_text() == printed == (tmp_path / "b" / "report.json").read_text()
 
 
+@pytest.mark.slow
 def test_ctrl_c_ends_with_130(study: Path) -> None:
     # Jobs in the background inherit that the signal is ignored, so the child takes it up anew.
     code = (

@@ -67,8 +67,8 @@ def test_as_json_it_tells_everything_and_real_time_under_a_key_of_its_own() -> N
     assert done.exit_code == 0
     document = json.loads(done.stdout)
     scenario = load_scenario("quickstart")
-    found = search_placement(scenario.trace, scenario.node, "home", budget="39 MiB", seed=5)
-    assert document["searches"] == json.loads(json.dumps([found.to_dict()]))
+    result = search_placement(scenario.trace, scenario.node, "home", budget="39 MiB", seed=5)
+    assert document["searches"] == json.loads(json.dumps([result.to_dict()]))
     assert document["budget_bytes"] == 39 * 2**20
     assert set(document["wall_clock"][0]) == {"planning_s", "evaluation_s", "threads"}
 
@@ -97,11 +97,12 @@ def test_a_folder_that_holds_something_else_is_refused_before_the_search(
 
 def test_all_policies_are_checked_before_the_search(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("simgpu.cli.search.search_placement", lambda *given, **more: pytest.fail("searched"))
-    told = refused("quickstart", *(f"--policy={each}" for each in ("home", "vdnn", "home(particles=0)")))
-    assert "policy vdnn does not decide about one feature map" in told
-    assert "policy home(particles=0): particles: 0 is less than 1" in told
+    message = refused("quickstart", *(f"--policy={each}" for each in ("home", "vdnn", "home(particles=0)")))
+    assert "policy vdnn does not decide about one feature map" in message
+    assert "policy home(particles=0): particles: 0 is less than 1" in message
 
 
+@pytest.mark.slow
 def test_a_search_without_a_curve_says_so(tmp_path: Path) -> None:
     out = tmp_path / "out"
     lines = shown(

@@ -65,8 +65,8 @@ def test_counts_from_nought(option: str, value: str) -> None:
 
 @pytest.mark.parametrize("batch", [HUGE, "2000000000"])
 def test_a_batch_that_no_trace_states_is_told_once(batch: str) -> None:
-    told = refused("zoo", "build", "bert-large", "--gpu", "v100", "-o", "out", "--batch", batch)
-    assert f"batch: {batch} samples need more" in told and "give a smaller batch" in told
+    message = refused("zoo", "build", "bert-large", "--gpu", "v100", "-o", "out", "--batch", batch)
+    assert f"batch: {batch} samples need more" in message and "give a smaller batch" in message
 
 
 @pytest.mark.parametrize("key", ["seed", "iterations"])
@@ -78,14 +78,16 @@ def test_counts_of_a_scenario(key: str, value: str) -> None:
 @pytest.mark.parametrize("key", ["budget", "alignment", "node.gpu.memory", "node.gpu.reserved"])
 @pytest.mark.parametrize("value", NO_SIZES[1:])
 def test_sizes_of_a_scenario(key: str, value: str) -> None:
-    told = refused("run", "study.yaml", "--set", f"{key}={value}")
-    assert "override: " in told and key.removeprefix("node.") in told and value in told
+    message = refused("run", "study.yaml", "--set", f"{key}={value}")
+    assert "override: " in message and key.removeprefix("node.") in message and value in message
 
 
 @pytest.mark.parametrize("value", NO_SIZES)
 def test_sizes_of_options(value: str) -> None:
-    told = refused("zoo", "build", "alexnet", "--gpu", "v100", "--batch", "1", "-o", "out", "--workspace-limit", value)
-    assert "--workspace-limit" in told and repr(value) in told
+    message = refused(
+        "zoo", "build", "alexnet", "--gpu", "v100", "--batch", "1", "-o", "out", "--workspace-limit", value
+    )
+    assert "--workspace-limit" in message and repr(value) in message
     assert "--memory: " in refused("run", "--trace", "chain", "--node", "v100", "--memory", value)
     assert "--sizes" in refused("validate", "node", "-o", "out.yaml", "--sizes", value)
 
@@ -137,6 +139,6 @@ def test_a_folder_that_is_gone(here: Path, monkeypatch: pytest.MonkeyPatch) -> N
     gone.mkdir()
     monkeypatch.chdir(gone)
     gone.rmdir()
-    told = refused("zoo", "build", "alexnet", "--batch", "1", "--gpu", "v100")
-    assert told == "Error: the current folder does not exist any more; change to one that does"
+    message = refused("zoo", "build", "alexnet", "--batch", "1", "--gpu", "v100")
+    assert message == "Error: the current folder does not exist any more; change to one that does"
     monkeypatch.chdir(here)

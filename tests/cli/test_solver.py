@@ -22,20 +22,20 @@ def built(out: Path, *more: object, solver: str = "ep") -> tuple[int, str, str]:
 def test_list_names_every_solver_and_of_whose_kind_it_is() -> None:
     done = simgpu("zoo", "solvers")
     assert done.exit_code == 0
-    told = " ".join(done.stdout.split())
+    message = " ".join(done.stdout.split())
     for name, solver in SOLVERS.items():
-        assert f"{name} {solver.like}" in told
+        assert f"{name} {solver.like}" in message
 
 
 def test_build_writes_a_trace_with_its_entries(tmp_path: Path) -> None:
-    code, told, _ = built(tmp_path / "out")
+    code, message, _ = built(tmp_path / "out")
     assert code == 0
     trace, entries = read_trace(tmp_path / "out"), load_entries(tmp_path / "out" / "entries.npz")
     assert (trace.info.model, trace.info.origin) == ("ep", Origin.MODELLED)
     assert {row.epoch for row in trace.compressibility} == set(range(10))
     assert [each.name for each in entries.allocations] == [block.id for block in trace.blocks]
     assert entries.labels == tuple(f"step {step}" for step in range(4, 41, 4))
-    assert "352.ep, none of whose code is here" in told and "measured 64 threads" in told
+    assert "352.ep, none of whose code is here" in message and "measured 64 threads" in message
 
 
 def test_the_same_run_gives_the_same_bytes(tmp_path: Path) -> None:
@@ -47,8 +47,8 @@ def test_the_same_run_gives_the_same_bytes(tmp_path: Path) -> None:
 
 def test_arrays_are_what_buddy_profile_reads(tmp_path: Path) -> None:
     arrays = tmp_path / "arrays"
-    code, told, _ = built(tmp_path / "out", "--snapshots", 2, "--arrays", arrays)
-    assert code == 0 and f"arrays written to {arrays}" in told
+    code, message, _ = built(tmp_path / "out", "--snapshots", 2, "--arrays", arrays)
+    assert code == 0 and f"arrays written to {arrays}" in message
     assert sorted(folder.name for folder in arrays.iterdir()) == ["step-20", "step-40"]
     assert np.load(arrays / "step-40" / "tally0.npy").sum() > np.load(arrays / "step-20" / "tally0.npy").sum()
     of_arrays, of_trace = (simgpu("compression", "profile", path, "-q") for path in (arrays, tmp_path / "out"))
@@ -76,7 +76,7 @@ def test_another_trace_is_replaced_only_when_told_to(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("arguments", "told"),
+    ("arguments", "message"),
     [
         (("cgg", "-o", "x"), "did you mean 'cg'"),
         (("cg", "-o", "x", "--size", 1), "give at least 32"),
@@ -88,12 +88,12 @@ def test_another_trace_is_replaced_only_when_told_to(tmp_path: Path) -> None:
     ],
 )
 def test_what_makes_no_sense_is_refused_and_writes_nothing(
-    arguments: tuple[object, ...], told: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    arguments: tuple[object, ...], message: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
     done = simgpu("zoo", "solve", *arguments)
     assert done.exit_code == 2
-    assert told in " ".join(done.stderr.split())
+    assert message in " ".join(done.stderr.split())
     assert not any(tmp_path.iterdir())
 
 

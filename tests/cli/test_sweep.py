@@ -59,6 +59,7 @@ def test_it_shows_what_was_swept_and_where_the_results_are(place: Path) -> None:
     assert again.stdout == done.stdout.replace("points   3", "points   3, 0 of them run now")
 
 
+@pytest.mark.slow
 def test_many_rows_are_left_to_the_files(place: Path) -> None:
     done = simgpu(
         "sweep", "study.yaml", "--jobs", 1, "--set", f"sweep.grid.seed={list(range(20))}", "--set", "sweep.points=[]"
@@ -68,6 +69,7 @@ def test_many_rows_are_left_to_the_files(place: Path) -> None:
     assert len((place / "results" / "study-sweep" / "results.csv").read_text().splitlines()) == 181
 
 
+@pytest.mark.slow
 def test_exit_codes(place: Path) -> None:
     assert (
         simgpu(
@@ -97,8 +99,8 @@ def test_simgpu_run_tells_of_the_sweep_and_runs_the_scenario(place: Path) -> Non
 def test_progress_tells_rate_and_time_left() -> None:
     times = iter([0.0, 10.0, 10.1, 3610.0])
     count = Count(lambda: next(times))
-    told = [count.text(done, 1000).partition("─ ")[2] for done in (400, 410, 411, 500)]
-    assert told == [
+    message = [count.text(done, 1000).partition("─ ")[2] for done in (400, 410, 411, 500)]
+    assert message == [
         "400 of 1000",
         "410 of 1000, 1/s, 10 min left",
         "411 of 1000, 1.09/s, 9 min left",
@@ -117,14 +119,14 @@ def started(mark: str, *words: str) -> subprocess.Popen[str]:
 
 def alive(mark: str) -> list[int]:
     """Processes that carry a mark and have not ended."""
-    found = []
+    result = []
     for process in Path("/proc").glob("[0-9]*"):
         try:
             if f"MARK={mark}".encode() in (process / "environ").read_bytes():
-                found.append(int(process.name))
+                result.append(int(process.name))
         except OSError:
             continue
-    return found
+    return result
 
 
 def until(true: Callable[[], bool], seconds: float = 30) -> None:
@@ -157,9 +159,9 @@ def test_a_kill_at_any_moment_loses_no_finished_point(place: Path) -> None:
         running.kill()
         running.communicate()
         until(lambda: not alive(mark), 10)
-    told: list[int] = []
-    result = run_sweep(load_sweep("slow.yaml"), folder="out", progress=lambda done, total: told.append(done))
-    assert (told, result.ran) == ([POINTS], 0), "the third kill came when all were kept"
+    message: list[int] = []
+    result = run_sweep(load_sweep("slow.yaml"), folder="out", progress=lambda done, total: message.append(done))
+    assert (message, result.ran) == ([POINTS], 0), "the third kill came when all were kept"
     run_sweep(load_sweep("slow.yaml"), folder="undisturbed")
     assert results(home) == results(place / "undisturbed")
     assert sorted(file.name for file in home.iterdir()) == [
@@ -170,16 +172,17 @@ def test_a_kill_at_any_moment_loses_no_finished_point(place: Path) -> None:
     ]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("jobs", ["1", "2"])
 def test_ctrl_c_ends_all_processes_and_the_same_command_goes_on(place: Path, jobs: str) -> None:
     home, mark = place / "out", uuid.uuid4().hex
     running = started(mark, "slow.yaml", "-o", "out", "--jobs", jobs, "-q")
     until(lambda: log_of(home) > 70_000)
     os.killpg(running.pid, signal.SIGINT)
-    _, told = running.communicate(timeout=20)
+    _, message = running.communicate(timeout=20)
     assert running.returncode == 130
-    found = re.fullmatch(rf"stopped after (\d+) of {POINTS} points; the same command goes on\n", told)
-    assert found is not None, told
+    result = re.fullmatch(rf"stopped after (\d+) of {POINTS} points; the same command goes on\n", message)
+    assert result is not None, message
     assert [file.name for file in home.iterdir()] == ["points.sqlite"]
     assert not alive(mark)
-    assert run_sweep(load_sweep("slow.yaml"), folder="out").ran == POINTS - int(found[1])
+    assert run_sweep(load_sweep("slow.yaml"), folder="out").ran == POINTS - int(result[1])

@@ -34,9 +34,9 @@ def test_without_options_all_cases_are_recorded_on_a_gpu(asked: dict[str, Any]) 
     done = simgpu("validate", "record", "-o", "mine")
     assert done.exit_code == 0, done.output
     assert asked["plans"] == CASES
-    told = {name: asked[name] for name in ("folder", "device", "repetitions", "warmup", "seed", "force")}
+    message = {name: asked[name] for name in ("folder", "device", "repetitions", "warmup", "seed", "force")}
     expected = {"device": "cuda", "repetitions": 20, "warmup": 5, "seed": 0, "force": False}
-    assert told == {"folder": Path("mine"), **expected}
+    assert message == {"folder": Path("mine"), **expected}
 
 
 def test_options_reach_the_harness(asked: dict[str, Any]) -> None:
@@ -57,9 +57,9 @@ def test_each_method_of_each_case_is_a_row(asked: dict[str, Any]) -> None:
     assert ["save_on_cpu", *["-"] * 5] in rows
     assert done.stdout.endswith("simgpu validate report 'my folder'\n")
     assert max(map(len, done.stdout.splitlines())) <= 80
-    told = " ".join(done.stderr.split())
-    assert "net-b4 has no save_on_cpu: out of memory" in told
-    assert f"big-b1 is left out: {SHORT}" in told
+    message = " ".join(done.stderr.split())
+    assert "net-b4 has no save_on_cpu: out of memory" in message
+    assert f"big-b1 is left out: {SHORT}" in message
 
 
 @pytest.mark.parametrize(("steps", "warns"), [((100, 102, 105), False), ((100, 102, 106), True)])
@@ -67,8 +67,8 @@ def test_steps_that_vary_widely_are_warned_of(steps: tuple[int, ...], warns: boo
     once = case()
     runs = {method: replace(run, step_ns=steps) for method, run in once.runs.items()}
     asked["cases"] = (replace(once, runs=runs),)
-    told = " ".join(simgpu("validate", "record", "-o", "mine").stderr.split())
-    assert ("Warning: steps vary by over 5%; record again with --case net-b4 --force" in told) is warns
+    message = " ".join(simgpu("validate", "record", "-o", "mine").stderr.split())
+    assert ("Warning: steps vary by over 5%; record again with --case net-b4 --force" in message) is warns
 
 
 def test_where_no_case_could_be_recorded_that_is_an_error(asked: dict[str, Any]) -> None:
@@ -131,6 +131,6 @@ def test_without_a_gpu_or_pytorch_it_says_what_to_do(tmp_path: Path) -> None:
             pytest.skip("there is a CUDA device")
     done = simgpu("validate", "record", "-o", tmp_path / "mine")
     assert done.exit_code == 2
-    told = "with --device cpu --small" if has_torch else "install torch, or simgpu with its extra 'record'"
-    assert told in done.stderr
+    message = "with --device cpu --small" if has_torch else "install torch, or simgpu with its extra 'record'"
+    assert message in done.stderr
     assert not (tmp_path / "mine").exists()

@@ -28,21 +28,21 @@ def test_list_names_every_network_and_its_choices() -> None:
 
 
 def test_list_tells_in_which_form_a_network_takes_cifar10() -> None:
-    told = " ".join(simgpu("zoo", "list").stdout.partition("input cifar10\n")[2].split())
+    message = " ".join(simgpu("zoo", "list").stdout.partition("input cifar10\n")[2].split())
     for name, entry in NETWORKS.items():
-        assert (name in re.split(r"[\s,]+", told)) == ("cifar10" in entry.inputs), name
-    assert "the paper" in told and "kuangliu" in told and "Wei Yang" in told
+        assert (name in re.split(r"[\s,]+", message)) == ("cifar10" in entry.inputs), name
+    assert "the paper" in message and "kuangliu" in message and "Wei Yang" in message
 
 
 def test_build_writes_a_modelled_trace_and_tells_what_it_is(tmp_path: Path) -> None:
-    code, told, _ = built(tmp_path / "out")
+    code, message, _ = built(tmp_path / "out")
     assert code == 0
     trace = read_trace(tmp_path / "out")
     assert (trace.info.model, trace.info.batch, trace.info.origin) == ("alexnet", 16, Origin.MODELLED)
-    assert "modelled, not recorded, for Tesla V100 PCIe" in told
-    assert "60.97 M parameters" in told and "724.4 M a sample" in told
-    assert f"kernels {len(trace.kernels)}," in told
-    assert "of compute, by the time model" in told and "peak" in told
+    assert "modelled, not recorded, for Tesla V100 PCIe" in message
+    assert "60.97 M parameters" in message and "724.4 M a sample" in message
+    assert f"kernels {len(trace.kernels)}," in message
+    assert "of compute, by the time model" in message and "peak" in message
 
 
 def test_the_written_path_stands_on_a_line_of_its_own_however_long_it_is(tmp_path: Path) -> None:
@@ -52,7 +52,7 @@ def test_the_written_path_stands_on_a_line_of_its_own_however_long_it_is(tmp_pat
 
 
 def test_build_takes_input_optimizer_and_variants(tmp_path: Path) -> None:
-    code, told, _ = built(
+    code, message, _ = built(
         tmp_path / "out", "--input", "cifar10", "--optimizer", "adam", "--variant", "batch_norm=true", network="vgg11"
     )
     assert code == 0
@@ -60,7 +60,7 @@ def test_build_takes_input_optimizer_and_variants(tmp_path: Path) -> None:
     shapes = [block.shape for block in trace.blocks if block.kind == "input"]
     assert shapes == [(16, 3, 32, 32)]
     form = "one linear layer in place of three, as in kuangliu's pytorch-cifar"
-    assert form in told and form in trace.info.notes
+    assert form in message and form in trace.info.notes
     assert trace.kernels[-1].op == "_foreach_addcdiv_"
     assert "batch_norm" in {kernel.op for kernel in trace.kernels}
 
@@ -120,10 +120,10 @@ def test_build_keeps_to_the_workspace_that_it_may_use(tmp_path: Path) -> None:
 
 
 def test_build_models_sparsity_over_epochs_when_asked(tmp_path: Path) -> None:
-    code, told, _ = built(tmp_path / "out", "--epochs", 7)
+    code, message, _ = built(tmp_path / "out", "--epochs", 7)
     assert code == 0
     assert {sample.epoch for sample in read_trace(tmp_path / "out").sparsity} == set(range(7))
-    assert "sparsity modelled:" in told and "over 7 epochs" in told
+    assert "sparsity modelled:" in message and "over 7 epochs" in message
 
 
 def test_build_refuses_epochs_for_a_network_without_relu(tmp_path: Path) -> None:
@@ -143,23 +143,23 @@ def test_build_names_the_folder_itself_where_none_is_given(tmp_path: Path, monke
 
 def test_build_gives_no_folder_the_name_of_a_shipped_trace(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
-    asked = ("zoo", "build", "vgg16", "--batch", 128, "--gpu", "v100")
-    done = simgpu(*asked)
+    requested = ("zoo", "build", "vgg16", "--batch", 128, "--gpu", "v100")
+    done = simgpu(*requested)
     assert done.exit_code == 2
     assert done.stderr.startswith("Error: -o: vgg16-b128-v100, the folder's name where none is given, is that of")
     assert not list(tmp_path.iterdir())
-    named = simgpu(*asked, "-o", "vgg16-b128-v100")
+    named = simgpu(*requested, "-o", "vgg16-b128-v100")
     assert named.stdout.splitlines()[-1] == "to run it: simgpu run --trace ./vgg16-b128-v100 --node v100"
 
 
 def test_build_tells_how_to_run_it_and_where_to_see_how_far_to_trust_it(tmp_path: Path) -> None:
-    code, told, _ = built(tmp_path / "out")
+    code, message, _ = built(tmp_path / "out")
     assert code == 0
-    assert "trust how far such times are from published ones: simgpu zoo validate" in told
-    run = told.partition("to run it: simgpu ")[2].split()
+    assert "trust how far such times are from published ones: simgpu zoo validate" in message
+    run = message.partition("to run it: simgpu ")[2].split()
     assert simgpu(*run, "--policy", "ideal").exit_code == 0
-    _, told, _ = built(tmp_path / "of-nobody", network="mobilenet")
-    assert "published ones, none of which is of mobilenet: simgpu zoo validate" in told
+    _, message, _ = built(tmp_path / "of-nobody", network="mobilenet")
+    assert "published ones, none of which is of mobilenet: simgpu zoo validate" in message
 
 
 @pytest.mark.parametrize("key", ["name", "input", "batch"])

@@ -34,10 +34,10 @@ SMALL = replace(_CHAIN, blocks=tuple(replace(block, release=RELEASED_AT_END) for
 
 
 def scenario(budget: int, *policies: str, trace: Trace = SMALL, memory: int | None = None) -> Scenario:
-    made = make_scenario({"trace": "resnet20-cifar-cpu", "node": "v100", "policies": "none"}, "a test")
+    built = make_scenario({"trace": "resnet20-cifar-cpu", "node": "v100", "policies": "none"}, "a test")
     node = NodeSpec("bench", GpuSpec("a GPU", budget if memory is None else memory), LinkSpec("wire", 10**9, 10**9))
     return replace(
-        made, trace=trace, node=node, budget=budget, policies=tuple(PolicyChoice(name, {}) for name in policies)
+        built, trace=trace, node=node, budget=budget, policies=tuple(PolicyChoice(name, {}) for name in policies)
     )
 
 
@@ -57,12 +57,12 @@ def needs(trace: Trace) -> tuple[int, int]:
 
 
 def test_the_needs_are_those_that_runs_show() -> None:
-    most, least = needs(SMALL)
+    most, smallest = needs(SMALL)
     assert compare(scenario(most, "none")).results and not compare(scenario(most - 1, "none")).results
     (first, peak), (second, kernel), *_ = told(scenario(most - 1, "none"))
     assert (first, second) == ("peak without offloading", "largest working set")
     assert peak.startswith(f"{most} B at ") and peak.endswith(f"(budget {most - 1} B)")
-    assert kernel.startswith(f"{least} B, single operator ")
+    assert kernel.startswith(f"{smallest} B, single operator ")
 
 
 def test_a_fitting_policy_is_suggested_and_of_several_the_fastest() -> None:
@@ -96,8 +96,8 @@ def test_where_nothing_fits_other_policies_that_fit_are_suggested_fastest_first(
 def test_a_policy_is_written_as_the_caller_says() -> None:
     most, _ = needs(SMALL)
     study, told = scenario(most - 1, "none"), list[str]()
-    found = advice(study, compare(study), written=lambda policy: f"<{policy}>", progress=told.append)
-    assert any(text.startswith("<vdnn: {mode: dynamic}>: fits, ") for _, text in found)
+    result = advice(study, compare(study), written=lambda policy: f"<{policy}>", progress=told.append)
+    assert any(text.startswith("<vdnn: {mode: dynamic}>: fits, ") for _, text in result)
     assert "trying vdnn(mode=dynamic)" in told
     assert "trying none" not in told, "what was tried is not tried again"
 
@@ -106,8 +106,8 @@ def test_nothing_is_suggested_that_does_not_fit_or_cannot_run() -> None:
     weight = Block("w", 150, BlockKind.WEIGHT, persistent=True)
     reading = replace(SMALL.kernels[0], reads=(*SMALL.kernels[0].reads, "w"))
     with_weight = replace(SMALL, blocks=(*SMALL.blocks, weight), kernels=(reading, *SMALL.kernels[1:]))
-    _, least = needs(with_weight)
-    tight = scenario(least, "none", trace=with_weight)
+    _, smallest = needs(with_weight)
+    tight = scenario(smallest, "none", trace=with_weight)
     for name in ("vdnn", "cdma", "cswap"):
         with contextlib.suppress(InputError):  # two of them refuse a trace without sparsity
             assert not compare(tight, policies=[name]).results
@@ -121,18 +121,19 @@ def test_a_long_trace_is_not_tried(monkeypatch: pytest.MonkeyPatch) -> None:
     assert steps(scenario(most - 1, "none"))[0] == f"another policy (simgpu list policies); {too_long}"
 
 
+@pytest.mark.slow
 def test_a_policy_that_was_tried_with_another_launch_is_not_tried_again() -> None:
     trace = build_trace("alexnet", batch=8, gpu=load_node("v100").gpu)
     study = replace(scenario(2**30, "none", trace=with_sparsity(trace, 1)), node=load_node("v100"), budget=750 * 2**20)
     tried: list[str] = []
-    asked = replace(study, policies=(PolicyChoice("static", {"launch": "random"}),))
-    advice(asked, compare(asked), progress=tried.append)
+    requested = replace(study, policies=(PolicyChoice("static", {"launch": "random"}),))
+    advice(requested, compare(requested), progress=tried.append)
     assert "trying vdnn" in tried and not [label for label in tried if "static" in label]
 
 
 def test_for_a_kernel_too_large_alone_no_policy_is_suggested() -> None:
-    _, least = needs(SMALL)
-    first, *_ = steps(scenario(least - 1, "none", "vdnn"))
+    _, smallest = needs(SMALL)
+    first, *_ = steps(scenario(smallest - 1, "none", "vdnn"))
     assert first == "more memory: no policy reduces the working set of a single kernel"
 
 
@@ -182,8 +183,8 @@ def test_a_budget_below_what_the_node_has() -> None:
 def test_a_smaller_batch_where_there_is_one(batch: int, model: str, tool: str, expected: str | None) -> None:
     blocks = tuple(replace(each, bytes=64 * each.bytes) for each in SMALL.blocks)
     trace = replace(SMALL, info=replace(SMALL.info, model=model, batch=batch, tool=tool), blocks=blocks)
-    found = [step for step in steps(scenario(64 * 300, "none", trace=trace)) if step.startswith("a smaller batch")]
-    assert found == ([] if expected is None else [expected])
+    result = [step for step in steps(scenario(64 * 300, "none", trace=trace)) if step.startswith("a smaller batch")]
+    assert result == ([] if expected is None else [expected])
 
 
 def test_where_fetched_gradients_do_not_fit_the_host_exchange_is_suggested() -> None:

@@ -31,9 +31,9 @@ def mixed() -> Comparison:
 
 def test_every_form_of_a_policy_is_accepted_and_labelled_alike() -> None:
     forms = ["vdnn", ("vdnn", {"mode": "conv"}), {"vdnn": {"mode": "conv"}}, Vdnn(mode="conv"), Vdnn()]
-    told = compare(TRACE, ROOMY, forms)
-    assert [run.label for run in told] == ["vdnn", "vdnn(mode=conv)", "vdnn(mode=conv)", "vdnn(mode=conv)", "vdnn"]
-    times = [run.result.iteration_ns for run in told if run.result]
+    message = compare(TRACE, ROOMY, forms)
+    assert [run.label for run in message] == ["vdnn", "vdnn(mode=conv)", "vdnn(mode=conv)", "vdnn(mode=conv)", "vdnn"]
+    times = [run.result.iteration_ns for run in message if run.result]
     assert len(times) == len(forms)
     assert times[1] == times[2] == times[3]
     assert times[0] == times[4] == 83_000
@@ -62,8 +62,8 @@ def test_a_policy_whose_package_is_missing_does_not_end_it_either(monkeypatch: p
         raise MissingExtraError("this", "a-package", "an-extra")
 
     monkeypatch.setattr(Vdnn, "plan", plan)
-    told = compare(TRACE, ROOMY, ["none", "vdnn"])["vdnn"].to_dict()["refused"]
-    assert (told["package"], told["extra"]) == ("a-package", "an-extra")
+    message = compare(TRACE, ROOMY, ["none", "vdnn"])["vdnn"].to_dict()["refused"]
+    assert (message["package"], message["extra"]) == ("a-package", "an-extra")
     with pytest.raises(MissingExtraError):
         compare(TRACE, ROOMY, ["vdnn"])
 
@@ -129,15 +129,15 @@ def test_one_policy_need_not_be_in_a_list() -> None:
 
 
 def test_the_gap_to_the_bound_is_given_only_where_the_bound_applies() -> None:
-    found = compare(TRACE, ROOMY, ["ideal", "none", ("modnn", {"sub_batch": 1})], pool="addressed", bound=True)
-    at = found.headings.index("gap")
-    assert [row[at] for row in found.rows()] == ["-", "0.0%", "-"]
+    result = compare(TRACE, ROOMY, ["ideal", "none", ("modnn", {"sub_batch": 1})], pool="addressed", bound=True)
+    at = result.headings.index("gap")
+    assert [row[at] for row in result.rows()] == ["-", "0.0%", "-"]
 
 
 def test_progress_is_called_before_each_run() -> None:
-    told: list[str] = []
-    compare(TRACE, ROOMY, ["ideal", ("vdnn", {"mode": "conv"})], progress=told.append)
-    assert told == ["ideal", "vdnn(mode=conv)"]
+    message: list[str] = []
+    compare(TRACE, ROOMY, ["ideal", ("vdnn", {"mode": "conv"})], progress=message.append)
+    assert message == ["ideal", "vdnn(mode=conv)"]
 
 
 def test_arguments_override_a_scenario(tmp_path: Path) -> None:

@@ -18,6 +18,8 @@ from simgpu.experiments.study import StudyResult, run_study
 from simgpu.experiments.study_tables import study_tables
 from tests.experiments.claims import claims
 
+pytestmark = pytest.mark.slow
+
 __all__ = ["claims"]
 
 SLOW = ("traces.BigLSTM", "traces.Inception_V2", "traces.VGG16", "traces.ResNet50")

@@ -13,6 +13,7 @@ from simgpu.experiments.scenarios.load import load_scenario
 from simgpu.testing.timing_regression import TimingRegression
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", shipped_scenarios())
 def test_timings_are_those_on_record(name: str, timing_regression: TimingRegression) -> None:
     timing_regression.check(load_scenario(name), basename=name)

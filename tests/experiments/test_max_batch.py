@@ -68,46 +68,48 @@ def resident() -> Resident:
 @pytest.mark.parametrize(("memory", "plain", "vdnn"), [(600, 1, 1), (10_000, 16, 20), (59_999, 99, 119)])
 def test_of_a_chain_it_is_what_the_sizes_say(memory: int, plain: int, vdnn: int) -> None:
     """All of 600 bytes a sample at once; vDNN never has more than two neighbours of 500 together, if both may leave."""
-    found = max_batch(CHAIN, node(memory), ["none", "vdnn"])
-    assert (found["none"].batch, found["vdnn"].batch) == (plain, vdnn)
-    assert found["none"].result is not None
-    assert found["none"].result.metrics.device_peak_bytes == 600 * plain
-    assert found.vs_none(found["vdnn"]) == vdnn / plain
+    result = max_batch(CHAIN, node(memory), ["none", "vdnn"])
+    assert (result["none"].batch, result["vdnn"].batch) == (plain, vdnn)
+    assert result["none"].result is not None
+    assert result["none"].result.metrics.device_peak_bytes == 600 * plain
+    assert result.vs_none(result["vdnn"]) == vdnn / plain
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("policy", ["none", "vdnn"])
 @pytest.mark.parametrize("name", ["resnet20", "squeezenet"])
 def test_it_fits_and_a_few_more_do_not(name: str, policy: str) -> None:
     trace = build_trace(name, batch=32, gpu=GPU.gpu, input="cifar10")
-    (found,) = max_batch(trace, GPU, [policy], budget="2 GiB")
-    assert found.batch is not None
-    assert fitting(trace, policy, found.batch, budget="2 GiB")
-    assert not any(fitting(trace, policy, found.batch + more, budget="2 GiB") for more in range(1, 5))
-    assert found.result is not None
-    assert found.result.trace.batch == found.batch
-    assert found.result.metrics.device_peak_bytes <= 2 * 2**30
+    (result,) = max_batch(trace, GPU, [policy], budget="2 GiB")
+    assert result.batch is not None
+    assert fitting(trace, policy, result.batch, budget="2 GiB")
+    assert not any(fitting(trace, policy, result.batch + more, budget="2 GiB") for more in range(1, 5))
+    assert result.result is not None
+    assert result.result.trace.batch == result.batch
+    assert result.result.metrics.device_peak_bytes <= 2 * 2**30
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("batch", [1, 7, 5000])
 def test_it_does_not_matter_at_which_batch_the_trace_is(batch: int) -> None:
     at = [build_trace("resnet20", batch=each, gpu=GPU.gpu) for each in (64, batch)]
-    found = [max_batch(trace, GPU, ["none"], budget="1 GiB")["none"] for trace in at]
-    assert found[0].batch == found[1].batch
-    assert found[0].result is not None and found[1].result is not None
-    assert found[0].result.iteration_ns == found[1].result.iteration_ns
+    result = [max_batch(trace, GPU, ["none"], budget="1 GiB")["none"] for trace in at]
+    assert result[0].batch == result[1].batch
+    assert result[0].result is not None and result[1].result is not None
+    assert result[0].result.iteration_ns == result[1].result.iteration_ns
 
 
 def test_a_policy_that_predicts_what_fits_plans_only_at_the_largest_and_powers_of_two(
     resident: Resident,
 ) -> None:
     Resident.said = lambda context: 600 * context.graph.trace.info.batch <= context.budget
-    (found,) = max_batch(CHAIN, node(10_000), [resident], speeds=False)
-    assert (found.batch, found.speeds, found.recommended) == (16, (), None)
+    (result,) = max_batch(CHAIN, node(10_000), [resident], speeds=False)
+    assert (result.batch, result.speeds, result.recommended) == (16, (), None)
     assert resident.planned == [16]
-    (found,) = max_batch(CHAIN, node(10_000), [resident])
+    (result,) = max_batch(CHAIN, node(10_000), [resident])
     assert resident.planned == [16, 16, 1, 2, 4, 8]
-    assert [speed.batch for speed in found.speeds] == [1, 2, 4, 8, 16]
-    assert {batch: fits for batch, fits in found.tried if fits}.keys() <= set(range(1, 17))
+    assert [speed.batch for speed in result.speeds] == [1, 2, 4, 8, 16]
+    assert {batch: fits for batch, fits in result.tried if fits}.keys() <= set(range(1, 17))
 
 
 @dataclass(frozen=True)
@@ -118,8 +120,8 @@ class Swaps(Policy):
     keeps: int = 8
 
     def plan(self, context: PlanContext) -> Program:
-        kept = context.graph.trace.info.batch <= self.keeps
-        return lower(context.graph, Placement()) if kept else Vdnn().plan(context)
+        stored = context.graph.trace.info.batch <= self.keeps
+        return lower(context.graph, Placement()) if stored else Vdnn().plan(context)
 
 
 @pytest.mark.parametrize(
@@ -133,71 +135,72 @@ class Swaps(Policy):
 def test_the_recommended_batch_is_the_largest_that_is_nearly_as_fast_as_any(keeps: int, batches: list[int]) -> None:
     """63 ns of kernels a sample, and of a swapped batch at least 200 ns of copies at 1 byte a nanosecond."""
     slow = NodeSpec("slow", GpuSpec("gpu", 10_000), LinkSpec("PCIe", 10**9, 10**9))
-    (found,) = max_batch(CHAIN, slow, [Swaps(keeps)], limit=16)
-    assert [speed.batch for speed in found.speeds] == batches
-    best = found.recommended
+    (result,) = max_batch(CHAIN, slow, [Swaps(keeps)], limit=16)
+    assert [speed.batch for speed in result.speeds] == batches
+    best = result.recommended
     assert best is not None
-    assert (found.batch, best.batch) == (16, keeps)
+    assert (result.batch, best.batch) == (16, keeps)
     assert (best.iteration_ns, best.slowdown) == (63 * keeps, 1.0)
     assert best.samples_per_s == pytest.approx(10**9 / 63)
-    assert all(speed.samples_per_s < 0.8 * best.samples_per_s for speed in found.speeds if speed.batch > keeps)
+    assert all(speed.samples_per_s < 0.8 * best.samples_per_s for speed in result.speeds if speed.batch > keeps)
 
 
 def test_the_recommended_batch_does_not_depend_on_the_batch_of_the_trace() -> None:
-    found = [max_batch(at_batch(CHAIN, batch), node(10_000), ["vdnn"]).found[0] for batch in (1, 3, 7)]
-    assert len({each.speeds for each in found}) == 1
+    result = [max_batch(at_batch(CHAIN, batch), node(10_000), ["vdnn"]).results[0] for batch in (1, 3, 7)]
+    assert len({each.speeds for each in result}) == 1
 
 
 def test_a_policy_that_does_not_predict_what_fits_runs_at_each_batch_once(resident: Resident) -> None:
     Resident.said = lambda context: None
-    (found,) = max_batch(CHAIN, node(10_000), [resident])
-    assert found.batch == 16
-    assert sorted(resident.planned) == [batch for batch, _ in found.tried]
+    (result,) = max_batch(CHAIN, node(10_000), [resident])
+    assert result.batch == 16
+    assert sorted(resident.planned) == [batch for batch, _ in result.tried]
 
 
 def test_smaller_batches_that_do_not_fit_are_reported(resident: Resident) -> None:
     """As where a workspace is larger at 4 samples than at 5 to 9."""
     Resident.said = lambda context: context.graph.trace.info.batch in (1, 2, 3, 5, 6, 7, 8, 9)
-    found = max_batch(CHAIN, node(10_000), [resident])
-    (each,) = found
+    result = max_batch(CHAIN, node(10_000), [resident])
+    (each,) = result
     assert each.batch == 9
     assert each.gaps == (4,)
     assert each.note == "gaps"
-    assert found.notes() == [
+    assert result.notes() == [
         "resident: not every smaller batch fits (4): workspaces jump where convolutions change their algorithm"
     ]
 
 
 def test_a_policy_with_a_wrong_prediction_has_no_number(resident: Resident) -> None:
     Resident.said = lambda context: context.graph.trace.info.batch <= 100
-    found = max_batch(CHAIN, node(10_000), [resident])
-    (each,) = found
+    result = max_batch(CHAIN, node(10_000), [resident])
+    (each,) = result
     assert (each.batch, each.result, each.note) == (None, None, "failed")
-    assert found.notes()[0].startswith("resident: predicted to fit, but ran out: out of device memory")
+    assert result.notes()[0].startswith("resident: predicted to fit, but ran out: out of device memory")
 
 
 def test_where_no_sample_fits_it_says_what_one_needs() -> None:
-    found = max_batch(CHAIN, node(400), ["none", "ideal"])
-    assert found.nothing_fits
-    assert [each.note for each in found] == ["none fits", "unlimited"]
-    assert "out of device memory" in found.notes()[0]
-    assert found["none"].tried == ((1, False),)
+    result = max_batch(CHAIN, node(400), ["none", "ideal"])
+    assert result.nothing_fits
+    assert [each.note for each in result] == ["none fits", "unlimited"]
+    assert "out of device memory" in result.notes()[0]
+    assert result["none"].tried == ((1, False),)
     assert not max_batch(CHAIN, node(600), ["none", "ideal"]).nothing_fits
 
 
+@pytest.mark.slow
 def test_a_batch_in_parts_is_limited_only_by_most() -> None:
     trace = build_trace("resnet20", batch=64, gpu=GPU.gpu)
-    found = max_batch(trace, GPU, ["vdnn+"], budget="64 MiB", limit=1000)
-    assert (found["vdnn+"].batch, found["vdnn+"].note) == (1000, "capped")
-    assert max(batch for batch, _ in found["vdnn+"].tried) == 1000
-    assert "batches larger than 1000 were not tried" in found.notes()[0]
+    result = max_batch(trace, GPU, ["vdnn+"], budget="64 MiB", limit=1000)
+    assert (result["vdnn+"].batch, result["vdnn+"].note) == (1000, "capped")
+    assert max(batch for batch, _ in result["vdnn+"].tried) == 1000
+    assert "batches larger than 1000 were not tried" in result.notes()[0]
 
 
 def test_a_refusal_does_not_end_the_search_for_others() -> None:
-    found = max_batch(CHAIN, node(10_000), ["cdma", "none", "cswap"])
-    assert [(each.batch, each.note) for each in found] == [(None, "refused"), (16, ""), (None, "refused")]
-    assert not found.nothing_fits
-    assert found.notes()[0].startswith("cdma: ")
+    result = max_batch(CHAIN, node(10_000), ["cdma", "none", "cswap"])
+    assert [(each.batch, each.note) for each in result] == [(None, "refused"), (16, ""), (None, "refused")]
+    assert not result.nothing_fits
+    assert result.notes()[0].startswith("cdma: ")
     with pytest.raises(InputError, match=r"node\.gpu\.cdma"):
         max_batch(CHAIN, node(10_000), ["cdma"])
 
@@ -207,7 +210,7 @@ def test_one_name_is_one_policy() -> None:
 
 
 @pytest.mark.parametrize(
-    ("note", "told"),
+    ("note", "message"),
     [
         (
             "adopted: the program of vdnn(mode=conv, algorithms=x), faster",
@@ -219,7 +222,7 @@ def test_one_name_is_one_policy() -> None:
     ],
 )
 def test_a_row_says_whose_program_was_adopted(
-    note: str, told: str, resident: Resident, monkeypatch: pytest.MonkeyPatch
+    note: str, message: str, resident: Resident, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def plan(self: Resident, context: PlanContext) -> Program:
         return replace(lower(context.graph, Placement()), notes=("first", note))
@@ -227,7 +230,7 @@ def test_a_row_says_whose_program_was_adopted(
     Resident.said = lambda context: None
     monkeypatch.setattr(Resident, "plan", plan)
     (each,) = max_batch(CHAIN, node(10_000), [resident])
-    assert each.note == told
+    assert each.note == message
 
 
 def test_a_recording_without_reads_is_refused() -> None:
@@ -241,11 +244,11 @@ def test_a_recording_without_reads_is_refused() -> None:
 @pytest.mark.slow
 def test_arguments_override_a_scenario() -> None:
     scenario = load_scenario("quickstart")
-    found = max_batch(scenario, policies=["none"], budget="20 MiB")
-    assert found.budget == 20 * 2**20
+    result = max_batch(scenario, policies=["none"], budget="20 MiB")
+    assert result.budget == 20 * 2**20
     same = max_batch(scenario.trace, scenario.node, ["none"], budget=20 * 2**20)
-    assert found.to_dict() == same.to_dict()
-    assert "modelled at batches other than 32" in found.caption
+    assert result.to_dict() == same.to_dict()
+    assert "modelled at batches other than 32" in result.caption
     assert [each.run.label for each in max_batch(scenario, limit=8)] == ["ideal", "none", "vdnn(mode=conv)", "vdnn"]
 
 
@@ -340,7 +343,7 @@ def test_plain_data_has_every_batch_that_was_tried(mixed: MaxBatch) -> None:
 
 
 def test_without_device_memory_there_is_no_largest_batch() -> None:
-    found = simgpu.max_batch(simgpu.load_trace("vgg11-cifar-cpu"), simgpu.load_node("laptop-2gb"), ["um"])["um"]
-    assert found.unlimited
-    assert found.batch is None
-    assert list(found.sentences()) == ["no block has to be in device memory, so any batch fits"]
+    result = simgpu.max_batch(simgpu.load_trace("vgg11-cifar-cpu"), simgpu.load_node("laptop-2gb"), ["um"])["um"]
+    assert result.unlimited
+    assert result.batch is None
+    assert list(result.sentences()) == ["no block has to be in device memory, so any batch fits"]

@@ -23,6 +23,7 @@ def names(folder: Path) -> set[str]:
     return {str(path.relative_to(folder)) for path in folder.rglob("*") if path.is_file()}
 
 
+@pytest.mark.slow
 def test_all_formats_and_figures(comparison: Comparison, tmp_path: Path) -> None:
     out = tmp_path / "out"
     formats, plots = ["csv", "parquet", "perfetto"], ["timeline", "memory", "run"]

@@ -53,6 +53,7 @@ def home(plain20: Trace, node: NodeSpec) -> Search:
     return search_placement(plain20, node, "home", budget=BUDGET)
 
 
+@pytest.mark.slow
 def test_it_runs_what_the_policy_would_run(home: Search, plain20: Trace, node: NodeSpec) -> None:
     result = simulate(plain20, node, "home", budget=BUDGET)
     assert home.fits
@@ -60,6 +61,7 @@ def test_it_runs_what_the_policy_would_run(home: Search, plain20: Trace, node: N
     assert home.notes == result.program.notes
 
 
+@pytest.mark.slow
 def test_equal_seeds_give_equal_searches_and_other_seeds_do_not(home: Search, plain20: Trace, node: NodeSpec) -> None:
     again = search_placement(plain20, node, Home(), budget=f"{BUDGET} B")
     assert again.to_dict() == home.to_dict()
@@ -83,18 +85,18 @@ def test_the_curves_are_of_the_particles_that_fit(home: Search) -> None:
 
 
 def test_where_nothing_fits_there_is_no_curve_but_the_shortage(plain20: Trace, node: NodeSpec) -> None:
-    found = search_placement(plain20, node, Home(iterations=3), budget="400 MB")
-    curves, frame = found.convergence, found.convergence_frame()
-    assert not found.fits and found.iteration_ns is None and found.predicted_ns is None
+    result = search_placement(plain20, node, Home(iterations=3), budget="400 MB")
+    curves, frame = result.convergence, result.convergence_frame()
+    assert not result.fits and result.iteration_ns is None and result.predicted_ns is None
     assert curves is not None and frame is not None
     assert np.isnan([curves.worst_ns, curves.mean_ns, curves.best_ns]).all() and not curves.fitting.any()
     assert frame[["worst_ns", "mean_ns", "best_ns"]].isna().all(axis=None)
-    assert found.plot() is None and found.iteration_rows() == []
-    assert dict(found.facts())["convergence"] == "none: no evaluated placement fits"
-    costs: Costs = found.chosen.evaluator.costs([found.chosen.vector])
-    assert f"lacks {simgpu.units.format_bytes(int(costs.short[0]))}" in repr(found)
-    assert {each.offloaded_ns for each in found.maps} == {None}
-    assert json.loads(json.dumps(found.to_dict(), allow_nan=False))["swarm"]["convergence"]["best_ns"] == [None] * 3
+    assert result.plot() is None and result.iteration_rows() == []
+    assert dict(result.facts())["convergence"] == "none: no evaluated placement fits"
+    costs: Costs = result.chosen.evaluator.costs([result.chosen.vector])
+    assert f"lacks {simgpu.units.format_bytes(int(costs.short[0]))}" in repr(result)
+    assert {each.offloaded_ns for each in result.maps} == {None}
+    assert json.loads(json.dumps(result.to_dict(), allow_nan=False))["swarm"]["convergence"]["best_ns"] == [None] * 3
 
 
 def test_the_table_has_the_overheads_of_algorithm_2_and_the_times_of_the_run(home: Search) -> None:
@@ -125,20 +127,20 @@ def test_a_recomputed_map_is_back_at_the_end_of_its_recomputation(home: Search) 
 
 
 def test_where_the_best_takes_no_time_there_is_no_curve(node: NodeSpec) -> None:
-    found = search_placement(chain([0] * 8, [0] * 8, [100] * 8), node, Home(particles=50), budget=500)
-    assert found.predicted_ns == 0
-    assert found.plot() is None
-    assert found.curve_text == "none: the best placement takes no time"
+    result = search_placement(chain([0] * 8, [0] * 8, [100] * 8), node, Home(particles=50), budget=500)
+    assert result.predicted_ns == 0
+    assert result.plot() is None
+    assert result.curve_text == "none: the best placement takes no time"
 
 
 @pytest.mark.parametrize("policy", [SuperNeurons(), Capuchin()])
 def test_policies_that_do_not_search_have_a_table_too(policy: object, plain20: Trace, node: NodeSpec) -> None:
-    found = search_placement(plain20, node, policy, budget=BUDGET)
-    assert len(found.maps) == len(found.chosen.evaluator.decisions.maps)
-    assert found.convergence is None and found.convergence_frame() is None and found.plot() is None
-    assert found.iteration_ns == found.predicted_ns
-    assert "evaluations" not in dict(found.facts()) and "stopped" not in dict(found.facts())
-    assert found.curve_text == ""
+    result = search_placement(plain20, node, policy, budget=BUDGET)
+    assert len(result.maps) == len(result.chosen.evaluator.decisions.maps)
+    assert result.convergence is None and result.convergence_frame() is None and result.plot() is None
+    assert result.iteration_ns == result.predicted_ns
+    assert "evaluations" not in dict(result.facts()) and "stopped" not in dict(result.facts())
+    assert result.curve_text == ""
 
 
 class Encoding(PlacingPolicy):
@@ -158,31 +160,32 @@ class Encoding(PlacingPolicy):
 
 def test_encoded_swaps_and_early_fetches_are_reported() -> None:
     trace, node = simgpu.load_trace("vgg16-b128-v100"), simgpu.load_node("v100")
-    found = search_placement(trace, node, Encoding(), epoch=30)
+    result = search_placement(trace, node, Encoding(), epoch=30)
     options = [
         own[number]
-        for own, number in zip(found.chosen.evaluator.decisions.options, found.chosen.vector or (), strict=True)
+        for own, number in zip(result.chosen.evaluator.decisions.options, result.chosen.vector or (), strict=True)
     ]
-    assert {each.action for each in found.maps} > {"swap with zvc"}
-    for each, option in zip(found.maps, options, strict=True):
+    assert {each.action for each in result.maps} > {"swap with zvc"}
+    for each, option in zip(result.maps, options, strict=True):
         assert (each.prefetch_distance, each.offloaded_ns is None) == (option.ahead, False)
         assert each.action == (f"swap with {option.encoding.codec}" if option.encoding else "swap")
         assert each.prefetched_ns is not None and each.needed_ns is not None and each.prefetched_ns <= each.needed_ns
 
 
+@pytest.mark.slow
 def test_joint_reports_the_vector_of_its_program(plain20: Trace, node: NodeSpec) -> None:
-    found = search_placement(plain20, node, Joint(evaluations=5000, lower_bound=False), budget=BUDGET)
-    assert found.predicted_ns == found.iteration_ns
-    assert found.chosen.evaluations is not None and found.chosen.evaluations >= 5000
-    assert found.convergence is None and found.plot() is None
-    assert found.curve_text == "none: the search uses no swarm"
+    result = search_placement(plain20, node, Joint(evaluations=5000, lower_bound=False), budget=BUDGET)
+    assert result.predicted_ns == result.iteration_ns
+    assert result.chosen.evaluations is not None and result.chosen.evaluations >= 5000
+    assert result.convergence is None and result.plot() is None
+    assert result.curve_text == "none: the search uses no swarm"
 
 
 def test_a_full_update_reports_its_savings(plain20: Trace, node: NodeSpec) -> None:
-    found = search_placement(plain20, node, ("home", {"update": "full", "particles": 20}), budget=BUDGET)
-    swarm = found.chosen.swarm
+    result = search_placement(plain20, node, ("home", {"update": "full", "particles": 20}), budget=BUDGET)
+    swarm = result.chosen.swarm
     assert swarm is not None and swarm.evaluations < swarm.as_printed
-    assert f"{swarm.evaluations} ({swarm.as_printed} without caching), " in dict(found.facts())["evaluations"]
+    assert f"{swarm.evaluations} ({swarm.as_printed} without caching), " in dict(result.facts())["evaluations"]
 
 
 @pytest.mark.parametrize("policy", ["vdnn", "none", Capuchin(version="published")])
@@ -202,10 +205,10 @@ def test_all_policies_are_checked_before_any_searches() -> None:
     check_searched(["home", "joint", "superneurons", "capuchin", Encoding()])
     with pytest.raises(InputError) as caught:
         check_searched(["vdnn", Home(particles=0, iterations=-1), ("capuchin", {"version": "published"}), "hme"])
-    told = [str(problem) for problem in caught.value.problems]
-    assert len(told) == 5
+    message = [str(problem) for problem in caught.value.problems]
+    assert len(message) == 5
     for text, start in zip(
-        told,
+        message,
         (
             "policy: policy vdnn does not decide",
             "policy home(particles=0, iterations=-1): particles: 0",
@@ -239,6 +242,7 @@ def test_bad_arguments_are_refused_as_simulate_refuses_them(plain20: Trace, node
         search_placement(plain20, node, budget="much")
 
 
+@pytest.mark.slow
 def test_files_are_the_same_every_time_and_hold_no_real_time(
     home: Search, plain20: Trace, node: NodeSpec, tmp_path: Path
 ) -> None:
@@ -280,21 +284,21 @@ def test_wall_clock_and_simulated_time_are_distinct(home: Search) -> None:
 
 
 def test_a_context_for_planning_is_the_one_that_simulate_plans_with(plain20: Trace, node: NodeSpec) -> None:
-    told: list[str] = []
+    message: list[str] = []
     policy = Home(particles=10, iterations=2)
-    context = plan_context(plain20, node, policy, budget="1 GB", seed=3, alignment=512, progress=told.append)
+    context = plan_context(plain20, node, policy, budget="1 GB", seed=3, alignment=512, progress=message.append)
     program = policy.plan(context)
     assert program == simulate(plain20, node, policy, budget="1 GB", seed=3, alignment=512).program
     assert context.trial(program).iteration_ns > 0
-    assert told == [
+    assert message == [
         f"searching ──────────────────── iteration {n} of at most 2".replace("─", "━", 10 * n) for n in (1, 2)
     ]
 
 
 def test_simulate_passes_on_what_a_policy_is_doing(plain20: Trace, node: NodeSpec) -> None:
-    told: list[str] = []
-    simulate(plain20, node, Home(particles=10, iterations=2), budget=BUDGET, progress=told.append)
-    assert len(told) == 2
+    message: list[str] = []
+    simulate(plain20, node, Home(particles=10, iterations=2), budget=BUDGET, progress=message.append)
+    assert len(message) == 2
 
 
 def test_the_last_choice_that_a_policy_reports_counts(plain20: Trace, node: NodeSpec) -> None:
@@ -306,6 +310,6 @@ def test_the_last_choice_that_a_policy_reports_counts(plain20: Trace, node: Node
             context.chosen(Chosen(evaluator, (1,) * len(decisions.maps)))
             return (0,) * len(decisions.maps)
 
-    found = search_placement(plain20, node, Keeping())
-    assert {each.action for each in found.maps} == {"keep"}
-    assert found.iteration_ns == found.ideal_ns
+    result = search_placement(plain20, node, Keeping())
+    assert {each.action for each in result.maps} == {"keep"}
+    assert result.iteration_ns == result.ideal_ns

@@ -66,12 +66,12 @@ def test_a_cell_is_what_training_under_that_policy_gives() -> None:
     changes = {"epochs": [0, 48], "traces": {"VGG": {"zoo": "vgg16", "batch": 8, "epochs": 50}}, "published": []}
     study = load_study("cswap-6a", changes)
     study_run = {run.label: run for run in study.runs}["CSWAP"]
-    found = run_study(study).cells["VGG", "CSWAP"]
+    outcome = run_study(study).cells["VGG", "CSWAP"]
     training = train(study.traces["VGG"], study_run.node, "cswap", parameters={"launch": "grid_search"}, epochs=[0, 48])
-    assert found.samples_per_s == training.samples_per_s
-    assert found.iteration_ns == tuple(epoch.result.iteration_ns for epoch in training.epochs)
-    assert found.compressed == training.counts
-    assert found.steady is True
+    assert outcome.samples_per_s == training.samples_per_s
+    assert outcome.iteration_ns == tuple(epoch.result.iteration_ns for epoch in training.epochs)
+    assert outcome.compressed == training.counts
+    assert outcome.steady is True
 
 
 def test_ratios_are_of_the_throughputs_that_simulate_gives(path: Path, result: StudyResult) -> None:
@@ -104,11 +104,11 @@ def test_published_numbers_are_compared_with_simulated_ones(result: StudyResult)
     mean, largest, saved, plain, missing = result.comparisons()
     ratios = {label: result.ratio(label, "fast", "vDNN") or math.nan for label in ("short", "long")}
     assert mean.difference == pytest.approx(sum(ratios.values()) / 2 - 1.5)
-    assert largest.ours == max(ratios.values())
-    assert saved.ours == pytest.approx(1 - 1 / ratios["short"])
+    assert largest.simulated == max(ratios.values())
+    assert saved.simulated == pytest.approx(1 - 1 / ratios["short"])
     assert (mean.traces, largest.traces, saved.traces) == (2, 2, 1)
-    assert (plain.ours, plain.traces) == (result.ratio("short", "plain", "ideal"), 1)
-    assert (missing.ours, missing.difference, missing.traces) == (None, None, 0)
+    assert (plain.simulated, plain.traces) == (result.ratio("short", "plain", "ideal"), 1)
+    assert (missing.simulated, missing.difference, missing.traces) == (None, None, 0)
 
 
 def test_frame_and_plain_values_agree(result: StudyResult) -> None:
@@ -118,15 +118,15 @@ def test_frame_and_plain_values_agree(result: StudyResult) -> None:
     assert document["traces"]["short"]["origin"] == "modelled"
     assert len(frame) == len(document["results"]) == 10
     for row in document["results"]:
-        told = frame.loc[(row["trace"], row["run"])]
+        message = frame.loc[(row["trace"], row["run"])]
         assert row["vs"]["vDNN"] == result.ratio(row["trace"], row["run"], "vDNN")
         if row["samples_per_s"] is None:
-            assert math.isnan(told["vs_vDNN"])
+            assert math.isnan(message["vs_vDNN"])
         else:
-            assert told["vs_vDNN"] == row["vs"]["vDNN"]
+            assert message["vs_vDNN"] == row["vs"]["vDNN"]
     means = {each["vs"]: each["values"] for each in document["means"]}
     assert means["ideal"]["vDNN"] == result.mean("vDNN", "ideal")
-    assert [row["ours"] for row in document["published"]] == [row.ours for row in result.comparisons()]
+    assert [row["simulated"] for row in document["published"]] == [row.simulated for row in result.comparisons()]
 
 
 def test_the_command_shows_a_table_for_each_baseline_and_the_published_numbers(path: Path) -> None:
@@ -214,6 +214,7 @@ def test_it_ends_with_2_when_every_policy_refuses(path: Path) -> None:
     assert done.exit_code == 2, done.stderr
 
 
+@pytest.mark.slow
 def test_scenarios_and_studies_are_listed_apart() -> None:
     lines = simgpu("list", "scenarios").stdout.splitlines()
     at = lines.index("studies: simgpu study NAME")

@@ -140,15 +140,15 @@ def test_the_largest_batch_and_the_best_throughput_are_of_all_batches(result: St
 
 def test_published_numbers_may_be_of_a_sweep_of_one_batch_and_of_shares(result: StudyResult) -> None:
     largest, best, overlap, throughput, fastest, computation = result.comparisons()
-    assert (largest.ours, largest.asked) == (4096, 1)
-    assert best.ours == result.value("best_throughput", "AlexNet", "vDNN", "none")
-    assert overlap.ours == result.value("overlap", "AlexNet 128", "vDNN")
+    assert (largest.simulated, largest.expected) == (4096, 1)
+    assert best.simulated == result.value("best_throughput", "AlexNet", "vDNN", "none")
+    assert overlap.simulated == result.value("overlap", "AlexNet 128", "vDNN")
     ratios = [result.ratio(f"AlexNet {batch}", "vDNN", "none") or 0 for batch in (128, 1024)]
-    assert throughput.ours == pytest.approx(sum(ratios) / 2)
+    assert throughput.simulated == pytest.approx(sum(ratios) / 2)
     assert (throughput.values, throughput.points) == (2, 3)
     rates = [result.cells[trace, "vDNN"].samples_per_s for trace in ("recorded 32", "recorded 16", "alone")]
-    assert fastest.ours == max(rate for rate in rates if rate is not None)
-    assert (computation.ours, computation.values, computation.points) == (1, 1, 2)
+    assert fastest.simulated == max(rate for rate in rates if rate is not None)
+    assert (computation.simulated, computation.values, computation.points) == (1, 1, 2)
     assert [row[0] for row in published_rows(result)] == [
         "vDNN, AlexNet, largest batch",
         "vDNN over none, AlexNet, highest throughput",
@@ -190,8 +190,8 @@ def test_tables_have_a_row_a_batch_or_a_row_a_network(result: StudyResult) -> No
 
 
 def test_of_a_sweep_only_the_smallest_batch_that_does_not_fit_is_explained(result: StudyResult) -> None:
-    told = [text.split(": ")[0] for text in failures(result)]
-    assert told == ["AlexNet 128, tiny", "AlexNet 4096, none", "recorded 16, tiny", "alone, tiny"]
+    message = [text.split(": ")[0] for text in failures(result)]
+    assert message == ["AlexNet 128, tiny", "AlexNet 4096, none", "recorded 16, tiny", "alone, tiny"]
 
 
 def test_a_measure_of_all_batches_knows_when_there_is_nothing() -> None:
@@ -218,6 +218,7 @@ def test_a_figure_has_a_panel_a_sweep_and_a_panel_a_trace(result: StudyResult) -
     assert len(bars.axes) == 6
 
 
+@pytest.mark.slow
 def test_without_a_sweep_there_is_no_throughput_against_batch(path: Path) -> None:
     one = run_study(load_study(path, {"traces.AlexNet": None, "traces.recorded": None, "published": []}))
     with pytest.raises(InputError, match="try: traces: none is a sweep of batches; give a trace batches in place of"):

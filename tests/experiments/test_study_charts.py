@@ -88,19 +88,19 @@ def test_what_has_no_number_says_why() -> None:
 
 def test_published_numbers_are_only_on_their_bars() -> None:
     over_none, over_small = bars_of(compressed(), 0), bars_of(compressed(), 1)
-    found = {
+    result = {
         (panel.measured.title.split(",")[0], trace, run): bar.published
         for panel in (over_none, over_small)
         for trace, runs in panel.groups.items()
         for run, bar in runs.items()
         if bar.published
     }
-    assert found == {
+    assert result == {
         ("throughput over none", "hpc-cg", "buddy"): (0.98,),
         ("throughput over small", "arithmetic mean", "buddy"): (0.9,),
     }
-    ours = over_small.groups["arithmetic mean"]["buddy"].value
-    assert ours == compressed().ratio("hpc-ep", "buddy", "small")
+    simulated = over_small.groups["arithmetic mean"]["buddy"].value
+    assert simulated == compressed().ratio("hpc-ep", "buddy", "small")
 
 
 def test_runs_without_compression_are_not_in_a_panel_of_overflow() -> None:
@@ -137,8 +137,8 @@ def test_each_kind_of_sweep_has_a_panel_a_trace_and_one_of_the_mean() -> None:
 
 def test_published_numbers_of_a_sweep_stand_at_their_budget_and_not_those_of_all_of_it() -> None:
     panels = lines_of(swept(), 0)
-    told = [[point.bar.published for point in panel.curves[1].points] for panel in panels[:4]]
-    assert told == [[(), (1.5,)], [(), ()], [(), ()], [(), (1.25,)]]
+    message = [[point.bar.published for point in panel.curves[1].points] for panel in panels[:4]]
+    assert message == [[(), (1.5,)], [(), ()], [(), ()], [(), (1.25,)]]
 
 
 def test_a_mean_along_a_sweep_is_of_all_traces_or_of_none() -> None:
@@ -149,6 +149,7 @@ def test_a_mean_along_a_sweep_is_of_all_traces_or_of_none() -> None:
     assert none.points[1].bar.value == swept().mean("none 1 GB", "ideal", "time")
 
 
+@pytest.mark.slow
 def test_a_sweep_of_batches_has_a_panel_a_network_and_bars_of_all_its_batches() -> None:
     model = {key: value for key, value in SMALL.items() if key != "batch"}
     changes: dict[str, object] = {

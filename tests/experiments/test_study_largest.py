@@ -52,28 +52,30 @@ def result(tmp_path_factory: pytest.TempPathFactory) -> StudyResult:
     return run_study(study_of(tmp_path_factory.mktemp("largest")))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("policy", ["none", "vdnn"])
 def test_a_run_is_at_the_batch_that_max_batch_finds(policy: str, result: StudyResult) -> None:
     run = {"none": "none", "vdnn": "vDNN"}[policy]
-    (found,) = max_batch(load_trace("resnet20-cifar-cpu"), load_node("v100"), [policy], budget="200 MB")
-    assert found.result is not None
+    (outcome,) = max_batch(load_trace("resnet20-cifar-cpu"), load_node("v100"), [policy], budget="200 MB")
+    assert outcome.result is not None
     cell = result.cells["recorded", run]
-    assert (cell.batch, cell.iteration_ns) == (found.batch, (found.result.iteration_ns,))
-    assert cell.samples_per_s == pytest.approx(found.result.metrics.samples_per_s)
+    assert (cell.batch, cell.iteration_ns) == (outcome.batch, (outcome.result.iteration_ns,))
+    assert cell.samples_per_s == pytest.approx(outcome.result.metrics.samples_per_s)
     assert cell.batch != 32, "of the trace, where the search begins"
 
 
+@pytest.mark.slow
 def test_gains_are_of_each_network_and_of_their_sums(result: StudyResult) -> None:
     batches = {key: cell.batch for key, cell in result.cells.items()}
     networks = ("AlexNet", "recorded")
     gains = [batches[network, "vDNN"] / batches[network, "none"] for network in networks]
     assert [result.value("batch_ratio", network, "vDNN", "none") for network in networks] == gains
     of_sums, of_ratios, nothing = result.comparisons()
-    ours, theirs = (sum(batches[network, run] for network in networks) for run in ("vDNN", "none"))
-    assert of_sums.ours == ours / theirs
-    assert of_ratios.ours == pytest.approx(sum(gains) / 2)
-    assert of_ratios.ours != of_sums.ours
-    assert nothing.ours is None
+    simulated, expected = (sum(batches[network, run] for network in networks) for run in ("vDNN", "none"))
+    assert of_sums.simulated == simulated / expected
+    assert of_ratios.simulated == pytest.approx(sum(gains) / 2)
+    assert of_ratios.simulated != of_sums.simulated
+    assert nothing.simulated is None
     assert published_rows(result)[0][0] == "vDNN over none, sum, largest batch"
 
 
@@ -102,7 +104,7 @@ def test_the_frame_and_the_facts_have_it(result: StudyResult) -> None:
 
 
 @pytest.mark.parametrize(
-    ("change", "told"),
+    ("change", "message"),
     [
         (("batch: 64", "batches: [32, 64]"), "largest_batch: searches the batches that AlexNet sweeps"),
         (("baseline: none", "baseline: none\nepochs: [0, 1]"), "the largest batch is searched in one epoch"),
@@ -113,6 +115,6 @@ def test_the_frame_and_the_facts_have_it(result: StudyResult) -> None:
         ),
     ],
 )
-def test_what_cannot_be_searched_is_refused(change: tuple[str, str], told: str, tmp_path: Path) -> None:
-    with pytest.raises(InputError, match=told):
+def test_what_cannot_be_searched_is_refused(change: tuple[str, str], message: str, tmp_path: Path) -> None:
+    with pytest.raises(InputError, match=message):
         study_of(tmp_path, change)

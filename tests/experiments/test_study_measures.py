@@ -66,6 +66,7 @@ def simulated(trace: str, policy: str, budget: int | None = None, **settings: An
     return simulate(study.traces[trace], study.runs[0].node, policy, budget=budget, **settings)
 
 
+@pytest.mark.slow
 def test_every_run_of_a_sweep_has_its_budget() -> None:
     for trace in ("AlexNet", "half"):
         for label, budget in (("moDNN 0.6 GB", 6 * GB // 10), ("moDNN 1 GB", GB)):
@@ -84,8 +85,8 @@ def test_several_gpus_run_together_and_a_run_may_differ_on_a_trace() -> None:
 
 
 def test_measures_are_those_of_the_runs() -> None:
-    label, ours, ideal = "moDNN 0.6 GB", simulated("AlexNet", "modnn", 6 * GB // 10), simulated("AlexNet", "ideal")
-    time = ours.iteration_ns / ideal.iteration_ns
+    label, outcome, ideal = "moDNN 0.6 GB", simulated("AlexNet", "modnn", 6 * GB // 10), simulated("AlexNet", "ideal")
+    time = outcome.iteration_ns / ideal.iteration_ns
 
     def value(measure: str, over: str = "ideal") -> float | None:
         return small().value(measure, "AlexNet", label, over)
@@ -94,11 +95,11 @@ def test_measures_are_those_of_the_runs() -> None:
     assert value("time_increase") == pytest.approx(time - 1)
     assert value("time_saved") == pytest.approx(1 - time)
     assert time > 1
-    moved = ours.metrics.d2h_bytes + ours.metrics.h2d_bytes
+    moved = outcome.metrics.d2h_bytes + outcome.metrics.h2d_bytes
     assert small().value("traffic", "AlexNet", label) == moved > 0
     other = simulated("AlexNet", "vdnn+", 6 * GB // 10).metrics
     assert value("traffic_reduction", "vDNN+ 0.6 GB") == pytest.approx((other.d2h_bytes + other.h2d_bytes) / moved)
-    power, base = ours.metrics.power, ideal.metrics.power
+    power, base = outcome.metrics.power, ideal.metrics.power
     assert power is not None
     assert base is not None
     assert value("energy") == pytest.approx(power.energy_nj / base.energy_nj)
@@ -135,34 +136,34 @@ def test_a_sweep_is_compared_with_the_run_of_the_same_budget() -> None:
         for budget in ("0.6 GB", "1 GB")
     }
     ratios = [ratio for ratio in pairs.values() if ratio is not None]
-    assert compared.ours == pytest.approx(sum(ratios) / 4)
+    assert compared.simulated == pytest.approx(sum(ratios) / 4)
     assert (compared.traces, compared.values, compared.points) == (2, 4, 4)
     assert (slowest.traces, slowest.values, slowest.points) == (2, 4, 6)
     times = [small().value("time", "AlexNet", f"moDNN {budget}", "ideal") or 0 for budget in ("0.6 GB", "1 GB")]
-    assert added.ours == pytest.approx(sum(times) / 2 - 1)
+    assert added.simulated == pytest.approx(sum(times) / 2 - 1)
     assert (added.values, added.points) == (2, 2)
-    assert fewer.ours is not None
-    assert power.ours is not None
+    assert fewer.simulated is not None
+    assert power.simulated is not None
     shares = [small().cells[trace, "four"].peak_power or 0 for trace in ("AlexNet", "half")]
-    assert alone.ours == pytest.approx(sum(shares) / 2)
+    assert alone.simulated == pytest.approx(sum(shares) / 2)
 
 
 def test_memory_by_technique_is_that_of_the_bounds() -> None:
     study = small().study
     for label, trace in study.traces.items():
         graph = TaskGraph.of(trace)
-        bounds, found = memory_bounds(graph), small().memory[label]
-        assert found == memory_of(trace)
-        assert list(found) == list(AMOUNTS)
-        assert (found["all_at_once"], found["bound"]) == (bounds.all_at_once.bytes, bounds.bound.bytes)
-        assert found["weights_offloaded"] == bounds.without_updates.bytes
-        assert found["bound"] < found["sub_batch"] < found["all_at_once"]
-        assert lower_bound(Tdfg.of(graph)).bytes <= found["transfers"] < found["algorithms"] < found["all_at_once"]
+        bounds, result = memory_bounds(graph), small().memory[label]
+        assert result == memory_of(trace)
+        assert list(result) == list(AMOUNTS)
+        assert (result["all_at_once"], result["bound"]) == (bounds.all_at_once.bytes, bounds.bound.bytes)
+        assert result["weights_offloaded"] == bounds.without_updates.bytes
+        assert result["bound"] < result["sub_batch"] < result["all_at_once"]
+        assert lower_bound(Tdfg.of(graph)).bytes <= result["transfers"] < result["algorithms"] < result["all_at_once"]
     *_, bound, saved = small().comparisons()
     ratios = [small().memory[label]["all_at_once"] / small().memory[label]["bound"] for label in study.traces]
-    assert bound.ours == pytest.approx(sum(ratios) / 2)
+    assert bound.simulated == pytest.approx(sum(ratios) / 2)
     first = small().memory["AlexNet"]
-    assert saved.ours == pytest.approx(1 - first["algorithms"] / first["all_at_once"])
+    assert saved.simulated == pytest.approx(1 - first["algorithms"] / first["all_at_once"])
 
 
 def test_a_sweep_has_one_row_a_run() -> None:

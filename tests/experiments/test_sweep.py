@@ -29,6 +29,7 @@ PINNED = ("iteration_ns", "d2h_bytes", "h2d_bytes", "device_peak_bytes", "retire
 COLUMNS = ["point", "budget", "node.link.d2h_bandwidth", "node.link.h2d_bandwidth", "policy", "outcome", *PINNED]
 
 
+@pytest.mark.slow
 def test_results_are_those_on_record(tmp_path: Path, file_regression: FileRegressionFixture) -> None:
     run_sweep(load_sweep("memory-sweep"), folder=tmp_path / "out")
     with (tmp_path / "out" / "results.csv").open(encoding="utf-8", newline="") as file:
@@ -36,6 +37,7 @@ def test_results_are_those_on_record(tmp_path: Path, file_regression: FileRegres
     file_regression.check("\n".join([",".join(COLUMNS), *lines]) + "\n", extension=".csv")
 
 
+@pytest.mark.slow
 def test_each_row_is_what_the_scenario_of_its_point_gives(tmp_path: Path) -> None:
     sweep = load_sweep("memory-sweep", {"sweep.grid.budget": ["16 MiB", "40 MiB"]})
     frame = run_sweep(sweep).frame()
@@ -48,12 +50,12 @@ def test_each_row_is_what_the_scenario_of_its_point_gives(tmp_path: Path) -> Non
             if run.result is None:
                 assert row["message"] == str(run.outcome)
                 continue
-            told = run.result.to_dict()
-            assert {key: row[key] for key, value in told["metrics"].items() if value is not None} == {
-                key: value for key, value in told["metrics"].items() if value is not None
+            message = run.result.to_dict()
+            assert {key: row[key] for key, value in message["metrics"].items() if value is not None} == {
+                key: value for key, value in message["metrics"].items() if value is not None
             }
             for key in ("steady", "ideal_ns", "high_water_bytes", "retired_instructions", "spans", "budget_bytes"):
-                assert row[key] == told[key]
+                assert row[key] == message[key]
             assert (row["origin"], row["device"]) == ("recorded", run.result.trace.device)
 
 
@@ -72,6 +74,7 @@ def test_one_process_two_processes_and_a_cluster_give_the_same_bytes(tmp_path: P
     )
 
 
+@pytest.mark.slow
 def test_csv_parquet_and_frame_are_one_table(tmp_path: Path) -> None:
     pandas = pytest.importorskip("pandas")
     pytest.importorskip("pyarrow")
@@ -79,12 +82,14 @@ def test_csv_parquet_and_frame_are_one_table(tmp_path: Path) -> None:
     frame = result.frame()
     parquet = pandas.read_parquet(tmp_path / "out" / "results.parquet")
     assert list(frame.columns) == list(parquet.columns)
-    told = [{key: value for key, value in row.items() if not pandas.isna(value)} for row in frame.to_dict("records")]
-    kept = [{key: value for key, value in row.items() if not pandas.isna(value)} for row in parquet.to_dict("records")]
-    assert told == kept
+    message = [{key: value for key, value in row.items() if not pandas.isna(value)} for row in frame.to_dict("records")]
+    stored = [
+        {key: value for key, value in row.items() if not pandas.isna(value)} for row in parquet.to_dict("records")
+    ]
+    assert message == stored
     with (tmp_path / "out" / "results.csv").open(encoding="utf-8", newline="") as file:
         written = [{key: text for key, text in row.items() if text} for row in csv.DictReader(file)]
-    assert written == [{key: str(value) for key, value in row.items() if value != ""} for row in told]
+    assert written == [{key: str(value) for key, value in row.items() if value != ""} for row in message]
     assert frame.iteration_ns.dtype == "Int64", "some rows have none, and yet it is a whole number"
 
 
@@ -105,24 +110,25 @@ def test_integers_of_more_than_64_bits_are_exact(tmp_path: Path) -> None:
     assert pandas.read_parquet(tmp_path / "results.parquet").seed.tolist() == ["7", str(2**63)]
 
 
+@pytest.mark.slow
 def test_the_same_call_resumes_a_stopped_sweep(tmp_path: Path) -> None:
     sweep, ran = small_sweep(), []
 
     def stopping(at: int, points: object) -> object:
-        for number, found in enumerate(in_this_process(sweep, points, run_point)):  # type: ignore[arg-type]
+        for number, outcome in enumerate(in_this_process(sweep, points, run_point)):  # type: ignore[arg-type]
             if number == at:
                 raise KeyboardInterrupt
-            ran.append(found.point)
-            yield found
+            ran.append(outcome.point)
+            yield outcome
 
     for at in (2, 3):
         with pytest.raises(KeyboardInterrupt):
             run_points(sweep, partial(stopping, at), folder=tmp_path / "out")  # type: ignore[arg-type]
         assert [file.name for file in (tmp_path / "out").iterdir()] == ["points.sqlite"]
     assert ran == [0, 1, 2, 3, 4]
-    told: list[tuple[int, int]] = []
-    result = run_sweep(sweep, folder=tmp_path / "out", progress=lambda done, total: told.append((done, total)))
-    assert (result.ran, told) == (1, [(5, 6), (6, 6)])
+    message: list[tuple[int, int]] = []
+    result = run_sweep(sweep, folder=tmp_path / "out", progress=lambda done, total: message.append((done, total)))
+    assert (result.ran, message) == (1, [(5, 6), (6, 6)])
     assert run_sweep(sweep, folder=tmp_path / "out").ran == 0
     run_sweep(sweep, folder=tmp_path / "undisturbed")
     assert results(tmp_path / "out") == results(tmp_path / "undisturbed")
@@ -138,15 +144,16 @@ def test_a_sweep_without_a_finished_point_leaves_no_folder(tmp_path: Path) -> No
     assert not list(tmp_path.iterdir())
 
 
+@pytest.mark.slow
 def test_points_that_broke_or_lacked_a_package_run_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     sweep = small_sweep(3, policies=["none", "vdnn"])
-    whole = point.simulate
+    full = point.simulate
     raised: list[Exception] = [MissingExtraError("planning", "numba", "fast"), ZeroDivisionError("by hand")]
 
     def broken(*arguments: object, **settings: object) -> object:
         if arguments[3].seed and arguments[2].name == "vdnn" and raised:  # type: ignore[attr-defined]
             raise raised.pop(0)
-        return whole(*arguments, **settings)  # type: ignore[arg-type]
+        return full(*arguments, **settings)  # type: ignore[arg-type]
 
     monkeypatch.setattr(point, "simulate", broken)
     first = run_sweep(sweep, folder=tmp_path / "out")
@@ -183,6 +190,7 @@ def test_problems_of_a_loaded_point_are_in_its_row(tmp_path: Path) -> None:
     }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("work", "dead"), [(dies_at_3, 3), (dies_at_0, 0)])
 def test_a_point_that_kills_its_process_affects_no_other(tmp_path: Path, work: object, dead: int) -> None:
     sweep = small_sweep(5)
@@ -195,6 +203,7 @@ def test_a_point_that_kills_its_process_affects_no_other(tmp_path: Path, work: o
     assert run_sweep(sweep, folder=tmp_path / "out").ran == 1
 
 
+@pytest.mark.slow
 def test_few_points_are_under_way_at_any_time() -> None:
     sweep, given = small_sweep(200), []
     finished = in_processes(sweep, (given.append(number) or number for number in range(200)), 2, run_point, died)
@@ -203,15 +212,16 @@ def test_few_points_are_under_way_at_any_time() -> None:
     finished.close()
 
 
+@pytest.mark.slow
 def test_a_folder_of_another_sweep_is_refused_and_restart_replaces_it(tmp_path: Path) -> None:
     home = tmp_path / "out"
     run_sweep(small_sweep(2), folder=home)
     before = results(home)
-    for other, told in (
+    for other, message in (
         (small_sweep(3), "the sweep's axes differ"),
         (small_sweep(2, policies="vdnn", budget="1 GiB"), "the scenario's policies, budget differ"),
     ):
-        with pytest.raises(InputError, match=f"holds the results of another sweep: {told}; .* --restart"):
+        with pytest.raises(InputError, match=f"holds the results of another sweep: {message}; .* --restart"):
             run_sweep(other, folder=home)
     assert results(home) == before
     assert run_sweep(small_sweep(3), folder=home, restart=True).ran == 3
@@ -256,6 +266,7 @@ def test_a_foreign_folder_is_refused(tmp_path: Path) -> None:
     assert sorted(file.name for file in tmp_path.iterdir()) == ["mine.txt", "other"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("start", (1024, 4096, 9000))
 def test_a_damaged_database_is_reported_without_a_traceback(tmp_path: Path, start: int) -> None:
     home = tmp_path / "out"
@@ -278,6 +289,7 @@ def test_without_pyarrow_only_csv_is_written(tmp_path: Path, monkeypatch: pytest
     assert (tmp_path / "out" / "results.parquet").exists()
 
 
+@pytest.mark.slow
 def test_a_result_prints_as_a_table(tmp_path: Path) -> None:
     result = run_sweep(small_sweep(41))
     text = repr(result)
@@ -296,7 +308,7 @@ class TestCluster:
         sweep = small_sweep(1)
         code = {"code": "c0de", "libraries": {"numpy": "2.0"}, "policies": {}}
         here = cluster.Shared(sweep, point.run_point, "1.0", sweep.inputs(), code)
-        told = [
+        message = [
             str(problem)
             for answer in (
                 ("1.0", here.inputs, code),
@@ -309,7 +321,7 @@ class TestCluster:
             )
             for problem in cluster._differences("tcp://there:1", answer, here)
         ]
-        assert [line.partition(": ")[2].partition(";")[0] for line in told] == [
+        assert [line.partition(": ")[2].partition(";")[0] for line in message] == [
             "cannot import simgpu",
             "has simgpu 0.9, here is 1.0",
             "node laptop-2gb has other files there",
@@ -319,6 +331,7 @@ class TestCluster:
             "gives no answer: OSError('x')",
         ]
 
+    @pytest.mark.slow
     def test_a_cluster_without_workers_and_one_that_is_a_client(self, tmp_path: Path) -> None:
         distributed = pytest.importorskip("distributed")
         with (
@@ -331,17 +344,17 @@ class TestCluster:
             empty.scale(1)
             client.wait_for_workers(1)
             finished = on_cluster(small_sweep(3), range(3), client)
-            assert sorted(found.point for found in finished) == [0, 1, 2]
+            assert sorted(result.point for result in finished) == [0, 1, 2]
             assert client.status == "running", "a client that was given stays open"
 
     @pytest.mark.parametrize("address", ["127.0.0.1", "nonsense:::x", "http://127.0.0.1:8787"])
     def test_no_client_is_created_for_an_invalid_address(self, address: str, monkeypatch: pytest.MonkeyPatch) -> None:
         distributed = pytest.importorskip("distributed")
-        made: list[object] = []
-        monkeypatch.setattr(distributed, "Client", lambda *args, **settings: made.append(args))
+        built: list[object] = []
+        monkeypatch.setattr(distributed, "Client", lambda *args, **settings: built.append(args))
         with pytest.raises(InputError, match=r"no Dask cluster answers there: .*; give the address that its scheduler"):
             run_sweep(small_sweep(1), dask=address)
-        assert not made, "one that fails to start holds up the end of the program"
+        assert not built, "one that fails to start holds up the end of the program"
 
     def test_without_distributed_the_error_names_the_extra(self, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setitem(__import__("sys").modules, "distributed", None)

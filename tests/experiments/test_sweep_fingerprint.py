@@ -86,6 +86,7 @@ def test_all_points_run_again_after_simgpu_changed(tmp_path: Path, monkeypatch: 
     assert run_sweep(sweep, folder=tmp_path).notes == ()
 
 
+@pytest.mark.slow
 def test_points_run_again_after_a_library_of_their_policy_changed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -107,6 +108,7 @@ def test_points_run_again_after_a_library_of_their_policy_changed(
     assert both.notes == (f"2 stored points not reused: numpy {was} -> 99",)
 
 
+@pytest.mark.slow
 def test_results_of_older_code_stay_until_replaced(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Whoever goes back to the code of before has its results back, but for those that were replaced meanwhile."""
     sweep, known = small_sweep(3), own_code()
@@ -124,6 +126,7 @@ def test_results_of_older_code_stay_until_replaced(tmp_path: Path, monkeypatch: 
     assert results(tmp_path) == before
 
 
+@pytest.mark.slow
 def test_points_of_code_edited_while_in_use_are_not_reused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A process goes on with what it has loaded, so nobody knows which code computed its points."""
     sweep, known = small_sweep(2), own_code()
@@ -141,6 +144,7 @@ def test_points_of_code_edited_while_in_use_are_not_reused(tmp_path: Path, monke
     assert run_sweep(sweep, folder=tmp_path).ran == 2
 
 
+@pytest.mark.slow
 def test_an_outside_policy_edited_after_loading_is_detected(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Its new code is not what this process runs, so its digest must not stand for what was computed."""
     text = POLICY.replace("from mine_choices import KEEPS", "KEEPS = True").replace('"mine"', '"edited"')

@@ -61,6 +61,7 @@ def test_iterations_weigh_the_epochs() -> None:
     assert once.samples_per_s == often.samples_per_s == 2 * 128 * 10**9 / sum(times)
 
 
+@pytest.mark.slow
 def test_by_default_all_epochs_of_the_trace_run() -> None:
     assert [epoch.number for epoch in train(TRACE, NODE, Counting()).epochs] == list(range(50))
 
@@ -101,5 +102,5 @@ def test_an_epoch_beyond_the_trace_is_refused() -> None:
 def test_of_values_that_change_with_the_epochs_the_last_is_shown() -> None:
     notes = train(TRACE, NODE, "vdnn++", epochs=[0, 40]).notes
     (last,) = train(TRACE, NODE, "vdnn++", epochs=[40]).counts
-    told = [note for note in notes if "the host compresses" in note]
-    assert told == [f"the host compresses {last} of 12 sparse tensors: above 60% zeros"]
+    message = [note for note in notes if "the host compresses" in note]
+    assert message == [f"the host compresses {last} of 12 sparse tensors: above 60% zeros"]

@@ -82,6 +82,7 @@ def test_without_limits_it_is_every_kernel() -> None:
     assert by_kind(steps) == {("compute", "compute"): (scenario.trace.compute_ns, len(scenario.trace.kernels))}
 
 
+@pytest.mark.slow
 def test_unified_memory_is_faults_pages_and_kernels() -> None:
     steps = check(simulate(load_trace("hpc-seismic"), load_node("buddy-gpu"), "um", budget="2 GiB"))
     kinds = set(by_kind(steps))
@@ -93,6 +94,7 @@ def test_unified_memory_is_faults_pages_and_kernels() -> None:
     }
 
 
+@pytest.mark.slow
 def test_kernels_that_reach_host_memory_are_on_it_only_where_the_link_is_faster_than_they() -> None:
     """Beside a kernel its bytes pass the link, and it ends when both have ended."""
     trace, node = load_trace("hpc-seismic"), load_node("buddy-gpu")
@@ -110,6 +112,7 @@ def test_it_goes_through_all_gpus_and_the_host(exchange: str) -> None:
     assert {step.stream for step in steps} & ({"host1"} if exchange == "host" else {"gpu1.compute"})
 
 
+@pytest.mark.slow
 def test_an_engine_for_both_directions_is_followed_to_the_copy_that_has_it() -> None:
     scenario = load_scenario("quickstart", {"node.gpu.copy_engines": 1, "node.gpu.memory": "20 MiB"})
     steps = check(simulate(scenario.trace, scenario.node, "home"))

@@ -26,16 +26,16 @@ CHAIN = chain([5, 7, 9], [10, 14, 18], [100, 200, 300])
 NODE = NodeSpec("example", GpuSpec("gpu", 1000), LinkSpec("pcie", 10**10, 10**10))
 
 
-def by_owner(found: tuple[Loss, ...]) -> Counter[Owner]:
+def by_owner(result: tuple[Loss, ...]) -> Counter[Owner]:
     sums: Counter[Owner] = Counter()
-    for loss in found:
+    for loss in result:
         sums[loss.owner] += loss.ns
     return sums
 
 
 def check_sums(result: Result) -> tuple[Loss, ...]:
-    found, parts = losses(result), result.metrics.breakdown
-    assert by_owner(found) == Counter(
+    outcome, parts = losses(result), result.metrics.breakdown
+    assert by_owner(outcome) == Counter(
         {
             owner: ns
             for owner, ns in {
@@ -50,15 +50,15 @@ def check_sums(result: Result) -> tuple[Loss, ...]:
             if ns
         }
     )
-    assert sum(dict(overhead_parts(result, found)).values()) == result.iteration_ns - result.ideal_ns
-    assert [loss.ns for loss in found] == sorted((loss.ns for loss in found), reverse=True)
-    return found
+    assert sum(dict(overhead_parts(result, outcome)).values()) == result.iteration_ns - result.ideal_ns
+    assert [loss.ns for loss in outcome] == sorted((loss.ns for loss in outcome), reverse=True)
+    return outcome
 
 
 def test_vdnn_on_a_chain_by_hand() -> None:
     # Each copy begins with its layer's kernel; what is left of it when the kernel has ended is what the next one waits.
-    found = check_sums(simulate(CHAIN, NODE, "vdnn"))
-    assert [(loss.ns, *loss.cause, loss.tensor_bytes, loss.kernel) for loss in found] == [
+    result = check_sums(simulate(CHAIN, NODE, "vdnn"))
+    assert [(loss.ns, *loss.cause, loss.tensor_bytes, loss.kernel) for loss in result] == [
         (20 - 7, "x2", "d2h", "offload during F2 of L2", "F3 of L3 waits for this copy", 200, "F3 of L3"),
         (10 - 5, "x1", "d2h", "offload during F1 of L1", "F2 of L2 waits for this copy", 100, "F2 of L2"),
         (20 - 18, "x2", "h2d", "prefetch during B3 of L3", "B2 of L2 uses it", 200, "B2 of L2"),
@@ -102,10 +102,10 @@ def test_blame_for_copies_agrees_with_a_look_at_every_nanosecond(data: st.DataOb
             span = next(other for other in now.values() if other.kind in (K.COPY_D2H, K.COPY_H2D))
         assert span.kind in (K.COPY_D2H, K.COPY_H2D), "with memory to spare, nothing but copies stalls a placement"
         slowly[span.name, span.stream, Owner.COPY_D2H if span.kind is K.COPY_D2H else Owner.COPY_H2D] += 1
-    found: Counter[tuple[str, str, Owner]] = Counter()
+    outcome: Counter[tuple[str, str, Owner]] = Counter()
     for loss in losses(result):
-        found[loss.cause.tensor, loss.cause.engine, loss.owner] += loss.ns
-    assert found == slowly
+        outcome[loss.cause.tensor, loss.cause.engine, loss.owner] += loss.ns
+    assert outcome == slowly
 
 
 POLICIES = ["none", "vdnn", "superneurons", "capuchin", "home", "modnn", "um", "vdnn+"]
@@ -134,11 +134,11 @@ def test_recomputation_is_put_down_to_what_is_made_again() -> None:
 
 def test_codecs_are_put_down_to_the_tensor_that_they_encode() -> None:
     scenario = load_scenario("vgg16-v100")
-    found = check_sums(simulate(scenario.trace, scenario.node, "static", parameters={"launch": "expert"}))
-    coded = {(loss.cause.tensor, loss.cause.decision) for loss in found if loss.owner is Owner.CODEC}
+    result = check_sums(simulate(scenario.trace, scenario.node, "static", parameters={"launch": "expert"}))
+    coded = {(loss.cause.tensor, loss.cause.decision) for loss in result if loss.owner is Owner.CODEC}
     assert ("conv1_1", "encode before offload") in coded
     assert ("conv1_1", "decode after prefetch") in coded
-    travelling = next(loss for loss in found if loss.cause.tensor == "conv1_1:zvc")
+    travelling = next(loss for loss in result if loss.cause.tensor == "conv1_1:zvc")
     assert travelling.what == "encoded activation of conv1_1"
 
 
@@ -168,23 +168,25 @@ def test_a_stall_on_memory_is_attributed_to_the_offloaded_block() -> None:
     assert waited[0].ns == 100
 
 
+@pytest.mark.slow
 def test_page_migrations_are_attributed_to_their_blocks() -> None:
     node, trace = load_node("buddy-gpu"), load_trace("hpc-seismic")
-    found = check_sums(simulate(trace, node, "um", budget="2 GiB"))
-    assert {loss.cause.decision for loss in found} == {"page faults", "pages fetched", "pages evicted"}
+    result = check_sums(simulate(trace, node, "um", budget="2 GiB"))
+    assert {loss.cause.decision for loss in result} == {"page faults", "pages fetched", "pages evicted"}
     pinned = check_sums(simulate(trace, node, "um", parameters={"access": "pinned"}, budget="2 GiB"))
     assert {loss.cause.decision for loss in pinned} <= {"reads from host memory", "writes to host memory"}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("exchange", ["host", "gather"])
 def test_several_gpus_and_the_hosts_cores(exchange: str) -> None:
     scenario = load_scenario("quickstart", {"node": "k40-x4", "data_parallel.gpus": 4})
     result = simulate(scenario.trace, scenario.node, "vdnn", gpus=4, exchange=exchange)
-    found = check_sums(result)
-    engines = {loss.cause.engine for loss in found}
+    outcome = check_sums(result)
+    engines = {loss.cause.engine for loss in outcome}
     assert engines & ({"host1"} if exchange == "host" else {"gpu1.h2d", "gpu1.d2h"})
-    assert all(loss.cause.decision == "runs on the host" for loss in found if loss.cause.engine == "host1")
-    moved = [loss for loss in found if loss.what.startswith("weight")]
+    assert all(loss.cause.decision == "runs on the host" for loss in outcome if loss.cause.engine == "host1")
+    moved = [loss for loss in outcome if loss.what.startswith("weight")]
     assert moved
     assert all("gradient exchange" in loss.cause.decision for loss in moved)
 

@@ -27,32 +27,34 @@ QUICK = load_scenario("quickstart")
 def test_every_byte_below_it_is_too_little(sizes: list[int], policy: str, memory: int) -> None:
     trace = chain([5] * len(sizes), [7] * len(sizes), sizes)
     node = NodeSpec("example", GpuSpec("gpu", memory), LINK)
-    found = smallest_budget(trace, node, policy)
+    result = smallest_budget(trace, node, policy)
     large = NodeSpec("large", GpuSpec("gpu", 10**4), LINK)
-    assert simulate(trace, large, policy, budget=found.budget).iteration_ns == found.result.iteration_ns
-    for budget in range(found.budget):
+    assert simulate(trace, large, policy, budget=result.budget).iteration_ns == result.result.iteration_ns
+    for budget in range(result.budget):
         with pytest.raises(OutOfMemoryError):
             simulate(trace, large, policy, budget=budget)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("policy", ["none", "vdnn", "modnn", "um"])
 def test_of_a_recorded_network_it_is_within_a_four_thousandth(policy: str) -> None:
-    found = smallest_budget(QUICK.trace, QUICK.node, policy, budget="4 MiB")
-    assert found.result.budget == found.budget == found.result.high_water
-    assert 0 < found.budget - found.below <= max(found.budget // 2**12, 1) + 1
-    assert isinstance(found.error, OutOfMemoryError)
+    result = smallest_budget(QUICK.trace, QUICK.node, policy, budget="4 MiB")
+    assert result.result.budget == result.budget == result.result.high_water
+    assert 0 < result.budget - result.below <= max(result.budget // 2**12, 1) + 1
+    assert isinstance(result.error, OutOfMemoryError)
     with pytest.raises(OutOfMemoryError):
-        simulate(QUICK.trace, QUICK.node, policy, budget=found.below)
+        simulate(QUICK.trace, QUICK.node, policy, budget=result.below)
 
 
 def test_the_tensors_that_pin_it_are_those_that_hold_the_memory_below() -> None:
-    found = smallest_budget(QUICK.trace, QUICK.node, "vdnn")
-    assert isinstance(found.error, OutOfMemoryError)
-    assert found.pinned_by == found.error.holders
-    held = sum(size for _, size in found.pinned_by)
-    assert held <= found.below < held + found.error.requested
+    result = smallest_budget(QUICK.trace, QUICK.node, "vdnn")
+    assert isinstance(result.error, OutOfMemoryError)
+    assert result.pinned_by == result.error.holders
+    held = sum(size for _, size in result.pinned_by)
+    assert held <= result.below < held + result.error.requested
 
 
+@pytest.mark.slow
 def test_where_memory_is_not_what_lacks_it_says_what_does() -> None:
     with pytest.raises(InputError, match="codec times of GPU"):
         smallest_budget(QUICK.trace, QUICK.node, "cswap")
@@ -82,14 +84,14 @@ class Choosy(NoPolicy):
 def test_what_is_below_is_less_than_the_budget_also_where_budgets_between_are_refused() -> None:
     """A larger budget that was refused on the way is nothing below the smaller one that holds the run."""
     node = NodeSpec("example", GpuSpec("gpu", 690), LINK)
-    found = smallest_budget(chain([5, 7, 9], [10, 14, 18], [100, 200, 300]), node, Choosy())
-    assert (found.budget, found.below) == (600, 599)
+    result = smallest_budget(chain([5, 7, 9], [10, 14, 18], [100, 200, 300]), node, Choosy())
+    assert (result.budget, result.below) == (600, 599)
 
 
 def test_it_prints_as_facts() -> None:
-    found = smallest_budget(QUICK.trace, QUICK.node, "none", budget="4 MiB")
-    assert repr(found).startswith("smallest budget  49.45 MiB (51849368 B), step time 110.1 ms")
-    assert "resident then    bn1:native_batch_norm, 2 MiB, activation of bn1" in repr(found)
+    result = smallest_budget(QUICK.trace, QUICK.node, "none", budget="4 MiB")
+    assert repr(result).startswith("smallest budget  49.45 MiB (51849368 B), step time 110.1 ms")
+    assert "resident then    bn1:native_batch_norm, 2 MiB, activation of bn1" in repr(result)
 
 
 def test_memory_without_limit_has_no_smallest_budget() -> None:

@@ -19,10 +19,11 @@ def by_change(answers: tuple[Answer, ...]) -> dict[str, Answer]:
     return {answer.change: answer for answer in answers}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("policy", ["vdnn", "capuchin", "modnn"])
 def test_each_answer_is_the_run_on_the_changed_node(policy: str) -> None:
     node = load_node("laptop-2gb", {"gpu.memory": "20 MiB", "gpu.copy_engines": 1})
-    found = by_change(what_if(QUICK.trace, node, policy, more_memory="8 MiB"))
+    outcome = by_change(what_if(QUICK.trace, node, policy, more_memory="8 MiB"))
     changed = {
         "baseline": {},
         "2x link bandwidth": {"link.d2h_bandwidth": "2 GB/s", "link.h2d_bandwidth": "2 GB/s"},
@@ -31,23 +32,23 @@ def test_each_answer_is_the_run_on_the_changed_node(policy: str) -> None:
     }
     for change, overrides in changed.items():
         base = {"gpu.memory": "20 MiB", "gpu.copy_engines": 1}
-        result = found[change].result
+        result = outcome[change].result
         assert result is not None
         assert (
             result.iteration_ns == simulate(QUICK.trace, load_node("laptop-2gb", base | overrides), policy).iteration_ns
         )
-    assert found["instant codecs"] == Answer("instant codecs", None, "no codec runs")
+    assert outcome["instant codecs"] == Answer("instant codecs", None, "no codec runs")
 
 
 def test_a_node_with_an_engine_for_each_direction_needs_no_second_one() -> None:
-    found = by_change(what_if(QUICK.trace, QUICK.node, "vdnn"))
-    assert found["second copy engine"].note == "the node has one per direction"
+    result = by_change(what_if(QUICK.trace, QUICK.node, "vdnn"))
+    assert result["second copy engine"].note == "the node has one per direction"
 
 
 def test_what_does_not_fit_may_fit_with_more_memory() -> None:
-    found = by_change(what_if(QUICK.trace, QUICK.node, "none", more_memory="10 MiB"))
-    assert isinstance(found["baseline"].outcome, OutOfMemoryError)
-    assert found["+10 MiB device memory"].result is not None
+    result = by_change(what_if(QUICK.trace, QUICK.node, "none", more_memory="10 MiB"))
+    assert isinstance(result["baseline"].outcome, OutOfMemoryError)
+    assert result["+10 MiB device memory"].result is not None
 
 
 def test_a_policy_that_refuses_the_trace_is_an_error() -> None:
@@ -58,8 +59,8 @@ def test_a_policy_that_refuses_the_trace_is_an_error() -> None:
 def test_instant_codecs_take_no_time_in_the_run_and_in_its_planning() -> None:
     scenario = load_scenario("vgg16-v100")
     parameters: dict[str, object] = {"launch": "expert"}
-    found = by_change(what_if(scenario.trace, scenario.node, "static", parameters=parameters, budget=scenario.budget))
-    now, instant = found["baseline"].result, found["instant codecs"].result
+    result = by_change(what_if(scenario.trace, scenario.node, "static", parameters=parameters, budget=scenario.budget))
+    now, instant = result["baseline"].result, result["instant codecs"].result
     assert now is not None
     assert instant is not None
     assert now.metrics.breakdown.codec > 0 == instant.metrics.breakdown.codec

@@ -61,9 +61,9 @@ def test_what_is_not_made_by_a_kernel_is_none():
     [BlockKind.WEIGHT, BlockKind.GRADIENT, BlockKind.WORKSPACE, BlockKind.LABEL, BlockKind.OPTIMIZER_STATE],
 )
 def test_what_is_made_in_forward_but_is_no_activation(kind: BlockKind):
-    made = kernel("M", 1, "a", "m", layer="2b")
+    built = kernel("M", 1, "a", "m", layer="2b")
     kernels = [*layered().kernels]
-    kernels.insert(2, made)
+    kernels.insert(2, built)
     kernels[-1] = kernel("a.back", 1, "a gb m", "ga", layer="1", phase=BACKWARD)
     blocks = [*layered().blocks, block("m", 50, kind=kind)]
     if kind is BlockKind.WORKSPACE:

@@ -39,8 +39,8 @@ LISTS = st.lists(st.integers(0, 10**6), min_size=2, max_size=12)
 
 def of_batch(trace: Trace, batch: int) -> TaskGraph:
     """A graph that knows itself at other batch sizes."""
-    whole = replace(trace, info=replace(trace.info, batch=batch))
-    return replace(TaskGraph.of(whole), rescaled=cache(lambda size: TaskGraph.of(at_batch(whole, size, K40))))
+    full = replace(trace, info=replace(trace.info, batch=batch))
+    return replace(TaskGraph.of(full), rescaled=cache(lambda size: TaskGraph.of(at_batch(full, size, K40))))
 
 
 def padded(size: int, alignment: int) -> int:
@@ -64,8 +64,8 @@ def test_a_chain_needs_the_largest_two_neighbours_and_no_weights(sizes: list[int
 @given(st.lists(st.integers(1, 10**6), min_size=2, max_size=12), st.integers(1, 300))
 def test_a_chain_is_bounded_at_one_sample(sizes: list[int], batch: int):
     count = len(sizes)
-    whole = chain([1] * count, [1] * count, [size * batch for size in sizes])
-    bounds = memory_bounds(of_batch(whole, batch))
+    full = chain([1] * count, [1] * count, [size * batch for size in sizes])
+    bounds = memory_bounds(of_batch(full, batch))
     assert (bounds.batch, bounds.whole_batch_reason) == (1, "")
     assert bounds.bound == lower_bound(Tdfg.of(TaskGraph.of(chain([1] * count, [1] * count, sizes))))
     assert bounds.all_at_once.bytes == sum(sizes) * batch

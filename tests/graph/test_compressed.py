@@ -39,7 +39,7 @@ many = settings(deadline=None, max_examples=50, suppress_health_check=list(Healt
 
 def training(batch: int = 6) -> Trace:
     """One layer of so many samples of 512 B; of every four entries one is raw, the others take a sector."""
-    made = trace(
+    built = trace(
         [
             kernel("F", 600, "x w", "y"),
             kernel("B", 1200, "y x", "dw", phase=BACKWARD),
@@ -52,9 +52,9 @@ def training(batch: int = 6) -> Trace:
             block("dw", 1024, kind=BlockKind.WEIGHT_GRADIENT, release="U"),
         ],
     )
-    quarters = {b.id: entries(b.bytes) // 4 for b in made.blocks}
-    made = told(made, {name: (0, 0, 0, 3 * n, 0, 0, 0, n) for name, n in quarters.items()})
-    return replace(made, info=replace(made.info, batch=batch))
+    quarters = {b.id: entries(b.bytes) // 4 for b in built.blocks}
+    built = told(built, {name: (0, 0, 0, 3 * n, 0, 0, 0, n) for name, n in quarters.items()})
+    return replace(built, info=replace(built.info, batch=batch))
 
 
 def quarter_ns(plain: TaskGraph, k: int, duration: int) -> tuple[int, int]:
@@ -75,8 +75,8 @@ def quarter_ns(plain: TaskGraph, k: int, duration: int) -> tuple[int, int]:
 
 @pytest.mark.parametrize("batch", [1, 2, 3, 4, 5, 6])
 def test_sub_batches_are_compressed_as_the_whole_batch_is(batch: int):
-    made, on = training(), buddy_node()
-    graph, plain = split(task_graph(made, on), batch), split(task_graph(made, without_buddy(on)), batch)
+    built, on = training(), buddy_node()
+    graph, plain = split(task_graph(built, on), batch), split(task_graph(built, without_buddy(on)), batch)
     assert [b.id for b in graph.blocks] == [b.id for b in plain.blocks]
     assert graph.rounds == plain.rounds
     memory = memory_of(graph)
@@ -93,16 +93,16 @@ def test_sub_batches_are_compressed_as_the_whole_batch_is(batch: int):
 @many
 @given(st.data(), st.integers(1, 3))
 def test_a_split_graph_has_a_row_for_every_kernel_and_block_and_all_bytes(data: st.DataObject, batch: int):
-    made = data.draw(compressible(traces(), accesses=False))
-    made = replace(made, info=replace(made.info, batch=3))
+    built = data.draw(compressible(traces(), accesses=False))
+    built = replace(built, info=replace(built.info, batch=3))
     on = data.draw(buddy_nodes())
     try:
-        plain = split(task_graph(made, without_buddy(on)), batch)
+        plain = split(task_graph(built, without_buddy(on)), batch)
     except InputError as error:
         with pytest.raises(type(error)):
-            split(task_graph(made, on), batch)
+            split(task_graph(built, on), batch)
         return
-    graph = split(task_graph(made, on), batch)
+    graph = split(task_graph(built, on), batch)
     memory = memory_of(graph)
     assert len(memory.demands) == len(memory.device_ns) == len(graph.kernels)
     for b, size in enumerate(plain.sizes):
@@ -117,19 +117,19 @@ def test_a_split_graph_has_a_row_for_every_kernel_and_block_and_all_bytes(data: 
 
 
 def chosen(workspace: bool) -> tuple[TaskGraph, TaskGraph]:
-    made = training()
+    built = training()
     choices = tuple(AlgorithmChoice("F", name, ns, size) for name, ns, size in (("slow", 5000, 0), ("fast", 300, 640)))
-    made = replace(made, algorithms=choices)
+    built = replace(built, algorithms=choices)
     if workspace:
-        first = replace(made.kernels[0], writes=("y", "ws"))
-        made = replace(
-            made,
-            kernels=(first, *made.kernels[1:]),
-            blocks=(*made.blocks, block("ws", 1280, kind=BlockKind.WORKSPACE)),
+        first = replace(built.kernels[0], writes=("y", "ws"))
+        built = replace(
+            built,
+            kernels=(first, *built.kernels[1:]),
+            blocks=(*built.blocks, block("ws", 1280, kind=BlockKind.WORKSPACE)),
         )
-        made = told(made, {"ws": (10, 0, 0, 0, 0, 0, 0, 0), **{b.id: _quarters(b.bytes) for b in made.blocks[:4]}})
+        built = told(built, {"ws": (10, 0, 0, 0, 0, 0, 0, 0), **{b.id: _quarters(b.bytes) for b in built.blocks[:4]}})
     on = buddy_node(mostly_zero=False)
-    return task_graph(made, on), task_graph(made, without_buddy(on))
+    return task_graph(built, on), task_graph(built, without_buddy(on))
 
 
 def _quarters(size: int) -> tuple[int, ...]:
@@ -228,8 +228,8 @@ def test_a_kernel_alone_ends_with_the_later_of_its_two_parts(device: int, link: 
 
 
 def test_no_compression_is_told_by_the_same_tasks_and_keeps_what_gpus_exchange():
-    made, on = training(), buddy_node()
-    graph = task_graph(made, on)
+    built, on = training(), buddy_node()
+    graph = task_graph(built, on)
     plain = uncompressed(graph)
     assert (plain.durations, plain.sizes, plain.compressed) == ((600, 1200, 70), (3072, 1024, 6144, 1024), None)
     assert Uncompressed().apply(graph) is plain and uncompressed(plain) is plain
@@ -241,6 +241,6 @@ def test_no_compression_is_told_by_the_same_tasks_and_keeps_what_gpus_exchange()
 def test_at_another_batch_memory_is_compressed_too(data: st.DataObject):
     on: NodeSpec = data.draw(buddy_nodes())
     batch = data.draw(st.integers(1, 12))
-    made = training()
-    assert task_graph(made, on).at_batch(batch).sizes == task_graph(at_batch(made, batch), on).sizes
-    assert task_graph(made, on).at_batch(batch).durations == task_graph(at_batch(made, batch), on).durations
+    built = training()
+    assert task_graph(built, on).at_batch(batch).sizes == task_graph(at_batch(built, batch), on).sizes
+    assert task_graph(built, on).at_batch(batch).durations == task_graph(at_batch(built, batch), on).durations

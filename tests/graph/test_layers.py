@@ -11,10 +11,10 @@ from tests.semantics.hand_made import BACKWARD, OPTIMIZER, block, graph, held, k
 
 
 def by_layer(tasks) -> dict[str, list[str]]:
-    found: dict[str, list[str]] = {}
+    result: dict[str, list[str]] = {}
     for k, one in enumerate(tasks.kernels):
-        found.setdefault(tasks.layers.name_of(k), []).append(one.id)
-    return found
+        result.setdefault(tasks.layers.name_of(k), []).append(one.id)
+    return result
 
 
 def test_tags_are_taken_as_they_are():

@@ -32,8 +32,8 @@ def names(tasks: TaskGraph, blocks: Sequence[int]) -> list[str]:
 
 
 def reason(kernels: Sequence[Kernel], name: str, *more: Block) -> str | None:
-    tasks, found = ancestry(kernels, more)
-    return found.why_not(tasks.block(name))
+    tasks, result = ancestry(kernels, more)
+    return result.why_not(tasks.block(name))
 
 
 def test_a_pure_kernel_of_what_is_still_there():
@@ -90,12 +90,12 @@ NORM_BACK = kernel("B1", 1, "x a s w", "g", phase=BACKWARD)
 
 
 def test_a_batch_norm_repeats_with_its_saved_statistics_and_leaves_the_running_ones_alone():
-    tasks, found = ancestry([NORM, NORM_BACK], NORM_BLOCKS)
+    tasks, result = ancestry([NORM, NORM_BACK], NORM_BLOCKS)
     n, a = tasks.kernel("N"), tasks.block("a")
-    assert found.why_not(a) is None
-    assert names(tasks, found.inputs[n]) == ["x", "w", "s"]
-    assert names(tasks, found.outputs[n]) == ["a"]
-    assert names(tasks, found.kept[n]) == ["s"]
+    assert result.why_not(a) is None
+    assert names(tasks, result.inputs[n]) == ["x", "w", "s"]
+    assert names(tasks, result.outputs[n]) == ["a"]
+    assert names(tasks, result.retained[n]) == ["s"]
 
 
 def test_the_saved_statistics_themselves():
@@ -104,18 +104,18 @@ def test_the_saved_statistics_themselves():
 
 def test_a_dropout_in_place_is_run_again_after_what_it_changes():
     drop = kernel("F2", 1, "a", "a m", pure=False, op="dropout_")
-    tasks, found = ancestry([F1, drop, kernel("B1", 1, "a m", "g", phase=BACKWARD)], [block("m", 2)])
+    tasks, result = ancestry([F1, drop, kernel("B1", 1, "a m", "g", phase=BACKWARD)], [block("m", 2)])
     a = tasks.block("a")
-    assert found.writers[a] == (0, 1)
-    assert found.why_not(a) is None
-    assert names(tasks, found.inputs[1]) == ["a", "m"]
+    assert result.writers[a] == (0, 1)
+    assert result.why_not(a) is None
+    assert names(tasks, result.inputs[1]) == ["a", "m"]
 
 
 def test_a_pure_kernel_with_two_results():
     pool = kernel("F1", 1, "x w", "a i")
-    tasks, found = ancestry([pool, kernel("B1", 1, "a i", "g", phase=BACKWARD)], [block("i", 2)])
-    assert [found.why_not(tasks.block(name)) for name in "ai"] == [None, None]
-    assert names(tasks, found.outputs[0]) == ["a", "i"]
+    tasks, result = ancestry([pool, kernel("B1", 1, "a i", "g", phase=BACKWARD)], [block("i", 2)])
+    assert [result.why_not(tasks.block(name)) for name in "ai"] == [None, None]
+    assert names(tasks, result.outputs[0]) == ["a", "i"]
 
 
 def test_a_pure_kernel_that_changes_a_persistent_block_in_place_finds_another_value_again():
@@ -172,9 +172,9 @@ def test_a_weight_that_is_updated_after_the_last_time_it_is_needed():
 def test_a_weight_that_the_kernel_updates_for_which_it_is_needed():
     """What B1 reads is made again before B1 starts, and only then B1 updates w in place."""
     last = kernel("B1", 1, "a b w", "g w", phase=BACKWARD, pure=False)
-    tasks, found = ancestry([F1, F2, last])
+    tasks, result = ancestry([F1, F2, last])
     a = tasks.block("a")
-    assert found.why_not(a) is None
+    assert result.why_not(a) is None
     again = Placement(recomputes=(Recompute(a, after=1, before=2),))
     assert times(run(lower(tasks, again), tasks)) == {"F1": (2, 3), "F2": (1, 2), "B1": (3, 4)}
 
@@ -195,9 +195,9 @@ def test_what_is_overwritten_in_backward():
 def test_a_workspace_is_made_anew_and_is_no_result():
     with_space = kernel("F1", 1, "x w", "a ws")
     space = block("ws", 99, kind=BlockKind.WORKSPACE)
-    tasks, found = ancestry([with_space, F2, B1], [space])
-    assert found.why_not(tasks.block("a")) is None
-    assert names(tasks, found.outputs[0]) == ["a", "ws"]
+    tasks, result = ancestry([with_space, F2, B1], [space])
+    assert result.why_not(tasks.block("a")) is None
+    assert names(tasks, result.outputs[0]) == ["a", "ws"]
 
 
 @pytest.mark.parametrize("op", ["aten::native_batch_norm", "cudnn_batch_norm", "BatchNorm2d", "native_dropout"])
@@ -226,8 +226,8 @@ def test_what_cannot_be_recomputed_counts_for_the_operator_that_prevents_it():
     ]
     first = kernel("F0", 1, "x", "f")
     blocks = [*BASE, *(block(name, 8) for name in "cdefh"), block("s", 2), held("r", 2)]
-    found = unrecomputable(graph([first, *kernels], [each for each in blocks if each.id != "w"]))
-    assert found == Unrecomputable(
+    result = unrecomputable(graph([first, *kernels], [each for each in blocks if each.id != "w"]))
+    assert result == Unrecomputable(
         saved=6 * 8 + 2,
         lost=3 * 8 + 2,
         by_operator=(
@@ -237,7 +237,7 @@ def test_what_cannot_be_recomputed_counts_for_the_operator_that_prevents_it():
             ("batch_norm", "reruns with it", 2),
         ),
     )
-    assert found.text() == (
+    assert result.text() == (
         "26 B of 50 B of saved activations: mine (purity unknown) 8 B, rand_like (not repeatable) 8 B, "
         "relu_ (overwrites an input) 8 B, 1 more 2 B"
     )

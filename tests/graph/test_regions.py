@@ -57,8 +57,8 @@ def test_a_section_that_is_interrupted_has_several_regions():
     ],
 )
 def test_whose_backward_takes_a_tensor_tells_in_which_region_it_was_saved(tensor: Saved, place: int | None) -> None:
-    found = saved_inside(TASKS, [A, B, AGAIN], SECTIONS, [tensor])
-    assert [number for number, inside in enumerate(found) if inside] == ([] if place is None else [place])
+    result = saved_inside(TASKS, [A, B, AGAIN], SECTIONS, [tensor])
+    assert [number for number, inside in enumerate(result) if inside] == ([] if place is None else [place])
 
 
 def test_where_that_does_not_tell_it_counts_who_reads_the_block_next():
@@ -68,32 +68,32 @@ def test_where_that_does_not_tell_it_counts_who_reads_the_block_next():
 
 
 def test_a_region_runs_again_up_to_the_last_save_in_place_changes_included():
-    found = rerun(TASKS, [Saved(U, 1, 0, B1, 1), Saved(V, 1, 2, B3, 3)])
-    assert found == (((1, (V, WS)), (2, (V,))), frozenset(), ())
+    result = rerun(TASKS, [Saved(U, 1, 0, B1, 1), Saved(V, 1, 2, B3, 3)])
+    assert result == (((1, (V, WS)), (2, (V,))), frozenset(), ())
 
 
 def test_what_is_held_all_the_same_is_not_made_again():
     """f1 runs again, and leaves it alone; f2 would change it."""
-    found = rerun(TASKS, [Saved(V, 1, 2, B3, 3), Saved(Y, 1, 3, B3, 4)], held=(V,))
-    assert found == (((1, (WS,)), (3, (Y,))), frozenset({V}), (2,))
+    result = rerun(TASKS, [Saved(V, 1, 2, B3, 3), Saved(Y, 1, 3, B3, 4)], held=(V,))
+    assert result == (((1, (WS,)), (3, (Y,))), frozenset({V}), (2,))
 
 
 def test_a_kernel_that_is_not_known_to_repeat_leaves_what_it_changed():
     """f2 changes v in place: v is kept as f2 left it, and f1 leaves it alone when it runs again."""
     kernels = [*KERNELS[:2], kernel("f2", 1, "v", "v", layer="a.2", pure=None), *KERNELS[3:]]
-    found = rerun(graph(kernels, BLOCKS), [Saved(V, 1, 2, B3, 3), Saved(Y, 1, 3, B3, 4)])
-    assert found == (((1, (WS,)), (3, (Y,))), frozenset({V}), (2,))
+    result = rerun(graph(kernels, BLOCKS), [Saved(V, 1, 2, B3, 3), Saved(Y, 1, 3, B3, 4)])
+    assert result == (((1, (WS,)), (3, (Y,))), frozenset({V}), (2,))
 
 
 def test_what_enters_must_still_be_as_it_was():
     """f3 changes u in place, which f1 has read: what f1 made is kept."""
     kernels = [*KERNELS[:3], kernel("f3", 1, "v u", "y u", layer="a.3"), *KERNELS[4:]]
-    found = rerun(graph(kernels, BLOCKS), [Saved(V, 1, 2, B3, 3)])
-    assert found.kept == {V} and found.runs == ()
+    result = rerun(graph(kernels, BLOCKS), [Saved(V, 1, 2, B3, 3)])
+    assert result.retained == {V} and result.runs == ()
 
 
 def test_what_changes_something_from_outside_does_not_run_again():
     kernels = [*KERNELS[:3], kernel("f3", 1, "v u", "y u", layer="a.3"), *KERNELS[4:]]
     tasks = graph(kernels, BLOCKS)
-    found = rerun(tasks, [Saved(Y, 1, 3, B3, 4)])
-    assert 3 in found.left_out and Y in found.kept
+    result = rerun(tasks, [Saved(Y, 1, 3, B3, 4)])
+    assert 3 in result.left_out and Y in result.retained

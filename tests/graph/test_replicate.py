@@ -205,8 +205,8 @@ def test_a_gradient_of_another_kind_is_known_by_the_optimizer_and_its_size(kind:
 
 def test_of_several_gradients_that_an_update_reads_the_name_tells():
     other = block("w1.grad", 100, kind=BlockKind.WEIGHT_GRADIENT)
-    made = kernel("more", 10, "x1", "w1.grad", phase=Phase.BACKWARD)
-    assert pairs(by_hand([made, step("w1 g w1.grad")], GRADIENT, other)) == {"w1": ("w1.grad",)}
+    built = kernel("more", 10, "x1", "w1.grad", phase=Phase.BACKWARD)
+    assert pairs(by_hand([built, step("w1 g w1.grad")], GRADIENT, other)) == {"w1": ("w1.grad",)}
 
 
 def test_what_the_optimizer_reads_comes_before_what_only_has_the_size():
@@ -245,8 +245,8 @@ def test_of_two_updates_of_a_weight_the_first_reads_its_gradient(first: str, the
 @pytest.mark.parametrize("batch", [4, 1])
 def test_pairs_stay_what_they_were_in_sub_batches_and_at_other_batches(batch: int):
     """Whatever sub-batches do to the blocks that sizes would be compared of."""
-    told = exchanging(renamed(network([10, 10], step=None, batch=4), w1_grad="b", w2_grad="a"))
-    assert pairs(told.at_batch(batch)) == pairs(told) == pairs(Split(1).apply(told))
+    message = exchanging(renamed(network([10, 10], step=None, batch=4), w1_grad="b", w2_grad="a"))
+    assert pairs(message.at_batch(batch)) == pairs(message) == pairs(Split(1).apply(message))
 
 
 def test_layers_come_before_sizes():

@@ -39,23 +39,23 @@ def test_what_a_trace_recorded_is_taken_as_it_is_but_for_what_backward_never_tak
         SavedTensor("y", 10, "f2", released_after="f3"),
         SavedTensor("z", 10, "f3", "b3"),
     )
-    found = saved_tensors(graph(KERNELS, BLOCKS, saved=saved))
-    assert found.recorded
-    assert found.tensors == (Saved(W, 2, -1, B1, None), Saved(Y, 5, F2, B2, F3), Saved(Z, 10, F3, B3, F3))
+    result = saved_tensors(graph(KERNELS, BLOCKS, saved=saved))
+    assert result.recorded
+    assert result.tensors == (Saved(W, 2, -1, B1, None), Saved(Y, 5, F2, B2, F3), Saved(Z, 10, F3, B3, F3))
 
 
 def test_who_holds_a_block_to_the_end_is_known_from_the_block_too():
     blocks = [replace(b, release=RELEASED_AT_END) if b.id == "z" else b for b in BLOCKS]
-    found = saved_tensors(graph(KERNELS, blocks, saved=(SavedTensor("z", 10, "f3", "b3"),)))
-    assert found.tensors == (Saved(Z, 10, F3, B3, None),)
+    saved = saved_tensors(graph(KERNELS, blocks, saved=(SavedTensor("z", 10, "f3", "b3"),)))
+    assert saved.tensors == (Saved(Z, 10, F3, B3, None),)
     assert {each.dropped for each in saved_tensors(graph(KERNELS, blocks)).tensors if each.block == Z} == {None}
 
 
 def test_what_the_host_gives_in_mid_iteration_is_not_saved_before_it_is_there():
     kernels = [kernel("f0", 1, "x", "v"), kernel("f1", 1, "v c", "y"), kernel("b1", 1, "y c", "g", phase=BACKWARD)]
     blocks = [held("x", 1), block("c", 4, host_write="f1"), *(block(name, 1) for name in ("v", "y", "g"))]
-    found = saved_tensors(graph(kernels, blocks, saved=(SavedTensor("c", 4, "f0", "b1", "f1"),)))
-    assert found.tensors[0].after == 1
+    saved = saved_tensors(graph(kernels, blocks, saved=(SavedTensor("c", 4, "f0", "b1", "f1"),)))
+    assert saved.tensors[0].after == 1
     assert next(each.after for each in saved_tensors(graph(kernels, blocks)).tensors if each.block == 1) == 1
 
 
@@ -71,15 +71,15 @@ def test_an_operator_saves_what_it_reads_just_before_it_runs_however_long_it_has
         kernel("f4", 1, "y v", "z", layer="four"),
         kernel("b4", 1, "y z", "g", layer="four", phase=BACKWARD),
     ]
-    found = saved_tensors(graph(kernels, [held("x", 1), *(block(name, 10) for name in "yuvzg")]))
-    assert found.tensors == (Saved(1, 10, 2, 4, 3), Saved(4, 10, 3, 4, 3))
+    saved = saved_tensors(graph(kernels, [held("x", 1), *(block(name, 10) for name in "yuvzg")]))
+    assert saved.tensors == (Saved(1, 10, 2, 4, 3), Saved(4, 10, 3, 4, 3))
 
 
 def test_operators_save_what_they_read_before_they_run_and_what_they_make_after():
     """y is saved by the activation that changed it, and by the layer that reads it then: both just before f3."""
-    found = saved_tensors(TASKS)
-    assert not found.recorded
-    assert found.tensors == (
+    saved = saved_tensors(TASKS)
+    assert not saved.recorded
+    assert saved.tensors == (
         Saved(X, 1, -1, B1, None),
         Saved(W, 2, -1, B1, None),
         Saved(Y, 10, F2, B2, F3),

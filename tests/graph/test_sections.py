@@ -20,10 +20,10 @@ from tests.policies.networks import Layer, network
 
 def sections(trace: Trace) -> dict[str, list[str]]:
     """The layers of each section."""
-    found: dict[str, list[str]] = {}
+    result: dict[str, list[str]] = {}
     for layer, name in default_sections(TaskGraph.of(trace)).of_layer.items():
-        found.setdefault(name, []).append(layer)
-    return found
+        result.setdefault(name, []).append(layer)
+    return result
 
 
 def with_weights(trace: Trace, *layers: str) -> Trace:
@@ -38,8 +38,8 @@ def with_weights(trace: Trace, *layers: str) -> Trace:
 
 def chained(names: Sequence[str], op: str = "conv2d") -> Trace:
     """A layer after the other, each with what the one before it made."""
-    made = ["x", *(f"y{n}" for n in range(len(names)))]
-    return network(*(Layer(name, op, (made[n],), made[n + 1]) for n, name in enumerate(names)))
+    built = ["x", *(f"y{n}" for n in range(len(names)))]
+    return network(*(Layer(name, op, (built[n],), built[n + 1]) for n, name in enumerate(names)))
 
 
 def block(name: str, enters: str, leaves: str) -> list[Layer]:
@@ -57,10 +57,10 @@ def block(name: str, enters: str, leaves: str) -> list[Layer]:
 def test_residual_blocks_of_a_list_are_sections():
     """Not the modules in them, past which the shortcut leads, and not the list that they are in."""
     layers = [Layer("stem", "conv2d", ("x",), "a"), *block("stage.0", "a", "b"), *block("stage.1", "b", "c")]
-    found = sections(network(*layers, Layer("head", "linear", ("c",), "d")))
-    assert list(found) == ["stage.0", "stage.1"]
-    assert found["stage.0"][-1] == "stage.0"
-    assert len(found["stage.0"]) == 5
+    result = sections(network(*layers, Layer("head", "linear", ("c",), "d")))
+    assert list(result) == ["stage.0", "stage.1"]
+    assert result["stage.0"][-1] == "stage.0"
+    assert len(result["stage.0"]) == 5
 
 
 def test_a_module_around_the_network_is_looked_into_whatever_its_stem_does():
@@ -82,8 +82,8 @@ def test_a_module_around_the_network_is_looked_into_whatever_its_stem_does():
 
 def test_a_long_sequence_of_single_layers_is_cut_as_checkpoint_sequential_would():
     """Ten of the eleven layers are in it: the root of 10 is 3, and the last slice takes what is left."""
-    found = sections(chained([*(f"features.{n}" for n in range(10)), "classifier"]))
-    assert {name: len(layers) for name, layers in found.items()} == {
+    result = sections(chained([*(f"features.{n}" for n in range(10)), "classifier"]))
+    assert {name: len(layers) for name, layers in result.items()} == {
         "features[0:3]": 3,
         "features[3:6]": 3,
         "features[6:10]": 4,
@@ -93,8 +93,8 @@ def test_a_long_sequence_of_single_layers_is_cut_as_checkpoint_sequential_would(
 def test_a_module_whose_kernels_are_interrupted_gives_way_to_its_children():
     """Two recurrent layers that take turns: a run of kernels is one step of one of them."""
     steps = [f"lstm{layer}.step{step}.{part}" for step in (0, 1) for layer in (1, 2) for part in ("cell", "drop")]
-    found = sections(chained([*steps, "head"]))
-    assert sorted(found) == ["lstm1.step0", "lstm1.step1", "lstm2.step0", "lstm2.step1"]
+    result = sections(chained([*steps, "head"]))
+    assert sorted(result) == ["lstm1.step0", "lstm1.step1", "lstm2.step0", "lstm2.step1"]
 
 
 def test_a_last_module_is_left_out_as_it_would_run_again_at_once():
@@ -144,5 +144,5 @@ def test_networks_of_the_zoo_are_cut_between_residual_blocks():
 
 
 def test_a_recorded_resnet_is_cut_between_its_blocks():
-    found = sections(load_trace("resnet20-cifar-cpu"))
-    assert list(found) == [f"stage{stage}_{n}" for stage in (1, 2, 3) for n in (1, 2, 3)]
+    result = sections(load_trace("resnet20-cifar-cpu"))
+    assert list(result) == [f"stage{stage}_{n}" for stage in (1, 2, 3) for n in (1, 2, 3)]

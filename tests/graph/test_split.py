@@ -32,7 +32,7 @@ DW = BlockKind.WEIGHT_GRADIENT
 
 def training(batch: int) -> Trace:
     """One layer with its weight, of so many samples: x -> y, the gradient of w twice, then the update."""
-    made = trace(
+    built = trace(
         [
             kernel("F", 60, "x w", "y"),
             kernel("B", 120, "y x", "dw", phase=BACKWARD),
@@ -45,7 +45,7 @@ def training(batch: int) -> Trace:
             block("dw", 50, kind=DW, release="U"),
         ],
     )
-    return replace(made, info=replace(made.info, batch=batch))
+    return replace(built, info=replace(built.info, batch=batch))
 
 
 class Kept(Policy):
@@ -95,9 +95,9 @@ def test_inputs_are_given_anew_and_outputs_let_go_of_in_each_round():
 
 @pytest.mark.parametrize(("batch", "sizes"), [(1, [1] * 6), (2, [2] * 3), (4, [4, 2]), (6, [6])])
 def test_an_iteration_takes_its_rounds_and_the_optimizer_once(batch: int, sizes: list[int]):
-    whole = training(6)
-    rounds = [sum(kernel.duration_ns for kernel in at_batch(whole, size).kernels[:2]) for size in sizes]
-    result = simulate(whole, node(), Kept(batch))
+    full = training(6)
+    rounds = [sum(kernel.duration_ns for kernel in at_batch(full, size).kernels[:2]) for size in sizes]
+    result = simulate(full, node(), Kept(batch))
     assert result.iteration_ns == sum(rounds) + 7 == result.graph.ideal_ns()
     assert result.steady
     assert result.ideal_ns == 60 + 120 + 7
@@ -110,8 +110,8 @@ def test_memory_is_that_of_one_sub_batch_and_the_weights(batch: int, peak: int):
 
 
 def test_the_whole_batch_needs_no_other_trace():
-    whole = training(6)
-    graph = split(replace(TaskGraph.of(whole), rescaled=None), 6)
+    full = training(6)
+    graph = split(replace(TaskGraph.of(full), rescaled=None), 6)
     assert graph.durations == (60, 120, 7)
     assert graph.rounds == (Round(0, 2, 1), Round(2, 3, 1))
 
@@ -123,8 +123,8 @@ def test_a_sub_batch_is_part_of_the_batch(batch: int):
 
 
 def test_an_optimizer_in_the_middle_keeps_the_batch_whole():
-    made = training(6)
-    late = replace(made, kernels=(*made.kernels, kernel("after", 1, "w", "", phase=BACKWARD)))
+    built = training(6)
+    late = replace(built, kernels=(*built.kernels, kernel("after", 1, "w", "", phase=BACKWARD)))
     assert split(TaskGraph.of(late), 6).rounds == (Round(0, 4, 1),)
     with pytest.raises(InputError, match="kernel 'U' of the optimizer runs before backward has ended"):
         split(TaskGraph.of(late), 3)
@@ -138,8 +138,8 @@ def test_a_split_survives_being_written_down():
 def test_a_zoo_trace_is_split_as_the_time_model_has_it():
     """Rounds take what the network takes at that batch; algorithms can be chosen for each round."""
     gpu = load_node("k40").gpu
-    whole = build_trace("vgg11", batch=48, gpu=gpu, input="cifar10")
-    graph = split(task_graph(whole, load_node("k40")), 32)
+    full = build_trace("vgg11", batch=48, gpu=gpu, input="cifar10")
+    graph = split(task_graph(full, load_node("k40")), 32)
     for part, batch in zip(graph.rounds, (32, 16), strict=False):
         alone = build_trace("vgg11", batch=batch, gpu=gpu, input="cifar10")
         expected = [kernel.duration_ns for kernel in alone.kernels if kernel.phase is not Phase.OPTIMIZER]
@@ -154,9 +154,9 @@ def test_a_zoo_trace_is_split_as_the_time_model_has_it():
 
 @settings(max_examples=40, deadline=None)
 @given(traces(max_kernels=12), st.sampled_from([1, 2, 4, 6]))
-def test_any_trace_runs_in_sub_batches(whole: Trace, batch: int):
-    whole = replace(whole, info=replace(whole.info, batch=6))
-    result = simulate(whole, node(), Kept(batch))
+def test_any_trace_runs_in_sub_batches(full: Trace, batch: int):
+    full = replace(full, info=replace(full.info, batch=6))
+    result = simulate(full, node(), Kept(batch))
     assert result.iteration_ns == result.graph.ideal_ns()
     assert result.steady
 
@@ -165,16 +165,16 @@ def test_any_trace_runs_in_sub_batches(whole: Trace, batch: int):
 @pytest.mark.parametrize("mode", ["all", "conv"])
 def test_vdnn_plus_is_vdnn_round_by_round(sub_batch: int, mode: str):
     """Its iteration is the sum of what vDNN takes for each sub-batch: the layer barrier lets nothing reach across."""
-    made = chain([60, 120, 90, 30], [120, 180, 150, 60], [600, 1200, 1800, 2400], op="conv2d")
+    built = chain([60, 120, 90, 30], [120, 180, 150, 60], [600, 1200, 1800, 2400], op="conv2d")
     # Inputs that are let go of in the round, as a split graph has them.
-    blocks = tuple(replace(b, release="B1") if b.id == "x1" else b for b in made.blocks)
-    whole = replace(made, info=replace(made.info, batch=6), blocks=blocks)
+    blocks = tuple(replace(b, release="B1") if b.id == "x1" else b for b in built.blocks)
+    full = replace(built, info=replace(built.info, batch=6), blocks=blocks)
     times = [
-        simulate(at_batch(whole, size), node(), "vdnn", parameters={"mode": mode}).iteration_ns
+        simulate(at_batch(full, size), node(), "vdnn", parameters={"mode": mode}).iteration_ns
         for size in (*(sub_batch for _ in range(6 // sub_batch)), *([6 % sub_batch] if 6 % sub_batch else []))
     ]
     parameters = {"sub_batch": sub_batch, "mode": mode, "algorithms": "recorded"}
-    result = simulate(whole, node(), "vdnn+", parameters=parameters)
+    result = simulate(full, node(), "vdnn+", parameters=parameters)
     assert result.iteration_ns == sum(times)
     assert result.notes[0] == f"sub-batches of {sub_batch} of 6 samples, as requested"
 

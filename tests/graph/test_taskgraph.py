@@ -139,8 +139,8 @@ def test_any_two_kernels_that_touch_a_block_one_of_them_writing_are_ordered(trac
 
 
 def test_compute_streams_are_numbered_from_0_in_the_order_of_their_own_numbers():
-    told = graph([kernel("k0", stream=7), kernel("k1", stream=3), kernel("k2", stream=7)], [])
-    assert (told.streams, told.compute_streams) == ((1, 0, 1), (0, 1))
+    message = graph([kernel("k0", stream=7), kernel("k1", stream=3), kernel("k2", stream=7)], [])
+    assert (message.streams, message.compute_streams) == ((1, 0, 1), (0, 1))
 
 
 def test_the_networkx_graph_has_the_same_edges_and_says_what_each_kernel_is():

@@ -135,9 +135,9 @@ def test_a_piece_written_into_a_block_takes_in_what_is_there_already():
     tdfg = view(kernels, [held("x", 1, kind=INPUT), block("both", 4), block("z", 1)])
     assert names(tdfg, tdfg.inputs[0]) == ["x"]
     assert names(tdfg, tdfg.inputs[1]) == ["x", "both"]
-    found = tdfg.to_networkx()
-    assert found.has_edge(("data", "both", "1"), ("task", "right"))
-    assert found.has_edge(("data", "both", "2"), ("task", "use"))
+    result = tdfg.to_networkx()
+    assert result.has_edge(("data", "both", "1"), ("task", "right"))
+    assert result.has_edge(("data", "both", "2"), ("task", "use"))
 
 
 def test_a_gradient_that_backward_adds_to_another_passes():
@@ -196,12 +196,12 @@ def test_kernels_of_a_layer_are_its_tasks_together():
 
 
 def test_the_networkx_graph_has_no_cycle_though_blocks_change_and_leaves_updates_out():
-    found = TDFG.to_networkx()
-    assert networkx.is_directed_acyclic_graph(found)
-    assert ("task", "U1") not in found
-    assert found.nodes["task", "F"] == {"kind": "FP", "op": "conv2d", "layer": None, "duration_ns": 50}
-    assert found.nodes["data", "w", "0"] == {"role": "W", "bytes": 100, "resident": True}
-    assert set(found.predecessors(("task", "BP1"))) == {("data", "dy", "1"), ("data", "w", "0")}
+    result = TDFG.to_networkx()
+    assert networkx.is_directed_acyclic_graph(result)
+    assert ("task", "U1") not in result
+    assert result.nodes["task", "F"] == {"kind": "FP", "op": "conv2d", "layer": None, "duration_ns": 50}
+    assert result.nodes["data", "w", "0"] == {"role": "W", "bytes": 100, "resident": True}
+    assert set(result.predecessors(("task", "BP1"))) == {("data", "dy", "1"), ("data", "w", "0")}
 
 
 @pytest.mark.parametrize("name", SHIPPED)
@@ -239,6 +239,6 @@ def test_a_task_by_an_algorithm_needs_what_its_kernel_touches_then(trace: Trace,
 
 @pytest.mark.parametrize("batch", [1, 3, 8])
 def test_what_resides_in_a_split_iteration_is_what_resides_in_the_whole(batch: int):
-    whole = TaskGraph.of(load_trace("digits-cnn-cpu"))
-    parts = split(whole, batch)
-    assert names(Tdfg.of(parts), Tdfg.of(parts).resident) == names(Tdfg.of(whole), Tdfg.of(whole).resident)
+    full = TaskGraph.of(load_trace("digits-cnn-cpu"))
+    parts = split(full, batch)
+    assert names(Tdfg.of(parts), Tdfg.of(parts).resident) == names(Tdfg.of(full), Tdfg.of(full).resident)

@@ -34,8 +34,8 @@ def workspace(tasks, k: int) -> dict[str, int]:
 
 
 def test_choices_are_listed_from_fastest_to_slowest_less_workspace_first():
-    found = algorithm_choices(TASKS)
-    assert {k: [c.algorithm for c in choices] for k, choices in found.items()} == {
+    result = algorithm_choices(TASKS)
+    assert {k: [c.algorithm for c in choices] for k, choices in result.items()} == {
         PLAIN: ["tile", "fft", "gemm"],
         SCRATCH: ["fft", "gemm"],
     }

@@ -18,10 +18,10 @@ from simgpu.trace.model import BlockKind, Kernel, Origin, SparsitySample, Trace
 from tests.semantics.hand_made import block, held, kernel, trace
 
 
-def counted(made: Kernel) -> KernelWork:
+def counted(built: Kernel) -> KernelWork:
     blocks = [held("x", 100), held("table", 10_000), block("y", 30), block("ws", 7, kind=BlockKind.WORKSPACE)]
-    touched = [each for each in blocks if each.id in made.reads + made.writes]
-    return work_of(TaskGraph.of(trace([made], touched))).kernels[made.id]
+    touched = [each for each in blocks if each.id in built.reads + built.writes]
+    return work_of(TaskGraph.of(trace([built], touched))).kernels[built.id]
 
 
 def test_a_kernel_does_what_was_recorded() -> None:
@@ -54,9 +54,9 @@ def test_a_copy_moves_the_whole_block_whatever_the_engine_makes_of_it() -> None:
 
 
 def test_rounds_of_a_split_batch_have_work_of_their_own() -> None:
-    whole = chain([50, 70], [100, 140], [100, 200])
-    whole = replace(whole, info=replace(whole.info, batch=5))
-    kernels = work_of(split(TaskGraph.of(whole), 2)).kernels
+    full = chain([50, 70], [100, 140], [100, 200])
+    full = replace(full, info=replace(full.info, batch=5))
+    kernels = work_of(split(TaskGraph.of(full), 2)).kernels
     assert kernels["F1"] == KernelWork(0, 300 * 2 // 5)
     assert kernels["F1@1"] == KernelWork(0, 300 // 5)
 
@@ -65,8 +65,8 @@ def test_rounds_of_a_split_batch_have_work_of_their_own() -> None:
 
 
 def told(op: str, flops: int | None) -> Trace:
-    made = chain([5, 7], [10, 14], [100, 200], op=op)
-    return replace(made, kernels=tuple(replace(each, flops=flops) for each in made.kernels))
+    built = chain([5, 7], [10, 14], [100, 200], op=op)
+    return replace(built, kernels=tuple(replace(each, flops=flops) for each in built.kernels))
 
 
 @pytest.mark.parametrize("op", ["conv2d", "aten::addmm", "cudnn_convolution"])

@@ -55,8 +55,8 @@ def changed(*changes: tuple[str, str]) -> str:
 
 def test_the_defaults_are_those_of_the_paper(tmp_path: Path):
     """Threshold 30%, 16x for what is mostly zero, targets for each allocation, the GPU's own link."""
-    found = loaded(tmp_path, GOOD)
-    assert found == PAPERS
+    result = loaded(tmp_path, GOOD)
+    assert result == PAPERS
     assert (PAPERS.threshold, PAPERS.mostly_zero, PAPERS.granularity) == (0.3, True, Granularity.ALLOCATION)
     assert (PAPERS.overlap, PAPERS.mode) == (0, BuddyMode.CAPACITY)
 
@@ -97,8 +97,8 @@ def test_all_mistakes_are_reported_at_once_with_their_places(tmp_path: Path):
         ("decompression: 13 ns", "decompression: 13"),
         ("in_flight", "inflight"),
     )
-    found = problems(tmp_path, text)
-    places = [each.split(":")[0] for each in found]
+    result = problems(tmp_path, text)
+    places = [each.split(":")[0] for each in result]
     for place in (
         "line 8, gpu.buddy.carve_out",
         "line 9, gpu.buddy.threshold",
@@ -111,18 +111,18 @@ def test_all_mistakes_are_reported_at_once_with_their_places(tmp_path: Path):
         "line 7, gpu.buddy.in_flight",
     ):
         assert place in places
-    assert len(found) == 9
+    assert len(result) == 9
 
 
 @pytest.mark.parametrize("size", ["100 B", "4000 B", "64 B"])
 def test_metadata_cache_size_is_a_multiple_of_its_sets(tmp_path: Path, size: str):
-    (found,) = problems(tmp_path, changed(("size: 4 KiB", f"size: {size}")))
-    assert found.startswith("line 9, gpu.buddy.metadata_cache: size is no multiple of line times ways, 128 B")
+    (result,) = problems(tmp_path, changed(("size: 4 KiB", f"size: {size}")))
+    assert result.startswith("line 9, gpu.buddy.metadata_cache: size is no multiple of line times ways, 128 B")
 
 
 def test_it_needs_the_bandwidth_of_device_memory(tmp_path: Path):
-    (found,) = problems(tmp_path, changed(("  dram_bandwidth: 900 GB/s\n", "")))
-    assert found == "line 3, gpu: buddy needs dram_bandwidth: what passes there is what compression makes less"
+    (result,) = problems(tmp_path, changed(("  dram_bandwidth: 900 GB/s\n", "")))
+    assert result == "line 3, gpu: buddy needs dram_bandwidth: what passes there is what compression makes less"
 
 
 def test_the_shipped_one_is_the_paper_s():

@@ -44,7 +44,7 @@ class StandIn:
     asked: list[tuple[CopyDirection, int, int]] = field(default_factory=list)
 
     def copy_times(self, way: CopyDirection, size: int, repetitions: int) -> Sequence[int]:
-        self.asked.append((way, size, repetitions))
+        self.expected.append((way, size, repetitions))
         undisturbed = self.latency_ns + size * GIGA // self.bandwidths[way]
         return [undisturbed * (5 if number % 3 == 2 else 1) for number in range(repetitions)]
 
@@ -52,7 +52,7 @@ class StandIn:
 def test_each_size_is_copied_both_ways_and_the_largest_inside_too() -> None:
     device = StandIn()
     measure(device, [1024, 4096, 1024], repetitions=7)
-    assert device.asked == [
+    assert device.expected == [
         (CopyDirection.OUT, 1024, 7),
         (CopyDirection.OUT, 4096, 7),
         (CopyDirection.IN, 1024, 7),
@@ -109,13 +109,13 @@ def test_the_file_loads_with_the_measured_numbers(tmp_path: Path) -> None:
     assert (node.gpu.name, node.gpu.memory, node.gpu.multiprocessors) == ("Test GPU", 8 * 2**30, 80)
     assert (node.gpu.architecture, node.gpu.copy_engines) == ("volta", 2)
     assert node.link.latency_ns == expected.latency_ns
-    for found, measured in (
+    for result, measured in (
         (node.link.d2h_bandwidth, expected.d2h),
         (node.link.h2d_bandwidth, expected.h2d),
         (node.gpu.dram_bandwidth, expected.within),
     ):
-        assert found is not None
-        assert abs(found - measured) <= 500_000, "written to the MB/s"
+        assert result is not None
+        assert abs(result - measured) <= 500_000, "written to the MB/s"
     assert (node.host.memory, node.host.cores) == (64 * 2**30, 12)
 
 
@@ -193,9 +193,9 @@ def test_wrong_arguments_are_reported_together() -> None:
 
 
 def test_missing_torch_names_the_package_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
-    found = importlib.util.find_spec
+    result = importlib.util.find_spec
     monkeypatch.setattr(
-        importlib.util, "find_spec", lambda name, *more: None if name == "torch" else found(name, *more)
+        importlib.util, "find_spec", lambda name, *more: None if name == "torch" else result(name, *more)
     )
     with pytest.raises(MissingExtraError, match=r"measuring a node needs torch.*simgpu with its extra 'record'"):
         record_node("mine")

@@ -22,11 +22,11 @@ ATTRIBUTE |= {"fixed32_val": 19, "bool_val": 27, "string_val": 29}
 def varint(value: int) -> bytes:
     """A number, seven bits a byte, the lowest first."""
     value &= 2**64 - 1
-    found = bytearray()
+    result = bytearray()
     while value > 0x7F:
-        found.append(0x80 | value & 0x7F)
+        result.append(0x80 | value & 0x7F)
         value >>= 7
-    return bytes([*found, value])
+    return bytes([*result, value])
 
 
 def number(field: int, value: int) -> bytes:

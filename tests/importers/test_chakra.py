@@ -260,6 +260,7 @@ def test_damaged_protobuf_is_reported(tmp_path, case):
         import_trace(saved(tmp_path, content), ONE)
 
 
+@pytest.mark.slow
 def test_truncated_file_is_reported_unless_cut_between_messages(tmp_path):
     ends = {len(files.protobuf(CHAIN[:count])) for count in range(1, len(CHAIN) + 1)}
     for size in range(1, len(WHOLE)):

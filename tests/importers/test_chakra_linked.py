@@ -79,8 +79,8 @@ def row(node: dict[str, Any], number: int, parent: int | None) -> dict[str, Any]
         side: {"values": node[f"{side}s"], "shapes": node[f"{side}_shapes"], "types": node[f"{side}_types"]}
         for side in ("input", "output")
     }
-    kept = ("rf_id", "fw_parent", "seq_id", "scope", "tid", "fw_tid", "op_schema")
-    attrs = [{"name": name, "type": "", "value": node[name]} for name in kept]
+    stored = ("rf_id", "fw_parent", "seq_id", "scope", "tid", "fw_tid", "op_schema")
+    attrs = [{"name": name, "type": "", "value": node[name]} for name in stored]
     ends = {"inputs": sides["input"], "outputs": sides["output"], "attrs": attrs}
     return {"id": number, "name": node["name"], "ctrl_deps": parent, **ends}
 
@@ -136,8 +136,8 @@ def test_kernels_of_the_real_recording(vgg13):
 
 
 def test_operators_phases_and_order_are_those_of_the_pair(vgg13):
-    found = [(kernel.op, kernel.phase, kernel.duration_ns, kernel.pure) for kernel in vgg13.kernels]
-    assert found == [(kernel.op, kernel.phase, kernel.duration_ns, kernel.pure) for kernel in pair().kernels]
+    result = [(kernel.op, kernel.phase, kernel.duration_ns, kernel.pure) for kernel in vgg13.kernels]
+    assert result == [(kernel.op, kernel.phase, kernel.duration_ns, kernel.pure) for kernel in pair().kernels]
 
 
 def test_weights_their_gradients_and_state_are_those_of_the_pair(vgg13):
@@ -160,6 +160,7 @@ def test_tensors_are_in_the_same_blocks_as_in_the_pair(vgg13):
     assert rows(vgg13) == rows(pair())
 
 
+@pytest.mark.slow
 def test_memory_per_node_matches_the_constant(tmp_path):
     """The larger form; a limit that is derived from the count must not be far from the truth."""
     path = tmp_path / "vgg13.json"

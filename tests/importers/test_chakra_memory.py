@@ -20,11 +20,11 @@ class Host:
     def __init__(self) -> None:
         self.nodes: list[Node] = []
 
-    def call(self, name: str, given: Any, made: Any, schema: str = "", kernels: tuple[str, ...] = ("k",)) -> int:
+    def call(self, name: str, given: Any, built: Any, schema: str = "", kernels: tuple[str, ...] = ("k",)) -> int:
         number = len(self.nodes) + 1
         reported = [("is_cpu_op", "bool_val", True), ("op_schema", "string_val", schema)]
         after = [number - 1] if self.nodes else []
-        common = {"type": 4, "inputs": given, "outputs": made}
+        common = {"type": 4, "inputs": given, "outputs": built}
         self.nodes.append({"id": number, "name": name, "data_deps": after, "attr": reported, **common})
         for kernel in kernels:
             attr = [("is_cpu_op", "bool_val", False)]
@@ -59,8 +59,8 @@ def test_kernels_read_their_operators_inputs_and_write_its_outputs(tmp_path):
         ("aten::add_", ("s101", "s103"), ("s103",)),
         ("aten::relu", ("s103",), ("s105",)),
     ]
-    found = {block.id: (block.kind, block.bytes, block.persistent, block.shape, block.dtype) for block in trace.blocks}
-    assert found == {
+    result = {block.id: (block.kind, block.bytes, block.persistent, block.shape, block.dtype) for block in trace.blocks}
+    assert result == {
         "s101": (BlockKind.INPUT, 32, True, (8,), "float32"),
         "s102": (BlockKind.WEIGHT, 16, True, (4,), "float32"),
         "s103": (BlockKind.ACTIVATION, 32, False, (8,), "float32"),

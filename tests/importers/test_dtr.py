@@ -73,6 +73,7 @@ def walk(path: Path) -> tuple[int, int, int, int, int]:
     return calls, time, constants, peak, backward_from
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", FACTS)
 def test_recorded_logs(name):
     path = LOGS / f"{name}.log"
@@ -82,8 +83,8 @@ def test_recorded_logs(name):
     stats = trace_stats(trace)
     forward = sum(kernel.phase is Phase.FORWARD for kernel in trace.kernels)
     assert stats.peak_recorded is not None
-    found = (stats.kernels, stats.compute_ns, stats.constant_bytes, stats.peak_recorded.bytes, forward)
-    assert found == FACTS[name] == walk(path)
+    result = (stats.kernels, stats.compute_ns, stats.constant_bytes, stats.peak_recorded.bytes, forward)
+    assert result == FACTS[name] == walk(path)
     assert recognised == "DTR log"
     assert (trace.info.origin, trace.info.model, trace.info.batch) == (
         Origin.IMPORTED,
@@ -337,5 +338,5 @@ def test_forward_pooling_and_its_consumers_can_be_recomputed(tmp_path: Path) -> 
 
 def test_unknown_operators_cannot_be_recomputed(tmp_path: Path) -> None:
     """Of y (64 B), i (32 B) and z (16 B), which backward reads, z comes of an operator of unknown purity."""
-    found = unrecomputable(pooled(tmp_path, "mine"))
-    assert found == Unrecomputable(112, 16, (("mine", "purity unknown", 16),))
+    result = unrecomputable(pooled(tmp_path, "mine"))
+    assert result == Unrecomputable(112, 16, (("mine", "purity unknown", 16),))

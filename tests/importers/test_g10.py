@@ -109,13 +109,14 @@ def test_kinds_agree_with_use(name):
 def test_workspaces_of_a_convolution():
     """ViT's patches are cut by a convolution: forward and backward each have a workspace, in whole pages."""
     trace = recorded("vit-256")
-    found = {block.id: block.bytes for block in trace.blocks if block.kind is BlockKind.WORKSPACE}
-    users = [(kernel.op, kernel.writes[0]) for kernel in trace.kernels if found.keys() & set(kernel.writes)]
+    result = {block.id: block.bytes for block in trace.blocks if block.kind is BlockKind.WORKSPACE}
+    users = [(kernel.op, kernel.writes[0]) for kernel in trace.kernels if result.keys() & set(kernel.writes)]
     assert users == [("Conv2d_Forward", "tensor1561"), ("Conv2d_Backward_Weight", "tensor1562")]
     raw = [231_079_952, 281_415_199]
-    assert list(found.values()) == [-(-size // 4096) * 4096 for size in raw]
+    assert list(result.values()) == [-(-size // 4096) * 4096 for size in raw]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", FACTS)
 def test_policies_run_on_it(name):
     trace = recorded(name)
@@ -306,6 +307,7 @@ def test_damaged_folders_are_reported(tmp_path, case):
         import_trace(written(tmp_path / "net", **changed))
 
 
+@pytest.mark.slow
 def test_files_of_another_network_are_reported(tmp_path):
     """Times of one recording beside the graph of another."""
     for name in FACTS:

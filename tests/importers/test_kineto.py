@@ -114,8 +114,8 @@ def test_reused_storage_begins_a_new_block(tmp_path):
     recorded.node("aten::linear", second, [x, w], [tensor(13, 3, 8, 32)])
     reported = ImportOptions(execution_trace=recorded.write(tmp_path / "graph.json"))
     trace, _ = import_trace(profile.write(tmp_path / "net.json"), reported)
-    made = [(b.id, b.bytes, b.release) for b in trace.blocks if b.kind is BlockKind.ACTIVATION]
-    assert made == [("s3", 128, "1"), ("s3.2", 1024, RELEASED_AT_END)]
+    built = [(b.id, b.bytes, b.release) for b in trace.blocks if b.kind is BlockKind.ACTIVATION]
+    assert built == [("s3", 128, "1"), ("s3.2", 1024, RELEASED_AT_END)]
 
 
 def test_an_expanded_view_does_not_make_its_block_larger(tmp_path):
@@ -296,9 +296,9 @@ def test_in_place_work_on_new_memory_reads_nothing(tmp_path):
     profile.memory(11, 3000, 512, 512)
     fill = profile.op("aten::mul_", 15, 10)
     profile.kernel(16, 100, 5)
-    made = tensor(13, 3, 8, 4)
-    recorded.node("aten::zeros", zeros, [], [made])
-    recorded.node("aten::mul_", fill, [made], [made], "aten::mul_(Tensor(a!) self) -> Tensor(a!)")
+    built = tensor(13, 3, 8, 4)
+    recorded.node("aten::zeros", zeros, [], [built])
+    recorded.node("aten::mul_", fill, [built], [built], "aten::mul_(Tensor(a!) self) -> Tensor(a!)")
     reported = ImportOptions(batch=8, execution_trace=recorded.write(tmp_path / "graph.json"))
     trace, _ = import_trace(profile.write(tmp_path / "net.json"), reported)
     assert [(kernel.reads, kernel.writes) for kernel in trace.kernels] == [((), ("s3",))]

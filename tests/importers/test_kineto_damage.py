@@ -45,19 +45,19 @@ def test_truncated_json(tmp_path, part):
 def test_truncated_gzip(tmp_path):
     profile, _ = small_run()
     profile.events *= 100
-    whole = gzip.compress(profile.text().encode(), compresslevel=0)
+    full = gzip.compress(profile.text().encode(), compresslevel=0)
     path = tmp_path / "net.json.gz"
     for part, place in ((0.1, "before its first item"), (0.9, "of traceEvents")):
-        path.write_bytes(whole[: int(len(whole) * part)])
+        path.write_bytes(full[: int(len(full) * part)])
         reported = refusal(path)
         assert f"{place}: the gzip file is cut off; record it again" in reported
 
 
 def test_damaged_gzip(tmp_path):
-    whole = bytearray(gzip.compress(small_run()[0].text().encode() + b" " * 200_000, compresslevel=0))
-    whole[-8:-4] = b"\0\0\0\0"  # the checksum
+    full = bytearray(gzip.compress(small_run()[0].text().encode() + b" " * 200_000, compresslevel=0))
+    full[-8:-4] = b"\0\0\0\0"  # the checksum
     path = tmp_path / "net.json.gz"
-    path.write_bytes(bytes(whole))
+    path.write_bytes(bytes(full))
     assert "the gzip file is damaged (CRC check failed" in refusal(path)
 
 
@@ -214,8 +214,8 @@ def test_a_node_that_cannot_be_read(tmp_path):
 
 def test_a_truncated_execution_trace(tmp_path):
     profile, recorded = small_run()
-    whole = recorded.write(tmp_path / "graph.json").read_text()
-    graph = write(tmp_path / "graph.json", whole[:-40])
+    full = recorded.write(tmp_path / "graph.json").read_text()
+    graph = write(tmp_path / "graph.json", full[:-40])
     reported = refusal(profile.write(tmp_path / "net.json"), execution_trace=graph)
     assert "graph.json: item 4 of nodes: the JSON ends too early" in reported
 

@@ -139,10 +139,10 @@ def test_activations(joined):
             channels = int(layer)
         expected[(BATCH, channels, side, side), "float32"] += 1
     expected[(BATCH, 512, 7, 7), "float32"] += 1  # average pooling, to the same size
-    made = Counter(
+    counter = Counter(
         (b.shape, b.dtype) for b in joined.blocks if b.kind is BlockKind.ACTIVATION and len(b.shape or ()) == 4
     )
-    assert made == expected
+    assert counter == expected
     of_first = next(b for b in joined.blocks if b.shape == (BATCH, 64, 224, 224))
     writers = [kernel.op for kernel in joined.kernels if of_first.id in kernel.writes]
     assert writers == ["aten::cudnn_convolution"] + ["aten::add_"] * 4 + ["aten::clamp_min_"] * 4

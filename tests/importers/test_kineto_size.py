@@ -72,6 +72,7 @@ def test_memory_does_not_grow_with_dropped_events(tmp_path):
     assert peak_of_import(large) < peak_of_import(small) + 100_000
 
 
+@pytest.mark.slow
 def test_process_memory_stays_small(tmp_path):
     """Peak resident memory of a program of its own, the JSON parser's buffers included."""
     program = (

@@ -42,14 +42,14 @@ def steps_of(count: int) -> list[list[dict[str, Any]]]:
     """The events of `count` steps, all of them the small run."""
     profile, _ = small_run()
     profile.mark("ProfilerStep#", 0, 90)
-    made = []
+    built = []
     for step in range(count):
         events = [of_step(event, step) for event in profile.events]
         events[-1]["name"] = f"ProfilerStep#{step}"
         for number, event in enumerate(event for event in events if event["cat"] == "kernel"):
             event["ts"] = PERIOD * step + 880 + 90 * number  # the last two run while the next step has begun
-        made.append(events)
-    return made
+        built.append(events)
+    return built
 
 
 def crossing(count: int) -> list[dict[str, Any]]:
@@ -139,15 +139,15 @@ def uncollected():
 
 def peak(path: Path) -> int:
     """The most bytes that an import holds at any time: the least of three, as the interpreter's own tables may grow."""
-    found = []
+    result = []
     for _ in range(3):
         tracemalloc.start()
         try:
             import_trace(path)
-            found.append(tracemalloc.get_traced_memory()[1])
+            result.append(tracemalloc.get_traced_memory()[1])
         finally:
             tracemalloc.stop()
-    return min(found)
+    return min(result)
 
 
 @pytest.mark.slow
@@ -161,14 +161,14 @@ def test_memory_is_that_of_one_step(tmp_path):
 
 def counting(monkeypatch) -> list[Any]:
     """The steps that are read from now on, one after another."""
-    found: list[Any] = []
+    anies: list[Any] = []
 
     def read(path, step=None):
-        found.append(step if step is None else step.name)
+        anies.append(step if step is None else step.name)
         return read_profile(path, step)
 
     monkeypatch.setattr(iteration, "read_profile", read)
-    return found
+    return anies
 
 
 def test_steps_in_which_nothing_was_launched_are_not_read(tmp_path, monkeypatch):

@@ -36,7 +36,7 @@ def spoilt_json(document: Any) -> Spoilt:
             yield from places(value[key], f"{path}/{key}")
 
     for path, holder, key in list(places(document, "")):
-        kept = holder.copy()
+        stored = holder.copy()
         for value in VALUES:
             if value is GONE:
                 del holder[key]
@@ -47,7 +47,7 @@ def spoilt_json(document: Any) -> Spoilt:
                 text = text.replace(f'"{word}"', written)
             yield f"{path} = {str(value)[:20]}", text
             holder.clear()
-            holder.update(kept) if isinstance(holder, dict) else holder.extend(kept)
+            holder.update(stored) if isinstance(holder, dict) else holder.extend(stored)
 
 
 def spoilt_lines(lines: list[Any]) -> Spoilt:
@@ -70,18 +70,18 @@ def spoilt_words(text: str) -> Spoilt:
 
 def profile() -> tuple[dict[str, Any], dict[str, Any]]:
     """One event of each kind that is kept, and the execution trace of its operators."""
-    made, recorded = Profile(), ExecutionTrace("1.1.1")
-    made.head["baseTimeNanoseconds"] = 1_700_000_000_000_000_000
-    made.mark("ProfilerStep#3", 0, 100)
-    made.module("Linear_0", 9, 21)
-    function = made.op("aten::linear", 10, 10.5, Input_Dims=[[8, 4], [4, 4]], Sequence_number=5, Fwd_thread_id=0)
-    made.memory(11, 3000, 512, 2560)
-    made.kernel(13, 100, 10.5)
-    made.kernel(15, 120, 1, name="Memset", cat="gpu_memset")
+    built, recorded = Profile(), ExecutionTrace("1.1.1")
+    built.head["baseTimeNanoseconds"] = 1_700_000_000_000_000_000
+    built.mark("ProfilerStep#3", 0, 100)
+    built.module("Linear_0", 9, 21)
+    function = built.op("aten::linear", 10, 10.5, Input_Dims=[[8, 4], [4, 4]], Sequence_number=5, Fwd_thread_id=0)
+    built.memory(11, 3000, 512, 2560)
+    built.kernel(13, 100, 10.5)
+    built.kernel(15, 120, 1, name="Memset", cat="gpu_memset")
     x, w, y = tensor(11, 1, 8, 4), tensor(12, 2, 4, 4), tensor(13, 3, 8, 4)
     recorded.node("aten::linear", function, [x, w], [y], LINEAR)
     document = {"schema": recorded.schema, "time": "2026-02-03 04:05:06", "nodes": recorded.nodes}
-    return {**made.head, "traceEvents": made.events}, document
+    return {**built.head, "traceEvents": built.events}, document
 
 
 def flat_graph() -> dict[str, Any]:
@@ -191,6 +191,7 @@ def plenty_of_memory(monkeypatch):
     monkeypatch.setattr(free_memory, "available_memory", lambda: None)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("document", "reported"),
     [(profile()[0], None), (linked(), None), (WORKLOAD, ImportOptions(batch=1))],
@@ -201,12 +202,14 @@ def test_a_spoilt_document(tmp_path, document, reported):
     survives(path, path, json.dumps(document), spoilt_json(document), reported)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("lines", [jsonized(), DTR], ids=["Chakra, jsonized", "DTR log"])
 def test_a_spoilt_file_of_several_documents(tmp_path, lines):
     path = tmp_path / "net-b4.json"
     survives(path, path, "\n".join(map(json.dumps, lines)), spoilt_lines(lines))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("layout", ["profile", "nested graph", "flat graph"])
 def test_a_spoilt_file_of_a_joined_pair(tmp_path, layout):
     document, graph = profile()
@@ -221,6 +224,7 @@ def test_a_spoilt_file_of_a_joined_pair(tmp_path, layout):
     survives(path, file, json.dumps(spoilt), spoilt_json(spoilt), ImportOptions(execution_trace=beside))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("texts", "file"),
     [*((TRIOSIM, file) for file in TRIOSIM), *((G10, file) for file in G10)],

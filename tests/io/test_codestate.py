@@ -29,26 +29,26 @@ def imported(module: str) -> frozenset[str]:
     for node in ast.walk(tree):
         if isinstance(node, ast.If) and ast.unparse(node.test) == "TYPE_CHECKING":
             node.body = [ast.Pass()]
-    found: set[str] = set()
+    result: set[str] = set()
     for node in ast.walk(tree):
         if isinstance(node, ast.Import):
-            found.update(alias.name for alias in node.names)
+            result.update(alias.name for alias in node.names)
         elif isinstance(node, ast.ImportFrom) and node.module:
-            found.update((node.module, *(f"{node.module}.{alias.name}" for alias in node.names)))
+            result.update((node.module, *(f"{node.module}.{alias.name}" for alias in node.names)))
         elif isinstance(node, ast.Constant) and str(node.value).partition(".")[0] in LIBRARIES:
-            found.add(str(node.value))
-    return frozenset(found)
+            result.add(str(node.value))
+    return frozenset(result)
 
 
 def reached(module: str) -> set[str]:
     """Everything that a module imports, directly and through modules of simgpu."""
-    found: set[str] = set()
+    result: set[str] = set()
     pending = [module]
     while pending:
-        new = imported(pending.pop()) - found
-        found |= new
+        new = imported(pending.pop()) - result
+        result |= new
         pending += [name for name in new if name.startswith("simgpu.") and name != "simgpu.policies.registry"]
-    return found
+    return result
 
 
 @pytest.mark.parametrize("name", _BUILT_IN)

@@ -19,6 +19,8 @@ from simgpu.io.free_memory import available_memory
 from simgpu.trace.chain import chain
 from simgpu.trace.folder import MEMORY_FACTOR, read_trace, write_trace
 
+pytestmark = pytest.mark.slow
+
 ROOT = Path(__file__).parents[2]
 DATA = ROOT.parent / "shared" / "data"
 RECORDINGS = ["titanv-dtr/densenet121-b84.log", "titanv-dtr/unet-b6.log", "h100-triosim/vgg13", "a100-g10/bert-256"]
@@ -88,8 +90,8 @@ def test_recording_larger_than_free_memory_is_refused(name: str, monkeypatch: py
 
 
 def test_formats_read_at_once_state_their_memory_factor() -> None:
-    whole = {importer.name: importer.memory_factor > 0 for importer in IMPORTERS if importer.read_at_once}
-    assert whole == {"TrioSim CSV": True, "DTR log": True, "G10 folder": True}
+    full = {importer.name: importer.memory_factor > 0 for importer in IMPORTERS if importer.read_at_once}
+    assert full == {"TrioSim CSV": True, "DTR log": True, "G10 folder": True}
 
 
 def test_a_file_that_is_not_read_does_not_count(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -171,6 +171,7 @@ name: *h
 """
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("size", [0, 5 * 2**30], ids=["aliases", "sparse"])
 def test_a_hostile_scenario_is_refused_in_little_memory(size: int, tmp_path: Path) -> None:
     path = tmp_path / "study.yaml"

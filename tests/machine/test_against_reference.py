@@ -51,12 +51,12 @@ def compare(program: Program, graph: TaskGraph, node: NodeSpec, budget: int | No
     ran = transformed(graph, program.transforms)
     names = [block.id for block in ran.blocks], [kernel.id for kernel in ran.kernels]
     expected = sorted((s, k, names[k == "Launch"][n], a, b, i) for s, k, n, a, b, i in reference.works)
-    found = sorted(
+    outcome = sorted(
         (span.stream, KIND[span.kind], span.name, span.start_ns, span.end_ns, span.iteration)
         for span in result.timeline
         if span.kind in KIND
     )
-    assert found == expected
+    assert outcome == expected
     assert max(curve.used.max(initial=0) for curve in result.timeline.device_memories) == reference.peak
 
 

@@ -123,9 +123,9 @@ def test_on_a_half_duplex_link_both_directions_pass_one_after_the_other(
 @many
 @given(st.data(), st.sampled_from([0.0, 0.3, 1.0]))
 def test_a_kernel_alone_on_the_link_takes_the_closed_form_to_the_nanosecond(data: st.DataObject, overlap: float):
-    made = data.draw(compressible(traces()))
+    built = data.draw(compressible(traces()))
     on = data.draw(buddy_nodes(overlap=overlap, mode=BuddyMode.CAPACITY))
-    tasks = task_graph(made, on)
+    tasks = task_graph(built, on)
     assert tasks.compressed is not None
     program = lower(tasks, Placement(), recorded_lifetimes=True)
     assert shared_link(program, tasks, on) is None
@@ -224,10 +224,10 @@ def test_a_copy_back_puts_what_overflows_into_buddy_memory():
         {"m": (1, 1)},
         overflow={"x": 400},
     )
-    found = times(run(lower(tasks, Placement((Swap(0, 0, 2, 2),))), tasks, on))
-    assert found["out:x"] == (10, 410 + 1), "a byte of m comes in beside it"
-    assert found["in:x"] == (411, 811)
-    assert found["l"] == (811, 821)
+    result = times(run(lower(tasks, Placement((Swap(0, 0, 2, 2),))), tasks, on))
+    assert result["out:x"] == (10, 410 + 1), "a byte of m comes in beside it"
+    assert result["in:x"] == (411, 811)
+    assert result["l"] == (811, 821)
 
 
 # --- beside each other ------------------------------------------------------------------------------------------------
@@ -302,13 +302,13 @@ def faster(on: NodeSpec, times: Fraction) -> NodeSpec:
 @given(st.data(), st.fractions(1, 5))
 def test_a_faster_link_never_slows_a_run_of_one_stream_without_copies(data: st.DataObject, times: Fraction):
     on = data.draw(buddy_nodes())
-    made = data.draw(compressible(traces()))
-    found = []
+    built = data.draw(compressible(traces()))
+    result = []
     for where in (on, faster(on, times)):
-        tasks = task_graph(made, where)
+        tasks = task_graph(built, where)
         program = lower(tasks, Placement(), recorded_lifetimes=True)
-        found.append(run_program(program, tasks, where, budget=None, iterations=2).timeline.iteration_ends_ns)
-    assert all(fast <= slow for slow, fast in zip(*found, strict=True))
+        result.append(run_program(program, tasks, where, budget=None, iterations=2).timeline.iteration_ends_ns)
+    assert all(fast <= slow for slow, fast in zip(*result, strict=True))
 
 
 def test_where_kernels_share_a_link_a_faster_one_may_bring_them_into_each_other_s_way():
@@ -316,7 +316,7 @@ def test_where_kernels_share_a_link_a_faster_one_may_bring_them_into_each_other_
 
     b1 passes 4000 B, then a kernel computes for 1000 ns; c computes for 4000 ns, then passes 1000 B.
     """
-    made = graph(
+    built = graph(
         [
             kernel("c", 4000, "x"),
             kernel("b1", 0, "y", stream=1),
@@ -325,11 +325,11 @@ def test_where_kernels_share_a_link_a_faster_one_may_bring_them_into_each_other_
         ],
         [held("x", 8), held("y", 8)],
     )
-    found = []
+    result = []
     for speed in (Fraction(1), Fraction(5, 4)):
         on = faster(buddy_node(), speed)
-        tasks = linked(made, on, {"c": (1000, 0), "b1": (4000, 0), "b2": (4000, 0)})
-        found.append(times(run(lower(tasks, Placement()), tasks, on)))
-    assert (found[0]["b2"][0], found[0]["c"]) == (5000, (0, 5000))
+        tasks = linked(built, on, {"c": (1000, 0), "b1": (4000, 0), "b2": (4000, 0)})
+        result.append(times(run(lower(tasks, Placement()), tasks, on)))
+    assert (result[0]["b2"][0], result[0]["c"]) == (5000, (0, 5000))
     # 250 B pass in 200 ns; the 750 others at half of 1.25 B/ns in 1200.
-    assert (found[1]["b2"][0], found[1]["c"]) == (4200, (0, 5400))
+    assert (result[1]["b2"][0], result[1]["c"]) == (4200, (0, 5400))

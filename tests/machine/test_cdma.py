@@ -33,8 +33,8 @@ def swapped(trace: Trace, small: int, on: NodeSpec) -> tuple[int, int]:
     x = graph.block("x1")
     graph = replace(graph, copy_sizes=tuple(small if b == x else size for b, size in enumerate(graph.copy_sizes)))
     last = len(graph.kernels) - 1
-    found = times(run(lower(graph, Placement((Swap(x, 0, last, last),))), graph, on))
-    (out, gone), (into, back) = found["out:x1"], found["in:x1"]
+    result = times(run(lower(graph, Placement((Swap(x, 0, last, last),))), graph, on))
+    (out, gone), (into, back) = result["out:x1"], result["in:x1"]
     return gone - out, back - into
 
 
@@ -90,9 +90,9 @@ def test_kernels_are_not_slowed_and_copies_follow_what_each_kernel_leaves():
     graph = TaskGraph.of(trace)
     x = graph.block("x1")
     graph = replace(graph, copy_sizes=tuple(small if b == x else size for b, size in enumerate(graph.copy_sizes)))
-    found = times(run(lower(graph, Placement((Swap(x, 0, 3, 2),))), graph, titan_x()))
-    assert found["F2"] == (5, 20_005)
-    assert found["out:x1"] == (5, 20_005 + (raw - 36 * 20_000) // 200)
+    result = times(run(lower(graph, Placement((Swap(x, 0, 3, 2),))), graph, titan_x()))
+    assert result["F2"] == (5, 20_005)
+    assert result["out:x1"] == (5, 20_005 + (raw - 36 * 20_000) // 200)
 
 
 def test_a_kernel_without_a_record_among_recorded_ones_takes_the_engine_s_constant():
@@ -123,7 +123,7 @@ def test_progress_beside_any_kernels_is_that_of_their_rates(
     small = max(raw // smaller, 1)
     forward = [(5, 0), *kernels]
     trace = chain([ns for ns, _ in forward], [5] * len(forward), [raw] + [1] * len(kernels))
-    told = tuple(
+    message = tuple(
         replace(k, dram_bytes=load * ns) for k, (ns, load) in zip(trace.kernels, forward, strict=False)
     ) + tuple(replace(k, dram_bytes=0) for k in trace.kernels[len(forward) :])
     on = titan_x(link=link * GB)
@@ -136,4 +136,4 @@ def test_progress_beside_any_kernels_is_that_of_their_rates(
         left, now = left - Fraction(rate * ns, GB), now + ns
     if left:
         now += ceil(left * GB / max(min(link * GB, max(200 * GB, link * GB) * small // raw), 1))
-    assert swapped(replace(trace, kernels=told), small, on)[0] == now - 5
+    assert swapped(replace(trace, kernels=message), small, on)[0] == now - 5

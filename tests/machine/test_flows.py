@@ -46,8 +46,8 @@ def brute_force_rates(wanted: list[tuple[tuple[str, ...], int]], capacities: dic
 def test_rates_are_those_of_raising_all_flows_together(
     wanted: list[tuple[tuple[str, ...], int]], capacities: dict[str, int]
 ):
-    found = max_min_rates([path for path, _ in wanted], [cap for _, cap in wanted], capacities)
-    assert found == brute_force_rates(wanted, capacities)
+    result = max_min_rates([path for path, _ in wanted], [cap for _, cap in wanted], capacities)
+    assert result == brute_force_rates(wanted, capacities)
 
 
 @given(flows, networks, st.randoms())

@@ -83,10 +83,10 @@ def test_lru_makes_a_cyclic_walk_miss_every_page_of_a_working_set_that_is_too_la
     pages: int, batch: int, data: st.DataObject
 ):
     """Each of N pages comes and another leaves, as many at a time as fit into a batch and are too many for memory."""
-    room = data.draw(st.integers(-(-pages // 2), pages - 1))
+    free = data.draw(st.integers(-(-pages // 2), pages - 1))
     tasks = graph([kernel("k", 10, "x")], [held("x", 128 * pages)])
-    result = run(tasks, replace(SINGLE, fault_batch=batch), 128 * room, iterations=4)
-    together = min(batch, pages - room)
+    result = run(tasks, replace(SINGLE, fault_batch=batch), 128 * free, iterations=4)
+    together = min(batch, pages - free)
     assert lasted(result)[-1] == 10 + -(-pages // together) * 1000 + 2 * 128 * pages
     assert sum(s.bytes for s in result.timeline if s.kind is IN and s.iteration == 3) == 128 * pages
 
@@ -181,13 +181,13 @@ def test_a_walk_comes_to_its_pages_in_the_order_of_its_entries(
     """Entry after entry it comes to these pages in this order, and to no others."""
     visits, begin = data.draw(st.integers(1, 2 * entries)), data.draw(st.integers(0, entries - 1))
     stride = data.draw(st.integers(1, 400)) if order is AccessOrder.STRIDED else 1
-    found = pages_of(EntryAccesses(0, entries, False, order, 4, visits, stride, begin=begin), 128 * each).tolist()
+    result = pages_of(EntryAccesses(0, entries, False, order, 4, visits, stride, begin=begin), 128 * each).tolist()
     every = [entry for column in range(min(stride, entries)) for entry in range(column, entries, stride)]
     literal = [(begin + entry) % entries // each for entry in every[:visits]]
     in_order = iter(literal)
-    assert all(page in in_order for page in found), "no subsequence"
-    assert set(found) == set(literal)
-    assert all(one != other for one, other in pairwise(found))
+    assert all(page in in_order for page in result), "no subsequence"
+    assert set(result) == set(literal)
+    assert all(one != other for one, other in pairwise(result))
 
 
 @pytest.mark.parametrize(("visits", "pages"), [(1, [0]), (4, [0]), (5, [0, 1]), (16, [0, 1, 2, 3]), (99, [0, 1, 2, 3])])
@@ -265,8 +265,8 @@ def test_with_memory_to_spare_it_is_a_plain_framework_to_the_nanosecond(trace): 
     tasks = TaskGraph.of(trace)
     plain = run_program(lower(tasks, Placement(), recorded_lifetimes=True), tasks, node(), budget=None)
     paged = run(tasks, SINGLE, plain.high_water)
-    for ours, its in zip(paged.timeline.device_memories, plain.timeline.device_memories, strict=True):
-        assert ours.used.max() == its.used.max()
+    for simulated, its in zip(paged.timeline.device_memories, plain.timeline.device_memories, strict=True):
+        assert simulated.used.max() == its.used.max()
     assert paged.timeline.iteration_ends_ns == plain.timeline.iteration_ends_ns
     assert not any(s.kind.is_stall and s.kind is not SpanKind.STALL_EVENT for s in paged.timeline)
 
@@ -308,7 +308,7 @@ def ends(tasks: TaskGraph, how: Paged, budget: int, on: NodeSpec) -> list[int]:
     )
     for b in program.resident:
         pages.give(b)
-    now, found = 0, []
+    now, result = 0, []
     for _ in range(3):
         end = now
         (segment,) = program.segments
@@ -326,8 +326,8 @@ def ends(tasks: TaskGraph, how: Paged, budget: int, on: NodeSpec) -> list[int]:
                     for moved, link in ((out, on.link.d2h_bandwidth), (back, on.link.h2d_bandwidth)):
                         now += passing(pages, moved, min(link, how.bandwidth or link), on.link.latency_ns)
                 end = now = now + tasks.durations[k]
-        found.append(end)
-    return found
+        result.append(end)
+    return result
 
 
 def passing(pages: PlainPages, moved: list[Page], rate: int, latency: int) -> int:

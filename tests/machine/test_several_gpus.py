@@ -122,8 +122,10 @@ def test_whole_iterations_happen_when_the_rules_say(data: st.DataObject, gpus: i
     budget = None
     if tight:
         budget = sum(tasks.sizes) + data.draw(st.integers(0, sum(tasks.sizes)))
-        kept = sum(tasks.sizes[b] for holding in program.other_contents if holding.gpu is None for b in holding.blocks)
-        where = replace(where, host=HostSpec(data.draw(st.none() | st.integers(kept, kept + 3 * sum(tasks.sizes)))))
+        stored = sum(
+            tasks.sizes[b] for holding in program.other_contents if holding.gpu is None for b in holding.blocks
+        )
+        where = replace(where, host=HostSpec(data.draw(st.none() | st.integers(stored, stored + 3 * sum(tasks.sizes)))))
         where = replace(where, gpu=replace(where.gpu, alignment=1))
     compare(program, tasks, where, budget)
 

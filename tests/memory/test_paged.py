@@ -110,13 +110,13 @@ def test_agrees_with_the_plain_implementation_page_by_page(
             if what == "whole":
                 written = visits[0][1]
                 expected = plain.kernel([(page, written) for page in plain.pages(b)])
-                found = touch(pool, b, written=written)
+                result = touch(pool, b, written=written)
             else:
                 expected = plain.kernel([((b, page), written) for page, written in visits])
                 chunks, each = pool.chunks(b), pool.pages_of_chunk
                 single = ((chunks[page // each], 1 << page % each, written) for page, written in visits)
-                found = [*moving(pool, single)]
-            assert [tuple(map(_by_block, migration)) for migration in found] == [
+                result = [*moving(pool, single)]
+            assert [tuple(map(_by_block, migration)) for migration in result] == [
                 tuple(_by_block([(page[0], plain.size(page)) for page in pages]) for pages in moved)
                 for moved in expected
             ]
@@ -141,8 +141,8 @@ def _by_block(parts: Sequence[tuple[int, int]]) -> Counter[int]:
 @settings(deadline=None)
 @given(st.integers(2, 12), st.data())
 def test_lru_misses_every_page_of_a_cyclic_walk_that_is_one_page_too_long(pages: int, data: st.DataObject):
-    room = data.draw(st.integers(1, pages - 1))
-    pool = pool_of([10 * pages], 10 * room)
+    free = data.draw(st.integers(1, pages - 1))
+    pool = pool_of([10 * pages], 10 * free)
     touch(pool, 0, written=True)
     for _ in range(3):
         moved = touch(pool, 0)

@@ -222,6 +222,7 @@ def test_short_sequences_agree_with_the_naive_pool(data: st.DataObject, units: i
         check(pool, naive)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("seed", range(3))
 @pytest.mark.parametrize("kind", ["few sizes", "many sizes", "neighbours"])
 def test_thousands_of_holes_agree_with_the_naive_pool(kind: str, seed: int):

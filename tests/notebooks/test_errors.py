@@ -21,6 +21,7 @@ def told(cell, folder):
     return done.stdout.strip()
 
 
+@pytest.mark.slow
 def test_a_mistake_shows_its_text_alone(tmp_path):
     with pytest.raises(simgpu.InputError) as raised:
         simgpu.load_node("v1000")
@@ -32,6 +33,7 @@ def test_so_does_a_package_that_is_missing(tmp_path):
     assert told(cell, tmp_path) == f"MissingExtraError: {MissingExtraError('this notebook', 'torch', 'record')}"
 
 
+@pytest.mark.slow
 def test_any_other_error_keeps_its_traceback(tmp_path):
     shown = told("import simgpu; simgpu.load_node('v100') / 0", tmp_path)
     assert "Traceback" in shown and "TypeError" in shown

@@ -55,8 +55,8 @@ def test_cells_are_called_by_what_they_do(path):
 
 
 def test_no_cell_names_a_folder_of_a_machine(path):
-    told = [source(cell) for kind in ("markdown", "code") for cell in cells_of(path, kind)]
-    assert [text for text in told if MACHINE.search(text)] == []
+    message = [source(cell) for kind in ("markdown", "code") for cell in cells_of(path, kind)]
+    assert [text for text in message if MACHINE.search(text)] == []
 
 
 def test_traces_are_those_that_ship(path):

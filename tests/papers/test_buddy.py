@@ -27,6 +27,7 @@ def test_more_entries_may_overflow_where_more_do() -> None:
     assert few["accesses"] <= 0.3
 
 
+@pytest.mark.slow
 def test_optimistic_ratios_are_those_told_of_the_solvers_and_of_the_fit() -> None:
     """The table of traces/README.md, and what the profile published was fitted to."""
     fitted = buddy.optimistic("published")

@@ -18,6 +18,7 @@ from simgpu.papers.verdicts import Verdict
 from simgpu.trace.check import check_trace
 
 
+@pytest.mark.slow
 def test_quick_claims_are_simulated() -> None:
     found = reproduce("cdma", quick=True)
     assert {outcome.verdict for outcome in found.claims} <= set(Verdict) - {Verdict.FAILED, Verdict.CANNOT}
@@ -113,6 +114,7 @@ class TestTraces:
         trace = study("maxwell").traces["VGG"]
         assert joined_in_place(trace) == trace
 
+    @pytest.mark.slow
     def test_a_slower_gpu_has_slower_kernels(self) -> None:
         trace, slower = (study("maxwell", speed).traces["NiN"] for speed in (1.0, 0.5))
         ratio = sum(k.duration_ns for k in slower.kernels) / sum(k.duration_ns for k in trace.kernels)

@@ -48,6 +48,7 @@ def test_there_are_116_claims_of_five_papers() -> None:
     assert len(ALL) == len(set(IDS)) == 116
 
 
+@pytest.mark.slow
 def test_every_claim_is_in_the_list_and_the_other_way_round(listed: dict[str, dict[str, Any]]) -> None:
     assert sorted(IDS) == sorted(listed)
 

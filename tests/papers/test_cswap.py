@@ -41,11 +41,13 @@ def test_a_tensors_latency_is_that_of_its_copies_and_its_codec() -> None:
     assert static["conv1_1"][1] > 0
 
 
+@pytest.mark.slow
 def test_at_the_experts_setting_static_compression_loses_where_the_paper_says() -> None:
     assert static_layers()["slower"] == []
     assert static_layers(launch="expert")["slower"] == ["MAX1", "MAX2", "MAX3", "MAX4", "ReLU7", "ReLU8"]
 
 
+@pytest.mark.slow
 def test_the_map_of_decisions_has_as_many_compressed_as_are_counted() -> None:
     found = layers()
     drawn = found["figure_9"]
@@ -83,6 +85,7 @@ def test_fewer_zeros_alone_miss_what_is_met_with_more() -> None:
     assert max(cswap_networks._saved(study, name) for name in study.traces) < 0.8 * 0.509
 
 
+@pytest.mark.slow
 def test_the_alexnet_of_the_check_is_that_of_the_study_until_it_is_changed() -> None:
     study = study_of(
         "cswap-6a", dict.fromkeys(f"traces.{name}" for name in study_of("cswap-6a").traces if name != "AlexNet")

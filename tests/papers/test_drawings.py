@@ -39,6 +39,7 @@ def heights(figure: Figure) -> list[float]:
     return [patch.get_height() for patch in figure.axes[0].patches if isinstance(patch, Rectangle)]
 
 
+@pytest.mark.slow
 def test_bars_have_the_values_that_were_found_and_marks_where_something_is_published() -> None:
     figure = drawn(BARS)
     assert heights(figure) == [2.0, 2.5, 3.0, 4.0, 4.5, 5.0, 5.5]
@@ -118,6 +119,7 @@ def test_any_numbers_can_be_drawn(groups: dict[str, dict[str, float]]) -> None:
     assert inline_svg(figure, "a-").text.startswith("<svg ")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("drawing", [BARS, LINES, CELLS], ids=["bars", "lines", "cells"])
 def test_the_same_drawing_gives_the_same_element(drawing: dict[str, Any]) -> None:
     once, again = inline_svg(drawn(drawing), "f-"), inline_svg(drawn(drawing), "f-")

@@ -17,10 +17,10 @@ from simgpu.papers.reproduction import Reproduction, rule_lines, summary
 from simgpu.papers.verdicts import Verdict, judge
 from tests.papers.made import made, made_paper
 
-FOUND = made()
+RESULT = made()
 
 
-def texts(found: Reproduction = FOUND, *, every: bool = False) -> list[str]:
+def texts(found: Reproduction = RESULT, *, every: bool = False) -> list[str]:
     return [line.full for line in claim_lines(found.claims, every=every)]
 
 
@@ -65,14 +65,14 @@ def test_what_does_not_hold_is_not_simulated_or_broke_says_why() -> None:
 
 @pytest.mark.parametrize("width", [60, 80, 100])
 def test_no_line_is_wider_than_asked_and_no_word_is_broken(width: int) -> None:
-    lines = [line.full for line in claim_lines(FOUND.claims, width, every=True)]
+    lines = [line.full for line in claim_lines(RESULT.claims, width, every=True)]
     assert max(map(len, lines)) <= width
     words = set(" ".join(lines).split())
     assert {"made.rates.a_very_long_name.of_a_claim.that_takes_room*,", "MAX1,", "(+14.4%)"} <= words
 
 
 def test_an_experiment_is_a_row_a_step_between_what_is_and_what_is_published() -> None:
-    speed = FOUND["made.speed"]
+    speed = RESULT["made.speed"]
     rows = [line.full.split() for line in experiment_lines(speed, speed.experiments[0])]
     assert rows == [
         ["made.speed", "mean", "best"],
@@ -86,14 +86,14 @@ def test_an_experiment_is_a_row_a_step_between_what_is_and_what_is_published() -
 
 
 def test_an_experiment_with_more_parts_than_have_room_is_divided() -> None:
-    speed = FOUND["made.speed"]
+    speed = RESULT["made.speed"]
     lines = [line.full for line in experiment_lines(speed, speed.experiments[0], 30)]
     assert max(map(len, lines)) <= 30
     assert [line.split()[-1] for line in lines if "made.speed" in line] == ["mean", "best"]
 
 
 def test_verdicts_are_the_ends_of_lines_to_be_coloured() -> None:
-    for line in claim_lines(FOUND.claims):
+    for line in claim_lines(RESULT.claims):
         assert line.verdict is None or line.ending.startswith(str(line.verdict))
 
 
@@ -110,7 +110,7 @@ def test_a_table_has_every_cell_whatever_its_width(rows: list[tuple[str, str, st
 
 
 def test_the_summary_counts_every_claim_once_and_fits_apart() -> None:
-    headings, rows, below = summary(FOUND)
+    headings, rows, below = summary(RESULT)
     assert [len(row) for row in rows] == [len(headings)] * 2
     assert headings[-1] == "not simulated"
     assert below.startswith("Numbers and orders one by one") and below.endswith("Rules held by tests: 0 of 1.")
@@ -121,7 +121,7 @@ def test_the_summary_counts_every_claim_once_and_fits_apart() -> None:
 
 
 def test_a_column_of_what_is_not_simulated_needs_one_that_is_not() -> None:
-    simulated = [each for each in FOUND.claims if each.verdict not in (Verdict.CANNOT, Verdict.FAILED)]
+    simulated = [each for each in RESULT.claims if each.verdict not in (Verdict.CANNOT, Verdict.FAILED)]
     headings, rows, _ = summary(Reproduction(tuple(simulated)))
     assert headings[-1] == "broken"
     assert {len(row) for row in rows} == {len(headings)}
@@ -129,19 +129,19 @@ def test_a_column_of_what_is_not_simulated_needs_one_that_is_not() -> None:
 
 def test_several_papers_are_counted_together_too() -> None:
     other = made(made_paper(paper="OTHER"))
-    rows = summary(Reproduction((*FOUND.claims, *other.claims))).rows
+    rows = summary(Reproduction((*RESULT.claims, *other.claims))).rows
     assert [row[0] for row in rows] == ["MADE", "  fitted", "OTHER", "  fitted", "all papers", "  fitted"]
 
 
 def test_a_reproduction_prints_as_its_claims_and_the_summary() -> None:
-    text = repr(FOUND)
+    text = repr(RESULT)
     assert "made.half, ms" in text and "1 + 1 failed" in text
     assert max(map(len, text.splitlines())) <= 88
 
 
 def test_a_notebook_shows_every_part_and_the_summary() -> None:
-    html = FOUND._repr_html_()
-    assert html.count("<tr>") == 3 + 2 + sum(len(each.parts) for each in FOUND.claims) + len(summary(FOUND).rows)
+    html = RESULT._repr_html_()
+    assert html.count("<tr>") == 3 + 2 + sum(len(each.parts) for each in RESULT.claims) + len(summary(RESULT).rows)
     assert "(fit)" in html and "1 + 1 failed" in html
 
 
@@ -150,15 +150,15 @@ def test_a_note_of_parts_that_follow_each_other_is_told_once() -> None:
     other = {"name": "three", "value": 1.0, "from": "c.three", "note": "another"}
     parts = tuple(PartOutcome(part, 1.0, judge(part, 1.0)) for part in map(PartSection.model_validate, [*noted, other]))
     told = [
-        line.full.strip() for line in claim_lines([replace(FOUND.claims[0], parts=parts, experiments=())], every=True)
+        line.full.strip() for line in claim_lines([replace(RESULT.claims[0], parts=parts, experiments=())], every=True)
     ]
     assert [line for line in told if line.startswith("note")] == ["note: once", "note: another"]
-    (paper,) = paper_views(Reproduction((replace(FOUND.claims[0], parts=parts, experiments=()),)))
+    (paper,) = paper_views(Reproduction((replace(RESULT.claims[0], parts=parts, experiments=()),)))
     assert [part.note for part in paper.claims[0].parts] == ["", "once", "another"]
 
 
 def test_a_rule_is_listed_with_its_test_and_why_it_is_broken() -> None:
-    lines = [line.full for line in rule_lines(FOUND.rules)]
+    lines = [line.full for line in rule_lines(RESULT.rules)]
     assert lines == [
         "rule, held by test",
         "made.rule  kept",
@@ -167,5 +167,5 @@ def test_a_rule_is_listed_with_its_test_and_why_it_is_broken() -> None:
         "    tests/papers/test_made.py::test_size",
         "    sizes are rounded up",
     ]
-    assert "    note: of three" in [line.full for line in rule_lines(FOUND.rules, every=True)]
+    assert "    note: of three" in [line.full for line in rule_lines(RESULT.rules, every=True)]
     assert rule_lines(()) == []

@@ -19,10 +19,12 @@ def test_where_updates_count_weights_that_leave_save_less() -> None:
     assert CHECKS["weights_offloaded"](without="ResNet-152")["ratio"] < found[0]
 
 
+@pytest.mark.slow
 def test_more_cores_add_up_sooner() -> None:
     assert accumulation_ns("ResNet-34", 1) > accumulation_ns("ResNet-34", 2) > accumulation_ns("ResNet-34", 20)
 
 
+@pytest.mark.slow
 def test_the_experiment_has_the_sub_batches_of_equation_8_as_printed() -> None:
     """`printed_window` and `whole_traffic` name them; in a K40's memory the other networks keep theirs."""
     (changed,) = (step.study["runs.moDNN.per_trace"] for step in PAPER.assumptions["printed_window"].steps.values())

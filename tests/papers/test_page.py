@@ -22,7 +22,7 @@ from simgpu.papers.reproduction import Reproduction
 from simgpu.papers.verdicts import Verdict
 from tests.papers.made import NASTY, made, made_paper
 
-FOUND = made()
+RESULT = made()
 
 
 class _Parser(HTMLParser):
@@ -56,12 +56,12 @@ def body_of(text: str, claim: str) -> str:
     return " ".join(_Parser(re.sub("<(td|th|span|tr|p)", r" <\1", found[0])).seen.split())
 
 
-TEXT = page(FOUND, {})
+TEXT = page(RESULT, {})
 PARSED = _Parser(TEXT)
 
 
 def test_every_claim_is_an_anchor_with_its_verdict_in_words() -> None:
-    for outcome in FOUND.claims:
+    for outcome in RESULT.claims:
         text = body_of(TEXT, outcome.claim.id)
         assert str(outcome.verdict) in text
         assert outcome.claim.section.states in text
@@ -89,7 +89,7 @@ def test_a_rule_has_its_tests_and_says_what_is_broken() -> None:
 
 
 def test_a_page_of_rules_alone_has_no_table_of_numbers() -> None:
-    text = page(Reproduction((), FOUND.rules), {})
+    text = page(Reproduction((), RESULT.rules), {})
     assert 'id="made.rule"' in text and '<table class="claims">' not in text
 
 
@@ -110,7 +110,7 @@ def test_what_is_off_has_its_cause_with_each_step_or_says_that_none_is_known() -
 
 
 def test_places_on_scales_are_where_ratios_are() -> None:
-    (paper,) = paper_views(FOUND)
+    (paper,) = paper_views(RESULT)
     mean, best = paper.claims[0].parts
     assert mean.place is not None and best.place is not None
     assert 50 < mean.place.at < 75 and 0 < best.place.at < 25
@@ -128,7 +128,7 @@ def test_what_users_wrote_is_text() -> None:
 
 
 def test_the_summary_counts_claims_by_verdict_and_fits_apart() -> None:
-    bars = bar_views(FOUND)
+    bars = bar_views(RESULT)
     assert [(bar.sort, bar.claims) for bar in bars] == [("predictions", 7), ("fitted", 1)]
     for bar in bars:
         assert sum(count for _, _, count, _ in bar.parts) == bar.claims
@@ -141,7 +141,7 @@ def test_the_summary_counts_claims_by_verdict_and_fits_apart() -> None:
 
 def test_papers_have_bars_of_one_scale_and_all_of_them_one_of_their_own() -> None:
     other = made(made_paper(paper="OTHER"))
-    told = bar_views(Reproduction((*FOUND.claims, *other.claims[:2])))
+    told = bar_views(Reproduction((*RESULT.claims, *other.claims[:2])))
     widths = {(bar.name, bar.sort): sum(part[3] for part in bar.parts) for bar in told}
     assert widths["MADE", "predictions"] == pytest.approx(100, abs=0.01)
     assert list(widths)[-2:] == [("all papers", "predictions"), ("all papers", "fitted")]
@@ -217,6 +217,7 @@ def test_figures_stand_beside_their_claims_as_elements_of_the_page(run: Run, tmp
     assert 'href="#figure-made-1"' in re.search(r'<tbody id="made.speed".*?</tbody>', text, re.DOTALL)[0]  # type: ignore[index]
 
 
+@pytest.mark.slow
 def test_the_same_results_give_the_same_bytes(run: Run, tmp_path: Path) -> None:
     found = run.outcome(causes=True, figures=True)
     once, again = (write_page(run, found, tmp_path / name).read_bytes() for name in ("a.html", "b.html"))
@@ -248,5 +249,5 @@ def test_bad_places_are_refused(name: str, what: str, tmp_path: Path) -> None:
     with pytest.raises(InputError, match=what):
         check_target(tmp_path / name)
     with pytest.raises(InputError, match=what):
-        write_page(Run([]), FOUND, tmp_path / name)
+        write_page(Run([]), RESULT, tmp_path / name)
     assert list(tmp_path.iterdir()) == []

@@ -86,6 +86,7 @@ def test_verdicts_are_chosen_one_by_one_and_together(at: Chrome) -> None:
     assert run(at, SHOWN) == CLAIMS and count(at) == ""
 
 
+@pytest.mark.slow
 def test_fits_are_told_from_predictions_and_both_from_nothing(at: Chrome) -> None:
     press(at, "fitted")
     assert run(at, SHOWN) == ["made.rates.a_very_long_name.of_a_claim.that_takes_room"]
@@ -94,6 +95,7 @@ def test_fits_are_told_from_predictions_and_both_from_nothing(at: Chrome) -> Non
     assert "No claim of this paper" in at.find_element("tag name", "main").text
 
 
+@pytest.mark.slow
 def test_words_are_searched_in_all_that_is_told_of_a_claim(at: Chrome) -> None:
     from selenium.webdriver.common.keys import Keys
 
@@ -118,6 +120,7 @@ def test_the_page_is_never_wider_than_the_window(at: Chrome, width: int) -> None
     assert run(at, 'return document.querySelector(".drawing svg").getBoundingClientRect().width > 300')
 
 
+@pytest.mark.slow
 def test_a_link_that_leads_nowhere_breaks_nothing(at: Chrome, path: Path) -> None:
     at.get("about:blank")
     at.get(f"{path.as_uri()}#%")

@@ -190,6 +190,7 @@ LOGS = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", LOGS)
 def test_dtr_logs_are_equal_in_all_that_is_known_of_them(name):
     rows = {row.what: row for row in compare(name, in_data(f"titanv-dtr/{name}.log"), "titan-v")}

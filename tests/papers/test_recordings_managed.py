@@ -19,6 +19,8 @@ from simgpu.papers.recordings_tasks import RecordingTask, recording_tasks, recor
 from simgpu.papers.tasks import Groups, run_group
 from simgpu.trace.model import Block, BlockKind, Kernel, Origin, Phase, Trace, TraceInfo
 
+pytestmark = pytest.mark.slow
+
 G10 = Path(__file__).parents[3] / "shared" / "data" / "a100-g10"
 LINK = 10**9
 LATENCY = 45_000
@@ -113,7 +115,6 @@ def vit() -> dict[str, Managed]:
     return {faults: compare_managed("vit", recorded("vit-256"), "a100", faults) for faults in FAULTS}
 
 
-@pytest.mark.slow
 def test_measured_times_are_the_files_own(vit):
     sums = {}
     for word, file in fault_files(recorded("vit-256")):
@@ -142,7 +143,6 @@ def test_results_alone_fault_in_what_is_called_input_faults(vit):
     assert min(vit["PF"].unmeasured.values()) >= vit["PF"].ideal_ns
 
 
-@pytest.mark.slow
 def test_it_is_a_task_that_is_kept(vit):
     name = "a100-g10/vit-256"
     (task,) = (task for task in recording_tasks(G10.parent) if (task.name, task.part) == (name, "InputPF"))

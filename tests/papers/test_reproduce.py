@@ -265,6 +265,7 @@ def test_processes_find_what_this_one_finds(tmp_path: Path) -> None:
     json.dumps(one.to_dict(), allow_nan=False)
 
 
+@pytest.mark.slow
 def test_a_row_of_several_studies_is_of_all_their_traces() -> None:
     """The mean of the traces, not of the studies."""
     part = {"value": 1.0, "from": {"study": ["cswap-6a", "cswap-6b"], "run": "CSWAP"}}

@@ -78,8 +78,8 @@ def cases(draw: st.DrawFn, *, slow: bool = False) -> Case:
     evaluator = Evaluator(
         graph, node, 10**12, decisions, early=draw(st.booleans()), drain=draw(st.booleans()), threads=1
     )
-    kept = draw(st.sampled_from([0, 1] if slow else [0, 0, 1, 4]))
-    vector = tuple(draw(st.sampled_from([*[0] * kept, *range(1, count)])) for count in decisions.choices)
+    stored = draw(st.sampled_from([0, 1] if slow else [0, 0, 1, 4]))
+    vector = tuple(draw(st.sampled_from([*[0] * stored, *range(1, count)])) for count in decisions.choices)
     return Case(evaluator, vector)
 
 
@@ -87,10 +87,17 @@ def cases(draw: st.DrawFn, *, slow: bool = False) -> Case:
 def tight_cases(draw: st.DrawFn) -> Case:
     """The same with a budget from what suffices if everybody waits for all copies out, or a byte less, to the peak."""
     case = draw(cases(slow=True))
-    least, peak = least_budget(case), int(case.costs.peak[0])
-    assume(least < peak or draw(st.integers(0, 9)) == 0)
-    budgets = [least, least, least, least + draw(st.integers(1, 100)), peak - 1, draw(st.integers(least, peak))]
-    budget = max(least, min(draw(st.sampled_from(budgets)), peak))
+    smallest, peak = least_budget(case), int(case.costs.peak[0])
+    assume(smallest < peak or draw(st.integers(0, 9)) == 0)
+    budgets = [
+        smallest,
+        smallest,
+        smallest,
+        smallest + draw(st.integers(1, 100)),
+        peak - 1,
+        draw(st.integers(smallest, peak)),
+    ]
+    budget = max(smallest, min(draw(st.sampled_from(budgets)), peak))
     return case.within(max(budget - (draw(st.integers(0, 9)) == 0), 0))
 
 

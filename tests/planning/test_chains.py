@@ -204,10 +204,10 @@ def test_any_vector_fits_into_what_its_plan_needs_at_any_speed(early: bool):
         budgets = set()
         for rate in (10**7, 10**9, 10**12):
             where = node(out=rate, back=rate)
-            least = int(case(EVEN, vector, 0, early=early, on=where).costs.short[0])
+            smallest = int(case(EVEN, vector, 0, early=early, on=where).costs.short[0])
             program = program_of(EVEN, decisions, vector, early=early)
-            run_program(program, EVEN, where, budget=least, iterations=2)
+            run_program(program, EVEN, where, budget=smallest, iterations=2)
             with pytest.raises(OutOfMemoryError):
-                run_program(program, EVEN, where, budget=least - 1, iterations=2)
-            budgets.add(least)
+                run_program(program, EVEN, where, budget=smallest - 1, iterations=2)
+            budgets.add(smallest)
         assert len(budgets) == 1

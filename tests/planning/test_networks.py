@@ -22,7 +22,10 @@ SIX = load_study("home-table-2").traces
 PLACEMENTS = 200
 
 
-@pytest.mark.parametrize("name", SIX)
+@pytest.mark.parametrize(
+    "name",
+    [pytest.param(name, marks=pytest.mark.slow if name == "SqueezeNet" else pytest.mark.exhaustive) for name in SIX],
+)
 def test_time_and_peak_of_random_placements_are_those_of_the_machine(name: str):
     """Budgets lie between the least with which a placement runs and its peak, so that memory is waited for."""
     graph = task_graph(SIX[name], NODE)
@@ -30,13 +33,13 @@ def test_time_and_peak_of_random_placements_are_those_of_the_machine(name: str):
     rng = np.random.default_rng(0)
     errors, understated, waited = [], 0, 0
     for _ in range(PLACEMENTS):
-        kept = rng.random(len(decisions.maps)) < rng.choice([0, 0.3, 0.9])
-        vector = np.where(kept, 0, rng.integers(decisions.choices))
+        stored = rng.random(len(decisions.maps)) < rng.choice([0, 0.3, 0.9])
+        vector = np.where(stored, 0, rng.integers(decisions.choices))
         early = bool(rng.integers(2))
         ample = Evaluator(graph, NODE, 10**15, decisions, early=early, threads=1)
         assert ample.why_not is None
-        least, unhurried = replace(ample, budget=0).costs([vector]).short[0], ample.costs([vector])
-        budget = int(least if rng.integers(2) else rng.integers(least, unhurried.peak[0] + 1))
+        smallest, unhurried = replace(ample, budget=0).costs([vector]).short[0], ample.costs([vector])
+        budget = int(smallest if rng.integers(2) else rng.integers(smallest, unhurried.peak[0] + 1))
         costs = replace(ample, budget=budget).costs([vector])
         program = program_of(graph, decisions, vector, early=early)
         run = run_program(program, graph, NODE, budget=budget, iterations=1)

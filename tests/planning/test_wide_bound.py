@@ -4,17 +4,18 @@ from __future__ import annotations
 
 from collections import Counter
 
+import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from simgpu.errors import InputError, OutOfMemoryError
-from simgpu.experiments.bounds import least_time, least_times
+from simgpu.experiments.bounds import time_lower_bound, time_lower_bounds
 from simgpu.experiments.compare import compare
 from simgpu.graph.taskgraph import TaskGraph
 from simgpu.hardware.spec import GpuSpec, LinkSpec, NodeSpec
 from simgpu.planning.options import Decisions
 from simgpu.planning.wide_bound import wide_bound
-from simgpu.policies.joint.least_times import NOT_BOUNDED, is_bounded, moves_only_activations
+from simgpu.policies.joint.time_bounds import NOT_BOUNDED, is_bounded, moves_only_activations
 from simgpu.program.lowering import lower
 from simgpu.program.placement import Placement, Swap
 from simgpu.simulation.run import simulate
@@ -46,6 +47,7 @@ def chains(draw: st.DrawFn) -> Trace:
     return chain(draw(times), draw(times), draw(st.lists(sizes, min_size=count, max_size=count)))
 
 
+@pytest.mark.slow
 def test_no_policy_beats_its_bound_nor_fits_where_nothing_does() -> None:
     """Every policy on random training, in budgets from a byte under what a kernel needs to what all of it needs."""
     seen: Counter[str] = Counter()
@@ -54,12 +56,14 @@ def test_no_policy_beats_its_bound_nor_fits_where_nothing_does() -> None:
     @given(st.one_of(chains(), trainings(max_layers=6)), st.integers(0, 7), st.sampled_from([10**9, 10**10]))
     def check(trace: Trace, step: int, rate: int) -> None:
         tasks = TaskGraph.of(trace)
-        least = max(sum(tasks.sizes[b] for b in {*tasks.reads[k], *tasks.writes[k]}) for k in range(len(tasks.kernels)))
+        smallest = max(
+            sum(tasks.sizes[b] for b in {*tasks.reads[k], *tasks.writes[k]}) for k in range(len(tasks.kernels))
+        )
         peak = trace_stats(trace).peak_needed
-        budget = max(least - 1 + step * max((peak.bytes if peak else 0) - least + 1, 0) // 6, 1)
+        budget = max(smallest - 1 + step * max((peak.bytes if peak else 0) - smallest + 1, 0) // 6, 1)
         node = NodeSpec("drawn", GpuSpec("gpu", 10**12), LinkSpec("pcie", rate, rate))
         try:
-            bounds = least_times(trace, node, budget=budget)
+            bounds = time_lower_bounds(trace, node, budget=budget)
         except OutOfMemoryError:
             bounds = None
         except InputError:
@@ -88,9 +92,9 @@ def test_where_no_placement_of_activations_fits_both_callers_have_the_bound_of_a
     """`joint` adopts a program that moves more than feature maps; if these alone leave, a kernel needs 300 bytes."""
     trace = chain([5] * 8, [10] * 8, [100] * 8)
     node = NodeSpec("example", GpuSpec("gpu", 10**4), LinkSpec("pcie", 10**9, 10**9))
-    bounds = least_times(trace, node, budget=250)
+    bounds = time_lower_bounds(trace, node, budget=250)
     assert (bounds.of_activations.fits, bounds.of_all.fits) == (False, True)
-    assert least_time(trace, node, budget=250) == bounds.of_all
+    assert time_lower_bound(trace, node, budget=250) == bounds.of_all
     compared = compare(trace, node, ["joint", "ideal"], budget=250, bound=True)
     assert compared.bounds is not None
     why = "No placement of feature maps alone fits (a kernel needs 300 B"
@@ -116,8 +120,8 @@ def test_a_kernels_own_blocks_decide_whether_anything_fits() -> None:
     tasks = TaskGraph.of(chain([50] * 4, [50] * 4, [100] * 4))
     node = NodeSpec("example", GpuSpec("gpu", 10**4), LinkSpec("pcie", 10**8, 10**8))
     assert wide_bound(tasks, node, 200).fits
-    found = wide_bound(tasks, node, 199)
-    assert (found.fits, found.least_peak, found.kernel) == (False, 200, 0)
+    result = wide_bound(tasks, node, 199)
+    assert (result.fits, result.peak_lower_bound, result.kernel) == (False, 200, 0)
 
 
 def test_a_program_that_moves_a_gradient_does_not_keep_to_activations() -> None:

@@ -41,6 +41,7 @@ from simgpu.trace.folder import load_trace
 from simgpu.trace.model import BlockKind, SparsitySample, Trace
 from simgpu.trace.stats import trace_stats
 from tests.policies.networks import NETWORKS
+from tests.sets import slow_except
 
 SHIPPED = ("resnet20-cifar-cpu", "vgg11-cifar-cpu")
 TRACES = (*NETWORKS, *SHIPPED)
@@ -97,8 +98,8 @@ def budgets_of(trace: Trace) -> dict[str, int]:
     """Plenty, just what the needed lifetimes take, and two budgets between that and what is always resident."""
     stats = trace_stats(trace)
     assert stats.peak_needed is not None
-    most, least = stats.peak_needed.bytes, sum(block.bytes for block in trace.blocks if block.persistent)
-    return {"plenty": PLENTY, "exact": most, "short": (2 * most + least) // 3, "tiny": (most + 5 * least) // 6}
+    most, smallest = stats.peak_needed.bytes, sum(block.bytes for block in trace.blocks if block.persistent)
+    return {"plenty": PLENTY, "exact": most, "short": (2 * most + smallest) // 3, "tiny": (most + 5 * smallest) // 6}
 
 
 @cache
@@ -131,7 +132,7 @@ class PolicyContract:
             label = [", ".join(f"{k}={v}" for k, v in given.items()) or "defaults" for given in self.parameter_sets]
             metafunc.parametrize("parameters", self.parameter_sets, ids=label)
         if "trace_name" in names:
-            metafunc.parametrize("trace_name", TRACES)
+            metafunc.parametrize("trace_name", slow_except(TRACES, *NETWORKS))
         if "pool" in names:
             metafunc.parametrize("pool", self.pools)
 
@@ -162,16 +163,16 @@ class PolicyContract:
     # --- what it says about itself --------------------------------------------------------------------------
 
     def test_says_what_it_is_and_where_it_comes_from(self):
-        info, found = describe(self.policy), policy_class(self.policy)
-        assert info.name == found.name == self.policy
+        info, result = describe(self.policy), policy_class(self.policy)
+        assert info.name == result.name == self.policy
         for text in (info.summary, info.source):
             assert text == text.strip() != "" and "\n" not in text
-        own = vars(found).get("__dataclass_params__")
+        own = vars(result).get("__dataclass_params__")
         assert own is not None and own.frozen, "a policy is a frozen dataclass"
-        assert "plan" in vars(found) or not inspect.isabstract(found)
-        documented = inspect.getdoc(found) or ""
-        assert documented and not documented.startswith(f"{found.__name__}("), "the class has a docstring of its own"
-        module = inspect.getdoc(sys.modules[found.__module__]) or ""
+        assert "plan" in vars(result) or not inspect.isabstract(result)
+        documented = inspect.getdoc(result) or ""
+        assert documented and not documented.startswith(f"{result.__name__}("), "the class has a docstring of its own"
+        module = inspect.getdoc(sys.modules[result.__module__]) or ""
         assert f"`{self.policy}`" in module, "the docstring of its module names the policy"
 
     def test_every_parameter_is_described_and_its_default_valid(self):

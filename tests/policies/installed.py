@@ -19,8 +19,8 @@ def build_wheel(project: Path, folder: Path) -> Path:
     table = about["project"]
     stem = f"{table['name'].replace('-', '_')}-{table['version']}"
     points = "".join(
-        f"[{group}]\n" + "".join(f"{name} = {value}\n" for name, value in found.items())
-        for group, found in table["entry-points"].items()
+        f"[{group}]\n" + "".join(f"{name} = {value}\n" for name, value in result.items())
+        for group, result in table["entry-points"].items()
     )
     metadata = f"Metadata-Version: 2.1\nName: {table['name']}\nVersion: {table['version']}\n"
     tag = "Wheel-Version: 1.0\nGenerator: by hand\nRoot-Is-Purelib: true\nTag: py3-none-any\n"

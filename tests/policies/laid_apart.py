@@ -12,7 +12,7 @@ def laid_apart(part: Round) -> bool:
     Each stream notes how far it has heard of the other; memory is free for those who have heard of its release.
     """
     position, heard = [0, 0], [[0, -1], [-1, 0]]
-    told: dict[int, int] = {}
+    message: dict[int, int] = {}
     freed: dict[int, tuple[int, int]] = {}
     taken: list[tuple[int, int, int]] = []
     moved = True
@@ -22,11 +22,11 @@ def laid_apart(part: Round) -> bool:
             while position[lane] < len(code):
                 coming = code[position[lane]]
                 if isinstance(coming, Await):
-                    if coming.event not in told:
+                    if coming.event not in message:
                         break
-                    heard[lane][1 - lane] = max(heard[lane][1 - lane], told[coming.event])
+                    heard[lane][1 - lane] = max(heard[lane][1 - lane], message[coming.event])
                 elif isinstance(coming, Signal):
-                    told[coming.event] = position[lane]
+                    message[coming.event] = position[lane]
                 elif isinstance(coming, Acquire) and coming.space is Space.DEVICE:
                     for b, start in zip(coming.blocks, coming.offsets or (), strict=True):
                         stop = start + part.size(b)

@@ -46,17 +46,17 @@ def network(*layers: Layer, input_bytes: int = 100, gradients: bool = False) -> 
                 f"F:{layer.name}", layer.op, Phase.FORWARD, layer.forward_ns, layer.reads, (layer.makes,), layer.name
             )
         )
-    made: set[str] = set()
+    built: set[str] = set()
     for layer in reversed(layers):
         saved = layer.reads if layer.saved is None else layer.saved
-        given = tuple(f"g:{b}" for b in dict.fromkeys((layer.makes, *layer.reads)) if f"g:{b}" in made)
+        given = tuple(f"g:{b}" for b in dict.fromkeys((layer.makes, *layer.reads)) if f"g:{b}" in built)
         makes = tuple(f"g:{b}" for b in layer.reads)
         blocks += [
             Block(g, sizes[g[2:]] if gradients else 0, BlockKind.GRADIENT)
             for g in dict.fromkeys(makes)
-            if g not in made
+            if g not in built
         ]
-        made.update(makes)
+        built.update(makes)
         reads = tuple(dict.fromkeys((*saved, *given)))
         op = f"{layer.op}_backward"
         kernels.append(Kernel(f"B:{layer.name}", op, Phase.BACKWARD, layer.backward_ns, reads, makes, layer.name))

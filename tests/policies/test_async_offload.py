@@ -21,8 +21,8 @@ SLOW = chain([10] * 4, [10] * 4, [15] * 4)
 
 
 def copies(trace: Trace, **parameters: object) -> list[tuple[str, int, int]]:
-    found = work(run(trace, "async_offload", min_bytes=1, **parameters))
-    return [each for each in found if ":" in each[0]]
+    result = work(run(trace, "async_offload", min_bytes=1, **parameters))
+    return [each for each in result if ":" in each[0]]
 
 
 # --- by hand ------------------------------------------------------------------------------------------------
@@ -161,10 +161,10 @@ layers = st.lists(st.tuples(numbers, numbers, numbers), min_size=2, max_size=8)
 
 @settings(max_examples=25, deadline=None)
 @given(made=layers, prefetch=st.integers(0, 4), stash=st.integers(0, 4), latency=st.integers(0, 5))
-def test_chains(made: list[tuple[int, int, int]], prefetch: int, stash: int, latency: int) -> None:
+def test_chains(built: list[tuple[int, int, int]], prefetch: int, stash: int, latency: int) -> None:
     """Every feature map leaves, all but the last `stash` come back, nothing is slower than save_on_cpu, and a faster
     link makes nothing slower."""
-    forward, backward, sizes = map(list, zip(*made, strict=True))
+    forward, backward, sizes = map(list, zip(*built, strict=True))
     tasks = chain(forward, backward, sizes)
     settings_ = {"min_bytes": 1, "prefetch": prefetch, "stash": stash}
     slow, fast = (run(tasks, "async_offload", bandwidth=b * 10**9, latency=latency, **settings_) for b in (1, 3))
@@ -178,8 +178,8 @@ def test_chains(made: list[tuple[int, int, int]], prefetch: int, stash: int, lat
 
 @settings(max_examples=30, deadline=None)
 @given(made=layers)
-def test_a_stash_for_all_of_them_keeps_all(made: list[tuple[int, int, int]]) -> None:
-    forward, backward, sizes = map(list, zip(*made, strict=True))
+def test_a_stash_for_all_of_them_keeps_all(built: list[tuple[int, int, int]]) -> None:
+    forward, backward, sizes = map(list, zip(*built, strict=True))
     result = run(chain(forward, backward, sizes), "async_offload", bandwidth=10**18, min_bytes=1, stash=len(sizes))
     assert result.metrics.h2d_bytes == 0 and result.iteration_ns <= result.ideal_ns + len(sizes)
 

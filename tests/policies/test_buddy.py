@@ -47,9 +47,9 @@ few = settings(deadline=None, max_examples=25, suppress_health_check=list(Health
 
 @cache
 def _outcome(given: tuple[tuple[str, object], ...], name: str, budget: int, pool: str) -> Any:
-    made, node = pattern(trace_of(name)), contracted(budget)
+    built, node = pattern(trace_of(name)), contracted(budget)
     try:
-        return simulate(made, node, "buddy", parameters=dict(given), iterations=ITERATIONS, seed=7, pool=pool)
+        return simulate(built, node, "buddy", parameters=dict(given), iterations=ITERATIONS, seed=7, pool=pool)
     except (OutOfMemoryError, InputError) as error:
         return error
 
@@ -67,25 +67,25 @@ class TestBuddy(PolicyContract):
         return _outcome(tuple(sorted(parameters.items())), trace_name, budget, pool or self.pools[0])
 
     def context(self, trace: Trace, seed: int = 0) -> PlanContext:
-        node, made = contracted(PLENTY), pattern(trace)
+        node, built = contracted(PLENTY), pattern(trace)
 
         def trial(program: Any) -> Result:
-            return simulate(made, node, contract.Fixed(program), seed=seed)
+            return simulate(built, node, contract.Fixed(program), seed=seed)
 
-        return replace(context_of(trace, PLENTY, seed), graph=task_graph(made, node), node=node, trial=trial)
+        return replace(context_of(trace, PLENTY, seed), graph=task_graph(built, node), node=node, trial=trial)
 
 
 # --- memory --------------------------------------------------------------------------------------------------------
 
 
-def live_peak(made: Trace, sizes: tuple[int, ...]) -> int:
+def live_peak(built: Trace, sizes: tuple[int, ...]) -> int:
     """The most that blocks take together, by the recorded lifetimes, kernel by kernel."""
-    number = {k.id: n for n, k in enumerate(made.kernels)}
-    last = len(made.kernels)
+    number = {k.id: n for n, k in enumerate(built.kernels)}
+    last = len(built.kernels)
     peak = 0
     spans = []
-    for b, each in enumerate(made.blocks):
-        uses = [n for n, k in enumerate(made.kernels) if each.id in k.reads + k.writes]
+    for b, each in enumerate(built.blocks):
+        uses = [n for n, k in enumerate(built.kernels) if each.id in k.reads + k.writes]
         born = 0 if each.persistent else number[each.host_write] if each.host_write else uses[0] if uses else None
         if born is None:
             continue
@@ -101,39 +101,39 @@ def live_peak(made: Trace, sizes: tuple[int, ...]) -> int:
 @few
 @given(st.data())
 def test_the_peaks_are_those_of_the_live_blocks(data: st.DataObject):
-    made = data.draw(compressible(NETWORKS))
-    assume(made.compressibility)
+    built = data.draw(compressible(NETWORKS))
+    assume(built.compressibility)
     node = replace(data.draw(buddy_nodes()), gpu=replace(data.draw(buddy_nodes()).gpu, alignment=1))
-    graph = task_graph(made, node)
-    found = simulate(made, node, "buddy")
-    assert found.timeline.device_memory.live.max(initial=0) == live_peak(made, graph.sizes)
-    assert found.buddy_peak == live_peak(made, memory_of(graph).carved)
+    graph = task_graph(built, node)
+    result = simulate(built, node, "buddy")
+    assert result.timeline.device_memory.live.max(initial=0) == live_peak(built, graph.sizes)
+    assert result.buddy_peak == live_peak(built, memory_of(graph).carved)
 
 
 def test_twice_the_program_fits_where_everything_halves():
-    made = all_of(64, chain([10, 10, 10], [10, 10, 10], [1280, 1280, 1280]))
-    assert simulate(made, buddy_node(1920), "buddy").high_water == 1920
+    built = all_of(64, chain([10, 10, 10], [10, 10, 10], [1280, 1280, 1280]))
+    assert simulate(built, buddy_node(1920), "buddy").high_water == 1920
     with pytest.raises(OutOfMemoryError, match="device memory"):
-        simulate(made, buddy_node(1919), "buddy")
+        simulate(built, buddy_node(1919), "buddy")
     with pytest.raises(OutOfMemoryError):
-        simulate(made, buddy_node(3839), "none")
+        simulate(built, buddy_node(3839), "none")
 
 
 def test_what_belongs_to_live_blocks_has_to_fit_into_the_carve_out():
     """Every block at 4 to 1, so three times what is used of device memory is owned in buddy memory."""
-    made = all_of(32, chain([10], [10], [12800]))
+    built = all_of(32, chain([10], [10], [12800]))
     node = buddy_node(3200, mostly_zero=False)
-    assert simulate(made, node, "buddy").buddy_peak == 3 * 3200
+    assert simulate(built, node, "buddy").buddy_peak == 3 * 3200
     zeros = told(
         trace(
             [kernel("k", 9, "z", "y"), kernel("l", 9, "r", "y")],
-            [held("z", 128 * 100, release="k"), block("y", 4), held("r", 128 * 100, kind=made.blocks[0].kind)],
+            [held("z", 128 * 100, release="k"), block("y", 4), held("r", 128 * 100, kind=built.blocks[0].kind)],
         ),
         {"z": (100, 0, 0, 0, 0, 0, 0, 0), "r": (0, 0, 0, 0, 0, 0, 0, 100)},
     )
-    whole = buddy_node(12800 + 800 + 4)
-    assert simulate(zeros, whole, "buddy").buddy_peak == 12000
-    small = replace(whole, gpu=replace(whole.gpu, memory=3999))
+    full = buddy_node(12800 + 800 + 4)
+    assert simulate(zeros, full, "buddy").buddy_peak == 12000
+    small = replace(full, gpu=replace(full.gpu, memory=3999))
     with pytest.raises(OutOfMemoryError, match="buddy memory") as caught:
         simulate(zeros, small, "buddy", budget=12800 + 800 + 4)
     assert (caught.value.requested, caught.value.capacity) == (12000, 3 * 3999)
@@ -143,13 +143,13 @@ def test_what_belongs_to_live_blocks_has_to_fit_into_the_carve_out():
 
 
 def test_where_it_is_not_needed_nothing_is_compressed():
-    made = pattern(chain([900, 900], [900, 900], [6400, 6400]))
+    built = pattern(chain([900, 900], [900, 900], [6400, 6400]))
     needed = {"when": "needed"}
-    plenty = simulate(made, buddy_node(12800), "buddy", parameters=needed)
-    assert plenty.iteration_ns == simulate(made, buddy_node(12800), "none").iteration_ns == 3600
+    plenty = simulate(built, buddy_node(12800), "buddy", parameters=needed)
+    assert plenty.iteration_ns == simulate(built, buddy_node(12800), "none").iteration_ns == 3600
     assert plenty.buddy_peak == 0 and any("nothing is compressed" in note for note in plenty.notes)
     short = buddy_node(12799)
-    forced, always = (simulate(made, short, "buddy", parameters=given) for given in (needed, {}))
+    forced, always = (simulate(built, short, "buddy", parameters=given) for given in (needed, {}))
     assert forced.iteration_ns == always.iteration_ns > 3600
     assert forced.buddy_peak == always.buddy_peak > 0
 
@@ -172,27 +172,27 @@ def at(node: NodeSpec, times: Fraction, **changed: object) -> NodeSpec:
 @few
 @given(st.data(), st.lists(st.fractions(1, 9), min_size=1, max_size=4), st.sampled_from([0.0, 0.3, 1.0]))
 def test_a_faster_link_never_slows_a_run(data: st.DataObject, times: list[Fraction], overlap: float):
-    made = data.draw(compressible(NETWORKS))
-    assume(made.compressibility)
+    built = data.draw(compressible(NETWORKS))
+    assume(built.compressibility)
     node = data.draw(buddy_nodes(overlap=overlap))
-    found = [simulate(made, at(node, each), "buddy").iteration_ns for each in sorted([Fraction(1), *times])]
-    assert all(slow >= fast for slow, fast in pairwise(found))
+    result = [simulate(built, at(node, each), "buddy").iteration_ns for each in sorted([Fraction(1), *times])]
+    assert all(slow >= fast for slow, fast in pairwise(result))
 
 
 @few
 @given(st.data(), st.lists(st.floats(0, 1), min_size=2, max_size=4))
 def test_a_larger_overlap_never_slows_a_run(data: st.DataObject, overlaps: list[float]):
-    made, node = data.draw(compressible(NETWORKS)), data.draw(buddy_nodes())
-    assume(made.compressibility)
-    found = [simulate(made, at(node, Fraction(1), overlap=each), "buddy").iteration_ns for each in sorted(overlaps)]
-    assert all(slow >= fast for slow, fast in pairwise(found))
+    built, node = data.draw(compressible(NETWORKS)), data.draw(buddy_nodes())
+    assume(built.compressibility)
+    result = [simulate(built, at(node, Fraction(1), overlap=each), "buddy").iteration_ns for each in sorted(overlaps)]
+    assert all(slow >= fast for slow, fast in pairwise(result))
 
 
 def test_the_paper_s_order_of_links():
     """Figure 11: 50, 100, 150, 200 GB/s, each faster than the last; an unlimited one is the fastest."""
-    made = load_trace("hpc-multigrid")
+    built = load_trace("hpc-multigrid")
     node = replace(contracted(10**11), link=LinkSpec("NVLink2", 50 * GB, 50 * GB))
-    times = [simulate(made, at(node, Fraction(n)), "buddy").iteration_ns for n in (1, 2, 3, 4, 10**6)]
+    times = [simulate(built, at(node, Fraction(n)), "buddy").iteration_ns for n in (1, 2, 3, 4, 10**6)]
     assert times == sorted(times, reverse=True)
     assert len(set(times)) == 5
 
@@ -201,15 +201,15 @@ def test_the_paper_s_order_of_links():
 
 
 def test_a_node_without_compressed_memory_is_refused():
-    made = pattern(chain([5], [7], [1280]))
+    built = pattern(chain([5], [7], [1280]))
     with pytest.raises(InputError, match=r"node.gpu.buddy: node bench has no compressed memory; take .*buddy-gpu"):
-        simulate(made, without_buddy(buddy_node()), "buddy")
+        simulate(built, without_buddy(buddy_node()), "buddy")
 
 
 @pytest.mark.parametrize("rows", [(), (CompressedSize("x1", 0, "zvc", "plain", 1280, 500, 1),)])
 def test_a_trace_that_does_not_tell_how_it_compresses_is_refused(rows: tuple[CompressedSize, ...]):
-    made = replace(chain([5], [7], [1280]), compressibility=rows)
+    built = replace(chain([5], [7], [1280]), compressibility=rows)
     with pytest.raises(
         InputError, match=r"chain: compressibility: the trace has no compressed sizes .*; record it with"
     ):
-        simulate(made, buddy_node(), "buddy")
+        simulate(built, buddy_node(), "buddy")

@@ -27,9 +27,9 @@ SIX = parts([1, 2, 3, 4, 5, 6], [10, 20, 30, 40, 50, 60], [10, 20, 30, 40, 50, 6
 
 def test_a_part_runs_again_when_backward_first_takes_what_was_saved_inside():
     """Up to the last kernel before the last tensor saved inside: F3 makes what b saves, F6 the loss, which is saved."""
-    found = [name for name, _, _ in work(run(SIX, "checkpoint", blocks=["a", "b"]))]
+    result = [name for name, _, _ in work(run(SIX, "checkpoint", blocks=["a", "b"]))]
     forward, again = ["F1", "F2", "F3", "F4", "F5", "F6"], ["again:F4", "again:F5", "again:F6"]
-    assert found == [*forward, *again, "B6", "B5", "B4", "again:F1", "again:F2", "B3", "B2", "B1"]
+    assert result == [*forward, *again, "B6", "B5", "B4", "again:F1", "again:F2", "B3", "B2", "B1"]
 
 
 def test_it_takes_the_time_of_what_runs_again():
@@ -109,15 +109,15 @@ def test_chains_cut_anyhow(data: st.DataObject) -> None:
     count = sum(lengths)
     numbers = st.lists(st.integers(1, 50), min_size=count, max_size=count)
     forward, backward, sizes = data.draw(numbers), data.draw(numbers), data.draw(numbers)
-    made = parts(forward, backward, sizes, lengths)
+    built = parts(forward, backward, sizes, lengths)
     chosen = data.draw(st.sets(st.integers(0, len(lengths) - 1), min_size=1))
-    result = run(made, "checkpoint", blocks=["abcdefgh"[n] for n in sorted(chosen)])
+    result = run(built, "checkpoint", blocks=["abcdefgh"[n] for n in sorted(chosen)])
     again = 0
     for n in chosen:
         first = sum(lengths[:n])
         again += sum(forward[first : first + lengths[n] - (n < len(lengths) - 1)])
     assert result.iteration_ns == sum(forward) + sum(backward) + again
-    assert peak(result) <= peak(run(made, "none"))
+    assert peak(result) <= peak(run(built, "none"))
 
 
 # --- sections -----------------------------------------------------------------------------------------------
@@ -298,8 +298,8 @@ def test_lists_and_tuples_are_the_same():
 
 
 def test_a_trace_without_layers_has_derived_ones():
-    made = chain([1, 2, 3, 4], [1, 2, 3, 4], [10, 20, 30, 40])
-    bare = replace(made, kernels=tuple(replace(k, layer=None) for k in made.kernels))
+    built = chain([1, 2, 3, 4], [1, 2, 3, 4], [10, 20, 30, 40])
+    bare = replace(built, kernels=tuple(replace(k, layer=None) for k in built.kernels))
     assert run(bare, "checkpoint", blocks=2).iteration_ns > 20
 
 

@@ -75,17 +75,17 @@ def test_where_nothing_is_compressed_every_run_is_that_without_compressed_memory
 ):
     """Target 1 everywhere: to the byte of the timeline's files."""
     policy, parameters = chosen
-    made = all_of(128, data.draw(NETWORKS))
-    assume(made.compressibility)
-    budget = data.draw(st.sampled_from([10**8, max(1, sum(b.bytes for b in made.blocks) * 2 // 3)]))
+    built = all_of(128, data.draw(NETWORKS))
+    assume(built.compressibility)
+    budget = data.draw(st.sampled_from([10**8, max(1, sum(b.bytes for b in built.blocks) * 2 // 3)]))
     node = data.draw(buddy_nodes(threshold=0.0, mostly_zero=data.draw(st.booleans())))
     other = ("none", {}) if policy == "buddy" else (policy, parameters)
-    pairs = ((made, node, policy, parameters), (made, without_buddy(node), *other))
+    pairs = ((built, node, policy, parameters), (built, without_buddy(node), *other))
     outcomes: list[Any] = []
     for traced, where, name, given_ in pairs:
         try:
-            found = simulate(traced, where, name, parameters=given_, budget=budget)
-            outcomes.append((found.iteration_ns, found.ideal_ns, written(found, tmp_path_factory.mktemp("run"))))
+            result = simulate(traced, where, name, parameters=given_, budget=budget)
+            outcomes.append((result.iteration_ns, result.ideal_ns, written(result, tmp_path_factory.mktemp("run"))))
         except (InputError, OutOfMemoryError) as error:
             outcomes.append(str(error))
     assert outcomes[0] == outcomes[1]
@@ -96,22 +96,24 @@ def test_where_nothing_is_compressed_every_run_is_that_without_compressed_memory
 def test_plain_frameworks_allocate_nothing_as_compressed(
     tmp_path_factory: pytest.TempPathFactory, data: st.DataObject, policy: str
 ):
-    made, node = data.draw(compressible(NETWORKS)), data.draw(buddy_nodes())
-    one, other = (simulate(made, where, policy, budget=10**8) for where in (node, without_buddy(node)))
+    built, node = data.draw(compressible(NETWORKS)), data.draw(buddy_nodes())
+    one, other = (simulate(built, where, policy, budget=10**8) for where in (node, without_buddy(node)))
     assert one.buddy_peak == 0
     assert written(one, tmp_path_factory.mktemp("with")) == written(other, tmp_path_factory.mktemp("without"))
 
 
 @pytest.mark.parametrize("policy", ["none", "buddy", "vdnn"])
 def test_bandwidth_only_compression_takes_the_same_memory(policy: str):
-    made = pattern(chain([900, 900, 900], [900, 900, 900], [6400, 6400, 6400]))
+    built = pattern(chain([900, 900, 900], [900, 900, 900], [6400, 6400, 6400]))
     node = buddy_node()
     only = with_buddy(node, mode=BuddyMode.BANDWIDTH_ONLY)
-    found = [simulate(made, where, policy, budget=10**8) for where in (only, without_buddy(node)) if policy != "buddy"]
+    result = [
+        simulate(built, where, policy, budget=10**8) for where in (only, without_buddy(node)) if policy != "buddy"
+    ]
     if policy == "buddy":
-        found = [simulate(made, only, "buddy"), simulate(made, without_buddy(node), "none")]
-    assert found[0].high_water == found[1].high_water
-    assert found[0].iteration_ns <= found[1].iteration_ns
+        result = [simulate(built, only, "buddy"), simulate(built, without_buddy(node), "none")]
+    assert result[0].high_water == result[1].high_water
+    assert result[0].iteration_ns <= result[1].iteration_ns
 
 
 # --- every policy on every node ------------------------------------------------------------------------------------
@@ -121,32 +123,32 @@ def test_bandwidth_only_compression_takes_the_same_memory(policy: str):
 @given(st.data(), st.sampled_from(POLICIES))
 def test_whatever_runs_keeps_to_memory_time_and_links(data: st.DataObject, chosen: tuple[str, dict[str, object]]):
     policy, parameters = chosen
-    made, node = data.draw(compressible(NETWORKS)), data.draw(buddy_nodes())
-    assume(made.compressibility)
-    graph = task_graph(made, node)
+    built, node = data.draw(compressible(NETWORKS)), data.draw(buddy_nodes())
+    assume(built.compressibility)
+    graph = task_graph(built, node)
     most = sum(-(-size // node.gpu.alignment) * node.gpu.alignment for size in graph.sizes)
     budget = data.draw(st.sampled_from([10**8, most, (2 * most) // 3, most // 3]))
     try:
-        found = simulate(made, node, policy, parameters=parameters, budget=max(budget, 1))
+        result = simulate(built, node, policy, parameters=parameters, budget=max(budget, 1))
     except OutOfMemoryError as error:
         assert error.requested > 0
         return
     except InputError:
         # Some policies take no such trace: with it they take it no better without compressed memory.
         with pytest.raises(InputError):
-            simulate(made, without_buddy(node), policy, parameters=parameters, budget=10**8)
+            simulate(built, without_buddy(node), policy, parameters=parameters, budget=10**8)
         return
-    ran = transformed(graph, found.program.transforms)
-    if not found.program.unlimited_memory:
-        assert found.high_water <= budget
-    assert found.metrics.breakdown.total == found.iteration_ns
-    start, end = found.timeline.window(-1)
-    mine = [s for s in found.timeline if s.iteration == found.iterations - 1]
+    ran = transformed(graph, result.program.transforms)
+    if not result.program.unlimited_memory:
+        assert result.high_water <= budget
+    assert result.metrics.breakdown.total == result.iteration_ns
+    start, end = result.timeline.window(-1)
+    mine = [s for s in result.timeline if s.iteration == result.iterations - 1]
     ran_spans = [s for s in mine if s.kind in (SpanKind.COMPUTE, SpanKind.RECOMPUTE)]
     number = ran.kernel_number
     memory = ran.compressed
     if memory is None:
-        assert (found.buddy_peak, policy in ("none", "ideal")) == (0, True)
+        assert (result.buddy_peak, policy in ("none", "ideal")) == (0, True)
         return
     link = buddy_of(node).link or node.link
     read = written_ = 0
@@ -157,7 +159,7 @@ def test_whatever_runs_keeps_to_memory_time_and_links(data: st.DataObject, chose
         if demand is not None:
             assert span.end_ns - span.start_ns >= memory.device_ns[k]
             read, written_ = read + demand.read, written_ + demand.written
-    assert found.iteration_ns >= sum(memory.device_ns[number[s.name]] for s in ran_spans)
+    assert result.iteration_ns >= sum(memory.device_ns[number[s.name]] for s in ran_spans)
     both = link.duplex is Duplex.HALF
     shared = buddy_of(node).link is None
     out, into = (sum(s.bytes for s in mine if s.kind is kind) for kind in (SpanKind.COPY_D2H, SpanKind.COPY_H2D))
@@ -179,36 +181,37 @@ def test_whatever_runs_keeps_to_memory_time_and_links(data: st.DataObject, chose
 def test_a_compressing_engine_and_compressed_memory_on_one_node():
     """Blocks take what their targets give, copies send what the engine makes of them, and both are there at once."""
     sizes = [6400, 6400, 6400]
-    made = chain([900] * 3, [900] * 3, sizes)
-    zvc = [CompressedSize(b.id, 0, "zvc", "plain", b.bytes, b.bytes // 8, 1) for b in made.blocks if b.bytes]
-    made = pattern(made)
-    made = replace(made, compressibility=(*made.compressibility, *zvc))
+    built = chain([900] * 3, [900] * 3, sizes)
+    zvc = [CompressedSize(b.id, 0, "zvc", "plain", b.bytes, b.bytes // 8, 1) for b in built.blocks if b.bytes]
+    built = pattern(built)
+    built = replace(built, compressibility=(*built.compressibility, *zvc))
     engine = CdmaSpec("zvc", 200 * GB, buffer=10**6, latency_ns=350, kernel_bandwidth=0)
     node = buddy_node()
     both = replace(node, gpu=replace(node.gpu, cdma=engine))
-    graph = task_graph(made, both)
-    assert graph.sizes == task_graph(made, node).sizes
-    assert graph.copy_sizes == task_graph(made, without_buddy(both)).copy_sizes
+    graph = task_graph(built, both)
+    assert graph.sizes == task_graph(built, node).sizes
+    assert graph.copy_sizes == task_graph(built, without_buddy(both)).copy_sizes
     assert {graph.copy_sizes[b] for b in range(len(sizes))} == {800}
-    found = simulate(made, both, "vdnn", parameters={"mode": "all"})
-    copies = [s for s in found.timeline if s.kind is SpanKind.COPY_D2H]
+    result = simulate(built, both, "vdnn", parameters={"mode": "all"})
+    copies = [s for s in result.timeline if s.kind is SpanKind.COPY_D2H]
     assert copies and {s.bytes for s in copies} == {800}
-    assert found.buddy_peak > 0
-    assert found.iteration_ns >= graph.ideal_ns()
-    assert found.iteration_ns <= simulate(made, node, "vdnn", parameters={"mode": "all"}).iteration_ns
+    assert result.buddy_peak > 0
+    assert result.iteration_ns >= graph.ideal_ns()
+    assert result.iteration_ns <= simulate(built, node, "vdnn", parameters={"mode": "all"}).iteration_ns
 
 
 def test_histograms_that_do_not_add_up_are_refused_by_every_policy_there():
     wrong = (CompressedSize("x1", 0, "bpc", "plain", 128, 32, 3),)
-    made = replace(chain([5], [7], [1280]), compressibility=wrong)
+    built = replace(chain([5], [7], [1280]), compressibility=wrong)
     for policy, parameters in POLICIES:
         with pytest.raises(InputError, match="block x1, epoch 0: counts 3 entries, its 1280 bytes have 10"):
-            simulate(made, buddy_node(), policy, parameters=parameters)
+            simulate(built, buddy_node(), policy, parameters=parameters)
 
 
 # --- several GPUs --------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("policy", ["buddy", "vdnn", "modnn"])
 @pytest.mark.parametrize("exchange", ["gather", "host"])
 def test_gpus_that_train_together_compress_as_one_of_them_does(policy: str, exchange: str):
@@ -244,24 +247,24 @@ for node in nodes:
 
 def many_sided() -> tuple[Trace, list[NodeSpec]]:
     """Something of everything: all targets, own and shared links, both duplexes."""
-    made = chain([900, 700, 800, 400], [900, 1400, 1800, 300], [6400, 2560, 3840, 1280])
+    built = chain([900, 700, 800, 400], [900, 1400, 1800, 300], [6400, 2560, 3840, 1280])
     histograms = [(0, 0, 0, 40, 0, 0, 0, 10), (18, 0, 0, 0, 0, 0, 0, 2), (0, 0, 0, 0, 25, 0, 0, 5), (0,) * 7 + (10,)]
-    made = told(made, {f"x{n}": counts for n, counts in enumerate(histograms, start=1)})
+    built = told(built, {f"x{n}": counts for n, counts in enumerate(histograms, start=1)})
     small = MetadataCacheSpec(64, slices=2, ways=2, line=32, entries=4)
     half = LinkSpec("bus", GB, 2 * GB, 5, Duplex.HALF)
     nodes = [buddy_node(cache=small), buddy_node(link=half, cache=small, overlap=0.3)]
-    return made, [*nodes, replace(nodes[0], link=half)]
+    return built, [*nodes, replace(nodes[0], link=half)]
 
 
 @pytest.mark.slow
 def test_two_processes_write_the_same_bytes():
     root = Path(__file__).parents[2]
-    found = []
+    result = []
     for seed in ("1", "2"):
         environment = os.environ | {"PYTHONHASHSEED": seed, "PYTHONPATH": str(root)}
         command = [sys.executable, "-c", SCRIPT]
         done = subprocess.run(command, cwd=root, env=environment, capture_output=True, check=False)
         assert done.returncode == 0, done.stderr.decode()
-        found.append(done.stdout)
-    assert found[0].count(b"iteration_ns") == 3 * 2 * len(POLICIES)
-    assert found[0] == found[1]
+        result.append(done.stdout)
+    assert result[0].count(b"iteration_ns") == 3 * 2 * len(POLICIES)
+    assert result[0] == result[1]

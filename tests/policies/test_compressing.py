@@ -38,9 +38,11 @@ def sparse_chain(
     trace = chain(forward, backward, sizes, op="relu")
     # Only convolutions are offloaded; here every layer is to be.
     kernels = tuple(replace(k, layer=f"{k.layer}") for k in trace.kernels)
-    told = [(f"x{n}", size, share) for n, (size, share) in enumerate(zip(sizes, zeros, strict=True), start=1) if n > 1]
-    rows = tuple(CompressedSize(b, 0, "zvc", "nchw", size, round(size * (1 - share)), 1) for b, size, share in told)
-    samples = tuple(SparsitySample(b, 0, share) for b, _, share in told)
+    message = [
+        (f"x{n}", size, share) for n, (size, share) in enumerate(zip(sizes, zeros, strict=True), start=1) if n > 1
+    ]
+    rows = tuple(CompressedSize(b, 0, "zvc", "nchw", size, round(size * (1 - share)), 1) for b, size, share in message)
+    samples = tuple(SparsitySample(b, 0, share) for b, _, share in message)
     return replace(trace, kernels=kernels, sparsity=samples, compressibility=rows if measured else ())
 
 
@@ -163,7 +165,7 @@ def _step_times(trace: Trace) -> list[tuple[str, str, int]]:
 
 def _windows(result: Result, steps: list[tuple[str, str, int]]) -> dict[str, tuple[int, int]]:
     """For each swapped block the computation beside its copy out and beside its copy in, read from the timeline."""
-    found: dict[str, list[int]] = {}
+    outcome: dict[str, list[int]] = {}
     spans = [span for span in result.timeline if span.iteration == 1]
     compute = [span for span in spans if span.kind is SpanKind.COMPUTE]
     ends = []
@@ -178,8 +180,8 @@ def _windows(result: Result, steps: list[tuple[str, str, int]]) -> dict[str, tup
     for span in spans:
         if span.kind in (SpanKind.COPY_D2H, SpanKind.COPY_H2D):
             beside = max((begin, ns) for begin, ns, _, _ in ends if begin <= span.start_ns)
-            found.setdefault(span.name.removesuffix(":zvc"), []).append(beside[1])
-    return {name: (values[0], values[1]) for name, values in found.items()}
+            outcome.setdefault(span.name.removesuffix(":zvc"), []).append(beside[1])
+    return {name: (values[0], values[1]) for name, values in outcome.items()}
 
 
 def test_where_every_tensor_is_worth_it_cswap_is_static() -> None:
@@ -226,6 +228,7 @@ def test_cswap_is_never_slower_than_static_or_vdnn_and_the_oracle_bounds_it(net:
 SPARSE = [name for name in shipped_names("traces") if load_trace(name).sparsity]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("epoch", [0, 10, 48])
 @pytest.mark.parametrize("name", SPARSE)
 def test_the_oracle_bounds_cswap_on_what_ships(name: str, epoch: int) -> None:
@@ -348,8 +351,8 @@ def test_where_the_profile_does_not_fit_the_recorded_times_stand_for_it() -> Non
 
 
 def test_measured_sizes_alone_are_enough() -> None:
-    told = layers(zeros=0.8)
-    alone = replace(told, sparsity=())
+    message = layers(zeros=0.8)
+    alone = replace(message, sparsity=())
     for policy in ("oracle", "static"):
         parameters = {"launch": "expert"} if policy == "static" else {}
         assert _encoded(simulate(alone, v100(), policy, parameters=parameters)) == {"x2:zvc", "x3:zvc", "x4:zvc"}

@@ -167,9 +167,9 @@ def test_what_else_a_policy_answers_may_fail_too():
 
 @pytest.mark.parametrize("answer", ["yes", 1])
 def test_fits_that_answers_no_bool_is_one_row(answer: Any):
-    asked = outside(lambda context: lower(context.graph, Placement()))
-    type(asked).fits = lambda self, context: answer  # type: ignore[assignment]
-    run = next(iter(max_batch(TRACE, NODE, [asked, "none"], limit=2))).run
+    requested = outside(lambda context: lower(context.graph, Placement()))
+    type(requested).fits = lambda self, context: answer  # type: ignore[assignment]
+    run = next(iter(max_batch(TRACE, NODE, [requested, "none"], limit=2))).run
     assert (run.failure, f"fits says {answer!s}" in run.message.replace("'", "")) == ("error", True)
 
 

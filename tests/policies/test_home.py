@@ -55,10 +55,10 @@ def test_the_swarm_comes_near_the_optimum_of_a_small_graph(update: str, share: f
     budget = round(keeping_peak(trace) * share)
     decisions = Decisions.of(task_graph(trace, node))
     best = exhaustive(decisions.choices, Evaluator(task_graph(trace, node), node, budget, decisions).score)
-    found = simulate(trace, node, "home", parameters={"update": update}, budget=budget)
-    assert found.iteration_ns >= best.cost
+    result = simulate(trace, node, "home", parameters={"update": update}, budget=budget)
+    assert result.iteration_ns >= best.cost
     # 500 random particles of 3**6 vectors have seen most of them.
-    assert found.iteration_ns <= 1.05 * best.cost
+    assert result.iteration_ns <= 1.05 * best.cost
 
 
 def test_the_same_seed_gives_the_same_program_and_another_may_not():
@@ -95,8 +95,8 @@ def test_placements_are_decided_by_the_evaluator_and_paid_by_the_machine():
     context = context_of(trace, node, budget)
     decisions = home.decisions(context)
     evaluator = home.evaluator(context, decisions)
-    found = home.search(context, evaluator)
-    assert simulate(trace, node, "home", budget=budget).iteration_ns == found.cost
+    result = home.search(context, evaluator)
+    assert simulate(trace, node, "home", budget=budget).iteration_ns == result.cost
 
 
 def test_where_the_closed_form_cannot_say_a_note_tells_why():

@@ -59,10 +59,10 @@ def test_it_finds_the_optimum_of_small_graphs(shape: tuple[list[int], list[int],
     decisions = Decisions.of(graph)
     assume(len(decisions.maps) <= 10)
     best = exhaustive(decisions.choices, Evaluator(graph, node, budget, decisions).score)
-    found = time_of(trace, node, "joint", budget, evaluations=1000, lower_bound=False)
+    result = time_of(trace, node, "joint", budget, evaluations=1000, lower_bound=False)
     if best.cost < DOES_NOT_FIT:
-        assert found is not None
-        assert found <= best.cost
+        assert result is not None
+        assert result <= best.cost
 
 
 @settings(deadline=None, max_examples=25)
@@ -76,10 +76,10 @@ def test_of_all_its_own_actions_too(shape: tuple[list[int], list[int], list[int]
     decisions = Joint().decisions(context)
     assume(np.prod(decisions.choices) <= 1 << 16)
     best = exhaustive(decisions.choices, Evaluator(graph, node, budget, decisions).score)
-    found = time_of(trace, node, "joint", budget, evaluations=1, lower_bound=False)
+    result = time_of(trace, node, "joint", budget, evaluations=1, lower_bound=False)
     if best.cost < DOES_NOT_FIT:
-        assert found is not None
-        assert found <= best.cost
+        assert result is not None
+        assert result <= best.cost
 
 
 @settings(deadline=None, max_examples=25)
@@ -89,12 +89,12 @@ def test_it_is_never_worse_than_the_policies_that_it_starts_from(
 ):
     trace, node = made(*shape), node_of(PLENTY)
     budget = round(peak_of_keeping(trace, node) * share)
-    found = time_of(trace, node, "joint", budget, evaluations=1, lower_bound=False)
+    result = time_of(trace, node, "joint", budget, evaluations=1, lower_bound=False)
     for policy, parameters in RIVALS:
         rival = time_of(trace, node, policy, budget, **parameters)
         if rival is not None:
-            assert found is not None, f"{policy} fits"
-            assert found <= rival, policy
+            assert result is not None, f"{policy} fits"
+            assert result <= rival, policy
 
 
 def test_nor_where_the_closed_form_cannot_say():
@@ -104,10 +104,10 @@ def test_nor_where_the_closed_form_cannot_say():
     )
     half = replace(node, link=replace(node.link, duplex=Duplex.HALF))
     budget = round(peak_of_keeping(trace, node) * 0.75)
-    found = time_of(trace, half, "joint", budget, lower_bound=False)
+    result = time_of(trace, half, "joint", budget, lower_bound=False)
     rivals = [time_of(trace, half, policy, budget, **parameters) for policy, parameters in RIVALS]
-    assert found is not None
-    assert all(found <= rival for rival in rivals if rival is not None)
+    assert result is not None
+    assert all(result <= rival for rival in rivals if rival is not None)
 
 
 def test_the_gap_of_the_swarm_to_the_optimum_is_small_on_small_graphs(record_property: pytest.RecordProperty):

@@ -17,8 +17,8 @@ FORWARD, BACKWARD, SIZES = [30, 10, 40, 10, 30, 10], [60, 20, 80, 20, 60, 20], [
 
 
 def of_batch(batch: int, origin: Origin = Origin.MODELLED) -> Trace:
-    made = chain(FORWARD, BACKWARD, SIZES)
-    return replace(made, info=replace(made.info, batch=batch, origin=origin))
+    built = chain(FORWARD, BACKWARD, SIZES)
+    return replace(built, info=replace(built.info, batch=batch, origin=origin))
 
 
 def joint(trace: Trace, budget: int) -> Result:
@@ -26,8 +26,8 @@ def joint(trace: Trace, budget: int) -> Result:
 
 
 def note(result: Result) -> str:
-    (found,) = (each for each in result.notes if each.startswith("gradient accumulation"))
-    return found
+    (outcome,) = (each for each in result.notes if each.startswith("gradient accumulation"))
+    return outcome
 
 
 def peak(trace: Trace) -> int:
@@ -53,8 +53,8 @@ def test_it_stands_next_to_what_else_was_tried_and_is_not_adopted():
 
 def test_more_micro_batches_where_fewer_have_to_offload():
     """Six maps of 240 B: half a batch keeps 720 B, which 600 B do not hold, a quarter 360 B."""
-    made = chain(FORWARD, BACKWARD, [240] * 6)
-    trace = replace(made, info=replace(made.info, batch=8))
+    built = chain(FORWARD, BACKWARD, [240] * 6)
+    trace = replace(built, info=replace(built.info, batch=8))
     assert (peak(trace), peak(at_batch(trace, 4)), peak(at_batch(trace, 2))) == (1440, 720, 360)
     assert "4 micro-batches (vdnn+(sub_batch=2, mode=dynamic))" in note(joint(trace, 600))
 

@@ -45,8 +45,8 @@ few = settings(max_examples=25, deadline=None, suppress_health_check=list(Health
 many = settings(max_examples=50, deadline=None, suppress_health_check=list(HealthCheck))
 
 
-def plan_of(made: Trace, where: NodeSpec, budget: int, **parameters: object) -> Plan:
-    context = PlanContext(task_graph(made, where), where, budget, None, np.random.default_rng(0))  # type: ignore[arg-type]
+def plan_of(built: Trace, where: NodeSpec, budget: int, **parameters: object) -> Plan:
+    context = PlanContext(task_graph(built, where), where, budget, None, np.random.default_rng(0))  # type: ignore[arg-type]
     return Modnn(**parameters).planned(context)  # type: ignore[arg-type]
 
 
@@ -57,14 +57,14 @@ def tight(draw: st.DrawFn) -> Case:
     times = st.sampled_from([0, 1, 5, 20, 100, 400])
     count = draw(st.integers(2, 8))
     blocks = [held("x", draw(sizes), kind=BlockKind.INPUT), held("label", 5, kind=BlockKind.LABEL)]
-    kernels, made, layers = [], ["x"], []
+    kernels, built, layers = [], ["x"], []
     for n in range(count):
-        reads = draw(st.lists(st.sampled_from(made[-3:]), min_size=1, max_size=2, unique=True))
+        reads = draw(st.lists(st.sampled_from(built[-3:]), min_size=1, max_size=2, unique=True))
         in_place = n and draw(st.integers(0, 5)) == 0
-        out = made[-1] if in_place else f"y{n}"
+        out = built[-1] if in_place else f"y{n}"
         if not in_place:
             blocks.append(block(out, draw(sizes)))
-            made.append(out)
+            built.append(out)
         kernels.append(kernel(f"F{n}", draw(times), " ".join(reads), out, op="conv2d"))
         layers.append((n, reads, out))
     begun: set[str] = set()
@@ -146,15 +146,15 @@ def test_prefetches_begin_by_equation_9_for_tasks_that_will_fit_and_end_for_a_re
                 for b in part.prefetches():
                     if b in group:
                         continue
-                    found = part.lacking(k)
-                    assert found is not None
-                    later, group = found
+                    result = part.lacking(k)
+                    assert result is not None
+                    later, group = result
                     assert b in group, "another task needs something earlier"
                     assert part.due(k, later, group, duration), "equation 9"
                     assert part.will_fit(k, later), "of no use"
-                found = part.lacking(k)
-                if found is not None:
-                    later, missing = found
+                result = part.lacking(k)
+                if result is not None:
+                    later, missing = result
                     if part.due(k, later, missing, duration) and part.will_fit(k, later):
                         between = range(part.kernels.index(k), part.kernels.index(later) + 1)
                         needed = {b for at in between for b in part.data[part.kernels[at]]}
@@ -215,9 +215,9 @@ def cleared_for_a_workspace() -> Trace:
 
 @pytest.mark.parametrize(("gemm", "chosen", "begins"), [(30, "gemm", 30), (31, "winograd", 60)])
 def test_a_workspace_waits_for_what_is_still_being_copied_out_of_its_place(gemm: int, chosen: str, begins: int) -> None:
-    made = beside_a_copy(gemm)
-    assert [*plan_of(made, node(), 40).schedules[0].chosen.values()] == [chosen]
-    starts, copies = times(made, 40)
+    built = beside_a_copy(gemm)
+    assert [*plan_of(built, node(), 40).schedules[0].chosen.values()] == [chosen]
+    starts, copies = times(built, 40)
     assert copies["out:large"] == (25, 60)
     assert (starts["v"], starts["conv"]) == (20, begins)
 
@@ -233,8 +233,8 @@ def test_algorithms_are_chosen_by_equation_10(case: Case) -> None:
         for k in part.kernels:
             if part.ways[k]:
                 stand_before_choice(part, k)
-                found = gains(part, k)
-                assert chosen.get(k, "") == min(found, key=lambda way: (-found[way], way[1], way[2]))[2]
+                result = gains(part, k)
+                assert chosen.get(k, "") == min(result, key=lambda way: (-result[way], way[1], way[2]))[2]
             while part.next() != Launch(k):
                 part.step(0)
             for _ in part.prefetches():
@@ -284,10 +284,10 @@ def test_streams_wait_for_each_other_only_where_they_have_to(case: Case) -> None
 # --- the figures, a byte a nanosecond -------------------------------------------------------------------------
 
 
-def times(made: Trace, budget: int) -> tuple[dict[str, int], dict[str, tuple[int, int]]]:
+def times(built: Trace, budget: int) -> tuple[dict[str, int], dict[str, tuple[int, int]]]:
     """When each kernel of a plan for a trace starts, and from when to when each copy takes, first ones first."""
     where = node()
-    (part,) = rounds_of(plan_of(made, where, budget), task_graph(made, where), where, budget)
+    (part,) = rounds_of(plan_of(built, where, budget), task_graph(built, where), where, budget)
     walked(part)
     names = part.graph.kernels
     copies: dict[str, tuple[int, int]] = {}
@@ -299,7 +299,7 @@ def times(made: Trace, budget: int) -> tuple[dict[str, int], dict[str, tuple[int
 
 @pytest.mark.parametrize(("between", "begins"), [(20, 50), (60, 70)])
 def test_figure_3_a_task_waits_for_the_rest_of_an_offload_or_not_at_all(between: int, begins: int) -> None:
-    made = trace(
+    built = trace(
         [
             kernel("t", 10, "", "y"),
             kernel("between", between, "y"),
@@ -308,13 +308,13 @@ def test_figure_3_a_task_waits_for_the_rest_of_an_offload_or_not_at_all(between:
         ],
         [block("y", 40), block("large", 60)],
     )
-    starts, copies = times(made, 80)
+    starts, copies = times(built, 80)
     assert starts == {"t": 0, "between": 10, "s": begins, "last": begins + 50}
     assert copies == {"out:y": (10, 50), "in:y": (begins + 10, begins + 50)}
 
 
 def test_figure_5_a_block_that_the_next_task_uses_stays() -> None:
-    made = trace(
+    built = trace(
         [
             kernel("t", 10, "", "next far"),
             kernel("both", 10, "next far"),
@@ -323,14 +323,14 @@ def test_figure_5_a_block_that_the_next_task_uses_stays() -> None:
         ],
         [block("next", 30), block("far", 30), block("large", 30)],
     )
-    starts, copies = times(made, 60)
+    starts, copies = times(built, 60)
     assert copies == {"out:far": (10, 40), "in:far": (50, 80)}
     assert starts == {"t": 0, "both": 10, "s": 40, "last": 80}
 
 
 @pytest.mark.parametrize(("late", "chosen"), [("", ["1", "2"]), ("2", ["5", "6"])])
 def test_figure_6_of_two_schemes_the_one_with_less_delay_is_taken(late: str, chosen: list[str]) -> None:
-    made = trace(
+    built = trace(
         [
             kernel("t", 10, "", "1 2 3 4 5 6"),
             kernel("most", 100, "1 2 3 5 6", late),
@@ -341,7 +341,7 @@ def test_figure_6_of_two_schemes_the_one_with_less_delay_is_taken(late: str, cho
         [block("four", 40), *(block(*each) for each in zip("123456", (20, 20, 10, 10, 20, 20), strict=True))],
     )
     where = node()
-    (part,) = rounds_of(plan_of(made, where, 100), task_graph(made, where), where, 100)
+    (part,) = rounds_of(plan_of(built, where, 100), task_graph(built, where), where, 100)
     seen: list[set[tuple[str, ...]]] = []
 
     def look(coming: Instruction) -> None:
@@ -350,7 +350,7 @@ def test_figure_6_of_two_schemes_the_one_with_less_delay_is_taken(late: str, cho
 
     walked(part, look)
     assert seen == [{("1", "2"), ("5", "6")}]
-    starts, copies = times(made, 100)
+    starts, copies = times(built, 100)
     assert [name[4:] for name in copies if name.startswith("out:")][:2] == chosen
     assert starts["s"] == 110
     assert copies[f"out:{chosen[0]}"] == (10, 30)
@@ -360,7 +360,7 @@ def test_figure_6_of_two_schemes_the_one_with_less_delay_is_taken(late: str, cho
 def test_figure_7_a_prefetch_begins_at_the_last_task_that_hides_it_or_as_soon_as_there_is_room(
     until: str, begins: int, delay: int
 ) -> None:
-    made = trace(
+    built = trace(
         [
             kernel("t", 10, "", "y"),
             kernel("u", 10, "y"),
@@ -372,7 +372,7 @@ def test_figure_7_a_prefetch_begins_at_the_last_task_that_hides_it_or_as_soon_as
         ],
         [block("y", 25), block("large", 60)],
     )
-    starts, copies = times(made, 80)
+    starts, copies = times(built, 80)
     assert starts == {"t": 0, "u": 10, "s": 35, "one": 45, "two": 55, "three": 65, "last": 75 + delay}
     assert copies == {"out:y": (10, 35), "in:y": (begins, begins + 25)}
 
@@ -384,7 +384,7 @@ def test_of_the_schemes_for_a_prefetch_the_one_that_is_in_time_is_taken_though_i
     the label would be in at 110. The host has `x` already: without it the label is in at 90, though `x`, with 50 bytes,
     is more than `y` there and back.
     """
-    made = trace(
+    built = trace(
         [
             kernel("t", 10, "x", "y"),
             kernel("u", 10, "y", "y"),
@@ -395,7 +395,7 @@ def test_of_the_schemes_for_a_prefetch_the_one_that_is_in_time_is_taken_though_i
         ],
         [held("x", 50, kind=BlockKind.INPUT), held("label", 20, kind=BlockKind.LABEL), block("y", 20)],
     )
-    starts, copies = times(made, 70)
+    starts, copies = times(built, 70)
     # First x comes for 50 ns; for `last` it comes again when the label has left.
     assert starts == {"t": 50, "u": 60, "now": 70, "between": 90, "use": 105, "last": 165}
     assert copies == {"in:x": (0, 50), "in:label": (70, 90)}
@@ -403,7 +403,7 @@ def test_of_the_schemes_for_a_prefetch_the_one_that_is_in_time_is_taken_though_i
 
 @pytest.mark.parametrize(("between", "begins", "algorithm"), [(5, 15, "gemm"), (15, 60, "fft")])
 def test_equation_10_a_faster_algorithm_is_worth_a_shorter_delay(between: int, begins: int, algorithm: str) -> None:
-    made = trace(
+    built = trace(
         [
             kernel("t", 10, "", "y"),
             kernel("between", between, "y"),
@@ -413,6 +413,6 @@ def test_equation_10_a_faster_algorithm_is_worth_a_shorter_delay(between: int, b
         [block("y", 50), block("small", 10)],
         algorithms=(AlgorithmChoice("s", "gemm", 100, 0), AlgorithmChoice("s", "fft", 60, 60)),
     )
-    plan = plan_of(made, node(), 100)
+    plan = plan_of(built, node(), 100)
     assert plan.program.transforms[1].chosen == ((2, algorithm),)  # type: ignore[attr-defined]
-    assert times(made, 100)[0]["s"] == begins
+    assert times(built, 100)[0]["s"] == begins

@@ -46,6 +46,7 @@ class TestExample(PolicyContract):
     parameter_sets = ({}, {"count": 3})
 
 
+@pytest.mark.slow
 def test_the_policy_list_has_it_with_its_parameters(installed, tmp_path):
     done = command_with(installed, arguments=["list", "policies"], cwd=tmp_path)
     assert done.returncode == 0, done.stderr
@@ -56,6 +57,7 @@ def test_the_policy_list_has_it_with_its_parameters(installed, tmp_path):
     assert "how many feature maps are swapped" in alone and "default 1" in alone
 
 
+@pytest.mark.slow
 def test_a_scenario_runs_it(installed, tmp_path):
     study = make_study(tmp_path)
     arguments = ["run", str(study), "--json", "--set", "policies=[ideal, largest: {count: 2}]"]
@@ -67,6 +69,7 @@ def test_a_scenario_runs_it(installed, tmp_path):
     assert metrics["d2h_bytes"] == metrics["h2d_bytes"] == 200_000, "x2; nothing lies between the uses of x3"
 
 
+@pytest.mark.slow
 def test_simulate_runs_it(installed, tmp_path):
     make_study(tmp_path)
     script = """
@@ -80,6 +83,7 @@ print(result.policy, result.metrics.d2h_bytes, result.steady)
     assert (done.stdout, done.returncode) == ("largest 200000 True\n", 0), done.stderr
 
 
+@pytest.mark.slow
 def test_its_own_refusals_reach_the_user(installed, tmp_path):
     arguments = ["run", str(make_study(tmp_path)), "--set", "policies=[largest: {count: 0}]"]
     done = command_with(installed, arguments=arguments, cwd=tmp_path)
@@ -168,6 +172,7 @@ def test_broken_entry_points_leave_the_others_alone():
     assert registry.policy_class("none").__module__ == "simgpu.policies.none", "a built-in name cannot be taken"
 
 
+@pytest.mark.slow
 def test_the_command_line_says_what_is_broken_and_runs_the_rest(strange, tmp_path):
     study = str(make_study(tmp_path))
     broken = command_with(strange, arguments=["run", study, "--set", "policies=[missing]"], cwd=tmp_path)
@@ -210,6 +215,7 @@ def choosy(tmp_path_factory: pytest.TempPathFactory) -> Path:
     )
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("parameters", "words"),
     [
@@ -224,6 +230,7 @@ def test_parameters_that_the_policy_refuses_are_bad_input(choosy: Path, paramete
     assert words in " ".join(refused.stderr.split())
 
 
+@pytest.mark.slow
 def test_parameters_that_json_cannot_hold_are_texts_in_the_report(choosy: Path, tmp_path: Path):
     arguments = ["run", str(make_study(tmp_path)), "--set", "policies=[choosy]", "--json"]
     ran = command_with(choosy, arguments=arguments, cwd=tmp_path)

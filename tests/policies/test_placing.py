@@ -52,8 +52,8 @@ def test_what_is_recomputed_goes_in_the_same_gap():
 
 
 def test_a_fetch_that_drains_is_said_to():
-    found = placement_of(FIVE, CHAIN, [1, 1, 0], drained=[True, False, True])
-    assert [(swap.block, swap.drain) for swap in found.swaps] == [(X2, True), (X3, False)]
+    result = placement_of(FIVE, CHAIN, [1, 1, 0], drained=[True, False, True])
+    assert [(swap.block, swap.drain) for swap in result.swaps] == [(X2, True), (X3, False)]
 
 
 @pytest.mark.parametrize(("ahead", "fetch"), [(0, B2), (1, B3), (2, B4), (3, B5), (4, 4), (6, 2), (7, 2), (100, 2)])

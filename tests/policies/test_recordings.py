@@ -106,6 +106,7 @@ def test_none_reports_the_recorded_peak_to_the_byte(name):
     assert result.metrics.device_peak_bytes == LOGS[name][1]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", LOGS)
 def test_the_recorded_peak_is_just_enough_and_a_byte_less_is_not(name):
     assert run(name, "none", LOGS[name][1]).iteration_ns == LOGS[name][0]
@@ -132,6 +133,7 @@ def test_the_needed_peak_stands_beside_the_recorded_one(name):
     assert stats.peak_needed.bytes == peak(trace, 1, needed=True) <= peak(trace, 1, needed=False)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("mode", MODES)
 @pytest.mark.parametrize("name", RECORDINGS)
 def test_vdnn_runs_steadily_with_memory_to_spare(name, mode):
@@ -143,6 +145,7 @@ def test_vdnn_runs_steadily_with_memory_to_spare(name, mode):
         assert result.metrics.d2h_bytes == 0 and result.iteration_ns == result.ideal_ns
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("mode", MODES)
 @pytest.mark.parametrize("name", RECORDINGS)
 @pytest.mark.parametrize("share", [30, 50, 80, 95])

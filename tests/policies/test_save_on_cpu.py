@@ -28,9 +28,9 @@ layers = st.lists(st.tuples(numbers, numbers, numbers), min_size=1, max_size=6)
 
 @settings(max_examples=25, deadline=None)
 @given(made=layers, bandwidth=st.sampled_from([10**9, 3 * 10**8, 7 * 10**9]), latency=st.integers(0, 9))
-def test_nothing_overlaps(made: list[tuple[int, int, int]], bandwidth: int, latency: int) -> None:
+def test_nothing_overlaps(built: list[tuple[int, int, int]], bandwidth: int, latency: int) -> None:
     """An iteration is compute and, one after another, a copy of every input of a layer out and back."""
-    forward, backward, sizes = map(list, zip(*made, strict=True))
+    forward, backward, sizes = map(list, zip(*built, strict=True))
     result = run(chain(forward, backward, sizes), "save_on_cpu", bandwidth=bandwidth, latency=latency)
     copies = sum(copy_ns(size, bandwidth, latency) for size in sizes)
     assert result.iteration_ns == sum(forward) + sum(backward) + 2 * copies
@@ -152,11 +152,11 @@ def test_a_program_reads_back_as_it_was_written():
 
 
 def test_notes_tell_whether_the_recording_tells_what_is_saved():
-    for tasks, told in ((chain([5], [7], [9]), False), (attention(), True)):
+    for tasks, message in ((chain([5], [7], [9]), False), (attention(), True)):
         notes = run(tasks, "save_on_cpu").notes
         assert (
             any(note.startswith("tensors that autograd saves: derived from what backward reads") for note in notes)
-            != told
+            != message
         )
 
 

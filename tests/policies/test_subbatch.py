@@ -28,8 +28,8 @@ GB = 10**9
 
 def of_batch(trace: Trace, batch: int) -> TaskGraph:
     """A graph that knows itself at other batch sizes."""
-    whole = replace(trace, info=replace(trace.info, batch=batch))
-    return replace(TaskGraph.of(whole), rescaled=cache(lambda size: TaskGraph.of(at_batch(whole, size, K40))))
+    full = replace(trace, info=replace(trace.info, batch=batch))
+    return replace(TaskGraph.of(full), rescaled=cache(lambda size: TaskGraph.of(at_batch(full, size, K40))))
 
 
 def selected(tasks: TaskGraph, budget: int, **more) -> SubBatch:
@@ -84,10 +84,10 @@ def test_the_largest_regular_sub_batch_whose_windows_fit(sizes: list[int], batch
     def fits(size: int) -> bool:
         return window_bytes(Tdfg.of(tasks.at_batch(size), alignment)) <= budget
 
-    found = select_sub_batch(tasks, GpuSpec("bench", 10**9, alignment=alignment), budget)
+    result = select_sub_batch(tasks, GpuSpec("bench", 10**9, alignment=alignment), budget)
     candidates = sorted({*(rounded_down(size) for size in range(1, batch)), batch})
     allowed = [size for size in candidates if fits(size)]
-    assert (found.size, found.fits) == (max(allowed, default=1), bool(allowed))
+    assert (result.size, result.fits) == (max(allowed, default=1), bool(allowed))
 
 
 def test_one_sample_where_even_that_fails():
@@ -105,9 +105,9 @@ def test_a_batch_of_one_stays_whole():
 def test_a_network_in_its_sub_batch_fits_by_its_own_profile(name: str, batch: int, counted):
     tasks = network(name, batch)
     for budget in (4 * GB, 8 * GB, 12 * GB):
-        found = select_sub_batch(tasks, K40, budget, counted=counted)
-        assert found.fits and not found.whole_batch_reason
-        assert window_bytes(Tdfg.of(tasks.at_batch(found.size)), counted=counted) <= budget
+        result = select_sub_batch(tasks, K40, budget, counted=counted)
+        assert result.fits and not result.whole_batch_reason
+        assert window_bytes(Tdfg.of(tasks.at_batch(result.size)), counted=counted) <= budget
 
 
 def test_sizes_are_those_of_the_iteration_at_that_batch():
@@ -124,9 +124,9 @@ def test_sizes_are_those_of_the_iteration_at_that_batch():
 def test_resnet34_is_partitioned_below_5_gb_and_not_from_there():
     """Section 7.4: at 5 and 6 GB the sub-batch is still 256; where the budget is smaller than 5 GB it is smaller."""
     tasks = network("resnet34", 256)
-    found = {gb: select_sub_batch(tasks, K40, gb * GB).size for gb in (2, 3, 4, 5, 6, 12)}
-    assert found[5] == found[6] == found[12] == 256
-    assert 256 > found[4] >= found[3] >= found[2]
+    result = {gb: select_sub_batch(tasks, K40, gb * GB).size for gb in (2, 3, 4, 5, 6, 12)}
+    assert result[5] == result[6] == result[12] == 256
+    assert 256 > result[4] >= result[3] >= result[2]
 
 
 def test_more_memory_never_makes_the_sub_batch_smaller_where_workspaces_do_not_change():
@@ -140,26 +140,26 @@ def test_more_memory_never_makes_the_sub_batch_smaller_where_workspaces_do_not_c
 
 def test_profile_and_selection_are_repeated_until_the_sub_batch_stays():
     """At 256 samples the workspace leaves 72 bytes for data, at 64 it leaves 168, at 128 it leaves 136."""
-    found = selected(with_workspace(256, lambda size: size // 2), 200)
-    assert found == SubBatch(128, 256, True, ((256, 64), (64, 128), (128, 128)))
+    result = selected(with_workspace(256, lambda size: size // 2), 200)
+    assert result == SubBatch(128, 256, True, ((256, 64), (64, 128), (128, 128)))
 
 
 def test_where_profiles_go_round_the_largest_sub_batch_between_that_fits_is_taken():
     """By the workspace of one sample 192 would fit; by their own nothing would, and so it goes round."""
     tasks = with_workspace(256, lambda size: 4 * size)
-    found = selected(tasks, 200)
-    assert found.steps[:3] == ((256, 1), (1, 192), (192, 1))
-    assert (found.size, found.fits) == (32, True)
+    result = selected(tasks, 200)
+    assert result.steps[:3] == ((256, 1), (1, 192), (192, 1))
+    assert (result.size, result.fits) == (32, True)
     assert window_bytes(Tdfg.of(tasks.at_batch(64))) > 200 >= window_bytes(Tdfg.of(tasks.at_batch(32)))
 
 
 @given(st.lists(st.integers(0, 400), min_size=64, max_size=64), st.integers(1, 300))
 def test_it_ends_whatever_the_workspaces_do(workspaces: list[int], budget: int):
     tasks = with_workspace(64, lambda size: workspaces[size - 1])
-    found = selected(tasks, budget)
-    assert found.fits == (window_bytes(Tdfg.of(tasks.at_batch(found.size))) <= budget)
-    assert found.fits or found.size == 1
-    assert len({batch for batch, _ in found.steps}) <= 8  # the whole batch and the powers of two below it
+    result = selected(tasks, budget)
+    assert result.fits == (window_bytes(Tdfg.of(tasks.at_batch(result.size))) <= budget)
+    assert result.fits or result.size == 1
+    assert len({batch for batch, _ in result.steps}) <= 8  # the whole batch and the powers of two below it
 
 
 # --- batches that cannot be partitioned ---------------------------------------------------------------------
@@ -168,15 +168,15 @@ def test_it_ends_whatever_the_workspaces_do(workspaces: list[int], budget: int):
 def test_an_iteration_without_blocks_that_grow_stays_whole():
     tasks = graph([kernel("k", 1, "x", "y")], [held("x", 5), held("y", 5)])
     tasks = of_batch(tasks.trace, 8)
-    found = selected(tasks, 9)
-    assert (found.size, found.fits) == (8, False)
-    assert found.whole_batch_reason == "no block of the iteration grows with the batch"
+    result = selected(tasks, 9)
+    assert (result.size, result.fits) == (8, False)
+    assert result.whole_batch_reason == "no block of the iteration grows with the batch"
 
 
 def test_a_trace_that_cannot_be_told_at_another_batch_stays_whole_and_says_why():
     trace = chain([5, 7], [10, 14], [640, 1280])
     unread = tuple(replace(each, reads=()) for each in trace.kernels)
     info = replace(trace.info, batch=64, origin=Origin.IMPORTED)
-    found = selected(TaskGraph.of(replace(trace, info=info, kernels=unread)), 100)
-    assert (found.size, found.fits, found.steps) == (64, False, ((64, 64),))
-    assert found.whole_batch_reason.startswith("chain: kernels.reads: the recording does not tell what kernels read")
+    result = selected(TaskGraph.of(replace(trace, info=info, kernels=unread)), 100)
+    assert (result.size, result.fits, result.steps) == (64, False, ((64, 64),))
+    assert result.whole_batch_reason.startswith("chain: kernels.reads: the recording does not tell what kernels read")

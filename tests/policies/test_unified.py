@@ -61,6 +61,7 @@ def plain() -> Result:
     return simulate(load_trace(VGG16), load_node("v100"), "none")
 
 
+@pytest.mark.slow
 def test_what_just_fits_takes_no_fault_and_no_nanosecond(plain: Result):
     result = run(budget=plain.high_water)
     assert result.timeline.iteration_ends_ns[:3] == plain.timeline.iteration_ends_ns
@@ -76,6 +77,7 @@ def test_the_more_memory_is_oversubscribed_the_longer_it_takes(plain: Result):
     assert slowdowns[-1] < run(access="pinned").metrics.slowdown
 
 
+@pytest.mark.slow
 def test_a_faster_link_makes_both_ways_faster(plain: Result):
     slow, fast = load_node("v100"), load_node("v100-nvlink2-75")
     for given in ({}, {"access": "pinned"}):

@@ -36,9 +36,9 @@ def moves(trace: Trace, mode: str) -> Moves:
     graph = TaskGraph.of(trace)
     swaps = Vdnn(mode).swaps(graph)
     names = [kernel.id for kernel in trace.kernels]
-    found = {graph.blocks[swap.block].id: (names[swap.after], names[swap.fetch_with]) for swap in swaps}
-    assert len(found) == len(swaps), "a block is swapped once"
-    return found
+    result = {graph.blocks[swap.block].id: (names[swap.after], names[swap.fetch_with]) for swap in swaps}
+    assert len(result) == len(swaps), "a block is swapped once"
+    return result
 
 
 CHAIN = straight(["conv2d", "max_pool2d", "conv2d", "conv2d", "max_pool2d", "linear", "linear"], [100] * 7)
@@ -223,8 +223,8 @@ def test_an_optimizer_before_the_forward_pass_is_no_backward_step():
 
 def test_nothing_is_fetched_before_it_has_left():
     """Two passes over one input: the second pass's search cannot begin in the first one's backward."""
-    found = moves(two_passes(), "all")
-    assert found == {
+    result = moves(two_passes(), "all")
+    assert result == {
         "y2": ("F:L3", "B:L4"),
         "y1": ("F:L2", "B:L3"),
         "x": ("F:L1-again", "B:L2-again"),
@@ -256,6 +256,7 @@ def published(ops: Sequence[str], sizes: Sequence[int], mode: str) -> Moves:
     return {names[n - 1]: (f"F:L{n}", f"B:L{fetched[n]}") for n in sent}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("mode", ["all", "conv"])
 @pytest.mark.parametrize("length", [1, 2, 3, 4, 5, 6])
 def test_every_short_chain_follows_the_published_search(mode, length):

@@ -70,8 +70,8 @@ class Chain:
         size = [self.sizes[name] for name in self.inputs]
         here = {0}
         for n in range(count):
-            made = size[n + 1] if n + 1 < count else 0
-            if not self._settle(self.layers[n].id, sum(size[m] for m in here) + made, chosen, downgrade):
+            built = size[n + 1] if n + 1 < count else 0
+            if not self._settle(self.layers[n].id, sum(size[m] for m in here) + built, chosen, downgrade):
                 return None
             here = (here | {n + 1} if n + 1 < count else here) - ({n} & self.sent)
         for n in reversed(range(count)):
@@ -108,9 +108,9 @@ def expected(trace: Trace, budget: int) -> tuple[str, Chosen]:
             return f"offload {mode}, fastest algorithms", fastest
     table = {c.kernel: choices_of(trace, c.kernel) for c in trace.algorithms}
     for mode in ("conv", "all"):
-        found = Chain(trace, mode, budget).walk(fastest, table)
-        if found is not None:
-            return f"offload {mode}, algorithms downgraded one by one", found
+        result = Chain(trace, mode, budget).walk(fastest, table)
+        if result is not None:
+            return f"offload {mode}, algorithms downgraded one by one", result
     return "offload all, smallest algorithms", smallest
 
 
@@ -126,8 +126,12 @@ def run(trace: Trace, budget: int) -> Result | None:
         return None
 
 
-@pytest.mark.parametrize("budget", BUDGETS)
-def test_adopts_what_the_published_trials_would(budget):
+def test_adopts_what_the_published_trials_would():
+    for budget in BUDGETS:
+        check_against_published_trials(budget)
+
+
+def check_against_published_trials(budget: int) -> None:
     outcome, chosen = expected(TRACE, budget)
     result = run(TRACE, budget)
     if outcome == "nothing fits":
@@ -171,6 +175,7 @@ def test_the_notes_list_the_trials_in_the_published_order():
     )
 
 
+@pytest.mark.slow
 def test_downgrading_stops_at_the_kernels_that_overflow():
     """Between the extremes some kernels keep the fastest, some take the middle, some the smallest."""
     mixes = set()
@@ -232,9 +237,11 @@ def test_nothing_more_is_tried_where_the_smallest_that_can_be_does_not_fit():
 def test_modes_all_and_conv_take_the_algorithms_they_are_told(mode, which, index):
     result = simulate(TRACE, node_of(10**6), "vdnn", parameters={"mode": mode, "algorithms": which})
     assert algorithms_of(result.program) == {kernel: choice.algorithm for kernel, choice in pick(TRACE, index).items()}
-    told = {kernel.id: kernel.duration_ns for kernel in TRACE.kernels}
-    told |= {kernel: choice.duration_ns for kernel, choice in pick(TRACE, index).items()}
-    assert told == {span.name: span.end_ns - span.start_ns for span in result.timeline if span.kind.label == "compute"}
+    message = {kernel.id: kernel.duration_ns for kernel in TRACE.kernels}
+    message |= {kernel: choice.duration_ns for kernel, choice in pick(TRACE, index).items()}
+    assert message == {
+        span.name: span.end_ns - span.start_ns for span in result.timeline if span.kind.label == "compute"
+    }
 
 
 def test_the_recorded_algorithms_are_left_alone_by_default():

@@ -26,12 +26,12 @@ def work(result: Result) -> list[tuple[str, int, int]]:
     copies, ``again:`` what runs again."""
     prefix = {SpanKind.COPY_D2H: "out:", SpanKind.COPY_H2D: "in:", SpanKind.RECOMPUTE: "again:"}
     begin = result.timeline.iteration_ends_ns[0]
-    found = [
+    outcome = [
         (prefix.get(span.kind, "") + span.name, span.start_ns - begin, span.end_ns - begin)
         for span in result.timeline
         if span.kind in WORK and span.iteration == 1
     ]
-    return sorted(found, key=lambda each: each[1:])
+    return sorted(outcome, key=lambda each: each[1:])
 
 
 def run_again(program: Program, trace: Trace) -> list[str]:
@@ -60,5 +60,5 @@ def used(result: Result, moment: int) -> int:
 def parts(forward: Sequence[int], backward: Sequence[int], sizes: Sequence[int], lengths: Sequence[int]) -> Trace:
     """A chain cut into parts ``a``, ``b`` and so on of so many layers each; a layer is called ``a.1``, ``a.2``, ..."""
     tags = [f"{name}.{n}" for name, length in zip("abcdefgh", lengths, strict=False) for n in range(1, length + 1)]
-    made = chain(forward, backward, sizes)
-    return replace(made, kernels=tuple(replace(k, layer=tags[int(k.id[1:]) - 1]) for k in made.kernels))
+    built = chain(forward, backward, sizes)
+    return replace(built, kernels=tuple(replace(k, layer=tags[int(k.id[1:]) - 1]) for k in built.kernels))

@@ -161,22 +161,22 @@ def test_three_layers_by_hand(gpus: int, out: list[tuple[int, int]], updates: li
     """Each stream takes layer 3, 2, 1 in turn; the last weight's return ends the iteration."""
     how = Replicate(gpus, HOST, 2 * BUS)
     timeline = run(sharing(three_layers()), how, on_a_bus(gpus))
-    found = since_start(timeline)
+    result = since_start(timeline)
     lone = [40, 100, 60]
     for n in (1, 2, 3):
-        assert found[0, SpanKind.COMPUTE, f"update:w{n}"] == updates[n - 1]
+        assert result[0, SpanKind.COMPUTE, f"update:w{n}"] == updates[n - 1]
         for gpu in range(gpus):
             name = f"w{n}.grad" + (f".gpu{gpu}" if gpu else "")
-            assert found[gpu, SpanKind.COPY_D2H, name] == out[n - 1]
-            assert found[gpu, SpanKind.COPY_H2D, f"w{n}"] == (back[n - 1], back[n - 1] + gpus * lone[n - 1])
+            assert result[gpu, SpanKind.COPY_D2H, name] == out[n - 1]
+            assert result[gpu, SpanKind.COPY_H2D, f"w{n}"] == (back[n - 1], back[n - 1] + gpus * lone[n - 1])
     assert iteration_ns(timeline) == {2: 880, 4: 1580}[gpus]
 
 
 @pytest.mark.parametrize("gpus", [2, 3, 4])
 def test_two_copies_for_each_gpu_and_layer(gpus: int):
     """Section 6.2 counts 2M of them for a layer on M GPUs."""
-    found = since_start(run(sharing(three_layers()), Replicate(gpus, HOST, TWICE), on_a_bus(gpus)))
-    copies = Counter(name.split(".")[0] for _, kind, name in found if kind is not SpanKind.COMPUTE)
+    result = since_start(run(sharing(three_layers()), Replicate(gpus, HOST, TWICE), on_a_bus(gpus)))
+    copies = Counter(name.split(".")[0] for _, kind, name in result if kind is not SpanKind.COMPUTE)
     assert copies == {"w1": 2 * gpus, "w2": 2 * gpus, "w3": 2 * gpus}
 
 
@@ -212,8 +212,8 @@ def used_twice(last: int) -> Trace:
 @pytest.mark.parametrize(("last", "back"), [(1000, 1050), (300, 350), (299, 350), (0, 350)])
 def test_a_weight_of_two_layers_leaves_and_returns_once(last: int, back: int):
     """Its gradient is complete at 50, on the host at 150, and used at 350; the old weight is used until 50 + last."""
-    found = since_start(run(sharing(used_twice(last)), Replicate(2, HOST, TWICE), several(2, switch=None)))
-    copies = {name: times for (gpu, kind, name), times in found.items() if kind is not SpanKind.COMPUTE and not gpu}
+    result = since_start(run(sharing(used_twice(last)), Replicate(2, HOST, TWICE), several(2, switch=None)))
+    copies = {name: times for (gpu, kind, name), times in result.items() if kind is not SpanKind.COMPUTE and not gpu}
     assert copies == {"w.grad": (50, 150), "w": (back, back + 100)}
 
 
@@ -222,12 +222,12 @@ def test_gpus_wait_for_each_other_at_the_end_alone():
     tasks = sharing(network([10, 10], gradient=100, error=100))
     where = replace(several(2), switches=(SwitchSpec((1,), GB // 100, GB // 100),))
     swap = Swap(tasks.block("x1"), tasks.kernel("F2"), tasks.kernel("W2"), tasks.kernel("W2"))
-    found = since_start(run(tasks, Replicate(2, HOST, TWICE), where, Placement((swap,))))
+    result = since_start(run(tasks, Replicate(2, HOST, TWICE), where, Placement((swap,))))
     # x1 leaves after F2 for 20 ns and comes back for 20 ns; with GPU 1 both take 2000 ns.
-    assert [found[0, SpanKind.COMPUTE, name] for name in ("W2", "E2", "W1")] == [(60, 160), (160, 260), (260, 360)]
-    assert found[1, SpanKind.COMPUTE, "W2.gpu1"] == (4020, 4120)
-    assert found[0, SpanKind.COPY_D2H, "w2.grad"][0] == 160
-    assert found[0, SpanKind.COMPUTE, "update:w2"][0] == found[1, SpanKind.COPY_D2H, "w2.grad.gpu1"][1]
+    assert [result[0, SpanKind.COMPUTE, name] for name in ("W2", "E2", "W1")] == [(60, 160), (160, 260), (260, 360)]
+    assert result[1, SpanKind.COMPUTE, "W2.gpu1"] == (4020, 4120)
+    assert result[0, SpanKind.COPY_D2H, "w2.grad"][0] == 160
+    assert result[0, SpanKind.COMPUTE, "update:w2"][0] == result[1, SpanKind.COPY_D2H, "w2.grad.gpu1"][1]
 
 
 @pytest.mark.parametrize("exchange", Exchange)
@@ -249,13 +249,13 @@ def test_two_weights_gathered_on_two_gpus():
     until 340 and 440. Both weights are new at 450, on the host at 580, on the other GPU at 710.
     """
     timeline = run(sharing(network([30, 100], step=5)), Replicate(2, GATHER, 3 * GB), several(2, switch=None))
-    found = since_start(timeline)
-    assert found[1, SpanKind.COPY_D2H, "w2.grad.gpu1"] == (80, 180)
-    assert found[0, SpanKind.COMPUTE, "accumulate:w1.grad.gpu1"] == (210, 240)
-    assert found[0, SpanKind.COPY_H2D, "w2.grad.gpu1"] == (240, 340)
-    assert found[0, SpanKind.COMPUTE, "S1"] == (440, 445)
-    assert found[0, SpanKind.COPY_D2H, "w1"] == (450, 480)
-    assert found[1, SpanKind.COPY_H2D, "w1"] == (580, 610)
+    result = since_start(timeline)
+    assert result[1, SpanKind.COPY_D2H, "w2.grad.gpu1"] == (80, 180)
+    assert result[0, SpanKind.COMPUTE, "accumulate:w1.grad.gpu1"] == (210, 240)
+    assert result[0, SpanKind.COPY_H2D, "w2.grad.gpu1"] == (240, 340)
+    assert result[0, SpanKind.COMPUTE, "S1"] == (440, 445)
+    assert result[0, SpanKind.COPY_D2H, "w1"] == (450, 480)
+    assert result[1, SpanKind.COPY_H2D, "w1"] == (580, 610)
     assert iteration_ns(timeline) == 710
 
 
@@ -267,10 +267,10 @@ def test_two_weights_gathered_on_four_gpus_behind_a_bus():
     1770. They reach the three others, which share the bus, 90 and 390 ns later.
     """
     timeline = run(sharing(network([36, 120], step=210)), Replicate(4, GATHER, 3 * BUS), on_a_bus(4))
-    found = since_start(timeline)
-    fetched = [found[0, SpanKind.COPY_H2D, f"w2.grad.gpu{gpu}"] for gpu in (1, 2, 3)]
+    result = since_start(timeline)
+    fetched = [result[0, SpanKind.COPY_H2D, f"w2.grad.gpu{gpu}"] for gpu in (1, 2, 3)]
     assert fetched == [(620, 720), (820, 920), (1020, 1120)]
-    assert {found[gpu, SpanKind.COPY_H2D, "w1"] for gpu in (1, 2, 3)} == {(1770, 1860)}
+    assert {result[gpu, SpanKind.COPY_H2D, "w1"] for gpu in (1, 2, 3)} == {(1770, 1860)}
     assert iteration_ns(timeline) == 2160
 
 

@@ -108,10 +108,10 @@ def replaced(*instead: Instruction) -> dict[StreamId, Sequence[Instruction]]:
     return {COMPUTE: [*code[:at], *instead, *code[at + 1 :]]}
 
 
-@pytest.mark.parametrize("made", [C, X, G1])
-def test_a_relaunch_that_makes_what_its_kernel_does_not(made: int):
-    name = TASKS.blocks[made].id
-    wrong = Launch(BN, recompute=True, makes=(made,))
+@pytest.mark.parametrize("built", [C, X, G1])
+def test_a_relaunch_that_makes_what_its_kernel_does_not(built: int):
+    name = TASKS.blocks[built].id
+    wrong = Launch(BN, recompute=True, makes=(built,))
     refused(replaced(wrong), f"kernel BN does not make block {name} when it runs again")
 
 

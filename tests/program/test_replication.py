@@ -111,18 +111,18 @@ def test_kernels_that_add_up_take_a_launch_each():
 
 def test_each_step_of_gathering_begins_when_the_one_before_is_over():
     """GPU 0 adds up a gradient before it fetches the next; nothing else goes weight by weight."""
-    found = spans(run(network([100, 100], step=5), Replicate(2, GATHER, 3 * GB)))
+    result = spans(run(network([100, 100], step=5), Replicate(2, GATHER, 3 * GB)))
     steps = [
         *("gpu1.out:w1.grad.gpu1", "gpu1.out:w2.grad.gpu1"),
         *("in:w1.grad.gpu1", "accumulate:w1.grad.gpu1", "in:w2.grad.gpu1", "accumulate:w2.grad.gpu1"),
         *("S1", "S2", "out:w1", "out:w2", "gpu1.in:w1", "gpu1.in:w2"),
     ]
-    assert all(found[before][1] == found[after][0] for before, after in pairwise(steps))
+    assert all(result[before][1] == result[after][0] for before, after in pairwise(steps))
 
 
 def test_one_step_for_all_weights_waits_for_all_gradients():
-    found = spans(run(network([100, 100], step=5, together=True), Replicate(2, GATHER, 3 * GB)))
-    assert found["step"][0] == max(found[f"accumulate:w{n}.grad.gpu1"][1] for n in (1, 2))
+    result = spans(run(network([100, 100], step=5, together=True), Replicate(2, GATHER, 3 * GB)))
+    assert result["step"][0] == max(result[f"accumulate:w{n}.grad.gpu1"][1] for n in (1, 2))
 
 
 def test_where_no_optimizer_is_recorded_plain_gradient_descent_updates_the_weights():
@@ -153,13 +153,13 @@ def test_the_optimizers_state_is_the_hosts_and_counts():
 def test_a_gradient_leaves_as_soon_as_it_is_made_and_the_weight_returns_beside_compute():
     """Of the upper layer everything is hidden behind the lower one's backward."""
     trace = network([10, 100], gradient=1000, error=1000)
-    found = spans(run(trace, Replicate(2, HOST, TWICE)))
-    made = found["W2"][1]
-    assert found["out:w2.grad"] == found["gpu1.out:w2.grad.gpu1"] == (made, made + 200)
-    assert found["update:w2"] == (made + 200, made + 400)
+    result = spans(run(trace, Replicate(2, HOST, TWICE)))
+    built = result["W2"][1]
+    assert result["out:w2.grad"] == result["gpu1.out:w2.grad.gpu1"] == (built, built + 200)
+    assert result["update:w2"] == (built + 200, built + 400)
     # The old weight is still used by the kernel that passes the error on.
-    assert found["E2"] == (made, made + 1000)
-    assert found["in:w2"] == found["gpu1.in:w2"] == (made + 1000, made + 1200)
+    assert result["E2"] == (built, built + 1000)
+    assert result["in:w2"] == result["gpu1.in:w2"] == (built + 1000, built + 1200)
     timeline = run(trace, Replicate(2, HOST, TWICE))
     assert iteration_ns(timeline) == 2 * 10 + 3 * 1000 + 20 + 20 + 20
 
@@ -190,9 +190,9 @@ def test_gradients_are_exchanged_in_the_last_of_several_rounds_only():
             last = timeline.iteration == 2
             copies = (timeline.kind == SpanKind.COPY_D2H) | (timeline.kind == SpanKind.COPY_H2D)
             assert int((last & copies).sum()) == 4
-            made = [span for span in timeline if span.iteration == 2 and span.name.startswith("W1")]
+            built = [span for span in timeline if span.iteration == 2 and span.name.startswith("W1")]
             left = next(span for span in timeline if span.iteration == 2 and span.name == "w1.grad.gpu1")
-            assert left.start_ns == max(span.end_ns for span in made)
+            assert left.start_ns == max(span.end_ns for span in built)
 
 
 def test_a_copy_that_waits_for_its_turn_is_delayed_by_gradients_before_it():
@@ -203,8 +203,8 @@ def test_a_copy_that_waits_for_its_turn_is_delayed_by_gradients_before_it():
     for rate, first in ((GB, "in:w2"), (GB // 100, "in:x0")):
         program = on_all(one, tasks, several(2), Replicate(2, HOST, rate))
         verify(program, tasks)
-        found = spans(run_program(program, tasks, several(2), budget=None).timeline)
-        assert min(("in:w2", "in:x0"), key=lambda name: found[name]) == first
+        result = spans(run_program(program, tasks, several(2), budget=None).timeline)
+        assert min(("in:w2", "in:x0"), key=lambda name: result[name]) == first
 
 
 # --- what is refused ---------------------------------------------------------------------------------------

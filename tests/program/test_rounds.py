@@ -46,9 +46,9 @@ def happened(code: Program, tasks: TaskGraph, where: object = None, iterations: 
 @settings(deadline=None, suppress_health_check=list(HealthCheck), max_examples=40)
 @given(st.data(), st.integers(1, 4), st.booleans())
 def test_a_split_batch_runs_as_before(data: st.DataObject, sub_batch: int, barrier: bool):
-    whole = data.draw(networks())
-    whole = replace(whole, info=replace(whole.info, batch=data.draw(st.integers(sub_batch, 9))))
-    tasks = Split(sub_batch).apply(TaskGraph.of(whole))
+    full = data.draw(networks())
+    full = replace(full, info=replace(full.info, batch=data.draw(st.integers(sub_batch, 9))))
+    tasks = Split(sub_batch).apply(TaskGraph.of(full))
     code = lower(tasks, data.draw(moved(tasks, layer_barrier=barrier)))
     where = replace(data.draw(nodes()), gpu=replace(node().gpu, memory=10**9))
     apart = last_apart(code, 0)

@@ -33,7 +33,7 @@ def gap(tasks: TaskGraph, name: str) -> Recompute:
 
 
 def swapped(tasks: TaskGraph, name: str, fetch_with: str) -> Swap:
-    b, after, before = (found := gap(tasks, name)).block, found.after, found.before
+    b, after, before = (result := gap(tasks, name)).block, result.after, result.before
     return Swap(b, after, before, tasks.kernel(fetch_with))
 
 
@@ -200,10 +200,10 @@ def test_another_result_that_was_changed_since_is_scratch_and_no_more():
 def test_a_swapped_ancestor_is_fetched_earlier_as_many_layer_steps_ahead():
     """x3 would be fetched with B4, a step before B3; x4 is made of it before B4, so it is fetched with B5."""
     placement = Placement((swapped(FIVE, "x3", "B4"),), recomputes=(gap(FIVE, "x4"),))
-    found = planned(FIVE, placement)
+    result = planned(FIVE, placement)
     (swap,) = placement.swaps
-    assert found.needed == {swap: FIVE.kernel("B4")}
-    fetching = [(FIVE.kernels[step.kernel].id, step.again) for step in found.steps if step.fetched]
+    assert result.needed == {swap: FIVE.kernel("B4")}
+    fetching = [(FIVE.kernels[step.kernel].id, step.again) for step in result.steps if step.fetched]
     assert fetching == [("F3", True)]
     events = fetch_order(FIVE, placement)
     assert events.index("fetch x3") < events.index("B5") < events.index("F3 again") < events.index("B4")
@@ -217,9 +217,9 @@ def test_another_result_of_a_relaunch_that_is_away_is_fetched_for_it():
         blocks("p", "i", "q", "s", "g.s", "g.p", "g.i"),
     )
     placement = Placement((swapped(tasks, "i", "i"),), recomputes=(gap(tasks, "p"),))
-    found = planned(tasks, placement)
-    assert found.needed == {placement.swaps[0]: tasks.kernel("p")}
-    assert [(tasks.kernels[step.kernel].id, step.again) for step in found.steps if step.fetched] == [("P", True)]
+    result = planned(tasks, placement)
+    assert result.needed == {placement.swaps[0]: tasks.kernel("p")}
+    assert [(tasks.kernels[step.kernel].id, step.again) for step in result.steps if step.fetched] == [("P", True)]
 
 
 def test_two_steps_ahead_stay_two_steps_ahead():
@@ -233,13 +233,13 @@ def test_two_steps_ahead_stay_two_steps_ahead():
 def fetch_order(tasks: TaskGraph, placement: Placement) -> list[str]:
     """Backward launches and where the compute stream takes memory for fetches."""
     code = lower(tasks, placement).segments[0].streams[COMPUTE]
-    told = []
+    message = []
     for here, after in pairwise(code):
         if isinstance(here, Launch):
-            told.append(tasks.kernels[here.kernel].id + (" again" if here.recompute else ""))
+            message.append(tasks.kernels[here.kernel].id + (" again" if here.recompute else ""))
         elif isinstance(here, Acquire) and isinstance(after, Signal):
-            told.append(f"fetch {tasks.blocks[here.blocks[0]].id}")
-    return told
+            message.append(f"fetch {tasks.blocks[here.blocks[0]].id}")
+    return message
 
 
 def refusal(tasks: TaskGraph, placement: Placement) -> str:

@@ -124,7 +124,7 @@ def test_the_operators_are_those_that_pytorch_dispatches_for_cuda(name: str, low
     run, _ = TABLE[name]
     with autocast_as_on_gpu("a test"), FakeTensorMode():
         given = arguments(low, "cpu")
-        with torch.autocast("cuda", dtype=low), Operators() as ours:
+        with torch.autocast("cuda", dtype=low), Operators() as simulated:
             run(**given)
     was = torch.get_autocast_dtype("cuda")
     with FakeTensorMode():
@@ -132,12 +132,12 @@ def test_the_operators_are_those_that_pytorch_dispatches_for_cuda(name: str, low
         torch.set_autocast_enabled("cuda", True)
         torch.set_autocast_dtype("cuda", low)
         try:
-            with Operators() as theirs:
+            with Operators() as expected:
                 run(**given)
         finally:
             torch.set_autocast_enabled("cuda", False)
             torch.set_autocast_dtype("cuda", was)
-    assert ours.seen == theirs.seen
+    assert simulated.seen == expected.seen
 
 
 def test_every_operator_of_pytorchs_list_for_cuda_has_its_policy() -> None:

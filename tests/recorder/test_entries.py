@@ -146,8 +146,8 @@ def test_looking_at_all_blocks_leaves_the_training_as_it_was(optimizer: Any) -> 
         assert torch.equal(value, watched.module.state_dict()[name]), name
     states = [one.state_dict()["state"] for one in (alone, looked_at)]
     assert states[0].keys() == states[1].keys() and states[0]
-    for mine, theirs in zip(states[0].values(), states[1].values(), strict=True):
-        assert {key: value.tolist() for key, value in mine.items()} == {k: v.tolist() for k, v in theirs.items()}
+    for mine, expected in zip(states[0].values(), states[1].values(), strict=True):
+        assert {key: value.tolist() for key, value in mine.items()} == {k: v.tolist() for k, v in expected.items()}
 
 
 def test_epochs_of_a_training_are_those_of_a_plain_loop() -> None:

@@ -39,8 +39,8 @@ def test_it_is_a_valid_recording_of_that_device(trace: Trace) -> None:
 def test_its_weights_and_layers_are_those_of_a_recording_on_the_cpu(trace: Trace) -> None:
     other = record("vgg11", batch=_BATCH, device="cpu", repetitions=1, warmup=1)
 
-    def weights(found: Trace) -> dict[str, int]:
-        return {block.id: block.bytes for block in found.blocks if block.kind is BlockKind.WEIGHT}
+    def weights(result: Trace) -> dict[str, int]:
+        return {block.id: block.bytes for block in result.blocks if block.kind is BlockKind.WEIGHT}
 
     assert weights(trace) == weights(other)
     assert {kernel.layer for kernel in trace.kernels} == {kernel.layer for kernel in other.kernels}

@@ -28,8 +28,8 @@ NASTY = "</script><script>document.title='broken'</script>\"'&lt;<!--"
 def renamed(trace: Trace, old: str, new: str) -> Trace:
     """The same trace with a block of another name."""
 
-    def name(found: str) -> str:
-        return new if found == old else found
+    def name(result: str) -> str:
+        return new if result == old else result
 
     kernels = tuple(
         replace(

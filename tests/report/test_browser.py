@@ -63,9 +63,9 @@ def browser(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Chrome]:
     ):
         options.add_argument(f"--{flag}")
     options.set_capability("goog:loggingPrefs", {"browser": "ALL", "performance": "ALL"})
-    found = webdriver.Chrome(options=options, service=webdriver.ChromeService(str(DRIVER)))
-    yield found
-    found.quit()
+    chrome = webdriver.Chrome(options=options, service=webdriver.ChromeService(str(DRIVER)))
+    yield chrome
+    chrome.quit()
 
 
 @pytest.fixture(scope="module")
@@ -154,6 +154,7 @@ def colours(browser: Chrome) -> set[tuple[int, int, int]]:
     return {(value >> 16, value >> 8 & 255, value & 255) for value in values}
 
 
+@pytest.mark.slow
 def test_it_opens_from_a_disk_and_draws(at: Callable[..., Chrome], page: Path, timeline: Timeline) -> None:
     browser = at(page, tab=LABEL)
     assert seen(browser) == timeline.window(-1)
@@ -163,6 +164,7 @@ def test_it_opens_from_a_disk_and_draws(at: Callable[..., Chrome], page: Path, t
     assert text_of(browser, "range") == f"all {format_time(timeline.window(-1)[1] - timeline.window(-1)[0])}"
 
 
+@pytest.mark.slow
 def test_the_wheel_zooms_where_the_pointer_is_and_a_drag_moves(
     at: Callable[..., Chrome], page: Path, timeline: Timeline
 ) -> None:
@@ -190,6 +192,7 @@ def test_the_wheel_zooms_where_the_pointer_is_and_a_drag_moves(
     assert seen(browser) == timeline.window(-1)
 
 
+@pytest.mark.slow
 def test_a_span_is_told_under_the_pointer_and_pinned_by_a_click(
     at: Callable[..., Chrome], page: Path, timeline: Timeline
 ) -> None:
@@ -200,13 +203,13 @@ def test_a_span_is_told_under_the_pointer_and_pinned_by_a_click(
     span = max((s for s in timeline if s.start_ns >= begin and s.kind.label == "copy_d2h"), key=lambda s: s.bytes)
     pointer_to(browser, place_of(browser, (span.start_ns + span.end_ns) / 2), 6 + 34 + 17)
     tip = text_of(browser, "tip")
-    told = dict(zip(tip.splitlines()[1::2], tip.splitlines()[2::2], strict=True))
+    message = dict(zip(tip.splitlines()[1::2], tip.splitlines()[2::2], strict=True))
     assert tip.splitlines()[0] == span.name
-    assert (told["kind"], told["stream"], told["tensor"]) == ("copy d2h", "d2h", "activation")
-    assert told["start"] == f"{(span.start_ns - begin) / 1e6:.6f}".rstrip("0") + " ms"
-    assert told["duration"] == format_time(span.end_ns - span.start_ns)
-    assert f"({span.bytes:,} B)" in told["transferred"]
-    assert told["bandwidth"] == "1 GB/s"
+    assert (message["kind"], message["stream"], message["tensor"]) == ("copy d2h", "d2h", "activation")
+    assert message["start"] == f"{(span.start_ns - begin) / 1e6:.6f}".rstrip("0") + " ms"
+    assert message["duration"] == format_time(span.end_ns - span.start_ns)
+    assert f"({span.bytes:,} B)" in message["transferred"]
+    assert message["bandwidth"] == "1 GB/s"
     ActionChains(browser, duration=0).click().perform()  # type: ignore[no-untyped-call]
     assert text_of(browser, "details").splitlines()[0] == span.name
     stall = max(
@@ -222,6 +225,7 @@ def test_a_span_is_told_under_the_pointer_and_pinned_by_a_click(
     assert text_of(browser, "tip").startswith("memory in use\ntime\n")
 
 
+@pytest.mark.slow
 def test_a_tensor_is_found_wherever_it_is_made_used_or_moved(
     at: Callable[..., Chrome], page: Path, timeline: Timeline, quickstart: Comparison
 ) -> None:
@@ -257,6 +261,7 @@ def test_a_tensor_is_found_wherever_it_is_made_used_or_moved(
     assert not browser.find_element("id", "hits").is_displayed()
 
 
+@pytest.mark.slow
 def test_the_keyboard_does_all_of_it(at: Callable[..., Chrome], page: Path, timeline: Timeline) -> None:
     from selenium.webdriver.common.keys import Keys
 
@@ -282,6 +287,7 @@ def test_the_keyboard_does_all_of_it(at: Callable[..., Chrome], page: Path, time
     assert browser.switch_to.active_element.get_attribute("id") == "query"
 
 
+@pytest.mark.slow
 def test_tabs_and_iterations_switch_what_is_seen(
     at: Callable[..., Chrome], page: Path, quickstart: Comparison, timeline: Timeline
 ) -> None:
@@ -320,6 +326,7 @@ def test_nothing_is_broken_at_any_width_or_in_the_dark(at: Callable[..., Chrome]
     assert picture.size["width"] > 0.8 * width - 40
 
 
+@pytest.mark.slow
 def test_names_that_would_break_a_page_are_shown_as_they_are(at: Callable[..., Chrome], tmp_path: Path) -> None:
     name = NASTY.replace(" ", "")
     about = {"simgpu": "0", "scenario": NASTY}

@@ -104,13 +104,13 @@ def test_memory_is_in_the_data_to_the_byte(quickstart: Comparison) -> None:
     recorded = recorded_from(quickstart)
     ended = [ran for ran in recorded.runs if ran.timeline is not None]
     for ran, run in zip(ended, page_data(recorded)["runs"], strict=True):
-        for told, curve in (
+        for message, curve in (
             (run["memory"][0], timeline_of(ran).device_memory),
             (run["host"], timeline_of(ran).host_memory),
         ):
-            assert np.cumsum(told["time"]).tolist() == curve.time_ns.tolist()
-            assert np.cumsum(told["live"]).tolist() == curve.live.tolist()
-            assert told["padding"] is None
+            assert np.cumsum(message["time"]).tolist() == curve.time_ns.tolist()
+            assert np.cumsum(message["live"]).tolist() == curve.live.tolist()
+            assert message["padding"] is None
         assert run["budget"] == ran.entry["budget_bytes"] == 40 * 2**20
         assert run["unlimited"] is (ran.label == "ideal")
 
@@ -155,15 +155,15 @@ def test_policies_with_the_same_tasks_share_them(comparison: Comparison) -> None
 
 def test_the_table_has_the_lines_of_the_terminal() -> None:
     recorded = recorded_from(compare(load_scenario("vgg16-v100"), policies=["ideal", "none", "vdnn"]))
-    told = [line for group in groups([ran.entry for ran in recorded.runs]) for line in group.lines]
+    message = [line for group in groups([ran.entry for ran in recorded.runs]) for line in group.lines]
     done = CliRunner().invoke(main, ["run", "vgg16-v100", "-q", "--set", "policies=[ideal, none, vdnn]"])
     lines = [" ".join(line.split()) for line in done.stdout.splitlines()]
     first = lines.index("ideal none vdnn") + 1
     last = next(number for number, line in enumerate(lines) if line.startswith("energy, power"))
     table = lines[first:last]
     shown = [line for line in table if line and not re.fullmatch(r".*?( -)+", line)]
-    ours = [" ".join(" ".join((line.name, *line.cells)).split()) for line in told]
-    assert shown == [line for line in ours if not re.fullmatch(r".*?( -)+", line)]
+    simulated = [" ".join(" ".join((line.name, *line.cells)).split()) for line in message]
+    assert shown == [line for line in simulated if not re.fullmatch(r".*?( -)+", line)]
     assert len(shown) > 20
 
 
@@ -180,7 +180,7 @@ def test_bars_add_up_to_the_iteration(quickstart: Comparison) -> None:
 
 def test_the_page_says_what_ran_and_what_its_numbers_are_of(comparison: Comparison) -> None:
     text = " ".join(" ".join(parsed(page(recorded_from(comparison), {})).texts).split())
-    for told in (
+    for message in (
         "chain on tight",
         "modelled, not recorded, for hand-made",
         "3 iterations, the last one reported",
@@ -190,7 +190,7 @@ def test_the_page_says_what_ran_and_what_its_numbers_are_of(comparison: Comparis
         "mode=all",
         "out of device memory at",
     ):
-        assert told in text
+        assert message in text
 
 
 def test_a_run_without_any_end_says_why_and_has_no_timeline() -> None:
@@ -244,14 +244,14 @@ def test_a_folder_gives_the_page_that_the_comparison_gives(quickstart: Compariso
     about = {"simgpu": "0", "scenario": "small"}
     from_folder, from_memory = page(read_run(folder), {}), page(recorded_from(quickstart, about), {})
     # Streams that did nothing are in no table; nothing else differs.
-    ours, theirs = embedded(from_folder), embedded(from_memory)
-    for data in (ours, theirs):
+    simulated, expected = embedded(from_folder), embedded(from_memory)
+    for data in (simulated, expected):
         for run in data["runs"]:
             for track in run["tracks"]:
                 track["cause"] = [run["streams"][cause] if cause >= 0 else "" for cause in track["cause"]]
                 track["stream"] = run["streams"][track["stream"]]
             del run["streams"]
-    for data in (ours, theirs):
+    for data in (simulated, expected):
         words = data.pop("words")
         for run in data["runs"]:
             for track in run["tracks"]:
@@ -260,7 +260,7 @@ def test_a_folder_gives_the_page_that_the_comparison_gives(quickstart: Compariso
             for table in tasks.values():
                 for key in set(table) & {"id", "op", "layer", "phase", "kind"}:
                     table[key] = [words[number] for number in table[key]]
-    assert ours == theirs
+    assert simulated == expected
     assert parsed(from_folder).texts == parsed(from_memory).texts
 
 

@@ -120,6 +120,7 @@ def test_damaged_tables_of_all_policies_are_told_by_row(run: Path) -> None:
     assert not (run / "report.html").exists()
 
 
+@pytest.mark.slow
 def test_a_run_without_tables_says_how_to_get_them(tmp_path: Path) -> None:
     text = told(written(small(), tmp_path / "run", formats=("perfetto",)))
     assert f"{tmp_path / 'run' / 'ideal'}: holds no timeline.csv or timeline.parquet" in text

@@ -48,9 +48,9 @@ def held(name: str, size: int, **more: object) -> Block:
 
 def trace(kernels: Sequence[Kernel], blocks: Sequence[Block], **more: object) -> Trace:
     """A checked trace."""
-    made = Trace(INFO, tuple(kernels), tuple(blocks), **more)  # type: ignore[arg-type]
-    assert not check_trace(made), [str(problem) for problem in check_trace(made)]
-    return made
+    built = Trace(INFO, tuple(kernels), tuple(blocks), **more)  # type: ignore[arg-type]
+    assert not check_trace(built), [str(problem) for problem in check_trace(built)]
+    return built
 
 
 def graph(kernels: Sequence[Kernel], blocks: Sequence[Block], **more: object) -> TaskGraph:

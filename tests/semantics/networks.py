@@ -52,20 +52,20 @@ def network(
         blocks.append(block(f"w{n}.grad", size, kind=BlockKind.WEIGHT_GRADIENT))
         if momentum and step is not None:
             blocks.append(held(f"w{n}.momentum", size, kind=BlockKind.OPTIMIZER_STATE))
-    made = trace(kernels, blocks)
-    return replace(made, info=replace(made.info, batch=batch))
+    built = trace(kernels, blocks)
+    return replace(built, info=replace(built.info, batch=batch))
 
 
 def _optimizer(numbers: list[int], step: int | None, momentum: bool, together: bool) -> list[Kernel]:
     if step is None:
         return []
-    kept = "w{n} w{n}.momentum" if momentum else "w{n}"
+    stored = "w{n} w{n}.momentum" if momentum else "w{n}"
     if together:
-        all_kept = " ".join(kept.format(n=n) for n in numbers)
+        all_kept = " ".join(stored.format(n=n) for n in numbers)
         gradients = " ".join(f"w{n}.grad" for n in numbers)
         return [kernel("step", step, f"{gradients} {all_kept}", all_kept, phase=OPTIMIZER, pure=False)]
     return [
-        kernel(f"S{n}", step, f"w{n}.grad {kept.format(n=n)}", kept.format(n=n), phase=OPTIMIZER, pure=False)
+        kernel(f"S{n}", step, f"w{n}.grad {stored.format(n=n)}", stored.format(n=n), phase=OPTIMIZER, pure=False)
         for n in numbers
     ]
 

@@ -75,10 +75,10 @@ def _forward(tape: Tape, op: str, n: int, x: str, other: str) -> str:
     y = f"y{n}"
     if op in ("conv", "scale"):
         w = tape.block(f"w{n}", BlockKind.WEIGHT, persistent=True)
-        made = [tape.block(y)]
+        built = [tape.block(y)]
         if op == "conv" and tape.draw(st.booleans()):
-            made.append(tape.block(f"ws{n}", BlockKind.WORKSPACE))
-        tape.run("conv2d", (x, w), tuple(made))
+            built.append(tape.block(f"ws{n}", BlockKind.WORKSPACE))
+        tape.run("conv2d", (x, w), tuple(built))
         tape.later(lambda: _weight_gradient(tape, n, x, w, y))
         return y
     if op == "batch_norm":

@@ -182,9 +182,9 @@ class ReferenceMachine:
         while True:
             self._step_past()
             kinds: tuple[tuple[type, ...], ...] = ((Release,), (Signal,))
-            found = next((line for kind in kinds if (line := self._first(kind))), None)
-            if found:
-                self._effect(found)
+            result = next((line for kind in kinds if (line := self._first(kind))), None)
+            if result:
+                self._effect(result)
             elif not (self._grant() or self._ask() or self._start()):
                 return
 
@@ -339,8 +339,8 @@ class ReferenceMachine:
             return [(where, b) for b in reads], [(where, b) for b in writes]
         if isinstance(instruction, Encode | Decode):
             where = self._memory(line, instruction.space)
-            whole, form = instruction.block, instruction.into if isinstance(instruction, Encode) else instruction.source
-            first, then = (whole, form) if isinstance(instruction, Encode) else (form, whole)
+            full, form = instruction.block, instruction.into if isinstance(instruction, Encode) else instruction.source
+            first, then = (full, form) if isinstance(instruction, Encode) else (form, full)
             return [(where, first)], [(where, then)]
         b = instruction.block  # type: ignore[union-attr]
         here, there = (gpu, b), (HOST, b)

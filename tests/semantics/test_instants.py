@@ -52,9 +52,9 @@ def test_who_waited_is_served_before_who_asks_now():
         COMPUTE: [Acquire((0,)), Launch(0), Release((0,)), Acquire((2,)), Launch(3), Release((2,))],
         OTHER: [Launch(1), Acquire((1,)), Launch(2), Release((1,))],
     }
-    found = times(run(program(code), tasks, node(8)))
-    assert found["k2"] == (10, 17)
-    assert found["k3"] == (17, 18)
+    result = times(run(program(code), tasks, node(8)))
+    assert result["k2"] == (10, 17)
+    assert result["k3"] == (17, 18)
 
 
 def test_who_waited_is_served_first_even_when_a_signal_stands_between_release_and_request():
@@ -78,10 +78,10 @@ def test_who_waited_is_served_first_even_when_a_signal_stands_between_release_an
             *(CopyIn(1), Release((1,), HOST), Signal(5)),
         ],
     }
-    found = times(run(program(code), tasks, node(engines=1, host=8)))
-    assert found["in:a"] == (8, 12)
-    assert found["out:c"] == (12, 16)
-    assert found["in:b"] == (16, 20)
+    result = times(run(program(code), tasks, node(engines=1, host=8)))
+    assert result["in:a"] == (8, 12)
+    assert result["out:c"] == (12, 16)
+    assert result["in:b"] == (16, 20)
 
 
 def test_copies_issued_at_one_instant_are_served_out_before_in():
@@ -101,9 +101,9 @@ def test_copies_issued_at_one_instant_are_served_out_before_in():
     # The copy of b to the host must have ended before its copy back: give event 1 a meaning for both.
     code[H2D].insert(0, Await(4))
     code[D2H].insert(3, Signal(4))
-    found = times(run(program(code), tasks, node(engines=1)))
-    assert found["out:a"] == (5, 8)
-    assert found["in:b"] == (8, 11)
+    result = times(run(program(code), tasks, node(engines=1)))
+    assert result["out:a"] == (5, 8)
+    assert result["in:b"] == (8, 11)
 
 
 def test_signals_of_an_instant_come_before_its_requests_for_memory():
@@ -126,14 +126,14 @@ def test_first_come_first_served_among_equals_goes_by_stream():
         OTHER: [Acquire((1,)), Launch(1), Release((1,))],
         COMPUTE: [Acquire((0,)), Launch(0), Release((0,))],
     }
-    found = times(run(program(code), tasks, node(8)))
-    assert found == {"k0": (0, 10), "k1": (10, 20)}
+    result = times(run(program(code), tasks, node(8)))
+    assert result == {"k0": (0, 10), "k1": (10, 20)}
 
 
 def test_a_kernel_of_no_duration_ends_at_its_own_instant():
     tasks = graph([kernel("k0", 0, "", "a"), kernel("k1", 7, "a")], [block("a", 8)])
-    found = times(run(program({COMPUTE: [Acquire((0,)), Launch(0), Launch(1), Release((0,))]}), tasks))
-    assert found == {"k0": (0, 0), "k1": (0, 7)}
+    result = times(run(program({COMPUTE: [Acquire((0,)), Launch(0), Launch(1), Release((0,))]}), tasks))
+    assert result == {"k0": (0, 0), "k1": (0, 7)}
 
 
 @pytest.mark.parametrize("duplex", Duplex)
@@ -146,8 +146,8 @@ def test_a_kernel_that_ends_as_a_copy_begins_does_not_wait_for_the_copy(duplex: 
         COMPUTE: [*(Acquire((0,)), Launch(0), Signal(0), Launch(1), Launch(2)), *(Await(1), Launch(3), Release((0,)))],
         D2H: [Await(0), Acquire((0,), HOST), CopyOut(0), Release((0,), HOST), Signal(1)],
     }
-    found = times(run(program(code), tasks, node(duplex=duplex)))
-    assert found == {"k0": (0, 0), "k1": (0, 0), "k2": (0, 5), "out:a": (0, 100), "k3": (100, 105)}
+    result = times(run(program(code), tasks, node(duplex=duplex)))
+    assert result == {"k0": (0, 0), "k1": (0, 0), "k2": (0, 5), "out:a": (0, 100), "k3": (100, 105)}
 
 
 @pytest.mark.parametrize("duplex", Duplex)
@@ -157,8 +157,8 @@ def test_a_kernel_that_ends_as_a_copys_latency_ends_does_not_wait_for_the_copy(d
         COMPUTE: [*(Acquire((0,)), Launch(0), Signal(0), Launch(1), Launch(2)), *(Await(1), Launch(3), Release((0,)))],
         D2H: [Await(0), Acquire((0,), HOST), CopyOut(0), Release((0,), HOST), Signal(1)],
     }
-    found = times(run(program(code), tasks, node(duplex=duplex, latency=6)))
-    assert found["k2"] == (6, 11)
+    result = times(run(program(code), tasks, node(duplex=duplex, latency=6)))
+    assert result["k2"] == (6, 11)
 
 
 def test_on_a_half_duplex_link_a_kernel_that_ends_where_a_lone_copy_would_have_ended_goes_on():
@@ -184,11 +184,11 @@ def test_on_a_half_duplex_link_a_kernel_that_ends_where_a_lone_copy_would_have_e
         ],
         H2D: [Await(1), CopyIn(1), Release((1,), HOST), Signal(3)],
     }
-    found = times(run(program(code), tasks, node(duplex=Duplex.HALF)))
-    assert found["k1"] == (4, 50)
-    assert found["in:b"] == (4, 12)
-    assert found["out:a"] == (4, 50)
-    assert found["k2"] == (50, 51)
+    result = times(run(program(code), tasks, node(duplex=Duplex.HALF)))
+    assert result["k1"] == (4, 50)
+    assert result["in:b"] == (4, 12)
+    assert result["out:a"] == (4, 50)
+    assert result["k2"] == (50, 51)
 
 
 def test_the_order_in_which_simpy_fires_timers_of_one_instant_does_not_matter(monkeypatch: pytest.MonkeyPatch):

@@ -47,9 +47,9 @@ def test_an_offload_begins_with_the_step_of_its_reader():
 
 
 def test_the_step_ends_when_its_kernels_and_its_transfers_have_ended():
-    found = moved(Swap(X, K("f1"), K("b1"), K("b2")))
-    assert found["out:x"] == (0, 35)
-    assert (found["f1b"], found["f2"]) == ((10, 20), (35, 45))
+    result = moved(Swap(X, K("f1"), K("b1"), K("b2")))
+    assert result["out:x"] == (0, 35)
+    assert (result["f1b"], result["f2"]) == ((10, 20), (35, 45))
 
 
 def test_a_transfer_shorter_than_its_step_costs_nothing():
@@ -57,26 +57,26 @@ def test_a_transfer_shorter_than_its_step_costs_nothing():
 
 
 def test_a_prefetch_runs_beside_the_step_it_is_issued_with():
-    found = moved(Swap(X, K("f1"), K("b1"), K("b2")))
-    assert (found["b2"], found["in:x"], found["b1"]) == ((75, 85), (75, 110), (110, 120))
+    result = moved(Swap(X, K("f1"), K("b1"), K("b2")))
+    assert (result["b2"], result["in:x"], result["b1"]) == ((75, 85), (75, 110), (110, 120))
 
 
 def test_transfers_of_one_step_follow_each_other_and_the_step_waits_for_all():
-    found = moved(Swap(X, K("f1"), K("b1"), K("b3")), Swap(Y, K("f2"), K("b2"), K("b3")))
-    assert (found["in:y"], found["in:x"]) == ((70, 95), (95, 130))
-    assert found["b2"] == (130, 140)
+    result = moved(Swap(X, K("f1"), K("b1"), K("b3")), Swap(Y, K("f2"), K("b2"), K("b3")))
+    assert (result["in:y"], result["in:x"]) == ((70, 95), (95, 130))
+    assert result["b2"] == (130, 140)
 
 
 def test_a_step_with_neither_waits_for_nothing():
-    found = moved()
-    assert [found[k.id][0] for k in LAYERED.kernels] == list(range(0, 80, 10))
+    result = moved()
+    assert [result[k.id][0] for k in LAYERED.kernels] == list(range(0, 80, 10))
 
 
 def test_vdnn_fetches_beside_the_step_before_the_first_backward_reader():
     result = simulate(chain([5] * 4, [5] * 4, [9] * 4), node(), "vdnn", iterations=1)
-    found = {s.name: s.start_ns for s in result.timeline if s.kind.label == "copy_h2d"}
+    outcome = {s.name: s.start_ns for s in result.timeline if s.kind.label == "copy_h2d"}
     starts = {s.name: s.start_ns for s in result.timeline if s.kind.label == "compute"}
-    assert found == {"x3": starts["B4"], "x2": starts["B3"], "x1": starts["B2"]}
+    assert outcome == {"x3": starts["B4"], "x2": starts["B3"], "x1": starts["B2"]}
 
 
 def test_vdnn_offloads_nothing_where_last_reader_and_first_backward_reader_are_adjacent():

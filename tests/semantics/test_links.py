@@ -76,15 +76,15 @@ def test_a_lone_copy_takes_the_latency_and_its_bytes_rounded_up(size: int, bandw
     for duplex in Duplex:
         for engines in (1, 2):
             on = node(out=bandwidth, back=bandwidth, latency=latency, duplex=duplex, engines=engines)
-            found = times(run(code, tasks, on))
-            assert found["out:a"] == (10, 10 + expected)
-            assert found["in:a"] == (10 + expected, 10 + 2 * expected)
+            result = times(run(code, tasks, on))
+            assert result["out:a"] == (10, 10 + expected)
+            assert result["in:a"] == (10 + expected, 10 + 2 * expected)
 
 
 def test_directions_have_their_own_bandwidth():
     tasks = graph([kernel("k0", 10, "", "a"), kernel("k1", 0), kernel("k2", 9, "a")], [block("a", 100)])
-    found = times(run(lower(tasks, Placement((Swap(0, 0, 2, 2),))), tasks, node(out=2 * GB, back=GB)))
-    assert (found["out:a"], found["in:a"]) == ((10, 60), (60, 160))
+    result = times(run(lower(tasks, Placement((Swap(0, 0, 2, 2),))), tasks, node(out=2 * GB, back=GB)))
+    assert (result["out:a"], result["in:a"]) == ((10, 60), (60, 160))
 
 
 def test_two_engines_copy_both_ways_at_once():
@@ -107,8 +107,8 @@ def test_an_engine_serves_first_in_first_out_by_issue():
         H2D: [Await(0), Await(1), CopyIn(1), Release((1,), HOST), Signal(3)],
     }
     result = run(program(code, [0, 1, 2]), tasks, node(engines=1))
-    found = times(result)
-    assert (found["out:x"], found["in:y"], found["out:z"]) == ((20, 70), (70, 90), (90, 95))
+    outcome = times(result)
+    assert (outcome["out:x"], outcome["in:y"], outcome["out:z"]) == ((20, 70), (70, 90), (90, 95))
     assert ("h2d", SpanKind.STALL_ENGINE, 30, 70) in stalls(result)
 
 
@@ -123,8 +123,8 @@ def test_of_two_that_wait_for_an_engine_the_one_that_asked_first_is_served_first
         D2H: [Await(9), Acquire((0, 1, 2), HOST), CopyOut(1), Signal(0), CopyOut(0), Release((0,), HOST), Signal(2)],
         H2D: [Await(0), Await(1), CopyIn(1), Release((1,), HOST), Signal(3)],
     }
-    found = times(run(program(code, [0, 1, 2]), tasks, node(engines=1)))
-    assert (found["out:x"], found["out:z"], found["in:y"]) == ((20, 70), (70, 75), (75, 95))
+    result = times(run(program(code, [0, 1, 2]), tasks, node(engines=1)))
+    assert (result["out:x"], result["out:z"], result["in:y"]) == ((20, 70), (70, 75), (75, 95))
 
 
 def test_during_latency_the_engine_is_busy():

@@ -80,9 +80,9 @@ def test_waiting_is_first_in_first_out_even_where_a_later_request_would_fit():
         OTHER: [Launch(1), Acquire((1,)), Launch(2), Release((1,))],
         StreamId(0, "compute", 2): [Launch(3), Acquire((2,)), Launch(4), Release((2,))],
     }
-    found = times(run(program(code), tasks, node(10)))
-    assert found["k2"] == (10, 11)
-    assert found["k4"] == (10, 11)
+    result = times(run(program(code), tasks, node(10)))
+    assert result["k2"] == (10, 11)
+    assert result["k4"] == (10, 11)
     assert stalls(run(program(code), tasks, node(10)))[1] == ("compute2", SpanKind.STALL_DEVICE_MEMORY, 2, 10)
 
 

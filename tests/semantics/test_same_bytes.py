@@ -7,6 +7,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 SCRIPT = """
 import hashlib, json, sys, tempfile
 from dataclasses import replace
@@ -53,6 +55,7 @@ def told(hash_seed: str) -> bytes:
     return done.stdout
 
 
+@pytest.mark.slow
 def test_two_processes_write_the_same_bytes():
     first = told("1")
     assert first.count(b"spans.csv") == 12

@@ -96,8 +96,8 @@ def test_weights_keep_their_memory_from_one_iteration_to_the_next():
 def test_a_block_still_on_its_way_out_when_it_is_needed_is_waited_for():
     """a leaves from 10 to 110; k2, which needs it, comes to its turn at 15."""
     tasks = graph([kernel("k0", 10, "", "a"), kernel("k1", 5), kernel("k2", 1, "a")], [block("a", 100)])
-    found = times(run(lower(tasks, Placement((Swap(0, 0, 2, 1),))), tasks))
-    assert (found["out:a"], found["in:a"], found["k2"]) == ((10, 110), (110, 210), (210, 211))
+    result = times(run(lower(tasks, Placement((Swap(0, 0, 2, 1),))), tasks))
+    assert (result["out:a"], result["in:a"], result["k2"]) == ((10, 110), (110, 210), (210, 211))
 
 
 def test_instructions_are_counted_as_retired_over_all_iterations():

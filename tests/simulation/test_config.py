@@ -68,8 +68,8 @@ def test_a_config_is_the_same_as_its_settings_by_keyword() -> None:
 
 
 def test_a_keyword_overrides_the_config_and_none_does_not() -> None:
-    found = simulate(TRACE, NODE, "none", RunConfig(budget=900, seed=5), seed=6, budget=None)
-    assert (found.budget, found.seed) == (900, 6)
+    result = simulate(TRACE, NODE, "none", RunConfig(budget=900, seed=5), seed=6, budget=None)
+    assert (result.budget, result.seed) == (900, 6)
 
 
 def test_a_config_reports_all_its_problems() -> None:

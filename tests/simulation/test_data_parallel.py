@@ -55,6 +55,7 @@ def same_bytes(first: Result, second: Result, folder: Path) -> bool:
 # --- any policy --------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("policy", ["ideal", "none", "vdnn", "modnn"])
 @pytest.mark.parametrize(("gpus", "exchange"), GPU_EXCHANGES)
 def test_policies_run_on_several_gpus_and_are_steady(
@@ -77,6 +78,7 @@ def test_every_gpu_keeps_to_the_budget(node: NodeSpec, budget: str):
         assert all(curve.used.max() <= result.budget for curve in result.timeline.device_memories)
 
 
+@pytest.mark.slow
 def test_modnns_exchange_scales_better_than_the_naive_one(node: NodeSpec, resnet: Trace):
     naive, hosted = (simulate(resnet, node, "ideal", gpus=4, exchange=exchange) for exchange in ("gather", "host"))
     assert naive.metrics.speedup is not None
@@ -84,6 +86,7 @@ def test_modnns_exchange_scales_better_than_the_naive_one(node: NodeSpec, resnet
     assert 1 < naive.metrics.speedup < hosted.metrics.speedup
 
 
+@pytest.mark.slow
 def test_more_cores_never_slow_the_exchange(node: NodeSpec, resnet: Trace):
     times = [simulate(resnet, node, "modnn", gpus=4, cores=cores).iteration_ns for cores in (1, 2, 20)]
     assert times == sorted(times, reverse=True)
@@ -115,6 +118,7 @@ def test_one_gpu_gives_the_very_same_bytes(node: NodeSpec, recorded: Trace, poli
     assert "elsewhere" not in to_json(plain.program)
 
 
+@pytest.mark.slow
 def test_the_same_run_gives_the_same_bytes(node: NodeSpec, recorded: Trace, tmp_path: Path):
     first, second = (simulate(recorded, node, "vdnn", gpus=3 + 1, exchange="host") for _ in range(2))
     assert same_bytes(first, second, tmp_path)
@@ -150,6 +154,7 @@ def test_an_iteration_ends_when_all_gpus_have_their_weights(node: NodeSpec, resn
         assert end == timeline.end_ns[mine].max()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("exchange", ["gather", "host"])
 @pytest.mark.parametrize("policy", ["ideal", "none", "modnn"])
 def test_the_first_iteration_has_its_exchange_as_any_other(node: NodeSpec, resnet: Trace, policy: str, exchange: str):
@@ -162,6 +167,7 @@ def test_the_first_iteration_has_its_exchange_as_any_other(node: NodeSpec, resne
     assert (one.metrics.d2h_bytes, one.metrics.h2d_bytes) == (five.metrics.d2h_bytes, five.metrics.h2d_bytes)
 
 
+@pytest.mark.slow
 def test_the_breakdown_of_each_gpu_adds_up(node: NodeSpec, resnet: Trace):
     result = simulate(resnet, node, "vdnn", gpus=2, exchange="gather")
     parts = [breakdown(result.timeline, gpu=gpu) for gpu in (0, 1)]
@@ -191,6 +197,7 @@ def test_files_tell_the_gpus_apart(node: NodeSpec, recorded: Trace, tmp_path: Pa
     assert counted == {(1, "device memory"), (2, "device memory"), (1, "host memory")}
 
 
+@pytest.mark.slow
 def test_whatever_shows_several_gpus_says_that_collectives_are_not_simulated():
     """A speedup by moDNN's exchange through host memory says nothing of training with NCCL."""
     text = "NCCL's collectives and links between GPUs"

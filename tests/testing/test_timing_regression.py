@@ -56,8 +56,8 @@ def test_the_first_run_fails_and_stores_and_the_next_one_passes(pytester: pytest
     first.assert_outcomes(failed=1)
     first.stdout.fnmatch_lines(["*File not found in data directory, created:*", f"*{STORED}/timings.json*"])
     assert {path.name for path in (pytester.path / STORED).iterdir()} == {"timings.json", "vdnn.csv.gz"}
-    kept = read_timings(pytester.path / STORED)["vdnn"]
-    assert kept.events == tuple(simulate(CHAIN, node(), "vdnn").timeline)
+    stored = read_timings(pytester.path / STORED)["vdnn"]
+    assert stored.events == tuple(simulate(CHAIN, node(), "vdnn").timeline)
     run(pytester).assert_outcomes(passed=1)
 
 
@@ -84,6 +84,7 @@ def test_a_difference_is_explained_in_the_assertion(mine: pytest.Pytester) -> No
     assert not any("timing_regression.py" in line for line in result.outlines)
 
 
+@pytest.mark.slow
 def test_force_regen_stores_what_differs(mine: pytest.Pytester) -> None:
     change(mine, "9_000]", "9_001]")
     run(mine, "--force-regen").assert_outcomes(failed=1)
@@ -105,6 +106,7 @@ def test_damaged_files_fail_the_test_and_force_regen_replaces_them(mine: pytest.
     run(mine).assert_outcomes(passed=1)
 
 
+@pytest.mark.slow
 def test_tolerances_of_the_test_and_of_its_folder(mine: pytest.Pytester) -> None:
     change(mine, "9_000]", "9_001]")
     change(mine, "check(result)", 'check(result, tolerances={"*": "1%"})')
@@ -147,6 +149,7 @@ def test_two_checks_of_one_name_are_refused(mine: pytest.Pytester, option: str) 
     assert {path: path.read_bytes() for path in (mine.path / STORED).iterdir()} == before
 
 
+@pytest.mark.slow
 def test_the_example_in_the_documentation_runs(pytester: pytest.Pytester) -> None:
     text = inspect.getdoc(simgpu.testing)
     assert text is not None

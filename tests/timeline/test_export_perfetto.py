@@ -53,12 +53,12 @@ def test_times_are_exact_decimal_microseconds(tmp_path: Path) -> None:
 
 
 def test_every_stream_is_a_named_track_of_its_gpu_in_a_fixed_order(tmp_path: Path) -> None:
-    found = events(swaps(), tmp_path)
-    names = {(e["pid"], e["tid"]): e["args"]["name"] for e in found if e["name"] == "thread_name"}
-    order = {(e["pid"], e["tid"]): e["args"]["sort_index"] for e in found if e["name"] == "thread_sort_index"}
+    result = events(swaps(), tmp_path)
+    names = {(e["pid"], e["tid"]): e["args"]["name"] for e in result if e["name"] == "thread_name"}
+    order = {(e["pid"], e["tid"]): e["args"]["sort_index"] for e in result if e["name"] == "thread_sort_index"}
     assert [names[track] for track in sorted(order, key=order.__getitem__)] == ["compute", "d2h", "h2d"]
-    assert [e["args"]["name"] for e in found if e["name"] == "process_name"] == ["gpu 0"]
-    for event, span in zip([e for e in found if e["ph"] == "X"], swaps(), strict=True):
+    assert [e["args"]["name"] for e in result if e["name"] == "process_name"] == ["gpu 0"]
+    for event, span in zip([e for e in result if e["ph"] == "X"], swaps(), strict=True):
         assert names[event["pid"], event["tid"]] == span.stream
         assert event["cat"] == span.kind.label
 
@@ -73,9 +73,9 @@ def test_slices_tell_bytes_and_stalls_tell_what_they_wait_for(tmp_path: Path) ->
 
 
 def test_an_arrow_leads_from_each_copy_out_to_the_next_copy_in_of_its_block(tmp_path: Path) -> None:
-    found = events(swaps(), tmp_path)
-    starts = {e["id"]: e for e in found if e["ph"] == "s"}
-    finishes = {e["id"]: e for e in found if e["ph"] == "f"}
+    result = events(swaps(), tmp_path)
+    starts = {e["id"]: e for e in result if e["ph"] == "s"}
+    finishes = {e["id"]: e for e in result if e["ph"] == "f"}
     assert starts.keys() == finishes.keys()
     pairs = [(starts[i]["name"], int(starts[i]["ts"] * 1000), int(finishes[i]["ts"] * 1000)) for i in sorted(starts)]
     assert pairs == [("x", 0, 6), ("x", 10, 1234567)]
@@ -84,10 +84,10 @@ def test_an_arrow_leads_from_each_copy_out_to_the_next_copy_in_of_its_block(tmp_
 
 
 def test_arrow_ends_lie_on_an_open_slice_that_stands_before_them_in_the_file(tmp_path: Path) -> None:
-    found = events(layered_run(), tmp_path)
-    arrows = [(place, e) for place, e in enumerate(found) if e["ph"] in "sf"]
+    result = events(layered_run(), tmp_path)
+    arrows = [(place, e) for place, e in enumerate(result) if e["ph"] in "sf"]
     assert len(arrows) == 2 * 2 * 59
-    slices = {(e["tid"], e["ts"]): place for place, e in enumerate(found) if e["ph"] == "X" and e["dur"] > 0}
+    slices = {(e["tid"], e["ts"]): place for place, e in enumerate(result) if e["ph"] == "X" and e["dur"] > 0}
     for place, arrow in arrows:
         assert slices[arrow["tid"], arrow["ts"]] < place
 
@@ -137,11 +137,11 @@ def test_two_processes_write_the_same_bytes(tmp_path: Path) -> None:
 
 def test_what_the_run_was_stands_in_the_file_and_beside_the_gpu(tmp_path: Path) -> None:
     write_perfetto(swaps(), tmp_path / "trace.json", {"run": 'vdnn "x"', "trace": "recorded on a CPU"})
-    found = json.loads((tmp_path / "trace.json").read_text(encoding="utf-8"))
-    assert found["otherData"] == {"run": 'vdnn "x"', "trace": "recorded on a CPU"}
-    labels = [event["args"]["labels"] for event in found["traceEvents"] if event["name"] == "process_labels"]
+    result = json.loads((tmp_path / "trace.json").read_text(encoding="utf-8"))
+    assert result["otherData"] == {"run": 'vdnn "x"', "trace": "recorded on a CPU"}
+    labels = [event["args"]["labels"] for event in result["traceEvents"] if event["name"] == "process_labels"]
     assert labels == ['vdnn "x"; recorded on a CPU']
-    assert [event for event in found["traceEvents"] if event["name"] != "process_labels"] == json.loads(
+    assert [event for event in result["traceEvents"] if event["name"] != "process_labels"] == json.loads(
         _plain(swaps(), tmp_path)
     )["traceEvents"]
 

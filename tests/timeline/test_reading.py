@@ -116,7 +116,7 @@ SMALL = timeline_of(
 
 
 @pytest.mark.parametrize(
-    ("file", "row", "cells", "told"),
+    ("file", "row", "cells", "message"),
     [
         ("s.csv", 2, "0,0,compute,compute,conv1,zero,5,0,", "row 2, column start_ns: 'zero' is not a whole number"),
         ("s.csv", 2, "0,0,compute,compute,conv1,0,-5,0,", "row 2, column end_ns: '-5' is not between 0 and"),
@@ -154,7 +154,7 @@ SMALL = timeline_of(
         ),
     ],
 )
-def test_damage_is_told_by_file_row_and_column(tmp_path: Path, file: str, row: int, cells: str, told: str) -> None:
+def test_damage_is_told_by_file_row_and_column(tmp_path: Path, file: str, row: int, cells: str, message: str) -> None:
     write_csv(SMALL, tmp_path / "s.csv")
     write_memory_csv(SMALL, tmp_path / "m.csv")
     lines = (tmp_path / file).read_text().split("\n")
@@ -162,7 +162,9 @@ def test_damage_is_told_by_file_row_and_column(tmp_path: Path, file: str, row: i
     (tmp_path / file).write_text("\n".join(lines))
     with pytest.raises(InputError) as caught:
         read_again(SMALL, tmp_path / "s.csv", tmp_path / "m.csv")
-    assert any(str(problem).startswith(f"{tmp_path / file}: {told}") for problem in caught.value.problems), caught.value
+    assert any(str(problem).startswith(f"{tmp_path / file}: {message}") for problem in caught.value.problems), (
+        caught.value
+    )
 
 
 def test_files_that_are_missing_or_cut_off_are_told_together(tmp_path: Path) -> None:

@@ -56,8 +56,8 @@ def test_a_valid_trace_has_no_problems():
     ],
 )
 def test_values_that_are_refused(trace, place, reported):
-    found = [(problem.place, problem.what) for problem in check_trace(trace)]
-    assert any(where == place and reported in what for where, what in found), found
+    result = [(problem.place, problem.what) for problem in check_trace(trace)]
+    assert any(where == place and reported in what for where, what in result), result
 
 
 def test_unused_block_is_reported_unless_persistent_or_born():

@@ -36,8 +36,8 @@ def test_peaks():
     blocks = [replace(block, release="end") if block.id == "y" else block for block in SMALL.blocks]
     longer = trace_stats(replace(SMALL, blocks=tuple(blocks)))
     assert longer.peak_recorded == longer.peak_needed == stats.peak_needed
-    kept = [replace(block, bytes=1000) if block.id == "z" else block for block in blocks]
-    assert trace_stats(replace(SMALL, blocks=tuple(kept))).peak_recorded == Peak(996 + max(NEEDED), "k4")
+    stored = [replace(block, bytes=1000) if block.id == "z" else block for block in blocks]
+    assert trace_stats(replace(SMALL, blocks=tuple(stored))).peak_recorded == Peak(996 + max(NEEDED), "k4")
 
 
 def test_recorded_lifetimes_can_exceed_needed_ones():

@@ -63,8 +63,8 @@ class LazyStream:
         self._ask(("busy", ns))
 
     def _ask(self, what: tuple[Any, ...]) -> None:
-        self.queue.append(("work", (self.role, self.asked, *what)))
-        self.asked += 1
+        self.queue.append(("work", (self.role, self.expected, *what)))
+        self.expected += 1
 
     def record(self) -> LazyEvent:
         event = LazyEvent(self.device)

@@ -255,13 +255,13 @@ class CudaStandIn:
     """What of `torch.cuda` a device uses, noting what it is asked for; no GPU behind it."""
 
     def __init__(self) -> None:
-        self.asked: list[Any] = []
+        self.expected: list[Any] = []
         self.current = "default"
         self.clock_ms = 0.0
 
     def __getattr__(self, name: str) -> Any:
         def asked(*arguments: Any) -> int:
-            self.asked.append((name, *arguments))
+            self.expected.append((name, *arguments))
             return {"memory_allocated": 7, "max_memory_allocated": 9}.get(name, 0)
 
         return asked
@@ -280,7 +280,7 @@ class CudaStandIn:
         return stream
 
     def _sleep(self, cycles: int) -> None:
-        self.asked.append(("_sleep", cycles, self.current))
+        self.expected.append(("_sleep", cycles, self.current))
         self.clock_ms += 0.003 + cycles / 1.5e6  # 3 us and then 1.5 cycles a nanosecond
 
     def get_device_name(self, device: Any) -> str:
@@ -298,7 +298,7 @@ class CudaStreamStandIn:
         self.cuda.current = self.before
 
     def wait_event(self, event: Any) -> None:
-        self.cuda.asked.append(("wait_event", self.name))
+        self.cuda.expected.append(("wait_event", self.name))
 
 
 class CudaEventStandIn:
@@ -307,10 +307,10 @@ class CudaEventStandIn:
 
     def record(self, stream: CudaStreamStandIn) -> None:
         self.ms = self.cuda.clock_ms
-        self.cuda.asked.append(("record", stream.name))
+        self.cuda.expected.append(("record", stream.name))
 
     def synchronize(self) -> None:
-        self.cuda.asked.append(("event_synchronize",))
+        self.cuda.expected.append(("event_synchronize",))
 
     def elapsed_time(self, other: CudaEventStandIn) -> float:
         return other.ms - self.ms
@@ -330,7 +330,7 @@ def test_a_cuda_stream_spins_for_as_long_as_asked_by_its_calibration(stand_in: C
     side = device.new_stream("d2h")
     side.busy(1_003_000)
     side.busy(1_000)
-    (_, cycles, stream), short = stand_in.asked[-2:]
+    (_, cycles, stream), short = stand_in.expected[-2:]
     assert cycles == pytest.approx(1_500_000, abs=5) and stream == "side"
     assert short == ("_sleep", 0, "side")
     begin = side.record()
@@ -357,7 +357,7 @@ def test_cuda_streams_wait_on_the_device_and_not_on_the_host(stand_in: CudaStand
     device = CudaDevice(torch.device("cuda", 0))
     side = device.new_stream("d2h")
     side.wait(device.compute.record())
-    assert stand_in.asked[-2:] == [("record", "default"), ("wait_event", "side")]
+    assert stand_in.expected[-2:] == [("record", "default"), ("wait_event", "side")]
 
 
 def test_a_cuda_copy_is_asynchronous_and_on_its_stream(stand_in: CudaStandIn) -> None:
@@ -367,20 +367,20 @@ def test_a_cuda_copy_is_asynchronous_and_on_its_stream(stand_in: CudaStandIn) ->
         shape, dtype = (4,), "bytes"
 
         def copy_(self, source: Any, non_blocking: bool) -> None:
-            stand_in.asked.append(("copy", stand_in.current, non_blocking))
+            stand_in.expected.append(("copy", stand_in.current, non_blocking))
 
     target: Any = Target()
     CudaDevice(torch.device("cuda", 0)).new_stream("d2h").copy(target, target)
-    assert stand_in.asked[-1] == ("copy", "side", True)
+    assert stand_in.expected[-1] == ("copy", "side", True)
 
 
 def test_cuda_peak_is_the_allocators_from_a_fresh_count(stand_in: CudaStandIn) -> None:
     from simgpu.validation.devices.cuda import CudaDevice
 
     device = CudaDevice(torch.device("cuda", 0))
-    stand_in.asked.clear()
-    assert device.peak_of(lambda: stand_in.asked.append(("run",))) == (9, 7)
-    order = [name for name, *_ in stand_in.asked]
+    stand_in.expected.clear()
+    assert device.peak_of(lambda: stand_in.expected.append(("run",))) == (9, 7)
+    order = [name for name, *_ in stand_in.expected]
     assert order == [
         "synchronize",
         "reset_peak_memory_stats",

@@ -156,6 +156,7 @@ def test_a_run_without_a_timeline_cannot_be_drawn(case: Case) -> None:
         plot_pair(compare_recording(made_recording(bare)).runs[0])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("suffix", ["png", "svg"])
 def test_pictures_are_the_same_bytes_every_time(found: Validation, tmp_path: Path, suffix: str) -> None:
     for name in ("one", "two"):

@@ -313,6 +313,7 @@ def test_the_format_is_described_field_by_field() -> None:
         assert f"`{name}`" in text, name
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", shipped_recordings())
 def test_what_ships_can_be_read(name: str) -> None:
     recording = load_recording(name)

@@ -60,6 +60,7 @@ def test_a_program_that_was_read_back_runs_as_it_did(
         assert run.timeline.device_memory.used.tolist() == result.timeline.device_memory.used.tolist()
 
 
+@pytest.mark.slow
 def test_the_runs_above_do_what_they_stand_for(tmp_path: Path):
     """Else they would prove nothing."""
     seen = {}

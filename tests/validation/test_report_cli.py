@@ -96,6 +96,7 @@ def test_timelines_that_part_are_shown_around_that_place(recording: Recording, t
     assert all(len(line) <= 80 for line in done.stdout.splitlines())
 
 
+@pytest.mark.slow
 def test_files_are_written_and_hold_what_is_printed(place: Path, tmp_path: Path) -> None:
     target = tmp_path / "out"
     methods = Method.PLAIN, Method.ASYNC_OFFLOAD

@@ -11,6 +11,8 @@ from simgpu.validation.folder import load_recording, shipped_recordings
 from simgpu.validation.measured import Method
 from tests.cli.cli_helpers import simgpu
 
+pytestmark = pytest.mark.slow
+
 README = Path(__file__).parents[2] / "simgpu" / "validation" / "README.md"
 
 
@@ -38,7 +40,6 @@ def test_on_a_cpu_twins_copy_the_bytes_that_were_copied_and_do_the_same_in_the_s
             assert run.beside is not None and run.beside.is_same_order, (case.name, run.method)
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("name", shipped_recordings())
 def test_the_readme_shows_what_the_report_prints(name: str) -> None:
     lines = simgpu("validate", "report", name, "-q").stdout.splitlines()

@@ -143,6 +143,7 @@ def test_a_recording_and_its_model_give_a_block_the_same_role() -> None:
     assert result[1] - result[0] <= {"activation.linear", "other.linear"}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", NETWORKS)
 def test_every_block_of_a_network_gets_all_its_entries_at_every_epoch(name: str) -> None:
     trace = with_compressibility(from_zoo(name))
@@ -188,10 +189,10 @@ def test_another_batch_is_the_same_but_for_rounding() -> None:
 
 def test_measured_rows_give_way_and_others_stay() -> None:
     recorded = simgpu.load_trace("photos-vgg-cpu")
-    whole = CompressedSize("conv1_1:convolution", 0, "zvc", "nchw", 8388608, 4000000, 1)
-    trace = with_compressibility(replace(recorded, compressibility=(*recorded.compressibility, whole)))
+    compressed_size = CompressedSize("conv1_1:convolution", 0, "zvc", "nchw", 8388608, 4000000, 1)
+    trace = with_compressibility(replace(recorded, compressibility=(*recorded.compressibility, compressed_size)))
     assert check_trace(trace) == []
-    assert whole in trace.compressibility
+    assert compressed_size in trace.compressibility
     assert trace.info.modelled == "compressibility"
     assert "its compressibility modelled" in trace.info.provenance
     assert with_compressibility(replace(recorded, info=replace(recorded.info, modelled="sparsity"))).info.modelled == (

@@ -28,10 +28,10 @@ from simgpu.workloads.rescale import at_batch
 )
 def test_parts_are_whole_add_up_and_are_within_one_of_their_share(weights: list[float], total: int) -> None:
     parts = apportioned(weights, total)
-    whole = sum(map(Fraction, weights))
+    full = sum(map(Fraction, weights))
     assert sum(parts) == total
     for part, weight in zip(parts, weights, strict=True):
-        assert abs(part - total * Fraction(weight) / whole) < 1
+        assert abs(part - total * Fraction(weight) / full) < 1
         assert part == 0 or weight > 0
 
 

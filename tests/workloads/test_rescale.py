@@ -105,6 +105,7 @@ def from_zoo(name: str, batch: int, framework: str = "pytorch") -> Trace:
     return build_trace(name, batch=batch, gpu=simgpu.load_node(V100).gpu, framework=framework, optimizer=optimizer)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("name", "batch", "other", "framework"),
     [(*row, "pytorch") for row in ZOO]
@@ -332,6 +333,7 @@ def test_masks_drawn_from_nothing_grow_with_what_they_mask_and_channels_statisti
     assert [block.bytes for block in doubled.blocks] == [128, 16, 128, 128, 128]
 
 
+@pytest.mark.slow
 def test_without_a_time_model_durations_grow_with_the_work_and_the_notes_say_so() -> None:
     trace = simgpu.load_trace("resnet20-cifar-cpu")
     doubled = at_batch(trace, 64)

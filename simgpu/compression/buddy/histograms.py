@@ -53,7 +53,7 @@ def trace_allocations(trace: Trace) -> tuple[ProfiledAllocation, ...]:
     Raises as `trace_histograms`.
 
     >>> from simgpu.trace.chain import chain
-    >>> [found.snapshots for found in trace_allocations(chain([1], [1], [300]))]
+    >>> [result.snapshots for result in trace_allocations(chain([1], [1], [300]))]
     [(), (), ()]
     """
     known = trace_histograms(trace)
@@ -114,11 +114,11 @@ def trace_snapshots(trace: Trace, stored: Snapshots | None = None) -> Snapshots:
     measured = {allocation.name for allocation in result.allocations}
     rest = [block.bytes for block in trace.blocks if block.bytes and block.id not in measured]
     note = f"{len(rest)} of the trace's {len(trace.blocks)} blocks are not measured ({format_bytes(sum(rest))})"
-    whole = sum(block.bytes for block in trace.blocks if block.id in measured)
+    total = sum(block.bytes for block in trace.blocks if block.id in measured)
     smaller = (
-        f"entries are those of a smaller run: its {format_bytes(result.bytes)} are {format_bytes(whole)} in the trace"
+        f"entries are those of a smaller run: its {format_bytes(result.bytes)} are {format_bytes(total)} in the trace"
     )
-    return replace(result, notes=(*([smaller] if result.bytes != whole else []), *([note] if rest else [])))
+    return replace(result, notes=(*([smaller] if result.bytes != total else []), *([note] if rest else [])))
 
 
 def _fills(allocation: ProfiledAllocation, size: int, known: Mapping[int, tuple[int, ...]]) -> bool:

@@ -94,8 +94,8 @@ def take_snapshots(
     some snapshots. progress: called with what is being compressed. Raises `InputError` with everything that is no array
     or is empty, and every allocation whose size changes.
 
-    >>> found = take_snapshots([{"a": np.zeros(64)}, {"a": np.arange(64.0), "b": np.zeros(3)}])
-    >>> found.labels, [each.at for each in found.observed], found.allocations[0].snapshots[0]
+    >>> result = take_snapshots([{"a": np.zeros(64)}, {"a": np.arange(64.0), "b": np.zeros(3)}])
+    >>> result.labels, [each.at for each in result.observed], result.allocations[0].snapshots[0]
     (('1', '2'), [(0, 1), (1,)], (4, 0, 0, 0, 0, 0, 0, 0))
     """
     given = [snapshots] if isinstance(snapshots, Mapping) else list(snapshots)

@@ -43,7 +43,7 @@ class _Array(NamedTuple):
 
 
 @dataclass
-class _Found:
+class _Sources:
     """What the paths hold so far: labels and arrays of the snapshots in order, and everything that is wrong."""
 
     labels: list[str] = field(default_factory=list)
@@ -82,14 +82,14 @@ def read_snapshots(paths: Iterable[str | Path], progress: Progress = lambda what
     >>> for time in ("early", "late"):
     ...     (folder / time).mkdir()
     ...     np.save(folder / time / "weights.npy", np.zeros(64))
-    >>> found = read_snapshots([folder])
-    >>> found.labels, found.allocations[0].name
+    >>> result = read_snapshots([folder])
+    >>> result.labels, result.allocations[0].name
     (('early', 'late'), 'weights')
     """
     given = [find("traces", path) if path in shipped_names("traces") else Path(path).expanduser() for path in paths]
-    if len(given) == 1 and (whole := _whole_program(given[0], progress)) is not None:
-        return whole
-    result = _Found()
+    if len(given) == 1 and (program := _full_program(given[0], progress)) is not None:
+        return program
+    result = _Sources()
     for path in given:
         _look(path, result)
     sizes = [{name: array.bytes for name, array in snapshot.items()} for snapshot in result.snapshots]
@@ -141,7 +141,7 @@ def read_trace_and_entries(path: str | Path) -> tuple[Trace, Snapshots | None]:
     return trace, stored
 
 
-def _whole_program(path: Path, progress: Progress) -> Snapshots | None:
+def _full_program(path: Path, progress: Progress) -> Snapshots | None:
     """The snapshots of a trace, or of stored entries; None where the path holds neither."""
     if path.is_dir() and (path / _TRACE).exists():
         progress(f"reading {path}")
@@ -156,53 +156,53 @@ def _whole_program(path: Path, progress: Progress) -> Snapshots | None:
     return load_entries(path) if is_stored else None
 
 
-def _look(path: Path, found: _Found) -> None:
+def _look(path: Path, result: _Sources) -> None:
     """Adds what lies at a path."""
     try:
         if path.is_dir():
-            _look_into(path, found)
+            _look_into(path, result)
         elif (begin := _begins(path)).startswith(ARRAY_MAGIC):
-            found.add_one(path.stem, _array(path))
+            result.add_one(path.stem, _array(path))
         elif begin.startswith(ARCHIVE_MAGIC) and _is_stored(path):
-            found.problems.append(_not_alone(path))
+            result.problems.append(_not_alone(path))
         elif begin.startswith(ARCHIVE_MAGIC):
-            found.add_together(path.stem, _members(path))
+            result.add_together(path.stem, _members(path))
         else:
             what = "is no array" if begin else "is empty"
-            found.problems.append(Problem(str(path), "", what, _KINDS))
+            result.problems.append(Problem(str(path), "", what, _KINDS))
     except InputError as error:
-        found.problems += error.problems
+        result.problems += error.problems
 
 
-def _look_into(folder: Path, found: _Found) -> None:
+def _look_into(folder: Path, result: _Sources) -> None:
     if any((folder / name).exists() for name in (_TRACE, FILE)):
-        found.problems.append(_not_alone(folder))
+        result.problems.append(_not_alone(folder))
         return
     inner = sorted((each for each in folder.iterdir() if not each.name.startswith(".")), key=_natural)
     folders = [each for each in inner if each.is_dir()]
     files = [each for each in inner if each.suffix == ".npy"]
     if folders and files:
         what = f"holds both snapshots (folder {folders[0].name}) and allocations of one (file {files[0].name})"
-        found.problems.append(Problem(str(folder), "", what, "move the files into a folder of their own"))
+        result.problems.append(Problem(str(folder), "", what, "move the files into a folder of their own"))
     elif files:
-        found.add_together(folder.resolve().name, _arrays(files, found))
+        result.add_together(folder.resolve().name, _arrays(files, result))
     elif not folders:
-        found.problems.append(Problem(str(folder), "", "holds no .npy files", _KINDS))
+        result.problems.append(Problem(str(folder), "", "holds no .npy files", _KINDS))
     for each in folders if not files else ():
-        arrays = _arrays(sorted(each.glob("[!.]*.npy"), key=_natural), found)
-        found.begin(each.name)
-        found.snapshots[-1] |= arrays
+        arrays = _arrays(sorted(each.glob("[!.]*.npy"), key=_natural), result)
+        result.begin(each.name)
+        result.snapshots[-1] |= arrays
         if not any(each.glob("[!.]*.npy")):
-            found.problems.append(Problem(str(each), "", "holds no .npy files", "move it elsewhere"))
+            result.problems.append(Problem(str(each), "", "holds no .npy files", "move it elsewhere"))
 
 
-def _arrays(files: Sequence[Path], found: _Found) -> dict[str, _Array]:
+def _arrays(files: Sequence[Path], result: _Sources) -> dict[str, _Array]:
     arrays = {}
     for file in files:
         try:
             arrays[file.stem] = _array(file)
         except InputError as error:
-            found.problems += error.problems
+            result.problems += error.problems
     return arrays
 
 

@@ -259,11 +259,11 @@ def hit_rates(
 
 
 def _of_sizes(spec: MetadataCacheSpec, sizes: Sequence[int]) -> list[MetadataCacheSpec]:
-    least = spec.slices * spec.ways * spec.line
-    wrong = [size for size in sizes if size < least or size % least]
+    smallest = spec.slices * spec.ways * spec.line
+    wrong = [size for size in sizes if size < smallest or size % smallest]
     if wrong:
         why = f"is not made of sets of {spec.ways} lines of {spec.line} B in each of {spec.slices} slices"
-        remedy = f"give a multiple of {least} B"
+        remedy = f"give a multiple of {smallest} B"
         raise InputError(Problem("", "size of the metadata cache", f"{size} B {why}", remedy) for size in wrong)
     return [replace(spec, size=size // spec.slices) for size in sizes]
 
@@ -286,12 +286,12 @@ def _second_of_two(
     caches = [MetadataCache(spec) for spec in specs]
     result: list[list[Counts]] = [[] for _ in caches]
     retained: list[LineStream] = []
-    room = _KEPT
+    capacity = _KEPT
     for counting in (False, True):
         for k, walks in enumerate(kernels):
             stream = retained[k] if k < len(retained) else stream_of(walks, specs[0].entries)
-            room -= stream.lines.size
-            if k == len(retained) and room >= 0:
+            capacity -= stream.lines.size
+            if k == len(retained) and capacity >= 0:
                 retained.append(stream)
             accesses = sum(walk.accesses for walk in walks)
             for counts, cache in zip(result, caches, strict=True):

@@ -72,7 +72,7 @@ class Codec(ABC):
         if header.codec != self.number:
             raise corrupt(self.name, "header", f"codec {header.codec} made it, not {self.name} ({self.number})")
         array = np.empty(shape, dtype)
-        self._check_asked(header, array)
+        self._check_requested(header, array)
         try:
             codec = replace(self, window=header.window)
         except InputError as error:
@@ -80,7 +80,7 @@ class Codec(ABC):
         codec._read(raw[HEADER_BYTES:], array.reshape(-1).view(f"u{array.itemsize}"))
         return array
 
-    def _check_asked(self, header: Header, array: NDArray[Any]) -> None:
+    def _check_requested(self, header: Header, array: NDArray[Any]) -> None:
         if format_of(array.dtype) != header.format:
             what = f"the stream holds {header.format}, not {array.dtype}"
             raise InputError.single(f"{self.name} stream", "dtype", what, "ask for the dtype that was encoded")

@@ -36,7 +36,7 @@ def _ones(planes: Any) -> Any:
 
 
 @compiled
-def count_bits(words: NDArray[np.int32], found: NDArray[np.uint16]) -> None:
+def count_bits(words: NDArray[np.int32], result: NDArray[np.uint16]) -> None:
     """Fills the array with the bits of each entry, at most 1024; words are rows of 32."""
     for entry in range(words.shape[0]):
         before = np.int64(words[entry, 0])
@@ -64,7 +64,7 @@ def count_bits(words: NDArray[np.int32], found: NDArray[np.uint16]) -> None:
         runs = zero & ~(zero << _1)
         of_one = runs & ~(zero >> _1)
         bits += 7 * _ones(runs) - 4 * _ones(of_one) + 32 * _ones(once) - 27 * _ones(five) - 22 * _ones(ten)
-        found[entry] = min(bits, _RAW_BITS)
+        result[entry] = min(bits, _RAW_BITS)
 
 
 @compiled

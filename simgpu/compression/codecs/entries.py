@@ -42,7 +42,7 @@ def size_classes(array: NDArray[Any]) -> NDArray[np.uint8]:
     array: of any dtype and shape, its bytes taken as they lie, in C order; what the last entry lacks is zeros.
     Returns ceil(bytes / 128) indices. Raises `InputError` for Python objects. Source: Buddy Compression section 3.1.
 
-    >>> [ENTRY_SIZES[found] for found in size_classes(np.array([0.0] * 32 + [7.0] * 32 + [1.1, 9.9] * 16, np.float32))]
+    >>> [ENTRY_SIZES[each] for each in size_classes(np.array([0.0] * 32 + [7.0] * 32 + [1.1, 9.9] * 16, np.float32))]
     [0, 8, 32]
     """
     return _CLASS_OF_BITS[entry_bits(array)]

@@ -108,8 +108,8 @@ def measure(
     Raises `InputError` for unknown names, an impossible window, a dtype that codecs do not take, and layouts of an
     array with other than four axes.
 
-    >>> for found in measure(np.zeros((1, 2, 32, 32), np.float32), ["zvc", "rle"], ["nchw"]):
-    ...     print(found.codec, found.layout, found.compressed, found.ratio)
+    >>> for result in measure(np.zeros((1, 2, 32, 32), np.float32), ["zvc", "rle"], ["nchw"]):
+    ...     print(result.codec, result.layout, result.compressed, result.ratio)
     zvc nchw 256 32.0
     rle nchw 12 682.6666666666666
     """

@@ -74,10 +74,10 @@ def residuals(pattern: Pattern, maps: Mapping[str, NDArray[Any]], real: Sizes) -
     return {key: log(size / _DRAWS / real[key]) for key, size in total.items()}
 
 
-def misfit(found: Sizes, maps: Mapping[str, NDArray[Any]]) -> float:
+def misfit(sizes: Sizes, maps: Mapping[str, NDArray[Any]]) -> float:
     """Mean square of residuals, weighed by the bytes of their layers."""
-    weights = {key: maps[key[0]].nbytes for key in found}
-    return sum(weights[key] * residual**2 for key, residual in found.items()) / sum(weights.values())
+    weights = {key: maps[key[0]].nbytes for key in sizes}
+    return sum(weights[key] * residual**2 for key, residual in sizes.items()) / sum(weights.values())
 
 
 def fitted_pattern(maps: Mapping[str, NDArray[Any]]) -> Pattern:

@@ -88,8 +88,8 @@ def timings_of(
     Raises `InputError` for anything else, for two policies of one label, and what running a scenario raises.
 
     >>> import simgpu
-    >>> found = timings_of(simgpu.load_scenario("resnet20-addressed", {"iterations": 1}))
-    >>> found.labels, found["vdnn"].values["iteration_ns"], len(found["vdnn"].events)
+    >>> result = timings_of(simgpu.load_scenario("resnet20-addressed", {"iterations": 1}))
+    >>> result.labels, result["vdnn"].values["iteration_ns"], len(result["vdnn"].events)
     (('none', 'vdnn'), 154683338, 544)
     """
     match ran:

@@ -59,8 +59,8 @@ class ScenarioLoading(Reading):
         self.budget(file.budget if file else None, values.get("budget"), "budget", node)
         if file and node and trace and "power" in file.outputs.plots:
             self._check_power(node, trace)
-        asked = file.data_parallel if file else None
-        how = self.data_parallel(asked, "data_parallel", node, (trace.info.batch,)) if node and trace else None
+        section = file.data_parallel if file else None
+        how = self.data_parallel(section, "data_parallel", node, (trace.info.batch,)) if node and trace else None
         points = self._points(file.sweep) if file and file.sweep else 0
         if self.problems or file is None or node is None or trace is None:
             raise InputError(map(self._or_swept, self.problems))

@@ -278,9 +278,9 @@ class StudyReading(Reading):
 
     def _check_sweeps(self, label: str, over: str, place: str, runs: tuple[StudyRun, ...]) -> None:
         """What is compared with a sweep needs a run of the same budget in it."""
-        theirs = {run.point for run in runs if run.sweep == over}
-        ours = {run.point for run in runs if label in (run.label, run.sweep)}
-        if over and theirs and not theirs.issuperset(ours):
+        baseline_points = {run.point for run in runs if run.sweep == over}
+        points = {run.point for run in runs if label in (run.label, run.sweep)}
+        if over and baseline_points and not baseline_points.issuperset(points):
             what = f"{over!r} is a sweep, and has no run for every budget of {label!r}"
             self.report(
                 f"{place}.run", what, f"give {label!r} budgets of {over!r} only, or compare it with another run"
@@ -348,11 +348,11 @@ class _Outlining(StudyReading):
         return [_empty(batch) for batch in written.get("batches") or ()]
 
     def data_parallel(
-        self, asked: DataParallelSection | None, place: str, node: NodeSpec | None, batches: Iterable[int]
+        self, section: DataParallelSection | None, place: str, node: NodeSpec | None, batches: Iterable[int]
     ) -> DataParallel | None:
-        if asked is None or asked.gpus == 1:
+        if section is None or section.gpus == 1:
             return None
-        return DataParallel(asked.gpus, Exchange(asked.exchange), asked.cores)
+        return DataParallel(section.gpus, Exchange(section.exchange), section.cores)
 
 
 def _empty(batch: int) -> Trace:

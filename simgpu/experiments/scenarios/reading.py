@@ -180,7 +180,7 @@ class Reading:
             return make()
         except InputError as error:
             for problem in error.problems:
-                text = problem if problem.file else self._told_at(f"{place}.{problem.place}", problem)
+                text = problem if problem.file else self._located(f"{place}.{problem.place}", problem)
                 self.problems.append(text)
             return None
 
@@ -196,7 +196,7 @@ class Reading:
             for problem in error.problems:
                 inner = problem.place.removeprefix("parameters")
                 inside = f"{place}.{choice.name}{inner}" if inner != problem.place and choice.parameters else place
-                self.problems.append(self._told_at(inside, problem))
+                self.problems.append(self._located(inside, problem))
             return None
 
     def budget(self, size: int | None, written: object, place: str, node: NodeSpec | None) -> None:
@@ -206,12 +206,12 @@ class Reading:
             self.report(place, what, "lower it, or raise node.gpu.memory")
 
     def data_parallel(
-        self, asked: DataParallelSection | None, place: str, node: NodeSpec | None, batches: Iterable[int]
+        self, section: DataParallelSection | None, place: str, node: NodeSpec | None, batches: Iterable[int]
     ) -> DataParallel | None:
         """Several GPUs, if the node has them, each of these batches divides, and the exchange can be priced."""
-        if asked is None or asked.gpus == 1:
+        if section is None or section.gpus == 1:
             return None
-        how = DataParallel(asked.gpus, Exchange(asked.exchange), asked.cores)
+        how = DataParallel(section.gpus, Exchange(section.exchange), section.cores)
         if node is None:
             return how
         checks: list[Callable[[], object]] = [partial(share_of, batch, how, node) for batch in dict.fromkeys(batches)]
@@ -224,7 +224,7 @@ class Reading:
                     key = problem.place.removeprefix("argument ")
                     own = key in DataParallelSection.model_fields
                     at = f"{place}.{key}" if own else f"{place}.exchange"
-                    what = problem.what if own else f"{asked.exchange} needs {problem.place}, which {problem.what}"
+                    what = problem.what if own else f"{section.exchange} needs {problem.place}, which {problem.what}"
                     self.report(at, what, problem.remedy)
         return how
 
@@ -232,7 +232,7 @@ class Reading:
         """Notes a problem at a place of the file."""
         self.problems.append(Problem(*self.where(place), what, remedy))
 
-    def _told_at(self, place: str, problem: Problem) -> Problem:
+    def _located(self, place: str, problem: Problem) -> Problem:
         return Problem(*self.where(place), problem.what, problem.remedy)
 
     def _at_home(self, problem: Problem, place: str, sections: tuple[str, ...]) -> Problem:
@@ -243,7 +243,7 @@ class Reading:
                     return Problem(self.document.file, self.document.place(own), problem.what, problem.remedy)
         if problem.file == "override" and problem.place.startswith(_NODE_PARTS) and problem.what == "unknown key":
             return replace(problem, remedy=f"did you mean '{_NODE}{problem.place}'?")
-        return problem if problem.file else self._told_at(place, problem)
+        return problem if problem.file else self._located(place, problem)
 
     def _is_changed(self, place: str) -> bool:
         return any(place == key or place.startswith((f"{key}.", f"{key}[")) for key in self.changes)

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from simgpu.errors import InputError, MissingExtraError, OutOfMemoryError, PolicyError
-from simgpu.experiments.compare import made_policy
+from simgpu.experiments.compare import policy_from
 from simgpu.policies.base import policy_label
 from simgpu.simulation.run import Result, simulate
 
@@ -48,7 +48,7 @@ def run_point(points: Points, point: int) -> PointRows:
     except Exception as error:
         return _without_scenario(points, point, error)
     about = _about(scenario)
-    ran = [_run(scenario, made_policy(choice)) for choice in scenario.policies]
+    ran = [_run(scenario, policy_from(choice)) for choice in scenario.policies]
     return PointRows(point, any(again for again, _ in ran), tuple({**about, **row} for _, row in ran))
 
 
@@ -63,7 +63,7 @@ def _without_scenario(points: Points, point: int, error: Exception) -> PointRows
     rows = []
     for written in points.policies(point):
         try:
-            policy: Row = _policy(made_policy(written))  # type: ignore[arg-type]  # whatever it is, it may be no policy
+            policy: Row = _policy(policy_from(written))  # type: ignore[arg-type]  # whatever it is, it may be no policy
         except Exception:
             policy = {"policy": str(written)}
         rows.append({**policy, **outcome})

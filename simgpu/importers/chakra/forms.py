@@ -22,7 +22,7 @@ from typing import Any, TypeVar
 from simgpu.errors import InputError, MissingExtraError
 from simgpu.importers.chakra.nodes import ChakraNode, Document, Operands, document, nanoseconds, node_type
 from simgpu.importers.json_stream import head, items, members_before, values
-from simgpu.importers.quantities import shown, whole
+from simgpu.importers.quantities import integer, shown
 from simgpu.io.input_files import Stream, open_unzipped, read_errors
 
 _Read = TypeVar("_Read")
@@ -102,11 +102,11 @@ def _jsonized_node(place: str, raw: dict[str, Any]) -> ChakraNode:
 
     return ChakraNode(
         place=place,
-        id=whole(get("id", 0)),
+        id=integer(get("id", 0)),
         name=str(get("name", "")),
         type=node_type(get("type", 0)),
-        ctrl_deps=tuple(map(whole, get("ctrl_deps", ()))),
-        data_deps=tuple(map(whole, get("data_deps", ()))),
+        ctrl_deps=tuple(map(integer, get("ctrl_deps", ()))),
+        data_deps=tuple(map(integer, get("data_deps", ()))),
         start_ns=nanoseconds(get("start_time_micros", 0)),
         duration_ns=nanoseconds(get("duration_micros", 0)),
         inputs=operands("inputs"),
@@ -127,7 +127,7 @@ def _values_by_name(attributes: Any) -> dict[str, Any]:
 
 
 def _signed(text: str) -> int:
-    return -whole(text[1:]) if text.startswith("-") else whole(text)
+    return -integer(text[1:]) if text.startswith("-") else integer(text)
 
 
 def _linked_node(place: str, raw: dict[str, Any]) -> ChakraNode:
@@ -141,11 +141,11 @@ def _linked_node(place: str, raw: dict[str, Any]) -> ChakraNode:
     waits_for = (raw.get("inter_thread_dep"), *(raw.get("sync_dep") or ()))
     return ChakraNode(
         place=place,
-        id=whole(raw["id"]),
+        id=integer(raw["id"]),
         name=name,
         type="COMM_COLL_NODE" if is_collective and raw.get("cat") is not None else "COMP_NODE",
-        ctrl_deps=() if parent is None else (whole(parent),),
-        data_deps=tuple(whole(number) for number in waits_for if number is not None),
+        ctrl_deps=() if parent is None else (integer(parent),),
+        data_deps=tuple(integer(number) for number in waits_for if number is not None),
         start_ns=nanoseconds(raw.get("ts", 0)),
         duration_ns=nanoseconds(raw.get("exclusive_dur", 0)),
         inputs=Operands(raw["inputs"]["values"], raw["inputs"]["shapes"], raw["inputs"]["types"]),
@@ -157,10 +157,10 @@ def _linked_node(place: str, raw: dict[str, Any]) -> ChakraNode:
 def _graph_node(place: str, raw: dict[str, Any]) -> ChakraNode:
     return ChakraNode(
         place=place,
-        id=whole(raw["Id"]),
+        id=integer(raw["Id"]),
         name=str(raw["Name"]),
         type=node_type(raw["NodeType"]),
-        data_deps=tuple(map(whole, raw.get("data_deps", ()))),
+        data_deps=tuple(map(integer, raw.get("data_deps", ()))),
         duration_ns=nanoseconds(raw.get("runtime", 0)),
         attributes={name: raw[name] for name in ("is_cpu_op", "num_ops", "tensor_size") if name in raw},
     )

@@ -48,7 +48,7 @@ class Kernels:
         self._refuse_communication()
         compute = [node for node in document.nodes if node.type == "COMP_NODE"]
         #: Whether compute nodes say where they run.
-        self.is_told = any("is_cpu_op" in node.attributes for node in compute)
+        self.is_known = any("is_cpu_op" in node.attributes for node in compute)
         result = [node for node in compute if not self.is_host(node) and not _TRANSFER.match(node.name)]
         if not result:
             raise self._nothing()
@@ -62,7 +62,7 @@ class Kernels:
 
     def is_host(self, node: ChakraNode) -> bool:
         """Whether a compute node runs on the host; one that does not say so does, where others say it."""
-        return bool(node.attributes.get("is_cpu_op", self.is_told))
+        return bool(node.attributes.get("is_cpu_op", self.is_known))
 
     def is_transfer(self, node: ChakraNode) -> bool:
         """Whether a node moves or fills memory."""

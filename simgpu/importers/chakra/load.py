@@ -37,7 +37,7 @@ def load(path: Path, options: ImportOptions) -> Trace:
 
 def _kernels(kernels: Kernels, phases: list[Phase], memories: list[ChakraBlock]) -> tuple[Kernel, ...]:
     reads, writes = reads_and_writes(len(kernels.nodes), memories)
-    keeps_starts = kernels.has_starts and not kernels.document.is_from_pytorch
+    has_starts = kernels.has_starts and not kernels.document.is_from_pytorch
     begin = min(node.start_ns for node in kernels.nodes)
     streams: dict[int | str | None, int] = {}
     return tuple(
@@ -50,7 +50,7 @@ def _kernels(kernels: Kernels, phases: list[Phase], memories: list[ChakraBlock])
             tuple(writes[position]),
             layer=kernels.layer(node),
             stream=streams.setdefault(_stream(kernels, node), len(streams)),
-            start_ns=node.start_ns - begin if keeps_starts else None,
+            start_ns=node.start_ns - begin if has_starts else None,
             pure=False if phases[position] is Phase.OPTIMIZER else kernels.pure(node),
             flops=_count(node, "num_ops"),
             dram_bytes=_count(node, "tensor_size"),
@@ -83,7 +83,7 @@ def _notes(kernels: Kernels, memories: list[ChakraBlock], rows: tuple[Kernel, ..
         )
     if empty := sum(not row.duration_ns for row in rows):
         notes.append(f"Kernels with 0 us, shorter than the format can say: {empty}.")
-    if not kernels.is_told:
+    if not kernels.is_known:
         notes.append("Nodes do not say whether they run on the host; all compute nodes count as the GPU's.")
     untold = sum(phase is None for phase in kernels.phases.values())
     if untold:

@@ -29,14 +29,14 @@ class Launched:
     """A kernel as it stands in the trace.
 
     op: position of the operator that launched it among the iteration's, -1 where none. at: when it was launched (ns).
-    is_phase_told: whether its phase is recorded.
+    is_phase_recorded: whether its phase is recorded.
     """
 
     op: int
     name: str
     at: int
     phase: Phase
-    is_phase_told: bool
+    is_phase_recorded: bool
     layer: str | None
     pure: bool | None
 

@@ -102,7 +102,7 @@ def load(path: Path, options: ImportOptions) -> Trace:
         if not draft.persistent:
             draft.drop_read_of_nothing()
     rows = [(draft, block(draft, attribution, moments, ids)) for draft in drafts]
-    kept = [(draft, row) for draft, row in rows if row is not None]
+    retained = [(draft, row) for draft, row in rows if row is not None]
     device = profile.devices.get(iteration.kernels[0].device)
     date = recorded.date if recorded is not None else _date(profile, iteration)
     options = replace(
@@ -113,7 +113,9 @@ def load(path: Path, options: ImportOptions) -> Trace:
     tool = "PyTorch profiler" if recorded is None else "PyTorch profiler and execution trace"
     info = options.info(path, tool, model, options.samples(path, attribution.samples()), said)
     info = replace(info, framework_peak_bytes=memory.peak if memory is not None else None)
-    return Trace(info, kernels(attribution, streams, [draft for draft, _ in kept]), tuple(row for _, row in kept))
+    return Trace(
+        info, kernels(attribution, streams, [draft for draft, _ in retained]), tuple(row for _, row in retained)
+    )
 
 
 @dataclass(frozen=True, slots=True)
@@ -174,7 +176,7 @@ def notes(attribution: Attribution, memory: DeviceMemory | None, overlap: int, i
         lines.append(f"Kernels that overlap on their own stream, counted twice: {format_time(overlap)}.")
     if unlaunched := sum(kernel.correlation not in profile.launches for kernel in iteration.kernels):
         lines.append(f"Kernels whose launch was not recorded: {unlaunched}.")
-    if untold := sum(not launched.is_phase_told for launched in attribution.launched):
+    if untold := sum(not launched.is_phase_recorded for launched in attribution.launched):
         remedy = (
             "; record with ProfilerActivity.CPU to have them" if not any(map(_is_operator, attribution.ops)) else ""
         )

@@ -169,7 +169,7 @@ class Event:
         return InputError.single(self.path, f"event {self.number} ({self.name[:60]})", what, remedy)
 
     def nanoseconds(self, key: str) -> int:
-        """A time in microseconds as whole nanoseconds, without going through a float; finer is rounded."""
+        """A time in microseconds as integer nanoseconds, without going through a float; finer is rounded."""
         value = self.raw.get(key)
         if isinstance(value, bool) or not isinstance(value, int | Decimal):
             what = f"has no {key}" if value is None else f"its {key} is {shown(value)}, not a number of microseconds"
@@ -194,10 +194,10 @@ class Event:
         start, duration = self.times()
         return Span(self.thread, start, start + duration, name)
 
-    def whole(self, key: str, otherwise: int | None = None) -> int:
+    def integer(self, key: str, otherwise: int | None = None) -> int:
         value = self.arguments.get(key, otherwise)
         if type(value) is not int or not -_WORD < value < _WORD:
-            what = f"its {key} is {shown(value)}, not a whole number" if key in self.arguments else f"has no {key}"
+            what = f"its {key} is {shown(value)}, not a integer number" if key in self.arguments else f"has no {key}"
             raise self.wrong(what, "export it with torch.profiler, which writes it")
         return value
 
@@ -210,10 +210,10 @@ class Event:
             start,
             start + duration,
             name,
-            self.whole("External id", 0),
-            self.whole("Record function id", 0),
-            self.whole("Sequence number", -1),
-            self.whole("Fwd thread id", 0) > 0,
+            self.integer("External id", 0),
+            self.integer("Record function id", 0),
+            self.integer("Sequence number", -1),
+            self.integer("Fwd thread id", 0) > 0,
             self.raw["cat"] == "user_annotation",
             samples(name, self.arguments.get("Input Dims")),
         )
@@ -225,25 +225,25 @@ class Event:
     def kernel(self) -> GpuWork:
         """A kernel, copy or fill on a GPU."""
         start, duration = self.times()
-        correlation = self.whole("correlation")
-        device, stream = self.whole("device"), self.whole("stream", 0)
-        external = self.whole("External id", 0)
+        correlation = self.integer("correlation")
+        device, stream = self.integer("device"), self.integer("stream", 0)
+        external = self.integer("External id", 0)
         is_kernel = self.category == "kernel" or "DtoD" in self.name
-        size = self.whole("bytes", 0)
+        size = self.integer("bytes", 0)
         return GpuWork(self.number, self.name, start, duration, device, stream, correlation, external, is_kernel, size)
 
     def launch(self) -> tuple[int, tuple[Thread, int]] | None:
         """The correlation, thread and moment of a call that starts work on a GPU; None for another call."""
         if "correlation" not in self.arguments or _LAUNCH.search(self.name) is None:
             return None
-        return self.whole("correlation"), (self.thread, self.nanoseconds("ts"))
+        return self.integer("correlation"), (self.thread, self.nanoseconds("ts"))
 
     def memory(self) -> MemoryEvent | None:
         """An allocation or free on a GPU; None for another instant."""
-        if self.raw.get("name") != "[memory]" or self.whole("Device Type", 0) == 0:
+        if self.raw.get("name") != "[memory]" or self.integer("Device Type", 0) == 0:
             return None
-        at, address, size = self.nanoseconds("ts"), self.whole("Addr"), self.whole("Bytes")
-        total, device = self.whole("Total Allocated", -1), self.whole("Device Id", 0)
+        at, address, size = self.nanoseconds("ts"), self.integer("Addr"), self.integer("Bytes")
+        total, device = self.integer("Total Allocated", -1), self.integer("Device Id", 0)
         return MemoryEvent(self.number, self.thread, at, address, size, total, device)
 
     def module(self) -> Span | None:
@@ -305,7 +305,7 @@ class _Keeper:
         self._begin: float = -inf if step is None else step.start
         self._end: float = inf if step is None else step.end
         self._budget = MemoryBudget(profile.path, EVENTS)
-        self._launched_elsewhere = _Numbers()
+        self._launched_on_other_thread = _Numbers()
         self._waiting: dict[int, list[GpuWork]] = {}
 
     def take(self, event: Event) -> None:
@@ -345,7 +345,7 @@ class _Keeper:
         if kernel.is_kernel:
             self.profile.gpus.add(kernel.device)
         number = kernel.correlation
-        if number in self._launched_elsewhere:
+        if number in self._launched_on_other_thread:
             return
         if number in self.profile.launches:
             self._keep_work(kernel)
@@ -369,7 +369,7 @@ class _Keeper:
             for kernel in waiting:
                 self._keep_work(kernel)
         else:
-            self._launched_elsewhere.add(number)
+            self._launched_on_other_thread.add(number)
             self._budget.release(len(waiting))
 
     def _memory(self, event: Event) -> None:

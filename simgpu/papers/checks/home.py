@@ -14,10 +14,10 @@ from simgpu.experiments.max_batch import max_batch
 from simgpu.experiments.scenarios.load_study import load_study
 from simgpu.papers.checks.results import bars, lines
 from simgpu.planning import clocks
-from simgpu.planning.columns import DRAINED, FOUND
+from simgpu.planning.columns import DRAINED, RESULT
 from simgpu.planning.evaluator import Evaluator
 from simgpu.planning.options import Vector
-from simgpu.planning.search.swarm import SwarmFound
+from simgpu.planning.search.swarm import SwarmResult
 from simgpu.planning.tables import scratch_for
 from simgpu.policies.base import PlanContext
 from simgpu.policies.common.placing import program_of
@@ -108,7 +108,7 @@ def seconds(compiled: bool = True) -> dict[str, Any]:
     }
 
 
-def _searches(network: Modelled, policy: Home, count: int) -> list[SwarmFound]:
+def _searches(network: Modelled, policy: Home, count: int) -> list[SwarmResult]:
     context, evaluator = _evaluator(network, policy)
     return [policy.search(replace(context, rng=np.random.default_rng(seed)), evaluator) for seed in range(count)]
 
@@ -125,7 +125,7 @@ def _evaluation_s(evaluator: Evaluator, compiled: bool) -> float:
     choices = alone.decisions.choices
     count = _TIMED if compiled else _TIMED_PLAIN
     vectors = np.random.default_rng(0).integers(0, choices, size=(count, len(choices)), dtype=np.int8)
-    costs = np.zeros((count, len(FOUND)), np.int64)
+    costs = np.zeros((count, len(RESULT)), np.int64)
     # At most every kernel runs again for every feature map.
     scratch = scratch_for(alone.tables, len(choices) * len(alone.graph.kernels))
     took = []

@@ -11,8 +11,8 @@ from numpy.typing import NDArray
 
 from simgpu.errors import Problem
 from simgpu.planning.search.space import (
-    Found,
     Score,
+    Solution,
     Vectors,
     as_tuple,
     checked,
@@ -28,7 +28,7 @@ Numbers = NDArray[np.int64]
 
 
 @dataclass(frozen=True)
-class Descended(Found):
+class Descended(Solution):
     """Where a descent ended.
 
     moves: how often a cheaper vector was gone to. local_optimum: whether every vector that differs from the best in one

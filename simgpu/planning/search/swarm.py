@@ -13,8 +13,8 @@ from numpy.typing import NDArray
 from simgpu.errors import Problem
 from simgpu.planning.search.space import (
     Costs,
-    Found,
     Score,
+    Solution,
     Vectors,
     as_tuple,
     checked,
@@ -50,8 +50,8 @@ class Swarm:
     of a few options without an order. Both updates only recombine entries that some particle drew at the same position
     at the start. Nothing mutates, so a swarm cannot promise an optimum, however long it runs.
 
-    >>> found = Swarm(choices=3, length=8, particles=200).minimise(lambda vectors: -vectors.sum(axis=1))
-    >>> found.best, found.cost, found.evaluations == 200 * found.iterations
+    >>> result = Swarm(choices=3, length=8, particles=200).minimise(lambda vectors: -vectors.sum(axis=1))
+    >>> result.best, result.cost, result.evaluations == 200 * result.iterations
     ((2, 2, 2, 2, 2, 2, 2, 2), -16, True)
     """
 
@@ -64,12 +64,12 @@ class Swarm:
     patience: int | None = None
 
     def __post_init__(self) -> None:
-        least = {"length": 0, "particles": 1, "iterations": 1, "seed": 0, "patience": 1}
-        given = {name: getattr(self, name) for name in least}
+        minima = {"length": 0, "particles": 1, "iterations": 1, "seed": 0, "patience": 1}
+        given = {name: getattr(self, name) for name in minima}
         problems = [
-            Problem("", name, f"{value} is less than {least[name]}", "give a greater one")
+            Problem("", name, f"{value} is less than {minima[name]}", "give a greater one")
             for name, value in given.items()
-            if value is not None and value < least[name]
+            if value is not None and value < minima[name]
         ]
         if self.update not in ("recombine", "full"):
             problems.append(Problem("", "update", f"{self.update!r} is no way to update", "give recombine or full"))
@@ -80,7 +80,7 @@ class Swarm:
 
     def minimise(
         self, score: Score, start: Sequence[Sequence[int]] = (), progress: Callable[[int], None] | None = None
-    ) -> SwarmFound:
+    ) -> SwarmResult:
         """Search. The same seed, start and score give the same result to the byte.
 
         score: costs of a batch of vectors (see `space.Score`). start: vectors that replace the first random particles.
@@ -105,7 +105,7 @@ class Swarm:
                 break
         table = np.array(costs)
         table.flags.writeable = False
-        return SwarmFound(
+        return SwarmResult(
             as_tuple(flock.best),
             flock.best_cost,
             flock.evaluations,
@@ -139,7 +139,7 @@ class History(NamedTuple):
 
 
 @dataclass(frozen=True)
-class SwarmFound(Found):
+class SwarmResult(Solution):
     """What a swarm found, and how it got there.
 
     best: the cheapest particle of any iteration, the first of equals.

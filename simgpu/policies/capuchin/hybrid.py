@@ -67,7 +67,7 @@ def candidates_of(
     ancestry = Ancestry(graph)
     short = [k for k, held in enumerate(accesses.demand) if held > budget]
     maps = {each.block: each for each in activations(graph) if any(each.after < k < each.before for k in short)}
-    found = []
+    result = []
     for b, each in maps.items():
         kernels, sources = _remake(graph, ancestry, each, maps)
         out_ns, in_ns = (_copy_ns(graph, node, b, rate) for rate in (node.link.d2h_bandwidth, node.link.h2d_bandwidth))
@@ -82,8 +82,8 @@ def candidates_of(
             sources=sources,
             kernels=kernels,
         )
-        found.append(candidate)
-    return maps, tuple(found)
+        result.append(candidate)
+    return maps, tuple(result)
 
 
 def _copy_ns(graph: TaskGraph, node: NodeSpec, b: int, rate: int) -> int:

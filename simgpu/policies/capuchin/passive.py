@@ -196,7 +196,7 @@ class _Passive:
         for instruction, k in _with_next_kernel(segment.streams[COMPUTE]):
             if isinstance(instruction, Acquire):
                 self._fetch(k)
-                self._make_room(instruction.blocks, k)
+                self._free_memory(instruction.blocks, k)
                 _take(self.pool, self.graph, instruction.blocks)
                 self._access(instruction.blocks)
             elif isinstance(instruction, Launch):
@@ -221,7 +221,7 @@ class _Passive:
         """Bring back what kernel k touches."""
         missing = tuple(b for b in dict.fromkeys((*self.graph.reads[k], *self.graph.writes[k])) if b in self.away)
         if missing:
-            self._make_room(missing, k)
+            self._free_memory(missing, k)
             _take(self.pool, self.graph, missing)
             self.code[COMPUTE].append(Acquire(missing))
             copies = [step for b in missing for step in (CopyIn(b), Release((b,), Space.HOST))]
@@ -229,7 +229,7 @@ class _Passive:
             self.away.difference_update(missing)
             self._access(missing)
 
-    def _make_room(self, blocks: Sequence[int], k: int) -> None:
+    def _free_memory(self, blocks: Sequence[int], k: int) -> None:
         """Evict as many blocks as kernel k does not touch until there is room for these."""
         lacking = self.pool.used + self._held(blocks) - self.budget
         victims = []

@@ -122,8 +122,8 @@ class _Guided:
         sizes = {each.number: each.bytes for each in self.candidates}
         there = [
             b
-            for b, found in decisions.items()
-            if isinstance(found, SwapOut) and found.trigger is not None and found.trigger <= k < self.maps[b].before
+            for b, result in decisions.items()
+            if isinstance(result, SwapOut) and result.trigger is not None and result.trigger <= k < self.maps[b].before
         ]
         for b in sorted(there, key=lambda b: (-self.maps[b].before, b)):
             if short <= 0:
@@ -152,12 +152,12 @@ class _Guided:
         return first_run_fits and bool(again)
 
     def _postponed(self, decisions: BlockDecisions) -> BlockDecisions:
-        found = dict(decisions)
+        result = dict(decisions)
         for b, k in self.not_before.items():
             decision = decisions.get(b)
             if isinstance(decision, SwapOut) and decision.trigger is not None:
-                found[b] = SwapOut(max(decision.trigger, k))
-        return found
+                result[b] = SwapOut(max(decision.trigger, k))
+        return result
 
     def _late(self, trial: Trial) -> set[int]:
         """Blocks for whose copy in compute waited in the last iteration."""

@@ -32,30 +32,30 @@ def framework(graph: TaskGraph, policy: str) -> tuple[TaskGraph, tuple[Transform
     return uncompressed(graph), (Uncompressed(),)
 
 
-def saved_note(found: SavedTensors) -> tuple[str, ...]:
+def saved_note(saved: SavedTensors) -> tuple[str, ...]:
     """A note where the trace does not record the tensors that autograd saved."""
-    if found.recorded:
+    if saved.recorded:
         return ()
     return ("tensors that autograd saves: derived from what backward reads, since the trace does not record them",)
 
 
-def releases_beside(graph: TaskGraph, tensors: Sequence[Saved], read: Sequence[Sequence[int]]) -> list[int | None]:
+def releases_with_saved(graph: TaskGraph, tensors: Sequence[Saved], read: Sequence[Sequence[int]]) -> list[int | None]:
     """When each block is let go. Where its saved tensors are elsewhere, that is when the framework has dropped it, it
     has been saved, and nothing uses it any more but the kernels that read the saved tensors; else as recorded.
 
     read: for each tensor the kernels that read it in place of its block.
     """
     releases = list(graph.recorded_releases)
-    elsewhere: defaultdict[int, set[int]] = defaultdict(set)
+    saved_reads: defaultdict[int, set[int]] = defaultdict(set)
     for tensor, kernels in zip(tensors, read, strict=True):
-        elsewhere[tensor.block].update(kernels)
+        saved_reads[tensor.block].update(kernels)
     until: dict[int, int] = {}
     for b, _, after, _, dropped in tensors:
         if dropped is not None:
             until[b] = max(until.get(b, 0), after, dropped)
-    for b, least in until.items():
-        releases[b] = max((k for k in graph.uses[b] if k not in elsewhere[b]), default=least)
-        releases[b] = max(releases[b] or 0, least)
+    for b, earliest in until.items():
+        releases[b] = max((k for k in graph.uses[b] if k not in saved_reads[b]), default=earliest)
+        releases[b] = max(releases[b] or 0, earliest)
     return releases
 
 

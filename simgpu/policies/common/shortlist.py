@@ -86,10 +86,10 @@ def tried(context: PlanContext, makers: Mapping[Label, Callable[[], Program]]) -
 
     makers: what gives each program; one that refuses the trace gives none.
     """
-    found = []
+    result = []
     for number, (label, make) in enumerate(makers.items(), start=1):
         # Placements have no names, and are too long to be told.
         context.progress(f"trying {label if isinstance(label, str) else f'placement {number} of {len(makers)}'}")
         with suppress(InputError, OutOfMemoryError):
-            found.append(run_of(context, label, make()))
-    return found
+            result.append(run_of(context, label, make()))
+    return result

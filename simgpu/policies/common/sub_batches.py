@@ -43,35 +43,34 @@ from simgpu.workloads.rescale.kernels import scaled
 from simgpu.workloads.rescale.samples import sample_sides
 
 
-def partitioned(context: PlanContext, asked: int, alpha: float) -> tuple[TaskGraph, int, list[str]]:
+def partitioned(context: PlanContext, requested: int, alpha: float) -> tuple[TaskGraph, int, list[str]]:
     """The graph in sub-batches, their size, and notes that say so.
 
-    asked: samples at a time, 0 to have them chosen. alpha: share of the tasks in equation 8. A batch that nobody can
-    partition stays whole where the choice is free. Raises `InputError` for numbers that are none of these, and where
-    the sub-batch that was asked for cannot be had.
+    requested: samples at a time, 0 to choose them. alpha: share of the tasks in equation 8. A batch that cannot be
+    partitioned stays undivided if the choice is free. Raises `InputError` for an invalid or impossible request.
     """
     require_reads(context.graph)
-    whole = context.graph.trace.info.batch
+    batch = context.graph.trace.info.batch
     if not 0 < alpha <= 1:
         what = f"{alpha} is no share of the tasks"
         raise InputError.single("", "parameters.alpha", what, "give a number over 0 and up to 1")
-    if asked:
-        if not 1 <= asked <= whole:
-            what = f"{asked} is no part of a batch of {whole}"
-            raise InputError.single("", "parameters.sub_batch", what, f"give 1 to {whole}, or 0 to have it chosen")
-        notes = [f"sub-batches of {asked} of {whole} samples, as requested", *_on_times(context.graph, asked)]
-        return transformed(context.graph, (Split(asked),)), asked, notes
-    found = select_sub_batch(context.graph, context.node.gpu, context.budget, alpha=alpha)
-    reason = found.whole_batch_reason
-    if found.size < whole:
+    if requested:
+        if not 1 <= requested <= batch:
+            what = f"{requested} is no part of a batch of {batch}"
+            raise InputError.single("", "parameters.sub_batch", what, f"give 1 to {batch}, or 0 to have it chosen")
+        notes = [f"sub-batches of {requested} of {batch} samples, as requested", *_on_times(context.graph, requested)]
+        return transformed(context.graph, (Split(requested),)), requested, notes
+    result = select_sub_batch(context.graph, context.node.gpu, context.budget, alpha=alpha)
+    reason = result.whole_batch_reason
+    if result.size < batch:
         try:
-            graph = transformed(context.graph, (Split(found.size),))
-            notes = [f"sub-batches of {found.size} of {whole} samples", *_on_times(context.graph, found.size)]
-            return graph, found.size, notes
+            graph = transformed(context.graph, (Split(result.size),))
+            notes = [f"sub-batches of {result.size} of {batch} samples", *_on_times(context.graph, result.size)]
+            return graph, result.size, notes
         except InputError as error:
             reason = first_reason(error)
-    notes = [f"the batch of {whole} is not partitioned" + (f": {reason}" if reason else "")]
-    return transformed(context.graph, (Split(whole),)), whole, notes
+    notes = [f"the batch of {batch} is not partitioned" + (f": {reason}" if reason else "")]
+    return transformed(context.graph, (Split(batch),)), batch, notes
 
 
 def _on_times(graph: TaskGraph, size: int) -> list[str]:
@@ -150,7 +149,7 @@ class Windows:
     def _touched(self, sizes: Sequence[int]) -> list[int]:
         """Of each window, the bytes of all data that its tasks touch."""
         uses: Counter[int] = Counter()
-        total, found = 0, []
+        total, result = 0, []
         for end, blocks in enumerate(self.data):
             for b in blocks:
                 total += 0 if uses[b] else sizes[b]
@@ -160,8 +159,8 @@ class Windows:
                     uses[b] -= 1
                     total -= 0 if uses[b] else sizes[b]
             if end >= self.width - 1:
-                found.append(total)
-        return found
+                result.append(total)
+        return result
 
     def _live(self, sizes: Sequence[int]) -> list[int]:
         """Of each window, the most bytes of its data that live at once.
@@ -188,7 +187,7 @@ def _largest_in_window(values: Sequence[int], width: int) -> list[int]:
     [3, 2, 5, 5]
     """
     candidates: deque[int] = deque()  # places whose value no later one in the window reaches
-    found = []
+    result = []
     for end, value in enumerate(values):
         while candidates and values[candidates[-1]] <= value:
             candidates.pop()
@@ -196,8 +195,8 @@ def _largest_in_window(values: Sequence[int], width: int) -> list[int]:
         if candidates[0] == end - width:
             candidates.popleft()
         if end >= width - 1:
-            found.append(values[candidates[0]])
-    return found
+            result.append(values[candidates[0]])
+    return result
 
 
 @dataclass(frozen=True, slots=True)
@@ -281,17 +280,17 @@ class _Selection:
     def _settled(self) -> int:
         """Profile and select in turn until the sub-batch stays."""
         seen = [self.batch]
-        while (found := self._selected(seen[-1])) not in seen:
-            seen.append(found)
-        circle = seen[seen.index(found) :]
+        while (result := self._selected(seen[-1])) not in seen:
+            seen.append(result)
+        circle = seen[seen.index(result) :]
         return self._between(min(circle), max(circle))
 
     def _selected(self, profiled: int) -> int:
         """By the workspaces profiled at one batch: the largest sub-batch that fits, rounded; 1 if none does."""
         size = bisect_right(range(2, self.batch + 1), 0, key=lambda batch: not self._fits(batch, profiled)) + 1
-        found = size if size == self.batch else rounded_down(size)
-        self.steps.append((profiled, found))
-        return found
+        result = size if size == self.batch else rounded_down(size)
+        self.steps.append((profiled, result))
+        return result
 
     def _between(self, low: int, high: int) -> int:
         """The largest regular sub-batch that its own profile allows, of one that is allowed and one that is not."""

@@ -60,10 +60,10 @@ class DeviceMemory:
 
     def request(self, b: int) -> Request:
         """The pool's request for a data block."""
-        found = self._requests.get(b)
-        if found is None:
-            found = self._requests[b] = self.pool.prepare([b], [self.tasks.graph.sizes[b]])
-        return found
+        result = self._requests.get(b)
+        if result is None:
+            result = self._requests[b] = self.pool.prepare([b], [self.tasks.graph.sizes[b]])
+        return result
 
     def take(self, b: int) -> bool:
         """Take memory for a block by the pool's rule; False where no hole is large enough."""
@@ -160,9 +160,9 @@ class DeviceMemory:
             if segment and (segment.block is None or (segment.block in self.present and segment.block not in staying)):
                 run.append(segment)
             elif run:
-                found = self._best_window(run, size, begin, delay)
-                if found is not None and (best is None or found[0] < best[0]):
-                    best = found
+                result = self._best_window(run, size, begin, delay)
+                if result is not None and (best is None or result[0] < best[0]):
+                    best = result
                 run = []
         return None if best is None else best[1]
 

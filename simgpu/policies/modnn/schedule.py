@@ -103,7 +103,7 @@ class Schedule:
     def _prepare(self, index: int, task: Task) -> None:
         wanted = (*(b for b in task.inputs if b not in self.memory.present), *task.outputs)
         for count, b in enumerate(wanted):
-            if not self._make_room(self.memory.request(b), index, task):
+            if not self._free_memory(self.memory.request(b), index, task):
                 for taken in wanted[:count]:
                     self.memory.give(taken)
                 self._defragment(index, task)
@@ -119,9 +119,9 @@ class Schedule:
             self.compute.wait(last)
             self.memory.freed = [freed for freed in self.memory.freed if freed.point.order > self.compute.heard]
 
-    def _make_room(self, request: Request, index: int, task: Task) -> bool:
+    def _free_memory(self, request: Request, index: int, task: Task) -> bool:
         """Whether memory can be taken for this request, if need be after offloading something else."""
-        if self._has_room(request):
+        if self._fits(request):
             return True
         scheme = self.memory.scheme(request[1], task.touched, self.data.now, self._delay)
         if scheme is None:
@@ -129,7 +129,7 @@ class Schedule:
         self._evict(scheme.blocks, index - 1)
         return True
 
-    def _has_room(self, request: Request) -> bool:
+    def _fits(self, request: Request) -> bool:
         return request[1] == 0 or self.pool.largest_hole >= request[1]
 
     def _delay(self, offloaded: int) -> int:
@@ -225,7 +225,7 @@ class Schedule:
         """The task's duration and the workspace it has taken."""
         if not task.choices:
             return self.tasks.graph.durations[task.kernel], None
-        base = least(task.choices)
+        base = smallest_workspace(task.choices)
         choice = base if self.algorithms == "smallest" else None
         if self.algorithms != "smallest":
             choices = task.choices[:1] if self.algorithms == "fastest" else task.choices
@@ -233,7 +233,7 @@ class Schedule:
         if choice is None:
             choice = base
         request = self.pool.prepare([WORKSPACE], [choice.workspace_bytes])
-        if not self._make_room(request, index, task):
+        if not self._free_memory(request, index, task):
             if not self._fits_alone(task, request):
                 choice = base
                 request = self.pool.prepare([WORKSPACE], [choice.workspace_bytes])
@@ -251,12 +251,12 @@ class Schedule:
         """The algorithms whose workspace finds room, with their penalties."""
         pending = self._next_prefetch(index)
         missing = pending[1] if pending and should_start(self.tasks, index, *pending) else ()
-        found = []
+        result = []
         segments: list[AddressRange] = []
         for choice in choices:
             request = self.pool.prepare([WORKSPACE], [choice.workspace_bytes])
             scheme = NOTHING
-            if not self._has_room(request):
+            if not self._fits(request):
                 segments = segments or list(self.pool.segments())
                 scheme = self.memory.scheme(request[1], task.touched, self.data.now, self._delay, segments)
             if scheme is not None:
@@ -266,16 +266,16 @@ class Schedule:
                 delay, held_up = self._defragmentation_ns(task), self._left_out(task, request, missing)
             else:
                 continue
-            found.append(AlgorithmCandidate(choice, delay, sum(self.tasks.in_ns[b] for b in held_up)))
-        return found
+            result.append(AlgorithmCandidate(choice, delay, sum(self.tasks.in_ns[b] for b in held_up)))
+        return result
 
     def _left_out(self, task: Task, workspace: Request, missing: Iterable[int]) -> list[int]:
         """Of the blocks to prefetch those that find no room beside a task that is alone in memory."""
-        room = self.capacity - sum(self.tasks.sizes[b] for b in task.touched) - workspace[1]
+        free = self.capacity - sum(self.tasks.sizes[b] for b in task.touched) - workspace[1]
         failed = []
         for b in missing:
-            if self.tasks.sizes[b] <= room:
-                room -= self.tasks.sizes[b]
+            if self.tasks.sizes[b] <= free:
+                free -= self.tasks.sizes[b]
             else:
                 failed.append(b)
         return failed
@@ -385,7 +385,7 @@ class AlgorithmCandidate(NamedTuple):
         return base_ns - self.choice.duration_ns - self.offloading_ns - self.held_up_ns
 
 
-def least(choices: tuple[AlgorithmChoice, ...]) -> AlgorithmChoice:
+def smallest_workspace(choices: tuple[AlgorithmChoice, ...]) -> AlgorithmChoice:
     """The algorithm that equation 10 calls the base: the least workspace, and the fastest of those."""
     return min(choices, key=lambda choice: (choice.workspace_bytes, choice.duration_ns, choice.algorithm))
 
@@ -394,8 +394,8 @@ def best(candidates: list[AlgorithmCandidate], base_ns: int) -> AlgorithmChoice 
     """The candidate of maximum gain; of equal ones the one with the smaller workspace, then by name."""
     if not candidates:
         return None
-    found = min(candidates, key=lambda c: (-c.gain(base_ns), c.choice.workspace_bytes, c.choice.algorithm))
-    return found.choice
+    result = min(candidates, key=lambda c: (-c.gain(base_ns), c.choice.workspace_bytes, c.choice.algorithm))
+    return result.choice
 
 
 def should_start(tasks: Tasks, now: int, task: int, missing: Iterable[int]) -> bool:
@@ -418,8 +418,8 @@ def will_fit(tasks: Tasks, memory: DeviceMemory, now: int, task: int, capacity: 
     for index in range(now, task + 1):
         each = tasks.tasks[index]
         if index > now:
-            least = min((choice.workspace_bytes for choice in each.choices), default=0)
-            if sum(tasks.sizes[b] for b in held.union(each.touched)) + least > capacity:
+            smallest = min((choice.workspace_bytes for choice in each.choices), default=0)
+            if sum(tasks.sizes[b] for b in held.union(each.touched)) + smallest > capacity:
                 return False
         held.update(each.outputs)
         held.difference_update(each.inputs, each.dying, each.saved)

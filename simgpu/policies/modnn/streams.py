@@ -83,10 +83,10 @@ class StreamClock:
 
     def code(self) -> tuple[StreamEntry, ...]:
         """The cells; points that nobody waits for are left out, the others are signals."""
-        kept: list[StreamEntry] = []
+        remaining: list[StreamEntry] = []
         for cell in self.cells:
             if not isinstance(cell, Point):
-                kept.append(cell)
+                remaining.append(cell)
             elif cell.event is not None:
-                kept.append(Signal(cell.event))
-        return tuple(kept)
+                remaining.append(Signal(cell.event))
+        return tuple(remaining)

@@ -55,11 +55,11 @@ class _Casts:
     """Casts of weights, made once while autocast is switched on and held until it is left, as PyTorch's own are."""
 
     def __init__(self) -> None:
-        self._made: dict[int, tuple[weakref.ref[torch.Tensor], torch.Tensor]] = {}
+        self._created: dict[int, tuple[weakref.ref[torch.Tensor], torch.Tensor]] = {}
 
     def clear(self) -> None:
         """Let go of all of them."""
-        self._made.clear()
+        self._created.clear()
 
     def cast(self, value: Any, dtype: torch.dtype) -> Any:
         """An argument of an operator in another format; all that is no tensor with fractions, or float64, as it is."""
@@ -70,10 +70,10 @@ class _Casts:
         is_weight = value.dtype is torch.float32 and value.requires_grad and value.is_leaf and not value._is_view()
         if not (is_weight and dtype == _lower() and torch.is_autocast_cache_enabled()):
             return value.to(dtype)
-        owner, result = self._made.get(id(value), (None, None))
+        owner, result = self._created.get(id(value), (None, None))
         if owner is None or owner() is not value:
             result = value.to(dtype)
-            self._made[id(value)] = weakref.ref(value), result
+            self._created[id(value)] = weakref.ref(value), result
         return result
 
 

@@ -285,13 +285,13 @@ class KnownValues:
         arguments: the real tensors that the operator ran on. given: those that were real to begin with; fake results
         are no views of them, since they have been copied to fake memory.
         """
-        ours, taken = {_key(tensor) for tensor in given}, {_key(tensor) for tensor in arguments}
+        own, taken = {_key(tensor) for tensor in given}, {_key(tensor) for tensor in arguments}
         for fake, real in zip(fakes, reals, strict=True):
             if not isinstance(fake, FakeTensor) or _key(fake) in self._memory:
                 continue
             memory = real.untyped_storage()
             alike = (_layout(fake), fake.untyped_storage().nbytes()) == (_layout(real), memory.nbytes())
-            if alike and memory._cdata in ours:
+            if alike and memory._cdata in own:
                 memory = memory.clone()
             if alike and memory._cdata not in taken:
                 self._keep(fake, memory)

@@ -218,8 +218,8 @@ def _of_zoo(recording: CalibrationRecording, trace: Trace) -> Iterator[Sample]:
         operations = defaultdict(list)
         for op, operation in modelled[phase]:
             operations[_sort(op)].append(operation)
-        whole = [operation for _, operation in modelled[phase]]
-        yield _sample(recording, phase.value, whole, sum(measured.values()))
+        total = [operation for _, operation in modelled[phase]]
+        yield _sample(recording, phase.value, total, sum(measured.values()))
         for sort in sorted(measured.keys() & operations.keys()):
             yield _sample(
                 recording, f"{phase.value}: {sort}", operations[sort], measured[sort], part_of=sum(measured.values())
@@ -270,7 +270,7 @@ def _sample(
         ns,
         recording.use,
         f"recording {recording.path}",
-        whole=part_of is None,
+        full=part_of is None,
         weight=1.0 if part_of is None else ns / part_of,
         tf32=recording.tf32,
     )

@@ -29,7 +29,7 @@ class Sample:
     """One measurement.
 
     gpu: its name as a user would give it; spec: what the model computes with. measures: the part of an iteration.
-    operations: what ran, each with how often. whole: the part is a phase or an iteration, not one sort of kernels.
+    operations: what ran, each with how often. full: the part is a phase or an iteration, not one sort of kernels.
     use: what the measurement is for. source: where it comes from.
     weight: what it counts in the fit; that of a sort of kernels is its part of the recording's time.
     """
@@ -43,7 +43,7 @@ class Sample:
     measured_ns: int
     use: SampleUse
     source: str
-    whole: bool = True
+    full: bool = True
     weight: float = 1.0
     tf32: Tf32 = Tf32.CONVOLUTIONS
     without: tuple[str, ...] = ()

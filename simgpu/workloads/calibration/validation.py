@@ -73,17 +73,17 @@ class TimeModelValidation:
 
     def unmeasured(self) -> tuple[str, ...]:
         """The zoo's networks of which no phase and no iteration was compared, by name."""
-        return tuple(sorted(NETWORKS.keys() - {row.sample.network for row in self.rows if row.sample.whole}))
+        return tuple(sorted(NETWORKS.keys() - {row.sample.network for row in self.rows if row.sample.full}))
 
 
 def summary_of(rows: Iterable[ValidationRow]) -> ErrorSummary | None:
     """How far off these rows are, those of sorts of kernels left out."""
-    whole = [row for row in rows if row.sample.whole]
-    if not whole:
+    full = [row for row in rows if row.sample.full]
+    if not full:
         return None
-    mean = sum(abs(row.error) for row in whole) / len(whole)
-    bias = sum(row.error for row in whole) / len(whole)
-    return ErrorSummary(len(whole), mean, bias, max(whole, key=lambda row: abs(row.error)))
+    mean = sum(abs(row.error) for row in full) / len(full)
+    bias = sum(row.error for row in full) / len(full)
+    return ErrorSummary(len(full), mean, bias, max(full, key=lambda row: abs(row.error)))
 
 
 def validate(recordings: Path | None = None) -> TimeModelValidation:

@@ -95,12 +95,12 @@ def _with_source(sort: str, source: str) -> str:
     return sort
 
 
-def _role(block: Block, made: _Making, weights: Mapping[str, str]) -> str:
+def _role(block: Block, step: _Making, weights: Mapping[str, str]) -> str:
     if block.kind in (BlockKind.INPUT, BlockKind.LABEL):
         return f"{block.kind}.integer" if "int" in (block.dtype or "") else str(block.kind)
     if block.kind is BlockKind.WEIGHT:
         return _joined(block.kind, weights.get(block.id, ""))
-    if made.last.get(block.id) == "embedding_rows":
+    if step.last.get(block.id) == "embedding_rows":
         return _joined(block.kind, "embedding_rows")
     if block.kind in _OF_WEIGHTS and (weight := _named_after(block.id, weights)) is not None:
         name = block.id[len(weight) + 1 :] if block.kind is BlockKind.OPTIMIZER_STATE else ""
@@ -108,8 +108,8 @@ def _role(block: Block, made: _Making, weights: Mapping[str, str]) -> str:
     if block.kind in (BlockKind.WORKSPACE, BlockKind.OPTIMIZER_STATE):
         return ""
     if block.kind is BlockKind.ACTIVATION:
-        return _joined(block.kind, made.forward.get(block.id, ""))
-    sort = made.last.get(block.id, "")
+        return _joined(block.kind, step.forward.get(block.id, ""))
+    sort = step.last.get(block.id, "")
     return _joined(block.kind, sort.partition(".")[0] if block.kind is BlockKind.OTHER else sort)
 
 

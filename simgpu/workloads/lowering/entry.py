@@ -211,9 +211,9 @@ class _Walk:
         return labels
 
     def _forward(self, layer: Layer, labels: Value, gradients: Gradients) -> None:
-        whole = self.done.get(layer.inputs[0])
-        if whole is not None and isinstance(whole.lowered, LoweredParts):
-            self._part(layer, whole, whole.lowered)
+        parent = self.done.get(layer.inputs[0])
+        if parent is not None and isinstance(parent.lowered, LoweredParts):
+            self._part(layer, parent, parent.lowered)
             return
         inputs = tuple(self.values[name] for name in layer.inputs)
         needed = tuple(name in self.trained for name in layer.inputs)
@@ -230,12 +230,12 @@ class _Walk:
             self.trained.add(layer.name)
         self.done[layer.name] = _Done(step, created, [layer.name] if isinstance(created, LoweredLayer) else [])
 
-    def _part(self, layer: Layer, whole: _Done, lowered: LoweredParts) -> None:
+    def _part(self, layer: Layer, parent: _Done, lowered: LoweredParts) -> None:
         """A view of a layer with several results is the next of them: the first view sees the first, and so on."""
-        self.values[layer.name] = lowered.parts[len(whole.results)]
-        self.tags[layer.name] = self.tags[whole.step.layer.name]
-        whole.results.append(layer.name)
-        if whole.step.layer.name in self.trained:
+        self.values[layer.name] = lowered.parts[len(parent.results)]
+        self.tags[layer.name] = self.tags[parent.step.layer.name]
+        parent.results.append(layer.name)
+        if parent.step.layer.name in self.trained:
             self.trained.add(layer.name)
 
     def _tag(self, layer: Layer) -> str:

@@ -52,16 +52,16 @@ def update(
     """
     tape.phase, tape.layer = Phase.OPTIMIZER, None
     grads = {index: gradients[weight.block] for index, weight in enumerate(weights) if weight.block in gradients}
-    whole = [index for index, grad in grads.items() if grad.shape == weights[index].shape]
-    retained = [[values[index] for index in whole] for values in state.values()]
-    dense = [weights[index] for index in whole], [grads[index] for index in whole]
+    total = [index for index, grad in grads.items() if grad.shape == weights[index].shape]
+    retained = [[values[index] for index in total] for values in state.values()]
+    dense = [weights[index] for index in total], [grads[index] for index in total]
     if optimizer is Optimizer.SGD:
         _sgd(tape, *dense, *retained)
     elif optimizer is Optimizer.PLAIN_SGD:
         _each(tape, "_foreach_add_", *dense, per_value=2)
     else:
         _adam(tape, *dense, *retained)
-    for index in sorted(grads.keys() - set(whole)):
+    for index in sorted(grads.keys() - set(total)):
         changed = (weights[index], *(values[index] for values in state.values()))
         operation = updated_rows(grads[index], len(state))
         tape.launch("sparse_update_", operation, (*changed, grads[index]), changed, pure=False)

@@ -176,8 +176,8 @@ class Rebuilder:
                 return []
             self._scores[block.id] = GemmShape(rows, keys, depth, count)
             return _attention_products(operands, self._scores[block.id])
-        results_found = next((self._scores[block.id] for block, _ in operands.reads if block.id in self._scores), None)
-        return [] if results_found is None else _attention_products(operands, results_found)
+        results_seen = next((self._scores[block.id] for block, _ in operands.reads if block.id in self._scores), None)
+        return [] if results_seen is None else _attention_products(operands, results_seen)
 
 
 def _attention_products(operands: _Operands, scores: GemmShape) -> list[Product]:

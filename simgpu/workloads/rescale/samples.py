@@ -108,9 +108,9 @@ class _Flow:
             block = self.blocks[name]
             if name in self.sides or block.kind in _NEVER or (block.persistent and block.kind not in _BATCH):
                 continue
-            made_here = read and self.makers.get(name) is kernel
-            if made_here or self._made_of_nothing(name):
-                self._judge(kernel, block, touched, beside=not made_here)
+            produced_here = read and self.makers.get(name) is kernel
+            if produced_here or self._has_no_inputs(name):
+                self._judge(kernel, block, touched, with_inputs=not produced_here)
             elif block.kind in _FLOWING and name not in self.updating:
                 self._judge_by_likeness(block, touched)
 
@@ -122,14 +122,14 @@ class _Flow:
                 self.sides[block.id] = self.sides[name]
                 return
 
-    def _made_of_nothing(self, name: str) -> bool:
+    def _has_no_inputs(self, name: str) -> bool:
         maker = self.makers.get(name)
         return maker is not None and set(maker.reads) <= {name}
 
-    def _judge(self, kernel: Kernel, block: Block, others: Collection[str], *, beside: bool) -> None:
+    def _judge(self, kernel: Kernel, block: Block, others: Collection[str], *, with_inputs: bool) -> None:
         """Whether a block holds samples, made from or used beside others that do."""
         if block.shape is None:
-            if self._grows_by_size(kernel, block, others, beside=beside):
+            if self._grows_by_size(kernel, block, others, with_inputs=with_inputs):
                 self.sides[block.id] = None
             return
         is_gradient = block.kind is BlockKind.WEIGHT_GRADIENT
@@ -137,7 +137,7 @@ class _Flow:
             return
         if len(block.shape) == 1 and "batch_norm" in kernel.op.lower():
             return
-        side = self._side(block.shape, others, strict=is_gradient or beside)
+        side = self._side(block.shape, others, strict=is_gradient or with_inputs)
         if side is not None:
             self.sides[block.id] = side
 
@@ -159,10 +159,10 @@ class _Flow:
         loose = not strict and len(shape) > 1 and self.batch > 1
         return 0 if loose and self._divides(shape[0]) else None
 
-    def _grows_by_size(self, kernel: Kernel, block: Block, others: Collection[str], *, beside: bool) -> bool:
+    def _grows_by_size(self, kernel: Kernel, block: Block, others: Collection[str], *, with_inputs: bool) -> bool:
         if not self._divides(block.bytes) or block.id in self.updating or block.kind is BlockKind.WEIGHT_GRADIENT:
             return False
-        if beside:
+        if with_inputs:
             sizes = [self.blocks[name].bytes for name in others]
             return any(size % block.bytes == 0 and size // block.bytes <= _WIDEST for size in sizes)
         return kind_of(kernel.op) not in _REDUCING or block.bytes not in self.fixed_sizes

@@ -48,7 +48,7 @@ class ConjugateGradient(Solver):
     what: ClassVar[str] = "conjugate gradients on a sparse matrix of random pattern (NAS CG)"
     measure: ClassVar[str] = "rows"
     usual_size: ClassVar[int] = 48_000
-    least_size: ClassVar[int] = 32
+    smallest_size: ClassVar[int] = 32
 
     size: int = usual_size
     nonzeros: int = 3
@@ -70,10 +70,10 @@ class ConjugateGradient(Solver):
 
     def arrays(self) -> dict[str, Array]:
         """The matrix, with the room that NAS keeps for entries that coincide, and five vectors."""
-        room = allocated_entries(self.size, self.nonzeros)
+        capacity = allocated_entries(self.size, self.nonzeros)
         return {
-            "values": Array((room,), "float64"),
-            "columns": Array((room,), "int32"),
+            "values": Array((capacity,), "float64"),
+            "columns": Array((capacity,), "int32"),
             "row_starts": Array((self.size + 1,), "int32"),
             **{name: Array((self.size,), "float64") for name in ("x", "z", "p", "q", "r")},
         }
@@ -220,14 +220,14 @@ def random_matrix(rows: int, nonzeros: int, shift: float) -> SparseRows:
 
 
 def _in_rows(
-    rows: int, room: int, row: NDArray[np.int64], column: NDArray[np.int64], value: NDArray[np.float64]
+    rows: int, capacity: int, row: NDArray[np.int64], column: NDArray[np.int64], value: NDArray[np.float64]
 ) -> SparseRows:
     """Sums what falls on one place, in the order given."""
     key = row * rows + column
     order = np.argsort(key, kind="stable")
     key, value = key[order], value[order]
     first = np.flatnonzero(np.concatenate([[True], key[1:] != key[:-1]]))
-    values, columns = np.zeros(room), np.zeros(room, np.int32)
+    values, columns = np.zeros(capacity), np.zeros(capacity, np.int32)
     values[: first.size] = np.add.reduceat(value, first)
     columns[: first.size] = key[first] % rows
     starts = np.searchsorted(key[first], np.arange(rows + 1) * rows).astype(np.int32)

@@ -162,7 +162,7 @@ class Lattice(Solver):
     what: ClassVar[str] = "lattice Boltzmann flow through a porous medium, on a list of fluid sites"
     measure: ClassVar[str] = "sites a side"
     usual_size: ClassVar[int] = 32
-    least_size: ClassVar[int] = 8
+    smallest_size: ClassVar[int] = 8
 
     size: int = usual_size
     steps: int = 200

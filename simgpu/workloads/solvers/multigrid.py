@@ -53,7 +53,7 @@ class Multigrid(Solver):
     what: ClassVar[str] = "multigrid V-cycles for finite volumes, several fields in one allocation"
     measure: ClassVar[str] = "cells a side"
     usual_size: ClassVar[int] = 32
-    least_size: ClassVar[int] = 8
+    smallest_size: ClassVar[int] = 8
 
     size: int = usual_size
     box: int = 16

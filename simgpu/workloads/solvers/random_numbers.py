@@ -56,7 +56,7 @@ class RandomNumbers(Solver):
     what: ClassVar[str] = "Gaussian pairs from random numbers, tallied thread by thread (NAS EP)"
     measure: ClassVar[str] = "threads"
     usual_size: ClassVar[int] = 32768
-    least_size: ClassVar[int] = 16
+    smallest_size: ClassVar[int] = 16
 
     size: int = usual_size
     steps: int = 40

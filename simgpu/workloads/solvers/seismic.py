@@ -55,7 +55,7 @@ class Seismic(Solver):
     what: ClassVar[str] = "elastic waves in a layered earth, finite differences with an absorbing border"
     measure: ClassVar[str] = "points a side"
     usual_size: ClassVar[int] = 48
-    least_size: ClassVar[int] = 16
+    smallest_size: ClassVar[int] = 16
 
     size: int = usual_size
     border: int = 5

@@ -35,7 +35,7 @@ class Solver(ABC):
     measure: ClassVar[str]
     #: Size of the run that is profiled, and the smallest that makes sense.
     usual_size: ClassVar[int]
-    least_size: ClassVar[int]
+    smallest_size: ClassVar[int]
 
     size: int
 
@@ -101,7 +101,7 @@ class Solver(ABC):
 
 def check_size(solver: type[Solver], size: int, multiple_of: int = 1) -> None:
     """Raises `InputError` for a size below the solver's least, or that is not a multiple where one is needed."""
-    if size < solver.least_size or size % multiple_of:
-        least = f"at least {solver.least_size}"
-        remedy = f"give {least}" if multiple_of == 1 else f"give a multiple of {multiple_of}, {least}"
+    if size < solver.smallest_size or size % multiple_of:
+        minimum = f"at least {solver.smallest_size}"
+        remedy = f"give {minimum}" if multiple_of == 1 else f"give a multiple of {multiple_of}, {minimum}"
         raise InputError.single(solver.name, "size", f"{size} is no number of {solver.measure} for it", remedy)

@@ -138,18 +138,18 @@ class _Flow:
                 result[maps[0]] = sparsity
         return result
 
-    def _after(self, k: int, kernel: Kernel, result: str, found: dict[str, float], share: float) -> float | None:
+    def _after(self, k: int, kernel: Kernel, result: str, matches: dict[str, float], share: float) -> float | None:
         """Sparsity of a kernel's result, None where it is dense."""
         if k in self.relus:
             return self._curve(*self.relus[k], share)
-        sources = [name for name in kernel.reads if name in found]
+        sources = [name for name in kernel.reads if name in matches]
         if _JOINS.search(kernel.op):
             parts = [self.table[name].bytes for name in kernel.reads]
-            zeros = sum(self.table[name].bytes * found[name] for name in sources)
+            zeros = sum(self.table[name].bytes * matches[name] for name in sources)
             return zeros / sum(parts) if sources else None
         if not sources:
             return None
-        before = found[sources[0]]
+        before = matches[sources[0]]
         sort = op_class(kernel.op)
         if sort is OpClass.POOLING:
             window = _window(kernel, self.table[sources[0]], self.table[result])

@@ -67,9 +67,9 @@ def algorithm_costs(prices: Prices, operations: Sequence[Operation]) -> list[Alg
     return combined if len(convolutions) == 1 else _unbeaten(combined)
 
 
-def _unbeaten(found: Sequence[AlgorithmCost]) -> list[AlgorithmCost]:
+def _unbeaten(result: Sequence[AlgorithmCost]) -> list[AlgorithmCost]:
     retained: list[AlgorithmCost] = []
-    for way in found:
+    for way in result:
         if not retained or way.workspace_bytes < retained[-1].workspace_bytes:
             retained.append(way)
     return retained

@@ -50,8 +50,8 @@ def pattern(trace: Trace, counts: tuple[int, ...] = (0, 0, 0, 3, 0, 0, 0, 1)) ->
     result = {}
     for each in trace.blocks:
         if each.bytes:
-            whole, rest = divmod(entries(each.bytes), sum(counts))
-            result[each.id] = [whole * n for n in counts]
+            full, rest = divmod(entries(each.bytes), sum(counts))
+            result[each.id] = [full * n for n in counts]
             result[each.id][next(place for place, n in enumerate(counts) if n)] += rest
     return told(trace, result)
 

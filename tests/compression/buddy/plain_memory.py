@@ -99,10 +99,10 @@ def visit_in_transfer(size: int, sectors: tuple[int, ...], *, write: bool) -> By
     if size == ENTRY:
         return Bytes(requested, requested)
     packets = max(1, ceil(size / SECTOR))
-    whole = Fraction(SECTOR * packets)
+    fraction = Fraction(SECTOR * packets)
     if not write:
-        return Bytes(requested, whole, decompressed=requested)
-    return Bytes(requested, whole) if len(sectors) == 4 else Bytes(requested, 2 * whole, decompressed=requested)
+        return Bytes(requested, fraction, decompressed=requested)
+    return Bytes(requested, fraction) if len(sectors) == 4 else Bytes(requested, 2 * fraction, decompressed=requested)
 
 
 def walked(

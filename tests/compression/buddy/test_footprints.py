@@ -177,12 +177,12 @@ def half_duplex_ns(read: Fraction, written: Fraction, both: int) -> int:
     return passed
 
 
-def expected_ns(made: Trace, node: NodeSpec, memory: CompressedMemory, k: Kernel, epoch: int) -> tuple[int, int]:
+def expected_ns(built: Trace, node: NodeSpec, memory: CompressedMemory, k: Kernel, epoch: int) -> tuple[int, int]:
     """Time on the device, and with the link alone, counted entry by entry; metadata are always in their cache."""
     buddy = buddy_of(node)
     in_transfer = buddy.mode is BuddyMode.BANDWIDTH_ONLY
-    told_of = {(a.block, a.write): a for a in made.accesses if a.kernel == k.id}
-    blocks = {b.id: (n, b) for n, b in enumerate(made.blocks) if b.kind is not BlockKind.WORKSPACE and b.bytes}
+    told_of = {(a.block, a.write): a for a in built.accesses if a.kernel == k.id}
+    blocks = {b.id: (n, b) for n, b in enumerate(built.blocks) if b.kind is not BlockKind.WORKSPACE and b.bytes}
     touched = [(name, write) for write, names in ((False, k.reads), (True, k.writes)) for name in names]
     touched = [each for each in touched if each[0] in blocks]
     once = 128 * sum(entries(blocks[name][1].bytes) for name, _ in touched)
@@ -193,7 +193,7 @@ def expected_ns(made: Trace, node: NodeSpec, memory: CompressedMemory, k: Kernel
         access = told_of.get((name, write)) or Access(k.id, name, write, AccessOrder.SEQUENTIAL, 4, entries(each.bytes))
         accesses = access.entries if told_of else access.entries * traffic // once
         result = walked(
-            sizes_in(made, name, each.bytes, epoch),
+            sizes_in(built, name, each.bytes, epoch),
             memory.targets[number],
             accesses,
             access.sectors,
@@ -350,8 +350,8 @@ def test_a_compressed_graph_is_compressed_anew_not_twice(data: st.DataObject):
     assert memory_of(again).demands == memory_of(graph).demands
 
 
-def wrong(found: Sequence[CompressedSize]) -> list[str]:
-    created = replace(chain([5], [7], [256]), compressibility=tuple(found))
+def wrong(compressed_sizes: Sequence[CompressedSize]) -> list[str]:
+    created = replace(chain([5], [7], [256]), compressibility=tuple(compressed_sizes))
     with pytest.raises(InputError) as caught:
         task_graph(created, buddy_node())
     assert all(problem.place and problem.remedy for problem in caught.value.problems)

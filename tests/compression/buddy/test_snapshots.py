@@ -35,11 +35,11 @@ def save(path: Path, array: Any) -> Path:
     return path
 
 
-def told(found: Snapshots) -> dict[str, dict[str, tuple[int, ...]]]:
+def told(snapshots: Snapshots) -> dict[str, dict[str, tuple[int, ...]]]:
     """By snapshot and allocation, how many entries had each size."""
     return {
-        label: {each.name: each.snapshots[0] for each in found.in_snapshot(number).values()}
-        for number, label in enumerate(found.labels)
+        label: {each.name: each.snapshots[0] for each in snapshots.in_snapshot(number).values()}
+        for number, label in enumerate(snapshots.labels)
     }
 
 
@@ -80,9 +80,9 @@ def test_the_bytes_of_an_array_in_columns_are_taken_in_the_order_they_lie() -> N
 
 def test_large_arrays_go_piece_by_piece(monkeypatch: pytest.MonkeyPatch) -> None:
     array = np.concatenate([NOISE, ZEROS.view(np.int32), COUNT])[:957]
-    whole = classes_of(array)
+    full = classes_of(array)
     monkeypatch.setattr(module, "_CHUNK", 3 * 128)
-    assert classes_of(array).tolist() == whole.tolist()
+    assert classes_of(array).tolist() == full.tolist()
 
 
 def test_what_is_no_array_is_told_together() -> None:

@@ -185,10 +185,10 @@ def test_overflow_counts_the_entries_that_are_larger_than_their_target(sizes: Si
     assert mean_overflow(allocations([sizes]), [target]) == float(brute_share(sizes, target))
 
 
-@pytest.mark.parametrize("percent", range(1, 100))
-def test_a_share_equal_to_the_threshold_is_still_allowed(percent: int) -> None:
-    at, above = one({32: 100 - percent, 128: percent}), one({32: 99 - percent, 128: percent + 1})
-    assert choose_targets([at, above], threshold=percent / 100, mostly_zero=False) == (32, 128)
+def test_a_share_equal_to_the_threshold_is_still_allowed() -> None:
+    for percent in range(1, 100):
+        at, above = one({32: 100 - percent, 128: percent}), one({32: 99 - percent, 128: percent + 1})
+        assert choose_targets([at, above], threshold=percent / 100, mostly_zero=False) == (32, 128), percent
 
 
 # --- what the paper tells -----------------------------------------------------------------------------------

@@ -19,7 +19,7 @@ _ALL_ONES = 2**31 - 1
 _PIECE = 1024
 
 
-def count_bits(words: NDArray[np.int32], found: NDArray[np.uint16]) -> None:
+def count_bits(words: NDArray[np.int32], result: NDArray[np.uint16]) -> None:
     """Fills `found` with the bits of each entry, at most 1024.
 
     words: a row of 32 for each entry.
@@ -27,7 +27,7 @@ def count_bits(words: NDArray[np.int32], found: NDArray[np.uint16]) -> None:
     for begin in range(0, len(words), _PIECE):
         columns = words[begin : begin + _PIECE].T.astype(np.int64, order="C")
         bits = _first_word_bits(columns[0]) + _planes_bits(columns)
-        np.minimum(bits, _RAW_BITS, out=found[begin : begin + _PIECE])
+        np.minimum(bits, _RAW_BITS, out=result[begin : begin + _PIECE])
 
 
 def _first_word_bits(first: NDArray[np.int64]) -> NDArray[np.uint16]:
@@ -98,9 +98,9 @@ def _planes(words: NDArray[np.int32]) -> tuple[NDArray[np.uint32], NDArray[np.ui
     """Of each entry what changes in each plane, and the plane itself, the 33rd bit of the differences first."""
     deltas = np.diff(words.astype("<i8"), axis=1).view(np.uint8).reshape(-1, 31, 8)
     bits = np.unpackbits(deltas, axis=2, bitorder="little")[:, :, 32::-1]
-    whole = np.zeros((len(words), 33, 32), np.uint8)
-    whole[:, :, :31] = bits.transpose(0, 2, 1)
-    planes = np.packbits(whole, axis=2, bitorder="little").view("<u4")[:, :, 0]
+    full = np.zeros((len(words), 33, 32), np.uint8)
+    full[:, :, :31] = bits.transpose(0, 2, 1)
+    planes = np.packbits(full, axis=2, bitorder="little").view("<u4")[:, :, 0]
     changes = planes.copy()
     changes[:, 1:] ^= planes[:, :-1]
     return changes, planes
@@ -207,7 +207,7 @@ def _decoded_plane(
 def _words(first: NDArray[np.int64], planes: NDArray[np.uint32]) -> tuple[NDArray[np.int32], NDArray[np.bool_]]:
     """The words, and whether the 33rd bits of their differences tell how these left the other 32."""
     bits = np.unpackbits(planes.view(np.uint8).reshape(-1, 33, 4), axis=2, bitorder="little")[:, :, :31]
-    whole = np.packbits(bits[:, :0:-1].transpose(0, 2, 1), axis=2, bitorder="little")
-    deltas = np.ascontiguousarray(whole).view("<u4")[:, :, 0]
+    full = np.packbits(bits[:, :0:-1].transpose(0, 2, 1), axis=2, bitorder="little")
+    deltas = np.ascontiguousarray(full).view("<u4")[:, :, 0]
     words = np.cumsum(np.column_stack((first.astype(np.uint32), deltas)), axis=1, dtype=np.uint32).view(np.int32)
     return words, ((words[:, 1:] < words[:, :-1]) == bits[:, 0]).all(axis=1)

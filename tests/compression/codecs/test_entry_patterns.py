@@ -31,6 +31,7 @@ def alexnet() -> Trace:
     return with_sparse_entries(with_sparsity(with_compressibility(trace), epochs=3))
 
 
+@pytest.mark.slow
 def test_the_shipped_table_is_what_made_up_maps_show() -> None:
     known = load_entry_patterns()
     assert list(known.sparsity) == list(SPARSITY)
@@ -84,8 +85,8 @@ def test_gradients_through_a_relu_have_the_zeros_of_its_result(alexnet: Trace) -
         (saved,) = [
             name for name in writer.reads if (name, 0) in result and name != block.id and name in sparse(alexnet)
         ]
-        zeros, whole = result[block.id, 2].get(0, 0), entries_of(block)
-        assert zeros / whole == pytest.approx(
+        zeros, full = result[block.id, 2].get(0, 0), entries_of(block)
+        assert zeros / full == pytest.approx(
             result[saved, 2].get(0, 0) / entries_of(alexnet.block_by_id[saved]), abs=1e-2
         )
 

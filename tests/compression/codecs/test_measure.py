@@ -89,6 +89,7 @@ class TestFiles:
             (tmp_path / "other.npy").write_bytes(content)
             self.refused(tmp_path / "other.npy", why)
 
+    @pytest.mark.slow
     def test_every_truncation(self, tmp_path: Path) -> None:
         np.save(tmp_path / "whole.npy", np.ones(5, np.float32))
         content = (tmp_path / "whole.npy").read_bytes()
@@ -96,6 +97,7 @@ class TestFiles:
             (tmp_path / "cut.npy").write_bytes(content[:length])
             self.refused(tmp_path / "cut.npy", "cut off|is empty|not a .npy file")
 
+    @pytest.mark.slow
     def test_a_damaged_header(self, tmp_path: Path) -> None:
         """A changed byte may leave a sound header of another array, but never ends in anything but an `InputError`."""
         np.save(tmp_path / "whole.npy", np.ones(5, np.float32))

@@ -59,23 +59,23 @@ def test_inputs_without_effect_are_reported_but_do_not_count() -> None:
 
 def test_out_of_memory_is_another_outcome_with_a_reason() -> None:
     enough, short = example_timings(), example_timings(on=node(memory=550_000))
-    found = by_label(enough, short)
-    outcome, *why = found["none"].facts
+    result = by_label(enough, short)
+    outcome, *why = result["none"].facts
     assert outcome == ("outcome", "ran", "out of memory")
     assert {change.key: change.stored for change in why} == dict.fromkeys(
         ("waiting", "requested", "free", "at_ns"), ABSENT
     )
-    assert found["none"].counts
-    assert not found["none"].values
-    assert found["none"].events is None
-    assert [change.key for change in found["vdnn"].facts] == ["budget_bytes"]
+    assert result["none"].counts
+    assert not result["none"].values
+    assert result["none"].events is None
+    assert [change.key for change in result["vdnn"].facts] == ["budget_bytes"]
     back = by_label(short, enough)["none"].facts
     assert back[0] == ("outcome", "out of memory", "ran")
 
 
 def test_out_of_memory_at_another_kernel_is_a_difference() -> None:
-    found = by_label(example_timings(on=node(memory=550_000)), example_timings(on=node(memory=250_000)))
-    changed = {change.key for change in found["none"].facts}
+    result = by_label(example_timings(on=node(memory=550_000)), example_timings(on=node(memory=250_000)))
+    changed = {change.key for change in result["none"].facts}
     assert {"waiting", "kernel", "at_ns", "capacity"} <= changed
     assert "outcome" not in changed
 
@@ -85,10 +85,10 @@ def test_a_policy_with_other_parameters_is_compared_with_itself() -> None:
     now = example_timings(policies=["none", ("vdnn", {"mode": "conv"})])
     difference = compare_timings(stored, now)
     assert difference.only_stored == difference.only_now == ()
-    (found,) = difference.policies
-    assert found.label == "vdnn(mode=conv)"
-    assert ("parameter mode", "all", "conv") in found.facts
-    assert found.counts
+    (result,) = difference.policies
+    assert result.label == "vdnn(mode=conv)"
+    assert ("parameter mode", "all", "conv") in result.facts
+    assert result.counts
 
 
 def test_ambiguous_policies_are_not_matched() -> None:
@@ -110,8 +110,8 @@ def test_added_and_removed_policies_count_and_their_order_does_not() -> None:
 
 def test_other_settings_are_named_even_where_all_numbers_are_the_same() -> None:
     stored, now = (timings_of(compare(CHAIN, node(), ["ideal"], seed=seed)) for seed in (0, 1))
-    (found,) = compare_timings(stored, now).policies
-    assert (found.facts, found.values, found.events, found.counts) == ((("seed", 0, 1),), (), None, True)
+    (result,) = compare_timings(stored, now).policies
+    assert (result.facts, result.values, result.events, result.counts) == ((("seed", 0, 1),), (), None, True)
     changed = compare_timings(example_timings(), replace(example_timings(), overrides={"seed": 0}))
     assert changed.overrides == (("seed", ABSENT, 0),)
     assert changed.counts
@@ -122,8 +122,8 @@ def test_a_new_metric_is_reported_and_a_missing_one_counts() -> None:
     values = dict(now["vdnn"].values)
     del values["slowdown"]
     older = with_policy(now, "vdnn", replace(now["vdnn"], values=values))
-    (found,) = compare_timings(older, now).policies
-    assert (found.not_stored, found.values, found.counts) == (("slowdown",), (), False)
+    (result,) = compare_timings(older, now).policies
+    assert (result.not_stored, result.values, result.counts) == (("slowdown",), (), False)
     (gone,) = compare_timings(now, older).policies
     assert [(value.key, value.now, value.by) for value in gone.values] == [("slowdown", None, None)]
     assert gone.counts
@@ -136,9 +136,9 @@ def test_steadiness_and_counts_are_compared() -> None:
     assert steady.facts == (("steady", False, True),)
     for count in ("retired_instructions", "spans", "ideal_ns", "high_water_bytes"):
         fewer = replace(policy, values={**policy.values, count: 1})
-        (found,) = compare_timings(with_policy(now, "vdnn", fewer), now).policies
-        assert [value.key for value in found.values] == [count]
-        assert found.counts
+        (result,) = compare_timings(with_policy(now, "vdnn", fewer), now).policies
+        assert [value.key for value in result.values] == [count]
+        assert result.counts
 
 
 def test_without_tolerances_a_timeline_alone_is_a_difference() -> None:
@@ -146,9 +146,9 @@ def test_without_tolerances_a_timeline_alone_is_a_difference() -> None:
     policy = now["vdnn"]
     renamed = replace(policy, events=(policy.events[0]._replace(name="other"), *policy.events[1:]))
     for tolerances, counts in (({}, True), ({"*": 0}, True), ({"iteration_ns": "1%"}, False)):
-        found = compare_timings(now, with_policy(now, "vdnn", renamed), parse_tolerances(tolerances)).policies[0]
-        assert (found.values, found.counts) == ((), counts)
-        assert found.events is not None
+        result = compare_timings(now, with_policy(now, "vdnn", renamed), parse_tolerances(tolerances)).policies[0]
+        assert (result.values, result.counts) == ((), counts)
+        assert result.events is not None
 
 
 def test_metrics_within_their_tolerances_pass_and_all_others_count() -> None:
@@ -170,8 +170,8 @@ def test_a_refusal_and_another_reason_for_it_are_differences() -> None:
         ideal, vdnn = runs.runs
         return timings_of(replace(runs, runs=(ideal, replace(vdnn, outcome=InputError.single("", "", why)))))
 
-    (found,) = compare_timings(refused("one reason"), refused("another")).policies  # type: ignore[arg-type]
-    assert found.facts == (("why", "one reason", "another"),)
+    (result,) = compare_timings(refused("one reason"), refused("another")).policies  # type: ignore[arg-type]
+    assert result.facts == (("why", "one reason", "another"),)
     (outcome,) = compare_timings(example_timings(policies=["ideal", "vdnn"]), refused("no")).policies  # type: ignore[arg-type]
     assert [change.key for change in outcome.facts] == ["outcome", "why"]
 

@@ -25,31 +25,31 @@ def span(stream: str, kind: SpanKind, name: str, start: int, end: int, **more: A
 @pytest.mark.parametrize("kernel", [kernel.id for kernel in CHAIN.kernels])
 def test_a_kernel_that_takes_a_nanosecond_more_differs_first(kernel: str, policy: str) -> None:
     """Also where a copy stream has long been waiting for it, and waits longer now."""
-    found = first_difference(example_timings()[policy].events, example_timings(longer(kernel))[policy].events)
-    assert found is not None
-    assert found.stored is not None
-    assert found.now is not None
-    assert (found.stream, found.stored.kind, found.stored.name) == ("compute", SpanKind.COMPUTE, kernel)
-    assert found.fields == ("end_ns",)
-    assert found.now.end_ns - found.stored.end_ns == 1
-    assert found.at_ns == found.stored.end_ns
+    result = first_difference(example_timings()[policy].events, example_timings(longer(kernel))[policy].events)
+    assert result is not None
+    assert result.stored is not None
+    assert result.now is not None
+    assert (result.stream, result.stored.kind, result.stored.name) == ("compute", SpanKind.COMPUTE, kernel)
+    assert result.fields == ("end_ns",)
+    assert result.now.end_ns - result.stored.end_ns == 1
+    assert result.at_ns == result.stored.end_ns
 
 
 def test_on_a_slower_link_the_first_copy_differs_first() -> None:
-    found = first_difference(EVENTS, example_timings(on=node(99 * 10**8), policies=["vdnn"])["vdnn"].events)
-    assert found is not None
-    assert found.stored is not None
-    assert (found.stream, found.stored.kind, found.stored.name, found.equal) == ("d2h", SpanKind.COPY_D2H, "x1", 0)
-    assert found.before == ()
+    result = first_difference(EVENTS, example_timings(on=node(99 * 10**8), policies=["vdnn"])["vdnn"].events)
+    assert result is not None
+    assert result.stored is not None
+    assert (result.stream, result.stored.kind, result.stored.name, result.equal) == ("d2h", SpanKind.COPY_D2H, "x1", 0)
+    assert result.before == ()
 
 
 def test_where_only_fetches_are_slower_the_first_fetch_differs_first() -> None:
     slower = replace(node(), link=replace(node().link, h2d_bandwidth=99 * 10**8))
-    found = first_difference(EVENTS, example_timings(on=slower, policies=["vdnn"])["vdnn"].events)
-    assert found is not None
-    assert found.stored is not None
-    assert (found.stream, found.stored.kind) == ("h2d", SpanKind.COPY_H2D)
-    assert found.stored in EVENTS
+    result = first_difference(EVENTS, example_timings(on=slower, policies=["vdnn"])["vdnn"].events)
+    assert result is not None
+    assert result.stored is not None
+    assert (result.stream, result.stored.kind) == ("h2d", SpanKind.COPY_H2D)
+    assert result.stored in EVENTS
 
 
 def test_swapped_kernels_diverge_at_the_first_of_them() -> None:
@@ -60,25 +60,25 @@ def test_swapped_kernels_diverge_at_the_first_of_them() -> None:
     first, *rest = CHAIN.kernels
     orders = [replace(CHAIN, kernels=(first, *pair, *rest)) for pair in (side, side[::-1])]
     stored, now = (example_timings(trace, policies=["none"])["none"].events for trace in orders)
-    found = first_difference(stored, now)
-    assert found is not None
-    assert found.stored is not None
-    assert found.now is not None
-    assert (found.stored.name, found.now.name, found.fields, found.equal) == ("A", "B", ("name",), 1)
-    assert [event.name for event in found.before] == ["F1"]
+    result = first_difference(stored, now)
+    assert result is not None
+    assert result.stored is not None
+    assert result.now is not None
+    assert (result.stored.name, result.now.name, result.fields, result.equal) == ("A", "B", ("name",), 1)
+    assert [event.name for event in result.before] == ["F1"]
 
 
 def test_a_shorter_timeline_diverges_at_the_next_event_of_the_other() -> None:
     stored, now = (example_timings(policies=["none"], iterations=count)["none"].events for count in (3, 2))
     for one, other in ((stored, now), (now, stored)):
-        found = first_difference(one, other)
-        assert found is not None
-        assert found.stored is None or found.now is None
-        event = found.stored or found.now
+        result = first_difference(one, other)
+        assert result is not None
+        assert result.stored is None or result.now is None
+        event = result.stored or result.now
         assert event == stored[len(now)]
-        assert found.equal == len(now)
-        assert found.before == now[-3:]
-        assert found.fields == ()
+        assert result.equal == len(now)
+        assert result.before == now[-3:]
+        assert result.fields == ()
 
 
 COPY = span("d2h", SpanKind.COPY_D2H, "x", 0, 10), span("d2h", SpanKind.COPY_D2H, "x", 0, 11)
@@ -98,9 +98,9 @@ NEXT = span("compute", SpanKind.COMPUTE, "k", 10, 20), span("compute", SpanKind.
 def test_of_several_differences_at_one_instant_the_cause_is_first(
     pairs: tuple[tuple[Span, Span], ...], first: tuple[Span, Span]
 ) -> None:
-    found = first_difference([stored for stored, _ in pairs], [now for _, now in pairs])
-    assert found is not None
-    assert (found.stored, found.now, found.at_ns) == (*first, 10)
+    result = first_difference([stored for stored, _ in pairs], [now for _, now in pairs])
+    assert result is not None
+    assert (result.stored, result.now, result.at_ns) == (*first, 10)
 
 
 def test_a_wait_with_another_cause_diverges_at_its_end() -> None:
@@ -108,24 +108,24 @@ def test_a_wait_with_another_cause_diverges_at_its_end() -> None:
     stall, work = SpanKind.STALL_EVENT, SpanKind.COMPUTE
     stored = (span("d2h", stall, "k1", 0, 50, cause="compute"), span("compute", work, "k1", 20, 50))
     now = (span("d2h", stall, "k2", 0, 60, cause="compute"), span("compute", work, "k2", 20, 60))
-    found = first_difference(stored, now)
-    assert found is not None
-    assert (found.stream, found.at_ns, found.fields) == ("compute", 20, ("name", "end_ns"))
+    result = first_difference(stored, now)
+    assert result is not None
+    assert (result.stream, result.at_ns, result.fields) == ("compute", 20, ("name", "end_ns"))
 
 
 @given(st.integers(0, len(EVENTS) - 1), st.sampled_from(Span._fields), st.integers(1, 10**6))
 def test_a_change_of_any_cell_is_detected_and_named(row: int, field: str, more: int) -> None:
     event = EVENTS[row]
     changed = event._replace(**{field: _other(getattr(event, field), more)})
-    found = first_difference(EVENTS, (*EVENTS[:row], changed, *EVENTS[row + 1 :]))
-    assert found is not None
+    result = first_difference(EVENTS, (*EVENTS[:row], changed, *EVENTS[row + 1 :]))
+    assert result is not None
     if field == "stream":  # one stream lacks the event, the other has one more
-        assert changed == found.now or event == found.stored
+        assert changed == result.now or event == result.stored
     else:
-        assert (found.stored, found.now, found.fields) == (event, changed, (field,))
+        assert (result.stored, result.now, result.fields) == (event, changed, (field,))
         on_stream = [each for each in EVENTS[:row] if each.stream == event.stream]
-        assert found.equal == len(on_stream)
-        assert found.before == tuple(on_stream[-3:])
+        assert result.equal == len(on_stream)
+        assert result.before == tuple(on_stream[-3:])
 
 
 @given(st.permutations(range(len({event.stream for event in EVENTS}))))

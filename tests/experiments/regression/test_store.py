@@ -111,22 +111,22 @@ def _rows(change: Callable[[str], str]) -> Callable[[Path], object]:
 
 
 @pytest.mark.parametrize(
-    ("damage", "told"),
+    ("damage", "message"),
     [
         (lambda folder: (folder / "timings.json").unlink(), "timings.json: no such file"),
         (lambda folder: (folder / "timings.json").write_text("<<<<<<< HEAD"), "timings.json: line 1: is not JSON"),
         (lambda folder: (folder / "timings.json").write_text("[]"), "timings.json: is not a mapping"),
-        (_changed(lambda found: found.update(schema="simgpu.timings/3")), "schema: 'simgpu.timings/3' is not one"),
-        (_changed(lambda found: found.update(policies=[])), "policies: [] is too short"),
-        (_changed(lambda found: found["policies"].append(found["policies"][0])), "policies: two are called 'ideal'"),
-        (_changed(lambda found: found["policies"][0]["values"].update(slowdown=nan)), "NaN is no finite number"),
+        (_changed(lambda result: result.update(schema="simgpu.timings/3")), "schema: 'simgpu.timings/3' is not one"),
+        (_changed(lambda result: result.update(policies=[])), "policies: [] is too short"),
+        (_changed(lambda result: result["policies"].append(result["policies"][0])), "policies: two are called 'ideal'"),
+        (_changed(lambda result: result["policies"][0]["values"].update(slowdown=nan)), "NaN is no finite number"),
         (
             lambda folder: (folder / "timings.json").write_text('{"schema": 1e999}'),
             "timings.json: is not JSON: 1e999 is no finite number",
         ),
-        (_changed(lambda found: found.update(more=1)), "more: unknown key"),
-        (_changed(lambda found: found["policies"][0].update(timeline="../x.csv.gz")), "policies[0].timeline: '../x"),  # type: ignore[index]
-        (_changed(lambda found: found["policies"][0].update(outcome="fell")), "policies[0].outcome: 'fell'"),  # type: ignore[index]
+        (_changed(lambda result: result.update(more=1)), "more: unknown key"),
+        (_changed(lambda result: result["policies"][0].update(timeline="../x.csv.gz")), "policies[0].timeline: '../x"),  # type: ignore[index]
+        (_changed(lambda result: result["policies"][0].update(outcome="fell")), "policies[0].outcome: 'fell'"),  # type: ignore[index]
         (lambda folder: (folder / "ideal.csv.gz").unlink(), "ideal.csv.gz: no such file"),
         (lambda folder: (folder / "ideal.csv.gz").write_bytes(b"no gzip"), "ideal.csv.gz: the gzip file is damaged"),
         (
@@ -141,11 +141,11 @@ def _rows(change: Callable[[str], str]) -> Callable[[Path], object]:
         (_rows(lambda text: text.replace("5000", "5000.0")), "row 2: "),
     ],
 )
-def test_damage_is_reported_with_its_place(damage: Callable[[Path], object], told: str, folder: Path) -> None:
+def test_damage_is_reported_with_its_place(damage: Callable[[Path], object], message: str, folder: Path) -> None:
     damage(folder)
     with pytest.raises(InputError) as caught:
         read_timings(folder)
-    assert told in str(caught.value)
+    assert message in str(caught.value)
 
 
 def test_the_version_that_wrote_timings_does_not_count(folder: Path) -> None:

@@ -33,24 +33,24 @@ def problems_of(written: dict[str, object]) -> list[str]:
     ],
 )
 def test_accepted_forms(written: dict[str, object], amount: Fraction, unit: str, share: bool) -> None:
-    (found,) = parse_tolerances(written)
-    assert (found.amount, found.unit, found.share) == (amount, unit, share)
+    (result,) = parse_tolerances(written)
+    assert (result.amount, result.unit, result.share) == (amount, unit, share)
 
 
 @pytest.mark.parametrize("value", ["", "-1%", "-3", "1 mile", "one", "nan", "inf%", "1.5 ns", None, [1], True, "% 1"])
 def test_refused_forms(value: object) -> None:
-    (told,) = problems_of({"iteration_ns": value})
-    assert told.startswith("tolerance: iteration_ns: ")
+    (message,) = problems_of({"iteration_ns": value})
+    assert message.startswith("tolerance: iteration_ns: ")
 
 
 def test_an_unknown_metric_is_refused_with_a_suggestion() -> None:
-    (told,) = problems_of({"itertion_ns": "1%"})
-    assert "no metric is called so; did you mean 'iteration_ns'?" in told
+    (message,) = problems_of({"itertion_ns": "1%"})
+    assert "no metric is called so; did you mean 'iteration_ns'?" in message
 
 
 def test_amounts_must_have_the_unit_of_their_metrics_and_all_problems_are_reported() -> None:
-    told = problems_of({"d2h_bytes": "5 us", "iteration_ns": 5, "spans": "1 MiB", "*": "5 us"})
-    assert told == [
+    message = problems_of({"d2h_bytes": "5 us", "iteration_ns": 5, "spans": "1 MiB", "*": "5 us"})
+    assert message == [
         "tolerance: d2h_bytes: '5 us' is a time, and d2h_bytes is counted as a size; write '1 MiB' or '1%'",
         "tolerance: iteration_ns: '5' is a number, and iteration_ns is counted as a time; write '10 us' or '1%'",
         "tolerance: spans: '1 MiB' is a size, and spans is counted as a number; write '0.5' or '1%'",
@@ -59,11 +59,11 @@ def test_amounts_must_have_the_unit_of_their_metrics_and_all_problems_are_report
 
 
 def test_the_last_tolerance_for_a_metric_applies() -> None:
-    found = parse_tolerances({"*": "1%", "iteration_ns": 0, "stalled_*": "2%"})
+    result = parse_tolerances({"*": "1%", "iteration_ns": 0, "stalled_*": "2%"})
     texts = {
         key: tolerance.text
         for key in ("iteration_ns", "stalled_other_ns", "spans")
-        if (tolerance := tolerance_for(key, found))
+        if (tolerance := tolerance_for(key, result))
     }
     assert texts == {"iteration_ns": "0", "stalled_other_ns": "2%", "spans": "1%"}
     assert tolerance_for("iteration_ns", ()) is None
@@ -71,10 +71,10 @@ def test_the_last_tolerance_for_a_metric_applies() -> None:
 
 @given(st.integers(0, 2**62), st.integers(1, 100), st.sampled_from([-1, 1]))
 def test_a_share_is_exact_to_the_last_nanosecond(stored: int, percent: int, sign: int) -> None:
-    (found,) = parse_tolerances({"iteration_ns": f"{percent}%"})
+    (result,) = parse_tolerances({"iteration_ns": f"{percent}%"})
     limit = stored * percent // 100
-    assert found.allows(stored, stored + sign * limit)
-    assert not found.allows(stored, stored + sign * (limit + 1))
+    assert result.allows(stored, stored + sign * limit)
+    assert not result.allows(stored, stored + sign * (limit + 1))
 
 
 def test_a_share_of_zero_allows_nothing_and_an_amount_does() -> None:
@@ -96,7 +96,7 @@ def test_tolerances_of_a_folder_are_read(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("text", "told"),
+    ("text", "message"),
     [
         ("schema: simgpu.tolerances/2\nextra: 1\ntolerances: {}\n", "line 2, extra: unknown key"),
         ("schema: simgpu.tolerances/3\ntolerances: {}\n", "line 1, schema: 'simgpu.tolerances/3' is another version"),
@@ -109,11 +109,11 @@ def test_tolerances_of_a_folder_are_read(tmp_path: Path) -> None:
         ("schema: simgpu.tolerances/2\ntolerances: 1%\n", "line 2, tolerances: '1%' is not a mapping"),
     ],
 )
-def test_problems_of_the_file_are_reported_with_their_line(text: str, told: str, tmp_path: Path) -> None:
+def test_problems_of_the_file_are_reported_with_their_line(text: str, message: str, tmp_path: Path) -> None:
     (tmp_path / "tolerances.yaml").write_text(text)
     with pytest.raises(InputError) as caught:
         read_tolerances(tmp_path)
-    assert f"{tmp_path / 'tolerances.yaml'}: {told}" in str(caught.value)
+    assert f"{tmp_path / 'tolerances.yaml'}: {message}" in str(caught.value)
 
 
 def test_the_example_in_the_documentation_is_valid(tmp_path: Path) -> None:

@@ -55,10 +55,11 @@ def test_a_scenario_prints_its_gpus(tmp_path: Path):
     path = tmp_path / "try.yaml"
     path.write_text(GOOD + "data_parallel: {gpus: 4, cores: 20}\n", encoding="utf-8")
     facts = dict(load_scenario(path).facts())
-    told = "4 train 16 of 64 samples each; 20 cores of the host add up the gradients and update the weights"
-    assert facts["gpus"] == told
+    message = "4 train 16 of 64 samples each; 20 cores of the host add up the gradients and update the weights"
+    assert facts["gpus"] == message
 
 
+@pytest.mark.slow
 def test_running_it_trains_on_all_of_them(tmp_path: Path):
     path = tmp_path / "try.yaml"
     path.write_text(GOOD + "data_parallel: {gpus: 2, exchange: gather}\n", encoding="utf-8")
@@ -74,7 +75,7 @@ def test_running_it_trains_on_all_of_them(tmp_path: Path):
 
 
 @pytest.mark.parametrize(
-    ("section", "told"),
+    ("section", "message"),
     [
         ("{gpus: 8}", "data_parallel.gpus: node k40-x4 has 4 GPUs, not 8"),
         ("{gpus: 3}", "data_parallel.gpus: a batch of 64 cannot be divided evenly among 3 GPUs"),
@@ -86,14 +87,14 @@ def test_running_it_trains_on_all_of_them(tmp_path: Path):
         ("{gpus: 2, host_cores: 4}", "data_parallel.host_cores: unknown key"),
     ],
 )
-def test_a_mistake_is_reported_at_its_place(tmp_path: Path, section: str, told: str):
+def test_a_mistake_is_reported_at_its_place(tmp_path: Path, section: str, message: str):
     (problem,) = problems_of(tmp_path, f"data_parallel: {section}\n")
-    assert problem.startswith(f"try.yaml: line 5, {told}")
+    assert problem.startswith(f"try.yaml: line 5, {message}")
 
 
 def test_mistakes_are_reported_together(tmp_path: Path):
-    found = problems_of(tmp_path, "data_parallel: {gpus: 7, cores: 99}\nbudget: 1 TiB\n")
-    assert len(found) == 4
+    result = problems_of(tmp_path, "data_parallel: {gpus: 7, cores: 99}\nbudget: 1 TiB\n")
+    assert len(result) == 4
 
 
 def test_a_node_that_says_nothing_of_its_host_cannot_exchange_through_it(tmp_path: Path):
@@ -114,6 +115,7 @@ def test_the_command_line_runs_it(tmp_path: Path):
     assert run["data_parallel"] == {"gpus": 2, "exchange": "host", "cores": 2}
 
 
+@pytest.mark.slow
 def test_what_runs_out_of_memory_on_its_share_names_the_gpu():
     budget = ("--memory", "1 MiB", "--set", "data_parallel.gpus=2")
     done = simgpu("run", "--trace", "resnet20-cifar-cpu", "--node", "k40-x4", "--policy", "none", *budget)

@@ -52,8 +52,8 @@ def test_without_a_name_it_has_that_of_its_file(tmp_path: Path) -> None:
 
 def test_a_policy_spelt_out_is_the_same_as_one_with_its_defaults(tmp_path: Path) -> None:
     text = GOOD.replace("[ideal, vdnn: {mode: conv}]", "[vdnn, vdnn: {mode: all}]")
-    (told,) = problems_of(scenario_file(tmp_path, text))
-    assert "policies[1]: {'vdnn': {'mode': 'all'}} is given twice; keep one of them" in told
+    (message,) = problems_of(scenario_file(tmp_path, text))
+    assert "policies[1]: {'vdnn': {'mode': 'all'}} is given twice; keep one of them" in message
 
 
 def test_it_shows_itself_on_one_screen(tmp_path: Path) -> None:
@@ -85,10 +85,10 @@ def test_relative_paths_start_at_the_file_and_overriding_ones_at_the_current_fol
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     path = scenario_file(tmp_path, GOOD)
-    elsewhere = tmp_path / "elsewhere"
-    elsewhere.mkdir()
-    write_trace(chain([1], [1], [1]), elsewhere / "short")
-    monkeypatch.chdir(elsewhere)
+    others = tmp_path / "elsewhere"
+    others.mkdir()
+    write_trace(chain([1], [1], [1]), others / "short")
+    monkeypatch.chdir(others)
     assert len(load_scenario(path).trace.kernels) == 4
     assert len(load_scenario(path, {"trace": "short"}).trace.kernels) == 2
 
@@ -115,7 +115,7 @@ pool: heap
 budget: 3
 outputs: {timeline: [cvs]}
 """
-    told = "\n".join(problems_of(scenario_file(tmp_path, text)))
+    message = "\n".join(problems_of(scenario_file(tmp_path, text)))
     for expected in (
         "try.yaml: line 12, budget: 3 has no unit",
         "try.yaml: line 8, policies[5]: 5 is not a policy: write a name, or 'name: {parameter: value}'",
@@ -133,8 +133,8 @@ outputs: {timeline: [cvs]}
         "try.yaml: line 8, policies[2].vdnn.mode: 'cnv'",
         "try.yaml: line 8, policies[4]: 'ideal' is given twice; keep one of them",
     ):
-        assert expected in told
-    assert len(told.splitlines()) == 15
+        assert expected in message
+    assert len(message.splitlines()) == 15
 
 
 @pytest.mark.parametrize(
@@ -154,13 +154,13 @@ outputs: {timeline: [cvs]}
     ],
 )
 def test_a_bad_override_is_reported_as_an_override(tmp_path: Path, overrides: dict[str, object], expected: str) -> None:
-    (told,) = problems_of(scenario_file(tmp_path, GOOD), overrides)
-    assert told.startswith(expected)
+    (message,) = problems_of(scenario_file(tmp_path, GOOD), overrides)
+    assert message.startswith(expected)
 
 
 def test_missing_keys_and_unknown_schema(tmp_path: Path) -> None:
-    told = problems_of(scenario_file(tmp_path, "schema: simgpu.scenario/2\n"))
-    assert told == [f"try.yaml: {key}: is missing; add it" for key in ("trace", "node", "policies")]
+    message = problems_of(scenario_file(tmp_path, "schema: simgpu.scenario/2\n"))
+    assert message == [f"try.yaml: {key}: is missing; add it" for key in ("trace", "node", "policies")]
     (told_version,) = problems_of(scenario_file(tmp_path, GOOD.replace("scenario/2", "scenario/3")))
     assert told_version == (
         "try.yaml: line 1, schema: 'simgpu.scenario/3' is another version; this simgpu reads version 2; "

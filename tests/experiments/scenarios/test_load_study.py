@@ -175,8 +175,8 @@ def test_what_differs_on_a_trace_that_is_left_out_goes_with_it(tmp_path: Path) -
 
 
 def test_not_everything_can_be_left_out(tmp_path: Path) -> None:
-    found = problems_of(study_file(tmp_path), {"traces.chain": None, "traces.AlexNet": None})
-    assert any("traces.chain" in problem for problem in found)
+    result = problems_of(study_file(tmp_path), {"traces.chain": None, "traces.AlexNet": None})
+    assert any("traces.chain" in problem for problem in result)
     (problem,) = problems_of(study_file(tmp_path), {"runs.vDNN": None})
     assert "vDNN" in problem
 
@@ -280,9 +280,9 @@ def test_a_mistake_about_budgets_gpus_and_measures_is_told_at_its_place(
     old: str, new: str, expected: str, tmp_path: Path
 ) -> None:
     assert BUDGETS.count(old) == 1
-    told = problems_of(study_file(tmp_path, BUDGETS.replace(old, new)))
-    assert any(line.startswith(f"try.yaml: {expected}") for line in told), told
-    assert len(told) == len(set(told))
+    message = problems_of(study_file(tmp_path, BUDGETS.replace(old, new)))
+    assert any(line.startswith(f"try.yaml: {expected}") for line in message), message
+    assert len(message) == len(set(message))
 
 
 def test_a_sweep_becomes_a_trace_for_each_batch(tmp_path: Path) -> None:
@@ -349,8 +349,8 @@ def test_a_sweep_that_is_null_is_left_out_with_what_is_said_of_its_batches(tmp_p
 )
 def test_a_mistake_about_batches_is_told_once_at_its_place(old: str, new: str, expected: str, tmp_path: Path) -> None:
     assert BATCHES.count(old) == 1
-    told = problems_of(study_file(tmp_path, BATCHES.replace(old, new)))
-    assert [line.startswith(f"try.yaml: {expected}") for line in told].count(True) == 1, told
+    message = problems_of(study_file(tmp_path, BATCHES.replace(old, new)))
+    assert [line.startswith(f"try.yaml: {expected}") for line in message].count(True) == 1, message
 
 
 @pytest.mark.parametrize(
@@ -404,18 +404,18 @@ def test_a_mistake_about_batches_is_told_once_at_its_place(old: str, new: str, e
     ],
 )
 def test_a_mistake_is_reported_at_its_place(old: str, new: str, expected: str, tmp_path: Path) -> None:
-    told = problems_of(study_file(tmp_path, GOOD.replace(old, new)))
-    assert any(line.startswith(f"try.yaml: {expected}") for line in told), told
-    assert len(told) == len(set(told))
+    message = problems_of(study_file(tmp_path, GOOD.replace(old, new)))
+    assert any(line.startswith(f"try.yaml: {expected}") for line in message), message
+    assert len(message) == len(set(message))
 
 
 def test_all_problems_of_all_files_are_reported_at_once(tmp_path: Path) -> None:
     text = GOOD.replace("v100", "v10").replace("policy: none", "policy: nune").replace("run: small", "run: smal")
-    told = problems_of(study_file(tmp_path, text), {"traces.AlexNet.zoo": "alexnett", "seed": -1})
-    places = [line.split(": ")[1] for line in told]
+    message = problems_of(study_file(tmp_path, text), {"traces.AlexNet.zoo": "alexnett", "seed": -1})
+    places = [line.split(": ")[1] for line in message]
     assert places == ["seed", "line 2, node", "line 10, runs.other.policy"]
-    told = problems_of(study_file(tmp_path, GOOD.replace("run: small", "run: smal")), {"traces.AlexNet.zoo": "alex"})
-    assert [line.split(": ")[1] for line in told] == ["traces.AlexNet.zoo", "line 15, published[0].run"]
+    message = problems_of(study_file(tmp_path, GOOD.replace("run: small", "run: smal")), {"traces.AlexNet.zoo": "alex"})
+    assert [line.split(": ")[1] for line in message] == ["traces.AlexNet.zoo", "line 15, published[0].run"]
 
 
 def test_a_study_is_no_scenario_and_the_message_names_the_command() -> None:
@@ -495,5 +495,5 @@ def test_oversubscription_is_a_sweep_of_the_peak_of_each_trace(tmp_path: Path) -
 def test_a_mistake_about_oversubscription_is_told_at_its_place(
     old: str, new: str, expected: str, tmp_path: Path
 ) -> None:
-    told = problems_of(study_file(tmp_path, OVERSUBSCRIBED.replace(old, new)))
-    assert any(line.startswith(f"try.yaml: {expected}") for line in told), told
+    message = problems_of(study_file(tmp_path, OVERSUBSCRIBED.replace(old, new)))
+    assert any(line.startswith(f"try.yaml: {expected}") for line in message), message

@@ -67,9 +67,9 @@ def test_it_is_the_trace_that_zoo_build_writes(
     monkeypatch.chdir(tmp_path)
     assert simgpu("zoo", "build", "alexnet", "--batch", 32, "--gpu", "v100", *options).exit_code == 0
     (folder,) = tmp_path.iterdir()
-    made, built = scenario(zoo="alexnet", batch=32, **keys).trace, load_trace(folder)
-    assert made == built
-    assert made.name == built.name
+    outcome, built = scenario(zoo="alexnet", batch=32, **keys).trace, load_trace(folder)
+    assert outcome == built
+    assert outcome.name == built.name
 
 
 def test_it_says_that_it_is_modelled_and_for_which_gpu(tmp_path: Path) -> None:
@@ -136,26 +136,26 @@ def test_the_words_are_all_that_the_modelling_knows() -> None:
     ],
 )
 def test_a_mistake_is_told_at_its_key(old: str, new: str, expected: str, tmp_path: Path) -> None:
-    told = problems_of(written(tmp_path, FILE.replace(old, new)))
-    assert [line for line in told if line.startswith(f"try.yaml: {expected}")], told
+    message = problems_of(written(tmp_path, FILE.replace(old, new)))
+    assert [line for line in message if line.startswith(f"try.yaml: {expected}")], message
 
 
 def test_mistakes_in_the_trace_are_told_with_those_elsewhere(tmp_path: Path) -> None:
     text = FILE.replace("batch: 64", "batch: -1").replace("vdnn", "vdn").replace("2080ti", "2080")
-    told = problems_of(written(tmp_path, text), {"trace.optimizer": "sdg"})
-    places = [line.split(": ")[1] for line in told]
+    message = problems_of(written(tmp_path, text), {"trace.optimizer": "sdg"})
+    places = [line.split(": ")[1] for line in message]
     assert places == ["line 6, node", "trace.optimizer", "line 4, trace.batch", "line 7, policies"]
 
 
 def test_a_gpu_that_the_time_model_does_not_know_is_named(tmp_path: Path) -> None:
-    (told,) = problems_of(written(tmp_path, FILE.replace("2080ti", "laptop-2gb")))[:1]
-    assert "gpu.architecture: is not stated" in told
+    (message,) = problems_of(written(tmp_path, FILE.replace("2080ti", "laptop-2gb")))[:1]
+    assert "gpu.architecture: is not stated" in message
 
 
 @pytest.mark.parametrize("value", [5, [], None, "", True])
 def test_a_trace_is_a_name_or_a_mapping(value: object, tmp_path: Path) -> None:
-    (told,) = problems_of(written(tmp_path), {"trace": value})
-    assert "write a trace's name or folder, or '{zoo: vgg16, batch: 128}'" in told
+    (message,) = problems_of(written(tmp_path), {"trace": value})
+    assert "write a trace's name or folder, or '{zoo: vgg16, batch: 128}'" in message
 
 
 def test_the_json_schema_knows_both_forms() -> None:

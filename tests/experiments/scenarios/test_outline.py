@@ -9,6 +9,7 @@ from simgpu.experiments.scenarios.catalogue import shipped_studies
 from simgpu.experiments.scenarios.load_study import load_study, outline_study
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", [name for name in shipped_studies() if not name.startswith(("home", "buddy-1"))])
 def test_an_outline_is_the_study_without_its_traces(name: str) -> None:
     outline, study = outline_study(name), load_study(name)

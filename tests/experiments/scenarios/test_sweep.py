@@ -108,12 +108,12 @@ def test_points_that_share_what_was_loaded_are_the_same_as_points_alone(tmp_path
 
 def test_paths_start_at_the_file_and_those_of_overrides_here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = sweep_file(tmp_path, "sweep:\n  grid:\n    trace: [chain, ./chain]\n")
-    elsewhere = tmp_path / "elsewhere"
-    elsewhere.mkdir()
-    monkeypatch.chdir(elsewhere)
+    others = tmp_path / "elsewhere"
+    others.mkdir()
+    monkeypatch.chdir(others)
     assert load_sweep(path).scenario(1).trace.name == "chain"
     assert "no such folder" in problems_of(path, {"sweep.grid.trace": ["./chain"]})[0]
-    write_trace(chain([5], [10], [100]), elsewhere / "chain")
+    write_trace(chain([5], [10], [100]), others / "chain")
     sweep = load_sweep(path, {"sweep.grid.trace": ["./chain"]})
     monkeypatch.chdir(tmp_path)
     assert len(sweep.scenario(0).trace.kernels) == 2, "where the sweep was loaded, not where it runs"
@@ -138,10 +138,10 @@ def test_overrides_of_the_block(tmp_path: Path) -> None:
     assert load_sweep(path, {"sweep.grid.node.gpu.memory": None}).paths == ("seed",)
     assert load_sweep(path, {"sweep.points": [{"epoch": 1}, {"epoch": 2}]}).count == 12
     assert load_sweep(path, {"iterations": 5}).scenario(0).iterations == 5
-    (told,) = problems_of(path, {"seed": 4})
-    assert "it is given by an override too; keep one of them" in told
-    (told,) = problems_of(path, {"sweep.grid.seed": ["x"]})
-    assert told == "override: seed: 'x' is not a whole number; write digits only, without quotes"
+    (message,) = problems_of(path, {"seed": 4})
+    assert "it is given by an override too; keep one of them" in message
+    (message,) = problems_of(path, {"sweep.grid.seed": ["x"]})
+    assert message == "override: seed: 'x' is not a whole number; write digits only, without quotes"
 
 
 def test_all_mistakes_of_the_block_are_told_at_once_with_their_lines(tmp_path: Path) -> None:
@@ -165,7 +165,7 @@ sweep:
   points:
     - {seed: 1, epoch: 3}
 """
-    told = problems_of(sweep_file(tmp_path, block))
+    message = problems_of(sweep_file(tmp_path, block))
     starts = [
         "line 20, sweep.zip[0]: its values move together, but epoch has 2, pool has 1; give as many of each",
         "line 9, sweep.grid.policies[0].vdnn.mode: that policy is none, not vdnn;",
@@ -183,13 +183,13 @@ sweep:
         "line 15, trace.zoo: 'vgg61' is not in the zoo; did you mean 'vgg16'?",
         "line 15, trace: no shipped trace is called 'nope'",
     ]
-    missing = [start for start in starts if not any(text.startswith(start) for text in told)]
+    missing = [start for start in starts if not any(text.startswith(start) for text in message)]
     assert not missing
-    assert len(told) == len(starts)
+    assert len(message) == len(starts)
 
 
 @pytest.mark.parametrize(
-    ("block", "told"),
+    ("block", "message"),
     [
         ("sweep:\n  grid: {seed: []}\n", "line 6, sweep.grid.seed: [] is too short; write at least 1"),
         (
@@ -210,19 +210,19 @@ sweep:
         ("", "has no sweep; write a block 'sweep:' (scenarios/README.md), or use: simgpu run "),
     ],
 )
-def test_a_block_that_is_none(tmp_path: Path, block: str, told: str) -> None:
-    assert any(text.startswith(told) for text in problems_of(sweep_file(tmp_path, block)))
+def test_a_block_that_is_none(tmp_path: Path, block: str, message: str) -> None:
+    assert any(text.startswith(message) for text in problems_of(sweep_file(tmp_path, block)))
 
 
 @pytest.mark.parametrize("axis", ["grid: {trace.batch: [16, 32]}", "points: [{trace.batch: 16}]"])
 def test_the_batch_of_a_trace_by_name_is_refused_and_says_where_batches_vary(tmp_path: Path, axis: str) -> None:
-    (told,) = problems_of(sweep_file(tmp_path, f"sweep:\n  {axis}\n"))
+    (message,) = problems_of(sweep_file(tmp_path, f"sweep:\n  {axis}\n"))
     assert (
         "trace.batch: the trace 'chain' is given by its name and has one batch; trace.batch is that of a network"
-        in told
+        in message
     )
-    assert "'traces: {LABEL: {trace: chain, batches: [16, 32]}}' (simgpu study)" in told
-    assert "trace: {zoo: NETWORK, batch: N}" in told
+    assert "'traces: {LABEL: {trace: chain, batches: [16, 32]}}' (simgpu study)" in message
+    assert "trace: {zoo: NETWORK, batch: N}" in message
 
 
 def test_a_key_inside_a_trace_by_name_is_refused_of_a_scenario_and_of_a_study() -> None:
@@ -246,8 +246,8 @@ def test_a_network_may_take_the_place_of_a_trace_by_name(tmp_path: Path) -> None
 
 
 def test_the_other_values_are_looked_at_beside_a_broken_axis(tmp_path: Path) -> None:
-    told = problems_of(sweep_file(tmp_path, "sweep:\n  grid: {seed: [], budget: [1 GiB, big]}\n"))
-    assert len(told) == 2 and "'big' is not a size" in told[1]
+    message = problems_of(sweep_file(tmp_path, "sweep:\n  grid: {seed: [], budget: [1 GiB, big]}\n"))
+    assert len(message) == 2 and "'big' is not a size" in message[1]
 
 
 def test_a_value_that_only_some_nodes_take_is_no_mistake(tmp_path: Path) -> None:

@@ -15,50 +15,50 @@ class Counting:
 
     def __init__(self, fitting: set[int] | range) -> None:
         self.fitting = fitting
-        self.asked: list[int] = []
+        self.expected: list[int] = []
 
     def __call__(self, number: int) -> bool:
-        assert number not in self.asked
-        self.asked.append(number)
+        assert number not in self.expected
+        self.expected.append(number)
         return number in self.fitting
 
 
 @given(st.integers(0, 3000), st.integers(1, 50), st.none() | st.integers(50, 3000))
 def test_of_a_predicate_that_never_comes_back_the_answer_is_exact(limit: int, low: int, high: int | None) -> None:
     fits = Counting(range(limit + 1))
-    found = largest(fits, low, high)
+    result = largest(fits, low, high)
     expected = None if limit < low else limit if high is None else min(limit, high)
-    assert (found.value, found.monotone) == (expected, True)
-    assert found.tried == tuple((number, number <= limit) for number in sorted(fits.asked))
-    assert len(fits.asked) <= 2 * 12 + 1 + NEIGHBOURS, "twice the bits of 3000, and what is tried beyond"
+    assert (result.value, result.monotone) == (expected, True)
+    assert result.tried == tuple((number, number <= limit) for number in sorted(fits.expected))
+    assert len(fits.expected) <= 2 * 12 + 1 + NEIGHBOURS, "twice the bits of 3000, and what is tried beyond"
 
 
 @given(st.sets(st.integers(1, 120)), st.integers(1, 10), st.none() | st.integers(10, 150), st.integers(1, 6))
 def test_whatever_the_predicate_the_answer_fits_and_its_neighbours_do_not(
     fitting: set[int], low: int, high: int | None, neighbours: int
 ) -> None:
-    found = largest(Counting(fitting), low, high, neighbours=neighbours)
-    answers = dict(found.tried)
+    result = largest(Counting(fitting), low, high, neighbours=neighbours)
+    answers = dict(result.tried)
     assert answers == {number: number in fitting for number in answers}
     if low not in fitting:
-        assert found == Largest(None, ((low, False),))
+        assert result == Largest(None, ((low, False),))
         return
-    assert found.value == max(number for number, fits in found.tried if fits)
-    top = found.value + neighbours if high is None else min(found.value + neighbours, high)
-    assert not any(answers[number] for number in range(found.value + 1, top + 1))
-    assert found.monotone == (not any(not answers[number] for number in answers if number < found.value))
+    assert result.value == max(number for number, fits in result.tried if fits)
+    top = result.value + neighbours if high is None else min(result.value + neighbours, high)
+    assert not any(answers[number] for number in range(result.value + 1, top + 1))
+    assert result.monotone == (not any(not answers[number] for number in answers if number < result.value))
 
 
 def test_a_larger_one_beyond_a_gap_is_found_and_said() -> None:
-    found = largest(Counting({*range(1, 41), *range(43, 49)}), high=56)
-    assert (found.value, found.monotone) == (48, False)
-    assert dict(found.tried)[41] is False
+    result = largest(Counting({*range(1, 41), *range(43, 49)}), high=56)
+    assert (result.value, result.monotone) == (48, False)
+    assert dict(result.tried)[41] is False
 
 
 def test_beyond_the_gap_it_doubles_again_where_all_above_is_unknown() -> None:
     fits = Counting({*range(1, 7), *range(9, 30)})
-    found = largest(fits, neighbours=4)
-    assert (found.value, found.monotone) == (29, False)
+    result = largest(fits, neighbours=4)
+    assert (result.value, result.monotone) == (29, False)
 
 
 def test_what_fits_above_a_wide_gap_goes_unseen() -> None:
@@ -68,13 +68,13 @@ def test_what_fits_above_a_wide_gap_goes_unseen() -> None:
 def test_doubling_ends_at_the_cap() -> None:
     fits = Counting(range(10**9))
     assert largest(fits, low=3, cap=100).value == 100
-    assert fits.asked == [3, 6, 12, 24, 48, 96, 100]
+    assert fits.expected == [3, 6, 12, 24, 48, 96, 100]
 
 
 def test_a_highest_number_that_fits_is_the_answer_at_once() -> None:
     fits = Counting(range(10**9))
     assert largest(fits, low=3, high=10**6).value == 10**6
-    assert fits.asked == [3, 10**6]
+    assert fits.expected == [3, 10**6]
 
 
 @pytest.mark.parametrize(("low", "high"), [(0, 5), (-3, None), (7, 6)])

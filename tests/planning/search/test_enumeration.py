@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from simgpu.errors import InputError
 from simgpu.planning.search.enumeration import MOST_VECTORS, exhaustive
-from simgpu.planning.search.space import Found
+from simgpu.planning.search.space import Solution
 from tests.planning.search.costs import Recording, choices, one, rugged, seeds
 
 
@@ -21,20 +21,20 @@ def test_it_scores_the_whole_product_in_lexicographic_order_and_takes_the_first_
 ) -> None:
     score = rugged(seed, values)
     recording = Recording(score)
-    found = exhaustive(options, recording, chunk=chunk)
+    result = exhaustive(options, recording, chunk=chunk)
     product = list(itertools.product(*map(range, options)))
     assert [tuple(row) for batch in recording.batches for row in batch.tolist()] == product
     assert all(len(batch) <= chunk for batch in recording.batches)
     best = min(product, key=lambda vector: one(score, vector))
-    assert found == Found(best, one(score, best), len(product))
+    assert result == Solution(best, one(score, best), len(product))
 
 
 def test_batches_are_as_large_as_whole_positions_allow() -> None:
     for chunk, size in ((9, 2), (10, 10), (29, 10), (30, 30)):
         exhaustive([4, 3, 5, 2], recording := Recording(rugged(0)), chunk=chunk)
         assert {len(batch) for batch in recording.batches} == {size}
-    exhaustive([4, 3, 5, 2], whole := Recording(rugged(0)))
-    assert len(whole.batches) == 1
+    exhaustive([4, 3, 5, 2], full := Recording(rugged(0)))
+    assert len(full.batches) == 1
 
 
 def test_too_many_vectors_are_refused_before_any_is_scored() -> None:

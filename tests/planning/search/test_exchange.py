@@ -42,14 +42,14 @@ def test_it_ends_where_no_neighbour_is_cheaper(
     score = rugged(seed, values)
     pairs = shuffled_pairs(len(options), seed) if paired else []
     recording = Recording(score)
-    found = descend(start, options, recording, pairs)
-    assert found.local_optimum
-    assert found.pair_optimum
-    assert found.cost == one(score, found.best) <= one(score, start)
-    assert found.evaluations == recording.asked
-    assert (found.moves == 0) == (found.best == start)
+    result = descend(start, options, recording, pairs)
+    assert result.local_optimum
+    assert result.pair_optimum
+    assert result.cost == one(score, result.best) <= one(score, start)
+    assert result.evaluations == recording.expected
+    assert (result.moves == 0) == (result.best == start)
     for places in [*((place,) for place in range(len(options))), *pairs]:
-        assert all(one(score, other) >= found.cost for other in differing(found.best, options, places))
+        assert all(one(score, other) >= result.cost for other in differing(result.best, options, places))
 
 
 @pytest.mark.parametrize("seed", range(20))
@@ -61,11 +61,11 @@ def test_pairs_that_do_not_go_into_one_batch_are_tried_again_after_every_move_an
     options = [3] * 9
     pairs = shuffled_pairs(9, seed)
     recording = Recording(score)
-    found = descend((0,) * 9, options, recording, pairs)
+    result = descend((0,) * 9, options, recording, pairs)
     assert max(map(len, recording.batches)) <= 50
-    assert found.pair_optimum
+    assert result.pair_optimum
     for places in [*((place,) for place in range(9)), *pairs]:
-        assert all(one(score, other) > found.cost for other in differing(found.best, options, places))
+        assert all(one(score, other) > result.cost for other in differing(result.best, options, places))
 
 
 @given(starts(), seeds)
@@ -91,17 +91,17 @@ def test_a_limit_is_kept_and_what_it_left_open_is_said(
     score = rugged(seed)
     pairs = shuffled_pairs(len(options), seed)
     recording = Recording(score)
-    found = descend(start, options, recording, pairs, limit)
-    assert recording.asked == found.evaluations <= limit
-    assert found.cost == one(score, found.best) <= one(score, start)
+    result = descend(start, options, recording, pairs, limit)
+    assert recording.expected == result.evaluations <= limit
+    assert result.cost == one(score, result.best) <= one(score, start)
     free = descend(start, options, score, pairs)
     if limit >= free.evaluations:
-        assert found == free
-    if not found.pair_optimum:
+        assert result == free
+    if not result.pair_optimum:
         assert limit < free.evaluations
-    if found.local_optimum:
-        singles = [other for place in range(len(options)) for other in differing(found.best, options, (place,))]
-        assert all(one(score, other) >= found.cost for other in singles)
+    if result.local_optimum:
+        singles = [other for place in range(len(options)) for other in differing(result.best, options, (place,))]
+        assert all(one(score, other) >= result.cost for other in singles)
 
 
 def test_two_entries_go_where_one_alone_cannot() -> None:
@@ -116,16 +116,16 @@ def test_two_entries_go_where_one_alone_cannot() -> None:
 
 def test_many_pairs_are_scored_in_several_batches() -> None:
     recording = Recording(rugged(1))
-    found = descend((0,) * 60, [3] * 60, recording, shuffled_pairs(60, 0))
-    assert found.pair_optimum
+    result = descend((0,) * 60, [3] * 60, recording, shuffled_pairs(60, 0))
+    assert result.pair_optimum
     assert max(map(len, recording.batches)) <= 4096 < 4 * 60 * 59 / 2
 
 
 def test_a_sum_over_positions_is_minimised_one_entry_after_the_other() -> None:
     table = np.random.default_rng(0).permutation(60).reshape(20, 3)
-    found = descend((0,) * 20, [3] * 20, separable(table))
-    assert found.best == tuple(table.argmin(axis=1).tolist())
-    assert found.moves == np.count_nonzero(table.argmin(axis=1))
+    result = descend((0,) * 20, [3] * 20, separable(table))
+    assert result.best == tuple(table.argmin(axis=1).tolist())
+    assert result.moves == np.count_nonzero(table.argmin(axis=1))
 
 
 def test_shuffled_pairs_are_all_pairs_in_an_order_of_their_seed() -> None:

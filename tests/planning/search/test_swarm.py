@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from simgpu.errors import InputError
 from simgpu.planning.search.space import Costs, Score, Vectors
-from simgpu.planning.search.swarm import Swarm, SwarmFound, Update
+from simgpu.planning.search.swarm import Swarm, SwarmResult, Update
 from tests.planning.search.costs import Recording, choices, one, rugged, seeds, separable
 
 UPDATES: tuple[Update, ...] = ("recombine", "full")
@@ -19,13 +19,13 @@ particles = st.integers(1, 8)
 
 def search(
     options: list[int], particles: int, seed: int, update: Update, score: Score, iterations: int = 12
-) -> SwarmFound:
+) -> SwarmResult:
     return Swarm(options, len(options), particles, iterations, seed, update).minimise(score)
 
 
-def particles_by_iteration(found: SwarmFound, recording: Recording) -> list[Vectors]:
+def particles_by_iteration(swarm_result: SwarmResult, recording: Recording) -> list[Vectors]:
     """Of a search by recombination: each of its batches is one iteration."""
-    assert len(recording.batches) == found.iterations
+    assert len(recording.batches) == swarm_result.iterations
     return recording.batches
 
 
@@ -64,15 +64,15 @@ class Plain:
 @given(choices(), particles, seeds, st.sampled_from([2, 5, 2**40]))
 def test_a_full_update_is_algorithm_3_as_printed(options: list[int], count: int, seed: int, values: int) -> None:
     score = Recording(rugged(seed, values))
-    found = search(options, count, seed, "full", score)
+    result = search(options, count, seed, "full", score)
     plain = Plain(score.batches[0], rugged(seed, values))
     plain.iterate()
-    for _ in range(found.iterations - 1):
+    for _ in range(result.iterations - 1):
         plain.update()
         plain.iterate()
-    assert found.costs.tolist() == plain.costs
+    assert result.costs.tolist() == plain.costs
     calls = plain.calls
-    if found.stopped == "converged":
+    if result.stopped == "converged":
         best = min(map(min, plain.costs))
         for _ in range(5):
             plain.update()
@@ -80,11 +80,11 @@ def test_a_full_update_is_algorithm_3_as_printed(options: list[int], count: int,
         assert min(map(min, plain.costs)) == best, "what has converged finds nothing more"
         # Either all particles agreed, or one more update was made and changed none of them.
         last = (2 * len(options) + 1) * count
-        unchanged = plain.costs[-1] == found.costs[-1].tolist()
-        assert found.as_printed == calls or (unchanged and found.as_printed == calls + last)
+        unchanged = plain.costs[-1] == result.costs[-1].tolist()
+        assert result.as_printed == calls or (unchanged and result.as_printed == calls + last)
     else:
-        assert found.as_printed == calls
-    assert found.evaluations == score.asked <= found.as_printed
+        assert result.as_printed == calls
+    assert result.evaluations == score.expected <= result.as_printed
 
 
 @given(choices(), particles, seeds, st.sampled_from([2, 5, 2**40]))
@@ -92,23 +92,23 @@ def test_recombination_takes_every_entry_from_the_last_best_or_the_particles_own
     options: list[int], count: int, seed: int, values: int
 ) -> None:
     score = Recording(rugged(seed, values))
-    found = search(options, count, seed, "recombine", score)
+    result = search(options, count, seed, "recombine", score)
     own, own_costs = score.batches[0].copy(), np.full(count, 2**62)
-    batches = particles_by_iteration(found, score)
-    for vectors, costs, following in zip(batches, found.costs, batches[1:], strict=False):
+    batches = particles_by_iteration(result, score)
+    for vectors, costs, following in zip(batches, result.costs, batches[1:], strict=False):
         better = costs <= own_costs
         own[better], own_costs[better] = vectors[better], costs[better]
         p1 = vectors[costs.argmin()]
         assert ((following == p1) | (following == own)).all()
-    assert found.evaluations == found.as_printed == count * found.iterations == score.asked
+    assert result.evaluations == result.as_printed == count * result.iterations == score.expected
 
 
 def test_the_coin_of_recombination_is_fair_and_fresh_at_every_place() -> None:
     """With two iterations only the random particles come before, so P2 is a particle's first vector."""
     score = Recording(rugged(0))
-    found = Swarm(100, 100, particles=400, iterations=2).minimise(score)
+    result = Swarm(100, 100, particles=400, iterations=2).minimise(score)
     first, second = score.batches
-    p1 = first[found.costs[0].argmin()]
+    p1 = first[result.costs[0].argmin()]
     apart = first != p1
     taken = apart & (second == p1)
     # As a fair coin within five standard deviations, in all and for each particle and position; the seed is fixed.
@@ -130,11 +130,11 @@ def test_random_particles_draw_every_option_alike() -> None:
 @given(choices(), particles, seeds, updates)
 def test_nothing_mutates(options: list[int], count: int, seed: int, update: Update) -> None:
     score = Recording(rugged(seed))
-    found = search(options, count, seed, update, score)
+    result = search(options, count, seed, update, score)
     drawn = [set(score.batches[0][:, position].tolist()) for position in range(len(options))]
     for vectors in score.batches:
         assert all(set(vectors[:, position].tolist()) <= drawn[position] for position in range(len(options)))
-    assert all(option in drawn[position] for position, option in enumerate(found.best))
+    assert all(option in drawn[position] for position, option in enumerate(result.best))
 
 
 @given(choices(), particles, seeds, updates)
@@ -142,16 +142,16 @@ def test_the_best_is_the_cheapest_particle_of_all_and_its_history_never_rises(
     options: list[int], count: int, seed: int, update: Update
 ) -> None:
     score = rugged(seed, 1000)
-    found = search(options, count, seed, update, score)
-    worst, mean, best = found.history
-    assert found.cost == one(score, found.best) == found.costs.min() == best[-1]
+    result = search(options, count, seed, update, score)
+    worst, mean, best = result.history
+    assert result.cost == one(score, result.best) == result.costs.min() == best[-1]
     assert (np.diff(best) <= 0).all()
-    assert (best == np.minimum.accumulate(found.costs.min(axis=1))).all()
-    assert (worst == found.costs.max(axis=1)).all()
-    assert mean.tolist() == pytest.approx([sum(row) / count for row in found.costs.tolist()])
-    assert best[found.converged_at - 1] == found.cost
-    assert (best[: found.converged_at - 1] > found.cost).all()
-    assert found.costs.shape == (found.iterations, count)
+    assert (best == np.minimum.accumulate(result.costs.min(axis=1))).all()
+    assert (worst == result.costs.max(axis=1)).all()
+    assert mean.tolist() == pytest.approx([sum(row) / count for row in result.costs.tolist()])
+    assert best[result.converged_at - 1] == result.cost
+    assert (best[: result.converged_at - 1] > result.cost).all()
+    assert result.costs.shape == (result.iterations, count)
 
 
 @given(choices(), particles, seeds, updates)
@@ -177,9 +177,9 @@ def test_a_sum_over_positions_is_brought_to_the_cheapest_entries_that_were_drawn
     """A full update takes the cheaper entry of P1 and P2, and the next P1 has those of one more particle."""
     table = np.random.default_rng(seed).integers(0, 1000, size=(len(options), 4))
     score = Recording(separable(table))
-    found = search(options, count, seed, "full", score, iterations=count + 2)
+    result = search(options, count, seed, "full", score, iterations=count + 2)
     drawn = score.batches[0]
-    assert found.cost == sum(table[position][drawn[:, position]].min() for position in range(len(options)))
+    assert result.cost == sum(table[position][drawn[:, position]].min() for position in range(len(options)))
 
 
 def test_where_entries_cost_the_same_a_particle_keeps_its_own() -> None:
@@ -188,17 +188,17 @@ def test_where_entries_cost_the_same_a_particle_keeps_its_own() -> None:
     def flat(vectors: Vectors) -> Costs:
         return np.zeros(len(vectors), dtype=np.int64)
 
-    found = Swarm(3, 10, particles=20, iterations=50, update="full").minimise(flat)
-    assert (found.iterations, found.stopped, found.converged_at) == (1, "converged", 1)
+    result = Swarm(3, 10, particles=20, iterations=50, update="full").minimise(flat)
+    assert (result.iterations, result.stopped, result.converged_at) == (1, "converged", 1)
 
 
 @pytest.mark.parametrize("update", UPDATES)
 def test_many_equal_costs_do_not_keep_a_swarm_from_agreeing(update: Update) -> None:
-    found = Swarm(3, 30, particles=100, iterations=500, update=update).minimise(
+    result = Swarm(3, 30, particles=100, iterations=500, update=update).minimise(
         lambda vectors: (vectors > 0).sum(axis=1) // 4
     )
-    assert found.stopped == "converged"
-    assert found.iterations < 200
+    assert result.stopped == "converged"
+    assert result.iterations < 200
 
 
 @given(choices(), seeds, updates, st.data())
@@ -209,9 +209,9 @@ def test_it_is_never_worse_than_what_it_starts_from(
     start = data.draw(st.lists(vector, max_size=4))
     score = Recording(rugged(seed, 1000))
     swarm = Swarm(options, len(options), particles=4, iterations=3, seed=seed, update=update)
-    found = swarm.minimise(score, start)
+    result = swarm.minimise(score, start)
     assert [tuple(row) for row in score.batches[0][: len(start)].tolist()] == start
-    assert found.cost <= min((one(rugged(seed, 1000), vector) for vector in start), default=1000)
+    assert result.cost <= min((one(rugged(seed, 1000), vector) for vector in start), default=1000)
 
 
 def test_patience_ends_a_search_that_finds_no_better_vector() -> None:
@@ -223,23 +223,23 @@ def test_patience_ends_a_search_that_finds_no_better_vector() -> None:
 
 
 def test_it_runs_all_iterations_where_nothing_stops_it() -> None:
-    told: list[int] = []
-    found = Swarm(3, 40, particles=20, iterations=7).minimise(rugged(0), progress=told.append)
-    assert (found.stopped, found.iterations, told) == ("iterations", 7, [1, 2, 3, 4, 5, 6, 7])
+    message: list[int] = []
+    result = Swarm(3, 40, particles=20, iterations=7).minimise(rugged(0), progress=message.append)
+    assert (result.stopped, result.iterations, message) == ("iterations", 7, [1, 2, 3, 4, 5, 6, 7])
 
 
 @pytest.mark.parametrize("update", UPDATES)
 def test_without_anything_to_choose_it_ends_at_once(update: Update) -> None:
     for swarm in (Swarm(3, 0, update=update), Swarm(1, 5, update=update)):
-        found = swarm.minimise(lambda vectors: np.full(len(vectors), 9))
-        assert (found.best, found.cost, found.stopped) == ((0,) * swarm.length, 9, "converged")
-        assert found.evaluations == swarm.particles
+        result = swarm.minimise(lambda vectors: np.full(len(vectors), 9))
+        assert (result.best, result.cost, result.stopped) == ((0,) * swarm.length, 9, "converged")
+        assert result.evaluations == swarm.particles
 
 
 def test_costs_of_any_size_are_kept_exactly() -> None:
-    found = Swarm(2, 3, particles=50, iterations=3).minimise(lambda vectors: 2**62 + vectors.sum(axis=1))
-    assert found.cost == 2**62
-    assert found.history.mean[0] == pytest.approx(2**62)
+    result = Swarm(2, 3, particles=50, iterations=3).minimise(lambda vectors: 2**62 + vectors.sum(axis=1))
+    assert result.cost == 2**62
+    assert result.history.mean[0] == pytest.approx(2**62)
 
 
 def test_all_mistakes_are_told_together() -> None:

@@ -115,11 +115,11 @@ def test_what_came_late_is_triggered_earlier():
 @st.composite
 def some(draw: st.DrawFn) -> list[Candidate]:
     """Maps in forward order, made from earlier ones."""
-    found = []
+    result = []
     for number in range(draw(st.integers(1, 8))):
         evicted = draw(st.integers(0, 600))
         made_from = st.sets(st.integers(0, number - 1)) if number else st.just(set[int]())
-        found.append(
+        result.append(
             Candidate(
                 number,
                 draw(st.integers(1, 100)),
@@ -131,7 +131,7 @@ def some(draw: st.DrawFn) -> list[Candidate]:
                 frozenset(draw(made_from)),
             )
         )
-    return found
+    return result
 
 
 @settings(deadline=None)

@@ -117,8 +117,8 @@ def test_a_block_may_leave_several_times():
         [kernels[0], big[0], kernels[1], big[1], kernels[2], big[2], kernels[3], kernel("4", reads="b")],
         [block("a", 10), block("b", 10), *(block(f"w{n}", 15) for n in range(3))],
     )
-    told = copies(passive_program(tasks, 25), tasks)
-    assert [copy for copy in told if "out" in copy] == ["out:a", "out:b", "out:a"]
+    message = copies(passive_program(tasks, 25), tasks)
+    assert [copy for copy in message if "out" in copy] == ["out:a", "out:b", "out:a"]
     run(passive_program(tasks, 25), tasks, node(25), iterations=2)
 
 
@@ -174,10 +174,10 @@ def needs_of_one_kernel(tasks: TaskGraph, alignment: int) -> int:
     needs = 0
     for k in range(len(tasks.kernels)):
         there = {*tasks.reads[k], *tasks.writes[k], *(b for b, birth in enumerate(tasks.births) if birth == k)}
-        for b, made in enumerate(tasks.blocks):
+        for b, built in enumerate(tasks.blocks):
             birth, release = tasks.births[b], tasks.needed_releases[b]
             alive = birth is not None and birth <= k and (release is None or k <= max(release, 0))
-            if alive and (made.persistent or tasks.next_use(b, k) is None):
+            if alive and (built.persistent or tasks.next_use(b, k) is None):
                 there.add(b)
         needs = max(needs, sum(sizes[b] for b in there))
     return needs
@@ -215,7 +215,7 @@ def by_the_list(tasks: TaskGraph, budget: int) -> list[str]:
     list_of_accesses: list[int] = []
     on_device = {b for b, birth in enumerate(tasks.births) if birth == BEFORE}
     away: set[int] = set()
-    told: dict[str, list[str]] = {"out": [], "in": []}
+    message: dict[str, list[str]] = {"out": [], "in": []}
     for k in range(len(tasks.kernels)):
         touched = [*tasks.reads[k], *tasks.writes[k]]
         missing = {b for b in touched if b in away}
@@ -224,16 +224,16 @@ def by_the_list(tasks: TaskGraph, budget: int) -> list[str]:
             while wanted and sum(tasks.sizes[b] for b in on_device | wanted) > budget:
                 victims = [b for b in on_device if may_leave(tasks, b, k)]
                 victim = min(victims, key=lambda b: len(list_of_accesses) - list_of_accesses[::-1].index(b))
-                told["out"].append(tasks.blocks[victim].id)
+                message["out"].append(tasks.blocks[victim].id)
                 on_device.remove(victim)
                 away.add(victim)
             on_device |= wanted
             away -= wanted
-        told["in"] += [tasks.blocks[b].id for b in dict.fromkeys(touched) if b in missing]
+        message["in"] += [tasks.blocks[b].id for b in dict.fromkeys(touched) if b in missing]
         list_of_accesses += [*(b for b in tasks.writes[k] if b in born), *sorted(born - set(touched)), *touched]
         gone = {b for b, last in enumerate(tasks.needed_releases) if last is not None and max(last, 0) <= k}
         on_device -= gone
-    return [f"{way}:{name}" for way, names in told.items() for name in names]
+    return [f"{way}:{name}" for way, names in message.items() for name in names]
 
 
 def may_leave(tasks: TaskGraph, b: int, k: int) -> bool:

@@ -38,11 +38,11 @@ def run(trace: Trace, where: NodeSpec, budget: int) -> Result:
 def kinds(result: Result) -> dict[str, list[str]]:
     """What is copied out and made again in the last iteration."""
     last = result.iterations - 1
-    told: dict[str, list[str]] = {"out": [], "again": []}
+    message: dict[str, list[str]] = {"out": [], "again": []}
     for span in result.timeline:
         if span.iteration == last and span.kind in (SpanKind.COPY_D2H, SpanKind.RECOMPUTE):
-            told["out" if span.kind is SpanKind.COPY_D2H else "again"].append(span.name)
-    return told
+            message["out" if span.kind is SpanKind.COPY_D2H else "again"].append(span.name)
+    return message
 
 
 def test_with_memory_to_spare_nothing_leaves():
@@ -95,8 +95,8 @@ def test_a_source_that_is_gone_by_then_is_made_again_as_well():
     kernels += [kernel(name, ns, reads, writes, layer=name, phase=BACKWARD) for name, ns, reads, writes in backward]
     tasks = graph(kernels, [held("x", 10), *(block(name, 10) for name in "yvzu"), block("w", 50)])
     context = context_of(tasks.trace, node(), 80)
-    _, found = candidates_of(passive_run(context), node(), 80)
-    by_name = {tasks.blocks[each.number].id: each for each in found}
+    _, result = candidates_of(passive_run(context), node(), 80)
+    by_name = {tasks.blocks[each.number].id: each for each in result}
     assert (by_name["z"].recompute_ns, by_name["z"].sources) == (5 + 7, {tasks.block("y")})
     assert (by_name["y"].recompute_ns, by_name["y"].sources) == (3, frozenset())
 
@@ -108,8 +108,8 @@ def test_a_source_that_the_same_kernel_needs_is_still_there():
     kernels = [kernel(name, ns, reads, writes, layer=name) for name, ns, reads, writes in forward]
     kernels += [kernel(name, ns, reads, writes, layer=name, phase=BACKWARD) for name, ns, reads, writes in backward]
     tasks = graph(kernels, [held("x", 10), *(block(name, 10) for name in "yzu"), block("w", 50)])
-    _, found = candidates_of(passive_run(context_of(tasks.trace, node(), 80)), node(), 80)
-    by_name = {tasks.blocks[each.number].id: each for each in found}
+    _, result = candidates_of(passive_run(context_of(tasks.trace, node(), 80)), node(), 80)
+    by_name = {tasks.blocks[each.number].id: each for each in result}
     assert (by_name["z"].recompute_ns, by_name["z"].sources) == (5, {tasks.block("y")})
     assert (by_name["y"].recompute_ns, by_name["y"].sources) == (3, frozenset())
 

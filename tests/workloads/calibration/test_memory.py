@@ -49,6 +49,7 @@ def test_what_cannot_be_compared_says_why(modelled: Trace) -> None:
     assert compare_memory(other, modelled) == Skipped("v100 mine b8: memory", "the zoo has no network of that name")
 
 
+@pytest.mark.slow
 def test_recordings_are_compared_as_they_were_published(compared: TimeModelValidation) -> None:
     """The peaks of the logs are those that the data's own description states; the profiler counted the other."""
     result = {row.recording.network: row for row in compared.memory}

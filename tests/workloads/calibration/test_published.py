@@ -29,6 +29,7 @@ def test_published_figures_are_durations_or_rates_of_known_sources() -> None:
     assert by_value["219 samples/s"] == 292_237_443
 
 
+@pytest.mark.slow
 def test_the_rule_that_holds_figures_out_is_by_network_alone() -> None:
     published = load_published()
     networks = {figure.network for figure in published.figures}
@@ -66,12 +67,12 @@ def test_a_benchmark_that_goes_back_to_the_images_computes_one_kernel_more() -> 
 
 
 @pytest.mark.parametrize(
-    ("old", "new", "told"),
+    ("old", "new", "message"),
     [
         ('"219 samples/s"', '"219"', "'219' is no duration and no rate"),
         ('"219 samples/s", source: tensorflow', '"219 samples/s", source: tensorflo', "did you mean 'tensorflow'"),
     ],
 )
-def test_a_damaged_figure_is_refused(tmp_path: Path, old: str, new: str, told: str) -> None:
-    with pytest.raises(InputError, match=told):
+def test_a_damaged_figure_is_refused(tmp_path: Path, old: str, new: str, message: str) -> None:
+    with pytest.raises(InputError, match=message):
         load_published(damaged(tmp_path, old, new))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import pytest
 from click.testing import CliRunner
 
 from simgpu.cli.zoo import zoo
@@ -24,6 +25,7 @@ def test_published_figures_held_out_are_met_within_a_tenth_in_the_mean() -> None
     assert not result.skipped
 
 
+@pytest.mark.slow
 def test_recordings_held_out_are_met(compared: TimeModelValidation) -> None:
     rows = {(row.sample.network, row.sample.batch): row for row in compared.rows if row.sample.measures == "iteration"}
     h100, titan = rows["vgg13", 512], rows["resnet32", 56]
@@ -77,6 +79,7 @@ def test_the_command_prints_every_gpu_and_both_means() -> None:
     assert "peak memory" not in result.output, "published figures tell none"
 
 
+@pytest.mark.slow
 def test_the_command_tells_what_was_not_compared(recordings: Path) -> None:
     result = CliRunner().invoke(zoo, ["validate", "--recordings", str(recordings), "--parts"])
     assert result.exit_code == 0

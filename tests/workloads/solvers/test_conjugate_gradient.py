@@ -56,6 +56,7 @@ def test_the_matrix_is_the_sum_of_its_outer_products(rows: int, nonzeros: int) -
     np.testing.assert_allclose(dense(matrix), by_outer_products(rows, nonzeros, 7.0), rtol=1e-12, atol=1e-12)
 
 
+@pytest.mark.slow
 def test_the_matrix_is_symmetric_and_definite_and_its_rows_are_in_order() -> None:
     matrix = random_matrix(300, 5, shift=20.0)
     full = dense(matrix)
@@ -81,6 +82,7 @@ def test_entries_beyond_the_last_are_room_that_is_not_used() -> None:
     assert used == pytest.approx(expected_entries(1400, 7), rel=0.03)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("rows", "nonzeros", "shift", "published"),
     [(1400, 7, 10.0, 8.5971775078648), (7000, 8, 12.0, 10.362595087124)],

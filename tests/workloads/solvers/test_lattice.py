@@ -70,6 +70,7 @@ def test_in_a_free_domain_each_step_adds_the_force() -> None:
     np.testing.assert_allclose(solver.velocity(last["values_even"]), 1e-4 * (20 - 0.5), rtol=1e-9)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("height", [5, 8])
 @pytest.mark.parametrize("viscosity", [0.05, 0.3])
 def test_the_flow_between_plates_is_poiseuilles(height: int, viscosity: float) -> None:

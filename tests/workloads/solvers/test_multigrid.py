@@ -11,6 +11,7 @@ from simgpu.errors import InputError
 from simgpu.workloads.solvers.multigrid import FIELDS, Level, Multigrid, Shape, _interpolated, _mean_of_eight
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("size", [16, 32, 64])
 def test_a_v_cycle_takes_the_residual_to_about_a_tenth(size: int) -> None:
     solver = Multigrid(size=size, box=8, steps=6)
@@ -18,6 +19,7 @@ def test_a_v_cycle_takes_the_residual_to_about_a_tenth(size: int) -> None:
     assert all(later < 0.15 * earlier for earlier, later in pairwise(norms))
 
 
+@pytest.mark.slow
 def test_the_solution_is_of_second_order() -> None:
     errors = []
     for size in (16, 32, 64):

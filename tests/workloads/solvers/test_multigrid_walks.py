@@ -100,6 +100,7 @@ def touched(levels: list[Level], number: int) -> Iterator[Place]:
             yield int(np.ravel_multi_index(box, levels[number].data.shape[:3])), name
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("array", SHAPES)
 def test_a_v_cycle_visits_what_the_algorithm_really_touches(array: str) -> None:
     levels = [Level(shape) for shape in SOLVER.shapes]

@@ -30,6 +30,7 @@ def test_uniform_numbers_are_exact() -> None:
     assert [float(number).hex() for number in nas_random.uniform(seeds)] == [(s / 2**46).hex() for s in seeds.tolist()]
 
 
+@pytest.mark.slow
 def test_class_s_of_nas_ep() -> None:
     """The sums that NPB verifies to 1e-8, and the counts that it prints."""
     *_, last = RandomNumbers(size=65536, steps=32).states()

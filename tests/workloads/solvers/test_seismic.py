@@ -20,6 +20,7 @@ def arrivals(solver: Seismic, offsets: list[tuple[int, int, int]], steps: int) -
     return [int(step) for step in seen.argmax(axis=0)]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("direction", "speed"), [((1, 0, 0), P), ((0, 0, 1), S), ((0, 1, 0), S)], ids=["P down", "S along x", "S along y"]
 )
@@ -49,6 +50,7 @@ def test_energy_stays_between_reflecting_walls() -> None:
     assert max(energies) < 1.05 * min(energies)
 
 
+@pytest.mark.slow
 def test_waves_leave_through_the_absorbing_border() -> None:
     walls, border = (Seismic(size=32, border=width, steps_per_point=5, earth=ONE_LAYER) for width in (0, 8))
     left = [[solver.energy(state) for state in solver.states()][-1] for solver in (walls, border)]

@@ -67,6 +67,7 @@ def test_a_kernel_that_changes_what_it_reads_is_not_pure(name: str) -> None:
         assert kernel.pure is (not set(kernel.reads) & set(kernel.writes))
 
 
+@pytest.mark.slow
 def test_accesses_are_of_the_kinds_that_the_paper_names() -> None:
     """CG gathers at random, a sector each; seismic strides by planes (Buddy Compression, section 4.2)."""
     gather = next(access for access in bare("cg").accesses if access.order is AccessOrder.RANDOM)
@@ -93,6 +94,7 @@ def test_the_one_that_ships_is_what_is_built(name: str) -> None:
     assert (shipped.kernels, shipped.blocks, shipped.accesses) == (now.kernels, now.blocks, now.accesses)
 
 
+@pytest.mark.slow
 @each
 def test_its_compressibility_is_what_the_run_has(name: str) -> None:
     """Last bits of logarithms and sines may differ on another processor, and with them a few entries."""

@@ -92,6 +92,7 @@ def test_the_fitted_depth_decides_the_mean(depth: float) -> None:
     assert abs(mean_sparsity(with_sparsity(trace, EPOCHS, moved)) - 0.494) > 0.01
 
 
+@pytest.mark.slow
 def test_vgg16_lies_between_20_and_80_percent_over_50_epochs() -> None:
     swapped = [shares for layer, shares in curves("vgg16", 50).items() if layer.startswith(("conv", "pool"))]
     assert len(swapped) == 13 + 5

@@ -104,9 +104,9 @@ def test_more_samples_never_take_less_time(gpu: GpuSpec, batch: int, direction: 
 @given(flops=st.integers(0, 10**15), bytes=st.integers(0, 10**12), more=st.integers(0, 10**12))
 def test_more_arithmetic_or_traffic_never_takes_less_time(flops: int, bytes: int, more: int) -> None:
     model = time_model(V100)
-    least = model.duration_ns(Operation(OperationKind.ELEMENTWISE, flops, bytes, 1))
-    assert least <= model.duration_ns(Operation(OperationKind.ELEMENTWISE, flops + more, bytes, 1))
-    assert least <= model.duration_ns(Operation(OperationKind.ELEMENTWISE, flops, bytes + more, 1))
+    smallest = model.duration_ns(Operation(OperationKind.ELEMENTWISE, flops, bytes, 1))
+    assert smallest <= model.duration_ns(Operation(OperationKind.ELEMENTWISE, flops + more, bytes, 1))
+    assert smallest <= model.duration_ns(Operation(OperationKind.ELEMENTWISE, flops, bytes + more, 1))
 
 
 @pytest.mark.parametrize("gpu", GPUS, ids=lambda gpu: gpu.name)
@@ -124,8 +124,8 @@ def test_no_algorithm_beats_the_peak_rate_on_its_own_arithmetic(batch: int, dire
     operation = convolution(batch, direction)
     saving = {"winograd": 2.25, "winograd_nonfused": 4.0, "fft": 9 / 2, "fft_tiling": 9 / 2}
     for algorithm in time_model(V100).algorithms(operation):
-        least = operation.flops / saving.get(algorithm.name, 1.0) / V100.fp32_rate * 1e9
-        assert algorithm.duration_ns >= least
+        smallest = operation.flops / saving.get(algorithm.name, 1.0) / V100.fp32_rate * 1e9
+        assert algorithm.duration_ns >= smallest
 
 
 def test_tf32_is_for_convolutions_unless_told_otherwise() -> None:

@@ -32,7 +32,7 @@ def test_a_table_without_an_architecture_is_refused(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("old", "new", "told"),
+    ("old", "new", "message"),
     [
         ("  implicit_gemm: 0.75\n", "", "algorithms: line|algorithms.implicit_gemm: is missing"),
         ("  implicit_gemm: 0.75\n", "  implicit_gemm: 1.2\n", "is too large; write at most 1"),
@@ -41,6 +41,6 @@ def test_a_table_without_an_architecture_is_refused(tmp_path: Path) -> None:
         ("  directions: ", "  halves.rows: ", "directions.forward: has no source"),
     ],
 )
-def test_a_damaged_table_is_refused(tmp_path: Path, old: str, new: str, told: str) -> None:
-    with pytest.raises(InputError, match=told):
+def test_a_damaged_table_is_refused(tmp_path: Path, old: str, new: str, message: str) -> None:
+    with pytest.raises(InputError, match=message):
         load_parameters(damaged(tmp_path, old, new))

@@ -106,8 +106,8 @@ def test_names_and_layer_tags_carry_the_scopes_around_them(net: NetworkBuilder, 
     ],
 )
 def test_sides_after_a_window(side: int, kernel: int, stride: int, padding: int, ceil: bool, result: int) -> None:
-    results_found = window_sides((side, side), (kernel, kernel), (stride, stride), (padding, padding), ceil=ceil)
-    assert results_found == (result, result)
+    results_seen = window_sides((side, side), (kernel, kernel), (stride, stride), (padding, padding), ceil=ceil)
+    assert results_seen == (result, result)
 
 
 def test_what_does_not_fit_has_no_shape() -> None:

@@ -24,12 +24,12 @@ def built(name: str, framework: str, batch: int = 8) -> Trace:
 
 @pytest.mark.parametrize("name", NETWORKS)
 def test_it_is_a_sound_trace_that_needs_less_memory(name: str) -> None:
-    ours, theirs = built(name, "pytorch"), built(name, "cudnn")
-    assert check_trace(theirs) == []
-    assert _peak(theirs) <= _peak(ours)
+    simulated, expected = built(name, "pytorch"), built(name, "cudnn")
+    assert check_trace(expected) == []
+    assert _peak(expected) <= _peak(simulated)
     for policy in ("none", "vdnn"):
-        result = simgpu.simulate(theirs, simgpu.load_node("v100"), policy)
-        assert result.metrics.breakdown.compute == theirs.compute_ns
+        result = simgpu.simulate(expected, simgpu.load_node("v100"), policy)
+        assert result.metrics.breakdown.compute == expected.compute_ns
 
 
 @pytest.mark.parametrize("name", NETWORKS)
@@ -63,9 +63,9 @@ def test_a_gradient_that_another_layer_needs_is_not_rewritten() -> None:
 
 
 def test_nothing_but_these_layers_differs() -> None:
-    ours, theirs = built("vgg16", "pytorch"), built("vgg16", "cudnn")
-    assert len(ours.kernels) == len(theirs.kernels)
-    for one, other in zip(ours.kernels, theirs.kernels, strict=True):
+    simulated, expected = built("vgg16", "pytorch"), built("vgg16", "cudnn")
+    assert len(simulated.kernels) == len(expected.kernels)
+    for one, other in zip(simulated.kernels, expected.kernels, strict=True):
         if "pool" not in one.op and "threshold" not in one.op:
             assert (one.op, one.phase, one.layer, one.duration_ns, one.flops) == (
                 other.op,
@@ -74,8 +74,8 @@ def test_nothing_but_these_layers_differs() -> None:
                 other.duration_ns,
                 other.flops,
             )
-    assert "call cuDNN for all" in theirs.info.notes
-    assert replace(theirs.info, notes="") == replace(ours.info, notes="")
+    assert "call cuDNN for all" in expected.info.notes
+    assert replace(expected.info, notes="") == replace(simulated.info, notes="")
 
 
 @pytest.mark.parametrize("name", NETWORKS)
@@ -113,8 +113,8 @@ def test_before_1_10_a_normalized_convolution_leaves_three_activations() -> None
 
 
 def test_of_a_network_without_relus_the_version_changes_nothing() -> None:
-    ours, theirs = built("bert-base", "pytorch"), built("bert-base", "pytorch-1.5")
-    assert (ours.kernels, ours.blocks) == (theirs.kernels, theirs.blocks)
+    simulated, expected = built("bert-base", "pytorch"), built("bert-base", "pytorch-1.5")
+    assert (simulated.kernels, simulated.blocks) == (expected.kernels, expected.blocks)
 
 
 def test_an_unknown_framework_is_refused() -> None:

@@ -147,12 +147,12 @@ def test_kernels_belong_to_the_layer_whose_memory_they_rewrite() -> None:
 
 @pytest.mark.parametrize("name", [*MODNN, "googlenet", "densenet121", "inception-v3", "mobilenet", "unet"])
 def test_it_needs_no_more_memory_than_cudnns_habits_and_runs(name: str) -> None:
-    ours, theirs = built(name, 2), built(name, 2, "cudnn")
-    assert check_trace(ours) == []
-    peaks = [trace_stats(each).peak_recorded for each in (ours, theirs)]
+    simulated, expected = built(name, 2), built(name, 2, "cudnn")
+    assert check_trace(simulated) == []
+    peaks = [trace_stats(each).peak_recorded for each in (simulated, expected)]
     assert peaks[0] is not None and peaks[1] is not None and peaks[0].bytes <= peaks[1].bytes
-    result = simgpu.simulate(ours, simgpu.load_node("k40"), "vdnn")
-    assert result.metrics.breakdown.compute == ours.compute_ns
+    result = simgpu.simulate(simulated, simgpu.load_node("k40"), "vdnn")
+    assert result.metrics.breakdown.compute == simulated.compute_ns
 
 
 @pytest.mark.parametrize("name", MODNN)

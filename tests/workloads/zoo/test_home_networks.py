@@ -102,9 +102,9 @@ def rows() -> dict[str, list[str]]:
 @pytest.mark.slow
 @pytest.mark.parametrize("name", FORMS)
 def test_the_readme_tells_the_settings_and_by_how_much_they_miss(name: str) -> None:
-    settings, table, *ours = rows()[name]
+    settings, table, *simulated = rows()[name]
     assert settings == f"`{written(FORMS[name][0])}`"
-    for budget, cell in zip(("11 GB", "11 GiB"), ours, strict=True):
+    for budget, cell in zip(("11 GB", "11 GiB"), simulated, strict=True):
         batch = plain(written(FORMS[name][0]), budget)
         assert cell == f"{batch} ({batch / int(table) - 1:+.0%})"
 

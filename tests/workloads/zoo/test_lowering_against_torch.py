@@ -56,13 +56,13 @@ SUMMED_INTO_VIEWS = pytest.mark.xfail(reason="gradients are added into views, wh
     "name", [pytest.param(name, marks=SUMMED_INTO_VIEWS) if name == "bert-base" else name for name in NETWORKS]
 )
 def test_peaks_and_sizes_are_those_of_pytorch(name: str) -> None:
-    theirs = trace_stats(without_workspace(followed(name)))
-    ours = trace_stats(lowered(build(name, **NETWORKS[name]), BATCH))
-    assert ours.peak_recorded is not None and theirs.peak_recorded is not None
-    assert ours.peak_needed is not None and theirs.peak_needed is not None
-    assert ours.peak_recorded.bytes == theirs.peak_recorded.bytes
-    assert ours.peak_needed.bytes == theirs.peak_needed.bytes
-    size = [{kind.kind: kind.bytes for kind in stats.kinds} for stats in (ours, theirs)]
+    expected = trace_stats(without_workspace(followed(name)))
+    simulated = trace_stats(lowered(build(name, **NETWORKS[name]), BATCH))
+    assert simulated.peak_recorded is not None and expected.peak_recorded is not None
+    assert simulated.peak_needed is not None and expected.peak_needed is not None
+    assert simulated.peak_recorded.bytes == expected.peak_recorded.bytes
+    assert simulated.peak_needed.bytes == expected.peak_needed.bytes
+    size = [{kind.kind: kind.bytes for kind in stats.kinds} for stats in (simulated, expected)]
     for kind in (BlockKind.WEIGHT, BlockKind.OPTIMIZER_STATE, BlockKind.ACTIVATION):
         assert size[0][kind] == size[1][kind], kind
 
@@ -71,10 +71,10 @@ def test_peaks_and_sizes_are_those_of_pytorch(name: str) -> None:
 def test_every_phase_takes_the_time_of_pytorchs_operators(name: str) -> None:
     """Within 1%: permutes of attention copy in backward too (+0.9%); PyTorch crops each side apart (U-Net, -0.8%)."""
     network = build(name, **NETWORKS[name])
-    ours = trace_of(network, batch=BATCH, gpu=load_node("v100").gpu)
+    simulated = trace_of(network, batch=BATCH, gpu=load_node("v100").gpu)
     for phase in Phase:
-        mine, theirs = (
+        mine, expected = (
             sum(kernel.duration_ns for kernel in trace.kernels if kernel.phase is phase)
-            for trace in (ours, followed(name))
+            for trace in (simulated, followed(name))
         )
-        assert mine == pytest.approx(theirs, rel=0.01), phase
+        assert mine == pytest.approx(expected, rel=0.01), phase

@@ -33,11 +33,11 @@ def modelled() -> Trace:
 
 def test_the_recorded_vgg11_is_modelled_to_the_byte(recorded: Trace, modelled: Trace) -> None:
     # The recording has no workspaces, and neither has the stand-in time model.
-    ours, theirs = trace_stats(modelled), trace_stats(recorded)
-    assert ours.peak_recorded is not None and theirs.peak_recorded is not None
-    assert ours.peak_needed is not None and theirs.peak_needed is not None
-    assert ours.peak_recorded.bytes == theirs.peak_recorded.bytes == 144_366_208
-    assert ours.peak_needed.bytes == theirs.peak_needed.bytes
+    simulated, expected = trace_stats(modelled), trace_stats(recorded)
+    assert simulated.peak_recorded is not None and expected.peak_recorded is not None
+    assert simulated.peak_needed is not None and expected.peak_needed is not None
+    assert simulated.peak_recorded.bytes == expected.peak_recorded.bytes == 144_366_208
+    assert simulated.peak_needed.bytes == expected.peak_needed.bytes
 
 
 def test_the_recorded_vgg11_has_the_same_blocks_but_for_dropout(recorded: Trace, modelled: Trace) -> None:
@@ -73,18 +73,20 @@ def test_the_recorded_vgg11_lets_go_of_blocks_at_the_same_operators(recorded: Tr
                 result[block.layer, number[block.layer]] = operators[block.release].removeprefix("aten::")
         return result
 
-    theirs = {place: alike[op] for place, op in released_by(recorded).items()}
-    ours = {place: op.removesuffix("_bias") if "conv2d" in op else op for place, op in released_by(modelled).items()}
-    assert theirs == ours
+    expected = {place: alike[op] for place, op in released_by(recorded).items()}
+    simulated = {
+        place: op.removesuffix("_bias") if "conv2d" in op else op for place, op in released_by(modelled).items()
+    }
+    assert expected == simulated
 
 
 def test_the_recorded_resnet20_has_the_same_peak() -> None:
     # The zoo's shortcut averages and joins zeros where the recorded one subsamples and pads, and it adds in place; the
     # peak is elsewhere, where the last block's gradient meets all that forward has saved.
     recorded, modelled = load_trace("resnet20-cifar-cpu"), lowered(build("resnet20", "cifar10"), 32)
-    ours, theirs = trace_stats(modelled), trace_stats(recorded)
-    assert ours.peak_recorded is not None and theirs.peak_recorded is not None
-    assert ours.peak_recorded.bytes == theirs.peak_recorded.bytes == 51_849_368
+    simulated, expected = trace_stats(modelled), trace_stats(recorded)
+    assert simulated.peak_recorded is not None and expected.peak_recorded is not None
+    assert simulated.peak_recorded.bytes == expected.peak_recorded.bytes == 51_849_368
     for kind in (BlockKind.WEIGHT, BlockKind.WEIGHT_GRADIENT, BlockKind.OPTIMIZER_STATE, BlockKind.OTHER):
         assert size_of(modelled, kind) == size_of(recorded, kind)
 

@@ -88,13 +88,13 @@ PUBLISHED = (
 )
 
 
-@pytest.mark.parametrize("told", PUBLISHED, ids=lambda told: f"{told.name}: {told.source}")
-def test_parameters_and_arithmetic_are_the_published_ones(told: Published) -> None:
-    network = build(told.name, told.input, **told.variant)
-    if told.parameters is not None:
-        assert network.parameters / 1e6 == pytest.approx(told.parameters, rel=0.01)
-    if told.macs is not None:
-        assert network.macs / 1e6 == pytest.approx(told.macs, rel=0.01)
+@pytest.mark.parametrize("published", PUBLISHED, ids=lambda published: f"{published.name}: {published.source}")
+def test_parameters_and_arithmetic_are_the_published_ones(published: Published) -> None:
+    network = build(published.name, published.input, **published.variant)
+    if published.parameters is not None:
+        assert network.parameters / 1e6 == pytest.approx(published.parameters, rel=0.01)
+    if published.macs is not None:
+        assert network.macs / 1e6 == pytest.approx(published.macs, rel=0.01)
 
 
 def test_biglstm_has_the_parameters_that_its_paper_rounds() -> None:

@@ -15,6 +15,8 @@ from simgpu.compression.codecs.gpu.compare import ModelError, compare_models, me
 from simgpu.compression.codecs.gpu.response import response_of
 from simgpu.errors import MissingExtraError
 
+pytestmark = pytest.mark.slow
+
 V100 = response_of(load_node("v100").gpu)
 
 
@@ -30,7 +32,6 @@ def test_the_error_is_that_of_the_paper() -> None:
     assert relative_absolute_error(np.array([2.0, 3.0, 6.0]), measured) == 3 / 8
 
 
-@pytest.mark.slow
 def test_every_codec_and_direction_has_every_model(figure_10: tuple[ModelError, ...]) -> None:
     models = {"linear", "linear_whole", "bayesian_ridge", "svm", "decision_tree"}
     result = {(each.codec, each.direction, each.model) for each in figure_10}
@@ -77,7 +78,6 @@ def test_a_seed_gives_the_same_errors_again() -> None:
     assert compare_models(V100, ["zvc"], seed=1, count=300) != compare_models(V100, ["zvc"], seed=2, count=300)
 
 
-@pytest.mark.slow
 def test_most_of_the_error_is_the_assumed_noise() -> None:
     quiet, noisy = (mean_errors(compare_models(V100, ["zvc"], noise=noise))["linear"][0] for noise in (0.0, 0.02))
     assert quiet < noisy / 2

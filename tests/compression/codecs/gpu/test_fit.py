@@ -19,6 +19,7 @@ V100 = load_node("v100")
 SURFACE = response_of(V100.gpu)
 
 
+@pytest.mark.slow
 def test_the_fit_writes_the_shipped_file_again(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     written = tmp_path / "response.yaml"
     assert fit.main(["-o", str(written)]) == 0

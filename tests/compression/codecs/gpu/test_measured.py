@@ -70,6 +70,7 @@ def test_a_gpu_with_samples_of_the_smallest_and_the_largest_grid_can_be_tuned() 
     assert result.total_ns == tuner.at(result.setting) == pytest.approx(2 * linear_ns(10**9, 0.5, 1), abs=4)
 
 
+@pytest.mark.slow
 def test_the_fit_keeps_the_samples_that_the_file_names(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     file = written(tmp_path)
     monkeypatch.setattr(fit, "load_table", lambda: load_table(file))
@@ -117,7 +118,7 @@ def test_samples_of_the_fitted_surface_give_it_back_nearly(tmp_path: Path) -> No
 
 
 @pytest.mark.parametrize(
-    ("grid", "threads", "told"),
+    ("grid", "threads", "message"),
     [
         (
             79,
@@ -128,9 +129,9 @@ def test_samples_of_the_fitted_surface_give_it_back_nearly(tmp_path: Path) -> No
         (80, 128, "no grid of 128 threads are known"),
     ],
 )
-def test_settings_beyond_the_measured_ones_are_refused(tmp_path: Path, grid: int, threads: int, told: str) -> None:
+def test_settings_beyond_the_measured_ones_are_refused(tmp_path: Path, grid: int, threads: int, message: str) -> None:
     surface = response_of(GPU, written(tmp_path))
-    with pytest.raises(InputError, match=told):
+    with pytest.raises(InputError, match=message):
         surface.encode_ns("zvc", 10**8, 0.5, grid, threads)
     with pytest.raises(InputError, match="known: zvc"):
         surface.encode_ns("lz4", 10**8, 0.5, 80, 64)

@@ -158,7 +158,7 @@ def test_a_gpu_of_which_too_little_is_told_is_refused_by_what_is_missing() -> No
 
 
 @pytest.mark.parametrize(
-    ("place", "given", "told"),
+    ("place", "given", "message"),
     [
         ("codec", ("zcv", 1, 0.5, 1, 64), "did you mean 'zvc'? known: csr, lz4, rle, zvc"),
         ("codec", ("zlib", 1, 0.5, 1, 64), "no times on a GPU are known for 'zlib'"),
@@ -170,12 +170,12 @@ def test_a_gpu_of_which_too_little_is_told_is_refused_by_what_is_missing() -> No
         ("threads", ("zvc", 1, 0.5, 1, 96), "96 is not a block size; give 64 or 128 threads"),
     ],
 )
-def test_what_there_is_no_time_of_is_refused(place: str, given: tuple[str, int, float, int, int], told: str) -> None:
+def test_what_there_is_no_time_of_is_refused(place: str, given: tuple[str, int, float, int, int], message: str) -> None:
     for timed in (V100.encode_ns, V100.decode_ns, V100.encode_times, V100.decode_times):
         with pytest.raises(InputError) as caught:
             timed(*given)
         assert [problem.place for problem in caught.value.problems] == [place]
-        assert told in str(caught.value)
+        assert message in str(caught.value)
 
 
 def test_all_that_is_wrong_is_told_at_once_and_in_arrays_the_first_wrong_value() -> None:

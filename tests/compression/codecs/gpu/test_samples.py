@@ -109,15 +109,15 @@ def test_every_wrong_value_of_a_file_is_told_by_row_and_column(tmp_path: Path) -
 
 
 @pytest.mark.parametrize(
-    ("text", "told"),
+    ("text", "message"),
     [
         ("", "is empty"),
         (HEADER, "holds no samples"),
         ("codec,bytes\nzvc,4\n", "row 1: the columns are codec, bytes; write exactly these: codec, bytes, sparsity"),
     ],
 )
-def test_files_without_samples_are_refused(tmp_path: Path, text: str, told: str) -> None:
+def test_files_without_samples_are_refused(tmp_path: Path, text: str, message: str) -> None:
     file = tmp_path / "samples.csv"
     file.write_text(text)
-    with pytest.raises(InputError, match=told):
+    with pytest.raises(InputError, match=message):
         read_samples(file)

@@ -79,9 +79,9 @@ def test_a_sub_model_is_scikit_learns_regression(codec: str) -> None:
     samples = samples_of(codec)
     [sub] = CodecTimeModel.fit(samples, pieces=1).decode[codec]
     given = [(sample.bytes / 1e6, sample.sparsity) for sample in samples]
-    theirs = LinearRegression().fit(given, [sample.decode_ns for sample in samples])
+    outcome = LinearRegression().fit(given, [sample.decode_ns for sample in samples])
     for sample in samples[:50]:
-        expected = theirs.predict([(sample.bytes / 1e6, sample.sparsity)])[0]
+        expected = outcome.predict([(sample.bytes / 1e6, sample.sparsity)])[0]
         assert sub.ns(sample.bytes, sample.sparsity) == pytest.approx(max(0, expected), abs=1.5)
 
 

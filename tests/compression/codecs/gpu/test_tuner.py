@@ -16,6 +16,8 @@ from simgpu.compression.codecs.gpu.tuner import LaunchTuner, Tuned, expert_setti
 from simgpu.errors import InputError, MissingExtraError
 from simgpu.hardware.spec import GpuSpec
 
+pytestmark = pytest.mark.slow
+
 GPU = load_node("v100").gpu
 TUNER = LaunchTuner(response_of(GPU), "zvc", FIGURE_12)
 
@@ -25,7 +27,6 @@ def figure_12() -> dict[str, Tuned]:
     return {each.method: each for each in tune_all(TUNER.surface, GPU, "zvc", FIGURE_12)}
 
 
-@pytest.mark.slow
 def test_grid_search_tries_every_setting_and_finds_the_least(figure_12: dict[str, Tuned]) -> None:
     result = figure_12["grid_search"]
     grids, threads = all_settings()
@@ -71,7 +72,6 @@ def test_the_four_ways_come_in_the_papers_order(figure_12: dict[str, Tuned]) -> 
     assert bayesian < 0.4 * expert
 
 
-@pytest.mark.slow
 def test_what_bayesian_search_finds_depends_on_its_draw_and_is_not_always_good(
     capsys: pytest.CaptureFixture[str],
 ) -> None:

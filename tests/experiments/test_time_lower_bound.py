@@ -38,7 +38,7 @@ def test_no_asynchronous_policy_is_below_it(budget: int):
 
 def test_with_memory_to_spare_it_is_the_time_of_the_kernels():
     trace = trace_of()
-    assert simgpu.least_time(trace, node_of(PLENTY)).ns == trace.compute_ns
+    assert simgpu.time_lower_bound(trace, node_of(PLENTY)).ns == trace.compute_ns
 
 
 def test_a_comparison_has_a_column_for_it():
@@ -58,9 +58,9 @@ def test_without_a_bound_the_comparison_says_why():
     assert compared.bound is None
     assert "both directions share the link" in compared.bound_note
     with pytest.raises(InputError, match="both directions share the link"):
-        simgpu.least_time(trace_of(), half)
+        simgpu.time_lower_bound(trace_of(), half)
 
 
 def test_where_nothing_fits_it_says_which_kernel_needs_more():
     with pytest.raises(OutOfMemoryError, match="whatever has left"):
-        simgpu.least_time(trace_of(), node_of(PLENTY), budget=100)
+        simgpu.time_lower_bound(trace_of(), node_of(PLENTY), budget=100)
