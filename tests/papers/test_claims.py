@@ -68,7 +68,7 @@ def test_values_and_kind_are_those_that_are_listed(claim: Claim, listed: dict[st
     assert claim.section.inferred == row.get("inferred", False)
     assert claim.section.unit == row.get("unit", "")
     bounded = "bound" in row["how"] if isinstance(row["how"], list) else row["how"] == "bound"
-    assert not bounded or any(part.held in ("at_most", "at_least") for part in claim.parts)
+    assert not bounded or any(part.comparison in ("at_most", "at_least") for part in claim.parts)
 
 
 @pytest.mark.parametrize("claim", ALL, ids=IDS)

@@ -172,7 +172,7 @@ def test_a_damaged_file_is_ignored(calls: list[str], tmp_path: Path) -> None:
     Run(claims, tmp_path).outcome(causes=False)
     (file,) = tmp_path.glob("*/*.json")
     key = json.dumps(json.loads(file.read_text())["key"])
-    for text in ("", "{", "[]", "7", '{"key": "another", "found": 1}', f'{{"key": {key}}}'):
+    for text in ("", "{", "[]", "7", '{"key": "another", "result": 1}', f'{{"key": {key}}}'):
         file.write_text(text)
         assert Run(claims, tmp_path).outcome(causes=False)["cdma.order"].verdict is Verdict.HOLDS
     assert calls == ["doubled 2"] * 7

@@ -94,7 +94,7 @@ def _lasting(trace: Trace) -> list[Any]:
 def footprints(framework: str = "cudnn") -> dict[str, Any]:
     """Peaks of an iteration in GB, each at the power of two of samples at which it is nearest to table 1 (as a ratio).
 
-    framework: whose memory; cudnn stands for Caffe, in which the paper ran its networks.
+    framework: of the memory model; cudnn for Caffe, in which the paper ran its networks.
     """
     peaks_gb, groups = {}, {}
     for network, stated in TABLE_1.items():

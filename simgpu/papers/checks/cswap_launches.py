@@ -87,7 +87,7 @@ def tuner() -> dict[str, Any]:
     """Milliseconds of VGG16's codec at the settings that four ways find (figure 12), and what finding them takes.
 
     The random setting is the paper's: another draw finds another. The search depends on its draw too: the median of
-    several seeds stands for it.
+    several seeds is used.
     """
     tuner_ = LaunchTuner(_surface(1), "zvc", FIGURE_12)
     grid, searches = tuner_.grid_search(), [tuner_.bayesian(seed) for seed in _SEEDS]

@@ -92,7 +92,7 @@ def _optimizer(graph: TaskGraph) -> list[int]:
 
 
 def alone(transfers: Literal["task", "vdnn"] = "task") -> dict[str, Any]:
-    """Section 7.3: ideal memory over that where data come and go, of whole batches by the fastest algorithms.
+    """Section 7.3: ideal memory over that with transfers, for unpartitioned batches and the fastest algorithms.
 
     transfers: what decides it, the most demanding task alone or what a run of vDNN (all, fastest) holds at its peak.
     """
@@ -120,7 +120,7 @@ def figures() -> dict[str, Any]:
 
 
 def resnet34(counted: Counted = "live") -> dict[str, Any]:
-    """Section 7.4: GB of the smallest budget in which ResNet-34 runs in its whole batch. counted: of equation 8."""
+    """Section 7.4: GB of the smallest budget in which ResNet-34 runs in its full batch. counted: of equation 8."""
     graph, gpu = network("ResNet-34"), load_node(NODE).gpu
     need = window_bytes(Tdfg.of(graph, gpu.alignment), ALPHA, counted)
     sizes = [select_sub_batch(graph, gpu, budget, counted=counted).size for budget in (need, need - 1)]
