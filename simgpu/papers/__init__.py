@@ -1,1 +1,1 @@
-"""What papers claim, as numbers and rules, next to what comes out here."""
+"""Claims of papers compared with simulation."""

@@ -80,16 +80,16 @@ class ResultCache:
             document = read_json(self._file(key))
         except InputError:
             return None
-        if not isinstance(document, dict) or document.get("key") != key or "found" not in document:
+        if not isinstance(document, dict) or document.get("key") != key or "result" not in document:
             return None
-        self._results[key] = document["found"]
+        self._results[key] = document["result"]
         return self._results[key]
 
     def put(self, key: str, result: object) -> None:
         """Store a result; the write is atomic."""
-        text = json.dumps({"key": key, "found": result}, allow_nan=False)
+        text = json.dumps({"key": key, "result": result}, allow_nan=False)
         # As it would be read back: tuples as lists, whoever ran it.
-        self._results[key] = json.loads(text)["found"]
+        self._results[key] = json.loads(text)["result"]
         if self._folder is not None:
             # A run of another version may have deleted it meanwhile.
             self._folder.mkdir(parents=True, exist_ok=True)

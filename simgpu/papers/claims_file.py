@@ -13,7 +13,7 @@ SCHEMA = "simgpu.claims/2"
 Text = Annotated[str, Field(min_length=1)]
 Name = Annotated[str, Field(pattern=r"^[a-z0-9_]+(\.[a-z0-9_]+)*$")]
 #: How a simulated value is compared with the published one.
-Held = Literal["near", "exactly", "at_most", "at_least", "holds"]
+Comparison = Literal["near", "exactly", "at_most", "at_least", "holds"]
 #: How a published number follows from a study's.
 Form = Literal["as_is", "less_one", "one_less"]
 #: The id of a test, as pytest has it.
@@ -56,7 +56,9 @@ class PartSection(FileModel):
 
     name: str = Field(default="", max_length=40, description="which one, where a claim has several")
     value: Value | None = Field(default=None, description="as published; a set as a list of its members")
-    held: Held | None = Field(default=None, alias="is", description="without: near for numbers, holds for the others")
+    comparison: Comparison | None = Field(
+        default=None, alias="is", description="without: near for numbers, holds for the others"
+    )
     from_: Source | None = Field(
         default=None, alias="from", description="rows of studies, or CHECK.NAME: a result of the paper's checks"
     )
@@ -75,7 +77,7 @@ class PartSection(FileModel):
             raise ValueError(
                 "needs one of from, which simulates it, test, which holds a rule, or cannot, which says why"
             )
-        if self.test is not None and (self.held or self.resolution or self.timed):
+        if self.test is not None and (self.comparison or self.resolution or self.timed):
             raise ValueError("a test decides whether a rule holds: leave out is, resolution and timed")
         if self.broken and self.test is None:
             raise ValueError("broken describes a rule, which names its test")
@@ -85,14 +87,14 @@ class PartSection(FileModel):
     def _can_be_compared(self) -> PartSection:
         if self.test is not None:
             return self
-        if self.value == 0 and self.held in (None, "near") and self.resolution is None and not self.cannot:
+        if self.value == 0 and self.comparison in (None, "near") and self.resolution is None and not self.cannot:
             raise ValueError("nothing is within 10% of 0: give the resolution of the published number")
-        if self.value is None and self.held not in (None, "holds"):
-            raise ValueError(f"{self.held} needs a value")
-        if self.value is not None and self.held == "holds":
+        if self.value is None and self.comparison not in (None, "holds"):
+            raise ValueError(f"{self.comparison} needs a value")
+        if self.value is not None and self.comparison == "holds":
             raise ValueError("holds is for what has no value")
-        if isinstance(self.value, list) and self.held in ("at_most", "at_least"):
-            raise ValueError(f"{self.held} is for a number, not for a list")
+        if isinstance(self.value, list) and self.comparison in ("at_most", "at_least"):
+            raise ValueError(f"{self.comparison} is for a number, not for a list")
         return self
 
 

@@ -119,7 +119,7 @@ _ASSUMED: Mapping[str, Mapping[str, Any]] = {
     "4 faults a batch": {"fault_batch": 4},
     "2 faults a batch": {"fault_batch": 2},
 }
-_ITERATION = "one whole iteration, where data stay on the GPU between kernels"
+_ITERATION = "one iteration, in which data stay on the GPU between kernels"
 #: A kernel that reads this many times the bytes that it writes shows whether inputs fault.
 _MOSTLY = 100
 _US = 1000

@@ -59,7 +59,7 @@ def judge(part: PartSection, simulated: Simulated | None) -> Judgement:
     if part.cannot:
         return Judgement(Verdict.CANNOT, detail=part.cannot)
     if simulated is None:
-        graded = part.value is not None and part.held in (None, "near")
+        graded = part.value is not None and part.comparison in (None, "near")
         return Judgement(Verdict.OFF if graded else Verdict.BROKEN, detail="no run has a value")
     if isinstance(simulated, Mapping):
         return Judgement(
@@ -75,7 +75,7 @@ def judge(part: PartSection, simulated: Simulated | None) -> Judgement:
 def _of_sets(part: PartSection, published: list[str], simulated: object) -> Judgement:
     if not isinstance(simulated, list):
         raise TypeError(f"{simulated!r} cannot be compared with a list")
-    if part.held == "exactly":
+    if part.comparison == "exactly":
         return Judgement(Verdict.HOLDS if simulated == published else Verdict.BROKEN)
     ours, theirs = set(simulated), set(published)
     if ours == theirs:
@@ -91,12 +91,12 @@ def _of_sets(part: PartSection, published: list[str], simulated: object) -> Judg
 
 def _of_numbers(part: PartSection, published: float, simulated: float) -> Judgement:
     ratio = simulated / published if published else None
-    if part.held == "exactly":
+    if part.comparison == "exactly":
         return Judgement(Verdict.HOLDS if simulated == published else Verdict.BROKEN, ratio)
-    if part.held in ("at_most", "at_least"):
-        over = simulated - published if part.held == "at_most" else published - simulated
+    if part.comparison in ("at_most", "at_least"):
+        over = simulated - published if part.comparison == "at_most" else published - simulated
         if over <= 0:
-            return Judgement(Verdict.HOLDS, ratio, part.held.replace("_", " "))
+            return Judgement(Verdict.HOLDS, ratio, part.comparison.replace("_", " "))
         return _distance(over / abs(published) if published else float("inf"), ratio, simulated, published)
     if ratio is None:
         within = abs(simulated) <= (part.resolution or 0) / 2
@@ -143,7 +143,7 @@ def published_text(part: PartSection, unit: str = "") -> str:
     """The published value; empty where there is none."""
     if part.value is None:
         return ""
-    return _LIMITS.get(part.held or "", "") + number_text(part.value, unit)
+    return _LIMITS.get(part.comparison or "", "") + number_text(part.value, unit)
 
 
 def here_text(simulated: Simulated | None, unit: str = "") -> str:

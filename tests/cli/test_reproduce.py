@@ -14,7 +14,7 @@ from simgpu.papers import tasks
 from simgpu.papers.checks.results import bars, condition
 from simgpu.papers.claims import Claim, select
 from tests.cli.cli_helpers import simgpu
-from tests.papers.made import made_paper
+from tests.papers.sample_paper import sample_paper
 
 
 @pytest.fixture(autouse=True)
@@ -35,7 +35,7 @@ def refused(*arguments: object) -> str:
 
 @pytest.fixture
 def broken(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The hand-made paper in place of all others; one of its claims cannot be run."""
+    """The sample paper in place of all others; the checks of some of its claims fail."""
 
     def speeds(rate: float = 12.0) -> dict[str, Any]:
         return {"mean": 1.43 - (rate - 12) / 25, "best": 1.2 + (rate - 12) / 5, "link": 11.7, "time": 118.0}
@@ -44,7 +44,7 @@ def broken(monkeypatch: pytest.MonkeyPatch) -> None:
         raise RuntimeError("on purpose")
 
     result: Mapping[str, Any] = {"speeds": speeds, "rules": rules}
-    claims = [each for each in made_paper(figures=[]).claims if not each.id.endswith("missing")]
+    claims = [each for each in sample_paper(figures=[]).claims if not each.id.endswith("missing")]
 
     def chosen(what: list[str], quick: bool = False) -> tuple[Claim, ...]:
         return tuple(each for each in claims if not what or any(each.id.startswith(word) for word in what))
@@ -56,7 +56,7 @@ def broken(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.slow
-def test_a_single_claim_is_told_in_full() -> None:
+def test_a_single_claim_is_shown_in_full() -> None:
     done = reproduce("cdma.sparsity.alexnet")
     assert done.exit_code == 0, done.output
     lines = done.stdout.splitlines()
@@ -93,17 +93,17 @@ def test_several_claims_are_a_table_and_a_summary() -> None:
     assert any(line.startswith("Numbers and orders one by one") for line in lines)
 
 
-def test_work_that_is_done_is_kept_until_it_is_to_be_forgotten(broken: None, monkeypatch: pytest.MonkeyPatch) -> None:
-    assert reproduce("made.speed", "-o", "work").exit_code == 0
+def test_finished_work_is_cached_until_a_restart(broken: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert reproduce("sample.speed", "-o", "work").exit_code == 0
     monkeypatch.setattr(tasks, "checks", lambda _: {})
-    assert reproduce("made.speed", "-o", "work").exit_code == 0
-    assert reproduce("made.speed", "-o", "work", "--restart").exit_code == 2
+    assert reproduce("sample.speed", "-o", "work").exit_code == 0
+    assert reproduce("sample.speed", "-o", "work", "--restart").exit_code == 2
 
 
-def test_causes_are_told_where_they_are_asked_for_or_a_claim_is_alone(broken: None) -> None:
-    both = ("made.speed", "made.half")
+def test_causes_are_shown_on_request_and_for_a_single_claim(broken: None) -> None:
+    both = ("sample.speed", "sample.half")
     assert "why: link" not in reproduce(*both).stdout
-    for message in (reproduce(*both, "--explain"), reproduce("made.speed")):
+    for message in (reproduce(*both, "--explain"), reproduce("sample.speed")):
         assert message.exit_code == 0
         rows = [line.split() for line in message.stdout.splitlines()]
         assert "why: link" in message.stdout
@@ -111,11 +111,11 @@ def test_causes_are_told_where_they_are_asked_for_or_a_claim_is_alone(broken: No
         assert ["paper", "1.25", "2"] in rows
 
 
-def test_what_could_not_be_run_is_told_and_is_no_success(broken: None) -> None:
+def test_failed_claims_are_reported_and_the_status_is_an_error(broken: None) -> None:
     done = reproduce()
     assert done.exit_code == 2
     message = " ".join(done.stderr.split())
-    assert "could not be run: made.order, made.broken, made.layers: RuntimeError: on purpose" in message
+    assert "could not be run: sample.order, sample.broken, sample.layers: RuntimeError: on purpose" in message
     assert "1 + 3" in done.stdout, "the summary counts them"
 
 
@@ -131,12 +131,12 @@ def test_json_has_all_of_it() -> None:
 
 
 def test_the_page_has_causes_and_is_the_same_each_time(broken: None) -> None:
-    done = reproduce("made.speed", "made.half", "--html", "a.html")
+    done = reproduce("sample.speed", "sample.half", "--html", "a.html")
     assert done.exit_code == 0, done.output
     assert done.stdout.endswith("written to a.html\n")
-    reproduce("made.speed", "made.half", "--html", "b.html", "--restart")
+    reproduce("sample.speed", "sample.half", "--html", "b.html", "--restart")
     text = Path("a.html").read_text(encoding="utf-8")
-    assert "data sheet" in text and 'id="made.half"' in text
+    assert "data sheet" in text and 'id="sample.half"' in text
     assert Path("b.html").read_text(encoding="utf-8") == text
 
 
@@ -148,7 +148,7 @@ def test_recordings_that_ship_are_compared_by_their_word() -> None:
     assert json.loads(reproduce("recordings", "--json").stdout)["claims"] == []
 
 
-def test_bad_input_is_told_before_anything_runs() -> None:
+def test_bad_input_is_an_error_before_anything_runs() -> None:
     assert "no paper or claim is called 'cdna'; did you mean 'cdma'" in refused("cdna")
     assert "did you mean 'cdma.batches'" in refused("cdma.batch")
     assert "is no name of a page; end it in .html" in refused("--html", "page.txt")
@@ -164,11 +164,11 @@ def test_an_order_that_is_broken_is_no_error(broken: None, monkeypatch: pytest.M
     result = {"rules": lambda: {"end": condition(False, "case 7"), "least": 2.5, "bars": bars("x", {})}}
     monkeypatch.setattr(tasks, "checks", lambda _: result)
     monkeypatch.setattr("simgpu.papers.answers.checks", lambda _: result)
-    done = reproduce("made.broken")
+    done = reproduce("sample.broken")
     assert done.exit_code == 0 and "case 7" in done.stdout
 
 
-def test_who_has_no_numba_is_told_that_it_takes_long(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_note_without_numba_says_that_home_takes_long(monkeypatch: pytest.MonkeyPatch) -> None:
     message = "without the extra fast (numba) claims of HOME take very long"
     assert message not in reproduce("home.pso").stderr
     monkeypatch.setattr("simgpu.cli.reproduce.find_spec", lambda name: None)

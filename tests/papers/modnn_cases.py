@@ -88,14 +88,14 @@ def _drawn(draw: Random) -> Trace:
         Block("label", 5, BlockKind.LABEL, persistent=True),
     ]
     layers: list[tuple[tuple[str, ...], str]] = []
-    made = ["x"]
+    outputs = ["x"]
     for n in range(draw.randint(2, 8)):
-        reads = tuple(draw.sample(made[-3:], min(len(made), draw.randint(1, 2))))
+        reads = tuple(draw.sample(outputs[-3:], min(len(outputs), draw.randint(1, 2))))
         in_place = n > 0 and draw.random() < 1 / 6
-        out = made[-1] if in_place else f"y{n}"
+        out = outputs[-1] if in_place else f"y{n}"
         if not in_place:
             blocks.append(Block(out, draw.choice(_SIZES), BlockKind.ACTIVATION))
-            made.append(out)
+            outputs.append(out)
         layers.append((reads, out))
     kernels = [
         Kernel(f"F{n}", "conv2d", Phase.FORWARD, draw.choice(_TIMES), reads, (out,))

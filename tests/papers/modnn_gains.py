@@ -17,7 +17,7 @@ def stand_before_choice(part: Round, k: int) -> None:
     if absent:
         _take_in(part, k, absent[0])
     else:
-        while isinstance(given_back := part.next(), Release) and all(_is_over(part, b, k) for b in given_back.blocks):
+        while isinstance(released := part.next(), Release) and all(_is_over(part, b, k) for b in released.blocks):
             part.step(0)
     fetched = [end for copy, _, end in part.copies if isinstance(copy, CopyIn) and copy.block in part.inputs[k]]
     while part.clock[0] < max(fetched, default=0):
@@ -63,7 +63,7 @@ def _penalties(part: Round, k: int, workspace: int, missing: Collection[int]) ->
         holes = part.holes(best)
         placed(holes, workspace)
         return _delay(part, workspace, best), [b for b in missing if placed(holes, part.size(b)) is None]
-    alone = [[0, part.room - sum(map(part.size, part.data[k])) - workspace]]
+    alone = [[0, part.available - sum(map(part.size, part.data[k])) - workspace]]
     if alone[0][1] < 0:
         return None
     return _defragmentation(part, k), [b for b in missing if placed(alone, part.size(b)) is None]
@@ -77,7 +77,7 @@ def _delay(part: Round, workspace: int, moved: Collection[int]) -> int:
     """
     start = placed(part.holes(moved), workspace)
     assert start is not None
-    free = [at for low, high, at in part.given_back if low < start + workspace and start < high]
+    free = [at for low, high, at in part.released if low < start + workspace and start < high]
     return max(part.delay(moved), max(free, default=0) - part.clock[0])
 
 
@@ -89,8 +89,8 @@ def _moved(part: Round, scheme: Collection[int]) -> tuple[int, int]:
 
 def _defragmentation(part: Round, k: int) -> int:
     """How much longer compute waits until all is copied out and what kernel k takes in is there again."""
-    made = set(part.data[k]) - set(part.inputs[k])
-    values = [b for b in sorted(part.at, key=lambda b: (part.at[b][0], b)) if b not in part.stays | made]
+    outputs = set(part.data[k]) - set(part.inputs[k])
+    values = [b for b in sorted(part.at, key=lambda b: (part.at[b][0], b)) if b not in part.stays | outputs]
     begin = max(part.clock[0] + part.delay(values), part.clock[1])
     return begin + sum(part.transfer(b, out=False) for b in part.inputs[k]) - part.clock[0]
 

@@ -32,7 +32,7 @@ STREAMS = (COMPUTE, DATA)
 
 
 class BrokenPlanError(AssertionError):
-    """A plan is not what it has to be; its text says where."""
+    """A plan breaks a rule; its text says where."""
 
 
 def padded(size: int, node: NodeSpec) -> int:
@@ -44,9 +44,9 @@ def padded(size: int, node: NodeSpec) -> int:
 class Round:
     """One round of a plan, walked once in the order in which it was planned.
 
-    graph: split, and with the chosen algorithms; before: split only, with its choices. at: address and size of what the
-    device holds. clock: of each stream; written[b]: when its last writer ended. unused: what nobody has used since it
-    was made or fetched; host: of which blocks the host has the present value. position: in each stream's code.
+    graph: split, with the chosen algorithms; before: split only. at: address and size of blocks on the GPU. clock: of
+    each stream; written[b]: end of its last writer. unused: blocks not used since they were written or fetched; host:
+    blocks whose current value the host has. position: in each stream's code.
     """
 
     program: Program
@@ -60,7 +60,7 @@ class Round:
     written: dict[int, int] = field(default_factory=dict)
     unused: set[int] = field(default_factory=set)
     host: set[int] = field(default_factory=set)
-    given_back: list[tuple[int, int, int]] = field(default_factory=list)
+    released: list[tuple[int, int, int]] = field(default_factory=list)
     position: list[int] = field(default_factory=lambda: [0, 0])
     fired: dict[int, int] = field(default_factory=dict)
     starts: dict[int, int] = field(default_factory=dict)
@@ -74,7 +74,7 @@ class Round:
         for b in self.program.resident:
             self.at[b] = (base, padded(self.graph.sizes[b], self.node))
             base += self.at[b][1]
-        self.room = self.budget - base
+        self.available = self.budget - base
         self.ways = {k: self._choices(k) for k in self.kernels}
         self.data = {k: self._data(k) for k in self.kernels}
         self.uses: dict[int, list[int]] = {}
@@ -87,7 +87,7 @@ class Round:
     # --- what tasks need --------------------------------------------------------------------------------------
 
     def _data(self, k: int) -> list[int]:
-        """Blocks that kernel k touches and that come and go, without its workspace where it has algorithms."""
+        """Non-resident blocks that kernel k touches, without its workspace where it has algorithms."""
         blocks = dict.fromkeys((*self.before.reads[k], *self.before.writes[k]))
         return [b for b in blocks if b not in self.stays and not (self.ways[k] and self.is_workspace(b))]
 
@@ -102,11 +102,11 @@ class Round:
         return padded(self.graph.sizes[b], self.node)
 
     def named(self, b: int) -> str:
-        """What a block is called."""
+        """The name of a block in messages."""
         return f"block {self.graph.blocks[b].id}"
 
     def _choices(self, k: int) -> list[tuple[int, int, str]]:
-        """Duration, workspace and name of kernel k's algorithms; how it was recorded has no name."""
+        """Duration, workspace and name of kernel k's algorithms; the recorded one has no name."""
         name = self.before.kernels[k].id
         listed = [c for c in self.before.trace.algorithms if c.kernel == name]
         if not listed:
@@ -135,21 +135,21 @@ class Round:
 
     # --- the walk ---------------------------------------------------------------------------------------------
 
-    def step(self, lane: int) -> Instruction:
-        """The next instruction of a stream, which may go on."""
-        done = self.codes[lane][self.position[lane]]
-        self.position[lane] += 1
-        now = self.clock[lane]
+    def step(self, stream: int) -> Instruction:
+        """Run the next instruction of a stream."""
+        done = self.codes[stream][self.position[stream]]
+        self.position[stream] += 1
+        now = self.clock[stream]
         if isinstance(done, Await):
-            self.clock[lane] = max(now, self.fired[done.event])
+            self.clock[stream] = max(now, self.fired[done.event])
         elif isinstance(done, Signal):
             self.fired[done.event] = now
         elif isinstance(done, Launch):
             self._launch(done.kernel)
         elif isinstance(done, CopyIn | CopyOut):
             out = isinstance(done, CopyOut)
-            self.clock[lane] += self.transfer(done.block, out=out)
-            self.copies.append((done, now, self.clock[lane]))
+            self.clock[stream] += self.transfer(done.block, out=out)
+            self.copies.append((done, now, self.clock[stream]))
             self.host.add(done.block)
         elif isinstance(done, Initialize) and done.space is Space.HOST:
             self.host.update(done.blocks)
@@ -161,8 +161,8 @@ class Round:
             for b in done.blocks:
                 start, size = self.at.pop(b)
                 self.unused.discard(b)
-                if lane == 1:
-                    self.given_back.append((start, start + size, now))
+                if stream == 1:
+                    self.released.append((start, start + size, now))
         return done
 
     def _launch(self, k: int) -> None:
@@ -174,10 +174,10 @@ class Round:
             self.host.discard(b)
 
     def saved(self, k: int) -> set[int]:
-        """What kernel k makes for the other pass alone: nothing keeps it in memory until then."""
+        """Blocks that kernel k writes for the other pass alone: nothing keeps them in memory until then."""
         kernels = self.graph.kernels
-        made = set(self.data[k]) - set(self.inputs[k])
-        later = {b: [j for j in self.uses[b] if j > k] for b in made}
+        outputs = set(self.data[k]) - set(self.inputs[k])
+        later = {b: [j for j in self.uses[b] if j > k] for b in outputs}
         return {b for b, uses in later.items() if uses and kernels[uses[0]].phase is not kernels[k].phase}
 
     def _take(self, taking: Acquire) -> None:
@@ -192,21 +192,21 @@ class Round:
             if not self.is_scratch(b):
                 self.unused.add(b)
 
-    def may(self, lane: int) -> bool:
-        """Whether a stream has a next instruction and may go on to it."""
-        if self.position[lane] >= len(self.codes[lane]):
+    def may(self, stream: int) -> bool:
+        """Whether a stream has a next instruction that can run."""
+        if self.position[stream] >= len(self.codes[stream]):
             return False
-        coming = self.codes[lane][self.position[lane]]
+        coming = self.codes[stream][self.position[stream]]
         return not isinstance(coming, Await) or coming.event in self.fired
 
     def next(self) -> Instruction | None:
-        """What compute comes to next, once the data stream has signalled what it waits for."""
+        """The next instruction of compute, after the data stream has signalled the events it waits for."""
         while self.position[0] < len(self.codes[0]) and not self.may(0):
             self.step(1)
         return self.codes[0][self.position[0]] if self.position[0] < len(self.codes[0]) else None
 
     def prefetches(self) -> Iterator[int]:
-        """The blocks that the data stream begins to fetch before compute goes on, each before anything makes room."""
+        """The blocks that the data stream begins to fetch before compute goes on, each before anything is evicted."""
         while (reach := self._reach()) is not None:
             taking = self.codes[1][reach]
             assert isinstance(taking, Acquire)
@@ -302,12 +302,12 @@ class Round:
         order = self.kernels
         for s in order[order.index(k) + 1 : order.index(later) + 1]:
             between = [j for j in order if k <= j < s]
-            made = {b for j in between for b in self.data[j] if b not in self.inputs[j]}
+            outputs = {b for j in between for b in self.data[j] if b not in self.inputs[j]}
             gone = {b for j in between for b in self.data[j] if b in self.inputs[j] or self.uses[b][-1] == j}
             gone = gone.union(*(self.saved(j) for j in between))
-            kept = (self.unused | made) - gone
+            remaining = (self.unused | outputs) - gone
             least = min([workspace for _, workspace, _ in self.ways[s]], default=0)
-            if sum(self.size(b) for b in kept | set(self.data[s])) + padded(least, self.node) > self.room:
+            if sum(self.size(b) for b in remaining | set(self.data[s])) + padded(least, self.node) > self.available:
                 return False
         return True
 

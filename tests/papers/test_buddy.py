@@ -9,18 +9,18 @@ from simgpu.compression.codecs.entries import ENTRY_SIZES
 from simgpu.papers.checks import buddy
 
 
-def test_one_target_for_all_is_the_least_that_a_share_of_the_entries_exceeds() -> None:
+def test_one_target_for_all_is_the_smallest_that_a_share_of_the_entries_exceeds() -> None:
     def allocation(name: str, small: int, large: int) -> ProfiledAllocation:
         counts = tuple({32: small, 128: large}.get(size, 0) for size in ENTRY_SIZES)
         return ProfiledAllocation(name, 128 * (small + large), (counts,))
 
     program = [allocation("a", 10, 0), allocation("b", 4, 6)]
-    assert buddy.least_for_all(program, 0.3) == 32
-    assert buddy.least_for_all(program, 0.29) == 128, "in no target but the largest do the others fit"
-    assert buddy.least_for_all([allocation("a", 0, 9)], 0.3) == 128
+    assert buddy.smallest_for_all(program, 0.3) == 32
+    assert buddy.smallest_for_all(program, 0.29) == 128, "in no target but the largest do the others fit"
+    assert buddy.smallest_for_all([allocation("a", 0, 9)], 0.3) == 128
 
 
-def test_more_entries_may_overflow_where_more_do() -> None:
+def test_a_larger_share_may_overflow_and_more_does() -> None:
     few, many = buddy.one_target(0.3), buddy.one_target(0.7)
     assert few["ratio"] < many["ratio"]
     assert 0 < few["accesses"] < many["accesses"]
@@ -28,7 +28,7 @@ def test_more_entries_may_overflow_where_more_do() -> None:
 
 
 @pytest.mark.slow
-def test_optimistic_ratios_are_those_told_of_the_solvers_and_of_the_fit() -> None:
+def test_optimistic_ratios_are_those_of_the_documented_table_and_of_the_fit() -> None:
     """The table of traces/README.md, and what the profile published was fitted to."""
     fitted = buddy.optimistic("published")
     told = {group: shown["eight sizes"] for group, shown in fitted["bars"]["groups"].items()}
@@ -47,7 +47,7 @@ def test_a_footprint_is_linear_where_what_grows_is_as_large_as_what_does_not(mon
     assert buddy.transition() == pytest.approx({"alexnet": 70, "others": 30})
 
 
-def test_a_footprint_is_told_at_the_batch_nearest_to_it(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_footprint_is_reported_at_the_batch_nearest_to_it(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(
         buddy, "_peaks", lambda network, batches, framework: {batch: batch * 10**8 for batch in batches}
     )

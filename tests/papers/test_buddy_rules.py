@@ -249,13 +249,13 @@ def test_by_default_30_percent_of_an_allocations_entries_may_overflow() -> None:
 
 
 @pytest.mark.rule
-def test_every_allocation_has_the_least_target_within_the_threshold() -> None:
+def test_every_allocation_has_the_smallest_target_within_the_threshold() -> None:
     _, buddy = _node()
     assert buddy.threshold == THRESHOLD
     for program in random_programs():
         for allocation in program:
             chosen = choose_targets([allocation], mostly_zero=False, threshold=buddy.threshold)
-            assert chosen == (_least_target(allocation),)
+            assert chosen == (_smallest_target(allocation),)
 
 
 def _target_of_overflow(over: int) -> int:
@@ -263,7 +263,7 @@ def _target_of_overflow(over: int) -> int:
     return choose_targets([ProfiledAllocation("a", 128_000, (counts,))], mostly_zero=False)[0]
 
 
-def _least_target(allocation: ProfiledAllocation) -> int:
+def _smallest_target(allocation: ProfiledAllocation) -> int:
     """By trying each target on every entry of every snapshot."""
     sizes = [
         size for counts in allocation.snapshots for size, n in zip(ENTRY_SIZES, counts, strict=True) for _ in range(n)
@@ -337,7 +337,7 @@ def test_targets_without_a_cap_break_it(monkeypatch: MonkeyPatch) -> None:
 
 def test_another_threshold_breaks_the_rule(monkeypatch: MonkeyPatch) -> None:
     changed(monkeypatch, threshold=0.2)
-    assert fails(test_every_allocation_has_the_least_target_within_the_threshold)
+    assert fails(test_every_allocation_has_the_smallest_target_within_the_threshold)
     monkeypatch.setattr(f"{__name__}._target_of_overflow", lambda over: 32 if over <= 250 else 128)
     assert fails(test_by_default_30_percent_of_an_allocations_entries_may_overflow)
 
@@ -402,10 +402,10 @@ def test_lengths_of_codes(words: list[int], bits: int) -> None:
     assert code_bits(words) == bits
 
 
-def test_the_least_target_counts_entries_one_by_one() -> None:
+def test_the_smallest_target_counts_entries_one_by_one() -> None:
     def allocation(*sizes: int) -> ProfiledAllocation:
         return ProfiledAllocation("a", 128 * len(sizes), (tuple(sizes.count(size) for size in ENTRY_SIZES),))
 
-    assert _least_target(allocation(*[32] * 7, *[128] * 3)) == 32
-    assert _least_target(allocation(*[32] * 6, 64, *[128] * 3)) == 64
-    assert _least_target(allocation(*[0] * 6, *[128] * 4)) == 128
+    assert _smallest_target(allocation(*[32] * 7, *[128] * 3)) == 32
+    assert _smallest_target(allocation(*[32] * 6, 64, *[128] * 3)) == 64
+    assert _smallest_target(allocation(*[0] * 6, *[128] * 4)) == 128

@@ -9,7 +9,7 @@ import pytest
 
 from simgpu.compression.codecs.measure import LAYOUTS
 from simgpu.compression.codecs.patterns import modelled_bytes
-from simgpu.papers.checks.cdma_maps import Lying, Pool, max_pooled, overlapping_pools, with_sizes
+from simgpu.papers.checks.cdma_maps import Pool, ZeroPattern, max_pooled, overlapping_pools, with_sizes
 from simgpu.papers.checks.cdma_ratios import behind, compressed, offloaded, rle_prefers, rle_worst, trained
 from simgpu.papers.checks.cdma_speed import reading_at
 from simgpu.papers.checks.cdma_traces import joined_in_place, study
@@ -57,7 +57,9 @@ class TestRatios:
         assert "image" not in leaving
         rows = [(trace.block_by_id[row.block].bytes, row.sparsity) for row in trace.sparsity if row.block in leaving]
         before, values = sum(size for size, _ in rows), sum(size * (1 - share) for size, share in rows)
-        with_masks, without = (compressed(trace, Lying(), masks).whole["zvc", "nchw"] for masks in (True, False))
+        with_masks, without = (
+            compressed(trace, ZeroPattern(), masks).overall["zvc", "nchw"] for masks in (True, False)
+        )
         assert with_masks == pytest.approx(before / (values + before / 32), rel=1e-4)
         assert without == pytest.approx(before / values, rel=1e-4)
 
@@ -82,15 +84,15 @@ class TestMaps:
         trace = study("maxwell").traces["AlexNet"]
         pool = trace.block_by_id["pool2"]
         shipped = modelled_bytes(pool.bytes, 4, pool.shape, "zlib", 0.6)
-        assert Lying().size(pool, 0.6, "zlib", "nchw", Pool(3, 2)) == shipped
-        assert Lying(overlapping=True).size(pool, 0.6, "zlib", "nchw", Pool(3, 2)) < 0.95 * shipped
-        assert Lying(overlapping=True).size(pool, 0.6, "zlib", "nchw") == shipped
-        assert with_sizes(trace, Lying()) is trace
+        assert ZeroPattern().size(pool, 0.6, "zlib", "nchw", Pool(3, 2)) == shipped
+        assert ZeroPattern(overlapping=True).size(pool, 0.6, "zlib", "nchw", Pool(3, 2)) < 0.95 * shipped
+        assert ZeroPattern(overlapping=True).size(pool, 0.6, "zlib", "nchw") == shipped
+        assert with_sizes(trace, ZeroPattern()) is trace
 
-    def test_made_up_maps_come_near_the_table_made_of_the_same_pattern(self) -> None:
+    def test_synthetic_maps_come_near_the_table_of_the_same_pattern(self) -> None:
         block = study("maxwell").traces["VGG"].block_by_id["conv3_1"]
-        fitted = Lying().pattern
-        again = Lying(channels=fitted.channels, length=fitted.length)
+        fitted = ZeroPattern().pattern
+        again = ZeroPattern(channels=fitted.channels, length=fitted.length)
         for codec, layout in product(("rle", "zlib"), LAYOUTS):
             for share in (0.5, 0.7):
                 shipped = modelled_bytes(block.bytes, 4, block.shape, codec, share, layout)

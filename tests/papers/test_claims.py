@@ -49,7 +49,7 @@ def test_there_are_116_claims_of_five_papers() -> None:
 
 
 @pytest.mark.slow
-def test_every_claim_is_in_the_list_and_the_other_way_round(listed: dict[str, dict[str, Any]]) -> None:
+def test_the_claims_are_those_of_the_list(listed: dict[str, dict[str, Any]]) -> None:
     assert sorted(IDS) == sorted(listed)
 
 
@@ -68,11 +68,11 @@ def test_values_and_kind_are_those_that_are_listed(claim: Claim, listed: dict[st
     assert claim.section.inferred == row.get("inferred", False)
     assert claim.section.unit == row.get("unit", "")
     bounded = "bound" in row["how"] if isinstance(row["how"], list) else row["how"] == "bound"
-    assert not bounded or any(part.held in ("at_most", "at_least") for part in claim.parts)
+    assert not bounded or any(part.comparison in ("at_most", "at_least") for part in claim.parts)
 
 
 @pytest.mark.parametrize("claim", ALL, ids=IDS)
-def test_what_a_claim_needs_exists(claim: Claim) -> None:
+def test_sources_of_claims_exist(claim: Claim) -> None:
     for part in claim.parts:
         assert len(claim.parts) == 1 or part.name
         needed = list(tasks_of(claim, part))
@@ -168,7 +168,7 @@ def test_parts_of_a_claim_have_names_of_their_own() -> None:
         assert len(names) == len(set(names))
 
 
-def test_what_studies_leave_out_exists() -> None:
+def test_traces_that_claims_leave_out_exist() -> None:
     for claim in ALL:
         for part in claim.parts:
             if part.from_ is None or isinstance(part.from_, str):
@@ -182,7 +182,7 @@ def test_what_studies_leave_out_exists() -> None:
             assert labels.issuperset(part.from_.without)
 
 
-def test_claims_are_chosen_by_paper_by_beginning_and_by_id() -> None:
+def test_claims_are_selected_by_paper_prefix_and_id() -> None:
     assert len(select(["cdma"])) == 20
     assert [claim.id for claim in select(["cdma.dram", "cdma.gain"])] == [
         "cdma.gain.maxwell",
@@ -194,7 +194,7 @@ def test_claims_are_chosen_by_paper_by_beginning_and_by_id() -> None:
     assert {claim.id for claim in ALL if claim.is_rule} <= {claim.id for claim in select([], quick=True)}
 
 
-def test_all_unknown_names_are_told_together() -> None:
+def test_all_unknown_names_are_reported_together() -> None:
     with pytest.raises(InputError) as caught:
         select(["cdmo", "cdma.gains", "home"])
     first, second = str(caught.value).splitlines()

@@ -63,7 +63,7 @@ def test_a_classifier_at_once_hides_what_comes_back_first() -> None:
     assert "ReLU8" in layers(classifier="at once")["never"]
 
 
-def test_times_are_as_many_times_as_long_as_asked() -> None:
+def test_slower_codecs_multiply_times() -> None:
     once, thrice = launches(), launches(slower=3)
     assert thrice["grid_197"] == pytest.approx(3 * once["grid_197"], rel=1e-6)
 

@@ -40,7 +40,7 @@ def heights(figure: Figure) -> list[float]:
 
 
 @pytest.mark.slow
-def test_bars_have_the_values_that_were_found_and_marks_where_something_is_published() -> None:
+def test_bars_show_simulated_values_and_marks_published_ones() -> None:
     figure = drawn(BARS)
     assert heights(figure) == [2.0, 2.5, 3.0, 4.0, 4.5, 5.0, 5.5]
     marks = [line.get_ydata()[0] for line in figure.axes[0].lines if line.get_marker() == "D" and len(line.get_ydata())]
@@ -49,7 +49,7 @@ def test_bars_have_the_values_that_were_found_and_marks_where_something_is_publi
     assert [text.get_text() for text in figure.axes[0].get_xticklabels()] == [*NETWORKS, "mean"]
 
 
-def test_shares_are_told_in_percent() -> None:
+def test_shares_are_shown_in_percent() -> None:
     figure = drawn(bars("gain", {"VGG16": {"ZVC": 0.32}}, share=True))
     assert heights(figure) == pytest.approx([32.0])
     assert figure.axes[0].get_title(loc="left") == "gain (%)"
@@ -98,8 +98,8 @@ def test_labels_of_a_wide_map_leave_room_for_each_other() -> None:
 
 
 @pytest.mark.parametrize("drawing", [BARS, LINES, CELLS], ids=["bars", "lines", "cells"])
-def test_nothing_covers_anything_that_was_found(drawing: dict[str, Any]) -> None:
-    """The legend stands next to the axes, and all of the figure is within its bounds."""
+def test_elements_of_a_drawing_do_not_overlap_its_values(drawing: dict[str, Any]) -> None:
+    """The legend stands beside the axes, and all of the figure is within its bounds."""
     figure = drawn(drawing)
     figure.draw_without_rendering()
     assert figure.legends[0].get_window_extent().x0 >= figure.axes[0].get_window_extent().x1

@@ -15,9 +15,9 @@ from simgpu.papers.outcome import PartOutcome, claim_lines, experiment_lines, sa
 from simgpu.papers.page.views import paper_views
 from simgpu.papers.reproduction import Reproduction, rule_lines, summary
 from simgpu.papers.verdicts import Verdict, judge
-from tests.papers.made import made, made_paper
+from tests.papers.sample_paper import sample, sample_paper
 
-RESULT = made()
+RESULT = sample()
 
 
 def texts(found: Reproduction = RESULT, *, every: bool = False) -> list[str]:
@@ -31,22 +31,22 @@ def row_of(label: str) -> list[str]:
 
 def test_a_claim_of_several_parts_has_a_row_of_its_own_and_one_for_each() -> None:
     lines = texts()
-    at = next(number for number, line in enumerate(lines) if line.startswith("made.speed"))
-    assert lines[at].split() == ["made.speed", "off"]
+    at = next(number for number, line in enumerate(lines) if line.startswith("sample.speed"))
+    assert lines[at].split() == ["sample.speed", "off"]
     assert lines[at + 1].split() == ["mean", "1.25", "1.43", "1.14", "within", "25%", "(+14.4%)"]
     assert lines[at + 2].split() == ["best", "2", "1.2", "0.6", "off", "(-40.0%)"]
 
 
-def test_what_was_fitted_is_marked_and_units_are_told_once() -> None:
+def test_fitted_claims_are_marked_and_units_are_shown_once() -> None:
     lines = texts()
-    long = "made.rates.a_very_long_name.of_a_claim.that_takes_room*, GB/s"
+    long = "sample.rates.a_very_long_name.of_a_claim.that_takes_room*, GB/s"
     at = lines.index(long)
     assert lines[at + 1].split() == ["11.7", "11.7", "1", "within", "10%"]
 
 
-def test_sets_stand_below_their_row() -> None:
+def test_sets_are_below_their_row() -> None:
     lines = texts()
-    at = next(number for number, line in enumerate(lines) if line.startswith("made.layers"))
+    at = next(number for number, line in enumerate(lines) if line.startswith("sample.layers"))
     assert [line.strip() for line in lines[at + 1 : at + 4]] == [
         "paper: MAX1, MAX2, ReLU7, ReLU8",
         "here: MAX1, MAX2, ReLU8, ReLU9",
@@ -54,7 +54,7 @@ def test_sets_stand_below_their_row() -> None:
     ]
 
 
-def test_what_does_not_hold_is_not_simulated_or_broke_says_why() -> None:
+def test_broken_failed_and_not_simulated_parts_say_why() -> None:
     text = "\n".join(texts())
     for why in ("window 7 ends after 12 ns, not 11", "a simulator meets no readers", "there is nothing to divide by"):
         assert why in text
@@ -64,18 +64,18 @@ def test_what_does_not_hold_is_not_simulated_or_broke_says_why() -> None:
 
 
 @pytest.mark.parametrize("width", [60, 80, 100])
-def test_no_line_is_wider_than_asked_and_no_word_is_broken(width: int) -> None:
+def test_no_line_is_wider_than_requested_and_no_word_is_divided(width: int) -> None:
     lines = [line.full for line in claim_lines(RESULT.claims, width, every=True)]
     assert max(map(len, lines)) <= width
     words = set(" ".join(lines).split())
-    assert {"made.rates.a_very_long_name.of_a_claim.that_takes_room*,", "MAX1,", "(+14.4%)"} <= words
+    assert {"sample.rates.a_very_long_name.of_a_claim.that_takes_room*,", "MAX1,", "(+14.4%)"} <= words
 
 
 def test_an_experiment_is_a_row_a_step_between_what_is_and_what_is_published() -> None:
-    speed = RESULT["made.speed"]
+    speed = RESULT["sample.speed"]
     rows = [line.full.split() for line in experiment_lines(speed, speed.experiments[0])]
     assert rows == [
-        ["made.speed", "mean", "best"],
+        ["sample.speed", "mean", "best"],
         ["as", "it", "is", "1.43", "1.2", "off"],
         ["14", "GB/s", "1.35", "1.6", "within", "25%"],
         ["16", "GB/s", "1.28", "1.96", "within", "10%"],
@@ -86,10 +86,10 @@ def test_an_experiment_is_a_row_a_step_between_what_is_and_what_is_published() -
 
 
 def test_an_experiment_with_more_parts_than_have_room_is_divided() -> None:
-    speed = RESULT["made.speed"]
-    lines = [line.full for line in experiment_lines(speed, speed.experiments[0], 30)]
-    assert max(map(len, lines)) <= 30
-    assert [line.split()[-1] for line in lines if "made.speed" in line] == ["mean", "best"]
+    speed = RESULT["sample.speed"]
+    lines = [line.full for line in experiment_lines(speed, speed.experiments[0], 32)]
+    assert max(map(len, lines)) <= 32
+    assert [line.split()[-1] for line in lines if "sample.speed" in line] == ["mean", "best"]
 
 
 def test_verdicts_are_the_ends_of_lines_to_be_coloured() -> None:
@@ -115,7 +115,7 @@ def test_the_summary_counts_every_claim_once_and_fits_apart() -> None:
     assert headings[-1] == "not simulated"
     assert below.startswith("Numbers and orders one by one") and below.endswith("Rules held by tests: 0 of 1.")
     assert rows == [
-        ("MADE", "0 of 1", "7", "1", "", "1", "2", "1", "1 + 1 failed"),
+        ("SAMPLE", "0 of 1", "7", "1", "", "1", "2", "1", "1 + 1 failed"),
         ("  fitted", "", "1", "", "1", "", "", "", ""),
     ]
 
@@ -128,14 +128,14 @@ def test_a_column_of_what_is_not_simulated_needs_one_that_is_not() -> None:
 
 
 def test_several_papers_are_counted_together_too() -> None:
-    other = made(made_paper(paper="OTHER"))
+    other = sample(sample_paper(paper="OTHER"))
     rows = summary(Reproduction((*RESULT.claims, *other.claims))).rows
-    assert [row[0] for row in rows] == ["MADE", "  fitted", "OTHER", "  fitted", "all papers", "  fitted"]
+    assert [row[0] for row in rows] == ["SAMPLE", "  fitted", "OTHER", "  fitted", "all papers", "  fitted"]
 
 
 def test_a_reproduction_prints_as_its_claims_and_the_summary() -> None:
     text = repr(RESULT)
-    assert "made.half, ms" in text and "1 + 1 failed" in text
+    assert "sample.half, ms" in text and "1 + 1 failed" in text
     assert max(map(len, text.splitlines())) <= 88
 
 
@@ -145,7 +145,7 @@ def test_a_notebook_shows_every_part_and_the_summary() -> None:
     assert "(fit)" in html and "1 + 1 failed" in html
 
 
-def test_a_note_of_parts_that_follow_each_other_is_told_once() -> None:
+def test_a_note_of_neighbouring_parts_is_shown_once() -> None:
     noted = [{"name": name, "value": 1.0, "from": f"c.{name}", "note": "once"} for name in ("one", "two")]
     other = {"name": "three", "value": 1.0, "from": "c.three", "note": "another"}
     parts = tuple(PartOutcome(part, 1.0, judge(part, 1.0)) for part in map(PartSection.model_validate, [*noted, other]))
@@ -161,10 +161,10 @@ def test_a_rule_is_listed_with_its_test_and_why_it_is_broken() -> None:
     lines = [line.full for line in rule_lines(RESULT.rules)]
     assert lines == [
         "rule, held by test",
-        "made.rule  kept",
-        "    tests/papers/test_made.py::test_kept",
-        "made.rule  size  broken",
-        "    tests/papers/test_made.py::test_size",
+        "sample.rule  kept",
+        "    tests/papers/test_sample.py::test_kept",
+        "sample.rule  size  broken",
+        "    tests/papers/test_sample.py::test_size",
         "    sizes are rounded up",
     ]
     assert "    note: of three" in [line.full for line in rule_lines(RESULT.rules, every=True)]

@@ -68,7 +68,7 @@ def test_outcomes_are_those_on_record(request: pytest.FixtureRequest) -> None:
     assert ours == {id_: on_record[id_] for id_ in ours}
 
 
-def test_the_readme_tells_the_record(record: dict[str, Any]) -> None:
+def test_the_readme_shows_the_record(record: dict[str, Any]) -> None:
     """Its table of claims by verdict, and the sentence below."""
     text = README.read_text(encoding="utf-8")
     rows = [[cell.strip() for cell in line.split("|")[1:-1]] for line in text.splitlines() if line.startswith("|")]

@@ -20,9 +20,9 @@ from simgpu.papers.recordings import Compared, NotCompared, Recordings
 from simgpu.papers.reproduce import Run
 from simgpu.papers.reproduction import Reproduction
 from simgpu.papers.verdicts import Verdict
-from tests.papers.made import NASTY, made, made_paper
+from tests.papers.sample_paper import NASTY, sample, sample_paper
 
-RESULT = made()
+RESULT = sample()
 
 
 class _Parser(HTMLParser):
@@ -69,44 +69,44 @@ def test_every_claim_is_an_anchor_with_its_verdict_in_words() -> None:
 
 
 def test_every_part_has_both_numbers_their_ratio_and_what_is_said_of_it() -> None:
-    assert "mean 1.25 1.43 1.14 within 25% (+14.4%)" in body_of(TEXT, "made.speed")
+    assert "mean 1.25 1.43 1.14 within 25% (+14.4%)" in body_of(TEXT, "sample.speed")
     assert "11.7 GB/s 11.7 GB/s 1 A time of the machine" in body_of(
-        TEXT, "made.rates.a_very_long_name.of_a_claim.that_takes_room"
+        TEXT, "sample.rates.a_very_long_name.of_a_claim.that_takes_room"
     )
-    assert "a bound ≤ 3 2.5 0.833 holds" in body_of(TEXT, "made.broken")
-    assert "an order window 7 ends after 12 ns, not 11 broken" in body_of(TEXT, "made.broken")
-    assert "published MAX1, MAX2, ReLU7, ReLU8 simulated MAX1, MAX2, ReLU8, ReLU9 0.6" in body_of(TEXT, "made.layers")
-    assert "a simulator meets no readers" in body_of(TEXT, "made.opinion")
-    assert "Note: read off a picture" in body_of(TEXT, "made.half")
-    assert "ValueError: there is nothing to divide by" in body_of(TEXT, "made.missing")
+    assert "a bound ≤ 3 2.5 0.833 holds" in body_of(TEXT, "sample.broken")
+    assert "an order window 7 ends after 12 ns, not 11 broken" in body_of(TEXT, "sample.broken")
+    assert "published MAX1, MAX2, ReLU7, ReLU8 simulated MAX1, MAX2, ReLU8, ReLU9 0.6" in body_of(TEXT, "sample.layers")
+    assert "a simulator meets no readers" in body_of(TEXT, "sample.opinion")
+    assert "Note: read off a picture" in body_of(TEXT, "sample.half")
+    assert "ValueError: there is nothing to divide by" in body_of(TEXT, "sample.missing")
 
 
 def test_a_rule_has_its_tests_and_says_what_is_broken() -> None:
-    text = body_of(TEXT, "made.rule")
-    assert "kept 3 tests/papers/test_made.py::test_kept of three" in text
-    assert "size tests/papers/test_made.py::test_size broken sizes are rounded up" in text
+    text = body_of(TEXT, "sample.rule")
+    assert "kept 3 tests/papers/test_sample.py::test_kept of three" in text
+    assert "size tests/papers/test_sample.py::test_size broken sizes are rounded up" in text
     assert "Rules held by tests: 0 of 1" in PARSED.seen
 
 
 def test_a_page_of_rules_alone_has_no_table_of_numbers() -> None:
     text = page(Reproduction((), RESULT.rules), {})
-    assert 'id="made.rule"' in text and '<table class="claims">' not in text
+    assert 'id="sample.rule"' in text and '<table class="claims">' not in text
 
 
 def test_marks_say_what_was_fitted_inferred_or_is_quick() -> None:
-    long = body_of(TEXT, "made.rates.a_very_long_name.of_a_claim.that_takes_room")
+    long = body_of(TEXT, "sample.rates.a_very_long_name.of_a_claim.that_takes_room")
     assert " fit " in long and " quick " in long and "Fitted: the node's bandwidth out, to this very number" in long
-    assert " inferred " in body_of(TEXT, "made.opinion")
-    assert " fit " not in body_of(TEXT, "made.speed")
+    assert " inferred " in body_of(TEXT, "sample.opinion")
+    assert " fit " not in body_of(TEXT, "sample.speed")
 
 
-def test_what_is_off_has_its_cause_with_each_step_or_says_that_none_is_known() -> None:
-    text = body_of(TEXT, "made.speed")
+def test_claims_that_are_off_show_their_causes_or_that_none_is_known() -> None:
+    text = body_of(TEXT, "sample.speed")
     assert "Why. The link is taken to be 12 GB/s" in text
     for row in ("as it is 1.43 1.14 1.2 0.6 off", "16 GB/s 1.28 1.02 1.96 0.98 within 10%", "published 1.25 2"):
         assert row in text
-    assert "No assumption is known to move it" in body_of(TEXT, "made.layers")
-    assert "No assumption" not in body_of(TEXT, "made.half"), "within 25% is not off"
+    assert "No assumption is known to move it" in body_of(TEXT, "sample.layers")
+    assert "No assumption" not in body_of(TEXT, "sample.half"), "within 25% is not off"
 
 
 def test_places_on_scales_are_where_ratios_are() -> None:
@@ -121,7 +121,7 @@ def test_places_on_scales_are_where_ratios_are() -> None:
         assert distances == sorted(distances, reverse=True), "each step comes nearer"
 
 
-def test_what_users_wrote_is_text() -> None:
+def test_text_of_users_is_escaped() -> None:
     assert NASTY in PARSED.seen
     assert "</script><b>" not in TEXT
     assert TEXT.count("<script>") == 1
@@ -140,14 +140,14 @@ def test_the_summary_counts_claims_by_verdict_and_fits_apart() -> None:
 
 
 def test_papers_have_bars_of_one_scale_and_all_of_them_one_of_their_own() -> None:
-    other = made(made_paper(paper="OTHER"))
+    other = sample(sample_paper(paper="OTHER"))
     told = bar_views(Reproduction((*RESULT.claims, *other.claims[:2])))
     widths = {(bar.name, bar.sort): sum(part[3] for part in bar.parts) for bar in told}
-    assert widths["MADE", "predictions"] == pytest.approx(100, abs=0.01)
+    assert widths["SAMPLE", "predictions"] == pytest.approx(100, abs=0.01)
     assert list(widths)[-2:] == [("all papers", "predictions"), ("all papers", "fitted")]
 
 
-def test_nothing_comes_from_elsewhere_and_the_one_script_is_allowed_by_its_hash() -> None:
+def test_the_page_loads_nothing_and_allows_its_script_by_hash() -> None:
     (policy,) = (tag["content"] for name, tag in PARSED.tags if name == "meta" and "http-equiv" in tag)
     assert policy.startswith("default-src 'none'") and "script-src 'sha256-" in policy
     for _, attributes in PARSED.tags:
@@ -164,7 +164,7 @@ def test_links_reach_something() -> None:
     assert links <= set(ids)
 
 
-def test_recordings_stand_in_a_section_of_their_own() -> None:
+def test_recordings_have_their_own_section() -> None:
     rows = Compared("a-trace", "recorded", "a GPU", "ideal", "kernel time", "ns", 12_345, 12_345)
     recordings = Recordings((rows,), (), (NotCompared("other", "nobody recorded it"),))
     seen = " ".join(_Parser(page(Reproduction((), recordings=recordings), {})).seen.split())
@@ -201,10 +201,10 @@ def run(monkeypatch: pytest.MonkeyPatch) -> Run:
     monkeypatch.setattr("simgpu.papers.answers.checks", lambda _: found)
     # Sources of checks are those of a paper that there is.
     monkeypatch.setattr(tasks, "_source", lambda _: "")
-    return Run(made_paper().claims)
+    return Run(sample_paper().claims)
 
 
-def test_figures_stand_beside_their_claims_as_elements_of_the_page(run: Run, tmp_path: Path) -> None:
+def test_figures_are_inline_elements_next_to_their_claims(run: Run, tmp_path: Path) -> None:
     path = write_page(run, run.outcome(causes=True, figures=True), tmp_path / "papers.html")
     text = path.read_text(encoding="utf-8")
     parsed = _Parser(text)
@@ -214,7 +214,7 @@ def test_figures_stand_beside_their_claims_as_elements_of_the_page(run: Run, tmp
     for reference in re.findall(r'(?:href="#|url\(#)([^")]+)', text):
         assert reference in ids
     assert "Speed by network" in parsed.seen and ">1.20<" in text
-    assert 'href="#figure-made-1"' in re.search(r'<tbody id="made.speed".*?</tbody>', text, re.DOTALL)[0]  # type: ignore[index]
+    assert 'href="#figure-sample-1"' in re.search(r'<tbody id="sample.speed".*?</tbody>', text, re.DOTALL)[0]  # type: ignore[index]
 
 
 @pytest.mark.slow
@@ -225,9 +225,9 @@ def test_the_same_results_give_the_same_bytes(run: Run, tmp_path: Path) -> None:
 
 
 def test_some_claims_have_the_figures_that_show_them(run: Run) -> None:
-    some = Run([claim for claim in run.claims if claim.id == "made.layers"])
+    some = Run([claim for claim in run.claims if claim.id == "sample.layers"])
     some.outcome(causes=False, figures=True)
-    assert [figure.title for figure in figures_of(some)["made"]] == ["Who is compressed when"]
+    assert [figure.title for figure in figures_of(some)["sample"]] == ["Who is compressed when"]
 
 
 def test_a_figure_whose_check_broke_says_why(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -239,7 +239,7 @@ def test_a_figure_whose_check_broke_says_why(run: Run, monkeypatch: pytest.Monke
     outcome = run.outcome(causes=False, figures=True)
     text = page(outcome, figures_of(run))
     assert text.count("It could not be drawn: ZeroDivisionError: by nothing") == 3
-    assert {each.verdict for each in outcome.claims if each.claim.id != "made.opinion"} == {Verdict.FAILED}
+    assert {each.verdict for each in outcome.claims if each.claim.id != "sample.opinion"} == {Verdict.FAILED}
 
 
 @pytest.mark.parametrize(

@@ -14,7 +14,7 @@ from simgpu.papers.page.drawings import drawn
 from simgpu.papers.page.figures import FigureView
 from simgpu.papers.page.page import page
 from simgpu.papers.page.svg import inline_svg
-from tests.papers.made import made
+from tests.papers.sample_paper import sample
 
 if TYPE_CHECKING:
     from selenium.webdriver import Chrome
@@ -22,16 +22,16 @@ if TYPE_CHECKING:
 CHROMIUM, DRIVER = shutil.which("chromium"), shutil.which("chromedriver")
 MISSING = "Chromium and its driver are not installed: apt-get install chromium chromium-driver (Debian)"
 pytestmark = pytest.mark.skipif(CHROMIUM is None or DRIVER is None, reason=MISSING)
-CLAIMS = [outcome.claim.id for outcome in made().claims]
+CLAIMS = [outcome.claim.id for outcome in sample().claims]
 SHOWN = 'return [...document.querySelectorAll("table.claims > tbody")].filter(b => b.offsetHeight > 0).map(b => b.id)'
 
 
 @pytest.fixture(scope="module")
 def path(tmp_path_factory: pytest.TempPathFactory) -> Path:
     figure = drawn(bars("speed", {"VGG16": {"ours": 1.2}}, {"VGG16": {"ours": 1.25}}))
-    told = FigureView("figure-made-1", "Speed", inline_svg(figure, "figure-made-1-"), "", "", ("made.speed",))
+    told = FigureView("figure-sample-1", "Speed", inline_svg(figure, "figure-sample-1-"), "", "", ("sample.speed",))
     found = tmp_path_factory.mktemp("page") / "page.html"
-    found.write_text(page(made(), {"made": [told]}), encoding="utf-8")
+    found.write_text(page(sample(), {"sample": [told]}), encoding="utf-8")
     return found
 
 
@@ -77,9 +77,9 @@ def count(browser: Chrome) -> str:
 def test_verdicts_are_chosen_one_by_one_and_together(at: Chrome) -> None:
     assert run(at, SHOWN) == CLAIMS
     press(at, "off")
-    assert run(at, SHOWN) == ["made.speed", "made.layers"]
+    assert run(at, SHOWN) == ["sample.speed", "sample.layers"]
     press(at, "broken")
-    assert run(at, SHOWN) == ["made.speed", "made.broken", "made.layers"]
+    assert run(at, SHOWN) == ["sample.speed", "sample.broken", "sample.layers"]
     assert count(at) == "3 of 8 claims"
     press(at, "off")
     press(at, "broken")
@@ -87,30 +87,30 @@ def test_verdicts_are_chosen_one_by_one_and_together(at: Chrome) -> None:
 
 
 @pytest.mark.slow
-def test_fits_are_told_from_predictions_and_both_from_nothing(at: Chrome) -> None:
+def test_fits_and_predictions_can_be_filtered(at: Chrome) -> None:
     press(at, "fitted")
-    assert run(at, SHOWN) == ["made.rates.a_very_long_name.of_a_claim.that_takes_room"]
+    assert run(at, SHOWN) == ["sample.rates.a_very_long_name.of_a_claim.that_takes_room"]
     press(at, "broken")
     assert run(at, SHOWN) == []
     assert "No claim of this paper" in at.find_element("tag name", "main").text
 
 
 @pytest.mark.slow
-def test_words_are_searched_in_all_that_is_told_of_a_claim(at: Chrome) -> None:
+def test_words_are_searched_in_the_text_of_a_claim(at: Chrome) -> None:
     from selenium.webdriver.common.keys import Keys
 
     at.find_element("tag name", "body").send_keys("/")
     at.switch_to.active_element.send_keys("DATA sheet")
-    assert run(at, SHOWN) == ["made.speed"]
+    assert run(at, SHOWN) == ["sample.speed"]
     at.switch_to.active_element.send_keys(Keys.ESCAPE)
     assert run(at, SHOWN) == CLAIMS
 
 
 def test_a_link_to_a_claim_that_is_not_shown_shows_it(at: Chrome) -> None:
     press(at, "off")
-    run(at, 'location.hash = "made.opinion"')
+    run(at, 'location.hash = "sample.opinion"')
     run(at, "window.dispatchEvent(new Event('hashchange'))")
-    assert "made.opinion" in run(at, SHOWN)
+    assert "sample.opinion" in run(at, SHOWN)
 
 
 @pytest.mark.parametrize("width", [500, 800, 1200, 2000])

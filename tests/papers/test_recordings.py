@@ -167,7 +167,7 @@ def test_a_shipped_recording_is_equal():
 
 
 @pytest.mark.parametrize("dropped", [0, -1])
-def test_what_an_import_dropped_is_found_out(monkeypatch, dropped):
+def test_data_that_an_import_dropped_are_noticed(monkeypatch, dropped):
     """As if a reader of the format had lost a kernel that the file has."""
     whole = module.read_trace(DIGITS)
     left = [kernel for kernel in whole.kernels if kernel is not whole.kernels[dropped]]
@@ -222,7 +222,7 @@ def test_a_profile_is_equal_but_for_its_gaps_and_joined_for_what_the_allocator_r
 # --- tasks --------------------------------------------------------------------------------------------------
 
 
-def test_what_ships_recorded_is_compared_and_what_is_modelled_is_told():
+def test_shipped_recordings_are_compared_and_modelled_traces_are_listed():
     names = {task.name for task in recording_tasks()}
     reasons = {row.name: row.why for row in recordings_of(ResultCache(), {}).not_compared}
     assert names | reasons.keys() - {"other recordings"} == set(shipped_names("traces"))
@@ -258,7 +258,7 @@ def of_folder(tasks: list[RecordingTask], folder: Path) -> list[RecordingTask]:
     return [task for task in tasks if Path(task.path).is_relative_to(folder)]
 
 
-def test_recordings_are_found_by_what_is_in_them(tmp_path):
+def test_recordings_are_detected_by_their_content(tmp_path):
     folder = small_folder(tmp_path)
     found = of_folder(recording_tasks(folder), folder)
     assert [(task.name, task.gpu) for task in found] == [

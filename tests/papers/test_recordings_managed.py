@@ -143,7 +143,7 @@ def test_results_alone_fault_in_what_is_called_input_faults(vit):
     assert min(vit["PF"].unmeasured.values()) >= vit["PF"].ideal_ns
 
 
-def test_it_is_a_task_that_is_kept(vit):
+def test_a_managed_comparison_is_cached(vit):
     name = "a100-g10/vit-256"
     (task,) = (task for task in recording_tasks(G10.parent) if (task.name, task.part) == (name, "InputPF"))
     assert task == RecordingTask(name, str(G10 / "vit-256"), "a100", "InputPF")

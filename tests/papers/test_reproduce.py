@@ -77,7 +77,7 @@ RULE = claim(kind="rule", parts=[{"test": "tests/papers/test_a.py::test_b"}])
 OTHER = {"other": {"says": "It depends.", "steps": {"3": {"check": {"of": 3.0}}, "9": {"check": {"of": 9.0}}}}}
 
 
-def test_a_check_runs_once_for_all_that_is_found_in_it(calls: list[str]) -> None:
+def test_a_check_runs_once_for_all_its_results(calls: list[str]) -> None:
     found = Run(paper({"number": NUMBER, "order": ORDER}, assumptions=OTHER).claims).outcome(causes=False)
     assert calls == ["doubled 2"]
     assert [each.verdict for each in found.claims] == [Verdict.CLOSE, Verdict.HOLDS]
@@ -99,7 +99,7 @@ def test_nothing_runs_for_a_rule_and_it_names_its_test(calls: list[str]) -> None
     assert not result.rules_of(fitted=True)
 
 
-def test_causes_are_tried_of_what_is_off_alone(calls: list[str]) -> None:
+def test_experiments_run_for_claims_that_are_off_only(calls: list[str]) -> None:
     off = {**NUMBER, "parts": [{"value": 18.0, "from": "doubled.value"}]}
     found = Run(paper({"off": off, "close": NUMBER}, assumptions=OTHER).claims).outcome(causes=True)
     (experiment,) = found["cdma.off"].experiments
@@ -117,7 +117,7 @@ def test_causes_are_tried_of_what_is_off_alone(calls: list[str]) -> None:
     assert sorted(calls) == ["doubled 2", "doubled 3", "doubled 9"]
 
 
-def test_finished_work_is_found_again(calls: list[str], tmp_path: Path) -> None:
+def test_finished_work_is_cached(calls: list[str], tmp_path: Path) -> None:
     claims = paper({"number": NUMBER, "order": ORDER}, assumptions=OTHER).claims
     first = Run(claims, tmp_path).outcome(causes=False)
     again = Run(claims, tmp_path).outcome(causes=False)
@@ -127,7 +127,9 @@ def test_finished_work_is_found_again(calls: list[str], tmp_path: Path) -> None:
     assert calls == ["doubled 2"] * 2
 
 
-def test_work_of_another_simgpu_is_forgotten(calls: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_results_of_another_version_are_deleted(
+    calls: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     claims = paper({"order": ORDER}).claims
     Run(claims, tmp_path).outcome(causes=False)
     monkeypatch.setattr(cache, "fingerprint", lambda: "another")
@@ -153,7 +155,7 @@ def test_an_interrupt_loses_nothing_that_is_finished(calls: list[str], tmp_path:
     assert len(calls) == 3
 
 
-def test_what_breaks_is_told_and_tried_again(calls: list[str], tmp_path: Path) -> None:
+def test_a_failed_check_is_reported_and_tried_again(calls: list[str], tmp_path: Path) -> None:
     broken = claim(parts=[{"value": 1.0, "from": "breaks.value"}])
     lacking = claim(parts=[{"value": 1.0, "from": "lacks.value"}])
     claims = paper({"broken": broken, "lacking": lacking, "order": ORDER}).claims
@@ -165,12 +167,12 @@ def test_what_breaks_is_told_and_tried_again(calls: list[str], tmp_path: Path) -
         assert calls.count("breaks") == times
 
 
-def test_a_damaged_file_is_as_good_as_none(calls: list[str], tmp_path: Path) -> None:
+def test_a_damaged_file_is_ignored(calls: list[str], tmp_path: Path) -> None:
     claims = paper({"order": ORDER}).claims
     Run(claims, tmp_path).outcome(causes=False)
     (file,) = tmp_path.glob("*/*.json")
     key = json.dumps(json.loads(file.read_text())["key"])
-    for text in ("", "{", "[]", "7", '{"key": "another", "found": 1}', f'{{"key": {key}}}'):
+    for text in ("", "{", "[]", "7", '{"key": "another", "result": 1}', f'{{"key": {key}}}'):
         file.write_text(text)
         assert Run(claims, tmp_path).outcome(causes=False)["cdma.order"].verdict is Verdict.HOLDS
     assert calls == ["doubled 2"] * 7
@@ -183,7 +185,7 @@ def test_a_folder_with_something_else_is_left_alone(tmp_path: Path) -> None:
     assert [entry.name for entry in tmp_path.iterdir()] == ["thesis.tex"]
 
 
-def test_a_folder_of_somebody_beside_kept_work_is_left_alone(calls: list[str], tmp_path: Path) -> None:
+def test_other_folders_next_to_cached_work_are_left_alone(calls: list[str], tmp_path: Path) -> None:
     claims = paper({"order": ORDER}).claims
     Run(claims, tmp_path).outcome(causes=False)
     (tmp_path / "thesis").mkdir()
@@ -212,7 +214,7 @@ def _prints(monkeypatch: pytest.MonkeyPatch, folder: Path) -> str:
     return found
 
 
-def test_code_that_decides_results_counts_and_nothing_else(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_fingerprint_covers_code_that_decides_results_only(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """What numba keeps of compiled code appears in the middle of a first run."""
     for inside in ("memory/a.py", "papers/tasks.py", "papers/page/page.py", "cli/a.py"):
         (tmp_path / inside).parent.mkdir(parents=True, exist_ok=True)
@@ -252,7 +254,7 @@ def test_an_extra_that_is_missing_is_no_result(tmp_path: Path, monkeypatch: pyte
 
 
 @pytest.mark.slow
-def test_processes_find_what_this_one_finds(tmp_path: Path) -> None:
+def test_processes_give_the_results_of_one(tmp_path: Path) -> None:
     rows = {
         "saved": claim(parts=[{"value": 0.2, "from": {"study": "cswap-6a", "run": "CSWAP", "measure": "time_saved"}}]),
         "other": claim(parts=[{"value": 0.2, "from": {"study": "cswap-6b", "run": "CSWAP", "form": "less_one"}}]),
@@ -303,27 +305,27 @@ def test_a_cell_keeps_changes_of_another_run_that_the_rest_needs() -> None:
     assert restored(json.loads(json.dumps(cell.work()))) == result.cells["ResNet-34", "ideal"]
 
 
-def test_groups_share_a_trace_and_are_told_once() -> None:
+def test_groups_share_a_trace_and_list_each_task_once() -> None:
     cells = [Cell("s", "{}", trace, run) for trace in "ab" for run in "xy"]
     groups = Groups.of([*cells, *reversed(cells), Check("cdma", "c")])
     assert [len(group) for group in groups.groups] == [2, 2, 1]
 
 
-def test_a_group_gives_what_works_and_tells_what_does_not(calls: list[str]) -> None:
+def test_a_group_returns_results_and_reasons_of_failures(calls: list[str]) -> None:
     group = (Check("cdma", "doubled"), Check("cdma", "breaks"), Check("cdma", "nothing"))
     done = run_group(Groups((group,)), 0)
     assert list(done.results) == [group[0].key]
     assert done.failed == {group[1].key: "RuntimeError: on purpose", group[2].key: "KeyError: 'nothing'"}
 
 
-def test_what_is_no_number_is_told_as_broken(calls: list[str], tmp_path: Path) -> None:
+def test_a_nan_is_a_failure(calls: list[str], tmp_path: Path) -> None:
     found = Run(paper({"one": claim(parts=[{"value": 1.0, "from": "divides.value"}])}).claims, tmp_path)
     (part,) = found.outcome(causes=False)["cdma.one"].parts
     assert part.judged.verdict is Verdict.FAILED and "ValueError" in part.judged.detail
     assert not list(tmp_path.rglob("*.json"))
 
 
-def test_an_unknown_run_of_a_study_is_told() -> None:
+def test_an_unknown_run_of_a_study_is_an_error() -> None:
     part = {"value": 1.0, "from": {"study": "cswap-6a", "run": "CSVAP"}}
     with pytest.raises(InputError, match="has no run or trace 'CSVAP'"):
         Run(paper({"one": claim(parts=[part])}).claims).outcome(causes=False)
@@ -340,7 +342,7 @@ def test_an_experiment_changes_what_it_says_and_nothing_else(calls: list[str]) -
     assert isinstance(one, Claim)
 
 
-def test_all_of_a_group_whose_process_died_is_told(calls: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_all_tasks_of_a_group_fail_when_its_process_dies(calls: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
     def dead(left: Groups, points: Iterable[int], _: object) -> Iterator[Done]:
         for number in points:
             yield _died(number, "the process died")

@@ -116,6 +116,6 @@ def test_a_verdict_does_not_depend_on_the_unit(published: float, simulated: floa
         ({"from": None, "test": "test_b"}, "should match pattern"),
     ],
 )
-def test_what_nothing_could_be_held_to_is_refused(written: dict[str, Any], told: str) -> None:
+def test_parts_that_cannot_be_compared_are_refused(written: dict[str, Any], told: str) -> None:
     with pytest.raises(ValueError, match=told):
         part(**written)

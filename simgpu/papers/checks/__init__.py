@@ -1,7 +1,7 @@
-"""What claims need that no study tells: functions, each finding values by name; a module or more a paper.
+"""Checks: functions that compute the values of claims that no study reports; one or more modules per paper.
 
-A check takes keyword arguments with defaults, of which an experiment may change some, and gives plain data: numbers,
+A check has keyword arguments with defaults, which experiments may change, and returns plain data by name: numbers,
 texts, lists of texts for sets, ``condition(...)`` for what holds or not, and drawings for figures (all in
-`simgpu.papers.checks.results`). ``CHECKS`` of the module that is called as the paper has its functions by name;
-modules next to it begin with that name.
+`simgpu.papers.checks.results`). ``CHECKS`` in the module named like the paper has its functions by name; the names of
+its other modules begin with the paper's.
 """

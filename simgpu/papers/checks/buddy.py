@@ -54,8 +54,8 @@ def optimistic(compressibility: object = True, without: Sequence[str] = ()) -> d
     epochs of the profile. compressibility: True for what was measured in small networks, else a profile's name.
     without: solvers that are left out.
     """
-    kept = [name for name in SOLVERS if name not in without]
-    solvers = {name: optimistic_ratio(read_snapshots([f"hpc-{name}"]).allocations) for name in kept}
+    included = [name for name in SOLVERS if name not in without]
+    solvers = {name: optimistic_ratio(read_snapshots([f"hpc-{name}"]).allocations) for name in included}
     changes = {f"traces.{name}.compressibility": compressibility for name in NETWORKS}
     study = _study("buddy-7", changes, NETWORKS, (*SOLVERS, *NETWORKS))
     networks = {name: optimistic_ratio(_lasting(study.traces[name])) for name in NETWORKS}
@@ -67,21 +67,21 @@ def optimistic(compressibility: object = True, without: Sequence[str] = ()) -> d
 
 
 def one_target(share: float = THRESHOLD) -> dict[str, float]:
-    """Ratio and entries that overflow where a whole program gets the least target that a share of its entries exceeds.
+    """Ratio and overflow where a program has one target: the smallest that at most a share of its entries exceeds.
 
-    Another reading of the naive choice of section 3.4, which is not told there; means of the solvers of the study
+    Another reading of the naive choice, which section 3.4 does not describe; means of the solvers of the study
     buddy-7 and of all their snapshots. share: how many entries may exceed it, at most, 0 to 1.
     """
     study = _study("buddy-7", {}, SOLVERS, (*SOLVERS, *NETWORKS))
     programs = [list(trace_allocations(study.traces[name])) for name in SOLVERS]
-    chosen = [(program, [least_for_all(program, share)] * len(program)) for program in programs]
+    chosen = [(program, [smallest_for_all(program, share)] * len(program)) for program in programs]
     return {
         "ratio": fmean(compression_ratio(program, targets) for program, targets in chosen),
         "accesses": fmean(mean_overflow(program, targets) for program, targets in chosen),
     }
 
 
-def least_for_all(program: Sequence[ProfiledAllocation], share: float) -> int:
+def smallest_for_all(program: Sequence[ProfiledAllocation], share: float) -> int:
     """The fewest device bytes of an entry that no more than that share of all entries exceeds."""
     return min(each for each in TARGETS if each == RAW or mean_overflow(program, [each] * len(program)) <= share)
 
@@ -92,33 +92,36 @@ def _lasting(trace: Trace) -> list[Any]:
 
 
 def footprints(framework: str = "cudnn") -> dict[str, Any]:
-    """Peaks of an iteration in GB, each at the power of two of samples at which it is nearest to table 1, as a ratio.
+    """Peaks of an iteration in GB, each at the power of two of samples at which it is nearest to table 1 (as a ratio).
 
-    framework: whose memory; cudnn stands for Caffe, in which the paper ran its networks.
+    framework: of the memory model; cudnn for Caffe, in which the paper ran its networks.
     """
-    found, groups = {}, {}
+    peaks_gb, groups = {}, {}
     for network, stated in TABLE_1.items():
         peaks = _peaks(network, [2**n for n in range(3, LARGEST[network].bit_length())], framework)
         batch = min(peaks, key=lambda batch: abs(log(peaks[batch] / 1e9 / stated)))
-        found[network.lower()] = groups[f"{network}, batch {batch}"] = peaks[batch] / 1e9
+        peaks_gb[network.lower()] = groups[f"{network}, batch {batch}"] = peaks[batch] / 1e9
     marks = {label: {"peak": stated} for label, stated in zip(groups, TABLE_1.values(), strict=True)}
     drawn = {label: {"peak": peak} for label, peak in groups.items()}
-    return {**found, "bars": bars("footprint in GB, at the batch nearest to it", drawn, marks)}
+    return {**peaks_gb, "bars": bars("footprint in GB, at the batch nearest to it", drawn, marks)}
 
 
 def transition(words: int = 20) -> dict[str, Any]:
-    """The batch from which on a footprint is linear in it (figure 13a): at which what grows with it is what does not.
+    """The batch from which a footprint is linear in it (figure 13a): the growing part equals the constant part.
 
     By a line through the peaks of 16, 32 and 64 samples (PyTorch). others: the largest of all but AlexNet's.
     words: over which BigLSTM is unrolled.
     """
-    found = {}
+    linear_from = {}
     for network in NETWORKS:
         variant = {"traces.BigLSTM.variant": {"vocabulary": 32768, "steps": words}} if network == "BigLSTM" else {}
         peaks = _peaks(network, (16, 32, 64), "pytorch", variant)
         growing, constant = np.polyfit(list(peaks), list(peaks.values()), 1)
-        found[network] = float(constant / growing)
-    return {"alexnet": found["AlexNet"], "others": max(batch for name, batch in found.items() if name != "AlexNet")}
+        linear_from[network] = float(constant / growing)
+    return {
+        "alexnet": linear_from["AlexNet"],
+        "others": max(batch for name, batch in linear_from.items() if name != "AlexNet"),
+    }
 
 
 def _peaks(
@@ -133,31 +136,31 @@ def _peaks(
 
 
 def signs(in_flight: str = "448 KiB", compressibility: object = "published", cache: str = "4 KiB") -> dict[str, Any]:
-    """What compression does to single programs without any overflow (section 4.2).
+    """The effect of compression on single programs without any overflow (section 4.2).
 
     cg, lbm, networks: whether compressed transfers alone slow or speed them. seismic: whether metadata misses slow it
-    by a percent, next to a cache that has room for all of them, and more than any other solver. in_flight, cache: of
+    by a percent, compared with a cache for all metadata, and more than any other solver. in_flight, cache: of
     the GPU, and of each slice; compressibility: of the networks.
     """
     changes: dict[str, object] = {"node.gpu.buddy.in_flight": in_flight, "node.gpu.buddy.metadata_cache.size": cache}
     changes |= {f"traces.{network}.compressibility": compressibility for network in NETWORKS}
     study = loaded("buddy-11", written(changes))
     times = {trace: _time(study, trace, "bandwidth") for trace in study.traces}
-    roomy = loaded("buddy-11", written(changes | {"node.gpu.buddy.metadata_cache.size": "4 MiB"}))
-    lost = {name: _time(study, name, "150 GB/s") / _time(roomy, name, "150 GB/s") - 1 for name in SOLVERS}
+    large_cache = loaded("buddy-11", written(changes | {"node.gpu.buddy.metadata_cache.size": "4 MiB"}))
+    lost = {name: _time(study, name, "150 GB/s") / _time(large_cache, name, "150 GB/s") - 1 for name in SOLVERS}
     networks = {network: times[network] for network in NETWORKS}
     return {
         "cg": condition(times["cg"] > 1, f"cg, of the kind of 354.cg: {times['cg']:.3f} times as long"),
         "lbm": condition(times["lbm"] > 1, f"lbm, of the kind of 360.ilbdc: {times['lbm']:.3f} times as long"),
-        "networks": condition(max(networks.values()) < 1, _told("{:.3f}", networks)),
+        "networks": condition(max(networks.values()) < 1, _listed("{:.3f}", networks)),
         "seismic": condition(
             lost["seismic"] > 0.01 and lost["seismic"] == max(lost.values()),
-            f"time lost to misses: {_told('{:.2%}', lost)}",
+            f"time lost to misses: {_listed('{:.2%}', lost)}",
         ),
     }
 
 
-def _told(form: str, values: Mapping[str, float]) -> str:
+def _listed(form: str, values: Mapping[str, float]) -> str:
     return ", ".join(f"{name} {form.format(value)}" for name, value in values.items())
 
 
@@ -169,34 +172,34 @@ def _time(study: Study, trace: str, run: str, over: str = "ideal") -> float:
 
 
 def _cell(study: Study, trace: str, run: str) -> StudyCell:
-    (found,) = (each for each in study.runs if each.label == run)
-    return cell_of(study, trace, found)
+    (labelled,) = (each for each in study.runs if each.label == run)
+    return cell_of(study, trace, labelled)
 
 
 def unified() -> dict[str, Any]:
-    """Whether Unified Memory with half as much again as fits is slower than all in host memory, for most solvers."""
+    """Whether Unified Memory at 150% of the capacity is slower than pinned host memory, for most solvers."""
     study = loaded("buddy-12", "{}")
     times = {name: _time(study, name, "UM 50%", over="pinned") for name in SOLVERS}
     slower = sum(time > 1 for time in times.values())
     return {
         "often": condition(
-            slower > len(times) / 2, f"{slower} of {len(times)}, time over pinned: {_told('{:.2f}', times)}"
+            slower > len(times) / 2, f"{slower} of {len(times)}, time over pinned: {_listed('{:.2f}', times)}"
         )
     }
 
 
 def overflow() -> dict[str, Any]:
-    """The share of live entries that overflow over one iteration, at targets that stay (figure 8).
+    """The share of live entries that overflow over one iteration, at constant targets (figure 8).
 
     steady: whether it stays within 5 points, of the two networks that the paper draws.
     """
     study = loaded("buddy-8", "{}")
     last = {name: _cell(study, name, "buddy").drift[-10:] for name in study.traces}
-    told = {name: (min(last[name]), max(last[name])) for name in ("SqueezeNet", "ResNet50")}
+    ranges = {name: (min(last[name]), max(last[name])) for name in ("SqueezeNet", "ResNet50")}
     return {
         "steady": condition(
-            all(most - least <= 0.05 for least, most in told.values()),
-            ", ".join(f"{name} {least:.1%} to {most:.1%}" for name, (least, most) in told.items()),
+            all(most - least <= 0.05 for least, most in ranges.values()),
+            ", ".join(f"{name} {least:.1%} to {most:.1%}" for name, (least, most) in ranges.items()),
         ),
         "lines": lines(
             "entries that overflow",

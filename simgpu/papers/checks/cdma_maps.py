@@ -1,9 +1,8 @@
-"""Sizes of feature maps in RLE and zlib, by what is assumed of where their zeros lie.
+"""Sizes of feature maps in RLE and zlib, by the assumed pattern of their zeros.
 
-As it is, sizes are those of the table that ships (`simgpu.compression.codecs.patterns`). For experiments, maps are made
-up after another pattern and compressed by the real codecs; and maximum pooling whose windows overlap is really carried
-out on made-up maps, since it repeats a value wherever two windows share their maximum, which zlib finds and the table's
-maps do not have.
+By default sizes are those of the shipped table (`simgpu.compression.codecs.patterns`). For experiments, synthetic maps
+of another pattern are compressed by the real codecs. Overlapping maximum pooling is applied to synthetic maps: it
+repeats a value wherever two windows share their maximum, which zlib exploits and the table's maps do not have.
 """
 
 from __future__ import annotations
@@ -23,16 +22,16 @@ from simgpu.compression.codecs.patterns import load_patterns, modelled_bytes
 from simgpu.trace.model import Block, CompressedSize, Phase, Trace
 from simgpu.trace.operators import OpClass, op_class
 
-#: Codecs whose sizes depend on where zeros lie.
+#: Codecs whose sizes depend on the positions of zeros.
 CODECS = ("rle", "zlib")
 ITEM = 4
 _SHARES = (0.0, 0.3, 0.5, 0.7, 0.85, 0.95, 1.0)
 _SIDES = (7, 14, 28, 56)
 _CHANNELS = 64
-#: Elements of made-up maps, so that there are windows enough; where images change fastest, rows of a plane, and the
-#: fewest channels that show how channels differ.
+#: Elements of synthetic maps, for enough windows; where images change fastest, rows of a plane, and the minimum of
+#: channels that differ.
 _ELEMENTS, _ROWS, _FEWEST = 2**16, 4, 8
-#: Images that lie next to each other where they change fastest, as in the table that ships.
+#: Adjacent images where they change fastest, as in the shipped table.
 _IMAGES = 8
 
 
@@ -44,8 +43,8 @@ class Pool(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True)
-class Lying:
-    """Where zeros lie.
+class ZeroPattern:
+    """The assumed positions of zeros.
 
     channels, length: of the pattern (`simgpu.compression.codecs.pattern_maps.Pattern`), 0 for the fitted ones.
     overlapping: whether overlapping maximum pooling repeats its values.
@@ -57,17 +56,17 @@ class Lying:
 
     @property
     def pattern(self) -> Pattern:
-        """Of made-up maps."""
+        """The pattern of synthetic maps."""
         fitted = load_patterns().pattern
         return Pattern(self.channels or fitted.channels, self.length or fitted.length, fitted.gain)
 
     @property
     def as_shipped(self) -> bool:
-        """Whether the table that ships has all maps but those of overlapping pooling."""
+        """Whether the shipped table has all maps except those of overlapping pooling."""
         return not (self.channels or self.length)
 
     def size(self, block: Block, sparsity: float, codec: str, layout: str, pool: Pool | None = None) -> int:
-        """Bytes of a feature map of 4-byte elements in a codec. pool: what made it, where windows overlap."""
+        """Bytes of a feature map of 4-byte elements in a codec. pool: that writes it, if its windows overlap."""
         is_plane = block.shape is not None and len(block.shape) == 4 and prod(block.shape[2:]) > 1
         pooled = pool if self.overlapping else None
         if not is_plane or (self.as_shipped and pooled is None):
@@ -83,7 +82,7 @@ class Lying:
 def _curve(
     pattern: Pattern, side: int, pool: Pool | None, codec: str, layout: str
 ) -> tuple[tuple[float, ...], tuple[float, ...]]:
-    """Shares of zeros, ascending, and what part of the bytes is left at each."""
+    """Shares of zeros, ascending, and the remaining share of bytes at each."""
     window, stride = pool or (1, 1)
     source = side * stride + window - stride
     if layout == "chwn":
@@ -92,14 +91,14 @@ def _curve(
     else:
         shape = (max(1, _ELEMENTS // (_CHANNELS * source**2)), _CHANNELS, source, source)
     field = field_of(pattern, shape, source, seed=0)
-    found = []
+    points = []
     for share in _SHARES:
         maps = field.maps(share)
         if pool is not None:
             maps = max_pooled(maps, pool)
         (measured,) = measure(maps, [codec], [layout])
-        found.append((1 - np.count_nonzero(maps) / maps.size, measured.compressed / measured.bytes))
-    shares, parts = zip(*sorted(found), strict=True)
+        points.append((1 - np.count_nonzero(maps) / maps.size, measured.compressed / measured.bytes))
+    shares, parts = zip(*sorted(points), strict=True)
     return shares, parts
 
 
@@ -122,34 +121,34 @@ def max_pooled(maps: NDArray[Any], pool: Pool) -> NDArray[Any]:
 
 def overlapping_pools(trace: Trace) -> dict[str, Pool]:
     """By its result, maximum pooling in forward whose windows overlap."""
-    table, found = trace.block_by_id, {}
+    table, pools = trace.block_by_id, {}
     for kernel in trace.kernels:
         if kernel.phase is not Phase.FORWARD or op_class(kernel.op) is not OpClass.POOLING or "max" not in kernel.op:
             continue
-        source, made = table[kernel.reads[0]], table[kernel.writes[0]]
-        if kernel.flops and source.shape and made.shape:
-            pool = Pool(round(sqrt(kernel.flops / prod(made.shape))), round(source.shape[2] / made.shape[2]))
+        source, pooled = table[kernel.reads[0]], table[kernel.writes[0]]
+        if kernel.flops and source.shape and pooled.shape:
+            pool = Pool(round(sqrt(kernel.flops / prod(pooled.shape))), round(source.shape[2] / pooled.shape[2]))
             if pool.window > pool.stride:
-                found[made.id] = pool
-    return found
+                pools[pooled.id] = pool
+    return pools
 
 
-def sized(trace: Trace, lying: Lying, codecs: Mapping[str, str]) -> Iterator[tuple[str, int, str, int]]:
+def sized(trace: Trace, zeros: ZeroPattern, codecs: Mapping[str, str]) -> Iterator[tuple[str, int, str, int]]:
     """Block, epoch, codec and bytes of each feature map whose zeros are known. codecs: each with its layout."""
     table, pools = trace.block_by_id, overlapping_pools(trace)
     for sample in trace.sparsity:
         for codec, layout in codecs.items():
-            size = lying.size(table[sample.block], sample.sparsity, codec, layout, pools.get(sample.block))
+            size = zeros.size(table[sample.block], sample.sparsity, codec, layout, pools.get(sample.block))
             yield sample.block, sample.epoch, codec, size
 
 
-def with_sizes(trace: Trace, lying: Lying) -> Trace:
-    """The trace with sizes in zlib as if they had been measured, in NCHW; as it is where nothing is changed."""
-    if lying == Lying():
+def with_sizes(trace: Trace, zeros: ZeroPattern) -> Trace:
+    """The trace with zlib sizes of a pattern in NCHW; unchanged for the default pattern."""
+    if zeros == ZeroPattern():
         return trace
     table, layouts = trace.block_by_id, {"zlib": "nchw"}
     rows = tuple(
         CompressedSize(block, epoch, codec, layouts[codec], table[block].bytes, size, 1)
-        for block, epoch, codec, size in sized(trace, lying, layouts)
+        for block, epoch, codec, size in sized(trace, zeros, layouts)
     )
     return replace(trace, compressibility=rows)

@@ -15,7 +15,7 @@ from simgpu.compression.codecs.pattern_maps import field_of
 from simgpu.compression.codecs.sizes import compressed_bytes
 from simgpu.compression.codecs.zvc import zvc_bytes
 from simgpu.graph.taskgraph import TaskGraph
-from simgpu.papers.checks.cdma_maps import CODECS, ITEM, Lying, sized
+from simgpu.papers.checks.cdma_maps import CODECS, ITEM, ZeroPattern, sized
 from simgpu.papers.checks.cdma_traces import study
 from simgpu.papers.checks.results import bars, condition
 from simgpu.policies.vdnn import Vdnn
@@ -33,10 +33,10 @@ Ratios = Mapping[tuple[str, str], float]
 
 @dataclass(frozen=True, slots=True)
 class Compressed:
-    """A network's offloaded feature maps over its training. whole: all together, by codec and layout; best: that of
-    the map which a codec compresses most, in any epoch."""
+    """Compression ratios of a network's offloaded feature maps by codec and layout. overall: of all maps and epochs;
+    best: of the map and epoch that compress most."""
 
-    whole: dict[tuple[str, str], float]
+    overall: dict[tuple[str, str], float]
     best: dict[tuple[str, str], float]
 
 
@@ -53,7 +53,7 @@ def offloaded(trace: Trace) -> set[str]:
     return {block.id for block in swapped if block.kind is BlockKind.ACTIVATION}
 
 
-def compressed(trace: Trace, lying: Lying, masks: bool) -> Compressed:
+def compressed(trace: Trace, zeros: ZeroPattern, masks: bool) -> Compressed:
     """Ratios of a network. masks: whether those of ZVC count."""
     table, leaving = trace.block_by_id, offloaded(trace)
     dense = sum(table[name].bytes for name in leaving - {sample.block for sample in trace.sparsity})
@@ -74,7 +74,7 @@ def compressed(trace: Trace, lying: Lying, masks: bool) -> Compressed:
         for layout in LAYOUTS:
             count(("zvc", layout), sample.block, size)
     for layout in LAYOUTS:
-        for block, _, codec, size in sized(trace, lying, dict.fromkeys(CODECS, layout)):
+        for block, _, codec, size in sized(trace, zeros, dict.fromkeys(CODECS, layout)):
             count((codec, layout), block, size)
     return Compressed({key: before / size for key, size in after.items()}, best)
 
@@ -82,67 +82,67 @@ def compressed(trace: Trace, lying: Lying, masks: bool) -> Compressed:
 def ratios(
     *, masks: bool = True, overlapping: bool = False, channels: float = 0.0, length: float = 0.0
 ) -> dict[str, Any]:
-    """Figures 11 and 12. masks: whether those of ZVC count; the others are of `Lying`."""
-    lying = Lying(channels, length, overlapping)
-    found = {name: compressed(trained(name), lying, masks) for name in study("maxwell").traces}
-    whole = {name: each.whole for name, each in found.items()}
-    mean = {key: fmean(each[key] for each in whole.values()) for key in next(iter(whole.values()))}
+    """Figures 11 and 12. masks: whether those of ZVC count; the others are of `ZeroPattern`."""
+    zeros = ZeroPattern(channels, length, overlapping)
+    networks = {name: compressed(trained(name), zeros, masks) for name in study("maxwell").traces}
+    overall = {name: each.overall for name, each in networks.items()}
+    mean = {key: fmean(each[key] for each in overall.values()) for key in next(iter(overall.values()))}
     zlib, zvc = ("zlib", NCHW), ("zvc", NCHW)
     return {
         "zvc": mean[zvc],
-        "best": max(max(each.best.values()) for each in found.values()),
+        "best": max(max(each.best.values()) for each in networks.values()),
         "zlib": mean[zlib],
-        "behind": behind(whole),
-        "saved": fmean(1 - each[zvc] / each[zlib] for each in whole.values()),
-        "googlenet": whole["GoogLeNet"][zlib] / whole["GoogLeNet"][zvc] - 1,
-        "rle_prefers": rle_prefers(whole),
+        "behind": behind(overall),
+        "saved": fmean(1 - each[zvc] / each[zlib] for each in overall.values()),
+        "googlenet": overall["GoogLeNet"][zlib] / overall["GoogLeNet"][zvc] - 1,
+        "rle_prefers": rle_prefers(overall),
         "rle_worst": rle_worst(mean),
-        "by_network": _by_network(whole, mean),
+        "by_network": _by_network(overall, mean),
         "by_layout": _by_layout(mean),
-        "traffic": _traffic(whole),
+        "traffic": _traffic(overall),
     }
 
 
-def behind(whole: Mapping[str, Ratios]) -> dict[str, Any]:
+def behind(overall: Mapping[str, Ratios]) -> dict[str, Any]:
     """Whether zlib is behind ZVC in NHWC and CHWN, but for GoogLeNet."""
     ahead = {
-        layout: [name for name, of in whole.items() if of["zlib", layout] > of["zvc", layout]]
+        layout: [name for name, of in overall.items() if of["zlib", layout] > of["zvc", layout]]
         for layout in LAYOUTS
         if layout != NCHW
     }
-    told = "; ".join(f"ahead in {layout.upper()}: {', '.join(names) or 'none'}" for layout, names in ahead.items())
-    return condition(all(names == ["GoogLeNet"] for names in ahead.values()), told)
+    detail = "; ".join(f"ahead in {layout.upper()}: {', '.join(names) or 'none'}" for layout, names in ahead.items())
+    return condition(all(names == ["GoogLeNet"] for names in ahead.values()), detail)
 
 
-def rle_prefers(whole: Mapping[str, Ratios]) -> dict[str, Any]:
+def rle_prefers(overall: Mapping[str, Ratios]) -> dict[str, Any]:
     """Whether RLE compresses every network most in NCHW."""
-    others = [name for name, of in whole.items() if max(LAYOUTS, key=lambda layout: of["rle", layout]) != NCHW]
-    return condition(not others, f"best in NCHW: {len(whole) - len(others)} of {len(whole)} networks")
+    others = [name for name, of in overall.items() if max(LAYOUTS, key=lambda layout: of["rle", layout]) != NCHW]
+    return condition(not others, f"best in NCHW: {len(overall) - len(others)} of {len(overall)} networks")
 
 
 def rle_worst(mean: Ratios) -> dict[str, Any]:
     """Whether RLE is the worst of the three codecs in every layout, in the mean of all networks."""
-    told = [f"{layout.upper()} {mean['rle', layout]:.3f} and {mean['zvc', layout]:.3f}" for layout in LAYOUTS]
+    means = [f"{layout.upper()} {mean['rle', layout]:.3f} and {mean['zvc', layout]:.3f}" for layout in LAYOUTS]
     worst = all(mean["rle", layout] < min(mean["zvc", layout], mean["zlib", layout]) for layout in LAYOUTS)
-    return condition(worst, f"means of RLE and ZVC: {', '.join(told)}")
+    return condition(worst, f"means of RLE and ZVC: {', '.join(means)}")
 
 
 def layouts() -> dict[str, Any]:
     """ZVC on arrays in every layout, compressed by the codec itself."""
-    pattern, sizes = Lying().pattern, []
+    pattern, sizes = ZeroPattern().pattern, []
     for share in (0.0, 0.3, 0.62, 0.93, 1.0):
         maps = field_of(pattern, (16, 32, 14, 14), 14, seed=0).maps(share)
-        sizes.append({found.compressed for found in measure(maps, ["zvc"])})
+        sizes.append({each.compressed for each in measure(maps, ["zvc"])})
     random = np.random.default_rng(0)
     maps = random.standard_normal((8, 32, 7, 9)).astype(np.float32) * (random.random((8, 32, 7, 9)) < 0.4)
-    sizes.append({found.compressed for found in measure(maps, ["zvc"])})
+    sizes.append({each.compressed for each in measure(maps, ["zvc"])})
     return {
         "same": condition(all(len(size) == 1 for size in sizes), f"{len(sizes)} arrays in three layouts, to the byte")
     }
 
 
-def _by_network(whole: Mapping[str, Ratios], mean: Ratios) -> dict[str, Any]:
-    groups = {name: {short: of[codec, NCHW] for codec, short in _SHORT.items()} for name, of in whole.items()}
+def _by_network(overall: Mapping[str, Ratios], mean: Ratios) -> dict[str, Any]:
+    groups = {name: {short: of[codec, NCHW] for codec, short in _SHORT.items()} for name, of in overall.items()}
     groups["mean"] = {short: mean[codec, NCHW] for codec, short in _SHORT.items()}
     return bars("compression ratio in NCHW", groups, {"mean": {"ZV": 2.6, "ZL": 2.76}})
 
@@ -154,6 +154,6 @@ def _by_layout(mean: Ratios) -> dict[str, Any]:
     return bars("compression ratio, mean of six networks", groups, marks)
 
 
-def _traffic(whole: Mapping[str, Ratios]) -> dict[str, Any]:
-    groups = {name: {short: 1 / of[codec, NCHW] for codec, short in _SHORT.items()} for name, of in whole.items()}
+def _traffic(overall: Mapping[str, Ratios]) -> dict[str, Any]:
+    groups = {name: {short: 1 / of[codec, NCHW] for codec, short in _SHORT.items()} for name, of in overall.items()}
     return bars("offloaded bytes over vDNN's", groups, share=True)

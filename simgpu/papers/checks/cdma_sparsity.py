@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from statistics import fmean
 from typing import Any
 
-from simgpu.papers.checks.cdma_traces import layers_of, makers, study
+from simgpu.papers.checks.cdma_traces import layers_of, study, writers_of
 from simgpu.papers.checks.results import lines
 from simgpu.trace.folder import load_trace
 from simgpu.trace.model import Trace
@@ -22,10 +22,10 @@ RECORDED = "digits-cnn-cpu"
 
 @dataclass(frozen=True, slots=True)
 class Curves:
-    """Shares of zeros of feature maps over a training, in the order in which forward makes them.
+    """Shares of zeros of feature maps over a training, in the order of the forward pass.
 
-    zeros: by map, at equal distances of time. layers: what makes a map. sources: what a pooled or normalized map is
-    made of.
+    zeros: by map, at equal intervals. layers: class of the layer that writes a map. sources: the input of a pooled or
+    normalized map.
     """
 
     zeros: Mapping[str, Sequence[float]]
@@ -33,7 +33,7 @@ class Curves:
     sources: Mapping[str, str]
 
     def of(self, layer: OpClass) -> list[str]:
-        """The maps that layers of a class make."""
+        """The maps that layers of a class write."""
         return [name for name in self.zeros if self.layers[name] is layer]
 
     def origin(self, name: str) -> str:
@@ -44,8 +44,8 @@ class Curves:
 
 
 def curves_of(trace: Trace) -> Curves:
-    """What a trace tells of each epoch. Of a map and what a dropout leaves of it, the latter: Caffe drops in place."""
-    by, layers = makers(trace), layers_of(trace)
+    """The curves of a trace. A map with dropout is the dropped one: Caffe drops in place."""
+    by, layers = writers_of(trace), layers_of(trace)
     replaced = {kernel.reads[0] for kernel in by.values() if op_class(kernel.op) is OpClass.DROPOUT}
     zeros: dict[str, list[float]] = {}
     for sample in trace.sparsity:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from simgpu.experiments.study import cell_of
 from simgpu.hardware.spec import CdmaSpec, NodeSpec
-from simgpu.papers.checks.cdma_maps import Lying, with_sizes
+from simgpu.papers.checks.cdma_maps import ZeroPattern, with_sizes
 from simgpu.papers.checks.cdma_traces import GPUS, joined_in_place, study
 from simgpu.papers.checks.results import bars, lines
 
@@ -22,7 +22,7 @@ GIGA = 10**9
 _READ = tuple(GIGA * rate for rate in (16, 32, 48, 64, 100, 150, 200, 10_000))
 #: Link bandwidths of the sweep, bytes per second, each way: PCIe 3.0's 12.8 GB/s, and its multiples.
 _LINKS = tuple(GIGA * tenths // 10 for tenths in (64, 128, 256, 512, 1024))
-#: Marks in figures: what vDNN keeps in the mean, told of Pascal (section III), and gains (abstract and section VII-C).
+#: Marks in figures: vDNN's mean relative performance on Pascal (section III), and gains (abstract and section VII-C).
 _LOST = {"mean": {"vDNN": 0.49}}
 _GAINED = {"mean": {"Maxwell": 0.32, "Pascal": 0.53}, "best": {"Maxwell": 0.61, "Pascal": 0.79}}
 #: Samples a second, by network and run.
@@ -56,41 +56,41 @@ def performance(
     length: float = 0.0,
     runs: Sequence[str] = (),
 ) -> dict[str, Any]:
-    """Figure 13, and what section VII-B tells of both GPUs together.
+    """Figure 13, and section VII-B's numbers for both GPUs together.
 
-    speed: of the GPUs. joins: whether concatenations copy what they join. overlapping, channels, length: of `Lying`.
-    runs: which, and only what these tell; without: all.
+    speed: of the GPUs. joins: whether concatenations copy. overlapping, channels, length: of `ZeroPattern`. runs:
+    only these, and the results that they suffice for; without: all.
     """
-    lying = Lying(channels, length, overlapping)
+    zeros = ZeroPattern(channels, length, overlapping)
 
     def change(trace: Trace) -> Trace:
-        return with_sizes(trace if joins else joined_in_place(trace), lying)
+        return with_sizes(trace if joins else joined_in_place(trace), zeros)
 
     labels = tuple(runs) or tuple(run.label for run in study(GPUS[0]).runs)
     by_gpu = {gpu: speeds(gpu, labels, speed=speed, change=change) for gpu in GPUS}
-    found: dict[str, Any] = {}
+    results: dict[str, Any] = {}
     for gpu, of in by_gpu.items():
         if {"vDNN", "ZV", "ideal"}.issubset(labels):
-            found |= _gains(gpu, of)
+            results |= _gains(gpu, of)
         if not runs:
-            found[f"{gpu}_figure"] = _figure(of, _LOST if gpu == "pascal" else {})
+            results[f"{gpu}_figure"] = _figure(of, _LOST if gpu == "pascal" else {})
     if not runs:
-        found["gains_figure"] = _gains_figure(by_gpu)
+        results["gains_figure"] = _gains_figure(by_gpu)
     if {"ZV", "ZL"}.issubset(labels):
         leads = [each["ZL"] / each["ZV"] - 1 for of in by_gpu.values() for each in of.values()]
         google = [of["GoogLeNet"]["ZL"] / of["GoogLeNet"]["ZV"] - 1 for of in by_gpu.values()]
-        found |= {"zlib": fmean(leads), "googlenet": max(google)}
+        results |= {"zlib": fmean(leads), "googlenet": max(google)}
     if {"RL", "ZV", "ZL", "BW"}.issubset(labels):
         every = [each for of in by_gpu.values() for each in of.values()]
-        found["throttled"] = fmean(each["BW"] / max(each["RL"], each["ZV"], each["ZL"]) for each in every)
-    return found
+        results["throttled"] = fmean(each["BW"] / max(each["RL"], each["ZV"], each["ZL"]) for each in every)
+    return results
 
 
 def _gains(gpu: str, of: Speeds) -> dict[str, float]:
     gains = [each["ZV"] / each["vDNN"] - 1 for each in of.values()]
-    kept = [each["vDNN"] / each["ideal"] for each in of.values()]
-    found = {"gain": fmean(gains), "best": max(gains), "loss": 1 - fmean(kept), "worst": 1 - min(kept)}
-    return {f"{gpu}_{name}": value for name, value in found.items()}
+    relative = [each["vDNN"] / each["ideal"] for each in of.values()]
+    numbers = {"gain": fmean(gains), "best": max(gains), "loss": 1 - fmean(relative), "worst": 1 - min(relative)}
+    return {f"{gpu}_{name}": value for name, value in numbers.items()}
 
 
 def _figure(of: Speeds, marks: Mapping[str, Mapping[str, float]]) -> dict[str, Any]:
@@ -143,11 +143,11 @@ def links() -> dict[str, Any]:
     runs = {run.label: run for run in of.runs}
     ideal = {name: speed_of(of, name, runs["ideal"]) for name in of.traces}
 
-    def kept(label: str, rate: int) -> float:
+    def relative(label: str, rate: int) -> float:
         run = replace(runs[label], node=linked(runs[label].node, rate))
         return fmean(speed_of(of, name, run) / ideal[name] for name in of.traces)
 
-    curves = {label: [(rate / GIGA, kept(label, rate)) for rate in _LINKS] for label in ("vDNN", "ZV")}
+    curves = {label: [(rate / GIGA, relative(label, rate)) for rate in _LINKS] for label in ("vDNN", "ZV")}
     return {
         "figure": lines("performance over the oracle's", "GB/s of the link, each way", curves, share=True, log=True)
     }

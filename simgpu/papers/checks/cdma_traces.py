@@ -37,18 +37,18 @@ def study(gpu: str, speed: float = 1.0) -> Study:
 def joined_in_place(trace: Trace) -> Trace:
     """The trace as if branches wrote their parts of a concatenation straight into it, as cuDNN's strides allow.
 
-    No kernel copies them, and what vDNN would offload twice, as parts and as a whole, is one feature map.
+    No kernel copies them, and what vDNN would offload twice, as parts and as their concatenation, is one feature map.
 
     >>> trace = study("maxwell").traces["SqueezeNet"]
     >>> len(trace.blocks) - len(joined_in_place(trace).blocks)
     16
     """
     joins = [kernel for kernel in trace.kernels if kernel.op == "cat" and kernel.phase is Phase.FORWARD]
-    whole = {part: join.writes[0] for join in joins for part in join.reads}
+    concatenated = {part: join.writes[0] for join in joins for part in join.reads}
 
     def root(block: str) -> str:
-        while block in whole:
-            block = whole[block]
+        while block in concatenated:
+            block = concatenated[block]
         return block
 
     copies = {join.id for join in joins}
@@ -58,13 +58,13 @@ def joined_in_place(trace: Trace) -> Trace:
         if kernel.id not in copies
     )
     last = {block: kernel.id for kernel in kernels for block in (*kernel.reads, *kernel.writes)}
-    joined = set(map(root, whole))
+    joined = set(map(root, concatenated))
     blocks = tuple(
         replace(block, release=last[block.id]) if block.id in joined else block
         for block in trace.blocks
-        if block.id not in whole
+        if block.id not in concatenated
     )
-    sparsity = tuple(sample for sample in trace.sparsity if sample.block not in whole)
+    sparsity = tuple(sample for sample in trace.sparsity if sample.block not in concatenated)
     return replace(trace, kernels=kernels, blocks=blocks, sparsity=sparsity)
 
 
@@ -72,25 +72,25 @@ def _distinct(blocks: Iterable[str]) -> tuple[str, ...]:
     return tuple(dict.fromkeys(blocks))
 
 
-def makers(trace: Trace) -> dict[str, Kernel]:
+def writers_of(trace: Trace) -> dict[str, Kernel]:
     """By feature map, the first forward kernel that writes it."""
-    found: dict[str, Kernel] = {}
+    writers: dict[str, Kernel] = {}
     for kernel in trace.kernels:
         if kernel.phase is Phase.FORWARD:
             for block in kernel.writes:
-                found.setdefault(block, kernel)
-    return found
+                writers.setdefault(block, kernel)
+    return writers
 
 
 def layers_of(trace: Trace) -> dict[str, OpClass]:
-    """By feature map whose zeros are known, what makes it: a convolution, linear layer, pooling or something else.
+    """By feature map with known zeros, the class of the layer that writes it.
 
     A map behind a dropout is of the layer before it: Caffe drops in place.
     """
-    by, found = makers(trace), {}
+    by, layers = writers_of(trace), {}
     for block in dict.fromkeys(sample.block for sample in trace.sparsity):
         kernel = by[block]
         while op_class(kernel.op) is OpClass.DROPOUT:
             kernel = by[kernel.reads[0]]
-        found[block] = op_class(kernel.op)
-    return found
+        layers[block] = op_class(kernel.op)
+    return layers

@@ -24,7 +24,7 @@ from simgpu.papers.checks.results import bars, lines
 _MS = 10**6
 _GPU = load_node("v100").gpu
 #: What figure 12 and `simgpu.compression.codecs.gpu.paper` call the four ways.
-_TOLD = {"random": "random", "expert": "expert", "bayesian": "Bayesian", "grid_search": "grid search"}
+_NAMES = {"random": "random", "expert": "expert", "bayesian": "Bayesian", "grid_search": "grid search"}
 _WAYS = {"random": "RD", "expert": "EP", "bayesian": "BO", "grid_search": "GS"}
 _PUBLISHED = {figure.name: figure for figure in FIGURES}
 _RANDOM = _PUBLISHED["figure 12, random"]
@@ -36,7 +36,7 @@ _GRIDS = (1, 2, 4, 7, 10, 20, 30, 40, 60, 80, 100, 120, 160, 197, 240, 320, 512,
 
 @dataclass(frozen=True)
 class SlowedSurface(ResponseSurface):
-    """Another surface's times, so many times as long."""
+    """Another surface's times, multiplied."""
 
     of: ResponseSurface
     times: float
@@ -53,8 +53,8 @@ class SlowedSurface(ResponseSurface):
 
 
 def _surface(slower: float) -> ResponseSurface:
-    found = response_of(_GPU)
-    return found if slower == 1 else SlowedSurface(found.gpu, found.basis, found.description, found, slower)
+    plain = response_of(_GPU)
+    return plain if slower == 1 else SlowedSurface(plain.gpu, plain.basis, plain.description, plain, slower)
 
 
 def launches(slower: float = 1) -> dict[str, Any]:
@@ -87,17 +87,17 @@ def tuner() -> dict[str, Any]:
     """Milliseconds of VGG16's codec at the settings that four ways find (figure 12), and what finding them takes.
 
     The random setting is the paper's: another draw finds another. The search depends on its draw too: the median of
-    several seeds stands for it.
+    several seeds is used.
     """
-    found = LaunchTuner(_surface(1), "zvc", FIGURE_12)
-    grid, searches = found.grid_search(), [found.bayesian(seed) for seed in _SEEDS]
+    tuner_ = LaunchTuner(_surface(1), "zvc", FIGURE_12)
+    grid, searches = tuner_.grid_search(), [tuner_.bayesian(seed) for seed in _SEEDS]
     ms = {
-        "random": found.at(_of(_RANDOM)) / _MS,
-        "expert": found.expert(_GPU).total_ns / _MS,
+        "random": tuner_.at(_of(_RANDOM)) / _MS,
+        "expert": tuner_.expert(_GPU).total_ns / _MS,
         "bayesian": median(each.total_ns for each in searches) / _MS,
         "grid_search": grid.total_ns / _MS,
     }
-    published = {way: _PUBLISHED[f"figure 12, {told}"].paper_ms for way, told in _TOLD.items()}
+    published = {way: _PUBLISHED[f"figure 12, {name}"].paper_ms for way, name in _NAMES.items()}
     return {
         **ms,
         "tried_ratio": grid.evaluations / searches[0].evaluations,
@@ -123,8 +123,8 @@ def time_models(noise: float = NOISE, pieces: int = PIECES) -> dict[str, Any]:
 
     noise: of the samples, relative. pieces: sub-models of the linear regression.
     """
-    found = mean_errors(compare_models(_surface(1), noise=noise, pieces=pieces))
-    error = {model: wider for model, (_, wider) in found.items()}
+    errors = mean_errors(compare_models(_surface(1), noise=noise, pieces=pieces))
+    error = {model: wider for model, (_, wider) in errors.items()}
     return {
         "linear": error["linear"],
         "under_ridge": 1 - error["linear"] / error["bayesian_ridge"],

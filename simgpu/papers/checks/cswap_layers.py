@@ -32,7 +32,7 @@ def vgg16() -> Trace:
 
 @lru_cache
 def swapped() -> dict[str, str]:
-    """What the paper calls the sparse tensors that vDNN swaps, by their blocks in the order in which they leave."""
+    """The paper's names of the sparse tensors that vDNN swaps, by block, in the order of their offloads."""
     trace = vgg16()
     left = departures(simulate(trace, load_node("v100"), "vdnn", parameters={"mode": "conv"}))
     sparse = {sample.block for sample in trace.sparsity}
@@ -57,7 +57,7 @@ def tensors() -> dict[str, Any]:
 
 _MS = 10**6
 _TUNED = {"launch": "grid_search"}
-#: What the advisor would decide by what the machine charges.
+#: The advisor with the true times and sizes.
 _MEASURED = {**_TUNED, "times": "exact", "sizes": "format"}
 _COPIES = (SpanKind.COPY_D2H, SpanKind.COPY_H2D)
 _CODEC = (SpanKind.ENCODE, SpanKind.DECODE)
@@ -78,8 +78,8 @@ def trained(
 
 
 def latencies(training: Training) -> dict[str, tuple[int, int]]:
-    """By block, nanoseconds of its copies and of its codec in all epochs' last iterations, hidden or not."""
-    found: dict[str, list[int]] = {}
+    """By block, nanoseconds of its copies and of its codec in all epochs' last iterations, overlapped or not."""
+    by_block: dict[str, list[int]] = {}
     for epoch in training.epochs:
         timeline = epoch.result.timeline
         last = timeline.iteration == epoch.result.iterations - 1
@@ -87,8 +87,8 @@ def latencies(training: Training) -> dict[str, tuple[int, int]]:
         for name, kind, ns in zip(timeline.name[last].tolist(), timeline.kind[last].tolist(), took, strict=True):
             if kind in (*_COPIES, *_CODEC):
                 block = timeline.names[name].partition(":")[0]
-                found.setdefault(block, [0, 0])[kind in _CODEC] += ns
-    return {block: (copies, codec) for block, (copies, codec) in found.items()}
+                by_block.setdefault(block, [0, 0])[kind in _CODEC] += ns
+    return {block: (copies, codec) for block, (copies, codec) in by_block.items()}
 
 
 def static_layers(launch: str = "grid_search") -> dict[str, Any]:
@@ -118,22 +118,21 @@ def static_layers(launch: str = "grid_search") -> dict[str, Any]:
 def layers(
     study: str = "cswap-6c", changed: Mapping[str, object] | None = None, classifier: str = "in layers"
 ) -> dict[str, Any]:
-    """VGG16's tensors that leave compressed, epoch by epoch (figure 9).
+    """VGG16's tensors that are offloaded compressed, epoch by epoch (figure 9).
 
-    classifier: ``at once`` where all that follows the last convolution is one layer, next to which the first tensor
-    comes back.
+    classifier: ``at once`` where all that follows the last convolution is one layer, which the first prefetch overlaps.
     """
     loaded = study_of(study, changed)
     trace = loaded.traces["VGG16"]
     if classifier == "at once":
         trace = _with_one_classifier(trace)
     node = loaded.runs[0].node
-    found = train(trace, node, "cswap", parameters=_TUNED, epochs=range(EPOCHS), iterations=2)
-    rows = dict(zip(VGG16_SIZES, _sparse(found), strict=True))
+    training = train(trace, node, "cswap", parameters=_TUNED, epochs=range(EPOCHS), iterations=2)
+    rows = dict(zip(VGG16_SIZES, _sparse(training), strict=True))
     shown = range(0, EPOCHS, 4)
     return {
-        "first": found.counts[0],
-        "epoch_48": found.counts[48],
+        "first": training.counts[0],
+        "epoch_48": training.counts[48],
         "never": [name for name, row in rows.items() if not any(row)],
         "figure_9": cells(
             list(rows),
@@ -157,17 +156,17 @@ def _with_one_classifier(trace: Trace) -> Trace:
 
 
 def _sparse(training: Training) -> list[tuple[str | None, ...]]:
-    """Decisions on the twelve tensors of VGG16, by epoch; the image, which comes first, has no zeros to speak of."""
+    """Decisions on the twelve tensors of VGG16, by epoch; without the image, which comes first and has no zeros."""
     _, *rows = training.decisions.values()
     return rows
 
 
 def counts() -> dict[str, Any]:
-    """How many tensors leave compressed, epoch by epoch, in four networks (figure 8)."""
+    """The number of tensors that are offloaded compressed, epoch by epoch, in four networks (figure 8)."""
     loaded, epochs = study_of("cswap-6c"), range(0, EPOCHS, 2)
-    found = {name: trained(loaded, name, "cswap", _TUNED, epochs).counts for name in _FIGURE_8}
-    curves = {name: list(zip(epochs, each, strict=True)) for name, each in found.items()}
-    return {"figure_8": lines("tensors that leave compressed", "epoch", curves, {"VGG16": [(0, 5), (48, 9)]})}
+    compressed = {name: trained(loaded, name, "cswap", _TUNED, epochs).counts for name in _FIGURE_8}
+    curves = {name: list(zip(epochs, each, strict=True)) for name, each in compressed.items()}
+    return {"figure_8": lines("tensors offloaded compressed", "epoch", curves, {"VGG16": [(0, 5), (48, 9)]})}
 
 
 def decisions() -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""CSWAP's networks as wholes: swapping latency, the share of transfers, and its undocumented AlexNet."""
+"""CSWAP's networks: swapping latency, the share of transfers, and its undocumented AlexNet."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ STUDIES = {("v100", 0): "cswap-6a", ("2080ti", 0): "cswap-6b", ("v100", 1): "csw
 
 def latency_saved() -> dict[str, Any]:
     """Swapping latency that cswap saves of vDNN's, of copies and codec, hidden or not: of the best network by node."""
-    found = {
+    saved = {
         node: [
             _saved(study, network)
             for at in (0, 1)
@@ -35,7 +35,7 @@ def latency_saved() -> dict[str, Any]:
         ]
         for node in ("v100", "2080ti")
     }
-    return {f"most_{node}": max(each) for node, each in found.items()}
+    return {f"most_{node}": max(each) for node, each in saved.items()}
 
 
 def _saved(study: Study, network: str) -> float:
@@ -61,8 +61,8 @@ def _transferring(study: Study, network: str, exposed: bool) -> float:
 
 
 def _shares(result: Result, parts: tuple[str, ...]) -> float:
-    found = result.metrics.breakdown.parts
-    return sum(found[part] for part in parts) / sum(found.values())
+    times = result.metrics.breakdown.parts
+    return sum(times[part] for part in parts) / sum(times.values())
 
 
 def slowdown(changed: Mapping[str, object] | None = None) -> dict[str, Any]:

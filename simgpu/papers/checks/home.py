@@ -43,7 +43,7 @@ class Modelled:
 
 
 def swept(changes: Mapping[str, object] | None = None) -> Iterator[Modelled]:
-    """Every network at the batches of the study home-6, of which the last is the one that HOME reaches in table 2."""
+    """Every network at the batches of the study home-6, the last of which HOME reaches in table 2."""
     study = load_study("home-6", dict(changes or {}))
     for name in NETWORKS:
         yield Modelled(name, tuple(study.traces[each] for each in study.networks[name]), study.runs[0].node)
@@ -69,7 +69,7 @@ def convergence(
     searches: int = 5,
     without: str = "",
 ) -> dict[str, Any]:
-    """Iterations of the swarm, mean of so many searches of each network at HOME's largest batch of table 2.
+    """Iterations of the swarm, mean over `searches` for each network at HOME's largest batch of table 2.
 
     update: of particles, as the policy has it; table 3 leaves one evaluation for each, which is recombine. until: the
     best placement is first met, or all particles agree, so that nothing more could come. without: a network
@@ -80,9 +80,9 @@ def convergence(
     for network in swept():
         if network.name == without:
             continue
-        found = _searches(network, Home(update=update), searches)
-        iterations[network.name] = fmean(each.converged_at if until == "best" else each.iterations for each in found)
-        best = found[0].history.best
+        swarms = _searches(network, Home(update=update), searches)
+        iterations[network.name] = fmean(each.converged_at if until == "best" else each.iterations for each in swarms)
+        best = swarms[0].history.best
         curves[network.name] = [(number, float(cost / best[-1])) for number, cost in enumerate(best, start=1)]
     others = fmean(value for name, value in iterations.items() if name != "InceptionV3")
     return {
@@ -114,7 +114,7 @@ def _searches(network: Modelled, policy: Home, count: int) -> list[SwarmResult]:
 
 
 def _evaluator(network: Modelled, policy: Home) -> tuple[PlanContext, Evaluator]:
-    """What tells the cost of placements of a network at its largest batch."""
+    """The evaluator of placements of a network at its largest batch."""
     context = plan_context(network.traces[-1], network.node, policy)
     return context, policy.evaluator(context, policy.decisions(context))
 
@@ -125,7 +125,7 @@ def _evaluation_s(evaluator: Evaluator, compiled: bool) -> float:
     choices = alone.decisions.choices
     count = _TIMED if compiled else _TIMED_PLAIN
     vectors = np.random.default_rng(0).integers(0, choices, size=(count, len(choices)), dtype=np.int8)
-    found = np.zeros((count, len(RESULT)), np.int64)
+    costs = np.zeros((count, len(RESULT)), np.int64)
     # At most every kernel runs again for every feature map.
     scratch = scratch_for(alone.tables, len(choices) * len(alone.graph.kernels))
     took = []
@@ -135,7 +135,7 @@ def _evaluation_s(evaluator: Evaluator, compiled: bool) -> float:
         if compiled:
             alone.score(vectors)
         else:
-            clocks.evaluate_all(alone.tables, scratch, vectors, found)
+            clocks.evaluate_all(alone.tables, scratch, vectors, costs)
         took.append(thread_time() - begin)
     return min(took) / count
 
@@ -172,7 +172,7 @@ def prediction() -> dict[str, Any]:
 
 def _errors(network: Modelled) -> list[tuple[float, float]]:
     """Of each placement, run in both ways."""
-    found = []
+    errors = []
     for trace in network.traces[-_BATCHES:]:
         policy = Home(update="recombine")
         context = plan_context(trace, network.node, policy)
@@ -182,8 +182,8 @@ def _errors(network: Modelled) -> list[tuple[float, float]]:
         best = policy.search(context, evaluator).best
         for vector in _tried(evaluator, said, best):
             predicted = int(evaluator.costs([vector]).time_ns[0])
-            found.append((_error(context, evaluator, vector, predicted), _error(context, said, vector, predicted)))
-    return found
+            errors.append((_error(context, evaluator, vector, predicted), _error(context, said, vector, predicted)))
+    return errors
 
 
 def _tried(evaluator: Evaluator, other: Evaluator, best: Vector) -> Iterator[Vector]:
@@ -212,8 +212,8 @@ def holes() -> dict[str, Any]:
     """Largest batches of Capuchin where every block has one place and nothing is moved together; over those of none."""
     batches = {}
     for network in plain():
-        found = max_batch(network.traces[0], network.node, ["none", "capuchin"], pool="addressed", speeds=False)
-        batches[network.name] = [each.batch or 0 for each in found]
+        largest = max_batch(network.traces[0], network.node, ["none", "capuchin"], pool="addressed", speeds=False)
+        batches[network.name] = [each.batch or 0 for each in largest]
     none, capuchin = map(sum, zip(*batches.values(), strict=True))
     return {**{name: both[1] for name, both in batches.items()}, "gain": capuchin / none}
 
@@ -222,8 +222,8 @@ def holes_home() -> dict[str, Any]:
     """The same of HOME on VGG16, the quickest to find."""
     (vgg16,) = (network for network in plain() if network.name == "VGG16")
     home = {"home": {"update": "recombine"}}
-    (found,) = max_batch(vgg16.traces[0], vgg16.node, [home], pool="addressed", speeds=False)
-    return {"VGG16": found.batch or 0}
+    (largest,) = max_batch(vgg16.traces[0], vgg16.node, [home], pool="addressed", speeds=False)
+    return {"VGG16": largest.batch or 0}
 
 
 def workspaces(limit: str = "0 B") -> dict[str, Any]:
@@ -240,7 +240,7 @@ def workspaces(limit: str = "0 B") -> dict[str, Any]:
 
 
 def depthwise(times: int = 1) -> dict[str, Any]:
-    """Samples/s of MobileNet where depthwise convolutions take so many times as long, at batches of table 2."""
+    """Samples/s of MobileNet with slower depthwise convolutions, at batches of table 2."""
     (small,) = (network for network in plain() if network.name == "MobileNet")
     (large,) = (network for network in swept() if network.name == "MobileNet")
     largest = slowed(large.traces[-1], times)
@@ -256,7 +256,7 @@ def depthwise(times: int = 1) -> dict[str, Any]:
 
 
 def slowed(trace: Trace, times: int) -> Trace:
-    """A trace whose depthwise convolutions take so many times as long."""
+    """A trace whose depthwise convolutions take several times as long."""
     return replace(trace, kernels=tuple(_slowed(kernel, times) for kernel in trace.kernels))
 
 

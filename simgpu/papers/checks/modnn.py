@@ -45,12 +45,12 @@ def _amounts() -> dict[str, dict[str, int]]:
 def fits() -> dict[str, Any]:
     """Section 7.1: which networks fit 12 and 24 GB in the ideal case."""
     needed = {name: amounts["all_at_once"] for name, amounts in _amounts().items()}
-    told = ", ".join(f"{name} {size / GB:.3g}" for name, size in needed.items()) + " GB"
+    detail = ", ".join(f"{name} {size / GB:.3g}" for name, size in needed.items()) + " GB"
     within = {name for name, size in needed.items() if size <= 12 * GB}
     beyond = {name for name, size in needed.items() if size > 24 * GB}
     return {
-        "in_12": condition(within == {"ResNet-34"}, told),
-        "beyond_24": condition(beyond >= {"VGG-16", "VGG-19", "VGG-101", "ResNet-152"}, told),
+        "in_12": condition(within == {"ResNet-34"}, detail),
+        "beyond_24": condition(beyond >= {"VGG-16", "VGG-19", "VGG-101", "ResNet-152"}, detail),
     }
 
 
@@ -92,7 +92,7 @@ def _optimizer(graph: TaskGraph) -> list[int]:
 
 
 def alone(transfers: Literal["task", "vdnn"] = "task") -> dict[str, Any]:
-    """Section 7.3: ideal memory over that where data come and go, of whole batches by the fastest algorithms.
+    """Section 7.3: ideal memory over that with transfers, for unpartitioned batches and the fastest algorithms.
 
     transfers: what decides it, the most demanding task alone or what a run of vDNN (all, fastest) holds at its peak.
     """
@@ -111,16 +111,16 @@ def figures() -> dict[str, Any]:
     """Figures 9 and 13, as ideal memory over that of each technique, and their published means."""
     names = {"bound": "all", "sub_batch": "sub-batches", "transfers": "transfers", "algorithms": "algorithms"}
     groups = {
-        network: {told: amounts["all_at_once"] / amounts[name] for name, told in names.items()}
+        network: {label: amounts["all_at_once"] / amounts[name] for name, label in names.items()}
         for network, amounts in _amounts().items()
     }
-    groups["mean"] = {told: fmean(of[told] for of in groups.values()) for told in names.values()}
+    groups["mean"] = {label: fmean(of[label] for of in groups.values()) for label in names.values()}
     published = {"mean": {"all": 59.0, "sub-batches": 42.0, "transfers": 4.1}}
     return {"saved": bars("all tensors at once over it", groups, published)}
 
 
 def resnet34(counted: Counted = "live") -> dict[str, Any]:
-    """Section 7.4: GB of the smallest budget in which ResNet-34 runs in its whole batch. counted: of equation 8."""
+    """Section 7.4: GB of the smallest budget in which ResNet-34 runs in its full batch. counted: of equation 8."""
     graph, gpu = network("ResNet-34"), load_node(NODE).gpu
     need = window_bytes(Tdfg.of(graph, gpu.alignment), ALPHA, counted)
     sizes = [select_sub_batch(graph, gpu, budget, counted=counted).size for budget in (need, need - 1)]

@@ -1,4 +1,4 @@
-"""What checks give: plain data, which can be kept and drawn."""
+"""Results of checks: plain data, which can be cached and drawn."""
 
 from __future__ import annotations
 
@@ -24,12 +24,12 @@ def bars(
     *,
     share: bool = False,
 ) -> dict[str, Any]:
-    """Bars by their labels in groups by theirs; published: marks on some of them. share: told in percent."""
+    """Bars by label in groups by label. published: marks on some of them. share: shown in percent."""
     return {
         "kind": "bars",
         "measure": measure,
-        "groups": {group: dict(found) for group, found in groups.items()},
-        "published": {group: dict(found) for group, found in (published or {}).items()},
+        "groups": {group: dict(values) for group, values in groups.items()},
+        "published": {group: dict(values) for group, values in (published or {}).items()},
         "share": share,
     }
 
@@ -43,7 +43,7 @@ def lines(
     share: bool = False,
     log: bool = False,
 ) -> dict[str, Any]:
-    """Lines by their labels; published: points next to a line of that label, or alone. log: the axis along is."""
+    """Lines by label. published: points by label. log: logarithmic axis `along`."""
     return {
         "kind": "lines",
         "measure": measure,
@@ -58,7 +58,7 @@ def lines(
 def cells(
     rows: Sequence[str], columns: Sequence[str], values: Sequence[Sequence[str]], along: str = "", down: str = ""
 ) -> dict[str, Any]:
-    """A map of decisions: a word in every cell, cells of one word in one colour; along, down: what its axes are."""
+    """A map of decisions: a word in each cell, one colour per word. along, down: titles of the axes."""
     return {
         "kind": "cells",
         "rows": list(rows),

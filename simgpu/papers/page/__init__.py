@@ -1,4 +1,1 @@
-"""What papers claim next to what is simulated, as one page that needs nothing next to it.
-
-`simgpu.papers.page.page` is the way in.
-"""
+"""A reproduction as one self-contained HTML page."""

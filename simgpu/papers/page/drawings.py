@@ -23,22 +23,22 @@ from simgpu.analysis.panel_axes import LINE_PAPER
 from simgpu.analysis.panels import AxisInfo, Bar, BarPanel
 from simgpu.analysis.plots import RunFigure
 
-#: Paul Tol's light palette, on which black words are read; the first for what is done most.
+#: Paul Tol's light palette, legible under black words; the first for the most frequent word.
 _COLOURS = ("#77AADD", "#EE8866", "#EEDD88", "#44BB99", "#FFAABB", "#BBCC33", "#99DDFF", "#AAAA00")
 _MORE = "#D8D8D8"
 #: Words on these colours are of this one, whatever the page's is.
 _INK = "#111111"
 _TABLE_INCHES, _WIDEST_CELL, _ROW_INCHES = 6.6, 0.95, 0.26
 _POINTS, _CHARACTER = 7.5, 0.066
-#: Labels of up to so many characters lie, and give way to each other; what an upright one takes across.
+#: Labels up to this length are horizontal; width of a vertical one.
 _SHORT, _UPRIGHT = 6, 0.14
-#: In more cells than these, words would be a texture; the colours are told apart without.
+#: Above this number of cells, words are left out.
 _MOST_WRITTEN = 240
 _GRID: dict[str, Any] = {"color": "white", "linewidth": 0.8}
 
 
 def draw_cells(drawing: Mapping[str, Any]) -> Figure:
-    """The map, with its words in the cells where they have room, or their first letters where these tell them apart."""
+    """The map, with words in its cells where they fit, or first letters where these are distinct."""
     rows, columns, values = drawing["rows"], drawing["columns"], drawing["values"]
     width = min(_WIDEST_CELL, _TABLE_INCHES / len(columns))
     longest = max(map(len, rows), default=0) * _CHARACTER
@@ -62,7 +62,7 @@ def draw_cells(drawing: Mapping[str, Any]) -> Figure:
 
 
 def _texts(words: list[str], width: float) -> dict[str, str]:
-    """What stands in a cell of a word: the word, its first letter, or nothing."""
+    """The text of each word in its cell: the word, its first letter, or nothing."""
     if all(len(word) * _CHARACTER < width for word in words):
         return {word: word for word in words}
     first = {word: word[0] for word in words}
@@ -71,7 +71,7 @@ def _texts(words: list[str], width: float) -> dict[str, str]:
 
 
 def _stretches(row: Sequence[str]) -> Iterator[tuple[int, list[str]]]:
-    """Where the same word begins to stand in cells next to each other, and these; cells without a word are left out."""
+    """Runs of cells with the same word: index of the first cell, and the cells; cells without a word are left out."""
     at = 0
     for word, cells in groupby(row):
         same = list(cells)
@@ -88,7 +88,7 @@ def _write(ax: Axes, values: Sequence[Sequence[str]], texts: Mapping[str, str]) 
 
 
 def _labels(columns: Sequence[str], width: float) -> tuple[int, bool]:
-    """Every how manieth column is labelled, and whether labels stand upright: short ones lie."""
+    """The step between labelled columns, and whether labels are vertical; short ones are horizontal."""
     longest = max(map(len, columns), default=0) + 1
     turned = longest * _CHARACTER > width and longest > _SHORT
     return ceil((_UPRIGHT if turned else longest * _CHARACTER) / width), turned
@@ -110,11 +110,11 @@ def _map_axes(ax: Axes, drawing: Mapping[str, Any], width: float) -> None:
 
 _SIZE_INCHES = (8.6, 3.5)
 _LEGEND_CHARACTERS = 26
-#: A line of twice as many points or more has about so many markers.
+#: Markers on a line with at least twice as many points.
 _MARKED = 12
-#: Values that span more than so many times are on a logarithmic axis.
+#: Values with a larger ratio of maximum to minimum are on a logarithmic axis.
 _MOST_LINEAR = 100
-#: An axis begins at zero unless its least value is so much of its largest.
+#: An axis begins at zero unless its minimum is this share of its maximum.
 _FAR_FROM_ZERO = 0.5
 
 
@@ -130,18 +130,20 @@ def drawn(drawing: Mapping[str, Any]) -> Figure:
 
 
 def _bars(drawing: Mapping[str, Any]) -> Figure:
-    found, published = drawing["groups"], drawing["published"]
-    labels = list(dict.fromkeys(label for groups in (found, published) for bars in groups.values() for label in bars))
+    simulated, published = drawing["groups"], drawing["published"]
+    labels = list(
+        dict.fromkeys(label for groups in (simulated, published) for bars in groups.values() for label in bars)
+    )
     groups = {
-        group: {label: _bar(found.get(group, {}), published.get(group, {}), label) for label in labels}
-        for group in dict.fromkeys([*found, *published])
+        group: {label: _bar(simulated.get(group, {}), published.get(group, {}), label) for label in labels}
+        for group in dict.fromkeys([*simulated, *published])
     }
-    told = AxisInfo(drawing["measure"], "share" if drawing["share"] else "number")
-    return plot_measures([[BarPanel(told, groups)]], labels, title="")
+    axis = AxisInfo(drawing["measure"], "share" if drawing["share"] else "number")
+    return plot_measures([[BarPanel(axis, groups)]], labels, title="")
 
 
-def _bar(found: Mapping[str, float | None], published: Mapping[str, float], label: str) -> Bar:
-    return Bar(found.get(label), published=(published[label],) if label in published else ())
+def _bar(simulated: Mapping[str, float | None], published: Mapping[str, float], label: str) -> Bar:
+    return Bar(simulated.get(label), published=(published[label],) if label in published else ())
 
 
 def _lines(drawing: Mapping[str, Any]) -> Figure:
@@ -150,7 +152,7 @@ def _lines(drawing: Mapping[str, Any]) -> Figure:
     ax = figure.subplots()
     looks = run_looks([*curves, *published])
     for number, (label, points) in enumerate(curves.items()):
-        # Markers of long lines stand apart, and not all at one place where lines lie on each other.
+        # Markers of long lines are spaced, and shifted so that overlapping lines can be seen.
         apart = max(len(points) // _MARKED, 1)
         ax.plot(*_columns(points), **_line(looks[label]), markevery=(number * apart // len(curves), apart))
     for label, points in published.items():

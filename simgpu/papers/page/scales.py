@@ -1,4 +1,4 @@
-"""Where ratios stand on small scales: 1, the published number, with what is within 10% and within 25% around it."""
+"""Positions of ratios on small scales around 1, the published number, with the bands of 10% and 25%."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from collections.abc import Iterable
 from math import log
 from typing import NamedTuple
 
-#: A scale shows at least this around 1.
+#: A scale covers at least this factor around 1.
 _LEAST = 1.45
 #: Of a scale's length, left free at both ends.
 _SPARE = 0.06
@@ -55,7 +55,7 @@ COMMON = Scale(0.5, 2.0)
 
 
 def scale_of(ratios: Iterable[float | None]) -> Scale | None:
-    """A scale with room for all of them and for 1; None where there are none.
+    """A scale that covers all ratios and 1; None without ratios.
 
     >>> scale = scale_of([0.5, None, 0.9])
     >>> scale.place(0.5).beyond, scale.place(1.25).beyond, scale_of([None])

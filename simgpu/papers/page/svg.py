@@ -59,10 +59,10 @@ def inline_svg(figure: Figure, prefix: str) -> Inline:
     >>> text.startswith('<svg '), 'width="288"' in text, 'id="a-figure_1"' in text, "#ffffff" in text, patterns
     (True, True, True, False, {})
     """
-    for number, told in enumerate(figure.findobj(Text)):
-        if told.get_path_effects():
-            told.set_path_effects([])
-            told.set_gid(f"halo{number}")
+    for number, label in enumerate(figure.findobj(Text)):
+        if label.get_path_effects():
+            label.set_path_effects([])
+            label.set_gid(f"halo{number}")
     written = StringIO()
     # Texts stay texts, to be searched and copied; ids are the same in every run.
     with rc_context({"svg.fonttype": "none", "svg.hashsalt": "simgpu"}):
@@ -70,11 +70,11 @@ def inline_svg(figure: Figure, prefix: str) -> Inline:
     text = _COMMENT.sub("", written.getvalue())
     text = _STYLE.sub("", text[text.index("<svg ") :].rstrip(), count=1)
     text = _FONT.sub("", _BLANK.sub("\n", text))
-    text = _COLOUR.sub(lambda found: _PAGES[found[0]], text)
-    patterns = {found[1]: found[0] for found in _PATTERN.finditer(text)}
+    text = _COLOUR.sub(lambda match: _PAGES[match[0]], text)
+    patterns = {match[1]: match[0] for match in _PATTERN.finditer(text)}
     text = _PATTERN.sub("", text)
     text = _HEAD.sub(lambda head: _SIZE.sub(_pixels, head[0]).replace("<svg ", '<svg role="img" ', 1), text, count=1)
-    return Inline(_ID.sub(lambda found: found[1] + prefix, text), patterns)
+    return Inline(_ID.sub(lambda match: match[1] + prefix, text), patterns)
 
 
 def _pixels(size: re.Match[str]) -> str:

@@ -164,7 +164,7 @@ def bar_views(reproduction: Reproduction) -> list[BarView]:
 
 
 def _bars(reproduction: Reproduction, key: str, name: str, longest: int) -> list[BarView]:
-    """longest: the claims of a bar as wide as there is room; 0: of the longest of these bars."""
+    """longest: the number of claims of a bar with full width; 0: of the longest of these bars."""
     counted = {
         sort: {verdict: count for verdict, count in reproduction.counts(key, fitted=fitted).items() if count}
         for sort, fitted in (("predictions", False), ("fitted", True))

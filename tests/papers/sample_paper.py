@@ -1,4 +1,4 @@
-"""A paper that nobody wrote, with a claim of every sort, and what came of them."""
+"""A sample paper with claims of every kind, and their outcomes."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ from simgpu.papers.outcome import ClaimOutcome, Experiment, PartOutcome, Step
 from simgpu.papers.reproduction import Reproduction
 from simgpu.papers.verdicts import Judgement, Simulated, Verdict, judge
 
-#: A name that a page must not take for anything but text.
+#: Text that a page must escape.
 NASTY = "</script><b>&amp; 'bold'"
 FILE: dict[str, Any] = {
     "schema": "simgpu.claims/2",
-    "paper": "MADE",
-    "source": "Nobody et al., Journal of Hand-made Claims 2020",
+    "paper": "SAMPLE",
+    "source": "Nobody et al., Journal of Sample Claims 2020",
     "claims": {
         "speed": {
             "where": "V-A, fig 6",
@@ -47,8 +47,8 @@ FILE: dict[str, Any] = {
             "states": f"What is prefetched {NASTY}",
             "kind": "rule",
             "parts": [
-                {"name": "kept", "value": 3, "test": "tests/papers/test_made.py::test_kept", "note": "of three"},
-                {"name": "size", "test": "tests/papers/test_made.py::test_size", "broken": "sizes are rounded up"},
+                {"name": "kept", "value": 3, "test": "tests/papers/test_sample.py::test_kept", "note": "of three"},
+                {"name": "size", "test": "tests/papers/test_sample.py::test_size", "broken": "sizes are rounded up"},
             ],
         },
         "broken": {
@@ -107,15 +107,15 @@ VALUES: dict[str, list[Simulated]] = {
 MOVED = {"14 GB/s": [1.35, 1.6], "16 GB/s": [1.28, 1.96]}
 
 
-def made_paper(**changes: Any) -> Paper:
+def sample_paper(**changes: Any) -> Paper:
     """The paper; changes: to its file."""
     file = PaperFile.model_validate(FILE | changes)
-    return Paper("made", file.paper, file.source, {}, file.claims, file.assumptions, tuple(file.figures))
+    return Paper("sample", file.paper, file.source, {}, file.claims, file.assumptions, tuple(file.figures))
 
 
-def made(paper: Paper | None = None, values: Mapping[str, list[Simulated]] = VALUES) -> Reproduction:
-    """What came of its claims, as if it had been run with its causes."""
-    claims = (paper or made_paper()).claims
+def sample(paper: Paper | None = None, values: Mapping[str, list[Simulated]] = VALUES) -> Reproduction:
+    """The outcomes of its claims with experiments, without running anything."""
+    claims = (paper or sample_paper()).claims
     return Reproduction(
         tuple(_outcome(claim, values) for claim in claims if not claim.is_rule),
         tuple(claim for claim in claims if claim.is_rule),
@@ -123,7 +123,7 @@ def made(paper: Paper | None = None, values: Mapping[str, list[Simulated]] = VAL
 
 
 def _outcome(claim: Claim, values: Mapping[str, list[Simulated]]) -> ClaimOutcome:
-    name = claim.id.removeprefix("made.")
+    name = claim.id.removeprefix("sample.")
     if name == "missing":
         failed = Judgement(Verdict.FAILED, detail="ValueError: there is nothing to divide by")
         return ClaimOutcome(claim, (PartOutcome(claim.parts[0], None, failed),))
