@@ -24,10 +24,10 @@ from simgpu.validation.timelines.comparison import (
 WIDTH = 80
 STAND_IN = "the CPU stood in for a GPU: nothing here was measured on one, or tells how well one is simulated"
 _NONE = "-"
-_HEADINGS = ("", "measured", "spread", "counterpart", "error", "measured", "counterpart", "error")
+_HEADINGS = ("", "measured", "spread", "simulated", "error", "measured", "simulated", "error")
 _OVER = ("", "step time", "", "", "", "peak memory", "", "")
-_BYTE_HEADINGS = ("", "measured", "counterpart", "error", "measured", "counterpart", "error")
-_BYTES_OVER = ("", "copied out", "", "", "copied in", "", "")
+_BYTE_HEADINGS = ("", "measured", "simulated", "error", "measured", "simulated", "error")
+_BYTES_OVER = ("", "device-to-host", "", "", "host-to-device", "", "")
 _STREAMS = ("compute", "d2h", "h2d")
 _PART_HEADINGS = ("", "watched", "compute", "copies out", "copies in")
 _PARTS_OVER = ("", "", "where the timelines part", "", "")
@@ -37,8 +37,8 @@ _AROUND = 4
 _WORDS = {
     Quantity.STEP: "step time",
     Quantity.PEAK: "peak memory",
-    Quantity.OUT: "copied out",
-    Quantity.IN: "copied in",
+    Quantity.OUT: "D2H bytes",
+    Quantity.IN: "H2D bytes",
 }
 _PARTED = {
     Agreement.OTHER: "{0}, simulated {1}",
@@ -184,7 +184,7 @@ def summary_text(summary: Summary) -> str:
     if summary.failed:
         text += f"; {len(summary.failed)} measured without a counterpart"
     if summary.as_plain is not None:
-        text += f"; the plain run's in their place would miss by {share_text(summary.as_plain)}"
+        text += f"; the plain run as the prediction has error {share_text(summary.as_plain)}"
     return text if summary.aim is None else f"{text}; {aim_text(summary)}"
 
 
@@ -324,10 +324,10 @@ def _comparison_row(row: Row, mark: bool) -> tuple[str, ...]:
 
 
 def _shortened(text: str, free: int) -> str:
-    """Without its middle where it is too long: how many bytes a copy moves stands at the end.
+    """The text without its middle where it is too long: a copy's bytes are at its end.
 
     >>> _shortened("copy_h2d stage3.pool:max_pool2d:saved 512 KiB", 30)
-    'copy_h2d stage3...saved 512 KiB'
+    'copy_h2d stage...saved 512 KiB'
     """
     if len(text) <= free:
         return text

@@ -168,9 +168,9 @@ def test_a_twin_that_does_not_fit_is_told(case: Case) -> None:
     assert any("plain: no counterpart, out of memory" in note and "kernel" in note for note in notes_on(result))
 
 
-def test_a_trace_that_does_not_tell_what_autograd_saves_is_told_of_once(equal: Validation, case: Case) -> None:
+def test_a_trace_without_recorded_saved_tensors_is_noted_once(equal: Validation, case: Case) -> None:
     """Counterparts then do what is derived, which may be something else than was run."""
-    guessed = "which tensors autograd saves is not in the recording: derived from what backward reads"
+    guessed = "tensors that autograd saves: derived from what backward reads, since the trace does not record them"
     assert [note for note in notes_on(equal) if guessed in note] == [f"{each.name}: {guessed}." for each in equal.cases]
     assert guessed in equal.to_dict()["cases"][0]["runs"][-1]["notes"]
     kernels = case.trace.kernels
@@ -313,7 +313,7 @@ def test_a_row_of_a_timeline_without_room_for_a_name_still_tells_its_bytes() -> 
     assert max(map(len, lines)) <= 80
     same, other, alone = lines[-3:]
     assert "copy_h2d stage3.pool" in same and same.endswith("saved 512 KiB") and "..." in same
-    assert "KiB, simulated copy_i" in other and other.endswith(" 4 B")
+    assert "KiB, simulated copy_h" in other and other.endswith(" 4 B")
     assert "only measured: copy_h2d" in alone and alone.endswith("512 KiB")
 
 

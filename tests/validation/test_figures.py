@@ -120,7 +120,7 @@ def test_both_timelines_have_one_time_axis_and_one_legend(found: Validation) -> 
     assert upper.get_xlim() == lower.get_xlim()
     assert drawn(upper) and drawn(lower)
     rows = [[label.get_text() for label in ax.get_yticklabels()] for ax in (upper, lower)]
-    assert rows[0] == rows[1] == ["compute", "copy out\n(d2h)", "copy in\n(h2d)"]
+    assert rows[0] == rows[1] == ["compute", "D2H copies", "H2D copies"]
     assert upper.get_legend() is None and lower.get_legend() is not None
 
 

@@ -202,10 +202,10 @@ def cut(name: str) -> Callable[[Path], None]:
         (lambda place: (place / "runs.json").write_text("[]"), "is not a mapping"),
         (
             edit_runs(lambda read: read.update(schema="simgpu.runs/9")),
-            "'simgpu.runs/9' is another version; this simgpu reads version 1",
+            "'simgpu.runs/9' is another version; this simgpu reads version 2",
         ),
         (edit_runs(lambda read: read.update(modle="net")), "modle: unknown key; did you mean 'model'?"),
-        (edit_runs(lambda read: read.pop("made")), "made: is missing"),
+        (edit_runs(lambda read: read.pop("setup")), "setup: is missing"),
         (edit_runs(lambda read: read.update(batch="4")), "batch: '4' is not a whole number"),
         (edit_runs(lambda read: read.update(batch=5)), "batch: 5 is not what the trace next to it tells, 4"),
         (edit_runs(lambda read: read.update(runs={})), "runs: there are none"),
@@ -226,7 +226,7 @@ def cut(name: str) -> Callable[[Path], None]:
         (cut("plain.csv.gz"), "plain.csv.gz: the gzip file is cut off; record the case again"),
         (lambda place: (place / "plain.csv.gz").write_text("stream,kind"), "plain.csv.gz: the gzip file is damaged"),
         (lambda place: (place / "plain.csv.gz").write_bytes(gzip.compress(b"\xff\xfe")), "is not text"),
-        (edit_spans(lambda text: text.replace("d2h,", "h2d,")), "row 3: a copy_d2h is of stream d2h, not 'h2d'"),
+        (edit_spans(lambda text: text.replace("\nd2h,", "\nh2d,")), "row 3: a copy_d2h is of stream d2h, not 'h2d'"),
         (edit_spans(lambda text: text.replace("copy_h2d", "copyin")), "row 4, column kind: 'copyin' is not a kind"),
         (
             edit_spans(lambda text: text.replace("100,150", "100,50")),

@@ -186,7 +186,7 @@ def test_a_folder_that_cannot_be_made_is_told_before_anything_is_measured(tmp_pa
 
 def test_force_records_again(made: tuple[Path, Recorded], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     first = made[1].recording.cases[0]
-    again = replace(first, made={**first.setup, "seed": 7})
+    again = replace(first, setup={**first.setup, "seed": 7})
     write_recording(made[1].recording, tmp_path / "mine")
     monkeypatch.setattr(session.CaseSession, "run", lambda self: again)
     assert record(tmp_path / "mine", PLAN, force=True, seed=7).recording.cases == (again,)
