@@ -43,6 +43,8 @@ BLOCK_KINDS = {"feature_map": "activation"}
 #: Kinds of spans, and columns of stored timelines.
 SPAN_KINDS = {"copy_out": "copy_d2h", "copy_in": "copy_h2d"}
 TIMELINE_COLUMNS = {"after_ns": "delta_ns", "takes_ns": "duration_ns"}
+#: Members of the runs of a recorded validation case.
+RUNS_MEMBERS = {"made": "setup"}
 #: Parameters of policies and their values.
 POLICY_PARAMETERS = {"joint": {"bound": "lower_bound"}}
 POLICY_VALUES = {"home": {"offload": {"beside": "overlapped"}}}
@@ -50,7 +52,7 @@ POLICY_VALUES = {"home": {"offload": {"beside": "overlapped"}}}
 
 def _all() -> dict[str, tuple[str, ...]]:
     tables = (
-        METRICS, MEASURES, PUBLISHED_KEYS, RUN_KEYS, *TRACE_COLUMNS.values(), BLOCK_KINDS, SPAN_KINDS,
+        METRICS, MEASURES, PUBLISHED_KEYS, RUN_KEYS, *TRACE_COLUMNS.values(), BLOCK_KINDS, SPAN_KINDS, RUNS_MEMBERS,
         TIMELINE_COLUMNS, *POLICY_PARAMETERS.values(),
         *(values for each in POLICY_VALUES.values() for values in each.values()),
     )  # fmt: skip

@@ -26,6 +26,7 @@ from simgpu.former_names import (
     POLICY_VALUES,
     PUBLISHED_KEYS,
     RUN_KEYS,
+    RUNS_MEMBERS,
     SPAN_KINDS,
     TIMELINE_COLUMNS,
     TRACE_COLUMNS,
@@ -191,7 +192,8 @@ def _json(file: Path) -> str | None:
     kind, _, version = str(document.get("schema") if isinstance(document, dict) else "").rpartition("/")
     if kind.removeprefix("simgpu.") not in _JSON_KINDS or version != "1":
         return None
-    document = _renamed(document, lambda key: METRICS.get(key, key))
+    names = METRICS | (RUNS_MEMBERS if kind == "simgpu.runs" else {})
+    document = _renamed(document, lambda key: names.get(key, key))
     document["schema"] = f"{kind}/2"
     return json.dumps(document, indent=1, ensure_ascii=False) + "\n"
 

@@ -179,7 +179,7 @@ def test_what_fits_one_gpu_with_its_gradients_held_fits_several_with_the_hosts_e
 @pytest.mark.parametrize("exchange", EXCHANGES)
 def test_recordings_in_which_backward_reads_gradients_run_on_two_gpus(name: str, exchange: str):
     if not DTR.exists():
-        pytest.skip("the recordings are not beside the repository (../shared/data/titanv-dtr)")
+        pytest.skip("the recordings are not next to the repository (../shared/data/titanv-dtr)")
     recorded, _ = import_trace(DTR / f"{name}.log")
     on = simgpu.load_node("k40-x4")
     assert simulate(recorded, on, "modnn", gpus=2, exchange=exchange, budget="1 GiB", iterations=2).iteration_ns

@@ -167,7 +167,7 @@ _HARD_SPACE = "\xa0"
 def wrapped(message: str, before: int = len("Error: ")) -> str:
     """A long message in lines as wide as the terminal, at most 80 columns; all but the first are indented.
 
-    before: columns that the first line leaves free. A number keeps its unit beside it.
+    before: columns that the first line leaves free. A number keeps its unit next to it.
     """
     width = min(shutil.get_terminal_size().columns, _WIDTH)
     lines = textwrap.wrap(

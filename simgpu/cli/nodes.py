@@ -51,7 +51,7 @@ def nodes(node: str | None) -> None:
 
 
 def show_node(screen: Screen, file: NodeFile) -> None:
-    """Prints a node, each value beside its source."""
+    """Prints a node, each value next to its source."""
     screen.print(f"{file.name}: {file.description}" if file.description else file.name)
     if file.base:
         screen.print(f"based on {file.base}")

@@ -24,8 +24,8 @@ def report(result: str, output: Path | None, quiet: bool) -> None:
     """Write RESULT as one page: its tables, and a timeline to zoom into and search.
 
     RESULT is a folder that `simgpu run` wrote, whose page is its report.html unless -o says otherwise; or a scenario,
-    which is then run, and whose page is NAME.html. The page needs no network and nothing beside it. Each policy's
-    timeline for https://ui.perfetto.dev is written beside it.
+    which is then run, and whose page is NAME.html. The page needs no network and nothing next to it. Each policy's
+    timeline for https://ui.perfetto.dev is written next to it.
 
     \b
     simgpu run quickstart -o results/try

@@ -15,7 +15,7 @@ def scenarios() -> None:
     \b
     simgpu list scenarios
     simgpu run NAME     runs a scenario: one trace under its policies
-    simgpu study NAME   runs a study: several traces, beside published numbers
+    simgpu study NAME   runs a study: several traces, next to published numbers
     """
     screen = Screen()
     screen.print("scenarios: simgpu run NAME")

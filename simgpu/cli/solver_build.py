@@ -44,7 +44,7 @@ def solve(
     """Run SOLVER and write one step of it as a trace. Its origin is *modelled*, which every result tells.
 
     The run is small and real; what the trace tells of kernels and blocks is counted at the size of the benchmark of
-    whose kind it is, and how compressible they are is measured in the run. entries.npz, beside the trace, has the size
+    whose kind it is, and how compressible they are is measured in the run. entries.npz, next to the trace, has the size
     of each memory-entry of the run: simgpu compression profile draws them.
 
     \b

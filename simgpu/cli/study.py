@@ -1,4 +1,4 @@
-"""``simgpu study``: several networks under several policies, beside the numbers that a paper states."""
+"""``simgpu study``: several networks under several policies, next to the numbers that a paper states."""
 
 from __future__ import annotations
 
@@ -76,7 +76,7 @@ def study(study: str, settings: tuple[str, ...], output: Path | None, as_json: b
 
 
 def show_study(screen: Screen, result: StudyResult) -> None:
-    """What was run, the tables, and the published numbers beside ours."""
+    """What was run, the tables, and the published numbers next to ours."""
     screen.print(Text(result.study.name, style="bold"))
     screen.print(facts(result.study.facts()))
     for title, headings, rows in study_tables(result):

@@ -20,7 +20,7 @@ from simgpu.io.shipped import shipped_folder, shipped_names
 Suggest = Callable[[click.Context, click.Parameter, str], list[CompletionItem]]
 #: Before the name of a network of the zoo, where a trace could stand.
 ZOO = "zoo:"
-#: What can be reproduced beside claims.
+#: What can be reproduced next to claims.
 RECORDINGS = "recordings"
 _IS_STUDY = re.compile(r"^schema:\s*simgpu\.study/", re.MULTILINE)
 

@@ -60,7 +60,7 @@ def refuse_inside(folders: Mapping[str, Path | None]) -> None:
     named = {option: folder.resolve() for option, folder in folders.items() if folder is not None}
     options = list(named)
     problems = [
-        Problem(inner, "", f"'{folders[inner]}' is the folder of {outer}, or inside it", "name one beside it")
+        Problem(inner, "", f"'{folders[inner]}' is the folder of {outer}, or inside it", "name one next to it")
         for outer, inner in permutations(options, 2)
         if named[inner].is_relative_to(named[outer])
         and (named[inner] != named[outer] or options.index(outer) < options.index(inner))

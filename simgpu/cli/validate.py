@@ -1,4 +1,4 @@
-"""``simgpu validate``: real runs under memory management, beside their simulated twins."""
+"""``simgpu validate``: real runs under memory management, next to their simulated counterparts."""
 
 from __future__ import annotations
 

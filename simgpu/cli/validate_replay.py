@@ -12,17 +12,17 @@ from simgpu.cli.group import wrapped
 from simgpu.cli.screen import Screen, facts, progress, quiet_option, table
 from simgpu.errors import InputError
 from simgpu.io.atomic import atomic_file
-from simgpu.validation.replay.outcome import Outcome
-from simgpu.validation.replay.running import DEFAULT_REPETITIONS
-from simgpu.validation.replay.running import replay as run_replay
-from simgpu.validation.replay.words import (
+from simgpu.validation.replay.outcome import (
     NUMBER_HEADINGS,
     STREAM_HEADINGS,
+    Outcome,
     header,
     number_rows,
     parting,
     stream_rows,
 )
+from simgpu.validation.replay.run import DEFAULT_REPETITIONS
+from simgpu.validation.replay.run import replay as run_replay
 from simgpu.validation.tables import STAND_IN
 
 

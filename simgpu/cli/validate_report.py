@@ -1,4 +1,4 @@
-"""``simgpu validate report``: what was measured, beside its simulation."""
+"""``simgpu validate report``: what was measured, next to its simulation."""
 
 from __future__ import annotations
 
@@ -22,15 +22,15 @@ from simgpu.validation.outputs import check_outputs, document, write_outputs
 from simgpu.validation.tables import (
     STAND_IN,
     Line,
-    beside_lines,
     byte_lines,
     case_lines,
+    comparison_lines,
     header_facts,
+    notes_on,
     part_lines,
-    remarks,
     summary_facts,
 )
-from simgpu.validation.timelines.words import parting_text
+from simgpu.validation.timelines.comparison import parting_text
 
 
 @click.command()
@@ -50,7 +50,7 @@ def report(
     output: Path | None,
     quiet: bool,
 ) -> None:
-    """Simulate the twin of every run in RECORDING, and show by how much it differs from what was measured.
+    """Simulate the counterpart of every run in RECORDING, and show by how much it differs from what was measured.
 
     RECORDING is a shipped recording, or a folder that `simgpu validate record` wrote; without: all that ship.
     Nothing is run on a device. Kernels are calibrated to each case's plain run, copies to the measured machine; managed
@@ -117,18 +117,18 @@ def _show(screen: Screen, validation: Validation, timeline: bool) -> None:
     screen.print()
     screen.print(facts(summary_facts(validation)))
     screen.print()
-    for remark in remarks(validation):
-        screen.print(Text(remark, style="dim"))
+    for note in notes_on(validation):
+        screen.print(Text(note, style="dim"))
 
 
 def _show_timeline(screen: Screen, run: ComparedRun) -> None:
     screen.print()
     screen.print(Text(f"{run.case}, {run.method}: timelines", style="bold"))
-    if run.beside is None:
-        screen.print(f"no twin ({run.failure})" if run.simulated is None else "no timeline was recorded")
+    if run.comparison is None:
+        screen.print(f"no counterpart ({run.failure})" if run.simulated is None else "no timeline was recorded")
         return
-    screen.print(parting_text(run.beside))
-    _print(screen, beside_lines(run.beside))
+    screen.print(parting_text(run.comparison))
+    _print(screen, comparison_lines(run.comparison))
 
 
 def _print(screen: Screen, lines: Sequence[Line]) -> None:
@@ -139,6 +139,6 @@ def _print(screen: Screen, lines: Sequence[Line]) -> None:
 
 
 def _end(validations: Iterable[Validation]) -> None:
-    """The exit code says whether a run could not be simulated, though memory was not the reason; remarks say why."""
+    """The exit code says whether a run could not be simulated, though memory was not the reason; notes_on say why."""
     if any(run.failure not in ("", "out of memory") for each in validations for run in each.runs):
         sys.exit(BAD_INPUT)

@@ -1,4 +1,5 @@
-"""``simgpu zoo validate``: the time model beside published and recorded iterations, and peaks beside recorded ones."""
+"""``simgpu zoo validate``: the time model next to published and recorded iterations, and peaks next to recorded
+ones."""
 
 from __future__ import annotations
 

@@ -33,7 +33,7 @@ NO_COLLECTIVES = (
 
 
 class Exchange(StrEnum):
-    """Who adds up the gradients and updates the weights: GPU 0 at the end, or the host beside the last sub-batch."""
+    """Who adds up the gradients and updates the weights: GPU 0 at the end, or the host next to the last sub-batch."""
 
     GATHER = "gather"
     HOST = "host"

@@ -155,7 +155,7 @@ def _last_forward_use(graph: TaskGraph, b: int) -> int | None:
     return max((k for k in graph.uses[b] if graph.kernels[k].phase is Phase.FORWARD), default=None)
 
 
-#: What lives through forward and backward without being a feature map or saved beside one.
+#: What lives through forward and backward without being a feature map or saved next to one.
 _NO_ACTIVATIONS = {
     BlockKind.INPUT,
     BlockKind.LABEL,
@@ -174,7 +174,7 @@ class Activation(NamedTuple):
     """A block that is saved for backward.
 
     after: its last kernel in forward; before: its next use. out_with: the kernel at whose start a copy out may be
-    issued, beside its last reader's layer step; None where that reader is also the one that completes it.
+    issued, next to its last reader's layer step; None where that reader is also the one that completes it.
     """
 
     block: int
@@ -187,7 +187,7 @@ def activations(graph: TaskGraph) -> tuple[Activation, ...]:
     """What may go between forward and backward, in the order in which it is made.
 
     Blocks that kernels make, with a use in forward and one later, more than one layer step apart (where these are
-    adjacent there is nothing to hide a copy behind). What is saved beside a feature map (a dropout's mask, the indices
+    adjacent there is nothing to hide a copy behind). What is saved next to a feature map (a dropout's mask, the indices
     of a pooling) counts; what is smaller than the 10,000th part of everything saved does not.
 
     >>> from simgpu.trace.chain import chain

@@ -1,4 +1,4 @@
-"""Tasks as a file beside the tables of a trace: what they cost when they ran, where that is not what was recorded."""
+"""Tasks as a file next to the tables of a trace: what they cost when they ran, where that is not what was recorded."""
 
 from __future__ import annotations
 

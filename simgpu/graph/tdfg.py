@@ -45,7 +45,7 @@ class TaskKind(StrEnum):
 
 
 class Role(StrEnum):
-    """What a block of data is. `STATE` is persistent beside the weights, `OTHER` passes with the iteration."""
+    """What a block of data is. `STATE` is persistent next to the weights, `OTHER` passes with the iteration."""
 
     ACTIVATION = "X/Y"
     DELTA = "delta"

@@ -64,7 +64,7 @@ class BuddySection(FileModel):
 
     overlap: Share = Field(
         default=0.0,
-        description="part of a kernel's time on the device beside which its bytes pass to and from buddy memory",
+        description="part of a kernel's time on the device next to which its bytes pass to and from buddy memory",
     )
 
     def spec(self) -> BuddySpec:
@@ -134,7 +134,7 @@ class PowerSection(FileModel):
     idle: Power = Field(description="drawn all the time, by a board that holds a program and runs no kernel")
     arithmetic: Power = Field(description="what arithmetic at the full rate adds")
     dram_energy: EnergyPerByte = Field(description="for what moves to or from device memory")
-    link_energy: EnergyPerByte = Field(description="for what moves over the link, beside its device memory's")
+    link_energy: EnergyPerByte = Field(description="for what moves over the link, next to its device memory's")
 
     @model_validator(mode="after")
     def _check_limit(self) -> PowerSection:

@@ -118,7 +118,7 @@ _RUN = 96
 class Holes:
     """Free ranges of an address space, ordered by address.
 
-    Holes lie in runs of at most 96, each a list of addresses beside a list of sizes. As long as one run is enough,
+    Holes lie in runs of at most 96, each a list of addresses next to a list of sizes. As long as one run is enough,
     as it is in ordinary traces, a search is a scan of one short list. With more runs, a search by first fit looks
     at the largest hole of each run before it looks into one, and a search by exact size asks a heap of addresses per
     size, from which entries that no longer hold are dropped when they surface. So no search is linear in the number
@@ -261,7 +261,7 @@ class Holes:
     # --- giving back ----------------------------------------------------------------------------------------
 
     def free(self, start: int, size: int) -> None:
-        """These bytes are free again; joins them with the holes beside them."""
+        """These bytes are free again; joins them with the holes next to them."""
         self.free_all(((0, size),), {0: start})
 
     def free_all(self, pieces: Sequence[Piece], addresses: dict[int, int]) -> None:

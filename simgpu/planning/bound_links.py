@@ -57,7 +57,7 @@ class Links:
         self.links = [*outs.values(), *ins.values(), away, self.back]
 
     def begin(self) -> None:
-        """Rows of single copies in that take longer than the kernels beside them."""
+        """Rows of single copies in that take longer than the kernels during them."""
         for _, release, deadline, ns, n in self.back:
             work = self.rows.facts.work(release, deadline)
             if ns > work:

@@ -95,7 +95,7 @@ class Evaluator:
     """Algorithm 2 of HOME (section 3.4) for all placements of one graph on one node.
 
     Where `why_not` is None, time and peak are those of the machine, to the nanosecond and byte. Elsewhere they are
-    those of a node without what it names, and only the simulator knows. early: copies out are issued beside the last
+    those of a node without what it names, and only the simulator knows. early: copies out are issued next to the last
     reader's layer step, else after it. drain: a fetch that has to wait for its block waits for all copies under way.
     beyond: what of a run these numbers do not tell, if anything.
 
@@ -169,7 +169,7 @@ class Evaluator:
 
     @cached_property
     def _pool(self) -> ThreadPoolExecutor:
-        """Threads beside the caller's, kept: to start them takes as long as hundreds of evaluations."""
+        """Threads next to the caller's, kept: to start them takes as long as hundreds of evaluations."""
         return ThreadPoolExecutor(self.threads - 1)
 
     @cached_property

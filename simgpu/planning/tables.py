@@ -161,7 +161,7 @@ def why_not(graph: TaskGraph, node: NodeSpec, decisions: Decisions) -> str | Non
     if node.link.duplex is Duplex.HALF:
         return "both directions share the link"
     if node.gpu.cdma is not None and any(kernel.dram_bytes is not None for kernel in graph.kernels):
-        return "how fast a copy is compressed depends on the kernels beside it"
+        return "how fast a copy is compressed depends on the kernels next to it"
     limit = node.host.pinned_memory
     pinned = sum(aligned(graph.copy_sizes[each.block], node.gpu.alignment) for each in decisions.maps)
     if limit is not None and pinned > limit:

@@ -1,4 +1,4 @@
-"""`async_offload`: saved tensors leave beside compute and come back ahead of their use, through hooks of PyTorch.
+"""`async_offload`: saved tensors leave during compute and come back ahead of their use, through hooks of PyTorch.
 
 The twin of an implementation over `torch.autograd.graph.saved_tensors_hooks` with two copy streams of its own. It goes
 by blocks, not by tensors: what several operators save, or save views of, is copied once.
@@ -32,7 +32,7 @@ from simgpu.program.instructions import Program, Space
 
 @dataclass(frozen=True)
 class AsyncOffload(Policy):
-    """Copy blocks out beside forward, keep the last few, and fetch a few ahead in backward."""
+    """Copy blocks out during forward, keep the last few, and fetch a few ahead in backward."""
 
     name = "async_offload"
     summary = "saved blocks are offloaded during forward, and prefetched a few ahead of their use in backward"

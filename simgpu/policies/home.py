@@ -2,7 +2,7 @@
 
 Section 3.3: every feature map is kept (0), swapped (1) or recomputed (2); particles are such vectors, and the time of
 an iteration with one, by the evaluator of section 3.4, is what is made small (algorithms 1 to 3). Sections 3.6 and 3.7:
-what is swapped leaves and comes back asynchronously, beside the kernels; a tensor that is needed and not yet out is
+what is swapped leaves and comes back asynchronously, during the kernels; a tensor that is needed and not yet out is
 waited for. What is recomputed is released after its last use in forward.
 
 Readings of what the paper leaves open:
@@ -13,7 +13,7 @@ Readings of what the paper leaves open:
   than there is (section 3), and a swarm that starts at random would rarely meet that vector.
 * A vector that does not fit is worse than any that does, and the worse the more bytes it lacks (algorithm 2 says
   "error").
-* A copy out begins beside the last reader in forward, as figure 4 draws it; section 3.6 says that it begins when the
+* A copy out begins during the last reader in forward, as figure 4 draws it; section 3.6 says that it begins when the
   tensor is no longer needed there (offload: after).
 * A fetch is issued one layer step ahead, as figure 4 draws it, not with its own backward step (section 3.6).
 * What is recomputed before its own use, for another's sake, stays for its own.

@@ -7,7 +7,7 @@ whatever fits. The recomputation that the published SuperNeurons weighs by cost 
 Readings of what the text leaves open:
 
 * A layer's tensor is what it reads: it is released as soon as the layer's forward is finished, which what the layer
-  makes cannot be, and vDNN beside it offloads what convolutions read. Of several readers the last one in forward
+  makes cannot be, and vDNN next to it offloads what convolutions read. Of several readers the last one in forward
   counts. With `tensors: outputs` it is what the layer makes, which stays with the layer that makes it first where it
   is changed in place later (a convolution's output by a ReLU).
 * What other layer types have, and what cannot be made again, is kept.

@@ -17,7 +17,7 @@ class DataParallel:
     """Train on several GPUs, each with an equal share of the batch (moDNN, section 6); not by NCCL's collectives.
 
     exchange: `gather`, GPU 0 adds up gradients and updates the weights at the end; or `host`, the host's cores do,
-    beside the last sub-batch. cores: how many of them.
+    next to the last sub-batch. cores: how many of them.
     """
 
     gpus: int
@@ -41,7 +41,7 @@ class DataParallel:
 
 @dataclass(frozen=True, slots=True)
 class ParallelRun:
-    """What is known of a run on several GPUs beside its timeline.
+    """What is known of a run on several GPUs next to its timeline.
 
     single_ideal_ns: the ideal iteration of the whole batch on one GPU. alone_ns: one GPU's iteration on its share of
     the batch under the same policy, with its own optimizer, no other GPU and the link to itself; graph: its tasks then.
@@ -114,7 +114,7 @@ def priced(how: DataParallel, node: NodeSpec) -> Replicate:
 
 
 def _elementwise(gpu: GpuSpec) -> tuple[int, int]:
-    """Bytes per second of a long elementwise kernel, and what every one takes beside them."""
+    """Bytes per second of a long elementwise kernel, and what every one takes during them."""
     from simgpu.workloads.timemodel.model import time_model
     from simgpu.workloads.timemodel.operation import Operation, OperationKind
 

@@ -40,7 +40,7 @@ BUILT_IN_OPTIMIZERS: Mapping[str, str] = MappingProxyType(
 )
 
 
-#: Modules of those whose factories stand beside `simgpu.recorder.models`, by how their names begin.
+#: Modules of those whose factories stand next to `simgpu.recorder.models`, by how their names begin.
 _MODULES = {
     "photos-": "photo_models",
     "words-": "language_models",

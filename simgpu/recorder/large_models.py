@@ -137,7 +137,7 @@ class _Attention(nn.Module):  # type: ignore[misc]
 
 
 class _Block(nn.Module):  # type: ignore[misc]
-    """Attention and two linear layers, each behind a layer norm and beside a shortcut."""
+    """Attention and two linear layers, each behind a layer norm and next to a shortcut."""
 
     def __init__(self, width: int, heads: int) -> None:
         super().__init__()

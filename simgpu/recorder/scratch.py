@@ -17,7 +17,7 @@ class ScratchMeter(Protocol):
         """The operator is about to run."""
 
     def used(self) -> int:
-        """Bytes the operator took beside its results and gave back."""
+        """Bytes the operator took next to its results and gave back."""
 
 
 class NoScratch:

@@ -116,7 +116,7 @@ class StructurePass(TorchDispatchMode):  # type: ignore[misc]
     def _on_device(self, done: OperandAccess) -> OperandAccess:
         tensors = [*done.read, *done.overwritten, *done.changed]
         if any(self._ledger.is_on_host(tensor) for tensor in tensors):
-            return OperandAccess()  # a single value beside tensors of the host is the host's too
+            return OperandAccess()  # a single value next to tensors of the host is the host's too
         holds = self._ledger.holds_memory
         return OperandAccess(
             [tensor for tensor in done.read if holds(tensor)],

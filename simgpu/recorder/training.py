@@ -65,7 +65,7 @@ def train(
 
     Feature maps are measured on the workload's own inputs, the same ones each time, in training mode, so dropout
     counts. Looking at them leaves weights, buffers, optimizer state and random numbers as they were.
-    look_at: what is measured beside their sparsity. Entries of memory are those of a whole iteration: weights and
+    look_at: what is measured next to their sparsity. Entries of memory are those of a whole iteration: weights and
     optimizer state as it finds them, but at epoch 0 the state that a first step leaves, for there is none before it.
 
     Raises `InputError` naming `name` where a step fails, the loss is no longer a number, or the operators change.

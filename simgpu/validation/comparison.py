@@ -1,16 +1,20 @@
-"""Measured runs beside their simulated twins."""
+"""Compares measured runs with their simulated counterparts.
+
+The counterpart of a method is the policy that does in the simulation what PyTorch does under that method.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Mapping
 from pathlib import Path
+from typing import Any
 
-from simgpu.errors import InputError, did_you_mean
+from simgpu.errors import InputError, OutOfMemoryError, did_you_mean
 from simgpu.policies.base import no_progress
+from simgpu.simulation.run import simulate
 from simgpu.validation.calibration import Calibration, calibrate
 from simgpu.validation.measured import Case, MeasuredMachine, Method, Recording
-from simgpu.validation.outcome import ComparedCase, ComparedRun, Validation
-from simgpu.validation.twins import simulate_twin
+from simgpu.validation.outcome import ComparedCase, ComparedRun, Counterpart, Numbers, Validation
 
 
 def compare_recording(
@@ -20,7 +24,7 @@ def compare_recording(
     methods: Collection[Method | str] = (),
     progress: Callable[[str], None] = no_progress,
 ) -> Validation:
-    """Simulates the twin of every run of a recording, and compares.
+    """Simulates the counterpart of every run of a recording, and compares.
 
     recording: one in memory, the name of a shipped one, or a folder. cases, methods: only these; all by default, by
     model and batch. The plain run is read in any case, since kernels are calibrated to it. Raises `InputError` for a
@@ -34,11 +38,11 @@ def compare_recording(
     known = [method for method in Method if any(method in (*case.runs, *case.absent) for case in recording.cases)]
     _check("method", methods, known)
     wanted = [method for method in known if not methods or method in methods]
-    found = []
+    result = []
     for case in sorted(recording.cases, key=lambda case: (case.model, case.batch)):
         if not cases or case.name in cases:
-            found.append(_compared(recording.machine, case, wanted, progress))
-    return Validation(recording.name, recording.machine, tuple(found))
+            result.append(_compared(recording.machine, case, wanted, progress))
+    return Validation(recording.name, recording.machine, tuple(result))
 
 
 def _compared(
@@ -50,8 +54,8 @@ def _compared(
         if method in case.runs:
             progress(f"{case.name}, {method}")
             run = case.runs[method]
-            twin = None if calibration is None else simulate_twin(calibration, method, run.settings)
-            runs.append(ComparedRun(case.name, method, run, twin))
+            counterpart = None if calibration is None else simulate_counterpart(calibration, method, run.settings)
+            runs.append(ComparedRun(case.name, method, run, counterpart))
     absent = {method: reason for method, reason in case.absent.items() if method in wanted}
     return ComparedCase(case.name, case.model, case.batch, calibration, tuple(runs), absent, why)
 
@@ -65,7 +69,46 @@ def _calibration(machine: MeasuredMachine, case: Case) -> tuple[Calibration | No
         return None, str(error)
 
 
-def _check(what: str, asked: Collection[str], known: Collection[str]) -> None:
-    for name in asked:
+def _check(what: str, requested: Collection[str], known: Collection[str]) -> None:
+    for name in requested:
         if name not in known:
             raise InputError.single("", what, f"the recording has no {what} '{name}'", did_you_mean(str(name), known))
+
+
+#: The policy that is a method's counterpart; its parameters are the method's settings, in the same words.
+POLICY_OF: Mapping[Method, str] = {
+    Method.PLAIN: "none",
+    Method.CHECKPOINT: "checkpoint",
+    Method.SAVE_ON_CPU: "save_on_cpu",
+    Method.ASYNC_OFFLOAD: "async_offload",
+}
+#: Methods under which the host waits for every copy.
+_BLOCKING = (Method.SAVE_ON_CPU,)
+
+
+def simulate_counterpart(calibration: Calibration, method: Method, settings: Mapping[str, Any]) -> Counterpart:
+    """The counterpart of a run under a method with these settings.
+
+    Its peak counts what is held all the time (`Calibration.held`), as the framework's allocator does.
+
+    >>> from simgpu.trace.chain import chain
+    >>> from simgpu.validation.calibration import calibrate
+    >>> from simgpu.validation.measured import Copies, MeasuredMachine, MeasuredRun
+    >>> machine = MeasuredMachine("a GPU", "cuda", 2**30, 512, 2, Copies(9, 9, 9, 9, 0, 0), 5, "a CPU", "2026-01-31")
+    >>> plain = MeasuredRun(Method.PLAIN, {}, (30,), peak_bytes=2048, held_bytes=1536, d2h_bytes=0, h2d_bytes=0)
+    >>> simulate_counterpart(calibrate(machine, chain([5], [10], [1000]), plain), Method.PLAIN, {}).numbers
+    Numbers(step_ns=30, peak_bytes=1536, d2h_bytes=0, h2d_bytes=0)
+    """
+    policy = POLICY_OF[method]
+    node = calibration.blocking_node if method in _BLOCKING else calibration.node
+    try:
+        result = simulate(calibration.trace, node, policy, parameters=settings)
+    except OutOfMemoryError as error:
+        return Counterpart(policy, settings, failure="out of memory", why=str(error))
+    except InputError as error:
+        return Counterpart(policy, settings, failure="refused", why=str(error))
+    metrics = result.metrics
+    peak = metrics.device_peak_used_bytes + calibration.held
+    return Counterpart(
+        policy, settings, Numbers(result.iteration_ns, peak, metrics.d2h_bytes, metrics.h2d_bytes), result
+    )

@@ -1,4 +1,5 @@
-"""Pictures of a validation: all runs, measured beside simulated, and the streams of one run above those of its twin.
+"""Pictures of a validation: all runs, measured and simulated, and the streams of one run above those of its
+counterpart.
 
 Loads matplotlib, so import it only where something is drawn.
 """
@@ -25,8 +26,8 @@ from simgpu.units import BYTE_UNITS, TIME_UNITS, format_time
 from simgpu.validation.measured import MeasuredKind, MeasuredSpan, Method
 from simgpu.validation.outcome import AIMS, ComparedCase, ComparedRun, Quantity, Validation
 from simgpu.validation.tables import STAND_IN, error_text
+from simgpu.validation.timelines.comparison import parting_text
 from simgpu.validation.timelines.matching import match
-from simgpu.validation.timelines.words import parting_text
 
 _WIDTH_INCHES, _ROW_INCHES, _CASE_INCHES, _HEAD_INCHES, _STREAM_INCHES = 10.0, 0.36, 0.5, 1.0, 0.55
 #: Of the two bars of a run, each is so high, in rows.
@@ -55,13 +56,14 @@ class _Axis(NamedTuple):
     title: str
 
 
-def plot_validation(found: Validation) -> Figure:
-    """Step time to the left and peak memory to the right, a row a case: each run's measured bar above its twin's.
+def plot_validation(validation: Validation) -> Figure:
+    """Step time to the left and peak memory to the right, a row a case: each run's measured bar above its
+    counterpart's.
 
     A black line at a measured bar's end spans all measured steps. Texts tell relative errors, red where they are larger
-    than what is aimed at in each run. The twin of the plain run's step, which was calibrated, is hatched.
+    than what is aimed at in each run. The counterpart of the plain run's step, which was calibrated, is hatched.
     """
-    cases = [case for case in found.cases if case.runs or case.absent]
+    cases = [case for case in validation.cases if case.runs or case.absent]
     heights = [_CASE_INCHES + _ROW_INCHES * len(_rows(case)) for case in cases]
     figure = RunFigure(figsize=(_WIDTH_INCHES, _HEAD_INCHES + sum(heights)), layout="constrained")
     FigureCanvasAgg(figure)
@@ -71,8 +73,8 @@ def plot_validation(found: Validation) -> Figure:
         _draw_case(right, case, _memory_axis(case))
         left.set_title(case.name, loc="left", fontsize=9.5, fontweight="bold")
         right.set_yticklabels([])
-    title = f"{found.machine.device}, {found.machine.date}: training measured and simulated"
-    figure.suptitle(f"{title}\n{STAND_IN}" if found.stand_in else title, x=0.01, ha="left", fontsize=11)
+    title = f"{validation.machine.device}, {validation.machine.date}: training measured and simulated"
+    figure.suptitle(f"{title}\n{STAND_IN}" if validation.stand_in else title, x=0.01, ha="left", fontsize=11)
     handles: list[Artist] = [
         Patch(**_MEASURED, label="measured (median)"),
         Line2D([], [], **_SPREAD, label="all measured steps"),
@@ -83,54 +85,54 @@ def plot_validation(found: Validation) -> Figure:
     return figure
 
 
-def plot_pair(run: ComparedRun, *, title: str = "") -> Figure:
+def plot_run(run: ComparedRun, *, title: str = "") -> Figure:
     """What each stream of the device did in one step, above what each does in the simulation, on one time axis.
 
     Dotted lines are the ends of either; a red one is where they part first, which the text below tells. `ValueError`
-    for a run without a timeline or without a twin.
+    for a run without a timeline or without a counterpart.
     """
-    result, beside = None if run.twin is None else run.twin.result, run.beside
-    if result is None or beside is None:
+    result, comparison = None if run.counterpart is None else run.counterpart.result, run.comparison
+    if result is None or comparison is None:
         raise ValueError(f"{run.case}, {run.method}: no two timelines to draw")
     real = measured_timeline(run.run.spans, result)
     start, stop = result.timeline.window(-1)
     length = max(real.iteration_ends_ns[-1], stop - start)
     ends = result.timeline.iteration_ends_ns
     simulated = replace(result.timeline, iteration_ends_ns=(*ends[:-1], start + length))
-    rows = max(2, sum(bool(stream.rows) for stream in beside.streams.values()))
+    rows = max(2, sum(bool(stream.rows) for stream in comparison.streams.values()))
     figure = RunFigure(figsize=(_WIDTH_INCHES, 1.6 + 2 * (0.3 + _STREAM_INCHES * rows)), layout="constrained")
     FigureCanvasAgg(figure)
     upper, lower = figure.subplots(2, 1, sharex=True)
     about = f"{title or run.case}, {run.method}"
     watched = f"measured: {format_time(real.iteration_ends_ns[-1])} in the step that was watched"
-    told = f"{watched}, {format_time(run.measured.step_ns)} in the median step"
-    plot_timeline(replace(real, iteration_ends_ns=(length,)), title=told, phases=result.phases, ax=upper)
+    text = f"{watched}, {format_time(run.measured.step_ns)} in the median step"
+    plot_timeline(replace(real, iteration_ends_ns=(length,)), title=text, phases=result.phases, ax=upper)
     plot_timeline(simulated, title=f"simulated: {format_time(stop - start)}", phases=result.phases, ax=lower)
     upper.set_xlabel("")
     upper.tick_params(axis="x", length=0, labelbottom=False)
     _one_legend(upper, lower)
-    row = beside.first_parting
+    row = comparison.first_parting
     partings = (row.real, row.simulated) if row is not None else (None, None)
     for ax, end, event in zip((upper, lower), (real.iteration_ends_ns[-1], stop - start), partings, strict=True):
         ax.axvline(end / _unit_of(length), color="0.4", linewidth=0.8, linestyle=":")
         if event is not None:
             ax.axvline(event.start_ns / _unit_of(length), color=_BEYOND, linewidth=1.0)
-    figure.supxlabel(fill(parting_text(beside), 125), x=0.01, ha="left", fontsize=8)
+    figure.supxlabel(fill(parting_text(comparison), 125), x=0.01, ha="left", fontsize=8)
     figure.suptitle(about, x=0.01, ha="left", fontsize=11)
     return figure
 
 
 def measured_timeline(spans: Sequence[MeasuredSpan], result: Result) -> Timeline:
-    """What the device did, as a timeline of one iteration; kernels have the names of those that the twin ran in their
-    place, where they are the same."""
+    """What the device did, as a timeline of one iteration; kernels have the names of those that the counterpart ran in
+    their place, where they are the same."""
     ran = _kernels_of(result)
     ops = {kernel.id: kernel.op for kernel in result.graph.kernels}
     matching = match(spans, [ops[name] for name, _ in ran])
     same = {matching.calls[call].number: ran[position] for call, position in matching.pairs}
     ordered = sorted(spans, key=lambda span: (span.start_ns, span.stream))
     streams = ("compute", "d2h", "h2d")
-    found = [same.get(span.call, (span.name, _KINDS[span.kind])) for span in ordered]
-    names = tuple(dict.fromkeys(name for name, _ in found))
+    outcome = [same.get(span.call, (span.name, _KINDS[span.kind])) for span in ordered]
+    names = tuple(dict.fromkeys(name for name, _ in outcome))
     place = {name: at for at, name in enumerate(names)}
     nothing = np.full(len(ordered), 0, dtype=np.int64)
     empty = MemoryCurve(nothing[:0], nothing[:0], nothing[:0], None)
@@ -139,8 +141,8 @@ def measured_timeline(spans: Sequence[MeasuredSpan], result: Result) -> Timeline
         names=names,
         gpu=nothing,
         stream=_column([streams.index(span.stream) for span in ordered]),
-        kind=_column([kind for _, kind in found]),
-        name=_column([place[name] for name, _ in found]),
+        kind=_column([kind for _, kind in outcome]),
+        name=_column([place[name] for name, _ in outcome]),
         start_ns=_column([span.start_ns for span in ordered]),
         end_ns=_column([span.end_ns for span in ordered]),
         bytes=_column([span.bytes for span in ordered]),
@@ -176,9 +178,9 @@ def _unit_of(length: int) -> int:
 
 
 def _rows(case: ComparedCase) -> list[tuple[Method, ComparedRun | None]]:
-    found: dict[Method, ComparedRun | None] = {run.method: run for run in case.runs}
-    found |= dict.fromkeys(case.absent)
-    return [(method, found[method]) for method in Method if method in found]
+    result: dict[Method, ComparedRun | None] = {run.method: run for run in case.runs}
+    result |= dict.fromkeys(case.absent)
+    return [(method, result[method]) for method in Method if method in result]
 
 
 def _time_axis(case: ComparedCase) -> _Axis:

@@ -1,35 +1,57 @@
-"""A recording on disk: a folder with machine.yaml and a folder for each case.
+"""A recording on disk: a folder with machine.yaml and a folder for each case, whose timelines are gzipped CSV files.
 
 The format is described field by field in recordings/README.md.
 """
 
 from __future__ import annotations
 
+import gzip
+from collections.abc import Sequence
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
+from sys import intern
+from typing import Any
 
 from simgpu.errors import InputError, Problem, did_you_mean
 from simgpu.io.atomic import atomic_file, atomic_folder, refuse_foreign, unwritable
+from simgpu.io.input_files import open_input, read_gzip_text
+from simgpu.trace.columns import CellError, Column, Table, whole_number
 from simgpu.trace.folder import read_trace, write_trace
 from simgpu.trace.model import Trace
-from simgpu.validation import machine_file, runs_file
-from simgpu.validation.machine_file import machine_text, read_machine
-from simgpu.validation.measured import Case, MeasuredMachine, MeasuredRun, Method, Recording
-from simgpu.validation.runs_file import ReadRuns, read_runs, runs_text
-from simgpu.validation.span_table import read_spans, write_spans
+from simgpu.trace.tables import ReadTable, table_of, write_table
+from simgpu.validation.measured import (
+    STREAMS,
+    Case,
+    MeasuredKind,
+    MeasuredMachine,
+    MeasuredRun,
+    MeasuredSpan,
+    Method,
+    Recording,
+)
+from simgpu.validation.recording_files import (
+    MACHINE_FILE,
+    RUNS_FILE,
+    ReadRuns,
+    machine_text,
+    read_machine,
+    read_runs,
+    runs_text,
+)
 
 TRACE = "trace"
 SHIPPED = Path(__file__).resolve().parent / "recordings"
 #: Of a method's timeline, behind the method's name.
 _SPANS = ".csv.gz"
-_FILES = (TRACE, runs_file.FILE, *(f"{method}{_SPANS}" for method in Method))
-#: May lie beside: for people.
+_FILES = (TRACE, RUNS_FILE, *(f"{method}{_SPANS}" for method in Method))
+#: Files for readers that may be in the folder.
 _README = "README.md"
 
 
 def shipped_recordings() -> tuple[str, ...]:
     """The names of the recordings that ship with simgpu, sorted."""
-    return tuple(sorted(found.parent.name for found in SHIPPED.glob(f"*/{machine_file.FILE}")))
+    return tuple(sorted(result.parent.name for result in SHIPPED.glob(f"*/{MACHINE_FILE}")))
 
 
 def load_recording(name_or_path: str | Path) -> Recording:
@@ -59,13 +81,13 @@ def read_recording(path: str | Path) -> Recording:
     folder = Path(path)
     if not folder.exists():
         raise InputError.single(folder, "", "no such folder", "give the path of a recording")
-    if not folder.is_dir() or not (folder / machine_file.FILE).exists():
-        what = f"is not a recording: a recording is a folder with {machine_file.FILE} and a folder for each case"
+    if not folder.is_dir() or not (folder / MACHINE_FILE).exists():
+        what = f"is not a recording: a recording is a folder with {MACHINE_FILE} and a folder for each case"
         raise InputError.single(folder, "", what, "make one with `simgpu validate record -o DIR`")
     problems: list[Problem] = []
     machine, cases = None, []
     try:
-        machine = read_machine(folder / machine_file.FILE)
+        machine = read_machine(folder / MACHINE_FILE)
     except InputError as error:
         problems += error.problems
     for place in case_folders(folder):
@@ -96,7 +118,7 @@ def read_case(folder: Path) -> Case:
     except InputError as error:
         problems += error.problems
     try:
-        read = read_runs(folder / runs_file.FILE)
+        read = read_runs(folder / RUNS_FILE)
     except InputError as error:
         problems += error.problems
     for method, run in read.runs.items() if read else ():
@@ -107,7 +129,7 @@ def read_case(folder: Path) -> Case:
         problems += _mismatches(folder, trace, read)
     if problems or trace is None or read is None:
         raise InputError(problems)
-    return Case(read.model, read.batch, replace(trace, name=folder.name), runs, read.absent, read.made)
+    return Case(read.model, read.batch, replace(trace, name=folder.name), runs, read.absent, read.setup)
 
 
 def _unknown_files(folder: Path) -> list[Problem]:
@@ -121,15 +143,15 @@ def _unknown_files(folder: Path) -> list[Problem]:
 
 def _mismatches(folder: Path, trace: Trace, read: ReadRuns) -> list[Problem]:
     """Where the files of a case speak of different things."""
-    runs = str(folder / runs_file.FILE)
-    told = [
+    runs = str(folder / RUNS_FILE)
+    text = [
         (place, mine, its)
         for place, mine, its in (("model", read.model, trace.info.model), ("batch", read.batch, trace.info.batch))
         if mine != its
     ]
     problems = [
-        Problem(runs, place, f"{mine!r} is not what the trace beside it tells, {its!r}", "record the case again")
-        for place, mine, its in told
+        Problem(runs, place, f"{mine!r} is not what the trace next to it tells, {its!r}", "record the case again")
+        for place, mine, its in text
     ]
     name = f"{read.model}-b{read.batch}"
     if folder.name != name:
@@ -148,7 +170,7 @@ def write_recording(recording: Recording, folder: str | Path) -> None:
     Another recording there is replaced. Raises `InputError` where the folder holds anything else, or cannot be written.
     """
     with atomic_folder(folder, strangers) as part:
-        (part / machine_file.FILE).write_text(machine_text(recording.machine), encoding="utf-8")
+        (part / MACHINE_FILE).write_text(machine_text(recording.machine), encoding="utf-8")
         for case in recording.cases:
             (part / case.name).mkdir()
             _write_files(case, part / case.name)
@@ -161,7 +183,7 @@ def write_machine(machine: MeasuredMachine, folder: Path) -> None:
         folder.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise unwritable(folder, error) from error
-    with atomic_file(folder / machine_file.FILE) as part:
+    with atomic_file(folder / MACHINE_FILE) as part:
         part.write_text(machine_text(machine), encoding="utf-8")
 
 
@@ -173,13 +195,13 @@ def write_case(case: Case, folder: Path) -> None:
 
 def strangers(folder: Path) -> str:
     """Says that there are files that no recording has; empty where none are."""
-    known = {machine_file.FILE, _README}
-    found = sorted(
+    known = {MACHINE_FILE, _README}
+    result = sorted(
         entry.name
         for entry in folder.iterdir()
-        if entry.name not in known and not _left_over(entry.name) and not (entry / runs_file.FILE).exists()
+        if entry.name not in known and not _left_over(entry.name) and not (entry / RUNS_FILE).exists()
     )
-    return f"files that are not from a recording, such as '{found[0]}'" if found else ""
+    return f"files that are not from a recording, such as '{result[0]}'" if result else ""
 
 
 def _left_over(name: str) -> bool:
@@ -188,12 +210,77 @@ def _left_over(name: str) -> bool:
 
 
 def _strangers_of_case(folder: Path) -> str:
-    found = sorted(entry.name for entry in folder.iterdir() if entry.name not in (*_FILES, _README))
-    return f"files that are not from a case, such as '{found[0]}'" if found else ""
+    result = sorted(entry.name for entry in folder.iterdir() if entry.name not in (*_FILES, _README))
+    return f"files that are not from a case, such as '{result[0]}'" if result else ""
 
 
 def _write_files(case: Case, folder: Path) -> None:
     write_trace(case.trace, folder / TRACE)
-    (folder / runs_file.FILE).write_text(runs_text(case), encoding="utf-8")
+    (folder / RUNS_FILE).write_text(runs_text(case), encoding="utf-8")
     for method, run in case.runs.items():
         write_spans(folder / f"{method}{_SPANS}", run.spans)
+
+
+_KINDS = {str(kind): kind for kind in MeasuredKind}
+
+
+def _kind(text: str) -> MeasuredKind:
+    if text not in _KINDS:
+        raise CellError(f"'{text}' is not a kind", did_you_mean(text, _KINDS))
+    return _KINDS[text]
+
+
+def _number(name: str, unit: str, **blank: Any) -> Column:
+    stand_in = blank.get("blank", 0)
+    write = (lambda value: "" if value == stand_in else str(value)) if blank else str
+    return Column(name, partial(whole_number, unit=unit), write, stand_in=stand_in, **blank)
+
+
+SPANS: Table[MeasuredSpan] = Table(
+    "spans",
+    MeasuredSpan,
+    (
+        Column("stream", intern, str, stand_in=""),
+        Column("kind", _kind, str, stand_in=MeasuredKind.KERNEL),
+        Column("name", intern, str, blank="", stand_in=""),
+        Column("op", intern, str, blank="", stand_in=""),
+        _number("call", "calls", blank=-1),
+        _number("start_ns", "nanoseconds"),
+        _number("end_ns", "nanoseconds"),
+        _number("bytes", "bytes", blank=0),
+    ),
+)
+
+
+def write_spans(path: Path, spans: Sequence[MeasuredSpan]) -> None:
+    """The spans as a gzipped CSV file; the same bytes for the same spans."""
+    plain = path.with_suffix(".part")
+    write_table(plain, SPANS, spans)
+    with open_input(plain) as file:
+        path.write_bytes(gzip.compress(file.read(), mtime=0))
+    plain.unlink()
+
+
+def read_spans(path: Path) -> ReadTable[MeasuredSpan]:
+    """The spans of a file, with every problem found in it; never raises for what a file holds."""
+    try:
+        text = read_gzip_text(path, "a gzipped CSV text file", "record the case again")
+    except InputError as error:
+        return ReadTable(problems=list(error.problems), sound=False)
+    result = table_of(text, path, SPANS)
+    if not result.problems:
+        rows = zip(result.rows, result.lines, strict=True)
+        result.problems += [Problem(str(path), f"row {line}", what) for span, line in rows for what in _wrong(span)]
+    return result
+
+
+def _wrong(span: MeasuredSpan) -> list[str]:
+    """What cannot be of a span."""
+    is_copy = span.kind is not MeasuredKind.KERNEL
+    checks = (
+        (span.end_ns < span.start_ns, f"ends at {span.end_ns} ns, before it starts at {span.start_ns} ns"),
+        (span.stream != STREAMS[span.kind], f"a {span.kind} is of stream {STREAMS[span.kind]}, not '{span.stream}'"),
+        (is_copy and (span.op or span.call >= 0), "a copy belongs to no call of an operator"),
+        (not is_copy and span.bytes > 0, "a kernel copies no bytes"),
+    )
+    return [what for wrong, what in checks if wrong]

@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
 from statistics import median_low
 from typing import Any, NamedTuple
 
+from simgpu.timeline.streams import track_order
 from simgpu.trace.model import Trace
 
 
 class Method(StrEnum):
-    """A way to manage memory, as PyTorch runs it; each has a policy as its twin."""
+    """A way to manage memory, as PyTorch runs it; each has a policy as its counterpart."""
 
     PLAIN = "plain"
     CHECKPOINT = "checkpoint"
@@ -88,11 +89,35 @@ class MeasuredSpan(NamedTuple):
     bytes: int = 0
 
 
+#: The stream of each kind, whichever stream of the device it was: of a copy, by its way.
+STREAMS = {MeasuredKind.KERNEL: "compute", MeasuredKind.COPY_D2H: "d2h", MeasuredKind.COPY_H2D: "h2d"}
+
+
+def copy_span(kind: MeasuredKind, name: str, start_ns: int, end_ns: int, size: int) -> MeasuredSpan:
+    """A copy over the link.
+
+    >>> copy_span(MeasuredKind.COPY_D2H, "copy", 5, 9, 64).stream
+    'd2h'
+    """
+    return MeasuredSpan(STREAMS[kind], kind, name, "", -1, start_ns, end_ns, size)
+
+
+def from_first_start(spans: Iterable[MeasuredSpan]) -> tuple[MeasuredSpan, ...]:
+    """Spans by their start, then by stream, with time from the first one's start.
+
+    >>> [span.start_ns for span in from_first_start([copy_span(MeasuredKind.COPY_H2D, "copy", 5, 9, 64)])]
+    [0]
+    """
+    ordered = sorted(spans, key=lambda span: (span.start_ns, track_order(span.stream), span.end_ns))
+    begin = ordered[0].start_ns if ordered else 0
+    return tuple(span._replace(start_ns=span.start_ns - begin, end_ns=span.end_ns - begin) for span in ordered)
+
+
 @dataclass(frozen=True, slots=True)
 class MeasuredRun:
     """One model's iteration under one method.
 
-    settings: of the method, in the words of its twin's parameters. step_ns: every timed step, after warm-up.
+    settings: of the method, in the words of its counterpart's parameters. step_ns: every timed step, after warm-up.
     peak_bytes: the most device memory that the framework's allocator had handed out at once in a step; held_bytes: what
     it had handed out when the step began. d2h_bytes, h2d_bytes: copied to and from the host in one step. spans: what
     the device did in one more step.
@@ -117,7 +142,7 @@ class MeasuredRun:
 class Case:
     """One model at one batch size: its trace, and its runs by method, the plain one first.
 
-    absent: methods under which it could not be run, with the reason, such as too little memory. made: how it was run:
+    absent: methods under which it could not be run, with the reason, such as too little memory. setup: how it was run:
     keywords of the model's factory (``size``), ``optimizer``, ``seed``, and ``warmup``, the steps before those timed.
     """
 
@@ -126,7 +151,7 @@ class Case:
     trace: Trace
     runs: Mapping[Method, MeasuredRun]
     absent: Mapping[Method, str] = field(default_factory=dict)
-    made: Mapping[str, Any] = field(default_factory=dict)
+    setup: Mapping[str, Any] = field(default_factory=dict)
 
     @property
     def name(self) -> str:

@@ -16,15 +16,13 @@ from statistics import fmean
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from simgpu.recorder.assemble import spread
+from simgpu.simulation.result import Result
 from simgpu.validation.calibration import Calibration, at_once, duplex_of
 from simgpu.validation.measured import MeasuredMachine, MeasuredRun, Method
-from simgpu.validation.timelines.beside import SideBySide, side_by_side
-from simgpu.validation.timelines.words import parting_text
-from simgpu.validation.twins import Numbers, Twin
+from simgpu.validation.timelines.comparison import TimelineComparison, parting_text, side_by_side
 
 if TYPE_CHECKING:
     import pandas as pd
-    from matplotlib.figure import Figure
 
 
 class Quantity(StrEnum):
@@ -51,6 +49,39 @@ AIMS: Mapping[Quantity, Aim] = {Quantity.STEP: Aim(0.05, 0.10), Quantity.PEAK: A
 STEADY = 0.05
 
 
+class Numbers(NamedTuple):
+    """What is compared of a run, measured or simulated.
+
+    step_ns: of an iteration. peak_bytes: the most device memory that was in use at once, as the allocator rounds it.
+    d2h_bytes, h2d_bytes: copied to and from the host in one iteration.
+    """
+
+    step_ns: int
+    peak_bytes: int
+    d2h_bytes: int
+    h2d_bytes: int
+
+    @classmethod
+    def measured(cls, run: MeasuredRun) -> Numbers:
+        """Those of a measured run; the step that counts is the median."""
+        return cls(run.median_ns, run.peak_bytes, run.d2h_bytes, run.h2d_bytes)
+
+
+@dataclass(frozen=True, slots=True)
+class Counterpart:
+    """A simulated run: its numbers and everything that happened, or why there are none.
+
+    failure: ``out of memory`` or ``refused`` where it has no result, and why: in words.
+    """
+
+    policy: str
+    parameters: Mapping[str, Any]
+    numbers: Numbers | None = None
+    result: Result | None = None
+    failure: str = ""
+    why: str = ""
+
+
 def relative_error(simulated: int, measured: int) -> float:
     """Simulated less measured over measured; infinite where something was simulated and nothing measured.
 
@@ -64,15 +95,15 @@ def relative_error(simulated: int, measured: int) -> float:
 
 @dataclass(frozen=True, repr=False)
 class ComparedRun:
-    """A run of a case beside its twin. Prints as a table, a row a quantity.
+    """A run of a case next to its counterpart.
 
-    twin: None where nothing could be calibrated (`ComparedCase.why`).
+    counterpart: None where nothing could be calibrated (`ComparedCase.why`).
     """
 
     case: str
     method: Method
     run: MeasuredRun
-    twin: Twin | None
+    counterpart: Counterpart | None
 
     @property
     def measured(self) -> Numbers:
@@ -81,13 +112,13 @@ class ComparedRun:
 
     @property
     def simulated(self) -> Numbers | None:
-        """What was simulated, None where the twin came to no end."""
-        return None if self.twin is None else self.twin.numbers
+        """What was simulated, None where the counterpart came to no end."""
+        return None if self.counterpart is None else self.counterpart.numbers
 
     @property
     def failure(self) -> str:
         """Why nothing was simulated, in a few words; empty where it was."""
-        return "not calibrated" if self.twin is None else self.twin.failure
+        return "not calibrated" if self.counterpart is None else self.counterpart.failure
 
     def error(self, quantity: Quantity) -> float | None:
         """The relative error; None where nothing was simulated."""
@@ -96,11 +127,11 @@ class ComparedRun:
         return relative_error(getattr(self.simulated, quantity), getattr(self.measured, quantity))
 
     @cached_property
-    def beside(self) -> SideBySide | None:
-        """The measured timeline beside the twin's, stream by stream; None where either is missing."""
-        if self.twin is None or self.twin.result is None or not self.run.spans:
+    def comparison(self) -> TimelineComparison | None:
+        """The measured timeline next to the counterpart's, stream by stream; None where either is missing."""
+        if self.counterpart is None or self.counterpart.result is None or not self.run.spans:
             return None
-        return side_by_side(self.run.spans, self.twin.result)
+        return side_by_side(self.run.spans, self.counterpart.result)
 
     def counts(self, quantity: Quantity) -> bool:
         """Whether it is a prediction: all but the step of the plain run; of bytes, where there are any."""
@@ -119,24 +150,13 @@ class ComparedRun:
 
     @property
     def notes(self) -> tuple[str, ...]:
-        """What the twin's policy says of its plan, such as that the trace does not tell what autograd saved."""
-        return () if self.twin is None or self.twin.result is None else self.twin.result.notes
-
-    def plot(self) -> Figure:
-        """Both timelines on one time axis; `ValueError` where either is missing."""
-        from simgpu.validation.figures import plot_pair
-
-        return plot_pair(self)
-
-    def __repr__(self) -> str:
-        from simgpu.validation.tables import run_text
-
-        return run_text(self)
+        """What the counterpart's policy says of its plan, such as that the trace does not tell what autograd saved."""
+        return () if self.counterpart is None or self.counterpart.result is None else self.counterpart.result.notes
 
 
 @dataclass(frozen=True, repr=False)
 class ComparedCase:
-    """A model at a batch size: what it was simulated with, and its runs, plain first. Prints as a table, a row a run.
+    """A model at a batch size: what it was simulated with, and its runs, plain first.
 
     calibration: None where there is none, and `why` says for what reason. absent: methods that it could not be run
     under on the device, and why not.
@@ -156,11 +176,6 @@ class ComparedCase:
             if each.method == method:
                 return each
         raise KeyError(method)
-
-    def __repr__(self) -> str:
-        from simgpu.validation.tables import case_lines
-
-        return "\n".join(line.text for line in case_lines([self]))
 
 
 @dataclass(frozen=True)
@@ -196,7 +211,7 @@ class Summary:
 
 @dataclass(frozen=True, repr=False)
 class Validation:
-    """A recording beside its simulation. Prints as tables; `frame` has one row a run.
+    """A recording next to its simulation. `frame` has one row a run.
 
     name: of the recording.
     """
@@ -233,8 +248,8 @@ class Validation:
     @property
     def in_order(self) -> tuple[int, int]:
         """In how many runs every stream did the same in the same order, and of how many with both timelines."""
-        found = [run.beside.is_same_order for run in self.runs if run.beside is not None]
-        return sum(found), len(found)
+        result = [run.comparison.is_same_order for run in self.runs if run.comparison is not None]
+        return sum(result), len(result)
 
     def frame(self) -> pd.DataFrame:
         """One row a run: case, model, batch, method, settings, failure, steps, spread, whether its step is calibrated,
@@ -254,22 +269,6 @@ class Validation:
             "in_order": dict(zip(("same", "of"), self.in_order, strict=True)),
             "summary": {str(quantity): _told(summary) for quantity, summary in self.summaries.items()},
         }
-
-    def plot(self) -> Figure:
-        """Step time and peak memory of all runs, measured beside simulated."""
-        from simgpu.validation.figures import plot_validation
-
-        return plot_validation(self)
-
-    def __repr__(self) -> str:
-        from simgpu.validation.tables import validation_text
-
-        return validation_text(self)
-
-    def _repr_html_(self) -> str:
-        from simgpu.validation.tables import validation_html
-
-        return validation_html(self)
 
 
 def _summary(quantity: Quantity, runs: Collection[ComparedRun]) -> Summary:
@@ -322,24 +321,28 @@ def _row(case: ComparedCase, run: ComparedRun) -> dict[str, Any]:
 def _case(case: ComparedCase) -> dict[str, Any]:
     runs = [
         {key: value if not isinstance(value, float) else _finite(value) for key, value in _row(case, run).items()}
-        | {"settings": dict(run.run.settings), "why": run.twin.why if run.twin else "", "notes": list(run.notes)}
-        | {"timeline": None if run.beside is None else parting_text(run.beside)}
+        | {
+            "settings": dict(run.run.settings),
+            "why": run.counterpart.why if run.counterpart else "",
+            "notes": list(run.notes),
+        }
+        | {"timeline": None if run.comparison is None else parting_text(run.comparison)}
         for run in case.runs
     ]
     return {
         "name": case.name,
         "held_bytes": None if case.calibration is None else case.calibration.held,
-        "calibrated": None if case.calibration is None else case.calibration.times_told,
+        "calibrated": None if case.calibration is None else case.calibration.times_recorded,
         "why": case.why,
         "absent": {str(method): why for method, why in case.absent.items()},
         "runs": runs,
     }
 
 
-def _link(found: Validation) -> dict[str, Any]:
+def _link(validation: Validation) -> dict[str, Any]:
     """What the model of the link is, and what it gives both ways at once."""
-    duplex = duplex_of(found.machine.copies)
-    both_d2h, both_h2d = at_once(found.machine.copies, duplex)
+    duplex = duplex_of(validation.machine.copies)
+    both_d2h, both_h2d = at_once(validation.machine.copies, duplex)
     return {"duplex": str(duplex), "model_both_d2h": both_d2h, "model_both_h2d": both_h2d}
 
 

@@ -2,7 +2,7 @@
 
 report.json                         every number, as `simgpu validate report --json` prints it
 RECORDING/runs.csv                  one row a run: measured, simulated, relative errors
-RECORDING/validation.png, .svg      step time and peak memory, measured beside simulated
+RECORDING/validation.png, .svg      step time and peak memory, measured and simulated
 RECORDING/CASE/METHOD.csv, .png     both timelines of a run, event by event, and as a picture
 """
 
@@ -24,10 +24,12 @@ SCHEMA = "simgpu.validation/1"
 
 def check_outputs(folder: Path) -> None:
     """Before long work: `InputError` where the folder can be neither made nor replaced. Touches nothing."""
-    check_folder(folder, _not_ours)
+    check_folder(folder, _is_foreign)
 
 
-def write_outputs(found: Sequence[Validation], folder: Path, *, progress: Callable[[str], None] = no_progress) -> None:
+def write_outputs(
+    validations: Sequence[Validation], folder: Path, *, progress: Callable[[str], None] = no_progress
+) -> None:
     """Writes comparisons as one folder, whole or not at all.
 
     A folder that an earlier comparison wrote is replaced. Raises `InputError` when the system refuses, or the folder
@@ -35,37 +37,37 @@ def write_outputs(found: Sequence[Validation], folder: Path, *, progress: Callab
     """
     folder = folder.absolute()
     check_outputs(folder)
-    with atomic_folder(folder, _not_ours) as part:
-        for each, name in zip(found, folder_names(each.name for each in found), strict=True):
+    with atomic_folder(folder, _is_foreign) as part:
+        for each, name in zip(validations, folder_names(each.name for each in validations), strict=True):
             _write(each, part / name, progress)
-        report = json.dumps(document(found), indent=2, allow_nan=False)
+        report = json.dumps(document(validations), indent=2, allow_nan=False)
         (part / REPORT).write_text(report + "\n", encoding="utf-8")
 
 
-def document(found: Sequence[Validation]) -> dict[str, Any]:
+def document(validations: Sequence[Validation]) -> dict[str, Any]:
     """Comparisons as plain data, with the schema and the version of simgpu."""
-    return {"schema": SCHEMA, "simgpu": __version__, "recordings": [each.to_dict() for each in found]}
+    return {"schema": SCHEMA, "simgpu": __version__, "recordings": [each.to_dict() for each in validations]}
 
 
-def _write(found: Validation, home: Path, progress: Callable[[str], None]) -> None:
+def _write(validation: Validation, home: Path, progress: Callable[[str], None]) -> None:
     from simgpu.analysis.plots import save_figure
-    from simgpu.validation.figures import plot_pair, plot_validation
+    from simgpu.validation.figures import plot_run, plot_validation
 
     home.mkdir()
-    found.frame().to_csv(home / "runs.csv", index=False, lineterminator="\n")
-    figure = plot_validation(found)
+    validation.frame().to_csv(home / "runs.csv", index=False, lineterminator="\n")
+    figure = plot_validation(validation)
     for suffix in ("png", "svg"):
         save_figure(figure, home / f"validation.{suffix}")
-    for case in found.cases:
-        timelines = [(run, run.beside) for run in case.runs if run.beside is not None]
+    for case in validation.cases:
+        timelines = [(run, run.comparison) for run in case.runs if run.comparison is not None]
         if timelines:
             (home / folder_name(case.name)).mkdir()
-        for run, beside in timelines:
+        for run, comparison in timelines:
             progress(f"writing {case.name}, {run.method}")
             place = home / folder_name(case.name) / str(run.method)
-            beside.as_frame().to_csv(place.with_suffix(".csv"), index=False, lineterminator="\n")
-            save_figure(plot_pair(run), place.with_suffix(".png"))
+            comparison.as_frame().to_csv(place.with_suffix(".csv"), index=False, lineterminator="\n")
+            save_figure(plot_run(run), place.with_suffix(".png"))
 
 
-def _not_ours(folder: Path) -> str:
+def _is_foreign(folder: Path) -> str:
     return holds_other_than(folder, SCHEMA, "comparison")

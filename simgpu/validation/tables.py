@@ -7,20 +7,26 @@ from collections.abc import Iterable, Iterator, Sequence
 from textwrap import wrap
 from typing import NamedTuple
 
-from simgpu.analysis.tables import table_html, table_text
 from simgpu.hardware.spec import Duplex
 from simgpu.units import format_bandwidth, format_bytes, format_time
 from simgpu.validation.calibration import at_once, duplex_of
 from simgpu.validation.measured import MeasuredMachine, Method
 from simgpu.validation.outcome import AIMS, STEADY, ComparedCase, ComparedRun, Quantity, Summary, Validation
-from simgpu.validation.timelines.beside import TOLERANCE, Agreement, Event, Row, SideBySide, StreamBeside
+from simgpu.validation.timelines.comparison import (
+    TOLERANCE,
+    Agreement,
+    Event,
+    Row,
+    StreamComparison,
+    TimelineComparison,
+)
 
 WIDTH = 80
 STAND_IN = "the CPU stood in for a GPU: nothing here was measured on one, or tells how well one is simulated"
 _NONE = "-"
-_HEADINGS = ("", "measured", "spread", "twin", "error", "measured", "twin", "error")
+_HEADINGS = ("", "measured", "spread", "counterpart", "error", "measured", "counterpart", "error")
 _OVER = ("", "step time", "", "", "", "peak memory", "", "")
-_BYTE_HEADINGS = ("", "measured", "twin", "error", "measured", "twin", "error")
+_BYTE_HEADINGS = ("", "measured", "counterpart", "error", "measured", "counterpart", "error")
 _BYTES_OVER = ("", "copied out", "", "", "copied in", "", "")
 _STREAMS = ("compute", "d2h", "h2d")
 _PART_HEADINGS = ("", "watched", "compute", "copies out", "copies in")
@@ -87,12 +93,12 @@ def _per_cent(share: float, sign: str) -> str:
     return f"{share:{sign}.{digits}%}"
 
 
-def header_facts(found: Validation) -> list[tuple[str, str]]:
+def header_facts(validation: Validation) -> list[tuple[str, str]]:
     """What was measured, on what, and what was calibrated to what, as names and texts."""
-    machine = found.machine
+    machine = validation.machine
     copies = machine.copies
     settings = ", ".join(f"{name} {value}" for name, value in machine.settings.items())
-    told = [
+    outcome = [
         ("device", f"{machine.device}, {format_bytes(machine.memory)}, measured on {machine.date}"),
         ("host", machine.host),
         ("versions", ", ".join(f"{name} {version}" for name, version in machine.versions.items())),
@@ -103,21 +109,14 @@ def header_facts(found: Validation) -> list[tuple[str, str]]:
             f"{format_time(copies.latency_ns)} a copy, {format_time(copies.blocking_ns)} one that the host waits for; "
             f"{format_time(machine.launch_ns)} from one kernel launch to the next",
         ),
-        ("steps", _steps(found)),
+        ("steps", _steps(validation)),
         (
             "calibrated",
             "kernels to the plain run's timeline, with gaps scaled to its median step; copies to those measured alone "
             "and both ways at once; no managed run was fitted to",
         ),
     ]
-    return [(name, text) for name, text in told if text]
-
-
-def run_text(run: ComparedRun) -> str:
-    """All that is compared of one run, a row a quantity."""
-    rows = [(_WORDS[quantity], *_pair(run, quantity)) for quantity in Quantity]
-    told = f"{run.case}, {run.method}" + (f": {run.failure}" if run.failure else "")
-    return f"{told}\n{table_text(('', 'measured', 'twin', 'error'), rows)}"
+    return [(name, text) for name, text in outcome if text]
 
 
 def case_lines(cases: Iterable[ComparedCase]) -> list[Line]:
@@ -130,10 +129,10 @@ def case_lines(cases: Iterable[ComparedCase]) -> list[Line]:
     return _lines(_OVER, _HEADINGS, rows, close=(2,))
 
 
-def byte_lines(found: Validation) -> list[Line]:
+def byte_lines(validation: Validation) -> list[Line]:
     """Bytes copied out and in, of the runs that copy any; no line where none does."""
     rows: list[tuple[str, ...]] = []
-    for case in found.cases:
+    for case in validation.cases:
         copying = [run for run in case.runs if run.counts(Quantity.OUT) or run.counts(Quantity.IN)]
         if copying:
             rows.append((case.name,))
@@ -141,49 +140,49 @@ def byte_lines(found: Validation) -> list[Line]:
     return _lines(_BYTES_OVER, _BYTE_HEADINGS, rows) if rows else []
 
 
-def part_lines(found: Validation) -> list[Line]:
+def part_lines(validation: Validation) -> list[Line]:
     """Where the timelines of each run part first on each stream; no line where there are none."""
     rows: list[tuple[str, ...]] = []
-    for case in found.cases:
-        told = [(run, run.beside) for run in case.runs if run.beside is not None]
-        if told:
+    for case in validation.cases:
+        text = [(run, run.comparison) for run in case.runs if run.comparison is not None]
+        if text:
             rows.append((case.name,))
             rows += [
-                (f"  {run.method}", _watched(run, beside), *(_part(beside.streams[name]) for name in _STREAMS))
-                for run, beside in told
+                (f"  {run.method}", _watched(run, comparison), *(_part(comparison.streams[name]) for name in _STREAMS))
+                for run, comparison in text
             ]
     return _lines(_PARTS_OVER, _PART_HEADINGS, rows) if rows else []
 
 
-def beside_lines(beside: SideBySide) -> list[Line]:
+def comparison_lines(comparison: TimelineComparison) -> list[Line]:
     """The rows around the places where each stream parts first, in time and in order; none of those that do not."""
     rows: list[tuple[str, ...]] = []
-    for stream in beside.streams.values():
+    for stream in comparison.streams.values():
         marked = [row.position for row in (stream.parting, stream.parting_in_order) if row is not None]
         near = [row for row in stream.rows if any(abs(row.position - at) <= _AROUND for at in marked)]
         if near:
-            rows += [(stream.stream,), *(_beside_row(row, mark=row.position in marked) for row in near)]
+            rows += [(stream.stream,), *(_comparison_row(row, mark=row.position in marked) for row in near)]
     return _lines(("",) * len(_ROW_HEADINGS), _ROW_HEADINGS, rows, left=(4,))[1:] if rows else []
 
 
-def summary_facts(found: Validation) -> list[tuple[str, str]]:
-    """Mean and worst of each quantity beside the aims, and whether everything happened in the same order."""
-    same, runs = found.in_order
-    told = [(_WORDS[quantity], summary_text(summary)) for quantity, summary in found.summaries.items()]
-    return [*told, *([("order", f"the same on every stream in {same} of {runs} runs")] if runs else [])]
+def summary_facts(validation: Validation) -> list[tuple[str, str]]:
+    """Mean and worst of each quantity next to the aims, and whether everything happened in the same order."""
+    same, runs = validation.in_order
+    text = [(_WORDS[quantity], summary_text(summary)) for quantity, summary in validation.summaries.items()]
+    return [*text, *([("order", f"the same on every stream in {same} of {runs} runs")] if runs else [])]
 
 
 def summary_text(summary: Summary) -> str:
     """Mean and worst, over how many runs, and whether that is what was aimed at."""
     if summary.worst_run is None:
         count = len(summary.failed)
-        left_out = f": {count} measured {'run has' if count == 1 else 'runs have'} no twin" if count else ""
+        left_out = f": {count} measured {'run has' if count == 1 else 'runs have'} no counterpart" if count else ""
         return f"nothing to compare{left_out}"
     runs = f"{'managed ' if summary.quantity is Quantity.STEP else ''}run{'' if summary.compared == 1 else 's'}"
     where = "" if not summary.worst else f" ({summary.worst_run.case}, {summary.worst_run.method})"
     text = f"mean {share_text(summary.mean)}, worst {share_text(summary.worst)}{where}, of {summary.compared} {runs}"
     if summary.failed:
-        text += f"; {len(summary.failed)} measured without a twin"
+        text += f"; {len(summary.failed)} measured without a counterpart"
     if summary.as_plain is not None:
         text += f"; the plain run's in their place would miss by {share_text(summary.as_plain)}"
     return text if summary.aim is None else f"{text}; {aim_text(summary)}"
@@ -192,52 +191,44 @@ def summary_text(summary: Summary) -> str:
 def aim_text(summary: Summary) -> str:
     """The aim, and whether it is met."""
     aim = AIMS[summary.quantity]
-    asked = "" if aim.mean is None else f"mean {aim.mean:.0%}, "
+    requested = "" if aim.mean is None else f"mean {aim.mean:.0%}, "
     met = {True: "MET", False: "MISSED", None: "open"}[summary.met]
-    return f"aim {asked}worst {aim.worst:.0%}: {met}"
+    return f"aim {requested}worst {aim.worst:.0%}: {met}"
 
 
-def remarks(found: Validation) -> list[str]:
-    """What there is to say beside the tables, a sentence or two each."""
-    told = []
-    if any(run.method is Method.PLAIN for run in found.runs):
-        told.append("The plain run's step is what kernels are calibrated to: it is no prediction, and counts nowhere.")
-    if any(run.spread is not None for run in found.runs):
-        told.append("spread: of the measured steps, third less first quartile, over the median.")
-    unsteady = sum(run.spread is not None and run.spread > STEADY for run in found.runs)
+def notes_on(validation: Validation) -> list[str]:
+    """What there is to say next to the tables, a sentence or two each."""
+    text = []
+    if any(run.method is Method.PLAIN for run in validation.runs):
+        text.append("The plain run's step is what kernels are calibrated to: it is no prediction, and counts nowhere.")
+    if any(run.spread is not None for run in validation.runs):
+        text.append("spread: of the measured steps, third less first quartile, over the median.")
+    unsteady = sum(run.spread is not None and run.spread > STEADY for run in validation.runs)
     if unsteady:
-        told.append(f"Steps of {unsteady} of {len(found.runs)} runs vary by over {STEADY:.0%}: their errors tell less.")
-    if any(run.beside is not None for run in found.runs):
-        told.append(
+        text.append(
+            f"Steps of {unsteady} of {len(validation.runs)} runs vary by over {STEADY:.0%}: their errors mean less."
+        )
+    if any(run.comparison is not None for run in validation.runs):
+        text.append(
             "Timelines part in order where the two do different things (order), and else where starts differ by over "
             f"{TOLERANCE:.0%} of the measured step. Measured is here the one step that was watched, which takes longer "
             "for it: watched, in times of the median step."
         )
-    return [*told, *(remark for case in found.cases for remark in _case_remarks(case, alone=len(found.cases) == 1))]
+    return [*text, *(note for case in validation.cases for note in _case_notes(case, alone=len(validation.cases) == 1))]
 
 
-def validation_text(found: Validation) -> str:
+def validation_text(validation: Validation) -> str:
     """All of it, as plain text."""
     blocks = [
-        [found.name, *(wrap(f"NOTE: {STAND_IN}", WIDTH) if found.stand_in else [])],
-        list(_facts_lines(header_facts(found))),
-        [line.text for line in case_lines(found.cases)],
-        [line.text for line in byte_lines(found)],
-        [line.text for line in part_lines(found)],
-        list(_facts_lines(summary_facts(found))),
-        [line for remark in remarks(found) for line in wrap(remark, WIDTH)],
+        [validation.name, *(wrap(f"NOTE: {STAND_IN}", WIDTH) if validation.stand_in else [])],
+        list(_facts_lines(header_facts(validation))),
+        [line.text for line in case_lines(validation.cases)],
+        [line.text for line in byte_lines(validation)],
+        [line.text for line in part_lines(validation)],
+        list(_facts_lines(summary_facts(validation))),
+        [line for note in notes_on(validation) for line in wrap(note, WIDTH)],
     ]
     return "\n\n".join("\n".join(block) for block in blocks if block)
-
-
-def validation_html(found: Validation) -> str:
-    """The same for notebooks."""
-    rows = [(run.case, *(text.strip() for text in _run_row(run)), *_pair(run, Quantity.OUT)) for run in found.runs]
-    headings = ("case", "method", "step measured", "spread", "twin", "error", "peak measured", "twin", "error")
-    told = " ".join(f"{name}: {text}." for name, text in summary_facts(found))
-    stand_in = f"NOTE: {STAND_IN}. " if found.stand_in else ""
-    caption = f"{stand_in}{found.name}: {found.machine.device}, {found.machine.date}. {told}"
-    return table_html((*headings, "out measured", "twin", "error"), rows, caption, left=(0, 1))
 
 
 def _link(machine: MeasuredMachine) -> str:
@@ -248,8 +239,8 @@ def _link(machine: MeasuredMachine) -> str:
     return f"{alone}; both at once {both}, simulated as if {_DUPLEX[duplex]}: {model}"
 
 
-def _steps(found: Validation) -> str:
-    counts = sorted({len(run.run.step_ns) for run in found.runs})
+def _steps(validation: Validation) -> str:
+    counts = sorted({len(run.run.step_ns) for run in validation.runs})
     if not counts:
         return ""
     count = str(counts[0]) if len(counts) == 1 else f"{counts[0]} to {counts[-1]}"
@@ -257,28 +248,28 @@ def _steps(found: Validation) -> str:
 
 
 def _run_row(run: ComparedRun) -> tuple[str, ...]:
-    _, twin, error = _pair(run, Quantity.STEP)
+    _, counterpart, error = _pair(run, Quantity.STEP)
     fitted = run.method is Method.PLAIN and run.simulated is not None
     spread = share_text(run.spread)
     measured = format_time(run.measured.step_ns)
-    return f"  {run.method}", measured, spread, twin, "fitted" if fitted else error, *_pair(run, Quantity.PEAK)
+    return f"  {run.method}", measured, spread, counterpart, "fitted" if fitted else error, *_pair(run, Quantity.PEAK)
 
 
 def _pair(run: ComparedRun, quantity: Quantity) -> tuple[str, str, str]:
     """Measured, simulated, and the error."""
     form = format_time if quantity is Quantity.STEP else format_bytes
-    twin = _NONE if run.simulated is None else form(getattr(run.simulated, quantity))
-    return form(getattr(run.measured, quantity)), twin, error_text(run.error(quantity))
+    counterpart = _NONE if run.simulated is None else form(getattr(run.simulated, quantity))
+    return form(getattr(run.measured, quantity)), counterpart, error_text(run.error(quantity))
 
 
-def _case_remarks(case: ComparedCase, alone: bool) -> Iterator[str]:
-    found = case.calibration
-    if found is None:
+def _case_notes(case: ComparedCase, alone: bool) -> Iterator[str]:
+    result = case.calibration
+    if result is None:
         yield f"{case.name}: {case.why}."
-    elif alone or found.unmatched:
-        yield f"{case.name}: kernels: {found.times_told}."
-    if found is not None and alone:
-        yield f"{case.name}: memory: {found.held_told}."
+    elif alone or result.unmatched:
+        yield f"{case.name}: kernels: {result.times_recorded}."
+    if result is not None and alone:
+        yield f"{case.name}: memory: {result.held_noted}."
     for run in case.runs if alone else ():
         if run.run.settings:
             settings = (f"{key} {_setting(value)}" for key, value in run.run.settings.items())
@@ -286,10 +277,14 @@ def _case_remarks(case: ComparedCase, alone: bool) -> Iterator[str]:
     for note in dict.fromkeys(note for run in case.runs for note in run.notes):
         yield f"{case.name}: {note}."
     for run in case.runs:
-        if run.twin is not None and run.twin.failure:
-            yield f"{case.name}, {run.method}: no twin, {run.twin.failure}: {run.twin.why}"
-        if run.twin is not None and run.twin.result is not None and run.twin.result.steady is False:
-            yield f"{case.name}, {run.method}: the twin's last two iterations still differ."
+        if run.counterpart is not None and run.counterpart.failure:
+            yield f"{case.name}, {run.method}: no counterpart, {run.counterpart.failure}: {run.counterpart.why}"
+        if (
+            run.counterpart is not None
+            and run.counterpart.result is not None
+            and run.counterpart.result.steady is False
+        ):
+            yield f"{case.name}, {run.method}: the counterpart's last two iterations still differ."
     for method, why in case.absent.items():
         yield f"{case.name}, {method}: not run on the device: {why}"
 
@@ -298,14 +293,14 @@ def _setting(value: object) -> str:
     return " ".join(map(str, value)) if isinstance(value, list | tuple) else str(value)
 
 
-def _watched(run: ComparedRun, beside: SideBySide) -> str:
-    return f"{beside.real_ns / run.measured.step_ns:.2f}x" if run.measured.step_ns else _NONE
+def _watched(run: ComparedRun, comparison: TimelineComparison) -> str:
+    return f"{comparison.real_ns / run.measured.step_ns:.2f}x" if run.measured.step_ns else _NONE
 
 
-def _part(stream: StreamBeside) -> str:
+def _part(stream: StreamComparison) -> str:
     """That it does not, or at which time: in what is done, or in when, by more than is tolerated.
 
-    >>> _part(StreamBeside("d2h", (), 100))
+    >>> _part(StreamComparison("d2h", (), 100))
     '-'
     """
     row = stream.parting_in_order or stream.parting
@@ -314,7 +309,7 @@ def _part(stream: StreamBeside) -> str:
     return f"{format_time(row.at_ns)}{', order' if stream.parting_in_order else ''}"
 
 
-def _beside_row(row: Row, mark: bool) -> tuple[str, ...]:
+def _comparison_row(row: Row, mark: bool) -> tuple[str, ...]:
     real, simulated = row.real, row.simulated
     starts = (_NONE if event is None else format_time(event.start_ns) for event in (real, simulated))
     later = _NONE if row.offset_ns is None else format_time(row.offset_ns)
@@ -323,21 +318,21 @@ def _beside_row(row: Row, mark: bool) -> tuple[str, ...]:
         what = _shortened(names[-1], _WHAT)
     else:
         words = _PARTED[row.agreement]
-        room = (_WHAT - len(words.format("", ""))) // len(names)
-        what = words.format(*(_shortened(name, room) for name in names))
+        free = (_WHAT - len(words.format("", ""))) // len(names)
+        what = words.format(*(_shortened(name, free) for name in names))
     return f"{'>' if mark else ' '} {row.position}", *starts, later, what
 
 
-def _shortened(text: str, room: int) -> str:
+def _shortened(text: str, free: int) -> str:
     """Without its middle where it is too long: how many bytes a copy moves stands at the end.
 
     >>> _shortened("copy_h2d stage3.pool:max_pool2d:saved 512 KiB", 30)
     'copy_h2d stage3...saved 512 KiB'
     """
-    if len(text) <= room:
+    if len(text) <= free:
         return text
-    tail = (room - 3) // 2
-    return f"{text[: room - 3 - tail]}...{text[-tail:]}"
+    tail = (free - 3) // 2
+    return f"{text[: free - 3 - tail]}...{text[-tail:]}"
 
 
 def _event(event: Event) -> str:
@@ -370,14 +365,14 @@ def _lines(
     above = " " * widths[0]
     for at in range(1, len(headings)):
         above = f"{above.ljust(sum(widths[:at]) + sum(map(len, gaps[: at + 1])))}{over[at]}" if over[at] else above
-    found = [Line(above.rstrip(), heading=True)]
+    result = [Line(above.rstrip(), heading=True)]
     for number, row in enumerate(table):
         if len(row) == 1:
-            found.append(Line(row[0], heading=True))
+            result.append(Line(row[0], heading=True))
             continue
         cells = [
             text.ljust(width) if at in (0, *left) else text.rjust(width)
             for at, (text, width) in enumerate(zip(row, widths, strict=True))
         ]
-        found.append(Line("".join(gap + cell for gap, cell in zip(gaps, cells, strict=True)).rstrip(), not number))
-    return found
+        result.append(Line("".join(gap + cell for gap, cell in zip(gaps, cells, strict=True)).rstrip(), not number))
+    return result

@@ -139,7 +139,7 @@ def _notes(network: Network, optimizer: str, workspace_limit: int, framework: Fr
         f"Network after {network.provenance}. Kernels, blocks and lifetimes as {_HABITS[framework]}, "
         f"updated by {_UPDATES[Optimizer(optimizer)]}; "
         "durations by simgpu's time model. Convolutions run by the fastest algorithm whose workspace is at most "
-        f"{format_bytes(workspace_limit)}; the others within that limit are listed beside it. A framework's own choice "
+        f"{format_bytes(workspace_limit)}; the others within that limit are listed too. A framework's own choice "
         "may differ: PyTorch asks cuDNN's heuristics or tries algorithms in the memory that is free, Caffe allows "
         "8 MiB, TensorFlow 4 GiB."
     )

@@ -46,7 +46,7 @@ def test_a_chain_without_copies_only_computes(layers: tuple[list[int], list[int]
 def test_on_a_chain_layer_by_layer_each_step_overlaps_by_its_shorter_side(
     layers: tuple[list[int], list[int], list[int]],
 ) -> None:
-    """Offload n runs beside forward n, prefetch n beside backward n + 1; a step is as long as its longer side."""
+    """Offload n runs next to forward n, prefetch n next to backward n + 1; a step is as long as its longer side."""
     forward, backward, sizes = layers
     steps = [*zip(forward, sizes[:-1], strict=False), *zip(backward[1:], sizes, strict=False)]
     result = simulate(chain(forward, backward, sizes), NODE, "vdnn").metrics.breakdown.parts

@@ -123,7 +123,7 @@ def test_no_words_overlap_or_leave_the_figure(budget: int | None, iteration: int
         texts += [tick for tick in (*ax.get_yticklabels(), *ax.get_xticklabels()) if tick.get_visible()]
         boxes += [(text.get_text(), text.get_window_extent()) for text in texts if text.get_text()]
         legend = ax.get_legend().get_window_extent()
-        assert legend.x0 >= ax.get_window_extent().x1, "the legend stands beside the data"
+        assert legend.x0 >= ax.get_window_extent().x1, "the legend stands next to the data"
     frame = figure.bbox
     for text, box in boxes:
         assert box.x0 >= 0, text

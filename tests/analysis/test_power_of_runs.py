@@ -137,7 +137,7 @@ def resnet34_at_256() -> Trace:
 def most_that_it_rises() -> float:
     """By which share the average power rises at most as memory gets less, as the paper states it."""
     if not CLAIMS.exists():
-        pytest.skip("the papers' claims are not beside the repository (../shared/claims.yaml)")
+        pytest.skip("the papers' claims are not next to the repository (../shared/claims.yaml)")
     rows = yaml.safe_load(CLAIMS.read_text(encoding="utf-8"))["modnn"]
     return float(next(row["value"] for row in rows if row["id"] == "modnn.power"))
 

@@ -2,7 +2,7 @@
 
 Run with ``pytest tests/benchmarks``; the unit tests do not come here. Spans are kernels and copies. A run is the whole
 part of the machine: translating the program once, the iterations, and the timeline. The floors are for long runs; the
-same figures for three iterations, which a user runs by default, stand beside them.
+same figures for three iterations, which a user runs by default, stand next to them.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""What a sweep costs beside its points: how two processes share the work, and what 100,000 points take of memory.
+"""What a sweep costs next to its points: how two processes share the work, and what 100,000 points take of memory.
 
 Run with ``pytest tests/benchmarks``. What other programs would spoil is skipped when the machine is busy.
 """

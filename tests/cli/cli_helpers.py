@@ -34,7 +34,7 @@ link:
 
 
 def make_study(folder: Path) -> Path:
-    """A scenario file with its node and its trace of three layers (100, 200, 300 kB; 60 us of compute) beside it."""
+    """A scenario file with its node and its trace of three layers (100, 200, 300 kB; 60 us of compute) next to it."""
     sizes = [100_000, 200_000, 300_000]
     write_trace(chain([5_000, 7_000, 9_000], [10_000, 14_000, 15_000], sizes), folder / "chain")
     (folder / "node.yaml").write_text(NODE, encoding="utf-8")

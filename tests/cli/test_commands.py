@@ -98,7 +98,7 @@ def test_nodes_and_one_node_with_its_sources() -> None:
     shown = simgpu("list", "nodes", "k40").stdout
     assert "Microway" in shown
     (copy_d2h,) = (line for line in shown.splitlines() if line.strip().startswith("copy-out"))
-    assert copy_d2h.split()[1:4] == ["10.05", "GB/s", "not"], "a value stands beside its source"
+    assert copy_d2h.split()[1:4] == ["10.05", "GB/s", "not"], "a value stands next to its source"
     assert "GPU 0" in listed
 
 

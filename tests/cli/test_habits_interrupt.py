@@ -105,7 +105,7 @@ def contents(folder: Path) -> dict[str, bytes | None]:
 
 
 def is_quiet(said: str) -> bool:
-    """No more than an empty line, beside lines of progress where the machine is slow."""
+    """No more than an empty line, next to lines of progress where the machine is slow."""
     return not [line for line in said.splitlines() if line and not line.endswith(" s)")]
 
 

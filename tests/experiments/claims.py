@@ -1,4 +1,4 @@
-"""What the papers state, as numbers, where that list is beside the repository."""
+"""What the papers state, as numbers, where that list is next to the repository."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ CLAIMS = Path(__file__).parents[3] / "shared" / "claims.yaml"
 def claims() -> dict[str, Any]:
     """By id, the figure that a paper states."""
     if not CLAIMS.exists():
-        pytest.skip("the papers' claims are not beside the repository (../shared/claims.yaml)")
+        pytest.skip("the papers' claims are not next to the repository (../shared/claims.yaml)")
     document = yaml.safe_load(CLAIMS.read_text(encoding="utf-8"))
     rows = [row for rows in document.values() if isinstance(rows, list) for row in rows]
     return {row["id"]: row["value"] for row in rows if "value" in row}

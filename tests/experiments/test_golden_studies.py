@@ -258,7 +258,7 @@ def test_numbers_of_home_are_those_of_the_paper(claims: dict[str, Any]) -> None:
 
 
 def test_published_numbers_are_those_of_the_papers(claims: dict[str, Any]) -> None:
-    """Rows that the studies put beside our numbers, against the list of the papers' claims."""
+    """Rows that the studies put next to our numbers, against the list of the papers' claims."""
 
     def stated(name: str, run: str, vs: str, aggregate: str, measure: str = "throughput") -> float:
         (row,) = (

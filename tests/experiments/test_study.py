@@ -1,4 +1,4 @@
-"""A study: ratios of throughput, their means, cells without memory, and published numbers beside ours."""
+"""A study: ratios of throughput, their means, cells without memory, and published numbers next to ours."""
 
 from __future__ import annotations
 

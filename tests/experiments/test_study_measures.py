@@ -1,4 +1,4 @@
-"""What studies tell beside throughput: sweeps of budgets, several GPUs, bytes, power, and memory by technique."""
+"""What studies tell next to throughput: sweeps of budgets, several GPUs, bytes, power, and memory by technique."""
 
 from __future__ import annotations
 

@@ -152,7 +152,8 @@ def test_codecs_of_the_host_come_after_the_offload_and_before_the_prefetch() -> 
 
 
 def test_a_stall_on_memory_is_attributed_to_the_offloaded_block() -> None:
-    """F2 writes 300 bytes beside 300 that are there: of 500, not before x1 has left, which takes from the end of F1."""
+    """F2 writes 300 bytes next to 300 that are there: of 500, not before x1 has left, which takes from the end of
+    F1."""
     from simgpu.graph.taskgraph import TaskGraph
     from simgpu.program.placement import Placement, Swap
     from tests.semantics.test_random_runs import Placed

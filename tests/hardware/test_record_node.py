@@ -41,10 +41,10 @@ class StandIn:
             CopyDirection.WITHIN: 400 * GIGA,
         }
     )
-    asked: list[tuple[CopyDirection, int, int]] = field(default_factory=list)
+    requested: list[tuple[CopyDirection, int, int]] = field(default_factory=list)
 
     def copy_times(self, way: CopyDirection, size: int, repetitions: int) -> Sequence[int]:
-        self.expected.append((way, size, repetitions))
+        self.requested.append((way, size, repetitions))
         undisturbed = self.latency_ns + size * GIGA // self.bandwidths[way]
         return [undisturbed * (5 if number % 3 == 2 else 1) for number in range(repetitions)]
 
@@ -52,7 +52,7 @@ class StandIn:
 def test_each_size_is_copied_both_ways_and_the_largest_inside_too() -> None:
     device = StandIn()
     measure(device, [1024, 4096, 1024], repetitions=7)
-    assert device.expected == [
+    assert device.requested == [
         (CopyDirection.OUT, 1024, 7),
         (CopyDirection.OUT, 4096, 7),
         (CopyDirection.IN, 1024, 7),

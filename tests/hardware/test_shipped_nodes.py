@@ -31,7 +31,7 @@ NVLINK2 = [f"v100-nvlink2-{speed}" for speed in (50, 75, 100, 150, 200)]
 def claims() -> dict[str, Any]:
     """By id, the figure that a paper states."""
     if not CLAIMS.exists():
-        pytest.skip("the papers' claims are not beside the repository (../shared/claims.yaml)")
+        pytest.skip("the papers' claims are not next to the repository (../shared/claims.yaml)")
     document = yaml.safe_load(CLAIMS.read_text(encoding="utf-8"))
     rows = [row for rows in document.values() if isinstance(rows, list) for row in rows]
     return {row["id"]: row["value"] for row in rows if "value" in row}

@@ -35,7 +35,7 @@ def linked() -> dict[str, Any]:
     its own category, name, duration and stream; nodes are numbered anew in the order in which they begin.
     """
     if not PROFILE.exists():
-        pytest.skip("the recording is not beside the repository (../shared/data/h100-kineto)")
+        pytest.skip("the recording is not next to the repository (../shared/data/h100-kineto)")
     events = json.loads(PROFILE.read_text())["traceEvents"]
     graph = json.loads(GRAPH.read_text())
     ops = [event for event in events if event.get("cat") in ("cpu_op", "user_annotation")]

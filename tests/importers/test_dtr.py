@@ -78,7 +78,7 @@ def walk(path: Path) -> tuple[int, int, int, int, int]:
 def test_recorded_logs(name):
     path = LOGS / f"{name}.log"
     if not path.exists():
-        pytest.skip("the recorded logs are not beside the repository (../shared/data/titanv-dtr)")
+        pytest.skip("the recorded logs are not next to the repository (../shared/data/titanv-dtr)")
     trace, recognised = import_trace(path)
     stats = trace_stats(trace)
     forward = sum(kernel.phase is Phase.FORWARD for kernel in trace.kernels)

@@ -29,7 +29,7 @@ PLENTY = NodeSpec("bench", GpuSpec("a GPU", 10**12), LinkSpec("a link", 10**10, 
 
 def recorded(name: str) -> Trace:
     if not (FOLDERS / name).exists():
-        pytest.skip("the recordings are not beside the repository (../shared/data/a100-g10)")
+        pytest.skip("the recordings are not next to the repository (../shared/data/a100-g10)")
     trace, recognised = import_trace(FOLDERS / name)
     assert recognised == "G10 folder"
     return trace
@@ -309,7 +309,7 @@ def test_damaged_folders_are_reported(tmp_path, case):
 
 @pytest.mark.slow
 def test_files_of_another_network_are_reported(tmp_path):
-    """Times of one recording beside the graph of another."""
+    """Times of one recording next to the graph of another."""
     for name in FACTS:
         recorded(name)
     shutil.copytree(FOLDERS / "bert-256", tmp_path / "mixed")

@@ -20,7 +20,7 @@ FOLDER = Path(__file__).parents[3] / "shared" / "data" / "h100-kineto"
 PROFILE, GRAPH = FOLDER / "profiler_vgg13-iter41.json", FOLDER / "graph_vgg13-iter41.json"
 
 pytestmark = pytest.mark.skipif(
-    not PROFILE.exists(), reason="the recording is not beside the repository (../shared/data/h100-kineto)"
+    not PROFILE.exists(), reason="the recording is not next to the repository (../shared/data/h100-kineto)"
 )
 
 #: VGG-13 as published: channels of its convolutions, "M" where their maps are halved; parameters in all.

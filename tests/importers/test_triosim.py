@@ -19,7 +19,7 @@ VGG13 = Path(__file__).parents[3] / "shared" / "data" / "h100-triosim" / "vgg13"
 @pytest.fixture(scope="module")
 def vgg13() -> Trace:
     if not VGG13.exists():
-        pytest.skip("the recording is not beside the repository (../shared/data/h100-triosim)")
+        pytest.skip("the recording is not next to the repository (../shared/data/h100-triosim)")
     trace, recognised = import_trace(VGG13)
     assert recognised == "TrioSim CSV"
     return trace

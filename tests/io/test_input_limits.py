@@ -36,7 +36,7 @@ from simgpu.io.input_files import open_input, read_gzip_text, read_json, read_te
 from simgpu.timeline.reading import read_timeline
 from simgpu.trace.columns import KERNELS
 from simgpu.trace.tables import read_table
-from simgpu.validation.span_table import read_spans
+from simgpu.validation.folder import read_spans
 from tests.importers.kineto_files import small_run
 
 MIB = 2**20

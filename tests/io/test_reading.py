@@ -17,7 +17,6 @@ EXCEPTIONS: dict[str, tuple[set[str], str]] = {
     "recorder/environment.py": ({"read_text"}, "the system's table of processors"),
     "recorder/machine/entry.py": ({"read_text"}, "the system's table of processors"),
     "validation/devices/cuda.py": ({"read_text"}, "the system's tables"),
-    "validation/replay/room.py": ({"read_text"}, "the system's tables"),
     "cli/group.py": ({"os.open"}, "the null device, to write to"),
     "report/page.py": ({"read_text"}, "a part of the package"),
     "report/template.py": ({"read_text"}, "a part of the package"),

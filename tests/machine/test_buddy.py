@@ -72,7 +72,7 @@ def in_turn(*kernels: Kernel) -> TaskGraph:
 
 
 def shared(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Kernels take the way of those that share a link, though nobody is beside them."""
+    """Kernels take the way of those that share a link, though nobody is during them."""
 
     def always(program: Program, tasks: TaskGraph, on: NodeSpec) -> SharedBuddyLink | None:
         return None if tasks.compressed is None or on.gpu.buddy is None else SharedBuddyLink(tasks.compressed)
@@ -136,7 +136,7 @@ def test_a_kernel_alone_on_the_link_takes_the_closed_form_to_the_nanosecond(data
     assert slow == quick
 
 
-# --- beside copies --------------------------------------------------------------------------------------------------
+# --- during copies --------------------------------------------------------------------------------------------------
 
 
 def copying(tasks: TaskGraph, on: NodeSpec, size: int, **more: object) -> dict[str, tuple[int, int]]:
@@ -225,12 +225,12 @@ def test_a_copy_back_puts_what_overflows_into_buddy_memory():
         overflow={"x": 400},
     )
     result = times(run(lower(tasks, Placement((Swap(0, 0, 2, 2),))), tasks, on))
-    assert result["out:x"] == (10, 410 + 1), "a byte of m comes in beside it"
+    assert result["out:x"] == (10, 410 + 1), "a byte of m comes in next to it"
     assert result["in:x"] == (411, 811)
     assert result["l"] == (811, 821)
 
 
-# --- beside each other ------------------------------------------------------------------------------------------------
+# --- during each other ------------------------------------------------------------------------------------------------
 
 
 def test_kernels_on_two_streams_share_what_both_want():

@@ -81,7 +81,7 @@ def test_a_copy_is_never_slower_than_without_the_engine():
 
 
 def test_kernels_are_not_slowed_and_copies_follow_what_each_kernel_leaves():
-    """20 us beside a kernel that leaves 36 GB/s to read, then all that the engine can."""
+    """20 us next to a kernel that leaves 36 GB/s to read, then all that the engine can."""
     raw, small = 6_720_000, 336_000
     trace = idle(raw)
     busy = replace(trace.kernels[1], duration_ns=20_000, dram_bytes=300 * 20_000)

@@ -38,7 +38,7 @@ def flat(value: Any) -> Iterator[Any]:
 def listed() -> dict[str, dict[str, Any]]:
     """By id, a row of the list of the papers' claims."""
     if not CLAIMS.exists():
-        pytest.skip("the papers' claims are not beside the repository (../shared/claims.yaml)")
+        pytest.skip("the papers' claims are not next to the repository (../shared/claims.yaml)")
     document = yaml.safe_load(CLAIMS.read_text(encoding="utf-8"))
     return {row["id"]: row for rows in document.values() if isinstance(rows, list) for row in rows}
 

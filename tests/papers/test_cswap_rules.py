@@ -40,15 +40,17 @@ MS = parse_time("1 ms")
 _EXACT = {"launch": "expert", "codec": "zvc", "times": "exact", "sizes": "format"}
 
 
-def uncompressed_cost(size: int, beside: tuple[int, int]) -> Fraction:
-    """T' of equation 1 in nanoseconds; beside: computation beside the copy out and beside the copy in."""
-    return max(Fraction(size, _OUT) - beside[0], Fraction(0)) + max(Fraction(size, _IN) - beside[1], Fraction(0))
+def uncompressed_cost(size: int, overlapped: tuple[int, int]) -> Fraction:
+    """T' of equation 1 in nanoseconds; overlapped: computation that overlaps the copy out and the copy in."""
+    return max(Fraction(size, _OUT) - overlapped[0], Fraction(0)) + max(
+        Fraction(size, _IN) - overlapped[1], Fraction(0)
+    )
 
 
-def compressed_cost(size: int, zeros: Fraction, beside: tuple[int, int], codec_ns: int) -> Fraction:
+def compressed_cost(size: int, zeros: Fraction, overlapped: tuple[int, int], codec_ns: int) -> Fraction:
     """T of equations 2-4."""
     out, back = (Fraction(size) * (1 - zeros) / rate for rate in (_OUT, _IN))
-    return codec_ns + max(out - beside[0], Fraction(0)) + max(back - beside[1], Fraction(0))
+    return codec_ns + max(out - overlapped[0], Fraction(0)) + max(back - overlapped[1], Fraction(0))
 
 
 @dataclass(frozen=True)
@@ -91,15 +93,15 @@ class Chain:
         return range(1, len(self.sizes))
 
     def costs(self, n: int) -> tuple[Fraction, Fraction]:
-        """T' and T of the tensor that layer n reads; beside it run F(n) and B(n + 1)."""
-        size, zeros, beside = self.sizes[n - 1], self.zeros[n - 1], (self.forward[n - 1], self.backward[n])
+        """T' and T of the tensor that layer n reads; next to it run F(n) and B(n + 1)."""
+        size, zeros, overlapped = self.sizes[n - 1], self.zeros[n - 1], (self.forward[n - 1], self.backward[n])
         gpu = load_node("v100").gpu
         surface, setting = response_of(gpu), expert_setting(gpu)
         codec_ns = sum(
             timed("zvc", size, zeros / 100, setting.grid, setting.threads)
             for timed in (surface.encode_ns, surface.decode_ns)
         )
-        return uncompressed_cost(size, beside), compressed_cost(size, Fraction(zeros, 100), beside, codec_ns)
+        return uncompressed_cost(size, overlapped), compressed_cost(size, Fraction(zeros, 100), overlapped, codec_ns)
 
     def takes(self, policy: str, parameters: Mapping[str, object]) -> int:
         """Nanoseconds of an iteration."""
@@ -239,10 +241,10 @@ def test_a_policy_that_always_compresses_breaks_the_rule_of_decisions(monkeypatc
 
 def test_costs_that_the_machine_does_not_charge_break_the_equations(monkeypatch: pytest.MonkeyPatch) -> None:
     few = chains(2)
-    monkeypatch.setattr(f"{__name__}.compressed_cost", lambda size, zeros, beside, codec_ns: Fraction(codec_ns))
+    monkeypatch.setattr(f"{__name__}.compressed_cost", lambda size, zeros, overlapped, codec_ns: Fraction(codec_ns))
     assert fails(test_compressed_swaps_cost_what_equations_2_to_4_say, few)
     assert not fails(test_uncompressed_swaps_cost_what_equation_1_says, few)
-    monkeypatch.setattr(f"{__name__}.uncompressed_cost", lambda size, beside: Fraction(size))
+    monkeypatch.setattr(f"{__name__}.uncompressed_cost", lambda size, overlapped: Fraction(size))
     assert fails(test_uncompressed_swaps_cost_what_equation_1_says, few)
 
 

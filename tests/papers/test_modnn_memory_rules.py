@@ -131,7 +131,7 @@ def workspace(graph: TaskGraph, k: int) -> int:
 
 
 def equation_6(graph: TaskGraph, k: int, resident: set[int], alignment: int) -> int:
-    """Bytes of what kernel k takes in and puts out beside what resides, and of its least workspace."""
+    """Bytes of what kernel k takes in and puts out next to what resides, and of its least workspace."""
     touched = {*graph.reads[k], *graph.writes[k]} - resident
     data = [graph.sizes[b] for b in touched if graph.blocks[b].kind is not BlockKind.WORKSPACE]
     return sum(-(-size // alignment) * alignment for size in (*data, workspace(graph, k)))

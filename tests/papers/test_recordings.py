@@ -1,4 +1,4 @@
-"""Recordings beside what is simulated of them: the files read apart, `ideal` and `none`, tasks, and the tables."""
+"""Recordings next to what is simulated of them: the files read apart, `ideal` and `none`, tasks, and the tables."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ DIGITS = shipped_folder("traces") / "digits-cnn-cpu"
 
 def in_data(name: str) -> Path:
     if not (DATA / name).exists():
-        pytest.skip(f"the recordings are not beside the repository (../shared/data/{name})")
+        pytest.skip(f"the recordings are not next to the repository (../shared/data/{name})")
     return DATA / name
 
 

@@ -1,4 +1,4 @@
-"""Kernels under page faults beside `um`: small ones worked out by hand, and G10's recordings."""
+"""Kernels under page faults next to `um`: small ones worked out by hand, and G10's recordings."""
 
 from __future__ import annotations
 
@@ -99,7 +99,7 @@ def test_kernels_of_one_shape_stall_as_each_does_alone(kernels, faults):
 
 def recorded(name: str) -> Path:
     if not (G10 / name).exists():
-        pytest.skip("the recordings are not beside the repository (../shared/data/a100-g10)")
+        pytest.skip("the recordings are not next to the repository (../shared/data/a100-g10)")
     return G10 / name
 
 

@@ -148,7 +148,7 @@ def test_on_a_chain_draining_changes_nothing_since_what_was_last_to_leave_is_fir
 
 
 def test_drained_a_fetch_waits_for_a_later_copy_out_too():
-    """a is away at 1010 and b at 2010. a's fetch beside c.back waits for its own copy, or, drained, for both.
+    """a is away at 1010 and b at 2010. a's fetch next to c.back waits for its own copy, or, drained, for both.
 
     Then it is followed by c.back and, with b's fetch, by a.back. Not drained, b's fetch waits until 2010, takes 100 ns
     and b.back begins at 2110; drained, it begins when a is back, and b.back 100 ns later.

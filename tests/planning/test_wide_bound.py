@@ -107,7 +107,7 @@ def test_where_no_placement_of_activations_fits_both_callers_have_the_bound_of_a
 
 
 def test_a_chain_takes_what_the_fastest_mix_of_copies_and_recomputation_takes() -> None:
-    """x2 and x3 live while F4 runs, 300 bytes in 200. Copies take 2000 ns each, of which 250 ns pass beside kernels
+    """x2 and x3 live while F4 runs, 300 bytes in 200. Copies take 2000 ns each, of which 250 ns pass during kernels
     between F1's end and B3's start while the kernels take 400; making 100 bytes again takes 50 ns. With t over 400:
     100 (250 + t) / 2000 + 100 t / 50 = 100 rounds up to 100 at t = 43, since each part is rounded up."""
     tasks = TaskGraph.of(chain([50] * 4, [50] * 4, [100] * 4))

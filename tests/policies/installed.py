@@ -1,4 +1,4 @@
-"""Packages installed beside simgpu for a test: the example policy for real, broken ones by hand."""
+"""Packages installed next to simgpu for a test: the example policy for real, broken ones by hand."""
 
 from __future__ import annotations
 

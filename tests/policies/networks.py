@@ -16,7 +16,7 @@ INFO = TraceInfo("hand-made", 1, "none", "float32", Origin.MODELLED, "by hand")
 class Layer:
     """A layer that reads blocks and makes one of `size` bytes; in place where that is its only input.
 
-    saved: the blocks its backward reads beside the gradient of its output; by default all of its inputs.
+    saved: the blocks its backward reads next to the gradient of its output; by default all of its inputs.
     """
 
     name: str

@@ -160,7 +160,7 @@ layers = st.lists(st.tuples(numbers, numbers, numbers), min_size=2, max_size=8)
 
 
 @settings(max_examples=25, deadline=None)
-@given(made=layers, prefetch=st.integers(0, 4), stash=st.integers(0, 4), latency=st.integers(0, 5))
+@given(built=layers, prefetch=st.integers(0, 4), stash=st.integers(0, 4), latency=st.integers(0, 5))
 def test_chains(built: list[tuple[int, int, int]], prefetch: int, stash: int, latency: int) -> None:
     """Every feature map leaves, all but the last `stash` come back, nothing is slower than save_on_cpu, and a faster
     link makes nothing slower."""
@@ -177,7 +177,7 @@ def test_chains(built: list[tuple[int, int, int]], prefetch: int, stash: int, la
 
 
 @settings(max_examples=30, deadline=None)
-@given(made=layers)
+@given(built=layers)
 def test_a_stash_for_all_of_them_keeps_all(built: list[tuple[int, int, int]]) -> None:
     forward, backward, sizes = map(list, zip(*built, strict=True))
     result = run(chain(forward, backward, sizes), "async_offload", bandwidth=10**18, min_bytes=1, stash=len(sizes))

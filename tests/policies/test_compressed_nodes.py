@@ -175,7 +175,7 @@ def test_whatever_runs_keeps_to_memory_time_and_links(data: st.DataObject, chose
         assert last - first >= ceil(Fraction((written_ + out) * GB, max(link.d2h_bandwidth, both * link.h2d_bandwidth)))
 
 
-# --- beside a compressing DMA engine -------------------------------------------------------------------------------
+# --- next to a compressing DMA engine -------------------------------------------------------------------------------
 
 
 def test_a_compressing_engine_and_compressed_memory_on_one_node():

@@ -164,7 +164,7 @@ def _step_times(trace: Trace) -> list[tuple[str, str, int]]:
 
 
 def _windows(result: Result, steps: list[tuple[str, str, int]]) -> dict[str, tuple[int, int]]:
-    """For each swapped block the computation beside its copy out and beside its copy in, read from the timeline."""
+    """For each swapped block the computation during its copy out and during its copy in, read from the timeline."""
     outcome: dict[str, list[int]] = {}
     spans = [span for span in result.timeline if span.iteration == 1]
     compute = [span for span in spans if span.kind is SpanKind.COMPUTE]

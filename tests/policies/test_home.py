@@ -123,11 +123,11 @@ def test_where_the_closed_form_cannot_say_the_fastest_placement_that_was_run_is_
 def test_copies_after_the_last_reader_never_begin_earlier_than_beside_it():
     trace, node = trace_of(), node_of(PLENTY)
     budget = round(keeping_peak(trace) * 0.7)
-    beside, after = (
+    overlapped, after = (
         simulate(trace, node, "home", parameters={"offload": offload}, budget=budget).iteration_ns
         for offload in ("overlapped", "after")
     )
-    assert beside <= after
+    assert overlapped <= after
 
 
 def test_draining_only_ever_waits_longer():

@@ -1,4 +1,4 @@
-"""`joint` beside every policy of HOME's paper, on all traces that ship and on the networks of its table 2: never worse
+"""`joint` next to every policy of HOME's paper, on all traces that ship and on the networks of its table 2: never worse
 than the best of them, whatever the budget and however fast the link."""
 
 from __future__ import annotations

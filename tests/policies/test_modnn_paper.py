@@ -170,7 +170,7 @@ def test_prefetches_begin_by_equation_9_for_tasks_that_will_fit_and_end_for_a_re
 
 
 def beside_a_copy(gemm: int) -> Trace:
-    """A convolution beside a hole of 30 bytes that is still being copied out for 30 ns when it could begin.
+    """A convolution next to a hole of 30 bytes that is still being copied out for 30 ns when it could begin.
 
     Before it, for a budget of 40 bytes, the label takes the place of `y`, and `y` then that of `large`.
     """

@@ -32,7 +32,7 @@ LINK = LinkSpec("PCIe 3.0 x16", 11_700_000_000, 10_600_000_000)
 @cache
 def recording(name: str) -> Trace:
     if not (DATA / name).exists():
-        pytest.skip(f"the recordings are not beside the repository (../shared/data/{name})")
+        pytest.skip(f"the recordings are not next to the repository (../shared/data/{name})")
     return import_trace(DATA / name)[0]
 
 

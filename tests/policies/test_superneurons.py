@@ -97,7 +97,7 @@ DENSENET = Path(__file__).parents[3] / "shared" / "data" / "titanv-dtr" / "dense
 
 
 @pytest.mark.slow
-@pytest.mark.skipif(not DENSENET.exists(), reason="the recorded logs are not beside the repository (../shared/data)")
+@pytest.mark.skipif(not DENSENET.exists(), reason="the recorded logs are not next to the repository (../shared/data)")
 def test_the_peak_of_densenet_is_what_waits_for_the_link():
     """Forward makes what is swapped faster than the link takes it, so the peak comes where the queue is longest, at
     kernel 494: 107 of 120 copies out have not ended. The rest is constants, what forward still reads, and the

@@ -1,4 +1,4 @@
-"""vDNN against the published policy: what leaves, with what, and beside what it comes back."""
+"""vDNN against the published policy: what leaves, with what, and next to what it comes back."""
 
 from __future__ import annotations
 
@@ -32,7 +32,8 @@ Moves = dict[str, tuple[str, str]]
 
 
 def moves(trace: Trace, mode: str) -> Moves:
-    """Blocks that are swapped: (kernel beside which each leaves, first kernel of the step beside which it returns)."""
+    """Blocks that are swapped: (kernel next to which each leaves, first kernel of the step next to which it
+    returns)."""
     graph = TaskGraph.of(trace)
     swaps = Vdnn(mode).swaps(graph)
     names = [kernel.id for kernel in trace.kernels]

@@ -41,7 +41,7 @@ class Chain:
     """A chain's memory by arithmetic: what is on the device at each kernel, under layer-synchronous offloading.
 
     Kernel by kernel: what lives through it, what it makes and its workspace must fit; once it has ended and its
-    workspace is gone, what was fetched beside it must fit. Nothing here runs the simulator or reads its programs.
+    workspace is gone, what was fetched next to it must fit. Nothing here runs the simulator or reads its programs.
     """
 
     def __init__(self, trace: Trace, mode: str, budget: int) -> None:

@@ -126,7 +126,7 @@ def changed(stream: StreamId, change: dict[Instruction, tuple[Instruction, ...]]
 @pytest.mark.parametrize(
     ("stream", "change", "words"),
     [
-        # The copy out runs beside the kernel that makes the block.
+        # The copy out runs during the kernel that makes the block.
         (D2H, {Await(0): ()}, "block x2 may not hold its value in device memory yet"),
         # Memory is given back while the copy may still read it.
         (COMPUTE, {Await(1): ()}, "block x2 holds no device memory"),

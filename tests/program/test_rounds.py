@@ -57,7 +57,7 @@ def test_a_split_batch_runs_as_before(data: st.DataObject, sub_batch: int, barri
 
 
 def test_waits_for_the_repetition_before_reach_over_segments_and_iterations():
-    """Each copy must have left before the next but one kernel starts: 10 ns of compute beside copies of 30."""
+    """Each copy must have left before the next but one kernel starts: 10 ns of compute during copies of 30."""
     tasks = graph([kernel("k0", 10, "x")], [held("x", 30)])
     copy = (Await(0), Acquire((0,), HOST), CopyOut(0), Release((0,), HOST), Signal(1))
     for lag in (1, 2):

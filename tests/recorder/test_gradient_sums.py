@@ -57,7 +57,7 @@ def _below(events: Any) -> Iterator[Any]:
 
 
 def _sums_unwatched(workload: Workload) -> list[str]:
-    """Additions that autograd's engine makes itself, beside the nodes of the graph."""
+    """Additions that autograd's engine makes itself, next to the nodes of the graph."""
     optimizer = torch.optim.SGD(workload.module.parameters(), lr=0.01)
     with profile(activities=[ProfilerActivity.CPU]) as profiler:
         run_iteration(workload, optimizer, NoWatcher())

@@ -1,4 +1,4 @@
-"""The layer step of vDNN: where it begins and ends, and what moves beside it."""
+"""The layer step of vDNN: where it begins and ends, and what moves next to it."""
 
 from __future__ import annotations
 

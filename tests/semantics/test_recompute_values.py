@@ -65,7 +65,7 @@ def test_what_is_asked_for_without_care_is_refused_by_the_lowering_or_right(data
 @many
 @given(st.data(), st.booleans())
 def test_everything_happens_when_the_rules_say(data: st.DataObject, tight: bool):
-    """The machine against the second one, with relaunches and with copies out beside the last reader."""
+    """The machine against the second one, with relaunches and with copies out during the last reader."""
     graph = data.draw(encoded_graphs(of=st.one_of(trainings(max_layers=5), repeatable_traces())))
     program = lower(graph, data.draw(mixed_placements(graph)))
     node, budget = data.draw(nodes()), None

@@ -53,7 +53,7 @@ class LazyStream:
     device: LazyDevice
     role: str
     queue: deque[tuple[str, Any]] = field(default_factory=deque)
-    asked: int = 0
+    requested: int = 0
 
     def copy(self, target: Buffer, source: Buffer) -> None:
         assert target.nbytes == source.nbytes
@@ -63,8 +63,8 @@ class LazyStream:
         self._ask(("busy", ns))
 
     def _ask(self, what: tuple[Any, ...]) -> None:
-        self.queue.append(("work", (self.role, self.expected, *what)))
-        self.expected += 1
+        self.queue.append(("work", (self.role, self.requested, *what)))
+        self.requested += 1
 
     def record(self) -> LazyEvent:
         event = LazyEvent(self.device)

@@ -26,7 +26,7 @@ def one_thread() -> Iterator[None]:
 
 
 class _Residual(nn.Module):
-    """Two normalised convolutions beside what enters, which two operators save and backward sums gradients for."""
+    """Two normalised convolutions next to what enters, which two operators save and backward sums gradients for."""
 
     def __init__(self, channels: int) -> None:
         super().__init__()

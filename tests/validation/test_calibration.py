@@ -1,4 +1,5 @@
-"""From machine, trace and plain run to what twins are simulated with: sums, links, held memory, and nothing else."""
+"""From machine, trace and plain run to what counterparts are simulated with: sums, links, held memory, and nothing
+else."""
 
 from __future__ import annotations
 
@@ -16,7 +17,7 @@ from simgpu.trace.model import Block, BlockKind
 from simgpu.validation.calibration import at_once, blocking_latency, calibrate, duplex_of, persistent_bytes
 from simgpu.validation.comparison import compare_recording
 from simgpu.validation.measured import Copies, MeasuredKind, MeasuredRun, MeasuredSpan, Method
-from tests.validation.made_recording import COPIES, MACHINE, MIB, made_case, made_recording, made_trace
+from tests.validation.example_recording import COPIES, MACHINE, MIB, example_case, example_trace, recording_of
 
 RATES = st.integers(1, 10**12)
 
@@ -32,42 +33,42 @@ def spans(*calls: tuple[str, int, int]) -> tuple[MeasuredSpan, ...]:
     )
 
 
-def times(found) -> list[int]:
-    return [kernel.duration_ns for kernel in found.trace.kernels]
+def times(result) -> list[int]:
+    return [kernel.duration_ns for kernel in result.trace.kernels]
 
 
 @given(st.integers(1, 10**12), st.lists(st.integers(0, 10**6), min_size=1, max_size=6).filter(any))
 def test_without_a_timeline_the_traces_own_times_are_scaled_to_the_median_step(step: int, own: list[int]) -> None:
-    found = calibrate(MACHINE, chain(own, [0] * len(own), [100] * len(own)), plain(step))
-    assert sum(times(found)) == step
-    assert all(abs(time - step * mine / sum(own)) <= 1 for time, mine in zip(times(found), own, strict=False))
+    result = calibrate(MACHINE, chain(own, [0] * len(own), [100] * len(own)), plain(step))
+    assert sum(times(result)) == step
+    assert all(abs(time - step * mine / sum(own)) <= 1 for time, mine in zip(times(result), own, strict=False))
 
 
 def test_with_a_timeline_kernels_keep_their_times_and_gaps_are_scaled():
     trace = chain([1, 1], [1, 1], [100, 100])
     calls = spans(("conv2d", 0, 10), ("conv2d", 14, 20), ("conv2d_backward", 20, 40), ("conv2d_backward", 46, 60))
-    found = calibrate(MACHINE, trace, plain(55, 55, 90, spans=calls))  # 50 of kernels; gaps of 4 and 6 become 2 and 3
-    assert times(found) == [12, 6, 23, 14]
+    result = calibrate(MACHINE, trace, plain(55, 55, 90, spans=calls))  # 50 of kernels; gaps of 4 and 6 become 2 and 3
+    assert times(result) == [12, 6, 23, 14]
 
 
 def test_the_plain_step_comes_out_of_the_simulation_as_it_was_measured():
-    case = made_case(methods=(Method.PLAIN,))
+    case = example_case(methods=(Method.PLAIN,))
     slow = replace(case.runs[Method.PLAIN], step_ns=(90_000_007, 12_345_678, 12_345_679))
-    found = compare_recording(made_recording(replace(case, runs={Method.PLAIN: slow})))
-    assert found.runs[0].simulated is not None and found.runs[0].simulated.step_ns == 12_345_679
+    result = compare_recording(recording_of(replace(case, runs={Method.PLAIN: slow})))
+    assert result.runs[0].simulated is not None and result.runs[0].simulated.step_ns == 12_345_679
 
 
 def test_recorded_starts_and_other_algorithms_are_of_another_clock_and_go():
-    trace = made_trace()
+    trace = example_trace()
     begun = replace(trace, kernels=tuple(replace(kernel, start_ns=7, iqr_ns=3) for kernel in trace.kernels))
     kernels = calibrate(MACHINE, begun, plain(1000)).trace.kernels
     assert {(kernel.start_ns, kernel.iqr_ns) for kernel in kernels} == {(None, None)}
 
 
 def test_kernels_that_the_device_never_called_take_no_time_and_are_counted():
-    found = calibrate(MACHINE, chain([1], [1], [100]), plain(50, spans=spans(("conv2d", 0, 10))))
-    assert (times(found), found.unmatched) == ([50, 0], 1)
-    assert "1 of 2 kernels have no call" in found.times_told
+    result = calibrate(MACHINE, chain([1], [1], [100]), plain(50, spans=spans(("conv2d", 0, 10))))
+    assert (times(result), result.unmatched) == ([50, 0], 1)
+    assert "1 of 2 kernels have no call" in result.times_recorded
 
 
 @pytest.mark.parametrize(
@@ -80,11 +81,11 @@ def test_what_cannot_be_brought_to_the_measured_step_is_refused(run: MeasuredRun
 
 
 def test_the_link_is_the_measured_one_and_waits_as_long_as_was_measured():
-    found = calibrate(MACHINE, made_trace(), plain(1000))
-    link = found.node.link
+    result = calibrate(MACHINE, example_trace(), plain(1000))
+    link = result.node.link
     assert (link.d2h_bandwidth, link.h2d_bandwidth, link.latency_ns) == (COPIES.d2h, COPIES.h2d, COPIES.latency_ns)
-    assert found.blocking_node == replace(found.node, link=replace(link, latency_ns=blocking_latency(MACHINE)))
-    gpu = found.node.gpu
+    assert result.blocking_node == replace(result.node, link=replace(link, latency_ns=blocking_latency(MACHINE)))
+    gpu = result.node.gpu
     assert (gpu.memory, gpu.alignment, gpu.copy_engines) == (MACHINE.memory, MACHINE.alignment, MACHINE.copy_engines)
 
 
@@ -105,7 +106,7 @@ def test_both_ways_at_once_are_modelled_by_what_is_nearer_to_the_measurement(
     giga = 10**9
     copies = Copies(25 * giga, 24 * giga, both_d2h * giga, both_h2d * giga, 0, 0)
     assert duplex_of(copies) is duplex
-    assert calibrate(replace(MACHINE, copies=copies), made_trace(), plain(1000)).node.link.duplex is duplex
+    assert calibrate(replace(MACHINE, copies=copies), example_trace(), plain(1000)).node.link.duplex is duplex
 
 
 @given(RATES, RATES)
@@ -129,17 +130,17 @@ def test_persistent_blocks_are_counted_as_the_allocator_rounds_them():
 
 @given(st.integers(0, 10**9))
 def test_memory_that_the_trace_does_not_list_is_held_all_the_time_and_is_no_room_for_others(more: int) -> None:
-    trace = made_trace()
-    found = calibrate(MACHINE, trace, plain(1000, held=persistent_bytes(trace, 512) + more))
-    assert found.held == more
-    assert found.node.budget == MACHINE.memory - more
+    trace = example_trace()
+    result = calibrate(MACHINE, trace, plain(1000, held=persistent_bytes(trace, 512) + more))
+    assert result.held == more
+    assert result.node.budget == MACHINE.memory - more
 
 
 def test_held_memory_may_be_less_than_the_trace_says():
-    trace = made_trace()
-    found = calibrate(MACHINE, trace, plain(1000, held=persistent_bytes(trace, 512) - MIB))
-    assert (found.held, found.node.budget) == (-MIB, MACHINE.memory)
-    assert "1 MiB as persistent that were not in use" in found.held_told
+    trace = example_trace()
+    result = calibrate(MACHINE, trace, plain(1000, held=persistent_bytes(trace, 512) - MIB))
+    assert (result.held, result.node.budget) == (-MIB, MACHINE.memory)
+    assert "1 MiB as persistent that were not in use" in result.held_noted
 
 
 def test_calibration_is_given_the_machine_the_trace_and_the_plain_run_and_nothing_else():
@@ -147,7 +148,7 @@ def test_calibration_is_given_the_machine_the_trace_and_the_plain_run_and_nothin
 
 
 def test_whatever_the_managed_runs_were_measured_to_be_their_twins_are_the_same():
-    case = made_case()
+    case = example_case()
     other = {
         method: run
         if method is Method.PLAIN
@@ -156,6 +157,6 @@ def test_whatever_the_managed_runs_were_measured_to_be_their_twins_are_the_same(
         )
         for method, run in case.runs.items()
     }
-    first, second = (compare_recording(made_recording(each)) for each in (case, replace(case, runs=other)))
+    first, second = (compare_recording(recording_of(each)) for each in (case, replace(case, runs=other)))
     assert [run.simulated for run in first.runs] == [run.simulated for run in second.runs]
     assert first.cases[0].calibration == second.cases[0].calibration

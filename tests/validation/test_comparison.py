@@ -13,33 +13,33 @@ from hypothesis import strategies as st
 
 from simgpu.errors import InputError
 from simgpu.trace.model import SavedTensor
-from simgpu.validation.comparison import compare_recording
+from simgpu.validation.comparison import Counterpart, Numbers, compare_recording
 from simgpu.validation.measured import Case, MeasuredRun, Method
 from simgpu.validation.outcome import AIMS, ComparedRun, Quantity, Validation, relative_error
 from simgpu.validation.tables import (
-    beside_lines,
     case_lines,
+    comparison_lines,
     error_text,
+    notes_on,
     part_lines,
-    remarks,
     share_text,
     summary_facts,
+    validation_text,
 )
-from simgpu.validation.timelines.beside import Agreement, Event, Row, SideBySide, StreamBeside
-from simgpu.validation.twins import Numbers, Twin
-from tests.validation.made_recording import MACHINE, MIB, made_case, made_recording, made_run, made_trace
+from simgpu.validation.timelines.comparison import Agreement, Event, Row, StreamComparison, TimelineComparison
+from tests.validation.example_recording import MACHINE, MIB, example_case, example_run, example_trace, recording_of
 
 MANAGED = tuple(method for method in Method if method is not Method.PLAIN)
 
 
 @pytest.fixture(scope="module")
 def case() -> Case:
-    return made_case()
+    return example_case()
 
 
 @pytest.fixture(scope="module")
 def equal(case: Case) -> Validation:
-    return compare_recording(made_recording(case, made_case(3)))
+    return compare_recording(recording_of(case, example_case(3)))
 
 
 def changed(case: Case, method: Method, **what: object) -> Case:
@@ -51,10 +51,12 @@ def known(*pairs: tuple[Method, Numbers, Numbers | None]) -> Validation:
     runs = []
     for method, measured, simulated in pairs:
         step, peak, out, back = measured
-        twin = Twin("", {}, simulated, failure="" if simulated else "out of memory", why="" if simulated else "no room")
-        runs.append(ComparedRun("made-b8", method, MeasuredRun(method, {}, (step,), peak, 0, out, back), twin))
-    found = compare_recording(made_recording(Case("made", 8, made_trace(), {})))
-    return replace(found, cases=(replace(found.cases[0], name="made-b8", runs=tuple(runs), why=""),))
+        counterpart = Counterpart(
+            "", {}, simulated, failure="" if simulated else "out of memory", why="" if simulated else "no room"
+        )
+        runs.append(ComparedRun("made-b8", method, MeasuredRun(method, {}, (step,), peak, 0, out, back), counterpart))
+    result = compare_recording(recording_of(Case("made", 8, example_trace(), {})))
+    return replace(result, cases=(replace(result.cases[0], name="made-b8", runs=tuple(runs), why=""),))
 
 
 def test_what_the_simulation_itself_says_is_met_exactly(equal: Validation) -> None:
@@ -65,8 +67,8 @@ def test_what_the_simulation_itself_says_is_met_exactly(equal: Validation) -> No
 
 
 def test_equal_timelines_part_nowhere(equal: Validation) -> None:
-    besides = [run.beside for run in equal.runs]
-    assert all(beside is not None and beside.first_parting is None for beside in besides)
+    comparisons = [run.comparison for run in equal.runs]
+    assert all(comparison is not None and comparison.first_parting is None for comparison in comparisons)
     assert {line.text.split()[2] for line in part_lines(equal)[3:] if line.text.startswith("  ")} == {"same"}
     assert equal.in_order == (8, 8)
 
@@ -84,13 +86,13 @@ def test_a_run_measured_otherwise_is_off_by_exactly_that_and_no_other_run_is(
     method: Method, step: int, peak: int
 ) -> None:
     base = _base()
-    found = compare_recording(made_recording(changed(base, method, step_ns=(step,), peak_bytes=peak)))
+    result = compare_recording(recording_of(changed(base, method, step_ns=(step,), peak_bytes=peak)))
     expected = base.runs[method]
-    run = found.cases[0][method]
+    run = result.cases[0][method]
     assert run.error(Quantity.STEP) == float(Fraction(expected.median_ns - step, step))
     assert run.error(Quantity.PEAK) == float(Fraction(expected.peak_bytes - peak, peak))
-    assert all(other.error(quantity) == 0 for other in found.runs for quantity in Quantity if other is not run)
-    summary = found.summaries[Quantity.STEP]
+    assert all(other.error(quantity) == 0 for other in result.runs for quantity in Quantity if other is not run)
+    summary = result.summaries[Quantity.STEP]
     assert summary.worst == abs(run.error(Quantity.STEP) or 0)
     assert summary.mean == pytest.approx(summary.worst / 3)
 
@@ -101,7 +103,7 @@ _KEPT: list[Case] = []
 def _base() -> Case:
     """A fixture that Hypothesis may use."""
     if not _KEPT:
-        _KEPT.append(made_case())
+        _KEPT.append(example_case())
     return _KEPT[0]
 
 
@@ -110,11 +112,11 @@ NUMBERS = st.builds(Numbers, *[st.integers(1, 10**12)] * 4)
 
 @given(st.lists(st.tuples(st.sampled_from(Method), NUMBERS, NUMBERS), min_size=1, max_size=8))
 def test_mean_and_worst_are_those_of_the_runs_that_count(pairs: list[tuple[Method, Numbers, Numbers]]) -> None:
-    found = known(*pairs)
+    result = known(*pairs)
     for at, quantity in enumerate(Quantity):
-        kept = [pair for pair in pairs if quantity is not Quantity.STEP or pair[0] is not Method.PLAIN]
-        errors = [Fraction(abs(theirs[at] - ours[at]), ours[at]) for _, ours, theirs in kept]
-        summary = found.summaries[quantity]
+        stored = [pair for pair in pairs if quantity is not Quantity.STEP or pair[0] is not Method.PLAIN]
+        errors = [Fraction(abs(expected[at] - simulated[at]), simulated[at]) for _, simulated, expected in stored]
+        summary = result.summaries[quantity]
         assert summary.compared == len(errors)
         if not errors:
             assert (summary.mean, summary.worst, summary.met) == (None, None, None)
@@ -129,80 +131,78 @@ def test_mean_and_worst_are_those_of_the_runs_that_count(pairs: list[tuple[Metho
 )
 def test_the_aim_of_the_step_is_5_per_cent_on_average_and_10_in_each(steps: tuple[int, ...], met: bool) -> None:
     pairs = zip(MANAGED, steps, strict=True)
-    found = known(*((method, Numbers(100, 1, 0, 0), Numbers(step, 1, 0, 0)) for method, step in pairs))
-    assert found.summaries[Quantity.STEP].met is met
-    assert summary_facts(found)[0][1].endswith("aim mean 5%, worst 10%: MET" if met else "worst 10%: MISSED")
+    result = known(*((method, Numbers(100, 1, 0, 0), Numbers(step, 1, 0, 0)) for method, step in pairs))
+    assert result.summaries[Quantity.STEP].met is met
+    assert summary_facts(result)[0][1].endswith("aim mean 5%, worst 10%: MET" if met else "worst 10%: MISSED")
 
 
 @pytest.mark.parametrize(("peak", "met"), [(1020, True), (980, True), (1021, False)])
 def test_the_aim_of_peak_memory_is_2_per_cent_in_each_run(peak: int, met: bool) -> None:
-    found = known((Method.PLAIN, Numbers(1, 1000, 0, 0), Numbers(1, peak, 0, 0)))
-    assert found.summaries[Quantity.PEAK].met is met
+    result = known((Method.PLAIN, Numbers(1, 1000, 0, 0), Numbers(1, peak, 0, 0)))
+    assert result.summaries[Quantity.PEAK].met is met
     assert AIMS[Quantity.PEAK].mean is None
 
 
 def test_what_the_plain_run_would_miss_by_stands_beside_what_twins_miss_by():
     plain, one, other = Numbers(100, 50, 0, 0), Numbers(125, 40, 0, 0), Numbers(200, 50, 0, 0)
-    found = known((Method.PLAIN, plain, plain), (Method.CHECKPOINT, one, one), (Method.SAVE_ON_CPU, other, other))
-    as_plain = {quantity: summary.as_plain for quantity, summary in found.summaries.items()}
+    result = known((Method.PLAIN, plain, plain), (Method.CHECKPOINT, one, one), (Method.SAVE_ON_CPU, other, other))
+    as_plain = {quantity: summary.as_plain for quantity, summary in result.summaries.items()}
     assert (as_plain[Quantity.STEP], as_plain[Quantity.PEAK]) == ((0.2 + 0.5) / 2, (0.25 + 0) / 2)
     assert as_plain[Quantity.OUT] is None is as_plain[Quantity.IN]
 
 
 def test_a_measured_run_without_a_twin_is_left_out_told_and_misses_the_aim():
     good, numbers = Numbers(100, 100, 0, 0), Numbers(100, 100, 0, 0)
-    found = known((Method.CHECKPOINT, good, numbers), (Method.SAVE_ON_CPU, good, None))
-    summary = found.summaries[Quantity.STEP]
+    result = known((Method.CHECKPOINT, good, numbers), (Method.SAVE_ON_CPU, good, None))
+    summary = result.summaries[Quantity.STEP]
     assert (summary.compared, summary.worst, summary.met) == (1, 0.0, False)
     assert [run.method for run in summary.failed] == [Method.SAVE_ON_CPU]
-    assert "1 measured without a twin" in summary_facts(found)[0][1]
-    assert "made-b8, save_on_cpu: no twin, out of memory: no room" in remarks(found)
+    assert "1 measured without a counterpart" in summary_facts(result)[0][1]
+    assert "made-b8, save_on_cpu: no counterpart, out of memory: no room" in notes_on(result)
 
 
 def test_a_twin_that_does_not_fit_is_told(case: Case) -> None:
     small = replace(MACHINE, memory=142 * MIB)
-    found = compare_recording(made_recording(case, machine=small))
-    assert found.cases[0]["plain"].failure == "out of memory"
-    assert any("plain: no twin, out of memory" in remark and "kernel" in remark for remark in remarks(found))
+    result = compare_recording(recording_of(case, machine=small))
+    assert result.cases[0]["plain"].failure == "out of memory"
+    assert any("plain: no counterpart, out of memory" in note and "kernel" in note for note in notes_on(result))
 
 
 def test_a_trace_that_does_not_tell_what_autograd_saves_is_told_of_once(equal: Validation, case: Case) -> None:
-    """Twins then do what is derived, which may be something else than was run."""
+    """Counterparts then do what is derived, which may be something else than was run."""
     guessed = "which tensors autograd saves is not in the recording: derived from what backward reads"
-    assert [remark for remark in remarks(equal) if guessed in remark] == [
-        f"{each.name}: {guessed}." for each in equal.cases
-    ]
+    assert [note for note in notes_on(equal) if guessed in note] == [f"{each.name}: {guessed}." for each in equal.cases]
     assert guessed in equal.to_dict()["cases"][0]["runs"][-1]["notes"]
     kernels = case.trace.kernels
     saved = SavedTensor(case.trace.blocks[0].id, 1, kernels[0].id, kernels[-1].id)
-    told = replace(case, trace=replace(case.trace, saved=(saved,)))
-    assert not any(guessed in remark for remark in remarks(compare_recording(made_recording(told))))
+    message = replace(case, trace=replace(case.trace, saved=(saved,)))
+    assert not any(guessed in note for note in notes_on(compare_recording(recording_of(message))))
 
 
 def test_a_method_that_could_not_be_run_on_the_device_is_told(case: Case) -> None:
     fewer = {method: run for method, run in case.runs.items() if method is not Method.SAVE_ON_CPU}
-    found = compare_recording(made_recording(replace(case, runs=fewer, absent={Method.SAVE_ON_CPU: "out of memory"})))
-    assert len(found.runs) == 3
-    rows = [line.text.split() for line in case_lines(found.cases)]
+    result = compare_recording(recording_of(replace(case, runs=fewer, absent={Method.SAVE_ON_CPU: "out of memory"})))
+    assert len(result.runs) == 3
+    rows = [line.text.split() for line in case_lines(result.cases)]
     assert ["save_on_cpu", "not", "run", *["-"] * 6] in rows
-    assert "example-b8, save_on_cpu: not run on the device: out of memory" in remarks(found)
+    assert "example-b8, save_on_cpu: not run on the device: out of memory" in notes_on(result)
 
 
 def test_without_a_plain_run_nothing_is_calibrated_and_all_is_missed(case: Case) -> None:
     fewer = {method: run for method, run in case.runs.items() if method is not Method.PLAIN}
-    found = compare_recording(made_recording(replace(case, runs=fewer, absent={Method.PLAIN: "out of memory"})))
-    assert {run.failure for run in found.runs} == {"not calibrated"}
-    assert found.summaries[Quantity.STEP].met is None
-    assert summary_facts(found)[0][1] == "nothing to compare: 3 measured runs have no twin"
-    assert any("nothing can be calibrated without a plain run" in remark for remark in remarks(found))
+    result = compare_recording(recording_of(replace(case, runs=fewer, absent={Method.PLAIN: "out of memory"})))
+    assert {run.failure for run in result.runs} == {"not calibrated"}
+    assert result.summaries[Quantity.STEP].met is None
+    assert summary_facts(result)[0][1] == "nothing to compare: 3 measured runs have no counterpart"
+    assert any("nothing can be calibrated without a plain run" in note for note in notes_on(result))
 
 
 def test_a_plain_run_that_cannot_be_matched_is_told_and_leaves_other_cases_be(case: Case) -> None:
     alien = tuple(span._replace(op="aten::alien") for span in case.runs[Method.PLAIN].spans)
     broken = replace(changed(case, Method.PLAIN, spans=alien), batch=99)
-    found = compare_recording(made_recording(case, broken))
-    assert [each.calibration is None for each in found.cases] == [False, True]
-    assert any("no call of an operator on the device" in remark for remark in remarks(found))
+    result = compare_recording(recording_of(case, broken))
+    assert [each.calibration is None for each in result.cases] == [False, True]
+    assert any("no call of an operator on the device" in note for note in notes_on(result))
 
 
 def test_a_late_copy_parts_in_time_and_another_copy_in_order(case: Case) -> None:
@@ -213,25 +213,25 @@ def test_a_late_copy_parts_in_time_and_another_copy_in_order(case: Case) -> None
     other = copies[1]._replace(bytes=copies[1].bytes + 1)
     for old, new, in_order in ((copies[0], late, False), (copies[1], other, True)):
         spans = tuple(new if span is old else span for span in run.spans)
-        found = compare_recording(made_recording(changed(case, Method.ASYNC_OFFLOAD, spans=spans)))
-        row = next(line.text for line in part_lines(found) if line.text.strip().startswith("async_offload"))
+        result = compare_recording(recording_of(changed(case, Method.ASYNC_OFFLOAD, spans=spans)))
+        row = next(line.text for line in part_lines(result) if line.text.strip().startswith("async_offload"))
         _, compute, out, back = [part for part in row.split("  ") if part.strip()][1:]
         assert (compute.strip(), back.strip()) == ("same", "same")
         assert out.strip().endswith(", order") is in_order and "same" not in out
-        assert found.in_order == (4 - in_order, 4)
+        assert result.in_order == (4 - in_order, 4)
 
 
 def test_the_spread_is_the_distance_of_the_quartiles(case: Case) -> None:
-    found = compare_recording(made_recording(changed(case, Method.CHECKPOINT, step_ns=(100, 104, 96, 90, 200))))
-    assert found.cases[0][Method.CHECKPOINT].spread == 0.08
-    single = compare_recording(made_recording(changed(case, Method.CHECKPOINT, step_ns=(100,))))
+    result = compare_recording(recording_of(changed(case, Method.CHECKPOINT, step_ns=(100, 104, 96, 90, 200))))
+    assert result.cases[0][Method.CHECKPOINT].spread == 0.08
+    single = compare_recording(recording_of(changed(case, Method.CHECKPOINT, step_ns=(100,))))
     assert single.cases[0][Method.CHECKPOINT].spread is None
 
 
 def test_cases_and_methods_can_be_chosen_and_are_still_calibrated_to_the_plain_run(case: Case) -> None:
-    whole = made_recording(case, made_case(3))
-    found = compare_recording(whole, cases=["example-b24"], methods=["checkpoint"])
-    assert [(run.case, run.method, run.error(Quantity.STEP)) for run in found.runs] == [
+    full = recording_of(case, example_case(3))
+    result = compare_recording(full, cases=["example-b24"], methods=["checkpoint"])
+    assert [(run.case, run.method, run.error(Quantity.STEP)) for run in result.runs] == [
         ("example-b24", Method.CHECKPOINT, 0.0)
     ]
 
@@ -242,11 +242,11 @@ def test_cases_and_methods_can_be_chosen_and_are_still_calibrated_to_the_plain_r
 )
 def test_what_the_recording_does_not_have_is_refused(case: Case, choice: dict[str, list[str]], what: str) -> None:
     with pytest.raises(InputError, match=what):
-        compare_recording(made_recording(case), **choice)
+        compare_recording(recording_of(case), **choice)
 
 
 def test_cases_come_by_model_and_batch(equal: Validation) -> None:
-    turned = compare_recording(made_recording(made_case(13, methods=()), made_case(2, methods=())))
+    turned = compare_recording(recording_of(example_case(13, methods=()), example_case(2, methods=())))
     assert [case.name for case in turned.cases] == ["example-b16", "example-b104"]
     assert equal["example-b24"]["plain"].method is Method.PLAIN
     with pytest.raises(KeyError):
@@ -261,9 +261,9 @@ def test_the_frame_has_a_row_a_run(equal: Validation) -> None:
 
 
 def test_everything_goes_into_json_even_what_is_boundless():
-    found = known((Method.CHECKPOINT, Numbers(100, 0, 0, 0), Numbers(100, 5, 7, 0)))
-    told = json.loads(json.dumps(found.to_dict(), allow_nan=False))
-    assert told["summary"]["peak_bytes"] == {
+    result = known((Method.CHECKPOINT, Numbers(100, 0, 0, 0), Numbers(100, 5, 7, 0)))
+    message = json.loads(json.dumps(result.to_dict(), allow_nan=False))
+    assert message["summary"]["peak_bytes"] == {
         "compared": 1,
         "mean": None,
         "worst": None,
@@ -273,17 +273,17 @@ def test_everything_goes_into_json_even_what_is_boundless():
         "aim": {"mean": None, "worst": 0.02},
         "met": False,
     }
-    assert found.runs[0].error(Quantity.PEAK) == math.inf
+    assert result.runs[0].error(Quantity.PEAK) == math.inf
     assert (error_text(math.inf), share_text(math.inf)) == ("not 0", "boundless")
 
 
 def test_it_shows_itself_in_at_most_80_columns(equal: Validation) -> None:
-    text = repr(equal)
+    text = validation_text(equal)
     assert all(len(line) <= 80 for line in text.splitlines())
     assert "Example GPU 80GB, 80 GiB, measured on 2026-01-31" in text
     assert "no managed run was fitted to" in " ".join(text.split())
-    html = equal._repr_html_()
-    assert html.count("<tr>") == 9 and "MET" in html and "NOTE" not in html
+    assert "MET" in text and "NOTE" not in text
+    assert text.count("equal") >= 12, "a peak of each run, and what is copied"
 
 
 def test_errors_of_more_than_all_that_was_measured_still_fit_in_80_columns() -> None:
@@ -297,7 +297,7 @@ def test_one_run_is_told_as_one() -> None:
     good = Numbers(100, 100, 0, 0)
     assert "of 1 managed run;" in dict(summary_facts(known((Method.CHECKPOINT, good, good))))["step time"]
     none = dict(summary_facts(known((Method.CHECKPOINT, good, None))))["step time"]
-    assert none == "nothing to compare: 1 measured run has no twin"
+    assert none == "nothing to compare: 1 measured run has no counterpart"
 
 
 def test_a_row_of_a_timeline_without_room_for_a_name_still_tells_its_bytes() -> None:
@@ -307,7 +307,9 @@ def test_a_row_of_a_timeline_without_room_for_a_name_still_tells_its_bytes() -> 
         Row("h2d", 1, Agreement.OTHER, event, event._replace(bytes=4)),
         Row("h2d", 2, Agreement.ONLY_REAL, event, None),
     )
-    lines = [line.text for line in beside_lines(SideBySide({"h2d": StreamBeside("h2d", rows, 5)}, 9, 9, 5))]
+    lines = [
+        line.text for line in comparison_lines(TimelineComparison({"h2d": StreamComparison("h2d", rows, 5)}, 9, 9, 5))
+    ]
     assert max(map(len, lines)) <= 80
     same, other, alone = lines[-3:]
     assert "copy_h2d stage3.pool" in same and same.endswith("saved 512 KiB") and "..." in same
@@ -315,21 +317,16 @@ def test_a_row_of_a_timeline_without_room_for_a_name_still_tells_its_bytes() -> 
     assert "only measured: copy_h2d" in alone and alone.endswith("512 KiB")
 
 
-def test_a_case_and_a_run_show_themselves(equal: Validation) -> None:
-    case = equal["example-b8"]
-    assert [line.split()[0] for line in repr(case).splitlines()[2:]] == ["example-b8", *map(str, Method)]
-    lines = repr(case["async_offload"]).splitlines()
-    assert lines[0] == "example-b8, async_offload"
-    assert [line[:11].strip() for line in lines[2:]] == ["step time", "peak memory", "copied out", "copied in"]
-    assert all(line.endswith("equal") for line in lines[2:])
-    assert "out of memory" in repr(known((Method.CHECKPOINT, Numbers(1, 1, 0, 0), None)).runs[0])
+def test_every_run_has_a_row_of_its_case(equal: Validation) -> None:
+    rows = [line.text.split() for line in case_lines([equal["example-b8"]])]
+    assert [row[0] for row in rows[2:]] == ["example-b8", *map(str, Method)]
+    assert all(row[-1] == "equal" for row in rows[3:])
 
 
 def test_a_cpu_is_told_of_as_one(case: Case) -> None:
-    found = compare_recording(made_recording(case, machine=replace(MACHINE, kind="cpu", device="a CPU")))
-    assert found.stand_in
-    for text in (repr(found), found._repr_html_()):
-        assert "NOTE: the CPU stood in for a GPU" in text
+    result = compare_recording(recording_of(case, machine=replace(MACHINE, kind="cpu", device="a CPU")))
+    assert result.stand_in
+    assert "NOTE: the CPU stood in for a GPU" in validation_text(result)
 
 
 @given(st.integers(-(10**6), 10**6), st.integers(1, 10**6))
@@ -341,4 +338,4 @@ def test_an_error_is_positive_where_more_was_simulated(off: int, measured: int) 
 
 def test_a_run_is_what_made_it(case: Case) -> None:
     """The recordings here are what simulation says: made twice they are the same."""
-    assert made_run(made_trace(), Method.SAVE_ON_CPU) == case.runs[Method.SAVE_ON_CPU]
+    assert example_run(example_trace(), Method.SAVE_ON_CPU) == case.runs[Method.SAVE_ON_CPU]

@@ -19,7 +19,7 @@ from simgpu.recorder.iteration import NoWatcher, run_iteration
 from simgpu.validation.devices import Device, open_device
 from simgpu.validation.devices.cpu import CpuDevice
 from simgpu.validation.devices.cpu_streams import CpuEvent
-from simgpu.validation.devices.cuda_busy import SpinRate, calibrate
+from simgpu.validation.devices.cuda import SpinRate, calibrate
 from simgpu.validation.devices.storages import StorageSet
 from simgpu.validation.measured import MeasuredKind
 from tests.recorder.live_bytes import live_bytes
@@ -159,15 +159,15 @@ def test_what_goes_wrong_on_a_stream_stops_it_and_is_told_to_all_who_wait(cpu: C
 
 def test_threads_end_with_their_stream_or_the_device() -> None:
     device = CpuDevice()
-    kept, dropped = device.new_stream("d2h"), device.new_stream("h2d")
-    threads = kept._thread, dropped._thread
+    stored, dropped = device.new_stream("d2h"), device.new_stream("h2d")
+    threads = stored._thread, dropped._thread
     del dropped
     gc.collect()
     threads[1].join(timeout=30)
     assert [thread.is_alive() for thread in threads] == [True, False]
     device.close()
     assert not threads[0].is_alive()
-    kept.synchronize()
+    stored.synchronize()
 
 
 def test_copies_are_watched_by_role_and_direction_while_the_context_lasts(cpu: CpuDevice) -> None:
@@ -191,7 +191,7 @@ def test_copies_are_watched_by_role_and_direction_while_the_context_lasts(cpu: C
 
 
 def test_peak_counts_what_is_there_and_what_is_made_but_no_host_buffer(device: Device) -> None:
-    kept = device.empty(3 * _MIB)
+    stored = device.empty(3 * _MIB)
     held = device.peak_of(lambda: None).held_bytes
 
     def run() -> None:
@@ -204,7 +204,7 @@ def test_peak_counts_what_is_there_and_what_is_made_but_no_host_buffer(device: D
 
     peak = device.peak_of(run)
     assert peak == (held + 6 * _MIB, held)
-    del kept
+    del stored
     assert device.peak_of(lambda: None).held_bytes == held - 3 * _MIB
 
 
@@ -218,8 +218,8 @@ def test_what_an_operator_takes_and_gives_back_is_no_peak_on_a_cpu(cpu: CpuDevic
     def normalise() -> torch.Tensor:
         return torch.nn.functional.batch_norm(images, None, None, training=True)
 
-    made = {convolve: images.nbytes, normalise: images.nbytes + 2 * 16 * 4}
-    for run, result in made.items():
+    built = {convolve: images.nbytes, normalise: images.nbytes + 2 * 16 * 4}
+    for run, result in built.items():
         peak = cpu.peak_of(run)
         assert peak.peak_bytes - peak.held_bytes == result
 
@@ -394,7 +394,7 @@ def test_cuda_peak_is_the_allocators_from_a_fresh_count(stand_in: CudaStandIn) -
 def test_the_driver_tells_its_version(tmp_path: Path) -> None:
     from simgpu.validation.devices.cuda import driver_version
 
-    told = tmp_path / "version"
-    told.write_text("NVRM version: NVIDIA UNIX x86_64 Kernel Module  550.54.15  Tue Mar  5 22:23:56 UTC 2024\nGCC\n")
-    assert driver_version(told) == "550.54.15"
+    message = tmp_path / "version"
+    message.write_text("NVRM version: NVIDIA UNIX x86_64 Kernel Module  550.54.15  Tue Mar  5 22:23:56 UTC 2024\nGCC\n")
+    assert driver_version(message) == "550.54.15"
     assert driver_version(tmp_path / "none") == ""

@@ -18,9 +18,9 @@ def test_importing_them_does_not_import_torch() -> None:
 
 
 def test_without_torch_the_error_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
-    found = importlib.util.find_spec
+    result = importlib.util.find_spec
     monkeypatch.setattr(
-        importlib.util, "find_spec", lambda name, *more: None if name == "torch" else found(name, *more)
+        importlib.util, "find_spec", lambda name, *more: None if name == "torch" else result(name, *more)
     )
     with pytest.raises(MissingExtraError, match="simgpu with its extra 'record'"):
         open_device("cpu")

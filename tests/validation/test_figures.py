@@ -14,15 +14,15 @@ from matplotlib.text import Annotation
 from simgpu.analysis.plots import save_figure
 from simgpu.timeline.model import SpanKind
 from simgpu.validation.comparison import compare_recording
-from simgpu.validation.figures import measured_timeline, plot_pair, plot_validation
+from simgpu.validation.figures import measured_timeline, plot_run, plot_validation
 from simgpu.validation.measured import Case, Method
 from simgpu.validation.outcome import Validation
-from tests.validation.made_recording import MACHINE, made_case, made_recording
+from tests.validation.example_recording import MACHINE, example_case, recording_of
 
 
 @pytest.fixture(scope="module")
 def case() -> Case:
-    return made_case()
+    return example_case()
 
 
 @pytest.fixture(scope="module")
@@ -34,7 +34,7 @@ def found(case: Case) -> Validation:
     }
     fewer = {method: run for method, run in runs.items() if method is not Method.SAVE_ON_CPU}
     second = replace(case, batch=16, runs=fewer, absent={Method.SAVE_ON_CPU: "out of memory"})
-    return compare_recording(made_recording(replace(case, runs=runs), second))
+    return compare_recording(recording_of(replace(case, runs=runs), second))
 
 
 def texts(ax: Axes) -> list[str]:
@@ -61,7 +61,7 @@ def test_what_was_not_run_is_written_in_its_row(found: Validation) -> None:
 
 def test_an_axis_of_nothing_has_no_numbers(case: Case) -> None:
     fewer = {method: run for method, run in case.runs.items() if method is not Method.CHECKPOINT}
-    recording = made_recording(replace(case, runs=fewer, absent={Method.CHECKPOINT: "out of memory"}))
+    recording = recording_of(replace(case, runs=fewer, absent={Method.CHECKPOINT: "out of memory"}))
     figure = plot_validation(compare_recording(recording, methods=["checkpoint"]))
     assert [(texts(ax), list(ax.get_xticks())) for ax in figure.axes] == [(["not run"], [])] * 2
 
@@ -82,31 +82,31 @@ def test_texts_stay_within_their_panels_and_off_each_other(found: Validation) ->
 
 
 def test_a_cpu_is_told_of_in_the_title(case: Case) -> None:
-    recording = made_recording(case, machine=replace(MACHINE, kind="cpu"))
+    recording = recording_of(case, machine=replace(MACHINE, kind="cpu"))
     title = plot_validation(compare_recording(recording))._suptitle
     assert title is not None and "the CPU stood in for a GPU" in title.get_text()
 
 
 def test_a_measured_timeline_has_the_devices_times_and_the_twins_names(found: Validation) -> None:
     run = found.cases[0][Method.CHECKPOINT]
-    assert run.twin is not None and run.twin.result is not None
-    timeline = measured_timeline(run.run.spans, run.twin.result)
-    start, _ = run.twin.result.timeline.window(-1)
+    assert run.counterpart is not None and run.counterpart.result is not None
+    timeline = measured_timeline(run.run.spans, run.counterpart.result)
+    start, _ = run.counterpart.result.timeline.window(-1)
     kinds = (SpanKind.COMPUTE, SpanKind.RECOMPUTE)
-    theirs = [
+    expected = [
         (span.name, span.kind, span.start_ns - start)
-        for span in run.twin.result.timeline
+        for span in run.counterpart.result.timeline
         if span.kind in kinds and span.start_ns >= start
     ]
-    assert [(span.name, span.kind, span.start_ns) for span in timeline if span.kind in kinds] == theirs
-    assert SpanKind.RECOMPUTE in {kind for _, kind, _ in theirs}
+    assert [(span.name, span.kind, span.start_ns) for span in timeline if span.kind in kinds] == expected
+    assert SpanKind.RECOMPUTE in {kind for _, kind, _ in expected}
 
 
 def test_an_operator_that_the_twin_does_not_run_keeps_its_own_name(found: Validation) -> None:
     run = found.cases[0][Method.PLAIN]
-    assert run.twin is not None and run.twin.result is not None
+    assert run.counterpart is not None and run.counterpart.result is not None
     strange = run.run.spans[0]._replace(op="aten::strange", name="strange_kernel")
-    timeline = measured_timeline((strange, *run.run.spans[1:]), run.twin.result)
+    timeline = measured_timeline((strange, *run.run.spans[1:]), run.counterpart.result)
     assert [span.name for span in timeline][:2] == ["strange_kernel", "F1a"]
 
 
@@ -115,7 +115,7 @@ def drawn(ax: Axes) -> int:
 
 
 def test_both_timelines_have_one_time_axis_and_one_legend(found: Validation) -> None:
-    figure = plot_pair(found.cases[0][Method.ASYNC_OFFLOAD])
+    figure = plot_run(found.cases[0][Method.ASYNC_OFFLOAD])
     upper, lower = figure.axes
     assert upper.get_xlim() == lower.get_xlim()
     assert drawn(upper) and drawn(lower)
@@ -129,9 +129,9 @@ def test_where_timelines_part_is_marked_and_told(case: Case) -> None:
     strange = run.spans[3]._replace(op="aten::strange")
     spans = (*run.spans[:3], strange, *run.spans[4:])
     found = compare_recording(
-        made_recording(replace(case, runs={**case.runs, Method.CHECKPOINT: replace(run, spans=spans)}))
+        recording_of(replace(case, runs={**case.runs, Method.CHECKPOINT: replace(run, spans=spans)}))
     )
-    same, parted = (plot_pair(found.cases[0][method]) for method in (Method.PLAIN, Method.CHECKPOINT))
+    same, parted = (plot_run(found.cases[0][method]) for method in (Method.PLAIN, Method.CHECKPOINT))
     at = strange.start_ns / 10**6
     for figure, expected in ((same, []), (parted, [at])):
         for ax in figure.axes:
@@ -145,7 +145,7 @@ def test_each_side_is_marked_where_its_own_event_starts(case: Case) -> None:
     late = first._replace(start_ns=first.start_ns + later, end_ns=first.end_ns + later)
     spans = tuple(late if span is first else span for span in run.spans)
     changed = replace(case, runs={**case.runs, Method.ASYNC_OFFLOAD: replace(run, spans=spans)})
-    figure = plot_pair(compare_recording(made_recording(changed)).cases[0][Method.ASYNC_OFFLOAD])
+    figure = plot_run(compare_recording(recording_of(changed)).cases[0][Method.ASYNC_OFFLOAD])
     marked = [line.get_xdata()[0] for ax in figure.axes for line in ax.lines if line.get_color() == "#BB4444"]
     assert marked == [late.start_ns / 10**6, first.start_ns / 10**6]
 
@@ -153,7 +153,7 @@ def test_each_side_is_marked_where_its_own_event_starts(case: Case) -> None:
 def test_a_run_without_a_timeline_cannot_be_drawn(case: Case) -> None:
     bare = replace(case, runs={Method.PLAIN: replace(case.runs[Method.PLAIN], spans=())})
     with pytest.raises(ValueError, match="no two timelines"):
-        plot_pair(compare_recording(made_recording(bare)).runs[0])
+        plot_run(compare_recording(recording_of(bare)).runs[0])
 
 
 @pytest.mark.slow
@@ -165,4 +165,4 @@ def test_pictures_are_the_same_bytes_every_time(found: Validation, tmp_path: Pat
 
 
 def test_a_validation_plots_itself(found: Validation) -> None:
-    assert isinstance(found.plot(), Figure)
+    assert isinstance(plot_validation(found), Figure)

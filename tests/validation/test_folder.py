@@ -21,12 +21,14 @@ from simgpu.validation.folder import (
     case_folders,
     load_recording,
     read_recording,
+    read_spans,
     shipped_recordings,
     write_case,
     write_machine,
     write_recording,
+    write_spans,
 )
-from simgpu.validation.machine_file import CopiesSection, MachineFile, machine_text, read_machine
+from simgpu.validation.folder import SPANS as TABLE
 from simgpu.validation.measured import (
     Case,
     Copies,
@@ -37,9 +39,7 @@ from simgpu.validation.measured import (
     Method,
     Recording,
 )
-from simgpu.validation.runs_file import RunEntry, RunsFile
-from simgpu.validation.span_table import SPANS as TABLE
-from simgpu.validation.span_table import read_spans, write_spans
+from simgpu.validation.recording_files import CopiesSection, MachineFile, RunEntry, RunsFile, machine_text, read_machine
 
 MACHINE = MeasuredMachine(
     device="a GPU",
@@ -106,7 +106,7 @@ def test_a_recording_grows_case_by_case(folder: Path, tmp_path: Path) -> None:
     write_machine(MACHINE, grown)
     assert "holds no case" in problems_of(grown)[0]
     write_case(case(8), grown)
-    assert [found.batch for found in read_recording(grown).cases] == [8]
+    assert [result.batch for result in read_recording(grown).cases] == [8]
     write_case(case(4), grown)
     assert read_recording(grown) == read_recording(folder)
 
@@ -161,12 +161,12 @@ _copy = st.builds(
 def test_spans_of_any_words_and_numbers_are_read_back(spans: list[MeasuredSpan]) -> None:
     import tempfile
 
-    with tempfile.TemporaryDirectory() as made:
-        path = Path(made) / "plain.csv.gz"
+    with tempfile.TemporaryDirectory() as built:
+        path = Path(built) / "plain.csv.gz"
         write_spans(path, spans)
-        found = read_spans(path)
-    assert found.problems == []
-    assert found.rows == spans
+        result = read_spans(path)
+    assert result.problems == []
+    assert result.rows == spans
 
 
 def edit_runs(change: Callable[[dict[str, Any]], object]) -> Callable[[Path], None]:
@@ -195,7 +195,7 @@ def cut(name: str) -> Callable[[Path], None]:
 
 
 @pytest.mark.parametrize(
-    ("damage", "told"),
+    ("damage", "message"),
     [
         (lambda place: (place / "runs.json").unlink(), "runs.json: no such file"),
         (cut("runs.json"), "is not JSON"),
@@ -207,7 +207,7 @@ def cut(name: str) -> Callable[[Path], None]:
         (edit_runs(lambda read: read.update(modle="net")), "modle: unknown key; did you mean 'model'?"),
         (edit_runs(lambda read: read.pop("made")), "made: is missing"),
         (edit_runs(lambda read: read.update(batch="4")), "batch: '4' is not a whole number"),
-        (edit_runs(lambda read: read.update(batch=5)), "batch: 5 is not what the trace beside it tells, 4"),
+        (edit_runs(lambda read: read.update(batch=5)), "batch: 5 is not what the trace next to it tells, 4"),
         (edit_runs(lambda read: read.update(runs={})), "runs: there are none"),
         (edit_runs(lambda read: read["runs"].pop("checkpoint")), "no run of checkpoint, whose timeline is there"),
         (edit_runs(lambda read: read["runs"]["plain"].update(step_ns=[])), "runs.plain.step_ns"),
@@ -220,7 +220,7 @@ def cut(name: str) -> Callable[[Path], None]:
         (edit_runs(lambda read: read["runs"].update(offload={})), "runs.offload: unknown key"),
         (
             edit_runs(lambda read: read["absent"].update(plain="no")),
-            "absent.plain: is told to be absent, and has a run",
+            "absent.plain: is listed as absent and has a run",
         ),
         (lambda place: (place / "plain.csv.gz").unlink(), "plain.csv.gz: no such file"),
         (cut("plain.csv.gz"), "plain.csv.gz: the gzip file is cut off; record the case again"),
@@ -238,21 +238,21 @@ def cut(name: str) -> Callable[[Path], None]:
         (edit_spans(lambda text: text.replace("DtoH,,,", "DtoH,,3,")), "a copy belongs to no call of an operator"),
         (lambda place: (place / "plane.csv.gz").write_bytes(b""), "plane.csv.gz: not a file of a case; did you mean"),
         (lambda place: (place / "trace" / "blocks.csv").unlink(), "blocks.csv: no such file"),
-        (lambda place: write_trace(chain([1], [1], [1]), place / "trace"), "is not what the trace beside it tells"),
+        (lambda place: write_trace(chain([1], [1], [1]), place / "trace"), "is not what the trace next to it tells"),
         (lambda place: place.rename(place.with_name("net-b5")), "holds the case net-b4; call the folder net-b4"),
         (lambda place: (place / "README.md").write_text("notes"), ""),
     ],
 )
-def test_damage_to_a_case_is_told(folder: Path, damage: Callable[[Path], None], told: str) -> None:
+def test_damage_to_a_case_is_told(folder: Path, damage: Callable[[Path], None], message: str) -> None:
     damage(folder / "net-b4")
-    if told:
-        assert any(told in problem for problem in problems_of(folder)), problems_of(folder)
+    if message:
+        assert any(message in problem for problem in problems_of(folder)), problems_of(folder)
     else:
         assert len(read_recording(folder).cases) == 2
 
 
 @pytest.mark.parametrize(
-    ("line", "instead", "told"),
+    ("line", "instead", "message"),
     [
         ("device: a GPU", "devise: a GPU", "devise: unknown key; did you mean 'device'?"),
         ("memory: 80 GiB", "memory: 80", "memory: 80 has no unit"),
@@ -263,11 +263,11 @@ def test_damage_to_a_case_is_told(folder: Path, damage: Callable[[Path], None], 
         ("schema: simgpu.machine/1", "schema: simgpu.node/1", "is not the schema expected here"),
     ],
 )
-def test_damage_to_the_machine_is_told(folder: Path, line: str, instead: str, told: str) -> None:
+def test_damage_to_the_machine_is_told(folder: Path, line: str, instead: str, message: str) -> None:
     file = folder / "machine.yaml"
     assert line in file.read_text()
     file.write_text(file.read_text().replace(line, instead))
-    assert any(told in problem for problem in problems_of(folder)), problems_of(folder)
+    assert any(message in problem for problem in problems_of(folder)), problems_of(folder)
 
 
 def test_problems_of_all_files_are_told_at_once(folder: Path) -> None:
@@ -318,6 +318,6 @@ def test_the_format_is_described_field_by_field() -> None:
 def test_what_ships_can_be_read(name: str) -> None:
     recording = load_recording(name)
     assert recording.name == name
-    for found in recording.cases:
-        assert set(found.runs) | set(found.absent) == set(Method), found.name
-        assert all(run.spans for run in found.runs.values()), found.name
+    for result in recording.cases:
+        assert set(result.runs) | set(result.absent) == set(Method), result.name
+        assert all(run.spans for run in result.runs.values()), result.name

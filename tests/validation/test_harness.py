@@ -23,8 +23,8 @@ from torch.autograd.graph import saved_tensors_hooks
 from simgpu.errors import InputError
 from simgpu.recorder.workload import find_factory, make_workload
 from simgpu.validation.folder import read_recording, write_recording
-from simgpu.validation.harness import CasePlan, Recorded, conditions, machine, record_cases, session
-from simgpu.validation.harness.shortage import shortage
+from simgpu.validation.harness import CasePlan, Recorded, machine, record_cases, session
+from simgpu.validation.harness.session import conditions, shortage
 from simgpu.validation.measured import Case, MeasuredKind, Method
 
 _OFFLOAD = {"prefetch": 1, "stash": 1, "min_bytes": 4096}
@@ -62,8 +62,8 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Path, Recor
 
 @pytest.fixture
 def case(made: tuple[Path, Recorded]) -> Case:
-    (found,) = made[1].recording.cases
-    return found
+    (result,) = made[1].recording.cases
+    return result
 
 
 @pytest.fixture
@@ -88,7 +88,7 @@ def test_a_case_has_its_trace_and_a_run_of_each_method(case: Case) -> None:
     assert (case.name, case.trace.info.model, case.trace.info.batch) == ("little-b4", "little", 4)
     assert list(case.runs) == list(Method)
     assert case.absent == {}
-    assert case.made == {"size": {}, "optimizer": "sgd", "seed": 0, "warmup": 1}
+    assert case.setup == {"size": {}, "optimizer": "sgd", "seed": 0, "warmup": 1}
     for method, run in case.runs.items():
         assert run.method is method
         assert run.settings == PLAN.settings(method)
@@ -106,8 +106,8 @@ def test_bytes_are_those_that_each_method_copies(case: Case) -> None:
 
 def test_the_timeline_tells_the_same_copies(case: Case) -> None:
     for run in case.runs.values():
-        for kind, told in ((MeasuredKind.COPY_D2H, run.d2h_bytes), (MeasuredKind.COPY_H2D, run.h2d_bytes)):
-            assert sum(span.bytes for span in run.spans if span.kind is kind) == told
+        for kind, message in ((MeasuredKind.COPY_D2H, run.d2h_bytes), (MeasuredKind.COPY_H2D, run.h2d_bytes)):
+            assert sum(span.bytes for span in run.spans if span.kind is kind) == message
         assert min(span.start_ns for span in run.spans) == 0
         assert {span.op for span in run.spans} & {kernel.op for kernel in case.trace.kernels}
 
@@ -186,7 +186,7 @@ def test_a_folder_that_cannot_be_made_is_told_before_anything_is_measured(tmp_pa
 
 def test_force_records_again(made: tuple[Path, Recorded], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     first = made[1].recording.cases[0]
-    again = replace(first, made={**first.made, "seed": 7})
+    again = replace(first, made={**first.setup, "seed": 7})
     write_recording(made[1].recording, tmp_path / "mine")
     monkeypatch.setattr(session.CaseSession, "run", lambda self: again)
     assert record(tmp_path / "mine", PLAN, force=True, seed=7).recording.cases == (again,)
@@ -199,10 +199,10 @@ def test_a_recording_that_was_interrupted_goes_on(
     first = made[1].recording.cases[0]
     second = replace(first, batch=8, trace=replace(first.trace, info=replace(first.trace.info, batch=8)))
     answers: list[Any] = [first, KeyboardInterrupt()]
-    asked: list[str] = []
+    requested: list[str] = []
 
     def run(self: session.CaseSession) -> Case:
-        asked.append(self.plan.name)
+        requested.append(self.plan.name)
         answer = answers.pop(0)
         if isinstance(answer, BaseException):
             raise answer
@@ -216,11 +216,11 @@ def test_a_recording_that_was_interrupted_goes_on(
     assert read_recording(tmp_path / "mine").cases == (first,)
     answers.append(second)
     assert record(tmp_path / "mine", PLAN, OTHER).recording.cases == (first, second)
-    assert asked == ["little-b4", "little-b8", "little-b8"]
+    assert requested == ["little-b4", "little-b8", "little-b8"]
 
 
 @pytest.mark.parametrize(
-    ("text", "told"),
+    ("text", "message"),
     [
         (
             "CUDA out of memory. Tried to allocate 2.00 GiB. GPU 0 has 1 GiB",
@@ -230,10 +230,10 @@ def test_a_recording_that_was_interrupted_goes_on(
         ("CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling", "CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling"),
     ],
 )
-def test_too_little_memory_is_told_in_a_line(text: str, told: str) -> None:
+def test_too_little_memory_is_told_in_a_line(text: str, message: str) -> None:
     around = InputError.single("net", "iteration", f"a training iteration raised {text}")
     around.__cause__ = RuntimeError(text)
-    assert shortage(RuntimeError(text)) == shortage(around) == told
+    assert shortage(RuntimeError(text)) == shortage(around) == message
     assert shortage(InputError.single("net", "iteration", text)) == "", "a text alone is no shortage"
 
 
@@ -248,11 +248,11 @@ def test_a_method_that_finds_too_little_memory_is_told_and_the_others_are_kept(
         return run_method(method, *arguments, **options)
 
     monkeypatch.setattr(session, "run_method", run)
-    (found,) = record(tmp_path / "mine", PLAN, repetitions=1).recording.cases
-    assert list(found.runs) == [Method.CHECKPOINT, Method.SAVE_ON_CPU]
-    assert list(found.absent) == [Method.PLAIN, Method.ASYNC_OFFLOAD]
-    assert all(f"tried to allocate {2**62} bytes" in why for why in found.absent.values())
-    assert read_recording(tmp_path / "mine").cases == (found,)
+    (result,) = record(tmp_path / "mine", PLAN, repetitions=1).recording.cases
+    assert list(result.runs) == [Method.CHECKPOINT, Method.SAVE_ON_CPU]
+    assert list(result.absent) == [Method.PLAIN, Method.ASYNC_OFFLOAD]
+    assert all(f"tried to allocate {2**62} bytes" in why for why in result.absent.values())
+    assert read_recording(tmp_path / "mine").cases == (result,)
 
 
 def test_whatever_else_goes_wrong_in_a_run_is_no_shortage(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -271,10 +271,10 @@ def test_a_case_beyond_all_memory_is_left_out_and_the_others_are_recorded(
     first = made[1].recording.cases[0]
     run = session.CaseSession.run
     monkeypatch.setattr(session.CaseSession, "run", lambda self: first if self.plan == PLAN else run(self))
-    found = record(tmp_path / "mine", replace(PLAN, batch=10**10), PLAN)
-    assert found.recording.cases == (first,)
-    assert list(found.left_out) == ["little-b10000000000"]
-    assert "tried to allocate" in found.left_out["little-b10000000000"]
+    result = record(tmp_path / "mine", replace(PLAN, batch=10**10), PLAN)
+    assert result.recording.cases == (first,)
+    assert list(result.left_out) == ["little-b10000000000"]
+    assert "tried to allocate" in result.left_out["little-b10000000000"]
 
 
 def test_what_the_recorder_says_of_a_trace_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -297,11 +297,11 @@ def test_keywords_reach_the_factory(tmp_path: Path) -> None:
         _OFFLOAD,
         {"layers": 1, "width": 8, "heads": 2, "tokens": 4, "vocabulary": 5},
     )
-    (found,) = record(tmp_path, plan, repetitions=1).recording.cases
-    weights = {block.id: block.bytes for block in found.trace.blocks if block.persistent}
+    (result,) = record(tmp_path, plan, repetitions=1).recording.cases
+    weights = {block.id: block.bytes for block in result.trace.blocks if block.persistent}
     assert weights["head.norm.weight"] == 8 * 4
-    assert found.trace.info.model == "narrow"
-    assert found.made["size"] == plan.size
+    assert result.trace.info.model == "narrow"
+    assert result.setup["size"] == plan.size
 
 
 @pytest.mark.parametrize("is_public", [True, False])
@@ -318,15 +318,15 @@ def test_memory_that_pytorch_keeps_is_given_back(is_public: bool, monkeypatch: p
 
 
 def test_a_core_is_left_to_copies_on_a_cpu(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(conditions, "_cores", lambda: 4)
+    monkeypatch.setattr(session, "_cores", lambda: 4)
     before = torch.get_num_threads()
     torch.set_num_threads(8)
     try:
-        with conditions.conditions(SimpleNamespace(kind="cpu")) as settings:
+        with conditions(SimpleNamespace(kind="cpu")) as settings:
             assert torch.get_num_threads() == 3
         assert torch.get_num_threads() == 8
         assert settings["threads"] == "3"
-        with conditions.conditions(SimpleNamespace(kind="cuda")) as settings:
+        with conditions(SimpleNamespace(kind="cuda")) as settings:
             assert torch.get_num_threads() == 8
         assert settings["TF32 in convolutions"] in ("on", "off")
     finally:
@@ -336,7 +336,7 @@ def test_a_core_is_left_to_copies_on_a_cpu(monkeypatch: pytest.MonkeyPatch) -> N
 _PAGE_FAULTS = """
 import resource, torch
 from types import SimpleNamespace
-from simgpu.validation.harness.conditions import conditions
+from simgpu.validation.harness.session import conditions
 
 def faults(times, size=64 * 2**20):
     before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
@@ -359,10 +359,10 @@ def test_memory_that_is_freed_stays_with_the_process_on_a_cpu() -> None:
     """
     command = [sys.executable, "-c", _PAGE_FAULTS]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=120, check=True)
-    told, usual, kept = done.stdout.strip().split(",")
-    if told != "kept" or usual == "0":
+    message, usual, stored = done.stdout.strip().split(",")
+    if message != "kept" or usual == "0":
         pytest.skip("this C library does not do so, or pages are so large here that their number tells nothing")
-    assert (int(usual), int(kept)) == (10, 0)
+    assert (int(usual), int(stored)) == (10, 0)
 
 
 def test_a_device_that_is_not_there_is_told_with_what_can_be_tried(tmp_path: Path) -> None:

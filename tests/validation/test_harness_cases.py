@@ -23,7 +23,7 @@ def test_each_set_has_three_networks_at_two_batch_sizes_each() -> None:
 def test_every_block_is_checkpointed_and_none_inside_another(plan: CasePlan) -> None:
     torch = pytest.importorskip("torch", reason="PyTorch is not installed: simgpu with its extra 'record'")
     from simgpu.recorder.workload import find_factory
-    from simgpu.validation.managed.settings import check_settings
+    from simgpu.validation.managed.methods import check_settings
 
     with torch.device("meta"):
         module = find_factory(plan.factory)(batch=plan.batch, **plan.size).module

@@ -88,21 +88,21 @@ class TimedDevice:
 
 def test_bandwidths_and_latency_are_those_of_the_device() -> None:
     sizes = (2**10, 2**14, 2**18)
-    found = measure_machine(TimedDevice(ALONE), sizes, settings={"clock": "true"}, repetitions=5, date="2026-01-02")  # type: ignore[arg-type]
+    result = measure_machine(TimedDevice(ALONE), sizes, settings={"clock": "true"}, repetitions=5, date="2026-01-02")  # type: ignore[arg-type]
     largest = max(sizes)
-    for role, told in (("d2h", found.copies.d2h), ("h2d", found.copies.h2d)):
-        assert told == largest * 10**9 // (LATENCY + largest // ALONE[role])
-    assert found.copies.latency_ns == LATENCY
-    assert (found.memory, found.alignment, found.copy_engines, found.date) == (2**30, 512, 2, "2026-01-02")
-    assert found.versions["driver"] == "1.2"
-    assert found.settings == {"clock": "true"}
-    assert {"python", "simgpu"} <= found.versions.keys()
+    for role, message in (("d2h", result.copies.d2h), ("h2d", result.copies.h2d)):
+        assert message == largest * 10**9 // (LATENCY + largest // ALONE[role])
+    assert result.copies.latency_ns == LATENCY
+    assert (result.memory, result.alignment, result.copy_engines, result.date) == (2**30, 512, 2, "2026-01-02")
+    assert result.versions["driver"] == "1.2"
+    assert result.settings == {"clock": "true"}
+    assert {"python", "simgpu"} <= result.versions.keys()
 
 
 def test_both_ways_at_once_are_measured_while_both_are_busy() -> None:
     size = 2**18
-    found = both_at_once(TimedDevice(BOTH), size, repetitions=5)  # type: ignore[arg-type]
-    assert found == {
+    result = both_at_once(TimedDevice(BOTH), size, repetitions=5)  # type: ignore[arg-type]
+    assert result == {
         CopyDirection.OUT: size * 10**9 // (LATENCY + size // BOTH["d2h"]),
         CopyDirection.IN: size * 10**9 // (LATENCY + size // BOTH["h2d"]),
     }
@@ -111,12 +111,12 @@ def test_both_ways_at_once_are_measured_while_both_are_busy() -> None:
 def test_a_cpu_is_measured() -> None:
     device = open_device("cpu")
     try:
-        found = measure_machine(device, (2**12, 2**20), repetitions=3)
+        result = measure_machine(device, (2**12, 2**20), repetitions=3)
     finally:
         device.close()
-    copies = found.copies
+    copies = result.copies
     assert min(copies.d2h, copies.h2d, copies.both_d2h, copies.both_h2d) > 0
     assert copies.blocking_ns > 0
-    assert found.launch_ns > 0
-    assert (found.kind, found.alignment) == ("cpu", 1)
-    assert found.versions["pytorch"] == torch.__version__
+    assert result.launch_ns > 0
+    assert (result.kind, result.alignment) == ("cpu", 1)
+    assert result.versions["pytorch"] == torch.__version__

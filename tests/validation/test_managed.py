@@ -18,7 +18,7 @@ from simgpu.errors import InputError
 from simgpu.recorder.iteration import NoWatcher, run_iteration
 from simgpu.recorder.workload import Workload
 from simgpu.validation.devices.cpu import CpuDevice
-from simgpu.validation.managed import managed
+from simgpu.validation.managed.methods import managed
 from simgpu.validation.measured import MeasuredKind, Method
 from tests.validation.managed_workloads import (
     BLOCKS,
@@ -112,8 +112,8 @@ def fetched(count: int, taken: list[int], stash: int, prefetch: int) -> list[int
 def test_losses_and_weights_are_those_of_plain_steps_to_the_bit(device: CpuDevice, kind: str, method: Method) -> None:
     """With dropout, which must drop the same again where forward runs twice."""
     plain = after_three_steps(device, kind, Method.PLAIN)
-    for expected, found in zip(plain, after_three_steps(device, kind, method), strict=True):
-        assert torch.equal(expected, found)
+    for expected, result in zip(plain, after_three_steps(device, kind, method), strict=True):
+        assert torch.equal(expected, result)
 
 
 @pytest.mark.parametrize("kind", _KINDS)
@@ -121,10 +121,10 @@ def test_save_on_cpu_gives_the_bits_of_pytorchs_own(device: CpuDevice, kind: str
     """Which lays transposed weights out anew, so that products may add up in another order than in plain steps."""
     own = after_three_steps(device, kind, Method.PLAIN, save_on_cpu(pin_memory=True))
     plain = after_three_steps(device, kind, Method.PLAIN)
-    found = after_three_steps(device, kind, Method.SAVE_ON_CPU)
-    for expected, other, ours in zip(own, plain, found, strict=True):
-        assert torch.equal(expected, ours)
-        assert torch.allclose(other, ours, rtol=1e-4, atol=1e-6)
+    result = after_three_steps(device, kind, Method.SAVE_ON_CPU)
+    for expected, other, simulated in zip(own, plain, result, strict=True):
+        assert torch.equal(expected, simulated)
+        assert torch.allclose(other, simulated, rtol=1e-4, atol=1e-6)
 
 
 def test_batch_normalisation_moves_its_averages_twice_where_it_is_checkpointed(device: CpuDevice) -> None:

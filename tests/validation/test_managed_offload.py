@@ -18,10 +18,9 @@ from torch import nn
 from simgpu.recorder.workload import Workload
 from simgpu.validation.devices.cpu import CpuDevice
 from simgpu.validation.devices.cpu_streams import CpuEvent, WorkerThread
-from simgpu.validation.managed import managed
-from simgpu.validation.managed.async_offload import AsyncOffload
-from simgpu.validation.managed.copied import Tally
-from simgpu.validation.managed.offloaded_blocks import Block
+from simgpu.validation.managed.async_offload import AsyncOffload, Block
+from simgpu.validation.managed.methods import managed
+from simgpu.validation.managed.transfers import Tally
 from simgpu.validation.measured import Method
 from tests.validation.managed_workloads import chain_of, input_optimizer, one_thread, optimizer_of, workload_of
 
@@ -108,8 +107,8 @@ def weights_after(
 
 def expect_the_weights_of_plain_steps(device: CpuDevice, make: Callable[[], Workload], **settings: int) -> None:
     plain = weights_after(device, make(), Method.PLAIN, {})
-    found = weights_after(device, make(), Method.ASYNC_OFFLOAD, _ALL | settings)
-    for expected, weight in zip(plain, found, strict=True):
+    result = weights_after(device, make(), Method.ASYNC_OFFLOAD, _ALL | settings)
+    for expected, weight in zip(plain, result, strict=True):
         assert expected.isfinite().all() and torch.equal(expected, weight)
 
 
@@ -156,10 +155,10 @@ def test_compute_waits_for_the_copy_of_its_own_block_alone(slow: SlowCopies, mon
         alive.add(block)
 
     def watched_use(block: Block) -> torch.UntypedStorage:
-        found = use(block)
+        result = use(block)
         assert block._under_way is None or block.is_leaving
         ahead.append(sum(other._under_way is not None for other in alive))
-        return found
+        return result
 
     monkeypatch.setattr(Block, "fetch", watched_fetch)
     monkeypatch.setattr(Block, "use", watched_use)
@@ -299,11 +298,11 @@ def test_what_a_module_makes_to_last_is_left_alone_from_the_second_step_on(devic
 def test_nothing_is_held_between_steps_and_host_buffers_are_used_again(
     slow: SlowCopies, no_collection: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    made: list[int] = []
+    built: list[int] = []
     new = slow.host_buffer
 
     def counted(nbytes: int) -> torch.Tensor:
-        made.append(nbytes)
+        built.append(nbytes)
         return new(nbytes)
 
     monkeypatch.setattr(slow, "host_buffer", counted)
@@ -311,10 +310,10 @@ def test_nothing_is_held_between_steps_and_host_buffers_are_used_again(
     optimizer = optimizer_of(workload)
     with managed(Method.ASYNC_OFFLOAD, workload, slow, {"prefetch": 2, "stash": 2, "min_bytes": 0}) as run:
         run.step(optimizer)
-        d2h_bytes, buffers = run.take_copied().d2h_bytes, len(made)
-        assert sum(made) == d2h_bytes
+        d2h_bytes, buffers = run.take_copied().d2h_bytes, len(built)
+        assert sum(built) == d2h_bytes
         held = {slow.peak_of(lambda: run.step(optimizer)).held_bytes for _ in range(3)}
-        assert len(held) == 1 and len(made) == buffers
+        assert len(held) == 1 and len(built) == buffers
     assert slow.peak_of(lambda: None).held_bytes == held.pop()
 
 

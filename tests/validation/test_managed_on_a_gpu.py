@@ -14,7 +14,7 @@ from torch import nn
 
 from simgpu.recorder.workload import Workload
 from simgpu.validation.devices import Device, open_device
-from simgpu.validation.managed import managed
+from simgpu.validation.managed.methods import managed
 from simgpu.validation.measured import Method
 from tests.validation.managed_workloads import ROWS, WIDTH, input_optimizer
 

@@ -20,10 +20,10 @@ from simgpu.units import BYTE_UNITS, TIME_UNITS
 from simgpu.validation.devices import open_device
 from simgpu.validation.measured import Copies, MeasuredKind, MeasuredMachine
 from simgpu.validation.replay.program import of_result, read_program
-from simgpu.validation.replay.running import WARM_UP, node_of, replay, replay_on
-from simgpu.validation.timelines.beside import Agreement
+from simgpu.validation.replay.run import WARM_UP, node_of, replay, replay_on
+from simgpu.validation.timelines.comparison import Agreement
 from tests.cli.cli_helpers import simgpu
-from tests.semantics.hand_made import node as made_node
+from tests.semantics.hand_made import node as example_node
 
 MS, MIB, GB = TIME_UNITS["ms"], BYTE_UNITS["MiB"], 10**9
 #: Five layers of blocks that take the CPU about a millisecond to copy, and kernels that take longer.
@@ -35,7 +35,7 @@ MACHINE = MeasuredMachine(
 
 
 def node(memory: int) -> NodeSpec:
-    return made_node(memory, out=12 * GB, back=12 * GB)
+    return example_node(memory, out=12 * GB, back=12 * GB)
 
 
 @pytest.mark.parametrize(("policy", "budget"), [("none", 30), ("vdnn", 14), ("superneurons", 14), ("ideal", 14)])
@@ -45,38 +45,40 @@ def test_the_device_does_what_the_machine_says(policy: str, budget: int):
     device = open_device("cpu")
     try:
         with device.watch_copies() as copies:
-            found = replay_on(program, device, MACHINE, repetitions=2)
+            result = replay_on(program, device, MACHINE, repetitions=2)
     finally:
         device.close()
-    assert found.beside.streams
-    assert all(row.agreement is Agreement.SAME for row in found.beside.rows)
-    assert (found.measured.d2h_bytes, found.measured.h2d_bytes) == (
-        found.simulated.d2h_bytes,
-        found.simulated.h2d_bytes,
+    assert result.comparison.streams
+    assert all(row.agreement is Agreement.SAME for row in result.comparison.rows)
+    assert (result.measured.d2h_bytes, result.measured.h2d_bytes) == (
+        result.simulated.d2h_bytes,
+        result.simulated.h2d_bytes,
     )
-    assert found.measured.peak_bytes == found.simulated.peak_bytes
-    assert found.measured.peak_bytes <= found.allocated_bytes <= found.limit_bytes
+    assert result.measured.peak_bytes == result.simulated.peak_bytes
+    assert result.measured.peak_bytes <= result.allocated_bytes <= result.limit_bytes
     iterations = WARM_UP + 2 + 1
     seen = {kind: sum(copy.bytes for copy in copies if copy.kind is kind) for kind in MeasuredKind}
-    assert seen[MeasuredKind.COPY_D2H] == iterations * found.simulated.d2h_bytes
-    assert seen[MeasuredKind.COPY_H2D] == iterations * found.simulated.h2d_bytes
-    assert len(found.measured.iterations_ns) == len(found.simulated.iterations_ns) == 2
+    assert seen[MeasuredKind.COPY_D2H] == iterations * result.simulated.d2h_bytes
+    assert seen[MeasuredKind.COPY_H2D] == iterations * result.simulated.h2d_bytes
+    assert len(result.measured.iterations_ns) == len(result.simulated.iterations_ns) == 2
 
 
 def test_kernels_last_as_long_as_they_should_and_copies_keep_out_of_their_way():
     """A busy loop may last longer on a machine that has other things to do, never shorter."""
-    found = replay(of_result(simulate(TRACE, node(14 * MIB), "vdnn")), device="cpu", repetitions=1)
-    for stream in found.beside.streams.values():
+    result = replay(of_result(simulate(TRACE, node(14 * MIB), "vdnn")), device="cpu", repetitions=1)
+    for stream in result.comparison.streams.values():
         real = [row.real for row in stream.rows if row.real is not None]
         assert all(one.end_ns <= other.start_ns for one, other in pairwise(real))
-    for row in found.beside.streams["compute"].rows:
+    for row in result.comparison.streams["compute"].rows:
         assert row.real is not None
         assert row.simulated is not None
         assert row.real.end_ns - row.real.start_ns >= row.simulated.end_ns - row.simulated.start_ns
-    starts = {row.real.name: row.real.start_ns for row in found.beside.streams["compute"].rows if row.real is not None}
-    ends = {row.real.name: row.real.end_ns for row in found.beside.streams["h2d"].rows if row.real is not None}
+    starts = {
+        row.real.name: row.real.start_ns for row in result.comparison.streams["compute"].rows if row.real is not None
+    }
+    ends = {row.real.name: row.real.end_ns for row in result.comparison.streams["h2d"].rows if row.real is not None}
     assert ends["x1"] <= starts["B1"]
-    assert found.machine.kind == "cpu"
+    assert result.machine.kind == "cpu"
 
 
 def test_the_program_is_simulated_again_on_the_link_that_was_measured():
@@ -95,8 +97,8 @@ def test_blocks_larger_than_the_machine_are_told_before_anything_is_allocated():
 
 
 def written(folder: Path) -> Path:
-    found = compare(TRACE, node(14 * MIB), ["vdnn"])
-    write_outputs(found, folder, about={}, timeline=["csv"])
+    result = compare(TRACE, node(14 * MIB), ["vdnn"])
+    write_outputs(result, folder, about={}, timeline=["csv"])
     return folder / "vdnn"
 
 
@@ -104,8 +106,8 @@ def test_from_a_folder_to_a_table_and_a_file(tmp_path: Path):
     home, file = written(tmp_path / "run"), tmp_path / "replay.json"
     done = simgpu("validate", "replay", home, "--device", "cpu", "--repetitions", "2", "-o", file, "-q")
     assert done.exit_code == 0, done.stderr
-    for told in ("NOTE: ", "vdnn: chain on bench", "compared with", "peak memory", "equal", "d2h", "first parting"):
-        assert told in done.stdout
+    for message in ("NOTE: ", "vdnn: chain on bench", "compared with", "peak memory", "equal", "d2h", "first parting"):
+        assert message in done.stdout
     assert max(len(line) for line in done.stdout.splitlines() if str(file) not in line) <= 80
     document = json.loads(file.read_text())
     assert document["schema"] == "simgpu.replay/1"
@@ -133,7 +135,7 @@ def test_without_a_gpu_the_cpu_has_to_be_asked_for(tmp_path: Path):
 
 def test_an_output_that_cannot_be_written_is_told_before_anything_runs(tmp_path: Path):
     home = written(tmp_path / "run")
-    for output, told in ((tmp_path, "is a folder"), (tmp_path / "none" / "x.json", "its folder does not exist")):
+    for output, message in ((tmp_path, "is a folder"), (tmp_path / "none" / "x.json", "its folder does not exist")):
         done = simgpu("validate", "replay", home, "--device", "cpu", "-o", output)
         assert done.exit_code == 2
-        assert told in done.stderr
+        assert message in done.stderr

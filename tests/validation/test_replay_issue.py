@@ -26,7 +26,7 @@ from simgpu.trace.chain import chain
 from simgpu.validation.measured import MeasuredKind
 from simgpu.validation.replay.issue import Issued, Limits, issue
 from simgpu.validation.replay.order import WORK, Step, issue_order
-from tests.semantics.hand_made import node as made_node
+from tests.semantics.hand_made import node as example_node
 from tests.semantics.random_traces import nodes, placements, traces
 from tests.validation.lazy_device import LazyDevice
 
@@ -55,16 +55,16 @@ def issued(
 
 def works(steps: list[Step], program: Program, device: LazyDevice) -> list[tuple[Step, int, tuple[Any, ...]]]:
     """Each work in the order issued, with when it was done and what the device did."""
-    asked: defaultdict[str, int] = defaultdict(int)
+    requested: defaultdict[str, int] = defaultdict(int)
     done = {(role, number): (when, (kind, *on)) for when, (role, number, kind, on) in enumerate(device.done)}
-    found = []
+    result = []
     for step in steps:
         if isinstance(step.instruction, WORK):
             role = str(program.streams[step.stream])
-            found.append((step, *done[role, asked[role]]))
-            asked[role] += 1
-    assert len(found) == len(device.done)
-    return found
+            result.append((step, *done[role, requested[role]]))
+            requested[role] += 1
+    assert len(result) == len(device.done)
+    return result
 
 
 def touched(step: Step, graph: TaskGraph) -> tuple[set[Any], set[Any]]:
@@ -117,17 +117,17 @@ def check_copies(done: list[tuple[Step, int, tuple[Any, ...]]]) -> None:
     assert all(one < other for times in users.values() for one, other in pairwise(times))
 
 
-def check_outcome(program: Program, graph: TaskGraph, node: NodeSpec, budget: int, found: Issued) -> None:
+def check_outcome(program: Program, graph: TaskGraph, node: NodeSpec, budget: int, result: Issued) -> None:
     timeline = run_program(program, graph, node, budget=budget, iterations=ITERATIONS).timeline
     last = [span for span in timeline if span.iteration == ITERATIONS - 1 and not span.kind.is_stall]
     for stream in {span.stream for span in last}:
         simulated = [(span.name, span.bytes) for span in last if span.stream == stream]
-        real = [(span.op or span.name, span.bytes) for span in found.spans if span.stream == stream]
+        real = [(span.op or span.name, span.bytes) for span in result.spans if span.stream == stream]
         assert real == simulated
     copied = {kind: sum(span.bytes for span in last if span.kind.label == kind) for kind in ("copy_d2h", "copy_h2d")}
-    assert (found.d2h_bytes, found.h2d_bytes) == (copied["copy_d2h"], copied["copy_h2d"])
-    assert found.peak_bytes <= found.allocated_bytes <= budget
-    assert len(found.iteration_ends_ns) == ITERATIONS
+    assert (result.d2h_bytes, result.h2d_bytes) == (copied["copy_d2h"], copied["copy_h2d"])
+    assert result.peak_bytes <= result.allocated_bytes <= budget
+    assert len(result.iteration_ends_ns) == ITERATIONS
 
 
 @many
@@ -138,11 +138,11 @@ def test_any_placement_however_the_device_takes_its_time(data: st.DataObject, se
     graph = TaskGraph.of(trace)
     program = lower(graph, data.draw(placements(graph, layer_barrier=barrier)))
     budget = data.draw(st.integers(0, sum(block.bytes for block in trace.blocks)))
-    steps, device, found = issued(program, graph, node, budget, seed)
+    steps, device, result = issued(program, graph, node, budget, seed)
     done = works(steps, program, device)
     check_conflicts(done, graph)
     check_copies(done)
-    check_outcome(program, graph, node, budget, found)
+    check_outcome(program, graph, node, budget, result)
 
 
 @many
@@ -155,17 +155,17 @@ def test_any_placement_however_the_device_takes_its_time(data: st.DataObject, se
 def test_policies_on_chains(layers: list[tuple[int, int, int]], policy: str, spare: int, seed: int):
     forward, backward, sizes = zip(*layers, strict=True)
     budget = 2 * max(sizes) + spare
-    node = made_node(memory=budget)
+    node = example_node(memory=budget)
     try:
         result = simulate(chain(forward, backward, sizes), node, make_policy(policy))
     except OutOfMemoryError:
         assume(False)
     program, graph = replace(result.program, transforms=()), result.graph
-    steps, device, found = issued(program, graph, node, budget, seed)
+    steps, device, outcome = issued(program, graph, node, budget, seed)
     done = works(steps, program, device)
     check_conflicts(done, graph)
     check_copies(done)
-    check_outcome(program, graph, node, budget, found)
+    check_outcome(program, graph, node, budget, outcome)
 
 
 @given(st.integers(0, 2**32))
@@ -173,27 +173,27 @@ def test_memory_that_a_stream_takes_is_free_on_the_device_by_then(seed: int):
     """No event tells compute that x1 has left: only the host, which waits before it allocates x3."""
     graph = TaskGraph.of(chain([10, 10, 10], [10, 10, 10], [400, 400, 400]))
     program = lower(graph, Placement((Swap(graph.block("x1"), after=0, before=5, fetch_with=5),)))
-    _, _, found = issued(program, graph, made_node(), 800, seed)
-    assert found.peak_bytes == 800
+    _, _, result = issued(program, graph, example_node(), 800, seed)
+    assert result.peak_bytes == 800
 
 
 @given(st.integers(0, 2**32))
 def test_the_host_never_allocates_more_than_the_limit_with_padding(seed: int):
     """Blocks of 300 B take 512 B each, as the allocator of the node would have it."""
     graph = TaskGraph.of(chain([10] * 4, [10] * 4, [300] * 4))
-    node = made_node(alignment=512)
+    node = example_node(alignment=512)
     result = simulate(graph.trace, node, "vdnn", budget=3 * 512)
     steps = steps_of(result.program, graph, node, 3 * 512)
     device = LazyDevice(Random(seed))
-    found = issue(steps, result.program, graph, device, Limits(3 * 512, None, 512), ITERATIONS)  # type: ignore[arg-type]
+    outcome = issue(steps, result.program, graph, device, Limits(3 * 512, None, 512), ITERATIONS)  # type: ignore[arg-type]
     assert device.most <= 3 * 300
-    assert found.peak_bytes % aligned(300, 512) == 0
-    assert found.peak_bytes <= found.allocated_bytes <= 3 * 512
+    assert outcome.peak_bytes % aligned(300, 512) == 0
+    assert outcome.peak_bytes <= outcome.allocated_bytes <= 3 * 512
 
 
 def test_where_nobody_gives_memory_back_it_is_told_instead_of_waited_for():
     graph = TaskGraph.of(chain([5, 5], [7, 7], [100, 100]))
-    program, node = lower(graph, Placement()), made_node()
+    program, node = lower(graph, Placement()), example_node()
     steps = steps_of(program, graph, node, 1000)
     device = LazyDevice(Random(0))
     with pytest.raises(ProgramError, match="100 B are asked for, 100 of 150 B are held, and nobody will give any back"):
@@ -202,7 +202,7 @@ def test_where_nobody_gives_memory_back_it_is_told_instead_of_waited_for():
 
 def test_a_device_that_is_full_is_told():
     graph = TaskGraph.of(chain([5, 5], [7, 7], [100, 100]))
-    program, node = lower(graph, Placement()), made_node()
+    program, node = lower(graph, Placement()), example_node()
     steps = steps_of(program, graph, node, 1000)
     device = LazyDevice(Random(0), limit=150)
     with pytest.raises(InputError, match="no memory for 100 bytes on a lazy device: the lazy device is full; close"):
@@ -212,17 +212,17 @@ def test_a_device_that_is_full_is_told():
 def test_an_unlimited_program_does_not_run_away_with_memory():
     """Nothing waits for the device, so the host could ask for all iterations at once."""
     graph = TaskGraph.of(chain([5, 5], [7, 7], [100, 100]))
-    result = simulate(graph.trace, made_node(), "ideal")
-    steps = steps_of(result.program, graph, made_node(), None)
+    result = simulate(graph.trace, example_node(), "ideal")
+    steps = steps_of(result.program, graph, example_node(), None)
     device = LazyDevice(Random(1), limit=200)
-    found = issue(steps, result.program, graph, device, Limits(200, None, 1), ITERATIONS)  # type: ignore[arg-type]
-    assert found.peak_bytes == 200
+    outcome = issue(steps, result.program, graph, device, Limits(200, None, 1), ITERATIONS)  # type: ignore[arg-type]
+    assert outcome.peak_bytes == 200
     assert sum(isinstance(step.instruction, Acquire) for step in steps) > ITERATIONS
 
 
 def test_copies_are_told_by_their_way():
     graph = TaskGraph.of(chain([10] * 3, [10] * 3, [400] * 3))
-    result = simulate(graph.trace, made_node(memory=1200), "vdnn")
-    _, _, found = issued(result.program, graph, made_node(), 1200, seed=3)
-    kinds = {span.stream: span.kind for span in found.spans}
+    result = simulate(graph.trace, example_node(memory=1200), "vdnn")
+    _, _, outcome = issued(result.program, graph, example_node(), 1200, seed=3)
+    kinds = {span.stream: span.kind for span in outcome.spans}
     assert kinds == {"compute": MeasuredKind.KERNEL, "d2h": MeasuredKind.COPY_D2H, "h2d": MeasuredKind.COPY_H2D}

@@ -24,7 +24,7 @@ from simgpu.timeline.model import SpanKind, Timeline
 from simgpu.timeline.streams import StreamId
 from simgpu.trace.chain import chain
 from simgpu.validation.replay.order import WORK, Step, issue_order
-from tests.semantics.hand_made import node as made_node
+from tests.semantics.hand_made import node as example_node
 from tests.semantics.networks import moved, networks
 from tests.semantics.random_traces import nodes, placements, traces
 
@@ -107,9 +107,9 @@ def test_any_placement_is_issued_in_the_machines_order(data: st.DataObject, pool
 @many
 @given(st.data(), st.integers(1, 4))
 def test_sub_batches_repeat(data: st.DataObject, sub_batch: int):
-    whole = data.draw(networks())
-    whole = replace(whole, info=replace(whole.info, batch=data.draw(st.integers(sub_batch, 9))))
-    graph = Split(sub_batch).apply(TaskGraph.of(whole))
+    full = data.draw(networks())
+    full = replace(full, info=replace(full.info, batch=data.draw(st.integers(sub_batch, 9))))
+    graph = Split(sub_batch).apply(TaskGraph.of(full))
     program = lower(graph, data.draw(moved(graph, layer_barrier=data.draw(st.booleans()))))
     check(program, graph, data.draw(nodes()), None, "counting")
 
@@ -122,7 +122,7 @@ def test_sub_batches_repeat(data: st.DataObject, sub_batch: int):
 )
 def test_policies_on_chains_within_a_budget(layers: list[tuple[int, int, int]], policy: str, spare: int):
     forward, backward, sizes = zip(*layers, strict=True)
-    trace, node = chain(forward, backward, sizes), made_node()
+    trace, node = chain(forward, backward, sizes), example_node()
     node = replace(node, gpu=replace(node.gpu, memory=2 * max(sizes) + spare))
     try:
         result = simulate(trace, node, make_policy(policy))
@@ -137,14 +137,14 @@ def test_who_waits_in_line_is_issued_behind_the_release_that_it_needs():
     graph = TaskGraph.of(chain([10, 10, 10], [10, 10, 10], [400, 400, 400]))
     x1 = graph.block("x1")
     program = lower(graph, Placement((Swap(x1, after=0, before=5, fetch_with=5),)))
-    steps, timeline = ordered(program, graph, made_node(), 800, "counting")
+    steps, timeline = ordered(program, graph, example_node(), 800, "counting")
     assert any(span.kind is SpanKind.STALL_DEVICE_MEMORY for span in timeline)
     first = [step.instruction for step in steps if step.iteration == 0]
     released = first.index(Release((x1,)))
     x3 = graph.block("x3")
-    asked = next(place for place, each in enumerate(first) if isinstance(each, Acquire) and x3 in each.blocks)
-    assert released < asked
-    assert not any(isinstance(each, Acquire) for each in first[released:asked])
+    requested = next(place for place, each in enumerate(first) if isinstance(each, Acquire) and x3 in each.blocks)
+    assert released < requested
+    assert not any(isinstance(each, Acquire) for each in first[released:requested])
 
 
 def test_work_that_takes_no_time_ends_after_what_else_begins_at_that_instant():
@@ -161,15 +161,15 @@ def test_work_that_takes_no_time_ends_after_what_else_begins_at_that_instant():
             ),
         )
     )
-    steps, timeline = ordered(program, graph, made_node(), 1000, "counting")
+    steps, timeline = ordered(program, graph, example_node(), 1000, "counting")
     uses_memory_as_the_machine_did(steps, program, graph, timeline, 1)
-    asked = [step.instruction.blocks for step in steps if isinstance(step.instruction, Acquire)]
-    assert asked[:2] == [(x2,), (x1,)]
+    requested = [step.instruction.blocks for step in steps if isinstance(step.instruction, Acquire)]
+    assert requested[:2] == [(x2,), (x1,)]
 
 
 def test_a_timeline_of_another_budget_shows_as_a_standstill():
     graph = TaskGraph.of(chain([5, 5], [7, 7], [100, 100]))
-    program, node = lower(graph, Placement()), made_node()
+    program, node = lower(graph, Placement()), example_node()
     timeline = run_program(program, graph, node, budget=1000).timeline
     with pytest.raises(ProgramError, match=r"nothing can be issued any more.*compute at Acquire"):
         list(issue_order(program, graph, timeline, POOLS["counting"](150)))
@@ -177,5 +177,5 @@ def test_a_timeline_of_another_budget_shows_as_a_standstill():
 
 def test_all_work_is_issued():
     graph = TaskGraph.of(chain([5], [7], [100]))
-    steps, timeline = ordered(lower(graph, Placement()), graph, made_node(), 1000, "counting")
+    steps, timeline = ordered(lower(graph, Placement()), graph, example_node(), 1000, "counting")
     assert sum(isinstance(step.instruction, WORK) for step in steps) == 2 * len(timeline.iteration_ends_ns)

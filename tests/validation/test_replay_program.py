@@ -19,7 +19,7 @@ from simgpu.simulation.run import Result, simulate
 from simgpu.trace.chain import chain
 from simgpu.trace.folder import load_trace
 from simgpu.validation.replay.program import of_result, read_program
-from tests.semantics.hand_made import node as made_node
+from tests.semantics.hand_made import node as example_node
 
 #: What a policy may do to tasks, and a trace and a node with which it does.
 DONE = {
@@ -40,9 +40,9 @@ DONE = {
 
 def written(folder: Path, trace: Any, node: Any, policy: Any) -> tuple[Path, Result]:
     """The folder of a policy, and its result."""
-    found = compare(trace, node, [policy])
-    write_outputs(found, folder, about={}, timeline=["csv"])
-    (result,) = found.results.values()
+    outcome = compare(trace, node, [policy])
+    write_outputs(outcome, folder, about={}, timeline=["csv"])
+    (result,) = outcome.results.values()
     (home,) = (path for path in folder.iterdir() if path.is_dir())
     return home, result
 
@@ -52,9 +52,9 @@ def test_a_program_that_was_read_back_runs_as_it_did(
     tmp_path: Path, trace: str, node: str, policy: str | Mapping[str, Any]
 ):
     home, result = written(tmp_path / "out", load_trace(trace), load_node(node), policy)
-    found = read_program(home)
-    assert (found.title, found.iteration_ns, found.pool) == (result.title, result.iteration_ns, result.pool)
-    for again in (found, of_result(result)):
+    outcome = read_program(home)
+    assert (outcome.title, outcome.iteration_ns, outcome.pool) == (result.title, result.iteration_ns, result.pool)
+    for again in (outcome, of_result(result)):
         run = run_program(again.program, again.graph, again.node, budget=again.budget, pool=again.pool)
         assert list(run.timeline) == list(result.timeline)
         assert run.timeline.device_memory.used.tolist() == result.timeline.device_memory.used.tolist()
@@ -82,7 +82,7 @@ def test_the_runs_above_do_what_they_stand_for(tmp_path: Path):
 @pytest.fixture(scope="module")
 def sound(tmp_path_factory: pytest.TempPathFactory) -> Path:
     trace = chain([10, 10, 10], [10, 10, 10], [400, 400, 400])
-    return written(tmp_path_factory.mktemp("sound") / "out", trace, made_node(), "vdnn")[0]
+    return written(tmp_path_factory.mktemp("sound") / "out", trace, example_node(), "vdnn")[0]
 
 
 @pytest.fixture
@@ -148,7 +148,7 @@ DAMAGE: Mapping[str, tuple[Callable[[Path], object], str]] = {
         lambda home: changed(home / "program.json", lambda program: program["resident"].append(99)),
         "program.json: does not go with kernels.csv, blocks.csv and tasks.json: ",
     ),
-    "no report": (lambda home: (home.parent / "report.json").unlink(), "vdnn: no report.json stands beside it"),
+    "no report": (lambda home: (home.parent / "report.json").unlink(), "vdnn: no report.json stands next to it"),
     "another report": (
         lambda home: replaced(home.parent / "report.json", "simgpu.report/2", "simgpu.study-report/1"),
         "report.json: schema: 'simgpu.study-report/1' is not 'simgpu.report/2'",
@@ -178,13 +178,13 @@ def _swap_launches(program: dict[str, Any]) -> None:
     first[1], second[1] = second[1], first[1]
 
 
-@pytest.mark.parametrize(("damage", "told"), DAMAGE.values(), ids=DAMAGE)
-def test_a_damaged_folder_is_told(home: Path, damage: Callable[[Path], object], told: str):
+@pytest.mark.parametrize(("damage", "message"), DAMAGE.values(), ids=DAMAGE)
+def test_a_damaged_folder_is_told(home: Path, damage: Callable[[Path], object], message: str):
     assert read_program(home).title == "vdnn: chain on bench"
     damage(home)
     with pytest.raises(InputError) as caught:
         read_program(home)
-    assert told in str(caught.value)
+    assert message in str(caught.value)
     assert all(problem.file.startswith(str(home.parent)) and problem.remedy for problem in caught.value.problems)
 
 
@@ -232,18 +232,18 @@ def test_the_folder_of_a_whole_run_is_not_that_of_a_policy(home: Path):
 
 
 @pytest.mark.parametrize(
-    ("node", "policy", "told"),
+    ("node", "policy", "message"),
     [
         ("laptop-2gb", "um", "has its blocks on demand, page by page"),
         ("titan-x-maxwell-cdma", "cdma", "whose hardware compresses; no real device does"),
     ],
 )
-def test_what_no_real_device_does_is_refused(tmp_path: Path, node: str, policy: str, told: str):
+def test_what_no_real_device_does_is_refused(tmp_path: Path, node: str, policy: str, message: str):
     home, result = written(tmp_path / "out", load_trace("digits-cnn-cpu"), load_node(node), policy)
     for read in (lambda: read_program(home), lambda: of_result(result)):
         with pytest.raises(InputError) as caught:
             read()
-        assert told in str(caught.value)
+        assert message in str(caught.value)
 
 
 def test_a_plain_framework_on_a_node_that_could_compress_is_refused_for_its_node(tmp_path: Path):

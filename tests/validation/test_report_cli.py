@@ -14,12 +14,12 @@ from simgpu.validation import folder as folders
 from simgpu.validation.folder import write_recording
 from simgpu.validation.measured import Case, Method, Recording
 from tests.cli.cli_helpers import simgpu
-from tests.validation.made_recording import MACHINE, MIB, made_case, made_recording
+from tests.validation.example_recording import MACHINE, MIB, example_case, recording_of
 
 
 @pytest.fixture(scope="module")
 def recording() -> Recording:
-    return made_recording(_as_traced(made_case()), _as_traced(made_case(3)))
+    return recording_of(_as_traced(example_case()), _as_traced(example_case(3)))
 
 
 @pytest.fixture(scope="module")
@@ -43,13 +43,13 @@ def test_all_runs_errors_and_aims_are_shown_in_80_columns(place: Path) -> None:
     rows = [line.split() for line in lines]
     assert rows.count(["example-b8"]) == 3  # step and peak, bytes, timelines
     for method, count in (("checkpoint", 4), ("save_on_cpu", 6), ("async_offload", 6)):  # checkpoint copies nothing
-        found = [row for row in rows if row and row[0] == method]
-        assert len(found) == count and all("-0" not in cell and "+" not in cell for row in found for cell in row)
-    told = " ".join(done.stdout.split())
-    assert re.search(r"worst 0%, of 6 managed runs; the plain .* miss by .*%; aim mean 5%, worst 10%: MET", told)
-    assert re.search(r"mean 0%, worst 0%, of 8 runs; the plain .* miss by .*%; aim worst 2%: MET", told)
-    assert "order the same on every stream in 8 of 8 runs" in told
-    assert "stood in" not in told
+        result = [row for row in rows if row and row[0] == method]
+        assert len(result) == count and all("-0" not in cell and "+" not in cell for row in result for cell in row)
+    message = " ".join(done.stdout.split())
+    assert re.search(r"worst 0%, of 6 managed runs; the plain .* miss by .*%; aim mean 5%, worst 10%: MET", message)
+    assert re.search(r"mean 0%, worst 0%, of 8 runs; the plain .* miss by .*%; aim worst 2%: MET", message)
+    assert "order the same on every stream in 8 of 8 runs" in message
+    assert "stood in" not in message
 
 
 def test_what_was_missed_is_said(recording: Recording, tmp_path: Path) -> None:
@@ -59,10 +59,10 @@ def test_what_was_missed_is_said(recording: Recording, tmp_path: Path) -> None:
     write_recording(
         replace(recording, cases=(replace(case, runs={**case.runs, Method.CHECKPOINT: slow}),)), tmp_path / "r"
     )
-    told = " ".join(simgpu("validate", "report", tmp_path / "r").stdout.split())
-    assert "mean 16.7%, worst 50.0% (example-b8, checkpoint), of 3 managed runs;" in told
-    assert "mean 12.5%, worst 50.0% (example-b8, checkpoint), of 4 runs;" in told
-    assert "aim mean 5%, worst 10%: MISSED" in told and "aim worst 2%: MISSED" in told
+    message = " ".join(simgpu("validate", "report", tmp_path / "r").stdout.split())
+    assert "mean 16.7%, worst 50.0% (example-b8, checkpoint), of 3 managed runs;" in message
+    assert "mean 12.5%, worst 50.0% (example-b8, checkpoint), of 4 runs;" in message
+    assert "aim mean 5%, worst 10%: MISSED" in message and "aim worst 2%: MISSED" in message
 
 
 def test_a_cpu_is_told_of_as_one(recording: Recording, tmp_path: Path) -> None:
@@ -74,10 +74,10 @@ def test_a_cpu_is_told_of_as_one(recording: Recording, tmp_path: Path) -> None:
 def test_one_case_and_method_with_its_calibration_and_timelines(place: Path) -> None:
     done = simgpu("validate", "report", place, "--case", "example-b8", "--method", "async_offload", "--timeline")
     assert done.exit_code == 0, done.stderr
-    told = " ".join(done.stdout.split())
-    assert "example-b24" not in told and "save_on_cpu" not in told
-    assert "example-b8, async_offload: timelines They do not part" in told
-    assert "example-b8: memory: 3 MiB were in use when a step began" in told
+    message = " ".join(done.stdout.split())
+    assert "example-b24" not in message and "save_on_cpu" not in message
+    assert "example-b8, async_offload: timelines They do not part" in message
+    assert "example-b8: memory: 3 MiB were in use when a step began" in message
 
 
 def test_timelines_that_part_are_shown_around_that_place(recording: Recording, tmp_path: Path) -> None:
@@ -156,7 +156,7 @@ def test_a_twin_without_room_is_no_mistake_of_the_user(recording: Recording, tmp
     write_recording(replace(recording, machine=replace(MACHINE, memory=142 * MIB)), tmp_path / "r")
     done = simgpu("validate", "report", tmp_path / "r", "--case", "example-b8")
     assert done.exit_code == 0
-    assert "example-b8, plain: no twin, out of memory" in " ".join(done.stdout.split())
+    assert "example-b8, plain: no counterpart, out of memory" in " ".join(done.stdout.split())
 
 
 def test_a_run_that_cannot_be_simulated_ends_with_2(recording: Recording, tmp_path: Path) -> None:
@@ -167,7 +167,7 @@ def test_a_run_that_cannot_be_simulated_ends_with_2(recording: Recording, tmp_pa
     )
     done = simgpu("validate", "report", tmp_path / "r")
     assert done.exit_code == 2
-    assert "async_offload: no twin, refused:" in " ".join(done.stdout.split()) and "prefetsch" in done.stdout
+    assert "async_offload: no counterpart, refused:" in " ".join(done.stdout.split()) and "prefetsch" in done.stdout
 
 
 def test_without_a_name_all_that_ship_are_shown_and_of_these_what_has_the_case(

@@ -1,4 +1,4 @@
-"""Calls on the device beside the kernels of a trace, and a step's time dealt out to them."""
+"""Calls on the device next to the kernels of a trace, and a step's time dealt out to them."""
 
 from __future__ import annotations
 
@@ -11,13 +11,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from simgpu.errors import InputError
+from simgpu.validation.calibration import dealt, durations
 from simgpu.validation.measured import MeasuredKind, MeasuredSpan
-from simgpu.validation.timelines.alignment import aligned
-from simgpu.validation.timelines.calls import calls_of
-from simgpu.validation.timelines.durations import dealt, durations
-from simgpu.validation.timelines.matching import match
-from simgpu.validation.timelines.words import matching_text
-from tests.validation.made_timelines import kernel, one_after_another
+from simgpu.validation.timelines.matching import aligned, calls_of, match, matching_text
+from tests.validation.example_timelines import kernel, one_after_another
 
 OPS = st.lists(st.sampled_from(["aten::mm", "aten::relu", "aten::sum", "aten::mul"]), max_size=12)
 
@@ -33,29 +30,29 @@ def longest(one: list[str], other: list[str]) -> int:
 
 @given(OPS)
 def test_what_is_equal_matches_one_to_one(ops: list[str]) -> None:
-    found = match(one_after_another(ops), ops)
-    assert found.pairs == tuple((place, place) for place in range(len(ops)))
-    assert found.is_complete
-    assert found.unmatched_calls == found.unmatched_positions == ()
+    result = match(one_after_another(ops), ops)
+    assert result.pairs == tuple((place, place) for place in range(len(ops)))
+    assert result.is_complete
+    assert result.unmatched_calls == result.unmatched_positions == ()
 
 
 @given(OPS, st.data())
 def test_an_operator_nobody_expected_is_the_only_one_unmatched(ops: list[str], data: st.DataObject) -> None:
     place = data.draw(st.integers(0, len(ops)))
-    found = match(one_after_another([*ops[:place], "aten::copy_", *ops[place:]]), ops)
-    assert found.unmatched_calls == (place,)
-    assert found.unmatched_positions == ()
-    assert found.parting == place
-    assert [position for _, position in found.pairs] == list(range(len(ops)))
+    result = match(one_after_another([*ops[:place], "aten::copy_", *ops[place:]]), ops)
+    assert result.unmatched_calls == (place,)
+    assert result.unmatched_positions == ()
+    assert result.parting == place
+    assert [position for _, position in result.pairs] == list(range(len(ops)))
 
 
 @given(OPS, st.data())
 def test_an_operator_the_device_has_not_is_the_only_one_unmatched(ops: list[str], data: st.DataObject) -> None:
     place = data.draw(st.integers(0, len(ops)))
-    found = match(one_after_another(ops), [*ops[:place], "aten::zero_", *ops[place:]])
-    assert found.unmatched_positions == (place,)
-    assert found.unmatched_calls == ()
-    assert found.parting == place
+    result = match(one_after_another(ops), [*ops[:place], "aten::zero_", *ops[place:]])
+    assert result.unmatched_positions == (place,)
+    assert result.unmatched_calls == ()
+    assert result.parting == place
 
 
 @given(OPS, OPS)
@@ -77,9 +74,9 @@ def test_the_first_parting_is_where_the_orders_first_differ(one: list[str], othe
 
 
 def test_recomputations_among_two_thousand_operators_are_the_only_ones_unmatched() -> None:
-    made = random.Random(3)
+    built = random.Random(3)
     ops = ["aten::mm", "aten::gelu", "aten::add", "aten::native_layer_norm"]
-    blocks = [[made.choice(ops) for _ in range(100)] for _ in range(12)]
+    blocks = [[built.choice(ops) for _ in range(100)] for _ in range(12)]
     forward = [op for block in blocks for op in block]
     backward = [[f"{op}_backward" for op in reversed(block)] for block in reversed(blocks)]
     again = zip(reversed(blocks), backward, strict=True)
@@ -91,8 +88,8 @@ def test_recomputations_among_two_thousand_operators_are_the_only_ones_unmatched
 
 
 def test_working_in_place_is_the_same_work() -> None:
-    found = match(one_after_another(["aten::mm", "aten::add"]), ["aten::mm", "aten::add_"])
-    assert found.is_complete
+    result = match(one_after_another(["aten::mm", "aten::add"]), ["aten::mm", "aten::add_"])
+    assert result.is_complete
 
 
 def test_a_call_is_all_its_kernels_with_the_gaps_between_them() -> None:
@@ -119,40 +116,40 @@ def timelines(draw: st.DrawFn) -> tuple[list[MeasuredSpan], list[str]]:
 
 
 @given(timelines(), st.integers(0, 200))
-def test_a_step_is_dealt_out_to_the_nanosecond(made: tuple[list[MeasuredSpan], list[str]], step: int) -> None:
-    spans, expected = made
-    found = durations(spans, match(spans, expected), step)
-    assert len(found) == len(expected)
-    assert sum(found) == step
-    assert min(found) >= 0
+def test_a_step_is_dealt_out_to_the_nanosecond(built: tuple[list[MeasuredSpan], list[str]], step: int) -> None:
+    spans, expected = built
+    result = durations(spans, match(spans, expected), step)
+    assert len(result) == len(expected)
+    assert sum(result) == step
+    assert min(result) >= 0
 
 
 @given(timelines(), st.integers(0, 100))
 def test_calls_keep_their_times_and_gaps_their_proportion(
-    made: tuple[list[MeasuredSpan], list[str]], more: int
+    built: tuple[list[MeasuredSpan], list[str]], more: int
 ) -> None:
     """Against exact fractions, from each call's start to the next expected one's."""
-    spans, expected = made
-    kept = [span for span in spans if span.op != "aten::copy_"]
-    busy = [span.end_ns - span.start_ns for span in kept]
-    starts = [span.start_ns for span in kept]
+    spans, expected = built
+    stored = [span for span in spans if span.op != "aten::copy_"]
+    busy = [span.end_ns - span.start_ns for span in stored]
+    starts = [span.start_ns for span in stored]
     end = max(span.end_ns for span in spans)
-    gaps = [after - span.end_ns for after, span in zip([*starts[1:], end], kept, strict=True)]
-    found = durations(spans, match(spans, expected), sum(busy) + more)
+    gaps = [after - span.end_ns for after, span in zip([*starts[1:], end], stored, strict=True)]
+    result = durations(spans, match(spans, expected), sum(busy) + more)
     share = Fraction(more, sum(gaps)) if sum(gaps) else Fraction(0)
     exact = [device + gap * share for device, gap in zip(busy, gaps, strict=True)]
     if not sum(gaps):
         exact[-1] += more
-    assert all(abs(time - wanted) < 1 for time, wanted in zip(found, exact, strict=True))
+    assert all(abs(time - wanted) < 1 for time, wanted in zip(result, exact, strict=True))
 
 
 @given(timelines())
-def test_a_step_as_long_as_the_timeline_changes_nothing(made: tuple[list[MeasuredSpan], list[str]]) -> None:
-    spans, expected = made
+def test_a_step_as_long_as_the_timeline_changes_nothing(built: tuple[list[MeasuredSpan], list[str]]) -> None:
+    spans, expected = built
     first = [span.start_ns for span in spans if span.op != "aten::copy_"]
     end = max(span.end_ns for span in spans)
-    found = durations(spans, match(spans, expected), end - first[0])
-    assert found == tuple(after - start for start, after in zip(first, [*first[1:], end], strict=True))
+    result = durations(spans, match(spans, expected), end - first[0])
+    assert result == tuple(after - start for start, after in zip(first, [*first[1:], end], strict=True))
 
 
 def test_a_step_shorter_than_its_calls_scales_them_and_has_no_gaps() -> None:
@@ -178,9 +175,9 @@ def test_common_time_is_counted_once() -> None:
 
 def test_a_kernel_without_a_call_takes_nothing_and_is_told() -> None:
     spans = one_after_another(["aten::a", "aten::b"])
-    found = match(spans, ["aten::a", "aten::zero_", "aten::b"])
-    assert durations(spans, found, 5) == (3, 0, 2)
-    assert matching_text(found) == (
+    result = match(spans, ["aten::a", "aten::zero_", "aten::b"])
+    assert durations(spans, result, 5) == (3, 0, 2)
+    assert matching_text(result) == (
         "1 of 3 kernels have no call on the device, and 0 of 2 calls no kernel. They part at place 1: the device ran "
         "aten::b, expected was aten::zero_."
     )
@@ -194,8 +191,8 @@ def test_a_timeline_of_another_model_is_refused() -> None:
 
 @given(st.integers(0, 10**12), st.lists(st.integers(0, 10**9), min_size=1).filter(any))
 def test_what_is_dealt_is_within_one_of_its_share(total: int, weights: list[int]) -> None:
-    found = dealt(total, weights)
-    assert sum(found) == total
+    result = dealt(total, weights)
+    assert sum(result) == total
     assert all(
-        abs(part * sum(weights) - total * weight) < sum(weights) for part, weight in zip(found, weights, strict=True)
+        abs(part * sum(weights) - total * weight) < sum(weights) for part, weight in zip(result, weights, strict=True)
     )

@@ -12,13 +12,12 @@ import pytest
 from simgpu.errors import InputError
 from simgpu.importers import import_trace
 from simgpu.validation.measured import MeasuredKind, MeasuredSpan
-from simgpu.validation.timelines.calls import calls_of
-from simgpu.validation.timelines.matching import match
+from simgpu.validation.timelines.matching import calls_of, match
 from simgpu.validation.timelines.profile import spans_of_profile
 
 PROFILE = Path(__file__).parents[3] / "shared" / "data" / "h100-kineto" / "profiler_vgg13-iter41.json"
 needs_recording = pytest.mark.skipif(
-    not PROFILE.exists(), reason="the recording is not beside the repository (../shared/data/h100-kineto)"
+    not PROFILE.exists(), reason="the recording is not next to the repository (../shared/data/h100-kineto)"
 )
 
 #: As a recorder tells VGG-13: what autograd hands on.
@@ -34,8 +33,8 @@ LAYERS = (64, 64, "M", 128, 128, "M", 256, 256, "M", 512, 512, "M", 512, 512, "M
 
 @pytest.fixture(scope="module")
 def events() -> list[dict[str, Any]]:
-    found: list[dict[str, Any]] = json.loads(PROFILE.read_text())["traceEvents"]
-    return found
+    result: list[dict[str, Any]] = json.loads(PROFILE.read_text())["traceEvents"]
+    return result
 
 
 @pytest.fixture(scope="module")
@@ -93,10 +92,10 @@ def test_calls_are_the_layers_in_order_backward(spans) -> None:
 
 @needs_recording
 def test_without_words_operators_are_those_the_importer_tells(spans) -> None:
-    told = spans_of_profile(PROFILE, ())
-    names = [event.op for event in told if not event.name.startswith("Memset")]
+    message = spans_of_profile(PROFILE, ())
+    names = [event.op for event in message if not event.name.startswith("Memset")]
     assert names == [kernel.op for kernel in import_trace(PROFILE)[0].kernels]
-    assert len(calls_of(told)) > len(calls_of(spans))
+    assert len(calls_of(message)) > len(calls_of(spans))
 
 
 @needs_recording
@@ -163,9 +162,9 @@ def test_copies_go_by_their_way_and_calls_by_the_outermost_word(tmp_path: Path) 
         *work("gpu_memcpy", "Memcpy DtoD (Device -> Device)", 7, 51, 52, 4, 64),
         *work("kernel", "nobody's", 8, 60, 61, 1),
     )
-    found = spans_of_profile(file, {"aten::addmm", "aten::copy_"})
+    result = spans_of_profile(file, {"aten::addmm", "aten::copy_"})
     assert [
-        (span.stream, span.name.partition(" (")[0], span.op, span.call, span.start_ns, span.end_ns) for span in found
+        (span.stream, span.name.partition(" (")[0], span.op, span.call, span.start_ns, span.end_ns) for span in result
     ] == [
         ("compute", "prepare", "aten::addmm", 0, 0, 2000),
         ("compute", "gemm", "aten::addmm", 0, 2250, 7250),
@@ -175,7 +174,7 @@ def test_copies_go_by_their_way_and_calls_by_the_outermost_word(tmp_path: Path) 
         ("compute", "Memcpy DtoD", "aten::clone", 1, 32_000, 36_000),
         ("compute", "nobody's", "nobody's", 2, 41_000, 42_000),
     ]
-    copies = {span.kind: span.bytes for span in found if span.kind is not MeasuredKind.KERNEL}
+    copies = {span.kind: span.bytes for span in result if span.kind is not MeasuredKind.KERNEL}
     assert copies == {MeasuredKind.COPY_D2H: 4096, MeasuredKind.COPY_H2D: 512}
 
 
@@ -194,13 +193,13 @@ def test_what_puts_a_saved_tensor_in_order_for_its_copy_is_not_the_operator_s(tm
         *work("kernel", "its own copy", 3, 25, 26, 1),
         *work("kernel", "gemm", 4, 27, 28, 5),
     )
-    found = spans_of_profile(file, {"aten::addmm"})
-    assert [(span.name, span.op, span.call) for span in found if span.kind is MeasuredKind.KERNEL] == [
+    result = spans_of_profile(file, {"aten::addmm"})
+    assert [(span.name, span.op, span.call) for span in result if span.kind is MeasuredKind.KERNEL] == [
         ("transpose", "aten::copy_", 0),
         ("its own copy", "aten::addmm", 1),
         ("gemm", "aten::addmm", 1),
     ]
-    assert [(call.start_ns, call.end_ns) for call in calls_of(found)] == [(0, 2000), (20_000, 27_000)]
+    assert [(call.start_ns, call.end_ns) for call in calls_of(result)] == [(0, 2000), (20_000, 27_000)]
 
 
 def test_a_word_means_the_operator_in_place_too(tmp_path: Path) -> None:

@@ -19,14 +19,13 @@ from simgpu.errors import InputError
 from simgpu.recorder import record
 from simgpu.recorder.workload import Workload, find_factory, make_workload
 from simgpu.trace.model import Trace
+from simgpu.validation.calibration import durations
 from simgpu.validation.devices import Device, open_device
-from simgpu.validation.managed import Managed, managed
+from simgpu.validation.managed.methods import Managed, managed
 from simgpu.validation.measured import MeasuredKind, MeasuredSpan, Method
-from simgpu.validation.timelines.durations import durations
 from simgpu.validation.timelines.matching import match
 from simgpu.validation.timelines.profile import spans_of_profile
-from simgpu.validation.timelines.profiled import profiled_step, write_profile
-from simgpu.validation.timelines.recording import get_going, record_timeline
+from simgpu.validation.timelines.recording import get_going, profiled_step, record_timeline, write_profile
 
 BATCH = 4
 
@@ -65,9 +64,9 @@ def transformer() -> Model:
 
 @pytest.fixture
 def device() -> Iterator[Device]:
-    found = open_device("cpu")
-    yield found
-    found.close()
+    result = open_device("cpu")
+    yield result
+    result.close()
 
 
 def watched(device: Device, of: Model, method: Method = Method.PLAIN, **settings: Any) -> list[MeasuredSpan]:
@@ -90,11 +89,11 @@ def moved(spans: list[MeasuredSpan] | tuple[MeasuredSpan, ...], kind: MeasuredKi
 def test_a_plain_step_is_the_trace_kernel_by_kernel(device: Device, name: str, request: pytest.FixtureRequest) -> None:
     of: Model = request.getfixturevalue(name)
     spans = watched(device, of)
-    found = match(spans, of.ops)
-    assert found.is_complete
-    assert len(found.pairs) == len(of.trace.kernels) == len(spans)
+    result = match(spans, of.ops)
+    assert result.is_complete
+    assert len(result.pairs) == len(of.trace.kernels) == len(spans)
     step = spans[-1].end_ns
-    assert sum(durations(spans, found, step)) == step
+    assert sum(durations(spans, result, step)) == step
 
 
 def test_the_host_s_thread_does_one_thing_at_a_time(device: Device, mlp: Model) -> None:
@@ -129,9 +128,9 @@ def test_checkpointing_adds_calls_that_the_trace_has_not(device: Device, transfo
         name for name, module in transformer.workload.module.named_modules() if name and list(module.children())
     )
     spans = watched(device, transformer, Method.CHECKPOINT, blocks=[block])
-    found = match(spans, transformer.ops)
-    assert found.unmatched_positions == ()
-    again = [found.calls[place].op for place in found.unmatched_calls]
+    result = match(spans, transformer.ops)
+    assert result.unmatched_positions == ()
+    again = [result.calls[place].op for place in result.unmatched_calls]
     inside = [kernel.op for kernel in transformer.trace.kernels if f"{kernel.layer}.".startswith(f"{block}.")]
     assert again
     assert match_in_order(again, inside)
@@ -173,9 +172,9 @@ def test_the_profiler_s_operators_are_the_recorder_s(device: Device, transformer
     for number, op in enumerate(lone, start=1):
         recorded["traceEvents"] += launched(op, number)
     file.write_text(json.dumps(recorded))
-    found = match(spans_of_profile(file, set(transformer.ops)), transformer.ops)
-    assert found.unmatched_positions == ()
-    surplus = {found.calls[place].op for place in found.unmatched_calls}
+    result = match(spans_of_profile(file, set(transformer.ops)), transformer.ops)
+    assert result.unmatched_positions == ()
+    surplus = {result.calls[place].op for place in result.unmatched_calls}
     # What launches nothing on a GPU, and what surrounds autograd's nodes.
     assert not surplus & set(transformer.ops)
 

@@ -258,7 +258,7 @@ IMPORTED = (
 @cache
 def imported(name: str) -> Trace:
     if not (DATA / name).exists():
-        pytest.skip(f"the recording is not beside the repository (../shared/data/{name})")
+        pytest.skip(f"the recording is not next to the repository (../shared/data/{name})")
     graph = DATA / "h100-kineto" / "graph_vgg13-iter41.json"
     return import_trace(DATA / name, ImportOptions(execution_trace=graph) if "kineto" in name else None)[0]
 

@@ -81,10 +81,10 @@ def _wrong_sum(size: int, counted: int) -> str:
 
 
 def trace_snapshots(trace: Trace, stored: Snapshots | None = None) -> Snapshots:
-    """Snapshots of a trace's blocks: those kept beside it, else the epochs of which its table tells.
+    """Snapshots of a trace's blocks: those kept next to it, else the epochs of which its table tells.
 
     stored: which entry had which size at some times of the recording, or of a smaller run by which the trace's table
-    was filled. Raises `InputError` for a trace that tells of no block and has nothing beside it, for what is kept of
+    was filled. Raises `InputError` for a trace that tells of no block and has nothing next to it, for what is kept of
     anything but its blocks, and as `trace_histograms`.
 
     >>> from simgpu.io.shipped import find
@@ -139,6 +139,6 @@ def _check_stored(trace: Trace, stored: Snapshots) -> None:
             what = f"has {allocation.bytes} bytes, and {size} bytes in blocks.csv"
         else:
             continue
-        problems.append(Problem(STORED, f"allocation {allocation.name}", what, "keep it beside the trace it is of"))
+        problems.append(Problem(STORED, f"allocation {allocation.name}", what, "keep it next to the trace it is of"))
     if problems:
         raise InputError(problems)

@@ -18,7 +18,7 @@ from simgpu.units import format_bytes
 Classes = NDArray[np.uint8]
 Progress = Callable[[str], None]
 
-#: Bytes of an array that are compressed at once, whole entries: bounds the memory that is taken beside a mapped file.
+#: Bytes of an array that are compressed at once, whole entries: bounds the memory that is taken next to a mapped file.
 _CHUNK = 2**18 * ENTRY_BYTES
 
 

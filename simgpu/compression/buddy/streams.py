@@ -23,7 +23,7 @@ from simgpu.trace.model import Access, AccessOrder, Block, Trace
 #: At most so many accesses of a strided or random walk go through the cache, its first ones. Of a longer walk, the
 #: first half of them, 32 times the lines of the paper's cache, stand for themselves, so that what a cache lacks at
 #: first is not multiplied; each of the others stands for as many accesses as it takes for all. What is cut presses less
-#: upon the walks beside it.
+#: upon the walks next to it.
 SAMPLE = 2**18
 #: Visits to lines that are kept from one time to the next; each takes 17 bytes.
 _KEPT = 2**23
@@ -36,7 +36,7 @@ class EntryAccesses:
     first_entry, entries: where the block is among all memory-entries, and how many it has. accesses: how many it makes,
     each to `sectors` sectors of an entry; what the metadata tell is asked once for each, however many sectors. order:
     sequential, from end to end and again from the first; strided, entries 0, stride, 2 stride, ... and then those
-    beside them; random, each drawn from all by `seed` (see `seed_of`). begin: entry of the block that a sequential or
+    next to them; random, each drawn from all by `seed` (see `seed_of`). begin: entry of the block that a sequential or
     strided walk counts from, around the block's end.
     """
 

@@ -109,7 +109,7 @@ def _of_incompressible(walk: EntryAccesses, target: int) -> Moved:
 
 
 def _alone(walk: EntryAccesses, target: int) -> bool:
-    """Whether an access has nobody beside it for the others that share its sector of device memory."""
+    """Whether an access has nobody next to it for the others that share its sector of device memory."""
     return target < SECTOR_BYTES and walk.order is not AccessOrder.SEQUENTIAL
 
 

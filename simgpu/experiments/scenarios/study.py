@@ -180,7 +180,7 @@ class StudyFile(FileModel):
     largest_batch: bool = Field(
         default=False, description="every run at the largest batch that fits it; that of the trace begins the search"
     )
-    published: list[PublishedSection] = Field(default=[], description="numbers to put beside the results")
+    published: list[PublishedSection] = Field(default=[], description="numbers to put next to the results")
 
     @model_validator(mode="after")
     def _searches_what_can_be_searched(self) -> StudyFile:

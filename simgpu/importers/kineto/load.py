@@ -192,7 +192,7 @@ def _is_operator(op: Op) -> bool:
 def _memory_note(is_joined: bool, memory: DeviceMemory | None) -> str:
     if memory is None and not is_joined:
         return (
-            "The profile has neither memory events (profile_memory=True) nor an execution trace beside it, so there "
+            "The profile has neither memory events (profile_memory=True) nor an execution trace next to it, so there "
             "are no blocks and questions of memory cannot be answered."
         )
     if memory is None:

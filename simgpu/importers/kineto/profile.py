@@ -197,7 +197,7 @@ class Event:
     def integer(self, key: str, otherwise: int | None = None) -> int:
         value = self.arguments.get(key, otherwise)
         if type(value) is not int or not -_WORD < value < _WORD:
-            what = f"its {key} is {shown(value)}, not a integer number" if key in self.arguments else f"has no {key}"
+            what = f"its {key} is {shown(value)}, not a whole number" if key in self.arguments else f"has no {key}"
             raise self.wrong(what, "export it with torch.profiler, which writes it")
         return value
 

@@ -58,7 +58,7 @@ def placement_of(
 ) -> Placement:
     """The placement that a vector stands for.
 
-    graph: with the encoded forms that the vector asks for. early: copies out are issued beside the last reader's layer
+    graph: with the encoded forms that the vector asks for. early: copies out are issued during the last reader's layer
     step, else after it. drained: of which feature maps the fetch waits for all copies (`Swap.drain`).
     """
     form = {(of.block, graph.blocks[number].id.rpartition(":")[2]): number for number, of in graph.encoded.items()}

@@ -51,7 +51,7 @@ from simgpu.program.placement import Swap
 from simgpu.trace.model import Origin, Phase
 from simgpu.units import format_time
 
-#: Policies whose programs are tried beside what the search finds; the search does not start from them.
+#: Policies whose programs are tried next to what the search finds; the search does not start from them.
 _RIVALS: tuple[tuple[str, Policy], ...] = (
     ("vdnn", Vdnn()),
     ("vdnn(mode=conv)", Vdnn(mode="conv")),
@@ -153,7 +153,7 @@ def _starts(context: PlanContext) -> Starts:
 
 
 def _rivals(context: PlanContext, decisions: Decisions, starts: Starts) -> dict[str, Callable[[], Program]]:
-    """What gives the programs of the policies that are tried beside what the search finds."""
+    """What gives the programs of the policies that are tried next to what the search finds."""
     placed: dict[str, Callable[[], Program]] = {
         label: partial(program_of, context.graph, decisions, vector) for label, vector in starts.items()
     }

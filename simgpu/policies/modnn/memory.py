@@ -104,7 +104,7 @@ class DeviceMemory:
     def on_trial(self, workspace: Request, moved: Iterable[int], blocks: Iterable[int]) -> tuple[int, list[int]]:
         """Place a workspace as if some blocks had moved out: when its addresses are free, and what finds no room then.
 
-        blocks: what is to be placed beside it, in order. Nothing is different afterwards.
+        blocks: what is to be placed next to it, in order. Nothing is different afterwards.
         """
         graph = self.tasks.graph
         back = [self.pool.prepare([b], [graph.sizes[b]], [self.offset(b)]) for b in moved]

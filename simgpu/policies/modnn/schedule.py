@@ -270,7 +270,7 @@ class Schedule:
         return result
 
     def _left_out(self, task: Task, workspace: Request, missing: Iterable[int]) -> list[int]:
-        """Of the blocks to prefetch those that find no room beside a task that is alone in memory."""
+        """Of the blocks to prefetch those that find no room next to a task that is alone in memory."""
         free = self.capacity - sum(self.tasks.sizes[b] for b in task.touched) - workspace[1]
         failed = []
         for b in missing:

@@ -1,4 +1,4 @@
-"""Streams of a CPU: the calling thread computes, a thread for each other stream copies."""
+"""Streams of a CPU: the calling thread computes, each other stream is a thread that copies or runs busy loops."""
 
 from __future__ import annotations
 
@@ -12,7 +12,6 @@ from typing import Any, Protocol
 
 import torch
 
-from simgpu.validation.devices.busy_loop import BusyLoop
 from simgpu.validation.devices.device import Event
 
 
@@ -166,3 +165,43 @@ def _copy(role: str, target: torch.Tensor, source: torch.Tensor, on_copy: OnCopy
         with torch.no_grad():
             target.copy_(source)
     on_copy(role, target, source, begin, time.perf_counter_ns())
+
+
+#: Fits a core's own cache, so that two loops do not wait at the memory: some ten microseconds of copying.
+_CHUNK = 256 * 1024
+_CALIBRATION_ROUNDS = 20
+
+
+class BusyLoop:
+    """Copies a small buffer to and fro until the time is over, looking at the clock after each chunk.
+
+    While a chunk is copied, Python's lock is free. How fast chunks are is measured once, so that the last ones can be
+    made as small as the time that is left; how long the loop takes is told by the clock alone.
+    """
+
+    def __init__(self) -> None:
+        self._buffers = threading.local()
+        self._bytes_per_ns = self._rate()
+
+    def run(self, ns: int) -> None:
+        """Return after so many nanoseconds, or as soon after as the system lets this thread run."""
+        end = time.perf_counter_ns() + ns
+        source, target = self._own_buffers()
+        while (left := end - time.perf_counter_ns()) > 0:
+            ctypes.memmove(target, source, max(1, min(_CHUNK, int(left * self._bytes_per_ns))))
+
+    def _own_buffers(self) -> tuple[ctypes.Array[Any], ctypes.Array[Any]]:
+        """Every thread has its own, so that loops side by side share nothing."""
+        result: tuple[ctypes.Array[Any], ctypes.Array[Any]] | None = getattr(self._buffers, "pair", None)
+        if result is None:
+            result = self._buffers.pair = (ctypes.create_string_buffer(_CHUNK), ctypes.create_string_buffer(_CHUNK))
+        return result
+
+    def _rate(self) -> float:
+        source, target = self._own_buffers()
+        times = []
+        for _ in range(_CALIBRATION_ROUNDS):
+            begin = time.perf_counter_ns()
+            ctypes.memmove(target, source, _CHUNK)
+            times.append(time.perf_counter_ns() - begin)
+        return _CHUNK / max(1, min(times))

@@ -106,7 +106,7 @@ class Device(Protocol):
         """Its memory, copy engines and versions."""
 
     def new_stream(self, role: str) -> Stream:
-        """A stream beside the compute stream; it ends when nobody refers to it any more, or with the device."""
+        """A stream next to the compute stream; it ends when nobody refers to it any more, or with the device."""
 
     def host_buffer(self, nbytes: int) -> torch.Tensor:
         """Host memory, pinned where that means something: bytes that do not count as the device's."""

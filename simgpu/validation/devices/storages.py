@@ -52,13 +52,13 @@ def storage_of(tensor: torch.Tensor) -> torch.UntypedStorage | None:
 
 def living_storages(device: torch.device) -> StorageSet:
     """Every storage on a device that some tensor known to Python has now."""
-    found = StorageSet()
+    storage_set = StorageSet()
     for thing in gc.get_objects():
         if issubclass(type(thing), torch.Tensor) and thing.device == device:
             storage = storage_of(thing)
             if storage is not None:
-                found.add(storage)
-    return found
+                storage_set.add(storage)
+    return storage_set
 
 
 def _forget(

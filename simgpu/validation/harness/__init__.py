@@ -1,7 +1,7 @@
 """Measuring a machine, and running models on it under real memory management.
 
 `record_cases` does all of it; `CASES` and `SMALL_CASES` are the sets that ship. Importing this package does not import
-PyTorch: the modules beside `cases` and `entry` do, and are loaded by the first recording.
+PyTorch: the modules next to `cases` and `entry` do, and are loaded by the first recording.
 """
 
 from simgpu.validation.harness.cases import CASES, SMALL_CASES, CasePlan, choose

@@ -16,8 +16,8 @@ class CasePlan:
     """One case that is to be recorded.
 
     model: what the case is called, without its batch size. factory: a built-in model, or ``module.path:factory``. size:
-    keywords of the factory beside ``batch``. blocks: paths of the modules that are checkpointed, each by itself.
-    offload: settings of `Method.ASYNC_OFFLOAD`, in the words of its twin.
+    keywords of the factory besides ``batch``. blocks: paths of the modules that are checkpointed, each by itself.
+    offload: settings of `Method.ASYNC_OFFLOAD`, in the words of its counterpart.
     """
 
     model: str
@@ -34,13 +34,13 @@ class CasePlan:
         return f"{self.model}-b{self.batch}"
 
     def settings(self, method: Method) -> dict[str, Any]:
-        """Of a method, in the words of its twin's parameters."""
+        """Of a method, in the words of its counterpart's parameters."""
         if method is Method.CHECKPOINT:
             return {"blocks": list(self.blocks)}
         return dict(self.offload) if method is Method.ASYNC_OFFLOAD else {}
 
-    def made(self, seed: int, warmup: int) -> dict[str, Any]:
-        """How it is run, as `simgpu.validation.measured.Case.made` has it."""
+    def setup(self, seed: int, warmup: int) -> dict[str, Any]:
+        """How it is run, as `simgpu.validation.measured.Case.setup` has it."""
         return {"size": dict(self.size), "optimizer": self.optimizer, "seed": seed, "warmup": warmup}
 
 

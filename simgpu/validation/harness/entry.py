@@ -14,9 +14,8 @@ from simgpu.trace.model import OutputLife
 from simgpu.validation.devices import Device, open_device
 from simgpu.validation.folder import case_folders, read_case, strangers, write_case, write_machine
 from simgpu.validation.harness.cases import CasePlan
-from simgpu.validation.machine_file import FILE as MACHINE_FILE
-from simgpu.validation.machine_file import read_machine
 from simgpu.validation.measured import Case, MeasuredMachine, Recording
+from simgpu.validation.recording_files import MACHINE_FILE, read_machine
 
 DEFAULT_REPETITIONS = 20
 DEFAULT_WARMUP = 5
@@ -48,7 +47,7 @@ def record_cases(
     device: ``cuda``, ``cuda:N`` or ``cpu``. repetitions: timed steps. warmup: steps before them, at least one. seed: of
     weights and data. force: measure the machine again and make the cases anew. say: told what is being done.
 
-    What is changed of the process meanwhile on a CPU is told by `simgpu.validation.harness.conditions.conditions`.
+    What is changed of the process meanwhile on a CPU is told by `simgpu.validation.harness.session.conditions`.
 
     A method that finds too little memory for a case is told in `simgpu.validation.measured.Case.absent`; a case whose
     trace does is left out.
@@ -69,8 +68,7 @@ def record_cases(
     _check_machine(target, () if not force else [plan.name for plan in plans])
     there = {} if force else _cases_there(target, plans, repetitions, warmup, seed)
     with _opened(device) as opened:
-        from simgpu.validation.harness.conditions import conditions
-        from simgpu.validation.harness.session import CaseSession
+        from simgpu.validation.harness.session import CaseSession, conditions
         from simgpu.validation.timelines.recording import get_going
 
         with conditions(opened) as settings:
@@ -82,12 +80,12 @@ def record_cases(
                     say(f"{plan.name}: there already")
                     cases.append(there[plan.name])
                     continue
-                found = CaseSession(plan, opened, repetitions, warmup, seed, say).run()
-                if isinstance(found, str):
-                    left_out[plan.name] = found
+                result = CaseSession(plan, opened, repetitions, warmup, seed, say).run()
+                if isinstance(result, str):
+                    left_out[plan.name] = result
                     continue
-                write_case(found, target)
-                cases.append(found)
+                write_case(result, target)
+                cases.append(result)
     return Recorded(Recording(target.resolve().name, machine, tuple(cases)), left_out)
 
 
@@ -130,26 +128,26 @@ def _opened(name: str) -> Iterator[Device]:
 
 def _cases_there(folder: Path, plans: Sequence[CasePlan], repetitions: int, warmup: int, seed: int) -> dict[str, Case]:
     """The cases that need not be recorded again, by name; raises `InputError` where one was made in another way."""
-    found, problems = {}, []
+    result, problems = {}, []
     for plan in plans:
         place = folder / plan.name
         if not place.exists():
             continue
         case = read_case(place)
         if _is_as_planned(case, plan, repetitions, warmup, seed):
-            found[plan.name] = case
+            result[plan.name] = case
         else:
             what = "holds a case that was made with other settings or numbers of steps"
             problems.append(Problem(str(place), "", what, "choose another folder, or make it again with --force"))
     if problems:
         raise InputError(problems)
-    return found
+    return result
 
 
 def _is_as_planned(case: Case, plan: CasePlan, repetitions: int, warmup: int, seed: int) -> bool:
     runs = case.runs.items()
     return (
-        case.made == plan.made(seed, warmup)
+        case.setup == plan.setup(seed, warmup)
         and case.trace.info.output is OutputLife.RELEASED
         and all(run.settings == plan.settings(method) for method, run in runs)
         and all(len(run.step_ns) == repetitions for _, run in runs)

@@ -41,7 +41,7 @@ def measure_machine(
 
     sizes: bytes of copies, two different ones at least; the largest tells bandwidths, all of them the latency.
     repetitions: of which the median counts. date: ISO 8601 day to write down, today if left out. settings: to write
-    down, of `simgpu.validation.harness.conditions`.
+    down, of `simgpu.validation.harness.session`.
 
     Memory for two copies of the largest size is taken on the device and on the host.
     """
@@ -108,7 +108,7 @@ def both_at_once(device: Device, size: int, repetitions: int) -> dict[CopyDirect
             _copy(stream, memory[way])
             marks[way].append(stream.record())
     device.synchronize()
-    ends = {way: [mark.ns_since(gate) for mark in found] for way, found in marks.items()}
+    ends = {way: [mark.ns_since(gate) for mark in result] for way, result in marks.items()}
     return {way: size * TIME_UNITS["s"] // max(1, median_low(times)) for way, times in _while_both(ends).items()}
 
 
@@ -120,9 +120,9 @@ def _while_both(ends: dict[CopyDirection, list[int]]) -> dict[CopyDirection, lis
     >>> _while_both({CopyDirection.OUT: [0, 10, 20, 30], CopyDirection.IN: [0, 20, 40, 50]})
     {<CopyDirection.OUT: 'device to host'>: [10, 10, 10], <CopyDirection.IN: 'host to device'>: [20]}
     """
-    over = min(found[-1] for found in ends.values())
-    times = {way: [end - begin for begin, end in pairwise(found) if end <= over] for way, found in ends.items()}
-    return {way: found or [ends[way][1] - ends[way][0]] for way, found in times.items()}
+    over = min(result[-1] for result in ends.values())
+    times = {way: [end - begin for begin, end in pairwise(result) if end <= over] for way, result in ends.items()}
+    return {way: result or [ends[way][1] - ends[way][0]] for way, result in times.items()}
 
 
 def blocking_ns(device: Device, repetitions: int) -> int:

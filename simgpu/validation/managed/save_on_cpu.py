@@ -11,8 +11,7 @@ import torch
 from torch.autograd.graph import save_on_cpu, saved_tensors_hooks
 
 from simgpu.validation.devices import Device
-from simgpu.validation.managed.copied import Tally
-from simgpu.validation.managed.host_buffers import HostBuffer, HostBuffers
+from simgpu.validation.managed.transfers import HostBuffer, HostBuffers, Tally
 
 #: A device that is busy for so long is waited for, or not, beyond doubt.
 _BUSY_NS = 50_000_000

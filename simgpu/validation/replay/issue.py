@@ -14,17 +14,20 @@ What differs from the simulated machine: memory is granted in the order in which
 comes first on the device. A stream that waits for memory goes on when the host has seen the release and issued what
 follows, some microseconds later than the release. Events and launches take the device a moment that the machine does
 not know.
+
+Real memory for blocks, never more at once than a limit.
 """
 
 from __future__ import annotations
 
-from collections import Counter, defaultdict
-from collections.abc import Callable, Iterable
+from collections import Counter, defaultdict, deque
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, NamedTuple
 
-from simgpu.errors import InputError
+from simgpu.errors import InputError, ProgramError
 from simgpu.graph.taskgraph import TaskGraph
+from simgpu.memory.pool import aligned
 from simgpu.program.instructions import (
     Acquire,
     Await,
@@ -41,7 +44,6 @@ from simgpu.program.instructions import (
 from simgpu.timeline.streams import StreamId
 from simgpu.validation.devices import Device, Event, Stream
 from simgpu.validation.measured import MeasuredKind, MeasuredSpan
-from simgpu.validation.replay.memory import RealMemory
 from simgpu.validation.replay.order import Step
 
 if TYPE_CHECKING:
@@ -195,13 +197,13 @@ class _Issuer:
             if self.launched[step.stream] % self.launches[step.stream] == 0:
                 self.ends[step.iteration].append(stream.record())
 
-    def _copy(self, step: Step, kind: MeasuredKind, b: int, kept: int) -> None:
+    def _copy(self, step: Step, kind: MeasuredKind, b: int, retained: int) -> None:
         """Between block b on the device and what the host keeps it as."""
-        size = self.graph.copy_sizes[kept]
-        there, here = self.memories[Space.HOST][kept], self.memories[Space.DEVICE][b][:size]
+        size = self.graph.copy_sizes[retained]
+        there, here = self.memories[Space.HOST][retained], self.memories[Space.DEVICE][b][:size]
         target, source = (there, here) if kind is MeasuredKind.COPY_D2H else (here, there)
         stream = self.streams[step.stream]
-        self._between(step, kind, self.graph.blocks[kept].id, "", size, lambda: stream.copy(target, source))
+        self._between(step, kind, self.graph.blocks[retained].id, "", size, lambda: stream.copy(target, source))
         if step.iteration == self.last:
             self.copied[kind] += target.nbytes
 
@@ -225,7 +227,7 @@ def _first(moment: tuple[int, int]) -> int:
 def _maker(make: Callable[[int], torch.Tensor], where: str) -> Callable[[int], torch.Tensor]:
     """Makes buffers; `InputError` where there is no memory for one."""
 
-    def made(size: int) -> torch.Tensor:
+    def buffer(size: int) -> torch.Tensor:
         try:
             return make(size)
         except (MemoryError, RuntimeError) as error:  # PyTorch's running out of memory is one, on host and device
@@ -234,7 +236,7 @@ def _maker(make: Callable[[int], torch.Tensor], where: str) -> Callable[[int], t
             remedy = "close what else uses it, or simulate the program with a smaller budget"
             raise InputError.single("program", "memory", what, remedy) from error
 
-    return made
+    return buffer
 
 
 def _launches(program: Program, stream: StreamId) -> int:
@@ -243,3 +245,93 @@ def _launches(program: Program, stream: StreamId) -> int:
         segment.repeat * sum(isinstance(each, Launch) for each in segment.streams.get(stream, ()))
         for segment in program.segments
     )
+
+
+class RealMemory:
+    """Buffers of blocks on the device or on the host.
+
+    sizes: bytes of each block. limit: bytes for all, None for none. alignment: each block counts as a multiple of it.
+    make: a new buffer of so many bytes.
+
+    The host asks ahead of the device. What is given back stays until the event behind it has happened, so memory is
+    handed out again only when it is really free: `take` waits until that is enough, for the oldest release first. Then
+    what all streams hold at any time on the device fits into the limit. Free buffers are kept for blocks of their size,
+    as PyTorch keeps them on a GPU, as long as they fit into the limit too.
+    """
+
+    def __init__(
+        self, sizes: Sequence[int], limit: int | None, alignment: int, make: Callable[[int], torch.Tensor]
+    ) -> None:
+        self._sizes = sizes
+        self._counted = [aligned(size, alignment) for size in sizes]
+        self._limit = limit
+        self._alignment = alignment
+        self._make = make
+        self._buffers: dict[int, torch.Tensor] = {}
+        self._leaving: deque[tuple[Event, list[tuple[int, torch.Tensor]]]] = deque()
+        self._retained: dict[int, list[torch.Tensor]] = {}  # by their bytes
+        self._retained_bytes = 0
+        self._held = 0
+        #: Bytes that the host had handed out at most, with those whose release was still to happen.
+        self.most = 0
+
+    def __getitem__(self, block: int) -> torch.Tensor:
+        """The buffer of a block that holds memory."""
+        return self._buffers[block]
+
+    def bytes_of(self, blocks: Sequence[int]) -> int:
+        """What blocks take together."""
+        return sum(self._counted[b] for b in blocks)
+
+    def take(self, blocks: Sequence[int]) -> int:
+        """Find buffers for blocks, when there is room for all of them; returns their bytes.
+
+        Raises `ProgramError` where there is no room and nothing is leaving.
+        """
+        needed = self.bytes_of(blocks)
+        while self._leaving and (self._leaving[0][0].is_done() or self._lacks(needed)):
+            self._let_one_go()
+        if self._lacks(needed):
+            what = f"{needed} B are asked for, {self._held} of {self._limit} B are held, and nobody will give any back"
+            raise ProgramError(what)
+        self._held += needed
+        self.most = max(self.most, self._held)
+        result = {b: self._reused(b) for b in blocks}
+        while self._retained and self._lacks(self._retained_bytes):
+            self._pop_retained(next(iter(self._retained)))
+        for b, buffer in result.items():
+            self._buffers[b] = self._make(self._sizes[b]) if buffer is None else buffer
+        return needed
+
+    def give_back(self, blocks: Sequence[int], event: Event) -> int:
+        """Let go of blocks when the event has happened; returns their bytes."""
+        self._leaving.append((event, [(b, self._buffers.pop(b)) for b in blocks]))
+        return self.bytes_of(blocks)
+
+    def _let_one_go(self) -> None:
+        """Wait for the oldest release. In a function of its own, so that nothing here refers to its buffers longer."""
+        event, gone = self._leaving.popleft()
+        event.synchronize()
+        for b, buffer in gone:
+            self._keep(b, buffer)
+
+    def _keep(self, block: int, buffer: torch.Tensor) -> None:
+        """A block's buffer is free."""
+        self._retained.setdefault(self._sizes[block], []).append(buffer)
+        self._retained_bytes += self._counted[block]
+        self._held -= self._counted[block]
+
+    def _reused(self, block: int) -> torch.Tensor | None:
+        """A kept buffer of a block's size."""
+        return self._pop_retained(self._sizes[block]) if self._sizes[block] in self._retained else None
+
+    def _pop_retained(self, size: int) -> torch.Tensor:
+        buffers = self._retained[size]
+        buffer = buffers.pop()
+        self._retained_bytes -= aligned(size, self._alignment)
+        if not buffers:
+            del self._retained[size]
+        return buffer
+
+    def _lacks(self, needed: int) -> bool:
+        return self._limit is not None and self._held + needed > self._limit

@@ -167,8 +167,8 @@ class _Walk:
                 yield step
         stuck = [stream for stream, place in enumerate(self.places) if place.instruction is not None]
         if stuck:
-            told = ", ".join(f"{self.program.streams[s]} at {self.places[s].instruction}" for s in stuck)
-            raise ProgramError(f"nothing can be issued any more, and not all is done: {told}")
+            text = ", ".join(f"{self.program.streams[s]} at {self.places[s].instruction}" for s in stuck)
+            raise ProgramError(f"nothing can be issued any more, and not all is done: {text}")
 
     def _is_ready(self, stream: int, when: tuple[int, int]) -> None:
         instruction = self.places[stream].instruction

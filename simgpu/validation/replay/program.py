@@ -51,7 +51,7 @@ class SimulatedProgram:
 def of_result(result: Result) -> SimulatedProgram:
     """The program of a result. Raises `InputError` where no real device can run it."""
     node = result.node
-    found = SimulatedProgram(
+    simulated_program = SimulatedProgram(
         replace(result.program, transforms=()),
         result.graph,
         node,
@@ -60,8 +60,10 @@ def of_result(result: Result) -> SimulatedProgram:
         result.iteration_ns,
         result.title,
     )
-    _refuse(found, result.title, compressing=node.gpu.cdma is not None or result.graph.compressed is not None)
-    return found
+    _refuse(
+        simulated_program, result.title, compressing=node.gpu.cdma is not None or result.graph.compressed is not None
+    )
+    return simulated_program
 
 
 def read_program(folder: str | Path) -> SimulatedProgram:
@@ -89,7 +91,7 @@ def read_program(folder: str | Path) -> SimulatedProgram:
     if program is None or graph is None:
         raise InputError(problems)
     gpu, label = entry["node"]["gpu"], entry["label"]
-    found = SimulatedProgram(
+    simulated_program = SimulatedProgram(
         replace(program, transforms=()),
         graph,
         _node(entry["node"]),
@@ -99,18 +101,23 @@ def read_program(folder: str | Path) -> SimulatedProgram:
         f"{label}: {entry['trace']['name'] or entry['trace']['model']} on {entry['node']['name']}",
     )
     compressing = gpu.get("cdma") is not None or gpu.get("buddy") is not None
-    _refuse(found, str(home), compressing=compressing)
+    _refuse(simulated_program, str(home), compressing=compressing)
     try:
-        verify(found.program, graph, capacity=found.budget, alignment=found.node.gpu.alignment)
+        verify(
+            simulated_program.program,
+            graph,
+            capacity=simulated_program.budget,
+            alignment=simulated_program.node.gpu.alignment,
+        )
     except (ProgramError, OutOfMemoryError) as error:
         what = f"does not go with {KERNELS.file}, {BLOCKS.file} and {TASKS}: {error}"
         raise InputError.single(home / PROGRAM, "", what, _AGAIN) from error
-    return found
+    return simulated_program
 
 
-def _refuse(found: SimulatedProgram, source: str, *, compressing: bool) -> None:
+def _refuse(simulated_program: SimulatedProgram, source: str, *, compressing: bool) -> None:
     """`InputError` for what no real device that this can open does."""
-    program, graph = found.program, found.graph
+    program, graph = simulated_program.program, simulated_program.graph
     problems = []
     if program.gpus > 1:
         problems.append(f"is for {program.gpus} GPUs, and one device is asked to run it")
@@ -118,7 +125,7 @@ def _refuse(found: SimulatedProgram, source: str, *, compressing: bool) -> None:
         how = "on demand, page by page" if isinstance(program.residency, Paged) else "in host memory"
         problems.append(f"has its blocks {how}: the device's driver would decide what moves, not the program")
     if compressing:
-        problems.append(f"is for node {found.node.name}, whose hardware compresses; no real device does")
+        problems.append(f"is for node {simulated_program.node.name}, whose hardware compresses; no real device does")
     copied = {
         (instruction.block, instruction.stored_as if isinstance(instruction, CopyOut) else instruction.block)
         for segment in program.segments
@@ -127,7 +134,9 @@ def _refuse(found: SimulatedProgram, source: str, *, compressing: bool) -> None:
         if isinstance(instruction, CopyOut | CopyIn)
     }
     larger = [
-        b for b, kept in sorted(copied) if max(b, kept) < len(graph.sizes) and graph.copy_sizes[kept] > graph.sizes[b]
+        b
+        for b, retained in sorted(copied)
+        if max(b, retained) < len(graph.sizes) and graph.copy_sizes[retained] > graph.sizes[b]
     ]
     if larger and not compressing:
         problems.append(f"copies more of block {graph.blocks[larger[0]].id} than it takes on the device")
@@ -137,21 +146,21 @@ def _refuse(found: SimulatedProgram, source: str, *, compressing: bool) -> None:
         for code in segment.streams.values()
         for instruction in code
     )
-    if placed and found.pool != "addressed":
-        problems.append(f"places blocks at addresses, and its report says pool {found.pool}")
+    if placed and simulated_program.pool != "addressed":
+        problems.append(f"places blocks at addresses, and its report says pool {simulated_program.pool}")
     if problems:
         raise InputError([Problem(source, "", what, _OTHER) for what in problems])
 
 
 def _entry(home: Path) -> Mapping[str, Any]:
-    """The policy's numbers in the report beside its folder."""
+    """The policy's numbers in the report next to its folder."""
     if not home.is_dir():
         raise InputError.single(home, "", "is not a folder" if home.exists() else "no such folder", _GIVE)
     if (home / REPORT).exists():
         raise InputError.single(home, "", "holds a whole run, not one policy of it", _GIVE)
     path = home.resolve().parent / REPORT
     if not path.exists():
-        raise InputError.single(home, "", f"no {REPORT} stands beside it: no run of simgpu wrote it", _GIVE)
+        raise InputError.single(home, "", f"no {REPORT} stands next to it: no run of simgpu wrote it", _GIVE)
     try:
         document = read_json(path, "the report of a run", _AGAIN)
         if document["schema"] != REPORT_SCHEMA:
@@ -212,15 +221,15 @@ def _at(entry: Any, place: str) -> Any:
     return entry
 
 
-def _node(told: Mapping[str, Any]) -> NodeSpec:
-    gpu, link = told["gpu"], told["link"]
+def _node(text: Mapping[str, Any]) -> NodeSpec:
+    gpu, link = text["gpu"], text["link"]
     return NodeSpec(
-        told["name"],
+        text["name"],
         GpuSpec(gpu["name"], gpu["memory"], gpu["copy_engines"], gpu["alignment"]),
         LinkSpec(
             link["kind"], link["d2h_bandwidth"], link["h2d_bandwidth"], link["latency_ns"], Duplex(link["duplex"])
         ),
-        HostSpec(pinned_memory=told["host"].get("pinned_memory")),
+        HostSpec(pinned_memory=text["host"].get("pinned_memory")),
     )
 
 
@@ -249,19 +258,19 @@ def _trace(home: Path, entry: Mapping[str, Any]) -> Trace:
                 problems.append(Problem(str(home / BLOCKS.file), f"row {line}", what, _AGAIN))
     if problems:
         raise InputError(problems)
-    told = entry["trace"]
-    info = TraceInfo(told["model"], told["batch"], "", "", Origin.MODELLED, "simgpu run")
-    return Trace(info, tuple(kernels.rows), tuple(blocks.rows), name=told["name"])
+    text = entry["trace"]
+    info = TraceInfo(text["model"], text["batch"], "", "", Origin.MODELLED, "simgpu run")
+    return Trace(info, tuple(kernels.rows), tuple(blocks.rows), name=text["name"])
 
 
 def _twice(home: Path, table: Table[Any], rows: list[Any], lines: list[int]) -> list[Problem]:
     seen: set[str] = set()
-    found = []
+    result = []
     for row, line in zip(rows, lines, strict=True):
         if row.id in seen:
-            found.append(Problem(str(home / table.file), f"row {line}", f"'{row.id}' is there twice", _AGAIN))
+            result.append(Problem(str(home / table.file), f"row {line}", f"'{row.id}' is there twice", _AGAIN))
         seen.add(row.id)
-    return found
+    return result
 
 
 def _read_json(path: Path, parse: Callable[[str], Read]) -> Read:

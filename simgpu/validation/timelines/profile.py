@@ -10,9 +10,8 @@ from simgpu.errors import InputError
 from simgpu.importers.kineto.attribution import Attribution
 from simgpu.importers.kineto.iteration import iterations, launched_at
 from simgpu.importers.kineto.profile import GpuWork
-from simgpu.validation.measured import MeasuredKind, MeasuredSpan
-from simgpu.validation.timelines.calls import same_work
-from simgpu.validation.timelines.spans import copy_span, from_first_start
+from simgpu.validation.measured import MeasuredKind, MeasuredSpan, copy_span, from_first_start
+from simgpu.validation.timelines.matching import same_work
 
 _WAYS = {"DtoH": MeasuredKind.COPY_D2H, "HtoD": MeasuredKind.COPY_H2D}
 _COPY = "aten::copy_"

@@ -1,4 +1,4 @@
-"""Iteration times that others published: the file beside this module, checked, as plain values."""
+"""Iteration times that others published: the file next to this module, checked, as plain values."""
 
 from __future__ import annotations
 

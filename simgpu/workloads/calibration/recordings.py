@@ -1,4 +1,5 @@
-"""Which recordings the time model is fitted to and tested on: the file beside this module, checked, as plain values."""
+"""Which recordings the time model is fitted to and tested on: the file next to this module, checked, as plain
+values."""
 
 from __future__ import annotations
 

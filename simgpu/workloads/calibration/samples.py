@@ -1,4 +1,4 @@
-"""Measured durations beside the operations that took them: what the time model is fitted to and tested on."""
+"""Measured durations next to the operations that took them: what the time model is fitted to and tested on."""
 
 from __future__ import annotations
 

@@ -10,7 +10,7 @@ class Framework(StrEnum):
 
     PyTorch 1.5 stands for versions before 1.10 that run networks whose ReLUs are not in place, which is PyTorch's
     default: each ReLU is a layer with a result of its own, and its backward reads the input, which is therefore held
-    beside the result that the next layer holds (PyTorch's issue 63027, mended by its pull request 63089). So a
+    next to the result that the next layer holds (PyTorch's issue 63027, mended by its pull request 63089). So a
     convolution, its normalization and its ReLU leave three feature maps where they otherwise leave two. Of a ReLU in
     place the version changes nothing: for a network that has them, ask for PyTorch's of today.
 

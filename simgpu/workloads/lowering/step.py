@@ -177,7 +177,7 @@ class LayerLowering:
     def extra_output(
         self, name: str, shape: tuple[int, ...], dtype: str = "float32", kind: BlockKind = BlockKind.OTHER
     ) -> Value:
-        """A block for what the layer makes beside its result, such as a mask."""
+        """A block for what the layer makes next to its result, such as a mask."""
         return self.tape.new(f"{self.layer.name}.{name}", shape, kind, dtype)
 
     def gradient(self, index: int = 0) -> Value:

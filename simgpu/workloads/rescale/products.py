@@ -23,7 +23,7 @@ _UNDONE = {_FORWARD: _DATA, _DATA: _FORWARD, _WEIGHTS: _WEIGHTS}
 
 @dataclass(frozen=True, slots=True)
 class Product:
-    """One product of a kernel, or the sum of a gradient beside it.
+    """One product of a kernel, or the sum of a gradient next to it.
 
     itemsize: bytes of a value. side: that of its `GemmShape` which the samples are on; None of any but a matrix
     product. bias: bytes of what is added to a convolution's result in a pass of its own.
@@ -241,7 +241,7 @@ def _geometries(operands: _Operands, weight: _Shape) -> Iterator[_Geometry]:
 
 
 def _convolutions(operands: _Operands, geometry: _Geometry, weight: _Shape) -> list[Product]:
-    """The directions that a kernel computes, and the sum for the bias beside them."""
+    """The directions that a kernel computes, and the sum for the bias next to them."""
     if _direction(operands) is _FORWARD:
         return [_convolution(operands, geometry, _FORWARD, weight)]
     data = any(block.kind is not BlockKind.WEIGHT_GRADIENT for block, _ in operands.writes)

@@ -6,9 +6,9 @@ or parted from them again. So a table's gradient that holds a row for each token
 number of drawn rows does not, although both lead with a multiple of the batch. Where no side is one of the read
 block's, the leading one of two or more counts when the batch divides it.
 
-What a kernel makes out of nothing (a mask drawn at random) holds samples when it is used beside a block that does and
+What a kernel makes out of nothing (a mask drawn at random) holds samples when it is used next to a block that does and
 has its side; a feature map or gradient that is made without samples, as far as the recording tells, when it is used
-beside one of its own shape, or where shapes are unknown of as many bytes. Where a recording tells no inputs, all its
+next to one of its own shape, or where shapes are unknown of as many bytes. Where a recording tells no inputs, all its
 feature maps and gradients of a size that the batch divides are taken to hold samples.
 
 These hold no samples whatever their size: weights and what has the shape of one among their gradients, optimizer
@@ -115,7 +115,7 @@ class _Flow:
                 self._judge_by_likeness(block, touched)
 
     def _judge_by_likeness(self, block: Block, others: Collection[str]) -> None:
-        """A block that is made without samples, as far as the recording tells, and is used beside some like it."""
+        """A block that is made without samples, as far as the recording tells, and is used next to some like it."""
         for name in others:
             other = self.blocks[name]
             if other.shape == block.shape and (block.shape is not None or other.bytes == block.bytes):
@@ -127,7 +127,7 @@ class _Flow:
         return maker is not None and set(maker.reads) <= {name}
 
     def _judge(self, kernel: Kernel, block: Block, others: Collection[str], *, with_inputs: bool) -> None:
-        """Whether a block holds samples, made from or used beside others that do."""
+        """Whether a block holds samples, made from or used next to others that do."""
         if block.shape is None:
             if self._grows_by_size(kernel, block, others, with_inputs=with_inputs):
                 self.sides[block.id] = None

@@ -106,7 +106,7 @@ class ConjugateGradient(Solver):
         next sector of its own row: of 354.cg the paper tells that most accesses need one sector (section 4.2). Rows
         under way at once take many times the L2 cache, which therefore does not keep the rest of an entry. And it asks
         for a value of p for each entry of the matrix, at random: a sector of its own each, unless p's part that the L2
-        cache can hold has it. What passes through that cache beside p is not counted against it.
+        cache can hold has it. What passes through that cache next to p is not counted against it.
         """
         arrays, rows = self.arrays(), self.size
         entries = expected_entries(rows, self.nonzeros)
@@ -135,7 +135,7 @@ class ConjugateGradient(Solver):
 
 
 def _by_rows(array: str, size: int, rows: int) -> Touch:
-    """Each row's sectors one at a time, row beside row."""
+    """Each row's sectors one at a time, row next to row."""
     stride = max(1, round(size / rows / ENTRY_BYTES))
     return Touch(array, False, -(-size // SECTOR_BYTES), AccessOrder.STRIDED, sectors=1, stride=stride)
 

@@ -22,7 +22,7 @@ from simgpu.workloads.solvers.solver import Solver, State, check_size
 from simgpu.workloads.solvers.work import ENTRY_BYTES, SECTOR_BYTES, Array, KernelWork, Touch, entries_of, once
 from simgpu.workloads.timemodel.operation import OperationKind
 
-#: The directions (z, y, x) of D3Q19, rest first, each beside its opposite.
+#: The directions (z, y, x) of D3Q19, rest first, each next to its opposite.
 DIRECTIONS = (
     (0, 0, 0),
     *(
@@ -148,7 +148,7 @@ FLOPS = 18 + 28 + 3 + 6 + 6 + 9 * (1 + 1 + 6 + 8 + 4) + 6 + 5
 class Lattice(Solver):
     """Flow along x through overlapping spheres in a periodic cube of `size` sites a side.
 
-    tiles: how often the cube stands beside itself along z, y and x. viscosity, force: in lattice units.
+    tiles: how often the cube stands next to itself along z, y and x. viscosity, force: in lattice units.
     geometry: another one instead, True where fluid, periodic.
 
     >>> solver = Lattice(size=8, steps=4)

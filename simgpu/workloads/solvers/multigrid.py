@@ -381,7 +381,7 @@ class Level:
 
 
 def _at(axis: int, part: slice) -> tuple[Any, ...]:
-    """Of boxes with ghosts the cells beside the inner ones along an axis."""
+    """Of boxes with ghosts the cells next to the inner ones along an axis."""
     return (..., *(part if axis == other else _INNER for other in range(3)))
 
 

@@ -1,4 +1,4 @@
-"""The parameters of the time model: the file beside this module, checked, as plain values.
+"""The parameters of the time model: the file next to this module, checked, as plain values.
 
 Imports pydantic and yaml, so import it when needed.
 """

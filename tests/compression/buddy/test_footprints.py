@@ -88,7 +88,7 @@ def test_device_and_buddy_memory_together_hold_every_entry_exactly(data: st.Data
     ],
 )
 def test_an_allocation_gets_the_least_target_at_which_few_enough_entries_overflow(counts: tuple[int, ...], target: int):
-    """Threshold 30%: three of these ten entries may be larger. Raw data beside it keep the whole ratio below 4."""
+    """Threshold 30%: three of these ten entries may be larger. Raw data next to it keep the whole ratio below 4."""
     created = told(
         trace([kernel("k", 9, "x raw", "y")], [held("x", 1280), held("raw", 9600), block("y", 4)]),
         {"x": counts, "raw": (0,) * 7 + (75,)},
@@ -246,7 +246,7 @@ def test_metadata_that_miss_cost_memory_their_bytes():
     always, never = (task_graph(created, buddy_node(cache=cache)) for cache in (ENDLESS, one_line))
     memory = memory_of(never)
     assert (memory_of(always).misses, memory.accesses, memory.misses) == (0, 120, 2)
-    # Two lines read and one written, of 32 bytes at 10 bytes a nanosecond, beside 2 x 60 x 64 bytes of data.
+    # Two lines read and one written, of 32 bytes at 10 bytes a nanosecond, next to 2 x 60 x 64 bytes of data.
     assert memory_of(always).demands[0].compressed_ns == 768
     assert memory.demands[0].compressed_ns == ceil(Fraction(2 * 60 * 64 + 3 * 32, 10))
 

@@ -218,7 +218,7 @@ def test_a_striped_allocation_reaches_its_best_ratio_only_with_a_very_high_thres
 
 
 def test_a_program_of_zeros_stays_within_the_carve_out() -> None:
-    """Everything at 16x would need 15 times the device memory beside it; a buddy memory of 3x allows 4x."""
+    """Everything at 16x would need 15 times the device memory next to it; a buddy memory of 3x allows 4x."""
     program = [one({0: 100}, name) for name in "abcd"]
     assert choose_targets(program) == (32, 32, 32, 32)
     assert choose_targets(program, largest_ratio=16) == (8, 8, 8, 8)

@@ -129,7 +129,7 @@ class TestSizes:
 
     def test_index_overheads_are_those_that_the_paper_states(self) -> None:
         if not CLAIMS.exists():
-            pytest.skip("the papers' claims are not beside the repository (../shared/claims.yaml)")
+            pytest.skip("the papers' claims are not next to the repository (../shared/claims.yaml)")
         rows = {row["id"]: row for row in yaml.safe_load(CLAIMS.read_text(encoding="utf-8"))["cswap"]}
         array = activation(2**16, 0.5)
         values, rows_of_4_kib = array.nbytes // 2, array.nbytes // 4096

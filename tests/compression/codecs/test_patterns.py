@@ -282,7 +282,7 @@ class TestAgainstThePaper:
 
     def test_means_are_near_those_published(self, ratios: dict[str, dict[str, float]]) -> None:
         if not CLAIMS.exists():
-            pytest.skip("the papers' claims are not beside the repository (../shared/claims.yaml)")
+            pytest.skip("the papers' claims are not next to the repository (../shared/claims.yaml)")
         rows = {row["id"]: row.get("value") for row in yaml.safe_load(CLAIMS.read_text(encoding="utf-8"))["cdma"]}
         mean = {key: sum(ratio[key] for ratio in ratios.values()) / len(ratios) for key in ratios["nin"]}
         assert mean["zvc"] == pytest.approx(rows["cdma.ratio.zvc"][0], rel=0.04)

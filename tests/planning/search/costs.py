@@ -43,7 +43,7 @@ class Recording:
         return self._score(vectors)
 
     @property
-    def asked(self) -> int:
+    def requested(self) -> int:
         return sum(map(len, self.batches))
 
 

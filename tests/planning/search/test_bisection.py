@@ -15,11 +15,11 @@ class Counting:
 
     def __init__(self, fitting: set[int] | range) -> None:
         self.fitting = fitting
-        self.expected: list[int] = []
+        self.requested: list[int] = []
 
     def __call__(self, number: int) -> bool:
-        assert number not in self.expected
-        self.expected.append(number)
+        assert number not in self.requested
+        self.requested.append(number)
         return number in self.fitting
 
 
@@ -29,8 +29,8 @@ def test_of_a_predicate_that_never_comes_back_the_answer_is_exact(limit: int, lo
     result = largest(fits, low, high)
     expected = None if limit < low else limit if high is None else min(limit, high)
     assert (result.value, result.monotone) == (expected, True)
-    assert result.tried == tuple((number, number <= limit) for number in sorted(fits.expected))
-    assert len(fits.expected) <= 2 * 12 + 1 + NEIGHBOURS, "twice the bits of 3000, and what is tried beyond"
+    assert result.tried == tuple((number, number <= limit) for number in sorted(fits.requested))
+    assert len(fits.requested) <= 2 * 12 + 1 + NEIGHBOURS, "twice the bits of 3000, and what is tried beyond"
 
 
 @given(st.sets(st.integers(1, 120)), st.integers(1, 10), st.none() | st.integers(10, 150), st.integers(1, 6))
@@ -68,13 +68,13 @@ def test_what_fits_above_a_wide_gap_goes_unseen() -> None:
 def test_doubling_ends_at_the_cap() -> None:
     fits = Counting(range(10**9))
     assert largest(fits, low=3, cap=100).value == 100
-    assert fits.expected == [3, 6, 12, 24, 48, 96, 100]
+    assert fits.requested == [3, 6, 12, 24, 48, 96, 100]
 
 
 def test_a_highest_number_that_fits_is_the_answer_at_once() -> None:
     fits = Counting(range(10**9))
     assert largest(fits, low=3, high=10**6).value == 10**6
-    assert fits.expected == [3, 10**6]
+    assert fits.requested == [3, 10**6]
 
 
 @pytest.mark.parametrize(("low", "high"), [(0, 5), (-3, None), (7, 6)])

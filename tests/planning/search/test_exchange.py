@@ -46,7 +46,7 @@ def test_it_ends_where_no_neighbour_is_cheaper(
     assert result.local_optimum
     assert result.pair_optimum
     assert result.cost == one(score, result.best) <= one(score, start)
-    assert result.evaluations == recording.expected
+    assert result.evaluations == recording.requested
     assert (result.moves == 0) == (result.best == start)
     for places in [*((place,) for place in range(len(options))), *pairs]:
         assert all(one(score, other) >= result.cost for other in differing(result.best, options, places))
@@ -92,7 +92,7 @@ def test_a_limit_is_kept_and_what_it_left_open_is_said(
     pairs = shuffled_pairs(len(options), seed)
     recording = Recording(score)
     result = descend(start, options, recording, pairs, limit)
-    assert recording.expected == result.evaluations <= limit
+    assert recording.requested == result.evaluations <= limit
     assert result.cost == one(score, result.best) <= one(score, start)
     free = descend(start, options, score, pairs)
     if limit >= free.evaluations:

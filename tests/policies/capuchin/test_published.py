@@ -51,7 +51,7 @@ def test_with_memory_to_spare_nothing_leaves():
 
 
 def test_a_swap_that_nobody_notices():
-    """x2 may rest on the host for long; its copies of 10 ns end beside kernels of 100 ns."""
+    """x2 may rest on the host for long; its copies of 10 ns end during kernels of 100 ns."""
     trace = chain([100] * 6, [100] * 6, [10] * 6)
     result = run(trace, node(), 50)
     assert kinds(result) == {"out": ["x2"], "again": []}

@@ -1,4 +1,4 @@
-"""The recordings beside the repository, compared once for all tests of this folder."""
+"""The recordings next to the repository, compared once for all tests of this folder."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ def recordings() -> Path:
     """The folder with the recordings that `recordings.yaml` lists."""
     folder = Path(__file__).parents[4] / "shared" / "data"
     if not folder.is_dir():
-        pytest.skip("the recordings are not beside the repository (../shared/data)")
+        pytest.skip("the recordings are not next to the repository (../shared/data)")
     return folder
 
 
 @pytest.fixture(scope="session")
 def compared(recordings: Path) -> TimeModelValidation:
-    """The time model beside the published figures and the recordings."""
+    """The time model next to the published figures and the recordings."""
     return validate(recordings)

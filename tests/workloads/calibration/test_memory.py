@@ -1,4 +1,4 @@
-"""Recorded peaks of memory beside modelled ones."""
+"""Recorded peaks of memory next to modelled ones."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The time model against measurements: published ones always, recordings where they are beside the repository."""
+"""The time model against measurements: published ones always, recordings where they are next to the repository."""
 
 from __future__ import annotations
 

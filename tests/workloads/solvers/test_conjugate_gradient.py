@@ -1,4 +1,4 @@
-"""NAS CG: its matrix beside a plain construction, its published eigenvalues, and that conjugate gradients converge."""
+"""NAS CG: its matrix next to a plain construction, its published eigenvalues, and that conjugate gradients converge."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""What the profiler finds in the solvers that ship, beside what Buddy Compression tells of benchmarks of their kind."""
+"""What the profiler finds in the solvers that ship, next to what Buddy Compression tells of benchmarks of their
+kind."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The table beside the time model: complete, sourced, bounded; what a damaged one says."""
+"""The table next to the time model: complete, sourced, bounded; what a damaged one says."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 """Parameters and multiply-accumulates where no publication has the exact figure, counted here layer by layer.
 
 The counts are written from the sizes that the papers give, without the zoo's own builder; published figures, rounded as
-they are, stand beside them.
+they are, stand next to them.
 """
 
 from __future__ import annotations

@@ -60,7 +60,7 @@ FORMS: dict[str, tuple[dict[str, Any], ...]] = {
 @pytest.fixture(scope="module")
 def published() -> dict[str, int]:
     if not CLAIMS.exists():
-        pytest.skip("the papers' claims are not beside the repository (../shared/claims.yaml)")
+        pytest.skip("the papers' claims are not next to the repository (../shared/claims.yaml)")
     claims = yaml.safe_load(CLAIMS.read_text(encoding="utf-8"))["home"]
     values = next(claim["value"] for claim in claims if claim["id"] == "home.max_batch.pytorch")
     return dict(zip(FORMS, values, strict=True))

@@ -1,4 +1,4 @@
-"""The codec time model beside other regressions, by relative absolute error: CSWAP, section V-C with figure 10.
+"""The codec time model next to other regressions, by relative absolute error: CSWAP, section V-C with figure 10.
 
 The others are scikit-learn's with its default settings, each one model over all sparsities, as sub-models are the time
 model's own; `linear_whole` is the time model without them. Bytes go in as MB and times as milliseconds, which the

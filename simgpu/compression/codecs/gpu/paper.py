@@ -74,7 +74,7 @@ FIGURES = (
 
 @dataclass(frozen=True, slots=True)
 class FigureComparison:
-    """A published time beside the surface's. error: relative, of what is taken of the figure (a time or a ratio)."""
+    """A published time next to the surface's. error: relative, of what is taken of the figure (a time or a ratio)."""
 
     figure: CodecFigure
     modelled_ns: int
@@ -82,7 +82,7 @@ class FigureComparison:
 
 
 def against_paper(surface: ResponseSurface) -> tuple[FigureComparison, ...]:
-    """The seven published times beside those of a surface, in the order of `FIGURES`.
+    """The seven published times next to those of a surface, in the order of `FIGURES`.
 
     >>> from simgpu.compression.codecs.gpu.response import response_of
     >>> from simgpu import load_node

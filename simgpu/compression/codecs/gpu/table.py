@@ -1,4 +1,4 @@
-"""The coefficients of the response surface: the file beside this module, checked, as plain values.
+"""The coefficients of the response surface: the file next to this module, checked, as plain values.
 
 Imports pydantic and yaml, so import it when needed.
 """
@@ -46,7 +46,7 @@ class CodecCurves(FileModel):
 
 
 class ResponseTable(FileModel):
-    """The whole file. measured: CSV files of samples, by GPU, beside the file; they win over coefficients."""
+    """The whole file. measured: CSV files of samples, by GPU, next to the file; they win over coefficients."""
 
     schema_: Literal["simgpu.response/1"] = Field(alias="schema")
     gpus: dict[Text, GpuCoefficients]

@@ -1,4 +1,4 @@
-"""Trains a small network on crops of real photographs and records its feature maps beside this file.
+"""Trains a small network on crops of real photographs and records its feature maps next to this file.
 
 Run from anywhere with the extra ``record`` installed: ``python tests/compression/codecs/data/record_activations.py
 [FOLDER]``. What it does and what came out stands in the README of this folder. One thread, fixed seeds, deterministic

@@ -1,4 +1,4 @@
-"""Regressions beside each other, as CSWAP's figure 10: which is nearest, and by how much.
+"""Regressions next to each other, as CSWAP's figure 10: which is nearest, and by how much.
 
 The errors are those of samples of the fitted surface with 2% noise, which is assumed; the paper's are of its GPU.
 """

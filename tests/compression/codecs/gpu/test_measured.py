@@ -30,7 +30,7 @@ def linear_ns(size: int, sparsity: float, grid: int) -> int:
 
 
 def written(path: Path, ns: Callable[[int, float, int], int] = linear_ns) -> Path:
-    """A response file that names samples of 27 tensors and settings beside it."""
+    """A response file that names samples of 27 tensors and settings next to it."""
     rows = [
         f"zvc,{size},{share},{grid},64,{ns(size, share, grid)},{2 * ns(size, share, grid)}"
         for grid in (80, 160, 320)

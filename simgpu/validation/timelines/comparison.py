@@ -1,4 +1,4 @@
-"""A measured step beside a simulated iteration, stream by stream, and where they part.
+"""A measured step next to a simulated iteration, stream by stream, and where they part.
 
 The simulated iteration is the last one. Compute is put side by side by operator, in order, copies of each way by
 their bytes, in order, whichever stream they ran on. Time counts from the first start of either.
@@ -15,14 +15,15 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from simgpu.simulation.result import Result
 from simgpu.timeline.model import SpanKind
-from simgpu.validation.measured import MeasuredKind, MeasuredSpan
-from simgpu.validation.timelines.alignment import aligned
-from simgpu.validation.timelines.calls import calls_of, same_work
-from simgpu.validation.timelines.spans import STREAMS, from_first_start
+from simgpu.units import format_bytes, format_time
+from simgpu.validation.measured import STREAMS, MeasuredKind, MeasuredSpan, from_first_start
+from simgpu.validation.timelines.matching import aligned, calls_of, same_work
 
 if TYPE_CHECKING:
     import pandas as pd
 
+#: Characters of a name in a sentence.
+_NAMES = 48
 #: Starts may differ by so much of the measured step before they count as parted, unless somebody says otherwise.
 TOLERANCE = 0.05
 
@@ -80,7 +81,7 @@ class Row(NamedTuple):
 
 
 @dataclass(frozen=True)
-class StreamBeside:
+class StreamComparison:
     """One stream, row by row. tolerance_ns: by how much starts may differ."""
 
     stream: str
@@ -102,21 +103,11 @@ class StreamBeside:
         return row.offset_ns is not None and abs(row.offset_ns) > self.tolerance_ns
 
 
-class Bar(NamedTuple):
-    """An event as a figure draws it. side: ``real`` or ``simulated``; kind: see `Event`."""
-
-    side: str
-    stream: str
-    kind: str
-    start_ns: int
-    end_ns: int
-
-
 @dataclass(frozen=True)
-class SideBySide:
+class TimelineComparison:
     """All streams. real_ns, simulated_ns: from the first start to the last end of each side."""
 
-    streams: Mapping[str, StreamBeside]
+    streams: Mapping[str, StreamComparison]
     real_ns: int
     simulated_ns: int
     tolerance_ns: int
@@ -129,8 +120,8 @@ class SideBySide:
     @cached_property
     def first_parting(self) -> Row | None:
         """Of the rows at which each stream parts, the earliest; None where none does."""
-        found = (stream.parting for stream in self.streams.values())
-        return min((row for row in found if row is not None), key=lambda row: row.at_ns, default=None)
+        result = (stream.parting for stream in self.streams.values())
+        return min((row for row in result if row is not None), key=lambda row: row.at_ns, default=None)
 
     @property
     def is_same_order(self) -> bool:
@@ -141,10 +132,6 @@ class SideBySide:
     def latest(self) -> Row | None:
         """The row whose starts differ most; None where no event is on both sides."""
         return max((row for row in self.rows if row.offset_ns is not None), key=_distance, default=None)
-
-    def bars(self) -> tuple[Bar, ...]:
-        """Every event of both sides, for a figure."""
-        return tuple(_bars(self.rows))
 
     def as_frame(self) -> pd.DataFrame:
         """The rows as a pandas table: stream, position, agreement, offset_ns, and `Event`'s fields of either side."""
@@ -158,49 +145,57 @@ class SideBySide:
             for row in self.rows
         ]
         frame = pd.DataFrame(values, columns=columns)
-        whole = [name for name in columns if name == "position" or name.endswith(("_ns", "_bytes"))]
-        return frame.astype(dict.fromkeys(whole, "Int64"))
+        total = [name for name in columns if name == "position" or name.endswith(("_ns", "_bytes"))]
+        return frame.astype(dict.fromkeys(total, "Int64"))
 
 
-def side_by_side(spans: Iterable[MeasuredSpan], result: Result, *, tolerance: float = TOLERANCE) -> SideBySide:
-    """A measured step beside the last iteration of a simulated run on one GPU.
+def side_by_side(spans: Iterable[MeasuredSpan], result: Result, *, tolerance: float = TOLERANCE) -> TimelineComparison:
+    """Compares a measured step with the last iteration of a simulated run on one GPU.
 
-    tolerance: by how much of the measured step's length starts may differ before they count as parted.
+    tolerance: by which share of the measured step's length starts may differ.
     """
-    real, simulated = _real(spans), _simulated(result)
-    real_ns, simulated_ns = (_length(side) for side in (real, simulated))
-    tolerance_ns = int(real_ns * tolerance)
+    real = _real(spans)
+    return compare_events(real, _simulated(result), int(_length(real) * tolerance))
+
+
+def compare_events(
+    real: Mapping[str, Sequence[Event]], simulated: Mapping[str, Sequence[Event]], tolerance_ns: int
+) -> TimelineComparison:
+    """Pairs the events of each simulated stream with the measured ones: equal work in order, the rest between it.
+
+    Work is equal where operator and bytes are (`same_work`).
+    """
     streams = {
-        stream: StreamBeside(stream, tuple(_rows(stream, real[stream], simulated[stream])), tolerance_ns)
-        for stream in STREAMS.values()
+        stream: StreamComparison(stream, tuple(_rows(stream, real.get(stream, ()), events)), tolerance_ns)
+        for stream, events in simulated.items()
     }
-    return SideBySide(streams, real_ns, simulated_ns, tolerance_ns)
+    return TimelineComparison(streams, _length(real), _length(simulated), tolerance_ns)
 
 
 def _real(spans: Iterable[MeasuredSpan]) -> dict[str, list[Event]]:
     """A step's events by stream, in order."""
-    kept = from_first_start(spans)
-    found: dict[str, list[Event]] = {stream: [] for stream in STREAMS.values()}
-    for call in calls_of(kept):
-        found["compute"].append(Event("kernel", call.op, call.name, call.start_ns, call.end_ns))
-    for span in kept:
+    retained = from_first_start(spans)
+    result: dict[str, list[Event]] = {stream: [] for stream in STREAMS.values()}
+    for call in calls_of(retained):
+        result["compute"].append(Event("kernel", call.op, call.name, call.start_ns, call.end_ns))
+    for span in retained:
         if span.kind is not MeasuredKind.KERNEL:
             event = Event(span.kind.value, "", span.name, span.start_ns, span.end_ns, span.bytes)
-            found[STREAMS[span.kind]].append(event)
-    return found
+            result[STREAMS[span.kind]].append(event)
+    return result
 
 
 def _simulated(result: Result) -> dict[str, list[Event]]:
     """The last iteration's events by stream, in order."""
     graph, last = result.graph, len(result.timeline.iteration_ends_ns) - 1
-    kept = [span for span in result.timeline if span.iteration == last and span.kind in _SIMULATED]
-    begin = min((span.start_ns for span in kept), default=0)
-    found: dict[str, list[Event]] = {stream: [] for stream in STREAMS.values()}
-    for span in kept:
+    retained = [span for span in result.timeline if span.iteration == last and span.kind in _SIMULATED]
+    begin = min((span.start_ns for span in retained), default=0)
+    outcome: dict[str, list[Event]] = {stream: [] for stream in STREAMS.values()}
+    for span in retained:
         op = graph.kernels[graph.kernel(span.name)].op if _SIMULATED[span.kind] == "compute" else ""
         start, end = span.start_ns - begin, span.end_ns - begin
-        found[_SIMULATED[span.kind]].append(Event(span.kind.label, op, span.name, start, end, span.bytes))
-    return found
+        outcome[_SIMULATED[span.kind]].append(Event(span.kind.label, op, span.name, start, end, span.bytes))
+    return outcome
 
 
 def _length(side: Mapping[str, Sequence[Event]]) -> int:
@@ -239,8 +234,44 @@ def _distance(row: Row) -> int:
     return abs(row.offset_ns or 0)
 
 
-def _bars(rows: Iterable[Row]) -> Iterator[Bar]:
-    for row in rows:
-        for side, event in (("real", row.real), ("simulated", row.simulated)):
-            if event is not None:
-                yield Bar(side, row.stream, event.kind, event.start_ns, event.end_ns)
+def parting_text(comparison: TimelineComparison) -> str:
+    """Where a measured step and a simulated iteration part first."""
+    row = comparison.first_parting
+    within = f"within {format_time(comparison.tolerance_ns)}"
+    if row is None:
+        latest = comparison.latest
+        by = f"; starts differ by {format_time(abs(latest.offset_ns or 0))} at most" if latest else ""
+        return f"They do not part: the same on every stream, in the same order, {within}{by}."
+    text = f"They part at {format_time(row.at_ns)}, on {row.stream}, event {row.position}: {_in_words(row)}."
+    if row.agreement is Agreement.SAME:
+        order = "The order is the same on every stream." if comparison.is_same_order else _in_order(comparison)
+        return f"{text} {order}"
+    return text
+
+
+def _in_order(comparison: TimelineComparison) -> str:
+    result = [row for stream in comparison.streams.values() if (row := stream.parting_in_order) is not None]
+    first = min(result, key=lambda row: row.at_ns)
+    return f"In order they part at {format_time(first.at_ns)}, on {first.stream}, event {first.position}."
+
+
+def _in_words(row: Row) -> str:
+    real, simulated, offset = row.real, row.simulated, row.offset_ns
+    if simulated is None:
+        assert real is not None
+        return f"the device has {_described(real)}, and the simulation nothing there"
+    if real is None:
+        return f"the simulation has {_described(simulated)}, and the device nothing there"
+    if row.agreement is Agreement.OTHER:
+        return f"the device has {_described(real)} where the simulation has {_described(simulated)}"
+    assert offset is not None
+    when = f"{format_time(abs(offset))} {'later' if offset > 0 else 'earlier'}"
+    return f"{_described(simulated)} starts {when} on the device than in the simulation"
+
+
+def _described(event: Event) -> str:
+    """An operator with the simulated kernel's name, or a copy with its size."""
+    name = event.name if len(event.name) <= _NAMES else f"{event.name[: _NAMES - 2]}.."
+    if event.op:
+        return event.op if event.kind == "kernel" else f"{event.op} ({event.kind} {name})"
+    return f"{event.kind} {name} of {format_bytes(event.bytes)}"

@@ -1,4 +1,4 @@
-"""A measured step beside a simulated iteration: the same, then changed in one thing, which must be what is told."""
+"""A measured step next to a simulated iteration: the same, then changed in one thing, which must be what is told."""
 
 from __future__ import annotations
 
@@ -11,17 +11,16 @@ from hypothesis import strategies as st
 import simgpu
 from simgpu.hardware.spec import GpuSpec, LinkSpec, NodeSpec
 from simgpu.trace.chain import chain
+from simgpu.validation.calibration import durations
 from simgpu.validation.measured import MeasuredKind, MeasuredSpan
-from simgpu.validation.timelines.beside import Agreement, Bar, Row, SideBySide, side_by_side
-from simgpu.validation.timelines.durations import durations
+from simgpu.validation.timelines.comparison import Agreement, Row, TimelineComparison, parting_text, side_by_side
 from simgpu.validation.timelines.matching import match
-from simgpu.validation.timelines.words import parting_text
-from tests.validation.made_timelines import as_if_measured, kernel
+from tests.validation.example_timelines import as_if_measured, kernel
 
 NODE = NodeSpec("made", GpuSpec("made", memory=10**9), LinkSpec("made", d2h_bandwidth=10**9, h2d_bandwidth=10**9))
 TRACE = chain([1000, 2000, 3000, 4000], [2000, 4000, 6000, 8000], [1000, 2000, 3000, 4000])
 
-#: Three copies out of x1, x2, x3 beside the forward kernels, and three in beside the backward ones; 30 us in all.
+#: Three copies out of x1, x2, x3 next to the forward kernels, and three in next to the backward ones; 30 us in all.
 RESULT = simgpu.simulate(TRACE, NODE, "vdnn")
 SPANS = as_if_measured(RESULT)
 STEP = 30_000
@@ -29,7 +28,7 @@ OUT = [place for place, span in enumerate(SPANS) if span.kind is MeasuredKind.CO
 PLACES = st.integers(0, len(SPANS) - 1)
 
 
-def beside(spans: list[MeasuredSpan], tolerance: float = 0.05) -> SideBySide:
+def compared(spans: list[MeasuredSpan], tolerance: float = 0.05) -> TimelineComparison:
     return side_by_side(spans, RESULT, tolerance=tolerance)
 
 
@@ -49,9 +48,9 @@ def delayed_from(place: int, by: int) -> list[MeasuredSpan]:
     ]
 
 
-def first(found: SideBySide) -> Row:
-    assert found.first_parting is not None
-    return found.first_parting
+def first(timeline_comparison: TimelineComparison) -> Row:
+    assert timeline_comparison.first_parting is not None
+    return timeline_comparison.first_parting
 
 
 def test_what_is_compared_has_copies_both_ways() -> None:
@@ -60,26 +59,26 @@ def test_what_is_compared_has_copies_both_ways() -> None:
 
 
 def test_a_device_that_runs_exactly_like_the_simulation_never_parts() -> None:
-    found = beside(SPANS, tolerance=0)
-    assert found.first_parting is None
-    assert found.is_same_order
-    assert found.real_ns == found.simulated_ns == STEP
-    assert {row.offset_ns for row in found.rows} == {0}
-    assert len(found.rows) == len(SPANS)
-    assert parting_text(found) == (
+    result = compared(SPANS, tolerance=0)
+    assert result.first_parting is None
+    assert result.is_same_order
+    assert result.real_ns == result.simulated_ns == STEP
+    assert {row.offset_ns for row in result.rows} == {0}
+    assert len(result.rows) == len(SPANS)
+    assert parting_text(result) == (
         "They do not part: the same on every stream, in the same order, within 0 ns; starts differ by 0 ns at most."
     )
 
 
 def test_rows_are_the_spans_of_both_sides_stream_by_stream() -> None:
-    found = beside(SPANS)
-    assert list(found.streams) == ["compute", "d2h", "h2d"]
-    compute = found.streams["compute"].rows
+    result = compared(SPANS)
+    assert list(result.streams) == ["compute", "d2h", "h2d"]
+    compute = result.streams["compute"].rows
     assert [row.simulated.name for row in compute if row.simulated] == [each.id for each in TRACE.kernels]
     assert [row.real.op for row in compute if row.real] == [each.op for each in TRACE.kernels]
     assert [row.position for row in compute] == list(range(len(TRACE.kernels)))
     sizes = {block.id: block.bytes for block in TRACE.blocks}
-    out = [(row.real, row.simulated) for row in found.streams["d2h"].rows]
+    out = [(row.real, row.simulated) for row in result.streams["d2h"].rows]
     assert [(real.bytes, sizes[simulated.name]) for real, simulated in out if real and simulated] == [
         (1000, 1000),
         (2000, 2000),
@@ -91,9 +90,9 @@ def test_recomputations_are_compute() -> None:
     slow = NodeSpec("slow", NODE.gpu, LinkSpec("slow", d2h_bandwidth=10**8, h2d_bandwidth=10**8))
     result = simgpu.simulate(TRACE, slow, "joint", budget=8000)
     spans = as_if_measured(result)
-    found = side_by_side(spans, result)
-    assert found.first_parting is None
-    kinds = [(row.simulated.kind, row.simulated.name) for row in found.streams["compute"].rows if row.simulated]
+    outcome = side_by_side(spans, result)
+    assert outcome.first_parting is None
+    kinds = [(row.simulated.kind, row.simulated.name) for row in outcome.streams["compute"].rows if row.simulated]
     assert kinds.count(("recompute", "F1")) == 1
     assert len(kinds) == len(TRACE.kernels) + 1
     without = [span for span in spans if span.call != kinds.index(("recompute", "F1"))]
@@ -104,50 +103,50 @@ def test_recomputations_are_compute() -> None:
 @given(PLACES)
 def test_starts_part_where_one_is_later_by_more_than_the_tolerance(place: int) -> None:
     tolerance = STEP // 10
-    assert beside(delayed_from(place, tolerance), tolerance=0.1).first_parting is None
-    found = beside(delayed_from(place, 2 * tolerance), tolerance=0.1)
-    row = first(found)
+    assert compared(delayed_from(place, tolerance), tolerance=0.1).first_parting is None
+    result = compared(delayed_from(place, 2 * tolerance), tolerance=0.1)
+    row = first(result)
     assert (row.stream, row.agreement, row.offset_ns) == (SPANS[place].stream, Agreement.SAME, 2 * tolerance)
     assert row.real is not None
     assert row.real.start_ns == SPANS[place].start_ns + 2 * tolerance
-    assert found.is_same_order
+    assert result.is_same_order
 
 
 def test_starts_within_the_tolerance_do_not_part() -> None:
-    found = beside(delayed_from(OUT[1], 1500), tolerance=0.05)
-    assert found.tolerance_ns == 1500
-    assert found.first_parting is None
-    assert first(beside(delayed_from(OUT[1], 1600))).offset_ns == 1600
+    result = compared(delayed_from(OUT[1], 1500), tolerance=0.05)
+    assert result.tolerance_ns == 1500
+    assert result.first_parting is None
+    assert first(compared(delayed_from(OUT[1], 1600))).offset_ns == 1600
 
 
 @given(PLACES)
 def test_what_the_device_does_not_is_where_they_part(place: int) -> None:
     """Of equal kernels in a row, any may be the missing one."""
-    found = beside(with_span(place), tolerance=10.0)
-    row = first(found)
+    result = compared(with_span(place), tolerance=10.0)
+    row = first(result)
     assert (row.stream, row.agreement) == (SPANS[place].stream, Agreement.ONLY_SIMULATED)
     assert row.simulated is not None
     assert (row.simulated.op, row.simulated.bytes) == (SPANS[place].op, SPANS[place].bytes)
-    assert sum(each.agreement is not Agreement.SAME for each in found.rows) == 1
-    assert not found.is_same_order
+    assert sum(each.agreement is not Agreement.SAME for each in result.rows) == 1
+    assert not result.is_same_order
 
 
 @given(PLACES)
 def test_a_copy_the_simulation_has_not_is_where_they_part(place: int) -> None:
     at = SPANS[place].end_ns
     extra = MeasuredSpan("d2h", MeasuredKind.COPY_D2H, "Memcpy DtoH", "", -1, at, at, 4)
-    found = beside([*SPANS, extra], tolerance=10.0)
-    row = first(found)
+    result = compared([*SPANS, extra], tolerance=10.0)
+    row = first(result)
     assert (row.stream, row.agreement, row.real and row.real.bytes) == ("d2h", Agreement.ONLY_REAL, 4)
-    assert sum(each.agreement is not Agreement.SAME for each in found.rows) == 1
+    assert sum(each.agreement is not Agreement.SAME for each in result.rows) == 1
 
 
 def test_a_copy_of_another_size_stands_beside_the_one_that_was_simulated() -> None:
     changed = SPANS[OUT[1]]._replace(bytes=2048)
-    found = beside(with_span(OUT[1], changed))
-    row = first(found)
+    result = compared(with_span(OUT[1], changed))
+    row = first(result)
     assert (row.stream, row.position, row.agreement) == ("d2h", 1, Agreement.OTHER)
-    assert parting_text(found) == (
+    assert parting_text(result) == (
         "They part at 1 us, on d2h, event 1: the device has copy_d2h Memcpy of 2 KiB where the simulation has copy_d2h "
         "x2 of 1.953 KiB."
     )
@@ -156,10 +155,10 @@ def test_a_copy_of_another_size_stands_beside_the_one_that_was_simulated() -> No
 def test_another_operator_stands_beside_the_one_that_was_simulated() -> None:
     place = next(place for place, span in enumerate(SPANS) if span.op == "conv2d_backward")
     other = kernel("aten::mm", SPANS[place].call, SPANS[place].start_ns, SPANS[place].end_ns)
-    found = beside(with_span(place, other))
-    row = first(found)
+    result = compared(with_span(place, other))
+    row = first(result)
     assert (row.stream, row.position, row.agreement) == ("compute", 4, Agreement.OTHER)
-    assert parting_text(found) == (
+    assert parting_text(result) == (
         "They part at 10 us, on compute, event 4: the device has aten::mm where the simulation has conv2d_backward "
         "(compute B4)."
     )
@@ -169,28 +168,28 @@ def test_the_earliest_of_all_streams_is_the_first() -> None:
     late = [
         span._replace(bytes=5) if span.kind is MeasuredKind.COPY_H2D else span for span in delayed_from(OUT[2], 9000)
     ]
-    found = beside(late)
-    assert first(found).stream == "d2h"
-    assert parting_text(found) == (
+    result = compared(late)
+    assert first(result).stream == "d2h"
+    assert parting_text(result) == (
         "They part at 3 us, on d2h, event 2: copy_d2h x3 of 2.93 KiB starts 9 us later on the device than in the "
         "simulation. In order they part at 10 us, on h2d, event 0."
     )
 
 
 def test_something_missing_is_told() -> None:
-    found = beside(with_span(OUT[0]))
-    assert parting_text(found) == (
+    result = compared(with_span(OUT[0]))
+    assert parting_text(result) == (
         "They part at 0 ns, on d2h, event 0: the simulation has copy_d2h x1 of 1000 B, and the device nothing there."
     )
 
 
 def test_time_counts_from_the_first_start_of_either_side() -> None:
     later = [span._replace(start_ns=span.start_ns + 77, end_ns=span.end_ns + 77) for span in SPANS]
-    assert beside(later, tolerance=0).first_parting is None
+    assert compared(later, tolerance=0).first_parting is None
 
 
 def test_as_a_table_each_row_has_both_sides() -> None:
-    frame = beside(with_span(OUT[0])).as_frame()
+    frame = compared(with_span(OUT[0])).as_frame()
     assert len(frame) == len(SPANS)
     lone = frame[frame["agreement"] == "only_simulated"].iloc[0]
     assert (lone["stream"], lone["position"], lone["simulated_name"], lone["simulated_bytes"]) == ("d2h", 0, "x1", 1000)
@@ -200,21 +199,11 @@ def test_as_a_table_each_row_has_both_sides() -> None:
     assert frame["real_end_ns"].dtype == "Int64"
 
 
-def test_bars_are_all_events_of_both_sides() -> None:
-    bars = beside(SPANS).bars()
-    real = [bar for bar in bars if bar.side == "real"]
-    assert sorted((bar.stream, bar.start_ns, bar.end_ns) for bar in real) == sorted(
-        (span.stream, span.start_ns, span.end_ns) for span in SPANS
-    )
-    assert Bar("simulated", "d2h", "copy_d2h", 0, 1000) in bars
-    assert len(bars) == 2 * len(SPANS)
-
-
 @pytest.mark.parametrize("spans", [[], SPANS[:1]])
 def test_a_timeline_that_breaks_off_is_compared_all_the_same(spans: list[MeasuredSpan]) -> None:
-    found = beside(spans, tolerance=10.0)
-    assert len(found.rows) == len(SPANS)
-    assert sum(row.real is not None for row in found.rows) == len(spans)
+    result = compared(spans, tolerance=10.0)
+    assert len(result.rows) == len(SPANS)
+    assert sum(row.real is not None for row in result.rows) == len(spans)
 
 
 @given(st.lists(st.integers(0, 5000), min_size=8, max_size=8))
@@ -226,6 +215,6 @@ def test_kernels_that_last_as_measured_start_when_they_were_measured(gaps: list[
         at += each.duration_ns + gap
     times = durations(spans, match(spans, [each.op for each in TRACE.kernels]), spans[-1].end_ns)
     kernels = tuple(replace(each, duration_ns=ns) for each, ns in zip(TRACE.kernels, times, strict=True))
-    found = side_by_side(spans, simgpu.simulate(replace(TRACE, kernels=kernels), NODE, "none"), tolerance=0.0)
-    assert found.first_parting is None
-    assert found.real_ns == found.simulated_ns
+    result = side_by_side(spans, simgpu.simulate(replace(TRACE, kernels=kernels), NODE, "none"), tolerance=0.0)
+    assert result.first_parting is None
+    assert result.real_ns == result.simulated_ns

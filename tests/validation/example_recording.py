@@ -11,6 +11,7 @@ from simgpu.timeline.model import SpanKind
 from simgpu.trace.chain import chain
 from simgpu.trace.model import Block, BlockKind, Kernel, Phase, Trace
 from simgpu.validation.calibration import calibrate, persistent_bytes
+from simgpu.validation.comparison import simulate_counterpart
 from simgpu.validation.measured import (
     Case,
     Copies,
@@ -21,7 +22,6 @@ from simgpu.validation.measured import (
     Method,
     Recording,
 )
-from simgpu.validation.twins import simulate_twin
 
 MIB = 2**20
 COPIES = Copies(
@@ -58,8 +58,8 @@ KINDS = {
 }
 
 
-def made_trace(scale: int = 1) -> Trace:
-    """Four layers of two kernels each way and an optimizer: an activation beside every weighted result."""
+def example_trace(scale: int = 1) -> Trace:
+    """Four layers of two kernels each way and an optimizer: an activation next to every weighted result."""
     layers = [(900, 40 * MIB), (1200, 30 * MIB), (1000, 20 * MIB), (700, 10 * MIB)]
     kernels: list[Kernel] = []
     blocks = [Block("x", 8 * MIB * scale, BlockKind.INPUT, persistent=True)]
@@ -113,7 +113,7 @@ def spans_of(result: Result) -> tuple[MeasuredSpan, ...]:
     """The last iteration of a simulated run as a device would have told it, a kernel each call."""
     start, end = result.timeline.window(-1)
     ops = {kernel.id: kernel.op for kernel in result.graph.kernels}
-    found: list[MeasuredSpan] = []
+    measured_spans: list[MeasuredSpan] = []
     calls = 0
     for span in result.timeline:
         if span.kind in KINDS and start <= span.start_ns < end:
@@ -121,43 +121,45 @@ def spans_of(result: Result) -> tuple[MeasuredSpan, ...]:
             kernel = kind is MeasuredKind.KERNEL
             op, call = (ops[span.name], calls) if kernel else ("", -1)
             times = span.start_ns - start, span.end_ns - start
-            found.append(MeasuredSpan(stream, kind, f"{kind}_{op}", op, call, *times, 0 if kernel else span.bytes))
+            measured_spans.append(
+                MeasuredSpan(stream, kind, f"{kind}_{op}", op, call, *times, 0 if kernel else span.bytes)
+            )
             calls += kernel
-    return tuple(found)
+    return tuple(measured_spans)
 
 
-def made_run(
+def example_run(
     trace: Trace, method: Method, *, machine: MeasuredMachine = MACHINE, held: int = 3 * MIB, timeline: bool = True
 ) -> MeasuredRun:
-    """What the twin of a method says, as if it had been measured on the device.
+    """What the counterpart of a method says, as if it had been measured on the device.
 
     held: device memory in use when a step begins, beyond the trace's persistent blocks.
     """
     before = persistent_bytes(trace, machine.alignment) + held
     plain = MeasuredRun(Method.PLAIN, {}, (trace.compute_ns,), before, before, 0, 0)
-    twin = simulate_twin(calibrate(machine, trace, plain), method, SETTINGS[method])
-    assert twin.numbers is not None and twin.result is not None, twin.why
-    step = twin.numbers.step_ns
+    counterpart = simulate_counterpart(calibrate(machine, trace, plain), method, SETTINGS[method])
+    assert counterpart.numbers is not None and counterpart.result is not None, counterpart.why
+    step = counterpart.numbers.step_ns
     steps = (step, *(step + sign * step * part // 1000 for part in range(1, 11) for sign in (-1, 1)))
-    spans = spans_of(twin.result) if timeline else ()
+    spans = spans_of(counterpart.result) if timeline else ()
     return MeasuredRun(
         method,
         SETTINGS[method],
         steps,
-        twin.numbers.peak_bytes,
+        counterpart.numbers.peak_bytes,
         before,
-        twin.numbers.d2h_bytes,
-        twin.numbers.h2d_bytes,
+        counterpart.numbers.d2h_bytes,
+        counterpart.numbers.h2d_bytes,
         spans,
     )
 
 
-def made_case(scale: int = 1, *, methods: tuple[Method, ...] = tuple(Method), **settings: Any) -> Case:
-    """A case of which every run is what its twin says."""
-    trace = made_trace(scale)
-    return Case("example", 8 * scale, trace, {method: made_run(trace, method, **settings) for method in methods})
+def example_case(scale: int = 1, *, methods: tuple[Method, ...] = tuple(Method), **settings: Any) -> Case:
+    """A case of which every run is what its counterpart says."""
+    trace = example_trace(scale)
+    return Case("example", 8 * scale, trace, {method: example_run(trace, method, **settings) for method in methods})
 
 
-def made_recording(*cases: Case, machine: MeasuredMachine = MACHINE) -> Recording:
+def recording_of(*cases: Case, machine: MeasuredMachine = MACHINE) -> Recording:
     """A recording of these cases."""
     return Recording("made", machine, cases)

@@ -4,30 +4,34 @@ The node that a program was simulated for is not the machine at hand. So the sam
 long as they were, on a link as fast as the one that was measured; what the device does is held to that. Where both
 directions are busy at once, the link is taken for full or half duplex, whichever is nearer to what was measured
 (`simgpu.validation.calibration.duplex_of`).
+
+Whether a program's blocks find room on a device and its host, told before anything is allocated.
 """
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable
 from contextlib import closing
 from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
 
+from simgpu.errors import InputError, Problem
 from simgpu.hardware.spec import LinkSpec, NodeSpec
+from simgpu.io.free_memory import available_memory
 from simgpu.machine.run import POOLS, run_program
 from simgpu.program.instructions import CopyIn, CopyOut
 from simgpu.recorder.machine.bandwidth import DEFAULT_SIZES
 from simgpu.timeline.model import SpanKind, Timeline
-from simgpu.units import BYTE_UNITS
+from simgpu.units import BYTE_UNITS, format_bytes
 from simgpu.validation.calibration import duplex_of
 from simgpu.validation.devices import Device, open_device
 from simgpu.validation.measured import MeasuredMachine
 from simgpu.validation.replay.issue import Issued, Limits, issue
 from simgpu.validation.replay.order import issue_order
-from simgpu.validation.replay.outcome import Outcome, Side, besides
+from simgpu.validation.replay.outcome import Outcome, Side, compare_replay
 from simgpu.validation.replay.program import SimulatedProgram, read_program
-from simgpu.validation.replay.room import check_room
 
 DEFAULT_REPETITIONS = 20
 #: Iterations before those that count: memory and clocks of the device come up in them.
@@ -53,17 +57,17 @@ def replay(
     runs; `MissingExtraError` without PyTorch; `OutOfMemoryError` where the program does not come to an end on the
     measured link.
     """
-    found = program if isinstance(program, SimulatedProgram) else read_program(program)
+    result = program if isinstance(program, SimulatedProgram) else read_program(program)
     with closing(open_device(device)) as opened:
         from simgpu.validation.harness.machine import measure_machine
 
         progress(f"measuring copies of {opened.name}")
-        machine = measure_machine(opened, sizes=_sizes(found), repetitions=_COPIES)
-        return replay_on(found, opened, machine, repetitions=repetitions, progress=progress)
+        machine = measure_machine(opened, sizes=_sizes(result), repetitions=_COPIES)
+        return replay_on(result, opened, machine, repetitions=repetitions, progress=progress)
 
 
 def replay_on(
-    found: SimulatedProgram,
+    simulated_program: SimulatedProgram,
     device: Device,
     machine: MeasuredMachine,
     *,
@@ -72,21 +76,30 @@ def replay_on(
 ) -> Outcome:
     """Replay a program on a device whose links have been measured; otherwise as `replay`."""
     iterations = WARM_UP + repetitions + 1
-    node = node_of(found, machine)
+    node = node_of(simulated_program, machine)
     progress("simulating the program on the measured link")
-    run = run_program(found.program, found.graph, node, budget=found.budget, iterations=iterations, pool=found.pool)
+    run = run_program(
+        simulated_program.program,
+        simulated_program.graph,
+        node,
+        budget=simulated_program.budget,
+        iterations=iterations,
+        pool=simulated_program.pool,
+    )
     peak = int(run.timeline.device_memory.used.max(initial=0))
     pinned = int(run.timeline.host_memory.used.max(initial=0))
-    free = check_room(device, peak, pinned)
+    free = check_memory(device, peak, pinned)
     # The host may run ahead of the device as far as there is memory. Without a budget that is as far as is needed.
-    limit = peak if found.budget is None else min(found.budget, max(free, peak))
-    pool = POOLS[found.pool](found.budget, node.gpu.alignment)
-    steps = list(issue_order(found.program, found.graph, run.timeline, pool, node.host.pinned_memory))
+    limit = peak if simulated_program.budget is None else min(simulated_program.budget, max(free, peak))
+    pool = POOLS[simulated_program.pool](simulated_program.budget, node.gpu.alignment)
+    steps = list(
+        issue_order(simulated_program.program, simulated_program.graph, run.timeline, pool, node.host.pinned_memory)
+    )
     progress(f"running {iterations} iterations on {device.name}")
     limits = Limits(limit, node.host.pinned_memory, node.gpu.alignment)
-    issued = issue(steps, found.program, found.graph, device, limits, iterations)
+    issued = issue(steps, simulated_program.program, simulated_program.graph, device, limits, iterations)
     return Outcome(
-        program=found,
+        program=simulated_program,
         machine=machine,
         measured=_measured(issued),
         simulated=_simulated(run.timeline),
@@ -94,30 +107,30 @@ def replay_on(
         warm_up=WARM_UP,
         limit_bytes=limit,
         allocated_bytes=issued.allocated_bytes,
-        beside=besides(issued.spans, run.timeline),
+        comparison=compare_replay(issued.spans, run.timeline),
     )
 
 
-def node_of(found: SimulatedProgram, machine: MeasuredMachine) -> NodeSpec:
+def node_of(simulated_program: SimulatedProgram, machine: MeasuredMachine) -> NodeSpec:
     """The program's node with the link and the copy engines that were measured."""
-    copies, node = machine.copies, found.node
+    copies, node = machine.copies, simulated_program.node
     link = LinkSpec("measured", copies.d2h, copies.h2d, copies.latency_ns, duplex_of(copies))
     return replace(node, name=machine.device, gpu=replace(node.gpu, copy_engines=machine.copy_engines), link=link)
 
 
-def _sizes(found: SimulatedProgram) -> tuple[int, ...]:
+def _sizes(simulated_program: SimulatedProgram) -> tuple[int, ...]:
     """Which copies to measure: small ones, for the latency, up to one as large as the largest of the program.
 
     One that does not fit into a processor's cache is always among them, else a CPU would tell the speed of its cache.
     """
     copied = {
         instruction.stored_as if isinstance(instruction, CopyOut) else instruction.block
-        for segment in found.program.segments
+        for segment in simulated_program.program.segments
         for code in segment.streams.values()
         for instruction in code
         if isinstance(instruction, CopyOut | CopyIn)
     }
-    largest = max([_LEAST, *(found.graph.copy_sizes[b] for b in copied)])
+    largest = max([_LEAST, *(simulated_program.graph.copy_sizes[b] for b in copied)])
     enough = next((place for place, size in enumerate(DEFAULT_SIZES) if size >= largest), len(DEFAULT_SIZES))
     return DEFAULT_SIZES[: enough + 1]
 
@@ -138,3 +151,44 @@ def _simulated(timeline: Timeline) -> Side:
 def _counted(ends: tuple[int, ...]) -> tuple[int, ...]:
     """The steady iterations: without those to warm up, and without the last one, which is watched."""
     return tuple(end - begin for begin, end in pairwise(ends[WARM_UP - 1 : -1]))
+
+
+def check_memory(device: Device, needed: int, pinned: int) -> int:
+    """Bytes that are free on the device.
+
+    needed: bytes of device memory; pinned: of host memory. Raises `InputError` where there is less of either; on a CPU
+    both are the same memory.
+    """
+    host = _free_on_host()
+    free = free_on(device)
+    problems = []
+    if device.kind == "cpu" and needed + pinned > host:
+        what = f"{format_bytes(needed)} stand for device memory, {format_bytes(pinned)} for the host's"
+        problems.append(f"{what}, and this machine has {format_bytes(host)} free for both")
+    elif device.kind != "cpu":
+        if needed > free:
+            problems.append(f"its blocks take {format_bytes(needed)}, and {device.name} has {format_bytes(free)} free")
+        if pinned > host:
+            what = f"its blocks take {format_bytes(pinned)} of host memory"
+            problems.append(f"{what}, and this machine has {format_bytes(host)} free")
+    if problems:
+        remedy = "simulate it with a smaller budget or a smaller batch"
+        raise InputError([Problem("program", "memory", what, remedy) for what in problems])
+    return free
+
+
+def free_on(device: Device) -> int:
+    """Bytes of device memory that nobody has taken; on a CPU what is free on the host."""
+    if device.kind == "cpu":
+        return _free_on_host()
+    import torch
+
+    torch.cuda.empty_cache()  # else what the link was measured with counts as taken
+    free: int = torch.cuda.mem_get_info(device.torch_device)[0]
+    return free
+
+
+def _free_on_host() -> int:
+    """Bytes that this process can use; all of the machine's memory where the system does not report it."""
+    free = available_memory()
+    return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") if free is None else free

@@ -23,14 +23,14 @@ def one_after_another(ops: Sequence[str]) -> list[MeasuredSpan]:
 def as_if_measured(result: Result) -> list[MeasuredSpan]:
     """The last simulated iteration, as a device would show it that ran exactly like that."""
     last = result.iterations - 1
-    kept = [span for span in result.timeline if span.iteration == last and not span.kind.is_stall]
-    begin = min(span.start_ns for span in kept)
-    return list(_measured(result, kept, begin))
+    stored = [span for span in result.timeline if span.iteration == last and not span.kind.is_stall]
+    begin = min(span.start_ns for span in stored)
+    return list(_measured(result, stored, begin))
 
 
-def _measured(result: Result, kept: Iterable, begin: int) -> Iterable[MeasuredSpan]:  # type: ignore[type-arg]
+def _measured(result: Result, iterable: Iterable, begin: int) -> Iterable[MeasuredSpan]:  # type: ignore[type-arg]
     ops = {each.id: each.op for each in result.graph.kernels}
-    for call, span in enumerate(kept):
+    for call, span in enumerate(iterable):
         start, end = span.start_ns - begin, span.end_ns - begin
         if span.kind in _COPIES:
             stream, kind = _COPIES[span.kind]

@@ -1,12 +1,41 @@
-"""Host buffers that are used again: pinning memory anew for every copy would take longer than the copy."""
+"""Bytes copied between device and host, and host buffers that are reused, since pinning memory takes long."""
 
 from __future__ import annotations
 
 from collections import defaultdict
+from dataclasses import dataclass
+from typing import NamedTuple
 
 import torch
 
 from simgpu.validation.devices import Device
+
+
+class Copied(NamedTuple):
+    """Bytes copied from the device to the host, and back."""
+
+    d2h_bytes: int
+    h2d_bytes: int
+
+
+@dataclass(slots=True)
+class Tally:
+    """Counts bytes as copies are asked for.
+
+    >>> tally = Tally()
+    >>> tally.d2h_bytes += 8
+    >>> tally.take(), tally.take()
+    (Copied(d2h_bytes=8, h2d_bytes=0), Copied(d2h_bytes=0, h2d_bytes=0))
+    """
+
+    d2h_bytes: int = 0
+    h2d_bytes: int = 0
+
+    def take(self) -> Copied:
+        """What was counted since it was last asked."""
+        taken = Copied(self.d2h_bytes, self.h2d_bytes)
+        self.d2h_bytes = self.h2d_bytes = 0
+        return taken
 
 
 class HostBuffer:

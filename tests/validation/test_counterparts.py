@@ -10,15 +10,15 @@ from simgpu.memory.transfer import stream_ns
 from simgpu.policies.registry import describe, policy_names
 from simgpu.timeline.model import SpanKind
 from simgpu.validation.calibration import Calibration, calibrate, persistent_bytes
+from simgpu.validation.comparison import POLICY_OF, Numbers, simulate_counterpart
 from simgpu.validation.measured import MeasuredRun, Method
-from simgpu.validation.twins import POLICY_OF, Numbers, simulate_twin
-from tests.validation.made_recording import COPIES, MACHINE, MIB, SETTINGS, made_trace
+from tests.validation.example_recording import COPIES, MACHINE, MIB, SETTINGS, example_trace
 
 MANAGED = [method for method in Method if method is not Method.PLAIN]
 
 
 def calibration(held: int = 3 * MIB, **machine: object) -> Calibration:
-    trace, device = made_trace(), replace(MACHINE, **machine)
+    trace, device = example_trace(), replace(MACHINE, **machine)
     before = persistent_bytes(trace, device.alignment) + held
     return calibrate(device, trace, MeasuredRun(Method.PLAIN, {}, (trace.compute_ns,), before, before, 0, 0))
 
@@ -30,36 +30,36 @@ def test_every_method_has_a_policy_whose_parameters_are_its_settings(method: Met
 
 
 def test_of_the_plain_twin_all_is_known():
-    found = simulate_twin(calibration(), Method.PLAIN, {})
-    assert found.numbers is not None and found.result is not None
-    held = 3 * MIB + persistent_bytes(made_trace(), 512)
-    peak = found.result.metrics.device_peak_used_bytes - persistent_bytes(made_trace(), 512)
-    assert found.numbers == Numbers(made_trace().compute_ns, held + peak, 0, 0)
+    result = simulate_counterpart(calibration(), Method.PLAIN, {})
+    assert result.numbers is not None and result.result is not None
+    held = 3 * MIB + persistent_bytes(example_trace(), 512)
+    peak = result.result.metrics.device_peak_used_bytes - persistent_bytes(example_trace(), 512)
+    assert result.numbers == Numbers(example_trace().compute_ns, held + peak, 0, 0)
 
 
 @pytest.mark.parametrize("method", Method)
 def test_what_is_held_all_the_time_is_in_the_peak_and_changes_nothing_else(method: Method) -> None:
-    more, less = (simulate_twin(calibration(held), method, SETTINGS[method]).numbers for held in (5 * MIB, 0))
+    more, less = (simulate_counterpart(calibration(held), method, SETTINGS[method]).numbers for held in (5 * MIB, 0))
     assert more is not None and less is not None
     assert more == less._replace(peak_bytes=less.peak_bytes + 5 * MIB)
 
 
 def test_save_on_cpu_waits_for_copies_out_to_return_and_for_the_next_launch_and_for_the_bytes_of_all():
-    found = simulate_twin(calibration(), Method.SAVE_ON_CPU, {})
-    assert found.result is not None and found.numbers is not None
-    start, _ = found.result.timeline.window(-1)
+    result = simulate_counterpart(calibration(), Method.SAVE_ON_CPU, {})
+    assert result.result is not None and result.numbers is not None
+    start, _ = result.result.timeline.window(-1)
     rates = {SpanKind.COPY_D2H: COPIES.d2h, SpanKind.COPY_H2D: COPIES.h2d}
-    copies = [each for each in found.result.timeline if each.kind in rates and each.start_ns >= start]
+    copies = [each for each in result.result.timeline if each.kind in rates and each.start_ns >= start]
     assert {each.kind for each in copies} == set(rates)
     bytes_alone = sum(stream_ns(each.bytes, rates[each.kind]) for each in copies)
     count = sum(each.kind is SpanKind.COPY_D2H for each in copies)
     assert 2 * count == len(copies)
     waits = count * (COPIES.blocking_ns + MACHINE.launch_ns + COPIES.latency_ns)
-    assert found.numbers.step_ns == made_trace().compute_ns + bytes_alone + waits
+    assert result.numbers.step_ns == example_trace().compute_ns + bytes_alone + waits
 
 
 def test_on_a_cpu_the_host_waits_for_copies_both_ways():
-    both, device = (simulate_twin(calibration(kind=kind), Method.SAVE_ON_CPU, {}) for kind in ("cpu", "cuda"))
+    both, device = (simulate_counterpart(calibration(kind=kind), Method.SAVE_ON_CPU, {}) for kind in ("cpu", "cuda"))
     assert both.numbers is not None and device.numbers is not None and both.result is not None
     start, _ = both.result.timeline.window(-1)
     copies = [each for each in both.result.timeline if each.start_ns >= start and each.bytes]
@@ -68,38 +68,38 @@ def test_on_a_cpu_the_host_waits_for_copies_both_ways():
 
 
 def test_async_offload_copies_have_the_latency_of_a_copy_that_nobody_waits_for():
-    found = simulate_twin(calibration(), Method.ASYNC_OFFLOAD, SETTINGS[Method.ASYNC_OFFLOAD])
-    assert found.result is not None
-    copies = [each for each in found.result.timeline if each.kind is SpanKind.COPY_D2H]
+    result = simulate_counterpart(calibration(), Method.ASYNC_OFFLOAD, SETTINGS[Method.ASYNC_OFFLOAD])
+    assert result.result is not None
+    copies = [each for each in result.result.timeline if each.kind is SpanKind.COPY_D2H]
     assert copies
     assert all(each.end_ns - each.start_ns == COPIES.latency_ns + stream_ns(each.bytes, COPIES.d2h) for each in copies)
 
 
 @pytest.mark.parametrize("method", MANAGED)
 def test_managed_twins_take_longer_than_the_plain_one(method: Method) -> None:
-    found = simulate_twin(calibration(), method, SETTINGS[method]).numbers
-    assert found is not None and found.step_ns > made_trace().compute_ns
+    result = simulate_counterpart(calibration(), method, SETTINGS[method]).numbers
+    assert result is not None and result.step_ns > example_trace().compute_ns
 
 
 def test_copied_bytes_are_those_of_the_last_iteration():
-    found = simulate_twin(calibration(), Method.SAVE_ON_CPU, {})
-    assert found.result is not None and found.numbers is not None
-    last = len(found.result.timeline.iteration_ends_ns) - 1
+    result = simulate_counterpart(calibration(), Method.SAVE_ON_CPU, {})
+    assert result.result is not None and result.numbers is not None
+    last = len(result.result.timeline.iteration_ends_ns) - 1
     by_kind = {
-        kind: sum(each.bytes for each in found.result.timeline if each.kind is kind and each.iteration == last)
+        kind: sum(each.bytes for each in result.result.timeline if each.kind is kind and each.iteration == last)
         for kind in (SpanKind.COPY_D2H, SpanKind.COPY_H2D)
     }
-    assert (found.numbers.d2h_bytes, found.numbers.h2d_bytes) == tuple(by_kind.values())
-    assert found.numbers.d2h_bytes > 0
+    assert (result.numbers.d2h_bytes, result.numbers.h2d_bytes) == tuple(by_kind.values())
+    assert result.numbers.d2h_bytes > 0
 
 
 def test_a_twin_without_room_says_so_and_has_no_numbers():
-    found = simulate_twin(calibration(memory=40 * MIB), Method.PLAIN, {})
-    assert (found.numbers, found.result, found.failure) == (None, None, "out of memory")
-    assert "kernel F1c" in found.why and "37 MiB" in found.why
+    result = simulate_counterpart(calibration(memory=40 * MIB), Method.PLAIN, {})
+    assert (result.numbers, result.result, result.failure) == (None, None, "out of memory")
+    assert "kernel F1c" in result.why and "37 MiB" in result.why
 
 
 def test_a_twin_with_settings_that_its_policy_does_not_know_is_refused():
-    found = simulate_twin(calibration(), Method.ASYNC_OFFLOAD, {"prefetsch": 2})
-    assert (found.numbers, found.failure) == (None, "refused")
-    assert "prefetsch" in found.why and "prefetch" in found.why
+    result = simulate_counterpart(calibration(), Method.ASYNC_OFFLOAD, {"prefetsch": 2})
+    assert (result.numbers, result.failure) == (None, "refused")
+    assert "prefetsch" in result.why and "prefetch" in result.why

@@ -1,8 +1,8 @@
-"""Each twin against PyTorch on the CPU: the same bytes, the same peak and the same order, with no tolerance.
+"""Each counterpart against PyTorch on the CPU: the same bytes, the same peak and the same order, with no tolerance.
 
 `save_on_cpu` and the asynchronous offload are hooks of `simgpu.validation.managed` there, the former PyTorch's own
 written out for a CPU; the rest is PyTorch's. A model's iteration is recorded once, and run for real under each method.
-The twin is given the recording, the machine and the plain run. Time is not compared here; it is made up.
+The counterpart is given the recording, the machine and the plain run. Time is not compared here; it is made up.
 """
 
 from __future__ import annotations
@@ -26,12 +26,12 @@ from simgpu.recorder.workload import find_factory, make_workload
 from simgpu.timeline.model import SpanKind
 from simgpu.trace.model import Trace
 from simgpu.validation.calibration import Calibration, calibrate
+from simgpu.validation.comparison import Counterpart, Numbers, simulate_counterpart
 from simgpu.validation.devices import open_device
-from simgpu.validation.harness.steps import run_method
-from simgpu.validation.managed import checkpoint as real_checkpoint
+from simgpu.validation.harness.session import run_method
+from simgpu.validation.managed import methods
 from simgpu.validation.measured import Copies, MeasuredKind, MeasuredMachine, MeasuredRun, Method
-from simgpu.validation.timelines.beside import side_by_side
-from simgpu.validation.twins import Numbers, Twin, simulate_twin
+from simgpu.validation.timelines.comparison import side_by_side
 
 _COPIES = Copies(d2h=10**9, h2d=10**9, both_d2h=10**9, both_h2d=10**9, latency_ns=10, blocking_ns=100)
 MACHINE = MeasuredMachine("a CPU", "cpu", 2**40, 1, 2, _COPIES, 5, "a CPU", "2026-01-31")
@@ -122,26 +122,26 @@ def settings_of(name: str, way: str) -> tuple[Method, dict[str, Any]]:
     return method, {"blocks": list(MODELS[name].blocks)} if method is Method.CHECKPOINT else settings
 
 
-def both(name: str, way: str) -> tuple[MeasuredRun, Twin]:
+def both(name: str, way: str) -> tuple[MeasuredRun, Counterpart]:
     method, settings = settings_of(name, way)
     real = plain(name) if method is Method.PLAIN else really(name, method, settings)
-    return real, simulate_twin(calibrated(name), method, settings)
+    return real, simulate_counterpart(calibrated(name), method, settings)
 
 
-def expect_same(real: MeasuredRun, twin: Twin) -> None:
-    assert twin.numbers is not None and twin.result is not None, twin.why
+def expect_same(real: MeasuredRun, counterpart: Counterpart) -> None:
+    assert counterpart.numbers is not None and counterpart.result is not None, counterpart.why
     measured = Numbers.measured(real)
-    assert twin.numbers._replace(step_ns=0) == measured._replace(step_ns=0)
-    beside = side_by_side(real.spans, twin.result)
-    partings = [stream.parting_in_order for stream in beside.streams.values()]
-    assert beside.is_same_order, [row for row in partings if row is not None]
+    assert counterpart.numbers._replace(step_ns=0) == measured._replace(step_ns=0)
+    comparison = side_by_side(real.spans, counterpart.result)
+    partings = [stream.parting_in_order for stream in comparison.streams.values()]
+    assert comparison.is_same_order, [row for row in partings if row is not None]
 
 
 @pytest.mark.parametrize("way", [way for way in SETTINGS if way != "checkpoint"])
 @pytest.mark.parametrize("name", MODELS)
 def test_bytes_peak_and_order_are_those_of_pytorch(name: str, way: str) -> None:
-    real, twin = both(name, way)
-    expect_same(real, twin)
+    real, counterpart = both(name, way)
+    expect_same(real, counterpart)
     if way != "plain" and name != "mlp":
         assert min(real.d2h_bytes, real.h2d_bytes) > 0
 
@@ -151,24 +151,24 @@ def test_checkpointing_is_that_of_pytorch_but_for_the_state_of_its_random_number
     name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """That state is left out here: on a CPU it lies where tensors do. A dropout draws another mask of the same size."""
-    without = partial(real_checkpoint.checkpoint, preserve_rng_state=False)
-    monkeypatch.setattr(real_checkpoint, "checkpoint", without)
-    real, twin = both(name, "checkpoint")
-    expect_same(real, twin)
-    assert twin.result is not None
+    without = partial(methods.checkpoint, preserve_rng_state=False)
+    monkeypatch.setattr(methods, "checkpoint", without)
+    real, counterpart = both(name, "checkpoint")
+    expect_same(real, counterpart)
+    assert counterpart.result is not None
     kernels = sum(span.kind is MeasuredKind.KERNEL for span in real.spans)
-    last = len(twin.result.timeline.iteration_ends_ns) - 1
-    again = [span for span in twin.result.timeline if span.kind is SpanKind.RECOMPUTE and span.iteration == last]
+    last = len(counterpart.result.timeline.iteration_ends_ns) - 1
+    again = [span for span in counterpart.result.timeline if span.kind is SpanKind.RECOMPUTE and span.iteration == last]
     assert kernels - sum(span.kind is MeasuredKind.KERNEL for span in plain(name).spans) == len(again) > 0
 
 
 @pytest.mark.parametrize("name", MODELS)
 def test_the_state_of_random_numbers_is_held_from_a_parts_forward_to_the_end_of_its_backward(name: str) -> None:
-    """The peak is that of the twin's memory with one state for each part that is between the two, and one for a part
-    that runs again: the state that is put back when it has."""
-    real, twin = both(name, "checkpoint")
-    assert twin.result is not None
-    timeline = twin.result.timeline
+    """The peak is that of the counterpart's memory with one state for each part that is between the two, and one for a
+    part that runs again: the state that is put back when it has."""
+    real, counterpart = both(name, "checkpoint")
+    assert counterpart.result is not None
+    timeline = counterpart.result.timeline
     last, begin = len(timeline.iteration_ends_ns) - 1, timeline.iteration_ends_ns[-2]
     layers = {kernel.id: kernel.layer or "" for kernel in recorded(name).kernels}
     held = []

@@ -1,0 +1,153 @@
+"""A training iteration under one method of memory management: plain, checkpointing, or two kinds of offload."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from functools import partial
+from typing import Any
+
+import torch
+from torch import nn
+from torch.utils.checkpoint import checkpoint
+
+from simgpu.errors import InputError, Problem, did_you_mean
+from simgpu.recorder.iteration import NoWatcher, run_iteration
+from simgpu.recorder.workload import Workload
+from simgpu.validation.devices import Device
+from simgpu.validation.managed.async_offload import AsyncOffload
+from simgpu.validation.managed.save_on_cpu import save_on_cpu_hooks
+from simgpu.validation.managed.transfers import Copied, Tally
+from simgpu.validation.measured import Method
+
+#: The settings of each method: the parameters of its counterpart.
+_KNOWN: dict[Method, tuple[str, ...]] = {
+    Method.PLAIN: (),
+    Method.CHECKPOINT: ("blocks",),
+    Method.SAVE_ON_CPU: (),
+    Method.ASYNC_OFFLOAD: ("prefetch", "stash", "min_bytes"),
+}
+
+
+class Managed:
+    """A workload whose iterations run under one method."""
+
+    def __init__(self, workload: Workload, tally: Tally, around: Callable[[], AbstractContextManager[object]]) -> None:
+        self._workload = workload
+        self._tally = tally
+        self._around = around
+
+    def step(self, optimizer: torch.optim.Optimizer) -> torch.Tensor:
+        """One iteration: forward, loss, backward, optimizer step, gradients let go. Returns the loss.
+
+        Nothing waits for the device beyond what the method needs.
+        """
+        with self._around():
+            return run_iteration(self._workload, optimizer, NoWatcher())
+
+    def take_copied(self) -> Copied:
+        """Bytes that were copied to the host and back since this was last asked."""
+        return self._tally.take()
+
+
+@contextmanager
+def managed(method: Method, workload: Workload, device: Device, settings: Mapping[str, Any]) -> Iterator[Managed]:
+    """A workload that lies on the device, under one method until the context is left.
+
+    Weights after any number of steps are those of plain steps, bit for bit, where the device computes the same values
+    from the same values. Under `Method.CHECKPOINT` layers that keep statistics of their inputs (batch normalisation)
+    see them twice, so their running averages move faster; in training they do not enter the result.
+
+    settings: in the words of the counterpart's parameters, all of them: ``blocks`` (paths of modules) for
+    `Method.CHECKPOINT`; ``prefetch``, ``stash`` (blocks) and ``min_bytes`` for `Method.ASYNC_OFFLOAD`; none else.
+    Raises `InputError` for others, and for a path where no module is.
+    """
+    check_settings(method, settings)
+    tally = Tally()
+    if method is Method.CHECKPOINT:
+        with checkpointed(workload.module, settings["blocks"]):
+            yield Managed(workload, tally, nullcontext)
+    elif method is Method.SAVE_ON_CPU:
+        yield Managed(workload, tally, save_on_cpu_hooks(device, tally))
+    elif method is Method.ASYNC_OFFLOAD:
+        yield Managed(workload, tally, AsyncOffload(device, tally, **settings).step)
+        device.synchronize()
+    else:
+        yield Managed(workload, tally, nullcontext)
+
+
+def check_settings(method: Method, settings: Mapping[str, Any]) -> None:
+    """Raises `InputError` with everything that is wrong.
+
+    >>> check_settings(Method.ASYNC_OFFLOAD, {"prefetch": 2, "stash": 2, "min_bytes": 0})
+    >>> check_settings(Method.CHECKPOINT, {"block": ["layer1"]})
+    Traceback (most recent call last):
+    simgpu.errors.InputError: checkpoint: settings: there is no 'block'; did you mean 'blocks'? known: blocks
+    checkpoint: settings: 'blocks' is missing; give paths of modules
+    """
+    known = _KNOWN[method]
+    problems = [
+        Problem(method, "settings", f"there is no {name!r}", did_you_mean(name, known))
+        for name in settings
+        if name not in known
+    ]
+    for name in known:
+        remedy = "give paths of modules" if name == "blocks" else "give a whole number >= 0"
+        if name not in settings:
+            problems.append(Problem(method, "settings", f"{name!r} is missing", remedy))
+        elif not (_are_paths if name == "blocks" else _is_count)(settings[name]):
+            problems.append(Problem(method, name, f"{settings[name]!r} will not do", remedy))
+    if problems:
+        raise InputError(problems)
+
+
+def _are_paths(value: object) -> bool:
+    listed = isinstance(value, Sequence) and not isinstance(value, str)
+    return listed and bool(value) and all(isinstance(path, str) for path in value)  # type: ignore[attr-defined]
+
+
+def _is_count(value: object) -> bool:
+    return type(value) is int and value >= 0
+
+
+@contextmanager
+def checkpointed(module: nn.Module, blocks: Sequence[str]) -> Iterator[None]:
+    """While the context lasts, the forward of each named module runs under ``checkpoint(use_reentrant=False)``.
+
+    All else is as PyTorch has it from the start. It keeps the state of the random number generator for every module,
+    so that dropout drops the same again: about 5 kB of host memory, which on a CPU counts as the device's.
+
+    Raises `InputError` for a path where no module is, one named twice, and one inside another.
+    """
+    modules = dict(module.named_modules())
+    _check_blocks(blocks, list(modules))
+    wrapped = [modules[path] for path in blocks]
+    before = [vars(block).get("forward") for block in wrapped]
+    try:
+        for block in wrapped:
+            block.forward = partial(checkpoint, block.forward, use_reentrant=False)
+        yield
+    finally:
+        for block, own in zip(wrapped, before, strict=True):
+            if own is not None:
+                block.forward = own
+            else:
+                vars(block).pop("forward", None)
+
+
+def _check_blocks(blocks: Sequence[str], known: Sequence[str]) -> None:
+    paths = [path for path in known if path]
+    problems = [
+        Problem(Method.CHECKPOINT, "blocks", f"there is no module {path!r}", did_you_mean(path, paths))
+        for path in blocks
+        if path not in paths
+    ]
+    for place, path in enumerate(blocks):
+        if path in blocks[:place]:
+            problems.append(Problem(Method.CHECKPOINT, "blocks", f"{path!r} is there twice", "leave one out"))
+        for other in blocks:
+            if path.startswith(f"{other}."):
+                what = f"{path!r} is inside {other!r}"
+                problems.append(Problem(Method.CHECKPOINT, "blocks", what, "name only one of them"))
+    if problems:
+        raise InputError(problems)

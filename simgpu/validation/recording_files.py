@@ -1,0 +1,230 @@
+"""``machine.yaml`` and ``runs.json`` of a recording, read with pydantic schemas and written as text.
+
+Imports pydantic, so it is imported only when a file is read.
+"""
+
+from __future__ import annotations
+
+import datetime
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from decimal import Decimal
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+import yaml
+from pydantic import AfterValidator, Field
+
+from simgpu.errors import InputError, Problem
+from simgpu.io.input_files import read_json
+from simgpu.io.schema import LARGEST, Alignment, Bandwidth, FileModel, Size, TimeOrZero, validate
+from simgpu.io.yaml_files import read_yaml_mapping
+from simgpu.units import BANDWIDTH_UNITS, BYTE_UNITS
+from simgpu.validation.measured import Case, Copies, MeasuredMachine, MeasuredRun, Method
+
+MACHINE_FILE = "machine.yaml"
+MACHINE_SCHEMA = "simgpu.machine/1"
+RUNS_FILE = "runs.json"
+RUNS_SCHEMA = "simgpu.runs/2"
+_HEAD = "# Measured by simgpu validate record.\n"
+_RECORD_AGAIN = "record the case again"
+
+
+def _day(text: str) -> str:
+    try:
+        return datetime.date.fromisoformat(text).isoformat()
+    except ValueError:
+        raise ValueError(f"{text!r} is not a day: write 'YYYY-MM-DD'") from None
+
+
+Text = Annotated[str, Field(min_length=1)]
+Bytes = Annotated[int, Field(ge=0, le=LARGEST)]
+Nanoseconds = Annotated[int, Field(ge=1, le=LARGEST)]
+
+
+class CopiesSection(FileModel):
+    """How fast copies are, see `Copies`."""
+
+    d2h: Bandwidth
+    h2d: Bandwidth
+    both_d2h: Bandwidth
+    both_h2d: Bandwidth
+    latency: TimeOrZero
+    blocking: TimeOrZero
+
+
+class MachineFile(FileModel):
+    """``machine.yaml``, see `MeasuredMachine`."""
+
+    schema_: Literal["simgpu.machine/1"] = Field(alias="schema")
+    device: Text
+    kind: Literal["cuda", "cpu"]
+    memory: Size
+    alignment: Alignment
+    copy_engines: Annotated[int, Field(ge=1)]
+    launch: TimeOrZero
+    saving_waits: bool
+    host: Text
+    date: Annotated[str, AfterValidator(_day)]
+    copies: CopiesSection
+    versions: dict[str, str]
+    settings: dict[str, str]
+
+
+class RunEntry(FileModel):
+    """One run, see `MeasuredRun`."""
+
+    settings: dict[str, Any]
+    step_ns: Annotated[list[Nanoseconds], Field(min_length=1)]
+    peak_bytes: Bytes
+    held_bytes: Bytes
+    d2h_bytes: Bytes
+    h2d_bytes: Bytes
+
+
+class RunsSection(FileModel):
+    """The run of each method that could be run."""
+
+    plain: RunEntry | None = None
+    checkpoint: RunEntry | None = None
+    save_on_cpu: RunEntry | None = None
+    async_offload: RunEntry | None = None
+
+
+class AbsentSection(FileModel):
+    """Why a method could not be run."""
+
+    plain: Text | None = None
+    checkpoint: Text | None = None
+    save_on_cpu: Text | None = None
+    async_offload: Text | None = None
+
+
+class RunsFile(FileModel):
+    """``runs.json``, see `Case`."""
+
+    schema_: Literal["simgpu.runs/2"] = Field(alias="schema")
+    model: Text
+    batch: Annotated[int, Field(ge=1)]
+    setup: dict[str, Any]
+    runs: RunsSection
+    absent: AbsentSection = AbsentSection()
+
+
+@dataclass(frozen=True, slots=True)
+class ReadRuns:
+    """The content of ``runs.json``; its runs have no timelines."""
+
+    model: str
+    batch: int
+    setup: Mapping[str, Any]
+    runs: Mapping[Method, MeasuredRun]
+    absent: Mapping[Method, str]
+
+
+def read_machine(path: Path) -> MeasuredMachine:
+    """The machine in a file; raises `InputError` with every problem in it."""
+    document = read_yaml_mapping(path, MACHINE_SCHEMA)
+    read = validate(MachineFile, document.values, lambda dotted: (str(path), document.place(dotted)))
+    copies = read.copies
+    return MeasuredMachine(
+        **read.model_dump(exclude={"schema_", "copies", "launch"}),
+        copies=Copies(copies.d2h, copies.h2d, copies.both_d2h, copies.both_h2d, copies.latency, copies.blocking),
+        launch_ns=read.launch,
+    )
+
+
+def machine_text(machine: MeasuredMachine) -> str:
+    """The file's text, from which `read_machine` reads exactly the same numbers."""
+    copies = machine.copies
+    document = {
+        "schema": MACHINE_SCHEMA,
+        "device": machine.device,
+        "kind": machine.kind,
+        "memory": _size(machine.memory),
+        "alignment": _size(machine.alignment),
+        "copy_engines": machine.copy_engines,
+        "launch": f"{machine.launch_ns} ns",
+        "saving_waits": machine.saving_waits,
+        "host": machine.host,
+        "date": machine.date,
+        "copies": {
+            **{name: _speed(getattr(copies, name)) for name in ("d2h", "h2d", "both_d2h", "both_h2d")},
+            "latency": f"{copies.latency_ns} ns",
+            "blocking": f"{copies.blocking_ns} ns",
+        },
+        "versions": dict(machine.versions),
+        "settings": dict(machine.settings),
+    }
+    return _HEAD + yaml.safe_dump(document, sort_keys=False, allow_unicode=True, width=110)
+
+
+def read_runs(path: Path) -> ReadRuns:
+    """The content of a file; raises `InputError` with every problem in it."""
+    read = validate(RunsFile, _json_of(path), lambda dotted: (str(path), dotted))
+    runs = {
+        method: MeasuredRun(method, **{**dict(entry), "step_ns": tuple(entry.step_ns)})
+        for method in Method
+        if (entry := getattr(read.runs, method)) is not None
+    }
+    absent = {method: why for method in Method if (why := getattr(read.absent, method)) is not None}
+    problems = [
+        Problem(str(path), f"absent.{method}", "is listed as absent and has a run", "remove one of the two")
+        for method in absent
+        if method in runs
+    ]
+    for method, run in runs.items():
+        if run.peak_bytes < run.held_bytes:
+            what = f"{run.peak_bytes} is less than the {run.held_bytes} held before the step"
+            problems.append(Problem(str(path), f"runs.{method}.peak_bytes", what, _RECORD_AGAIN))
+    if not runs:
+        problems.append(Problem(str(path), "runs", "there are none", _RECORD_AGAIN))
+    if problems:
+        raise InputError(problems)
+    return ReadRuns(read.model, read.batch, read.setup, runs, absent)
+
+
+def runs_text(case: Case) -> str:
+    """The file's text; the same bytes for the same runs."""
+    document = {
+        "schema": RUNS_SCHEMA,
+        "model": case.model,
+        "batch": case.batch,
+        "setup": dict(case.setup),
+        "runs": {
+            str(method): {field: getattr(run, field) for field in RunEntry.model_fields}
+            for method, run in case.runs.items()
+        },
+        "absent": {str(method): why for method, why in case.absent.items()},
+    }
+    return json.dumps(document, indent=1, allow_nan=False, ensure_ascii=False) + "\n"
+
+
+def _json_of(path: Path) -> dict[str, Any]:
+    document = read_json(path, remedy=_RECORD_AGAIN)
+    if not isinstance(document, dict):
+        raise InputError.single(path, "", "is not a mapping of keys to values", _RECORD_AGAIN)
+    given = document.get("schema")
+    if given == RUNS_SCHEMA:
+        return document
+    kind, _, version = RUNS_SCHEMA.rpartition("/")
+    if isinstance(given, str) and given.rpartition("/")[0] == kind:
+        what = f"{given!r} is another version; this simgpu reads version {version}"
+        raise InputError.single(path, "schema", what, f"read it with the simgpu that wrote it, or {_RECORD_AGAIN}")
+    raise InputError.single(path, "schema", f"{given!r} is not the schema expected here", f"write {RUNS_SCHEMA!r}")
+
+
+def _size(number: int) -> str:
+    """In the largest binary unit of which it is a whole number."""
+    unit = next((unit for unit in ("GiB", "MiB", "KiB") if number % BYTE_UNITS[unit] == 0), "B")
+    return f"{number // BYTE_UNITS[unit]} {unit}"
+
+
+def _speed(number: int) -> str:
+    """To the byte per second.
+
+    >>> _speed(54_321_098_765)
+    '54.321098765 GB/s'
+    """
+    return f"{Decimal(number) / BANDWIDTH_UNITS['GB/s']:f} GB/s"
