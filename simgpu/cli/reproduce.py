@@ -30,7 +30,7 @@ from simgpu.version import __version__
 #: What to know of the summary, and where to go from it.
 _HINTS = (
     f"{FITTED} or fitted: something was fitted to the claim; all others are predictions. Compared: numbers, orders and "
-    "bounds. Rules of a design are held by tests, which pytest -m rule runs.",
+    "bounds. Rules: how many of a design's rules hold; pytest -m rule runs their tests.",
     "simgpu reproduce ID shows a claim in full: what it states, the source of its number here, and why it is off.",
 )
 FOLDER = Path("results", "reproduce")
@@ -228,7 +228,8 @@ def _print(screen: Screen, lines: Iterable[Line]) -> None:
         style = "bold" if line.heading else "dim" if line.note else ""
         text = Text(line.text, style=style)
         text.append(line.ending, style=_COLOURS[line.verdict] if line.verdict else style)
-        screen.print(text)
+        # The lines are wrapped; the id of a test stays in one piece.
+        screen.print(text, wrap=False)
 
 
 def _end(reproduction: Reproduction) -> None:

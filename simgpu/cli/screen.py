@@ -47,10 +47,10 @@ class Screen:
         """In columns."""
         return self._console.width
 
-    def print(self, content: RenderableType = "") -> None:
-        """Prints a text or a table."""
+    def print(self, content: RenderableType = "", *, wrap: bool = True) -> None:
+        """Prints a text or a table. wrap: divide lines that are wider than the screen."""
         with self._console.capture() as captured:
-            self._console.print(content)
+            self._console.print(content, soft_wrap=not wrap)
         for line in captured.get().splitlines():
             click.echo(
                 line.rstrip(), color=True, err=self._error

@@ -84,7 +84,7 @@ def test_every_part_has_both_numbers_their_ratio_and_what_is_said_of_it() -> Non
 def test_a_rule_has_its_tests_and_says_what_is_broken() -> None:
     text = body_of(TEXT, "sample.rule")
     assert "kept 3 tests/papers/test_sample.py::test_kept of three" in text
-    assert "size tests/papers/test_sample.py::test_size broken sizes are rounded up" in text
+    assert "size tests/papers/test_sample.py::test_size broken: sizes are rounded up" in text
     assert "Rules held by tests: 0 of 1" in PARSED.seen
 
 
