@@ -38,7 +38,7 @@ if TYPE_CHECKING:
     from simgpu.experiments.sweep.run import SweepResult, run_sweep
     from simgpu.experiments.training import Training, train
     from simgpu.explain.explanation import Explanation, explain_result
-    from simgpu.explain.smallest_budget import smallest_budget
+    from simgpu.explain.smallest_budget import smallest_budget, smallest_budgets
     from simgpu.explain.what_if import what_if
     from simgpu.hardware.nodes import load_node, node_names
     from simgpu.hardware.spec import NodeSpec
@@ -100,6 +100,7 @@ _HOMES = {
     "search_placement": "simgpu.experiments.search",
     "simulate": "simgpu.simulation.run",
     "smallest_budget": "simgpu.explain.smallest_budget",
+    "smallest_budgets": "simgpu.explain.smallest_budget",
     "train": "simgpu.experiments.training",
     "what_if": "simgpu.explain.what_if",
     "write_report": "simgpu.report.writing",
@@ -150,6 +151,7 @@ __all__ = [
     "search_placement",
     "simulate",
     "smallest_budget",
+    "smallest_budgets",
     "time_lower_bound",
     "train",
     "what_if",

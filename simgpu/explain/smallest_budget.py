@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
-from typing import Unpack
+from typing import TYPE_CHECKING, Unpack
 
-from simgpu.analysis.tables import facts_html
+from simgpu.analysis.tables import facts_html, table_html, table_text
 from simgpu.errors import InputError, MissingExtraError, OutOfMemoryError, SimgpuError
 from simgpu.explain.losses import block_text
 from simgpu.hardware.spec import NodeSpec
@@ -18,6 +18,11 @@ from simgpu.simulation.run import simulate
 from simgpu.trace.model import Trace
 from simgpu.units import format_bytes, format_time
 
+if TYPE_CHECKING:
+    import pandas as pd
+    from matplotlib.figure import Figure
+
+_HEADINGS = ("policy", "smallest budget", "samples/s", "largest blocks just below")
 #: The search ends when what fits and what does not are this part of the budget apart.
 _PART = 2**12
 #: Blocks that are listed one by one.
@@ -130,6 +135,96 @@ def _failed_request(error: OutOfMemoryError) -> str:
             requested, capacity = f"{error.requested} B", f"{error.capacity} B"
         return f"{error.waiting} needs {requested}, which exceeds the {capacity} capacity"
     return f"{error.waiting} requests {requested}, {format_bytes(error.free)} of {capacity} are free"
+
+
+@dataclass(frozen=True, repr=False)
+class SmallestBudgets:
+    """The smallest budget of each policy, ascending. Prints as a table; `plot` draws a bar per policy.
+
+    bound: bytes below which no schedule fits (moDNN, TPDS 2019, section 5), with weights resident.
+    """
+
+    by_policy: dict[str, SmallestBudget]
+    bound: int
+    title: str
+
+    def frame(self) -> pd.DataFrame:
+        """One row per policy: ``budget_bytes``, ``samples_per_s`` there, and the largest blocks resident just below."""
+        import pandas as pd
+
+        rows = {
+            label: {
+                "budget_bytes": each.budget,
+                "samples_per_s": each.result.metrics.samples_per_s,
+                "resident_below": _largest_blocks(each),
+            }
+            for label, each in self.by_policy.items()
+        }
+        return pd.DataFrame.from_dict(rows, orient="index").rename_axis("policy")
+
+    def plot(self) -> Figure:
+        """A matplotlib figure: a bar per policy, the throughput there, and the memory lower bound."""
+        from simgpu.analysis.curves import plot_budgets
+
+        return plot_budgets(
+            {label: each.budget / 2**30 for label, each in self.by_policy.items()},
+            title=self.title,
+            xlabel="smallest budget (GiB)",
+            texts={
+                label: f"{each.result.metrics.samples_per_s:.0f} samples/s" for label, each in self.by_policy.items()
+            },
+            bound=self.bound / 2**30,
+        )
+
+    def _rows(self) -> list[tuple[str, ...]]:
+        return [
+            (label, format_bytes(each.budget), f"{each.result.metrics.samples_per_s:.1f}", _largest_blocks(each))
+            for label, each in self.by_policy.items()
+        ]
+
+    def __repr__(self) -> str:
+        return f"{self.title}\n{table_text(_HEADINGS, self._rows())}"
+
+    def _repr_html_(self) -> str:
+        return table_html(_HEADINGS, self._rows(), self.title)
+
+
+def smallest_budgets(
+    trace: Trace,
+    node: NodeSpec,
+    policies: Iterable[str | Mapping[str, Mapping[str, object]] | Policy],
+    config: RunConfig | None = None,
+    *,
+    progress: Callable[[str], None] = no_progress,
+    **settings: Unpack[RunSettings],
+) -> SmallestBudgets:
+    """The smallest budget of each policy, by `smallest_budget`, next to the memory lower bound.
+
+    policies: names, ``{name: parameters}``, or policy objects. Raises what `smallest_budget` raises.
+
+    >>> from simgpu.hardware.spec import GpuSpec, LinkSpec
+    >>> from simgpu.trace.chain import chain
+    >>> node = NodeSpec("example", GpuSpec("gpu", 500), LinkSpec("pcie", 10**10, 10**10))
+    >>> result = smallest_budgets(chain([5, 7, 9], [10, 14, 18], [100, 200, 300]), node, ["none", "vdnn"])
+    >>> {label: each.budget for label, each in result.by_policy.items()}, result.bound
+    ({'vdnn': 500, 'none': 600}, 500)
+    """
+    from simgpu.graph.bounds import memory_bounds
+    from simgpu.simulation.run import task_graph
+
+    results = {}
+    for request in policies:
+        name, parameters = next(iter(request.items())) if isinstance(request, Mapping) else (request, None)
+        chosen = make_policy(name, parameters) if isinstance(name, str) else name
+        progress(policy_label(chosen))
+        results[policy_label(chosen)] = smallest_budget(trace, node, chosen, config, **settings)
+    ascending = dict(sorted(results.items(), key=lambda item: item[1].budget))
+    bound = memory_bounds(task_graph(trace, node), node.gpu.alignment).bound.bytes
+    return SmallestBudgets(ascending, bound, f"{trace.name or trace.info.model} on {node.name}: smallest budgets")
+
+
+def _largest_blocks(result: SmallestBudget) -> str:
+    return ", ".join(f"{name} {format_bytes(size)}" for name, size in result.pinned_by[:2])
 
 
 class _Search:

@@ -23,6 +23,7 @@ from simgpu.graph.replicate import NO_COLLECTIVES
 if TYPE_CHECKING:
     import pandas as pd
     from distributed import Client
+    from matplotlib.figure import Figure
 
     from simgpu.experiments.scenarios.sweep import Sweep
 
@@ -63,6 +64,30 @@ class SweepResult:
         provenance. Values that a row lacks are missing.
         """
         return frame_of(columns_of(self.sweep, self._stored()), self.rows())
+
+    def plot(
+        self, y: str = "samples_per_s", x: str = "budget_bytes", *, references: Mapping[str, Any] | None = None
+    ) -> Figure:
+        """A matplotlib figure: a measure over a varied number, one line per policy and per value of the other axes.
+
+        y, x: columns of `frame`, such as ``slowdown`` over ``d2h_bytes_per_s``. references: as for
+        `simgpu.analysis.curves.plot_curves`, in the units of the figure.
+        """
+        from simgpu.experiments.sweep.charts import measure_over
+
+        return measure_over(self, y, x, references or {})
+
+    def front(self) -> pd.DataFrame:
+        """The rows of `frame` on the Pareto front: no other run has more throughput and no higher peak memory."""
+        from simgpu.experiments.sweep.charts import pareto_front
+
+        return pareto_front(self.frame())
+
+    def plot_front(self) -> Figure:
+        """A matplotlib figure: throughput against peak memory of every run, and the Pareto front."""
+        from simgpu.experiments.sweep.charts import throughput_against_memory
+
+        return throughput_against_memory(self)
 
     @property
     def caption(self) -> str:

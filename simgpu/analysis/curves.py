@@ -1,0 +1,133 @@
+"""Charts of many runs: a measure over a varied number, throughput against memory, and the smallest budgets.
+
+Loads matplotlib, so import it only where something is drawn.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from matplotlib.axes import Axes
+from matplotlib.backends.backend_agg import FigureCanvasAgg
+
+from simgpu.analysis.charts import RunLook, head, run_looks
+from simgpu.analysis.plots import RunFigure
+
+_WIDTH_INCHES, _HEIGHT_INCHES, _BAR_INCHES = 9.0, 3.8, 0.32
+_REFERENCE: dict[str, Any] = {"color": "#555555", "linewidth": 1.0, "zorder": 1}
+_FRONT: dict[str, Any] = {"color": "#333333", "linewidth": 1.2, "linestyle": "--", "zorder": 1}
+
+#: Points of a curve: x and y.
+Points = Sequence[tuple[float, float]]
+
+
+def plot_curves(
+    curves: Mapping[str, Points],
+    *,
+    title: str,
+    xlabel: str,
+    ylabel: str,
+    references: Mapping[str, float | Points] | None = None,
+) -> RunFigure:
+    """One line per run over a varied number.
+
+    references: lines to compare with, by name: a number is a horizontal line, points are a curve (a lower bound, say).
+
+    >>> figure = plot_curves({"vdnn": [(8, 79), (10, 80)]}, title="VGG-16", xlabel="budget (GiB)", ylabel="samples/s")
+    >>> figure.axes[0].get_xlabel()
+    'budget (GiB)'
+    """
+    figure, ax, looks = _begin(curves)
+    handles = [
+        ax.plot(*_columns(points), **looks[label].line, zorder=3)[0]
+        if points
+        else ax.plot([], [], **looks[label].line)[0]
+        for label, points in curves.items()
+    ]
+    names = list(curves)
+    for name, reference in (references or {}).items():
+        if isinstance(reference, float | int):
+            handles.append(ax.axhline(reference, linestyle=":", **_REFERENCE))
+        else:
+            handles.append(ax.plot(*_columns(reference), linestyle="-", **_REFERENCE)[0])
+        names.append(name)
+    ax.set(xlabel=xlabel, ylabel=ylabel)
+    ax.set_ylim(bottom=0)
+    head(figure, title, handles, names)
+    return figure
+
+
+def plot_front(
+    points: Mapping[str, Points], front: Points, *, title: str, xlabel: str, ylabel: str, names: Sequence[str] = ()
+) -> RunFigure:
+    """Runs as points, and the Pareto front as steps between those that no other run beats.
+
+    front: ascending. names: what stands next to each of its points.
+
+    >>> runs = {"vdnn": [(8.4, 79)], "home": [(7.7, 172), (9.3, 183)]}
+    >>> figure = plot_front(runs, runs["home"], title="VGG-16", xlabel="peak (GiB)", ylabel="samples/s")
+    >>> len(figure.axes[0].lines)
+    3
+    """
+    figure, ax, looks = _begin(points)
+    handles = [
+        ax.plot(*_columns(each), **{**looks[label].line, "linestyle": "none"}, zorder=3)[0]
+        for label, each in points.items()
+    ]
+    (line,) = ax.step(*_columns(front), where="post", **_FRONT)
+    for (x, y), name in zip(front, names, strict=False):
+        ax.annotate(name, (x, y), (5, -11), textcoords="offset points", fontsize=8)
+    ax.set(xlabel=xlabel, ylabel=ylabel)
+    ax.set_ylim(bottom=0)
+    head(figure, title, [*handles, line], [*points, "Pareto front"])
+    return figure
+
+
+def plot_budgets(
+    budgets: Mapping[str, float], *, title: str, xlabel: str, texts: Mapping[str, str], bound: float | None = None
+) -> RunFigure:
+    """A bar per run: the smallest budget in which it fits, with a text behind it, and the lower bound as a line.
+
+    >>> figure = plot_budgets({"none": 11.6, "home": 7.7}, title="VGG-16", xlabel="smallest budget (GiB)", texts={})
+    >>> [float(bar.get_width()) for bar in figure.axes[0].patches]
+    [11.6, 7.7]
+    """
+    figure = RunFigure(figsize=(_WIDTH_INCHES, 1.0 + _BAR_INCHES * len(budgets)), layout="constrained")
+    FigureCanvasAgg(figure)
+    ax = figure.subplots()
+    _bare(ax)
+    bars = ax.barh(list(budgets), list(budgets.values()), color="#4477AA", height=0.7)
+    ax.bar_label(bars, [texts.get(label, "") for label in budgets], padding=4, fontsize=8)
+    ax.invert_yaxis()
+    ax.set_xlim(0, 1.35 * max(budgets.values(), default=1))
+    ax.set_xlabel(xlabel)
+    if bound is not None:
+        ax.axvline(bound, linestyle="--", color="#BB4444", linewidth=1.2)
+        ax.annotate(
+            "lower bound",
+            (bound, 1.0),
+            (3, 3),
+            xycoords=("data", "axes fraction"),
+            textcoords="offset points",
+            fontsize=8,
+        )
+    figure.suptitle(title, x=0.01, ha="left", fontsize=10)
+    return figure
+
+
+def _begin(runs: Mapping[str, Points]) -> tuple[RunFigure, Axes, dict[str, RunLook]]:
+    figure = RunFigure(figsize=(_WIDTH_INCHES, _HEIGHT_INCHES), layout="constrained")
+    FigureCanvasAgg(figure)
+    ax = figure.subplots()
+    _bare(ax)
+    return figure, ax, run_looks(runs)
+
+
+def _bare(ax: Axes) -> None:
+    ax.spines[["top", "right"]].set_visible(False)
+    ax.tick_params(labelsize=9)
+
+
+def _columns(points: Points) -> tuple[list[float], list[float]]:
+    return [x for x, _ in points], [y for _, y in points]

@@ -1,0 +1,103 @@
+"""Charts of a sweep: a measure over a varied number, and throughput against memory with its Pareto front."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+from simgpu.analysis.curves import plot_curves, plot_front
+from simgpu.errors import InputError, did_you_mean
+
+if TYPE_CHECKING:
+    import pandas as pd
+    from matplotlib.figure import Figure
+
+    from simgpu.experiments.sweep.run import SweepResult
+
+_GIB, _GB = 2**30, 10**9
+#: Units of figures, by the ending of a column: what a number is divided by, and the unit's name.
+_UNITS = {"_bytes_per_s": (_GB, "GB/s"), "_bytes": (_GIB, "GiB"), "_ns": (10**6, "ms"), "_per_s": (1, "1/s")}
+_LABELS = {
+    "samples_per_s": "samples/s",
+    "budget_bytes": "budget (GiB)",
+    "device_peak_bytes": "peak device memory (GiB)",
+    "iteration_ns": "step time (ms)",
+    "d2h_bytes_per_s": "link, device to host (GB/s)",
+}
+
+
+def measure_over(result: SweepResult, y: str, x: str, references: Mapping[str, Any]) -> Figure:
+    """See `SweepResult.plot`."""
+    frame = result.frame()
+    for name, column in (("y", y), ("x", x)):
+        if column not in frame or not _is_number(frame[column]):
+            numbers = [str(each) for each in frame if _is_number(frame[each])]
+            remedy = did_you_mean(column, numbers)
+            raise InputError.single("", f"argument {name}", f"{column!r} is not a number of this sweep", remedy)
+    finished = frame[frame["outcome"] == "ok"]
+    labels = _labels(result, finished, x)
+    curves = {
+        label: [(float(row[x]) / _unit(x)[0], float(row[y]) / _unit(y)[0]) for _, row in rows.sort_values(x).iterrows()]
+        for label, rows in finished.groupby(labels, sort=False)
+    }
+    return plot_curves(
+        curves,
+        title=f"{result.sweep.name}: {_name(y)} over {_name(x)}",
+        xlabel=_name(x),
+        ylabel=_name(y),
+        references=references,
+    )
+
+
+def pareto_front(frame: pd.DataFrame) -> pd.DataFrame:
+    """Rows that no other row beats in throughput without more peak memory, by ascending memory."""
+    finished = frame[frame["outcome"] == "ok"].sort_values(
+        ["device_peak_bytes", "samples_per_s"], ascending=[True, False]
+    )
+    best = finished["samples_per_s"].astype(float)
+    return finished[best > best.cummax().shift(fill_value=float("-inf"))]
+
+
+def throughput_against_memory(result: SweepResult) -> Figure:
+    """See `SweepResult.plot_front`."""
+    frame = result.frame()
+    finished, front = frame[frame["outcome"] == "ok"], pareto_front(frame)
+    labels = _labels(result, finished, "budget_bytes")
+    points = {label: _points(rows) for label, rows in finished.groupby(labels, sort=False)}
+    return plot_front(
+        points,
+        _points(front),
+        title=f"{result.sweep.name}: throughput against peak memory",
+        xlabel=_name("device_peak_bytes"),
+        ylabel=_name("samples_per_s"),
+    )
+
+
+def _points(rows: pd.DataFrame) -> list[tuple[float, float]]:
+    return [(row["device_peak_bytes"] / _GIB, row["samples_per_s"]) for _, row in rows.iterrows()]
+
+
+def _labels(result: SweepResult, frame: pd.DataFrame, x: str) -> pd.Series[str]:
+    """What names the line of each row: its policy, and the values of the axes that are not along x."""
+    paths = [path for axis in result.sweep.axes for path in axis.paths]
+    # An axis is along x if each of its values goes with one value of x.
+    others = [
+        path
+        for path in paths
+        if frame.groupby(path)[x].nunique().max() > 1 or frame[path].nunique() != frame[x].nunique()
+    ]
+    columns = [*(["policy"] if frame["policy"].nunique() > 1 or not others else []), *others]
+    return frame[columns].astype(str).agg(", ".join, axis=1)
+
+
+def _is_number(column: pd.Series[Any]) -> bool:
+    return column.dtype.kind in "iuf"
+
+
+def _unit(column: str) -> tuple[float, str]:
+    return next((unit for ending, unit in _UNITS.items() if column.endswith(ending)), (1, ""))
+
+
+def _name(column: str) -> str:
+    unit = _unit(column)[1]
+    return _LABELS.get(column) or column.replace("_", " ") + (f" ({unit})" if unit else "")
