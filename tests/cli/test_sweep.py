@@ -144,7 +144,7 @@ def log_of(folder: Path) -> int:
         return 0
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 def test_a_kill_at_any_moment_loses_no_finished_point(place: Path) -> None:
     """Killed before the first point, in the middle, and while the tables are written."""
     home, mark = place / "out", uuid.uuid4().hex

@@ -51,7 +51,7 @@ def swept(folder: Path, site: Path, output: str = "out") -> tuple[str, str]:
     return shown, "".join(line for line in lines if line.lstrip().startswith("mine"))
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 @pytest.mark.parametrize("edited", ["strange_mine.py", "mine_choices.py"])
 def test_points_of_an_outside_policy_whose_code_changed_run_again(tmp_path: Path, edited: str) -> None:
     site = write_distribution(

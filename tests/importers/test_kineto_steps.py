@@ -150,7 +150,7 @@ def peak(path: Path) -> int:
     return min(result)
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 @pytest.mark.usefixtures("uncollected")
 def test_memory_is_that_of_one_step(tmp_path):
     few, many = busy(tmp_path, 2), busy(tmp_path, 8)

@@ -209,7 +209,7 @@ def test_a_spoilt_file_of_several_documents(tmp_path, lines):
     survives(path, path, "\n".join(map(json.dumps, lines)), spoilt_lines(lines))
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 @pytest.mark.parametrize("layout", ["profile", "nested graph", "flat graph"])
 def test_a_spoilt_file_of_a_joined_pair(tmp_path, layout):
     document, graph = profile()

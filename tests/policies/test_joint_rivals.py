@@ -17,7 +17,6 @@ from simgpu.simulation.run import simulate, task_graph
 from simgpu.trace.folder import load_trace
 from simgpu.trace.model import Trace
 from simgpu.workloads.rescale import at_batch
-from tests.sets import slow_except
 
 RIVALS: tuple[tuple[str, dict[str, Any]], ...] = (
     ("none", {}),
@@ -76,8 +75,10 @@ def check(trace: Trace, node: NodeSpec, share: float) -> None:
     assert simulated <= rivals[best], f"slower than {best}"
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("share", slow_except(SHARES, MIDDLE))
+@pytest.mark.parametrize(
+    "share",
+    [pytest.param(each, marks=pytest.mark.slow if each == MIDDLE else pytest.mark.exhaustive) for each in SHARES],
+)
 @pytest.mark.parametrize("name", shipped_names("traces"))
 def test_never_worse_than_the_best_of_the_papers_policies_on_any_shipped_trace(name: str, share: float) -> None:
     check(load_trace(name), load_node("v100"), share)

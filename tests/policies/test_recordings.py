@@ -145,7 +145,7 @@ def test_vdnn_runs_steadily_with_memory_to_spare(name, mode):
         assert result.metrics.d2h_bytes == 0 and result.iteration_ns == result.ideal_ns
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 @pytest.mark.parametrize("mode", MODES)
 @pytest.mark.parametrize("name", RECORDINGS)
 @pytest.mark.parametrize("share", [30, 50, 80, 95])

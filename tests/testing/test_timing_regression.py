@@ -162,7 +162,7 @@ def test_the_example_in_the_documentation_runs(pytester: pytest.Pytester) -> Non
     assert labels == ["ideal", "none", "vdnn(mode=conv)", "vdnn"]
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 def test_it_works_in_several_processes(mine: pytest.Pytester) -> None:
     mine.makepyfile(test_other=MODULE)
     result = mine.runpytest_subprocess("-n", "2", "-W", "error", "-p", "no:cacheprovider")

@@ -105,7 +105,7 @@ def from_zoo(name: str, batch: int, framework: str = "pytorch") -> Trace:
     return build_trace(name, batch=batch, gpu=simgpu.load_node(V100).gpu, framework=framework, optimizer=optimizer)
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 @pytest.mark.parametrize(
     ("name", "batch", "other", "framework"),
     [(*row, "pytorch") for row in ZOO]

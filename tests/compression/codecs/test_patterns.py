@@ -164,7 +164,7 @@ class TestFit:
             other = replace(shipped(), **{number: getattr(shipped(), number) * factor})
             assert misfit(residuals(other, recorded(), real), recorded()) > best
 
-    @pytest.mark.slow
+    @pytest.mark.exhaustive
     @pytest.mark.usefixtures("same_libraries")
     @pytest.mark.parametrize("side", [1, 7])
     @by_itemsize

@@ -20,7 +20,7 @@ def arrivals(solver: Seismic, offsets: list[tuple[int, int, int]], steps: int) -
     return [int(step) for step in seen.argmax(axis=0)]
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 @pytest.mark.parametrize(
     ("direction", "speed"), [((1, 0, 0), P), ((0, 0, 1), S), ((0, 1, 0), S)], ids=["P down", "S along x", "S along y"]
 )

@@ -99,7 +99,7 @@ def rows() -> dict[str, list[str]]:
     return {cells[0].strip(): [cell.strip() for cell in cells[1:]] for cells in lines}
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 @pytest.mark.parametrize("name", FORMS)
 def test_the_readme_tells_the_settings_and_by_how_much_they_miss(name: str) -> None:
     settings, table, *simulated = rows()[name]
