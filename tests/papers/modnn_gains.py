@@ -42,21 +42,21 @@ def _is_over(part: Round, b: int, k: int) -> bool:
 
 
 def gains(part: Round, k: int) -> dict[Way, int]:
-    """Equation 10 of each way to run kernel k whose workspace finds room."""
+    """Equation 10 of each way to run kernel k whose workspace fits."""
     pending = part.lacking(k)
     missing = pending[1] if pending and part.due(k, *pending, part.fastest(k)) else []
     base = min(part.ways[k], key=lambda way: (way[1], way[0], way[2]))
-    found = {}
+    gained = {}
     for way in part.ways[k]:
         penalties = _penalties(part, k, padded(way[1], part.node), missing)
         if penalties is not None:
             delay, held_up = penalties
-            found[way] = base[0] - way[0] - delay - sum(part.transfer(b, out=False) for b in held_up)
-    return found
+            gained[way] = base[0] - way[0] - delay - sum(part.transfer(b, out=False) for b in held_up)
+    return gained
 
 
 def _penalties(part: Round, k: int, workspace: int, missing: Collection[int]) -> tuple[int, list[int]] | None:
-    """The delay that room for a workspace brings, and the blocks that then find none; None where it has no room."""
+    """The delay of making space for a workspace, and the blocks that then do not fit; None where it does not fit."""
     schemes = [()] if part.has_hole(workspace) else part.schemes(workspace, part.data[k])
     if schemes:
         best = min(schemes, key=lambda scheme: (_delay(part, workspace, scheme), *_moved(part, scheme)))

@@ -234,26 +234,26 @@ class Round:
 
     def segments(self) -> list[tuple[int, int, int | None]]:
         """Address, size and block of everything from the lowest address up; free pieces have no block."""
-        found: list[tuple[int, int, int | None]] = []
+        segments: list[tuple[int, int, int | None]] = []
         end = 0
         for start, size, b in sorted((start, size, b) for b, (start, size) in self.at.items() if size):
             if start > end:
-                found.append((end, start - end, None))
-            found.append((start, size, b))
+                segments.append((end, start - end, None))
+            segments.append((start, size, b))
             end = start + size
-        return [*found, (end, self.budget - end, None)] if end < self.budget else found
+        return [*segments, (end, self.budget - end, None)] if end < self.budget else segments
 
     def holes(self, moved: Collection[int] = ()) -> list[list[int]]:
         """Address and size of what is free, or would be without these blocks, from the lowest address up."""
-        found: list[list[int]] = []
+        holes: list[list[int]] = []
         for start, size, b in self.segments():
             if b is not None and b not in moved:
                 continue
-            if found and sum(found[-1]) == start:
-                found[-1][1] += size
+            if holes and sum(holes[-1]) == start:
+                holes[-1][1] += size
             else:
-                found.append([start, size])
-        return found
+                holes.append([start, size])
+        return holes
 
     def has_hole(self, size: int) -> bool:
         return size == 0 or any(length >= size for _, length in self.holes())
@@ -261,7 +261,7 @@ class Round:
     def schemes(self, size: int, needed: Collection[int]) -> list[tuple[int, ...]]:
         """Figure 6: all windows of neighbours that are just large enough and may leave, as the blocks in them."""
         segments = self.segments()
-        found = []
+        schemes = []
         for first, last in combinations(range(len(segments) + 1), 2):
             window = segments[first:last]
             large = sum(length for _, length, _ in window)
@@ -269,8 +269,8 @@ class Round:
                 b is None or not (b in self.stays or b in self.unused or b in needed or self.is_scratch(b))
                 for _, _, b in window
             ):
-                found.append(tuple(b for _, _, b in window if b is not None))
-        return found
+                schemes.append(tuple(b for _, _, b in window if b is not None))
+        return schemes
 
     def delay(self, blocks: Collection[int]) -> int:
         """Figure 3: how much longer compute waits until these blocks have been copied out one after another."""

@@ -77,7 +77,7 @@ FILE: dict[str, Any] = {
             "unit": "ms",
             "parts": [
                 {"name": "known", "value": 100, "from": "speeds.time", "note": "read off a picture"},
-                {"name": "unknown", "value": 7, "cannot": "only its sum with others is told"},
+                {"name": "unknown", "value": 7, "cannot": "only its sum with others is published"},
             ],
         },
         "missing": {"where": "VII", "states": "Something that breaks", "parts": [{"value": 1, "from": "speeds.none"}]},
@@ -127,8 +127,8 @@ def _outcome(claim: Claim, values: Mapping[str, list[Simulated]]) -> ClaimOutcom
     if name == "missing":
         failed = Judgement(Verdict.FAILED, detail="ValueError: there is nothing to divide by")
         return ClaimOutcome(claim, (PartOutcome(claim.parts[0], None, failed),))
-    found = [*values.get(name, []), *[None] * len(claim.parts)]
-    parts = _parts(claim, found)
+    simulated = [*values.get(name, []), *[None] * len(claim.parts)]
+    parts = _parts(claim, simulated)
     experiments = tuple(
         Experiment(cause, claim.paper.assumptions[cause], tuple(_step(claim, label) for label in MOVED))
         for cause in claim.section.causes

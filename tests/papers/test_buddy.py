@@ -31,8 +31,8 @@ def test_a_larger_share_may_overflow_and_more_does() -> None:
 def test_optimistic_ratios_are_those_of_the_documented_table_and_of_the_fit() -> None:
     """The table of traces/README.md, and what the profile published was fitted to."""
     fitted = buddy.optimistic("published")
-    told = {group: shown["eight sizes"] for group, shown in fitted["bars"]["groups"].items()}
-    assert [round(told[name], 2) for name in buddy.SOLVERS] == [3.07, 1.35, 2.61, 1.10, 1.38]
+    ratios = {group: shown["eight sizes"] for group, shown in fitted["bars"]["groups"].items()}
+    assert [round(ratios[name], 2) for name in buddy.SOLVERS] == [3.07, 1.35, 2.61, 1.10, 1.38]
     assert fitted["dl"] == pytest.approx(1.85, abs=0.005)
     assert buddy.optimistic(without=["lbm"])["hpc"] > fitted["hpc"]
 
@@ -51,8 +51,8 @@ def test_a_footprint_is_reported_at_the_batch_nearest_to_it(monkeypatch: pytest.
     monkeypatch.setattr(
         buddy, "_peaks", lambda network, batches, framework: {batch: batch * 10**8 for batch in batches}
     )
-    found = buddy.footprints()
+    sizes = buddy.footprints()
     # 2.71 GB lie between 1.6 (16 samples) and 3.2 (32), nearer to 3.2 as a ratio.
-    assert found["biglstm"] == 3.2
-    assert found["bars"]["groups"]["BigLSTM, batch 32"] == {"peak": 3.2}
-    assert found["bars"]["published"]["BigLSTM, batch 32"] == {"peak": 2.71}
+    assert sizes["biglstm"] == 3.2
+    assert sizes["bars"]["groups"]["BigLSTM, batch 32"] == {"peak": 3.2}
+    assert sizes["bars"]["published"]["BigLSTM, batch 32"] == {"peak": 2.71}

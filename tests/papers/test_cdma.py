@@ -20,20 +20,20 @@ from simgpu.trace.check import check_trace
 
 @pytest.mark.slow
 def test_quick_claims_are_simulated() -> None:
-    found = reproduce("cdma", quick=True)
-    assert {outcome.verdict for outcome in found.claims} <= set(Verdict) - {Verdict.FAILED, Verdict.CANNOT}
+    result = reproduce("cdma", quick=True)
+    assert {outcome.verdict for outcome in result.claims} <= set(Verdict) - {Verdict.FAILED, Verdict.CANNOT}
 
 
 def ratios(**changed: float) -> dict[tuple[str, str], float]:
     """Those of a network as the paper has them, but for what is changed, such as ``zlib_nhwc``."""
     zlib, rle = {"nchw": 2.8, "nhwc": 2.4, "chwn": 2.5}, {"nchw": 2.3, "nhwc": 1.5, "chwn": 1.7}
-    found = {("zvc", layout): 2.6 for layout in LAYOUTS}
-    found |= {("zlib", layout): ratio for layout, ratio in zlib.items()}
-    found |= {("rle", layout): ratio for layout, ratio in rle.items()}
+    result = {("zvc", layout): 2.6 for layout in LAYOUTS}
+    result |= {("zlib", layout): ratio for layout, ratio in zlib.items()}
+    result |= {("rle", layout): ratio for layout, ratio in rle.items()}
     for key, ratio in changed.items():
         codec, layout = key.split("_")
-        found[codec, layout] = ratio
-    return found
+        result[codec, layout] = ratio
+    return result
 
 
 class TestRatios:
@@ -68,11 +68,11 @@ class TestMaps:
     @pytest.mark.parametrize("pool", [Pool(3, 2), Pool(3, 1), Pool(2, 2)])
     def test_max_pooling_by_its_windows(self, pool: Pool) -> None:
         maps = np.random.default_rng(0).random((2, 3, 9, 9))
-        found = max_pooled(maps, pool)
-        for y, x in product(range(found.shape[2]), range(found.shape[3])):
+        result = max_pooled(maps, pool)
+        for y, x in product(range(result.shape[2]), range(result.shape[3])):
             top, left = y * pool.stride, x * pool.stride
             window = maps[:, :, top : top + pool.window, left : left + pool.window]
-            assert (found[:, :, y, x] == window.max(axis=(2, 3))).all()
+            assert (result[:, :, y, x] == window.max(axis=(2, 3))).all()
 
     def test_which_pools_overlap(self) -> None:
         traces = study("maxwell").traces

@@ -95,18 +95,18 @@ class Compressor:
     def clock(self, sector: Sequence[int] | None) -> None:
         """One cycle, in which a sector of eight words may enter."""
         if self.shifted is not None:
-            kept, bits = self.shifted
-            self.packed = [*(self.packed or []), *kept]
+            nonzero, bits = self.shifted
+            self.packed = [*(self.packed or []), *nonzero]
             self.mask |= sum(bit << (SECTOR * self.sectors + place) for place, bit in enumerate(bits))
             self.sectors += 1
         self.shifted = None
         if self.compared is not None:
             words, before = self.compared
-            kept = [0] * sum(bool(word) for word in words)
+            nonzero = [0] * sum(bool(word) for word in words)
             for word, place in zip(words, before, strict=True):
                 if word:
-                    kept[place] = word
-            self.shifted = kept, [int(bool(word)) for word in words]
+                    nonzero[place] = word
+            self.shifted = nonzero, [int(bool(word)) for word in words]
         self.compared = None
         if sector is not None:
             ones = [int(bool(word)) for word in sector]
@@ -130,7 +130,7 @@ def decompress_line(stream: bytes) -> tuple[list[int], int]:
     In one cycle the ones of eight bits of the mask are counted, in the next a sector's words take their places; a
     sector enters in each cycle.
     """
-    mask, *kept = (int.from_bytes(stream[at : at + 4], "little") for at in range(0, len(stream), 4))
+    mask, *nonzero = (int.from_bytes(stream[at : at + 4], "little") for at in range(0, len(stream), 4))
     line: list[int] = []
     counted: tuple[int, int, int] | None = None
     cycle = used = latency = 0
@@ -138,7 +138,7 @@ def decompress_line(stream: bytes) -> tuple[list[int], int]:
         if counted is not None:
             bits, first, entered = counted
             places = [(bits >> place) & 1 for place in range(SECTOR)]
-            line += [kept[first + sum(places[:place])] if bit else 0 for place, bit in enumerate(places)]
+            line += [nonzero[first + sum(places[:place])] if bit else 0 for place, bit in enumerate(places)]
             latency = max(latency, cycle + 1 - entered)
         bits = (mask >> (SECTOR * cycle)) & 0xFF
         counted = (bits, used, cycle) if cycle < LINE // SECTOR else None

@@ -49,10 +49,10 @@ def test_at_the_experts_setting_static_compression_loses_where_the_paper_says() 
 
 @pytest.mark.slow
 def test_the_map_of_decisions_has_as_many_compressed_as_are_counted() -> None:
-    found = layers()
-    drawn = found["figure_9"]
+    result = layers()
+    drawn = result["figure_9"]
     assert drawn["rows"] == list(swapped().values())
-    for epoch, count in (("0", found["first"]), ("48", found["epoch_48"])):
+    for epoch, count in (("0", result["first"]), ("48", result["epoch_48"])):
         column = drawn["columns"].index(epoch)
         assert [row[column] for row in drawn["values"]].count("compressed") == count
 

@@ -82,9 +82,9 @@ class Chain:
                 name = f"{kernel.id}.conv"
                 kernels.append(replace(kernel, id=name, op="conv2d", duration_ns=0, writes=(), reads=kernel.reads[:1]))
             kernels.append(kernel)
-        told = [(f"x{n}", *each) for n, each in enumerate(zip(self.sizes, self.zeros, strict=True), 1) if n > 1]
-        rows = tuple(CompressedSize(x, 0, "zvc", "nchw", size, size * (100 - z) // 100, 1) for x, size, z in told)
-        samples = tuple(SparsitySample(x, 0, z / 100) for x, _, z in told)
+        tensors = [(f"x{n}", *each) for n, each in enumerate(zip(self.sizes, self.zeros, strict=True), 1) if n > 1]
+        rows = tuple(CompressedSize(x, 0, "zvc", "nchw", size, size * (100 - z) // 100, 1) for x, size, z in tensors)
+        samples = tuple(SparsitySample(x, 0, z / 100) for x, _, z in tensors)
         return replace(plain, kernels=tuple(kernels), sparsity=samples, compressibility=rows)
 
     @property

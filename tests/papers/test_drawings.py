@@ -1,4 +1,4 @@
-"""Drawings of checks: everything that is found and published is in them, told apart without colours."""
+"""Drawings of checks show simulated and published values, and are readable without colours."""
 
 from __future__ import annotations
 
@@ -57,8 +57,8 @@ def test_shares_are_shown_in_percent() -> None:
 
 def test_lines_have_their_points_and_the_published_ones_their_markers() -> None:
     ax = drawn(LINES).axes[0]
-    found = {line.get_marker(): (list(line.get_xdata()), list(line.get_ydata())) for line in ax.lines[2:]}
-    assert found == {"o": ([197], [44]), "^": ([1024], [178])}
+    points = {line.get_marker(): (list(line.get_xdata()), list(line.get_ydata())) for line in ax.lines[2:]}
+    assert points == {"o": ([197], [44]), "^": ([1024], [178])}
     assert list(ax.lines[0].get_xdata()) == [2.0**at for at in range(12)]
     assert ax.get_xscale() == "log"
     assert legend(drawn(LINES)) == ["block 64", "block 128", "expert, paper", "paper"]
@@ -99,7 +99,7 @@ def test_labels_of_a_wide_map_leave_room_for_each_other() -> None:
 
 @pytest.mark.parametrize("drawing", [BARS, LINES, CELLS], ids=["bars", "lines", "cells"])
 def test_elements_of_a_drawing_do_not_overlap_its_values(drawing: dict[str, Any]) -> None:
-    """The legend stands beside the axes, and all of the figure is within its bounds."""
+    """The legend is next to the axes, and all of the figure is within its bounds."""
     figure = drawn(drawing)
     figure.draw_without_rendering()
     assert figure.legends[0].get_window_extent().x0 >= figure.axes[0].get_window_extent().x1
@@ -114,7 +114,7 @@ NUMBERS = st.floats(0.0, 1e6)
 @given(st.dictionaries(NAMES, st.dictionaries(NAMES, NUMBERS, min_size=1, max_size=4), min_size=1, max_size=6))
 def test_any_numbers_can_be_drawn(groups: dict[str, dict[str, float]]) -> None:
     figure = drawn(bars("measure", groups, groups))
-    every = {label for found in groups.values() for label in found}
+    every = {label for points in groups.values() for label in points}
     assert sum(map(len, groups.values())) == len(heights(figure)) or len(groups) * len(every) > 20
     assert inline_svg(figure, "a-").text.startswith("<svg ")
 

@@ -1,4 +1,4 @@
-"""Checks of HOME's claims: that each tells what it says it tells, and can tell otherwise."""
+"""Checks of HOME's claims on a small network, and on changed evaluators."""
 
 from __future__ import annotations
 
@@ -56,9 +56,9 @@ def test_a_swarm_agrees_no_sooner_than_it_finds_its_best() -> None:
 def test_a_network_that_is_left_out_is_not_searched(monkeypatch: pytest.MonkeyPatch) -> None:
     other = replace(SMALL, name="other")
     monkeypatch.setattr(home, "swept", lambda: iter([SMALL, other]))
-    found = home.convergence(searches=1, without="other")
-    assert "other" not in found
-    assert found["others"] == found["small"]
+    result = home.convergence(searches=1, without="other")
+    assert "other" not in result
+    assert result["others"] == result["small"]
 
 
 @pytest.mark.usefixtures("small")
@@ -69,16 +69,16 @@ def test_a_search_takes_longer_where_nothing_is_compiled() -> None:
 
 @pytest.mark.usefixtures("small")
 def test_predictions_of_runs_as_figure_4_draws_them_are_exact() -> None:
-    found = home.prediction()
-    assert (found["mean"], found["largest"]) == (0, 0)
-    assert found["placements"] > 1
+    result = home.prediction()
+    assert (result["mean"], result["largest"]) == (0, 0)
+    assert result["placements"] > 1
 
 
 @pytest.mark.usefixtures("small")
 def test_a_wrong_prediction_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
     def slower(self: Any, rows: Any) -> Any:
-        found = costs(self, rows)
-        return replace(found, time_ns=found.time_ns * 11 // 10)
+        result = costs(self, rows)
+        return replace(result, time_ns=result.time_ns * 11 // 10)
 
     costs = Evaluator.costs
     monkeypatch.setattr(Evaluator, "costs", slower)

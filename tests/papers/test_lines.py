@@ -20,8 +20,8 @@ from tests.papers.sample_paper import sample, sample_paper
 RESULT = sample()
 
 
-def texts(found: Reproduction = RESULT, *, every: bool = False) -> list[str]:
-    return [line.full for line in claim_lines(found.claims, every=every)]
+def texts(reproduction: Reproduction = RESULT, *, every: bool = False) -> list[str]:
+    return [line.full for line in claim_lines(reproduction.claims, every=every)]
 
 
 def row_of(label: str) -> list[str]:
@@ -58,7 +58,7 @@ def test_broken_failed_and_not_simulated_parts_say_why() -> None:
     text = "\n".join(texts())
     for why in ("window 7 ends after 12 ns, not 11", "a simulator meets no readers", "there is nothing to divide by"):
         assert why in text
-    assert "2000 random schedules" not in text, "of what holds only all of a claim tells more"
+    assert "2000 random schedules" not in text, "details of what holds are shown for single claims only"
     assert "2000 random schedules" in "\n".join(texts(every=True))
     assert "note: read off a picture" in "\n".join(texts(every=True))
 
@@ -149,10 +149,10 @@ def test_a_note_of_neighbouring_parts_is_shown_once() -> None:
     noted = [{"name": name, "value": 1.0, "from": f"c.{name}", "note": "once"} for name in ("one", "two")]
     other = {"name": "three", "value": 1.0, "from": "c.three", "note": "another"}
     parts = tuple(PartOutcome(part, 1.0, judge(part, 1.0)) for part in map(PartSection.model_validate, [*noted, other]))
-    told = [
+    shown = [
         line.full.strip() for line in claim_lines([replace(RESULT.claims[0], parts=parts, experiments=())], every=True)
     ]
-    assert [line for line in told if line.startswith("note")] == ["note: once", "note: another"]
+    assert [line for line in shown if line.startswith("note")] == ["note: once", "note: another"]
     (paper,) = paper_views(Reproduction((replace(RESULT.claims[0], parts=parts, experiments=()),)))
     assert [part.note for part in paper.claims[0].parts] == ["", "once", "another"]
 

@@ -14,9 +14,9 @@ from simgpu.policies.common.sub_batches import select_sub_batch
 
 @pytest.mark.slow
 def test_where_updates_count_weights_that_leave_save_less() -> None:
-    found = [CHECKS["weights_offloaded"](updates=updates)["ratio"] for updates in ("none", "layer", "all")]
-    assert found == sorted(found, reverse=True)
-    assert CHECKS["weights_offloaded"](without="ResNet-152")["ratio"] < found[0]
+    ratios = [CHECKS["weights_offloaded"](updates=updates)["ratio"] for updates in ("none", "layer", "all")]
+    assert ratios == sorted(ratios, reverse=True)
+    assert CHECKS["weights_offloaded"](without="ResNet-152")["ratio"] < ratios[0]
 
 
 @pytest.mark.slow

@@ -12,7 +12,7 @@ from simgpu.memory.addressed import AddressedPool
 from simgpu.memory.pool import Request
 from tests.papers.rules import fails
 
-#: Bytes; few, so that holes of exactly the size asked for happen.
+#: Bytes; few sizes, so that exact fits occur.
 _SIZES = (16, 24, 40, 64, 64, 100)
 _SEQUENCES, _REQUESTS, _CAPACITY = 200, 120, 600
 

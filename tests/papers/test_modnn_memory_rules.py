@@ -59,7 +59,7 @@ def test_a_network_is_planned_in_its_bound_and_refused_in_a_byte_less(name: str)
 @pytest.mark.rule
 @pytest.mark.parametrize("name", BATCHES)
 def test_equation_8_is_what_any_15_percent_of_tasks_need(name: str) -> None:
-    """Read as live data: what a window's tasks need at their fullest moment, of whole batches, to the byte.
+    """Read as live data: what a window's tasks need at their fullest moment, of batch batches, to the byte.
 
     As printed, all that they touch is added up; section 7.4 decided.
     """
@@ -168,13 +168,13 @@ def windows_of(graph: TaskGraph) -> tuple[int, list[tuple[int, range]]]:
         for b in blocks:
             touching.setdefault(b, []).append(t)
     width = ceil(len(tasks) * 15 / 100)
-    found = []
+    windows = []
     for begin in range(len(tasks) - width + 1):
         window = range(begin, begin + width)
         there = set().union(*(data[t] for t in window))
         moments = (sum(graph.sizes[b] for b in there if touching[b][0] <= t <= touching[b][-1]) for t in window)
-        found.append((max(moments), window))
-    return sum(graph.sizes[b] for b in resident), found
+        windows.append((max(moments), window))
+    return sum(graph.sizes[b] for b in resident), windows
 
 
 def _data(graph: TaskGraph, task: Sequence[int]) -> set[int]:
@@ -190,8 +190,8 @@ def workspaces_of(graph: TaskGraph) -> list[int]:
 
 def equation_8(windows: tuple[int, list[tuple[int, range]]], workspaces: Sequence[int]) -> int:
     """Bytes that any 15% consecutive tasks need at most, with the largest workspace among them."""
-    resident, found = windows
-    return resident + max(data + max(workspaces[t] for t in tasks) for data, tasks in found)
+    resident, needed = windows
+    return resident + max(data + max(workspaces[t] for t in tasks) for data, tasks in needed)
 
 
 class Search:
@@ -211,10 +211,10 @@ class Search:
         """What profile and selection in turn end with; None where they go round in a circle."""
         seen = [self.whole]
         while True:
-            found = max((size for size in self.sizes if self.need(size, seen[-1]) <= budget), default=1)
-            if found == seen[-1] or found in seen:
-                return found if found == seen[-1] else None
-            seen.append(found)
+            size = max((size for size in self.sizes if self.need(size, seen[-1]) <= budget), default=1)
+            if size == seen[-1] or size in seen:
+                return size if size == seen[-1] else None
+            seen.append(size)
 
     def allowed(self, size: int, budget: int) -> bool:
         """Whether a size fits by its own profile and the next regular one does not; one sample may be too much."""

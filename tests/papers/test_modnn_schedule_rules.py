@@ -72,19 +72,19 @@ def _before(part: Round, k: int) -> Iterator[str]:
     for b in part.prefetches():
         if b in group:
             continue
-        found = part.lacking(k)
-        if found is None or b not in found[1]:
+        lacking = part.lacking(k)
+        if lacking is None or b not in lacking[1]:
             raise BrokenPlanError(f"{part.named(b)} is fetched though another task needs something earlier")
-        later, group = found
+        later, group = lacking
         if not part.due(k, later, group, duration):
             raise BrokenPlanError(f"{part.named(b)} is fetched earlier than equation 9 asks")
         if not part.will_fit(k, later):
             raise BrokenPlanError(f"{part.named(b)} is fetched though memory will be cleared before its use")
         yield "prefetches that begin"
-    found = part.lacking(k)
-    if found is None:
+    lacking = part.lacking(k)
+    if lacking is None:
         return
-    later, missing = found
+    later, missing = lacking
     if not part.due(k, later, missing, duration):
         yield "prefetches that can wait"
     elif part.will_fit(k, later):
@@ -109,12 +109,12 @@ def algorithms_of(case: Case) -> Iterator[str]:
         for k in part.kernels:
             if part.ways[k]:
                 stand_before_choice(part, k)
-                found = gains(part, k)
-                best = min(found, key=lambda way: (-found[way], way[1], way[2]))[2]
+                gained = gains(part, k)
+                best = min(gained, key=lambda way: (-gained[way], way[1], way[2]))[2]
                 if chosen.get(k, "") != best:
                     name = part.graph.kernels[k].id
                     raise BrokenPlanError(f"kernel {name} runs by {chosen.get(k, '')!r}, of most gain is {best!r}")
-                yield "choices among algorithms" if len(found) > 1 else "convolutions with one way to run"
+                yield "choices among algorithms" if len(gained) > 1 else "convolutions with one way to run"
             while part.next() != Launch(k):
                 part.step(0)
             for _ in part.prefetches():

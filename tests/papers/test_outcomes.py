@@ -41,8 +41,8 @@ def recorded(outcome: ClaimOutcome) -> dict[str, Any]:
 
 @pytest.fixture(scope="module")
 def record() -> dict[str, Any]:
-    found: dict[str, Any] = yaml.safe_load(RECORD.read_text(encoding="utf-8"))
-    return found
+    result: dict[str, Any] = yaml.safe_load(RECORD.read_text(encoding="utf-8"))
+    return result
 
 
 def test_the_record_has_every_compared_claim(record: dict[str, Any]) -> None:
@@ -53,14 +53,14 @@ def test_the_record_has_every_compared_claim(record: dict[str, Any]) -> None:
 def test_outcomes_are_those_on_record(request: pytest.FixtureRequest) -> None:
     every = request.config.getoption("--every-claim")
     jobs = len(os.sched_getaffinity(0)) if every else 1
-    found = reproduce(quick=not every, folder=every, jobs=jobs)
-    ours = {each.claim.id: recorded(each) for each in found.claims}
+    result = reproduce(quick=not every, folder=every, jobs=jobs)
+    ours = {each.claim.id: recorded(each) for each in result.claims}
     if every and request.config.getoption("--force-regen"):
         RECORD.parent.mkdir(exist_ok=True)
-        headings, rows, below = summary(found)
+        headings, rows, below = summary(result)
         cells = [[cell.strip() for cell in row] for row in rows]
-        told = {"claims": ours, "headings": list(headings), "summary": cells, "below": below}
-        text = yaml.safe_dump(told, sort_keys=False, width=120)
+        document = {"claims": ours, "headings": list(headings), "summary": cells, "below": below}
+        text = yaml.safe_dump(document, sort_keys=False, width=120)
         RECORD.write_text(text, encoding="utf-8")
         pytest.fail("the record is written anew: look at it")
     assert len(ours) > 20

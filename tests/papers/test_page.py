@@ -51,9 +51,9 @@ class _Parser(HTMLParser):
 
 def body_of(text: str, claim: str) -> str:
     """The part of the page that is about a claim, as it is read."""
-    found = re.search(rf'<tbody id="{re.escape(claim)}".*?</tbody>', text, re.DOTALL)
-    assert found is not None, claim
-    return " ".join(_Parser(re.sub("<(td|th|span|tr|p)", r" <\1", found[0])).seen.split())
+    result = re.search(rf'<tbody id="{re.escape(claim)}".*?</tbody>', text, re.DOTALL)
+    assert result is not None, claim
+    return " ".join(_Parser(re.sub("<(td|th|span|tr|p)", r" <\1", result[0])).seen.split())
 
 
 TEXT = page(RESULT, {})
@@ -141,8 +141,8 @@ def test_the_summary_counts_claims_by_verdict_and_fits_apart() -> None:
 
 def test_papers_have_bars_of_one_scale_and_all_of_them_one_of_their_own() -> None:
     other = sample(sample_paper(paper="OTHER"))
-    told = bar_views(Reproduction((*RESULT.claims, *other.claims[:2])))
-    widths = {(bar.name, bar.sort): sum(part[3] for part in bar.parts) for bar in told}
+    views = bar_views(Reproduction((*RESULT.claims, *other.claims[:2])))
+    widths = {(bar.name, bar.sort): sum(part[3] for part in bar.parts) for bar in views}
     assert widths["SAMPLE", "predictions"] == pytest.approx(100, abs=0.01)
     assert list(widths)[-2:] == [("all papers", "predictions"), ("all papers", "fitted")]
 
@@ -169,7 +169,7 @@ def test_recordings_have_their_own_section() -> None:
     recordings = Recordings((rows,), (), (NotCompared("other", "nobody recorded it"),))
     seen = " ".join(_Parser(page(Reproduction((), recordings=recordings), {})).seen.split())
     assert "a-trace (recorded, a GPU)" in seen and "12,345 ns" in seen and "nobody recorded it" in seen
-    assert "Recordings" not in PARSED.seen, "they were not asked for"
+    assert "Recordings" not in PARSED.seen, "they were not requested"
 
 
 @pytest.fixture
@@ -196,9 +196,9 @@ def run(monkeypatch: pytest.MonkeyPatch) -> Run:
             "cells": cells(["ReLU1"], ["0", "1"], [["ZVC", "none"]]),
         }
 
-    found: Mapping[str, Any] = {"speeds": speeds, "rules": rules}
-    monkeypatch.setattr(tasks, "checks", lambda _: found)
-    monkeypatch.setattr("simgpu.papers.answers.checks", lambda _: found)
+    result: Mapping[str, Any] = {"speeds": speeds, "rules": rules}
+    monkeypatch.setattr(tasks, "checks", lambda _: result)
+    monkeypatch.setattr("simgpu.papers.answers.checks", lambda _: result)
     # Sources of checks are those of a paper that there is.
     monkeypatch.setattr(tasks, "_source", lambda _: "")
     return Run(sample_paper().claims)
@@ -219,8 +219,8 @@ def test_figures_are_inline_elements_next_to_their_claims(run: Run, tmp_path: Pa
 
 @pytest.mark.slow
 def test_the_same_results_give_the_same_bytes(run: Run, tmp_path: Path) -> None:
-    found = run.outcome(causes=True, figures=True)
-    once, again = (write_page(run, found, tmp_path / name).read_bytes() for name in ("a.html", "b.html"))
+    result = run.outcome(causes=True, figures=True)
+    once, again = (write_page(run, result, tmp_path / name).read_bytes() for name in ("a.html", "b.html"))
     assert once == again
 
 
@@ -234,8 +234,8 @@ def test_a_figure_whose_check_broke_says_why(run: Run, monkeypatch: pytest.Monke
     def breaks() -> dict[str, Any]:
         raise ZeroDivisionError("by nothing")
 
-    found = {"speeds": breaks, "rules": breaks}
-    monkeypatch.setattr(tasks, "checks", lambda _: found)
+    result = {"speeds": breaks, "rules": breaks}
+    monkeypatch.setattr(tasks, "checks", lambda _: result)
     outcome = run.outcome(causes=False, figures=True)
     text = page(outcome, figures_of(run))
     assert text.count("It could not be drawn: ZeroDivisionError: by nothing") == 3

@@ -29,9 +29,9 @@ SHOWN = 'return [...document.querySelectorAll("table.claims > tbody")].filter(b 
 @pytest.fixture(scope="module")
 def path(tmp_path_factory: pytest.TempPathFactory) -> Path:
     figure = drawn(bars("speed", {"VGG16": {"ours": 1.2}}, {"VGG16": {"ours": 1.25}}))
-    told = FigureView("figure-sample-1", "Speed", inline_svg(figure, "figure-sample-1-"), "", "", ("sample.speed",))
+    view = FigureView("figure-sample-1", "Speed", inline_svg(figure, "figure-sample-1-"), "", "", ("sample.speed",))
     found = tmp_path_factory.mktemp("page") / "page.html"
-    found.write_text(page(sample(), {"sample": [told]}), encoding="utf-8")
+    found.write_text(page(sample(), {"sample": [view]}), encoding="utf-8")
     return found
 
 

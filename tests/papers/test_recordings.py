@@ -38,8 +38,8 @@ def run(tasks: list[RecordingTask]) -> tuple[ResultCache, dict[str, str]]:
     for number in range(len(groups.groups)):
         done = run_group(groups, number)
         failed |= done.failed
-        for key, found in done.results.items():
-            cache.put(key, found)
+        for key, results in done.results.items():
+            cache.put(key, results)
     return cache, failed
 
 
@@ -128,10 +128,10 @@ def test_a_profile_states_its_kernels_and_its_timeline(tmp_path):
     """The third kernel is launched 5 us after the second one's end; a fill takes 2 us of a gap."""
     fill = {"ph": "X", "cat": "gpu_memset", "name": "Memset (Device)", "ts": 14, "dur": 2, "args": {}}
     events = [kernel(10, 4, 1), kernel(16.5, 2, 2), kernel(30, 5, 3), launch(1, 1), launch(2, 2), launch(22.5, 3), fill]
-    found = stated.of_profile(profile(tmp_path, *events))
-    assert values(found) == {"kernels": 3, "kernel time in all": 11_000, stated.TIMELINE: 25_000}
-    assert "2 gaps between them, 14,000 ns in all" in found[-1].note
-    assert "1 fills of memory take 2,000 ns; 1 of the 3 kernels were launched after" in found[-1].note
+    results = stated.of_profile(profile(tmp_path, *events))
+    assert values(results) == {"kernels": 3, "kernel time in all": 11_000, stated.TIMELINE: 25_000}
+    assert "2 gaps between them, 14,000 ns in all" in results[-1].note
+    assert "1 fills of memory take 2,000 ns; 1 of the 3 kernels were launched after" in results[-1].note
 
 
 def test_a_profile_states_its_peak_on_the_gpu(tmp_path):
@@ -144,8 +144,8 @@ def test_a_profile_states_its_peak_on_the_gpu(tmp_path):
 
 
 def test_streams_have_no_common_timeline_and_several_iterations_no_common_sum(tmp_path):
-    found = stated.of_profile(profile(tmp_path, kernel(1, 1, 1), kernel(1, 1, 2, stream=8)))
-    assert stated.TIMELINE not in values(found)
+    results = stated.of_profile(profile(tmp_path, kernel(1, 1, 1), kernel(1, 1, 2, stream=8)))
+    assert stated.TIMELINE not in values(results)
     steps = [{"ph": "X", "cat": "user_annotation", "name": f"ProfilerStep#{n}", "ts": n, "dur": 1} for n in (1, 2)]
     assert stated.of_profile(profile(tmp_path, kernel(1, 1, 1), *steps)) == []
 
@@ -169,8 +169,8 @@ def test_a_shipped_recording_is_equal():
 @pytest.mark.parametrize("dropped", [0, -1])
 def test_data_that_an_import_dropped_are_noticed(monkeypatch, dropped):
     """As if a reader of the format had lost a kernel that the file has."""
-    whole = module.read_trace(DIGITS)
-    left = [kernel for kernel in whole.kernels if kernel is not whole.kernels[dropped]]
+    trace = module.read_trace(DIGITS)
+    left = [kernel for kernel in trace.kernels if kernel is not trace.kernels[dropped]]
     real = module.simulate
 
     def lossy(trace: Any, *args: Any, **options: Any) -> Any:
@@ -179,7 +179,7 @@ def test_data_that_an_import_dropped_are_noticed(monkeypatch, dropped):
 
     monkeypatch.setattr(module, "simulate", lossy)
     kernels, compute, *_ = compare("digits", DIGITS, "")
-    assert (kernels.difference, compute.difference) == (-1, -whole.kernels[dropped].duration_ns)
+    assert (kernels.difference, compute.difference) == (-1, -trace.kernels[dropped].duration_ns)
 
 
 LOGS = {
@@ -260,8 +260,8 @@ def of_folder(tasks: list[RecordingTask], folder: Path) -> list[RecordingTask]:
 
 def test_recordings_are_detected_by_their_content(tmp_path):
     folder = small_folder(tmp_path)
-    found = of_folder(recording_tasks(folder), folder)
-    assert [(task.name, task.gpu) for task in found] == [
+    results = of_folder(recording_tasks(folder), folder)
+    assert [(task.name, task.gpu) for task in results] == [
         ("deeper/digits", ""),
         ("mine-b4.log", ""),
         ("titanv-dtr/unet-b6.log", "titan-v"),
@@ -270,25 +270,25 @@ def test_recordings_are_detected_by_their_content(tmp_path):
 
 def test_what_came_of_a_folder(tmp_path):
     folder = small_folder(tmp_path)
-    kept, failed = run(of_folder(recording_tasks(folder), folder))
-    found = recordings_of(kept, failed, folder)
-    assert {row.name for row in found.compared} == {"deeper/digits", "mine-b4.log", "titanv-dtr/unet-b6.log"}
-    assert not found.unequal and not found.managed
-    why = {row.name: row.why for row in found.not_compared}
+    cache, failed = run(of_folder(recording_tasks(folder), folder))
+    results = recordings_of(cache, failed, folder)
+    assert {row.name for row in results.compared} == {"deeper/digits", "mine-b4.log", "titanv-dtr/unet-b6.log"}
+    assert not results.unequal and not results.managed
+    why = {row.name: row.why for row in results.not_compared}
     assert why["solver"].startswith("modelled") and why["mine-b4.log"].startswith("no managed run")
     assert {name for name in why if why[name] == f"is not in {folder}"} == KNOWN.keys() - {"titanv-dtr/unet-b6.log"}
-    assert {row.name for row in found.failed} == {task.name for task in recording_tasks()}  # these were not run
-    assert {row.why for row in found.failed} == {"did not run"}
+    assert {row.name for row in results.failed} == {task.name for task in recording_tasks()}  # these were not run
+    assert {row.why for row in results.failed} == {"did not run"}
 
 
 def test_a_damaged_recording_fails_alone(tmp_path):
     folder = small_folder(tmp_path)
     (folder / "mine-b4.log").write_text("\n".join(LOG[2:])[:-40])
-    kept, failed = run(of_folder(recording_tasks(folder), folder))
-    found = recordings_of(kept, failed, folder)
-    (broken,) = (row for row in found.failed if row.name == "mine-b4.log")
+    cache, failed = run(of_folder(recording_tasks(folder), folder))
+    results = recordings_of(cache, failed, folder)
+    (broken,) = (row for row in results.failed if row.name == "mine-b4.log")
     assert "mine-b4.log" in broken.why and "did not run" not in broken.why
-    assert {row.name for row in found.compared} == {"deeper/digits", "titanv-dtr/unet-b6.log"}
+    assert {row.name for row in results.compared} == {"deeper/digits", "titanv-dtr/unet-b6.log"}
 
 
 def test_a_task_is_another_when_its_files_change(tmp_path):

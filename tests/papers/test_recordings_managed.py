@@ -30,21 +30,21 @@ NODE = NodeSpec("bench", GpuSpec("a GPU", 64 * 2**20), LinkSpec("a link", LINK, 
 
 def trace(*kernels: tuple[list[int], list[int], list[int]]) -> Trace:
     """Kernels of 1 us with operands of so many bytes: read alone, written alone, changed in place."""
-    found, blocks = [], []
+    result, blocks = [], []
     for number, (read, written, changed) in enumerate(kernels):
         parts = [[f"k{number}{kind}{place}" for place, _ in enumerate(sizes)] for kind, sizes in
                  (("r", read), ("w", written), ("c", changed))]  # fmt: skip
         reads, writes, both = parts
         for name, size in zip([*reads, *writes, *both], [*read, *written, *changed], strict=True):
             blocks.append(Block(name, size, BlockKind.OTHER, persistent=name not in writes))
-        found.append(Kernel(f"k{number}", "op", Phase.FORWARD, 1000, (*reads, *both), (*writes, *both)))
+        result.append(Kernel(f"k{number}", "op", Phase.FORWARD, 1000, (*reads, *both), (*writes, *both)))
     info = TraceInfo("small", 1, "a GPU", "float32", Origin.IMPORTED, "a test")
-    return Trace(info, tuple(found), tuple(blocks))
+    return Trace(info, tuple(result), tuple(blocks))
 
 
-def waits(whole: Trace, faults: str, *, results_on_host: bool = False, **parameters: int) -> list[int]:
-    alone = each_alone(whole, NODE.gpu.memory, faults, results_on_host=results_on_host)
-    return stalls(whole, alone, NODE, parameters)
+def waits(iteration: Trace, faults: str, *, results_on_host: bool = False, **parameters: int) -> list[int]:
+    alone = each_alone(iteration, NODE.gpu.memory, faults, results_on_host=results_on_host)
+    return stalls(iteration, alone, NODE, parameters)
 
 
 def moved(size: int, batches: int = 1) -> int:
@@ -52,34 +52,34 @@ def moved(size: int, batches: int = 1) -> int:
 
 
 def test_with_all_data_in_host_memory_inputs_come_and_results_need_nothing():
-    whole = trace(([PAGE, 3 * PAGE], [5 * PAGE], []), ([], [PAGE], []), ([100], [], []))
-    assert waits(whole, "PF") == [moved(4 * PAGE), 0, moved(100)]
+    iteration = trace(([PAGE, 3 * PAGE], [5 * PAGE], []), ([], [PAGE], []), ([100], [], []))
+    assert waits(iteration, "PF") == [moved(4 * PAGE), 0, moved(100)]
 
 
 def test_results_in_host_memory_come_too():
-    whole = trace(([PAGE], [5 * PAGE], []), ([], [PAGE], []))
-    assert waits(whole, "PF", results_on_host=True) == [moved(6 * PAGE), moved(PAGE)]
+    iteration = trace(([PAGE], [5 * PAGE], []), ([], [PAGE], []))
+    assert waits(iteration, "PF", results_on_host=True) == [moved(6 * PAGE), moved(PAGE)]
 
 
 def test_with_inputs_on_the_gpu_only_what_is_written_comes():
-    whole = trace(([PAGE], [2 * PAGE], []), ([PAGE], [], [4 * PAGE]))
-    assert waits(whole, "InputPF") == [0, moved(4 * PAGE)]
-    assert waits(whole, "InputPF", results_on_host=True) == [moved(2 * PAGE), moved(4 * PAGE)]
+    iteration = trace(([PAGE], [2 * PAGE], []), ([PAGE], [], [4 * PAGE]))
+    assert waits(iteration, "InputPF") == [0, moved(4 * PAGE)]
+    assert waits(iteration, "InputPF", results_on_host=True) == [moved(2 * PAGE), moved(4 * PAGE)]
 
 
 def test_parameters_are_those_of_the_policy():
-    whole = trace(([8 * PAGE], [], []))
-    assert waits(whole, "PF", fault_batch=2) == [moved(8 * PAGE, batches=4)]
-    assert waits(whole, "PF", fault_latency_ns=0) == [8 * PAGE]
-    assert waits(whole, "PF", bandwidth=LINK // 2) == [LATENCY + 2 * 8 * PAGE]
+    iteration = trace(([8 * PAGE], [], []))
+    assert waits(iteration, "PF", fault_batch=2) == [moved(8 * PAGE, batches=4)]
+    assert waits(iteration, "PF", fault_latency_ns=0) == [8 * PAGE]
+    assert waits(iteration, "PF", bandwidth=LINK // 2) == [LATENCY + 2 * 8 * PAGE]
 
 
 def test_nothing_leaves_and_nothing_is_there_from_the_kernel_before():
     """Operands of each kernel fill most of the memory, and the next kernel finds as much of it free."""
     most = NODE.gpu.memory * 3 // 4
-    whole = trace(([most], [], []), ([most - PAGE], [], []), ([most], [], []))
+    iteration = trace(([most], [], []), ([most - PAGE], [], []), ([most], [], []))
     batches = -(-most // PAGE // 256)
-    assert waits(whole, "PF") == [moved(most, batches), moved(most - PAGE, batches), moved(most, batches)]
+    assert waits(iteration, "PF") == [moved(most, batches), moved(most - PAGE, batches), moved(most, batches)]
 
 
 operands = st.lists(st.integers(1, 20).map(lambda pages: pages * PAGE // 2), max_size=2)
@@ -88,10 +88,10 @@ operands = st.lists(st.integers(1, 20).map(lambda pages: pages * PAGE // 2), max
 @settings(deadline=None, max_examples=25)
 @given(st.lists(st.tuples(operands, operands, operands), min_size=1, max_size=5), st.sampled_from(list(FAULTS)))
 def test_kernels_of_one_shape_stall_as_each_does_alone(kernels, faults):
-    whole = trace(*kernels, *kernels)
-    together = waits(whole, faults, results_on_host=True)
+    iteration = trace(*kernels, *kernels)
+    together = waits(iteration, faults, results_on_host=True)
     assert together == [waits(trace(each), faults, results_on_host=True)[0] for each in kernels] * 2
-    assert sorted(number for numbers in shapes(whole).values() for number in numbers) == [*range(2 * len(kernels))]
+    assert sorted(number for numbers in shapes(iteration).values() for number in numbers) == [*range(2 * len(kernels))]
 
 
 # --- the recordings -----------------------------------------------------------------------------------------
@@ -147,11 +147,11 @@ def test_a_managed_comparison_is_cached(vit):
     name = "a100-g10/vit-256"
     (task,) = (task for task in recording_tasks(G10.parent) if (task.name, task.part) == (name, "InputPF"))
     assert task == RecordingTask(name, str(G10 / "vit-256"), "a100", "InputPF")
-    kept, done = ResultCache(), run_group(Groups.of([task]), 0)
+    cache, done = ResultCache(), run_group(Groups.of([task]), 0)
     assert not done.failed
-    kept.put(task.key, done.results[task.key])
-    found = recordings_of(kept, {}, G10.parent)
-    assert found.managed == (replace(vit["InputPF"], name=name),)
+    cache.put(task.key, done.results[task.key])
+    result = recordings_of(cache, {}, G10.parent)
+    assert result.managed == (replace(vit["InputPF"], name=name),)
 
 
 def test_a_file_of_another_run_is_refused(tmp_path):
@@ -169,13 +169,13 @@ def test_tables_of_managed_runs():
         "net", "imported", "A100", "all cold", "um", "a100", 40, 10**5, 10**7, trials, {"whole": 10**5}, "So."
     )
     assert (row.ratio, row.nearest.label) == (0.1, "2 faults a batch")
-    found = Recordings(managed=(row,))
-    assert found.managed_rows() == [
+    result = Recordings(managed=(row,))
+    assert result.managed_rows() == [
         ("net, all cold, on a100", "10 ms", "1 ms", "0.1", "0.04 to 0.06"),
         ("  2 faults a batch", "", "9 ms", "0.9", "0.5 to 1.5"),
         ("  all data on the GPU (ideal)", "", "100 us", "", ""),
         ("  whole", "not measured", "100 us", "", ""),
     ]
-    assert found.notes() == ["net, all cold: So. Nearest to the measured time: 2 faults a batch (0.9)."]
-    assert found.frame()["recorded"].tolist() == [10**7]
-    assert found.to_dict()["managed"][0]["ratio"] == 0.1
+    assert result.notes() == ["net, all cold: So. Nearest to the measured time: 2 faults a batch (0.9)."]
+    assert result.frame()["recorded"].tolist() == [10**7]
+    assert result.to_dict()["managed"][0]["ratio"] == 0.1

@@ -1,4 +1,4 @@
-"""Work is done once, by however many processes, and goes on where it stopped; what breaks is told and tried again."""
+"""Tasks run once, in any number of processes, and resume after an interrupt; failures are reported and tried again."""
 
 from __future__ import annotations
 
@@ -60,14 +60,14 @@ def calls(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     def divides() -> dict[str, Any]:
         return {"value": float("nan")}
 
-    found: Mapping[str, Callable[..., Any]] = {
+    result: Mapping[str, Callable[..., Any]] = {
         "doubled": doubled,
         "breaks": breaks,
         "lacks": lacks,
         "divides": divides,
     }
-    monkeypatch.setattr(tasks, "checks", lambda _: found)
-    monkeypatch.setattr("simgpu.papers.answers.checks", lambda _: found)
+    monkeypatch.setattr(tasks, "checks", lambda _: result)
+    monkeypatch.setattr("simgpu.papers.answers.checks", lambda _: result)
     return called
 
 
@@ -78,12 +78,12 @@ OTHER = {"other": {"says": "It depends.", "steps": {"3": {"check": {"of": 3.0}},
 
 
 def test_a_check_runs_once_for_all_its_results(calls: list[str]) -> None:
-    found = Run(paper({"number": NUMBER, "order": ORDER}, assumptions=OTHER).claims).outcome(causes=False)
+    result = Run(paper({"number": NUMBER, "order": ORDER}, assumptions=OTHER).claims).outcome(causes=False)
     assert calls == ["doubled 2"]
-    assert [each.verdict for each in found.claims] == [Verdict.CLOSE, Verdict.HOLDS]
-    assert found["cdma.number"].parts[0].simulated == 4.0
+    assert [each.verdict for each in result.claims] == [Verdict.CLOSE, Verdict.HOLDS]
+    assert result["cdma.number"].parts[0].simulated == 4.0
     with pytest.raises(KeyError):
-        found["cdma.nothing"]
+        result["cdma.nothing"]
 
 
 def test_nothing_runs_for_a_rule_and_it_names_its_test(calls: list[str]) -> None:
@@ -101,15 +101,15 @@ def test_nothing_runs_for_a_rule_and_it_names_its_test(calls: list[str]) -> None
 
 def test_experiments_run_for_claims_that_are_off_only(calls: list[str]) -> None:
     off = {**NUMBER, "parts": [{"value": 18.0, "from": "doubled.value"}]}
-    found = Run(paper({"off": off, "close": NUMBER}, assumptions=OTHER).claims).outcome(causes=True)
-    (experiment,) = found["cdma.off"].experiments
-    told = {step.label: step.parts[""] for step in experiment.steps}
-    assert {label: (part.simulated, part.judged.verdict) for label, part in told.items()} == {
+    result = Run(paper({"off": off, "close": NUMBER}, assumptions=OTHER).claims).outcome(causes=True)
+    (experiment,) = result["cdma.off"].experiments
+    steps = {step.label: step.parts[""] for step in experiment.steps}
+    assert {label: (part.simulated, part.judged.verdict) for label, part in steps.items()} == {
         "3": (6.0, Verdict.OFF),
         "9": (18.0, Verdict.CLOSE),
     }
-    assert not found["cdma.close"].experiments
-    frame = found.causes_frame()
+    assert not result["cdma.close"].experiments
+    frame = result.causes_frame()
     assert frame[["claim", "assumption", "step", "simulated", "verdict"]].to_numpy().tolist() == [
         ["cdma.off", "other", "3", 6.0, "off"],
         ["cdma.off", "other", "9", 18.0, "within 10%"],
@@ -149,9 +149,9 @@ def test_an_interrupt_loses_nothing_that_is_finished(calls: list[str], tmp_path:
     with pytest.raises(KeyboardInterrupt):
         Run(claims, tmp_path).outcome(causes=True, progress=stop)
     assert len(calls) == 2
-    told: list[tuple[int, int]] = []
-    Run(claims, tmp_path).outcome(causes=True, progress=lambda *counts: told.append(counts))
-    assert told == [(2, 3), (3, 3)]
+    steps: list[tuple[int, int]] = []
+    Run(claims, tmp_path).outcome(causes=True, progress=lambda *counts: steps.append(counts))
+    assert steps == [(2, 3), (3, 3)]
     assert len(calls) == 3
 
 
@@ -160,10 +160,10 @@ def test_a_failed_check_is_reported_and_tried_again(calls: list[str], tmp_path: 
     lacking = claim(parts=[{"value": 1.0, "from": "lacks.value"}])
     claims = paper({"broken": broken, "lacking": lacking, "order": ORDER}).claims
     for times in (1, 2):
-        found = Run(claims, tmp_path).outcome(causes=False)
-        assert [each.verdict for each in found.claims] == [Verdict.FAILED, Verdict.FAILED, Verdict.HOLDS]
-        assert found["cdma.broken"].parts[0].judged.detail == "RuntimeError: on purpose"
-        assert "an-extra" in found["cdma.lacking"].parts[0].judged.detail
+        result = Run(claims, tmp_path).outcome(causes=False)
+        assert [each.verdict for each in result.claims] == [Verdict.FAILED, Verdict.FAILED, Verdict.HOLDS]
+        assert result["cdma.broken"].parts[0].judged.detail == "RuntimeError: on purpose"
+        assert "an-extra" in result["cdma.lacking"].parts[0].judged.detail
         assert calls.count("breaks") == times
 
 
@@ -209,9 +209,9 @@ def test_work_goes_on_where_another_run_took_the_folder_away(
 def _prints(monkeypatch: pytest.MonkeyPatch, folder: Path) -> str:
     monkeypatch.setattr(codestate, "PACKAGE", folder)
     cache.fingerprint.cache_clear()
-    found = cache.fingerprint()
+    result = cache.fingerprint()
     cache.fingerprint.cache_clear()
-    return found
+    return result
 
 
 def test_the_fingerprint_covers_code_that_decides_results_only(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -248,8 +248,8 @@ def test_an_extra_that_is_missing_is_no_result(tmp_path: Path, monkeypatch: pyte
     part = {"value": 1.0, "from": {"study": "cswap-6a", "run": "CSWAP"}}
     claims = paper({"one": claim(parts=[part])}, studies={"cswap-6a": STUDY}).claims
     run = Run(claims, tmp_path)
-    (found,) = run.outcome(causes=False).claims[0].parts
-    assert found.judged.verdict is Verdict.FAILED and "a-package" in found.judged.detail
+    (result,) = run.outcome(causes=False).claims[0].parts
+    assert result.judged.verdict is Verdict.FAILED and "a-package" in result.judged.detail
     assert not list(tmp_path.rglob("*.json"))
 
 
@@ -275,8 +275,8 @@ def test_a_row_of_several_studies_is_of_all_their_traces() -> None:
     rows = {"both": claim(parts=[part])}
     for name in ("cswap-6a", "cswap-6b"):
         rows[name.replace("-", "_")] = claim(parts=[{"value": 1.0, "from": {"study": name, "run": "CSWAP"}}])
-    found = Run(paper(rows, studies={"cswap-6a": STUDY, "cswap-6b": two}).claims).outcome(causes=False)
-    both, first, second = (each.parts[0].simulated for each in found.claims)
+    result = Run(paper(rows, studies={"cswap-6a": STUDY, "cswap-6b": two}).claims).outcome(causes=False)
+    both, first, second = (each.parts[0].simulated for each in result.claims)
     assert isinstance(first, float)
     assert isinstance(second, float)
     assert both == pytest.approx((first + 2 * second) / 3)
@@ -319,8 +319,8 @@ def test_a_group_returns_results_and_reasons_of_failures(calls: list[str]) -> No
 
 
 def test_a_nan_is_a_failure(calls: list[str], tmp_path: Path) -> None:
-    found = Run(paper({"one": claim(parts=[{"value": 1.0, "from": "divides.value"}])}).claims, tmp_path)
-    (part,) = found.outcome(causes=False)["cdma.one"].parts
+    result = Run(paper({"one": claim(parts=[{"value": 1.0, "from": "divides.value"}])}).claims, tmp_path)
+    (part,) = result.outcome(causes=False)["cdma.one"].parts
     assert part.judged.verdict is Verdict.FAILED and "ValueError" in part.judged.detail
     assert not list(tmp_path.rglob("*.json"))
 
@@ -348,6 +348,6 @@ def test_all_tasks_of_a_group_fail_when_its_process_dies(calls: list[str], monke
             yield _died(number, "the process died")
 
     monkeypatch.setattr("simgpu.papers.reproduce.in_this_process", dead)
-    found = Run(paper({"number": NUMBER, "order": ORDER}, assumptions=OTHER).claims).outcome(causes=False)
-    assert {part.judged.detail for each in found.claims for part in each.parts} == {"the process died"}
-    assert {each.verdict for each in found.claims} == {Verdict.FAILED}
+    result = Run(paper({"number": NUMBER, "order": ORDER}, assumptions=OTHER).claims).outcome(causes=False)
+    assert {part.judged.detail for each in result.claims for part in each.parts} == {"the process died"}
+    assert {each.verdict for each in result.claims} == {Verdict.FAILED}

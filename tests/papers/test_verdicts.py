@@ -18,7 +18,7 @@ def part(**values: Any) -> PartSection:
 
 
 @pytest.mark.parametrize(
-    ("published", "simulated", "verdict", "told"),
+    ("published", "simulated", "verdict", "detail"),
     [
         (2.0, 2.0, Verdict.CLOSE, "+0.0%"),
         (2.0, 2.2, Verdict.CLOSE, "+10.0%"),
@@ -32,9 +32,9 @@ def part(**values: Any) -> PartSection:
     ],
 )
 def test_numbers_are_graded_by_how_far_they_are(
-    published: float, simulated: float, verdict: Verdict, told: str
+    published: float, simulated: float, verdict: Verdict, detail: str
 ) -> None:
-    assert judge(part(value=published), simulated) == Judgement(verdict, simulated / published, told)
+    assert judge(part(value=published), simulated) == Judgement(verdict, simulated / published, detail)
 
 
 def test_zero_is_met_as_closely_as_it_was_printed() -> None:
@@ -102,7 +102,7 @@ def test_a_verdict_does_not_depend_on_the_unit(published: float, simulated: floa
 
 
 @pytest.mark.parametrize(
-    ("written", "told"),
+    ("written", "detail"),
     [
         ({"value": float("nan")}, "finite"),
         ({"value": float("inf")}, "finite"),
@@ -116,6 +116,6 @@ def test_a_verdict_does_not_depend_on_the_unit(published: float, simulated: floa
         ({"from": None, "test": "test_b"}, "should match pattern"),
     ],
 )
-def test_parts_that_cannot_be_compared_are_refused(written: dict[str, Any], told: str) -> None:
-    with pytest.raises(ValueError, match=told):
+def test_parts_that_cannot_be_compared_are_refused(written: dict[str, Any], detail: str) -> None:
+    with pytest.raises(ValueError, match=detail):
         part(**written)

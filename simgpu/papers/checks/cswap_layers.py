@@ -21,7 +21,6 @@ from simgpu.workloads.modelled import build_trace
 from simgpu.workloads.sparsity.generator import with_sparsity
 
 EPOCHS = 50
-_GB = 10**9
 
 
 @lru_cache
