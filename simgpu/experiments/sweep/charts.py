@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     import pandas as pd
     from matplotlib.figure import Figure
 
-    from simgpu.experiments.sweep.run import SweepResult
+    from simgpu.experiments.scenarios.sweep import Sweep
 
 _GIB, _GB = 2**30, 10**9
 #: Units of figures, by the ending of a column: what a number is divided by, and the unit's name.
@@ -26,23 +26,22 @@ _LABELS = {
 }
 
 
-def measure_over(result: SweepResult, y: str, x: str, references: Mapping[str, Any]) -> Figure:
+def measure_over(sweep: Sweep, frame: pd.DataFrame, y: str, x: str, references: Mapping[str, Any]) -> Figure:
     """See `SweepResult.plot`."""
-    frame = result.frame()
     for name, column in (("y", y), ("x", x)):
         if column not in frame or not _is_number(frame[column]):
             numbers = [str(each) for each in frame if _is_number(frame[each])]
             remedy = did_you_mean(column, numbers)
             raise InputError.single("", f"argument {name}", f"{column!r} is not a number of this sweep", remedy)
     finished = frame[frame["outcome"] == "ok"]
-    labels = _labels(result, finished, x)
+    labels = _labels(sweep, finished, x)
     curves = {
         label: [(float(row[x]) / _unit(x)[0], float(row[y]) / _unit(y)[0]) for _, row in rows.sort_values(x).iterrows()]
         for label, rows in finished.groupby(labels, sort=False)
     }
     return plot_curves(
         curves,
-        title=f"{result.sweep.name}: {_name(y)} over {_name(x)}",
+        title=f"{sweep.name}: {_name(y)} over {_name(x)}",
         xlabel=_name(x),
         ylabel=_name(y),
         references=references,
@@ -58,16 +57,15 @@ def pareto_front(frame: pd.DataFrame) -> pd.DataFrame:
     return finished[best > best.cummax().shift(fill_value=float("-inf"))]
 
 
-def throughput_against_memory(result: SweepResult) -> Figure:
+def throughput_against_memory(sweep: Sweep, frame: pd.DataFrame) -> Figure:
     """See `SweepResult.plot_front`."""
-    frame = result.frame()
     finished, front = frame[frame["outcome"] == "ok"], pareto_front(frame)
-    labels = _labels(result, finished, "budget_bytes")
+    labels = _labels(sweep, finished, "budget_bytes")
     points = {label: _points(rows) for label, rows in finished.groupby(labels, sort=False)}
     return plot_front(
         points,
         _points(front),
-        title=f"{result.sweep.name}: throughput against peak memory",
+        title=f"{sweep.name}: throughput against peak memory",
         xlabel=_name("device_peak_bytes"),
         ylabel=_name("samples_per_s"),
     )
@@ -77,9 +75,9 @@ def _points(rows: pd.DataFrame) -> list[tuple[float, float]]:
     return [(row["device_peak_bytes"] / _GIB, row["samples_per_s"]) for _, row in rows.iterrows()]
 
 
-def _labels(result: SweepResult, frame: pd.DataFrame, x: str) -> pd.Series[str]:
+def _labels(sweep: Sweep, frame: pd.DataFrame, x: str) -> pd.Series[str]:
     """What names the line of each row: its policy, and the values of the axes that are not along x."""
-    paths = [path for axis in result.sweep.axes for path in axis.paths]
+    paths = [path for axis in sweep.axes for path in axis.paths]
     # An axis is along x if each of its values goes with one value of x.
     others = [
         path

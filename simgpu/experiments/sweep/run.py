@@ -75,7 +75,7 @@ class SweepResult:
         """
         from simgpu.experiments.sweep.charts import measure_over
 
-        return measure_over(self, y, x, references or {})
+        return measure_over(self.sweep, self.frame(), y, x, references or {})
 
     def front(self) -> pd.DataFrame:
         """The rows of `frame` on the Pareto front: no other run has more throughput and no higher peak memory."""
@@ -87,7 +87,7 @@ class SweepResult:
         """A matplotlib figure: throughput against peak memory of every run, and the Pareto front."""
         from simgpu.experiments.sweep.charts import throughput_against_memory
 
-        return throughput_against_memory(self)
+        return throughput_against_memory(self.sweep, self.frame())
 
     @property
     def caption(self) -> str:
