@@ -14,7 +14,13 @@ from simgpu.errors import InputError
 from simgpu.hardware.spec import Duplex
 from simgpu.trace.chain import chain
 from simgpu.trace.model import Block, BlockKind
-from simgpu.validation.calibration import at_once, blocking_latency, calibrate, duplex_of, persistent_bytes
+from simgpu.validation.calibration import (
+    bidirectional_bandwidths,
+    blocking_latency,
+    calibrate,
+    duplex_of,
+    persistent_bytes,
+)
 from simgpu.validation.comparison import compare_recording
 from simgpu.validation.measured import Copies, MeasuredKind, MeasuredRun, MeasuredSpan, Method
 from tests.validation.example_recording import COPIES, MACHINE, MIB, example_case, example_trace, recording_of
@@ -68,7 +74,7 @@ def test_recorded_starts_and_other_algorithms_are_of_another_clock_and_go():
 def test_kernels_that_the_device_never_called_take_no_time_and_are_counted():
     result = calibrate(MACHINE, chain([1], [1], [100]), plain(50, spans=spans(("conv2d", 0, 10))))
     assert (times(result), result.unmatched) == ([50, 0], 1)
-    assert "1 of 2 kernels have no call" in result.times_recorded
+    assert "1 of 2 kernels have no call" in result.times_text
 
 
 @pytest.mark.parametrize(
@@ -90,7 +96,7 @@ def test_the_link_is_the_measured_one_and_waits_as_long_as_was_measured():
 
 
 @pytest.mark.parametrize(
-    ("both_d2h", "both_h2d", "duplex"),
+    ("bidirectional_d2h", "bidirectional_h2d", "duplex"),
     [
         (25, 24, Duplex.FULL),
         (12, 12, Duplex.HALF),
@@ -101,10 +107,10 @@ def test_the_link_is_the_measured_one_and_waits_as_long_as_was_measured():
     ],
 )
 def test_both_ways_at_once_are_modelled_by_what_is_nearer_to_the_measurement(
-    both_d2h: int, both_h2d: int, duplex: Duplex
+    bidirectional_d2h: int, bidirectional_h2d: int, duplex: Duplex
 ) -> None:
     giga = 10**9
-    copies = Copies(25 * giga, 24 * giga, both_d2h * giga, both_h2d * giga, 0, 0)
+    copies = Copies(25 * giga, 24 * giga, bidirectional_d2h * giga, bidirectional_h2d * giga, 0, 0)
     assert duplex_of(copies) is duplex
     assert calibrate(replace(MACHINE, copies=copies), example_trace(), plain(1000)).node.link.duplex is duplex
 
@@ -112,9 +118,9 @@ def test_both_ways_at_once_are_modelled_by_what_is_nearer_to_the_measurement(
 @given(RATES, RATES)
 def test_what_the_model_gives_both_ways_at_once(d2h: int, h2d: int) -> None:
     copies = Copies(d2h, h2d, d2h, h2d, 0, 0)
-    assert at_once(copies, Duplex.FULL) == (d2h, h2d)
+    assert bidirectional_bandwidths(copies, Duplex.FULL) == (d2h, h2d)
     assert duplex_of(copies) is Duplex.FULL
-    shared = at_once(copies, Duplex.HALF)
+    shared = bidirectional_bandwidths(copies, Duplex.HALF)
     capacity, smaller = max(d2h, h2d), min(d2h, h2d)
     half = capacity // 2
     # Max-min fair: half each, unless the slower way cannot use its half, of which the other then has the rest.
@@ -132,15 +138,15 @@ def test_persistent_blocks_are_counted_as_the_allocator_rounds_them():
 def test_memory_that_the_trace_does_not_list_is_held_all_the_time_and_is_no_room_for_others(more: int) -> None:
     trace = example_trace()
     result = calibrate(MACHINE, trace, plain(1000, held=persistent_bytes(trace, 512) + more))
-    assert result.held == more
+    assert result.reserved == more
     assert result.node.budget == MACHINE.memory - more
 
 
 def test_held_memory_may_be_less_than_the_trace_says():
     trace = example_trace()
     result = calibrate(MACHINE, trace, plain(1000, held=persistent_bytes(trace, 512) - MIB))
-    assert (result.held, result.node.budget) == (-MIB, MACHINE.memory)
-    assert "1 MiB as persistent that were not in use" in result.held_noted
+    assert (result.reserved, result.node.budget) == (-MIB, MACHINE.memory)
+    assert "1 MiB as persistent that were not in use" in result.reserved_text
 
 
 def test_calibration_is_given_the_machine_the_trace_and_the_plain_run_and_nothing_else():
@@ -153,7 +159,7 @@ def test_whatever_the_managed_runs_were_measured_to_be_their_twins_are_the_same(
         method: run
         if method is Method.PLAIN
         else replace(
-            run, step_ns=(1, 2, 3), peak_bytes=5, held_bytes=7, d2h_bytes=11, h2d_bytes=13, spans=run.spans[:2]
+            run, step_ns=(1, 2, 3), peak_bytes=5, initial_bytes=7, d2h_bytes=11, h2d_bytes=13, spans=run.spans[:2]
         )
         for method, run in case.runs.items()
     }

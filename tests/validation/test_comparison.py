@@ -15,13 +15,13 @@ from simgpu.errors import InputError
 from simgpu.trace.model import SavedTensor
 from simgpu.validation.comparison import Counterpart, Numbers, compare_recording
 from simgpu.validation.measured import Case, MeasuredRun, Method
-from simgpu.validation.outcome import AIMS, ComparedRun, Quantity, Validation, relative_error
+from simgpu.validation.outcome import TARGETS, ComparedRun, Quantity, Validation, relative_error
 from simgpu.validation.tables import (
     case_lines,
     comparison_lines,
+    divergence_lines,
     error_text,
     notes_on,
-    part_lines,
     share_text,
     summary_facts,
     validation_text,
@@ -52,11 +52,11 @@ def known(*pairs: tuple[Method, Numbers, Numbers | None]) -> Validation:
     for method, measured, simulated in pairs:
         step, peak, out, back = measured
         counterpart = Counterpart(
-            "", {}, simulated, failure="" if simulated else "out of memory", why="" if simulated else "no room"
+            "", {}, simulated, failure="" if simulated else "out of memory", reason="" if simulated else "no room"
         )
         runs.append(ComparedRun("made-b8", method, MeasuredRun(method, {}, (step,), peak, 0, out, back), counterpart))
     result = compare_recording(recording_of(Case("made", 8, example_trace(), {})))
-    return replace(result, cases=(replace(result.cases[0], name="made-b8", runs=tuple(runs), why=""),))
+    return replace(result, cases=(replace(result.cases[0], name="made-b8", runs=tuple(runs), reason=""),))
 
 
 def test_what_the_simulation_itself_says_is_met_exactly(equal: Validation) -> None:
@@ -67,10 +67,10 @@ def test_what_the_simulation_itself_says_is_met_exactly(equal: Validation) -> No
 
 
 def test_equal_timelines_part_nowhere(equal: Validation) -> None:
-    comparisons = [run.comparison for run in equal.runs]
-    assert all(comparison is not None and comparison.first_parting is None for comparison in comparisons)
-    assert {line.text.split()[2] for line in part_lines(equal)[3:] if line.text.startswith("  ")} == {"same"}
-    assert equal.in_order == (8, 8)
+    comparisons = [run.timelines for run in equal.runs]
+    assert all(comparison is not None and comparison.first_divergence is None for comparison in comparisons)
+    assert {line.text.split()[2] for line in divergence_lines(equal)[3:] if line.text.startswith("  ")} == {"same"}
+    assert equal.same_order_counts == (8, 8)
 
 
 def test_the_plain_step_counts_nowhere_and_its_memory_does(equal: Validation) -> None:
@@ -140,15 +140,15 @@ def test_the_aim_of_the_step_is_5_per_cent_on_average_and_10_in_each(steps: tupl
 def test_the_aim_of_peak_memory_is_2_per_cent_in_each_run(peak: int, met: bool) -> None:
     result = known((Method.PLAIN, Numbers(1, 1000, 0, 0), Numbers(1, peak, 0, 0)))
     assert result.summaries[Quantity.PEAK].met is met
-    assert AIMS[Quantity.PEAK].mean is None
+    assert TARGETS[Quantity.PEAK].mean is None
 
 
 def test_what_the_plain_run_would_miss_by_stands_beside_what_twins_miss_by():
     plain, one, other = Numbers(100, 50, 0, 0), Numbers(125, 40, 0, 0), Numbers(200, 50, 0, 0)
     result = known((Method.PLAIN, plain, plain), (Method.CHECKPOINT, one, one), (Method.SAVE_ON_CPU, other, other))
-    as_plain = {quantity: summary.as_plain for quantity, summary in result.summaries.items()}
-    assert (as_plain[Quantity.STEP], as_plain[Quantity.PEAK]) == ((0.2 + 0.5) / 2, (0.25 + 0) / 2)
-    assert as_plain[Quantity.OUT] is None is as_plain[Quantity.IN]
+    plain_error = {quantity: summary.plain_error for quantity, summary in result.summaries.items()}
+    assert (plain_error[Quantity.STEP], plain_error[Quantity.PEAK]) == ((0.2 + 0.5) / 2, (0.25 + 0) / 2)
+    assert plain_error[Quantity.OUT] is None is plain_error[Quantity.IN]
 
 
 def test_a_measured_run_without_a_twin_is_left_out_told_and_misses_the_aim():
@@ -211,14 +211,14 @@ def test_a_late_copy_parts_in_time_and_another_copy_in_order(case: Case) -> None
     later = run.step_ns[0] // 10
     late = copies[0]._replace(start_ns=copies[0].start_ns + later, end_ns=copies[0].end_ns + later)
     other = copies[1]._replace(bytes=copies[1].bytes + 1)
-    for old, new, in_order in ((copies[0], late, False), (copies[1], other, True)):
+    for old, new, same_order_counts in ((copies[0], late, False), (copies[1], other, True)):
         spans = tuple(new if span is old else span for span in run.spans)
         result = compare_recording(recording_of(changed(case, Method.ASYNC_OFFLOAD, spans=spans)))
-        row = next(line.text for line in part_lines(result) if line.text.strip().startswith("async_offload"))
+        row = next(line.text for line in divergence_lines(result) if line.text.strip().startswith("async_offload"))
         _, compute, out, back = [part for part in row.split("  ") if part.strip()][1:]
         assert (compute.strip(), back.strip()) == ("same", "same")
-        assert out.strip().endswith(", order") is in_order and "same" not in out
-        assert result.in_order == (4 - in_order, 4)
+        assert out.strip().endswith(", order") is same_order_counts and "same" not in out
+        assert result.same_order_counts == (4 - same_order_counts, 4)
 
 
 def test_the_spread_is_the_distance_of_the_quartiles(case: Case) -> None:
@@ -268,9 +268,9 @@ def test_everything_goes_into_json_even_what_is_boundless():
         "mean": None,
         "worst": None,
         "worst_run": {"case": "made-b8", "method": "checkpoint"},
-        "as_plain": None,
+        "plain_error": None,
         "failed": [],
-        "aim": {"mean": None, "worst": 0.02},
+        "target": {"mean": None, "worst": 0.02},
         "met": False,
     }
     assert result.runs[0].error(Quantity.PEAK) == math.inf
@@ -304,8 +304,8 @@ def test_a_row_of_a_timeline_without_room_for_a_name_still_tells_its_bytes() -> 
     event = Event("copy_h2d", "", "stage3.pool:max_pool2d_with_indices:saved", 10**8, 2 * 10**8, 512 * 1024)
     rows = (
         Row("h2d", 0, Agreement.SAME, event, event),
-        Row("h2d", 1, Agreement.OTHER, event, event._replace(bytes=4)),
-        Row("h2d", 2, Agreement.ONLY_REAL, event, None),
+        Row("h2d", 1, Agreement.DIFFERENT, event, event._replace(bytes=4)),
+        Row("h2d", 2, Agreement.ONLY_MEASURED, event, None),
     )
     lines = [
         line.text for line in comparison_lines(TimelineComparison({"h2d": StreamComparison("h2d", rows, 5)}, 9, 9, 5))
@@ -325,7 +325,7 @@ def test_every_run_has_a_row_of_its_case(equal: Validation) -> None:
 
 def test_a_cpu_is_told_of_as_one(case: Case) -> None:
     result = compare_recording(recording_of(case, machine=replace(MACHINE, kind="cpu", device="a CPU")))
-    assert result.stand_in
+    assert result.on_cpu
     assert "NOTE: the CPU stood in for a GPU" in validation_text(result)
 
 

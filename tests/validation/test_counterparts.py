@@ -96,10 +96,10 @@ def test_copied_bytes_are_those_of_the_last_iteration():
 def test_a_twin_without_room_says_so_and_has_no_numbers():
     result = simulate_counterpart(calibration(memory=40 * MIB), Method.PLAIN, {})
     assert (result.numbers, result.result, result.failure) == (None, None, "out of memory")
-    assert "kernel F1c" in result.why and "37 MiB" in result.why
+    assert "kernel F1c" in result.reason and "37 MiB" in result.reason
 
 
 def test_a_twin_with_settings_that_its_policy_does_not_know_is_refused():
     result = simulate_counterpart(calibration(), Method.ASYNC_OFFLOAD, {"prefetsch": 2})
     assert (result.numbers, result.failure) == (None, "refused")
-    assert "prefetsch" in result.why and "prefetch" in result.why
+    assert "prefetsch" in result.reason and "prefetch" in result.reason

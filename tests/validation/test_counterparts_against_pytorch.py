@@ -31,9 +31,9 @@ from simgpu.validation.devices import open_device
 from simgpu.validation.harness.session import run_method
 from simgpu.validation.managed import methods
 from simgpu.validation.measured import Copies, MeasuredKind, MeasuredMachine, MeasuredRun, Method
-from simgpu.validation.timelines.comparison import side_by_side
+from simgpu.validation.timelines.comparison import compare_timelines
 
-_COPIES = Copies(d2h=10**9, h2d=10**9, both_d2h=10**9, both_h2d=10**9, latency_ns=10, blocking_ns=100)
+_COPIES = Copies(d2h=10**9, h2d=10**9, bidirectional_d2h=10**9, bidirectional_h2d=10**9, latency_ns=10, blocking_ns=100)
 MACHINE = MeasuredMachine("a CPU", "cpu", 2**40, 1, 2, _COPIES, 5, "a CPU", "2026-01-31")
 
 
@@ -129,12 +129,12 @@ def both(name: str, way: str) -> tuple[MeasuredRun, Counterpart]:
 
 
 def expect_same(real: MeasuredRun, counterpart: Counterpart) -> None:
-    assert counterpart.numbers is not None and counterpart.result is not None, counterpart.why
+    assert counterpart.numbers is not None and counterpart.result is not None, counterpart.reason
     measured = Numbers.measured(real)
     assert counterpart.numbers._replace(step_ns=0) == measured._replace(step_ns=0)
-    comparison = side_by_side(real.spans, counterpart.result)
-    partings = [stream.parting_in_order for stream in comparison.streams.values()]
-    assert comparison.is_same_order, [row for row in partings if row is not None]
+    comparison = compare_timelines(real.spans, counterpart.result)
+    divergences = [stream.order_divergence for stream in comparison.streams.values()]
+    assert comparison.is_same_order, [row for row in divergences if row is not None]
 
 
 @pytest.mark.parametrize("way", [way for way in SETTINGS if way != "checkpoint"])

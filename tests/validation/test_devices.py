@@ -192,7 +192,7 @@ def test_copies_are_watched_by_role_and_direction_while_the_context_lasts(cpu: C
 
 def test_peak_counts_what_is_there_and_what_is_made_but_no_host_buffer(device: Device) -> None:
     stored = device.empty(3 * _MIB)
-    held = device.peak_of(lambda: None).held_bytes
+    held = device.peak_of(lambda: None).initial_bytes
 
     def run() -> None:
         first = device.empty(2 * _MIB)
@@ -205,7 +205,7 @@ def test_peak_counts_what_is_there_and_what_is_made_but_no_host_buffer(device: D
     peak = device.peak_of(run)
     assert peak == (held + 6 * _MIB, held)
     del stored
-    assert device.peak_of(lambda: None).held_bytes == held - 3 * _MIB
+    assert device.peak_of(lambda: None).initial_bytes == held - 3 * _MIB
 
 
 def test_what_an_operator_takes_and_gives_back_is_no_peak_on_a_cpu(cpu: CpuDevice) -> None:
@@ -221,7 +221,7 @@ def test_what_an_operator_takes_and_gives_back_is_no_peak_on_a_cpu(cpu: CpuDevic
     built = {convolve: images.nbytes, normalise: images.nbytes + 2 * 16 * 4}
     for run, result in built.items():
         peak = cpu.peak_of(run)
-        assert peak.peak_bytes - peak.held_bytes == result
+        assert peak.peak_bytes - peak.initial_bytes == result
 
 
 @pytest.mark.parametrize("kind", sorted(BLOCKS))
@@ -229,13 +229,13 @@ def test_peak_of_an_iteration_is_that_of_its_trace_to_the_byte(cpu: CpuDevice, k
     batch = workload_of(kind).inputs[0].shape[0]
     trace = record(lambda: workload_of(kind), batch=batch, repetitions=1, warmup=1, optimizer="sgd")
     gc.collect()
-    before = cpu.peak_of(lambda: None).held_bytes
+    before = cpu.peak_of(lambda: None).initial_bytes
     workload = workload_of(kind)
     optimizer = optimizer_of(workload)
     run_iteration(workload, optimizer, NoWatcher())
     peak = cpu.peak_of(lambda: run_iteration(workload, optimizer, NoWatcher()))
-    assert peak.held_bytes - before == sum(block.bytes for block in trace.blocks if block.persistent)
-    assert peak.peak_bytes - peak.held_bytes == max(live_bytes(trace))
+    assert peak.initial_bytes - before == sum(block.bytes for block in trace.blocks if block.persistent)
+    assert peak.peak_bytes - peak.initial_bytes == max(live_bytes(trace))
 
 
 def test_a_set_of_storages_forgets_the_freed_ones() -> None:
@@ -317,20 +317,20 @@ class CudaEventStandIn:
 
 
 @pytest.fixture
-def stand_in(monkeypatch: pytest.MonkeyPatch) -> CudaStandIn:
+def on_cpu(monkeypatch: pytest.MonkeyPatch) -> CudaStandIn:
     cuda = CudaStandIn()
     monkeypatch.setattr(torch, "cuda", cuda)
     return cuda
 
 
-def test_a_cuda_stream_spins_for_as_long_as_asked_by_its_calibration(stand_in: CudaStandIn) -> None:
+def test_a_cuda_stream_spins_for_as_long_as_asked_by_its_calibration(on_cpu: CudaStandIn) -> None:
     from simgpu.validation.devices.cuda import CudaDevice
 
     device = CudaDevice(torch.device("cuda", 0))
     side = device.new_stream("d2h")
     side.busy(1_003_000)
     side.busy(1_000)
-    (_, cycles, stream), short = stand_in.expected[-2:]
+    (_, cycles, stream), short = on_cpu.expected[-2:]
     assert cycles == pytest.approx(1_500_000, abs=5) and stream == "side"
     assert short == ("_sleep", 0, "side")
     begin = side.record()
@@ -351,36 +351,36 @@ def test_a_busy_loop_is_calibrated_with_the_clock_that_a_gpu_has_when_it_is_busy
     assert calibrate(spin_ns) == SpinRate(fixed_ns=2_000.0, cycles_per_ns=2.0)
 
 
-def test_cuda_streams_wait_on_the_device_and_not_on_the_host(stand_in: CudaStandIn) -> None:
+def test_cuda_streams_wait_on_the_device_and_not_on_the_host(on_cpu: CudaStandIn) -> None:
     from simgpu.validation.devices.cuda import CudaDevice
 
     device = CudaDevice(torch.device("cuda", 0))
     side = device.new_stream("d2h")
     side.wait(device.compute.record())
-    assert stand_in.expected[-2:] == [("record", "default"), ("wait_event", "side")]
+    assert on_cpu.expected[-2:] == [("record", "default"), ("wait_event", "side")]
 
 
-def test_a_cuda_copy_is_asynchronous_and_on_its_stream(stand_in: CudaStandIn) -> None:
+def test_a_cuda_copy_is_asynchronous_and_on_its_stream(on_cpu: CudaStandIn) -> None:
     from simgpu.validation.devices.cuda import CudaDevice
 
     class Target:
         shape, dtype = (4,), "bytes"
 
         def copy_(self, source: Any, non_blocking: bool) -> None:
-            stand_in.expected.append(("copy", stand_in.current, non_blocking))
+            on_cpu.expected.append(("copy", on_cpu.current, non_blocking))
 
     target: Any = Target()
     CudaDevice(torch.device("cuda", 0)).new_stream("d2h").copy(target, target)
-    assert stand_in.expected[-1] == ("copy", "side", True)
+    assert on_cpu.expected[-1] == ("copy", "side", True)
 
 
-def test_cuda_peak_is_the_allocators_from_a_fresh_count(stand_in: CudaStandIn) -> None:
+def test_cuda_peak_is_the_allocators_from_a_fresh_count(on_cpu: CudaStandIn) -> None:
     from simgpu.validation.devices.cuda import CudaDevice
 
     device = CudaDevice(torch.device("cuda", 0))
-    stand_in.expected.clear()
-    assert device.peak_of(lambda: stand_in.expected.append(("run",))) == (9, 7)
-    order = [name for name, *_ in stand_in.expected]
+    on_cpu.expected.clear()
+    assert device.peak_of(lambda: on_cpu.expected.append(("run",))) == (9, 7)
+    order = [name for name, *_ in on_cpu.expected]
     assert order == [
         "synchronize",
         "reset_peak_memory_stats",

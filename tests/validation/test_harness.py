@@ -93,7 +93,7 @@ def test_a_case_has_its_trace_and_a_run_of_each_method(case: Case) -> None:
         assert run.method is method
         assert run.settings == PLAN.settings(method)
         assert len(run.step_ns) == 2
-        assert 0 < run.held_bytes < run.peak_bytes
+        assert 0 < run.initial_bytes < run.peak_bytes
 
 
 def test_bytes_are_those_that_each_method_copies(case: Case) -> None:

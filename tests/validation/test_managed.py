@@ -213,7 +213,7 @@ def peak_of(device: CpuDevice, workload: Workload, method: Method, settings: Map
     with managed(method, workload, device, settings) as run:
         run.step(optimizer)
         peak = device.peak_of(lambda: run.step(optimizer))
-    return peak.peak_bytes - peak.held_bytes
+    return peak.peak_bytes - peak.initial_bytes
 
 
 #: The loss and the gradient that backward begins with, a single value each.
@@ -264,7 +264,7 @@ def test_who_checkpoints_or_offloads_needs_less_than_plain(device: CpuDevice, ki
         with managed(method, workload, device, settings_of(method, kind)) as run:
             run.step(optimizer)
             peak = device.peak_of(lambda run=run, optimizer=optimizer: run.step(optimizer))
-        peaks[method] = peak.peak_bytes - peak.held_bytes
+        peaks[method] = peak.peak_bytes - peak.initial_bytes
     assert max(peaks, key=peaks.__getitem__) is Method.PLAIN
     assert peaks[Method.SAVE_ON_CPU] < peaks[Method.ASYNC_OFFLOAD]  # which holds a stash, and what it fetched ahead
 

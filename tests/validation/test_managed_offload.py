@@ -312,9 +312,9 @@ def test_nothing_is_held_between_steps_and_host_buffers_are_used_again(
         run.step(optimizer)
         d2h_bytes, buffers = run.take_copied().d2h_bytes, len(built)
         assert sum(built) == d2h_bytes
-        held = {slow.peak_of(lambda: run.step(optimizer)).held_bytes for _ in range(3)}
+        held = {slow.peak_of(lambda: run.step(optimizer)).initial_bytes for _ in range(3)}
         assert len(held) == 1 and len(built) == buffers
-    assert slow.peak_of(lambda: None).held_bytes == held.pop()
+    assert slow.peak_of(lambda: None).initial_bytes == held.pop()
 
 
 def test_an_error_on_a_copy_stream_ends_the_step() -> None:

@@ -67,16 +67,22 @@ def test_kernels_last_as_long_as_they_should_and_copies_keep_out_of_their_way():
     """A busy loop may last longer on a machine that has other things to do, never shorter."""
     result = replay(of_result(simulate(TRACE, node(14 * MIB), "vdnn")), device="cpu", repetitions=1)
     for stream in result.comparison.streams.values():
-        real = [row.real for row in stream.rows if row.real is not None]
+        real = [row.measured for row in stream.rows if row.measured is not None]
         assert all(one.end_ns <= other.start_ns for one, other in pairwise(real))
     for row in result.comparison.streams["compute"].rows:
-        assert row.real is not None
+        assert row.measured is not None
         assert row.simulated is not None
-        assert row.real.end_ns - row.real.start_ns >= row.simulated.end_ns - row.simulated.start_ns
+        assert row.measured.end_ns - row.measured.start_ns >= row.simulated.end_ns - row.simulated.start_ns
     starts = {
-        row.real.name: row.real.start_ns for row in result.comparison.streams["compute"].rows if row.real is not None
+        row.measured.name: row.measured.start_ns
+        for row in result.comparison.streams["compute"].rows
+        if row.measured is not None
     }
-    ends = {row.real.name: row.real.end_ns for row in result.comparison.streams["h2d"].rows if row.real is not None}
+    ends = {
+        row.measured.name: row.measured.end_ns
+        for row in result.comparison.streams["h2d"].rows
+        if row.measured is not None
+    }
     assert ends["x1"] <= starts["B1"]
     assert result.machine.kind == "cpu"
 
@@ -106,7 +112,15 @@ def test_from_a_folder_to_a_table_and_a_file(tmp_path: Path):
     home, file = written(tmp_path / "run"), tmp_path / "replay.json"
     done = simgpu("validate", "replay", home, "--device", "cpu", "--repetitions", "2", "-o", file, "-q")
     assert done.exit_code == 0, done.stderr
-    for message in ("NOTE: ", "vdnn: chain on bench", "compared with", "peak memory", "equal", "d2h", "first parting"):
+    for message in (
+        "NOTE: ",
+        "vdnn: chain on bench",
+        "compared with",
+        "peak memory",
+        "equal",
+        "d2h",
+        "first divergence",
+    ):
         assert message in done.stdout
     assert max(len(line) for line in done.stdout.splitlines() if str(file) not in line) <= 80
     document = json.loads(file.read_text())

@@ -37,7 +37,7 @@ def test_on_a_cpu_twins_copy_the_bytes_that_were_copied_and_do_the_same_in_the_s
         for run in case.runs:
             assert run.simulated is not None
             assert run.simulated[2:] == run.measured[2:], (case.name, run.method)
-            assert run.comparison is not None and run.comparison.is_same_order, (case.name, run.method)
+            assert run.timelines is not None and run.timelines.is_same_order, (case.name, run.method)
 
 
 @pytest.mark.parametrize("name", shipped_recordings())

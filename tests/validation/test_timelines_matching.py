@@ -1,4 +1,4 @@
-"""Calls on the device next to the kernels of a trace, and a step's time dealt out to them."""
+"""Calls on the device next to the kernels of a trace, and a step's time apportioned out to them."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from simgpu.errors import InputError
-from simgpu.validation.calibration import dealt, durations
+from simgpu.validation.calibration import apportioned, durations
 from simgpu.validation.measured import MeasuredKind, MeasuredSpan
 from simgpu.validation.timelines.matching import aligned, calls_of, match, matching_text
 from tests.validation.example_timelines import kernel, one_after_another
@@ -42,7 +42,7 @@ def test_an_operator_nobody_expected_is_the_only_one_unmatched(ops: list[str], d
     result = match(one_after_another([*ops[:place], "aten::copy_", *ops[place:]]), ops)
     assert result.unmatched_calls == (place,)
     assert result.unmatched_positions == ()
-    assert result.parting == place
+    assert result.divergence == place
     assert [position for _, position in result.pairs] == list(range(len(ops)))
 
 
@@ -52,7 +52,7 @@ def test_an_operator_the_device_has_not_is_the_only_one_unmatched(ops: list[str]
     result = match(one_after_another(ops), [*ops[:place], "aten::zero_", *ops[place:]])
     assert result.unmatched_positions == (place,)
     assert result.unmatched_calls == ()
-    assert result.parting == place
+    assert result.divergence == place
 
 
 @given(OPS, OPS)
@@ -65,7 +65,7 @@ def test_as_many_match_as_can_in_order(one: list[str], other: list[str]) -> None
 
 @given(OPS, OPS)
 def test_the_first_parting_is_where_the_orders_first_differ(one: list[str], other: list[str]) -> None:
-    place = match(one_after_another(one), other).parting
+    place = match(one_after_another(one), other).divergence
     if place is None:
         assert one == other
     else:
@@ -98,7 +98,7 @@ def test_a_call_is_all_its_kernels_with_the_gaps_between_them() -> None:
     assert [(call.start_ns, call.end_ns) for call in calls_of([*reversed(spans), copy])] == [(0, 6), (8, 9)]
 
 
-# --- a step's time dealt out ----------------------------------------------------------------------------------
+# --- a step's time apportioned out ----------------------------------------------------------------------------------
 
 
 @st.composite
@@ -191,7 +191,7 @@ def test_a_timeline_of_another_model_is_refused() -> None:
 
 @given(st.integers(0, 10**12), st.lists(st.integers(0, 10**9), min_size=1).filter(any))
 def test_what_is_dealt_is_within_one_of_its_share(total: int, weights: list[int]) -> None:
-    result = dealt(total, weights)
+    result = apportioned(total, weights)
     assert sum(result) == total
     assert all(
         abs(part * sum(weights) - total * weight) < sum(weights) for part, weight in zip(result, weights, strict=True)
