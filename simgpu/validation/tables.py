@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import math
 from collections.abc import Collection, Iterator, Sequence
+from textwrap import fill
 from typing import NamedTuple
 
-from simgpu.analysis.tables import facts_text, table_text
+from simgpu.analysis.tables import table_text
 from simgpu.hardware.spec import Duplex
 from simgpu.units import format_bandwidth, format_bytes, format_time
 from simgpu.validation.calibration import bidirectional_bandwidths, duplex_of
@@ -29,6 +30,8 @@ QUANTITY_LABELS = {
     Quantity.OUT: "device-to-host",
     Quantity.IN: "host-to-device",
 }
+#: Columns of the plain text.
+WIDTH = 80
 _STREAMS = ("compute", "d2h", "h2d")
 #: Rows shown before and after a divergence.
 _CONTEXT = 4
@@ -281,15 +284,21 @@ def _setting(value: object) -> str:
 
 
 def validation_text(validation: Validation) -> str:
-    """The report as plain text."""
+    """The report as plain text of at most 80 columns."""
+    title = [validation.name, *([fill(f"NOTE: {CPU_NOTE}", WIDTH)] if validation.on_cpu else [])]
     blocks = [
-        "\n".join([validation.name, *([f"NOTE: {CPU_NOTE}"] if validation.on_cpu else [])]),
-        facts_text(header_facts(validation)),
+        "\n".join(title),
+        _facts_text(header_facts(validation)),
         *(table_text(table.headings, table.rows, table.left) for table in report_tables(validation)),
-        facts_text(summary_facts(validation)),
-        "\n".join(notes_on(validation)),
+        _facts_text(summary_facts(validation)),
+        "\n".join(fill(note, WIDTH) for note in notes_on(validation)),
     ]
     return "\n\n".join(block for block in blocks if block)
+
+
+def _facts_text(facts: Sequence[tuple[str, str]]) -> str:
+    width = max(len(name) for name, _ in facts) + 2
+    return "\n".join(fill(f"{name:<{width}}{text}", WIDTH, subsequent_indent=" " * width) for name, text in facts)
 
 
 def _link(machine: MeasuredMachine) -> str:

@@ -163,7 +163,7 @@ def test_checkpointing_is_that_of_pytorch_but_for_the_state_of_its_random_number
 
 
 @pytest.mark.parametrize("name", MODELS)
-def test_the_state_of_random_numbers_is_held_from_a_parts_forward_to_the_end_of_its_backward(name: str) -> None:
+def test_checkpointing_holds_the_random_state_of_each_part_until_its_backward_ends(name: str) -> None:
     """The peak is that of the counterpart's memory with one state for each part that is between the two, and one for a
     part that runs again: the state that is put back when it has."""
     real, counterpart = both(name, "checkpoint")
@@ -182,4 +182,4 @@ def test_the_state_of_random_numbers_is_held_from_a_parts_forward_to_the_end_of_
     memory = timeline.device_memory
     used = [(int(t), int(u)) for t, u in zip(memory.time_ns, memory.used, strict=True) if t >= begin]
     peak = max(u + state * sum(start <= t < end for start, end in held) for t, u in used)
-    assert real.peak_bytes == peak + calibrated(name).held
+    assert real.peak_bytes == peak + calibrated(name).reserved

@@ -196,7 +196,7 @@ def launched(op: dict[str, Any], number: int) -> list[dict[str, Any]]:
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="PyTorch sees a CUDA device")
-def test_without_a_gpu_the_profiler_s_way_says_so(device: Device, mlp: Model) -> None:
+def test_profiling_without_a_gpu_raises_an_input_error(device: Device, mlp: Model) -> None:
     with (
         managed(Method.PLAIN, mlp.workload, device, {}) as plain,
         pytest.warns(UserWarning, match="CUDA is not available"),
@@ -206,7 +206,7 @@ def test_without_a_gpu_the_profiler_s_way_says_so(device: Device, mlp: Model) ->
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="PyTorch sees a CUDA device")
-def test_a_device_whose_kernels_nobody_sees_is_refused_before_anything_is_timed(device: Device) -> None:
+def test_a_device_without_profiled_kernels_is_refused_before_timing(device: Device) -> None:
     warm_up_profiler(device)
     device.kind = "cuda"
     with (
