@@ -44,7 +44,19 @@ BLOCK_KINDS = {"feature_map": "activation"}
 SPAN_KINDS = {"copy_out": "copy_d2h", "copy_in": "copy_h2d"}
 TIMELINE_COLUMNS = {"after_ns": "delta_ns", "takes_ns": "duration_ns"}
 #: Members of the runs of a recorded validation case.
-RUNS_MEMBERS = {"made": "setup"}
+RUNS_MEMBERS = {"made": "setup", "held_bytes": "initial_bytes"}
+#: Keys of the files of a measured recording, and values of its settings.
+MACHINE_KEYS = {
+    "saving_waits": "blocking_save_on_cpu",
+    "both_d2h": "bidirectional_d2h",
+    "both_h2d": "bidirectional_h2d",
+    "products of float32": "float32 matmul precision",
+    "PyTorch's profiler": "profiler",
+}
+MACHINE_VALUES = {
+    "freed memory": {"kept": "retained by the process", "as the system has it": "system default"},
+    "profiler": {"loaded before anything is timed": "loaded before timing"},
+}
 #: Parameters of policies and their values.
 POLICY_PARAMETERS = {"joint": {"bound": "lower_bound"}}
 POLICY_VALUES = {"home": {"offload": {"beside": "overlapped"}}}
@@ -53,7 +65,7 @@ POLICY_VALUES = {"home": {"offload": {"beside": "overlapped"}}}
 def _all() -> dict[str, tuple[str, ...]]:
     tables = (
         METRICS, MEASURES, PUBLISHED_KEYS, RUN_KEYS, *TRACE_COLUMNS.values(), BLOCK_KINDS, SPAN_KINDS, RUNS_MEMBERS,
-        TIMELINE_COLUMNS, *POLICY_PARAMETERS.values(),
+        TIMELINE_COLUMNS, MACHINE_KEYS, *POLICY_PARAMETERS.values(),
         *(values for each in POLICY_VALUES.values() for values in each.values()),
     )  # fmt: skip
     names: dict[str, tuple[str, ...]] = {}

@@ -20,6 +20,8 @@ import yaml
 from simgpu.errors import InputError
 from simgpu.former_names import (
     BLOCK_KINDS,
+    MACHINE_KEYS,
+    MACHINE_VALUES,
     MEASURES,
     METRICS,
     POLICY_PARAMETERS,
@@ -35,7 +37,7 @@ from simgpu.io.atomic import atomic_file
 from simgpu.io.input_files import YAML_LIMIT, read_gzip_text, read_json, read_text
 
 #: Schemas of which version 1 is rewritten as version 2.
-_YAML_KINDS = ("trace", "scenario", "study", "tolerances")
+_YAML_KINDS = ("trace", "scenario", "study", "tolerances", "machine")
 _JSON_KINDS = ("timings", "runs")
 _TABLES = frozenset(TRACE_COLUMNS)
 
@@ -135,6 +137,8 @@ def _scalar(node: yaml.ScalarNode, new: str) -> Iterator[_Edit]:
 def _key_today(path: _Path, key: str, kind: str) -> str:
     if kind == "tolerances":
         return METRICS.get(key, key) if path == ("tolerances",) else key
+    if kind == "machine":
+        return MACHINE_KEYS.get(key, key)
     if kind == "study" and path == ("published",):
         return PUBLISHED_KEYS.get(key, key)
     if kind == "study" and len(path) == 2 and path[0] == "runs":
@@ -145,6 +149,8 @@ def _key_today(path: _Path, key: str, kind: str) -> str:
 def _value_today(path: _Path, value: str, kind: str) -> str:
     if path == ("schema",):
         return f"simgpu.{kind}/2"
+    if kind == "machine":
+        return MACHINE_VALUES.get(MACHINE_KEYS.get(path[-1], path[-1]), {}).get(value, value)
     if kind == "study" and path in (("published", "measure"), ("published", "memory"), ("tables",)):
         return MEASURES.get(value, value)
     if len(path) > 1:

@@ -3,6 +3,8 @@
 import csv
 import gzip
 import json
+import re
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -14,9 +16,20 @@ from simgpu import migration
 from simgpu.errors import InputError
 from simgpu.experiments.regression.store import read_timings, write_timings
 from simgpu.experiments.regression.timings import timings_of
-from simgpu.former_names import BLOCK_KINDS, METRICS, SPAN_KINDS, TIMELINE_COLUMNS, TRACE_COLUMNS
+from simgpu.former_names import (
+    BLOCK_KINDS,
+    MACHINE_KEYS,
+    MACHINE_VALUES,
+    METRICS,
+    RUNS_MEMBERS,
+    SPAN_KINDS,
+    TIMELINE_COLUMNS,
+    TRACE_COLUMNS,
+)
 from simgpu.io.shipped import shipped_folder
 from simgpu.trace.folder import load_trace, write_trace
+from simgpu.validation.folder import SHIPPED, load_recording, read_recording
+from simgpu.validation.recording_files import read_machine
 from tests.trace.small import SMALL
 
 STUDY = """\
@@ -88,6 +101,34 @@ def test_stored_timings_read_as_before(tmp_path: Path) -> None:
         file.write_bytes(gzip.compress(text.encode()) if file.suffix == ".gz" else text.encode())
     assert migration.migrate(folder)
     assert read_timings(folder) == timings
+
+
+def test_a_recorded_validation_reads_as_before(tmp_path: Path) -> None:
+    shipped = SHIPPED / "cpu-small"
+    folder = tmp_path / "cpu-small"
+    shutil.copytree(shipped, folder)
+    for file in (folder / "machine.yaml", *folder.glob("*/runs.json")):
+        text = file.read_text()
+        for old, new in (MACHINE_KEYS | RUNS_MEMBERS | METRICS | MACHINE_VALUES["freed memory"]).items():
+            text = (
+                text.replace(f"{new}:", f"{old}:").replace(f'"{new}"', f'"{old}"').replace(f": {new}\n", f": {old}\n")
+            )
+        file.write_text(re.sub(r"(simgpu\.\w+)/2", r"\1/1", text))
+    with pytest.raises(InputError) as error:
+        read_recording(folder)
+    assert len(error.value.problems) == 7 and str(error.value).count("python -m simgpu.migration FILE") == 7
+    assert len(migration.migrate(folder)) == 7
+    for file in (shipped / "machine.yaml", *shipped.glob("*/runs.json")):
+        assert (folder / file.relative_to(shipped)).read_text() == file.read_text()
+    assert read_recording(folder) == load_recording("cpu-small")
+
+
+@pytest.mark.parametrize("old", ["saving_waits", "both_d2h", "both_h2d"])
+def test_a_former_key_of_a_machine_gives_an_error_with_the_new_one(tmp_path: Path, old: str) -> None:
+    text = (SHIPPED / "cpu-small" / "machine.yaml").read_text()
+    (tmp_path / "machine.yaml").write_text(text.replace(f"{MACHINE_KEYS[old]}:", f"{old}:"))
+    with pytest.raises(InputError, match=f"it is now called '{MACHINE_KEYS[old]}'"):
+        read_machine(tmp_path / "machine.yaml")
 
 
 def test_tolerances_name_metrics_of_today(tmp_path: Path) -> None:

@@ -117,8 +117,8 @@ def table_grid(
     return grid
 
 
-def table_text(headings: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
-    """Lines in columns, as wide as they need: the first and the last column to the left, numbers to the right.
+def table_text(headings: Sequence[str], rows: Iterable[Sequence[str]], left: Collection[int] | None = None) -> str:
+    """Lines in columns, as wide as they need. left: columns to the left, by default the first and the last.
 
     >>> print(table_text(("policy", "time", "note"), [("none", "9 ms", ""), ("vdnn", "12 ms", "unsteady")]))
     policy   time  note
@@ -132,7 +132,7 @@ def table_text(headings: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
     console = Console(
         file=text, width=_UNLIMITED, height=1, color_system=None, force_jupyter=False, legacy_windows=False
     )
-    console.print(table_grid(headings, rows, left=(0, len(headings) - 1)))
+    console.print(table_grid(headings, rows, (0, len(headings) - 1) if left is None else left))
     return "\n".join(line.rstrip() for line in text.getvalue().splitlines())
 
 

@@ -111,11 +111,11 @@ def _show(recorded: Recorded, output: Path) -> None:
         click.echo(f"\nwritten to {output}")
         click.echo(f"to compare it with its simulation: simgpu validate report {shlex.quote(str(output))}")
     reasons = {
-        f"{case.name} has no {method}: {why}"
+        f"{case.name} has no {method}: {reason}"
         for case in recorded.recording.cases
-        for method, why in case.absent.items()
+        for method, reason in case.absent.items()
     }
-    reasons |= {f"{name} is left out: {why}" for name, why in recorded.left_out.items()}
+    reasons |= {f"{name} is left out: {reason}" for name, reason in recorded.left_out.items()}
     for line in sorted(reasons):
         click.echo(f"\n{wrapped(line, before=0)}", err=True)
     if unsteady := [case.name for case in recorded.recording.cases if not all(map(_is_steady, case.runs.values()))]:
@@ -129,11 +129,11 @@ def _show(recorded: Recorded, output: Path) -> None:
 
 def _machine_rows(machine: MeasuredMachine) -> list[tuple[str, str]]:
     copies = machine.copies
-    alone = f"{format_bandwidth(copies.d2h)} out, {format_bandwidth(copies.h2d)} in"
-    both = f"{format_bandwidth(copies.both_d2h)} out and {format_bandwidth(copies.both_h2d)} in at once"
+    alone = f"{format_bandwidth(copies.d2h)} D2H, {format_bandwidth(copies.h2d)} H2D"
+    both = f"bidirectional {format_bandwidth(copies.bidirectional_d2h)} + {format_bandwidth(copies.bidirectional_h2d)}"
     return [
         ("device", f"{machine.device}, {format_bytes(machine.memory)}"),
-        ("copies", f"{alone}; {both}; {format_time(copies.latency_ns)} before the first byte"),
+        ("copies", f"{alone}; {both}; {format_time(copies.latency_ns)} latency"),
         ("launch", f"{format_time(machine.launch_ns)} an operator, {format_time(copies.blocking_ns)} a blocking copy"),
     ]
 

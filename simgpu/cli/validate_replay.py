@@ -1,4 +1,4 @@
-"""``simgpu validate replay``: a simulated program's instructions on a real device."""
+"""``simgpu validate replay``: issues a simulated program's instructions to a real device."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ from simgpu.validation.replay.outcome import (
     Outcome,
     header,
     number_rows,
-    parting,
     stream_rows,
 )
 from simgpu.validation.replay.run import DEFAULT_REPETITIONS
 from simgpu.validation.replay.run import replay as run_replay
-from simgpu.validation.tables import STAND_IN
+from simgpu.validation.tables import CPU_NOTE
+from simgpu.validation.timelines.comparison import divergence_text
 
 
 @click.command("replay")
@@ -71,14 +71,14 @@ def replay(program: Path, device: str, repetitions: int, as_json: bool, output: 
 def _show(outcome: Outcome) -> None:
     screen = Screen()
     if outcome.machine.kind == "cpu":
-        screen.print(Text(wrapped(f"NOTE: {STAND_IN}", before=0), style="bold red"))
+        screen.print(Text(wrapped(f"NOTE: {CPU_NOTE}", before=0), style="bold red"))
     screen.print(facts(header(outcome)))
     screen.print()
     screen.print(table(NUMBER_HEADINGS, number_rows(outcome)))
     screen.print()
     screen.print(table(STREAM_HEADINGS, stream_rows(outcome), left=(0, 5)))
     screen.print()
-    screen.print(facts([("first parting", parting(outcome))]))
+    screen.print(facts([("divergence", divergence_text(outcome.comparison))]))
 
 
 def _check_output(output: Path) -> None:

@@ -1,6 +1,6 @@
 """Compares measured runs with their simulated counterparts.
 
-The counterpart of a method is the policy that does in the simulation what PyTorch does under that method.
+The counterpart of a method is the policy that models what PyTorch does under that method.
 """
 
 from __future__ import annotations
@@ -26,9 +26,9 @@ def compare_recording(
 ) -> Validation:
     """Simulates the counterpart of every run of a recording, and compares.
 
-    recording: one in memory, the name of a shipped one, or a folder. cases, methods: only these; all by default, by
-    model and batch. The plain run is read in any case, since kernels are calibrated to it. Raises `InputError` for a
-    recording that cannot be read, and for cases or methods that it does not have.
+    recording: one in memory, the name of a shipped one, or a folder. cases, methods: a selection; all by default. The
+    plain run is always read, since kernels are calibrated to it. Raises `InputError` for a recording that cannot be
+    read, and for cases or methods that it does not have.
     """
     if not isinstance(recording, Recording):
         from simgpu.validation.folder import load_recording
@@ -38,17 +38,16 @@ def compare_recording(
     known = [method for method in Method if any(method in (*case.runs, *case.absent) for case in recording.cases)]
     _check("method", methods, known)
     wanted = [method for method in known if not methods or method in methods]
-    result = []
-    for case in sorted(recording.cases, key=lambda case: (case.model, case.batch)):
-        if not cases or case.name in cases:
-            result.append(_compared(recording.machine, case, wanted, progress))
-    return Validation(recording.name, recording.machine, tuple(result))
+    chosen = [case for case in recording.cases if not cases or case.name in cases]
+    chosen.sort(key=lambda case: (case.model, case.batch))
+    compared = tuple(_compared(recording.machine, case, wanted, progress) for case in chosen)
+    return Validation(recording.name, recording.machine, compared)
 
 
 def _compared(
     machine: MeasuredMachine, case: Case, wanted: Collection[Method], progress: Callable[[str], None]
 ) -> ComparedCase:
-    calibration, why = _calibration(machine, case)
+    calibration, reason = _calibration(machine, case)
     runs = []
     for method in wanted:
         if method in case.runs:
@@ -56,8 +55,8 @@ def _compared(
             run = case.runs[method]
             counterpart = None if calibration is None else simulate_counterpart(calibration, method, run.settings)
             runs.append(ComparedRun(case.name, method, run, counterpart))
-    absent = {method: reason for method, reason in case.absent.items() if method in wanted}
-    return ComparedCase(case.name, case.model, case.batch, calibration, tuple(runs), absent, why)
+    absent = {method: text for method, text in case.absent.items() if method in wanted}
+    return ComparedCase(case.name, case.model, case.batch, calibration, tuple(runs), absent, reason)
 
 
 def _calibration(machine: MeasuredMachine, case: Case) -> tuple[Calibration | None, str]:
@@ -75,7 +74,7 @@ def _check(what: str, requested: Collection[str], known: Collection[str]) -> Non
             raise InputError.single("", what, f"the recording has no {what} '{name}'", did_you_mean(str(name), known))
 
 
-#: The policy that is a method's counterpart; its parameters are the method's settings, in the same words.
+#: The counterpart of each method; its parameters are the method's settings.
 POLICY_OF: Mapping[Method, str] = {
     Method.PLAIN: "none",
     Method.CHECKPOINT: "checkpoint",
@@ -87,15 +86,15 @@ _BLOCKING = (Method.SAVE_ON_CPU,)
 
 
 def simulate_counterpart(calibration: Calibration, method: Method, settings: Mapping[str, Any]) -> Counterpart:
-    """The counterpart of a run under a method with these settings.
+    """Simulates a method's counterpart with these settings.
 
-    Its peak counts what is held all the time (`Calibration.held`), as the framework's allocator does.
+    Its peak includes the reserved memory (`Calibration.reserved`), as the framework's allocator does.
 
     >>> from simgpu.trace.chain import chain
     >>> from simgpu.validation.calibration import calibrate
     >>> from simgpu.validation.measured import Copies, MeasuredMachine, MeasuredRun
     >>> machine = MeasuredMachine("a GPU", "cuda", 2**30, 512, 2, Copies(9, 9, 9, 9, 0, 0), 5, "a CPU", "2026-01-31")
-    >>> plain = MeasuredRun(Method.PLAIN, {}, (30,), peak_bytes=2048, held_bytes=1536, d2h_bytes=0, h2d_bytes=0)
+    >>> plain = MeasuredRun(Method.PLAIN, {}, (30,), peak_bytes=2048, initial_bytes=1536, d2h_bytes=0, h2d_bytes=0)
     >>> simulate_counterpart(calibrate(machine, chain([5], [10], [1000]), plain), Method.PLAIN, {}).numbers
     Numbers(step_ns=30, peak_bytes=1536, d2h_bytes=0, h2d_bytes=0)
     """
@@ -104,11 +103,11 @@ def simulate_counterpart(calibration: Calibration, method: Method, settings: Map
     try:
         result = simulate(calibration.trace, node, policy, parameters=settings)
     except OutOfMemoryError as error:
-        return Counterpart(policy, settings, failure="out of memory", why=str(error))
+        return Counterpart(policy, settings, failure="out of memory", reason=str(error))
     except InputError as error:
-        return Counterpart(policy, settings, failure="refused", why=str(error))
+        return Counterpart(policy, settings, failure="refused", reason=str(error))
     metrics = result.metrics
-    peak = metrics.device_peak_used_bytes + calibration.held
+    peak = metrics.device_peak_used_bytes + calibration.reserved
     return Counterpart(
         policy, settings, Numbers(result.iteration_ns, peak, metrics.d2h_bytes, metrics.h2d_bytes), result
     )

@@ -1,5 +1,4 @@
-"""Pictures of a validation: all runs, measured and simulated, and the streams of one run above those of its
-counterpart.
+"""Figures of a validation: all runs, measured and simulated, and the streams of one run, measured above simulated.
 
 Loads matplotlib, so import it only where something is drawn.
 """
@@ -24,22 +23,22 @@ from simgpu.simulation.result import Result
 from simgpu.timeline.model import MemoryCurve, SpanKind, Timeline
 from simgpu.units import BYTE_UNITS, TIME_UNITS, format_time
 from simgpu.validation.measured import MeasuredKind, MeasuredSpan, Method
-from simgpu.validation.outcome import AIMS, ComparedCase, ComparedRun, Quantity, Validation
-from simgpu.validation.tables import STAND_IN, error_text
-from simgpu.validation.timelines.comparison import parting_text
+from simgpu.validation.outcome import TARGETS, ComparedCase, ComparedRun, Quantity, Validation
+from simgpu.validation.tables import CPU_NOTE, error_text
+from simgpu.validation.timelines.comparison import divergence_text
 from simgpu.validation.timelines.matching import match
 
 _WIDTH_INCHES, _ROW_INCHES, _CASE_INCHES, _HEAD_INCHES, _STREAM_INCHES = 10.0, 0.36, 0.5, 1.0, 0.55
-#: Of the two bars of a run, each is so high, in rows.
+#: Height of a bar, in rows.
 _BAR = 0.36
-#: Beyond the longest bar, for the texts at the ends of bars.
-_ROOM = 1.22
+#: Length of an axis over its longest bar: space for the texts at the ends of bars.
+_MARGIN = 1.22
 _MEASURED: dict[str, Any] = {"color": "#4477AA"}
 _SIMULATED: dict[str, Any] = {"color": "#88CCEE"}
 _FITTED: dict[str, Any] = {"facecolor": "white", "edgecolor": "#88CCEE", "hatch": "////"}
 _SPREAD: dict[str, Any] = {"color": "black", "linewidth": 1.0, "solid_capstyle": "butt"}
-#: Of an error that is larger than is aimed at in each run, and of the place where timelines part.
-_BEYOND = "#BB4444"
+#: Colour of an error above its target, and of a divergence.
+_ALERT = "#BB4444"
 _KINDS = {
     MeasuredKind.KERNEL: SpanKind.COMPUTE,
     MeasuredKind.COPY_D2H: SpanKind.COPY_D2H,
@@ -48,7 +47,7 @@ _KINDS = {
 
 
 class _Axis(NamedTuple):
-    """What is on an axis: the quantity, in a unit that is so many of its own."""
+    """The quantity on an axis. scale: of its unit."""
 
     quantity: Quantity
     unit: str
@@ -57,11 +56,10 @@ class _Axis(NamedTuple):
 
 
 def plot_validation(validation: Validation) -> Figure:
-    """Step time to the left and peak memory to the right, a row a case: each run's measured bar above its
-    counterpart's.
+    """Step time on the left, peak memory on the right, a row per case: each run's measured bar above its simulated one.
 
-    A black line at a measured bar's end spans all measured steps. Texts tell relative errors, red where they are larger
-    than what is aimed at in each run. The counterpart of the plain run's step, which was calibrated, is hatched.
+    A black line at the end of a measured bar spans all measured steps. Texts are relative errors, red above the target.
+    The simulated bar of the plain run's step, which is calibrated, is hatched.
     """
     cases = [case for case in validation.cases if case.runs or case.absent]
     heights = [_CASE_INCHES + _ROW_INCHES * len(_rows(case)) for case in cases]
@@ -74,80 +72,78 @@ def plot_validation(validation: Validation) -> Figure:
         left.set_title(case.name, loc="left", fontsize=9.5, fontweight="bold")
         right.set_yticklabels([])
     title = f"{validation.machine.device}, {validation.machine.date}: training measured and simulated"
-    figure.suptitle(f"{title}\n{STAND_IN}" if validation.stand_in else title, x=0.01, ha="left", fontsize=11)
+    figure.suptitle(f"{title}\n{CPU_NOTE}" if validation.on_cpu else title, x=0.01, ha="left", fontsize=11)
     handles: list[Artist] = [
         Patch(**_MEASURED, label="measured (median)"),
         Line2D([], [], **_SPREAD, label="all measured steps"),
         Patch(**_SIMULATED, label="simulated, with its error"),
-        Patch(**_FITTED, linewidth=0, label="calibrated: no prediction"),
+        Patch(**_FITTED, linewidth=0, label="calibrated"),
     ]
     figure.legend(handles=handles, loc="outside lower left", ncols=4, frameon=False, fontsize=8)
     return figure
 
 
 def plot_run(run: ComparedRun, *, title: str = "") -> Figure:
-    """What each stream of the device did in one step, above what each does in the simulation, on one time axis.
+    """The streams of the device in one step, above the simulated streams, on one time axis.
 
-    Dotted lines are the ends of either; a red one is where they part first, which the text below tells. `ValueError`
-    for a run without a timeline or without a counterpart.
+    Dotted lines mark the ends, red lines the first divergence, which the text below describes. `ValueError` for a run
+    without both timelines.
     """
-    result, comparison = None if run.counterpart is None else run.counterpart.result, run.comparison
+    result, comparison = None if run.counterpart is None else run.counterpart.result, run.timelines
     if result is None or comparison is None:
-        raise ValueError(f"{run.case}, {run.method}: no two timelines to draw")
-    real = measured_timeline(run.run.spans, result)
+        raise ValueError(f"{run.case}, {run.method}: has no measured or no simulated timeline")
+    measured = measured_timeline(run.run.spans, result)
     start, stop = result.timeline.window(-1)
-    length = max(real.iteration_ends_ns[-1], stop - start)
+    length = max(measured.iteration_ends_ns[-1], stop - start)
     ends = result.timeline.iteration_ends_ns
     simulated = replace(result.timeline, iteration_ends_ns=(*ends[:-1], start + length))
     rows = max(2, sum(bool(stream.rows) for stream in comparison.streams.values()))
     figure = RunFigure(figsize=(_WIDTH_INCHES, 1.6 + 2 * (0.3 + _STREAM_INCHES * rows)), layout="constrained")
     FigureCanvasAgg(figure)
     upper, lower = figure.subplots(2, 1, sharex=True)
-    about = f"{title or run.case}, {run.method}"
-    watched = f"measured: {format_time(real.iteration_ends_ns[-1])} in the step that was watched"
-    text = f"{watched}, {format_time(run.measured.step_ns)} in the median step"
-    plot_timeline(replace(real, iteration_ends_ns=(length,)), title=text, phases=result.phases, ax=upper)
+    profiled = f"measured: profiled step {format_time(measured.iteration_ends_ns[-1])}"
+    text = f"{profiled}, median step {format_time(run.measured.step_ns)}"
+    plot_timeline(replace(measured, iteration_ends_ns=(length,)), title=text, phases=result.phases, ax=upper)
     plot_timeline(simulated, title=f"simulated: {format_time(stop - start)}", phases=result.phases, ax=lower)
     upper.set_xlabel("")
     upper.tick_params(axis="x", length=0, labelbottom=False)
     _one_legend(upper, lower)
-    row = comparison.first_parting
-    partings = (row.real, row.simulated) if row is not None else (None, None)
-    for ax, end, event in zip((upper, lower), (real.iteration_ends_ns[-1], stop - start), partings, strict=True):
+    row = comparison.first_divergence
+    divergences = (row.measured, row.simulated) if row is not None else (None, None)
+    for ax, end, event in zip((upper, lower), (measured.iteration_ends_ns[-1], stop - start), divergences, strict=True):
         ax.axvline(end / _unit_of(length), color="0.4", linewidth=0.8, linestyle=":")
         if event is not None:
-            ax.axvline(event.start_ns / _unit_of(length), color=_BEYOND, linewidth=1.0)
-    figure.supxlabel(fill(parting_text(comparison), 125), x=0.01, ha="left", fontsize=8)
-    figure.suptitle(about, x=0.01, ha="left", fontsize=11)
+            ax.axvline(event.start_ns / _unit_of(length), color=_ALERT, linewidth=1.0)
+    figure.supxlabel(fill(divergence_text(comparison), 125), x=0.01, ha="left", fontsize=8)
+    figure.suptitle(f"{title or run.case}, {run.method}", x=0.01, ha="left", fontsize=11)
     return figure
 
 
 def measured_timeline(spans: Sequence[MeasuredSpan], result: Result) -> Timeline:
-    """What the device did, as a timeline of one iteration; kernels have the names of those that the counterpart ran in
-    their place, where they are the same."""
-    ran = _kernels_of(result)
+    """A measured step as a timeline of one iteration, with the simulated names of the kernels that match."""
+    simulated = _kernels_of(result)
     ops = {kernel.id: kernel.op for kernel in result.graph.kernels}
-    matching = match(spans, [ops[name] for name, _ in ran])
-    same = {matching.calls[call].number: ran[position] for call, position in matching.pairs}
+    matching = match(spans, [ops[name] for name, _ in simulated])
+    same = {matching.calls[call].number: simulated[position] for call, position in matching.pairs}
     ordered = sorted(spans, key=lambda span: (span.start_ns, span.stream))
     streams = ("compute", "d2h", "h2d")
-    outcome = [same.get(span.call, (span.name, _KINDS[span.kind])) for span in ordered]
-    names = tuple(dict.fromkeys(name for name, _ in outcome))
+    events = [same.get(span.call, (span.name, _KINDS[span.kind])) for span in ordered]
+    names = tuple(dict.fromkeys(name for name, _ in events))
     place = {name: at for at, name in enumerate(names)}
-    nothing = np.full(len(ordered), 0, dtype=np.int64)
-    empty = MemoryCurve(nothing[:0], nothing[:0], nothing[:0], None)
+    zeros = np.zeros(len(ordered), dtype=np.int64)
+    empty = MemoryCurve(zeros[:0], zeros[:0], zeros[:0], None)
     return Timeline(
         streams=streams,
         names=names,
-        gpu=nothing,
+        gpu=zeros,
         stream=_column([streams.index(span.stream) for span in ordered]),
-        kind=_column([kind for _, kind in outcome]),
-        name=_column([place[name] for name, _ in outcome]),
+        kind=_column([kind for _, kind in events]),
+        name=_column([place[name] for name, _ in events]),
         start_ns=_column([span.start_ns for span in ordered]),
         end_ns=_column([span.end_ns for span in ordered]),
         bytes=_column([span.bytes for span in ordered]),
-        cause=nothing - 1,
-        iteration=nothing,
+        cause=zeros - 1,
+        iteration=zeros,
         device_memory=empty,
         host_memory=empty,
         iteration_ends_ns=(max(span.end_ns for span in ordered),),
@@ -155,14 +151,14 @@ def measured_timeline(spans: Sequence[MeasuredSpan], result: Result) -> Timeline
 
 
 def _one_legend(upper: Axes, lower: Axes) -> None:
-    """The upper legend goes where the lower one tells all that it does."""
+    """Removes the upper legend if the lower one has all its entries."""
     above, below = upper.get_legend(), lower.get_legend()
     if above and below and {text.get_text() for text in above.texts} <= {text.get_text() for text in below.texts}:
         above.remove()
 
 
 def _kernels_of(result: Result) -> list[tuple[str, SpanKind]]:
-    """Kernels of the last iteration in order, and whether each is made again."""
+    """Names and kinds of the kernels of the last iteration, in order."""
     start, end = result.timeline.window(-1)
     kinds = (SpanKind.COMPUTE, SpanKind.RECOMPUTE)
     return [(span.name, span.kind) for span in result.timeline if span.kind in kinds and start <= span.start_ns < end]
@@ -173,7 +169,7 @@ def _column(values: Sequence[int]) -> np.ndarray[tuple[int], np.dtype[np.int64]]
 
 
 def _unit_of(length: int) -> int:
-    """Of the axis that a timeline of this length is drawn on, see `simgpu.analysis.plots`."""
+    """The unit of the axis of a timeline of this length, see `simgpu.analysis.plots`."""
     return TIME_UNITS["s" if length >= 20 * 10**9 else "ms" if length >= 10**5 else "us"]
 
 
@@ -203,7 +199,7 @@ def _draw_case(ax: Axes, case: ComparedCase, axis: _Axis) -> None:
             _write(ax, 0.0, row, "not run")
             continue
         longest = max(longest, _draw_run(ax, run, row, axis))
-    ax.set_xlim(0, max(longest, 1e-9) * _ROOM)
+    ax.set_xlim(0, max(longest, 1e-9) * _MARGIN)
     ax.set_ylim(len(rows) - 0.45, -0.55)
     ax.set_yticks(range(len(rows)), [str(method) for method, _ in rows])
     ax.tick_params(axis="y", length=0)
@@ -217,7 +213,7 @@ def _draw_case(ax: Axes, case: ComparedCase, axis: _Axis) -> None:
 
 
 def _draw_run(ax: Axes, run: ComparedRun, row: int, axis: _Axis) -> float:
-    """Both bars and their texts; gives the length of the longer one."""
+    """Draws both bars and their texts; returns the length of the longer one."""
     measured: float = getattr(run.measured, axis.quantity) / axis.scale
     ax.barh(row - _BAR / 2, measured, _BAR, **_MEASURED)
     if axis.quantity is Quantity.STEP:
@@ -231,9 +227,9 @@ def _draw_run(ax: Axes, run: ComparedRun, row: int, axis: _Axis) -> float:
     fitted = not run.counts(axis.quantity)
     ax.barh(row + _BAR / 2, simulated, _BAR, **({**_FITTED, "linewidth": 0} if fitted else _SIMULATED))
     error = run.error(axis.quantity)
-    text, aim = "fitted" if fitted else error_text(error), AIMS.get(axis.quantity)
-    beyond = aim is not None and error is not None and not fitted and abs(error) > aim.worst
-    _write(ax, max(measured, simulated), row, text, _BEYOND if beyond else "black")
+    text, target = "fitted" if fitted else error_text(error), TARGETS.get(axis.quantity)
+    missed = target is not None and error is not None and not fitted and abs(error) > target.worst
+    _write(ax, max(measured, simulated), row, text, _ALERT if missed else "black")
     return max(measured, simulated)
 
 

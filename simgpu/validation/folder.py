@@ -1,4 +1,4 @@
-"""A recording on disk: a folder with machine.yaml and a folder for each case, whose timelines are gzipped CSV files.
+"""Reads and writes a recording: a folder with machine.yaml and a folder for each case, with timelines as gzipped CSV.
 
 The format is described field by field in recordings/README.md.
 """
@@ -42,26 +42,21 @@ from simgpu.validation.recording_files import (
 
 TRACE = "trace"
 SHIPPED = Path(__file__).resolve().parent / "recordings"
-#: Of a method's timeline, behind the method's name.
+#: Suffix of a method's timeline.
 _SPANS = ".csv.gz"
 _FILES = (TRACE, RUNS_FILE, *(f"{method}{_SPANS}" for method in Method))
-#: Files for readers that may be in the folder.
 _README = "README.md"
 
 
 def shipped_recordings() -> tuple[str, ...]:
     """The names of the recordings that ship with simgpu, sorted."""
-    return tuple(sorted(result.parent.name for result in SHIPPED.glob(f"*/{MACHINE_FILE}")))
+    return tuple(sorted(file.parent.name for file in SHIPPED.glob(f"*/{MACHINE_FILE}")))
 
 
 def load_recording(name_or_path: str | Path) -> Recording:
-    """A shipped recording by its name, or one in a folder; a bare word is a shipped name first.
+    """A shipped recording by its name, or one in a folder; a name without slashes is first a shipped one.
 
-    Raises `InputError` as `read_recording` does, and where there is neither.
-
-    >>> load_recording("nowhere")
-    Traceback (most recent call last):
-    simgpu.errors.InputError: no shipped recording is called 'nowhere'; ...
+    Raises `InputError` as `read_recording` does, and if there is neither.
     """
     text, names = str(name_or_path), shipped_recordings()
     if text in names:
@@ -74,7 +69,7 @@ def load_recording(name_or_path: str | Path) -> Recording:
 
 
 def read_recording(path: str | Path) -> Recording:
-    """The recording in a folder, its cases in the order of their names.
+    """The recording in a folder, its cases sorted by name.
 
     Raises `InputError` with the problems of all its files.
     """
@@ -96,14 +91,14 @@ def read_recording(path: str | Path) -> Recording:
         except InputError as error:
             problems += error.problems
     if not cases and not problems:
-        problems.append(Problem(str(folder), "", "holds no case", "record one with `simgpu validate record`"))
+        problems.append(Problem(str(folder), "", "has no case", "record one with `simgpu validate record`"))
     if problems or machine is None:
         raise InputError(problems)
     return Recording(folder.resolve().name, machine, tuple(cases))
 
 
 def case_folders(folder: Path) -> list[Path]:
-    """Where the cases of a recording are, by name; folders that are being written have a dot before their names."""
+    """The folders of the cases, sorted by name, without unfinished ones, whose names start with a dot."""
     return sorted(place for place in folder.iterdir() if place.is_dir() and not place.name.startswith("."))
 
 
@@ -142,34 +137,32 @@ def _unknown_files(folder: Path) -> list[Problem]:
 
 
 def _mismatches(folder: Path, trace: Trace, read: ReadRuns) -> list[Problem]:
-    """Where the files of a case speak of different things."""
+    """Contradictions between the files of a case."""
     runs = str(folder / RUNS_FILE)
-    text = [
-        (place, mine, its)
-        for place, mine, its in (("model", read.model, trace.info.model), ("batch", read.batch, trace.info.batch))
-        if mine != its
-    ]
     problems = [
-        Problem(runs, place, f"{mine!r} is not what the trace next to it tells, {its!r}", "record the case again")
-        for place, mine, its in text
+        Problem(runs, key, f"{value!r} differs from the trace's {expected!r}", "record the case again")
+        for key, value, expected in (
+            ("model", read.model, trace.info.model),
+            ("batch", read.batch, trace.info.batch),
+        )
+        if value != expected
     ]
     name = f"{read.model}-b{read.batch}"
     if folder.name != name:
-        problems.append(Problem(str(folder), "", f"holds the case {name}", f"call the folder {name}"))
-    spare = [method for method in Method if method not in read.runs and (folder / f"{method}{_SPANS}").exists()]
+        problems.append(Problem(str(folder), "", f"contains the case {name}", f"rename the folder to {name}"))
+    unlisted = [method for method in Method if method not in read.runs and (folder / f"{method}{_SPANS}").exists()]
     problems += [
-        Problem(runs, "runs", f"has no run of {method}, whose timeline is there", "record the case again")
-        for method in spare
+        Problem(runs, "runs", f"has no run of {method}, but a timeline", "record the case again") for method in unlisted
     ]
     return problems
 
 
 def write_recording(recording: Recording, folder: str | Path) -> None:
-    """Write a recording as a folder that appears whole or not at all; the same bytes for the same recording.
+    """Writes a recording as a folder, atomically; the same recording gives the same bytes.
 
-    Another recording there is replaced. Raises `InputError` where the folder holds anything else, or cannot be written.
+    Another recording there is replaced. Raises `InputError` if the folder holds anything else, or cannot be written.
     """
-    with atomic_folder(folder, strangers) as part:
+    with atomic_folder(folder, foreign_files) as part:
         (part / MACHINE_FILE).write_text(machine_text(recording.machine), encoding="utf-8")
         for case in recording.cases:
             (part / case.name).mkdir()
@@ -177,8 +170,8 @@ def write_recording(recording: Recording, folder: str | Path) -> None:
 
 
 def write_machine(machine: MeasuredMachine, folder: Path) -> None:
-    """Write machine.yaml into a folder, which is made if there is none; `InputError` where the folder is another's."""
-    refuse_foreign(folder, strangers)
+    """Writes machine.yaml into a folder, which is created if needed; `InputError` if it is not a recording's."""
+    refuse_foreign(folder, foreign_files)
     try:
         folder.mkdir(parents=True, exist_ok=True)
     except OSError as error:
@@ -188,30 +181,30 @@ def write_machine(machine: MeasuredMachine, folder: Path) -> None:
 
 
 def write_case(case: Case, folder: Path) -> None:
-    """Write a case into the folder of its recording, in a folder of its own that appears whole or not at all."""
-    with atomic_folder(folder / case.name, _strangers_of_case) as part:
+    """Writes a case into a folder of its own in the recording, atomically."""
+    with atomic_folder(folder / case.name, _foreign_files_of_case) as part:
         _write_files(case, part)
 
 
-def strangers(folder: Path) -> str:
-    """Says that there are files that no recording has; empty where none are."""
+def foreign_files(folder: Path) -> str:
+    """Names a file that no recording has; empty if there is none."""
     known = {MACHINE_FILE, _README}
-    result = sorted(
+    names = sorted(
         entry.name
         for entry in folder.iterdir()
-        if entry.name not in known and not _left_over(entry.name) and not (entry / RUNS_FILE).exists()
+        if entry.name not in known and not _is_leftover(entry.name) and not (entry / RUNS_FILE).exists()
     )
-    return f"files that are not from a recording, such as '{result[0]}'" if result else ""
+    return f"files that are not from a recording, such as '{names[0]}'" if names else ""
 
 
-def _left_over(name: str) -> bool:
-    """Of a write that was killed (`simgpu.io.atomic`)."""
+def _is_leftover(name: str) -> bool:
+    """Whether an interrupted write left it (`simgpu.io.atomic`)."""
     return name.startswith(".") and name.endswith((".part", ".old"))
 
 
-def _strangers_of_case(folder: Path) -> str:
-    result = sorted(entry.name for entry in folder.iterdir() if entry.name not in (*_FILES, _README))
-    return f"files that are not from a case, such as '{result[0]}'" if result else ""
+def _foreign_files_of_case(folder: Path) -> str:
+    names = sorted(entry.name for entry in folder.iterdir() if entry.name not in (*_FILES, _README))
+    return f"files that are not from a case, such as '{names[0]}'" if names else ""
 
 
 def _write_files(case: Case, folder: Path) -> None:
@@ -253,7 +246,7 @@ SPANS: Table[MeasuredSpan] = Table(
 
 
 def write_spans(path: Path, spans: Sequence[MeasuredSpan]) -> None:
-    """The spans as a gzipped CSV file; the same bytes for the same spans."""
+    """Writes spans as a gzipped CSV file; the same spans give the same bytes."""
     plain = path.with_suffix(".part")
     write_table(plain, SPANS, spans)
     with open_input(plain) as file:
@@ -262,24 +255,29 @@ def write_spans(path: Path, spans: Sequence[MeasuredSpan]) -> None:
 
 
 def read_spans(path: Path) -> ReadTable[MeasuredSpan]:
-    """The spans of a file, with every problem found in it; never raises for what a file holds."""
+    """The spans of a file, with every problem in it; never raises for its content."""
     try:
         text = read_gzip_text(path, "a gzipped CSV text file", "record the case again")
     except InputError as error:
         return ReadTable(problems=list(error.problems), sound=False)
-    result = table_of(text, path, SPANS)
-    if not result.problems:
-        rows = zip(result.rows, result.lines, strict=True)
-        result.problems += [Problem(str(path), f"row {line}", what) for span, line in rows for what in _wrong(span)]
-    return result
+    table = table_of(text, path, SPANS)
+    if not table.problems:
+        rows = zip(table.rows, table.lines, strict=True)
+        table.problems += [
+            Problem(str(path), f"row {line}", what) for span, line in rows for what in _contradictions(span)
+        ]
+    return table
 
 
-def _wrong(span: MeasuredSpan) -> list[str]:
-    """What cannot be of a span."""
-    is_copy = span.kind is not MeasuredKind.KERNEL
+def _contradictions(span: MeasuredSpan) -> list[str]:
+    """Contradictions between a span's fields."""
+    is_copy, stream = span.kind is not MeasuredKind.KERNEL, STREAMS[span.kind]
     checks = (
         (span.end_ns < span.start_ns, f"ends at {span.end_ns} ns, before it starts at {span.start_ns} ns"),
-        (span.stream != STREAMS[span.kind], f"a {span.kind} is of stream {STREAMS[span.kind]}, not '{span.stream}'"),
+        (
+            span.stream != stream,
+            f"a {span.kind} belongs to stream {stream}, not '{span.stream}'",
+        ),
         (is_copy and (span.op or span.call >= 0), "a copy belongs to no call of an operator"),
         (not is_copy and span.bytes > 0, "a kernel copies no bytes"),
     )

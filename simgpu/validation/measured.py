@@ -1,4 +1,4 @@
-"""What was measured on a real device: the machine, and each model's iteration under four ways to manage memory."""
+"""Measurements of a real device: the machine, and each model's iteration under four methods of memory management."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from simgpu.trace.model import Trace
 
 
 class Method(StrEnum):
-    """A way to manage memory, as PyTorch runs it; each has a policy as its counterpart."""
+    """A method of memory management in PyTorch; each has a policy as its counterpart in the simulation."""
 
     PLAIN = "plain"
     CHECKPOINT = "checkpoint"
@@ -23,30 +23,29 @@ class Method(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Copies:
-    """How fast copies between the device and pinned host memory are.
+    """Speed of copies between the device and pinned host memory.
 
-    d2h, h2d: bytes per second of large copies, one way at a time. both_d2h, both_h2d: the same while the other way is
-    busy too. latency_ns: before the first byte of a copy that nobody waits for; blocking_ns: from the call of a copy of
-    next to nothing that the host waits for to its return.
+    d2h, h2d: bytes per second of large copies, one direction at a time. bidirectional_d2h, bidirectional_h2d: the same
+    with both directions busy. latency_ns: of an asynchronous copy. blocking_ns: duration of a blocking copy of 4 bytes.
     """
 
     d2h: int
     h2d: int
-    both_d2h: int
-    both_h2d: int
+    bidirectional_d2h: int
+    bidirectional_h2d: int
     latency_ns: int
     blocking_ns: int
 
 
 @dataclass(frozen=True, slots=True)
 class MeasuredMachine:
-    """The machine as it told of itself and as it was measured.
+    """The machine that a recording was made on.
 
     device: its name; kind: ``cuda`` or ``cpu``. memory: bytes of device memory. alignment: bytes to which the
-    framework's allocator rounds up. copy_engines: how many, 2 where it does not tell. launch_ns: host time from one
-    kernel launch to the next. versions: of driver, CUDA, PyTorch, Python and simgpu, as far as there are any.
-    date: ISO 8601 day. host: its processor. settings: of the framework, where they decide how fast it is: threads,
-    TF32. saving_waits: whether the host waits for each copy out of PyTorch's `save_on_cpu`; it does in older versions.
+    framework's allocator rounds up. copy_engines: 2 if the driver does not report it. launch_ns: host time from one
+    kernel launch to the next. host: its processor. date: ISO 8601 day. versions: of driver, CUDA, PyTorch, Python and
+    simgpu. settings: of the framework that affect speed, such as threads and TF32. blocking_save_on_cpu: whether the
+    host waits for each device-to-host copy of PyTorch's `save_on_cpu`, as it does in older versions.
     """
 
     device: str
@@ -60,11 +59,11 @@ class MeasuredMachine:
     date: str
     versions: Mapping[str, str] = field(default_factory=dict)
     settings: Mapping[str, str] = field(default_factory=dict)
-    saving_waits: bool = True
+    blocking_save_on_cpu: bool = True
 
 
 class MeasuredKind(StrEnum):
-    """What a stream of the device did."""
+    """The kind of a measured span."""
 
     KERNEL = "kernel"
     COPY_D2H = "copy_d2h"
@@ -72,11 +71,11 @@ class MeasuredKind(StrEnum):
 
 
 class MeasuredSpan(NamedTuple):
-    """Something that a stream of the device did in one step; ns from the start of the step's first span.
+    """A kernel or copy of one step; ns from the start of the step's first span.
 
-    stream: ``compute``, ``d2h``, ``h2d`` as in a simulated timeline: by role, not by the device's number. name: of the
-    device's kernel or copy. op: the operator behind it, in the words of a trace (``aten::convolution``), empty for a
-    copy. call: which call of an operator it belongs to, counted from 0 over the step; -1 for a copy. bytes: copied.
+    stream: ``compute``, ``d2h`` or ``h2d``, by role as in a simulated timeline. name: of the device's kernel or copy.
+    op: the operator as a trace names it (``aten::convolution``), empty for a copy. call: number of the operator call in
+    the step, from 0; -1 for a copy. bytes: copied.
     """
 
     stream: str
@@ -89,7 +88,7 @@ class MeasuredSpan(NamedTuple):
     bytes: int = 0
 
 
-#: The stream of each kind, whichever stream of the device it was: of a copy, by its way.
+#: The stream of each kind; of a copy, by its direction.
 STREAMS = {MeasuredKind.KERNEL: "compute", MeasuredKind.COPY_D2H: "d2h", MeasuredKind.COPY_H2D: "h2d"}
 
 
@@ -103,7 +102,7 @@ def copy_span(kind: MeasuredKind, name: str, start_ns: int, end_ns: int, size: i
 
 
 def from_first_start(spans: Iterable[MeasuredSpan]) -> tuple[MeasuredSpan, ...]:
-    """Spans by their start, then by stream, with time from the first one's start.
+    """Spans sorted by start, then by stream; times relative to the first start.
 
     >>> [span.start_ns for span in from_first_start([copy_span(MeasuredKind.COPY_H2D, "copy", 5, 9, 64)])]
     [0]
@@ -117,24 +116,23 @@ def from_first_start(spans: Iterable[MeasuredSpan]) -> tuple[MeasuredSpan, ...]:
 class MeasuredRun:
     """One model's iteration under one method.
 
-    settings: of the method, in the words of its counterpart's parameters. step_ns: every timed step, after warm-up.
-    peak_bytes: the most device memory that the framework's allocator had handed out at once in a step; held_bytes: what
-    it had handed out when the step began. d2h_bytes, h2d_bytes: copied to and from the host in one step. spans: what
-    the device did in one more step.
+    settings: the parameters of the counterpart policy. step_ns: every timed step, after warm-up. peak_bytes: peak
+    memory allocated by the framework in a step; initial_bytes: memory allocated at its start. d2h_bytes, h2d_bytes:
+    copied to and from the host in one step. spans: kernels and copies of one more, profiled step.
     """
 
     method: Method
     settings: Mapping[str, Any]
     step_ns: tuple[int, ...]
     peak_bytes: int
-    held_bytes: int
+    initial_bytes: int
     d2h_bytes: int
     h2d_bytes: int
     spans: tuple[MeasuredSpan, ...] = ()
 
     @property
     def median_ns(self) -> int:
-        """The step time that counts, nanoseconds."""
+        """The median step time, nanoseconds."""
         return median_low(self.step_ns)
 
 
@@ -142,8 +140,8 @@ class MeasuredRun:
 class Case:
     """One model at one batch size: its trace, and its runs by method, the plain one first.
 
-    absent: methods under which it could not be run, with the reason, such as too little memory. setup: how it was run:
-    keywords of the model's factory (``size``), ``optimizer``, ``seed``, and ``warmup``, the steps before those timed.
+    absent: methods that could not be run, and why, such as out of memory. setup: how it was run: keywords of the
+    model's factory (``size``), ``optimizer``, ``seed``, and ``warmup``, the number of steps before the timed ones.
     """
 
     model: str
@@ -155,13 +153,13 @@ class Case:
 
     @property
     def name(self) -> str:
-        """Model and batch, as folders and tables call it."""
+        """Model and batch, as in folders and tables."""
         return f"{self.model}-b{self.batch}"
 
 
 @dataclass(frozen=True, slots=True)
 class Recording:
-    """All cases of one machine; name: of the folder it was read from."""
+    """All cases of one machine; name: of its folder."""
 
     name: str
     machine: MeasuredMachine

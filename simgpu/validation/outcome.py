@@ -1,8 +1,7 @@
-"""What came of a comparison: errors of each run, the mean, the worst, and the aims.
+"""Errors of each run, their mean and worst, and the targets.
 
-What counts: the managed runs. The plain run's step is what kernels were calibrated to, so that its error is none by
-construction; it is shown and never counted. Of its peak memory only what is held when a step begins is calibrated; it
-counts, as its bytes do.
+The plain run's step time is excluded: kernels are calibrated to it, so its error is zero by construction. Its peak
+memory is included: only the memory allocated at the start of a step is calibrated.
 """
 
 from __future__ import annotations
@@ -17,16 +16,16 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from simgpu.recorder.assemble import spread
 from simgpu.simulation.result import Result
-from simgpu.validation.calibration import Calibration, at_once, duplex_of
+from simgpu.validation.calibration import Calibration, bidirectional_bandwidths, duplex_of
 from simgpu.validation.measured import MeasuredMachine, MeasuredRun, Method
-from simgpu.validation.timelines.comparison import TimelineComparison, parting_text, side_by_side
+from simgpu.validation.timelines.comparison import TimelineComparison, compare_timelines, divergence_text
 
 if TYPE_CHECKING:
     import pandas as pd
 
 
 class Quantity(StrEnum):
-    """What is compared, by its name in `Numbers`."""
+    """A compared quantity; the value is its field of `Numbers`."""
 
     STEP = "step_ns"
     PEAK = "peak_bytes"
@@ -34,26 +33,25 @@ class Quantity(StrEnum):
     IN = "h2d_bytes"
 
 
-class Aim(NamedTuple):
-    """How far off a quantity may be: on average over the runs that count (None: not asked), and in each of them."""
+class Target(NamedTuple):
+    """Largest allowed error: mean over all included runs (None: no limit), and of each run."""
 
     mean: float | None
     worst: float
 
 
-#: What is aimed at; bytes are told, and nothing is asked of them.
-AIMS: Mapping[Quantity, Aim] = {Quantity.STEP: Aim(0.05, 0.10), Quantity.PEAK: Aim(None, 0.02)}
+#: Copied bytes are reported and have no target.
+TARGETS: Mapping[Quantity, Target] = {Quantity.STEP: Target(0.05, 0.10), Quantity.PEAK: Target(None, 0.02)}
 
 
-#: Steps that lie further apart than this, as a share of their median, tell little of how wrong a simulation is.
+#: Largest spread of the steps of a steady run.
 STEADY = 0.05
 
 
 class Numbers(NamedTuple):
-    """What is compared of a run, measured or simulated.
+    """The compared numbers of a run, measured or simulated, for one iteration.
 
-    step_ns: of an iteration. peak_bytes: the most device memory that was in use at once, as the allocator rounds it.
-    d2h_bytes, h2d_bytes: copied to and from the host in one iteration.
+    peak_bytes: peak device memory with the allocator's rounding. d2h_bytes, h2d_bytes: copied to and from the host.
     """
 
     step_ns: int
@@ -63,15 +61,15 @@ class Numbers(NamedTuple):
 
     @classmethod
     def measured(cls, run: MeasuredRun) -> Numbers:
-        """Those of a measured run; the step that counts is the median."""
+        """The numbers of a measured run, with its median step."""
         return cls(run.median_ns, run.peak_bytes, run.d2h_bytes, run.h2d_bytes)
 
 
 @dataclass(frozen=True, slots=True)
 class Counterpart:
-    """A simulated run: its numbers and everything that happened, or why there are none.
+    """The simulated counterpart of a measured run: its numbers and result, or why there are none.
 
-    failure: ``out of memory`` or ``refused`` where it has no result, and why: in words.
+    failure: ``out of memory`` or ``refused`` if it has no result; reason: the error's message.
     """
 
     policy: str
@@ -79,11 +77,11 @@ class Counterpart:
     numbers: Numbers | None = None
     result: Result | None = None
     failure: str = ""
-    why: str = ""
+    reason: str = ""
 
 
 def relative_error(simulated: int, measured: int) -> float:
-    """Simulated less measured over measured; infinite where something was simulated and nothing measured.
+    """(simulated - measured) / measured; infinite if only measured is 0.
 
     >>> relative_error(110, 100), relative_error(0, 0), relative_error(1, 0)
     (0.1, 0.0, inf)
@@ -95,10 +93,7 @@ def relative_error(simulated: int, measured: int) -> float:
 
 @dataclass(frozen=True, repr=False)
 class ComparedRun:
-    """A run of a case next to its counterpart.
-
-    counterpart: None where nothing could be calibrated (`ComparedCase.why`).
-    """
+    """A measured run and its counterpart, which is None if its case was not calibrated (`ComparedCase.reason`)."""
 
     case: str
     method: Method
@@ -107,34 +102,34 @@ class ComparedRun:
 
     @property
     def measured(self) -> Numbers:
-        """What was measured."""
+        """The measured numbers."""
         return Numbers.measured(self.run)
 
     @property
     def simulated(self) -> Numbers | None:
-        """What was simulated, None where the counterpart came to no end."""
+        """The simulated numbers; None if the run could not be simulated."""
         return None if self.counterpart is None else self.counterpart.numbers
 
     @property
     def failure(self) -> str:
-        """Why nothing was simulated, in a few words; empty where it was."""
+        """Why it was not simulated, in a few words; empty if it was."""
         return "not calibrated" if self.counterpart is None else self.counterpart.failure
 
     def error(self, quantity: Quantity) -> float | None:
-        """The relative error; None where nothing was simulated."""
+        """The relative error; None if the run could not be simulated."""
         if self.simulated is None:
             return None
         return relative_error(getattr(self.simulated, quantity), getattr(self.measured, quantity))
 
     @cached_property
-    def comparison(self) -> TimelineComparison | None:
-        """The measured timeline next to the counterpart's, stream by stream; None where either is missing."""
+    def timelines(self) -> TimelineComparison | None:
+        """The measured and the simulated timeline, stream by stream; None if either is missing."""
         if self.counterpart is None or self.counterpart.result is None or not self.run.spans:
             return None
-        return side_by_side(self.run.spans, self.counterpart.result)
+        return compare_timelines(self.run.spans, self.counterpart.result)
 
     def counts(self, quantity: Quantity) -> bool:
-        """Whether it is a prediction: all but the step of the plain run; of bytes, where there are any."""
+        """Whether the error is included: not of the plain run's step, nor of copied bytes in a run without copies."""
         if quantity is Quantity.STEP:
             return self.method is not Method.PLAIN
         if quantity is Quantity.PEAK:
@@ -143,23 +138,22 @@ class ComparedRun:
 
     @property
     def spread(self) -> float | None:
-        """How far the measured steps lie apart: third less first quartile, which are steps that were measured, over the
-        median (`simgpu.recorder.assemble.spread`); None of a single one."""
-        between = spread(self.run.step_ns)
-        return None if between is None or not self.run.median_ns else between / self.run.median_ns
+        """Interquartile range of the measured steps over their median; None for a single step."""
+        iqr = spread(self.run.step_ns)
+        return None if iqr is None or not self.run.median_ns else iqr / self.run.median_ns
 
     @property
     def notes(self) -> tuple[str, ...]:
-        """What the counterpart's policy says of its plan, such as that the trace does not tell what autograd saved."""
+        """Notes of the simulated result, such as that saved tensors are derived and not recorded."""
         return () if self.counterpart is None or self.counterpart.result is None else self.counterpart.result.notes
 
 
 @dataclass(frozen=True, repr=False)
 class ComparedCase:
-    """A model at a batch size: what it was simulated with, and its runs, plain first.
+    """A model at one batch size: its calibration, and its runs, plain first.
 
-    calibration: None where there is none, and `why` says for what reason. absent: methods that it could not be run
-    under on the device, and why not.
+    calibration: None if it could not be calibrated, for the given reason. absent: methods without a measured run, and
+    why.
     """
 
     name: str
@@ -168,10 +162,10 @@ class ComparedCase:
     calibration: Calibration | None
     runs: tuple[ComparedRun, ...]
     absent: Mapping[Method, str]
-    why: str = ""
+    reason: str = ""
 
     def __getitem__(self, method: Method | str) -> ComparedRun:
-        """The run under a method; `KeyError` where there is none."""
+        """The run of a method; `KeyError` if there is none."""
         for each in self.runs:
             if each.method == method:
                 return each
@@ -180,11 +174,11 @@ class ComparedCase:
 
 @dataclass(frozen=True)
 class Summary:
-    """Errors of a quantity over the runs that count.
+    """Errors of a quantity over the included runs.
 
-    compared: how many. mean, worst: of the errors without their signs, None where nothing was compared. worst_run:
-    where the worst is. failed: runs that were measured, should count, and could not be simulated. as_plain: the mean
-    error of taking what the plain run of the same case measured for what a managed run would; None where nobody would.
+    compared: number of runs. mean, worst: of the errors' magnitudes, None if nothing was compared. failed: measured
+    runs that could not be simulated. plain_error: mean error of assuming the plain run's measured value for the managed
+    runs of its case; None for a quantity without a target, or without managed runs.
     """
 
     quantity: Quantity
@@ -193,36 +187,33 @@ class Summary:
     worst: float | None
     worst_run: ComparedRun | None
     failed: tuple[ComparedRun, ...]
-    as_plain: float | None = None
+    plain_error: float | None = None
 
     @property
-    def aim(self) -> Aim | None:
-        """What is aimed at, None for a quantity of which nothing is asked."""
-        return AIMS.get(self.quantity)
+    def target(self) -> Target | None:
+        """None for a quantity without a target."""
+        return TARGETS.get(self.quantity)
 
     @property
     def met(self) -> bool | None:
-        """Whether the aim is met, by every run that was measured; None where nothing was compared, or asked."""
-        if self.aim is None or self.mean is None or self.worst is None:
+        """Whether every measured run was simulated and the target is met; None without a target or runs."""
+        if self.target is None or self.mean is None or self.worst is None:
             return None
-        mean = self.aim.mean is None or self.mean <= self.aim.mean
-        return mean and self.worst <= self.aim.worst and not self.failed
+        mean_met = self.target.mean is None or self.mean <= self.target.mean
+        return mean_met and self.worst <= self.target.worst and not self.failed
 
 
 @dataclass(frozen=True, repr=False)
 class Validation:
-    """A recording next to its simulation. `frame` has one row a run.
-
-    name: of the recording.
-    """
+    """A recording compared with its simulation. name: of the recording."""
 
     name: str
     machine: MeasuredMachine
     cases: tuple[ComparedCase, ...]
 
     @property
-    def stand_in(self) -> bool:
-        """Whether a CPU stood in for the GPU, so that nothing here tells of any GPU."""
+    def on_cpu(self) -> bool:
+        """Whether it was measured on a CPU, so that no result is about a GPU."""
         return self.machine.kind != "cuda"
 
     @property
@@ -231,43 +222,43 @@ class Validation:
         return tuple(run for case in self.cases for run in case.runs)
 
     def __getitem__(self, name: str) -> ComparedCase:
-        """A case by its name; `KeyError`, with their names, for one that is not among these."""
+        """A case by its name; `KeyError` with the known names for another."""
         for each in self.cases:
             if each.name == name:
                 return each
-        raise KeyError(f"{name} is none of {', '.join(each.name for each in self.cases)}")
+        raise KeyError(f"no case {name}; known: {', '.join(each.name for each in self.cases)}")
 
     @cached_property
     def summaries(self) -> Mapping[Quantity, Summary]:
-        """Mean and worst of each quantity."""
+        """Mean and worst error of each quantity."""
         return {
-            quantity: replace(_summary(quantity, self.runs), as_plain=_as_plain(quantity, self.cases))
+            quantity: replace(_summary(quantity, self.runs), plain_error=_plain_error(quantity, self.cases))
             for quantity in Quantity
         }
 
     @property
-    def in_order(self) -> tuple[int, int]:
-        """In how many runs every stream did the same in the same order, and of how many with both timelines."""
-        result = [run.comparison.is_same_order for run in self.runs if run.comparison is not None]
-        return sum(result), len(result)
+    def same_order_counts(self) -> tuple[int, int]:
+        """The number of runs whose streams have the measured order, and of runs with both timelines."""
+        same = [run.timelines.is_same_order for run in self.runs if run.timelines is not None]
+        return sum(same), len(same)
 
     def frame(self) -> pd.DataFrame:
-        """One row a run: case, model, batch, method, settings, failure, steps, spread, whether its step is calibrated,
-        and of each quantity what was measured, what was simulated, and the relative error."""
+        """One row per run: case, model, batch, method, settings, failure, steps, spread, calibrated (its step), and the
+        measured and simulated value and the relative error of each quantity."""
         import pandas as pd
 
         return pd.DataFrame([_row(case, run) for case in self.cases for run in case.runs])
 
     def to_dict(self) -> dict[str, Any]:
-        """Everything as plain values, for JSON; of timelines, where they part."""
+        """Plain values for JSON; of timelines, the first divergence."""
         return {
             "recording": self.name,
-            "stand_in": self.stand_in,
+            "on_cpu": self.on_cpu,
             "machine": asdict(self.machine),
-            "link": _link(self),
+            "link": _link(self.machine),
             "cases": [_case(case) for case in self.cases],
-            "in_order": dict(zip(("same", "of"), self.in_order, strict=True)),
-            "summary": {str(quantity): _told(summary) for quantity, summary in self.summaries.items()},
+            "order": dict(zip(("same", "compared"), self.same_order_counts, strict=True)),
+            "summary": {str(quantity): _summary_dict(summary) for quantity, summary in self.summaries.items()},
         }
 
 
@@ -281,8 +272,8 @@ def _summary(quantity: Quantity, runs: Collection[ComparedRun]) -> Summary:
     return Summary(quantity, len(errors), fmean(error for error, _ in errors), worst, where, failed)
 
 
-def _as_plain(quantity: Quantity, cases: Iterable[ComparedCase]) -> float | None:
-    if quantity not in AIMS:
+def _plain_error(quantity: Quantity, cases: Iterable[ComparedCase]) -> float | None:
+    if quantity not in TARGETS:
         return None
     errors = [
         abs(relative_error(getattr(plain.measured, quantity), getattr(run.measured, quantity)))
@@ -321,40 +312,36 @@ def _row(case: ComparedCase, run: ComparedRun) -> dict[str, Any]:
 def _case(case: ComparedCase) -> dict[str, Any]:
     runs = [
         {key: value if not isinstance(value, float) else _finite(value) for key, value in _row(case, run).items()}
-        | {
-            "settings": dict(run.run.settings),
-            "why": run.counterpart.why if run.counterpart else "",
-            "notes": list(run.notes),
-        }
-        | {"timeline": None if run.comparison is None else parting_text(run.comparison)}
+        | {"settings": dict(run.run.settings), "reason": run.counterpart.reason if run.counterpart else ""}
+        | {"notes": list(run.notes), "timeline": None if run.timelines is None else divergence_text(run.timelines)}
         for run in case.runs
     ]
     return {
         "name": case.name,
-        "held_bytes": None if case.calibration is None else case.calibration.held,
-        "calibrated": None if case.calibration is None else case.calibration.times_recorded,
-        "why": case.why,
-        "absent": {str(method): why for method, why in case.absent.items()},
+        "reserved_bytes": None if case.calibration is None else case.calibration.reserved,
+        "kernel_times": None if case.calibration is None else case.calibration.times_text,
+        "reason": case.reason,
+        "absent": {str(method): reason for method, reason in case.absent.items()},
         "runs": runs,
     }
 
 
-def _link(validation: Validation) -> dict[str, Any]:
-    """What the model of the link is, and what it gives both ways at once."""
-    duplex = duplex_of(validation.machine.copies)
-    both_d2h, both_h2d = at_once(validation.machine.copies, duplex)
-    return {"duplex": str(duplex), "model_both_d2h": both_d2h, "model_both_h2d": both_h2d}
+def _link(machine: MeasuredMachine) -> dict[str, Any]:
+    """The modelled link and its bandwidths with both directions busy."""
+    duplex = duplex_of(machine.copies)
+    d2h, h2d = bidirectional_bandwidths(machine.copies, duplex)
+    return {"duplex": str(duplex), "modelled_bidirectional_d2h": d2h, "modelled_bidirectional_h2d": h2d}
 
 
-def _told(summary: Summary) -> dict[str, Any]:
+def _summary_dict(summary: Summary) -> dict[str, Any]:
     where = summary.worst_run
     return {
         "compared": summary.compared,
         "mean": _finite(summary.mean),
         "worst": _finite(summary.worst),
         "worst_run": None if where is None else {"case": where.case, "method": str(where.method)},
-        "as_plain": _finite(summary.as_plain),
+        "plain_error": _finite(summary.plain_error),
         "failed": [{"case": run.case, "method": str(run.method)} for run in summary.failed],
-        "aim": None if summary.aim is None else summary.aim._asdict(),
+        "target": None if summary.target is None else summary.target._asdict(),
         "met": summary.met,
     }

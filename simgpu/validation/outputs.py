@@ -1,9 +1,9 @@
-"""The files of a comparison of recordings: a folder that appears whole or not at all.
+"""The output folder of `simgpu validate report`, written atomically.
 
 report.json                         every number, as `simgpu validate report --json` prints it
-RECORDING/runs.csv                  one row a run: measured, simulated, relative errors
+RECORDING/runs.csv                  one row per run: measured, simulated, relative errors
 RECORDING/validation.png, .svg      step time and peak memory, measured and simulated
-RECORDING/CASE/METHOD.csv, .png     both timelines of a run, event by event, and as a picture
+RECORDING/CASE/METHOD.csv, .png     both timelines of a run, event by event, and as a figure
 """
 
 from __future__ import annotations
@@ -19,25 +19,24 @@ from simgpu.policies.base import no_progress
 from simgpu.validation.outcome import Validation
 from simgpu.version import __version__
 
-SCHEMA = "simgpu.validation/1"
+SCHEMA = "simgpu.validation/2"
 
 
 def check_outputs(folder: Path) -> None:
-    """Before long work: `InputError` where the folder can be neither made nor replaced. Touches nothing."""
-    check_folder(folder, _is_foreign)
+    """Raises `InputError` if the folder can be neither created nor replaced; changes nothing."""
+    check_folder(folder, _foreign_files)
 
 
 def write_outputs(
     validations: Sequence[Validation], folder: Path, *, progress: Callable[[str], None] = no_progress
 ) -> None:
-    """Writes comparisons as one folder, whole or not at all.
+    """Writes validations as one folder, atomically.
 
-    A folder that an earlier comparison wrote is replaced. Raises `InputError` when the system refuses, or the folder
-    holds anything else.
+    An earlier output folder is replaced. Raises `InputError` if the folder cannot be written or holds anything else.
     """
     folder = folder.absolute()
     check_outputs(folder)
-    with atomic_folder(folder, _is_foreign) as part:
+    with atomic_folder(folder, _foreign_files) as part:
         for each, name in zip(validations, folder_names(each.name for each in validations), strict=True):
             _write(each, part / name, progress)
         report = json.dumps(document(validations), indent=2, allow_nan=False)
@@ -45,7 +44,7 @@ def write_outputs(
 
 
 def document(validations: Sequence[Validation]) -> dict[str, Any]:
-    """Comparisons as plain data, with the schema and the version of simgpu."""
+    """Validations as plain data, with the schema and the version of simgpu."""
     return {"schema": SCHEMA, "simgpu": __version__, "recordings": [each.to_dict() for each in validations]}
 
 
@@ -59,7 +58,7 @@ def _write(validation: Validation, home: Path, progress: Callable[[str], None]) 
     for suffix in ("png", "svg"):
         save_figure(figure, home / f"validation.{suffix}")
     for case in validation.cases:
-        timelines = [(run, run.comparison) for run in case.runs if run.comparison is not None]
+        timelines = [(run, run.timelines) for run in case.runs if run.timelines is not None]
         if timelines:
             (home / folder_name(case.name)).mkdir()
         for run, comparison in timelines:
@@ -69,5 +68,5 @@ def _write(validation: Validation, home: Path, progress: Callable[[str], None]) 
             save_figure(plot_run(run), place.with_suffix(".png"))
 
 
-def _is_foreign(folder: Path) -> str:
+def _foreign_files(folder: Path) -> str:
     return holds_other_than(folder, SCHEMA, "comparison")

@@ -1,4 +1,4 @@
-"""``machine.yaml`` and ``runs.json`` of a recording, read with pydantic schemas and written as text.
+"""``machine.yaml`` and ``runs.json`` of a recording: pydantic schemas, reading and writing.
 
 Imports pydantic, so it is imported only when a file is read.
 """
@@ -16,7 +16,7 @@ from typing import Annotated, Any, Literal
 import yaml
 from pydantic import AfterValidator, Field
 
-from simgpu.errors import InputError, Problem
+from simgpu.errors import MIGRATE, InputError, Problem
 from simgpu.io.input_files import read_json
 from simgpu.io.schema import LARGEST, Alignment, Bandwidth, FileModel, Size, TimeOrZero, validate
 from simgpu.io.yaml_files import read_yaml_mapping
@@ -24,10 +24,11 @@ from simgpu.units import BANDWIDTH_UNITS, BYTE_UNITS
 from simgpu.validation.measured import Case, Copies, MeasuredMachine, MeasuredRun, Method
 
 MACHINE_FILE = "machine.yaml"
-MACHINE_SCHEMA = "simgpu.machine/1"
+MACHINE_SCHEMA = "simgpu.machine/2"
 RUNS_FILE = "runs.json"
 RUNS_SCHEMA = "simgpu.runs/2"
 _HEAD = "# Measured by simgpu validate record.\n"
+_BANDWIDTHS = ("d2h", "h2d", "bidirectional_d2h", "bidirectional_h2d")
 _RECORD_AGAIN = "record the case again"
 
 
@@ -35,7 +36,7 @@ def _day(text: str) -> str:
     try:
         return datetime.date.fromisoformat(text).isoformat()
     except ValueError:
-        raise ValueError(f"{text!r} is not a day: write 'YYYY-MM-DD'") from None
+        raise ValueError(f"{text!r} is not a date: write 'YYYY-MM-DD'") from None
 
 
 Text = Annotated[str, Field(min_length=1)]
@@ -44,12 +45,12 @@ Nanoseconds = Annotated[int, Field(ge=1, le=LARGEST)]
 
 
 class CopiesSection(FileModel):
-    """How fast copies are, see `Copies`."""
+    """Speed of copies, see `Copies`."""
 
     d2h: Bandwidth
     h2d: Bandwidth
-    both_d2h: Bandwidth
-    both_h2d: Bandwidth
+    bidirectional_d2h: Bandwidth
+    bidirectional_h2d: Bandwidth
     latency: TimeOrZero
     blocking: TimeOrZero
 
@@ -57,14 +58,14 @@ class CopiesSection(FileModel):
 class MachineFile(FileModel):
     """``machine.yaml``, see `MeasuredMachine`."""
 
-    schema_: Literal["simgpu.machine/1"] = Field(alias="schema")
+    schema_: Literal["simgpu.machine/2"] = Field(alias="schema")
     device: Text
     kind: Literal["cuda", "cpu"]
     memory: Size
     alignment: Alignment
     copy_engines: Annotated[int, Field(ge=1)]
     launch: TimeOrZero
-    saving_waits: bool
+    blocking_save_on_cpu: bool
     host: Text
     date: Annotated[str, AfterValidator(_day)]
     copies: CopiesSection
@@ -78,7 +79,7 @@ class RunEntry(FileModel):
     settings: dict[str, Any]
     step_ns: Annotated[list[Nanoseconds], Field(min_length=1)]
     peak_bytes: Bytes
-    held_bytes: Bytes
+    initial_bytes: Bytes
     d2h_bytes: Bytes
     h2d_bytes: Bytes
 
@@ -130,13 +131,13 @@ def read_machine(path: Path) -> MeasuredMachine:
     copies = read.copies
     return MeasuredMachine(
         **read.model_dump(exclude={"schema_", "copies", "launch"}),
-        copies=Copies(copies.d2h, copies.h2d, copies.both_d2h, copies.both_h2d, copies.latency, copies.blocking),
+        copies=Copies(*(getattr(copies, name) for name in _BANDWIDTHS), copies.latency, copies.blocking),
         launch_ns=read.launch,
     )
 
 
 def machine_text(machine: MeasuredMachine) -> str:
-    """The file's text, from which `read_machine` reads exactly the same numbers."""
+    """The text of the file; `read_machine` reads back exactly the same numbers."""
     copies = machine.copies
     document = {
         "schema": MACHINE_SCHEMA,
@@ -146,11 +147,11 @@ def machine_text(machine: MeasuredMachine) -> str:
         "alignment": _size(machine.alignment),
         "copy_engines": machine.copy_engines,
         "launch": f"{machine.launch_ns} ns",
-        "saving_waits": machine.saving_waits,
+        "blocking_save_on_cpu": machine.blocking_save_on_cpu,
         "host": machine.host,
         "date": machine.date,
         "copies": {
-            **{name: _speed(getattr(copies, name)) for name in ("d2h", "h2d", "both_d2h", "both_h2d")},
+            **{name: _speed(getattr(copies, name)) for name in _BANDWIDTHS},
             "latency": f"{copies.latency_ns} ns",
             "blocking": f"{copies.blocking_ns} ns",
         },
@@ -168,25 +169,25 @@ def read_runs(path: Path) -> ReadRuns:
         for method in Method
         if (entry := getattr(read.runs, method)) is not None
     }
-    absent = {method: why for method in Method if (why := getattr(read.absent, method)) is not None}
+    absent = {method: reason for method in Method if (reason := getattr(read.absent, method)) is not None}
     problems = [
         Problem(str(path), f"absent.{method}", "is listed as absent and has a run", "remove one of the two")
         for method in absent
         if method in runs
     ]
     for method, run in runs.items():
-        if run.peak_bytes < run.held_bytes:
-            what = f"{run.peak_bytes} is less than the {run.held_bytes} held before the step"
+        if run.peak_bytes < run.initial_bytes:
+            what = f"{run.peak_bytes} is less than the {run.initial_bytes} allocated at its start"
             problems.append(Problem(str(path), f"runs.{method}.peak_bytes", what, _RECORD_AGAIN))
     if not runs:
-        problems.append(Problem(str(path), "runs", "there are none", _RECORD_AGAIN))
+        problems.append(Problem(str(path), "runs", "has no run", _RECORD_AGAIN))
     if problems:
         raise InputError(problems)
     return ReadRuns(read.model, read.batch, read.setup, runs, absent)
 
 
 def runs_text(case: Case) -> str:
-    """The file's text; the same bytes for the same runs."""
+    """The text of the file; the same runs give the same bytes."""
     document = {
         "schema": RUNS_SCHEMA,
         "model": case.model,
@@ -196,7 +197,7 @@ def runs_text(case: Case) -> str:
             str(method): {field: getattr(run, field) for field in RunEntry.model_fields}
             for method, run in case.runs.items()
         },
-        "absent": {str(method): why for method, why in case.absent.items()},
+        "absent": {str(method): reason for method, reason in case.absent.items()},
     }
     return json.dumps(document, indent=1, allow_nan=False, ensure_ascii=False) + "\n"
 
@@ -211,18 +212,18 @@ def _json_of(path: Path) -> dict[str, Any]:
     kind, _, version = RUNS_SCHEMA.rpartition("/")
     if isinstance(given, str) and given.rpartition("/")[0] == kind:
         what = f"{given!r} is another version; this simgpu reads version {version}"
-        raise InputError.single(path, "schema", what, f"read it with the simgpu that wrote it, or {_RECORD_AGAIN}")
+        raise InputError.single(path, "schema", what, f"rewrite the file: {MIGRATE}, or {_RECORD_AGAIN}")
     raise InputError.single(path, "schema", f"{given!r} is not the schema expected here", f"write {RUNS_SCHEMA!r}")
 
 
 def _size(number: int) -> str:
-    """In the largest binary unit of which it is a whole number."""
+    """In the largest binary unit that divides it."""
     unit = next((unit for unit in ("GiB", "MiB", "KiB") if number % BYTE_UNITS[unit] == 0), "B")
     return f"{number // BYTE_UNITS[unit]} {unit}"
 
 
 def _speed(number: int) -> str:
-    """To the byte per second.
+    """With every digit.
 
     >>> _speed(54_321_098_765)
     '54.321098765 GB/s'

@@ -78,7 +78,7 @@ def test_where_no_case_could_be_recorded_that_is_an_error(asked: dict[str, Any])
     assert "mine: none of the cases could be recorded; choose smaller ones" in done.stderr
 
 
-def test_of_a_single_step_there_is_no_spread(asked: dict[str, Any]) -> None:
+def test_a_single_step_has_no_spread(asked: dict[str, Any]) -> None:
     once = case()
     runs = {method: replace(run, step_ns=(7,)) for method, run in once.runs.items()}
     asked["cases"] = (replace(once, runs=runs),)
@@ -86,7 +86,7 @@ def test_of_a_single_step_there_is_no_spread(asked: dict[str, Any]) -> None:
     assert ["plain", "7", "ns", "-", "500", "B", "0", "B", "0", "B"] in rows
 
 
-def test_an_unknown_case_is_told_with_what_was_meant() -> None:
+def test_an_unknown_case_is_refused_with_a_suggestion() -> None:
     done = simgpu("validate", "record", "-o", "mine", "--case", "vgg16-b46")
     assert done.exit_code == 2
     assert "no case is called 'vgg16-b46'; did you mean 'vgg16-b64'?" in done.stderr
@@ -95,13 +95,13 @@ def test_an_unknown_case_is_told_with_what_was_meant() -> None:
 @pytest.mark.parametrize(
     ("words", "remedy"), [(("gpt-small-b4",), "add --small"), (("vgg16-b32", "--small"), "leave --small out")]
 )
-def test_a_case_of_the_other_set_is_told_to_be_one(words: tuple[str, ...], remedy: str) -> None:
+def test_a_case_of_the_other_set_is_named_as_one(words: tuple[str, ...], remedy: str) -> None:
     done = simgpu("validate", "record", "-o", "mine", "--case", *words)
     assert done.exit_code == 2
     assert f"no case is called '{words[0]}'" in done.stderr and remedy in done.stderr
 
 
-def test_an_unknown_case_is_told_once() -> None:
+def test_a_repeated_unknown_case_is_reported_once() -> None:
     done = simgpu("validate", "record", "-o", "mine", "--case", "nobody", "--case", "nobody")
     assert done.exit_code == 2 and done.stderr.count("no case is called 'nobody'") == 1
 
@@ -112,7 +112,7 @@ def test_help_lists_every_case() -> None:
         assert plan.name in shown
 
 
-def test_an_interrupted_recording_says_that_it_goes_on(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_interrupted_recording_reports_that_it_can_continue(monkeypatch: pytest.MonkeyPatch) -> None:
     def record(*_: Any, **__: Any) -> Recorded:
         raise KeyboardInterrupt
 
@@ -122,7 +122,7 @@ def test_an_interrupted_recording_says_that_it_goes_on(monkeypatch: pytest.Monke
     assert "the same command goes on" in done.stderr
 
 
-def test_without_a_gpu_or_pytorch_it_says_what_to_do(tmp_path: Path) -> None:
+def test_without_a_gpu_or_pytorch_the_error_has_a_remedy(tmp_path: Path) -> None:
     has_torch = importlib.util.find_spec("torch") is not None
     if has_torch:
         import torch

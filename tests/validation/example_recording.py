@@ -27,8 +27,8 @@ MIB = 2**20
 COPIES = Copies(
     d2h=25 * 10**9,
     h2d=24 * 10**9,
-    both_d2h=21 * 10**9,
-    both_h2d=20 * 10**9,
+    bidirectional_d2h=21 * 10**9,
+    bidirectional_h2d=20 * 10**9,
     latency_ns=4_000,
     blocking_ns=11_000,
 )
@@ -138,7 +138,7 @@ def example_run(
     before = persistent_bytes(trace, machine.alignment) + held
     plain = MeasuredRun(Method.PLAIN, {}, (trace.compute_ns,), before, before, 0, 0)
     counterpart = simulate_counterpart(calibrate(machine, trace, plain), method, SETTINGS[method])
-    assert counterpart.numbers is not None and counterpart.result is not None, counterpart.why
+    assert counterpart.numbers is not None and counterpart.result is not None, counterpart.reason
     step = counterpart.numbers.step_ns
     steps = (step, *(step + sign * step * part // 1000 for part in range(1, 11) for sign in (-1, 1)))
     spans = spans_of(counterpart.result) if timeline else ()

@@ -1,5 +1,4 @@
-"""From machine, trace and plain run to what counterparts are simulated with: sums, links, held memory, and nothing
-else."""
+"""Calibration from machine, trace and plain run: durations, links, reserved memory, and no use of managed runs."""
 
 from __future__ import annotations
 
@@ -14,7 +13,13 @@ from simgpu.errors import InputError
 from simgpu.hardware.spec import Duplex
 from simgpu.trace.chain import chain
 from simgpu.trace.model import Block, BlockKind
-from simgpu.validation.calibration import at_once, blocking_latency, calibrate, duplex_of, persistent_bytes
+from simgpu.validation.calibration import (
+    bidirectional_bandwidths,
+    blocking_latency,
+    calibrate,
+    duplex_of,
+    persistent_bytes,
+)
 from simgpu.validation.comparison import compare_recording
 from simgpu.validation.measured import Copies, MeasuredKind, MeasuredRun, MeasuredSpan, Method
 from tests.validation.example_recording import COPIES, MACHINE, MIB, example_case, example_trace, recording_of
@@ -22,8 +27,8 @@ from tests.validation.example_recording import COPIES, MACHINE, MIB, example_cas
 RATES = st.integers(1, 10**12)
 
 
-def plain(*step_ns: int, held: int = 0, spans: tuple[MeasuredSpan, ...] = ()) -> MeasuredRun:
-    return MeasuredRun(Method.PLAIN, {}, step_ns, held, held, 0, 0, spans)
+def plain(*step_ns: int, initial: int = 0, spans: tuple[MeasuredSpan, ...] = ()) -> MeasuredRun:
+    return MeasuredRun(Method.PLAIN, {}, step_ns, initial, initial, 0, 0, spans)
 
 
 def spans(*calls: tuple[str, int, int]) -> tuple[MeasuredSpan, ...]:
@@ -38,7 +43,7 @@ def times(result) -> list[int]:
 
 
 @given(st.integers(1, 10**12), st.lists(st.integers(0, 10**6), min_size=1, max_size=6).filter(any))
-def test_without_a_timeline_the_traces_own_times_are_scaled_to_the_median_step(step: int, own: list[int]) -> None:
+def test_without_a_timeline_trace_durations_are_scaled_to_the_median_step(step: int, own: list[int]) -> None:
     result = calibrate(MACHINE, chain(own, [0] * len(own), [100] * len(own)), plain(step))
     assert sum(times(result)) == step
     assert all(abs(time - step * mine / sum(own)) <= 1 for time, mine in zip(times(result), own, strict=False))
@@ -51,7 +56,7 @@ def test_with_a_timeline_kernels_keep_their_times_and_gaps_are_scaled():
     assert times(result) == [12, 6, 23, 14]
 
 
-def test_the_plain_step_comes_out_of_the_simulation_as_it_was_measured():
+def test_the_simulated_plain_step_equals_the_measured_one():
     case = example_case(methods=(Method.PLAIN,))
     slow = replace(case.runs[Method.PLAIN], step_ns=(90_000_007, 12_345_678, 12_345_679))
     result = compare_recording(recording_of(replace(case, runs={Method.PLAIN: slow})))
@@ -68,14 +73,14 @@ def test_recorded_starts_and_other_algorithms_are_of_another_clock_and_go():
 def test_kernels_that_the_device_never_called_take_no_time_and_are_counted():
     result = calibrate(MACHINE, chain([1], [1], [100]), plain(50, spans=spans(("conv2d", 0, 10))))
     assert (times(result), result.unmatched) == ([50, 0], 1)
-    assert "1 of 2 kernels have no call" in result.times_recorded
+    assert "1 of 2 kernels have no call" in result.times_text
 
 
 @pytest.mark.parametrize(
     ("run", "what"),
     [(plain(50), "no kernel takes time"), (plain(50, spans=spans(("aten::mm", 0, 9))), "no call of an operator")],
 )
-def test_what_cannot_be_brought_to_the_measured_step_is_refused(run: MeasuredRun, what: str) -> None:
+def test_a_case_that_cannot_be_scaled_to_the_measured_step_is_refused(run: MeasuredRun, what: str) -> None:
     with pytest.raises(InputError, match=what):
         calibrate(MACHINE, chain([0], [0], [100]), run)
 
@@ -90,7 +95,7 @@ def test_the_link_is_the_measured_one_and_waits_as_long_as_was_measured():
 
 
 @pytest.mark.parametrize(
-    ("both_d2h", "both_h2d", "duplex"),
+    ("bidirectional_d2h", "bidirectional_h2d", "duplex"),
     [
         (25, 24, Duplex.FULL),
         (12, 12, Duplex.HALF),
@@ -100,21 +105,21 @@ def test_the_link_is_the_measured_one_and_waits_as_long_as_was_measured():
         (25, 12, Duplex.FULL),
     ],
 )
-def test_both_ways_at_once_are_modelled_by_what_is_nearer_to_the_measurement(
-    both_d2h: int, both_h2d: int, duplex: Duplex
+def test_the_duplex_model_is_the_closest_to_the_measurement(
+    bidirectional_d2h: int, bidirectional_h2d: int, duplex: Duplex
 ) -> None:
     giga = 10**9
-    copies = Copies(25 * giga, 24 * giga, both_d2h * giga, both_h2d * giga, 0, 0)
+    copies = Copies(25 * giga, 24 * giga, bidirectional_d2h * giga, bidirectional_h2d * giga, 0, 0)
     assert duplex_of(copies) is duplex
     assert calibrate(replace(MACHINE, copies=copies), example_trace(), plain(1000)).node.link.duplex is duplex
 
 
 @given(RATES, RATES)
-def test_what_the_model_gives_both_ways_at_once(d2h: int, h2d: int) -> None:
+def test_modelled_bidirectional_bandwidths(d2h: int, h2d: int) -> None:
     copies = Copies(d2h, h2d, d2h, h2d, 0, 0)
-    assert at_once(copies, Duplex.FULL) == (d2h, h2d)
+    assert bidirectional_bandwidths(copies, Duplex.FULL) == (d2h, h2d)
     assert duplex_of(copies) is Duplex.FULL
-    shared = at_once(copies, Duplex.HALF)
+    shared = bidirectional_bandwidths(copies, Duplex.HALF)
     capacity, smaller = max(d2h, h2d), min(d2h, h2d)
     half = capacity // 2
     # Max-min fair: half each, unless the slower way cannot use its half, of which the other then has the rest.
@@ -129,31 +134,31 @@ def test_persistent_blocks_are_counted_as_the_allocator_rounds_them():
 
 
 @given(st.integers(0, 10**9))
-def test_memory_that_the_trace_does_not_list_is_held_all_the_time_and_is_no_room_for_others(more: int) -> None:
+def test_unlisted_memory_is_reserved_and_unavailable(more: int) -> None:
     trace = example_trace()
-    result = calibrate(MACHINE, trace, plain(1000, held=persistent_bytes(trace, 512) + more))
-    assert result.held == more
+    result = calibrate(MACHINE, trace, plain(1000, initial=persistent_bytes(trace, 512) + more))
+    assert result.reserved == more
     assert result.node.budget == MACHINE.memory - more
 
 
-def test_held_memory_may_be_less_than_the_trace_says():
+def test_reserved_memory_may_be_negative():
     trace = example_trace()
-    result = calibrate(MACHINE, trace, plain(1000, held=persistent_bytes(trace, 512) - MIB))
-    assert (result.held, result.node.budget) == (-MIB, MACHINE.memory)
-    assert "1 MiB as persistent that were not in use" in result.held_noted
+    result = calibrate(MACHINE, trace, plain(1000, initial=persistent_bytes(trace, 512) - MIB))
+    assert (result.reserved, result.node.budget) == (-MIB, MACHINE.memory)
+    assert "1 MiB more persistent memory than a step starts with" in result.reserved_text
 
 
 def test_calibration_is_given_the_machine_the_trace_and_the_plain_run_and_nothing_else():
     assert list(inspect.signature(calibrate).parameters) == ["machine", "trace", "plain"]
 
 
-def test_whatever_the_managed_runs_were_measured_to_be_their_twins_are_the_same():
+def test_counterparts_do_not_depend_on_the_measured_managed_runs():
     case = example_case()
     other = {
         method: run
         if method is Method.PLAIN
         else replace(
-            run, step_ns=(1, 2, 3), peak_bytes=5, held_bytes=7, d2h_bytes=11, h2d_bytes=13, spans=run.spans[:2]
+            run, step_ns=(1, 2, 3), peak_bytes=5, initial_bytes=7, d2h_bytes=11, h2d_bytes=13, spans=run.spans[:2]
         )
         for method, run in case.runs.items()
     }

@@ -29,7 +29,7 @@ def test_every_method_has_a_policy_whose_parameters_are_its_settings(method: Met
     assert set(SETTINGS[method]) <= {each.name for each in describe(POLICY_OF[method]).parameters}
 
 
-def test_of_the_plain_twin_all_is_known():
+def test_the_plain_counterpart_has_the_computed_numbers():
     result = simulate_counterpart(calibration(), Method.PLAIN, {})
     assert result.numbers is not None and result.result is not None
     held = 3 * MIB + persistent_bytes(example_trace(), 512)
@@ -38,7 +38,7 @@ def test_of_the_plain_twin_all_is_known():
 
 
 @pytest.mark.parametrize("method", Method)
-def test_what_is_held_all_the_time_is_in_the_peak_and_changes_nothing_else(method: Method) -> None:
+def test_reserved_memory_raises_the_peak_and_changes_nothing_else(method: Method) -> None:
     more, less = (simulate_counterpart(calibration(held), method, SETTINGS[method]).numbers for held in (5 * MIB, 0))
     assert more is not None and less is not None
     assert more == less._replace(peak_bytes=less.peak_bytes + 5 * MIB)
@@ -67,7 +67,7 @@ def test_on_a_cpu_the_host_waits_for_copies_both_ways():
     assert both.numbers.step_ns - device.numbers.step_ns == len(copies) * less
 
 
-def test_async_offload_copies_have_the_latency_of_a_copy_that_nobody_waits_for():
+def test_async_offload_copies_have_the_latency_of_asynchronous_copies():
     result = simulate_counterpart(calibration(), Method.ASYNC_OFFLOAD, SETTINGS[Method.ASYNC_OFFLOAD])
     assert result.result is not None
     copies = [each for each in result.result.timeline if each.kind is SpanKind.COPY_D2H]
@@ -76,7 +76,7 @@ def test_async_offload_copies_have_the_latency_of_a_copy_that_nobody_waits_for()
 
 
 @pytest.mark.parametrize("method", MANAGED)
-def test_managed_twins_take_longer_than_the_plain_one(method: Method) -> None:
+def test_managed_counterparts_take_longer_than_the_plain_one(method: Method) -> None:
     result = simulate_counterpart(calibration(), method, SETTINGS[method]).numbers
     assert result is not None and result.step_ns > example_trace().compute_ns
 
@@ -93,13 +93,13 @@ def test_copied_bytes_are_those_of_the_last_iteration():
     assert result.numbers.d2h_bytes > 0
 
 
-def test_a_twin_without_room_says_so_and_has_no_numbers():
+def test_a_counterpart_out_of_memory_has_no_numbers():
     result = simulate_counterpart(calibration(memory=40 * MIB), Method.PLAIN, {})
     assert (result.numbers, result.result, result.failure) == (None, None, "out of memory")
-    assert "kernel F1c" in result.why and "37 MiB" in result.why
+    assert "kernel F1c" in result.reason and "37 MiB" in result.reason
 
 
-def test_a_twin_with_settings_that_its_policy_does_not_know_is_refused():
+def test_unknown_settings_of_a_counterpart_are_refused():
     result = simulate_counterpart(calibration(), Method.ASYNC_OFFLOAD, {"prefetsch": 2})
     assert (result.numbers, result.failure) == (None, "refused")
-    assert "prefetsch" in result.why and "prefetch" in result.why
+    assert "prefetsch" in result.reason and "prefetch" in result.reason

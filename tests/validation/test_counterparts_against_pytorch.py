@@ -31,9 +31,9 @@ from simgpu.validation.devices import open_device
 from simgpu.validation.harness.session import run_method
 from simgpu.validation.managed import methods
 from simgpu.validation.measured import Copies, MeasuredKind, MeasuredMachine, MeasuredRun, Method
-from simgpu.validation.timelines.comparison import side_by_side
+from simgpu.validation.timelines.comparison import compare_timelines
 
-_COPIES = Copies(d2h=10**9, h2d=10**9, both_d2h=10**9, both_h2d=10**9, latency_ns=10, blocking_ns=100)
+_COPIES = Copies(d2h=10**9, h2d=10**9, bidirectional_d2h=10**9, bidirectional_h2d=10**9, latency_ns=10, blocking_ns=100)
 MACHINE = MeasuredMachine("a CPU", "cpu", 2**40, 1, 2, _COPIES, 5, "a CPU", "2026-01-31")
 
 
@@ -129,12 +129,12 @@ def both(name: str, way: str) -> tuple[MeasuredRun, Counterpart]:
 
 
 def expect_same(real: MeasuredRun, counterpart: Counterpart) -> None:
-    assert counterpart.numbers is not None and counterpart.result is not None, counterpart.why
+    assert counterpart.numbers is not None and counterpart.result is not None, counterpart.reason
     measured = Numbers.measured(real)
     assert counterpart.numbers._replace(step_ns=0) == measured._replace(step_ns=0)
-    comparison = side_by_side(real.spans, counterpart.result)
-    partings = [stream.parting_in_order for stream in comparison.streams.values()]
-    assert comparison.is_same_order, [row for row in partings if row is not None]
+    comparison = compare_timelines(real.spans, counterpart.result)
+    divergences = [stream.order_divergence for stream in comparison.streams.values()]
+    assert comparison.is_same_order, [row for row in divergences if row is not None]
 
 
 @pytest.mark.parametrize("way", [way for way in SETTINGS if way != "checkpoint"])
@@ -163,7 +163,7 @@ def test_checkpointing_is_that_of_pytorch_but_for_the_state_of_its_random_number
 
 
 @pytest.mark.parametrize("name", MODELS)
-def test_the_state_of_random_numbers_is_held_from_a_parts_forward_to_the_end_of_its_backward(name: str) -> None:
+def test_checkpointing_holds_the_random_state_of_each_part_until_its_backward_ends(name: str) -> None:
     """The peak is that of the counterpart's memory with one state for each part that is between the two, and one for a
     part that runs again: the state that is put back when it has."""
     real, counterpart = both(name, "checkpoint")
@@ -182,4 +182,4 @@ def test_the_state_of_random_numbers_is_held_from_a_parts_forward_to_the_end_of_
     memory = timeline.device_memory
     used = [(int(t), int(u)) for t, u in zip(memory.time_ns, memory.used, strict=True) if t >= begin]
     peak = max(u + state * sum(start <= t < end for start, end in held) for t, u in used)
-    assert real.peak_bytes == peak + calibrated(name).held
+    assert real.peak_bytes == peak + calibrated(name).reserved

@@ -49,7 +49,7 @@ def filled(tensor: torch.Tensor, value: int) -> torch.Tensor:
     return tensor.fill_(value)
 
 
-def test_a_device_that_is_not_there_is_an_input_error() -> None:
+def test_a_missing_device_is_an_input_error() -> None:
     for name in ("tpu", "cuda:99"):
         with pytest.raises(InputError, match="device"):
             open_device(name)
@@ -62,7 +62,7 @@ def test_facts_and_name(device: Device) -> None:
     assert facts.versions["pytorch"] == str(torch.__version__)
 
 
-def test_host_buffers_and_device_memory_are_told_apart_also_through_views(device: Device) -> None:
+def test_views_of_host_buffers_count_as_host_memory(device: Device) -> None:
     host, here = device.host_buffer(64), device.empty(64)
     assert device.is_host(host) and device.is_host(host[8:].view(torch.float32))
     assert not device.is_host(here) and not device.is_host(here[8:].view(torch.float32))
@@ -97,14 +97,14 @@ def test_a_copy_between_unlike_tensors_is_refused(device: Device) -> None:
             stream.copy(device.host_buffer(4), device.empty(8))
 
 
-def test_lazily_conjugated_values_are_copied_as_what_they_are(cpu: CpuDevice) -> None:
+def test_lazily_conjugated_values_are_copied_conjugated(cpu: CpuDevice) -> None:
     values = torch.tensor([1 + 2j, 3 - 4j]).conj()
     host = cpu.host_buffer(values.nbytes).view(values.dtype)
     cpu.compute.copy(host, values)
     assert host.tolist() == [1 - 2j, 3 + 4j]
 
 
-def test_a_stream_runs_beside_compute_and_waits_for_events_alone(cpu: CpuDevice) -> None:
+def test_a_stream_overlaps_compute_and_waits_only_for_events(cpu: CpuDevice) -> None:
     stream, gate = cpu.new_stream("h2d"), CpuEvent()
     host, here = filled(cpu.host_buffer(8), 1), filled(cpu.empty(8), 0)
     stream.wait(gate)
@@ -140,7 +140,7 @@ def test_a_busy_stream_is_busy_for_at_least_as_long_as_asked(device: Device) -> 
         assert took[0] >= slack * 2_000_000 and took[1] >= slack * 4_000_000
 
 
-def test_what_goes_wrong_on_a_stream_stops_it_and_is_told_to_all_who_wait(cpu: CpuDevice) -> None:
+def test_an_error_on_a_stream_stops_it_and_is_raised_to_all_waiters(cpu: CpuDevice) -> None:
     stream, other = cpu.new_stream("d2h"), cpu.new_stream("h2d")
     before = stream.record()
     failed = CpuEvent()
@@ -190,9 +190,9 @@ def test_copies_are_watched_by_role_and_direction_while_the_context_lasts(cpu: C
     assert ends == sorted(ends)
 
 
-def test_peak_counts_what_is_there_and_what_is_made_but_no_host_buffer(device: Device) -> None:
+def test_peak_counts_initial_and_new_tensors_without_host_buffers(device: Device) -> None:
     stored = device.empty(3 * _MIB)
-    held = device.peak_of(lambda: None).held_bytes
+    held = device.peak_of(lambda: None).initial_bytes
 
     def run() -> None:
         first = device.empty(2 * _MIB)
@@ -205,10 +205,10 @@ def test_peak_counts_what_is_there_and_what_is_made_but_no_host_buffer(device: D
     peak = device.peak_of(run)
     assert peak == (held + 6 * _MIB, held)
     del stored
-    assert device.peak_of(lambda: None).held_bytes == held - 3 * _MIB
+    assert device.peak_of(lambda: None).initial_bytes == held - 3 * _MIB
 
 
-def test_what_an_operator_takes_and_gives_back_is_no_peak_on_a_cpu(cpu: CpuDevice) -> None:
+def test_temporaries_of_an_operator_do_not_count_in_a_cpus_peak(cpu: CpuDevice) -> None:
     """Both operators take more inside themselves: PyTorch's profiler sees 1 MiB for this convolution."""
     images, weights = torch.ones(8, 16, 32, 32), torch.ones(16, 16, 3, 3)
 
@@ -221,7 +221,7 @@ def test_what_an_operator_takes_and_gives_back_is_no_peak_on_a_cpu(cpu: CpuDevic
     built = {convolve: images.nbytes, normalise: images.nbytes + 2 * 16 * 4}
     for run, result in built.items():
         peak = cpu.peak_of(run)
-        assert peak.peak_bytes - peak.held_bytes == result
+        assert peak.peak_bytes - peak.initial_bytes == result
 
 
 @pytest.mark.parametrize("kind", sorted(BLOCKS))
@@ -229,13 +229,13 @@ def test_peak_of_an_iteration_is_that_of_its_trace_to_the_byte(cpu: CpuDevice, k
     batch = workload_of(kind).inputs[0].shape[0]
     trace = record(lambda: workload_of(kind), batch=batch, repetitions=1, warmup=1, optimizer="sgd")
     gc.collect()
-    before = cpu.peak_of(lambda: None).held_bytes
+    before = cpu.peak_of(lambda: None).initial_bytes
     workload = workload_of(kind)
     optimizer = optimizer_of(workload)
     run_iteration(workload, optimizer, NoWatcher())
     peak = cpu.peak_of(lambda: run_iteration(workload, optimizer, NoWatcher()))
-    assert peak.held_bytes - before == sum(block.bytes for block in trace.blocks if block.persistent)
-    assert peak.peak_bytes - peak.held_bytes == max(live_bytes(trace))
+    assert peak.initial_bytes - before == sum(block.bytes for block in trace.blocks if block.persistent)
+    assert peak.peak_bytes - peak.initial_bytes == max(live_bytes(trace))
 
 
 def test_a_set_of_storages_forgets_the_freed_ones() -> None:
@@ -317,20 +317,20 @@ class CudaEventStandIn:
 
 
 @pytest.fixture
-def stand_in(monkeypatch: pytest.MonkeyPatch) -> CudaStandIn:
+def on_cpu(monkeypatch: pytest.MonkeyPatch) -> CudaStandIn:
     cuda = CudaStandIn()
     monkeypatch.setattr(torch, "cuda", cuda)
     return cuda
 
 
-def test_a_cuda_stream_spins_for_as_long_as_asked_by_its_calibration(stand_in: CudaStandIn) -> None:
+def test_a_cuda_stream_spins_for_as_long_as_asked_by_its_calibration(on_cpu: CudaStandIn) -> None:
     from simgpu.validation.devices.cuda import CudaDevice
 
     device = CudaDevice(torch.device("cuda", 0))
     side = device.new_stream("d2h")
     side.busy(1_003_000)
     side.busy(1_000)
-    (_, cycles, stream), short = stand_in.expected[-2:]
+    (_, cycles, stream), short = on_cpu.expected[-2:]
     assert cycles == pytest.approx(1_500_000, abs=5) and stream == "side"
     assert short == ("_sleep", 0, "side")
     begin = side.record()
@@ -351,36 +351,36 @@ def test_a_busy_loop_is_calibrated_with_the_clock_that_a_gpu_has_when_it_is_busy
     assert calibrate(spin_ns) == SpinRate(fixed_ns=2_000.0, cycles_per_ns=2.0)
 
 
-def test_cuda_streams_wait_on_the_device_and_not_on_the_host(stand_in: CudaStandIn) -> None:
+def test_cuda_streams_wait_on_the_device_and_not_on_the_host(on_cpu: CudaStandIn) -> None:
     from simgpu.validation.devices.cuda import CudaDevice
 
     device = CudaDevice(torch.device("cuda", 0))
     side = device.new_stream("d2h")
     side.wait(device.compute.record())
-    assert stand_in.expected[-2:] == [("record", "default"), ("wait_event", "side")]
+    assert on_cpu.expected[-2:] == [("record", "default"), ("wait_event", "side")]
 
 
-def test_a_cuda_copy_is_asynchronous_and_on_its_stream(stand_in: CudaStandIn) -> None:
+def test_a_cuda_copy_is_asynchronous_and_on_its_stream(on_cpu: CudaStandIn) -> None:
     from simgpu.validation.devices.cuda import CudaDevice
 
     class Target:
         shape, dtype = (4,), "bytes"
 
         def copy_(self, source: Any, non_blocking: bool) -> None:
-            stand_in.expected.append(("copy", stand_in.current, non_blocking))
+            on_cpu.expected.append(("copy", on_cpu.current, non_blocking))
 
     target: Any = Target()
     CudaDevice(torch.device("cuda", 0)).new_stream("d2h").copy(target, target)
-    assert stand_in.expected[-1] == ("copy", "side", True)
+    assert on_cpu.expected[-1] == ("copy", "side", True)
 
 
-def test_cuda_peak_is_the_allocators_from_a_fresh_count(stand_in: CudaStandIn) -> None:
+def test_cuda_peak_is_the_allocators_from_a_fresh_count(on_cpu: CudaStandIn) -> None:
     from simgpu.validation.devices.cuda import CudaDevice
 
     device = CudaDevice(torch.device("cuda", 0))
-    stand_in.expected.clear()
-    assert device.peak_of(lambda: stand_in.expected.append(("run",))) == (9, 7)
-    order = [name for name, *_ in stand_in.expected]
+    on_cpu.expected.clear()
+    assert device.peak_of(lambda: on_cpu.expected.append(("run",))) == (9, 7)
+    order = [name for name, *_ in on_cpu.expected]
     assert order == [
         "synchronize",
         "reset_peak_memory_stats",
@@ -391,7 +391,7 @@ def test_cuda_peak_is_the_allocators_from_a_fresh_count(stand_in: CudaStandIn) -
     ]
 
 
-def test_the_driver_tells_its_version(tmp_path: Path) -> None:
+def test_the_driver_version_is_read(tmp_path: Path) -> None:
     from simgpu.validation.devices.cuda import driver_version
 
     message = tmp_path / "version"

@@ -41,7 +41,7 @@ def texts(ax: Axes) -> list[str]:
     return [text.get_text() for text in ax.texts]
 
 
-def test_bars_are_as_long_as_the_numbers_and_texts_tell_the_errors(found: Validation) -> None:
+def test_bars_have_the_lengths_and_texts_the_errors_of_runs(found: Validation) -> None:
     figure = plot_validation(found)
     left, right, *_ = figure.axes
     runs = found.cases[0].runs
@@ -53,20 +53,20 @@ def test_bars_are_as_long_as_the_numbers_and_texts_tell_the_errors(found: Valida
     assert left.get_title("left") == "example-b8" and left.get_title("right") == "step time (ms)"
 
 
-def test_what_was_not_run_is_written_in_its_row(found: Validation) -> None:
+def test_a_method_without_a_run_is_labelled_in_its_row(found: Validation) -> None:
     left = plot_validation(found).axes[2]
     assert [label.get_text() for label in left.get_yticklabels()] == list(map(str, Method))
     assert texts(left) == ["fitted", "-20.0%", "not run", "-20.0%"]
 
 
-def test_an_axis_of_nothing_has_no_numbers(case: Case) -> None:
+def test_an_axis_without_runs_has_no_ticks(case: Case) -> None:
     fewer = {method: run for method, run in case.runs.items() if method is not Method.CHECKPOINT}
     recording = recording_of(replace(case, runs=fewer, absent={Method.CHECKPOINT: "out of memory"}))
     figure = plot_validation(compare_recording(recording, methods=["checkpoint"]))
     assert [(texts(ax), list(ax.get_xticks())) for ax in figure.axes] == [(["not run"], [])] * 2
 
 
-def test_an_error_beyond_the_aim_is_red(found: Validation) -> None:
+def test_an_error_above_the_target_is_red(found: Validation) -> None:
     colours = {text.get_text(): text.get_color() for text in plot_validation(found).axes[0].texts}
     assert colours == {"fitted": "black", "-20.0%": "#BB4444"}
 
@@ -81,13 +81,13 @@ def test_texts_stay_within_their_panels_and_off_each_other(found: Validation) ->
         assert not any(one.overlaps(other) for at, one in enumerate(boxes) for other in boxes[:at])
 
 
-def test_a_cpu_is_told_of_in_the_title(case: Case) -> None:
+def test_a_cpu_recording_is_labelled_in_the_title(case: Case) -> None:
     recording = recording_of(case, machine=replace(MACHINE, kind="cpu"))
     title = plot_validation(compare_recording(recording))._suptitle
-    assert title is not None and "the CPU stood in for a GPU" in title.get_text()
+    assert title is not None and "measured on a CPU" in title.get_text()
 
 
-def test_a_measured_timeline_has_the_devices_times_and_the_twins_names(found: Validation) -> None:
+def test_a_measured_timeline_has_measured_times_and_simulated_names(found: Validation) -> None:
     run = found.cases[0][Method.CHECKPOINT]
     assert run.counterpart is not None and run.counterpart.result is not None
     timeline = measured_timeline(run.run.spans, run.counterpart.result)
@@ -102,7 +102,7 @@ def test_a_measured_timeline_has_the_devices_times_and_the_twins_names(found: Va
     assert SpanKind.RECOMPUTE in {kind for _, kind, _ in expected}
 
 
-def test_an_operator_that_the_twin_does_not_run_keeps_its_own_name(found: Validation) -> None:
+def test_an_unmatched_operator_keeps_its_measured_name(found: Validation) -> None:
     run = found.cases[0][Method.PLAIN]
     assert run.counterpart is not None and run.counterpart.result is not None
     strange = run.run.spans[0]._replace(op="aten::strange", name="strange_kernel")
@@ -124,7 +124,7 @@ def test_both_timelines_have_one_time_axis_and_one_legend(found: Validation) -> 
     assert upper.get_legend() is None and lower.get_legend() is not None
 
 
-def test_where_timelines_part_is_marked_and_told(case: Case) -> None:
+def test_the_first_divergence_is_marked_and_described(case: Case) -> None:
     run = case.runs[Method.CHECKPOINT]
     strange = run.spans[3]._replace(op="aten::strange")
     spans = (*run.spans[:3], strange, *run.spans[4:])
@@ -136,10 +136,10 @@ def test_where_timelines_part_is_marked_and_told(case: Case) -> None:
     for figure, expected in ((same, []), (parted, [at])):
         for ax in figure.axes:
             assert [line.get_xdata()[0] for line in ax.lines if line.get_color() == "#BB4444"] == expected
-    assert "the device has aten::strange" in parted.get_supxlabel()
+    assert "measured aten::strange" in parted.get_supxlabel()
 
 
-def test_each_side_is_marked_where_its_own_event_starts(case: Case) -> None:
+def test_each_axes_marks_the_start_of_its_own_event(case: Case) -> None:
     run = case.runs[Method.ASYNC_OFFLOAD]
     first, later = next(span for span in run.spans if span.stream == "d2h"), run.step_ns[0] // 10
     late = first._replace(start_ns=first.start_ns + later, end_ns=first.end_ns + later)
@@ -152,13 +152,13 @@ def test_each_side_is_marked_where_its_own_event_starts(case: Case) -> None:
 
 def test_a_run_without_a_timeline_cannot_be_drawn(case: Case) -> None:
     bare = replace(case, runs={Method.PLAIN: replace(case.runs[Method.PLAIN], spans=())})
-    with pytest.raises(ValueError, match="no two timelines"):
+    with pytest.raises(ValueError, match="has no measured or no simulated timeline"):
         plot_run(compare_recording(recording_of(bare)).runs[0])
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("suffix", ["png", "svg"])
-def test_pictures_are_the_same_bytes_every_time(found: Validation, tmp_path: Path, suffix: str) -> None:
+def test_figures_are_deterministic(found: Validation, tmp_path: Path, suffix: str) -> None:
     for name in ("one", "two"):
         save_figure(plot_validation(found), tmp_path / f"{name}.{suffix}")
     assert (tmp_path / f"one.{suffix}").read_bytes() == (tmp_path / f"two.{suffix}").read_bytes()

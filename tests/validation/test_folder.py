@@ -89,7 +89,7 @@ def problems_of(path: Path) -> list[str]:
     return [str(problem) for problem in caught.value.problems]
 
 
-def test_what_is_written_is_read_back(folder: Path) -> None:
+def test_a_recording_reads_back_as_written(folder: Path) -> None:
     assert read_recording(folder) == Recording("mine", MACHINE, (case(4), case(8)))
 
 
@@ -104,7 +104,7 @@ def test_the_same_recording_is_the_same_bytes(folder: Path, tmp_path: Path) -> N
 def test_a_recording_grows_case_by_case(folder: Path, tmp_path: Path) -> None:
     grown = tmp_path / "new" / "mine"
     write_machine(MACHINE, grown)
-    assert "holds no case" in problems_of(grown)[0]
+    assert "has no case" in problems_of(grown)[0]
     write_case(case(8), grown)
     assert [result.batch for result in read_recording(grown).cases] == [8]
     write_case(case(4), grown)
@@ -207,16 +207,19 @@ def cut(name: str) -> Callable[[Path], None]:
         (edit_runs(lambda read: read.update(modle="net")), "modle: unknown key; did you mean 'model'?"),
         (edit_runs(lambda read: read.pop("setup")), "setup: is missing"),
         (edit_runs(lambda read: read.update(batch="4")), "batch: '4' is not a whole number"),
-        (edit_runs(lambda read: read.update(batch=5)), "batch: 5 is not what the trace next to it tells, 4"),
-        (edit_runs(lambda read: read.update(runs={})), "runs: there are none"),
-        (edit_runs(lambda read: read["runs"].pop("checkpoint")), "no run of checkpoint, whose timeline is there"),
+        (edit_runs(lambda read: read.update(batch=5)), "batch: 5 differs from the trace's 4"),
+        (edit_runs(lambda read: read.update(runs={})), "runs: has no run"),
+        (edit_runs(lambda read: read["runs"].pop("checkpoint")), "has no run of checkpoint, but a timeline"),
         (edit_runs(lambda read: read["runs"]["plain"].update(step_ns=[])), "runs.plain.step_ns"),
         (
             edit_runs(lambda read: read["runs"]["plain"].update(step_ns=[5, -1])),
             "runs.plain.step_ns[1]: -1 is too small",
         ),
         (edit_runs(lambda read: read["runs"]["plain"].update(step_ns=[0.5])), "runs.plain.step_ns[0]"),
-        (edit_runs(lambda read: read["runs"]["plain"].update(peak_bytes=99)), "99 is less than the 100 held before"),
+        (
+            edit_runs(lambda read: read["runs"]["plain"].update(peak_bytes=99)),
+            "99 is less than the 100 allocated",
+        ),
         (edit_runs(lambda read: read["runs"].update(offload={})), "runs.offload: unknown key"),
         (
             edit_runs(lambda read: read["absent"].update(plain="no")),
@@ -226,7 +229,10 @@ def cut(name: str) -> Callable[[Path], None]:
         (cut("plain.csv.gz"), "plain.csv.gz: the gzip file is cut off; record the case again"),
         (lambda place: (place / "plain.csv.gz").write_text("stream,kind"), "plain.csv.gz: the gzip file is damaged"),
         (lambda place: (place / "plain.csv.gz").write_bytes(gzip.compress(b"\xff\xfe")), "is not text"),
-        (edit_spans(lambda text: text.replace("\nd2h,", "\nh2d,")), "row 3: a copy_d2h is of stream d2h, not 'h2d'"),
+        (
+            edit_spans(lambda text: text.replace("\nd2h,", "\nh2d,")),
+            "a copy_d2h belongs to stream d2h, not 'h2d'",
+        ),
         (edit_spans(lambda text: text.replace("copy_h2d", "copyin")), "row 4, column kind: 'copyin' is not a kind"),
         (
             edit_spans(lambda text: text.replace("100,150", "100,50")),
@@ -238,12 +244,15 @@ def cut(name: str) -> Callable[[Path], None]:
         (edit_spans(lambda text: text.replace("DtoH,,,", "DtoH,,3,")), "a copy belongs to no call of an operator"),
         (lambda place: (place / "plane.csv.gz").write_bytes(b""), "plane.csv.gz: not a file of a case; did you mean"),
         (lambda place: (place / "trace" / "blocks.csv").unlink(), "blocks.csv: no such file"),
-        (lambda place: write_trace(chain([1], [1], [1]), place / "trace"), "is not what the trace next to it tells"),
-        (lambda place: place.rename(place.with_name("net-b5")), "holds the case net-b4; call the folder net-b4"),
+        (lambda place: write_trace(chain([1], [1], [1]), place / "trace"), "differs from the trace's"),
+        (
+            lambda place: place.rename(place.with_name("net-b5")),
+            "the case net-b4; rename the folder to net-b4",
+        ),
         (lambda place: (place / "README.md").write_text("notes"), ""),
     ],
 )
-def test_damage_to_a_case_is_told(folder: Path, damage: Callable[[Path], None], message: str) -> None:
+def test_a_damaged_case_is_refused(folder: Path, damage: Callable[[Path], None], message: str) -> None:
     damage(folder / "net-b4")
     if message:
         assert any(message in problem for problem in problems_of(folder)), problems_of(folder)
@@ -257,21 +266,21 @@ def test_damage_to_a_case_is_told(folder: Path, damage: Callable[[Path], None], 
         ("device: a GPU", "devise: a GPU", "devise: unknown key; did you mean 'device'?"),
         ("memory: 80 GiB", "memory: 80", "memory: 80 has no unit"),
         ("kind: cuda", "kind: tpu", "kind: 'tpu' is not one of the choices"),
-        ("date: '2026-11-22'", "date: yesterday", "'yesterday' is not a day"),
+        ("date: '2026-11-22'", "date: yesterday", "'yesterday' is not a date"),
         ("latency: 1500 ns", "latency: 1500 GB", "copies.latency"),
         ("alignment: 512 B", "alignment: 0 B", "alignment: '0 B' is zero"),
-        ("schema: simgpu.machine/1", "schema: simgpu.node/1", "is not the schema expected here"),
+        ("schema: simgpu.machine/2", "schema: simgpu.node/1", "is not the schema expected here"),
     ],
 )
-def test_damage_to_the_machine_is_told(folder: Path, line: str, instead: str, message: str) -> None:
+def test_a_damaged_machine_file_is_refused(folder: Path, line: str, instead: str, message: str) -> None:
     file = folder / "machine.yaml"
     assert line in file.read_text()
     file.write_text(file.read_text().replace(line, instead))
     assert any(message in problem for problem in problems_of(folder)), problems_of(folder)
 
 
-def test_problems_of_all_files_are_told_at_once(folder: Path) -> None:
-    (folder / "machine.yaml").write_text("schema: simgpu.machine/1\n")
+def test_problems_of_all_files_are_reported_together(folder: Path) -> None:
+    (folder / "machine.yaml").write_text("schema: simgpu.machine/2\n")
     (folder / "net-b4" / "trace" / "trace.yaml").unlink()
     (folder / "net-b4" / "plain.csv.gz").unlink()
     (folder / "net-b8" / "runs.json").write_text("{}")
@@ -279,16 +288,14 @@ def test_problems_of_all_files_are_told_at_once(folder: Path) -> None:
     assert files == {"machine.yaml", "net-b4/trace/trace.yaml", "net-b4/plain.csv.gz", "net-b8/runs.json"}
 
 
-def test_what_is_no_recording_is_told(tmp_path: Path) -> None:
+def test_a_path_that_is_no_recording_is_refused(tmp_path: Path) -> None:
     assert "no such folder" in problems_of(tmp_path / "nowhere")[0]
     assert "is not a recording" in problems_of(tmp_path)[0]
     (tmp_path / "file").write_text("text")
     assert "is not a recording" in problems_of(tmp_path / "file")[0]
 
 
-def test_a_recording_is_found_by_its_path_or_by_the_name_it_ships_under(
-    folder: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_recording_loads_by_path_or_shipped_name(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(folder.parent)
     assert load_recording("mine") == load_recording(folder) == load_recording("./mine") == read_recording(folder)
     monkeypatch.setattr("simgpu.validation.folder.SHIPPED", folder)
@@ -315,7 +322,7 @@ def test_the_format_is_described_field_by_field() -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", shipped_recordings())
-def test_what_ships_can_be_read(name: str) -> None:
+def test_shipped_recordings_can_be_read(name: str) -> None:
     recording = load_recording(name)
     assert recording.name == name
     for result in recording.cases:

@@ -93,7 +93,7 @@ def test_a_case_has_its_trace_and_a_run_of_each_method(case: Case) -> None:
         assert run.method is method
         assert run.settings == PLAN.settings(method)
         assert len(run.step_ns) == 2
-        assert 0 < run.held_bytes < run.peak_bytes
+        assert 0 < run.initial_bytes < run.peak_bytes
 
 
 def test_bytes_are_those_that_each_method_copies(case: Case) -> None:
@@ -104,7 +104,7 @@ def test_bytes_are_those_that_each_method_copies(case: Case) -> None:
     assert 0 < back <= out < saved_bytes(), "weights stay, and what is saved twice goes once"
 
 
-def test_the_timeline_tells_the_same_copies(case: Case) -> None:
+def test_the_timeline_has_the_counted_copies(case: Case) -> None:
     for run in case.runs.values():
         for kind, message in ((MeasuredKind.COPY_D2H, run.d2h_bytes), (MeasuredKind.COPY_H2D, run.h2d_bytes)):
             assert sum(span.bytes for span in run.spans if span.kind is kind) == message
@@ -112,7 +112,7 @@ def test_the_timeline_tells_the_same_copies(case: Case) -> None:
         assert {span.op for span in run.spans} & {kernel.op for kernel in case.trace.kernels}
 
 
-def test_what_was_recorded_is_what_is_read(made: tuple[Path, Recorded]) -> None:
+def test_a_recording_reads_back_as_recorded(made: tuple[Path, Recorded]) -> None:
     folder, recorded = made
     assert read_recording(folder) == recorded.recording
     assert recorded.left_out == {}
@@ -138,7 +138,7 @@ def test_cases_that_are_there_are_not_recorded_again(made: tuple[Path, Recorded]
         (replace(PLAN, offload={**_OFFLOAD, "prefetch": 2}), {}),
     ],
 )
-def test_a_case_that_was_made_in_another_way_is_not_mixed_with_it(
+def test_a_case_with_another_setup_is_refused(
     made: tuple[Path, Recorded], plan: CasePlan, options: dict[str, Any]
 ) -> None:
     with pytest.raises(InputError, match=r"little-b4: holds a case that was made with other settings.*--force"):
@@ -146,7 +146,7 @@ def test_a_case_that_was_made_in_another_way_is_not_mixed_with_it(
 
 
 @pytest.mark.usefixtures("nothing_runs")
-def test_a_case_whose_loop_held_the_output_is_not_mixed_with_it(made: tuple[Path, Recorded], tmp_path: Path) -> None:
+def test_a_case_whose_loop_held_the_output_is_refused(made: tuple[Path, Recorded], tmp_path: Path) -> None:
     folder = Path(shutil.copytree(made[0], tmp_path / "held"))
     header = folder / PLAN.name / "trace" / "trace.yaml"
     header.write_text(header.read_text().replace("output: released", "output: held"))
@@ -167,9 +167,7 @@ def test_cases_of_another_machine_are_not_mixed_with_it(
 
 @pytest.mark.usefixtures("nothing_runs")
 @pytest.mark.parametrize("force", [False, True])
-def test_cases_of_an_unknown_machine_are_not_mixed_with_this_one(
-    made: tuple[Path, Recorded], tmp_path: Path, force: bool
-) -> None:
+def test_cases_of_an_unknown_machine_are_refused(made: tuple[Path, Recorded], tmp_path: Path, force: bool) -> None:
     write_recording(made[1].recording, tmp_path / "mine")
     (tmp_path / "mine" / "machine.yaml").unlink()
     with pytest.raises(InputError, match=r"holds the case little-b4, and no machine\.yaml that tells of its machine"):
@@ -178,7 +176,7 @@ def test_cases_of_an_unknown_machine_are_not_mixed_with_this_one(
 
 
 @pytest.mark.usefixtures("nothing_runs")
-def test_a_folder_that_cannot_be_made_is_told_before_anything_is_measured(tmp_path: Path) -> None:
+def test_an_unwritable_folder_is_refused_before_measuring(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("mine")
     with pytest.raises(InputError, match="file is not a folder"):
         record(tmp_path / "file" / "mine", PLAN)
@@ -193,7 +191,7 @@ def test_force_records_again(made: tuple[Path, Recorded], tmp_path: Path, monkey
     assert read_recording(tmp_path / "mine").cases == (again,)
 
 
-def test_a_recording_that_was_interrupted_goes_on(
+def test_an_interrupted_recording_continues(
     made: tuple[Path, Recorded], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     first = made[1].recording.cases[0]
@@ -230,14 +228,14 @@ def test_a_recording_that_was_interrupted_goes_on(
         ("CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling", "CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling"),
     ],
 )
-def test_too_little_memory_is_told_in_a_line(text: str, message: str) -> None:
+def test_out_of_memory_is_one_line(text: str, message: str) -> None:
     around = InputError.single("net", "iteration", f"a training iteration raised {text}")
     around.__cause__ = RuntimeError(text)
     assert shortage(RuntimeError(text)) == shortage(around) == message
     assert shortage(InputError.single("net", "iteration", text)) == "", "a text alone is no shortage"
 
 
-def test_a_method_that_finds_too_little_memory_is_told_and_the_others_are_kept(
+def test_a_method_out_of_memory_is_absent_and_the_others_are_recorded(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     run_method = session.run_method
@@ -255,7 +253,7 @@ def test_a_method_that_finds_too_little_memory_is_told_and_the_others_are_kept(
     assert read_recording(tmp_path / "mine").cases == (result,)
 
 
-def test_whatever_else_goes_wrong_in_a_run_is_no_shortage(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_other_errors_of_a_run_are_raised(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def run(*_: Any, **__: Any) -> Any:
         raise RuntimeError("the sizes of a and b do not match")
 
@@ -277,7 +275,7 @@ def test_a_case_beyond_all_memory_is_left_out_and_the_others_are_recorded(
     assert "tried to allocate" in result.left_out["little-b10000000000"]
 
 
-def test_what_the_recorder_says_of_a_trace_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_recorders_progress_is_reported(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def short(*_: Any, progress: Callable[[str], None], **__: Any) -> None:
         progress("what autograd saves is not noted")
         raise MemoryError("no room")
@@ -365,7 +363,7 @@ def test_memory_that_is_freed_stays_with_the_process_on_a_cpu() -> None:
     assert (int(usual), int(stored)) == (10, 0)
 
 
-def test_a_device_that_is_not_there_is_told_with_what_can_be_tried(tmp_path: Path) -> None:
+def test_a_missing_device_is_refused_with_a_remedy(tmp_path: Path) -> None:
     if torch.cuda.is_available():
         pytest.skip("there is a CUDA device")
     with pytest.raises(InputError, match=r"sees 0 CUDA devices; .* with --device cpu --small"):

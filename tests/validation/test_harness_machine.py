@@ -13,7 +13,7 @@ import torch
 
 from simgpu.recorder.machine.bandwidth import CopyDirection
 from simgpu.validation.devices import DeviceFacts, open_device
-from simgpu.validation.harness.machine import both_at_once, measure_machine
+from simgpu.validation.harness.machine import measure_bidirectional, measure_machine
 
 LATENCY = 3_000
 #: Bytes per nanosecond by stream, alone and while the other way is busy.
@@ -101,7 +101,7 @@ def test_bandwidths_and_latency_are_those_of_the_device() -> None:
 
 def test_both_ways_at_once_are_measured_while_both_are_busy() -> None:
     size = 2**18
-    result = both_at_once(TimedDevice(BOTH), size, repetitions=5)  # type: ignore[arg-type]
+    result = measure_bidirectional(TimedDevice(BOTH), size, repetitions=5)  # type: ignore[arg-type]
     assert result == {
         CopyDirection.OUT: size * 10**9 // (LATENCY + size // BOTH["d2h"]),
         CopyDirection.IN: size * 10**9 // (LATENCY + size // BOTH["h2d"]),
@@ -115,7 +115,7 @@ def test_a_cpu_is_measured() -> None:
     finally:
         device.close()
     copies = result.copies
-    assert min(copies.d2h, copies.h2d, copies.both_d2h, copies.both_h2d) > 0
+    assert min(copies.d2h, copies.h2d, copies.bidirectional_d2h, copies.bidirectional_h2d) > 0
     assert copies.blocking_ns > 0
     assert result.launch_ns > 0
     assert (result.kind, result.alignment) == ("cpu", 1)

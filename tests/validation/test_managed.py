@@ -152,7 +152,7 @@ def test_save_on_cpu_copies_every_saved_tensor_both_ways(device: CpuDevice, kind
 
 
 @pytest.mark.parametrize("kind", _KINDS)
-def test_on_a_gpu_pytorchs_own_save_on_cpu_is_only_counted(device: CpuDevice, kind: str) -> None:
+def test_save_on_cpu_on_a_gpu_is_pytorchs_with_counted_bytes(device: CpuDevice, kind: str) -> None:
     """On the CPU build its hooks run too, and copy nothing back; what is counted is what is handed to them."""
     workload = workload_of(kind)
     saved, taken = saved_in_a_plain_step(workload)
@@ -165,7 +165,7 @@ def test_on_a_gpu_pytorchs_own_save_on_cpu_is_only_counted(device: CpuDevice, ki
 
 @pytest.mark.parametrize(("stash", "prefetch", "min_bytes"), [(0, 0, 1), (1, 2, 4096), (3, 1, 1)])
 @pytest.mark.parametrize("kind", _KINDS)
-def test_async_offload_copies_each_storage_once_and_back_what_left_the_stash(
+def test_async_offload_copies_each_storage_once_and_fetches_released_ones(
     device: CpuDevice, kind: str, stash: int, prefetch: int, min_bytes: int
 ) -> None:
     workload = workload_of(kind)
@@ -213,7 +213,7 @@ def peak_of(device: CpuDevice, workload: Workload, method: Method, settings: Map
     with managed(method, workload, device, settings) as run:
         run.step(optimizer)
         peak = device.peak_of(lambda: run.step(optimizer))
-    return peak.peak_bytes - peak.held_bytes
+    return peak.peak_bytes - peak.initial_bytes
 
 
 #: The loss and the gradient that backward begins with, a single value each.
@@ -235,7 +235,7 @@ def test_save_on_cpu_holds_one_that_came_back_and_two_gradients(device: CpuDevic
 
 @pytest.mark.parametrize("prefetch", [0, 1, 3])
 @pytest.mark.parametrize("stash", [0, 1, 3])
-def test_async_offload_holds_what_was_fetched_and_two_gradients(device: CpuDevice, prefetch: int, stash: int) -> None:
+def test_async_offload_peak_is_fetched_blocks_and_two_gradients(device: CpuDevice, prefetch: int, stash: int) -> None:
     """Where the second last output is taken, of the stash all but the last output is there, fetched or not."""
     workload = chain_of(*(nn.Sigmoid() for _ in range(8)))
     settings = {"prefetch": prefetch, "stash": stash, "min_bytes": 0}
@@ -243,7 +243,7 @@ def test_async_offload_holds_what_was_fetched_and_two_gradients(device: CpuDevic
     assert peak_of(device, workload, Method.ASYNC_OFFLOAD, settings) == (blocks + 2) * _MIB + _LOSS
 
 
-def test_checkpointing_holds_what_enters_blocks_and_one_block_that_was_made_again(device: CpuDevice) -> None:
+def test_checkpointing_peak_is_block_inputs_and_one_recomputed_block(device: CpuDevice) -> None:
     """Two blocks of four sigmoids. Backward of the first: the block's four outputs, two gradients.
 
     What the second block made again has gone by then, and what enters the first is the batch. The state of the random
@@ -264,7 +264,7 @@ def test_who_checkpoints_or_offloads_needs_less_than_plain(device: CpuDevice, ki
         with managed(method, workload, device, settings_of(method, kind)) as run:
             run.step(optimizer)
             peak = device.peak_of(lambda run=run, optimizer=optimizer: run.step(optimizer))
-        peaks[method] = peak.peak_bytes - peak.held_bytes
+        peaks[method] = peak.peak_bytes - peak.initial_bytes
     assert max(peaks, key=peaks.__getitem__) is Method.PLAIN
     assert peaks[Method.SAVE_ON_CPU] < peaks[Method.ASYNC_OFFLOAD]  # which holds a stash, and what it fetched ahead
 

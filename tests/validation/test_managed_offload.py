@@ -118,7 +118,7 @@ def test_no_value_is_used_before_its_copy_is_over(slow: SlowCopies, kind: str, p
 
 
 @pytest.mark.parametrize("stash", [0, 1, 2, 4])
-def test_the_oldest_block_of_a_full_stash_goes_when_its_copy_is_over(
+def test_a_full_stash_releases_its_oldest_block_after_its_copy(
     slow: SlowCopies, stash: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     held: list[int] = []
@@ -145,7 +145,7 @@ def test_the_oldest_block_of_a_full_stash_goes_when_its_copy_is_over(
     assert max(held) == stash
 
 
-def test_compute_waits_for_the_copy_of_its_own_block_alone(slow: SlowCopies, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_compute_waits_only_for_the_copy_of_its_own_block(slow: SlowCopies, monkeypatch: pytest.MonkeyPatch) -> None:
     ahead: list[int] = []
     alive: weakref.WeakSet[Block] = weakref.WeakSet()
     fetch, use = Block.fetch, Block.use
@@ -168,9 +168,7 @@ def test_compute_waits_for_the_copy_of_its_own_block_alone(slow: SlowCopies, mon
     assert ahead == [3, 3, 3, 2, 1, 0]
 
 
-def test_a_block_that_nobody_needs_any_more_goes_when_its_copy_is_over(
-    slow: SlowCopies, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_an_unreferenced_block_is_released_after_its_copy(slow: SlowCopies, monkeypatch: pytest.MonkeyPatch) -> None:
     copies: list[Any] = []
     leave = Block.leave
 
@@ -263,7 +261,7 @@ def test_a_saved_tensor_that_is_changed_in_place_is_an_error_as_without_hooks(de
 
 
 @pytest.mark.parametrize("stash", [0, 1, 9])
-def test_what_was_saved_again_after_a_change_is_a_block_of_its_own(device: CpuDevice, stash: int) -> None:
+def test_a_tensor_saved_again_after_a_change_is_another_block(device: CpuDevice, stash: int) -> None:
     """The first saving serves a graph that nobody runs backward through; the values that count are the later ones."""
 
     def twice(x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
@@ -278,7 +276,7 @@ def test_what_was_saved_again_after_a_change_is_a_block_of_its_own(device: CpuDe
     expect_the_weights_of_plain_steps(device, lambda: workload_calling(twice), stash=stash)
 
 
-def test_what_a_module_makes_to_last_is_left_alone_from_the_second_step_on(device: CpuDevice) -> None:
+def test_persistent_tensors_created_in_the_first_step_are_not_offloaded_later(device: CpuDevice) -> None:
     table: list[torch.Tensor] = []
 
     def masked(x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
@@ -295,7 +293,7 @@ def test_what_a_module_makes_to_last_is_left_alone_from_the_second_step_on(devic
     assert copied == [table[0].nbytes, 0, 0]
 
 
-def test_nothing_is_held_between_steps_and_host_buffers_are_used_again(
+def test_steps_leave_no_blocks_and_reuse_host_buffers(
     slow: SlowCopies, no_collection: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     built: list[int] = []
@@ -312,9 +310,9 @@ def test_nothing_is_held_between_steps_and_host_buffers_are_used_again(
         run.step(optimizer)
         d2h_bytes, buffers = run.take_copied().d2h_bytes, len(built)
         assert sum(built) == d2h_bytes
-        held = {slow.peak_of(lambda: run.step(optimizer)).held_bytes for _ in range(3)}
+        held = {slow.peak_of(lambda: run.step(optimizer)).initial_bytes for _ in range(3)}
         assert len(held) == 1 and len(built) == buffers
-    assert slow.peak_of(lambda: None).held_bytes == held.pop()
+    assert slow.peak_of(lambda: None).initial_bytes == held.pop()
 
 
 def test_an_error_on_a_copy_stream_ends_the_step() -> None:

@@ -20,7 +20,7 @@ from simgpu.units import BYTE_UNITS, TIME_UNITS
 from simgpu.validation.devices import open_device
 from simgpu.validation.measured import Copies, MeasuredKind, MeasuredMachine
 from simgpu.validation.replay.program import of_result, read_program
-from simgpu.validation.replay.run import WARM_UP, node_of, replay, replay_on
+from simgpu.validation.replay.run import WARMUP, node_of, replay, replay_on
 from simgpu.validation.timelines.comparison import Agreement
 from tests.cli.cli_helpers import simgpu
 from tests.semantics.hand_made import node as example_node
@@ -30,7 +30,7 @@ MS, MIB, GB = TIME_UNITS["ms"], BYTE_UNITS["MiB"], 10**9
 TRACE = chain([3 * MS] * 5, [4 * MS] * 5, [4 * MIB] * 5)
 #: As if it had been measured: what is held to it is the order, not the time.
 MACHINE = MeasuredMachine(
-    "a made-up CPU", "cpu", 2**34, 1, 2, Copies(4 * GB, 4 * GB, 4 * GB, 4 * GB, 5000, 9000), 1000, "", "2026-01-31"
+    "an example CPU", "cpu", 2**34, 1, 2, Copies(4 * GB, 4 * GB, 4 * GB, 4 * GB, 5000, 9000), 1000, "", "2026-01-31"
 )
 
 
@@ -39,7 +39,7 @@ def node(memory: int) -> NodeSpec:
 
 
 @pytest.mark.parametrize(("policy", "budget"), [("none", 30), ("vdnn", 14), ("superneurons", 14), ("ideal", 14)])
-def test_the_device_does_what_the_machine_says(policy: str, budget: int):
+def test_a_replay_has_the_simulated_order_bytes_and_peak(policy: str, budget: int):
     """Memory of these programs follows from their events alone, however long anything takes."""
     program = of_result(simulate(TRACE, node(budget * MIB), policy))
     device = open_device("cpu")
@@ -56,32 +56,38 @@ def test_the_device_does_what_the_machine_says(policy: str, budget: int):
     )
     assert result.measured.peak_bytes == result.simulated.peak_bytes
     assert result.measured.peak_bytes <= result.allocated_bytes <= result.limit_bytes
-    iterations = WARM_UP + 2 + 1
+    iterations = WARMUP + 2 + 1
     seen = {kind: sum(copy.bytes for copy in copies if copy.kind is kind) for kind in MeasuredKind}
     assert seen[MeasuredKind.COPY_D2H] == iterations * result.simulated.d2h_bytes
     assert seen[MeasuredKind.COPY_H2D] == iterations * result.simulated.h2d_bytes
     assert len(result.measured.iterations_ns) == len(result.simulated.iterations_ns) == 2
 
 
-def test_kernels_last_as_long_as_they_should_and_copies_keep_out_of_their_way():
+def test_replayed_kernels_last_at_least_as_simulated_and_streams_stay_in_order():
     """A busy loop may last longer on a machine that has other things to do, never shorter."""
     result = replay(of_result(simulate(TRACE, node(14 * MIB), "vdnn")), device="cpu", repetitions=1)
     for stream in result.comparison.streams.values():
-        real = [row.real for row in stream.rows if row.real is not None]
+        real = [row.measured for row in stream.rows if row.measured is not None]
         assert all(one.end_ns <= other.start_ns for one, other in pairwise(real))
     for row in result.comparison.streams["compute"].rows:
-        assert row.real is not None
+        assert row.measured is not None
         assert row.simulated is not None
-        assert row.real.end_ns - row.real.start_ns >= row.simulated.end_ns - row.simulated.start_ns
+        assert row.measured.end_ns - row.measured.start_ns >= row.simulated.end_ns - row.simulated.start_ns
     starts = {
-        row.real.name: row.real.start_ns for row in result.comparison.streams["compute"].rows if row.real is not None
+        row.measured.name: row.measured.start_ns
+        for row in result.comparison.streams["compute"].rows
+        if row.measured is not None
     }
-    ends = {row.real.name: row.real.end_ns for row in result.comparison.streams["h2d"].rows if row.real is not None}
+    ends = {
+        row.measured.name: row.measured.end_ns
+        for row in result.comparison.streams["h2d"].rows
+        if row.measured is not None
+    }
     assert ends["x1"] <= starts["B1"]
     assert result.machine.kind == "cpu"
 
 
-def test_the_program_is_simulated_again_on_the_link_that_was_measured():
+def test_a_replayed_program_is_simulated_on_the_measured_link():
     program = of_result(simulate(TRACE, node(14 * MIB), "vdnn"))
     measured = node_of(program, MACHINE)
     assert (measured.link.d2h_bandwidth, measured.link.latency_ns, measured.gpu.memory) == (4 * GB, 5000, 14 * MIB)
@@ -89,7 +95,7 @@ def test_the_program_is_simulated_again_on_the_link_that_was_measured():
     assert node_of(program, MeasuredMachine("slow", "cpu", 1, 1, 1, slow, 0, "", "")).link.duplex.value == "half"
 
 
-def test_blocks_larger_than_the_machine_are_told_before_anything_is_allocated():
+def test_a_program_larger_than_the_memory_is_refused_before_any_allocation():
     huge = chain([1], [1], [2**50])
     program = of_result(simulate(huge, node(2**51), "none"))
     with pytest.raises(InputError, match=r"memory: 1024 TiB stand for device memory, .* and this machine has"):
@@ -102,28 +108,36 @@ def written(folder: Path) -> Path:
     return folder / "vdnn"
 
 
-def test_from_a_folder_to_a_table_and_a_file(tmp_path: Path):
+def test_replay_prints_tables_and_writes_a_report(tmp_path: Path):
     home, file = written(tmp_path / "run"), tmp_path / "replay.json"
     done = simgpu("validate", "replay", home, "--device", "cpu", "--repetitions", "2", "-o", file, "-q")
     assert done.exit_code == 0, done.stderr
-    for message in ("NOTE: ", "vdnn: chain on bench", "compared with", "peak memory", "equal", "d2h", "first parting"):
+    for message in (
+        "NOTE: ",
+        "vdnn: chain on bench",
+        "compared with",
+        "peak memory",
+        "equal",
+        "d2h",
+        "divergence",
+    ):
         assert message in done.stdout
     assert max(len(line) for line in done.stdout.splitlines() if str(file) not in line) <= 80
     document = json.loads(file.read_text())
-    assert document["schema"] == "simgpu.replay/1"
+    assert document["schema"] == "simgpu.replay/2"
     assert document["measured"]["d2h_bytes"] == document["simulated"]["d2h_bytes"] == 4 * 4 * MIB
     assert document["measured"]["peak_bytes"] == document["simulated"]["peak_bytes"] == 8 * MIB
     assert document["program"]["iteration_ns"] == read_program(home).iteration_ns
     assert {place["agreement"] for stream in document["streams"].values() for place in stream["spans"]} == {"same"}
 
 
-def test_the_document_on_the_screen(tmp_path: Path):
+def test_replay_prints_json(tmp_path: Path):
     done = simgpu("validate", "replay", written(tmp_path / "run"), "--device", "cpu", "--repetitions", "1", "--json")
     assert done.exit_code == 0, done.stderr
     assert len(json.loads(done.stdout)["measured"]["iterations_ns"]) == 1
 
 
-def test_without_a_gpu_the_cpu_has_to_be_asked_for(tmp_path: Path):
+def test_replay_without_a_gpu_requires_device_cpu(tmp_path: Path):
     import torch
 
     if torch.cuda.is_available():
@@ -133,7 +147,7 @@ def test_without_a_gpu_the_cpu_has_to_be_asked_for(tmp_path: Path):
     assert "'cuda': PyTorch sees 0 CUDA devices; give cpu, or a device that is there" in done.stderr
 
 
-def test_an_output_that_cannot_be_written_is_told_before_anything_runs(tmp_path: Path):
+def test_an_unwritable_output_is_refused_before_the_replay(tmp_path: Path):
     home = written(tmp_path / "run")
     for output, message in ((tmp_path, "is a folder"), (tmp_path / "none" / "x.json", "its folder does not exist")):
         done = simgpu("validate", "replay", home, "--device", "cpu", "-o", output)

@@ -191,7 +191,7 @@ def test_the_host_never_allocates_more_than_the_limit_with_padding(seed: int):
     assert outcome.peak_bytes <= outcome.allocated_bytes <= 3 * 512
 
 
-def test_where_nobody_gives_memory_back_it_is_told_instead_of_waited_for():
+def test_memory_that_is_never_released_raises_an_error():
     graph = TaskGraph.of(chain([5, 5], [7, 7], [100, 100]))
     program, node = lower(graph, Placement()), example_node()
     steps = steps_of(program, graph, node, 1000)
@@ -200,7 +200,7 @@ def test_where_nobody_gives_memory_back_it_is_told_instead_of_waited_for():
         issue(steps, program, graph, device, Limits(150, None, 1), ITERATIONS)  # type: ignore[arg-type]
 
 
-def test_a_device_that_is_full_is_told():
+def test_a_full_device_is_an_input_error():
     graph = TaskGraph.of(chain([5, 5], [7, 7], [100, 100]))
     program, node = lower(graph, Placement()), example_node()
     steps = steps_of(program, graph, node, 1000)
@@ -220,7 +220,7 @@ def test_an_unlimited_program_does_not_run_away_with_memory():
     assert sum(isinstance(step.instruction, Acquire) for step in steps) > ITERATIONS
 
 
-def test_copies_are_told_by_their_way():
+def test_copied_bytes_are_counted_by_direction():
     graph = TaskGraph.of(chain([10] * 3, [10] * 3, [400] * 3))
     result = simulate(graph.trace, example_node(memory=1200), "vdnn")
     _, _, outcome = issued(result.program, graph, example_node(), 1200, seed=3)

@@ -147,7 +147,7 @@ def test_who_waits_in_line_is_issued_behind_the_release_that_it_needs():
     assert not any(isinstance(each, Acquire) for each in first[released:requested])
 
 
-def test_work_that_takes_no_time_ends_after_what_else_begins_at_that_instant():
+def test_zero_time_work_ends_after_other_work_of_its_instant_starts():
     """Two kernels of 0 ns stand before one request, one before the other, which is therefore the first of the two."""
     graph = TaskGraph.of(chain([0, 0], [0, 0], [10, 20]))
     x1, x2 = graph.block("x1"), graph.block("x2")
@@ -167,7 +167,7 @@ def test_work_that_takes_no_time_ends_after_what_else_begins_at_that_instant():
     assert requested[:2] == [(x2,), (x1,)]
 
 
-def test_a_timeline_of_another_budget_shows_as_a_standstill():
+def test_a_timeline_of_another_budget_raises_a_program_error():
     graph = TaskGraph.of(chain([5, 5], [7, 7], [100, 100]))
     program, node = lower(graph, Placement()), example_node()
     timeline = run_program(program, graph, node, budget=1000).timeline

@@ -61,7 +61,7 @@ def test_a_program_that_was_read_back_runs_as_it_did(
 
 
 @pytest.mark.slow
-def test_the_runs_above_do_what_they_stand_for(tmp_path: Path):
+def test_the_example_runs_have_the_properties_they_are_chosen_for(tmp_path: Path):
     """Else they would prove nothing."""
     seen = {}
     for name, (trace, node, policy) in DONE.items():
@@ -179,7 +179,7 @@ def _swap_launches(program: dict[str, Any]) -> None:
 
 
 @pytest.mark.parametrize(("damage", "message"), DAMAGE.values(), ids=DAMAGE)
-def test_a_damaged_folder_is_told(home: Path, damage: Callable[[Path], object], message: str):
+def test_a_damaged_policy_folder_is_refused(home: Path, damage: Callable[[Path], object], message: str):
     assert read_program(home).title == "vdnn: chain on bench"
     damage(home)
     with pytest.raises(InputError) as caught:
@@ -201,7 +201,7 @@ def test_a_damaged_folder_is_told(home: Path, damage: Callable[[Path], object], 
         ("pool", ["counting"]),
     ],
 )
-def test_a_number_in_the_report_that_no_run_writes_is_told(home: Path, place: str, value: object):
+def test_an_invalid_number_in_the_report_is_refused(home: Path, place: str, value: object):
     def damage(report: Any) -> None:
         *way, last = place.split(".")
         entry = report["results"][0]
@@ -214,7 +214,7 @@ def test_a_number_in_the_report_that_no_run_writes_is_told(home: Path, place: st
         read_program(home)
 
 
-def test_everything_that_is_damaged_is_told_at_once(home: Path):
+def test_all_damaged_files_are_reported_together(home: Path):
     (home / "program.json").write_text("{}")
     replaced(home / "blocks.csv", ",400,", ",4.5,")
     with pytest.raises(InputError) as caught:
@@ -238,7 +238,7 @@ def test_the_folder_of_a_whole_run_is_not_that_of_a_policy(home: Path):
         ("titan-x-maxwell-cdma", "cdma", "whose hardware compresses; no real device does"),
     ],
 )
-def test_what_no_real_device_does_is_refused(tmp_path: Path, node: str, policy: str, message: str):
+def test_a_program_that_no_device_can_run_is_refused(tmp_path: Path, node: str, policy: str, message: str):
     home, result = written(tmp_path / "out", load_trace("digits-cnn-cpu"), load_node(node), policy)
     for read in (lambda: read_program(home), lambda: of_result(result)):
         with pytest.raises(InputError) as caught:

@@ -24,7 +24,7 @@ def recording() -> Recording:
 
 @pytest.fixture(scope="module")
 def place(recording: Recording, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("recordings") / "made"
+    folder = tmp_path_factory.mktemp("recordings") / "example"
     write_recording(recording, folder)
     return folder
 
@@ -34,30 +34,26 @@ def _as_traced(case: Case) -> Case:
     return replace(case, trace=replace(case.trace, name=case.name))
 
 
-def test_all_runs_errors_and_aims_are_shown_in_80_columns(place: Path) -> None:
+def test_report_shows_all_runs_errors_and_targets_in_80_columns(place: Path) -> None:
     done = simgpu("validate", "report", place, "-q")
     assert done.exit_code == 0, done.stderr
     lines = done.stdout.splitlines()
     assert all(len(line) <= 80 for line in lines)
-    assert lines[0] == "made" and lines[1].startswith("device      Example GPU 80GB, 80 GiB, measured on 2026-01-31")
+    assert lines[0] == "example" and lines[1].startswith("device      Example GPU 80GB, 80 GiB, measured on 2026-01-31")
     rows = [line.split() for line in lines]
-    assert rows.count(["example-b8"]) == 3  # step and peak, bytes, timelines
-    for method, count in (("checkpoint", 4), ("save_on_cpu", 6), ("async_offload", 6)):  # checkpoint copies nothing
-        result = [row for row in rows if row and row[0] == method]
-        assert len(result) == count and all("-0" not in cell and "+" not in cell for row in result for cell in row)
-    message = " ".join(done.stdout.split())
-    assert re.search(
-        r"worst 0%, of 6 managed runs; the plain run as the prediction has error .*%; aim mean 5%, worst 10%: MET",
-        message,
-    )
-    assert re.search(
-        r"mean 0%, worst 0%, of 8 runs; the plain run as the prediction has error .*%; aim worst 2%: MET", message
-    )
-    assert "order the same on every stream in 8 of 8 runs" in message
-    assert "stood in" not in message
+    assert sum(row[:1] == ["example-b8"] for row in rows) == 5  # step, peak, copies of both directions, divergence
+    for method, count in (("checkpoint", 6), ("save_on_cpu", 10), ("async_offload", 10)):  # checkpoint copies nothing
+        cells = [row for row in rows if method in row[:2]]
+        assert len(cells) == count and all("-0" not in cell and "+" not in cell for row in cells for cell in row[1:])
+    text = " ".join(done.stdout.split())
+    plain = "mean error of assuming the plain run's value"
+    assert re.search(rf"worst 0%, 6 managed runs; {plain} .*%; target mean 5%, worst 10%: MET", text)
+    assert re.search(rf"mean 0%, worst 0%, 8 runs; {plain} .*%; target worst 2%: MET", text)
+    assert "order the same on every stream in 8 of 8 runs" in text
+    assert "NOTE" not in text
 
 
-def test_what_was_missed_is_said(recording: Recording, tmp_path: Path) -> None:
+def test_missed_targets_are_reported(recording: Recording, tmp_path: Path) -> None:
     case = recording.cases[0]
     run = case.runs[Method.CHECKPOINT]
     slow = replace(run, step_ns=(2 * run.median_ns,), peak_bytes=2 * run.peak_bytes)
@@ -65,15 +61,15 @@ def test_what_was_missed_is_said(recording: Recording, tmp_path: Path) -> None:
         replace(recording, cases=(replace(case, runs={**case.runs, Method.CHECKPOINT: slow}),)), tmp_path / "r"
     )
     message = " ".join(simgpu("validate", "report", tmp_path / "r").stdout.split())
-    assert "mean 16.7%, worst 50.0% (example-b8, checkpoint), of 3 managed runs;" in message
-    assert "mean 12.5%, worst 50.0% (example-b8, checkpoint), of 4 runs;" in message
-    assert "aim mean 5%, worst 10%: MISSED" in message and "aim worst 2%: MISSED" in message
+    assert "mean 16.7%, worst 50.0% (example-b8, checkpoint), 3 managed runs;" in message
+    assert "mean 12.5%, worst 50.0% (example-b8, checkpoint), 4 runs;" in message
+    assert "target mean 5%, worst 10%: MISSED" in message and "target worst 2%: MISSED" in message
 
 
-def test_a_cpu_is_told_of_as_one(recording: Recording, tmp_path: Path) -> None:
+def test_a_cpu_recording_has_a_note(recording: Recording, tmp_path: Path) -> None:
     write_recording(replace(recording, machine=replace(MACHINE, kind="cpu", device="a CPU")), tmp_path / "r")
     lines = simgpu("validate", "report", tmp_path / "r").stdout.splitlines()
-    assert lines[1].startswith("NOTE: the CPU stood in for a GPU: nothing here was measured on one")
+    assert lines[1].startswith("NOTE: measured on a CPU: worker threads act as copy engines")
 
 
 def test_one_case_and_method_with_its_calibration_and_timelines(place: Path) -> None:
@@ -81,11 +77,11 @@ def test_one_case_and_method_with_its_calibration_and_timelines(place: Path) -> 
     assert done.exit_code == 0, done.stderr
     message = " ".join(done.stdout.split())
     assert "example-b24" not in message and "save_on_cpu" not in message
-    assert "example-b8, async_offload: timelines They do not part" in message
-    assert "example-b8: memory: 3 MiB were in use when a step began" in message
+    assert "example-b8, async_offload: timelines No divergence" in message
+    assert "example-b8: memory: 3 MiB allocated at the start of a step" in message
 
 
-def test_timelines_that_part_are_shown_around_that_place(recording: Recording, tmp_path: Path) -> None:
+def test_diverging_timelines_are_shown_around_the_divergence(recording: Recording, tmp_path: Path) -> None:
     case = recording.cases[0]
     run = case.runs[Method.PLAIN]
     swapped = (run.spans[0], *(span._replace(op="aten::strange") for span in run.spans[1:2]), *run.spans[2:])
@@ -102,25 +98,27 @@ def test_timelines_that_part_are_shown_around_that_place(recording: Recording, t
 
 
 @pytest.mark.slow
-def test_files_are_written_and_hold_what_is_printed(place: Path, tmp_path: Path) -> None:
+def test_output_files_have_the_printed_content(place: Path, tmp_path: Path) -> None:
     target = tmp_path / "out"
     methods = Method.PLAIN, Method.ASYNC_OFFLOAD
     words = [word for method in methods for word in ("--method", method)]
     done = simgpu("validate", "report", place, "--case", "example-b8", *words, "--json", "-o", target)
     assert done.exit_code == 0, done.stderr
     names = sorted(str(path.relative_to(target)) for path in target.rglob("*") if path.is_file())
-    runs = [f"made/example-b8/{method}.{suffix}" for method in methods for suffix in ("csv", "png")]
-    assert names == sorted(["report.json", "made/runs.csv", "made/validation.png", "made/validation.svg", *runs])
+    runs = [f"example/example-b8/{method}.{suffix}" for method in methods for suffix in ("csv", "png")]
+    assert names == sorted(
+        ["report.json", "example/runs.csv", "example/validation.png", "example/validation.svg", *runs]
+    )
     assert json.loads(done.stdout) == json.loads((target / "report.json").read_text())
-    with (target / "made" / "runs.csv").open() as file:
+    with (target / "example" / "runs.csv").open() as file:
         rows = list(csv.DictReader(file))
     assert [row["method"] for row in rows] == list(methods)
     assert {row["error_step_ns"] for row in rows} == {"0.0"}
-    with (target / "made" / "example-b8" / "async_offload.csv").open() as file:
+    with (target / "example" / "example-b8" / "async_offload.csv").open() as file:
         assert {row["stream"] for row in csv.DictReader(file)} == {"compute", "d2h", "h2d"}
     again = simgpu("validate", "report", place, "--case", "example-b8", "--method", "plain", "-o", target)
     assert again.exit_code == 0 and f"written to {target}" in again.stdout.replace("\n", "")
-    assert not (target / "made" / "example-b8" / "async_offload.csv").exists()
+    assert not (target / "example" / "example-b8" / "async_offload.csv").exists()
 
 
 def test_a_folder_with_something_else_is_left_alone(place: Path, tmp_path: Path) -> None:
@@ -147,7 +145,7 @@ def test_a_damaged_recording_is_refused_with_every_problem(recording: Recording,
         (["--method", "swap"], "'swap' is not one of"),
     ],
 )
-def test_what_is_not_there_is_refused(place: Path, words: list[str], what: str) -> None:
+def test_unknown_cases_and_methods_are_refused(place: Path, words: list[str], what: str) -> None:
     done = simgpu("validate", "report", place, *words)
     assert done.exit_code == 2 and what in done.stderr
 
@@ -157,14 +155,14 @@ def test_an_unknown_recording_is_refused() -> None:
     assert done.exit_code == 2 and "no-such-recording" in done.stderr
 
 
-def test_a_twin_without_room_is_no_mistake_of_the_user(recording: Recording, tmp_path: Path) -> None:
+def test_an_out_of_memory_counterpart_exits_with_0(recording: Recording, tmp_path: Path) -> None:
     write_recording(replace(recording, machine=replace(MACHINE, memory=142 * MIB)), tmp_path / "r")
     done = simgpu("validate", "report", tmp_path / "r", "--case", "example-b8")
     assert done.exit_code == 0
-    assert "example-b8, plain: no counterpart, out of memory" in " ".join(done.stdout.split())
+    assert "example-b8, plain: not simulated, out of memory" in " ".join(done.stdout.split())
 
 
-def test_a_run_that_cannot_be_simulated_ends_with_2(recording: Recording, tmp_path: Path) -> None:
+def test_a_run_that_cannot_be_simulated_exits_with_2(recording: Recording, tmp_path: Path) -> None:
     case = recording.cases[0]
     wrong = replace(case.runs[Method.ASYNC_OFFLOAD], settings={"prefetsch": 2})
     write_recording(
@@ -172,10 +170,10 @@ def test_a_run_that_cannot_be_simulated_ends_with_2(recording: Recording, tmp_pa
     )
     done = simgpu("validate", "report", tmp_path / "r")
     assert done.exit_code == 2
-    assert "async_offload: no counterpart, refused:" in " ".join(done.stdout.split()) and "prefetsch" in done.stdout
+    assert "async_offload: not simulated, refused:" in " ".join(done.stdout.split()) and "prefetsch" in done.stdout
 
 
-def test_without_a_name_all_that_ship_are_shown_and_of_these_what_has_the_case(
+def test_without_a_name_the_shipped_recordings_with_the_case_are_shown(
     recording: Recording, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(folders, "SHIPPED", tmp_path)

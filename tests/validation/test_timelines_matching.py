@@ -1,4 +1,4 @@
-"""Calls on the device next to the kernels of a trace, and a step's time dealt out to them."""
+"""Calls on the device next to the kernels of a trace, and a step's time apportioned out to them."""
 
 from __future__ import annotations
 
@@ -11,7 +11,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from simgpu.errors import InputError
-from simgpu.validation.calibration import dealt, durations
+from simgpu.trace.entries import apportioned
+from simgpu.validation.calibration import durations
 from simgpu.validation.measured import MeasuredKind, MeasuredSpan
 from simgpu.validation.timelines.matching import aligned, calls_of, match, matching_text
 from tests.validation.example_timelines import kernel, one_after_another
@@ -29,7 +30,7 @@ def longest(one: list[str], other: list[str]) -> int:
 
 
 @given(OPS)
-def test_what_is_equal_matches_one_to_one(ops: list[str]) -> None:
+def test_equal_orders_match_one_to_one(ops: list[str]) -> None:
     result = match(one_after_another(ops), ops)
     assert result.pairs == tuple((place, place) for place in range(len(ops)))
     assert result.is_complete
@@ -37,12 +38,12 @@ def test_what_is_equal_matches_one_to_one(ops: list[str]) -> None:
 
 
 @given(OPS, st.data())
-def test_an_operator_nobody_expected_is_the_only_one_unmatched(ops: list[str], data: st.DataObject) -> None:
+def test_an_unexpected_operator_is_the_only_unmatched_call(ops: list[str], data: st.DataObject) -> None:
     place = data.draw(st.integers(0, len(ops)))
     result = match(one_after_another([*ops[:place], "aten::copy_", *ops[place:]]), ops)
     assert result.unmatched_calls == (place,)
     assert result.unmatched_positions == ()
-    assert result.parting == place
+    assert result.divergence == place
     assert [position for _, position in result.pairs] == list(range(len(ops)))
 
 
@@ -52,7 +53,7 @@ def test_an_operator_the_device_has_not_is_the_only_one_unmatched(ops: list[str]
     result = match(one_after_another(ops), [*ops[:place], "aten::zero_", *ops[place:]])
     assert result.unmatched_positions == (place,)
     assert result.unmatched_calls == ()
-    assert result.parting == place
+    assert result.divergence == place
 
 
 @given(OPS, OPS)
@@ -65,7 +66,7 @@ def test_as_many_match_as_can_in_order(one: list[str], other: list[str]) -> None
 
 @given(OPS, OPS)
 def test_the_first_parting_is_where_the_orders_first_differ(one: list[str], other: list[str]) -> None:
-    place = match(one_after_another(one), other).parting
+    place = match(one_after_another(one), other).divergence
     if place is None:
         assert one == other
     else:
@@ -98,7 +99,7 @@ def test_a_call_is_all_its_kernels_with_the_gaps_between_them() -> None:
     assert [(call.start_ns, call.end_ns) for call in calls_of([*reversed(spans), copy])] == [(0, 6), (8, 9)]
 
 
-# --- a step's time dealt out ----------------------------------------------------------------------------------
+# --- a step's time apportioned out ----------------------------------------------------------------------------------
 
 
 @st.composite
@@ -116,7 +117,7 @@ def timelines(draw: st.DrawFn) -> tuple[list[MeasuredSpan], list[str]]:
 
 
 @given(timelines(), st.integers(0, 200))
-def test_a_step_is_dealt_out_to_the_nanosecond(built: tuple[list[MeasuredSpan], list[str]], step: int) -> None:
+def test_durations_add_up_to_the_step(built: tuple[list[MeasuredSpan], list[str]], step: int) -> None:
     spans, expected = built
     result = durations(spans, match(spans, expected), step)
     assert len(result) == len(expected)
@@ -162,7 +163,7 @@ def test_a_surplus_call_counts_into_the_gap_before_it() -> None:
     assert durations(spans, match(spans, ["aten::a", "aten::b"]), 30) == (20, 10)
 
 
-def test_what_comes_before_the_first_kernel_is_behind_the_last() -> None:
+def test_time_before_the_first_kernel_belongs_to_the_last_gap() -> None:
     copy = MeasuredSpan("h2d", MeasuredKind.COPY_H2D, "Memcpy", "", -1, 0, 4, 64)
     spans = [copy, kernel("aten::a", 0, 5, 10), kernel("aten::b", 1, 12, 20)]
     assert durations(spans, match(spans, ["aten::a", "aten::b"]), 20) == (7, 13)
@@ -173,7 +174,7 @@ def test_common_time_is_counted_once() -> None:
     assert durations(spans, match(spans, ["aten::a", "aten::b", "aten::c"]), 12) == (10, 2, 0)
 
 
-def test_a_kernel_without_a_call_takes_nothing_and_is_told() -> None:
+def test_a_kernel_without_a_call_takes_no_time_and_is_reported() -> None:
     spans = one_after_another(["aten::a", "aten::b"])
     result = match(spans, ["aten::a", "aten::zero_", "aten::b"])
     assert durations(spans, result, 5) == (3, 0, 2)
@@ -190,8 +191,8 @@ def test_a_timeline_of_another_model_is_refused() -> None:
 
 
 @given(st.integers(0, 10**12), st.lists(st.integers(0, 10**9), min_size=1).filter(any))
-def test_what_is_dealt_is_within_one_of_its_share(total: int, weights: list[int]) -> None:
-    result = dealt(total, weights)
+def test_apportioned_parts_are_within_one_of_their_share(total: int, weights: list[int]) -> None:
+    result = apportioned(weights, total)
     assert sum(result) == total
     assert all(
         abs(part * sum(weights) - total * weight) < sum(weights) for part, weight in zip(result, weights, strict=True)

@@ -91,7 +91,7 @@ def test_calls_are_the_layers_in_order_backward(spans) -> None:
 
 
 @needs_recording
-def test_without_words_operators_are_those_the_importer_tells(spans) -> None:
+def test_without_trace_operators_kernels_have_the_importers_operators(spans) -> None:
     message = spans_of_profile(PROFILE, ())
     names = [event.op for event in message if not event.name.startswith("Memset")]
     assert names == [kernel.op for kernel in import_trace(PROFILE)[0].kernels]
@@ -178,7 +178,7 @@ def test_copies_go_by_their_way_and_calls_by_the_outermost_word(tmp_path: Path) 
     assert copies == {MeasuredKind.COPY_D2H: 4096, MeasuredKind.COPY_H2D: 512}
 
 
-def test_what_puts_a_saved_tensor_in_order_for_its_copy_is_not_the_operator_s(tmp_path: Path) -> None:
+def test_kernels_that_prepare_a_copy_belong_to_the_copy(tmp_path: Path) -> None:
     """As PyTorch copies out a weight that an operator reads transposed."""
     file = profile(
         tmp_path / "profile.json",

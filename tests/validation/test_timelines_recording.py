@@ -25,7 +25,7 @@ from simgpu.validation.managed.methods import Managed, managed
 from simgpu.validation.measured import MeasuredKind, MeasuredSpan, Method
 from simgpu.validation.timelines.matching import match
 from simgpu.validation.timelines.profile import spans_of_profile
-from simgpu.validation.timelines.recording import get_going, profiled_step, record_timeline, write_profile
+from simgpu.validation.timelines.recording import profiled_step, record_timeline, warm_up_profiler, write_profile
 
 BATCH = 4
 
@@ -196,7 +196,7 @@ def launched(op: dict[str, Any], number: int) -> list[dict[str, Any]]:
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="PyTorch sees a CUDA device")
-def test_without_a_gpu_the_profiler_s_way_says_so(device: Device, mlp: Model) -> None:
+def test_profiling_without_a_gpu_raises_an_input_error(device: Device, mlp: Model) -> None:
     with (
         managed(Method.PLAIN, mlp.workload, device, {}) as plain,
         pytest.warns(UserWarning, match="CUDA is not available"),
@@ -206,21 +206,21 @@ def test_without_a_gpu_the_profiler_s_way_says_so(device: Device, mlp: Model) ->
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="PyTorch sees a CUDA device")
-def test_a_device_whose_kernels_nobody_sees_is_refused_before_anything_is_timed(device: Device) -> None:
-    get_going(device)
+def test_a_device_without_profiled_kernels_is_refused_before_timing(device: Device) -> None:
+    warm_up_profiler(device)
     device.kind = "cuda"
     with (
         pytest.warns(UserWarning, match="CUDA is not available"),
         pytest.raises(InputError, match="profiler saw no kernel that ran there: has no GPU kernels"),
     ):
-        get_going(device)
+        warm_up_profiler(device)
 
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="PyTorch sees no CUDA device")
 def test_on_a_gpu_the_profiler_sees_a_kernel_and_again() -> None:
     device = open_device("cuda")
     for _ in range(2):
-        get_going(device)
+        warm_up_profiler(device)
     device.close()
 
 

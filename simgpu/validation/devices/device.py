@@ -20,7 +20,7 @@ class Peak(NamedTuple):
     """Bytes of device memory: the most that was held at once, and what was held before; the first counts the second."""
 
     peak_bytes: int
-    held_bytes: int
+    initial_bytes: int
 
 
 class CopySpan(NamedTuple):

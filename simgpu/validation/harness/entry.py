@@ -12,7 +12,7 @@ from simgpu.errors import InputError, MissingExtraError, Problem
 from simgpu.experiments.outputs import check_folder
 from simgpu.trace.model import OutputLife
 from simgpu.validation.devices import Device, open_device
-from simgpu.validation.folder import case_folders, read_case, strangers, write_case, write_machine
+from simgpu.validation.folder import case_folders, foreign_files, read_case, write_case, write_machine
 from simgpu.validation.harness.cases import CasePlan
 from simgpu.validation.measured import Case, MeasuredMachine, Recording
 from simgpu.validation.recording_files import MACHINE_FILE, read_machine
@@ -64,15 +64,15 @@ def record_cases(
     _check_counts({"repetitions": repetitions, "warmup": warmup}, seed)
     if importlib.util.find_spec("torch") is None:
         raise MissingExtraError("running models on a device", "torch", "record")
-    check_folder(target, strangers)
+    check_folder(target, foreign_files)
     _check_machine(target, () if not force else [plan.name for plan in plans])
     there = {} if force else _cases_there(target, plans, repetitions, warmup, seed)
     with _opened(device) as opened:
         from simgpu.validation.harness.session import CaseSession, conditions
-        from simgpu.validation.timelines.recording import get_going
+        from simgpu.validation.timelines.recording import warm_up_profiler
 
         with conditions(opened) as settings:
-            get_going(opened)
+            warm_up_profiler(opened)
             machine = _machine(target, opened, settings, force, say)
             cases, left_out = [], {}
             for plan in plans:

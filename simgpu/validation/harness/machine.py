@@ -15,7 +15,7 @@ from simgpu.recorder.environment import processor_name
 from simgpu.recorder.machine.bandwidth import DEFAULT_SIZES, CopyDirection, measure
 from simgpu.units import TIME_UNITS
 from simgpu.validation.devices import Device, Stream
-from simgpu.validation.managed.save_on_cpu import host_waits_for_saving
+from simgpu.validation.managed.save_on_cpu import save_on_cpu_blocks_host
 from simgpu.validation.measured import Copies, MeasuredMachine
 from simgpu.version import __version__
 
@@ -46,7 +46,7 @@ def measure_machine(
     Memory for two copies of the largest size is taken on the device and on the host.
     """
     speeds = measure(_DeviceCopies(device), sizes, repetitions)
-    both = both_at_once(device, max(sizes), repetitions)
+    both = measure_bidirectional(device, max(sizes), repetitions)
     facts = device.facts()
     copies = Copies(
         speeds.d2h,
@@ -68,7 +68,7 @@ def measure_machine(
         date=date if date is not None else datetime.date.today().isoformat(),
         versions=versions(device),
         settings=dict(settings or {}),
-        saving_waits=host_waits_for_saving(device),
+        blocking_save_on_cpu=save_on_cpu_blocks_host(device),
     )
 
 
@@ -91,7 +91,7 @@ class _DeviceCopies:
         return [end.ns_since(begin) for begin, end in pairwise(marks[_WARM_UP:])]
 
 
-def both_at_once(device: Device, size: int, repetitions: int) -> dict[CopyDirection, int]:
+def measure_bidirectional(device: Device, size: int, repetitions: int) -> dict[CopyDirection, int]:
     """Bytes per second each way while copies go both ways: medians of those that ended while the other way was busy."""
     streams: dict[CopyDirection, Stream] = {way: device.new_stream(role) for way, role in _ROLES.items()}
     memory = {way: _memory(device, way, size) for way in streams}

@@ -177,7 +177,7 @@ def run_method(
         d2h_bytes, h2d_bytes = run.take_copied()
         spans = record_timeline(device, step, words)
     return MeasuredRun(
-        method, dict(settings), times, peak.peak_bytes, peak.held_bytes, d2h_bytes, h2d_bytes, tuple(spans)
+        method, dict(settings), times, peak.peak_bytes, peak.initial_bytes, d2h_bytes, h2d_bytes, tuple(spans)
     )
 
 

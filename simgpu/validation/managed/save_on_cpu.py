@@ -26,7 +26,7 @@ def save_on_cpu_hooks(device: Device, tally: Tally) -> Callable[[], AbstractCont
     return lambda: saved_tensors_hooks(hooks.pack, hooks.unpack)
 
 
-def host_waits_for_saving(device: Device) -> bool:
+def save_on_cpu_blocks_host(device: Device) -> bool:
     """Whether the host waits for every copy out, found by saving a tensor behind a device that is busy.
 
     PyTorch's `save_on_cpu` did so with pinned memory, too, until it began to queue these copies.

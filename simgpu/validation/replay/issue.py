@@ -110,8 +110,8 @@ class _Issuer:
         self.last = iterations - 1
         self.streams: list[Stream] = [device.new_stream(str(stream)) for stream in program.streams]
         self.memories = {
-            Space.DEVICE: RealMemory(graph.sizes, limits.device, limits.alignment, _maker(device.empty, device.name)),
-            Space.HOST: RealMemory(graph.copy_sizes, limits.host, 1, _maker(device.host_buffer, "the host")),
+            Space.DEVICE: BlockMemory(graph.sizes, limits.device, limits.alignment, _maker(device.empty, device.name)),
+            Space.HOST: BlockMemory(graph.copy_sizes, limits.host, 1, _maker(device.host_buffer, "the host")),
         }
         self.works: list[_Work] = []
         self.calls: Counter[str] = Counter()
@@ -247,7 +247,7 @@ def _launches(program: Program, stream: StreamId) -> int:
     )
 
 
-class RealMemory:
+class BlockMemory:
     """Buffers of blocks on the device or on the host.
 
     sizes: bytes of each block. limit: bytes for all, None for none. alignment: each block counts as a multiple of it.

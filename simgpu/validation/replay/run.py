@@ -35,7 +35,7 @@ from simgpu.validation.replay.program import SimulatedProgram, read_program
 
 DEFAULT_REPETITIONS = 20
 #: Iterations before those that count: memory and clocks of the device come up in them.
-WARM_UP = 3
+WARMUP = 3
 _COPIES = 10
 #: Bytes of the largest copy that is measured, at least.
 _LEAST = 64 * BYTE_UNITS["MiB"]
@@ -75,7 +75,7 @@ def replay_on(
     progress: Callable[[str], None] = lambda what: None,
 ) -> Outcome:
     """Replay a program on a device whose links have been measured; otherwise as `replay`."""
-    iterations = WARM_UP + repetitions + 1
+    iterations = WARMUP + repetitions + 1
     node = node_of(simulated_program, machine)
     progress("simulating the program on the measured link")
     run = run_program(
@@ -104,7 +104,7 @@ def replay_on(
         measured=_measured(issued),
         simulated=_simulated(run.timeline),
         steady=run.steady,
-        warm_up=WARM_UP,
+        warmup=WARMUP,
         limit_bytes=limit,
         allocated_bytes=issued.allocated_bytes,
         comparison=compare_replay(issued.spans, run.timeline),
@@ -150,7 +150,7 @@ def _simulated(timeline: Timeline) -> Side:
 
 def _counted(ends: tuple[int, ...]) -> tuple[int, ...]:
     """The steady iterations: without those to warm up, and without the last one, which is watched."""
-    return tuple(end - begin for begin, end in pairwise(ends[WARM_UP - 1 : -1]))
+    return tuple(end - begin for begin, end in pairwise(ends[WARMUP - 1 : -1]))
 
 
 def check_memory(device: Device, needed: int, pinned: int) -> int:

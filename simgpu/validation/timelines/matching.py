@@ -40,10 +40,10 @@ class Matching:
     @property
     def is_complete(self) -> bool:
         """Whether each call is one expected operator, in order, and the other way round."""
-        return self.parting is None
+        return self.divergence is None
 
     @cached_property
-    def parting(self) -> int | None:
+    def divergence(self) -> int | None:
         """The first place at which the two orders differ; None where they do not."""
         shorter = min(len(self.calls), len(self.expected))
         result = (place for place in range(shorter) if not self._agrees(place))
@@ -62,7 +62,7 @@ def match(spans: Iterable[MeasuredSpan], expected: Sequence[str]) -> Matching:
     >>> ops = ("aten::mm", "aten::copy_", "aten::relu")
     >>> spans = [MeasuredSpan("compute", MeasuredKind.KERNEL, "", op, n, n, n + 1) for n, op in enumerate(ops)]
     >>> result = match(spans, ["aten::mm", "aten::relu", "aten::sum"])
-    >>> result.pairs, result.unmatched_calls, result.unmatched_positions, result.parting
+    >>> result.pairs, result.unmatched_calls, result.unmatched_positions, result.divergence
     (((0, 0), (2, 1)), (1,), (2,), 1)
     """
     calls = calls_of(spans)
@@ -82,7 +82,7 @@ def matching_text(matching: Matching) -> str:
     1 of 2 kernels have no call on the device, and 0 of 1 calls no kernel
     They part at place 0: the device ran aten::mm, expected was aten::zero_.
     """
-    place, calls, expected = matching.parting, matching.calls, matching.expected
+    place, calls, expected = matching.divergence, matching.calls, matching.expected
     if place is None:
         return f"Each of {len(expected)} kernels has its call on the device, in order."
     ran = calls[place].op if place < len(calls) else "nothing more"

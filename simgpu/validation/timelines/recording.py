@@ -41,7 +41,7 @@ def record_timeline(device: Device, step: Callable[[], object], words: Collectio
     return dispatched_step(device, step, words)
 
 
-def get_going(device: Device) -> None:
+def warm_up_profiler(device: Device) -> None:
     """Watch a GPU once, before anything on it is timed; nothing to do on a CPU.
 
     What PyTorch's profiler loads for a GPU (CUPTI) stays in the process and makes launches slower from then on, unless
