@@ -218,8 +218,8 @@ def _notes(asked: _Asked, bounds: MemoryBounds, selected: SubBatch | None) -> It
     at = "a sub-batch of 1" if bounds.batch == 1 else f"the whole batch of {whole}"
     yield "lower bounds", f"for {at}, each convolution by its algorithm with the smallest workspace"
     yield "", f"exactly {bounds.bound.bytes} B, a sufficient budget"
-    if bounds.why_whole:
-        yield "", f"the iteration is not known at another batch: {bounds.why_whole}"
+    if bounds.why_full_batch:
+        yield "", f"the iteration is not known at another batch: {bounds.why_full_batch}"
     if bounds.without_updates.bytes != bounds.offloaded.bytes:
         kernel = bounds.graph.kernels[bounds.offloaded.kernel or 0].id
         yield "optimizer", f"{kernel} updates weights together; one at a time they would not limit memory"
@@ -279,7 +279,7 @@ def _document(asked: _Asked, bounds: MemoryBounds, selected: SubBatch | None, fi
         "peak": asdict(peak) if peak else None,
         **{name: _amount(of_one, amount) for name, amount in named.items()},
         "bounds_batch": bounds.batch,
-        "why_whole": bounds.why_whole or None,
+        "why_whole": bounds.why_full_batch or None,
         "saved": {name: bounds.all_at_once.bytes / each.bytes if each.bytes else None for name, each in named.items()},
         "budget": asked.budget,
         "sub_batch": asdict(selected) if selected else None,

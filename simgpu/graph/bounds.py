@@ -37,7 +37,7 @@ class MemoryBounds:
     all_at_once: moDNN's ideal memory, at the iteration's own batch. bound: equation 7. offloaded: the same where always
     resident blocks may be offloaded too, and without_updates: that for the paper's tasks only, without BP3. The last
     three are for `batch` samples at a time: 1, or the full batch where the iteration cannot be rescaled, for the reason
-    in `why_whole`. graph: the iteration at that batch, whose kernels the bounds name.
+    in `why_full_batch`. graph: the iteration at that batch, whose kernels the bounds name.
     """
 
     all_at_once: MemoryBound
@@ -46,7 +46,7 @@ class MemoryBounds:
     without_updates: MemoryBound
     batch: int
     graph: TaskGraph
-    why_whole: str = ""
+    why_full_batch: str = ""
 
 
 def task_bytes(tdfg: Tdfg, k: int, algorithm: TaskAlgorithm) -> int:
@@ -111,8 +111,8 @@ def memory_bounds(graph: TaskGraph, alignment: int = 1) -> MemoryBounds:
 
     >>> from dataclasses import replace
     >>> from simgpu.trace.chain import chain
-    >>> whole = chain([50, 70], [100, 140], [100, 200])
-    >>> bounds = memory_bounds(TaskGraph.of(replace(whole, info=replace(whole.info, batch=5))))
+    >>> trace = chain([50, 70], [100, 140], [100, 200])
+    >>> bounds = memory_bounds(TaskGraph.of(replace(trace, info=replace(trace.info, batch=5))))
     >>> bounds.all_at_once.bytes, bounds.bound.bytes, bounds.batch
     (300, 60, 1)
     """
@@ -122,10 +122,10 @@ def memory_bounds(graph: TaskGraph, alignment: int = 1) -> MemoryBounds:
         one = graph.at_batch(1)
     except InputError as error:
         why = first_reason(error)
-    whole = Tdfg.of(graph, alignment)
-    tdfg = whole if one is graph else Tdfg.of(one, alignment)
+    full_batch = Tdfg.of(graph, alignment)
+    tdfg = full_batch if one is graph else Tdfg.of(one, alignment)
     return MemoryBounds(
-        all_at_once(whole),
+        all_at_once(full_batch),
         lower_bound(tdfg),
         lower_bound_offloaded(tdfg),
         lower_bound_offloaded(tdfg, updates=False),

@@ -173,7 +173,7 @@ class _Checkpointing:
             rerun = rerun_of(graph, ancestry, region, saved, [b for b, until in first.items() if until is None])
             read = {b for k, _ in rerun.runs for b in ancestry.inputs[k]}
             for b, until in first.items():
-                if b not in rerun.kept:
+                if b not in rerun.retained:
                     releases[b] = until
                 elif b in read:
                     recorded = releases[b]

@@ -66,7 +66,7 @@ def test_a_chain_is_bounded_at_one_sample(sizes: list[int], batch: int):
     count = len(sizes)
     whole = chain([1] * count, [1] * count, [size * batch for size in sizes])
     bounds = memory_bounds(of_batch(whole, batch))
-    assert (bounds.batch, bounds.why_whole) == (1, "")
+    assert (bounds.batch, bounds.why_full_batch) == (1, "")
     assert bounds.bound == lower_bound(Tdfg.of(TaskGraph.of(chain([1] * count, [1] * count, sizes))))
     assert bounds.all_at_once.bytes == sum(sizes) * batch
 
@@ -156,7 +156,7 @@ def test_an_iteration_that_cannot_be_told_at_one_sample_is_bounded_as_it_is():
     graph = replace(of_batch(chain([1, 2], [3, 4], [300, 600]), 3), rescaled=refuses)
     bounds = memory_bounds(graph)
     assert (bounds.batch, bounds.bound.bytes) == (3, 900)
-    assert bounds.why_whole == "chain: batch: 0 is not a batch size"
+    assert bounds.why_full_batch == "chain: batch: 0 is not a batch size"
 
 
 @given(traces(max_kernels=12), st.sampled_from([1, 16, 512]))
