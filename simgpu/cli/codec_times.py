@@ -14,7 +14,7 @@ from simgpu.hardware.nodes import load_node
 
 _NAMES = {
     "linear": "linear, by ranges of sparsity",
-    "linear_whole": "linear, one for all",
+    "linear_all": "linear, one for all",
     "bayesian_ridge": "Bayesian ridge",
     "svm": "support vector machine",
     "decision_tree": "decision tree",

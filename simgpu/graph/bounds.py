@@ -111,8 +111,8 @@ def memory_bounds(graph: TaskGraph, alignment: int = 1) -> MemoryBounds:
 
     >>> from dataclasses import replace
     >>> from simgpu.trace.chain import chain
-    >>> whole = chain([50, 70], [100, 140], [100, 200])
-    >>> bounds = memory_bounds(TaskGraph.of(replace(whole, info=replace(whole.info, batch=5))))
+    >>> trace = chain([50, 70], [100, 140], [100, 200])
+    >>> bounds = memory_bounds(TaskGraph.of(replace(trace, info=replace(trace.info, batch=5))))
     >>> bounds.all_at_once.bytes, bounds.bound.bytes, bounds.batch
     (300, 60, 1)
     """
@@ -122,10 +122,10 @@ def memory_bounds(graph: TaskGraph, alignment: int = 1) -> MemoryBounds:
         one = graph.at_batch(1)
     except InputError as error:
         why = first_reason(error)
-    full = Tdfg.of(graph, alignment)
-    tdfg = full if one is graph else Tdfg.of(one, alignment)
+    full_batch = Tdfg.of(graph, alignment)
+    tdfg = full_batch if one is graph else Tdfg.of(one, alignment)
     return MemoryBounds(
-        all_at_once(full),
+        all_at_once(full_batch),
         lower_bound(tdfg),
         lower_bound_offloaded(tdfg),
         lower_bound_offloaded(tdfg, updates=False),

@@ -1,4 +1,4 @@
-"""Words for encoded forms of blocks: what a codec makes of a block, as a block of its own."""
+"""Encoded forms of blocks: the output of a codec, as a separate block."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ class Encoder(StrEnum):
 
 
 class Encoding(NamedTuple):
-    """A block in a codec, and who makes it so.
+    """A block, the codec that encodes it, and who runs that codec.
 
     grid, threads: thread blocks of the GPU's kernels and threads in each; 0 for other encoders.
     """
@@ -30,9 +30,9 @@ class Encoding(NamedTuple):
 
 
 class EncodingCosts(Protocol):
-    """What encoding really costs, as the simulator knows it; sizes in bytes, times in nanoseconds.
+    """The true costs of encoding, as the simulator knows them; sizes in bytes, times in nanoseconds.
 
-    Raises `InputError` where a codec is unknown, or nothing is known of what it makes of a block.
+    Raises `InputError` where a codec is unknown, or the encoded size of a block is.
     """
 
     def sparsity(self, block: Block) -> float | None:
@@ -40,7 +40,7 @@ class EncodingCosts(Protocol):
         ...
 
     def is_known(self, block: Block, codec: str) -> bool:
-        """Whether it is known what a codec makes of a block."""
+        """Whether a block's encoded size in a codec is known."""
         ...
 
     def encoded_bytes(self, block: Block, codec: str) -> int:
@@ -57,7 +57,7 @@ class EncodingCosts(Protocol):
 
 
 class EncodedForm(NamedTuple):
-    """An encoded form in a graph: of which block, and how long it takes to make it and to undo it (ns)."""
+    """An encoded form in a graph: its block, and the time to encode and to decode it (ns)."""
 
     block: int
     encode_ns: int

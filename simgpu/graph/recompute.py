@@ -2,10 +2,10 @@
 
 `Ancestry` answers for single blocks, `unrecomputable` sums what cannot be recomputed by the operator that prevents it.
 
-A kernel may run again where it is pure. Two sorts of impure kernels may run again with what they saved: a batch norm
-with the saved statistics of its batch, which then leaves the running statistics alone, and a dropout with the mask that
-it drew. They then read what they saved and no longer write it. Every other kernel that is not known to be pure is
-refused.
+A kernel may run again where it is pure. Two sorts of impure kernels may run again with the results they saved: a batch
+norm with the saved statistics of its batch, which then does not update the running statistics, and a dropout with the
+mask that it drew. They then read those results instead of writing them. Every other kernel that is not known to be pure
+is rejected.
 
 A block is recomputed by all its writers in order. That fails where one of them read a value that has been overwritten
 since, or one that is neither available any more nor can be recomputed itself.
@@ -48,7 +48,7 @@ class Ancestry:
     >>> ancestry.writers[x2], ancestry.inputs[0] == (x1,), ancestry.why_not(x2)
     ((0,), True, None)
     >>> ancestry.why_not(x1)
-    'no kernel makes it'
+    'no kernel writes it'
     """
 
     graph: TaskGraph
@@ -57,24 +57,24 @@ class Ancestry:
     def writers(self) -> tuple[tuple[int, ...], ...]:
         """For each block, the forward kernels that write it, in order."""
         graph = self.graph
-        result: list[list[int]] = [[] for _ in graph.sizes]
+        writers: list[list[int]] = [[] for _ in graph.sizes]
         for k, writes in enumerate(graph.writes):
             if graph.kernels[k].phase is Phase.FORWARD:
                 for b in writes:
-                    result[b].append(k)
-        return tuple(map(tuple, result))
+                    writers[b].append(k)
+        return tuple(map(tuple, writers))
 
     @cached_property
-    def retained(self) -> tuple[tuple[int, ...], ...]:
+    def reread(self) -> tuple[tuple[int, ...], ...]:
         """For each kernel, the blocks that it wrote and only reads when it runs again (a saved mask, statistics)."""
         graph = self.graph
-        result: list[tuple[int, ...]] = []
+        reread: list[tuple[int, ...]] = []
         for k, kernel in enumerate(graph.kernels):
             with_saved = kernel.pure is not True and repeats_with_saved(kernel.op)
-            result.append(tuple(b for b in self._outputs(k)[1:] if b in self._lasting) if with_saved else ())
-        return tuple(result)
+            reread.append(tuple(b for b in self._results(k)[1:] if b in self._lasting) if with_saved else ())
+        return tuple(reread)
 
-    def _outputs(self, k: int) -> list[int]:
+    def _results(self, k: int) -> list[int]:
         """The results of a kernel for others."""
         blocks = self.graph.blocks
         return [
@@ -93,18 +93,18 @@ class Ancestry:
     def inputs(self) -> tuple[tuple[int, ...], ...]:
         """For each kernel, what it reads when it runs again, without persistent blocks that it changed."""
         graph = self.graph
-        result = []
+        inputs = []
         for k, reads in enumerate(graph.reads):
             own = {b for b in graph.writes[k] if graph.blocks[b].persistent}
-            result.append(tuple(dict.fromkeys((*(b for b in reads if b not in own), *self.retained[k]))))
-        return tuple(result)
+            inputs.append(tuple(dict.fromkeys((*(b for b in reads if b not in own), *self.reread[k]))))
+        return tuple(inputs)
 
     @cached_property
     def outputs(self) -> tuple[tuple[int, ...], ...]:
         """For each kernel, what it writes when it runs again, including its workspace."""
         graph = self.graph
         return tuple(
-            tuple(b for b in writes if not graph.blocks[b].persistent and b not in self.retained[k])
+            tuple(b for b in writes if not graph.blocks[b].persistent and b not in self.reread[k])
             for k, writes in enumerate(graph.writes)
         )
 
@@ -119,27 +119,27 @@ class Ancestry:
                 latest[b] = later[0]
         for k in reversed(range(len(graph.kernels))):
             if graph.kernels[k].phase is Phase.FORWARD:
-                latest_output = max((latest[b] for b in self.outputs[k]), default=-1)
+                latest_result = max((latest[b] for b in self.outputs[k]), default=-1)
                 for b in self.inputs[k]:
-                    latest[b] = max(latest[b], latest_output)
+                    latest[b] = max(latest[b], latest_result)
         return tuple(latest)
 
     @cached_property
     def refusals(self) -> tuple[Refusal | None, ...]:
         """For each block why it cannot be recomputed, None where it can."""
         graph = self.graph
-        result: list[Refusal | None] = [Refusal("no kernel makes it")] * len(graph.sizes)
+        refusals: list[Refusal | None] = [Refusal("no kernel writes it")] * len(graph.sizes)
         order = sorted((b for b in range(len(graph.sizes)) if self.writers[b]), key=lambda b: self.writers[b][-1])
         for b in order:
-            result[b] = self._refusal(b, result)
-        return tuple(result)
+            refusals[b] = self._refusal(b, refusals)
+        return tuple(refusals)
 
     def why_not(self, b: int) -> str | None:
         """Why a block cannot be recomputed, None where it can."""
         refusal = self.refusals[b]
         return refusal.why if refusal else None
 
-    def _refusal(self, b: int, result: list[Refusal | None]) -> Refusal | None:
+    def _refusal(self, b: int, refusals: list[Refusal | None]) -> Refusal | None:
         graph = self.graph
         block = graph.blocks[b]
         if block.persistent or block.host_write is not None:
@@ -149,7 +149,7 @@ class Ancestry:
             return Refusal("it is overwritten after forward", later, "overwrites it")
         for k in self.writers[b]:
             kernel = graph.kernels[k]
-            if b in self.retained[k]:
+            if b in self.reread[k]:
                 return Refusal(f"kernel {kernel.id} ({kernel.op}) can only run again with it", k, "reruns with it")
             if not self.repeatable(k):
                 why = f"kernel {kernel.id} ({kernel.op}) is not known to be repeatable"
@@ -157,20 +157,20 @@ class Ancestry:
             versions = dict(zip(graph.reads[k], graph.read_versions[k], strict=True))
             written = dict(zip(graph.writes[k], graph.write_versions[k], strict=True))
             for r in self.inputs[k]:
-                if r != b and (refusal := self._lost(r, versions.get(r, written.get(r, 0)), b, k, result)):
+                if r != b and (refusal := self._lost(r, versions.get(r, written.get(r, 0)), b, k, refusals)):
                     return refusal._replace(why=f"kernel {kernel.id} reads {graph.blocks[r].id}, {refusal.why}")
         return None
 
     def repeatable(self, k: int) -> bool:
-        """Whether a kernel gives the same result again: it is pure, or it saved what it needs for that.
+        """Whether a kernel gives the same result again: it is pure, or it saved the values that it needs for that.
 
         A pure kernel that changed a persistent block in place would read the changed value.
         """
         graph = self.graph
         changed = any(graph.blocks[b].persistent for b in graph.writes[k] if b in graph.reads[k])
-        return (graph.kernels[k].pure is True and not changed) or len(self._outputs(k)) == len(self.retained[k]) + 1 > 1
+        return (graph.kernels[k].pure is True and not changed) or len(self._results(k)) == len(self.reread[k]) + 1 > 1
 
-    def _lost(self, r: int, version: int, b: int, k: int, result: list[Refusal | None]) -> Refusal | None:
+    def _lost(self, r: int, version: int, b: int, k: int, refusals: list[Refusal | None]) -> Refusal | None:
         """Why the value that kernel k read of block r is lost when b is recomputed."""
         graph = self.graph
         latest = self.latest[b]
@@ -180,7 +180,7 @@ class Ancestry:
             later = next((u for u in graph.uses[r] if k < u and r in graph.writes[u]), k)
             if not graph.blocks[r].persistent or k < later < latest:
                 return Refusal("which was overwritten since", later, "overwrites an input")
-        released, refusal = graph.needed_releases[r], result[r]
+        released, refusal = graph.needed_releases[r], refusals[r]
         if released is not None and released < latest and refusal is not None:
             return refusal._replace(why="which is released by then and cannot be recomputed")
         return None
@@ -188,15 +188,15 @@ class Ancestry:
 
 @dataclass(frozen=True, slots=True)
 class Unrecomputable:
-    """How much of what forward saves for backward cannot be recomputed. saved, lost: bytes of all of it and of what
-    cannot. by_operator: bytes of the latter by operator and cause, most first; "" where no operator prevents it."""
+    """The saved activations that cannot be recomputed. saved: bytes of all saved activations. lost: bytes of those that
+    cannot be recomputed. by_operator: lost bytes by operator and cause, largest first; "" for no operator."""
 
     saved: int
     lost: int
     by_operator: tuple[tuple[str, str, int], ...]
 
     def text(self) -> str:
-        """In a line: how much of how much, and by which operators."""
+        """One line: lost bytes, saved bytes, and the operators that prevent recomputation."""
         if not self.lost:
             return f"none of {format_bytes(self.saved)} of saved activations"
         named = [
@@ -213,15 +213,15 @@ class Unrecomputable:
 
 
 def unrecomputable(graph: TaskGraph) -> Unrecomputable:
-    """What cannot be recomputed of the saved activations (`simgpu.graph.saved.saved_activations`).
+    """The saved activations that cannot be recomputed (`simgpu.graph.saved.saved_activations`).
 
     A block counts for the operator that prevents its recomputation, which may be that of a block that it needs.
 
     >>> from dataclasses import replace
     >>> from simgpu.trace.chain import chain
-    >>> made = chain([5, 7, 9], [10, 14, 18], [100, 200, 300])
-    >>> unknown = replace(made, kernels=(replace(made.kernels[0], op="mine", pure=None), *made.kernels[1:]))
-    >>> unrecomputable(TaskGraph.of(made)).text()
+    >>> trace = chain([5, 7, 9], [10, 14, 18], [100, 200, 300])
+    >>> unknown = replace(trace, kernels=(replace(trace.kernels[0], op="mine", pure=None), *trace.kernels[1:]))
+    >>> unrecomputable(TaskGraph.of(trace)).text()
     'none of 500 B of saved activations'
     >>> unrecomputable(TaskGraph.of(unknown)).text()
     '200 B of 500 B of saved activations: mine (purity unknown) 200 B'

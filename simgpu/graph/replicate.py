@@ -33,7 +33,7 @@ NO_COLLECTIVES = (
 
 
 class Exchange(StrEnum):
-    """Who adds up the gradients and updates the weights: GPU 0 at the end, or the host next to the last sub-batch."""
+    """Who adds up the gradients and updates the weights: GPU 0 at the end, or the host during the last sub-batch."""
 
     GATHER = "gather"
     HOST = "host"
@@ -43,8 +43,8 @@ class Exchange(StrEnum):
 class Replicate:
     """Run the tasks on several GPUs: see `replicas`.
 
-    bandwidth: bytes per second that whoever adds up gradients reads and writes; overhead_ns: what each of these kernels
-    takes in addition. by_host: encoded forms of the host's codecs, which take as many times as long as there are GPUs.
+    bandwidth: bytes per second at which gradients are read and written to add them up; overhead_ns: additional time of
+    each of these kernels. by_host: encoded forms of the host's codecs, whose time grows with the number of GPUs.
     """
 
     gpus: int
@@ -60,10 +60,10 @@ class Replicate:
 
 @dataclass(frozen=True, slots=True)
 class Replicas:
-    """A replicated graph and where things are in it.
+    """A replicated graph, and the position of each GPU's kernels and blocks in it.
 
-    kernels[g][k], blocks[g][b]: number of what is kernel k or block b of one GPU on GPU g; None for what it does not
-    have. updates: of one GPU's weights, in its numbers. end: its first kernel that belongs to the optimizer.
+    kernels[g][k], blocks[g][b]: number on GPU g of one GPU's kernel k or block b; None where GPU g has none.
+    updates: of one GPU's weights, in its numbers. end: its first kernel that belongs to the optimizer.
     added[u][g - 1]: the kernel by which GPU 0 adds the gradient of GPU g, none where the host does it. updating[u]: the
     kernel after which weight u is new.
     """
@@ -149,7 +149,7 @@ class _Replication:
         list[int],
         dict[int, EncodedForm],
     ]:
-        """Numbers per GPU, the blocks of all, of which block of one GPU each is, and encoded forms."""
+        """Numbers per GPU, the blocks of all GPUs, the block of one GPU behind each, and encoded forms."""
         one = self.one
         shared = {update.weight for update in self.updates}
         of_optimizer = {b for b, uses in enumerate(one.uses) if uses and uses[0] >= self.end}

@@ -32,7 +32,7 @@ class Saved(NamedTuple):
 
 
 class SavedTensors(NamedTuple):
-    """In the order in which they were saved. recorded: whether the trace told them, or they are derived."""
+    """In the order in which they were saved. recorded: whether the trace lists them; otherwise they are derived."""
 
     tensors: tuple[Saved, ...]
     recorded: bool
@@ -43,8 +43,8 @@ def saved_tensors(graph: TaskGraph) -> SavedTensors:
 
     >>> from simgpu.trace.chain import chain
     >>> graph = TaskGraph.of(chain([5, 7], [10, 14], [100, 200]))
-    >>> result = saved_tensors(graph)
-    >>> for each in result.tensors:
+    >>> saved = saved_tensors(graph)
+    >>> for each in saved.tensors:
     ...     print(graph.blocks[each.block].id, each.after, each.before, each.dropped)
     x1 -1 3 None
     x2 0 2 1
@@ -53,7 +53,7 @@ def saved_tensors(graph: TaskGraph) -> SavedTensors:
     if not graph.trace.saved:
         return SavedTensors(_derived(graph), recorded=False)
     number = graph.kernel_number
-    result = []
+    saved = []
     for each in graph.trace.saved:
         if each.unpacked_before is None:
             continue
@@ -63,17 +63,17 @@ def saved_tensors(graph: TaskGraph) -> SavedTensors:
         if graph.blocks[block].persistent or each.released_after == RELEASED_AT_END:
             dropped = None
         after = -1 if each.packed_after is None else number[each.packed_after]
-        # What the host puts there for a kernel cannot leave before it is there.
+        # A tensor that the host initializes for a kernel cannot be offloaded before that.
         after = max(after, graph.births[block] or 0) if graph.blocks[block].host_write is not None else after
-        result.append(Saved(block, each.bytes, after, number[each.unpacked_before], dropped))
-    return SavedTensors(tuple(result), recorded=True)
+        saved.append(Saved(block, each.bytes, after, number[each.unpacked_before], dropped))
+    return SavedTensors(tuple(saved), recorded=True)
 
 
 def readers(graph: TaskGraph, tensors: Sequence[Saved]) -> tuple[tuple[int, ...], ...]:
     """For each saved tensor the kernels of backward that read it, ascending.
 
-    A kernel that reads a block in the version that was saved reads the tensor of it that was taken back last, all of
-    them where several were taken back at once. What a kernel also changes it does not read as a saved tensor.
+    A kernel that reads a block in its saved version reads the tensor that backward took back last, or all of them where
+    it took back several at once. A block that the kernel also changes is not read as a saved tensor.
 
     >>> from simgpu.trace.chain import chain
     >>> graph = TaskGraph.of(chain([5, 7], [10, 14], [100, 200]))
@@ -83,25 +83,25 @@ def readers(graph: TaskGraph, tensors: Sequence[Saved]) -> tuple[tuple[int, ...]
     of_block: defaultdict[int, list[int]] = defaultdict(list)
     for number, tensor in enumerate(tensors):
         of_block[tensor.block].append(number)
-    result: list[list[int]] = [[] for _ in tensors]
+    kernels: list[list[int]] = [[] for _ in tensors]
     for b, numbers in of_block.items():
         version = {number: _version_after(graph, b, tensors[number].after) for number in numbers}
         for k in graph.uses[b]:
             if graph.kernels[k].phase is Phase.BACKWARD and b in graph.reads[k] and b not in graph.writes[k]:
                 read = graph.read_versions[k][graph.reads[k].index(b)]
-                taken = [number for number in numbers if tensors[number].before <= k and version[number] == read]
-                last = max((tensors[number].before for number in taken), default=None)
-                for number in taken:
+                saved = [number for number in numbers if tensors[number].before <= k and version[number] == read]
+                last = max((tensors[number].before for number in saved), default=None)
+                for number in saved:
                     if tensors[number].before == last:
-                        result[number].append(k)
-    return tuple(map(tuple, result))
+                        kernels[number].append(k)
+    return tuple(map(tuple, kernels))
 
 
 def backward_ends(graph: TaskGraph, tensors: Sequence[Saved]) -> tuple[int, ...]:
-    """For each saved tensor the kernel with which the operator of backward that took it back is done with all it took.
+    """For each saved tensor, the last kernel of the backward operator that took it back.
 
-    An operator takes back all that it saved at once, and holds it while it runs; the last kernel that reads any of it
-    is as far as this is known.
+    An operator takes back all of its saved tensors at once and holds them while it runs. Its last known kernel is the
+    last one that reads any of them.
 
     >>> from simgpu.trace.chain import chain
     >>> graph = TaskGraph.of(chain([5, 7], [10, 14], [100, 200]))
@@ -120,7 +120,7 @@ def _version_after(graph: TaskGraph, b: int, k: int) -> int:
 
 
 def _derived(graph: TaskGraph) -> tuple[Saved, ...]:
-    result: dict[tuple[int, str | int, int], Saved] = {}
+    saved: dict[tuple[int, str | int, int], Saved] = {}
     for k, kernel in enumerate(graph.kernels):
         if kernel.phase is not Phase.BACKWARD:
             continue
@@ -129,10 +129,8 @@ def _derived(graph: TaskGraph) -> tuple[Saved, ...]:
             if forward:
                 after = _saved_after(graph, b, forward, kernel.layer)
                 layer = k if kernel.layer is None else kernel.layer
-                result.setdefault(
-                    (b, layer, after), Saved(b, graph.sizes[b], after, k, _dropped(graph, b, forward[-1]))
-                )
-    return tuple(sorted(result.values(), key=lambda each: (each.after, -each.before, each.block)))
+                saved.setdefault((b, layer, after), Saved(b, graph.sizes[b], after, k, _dropped(graph, b, forward[-1])))
+    return tuple(sorted(saved.values(), key=lambda each: (each.after, -each.before, each.block)))
 
 
 def _saved_after(graph: TaskGraph, b: int, forward: Sequence[int], layer: str | None) -> int:
@@ -140,7 +138,7 @@ def _saved_after(graph: TaskGraph, b: int, forward: Sequence[int], layer: str | 
     own = [u for u in forward if layer is not None and graph.kernels[u].layer == layer]
     if not own:
         return forward[-1]
-    # What is changed after it was saved is no longer what backward reads, so the last change is the earliest moment.
+    # Backward reads the value after the last change, so the block was not saved before it.
     there = forward[0] if graph.blocks[b].host_write is not None else -1
     changed = max((u for u in forward if b in graph.writes[u]), default=there)
     return max(own[-1] if b in graph.writes[own[-1]] else own[-1] - 1, changed)
@@ -155,7 +153,7 @@ def _last_forward_use(graph: TaskGraph, b: int) -> int | None:
     return max((k for k in graph.uses[b] if graph.kernels[k].phase is Phase.FORWARD), default=None)
 
 
-#: What lives through forward and backward without being a feature map or saved next to one.
+#: Kinds of blocks that live through forward and backward but are neither feature maps nor saved with one.
 _NO_ACTIVATIONS = {
     BlockKind.INPUT,
     BlockKind.LABEL,
@@ -173,8 +171,8 @@ SMALLEST_PART = 10_000
 class Activation(NamedTuple):
     """A block that is saved for backward.
 
-    after: its last kernel in forward; before: its next use. out_with: the kernel at whose start a copy out may be
-    issued, next to its last reader's layer step; None where that reader is also the one that completes it.
+    after: its last kernel in forward; before: its next use. out_with: the kernel at whose start an offload may be
+    issued, overlapped with its last reader's layer step; None where that reader also completes the block.
     """
 
     block: int
@@ -184,11 +182,11 @@ class Activation(NamedTuple):
 
 
 def activations(graph: TaskGraph) -> tuple[Activation, ...]:
-    """What may go between forward and backward, in the order in which it is made.
+    """Blocks that may be offloaded between forward and backward, in the order in which they are written.
 
-    Blocks that kernels make, with a use in forward and one later, more than one layer step apart (where these are
-    adjacent there is nothing to hide a copy behind). What is saved next to a feature map (a dropout's mask, the indices
-    of a pooling) counts; what is smaller than the 10,000th part of everything saved does not.
+    Kernels write them, and they have a use in forward and a later one more than one layer step away (between adjacent
+    steps no kernel overlaps with a copy). Tensors saved with a feature map (a dropout's mask, the indices of a pooling)
+    count; blocks below the 10,000th part of all saved bytes do not.
 
     >>> from simgpu.trace.chain import chain
     >>> graph = TaskGraph.of(chain([5, 7, 9], [10, 14, 18], [100, 200, 300]))
@@ -209,7 +207,7 @@ def activations(graph: TaskGraph) -> tuple[Activation, ...]:
 
 
 def saved_activations(graph: TaskGraph) -> tuple[int, ...]:
-    """The blocks that forward makes and that are used later: feature maps, and what is saved with them, of any size.
+    """The blocks of any size that forward writes and later kernels use: feature maps, and tensors saved with them.
 
     >>> from simgpu.trace.chain import chain
     >>> graph = TaskGraph.of(chain([5, 7, 9], [10, 14, 18], [100, 200, 300]))
@@ -220,7 +218,7 @@ def saved_activations(graph: TaskGraph) -> tuple[int, ...]:
 
 
 def _all_saved(graph: TaskGraph) -> list[Activation]:
-    return [result for b in range(len(graph.blocks)) if (result := _saved(graph, b)) is not None]
+    return [activation for b in range(len(graph.blocks)) if (activation := _saved(graph, b)) is not None]
 
 
 def _saved(graph: TaskGraph, b: int) -> Activation | None:

@@ -7,15 +7,15 @@ module paths, so modules follow from the tags. `default_sections` chooses among 
   their own, follow one another, and are not bypassed: no activation from before a child is read by a later sibling.
   The children of the innermost such lists are sections: residual blocks, transformer layers, stages. The parts of such
   a block are bypassed by its shortcut, so no section begins or ends within it.
-* The whole network counts as such a list in any case, or the one module that contains all of it. A module whose kernels
-  do not follow one another is replaced by its children.
+* The network, or the one module that contains all of it, always counts as such a list. A module whose kernels do not
+  follow one another is replaced by its children.
 * A module of numbered single layers (`nn.Sequential`) with over half of the network's layers is cut into about the
   square root of their number, as `torch.utils.checkpoint.checkpoint_sequential` does, where a single tensor passes.
-* Without module tags, the whole network is cut in this way.
+* Without module tags, the full network is cut in this way.
 * A last section that no kernel with weights follows is left out, because it would run again at once.
 
-An activation is what is computed from a weight, if the trace has weights: a mask that all transformer blocks read is
-none.
+If the trace has weights, only blocks computed from a weight count as activations: a mask that all transformer blocks
+read does not.
 
 A section runs again up to the last kernel before the last tensor that was saved inside it. A kernel that may not run
 again (`simgpu.graph.recompute`), or whose inputs have changed, does not: its results are retained, and so is whatever
@@ -36,7 +36,7 @@ from simgpu.graph.saved import Saved
 from simgpu.graph.taskgraph import TaskGraph
 from simgpu.trace.model import BlockKind, Phase
 
-#: How sections are called that are no modules, with their number behind it.
+#: Prefix of the names of sections that are not modules; their number follows.
 NUMBERED = "section "
 
 
@@ -53,11 +53,11 @@ def default_sections(graph: TaskGraph) -> Sections:
 
     >>> from dataclasses import replace
     >>> from simgpu.trace.chain import chain
-    >>> made = chain([5] * 4, [10] * 4, [100] * 4)
-    >>> default_sections(TaskGraph.of(made)).of_layer
+    >>> trace = chain([5] * 4, [10] * 4, [100] * 4)
+    >>> default_sections(TaskGraph.of(trace)).of_layer
     {'L1': 'section 1', 'L2': 'section 1'}
     >>> names = {"L1": "stem", "L2": "block1.conv", "L3": "block1.relu", "L4": "head"}
-    >>> tagged = replace(made, kernels=tuple(replace(k, layer=names[k.layer]) for k in made.kernels))
+    >>> tagged = replace(trace, kernels=tuple(replace(k, layer=names[k.layer]) for k in trace.kernels))
     >>> default_sections(TaskGraph.of(tagged))
     Sections(of_layer={'block1.conv': 'block1', 'block1.relu': 'block1'}, how='modules')
     """
@@ -65,13 +65,13 @@ def default_sections(graph: TaskGraph) -> Sections:
     paths = [] if graph.layers.derived else list(modules.sections(modules.start))
     if paths:
         how = "modules"
-        result = [section for path in paths for section in _of_module(graph, modules, path)]
+        sections = [section for path in paths for section in _of_module(graph, modules, path)]
     else:
         how = "parts that one tensor enters, as tags name no modules"
-        result = [(f"{NUMBERED}{n}", part) for n, part in enumerate(_parts(graph, modules.layers), start=1)]
-    if result and _is_last(graph, result[-1][1]):
-        result.pop()
-    return Sections({layer: name for name, layers in result for layer in layers}, how)
+        sections = [(f"{NUMBERED}{n}", part) for n, part in enumerate(_parts(graph, modules.layers), start=1)]
+    if sections and _is_last(graph, sections[-1][1]):
+        sections.pop()
+    return Sections({layer: name for name, layers in sections for layer in layers}, how)
 
 
 def _of_module(graph: TaskGraph, modules: _Modules, path: str) -> list[tuple[str, list[str]]]:
@@ -86,7 +86,7 @@ def _of_module(graph: TaskGraph, modules: _Modules, path: str) -> list[tuple[str
 
 
 def _parts(graph: TaskGraph, layers: Sequence[str]) -> list[list[str]]:
-    """The layers in about the root of the number of parts into which points that one tensor passes cut them."""
+    """The layers cut where a single tensor passes, joined to about the square root of the number of these parts."""
     cuts = _behind_cuts(graph)
     units: list[list[str]] = []
     for name in layers:
@@ -114,8 +114,8 @@ def _weights(graph: TaskGraph) -> frozenset[int]:
 
 
 def _behind_cuts(graph: TaskGraph) -> frozenset[str]:
-    """The layers before whose first kernel exactly one activation is passed on, in the version that stays, and before
-    which every layer that has begun has ended."""
+    """The layers at whose start exactly one activation is live, in its final version, and all earlier layers have
+    ended."""
     forward = [k for k, kernel in enumerate(graph.kernels) if kernel.phase is Phase.FORWARD]
     last_of_layer = {graph.layers.name_of(k): k for k in forward}
     flows = activations(graph)
@@ -127,22 +127,22 @@ def _behind_cuts(graph: TaskGraph) -> frozenset[str]:
     begun: set[str] = set()
     passing: set[int] = set()
     until = -1
-    result: set[str] = set()
+    behind: set[str] = set()
     for k in forward:
         name = graph.layers.name_of(k)
         passing = {b for b in passing if needed[b] >= k}
         if name not in begun and until < k and len(passing) == 1 and all(written[b] < k for b in passing):
-            result.add(name)
+            behind.add(name)
         begun.add(name)
         until = max(until, last_of_layer[name])
         for b in graph.writes[k]:
             if b in flows:
                 passing.add(b)
-    return frozenset(result)
+    return frozenset(behind)
 
 
 def activations(graph: TaskGraph) -> frozenset[int]:
-    """What forward makes of a weight, directly or by way of other kernels; all that it makes where no weight is known.
+    """Blocks that forward computes from a weight, directly or through other kernels; all of them without known weights.
 
     >>> from simgpu.trace.chain import chain
     >>> graph = TaskGraph.of(chain([5, 7], [10, 14], [100, 200]))
@@ -172,7 +172,7 @@ class _Modules:
 
     @cached_property
     def start(self) -> str:
-        """The network, or the module in which all of its modules are, where that is more than one block of layers."""
+        """The network, or the module that contains all of its modules, if that is more than one block of layers."""
         start = ""
         while True:
             inner = self._with_children(start)
@@ -189,11 +189,11 @@ class _Modules:
                 yield child
 
     def layers_in(self, path: str) -> list[str]:
-        """The layers of a module, its own among them."""
+        """The layers of a module, including the module itself."""
         return [name for name in self.layers if name == path or name.startswith(f"{path}.")]
 
     def is_sequential(self, path: str) -> bool:
-        """Whether a module is a sequence of single layers that are called by their numbers."""
+        """Whether a module is a sequence of single layers named by numbers."""
         numbers = [name.removeprefix(f"{path}.") for name in self.layers_in(path)]
         return all(number.isdecimal() for number in numbers)
 
@@ -205,22 +205,22 @@ class _Modules:
     @cached_property
     def _kernels(self) -> dict[str, list[int]]:
         """For each module the kernels in it."""
-        result: dict[str, list[int]] = {"": []}
+        kernels: dict[str, list[int]] = {"": []}
         for k, name in self._names.items():
             if not name.startswith("("):
                 parts = name.split(".")
                 for n in range(len(parts) + 1):
-                    result.setdefault(".".join(parts[:n]), []).append(k)
-        return result
+                    kernels.setdefault(".".join(parts[:n]), []).append(k)
+        return kernels
 
     @cached_property
     def _children(self) -> dict[str, list[str]]:
         """For each module those in it, in order."""
-        result: dict[str, list[str]] = {path: [] for path in self._kernels}
+        children: dict[str, list[str]] = {path: [] for path in self._kernels}
         for path in self._kernels:
             if path:
-                result[path.rpartition(".")[0]].append(path)
-        return {path: sorted(inner, key=lambda each: self._kernels[each][0]) for path, inner in result.items()}
+                children[path.rpartition(".")[0]].append(path)
+        return {path: sorted(inner, key=lambda each: self._kernels[each][0]) for path, inner in children.items()}
 
     def _with_children(self, path: str) -> list[str]:
         return [child for child in self._children[path] if self._children[child]]
@@ -236,28 +236,28 @@ class _Modules:
         return {k: place for place, k in enumerate(self._names)}
 
     def _has_list(self, path: str) -> bool:
-        """Whether a module is a list of blocks, or one lies in it that nothing passes by."""
+        """Whether a module is a list of blocks, or contains one that is not bypassed."""
         inner = [child for child in self._with_children(path) if not self._is_bypassed(child, path)]
         is_list = len(inner) == len(self._children[path]) > 1 and path not in self._names.values()
         return (is_list and all(map(self._is_run, inner))) or any(map(self._has_list, inner))
 
     def _is_bypassed(self, child: str, path: str) -> bool:
-        """Whether a later kernel of the module reads an activation that was made before the child in it."""
+        """Whether a kernel of the module after the child reads an activation written before the child."""
         first, last = self._kernels[child][0], self._kernels[child][-1]
-        return any(created < first for k in self._kernels[path] if k > last for created in self._needed_for[k])
+        return any(producer < first for k in self._kernels[path] if k > last for producer in self._producers[k])
 
     @cached_property
-    def _needed_for(self) -> dict[int, list[int]]:
-        """For each kernel of forward those that made the activations that it reads."""
+    def _producers(self) -> dict[int, list[int]]:
+        """For each kernel of forward, the kernels that wrote the activations it reads."""
         graph, flows = self.graph, activations(self.graph)
-        maker: dict[tuple[int, int], int] = {}
-        result = {}
+        producer: dict[tuple[int, int], int] = {}
+        producers = {}
         for k in self._names:
             read = zip(graph.reads[k], graph.read_versions[k], strict=True)
-            result[k] = [maker[each] for each in read if each in maker]
+            producers[k] = [producer[each] for each in read if each in producer]
             written = zip(graph.writes[k], graph.write_versions[k], strict=True)
-            maker |= {each: k for each in written if each[0] in flows}
-        return result
+            producer |= {each: k for each in written if each[0] in flows}
+        return producers
 
 
 class Region(NamedTuple):
@@ -269,8 +269,8 @@ class Region(NamedTuple):
 
 
 class Rerun(NamedTuple):
-    """How a region runs again. runs: its kernels in order, each with the blocks that it makes. kept: blocks made in the
-    region that stay instead. left_out: kernels that do not run again, for all that the region does."""
+    """How a region runs again. runs: its kernels in order, each with the blocks that it writes. retained: blocks of the
+    region that stay in memory instead. left_out: kernels of the region that do not run again."""
 
     runs: tuple[tuple[int, tuple[int, ...]], ...]
     retained: frozenset[int]
@@ -304,14 +304,13 @@ def saved_inside(
 ) -> list[list[Saved]]:
     """For each region the tensors that were saved inside it.
 
-    What is saved between the last kernel of one region and the first kernel behind it may have been made by the one or
-    be about to be read by the other: the layer whose backward takes it back tells, and where it does not, whether the
-    kernel behind reads it.
+    A tensor saved between the last kernel of one region and the next kernel belongs to either. The layer whose backward
+    takes it back decides; where it does not, the tensor belongs to the next kernel if that reads it.
     """
     within = {k: number for number, region in enumerate(regions) for k in range(region.first, region.stop)}
     forward = [k for k, kernel in enumerate(graph.kernels) if kernel.phase is Phase.FORWARD]
     following = dict(zip([-1, *forward], forward, strict=False))
-    result: list[list[Saved]] = [[] for _ in regions]
+    saved: list[list[Saved]] = [[] for _ in regions]
     for tensor in tensors:
         behind = following.get(tensor.after)
         sides = (within.get(tensor.after), None if behind is None else within.get(behind))
@@ -324,8 +323,8 @@ def saved_inside(
             elif behind is not None and tensor.block in graph.reads[behind]:
                 inside = sides[1]
         if inside is not None:
-            result[inside].append(tensor)
-    return result
+            saved[inside].append(tensor)
+    return saved
 
 
 def rerun_of(
@@ -333,14 +332,14 @@ def rerun_of(
 ) -> Rerun:
     """How a region runs again before the first kernel that takes one of its saved tensors back.
 
-    held: blocks made in the region that are on the device then all the same.
+    held: blocks written in the region that are still on the device then.
     """
-    return _Rerunning(graph, ancestry, region, saved, set(held)).rerun()
+    return _Rerunning(graph, ancestry, region, saved, set(held)).result()
 
 
 @dataclass
 class _Rerunning:
-    """kept: what is known so far to stay. Whatever turns out to be missing is added, and all is looked at anew."""
+    """retained: blocks known so far to stay. Each attempt adds the missing ones, until none is missing."""
 
     graph: TaskGraph
     ancestry: Ancestry
@@ -357,36 +356,36 @@ class _Rerunning:
         self.inside = {b for b, birth in enumerate(births) if birth is not None and region.first <= birth < region.stop}
         self.retained |= {b for b in self.inside if graph.blocks[b].host_write is not None}
         for k in self.kernels:
-            self.retained.update(self.ancestry.retained[k])
+            self.retained.update(self.ancestry.reread[k])
 
-    def rerun(self) -> Rerun:
-        """The kernels that run again, once nothing is missing any more."""
+    def result(self) -> Rerun:
+        """The kernels that run again, once no block is missing."""
         while True:
             before = len(self.retained)
-            runs, makers = self._attempt()
-            self.retained.update(b for b in self.inside - self.retained if self._is_missed(b, makers))
+            runs, rebuilt = self._attempt()
+            self.retained.update(b for b in self.inside - self.retained if self._is_missed(b, rebuilt))
             if len(self.retained) == before:
                 left_out = set(self.kernels) - {k for k, _ in runs}
                 return Rerun(tuple(runs), frozenset(self.retained & self.inside), tuple(sorted(left_out)))
 
     def _attempt(self) -> tuple[list[tuple[int, tuple[int, ...]]], dict[int, int]]:
-        """The kernels that can run again with what is kept, and the versions that they leave."""
-        makers: dict[int, int] = {}
+        """The kernels that can run again with the retained blocks, and the versions that they write."""
+        rebuilt: dict[int, int] = {}
         runs = []
         for k in self.kernels:
             outputs = self.ancestry.outputs[k]
             makes = tuple(b for b in outputs if b in self.inside and b not in self.retained)
             if outputs and not makes and all(b in self.retained for b in outputs):
                 continue
-            if self._can_run(k, makers):
+            if self._can_run(k, rebuilt):
                 runs.append((k, makes))
                 versions = dict(zip(self.graph.writes[k], self.graph.write_versions[k], strict=True))
-                makers.update((b, versions[b]) for b in makes)
+                rebuilt.update((b, versions[b]) for b in makes)
             else:
                 self.retained.update(b for b in makes if self._is_needed(b, k))
-        return runs, makers
+        return runs, rebuilt
 
-    def _can_run(self, k: int, makers: dict[int, int]) -> bool:
+    def _can_run(self, k: int, rebuilt: dict[int, int]) -> bool:
         graph, ancestry = self.graph, self.ancestry
         if not ancestry.repeatable(k):
             return False
@@ -394,26 +393,26 @@ class _Rerunning:
             changed = b in graph.reads[k]
             if (b not in self.inside and not graph.blocks[b].persistent) or (changed and b in self.retained):
                 return False
-        result = dict(zip(graph.writes[k], graph.write_versions[k], strict=True))
-        result |= dict(zip(graph.reads[k], graph.read_versions[k], strict=True))
-        return all(self._version_there(b, makers) == result[b] for b in ancestry.inputs[k])
+        needed = dict(zip(graph.writes[k], graph.write_versions[k], strict=True))
+        needed |= dict(zip(graph.reads[k], graph.read_versions[k], strict=True))
+        return all(self._version_there(b, rebuilt) == needed[b] for b in ancestry.inputs[k])
 
-    def _version_there(self, b: int, makers: dict[int, int]) -> int | None:
+    def _version_there(self, b: int, rebuilt: dict[int, int]) -> int | None:
         """The version of a block that is on the device while the region runs again, None if none is."""
         if b in self.inside and b not in self.retained:
-            return makers.get(b)
+            return rebuilt.get(b)
         return sum(b in self.graph.writes[u] for u in self.graph.uses[b] if u < self.start)
 
     def _is_needed(self, b: int, k: int) -> bool:
-        """Whether what kernel k makes is used by anything after it."""
+        """Whether a kernel after k uses block b."""
         return self.graph.blocks[b].kind is not BlockKind.WORKSPACE and self.graph.uses[b][-1] > k
 
-    def _is_missed(self, b: int, makers: dict[int, int]) -> bool:
-        """Whether backward needs a block in a version that does not come of the rerun."""
+    def _is_missed(self, b: int, rebuilt: dict[int, int]) -> bool:
+        """Whether backward needs a block in a version that the rerun does not write."""
         graph = self.graph
         for u in graph.uses[b]:
             if u >= self.start:
                 if b in graph.reads[u]:
-                    return makers.get(b) != graph.read_versions[u][graph.reads[u].index(b)]
+                    return rebuilt.get(b) != graph.read_versions[u][graph.reads[u].index(b)]
                 return False
         return False

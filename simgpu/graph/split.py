@@ -15,7 +15,7 @@ from dataclasses import dataclass, replace
 
 from simgpu.errors import InputError
 from simgpu.graph.taskgraph import Round, TaskGraph
-from simgpu.graph.tdfg import GIVEN, Tdfg
+from simgpu.graph.tdfg import HOST_INPUTS, Tdfg
 from simgpu.trace.model import RELEASED_AT_END, AlgorithmChoice, Block, Kernel, Phase, Trace
 
 
@@ -38,19 +38,19 @@ def split(graph: TaskGraph, batch: int) -> TaskGraph:
     to another batch and, if the batch is partitioned, for one whose optimizer does not come last.
 
     >>> from simgpu.trace.chain import chain
-    >>> whole = chain([50, 70], [100, 140], [100, 200])
-    >>> graph = TaskGraph.of(replace(whole, info=replace(whole.info, batch=5)))
+    >>> trace = chain([50, 70], [100, 140], [100, 200])
+    >>> graph = TaskGraph.of(replace(trace, info=replace(trace.info, batch=5)))
     >>> parts = split(graph, 2)
     >>> parts.rounds
     (Round(first=0, stop=4, repeat=2), Round(first=4, stop=8, repeat=1))
     >>> parts.durations, parts.blocks[-1].id
     ((20, 28, 56, 40, 10, 14, 28, 20), 'g1@1')
     """
-    total = graph.trace.info.batch
-    if not 1 <= batch <= total:
-        raise InputError.single("", "sub-batch", f"{batch} is no part of a batch of {total}", f"give 1 to {total}")
-    end = _end_of_backward(graph, partitioned=batch < total)
-    count, rest = divmod(total, batch)
+    samples = graph.trace.info.batch
+    if not 1 <= batch <= samples:
+        raise InputError.single("", "sub-batch", f"{batch} is no part of a batch of {samples}", f"give 1 to {samples}")
+    end = _end_of_backward(graph, partitioned=batch < samples)
+    count, rest = divmod(samples, batch)
     full = graph.at_batch(batch)
     # Always resident: weights, their gradients, and what else is needed from round to round or by the optimizer.
     lasting = frozenset(full.blocks[b].id for b in Tdfg.of(full).resident)
@@ -90,12 +90,12 @@ def _round(graph: TaskGraph, end: int, lasting: frozenset[str], suffix: str) -> 
     last = kernels[-1].id + suffix if kernels else None
     summed = {block.id for block in graph.blocks if block.id in lasting and not block.persistent}
     begun: set[str] = set()
-    copies = []
+    renamed = []
     for kernel in kernels:
         sums = [b for b in dict.fromkeys(kernel.writes) if b in summed]
         reads = (*kernel.reads, *(b for b in sums if b not in begun and b not in kernel.reads))
         begun.update(sums)
-        copies.append(
+        renamed.append(
             replace(
                 kernel,
                 id=kernel.id + suffix,
@@ -109,7 +109,7 @@ def _round(graph: TaskGraph, end: int, lasting: frozenset[str], suffix: str) -> 
     blocks = [_passing(graph, b, new, names, suffix, last) for b in own]
     algorithms = [replace(choice, kernel=choice.kernel + suffix) for choice in graph.trace.algorithms]
     return _Part(
-        tuple(copies),
+        tuple(renamed),
         tuple(blocks),
         tuple(choice for choice in algorithms if choice.kernel.removesuffix(suffix) in names),
         tuple(graph.copy_sizes[b] for b in own),
@@ -122,7 +122,7 @@ def _passing(graph: TaskGraph, b: int, new: Mapping[str, str], names: set[str], 
     What the host initializes for each sub-batch is released after its last use.
     """
     block = graph.blocks[b]
-    if block.kind in GIVEN and block.persistent:
+    if block.kind in HOST_INPUTS and block.persistent:
         release: str | None = graph.kernels[graph.uses[b][-1]].id + suffix
     elif block.release is None:
         release = None
@@ -140,33 +140,33 @@ def _outside_rounds(graph: TaskGraph, b: int, lasts: bool) -> Block:
     if block.host_write is not None and graph.uses[b]:
         # What the host initializes in a round, but only the optimizer uses, is initialized for the optimizer.
         return replace(block, host_write=graph.kernels[graph.uses[b][0]].id)
-    given = block.kind in GIVEN and block.persistent and graph.uses[b]
-    return replace(block, release=graph.kernels[graph.uses[b][-1]].id) if given else block
+    is_input = block.kind in HOST_INPUTS and block.persistent and graph.uses[b]
+    return replace(block, release=graph.kernels[graph.uses[b][-1]].id) if is_input else block
 
 
 def _joined(
-    total: TaskGraph, full: TaskGraph, rounds: Sequence[_Part], lasting: frozenset[str], count: int
+    original: TaskGraph, full: TaskGraph, rounds: Sequence[_Part], lasting: frozenset[str], count: int
 ) -> TaskGraph:
     """The graph of all rounds and the optimizer."""
     in_round = {kernel.id for kernel in rounds[0].kernels}
     update = tuple(kernel for kernel in full.kernels if kernel.id not in in_round)
     of_round = {block.id for block in rounds[0].blocks}
     others = [b for b, block in enumerate(full.blocks) if block.id not in of_round]
-    copies = [_outside_rounds(full, b, full.blocks[b].id in lasting) for b in others]
+    outside = [_outside_rounds(full, b, full.blocks[b].id in lasting) for b in others]
     trace = Trace(
-        total.trace.info,
+        original.trace.info,
         (*(kernel for part in rounds for kernel in part.kernels), *update),
-        (*copies, *(block for part in rounds for block in part.blocks)),
+        (*outside, *(block for part in rounds for block in part.blocks)),
         (
             *(choice for part in rounds for choice in part.algorithms),
             *(choice for choice in full.trace.algorithms if choice.kernel not in in_round),
         ),
-        name=total.trace.name,
+        name=original.trace.name,
     )
     size = len(rounds[0].kernels)
     spans = [Round(0, size, count), *(Round(size, 2 * size, 1) for _ in rounds[1:])]
     if update:
         spans.append(Round(len(rounds) * size, len(trace.kernels), 1))
     copied = (*(full.copy_sizes[b] for b in others), *(size for part in rounds for size in part.copy_sizes))
-    joined = replace(TaskGraph.of(trace), copy_sizes=copied, rounds=tuple(spans), exchanged=total.exchanged)
+    joined = replace(TaskGraph.of(trace), copy_sizes=copied, rounds=tuple(spans), exchanged=original.exchanged)
     return joined if full.compression is None else full.compression.apply(joined)

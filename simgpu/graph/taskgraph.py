@@ -106,8 +106,10 @@ class TaskGraph:
     def of(cls, trace: Trace) -> TaskGraph:
         """The task graph of a checked trace."""
         number = {block.id: index for index, block in enumerate(trace.blocks)}
-        # Programs run what ran on a single stream on their first one, whatever its number in the recording.
-        streams = {result: place for place, result in enumerate(sorted({kernel.stream for kernel in trace.kernels}))}
+        # Programs number streams from 0, whatever their numbers in the recording.
+        streams = {
+            recorded: place for place, recorded in enumerate(sorted({kernel.stream for kernel in trace.kernels}))
+        }
         version = [0] * len(number)
         uses: list[list[int]] = [[] for _ in number]
         reads, writes, read_versions, write_versions = [], [], [], []
@@ -138,7 +140,7 @@ class TaskGraph:
         )
 
     def at_batch(self, batch: int) -> TaskGraph:
-        """The same tasks with another number of samples. Raises `InputError` where that cannot be told."""
+        """The same tasks with another number of samples. Raises `InputError` where that is unknown."""
         if batch == self.trace.info.batch:
             return self
         if self.rescaled is not None:
@@ -189,7 +191,7 @@ class TaskGraph:
 
     @cached_property
     def held(self) -> frozenset[int]:
-        """Gradients that are exchanged between GPUs: nobody lets go of them before the iteration's end."""
+        """Gradients that are exchanged between GPUs: not released before the iteration's end."""
         return frozenset(self.block(each.gradient) for each in self.exchanged)
 
     @cached_property
@@ -207,9 +209,9 @@ class TaskGraph:
 
     @cached_property
     def recorded_releases(self) -> tuple[int | None, ...]:
-        """Kernel after whose end the framework let go of each block; None where it held it to the end.
+        """Kernel after whose end the framework released each block; None where it held it to the end.
 
-        Where the recording does not tell, the last use stands in for it.
+        Where that is not recorded, the last use stands in for it.
         """
         releases: list[int | None] = []
         for b, block in enumerate(self.blocks):
@@ -225,7 +227,7 @@ class TaskGraph:
     def needed_releases(self) -> tuple[int | None, ...]:
         """Kernel after whose end no value of each block is needed any more; None for blocks that stay.
 
-        A persistent block stays unless the recording lets go of it in mid-iteration, a gradient if it is exchanged.
+        A persistent block stays unless the recording releases it in mid-iteration, a gradient if it is exchanged.
         """
         recorded = self.recorded_releases
         return tuple(
@@ -238,7 +240,7 @@ class TaskGraph:
 
     @property
     def open_lifetimes(self) -> tuple[int, int]:
-        """How many lifetimes the recording does not tell, and of how many; persistent blocks do not count."""
+        """The number of blocks with unrecorded lifetime, and of all blocks; persistent blocks do not count."""
         passing = [block for b, block in enumerate(self.blocks) if not block.persistent and b not in self.held]
         return sum(block.release is None for block in passing), len(passing)
 
@@ -261,8 +263,8 @@ class TaskGraph:
     def predecessors(self) -> tuple[tuple[int, ...], ...]:
         """For each kernel, the kernels it must follow.
 
-        They are the writers of what it reads, the users of what it overwrites, and for a value that the host puts there
-        in mid-iteration the kernel that the recording ties that to.
+        They are the writers of the blocks it reads, the users of those it overwrites, and for a block that the host
+        initializes in mid-iteration the kernel for which it did so.
         """
         births = [BEFORE if birth is None else birth for birth in self.births]
         writer = [BEFORE] * len(self.sizes)

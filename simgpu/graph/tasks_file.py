@@ -1,4 +1,4 @@
-"""Tasks as a file next to the tables of a trace: what they cost when they ran, where that is not what was recorded."""
+"""Tasks as a file next to the tables of a trace: their costs when they ran, which may differ from the recorded ones."""
 
 from __future__ import annotations
 
@@ -20,10 +20,10 @@ _AGAIN = "write it anew"
 
 
 def tasks_to_json(graph: TaskGraph) -> str:
-    """What the tasks of a graph cost, as JSON: one number a kernel or block, in order.
+    """The costs of a graph's tasks as JSON: one number a kernel or block, in order.
 
-    `durations_ns` of kernels; `device_bytes` that a block takes on the device, `copy_bytes` that a copy of it moves and
-    the host holds; `encoded`: which blocks are forms of others, as [form, block, encode_ns, decode_ns].
+    `durations_ns`: of kernels. `device_bytes`: of a block on the device. `copy_bytes`: of a block on the link and in
+    host memory. `encoded`: the encoded forms, each as [form, block, encode_ns, decode_ns].
     """
     document = {
         "schema": SCHEMA,
@@ -36,9 +36,9 @@ def tasks_to_json(graph: TaskGraph) -> str:
 
 
 def tasks_from_json(text: str, trace: Trace) -> TaskGraph:
-    """The tasks that ran. trace: the kernels and blocks that ran, as their tables have them.
+    """The tasks that ran. trace: the kernels and blocks that ran, read from their tables.
 
-    Raises `InputError` where a number is missing, or what the tables name is not there.
+    Raises `InputError` where a number is missing or out of range.
 
     >>> from simgpu.trace.chain import chain
     >>> trace = chain([5], [7], [100])
@@ -52,7 +52,7 @@ def tasks_from_json(text: str, trace: Trace) -> TaskGraph:
             raise InputError.single("tasks", "schema", f"{document['schema']!r} is not {SCHEMA}", _AGAIN)
         blocks = len(trace.blocks)
         encoded = {
-            _within(form, blocks): EncodedForm(_within(of, blocks), *_integers(times))
+            _within(form, blocks): EncodedForm(_within(of, blocks), *_non_negative(times))
             for form, of, *times in document["encoded"]
         }
         graph = replace(
@@ -72,10 +72,10 @@ def _numbers(document: dict[str, Any], name: str, count: int) -> tuple[int, ...]
     numbers = document[name]
     if len(numbers) != count:
         raise ValueError(f"{name} has {len(numbers)} numbers where the tables have {count} rows")
-    return _integers(numbers)
+    return _non_negative(numbers)
 
 
-def _integers(numbers: Sequence[Any]) -> tuple[int, ...]:
+def _non_negative(numbers: Sequence[Any]) -> tuple[int, ...]:
     for number in numbers:
         if type(number) is not int or number < 0:
             raise ValueError(f"{number!r} is not a whole number >= 0")

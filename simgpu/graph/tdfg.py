@@ -1,18 +1,16 @@
 """The task and data flow graph of moDNN (Chen et al., TPDS 2019, section 3.2) as a view of a task graph.
 
-The published graph is one of a tidy network. Of a trace this is how it is read:
+The paper defines it for an idealized network. For a trace it is read as follows:
 
 * A task is a kernel. Forward kernels are FP, those of the optimizer BP3. A backward kernel is BP2 where it writes a
   gradient of a weight, BP1 where it writes anything else, and both where it writes both.
-* What always resides (weights and their gradients in the paper) is what is persistent but for inputs and labels that a
-  kernel uses, what backward leaves to the optimizer or to other GPUs, and gradients of weights but for those that
-  backward itself adds to others.
-  Persistent blocks that the recording lets go of in mid-iteration do not reside.
-* The published tasks are of layers, such as BP1 of layer 4. Of a layer of several kernels the neighbours that belong to
-  one such task stand together in `layer_tasks`: those in forward, those in backward that make gradients of weights
-  alone, those in backward that do not.
+* Always resident (weights and their gradients in the paper) are persistent blocks other than inputs and labels that a
+  kernel uses, blocks that backward writes for the optimizer or for other GPUs, and gradients of weights other than
+  those that backward itself adds to others. Persistent blocks that the recording releases in mid-iteration are not.
+* The published tasks are of layers, such as BP1 of layer 4. `layer_tasks` groups neighbouring kernels of a layer into
+  such tasks: those of forward, those of backward that write only gradients of weights, and the others of backward.
 * A block that is changed in place counts once. A kernel that writes a block that has a value already, without reading
-  it, may leave some of that value as it is (a piece of a concatenation), so it takes that value in.
+  it, may overwrite only part of it (a piece of a concatenation), so that value is an input of the kernel.
 """
 
 from __future__ import annotations
@@ -31,7 +29,7 @@ from simgpu.trace.model import BlockKind, Phase
 if TYPE_CHECKING:
     import networkx
 
-GIVEN = (BlockKind.INPUT, BlockKind.LABEL)
+HOST_INPUTS = (BlockKind.INPUT, BlockKind.LABEL)
 
 
 class TaskKind(StrEnum):
@@ -45,7 +43,7 @@ class TaskKind(StrEnum):
 
 
 class Role(StrEnum):
-    """What a block of data is. `STATE` is persistent next to the weights, `OTHER` passes with the iteration."""
+    """The role of a block. `STATE`: persistent, but no weight. `OTHER`: does not outlive the iteration."""
 
     ACTIVATION = "X/Y"
     DELTA = "delta"
@@ -68,7 +66,7 @@ _ROLES = {
 
 
 class TaskAlgorithm(NamedTuple):
-    """One way to run a task: an algorithm, None for the way of the graph; duration (ns), workspace (bytes, padded)."""
+    """One way to run a task: an algorithm, None for the graph's own; duration (ns), workspace (bytes, padded)."""
 
     algorithm: str | None
     duration_ns: int
@@ -80,8 +78,8 @@ class Tdfg:
     """The task and data flow graph: everything indexed by kernel position k and block b, as in the task graph.
 
     sizes[b]: bytes with padding. kinds[k], roles[b]: see `TaskKind`, `Role`. resident: blocks that always reside.
-    inputs[k], outputs[k]: I(t) and O(t), the blocks that task k takes in and that it writes, without what resides and
-    without its workspace. ways[k]: how task k can be run, fastest first, then by workspace and name.
+    inputs[k], outputs[k]: I(t) and O(t), the blocks that task k reads and writes, without resident blocks and its
+    workspace. ways[k]: how task k can be run, fastest first, then by workspace and name.
 
     >>> from simgpu.trace.chain import chain
     >>> tdfg = Tdfg.of(TaskGraph.of(chain([5, 7], [10, 14], [100, 200])))
@@ -102,14 +100,14 @@ class Tdfg:
 
     @classmethod
     def of(cls, graph: TaskGraph, alignment: int = 1) -> Tdfg:
-        """The view of any graph, whole or split. alignment: each block takes a multiple of so many bytes."""
+        """The view of any graph, split or not. alignment: block sizes are multiples of this number of bytes."""
         sizes = tuple(padded(size, alignment) for size in graph.sizes)
         resident = _resident(graph)
         roles = _roles(graph, resident)
         inputs, outputs = [], []
         for k, (reads, writes) in enumerate(zip(graph.reads, graph.writes, strict=True)):
-            taken = [*reads, *_retained(graph, k)]
-            inputs.append(_data(taken, resident, roles))
+            needed = [*reads, *_partly_overwritten(graph, k)]
+            inputs.append(_data(needed, resident, roles))
             outputs.append(_data(writes, resident, roles))
         return cls(
             graph,
@@ -132,12 +130,12 @@ class Tdfg:
 
     @cached_property
     def resident_bytes(self) -> int:
-        """S_W: bytes of what always resides."""
+        """S_W: bytes of the always resident blocks."""
         return self.bytes_of(self.resident)
 
     @cached_property
     def tasks(self) -> tuple[int, ...]:
-        """The tasks in order, without BP3, which the published graph leaves out."""
+        """The tasks in order, without BP3, which the published graph omits."""
         return tuple(k for k, kind in enumerate(self.kinds) if kind is not TaskKind.BP3)
 
     @cached_property
@@ -148,41 +146,41 @@ class Tdfg:
         return tuple(tuple(kernels) for _, kernels in groups)
 
     def fastest(self, k: int) -> TaskAlgorithm:
-        """The way of task k that takes least time."""
+        """The fastest way to run task k."""
         return self.ways[k][0]
 
     def smallest(self, k: int) -> TaskAlgorithm:
-        """The way of task k with least workspace, the fastest of these (implicit GEMM, which needs none)."""
+        """The way of task k with the smallest workspace, the fastest of these (implicit GEMM, which needs none)."""
         return min(self.ways[k], key=lambda way: way.workspace)
 
     def to_networkx(self) -> networkx.DiGraph[tuple[str, ...]]:
-        """Tasks and data blocks as a networkx graph without cycles, BP3 left out as in figure 1.
+        """Tasks and data blocks as an acyclic networkx graph, without BP3 as in figure 1.
 
         Nodes are ``("task", kernel id)`` with kind, op, layer and duration_ns, and ``("data", block id, version)`` with
-        role, bytes and resident: each write makes a version of its own, called ``"0"`` where nobody has written yet.
+        role, bytes and resident: each write creates a version; ``"0"`` is the one before the first write.
         """
         import networkx
 
         graph = self.graph
-        result: networkx.DiGraph[tuple[str, ...]] = networkx.DiGraph()
+        network: networkx.DiGraph[tuple[str, ...]] = networkx.DiGraph()
         for k in self.tasks:
             kernel = graph.kernels[k]
             task = ("task", kernel.id)
-            result.add_node(
+            network.add_node(
                 task, kind=self.kinds[k].value, op=kernel.op, layer=kernel.layer, duration_ns=graph.durations[k]
             )
             versions = dict(zip(graph.writes[k], graph.write_versions[k], strict=True))
-            taken = dict(zip(graph.reads[k], graph.read_versions[k], strict=True))
-            taken |= {b: versions[b] - 1 for b in _retained(graph, k)}
-            for b, version in taken.items():
-                result.add_edge(self._node(result, b, version), task)
+            needed = dict(zip(graph.reads[k], graph.read_versions[k], strict=True))
+            needed |= {b: versions[b] - 1 for b in _partly_overwritten(graph, k)}
+            for b, version in needed.items():
+                network.add_edge(self._node(network, b, version), task)
             for b, version in versions.items():
-                result.add_edge(task, self._node(result, b, version))
-        return result
+                network.add_edge(task, self._node(network, b, version))
+        return network
 
-    def _node(self, result: networkx.DiGraph[tuple[str, ...]], b: int, version: int) -> tuple[str, ...]:
+    def _node(self, network: networkx.DiGraph[tuple[str, ...]], b: int, version: int) -> tuple[str, ...]:
         node = ("data", self.graph.blocks[b].id, str(version))
-        result.add_node(node, role=self.roles[b].value, bytes=self.graph.sizes[b], resident=b in self.resident)
+        network.add_node(node, role=self.roles[b].value, bytes=self.graph.sizes[b], resident=b in self.resident)
         return node
 
 
@@ -191,7 +189,7 @@ def padded(size: int, alignment: int) -> int:
     return -(-size // alignment) * alignment
 
 
-def _retained(graph: TaskGraph, k: int) -> list[int]:
+def _partly_overwritten(graph: TaskGraph, k: int) -> list[int]:
     """Blocks that a kernel writes without reading them, though they have a value already."""
     reads = set(graph.reads[k])
     return [
@@ -216,7 +214,7 @@ def _resides(graph: TaskGraph, b: int) -> bool:
     phases = {graph.kernels[k].phase for k in uses}
     left_to_optimizer = Phase.OPTIMIZER in phases and len(phases) > 1
     if block.persistent:
-        passing = block.kind in GIVEN or graph.recorded_releases[b] is not None
+        passing = block.kind in HOST_INPUTS or graph.recorded_releases[b] is not None
         return left_to_optimizer or not (uses and passing)
     return left_to_optimizer or (block.kind is BlockKind.WEIGHT_GRADIENT and not _added_to_another(graph, b))
 
@@ -256,7 +254,7 @@ def _ways(
     graph: TaskGraph, sizes: tuple[int, ...], roles: tuple[Role, ...], alignment: int
 ) -> tuple[tuple[TaskAlgorithm, ...], ...]:
     choices = algorithm_choices(graph)
-    result = []
+    ways = []
     for k, duration_ns in enumerate(graph.durations):
         listed = [
             TaskAlgorithm(choice.algorithm, choice.duration_ns, padded(choice.workspace_bytes, alignment))
@@ -265,5 +263,5 @@ def _ways(
         own = TaskAlgorithm(None, duration_ns, sum(sizes[b] for b in graph.writes[k] if roles[b] is Role.WORKSPACE))
         if all((way.duration_ns, way.workspace) != (own.duration_ns, own.workspace) for way in listed):
             listed.append(own)
-        result.append(tuple(sorted(listed, key=lambda way: (way.duration_ns, way.workspace, way.algorithm or ""))))
-    return tuple(result)
+        ways.append(tuple(sorted(listed, key=lambda way: (way.duration_ns, way.workspace, way.algorithm or ""))))
+    return tuple(ways)

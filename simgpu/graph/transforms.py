@@ -37,8 +37,8 @@ def algorithm_choices(graph: TaskGraph) -> dict[int, tuple[AlgorithmChoice, ...]
     for choice in graph.trace.algorithms:
         choices.setdefault(graph.kernel_number[choice.kernel], []).append(choice)
     return {
-        k: tuple(sorted(result, key=lambda c: (c.duration_ns, c.workspace_bytes, c.algorithm)))
-        for k, result in sorted(choices.items())
+        k: tuple(sorted(listed, key=lambda c: (c.duration_ns, c.workspace_bytes, c.algorithm)))
+        for k, listed in sorted(choices.items())
     }
 
 
@@ -114,7 +114,7 @@ def rebuilt(graph: TaskGraph, kernels: Sequence[Kernel], blocks: Sequence[Block]
 
 @dataclass(frozen=True, slots=True)
 class WithEncodings:
-    """Give these blocks encoded forms: see `with_encodings`."""
+    """Add encoded forms of these blocks: see `with_encodings`."""
 
     chosen: tuple[Encoding, ...]
 
@@ -141,7 +141,7 @@ def with_encodings(graph: TaskGraph, chosen: Sequence[Encoding]) -> TaskGraph:
     ('x1:zvc', 50, EncodedForm(block=0, encode_ns=3, decode_ns=4))
     """
     if graph.costs is None:
-        raise ProgramError("nothing is known of what encoding blocks costs on this node")
+        raise ProgramError("the encoding costs of blocks are unknown on this node")
     blocks, encoded = list(graph.blocks), dict(graph.encoded)
     names = set(graph.block_number)
     for encoding in chosen:
@@ -196,7 +196,7 @@ class Unpacked(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class WithUnpacked:
-    """Give these saved tensors blocks of their own: see `with_unpacked`."""
+    """Add a separate block for each of these saved tensors: see `with_unpacked`."""
 
     tensors: tuple[Unpacked, ...]
 
@@ -208,9 +208,9 @@ class WithUnpacked:
 def with_unpacked(graph: TaskGraph, tensors: Sequence[Unpacked]) -> TaskGraph:
     """The graph with a block for each of these, at the end of its blocks in order, which its readers read.
 
-    The blocks are called ``<block>:saved``, ``<block>:saved2`` and so on. Each is a form of its block that costs no
-    time to make (`TaskGraph.encoded`), in the version that its readers read of the block; several with one reader are
-    all read by it. Raises `ProgramError` for a reader that does not read the block, or changes it.
+    The blocks are called ``<block>:saved``, ``<block>:saved2`` and so on. Each is a form of its block that takes no
+    time to encode (`TaskGraph.encoded`), in the version that its readers read of the block. A reader of several reads
+    them all. Raises `ProgramError` for a reader that does not read the block, or changes it.
 
     >>> from simgpu.trace.chain import chain
     >>> graph = TaskGraph.of(chain([5, 7], [10, 14], [100, 200]))
@@ -242,12 +242,12 @@ def in_versions(graph: TaskGraph) -> TaskGraph:
     """The graph with forms of blocks read in the version that the block has by then; no kernel writes a form."""
     forms = graph.encoded
     version = [0] * len(graph.sizes)
-    result = []
+    versions = []
     for k, reads in enumerate(graph.reads):
-        result.append(tuple(version[forms[b].block if b in forms else b] for b in reads))
+        versions.append(tuple(version[forms[b].block if b in forms else b] for b in reads))
         for b in graph.writes[k]:
             version[b] += 1
-    return replace(graph, read_versions=tuple(result))
+    return replace(graph, read_versions=tuple(versions))
 
 
 @dataclass(frozen=True, slots=True)
@@ -269,8 +269,9 @@ def repeating(graph: TaskGraph, kernels: tuple[int, ...]) -> TaskGraph:
     reads those, so here these kernels do not write them at all.
 
     >>> from simgpu.trace.chain import chain
-    >>> made = chain([5], [7], [100])
-    >>> drawn = replace(made, kernels=(replace(made.kernels[0], op="aten::bernoulli_", pure=False), *made.kernels[1:]))
+    >>> trace = chain([5], [7], [100])
+    >>> dropout = replace(trace.kernels[0], op="aten::bernoulli_", pure=False)
+    >>> drawn = replace(trace, kernels=(dropout, *trace.kernels[1:]))
     >>> repeating(TaskGraph.of(drawn), (0,)).kernels[0].pure
     True
     """

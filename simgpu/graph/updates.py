@@ -24,7 +24,7 @@ from simgpu.trace.model import BlockKind, Phase
 
 
 class Update(NamedTuple):
-    """A weight, its gradient, and the state that its optimizer keeps: numbers of blocks."""
+    """A weight, its gradient, and its optimizer's state: numbers of blocks."""
 
     weight: int
     gradient: int
@@ -92,7 +92,7 @@ def without_gradient(graph: TaskGraph) -> tuple[int, ...]:
 
 
 def _weights(graph: TaskGraph, end: int) -> list[int]:
-    """What the optimizer updates; where there is none, what is used."""
+    """The weights that the optimizer updates; without an optimizer, all that are used."""
     written = {b for k in range(end, len(graph.kernels)) for b in graph.writes[k]}
     return [
         b
@@ -141,13 +141,13 @@ def _paired(graph: TaskGraph, end: int, weights: list[int]) -> dict[int, int]:
     )
     for best in range(3):
         for key in keys:
-            taken = set(gradient_of.values())
+            paired = set(gradient_of.values())
             of_weights = _grouped((w for w in weights if w not in gradient_of), key)
-            of_gradients = _grouped((b for b in gradients if b not in taken and rank(b) == best), key)
+            of_gradients = _grouped((b for b in gradients if b not in paired and rank(b) == best), key)
             for group, members in of_weights.items():
                 first_read_first = sorted(members, key=lambda w: graph.uses[w][0])
-                newest_first = sorted(of_gradients.get(group, ()), key=lambda b: -graph.uses[b][0])
-                gradient_of.update(zip(first_read_first, newest_first, strict=False))
+                last_written_first = sorted(of_gradients.get(group, ()), key=lambda b: -graph.uses[b][0])
+                gradient_of.update(zip(first_read_first, last_written_first, strict=False))
     return gradient_of
 
 
@@ -157,20 +157,20 @@ def _by_optimizer(graph: TaskGraph, end: int, weights: list[int]) -> dict[int, i
     for k in range(end, len(graph.kernels)):
         for b in graph.writes[k]:
             writers[b].append(k)
-    wanted, gradient_of, taken = set(weights), dict[int, int](), set[int]()
+    wanted, gradient_of, paired = set(weights), dict[int, int](), set[int]()
     for k in range(end, len(graph.kernels)):
         updated = wanted.intersection(graph.writes[k])
         if len(updated) == 1 and not updated <= gradient_of.keys():
             weight = updated.pop()
             gradient = _nearest_gradient(graph, end, writers, k, weight)
-            if gradient is not None and gradient not in taken:
+            if gradient is not None and gradient not in paired:
                 gradient_of[weight] = gradient
-                taken.add(gradient)
+                paired.add(gradient)
     return gradient_of
 
 
 def _nearest_gradient(graph: TaskGraph, end: int, writers: dict[int, list[int]], k: int, weight: int) -> int | None:
-    """What kernel k reads that backward has written, or its nearest such ancestor; None unless it is a single block."""
+    """The block from backward that kernel k reads, or its nearest such ancestor; None unless it is a single block."""
     seen = {weight}
     near = [(b, k) for b in dict.fromkeys(graph.reads[k]) if b != weight]
     while near:
@@ -192,7 +192,7 @@ def _nearest_gradient(graph: TaskGraph, end: int, writers: dict[int, list[int]],
 
 
 def _may_update(graph: TaskGraph, end: int, b: int, weight: int) -> bool:
-    """Whether a block may be the gradient of a weight: backward makes it, and it has the kind or the weight's size."""
+    """Whether a block may be the gradient of a weight: backward writes it, and it has the kind or the weight's size."""
     block = graph.blocks[b]
     if all(k >= end or b not in graph.writes[k] or graph.kernels[k].phase is not Phase.BACKWARD for k in graph.uses[b]):
         return False
@@ -210,7 +210,7 @@ def _grouped(blocks: Iterable[int], key: Callable[[int], object]) -> dict[object
 
 
 def _states(graph: TaskGraph, weights: list[int]) -> dict[int, list[int]]:
-    """State of the optimizer by weight; what is of no weight's size stays with none."""
+    """State of the optimizer by weight; state without a weight of its size is omitted."""
     blocks = graph.blocks
     state_of: dict[int, list[int]] = {w: [] for w in weights}
     by_name = {blocks[w].id: w for w in weights}

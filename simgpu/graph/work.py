@@ -62,21 +62,21 @@ def work_of(graph: TaskGraph) -> WorkDone:
 
 
 def missing_work(trace: Trace) -> str:
-    """What is missing in a trace to count the work of its kernels; empty for nothing.
+    """Why the work of a trace's kernels cannot be counted; empty where it can.
 
     >>> from simgpu.trace.chain import chain
     >>> missing_work(chain([5], [10], [100]))
-    '2 of 2 convolutions and matrix products do not tell their operations'
+    'operation counts are missing for 2 of 2 convolutions and matrix products'
     >>> missing_work(chain([5], [10], [100], op="relu"))
     ''
     """
     products = [kernel for kernel in trace.kernels if kind_of(kernel.op) in _PRODUCTS]
     silent = sum(kernel.flops is None for kernel in products)
     if silent:
-        return f"{silent} of {len(products)} convolutions and matrix products do not tell their operations"
+        return f"operation counts are missing for {silent} of {len(products)} convolutions and matrix products"
     knows_blocks = trace.blocks and trace.records_reads
     if not knows_blocks and any(kernel.dram_bytes is None for kernel in trace.kernels):
-        return "the recording does not tell what its kernels read, nor how much they move"
+        return "the recording has neither the blocks that its kernels read nor their memory traffic"
     return ""
 
 

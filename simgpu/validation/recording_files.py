@@ -131,7 +131,11 @@ def read_machine(path: Path) -> MeasuredMachine:
     copies = read.copies
     return MeasuredMachine(
         **read.model_dump(exclude={"schema_", "copies", "launch"}),
-        copies=Copies(*(getattr(copies, name) for name in _BANDWIDTHS), copies.latency, copies.blocking),
+        copies=Copies(
+            **{name: getattr(copies, name) for name in _BANDWIDTHS},
+            latency_ns=copies.latency,
+            blocking_ns=copies.blocking,
+        ),
         launch_ns=read.launch,
     )
 

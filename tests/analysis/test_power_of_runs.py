@@ -102,8 +102,8 @@ def test_a_node_that_does_not_state_what_its_gpu_draws_has_no_energy() -> None:
 def test_a_trace_that_does_not_tell_its_operations_has_no_energy_and_says_so() -> None:
     result = simulate(chain([5], [7], [100]), NODE, "ideal")
     assert result.metrics.power is None
-    assert result.energy_note == "not known: 2 of 2 convolutions and matrix products do not tell their operations"
-    with pytest.raises(InputError, match="do not tell their operations"):
+    assert result.energy_note == "not known: operation counts are missing for 2 of 2 convolutions and matrix products"
+    with pytest.raises(InputError, match="operation counts are missing"):
         result.plot("power")
 
 

@@ -65,8 +65,8 @@ def test_a_node_that_does_not_state_it_tells_nothing(study: Path) -> None:
 
 def test_a_trace_that_does_not_tell_operations_says_why_nothing_is_known(study: Path) -> None:
     state_power(study)
-    message = " ".join(simgpu("run", study).output.split())
-    assert "energy, power not known: 6 of 6 convolutions and matrix products do not tell their operations" in message
+    told = " ".join(simgpu("run", study).output.split())
+    assert "energy, power not known: operation counts are missing for 6 of 6 convolutions and matrix products" in told
 
 
 def test_the_figure_is_written(tmp_path: Path) -> None:
@@ -90,7 +90,7 @@ def test_a_figure_that_cannot_be_drawn_is_refused_before_anything_runs(study: Pa
     state_power(study)
     done = simgpu(*requested)
     assert done.exit_code == 2
-    assert "6 of 6 convolutions and matrix products do not tell their operations; leave power out" in " ".join(
+    assert "operation counts are missing for 6 of 6 convolutions and matrix products; leave power out" in " ".join(
         done.stderr.split()
     )
 

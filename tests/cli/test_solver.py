@@ -55,7 +55,7 @@ def test_arrays_are_what_buddy_profile_reads(tmp_path: Path) -> None:
     assert of_arrays.exit_code == of_trace.exit_code == 0
     tables = [done.stdout.partition("design")[2].partition("entries are those")[0] for done in (of_arrays, of_trace)]
     assert tables[0].strip() == tables[1].strip() != ""
-    assert "entries are those of a smaller run" in " ".join(of_trace.stdout.split())
+    assert "entries are from a smaller run" in " ".join(of_trace.stdout.split())
 
 
 def test_entries_of_another_run_are_refused(tmp_path: Path) -> None:

@@ -42,7 +42,7 @@ def test_a_pure_kernel_of_what_is_still_there():
 
 
 def test_what_no_kernel_makes():
-    assert reason([F1, F2, B1], "x") == "no kernel makes it"
+    assert reason([F1, F2, B1], "x") == "no kernel writes it"
 
 
 def test_what_is_persistent_or_comes_from_the_host():
@@ -95,7 +95,7 @@ def test_a_batch_norm_repeats_with_its_saved_statistics_and_leaves_the_running_o
     assert result.why_not(a) is None
     assert names(tasks, result.inputs[n]) == ["x", "w", "s"]
     assert names(tasks, result.outputs[n]) == ["a"]
-    assert names(tasks, result.retained[n]) == ["s"]
+    assert names(tasks, result.reread[n]) == ["s"]
 
 
 def test_the_saved_statistics_themselves():

@@ -71,7 +71,7 @@ def told(op: str, flops: int | None) -> Trace:
 
 @pytest.mark.parametrize("op", ["conv2d", "aten::addmm", "cudnn_convolution"])
 def test_products_must_tell_their_operations(op: str) -> None:
-    assert missing_work(told(op, None)) == "4 of 4 convolutions and matrix products do not tell their operations"
+    assert missing_work(told(op, None)) == "operation counts are missing for 4 of 4 convolutions and matrix products"
     assert missing_work(told(op, 1000)) == ""
 
 
@@ -82,7 +82,7 @@ def test_other_kernels_need_not() -> None:
 def test_traffic_must_be_recorded_where_blocks_are_not() -> None:
     without = replace(told("relu", None), blocks=())
     bare = replace(without, kernels=tuple(replace(each, reads=(), writes=()) for each in without.kernels))
-    assert missing_work(bare) == "the recording does not tell what its kernels read, nor how much they move"
+    assert missing_work(bare) == "the recording has neither the blocks that its kernels read nor their memory traffic"
     assert missing_work(replace(bare, kernels=tuple(replace(each, dram_bytes=1) for each in bare.kernels))) == ""
     imported = replace(told("relu", None), info=replace(bare.info, origin=Origin.IMPORTED))
     no_reads = replace(imported, kernels=tuple(replace(each, reads=()) for each in imported.kernels))

@@ -249,7 +249,7 @@ def refusal(tasks: TaskGraph, placement: Placement) -> str:
 
 
 def test_what_cannot_be_made_again_is_refused_with_the_reason():
-    assert "block x1 cannot be recomputed: no kernel makes it" in refusal(
+    assert "block x1 cannot be recomputed: no kernel writes it" in refusal(
         FIVE, Placement(recomputes=(Recompute(FIVE.block("x1"), 0, 9),))
     )
 

@@ -1,4 +1,4 @@
-"""What compressed memory holds from kernel to kernel of an iteration while targets stay (Buddy Compression, figure
+"""Contents of compressed memory from kernel to kernel of an iteration at constant targets (Buddy Compression, figure
 8)."""
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from itertools import accumulate
 from simgpu.compression.codecs.entries import ENTRY_BYTES
 from simgpu.graph.taskgraph import TaskGraph
 
-#: Parts of equal time of which each has a snapshot (section 3.1).
+#: Number of equal parts of time, each with a snapshot (section 3.1).
 PARTS = 10
 
 
@@ -34,9 +34,9 @@ class OccupancySample:
 
 
 def moments_of(graph: TaskGraph, parts: int = PARTS) -> tuple[OccupancySample, ...]:
-    """The live blocks at a kernel boundary of each of so many equal parts of time.
+    """The live blocks at a kernel boundary of each of `parts` equal parts of time.
 
-    A block is live from the kernel that makes it to the one after which the framework let go of it. graph: of one GPU.
+    A block is live from the kernel that writes it to the one after which the framework released it. graph: of one GPU.
     Kernels that repeat take as much of the time as all their repetitions. Empty for a graph without compressed memory.
 
     >>> from simgpu.trace.chain import chain

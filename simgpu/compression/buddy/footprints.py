@@ -1,4 +1,4 @@
-"""Tasks in compressed memory: targets from what was profiled, traffic from what is true."""
+"""Tasks in compressed memory: targets from the profiled compressibility, traffic from the true one."""
 
 from __future__ import annotations
 
@@ -85,7 +85,7 @@ class WithFootprints:
             mostly_zero=buddy.mostly_zero,
             largest_ratio=1 + buddy.carve_out,
         )
-        # A block of which whole entries would take more than its own bytes, such as a scalar, stays as it is.
+        # A block smaller than an entry, such as a scalar, stays uncompressed.
         known = zip(allocations, chosen, strict=True)
         return tuple(target if each.entries * target < each.bytes else RAW for each, target in known)
 
@@ -101,9 +101,9 @@ def _named(table: Mapping[str, Row], block: str) -> Row | None:
 
 
 def _walks(graph: TaskGraph, buddy: BuddySpec) -> list[list[tuple[int, EntryAccesses]]]:
-    """Of each kernel the walks through blocks that are no workspaces, each with the block's number.
+    """Each kernel's walks through blocks other than workspaces, each with the block's number.
 
-    Where nobody told how it goes through them, it accesses them in proportion to its traffic.
+    A kernel without a recorded access pattern accesses them in proportion to its traffic.
     """
     lasting = [block for block in graph.blocks if block.kind is not BlockKind.WORKSPACE]
     places = side_by_side(lasting, buddy.cache)
@@ -123,7 +123,7 @@ def _walks(graph: TaskGraph, buddy: BuddySpec) -> list[list[tuple[int, EntryAcce
 def _metadata(
     walks: Sequence[Sequence[tuple[int, EntryAccesses]]], targets: Sequence[int], buddy: BuddySpec
 ) -> list[Counts]:
-    """What the metadata cache does for each kernel; blocks that are not compressed have no metadata."""
+    """Hits and misses of the metadata cache for each kernel; blocks that are not compressed have no metadata."""
     return misses_of([[walk for b, walk in each if targets[b] != RAW] for each in walks], buddy.cache)
 
 

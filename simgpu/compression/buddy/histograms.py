@@ -1,4 +1,4 @@
-"""How compressible the blocks of a trace are, as its table of compressibility tells it."""
+"""Compressibility of a trace's blocks, from its table."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _FILE = "compressibility.csv"
 
 
 def trace_histograms(trace: Trace) -> dict[str, dict[int, tuple[int, ...]]]:
-    """For each block of which it is recorded, in the trace's order: by epoch, how many entries have each size.
+    """For each recorded block, in the trace's order: by epoch, the number of entries of each size.
 
     Raises `InputError` with every size that is none of the eight, and every block and epoch whose entries are not those
     of its bytes.
@@ -53,7 +53,7 @@ def trace_allocations(trace: Trace) -> tuple[ProfiledAllocation, ...]:
     Raises as `trace_histograms`.
 
     >>> from simgpu.trace.chain import chain
-    >>> [result.snapshots for result in trace_allocations(chain([1], [1], [300]))]
+    >>> [each.snapshots for each in trace_allocations(chain([1], [1], [300]))]
     [(), (), ()]
     """
     known = trace_histograms(trace)
@@ -81,17 +81,17 @@ def _wrong_sum(size: int, counted: int) -> str:
 
 
 def trace_snapshots(trace: Trace, stored: Snapshots | None = None) -> Snapshots:
-    """Snapshots of a trace's blocks: those kept next to it, else the epochs of which its table tells.
+    """Snapshots of a trace's blocks: those stored next to it, else the epochs of its table.
 
     stored: which entry had which size at some times of the recording, or of a smaller run by which the trace's table
-    was filled. Raises `InputError` for a trace that tells of no block and has nothing next to it, for what is kept of
-    anything but its blocks, and as `trace_histograms`.
+    was filled. Raises `InputError` for a trace with neither, for stored entries of anything but its blocks, and as
+    `trace_histograms`.
 
     >>> from simgpu.io.shipped import find
     >>> from simgpu.trace.folder import read_trace
     >>> trace_snapshots(read_trace(find("traces", "vgg16-b128-v100")))
     Traceback (most recent call last):
-    simgpu.errors.InputError: compressibility.csv: tells of no block how many of its memory-entries have which size; ...
+    simgpu.errors.InputError: compressibility.csv: has no sizes of memory-entries; ...
     """
     if stored is not None:
         _check_stored(trace, stored)
@@ -99,7 +99,7 @@ def trace_snapshots(trace: Trace, stored: Snapshots | None = None) -> Snapshots:
     else:
         known = trace_histograms(trace)
         if not known:
-            what = "tells of no block how many of its memory-entries have which size"
+            what = "has no sizes of memory-entries"
             raise InputError.single(_FILE, "", what, f"profile arrays, or a trace with rows of codec {CODEC}")
         epochs = sorted({epoch for counts in known.values() for epoch in counts})
         sizes = {block.id: block.bytes for block in trace.blocks}
@@ -114,15 +114,13 @@ def trace_snapshots(trace: Trace, stored: Snapshots | None = None) -> Snapshots:
     measured = {allocation.name for allocation in result.allocations}
     rest = [block.bytes for block in trace.blocks if block.bytes and block.id not in measured]
     note = f"{len(rest)} of the trace's {len(trace.blocks)} blocks are not measured ({format_bytes(sum(rest))})"
-    total = sum(block.bytes for block in trace.blocks if block.id in measured)
-    smaller = (
-        f"entries are those of a smaller run: its {format_bytes(result.bytes)} are {format_bytes(total)} in the trace"
-    )
-    return replace(result, notes=(*([smaller] if result.bytes != total else []), *([note] if rest else [])))
+    full_bytes = sum(block.bytes for block in trace.blocks if block.id in measured)
+    smaller = f"entries are from a smaller run: {format_bytes(result.bytes)}, in the trace {format_bytes(full_bytes)}"
+    return replace(result, notes=(*([smaller] if result.bytes != full_bytes else []), *([note] if rest else [])))
 
 
 def _fills(allocation: ProfiledAllocation, size: int, known: Mapping[int, tuple[int, ...]]) -> bool:
-    """Whether what is known of a block of another size is the allocation's snapshots, scaled to that size."""
+    """Whether the histograms of a block of another size are the allocation's snapshots, scaled to that size."""
     entries = -(-size // ENTRY_BYTES)
     return [tuple(apportioned(counts, entries)) for counts in allocation.snapshots] == list(known.values())
 
@@ -139,6 +137,6 @@ def _check_stored(trace: Trace, stored: Snapshots) -> None:
             what = f"has {allocation.bytes} bytes, and {size} bytes in blocks.csv"
         else:
             continue
-        problems.append(Problem(STORED, f"allocation {allocation.name}", what, "keep it next to the trace it is of"))
+        problems.append(Problem(STORED, f"allocation {allocation.name}", what, "store it with its own trace"))
     if problems:
         raise InputError(problems)

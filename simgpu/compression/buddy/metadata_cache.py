@@ -18,7 +18,7 @@ Bools = NDArray[np.bool_]
 
 @dataclass(frozen=True, slots=True)
 class CacheCounts:
-    """What became of accesses. written_back: changed lines that had to make room, each a write to device memory."""
+    """Outcomes of accesses. written_back: changed lines that were evicted, each a write to device memory."""
 
     hits: int
     misses: int
@@ -26,7 +26,7 @@ class CacheCounts:
 
 
 class MetadataCache:
-    """Set-associative, least recently used first to go, lines allocated by reads and writes alike and written back.
+    """Set-associative, LRU, write-back, allocating on reads and writes.
 
     The paper gives size, ways and line (Buddy Compression, section 3.2 and table 2). It does not give the replacement;
     nor the hash, but that metadata are spread over the channels as addresses are: see `sets_of`. A write counts as a
@@ -42,17 +42,16 @@ class MetadataCache:
 
     def __init__(self, spec: MetadataCacheSpec) -> None:
         self.spec = spec
-        # Of each set its lines, the most recently used first, -1 for none, and what a change of each stands for.
+        # The lines of each set, the most recently used first, -1 for none, and the number of changes of each.
         shape = (spec.slices * spec.sets, spec.ways)
         self._lines = np.full(shape, -1, np.int64)
         self._changed = np.zeros(shape, np.int64)
 
     def access(self, lines: Ints, writes: Bools, stand_for: Ints | None = None) -> CacheCounts:
-        """Counts over accesses to metadata lines, in order; the cache goes on from where it was.
+        """Counts over accesses to metadata lines, in order; the cache keeps its contents between calls.
 
-        lines: numbers from 0. writes: whether each changes its line. stand_for: of how many accesses each is a sample,
-        itself alone where not given: so many hit or miss with it, and so many lines are written back with one that
-        it changed.
+        lines: numbers from 0. writes: whether each changes its line. stand_for: the number of accesses that each
+        represents, by default 1; this number hits or misses, and is written back with a line that it changed.
         """
         many = np.ones(lines.size, np.int64) if stand_for is None else np.ascontiguousarray(stand_for, np.int64)
         lines, writes = np.ascontiguousarray(lines, np.int64), np.ascontiguousarray(writes, np.bool_)

@@ -18,7 +18,7 @@ from simgpu.units import format_bytes
 Classes = NDArray[np.uint8]
 Progress = Callable[[str], None]
 
-#: Bytes of an array that are compressed at once, whole entries: bounds the memory that is taken next to a mapped file.
+#: Bytes of an array that are compressed at once, a multiple of an entry: bounds the memory on top of a mapped file.
 _CHUNK = 2**18 * ENTRY_BYTES
 
 
@@ -46,7 +46,7 @@ class Observed:
 class Snapshots:
     """All allocations of a program, in the order of their addresses as far as it is known, at some times.
 
-    labels: the name of each snapshot. about: where they come from, in words. notes: what they leave out.
+    labels: the name of each snapshot. about: their source, as text. notes: omissions.
     """
 
     name: str
@@ -62,12 +62,12 @@ class Snapshots:
 
     @property
     def bytes(self) -> int:
-        """Of all allocations."""
+        """Bytes of all allocations."""
         return sum(allocation.bytes for allocation in self.allocations)
 
     @property
     def entries(self) -> int:
-        """Of all allocations."""
+        """Entries of all allocations."""
         return sum(allocation.entries for allocation in self.allocations)
 
     def in_snapshot(self, number: int) -> dict[int, ProfiledAllocation]:
@@ -91,18 +91,18 @@ def take_snapshots(
     """The entries of arrays: a mapping of allocations to arrays for each snapshot, in order; or one such mapping.
 
     Arrays may have any dtype but Python objects; their bytes are taken as they lie. An allocation may be missing from
-    some snapshots. progress: called with what is being compressed. Raises `InputError` with everything that is no array
+    some snapshots. progress: called with the name of each array. Raises `InputError` with every value that is no array
     or is empty, and every allocation whose size changes.
 
     >>> result = take_snapshots([{"a": np.zeros(64)}, {"a": np.arange(64.0), "b": np.zeros(3)}])
     >>> result.labels, [each.at for each in result.observed], result.allocations[0].snapshots[0]
     (('1', '2'), [(0, 1), (1,)], (4, 0, 0, 0, 0, 0, 0, 0))
     """
-    given = [snapshots] if isinstance(snapshots, Mapping) else list(snapshots)
-    labels = [str(number) for number in range(1, len(given) + 1)]
+    in_order = [snapshots] if isinstance(snapshots, Mapping) else list(snapshots)
+    labels = [str(number) for number in range(1, len(in_order) + 1)]
     arrays: list[dict[str, NDArray[Any]]] = []
     problems = []
-    for label, snapshot in zip(labels, given, strict=True):
+    for label, snapshot in zip(labels, in_order, strict=True):
         arrays.append({})
         for allocation, value in snapshot.items():
             array, what = as_array(value)
@@ -120,7 +120,7 @@ def take_snapshots(
 
 
 def as_array(value: object) -> tuple[NDArray[Any], str]:
-    """A value as an array of numbers, and what is wrong with it, empty where nothing is."""
+    """A value as an array of numbers, and its problem, empty without one."""
     none = np.empty(0, np.uint8)
     if not hasattr(value, "__array__"):
         return none, f"{str(value)[:40]!r} is no array"
@@ -152,7 +152,7 @@ def check_sizes(labels: Sequence[str], sizes: Sequence[Mapping[str, int]], probl
             then, when = first.setdefault(name, (size, label))
             if size != then and size and then:
                 what = f"has {then} bytes in snapshot {when} and {size} bytes in snapshot {label}"
-                remedy = "an allocation keeps its size: give what is allocated anew another name"
+                remedy = "an allocation has one size: use another name for the new allocation"
                 result.append(Problem("", f"allocation {name}", what, remedy))
     if not first and not result:
         result.append(Problem("", "", "there are no snapshots of any allocation", "give at least one array"))

@@ -43,8 +43,8 @@ class _Array(NamedTuple):
 
 
 @dataclass
-class _Sources:
-    """What the paths hold so far: labels and arrays of the snapshots in order, and everything that is wrong."""
+class _Collected:
+    """Contents of the paths so far: labels and arrays of the snapshots in order, and all problems."""
 
     labels: list[str] = field(default_factory=list)
     snapshots: list[dict[str, _Array]] = field(default_factory=list)
@@ -58,21 +58,21 @@ class _Sources:
         self.snapshots[last + 1][name] = array
 
     def add_together(self, label: str, arrays: dict[str, _Array]) -> None:
-        """Allocations that were there at one time."""
+        """Allocations that were live at one time."""
         if not self.snapshots or not self.snapshots[-1].keys().isdisjoint(arrays):
             self.begin(label)
         self.snapshots[-1] |= arrays
 
     def begin(self, label: str) -> None:
-        """A snapshot of nothing so far."""
+        """Begins an empty snapshot."""
         self.labels.append(label if label not in self.labels else f"{label} ({len(self.labels) + 1})")
         self.snapshots.append({})
 
 
 def read_snapshots(paths: Iterable[str | Path], progress: Progress = lambda what: None) -> Snapshots:
-    """The snapshots that files and folders hold, as the module's docstring tells; big ``.npy`` files piece by piece.
+    """The snapshots in files and folders (see the module's docstring); big ``.npy`` files piece by piece.
 
-    paths: files and folders; a shipped trace also by its name. progress: called with what is being read. Raises
+    paths: files and folders; a shipped trace also by its name. progress: called with the name of each input. Raises
     `InputError` with every path that is missing or of no known kind, every array that is damaged, empty or of Python
     objects, and every allocation whose size changes.
 
@@ -86,11 +86,11 @@ def read_snapshots(paths: Iterable[str | Path], progress: Progress = lambda what
     >>> result.labels, result.allocations[0].name
     (('early', 'late'), 'weights')
     """
-    given = [find("traces", path) if path in shipped_names("traces") else Path(path).expanduser() for path in paths]
-    if len(given) == 1 and (program := _full_program(given[0], progress)) is not None:
-        return program
-    result = _Sources()
-    for path in given:
+    resolved = [find("traces", path) if path in shipped_names("traces") else Path(path).expanduser() for path in paths]
+    if len(resolved) == 1 and (snapshots := _all_snapshots(resolved[0], progress)) is not None:
+        return snapshots
+    result = _Collected()
+    for path in resolved:
         _look(path, result)
     sizes = [{name: array.bytes for name, array in snapshot.items()} for snapshot in result.snapshots]
     check_sizes(result.labels, sizes, result.problems)
@@ -104,11 +104,11 @@ def read_snapshots(paths: Iterable[str | Path], progress: Progress = lambda what
                 result.problems += error.problems
     if result.problems:
         raise InputError(result.problems)
-    return collect(_name(given), result.labels, seen)
+    return collect(_name(resolved), result.labels, seen)
 
 
 def read_trace_and_entries(path: str | Path) -> tuple[Trace, Snapshots | None]:
-    """The trace in a folder, and the stored entries that lie in it; None where there are none.
+    """The trace in a folder, and its stored entries; None without them.
 
     Raises `InputError` with every problem of both, and where they, or the trace's table of compressibility, do not fit
     together.
@@ -141,7 +141,7 @@ def read_trace_and_entries(path: str | Path) -> tuple[Trace, Snapshots | None]:
     return trace, stored
 
 
-def _full_program(path: Path, progress: Progress) -> Snapshots | None:
+def _all_snapshots(path: Path, progress: Progress) -> Snapshots | None:
     """The snapshots of a trace, or of stored entries; None where the path holds neither."""
     if path.is_dir() and (path / _TRACE).exists():
         progress(f"reading {path}")
@@ -156,53 +156,53 @@ def _full_program(path: Path, progress: Progress) -> Snapshots | None:
     return load_entries(path) if is_stored else None
 
 
-def _look(path: Path, result: _Sources) -> None:
-    """Adds what lies at a path."""
+def _look(path: Path, collected: _Collected) -> None:
+    """Adds the snapshots at a path."""
     try:
         if path.is_dir():
-            _look_into(path, result)
+            _look_into(path, collected)
         elif (begin := _begins(path)).startswith(ARRAY_MAGIC):
-            result.add_one(path.stem, _array(path))
+            collected.add_one(path.stem, _array(path))
         elif begin.startswith(ARCHIVE_MAGIC) and _is_stored(path):
-            result.problems.append(_not_alone(path))
+            collected.problems.append(_not_alone(path))
         elif begin.startswith(ARCHIVE_MAGIC):
-            result.add_together(path.stem, _members(path))
+            collected.add_together(path.stem, _members(path))
         else:
             what = "is no array" if begin else "is empty"
-            result.problems.append(Problem(str(path), "", what, _KINDS))
+            collected.problems.append(Problem(str(path), "", what, _KINDS))
     except InputError as error:
-        result.problems += error.problems
+        collected.problems += error.problems
 
 
-def _look_into(folder: Path, result: _Sources) -> None:
+def _look_into(folder: Path, collected: _Collected) -> None:
     if any((folder / name).exists() for name in (_TRACE, FILE)):
-        result.problems.append(_not_alone(folder))
+        collected.problems.append(_not_alone(folder))
         return
     inner = sorted((each for each in folder.iterdir() if not each.name.startswith(".")), key=_natural)
     folders = [each for each in inner if each.is_dir()]
     files = [each for each in inner if each.suffix == ".npy"]
     if folders and files:
         what = f"holds both snapshots (folder {folders[0].name}) and allocations of one (file {files[0].name})"
-        result.problems.append(Problem(str(folder), "", what, "move the files into a folder of their own"))
+        collected.problems.append(Problem(str(folder), "", what, "move the files into a folder of their own"))
     elif files:
-        result.add_together(folder.resolve().name, _arrays(files, result))
+        collected.add_together(folder.resolve().name, _arrays(files, collected))
     elif not folders:
-        result.problems.append(Problem(str(folder), "", "holds no .npy files", _KINDS))
+        collected.problems.append(Problem(str(folder), "", "holds no .npy files", _KINDS))
     for each in folders if not files else ():
-        arrays = _arrays(sorted(each.glob("[!.]*.npy"), key=_natural), result)
-        result.begin(each.name)
-        result.snapshots[-1] |= arrays
+        arrays = _arrays(sorted(each.glob("[!.]*.npy"), key=_natural), collected)
+        collected.begin(each.name)
+        collected.snapshots[-1] |= arrays
         if not any(each.glob("[!.]*.npy")):
-            result.problems.append(Problem(str(each), "", "holds no .npy files", "move it elsewhere"))
+            collected.problems.append(Problem(str(each), "", "holds no .npy files", "move it elsewhere"))
 
 
-def _arrays(files: Sequence[Path], result: _Sources) -> dict[str, _Array]:
+def _arrays(files: Sequence[Path], collected: _Collected) -> dict[str, _Array]:
     arrays = {}
     for file in files:
         try:
             arrays[file.stem] = _array(file)
         except InputError as error:
-            result.problems += error.problems
+            collected.problems += error.problems
     return arrays
 
 

@@ -32,7 +32,7 @@ from simgpu.io.free_memory import available_memory, too_large
 
 FILE = "entries.npz"
 FORMAT = "simgpu.entries/1"
-#: The arrays that say what the others are: kind of their type and number of their dimensions.
+#: The arrays that describe the others: kind of their type and number of their dimensions.
 _HEAD = {
     "format": ("U", 0),
     "about": ("U", 0),
@@ -49,7 +49,7 @@ _MEMORY_FACTOR = 9
 
 
 def save_entries(snapshots: Snapshots, path: str | Path) -> None:
-    """Writes snapshots to a file, whole or not at all; the same snapshots give the same bytes.
+    """Writes snapshots to a file, atomically; the same snapshots give the same bytes.
 
     Raises `InputError` where only the histograms of an allocation are known, and when the system refuses.
 
@@ -119,7 +119,7 @@ def _write(archive: zipfile.ZipFile, name: str, array: NDArray[Any]) -> None:
 
 
 def _head(file: Path, archive: ArrayArchive) -> dict[str, NDArray[Any]]:
-    """The arrays that say what the others are; `InputError` where one is missing or no such thing."""
+    """The arrays that describe the others; `InputError` where one is missing or of another type."""
     if missing := [name for name in _HEAD if name not in archive.headers]:
         raise InputError(Problem(str(file), "", f"has no array {name!r}", _REMEDY) for name in missing)
     result, problems = {}, []
@@ -132,7 +132,7 @@ def _head(file: Path, archive: ArrayArchive) -> dict[str, NDArray[Any]]:
         result[name] = archive.read(name, _HEAD_LIMIT)
         try:
             result[name].tolist()
-        except ValueError as error:  # letters that there are not
+        except ValueError as error:  # invalid letters
             problems.append(Problem(str(file), name, f"is damaged: {error}", _REMEDY))
     if problems:
         raise InputError(problems)
@@ -143,7 +143,7 @@ def _head(file: Path, archive: ArrayArchive) -> dict[str, NDArray[Any]]:
 
 
 def _mistakes(file: Path, head: Mapping[str, NDArray[Any]], headers: Mapping[str, ArrayHeader]) -> list[Problem]:
-    """Where the arrays of a file do not fit together; told by their headers, before the large ones are read."""
+    """Mismatches between the arrays of a file; from their headers, before the large ones are read."""
     names, sizes, labels, seen = head["allocations"].tolist(), head["bytes"], head["snapshots"].tolist(), head["seen"]
     result: list[tuple[str, str]] = []
     if not names or len(set(names)) < len(names):

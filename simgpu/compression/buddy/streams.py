@@ -1,9 +1,9 @@
-"""How kernels access the metadata of what they read and write, and how often its cache has it.
+"""Kernels' accesses to the metadata of their blocks, and the hits in its cache.
 
 Thread blocks work through tiles of all of a kernel's arrays side by side. So the walks of a kernel advance together,
 each in proportion to its length, in steps of one *tile*: of a sequential walk, its accesses to the entries of one
-metadata line, of which none but the first can miss; of a strided or random walk, one access. Which of a kernel's thread
-blocks runs ahead of another is not known, and not modelled.
+metadata line, where only the first can miss; of a strided or random walk, one access. The order among a kernel's thread
+blocks is not known, and not modelled.
 """
 
 from __future__ import annotations
@@ -20,24 +20,24 @@ from simgpu.errors import InputError, Problem
 from simgpu.hardware.spec import MetadataCacheSpec
 from simgpu.trace.model import Access, AccessOrder, Block, Trace
 
-#: At most so many accesses of a strided or random walk go through the cache, its first ones. Of a longer walk, the
-#: first half of them, 32 times the lines of the paper's cache, stand for themselves, so that what a cache lacks at
-#: first is not multiplied; each of the others stands for as many accesses as it takes for all. What is cut presses less
-#: upon the walks next to it.
+#: The first accesses of a strided or random walk that go through the cache, at most. In a longer walk, the first half
+#: of them, 32 times the lines of the paper's cache, count once, so that the misses of a cold cache are not multiplied;
+#: each of the others counts for several, so that the sum is all accesses. Omitted accesses evict fewer lines of other
+#: walks.
 SAMPLE = 2**18
-#: Visits to lines that are kept from one time to the next; each takes 17 bytes.
-_KEPT = 2**23
+#: Accesses to lines that are cached for the second iteration; each takes 17 bytes.
+_CACHED_ACCESSES = 2**23
 
 
 @dataclass(frozen=True, slots=True)
 class EntryAccesses:
     """How a kernel goes through one block.
 
-    first_entry, entries: where the block is among all memory-entries, and how many it has. accesses: how many it makes,
-    each to `sectors` sectors of an entry; what the metadata tell is asked once for each, however many sectors. order:
-    sequential, from end to end and again from the first; strided, entries 0, stride, 2 stride, ... and then those
-    next to them; random, each drawn from all by `seed` (see `seed_of`). begin: entry of the block that a sequential or
-    strided walk counts from, around the block's end.
+    first_entry, entries: position of the block among all memory-entries, and its number of entries. accesses: their
+    number, each to `sectors` sectors of an entry and one to its metadata. order: sequential, from end to end and again
+    from the first; strided, entries 0, stride, 2 stride, ... and then those next to them; random, each drawn from all
+    by `seed` (see `seed_of`). begin: entry of the block that a sequential or strided walk counts from, around the
+    block's end.
     """
 
     first_entry: int
@@ -77,7 +77,7 @@ class Counts:
 
     @property
     def hit_rate(self) -> float:
-        """Share of the accesses that found their metadata in the cache, 1 where there are none.
+        """Share of the accesses whose metadata were in the cache, 1 without accesses.
 
         >>> Counts(accesses=128, misses=2, written_back=0).hit_rate
         0.984375
@@ -88,7 +88,7 @@ class Counts:
 def side_by_side(blocks: Iterable[Block], spec: MetadataCacheSpec) -> dict[str, int]:
     """A place for each block among the memory-entries: they follow each other, none shares a metadata line.
 
-    A page has one target ratio and covers whole metadata lines, so allocations do not share lines either.
+    A page has one target ratio and is a multiple of metadata lines, so allocations do not share lines either.
 
     >>> from simgpu.trace.model import BlockKind
     >>> blocks = [Block("x", 8193, BlockKind.INPUT), Block("y", 4, BlockKind.ACTIVATION)]
@@ -105,8 +105,8 @@ def side_by_side(blocks: Iterable[Block], spec: MetadataCacheSpec) -> dict[str, 
 def walks_of(trace: Trace, places: Mapping[str, int]) -> list[tuple[EntryAccesses, ...]]:
     """The walks of each kernel through the blocks that have a place, those that read first.
 
-    places: first memory-entry of each block whose entries have metadata. What `Trace.accesses` does not tell of is
-    walked through from end to end once, all sectors.
+    places: first memory-entry of each block whose entries have metadata. Blocks without a row in `Trace.accesses` are
+    read from end to end once, all sectors.
 
     >>> from simgpu.trace.chain import chain
     >>> forward, backward = walks_of(chain([100], [100], [8192]), {"x1": 64})
@@ -217,7 +217,7 @@ def _random(walk: EntryAccesses, accesses: int) -> Ints:
 
 
 def _sampled(accesses: int) -> Ints:
-    """Of how many accesses each that goes through the cache is a sample; their sum is all accesses."""
+    """For each access that goes through the cache, the number it represents; their sum is all accesses."""
     if accesses <= SAMPLE:
         return np.ones(accesses, np.int64)
     half = SAMPLE // 2
@@ -231,7 +231,7 @@ def _sampled(accesses: int) -> Ints:
 
 
 def misses_of(kernels: Sequence[Sequence[EntryAccesses]], spec: MetadataCacheSpec) -> list[Counts]:
-    """What the metadata cache does for each kernel of an iteration that follows others like it.
+    """Hits and misses of each kernel in a steady-state iteration.
 
     The kernels run in order twice; the second time counts.
 
@@ -245,9 +245,10 @@ def misses_of(kernels: Sequence[Sequence[EntryAccesses]], spec: MetadataCacheSpe
 def hit_rates(
     kernels: Sequence[Sequence[EntryAccesses]], spec: MetadataCacheSpec, sizes: Sequence[int]
 ) -> tuple[float, ...]:
-    """Share of an iteration's accesses that hit, for each size of the whole cache (Buddy Compression, figure 5b).
+    """Share of an iteration's accesses that hit, for each size of the cache (Buddy Compression, figure 5b).
 
-    sizes: bytes of all slices together; `spec` tells all else. Raises `InputError` for one that is not made of sets.
+    sizes: bytes of all slices together; `spec` gives the rest. Raises `InputError` for a size that is no multiple of a
+    set.
 
     >>> walk = EntryAccesses(0, 8192, False, AccessOrder.SEQUENTIAL, 4, accesses=8192)
     >>> hit_rates([[walk]], MetadataCacheSpec(4096, slices=1, ways=4, line=32, entries=64), [2048, 4096])
@@ -262,7 +263,7 @@ def _of_sizes(spec: MetadataCacheSpec, sizes: Sequence[int]) -> list[MetadataCac
     smallest = spec.slices * spec.ways * spec.line
     wrong = [size for size in sizes if size < smallest or size % smallest]
     if wrong:
-        why = f"is not made of sets of {spec.ways} lines of {spec.line} B in each of {spec.slices} slices"
+        why = f"is not a multiple of sets of {spec.ways} lines of {spec.line} B in each of {spec.slices} slices"
         remedy = f"give a multiple of {smallest} B"
         raise InputError(Problem("", "size of the metadata cache", f"{size} B {why}", remedy) for size in wrong)
     return [replace(spec, size=size // spec.slices) for size in sizes]
@@ -281,17 +282,17 @@ def _second_of_two(
 ) -> list[list[Counts]]:
     """For each cache the counts of each kernel; all have lines of as many entries.
 
-    Streams are kept for the second time as far as they take little memory; later ones are made anew.
+    Streams are cached for the second iteration as long as they take little memory; later ones are recomputed.
     """
     caches = [MetadataCache(spec) for spec in specs]
     result: list[list[Counts]] = [[] for _ in caches]
     retained: list[LineStream] = []
-    capacity = _KEPT
+    available = _CACHED_ACCESSES
     for counting in (False, True):
         for k, walks in enumerate(kernels):
             stream = retained[k] if k < len(retained) else stream_of(walks, specs[0].entries)
-            capacity -= stream.lines.size
-            if k == len(retained) and capacity >= 0:
+            available -= stream.lines.size
+            if k == len(retained) and available >= 0:
                 retained.append(stream)
             accesses = sum(walk.accesses for walk in walks)
             for counts, cache in zip(result, caches, strict=True):

@@ -23,7 +23,7 @@ TARGETS = (RAW, 96, 64, 32)
 MOSTLY_ZERO = 8
 #: Largest share of an allocation's entries that may overflow (section 3.5).
 THRESHOLD = 0.30
-#: Of the whole program, with a buddy memory of three times the device memory (section 3.5).
+#: Largest ratio of the program, with a buddy memory of three times the device memory (section 3.5).
 LARGEST_RATIO = 4
 
 
@@ -32,8 +32,8 @@ class ProfiledAllocation:
     """Memory that gets one target, and how small its entries were.
 
     bytes: as allocated; its last entry may be filled in part. snapshots: for each snapshot in which it was seen, how
-    many entries had each of `ENTRY_SIZES`. Where there is none, nothing is known of it: it counts as incompressible.
-    Raises `InputError` where the counts are not of all its entries.
+    many entries had each of `ENTRY_SIZES`. Without a snapshot it counts as incompressible. Raises `InputError` where
+    the counts are not of all its entries.
 
     >>> ProfiledAllocation("conv1", 300, ((1, 0, 0, 0, 0, 0, 0, 2),)).entries
     3
@@ -54,7 +54,7 @@ class ProfiledAllocation:
 
     def _mistake(self, counts: Sequence[int]) -> str:
         if len(counts) != len(ENTRY_SIZES):
-            return f"has counts of {len(counts)} sizes, there are {len(ENTRY_SIZES)}"
+            return f"has counts of {len(counts)} sizes, not {len(ENTRY_SIZES)}"
         if min(counts) < 0:
             return f"counts {min(counts)} entries of a size"
         if sum(counts) != self.entries:
@@ -68,7 +68,7 @@ class ProfiledAllocation:
 
     @property
     def histograms(self) -> tuple[tuple[int, ...], ...]:
-        """Counts by size for each snapshot, never none: of what is not known every entry is incompressible."""
+        """Counts by size for each snapshot, never empty: entries of an unknown allocation are incompressible."""
         return self.snapshots or ((*(0 for _ in ENTRY_SIZES[1:]), self.entries),)
 
 
@@ -117,7 +117,7 @@ def device_bytes(allocations: Iterable[ProfiledAllocation], targets: Iterable[in
 
 
 def compression_ratio(allocations: Sequence[ProfiledAllocation], targets: Iterable[int]) -> float:
-    """Bytes of all allocations, in whole entries, over the device memory that they take; 1 where there are none.
+    """Bytes of all allocations, rounded up to entries, over the device memory that they take; 1 without allocations.
 
     >>> compression_ratio([ProfiledAllocation("a", 256, ()), ProfiledAllocation("b", 256, ())], [32, 128])
     1.6
@@ -129,7 +129,7 @@ def compression_ratio(allocations: Sequence[ProfiledAllocation], targets: Iterab
 def optimistic_ratio(allocations: Iterable[ProfiledAllocation]) -> float:
     """The ratio if every entry took its own size of the eight (section 3.1 and figure 3), over all snapshots.
 
-    Infinite where all entries are zero in all snapshots, 1 where there are none.
+    Infinite where all entries are zero in all snapshots, 1 without allocations.
 
     >>> optimistic_ratio([ProfiledAllocation("a", 256, ((0, 0, 0, 1, 0, 0, 1, 0),))])
     2.0
@@ -147,12 +147,12 @@ def choose_targets(
 ) -> tuple[int, ...]:
     """Device bytes per entry for each allocation (sections 3.4 and 3.5).
 
-    granularity "allocation": the least target at which the share of overflowing entries, mean over the snapshots, is at
-    most `threshold`. mostly_zero: 8 bytes for an allocation of which in every snapshot no more than that share exceeds
-    8 bytes; for as many, the largest gain first and ties by name, as keep the ratio of all allocations together at or
-    below `largest_ratio`. "program" (the naive choice): one target for all, of the largest ratio that is not above the
-    ratio of the whole program in sectors, over all snapshots; the threshold plays no part. No other target has a ratio
-    above `largest_ratio`. Raises `InputError` for a threshold outside 0 to 1 or a largest ratio below 1.
+    granularity "allocation": the smallest target at which the share of overflowing entries, mean over the snapshots, is
+    at most `threshold`. mostly_zero: 8 bytes for an allocation where in every snapshot no more than that share of
+    entries exceeds 8 bytes; for as many, the largest gain first and ties by name, as keep the ratio of all allocations
+    together at or below `largest_ratio`. "program" (the naive choice): one target for all, of the largest ratio that is
+    not above the ratio of the program in sectors, over all snapshots; the threshold is not used. No other target has a
+    ratio above `largest_ratio`. Raises `InputError` for a threshold outside 0 to 1 or a largest ratio below 1.
 
     >>> dense = ProfiledAllocation("dense", 1280, ((0,) * 7 + (10,),))
     >>> sparse = ProfiledAllocation("sparse", 1280, ((8, *(0,) * 6, 2),))
@@ -200,7 +200,7 @@ def targets_by_mean(
 def _keep_zeros_small(
     allocations: Sequence[ProfiledAllocation], chosen: list[int], zero: Sequence[bool], largest_ratio: float
 ) -> None:
-    """Gives those that are mostly zero their target, in place, as far as the whole program's ratio allows."""
+    """Sets the target of mostly-zero allocations, in place, as far as the program's ratio allows."""
     everything = sum(allocation.entries for allocation in allocations) * ENTRY_BYTES
     device = device_bytes(allocations, chosen)
     gains = [
@@ -226,7 +226,7 @@ def _sector_ratio(allocations: Iterable[ProfiledAllocation]) -> float:
 
 
 def _ratio(allocations: Iterable[ProfiledAllocation], sizes: Sequence[int]) -> float:
-    """Bytes over what they take if an entry of each class has the size given; means over each one's snapshots."""
+    """Bytes over compressed bytes, with these sizes of the classes; means over each allocation's snapshots."""
     everything, taken = 0, Fraction()
     for allocation in allocations:
         histograms = allocation.histograms
@@ -239,7 +239,7 @@ def _ratio(allocations: Iterable[ProfiledAllocation], sizes: Sequence[int]) -> f
 
 
 def _target_of_ratio(ratio: float, allowed: Sequence[int]) -> int:
-    """The least target whose ratio is not above the one given."""
+    """The smallest target whose ratio is not above `ratio`."""
     return min(target for target in allowed if ENTRY_BYTES / target <= ratio or target == RAW)
 
 

@@ -1,13 +1,13 @@
-"""What a kernel moves when blocks are compressed: bytes of device memory, bytes over the link, and how long that takes.
+"""Traffic of kernels on compressed blocks: bytes of device memory, bytes over the link, and their time.
 
-Buddy Compression (Choukse et al.), section 4.2, names what happens; this is how it is counted:
+Buddy Compression (Choukse et al.), section 4.2, describes the effects; they are counted as follows:
 
-* A compressed entry is moved whole, however few of its sectors are asked for (over-fetch); one that does not compress
-  lies as it is, and only the sectors asked for move. Entries that are all zero are told by their metadata alone.
+* A compressed entry is always moved in full (over-fetch); of an incompressible one only the requested sectors move.
+  Entries that are all zero need only their metadata.
 * Of an entry, the sectors of its target come from device memory and the others from buddy memory. With 8 bytes of
-  device memory to an entry, four entries share a sector: a walk from end to end moves each of them once, any other
-  walk moves a whole sector for each that it needs. Beyond
-  them a compressed entry has whole sectors, one that does not compress its other 120 bytes.
+  device memory to an entry, four entries share a sector: a walk from end to end moves each of them once, any other walk
+  moves a full sector for each access. The rest of a compressed entry is a multiple of sectors; of an incompressible one
+  it is the other 120 bytes.
 * A write of some sectors of a compressed entry has to read it first.
 * Bandwidth-only compression has no metadata, so an entry of zeros takes a sector as well, and no buddy memory.
 """
@@ -26,7 +26,7 @@ from simgpu.hardware.spec import BuddyMode, BuddySpec, Duplex, LinkSpec
 from simgpu.memory.transfer import NANO, stream_ns
 from simgpu.trace.model import AccessOrder
 
-#: What an access moves is counted in such parts: there are 4 or 6 ways to ask for some of an entry's sectors.
+#: Traffic of an access is counted in such parts: there are 4 or 6 ways to select some of an entry's sectors.
 _PARTS = 12
 
 
@@ -34,7 +34,7 @@ class Moved(NamedTuple):
     """Bytes of a walk, and for how many of those requested its accesses wait longer.
 
     requested: without compression. device: to or from device memory. read, written: from and to buddy memory.
-    decompressed: asked by accesses that read a compressed entry; far: asked by accesses that read buddy memory.
+    decompressed: requested by accesses that read a compressed entry; far: by accesses that read buddy memory.
     """
 
     requested: int = 0
@@ -52,10 +52,10 @@ class Moved(NamedTuple):
 def moved_by(
     walk: EntryAccesses, counts: Sequence[int] | None, target: int, mode: BuddyMode = BuddyMode.CAPACITY
 ) -> Moved:
-    """What a walk through a block moves; parts of an entry are rounded up for the whole walk.
+    """Traffic of a walk through a block; parts of an entry are rounded up over the walk.
 
-    counts: the block's entries by size; where nothing is known of it, None, which counts as incompressible. target:
-    bytes of device memory to an entry.
+    counts: the block's entries by size; None where unknown, which counts as incompressible. target: bytes of device
+    memory to an entry.
 
     >>> dense = EntryAccesses(0, 10, False, AccessOrder.SEQUENTIAL, 4, accesses=10)
     >>> moved_by(dense, (2, 0, 0, 0, 4, 0, 0, 4), target=64)
@@ -95,7 +95,7 @@ def _of_class(walk: EntryAccesses, size: int, sectors: int, target: int, mode: B
 
 
 def _of_incompressible(walk: EntryAccesses, target: int) -> Moved:
-    """One access to an entry that does not compress, everything times `_PARTS`; any of its sectors may be asked for."""
+    """One access to an entry that does not compress, everything times `_PARTS`; any of its sectors may be requested."""
     requested = _PARTS * SECTOR_BYTES * walk.sectors
     near = requested * target // ENTRY_BYTES
     beyond = requested - near
@@ -109,25 +109,24 @@ def _of_incompressible(walk: EntryAccesses, target: int) -> Moved:
 
 
 def _alone(walk: EntryAccesses, target: int) -> bool:
-    """Whether an access has nobody next to it for the others that share its sector of device memory."""
+    """Whether an access moves a sector of device memory that no other access of the walk shares."""
     return target < SECTOR_BYTES and walk.order is not AccessOrder.SEQUENTIAL
 
 
 def demand_of(
     moved: Moved, accesses: int, misses: int, lines: int, buddy: BuddySpec, link: LinkSpec, dram: int
 ) -> Demand:
-    """What a kernel asks of memory that moves so much.
+    """The demand of a kernel with this traffic.
 
-    accesses: to compressed entries, of which `misses` found no metadata in the cache; lines: metadata lines moved.
+    accesses: to compressed entries, `misses` of them without metadata in the cache; lines: metadata lines moved.
     dram: bandwidth of device memory, bytes per second.
 
-    Time at device memory is what its bandwidth gives, or, if that is longer, what waiting gives: of the bytes asked
-    for, at most `in_flight` are under way at once, each for the latency of memory and what its access waits beside (by
-    Little's law). An access waits for decompression; if it reads buddy memory also for the link's latency, and where
-    its
-    metadata was not in the cache for those first: of section 3.4's possible optimization, as we read the final design.
-    Beside device memory a miss costs its bandwidth alone: data and metadata are fetched together there. Nobody waits
-    for a write of whole entries, so the latency of compression (table 2) is not counted.
+    Time at device memory is bound by bandwidth or by latency: at most `in_flight` of the requested bytes are under way
+    at once, each for the latency of memory and the waits of its access (Little's law). An access waits for
+    decompression; if it reads buddy memory, also for the link's latency and, on a miss, first for its metadata: section
+    3.4's possible optimization is not part of the final design, as we read it. In device memory alone, a miss costs
+    only bandwidth: data and metadata are fetched together. No access waits for a write of complete entries, so the
+    latency of compression (table 2) is not counted.
 
     >>> from simgpu.hardware.nodes import load_node
     >>> node = load_node("buddy-gpu")
@@ -161,7 +160,8 @@ def link_ns(read: int, written: int, link: LinkSpec) -> int:
     if link.duplex is Duplex.HALF:
         both = max(link.d2h_bandwidth, link.h2d_bandwidth)
         less, more = sorted((read, written))
-        # Each way has half until the smaller part has passed; whole nanoseconds and bytes per second, as flows have it.
+        # Each direction has half until the smaller part has passed; integer nanoseconds and bytes per second, as in
+        # flows.
         shared = stream_ns(less, both // 2) if less and both > 1 else stream_ns(less, both)
         left = more * NANO - (both // 2) * shared
         return shared + max(0, -(-left // both))

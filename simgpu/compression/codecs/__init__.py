@@ -1,5 +1,5 @@
-"""Real, lossless compressors over real arrays, and what a block of memory becomes in them.
+"""Real, lossless compressors over real arrays, and the compressed sizes of memory blocks.
 
-`base` says what a codec is, `registry` which there are; each has a file. `measure` compresses arrays in several
-layouts, `sizes` tells the bytes of a block from a trace's facts alone, `patterns` models them where these do not tell.
+`base`: the interface; `registry`: all codecs, one file each. `measure` compresses arrays in several layouts, `sizes`
+computes the bytes of a block from a trace's facts, `patterns` models them where these do not suffice.
 """

@@ -1,4 +1,4 @@
-"""What a codec is: lossless, by compression windows, with a size that is known without the output."""
+"""The interface of codecs: lossless, by compression windows, with a size computed without encoding."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ class Codec(ABC):
     Element formats are those of `simgpu.compression.codecs.elements`; anything else is refused with `InputError`.
     """
 
-    #: Name in the registry; `number` stands for it in streams. `summary` and `source`: what it does, and where from.
+    #: Name in the registry; `number` stands for it in streams. `summary` and `source`: for listings.
     name: ClassVar[str]
     number: ClassVar[int]
     summary: ClassVar[str]
@@ -59,7 +59,7 @@ class Codec(ABC):
     def decode(self, stream: bytes | Bytes, dtype: DTypeLike, shape: tuple[int, ...]) -> NDArray[Any]:
         """The array that was encoded, bit for bit; the window is the one it was encoded with.
 
-        Raises `CorruptStreamError` for a stream that this codec did not make or that changed since, `InputError` for
+        Raises `CorruptStreamError` for a stream that this codec did not write or that is damaged, `InputError` for
         a dtype or shape that is not the encoded one.
 
         >>> from simgpu.compression.codecs.registry import make_codec
@@ -70,9 +70,9 @@ class Codec(ABC):
         raw = np.frombuffer(stream, np.uint8)
         header = unseal(raw, self.name)
         if header.codec != self.number:
-            raise corrupt(self.name, "header", f"codec {header.codec} made it, not {self.name} ({self.number})")
+            raise corrupt(self.name, "header", f"written by codec {header.codec}, not {self.name} ({self.number})")
         array = np.empty(shape, dtype)
-        self._check_requested(header, array)
+        self._check_request(header, array)
         try:
             codec = replace(self, window=header.window)
         except InputError as error:
@@ -80,7 +80,7 @@ class Codec(ABC):
         codec._read(raw[HEADER_BYTES:], array.reshape(-1).view(f"u{array.itemsize}"))
         return array
 
-    def _check_requested(self, header: Header, array: NDArray[Any]) -> None:
+    def _check_request(self, header: Header, array: NDArray[Any]) -> None:
         if format_of(array.dtype) != header.format:
             what = f"the stream holds {header.format}, not {array.dtype}"
             raise InputError.single(f"{self.name} stream", "dtype", what, "ask for the dtype that was encoded")

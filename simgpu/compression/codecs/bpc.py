@@ -39,12 +39,12 @@ there, which is shorter; another has it after. The four prefixes of five bits ar
 another order. The bits of a code go into bytes from the highest down, places count from the first difference, and
 numbers are written with their highest bit first.
 
-The payload here is what memory keeps, not the bare codes: for each entry 4 bits of metadata, which of the eight sizes
+The payload here is the memory contents, not the bare codes: for each entry 4 bits of metadata, which of the eight sizes
 of `simgpu.compression.codecs.entries` it takes (the first entry in the low half of a byte; eight values of sixteen are
-used), then the entries, each filled up with zeros to that size. One of 0 bytes is all zeros, one of 128 is kept as it
-is, as is any whose code has more than 96 bytes. So the ratio is that of Buddy Compression's figure 3 less the metadata,
-which a trace's rows of entries leave out: 256 times for zeros, 0.4% more for noise. What the last entry lacks is zeros.
-No compression window cuts an entry, so the window changes nothing.
+used), then the entries, each filled up with zeros to that size. An entry of 0 bytes is all zeros; one of 128 is stored
+as it is, as is any whose code has more than 96 bytes. So the ratio is that of Buddy Compression's figure 3 less the
+metadata, which a trace's rows of entries leave out: 256 times for zeros, 0.4% more for noise. The last entry is padded
+with zeros. No compression window cuts an entry, so the window changes nothing.
 """
 
 from __future__ import annotations
@@ -101,11 +101,11 @@ class Bpc(Codec):
             raise corrupt(self.name, f"entry {fault}", what)
         raw = words.view(np.uint8).reshape(-1)
         if raw[bits.nbytes :].any():
-            raise corrupt(self.name, f"entry {entries - 1}", "it goes on where the elements have ended")
+            raise corrupt(self.name, f"entry {entries - 1}", "it continues after the last element")
         bits.view(np.uint8)[:] = raw[: bits.nbytes]
 
     def _sizes(self, payload: Bytes, entries: int) -> Bytes:
-        """Bytes of each entry, as the metadata tell."""
+        """Bytes of each entry, from the metadata."""
         metadata = payload[: _metadata_bytes(entries)]
         classes = np.column_stack((metadata & 0xF, metadata >> 4)).reshape(-1)
         if classes.size < entries or (classes >= len(_SIZES)).any() or classes[entries:].any():

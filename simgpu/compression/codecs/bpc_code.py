@@ -36,7 +36,7 @@ def _ones(planes: Any) -> Any:
 
 
 @compiled
-def count_bits(words: NDArray[np.int32], result: NDArray[np.uint16]) -> None:
+def count_bits(words: NDArray[np.int32], entry_bits: NDArray[np.uint16]) -> None:
     """Fills the array with the bits of each entry, at most 1024; words are rows of 32."""
     for entry in range(words.shape[0]):
         before = np.int64(words[entry, 0])
@@ -64,7 +64,7 @@ def count_bits(words: NDArray[np.int32], result: NDArray[np.uint16]) -> None:
         runs = zero & ~(zero << _1)
         of_one = runs & ~(zero >> _1)
         bits += 7 * _ones(runs) - 4 * _ones(of_one) + 32 * _ones(once) - 27 * _ones(five) - 22 * _ones(ten)
-        result[entry] = min(bits, _RAW_BITS)
+        entry_bits[entry] = min(bits, _RAW_BITS)
 
 
 @compiled
@@ -133,7 +133,7 @@ def _put_plane(out: Any, at: Any, plane: Any, change: Any) -> Any:
 
 @compiled
 def _put_run(out: Any, at: Any, zeros: Any) -> Any:
-    """Writes the code of as many planes that do not change; where it ends."""
+    """Writes the code of this many unchanged planes; returns where it ends."""
     if zeros == _0:
         return at
     if zeros == _1:
@@ -202,7 +202,7 @@ def _first(seen: Any) -> tuple[Any, Any]:
 
 @compiled
 def _next(seen: Any, above: Any) -> tuple[Any, Any, Any]:
-    """What the next code says: the change of its plane, the planes it is for, and its bits."""
+    """The next code: the change of its plane, the number of its planes, and its bits."""
     five = seen >> _U(59)
     if five >= _U(16):
         return seen >> _32 & _ALL_ONES, _1, _32
@@ -239,7 +239,7 @@ def _decode(code: Any, planes: Any, words: Any) -> bool:
     _transpose(planes)
     words[0] = word
     for index in range(31):
-        # The difference has 33 bits, the last of which tells how it left the other 32.
+        # The difference has 33 bits; the last is its carry.
         after = np.int64(np.int32(_U(word) + planes[index] & _WORD))
         if _U(after < word) != signs >> _U(index) & _1:
             return False
@@ -250,7 +250,7 @@ def _decode(code: Any, planes: Any, words: Any) -> bool:
 
 @compiled
 def read(codes: Bytes, sizes: Bytes, words: NDArray[np.int32]) -> int:
-    """Fills words from entries that lie one behind the other in so many bytes; the first that is wrong, or -1."""
+    """Fills words from consecutive entries of these sizes; returns the first invalid entry, or -1."""
     planes = np.empty(33, np.uint64)
     begin = 0
     for entry in range(words.shape[0]):

@@ -32,7 +32,7 @@ class ByWindow(Codec):
 
     @abstractmethod
     def _grow(self, data: bytes, size: int) -> bytes:
-        """The window of `size` bytes that was compressed; `ValueError` says what is wrong with the data."""
+        """The window of `size` bytes that was compressed; `ValueError` describes damaged data."""
 
     def _size(self, bits: Bits) -> int:
         return sum(LENGTH_BYTES + len(data) for data in self._stored(bits))
@@ -100,7 +100,7 @@ class Lz4(ByWindow):
 class Zlib(ByWindow):
     """DEFLATE by the zlib of the standard library.
 
-    cDMA (section V-A) takes it as the bound of what a costly compressor could reach. Each window is a zlib stream at
+    cDMA (section V-A) uses it as an upper bound of expensive compressors. Each window is a zlib stream at
     zlib's default level, its header and Adler-32 (6 bytes) included. Sizes are those of the zlib that Python was built
     with; another version or implementation may find other matches.
     """
@@ -120,5 +120,5 @@ class Zlib(ByWindow):
         except zlib.error as error:
             raise ValueError(f"zlib refuses it: {error}") from None
         if not grower.eof or grower.unused_data:
-            raise ValueError("it is not one whole zlib stream of a window")
+            raise ValueError("it is not one complete zlib stream of a window")
         return grown

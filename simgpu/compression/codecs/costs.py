@@ -1,4 +1,4 @@
-"""What encoding a trace's blocks costs on a node at one epoch of training: the truth that the machine charges."""
+"""Costs of encoding a trace's blocks on a node at one epoch of training: the true costs that the machine charges."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ class NodeCosts:
         }
 
     def sparsity(self, block: Block) -> float | None:
-        """Share of zeros in a block, as told or as its measured size in ZVC tells it; None where neither is known."""
+        """Share of zeros in a block, as recorded or from its measured size in ZVC; None where neither is known."""
         rows = [row for row in self._measured.get(block.id, ()) if row.codec == "zvc"]
         if block.id in self._zeros or not rows or not block.bytes:
             return self._zeros.get(block.id)
@@ -58,7 +58,7 @@ class NodeCosts:
         return min(max(1 - nonzero_bytes / block.bytes, 0.0), 1.0)
 
     def is_known(self, block: Block, codec: str) -> bool:
-        """Whether it is known what a codec makes of a block; codecs take elements of 1, 2 or 4 bytes."""
+        """Whether a block's size in a codec is known; codecs support elements of 1, 2 or 4 bytes."""
         if self._itemsize(block) not in (1, 2, 4):
             return False
         known = block.id in self._zeros and codec in FROM_SPARSITY
@@ -86,7 +86,7 @@ class NodeCosts:
         """Bytes of a block in a codec."""
         codec_class(codec)
         if not self.is_known(block, codec):
-            what = f"the trace does not tell how small '{block.id}' becomes in {codec}"
+            what = f"the size of '{block.id}' in {codec} is unknown"
             remedy = "record or model its sparsity (sparsity.csv), or measure its size (compressibility.csv)"
             raise InputError.single(self.name, "sparsity", what, remedy)
         itemsize, zeros = self._itemsize(block), self._zeros.get(block.id)

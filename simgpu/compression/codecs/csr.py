@@ -36,7 +36,7 @@ def row_elements(window: int, itemsize: int) -> int:
 
 
 def csr_bytes(elements: int, nonzeros: int, itemsize: int, window: int) -> int:
-    """Size of that many elements of that width, of which that many are not zero.
+    """Size of an array: elements of `width` bytes, some of them nonzero.
 
     >>> csr_bytes(1024, 512, 4, window=4096)
     4100

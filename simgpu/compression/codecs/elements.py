@@ -1,6 +1,6 @@
 """Arrays as codecs see them: rows of bit patterns.
 
-All decisions of a codec fall on bit patterns, so -0.0 is not zero and every NaN keeps its payload.
+Codecs compare bit patterns, so -0.0 is not zero and every NaN keeps its payload.
 
 NumPy has no bfloat16: an array of it is either of type ``ml_dtypes.bfloat16`` (that package need not be installed) or,
 by convention here, its bit patterns as uint16.
@@ -20,7 +20,7 @@ from simgpu.errors import InputError
 #: Bit patterns in the order they lie in memory, one dimension.
 Bits = NDArray[np.unsignedinteger[Any]]
 
-#: What a codec gives and takes: bytes.
+#: Bytes, the input and output of codecs.
 Bytes = NDArray[np.uint8]
 
 #: The format of an array's elements, by the name of its NumPy type.

@@ -3,7 +3,7 @@
 An entry is 32 words of 32 bits, little-endian and signed, in four sectors of 32 bytes. Bit-plane compressed
 (`simgpu.compression.codecs.bpc`) it takes the smallest of eight sizes that holds its code (Buddy Compression, Choukse
 et al., ISCA 2020, section 3.1); all zeros take none, the metadata say so. These sizes are optimistic: hardware that
-cannot pack entries gives each its whole sectors.
+cannot pack entries rounds each up to sectors.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ WORDS = 32
 #: Bits of an entry whose code is no shorter than the entry, which is stored as it is.
 RAW_BITS = 8 * ENTRY_BYTES
 
-#: Bits of an entry that is all zeros, and of no other: a first word of zero (3), and a run of 33 planes (7).
+#: Bits of an entry that is all zeros: a first word of zero (3), and a run of 33 planes (7).
 ZERO_BITS = 10
 
 #: Bytes that are read and written together.
@@ -39,10 +39,10 @@ SECTORS = (0, 1, 1, 1, 2, 3, 3, 4)
 def size_classes(array: NDArray[Any]) -> NDArray[np.uint8]:
     """For each entry of an array, which of `ENTRY_SIZES` it takes in bit-plane compression.
 
-    array: of any dtype and shape, its bytes taken as they lie, in C order; what the last entry lacks is zeros.
-    Returns ceil(bytes / 128) indices. Raises `InputError` for Python objects. Source: Buddy Compression section 3.1.
+    array: of any dtype and shape; its bytes in memory, in C order; the last entry is padded with zeros. Returns
+    ceil(bytes / 128) indices. Raises `InputError` for Python objects. Source: Buddy Compression section 3.1.
 
-    >>> [ENTRY_SIZES[each] for each in size_classes(np.array([0.0] * 32 + [7.0] * 32 + [1.1, 9.9] * 16, np.float32))]
+    >>> [ENTRY_SIZES[size] for size in size_classes(np.array([0.0] * 32 + [7.0] * 32 + [1.1, 9.9] * 16, np.float32))]
     [0, 8, 32]
     """
     return _CLASS_OF_BITS[entry_bits(array)]

@@ -35,13 +35,13 @@ from simgpu.workloads.compressibility.roles import roles_of
 
 SPARSITY = (0.0, 0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9, 0.95, 0.98, 1.0)
 SIDES = (1, 2, 4, 7, 14, 28, 56, 112, 224)
-#: Of the made-up maps: channels, the least number of images, rows of a plane and elements of which there are enough.
+#: Synthetic maps: channels, the minimum numbers of images, of rows of a plane, and of elements.
 _CHANNELS, _IMAGES, _ROWS, _ELEMENTS = 128, 2, 16, 2**19
 _DIGITS = 4
 
 
 def table() -> str:
-    """The whole table as YAML text; with the version of NumPy that it names the same to the byte."""
+    """The table as YAML text; with the version of NumPy that it names, the same to the byte."""
     parts = {
         "schema": SCHEMA,
         "created_by": {"numpy": np.__version__, "pattern": "that of patterns.yaml"},
@@ -94,7 +94,7 @@ def load_entry_patterns(path: Path = TABLE) -> EntryTable:
 
 
 def entry_shares(sparsity: float, shape: Sequence[int] | None) -> tuple[float, ...]:
-    """Of the entries of a feature map with that share of zeros, the shares that have each of the eight sizes.
+    """The share of each of the eight sizes among the entries of a feature map with that share of zeros.
 
     shape: with four axes N, C, H, W; with others, or not known, values have no neighbours in a plane.
 
@@ -109,10 +109,10 @@ def entry_shares(sparsity: float, shape: Sequence[int] | None) -> tuple[float, .
 
 
 def with_sparse_entries(trace: Trace) -> Trace:
-    """The trace with a histogram, in place of any that was there, for each block of which the zeros are known.
+    """The trace with a histogram for each block whose zeros are known, in place of an earlier one.
 
-    They are the feature maps that `Trace.sparsity` tells of, and the gradients that come back through a ReLU, which are
-    zero where that ReLU's result is. There are rows for each epoch that sparsity is told of.
+    These are the feature maps in `Trace.sparsity`, and the gradients behind a ReLU, which are zero where its result is.
+    There are rows for each epoch with a known sparsity.
 
     >>> from simgpu import load_trace
     >>> from simgpu.workloads.sparsity.generator import with_sparsity

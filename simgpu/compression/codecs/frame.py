@@ -1,8 +1,8 @@
-"""The frame around what a codec makes: a header of fixed length that says what is inside and guards it.
+"""The frame around a codec's output: a header of fixed length that describes and protects the payload.
 
 Hardware formats have no such header; it is here so that a damaged stream is an error and never wrong data. The CRC-32
-covers header and payload, so each change of up to 32 neighbouring bits is found for certain, any other but for one in
-2^32. Numbers are little-endian:
+covers header and payload, so each change of up to 32 neighbouring bits is detected; of other changes one in
+2^32 is not. Numbers are little-endian:
 
 ====== ===== =============================================================
 offset bytes what
@@ -37,11 +37,11 @@ _MAGIC = b"SGC1"
 _HEADER = struct.Struct("<4sBBHIIQQ")
 _CRC_AT = 12
 _FORMAT_NUMBERS = MappingProxyType({"float32": 1, "float16": 2, "bfloat16": 3, "int8": 4, "uint8": 5})
-_REMEDY = "it is damaged, or not what a codec made; encode the array again"
+_REMEDY = "it is damaged, or no codec wrote it; encode the array again"
 
 
 class CorruptStreamError(InputError):
-    """A compressed stream is not what its codec makes; says where and why."""
+    """A compressed stream that its codec did not write, or that is damaged: where and why."""
 
 
 def corrupt(codec: str, place: str, what: str) -> CorruptStreamError:
@@ -51,7 +51,7 @@ def corrupt(codec: str, place: str, what: str) -> CorruptStreamError:
 
 @dataclass(frozen=True, slots=True)
 class Header:
-    """What a stream says of itself: codec (its number), format and number of the elements, window in bytes."""
+    """The header of a stream: codec (its number), format and number of the elements, window in bytes."""
 
     codec: int
     format: str
@@ -68,7 +68,7 @@ def seal(stream: Bytes, header: Header) -> None:
 
 
 def unseal(stream: Bytes, codec: str) -> Header:
-    """What the header says, once it agrees with the stream; raises `CorruptStreamError` where it does not.
+    """The header, checked against the stream; raises `CorruptStreamError` where they do not match.
 
     codec: the name of the codec that reads it, for messages.
     """
@@ -92,6 +92,6 @@ def unseal(stream: Bytes, codec: str) -> Header:
 
 
 def _crc(stream: Bytes) -> int:
-    """Of the stream with zeros where the checksum stands."""
+    """CRC-32 of the stream, with zeros in place of the checksum."""
     head = zlib.crc32(bytes(4), zlib.crc32(stream[:_CRC_AT].data))
     return zlib.crc32(stream[_CRC_AT + 4 :].data, head)

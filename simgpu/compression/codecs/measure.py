@@ -104,12 +104,12 @@ def measure(
     """Sizes of the payloads, codec by codec and in each layout by layout.
 
     codecs: their names; none for all. layouts: for an array with axes N, C, H, W; none for all three, and for an array
-    with other than four axes its elements in C order as they are. window: bytes. progress: told what is being done.
-    Raises `InputError` for unknown names, an impossible window, a dtype that codecs do not take, and layouts of an
-    array with other than four axes.
+    with other than four axes its elements in C order as they are. window: bytes. progress: called with each step's
+    description. Raises `InputError` for unknown names, an impossible window, a dtype that codecs do not take, and
+    layouts of an array with other than four axes.
 
-    >>> for result in measure(np.zeros((1, 2, 32, 32), np.float32), ["zvc", "rle"], ["nchw"]):
-    ...     print(result.codec, result.layout, result.compressed, result.ratio)
+    >>> for each in measure(np.zeros((1, 2, 32, 32), np.float32), ["zvc", "rle"], ["nchw"]):
+    ...     print(each.codec, each.layout, each.compressed, each.ratio)
     zvc nchw 256 32.0
     rle nchw 12 682.6666666666666
     """

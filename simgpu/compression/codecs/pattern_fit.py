@@ -5,11 +5,12 @@ table.
 simgpu/compression/codecs/patterns.yaml`` writes the table that ships again, in some minutes; it needs SciPy (``simgpu
 with its extra 'calibrate'``). With the versions that the table names it is the same to the byte.
 
-Two numbers of the pattern (channels, length) are those with the least sum of squared residuals over the layers, codecs
-and layouts; each is the logarithm of modelled over measured bytes, weighed by the layer's bytes. Made-up maps have the
-layer's shape and its share of zeros. The third number, the gain, is chosen so that magnitudes spread as far as those of
+Two numbers of the pattern (channels, length) are fitted by least squares over the layers, codecs and layouts; each is
+the logarithm of modelled over measured bytes, weighed by the layer's bytes. Synthetic maps have the layer's shape and
+its share of zeros. The third number, the gain, is chosen so that magnitudes spread as far as those of
 the real maps: left free, it drifts to where they spread more than twice as far, for a little less of a residual. Two
-more were tried, of what single planes and single values add to the field; they came to nothing, and were left out.
+more were tried, for the part of single planes and of single values in the field; the fit set them to zero, so they are
+left out.
 """
 
 from __future__ import annotations
@@ -37,22 +38,22 @@ from simgpu.io.fitted_tables import write_fitted
 #: Where the search starts (the gain stays), how many patterns it may try, and to how many digits the result is rounded.
 START = Pattern(channels=1.5, length=4.0, gain=1.0)
 _TRIES, _DIGITS = 60, 3
-#: Made-up maps are drawn so many times, and the sizes added up, so that the fit is not one to a single draw.
+#: Synthetic maps are drawn this many times and the sizes added up, so that the fit is not to a single draw.
 _DRAWS = 3
 
 SPARSITY = (0.0, 0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9, 0.95, 0.98, 1.0)
 SIDES = (1, 2, 4, 7, 14, 28, 56, 112, 224)
-#: Of the table's maps: images (more of small planes, so that there is something to compress), channels, and the
-#: elements of a plane for which there are rows enough, two windows: what lies further apart is not compressed together.
+#: The table's maps: images (more for small planes, to have enough data), channels, and the elements of a plane that
+#: are compressed, two windows: values farther apart are not compressed together.
 _IMAGES, _CHANNELS, _PLANE = 8, 128, 2048
-_LEAST_ELEMENTS = 2**18
+_FEWEST_ELEMENTS = 2**18
 
 #: Bytes by layer, codec and layout.
 Sizes = dict[tuple[str, str, str], float]
 
 
 def sizes_of(maps: Mapping[str, NDArray[Any]]) -> Sizes:
-    """What the codecs make of arrays (N, C, H, W), in each layout."""
+    """Compressed sizes of arrays (N, C, H, W), in each layout."""
     return {
         (name, result.codec, result.layout): result.compressed
         for name, array in maps.items()
@@ -74,10 +75,10 @@ def residuals(pattern: Pattern, maps: Mapping[str, NDArray[Any]], real: Sizes) -
     return {key: log(size / _DRAWS / real[key]) for key, size in total.items()}
 
 
-def misfit(sizes: Sizes, maps: Mapping[str, NDArray[Any]]) -> float:
+def misfit(modelled: Sizes, maps: Mapping[str, NDArray[Any]]) -> float:
     """Mean square of residuals, weighed by the bytes of their layers."""
-    weights = {key: maps[key[0]].nbytes for key in sizes}
-    return sum(weights[key] * residual**2 for key, residual in sizes.items()) / sum(weights.values())
+    weights = {key: maps[key[0]].nbytes for key in modelled}
+    return sum(weights[key] * residual**2 for key, residual in modelled.items()) / sum(weights.values())
 
 
 def fitted_pattern(maps: Mapping[str, NDArray[Any]]) -> Pattern:
@@ -106,7 +107,7 @@ def _pattern(numbers: NDArray[np.float64]) -> Pattern:
 def measured_sizes(pattern: Pattern, side: int, itemsize: int) -> dict[str, dict[str, list[float]]]:
     """Bytes for each window, by codec and layout, over `SPARSITY`, in planes of that side."""
     rows = min(side, -(-_PLANE // side))
-    images = max(_IMAGES, -(-_LEAST_ELEMENTS // (_CHANNELS * rows * side)))
+    images = max(_IMAGES, -(-_FEWEST_ELEMENTS // (_CHANNELS * rows * side)))
     field = field_of(pattern, (images, _CHANNELS, rows, side), side, seed=0)
     table: dict[str, dict[str, list[float]]] = {codec: {layout: [] for layout in LAYOUTS} for codec in MODELLED}
     for share in SPARSITY:
@@ -118,7 +119,7 @@ def measured_sizes(pattern: Pattern, side: int, itemsize: int) -> dict[str, dict
 
 
 def fitted_table(path: Path) -> str:
-    """The whole table as YAML text, fitted to the arrays of an ``.npz`` file. Raises `InputError` for a bad file."""
+    """The table as YAML text, fitted to the arrays of an ``.npz`` file. Raises `InputError` for a bad file."""
     maps = _load(path)
     pattern = fitted_pattern(maps)
     parts: dict[str, Any] = {

@@ -1,14 +1,14 @@
-"""Feature maps made up after a pattern: which values are zero, and what the others are.
+"""Synthetic feature maps from a pattern: the positions of zeros, and the other values.
 
 A value is positive where a field of random numbers is above a threshold, and zero elsewhere, as behind a ReLU. The
 field is a sum of normal numbers: one for each place, smoothed by a Gaussian so that neighbours in a plane are alike
 (standard deviation 1), and one for each channel, the same in all images, so that some channels are nearly empty and
-some nearly full. The threshold is where it must be for the share of zeros that is asked for. A positive value is what
-the field is above the threshold, times a power of two for each channel; so its mantissa is random to the last bit.
+some nearly full. The threshold gives the requested share of zeros. A positive value is the field's excess over the
+threshold, times a power of two for each channel; so its mantissa is random to the last bit.
 
-Neighbours are alike further in larger planes, for small planes are what pooling has left of large ones: the smoothing
-goes with the square root of the side (fitted freely, the exponent came to 0.505). It does so up to the largest planes
-that the pattern was fitted to; of larger ones it is not known, and they are smoothed no further.
+Neighbours are alike further in larger planes, because pooling shrinks planes: the smoothing goes with the square root
+of the side (fitted freely, the exponent came to 0.505). It does so up to the largest planes that the pattern was fitted
+to; larger ones are smoothed as much as these.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import DTypeLike, NDArray
 
-#: Side of the largest planes among those that the pattern was fitted to.
+#: Side of the largest planes in the fit.
 LARGEST_SIDE = 32
 
 #: How far smoothing reaches, pixels: the same for all patterns, so that they differ in no random number.
@@ -43,13 +43,13 @@ class Pattern:
 
 @dataclass(frozen=True, slots=True)
 class Field:
-    """The random numbers behind feature maps: heights (N, C, H, W), and what each channel is multiplied by."""
+    """The random numbers behind feature maps: heights (N, C, H, W), and the factor of each channel."""
 
     heights: NDArray[np.float64]
     gains: NDArray[np.float64]
 
     def maps(self, sparsity: float, dtype: DTypeLike = np.float32) -> NDArray[Any]:
-        """The feature maps of which that share is zero, to the nearest element; a higher share only adds zeros.
+        """The feature maps with that share of zeros, to the nearest element; a higher share only adds zeros.
 
         >>> maps = field_of(Pattern(1.0, 3.0, 1.0), (2, 4, 8, 8), 8, 0).maps(0.75)
         >>> maps.dtype, maps.shape, int(np.count_nonzero(maps))
@@ -83,7 +83,7 @@ def _spread(channels: int, random: np.random.Generator) -> NDArray[np.float64]:
 
 
 def _kernel(deviation: float) -> NDArray[np.float64]:
-    """A Gaussian that leaves the variance of what it smooths as it is."""
+    """A Gaussian filter that preserves the variance of the smoothed values."""
     weights = np.exp(-0.5 * (np.arange(-_REACH, _REACH + 1) / deviation) ** 2)
     kernel: NDArray[np.float64] = weights / np.sqrt((weights**2).sum())
     return kernel

@@ -32,13 +32,13 @@ CONTROL_BYTES = 2
 LONGEST = 2**15
 _RUN = 2**15
 
-#: Windows looked at together, so that what is in between stays small.
+#: Windows processed together, which bounds the memory of intermediate results.
 _TOGETHER = 256
 
 
 @dataclass(frozen=True, slots=True)
 class _Tokens:
-    """Of some elements: where each token begins, how many elements it stands for, and whether they are a run."""
+    """Tokens of some elements: where each begins, how many elements it represents, and whether they are a run."""
 
     begin: NDArray[np.int64]
     length: NDArray[np.int64]
@@ -75,7 +75,7 @@ class Rle(Codec):
         if CONTROL_BYTES * run.size + bits.itemsize * int(stored.sum()) != payload.size:
             raise corrupt(self.name, "", "ends within a token")
         if (ends[-1] if ends.size else 0) != bits.size:
-            raise corrupt(self.name, "", "its lengths do not add up to the elements there are")
+            raise corrupt(self.name, "", "its lengths do not add up to the number of elements")
         longest = self._longest(bits)
         crossing = np.flatnonzero((ends - length) // longest != (ends - 1) // longest)
         if crossing.size:
@@ -126,7 +126,7 @@ def _written(bits: Bits, tokens: _Tokens) -> Bytes:
 
 
 def _controls(stream: bytes, itemsize: int) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-    """Where each control word stands, and the words; one token's length tells where the next begins."""
+    """The position of each control word, and the words; one token's length gives the next one's position."""
     places, controls, at = [], [], 0
     while at + CONTROL_BYTES <= len(stream):
         control = stream[at] | stream[at + 1] << 8

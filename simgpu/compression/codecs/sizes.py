@@ -1,9 +1,9 @@
-"""Bytes of a block in a codec, from what a trace tells of it.
+"""Bytes of a block in a codec, from a trace's facts.
 
-What was measured comes first. Without measurements the size of ZVC and CSR follows from the share of zeros alone; that
-of RLE, LZ4 and zlib does not, for it depends on where the zeros lie, nor that of BPC, which hardly depends on zeros.
-Sizes are those of the codec's own format, also where it takes more than the block itself: whether such a block is sent
-as it is, its user decides.
+Measurements come first. Without them the size of ZVC and CSR follows from the share of zeros alone; that of RLE, LZ4
+and zlib does not, for it depends on where the zeros lie, nor that of BPC, which hardly depends on zeros. Sizes are
+those of the codec's own format, also where it takes more than the block itself: whether such a block is sent as it is,
+its user decides.
 """
 
 from __future__ import annotations
@@ -37,9 +37,9 @@ def compressed_bytes(
     the very number that a share was taken from.
     measured: rows of this block, of one epoch and one layout. Those of the codec, together, are its size and win over
     the sparsity; those of other codecs are passed over.
-    window: bytes of a compression window, which the rows of CSR follow; it does not change what was measured.
+    window: bytes of a compression window, which the rows of CSR follow; it does not change measured sizes.
     Raises `InputError` for an unknown codec, a sparsity outside 0..1, rows that do not cover the block once, and where
-    neither measurements nor the sparsity tell.
+    neither measurements nor the sparsity are known.
 
     >>> compressed_bytes(4096, 4, "zvc", 0.5)
     2176

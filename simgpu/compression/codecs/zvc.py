@@ -2,11 +2,11 @@
 
 The format of cDMA (Rhu et al., HPCA 2018, section V-A and figure 8), also that of CSWAP (section IV-E): for every 32
 consecutive elements a 32-bit mask, bit 0 for the first, 1 where the element is not zero; behind it those elements in
-order. What is left at the end has a whole mask too. So 4 bytes for every 32 elements begun and the width of an element
+order. The remainder at the end has a full mask too. So 4 bytes for every 32 elements begun and the width of an element
 for each that is not zero: 32x for float32 that is all zero, 3.125% more for float32 without a zero. No compression
 window cuts a mask, so the window changes nothing.
 
-Streams are read and written in *units* of an element's width, of which a mask has one, two or four, by compiled
+Streams are read and written in *units* of an element's width, with one, two or four to a mask, by compiled
 functions; the size of an array needs none of them.
 """
 
@@ -33,7 +33,7 @@ _Mask = np.uint32
 
 
 def zvc_bytes(elements: int, nonzeros: int, itemsize: int) -> int:
-    """Size of that many elements of that width, of which that many are not zero.
+    """Size of an array: elements of `width` bytes, some of them nonzero.
 
     >>> zvc_bytes(64, 10, 4), zvc_bytes(33, 33, 1)
     (48, 41)
@@ -59,10 +59,10 @@ class Zvc(Codec):
 
     def _read(self, payload: Bytes, bits: Bits) -> None:
         if payload.size % bits.itemsize:
-            raise corrupt(self.name, "", f"{payload.size} bytes are no whole number of {bits.itemsize}-byte values")
+            raise corrupt(self.name, "", f"{payload.size} bytes are not a multiple of {bits.itemsize}-byte values")
         fault = _compiled()[1](np.require(payload.view(bits.dtype), requirements="A"), bits)
         if fault >= 0:
-            what = "its mask does not agree with the values that follow and the elements there are"
+            what = "its mask does not match the number of values and elements"
             raise corrupt(self.name, f"mask {fault}", what)
 
 
@@ -71,8 +71,8 @@ def _write(bits: Bits, units: Bits) -> None:
     mask_units = MASK_BYTES // bits.itemsize
     last = (bits.size - 1) // MASKED * MASKED
     at = _Place(0)
-    # Each element is written where the next kept one belongs, kept or not, so that nothing branches: another mask
-    # follows, so there is room for the last.
+    # Each element is written where the next nonzero one belongs, zero or not, to avoid branches: another mask follows,
+    # so the last one fits.
     for begin in range(0, last, MASKED):
         place = at
         at += _Place(mask_units)
@@ -106,16 +106,16 @@ def _read(units: Bits, bits: Bits) -> int:
     size = _Place(units.size)
     at = _Place(0)
     begin = 0
-    # While a whole mask and 32 values are surely there, nothing needs to be looked after.
+    # While a full mask and 32 values certainly follow, no bounds checks are needed.
     while begin < last and at < safe:
         mask = _Mask(0)
         for part in range(mask_units):
             mask |= _Mask(units[at + _Place(part)]) << _Mask(part * MASKED // mask_units)
         at += _Place(mask_units)
         for index in range(MASKED):
-            given = (mask >> _Mask(index)) & _Mask(1)
-            bits[_Place(begin + index)] = units[at] * given
-            at += _Place(given)
+            is_set = (mask >> _Mask(index)) & _Mask(1)
+            bits[_Place(begin + index)] = units[at] * is_set
+            at += _Place(is_set)
         begin += MASKED
     while begin < bits.size:
         if at + _Place(mask_units) > size:
@@ -125,12 +125,12 @@ def _read(units: Bits, bits: Bits) -> int:
             mask |= _Mask(units[at + _Place(part)]) << _Mask(part * MASKED // mask_units)
         at += _Place(mask_units)
         for index in range(MASKED):
-            given = (mask >> _Mask(index)) & _Mask(1)
-            if given and (at >= size or begin + index >= bits.size):
+            is_set = (mask >> _Mask(index)) & _Mask(1)
+            if is_set and (at >= size or begin + index >= bits.size):
                 return begin // MASKED
             if begin + index < bits.size:
-                bits[begin + index] = units[at] if given else 0
-            at += _Place(given)
+                bits[begin + index] = units[at] if is_set else 0
+            at += _Place(is_set)
         begin += MASKED
     return -1 if at == size else max(last // MASKED, 0)
 

@@ -402,7 +402,7 @@ def test_entries_of_other_blocks_than_the_trace_has_are_refused(tmp_path: Path) 
 def test_a_trace_without_sizes_of_entries_says_so(tmp_path: Path) -> None:
     write_trace(traced(), tmp_path / "recorded")
     (line,) = problems(tmp_path / "recorded")
-    assert line.startswith(f"{tmp_path / 'recorded/compressibility.csv'}: tells of no block how many of its memory-")
+    assert line.startswith(f"{tmp_path / 'recorded/compressibility.csv'}: has no sizes of memory-")
 
 
 def test_rows_that_cannot_be_histograms_of_entries_are_told_together() -> None:

@@ -261,7 +261,7 @@ class TestSizes:
         with pytest.raises(InputError) as refused:
             hit_rates([[sequential(64)]], PAPERS, [0, 4096, 5000, 65536])
         assert refused.value.lines() == [
-            f"size of the metadata cache: {size} B is not made of sets of 4 lines of 32 B in each of 32 slices; "
+            f"size of the metadata cache: {size} B is not a multiple of sets of 4 lines of 32 B in each of 32 slices; "
             "give a multiple of 4096 B"
             for size in (0, 5000)
         ]

@@ -301,7 +301,7 @@ class TestDamage:
         self.refused(metadata + bad, 128 * 1101, "entry 1100: its 8 bytes do not")
 
     def test_what_lies_behind_the_elements_is_zero(self, form: ModuleType) -> None:
-        self.refused(self.coded("001.0111 01.11111"), 100, "entry 0: it goes on where the elements have ended")
+        self.refused(self.coded("001.0111 01.11111"), 100, "entry 0: it continues after the last element")
 
     def test_metadata_of_no_size(self) -> None:
         self.refused(b"\x08" + bytes(128), 128, "metadata: they are not the sizes, 0 to 7, of 1 entries")

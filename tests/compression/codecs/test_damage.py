@@ -111,7 +111,7 @@ class TestZvc:
         self.refused(b"\0\0", 32, "mask 0", "int8")
 
     def test_a_part_of_a_value(self) -> None:
-        self.refused(b"\x01\0\0\0" + bytes(3), 32, "no whole number of 4-byte values")
+        self.refused(b"\x01\0\0\0" + bytes(3), 32, "not a multiple of 4-byte values")
 
     def test_values_for_no_elements(self) -> None:
         self.refused(bytes(4), 0, "zvc stream")
@@ -193,13 +193,13 @@ class TestZlibStreams:
     def test_a_stream_without_its_end(self, cut: int) -> None:
         payload = make_codec("zlib").encode(np.zeros(1024, np.float32))[HEADER_BYTES:].tobytes()[2:-cut]
         stream = sealed("zlib", (len(payload) - 1).to_bytes(2, "little") + payload, 1024)
-        with pytest.raises(CorruptStreamError, match="not one whole zlib stream"):
+        with pytest.raises(CorruptStreamError, match="not one complete zlib stream"):
             make_codec("zlib").decode(stream, np.float32, (1024,))
 
     def test_something_behind_its_end(self) -> None:
         payload = make_codec("zlib").encode(np.zeros(1024, np.float32))[HEADER_BYTES:].tobytes()[2:] + b"?"
         stream = sealed("zlib", (len(payload) - 1).to_bytes(2, "little") + payload, 1024)
-        with pytest.raises(CorruptStreamError, match="not one whole zlib stream"):
+        with pytest.raises(CorruptStreamError, match="not one complete zlib stream"):
             make_codec("zlib").decode(stream, np.float32, (1024,))
 
 
@@ -207,7 +207,7 @@ class TestHeader:
     STREAM = make_codec("zvc").encode(SAMPLE)
 
     def test_another_codec_made_it(self) -> None:
-        with pytest.raises(CorruptStreamError, match="codec 1 made it, not rle"):
+        with pytest.raises(CorruptStreamError, match="written by codec 1, not rle"):
             make_codec("rle").decode(self.STREAM, np.float32, SAMPLE.shape)
 
     def test_it_is_something_else(self) -> None:

@@ -1,11 +1,11 @@
-"""The codec time model next to other regressions, by relative absolute error: CSWAP, section V-C with figure 10.
+"""The codec time model compared with other regressions, by relative absolute error: CSWAP, section V-C with figure 10.
 
 The others are scikit-learn's with its default settings, each one model over all sparsities, as sub-models are the time
-model's own; `linear_whole` is the time model without them. Bytes go in as MB and times as milliseconds, which the
+model's own; `linear_all` is the time model without them. Bytes go in as MB and times as milliseconds, which the
 default support vector machine depends on and the others do not.
 
-All samples are of one surface. Where that is a formula, this tells which regression follows the formula, not which
-follows a GPU; and no model can come far below twice the samples' noise.
+All samples are of one surface. Where that is a formula, the comparison shows which regression follows the formula, not
+which follows a GPU; and no model's error can be far below twice the samples' noise.
 """
 
 from __future__ import annotations
@@ -24,10 +24,10 @@ from simgpu.compression.codecs.gpu.tensors import TESTED, TRAINED, synthetic_ten
 from simgpu.compression.codecs.gpu.timemodel import PIECES, CodecTimeModel, features, require_sklearn
 
 Direction = Literal["encode", "decode"]
-ModelName = Literal["linear", "linear_whole", "bayesian_ridge", "svm", "decision_tree"]
+ModelName = Literal["linear", "linear_all", "bayesian_ridge", "svm", "decision_tree"]
 #: Samples to train on, and as many others for each test: CSWAP, section V-C.
 COUNT = 3000
-#: The setting that CSWAP's search found (figure 12), at which its times are taken to be measured.
+#: The setting chosen by CSWAP's search (figure 12), assumed for its measured times.
 SETTING = LaunchSetting(199, 64)
 
 
@@ -105,7 +105,7 @@ def _models(codec: str, trained: Sequence[CodecSample], pieces: int) -> list[tup
     models: list[tuple[Direction, ModelName, Predict]] = []
     fitted: dict[ModelName, CodecTimeModel] = {
         "linear": CodecTimeModel.fit(trained, pieces),
-        "linear_whole": CodecTimeModel.fit(trained, 1),
+        "linear_all": CodecTimeModel.fit(trained, 1),
     }
     directions: tuple[Direction, Direction] = ("encode", "decode")
     for position, direction in enumerate(directions):

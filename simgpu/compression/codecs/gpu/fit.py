@@ -1,7 +1,7 @@
 """The fit of the response surface, and the text of the file that holds it.
 
 ``python -m simgpu.compression.codecs.gpu.fit -o simgpu/compression/codecs/gpu/response.yaml`` writes the file that
-comes with simgpu again and prints the figures next to it; it needs SciPy (``simgpu with its extra 'calibrate'``).
+comes with simgpu again and prints its figures; it needs SciPy (``simgpu with its extra 'calibrate'``).
 
 Five coefficients of the V100 are free, and six numbers are fitted: the four times of figure 12, and the two ratios of
 figure 5. That they come out nearly right says little, then; what can be judged is whether the coefficients make sense.
@@ -179,7 +179,7 @@ def main(arguments: list[str] | None = None) -> int:
         prog="python -m simgpu.compression.codecs.gpu.fit",
         description="Fit the response surface to published codec times, write it, and print how near it comes.",
     )
-    parser.add_argument("-o", "--output", type=Path, required=True, help="file to write, whole or not at all")
+    parser.add_argument("-o", "--output", type=Path, required=True, help="file to write (atomically)")
     given = parser.parse_args(arguments)
     try:
         text = response_text()

@@ -1,17 +1,17 @@
-"""What CSWAP prints of codec times on a V100, and how a surface compares with it.
+"""CSWAP's published codec times on a V100, and their comparison with a surface.
 
 Source: Chen et al., CLUSTER 2021.
 
 Two readings carry these numbers. Figure 5 (one tensor of 500 MB) and figure 12 (an iteration of VGG-16, 4.4 GB in nine
-tensors) cannot both hold: a tensor of figure 12 has 491 MB on average and would take a sixth of what one of figure
-5 takes. So of figure 5 the shape is taken, its times over that at the grid of 197, and the scale is that of figure 12.
-And which tensors are compressed in figure 12, how sparse they are, and what grid the expert takes is not told:
+tensors) cannot both hold: a tensor of figure 12 has 491 MB on average and would take a sixth of what one of figure 5
+takes. So figure 5 gives the shape, its times over that at the grid of 197, and figure 12 the scale. The paper does not
+say which tensors are compressed in figure 12, how sparse they are, or the expert's grid. Assumed:
 
 * Of VGG-16's twelve convolution inputs after the first, at batch 128, the nine that are ever compressed (section V-B:
   MAX4, ReLU7 and ReLU8 never are).
 * Half of each is zeros, as in figure 5.
-* The expert's block of 128 threads is told, and that all threads shall run at once. Eight such blocks on each
-  multiprocessor are taken: 1024 threads, which every generation since Kepler holds at once.
+* The expert's block has 128 threads, and all threads run at once, as published. Eight such blocks run on each
+  multiprocessor: 1024 threads, which every generation since Kepler holds at once.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ _V100_MULTIPROCESSORS = 80
 class CodecFigure:
     """One published time: the sum of encoding and decoding, milliseconds, with ZVC.
 
-    setting: None for the best of all settings. of: what is taken of it, a time (scale, `FIGURE_12`), or its ratio to
+    setting: None for the best of all settings. of: the fitted quantity, a time (scale, `FIGURE_12`), or its ratio to
     that of `ANCHOR` (shape, `FIGURE_5`).
     """
 
@@ -74,7 +74,7 @@ FIGURES = (
 
 @dataclass(frozen=True, slots=True)
 class FigureComparison:
-    """A published time next to the surface's. error: relative, of what is taken of the figure (a time or a ratio)."""
+    """A published time and the surface's. error: relative, of the fitted quantity (a time or a ratio)."""
 
     figure: CodecFigure
     modelled_ns: int
@@ -82,7 +82,7 @@ class FigureComparison:
 
 
 def against_paper(surface: ResponseSurface) -> tuple[FigureComparison, ...]:
-    """The seven published times next to those of a surface, in the order of `FIGURES`.
+    """The seven published times and those of a surface, in the order of `FIGURES`.
 
     >>> from simgpu.compression.codecs.gpu.response import response_of
     >>> from simgpu import load_node

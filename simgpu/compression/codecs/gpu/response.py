@@ -139,7 +139,7 @@ class MeasuredSurface(ResponseSurface):
         above = bisect_left(grids, grid)
         if above == len(grids) or grid < grids[0]:
             known = f"grids {grids[0]} to {grids[-1]}" if grids else "no grid"
-            what = f"({grid}, {threads}) is beyond what was measured of {codec} on {self.gpu}"
+            what = f"({grid}, {threads}) is outside the measured range of {codec} on {self.gpu}"
             raise InputError.single("", "grid", what, f"{known} of {threads} threads are known")
         upper = own[grids[above]].predict_ns(codec, tensor_bytes, sparsity)[direction]
         if grids[above] == grid:
@@ -178,9 +178,9 @@ def response_of(gpu: GpuSpec, path: Path | None = None) -> ResponseSurface:
     """The surface of a GPU: measured where the file names samples of it, else by its coefficients, else scaled.
 
     path: a file such as `response.yaml`; None for that one. Scaling takes D and M from the description and everything
-    else from the fitted GPU, so what it tells of another generation is no more than a guess; `basis` says so.
-    Raises `InputError` for a damaged file, and for a GPU that is not in it and whose description does not tell its
-    DRAM bandwidth and multiprocessors; `MissingExtraError` where samples need scikit-learn and it is not installed.
+    else from the fitted GPU, so times of another generation are a guess; `basis` says so. Raises `InputError` for a
+    damaged file, and for a GPU that is not in it and whose description lacks its DRAM bandwidth and multiprocessors;
+    `MissingExtraError` where samples need scikit-learn and it is not installed.
 
     >>> from simgpu import load_node
     >>> [response_of(load_node(name).gpu).basis for name in ("v100", "2080ti", "p100")]
@@ -212,8 +212,8 @@ def scaled(gpu: GpuSpec, fitted: GpuCoefficients) -> GpuCoefficients:
     named = {"dram_bandwidth": gpu.dram_bandwidth, "multiprocessors": gpu.multiprocessors}
     missing = [name for name, value in named.items() if value is None]
     if missing:
-        what = f"codec times of GPU {gpu.name!r} are neither fitted nor measured, nor does its description tell enough"
-        raise InputError.single("", ", ".join(f"gpu.{name}" for name in missing), what, "add what is missing")
+        what = f"codec times of GPU {gpu.name!r} are neither fitted nor measured, and its description is incomplete"
+        raise InputError.single("", ", ".join(f"gpu.{name}" for name in missing), what, "add the missing values")
     return fitted.model_copy(update={"basis": "scaled", **named})
 
 

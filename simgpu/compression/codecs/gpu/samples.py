@@ -105,7 +105,7 @@ def _samples(file: str, rows: csv.DictReader[str]) -> tuple[CodecSample, ...]:
 
 
 def _sample(file: str, row: str, values: dict[str, str]) -> tuple[CodecSample | None, list[Problem]]:
-    """One row as a sample, or what is wrong with it."""
+    """One row as a sample, or its problems."""
     numbers: dict[str, Any] = {}
     problems = []
     for column in _COLUMNS[1:]:

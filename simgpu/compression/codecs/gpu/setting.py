@@ -52,7 +52,7 @@ def all_settings() -> tuple[Integers, Integers]:
 
 
 def launch_problems(grid: object, threads: object) -> list[Problem]:
-    """What is wrong with a grid and a block size."""
+    """Problems of a grid and a block size."""
     problems = []
     if not is_integer(grid) or not 1 <= grid <= LARGEST_GRID:
         problems.append(Problem("", "grid", f"{grid!r} is not a grid", f"give 1 to {LARGEST_GRID} thread blocks"))
@@ -63,7 +63,7 @@ def launch_problems(grid: object, threads: object) -> list[Problem]:
 
 
 def tensor_problems(codec: str, tensor_bytes: object, sparsity: object, known: Iterable[str]) -> list[Problem]:
-    """What is wrong with a codec's name, a tensor's bytes and its share of zeros."""
+    """Problems of a codec's name, a tensor's bytes and its share of zeros."""
     problems, known = [], tuple(known)
     if codec not in known:
         problems.append(Problem("", "codec", f"no times on a GPU are known for {codec!r}", did_you_mean(codec, known)))
@@ -75,5 +75,5 @@ def tensor_problems(codec: str, tensor_bytes: object, sparsity: object, known: I
 
 
 def is_integer(value: object) -> TypeGuard[int]:
-    """Whether it is a whole number, also one of NumPy's; truth values are not."""
+    """Whether it is an integer, also one of NumPy's; booleans are not."""
     return isinstance(value, int | np.integer) and not isinstance(value, bool)

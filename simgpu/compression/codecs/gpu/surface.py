@@ -44,7 +44,7 @@ class ResponseSurface(ABC):
 
     @abstractmethod
     def _encode(self, codec: str, tensor_bytes: Any, sparsity: Any, grid: Any, threads: Any) -> Any:
-        """Nanoseconds of checked arguments: whole numbers for whole numbers, arrays for arrays."""
+        """Nanoseconds of checked arguments: int for int, array for array."""
 
     @abstractmethod
     def _decode(self, codec: str, tensor_bytes: Any, sparsity: Any, grid: Any, threads: Any) -> Any:
@@ -65,7 +65,7 @@ class ResponseSurface(ABC):
         return int(self._encode(codec, int(tensor_bytes), float(sparsity), int(grid), int(threads)))
 
     def decode_ns(self, codec: str, tensor_bytes: int, sparsity: float, grid: int, threads: int) -> int:
-        """Nanoseconds to decode a tensor of so many bytes (decoded). Raises as `encode_ns` does."""
+        """Nanoseconds to decode a tensor; bytes: decoded. Raises as `encode_ns` does."""
         self._check(codec, tensor_bytes, sparsity, grid, threads)
         return int(self._decode(codec, int(tensor_bytes), float(sparsity), int(grid), int(threads)))
 

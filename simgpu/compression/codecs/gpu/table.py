@@ -25,7 +25,7 @@ Curve = Annotated[list[Count], Field(min_length=2)]
 
 
 class GpuCoefficients(FileModel):
-    """What a codec's time depends on, of one GPU; `launch` and what blocks cost count once per direction."""
+    """Coefficients of a codec's time on one GPU; the costs of launch and blocks count once per direction."""
 
     basis: Literal["fitted", "scaled"]
     multiprocessors: Annotated[int, Field(ge=1)]
@@ -46,7 +46,7 @@ class CodecCurves(FileModel):
 
 
 class ResponseTable(FileModel):
-    """The whole file. measured: CSV files of samples, by GPU, next to the file; they win over coefficients."""
+    """The complete file. measured: CSV files of samples, by GPU, in the same folder; they win over coefficients."""
 
     schema_: Literal["simgpu.response/1"] = Field(alias="schema")
     gpus: dict[Text, GpuCoefficients]

@@ -73,7 +73,7 @@ def array_of(tensor: SparseTensor, generator: np.random.Generator) -> NDArray[np
     """
     if tensor.bytes > _LARGEST_ARRAY or tensor.bytes % _ITEMSIZE:
         remedy = f"give a multiple of {_ITEMSIZE} B, at most {format_bytes(_LARGEST_ARRAY)}"
-        raise InputError.single("", "bytes", f"no array of {tensor.bytes} bytes is made", remedy)
+        raise InputError.single("", "bytes", f"cannot create an array of {tensor.bytes} bytes", remedy)
     size = tensor.bytes // _ITEMSIZE
     values = 1 - generator.random(size, np.float32)
     values[generator.permutation(size)[: round(size * Fraction(tensor.sparsity))]] = 0

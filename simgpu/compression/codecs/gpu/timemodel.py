@@ -19,7 +19,7 @@ from simgpu.compression.codecs.gpu.setting import is_integer, tensor_problems
 from simgpu.compression.codecs.gpu.tensors import TRAINED
 from simgpu.errors import InputError, MissingExtraError, Problem
 
-#: Sub-models; the paper does not tell how many it has. Six have a tenth of all sparsities each.
+#: Sub-models; the paper does not give their number. Six have a tenth of all sparsities each.
 PIECES = 6
 #: Samples that three unknowns need.
 _FEWEST = 3

@@ -1,7 +1,7 @@
 """The launch tuner: which grid and block size make the codec cheapest for a network.
 
 The expert takes 128 threads, as the paper says, and eight blocks on each multiprocessor, which it does not: see
-`simgpu.compression.codecs.gpu.paper`. The library's defaults are kept: a Gaussian process with a Matern 5/2 kernel, and
+`simgpu.compression.codecs.gpu.paper`. The library's defaults are used: a Gaussian process with a Matern 5/2 kernel, and
 the upper confidence bound with 2.576 standard deviations. Grids start at 1; the paper's start at 0, which no GPU
 launches.
 """
@@ -31,10 +31,10 @@ Method = Literal["random", "expert", "bayesian", "grid_search"]
 
 @dataclass(frozen=True, slots=True)
 class Tuned:
-    """What a way of choosing came to.
+    """Result of a search method.
 
-    total_ns: encoding and decoding every tensor once at the setting. evaluations: settings tried. search_ns: what
-    running the codec took in all of them.
+    total_ns: encoding and decoding every tensor once at the setting. evaluations: settings tried. search_ns: time
+    of running the codec in all of them.
     """
 
     method: Method
@@ -104,7 +104,7 @@ class LaunchTuner:
             return -tried[-1][1] / 1e6
 
         # The library prints every setting that it proposes again, and warns of whole numbers and of length scales at a
-        # bound: none of it is a matter of who tunes a codec.
+        # bound: neither matters for tuning a codec.
         with warnings.catch_warnings(), contextlib.redirect_stdout(io.StringIO()):
             warnings.simplefilter("ignore", UserWarning)
             search = BayesianOptimization(
@@ -122,14 +122,14 @@ class LaunchTuner:
 
 
 def expert_setting(gpu: GpuSpec) -> LaunchSetting:
-    """Blocks of 128 threads, eight on each multiprocessor. Raises `InputError` where it is not told how many there are.
+    """Blocks of 128 threads, eight on each multiprocessor. Raises `InputError` where their number is unknown.
 
     >>> from simgpu import load_node
     >>> str(expert_setting(load_node("v100").gpu))
     '(640, 128)'
     """
     if gpu.multiprocessors is None:
-        what = f"the description of GPU {gpu.name!r} does not tell it"
+        what = f"missing in the description of GPU {gpu.name!r}"
         raise InputError.single("", "gpu.multiprocessors", what, "add it")
     return LaunchSetting(min(EXPERT_BLOCKS * gpu.multiprocessors, LARGEST_GRID), THREADS[-1])
 

@@ -33,7 +33,7 @@ def test_the_error_is_that_of_the_paper() -> None:
 
 
 def test_every_codec_and_direction_has_every_model(figure_10: tuple[ModelError, ...]) -> None:
-    models = {"linear", "linear_whole", "bayesian_ridge", "svm", "decision_tree"}
+    models = {"linear", "linear_all", "bayesian_ridge", "svm", "decision_tree"}
     result = {(each.codec, each.direction, each.model) for each in figure_10}
     assert result == {(c, d, m) for c in ("zvc", "rle", "csr", "lz4") for d in ("encode", "decode") for m in models}
     assert len(figure_10) == len(result)
@@ -59,7 +59,7 @@ def test_mean_errors_beside_the_papers(figure_10: tuple[ModelError, ...]) -> Non
 def test_it_is_the_sub_models_that_make_the_difference(figure_10: tuple[ModelError, ...]) -> None:
     """One linear model over all sparsities does as Bayesian ridge does: neither has the product of bytes and zeros."""
     means = mean_errors(figure_10)
-    assert means["linear_whole"] == pytest.approx(means["bayesian_ridge"], rel=0.01)
+    assert means["linear_all"] == pytest.approx(means["bayesian_ridge"], rel=0.01)
     errors = [
         mean_errors(compare_models(V100, ["zvc"], pieces=pieces, count=1500, noise=0))["linear"][0]
         for pieces in (1, 2, 3, 6)

@@ -123,7 +123,7 @@ def test_samples_of_the_fitted_surface_give_it_back_nearly(tmp_path: Path) -> No
         (
             79,
             64,
-            r"grid: \(79, 64\) is beyond what was measured of zvc on bench; grids 80 to 320 of 64 threads are known",
+            r"grid: \(79, 64\) is outside the measured range of zvc on bench; grids 80 to 320 of 64 threads are known",
         ),
         (321, 64, r"\(321, 64\) is beyond"),
         (80, 128, "no grid of 128 threads are known"),

@@ -153,7 +153,7 @@ def test_a_scaled_gpu_is_faster_with_more_bandwidth_and_fills_with_as_many_block
 def test_a_gpu_of_which_too_little_is_told_is_refused_by_what_is_missing() -> None:
     with pytest.raises(InputError, match=r"gpu\.dram_bandwidth, gpu\.multiprocessors: codec times of GPU 'card'"):
         response_of(GpuSpec("card", 1))
-    with pytest.raises(InputError, match=r"^gpu\.multiprocessors: .*; add what is missing$"):
+    with pytest.raises(InputError, match=r"^gpu\.multiprocessors: .*; add the missing values$"):
         response_of(GpuSpec("card", 1, dram_bandwidth=10**9))
 
 

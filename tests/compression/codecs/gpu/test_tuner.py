@@ -95,7 +95,7 @@ def test_the_expert_takes_a_thousand_threads_for_each_multiprocessor() -> None:
     assert expert_setting(GPU) == LaunchSetting(640, 128)
     assert expert_setting(load_node("2080ti").gpu) == LaunchSetting(544, 128)
     assert expert_setting(GpuSpec("vast", 1, multiprocessors=1000)) == LaunchSetting(4096, 128)
-    with pytest.raises(InputError, match=r"gpu\.multiprocessors: the description of GPU 'card' does not tell it"):
+    with pytest.raises(InputError, match=r"gpu\.multiprocessors: missing in the description of GPU 'card'"):
         expert_setting(GpuSpec("card", 1))
 
 
