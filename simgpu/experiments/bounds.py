@@ -9,7 +9,7 @@ from simgpu.graph.bounds import MemoryBounds, memory_bounds
 from simgpu.hardware.spec import NodeSpec
 from simgpu.planning.bound import Bound
 from simgpu.policies.common.placing import evaluator_of
-from simgpu.policies.joint.least_times import LeastTimes, bounds_of
+from simgpu.policies.joint.lower_bounds import LowerBounds, bounds_of
 from simgpu.policies.joint.policy import Joint
 from simgpu.simulation.config import RunConfig, RunSettings, run_config
 from simgpu.simulation.run import plan_context
@@ -48,7 +48,7 @@ def least_time(
     the multipliers are checked in whole numbers; without it a weaker bound.
 
     Where no placement of feature maps fits, a program may that moves more: then it is the bound on every program that
-    runs the whole batch (`least_times` gives both). Raises `InputError` where nothing exact is known of the times on
+    runs the whole batch (`lower_bounds` gives both). Raises `InputError` where nothing exact is known of the times on
     the node, and `OutOfMemoryError` where not even a kernel's own blocks fit, so that no policy does.
 
     >>> from simgpu.hardware.spec import GpuSpec, LinkSpec, NodeSpec
@@ -57,15 +57,15 @@ def least_time(
     >>> least_time(chain([5, 7, 9, 9], [10, 14, 18, 18], [100, 200, 300, 400]), node).ns
     94
     """
-    return least_times(trace, node, config, **settings).least
+    return lower_bounds(trace, node, config, **settings).main
 
 
-def least_times(
+def lower_bounds(
     trace: Trace,
     node: NodeSpec,
     config: RunConfig | None = None,
     **settings: Unpack[RunSettings],
-) -> LeastTimes:
+) -> LowerBounds:
     """The bound on placements of feature maps, and the one on whatever a program of the whole batch moves.
 
     Arguments and errors are those of `least_time`.

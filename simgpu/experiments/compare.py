@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from simgpu.experiments.scenarios.model import Scenario
     from simgpu.hardware.spec import NodeSpec
     from simgpu.planning.bound import Bound
-    from simgpu.policies.joint.least_times import LeastTimes
+    from simgpu.policies.joint.lower_bounds import LowerBounds
     from simgpu.trace.model import TraceInfo
 
 #: A policy by name, by name and parameters, as ``{name: parameters}``, or as an object.
@@ -117,7 +117,7 @@ class Comparison:
     trace: TraceInfo
     trace_name: str
     node: NodeSpec
-    bounds: LeastTimes | None = None
+    bounds: LowerBounds | None = None
     bound_note: str = ""
 
     def __iter__(self) -> Iterator[PolicyRun]:
@@ -140,7 +140,7 @@ class Comparison:
     @property
     def bound(self) -> Bound | None:
         """The bound of `simgpu.least_time`, None where `bounds` is."""
-        return None if self.bounds is None else self.bounds.least
+        return None if self.bounds is None else self.bounds.main
 
     @property
     def headings(self) -> tuple[str, ...]:
@@ -266,7 +266,7 @@ def compare(
         runs.append(PolicyRun(label, policy.name, policy.parameters, outcome))
     if runs and all(run.refused for run in runs):
         raise nothing_runs(runs)
-    text: tuple[LeastTimes | None, str] = (None, "")
+    text: tuple[LowerBounds | None, str] = (None, "")
     if bound:
         if progress:
             progress("computing the lower bound on the step time")
@@ -274,14 +274,14 @@ def compare(
     return Comparison(tuple(runs), trace.info, trace.name, node, *text)
 
 
-def _bound(trace: Trace, node: NodeSpec, config: RunConfig) -> tuple[LeastTimes | None, str]:
+def _bound(trace: Trace, node: NodeSpec, config: RunConfig) -> tuple[LowerBounds | None, str]:
     """The bounds and a note on them, or None and why there are none."""
-    from simgpu.experiments.bounds import least_times
+    from simgpu.experiments.bounds import lower_bounds
 
     if config.data_parallel:
         return None, "no lower bound is known for several GPUs that train together"
     try:
-        matches = least_times(trace, node, budget=config.budget, alignment=config.alignment, epoch=config.epoch)
+        matches = lower_bounds(trace, node, budget=config.budget, alignment=config.alignment, epoch=config.epoch)
     except OutOfMemoryError as error:
         return None, f"no program of the whole batch fits: {error}"
     except InputError as error:
@@ -289,7 +289,7 @@ def _bound(trace: Trace, node: NodeSpec, config: RunConfig) -> tuple[LeastTimes 
     return matches, f"{OVER_BOUND}: step time over its lower bound. {matches.summary}."
 
 
-def _over(result: Result | None, bounds: LeastTimes) -> str:
+def _over(result: Result | None, bounds: LowerBounds) -> str:
     """How far a result is over the bound that holds for it; a dash where none does."""
     bound = None if result is None else bounds.of(result.program)
     return "-" if result is None or bound is None else over_bound(result.iteration_ns, bound.ns)

@@ -224,7 +224,7 @@ def write_profile(profile: BuddyProfile, folder: Path, *, about: Mapping[str, An
 def report_document(comparison: Comparison, about: Mapping[str, Any]) -> dict[str, Any]:
     """The report as plain data: its schema, what was run and on what, and every policy's numbers."""
     bounds = comparison.bounds
-    bound = {"bound": asdict(bounds.least), "bound_of_all": asdict(bounds.of_all)} if bounds else {}
+    bound = {"bound": asdict(bounds.main), "bound_of_all": asdict(bounds.of_all)} if bounds else {}
     results = [entry | _of_timeline(run.result) for run, entry in zip(comparison, comparison.to_dict(), strict=True)]
     return {"schema": REPORT_SCHEMA, **about, **comparison.about(), **bound, "results": results}
 

@@ -52,7 +52,7 @@ class Bound:
     how: str
 
 
-def least_peak(tables: Tables) -> tuple[int, int | None]:
+def peak_lower_bound(tables: Tables) -> tuple[int, int | None]:
     """Bytes that every placement holds while some kernel runs, and the kernel that needs most (None without kernels).
 
     Nothing is left but what that kernel uses, what always resides, and what no option lets go of then.
@@ -64,7 +64,7 @@ def least_peak(tables: Tables) -> tuple[int, int | None]:
     >>> from simgpu.trace.chain import chain
     >>> graph = TaskGraph.of(chain([5, 7, 9, 9], [10, 14, 18, 18], [100, 200, 300, 400]))
     >>> node = NodeSpec("example", GpuSpec("gpu", 10**4), LinkSpec("pcie", 10**10, 10**10))
-    >>> least_peak(Evaluator(graph, node, node.budget, Decisions.of(graph)).tables)
+    >>> peak_lower_bound(Evaluator(graph, node, node.budget, Decisions.of(graph)).tables)
     (800, 2)
     """
     facts = BoundFacts(tables)
@@ -157,7 +157,7 @@ def quick_bound(tables: Tables) -> Bound:
     all kernels. The least time in which both together can free enough bytes, parts of feature maps allowed.
     """
     facts = BoundFacts(tables)
-    compute, (bytes_, kernel) = facts.worked[-1], least_peak(tables)
+    compute, (bytes_, kernel) = facts.worked[-1], peak_lower_bound(tables)
     budget = int(tables.limits[2])
     if bytes_ > budget:
         how = f"a kernel needs {format_bytes(bytes_)} when all that may leave has left, of {format_bytes(budget)}"

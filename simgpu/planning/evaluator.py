@@ -26,7 +26,7 @@ from simgpu.hardware.spec import NodeSpec
 from simgpu.planning import clocks, columns, remaking
 from simgpu.planning.columns import FOUND, OVERHEAD
 from simgpu.planning.options import Action, Decisions, Vector
-from simgpu.planning.search.swarm import SwarmFound
+from simgpu.planning.search.swarm import SwarmResult
 from simgpu.planning.tables import Ints, Scratch, Tables, Vectors, scratch_for, tables_of, why_not
 
 #: Added to the score of what does not fit: more than any iteration takes.
@@ -97,7 +97,7 @@ class Evaluator:
     Where `why_not` is None, time and peak are those of the machine, to the nanosecond and byte. Elsewhere they are
     those of a node without what it names, and only the simulator knows. early: copies out are issued beside the last
     reader's layer step, else after it. drain: a fetch that has to wait for its block waits for all copies under way.
-    beyond: what of a run these numbers do not tell, if anything.
+    exactness_limit: what of a run these numbers do not tell, if anything.
 
     >>> from simgpu.hardware.spec import GpuSpec, LinkSpec
     >>> from simgpu.trace.chain import chain
@@ -114,13 +114,13 @@ class Evaluator:
     decisions: Decisions
     early: bool = True
     drain: bool = False
-    beyond: str | None = None
+    exactness_limit: str | None = None
     threads: int = field(default_factory=lambda: os.cpu_count() or 1)
 
     @cached_property
     def why_not(self) -> str | None:
         """Why times are not exact on this node, None where they are."""
-        return self.beyond or why_not(self.graph, self.node, self.decisions)
+        return self.exactness_limit or why_not(self.graph, self.node, self.decisions)
 
     @cached_property
     def tables(self) -> Tables:
@@ -197,4 +197,4 @@ class Chosen:
     evaluator: Evaluator
     vector: Vector | None
     evaluations: int | None = None
-    swarm: SwarmFound | None = None
+    swarm: SwarmResult | None = None

@@ -67,7 +67,7 @@ _SAMPLES = 3000
 _PROFILE = "profile of the first iteration"
 
 
-def swapping_cost_ns(size: int, hidden: tuple[int, int], bandwidth: tuple[int, int], codec_ns: int = 0) -> int:
+def swapping_cost_ns(size: int, overlap_ns: tuple[int, int], bandwidth: tuple[int, int], codec_ns: int = 0) -> int:
     """What swapping a tensor adds to the iteration, nanoseconds: equation 1, and with compression equations 2-4.
 
     size: bytes that travel. hidden: computation beside the copy out and beside the copy in. bandwidth: bytes per second
@@ -77,7 +77,7 @@ def swapping_cost_ns(size: int, hidden: tuple[int, int], bandwidth: tuple[int, i
     ...     (10**9, 10**9), codec_ns=70)
     (400, 70)
     """
-    exposed = (max(stream_ns(size, rate) - beside, 0) for rate, beside in zip(bandwidth, hidden, strict=True))
+    exposed = (max(stream_ns(size, rate) - overlap, 0) for rate, overlap in zip(bandwidth, overlap_ns, strict=True))
     return codec_ns + sum(exposed)
 
 
@@ -87,7 +87,7 @@ class NetworkProfile:
     nanoseconds of computation beside its copies out and in."""
 
     bandwidth: tuple[int, int]
-    hidden: Mapping[int, tuple[int, int]]
+    overlap_ns: Mapping[int, tuple[int, int]]
 
 
 @dataclass(frozen=True)
@@ -107,24 +107,24 @@ class TensorProfiler:
             kinds = SpanKind.COPY_D2H, SpanKind.COPY_H2D
             out, back = (_effective(timeline, kind, rate) for kind, rate in zip(kinds, bandwidth, strict=True))
             bandwidth = out, back
-        return NetworkProfile(bandwidth, _hidden(graph, swaps, took))
+        return NetworkProfile(bandwidth, _overlaps(graph, swaps, took))
 
 
-def _hidden(graph: TaskGraph, swaps: tuple[Swap, ...], took: Mapping[str, int]) -> dict[int, tuple[int, int]]:
+def _overlaps(graph: TaskGraph, swaps: tuple[Swap, ...], took: Mapping[str, int]) -> dict[int, tuple[int, int]]:
     """Computation beside each tensor's copies; tensors of one step share it by their bytes."""
     layers = graph.layers
     step_ns = [sum(took[graph.kernels[k].id] for k in range(step.first, step.stop)) for step in layers.steps]
-    beside = {swap: (layers.step_of[swap.after], layers.step_of[swap.fetch_with]) for swap in swaps}
+    steps_of = {swap: (layers.step_of[swap.after], layers.step_of[swap.fetch_with]) for swap in swaps}
     out, back = Counter[int](), Counter[int]()
-    for swap, (leaves, returns) in beside.items():
-        out[leaves] += graph.copy_sizes[swap.block]
-        back[returns] += graph.copy_sizes[swap.block]
+    for swap, (offload, fetch) in steps_of.items():
+        out[offload] += graph.copy_sizes[swap.block]
+        back[fetch] += graph.copy_sizes[swap.block]
     return {
         swap.block: (
-            _share(step_ns[leaves], graph.copy_sizes[swap.block], out[leaves]),
-            _share(step_ns[returns], graph.copy_sizes[swap.block], back[returns]),
+            _share(step_ns[offload], graph.copy_sizes[swap.block], out[offload]),
+            _share(step_ns[fetch], graph.copy_sizes[swap.block], back[fetch]),
         )
-        for swap, (leaves, returns) in beside.items()
+        for swap, (offload, fetch) in steps_of.items()
     }
 
 
@@ -186,13 +186,13 @@ class ExecutionAdvisor:
     def advise(self, swap: Swap) -> Advice:
         """The costs of one tensor."""
         block, rates = self.graph.blocks[swap.block], self.profile.bandwidth
-        hidden = self.profile.hidden[swap.block]
+        overlap_ns = self.profile.overlap_ns[swap.block]
         compressed = {
-            codec: swapping_cost_ns(self._size(block, codec), hidden, rates, self.codec_ns(swap.block, codec))
+            codec: swapping_cost_ns(self._size(block, codec), overlap_ns, rates, self.codec_ns(swap.block, codec))
             for codec in self.codecs
             if self.costs.is_known(block, codec)
         }
-        return Advice(swap.block, swapping_cost_ns(self.graph.copy_sizes[swap.block], hidden, rates), compressed)
+        return Advice(swap.block, swapping_cost_ns(self.graph.copy_sizes[swap.block], overlap_ns, rates), compressed)
 
     def _size(self, block: Block, codec: str) -> int:
         sparsity = self.costs.sparsity(block)
@@ -215,7 +215,7 @@ def contenders(
         return advisor.costs.encode_ns(block, encoding) + advisor.costs.decode_ns(block, encoding)
 
     advice = [replace(advisor, codec_ns=fastest_ns).advise(swap) for swap in sparse]
-    return tuple(c for c in codecs if c == codecs[0] or any(found.codec == c for found in advice))
+    return tuple(c for c in codecs if c == codecs[0] or any(each.codec == c for each in advice))
 
 
 # Searching takes seconds and training a moment; both follow from their arguments alone, and the same ones come again
@@ -255,10 +255,10 @@ class Cswap(Policy):
         graph = context.graph
         costs, swaps = encoding_costs(graph, self.name), Vdnn("conv").swaps(graph)
         sparse = sparse_swaps(graph, swaps, costs)
-        wanted = CODECS if self.codec == "best" else (self.codec,)
-        codecs = known_codecs(graph, sparse, costs, wanted)
+        requested = CODECS if self.codec == "best" else (self.codec,)
+        codecs = known_codecs(graph, sparse, costs, requested)
         if not codecs:
-            return nothing_to_compress(graph, swaps, f"no sparse tensor's size in {' or '.join(wanted)} is known")
+            return nothing_to_compress(graph, swaps, f"no sparse tensor's size in {' or '.join(requested)} is known")
         profile = profile_of(context, swaps)
         advisor = ExecutionAdvisor(graph, costs, profile, codecs, by_format=self.sizes == "format")
         codecs = contenders(context, advisor, sparse, codecs)
@@ -272,5 +272,5 @@ class Cswap(Policy):
             return sum(model.predict_ns(codec, block.bytes, costs.sparsity(block) or 0.0))
 
         advice = [replace(advisor, codecs=codecs, codec_ns=codec_ns).advise(swap) for swap in sparse]
-        chosen = {found.block: found.codec for found in advice if found.codec is not None}
+        chosen = {each.block: each.codec for each in advice if each.codec is not None}
         return executor.program(graph, swaps, chosen, len(sparse))

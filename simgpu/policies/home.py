@@ -31,12 +31,12 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import Literal
 
-from simgpu.planning.bound import least_peak
+from simgpu.planning.bound import peak_lower_bound
 from simgpu.planning.columns import DRAINED
 from simgpu.planning.evaluator import DOES_NOT_FIT, Chosen, Evaluator
 from simgpu.planning.options import Decisions, Vector
 from simgpu.planning.search.space import Score, Vectors
-from simgpu.planning.search.swarm import Swarm, SwarmFound
+from simgpu.planning.search.swarm import Swarm, SwarmResult
 from simgpu.planning.tables import Ints
 from simgpu.policies.base import PlanContext, parameter
 from simgpu.policies.common.placing import PlacingPolicy, actions_text, bar, evaluator_of, inexact, notes_on, program_of
@@ -92,10 +92,10 @@ class Home(PlacingPolicy):
             context.chosen(Chosen(evaluator, vector, 1))
             why = "everything fits: nothing was searched"
             return replace(self._program(context, evaluator, vector), notes=(actions_text(decisions, vector), why))
-        found = self.search(context, evaluator)
-        context.chosen(Chosen(evaluator, found.best, found.evaluations, found))
-        program = self._program(context, evaluator, found.best)
-        notes = (*notes_on(context.graph, decisions, found.best), _how(found))
+        result = self.search(context, evaluator)
+        context.chosen(Chosen(evaluator, result.best, result.evaluations, result))
+        program = self._program(context, evaluator, result.best)
+        notes = (*notes_on(context.graph, decisions, result.best), _how(result))
         return replace(program, notes=(*program.notes, *notes))
 
     def _by_runs(self, context: PlanContext, decisions: Decisions) -> Program:
@@ -107,16 +107,16 @@ class Home(PlacingPolicy):
             budget = context.budget * percent // 100
             evaluator = self.evaluator(replace(context, budget=budget), decisions)
             shortlist = Shortlist(evaluator.score)
-            found = self.search(context, evaluator, shortlist)
+            result = self.search(context, evaluator, shortlist)
             vectors = dict.fromkeys((keeping(decisions), *shortlist.vectors))
             runs = tried(context, {v: partial(self._program, context, evaluator, v) for v in vectors})
             if runs:
                 break
         best = min(runs, key=lambda run: run.time_ns, default=None)
-        vector = found.best if best is None else best.label
+        vector = result.best if best is None else best.label
         program = self._program(context, evaluator, vector) if best is None else best.program
-        context.chosen(Chosen(evaluator, vector, found.evaluations, found))
-        notes = (*notes_on(context.graph, decisions, vector), _how(found), *inexact(evaluator))
+        context.chosen(Chosen(evaluator, vector, result.evaluations, result))
+        notes = (*notes_on(context.graph, decisions, vector), _how(result), *inexact(evaluator))
         return replace(program, notes=(*program.notes, *notes))
 
     def _program(self, context: PlanContext, evaluator: Evaluator, vector: Vector) -> Program:
@@ -143,7 +143,7 @@ class Home(PlacingPolicy):
             return None
         if _all_fits(evaluator):
             return True
-        if least_peak(evaluator.tables)[0] > context.budget:
+        if peak_lower_bound(evaluator.tables)[0] > context.budget:
             return False
         try:
             self._swarm(context, evaluator).minimise(until_one_fits)
@@ -156,7 +156,7 @@ class Home(PlacingPolicy):
         early = self.offload == "overlapped"
         return replace(evaluator_of(context, decisions), early=early, drain=self.drain)
 
-    def search(self, context: PlanContext, evaluator: Evaluator, score: Score | None = None) -> SwarmFound:
+    def search(self, context: PlanContext, evaluator: Evaluator, score: Score | None = None) -> SwarmResult:
         """Algorithm 1. score: what stands between the swarm and the evaluator's score, if anything does."""
         total = self.iterations
         return self._swarm(context, evaluator).minimise(
@@ -180,8 +180,8 @@ def _all_fits(evaluator: Evaluator) -> bool:
     return int(evaluator.costs([keeping(evaluator.decisions)]).short[0]) == 0
 
 
-def _how(found: SwarmFound) -> str:
-    if found.cost >= DOES_NOT_FIT:
-        lacking = format_bytes(found.cost - DOES_NOT_FIT)
-        return f"none of {found.evaluations} placements fits; the best one lacks {lacking}"
-    return f"best of {found.evaluations} evaluations, reached in iteration {found.converged_at}"
+def _how(result: SwarmResult) -> str:
+    if result.cost >= DOES_NOT_FIT:
+        lacking = format_bytes(result.cost - DOES_NOT_FIT)
+        return f"none of {result.evaluations} placements fits; the best one lacks {lacking}"
+    return f"best of {result.evaluations} evaluations, reached in iteration {result.converged_at}"

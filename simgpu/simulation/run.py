@@ -15,7 +15,7 @@ from simgpu.graph.updates import exchanging
 from simgpu.hardware.spec import NodeSpec
 from simgpu.machine.run import run_program
 from simgpu.policies.base import PlanContext, Policy, no_progress, policy_label
-from simgpu.policies.calling import planned, reclaiming, says_it_fits
+from simgpu.policies.calling import checked_fits, planned, reclaiming
 from simgpu.policies.registry import make_policy
 from simgpu.program.check import not_a_program
 from simgpu.program.data_parallel import DataParallel, ParallelRun, explained, priced, share_of
@@ -88,7 +88,7 @@ def policy_fits(trace: Trace, node: NodeSpec, policy: Policy, config: RunConfig)
     """Whether a policy says, without a plan, that it fits (`Policy.fits`); None where only a run can show it."""
     if type(policy).fits is Policy.fits:
         return None
-    return says_it_fits(policy, _Run.of(trace, node, policy, config).context())
+    return checked_fits(policy, _Run.of(trace, node, policy, config).context())
 
 
 def _checked(
@@ -134,14 +134,14 @@ class _Run:
         self, carried: MutableMapping[str, Any] | None = None, progress: Callable[[str], None] = no_progress
     ) -> PlanContext:
         """What the policy may look at, with a new random generator."""
-        several, beyond = self.config.data_parallel is not None, None
+        several, exactness_limit = self.config.data_parallel is not None, None
         compressed = self.graph.compressed
         if compressed is not None and compressed.uses_link:
-            beyond = "kernels and copies share the link to buddy memory"
+            exactness_limit = "kernels and copies share the link to buddy memory"
         elif self.config.pool == "addressed":
-            beyond = "the addressed pool has holes"
+            exactness_limit = "the addressed pool has holes"
         elif several:
-            beyond = "GPUs that train together share links"
+            exactness_limit = "GPUs that train together share links"
         return PlanContext(
             self.graph,
             self.node,
@@ -151,8 +151,8 @@ class _Run:
             self.config.epoch,
             {} if carried is None else carried,
             progress,
-            beyond=beyond,
-            together=self.trial if several else None,
+            exactness_limit=exactness_limit,
+            parallel_trial=self.trial if several else None,
         )
 
     def trial(self, program: Program) -> Result:

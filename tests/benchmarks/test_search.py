@@ -19,7 +19,7 @@ import pytest
 
 from simgpu.hardware.nodes import load_node
 from simgpu.planning.evaluator import Evaluator
-from simgpu.planning.search.swarm import Swarm, SwarmFound, Update
+from simgpu.planning.search.swarm import Swarm, SwarmResult, Update
 from simgpu.policies.home import Home
 from simgpu.simulation.run import plan_context
 from simgpu.workloads.modelled import build_trace
@@ -63,7 +63,7 @@ def evaluator_of(network: Network) -> Evaluator:
     return evaluator
 
 
-def search(evaluator: Evaluator, seed: int, update: Update = "recombine") -> SwarmFound:
+def search(evaluator: Evaluator, seed: int, update: Update = "recombine") -> SwarmResult:
     choices = evaluator.decisions.choices
     return Swarm(choices, len(choices), PARTICLES, ITERATIONS, seed, update).minimise(evaluator.score)
 
@@ -107,7 +107,7 @@ def sweep_as_printed(evaluator: Evaluator) -> None:
 @pytest.mark.parametrize("network", NETWORKS, ids=lambda network: network.label)
 def test_algorithm_3_in_full(network: Network, report: Report) -> None:
     evaluator = evaluator_of(network)
-    found: list[SwarmFound] = []
+    found: list[SwarmResult] = []
     took = seconds(lambda: found.append(search(evaluator, 0, "full")))
     what = f"{network.label}: full updates, {found[0].evaluations} in {took:.2f} s over {network.seconds} s"
     report(what, took / network.seconds, "", None)

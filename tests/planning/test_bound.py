@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from simgpu.errors import MissingExtraError
 from simgpu.graph.taskgraph import TaskGraph
 from simgpu.hardware.spec import GpuSpec, LinkSpec, NodeSpec
-from simgpu.planning.bound import Bound, least_peak, lower_bound, quick_bound
+from simgpu.planning.bound import Bound, lower_bound, peak_lower_bound, quick_bound
 from simgpu.planning.bound_program import LinearProgram, Solved, Unit
 from simgpu.planning.evaluator import Costs, Evaluator
 from simgpu.planning.options import Decisions
@@ -92,13 +92,13 @@ def test_no_placement_of_random_training_is_faster_and_none_fits_where_the_bound
 @given(small())
 def test_every_placement_holds_the_least_peak(evaluator: Evaluator):
     costs = all_costs(evaluator)
-    assert least_peak(evaluator.tables)[0] <= costs.peak.min()
+    assert peak_lower_bound(evaluator.tables)[0] <= costs.peak.min()
 
 
 @pytest.mark.parametrize("bandwidth", [10**9, 3 * 10**9, 10**10])
 def test_on_a_chain_the_bound_is_below_the_best_at_every_budget_and_never_rises_with_memory(bandwidth: int):
     bounds = []
-    least, _ = least_peak(chained(bandwidth, 10**4).tables)
+    least, _ = peak_lower_bound(chained(bandwidth, 10**4).tables)
     for budget in range(least, 1101, 25):
         evaluator = chained(bandwidth, budget)
         found, best = lower_bound(evaluator.tables), best_ns(evaluator)
@@ -116,7 +116,7 @@ def test_where_nothing_needs_to_leave_the_bound_is_the_best():
 
 
 def test_below_the_least_peak_nothing_fits_and_the_kernel_is_named():
-    least, kernel = least_peak(chained(10**9, 10**4).tables)
+    least, kernel = peak_lower_bound(chained(10**9, 10**4).tables)
     evaluator = chained(10**9, least - 1)
     found = lower_bound(evaluator.tables)
     assert not found.fits

@@ -8,13 +8,13 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from simgpu.errors import InputError, OutOfMemoryError
-from simgpu.experiments.bounds import least_time, least_times
+from simgpu.experiments.bounds import least_time, lower_bounds
 from simgpu.experiments.compare import compare
 from simgpu.graph.taskgraph import TaskGraph
 from simgpu.hardware.spec import GpuSpec, LinkSpec, NodeSpec
 from simgpu.planning.options import Decisions
 from simgpu.planning.wide_bound import wide_bound
-from simgpu.policies.joint.least_times import NOT_BOUNDED, is_bounded, moves_only_activations
+from simgpu.policies.joint.lower_bounds import NOT_BOUNDED, is_bounded, moves_only_activations
 from simgpu.program.lowering import lower
 from simgpu.program.placement import Placement, Swap
 from simgpu.simulation.run import simulate
@@ -59,7 +59,7 @@ def test_no_policy_beats_its_bound_nor_fits_where_nothing_does() -> None:
         budget = max(least - 1 + step * max((peak.bytes if peak else 0) - least + 1, 0) // 6, 1)
         node = NodeSpec("drawn", GpuSpec("gpu", 10**12), LinkSpec("pcie", rate, rate))
         try:
-            bounds = least_times(trace, node, budget=budget)
+            bounds = lower_bounds(trace, node, budget=budget)
         except OutOfMemoryError:
             bounds = None
         except InputError:
@@ -88,7 +88,7 @@ def test_where_no_placement_of_activations_fits_both_callers_have_the_bound_of_a
     """`joint` adopts a program that moves more than feature maps; if these alone leave, a kernel needs 300 bytes."""
     trace = chain([5] * 8, [10] * 8, [100] * 8)
     node = NodeSpec("example", GpuSpec("gpu", 10**4), LinkSpec("pcie", 10**9, 10**9))
-    bounds = least_times(trace, node, budget=250)
+    bounds = lower_bounds(trace, node, budget=250)
     assert (bounds.of_activations.fits, bounds.of_all.fits) == (False, True)
     assert least_time(trace, node, budget=250) == bounds.of_all
     compared = compare(trace, node, ["joint", "ideal"], budget=250, bound=True)

@@ -14,7 +14,7 @@ from simgpu.papers.checks.home_networks import Modelled, swept
 from simgpu.planning import clocks
 from simgpu.planning.columns import FOUND
 from simgpu.planning.evaluator import Evaluator
-from simgpu.planning.search.swarm import SwarmFound
+from simgpu.planning.search.swarm import SwarmResult
 from simgpu.planning.tables import scratch_for
 from simgpu.policies.base import PlanContext
 from simgpu.policies.home import Home
@@ -77,7 +77,7 @@ def seconds(compiled: bool = True) -> dict[str, Any]:
     }
 
 
-def _searches(network: Modelled, policy: Home, count: int) -> list[SwarmFound]:
+def _searches(network: Modelled, policy: Home, count: int) -> list[SwarmResult]:
     context, evaluator = _evaluator(network, policy)
     return [policy.search(replace(context, rng=np.random.default_rng(seed)), evaluator) for seed in range(count)]
 

@@ -80,7 +80,7 @@ class Swarm:
 
     def minimise(
         self, score: Score, start: Sequence[Sequence[int]] = (), progress: Callable[[int], None] | None = None
-    ) -> SwarmFound:
+    ) -> SwarmResult:
         """Search. The same seed, start and score give the same result to the byte.
 
         score: costs of a batch of vectors (see `space.Score`). start: vectors that replace the first random particles.
@@ -105,7 +105,7 @@ class Swarm:
                 break
         table = np.array(costs)
         table.flags.writeable = False
-        return SwarmFound(
+        return SwarmResult(
             as_tuple(flock.best),
             flock.best_cost,
             flock.evaluations,
@@ -139,7 +139,7 @@ class History(NamedTuple):
 
 
 @dataclass(frozen=True)
-class SwarmFound(Found):
+class SwarmResult(Found):
     """What a swarm found, and how it got there.
 
     best: the cheapest particle of any iteration, the first of equals.

@@ -67,9 +67,9 @@ def candidates_of(
     ancestry = Ancestry(graph)
     short = [k for k, held in enumerate(accesses.demand) if held > budget]
     maps = {each.block: each for each in activations(graph) if any(each.after < k < each.before for k in short)}
-    found = []
+    candidates = []
     for b, each in maps.items():
-        kernels, sources = _remake(graph, ancestry, each, maps)
+        kernels, sources = _recomputation(graph, ancestry, each, maps)
         out_ns, in_ns = (_copy_ns(graph, node, b, rate) for rate in (node.link.d2h_bandwidth, node.link.h2d_bandwidth))
         candidate = Candidate(
             number=b,
@@ -82,15 +82,15 @@ def candidates_of(
             sources=sources,
             kernels=kernels,
         )
-        found.append(candidate)
-    return maps, tuple(found)
+        candidates.append(candidate)
+    return maps, tuple(candidates)
 
 
 def _copy_ns(graph: TaskGraph, node: NodeSpec, b: int, rate: int) -> int:
     """Time of a copy that has the link to itself."""
     size, raw = graph.copy_sizes[b], graph.blocks[b].bytes
-    taken = node.gpu.cdma.kernel_bandwidth if node.gpu.cdma is not None else 0
-    return copy_ns(size, sending_rate(node.gpu, taken, size, raw, rate), node.link.latency_ns)
+    kernel_bandwidth = node.gpu.cdma.kernel_bandwidth if node.gpu.cdma is not None else 0
+    return copy_ns(size, sending_rate(node.gpu, kernel_bandwidth, size, raw, rate), node.link.latency_ns)
 
 
 def situation_of(accesses: Accesses) -> Situation:
@@ -98,7 +98,7 @@ def situation_of(accesses: Accesses) -> Situation:
     return Situation(accesses.starts_ns, accesses.peak.start_ns, accesses.peak.end_ns)
 
 
-def _remake(
+def _recomputation(
     graph: TaskGraph, ancestry: Ancestry, each: Activation, maps: dict[int, Activation]
 ) -> tuple[frozenset[int], frozenset[int]]:
     """The kernels that make a feature map again, and the other candidates that they need."""
@@ -187,15 +187,15 @@ class LinkReservations:
     ((20, 30), (40, 51), (20, 30), (40, 100))
     """
 
-    taken: tuple[tuple[int, int], ...] = ()
+    reserved: tuple[tuple[int, int], ...] = ()
 
-    def taking(self, time: tuple[int, int]) -> LinkReservations:
+    def reserving(self, time: tuple[int, int]) -> LinkReservations:
         """The same with one more time taken."""
-        return LinkReservations(tuple(sorted((*self.taken, time)))) if time[1] > time[0] else self
+        return LinkReservations(tuple(sorted((*self.reserved, time)))) if time[1] > time[0] else self
 
     def first(self, from_ns: int, length: int) -> tuple[int, int]:
         """The first free time that begins at `from_ns` or later."""
-        for start, end in self.taken:
+        for start, end in self.reserved:
             if start >= from_ns + length:
                 break
             from_ns = max(from_ns, end)
@@ -203,7 +203,7 @@ class LinkReservations:
 
     def last(self, until_ns: int, length: int) -> tuple[int, int]:
         """The last free time that ends at `until_ns` or earlier; it may begin before the iteration."""
-        for start, end in reversed(self.taken):
+        for start, end in reversed(self.reserved):
             if end <= until_ns - length:
                 break
             until_ns = min(until_ns, start)
@@ -253,22 +253,22 @@ class _Hybrid:
 
     def __init__(self, candidates: Sequence[Candidate], situation: Situation, to_save: int) -> None:
         ordered = sorted(candidates, key=lambda each: (-each.free_ns, -each.bytes, each.number))
-        self.left = {each.number: each for each in ordered}
+        self.undecided = {each.number: each for each in ordered}
         self.outward, self.inward = LinkReservations(), LinkReservations()
         self.situation = situation
         self.lacking = to_save
         self.recompute_ns = {each.number: each.recompute_ns for each in candidates}
         self.sources = {each.number: each.sources for each in candidates}
-        self.again: list[int] = []
+        self.recomputed: list[int] = []
         self.decisions: dict[int, Decision] = {}
 
     def run(self) -> dict[int, Decision]:
         """Pass over what is left until enough is saved; every pass decides at least one."""
-        while self.left and self.lacking > 0:
-            for candidate in list(self.left.values()):
+        while self.undecided and self.lacking > 0:
+            for candidate in list(self.undecided.values()):
                 if self.lacking <= 0:
                     break
-                if candidate.number in self.left:
+                if candidate.number in self.undecided:
                     self._consider(candidate)
         return self.decisions
 
@@ -283,34 +283,34 @@ class _Hybrid:
             self._recompute(cheapest.number)
             return
         self._settle(candidate, SwapOut(trigger))
-        self.outward = self.outward.taking(out)
+        self.outward = self.outward.reserving(out)
         if trigger is not None:
-            self.inward = self.inward.taking(back)
+            self.inward = self.inward.reserving(back)
 
     def _settle(self, candidate: Candidate, decision: Decision) -> None:
         self.decisions[candidate.number] = decision
         self.lacking -= candidate.bytes
-        del self.left[candidate.number]
+        del self.undecided[candidate.number]
 
     def _most_saving(self) -> Candidate | None:
         """The candidate with the largest MSPS, the first by free time of equal ones."""
-        able = [each for each in self.left.values() if self.recompute_ns[each.number] is not None]
+        able = [each for each in self.undecided.values() if self.recompute_ns[each.number] is not None]
         return max(able, key=lambda each: Fraction(each.bytes, max(self._overhead_ns(each.number), 1)), default=None)
 
     def _overhead_ns(self, number: int) -> int:
         """What recomputing costs: once for itself, and once for each recomputed map that is made from it."""
-        repetitions = sum(number in self.sources[each] for each in self.again)
+        repetitions = sum(number in self.sources[each] for each in self.recomputed)
         return (self.recompute_ns[number] or 0) * (1 + repetitions)
 
     def _recompute(self, number: int) -> None:
         """Nothing has it for a source any more: its sources take its place, and candidates' times grow by its own."""
-        self.again.append(number)
+        self.recomputed.append(number)
         own = self.sources[number]
-        for each in (*self.again, *self.left):
+        for each in (*self.recomputed, *self.undecided):
             if number in self.sources[each]:
                 self.sources[each] = (self.sources[each] - {number}) | own
                 time = self.recompute_ns[each]
-                if time is not None and each in self.left:
+                if time is not None and each in self.undecided:
                     self.recompute_ns[each] = time + (self.recompute_ns[number] or 0)
 
 

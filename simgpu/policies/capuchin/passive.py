@@ -153,24 +153,24 @@ def demand(graph: TaskGraph, alignment: int = 1) -> tuple[int, ...]:
     """
     program = lower(graph, Placement())
     pool = CountingPool(None, alignment)
-    _take(pool, graph, program.resident)
-    held = [0] * len(graph.kernels)
+    _acquire(pool, graph, program.resident)
+    used = [0] * len(graph.kernels)
     for segment in program.segments:
         for instruction in segment.streams[COMPUTE]:
             if isinstance(instruction, Acquire):
-                _take(pool, graph, instruction.blocks)
+                _acquire(pool, graph, instruction.blocks)
             elif isinstance(instruction, Release):
-                _give(pool, graph, instruction.blocks)
+                _release(pool, graph, instruction.blocks)
             elif isinstance(instruction, Launch):
-                held[instruction.kernel] = pool.used
-    return tuple(held)
+                used[instruction.kernel] = pool.used
+    return tuple(used)
 
 
-def _take(pool: CountingPool, graph: TaskGraph, blocks: Sequence[int]) -> None:
+def _acquire(pool: CountingPool, graph: TaskGraph, blocks: Sequence[int]) -> None:
     pool.acquire(pool.prepare(blocks, [graph.sizes[b] for b in blocks]))
 
 
-def _give(pool: CountingPool, graph: TaskGraph, blocks: Sequence[int]) -> None:
+def _release(pool: CountingPool, graph: TaskGraph, blocks: Sequence[int]) -> None:
     pool.release(pool.prepare(blocks, [graph.sizes[b] for b in blocks]))
 
 
@@ -185,10 +185,10 @@ class _Passive:
         self.graph = graph
         self.budget = budget
         self.pool = CountingPool(None, alignment)
-        _take(self.pool, graph, resident.resident)
+        _acquire(self.pool, graph, resident.resident)
         self.code: defaultdict[StreamId, list[Instruction]] = defaultdict(list)
         self.recent: dict[int, None] = {}
-        self.away: set[int] = set()
+        self.on_host: set[int] = set()
         self.events = 0
 
     def segment(self, segment: Segment) -> Segment:
@@ -196,14 +196,14 @@ class _Passive:
         for instruction, k in _with_next_kernel(segment.streams[COMPUTE]):
             if isinstance(instruction, Acquire):
                 self._fetch(k)
-                self._make_room(instruction.blocks, k)
-                _take(self.pool, self.graph, instruction.blocks)
+                self._evict_for(instruction.blocks, k)
+                _acquire(self.pool, self.graph, instruction.blocks)
                 self._access(instruction.blocks)
             elif isinstance(instruction, Launch):
                 self._fetch(k)
                 self._access((*self.graph.reads[k], *self.graph.writes[k]))
             elif isinstance(instruction, Release):
-                _give(self.pool, self.graph, instruction.blocks)
+                _release(self.pool, self.graph, instruction.blocks)
                 for b in instruction.blocks:
                     self.recent.pop(b, None)
             self.code[COMPUTE].append(instruction)
@@ -219,48 +219,48 @@ class _Passive:
 
     def _fetch(self, k: int) -> None:
         """Bring back what kernel k touches."""
-        missing = tuple(b for b in dict.fromkeys((*self.graph.reads[k], *self.graph.writes[k])) if b in self.away)
+        missing = tuple(b for b in dict.fromkeys((*self.graph.reads[k], *self.graph.writes[k])) if b in self.on_host)
         if missing:
-            self._make_room(missing, k)
-            _take(self.pool, self.graph, missing)
+            self._evict_for(missing, k)
+            _acquire(self.pool, self.graph, missing)
             self.code[COMPUTE].append(Acquire(missing))
             copies = [step for b in missing for step in (CopyIn(b), Release((b,), Space.HOST))]
             self._copy(H2D, copies)
-            self.away.difference_update(missing)
+            self.on_host.difference_update(missing)
             self._access(missing)
 
-    def _make_room(self, blocks: Sequence[int], k: int) -> None:
+    def _evict_for(self, blocks: Sequence[int], k: int) -> None:
         """Evict as many blocks as kernel k does not touch until there is room for these."""
-        lacking = self.pool.used + self._held(blocks) - self.budget
+        lacking = self.pool.used + self._padded(blocks) - self.budget
         victims = []
         touched = {*self.graph.reads[k], *self.graph.writes[k]}
         for b in self.recent:
             if lacking <= 0:
                 break
-            if self._may_leave(b, k, touched):
+            if self._can_evict(b, k, touched):
                 victims.append(b)
-                lacking -= self._held((b,))
+                lacking -= self._padded((b,))
         if victims:
             self._copy(D2H, [step for b in victims for step in (Acquire((b,), Space.HOST), CopyOut(b))])
             self.code[COMPUTE].append(Release(tuple(victims)))
-            _give(self.pool, self.graph, victims)
-            self.away.update(victims)
+            _release(self.pool, self.graph, victims)
+            self.on_host.update(victims)
             for b in victims:
                 del self.recent[b]
 
-    def _may_leave(self, b: int, k: int, touched: Collection[int]) -> bool:
+    def _can_evict(self, b: int, k: int, touched: Collection[int]) -> bool:
         return b not in touched and self.graph.sizes[b] > 0 and self.graph.next_use(b, k) is not None
 
-    def _held(self, blocks: Sequence[int]) -> int:
+    def _padded(self, blocks: Sequence[int]) -> int:
         """Bytes of memory that blocks take together, padding included."""
         return self.pool.prepare(blocks, [self.graph.sizes[b] for b in blocks])[1]
 
     def _copy(self, stream: StreamId, copies: Sequence[Instruction]) -> None:
         """Have a stream copy while compute waits."""
-        begun, ended = self.events, self.events + 1
+        begin, end = self.events, self.events + 1
         self.events += 2
-        self.code[COMPUTE] += [Signal(begun), Await(ended)]
-        self.code[stream] += [Await(begun), *copies, Signal(ended)]
+        self.code[COMPUTE] += [Signal(begin), Await(end)]
+        self.code[stream] += [Await(begin), *copies, Signal(end)]
 
 
 def _with_next_kernel(code: Sequence[Instruction]) -> Iterator[tuple[Instruction, int]]:

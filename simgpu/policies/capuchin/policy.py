@@ -89,15 +89,15 @@ def first_to_current(graph: TaskGraph, node: NodeSpec, budget: int, decisions: D
             return tuple(vector)
         tried = [[*vector[:position], number, *vector[position + 1 :]] for number in range(1, count)]
         vector = tried[int(without.costs(tried).time_ns.argmin())]
-    return tuple(vector) if _fits(within, vector) else _mended(within, vector)
+    return tuple(vector) if _fits(within, vector) else _repaired(within, vector)
 
 
-def _mended(within: Evaluator, vector: list[int]) -> Vector:
+def _repaired(within: Evaluator, vector: list[int]) -> Vector:
     """A vector in which all have left and which does not fit, made to fit if swaps can; see the readings."""
     options = within.decisions.options
-    remade = [p for p, own in enumerate(options) if own[vector[p]].action is Action.RECOMPUTE]
+    recomputed = [p for p, own in enumerate(options) if own[vector[p]].action is Action.RECOMPUTE]
     swapped = []
-    for position in remade:
+    for position in recomputed:
         if _fits(within, vector):
             break
         swapped.append(position)

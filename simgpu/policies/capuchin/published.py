@@ -120,44 +120,46 @@ class _Guided:
     def _postpone(self, decisions: BlockDecisions, k: int, short: int) -> bool:
         """Let so many bytes come after kernel k as were fetched before it and are needed later; False if none were."""
         sizes = {each.number: each.bytes for each in self.candidates}
-        there = [
+        fetched = [
             b
-            for b, found in decisions.items()
-            if isinstance(found, SwapOut) and found.trigger is not None and found.trigger <= k < self.maps[b].before
+            for b, decision in decisions.items()
+            if isinstance(decision, SwapOut)
+            and decision.trigger is not None
+            and decision.trigger <= k < self.maps[b].before
         ]
-        for b in sorted(there, key=lambda b: (-self.maps[b].before, b)):
+        for b in sorted(fetched, key=lambda b: (-self.maps[b].before, b)):
             if short <= 0:
                 break
             self.not_before[b] = k + 1
             short -= sizes[b]
-        return bool(there)
+        return bool(fetched)
 
     def _swap_instead(self, decisions: BlockDecisions, k: int) -> bool:
         """Recompute nothing by kernel k any more, if it is its second run that lacks memory; False if it is not."""
-        gone = sum(
+        evicted_bytes = sum(
             each.bytes
             for each in self.candidates
             if each.number in decisions and self.maps[each.number].after < k < self.maps[each.number].before
         )
-        first_run_fits = k >= 0 and self.demand[k] - gone <= self.context.budget
-        again = {
+        first_run_fits = k >= 0 and self.demand[k] - evicted_bytes <= self.context.budget
+        recomputed = {
             each.number
             for each in self.candidates
             if k in each.kernels and isinstance(decisions.get(each.number), RecomputeBlock)
         }
         if first_run_fits:
             self.candidates = tuple(
-                replace(each, recompute_ns=None) if each.number in again else each for each in self.candidates
+                replace(each, recompute_ns=None) if each.number in recomputed else each for each in self.candidates
             )
-        return first_run_fits and bool(again)
+        return first_run_fits and bool(recomputed)
 
     def _postponed(self, decisions: BlockDecisions) -> BlockDecisions:
-        found = dict(decisions)
+        postponed = dict(decisions)
         for b, k in self.not_before.items():
             decision = decisions.get(b)
             if isinstance(decision, SwapOut) and decision.trigger is not None:
-                found[b] = SwapOut(max(decision.trigger, k))
-        return found
+                postponed[b] = SwapOut(max(decision.trigger, k))
+        return postponed
 
     def _late(self, trial: Trial) -> set[int]:
         """Blocks for whose copy in compute waited in the last iteration."""

@@ -1,21 +1,20 @@
-"""How many samples to run at a time within a budget of memory: equation 8 of moDNN (Chen et al., TPDS 2019, section
-5.1.2), the memory of any alpha |T| consecutive tasks.
+"""The sub-batch that fits a memory budget, by equation 8 of moDNN (Chen et al., TPDS 2019, section 5.1.2): it limits
+the memory of any alpha |T| consecutive tasks.
 
 Where the published text is open, this implementation decides:
 
-* Tasks are those of layers (`Tdfg.layer_tasks`), as in the published graph: a layer may have several kernels, of
-  different number in forward and in backward. Updates of weights (BP3) are not among them. The window is alpha |T|
+* A task is one layer in one pass (`Tdfg.layer_tasks`), as in the published graph: it may have several kernels, and
+  their number may differ between forward and backward. Weight updates (BP3) are not tasks. The window is alpha |T|
   tasks, rounded up.
-* On top of a window's data comes the largest workspace that the fastest algorithms of its tasks need.
-* The equation as printed adds up all data that the window's tasks touch, each once: `touched`. But the tasks are to run
-  without running out of memory, and memory of data that no later task uses is free for those to come: `live`, the
-  default, counts what the window has at its fullest moment. Data from before the window is resident from its begin,
-  data that it makes from then on, and data that is used later stays. Of the two this one agrees with section 7.4, where
-  ResNet-34 at batch 256 is not partitioned in 5 GB and is below.
-* Workspaces are profiled at one batch, while data grow with the sub-batch that is tried. The selected sub-batch is
-  rounded down, profiled in turn, and so on until it stays. Where the profiles cycle, the largest rounded sub-batch
-  within the cycle is taken that equation 8 allows by its own profile.
-* The whole batch is never rounded: nothing is partitioned then.
+* A window needs its data and the largest workspace of the fastest algorithms of its tasks.
+* The equation as printed adds up all data that the window's tasks touch, each once: `touched`. But data that no later
+  task uses can be freed within the window: `live`, the default, is the peak of the window's resident data. Data from
+  before the window is resident from its begin, new data from its creation, and data that is used later stays. Only
+  `live` agrees with section 7.4, where ResNet-34 at batch 256 is not partitioned in 5 GB and is below.
+* Workspaces are profiled at one batch, while data sizes scale with the candidate sub-batch. The selected sub-batch is
+  rounded down and profiled in turn, until it no longer changes. Where the profiles cycle, the largest rounded sub-batch
+  in the cycle is selected that equation 8 allows by its own profile.
+* The full batch is never rounded: nothing is partitioned then.
 """
 
 from __future__ import annotations
@@ -43,39 +42,39 @@ from simgpu.workloads.rescale.kernels import scaled
 from simgpu.workloads.rescale.samples import sample_sides
 
 
-def partitioned(context: PlanContext, asked: int, alpha: float) -> tuple[TaskGraph, int, list[str]]:
-    """The graph in sub-batches, their size, and notes that say so.
+def partitioned(context: PlanContext, requested: int, alpha: float) -> tuple[TaskGraph, int, list[str]]:
+    """The graph in sub-batches, the sub-batch size, and notes on both.
 
-    asked: samples at a time, 0 to have them chosen. alpha: share of the tasks in equation 8. A batch that nobody can
-    partition stays whole where the choice is free. Raises `InputError` for numbers that are none of these, and where
-    the sub-batch that was asked for cannot be had.
+    requested: samples per sub-batch, 0 to choose. alpha: share of the tasks in equation 8. Where the size is to be
+    chosen and the batch cannot be partitioned, it stays undivided. Raises `InputError` for values out of range, and
+    where a requested sub-batch is impossible.
     """
     require_reads(context.graph)
-    whole = context.graph.trace.info.batch
+    batch = context.graph.trace.info.batch
     if not 0 < alpha <= 1:
-        what = f"{alpha} is no share of the tasks"
+        what = f"{alpha} is not a share of the tasks"
         raise InputError.single("", "parameters.alpha", what, "give a number over 0 and up to 1")
-    if asked:
-        if not 1 <= asked <= whole:
-            what = f"{asked} is no part of a batch of {whole}"
-            raise InputError.single("", "parameters.sub_batch", what, f"give 1 to {whole}, or 0 to have it chosen")
-        notes = [f"sub-batches of {asked} of {whole} samples, as requested", *_on_times(context.graph, asked)]
-        return transformed(context.graph, (Split(asked),)), asked, notes
-    found = select_sub_batch(context.graph, context.node.gpu, context.budget, alpha=alpha)
-    reason = found.why_whole
-    if found.size < whole:
+    if requested:
+        if not 1 <= requested <= batch:
+            what = f"{requested} is no part of a batch of {batch}"
+            raise InputError.single("", "parameters.sub_batch", what, f"give 1 to {batch}, or 0 to have it chosen")
+        notes = [f"sub-batches of {requested} of {batch} samples, as requested", *_on_times(context.graph, requested)]
+        return transformed(context.graph, (Split(requested),)), requested, notes
+    selection = select_sub_batch(context.graph, context.node.gpu, context.budget, alpha=alpha)
+    reason = selection.why_whole
+    if selection.size < batch:
         try:
-            graph = transformed(context.graph, (Split(found.size),))
-            notes = [f"sub-batches of {found.size} of {whole} samples", *_on_times(context.graph, found.size)]
-            return graph, found.size, notes
+            graph = transformed(context.graph, (Split(selection.size),))
+            notes = [f"sub-batches of {selection.size} of {batch} samples", *_on_times(context.graph, selection.size)]
+            return graph, selection.size, notes
         except InputError as error:
             reason = first_reason(error)
-    notes = [f"the batch of {whole} is not partitioned" + (f": {reason}" if reason else "")]
-    return transformed(context.graph, (Split(whole),)), whole, notes
+    notes = [f"the batch of {batch} is not partitioned" + (f": {reason}" if reason else "")]
+    return transformed(context.graph, (Split(batch),)), batch, notes
 
 
 def _on_times(graph: TaskGraph, size: int) -> list[str]:
-    """Where times at a sub-batch come from, if those of the whole batch were recorded."""
+    """A note on the times of sub-batches where the times of the full batch were recorded."""
     info = graph.trace.info
     if info.origin is Origin.MODELLED or size == info.batch:
         return []
@@ -86,12 +85,12 @@ def _on_times(graph: TaskGraph, size: int) -> list[str]:
 #: The share of tasks that the paper uses.
 ALPHA = 0.15
 
-#: Which data of a window count: see the readings above.
+#: The data of a window that count: see the module's docstring.
 Counted = Literal["live", "touched"]
 
 
 def fastest_workspaces(tdfg: Tdfg) -> list[int]:
-    """Of each task's fastest way, bytes."""
+    """The workspace of each kernel's fastest algorithm, bytes."""
     return [tdfg.fastest(k).workspace for k in range(len(tdfg.kinds))]
 
 
@@ -124,7 +123,7 @@ class Windows:
 
     @classmethod
     def of(cls, tdfg: Tdfg, alpha: float, counted: Counted) -> Windows:
-        """Of a graph and a share of its tasks. Raises `ValueError` for a share not over 0 and up to 1."""
+        """The windows of a graph. alpha: share of its tasks. Raises `ValueError` unless it is over 0 and up to 1."""
         if not 0 < alpha <= 1:
             raise ValueError(f"alpha is {alpha}: give a share of the tasks over 0 and up to 1")
         tasks = tdfg.layer_tasks
@@ -139,7 +138,7 @@ class Windows:
         return cls(tasks, data, tdfg.resident, first, last, width, counted)
 
     def largest(self, sizes: Sequence[int], workspaces: Sequence[int]) -> int:
-        """Bytes of the largest window and what resides, for sizes by block and workspaces by kernel."""
+        """Bytes of the largest window with all resident blocks, for sizes by block and workspaces by kernel."""
         resident = sum(sizes[b] for b in self.resident)
         if not self.tasks:
             return resident
@@ -148,9 +147,9 @@ class Windows:
         return resident + max(map(sum, zip(needs, scratch, strict=True)))
 
     def _touched(self, sizes: Sequence[int]) -> list[int]:
-        """Of each window, the bytes of all data that its tasks touch."""
+        """The bytes of all data that each window's tasks touch."""
         uses: Counter[int] = Counter()
-        total, found = 0, []
+        total, totals = 0, []
         for end, blocks in enumerate(self.data):
             for b in blocks:
                 total += 0 if uses[b] else sizes[b]
@@ -160,13 +159,13 @@ class Windows:
                     uses[b] -= 1
                     total -= 0 if uses[b] else sizes[b]
             if end >= self.width - 1:
-                found.append(total)
-        return found
+                totals.append(total)
+        return totals
 
     def _live(self, sizes: Sequence[int]) -> list[int]:
-        """Of each window, the most bytes of its data that live at once.
+        """The peak bytes of live data in each window.
 
-        At a task these are all that it touches but what died since the window began and what is born before it ends.
+        At a task, this is all data of the window but the blocks that died before it and those that are born after it.
         """
         count, width = len(self.tasks), self.width
         born, dead = [0] * count, [0] * count
@@ -188,7 +187,7 @@ def _largest_in_window(values: Sequence[int], width: int) -> list[int]:
     [3, 2, 5, 5]
     """
     candidates: deque[int] = deque()  # places whose value no later one in the window reaches
-    found = []
+    maxima = []
     for end, value in enumerate(values):
         while candidates and values[candidates[-1]] <= value:
             candidates.pop()
@@ -196,17 +195,17 @@ def _largest_in_window(values: Sequence[int], width: int) -> list[int]:
         if candidates[0] == end - width:
             candidates.popleft()
         if end >= width - 1:
-            found.append(values[candidates[0]])
-    return found
+            maxima.append(values[candidates[0]])
+    return maxima
 
 
 @dataclass(frozen=True, slots=True)
 class SubBatch:
-    """A sub-batch and how it was found.
+    """A selected sub-batch.
 
-    size: samples at a time; whole: the batch. fits: whether equation 8 holds at `size`; if not, one sample is too much
-    already, or the batch cannot be partitioned. steps: (batch that was profiled, sub-batch that its profile led to),
-    in order. why_whole: why a batch that does not fit is not partitioned, empty where that is not so.
+    size: samples per sub-batch; whole: the full batch. fits: whether equation 8 holds at `size`; if not, one sample is
+    too much, or the batch cannot be partitioned. steps: (profiled batch, sub-batch selected by that profile), in order.
+    why_whole: why a batch that does not fit is not partitioned, else empty.
     """
 
     size: int
@@ -228,10 +227,10 @@ def rounded_down(batch: int) -> int:
 def select_sub_batch(
     graph: TaskGraph, gpu: GpuSpec, budget: int, *, alpha: float = ALPHA, counted: Counted = "live"
 ) -> SubBatch:
-    """The sub-batch of which any alpha |T| consecutive tasks fit into `budget` bytes by equation 8; 1 if none does.
+    """The largest sub-batch for which any alpha |T| consecutive tasks fit into `budget` bytes by equation 8; else 1.
 
-    graph: the whole iteration, told at other batches by its `at_batch`. gpu: whose alignment blocks have. alpha,
-    counted: of equation 8 (`simgpu.policies.common.sub_batches`).
+    graph: the undivided iteration; its `at_batch` gives other batches. gpu: its alignment pads blocks. alpha, counted:
+    parameters of equation 8 (`simgpu.policies.common.sub_batches`).
 
     >>> from dataclasses import replace
     >>> from simgpu.trace.chain import chain
@@ -245,9 +244,8 @@ def select_sub_batch(
 
 @dataclass
 class _Selection:
-    """One search. profiles: workspaces of the fastest algorithms by profiled batch. growing: blocks that hold samples.
-
-    steps: profiles and what they led to, as they come.
+    """One search. profiles: workspaces of the fastest algorithms by profiled batch. growing: blocks whose size depends
+    on the batch. steps: as in `SubBatch`.
     """
 
     graph: TaskGraph
@@ -265,7 +263,7 @@ class _Selection:
         self.growing: frozenset[int] = frozenset()
 
     def run(self) -> SubBatch:
-        """The whole batch where that fits or nothing else can be had, else what profiles and rounding settle on."""
+        """The full batch where it fits or cannot be partitioned, else the sub-batch that the profiles select."""
         if self._fits(self.whole, self.whole):
             return SubBatch(self.whole, self.whole, True, ((self.whole, self.whole),))
         try:
@@ -279,22 +277,22 @@ class _Selection:
         return SubBatch(self.whole, self.whole, False, ((self.whole, self.whole),), why)
 
     def _settled(self) -> int:
-        """Profile and select in turn until the sub-batch stays."""
+        """Profile and select in turn until the sub-batch no longer changes."""
         seen = [self.whole]
-        while (found := self._selected(seen[-1])) not in seen:
-            seen.append(found)
-        circle = seen[seen.index(found) :]
-        return self._between(min(circle), max(circle))
+        while (size := self._selected(seen[-1])) not in seen:
+            seen.append(size)
+        cycle = seen[seen.index(size) :]
+        return self._between(min(cycle), max(cycle))
 
     def _selected(self, profiled: int) -> int:
-        """By the workspaces profiled at one batch: the largest sub-batch that fits, rounded; 1 if none does."""
+        """The largest sub-batch that fits with the workspaces of one profile, rounded; 1 if none does."""
         size = bisect_right(range(2, self.whole + 1), 0, key=lambda batch: not self._fits(batch, profiled)) + 1
-        found = size if size == self.whole else rounded_down(size)
-        self.steps.append((profiled, found))
-        return found
+        rounded = size if size == self.whole else rounded_down(size)
+        self.steps.append((profiled, rounded))
+        return rounded
 
     def _between(self, low: int, high: int) -> int:
-        """The largest regular sub-batch that its own profile allows, of one that is allowed and one that is not."""
+        """The largest regular sub-batch that its own profile allows, between one that fits and one that does not."""
         regular = sorted({rounded_down(batch) for batch in range(low, max(high, low + 1))})
         return regular[bisect_right(regular[1:], 0, key=lambda batch: self._selected(batch) < batch)]
 

@@ -57,14 +57,14 @@ def explore(
     Explored(vector=(2, 2), score=6, evaluations=9, complete=True)
     """
     if prod(choices) <= ALL:
-        found = exhaustive(choices, score)
-        return Explored(found.best, found.cost, found.evaluations, complete=True)
+        result = exhaustive(choices, score)
+        return Explored(result.best, result.cost, result.evaluations, complete=True)
     search = _Search(choices, score, limit, seed, enough, progress)
     few = [min(count, 3) for count in choices]
     if prod(few) <= ALL:
-        found = exhaustive(few, score)
-        search.note(found.best, found.cost, found.evaluations)
-        starts = (*starts, found.best)
+        result = exhaustive(few, score)
+        search.note(result.best, result.cost, result.evaluations)
+        starts = (*starts, result.best)
     search.descend_from(starts)
     search.change_at_random()
     return Explored(search.vector, search.best, search.evaluations, complete=False)
@@ -110,8 +110,8 @@ class _Search:
         part = max(self.limit // _PART_OF_A_START, 1)
         for start in dict.fromkeys((self.vector, *starts)):
             if not self.done:
-                found = descend(start, self.choices.tolist(), self.score, self.pairs, part)
-                self.note(found.best, found.cost, found.evaluations)
+                result = descend(start, self.choices.tolist(), self.score, self.pairs, part)
+                self.note(result.best, result.cost, result.evaluations)
 
     def change_at_random(self) -> None:
         """A few places of the best vector at a time; then descend from what is better."""
@@ -128,6 +128,6 @@ class _Search:
             better = int(scores[first]) < self.best
             self.note(tuple(rows[first].tolist()), int(scores[first]), _BATCH)
             if better and not self.done:
-                left = max(self.limit - self.evaluations, 1)
-                found = descend(self.vector, self.choices.tolist(), self.score, limit=left)
-                self.note(found.best, found.cost, found.evaluations)
+                remaining = max(self.limit - self.evaluations, 1)
+                result = descend(self.vector, self.choices.tolist(), self.score, limit=remaining)
+                self.note(result.best, result.cost, result.evaluations)

@@ -7,7 +7,7 @@ SuperNeurons and Capuchin, by exchanges of decisions (`simgpu.policies.joint.exp
 result and the programs of these policies, and of vDNN, and the fastest is the answer: it is never slower than any.
 
 A note gives the gap to a lower bound on the time of every placement of these actions within the budget or, where a
-program moves more than feature maps, of every program (`simgpu.policies.joint.least_times`).
+program moves more than feature maps, of every program (`simgpu.policies.joint.lower_bounds`).
 
 Splitting the batch is no placement, so `joint` does not adopt it; where anything is offloaded or recomputed, a note
 gives time and peak memory of gradient accumulation. Two policies run it here: `vdnn+` with ``mode=dynamic``, which
@@ -40,7 +40,7 @@ from simgpu.policies.common.placing import PlacingPolicy, bar, evaluator_of, ine
 from simgpu.policies.common.shortlist import Shortlist, Tried, run_of, tried
 from simgpu.policies.home import Home
 from simgpu.policies.joint.exploring import Explored, explore
-from simgpu.policies.joint.least_times import NOT_BOUNDED, bounds_of
+from simgpu.policies.joint.lower_bounds import NOT_BOUNDED, bounds_of
 from simgpu.policies.modnn.policy import Modnn
 from simgpu.policies.superneurons import SuperNeurons
 from simgpu.policies.vdnn import Vdnn
@@ -82,29 +82,29 @@ class Joint(PlacingPolicy):
         Raises `InputError` for a trace with several compute streams, or without what its kernels read.
         """
         # HOME's swarm draws first, and so draws what it draws where it is asked alone.
-        alone = replace(context, rng=deepcopy(context.rng))
+        home_context = replace(context, rng=deepcopy(context.rng))
         starts = _starts(context)
         decisions = self.decisions(context)
         evaluator = evaluator_of(context, decisions)
         shortlist = Shortlist(evaluator.score)
-        found = self._explore(context, evaluator, starts, shortlist)
-        searched = program_of(context.graph, decisions, found.vector)
+        result = self._explore(context, evaluator, starts, shortlist)
+        searched = program_of(context.graph, decisions, result.vector)
         makers = {"search": lambda: searched, **_rivals(context, decisions, starts)}
-        vectors = {"search": found.vector, **starts}
+        vectors = {"search": result.vector, **starts}
         if evaluator.why_not:
             more = {f"search {n}": vector for n, vector in enumerate(shortlist.vectors)}
             makers |= {each: partial(program_of, context.graph, decisions, vector) for each, vector in more.items()}
             vectors |= more
-            makers["home, by runs"] = partial(Home().plan, alone)
+            makers["home, by runs"] = partial(Home().plan, home_context)
         runs = tried(context, makers)
         best = min(runs, key=lambda run: run.time_ns, default=None)
         label, program = ("search", searched) if best is None else best[:2]
-        context.chosen(Chosen(evaluator, vectors.get(label), found.evaluations))
-        notes = [_how(found)]
+        context.chosen(Chosen(evaluator, vectors.get(label), result.evaluations))
+        notes = [_how(result)]
         if label in vectors:
             notes[:0] = notes_on(context.graph, decisions, vectors[label])
         if not label.startswith("search"):
-            why = "no searched placement fits" if found.score >= DOES_NOT_FIT else "faster than the searched placement"
+            why = "no searched placement fits" if result.score >= DOES_NOT_FIT else "faster than the searched placement"
             notes.insert(0, f"adopted: the program of {label}, {why}")
         if self.lower_bound and best is not None and not evaluator.why_not:
             notes.append(_distance(evaluator, program, best.time_ns))
@@ -130,13 +130,13 @@ class Joint(PlacingPolicy):
         return True if known else None
 
     def _explore(self, context: PlanContext, evaluator: Evaluator, starts: Starts, score: Score) -> Explored:
-        def tell(used: int) -> None:
+        def report(used: int) -> None:
             context.progress(f"searching {bar(used / self.evaluations)} {used} evaluations")
 
         seed = int(context.rng.integers(2**31))
-        least = context.graph.ideal_ns()
+        ideal_ns = context.graph.ideal_ns()
         choices = evaluator.decisions.choices
-        return explore(choices, score, list(starts.values()), self.evaluations, seed, least, tell)
+        return explore(choices, score, list(starts.values()), self.evaluations, seed, ideal_ns, report)
 
 
 def _starts(context: PlanContext) -> Starts:
@@ -166,11 +166,11 @@ def _suggestions(context: PlanContext, runs: Sequence[Tried[str]]) -> tuple[str,
     return f"tried: {named or 'none fits'}", accumulation_note(context)
 
 
-def _how(found: Explored) -> str:
-    if found.score >= DOES_NOT_FIT:
-        return f"none of {found.evaluations} placements fits"
-    every = "best of all placements" if found.complete else f"best of {found.evaluations} evaluations"
-    return f"{every}: {format_time(found.score)}"
+def _how(result: Explored) -> str:
+    if result.score >= DOES_NOT_FIT:
+        return f"none of {result.evaluations} placements fits"
+    every = "best of all placements" if result.complete else f"best of {result.evaluations} evaluations"
+    return f"{every}: {format_time(result.score)}"
 
 
 def _distance(evaluator: Evaluator, program: Program, time_ns: int) -> str:
@@ -181,8 +181,8 @@ def _distance(evaluator: Evaluator, program: Program, time_ns: int) -> str:
         return f"no lower bound: the program {NOT_BOUNDED}"
     over = time_ns / bound.ns - 1 if bound.ns else inf if time_ns else 0
     if bound is both.of_activations:
-        least = f"{format_time(bound.ns)} ({bound.how})"
-        return f"at most {over:.2%} over the best possible placement of these actions; lower bound {least}"
+        lowest = f"{format_time(bound.ns)} ({bound.how})"
+        return f"at most {over:.2%} over the best possible placement of these actions; lower bound {lowest}"
     return f"at most {over:.2%} over the lower bound of a program that moves more than feature maps: {both.summary}"
 
 
@@ -212,31 +212,31 @@ def accumulate(context: PlanContext) -> Accumulated | str:
     batch = context.graph.trace.info.batch
     if batch == 1:
         return "not tried, a batch of 1 cannot be split"
-    found: list[Accumulated] = []
+    runs: list[Accumulated] = []
     why = f"not even {-(-batch // max(_COUNTS))} samples at a time fit the budget"
     for samples in dict.fromkeys(-(-batch // count) for count in _COUNTS):
         for policy in (VdnnPlus(samples, mode="dynamic"), Modnn(samples)):
             label = policy_label(policy)
             context.progress(f"trying {label}")
             try:
-                found.append(Accumulated(samples, run_of(context, label, policy.plan(context))))
+                runs.append(Accumulated(samples, run_of(context, label, policy.plan(context))))
             except InputError as error:
                 why = f"not tried, {first_reason(error)}"
             except OutOfMemoryError:
                 continue
-        if any(not each.run.copies for each in found):
+        if any(not each.run.copies for each in runs):
             break
-    return min(found, key=lambda each: each.run.time_ns) if found else why
+    return min(runs, key=lambda each: each.run.time_ns) if runs else why
 
 
 def accumulation_note(context: PlanContext) -> str:
     """What gradient accumulation would take, and what is to be known of these numbers."""
-    found = accumulate(context)
-    if isinstance(found, str):
-        return f"gradient accumulation: {found}"
-    trace, samples = context.graph.trace, found.samples
+    result = accumulate(context)
+    if isinstance(result, str):
+        return f"gradient accumulation: {result}"
+    trace, samples = context.graph.trace, result.samples
     count = -(-trace.info.batch // samples)
-    parts = [f"gradient accumulation, {count} micro-batches ({found.run.label}): {found.run.cost}"]
+    parts = [f"gradient accumulation, {count} micro-batches ({result.run.label}): {result.run.cost}"]
     if trace.info.origin is not Origin.MODELLED:
         parts.append(f"times of {samples} samples are modelled, not recorded")
     if trace.algorithms:
@@ -305,16 +305,16 @@ def _worth_it(
     graph: TaskGraph, costs: EncodingCosts, executor: SwappingExecutor, b: int, codecs: tuple[str, ...]
 ) -> list[Encoding]:
     block = graph.blocks[b]
-    found: list[tuple[tuple[int, int, int], Encoding]] = []
+    efficient: list[tuple[tuple[int, int, int], Encoding]] = []
     for codec in codecs:
         if not costs.is_known(block, codec) or costs.encoded_bytes(block, codec) >= graph.copy_sizes[b]:
             continue
         encoding = executor.encoding(b, codec)
-        price = (
+        cost = (
             costs.encoded_bytes(block, codec),
             costs.encode_ns(block, encoding),
             costs.decode_ns(block, encoding),
         )
-        if not any(all(a <= c for a, c in zip(other, price, strict=True)) for other, _ in found):
-            found.append((price, encoding))
-    return [encoding for _, encoding in found]
+        if not any(all(a <= c for a, c in zip(other, cost, strict=True)) for other, _ in efficient):
+            efficient.append((cost, encoding))
+    return [encoding for _, encoding in efficient]

@@ -55,17 +55,17 @@ class DeviceMemory:
     on_host: set[int] = field(default_factory=set)
     written: dict[int, Point] = field(default_factory=dict)
     freed: list[Freed] = field(default_factory=list)
-    gone: dict[int, Point] = field(default_factory=dict)
+    freed_after: dict[int, Point] = field(default_factory=dict)
     _requests: dict[int, Request] = field(default_factory=dict)
 
     def request(self, b: int) -> Request:
         """The pool's request for a data block."""
-        found = self._requests.get(b)
-        if found is None:
-            found = self._requests[b] = self.pool.prepare([b], [self.tasks.graph.sizes[b]])
-        return found
+        request = self._requests.get(b)
+        if request is None:
+            request = self._requests[b] = self.pool.prepare([b], [self.tasks.graph.sizes[b]])
+        return request
 
-    def take(self, b: int) -> bool:
+    def acquire(self, b: int) -> bool:
         """Take memory for a block by the pool's rule; False where no hole is large enough."""
         if not self.pool.acquire(self.request(b)):
             return False
@@ -73,7 +73,7 @@ class DeviceMemory:
         self.unused.add(b)
         return True
 
-    def give(self, b: int) -> None:
+    def release(self, b: int) -> None:
         """Give a block's memory back."""
         self.pool.release(self.request(b))
         self.present.discard(b)
@@ -101,27 +101,27 @@ class DeviceMemory:
         """When the data stream has given back all that it held of these addresses, nanoseconds."""
         return max((point.time for point in self.freed_in(start, stop)), default=0)
 
-    def on_trial(self, workspace: Request, moved: Iterable[int], blocks: Iterable[int]) -> tuple[int, list[int]]:
+    def on_trial(self, workspace: Request, evicted: Iterable[int], blocks: Iterable[int]) -> tuple[int, list[int]]:
         """Place a workspace as if some blocks had moved out: when its addresses are free, and what finds no room then.
 
         blocks: what is to be placed beside it, in order. Nothing is different afterwards.
         """
         graph = self.tasks.graph
-        back = [self.pool.prepare([b], [graph.sizes[b]], [self.offset(b)]) for b in moved]
-        for request in back:
+        evicted_requests = [self.pool.prepare([b], [graph.sizes[b]], [self.offset(b)]) for b in evicted]
+        for request in evicted_requests:
             self.pool.release(request)
         if not self.pool.acquire(workspace):
             raise AssertionError("a workspace is tried where there is room for it")
         start = self.pool.address(WORKSPACE) or 0
-        taken, failed = [workspace], []
+        placed, failed = [workspace], []
         for b in blocks:
             if self.pool.acquire(self.request(b)):
-                taken.append(self.request(b))
+                placed.append(self.request(b))
             else:
                 failed.append(b)
-        for request in taken:
+        for request in placed:
             self.pool.release(request)
-        for request in back:
+        for request in evicted_requests:
             self.pool.acquire(request)
         return self.free_at(start, start + workspace[1]), failed
 
@@ -160,9 +160,9 @@ class DeviceMemory:
             if segment and (segment.block is None or (segment.block in self.present and segment.block not in staying)):
                 run.append(segment)
             elif run:
-                found = self._best_window(run, size, begin, delay)
-                if found is not None and (best is None or found[0] < best[0]):
-                    best = found
+                window = self._best_window(run, size, begin, delay)
+                if window is not None and (best is None or window[0] < best[0]):
+                    best = window
                 run = []
         return None if best is None else best[1]
 
@@ -173,12 +173,12 @@ class DeviceMemory:
 
         Sums from the run's begin on make a window's cost a difference, except where a copy would have to wait.
         """
-        copied, moved, late = [0], [0], [0]
+        copied, copy_bytes, late = [0], [0], [0]
         copy_sizes = self.tasks.graph.copy_sizes
         for _, _, b in run:
             lacking = b is not None and b not in self.on_host
             copied.append(copied[-1] + (self.tasks.out_ns[b] if b is not None and lacking else 0))
-            moved.append(moved[-1] + (0 if b is None else copy_sizes[b] * (2 if lacking else 1)))
+            copy_bytes.append(copy_bytes[-1] + (0 if b is None else copy_sizes[b] * (2 if lacking else 1)))
             late.append(late[-1] + (b is not None and lacking and self.written[b].time > begin))
         best: tuple[tuple[int, int, int], Scheme] | None = None
         total, stop = 0, 0
@@ -191,7 +191,7 @@ class DeviceMemory:
             end = begin + copied[stop] - copied[first] if copied[stop] > copied[first] else 0
             if late[stop] > late[first]:
                 end = self.offloaded_at((b for _, _, b in run[first:stop] if b is not None), begin)
-            key = (delay(end), moved[stop] - moved[first], start.start)
+            key = (delay(end), copy_bytes[stop] - copy_bytes[first], start.start)
             if best is None or key < best[0]:
                 blocks = tuple(b for _, _, b in run[first:stop] if b is not None)
                 best = key, Scheme(key[0], blocks)

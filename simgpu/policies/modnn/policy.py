@@ -104,10 +104,10 @@ def _pool(graph: TaskGraph, context: PlanContext) -> AddressedPool:
     resident = resident_blocks(graph)
     request = pool.prepare(resident, [graph.sizes[b] for b in resident])
     if not pool.acquire(request):
-        held = sorted(((graph.blocks[b].id, graph.sizes[b]) for b in resident), key=lambda h: (-h[1], h[0]))
+        holders = sorted(((graph.blocks[b].id, graph.sizes[b]) for b in resident), key=lambda h: (-h[1], h[0]))
         what = "what stays in memory, before the first kernel,"
         raise OutOfMemoryError(
-            what, "device", request[1], context.budget, context.budget, context.budget, 0, tuple(held)
+            what, "device", request[1], context.budget, context.budget, context.budget, 0, tuple(holders)
         )
     return pool
 

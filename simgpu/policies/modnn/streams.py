@@ -48,7 +48,7 @@ class StreamClock:
     events: Iterator[int] = field(default_factory=count)
     cells: list[StreamEntry | Point] = field(default_factory=list)
     now: int = 0
-    heard: int = -1
+    reached: int = -1
     points: int = 0
 
     def point(self) -> Point:
@@ -68,11 +68,11 @@ class StreamClock:
         >>> compute.wait(data.point()), compute.now, compute.code()
         (None, 7, (Await(event=0, lag=0),))
         """
-        if point.order <= self.heard:
+        if point.order <= self.reached:
             return
         if point.event is None:
             point.event = next(self.events)
-        self.heard = point.order
+        self.reached = point.order
         self.now = max(self.now, point.time)
         self.cells.append(Await(point.event))
 
@@ -83,10 +83,10 @@ class StreamClock:
 
     def code(self) -> tuple[StreamEntry, ...]:
         """The cells; points that nobody waits for are left out, the others are signals."""
-        kept: list[StreamEntry] = []
+        entries: list[StreamEntry] = []
         for cell in self.cells:
             if not isinstance(cell, Point):
-                kept.append(cell)
+                entries.append(cell)
             elif cell.event is not None:
-                kept.append(Signal(cell.event))
-        return tuple(kept)
+                entries.append(Signal(cell.event))
+        return tuple(entries)

@@ -59,7 +59,7 @@ class Tasks:
 
     graph: TaskGraph
     tasks: tuple[Task, ...]
-    given: tuple[int, ...]
+    host_inputs: tuple[int, ...]
     uses: dict[int, tuple[int, ...]]
     sizes: Sequence[int]
     out_ns: dict[int, int]
@@ -82,11 +82,11 @@ def resident_blocks(graph: TaskGraph) -> tuple[int, ...]:
 def tasks_of(graph: TaskGraph, part: Round, link: LinkSpec, alignment: int) -> Tasks:
     """The tasks of one round of a split graph. Raises `InputError` for a block that outlives its round."""
     choices = algorithm_choices(graph)
-    elsewhere = set(resident_blocks(graph)).union(*(workspaces_of(graph, k) for k in choices))
+    excluded = set(resident_blocks(graph)).union(*(workspaces_of(graph, k) for k in choices))
     uses: dict[int, list[int]] = {}
     for k in range(part.first, part.stop):
         for b in dict.fromkeys((*graph.reads[k], *graph.writes[k])):
-            if b not in elsewhere:
+            if b not in excluded:
                 uses.setdefault(b, []).append(k - part.first)
     _check_lifetimes(graph, part, uses)
     sizes = [aligned(size, alignment) for size in graph.sizes]
@@ -97,7 +97,7 @@ def tasks_of(graph: TaskGraph, part: Round, link: LinkSpec, alignment: int) -> T
         graph,
         tasks,
         tuple(sorted(b for b in uses if graph.births[b] == BEFORE)),
-        {b: tuple(found) for b, found in uses.items()},
+        {b: tuple(numbers) for b, numbers in uses.items()},
         sizes,
         {b: copy_ns(graph.copy_sizes[b], link.d2h_bandwidth, link.latency_ns) for b in uses},
         {b: copy_ns(graph.copy_sizes[b], link.h2d_bandwidth, link.latency_ns) for b in uses},

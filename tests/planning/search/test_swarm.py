@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from simgpu.errors import InputError
 from simgpu.planning.search.space import Costs, Score, Vectors
-from simgpu.planning.search.swarm import Swarm, SwarmFound, Update
+from simgpu.planning.search.swarm import Swarm, SwarmResult, Update
 from tests.planning.search.costs import Recording, choices, one, rugged, seeds, separable
 
 UPDATES: tuple[Update, ...] = ("recombine", "full")
@@ -19,11 +19,11 @@ particles = st.integers(1, 8)
 
 def search(
     options: list[int], particles: int, seed: int, update: Update, score: Score, iterations: int = 12
-) -> SwarmFound:
+) -> SwarmResult:
     return Swarm(options, len(options), particles, iterations, seed, update).minimise(score)
 
 
-def particles_by_iteration(found: SwarmFound, recording: Recording) -> list[Vectors]:
+def particles_by_iteration(found: SwarmResult, recording: Recording) -> list[Vectors]:
     """Of a search by recombination: each of its batches is one iteration."""
     assert len(recording.batches) == found.iterations
     return recording.batches

@@ -31,7 +31,7 @@ NOT_BOUNDED = "splits the batch, chooses algorithms, or has compressed, paged or
 
 
 @dataclass(frozen=True)
-class LeastTimes:
+class LowerBounds:
     """of_activations: no placement of the decisions is faster, and none fits where `fits` is False. of_all: the same
     of every program of the whole batch, whatever it moves. blocks: of the graph, without encoded forms."""
 
@@ -49,7 +49,7 @@ class LeastTimes:
         return self.of_all
 
     @property
-    def least(self) -> Bound:
+    def main(self) -> Bound:
         """That of feature maps; where no placement of these alone fits, that of all programs."""
         return self.of_activations if self.of_activations.fits else self.of_all
 
@@ -65,14 +65,14 @@ class LeastTimes:
         return f"{first}; {others}; no bound: a program that {NOT_BOUNDED}"
 
 
-def bounds_of(evaluator: Evaluator) -> LeastTimes:
+def bounds_of(evaluator: Evaluator) -> LowerBounds:
     """Both bounds for the graph, node and budget of an evaluator, the first one for its decisions.
 
     That for feature maps is by a linear program where SciPy is installed.
     """
     narrow = lower_bound(evaluator.tables) if find_spec("scipy") else quick_bound(evaluator.tables)
     wide = wide_bound(evaluator.graph, evaluator.node, evaluator.budget)
-    return LeastTimes(narrow, wide, evaluator.decisions, len(evaluator.graph.blocks))
+    return LowerBounds(narrow, wide, evaluator.decisions, len(evaluator.graph.blocks))
 
 
 def is_bounded(program: Program) -> bool:
@@ -89,20 +89,20 @@ def moves_only_activations(program: Program, decisions: Decisions, count: int) -
     moving more.
     """
     gaps = {each.block: each.after for each in decisions.maps}
-    taken: Counter[int] = Counter()
+    acquired: Counter[int] = Counter()
     launched = -1
     for segment in program.segments:
         for stream, code in segment.streams.items():
             for instruction in code:
                 if isinstance(instruction, Launch) and not instruction.recompute:
                     launched = instruction.kernel
-                if not _keeps(instruction, gaps, taken, launched, in_order=stream == COMPUTE, count=count):
+                if not _stays_in_gaps(instruction, gaps, acquired, launched, in_order=stream == COMPUTE, count=count):
                     return False
     return len(program.segments) == 1 and program.segments[0].repeat == 1
 
 
-def _keeps(
-    instruction: Instruction, gaps: dict[int, int], taken: Counter[int], launched: int, *, in_order: bool, count: int
+def _stays_in_gaps(
+    instruction: Instruction, gaps: dict[int, int], acquired: Counter[int], launched: int, *, in_order: bool, count: int
 ) -> bool:
     """Whether an instruction concerns feature maps in their gaps alone, or is what every program does."""
     match instruction:
@@ -111,12 +111,12 @@ def _keeps(
         case Initialize(_, space):
             return space is Space.DEVICE and launched < 0
         case Acquire(blocks, Space.DEVICE):
-            taken.update(blocks)
-            again = [b for b in blocks if taken[b] > 1 and b < count]
-            return all(_in_gap(b, gaps, taken, launched) for b in again) and (in_order or not again)
+            acquired.update(blocks)
+            repeated = [b for b in blocks if acquired[b] > 1 and b < count]
+            return all(_in_gap(b, gaps, acquired, launched) for b in repeated) and (in_order or not repeated)
         case _:
             return True
 
 
-def _in_gap(b: int, gaps: dict[int, int], taken: Counter[int], launched: int) -> bool:
-    return b in gaps and taken[b] == 2 and launched >= gaps[b]
+def _in_gap(b: int, gaps: dict[int, int], acquired: Counter[int], launched: int) -> bool:
+    return b in gaps and acquired[b] == 2 and launched >= gaps[b]
