@@ -1,6 +1,6 @@
-"""The device memory as the planner sees it, and which blocks to move out of the way.
+"""The planner's model of the device memory, and the choice of blocks to evict.
 
-Addresses come from the very pool that the machine runs.
+Addresses come from the pool that the machine uses.
 """
 
 from __future__ import annotations
@@ -14,23 +14,23 @@ from simgpu.memory.pool import Request
 from simgpu.policies.modnn.streams import Point
 from simgpu.policies.modnn.tasks import Tasks
 
-#: Number that stands for the workspace in the pool.
+#: The workspace's number in the pool.
 WORKSPACE = -1
 
 
 class Scheme(NamedTuple):
-    """Contiguous blocks to offload or free, in address order, and the delay (ns) that waiting for that brings."""
+    """Contiguous blocks to offload or free, in address order, and the resulting delay (ns)."""
 
     delay: int
     blocks: tuple[int, ...]
 
 
-#: The scheme where there is room already.
+#: The scheme where memory is already available.
 NOTHING: Scheme | None = Scheme(0, ())
 
 
 class Freed(NamedTuple):
-    """Addresses that the data stream gave back, and the point after which they are free."""
+    """Addresses that the data stream released, and the point after which they are free."""
 
     start: int
     stop: int
@@ -41,10 +41,10 @@ class Freed(NamedTuple):
 class DeviceMemory:
     """Data blocks in and out of the device memory.
 
-    present: in device memory. unused: those of them that nobody has used since they were made or fetched. arriving[b]:
-    the end of the copy in of a block that the compute stream has not waited for yet. on_host: blocks whose present
-    value the host holds or is being sent. written[b]: the end of the task that last wrote it. freed: what the data
-    stream gave back; gone[b]: the same by block.
+    present: blocks in device memory. unused: present blocks that were not used since they were created or fetched.
+    arriving[b]: the end of a fetch that the compute stream has not waited for yet. on_host: blocks whose current value
+    is on the host or being offloaded. written[b]: the end of the task that last wrote it. freed: addresses that the
+    data stream released; freed_after[b]: the point of a block's release.
     """
 
     tasks: Tasks
@@ -66,7 +66,7 @@ class DeviceMemory:
         return request
 
     def acquire(self, b: int) -> bool:
-        """Take memory for a block by the pool's rule; False where no hole is large enough."""
+        """Acquire memory for a block by the pool's rule; False where no hole is large enough."""
         if not self.pool.acquire(self.request(b)):
             return False
         self.present.add(b)
@@ -74,14 +74,14 @@ class DeviceMemory:
         return True
 
     def release(self, b: int) -> None:
-        """Give a block's memory back."""
+        """Release a block's memory."""
         self.pool.release(self.request(b))
         self.present.discard(b)
         self.unused.discard(b)
         self.arriving.pop(b, None)
 
     def offset(self, b: int) -> int:
-        """Address of a block, 0 for one of no bytes."""
+        """Address of a block, 0 for an empty one."""
         return self.pool.address(b) or 0
 
     def span(self, b: int) -> tuple[int, int]:
@@ -94,24 +94,24 @@ class DeviceMemory:
         return tuple(sorted(self.present, key=lambda b: (self.offset(b), b)))
 
     def freed_in(self, start: int, stop: int) -> list[Point]:
-        """The points at which the data stream gives back what it held of these addresses."""
+        """The points at which the data stream releases parts of these addresses."""
         return [freed.point for freed in self.freed if freed.start < stop and start < freed.stop]
 
     def free_at(self, start: int, stop: int) -> int:
-        """When the data stream has given back all that it held of these addresses, nanoseconds."""
+        """When the data stream has released all of these addresses, nanoseconds."""
         return max((point.time for point in self.freed_in(start, stop)), default=0)
 
     def on_trial(self, workspace: Request, evicted: Iterable[int], blocks: Iterable[int]) -> tuple[int, list[int]]:
-        """Place a workspace as if some blocks had moved out: when its addresses are free, and what finds no room then.
+        """Place a workspace as if some blocks were evicted: when its addresses are free, and the blocks that then fail.
 
-        blocks: what is to be placed beside it, in order. Nothing is different afterwards.
+        blocks: the blocks to place with it, in order. The memory is unchanged afterwards.
         """
         graph = self.tasks.graph
         evicted_requests = [self.pool.prepare([b], [graph.sizes[b]], [self.offset(b)]) for b in evicted]
         for request in evicted_requests:
             self.pool.release(request)
         if not self.pool.acquire(workspace):
-            raise AssertionError("a workspace is tried where there is room for it")
+            raise AssertionError("a workspace is only tried where it fits")
         start = self.pool.address(WORKSPACE) or 0
         placed, failed = [workspace], []
         for b in blocks:
@@ -126,9 +126,9 @@ class DeviceMemory:
         return self.free_at(start, start + workspace[1]), failed
 
     def offloaded_at(self, blocks: Iterable[int], begin: int) -> int:
-        """When a data stream that is free at `begin` has copied out what the host lacks of these, 0 if that is nothing.
+        """When a data stream that is free at `begin` has offloaded these blocks, 0 if the host already has them.
 
-        Each leaves as soon as the task that last wrote it has ended (figure 3), one after the other.
+        Each is offloaded as soon as the task that last wrote it has ended (figure 3), one after the other.
         """
         end = 0
         for b in blocks:
@@ -144,13 +144,12 @@ class DeviceMemory:
         delay: Callable[[int], int],
         segments: Sequence[AddressRange] = (),
     ) -> Scheme | None:
-        """The offloading scheme with the lowest delay that makes room for `size` bytes; None where there is none.
+        """The offloading scheme with the lowest delay that frees `size` contiguous bytes; None where there is none.
 
-        Neighbouring segments are taken from each node of the list upwards until they are large enough (figure 6). A
-        block that nobody has used since it was made or fetched stays, and so does what is needed at once. Of schemes
-        with equal delay the one that copies the fewest bytes is taken, then the one at the lowest address. begin: when
-        the data stream is free; delay: what it costs to have offloaded by then. segments: those of the pool, where
-        they are at hand.
+        From each node of the list upwards, neighbouring segments are added until they are large enough (figure 6). A
+        block that was not used since it was created or fetched stays, and so do the needed ones. Of schemes with equal
+        delay the one that copies the fewest bytes is chosen, then the one at the lowest address. begin: when the data
+        stream is free; delay: the cost of offloads that end at a time. segments: those of the pool, if already listed.
         """
         segments = segments or list(self.pool.segments())
         staying = self.unused.union(needed)
@@ -169,9 +168,9 @@ class DeviceMemory:
     def _best_window(
         self, run: Sequence[AddressRange], size: int, begin: int, delay: Callable[[int], int]
     ) -> tuple[tuple[int, int, int], Scheme] | None:
-        """The best scheme among neighbours that may all move, and what it is compared by.
+        """The best scheme among neighbours that may all be evicted, and its sort key.
 
-        Sums from the run's begin on make a window's cost a difference, except where a copy would have to wait.
+        With running sums a window's cost is a difference, except where a copy would have to wait.
         """
         copied, copy_bytes, late = [0], [0], [0]
         copy_sizes = self.tasks.graph.copy_sizes
