@@ -80,10 +80,10 @@ def _most_freed(facts: BoundFacts, f: int, k: int) -> int:
     gap = facts.gaps[f]
     if not gap.after < k < gap.before:
         return 0
-    freed = [gap.size] if gap.again else []
+    freed = [gap.size] if gap.recomputable else []
     for way in gap.ways:
         stays = k >= facts.trigger(f, gap.before, way.aheads[0])
-        freed.append(gap.size - (way.moved if stays else 0))
+        freed.append(gap.size - (way.device_bytes if stays else 0))
     return max(0, *freed) if freed else 0
 
 
@@ -142,11 +142,11 @@ def pressure_kernels(facts: BoundFacts) -> tuple[int, ...]:
     cuts = [*sorted(change for change in changes if change < facts.kernels), facts.kernels]
     budget = int(facts.tables.limits[2])
     tops = [max(range(a, b), key=lambda k: facts.live[k]) for a, b in pairwise(cuts) if a < b]
-    found = [k for k in tops if facts.live[k] > budget]
-    if len(found) > PRESSURE:
-        top = max(found, key=lambda k: facts.live[k])
-        found = sorted({found[len(found) * i // PRESSURE] for i in range(PRESSURE)} | {top})
-    return tuple(found)
+    kernels = [k for k in tops if facts.live[k] > budget]
+    if len(kernels) > PRESSURE:
+        top = max(kernels, key=lambda k: facts.live[k])
+        kernels = sorted({kernels[len(kernels) * i // PRESSURE] for i in range(PRESSURE)} | {top})
+    return tuple(kernels)
 
 
 def quick_bound(tables: Tables) -> Bound:
@@ -164,7 +164,7 @@ def quick_bound(tables: Tables) -> Bound:
         return Bound(compute, compute, bytes_, kernel, False, () if kernel is None else (kernel,), how)
     own = _own_ns(facts)
     pressure = pressure_kernels(facts)
-    ns = max((_least_time(facts, own, k) for k in pressure), default=compute)
+    ns = max((_time_bound(facts, own, k) for k in pressure), default=compute)
     how = "time of the kernels" if ns == compute else "one kernel at a time, without a linear program"
     if find_spec("scipy") is None:
         how += "; a tighter bound needs SciPy: install it, or simgpu with its extra 'calibrate'"
@@ -177,28 +177,29 @@ def _own_ns(facts: BoundFacts) -> list[int]:
     for f, ancestors in enumerate(facts.ancestors):
         for j in ancestors.kernels:
             users.setdefault(j, []).append(f)
-    found = [0] * len(facts.gaps)
+    times = [0] * len(facts.gaps)
     for j, mine in users.items():
         if len(mine) == 1:
-            found[mine[0]] += int(facts.tables.kernels[j, DURATION])
-    return found
+            times[mine[0]] += int(facts.tables.kernels[j, DURATION])
+    return times
 
 
-def _least_time(facts: BoundFacts, own: Sequence[int], k: int) -> int:
+def _time_bound(facts: BoundFacts, own: Sequence[int], k: int) -> int:
     """The least time in which enough can be out or dropped at kernel k."""
     compute = facts.worked[-1]
     missing = facts.live[k] - int(facts.tables.limits[2])
-    there = [f for f, gap in enumerate(facts.gaps) if gap.after < k < gap.before and _most_freed(facts, f, k)]
-    copies = [(gap.size, min(way.out_ns + way.in_ns for way in gap.ways)) for f in there if (gap := facts.gaps[f]).ways]
-    again = [(facts.gaps[f].size, own[f]) for f in there if facts.gaps[f].again]
-    begins = min((way.begins for f in there for way in facts.gaps[f].ways), default=0)
-    last = max((facts.gaps[f].before for f in there), default=k + 1)
+    candidates = [f for f, gap in enumerate(facts.gaps) if gap.after < k < gap.before and _most_freed(facts, f, k)]
+    gaps = [facts.gaps[f] for f in candidates]
+    copies = [(gap.size, min(way.out_ns + way.in_ns for way in gap.ways)) for gap in gaps if gap.ways]
+    recomputes = [(facts.gaps[f].size, own[f]) for f in candidates if facts.gaps[f].recomputable]
+    begins = min((way.begins for f in candidates for way in facts.gaps[f].ways), default=0)
+    last = max((facts.gaps[f].before for f in candidates), default=k + 1)
     fixed = facts.worked[begins // 2] + facts.work(2 * k + 1, 2 * k + 2) + facts.work(2 * last + 1, 2 * facts.kernels)
 
     def enough(ns: int) -> bool:
-        return filled(copies, ns - fixed) + filled(again, ns - compute) >= missing
+        return filled(copies, ns - fixed) + filled(recomputes, ns - compute) >= missing
 
-    return smallest(enough, compute, compute + fixed + sum(ns for _, ns in (*copies, *again)))
+    return smallest(enough, compute, compute + fixed + sum(ns for _, ns in (*copies, *recomputes)))
 
 
 def filled(items: Sequence[tuple[int, int]], ns: int) -> int:

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from functools import cached_property
 
 from simgpu.planning.columns import (
+    ACQUIRES,
     ACTION,
     AFTER,
     AHEAD,
@@ -14,21 +15,20 @@ from simgpu.planning.columns import (
     BLOCK,
     DEATH,
     DECODE_NS,
+    DEVICE_BYTES,
     DURATION,
     EARLY,
     ENCODE_NS,
     ENCODED,
-    GIVES,
     IN_NS,
     INPUTS,
     ISSUE,
     MAP,
-    MOVED,
     OUT_NS,
     OUTPUTS,
+    RELEASES,
     SIZE,
     STEP,
-    TAKES,
     WRITERS,
 )
 from simgpu.planning.options import Action
@@ -36,14 +36,14 @@ from simgpu.planning.tables import Ints, Tables
 
 
 @dataclass(frozen=True)
-class Travelling:
+class SwapWay:
     """A way to swap a feature map; options that differ in how far ahead it is fetched are one.
 
     moved: bytes of device memory of what travels, the encoded form where it is encoded. begins: instant before which no
     copy out begins. aheads: the fewest and most layer steps ahead of its use that it is fetched.
     """
 
-    moved: int
+    device_bytes: int
     encoded: bool
     out_ns: int
     in_ns: int
@@ -60,8 +60,8 @@ class Gap:
     size: int
     after: int
     before: int
-    ways: tuple[Travelling, ...]
-    again: bool
+    ways: tuple[SwapWay, ...]
+    recomputable: bool
 
 
 @dataclass(frozen=True)
@@ -70,8 +70,8 @@ class Ancestors:
     are then there, and stay until their own next use. perhaps: all that might be fetched or made again for it."""
 
     kernels: frozenset[int]
-    there: frozenset[int]
-    perhaps: frozenset[int]
+    resident: frozenset[int]
+    possible: frozenset[int]
 
 
 @dataclass(frozen=True)
@@ -91,10 +91,10 @@ class BoundFacts:
     @cached_property
     def worked(self) -> list[int]:
         """worked[k]: time of all kernels before k."""
-        found = [0]
+        ends = [0]
         for ns in self.tables.kernels[:-1, DURATION].tolist():
-            found.append(found[-1] + ns)
-        return found
+            ends.append(ends[-1] + ns)
+        return ends
 
     def work(self, start: int, stop: int) -> int:
         """Time of the kernels that start at or after one instant and have ended at another."""
@@ -104,13 +104,13 @@ class BoundFacts:
     def live(self) -> list[int]:
         """live[k]: bytes held while kernel k runs if all feature maps stay."""
         t = self.tables
-        held = int(t.limits[0] + t.limits[1])
-        found = []
-        for takes, gives in zip(t.kernels[:-1, TAKES].tolist(), t.kernels[:-1, GIVES].tolist(), strict=True):
-            held += takes
-            found.append(held)
-            held -= gives
-        return found
+        used = int(t.limits[0] + t.limits[1])
+        totals = []
+        for acquired, released in t.kernels[:-1, [ACQUIRES, RELEASES]].tolist():
+            used += acquired
+            totals.append(used)
+            used -= released
+        return totals
 
     @cached_property
     def gaps(self) -> tuple[Gap, ...]:
@@ -120,19 +120,19 @@ class BoundFacts:
         for k in range(self.kernels):
             for at in range(t.kernels[k, ISSUE], t.kernels[k + 1, ISSUE]):
                 issue[int(t.lists[at])] = k
-        found = []
+        gaps = []
         for f, row in enumerate(t.maps.tolist()):
             options = t.options[f].tolist()
-            found.append(
+            gaps.append(
                 Gap(
                     size=row[SIZE],
                     after=row[AFTER],
                     before=row[BEFORE],
                     ways=_ways(row, options, 2 * issue.get(f, 0)),
-                    again=any(option[ACTION] == Action.RECOMPUTE for option in options),
+                    recomputable=any(option[ACTION] == Action.RECOMPUTE for option in options),
                 )
             )
-        return tuple(found)
+        return tuple(gaps)
 
     def trigger(self, f: int, need: int, ahead: int) -> int:
         """The kernel with which a feature map is fetched that is first needed by kernel `need`."""
@@ -149,12 +149,12 @@ class BoundFacts:
     def _ancestors(self, f: int, first: int) -> Ancestors:
         """first: the first kernel that anything is made again for."""
         gap = self.gaps[f]
-        if not gap.again:
+        if not gap.recomputable:
             return Ancestors(frozenset(), frozenset(), frozenset())
         block = int(self.tables.maps[f, BLOCK])
-        kernels, there, _ = self._walk(block, first)
-        _, used, made = self._walk(block, gap.before)
-        return Ancestors(kernels, there - {f}, (used | made) - {f})
+        kernels, resident, _ = self._walk(block, first)
+        _, used, outputs = self._walk(block, gap.before)
+        return Ancestors(kernels, resident - {f}, (used | outputs) - {f})
 
     def _walk(self, block: int, time: int) -> tuple[frozenset[int], frozenset[int], frozenset[int]]:
         """What runs and is used if all that has ended before kernel `time` is to be made again for a block: kernels,
@@ -162,13 +162,13 @@ class BoundFacts:
         t = self.tables
         kernels: set[int] = set()
         used: set[int] = set()
-        made: set[int] = set()
+        outputs: set[int] = set()
         seen, stack = {block}, [block]
         while stack:
             b = stack.pop()
             for writer in self._list(t.blocks, WRITERS, b):
                 kernels.add(writer)
-                made.update(int(t.blocks[r, MAP]) for r in self._list(t.kernels, OUTPUTS, writer))
+                outputs.update(int(t.blocks[r, MAP]) for r in self._list(t.kernels, OUTPUTS, writer))
                 for r in self._list(t.kernels, INPUTS, writer):
                     if r in seen:
                         continue
@@ -176,44 +176,44 @@ class BoundFacts:
                     used.add(int(t.blocks[r, MAP]))
                     if t.blocks[r, DEATH] < time:
                         stack.append(r)
-        return frozenset(kernels), frozenset(used - {-1}), frozenset(made - {-1})
+        return frozenset(kernels), frozenset(used - {-1}), frozenset(outputs - {-1})
 
     def _list(self, rows: Ints, column: int, row: int) -> list[int]:
-        found: list[int] = self.tables.lists[rows[row, column] : rows[row + 1, column]].tolist()
-        return found
+        items: list[int] = self.tables.lists[rows[row, column] : rows[row + 1, column]].tolist()
+        return items
 
     @cached_property
     def needs(self) -> tuple[int, ...]:
         """The first kernel before which each feature map may be fetched or made again."""
-        found = [gap.before for gap in self.gaps]
-        order = sorted(range(len(found)), key=lambda f: found[f])
+        first = [gap.before for gap in self.gaps]
+        order = sorted(range(len(first)), key=lambda f: first[f])
         work = list(reversed(order))
         while work:
             f = work.pop()
-            for parent in self.ancestors[f].perhaps:
-                if found[f] < found[parent]:
-                    found[parent] = found[f]
+            for parent in self.ancestors[f].possible:
+                if first[f] < first[parent]:
+                    first[parent] = first[f]
                     work.append(parent)
-        return tuple(found)
+        return tuple(first)
 
     @cached_property
     def children(self) -> tuple[tuple[int, ...], ...]:
         """For each feature map those whose making again may fetch it, or make it again, ahead of its own next use."""
-        found: list[list[int]] = [[] for _ in self.gaps]
+        children: list[list[int]] = [[] for _ in self.gaps]
         for f, ancestors in enumerate(self.ancestors):
-            for parent in ancestors.perhaps:
+            for parent in ancestors.possible:
                 if self.needs[f] < self.gaps[parent].before:
-                    found[parent].append(f)
-        return tuple(map(tuple, found))
+                    children[parent].append(f)
+        return tuple(map(tuple, children))
 
 
-def _ways(row: list[int], options: list[list[int]], issue: int) -> tuple[Travelling, ...]:
+def _ways(row: list[int], options: list[list[int]], issue: int) -> tuple[SwapWay, ...]:
     aheads: dict[tuple[int, ...], list[int]] = {}
     for option in options:
         if option[ACTION] == Action.SWAP:
             begins = issue if option[EARLY] else 2 * row[AFTER] + 2
             timed = (
-                option[MOVED],
+                option[DEVICE_BYTES],
                 option[ENCODED],
                 option[OUT_NS],
                 option[IN_NS],
@@ -223,6 +223,6 @@ def _ways(row: list[int], options: list[list[int]], issue: int) -> tuple[Travell
             )
             aheads.setdefault(timed, []).append(option[AHEAD])
     return tuple(
-        Travelling(moved, bool(encoded), out_ns, in_ns, encode_ns, decode_ns, begins, (min(each), max(each)))
-        for (moved, encoded, out_ns, in_ns, encode_ns, decode_ns, begins), each in aheads.items()
+        SwapWay(device_bytes, bool(encoded), out_ns, in_ns, encode_ns, decode_ns, begins, (min(each), max(each)))
+        for (device_bytes, encoded, out_ns, in_ns, encode_ns, decode_ns, begins), each in aheads.items()
     )

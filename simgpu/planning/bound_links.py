@@ -43,22 +43,22 @@ class Links:
             way = gaps[f].ways[w]
             outs[k].append((f, way.begins, 2 * k + 1, way.out_ns, u))
             ins[k].append((f, 2 * k + 2, 2 * gaps[f].before + 1, way.in_ns, u))
-        away: list[Job] = []
+        offloads: list[Job] = []
         for (f, w), x in rows.swapped.items():
             way = gaps[f].ways[w]
-            away.append((f, way.begins, 2 * trigger(f, gaps[f].before, way.aheads[0]) + 1, way.out_ns, x))
-        self.back: list[Job] = []
+            offloads.append((f, way.begins, 2 * trigger(f, gaps[f].before, way.aheads[0]) + 1, way.out_ns, x))
+        self.fetches: list[Job] = []
         for (f, w), first in rows.first.items():
             for h, n in first.items() if w >= 0 else ():
                 way = gaps[f].ways[w]
                 start, end = (h, h) if h >= 0 else (rows.facts.needs[f], gaps[f].before)
                 release = 2 * trigger(f, start, way.aheads[1])
-                self.back.append((f, release, 2 * end + 1, way.in_ns, n))
-        self.links = [*outs.values(), *ins.values(), away, self.back]
+                self.fetches.append((f, release, 2 * end + 1, way.in_ns, n))
+        self.links = [*outs.values(), *ins.values(), offloads, self.fetches]
 
     def begin(self) -> None:
         """Rows of single copies in that take longer than the kernels beside them."""
-        for _, release, deadline, ns, n in self.back:
+        for _, release, deadline, ns, n in self.fetches:
             work = self.rows.facts.work(release, deadline)
             if ns > work:
                 self._row(release, deadline, [(ns, [n])], work)
@@ -95,13 +95,13 @@ class Links:
 
     def _row(self, release: int, deadline: int, items: list[tuple[int, list[int]]], work: int) -> None:
         """work: 0 for the row of the first sort."""
-        least, most = 0, max(ns for ns, _ in items)
+        minimum, most = 0, max(ns for ns, _ in items)
         if work:
             most = sum(ns for ns, _ in items) - work
-            least = work + most - sum(min(ns, most) for ns, _ in items)
+            minimum = work + most - sum(min(ns, most) for ns, _ in items)
         spent = ((u, -min(ns, most)) for ns, columns in items for u in columns)
         times = self.rows.times
-        self.rows.program.row(total([(times[deadline], 1), (times[release], -1), *spent]), least)
+        self.rows.program.row(total([(times[deadline], 1), (times[release], -1), *spent]), minimum)
 
 
 Item = tuple[int, list[int], float]
@@ -109,24 +109,24 @@ Item = tuple[int, list[int], float]
 
 def together(maps: NDArray[np.int64], ns: NDArray[np.int64], columns: NDArray[np.int64], parts: Floats) -> list[Item]:
     """One item for all copies of a feature map that take equally long: time, variables, part; largest parts first."""
-    found: dict[tuple[int, int], tuple[list[int], float]] = {}
+    merged: dict[tuple[int, int], tuple[list[int], float]] = {}
     for f, each, column, part in zip(maps.tolist(), ns.tolist(), columns.tolist(), parts.tolist(), strict=True):
-        own, so_far = found.get((f, each), ([], 0.0))
-        found[f, each] = ([*own, column], so_far + part)
-    items = [(each, own, min(part, 1.0)) for (_, each), (own, part) in found.items()]
+        own, so_far = merged.get((f, each), ([], 0.0))
+        merged[f, each] = ([*own, column], so_far + part)
+    items = [(each, own, min(part, 1.0)) for (_, each), (own, part) in merged.items()]
     return sorted(items, key=lambda item: -item[2])
 
 
 def cover(items: Sequence[Item], work: int, spare: float) -> tuple[float, int]:
     """By how much the first of the items break a row of the second sort at worst, and how many they are."""
     ns = np.array([item[0] for item in items])
-    rest = 1.0 - np.array([item[2] for item in items])
+    omitted = 1.0 - np.array([item[2] for item in items])
     sums = np.cumsum(ns)
     first = int(np.searchsorted(sums, work, side="right"))
     best, count = 0.0, 0
     for last in range(first, min(len(items), first + _LARGER)):
         excess = sums[last] - work
-        short = float(excess - (np.minimum(ns[: last + 1], excess) * rest[: last + 1]).sum()) - spare
+        short = float(excess - (np.minimum(ns[: last + 1], excess) * omitted[: last + 1]).sum()) - spare
         if short > best:
             best, count = short, last + 1
     return best, count

@@ -66,9 +66,9 @@ class LinearProgram:
         self.units.append(unit)
         return len(self.lower) - 1
 
-    def row(self, coefficients: Mapping[int, int], least: int, unit: Unit = Unit.NS) -> None:
+    def row(self, coefficients: Mapping[int, int], minimum: int, unit: Unit = Unit.NS) -> None:
         """A new row."""
-        self.rows.append((coefficients, least, unit))
+        self.rows.append((coefficients, minimum, unit))
 
     def solve(self) -> Solved | None:
         """A solution by HiGHS; None where it finds none."""
@@ -83,31 +83,31 @@ class LinearProgram:
         columns = np.fromiter((j for row, _, _ in self.rows for j in row), np.int64, starts[-1])
         numbers = np.fromiter((a for row, _, _ in self.rows for a in row.values()), np.float64, starts[-1])
         numbers *= of_variable[columns] / np.repeat(of_row, np.diff(starts))
-        least = np.array([float(b) for _, b, _ in self.rows]) / of_row
+        minimum = np.array([float(b) for _, b, _ in self.rows]) / of_row
         objective = np.zeros(len(self.lower))
         objective[0] = 1.0
-        found = linprog(
+        solution = linprog(
             objective,
             A_ub=-csr_matrix((numbers, columns, starts), shape=(len(self.rows), len(self.lower))),
-            b_ub=-least,
+            b_ub=-minimum,
             bounds=np.array([self.lower, self.upper], np.float64).T / of_variable[:, None],
             method="highs",
         )
-        if found.x is None:
+        if solution.x is None:
             return None
-        multipliers = np.maximum(-found.ineqlin.marginals, 0.0) * of_variable[0] / of_row
-        return Solved(found.x * of_variable, multipliers)
+        multipliers = np.maximum(-solution.ineqlin.marginals, 0.0) * of_variable[0] / of_row
+        return Solved(solution.x * of_variable, multipliers)
 
     def proven(self, solved: Solved) -> Fraction:
         """What the multipliers prove the minimum to be at least: exact, whatever the multipliers are."""
         reduced = [0] * len(self.lower)
         reduced[0] = _ROUNDED_TO
         value = 0
-        for (row, least, _), multiplier in zip(self.rows, solved.multipliers.tolist(), strict=True):
-            if whole := round(max(multiplier, 0.0) * _ROUNDED_TO):
-                value += whole * least
+        for (row, minimum, _), multiplier in zip(self.rows, solved.multipliers.tolist(), strict=True):
+            if weight := round(max(multiplier, 0.0) * _ROUNDED_TO):
+                value += weight * minimum
                 for j, a in row.items():
-                    reduced[j] -= whole * a
+                    reduced[j] -= weight * a
         for cost, low, high in zip(reduced, self.lower, self.upper, strict=True):
             value += cost * (low if cost > 0 else high)
         return Fraction(value, _ROUNDED_TO)
@@ -115,7 +115,7 @@ class LinearProgram:
 
 def total(terms: Iterable[tuple[int, int]]) -> dict[int, int]:
     """Coefficients by variable from terms that may name a variable more than once."""
-    found: dict[int, int] = {}
+    sums: dict[int, int] = {}
     for j, a in terms:
-        found[j] = found.get(j, 0) + a
-    return found
+        sums[j] = sums.get(j, 0) + a
+    return sums

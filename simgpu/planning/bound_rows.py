@@ -46,7 +46,7 @@ class Rows:
         self.program = LinearProgram()
         self.longest = self._longest()
         self.end = self.program.variable(facts.worked[-1], self.longest, Unit.NS)
-        self.needs, self.whole = self._needs()
+        self.needs, self.complete = self._needs()
         self.instants = self._instants()
         self.times = {at: self._time(at) for at in self.instants}
         self.swapped: dict[tuple[int, int], int] = {}
@@ -71,19 +71,19 @@ class Rows:
 
     def _instants(self) -> list[int]:
         facts = self.facts
-        found = {0, 2 * facts.kernels}
+        instants = {0, 2 * facts.kernels}
         for k in self.pressure:
-            found |= {2 * k + 1, 2 * k + 2}
+            instants |= {2 * k + 1, 2 * k + 2}
         for f, gap in enumerate(facts.gaps):
-            found |= {2 * gap.after + 2, 2 * gap.before, 2 * gap.before + 1}
+            instants |= {2 * gap.after + 2, 2 * gap.before, 2 * gap.before + 1}
             for need in self.needs[f]:
-                found |= {2 * need, 2 * need + 1}
+                instants |= {2 * need, 2 * need + 1}
             for way in gap.ways:
-                found.add(way.begins)
-                found.add(2 * facts.trigger(f, gap.before, way.aheads[0]) + 1)
+                instants.add(way.begins)
+                instants.add(2 * facts.trigger(f, gap.before, way.aheads[0]) + 1)
                 for need in (*self.needs[f], facts.needs[f]):
-                    found.add(2 * facts.trigger(f, need, way.aheads[1]))
-        return sorted(found)
+                    instants.add(2 * facts.trigger(f, need, way.aheads[1]))
+        return sorted(instants)
 
     def _time(self, at: int) -> int:
         if at == 2 * self.facts.kernels:
@@ -95,9 +95,9 @@ class Rows:
         for f, gap in enumerate(self.facts.gaps):
             for w in range(len(gap.ways)):
                 self.swapped[f, w] = self.program.variable()
-            if gap.again:
+            if gap.recomputable:
                 self.again[f] = self.program.variable()
-            mine = [self.swapped[f, w] for w in range(len(gap.ways))] + ([self.again[f]] if gap.again else [])
+            mine = [self.swapped[f, w] for w in range(len(gap.ways))] + ([self.again[f]] if gap.recomputable else [])
             if len(mine) > 1:
                 self.program.row(dict.fromkeys(mine, -1), -1, Unit.PART)
 
@@ -124,22 +124,22 @@ class Rows:
         program, facts = self.program, self.facts
         chosen = dict(self.swapped) | {(f, -1): x for f, x in self.again.items()}
         for (f, w), x in chosen.items():
-            if self.needs[f] == (facts.gaps[f].before,) and self.whole[f]:
+            if self.needs[f] == (facts.gaps[f].before,) and self.complete[f]:
                 self.first[f, w] = {facts.gaps[f].before: x}
                 continue
             mine = self.first[f, w] = {h: program.variable() for h in self.needs[f]}
-            if not self.whole[f]:
+            if not self.complete[f]:
                 mine[-1] = program.variable()
             program.row(total([(x, -1), *((n, 1) for n in mine.values())]), 0, Unit.PART)
             program.row(total([(x, 1), *((n, -1) for n in mine.values())]), 0, Unit.PART)
         for f in range(len(facts.gaps)):
             ways = [self.first[each] for each in chosen if each[0] == f]
-            self._pulled(f, ways)
+            self._early_need_rows(f, ways)
             for c in facts.children[f]:
-                if c in self.again and f in facts.ancestors[c].there:
-                    self._there(f, ways, c)
+                if c in self.again and f in facts.ancestors[c].resident:
+                    self._resident_rows(f, ways, c)
 
-    def _pulled(self, f: int, ways: list[dict[int, int]]) -> None:
+    def _early_need_rows(self, f: int, ways: list[dict[int, int]]) -> None:
         """It is needed first by a kernel other than its next use only where something is made again from it there.
 
         What one kernel makes together cannot be the cause of each other."""
@@ -162,12 +162,13 @@ class Rows:
                         terms.append((m, 1))
             self.program.row(total([*terms, *((each[h], -1) for each in ways)]), 0, Unit.PART)
 
-    def _there(self, f: int, ways: list[dict[int, int]], c: int) -> None:
+    def _resident_rows(self, f: int, ways: list[dict[int, int]], c: int) -> None:
         """From when c is made again, f is there."""
-        made = self.first[c, -1]
-        for until in made:
+        recomputed = self.first[c, -1]
+        for until in recomputed:
             if 0 <= until < self.facts.gaps[f].before:
-                early = [m for g, m in made.items() if g <= until and (g >= 0 or until == self.facts.gaps[c].before)]
+                last = until == self.facts.gaps[c].before
+                early = [m for g, m in recomputed.items() if g <= until and (g >= 0 or last)]
                 late = [n for each in ways for h, n in each.items() if h > until]
                 self.program.row(total((n, -1) for n in (*early, *late)), -1, Unit.PART)
 
@@ -181,7 +182,7 @@ class Rows:
             if not gap.after < k < gap.before:
                 continue
             for w, way in enumerate(gap.ways):
-                stays = min(way.moved, gap.size)
+                stays = min(way.device_bytes, gap.size)
                 if way.encoded:
                     freed.append((self.swapped[f, w], gap.size - stays))
                 if k < facts.trigger(f, gap.before, way.aheads[0]):
@@ -190,7 +191,7 @@ class Rows:
                     still = [n for h, n in first.items() if h < 0 or k < facts.trigger(f, h, way.aheads[0])]
                     program.row(total([(u, -1), *((n, 1) for n in still)]), 0, Unit.PART)
                     freed.append((u, stays))
-            if gap.again:
+            if gap.recomputable:
                 freed += [(n, gap.size) for h, n in self.first[f, -1].items() if h < 0 or k < h]
         program.row(total(freed), facts.live[k] - int(facts.tables.limits[2]), Unit.BYTES)
 

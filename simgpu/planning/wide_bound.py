@@ -36,7 +36,7 @@ class _Live:
     before: int
     bytes: int
     copies_ns: int
-    again_ns: int
+    recompute_ns: int
 
 
 def wide_bound(graph: TaskGraph, node: NodeSpec, budget: int) -> Bound:
@@ -53,38 +53,38 @@ def wide_bound(graph: TaskGraph, node: NodeSpec, budget: int) -> Bound:
     own = [sum(sizes[b] for b in {*graph.reads[k], *graph.writes[k]}) for k in range(len(graph.kernels))]
     worked = [0, *accumulate(graph.durations)]
     kernel = max(range(len(own)), key=lambda k: own[k], default=None)
-    least = own[kernel] if kernel is not None else 0
-    if least > budget:
-        how = f"a kernel needs {format_bytes(least)} for its own blocks, of {format_bytes(budget)}"
-        return Bound(worked[-1], worked[-1], least, kernel, False, () if kernel is None else (kernel,), how)
-    lives = _lives(graph, node, sizes)
-    found = {k: _least_ns(k, need - budget, lives[k], worked) for k, need in enumerate(own)}
-    ns = max(found.values(), default=worked[-1])
-    pressure = tuple(k for k, each in found.items() if each == ns > worked[-1])
+    peak = own[kernel] if kernel is not None else 0
+    if peak > budget:
+        how = f"a kernel needs {format_bytes(peak)} for its own blocks, of {format_bytes(budget)}"
+        return Bound(worked[-1], worked[-1], peak, kernel, False, () if kernel is None else (kernel,), how)
+    live = _live_blocks(graph, node, sizes)
+    times = {k: _time_bound(k, need - budget, live[k], worked) for k, need in enumerate(own)}
+    ns = max(times.values(), default=worked[-1])
+    pressure = tuple(k for k, each in times.items() if each == ns > worked[-1])
     how = "whatever a program moves, one kernel at a time" if pressure else "time of the kernels"
-    return Bound(ns, worked[-1], least, kernel, True, pressure, how)
+    return Bound(ns, worked[-1], peak, kernel, True, pressure, how)
 
 
-def _lives(graph: TaskGraph, node: NodeSpec, sizes: list[int]) -> list[list[_Live]]:
+def _live_blocks(graph: TaskGraph, node: NodeSpec, sizes: list[int]) -> list[list[_Live]]:
     """For each kernel what lives while it runs and is not its own, of what kernels have made."""
-    found: list[list[_Live]] = [[] for _ in graph.kernels]
-    makers = [[k for k in uses if b in graph.writes[k]] for b, uses in enumerate(graph.uses)]
+    blocks_by_kernel: list[list[_Live]] = [[] for _ in graph.kernels]
+    writers = [[k for k in uses if b in graph.writes[k]] for b, uses in enumerate(graph.uses)]
     for b, size in enumerate(sizes):
         for gap in graph.gaps(b):
-            written = max((k for k in makers[b] if k <= gap.after), default=None)
+            written = max((k for k in writers[b] if k <= gap.after), default=None)
             if written is None or b not in graph.reads[gap.before]:
                 continue
             smaller = _encoded(graph, b)
-            moved = min(graph.copy_sizes[b], smaller)
+            copied = min(graph.copy_sizes[b], smaller)
             link = node.link
-            copies = stream_ns(moved, link.d2h_bandwidth) + stream_ns(moved, link.h2d_bandwidth)
-            held = min(size, aligned(smaller, node.gpu.alignment))
+            copies = stream_ns(copied, link.d2h_bandwidth) + stream_ns(copied, link.h2d_bandwidth)
+            freed = min(size, aligned(smaller, node.gpu.alignment))
             # A kernel that makes several blocks brings all of them back at once: none has a time of its own.
-            alone = len(graph.writes[written]) == 1
-            live = _Live(written, gap.before, held, copies, graph.durations[written] if alone else 0)
+            single = len(graph.writes[written]) == 1
+            live = _Live(written, gap.before, freed, copies, graph.durations[written] if single else 0)
             for k in range(gap.after + 1, gap.before):
-                found[k].append(live)
-    return found
+                blocks_by_kernel[k].append(live)
+    return blocks_by_kernel
 
 
 def _encoded(graph: TaskGraph, b: int) -> int:
@@ -96,16 +96,16 @@ def _encoded(graph: TaskGraph, b: int) -> int:
     return min(graph.sizes[b], *known, graph.copy_sizes[b])
 
 
-def _least_ns(k: int, own: int, lives: list[_Live], worked: list[int]) -> int:
+def _time_bound(k: int, own: int, live: list[_Live], worked: list[int]) -> int:
     """The least time in which enough can be out or dropped while kernel k runs. own: bytes of k over the budget."""
-    compute, missing = worked[-1], own + sum(live.bytes for live in lives)
+    compute, missing = worked[-1], own + sum(live.bytes for live in live)
     if missing <= 0:
         return compute
-    fixed = worked[min(live.written for live in lives) + 1] + compute - worked[max(live.before for live in lives)]
-    copies = [(live.bytes, live.copies_ns) for live in lives if live.bytes]
-    again = [(live.bytes, live.again_ns) for live in lives if live.bytes]
+    fixed = worked[min(live.written for live in live) + 1] + compute - worked[max(live.before for live in live)]
+    copies = [(live.bytes, live.copies_ns) for live in live if live.bytes]
+    recomputes = [(live.bytes, live.recompute_ns) for live in live if live.bytes]
 
     def enough(ns: int) -> bool:
-        return filled(copies, ns - fixed) + filled(again, ns - compute) >= missing
+        return filled(copies, ns - fixed) + filled(recomputes, ns - compute) >= missing
 
-    return smallest(enough, compute, compute + fixed + sum(ns for _, ns in (*copies, *again)))
+    return smallest(enough, compute, compute + fixed + sum(ns for _, ns in (*copies, *recomputes)))

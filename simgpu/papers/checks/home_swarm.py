@@ -12,7 +12,7 @@ import numpy as np
 from simgpu.papers.checks.found import lines
 from simgpu.papers.checks.home_networks import Modelled, swept
 from simgpu.planning import clocks
-from simgpu.planning.columns import FOUND
+from simgpu.planning.columns import RESULTS
 from simgpu.planning.evaluator import Evaluator
 from simgpu.planning.search.swarm import SwarmResult
 from simgpu.planning.tables import scratch_for
@@ -94,7 +94,7 @@ def _evaluation_s(evaluator: Evaluator, compiled: bool) -> float:
     choices = alone.decisions.choices
     count = _TIMED if compiled else _TIMED_PLAIN
     vectors = np.random.default_rng(0).integers(0, choices, size=(count, len(choices)), dtype=np.int8)
-    found = np.zeros((count, len(FOUND)), np.int64)
+    found = np.zeros((count, len(RESULTS)), np.int64)
     # At most every kernel runs again for every feature map.
     scratch = scratch_for(alone.tables, len(choices) * len(alone.graph.kernels))
     took = []

@@ -50,26 +50,26 @@ def largest(
     top = cap if high is None else high
     if not 1 <= low <= top:
         raise InputError.single("", "low", f"{low} is not from 1 to {top}", "start lower, or end higher")
-    asked = _Asked(fits)
-    if not asked(low):
-        return Largest(None, asked.tried)
+    tested = _Tested(fits)
+    if not tested(low):
+        return Largest(None, tested.tried)
     value = low
-    if high is not None and asked(high):
+    if high is not None and tested(high):
         value = high
     while value < top:
-        over = next((number for number, fit in asked.tried if number > value and not fit), None)
+        over = next((number for number, fit in tested.tried if number > value and not fit), None)
         if over is None:
-            value, over = _double(asked, value, top)
-        value = _halve(asked, value, over)
+            value, over = _double(tested, value, top)
+        value = _halve(tested, value, over)
         above = range(value + 2, min(value + neighbours, top) + 1)
-        beyond = next((number for number in above if asked(number)), None)
-        if beyond is None:
+        higher = next((number for number in above if tested(number)), None)
+        if higher is None:
             break
-        value = beyond
-    return Largest(value, asked.tried)
+        value = higher
+    return Largest(value, tested.tried)
 
 
-class _Asked:
+class _Tested:
     """The predicate, and what it has said."""
 
     def __init__(self, fits: Callable[[int], bool]) -> None:
@@ -86,21 +86,21 @@ class _Asked:
         return tuple(sorted(self._known.items()))
 
 
-def _double(asked: _Asked, value: int, top: int) -> tuple[int, int]:
+def _double(tested: _Tested, value: int, top: int) -> tuple[int, int]:
     """From one that fits: the last that fits and the first that does not, or `top` and one more."""
     while value < top:
         following = min(2 * value, top)
-        if not asked(following):
+        if not tested(following):
             return value, following
         value = following
     return top, top + 1
 
 
-def _halve(asked: _Asked, fit: int, over: int) -> int:
+def _halve(tested: _Tested, fit: int, over: int) -> int:
     """Between one that fits and one that does not: one that fits, and whose successor does not."""
     while over - fit > 1:
         middle = (fit + over) // 2
-        if asked(middle):
+        if tested(middle):
             fit = middle
         else:
             over = middle

@@ -11,8 +11,8 @@ from numpy.typing import NDArray
 
 from simgpu.errors import Problem
 from simgpu.planning.search.space import (
-    Found,
     Score,
+    SearchResult,
     Vectors,
     as_tuple,
     checked,
@@ -28,7 +28,7 @@ Numbers = NDArray[np.int64]
 
 
 @dataclass(frozen=True)
-class Descended(Found):
+class Descended(SearchResult):
     """Where a descent ended.
 
     moves: how often a cheaper vector was gone to. local_optimum: whether every vector that differs from the best in one
@@ -83,13 +83,13 @@ def descend(
         if futile >= len(pairs):
             return walk.ended(True, True)
         order = np.arange(at, at + len(pairs) - futile) % len(pairs)
-        taken = max(1, int(np.searchsorted(np.cumsum(variants[order]), walk.affordable, side="right")))
-        chosen = order[:taken]
+        count = max(1, int(np.searchsorted(np.cumsum(variants[order]), walk.affordable, side="right")))
+        chosen = order[:count]
         better = walk.step(_doubles(walk.vector, counts, firsts[chosen], seconds[chosen]))
         if better is None:
             break
-        at = (at + taken) % len(pairs)
-        futile = 0 if better else futile + taken
+        at = (at + count) % len(pairs)
+        futile = 0 if better else futile + count
         local_optimum = not better
     return walk.ended(local_optimum, False)
 

@@ -26,7 +26,7 @@ MOST_OPTIONS = 127
 
 
 @dataclass(frozen=True)
-class Found:
+class SearchResult:
     """What a search of vectors found.
 
     best: the cheapest vector scored, as a tuple. cost: its cost. evaluations: how many vectors were scored.

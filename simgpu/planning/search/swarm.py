@@ -13,8 +13,8 @@ from numpy.typing import NDArray
 from simgpu.errors import Problem
 from simgpu.planning.search.space import (
     Costs,
-    Found,
     Score,
+    SearchResult,
     Vectors,
     as_tuple,
     checked,
@@ -64,12 +64,12 @@ class Swarm:
     patience: int | None = None
 
     def __post_init__(self) -> None:
-        least = {"length": 0, "particles": 1, "iterations": 1, "seed": 0, "patience": 1}
-        given = {name: getattr(self, name) for name in least}
+        minima = {"length": 0, "particles": 1, "iterations": 1, "seed": 0, "patience": 1}
+        values = {name: getattr(self, name) for name in minima}
         problems = [
-            Problem("", name, f"{value} is less than {least[name]}", "give a greater one")
-            for name, value in given.items()
-            if value is not None and value < least[name]
+            Problem("", name, f"{value} is less than {minima[name]}", "give a greater one")
+            for name, value in values.items()
+            if value is not None and value < minima[name]
         ]
         if self.update not in ("recombine", "full"):
             problems.append(Problem("", "update", f"{self.update!r} is no way to update", "give recombine or full"))
@@ -139,7 +139,7 @@ class History(NamedTuple):
 
 
 @dataclass(frozen=True)
-class SwarmResult(Found):
+class SwarmResult(SearchResult):
     """What a swarm found, and how it got there.
 
     best: the cheapest particle of any iteration, the first of equals.
