@@ -1,5 +1,4 @@
-"""What is certain of each feature map before anything is decided: from when to when it may be away, and its
-ancestors."""
+"""Facts about each feature map that hold under all decisions: when it can be offloaded, and its ancestors."""
 
 from __future__ import annotations
 
@@ -37,10 +36,10 @@ from simgpu.planning.tables import Ints, Tables
 
 @dataclass(frozen=True)
 class SwapWay:
-    """A way to swap a feature map; options that differ in how far ahead it is fetched are one.
+    """A way to swap a feature map; it covers all options that differ only in the prefetch distance.
 
-    moved: bytes of device memory of what travels, the encoded form where it is encoded. begins: instant before which no
-    copy out begins. aheads: the fewest and most layer steps ahead of its use that it is fetched.
+    device_bytes: bytes of device memory of the copied form. begins: instant before which no offload begins. aheads: the
+    fewest and most layer steps between fetch and use.
     """
 
     device_bytes: int
@@ -55,7 +54,7 @@ class SwapWay:
 
 @dataclass(frozen=True)
 class Gap:
-    """A feature map: bytes, last use in forward, next use, how it may travel, whether it can be made again."""
+    """A feature map: bytes, last use in forward, next use, ways to swap it, whether it can be recomputed."""
 
     size: int
     after: int
@@ -66,8 +65,8 @@ class Gap:
 
 @dataclass(frozen=True)
 class Ancestors:
-    """kernels: those that run again whenever a feature map is made again, wherever that is. there: feature maps that
-    are then there, and stay until their own next use. perhaps: all that might be fetched or made again for it."""
+    """kernels: those that run whenever a feature map is recomputed, at any time. resident: feature maps that are then
+    resident, and stay until their own next use. possible: all that might be fetched or recomputed for it."""
 
     kernels: frozenset[int]
     resident: frozenset[int]
@@ -76,16 +75,16 @@ class Ancestors:
 
 @dataclass(frozen=True)
 class BoundFacts:
-    """What the bound knows of the tables. Instants are numbered: 2 k is when kernel k is next, 2 k + 1 when it starts.
+    """The bound's facts of the tables. Instants have numbers: at 2 k, kernel k is next; at 2 k + 1, it starts.
 
-    In between, the compute stream waits, takes memory, and runs what is made again or decoded before the kernel.
+    In between, the compute stream waits, acquires memory, and recomputes or decodes blocks for the kernel.
     """
 
     tables: Tables
 
     @cached_property
     def kernels(self) -> int:
-        """How many there are."""
+        """The number of kernels."""
         return len(self.tables.kernels) - 1
 
     @cached_property
@@ -97,12 +96,12 @@ class BoundFacts:
         return ends
 
     def work(self, start: int, stop: int) -> int:
-        """Time of the kernels that start at or after one instant and have ended at another."""
+        """Time of the kernels that start at or after instant `start` and end by instant `stop`."""
         return self.worked[stop // 2] - self.worked[start // 2]
 
     @cached_property
     def live(self) -> list[int]:
-        """live[k]: bytes held while kernel k runs if all feature maps stay."""
+        """live[k]: bytes in use while kernel k runs if all feature maps are kept."""
         t = self.tables
         used = int(t.limits[0] + t.limits[1])
         totals = []
@@ -135,19 +134,19 @@ class BoundFacts:
         return tuple(gaps)
 
     def trigger(self, f: int, need: int, ahead: int) -> int:
-        """The kernel with which a feature map is fetched that is first needed by kernel `need`."""
+        """The kernel that triggers the fetch of a feature map first needed by kernel `need`."""
         t = self.tables
         step = max(int(t.kernels[need, STEP]) - ahead, 0)
         return max(int(t.step_first[step]), self.gaps[f].after + 1)
 
     @cached_property
     def ancestors(self) -> tuple[Ancestors, ...]:
-        """Of each feature map."""
+        """The ancestors of each feature map."""
         first = min((gap.before for gap in self.gaps), default=0)
         return tuple(self._ancestors(f, first) for f in range(len(self.gaps)))
 
     def _ancestors(self, f: int, first: int) -> Ancestors:
-        """first: the first kernel that anything is made again for."""
+        """The ancestors of one feature map. first: the first kernel for which any map is recomputed."""
         gap = self.gaps[f]
         if not gap.recomputable:
             return Ancestors(frozenset(), frozenset(), frozenset())
@@ -157,8 +156,8 @@ class BoundFacts:
         return Ancestors(kernels, resident - {f}, (used | outputs) - {f})
 
     def _walk(self, block: int, time: int) -> tuple[frozenset[int], frozenset[int], frozenset[int]]:
-        """What runs and is used if all that has ended before kernel `time` is to be made again for a block: kernels,
-        the feature maps that they use, and those that they make beside."""
+        """The recomputation of a block if all blocks released before kernel `time` are missing: its kernels, the
+        feature maps that they read, and those that they write."""
         t = self.tables
         kernels: set[int] = set()
         used: set[int] = set()
@@ -184,7 +183,7 @@ class BoundFacts:
 
     @cached_property
     def needs(self) -> tuple[int, ...]:
-        """The first kernel before which each feature map may be fetched or made again."""
+        """The first kernel before which each feature map may be fetched or recomputed."""
         first = [gap.before for gap in self.gaps]
         order = sorted(range(len(first)), key=lambda f: first[f])
         work = list(reversed(order))
@@ -198,7 +197,7 @@ class BoundFacts:
 
     @cached_property
     def children(self) -> tuple[tuple[int, ...], ...]:
-        """For each feature map those whose making again may fetch it, or make it again, ahead of its own next use."""
+        """For each feature map, those whose recomputation may fetch or recompute it before its own next use."""
         children: list[list[int]] = [[] for _ in self.gaps]
         for f, ancestors in enumerate(self.ancestors):
             for parent in ancestors.possible:

@@ -276,19 +276,9 @@ def evaluate(t: Tables, s: Scratch, vector: Vectors) -> None:
             acquire(states, line, now, budget, kernels[k, ACQUIRES])
         now[COMPUTE] += kernels[k, DURATION]
         now[USED] -= kernels[k, RELEASES]
-        if kernels[k, LAST_USED] < kernels[k + 1, LAST_USED]:
-            offload(
-                lists,
-                maps,
-                options,
-                states,
-                line,
-                now,
-                budget,
-                vector,
-                kernels[k, LAST_USED],
-                kernels[k + 1, LAST_USED],
-            )
+        first, stop = kernels[k, LAST_USED], kernels[k + 1, LAST_USED]
+        if first < stop:
+            offload(lists, maps, options, states, line, now, budget, vector, first, stop)
 
 
 def evaluate_all(t: Tables, s: Scratch, vectors: Vectors, results: Ints) -> None:

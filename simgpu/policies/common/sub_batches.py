@@ -234,8 +234,8 @@ def select_sub_batch(
 
     >>> from dataclasses import replace
     >>> from simgpu.trace.chain import chain
-    >>> whole = chain([5, 7], [10, 14], [6400, 12800])
-    >>> graph = TaskGraph.of(replace(whole, info=replace(whole.info, batch=64)))
+    >>> trace = chain([5, 7], [10, 14], [6400, 12800])
+    >>> graph = TaskGraph.of(replace(trace, info=replace(trace.info, batch=64)))
     >>> [select_sub_batch(graph, GpuSpec("small", 10**9), budget).size for budget in (19200, 19199, 4800, 299)]
     [64, 32, 16, 1]
     """
@@ -256,29 +256,29 @@ class _Selection:
     steps: list[tuple[int, int]] = field(default_factory=list)
 
     def __post_init__(self) -> None:
-        self.whole = self.graph.trace.info.batch
+        self.batch_size = self.graph.trace.info.batch
         tdfg = Tdfg.of(self.graph, self.alignment)
         self.windows = Windows.of(tdfg, self.alpha, self.counted)
-        self.profiles = {self.whole: fastest_workspaces(tdfg)}
+        self.profiles = {self.batch_size: fastest_workspaces(tdfg)}
         self.growing: frozenset[int] = frozenset()
 
     def run(self) -> SubBatch:
         """The full batch where it fits or cannot be partitioned, else the sub-batch that the profiles select."""
-        if self._fits(self.whole, self.whole):
-            return SubBatch(self.whole, self.whole, True, ((self.whole, self.whole),))
+        if self._fits(self.batch_size, self.batch_size):
+            return SubBatch(self.batch_size, self.batch_size, True, ((self.batch_size, self.batch_size),))
         try:
             self.growing = frozenset(map(self.graph.block, sample_sides(self.graph.trace)))
             if self.growing:
                 size = self._settled()
-                return SubBatch(size, self.whole, self._fits(size, size), tuple(self.steps))
+                return SubBatch(size, self.batch_size, self._fits(size, size), tuple(self.steps))
             why = "no block of the iteration grows with the batch"
         except InputError as error:
             why = first_reason(error)
-        return SubBatch(self.whole, self.whole, False, ((self.whole, self.whole),), why)
+        return SubBatch(self.batch_size, self.batch_size, False, ((self.batch_size, self.batch_size),), why)
 
     def _settled(self) -> int:
         """Profile and select in turn until the sub-batch no longer changes."""
-        seen = [self.whole]
+        seen = [self.batch_size]
         while (size := self._selected(seen[-1])) not in seen:
             seen.append(size)
         cycle = seen[seen.index(size) :]
@@ -286,8 +286,8 @@ class _Selection:
 
     def _selected(self, profiled: int) -> int:
         """The largest sub-batch that fits with the workspaces of one profile, rounded; 1 if none does."""
-        size = bisect_right(range(2, self.whole + 1), 0, key=lambda batch: not self._fits(batch, profiled)) + 1
-        rounded = size if size == self.whole else rounded_down(size)
+        size = bisect_right(range(2, self.batch_size + 1), 0, key=lambda batch: not self._fits(batch, profiled)) + 1
+        rounded = size if size == self.batch_size else rounded_down(size)
         self.steps.append((profiled, rounded))
         return rounded
 
@@ -303,6 +303,6 @@ class _Selection:
 
     def _sizes(self, batch: int) -> Sequence[int]:
         return [
-            padded(scaled(size, batch, self.whole) if b in self.growing else size, self.alignment)
+            padded(scaled(size, batch, self.batch_size) if b in self.growing else size, self.alignment)
             for b, size in enumerate(self.graph.sizes)
         ]
