@@ -167,8 +167,8 @@ class _Translator:
             elif isinstance(instruction, Await):
                 ops.append(self._await(instruction, index))
             elif isinstance(instruction, CopyOut):
-                ops.append(self._copy(OUT, instruction.kept_as))
-                works.append(COPY_D2H + WORK * instruction.kept_as)
+                ops.append(self._copy(OUT, instruction.host_block))
+                works.append(COPY_D2H + WORK * instruction.host_block)
             elif isinstance(instruction, CopyIn):
                 ops.append(self._copy(IN, instruction.block))
                 works.append(COPY_H2D + WORK * instruction.block)

@@ -188,7 +188,7 @@ class Result:
 
     def _facts(self) -> list[tuple[str, str]]:
         metrics, together = self.metrics, self.together
-        on_gpus = [("gpus", f"{together.how.gpus} train together; {together.how.told}")] if together else []
+        on_gpus = [("gpus", f"{together.how.gpus} train together; {together.how.description}")] if together else []
         speedup = [("speedup", f"{metrics.speedup:.3f}x of ideal on one GPU")] if metrics.speedup else []
         of_what = "its share's ideal" if together else "ideal"
         return [

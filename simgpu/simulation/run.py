@@ -234,7 +234,7 @@ class _Run:
         return replace(
             result,
             trace=replace(result.trace, batch=whole.trace.info.batch),
-            notes=(f"{samples}; {how.told}", *on_exchange(self.graph, how.exchange), *result.notes),
+            notes=(f"{samples}; {how.description}", *on_exchange(self.graph, how.exchange), *result.notes),
             together=ParallelRun(how, uncompressed(whole).ideal_ns(), alone.iteration_ns, alone.graph),
         )
 

@@ -196,7 +196,7 @@ class Scenario:
 
     def _on_gpus(self, how: DataParallel) -> str:
         batch = self.trace.info.batch
-        return f"{how.gpus} train {batch // how.gpus} of {batch} samples each; {how.told}"
+        return f"{how.gpus} train {batch // how.gpus} of {batch} samples each; {how.description}"
 
     def _all_facts(self) -> list[tuple[str, str]]:
         policies = ", ".join(policy_label(make_policy(*choice)) for choice in self.policies)

@@ -120,7 +120,7 @@ def _refuse(found: SimulatedProgram, source: str, *, compressing: bool) -> None:
     if compressing:
         problems.append(f"is for node {found.node.name}, whose hardware compresses; no real device does")
     copied = {
-        (instruction.block, instruction.kept_as if isinstance(instruction, CopyOut) else instruction.block)
+        (instruction.block, instruction.host_block if isinstance(instruction, CopyOut) else instruction.block)
         for segment in program.segments
         for code in segment.streams.values()
         for instruction in code
