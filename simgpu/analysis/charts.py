@@ -27,7 +27,7 @@ from simgpu.units import TIME_UNITS
 _WIDTH_INCHES = 10.0
 _BAR_INCHES, _HEAD_INCHES, _BAR_HEIGHT = 0.42, 0.95, 0.68
 #: A share is written into its part of a bar if that is so much of the axis.
-_LEAST_WRITTEN = 0.055
+_MIN_LABEL_SHARE = 0.055
 
 
 class Stack(NamedTuple):
@@ -74,7 +74,7 @@ def _draw_stacks(ax: Axes, runs: Sequence[Stack], shown: Sequence[str], xlabel: 
         for name in shown:
             if part := run.parts.get(name, 0):
                 _draw_part(ax, row, below / scale, part / scale, PART_LOOKS[name])
-                if part >= _LEAST_WRITTEN * longest:
+                if part >= _MIN_LABEL_SHARE * longest:
                     _write_share(ax, row, (below + part / 2) / scale, part / sum(run.parts.values()), PART_LOOKS[name])
                 below += part
         _write_after(ax, row, below / scale, f"{below / scale:.4g} {shown_unit}", "black")
@@ -290,15 +290,15 @@ def plot_convergence(
     off the scale: worst and average in iteration 1
     best 11 ms, iteration 3
     """
-    given = zip(_CURVE_COLOURS, (worst, mean, best), strict=True)
-    curves = {name: np.asarray(values, dtype=np.float64) for name, values in given}
+    columns = zip(_CURVE_COLOURS, (worst, mean, best), strict=True)
+    curves = {name: np.asarray(values, dtype=np.float64) for name, values in columns}
     lengths = [len(values) for values in curves.values()]
-    least = min((float(np.nanmin(values)) for values in curves.values() if not np.isnan(values).all()), default=0.0)
-    if len(set(lengths)) > 1 or least <= 0:
-        raise ValueError(f"curves of {lengths} points, least {least:g}; give three of one length, of costs above 0")
+    lowest = min((float(np.nanmin(values)) for values in curves.values() if not np.isnan(values).all()), default=0.0)
+    if len(set(lengths)) > 1 or lowest <= 0:
+        raise ValueError(f"curves of {lengths} points, least {lowest:g}; give three of one length, of costs above 0")
     figure, ax = _convergence_axes(None if fitting is None else np.asarray(fitting, dtype=np.float64))
-    _draw_curves(ax, curves, least)
-    bars = _annotate_off_scale(ax, curves, least)
+    _draw_curves(ax, curves, lowest)
+    bars = _annotate_off_scale(ax, curves, lowest)
     if converged_at is not None:
         _mark_best(ax, converged_at, float(curves["best"][converged_at - 1]), unit)
     ax.set_title(title or "", loc="left", fontsize=10, pad=16.0 + 6.0 * bars if bars else None)
@@ -329,26 +329,26 @@ def _convergence_axes(fitting: NDArray[np.float64] | None) -> tuple[RunFigure, A
     return figure, ax
 
 
-def _draw_curves(ax: Axes, curves: Curves, least: float) -> None:
+def _draw_curves(ax: Axes, curves: Curves, lowest: float) -> None:
     count = len(curves["best"])
     iterations = np.arange(1, count + 1)
-    top = max(float(values[values <= OFF_SCALE * least].max(initial=least)) for values in curves.values())
-    height = max(top - least, 0.01 * least)
+    top = max(float(values[values <= OFF_SCALE * lowest].max(initial=lowest)) for values in curves.values())
+    height = max(top - lowest, 0.01 * lowest)
     for name, values in curves.items():
         # A line that leaves the picture does so steeply, and not with numbers that no renderer can take.
-        shown = np.minimum(values, least + 20 * height)
+        shown = np.minimum(values, lowest + 20 * height)
         marker = "o" if count == 1 else None
         ax.plot(iterations, shown, color=_CURVE_COLOURS[name], linewidth=_CURVE_WIDTHS[name], label=name, marker=marker)
     ax.set_xlim(1 - 0.01 * count, count + 0.01 * count)
-    ax.set_ylim(least - _BELOW * height, least + (1 + _ABOVE) * height)
+    ax.set_ylim(lowest - _BELOW * height, lowest + (1 + _ABOVE) * height)
     ax.xaxis.set_major_locator(MaxNLocator(integer=True))
 
 
-def _annotate_off_scale(ax: Axes, curves: Curves, least: float) -> int:
+def _annotate_off_scale(ax: Axes, curves: Curves, lowest: float) -> int:
     """Above the open end of the axis: bars where curves are off the scale, and words; how many bars."""
-    off = {name: values > OFF_SCALE * least for name, values in curves.items()}
+    off = {name: values > OFF_SCALE * lowest for name, values in curves.items()}
     off = {name: where for name, where in off.items() if where.any()}
-    by_words: dict[str, list[str]] = {}
+    curves_at: dict[str, list[str]] = {}
     for row, (name, where) in enumerate(off.items()):
         edges = np.flatnonzero(np.diff(where, prepend=False, append=False))
         spans = [(first + 0.5, end - first) for first, end in zip(edges[::2], edges[1::2], strict=True)]
@@ -361,11 +361,11 @@ def _annotate_off_scale(ax: Axes, curves: Curves, least: float) -> int:
             transform=ax.get_xaxis_transform(),
             clip_on=False,
         )
-        by_words.setdefault(_where(where), []).append(name)
-    words = "; ".join(f"{' and '.join(names)} {where}" for where, names in by_words.items())
-    if words:
+        curves_at.setdefault(_where(where), []).append(name)
+    text = "; ".join(f"{' and '.join(names)} {where}" for where, names in curves_at.items())
+    if text:
         ax.annotate(
-            f"off the scale: {words}",
+            f"off the scale: {text}",
             xy=(0, 1.015 + 0.03 * len(off)),
             xycoords="axes fraction",
             xytext=(0, 2),

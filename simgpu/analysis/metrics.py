@@ -192,9 +192,9 @@ def _finite(value: int | float | None) -> int | float | None:
     return None if value is None or not math.isfinite(value) else value
 
 
-def _ratio(part: int, whole: int) -> float:
-    if whole:
-        return part / whole
+def _ratio(part: int, total: int) -> float:
+    if total:
+        return part / total
     return math.inf if part else 1.0
 
 

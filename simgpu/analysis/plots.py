@@ -210,7 +210,7 @@ def _window(timeline: Timeline, iteration: int | None) -> _Window:
         title, inner = f"iteration {number} of {len(ends)}, {format_time(end - start)}", ()
     # An iteration without duration still gets an axis.
     end = max(end, start + 1)
-    unit = next((unit for unit, least in (("s", 20 * 10**9), ("ms", 10**5)) if end - start >= least), "us")
+    unit = next((unit for unit, minimum in (("s", 20 * 10**9), ("ms", 10**5)) if end - start >= minimum), "us")
     return _Window(start, end, unit, title, tuple(at for at in inner if at < end))
 
 

@@ -64,9 +64,9 @@ class SmallestBudget:
             yield "below it", str(self.error)
         for number, (name, size) in enumerate(self.pinned_by[:_SHOWN]):
             yield "" if number else "resident then", f"{name}, {format_bytes(size)}, {self.what(name)}".rstrip(", ")
-        rest = self.pinned_by[_SHOWN:]
-        if rest:
-            yield "", f"and {len(rest)} more with {format_bytes(sum(size for _, size in rest))}"
+        others = self.pinned_by[_SHOWN:]
+        if others:
+            yield "", f"and {len(others)} more with {format_bytes(sum(size for _, size in others))}"
 
     def __repr__(self) -> str:
         return "\n".join(f"{name:<17}{text}" for name, text in self.facts())
@@ -93,8 +93,8 @@ def smallest_budget(
     >>> from simgpu.hardware.spec import GpuSpec, LinkSpec
     >>> from simgpu.trace.chain import chain
     >>> node = NodeSpec("example", GpuSpec("gpu", 500), LinkSpec("pcie", 10**10, 10**10))
-    >>> found = smallest_budget(chain([5, 7, 9], [10, 14, 18], [100, 200, 300]), node, "none")
-    >>> found.budget, found.below, found.pinned_by
+    >>> result = smallest_budget(chain([5, 7, 9], [10, 14, 18], [100, 200, 300]), node, "none")
+    >>> result.budget, result.below, result.pinned_by
     (600, 599, (('x2', 200), ('x1', 100)))
     """
     chosen = make_policy(policy, parameters) if isinstance(policy, str) else policy
@@ -110,7 +110,7 @@ def smallest_budget(
         what = f"{policy_label(chosen)} has unlimited memory, so it has no smallest budget"
         raise InputError.single("", "argument policy", what, "choose a policy with a budget, such as none")
     while True:
-        high = search.least(high)
+        high = search.lowest(high)
         low = search.below(high)
         if high - low <= max(node.gpu.alignment, high // _PART):
             break
@@ -162,7 +162,7 @@ class _Search:
                 self.errors[budget] = error
         return self.results.get(budget)
 
-    def least(self, budget: int) -> int:
+    def lowest(self, budget: int) -> int:
         """The peak of the run within a budget, if the policy also fits that; else the budget."""
         needed = self.results[budget].high_water
         return needed if 0 < needed < budget and self.result(needed) is not None else budget
