@@ -211,5 +211,5 @@ class _LetsGo(Policy):
 
 
 def test_a_policy_that_does_not_hold_what_is_exchanged_is_refused():
-    with pytest.raises(InputError, match=r"gives the memory of 'w1\.grad' back before it has been exchanged"):
+    with pytest.raises(InputError, match=r"releases 'w1\.grad' before it is exchanged"):
         simulate(read_in_backward(), two(), _LetsGo(), gpus=2)

@@ -189,6 +189,6 @@ def _extremes(time: Column, live: Column, width: int) -> Column:
     stretch = time // width
     order = np.lexsort((live, stretch))
     edges = np.flatnonzero(np.diff(stretch[order]))
-    smallest = order[np.concatenate([[0], edges + 1])]
-    most = order[np.concatenate([edges, [len(order) - 1]])]
-    return np.unique(np.concatenate([smallest, most]))
+    lowest = order[np.concatenate([[0], edges + 1])]
+    highest = order[np.concatenate([edges, [len(order) - 1]])]
+    return np.unique(np.concatenate([lowest, highest]))

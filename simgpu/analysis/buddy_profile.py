@@ -243,8 +243,8 @@ def profile_arrays(
     per allocation  1.60x  0.00%
     final           1.88x  0.00%
     """
-    taken = take_snapshots(snapshots, name, progress or _silent)
-    return profile_snapshots(taken, threshold=threshold, mostly_zero=mostly_zero, largest_ratio=largest_ratio)
+    compressed = take_snapshots(snapshots, name, progress or _silent)
+    return profile_snapshots(compressed, threshold=threshold, mostly_zero=mostly_zero, largest_ratio=largest_ratio)
 
 
 def profile_files(
@@ -259,9 +259,9 @@ def profile_files(
 
     What is an allocation and what a snapshot: see `simgpu.compression.buddy.sources`. The rest as in `profile_arrays`.
     """
-    given = [paths] if isinstance(paths, str | Path) else list(paths)
-    taken = read_snapshots(given, progress or _silent)
-    return profile_snapshots(taken, threshold=threshold, mostly_zero=mostly_zero, largest_ratio=largest_ratio)
+    folders = [paths] if isinstance(paths, str | Path) else list(paths)
+    snapshots = read_snapshots(folders, progress or _silent)
+    return profile_snapshots(snapshots, threshold=threshold, mostly_zero=mostly_zero, largest_ratio=largest_ratio)
 
 
 def profile_snapshots(
@@ -294,13 +294,13 @@ def profile_snapshots(
     )
 
 
-def counted(count: int, word: str) -> str:
+def counted(count: int, noun: str) -> str:
     """A number of things.
 
     >>> counted(1, "snapshot"), counted(10, "snapshot")
     ('1 snapshot', '10 snapshots')
     """
-    return f"{count} {word}{'' if count == 1 else 's'}"
+    return f"{count} {noun}{'' if count == 1 else 's'}"
 
 
 def ratio_text(ratio: float) -> str:

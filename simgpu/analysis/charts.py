@@ -27,7 +27,7 @@ from simgpu.units import TIME_UNITS
 _WIDTH_INCHES = 10.0
 _BAR_INCHES, _HEAD_INCHES, _BAR_HEIGHT = 0.42, 0.95, 0.68
 #: A share is written into its part of a bar if that is so much of the axis.
-_LEAST_WRITTEN = 0.055
+_MIN_LABEL_SHARE = 0.055
 
 
 class Stack(NamedTuple):
@@ -74,7 +74,7 @@ def _draw_stacks(ax: Axes, runs: Sequence[Stack], shown: Sequence[str], xlabel: 
         for name in shown:
             if part := run.parts.get(name, 0):
                 _draw_part(ax, row, below / scale, part / scale, PART_LOOKS[name])
-                if part >= _LEAST_WRITTEN * longest:
+                if part >= _MIN_LABEL_SHARE * longest:
                     _write_share(ax, row, (below + part / 2) / scale, part / sum(run.parts.values()), PART_LOOKS[name])
                 below += part
         _write_after(ax, row, below / scale, f"{below / scale:.4g} {shown_unit}", "black")
@@ -290,8 +290,8 @@ def plot_convergence(
     off the scale: worst and average in iteration 1
     best 11 ms, iteration 3
     """
-    given = zip(_CURVE_COLOURS, (worst, mean, best), strict=True)
-    curves = {name: np.asarray(values, dtype=np.float64) for name, values in given}
+    columns = zip(_CURVE_COLOURS, (worst, mean, best), strict=True)
+    curves = {name: np.asarray(values, dtype=np.float64) for name, values in columns}
     lengths = [len(values) for values in curves.values()]
     lowest = min((float(np.nanmin(values)) for values in curves.values() if not np.isnan(values).all()), default=0.0)
     if len(set(lengths)) > 1 or lowest <= 0:
@@ -348,7 +348,7 @@ def _annotate_off_scale(ax: Axes, curves: Curves, lowest: float) -> int:
     """Above the open end of the axis: bars where curves are off the scale, and words; how many bars."""
     off = {name: values > OFF_SCALE * lowest for name, values in curves.items()}
     off = {name: where for name, where in off.items() if where.any()}
-    by_words: dict[str, list[str]] = {}
+    curves_at: dict[str, list[str]] = {}
     for row, (name, where) in enumerate(off.items()):
         edges = np.flatnonzero(np.diff(where, prepend=False, append=False))
         spans = [(first + 0.5, end - first) for first, end in zip(edges[::2], edges[1::2], strict=True)]
@@ -361,11 +361,11 @@ def _annotate_off_scale(ax: Axes, curves: Curves, lowest: float) -> int:
             transform=ax.get_xaxis_transform(),
             clip_on=False,
         )
-        by_words.setdefault(_where(where), []).append(name)
-    words = "; ".join(f"{' and '.join(names)} {where}" for where, names in by_words.items())
-    if words:
+        curves_at.setdefault(_where(where), []).append(name)
+    text = "; ".join(f"{' and '.join(names)} {where}" for where, names in curves_at.items())
+    if text:
         ax.annotate(
-            f"off the scale: {words}",
+            f"off the scale: {text}",
             xy=(0, 1.015 + 0.03 * len(off)),
             xycoords="axes fraction",
             xytext=(0, 2),

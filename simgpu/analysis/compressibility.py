@@ -27,12 +27,12 @@ _NAMED_BYTES = (0, 8, 32, 64, 96, 128)
 #: A label takes so much of the height of the map.
 _LABEL_SHARE = 0.019
 #: An allocation that takes less of the height has no label.
-_LEAST_SHARE = 0.004
+_MIN_LABEL_SHARE = 0.004
 _LONGEST_LABEL = 34
 #: Of a title, that an inch holds.
 _TITLE_CHARACTERS = 12
 #: Axes of shares reach at least this, so that next to nothing looks like it.
-_LEAST_TOP = 0.01
+_MIN_TOP = 0.01
 _BAR, _CHOSEN, _LINE = "#99BBDD", "#4477AA", "#222222"
 
 
@@ -61,7 +61,7 @@ def plot_heatmap(
         np.ma.masked_invalid(rows), cmap=_COLOURS, vmin=0, vmax=128, aspect="auto", interpolation="nearest"
     )
     ax.set_facecolor(_NOTHING)
-    seen = [band for band in bands if band[2] >= _LEAST_SHARE * len(rows)]
+    seen = [band for band in bands if band[2] >= _MIN_LABEL_SHARE * len(rows)]
     for edge in {edge for _, first, count in seen for edge in (first, first + count)} - {0.0, float(len(rows))}:
         ax.axhline(edge - 0.5, color="black", linewidth=0.5)
     shown = _labelled(seen, len(rows))
@@ -109,7 +109,7 @@ def plot_thresholds(
     upper.set_ylabel("compression ratio")
     upper.legend(loc="lower left", bbox_to_anchor=(0, 1.0), frameon=False, fontsize=8, borderaxespad=0.2)
     lower.bar(labels, shares, 0.6, color=colours)
-    lower.set_ylim(0, 1.18 * max([*shares, _LEAST_TOP]))
+    lower.set_ylim(0, 1.18 * max([*shares, _MIN_TOP]))
     lower.yaxis.set_major_formatter(PercentFormatter(xmax=1))
     lower.set_ylabel("overflowing entries")
     lower.set_xlabel("Buddy Threshold")
@@ -140,7 +140,7 @@ def plot_drift(shares: Mapping[str, float], ratio: float, *, title: str) -> RunF
     mean = float(values.mean())
     ax.plot(at, values, color=_CHOSEN, marker="o", markersize=4.5, linewidth=1.6, label="in a snapshot")
     ax.axhline(mean, color=_LINE, linewidth=1.0, linestyle="--", label=f"mean {mean:.2%}")
-    ax.set_ylim(0, 1.25 * max(float(values.max()), _LEAST_TOP))
+    ax.set_ylim(0, 1.25 * max(float(values.max()), _MIN_TOP))
     ax.yaxis.set_major_formatter(PercentFormatter(xmax=1))
     ax.yaxis.set_major_locator(MaxNLocator(5, steps=[1, 2, 5, 10]))
     ax.set_ylabel("overflowing entries")

@@ -64,8 +64,8 @@ def heat_map(snapshots: Snapshots) -> HeatMap | None:
     """The heat map of all allocations of which it is known where their entries lie; None where it is of none.
 
     >>> from simgpu.compression.buddy.snapshots import take_snapshots
-    >>> result = heat_map(take_snapshots({"a": np.zeros(10 * 1024), "b": np.zeros(512), "c": np.zeros(512)}))
-    >>> result.rows.shape, result.bands[1:]
+    >>> heat = heat_map(take_snapshots({"a": np.zeros(10 * 1024), "b": np.zeros(512), "c": np.zeros(512)}))
+    >>> heat.rows.shape, heat.bands[1:]
     ((11, 64), (Band(allocation='b', first=10.0, rows=0.5), Band(allocation='c', first=10.5, rows=0.5)))
     """
     known = [(each.allocation.name, each.classes) for each in snapshots.observed if each.classes is not None]
@@ -75,18 +75,18 @@ def heat_map(snapshots: Snapshots) -> HeatMap | None:
     pages = -(-(places[-1] + known[-1][1][0].size) // PAGE_ENTRIES)
     per_row = -(-pages // _ROWS)
     row_entries = per_row * PAGE_ENTRIES
-    taken = np.zeros((-(-pages // per_row), PAGE_ENTRIES))
-    there = np.zeros(taken.shape)
+    sums_by_row = np.zeros((-(-pages // per_row), PAGE_ENTRIES))
+    there = np.zeros(sums_by_row.shape)
     bands = []
     for (name, classes), place in zip(known, places, strict=True):
         first, before = divmod(place, row_entries)
         around = (before, -(before + classes[0].size) % row_entries)
         sums = _by_row(np.pad(_summed_sizes(classes), around), per_row)
-        taken[first : first + len(sums)] += sums / len(classes)
+        sums_by_row[first : first + len(sums)] += sums / len(classes)
         there[first : first + len(sums)] += _by_row(np.pad(np.ones(classes[0].size, np.uint32), around), per_row)
         bands.append(Band(name, place / row_entries, classes[0].size / row_entries))
-    rows = np.full(taken.shape, np.nan)
-    np.divide(taken, there, out=rows, where=there > 0)
+    rows = np.full(sums_by_row.shape, np.nan)
+    np.divide(sums_by_row, there, out=rows, where=there > 0)
     return HeatMap(rows, tuple(bands), per_row)
 
 
@@ -104,10 +104,10 @@ def _places(sizes: Sequence[int]) -> Iterator[int]:
 def _summed_sizes(classes: tuple[Classes, ...]) -> NDArray[np.uint32]:
     """Compressed bytes of each entry, summed over its snapshots."""
     sizes = np.array(ENTRY_SIZES, np.uint32)
-    taken = np.zeros(classes[0].size, np.uint32)
+    total = np.zeros(classes[0].size, np.uint32)
     for each in classes:
-        taken += sizes[each]
-    return taken
+        total += sizes[each]
+    return total
 
 
 def _by_row(entries: NDArray[np.uint32], pages: int) -> NDArray[np.uint64]:

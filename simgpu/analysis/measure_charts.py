@@ -95,15 +95,15 @@ def plot_measures(sections: Sequence[Sequence[Panel]], runs: Sequence[str], *, t
     ['1.00', '1.25', 'OOM']
     """
     blocks = list(_blocks(sections))
-    alone = all(len(block.panels) < block.columns for block in blocks)
-    width = _ROW_INCHES / 2 if alone else _ROW_INCHES
+    single = all(len(block.panels) < block.columns for block in blocks)
+    width = _ROW_INCHES / 2 if single else _ROW_INCHES
     wrapped = "\n".join(fill(line, int(width / _TITLE_CHARACTER)) for line in title.split("\n"))
     heights = [block.height for block in blocks]
     high = 0.25 + _TITLE_LINE * (wrapped.count("\n") + 1) + sum(heights)
     figure = RunFigure(figsize=(width + _LEGEND_INCHES, high), layout="constrained")
     parts = figure.subfigures(len(blocks), 1, squeeze=False, height_ratios=heights)[:, 0]
     looks = run_looks(runs)
-    axes = [ax for part, block in zip(parts, blocks, strict=True) for ax in _axes(part, block, alone=alone)]
+    axes = [ax for part, block in zip(parts, blocks, strict=True) for ax in _axes(part, block, single=single)]
     placed = [each for block in blocks for each in block.panels]
     for ax, each in zip(axes, placed, strict=True):
         _draw(ax, each, looks)
@@ -116,13 +116,13 @@ def plot_measures(sections: Sequence[Sequence[Panel]], runs: Sequence[str], *, t
     return figure
 
 
-def _axes(part: SubFigure, block: _Block, *, alone: bool) -> list[Axes]:
+def _axes(part: SubFigure, block: _Block, *, single: bool) -> list[Axes]:
     """Axes for the panels of a block; alone: every block has a single panel."""
     if any(isinstance(each.panel, TimePanel) for each in block.panels):
         # Its legend stands in the last third.
         grid = part.add_gridspec(len(block.panels), 2, width_ratios=(2, 1))
         return [part.add_subplot(grid[row, 0]) for row in range(len(block.panels))]
-    columns = 1 if alone else block.columns
+    columns = 1 if single else block.columns
     grid = part.add_gridspec(len(block.rows), columns)
     return [part.add_subplot(grid[number // columns, number % columns]) for number in range(len(block.panels))]
 

@@ -173,7 +173,7 @@ LINE_PAPER: dict[str, Any] = {"linestyle": "", "markerfacecolor": "white", "mark
 #: An axis of ratios that span more than so many times is logarithmic.
 _MOST_LINEAR = 30
 #: An axis of ratios shows so much around its level at least, so that what hardly differs looks so.
-_LEAST_SPAN = 0.05
+_MIN_SPAN = 0.05
 
 
 def draw_lines(ax: Axes, panel: LinePanel, looks: Mapping[str, RunLook], inches: float) -> None:
@@ -286,7 +286,7 @@ def _limit(ax: Axes, panel: LinePanel, scale: float) -> None:
         ax.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
         ax.yaxis.set_minor_formatter(NullFormatter())
         return
-    spare = max(0.08 * (top - low), (_LEAST_SPAN / scale - (top - low)) / 2)
+    spare = max(0.08 * (top - low), (_MIN_SPAN / scale - (top - low)) / 2)
     ax.set_ylim(low - spare, top + spare)
 
 

@@ -123,8 +123,8 @@ class PowerCurve:
         """Nanojoules from the curve's begin to each of these times, beyond its end with those of its repetitions."""
         steps = np.concatenate([[0.0], np.cumsum(watts * np.diff(self.time_ns))])
         times = self.time_ns - self.time_ns[0]
-        periods, rest = np.divmod(at - self.time_ns[0], max(1, times[-1]))
-        return np.asarray(periods * steps[-1] + np.interp(rest, times, steps), dtype=np.float64)
+        cycles, remainder = np.divmod(at - self.time_ns[0], max(1, times[-1]))
+        return np.asarray(cycles * steps[-1] + np.interp(remainder, times, steps), dtype=np.float64)
 
 
 def measure_power(timeline: Timeline, work: WorkDone, gpu: GpuSpec, dtype: str, iteration: int = -1) -> Power:
@@ -190,7 +190,7 @@ class _Drawing:
         self.starts = np.maximum(timeline.start_ns[rows], self.start)
         self.ends = np.minimum(timeline.end_ns[rows], self.end)
         self.durations = timeline.end_ns[rows] - timeline.start_ns[rows]
-        self.unbroken = self.ends - self.starts == self.durations
+        self.complete = self.ends - self.starts == self.durations
         facts = np.stack([timeline.kind[rows], timeline.name[rows], self.durations, timeline.bytes[rows]], axis=1)
         sorts, self.sort = np.unique(facts, axis=0, return_inverse=True)
         self.parts = [
@@ -200,9 +200,9 @@ class _Drawing:
 
     def energy_pj(self) -> _Parts:
         """Picojoules in the iteration, each part of a cut span rounded down."""
-        counts = np.bincount(self.sort[self.unbroken], minlength=len(self.parts)).tolist()
+        counts = np.bincount(self.sort[self.complete], minlength=len(self.parts)).tolist()
         totals = [sum(count * part for count, part in zip(counts, of, strict=True)) for of in self._by_part()]
-        for span in np.flatnonzero(~self.unbroken).tolist():
+        for span in np.flatnonzero(~self.complete).tolist():
             inside, duration = int(self.ends[span] - self.starts[span]), int(self.durations[span])
             for place, part in enumerate(self.parts[self.sort[span]]):
                 totals[place] += part * inside // duration
@@ -234,10 +234,10 @@ def _parts(
 ) -> _Parts:
     """Picojoules of a span of that length (ns)."""
     if kind in _KERNELS or kind in _CODECS:
-        flops, moved = (work.kernels if kind in _KERNELS else work.codecs)[name]
+        flops, bytes_moved = (work.kernels if kind in _KERNELS else work.codecs)[name]
         # A milliwatt for a nanosecond is a picojoule.
         arithmetic = power.arithmetic_mw * min(duration * rate, flops * 10**9) // rate
-        return _Parts(arithmetic, moved * power.dram_fj // 1000, 0)
+        return _Parts(arithmetic, bytes_moved * power.dram_fj // 1000, 0)
     return _Parts(0, work.copies[name] * power.dram_fj // 1000, link_bytes * power.link_fj // 1000)
 
 

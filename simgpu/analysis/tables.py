@@ -140,8 +140,8 @@ def table_html(headings: Sequence[str], rows: Iterable[Sequence[str]], caption: 
     """The same as an HTML table with a caption. left: columns of words; with such columns, numbers do not wrap."""
 
     def look(column: int) -> str:
-        words = " style='text-align:left'" if column in left else " style='white-space:nowrap'"
-        return words if left else ""
+        style = " style='text-align:left'" if column in left else " style='white-space:nowrap'"
+        return style if left else ""
 
     def line(tag: str, texts: Iterable[str]) -> str:
         cells = (f"<{tag}{look(at)}>{html.escape(text)}</{tag}>" for at, text in enumerate(texts))

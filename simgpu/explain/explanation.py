@@ -90,8 +90,8 @@ class Explanation:
         """One line: time lost by layer, the most first; empty where there are not several."""
         layers = list(self.layers.items())
         text = ", ".join(f"{layer} {format_time(ns)}" for layer, ns in layers[:_LAYERS])
-        rest = f", {len(layers) - _LAYERS} more" if len(layers) > _LAYERS else ""
-        return f"lost by layer: {text}{rest}" if len(layers) > 1 else ""
+        others = f", {len(layers) - _LAYERS} more" if len(layers) > _LAYERS else ""
+        return f"lost by layer: {text}{others}" if len(layers) > 1 else ""
 
     @property
     def by_engine(self) -> str:
@@ -104,16 +104,16 @@ class Explanation:
         total = sum(loss.ns for loss in self.losses)
         shown = self.losses[:count]
         rows = [(*_amount(loss.ns, total), "; ".join(loss_lines(loss))) for loss in shown]
-        rest = self.losses[len(shown) :]
-        if rest:
-            rows.append((*_amount(sum(loss.ns for loss in rest), total), f"{len(rest)} more"))
+        others = self.losses[len(shown) :]
+        if others:
+            rows.append((*_amount(sum(loss.ns for loss in others), total), f"{len(others)} more"))
         return rows
 
     def path_rows(self) -> list[tuple[str, ...]]:
         """Texts under `PATH_HEADINGS`: the kinds of work on the critical path."""
-        total_ns = self.result.iteration_ns
+        total = self.result.iteration_ns
         return [
-            (*_amount(ns, total_ns), str(count), stream, _WORK.get(kind, kind.replace("_", " ")))
+            (*_amount(ns, total), str(count), stream, _WORK.get(kind, kind.replace("_", " ")))
             for (stream, kind), (ns, count) in by_kind(self.path).items()
         ]
 
@@ -158,10 +158,10 @@ def explain_result(result: Result) -> Explanation:
     >>> from simgpu.simulation.run import simulate
     >>> from simgpu.trace.chain import chain
     >>> node = NodeSpec("example", GpuSpec("gpu", 1000), LinkSpec("pcie", 10**10, 10**10))
-    >>> result = explain_result(simulate(chain([5, 7, 9], [10, 14, 18], [100, 200, 300]), node, "vdnn"))
-    >>> result.headline
+    >>> explanation = explain_result(simulate(chain([5, 7, 9], [10, 14, 18], [100, 200, 300]), node, "vdnn"))
+    >>> explanation.headline
     'vdnn: step time 83 ns, 20 ns over ideal (20 ns stalled)'
-    >>> result.frame()[["ns", "tensor", "decision"]].head(1).to_dict("records")
+    >>> explanation.frame()[["ns", "tensor", "decision"]].head(1).to_dict("records")
     [{'ns': 13, 'tensor': 'x2', 'decision': 'offload during F2 of L2'}]
     """
     check_kind("result", result, Result)
@@ -261,7 +261,7 @@ def critical_path(timeline: Timeline, iteration: int = -1) -> tuple[PathStep, ..
         if kind.is_stall and (signaller := walk.signaller(row, kind, at)) is not None and signaller != stream:
             waiter, stream = stream, signaller
             continue
-        if (holder := walk.held_open_by(row, at)) is not None:
+        if (holder := walk.holder(row, at)) is not None:
             waiter, stream = stream, holder
             continue
         begin = int(timeline.start_ns[row])
@@ -306,7 +306,7 @@ class _Walk:
         cause = int(self.timeline.cause[row])
         return cause if cause >= 0 and self.ending(cause, at) is not None else None
 
-    def held_open_by(self, row: int, at: int) -> int | None:
+    def holder(self, row: int, at: int) -> int | None:
         """Of a kernel that reaches host memory and ends with the last of its bytes, the stream that they come by.
 
         It runs in parallel to them, after a wait that nothing ends.

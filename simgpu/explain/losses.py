@@ -96,8 +96,8 @@ def losses(result: Result, iteration: int = -1) -> tuple[Loss, ...]:
     >>> from simgpu.simulation.run import simulate
     >>> from simgpu.trace.chain import chain
     >>> node = NodeSpec("example", GpuSpec("gpu", 1000), LinkSpec("pcie", 10**10, 10**10))
-    >>> result = losses(simulate(chain([5, 7, 9], [10, 14, 18], [100, 200, 300]), node, "vdnn"))
-    >>> [(loss.ns, loss.cause.tensor, loss.cause.engine, loss.cause.decision) for loss in result[:2]]
+    >>> lost = losses(simulate(chain([5, 7, 9], [10, 14, 18], [100, 200, 300]), node, "vdnn"))
+    >>> [(loss.ns, loss.cause.tensor, loss.cause.engine, loss.cause.decision) for loss in lost[:2]]
     [(13, 'x2', 'd2h', 'offload during F2 of L2'), (5, 'x1', 'd2h', 'offload during F1 of L1')]
     """
     instants = attributed(result.timeline, iteration)

@@ -69,9 +69,9 @@ class SmallestBudget:
             yield "below it", str(self.error)
         for number, (name, size) in enumerate(self.pinned_by[:_SHOWN]):
             yield "" if number else "resident then", f"{name}, {format_bytes(size)}, {self.what(name)}".rstrip(", ")
-        rest = self.pinned_by[_SHOWN:]
-        if rest:
-            yield "", f"and {len(rest)} more with {format_bytes(sum(size for _, size in rest))}"
+        others = self.pinned_by[_SHOWN:]
+        if others:
+            yield "", f"and {len(others)} more with {format_bytes(sum(size for _, size in others))}"
 
     def __repr__(self) -> str:
         return "\n".join(f"{name:<17}{text}" for name, text in self.facts())
@@ -115,7 +115,7 @@ def smallest_budget(
         what = f"{policy_label(chosen)} has unlimited memory, so it has no smallest budget"
         raise InputError.single("", "argument policy", what, "choose a policy with a budget, such as none")
     while True:
-        high = search.smallest(high)
+        high = search.lowest(high)
         low = search.below(high)
         if high - low <= max(node.gpu.alignment, high // _PART):
             break
@@ -257,7 +257,7 @@ class _Search:
                 self.errors[budget] = error
         return self.results.get(budget)
 
-    def smallest(self, budget: int) -> int:
+    def lowest(self, budget: int) -> int:
         """The peak of the run within a budget, if the policy also fits that; else the budget."""
         needed = self.results[budget].high_water
         return needed if 0 < needed < budget and self.result(needed) is not None else budget

@@ -1,1 +1,1 @@
-"""What the hardware does with a program over time: streams, engines, links and memories. The only user of SimPy."""
+"""The simulator of streams, engines, links and memories that executes programs. The only user of SimPy."""

@@ -1,10 +1,10 @@
-"""Kernels that also read and write buddy memory, over a link that others use too.
+"""Kernels that also read and write buddy memory, over a shared link.
 
-Memory-entries that do not fit their target lie partly in buddy memory (Buddy Compression, section 3.2). A kernel ends
+Memory-entries that do not fit their target are partly in buddy memory (Buddy Compression, section 3.2). A kernel ends
 when its work on the device and its bytes over the link have both ended. The bytes start after the part of the kernel
-that link traffic cannot overlap; that part is not published, the node gives it (`gpu.buddy.overlap`).
+that link traffic cannot overlap; that part is not published, the node sets it (`gpu.buddy.overlap`).
 
-A kernel with the link to itself takes the closed form, `CompressedMemory.alone_ns`, and is an ordinary launch.
+A kernel with an idle link uses the closed form, `CompressedMemory.alone_ns`, and is an ordinary launch.
 """
 
 from __future__ import annotations
@@ -67,7 +67,7 @@ class SharedBuddyLink:
     memory: CompressedMemory
 
     def launch(self, kernel: int) -> BuddyLaunch | None:
-        """What runs a kernel, None for one that moves nothing over the link."""
+        """The function that starts a kernel, None for one without bytes over the link."""
         demand = self.memory.demands[kernel]
         if not (demand.read or demand.written):
             return None
@@ -75,7 +75,7 @@ class SharedBuddyLink:
         return BuddyLaunch(self.memory.device_ns[kernel], head, demand.read, demand.written)
 
     def overflow(self, block: int) -> int:
-        """Bytes of a block that lie in buddy memory, 0 for a block outside the compressed memory."""
+        """Bytes of a block in buddy memory, 0 for a block outside the compressed memory."""
         return self.memory.overflow[block] if block < len(self.memory.overflow) else 0
 
 

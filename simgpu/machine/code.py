@@ -1,6 +1,6 @@
 """Machine code: per stream a list of small tuples with durations, bytes and memory requests filled in.
 
-`simgpu.machine.translate` makes it from a program, `simgpu.machine.simulator` runs it.
+`simgpu.machine.translate` creates it from a program, `simgpu.machine.simulator` executes it.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ WORK = 16
 #: (RELEASE, memory, request, number), (ACQUIRE, memory, request, number): the number identifies it in the memory's log.
 #: (SIGNAL, event).
 #: (LAUNCH, duration).
-#: (DRAM_LAUNCH, duration, bytes per second of DRAM that the kernel takes): where kernels slow down copies.
+#: (DRAM_LAUNCH, duration, DRAM bytes per second used by the kernel): where kernels slow down copies.
 #: (DRIVEN_LAUNCH, begin): another part of the machine runs the kernel: `begin` is called with the stream and its GPU's
 #: copy engines, and calls the stream's `fire` when the kernel has ended. Its recorded duration comes last.
 #: (DRIVEN_LAUNCH, begin, bytes per second of DRAM): the same for a kernel that records when it starts.
@@ -48,8 +48,8 @@ Op = tuple[Any, ...]
 class StreamCode:
     """One stream's part of one segment.
 
-    ops: one for each instruction, and an end. works: what each op that takes time works on, as `kind + WORK * number`
-    of the kernel or block (for a codec, of the encoded form).
+    ops: one for each instruction, and an end. works: the work of each op that takes time, as `kind + WORK * number` of
+    the kernel or block (for a codec, of the encoded form).
     """
 
     ops: list[Op]

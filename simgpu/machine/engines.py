@@ -21,7 +21,7 @@ from simgpu.memory.transfer import copy_ns, sending_rate
 
 @dataclass(slots=True, eq=False)
 class Engine:
-    """A copy engine. busy: whether a copy holds it. queue: streams whose copy waits, with that copy."""
+    """A copy engine. busy: whether a copy occupies it. queue: streams with a waiting copy, and that copy."""
 
     busy: bool = False
     queue: deque[tuple[Stream, Op]] = field(default_factory=deque)
@@ -61,12 +61,12 @@ def last_of(count: int, done: Callable[[], None]) -> Callable[[], None]:
     >>> ended()
     done
     """
-    left = count
+    remaining = count
 
     def ended() -> None:
-        nonlocal left
-        left -= 1
-        if not left:
+        nonlocal remaining
+        remaining -= 1
+        if not remaining:
             done()
 
     return ended
@@ -96,7 +96,7 @@ class Engines:
         self.by_direction = (out, out if node.gpu.copy_engines == 1 else Engine())
         cdma = node.gpu.cdma
         self.gpu = node.gpu
-        self.dram_taken = 0 if demands_vary or cdma is None else cdma.kernel_bandwidth
+        self.kernel_bandwidth = 0 if demands_vary or cdma is None else cdma.kernel_bandwidth
         self.flows = flows
         self.paths = paths
         self.to_buddy = to_buddy
@@ -112,9 +112,9 @@ class Engines:
         return True
 
     def take_dram(self, rate: int) -> None:
-        """A kernel starts to take DRAM bandwidth (bytes per second), or ends (a negative rate)."""
+        """Add the DRAM bandwidth (bytes per second) of a kernel that starts; negative for one that ends."""
         if self.gpu.cdma is not None and self.flows is not None:
-            self.dram_taken += rate
+            self.kernel_bandwidth += rate
             self.flows.update_rates()
 
     def finished(self, direction: int) -> Stream | None:
@@ -135,7 +135,7 @@ class Engines:
         flows = self.flows
         done: Callable[[], None] = stream.fire
         if overflow:
-            # The part of the block that lies in buddy memory is read from there, or written to it, at the same time.
+            # The part of the block in buddy memory is read from there, or written to it, at the same time.
             done = last_of(2, stream.fire)
 
         def pass_bytes(_: simpy.Event) -> None:
@@ -147,11 +147,11 @@ class Engines:
         self.env.timeout(self.link.latency_ns).callbacks.append(pass_bytes)
 
     def pass_buddy(self, direction: int, size: int, done: Callable[[], None]) -> None:
-        """Move bytes to buddy memory (`OUT`) or from it, at the rate that the link's other users leave."""
+        """Move bytes to buddy memory (`OUT`) or from it, at the link's remaining rate."""
         path, flows = self.to_buddy[direction], self.flows
         assert flows is not None
         limit = min(flows.capacities[link] for link in path)
         flows.start(path, lambda: limit, size, done)
 
     def _cap(self, direction: int, size: int, raw: int) -> int:
-        return sending_rate(self.gpu, self.dram_taken, size, raw, self.bandwidth[direction])
+        return sending_rate(self.gpu, self.kernel_bandwidth, size, raw, self.bandwidth[direction])

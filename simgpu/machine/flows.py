@@ -29,11 +29,11 @@ def max_min_rates(paths: Sequence[tuple[str, ...]], caps: Sequence[int], capacit
     [50, 50]
     """
     rates = [0] * len(paths)
-    left = dict(capacities)
+    free = dict(capacities)
     open_flows = set(range(len(paths)))
     while open_flows:
         share = {
-            link: left[link] // sum(link in paths[i] for i in open_flows)
+            link: free[link] // sum(link in paths[i] for i in open_flows)
             for link in sorted({link for i in open_flows for link in paths[i]})
         }
         limit = {i: min([caps[i], *(share[link] for link in paths[i])]) for i in open_flows}
@@ -43,20 +43,20 @@ def max_min_rates(paths: Sequence[tuple[str, ...]], caps: Sequence[int], capacit
                 rates[i] = lowest
                 open_flows.discard(i)
                 for link in paths[i]:
-                    left[link] -= lowest
+                    free[link] -= lowest
     return rates
 
 
 @dataclass(slots=True, eq=False)
 class Flow:
-    """Bytes under way; `left` counts billionths of a byte, so that progress at any integer rate is exact.
+    """Bytes in transfer; `remaining` counts billionths of a byte, so that progress at any integer rate is exact.
 
     cap: returns the flow's own limit, bytes per second; called whenever rates are computed.
     """
 
     path: tuple[str, ...]
     cap: Callable[[], int]
-    left: int
+    remaining: int
     done: Callable[[], None]
     rate: int = 0
     timer: int = 0
@@ -64,7 +64,7 @@ class Flow:
 
 @dataclass(slots=True, eq=False)
 class FlowNetwork:
-    """The flows under way over links of given capacity (bytes per second).
+    """The active flows over links of given capacity (bytes per second).
 
     settled: called after every event of the network, even an outdated timer of a flow whose rate has changed since,
     because the simulator waits for the last event of an instant.
@@ -91,7 +91,7 @@ class FlowNetwork:
     def _progress(self) -> None:
         now = int(self.env.now)
         for flow in self.flows:
-            flow.left -= flow.rate * (now - self.last)
+            flow.remaining -= flow.rate * (now - self.last)
         self.last = now
 
     def _set_rates(self) -> None:
@@ -104,7 +104,7 @@ class FlowNetwork:
                 flow.rate = rate
                 flow.timer += 1
                 if rate:
-                    timeout = self.env.timeout(-(-max(flow.left, 0) // rate))
+                    timeout = self.env.timeout(-(-max(flow.remaining, 0) // rate))
                     timeout.callbacks.append(self._expiry(flow, flow.timer))
 
     def _expiry(self, flow: Flow, timer: int) -> Callable[[simpy.Event], None]:
@@ -190,7 +190,7 @@ def buddy_paths(node: NodeSpec, network: Network) -> list[tuple[Path, Path]]:
 
 
 def _carries(link: LinkSpec | SwitchSpec) -> tuple[bool, int, int]:
-    """Whether both directions share one capacity, and what can pass out and in, bytes per second."""
+    """Whether both directions share one capacity, and the capacities out and in, bytes per second."""
     if link.duplex is Duplex.HALF:
         both = max(link.d2h_bandwidth, link.h2d_bandwidth)
         return True, both, both

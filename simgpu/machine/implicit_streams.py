@@ -46,7 +46,7 @@ class ImplicitStreams:
         self.rows: list[int] = []
 
     def copies(self, stream: Stream, kind: int, parts: Parts, begin: int, end: int) -> None:
-        """Bytes of blocks are copied for a kernel one after the other, from begin to end."""
+        """Record copies of blocks for a kernel, one after the other, from begin to end."""
         rank, iteration = self.copies_of[stream.rank][kind], stream.iteration
         total = sum(size for _, size in parts)
         at = begin
@@ -56,7 +56,7 @@ class ImplicitStreams:
             at = until
 
     def stall(self, stream: Stream, begin: int, end: int, b: int, kind: int | None = None) -> None:
-        """A kernel waits for block b: for a copy of this kind, or for memory where it is None."""
+        """Record the wait of a kernel for block b: for a copy of this kind, or for memory if it is None."""
         if begin == end:
             return
         what, cause = int(SpanKind.STALL_DEVICE_MEMORY), -1
@@ -79,7 +79,7 @@ class ResidencyDriver(Protocol):
     settled: Callable[[], None]
 
     def launch(self, kernel: int) -> Callable[[Any, Any], None]:
-        """What starts that kernel, given its stream and copy engines."""
+        """The function that starts a kernel, given its stream and copy engines."""
         ...
 
     def notes(self, iteration: int) -> tuple[str, ...]:

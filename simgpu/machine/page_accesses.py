@@ -1,6 +1,6 @@
-"""Which pages a kernel accesses, in which order.
+"""The pages that a kernel accesses, in order.
 
-A kernel goes through its blocks one after the other, first those it reads, in listed order; a block that it reads and
+A kernel accesses its blocks one after the other, first those it reads, in listed order; a block that it reads and
 writes counts once. Each block is accessed from end to end, unless the trace has an access pattern for it
 (`simgpu.trace.model.Access`) with order, start and length. Repeated accesses to a page count once while the pattern
 stays within the same pages, because thread blocks process neighbouring entries together.

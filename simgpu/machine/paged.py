@@ -30,7 +30,7 @@ from simgpu.timeline.model import MemoryCurve
 
 
 class _Levels(list[int]):
-    """Bytes in use after each change, whatever number is appended. live: the same without padding."""
+    """Bytes in use after each change; the appended numbers are ignored. live: the same without padding."""
 
     def __init__(self, memory: PagedMemory) -> None:
         super().__init__()
@@ -127,7 +127,7 @@ class PageFaults:
         self.counts: dict[int, tuple[int, int]] = {}
 
     def launch(self, kernel: int) -> Callable[[Stream, object], None]:
-        """What starts that kernel."""
+        """The function that starts a kernel."""
 
         def begin(stream: Stream, _: object) -> None:
             self._continue(_Kernel(stream, kernel, self.pages.access(page_accesses(self.accesses[kernel], self.pages))))
@@ -187,35 +187,35 @@ class PageFaults:
     def _move(self, kernel: _Kernel) -> int:
         """Begin to serve a batch; returns how long it takes, 0 if other kernels have fetched all of its pages."""
         now, pages, stream = int(self.env.now), self.pages, kernel.stream
-        wanted = next(iter(kernel.batch)).block
+        missing = next(iter(kernel.batch)).block
         try:
             evicted, fetched = pages.serve(kernel.batch)
         except BatchTooLargeError as error:
             raise self._out_of_memory(kernel, error.need) from None
         if not kernel.batch:
-            self.implicit.stall(stream, kernel.since, now, wanted)
+            self.implicit.stall(stream, kernel.since, now, missing)
             return 0
         self._note()
         batches, faults = self.counts.get(stream.iteration, (0, 0))
         faults += sum(absent.bit_count() for absent, _ in kernel.batch.values())
         self.counts[stream.iteration] = batches + 1, faults
         at = now + self.how.fault_latency_ns
-        self.implicit.stall(stream, kernel.since, at, wanted)
+        self.implicit.stall(stream, kernel.since, at, missing)
         for kind, parts, rate in ((COPY_D2H, evicted, self.rates[0]), (COPY_H2D, fetched, self.rates[1])):
             if parts:
                 end = at + copy_ns(sum(size for _, size in parts), rate, self.latency_ns)
                 self.implicit.copies(stream, kind, parts, at, end)
-                self.implicit.stall(stream, at, end, wanted, kind)
+                self.implicit.stall(stream, at, end, missing, kind)
                 at = end
         return at - now
 
-    def _out_of_memory(self, kernel: _Kernel, need: int) -> OutOfMemoryError:
+    def _out_of_memory(self, running: _Kernel, need: int) -> OutOfMemoryError:
         graph, pages = self.graph, self.pages
-        asking = graph.kernels[kernel.number]
-        what = f"a batch of faults of kernel {asking.id} ({asking.op})"
-        wanted: Counter[str] = Counter()
-        for chunk, (absent, _) in kernel.batch.items():
-            wanted[graph.blocks[chunk.block].id] += pages.bytes_of(chunk, absent)
-        largest = tuple(sorted(wanted.items(), key=lambda part: (-part[1], part[0])))
+        kernel = graph.kernels[running.number]
+        what = f"a batch of faults of kernel {kernel.id} ({kernel.op})"
+        missing: Counter[str] = Counter()
+        for chunk, (absent, _) in running.batch.items():
+            missing[graph.blocks[chunk.block].id] += pages.bytes_of(chunk, absent)
+        largest = tuple(sorted(missing.items(), key=lambda part: (-part[1], part[0])))
         free, limit = pages.limit - pages.used, pages.limit
-        return OutOfMemoryError(what, self.memory.name, need, free, free, limit, int(self.env.now), largest, asking.id)
+        return OutOfMemoryError(what, self.memory.name, need, free, free, limit, int(self.env.now), largest, kernel.id)

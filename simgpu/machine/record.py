@@ -1,4 +1,4 @@
-"""Make a timeline from what the simulator recorded.
+"""Build a timeline from the simulator's records.
 
 A stream executes its ops in order, so its k-th recorded end belongs to the k-th timed instruction of its program.
 """
@@ -121,13 +121,13 @@ def _stall_columns(simulator: Simulator, graph: TaskGraph) -> tuple[Column, ...]
 
 
 def _columns(rows: Sequence[int], graph: TaskGraph) -> tuple[Column, ...]:
-    """Columns of rows that hold a work in place of a name."""
+    """Columns of rows whose names are works."""
     streams, kinds, works, begins, ends, sizes, causes, iterations = np.array(rows, dtype=np.int64).reshape(-1, 8).T
     return streams, kinds, _names(works, graph), begins, ends, sizes, causes, iterations
 
 
 def _works_before(code: StreamCode) -> list[int]:
-    """For each op of a stream's code the last work before it, -1 where there is none."""
+    """The last work before each op of a stream's code, -1 if there is none."""
     works = iter(code.works)
     before, last = [], -1
     for op in code.ops:

@@ -55,11 +55,11 @@ class RemoteAccess:
         self.traffic = [traffic_of(graph, k) for k in range(len(graph.kernels))]
 
     def launch(self, kernel: int) -> Callable[[Stream, object], None]:
-        """What starts that kernel."""
+        """The function that starts a kernel."""
         return lambda stream, _: self._begin(stream, kernel)
 
     def notes(self, iteration: int) -> tuple[str, ...]:
-        """Nothing."""
+        """No notes."""
         return ()
 
     def _begin(self, stream: Stream, k: int) -> None:

@@ -46,12 +46,12 @@ POOLS: dict[str, Callable[[int | None, int], Pool]] = {"counting": CountingPool,
 
 @dataclass(frozen=True, slots=True)
 class MachineRun:
-    """What the machine did.
+    """The result of a run on the machine.
 
-    steady: whether the last two iterations were equal in time and left the pool of each GPU equal, None where only one
-    was run. high_water: bytes of device memory that the pool of the neediest GPU needed, holes included.
-    retired: instructions executed, over all iterations. notes: what the machine has to say of the last one.
-    buddy_peak: bytes of buddy memory that live blocks owned at most, of the GPU whose blocks owned most.
+    steady: whether the last two iterations took the same time and ended with the same pool states, None after a single
+    iteration. high_water: bytes of device memory that the pool needed, holes included, maximum over GPUs. retired:
+    instructions executed, over all iterations. notes: the machine's notes on the last iteration. buddy_peak: peak bytes
+    of buddy memory owned by live blocks, maximum over GPUs.
     """
 
     timeline: Timeline
@@ -72,13 +72,15 @@ def run_program(
     pool: str = "counting",
     reclaim: Reclaim = least_recently_used,
 ) -> MachineRun:
-    """Execute a verified program. budget: bytes of each GPU's memory, None for unlimited. reclaim: picks what leaves
-    where blocks are on demand; these have pages in place of a `pool`.
+    """Execute a verified program.
 
-    A program for one GPU has GPU 0 with its link to itself; with several, copies also share the node's switches.
+    budget: bytes of each GPU's memory, None for unlimited. reclaim: picks chunks to evict if blocks are on demand; these
+    have pages instead of a `pool`.
 
-    Raises `ProgramError` for contents that are not known (`simgpu.program.check`), `OutOfMemoryError` when nothing can
-    happen any more and a stream waits for memory, `InputError` when the clock runs over.
+    A program for one GPU uses GPU 0 with its own link; with several, copies also share the node's switches.
+
+    Raises `ProgramError` for unknown contents (`simgpu.program.check`), `OutOfMemoryError` when all streams are stopped
+    and one waits for memory, `InputError` when the clock overflows.
 
     >>> from simgpu.hardware.spec import GpuSpec, LinkSpec
     >>> from simgpu.program.lowering import lower
@@ -132,7 +134,7 @@ def run_program(
 
 
 def _check_carve_out(carved: int, node: NodeSpec) -> None:
-    """Blocks own their places in buddy memory for as long as they live, used or not."""
+    """Check that buddy memory suffices: blocks own their ranges of it while they live, used or not."""
     buddy = node.gpu.buddy
     size = 0 if buddy is None else buddy.carve_out * node.gpu.memory
     if carved > size:
@@ -159,7 +161,7 @@ def _residency_driver(
     capacity: int | None,
     reclaim: Reclaim,
 ) -> ResidencyDriver | None:
-    """What runs the kernels of a program that does not move its blocks, None if it moves them.
+    """The driver of kernels of a program that does not move its blocks, None if it moves them.
 
     Raises `ProgramError` for several GPUs.
     """
@@ -174,7 +176,7 @@ def _residency_driver(
 
 
 def _steady(timeline: Timeline, simulator: Simulator) -> bool | None:
-    """Whether the last two iterations took the same time and left the same pools."""
+    """Whether the last two iterations took the same time and ended with the same pool states."""
     if simulator.iterations < 2:
         return None
     last, before = timeline.window(-1), timeline.window(-2)
@@ -211,7 +213,7 @@ class _StoppedRun:
         return self.simulator.code.streams[stream.rank]
 
     def _remaining(self, stream: Stream) -> tuple[Instruction, ...]:
-        """The instructions from where a stream is to the end of its segment."""
+        """The remaining instructions of a stream's segment."""
         return self.program.segments[stream.segment].streams.get(self._id(stream), ())[stream.pc :]
 
     def _next_work(self, stream: Stream) -> str:

@@ -5,8 +5,8 @@ scheduled, a waiting stream has none. When the last timer of an instant has fire
 order: completions, releases, signals, acquires, starts; within each by GPU, then by stream (compute, data, d2h, h2d,
 host). So results never depend on the order in which SimPy fires the timers of one instant.
 
-This loop takes most of a simulation's time. It therefore uses plain attributes, and records what happened as integers
-in lists; `simgpu.machine.record` makes the timeline from them afterwards.
+This loop takes most of a simulation's time. It therefore uses plain attributes and records integers in lists;
+`simgpu.machine.record` builds the timeline from them afterwards.
 """
 
 from __future__ import annotations
@@ -160,7 +160,7 @@ class Simulator:
         completed.clear()
 
     def _free_hardware(self, stream: Stream, now: int) -> None:
-        """Give up the DRAM bandwidth or the copy engine of work that has ended; the next queued copy starts."""
+        """Free the DRAM bandwidth or the copy engine of work that has ended; the next queued copy starts."""
         if stream.direction == TAKES_DRAM:
             stream.direction = -1
             self.engines[stream.rank].take_dram(-stream.ops[stream.pc][2])

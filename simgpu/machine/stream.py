@@ -1,4 +1,4 @@
-"""The state that a run changes: of each stream, and of each memory that streams take from."""
+"""The mutable state of a run: streams and memories."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from simgpu.machine.code import Op
 from simgpu.memory.pool import Pool, Request
 from simgpu.timeline.model import MemoryCurve
 
-#: `Stream.direction` while a kernel runs that takes DRAM bandwidth which copies then lack.
+#: `Stream.direction` while a kernel runs whose DRAM bandwidth slows down copies.
 TAKES_DRAM = 2
 
 
@@ -34,7 +34,7 @@ def unset(*_: Any) -> None:
 
 @dataclass(slots=True, eq=False)
 class Stream:
-    """Where one stream is in its program.
+    """The state of one stream.
 
     pc: position in `ops` of the present segment. number: repetitions of that segment so far, over all iterations.
     target: the count that the event it awaits must reach. stalled_since: when its wait began, -1 without one.

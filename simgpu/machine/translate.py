@@ -54,10 +54,10 @@ from simgpu.timeline.streams import StreamId
 
 
 class Driver(Protocol):
-    """Runs kernels that take more than their recorded duration."""
+    """Runs kernels whose time is not only their recorded duration."""
 
     def launch(self, kernel: int) -> Callable[[Any, Any], None] | None:
-        """What starts that kernel, given its stream and copy engines; None for one that takes its recorded duration."""
+        """The function that starts a kernel, given its stream and copy engines; None for its recorded duration."""
         ...
 
 
@@ -65,7 +65,7 @@ class SharedLink(Driver, Protocol):
     """The link to buddy memory where kernels do not have it to themselves."""
 
     def overflow(self, block: int) -> int:
-        """Bytes of a block that lie in buddy memory."""
+        """Bytes of a block in buddy memory."""
         ...
 
 
@@ -91,9 +91,9 @@ def translate(
     code = MachineCode(streams, [[] for _ in streams], demands_vary=demands is not None, linked=linked)
     events = _number_events(program, code)
     repeats = [segment.repeat for segment in program.segments]
-    provides = isinstance(program.residency, Paged)
+    initialize_allocates = isinstance(program.residency, Paged)
     translator = _Translator(
-        graph, host, events, code.signal_work, repeats, demands, shared, driver or shared, provides
+        graph, host, events, code.signal_work, repeats, demands, shared, driver or shared, initialize_allocates
     )
     for index, segment in enumerate(program.segments):
         for position, stream in enumerate(streams):
@@ -126,13 +126,13 @@ class _Translator:
         demands: Sequence[int] | None,
         shared: SharedLink | None,
         driver: Driver | None,
-        provides: bool,
+        initialize_allocates: bool,
     ) -> None:
         self.demands = demands
         self.shared = shared
         self.driver = driver
-        # Whether a value that is provided takes memory, as far as there is any.
-        self.provides = provides
+        # Whether initializing a block allocates its pages, as far as memory is free.
+        self.initialize_allocates = initialize_allocates
         self.graph = graph
         self.host = host
         self.events = events
@@ -154,7 +154,9 @@ class _Translator:
                 else:
                     ops.append((LAUNCH, duration) if demands is None else (DRAM_LAUNCH, duration, demands[kernel]))
                 works.append((RECOMPUTE if instruction.recompute else COMPUTE) + WORK * kernel)
-            elif isinstance(instruction, Acquire) or (isinstance(instruction, Initialize) and self.provides):
+            elif isinstance(instruction, Acquire) or (
+                isinstance(instruction, Initialize) and self.initialize_allocates
+            ):
                 memory, request = self._request(instruction, device)
                 ops.append((ACQUIRE, memory, request, memory.number(request, self._carved(instruction))))
             elif isinstance(instruction, Release):
@@ -167,8 +169,8 @@ class _Translator:
             elif isinstance(instruction, Await):
                 ops.append(self._await(instruction, index))
             elif isinstance(instruction, CopyOut):
-                ops.append(self._copy(OUT, instruction.stored_as))
-                works.append(COPY_D2H + WORK * instruction.stored_as)
+                ops.append(self._copy(OUT, instruction.host_block))
+                works.append(COPY_D2H + WORK * instruction.host_block)
             elif isinstance(instruction, CopyIn):
                 ops.append(self._copy(IN, instruction.block))
                 works.append(COPY_H2D + WORK * instruction.block)
@@ -179,7 +181,7 @@ class _Translator:
                 ops.append((LAUNCH, self.graph.encoded[instruction.source].decode_ns))
                 works.append(DECODE + WORK * instruction.source)
             elif isinstance(instruction, Initialize):
-                # Providing a value takes no time and no memory.
+                # Initializing a value takes no time and no memory.
                 ops.append((PASS,))
             else:
                 assert_never(instruction)  # `simgpu.program.check` has refused everything else

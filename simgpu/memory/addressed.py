@@ -12,7 +12,7 @@ from simgpu.memory.pool import UNLIMITED, Piece, Request, aligned
 
 
 class AddressRange(NamedTuple):
-    """A piece of the address space: held by `block`, or free where that is None."""
+    """A range of the address space, allocated to `block`, or free if that is None."""
 
     start: int
     size: int
@@ -22,9 +22,9 @@ class AddressRange(NamedTuple):
 class AddressedPool:
     """Memory with addresses.
 
-    A block takes the lowest hole of exactly its size, else the lowest hole it fits into; a given offset is taken as
-    it is. Blocks of a request are placed in listed order; where one does not fit, none is placed. Blocks of zero
-    bytes take no address.
+    A block is placed in the lowest hole of exactly its size, else in the lowest hole that is large enough, or at a
+    given offset. Blocks of a request are placed in listed order; if one does not fit, none is placed. Empty blocks have
+    no address.
 
     >>> pool = AddressedPool(100)
     >>> a, b, c = (pool.prepare([n], [size]) for n, size in enumerate((40, 30, 30)))
@@ -46,7 +46,7 @@ class AddressedPool:
         self._holes = Holes(UNLIMITED if capacity is None else capacity)
 
     def prepare(self, blocks: Sequence[int], sizes: Sequence[int], offsets: Sequence[int] | None = None) -> Request:
-        """A request for these blocks; offsets name the address of each."""
+        """A request for these blocks, at these offsets if given."""
         live = used = sum(sizes)
         padded = sizes
         if self.alignment > 1:
@@ -60,7 +60,7 @@ class AddressedPool:
         return live, used, pieces, offsets
 
     def acquire(self, request: Request) -> bool:
-        """Take the memory of all blocks, or of none and return False."""
+        """Acquire the memory of all blocks, or of none and return False."""
         live, used, pieces, offsets = request
         if offsets is None:
             placed = self._holes.take_all(pieces, self._addresses)
@@ -74,7 +74,7 @@ class AddressedPool:
         return True
 
     def release(self, request: Request) -> None:
-        """Give the memory of all blocks back. Raises `ProgramError` for a block that holds none."""
+        """Release the memory of all blocks. Raises `ProgramError` for a block without memory."""
         live, used, pieces, _ = request
         try:
             self._holes.free_all(pieces, self._addresses)
@@ -84,17 +84,17 @@ class AddressedPool:
         self.used -= used
 
     def address(self, block: int) -> int | None:
-        """Where a block lies, None if it holds no memory."""
+        """The address of a block, None if it has no memory."""
         return self._addresses.get(block)
 
     def segments(self) -> Iterator[AddressRange]:
-        """The address space from the lowest address up, held and free pieces, as moDNN's linked list has it."""
+        """The allocated and free ranges from the lowest address up, as in moDNN's linked list."""
         free = dict(self._holes)
-        held = {start: block for block, start in self._addresses.items()}
-        bounds = sorted([*free, *held])
+        blocks = {start: block for block, start in self._addresses.items()}
+        bounds = sorted([*free, *blocks])
         end = UNLIMITED if self.capacity is None else self.capacity
         for start, stop in zip(bounds, [*bounds[1:], end][: len(bounds)], strict=True):
-            yield AddressRange(start, stop - start, held.get(start))
+            yield AddressRange(start, stop - start, blocks.get(start))
 
     @property
     def largest_hole(self) -> int:
@@ -103,11 +103,11 @@ class AddressedPool:
 
     @property
     def high_water(self) -> int:
-        """The end of the highest address that was ever taken, bytes."""
+        """The end of the highest range ever allocated, bytes."""
         return self._holes.high_water
 
     def state(self) -> Hashable:
-        """Which block lies where."""
+        """The addresses of all blocks."""
         return tuple(sorted(self._addresses.items()))
 
 
@@ -118,11 +118,10 @@ _RUN = 96
 class Holes:
     """Free ranges of an address space, ordered by address.
 
-    Holes lie in runs of at most 96, each a list of addresses next to a list of sizes. As long as one run is enough,
-    as it is in ordinary traces, a search is a scan of one short list. With more runs, a search by first fit looks
-    at the largest hole of each run before it looks into one, and a search by exact size asks a heap of addresses per
-    size, from which entries that no longer hold are dropped when they surface. So no search is linear in the number
-    of holes. high_water: the end of the highest range that was ever taken, by requests that found room for all.
+    Holes are stored in runs of at most 96, each a list of addresses and a list of sizes. With one run, as in ordinary
+    traces, a search scans one short list. With more runs, first fit skips runs by their largest hole, and exact fit
+    uses a heap of addresses per size, whose outdated entries are dropped when they surface. So no search is linear in
+    the number of holes. high_water: the end of the highest range ever allocated by a successful request.
 
     >>> holes = Holes(100)
     >>> holes.take(40), holes.take(30), holes.take(31)
@@ -138,7 +137,7 @@ class Holes:
         self.high_water = 0
         self._starts: list[list[int]] = [[0] if size else []]
         self._sizes: list[list[int]] = [[size] if size else []]
-        # Kept only while there are several runs.
+        # Maintained only with several runs.
         self._firsts: list[int] = [0]
         self._largest: list[int] = [size]
         self._by_size: dict[int, list[int]] | None = None
@@ -155,15 +154,15 @@ class Holes:
     # --- taking ---------------------------------------------------------------------------------------------
 
     def take(self, size: int) -> int | None:
-        """Take `size` bytes: the lowest hole of exactly that size, else from the lowest hole that is larger."""
+        """Allocate `size` bytes: the lowest hole of exactly that size, else from the lowest larger hole."""
         addresses: dict[int, int] = {}
         self.take_all(((0, size),), addresses)
         return addresses.get(0)
 
     def take_all(self, pieces: Sequence[Piece], addresses: dict[int, int]) -> int:
-        """Take memory for one piece after the other and note their addresses; returns how many found room.
+        """Allocate pieces in order and record their addresses; returns the number of allocated ones.
 
-        The first piece that finds none ends it. With `free_all` this is the pool's inner loop.
+        It ends at the first piece that does not fit. With `free_all` this is the pool's inner loop.
         """
         if self._by_size is not None:
             return self._take_all_from_runs(pieces, addresses)
@@ -203,7 +202,7 @@ class Holes:
         return len(pieces)
 
     def take_all_at(self, pieces: Sequence[Piece], offsets: Sequence[int], addresses: dict[int, int]) -> int:
-        """Take memory for each piece at its offset; otherwise like `take_all`."""
+        """Allocate each piece at its offset; otherwise like `take_all`."""
         high = self.high_water
         for done, ((block, size), offset) in enumerate(zip(pieces, offsets, strict=True)):
             if not self._take_at(offset, size):
@@ -243,7 +242,7 @@ class Holes:
         return None
 
     def _take_at(self, offset: int, size: int) -> bool:
-        """Take `size` bytes at an address, if they are all free."""
+        """Allocate `size` bytes at an address, if they are all free."""
         run = self._run_of(offset)
         index = bisect_right(self._starts[run], offset) - 1
         if index < 0:
@@ -261,11 +260,11 @@ class Holes:
     # --- giving back ----------------------------------------------------------------------------------------
 
     def free(self, start: int, size: int) -> None:
-        """These bytes are free again; joins them with the holes next to them."""
+        """Free these bytes; joins them with neighbouring holes."""
         self.free_all(((0, size),), {0: start})
 
     def free_all(self, pieces: Sequence[Piece], addresses: dict[int, int]) -> None:
-        """Free the memory of pieces and forget their addresses. Raises `KeyError` for a piece that has none."""
+        """Free the memory of pieces and delete their addresses. Raises `KeyError` for a piece without an address."""
         if self._by_size is not None:
             for block, size in pieces:
                 self._free_in_runs(addresses.pop(block), size)
@@ -274,13 +273,13 @@ class Holes:
         for block, size in pieces:
             start = addresses.pop(block)
             index = bisect_right(starts, start)
-            left = index - 1
+            previous = index - 1
             joins_right = index < len(starts) and starts[index] == start + size
-            if left >= 0 and starts[left] + sizes[left] == start:
+            if previous >= 0 and starts[previous] + sizes[previous] == start:
                 if joins_right:
                     size += sizes.pop(index)
                     del starts[index]
-                sizes[left] += size
+                sizes[previous] += size
             elif joins_right:
                 starts[index] = start
                 sizes[index] += size
@@ -312,13 +311,13 @@ class Holes:
 
     def _join_runs(self, run: int) -> None:
         """Join holes that touch across the borders of a run, or of the two that it was just split into."""
-        for left in (run + 1, run, run - 1):
-            if 0 <= left < len(self._starts) - 1 and self._starts[left] and self._starts[left + 1]:
-                start, size = self._starts[left][-1], self._sizes[left][-1]
-                if start + size == self._starts[left + 1][0]:
-                    size += self._sizes[left + 1][0]
-                    self._change(left, len(self._starts[left]) - 1, start, size)
-                    self._remove(left + 1, 0)
+        for previous in (run + 1, run, run - 1):
+            if 0 <= previous < len(self._starts) - 1 and self._starts[previous] and self._starts[previous + 1]:
+                start, size = self._starts[previous][-1], self._sizes[previous][-1]
+                if start + size == self._starts[previous + 1][0]:
+                    size += self._sizes[previous + 1][0]
+                    self._change(previous, len(self._starts[previous]) - 1, start, size)
+                    self._remove(previous + 1, 0)
 
     # --- runs -----------------------------------------------------------------------------------------------
 
@@ -326,7 +325,7 @@ class Holes:
         return max(bisect_right(self._firsts, start) - 1, 0)
 
     def _change(self, run: int, index: int, start: int, size: int) -> None:
-        """With several runs: a hole keeps its place in the order but not its address or size."""
+        """With several runs: change address and size of a hole, at the same position in the order."""
         old = self._sizes[run][index]
         self._starts[run][index] = start
         self._sizes[run][index] = size
@@ -355,9 +354,9 @@ class Holes:
 
     def _split(self, run: int) -> None:
         for column in (self._starts, self._sizes):
-            pages = column[run]
-            half = len(pages) // 2
-            column[run : run + 1] = [pages[:half], pages[half:]]
+            full = column[run]
+            half = len(full) // 2
+            column[run : run + 1] = [full[:half], full[half:]]
         if self._by_size is None:
             self._by_size = {}
             for start, size in self:

@@ -30,7 +30,7 @@ class Chunk:
 
     block: its number; index: of the chunk in it. Sets of pages are bit masks, the first page lowest. full: all pages;
     resident, dirty, on_host: the pages in that state. last: the block's last page if it is in this chunk, else 0;
-    short: by how many bytes this page is shorter than the others; padding: bytes of it that are alignment.
+    short: bytes by which this page is shorter than the others; padding: bytes of it that are alignment.
     """
 
     __slots__ = ("block", "dirty", "full", "index", "last", "on_host", "padding", "resident", "short")
@@ -172,19 +172,19 @@ class PagedPool:
         batch: Batch = {}
         free_slots = self.fault_batch
         for chunk, pages, written in accesses:
-            rest = pages
-            while rest:
-                here = rest & chunk.resident
-                if rest & -rest & here:
+            remaining = pages
+            while remaining:
+                here = remaining & chunk.resident
+                if remaining & -remaining & here:
                     if batch:
                         # The batch may evict this chunk, so look at it again afterwards.
                         yield batch
                         batch, free_slots = {}, self.fault_batch
                         continue
-                    reached = _before(rest, rest & ~here)
+                    reached = _before(remaining, remaining & ~here)
                     self._touch(chunk, reached, written)
                 else:
-                    run = _before(rest, here)
+                    run = _before(remaining, here)
                     entry = batch.get(chunk)
                     waiting = run & entry[0] if entry else 0
                     new, faulting = self._split(chunk, run & ~waiting, free_slots)
@@ -195,7 +195,7 @@ class PagedPool:
                         entry[1] |= waiting & reached
                     self._allocate(chunk, new)
                     self._add(batch, chunk, faulting, written)
-                rest &= ~reached
+                remaining &= ~reached
                 if not free_slots:
                     yield batch
                     batch, free_slots = {}, self.fault_batch
@@ -203,25 +203,25 @@ class PagedPool:
             yield batch
 
     def _split(self, chunk: Chunk, absent: int, free_slots: int) -> tuple[int, int]:
-        """Of absent pages in order: new ones that fit into free memory, and those that fault, up to a full batch."""
+        """Divide absent pages, in order, into new ones that fit into free memory and ones that fault, up to a batch."""
         free, new = self.limit - self.used, absent & ~chunk.on_host
         smallest = self.page - chunk.short if new & chunk.last else self.page
         if not new or free < smallest:
             return 0, _lowest(absent, free_slots)
         if new == absent and self.bytes_of(chunk, absent) <= free:
             return absent, 0
-        taken = faulting = 0
+        free_pages = faulting = 0
         while absent and free_slots:
             page = absent & -absent
             absent ^= page
             size = self.bytes_of(chunk, page)
             if page & new and size <= free:
-                taken |= page
+                free_pages |= page
                 free -= size
             else:
                 faulting |= page
                 free_slots -= 1
-        return taken, faulting
+        return free_pages, faulting
 
     def _touch(self, chunk: Chunk, present: int, written: bool) -> None:
         """Record an access to resident pages."""
@@ -248,7 +248,7 @@ class PagedPool:
     def serve(self, batch: Batch) -> Migration:
         """Evict chunks until the absent pages of a batch fit, and allocate these.
 
-        Raises `BatchTooLargeError` where they can never fit.
+        Raises `BatchTooLargeError` if they can never fit.
         """
         for chunk in [*batch]:
             pages, dirty = batch[chunk]
@@ -279,7 +279,7 @@ class PagedPool:
         return Migration(evicted, fetched)
 
     def arrive(self, batch: Batch) -> None:
-        """The pages of a served batch are resident."""
+        """Mark the pages of a served batch as resident."""
         for chunk, (pages, dirty) in batch.items():
             chunk.resident |= pages
             chunk.dirty |= dirty | (pages & ~chunk.on_host)
@@ -323,17 +323,17 @@ class PagedPool:
         return sum(sizes), padded, tuple(zip(blocks, sizes, strict=True)), None
 
     def acquire(self, request: Request) -> bool:
-        """Initialize blocks: absent pages take free memory in order, and are on the host where there is none."""
+        """Initialize blocks: absent pages are allocated in order while memory is free, the others are on the host."""
         for b, _ in request[2]:
             for chunk in self.chunks(b):
                 absent = chunk.full & ~chunk.resident
                 self.host_only -= self.bytes_of(chunk, absent & chunk.on_host)
                 chunk.on_host &= ~absent
-                taken, rest = self._split(chunk, absent, absent.bit_count())
+                allocated, remaining = self._split(chunk, absent, absent.bit_count())
                 self._touch(chunk, chunk.resident, written=True)
-                self._allocate(chunk, taken)
-                chunk.on_host |= rest
-                self.host_only += self.bytes_of(chunk, rest)
+                self._allocate(chunk, allocated)
+                chunk.on_host |= remaining
+                self.host_only += self.bytes_of(chunk, remaining)
         return True
 
     def release(self, request: Request) -> None:
@@ -362,7 +362,7 @@ class PagedPool:
 
 
 def _before(pages: int, others: int) -> int:
-    """The pages before the first of the others, all if there is none.
+    """The pages before the first of `others`, all if there is none.
 
     >>> bin(_before(0b110110, 0b001000)), bin(_before(0b110110, 0))
     ('0b110', '0b110110')
@@ -378,14 +378,14 @@ def _lowest(pages: int, count: int) -> int:
     """
     if pages.bit_count() <= count:
         return pages
-    rest = pages
+    remaining = pages
     for _ in range(count):
-        rest &= rest - 1
-    return pages ^ rest
+        remaining &= remaining - 1
+    return pages ^ remaining
 
 
 def _append(parts: Parts, b: int, size: int) -> None:
-    """Add bytes of a block, to the last part where that is of the same block."""
+    """Add bytes of a block, to the last part if it is of the same block."""
     if size and parts and parts[-1][0] == b:
         parts[-1] = b, parts[-1][1] + size
     elif size:

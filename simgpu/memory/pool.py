@@ -1,4 +1,4 @@
-"""What a memory pool is, and the pool that only counts bytes."""
+"""The `Pool` interface, and the pool that only counts bytes."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Protocol
 
 from simgpu.errors import ProgramError
 
-#: Stands for the size of memory that is not limited.
+#: The size of unlimited memory.
 UNLIMITED = 2**62
 
 
@@ -23,15 +23,15 @@ def aligned(size: int, alignment: int) -> int:
 #: One block of a request: its number and its bytes with padding.
 Piece = tuple[int, int]
 
-#: Memory for some blocks, all or nothing: their bytes together, the same with padding; where the pool gives addresses,
-#: each block of more than zero bytes, and the offsets asked for, None for any.
+#: Memory for some blocks, all or nothing: total bytes without and with padding; for a pool with addresses, also the
+#: blocks of more than zero bytes, and the requested offsets, None for any.
 Request = tuple[int, int, tuple[Piece, ...], tuple[int, ...] | None]
 
 
 class Pool(Protocol):
     """A device memory. A request is prepared once from its blocks and may then be acquired and released many times.
 
-    live: bytes held by blocks; used: the same with the padding of every block.
+    live: bytes of blocks; used: the same with the padding of every block.
     """
 
     capacity: int | None
@@ -43,16 +43,16 @@ class Pool(Protocol):
         ...
 
     def acquire(self, request: Request) -> bool:
-        """Take all of a request's memory, or nothing and return False."""
+        """Acquire all of a request's memory, or nothing and return False."""
         ...
 
     def release(self, request: Request) -> None:
-        """Give all of a request's memory back."""
+        """Release all of a request's memory."""
         ...
 
     @property
     def largest_hole(self) -> int:
-        """Bytes of the largest piece that could be taken now; -1 in unlimited memory."""
+        """Bytes of the largest range that could be allocated now; -1 in unlimited memory."""
         ...
 
     @property
@@ -61,7 +61,7 @@ class Pool(Protocol):
         ...
 
     def state(self) -> Hashable:
-        """What tells this moment's pool from another: equal states behave alike from then on."""
+        """The state of the pool: pools with equal states behave identically from then on."""
         ...
 
 
@@ -96,7 +96,7 @@ class CountingPool:
         return live, sum(aligned(size, self.alignment) for size in sizes), (), None
 
     def acquire(self, request: Request) -> bool:
-        """Take the memory of all blocks, or of none and return False."""
+        """Acquire the memory of all blocks, or of none and return False."""
         total = self.used + request[1]
         if total > self.limit:
             return False
@@ -107,7 +107,7 @@ class CountingPool:
         return True
 
     def release(self, request: Request) -> None:
-        """Give the memory of all blocks back."""
+        """Release the memory of all blocks."""
         self.live -= request[0]
         self.used -= request[1]
 
@@ -118,9 +118,9 @@ class CountingPool:
 
     @property
     def high_water(self) -> int:
-        """The most bytes that were ever taken."""
+        """The peak use in bytes."""
         return self._high_water
 
     def state(self) -> Hashable:
-        """Bytes taken, without and with padding."""
+        """Bytes in use, without and with padding."""
         return (self.live, self.used)

@@ -1,4 +1,4 @@
-"""How long a copy takes when it has the link to itself."""
+"""The time of a copy on an idle link."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ def stream_ns(size: int, bandwidth: int) -> int:
 
 
 def copy_ns(size: int, bandwidth: int, latency_ns: int) -> int:
-    """Nanoseconds from the start of a lone copy to its end: latency, then the bytes.
+    """Nanoseconds of a copy on an idle link: latency, then the bytes.
 
     >>> copy_ns(1000, 1_000_000_000, 350)
     1350
@@ -25,13 +25,13 @@ def copy_ns(size: int, bandwidth: int, latency_ns: int) -> int:
     return latency_ns + stream_ns(size, bandwidth)
 
 
-def sending_rate(gpu: GpuSpec, taken: int, size: int, raw: int, link: int) -> int:
+def sending_rate(gpu: GpuSpec, kernel_bandwidth: int, size: int, raw: int, link: int) -> int:
     """Rate at which a GPU sends a block of `raw` bytes as `size` bytes over a link, bytes per second on the link.
 
-    taken: DRAM bandwidth that kernels take. link: the link's own rate. Only a compressing engine may be slower than the
-    link: at most what the engine, its buffer and its policy allow, and what kernels leave of the DRAM's bandwidth
-    (cDMA, HPCA 2018, section VI). A plain copy has its share of DRAM whatever kernels take, so the engine, too, has at
-    least that much to read from. Copies in both directions at once each have all that kernels leave.
+    kernel_bandwidth: DRAM bandwidth used by kernels. link: the link's own rate. Only a compressing engine may be slower
+    than the link: its limits are the engine, its buffer and its policy, and the DRAM bandwidth that kernels do not use
+    (cDMA, HPCA 2018, section VI). A plain copy always has its share of DRAM bandwidth, so the engine can read at least
+    at that rate. Simultaneous copies in both directions each have all unused DRAM bandwidth.
 
     >>> from simgpu.hardware.spec import CdmaSpec
     >>> engine = CdmaSpec("zvc", 200 * 10**9, buffer=70_000, latency_ns=350, kernel_bandwidth=100 * 10**9)
@@ -41,5 +41,5 @@ def sending_rate(gpu: GpuSpec, taken: int, size: int, raw: int, link: int) -> in
     """
     if gpu.cdma is None or not raw:
         return link
-    reading = min(gpu.cdma.peak, max((gpu.dram_bandwidth or 0) - taken, link))
+    reading = min(gpu.cdma.peak, max((gpu.dram_bandwidth or 0) - kernel_bandwidth, link))
     return max(min(link, reading * size // raw), 1)

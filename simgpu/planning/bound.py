@@ -1,9 +1,8 @@
-"""Bounds from below: no placement is faster, and none fits into less memory.
+"""Lower bounds on the step time and the peak memory of all placements.
 
-They hold for every vector of the decisions that the tables are of, where an evaluator is exact (its `why_not` is None):
-each feature map stays, is swapped or made again in one of the ways that it has, first runs keep their order, and copies
-wait only for what they need. Programs of another class, such as those in which each layer waits for its copies, or
-which encode on the host, are not bounded.
+They hold for every vector of the tables' decisions where the evaluator is exact (its `why_not` is None): each feature
+map is kept, swapped or recomputed by one of its options, first runs keep their order, and copies wait only for their
+dependencies. Other programs, such as those with a barrier at each layer or with encoding on the host, are not bounded.
 """
 
 from __future__ import annotations
@@ -22,11 +21,11 @@ from simgpu.planning.columns import DURATION
 from simgpu.planning.tables import Tables
 from simgpu.units import format_bytes
 
-#: Rows for memory at so many kernels at most, and so many rounds of rows for the links: more take longer.
+#: The most kernels with a memory row, and the most rounds of link rows; more would take longer.
 PRESSURE = 32
 ROUNDS = 8
 
-#: A round that raises the bound by less than this part of the kernels' time is the last.
+#: Rounds end when one raises the bound by less than this part (1/n) of the kernels' time.
 _WORTH = 5_000
 
 
@@ -36,11 +35,11 @@ MOST_MAPS = 400
 
 @dataclass(frozen=True)
 class Bound:
-    """What is proven of all placements.
+    """Lower bounds for all placements.
 
-    ns: none that fits takes less time. compute_ns: the kernels' own time, a bound by itself. peak_lower_bound: bytes
-    below which none fits, set by `kernel`; if it exceeds the budget, none fits. pressure: kernels at which memory was
-    checked. how: a description.
+    ns: lower bound of the step time of those that fit. compute_ns: total kernel time, also a lower bound. least_peak:
+    memory lower bound in bytes, set by `kernel`; if it exceeds the budget, none fits. pressure: kernels with a memory
+    row. how: the method, as text.
     """
 
     ns: int
@@ -53,9 +52,9 @@ class Bound:
 
 
 def peak_lower_bound(tables: Tables) -> tuple[int, int | None]:
-    """Bytes that every placement holds while some kernel runs, and the kernel that needs most (None without kernels).
+    """The memory lower bound in bytes, and the kernel that sets it (None without kernels).
 
-    Nothing is left but what that kernel uses, what always resides, and what no option lets go of then.
+    It counts the kernel's own blocks, always resident blocks, and feature maps that no option frees at that kernel.
 
     >>> from simgpu.planning.evaluator import Evaluator
     >>> from simgpu.planning.options import Decisions
@@ -76,22 +75,23 @@ def peak_lower_bound(tables: Tables) -> tuple[int, int | None]:
 
 
 def _most_freed(facts: BoundFacts, f: int, k: int) -> int:
-    """Bytes of a feature map that can be missing while kernel k runs."""
+    """The most bytes of a feature map that can be freed while kernel k runs."""
     gap = facts.gaps[f]
     if not gap.after < k < gap.before:
         return 0
-    freed = [gap.size] if gap.again else []
+    freed = [gap.size] if gap.recomputable else []
     for way in gap.ways:
         stays = k >= facts.trigger(f, gap.before, way.aheads[0])
-        freed.append(gap.size - (way.moved if stays else 0))
+        freed.append(gap.size - (way.device_bytes if stays else 0))
     return max(0, *freed) if freed else 0
 
 
 def lower_bound(tables: Tables) -> Bound:
-    """The time that every placement takes which fits the budget, at least, by a linear program.
+    """Lower bound of the step time of all placements that fit the budget, by a linear program.
 
-    HiGHS finds the multipliers; what they prove is computed in whole numbers, so nothing hangs on its tolerances.
-    Raises `MissingExtraError` without SciPy; `quick_bound` needs none, and is what very many feature maps get.
+    HiGHS computes the multipliers; the bound that they prove is computed in integers, independent of its tolerances.
+    Raises `MissingExtraError` without SciPy, which `quick_bound` does not need. With too many feature maps the result
+    is that of `quick_bound`.
 
     >>> from simgpu.planning.evaluator import Evaluator
     >>> from simgpu.planning.options import Decisions
@@ -136,9 +136,9 @@ def lower_bound(tables: Tables) -> Bound:
 
 
 def pressure_kernels(facts: BoundFacts) -> tuple[int, ...]:
-    """Kernels at which something has to be out: between changes of what can be, those at which most lives.
+    """Kernels at which some feature map must be offloaded or dropped: the peaks between changes of what can be.
 
-    Where these are many, some of them, spread evenly, and the one at which most lives of all.
+    If they are too many, an even selection of them, and the highest peak.
     """
     changes = {0}
     for f, gap in enumerate(facts.gaps):
@@ -146,25 +146,28 @@ def pressure_kernels(facts: BoundFacts) -> tuple[int, ...]:
     cuts = [*sorted(change for change in changes if change < facts.kernels), facts.kernels]
     budget = int(facts.tables.limits[2])
     tops = [max(range(a, b), key=lambda k: facts.live[k]) for a, b in pairwise(cuts) if a < b]
-    result = [k for k in tops if facts.live[k] > budget]
-    if len(result) > PRESSURE:
-        top = max(result, key=lambda k: facts.live[k])
-        result = sorted({result[len(result) * i // PRESSURE] for i in range(PRESSURE)} | {top})
-    return tuple(result)
+    kernels = [k for k in tops if facts.live[k] > budget]
+    if len(kernels) > PRESSURE:
+        top = max(kernels, key=lambda k: facts.live[k])
+        kernels = sorted({kernels[len(kernels) * i // PRESSURE] for i in range(PRESSURE)} | {top})
+    return tuple(kernels)
 
 
 def quick_bound(tables: Tables) -> Bound:
-    """A bound without a linear program, and a weaker one.
+    """A weaker bound without a linear program.
 
-    At each kernel at which more lives than the budget, enough bytes are out or dropped. What is out has been copied out
-    since the first copy could begin, and is copied in before the first next use; what is dropped is made again beside
-    all kernels. The least time in which both together can free enough bytes, parts of feature maps allowed.
+    At each kernel with more live bytes than the budget, enough bytes are offloaded or dropped. Offloaded bytes were
+    copied out since the first offload could begin and are copied in before the first next use; dropped ones are
+    recomputed in addition to all kernels. The bound is the shortest time in which both can free enough bytes, with
+    fractions of feature maps allowed.
     """
     facts = BoundFacts(tables)
     compute, (bytes_, kernel) = facts.worked[-1], peak_lower_bound(tables)
     budget = int(tables.limits[2])
     if bytes_ > budget:
-        how = f"a kernel needs {format_bytes(bytes_)} when all that may leave has left, of {format_bytes(budget)}"
+        how = (
+            f"a kernel needs {format_bytes(bytes_)} with all else offloaded, above the budget of {format_bytes(budget)}"
+        )
         return Bound(compute, compute, bytes_, kernel, False, () if kernel is None else (kernel,), how)
     own = _own_ns(facts)
     pressure = pressure_kernels(facts)
@@ -176,37 +179,38 @@ def quick_bound(tables: Tables) -> Bound:
 
 
 def _own_ns(facts: BoundFacts) -> list[int]:
-    """Time of the kernels that run again for each feature map and for no other."""
+    """Time of the kernels that recompute only one feature map, by feature map."""
     users: dict[int, list[int]] = {}
     for f, ancestors in enumerate(facts.ancestors):
         for j in ancestors.kernels:
             users.setdefault(j, []).append(f)
-    result = [0] * len(facts.gaps)
+    times = [0] * len(facts.gaps)
     for j, mine in users.items():
         if len(mine) == 1:
-            result[mine[0]] += int(facts.tables.kernels[j, DURATION])
-    return result
+            times[mine[0]] += int(facts.tables.kernels[j, DURATION])
+    return times
 
 
 def _time_bound(facts: BoundFacts, own: Sequence[int], k: int) -> int:
-    """The least time in which enough can be out or dropped at kernel k."""
+    """The shortest time in which enough bytes can be offloaded or dropped at kernel k."""
     compute = facts.worked[-1]
     missing = facts.live[k] - int(facts.tables.limits[2])
-    there = [f for f, gap in enumerate(facts.gaps) if gap.after < k < gap.before and _most_freed(facts, f, k)]
-    copies = [(gap.size, min(way.out_ns + way.in_ns for way in gap.ways)) for f in there if (gap := facts.gaps[f]).ways]
-    again = [(facts.gaps[f].size, own[f]) for f in there if facts.gaps[f].again]
-    begins = min((way.begins for f in there for way in facts.gaps[f].ways), default=0)
-    last = max((facts.gaps[f].before for f in there), default=k + 1)
+    candidates = [f for f, gap in enumerate(facts.gaps) if gap.after < k < gap.before and _most_freed(facts, f, k)]
+    gaps = [facts.gaps[f] for f in candidates]
+    copies = [(gap.size, min(way.out_ns + way.in_ns for way in gap.ways)) for gap in gaps if gap.ways]
+    recomputes = [(facts.gaps[f].size, own[f]) for f in candidates if facts.gaps[f].recomputable]
+    begins = min((way.begins for f in candidates for way in facts.gaps[f].ways), default=0)
+    last = max((facts.gaps[f].before for f in candidates), default=k + 1)
     fixed = facts.worked[begins // 2] + facts.work(2 * k + 1, 2 * k + 2) + facts.work(2 * last + 1, 2 * facts.kernels)
 
     def enough(ns: int) -> bool:
-        return filled(copies, ns - fixed) + filled(again, ns - compute) >= missing
+        return filled(copies, ns - fixed) + filled(recomputes, ns - compute) >= missing
 
-    return smallest(enough, compute, compute + fixed + sum(ns for _, ns in (*copies, *again)))
+    return smallest(enough, compute, compute + fixed + sum(ns for _, ns in (*copies, *recomputes)))
 
 
 def filled(items: Sequence[tuple[int, int]], ns: int) -> int:
-    """At most so many bytes are freed by items (bytes, time) in some time; parts are allowed, and rounded up."""
+    """The most bytes that items (bytes, time) can free in `ns`; fractions are allowed and rounded up."""
     total = 0
     for size, each in sorted(items, key=lambda item: Fraction(item[1], item[0])):
         if each > ns:
@@ -216,7 +220,7 @@ def filled(items: Sequence[tuple[int, int]], ns: int) -> int:
 
 
 def smallest(enough: Callable[[int], bool], low: int, high: int) -> int:
-    """The least time between two that is enough."""
+    """The smallest time from `low` to `high` that is enough."""
     while low < high:
         middle = (low + high) // 2
         low, high = (low, middle) if enough(middle) else (middle + 1, high)

@@ -1,5 +1,4 @@
-"""What is certain of each feature map before anything is decided: from when to when it may be away, and its
-ancestors."""
+"""Facts about each feature map that hold under all decisions: when it can be offloaded, and its ancestors."""
 
 from __future__ import annotations
 
@@ -7,6 +6,7 @@ from dataclasses import dataclass
 from functools import cached_property
 
 from simgpu.planning.columns import (
+    ACQUIRES,
     ACTION,
     AFTER,
     AHEAD,
@@ -14,21 +14,20 @@ from simgpu.planning.columns import (
     BLOCK,
     DEATH,
     DECODE_NS,
+    DEVICE_BYTES,
     DURATION,
     EARLY,
     ENCODE_NS,
     ENCODED,
-    GIVES,
     IN_NS,
     INPUTS,
     ISSUE,
     MAP,
-    MOVED,
     OUT_NS,
     OUTPUTS,
+    RELEASES,
     SIZE,
     STEP,
-    TAKES,
     WRITERS,
 )
 from simgpu.planning.options import Action
@@ -36,14 +35,14 @@ from simgpu.planning.tables import Ints, Tables
 
 
 @dataclass(frozen=True)
-class Travelling:
-    """A way to swap a feature map; options that differ in how far ahead it is fetched are one.
+class SwapWay:
+    """A way to swap a feature map; it covers all options that differ only in the prefetch distance.
 
-    moved: bytes of device memory of what travels, the encoded form where it is encoded. begins: instant before which no
-    copy out begins. aheads: the fewest and most layer steps ahead of its use that it is fetched.
+    device_bytes: bytes of device memory of the copied form. begins: instant before which no offload begins. aheads: the
+    fewest and most layer steps between fetch and use.
     """
 
-    moved: int
+    device_bytes: int
     encoded: bool
     out_ns: int
     in_ns: int
@@ -55,62 +54,62 @@ class Travelling:
 
 @dataclass(frozen=True)
 class Gap:
-    """A feature map: bytes, last use in forward, next use, how it may travel, whether it can be made again."""
+    """A feature map: bytes, last use in forward, next use, ways to swap it, whether it can be recomputed."""
 
     size: int
     after: int
     before: int
-    ways: tuple[Travelling, ...]
-    again: bool
+    ways: tuple[SwapWay, ...]
+    recomputable: bool
 
 
 @dataclass(frozen=True)
 class Ancestors:
-    """kernels: those that run again whenever a feature map is made again, wherever that is. there: feature maps that
-    are then there, and stay until their own next use. perhaps: all that might be fetched or made again for it."""
+    """kernels: those that run whenever a feature map is recomputed, at any time. resident: feature maps that are then
+    resident, and stay until their own next use. possible: all that might be fetched or recomputed for it."""
 
     kernels: frozenset[int]
-    there: frozenset[int]
-    perhaps: frozenset[int]
+    resident: frozenset[int]
+    possible: frozenset[int]
 
 
 @dataclass(frozen=True)
 class BoundFacts:
-    """What the bound knows of the tables. Instants are numbered: 2 k is when kernel k is next, 2 k + 1 when it starts.
+    """The bound's facts of the tables. Instants have numbers: at 2 k, kernel k is next; at 2 k + 1, it starts.
 
-    In between, the compute stream waits, takes memory, and runs what is made again or decoded before the kernel.
+    In between, the compute stream waits, acquires memory, and recomputes or decodes blocks for the kernel.
     """
 
     tables: Tables
 
     @cached_property
     def kernels(self) -> int:
-        """How many there are."""
+        """The number of kernels."""
         return len(self.tables.kernels) - 1
 
     @cached_property
     def worked(self) -> list[int]:
         """worked[k]: time of all kernels before k."""
-        result = [0]
+        ends = [0]
         for ns in self.tables.kernels[:-1, DURATION].tolist():
-            result.append(result[-1] + ns)
-        return result
+            ends.append(ends[-1] + ns)
+        return ends
 
     def work(self, start: int, stop: int) -> int:
-        """Time of the kernels that start at or after one instant and have ended at another."""
+        """Time of the kernels that start at or after instant `start` and end by instant `stop`."""
         return self.worked[stop // 2] - self.worked[start // 2]
 
     @cached_property
     def live(self) -> list[int]:
-        """live[k]: bytes held while kernel k runs if all feature maps stay."""
+        """live[k]: bytes in use while kernel k runs if all feature maps are kept."""
         t = self.tables
-        held = int(t.limits[0] + t.limits[1])
-        result = []
-        for takes, gives in zip(t.kernels[:-1, TAKES].tolist(), t.kernels[:-1, GIVES].tolist(), strict=True):
-            held += takes
-            result.append(held)
-            held -= gives
-        return result
+        used = int(t.limits[0] + t.limits[1])
+        totals = []
+        for acquired, released in t.kernels[:-1, [ACQUIRES, RELEASES]].tolist():
+            used += acquired
+            totals.append(used)
+            used -= released
+        return totals
 
     @cached_property
     def gaps(self) -> tuple[Gap, ...]:
@@ -120,55 +119,55 @@ class BoundFacts:
         for k in range(self.kernels):
             for at in range(t.kernels[k, ISSUE], t.kernels[k + 1, ISSUE]):
                 issue[int(t.lists[at])] = k
-        result = []
+        gaps = []
         for f, row in enumerate(t.maps.tolist()):
             options = t.options[f].tolist()
-            result.append(
+            gaps.append(
                 Gap(
                     size=row[SIZE],
                     after=row[AFTER],
                     before=row[BEFORE],
                     ways=_ways(row, options, 2 * issue.get(f, 0)),
-                    again=any(option[ACTION] == Action.RECOMPUTE for option in options),
+                    recomputable=any(option[ACTION] == Action.RECOMPUTE for option in options),
                 )
             )
-        return tuple(result)
+        return tuple(gaps)
 
     def trigger(self, f: int, need: int, ahead: int) -> int:
-        """The kernel with which a feature map is fetched that is first needed by kernel `need`."""
+        """The kernel that triggers the fetch of a feature map first needed by kernel `need`."""
         t = self.tables
         step = max(int(t.kernels[need, STEP]) - ahead, 0)
         return max(int(t.step_first[step]), self.gaps[f].after + 1)
 
     @cached_property
     def ancestors(self) -> tuple[Ancestors, ...]:
-        """Of each feature map."""
+        """The ancestors of each feature map."""
         first = min((gap.before for gap in self.gaps), default=0)
         return tuple(self._ancestors(f, first) for f in range(len(self.gaps)))
 
     def _ancestors(self, f: int, first: int) -> Ancestors:
-        """first: the first kernel that anything is made again for."""
+        """The ancestors of one feature map. first: the first kernel for which any map is recomputed."""
         gap = self.gaps[f]
-        if not gap.again:
+        if not gap.recomputable:
             return Ancestors(frozenset(), frozenset(), frozenset())
         block = int(self.tables.maps[f, BLOCK])
-        kernels, there, _ = self._walk(block, first)
-        _, used, relaunched = self._walk(block, gap.before)
-        return Ancestors(kernels, there - {f}, (used | relaunched) - {f})
+        kernels, resident, _ = self._walk(block, first)
+        _, used, outputs = self._walk(block, gap.before)
+        return Ancestors(kernels, resident - {f}, (used | outputs) - {f})
 
     def _walk(self, block: int, time: int) -> tuple[frozenset[int], frozenset[int], frozenset[int]]:
-        """What runs and is used if all that has ended before kernel `time` is to be made again for a block: kernels,
-        the feature maps that they use, and those that they make beside."""
+        """The recomputation of a block if all blocks released before kernel `time` are missing: its kernels, the
+        feature maps that they read, and those that they write."""
         t = self.tables
         kernels: set[int] = set()
         used: set[int] = set()
-        relaunched: set[int] = set()
+        outputs: set[int] = set()
         seen, stack = {block}, [block]
         while stack:
             b = stack.pop()
             for writer in self._list(t.blocks, WRITERS, b):
                 kernels.add(writer)
-                relaunched.update(int(t.blocks[r, MAP]) for r in self._list(t.kernels, OUTPUTS, writer))
+                outputs.update(int(t.blocks[r, MAP]) for r in self._list(t.kernels, OUTPUTS, writer))
                 for r in self._list(t.kernels, INPUTS, writer):
                     if r in seen:
                         continue
@@ -176,44 +175,44 @@ class BoundFacts:
                     used.add(int(t.blocks[r, MAP]))
                     if t.blocks[r, DEATH] < time:
                         stack.append(r)
-        return frozenset(kernels), frozenset(used - {-1}), frozenset(relaunched - {-1})
+        return frozenset(kernels), frozenset(used - {-1}), frozenset(outputs - {-1})
 
     def _list(self, rows: Ints, column: int, row: int) -> list[int]:
-        result: list[int] = self.tables.lists[rows[row, column] : rows[row + 1, column]].tolist()
-        return result
+        items: list[int] = self.tables.lists[rows[row, column] : rows[row + 1, column]].tolist()
+        return items
 
     @cached_property
     def needs(self) -> tuple[int, ...]:
-        """The first kernel before which each feature map may be fetched or made again."""
-        result = [gap.before for gap in self.gaps]
-        order = sorted(range(len(result)), key=lambda f: result[f])
+        """The first kernel before which each feature map may be fetched or recomputed."""
+        first = [gap.before for gap in self.gaps]
+        order = sorted(range(len(first)), key=lambda f: first[f])
         work = list(reversed(order))
         while work:
             f = work.pop()
-            for parent in self.ancestors[f].perhaps:
-                if result[f] < result[parent]:
-                    result[parent] = result[f]
+            for parent in self.ancestors[f].possible:
+                if first[f] < first[parent]:
+                    first[parent] = first[f]
                     work.append(parent)
-        return tuple(result)
+        return tuple(first)
 
     @cached_property
     def children(self) -> tuple[tuple[int, ...], ...]:
-        """For each feature map those whose making again may fetch it, or make it again, ahead of its own next use."""
-        result: list[list[int]] = [[] for _ in self.gaps]
+        """For each feature map, those whose recomputation may fetch or recompute it before its own next use."""
+        children: list[list[int]] = [[] for _ in self.gaps]
         for f, ancestors in enumerate(self.ancestors):
-            for parent in ancestors.perhaps:
+            for parent in ancestors.possible:
                 if self.needs[f] < self.gaps[parent].before:
-                    result[parent].append(f)
-        return tuple(map(tuple, result))
+                    children[parent].append(f)
+        return tuple(map(tuple, children))
 
 
-def _ways(row: list[int], options: list[list[int]], issue: int) -> tuple[Travelling, ...]:
+def _ways(row: list[int], options: list[list[int]], issue: int) -> tuple[SwapWay, ...]:
     aheads: dict[tuple[int, ...], list[int]] = {}
     for option in options:
         if option[ACTION] == Action.SWAP:
             begins = issue if option[EARLY] else 2 * row[AFTER] + 2
             timed = (
-                option[MOVED],
+                option[DEVICE_BYTES],
                 option[ENCODED],
                 option[OUT_NS],
                 option[IN_NS],
@@ -223,6 +222,6 @@ def _ways(row: list[int], options: list[list[int]], issue: int) -> tuple[Travell
             )
             aheads.setdefault(timed, []).append(option[AHEAD])
     return tuple(
-        Travelling(moved, bool(encoded), out_ns, in_ns, encode_ns, decode_ns, begins, (min(each), max(each)))
-        for (moved, encoded, out_ns, in_ns, encode_ns, decode_ns, begins), each in aheads.items()
+        SwapWay(device_bytes, bool(encoded), out_ns, in_ns, encode_ns, decode_ns, begins, (min(each), max(each)))
+        for (device_bytes, encoded, out_ns, in_ns, encode_ns, decode_ns, begins), each in aheads.items()
     )

@@ -1,15 +1,15 @@
-"""Rows of the links in the linear program, added where a solution breaks them.
+"""Rows of the links in the linear program, added where a solution violates them.
 
-* Copies out. Those that have ended when a kernel starts, and that could not begin before some earlier instant, have
-  followed each other in between. A fetch waits until its block has left.
-* Copies in. What is out while a kernel runs is copied in, one after another, after it and before its own next use.
-  What is fetched is copied in between its trigger and the kernel that first needs it.
+* Offloads. Those that end before a kernel starts, and cannot begin before some earlier instant, run one after another
+  in between. A fetch waits until its block is offloaded.
+* Fetches. Blocks that are on the host while a kernel runs are copied in one after another, after it and before their
+  own next use. A fetched block is copied in between its trigger and the kernel that first needs it.
 
 Such copies of lengths d and parts x, between two instants with kernels of time W in between, give two sorts of rows.
-The time t between the instants is at least sum d x. And where the copies of a set C take D > W together, then
-t >= W + e - sum min(d, e) (1 - x) with e = D - W: all of them exceed the kernels by e, and each one that is left out
-shortens that by its length at most (the cover inequality of a knapsack with a continuous variable). x may be a sum of
-variables of which at most one is 1.
+The time t between the instants is at least sum d x. If the copies of a set C take D > W together, then
+t >= W + e - sum min(d, e) (1 - x) with e = D - W: all of them exceed the kernels by e, and each omitted one reduces
+that by at most its length (the cover inequality of a knapsack with a continuous variable). x may be a sum of variables
+if at most one of them is 1.
 """
 
 from __future__ import annotations
@@ -23,15 +23,15 @@ from numpy.typing import NDArray
 from simgpu.planning.bound_program import Floats, Solved, total
 from simgpu.planning.bound_rows import Rows
 
-#: A copy: what it is of, instants after which it begins and before which it ends, its time, its variable.
+#: A copy: its feature map, the instants after which it begins and before which it ends, its time, its variable.
 Job = tuple[int, int, int, int, int]
 
-#: Sets C are looked for among so many that are larger than the smallest.
+#: Sets C are searched up to this many items above the smallest.
 _LARGER = 25
 
 
 class Links:
-    """The copies that rows can be made of."""
+    """The copies of both links, and their rows."""
 
     def __init__(self, rows: Rows) -> None:
         self.rows = rows
@@ -43,32 +43,32 @@ class Links:
             way = gaps[f].ways[w]
             outs[k].append((f, way.begins, 2 * k + 1, way.out_ns, u))
             ins[k].append((f, 2 * k + 2, 2 * gaps[f].before + 1, way.in_ns, u))
-        away: list[Job] = []
+        offloads: list[Job] = []
         for (f, w), x in rows.swapped.items():
             way = gaps[f].ways[w]
-            away.append((f, way.begins, 2 * trigger(f, gaps[f].before, way.aheads[0]) + 1, way.out_ns, x))
-        self.back: list[Job] = []
+            offloads.append((f, way.begins, 2 * trigger(f, gaps[f].before, way.aheads[0]) + 1, way.out_ns, x))
+        self.fetches: list[Job] = []
         for (f, w), first in rows.first.items():
             for h, n in first.items() if w >= 0 else ():
                 way = gaps[f].ways[w]
                 start, end = (h, h) if h >= 0 else (rows.facts.needs[f], gaps[f].before)
                 release = 2 * trigger(f, start, way.aheads[1])
-                self.back.append((f, release, 2 * end + 1, way.in_ns, n))
-        self.links = [*outs.values(), *ins.values(), away, self.back]
+                self.fetches.append((f, release, 2 * end + 1, way.in_ns, n))
+        self.links = [*outs.values(), *ins.values(), offloads, self.fetches]
 
     def begin(self) -> None:
-        """Rows of single copies in that take longer than the kernels during them."""
-        for _, release, deadline, ns, n in self.back:
+        """Add rows of single fetches that take longer than the kernels in between."""
+        for _, release, deadline, ns, n in self.fetches:
             work = self.rows.facts.work(release, deadline)
             if ns > work:
                 self._row(release, deadline, [(ns, [n])], work)
 
     def cut(self, solved: Solved, slack: float) -> int:
-        """Add rows that a solution breaks by more than `slack`; returns how many were added."""
+        """Add rows that a solution violates by more than `slack`; returns their number."""
         return sum(self._cut(jobs, solved, slack) for jobs in self.links if jobs)
 
     def _cut(self, jobs: Sequence[Job], solved: Solved, slack: float) -> int:
-        """For each instant before which copies end, the row that is broken worst, if any."""
+        """For each instant before which copies end, add the row with the largest violation, if any."""
         maps, releases, deadlines, ns, columns = (np.array(each) for each in zip(*jobs, strict=True))
         parts = np.clip(solved.values[columns], 0.0, 1.0)
         added = 0
@@ -94,39 +94,39 @@ class Links:
         return added
 
     def _row(self, release: int, deadline: int, items: list[tuple[int, list[int]]], work: int) -> None:
-        """work: 0 for the row of the first sort."""
-        low, most = 0, max(ns for ns, _ in items)
+        """Add a row. work: 0 for a row of the first sort."""
+        minimum, most = 0, max(ns for ns, _ in items)
         if work:
             most = sum(ns for ns, _ in items) - work
-            low = work + most - sum(min(ns, most) for ns, _ in items)
+            minimum = work + most - sum(min(ns, most) for ns, _ in items)
         spent = ((u, -min(ns, most)) for ns, columns in items for u in columns)
         times = self.rows.times
-        self.rows.program.row(total([(times[deadline], 1), (times[release], -1), *spent]), low)
+        self.rows.program.row(total([(times[deadline], 1), (times[release], -1), *spent]), minimum)
 
 
 Item = tuple[int, list[int], float]
 
 
 def together(maps: NDArray[np.int64], ns: NDArray[np.int64], columns: NDArray[np.int64], parts: Floats) -> list[Item]:
-    """One item for all copies of a feature map that take equally long: time, variables, part; largest parts first."""
-    result: dict[tuple[int, int], tuple[list[int], float]] = {}
+    """One item for all copies of a feature map with equal times: time, variables, part; largest parts first."""
+    merged: dict[tuple[int, int], tuple[list[int], float]] = {}
     for f, each, column, part in zip(maps.tolist(), ns.tolist(), columns.tolist(), parts.tolist(), strict=True):
-        own, so_far = result.get((f, each), ([], 0.0))
-        result[f, each] = ([*own, column], so_far + part)
-    items = [(each, own, min(part, 1.0)) for (_, each), (own, part) in result.items()]
+        own, so_far = merged.get((f, each), ([], 0.0))
+        merged[f, each] = ([*own, column], so_far + part)
+    items = [(each, own, min(part, 1.0)) for (_, each), (own, part) in merged.items()]
     return sorted(items, key=lambda item: -item[2])
 
 
 def cover(items: Sequence[Item], work: int, spare: float) -> tuple[float, int]:
-    """By how much the first of the items break a row of the second sort at worst, and how many they are."""
+    """The largest violation of a row of the second sort by the first items, and the number of these items."""
     ns = np.array([item[0] for item in items])
-    rest = 1.0 - np.array([item[2] for item in items])
+    omitted = 1.0 - np.array([item[2] for item in items])
     sums = np.cumsum(ns)
     first = int(np.searchsorted(sums, work, side="right"))
     best, count = 0.0, 0
     for last in range(first, min(len(items), first + _LARGER)):
         excess = sums[last] - work
-        short = float(excess - (np.minimum(ns[: last + 1], excess) * rest[: last + 1]).sum()) - spare
+        short = float(excess - (np.minimum(ns[: last + 1], excess) * omitted[: last + 1]).sum()) - spare
         if short > best:
             best, count = short, last + 1
     return best, count

@@ -1,8 +1,8 @@
-"""A linear program in whole numbers, and a bound on its minimum that no rounding of a solver can break.
+"""A linear program with integer coefficients, and a lower bound of its minimum that is exact despite solver rounding.
 
 Weak duality: for rows A y >= b, multipliers m >= 0 and variables within bounds, no y that satisfies the rows has an
-objective below m b + min over the bounds of (c - m A) y. That holds for any m >= 0, also for a solver's that are
-a little off; then the value is a little lower. So the multipliers are floats, and the value is computed in integers.
+objective below m b + min over the bounds of (c - m A) y. This holds for any m >= 0; a solver's rounding only lowers the
+value a little. So the multipliers are floats, and the value is computed in integers.
 """
 
 from __future__ import annotations
@@ -19,12 +19,12 @@ from simgpu.errors import MissingExtraError
 
 Floats = NDArray[np.float64]
 
-#: Multipliers are rounded to multiples of 1 / 2**44: rows have coefficients up to some 10**10.
+#: Multipliers are rounded to multiples of 1 / 2**44, since coefficients reach about 10**10.
 _ROUNDED_TO = 1 << 44
 
 
 class Unit(Enum):
-    """What the numbers of a row, or a variable, count."""
+    """The unit of a row or a variable."""
 
     NS = "ns"
     BYTES = "bytes"
@@ -33,7 +33,7 @@ class Unit(Enum):
 
 @dataclass(frozen=True)
 class Solved:
-    """values: of the variables, by float arithmetic. multipliers: of the rows, not negative."""
+    """values: of the variables, as floats. multipliers: of the rows, not negative."""
 
     values: Floats
     multipliers: Floats
@@ -43,7 +43,7 @@ class Solved:
 class LinearProgram:
     """Minimise variable 0 subject to rows: sum of coefficient times variable >= right-hand side.
 
-    lower, upper: bounds of each variable. scales: about how large numbers of each unit are, which HiGHS likes to know.
+    lower, upper: bounds of each variable. scales: the approximate size of numbers of each unit, for HiGHS.
 
     >>> program = LinearProgram()
     >>> program.variable(0, 100, Unit.NS), program.variable(0, 1)
@@ -60,18 +60,18 @@ class LinearProgram:
     scales: dict[Unit, int] = field(default_factory=lambda: dict.fromkeys(Unit, 1))
 
     def variable(self, lower: int = 0, upper: int = 1, unit: Unit = Unit.PART) -> int:
-        """A new variable; returns its number."""
+        """Add a variable; returns its number."""
         self.lower.append(lower)
         self.upper.append(upper)
         self.units.append(unit)
         return len(self.lower) - 1
 
     def row(self, coefficients: Mapping[int, int], minimum: int, unit: Unit = Unit.NS) -> None:
-        """A new row."""
+        """Add a row: sum of coefficient times variable >= minimum."""
         self.rows.append((coefficients, minimum, unit))
 
     def solve(self) -> Solved | None:
-        """A solution by HiGHS; None where it finds none."""
+        """A solution by HiGHS; None if there is none."""
         try:
             from scipy.optimize import linprog
             from scipy.sparse import csr_matrix
@@ -83,39 +83,39 @@ class LinearProgram:
         columns = np.fromiter((j for row, _, _ in self.rows for j in row), np.int64, starts[-1])
         numbers = np.fromiter((a for row, _, _ in self.rows for a in row.values()), np.float64, starts[-1])
         numbers *= of_variable[columns] / np.repeat(of_row, np.diff(starts))
-        lower = np.array([float(b) for _, b, _ in self.rows]) / of_row
+        minimum = np.array([float(b) for _, b, _ in self.rows]) / of_row
         objective = np.zeros(len(self.lower))
         objective[0] = 1.0
-        result = linprog(
+        solution = linprog(
             objective,
             A_ub=-csr_matrix((numbers, columns, starts), shape=(len(self.rows), len(self.lower))),
-            b_ub=-lower,
+            b_ub=-minimum,
             bounds=np.array([self.lower, self.upper], np.float64).T / of_variable[:, None],
             method="highs",
         )
-        if result.x is None:
+        if solution.x is None:
             return None
-        multipliers = np.maximum(-result.ineqlin.marginals, 0.0) * of_variable[0] / of_row
-        return Solved(result.x * of_variable, multipliers)
+        multipliers = np.maximum(-solution.ineqlin.marginals, 0.0) * of_variable[0] / of_row
+        return Solved(solution.x * of_variable, multipliers)
 
     def proven(self, solved: Solved) -> Fraction:
-        """What the multipliers prove the minimum to be at minimum: exact, whatever the multipliers are."""
+        """The lower bound of the minimum that the multipliers prove, exact for any multipliers."""
         reduced = [0] * len(self.lower)
         reduced[0] = _ROUNDED_TO
         value = 0
         for (row, minimum, _), multiplier in zip(self.rows, solved.multipliers.tolist(), strict=True):
-            if rounded := round(max(multiplier, 0.0) * _ROUNDED_TO):
-                value += rounded * minimum
+            if weight := round(max(multiplier, 0.0) * _ROUNDED_TO):
+                value += weight * minimum
                 for j, a in row.items():
-                    reduced[j] -= rounded * a
+                    reduced[j] -= weight * a
         for cost, low, high in zip(reduced, self.lower, self.upper, strict=True):
             value += cost * (low if cost > 0 else high)
         return Fraction(value, _ROUNDED_TO)
 
 
 def total(terms: Iterable[tuple[int, int]]) -> dict[int, int]:
-    """Coefficients by variable from terms that may name a variable more than once."""
-    result: dict[int, int] = {}
+    """Coefficients by variable; terms of the same variable are added up."""
+    sums: dict[int, int] = {}
     for j, a in terms:
-        result[j] = result.get(j, 0) + a
-    return result
+        sums[j] = sums.get(j, 0) + a
+    return sums

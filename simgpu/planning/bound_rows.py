@@ -1,16 +1,16 @@
-"""The linear program whose minimum is below the time of every placement that fits.
+"""The linear program whose minimum is a lower bound of the step time of every placement that fits.
 
-Variables: the time of each instant; for each feature map and each way it may travel whether it is swapped that way,
-and whether it is made again; for pressure kernels k whether it is out of device memory when k starts.
+Variables: the time of each instant; for each feature map, whether it is swapped in each of its ways and whether it is
+recomputed; for each pressure kernel k, whether the feature map is out of device memory when k starts.
 
-Every row holds for the walk of `simgpu.planning.clocks` on every vector that fits:
+Every row holds for the evaluation in `simgpu.planning.clocks` of every vector that fits:
 
-* Compute. Between two instants lies the time of the kernels between them, of encoding, and of what is decoded or made
-  again there.
-* Memory. While a pressure kernel runs, all that lives without decisions, less what is out, is within the budget. A
-  block is out when its copy out has ended, and until the kernel that triggers its fetch.
-* Needs. A feature map is first needed by its own next use, or by a kernel before which something is made again from it.
-* Ancestors. What a feature map is made again from is there from then on until its own next use.
+* Compute. The time between two instants includes the kernels in between, encoding, decoding and recomputation.
+* Memory. While a pressure kernel runs, the live bytes without decisions, minus those that are out, are within the
+  budget. A block is out from the end of its offload until the kernel that triggers its fetch.
+* Needs. A feature map is first needed by its own next use, or by a kernel before which another map is recomputed from
+  it.
+* Ancestors. The sources of a recomputed feature map stay resident until their own next use.
 """
 
 from __future__ import annotations
@@ -27,17 +27,17 @@ Terms = list[tuple[int, int]]
 Spent = list[tuple[int, int, int]]
 Wide = list[tuple[int, list[int], int, int]]
 
-#: Backward is divided into so many zones for what may be made again anywhere in it.
+#: The number of zones of backward, for maps that may be recomputed anywhere in it.
 _ZONES = 16
-#: Kernels that may be the first to need a feature map are told apart where so many others made again lead there.
+#: Kernels that may first need a feature map get variables up to this many recomputed maps between.
 _DEPTH = 2
 
 
 class Rows:
-    """A program with all rows but those of the links.
+    """A program with all rows except those of the links.
 
-    times: the variable of each instant. swapped[f, w], again[f]: whether feature map f is swapped in its way w, or made
-    again. first: see `_need_rows`. out[f, w, k]: whether it is out while pressure kernel k runs.
+    times: the variable of each instant. swapped[f, w], recomputed[f]: whether feature map f is swapped in its way w, or
+    recomputed. first: see `_need_rows`. out[f, w, k]: whether it is out while pressure kernel k runs.
     """
 
     def __init__(self, facts: BoundFacts, pressure: Sequence[int]) -> None:
@@ -50,7 +50,7 @@ class Rows:
         self.instants = self._instants()
         self.times = {at: self._time(at) for at in self.instants}
         self.swapped: dict[tuple[int, int], int] = {}
-        self.again: dict[int, int] = {}
+        self.recomputed: dict[int, int] = {}
         self._choices()
         self.first: dict[tuple[int, int], dict[int, int]] = {}
         self._need_rows()
@@ -62,7 +62,7 @@ class Rows:
     # --- variables ---
 
     def _longest(self) -> int:
-        """More than enough: everything after each other."""
+        """An upper bound of the step time: all work in sequence."""
         facts = self.facts
         copies = sum(
             max((w.out_ns + w.in_ns + w.encode_ns + w.decode_ns for w in g.ways), default=0) for g in facts.gaps
@@ -71,19 +71,19 @@ class Rows:
 
     def _instants(self) -> list[int]:
         facts = self.facts
-        result = {0, 2 * facts.kernels}
+        instants = {0, 2 * facts.kernels}
         for k in self.pressure:
-            result |= {2 * k + 1, 2 * k + 2}
+            instants |= {2 * k + 1, 2 * k + 2}
         for f, gap in enumerate(facts.gaps):
-            result |= {2 * gap.after + 2, 2 * gap.before, 2 * gap.before + 1}
+            instants |= {2 * gap.after + 2, 2 * gap.before, 2 * gap.before + 1}
             for need in self.needs[f]:
-                result |= {2 * need, 2 * need + 1}
+                instants |= {2 * need, 2 * need + 1}
             for way in gap.ways:
-                result.add(way.begins)
-                result.add(2 * facts.trigger(f, gap.before, way.aheads[0]) + 1)
+                instants.add(way.begins)
+                instants.add(2 * facts.trigger(f, gap.before, way.aheads[0]) + 1)
                 for need in (*self.needs[f], facts.needs[f]):
-                    result.add(2 * facts.trigger(f, need, way.aheads[1]))
-        return sorted(result)
+                    instants.add(2 * facts.trigger(f, need, way.aheads[1]))
+        return sorted(instants)
 
     def _time(self, at: int) -> int:
         if at == 2 * self.facts.kernels:
@@ -91,20 +91,22 @@ class Rows:
         return self.program.variable(self.facts.worked[at // 2], self.longest, Unit.NS)
 
     def _choices(self) -> None:
-        """Whether each feature map is swapped, in which way, or made again: at most one of these."""
+        """Add variables for the choice of each feature map: swapped in one way, recomputed, or neither."""
         for f, gap in enumerate(self.facts.gaps):
             for w in range(len(gap.ways)):
                 self.swapped[f, w] = self.program.variable()
-            if gap.again:
-                self.again[f] = self.program.variable()
-            mine = [self.swapped[f, w] for w in range(len(gap.ways))] + ([self.again[f]] if gap.again else [])
+            if gap.recomputable:
+                self.recomputed[f] = self.program.variable()
+            mine = [self.swapped[f, w] for w in range(len(gap.ways))] + (
+                [self.recomputed[f]] if gap.recomputable else []
+            )
             if len(mine) > 1:
                 self.program.row(dict.fromkeys(mine, -1), -1, Unit.PART)
 
     # --- needs ---
 
     def _needs(self) -> tuple[list[tuple[int, ...]], list[bool]]:
-        """For each feature map, kernels that may be the first to need it, and whether these are all."""
+        """For each feature map, kernels that may be the first to need it, and whether the list is complete."""
         gaps, children = self.facts.gaps, self.facts.children
         levels = [[{gap.before} for gap in gaps]]
         while len(levels) < 2 or levels[-1] != levels[-2]:
@@ -119,10 +121,10 @@ class Rows:
         return [tuple(sorted(each)) for each in some], [a == b for a, b in zip(some, levels[-1], strict=True)]
 
     def _need_rows(self) -> None:
-        """first[f, w][h]: whether kernel h is the first to need feature map f where it travels in way w, or is made
-        again (w = -1); h = -1 stands for the kernels that are not told apart."""
+        """Add first[f, w][h]: whether kernel h first needs feature map f, with f swapped in way w or recomputed (w=-1);
+        h = -1 stands for all kernels without a variable of their own."""
         program, facts = self.program, self.facts
-        chosen = dict(self.swapped) | {(f, -1): x for f, x in self.again.items()}
+        chosen = dict(self.swapped) | {(f, -1): x for f, x in self.recomputed.items()}
         for (f, w), x in chosen.items():
             if self.needs[f] == (facts.gaps[f].before,) and self.complete[f]:
                 self.first[f, w] = {facts.gaps[f].before: x}
@@ -134,15 +136,15 @@ class Rows:
             program.row(total([(x, 1), *((n, -1) for n in mine.values())]), 0, Unit.PART)
         for f in range(len(facts.gaps)):
             ways = [self.first[each] for each in chosen if each[0] == f]
-            self._pulled(f, ways)
+            self._early_need_rows(f, ways)
             for c in facts.children[f]:
-                if c in self.again and f in facts.ancestors[c].there:
-                    self._there(f, ways, c)
+                if c in self.recomputed and f in facts.ancestors[c].resident:
+                    self._resident_rows(f, ways, c)
 
-    def _pulled(self, f: int, ways: list[dict[int, int]]) -> None:
-        """It is needed first by a kernel other than its next use only where something is made again from it there.
+    def _early_need_rows(self, f: int, ways: list[dict[int, int]]) -> None:
+        """Add rows: f is needed before its next use only where another map is recomputed from it.
 
-        What one kernel makes together cannot be the cause of each other."""
+        Outputs of the same kernel cannot be each other's cause."""
         facts = self.facts
         own, gap = set(self.needs[f]), facts.gaps[f]
         together = {c for c in facts.children[f] if f in facts.children[c]}
@@ -162,28 +164,27 @@ class Rows:
                         terms.append((m, 1))
             self.program.row(total([*terms, *((each[h], -1) for each in ways)]), 0, Unit.PART)
 
-    def _there(self, f: int, ways: list[dict[int, int]], c: int) -> None:
-        """From when c is made again, f is there."""
-        relaunch = self.first[c, -1]
-        for until in relaunch:
+    def _resident_rows(self, f: int, ways: list[dict[int, int]], c: int) -> None:
+        """Add rows: f is resident from the recomputation of c on."""
+        recomputed = self.first[c, -1]
+        for until in recomputed:
             if 0 <= until < self.facts.gaps[f].before:
-                early = [
-                    m for g, m in relaunch.items() if g <= until and (g >= 0 or until == self.facts.gaps[c].before)
-                ]
+                last = until == self.facts.gaps[c].before
+                early = [m for g, m in recomputed.items() if g <= until and (g >= 0 or last)]
                 late = [n for each in ways for h, n in each.items() if h > until]
                 self.program.row(total((n, -1) for n in (*early, *late)), -1, Unit.PART)
 
     # --- memory ---
 
     def _memory(self, k: int) -> None:
-        """What is out or dropped while kernel k runs leaves enough memory for the rest."""
+        """Add the memory row of kernel k: enough bytes are out or dropped while it runs."""
         facts, program = self.facts, self.program
         freed: Terms = []
         for f, gap in enumerate(facts.gaps):
             if not gap.after < k < gap.before:
                 continue
             for w, way in enumerate(gap.ways):
-                stays = min(way.moved, gap.size)
+                stays = min(way.device_bytes, gap.size)
                 if way.encoded:
                     freed.append((self.swapped[f, w], gap.size - stays))
                 if k < facts.trigger(f, gap.before, way.aheads[0]):
@@ -192,14 +193,14 @@ class Rows:
                     still = [n for h, n in first.items() if h < 0 or k < facts.trigger(f, h, way.aheads[0])]
                     program.row(total([(u, -1), *((n, 1) for n in still)]), 0, Unit.PART)
                     freed.append((u, stays))
-            if gap.again:
+            if gap.recomputable:
                 freed += [(n, gap.size) for h, n in self.first[f, -1].items() if h < 0 or k < h]
         program.row(total(freed), facts.live[k] - int(facts.tables.limits[2]), Unit.BYTES)
 
     # --- compute ---
 
     def _compute(self) -> None:
-        """Rows between neighbouring instants, and between zones for what is only known to lie somewhere in them."""
+        """Add rows between neighbouring instants, and between zones for work with an unknown instant."""
         facts = self.facts
         inner: Spent = []
         wide: Wide = []
@@ -224,7 +225,7 @@ class Rows:
                 wide.append(
                     (
                         min(facts.needs[f] for f in makes),
-                        [self.again[f] for f in makes],
+                        [self.recomputed[f] for f in makes],
                         ns,
                         max(facts.gaps[f].before for f in makes),
                     )
@@ -233,7 +234,7 @@ class Rows:
         self._zones(inner, wide)
 
     def _placed(self, f: int, first: dict[int, int], ns: int, inner: Spent, wide: Wide) -> None:
-        """Time that is spent before the kernel that first needs a feature map."""
+        """Note time that is spent before the kernel that first needs a feature map."""
         for h, n in first.items():
             if h >= 0:
                 inner.append((2 * h, n, ns))
@@ -241,7 +242,7 @@ class Rows:
                 wide.append((self.facts.needs[f], [n], ns, self.facts.gaps[f].before))
 
     def _chain(self, inner: Spent) -> None:
-        """Between neighbouring instants lies at least the time of kernels, and of what is known to be spent there."""
+        """Add rows: neighbouring instants differ by at least the time of the kernels and the known work in between."""
         facts = self.facts
         spent: defaultdict[int, Terms] = defaultdict(list)
         for at, x, ns in inner:
@@ -251,7 +252,7 @@ class Rows:
             self.program.row(total([(self.times[b], 1), (self.times[a], -1), *spent[i]]), facts.work(a, b))
 
     def _zones(self, inner: Spent, wide: Wide) -> None:
-        """The same between neighbouring zones, where each part of `wide` is spent in some zone."""
+        """Add the same rows between neighbouring zones; each part of `wide` is spent in some zone."""
         if not wide:
             return
         facts, program = self.facts, self.program

@@ -1,4 +1,4 @@
-"""What vectors of decisions cost: many at once, to the nanosecond and byte of the machine.
+"""Step time and peak memory of vectors of decisions, many at once, exact to the nanosecond and byte.
 
 The functions of `simgpu.planning.clocks` are compiled by numba; run as plain Python they are the tests' oracle.
 """
@@ -23,20 +23,20 @@ from numpy.typing import ArrayLike
 from simgpu.graph.recompute import Ancestry
 from simgpu.graph.taskgraph import TaskGraph
 from simgpu.hardware.spec import NodeSpec
-from simgpu.planning import clocks, columns, remaking
-from simgpu.planning.columns import OVERHEAD, RESULT
+from simgpu.planning import clocks, columns, relaunches
+from simgpu.planning.columns import OVERHEAD, RESULTS
 from simgpu.planning.options import Action, Decisions, Vector
 from simgpu.planning.search.swarm import SwarmResult
 from simgpu.planning.tables import Ints, Scratch, Tables, Vectors, scratch_for, tables_of, why_not
 
-#: Added to the score of what does not fit: more than any iteration takes.
+#: Added to the score of a vector that does not fit; larger than any step time.
 DOES_NOT_FIT = 2**62
 
-#: Vectors that a thread evaluates at a time; fewer are not worth a thread.
+#: The fewest vectors that are worth a thread.
 _PIECE = 64
 
-#: Compiled functions allocate no arrays, so they need not count references to those that they receive: counting, which
-#: threads do in turn, takes a third of the time. A call by itself takes longer than most of the functions.
+#: Compiled functions allocate no arrays, so they need not count references: counting, for which threads wait, takes a
+#: third of the time. All are inlined, since a call takes longer than most of the functions.
 _OPTIONS = {"nogil": True, "inline": "always", "_nrt": False}
 
 #: Works like `clocks.evaluate_all`.
@@ -50,10 +50,10 @@ def compiled_evaluate_all() -> EvaluateAll:
 
     # numba invalidates its cache of a function when that function's own file changes. These functions depend on each
     # other's files, and on this one, so their names in the cache change with any of them.
-    sources = map(inspect.getsource, (clocks, columns, remaking, sys.modules[__name__]))
+    sources = map(inspect.getsource, (clocks, columns, relaunches, sys.modules[__name__]))
     digest = hashlib.sha256("".join(sources).encode()).hexdigest()[:16]
-    # All functions share one namespace, in which each is compiled.
-    names: dict[str, Any] = vars(remaking) | vars(clocks)
+    # All functions are compiled in one shared namespace.
+    names: dict[str, Any] = vars(relaunches) | vars(clocks)
     for name, value in names.copy().items():
         if isinstance(value, FunctionType):
             names[name] = _compile(numba, FunctionType(value.__code__, names, name), f"{name}_{digest}")
@@ -65,17 +65,17 @@ def _compile(numba: Any, function: FunctionType, cache_name: str) -> Any:
     function.__qualname__ = cache_name
     try:
         return numba.njit(function, cache=True, **_OPTIONS)
-    except RuntimeError:  # this user may write to no folder in which numba could cache
+    except RuntimeError:  # numba has no writable folder for its cache
         return numba.njit(function, **_OPTIONS)
 
 
 @dataclass(frozen=True)
 class Costs:
-    """What each of some vectors costs.
+    """Costs of vectors, one entry each.
 
-    time_ns: of the iteration. peak: bytes of device memory held at most. short: bytes that the budget lacks at worst,
-    0 for what fits; then time and peak are those of a machine that had them. waited_ns: time in which the compute
-    stream waits. relaunched_ns: time of what it runs again.
+    time_ns: step time. peak: peak device memory in bytes. short: largest shortage of memory in bytes, 0 if the vector
+    fits; otherwise time and peak are those of a machine with enough memory. waited_ns: waiting time of the compute
+    stream. relaunched_ns: time of relaunched kernels.
     """
 
     time_ns: Ints
@@ -86,7 +86,7 @@ class Costs:
 
     @property
     def score(self) -> Ints:
-        """Time for what fits; for what does not, a number larger than any time that grows with the bytes it lacks."""
+        """The step time of a vector that fits; otherwise a number above any time that grows with the shortage."""
         return np.where(self.short > 0, DOES_NOT_FIT + self.short, self.time_ns)
 
 
@@ -94,10 +94,10 @@ class Costs:
 class Evaluator:
     """Algorithm 2 of HOME (section 3.4) for all placements of one graph on one node.
 
-    Where `why_not` is None, time and peak are those of the machine, to the nanosecond and byte. Elsewhere they are
-    those of a node without what it names, and only the simulator knows. early: copies out are issued next to the last
-    reader's layer step, else after it. drain: a fetch that has to wait for its block waits for all copies under way.
-    beyond: what of a run these numbers do not tell, if anything.
+    Where `why_not` is None, time and peak are those of the machine, to the nanosecond and byte. Otherwise they are
+    approximate. early: offloads overlap with the last reader's layer step, else they begin after it. drain: a fetch
+    that must wait for its block waits for all copies in progress. exactness_limit: what is not modelled in this run, if
+    anything.
 
     >>> from simgpu.hardware.spec import GpuSpec, LinkSpec
     >>> from simgpu.trace.chain import chain
@@ -114,53 +114,53 @@ class Evaluator:
     decisions: Decisions
     early: bool = True
     drain: bool = False
-    beyond: str | None = None
+    exactness_limit: str | None = None
     threads: int = field(default_factory=lambda: os.cpu_count() or 1)
 
     @cached_property
     def why_not(self) -> str | None:
         """Why times are not exact on this node, None where they are."""
-        return self.beyond or why_not(self.graph, self.node, self.decisions)
+        return self.exactness_limit or why_not(self.graph, self.node, self.decisions)
 
     @cached_property
     def tables(self) -> Tables:
-        """All numbers that costs depend on."""
+        """The tables of this graph, node, budget and decisions."""
         early, drain = self.early, self.drain
         return tables_of(self.graph, self.node, self.budget, self.decisions, early=early, drain=drain)
 
     def costs(self, vectors: ArrayLike) -> Costs:
-        """What each vector costs. vectors: numbers of options, one row each, one entry per feature map."""
+        """The costs of vectors. vectors: numbers of options, one row per vector, one entry per feature map."""
         rows = np.ascontiguousarray(vectors, dtype=np.int8)
         if rows.ndim != 2 or rows.shape[1] != len(self.decisions.maps):
             raise ValueError(f"vectors have shape {rows.shape}, not (any, {len(self.decisions.maps)})")
         if rows.size and ((rows < 0).any() or (rows >= np.array(self.decisions.choices)).any()):
-            raise ValueError("a vector names an option that its feature map does not have")
-        result = np.zeros((len(rows), len(RESULT)), np.int64)
+            raise ValueError("a vector has an option number that its feature map does not have")
+        results = np.zeros((len(rows), len(RESULTS)), np.int64)
         evaluate, spans = compiled_evaluate_all(), pairwise(self._cuts(len(rows)))
         pieces = [
-            (self.tables, own, rows[a:b], result[a:b]) for (a, b), own in zip(spans, self._scratches, strict=False)
+            (self.tables, own, rows[a:b], results[a:b]) for (a, b), own in zip(spans, self._scratches, strict=False)
         ]
         others = [self._pool.submit(evaluate, *piece) for piece in pieces[1:]]
         for piece in pieces[:1]:
             evaluate(*piece)
         for other in others:
             other.result()
-        return Costs(*(result[:, column] for column in range(len(RESULT))))
+        return Costs(*(results[:, column] for column in range(len(RESULTS))))
 
     def score(self, vectors: Vectors) -> Ints:
-        """A number to be made small for each vector: see `Costs.score`."""
+        """The number to minimise for each vector: see `Costs.score`."""
         return self.costs(vectors).score
 
     def overheads(self, vector: Sequence[int]) -> tuple[int, ...]:
-        """What each feature map adds to the iteration, ns: algorithm 2's overhead[n]."""
+        """Time that each feature map adds to the iteration, ns: algorithm 2's overhead[n]."""
         return tuple(self.details(vector)[:, OVERHEAD].tolist())
 
     def details(self, vector: Sequence[int]) -> Ints:
-        """What becomes of each feature map: a row for each, with the columns of fates (`simgpu.planning.columns`)."""
-        result = np.zeros((1, len(RESULT)), np.int64)
+        """The final state of each feature map: one row each, with the columns of states in `columns`."""
+        results = np.zeros((1, len(RESULTS)), np.int64)
         scratch = self._scratches[0]
-        compiled_evaluate_all()(self.tables, scratch, np.array([vector], dtype=np.int8), result)
-        return scratch.fates[: len(self.decisions.maps)].copy()
+        compiled_evaluate_all()(self.tables, scratch, np.array([vector], dtype=np.int8), results)
+        return scratch.states[: len(self.decisions.maps)].copy()
 
     def _cuts(self, rows: int) -> list[int]:
         """Where the rows are divided among threads."""
@@ -169,7 +169,7 @@ class Evaluator:
 
     @cached_property
     def _pool(self) -> ThreadPoolExecutor:
-        """Threads next to the caller's, kept: to start them takes as long as hundreds of evaluations."""
+        """Threads in addition to the caller's; reused, since starting them takes as long as hundreds of evaluations."""
         return ThreadPoolExecutor(self.threads - 1)
 
     @cached_property
@@ -178,7 +178,7 @@ class Evaluator:
 
     @cached_property
     def _most_relaunches(self) -> int:
-        """A bound on the relaunches of any placement."""
+        """An upper bound of the relaunches of any placement."""
         ancestry = Ancestry(self.graph)
         forward = sum(len(writers) for writers in ancestry.writers)
         again = sum(any(option.action is Action.RECOMPUTE for option in own) for own in self.decisions.options)
@@ -187,11 +187,11 @@ class Evaluator:
 
 @dataclass(frozen=True)
 class Chosen:
-    """What a policy chose for each feature map, and what led to it (`PlanContext.chosen`).
+    """A policy's choice for each feature map, and the search behind it (`PlanContext.chosen`).
 
-    evaluator: what tells costs, with the feature maps and their options in its decisions. vector: what the program
-    does; None where that is no vector of these options. evaluations: vectors that were scored on the way, None where
-    nobody counted. swarm: how a swarm went, if there was one.
+    evaluator: the evaluator of costs, with the feature maps and their options in its decisions. vector: the decisions
+    of the program; None where they are no vector of these options. evaluations: number of scored vectors, None if
+    unknown. swarm: the result of a swarm, if there was one.
     """
 
     evaluator: Evaluator

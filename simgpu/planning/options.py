@@ -1,4 +1,4 @@
-"""What may become of each feature map, and how a vector of numbers says it."""
+"""The options of each feature map, and vectors that choose among them."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ from simgpu.graph.recompute import Ancestry
 from simgpu.graph.saved import Activation, activations
 from simgpu.graph.taskgraph import TaskGraph
 
-#: What becomes of each feature map: numbers of its options.
+#: The chosen option of each feature map, by number.
 Vector = tuple[int, ...]
 
 
 class Action(IntEnum):
-    """The three actions, in the numbers that HOME gives them (section 3.3)."""
+    """The three actions with HOME's numbers (section 3.3)."""
 
     KEEP = 0
     SWAP = 1
@@ -25,10 +25,10 @@ class Action(IntEnum):
 
 @dataclass(frozen=True, slots=True)
 class Option:
-    """One thing that may become of a feature map.
+    """One option of a feature map.
 
-    ahead: of a swap, how many layer steps before its next use it is fetched. encoding: the encoded form that it
-    travels in, None where it travels as it is.
+    ahead: for a swap, layer steps between fetch and next use. encoding: the form in which it is copied, None without
+    encoding.
     """
 
     action: Action
@@ -43,10 +43,10 @@ RECOMPUTE = Option(Action.RECOMPUTE)
 
 @dataclass(frozen=True)
 class Decisions:
-    """The feature maps of a graph and the options of each: the positions of a vector, and what its entries mean.
+    """The feature maps of a graph and the options of each.
 
-    A vector has one entry per feature map, the number of one of its options. Those of HOME are keep, swap and, where
-    the feature map can be made again, recompute: 0, 1 and 2.
+    A vector has one entry per feature map, the number of one of its options. HOME's options are keep, swap and, for
+    feature maps that can be recomputed, recompute: 0, 1 and 2.
 
     >>> from simgpu.trace.chain import chain
     >>> graph = TaskGraph.of(chain([5, 7, 9, 9], [10, 14, 18, 18], [100, 200, 300, 400]))
@@ -60,22 +60,22 @@ class Decisions:
 
     @classmethod
     def of(cls, graph: TaskGraph) -> Decisions:
-        """Keep, swap and recompute for every feature map that can be made again, keep and swap for the others."""
+        """Keep, swap and recompute for every feature map that can be recomputed, keep and swap for the others."""
         maps, ancestry = activations(graph), Ancestry(graph)
         can = [ancestry.why_not(each.block) is None for each in maps]
         return cls(maps, tuple((KEEP, SWAP, RECOMPUTE) if again else (KEEP, SWAP) for again in can))
 
     def with_options(self, more: Iterable[Iterable[Option]]) -> Decisions:
-        """The same with more options for each feature map, behind those it has."""
+        """These decisions with more options appended for each feature map."""
         return Decisions(self.maps, tuple((*own, *new) for own, new in zip(self.options, more, strict=True)))
 
     @property
     def choices(self) -> tuple[int, ...]:
-        """How many options each feature map has."""
+        """The number of options of each feature map."""
         return tuple(map(len, self.options))
 
     def number_of(self, position: int, option: Option) -> int | None:
-        """The number of an option of the feature map at a position, None where it does not have it."""
+        """The number of an option of the feature map at a position, None if it does not have it."""
         own = self.options[position]
         return own.index(option) if option in own else None
 

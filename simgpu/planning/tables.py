@@ -1,4 +1,4 @@
-"""A graph on a node as arrays of numbers: all that the cost of a placement depends on."""
+"""A graph on a node as arrays of numbers, with all inputs of a placement's cost."""
 
 from __future__ import annotations
 
@@ -15,6 +15,7 @@ from simgpu.hardware.spec import Duplex, NodeSpec
 from simgpu.memory.pool import aligned
 from simgpu.memory.transfer import copy_ns, sending_rate
 from simgpu.planning.columns import (
+    ACQUIRES,
     ACTION,
     AHEAD,
     BYTES,
@@ -26,19 +27,18 @@ from simgpu.planning.columns import (
     ENCODED,
     FETCH,
     FIRST,
-    GIVES,
     INPUTS,
     ISSUE,
-    LEAVE,
+    LAST_USED,
     MAP,
     OF,
     OUTPUTS,
     RANK,
     RELAUNCH,
+    RELEASES,
     STACK_INPUT,
     STAMP,
     STEP,
-    TAKES,
     WATCH,
     WRITERS,
 )
@@ -51,16 +51,16 @@ Positions = NDArray[np.uint32]
 #: Vectors of decisions, one a row.
 Vectors = NDArray[np.int8]
 
-#: Stands for "never" where a kernel's position is expected.
+#: "Never", as the position of a kernel.
 NEVER = np.iinfo(np.int64).max
 
 
 class Tables(NamedTuple):
-    """Arrays with the columns that `simgpu.planning.columns` names.
+    """Arrays with the columns of `simgpu.planning.columns`.
 
-    lists: positions, unsigned, so that what is compiled need not ask whether one counts from the end, as Python's may.
-    step_first: the first kernel of each layer step. limits: bytes that are always held, bytes that the host gives anew
-    when an iteration begins, and the budget; and whether a fetch that has to wait for its block waits for all copies.
+    lists: positions; unsigned, so that compiled code needs no check for negative indices. step_first: the first kernel
+    of each layer step. limits: bytes that are always resident, bytes that the host initializes at the begin of an
+    iteration, the budget, and whether a fetch that must wait for its block waits for all copies.
     """
 
     kernels: Ints
@@ -73,32 +73,32 @@ class Tables(NamedTuple):
 
 
 class Scratch(NamedTuple):
-    """Arrays to work in for evaluating one vector after another; one thread's. Columns as in `Tables`."""
+    """One thread's work arrays for evaluating vectors, with the columns of `simgpu.planning.columns`."""
 
-    fates: Ints
+    states: Ints
     pending: Ints
-    again: Ints
-    making: Ints
+    relaunches: Ints
+    recomputing: Ints
     line: Ints
     now: Ints
 
 
 def scratch_for(t: Tables, relaunches: int) -> Scratch:
-    """Room for evaluating vectors of these tables. relaunches: as many as a placement can ask for."""
+    """Work arrays for these tables. relaunches: an upper bound of the relaunches of a placement."""
 
-    def scratch(rows: int, columns: int) -> Ints:
+    def zeros(rows: int, columns: int) -> Ints:
         return np.zeros((max(rows, 1), columns), np.int64)
 
     maps, kernels, blocks = len(t.maps), len(t.kernels), len(t.blocks)
-    pending = scratch(kernels, RELAUNCH + 1)
+    pending = zeros(kernels, RELAUNCH + 1)
     pending[:, FIRST] = -1
     return Scratch(
-        fates=scratch(maps, FETCH + 1),
+        states=zeros(maps, FETCH + 1),
         pending=pending,
-        again=scratch(relaunches, CHARGED + 1),
-        making=scratch(blocks, STACK_INPUT + 1),
-        line=scratch(maps, OF + 1),
-        now=scratch(1, STAMP + 1)[0],
+        relaunches=zeros(relaunches, CHARGED + 1),
+        recomputing=zeros(blocks, STACK_INPUT + 1),
+        line=zeros(maps, OF + 1),
+        now=zeros(1, STAMP + 1)[0],
     )
 
 
@@ -107,14 +107,14 @@ def tables_of(
 ) -> Tables:
     """The tables of a graph.
 
-    early: copies out are issued with the last reader, else after it. drain: a fetch that has to wait for its block
-    waits for all copies.
+    early: offloads are issued with the last reader, else after it. drain: a fetch that must wait for its block waits
+    for all copies.
     """
     unit = node.gpu.alignment
     sizes = [aligned(size, unit) for size in graph.sizes]
     maps, count = decisions.maps, len(graph.kernels)
     map_of = {each.block: f for f, each in enumerate(maps)}
-    takes, gives, resident, given = _lifetimes(graph, sizes)
+    acquired, released, resident, host_inputs = _lifetimes(graph, sizes)
     ancestry = Ancestry(graph)
     forward = [kernel.phase is Phase.FORWARD for kernel in graph.kernels]
     order = sorted(range(len(maps)), key=lambda f: (maps[f].before, maps[f].after, maps[f].block))
@@ -127,8 +127,8 @@ def tables_of(
     lists: list[int] = []
     kernels = np.zeros((count + 1, OUTPUTS + 1), np.int64)
     kernels[:count, DURATION], kernels[:count, STEP] = graph.durations, graph.layers.step_of
-    kernels[:count, TAKES], kernels[:count, GIVES] = takes, gives
-    kernels[:, LEAVE] = _append(lists, [by_after[k] for k in range(count)])
+    kernels[:count, ACQUIRES], kernels[:count, RELEASES] = acquired, released
+    kernels[:, LAST_USED] = _append(lists, [by_after[k] for k in range(count)])
     kernels[:, ISSUE] = _append(lists, [by_issue[k] for k in range(count)])
     kernels[:, WATCH] = _append(lists, [watch.get(k, ()) for k in range(count)])
     kernels[:, INPUTS] = _append(lists, [ancestry.inputs[k] if forward[k] else () for k in range(count)])
@@ -143,15 +143,15 @@ def tables_of(
         kernels=kernels,
         blocks=blocks,
         maps=np.array(rows, np.int64).reshape(len(maps), RANK + 1),
-        options=_priced(graph, node, decisions, early=early),
+        options=_option_costs(graph, node, decisions, early=early),
         lists=np.array(lists, np.uint32),
         step_first=np.array([step.first for step in graph.layers.steps], np.int64),
-        limits=np.array([resident, given, budget, drain], np.int64),
+        limits=np.array([resident, host_inputs, budget, drain], np.int64),
     )
 
 
 def why_not(graph: TaskGraph, node: NodeSpec, decisions: Decisions) -> str | None:
-    """Why the closed form cannot say what a placement costs, None where it can."""
+    """Why evaluation is not exact for a graph and node, None where it is."""
     if len(graph.compute_streams) > 1:
         return "kernels run on several compute streams"
     if len(graph.rounds) != 1 or graph.rounds[0].repeat != 1:
@@ -173,45 +173,45 @@ def why_not(graph: TaskGraph, node: NodeSpec, decisions: Decisions) -> str | Non
 
 
 def _lifetimes(graph: TaskGraph, sizes: Sequence[int]) -> tuple[list[int], list[int], int, int]:
-    """Bytes that come and go with each kernel, those that are always there, and those that the host gives anew."""
-    takes, gives = [0] * len(graph.kernels), [0] * len(graph.kernels)
-    resident = given = 0
+    """Bytes acquired and released with each kernel, bytes always resident, and bytes that the host initializes."""
+    acquired, released = [0] * len(graph.kernels), [0] * len(graph.kernels)
+    resident = host_inputs = 0
     for b, (birth, release) in enumerate(zip(graph.births, graph.needed_releases, strict=True)):
         if birth is None:
             continue
         if birth == BEFORE:
             resident += sizes[b] if release is None else 0
-            given += sizes[b] if release is not None else 0
+            host_inputs += sizes[b] if release is not None else 0
         else:
-            takes[birth] += sizes[b]
+            acquired[birth] += sizes[b]
         if release is not None:
-            gives[max(release, 0)] += sizes[b]
-    return takes, gives, resident, given
+            released[max(release, 0)] += sizes[b]
+    return acquired, released, resident, host_inputs
 
 
 def _watch(graph: TaskGraph, map_of: Mapping[int, int], after: Sequence[int]) -> dict[int, list[int]]:
     """The feature maps that each kernel uses after their last use in forward."""
-    result: dict[int, list[int]] = {}
+    watching: dict[int, list[int]] = {}
     for k in range(len(graph.kernels)):
         touched = dict.fromkeys((*graph.reads[k], *graph.writes[k]))
         watched = [map_of[b] for b in touched if b in map_of and after[map_of[b]] < k]
         if watched:
-            result[k] = watched
-    return result
+            watching[k] = watched
+    return watching
 
 
-def _priced(graph: TaskGraph, node: NodeSpec, decisions: Decisions, *, early: bool) -> Ints:
-    """What each option of each feature map costs by itself."""
-    result = np.zeros((len(decisions.maps), max(decisions.choices, default=1), EARLY + 1), np.int64)
+def _option_costs(graph: TaskGraph, node: NodeSpec, decisions: Decisions, *, early: bool) -> Ints:
+    """The costs of each option of each feature map."""
+    costs = np.zeros((len(decisions.maps), max(decisions.choices, default=1), EARLY + 1), np.int64)
     for f, (each, options) in enumerate(zip(decisions.maps, decisions.options, strict=True)):
         for o, option in enumerate(options):
-            result[f, o, ACTION] = int(option.action)
+            costs[f, o, ACTION] = int(option.action)
             if option.action is Action.SWAP:
-                result[f, o, ENCODED : DECODE_NS + 1] = _swap(graph, node, each.block, option)
+                costs[f, o, ENCODED : DECODE_NS + 1] = _swap(graph, node, each.block, option)
                 fetch = fetch_kernel(graph, each.after, each.before, option.ahead)
-                result[f, o, AHEAD] = graph.layers.step_of[each.before] - graph.layers.step_of[fetch]
-                result[f, o, EARLY] = early and option.encoding is None and each.out_with is not None
-    return result
+                costs[f, o, AHEAD] = graph.layers.step_of[each.before] - graph.layers.step_of[fetch]
+                costs[f, o, EARLY] = early and option.encoding is None and each.out_with is not None
+    return costs
 
 
 def _swap(graph: TaskGraph, node: NodeSpec, b: int, option: Option) -> tuple[int, ...]:
@@ -219,21 +219,21 @@ def _swap(graph: TaskGraph, node: NodeSpec, b: int, option: Option) -> tuple[int
     block, encode_ns, decode_ns = graph.blocks[b], 0, 0
     device, size, raw = graph.sizes[b], graph.copy_sizes[b], block.bytes
     if option.encoding is not None:
-        assert graph.costs is not None, "options are made from what encoding is known to cost"
+        assert graph.costs is not None, "encoded options need encoding costs"
         device = size = raw = graph.costs.encoded_bytes(block, option.encoding.codec)
         encode_ns = graph.costs.encode_ns(block, option.encoding)
         decode_ns = graph.costs.decode_ns(block, option.encoding)
-    taken = node.gpu.cdma.kernel_bandwidth if node.gpu.cdma is not None else 0
+    kernel_bandwidth = node.gpu.cdma.kernel_bandwidth if node.gpu.cdma is not None else 0
     out_ns, in_ns = (
-        copy_ns(size, sending_rate(node.gpu, taken, size, raw, rate), node.link.latency_ns)
+        copy_ns(size, sending_rate(node.gpu, kernel_bandwidth, size, raw, rate), node.link.latency_ns)
         for rate in (node.link.d2h_bandwidth, node.link.h2d_bandwidth)
     )
-    moved = aligned(device, node.gpu.alignment)
-    return int(option.encoding is not None), moved, out_ns, in_ns, encode_ns, decode_ns
+    device_bytes = aligned(device, node.gpu.alignment)
+    return int(option.encoding is not None), device_bytes, out_ns, in_ns, encode_ns, decode_ns
 
 
 def _append(lists: list[int], more: Iterable[Sequence[int]]) -> list[int]:
-    """Add lists to the end of all lists; where each of them begins, and where the last one ends."""
+    """Append lists; returns where each of them begins, and where the last one ends."""
     begins = []
     for each in more:
         begins.append(len(lists))

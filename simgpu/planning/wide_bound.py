@@ -1,17 +1,17 @@
-"""A bound from below that holds whatever a program moves: feature maps, gradients, weights, inputs.
+"""A lower bound for programs that may move any block: feature maps, gradients, weights, inputs.
 
-It holds for every program of the whole batch that runs the recorded kernels once and in order, by the recorded
-algorithms, on uncompressed memory that it takes and gives back itself:
+It holds for every program of the full batch that runs the recorded kernels once and in order, with the recorded
+algorithms, in uncompressed memory that it acquires and releases itself:
 
-* While a kernel runs, its own blocks are there. `simgpu.program.verify` refuses every program where these alone exceed
-  the budget, so where this bound says that nothing fits, nothing does.
-* Of what kernels have made before and kernels read later in the same iteration, enough is out or dropped while kernel k
-  runs. What is out was copied out after its last write and before k, and is copied in after k and before its next use;
-  what is dropped is made again, which takes its last writer's time at least.
-* Whatever the host can provide anew (weights, inputs, optimizer state that no kernel has written yet) may be missing at
-  no cost. So may what an encoded form saves of a block whose compressed size is known.
+* While a kernel runs, its own blocks are resident. `simgpu.program.verify` rejects every program where these alone
+  exceed the budget, so if this bound reports that nothing fits, nothing does.
+* While kernel k runs, enough of the blocks that kernels wrote before it and read after it are offloaded or dropped.
+  Offloaded blocks were copied out between their last write and k, and are copied in between k and their next use;
+  dropped blocks are recomputed, which takes at least their last writer's time.
+* Blocks that the host can initialize again (weights, inputs, optimizer state that no kernel has written yet) may be
+  missing at no cost. So may the bytes that an encoded form saves of a block with a known compressed size.
 
-Programs that divide the batch, choose other algorithms, compress memory or page it are not bounded.
+Programs that split the batch, choose other algorithms, compress memory or page it are not bounded.
 """
 
 from __future__ import annotations
@@ -30,17 +30,17 @@ from simgpu.units import format_bytes
 
 @dataclass(frozen=True, slots=True)
 class _Live:
-    """A block that lives over a gap: last write, next use; bytes; times to copy it out and in, and to make it again."""
+    """A block that is live over a gap: last write, next use, bytes, times to copy it out and in, to recompute it."""
 
     written: int
     before: int
     bytes: int
     copies_ns: int
-    again_ns: int
+    recompute_ns: int
 
 
 def wide_bound(graph: TaskGraph, node: NodeSpec, budget: int) -> Bound:
-    """The time that every program takes which fits `budget` bytes, at least; `fits` is False where none does.
+    """Lower bound of the step time of every program that fits `budget` bytes; `fits` is False where none does.
 
     >>> from simgpu.hardware.spec import GpuSpec, LinkSpec
     >>> from simgpu.trace.chain import chain
@@ -53,42 +53,42 @@ def wide_bound(graph: TaskGraph, node: NodeSpec, budget: int) -> Bound:
     own = [sum(sizes[b] for b in {*graph.reads[k], *graph.writes[k]}) for k in range(len(graph.kernels))]
     worked = [0, *accumulate(graph.durations)]
     kernel = max(range(len(own)), key=lambda k: own[k], default=None)
-    lowest = own[kernel] if kernel is not None else 0
-    if lowest > budget:
-        how = f"a kernel needs {format_bytes(lowest)} for its own blocks, of {format_bytes(budget)}"
-        return Bound(worked[-1], worked[-1], lowest, kernel, False, () if kernel is None else (kernel,), how)
-    lives = _lives(graph, node, sizes)
-    result = {k: _bound_ns(k, need - budget, lives[k], worked) for k, need in enumerate(own)}
-    ns = max(result.values(), default=worked[-1])
-    pressure = tuple(k for k, each in result.items() if each == ns > worked[-1])
+    peak = own[kernel] if kernel is not None else 0
+    if peak > budget:
+        how = f"a kernel needs {format_bytes(peak)} for its own blocks, above the budget of {format_bytes(budget)}"
+        return Bound(worked[-1], worked[-1], peak, kernel, False, () if kernel is None else (kernel,), how)
+    live = _live_blocks(graph, node, sizes)
+    times = {k: _time_bound(k, need - budget, live[k], worked) for k, need in enumerate(own)}
+    ns = max(times.values(), default=worked[-1])
+    pressure = tuple(k for k, each in times.items() if each == ns > worked[-1])
     how = "whatever a program moves, one kernel at a time" if pressure else "time of the kernels"
-    return Bound(ns, worked[-1], lowest, kernel, True, pressure, how)
+    return Bound(ns, worked[-1], peak, kernel, True, pressure, how)
 
 
-def _lives(graph: TaskGraph, node: NodeSpec, sizes: list[int]) -> list[list[_Live]]:
-    """For each kernel what lives while it runs and is not its own, of what kernels have made."""
-    result: list[list[_Live]] = [[] for _ in graph.kernels]
-    makers = [[k for k in uses if b in graph.writes[k]] for b, uses in enumerate(graph.uses)]
+def _live_blocks(graph: TaskGraph, node: NodeSpec, sizes: list[int]) -> list[list[_Live]]:
+    """For each kernel, the blocks written by kernels that are live while it runs, except its own."""
+    blocks_by_kernel: list[list[_Live]] = [[] for _ in graph.kernels]
+    writers = [[k for k in uses if b in graph.writes[k]] for b, uses in enumerate(graph.uses)]
     for b, size in enumerate(sizes):
         for gap in graph.gaps(b):
-            written = max((k for k in makers[b] if k <= gap.after), default=None)
+            written = max((k for k in writers[b] if k <= gap.after), default=None)
             if written is None or b not in graph.reads[gap.before]:
                 continue
             smaller = _encoded(graph, b)
-            moved = min(graph.copy_sizes[b], smaller)
+            copied = min(graph.copy_sizes[b], smaller)
             link = node.link
-            copies = stream_ns(moved, link.d2h_bandwidth) + stream_ns(moved, link.h2d_bandwidth)
-            held = min(size, aligned(smaller, node.gpu.alignment))
-            # A kernel that makes several blocks brings all of them back at once: none has a time of its own.
-            alone = len(graph.writes[written]) == 1
-            live = _Live(written, gap.before, held, copies, graph.durations[written] if alone else 0)
+            copies = stream_ns(copied, link.d2h_bandwidth) + stream_ns(copied, link.h2d_bandwidth)
+            freed = min(size, aligned(smaller, node.gpu.alignment))
+            # A kernel with several outputs recomputes all of them at once: none has a time of its own.
+            single = len(graph.writes[written]) == 1
+            live = _Live(written, gap.before, freed, copies, graph.durations[written] if single else 0)
             for k in range(gap.after + 1, gap.before):
-                result[k].append(live)
-    return result
+                blocks_by_kernel[k].append(live)
+    return blocks_by_kernel
 
 
 def _encoded(graph: TaskGraph, b: int) -> int:
-    """Bytes of the smallest form that a block is known to have."""
+    """Bytes of a block's smallest known form."""
     block, costs = graph.blocks[b], graph.costs
     if costs is None:
         return graph.sizes[b]
@@ -96,16 +96,17 @@ def _encoded(graph: TaskGraph, b: int) -> int:
     return min(graph.sizes[b], *known, graph.copy_sizes[b])
 
 
-def _bound_ns(k: int, own: int, lives: list[_Live], worked: list[int]) -> int:
-    """The least time in which enough can be out or dropped while kernel k runs. own: bytes of k over the budget."""
-    compute, missing = worked[-1], own + sum(live.bytes for live in lives)
+def _time_bound(k: int, own: int, live: list[_Live], worked: list[int]) -> int:
+    """The shortest time in which enough can be offloaded or dropped while kernel k runs. own: bytes of k over the
+    budget."""
+    compute, missing = worked[-1], own + sum(live.bytes for live in live)
     if missing <= 0:
         return compute
-    fixed = worked[min(live.written for live in lives) + 1] + compute - worked[max(live.before for live in lives)]
-    copies = [(live.bytes, live.copies_ns) for live in lives if live.bytes]
-    again = [(live.bytes, live.again_ns) for live in lives if live.bytes]
+    fixed = worked[min(live.written for live in live) + 1] + compute - worked[max(live.before for live in live)]
+    copies = [(live.bytes, live.copies_ns) for live in live if live.bytes]
+    recomputes = [(live.bytes, live.recompute_ns) for live in live if live.bytes]
 
     def enough(ns: int) -> bool:
-        return filled(copies, ns - fixed) + filled(again, ns - compute) >= missing
+        return filled(copies, ns - fixed) + filled(recomputes, ns - compute) >= missing
 
-    return smallest(enough, compute, compute + fixed + sum(ns for _, ns in (*copies, *again)))
+    return smallest(enough, compute, compute + fixed + sum(ns for _, ns in (*copies, *recomputes)))

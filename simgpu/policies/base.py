@@ -1,7 +1,6 @@
-"""What a policy is, and what it is given.
+"""The `Policy` interface and the context that it plans in.
 
-A policy sees a graph, a node and a budget, and answers with a program; it never touches the machine except by asking
-the simulator for a trial.
+A policy turns a graph, a node and a budget into a program. It reaches the machine only through trial runs.
 """
 
 from __future__ import annotations
@@ -26,34 +25,37 @@ if TYPE_CHECKING:
 
 
 class Trial(Protocol):
-    """What a trial run tells: the steady iteration's time (ns) and everything that happened."""
+    """The result of a trial run."""
 
     @property
     def iteration_ns(self) -> int:
-        """Time of the steady iteration, nanoseconds."""
+        """Step time of the steady iteration, nanoseconds."""
         ...
 
     @property
     def timeline(self) -> Timeline:
-        """Everything that happened."""
+        """All spans and memory samples of the run."""
         ...
 
 
 def no_progress(what: object) -> None:
-    """Tells nobody."""
+    """Ignore a progress message."""
 
 
 @dataclass(frozen=True, slots=True)
 class PlanContext:
-    """What a policy may look at while it plans.
+    """The inputs of a plan.
 
-    graph: the tasks with their predicted durations. budget: bytes of device memory the program may use. epoch: of
-    training, from 0. carried: what the policy noted in earlier epochs of this training; it may add to it.
-    trial: runs a program on this node within the budget, as a framework would try an iteration; raises
-    `OutOfMemoryError` where it does not fit. rng: the only source of randomness. progress: told what a long search is
-    doing. chosen: told what was chosen for each feature map, by policies that decide about one at a time; of several
-    times the last counts. beyond: what of a run cannot be told from graph, node and budget alone; None if all can.
-    together: of GPUs that train together, runs a program on all of them, where `trial` runs it on one alone.
+    graph: the tasks with their predicted durations.
+    budget: bytes of device memory that the program may use.
+    trial: runs a program on one GPU of this node within the budget; raises `OutOfMemoryError` where it does not fit.
+    rng: the only source of randomness.
+    epoch: the training epoch, from 0.
+    carried: values that the policy stored in earlier epochs of this training; it may add to them.
+    progress: receives progress messages of a long search.
+    chosen: receives the decision for each feature map, from policies that decide per feature map; the last call counts.
+    exactness_limit: what the evaluator does not model in this run, as a clause; None where its times are exact.
+    parallel_trial: with data parallelism, runs a program on all GPUs.
     """
 
     graph: TaskGraph
@@ -65,17 +67,17 @@ class PlanContext:
     carried: MutableMapping[str, Any] = field(default_factory=dict)
     progress: Callable[[str], None] = no_progress
     chosen: Callable[[Chosen], None] = no_progress
-    beyond: str | None = None
-    together: Callable[[Program], Trial] | None = None
+    exactness_limit: str | None = None
+    parallel_trial: Callable[[Program], Trial] | None = None
 
 
 @dataclass(frozen=True)
 class Policy(ABC):
-    """A memory policy: a frozen dataclass whose fields are its parameters, made with `parameter`.
+    """A memory policy: a frozen dataclass whose fields are its parameters, defined with `parameter`.
 
-    name: what scenarios call it. summary: one line. source: paper and section. libraries: distributions that take part
-    in its decisions, other than those of every run (`simgpu.io.codestate.COMMON`); stored results of other versions are
-    not reused. What a policy needs of a trace it checks in `plan`, which raises `InputError` where the trace lacks it.
+    name: its name in scenarios. summary: one line. source: paper and section. libraries: distributions that affect its
+    decisions, other than those of every run (`simgpu.io.codestate.COMMON`); stored results of other versions are not
+    reused. `plan` checks what the policy needs of a trace and raises `InputError` where the trace lacks it.
 
     >>> from dataclasses import dataclass
     >>> from simgpu.program.lowering import lower
@@ -102,18 +104,18 @@ class Policy(ABC):
         """The program for one iteration."""
 
     def reclaim(self, residents: ResidentChunks) -> Chunk:
-        """Which chunk leaves the device memory, where a program leaves blocks on demand; asked while it runs.
+        """The chunk to evict from device memory, for a program that pages on demand; called while it runs.
 
-        residents: the chunks there are, in the order of last touches and in that of arrivals, oldest first. By
-        default the least recently touched leaves.
+        residents: the resident chunks by last touch and by arrival, oldest first. The default is the least recently
+        touched one.
         """
         return least_recently_used(residents)
 
     def fits(self, context: PlanContext) -> bool | None:
-        """Whether any program of this policy fits the budget; None where a run alone tells, as it does here.
+        """Whether some program of this policy fits the budget; None, the default, where only a run can decide.
 
-        For policies that search long: a search for the largest batch asks this of many batches before it plans at one.
-        What is said here must hold of `plan`: a program that it gives at such a batch runs within the budget.
+        For policies with a long search: the search for the largest batch calls this for many batches before it plans
+        one. The answer must agree with `plan`: where it is True, the planned program runs within the budget.
         """
         return None
 
@@ -124,7 +126,7 @@ def parameter(default: Any, description: str) -> Any:
 
 
 def policy_label(policy: Policy) -> str:
-    """The policy's name, and the parameters that are not its defaults, lists as files have them.
+    """The policy's name with the parameters that differ from their defaults.
 
     >>> from simgpu.policies.vdnn import Vdnn
     >>> policy_label(Vdnn(mode="conv")), policy_label(Vdnn(mode="all"))
@@ -133,14 +135,14 @@ def policy_label(policy: Policy) -> str:
     >>> policy_label(Checkpoint(("layer1.0", "layer1.1")))
     'checkpoint(blocks=[layer1.0, layer1.1])'
     """
-    # Not `policy.parameters`, which an outside policy may override: it is named even where its code fails.
+    # Not `policy.parameters`, which an outside policy may override: the label must work even where its code fails.
     values = ((field, getattr(policy, field.name)) for field in fields(policy))
-    text = ", ".join(f"{field.name}={_text(value)}" for field, value in values if _differs(value, field.default))
-    return f"{policy.name}({text})" if text else policy.name
+    changed = ", ".join(f"{field.name}={_text(value)}" for field, value in values if _differs(value, field.default))
+    return f"{policy.name}({changed})" if changed else policy.name
 
 
 def plain_parameters(parameters: Mapping[str, object]) -> dict[str, object]:
-    """Parameters for JSON: what it cannot hold, such as an object of an outside policy or NaN, becomes a text.
+    """Parameters for JSON: values that JSON cannot hold, such as NaN or objects of an outside policy, become text.
 
     >>> from pathlib import Path
     >>> plain_parameters({"mode": "conv", "limit": float("nan"), "folder": Path("runs")})

@@ -1,8 +1,8 @@
 """`buddy`: everything resident in compressed memory (Buddy Compression, Choukse et al., ISCA 2020).
 
-The memory is the node's, and so are the targets of its allocations, so any policy gains from it there: vDNN over
-buddy memory is `vdnn` on a node with `gpu.buddy`. This one is the paper's own use of it, a plain framework whose
-allocations are annotated with target ratios (section 3.4), and refuses a node without such a memory.
+The node defines the buddy memory and the target ratios of its allocations, so every policy can use it: vDNN over buddy
+memory is `vdnn` on a node with `gpu.buddy`. This policy is the paper's own use, a plain framework whose allocations are
+annotated with target ratios (section 3.4). It requires a node with buddy memory.
 """
 
 from __future__ import annotations
@@ -37,13 +37,13 @@ class Buddy(Policy):
     def plan(self, context: PlanContext) -> Program:
         """The recorded iteration in compressed memory.
 
-        Raises `InputError` for a node without such a memory, or a trace that does not tell how its blocks compress.
+        Raises `InputError` for a node without compressed memory, or a trace without compressed sizes of its blocks.
         """
         if context.graph.compressed is None:
             what = f"node {context.node.name} has no compressed memory"
-            remedy = "take one that has, such as buddy-gpu, or give it gpu.buddy"
+            remedy = "use one that has, such as buddy-gpu, or define gpu.buddy"
             raise InputError.single("", "node.gpu.buddy", what, remedy)
-        if not _is_recorded(context.graph):
+        if not _has_entry_sizes(context.graph):
             trace = context.graph.trace
             what = "the trace has no compressed sizes of its blocks' memory-entries"
             remedy = "record it with --codec bpc, or model it (trace.compressibility=true, zoo build --compressibility)"
@@ -59,5 +59,5 @@ class Buddy(Policy):
         return lower(context.graph, Placement(), recorded_lifetimes=True)
 
 
-def _is_recorded(graph: TaskGraph) -> bool:
+def _has_entry_sizes(graph: TaskGraph) -> bool:
     return any(map(is_of_entries, graph.trace.compressibility))

@@ -1,6 +1,6 @@
-"""Calling a policy whose code may fail: whatever it raises or returns becomes one `PolicyError` that says where.
+"""Call a policy whose code may fail: a wrong exception or result becomes one `PolicyError` with file and line.
 
-Use `planned` in place of `policy.plan`, and likewise `says_it_fits` and `reclaiming`.
+Use `planned` in place of `policy.plan`, `checked_fits` in place of `fits` and `reclaiming` in place of `reclaim`.
 """
 
 from __future__ import annotations
@@ -24,8 +24,8 @@ _Answer = TypeVar("_Answer")
 
 
 def planned(policy: Policy, context: PlanContext) -> Program:
-    """What the policy plans. Raises `PolicyError` if its code fails or returns anything but a program; what it refuses
-    with (`InputError`, `MissingExtraError`, `OutOfMemoryError`) is raised as it is.
+    """The policy's program. Raises `PolicyError` if its code fails or returns anything but a program; its own
+    `InputError`, `MissingExtraError` and `OutOfMemoryError` pass unchanged.
 
     >>> from dataclasses import dataclass
     >>> @dataclass(frozen=True)
@@ -37,16 +37,16 @@ def planned(policy: Policy, context: PlanContext) -> Program:
     Traceback (most recent call last):
     simgpu.errors.PolicyError: ...: policy empty: None is not a Program: a plan must return one
     """
-    program = _answer(policy, "plan", lambda: policy.plan(context))
+    program = _called(policy, "plan", lambda: policy.plan(context))
     if fault := not_a_program(program):
         raise PolicyError.of(policy_label(policy), fault, _definition(policy, "plan"))
     return program
 
 
-def says_it_fits(policy: Policy, context: PlanContext) -> bool | None:
-    """What the policy's `fits` says. Raises as `planned` does, also for anything but a bool or None."""
-    answer: object = _answer(policy, "fits", lambda: policy.fits(context))
-    if answer is None or isinstance(answer, bool | np.bool_):  # NumPy's is what comparing its numbers gives
+def checked_fits(policy: Policy, context: PlanContext) -> bool | None:
+    """The result of the policy's `fits`. Raises as `planned` does, also for anything but a bool or None."""
+    answer: object = _called(policy, "fits", lambda: policy.fits(context))
+    if answer is None or isinstance(answer, bool | np.bool_):  # comparing NumPy numbers gives NumPy's bool
         return None if answer is None else bool(answer)
     what = f"fits says {shown(answer)}, {a_type(answer)}: it must return a bool, or None where only a run tells"
     raise PolicyError.of(policy_label(policy), what, _definition(policy, "fits"))
@@ -54,12 +54,12 @@ def says_it_fits(policy: Policy, context: PlanContext) -> bool | None:
 
 def reclaiming(policy: Policy) -> Callable[[ResidentChunks], Chunk]:
     """The policy's `reclaim`, which raises as `planned` does."""
-    return lambda residents: _answer(policy, "reclaim", lambda: policy.reclaim(residents))
+    return lambda residents: _called(policy, "reclaim", lambda: policy.reclaim(residents))
 
 
-def _answer(policy: Policy, what: str, ask: Callable[[], _Answer]) -> _Answer:
+def _called(policy: Policy, what: str, call: Callable[[], _Answer]) -> _Answer:
     try:
-        return ask()
+        return call()
     except (Terminated, MemoryError, BrokenPipeError):
         raise
     except (Exception, SystemExit) as error:  # an outside policy may fail in any way
@@ -71,7 +71,7 @@ def _answer(policy: Policy, what: str, ask: Callable[[], _Answer]) -> _Answer:
 
 
 def _readable(error: Exception) -> bool:
-    """Whether an error of simgpu's was made of what it needs, so that it has a text."""
+    """Whether an error can be formatted: a policy may have built it from wrong arguments."""
     try:
         return bool(str(error))
     except Exception:
@@ -79,7 +79,7 @@ def _readable(error: Exception) -> bool:
 
 
 def _where(policy: Policy, error: BaseException) -> str:
-    """File and line of the policy's own package in which an error came up, else of the code that raised it."""
+    """File and line in the policy's own package where an error occurred, else of the code that raised it."""
     frames = list(traceback.walk_tb(error.__traceback__))
     package = _package(type(policy).__module__)
     own = [each for each in frames if _package(each[0].f_globals.get("__name__", "")) == package]

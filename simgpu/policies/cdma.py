@@ -1,7 +1,7 @@
 """`cdma`: vDNN on a GPU whose DMA engine compresses (Rhu et al., HPCA 2018).
 
-The engine is the node's, so any policy that copies gains from it there; this one is the paper's own combination, vDNN
-with all layer inputs offloaded (section VI), and refuses a node without the engine.
+The node defines the engine, so every policy that copies can use it. This policy is the paper's own combination, vDNN
+with all layer inputs offloaded (section VI). It requires a node with the engine.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ class Cdma(Policy):
         """
         if context.node.gpu.cdma is None:
             what = f"node {context.node.name} has no compressing DMA engine"
-            remedy = "take one that has, such as titan-x-maxwell-cdma, or give it gpu.cdma"
+            remedy = "use one that has, such as titan-x-maxwell-cdma, or define gpu.cdma"
             raise InputError.single("", "node.gpu.cdma", what, remedy)
         encoding_costs(context.graph, self.name)
         return encoded_offloading(context.graph, Vdnn("all").swaps(context.graph), {})

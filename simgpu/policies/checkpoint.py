@@ -1,27 +1,27 @@
-"""`checkpoint`: parts of the network keep only what enters them and run again in backward, as `torch.utils.checkpoint`.
+"""`checkpoint`: sections of the network keep only their inputs and are recomputed, as `torch.utils.checkpoint` does.
 
-Chen et al. (Training deep nets with sublinear memory cost, 2016) as PyTorch has it (`use_reentrant=False`): inside a
-checkpointed part nothing that is saved stays beyond forward. When backward first takes a tensor that was saved inside,
-forward of the part runs again at once, up to the last kernel before the last tensor saved inside it (the early stop);
-then backward goes on.
+Chen et al. (Training deep nets with sublinear memory cost, 2016) as PyTorch implements it (`use_reentrant=False`): no
+tensor saved inside a checkpointed section is kept after forward. When backward first needs one of them, the forward of
+the section runs again at once, up to the last kernel before the last tensor saved inside it (the early stop); then
+backward continues.
 
-* `blocks` names modules by the paths in the layer tags: ``layer1.0`` is the layers ``layer1.0`` and ``layer1.0.*``. A
-  whole number is as many sections of equal numbers of layers, as `torch.utils.checkpoint.checkpoint_sequential` cuts
-  them: the last section, with what does not divide, is not checkpointed. Such sections may begin within a residual
-  block, where PyTorch could not cut. 0, the default, takes the modules that can be checkpointed, such as residual
-  blocks (`simgpu.graph.sections`). A note says what the sections are; the program lists them all.
-* A part is a run of consecutive forward kernels. One that is interrupted, or runs twice, is several parts.
-* What was made inside stays in forward until the framework drops it. What was made again and is used by backward stays
-  until the operator of backward that took it is done: the last kernel that reads anything of what was taken at once.
-  The rest stays as long, kernel for kernel, as it did in forward.
-* What enters a part is held by it until backward is done with all that was saved inside, or longer where `none` does.
-* All kernels of a part run again, whether they give the same of themselves or not: PyTorch puts the state of its random
-  numbers back, so that a dropout draws its mask again, and a batch norm makes the statistics of its batch again (and
-  moves the running ones twice). That state, 5,056 bytes for each part on a CPU and host memory on a GPU, is not part of
-  this.
-* A kernel that changed what entered its part in place is not run again, and what it made is kept; PyTorch refuses such
-  a part where backward needs it. What is still held by somebody when its part runs again is used as it is; PyTorch
-  makes it a second time. A note tells of kernels that are left out.
+* `blocks` names modules by their paths in the layer tags: ``layer1.0`` is the layers ``layer1.0`` and ``layer1.0.*``. A
+  number requests that many sections with equal numbers of layers, as `torch.utils.checkpoint.checkpoint_sequential`
+  cuts them: the last section, which takes the remainder, is not checkpointed. Such sections may begin within a residual
+  block, where PyTorch could not cut. 0, the default, checkpoints all modules that allow it, such as residual blocks
+  (`simgpu.graph.sections`). A note summarises the sections; the program lists them all.
+* A region is a run of consecutive forward kernels of a section. A section that is interrupted, or runs twice, has
+  several regions.
+* Blocks created inside a region stay in forward until the framework drops them. Recomputed blocks that backward uses
+  stay until the operator of backward that unpacked them is done: after the last kernel that reads any tensor unpacked
+  with them. Other recomputed blocks live as many kernels as they did in forward.
+* A region holds its inputs until backward no longer needs any tensor saved inside, or longer where `none` does.
+* All kernels of a region run again, whether they are deterministic or not: PyTorch restores its random number state, so
+  that a dropout draws the same mask, and a batch norm recomputes the statistics of its batch (and updates the running
+  ones twice). That state, 5,056 bytes for each region on a CPU and host memory on a GPU, is not modelled.
+* A kernel that changed an input of its region in place is not run again, and its results are kept; PyTorch rejects such
+  a region where backward needs them. Blocks that are still held when their region runs again are used as they are;
+  PyTorch creates them a second time. A note lists the kernels that are not run again.
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ _LISTED = 4
 
 @dataclass(frozen=True)
 class Checkpoint(Policy):
-    """Keep what enters each part of the network, and run its forward again when backward comes to it."""
+    """Keep the inputs of each section of the network, and run its forward again when backward needs it."""
 
     name = "checkpoint"
     summary = "modules keep only their inputs, and recompute their forward pass in backward"
@@ -76,42 +76,42 @@ class Checkpoint(Policy):
             object.__setattr__(self, "blocks", tuple(self.blocks))
 
     def plan(self, context: PlanContext) -> Program:
-        """One iteration. Raises `InputError` for modules that are not there or lie in one another, for more sections
-        than layers, for several compute streams and for GPUs that train together."""
+        """One iteration. Raises `InputError` for unknown or nested modules, for more sections than layers, for several
+        compute streams and for data parallelism."""
         graph, transforms = framework(context.graph, self.name)
         section_of, how = _sections(graph, self.blocks)
-        result = saved_tensors(graph)
+        autograd_saved = saved_tensors(graph)
         regions = regions_of(graph, section_of)
-        again = Repeating(tuple(k for region in regions for k in range(region.first, region.stop)))
-        graph, transforms = again.apply(graph), (*transforms, again)
-        saved = saved_inside(graph, regions, section_of, result.tensors)
+        repeated = Repeating(tuple(k for region in regions for k in range(region.first, region.stop)))
+        graph, transforms = repeated.apply(graph), (*transforms, repeated)
+        saved = saved_inside(graph, regions, section_of, autograd_saved.tensors)
         parts = [(region, inside) for region, inside in zip(regions, saved, strict=True) if inside]
-        until = dict(zip(result.tensors, backward_ends(graph, result.tensors), strict=True))
+        until = dict(zip(autograd_saved.tensors, backward_ends(graph, autograd_saved.tensors), strict=True))
         writing = _Checkpointing(graph, parts, until)
         writing.write()
-        notes = (*saved_note(result), _sections_note(writing.sections, how), *writing.notes)
+        notes = (*saved_note(autograd_saved), _sections_note(writing.sections, how), *writing.notes)
         return replace(writing.writer.program(transforms, notes), sections=writing.sections)
 
 
 def _sections_note(sections: Sequence[Section], how: str) -> str:
-    """The sections in a line."""
+    """The sections in one line."""
     if not sections:
         return f"sections: none, of {how}; no recomputation"
     names = list(dict.fromkeys(_name(section) for section in sections))
     listed = ", ".join(names if len(names) <= _LISTED else [*names[: _LISTED - 1], "...", names[-1]])
-    smallest, most = (format_bytes(pick(section.held_bytes for section in sections)) for pick in (min, max))
-    each = smallest if smallest == most else f"{smallest} to {most}"
+    smallest, largest = (format_bytes(pick(section.held_bytes for section in sections)) for pick in (min, max))
+    each = smallest if smallest == largest else f"{smallest} to {largest}"
     return f"sections: {len(names)}, {how}: {listed}; each keeps its inputs, {each}"
 
 
 def _name(section: Section) -> str:
-    """A module's name; of a section that is only numbered, its first and last layer."""
+    """A module's name; for a numbered section, its first and last layer."""
     backward_ends = dict.fromkeys((section.layers[0], section.layers[-1]))
     return section.name if not section.name.startswith(NUMBERED) else " to ".join(backward_ends)
 
 
 def _sections(graph: TaskGraph, blocks: int | Sequence[str]) -> Sections:
-    """For each layer that is checkpointed the name of its section."""
+    """The name of the section of each checkpointed layer."""
     if blocks == 0:
         return default_sections(graph)
     forward = (graph.layers.name_of(k) for k, kernel in enumerate(graph.kernels) if kernel.phase is Phase.FORWARD)
@@ -148,8 +148,8 @@ def _named(graph: TaskGraph, layers: Sequence[str], blocks: Sequence[str]) -> di
 
 @dataclass
 class _Checkpointing:
-    """Writes the iteration. parts: the regions and what was saved inside each. until: the kernel after which backward
-    is done with each saved tensor."""
+    """Writes the iteration. parts: the regions and the tensors saved inside each. until: the last kernel of backward
+    that needs each saved tensor."""
 
     graph: TaskGraph
     parts: list[tuple[Region, list[Saved]]]
@@ -162,14 +162,14 @@ class _Checkpointing:
         graph = self.graph
         entering = self._entering()
         releases = [
-            None if result is None else max(result, entering.get(b, result))
-            for b, result in enumerate(graph.recorded_releases)
+            None if recorded is None else max(recorded, entering.get(b, recorded))
+            for b, recorded in enumerate(graph.recorded_releases)
         ]
         ancestry = Ancestry(graph)
-        left_out: list[int] = []
+        skipped: list[int] = []
         for region, saved in self.parts:
             start = min(tensor.before for tensor in saved)
-            first = self._first_lives(region, saved, start, entering)
+            first = self._first_releases(region, saved, start, entering)
             rerun = rerun_of(graph, ancestry, region, saved, [b for b, until in first.items() if until is None])
             read = {b for k, _ in rerun.runs for b in ancestry.inputs[k]}
             for b, until in first.items():
@@ -178,28 +178,28 @@ class _Checkpointing:
                 elif b in read:
                     recorded = releases[b]
                     releases[b] = None if recorded is None else max(recorded, start)
-            left_out += rerun.left_out
+            skipped += rerun.left_out
             self.sections += (self._section(region, rerun),)
             self.reruns[start].insert(0, (region, rerun))
         self.saved = dict(self.parts)
         self.writer = Eager(graph, releases)
-        if left_out:
-            ops = ", ".join(dict.fromkeys(graph.kernels[k].op for k in left_out))
-            took = format_time(sum(graph.durations[k] for k in left_out))
+        if skipped:
+            ops = ", ".join(dict.fromkeys(graph.kernels[k].op for k in skipped))
+            took = format_time(sum(graph.durations[k] for k in skipped))
             why = "what they found has changed, or what they made is still held"
-            self.notes = (f"not run again, {took} in all: {len(left_out)} of {ops}, since {why}",)
+            self.notes = (f"not run again, {took} in all: {len(skipped)} of {ops}, since {why}",)
 
     def _section(self, region: Region, rerun: Rerun) -> Section:
-        """What is said of a region. Weights and the iteration's inputs are there anyway."""
+        """The report on a region. Weights and the iteration's inputs do not count: they are resident anyway."""
         graph = self.graph
         inside = range(region.first, region.stop)
         births = {b: graph.births[b] for k in inside for b in graph.reads[k] if not graph.blocks[b].persistent}
-        held = sum(graph.sizes[b] for b, birth in births.items() if birth is not None and birth < region.first)
+        input_bytes = sum(graph.sizes[b] for b, birth in births.items() if birth is not None and birth < region.first)
         layers = tuple(dict.fromkeys(graph.layers.name_of(k) for k in inside))
-        return Section(region.section, layers, held, sum(graph.durations[k] for k, _ in rerun.runs))
+        return Section(region.section, layers, input_bytes, sum(graph.durations[k] for k, _ in rerun.runs))
 
     def _entering(self) -> dict[int, int]:
-        """Until after which kernel each block is held for the parts that it enters."""
+        """The last kernel until which each block is held as an input of regions."""
         graph = self.graph
         until: dict[int, int] = {}
         for region, saved in self.parts:
@@ -211,25 +211,25 @@ class _Checkpointing:
                         until[b] = max(until.get(b, end), end)
         return until
 
-    def _first_lives(
+    def _first_releases(
         self, region: Region, saved: Sequence[Saved], start: int, entering: dict[int, int]
     ) -> dict[int, int | None]:
-        """For each block made in a region the kernel after which it is let go for the first time; None where it is
-        still held when the region runs again."""
+        """The kernel after which each block created in a region is first released; None where it is still held when
+        the region runs again."""
         graph = self.graph
         dropped: dict[int, int | None] = {tensor.block: tensor.dropped for tensor in saved}
-        lives: dict[int, int | None] = {}
+        releases: dict[int, int | None] = {}
         for b, birth in enumerate(graph.births):
             if birth is not None and region.first <= birth < region.stop:
                 until = dropped.get(b, graph.recorded_releases[b])
                 used = max(k for k in (birth, *graph.uses[b]) if k < start)
                 if until is not None:
                     until = max(until, used, entering.get(b, used))
-                lives[b] = until if until is not None and until < start else None
-        return lives
+                releases[b] = until if until is not None and until < start else None
+        return releases
 
     def write(self) -> None:
-        """All kernels, and those that run again between them."""
+        """Write all kernels, with the recomputed ones between them."""
         for k in range(len(self.graph.kernels)):
             for region, rerun in self.reruns[k]:
                 self._run_again(region, rerun, k)
@@ -237,17 +237,17 @@ class _Checkpointing:
             self.writer.release_ended(k)
 
     def _run_again(self, region: Region, rerun: Rerun, start: int) -> None:
-        """The kernels of a region run again before kernel `start`."""
+        """Run the kernels of a region again before kernel `start`."""
         backward_ends = self._ends(region, rerun, start)
-        there: set[int] = set()
+        initialized: set[int] = set()
         for place, (k, makes) in enumerate(rerun.runs):
-            self.writer.recompute(k, makes, [b for b in makes if b not in there])
-            there.update(makes)
+            self.writer.recompute(k, makes, [b for b in makes if b not in initialized])
+            initialized.update(makes)
             self.writer.release(backward_ends[place])
 
     def _ends(self, region: Region, rerun: Rerun, start: int) -> defaultdict[int, list[int]]:
-        """By the place of a kernel among those that run again, the blocks that end with it. What backward uses ends
-        when it is done with what was saved of it, and with the last kernel that uses it."""
+        """The blocks to release after each recomputed kernel, by its place. A block that backward uses is released
+        after its last use and after backward's last use of the tensors saved from it."""
         graph = self.graph
         done: dict[int, int] = {}
         for tensor in self.saved[region]:
@@ -262,6 +262,6 @@ class _Checkpointing:
             if last >= start:
                 self.writer.release_after(b, max(last, done.get(b, 0)))
             else:
-                held = [place for place, (k, _) in enumerate(rerun.runs) if recorded is not None and k <= recorded]
-                backward_ends[max(used[b], *held[-1:])].append(b)
+                places = [place for place, (k, _) in enumerate(rerun.runs) if recorded is not None and k <= recorded]
+                backward_ends[max(used[b], *places[-1:])].append(b)
         return backward_ends

@@ -2,27 +2,27 @@
 
 Three parts, as in the paper (section IV-A, figure 4):
 
-* `TensorProfiler`: one iteration without compression gives sizes, effective bandwidths of the link and, for each
-  tensor, the computation that overlaps its copies (table II). Profiled once; sparsity is read every epoch.
+* `TensorProfiler`: one iteration without compression measures sizes, effective bandwidths of the link and, for each
+  tensor, how much computation its copies can overlap (table II). It runs once; sparsity is read every epoch.
 * `ExecutionAdvisor`: equations 1-4 for each tensor and codec, with predicted codec times (section IV-C). A tensor is
   compressed when its cost T is below T', the cost without.
-* `SwappingExecutor`: vDNN's program with the chosen tensors encoded and decoded by the GPU's compute stream.
+* `SwappingExecutor`: vDNN's program with the chosen tensors encoded and decoded on the GPU's compute stream.
 
 The launch setting of the codec's kernels is searched once, before training begins (section IV-D).
 
-Where the paper is silent:
+Where the paper is open, this implementation decides:
 
-* Swapped are the inputs of convolutions, as its vDNN does (section V). Of these the outputs of ReLU and pooling layers
-  are sparse; a tensor without recorded sparsity is not compressed.
-* Encoding stands in the compute stream before the layer's kernels, decoding before those of its backward step: both
-  are exposed, as equation 2 adds them.
-* Equations 3 and 4 count the non-zeros alone. So does the advisor for ZVC (`sizes: equations`); with `sizes: format`
-  and for other codecs it counts what the format really takes. The machine always charges the real size.
-* Which codec: the cheapest by the equations among those whose compressed size is known.
-* Several tensors offloaded at one layer share the computation that overlaps their copies, in proportion to their
-  bytes; the equations have one tensor per layer. Only they promise never to be slower than vDNN or static compression.
-* An uncompressed copy takes the node's own time: less with a compressing DMA engine.
-* Where the uncompressed iteration does not fit, the profile is taken from the recorded times and the node's link.
+* The inputs of convolutions are swapped, as by its vDNN (section V). The outputs of ReLU and pooling layers among them
+  are sparse; one without sparsity in the trace is not compressed.
+* Encoding runs on the compute stream before the layer's kernels, decoding before those of its backward step: both are
+  exposed, as in equation 2.
+* Equations 3 and 4 count the non-zeros only. So does the advisor for ZVC (`sizes: equations`); with `sizes: format`,
+  and for other codecs, it uses the real size of the format. The machine always charges the real size.
+* The advisor chooses the cheapest codec by the equations among those whose compressed size is known.
+* Tensors offloaded with the same layer share its computation in proportion to their bytes; the equations assume one
+  tensor per layer. Only for the equations is CSWAP never slower than vDNN or static compression.
+* Uncompressed copies cost what the node charges: less with a compressing DMA engine.
+* Where the uncompressed iteration does not fit, the profile uses the recorded times and the node's link.
 """
 
 from __future__ import annotations
@@ -62,32 +62,32 @@ from simgpu.program.placement import Swap
 from simgpu.timeline.model import SpanKind, Timeline
 from simgpu.trace.model import Block
 
-#: Training samples of the time model; the paper tested on as many (section V-C).
+#: Training samples of the time model; the paper tested on the same number (section V-C).
 _SAMPLES = 3000
 _PROFILE = "profile of the first iteration"
 
 
-def swapping_cost_ns(size: int, hidden: tuple[int, int], bandwidth: tuple[int, int], codec_ns: int = 0) -> int:
-    """What swapping a tensor adds to the iteration, nanoseconds: equation 1, and with compression equations 2-4.
+def swapping_cost_ns(size: int, overlap_ns: tuple[int, int], bandwidth: tuple[int, int], codec_ns: int = 0) -> int:
+    """The time that swapping a tensor adds to the iteration, nanoseconds: equation 1, with compression equations 2-4.
 
-    size: bytes copied. hidden: computation that overlaps the copies, device to host and host to device. bandwidth:
-    bytes per second of both. codec_ns: encoding and decoding.
+    size: bytes copied. overlap_ns: computation that the offload and the fetch can overlap. bandwidth: bytes per second
+    out and in. codec_ns: encoding and decoding.
 
-    >>> swapping_cost_ns(1000, hidden=(600, 2000), bandwidth=(10**9, 10**9)), swapping_cost_ns(500, (600, 2000),
+    >>> swapping_cost_ns(1000, overlap_ns=(600, 2000), bandwidth=(10**9, 10**9)), swapping_cost_ns(500, (600, 2000),
     ...     (10**9, 10**9), codec_ns=70)
     (400, 70)
     """
-    exposed = (max(stream_ns(size, rate) - overlapped, 0) for rate, overlapped in zip(bandwidth, hidden, strict=True))
+    exposed = (max(stream_ns(size, rate) - overlap, 0) for rate, overlap in zip(bandwidth, overlap_ns, strict=True))
     return codec_ns + sum(exposed)
 
 
 @dataclass(frozen=True, slots=True)
 class NetworkProfile:
-    """What the first iteration tells (table II). bandwidth: effective, bytes per second out and in; hidden: by block,
-    nanoseconds of computation that overlaps its copies, device to host and host to device."""
+    """The profile of the first iteration (table II). bandwidth: effective, bytes per second out and in; overlap_ns: by
+    block, the computation that its offload and its fetch can overlap."""
 
     bandwidth: tuple[int, int]
-    hidden: Mapping[int, tuple[int, int]]
+    overlap_ns: Mapping[int, tuple[int, int]]
 
 
 @dataclass(frozen=True)
@@ -97,7 +97,7 @@ class TensorProfiler:
     context: PlanContext
 
     def profile(self, swaps: Iterable[Swap]) -> NetworkProfile:
-        """Runs it once, or goes by the recording where it does not fit."""
+        """Run it once, or use the recorded times where it does not fit."""
         graph, swaps, link = self.context.graph, tuple(swaps), self.context.node.link
         took = dict(zip((kernel.id for kernel in graph.kernels), graph.durations, strict=True))
         bandwidth = link.d2h_bandwidth, link.h2d_bandwidth
@@ -107,24 +107,24 @@ class TensorProfiler:
             kinds = SpanKind.COPY_D2H, SpanKind.COPY_H2D
             out, back = (_effective(timeline, kind, rate) for kind, rate in zip(kinds, bandwidth, strict=True))
             bandwidth = out, back
-        return NetworkProfile(bandwidth, _hidden(graph, swaps, took))
+        return NetworkProfile(bandwidth, _overlaps(graph, swaps, took))
 
 
-def _hidden(graph: TaskGraph, swaps: tuple[Swap, ...], took: Mapping[str, int]) -> dict[int, tuple[int, int]]:
-    """Computation that overlaps each tensor's copies; tensors of one step share it in proportion to their bytes."""
+def _overlaps(graph: TaskGraph, swaps: tuple[Swap, ...], took: Mapping[str, int]) -> dict[int, tuple[int, int]]:
+    """The computation that each tensor's copies can overlap; tensors of one step share it by their bytes."""
     layers = graph.layers
     step_ns = [sum(took[graph.kernels[k].id] for k in range(step.first, step.stop)) for step in layers.steps]
-    overlapped = {swap: (layers.step_of[swap.after], layers.step_of[swap.fetch_with]) for swap in swaps}
+    steps_of = {swap: (layers.step_of[swap.after], layers.step_of[swap.fetch_with]) for swap in swaps}
     out, back = Counter[int](), Counter[int]()
-    for swap, (leaving, returns) in overlapped.items():
-        out[leaving] += graph.copy_sizes[swap.block]
-        back[returns] += graph.copy_sizes[swap.block]
+    for swap, (offload, fetch) in steps_of.items():
+        out[offload] += graph.copy_sizes[swap.block]
+        back[fetch] += graph.copy_sizes[swap.block]
     return {
         swap.block: (
-            _share(step_ns[leaving], graph.copy_sizes[swap.block], out[leaving]),
-            _share(step_ns[returns], graph.copy_sizes[swap.block], back[returns]),
+            _share(step_ns[offload], graph.copy_sizes[swap.block], out[offload]),
+            _share(step_ns[fetch], graph.copy_sizes[swap.block], back[fetch]),
         )
-        for swap, (leaving, returns) in overlapped.items()
+        for swap, (offload, fetch) in steps_of.items()
     }
 
 
@@ -139,14 +139,14 @@ def _kernel_times(timeline: Timeline) -> dict[str, int]:
 
 
 def _effective(timeline: Timeline, kind: SpanKind, otherwise: int) -> int:
-    """Bytes per second of all copies one way, latency and waiting for the other direction included."""
+    """Bytes per second of all copies of one direction, with latency and waits for the other direction."""
     copies = timeline.kind == kind
     busy = int((timeline.end_ns - timeline.start_ns)[copies].sum())
     return int(timeline.bytes[copies].sum()) * 10**9 // busy if busy else otherwise
 
 
 def profile_of(context: PlanContext, swaps: Iterable[Swap]) -> NetworkProfile:
-    """The network's profile, measured in the first epoch and remembered over the others."""
+    """The network's profile, measured in the first epoch and reused in the others."""
     if _PROFILE not in context.carried:
         context.carried[_PROFILE] = TensorProfiler(context).profile(swaps)
     profile: NetworkProfile = context.carried[_PROFILE]
@@ -155,7 +155,7 @@ def profile_of(context: PlanContext, swaps: Iterable[Swap]) -> NetworkProfile:
 
 @dataclass(frozen=True)
 class Advice:
-    """What the advisor has found of one tensor: its cost as it is, and by codec its cost when compressed (ns)."""
+    """The advisor's costs of one tensor: uncompressed, and compressed by codec (ns)."""
 
     block: int
     plain_ns: int
@@ -172,8 +172,8 @@ class Advice:
 class ExecutionAdvisor:
     """Equations 1-4 for every sparse tensor.
 
-    codec_ns: nanoseconds to encode and decode a block in a codec, as far as the advisor knows, by default none.
-    by_format: compressed sizes as the formats make them, also for ZVC.
+    codec_ns: predicted nanoseconds to encode and decode a block in a codec, by default 0.
+    by_format: use the formats' real compressed sizes, also for ZVC.
     """
 
     graph: TaskGraph
@@ -186,13 +186,13 @@ class ExecutionAdvisor:
     def advise(self, swap: Swap) -> Advice:
         """The costs of one tensor."""
         block, rates = self.graph.blocks[swap.block], self.profile.bandwidth
-        hidden = self.profile.hidden[swap.block]
+        overlap_ns = self.profile.overlap_ns[swap.block]
         compressed = {
-            codec: swapping_cost_ns(self._size(block, codec), hidden, rates, self.codec_ns(swap.block, codec))
+            codec: swapping_cost_ns(self._size(block, codec), overlap_ns, rates, self.codec_ns(swap.block, codec))
             for codec in self.codecs
             if self.costs.is_known(block, codec)
         }
-        return Advice(swap.block, swapping_cost_ns(self.graph.copy_sizes[swap.block], hidden, rates), compressed)
+        return Advice(swap.block, swapping_cost_ns(self.graph.copy_sizes[swap.block], overlap_ns, rates), compressed)
 
     def _size(self, block: Block, codec: str) -> int:
         sparsity = self.costs.sparsity(block)
@@ -204,9 +204,9 @@ class ExecutionAdvisor:
 def contenders(
     context: PlanContext, advisor: ExecutionAdvisor, sparse: Iterable[Swap], codecs: tuple[str, ...]
 ) -> tuple[str, ...]:
-    """The first codec, and the others that could be the cheapest for some tensor at the best of all launch settings.
+    """The first codec, and all others that are the cheapest for some tensor at their best launch settings.
 
-    A search takes seconds for each codec, and no search finds more than the best setting.
+    Other codecs need no search of a launch setting, which takes seconds and cannot find a better setting.
     """
     best = executor_of(context, sparse, advisor.costs, codecs, "grid_search")
 
@@ -215,11 +215,10 @@ def contenders(
         return advisor.costs.encode_ns(block, encoding) + advisor.costs.decode_ns(block, encoding)
 
     advice = [replace(advisor, codec_ns=fastest_ns).advise(swap) for swap in sparse]
-    return tuple(c for c in codecs if c == codecs[0] or any(result.codec == c for result in advice))
+    return tuple(c for c in codecs if c == codecs[0] or any(each.codec == c for each in advice))
 
 
-# Searching takes seconds and training a moment; both follow from their arguments alone, and the same ones come again
-# with every trial, budget and epoch.
+# Training takes time, depends on its arguments only, and is repeated with every trial, budget and epoch.
 
 
 @lru_cache(maxsize=256)
@@ -247,18 +246,18 @@ class Cswap(Policy):
         "predicted", "codec times that the advisor uses: of the regression, or those of the machine"
     )
     sizes: Literal["equations", "format"] = parameter(
-        "equations", "a tensor's size in ZVC as the advisor takes it: its non-zeros (equations 3 and 4), or all bytes"
+        "equations", "a tensor's size in ZVC as the advisor counts it: its non-zeros (equations 3 and 4), or all bytes"
     )
 
     def plan(self, context: PlanContext) -> Program:
-        """One iteration in layer steps. Raises `InputError` where the trace tells no sparsity."""
+        """One iteration in layer steps. Raises `InputError` where the trace has no sparsity."""
         graph = context.graph
         costs, swaps = encoding_costs(graph, self.name), Vdnn("conv").swaps(graph)
         sparse = sparse_swaps(graph, swaps, costs)
-        wanted = CODECS if self.codec == "best" else (self.codec,)
-        codecs = known_codecs(graph, sparse, costs, wanted)
+        requested = CODECS if self.codec == "best" else (self.codec,)
+        codecs = known_codecs(graph, sparse, costs, requested)
         if not codecs:
-            return nothing_to_compress(graph, swaps, f"no sparse tensor's size in {' or '.join(wanted)} is known")
+            return nothing_to_compress(graph, swaps, f"no sparse tensor's size in {' or '.join(requested)} is known")
         profile = profile_of(context, swaps)
         advisor = ExecutionAdvisor(graph, costs, profile, codecs, by_format=self.sizes == "format")
         codecs = contenders(context, advisor, sparse, codecs)
@@ -272,5 +271,5 @@ class Cswap(Policy):
             return sum(model.predict_ns(codec, block.bytes, costs.sparsity(block) or 0.0))
 
         advice = [replace(advisor, codecs=codecs, codec_ns=codec_ns).advise(swap) for swap in sparse]
-        chosen = {result.block: result.codec for result in advice if result.codec is not None}
+        chosen = {each.block: each.codec for each in advice if each.codec is not None}
         return executor.program(graph, swaps, chosen, len(sparse))

@@ -1,28 +1,27 @@
 """`home`: swap, recompute or keep, searched over the whole model by a particle swarm, after HOME (TC 2022).
 
-Section 3.3: every feature map is kept (0), swapped (1) or recomputed (2); particles are such vectors, and the time of
-an iteration with one, by the evaluator of section 3.4, is what is made small (algorithms 1 to 3). Sections 3.6 and 3.7:
-what is swapped leaves and comes back asynchronously, during the kernels; a tensor that is needed and not yet out is
-waited for. What is recomputed is released after its last use in forward.
+Section 3.3: every feature map is kept (0), swapped (1) or recomputed (2). Particles are such vectors; the search
+minimises the step time of a vector by the evaluator of section 3.4 (algorithms 1 to 3). Sections 3.6 and 3.7: swaps are
+asynchronous and overlap with kernels; a kernel that needs a tensor still being offloaded waits. A recomputed tensor is
+released after its last use in forward.
 
-Readings of what the paper leaves open:
+Where the paper is open, this implementation decides:
 
-* Entries stand for feature maps whose last use in forward and first later use are more than one layer step apart
-  (`simgpu.graph.saved`); one that cannot be made again is kept or swapped.
-* Where everything fits, everything is kept, and nothing is searched: the paper is about models that need more memory
-  than there is (section 3), and a swarm that starts at random would rarely meet that vector.
-* A vector that does not fit is worse than any that does, and the worse the more bytes it lacks (algorithm 2 says
-  "error").
-* A copy out begins during the last reader in forward, as figure 4 draws it; section 3.6 says that it begins when the
-  tensor is no longer needed there (offload: after).
+* Vectors have an entry for each feature map whose last use in forward and first later use are more than one layer step
+  apart (`simgpu.graph.saved`); one that cannot be recomputed is kept or swapped.
+* Where everything fits, everything is kept without a search: the paper is about models that exceed the available memory
+  (section 3), and a swarm with a random start would rarely reach that vector.
+* A vector that does not fit is worse than any that does, and worse the more bytes it lacks (algorithm 2 says "error").
+* An offload overlaps with the last reader in forward, as figure 4 draws it; by section 3.6 it begins when the tensor is
+  no longer needed there (offload: after).
 * A fetch is issued one layer step ahead, as figure 4 draws it, not with its own backward step (section 3.6).
-* What is recomputed before its own use, for another's sake, stays for its own.
-* Algorithm 3 as printed makes two evaluations for each feature map of each particle (update: full); the search times of
-  table 3 leave one for each particle (update: recombine), which is swifter still and ends up to 4% slower on the six
-  networks, where little memory is short behind Capuchin.
-* A swarm whose particles agree has converged: nothing that it could still do would change it, and it stops.
-* On a node of which the evaluator cannot tell the times exactly, it searches all the same, and runs of the few best
-  placements decide.
+* A tensor that was recomputed as a source of another one is kept for its own use.
+* Algorithm 3 as printed evaluates twice for each feature map of each particle (update: full); the search times of table
+  3 imply one evaluation for each particle (update: recombine). That is even faster, and its step times are up to 4%
+  longer on the six networks; where little memory is short they are behind Capuchin's.
+* A swarm whose particles agree has converged and stops: no update would change it.
+* On a node that the evaluator does not model exactly, the search is the same, and trial runs choose among the few best
+  placements.
 """
 
 from __future__ import annotations
@@ -44,12 +43,12 @@ from simgpu.policies.common.shortlist import Shortlist, tried
 from simgpu.program.instructions import Program
 from simgpu.units import format_bytes
 
-#: Shares of the budget that are searched for where holes may take the rest, in percent.
+#: Budgets of successive searches in percent of the budget, for pools whose holes waste memory.
 _OF_THE_BUDGET = (100, 95, 90, 80)
 
 
 class _SeenError(Exception):
-    """A placement that fits was seen: nothing else is asked."""
+    """Ends a search at the first placement that fits."""
 
 
 @dataclass(frozen=True)
@@ -81,7 +80,7 @@ class Home(PlacingPolicy):
     def plan(self, context: PlanContext) -> Program:
         """The best placement that the swarm finds.
 
-        Raises `InputError` for a trace with several compute streams, or without what its kernels read.
+        Raises `InputError` for a trace with several compute streams, or without the reads of its kernels.
         """
         decisions = self.decisions(context)
         evaluator = self.evaluator(context, decisions)
@@ -99,9 +98,9 @@ class Home(PlacingPolicy):
         return replace(program, notes=(*program.notes, *notes))
 
     def _by_runs(self, context: PlanContext, decisions: Decisions) -> Program:
-        """Where the evaluator does not know all: the fastest of its few best placements that a run shows to fit.
+        """The fastest of the best placements in trial runs, where the evaluator is not exact.
 
-        If none does, less memory is searched for, since a pool with holes cannot use all of it.
+        If none fits, the search is repeated with a smaller budget, since a pool with holes cannot use all memory.
         """
         for percent in _OF_THE_BUDGET:
             budget = context.budget * percent // 100
@@ -130,7 +129,7 @@ class Home(PlacingPolicy):
         return keeping(decisions) if _all_fits(evaluator) else self.search(context, evaluator).best
 
     def fits(self, context: PlanContext) -> bool | None:
-        """Whether the swarm meets a placement that fits; None where only a run can tell."""
+        """Whether the swarm reaches a placement that fits; None where only a run can decide."""
 
         def until_one_fits(vectors: Vectors) -> Ints:
             score = evaluator.score(vectors)
@@ -152,12 +151,12 @@ class Home(PlacingPolicy):
         return False
 
     def evaluator(self, context: PlanContext, decisions: Decisions) -> Evaluator:
-        """What tells the cost of a placement: algorithm 2."""
+        """The evaluator of placements: algorithm 2."""
         early = self.offload == "overlapped"
         return replace(evaluator_of(context, decisions), early=early, drain=self.drain)
 
     def search(self, context: PlanContext, evaluator: Evaluator, score: Score | None = None) -> SwarmResult:
-        """Algorithm 1. score: what stands between the swarm and the evaluator's score, if anything does."""
+        """Algorithm 1. score: a wrapper of the evaluator's score, if any."""
         total = self.iterations
         return self._swarm(context, evaluator).minimise(
             score or evaluator.score,
@@ -171,17 +170,17 @@ class Home(PlacingPolicy):
 
 
 def keeping(decisions: Decisions) -> Vector:
-    """The vector that lets go of nothing."""
+    """The vector that keeps every feature map."""
     return (0,) * len(decisions.maps)
 
 
 def _all_fits(evaluator: Evaluator) -> bool:
-    """Whether there is nothing to manage."""
+    """Whether the iteration fits with all feature maps kept."""
     return int(evaluator.costs([keeping(evaluator.decisions)]).short[0]) == 0
 
 
-def _how(swarm: SwarmResult) -> str:
-    if swarm.cost >= DOES_NOT_FIT:
-        lacking = format_bytes(swarm.cost - DOES_NOT_FIT)
-        return f"none of {swarm.evaluations} placements fits; the best one lacks {lacking}"
-    return f"best of {swarm.evaluations} evaluations, reached in iteration {swarm.converged_at}"
+def _how(result: SwarmResult) -> str:
+    if result.cost >= DOES_NOT_FIT:
+        lacking = format_bytes(result.cost - DOES_NOT_FIT)
+        return f"none of {result.evaluations} placements fits; the best one lacks {lacking}"
+    return f"best of {result.evaluations} evaluations, reached in iteration {result.converged_at}"

@@ -1,6 +1,6 @@
-"""`ideal`: a GPU with memory without limit, where nothing moves. What every slowdown is measured against.
+"""`ideal`: unlimited memory and no transfers. All slowdowns are relative to it.
 
-This is the oracle of cDMA (section VII: all transfers hidden) and the ideal case of moDNN (section 7).
+It is the oracle of cDMA (section VII: all transfers overlapped) and the ideal case of moDNN (section 7).
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""`none`: a plain framework. Everything stays where it is until the framework lets go of it."""
+"""`none`: a plain framework without a memory policy. It frees each block where the recording did."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ class NoPolicy(Policy):
     """Everything resident over its recorded lifetime; out of memory where that does not fit.
 
     Source: the recording itself. A block whose lifetime was not recorded is held until its last use. Nothing is
-    allocated as compressed, also where the node's memory could.
+    compressed, even on a node with compressed memory.
     """
 
     name = "none"
@@ -22,5 +22,5 @@ class NoPolicy(Policy):
     source = "the recorded framework's own lifetimes"
 
     def plan(self, context: PlanContext) -> Program:
-        """The recorded iteration as it was; its notes say so where the recording leaves lifetimes open."""
+        """The recorded iteration; a note says where the recording lacks lifetimes."""
         return plain_framework(context.graph)

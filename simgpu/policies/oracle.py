@@ -1,8 +1,7 @@
 """`oracle`: CSWAP on a GPU so fast that encoding and decoding take no time (Orac, CSWAP section V).
 
-With codecs that cost nothing, every sparse tensor that becomes smaller is compressed, in the codec that makes it
-smallest; the machine charges no time for it. This is not the oracle of cDMA, which hides all transfers: that is
-`ideal`.
+Every sparse tensor that becomes smaller is compressed, by the codec with the smallest result, and the machine charges
+no time for it. This is not cDMA's oracle, which overlaps all transfers: that is `ideal`.
 """
 
 from __future__ import annotations
@@ -38,14 +37,14 @@ class Oracle(Policy):
     )
 
     def plan(self, context: PlanContext) -> Program:
-        """One iteration in layer steps. Raises `InputError` where the trace tells no sparsity."""
+        """One iteration in layer steps. Raises `InputError` where the trace has no sparsity."""
         graph = context.graph
         costs, swaps = encoding_costs(graph, self.name), Vdnn("conv").swaps(graph)
         sparse = sparse_swaps(graph, swaps, costs)
-        wanted = CODECS if self.codec == "best" else (self.codec,)
-        codecs = known_codecs(graph, sparse, costs, wanted)
+        requested = CODECS if self.codec == "best" else (self.codec,)
+        codecs = known_codecs(graph, sparse, costs, requested)
         if not codecs:
-            return nothing_to_compress(graph, swaps, f"no sparse tensor's size in {' or '.join(wanted)} is known")
+            return nothing_to_compress(graph, swaps, f"no sparse tensor's size in {' or '.join(requested)} is known")
         encodings = {}
         for swap in sparse:
             block = graph.blocks[swap.block]

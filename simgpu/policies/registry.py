@@ -1,4 +1,4 @@
-"""Which policies there are: the built-in ones by one line each, others through the entry point `simgpu.policies`."""
+"""The registry of policies: one line for each built-in one; packages register others through `simgpu.policies`."""
 
 from __future__ import annotations
 
@@ -40,13 +40,13 @@ _BUILT_IN = {
 }
 
 GROUP = "simgpu.policies"
-#: Of outside policies by name: the class that was loaded, and when.
+#: Outside policies by name: the loaded class, and when it was loaded.
 _LOADED: dict[str, tuple[object, int]] = {}
 
 
 @dataclass(frozen=True, slots=True)
 class ParameterInfo:
-    """One parameter: its type as text, default, meaning, and the choices where it has only some."""
+    """One parameter: its type as text, default, description, and its choices if it is a choice."""
 
     name: str
     type: str
@@ -57,7 +57,7 @@ class ParameterInfo:
 
 @dataclass(frozen=True, slots=True)
 class PolicyInfo:
-    """What there is to know about a policy before using it."""
+    """The description of a policy."""
 
     name: str
     summary: str
@@ -67,9 +67,9 @@ class PolicyInfo:
 
 @lru_cache(maxsize=1)
 def _outside() -> dict[str, EntryPoint]:
-    """Policies of installed packages by name; a built-in name is never taken over."""
-    result = {point.name: point for point in entry_points(group=GROUP)}
-    return {name: result[name] for name in sorted(result) if name not in _BUILT_IN}
+    """Policies of installed packages by name; built-in names cannot be overridden."""
+    points = {point.name: point for point in entry_points(group=GROUP)}
+    return {name: points[name] for name in sorted(points) if name not in _BUILT_IN}
 
 
 def policy_names() -> tuple[str, ...]:
@@ -85,52 +85,52 @@ def policy_class(name: str) -> type[Policy]:
     """The class of a policy. Raises `InputError` for an unknown name or an outside package that does not load."""
     if name in _BUILT_IN:
         module, _, attribute = _BUILT_IN[name].partition(":")
-        result = getattr(import_module(module), attribute)
+        loaded = getattr(import_module(module), attribute)
     elif name in _outside():
         point = _outside()[name]
         try:
-            result = point.load()
+            loaded = point.load()
         except Terminated:
             raise
         except (Exception, SystemExit) as error:  # a foreign package may fail in any way while it is imported
             what = f"the package of policy '{name}' does not load: {raised(error)}"
             raise InputError.single("", f"policy {name}", what, f"mend or remove {point.value}") from error
-        if fault := _fault(result, name):
+        if fault := _fault(loaded, name):
             what = f"{point.value}, registered as '{name}', {fault}"
             raise InputError.single("", f"policy {name}", what, "mend its package")
-        if _LOADED.get(name, (None, 0))[0] is not result:
-            _LOADED[name] = result, time.time_ns()
+        if _LOADED.get(name, (None, 0))[0] is not loaded:
+            _LOADED[name] = loaded, time.time_ns()
     else:
         raise InputError.single("", "policy", f"unknown policy '{name}'", did_you_mean(name, policy_names()))
-    policy: type[Policy] = result
+    policy: type[Policy] = loaded
     return policy
 
 
-def _fault(result: object, name: str) -> str:
-    """What keeps an outside object from being the policy of that name, as the end of a sentence; empty if nothing."""
-    if not (isinstance(result, type) and issubclass(result, Policy)):
+def _fault(loaded: object, name: str) -> str:
+    """Why an outside object is not a valid policy of that name, as the end of a sentence; empty if it is valid."""
+    if not (isinstance(loaded, type) and issubclass(loaded, Policy)):
         return "is not a subclass of simgpu.policies.base.Policy"
-    if isabstract(result):
+    if isabstract(loaded):
         return "has no plan"
-    missing = [word for word in ("name", "summary", "source") if not isinstance(getattr(result, word, None), str)]
+    missing = [each for each in ("name", "summary", "source") if not isinstance(getattr(loaded, each, None), str)]
     if missing:
-        return f"does not say its {' and '.join(missing)}"
-    if result.name != name:
-        return f"calls itself '{result.name}'"
-    # Its own decorator, not the base class's: without it the policy's parameters would be ignored.
-    if "__dataclass_params__" not in vars(result):
+        return f"has no {' and no '.join(missing)}"
+    if loaded.name != name:
+        return f"calls itself '{loaded.name}'"
+    # The class must be decorated itself, not only its base: otherwise its parameters would be ignored.
+    if "__dataclass_params__" not in vars(loaded):
         return "is not a dataclass"
-    if result.parameters is not Policy.parameters:
-        return "overrides parameters, which are its fields"
+    if loaded.parameters is not Policy.parameters:
+        return "overrides parameters, which must be its fields"
     try:
-        get_type_hints(result)
-    except Exception as error:  # a name that its module does not have, or anything that an annotation may do
+        get_type_hints(loaded)
+    except Exception as error:  # an annotation may name anything, or fail in any way
         return f"has a parameter whose type cannot be read: {raised(error)}"
     return ""
 
 
 def outside_code(name: str) -> tuple[Code, bool] | None:
-    """The code behind a policy, and whether it was written to after this process loaded it; None of a built-in policy.
+    """The code of an outside policy, and whether it changed after this process loaded it; None for a built-in policy.
 
     Raises `InputError` as `policy_class` does.
     """
@@ -168,10 +168,10 @@ def _type_text(hint: Any) -> str:
 
 
 def make_policy(name: str, parameters: Mapping[str, object] | None = None) -> Policy:
-    """A policy with these parameters; the others keep their defaults.
+    """A policy with these parameters and defaults for the others.
 
-    Raises `InputError` with every unknown parameter and every value of the wrong type or outside the choices, and for
-    what the policy itself refuses.
+    Raises `InputError` with every unknown parameter and every value of the wrong type or outside the choices, and where
+    the policy itself rejects its parameters.
 
     >>> make_policy("vdnn", {"mode": "conv"})
     Vdnn(mode='conv', algorithms='recorded')
@@ -198,14 +198,14 @@ def make_policy(name: str, parameters: Mapping[str, object] | None = None) -> Po
             remedy = did_you_mean(str(value), choices) if today else f"see: simgpu list policies {name}"
             problems.append(Problem("", place, f"{value!r}: {what}", remedy))
         except PydanticUserError:
-            what = f"is a {_type_text(hints[key])}, which no file can give"
-            problems.append(Problem("", place, what, "leave it out, or give the policy as an object in Python"))
+            what = f"is a {_type_text(hints[key])}, which files cannot express"
+            problems.append(Problem("", place, what, "leave it out, or create the policy in Python"))
     if problems:
         raise InputError(problems)
     try:
         return policy(**values)
     except InputError:
         raise
-    except Exception as error:  # an outside policy checks its parameters by raising what it likes
-        what = f"policy '{name}' refuses its parameters: {raised(error)}"
+    except Exception as error:  # an outside policy may raise anything to reject its parameters
+        what = f"policy '{name}' rejects its parameters: {raised(error)}"
         raise InputError.single("", "parameters", what, f"see: simgpu list policies {name}") from error

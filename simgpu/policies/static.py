@@ -1,7 +1,7 @@
 """`static`: compress every sparse tensor on the GPU (the static compression, SC, of CSWAP, sections II-C and V-B).
 
-CSWAP's stand-in for cDMA in software: the zero-value compression of cDMA on the GPU's own compute stream, applied to
-the outputs of all ReLU and pooling layers that vDNN swaps, whatever it costs. It is `cswap` without its advisor.
+CSWAP compares with it as a software version of cDMA: zero-value compression on the GPU's compute stream, applied to the
+outputs of all ReLU and pooling layers that vDNN swaps, at any cost. It is `cswap` without the advisor.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ class Static(Policy):
     )
 
     def plan(self, context: PlanContext) -> Program:
-        """One iteration in layer steps. Raises `InputError` where the trace tells no sparsity."""
+        """One iteration in layer steps. Raises `InputError` where the trace has no sparsity."""
         graph = context.graph
         costs, swaps = encoding_costs(graph, self.name), Vdnn("conv").swaps(graph)
         sparse = sparse_swaps(graph, swaps, costs)

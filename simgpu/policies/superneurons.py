@@ -1,17 +1,17 @@
 """`superneurons`: one rule for each type of layer, as HOME rebuilt SuperNeurons (PPoPP 2018) for its comparison.
 
-HOME (TC 2022), section 4.1: the tensors of convolution layers are swapped, those of pooling, activation, local response
-normalization and batch normalization layers are released in forward and recomputed; section 5.3: the rule is fixed,
-whatever fits. The recomputation that the published SuperNeurons weighs by cost is not part of that.
+HOME (TC 2022), section 4.1: tensors of convolution layers are swapped; tensors of pooling, activation, local response
+normalization and batch normalization layers are released in forward and recomputed. Section 5.3: the rule is the same
+for every budget. The cost-aware recomputation of the published SuperNeurons is not part of it.
 
-Readings of what the text leaves open:
+Where the text is open, this implementation decides:
 
-* A layer's tensor is what it reads: it is released as soon as the layer's forward is finished, which what the layer
-  makes cannot be, and vDNN next to it offloads what convolutions read. Of several readers the last one in forward
-  counts. With `tensors: outputs` it is what the layer makes, which stays with the layer that makes it first where it
-  is changed in place later (a convolution's output by a ReLU).
-* What other layer types have, and what cannot be made again, is kept.
-* Copies are asynchronous, as the text says of it, and fetched one layer step ahead, as HOME does itself.
+* A layer's tensor is its input: it can be released as soon as the layer's forward has ended, while an output cannot,
+  and vDNN in the same comparison offloads inputs of convolutions. A tensor with several readers belongs to the last one
+  in forward. With `tensors: outputs` it is the output; a tensor that a later layer changes in place (a convolution's
+  output by a ReLU) belongs to the layer that creates it.
+* Tensors of other layer types, and tensors that cannot be recomputed, are kept.
+* Copies are asynchronous, as the text states, and fetched one layer step ahead, as in HOME itself.
 """
 
 from __future__ import annotations
@@ -39,11 +39,11 @@ class SuperNeurons(PlacingPolicy):
     libraries = ("numba",)
 
     tensors: Literal["inputs", "outputs"] = parameter(
-        "inputs", "which feature maps are a layer's: those that it reads, or those that it writes"
+        "inputs", "which feature maps belong to a layer: those that it reads, or those that it writes"
     )
 
     def place(self, context: PlanContext, decisions: Decisions) -> Vector:
-        """By the type of the layer whose tensor each is."""
+        """One action for each feature map, by the type of its layer."""
         vector = []
         for position, each in enumerate(decisions.maps):
             kind = op_class(context.graph.kernels[self._layer(context.graph, each)].op)
@@ -53,5 +53,5 @@ class SuperNeurons(PlacingPolicy):
         return tuple(vector)
 
     def _layer(self, graph: TaskGraph, each: Activation) -> int:
-        """A kernel of the layer whose tensor it is."""
+        """A kernel of the layer to which a feature map belongs."""
         return each.after if self.tensors == "inputs" else graph.uses[each.block][0]

@@ -1,18 +1,18 @@
-"""`um`: Unified Memory, which moves pages when kernels touch them, or lets kernels reach the host's memory.
+"""`um`: Unified Memory, which migrates pages when kernels touch them, or lets kernels access host memory.
 
-What Buddy Compression (Choukse et al., ISCA 2020, sections 2.3 and 4.3) compares itself with, after the published
-driver (NVIDIA's open kernel modules, nvidia-uvm) and studies of it (Zheng et al., HPCA 2016; Ganguly et al., ISCA
-2019).
+Buddy Compression (Choukse et al., ISCA 2020, sections 2.3 and 4.3) compares itself with it. The model follows the
+published driver (NVIDIA's open kernel modules, nvidia-uvm) and studies of it (Zheng et al., HPCA 2016; Ganguly et al.,
+ISCA 2019).
 
-Readings of what is not published, or differs between systems:
+Where behaviour is not published, or differs between systems, this implementation decides:
 
-* One fault brings one page. The driver's prefetcher makes that anything from 4 KiB to 2 MiB, by how much of a chunk
-  is there already; a larger `page` stands for it.
-* A kernel that faults stands still until its batch has come, and what leaves does so before anything comes.
-* What is persistent lies on the GPU when the first iteration begins, as far as it fits.
-* A framework keeps what it frees (caching allocators do), so that a value made in free memory needs no fault, and what
-  a block leaves behind when it is let go of is copied nowhere.
-* Recorded lifetimes and nothing compressed, as with `none`.
+* One fault fetches one page. The driver's prefetcher fetches 4 KiB to 2 MiB, depending on how much of a chunk is
+  resident; a larger `page` models it.
+* A kernel that faults stalls until its batch has arrived; evictions end before any page is fetched.
+* Persistent blocks are resident when the first iteration begins, as far as they fit.
+* The framework keeps freed memory (as caching allocators do): a value written into free memory needs no fault, and the
+  contents of a released block are not written back.
+* Recorded lifetimes and no compression, as with `none`.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from simgpu.program.residency import in_host_memory, on_demand
 
 @dataclass(frozen=True)
 class UnifiedMemory(Policy):
-    """Nobody plans: pages come by faults and leave when there is no room, or everything stays in host memory."""
+    """No planning: pages migrate on faults and are evicted when memory is full, or everything stays in host memory."""
 
     name = "um"
     summary = "Unified Memory: pages migrate on faults and are evicted when memory is full, or stay pinned on the host"
@@ -57,9 +57,9 @@ class UnifiedMemory(Policy):
     )
 
     def plan(self, context: PlanContext) -> Program:
-        """The recorded iteration, no block of which is moved by the program.
+        """The recorded iteration; the driver moves the pages, not the program.
 
-        Raises `InputError` for parameters that no such memory has, and for several GPUs.
+        Raises `InputError` for invalid parameters and for several GPUs.
         """
         paged = Paged(
             self.page,
@@ -69,12 +69,12 @@ class UnifiedMemory(Policy):
             self.bandwidth or None,
             write_back_clean=self.write_back == "all",
         )
-        if context.together is not None:
+        if context.parallel_trial is not None:
             what = "um supports one GPU: pages shared by several GPUs are not modelled"
             raise InputError.single("", "data_parallel", what, "run it on one GPU, or choose another policy")
         program = plain_framework(context.graph)
         return in_host_memory(program) if self.access == "pinned" else on_demand(program, paged)
 
     def reclaim(self, residents: ResidentChunks) -> Chunk:
-        """The oldest by `eviction`."""
+        """The oldest chunk by `eviction`."""
         return next(iter(residents.arrived if self.eviction == "arrived" else residents.touched))

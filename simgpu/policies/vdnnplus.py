@@ -1,7 +1,6 @@
-"""`vdnn+`: vDNN in sub-batches, the fair baseline of moDNN (Chen et al., TPDS 2019, section 7.2, figure 12).
+"""`vdnn+`: vDNN in sub-batches, moDNN's fair baseline (Chen et al., TPDS 2019, section 7.2, figure 12).
 
-The batch is partitioned as moDNN does it, by equation 8; each sub-batch then runs under vDNN, and gradients are summed
-over the sub-batches.
+The batch is partitioned by moDNN's equation 8; each sub-batch runs under vDNN, and gradients are accumulated.
 """
 
 from __future__ import annotations
@@ -34,11 +33,11 @@ class VdnnPlus(Policy):
         require_one_stream(context.graph, self.name)
         graph, size, notes = partitioned(context, self.sub_batch, self.alpha)
 
-        def undivided(program: Program) -> Program:
+        def with_split(program: Program) -> Program:
             return replace(program, transforms=(Split(size), *program.transforms))
 
         def trial(program: Program) -> Trial:
-            return context.trial(undivided(program))
+            return context.trial(with_split(program))
 
         planned = Vdnn(self.mode, self.algorithms).plan(replace(context, graph=graph, trial=trial))
-        return replace(undivided(planned), notes=(*notes, *planned.notes))
+        return replace(with_split(planned), notes=(*notes, *planned.notes))

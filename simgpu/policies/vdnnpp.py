@@ -1,11 +1,11 @@
-"""`vdnn++`: vDNN whose host compresses what it was given (Shriram et al., IPDPS 2019), as CSWAP rebuilt it (section V).
+"""`vdnn++`: vDNN with compression on the host (Shriram et al., IPDPS 2019), as CSWAP rebuilt it (section V).
 
-After a block's copy out the host's cores encode it, before its copy in they decode it; what has few zeros stays as it
-is. That saves pinned memory and no time on the link, and the decoding stands on the critical path: the copy in, and
-with it the layer step, waits for it. How fast the host's cores work together is the node's `host.codec_bandwidth`.
+The host's cores encode a block after its offload and decode it before its prefetch; blocks with few zeros are not
+encoded. This saves pinned memory but no time on the link, and decoding is on the critical path: the host-to-device
+copy, and with it the layer step, waits for it. The node's `host.codec_bandwidth` is the speed of all cores together.
 
-Of the published system only the compression is here, as in CSWAP's comparison; its other two techniques do not depend
-on it. What a node's DMA engine has compressed already the host leaves alone. CSWAP ran it with 64 threads and on
+Only the compression of the published system is modelled, as in CSWAP's comparison; its other two techniques do not
+depend on it. Blocks that a node's DMA engine has compressed are not encoded again. CSWAP ran it with 64 threads and on
 tensors with more than 60% zeros.
 """
 
@@ -32,7 +32,7 @@ class VdnnPlusPlus(Policy):
     threshold: float = parameter(0.6, "share of zeros above which the host encodes a block")
 
     def plan(self, context: PlanContext) -> Program:
-        """One iteration in layer steps. Raises `InputError` where the trace tells no sparsity."""
+        """One iteration in layer steps. Raises `InputError` where the trace has no sparsity."""
         if not 0 <= self.threshold <= 1:
             what = f"{self.threshold!r} is not a share of zeros"
             raise InputError.single("", "parameters.threshold", what, "give a number from 0 to 1")

@@ -1,1 +1,1 @@
-"""What each stream does, as data: instructions, the lowering that writes them, and the check that guards a run."""
+"""Programs as data: the instructions of each stream, their lowering from placements, and their verification."""

@@ -110,9 +110,9 @@ def launch(graph: TaskGraph, step: ScheduledLaunch) -> list[Instruction]:
 
 
 def trigger(graph: TaskGraph, swap: Swap, needed: int) -> int:
-    """The kernel with which a block is fetched, if kernel `needed` is the first that needs it.
+    """The kernel that triggers a block's fetch if kernel `needed` is the first that needs it.
 
-    Where that is not the swap's own next use, the fetch is as many layer steps ahead as for that use.
+    The number of layer steps between fetch and need is that of the swap's own next use.
     """
     if needed == swap.before:
         return swap.fetch_with

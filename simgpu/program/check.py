@@ -1,7 +1,6 @@
-"""What a program may contain: known instructions, and plain fields that name kernels and blocks of its graph.
+"""Check the contents of a program: known instructions with plain fields that name kernels and blocks of its graph.
 
-`check_program` is the one place that knows this. `simgpu.program.verify` and the machine both begin with it, so neither
-meets an object that the other treats differently.
+`simgpu.program.verify` and the machine both begin with `check_program`, so that they accept the same programs.
 """
 
 from __future__ import annotations
@@ -40,7 +39,7 @@ from simgpu.timeline.streams import ROLES, StreamId
 
 #: Roles of the streams that run kernels, the GPU first.
 _LAUNCHING = ("compute", "host")
-#: Instructions that one iteration may execute, repetitions counted: each takes some microseconds and hundred bytes.
+#: The most instructions of one iteration, repetitions counted: each takes some microseconds and hundreds of bytes.
 _EXECUTED = 10**8
 
 
@@ -55,12 +54,12 @@ class CheckedProgram:
 
 
 def check_program(program: Program, graph: TaskGraph) -> CheckedProgram:
-    """Check the contents of a program; graph: the one it was planned for, without the program's transforms.
+    """Check the contents of a program. graph: the one it was planned for, without the program's transforms.
 
-    Raises `ProgramError` with all mistakes (the first 20 written out): an object that is no instruction, a subclass of
-    one, a field of another type (a NumPy integer or a bool for an int, a text for a `Space`), a kernel or block that
-    the graph does not have, a stream of an unknown role, a kernel on a stream for copies, an event that is signalled
-    twice or never, more instructions than a run can execute.
+    Raises `ProgramError` with all mistakes (the first 20 in full): an object that is not an instruction, a subclass of
+    one, a field of another type (a NumPy integer or a bool for an int, a str for a `Space`), a kernel or block that is
+    not in the graph, a stream with an unknown role, a kernel on a copy stream, an event that is signalled twice or
+    never, more instructions than a run can execute.
 
     >>> from simgpu.program.instructions import COMPUTE
     >>> from simgpu.trace.chain import chain
@@ -88,7 +87,7 @@ def check_program(program: Program, graph: TaskGraph) -> CheckedProgram:
 
 
 def not_a_program(value: object) -> str:
-    """What a value is instead of a program and what to do about it; empty for a program.
+    """Why a value is not a program, with a remedy; empty for a program.
 
     >>> not_a_program(None)
     'None is not a Program: a plan must return one'
@@ -107,7 +106,7 @@ def _transformed(program: Program, graph: TaskGraph) -> TaskGraph:
         changed = transformed(graph, program.transforms)
     except ProgramError:
         raise
-    except (Exception, SystemExit) as error:  # a transform may hold, and an outside one may do, anything
+    except (Exception, SystemExit) as error:  # an outside transform may fail in any way
         raise ProgramError(f"{what}: {raised(error)}") from error
     if type(changed) is not TaskGraph:
         raise ProgramError(f"{what}: they give {a_type(changed)}, not a TaskGraph")
@@ -122,7 +121,7 @@ def _transformed(program: Program, graph: TaskGraph) -> TaskGraph:
 
 
 def _faults_of_frame(program: Program) -> Iterator[str]:
-    """What is wrong with a program besides its segments, blocks and instructions."""
+    """Mistakes of a program other than in its segments, blocks and instructions."""
     for name in ("segments", "resident", "transforms", "notes", "other_contents", "sections"):
         if type(getattr(program, name)) is not tuple:
             yield f"{name} is {a_type(getattr(program, name))}, not a tuple"
@@ -167,7 +166,7 @@ def _section_fault(section: object) -> str:
 
 
 def _faults_of_segments(program: Program) -> Iterator[str]:
-    """What keeps the instructions from being looked at."""
+    """Mistakes of segments that prevent a check of their instructions."""
     for index, segment in enumerate(program.segments if type(program.segments) is tuple else ()):
         if type(segment) is not Segment:
             yield f"segment {index} is {a_type(segment)}, not a Segment"
@@ -199,12 +198,12 @@ def _stream_fault(stream: object) -> str:
 
 
 def _faults_of_size(program: Program) -> Iterator[str]:
-    """What would take more memory or time than anybody has, of a program whose instructions can be looked at."""
+    """Mistakes of size: programs that would take too much memory or time."""
     used = {stream.gpu for segment in program.segments for stream in segment.streams}
     missing = next(gpu for gpu in range(len(used) + 1) if gpu not in used)
     if missing < len(used):
         yield f"GPU {missing} has no stream, and GPU {max(used)} has: GPUs are numbered from 0"
-    # Every stream passes through every repetition, with instructions there or without.
+    # Every stream passes through every repetition, even without instructions.
     streams = len(program.streams)
     executed = sum(each.repeat * (streams + sum(map(len, each.streams.values()))) for each in program.segments)
     if executed > _EXECUTED:
@@ -212,7 +211,7 @@ def _faults_of_size(program: Program) -> Iterator[str]:
 
 
 class _Checking:
-    """The instructions of one program, and the blocks that memories hold at its start."""
+    """Checks the instructions of one program, and the initial contents of its memories."""
 
     def __init__(self, program: Program, graph: TaskGraph) -> None:
         self.program, self.graph = program, graph
@@ -281,7 +280,7 @@ class _Checking:
         )
 
     def _faults_at_start(self) -> Iterator[str]:
-        """What is wrong with the blocks that memories hold when an iteration starts."""
+        """Mistakes of the initial contents of memories."""
         for holding in self.program.other_contents:
             if type(holding) is not InitialContents:
                 yield f"other_contents has {shown(holding)}, {a_type(holding)}, not an InitialContents"
@@ -305,7 +304,7 @@ class _Checking:
         around = [] if len(lines) + len(at_start) == 1 else [f"around {first.written(program)}:"]
         return "\n".join((text, *around, *excerpt(program, graph, first, bad)))
 
-    # --- instructions: what is wrong with one, empty if nothing -----------------------------------------------
+    # --- instructions: the mistake of one, empty if there is none -----------------------------------------------
 
     def _launch(self, launch: Launch) -> str:
         k = launch.kernel
@@ -324,19 +323,19 @@ class _Checking:
         return f"kernels do not run on a {stream.role} stream: launch them on {' or '.join(_LAUNCHING)}"
 
     def _copy_out(self, copy: CopyOut) -> str:
-        return self._moved(copy.block, copy.into, Space.DEVICE)
+        return self._form_fault(copy.block, copy.into, Space.DEVICE)
 
     def _copy_in(self, copy: CopyIn) -> str:
-        return self._moved(copy.block, None, Space.DEVICE)
+        return self._form_fault(copy.block, None, Space.DEVICE)
 
     def _encode(self, codec: Encode) -> str:
-        return self._moved(codec.block, codec.into, codec.space) or self._form(codec.block, codec.into)
+        return self._form_fault(codec.block, codec.into, codec.space) or self._form(codec.block, codec.into)
 
     def _decode(self, codec: Decode) -> str:
-        return self._moved(codec.block, codec.source, codec.space) or self._form(codec.block, codec.source)
+        return self._form_fault(codec.block, codec.source, codec.space) or self._form(codec.block, codec.source)
 
-    def _moved(self, block: int, form: int | None, space: Space) -> str:
-        """Of an instruction that makes another copy of a value."""
+    def _form_fault(self, block: int, form: int | None, space: Space) -> str:
+        """The mistake of an instruction that copies, encodes or decodes a block."""
         self.moves = True
         if self.program.residency is not None:
             return "the program's blocks are not its own to move"
@@ -348,7 +347,7 @@ class _Checking:
             return fault
         encoded, names = self.graph.encoded, self.graph.blocks
         known = form in encoded and encoded[form].block == block
-        return "" if known else f"block {names[form].id} is no encoded form of block {names[block].id}"
+        return "" if known else f"block {names[form].id} is not an encoded form of block {names[block].id}"
 
     def _acquire(self, acquire: Acquire) -> str:
         fault = self._blocks_in_space(acquire)

@@ -1,4 +1,4 @@
-"""What is known of one memory while a program is walked, and the rules by which streams may touch what it holds."""
+"""The contents of one memory while a program is verified, and the rules of access by streams."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ from simgpu.timeline.streams import StreamId
 
 
 class Contents:
-    """Per block: who took or gave back its memory, which value it holds since when, and who touched it last.
+    """Per block: the stamp of its last acquire or release, its value with a stamp, and its last accesses.
 
-    A stamp is a stream (`_by`) and its clock (`_at`); stream -1 stands for the beginning. clock: what the stream that
-    asks has heard of every other.
+    A stamp is a stream (`_by`) and its clock (`_at`); stream -1 stands for the beginning. clock: the latest clock of
+    every other stream that the accessing stream has synchronized with.
     """
 
     def __init__(self, name: str, graph: TaskGraph, streams: Sequence[StreamId]) -> None:
@@ -32,7 +32,7 @@ class Contents:
         return self.graph.blocks[b].id
 
     def initialize_resident(self, blocks: Sequence[int]) -> None:
-        """These persistent blocks are there from the beginning, with their values."""
+        """Make these persistent blocks resident from the beginning, with their values."""
         for b in blocks:
             if self.resident[b]:
                 raise ProgramError(f"block {self._name(b)} is resident twice at the start")
@@ -41,8 +41,8 @@ class Contents:
             self.resident[b] = True
             self.value[b] = 0
 
-    def check_held(self, b: int, me: int, clock: list[int]) -> None:
-        """The block holds memory, and this stream knows it."""
+    def check_allocated(self, b: int, me: int, clock: list[int]) -> None:
+        """Check that the block has memory, and that the stream is ordered after its acquire."""
         if not self.resident[b]:
             raise ProgramError(f"block {self._name(b)} holds no {self.name} memory")
         by = self.acquired_by[b]
@@ -50,17 +50,17 @@ class Contents:
             raise ProgramError(f"block {self._name(b)} may not hold {self.name} memory yet")
 
     def check_unused(self, b: int, me: int, clock: list[int], what: str) -> None:
-        """Nobody else may still be touching the block."""
+        """Check that no other stream may still be using the block."""
         for stream, touched in enumerate(self.touched):
             if stream != me and touched[b] > clock[stream]:
                 other = self.streams[stream]
                 raise ProgramError(f"block {self._name(b)} is {what} while {other} may still be using it")
 
     def read(self, b: int, me: int, clock: list[int]) -> int:
-        """The value a block holds, if this stream knows that it is there. Whoever set it knew of the memory."""
+        """The value of a block; the stream must be ordered after the write. The write was ordered after the acquire."""
         value = self.value[b]
         if value < 0:
-            self.check_held(b, me, clock)
+            self.check_allocated(b, me, clock)
             raise ProgramError(f"block {self._name(b)} holds no value in {self.name} memory")
         by = self.ready_by[b]
         if by != me and by >= 0 and self.ready_at[b] > clock[by]:
@@ -68,13 +68,13 @@ class Contents:
         return value
 
     def set(self, b: int, value: int, me: int, clock: list[int]) -> None:
-        """The block holds a value from now on."""
+        """Set the value of a block."""
         self.value[b] = value
         self.ready_by[b] = me
         self.ready_at[b] = self.touched[me][b] = clock[me]
 
     def acquire(self, blocks: Sequence[int], me: int, clock: list[int]) -> None:
-        """Memory is taken for these blocks, which hold none and no value."""
+        """Acquire memory for these blocks, which must have none; they have no value yet."""
         for b in blocks:
             if self.resident[b]:
                 raise ProgramError(f"block {self._name(b)} already holds {self.name} memory")
@@ -86,9 +86,9 @@ class Contents:
             self.acquired_by[b], self.acquired_at[b] = me, clock[me]
 
     def release(self, blocks: Sequence[int], me: int, clock: list[int]) -> None:
-        """Memory of these blocks is given back, which nobody may be using."""
+        """Release the memory of these blocks, which must be unused."""
         for b in blocks:
-            self.check_held(b, me, clock)
+            self.check_allocated(b, me, clock)
             self.check_unused(b, me, clock, "released")
             self.resident[b] = False
             self.value[b] = -1
@@ -96,20 +96,22 @@ class Contents:
 
 
 class OnDemand(Contents):
-    """A memory whose blocks are on demand: a block has a place from its first touch on, no program takes it."""
+    """A memory with blocks on demand: a block is allocated at its first access, never by the program."""
 
-    def check_held(self, b: int, me: int, clock: list[int]) -> None:
+    def check_allocated(self, b: int, me: int, clock: list[int]) -> None:
         """The block has a place from now on, if it had none."""
         if not self.resident[b]:
             super().acquire((b,), me, clock)
-        super().check_held(b, me, clock)
+        super().check_allocated(b, me, clock)
 
     def acquire(self, blocks: Sequence[int], me: int, clock: list[int]) -> None:
         """Refused."""
-        raise ProgramError(f"block {self._name(blocks[0])} is on demand, nothing takes {self.name} memory for it")
+        raise ProgramError(
+            f"block {self._name(blocks[0])} is on demand, a program must not acquire {self.name} memory for it"
+        )
 
     def release(self, blocks: Sequence[int], me: int, clock: list[int]) -> None:
-        """The places of these blocks are given up, which nobody may be using."""
+        """Release these blocks, which must be unused."""
         for b in blocks:
             if not self.resident[b]:
                 raise ProgramError(f"block {self._name(b)} holds no {self.name} memory")

@@ -1,4 +1,4 @@
-"""Several GPUs that train together on one node: who does what, and how fast the exchange of gradients is there."""
+"""Data-parallel training on several GPUs of one node: the batch shares, and the rates of the gradient exchange."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ from simgpu.memory.transfer import NANO
 class DataParallel:
     """Train on several GPUs, each with an equal share of the batch (moDNN, section 6); not by NCCL's collectives.
 
-    exchange: `gather`, GPU 0 adds up gradients and updates the weights at the end; or `host`, the host's cores do,
-    next to the last sub-batch. cores: how many of them.
+    exchange: with `gather`, GPU 0 adds up the gradients and updates the weights at the end; with `host`, the host's
+    cores do so, overlapped with the last sub-batch. cores: the number of these cores.
     """
 
     gpus: int
@@ -26,12 +26,12 @@ class DataParallel:
 
     @property
     def arguments(self) -> dict[str, Any]:
-        """As `simgpu.simulate` takes it."""
+        """The argument of `simgpu.simulate`."""
         return {"gpus": self.gpus, "exchange": str(self.exchange), "cores": self.cores}
 
     @property
     def description(self) -> str:
-        """Who exchanges gradients, in words."""
+        """The gradient exchange, as text."""
         if self.exchange is Exchange.GATHER:
             return "GPU 0 gathers the gradients and updates the weights"
         if self.cores == 1:
@@ -41,10 +41,10 @@ class DataParallel:
 
 @dataclass(frozen=True, slots=True)
 class ParallelRun:
-    """What is known of a run on several GPUs next to its timeline.
+    """Reference values of a run on several GPUs.
 
-    single_ideal_ns: the ideal iteration of the whole batch on one GPU. alone_ns: one GPU's iteration on its share of
-    the batch under the same policy, with its own optimizer, no other GPU and the link to itself; graph: its tasks then.
+    single_ideal_ns: the ideal iteration of the full batch on one GPU. alone_ns: one GPU's iteration on its share of the
+    batch under the same policy, with its own optimizer and an idle link; graph: its tasks.
     """
 
     how: DataParallel
@@ -54,10 +54,10 @@ class ParallelRun:
 
 
 def share_of(batch: int, how: DataParallel, node: NodeSpec) -> int:
-    """Samples of the batch that each GPU trains.
+    """Samples per GPU.
 
-    Raises `InputError` for more GPUs or cores than the node has, and for a batch that does not divide evenly: then the
-    GPUs would run different programs, and their gradients would have to be weighted.
+    Raises `InputError` for more GPUs or cores than the node has, and for a batch that does not divide evenly: the GPUs
+    would run different programs, and their gradients would need weights.
 
     >>> from simgpu.hardware.spec import LinkSpec
     >>> node = NodeSpec("server", GpuSpec("gpu", 1000), LinkSpec("pcie", 10**10, 10**10), gpus=4)
@@ -85,7 +85,7 @@ def share_of(batch: int, how: DataParallel, node: NodeSpec) -> int:
 
 
 def explained(error: OutOfMemoryError, how: DataParallel, graph: TaskGraph) -> OutOfMemoryError:
-    """The same error, saying so where it was a gradient of another GPU for which GPU 0 had no room.
+    """The same error, with an explanation where GPU 0 ran out of memory for a gradient of another GPU.
 
     graph: of one GPU.
     """
@@ -100,33 +100,33 @@ def explained(error: OutOfMemoryError, how: DataParallel, graph: TaskGraph) -> O
 def priced(how: DataParallel, node: NodeSpec) -> Replicate:
     """The exchange with the rates of this node.
 
-    GPU 0 adds up as it runs any elementwise kernel, by its time model, or at its DRAM's peak where it has none. Raises
-    `InputError` where the node does not say how fast its host or its DRAM is.
+    GPU 0 adds up at the speed of elementwise kernels in its time model, or at its DRAM's peak without one. Raises
+    `InputError` where the node lacks the speed of its host or its DRAM.
     """
     if how.exchange is Exchange.HOST:
         rate = node.host.accumulating(how.cores)
         if rate is None:
-            what = f"is not stated for node {node.name}, so nobody can tell how long its host adds up gradients"
-            remedy = "give it, such as '12 GB/s' for one core, or use the exchange gather"
+            what = f"is not set for node {node.name}, so the time of adding up gradients on its host is unknown"
+            remedy = "set it, such as '12 GB/s' for one core, or use the exchange gather"
             raise InputError.single("", "node.host.accumulate_bandwidth", what, remedy)
         return Replicate(how.gpus, how.exchange, rate)
     return Replicate(how.gpus, how.exchange, *_elementwise(node.gpu))
 
 
 def _elementwise(gpu: GpuSpec) -> tuple[int, int]:
-    """Bytes per second of a long elementwise kernel, and what every one takes during them."""
+    """Bytes per second of a long elementwise kernel, and the fixed time of each (ns)."""
     from simgpu.workloads.timemodel.model import time_model
     from simgpu.workloads.timemodel.operation import Operation, OperationKind
 
     if gpu.dram_bandwidth is None:
-        what = f"is not stated for {gpu.name}, so nobody can tell how long it adds up gradients"
+        what = f"is not set for {gpu.name}, so the time of adding up gradients is unknown"
         raise InputError.single("", "node.gpu.dram_bandwidth", what, "give it, such as '900 GB/s'")
     try:
         model = time_model(gpu)
     except InputError:
         return gpu.dram_bandwidth, 0
-    moved = 2**30
-    none, all_of_it = (
-        model.duration_ns(Operation(OperationKind.ELEMENTWISE, 0, size, size // 4)) for size in (0, moved)
+    large = 2**30
+    empty_ns, large_ns = (
+        model.duration_ns(Operation(OperationKind.ELEMENTWISE, 0, size, size // 4)) for size in (0, large)
     )
-    return moved * NANO // (all_of_it - none), none
+    return large * NANO // (large_ns - empty_ns), empty_ns

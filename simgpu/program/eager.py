@@ -1,4 +1,4 @@
-"""Programs of a framework that runs one operator after another on one stream, with more between two of them.
+"""Programs of a framework that runs one operator after another on one stream, with copies and waits in between.
 
 The compute stream acquires all device memory, as a framework's host thread does when it allocates.
 """
@@ -31,10 +31,10 @@ from simgpu.timeline.streams import StreamId
 
 
 class Eager:
-    """Writes a program operator by operator: `run` a kernel, then what follows it, then `release_ended`.
+    """Writes a program operator by operator: `run` a kernel, then write what follows it, then `release_ended`.
 
-    releases[b]: the kernel after whose end block b is released, None for never. For further lifetimes of a block, such
-    as after a recomputation or a copy in, the caller begins each (`acquire`) and ends it (`release_after`).
+    releases[b]: the kernel after whose end block b is released, None for never. Further lifetimes of a block, such as
+    after a recomputation or a fetch, are begun with `acquire` and ended with `release_after`.
 
     >>> from simgpu.program.text import listing
     >>> from simgpu.trace.chain import chain
@@ -71,7 +71,7 @@ class Eager:
         self.compute.append(Launch(k))
 
     def recompute(self, k: int, makes: tuple[int, ...], takes: Iterable[int]) -> None:
-        """Kernel k runs again and writes the blocks `makes`, after `takes` have acquired memory."""
+        """Run kernel k again to write the blocks `makes`, after acquiring memory for `takes`."""
         self.acquire(takes)
         self.compute.append(Launch(k, recompute=True, makes=makes))
 
@@ -104,13 +104,13 @@ class Eager:
         self.code[stream].append(Await(event))
 
     def copy_d2h(self, b: int, form: int, after: int) -> int:
-        """Copy a block to the host as that form of it after the event `after`; returns the event of the copy's end."""
+        """Copy a block to the host as `form` after the event `after`; returns the event of the copy's end."""
         self.wait(after, D2H)
         self.code[D2H] += [Acquire((form,), Space.HOST), CopyOut(b, form)]
         return self.signal(D2H)
 
     def copy_h2d(self, form: int, after: int) -> int:
-        """Copy a form into device memory that it has, after the event `after`, and release it on the host.
+        """Copy a form into its acquired device memory after the event `after`, and release it on the host.
 
         Returns the event of the copy's end.
         """
@@ -119,7 +119,7 @@ class Eager:
         return self.signal(H2D)
 
     def program(self, transforms: tuple[Transform, ...] = (), notes: tuple[str, ...] = ()) -> Program:
-        """The iteration that has been written. transforms: those that created the forms of blocks in the graph."""
+        """The written iteration. transforms: those that created the forms of blocks in the graph."""
         self.release(self.survivors)
         streams = {stream: tuple(self.code[stream]) for stream in sorted(self.code, key=lambda stream: stream.rank)}
         again = set(self.reinitialized)

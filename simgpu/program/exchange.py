@@ -43,7 +43,7 @@ from simgpu.program.text import Place
 from simgpu.timeline.model import SpanKind, Timeline
 from simgpu.timeline.streams import StreamId
 
-#: The host's cores that add up gradients, apart from the stream on which a GPU's codecs run.
+#: The stream of the host's cores that add up gradients; the codecs of a GPU run on another host stream.
 ACCUMULATION = StreamId(0, "host", 1)
 
 #: Instructions for a GPU.
@@ -52,10 +52,10 @@ Added = Callable[[int], list[Instruction]]
 
 @dataclass
 class Additions:
-    """Code that is added to that of each GPU, and the host's own.
+    """Code that is added to the program of each GPU, and the host's own.
 
-    first_event: the first number of an event that is free. inserted[place]: what stands before an instruction, in
-    order. host[segment]: code of the stream `ACCUMULATION`.
+    first_event: the first free event number. inserted[place]: code before an instruction, in order. host[segment]: code
+    of the stream `ACCUMULATION`.
     """
 
     program: Program
@@ -66,7 +66,7 @@ class Additions:
     _events: dict[tuple[object, ...], int] = field(default_factory=dict)
 
     def event(self, *what: object) -> int:
-        """The number of an event by what it stands for, a new one when it is first asked for."""
+        """The number of an event by its meaning; the first call creates it."""
         return self._events.setdefault(what, self.first_event + len(self._events))
 
     def signals(self, *what: object) -> Added:
@@ -84,12 +84,12 @@ class Additions:
 
     @property
     def out(self) -> StreamId:
-        """The stream of GPU 0 by which blocks leave."""
+        """GPU 0's device-to-host stream."""
         return DATA if DATA in self.program.streams else D2H
 
     @property
     def back(self) -> StreamId:
-        """The stream of GPU 0 by which blocks come."""
+        """GPU 0's host-to-device stream."""
         return DATA if DATA in self.program.streams else H2D
 
     @property
@@ -110,28 +110,28 @@ class Additions:
         self.inserted[place._replace(position=place.position + 1)].append(add)
 
     def launches(self, kernels: Iterable[int]) -> dict[StreamId, Place]:
-        """Where each stream launches the last of these kernels."""
+        """The position of the last launch of these kernels on each stream."""
         places = sorted(place for k in kernels for place in self._launches[k])
         return {place.stream: place for place in places}
 
     @cached_property
     def _launches(self) -> defaultdict[int, list[Place]]:
-        result: defaultdict[int, list[Place]] = defaultdict(list)
+        launches: defaultdict[int, list[Place]] = defaultdict(list)
         for index, segment in enumerate(self.program.segments):
             for stream, code in segment.streams.items():
                 for position, instruction in enumerate(code):
                     if isinstance(instruction, Launch):
-                        result[instruction.kernel].append(Place(index, stream, position))
-        return result
+                        launches[instruction.kernel].append(Place(index, stream, position))
+        return launches
 
     def compute_ends(self, add: Added) -> None:
-        """Add to the end of compute, before what lives to the iteration's end is given back."""
+        """Add to the end of compute, before the releases at the iteration's end."""
         self.inserted[Place(self.last, COMPUTE, closing(self.program, self.parts))].append(add)
 
     def finish(self, received: Callable[[int], list[Instruction]]) -> None:
-        """End the iteration on all GPUs together, when all weights are back.
+        """End the iteration on all GPUs together, when all weights are fetched.
 
-        received: what a GPU's compute stream waits for.
+        received: the waits of a GPU's compute stream.
         """
 
         def end(gpu: int) -> list[Instruction]:
@@ -141,13 +141,13 @@ class Additions:
         self.compute_ends(end)
 
     def behind(self, place: Place, launches: Iterable[Place]) -> Place:
-        """The place, or if need be the first one after it that stands behind all that these launches need.
+        """The place, or the first one after it that is behind everything that these launches wait for.
 
-        Times tell places apart only where something takes time.
+        Predicted times alone do not order instructions that take no time.
         """
         needs = (self._needs[launch.stream, launch.position] for launch in launches if launch.segment == self.since)
-        needed = max((need.get(place.stream, 0) for need in needs), default=0)
-        return place._replace(position=max(place.position, needed))
+        minimum = max((need.get(place.stream, 0) for need in needs), default=0)
+        return place._replace(position=max(place.position, minimum))
 
     @cached_property
     def _needs(self) -> dict[tuple[StreamId, int], dict[StreamId, int]]:
@@ -161,7 +161,7 @@ class Additions:
         return max(place.segment for place in self.launches(range(self.parts.end)).values())
 
     def after_backward(self, stream: StreamId) -> Place:
-        """Where a compute stream has done its part of forward and backward and given back what it needed for that."""
+        """The place where a compute stream has ended forward and backward and released their memory."""
         if self.since < self.last:
             return Place(self.since + 1, stream, 0)
         code = self.program.segments[self.last].streams.get(stream, ())
@@ -174,7 +174,7 @@ class Additions:
 
 
 def gather(more: Additions, trial: Predicted) -> None:
-    """Add the naive exchange. trial: of the program on one GPU."""
+    """Add the naive exchange. trial: a trial run of the program on one GPU."""
     done = more.launches(range(more.parts.end))
     for stream, place in done.items():
         more.after(place, more.signals("done", stream))
@@ -222,7 +222,7 @@ def _fetched(more: Additions) -> list[Instruction]:
 
 
 def _add_up(more: Additions) -> None:
-    """GPU 0 adds up all gradients before its optimizer takes memory."""
+    """Add: GPU 0 adds up all gradients before its optimizer acquires memory."""
     parts = more.parts
     code: list[Instruction] = []
     for u, gpu in _sums(more):
@@ -236,7 +236,7 @@ def _add_up(more: Additions) -> None:
 
 
 def _updated(more: Additions) -> list[Instruction]:
-    """What waits until GPU 0 has updated all weights, by the recorded optimizer or without one."""
+    """The waits for the end of GPU 0's weight updates, with or without a recorded optimizer."""
     parts = more.parts
     recorded = {number: k for k, number in enumerate(parts.kernels[0]) if number is not None and k >= parts.end}
     streams = more.launches(recorded[kernel] for kernel in parts.updating if kernel in recorded)
@@ -251,7 +251,7 @@ def _updated(more: Additions) -> list[Instruction]:
 
 
 def _spread(more: Additions, updated: list[Instruction]) -> None:
-    """All new weights leave GPU 0, then they go to all others."""
+    """Add: GPU 0 offloads all new weights, then all others fetch them."""
     weights = [update.weight for update in more.parts.updates]
     out = [instruction for b in weights for instruction in (Acquire((b,), Space.HOST), CopyOut(b))]
     more.at_end(more.out, _of_gpu_0([*updated, *out, Signal(more.event("there"))]))
@@ -268,24 +268,24 @@ def _spread(more: Additions, updated: list[Instruction]) -> None:
 
 
 def closing(program: Program, parts: Replicas) -> int:
-    """Where compute, at the end of the last segment, begins to give back gradients that were held until then."""
+    """The position in the last segment's compute stream where the final releases of gradients begin."""
     code = program.segments[-1].streams.get(COMPUTE, ())
     at = len(code)
     while at and isinstance(code[at - 1], Release):
         at -= 1
-    while at < len(code) and not _gives_gradient(code[at], parts):
+    while at < len(code) and not _releases_gradient(code[at], parts):
         at += 1
     return at
 
 
-def _gives_gradient(instruction: Instruction, parts: Replicas) -> bool:
+def _releases_gradient(instruction: Instruction, parts: Replicas) -> bool:
     if not isinstance(instruction, Release) or instruction.space is not Space.DEVICE:
         return False
     return any(update.gradient in instruction.blocks for update in parts.updates)
 
 
-def refuse_moving(program: Program, parts: Replicas) -> None:
-    """Raise `InputError` where a policy itself moves what is exchanged, or lets go of a gradient before the end."""
+def check_not_moved(program: Program, parts: Replicas) -> None:
+    """Raise `InputError` where the policy's program moves weights or gradients, or releases a gradient early."""
     names = {b: parts.graph.blocks[b].id for update in parts.updates for b in (update.weight, update.gradient)}
     end = Place(len(program.segments) - 1, COMPUTE, closing(program, parts))
     places = [
@@ -294,16 +294,18 @@ def refuse_moving(program: Program, parts: Replicas) -> None:
         for stream, code in segment.streams.items()
         for position, instruction in enumerate(code)
     ]
-    moved = {i.block for _, i in places if isinstance(i, CopyOut | CopyIn | Encode | Decode)}
-    away = [b for b in names if b in moved] + [u.weight for u in parts.updates if u.weight not in program.resident]
-    if away:
-        what = f"the program moves '{names[away[0]]}' between GPU and host itself, so that it cannot be exchanged"
+    copied = {i.block for _, i in places if isinstance(i, CopyOut | CopyIn | Encode | Decode)}
+    offloaded = [b for b in names if b in copied]
+    offloaded += [u.weight for u in parts.updates if u.weight not in program.resident]
+    if offloaded:
+        what = f"the program moves '{names[offloaded[0]]}' between GPU and host itself, so it cannot be exchanged"
         raise InputError.single("", "gpus", what, "run the policy on one GPU, or one that leaves weights on the GPU")
     early = [i for place, i in places if place[:2] != end[:2] or place < end]
-    given = [b for i in early if isinstance(i, Release) and _gives_gradient(i, parts) for b in i.blocks if b in names]
-    if given:
-        what = f"the program gives the memory of '{names[given[0]]}' back before it has been exchanged"
-        raise InputError.single("", "gpus", what, "run the policy on one GPU, or one that holds what the graph holds")
+    releases = [i for i in early if isinstance(i, Release) and _releases_gradient(i, parts)]
+    released = [b for i in releases for b in i.blocks if b in names]
+    if released:
+        what = f"the program releases '{names[released[0]]}' before it is exchanged"
+        raise InputError.single("", "gpus", what, "run the policy on one GPU, or one that keeps gradients to the end")
 
 
 def _known(block: int | None) -> int:
@@ -312,9 +314,9 @@ def _known(block: int | None) -> int:
 
 
 def needs_of(segment: Segment) -> dict[tuple[StreamId, int], dict[StreamId, int]]:
-    """For each launch, by its stream and position, how many instructions of each stream come before it.
+    """For each launch, by its stream and position, the number of instructions of each stream that precede it.
 
-    Awaits of earlier repetitions and of other segments' events count as nothing.
+    Awaits of earlier repetitions and of other segments' events do not count.
 
     >>> from simgpu.program.instructions import COMPUTE, H2D, CopyIn
     >>> code = {COMPUTE: (Launch(0), Await(0), Launch(1)), H2D: (CopyIn(7), Signal(0), CopyIn(8))}
@@ -325,7 +327,7 @@ def needs_of(segment: Segment) -> dict[tuple[StreamId, int], dict[StreamId, int]
     own = {i.event for code in segment.streams.values() for i in code if isinstance(i, Signal)}
     reached = {stream: dict.fromkeys(segment.streams, 0) for stream in segment.streams}
     signalled: dict[int, dict[StreamId, int]] = {}
-    result: dict[tuple[StreamId, int], dict[StreamId, int]] = {}
+    needs: dict[tuple[StreamId, int], dict[StreamId, int]] = {}
     moving = True
     while moving:
         moving = False
@@ -339,12 +341,12 @@ def needs_of(segment: Segment) -> dict[tuple[StreamId, int], dict[StreamId, int]
                     for other, count in signalled[instruction.event].items():
                         here[other] = max(here[other], count)
                 elif isinstance(instruction, Launch):
-                    result[stream, position] = dict(here)
+                    needs[stream, position] = dict(here)
                 here[stream] = position + 1
                 moving = True
                 if isinstance(instruction, Signal):
                     signalled[instruction.event] = dict(here)
-    return result
+    return needs
 
 
 _BEFORE_WORK = (Await, Acquire, Initialize)
@@ -353,14 +355,14 @@ _BEFORE_WORK = (Await, Acquire, Initialize)
 class Predicted:
     """Times of the last repetition of every segment in the last iteration of a trial.
 
-    timeline: of `program`. apart: the segment whose last repetition is a segment of its own in the program that is
-    asked about (`simgpu.program.replication`), None where both are the same.
+    timeline: of `program`. split_segment: the segment whose last repetition is a separate segment in the program of the
+    queries (`simgpu.program.replication`), None where both are the same.
     """
 
-    def __init__(self, program: Program, timeline: Timeline, apart: int | None) -> None:
+    def __init__(self, program: Program, timeline: Timeline, split_segment: int | None) -> None:
         self.program = program
         self.timeline = timeline
-        self.apart = apart
+        self.split_segment = split_segment
         self.times: dict[StreamId, list[tuple[int, int]]] = {}
 
     def end(self, place: Place) -> int:
@@ -383,7 +385,7 @@ class Predicted:
         return Place(segment, stream, len(code))
 
     def _original(self, segment: int) -> int:
-        return segment - 1 if self.apart is not None and segment > self.apart else segment
+        return segment - 1 if self.split_segment is not None and segment > self.split_segment else segment
 
     def _code(self, segment: int, stream: StreamId) -> tuple[object, ...]:
         segments = self.program.segments

@@ -1,15 +1,15 @@
-"""What is wrong with a value that a program, a placement or a policy's code gives, in words for messages."""
+"""Messages about wrong values in programs and placements, and about exceptions of outside code."""
 
 from __future__ import annotations
 
-#: So many mistakes are written out; the rest are counted.
+#: The number of mistakes that are written in full; more are counted.
 _WRITTEN_OUT = 20
 #: Characters of the text of a foreign exception.
 _LONGEST_TEXT = 2000
 
 
 def number_fault(name: str, value: object, count: int | None, of: str = "") -> str:
-    """What is wrong with a number from 0 on, empty if nothing. count: how many `of` (kernels, blocks) there are.
+    """The mistake of a number that must be an int from 0 to below `count`; empty if there is none. of: what is counted.
 
     >>> number_fault("kernel", 7, 4, "kernels")
     'kernel 7 is out of range: the graph has 4 kernels, from 0'
@@ -26,7 +26,7 @@ def number_fault(name: str, value: object, count: int | None, of: str = "") -> s
 
 
 def int_fault(name: str, value: object, of: str = "") -> str:
-    """What is wrong with a value that must be an int, empty if nothing: bool and NumPy's integers are none.
+    """The mistake of a value that must be an int, empty if there is none; bool and NumPy's integers are mistakes.
 
     >>> import numpy as np
     >>> int_fault("event", np.int64(3))
@@ -42,12 +42,12 @@ def int_fault(name: str, value: object, of: str = "") -> str:
 
 
 def bool_fault(name: str, value: object) -> str:
-    """What is wrong with a value that must be a bool, empty if nothing."""
+    """The mistake of a value that must be a bool, empty if there is none."""
     return "" if type(value) is bool else f"{name} {shown(value)} is {a_type(value)}, not a bool"
 
 
 def a_type(value: object) -> str:
-    """The type of a value with its article and, where it is not Python's or simgpu's own, its package."""
+    """The type of a value with its article, and its package unless it is Python's or simgpu's own."""
     package, name = type(value).__module__.partition(".")[0], type(value).__qualname__
     written = name if package in ("builtins", "simgpu") else f"{package}.{name}"
     return f"{'an' if written[0] in 'aeiouAEIOU' else 'a'} {written}"
@@ -60,7 +60,7 @@ def shown(value: object) -> str:
 
 
 def raised(error: BaseException) -> str:
-    """The type and the text of an exception from foreign code, whose text may be long, or fail itself.
+    """The type and the text of an exception from outside code, whose text may be long, or fail itself.
 
     >>> raised(ValueError("no batch")), raised(KeyError())
     ('ValueError: no batch', 'KeyError')
@@ -74,9 +74,9 @@ def raised(error: BaseException) -> str:
 
 
 def several(of: str, faults: list[str]) -> str:
-    """One fault as it is; of several the first ones, a line each, and how many more there are. of: what has them."""
+    """A message with one fault, or with the first of several, one line each, and the number of others."""
     if len(faults) == 1:
         return faults[0]
-    rest = len(faults) - _WRITTEN_OUT
-    more = [f"and {rest} more"] if rest > 0 else []
+    omitted = len(faults) - _WRITTEN_OUT
+    more = [f"and {omitted} more"] if omitted > 0 else []
     return "\n".join((f"the {of} has {len(faults)} mistakes:", *faults[:_WRITTEN_OUT], *more))

@@ -19,7 +19,7 @@ COMPUTE = StreamId(0, "compute")
 D2H = StreamId(0, "d2h")
 H2D = StreamId(0, "h2d")
 HOST = StreamId(0, "host")
-#: The one stream for copies both ways that some policies use in place of the two above.
+#: The stream for copies in both directions that some policies use instead of the two above.
 DATA = StreamId(0, "data")
 
 
@@ -32,8 +32,8 @@ class Space(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Launch:
-    """Run a kernel. `recompute` says that it runs again to bring back what it wrote: the blocks that it `makes`, all
-    that it can make again where none is named."""
+    """Run a kernel. recompute: it runs again to restore blocks that it wrote. makes: the restored blocks; if empty, all
+    that it can restore."""
 
     kernel: int
     recompute: bool = False
@@ -42,15 +42,15 @@ class Launch:
 
 @dataclass(frozen=True, slots=True)
 class CopyOut:
-    """Copy a block from device to host; both must hold memory for it. `into` names the form of the block as which the
-    host keeps it, where that is not the block itself (`simgpu.graph.transforms`)."""
+    """Copy a block from device to host; both must hold memory for it. into: the form of the block on the host, if it is
+    not the block itself (`simgpu.graph.transforms`)."""
 
     block: int
     into: int | None = None
 
     @property
-    def stored_as(self) -> int:
-        """The block that the host holds then; the copy is of its size."""
+    def host_block(self) -> int:
+        """The block on the host after the copy; the copy has its size."""
         return self.block if self.into is None else self.into
 
 
@@ -63,7 +63,7 @@ class CopyIn:
 
 @dataclass(frozen=True, slots=True)
 class Acquire:
-    """Take memory for blocks, all or nothing, in listed order; wait first in, first out until there is enough."""
+    """Acquire memory for blocks, all or nothing, in listed order; wait first in, first out until there is enough."""
 
     blocks: tuple[int, ...]
     space: Space = Space.DEVICE
@@ -72,7 +72,7 @@ class Acquire:
 
 @dataclass(frozen=True, slots=True)
 class Release:
-    """Give the memory of blocks back."""
+    """Release the memory of blocks."""
 
     blocks: tuple[int, ...]
     space: Space = Space.DEVICE
@@ -80,7 +80,7 @@ class Release:
 
 @dataclass(frozen=True, slots=True)
 class Initialize:
-    """The host puts a block's initial value into memory that it holds, at no cost (the next batch, a constant)."""
+    """The host writes a block's initial value into its memory, at no cost (the next batch, a constant)."""
 
     blocks: tuple[int, ...]
     space: Space = Space.DEVICE
@@ -120,7 +120,7 @@ class Await:
 
 
 Instruction = Launch | CopyOut | CopyIn | Acquire | Release | Initialize | Encode | Decode | Signal | Await
-#: The closed set of instructions: an object of any other type, a subclass's too, is refused (`simgpu.program.check`).
+#: The closed set of instructions: an object of any other type, even a subclass, is rejected (`simgpu.program.check`).
 INSTRUCTIONS: tuple[type[Any], ...] = get_args(Instruction)
 #: Instructions that take time.
 WORK = (Launch, CopyOut, CopyIn, Encode, Decode)
@@ -150,10 +150,10 @@ class InitialContents:
 
 @dataclass(frozen=True, slots=True)
 class Section:
-    """A part of forward that is checkpointed: what a policy says of its program, which the machine does not use.
+    """A checkpointed section of forward, as a policy describes it; the machine does not use it.
 
-    layers: in order. held_bytes: of the activations that enter it, which stay until its backward is done.
-    rerun_ns: of the kernels that run again.
+    layers: in order. held_bytes: bytes of its input activations, which stay until its backward is done. rerun_ns: time
+    of the recomputed kernels.
     """
 
     name: str
@@ -164,17 +164,17 @@ class Section:
 
 @dataclass(frozen=True, slots=True)
 class Program:
-    """One training iteration, as the machine runs it again and again.
+    """One training iteration, which the machine repeats.
 
-    A stream's instructions speak of the device memory of its own GPU; the host is one. A kernel that a host stream
-    launches runs on the host's cores and uses the blocks in host memory.
+    Instructions of a stream act on the device memory of its GPU; all GPUs share one host. A kernel on a host stream
+    runs on the host's cores and uses the blocks in host memory.
 
-    segments: in order. resident: blocks that are in the memory of GPU 0 when an iteration starts, in the order in which
-    they took it; elsewhere: those in other memories. transforms: what the policy changed about the graph it was given
-    (convolution algorithms, say), in order; verify and machine apply them before anything else. unlimited_memory: run
-    without a budget. pool: the pool the program was written for (``addressed`` where it gives offsets), None for any.
-    residency: where the blocks are of a program that moves none; None where the program takes memory and copies.
-    sections: the checkpointed parts, in order.
+    segments: in order. resident: blocks in the memory of GPU 0 when an iteration starts, in the order of allocation;
+    other_contents: blocks in other memories. transforms: the policy's changes to its graph (convolution algorithms, for
+    example), in order; verify and machine apply them first. unlimited_memory: run without a budget. pool: the pool for
+    which the program was written (``addressed`` if it has offsets), None for any. residency: for a program that moves
+    no blocks, where they are; None if the program acquires memory and copies. sections: the checkpointed sections, in
+    order.
     """
 
     segments: tuple[Segment, ...]
@@ -189,7 +189,7 @@ class Program:
 
     @property
     def initial_contents(self) -> tuple[InitialContents, ...]:
-        """What is in each memory when an iteration starts, that of GPU 0 first."""
+        """The initial contents of each memory when an iteration starts, GPU 0 first."""
         return (InitialContents(0, self.resident), *self.other_contents)
 
     @property

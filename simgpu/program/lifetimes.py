@@ -9,8 +9,10 @@ from simgpu.graph.taskgraph import BEFORE, TaskGraph
 
 
 class Lifetimes(NamedTuple):
-    """births[k], deaths[k]: blocks whose lifetime begins before kernel k, and ends after it. survivors: blocks of the
-    iteration that live to its end; reinitialized: persistent blocks that do not; the host initializes them again."""
+    """births[k], deaths[k]: blocks whose lifetime begins before kernel k, and ends after it. survivors: non-persistent
+    blocks that live to the end of the iteration; reinitialized: persistent blocks that do not; the host initializes
+    them
+    again."""
 
     births: list[list[int]]
     deaths: list[list[int]]

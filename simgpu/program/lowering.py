@@ -36,16 +36,16 @@ from simgpu.timeline.streams import StreamId
 
 
 def lower(graph: TaskGraph, placement: Placement, *, recorded_lifetimes: bool = False) -> Program:
-    """The program that carries out a placement.
+    """The program of a placement.
 
-    A block takes memory just before the kernel that first writes it and gives it back after its last use, or, with
-    `recorded_lifetimes`, where the recorded framework let go of it (a note says where that was not recorded).
-    Persistent blocks that are let go in mid-iteration are provided anew at the start of the round that uses them; what
-    else survives is released at its end. Each round of the graph becomes a segment.
+    A block's memory is acquired just before the kernel that first writes it and released after its last use or, with
+    `recorded_lifetimes`, where the recorded framework freed it (a note reports missing recorded lifetimes). Persistent
+    blocks that are released within the iteration are initialized again at the start of the round that uses them; other
+    surviving blocks are released at its end. Each round of the graph becomes a segment.
 
     Raises `ProgramError` for a placement with fields that are not plain numbers of the graph's kernels and blocks, for
-    a swap outside its gap, for a block that cannot be recomputed, and for either on a trace with several compute
-    streams; `InputError` where last uses are asked for and the recording does not tell what kernels read.
+    a swap outside its gap, for a block that cannot be recomputed, and for swaps or recomputations on a trace with
+    several compute streams; `InputError` where last uses are needed and the trace lacks the reads of its kernels.
 
     >>> from simgpu.program.text import listing
     >>> from simgpu.trace.chain import chain
@@ -62,7 +62,7 @@ def lower(graph: TaskGraph, placement: Placement, *, recorded_lifetimes: bool = 
 
 
 def require_reads(graph: TaskGraph) -> None:
-    """Raises `InputError` where the recording does not tell what kernels read."""
+    """Raises `InputError` for a trace without the reads of its kernels."""
     if not graph.trace.records_reads:
         what = "the recording does not tell what kernels read, so nobody can plan by the uses of a block"
         remedy = "run the policies none or ideal, or import it with its execution trace"
@@ -73,7 +73,7 @@ def _check(graph: TaskGraph, placement: Placement) -> None:
     if (placement.swaps or placement.recomputes) and len(graph.compute_streams) > 1:
         raise ProgramError("blocks are moved on traces with one compute stream only; this one has several")
     if placement.recomputes and placement.layer_barrier:
-        raise ProgramError("blocks are made again without a layer barrier only")
+        raise ProgramError("recomputation is only supported without a layer barrier")
     position: Sequence[int] = graph.layers.step_of if placement.layer_barrier else range(len(graph.kernels))
     for swap in placement.swaps:
         name = graph.blocks[swap.block].id
@@ -127,7 +127,7 @@ def _check_early_copy(graph: TaskGraph, swap: Swap, *, layer_barrier: bool) -> N
 
 
 def _written_in_step(graph: TaskGraph, swap: Swap) -> bool:
-    """Whether a kernel or the host writes the block after its step has begun."""
+    """Whether a kernel or the host writes the block after the begin of its step."""
     step = graph.layers.steps[graph.layers.step_of[swap.after]]
     birth = graph.births[swap.block]
     born = birth is not None and birth >= step.first
@@ -196,8 +196,8 @@ class _Lowering:
         if survivors:
             self.code[COMPUTE].append(Release(tuple(survivors)))
 
-    def _event(self, at_least: int = 0) -> int:
-        self.writer.events = max(self.writer.events, at_least)
+    def _event(self, minimum: int = 0) -> int:
+        self.writer.events = max(self.writer.events, minimum)
         return self.writer.event()
 
     # --- kernels --------------------------------------------------------------------------------------------
@@ -234,7 +234,7 @@ class LayerSteps:
     def kernel(self, k: int) -> None:
         """Kernel k: copies begin with its step's first kernel, and the step ends with the last copy.
 
-        Before the step's first kernel the GPU decodes what the step needs and encodes what is offloaded with it.
+        Before the step's first kernel, the GPU decodes the blocks that the step needs and encodes those it offloads.
         """
         code = self.writer.code[compute_stream(self.graph.streams[k])]
         code += [Await(event) for event in self.order.before[k]]
@@ -246,8 +246,8 @@ class LayerSteps:
             self._begin_step(outs, ins)
         code += launch(self.graph, ScheduledLaunch(k, k, takes=tuple(self.births[k])))
         encoded = [swap.block for swap in outs if swap.encoded_by_gpu and swap.after == k]
-        if gone := (*self.deaths[k], *encoded):
-            code.append(Release(gone))
+        if released := (*self.deaths[k], *encoded):
+            code.append(Release(released))
         layers = self.graph.layers
         if k + 1 == layers.steps[layers.step_of[k]].stop:
             for swap in outs:
@@ -257,7 +257,7 @@ class LayerSteps:
             code += [Await(self.writer.copied_in[swap]) for swap in ins]
 
     def _begin_step(self, outs: list[Swap], ins: list[Swap]) -> None:
-        """Issue the copies of a layer step, at once or after the GPU has encoded what is copied."""
+        """Issue the copies of a layer step, at once or after the GPU has encoded the blocks."""
         code = self.writer.code[COMPUTE]
         begun = self.writer.event()
         code.append(Signal(begun))

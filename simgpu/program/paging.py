@@ -1,4 +1,4 @@
-"""Where the blocks of a program are that the program does not move."""
+"""Memory modes of programs that move no blocks: paging on demand, and access to host memory."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ from simgpu.errors import InputError, Problem
 #: The size that a fault grows to where data are dense, and the page of a POWER9's operating system: "basic block" of
 #: Ganguly et al., ISCA 2019.
 PAGE = 64 * 2**10
-#: What leaves at once, a "root chunk": NVIDIA's open kernel modules, nvidia-uvm/uvm_pmm_gpu.c.
+#: The unit of eviction, a "root chunk": NVIDIA's open kernel modules, nvidia-uvm/uvm_pmm_gpu.c.
 CHUNK = 2 * 2**20
-#: Faults that are taken from the fault buffer together: the same, nvidia-uvm/uvm_gpu_replayable_faults.c.
+#: Faults that are read from the fault buffer together: the same, nvidia-uvm/uvm_gpu_replayable_faults.c.
 FAULT_BATCH = 256
 #: Published figures are 20 to 50 us: Zheng et al., HPCA 2016; 45 us in Ganguly et al., ISCA 2019.
 FAULT_LATENCY_NS = 45_000
@@ -20,15 +20,15 @@ FAULT_LATENCY_NS = 45_000
 
 @dataclass(frozen=True, slots=True)
 class Paged:
-    """All blocks are on demand: a launch faults in the pages that it touches and that are not there.
+    """All blocks are on demand: a launch faults in the missing pages that it accesses.
 
-    page: bytes that one fault brings in. chunk: bytes that leave together, whole pages. fault_batch: faults that are
-    served together. fault_latency_ns: from the stall of a kernel to the first byte that moves for it. bandwidth: of
-    what moves, bytes per second each way, None for the link's. write_back_clean: whether what leaves is copied out
-    although the host's copy is still good: the driver keeps one place for a page, so that the host's is given up
-    when it moves to the GPU (nvidia-uvm/uvm_va_block.c).
+    page: bytes fetched per fault. chunk: bytes evicted together, a multiple of the page. fault_batch: faults served
+    together. fault_latency_ns: from the stall of a kernel to the first byte copied for it. bandwidth: of migrations,
+    bytes per second per direction, None for the link's. write_back_clean: whether clean pages are copied out on
+    eviction: the driver keeps a page in one memory only, so the host's copy is dropped when the page migrates to the
+    GPU (nvidia-uvm/uvm_va_block.c).
 
-    Raises `InputError` for numbers that no such memory has.
+    Raises `InputError` for invalid numbers.
     """
 
     page: int = PAGE
@@ -43,7 +43,7 @@ class Paged:
         if self.page < 128 or self.page % 128:
             problems.append(("page", f"{self.page} is no size of a page", "give a positive multiple of 128 B"))
         elif self.chunk < self.page or self.chunk % self.page:
-            what = f"{self.chunk} is not made of whole pages of {self.page} B"
+            what = f"{self.chunk} is not a multiple of the page of {self.page} B"
             problems.append(("chunk", what, "give a positive multiple of the page"))
         if self.fault_batch < 1:
             problems.append(("fault_batch", f"{self.fault_batch} faults cannot be served together", "give 1 or more"))

@@ -9,10 +9,10 @@ from dataclasses import dataclass
 class Swap:
     """Move a block to the host during the gap between kernel `after`, its last use, and kernel `before`, its next.
 
-    The fetch is issued when kernel `fetch_with` is reached, `after < fetch_with <= before`; where a recomputation needs
-    the block earlier, as many layer steps ahead of that. out_with: without a layer barrier, the kernel at whose start
-    the copy out is issued, after the last one that writes the block; None for the end of `after`. drain: without a
-    layer barrier, the fetch waits for all copies issued before it, not only for the block's own copy out.
+    The fetch is issued when kernel `fetch_with` is reached, `after < fetch_with <= before`; if a recomputation needs
+    the block earlier, the same number of layer steps ahead of that. out_with: without a layer barrier, the kernel at
+    whose start the offload is issued, after the last one that writes the block; None for the end of `after`. drain:
+    without a layer barrier, the fetch waits for all copies issued before it, not only for the block's own copy out.
     form: the encoded form in which the block is moved, None for the block itself. on_host: the host instead of the GPU
     encodes it after the copy out and decodes it before the fetch.
     """
@@ -28,7 +28,7 @@ class Swap:
 
     @property
     def encoded_by_gpu(self) -> bool:
-        """Whether the GPU encodes it, so that its encoded form is what is copied."""
+        """Whether the GPU encodes the block, so that its encoded form is copied."""
         return self.form is not None and not self.on_host
 
     @property

@@ -1,14 +1,15 @@
-"""The program of several GPUs that train together, made from the program of one, and the exchange `host`.
+"""The data-parallel program of several GPUs, derived from the program of one, and the exchange `host`.
 
-The exchange `host` (moDNN, section 6.2, figure 8) overlaps with the last sub-batch. When the last sub-batch has made a
-gradient, the program's own copy-out stream offloads it; when those of all GPUs are on the host, its cores add them and
-update the weight; the copy-in stream fetches the new weight after the GPU's last use of the old one. GPUs wait for each
-other only at the iteration's end.
+The exchange `host` (moDNN, section 6.2, figure 8) overlaps with the last sub-batch. When the last sub-batch has
+computed a gradient, the program's own copy-out stream offloads it; when those of all GPUs are on the host, its cores
+add them and update the weight; the copy-in stream fetches the new weight after the GPU's last use of the old one. GPUs
+wait for each other only at the iteration's end.
 
 Copy streams run in order, so the position of a copy decides what it delays. A gradient is inserted before the first
-copy that began, in a trial run on one GPU, when the gradient was made or later. A weight is inserted before the first
-copy that began when the host was expected to have updated it: gradients leave one after the other, each at a GPU's fair
-share of its link and switch, and the host handles them in that order. Ordering by these times also prevents deadlocks.
+copy that began, in a trial run on one GPU, when the gradient was computed or later. A weight is inserted before the
+first copy that began when the host was expected to have updated it: gradients are offloaded one after the other, each
+at a GPU's fair share of its link and switch, and the host handles them in that order. Ordering by these times also
+prevents deadlocks.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ from simgpu.graph.taskgraph import TaskGraph
 from simgpu.graph.transforms import transformed
 from simgpu.hardware.spec import NodeSpec
 from simgpu.memory.transfer import copy_ns
-from simgpu.program.exchange import ACCUMULATION, Additions, Predicted, gather, refuse_moving
+from simgpu.program.exchange import ACCUMULATION, Additions, Predicted, check_not_moved, gather
 from simgpu.program.instructions import (
     Acquire,
     Await,
@@ -50,12 +51,12 @@ from simgpu.timeline.streams import StreamId
 def replicated(program: Program, graph: TaskGraph, node: NodeSpec, how: Replicate, trial: Timeline) -> Program:
     """The program of all GPUs.
 
-    program: of one GPU, on its share of the batch. graph: the one it was planned for, without its transforms, which
-    tells what is exchanged (`simgpu.graph.updates.exchanging`).
-    trial: a run of it on one GPU, whose times decide where copies of the exchange stand. With the exchange `host`, the
-    weights and the optimizer's state have their home in host memory, and GPUs hold no state.
+    program: of one GPU, on its share of the batch. graph: the one it was planned for, without its transforms; it names
+    the exchanged blocks (`simgpu.graph.updates.exchanging`).
+    trial: a run of the program on one GPU, whose times decide the positions of the exchange's copies. With the exchange
+    `host`, weights and optimizer state are in host memory, and GPUs hold no optimizer state.
 
-    Raises `InputError` for a program that moves weights or their gradients itself or lets go of a gradient before the
+    Raises `InputError` for a program that moves weights or their gradients itself or releases a gradient before the
     end, and as `replicas` does.
 
     >>> from simgpu.graph.updates import exchanging
@@ -78,18 +79,18 @@ def replicated(program: Program, graph: TaskGraph, node: NodeSpec, how: Replicat
     610
     """
     one = transformed(graph, program.transforms)
-    how = replace(how, by_host=_written_by_host(program))
+    how = replace(how, by_host=_encoded_by_host(program))
     parts = replicas(one, how)
-    refuse_moving(program, parts)
-    given, apart = program, None
+    check_not_moved(program, parts)
+    original, split_segment = program, None
     if how.exchange is Exchange.HOST:
-        apart = _segment_of(program, parts.end - 1)
-        program = last_apart(program, apart)
-        apart = apart if len(program.segments) > len(given.segments) else None
+        split_segment = _segment_of(program, parts.end - 1)
+        program = with_last_repetition_split(program, split_segment)
+        split_segment = split_segment if len(program.segments) > len(original.segments) else None
     if program.segments[-1].repeat > 1:
         program = replace(program, segments=(*program.segments, Segment({})))
     more = Additions(program, parts, first_event=how.gpus * events_of(program))
-    times = Predicted(given, trial, apart)
+    times = Predicted(original, trial, split_segment)
     if how.exchange is Exchange.HOST:
         on_host(more, node, times)
     else:
@@ -97,8 +98,8 @@ def replicated(program: Program, graph: TaskGraph, node: NodeSpec, how: Replicat
     return _Writer(program, parts, more, how).program_of_all()
 
 
-def _written_by_host(program: Program) -> tuple[int, ...]:
-    """Encoded forms that host streams make or undo."""
+def _encoded_by_host(program: Program) -> tuple[int, ...]:
+    """Encoded forms that host streams encode or decode."""
     forms = set()
     for segment in program.segments:
         for code in segment.streams.values():
@@ -164,7 +165,7 @@ class _Writer:
         return new
 
     def _instruction(self, instruction: Instruction, gpu: int) -> list[Instruction]:
-        """An instruction in the numbers of a GPU; nothing where the GPU does not have what it is about."""
+        """An instruction with a GPU's own numbers; empty where the GPU does not have its blocks."""
         match instruction:
             case Launch(k, recompute, makes):
                 kernel = self.parts.kernels[gpu][k]
@@ -196,17 +197,17 @@ class _Writer:
 
 
 class _Use(NamedTuple):
-    """Where a weight's gradient is made, and where the weight itself is used for the last time after that."""
+    """computed: where a weight's gradient is computed; last: the last uses of the weight after that."""
 
-    produced: Place
+    computed: Place
     last: tuple[Place, ...]
 
 
 @dataclass(frozen=True)
 class _Expected:
-    """Times (ns) at which a gradient is made and at which its weight may come back."""
+    """Times (ns) at which a gradient is computed and at which its weight can be fetched."""
 
-    produced: int
+    computed: int
     back: int
 
 
@@ -215,56 +216,56 @@ def on_host(more: Additions, node: NodeSpec, trial: Predicted) -> None:
     uses = [_use(more, u) for u in range(len(more.parts.updates))]
     expected = _expected(more, uses, node, trial)
     for u, use in enumerate(uses):
-        more.after(use.produced, more.signals("made", u))
+        more.after(use.computed, more.signals("computed", u))
         for place in use.last:
             more.after(place, more.signals("free", u, place.stream))
     since = more.since
-    leaving = [(expected[u].produced, 0, u) for u in range(len(uses))]
-    coming = [(expected[u].back, 1, u) for u in range(len(uses))]
+    gradients = [(expected[u].computed, 0, u) for u in range(len(uses))]
+    weights = [(expected[u].back, 1, u) for u in range(len(uses))]
     reached: dict[StreamId, Place] = {}
-    for time, comes, u in sorted([*leaving, *coming]):
-        stream = more.back if comes else more.out
-        place = more.behind(trial.place(since, stream, time), [uses[u].produced, *(uses[u].last if comes else ())])
+    for time, fetches, u in sorted([*gradients, *weights]):
+        stream = more.back if fetches else more.out
+        place = more.behind(trial.place(since, stream, time), [uses[u].computed, *(uses[u].last if fetches else ())])
         place = reached[stream] = max(place, reached.get(stream, place))
-        more.inserted[place].append(partial(_receive, more, u, uses[u]) if comes else partial(_send, more, u))
-    for *_, u in sorted(leaving):
+        more.inserted[place].append(partial(_receive, more, u, uses[u]) if fetches else partial(_send, more, u))
+    for *_, u in sorted(gradients):
         more.host[since] += _accumulate(more, u)
-    *_, latest = max(coming)
+    *_, latest = max(weights)
     more.finish(lambda gpu: [Await(more.event("back", latest, gpu))])
 
 
 def _use(more: Additions, u: int) -> _Use:
     graph, parts, update = more.parts.graph, more.parts, more.parts.updates[u]
     before = [(k, number) for k, number in enumerate(parts.kernels[0][: parts.end]) if number is not None]
-    makers = [k for k, number in before if update.gradient in graph.writes[number]]
+    writers = [k for k, number in before if update.gradient in graph.writes[number]]
     readers = [k for k, number in before if update.weight in graph.reads[number]]
-    launch = max(more.launches([makers[-1]]).values())
+    computed = max(more.launches([writers[-1]]).values())
     last = more.launches(readers).values()
-    return _Use(launch, tuple(sorted(p for p in last if p.stream != launch.stream or p > launch)))
+    return _Use(computed, tuple(sorted(p for p in last if p.stream != computed.stream or p > computed)))
 
 
 def _expected(more: Additions, uses: list[_Use], node: NodeSpec, trial: Predicted) -> list[_Expected]:
-    """When gradients are made and weights may come back, by the trial and the machine's rates."""
+    """The times at which gradients are computed and weights can be fetched, by the trial and the machine's rates."""
     graph, parts = more.parts.graph, more.parts
     gpus = len(more.gpus)
     behind = [(s, sum(gpu < gpus for gpu in s.gpus)) for s in node.switches]
     shares = [s.d2h_bandwidth // count for s, count in behind if count]
     rate = max(min([node.link.d2h_bandwidth, *shares]), 1)
-    ends = [trial.end(use.produced) for use in uses]
+    computed = [trial.end(use.computed) for use in uses]
     back = [0] * len(uses)
     arrived = updated = 0
-    for u in sorted(range(len(uses)), key=lambda u: (ends[u], u)):
+    for u in sorted(range(len(uses)), key=lambda u: (computed[u], u)):
         size = graph.copy_sizes[parts.updates[u].gradient]
-        arrived = max(arrived, ends[u]) + copy_ns(size, rate, node.link.latency_ns)
+        arrived = max(arrived, computed[u]) + copy_ns(size, rate, node.link.latency_ns)
         updated = max(updated, arrived) + graph.durations[parts.updating[u]]
         back[u] = max([updated, *(trial.end(place) for place in uses[u].last)])
-    return [_Expected(*times) for times in zip(ends, back, strict=True)]
+    return [_Expected(*times) for times in zip(computed, back, strict=True)]
 
 
 def _send(more: Additions, u: int, gpu: int) -> list[Instruction]:
     block = more.gradient(u, gpu)
     return [
-        Await(more.event("made", u, gpu)),
+        Await(more.event("computed", u, gpu)),
         Acquire((block,), Space.HOST),
         CopyOut(block),
         Signal(more.event("sent", u, gpu)),
@@ -290,11 +291,11 @@ def _receive(more: Additions, u: int, use: _Use, gpu: int) -> list[Instruction]:
     ]
 
 
-def last_apart(program: Program, index: int) -> Program:
-    """The same program with the last repetition of segment `index` as a segment of its own after the others.
+def with_last_repetition_split(program: Program, index: int) -> Program:
+    """The same program with the last repetition of segment `index` as a separate segment after the others.
 
-    Events that it signals get new numbers there. What waits for an event some repetitions earlier waits for the one
-    that has it now; a wait for more than one repetition earlier may become a wait for a later one.
+    Events that it signals get new numbers there. Waits for earlier repetitions wait for the segment that signals the
+    event now; a wait for more than one repetition earlier may become a wait for a later one.
 
     >>> from simgpu.program.instructions import COMPUTE, D2H
     >>> code = {COMPUTE: (Await(1, lag=1), Signal(0)), D2H: (Await(0), Signal(1))}
@@ -307,18 +308,18 @@ def last_apart(program: Program, index: int) -> Program:
     segment = program.segments[index]
     if segment.repeat == 1:
         return program
-    apart = _Apart(program, index)
-    first = Segment(apart.streams(segment, apart.in_first), segment.repeat - 1)
-    last = Segment(apart.streams(segment, apart.in_last))
+    split = _Split(program, index)
+    first = Segment(split.streams(segment, split.in_first), segment.repeat - 1)
+    last = Segment(split.streams(segment, split.in_last))
     others = [
-        each if number == index else Segment(apart.streams(each, apart.in_other_segments), each.repeat)
+        each if number == index else Segment(split.streams(each, split.in_other_segments), each.repeat)
         for number, each in enumerate(program.segments)
     ]
     return replace(program, segments=(*others[:index], first, last, *others[index + 1 :]))
 
 
-class _Apart:
-    """new[e]: the number that event e of the segment has in the last repetition. repeat: of the whole segment."""
+class _Split:
+    """new[e]: the number of event e of the segment in its last repetition. repeat: of the original segment."""
 
     def __init__(self, program: Program, index: int) -> None:
         self.repeat = program.segments[index].repeat
@@ -345,7 +346,7 @@ class _Apart:
         if not isinstance(instruction, Await) or instruction.event not in self.new or instruction.lag == 0:
             return [instruction]
         if instruction.lag == 1:
-            # In the first repetition, the one before is the last of the iteration before.
+            # The repetition before the first one is the last one of the previous iteration.
             return [instruction, Await(self.new[instruction.event], 1)]
         return [Await(instruction.event, instruction.lag - 1)]
 
@@ -356,7 +357,7 @@ class _Apart:
         return self.in_other_segments(instruction)
 
     def in_other_segments(self, instruction: Instruction) -> list[Instruction]:
-        """An instruction that waits for so many repetitions before the segment's last one."""
+        """An instruction of another segment, whose waits count repetitions before the segment's last one."""
         if not isinstance(instruction, Await) or instruction.event not in self.new:
             return [instruction]
         iterations, back = divmod(instruction.lag, self.repeat)

@@ -1,4 +1,4 @@
-"""Programs that move nothing: blocks that a launch faults in, and blocks that a kernel reads where they are."""
+"""Programs that move no blocks: launches fault blocks in on demand, or kernels access host memory."""
 
 from __future__ import annotations
 
@@ -19,10 +19,10 @@ from simgpu.program.paging import Paged, Remote
 
 
 def on_demand(program: Program, how: Paged) -> Program:
-    """The same kernels in the same order with all blocks on demand: nothing takes memory for them, a launch faults in
-    what it touches, and a release lets go of a block's pages wherever they are.
+    """The same kernels in the same order with all blocks on demand: launches fault in the pages they access, and a
+    release frees a block's pages in both memories.
 
-    program: one that moves nothing, as `simgpu.program.lowering.lower` writes it for an empty placement.
+    program: one that moves no blocks, as `simgpu.program.lowering.lower` writes it for an empty placement.
 
     >>> from simgpu.graph.taskgraph import TaskGraph
     >>> from simgpu.program.lowering import lower
@@ -49,8 +49,8 @@ def in_host_memory(program: Program) -> Program:
 
     program: as for `on_demand`.
     """
-    given = InitialContents(None, program.resident)
-    return replace(_changed(program, _on_host), resident=(), other_contents=(given,), residency=Remote())
+    on_host = InitialContents(None, program.resident)
+    return replace(_changed(program, _on_host), resident=(), other_contents=(on_host,), residency=Remote())
 
 
 def _on_host(instruction: Instruction) -> Instruction:

@@ -1,9 +1,9 @@
 """The order of a compute stream in which dropped blocks are recomputed.
 
 Before a kernel, all dropped blocks that it needs are recomputed together: each of their missing ancestors is recomputed
-once, in the order of a depth-first walk over the inputs. What a recomputation reads or writes and is on the host is
-fetched for it. An ancestor with a later use of its own stays for it. Any other, and every workspace or further result
-of a recomputation, is released when the recomputations that read it have ended.
+once, in the order of a depth-first walk over the inputs. Blocks on the host that a recomputation reads or writes are
+fetched for it. An ancestor with a later use of its own is kept for it. All others, and every workspace or additional
+result of a recomputation, are released when the recomputations that read them have ended.
 """
 
 from __future__ import annotations
@@ -23,8 +23,8 @@ from simgpu.program.placement import Placement, Recompute, Swap
 class ScheduledLaunch:
     """One launch on the compute stream.
 
-    serves: the kernel of the trace before which it happens, itself for a first run. makes: for a recomputation, the
-    blocks that it writes. takes, gives: blocks that acquire device memory before it, and release it after it. fetched:
+    serves: the kernel of the trace before which it runs, itself for a first run. makes: for a recomputation, the blocks
+    that it writes. takes, gives: blocks whose device memory is acquired before it, and released after it. fetched:
     swaps whose blocks it needs first.
     """
 
@@ -132,8 +132,8 @@ class _Scheduling:
         for b in touched:
             if state[b] is _State.OFFLOADED:
                 self._fetch(b, step)
-        gone = tuple(dict.fromkeys((*self.deaths[k], *self.dropped[k])))
-        step.gives = gone
+        released = tuple(dict.fromkeys((*self.deaths[k], *self.dropped[k])))
+        step.gives = released
         for b in self.deaths[k]:
             state[b] = _State.RELEASED
         for b in self.dropped[k]:
@@ -150,7 +150,7 @@ class _Scheduling:
         self.state[b] = _State.RESIDENT
 
     def _recompute_all(self, targets: Iterable[int], k: int) -> None:
-        """Recompute the targets and their missing ancestors, and release what served only them."""
+        """Recompute the targets and their missing ancestors, and release blocks that only they needed."""
         temporary: dict[int, int] = {}
         for b in targets:
             if self.state[b] is _State.DROPPED:

@@ -22,7 +22,7 @@ class StreamOrder:
     before[k]: events that kernel k's stream awaits before its launch. shared[k]: blocks that end with kernel k but were
     used on other streams too, with the events after which they are unused; the host stream releases them in the trace's
     order, so that no compute stream waits for another only to release memory.
-    signals[k]: event signalled when kernel k has ended. others: compute streams besides the first.
+    signals[k]: event signalled when kernel k has ended. others: all compute streams except the first.
     """
 
     before: list[list[int]]
@@ -41,7 +41,7 @@ class StreamOrder:
 
 
 def order_streams(graph: TaskGraph, deaths: list[list[int]]) -> StreamOrder:
-    """The events that keep true dependencies, and every use of a block before its release, across streams."""
+    """The events that order true dependencies across streams, and every use of a block before its release."""
     count = len(graph.kernels)
     order = StreamOrder([[] for _ in range(count)], [((), []) for _ in range(count)])
     names = [compute_stream(number) for number in graph.compute_streams]

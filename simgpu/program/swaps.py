@@ -1,10 +1,10 @@
-"""Instructions of swaps: a block is copied as it is, encoded by the GPU, or encoded on the host.
+"""Instructions of swaps: plain, encoded by the GPU, or encoded on the host.
 
-* As it is: copied out, and later copied in.
+* Plain: the block is copied out, and later copied in.
 * Encoded by the GPU: the compute stream encodes the block, its encoded form is copied out and in, and the compute
   stream decodes it before its next use. Only the encoded form is on the link and on the host.
-* Encoded on the host: copied out as it is, then encoded in host memory, and decoded there before it is copied in. This
-  saves only host memory.
+* Encoded on the host: the block is copied out, then encoded in host memory, and decoded there before it is copied in.
+  This saves only host memory.
 """
 
 from __future__ import annotations
@@ -36,8 +36,8 @@ from simgpu.timeline.streams import StreamId
 class SwapWriter:
     """Writes the instructions of swaps into the streams' code.
 
-    events: how many event numbers are in use. copied_out[swap]: event of the end of its copy out; offloaded[swap]:
-    event after which the host has it in its final form; copied_in[swap]: event of the end of its copy in.
+    events: number of events so far. copied_out[swap]: event of the end of its device-to-host copy; offloaded[swap]:
+    event after which the host has its final form; copied_in[swap]: event of the end of its host-to-device copy.
     """
 
     code: dict[StreamId, list[Instruction]] = field(default_factory=lambda: defaultdict(list))
@@ -118,7 +118,7 @@ class SwapWriter:
         self._copy_in(swap)
 
     def _ready_on_host(self, swap: Swap, after: tuple[int, ...]) -> tuple[int, ...]:
-        """The events after which the host has what is to be copied in."""
+        """The events after which the host has the block to be copied in."""
         return (self._decode_on_host(swap, after),) if swap.encoded_by_host else after
 
     def _copy_in(self, swap: Swap) -> None:

@@ -110,7 +110,7 @@ def listing(program: Program, graph: TaskGraph) -> str:
 
 
 def located(program: Program, graph: TaskGraph, place: Place, what: str, unreadable: Container[Place] = ()) -> str:
-    """A message about an instruction: where it is, the instruction, a kernel with its operator, and what is wrong.
+    """A message about an instruction: its position, the instruction, a kernel's operator, and the mistake.
 
     graph: with the program's transforms applied. unreadable: places whose instruction is not valid for the graph; it is
     shown by its `repr`.
@@ -147,8 +147,8 @@ def _blocks(blocks: tuple[int, ...], graph: TaskGraph) -> str:
 def _line(instruction: Instruction, graph: TaskGraph) -> str:
     match instruction:
         case Launch(k, recompute, makes):
-            results = f" for {_blocks(makes, graph)}" if makes else ""
-            return f"{'recompute' if recompute else 'launch'} {graph.kernels[k].id}{results}"
+            makes_text = f" for {_blocks(makes, graph)}" if makes else ""
+            return f"{'recompute' if recompute else 'launch'} {graph.kernels[k].id}{makes_text}"
         case CopyOut(b, into):
             return f"copy d2h {graph.blocks[b].id}" + ("" if into is None else f" as {graph.blocks[into].id}")
         case CopyIn(b):

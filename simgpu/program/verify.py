@@ -51,19 +51,25 @@ def verify(program: Program, graph: TaskGraph, *, capacity: int | None = None, a
     """Check a program against the graph it was written for.
 
     Raises `ProgramError` naming stream, instruction and block or kernel, with the lines around it, or the streams of a
-    deadlock; raises `OutOfMemoryError` if the blocks of a single kernel are larger than `capacity` (bytes), which no
-    order of events can mend.
+    deadlock; raises `OutOfMemoryError` if the blocks of a single kernel are larger than `capacity` (bytes).
 
-    Rules: the program contains nothing but known instructions with plain fields (`simgpu.program.check`);
-    every kernel runs, once per repetition of its segment, plus declared recomputes after it, of kernels that give the
-    same again (`simgpu.graph.recompute`), find what they found the first time and have memory for all that they write;
-    a segment has consecutive kernels that follow those of the segment before, or repeat them and may go on from there;
-    what a kernel reads is resident in the version the trace read, in the memory of the GPU (or host) that runs it;
-    copies follow the writes they copy; nothing is used after its release or
-    released while in use or twice; memory is taken once; an iteration, and a segment that repeats, leaves memory as
-    it found it; every awaited event is signalled, at one place. Blocks on demand are there when a kernel touches them,
-    in the version written last, until they are released; of kernels that read where blocks are, the host's memory is
-    held to all this instead of the device's. Neither has to fit a kernel's blocks at once.
+    Rules:
+
+    * The program contains only known instructions with plain fields (`simgpu.program.check`).
+    * Every kernel runs once per repetition of its segment, plus declared recomputations after it. A recomputed kernel
+      is deterministic (`simgpu.graph.recompute`), reads the same versions as in its first run, and has memory for all
+      blocks that it writes.
+    * A segment has consecutive kernels that follow those of the segment before, or repeat them and may continue.
+    * A kernel's inputs are resident in the version that the trace read, in the memory of the GPU (or host) that runs
+      it.
+    * Copies follow the writes that they copy.
+    * No block is used after its release, released while in use, released twice, or acquired twice.
+    * An iteration, and a segment that repeats, restores the initial contents of memories.
+    * Every awaited event is signalled, at one place.
+
+    Blocks on demand are available when a kernel accesses them, in the version written last, until they are released.
+    For kernels that access host memory, the rules hold for host memory instead of device memory. In neither case does a
+    kernel's working set have to fit.
 
     graph: the one the program was planned for; the program's own transforms are applied to it here.
 
@@ -78,7 +84,7 @@ def verify(program: Program, graph: TaskGraph, *, capacity: int | None = None, a
     """
     checked = check_program(program, graph)
     if capacity is not None and not program.unlimited_memory and program.residency is None:
-        check_kernels_fit(checked.graph, capacity, alignment, besides=_on_the_host(program))
+        check_kernels_fit(checked.graph, capacity, alignment, excluded=_on_the_host(program))
     ProgramWalk(program, checked).run()
 
 
@@ -94,23 +100,23 @@ def _on_the_host(program: Program) -> frozenset[int]:
     )
 
 
-def check_kernels_fit(graph: TaskGraph, capacity: int, alignment: int = 1, besides: Container[int] = ()) -> None:
-    """Raise `OutOfMemoryError` if the blocks that one kernel touches exceed `capacity` bytes together.
+def check_kernels_fit(graph: TaskGraph, capacity: int, alignment: int = 1, excluded: Container[int] = ()) -> None:
+    """Raise `OutOfMemoryError` if the blocks of one kernel exceed `capacity` bytes together.
 
-    besides: kernels that do not run on a GPU.
+    excluded: kernels that do not run on a GPU.
     """
     sizes = [aligned(size, alignment) for size in graph.sizes]
     for k, kernel in enumerate(graph.kernels):
         blocks = set(graph.reads[k]) | set(graph.writes[k])
         need = sum(sizes[b] for b in blocks)
-        if need > capacity and k not in besides:
+        if need > capacity and k not in excluded:
             holders = sorted(((graph.blocks[b].id, sizes[b]) for b in blocks), key=lambda h: (-h[1], h[0]))
             waiting = f"kernel {kernel.id} ({kernel.op}) alone"
             raise OutOfMemoryError(waiting, "device", need, capacity, capacity, capacity, 0, tuple(holders), kernel.id)
 
 
 class ProgramWalk:
-    """One program on its way through its instructions."""
+    """Executes the instructions of one program symbolically."""
 
     def __init__(self, program: Program, checked: CheckedProgram) -> None:
         self.program = program
@@ -121,7 +127,7 @@ class ProgramWalk:
         self.devices = [contents(_named(gpu), graph, self.streams) for gpu in range(program.gpus)]
         self.host = Contents("host", graph, self.streams)
         self.memories = (*self.devices, self.host)
-        #: Per stream: the memory of its GPU, and the one that its kernels use.
+        #: Per stream: the memory of its GPU, and the memory that its kernels use.
         self.own = [self.devices[stream.gpu] for stream in self.streams]
         remote = isinstance(program.residency, Remote)
         on_host = [remote or stream.role == "host" for stream in self.streams]
@@ -174,7 +180,7 @@ class ProgramWalk:
         return self.host if holding.gpu is None else self.devices[holding.gpu]
 
     def _writes(self, segment: Segment) -> tuple[list[int], list[int]]:
-        """How often each block is written before a segment and in it, by the trace's order of kernels."""
+        """The number of writes to each block before a segment and in it, in the trace's order of kernels."""
         graph = self.graph
         kernels = {
             instruction.kernel
@@ -223,9 +229,9 @@ class ProgramWalk:
             self._check_residency(f"segment {index}", before)
 
     def _check_residency(self, what: str, before: list[list[bool]]) -> None:
-        for held, memory in zip(before, self.memories, strict=True):
-            if held != memory.resident:
-                b = next(b for b, there in enumerate(held) if there != memory.resident[b])
+        for resident, memory in zip(before, self.memories, strict=True):
+            if resident != memory.resident:
+                b = next(b for b, there in enumerate(resident) if there != memory.resident[b])
                 verb = "leaves" if memory.resident[b] else "loses"
                 raise ProgramError(f"{what} {verb} block {self._name(b)} in {memory.name} memory at its end")
 
@@ -290,24 +296,24 @@ class ProgramWalk:
             block = self.graph.blocks[b]
             if not block.persistent and block.host_write is None:
                 raise ProgramError(f"block {block.id} is made by a kernel, the host cannot provide it")
-            memory.check_held(b, me, clock)
+            memory.check_allocated(b, me, clock)
             memory.check_unused(b, me, clock, "provided")
-            # A given value is one more write, which the trace counts as version 0.
+            # An initial value is one more write, which the trace counts as version 0.
             self.written[b] += 1
             memory.set(b, self.written[b] - self.earlier[b], me, clock)
 
     def _copy_out(self, instruction: CopyOut, me: int, clock: list[int]) -> None:
-        b, form, device = instruction.block, instruction.stored_as, self.own[me]
+        b, host_block, device = instruction.block, instruction.host_block, self.own[me]
         value = device.read(b, me, clock)
-        self.host.check_held(form, me, clock)
-        self.host.check_unused(form, me, clock, "overwritten on the host")
+        self.host.check_allocated(host_block, me, clock)
+        self.host.check_unused(host_block, me, clock, "overwritten on the host")
         device.touched[me][b] = clock[me]
-        self.host.set(form, value, me, clock)
+        self.host.set(host_block, value, me, clock)
 
     def _copy_in(self, instruction: CopyIn, me: int, clock: list[int]) -> None:
         b, device = instruction.block, self.own[me]
         value = self.host.read(b, me, clock)
-        device.check_held(b, me, clock)
+        device.check_allocated(b, me, clock)
         device.check_unused(b, me, clock, "overwritten")
         self.host.touched[me][b] = clock[me]
         device.set(b, value, me, clock)
@@ -319,9 +325,9 @@ class ProgramWalk:
         self._change(self._space(instruction.space, me), instruction.source, instruction.block, me, clock)
 
     def _change(self, memory: Contents, of: int, into: int, me: int, clock: list[int]) -> None:
-        """One form of a block is made of another in the same memory; both stand for the same value."""
+        """Encode or decode a block within a memory; both forms have the same value."""
         value = memory.read(of, me, clock)
-        memory.check_held(into, me, clock)
+        memory.check_allocated(into, me, clock)
         memory.check_unused(into, me, clock, "overwritten")
         memory.touched[me][of] = clock[me]
         memory.set(into, value, me, clock)
@@ -344,7 +350,7 @@ class ProgramWalk:
                 raise ProgramError(f"kernel {graph.kernels[k].id} finds a wrong version of block {self._name(b)}")
             touched[b] = now
         for b, version in zip(graph.writes[k], graph.write_versions[k], strict=True):
-            memory.check_held(b, me, clock)
+            memory.check_allocated(b, me, clock)
             if self.count > 1:
                 memory.check_unused(b, me, clock, "overwritten")
             values[b] = written[b] + version - earlier[b]
@@ -358,14 +364,14 @@ class ProgramWalk:
         return value == self.written[of] + version - self.earlier[of]
 
     def _relaunch(self, instruction: Launch, me: int, clock: list[int]) -> None:
-        """A kernel runs again: it must find what it found the first time, and have memory for all that it writes."""
+        """Run a kernel again: it must read the versions of its first run, and have memory for all its writes."""
         k = instruction.kernel
         graph, memory = self.graph, self.used[me]
         inputs, outputs = self.ancestry.inputs[k], self.ancestry.outputs[k]
         first = dict(zip(graph.writes[k], graph.write_versions[k], strict=True))
-        result = first | dict(zip(graph.reads[k], graph.read_versions[k], strict=True))
+        versions = first | dict(zip(graph.reads[k], graph.read_versions[k], strict=True))
         for b in inputs:
-            if memory.read(b, me, clock) != self.written[b] + result[b] - self.earlier[b]:
+            if memory.read(b, me, clock) != self.written[b] + versions[b] - self.earlier[b]:
                 raise ProgramError(f"kernel {graph.kernels[k].id} finds a wrong version of block {self._name(b)}")
             memory.touched[me][b] = clock[me]
         makes = instruction.makes or outputs
@@ -377,17 +383,17 @@ class ProgramWalk:
                 raise ProgramError(
                     f"kernel {graph.kernels[k].id} does not make block {self._name(b)} when it runs again"
                 )
-            memory.check_held(b, me, clock)
+            memory.check_allocated(b, me, clock)
             memory.check_unused(b, me, clock, "overwritten")
             memory.set(b, self.written[b] + first[b] - self.earlier[b], me, clock)
         for b in outputs:
             if b not in makes:  # a workspace, another result: its values are of no use, but its bytes are written
-                memory.check_held(b, me, clock)
+                memory.check_allocated(b, me, clock)
                 memory.touched[me][b] = clock[me]
 
     @cached_property
     def ancestry(self) -> Ancestry:
-        """What can be made again, and from what."""
+        """The blocks that can be recomputed, and their sources."""
         return Ancestry(self.graph)
 
     def _count_launch(self, instruction: Launch) -> None:
@@ -408,10 +414,10 @@ def _named(gpu: int) -> str:
 
 
 def deadlock(program: Program, graph: TaskGraph, segment: int, stuck: Mapping[StreamId, int]) -> str:
-    """What keeps streams from going on: a cycle of waits, or a wait for an event of a later segment.
+    """A message about a deadlock: a cycle of waits, or a wait for an event of a later segment.
 
-    graph: with the program's transforms applied. segment: the one in which they stopped. stuck: position of each of
-    these streams, at an await.
+    graph: with the program's transforms applied. segment: the segment of the deadlock. stuck: the position of each
+    stopped stream, at an await.
     """
     signalled = {
         instruction.event: Place(index, stream, position)

@@ -14,7 +14,7 @@ from simgpu.program.data_parallel import DataParallel
 from simgpu.trace.model import Trace
 from simgpu.units import parse_bytes
 
-_MINIMA = {"budget": 0, "iterations": 1, "seed": 0, "alignment": 1, "epoch": 0, "gpus": 1, "cores": 1, "limit": 1}
+_MINIMA = {"budget": 0, "iterations": 1, "seed": 0, "alignment": 1, "epoch": 0, "gpus": 1, "cores": 1, "most": 1}
 _SIZES = ("budget", "alignment", "more_memory")
 _OPTIONAL = ("budget", "alignment", "gpus", "pool")
 _CHOICES = {"pool": tuple(POOLS), "exchange": tuple(Exchange)}
@@ -22,7 +22,7 @@ _KINDS: dict[str, type | tuple[type, ...]] = {"trace": Trace, "node": NodeSpec, 
 _REMEDIES = {
     "trace": "load one with simgpu.load_trace",
     "node": "load one with simgpu.load_node",
-    "policy": "give a policy's name, and its parameters apart",
+    "policy": "give a policy's name, and its parameters separately",
     "config": "give a simgpu.RunConfig, or settings by keyword",
     "iterations": "two or more also show whether the iteration is steady",
     "seed": "give a whole number",
@@ -58,13 +58,12 @@ class RunConfig:
     budget: bytes of device memory, or a text such as ``"8 GiB"``; by default the node's.
     iterations: how many are run; the last one is reported.
     seed: of policies that draw random numbers.
-    pool: ``counting`` or ``addressed``; by default what the policy asks for, else counting.
-    alignment: bytes, or a text, to a multiple of which every allocation is rounded up; by default the node's.
-    epoch: of training, for traces whose sparsity changes with it.
-    gpus: how many train together, each on an equal share of the batch and within the budget; by default one, alone on
-    its link.
-    exchange: of their gradients as in moDNN, not by NCCL's collectives: ``gather`` or ``host`` (see `DataParallel`).
-    cores: of the host that add up gradients.
+    pool: ``counting`` or ``addressed``; by default the policy's pool, else counting.
+    alignment: bytes, or a text; every allocation is rounded up to a multiple of it; by default the node's.
+    epoch: training epoch, for traces whose sparsity changes with it.
+    gpus: number of data-parallel GPUs, each with an equal share of the batch and its own budget; by default one.
+    exchange: of gradients as in moDNN, not by NCCL's collectives: ``gather`` or ``host`` (see `DataParallel`).
+    cores: the host's cores that add up gradients.
 
     Raises `InputError` with all problems at once.
 
@@ -134,15 +133,15 @@ def checked_setting(name: str, value: Any) -> Any:
 
 
 def check_kind(name: str, value: object, kind: type | tuple[type, ...]) -> None:
-    """`InputError` for an argument that is no object of its kind."""
+    """Raise `InputError` for an argument of the wrong type."""
     if not isinstance(value, kind):
         raise InputError.single("", f"argument {name}", f"{str(value)[:60]!r} is no {name}", _REMEDIES[name])
 
 
 def run_config(config: RunConfig | None, settings: RunSettings, **others: object) -> RunConfig:
-    """`config`, or the defaults, with those settings that are given; all wrong arguments are reported at once.
+    """`config`, or the defaults, with the given settings; all wrong arguments are reported at once.
 
-    others: arguments besides settings, such as trace, node, policy and limit, to be checked with them.
+    others: further arguments to check, such as trace, node, policy and most.
 
     >>> run_config(RunConfig(seed=7), {"epoch": 2, "budget": None}).seed
     7
@@ -156,13 +155,13 @@ def run_config(config: RunConfig | None, settings: RunSettings, **others: object
                 checked_setting(name, value)
         except InputError as error:
             problems += error.problems
-    given: dict[str, Any] = {name: value for name, value in settings.items() if value is not None}
+    specified: dict[str, Any] = {name: value for name, value in settings.items() if value is not None}
     try:
         if config is not None:
             check_kind("config", config, RunConfig)
-        result = replace(config or RunConfig(), **given)
+        merged = replace(config or RunConfig(), **specified)
     except InputError as error:
         problems += error.problems
     if problems:
         raise InputError(problems)
-    return result
+    return merged

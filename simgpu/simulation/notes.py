@@ -15,14 +15,15 @@ from simgpu.units import format_bytes, format_time
 from simgpu.workloads.rescale.entry import shipped_gpu
 from simgpu.workloads.timemodel.formats import model_notes
 
-#: An output that is a smaller part of the feature maps than this changes no peak that anybody compares.
+#: An output below this share of the feature maps does not change the peak noticeably.
 _NOTABLE = 0.01
 
 
 def kernel_times(info: TraceInfo, gpu: GpuSpec) -> str:
-    """Whose kernel times a run takes where they are not the node's GPU's own; empty where they are.
+    """The source of a run's kernel times if they are not of the node's GPU, else empty.
 
-    gpu: of the node. Durations that the time model gave for a GPU which it was not fitted to name the GPUs it was.
+    gpu: of the node. For modelled durations of a GPU to which the time model was not fitted, the text names the fitted
+    ones.
 
     >>> from simgpu.hardware.nodes import load_node
     >>> modelled = TraceInfo("vgg16", 128, "H200 SXM", "float32", Origin.MODELLED, "simgpu zoo")
@@ -43,12 +44,12 @@ def kernel_times(info: TraceInfo, gpu: GpuSpec) -> str:
 
 
 def allocator_text(pool: str) -> str:
-    """How a run's device memory is allocated, by the name of its pool."""
+    """A description of a run's pool."""
     return {"counting": "allocator without fragmentation", "addressed": "allocator with addresses"}.get(pool, pool)
 
 
 def on_epoch(trace: Trace, epoch: int) -> list[str]:
-    """Which epoch of the trace is used where it has no record of the run's epoch."""
+    """A note on the epoch that is used if the trace has no record of the run's epoch."""
     known = epochs_of(trace)
     if not known or known[0] <= epoch <= known[-1]:
         return []
@@ -57,7 +58,7 @@ def on_epoch(trace: Trace, epoch: int) -> list[str]:
 
 
 def on_output(trace: Trace) -> list[str]:
-    """Where the training loop held an output of the model that is a notable part of all feature maps.
+    """A note if the training loop held an output of the model that is a notable part of all feature maps.
 
     >>> from dataclasses import replace
     >>> from simgpu.trace.model import RELEASED_AT_END, OutputLife
@@ -70,11 +71,11 @@ def on_output(trace: Trace) -> list[str]:
     if trace.info.output is not OutputLife.HELD:
         return []
     maps = [block for block in trace.blocks if block.kind is BlockKind.ACTIVATION and not block.persistent]
-    held = sum(block.bytes for block in maps if block.release == RELEASED_AT_END)
-    if held < _NOTABLE * sum(block.bytes for block in maps):
+    output_bytes = sum(block.bytes for block in maps if block.release == RELEASED_AT_END)
+    if output_bytes < _NOTABLE * sum(block.bytes for block in maps):
         return []
     loop = "which loss_fn(model(x), y) does not"
-    return [f"the trace's loop holds the model's output ({format_bytes(held)}) through backward, {loop}"]
+    return [f"the trace's loop holds the model's output ({format_bytes(output_bytes)}) through backward, {loop}"]
 
 
 def on_compression(program: Program, graph: TaskGraph, node: NodeSpec) -> list[str]:
@@ -96,7 +97,7 @@ def on_compression(program: Program, graph: TaskGraph, node: NodeSpec) -> list[s
 
 
 def on_compute(recorded: TaskGraph, ran: TaskGraph) -> list[str]:
-    """The ratio of the compute time to ideal's, where a policy changed the iteration itself.
+    """A note on the compute time relative to ideal's, if a policy changed the iteration itself.
 
     >>> from dataclasses import replace
     >>> from simgpu.trace.chain import chain
@@ -112,7 +113,7 @@ def on_compute(recorded: TaskGraph, ran: TaskGraph) -> list[str]:
 
 
 def on_gpus(program: Program, node: NodeSpec) -> list[str]:
-    """The number of GPUs that run, where it is not all of the node's."""
+    """A note on the number of GPUs that run, if it is not all of the node's."""
     if program.gpus == node.gpus:
         return []
     if program.gpus == 1:
@@ -121,7 +122,7 @@ def on_gpus(program: Program, node: NodeSpec) -> list[str]:
 
 
 def on_exchange(graph: TaskGraph, exchange: Exchange) -> list[str]:
-    """How several GPUs exchange gradients, and how they update weights differently from one. graph: of one."""
+    """Notes on the exchange of gradients, and on weight updates that differ from one GPU's. graph: of one GPU."""
     notes = [NO_COLLECTIVES]
     _, end = updates_of(graph)
     if end == len(graph.kernels):
@@ -130,9 +131,9 @@ def on_exchange(graph: TaskGraph, exchange: Exchange) -> list[str]:
         spared = format_time(sum(graph.durations[end:]))
         what = f"the host's update replaces the recorded optimizer ({spared} on one GPU)"
         notes.append(f"{what}: the speedup may exceed the number of GPUs")
-    if left := without_gradient(graph):
-        more = f" and {len(left) - 1} more" if len(left) > 1 else ""
-        name = graph.blocks[left[0]].id
+    if unexchanged := without_gradient(graph):
+        more = f" and {len(unexchanged) - 1} more" if len(unexchanged) > 1 else ""
+        name = graph.blocks[unexchanged[0]].id
         notes.append(f"weight '{name}'{more} has no known gradient: not exchanged, each GPU keeps its own")
     return notes
 

@@ -1,4 +1,4 @@
-"""What a run gives back: everything that happened, and what is told of it."""
+"""The result of a run: its timeline, metrics and notes."""
 
 from __future__ import annotations
 
@@ -33,17 +33,16 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, repr=False)
 class Result:
-    """What happened when a trace ran on a node under a policy.
+    """The result of running a trace on a node under a policy.
 
-    budget: bytes of device memory the policy could use. pool: ``counting`` or ``addressed``. steady: whether the last
-    two iterations were equal in time and in memory; the metrics are those of the last one either way. ideal_ns: the
-    iteration's time with unlimited memory, no transfers and the recorded algorithms. high_water: bytes of device memory
-    needed, holes included; buddy_peak: of the buddy memory, owned by live blocks. retired: instructions executed over
-    all iterations. epoch: of training, which sparsity depends on. label: the policy with the parameters that are not
-    its defaults, for example ``vdnn(mode=conv)``. phases: of each kernel by id. graph: the tasks that ran, as the
-    program changed them. together: of several GPUs that trained together, what else is known; then trace and budget are
-    those of the whole batch and of each GPU, and ideal_ns is of one GPU's share. notes: what the policy and the run
-    have to say about themselves.
+    budget: bytes of device memory for the policy. pool: ``counting`` or ``addressed``. steady: whether the last two
+    iterations were equal in time and in memory; the metrics are always those of the last one. ideal_ns: step time with
+    unlimited memory, no transfers and the recorded algorithms. high_water: bytes of device memory needed, holes
+    included; buddy_peak: peak bytes of buddy memory owned by live blocks. retired: instructions executed over all
+    iterations. epoch: training epoch, which selects the sparsity. label: the policy with its non-default parameters,
+    for example ``vdnn(mode=conv)``. phases: of each kernel by id. graph: the executed tasks, with the program's
+    transforms. parallel_run: with data parallelism, its reference values; then the trace is of the full batch, the
+    budget of each GPU, and ideal_ns of one GPU's share. notes: notes of the policy and the run.
     """
 
     trace: TraceInfo
@@ -67,7 +66,7 @@ class Result:
     graph: TaskGraph
     notes: tuple[str, ...] = field(default=())
     epoch: int = 0
-    together: ParallelRun | None = None
+    parallel_run: ParallelRun | None = None
 
     @cached_property
     def metrics(self) -> Metrics:
@@ -80,8 +79,8 @@ class Result:
             ideal_ns=self.ideal_ns,
             link=self.node.link,
             fragmentation=lost,
-            single_ideal_ns=self.together.single_ideal_ns if self.together else None,
-            alone_ns=self.together.alone_ns if self.together else None,
+            single_ideal_ns=self.parallel_run.single_ideal_ns if self.parallel_run else None,
+            alone_ns=self.parallel_run.alone_ns if self.parallel_run else None,
             power=measure_power(self.timeline, self._work, self.node.gpu, self.trace.product_formats[0])
             if self._work
             else None,
@@ -90,14 +89,14 @@ class Result:
 
     @cached_property
     def _compression(self) -> Compression | None:
-        """What compressed memory did; None where nobody asked for it, or only transfers are compressed."""
+        """Metrics of compressed memory; None without it, or if only transfers are compressed."""
         memory, graph, buddy = self.graph.compressed, self.graph, self.node.gpu.buddy
         if memory is None or buddy is None or buddy.mode is not BuddyMode.CAPACITY:
             return None
         start, end = self.timeline.window(-1)
         kernels = np.isin(self.timeline.kind, (SpanKind.COMPUTE, SpanKind.RECOMPUTE))
         ran = self.timeline.name[kernels & (self.timeline.start_ns >= start) & (self.timeline.start_ns < end)].tolist()
-        moments = moments_of(self.together.graph if self.together else graph)
+        moments = moments_of(self.parallel_run.graph if self.parallel_run else graph)
         device = sum(moment.device for moment in moments)
         return Compression(
             ratio=sum(moment.bytes for moment in moments) / device if device else 1.0,
@@ -111,12 +110,12 @@ class Result:
 
     @cached_property
     def _work(self) -> WorkDone | None:
-        """What kernels, codecs and copies did; None where energy is not known."""
+        """The work of kernels, codecs and copies; None where energy is not known."""
         return work_of(self.graph) if self.node.gpu.power is not None and not missing_work(self.graph.trace) else None
 
     @property
     def energy_note(self) -> str:
-        """Where energy and power come from, or why they are not known; empty for a GPU that does not state its own."""
+        """The source of energy and power, or why they are unknown; empty for a GPU without power data."""
         gpu, device = self.node.gpu, self.trace.device
         if gpu.power is None:
             return ""
@@ -156,7 +155,7 @@ class Result:
             "metrics": {row.key: row.value for row in self.metrics.rows()},
             "notes": list(self.notes),
             **({"sections": [asdict(section) for section in self.program.sections]} if self.program.sections else {}),
-            **({"data_parallel": asdict(self.together.how)} if self.together else {}),
+            **({"data_parallel": asdict(self.parallel_run.how)} if self.parallel_run else {}),
             "energy_note": self.energy_note,
             "kernel_times": self.kernel_times,
         }
@@ -167,9 +166,9 @@ class Result:
         return f"{self.label}: {self.trace_name or self.trace.model} on {self.node.name}"
 
     def plot(self, what: Literal["run", "timeline", "memory", "power"] = "run") -> Figure:
-        """The last iteration as a matplotlib figure: its timeline, its memory, both (``run``), or what the GPU draws.
+        """The last iteration as a matplotlib figure: its timeline, its memory, both (``run``), or its power.
 
-        `InputError` for the power where it is not known.
+        Raises `InputError` for the power if it is not known.
         """
         from simgpu.analysis.plots import plot_memory, plot_power, plot_run, plot_timeline
 
@@ -187,7 +186,7 @@ class Result:
         return plot_run(self.timeline, budget=self.budget, title=title, phases=self.phases)
 
     def _facts(self) -> list[tuple[str, str]]:
-        metrics, together = self.metrics, self.together
+        metrics, together = self.metrics, self.parallel_run
         on_gpus = [("gpus", f"{together.how.gpus} train together; {together.how.description}")] if together else []
         speedup = [("speedup", f"{metrics.speedup:.3f}x of ideal on one GPU")] if metrics.speedup else []
         of_what = "its share's ideal" if together else "ideal"

@@ -15,7 +15,7 @@ from simgpu.graph.updates import exchanging
 from simgpu.hardware.spec import NodeSpec
 from simgpu.machine.run import run_program
 from simgpu.policies.base import PlanContext, Policy, no_progress, policy_label
-from simgpu.policies.calling import planned, reclaiming, says_it_fits
+from simgpu.policies.calling import checked_fits, planned, reclaiming
 from simgpu.policies.registry import make_policy
 from simgpu.program.check import not_a_program
 from simgpu.program.data_parallel import DataParallel, ParallelRun, explained, priced, share_of
@@ -43,12 +43,12 @@ def simulate(
 ) -> Result:
     """Replay a trace on a node under a policy.
 
-    policy: a name with `parameters`, or a policy object. config and settings: how the trace is run; the fields of
-    `RunConfig`, also by keyword. carried: what the policy noted in earlier epochs of the same training, to which it may
-    add. progress: called with a line of text while a policy searches.
+    policy: a name with `parameters`, or a policy object. config and settings: the settings of the run; the fields of
+    `RunConfig`, also by keyword. carried: values that the policy stored in earlier epochs of the same training; it may
+    add to them. progress: called with a line of text while a policy searches.
 
-    Raises `InputError` for a bad trace, policy or argument, `OutOfMemoryError` where the iteration does not fit;
-    `PolicyError`, an `InputError`, where the policy's code fails or its program is refused, with what was raised as its
+    Raises `InputError` for a bad trace, policy or argument, `OutOfMemoryError` if the iteration does not fit;
+    `PolicyError`, an `InputError`, if the policy's code fails or its program is rejected, with the exception as its
     cause.
 
     >>> from simgpu.hardware.spec import GpuSpec, LinkSpec, NodeSpec
@@ -77,7 +77,7 @@ def plan_context(
     progress: Callable[[str], None] = no_progress,
     **settings: Unpack[RunSettings],
 ) -> PlanContext:
-    """What a policy plans with in `simulate`, for callers that need more of it than a program.
+    """The plan context that `simulate` gives a policy, for callers that need more than a program.
 
     The arguments are those of `simulate`. `PlanContext.trial` returns the `Result` that `simulate` would.
     """
@@ -85,16 +85,16 @@ def plan_context(
 
 
 def policy_fits(trace: Trace, node: NodeSpec, policy: Policy, config: RunConfig) -> bool | None:
-    """Whether a policy says, without a plan, that it fits (`Policy.fits`); None where only a run can show it."""
+    """Whether a policy fits, without a plan (`Policy.fits`); None where only a run can decide."""
     if type(policy).fits is Policy.fits:
         return None
-    return says_it_fits(policy, _Run.of(trace, node, policy, config).context())
+    return checked_fits(policy, _Run.of(trace, node, policy, config).context())
 
 
 def _checked(
     trace: Trace, node: NodeSpec, policy: str | Policy, config: RunConfig | None, settings: RunSettings
 ) -> RunConfig:
-    """The settings of a call whose arguments and trace are good; raises `InputError` with all problems else."""
+    """The settings of a call; raises `InputError` with all problems of its arguments and trace."""
     config = run_config(config, settings, trace=trace, node=node, policy=policy)
     if problems := check_trace(trace):
         raise InputError(problems)
@@ -103,10 +103,10 @@ def _checked(
 
 @dataclass(frozen=True)
 class _Run:
-    """What a run and the trial runs of one plan share.
+    """The inputs of a run and of the trial runs of its plan.
 
     graph: of one GPU. node: with the configured alignment. budget: bytes of device memory.
-    whole: the undivided batch, which several GPUs share.
+    full_batch: the graph of the full batch, which several GPUs share.
     """
 
     graph: TaskGraph
@@ -114,16 +114,16 @@ class _Run:
     policy: Policy
     config: RunConfig
     budget: int
-    full: TaskGraph
+    full_batch: TaskGraph
 
     @classmethod
     def of(cls, trace: Trace, node: NodeSpec, policy: Policy, config: RunConfig) -> _Run:
-        """A run of arguments that are checked."""
+        """A run of checked arguments."""
         node, budget = config.on(node)
-        full = graph = task_graph(trace, node, config.epoch)
+        full_batch = graph = task_graph(trace, node, config.epoch)
         if how := config.data_parallel:
-            graph = exchanging(full.at_batch(share_of(trace.info.batch, how, node)))
-        return cls(graph, node, policy, config, budget, full)
+            graph = exchanging(full_batch.at_batch(share_of(trace.info.batch, how, node)))
+        return cls(graph, node, policy, config, budget, full_batch)
 
     @property
     def trace(self) -> Trace:
@@ -133,15 +133,15 @@ class _Run:
     def context(
         self, carried: MutableMapping[str, Any] | None = None, progress: Callable[[str], None] = no_progress
     ) -> PlanContext:
-        """What the policy may look at, with a new random generator."""
-        several, beyond = self.config.data_parallel is not None, None
+        """The plan context, with a new random generator."""
+        several, exactness_limit = self.config.data_parallel is not None, None
         compressed = self.graph.compressed
         if compressed is not None and compressed.uses_link:
-            beyond = "kernels and copies share the link to buddy memory"
+            exactness_limit = "kernels and copies share the link to buddy memory"
         elif self.config.pool == "addressed":
-            beyond = "the addressed pool has holes"
+            exactness_limit = "the addressed pool has holes"
         elif several:
-            beyond = "GPUs that train together share links"
+            exactness_limit = "GPUs that train together share links"
         return PlanContext(
             self.graph,
             self.node,
@@ -151,8 +151,8 @@ class _Run:
             self.config.epoch,
             {} if carried is None else carried,
             progress,
-            beyond=beyond,
-            together=self.trial if several else None,
+            exactness_limit=exactness_limit,
+            parallel_trial=self.trial if several else None,
         )
 
     def trial(self, program: Program) -> Result:
@@ -177,7 +177,7 @@ class _Run:
         notes = program.notes
         if not self.trace.blocks:
             if not program.unlimited_memory:
-                what = "the recording has no tensors, so nobody can tell what fits, or move anything"
+                what = "the trace has no tensors, so memory and copies cannot be simulated"
                 remedy = "run the policy ideal, or import a recording with tensors or memory events"
                 raise InputError.single(self.trace.name or self.trace.info.model, "blocks", what, remedy)
             notes = (*notes, "the recording has no tensors: times are recorded, memory is unknown")
@@ -223,19 +223,19 @@ class _Run:
 
     def run_together(self, program: Program, how: DataParallel) -> Result:
         """Run one GPU's program alone, then on all GPUs with the exchange of gradients."""
-        full = self.full
-        alone = self.run(program)
-        every = replicated(program, self.graph, self.node, priced(how, self.node), alone.timeline)
+        full_batch = self.full_batch
+        single = self.run(program)
+        every = replicated(program, self.graph, self.node, priced(how, self.node), single.timeline)
         try:
             result = self.run(every)
         except OutOfMemoryError as error:
             raise explained(error, how, self.graph) from None
-        samples = f"{how.gpus} GPUs train {self.graph.trace.info.batch} of {full.trace.info.batch} samples each"
+        samples = f"{how.gpus} GPUs train {self.graph.trace.info.batch} of {full_batch.trace.info.batch} samples each"
         return replace(
             result,
-            trace=replace(result.trace, batch=full.trace.info.batch),
+            trace=replace(result.trace, batch=full_batch.trace.info.batch),
             notes=(f"{samples}; {how.description}", *on_exchange(self.graph, how.exchange), *result.notes),
-            together=ParallelRun(how, uncompressed(full).ideal_ns(), alone.iteration_ns, alone.graph),
+            parallel_run=ParallelRun(how, uncompressed(full_batch).ideal_ns(), single.iteration_ns, single.graph),
         )
 
 

@@ -1,4 +1,4 @@
-"""The tasks of a trace on a node: what policies plan on and programs are verified against."""
+"""The task graph of a trace on a node, for planning and verification."""
 
 from __future__ import annotations
 
@@ -17,10 +17,9 @@ from simgpu.workloads.rescale import at_batch
 
 
 def task_graph(trace: Trace, node: NodeSpec, epoch: int = 0) -> TaskGraph:
-    """The tasks, with what encoding costs on the node and what its DMA engine makes of the blocks that it copies.
+    """The task graph, with the encoding costs of the node and the copy sizes of its DMA engine.
 
-    It is what a policy plans on, and a program is verified against. It knows itself at other batch sizes, by the time
-    model of the GPU that the trace is of: the node's, or else the shipped one of that name.
+    Other batch sizes use the time model of the trace's GPU: the node's, or else the shipped one of that name.
     """
     with _LOCK:
         for known in _LAST:
@@ -32,7 +31,7 @@ def task_graph(trace: Trace, node: NodeSpec, epoch: int = 0) -> TaskGraph:
     return graph
 
 
-#: The last answers: who compares policies, or tries a batch, asks for the same tasks again.
+#: The last results: comparisons of policies and searches of batch sizes request the same graphs again.
 _LAST: deque[tuple[Trace, NodeSpec, int, TaskGraph]] = deque(maxlen=2)
 #: Threads may simulate side by side.
 _LOCK = Lock()
@@ -56,7 +55,7 @@ def _task_graph(trace: Trace, node: NodeSpec, epoch: int) -> TaskGraph:
 
 
 def _footprints(graph: TaskGraph, node: NodeSpec, epoch: int) -> TaskGraph:
-    """The tasks in the node's compressed memory, if it has one: targets by all epochs that the trace tells of."""
+    """The task graph in the node's compressed memory, if it has one, with targets by all epochs of the trace."""
     if node.gpu.buddy is None:
         return graph
     from simgpu.compression.buddy.footprints import WithFootprints

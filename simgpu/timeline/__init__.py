@@ -1,1 +1,1 @@
-"""What happened: spans, memory curves, and their formats."""
+"""Timelines: spans, memory curves, and their formats."""

@@ -1,4 +1,4 @@
-"""The timeline: what happened in a run, as columns of spans and of memory samples."""
+"""The timeline of a run, as columns of spans and of memory samples."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ Column = NDArray[np.int64]
 SPAN_COLUMNS = ("iteration", "gpu", "stream", "kind", "name", "start_ns", "end_ns", "bytes", "cause")
 MEMORY_COLUMNS = ("gpu", "space", "time_ns", "live_bytes", "used_bytes")
 
-#: The number that stands for the host in the column `gpu`.
+#: The host's number in the column `gpu`.
 HOST = -1
 
 
 class SpanKind(IntEnum):
-    """What a stream was doing. The stall kinds say what the stream directly waited for."""
+    """The activity of a stream. A stall kind names the direct cause of the wait."""
 
     COMPUTE = 0
     RECOMPUTE = 1
@@ -52,7 +52,7 @@ class SpanKind(IntEnum):
 class Span(NamedTuple):
     """One row of a timeline. Times in nanoseconds, bytes as moved over the link (0 where nothing moves).
 
-    name: kernel or block id; for a stall, what it waited for. cause: the stream waited for, empty otherwise.
+    name: kernel or block id; for a stall, what the stream waited for. cause: the stream waited for, empty otherwise.
     iteration: the iteration it belongs to, from 0.
     """
 
@@ -69,7 +69,7 @@ class Span(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class MemoryCurve:
-    """Bytes in use as a step function: from `time_ns[i]` on, `live[i]` bytes are held by blocks.
+    """Bytes in use as a step function: from `time_ns[i]` on, blocks occupy `live[i]` bytes.
 
     `used` adds the allocator's padding. `capacity` is None where memory was unlimited.
     """

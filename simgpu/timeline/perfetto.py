@@ -22,8 +22,8 @@ def write_perfetto(timeline: Timeline, path: str | Path, about: Mapping[str, str
     the same GPU, except for copies of no duration, to which viewers cannot attach arrows. The write is atomic;
     `InputError` when it fails.
 
-    about: texts by name that say what was run and where its numbers come from, written as ``otherData`` of the file
-    and as labels of every GPU, which viewers show next to its name.
+    about: texts by name that describe the run and the sources of its numbers, written as ``otherData`` of the file and
+    as labels of every GPU, which viewers show next to its name.
     """
     about = dict(about or {})
     with atomic_file(path) as part, part.open("w", encoding="utf-8", newline="\n") as file:

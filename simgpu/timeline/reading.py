@@ -98,7 +98,7 @@ def _span_rows(path: Path, iterations: int, problems: list[Problem]) -> _Table:
     known_streams = {stream for stream in {*rows["stream"], *rows["cause"]} - {""} if _is_stream(stream)}
     for row, kind in enumerate(rows["kind"]):
         if kind not in _KINDS:
-            report(row, "kind", f"'{kind}' is no kind of span", did_you_mean(kind, _KINDS))
+            report(row, "kind", f"'{kind}' is not a kind of span", did_you_mean(kind, _KINDS))
     for name in ("stream", "cause"):
         for row, stream in enumerate(rows[name]):
             if stream not in known_streams and (stream or name == "stream"):
@@ -136,7 +136,7 @@ def _check_gpus(path: str, gpus: Iterable[int], known: Container[int], problems:
     missing = next(gpu for gpu in itertools.count() if gpu not in known)
     for row, gpu in enumerate(gpus):
         if gpu > missing:
-            report(row, "gpu", f"'{gpu}' is no GPU of this run: no row has GPU {missing}", _AGAIN)
+            report(row, "gpu", f"'{gpu}' is not a GPU of this run: no row has GPU {missing}", _AGAIN)
 
 
 class _RowProblems:
@@ -212,7 +212,7 @@ def _read_parquet(path: Path, problems: list[Problem]) -> _Table:
             groups = (file.metadata.row_group(number) for number in range(file.metadata.num_row_groups))
             if sum(group.total_byte_size for group in groups) > TABLE_LIMIT:
                 raise too_large(path, _PARQUET, None, TABLE_LIMIT)
-            result = file.read()
+            table = file.read()
     except InputError as error:
         problems += error.problems
         return nothing
@@ -220,11 +220,11 @@ def _read_parquet(path: Path, problems: list[Problem]) -> _Table:
         problems.append(Problem(str(path), "", f"not readable as Parquet ({error})", _AGAIN))
         return nothing
     report = _RowProblems(str(path), problems)
-    return {name: _parquet_values(name, result.column(name), report) for name in SPAN_COLUMNS}
+    return {name: _parquet_values(name, table.column(name), report) for name in SPAN_COLUMNS}
 
 
 def _parquet_values(name: str, column: Any, report: _RowProblems) -> Sequence[Any]:
-    """The values of a column of Parquet; none where they are of another type than `write_parquet` gives them."""
+    """The values of a Parquet column; empty if their type is not that of `write_parquet`."""
     import pyarrow.types
 
     kinds = pyarrow.types
@@ -237,11 +237,11 @@ def _parquet_values(name: str, column: Any, report: _RowProblems) -> Sequence[An
 
 
 def _within(name: str, value: int, row: int, report: _RowProblems) -> int:
-    """The value, if a timeline can hold it, else 0."""
-    lowest = HOST if name == "gpu" else 0
-    if lowest <= value <= _LARGEST:
+    """The value if it is in the range of a timeline, else 0."""
+    minimum = HOST if name == "gpu" else 0
+    if minimum <= value <= _LARGEST:
         return value
-    report(row, name, f"'{str(value)[:40]}' is not between {lowest} and {_LARGEST}", _AGAIN)
+    report(row, name, f"'{str(value)[:40]}' is not between {minimum} and {_LARGEST}", _AGAIN)
     return 0
 
 
@@ -257,11 +257,11 @@ def _column(values: Iterable[int]) -> Column:
     return np.array(list(values), dtype=np.int64)
 
 
-def _positions(words: Sequence[str], known: Sequence[str]) -> Column:
-    """The position of each word among the known ones, -1 for the empty word."""
-    place: dict[str, int] = {word: position for position, word in enumerate(known)}
+def _positions(names: Sequence[str], known: Sequence[str]) -> Column:
+    """The position of each name among the known ones, -1 for the empty name."""
+    place: dict[str, int] = {name: position for position, name in enumerate(known)}
     find: Callable[[str], int] = place.__getitem__
-    return _column(find(word) if word else -1 for word in words)
+    return _column(find(name) if name else -1 for name in names)
 
 
 def _curve(samples: _Table, gpu: int, capacity: int | None) -> MemoryCurve:

@@ -107,9 +107,9 @@ def sweep_as_printed(evaluator: Evaluator) -> None:
 @pytest.mark.parametrize("network", NETWORKS, ids=lambda network: network.label)
 def test_algorithm_3_in_full(network: Network, report: Report) -> None:
     evaluator = evaluator_of(network)
-    swarm_results: list[SwarmResult] = []
-    took = seconds(lambda: swarm_results.append(search(evaluator, 0, "full")))
-    what = f"{network.label}: full updates, {swarm_results[0].evaluations} in {took:.2f} s over {network.seconds} s"
+    results: list[SwarmResult] = []
+    took = seconds(lambda: results.append(search(evaluator, 0, "full")))
+    what = f"{network.label}: full updates, {results[0].evaluations} in {took:.2f} s over {network.seconds} s"
     report(what, took / network.seconds, "", None)
     printed = seconds(lambda: sweep_as_printed(evaluator))
     report(f"  one iteration as printed, 2 x {len(evaluator.decisions.maps)} a particle: seconds", printed, "", None)

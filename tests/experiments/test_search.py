@@ -16,7 +16,7 @@ from simgpu.experiments.outputs import write_searches
 from simgpu.experiments.search import check_searched, search_placement
 from simgpu.experiments.search_result import Search
 from simgpu.hardware.spec import NodeSpec
-from simgpu.planning.columns import AWAY_AT, BACK_AT
+from simgpu.planning.columns import FETCHED_AT, OFFLOADED_AT
 from simgpu.planning.evaluator import DOES_NOT_FIT, Chosen, Costs, Evaluator
 from simgpu.planning.options import Decisions, Option, Vector
 from simgpu.policies.base import PlanContext, Policy
@@ -103,11 +103,11 @@ def test_the_table_has_the_overheads_of_algorithm_2_and_the_times_of_the_run(hom
     evaluator, vector = home.chosen.evaluator, home.chosen.vector
     assert vector is not None
     assert [each.overhead_ns for each in home.maps] == list(evaluator.overheads(vector))
-    fates = evaluator.details(vector)
+    states = evaluator.details(vector)
     actions = {"keep": 0, "swap": 1, "recompute": 2}
     assert tuple(actions[each.action] for each in home.maps) == vector
     assert set(actions) == {each.action for each in home.maps}
-    for each, fate in zip(home.maps, fates, strict=True):
+    for each, state in zip(home.maps, states, strict=True):
         assert each.needed_ns is not None
         if each.action == "keep":
             assert each.offloaded_ns is None and each.prefetched_ns is None and each.overhead_ns == 0
@@ -115,7 +115,7 @@ def test_the_table_has_the_overheads_of_algorithm_2_and_the_times_of_the_run(hom
             assert each.offloaded_ns is not None and each.prefetched_ns is not None
             assert each.offloaded_ns < each.prefetched_ns <= each.needed_ns
         if each.action == "swap":
-            assert (each.offloaded_ns, each.prefetched_ns) == (fate[AWAY_AT], fate[BACK_AT])
+            assert (each.left_ns, each.back_ns) == (state[OFFLOADED_AT], state[FETCHED_AT])
 
 
 def test_a_recomputed_map_is_back_at_the_end_of_its_recomputation(home: Search) -> None:

@@ -183,8 +183,8 @@ def test_vdnn_plus_is_vdnn_round_by_round(sub_batch: int, mode: str):
     ("parameters", "message"),
     [
         ({"sub_batch": 7}, "parameters.sub_batch: 7 is no part of a batch of 6; give 1 to 6, or 0"),
-        ({"alpha": 0.0}, "parameters.alpha: 0.0 is no share of the tasks; give a number over 0 and up to 1"),
-        ({"alpha": 1.5}, "parameters.alpha: 1.5 is no share of the tasks"),
+        ({"alpha": 0.0}, "parameters.alpha: 0.0 is not a share of the tasks; give a number over 0 and up to 1"),
+        ({"alpha": 1.5}, "parameters.alpha: 1.5 is not a share of the tasks"),
     ],
 )
 @pytest.mark.parametrize("policy", ["vdnn+", "modnn"])

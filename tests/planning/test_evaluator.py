@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from simgpu.graph.taskgraph import TaskGraph
 from simgpu.planning import clocks
-from simgpu.planning.columns import RESULT
+from simgpu.planning.columns import RESULTS
 from simgpu.planning.evaluator import DOES_NOT_FIT, Evaluator, compiled_evaluate_all
 from simgpu.planning.options import Decisions
 from simgpu.planning.tables import scratch_for
@@ -36,10 +36,10 @@ def test_plain_python_and_compiled_code_give_equal_results(data: st.DataObject, 
     tables, vectors = case.evaluator.tables, several(data, case)
     result = []
     for evaluate in (clocks.evaluate_all, compiled_evaluate_all()):
-        out = np.zeros((len(vectors), len(RESULT)), np.int64)
+        out = np.zeros((len(vectors), len(RESULTS)), np.int64)
         scratch = scratch_for(tables, 1000)
         evaluate(tables, scratch, vectors, out)
-        result.append((out.tobytes(), scratch.fates.tobytes()))
+        result.append((out.tobytes(), scratch.states.tobytes()))
     assert result[0] == result[1]
 
 

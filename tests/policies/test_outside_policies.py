@@ -112,7 +112,7 @@ STRANGE = {
     "function": ("plan", "def plan(context): ...", "is not a subclass of simgpu.policies.base.Policy"),
     "number": ("it", "it = 7", "is not a subclass of simgpu.policies.base.Policy"),
     "planless": ("It", f"{FROZEN}    name = 'planless'\n{WORDS}", "has no plan"),
-    "nameless": ("It", f"{FROZEN}    summary = ''\n{PLAN}", "does not say its name and source"),
+    "nameless": ("It", f"{FROZEN}    summary = ''\n{PLAN}", "has no name and no source"),
     "other": ("It", f"{FROZEN}    name = 'vdnn'\n{WORDS}{PLAN}", "calls itself 'vdnn'"),
     "exits": ("It", "import sys; sys.exit(4)", "does not load: SystemExit: 4"),
     "untyped": (
@@ -123,7 +123,7 @@ STRANGE = {
     "renamed": (
         "It",
         f"{FROZEN}    name = 'renamed'\n{WORDS}    @property\n    def parameters(self): return 1 // 0\n{PLAN}",
-        "overrides parameters, which are its fields",
+        "overrides parameters, which must be its fields",
     ),
     "plain": ("It", f"{POLICY}\nclass It(Policy):\n    name = 'plain'\n{WORDS}{PLAN}", "is not a dataclass"),
 }
@@ -219,8 +219,8 @@ def choosy(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.mark.parametrize(
     ("parameters", "words"),
     [
-        ("{count: 0}", "policy 'choosy' refuses its parameters: ValueError: count is 0"),
-        ("{table: 3}", "is a module, which no file can give; leave it out, or give the policy as an object in Python"),
+        ("{count: 0}", "policy 'choosy' rejects its parameters: ValueError: count is 0"),
+        ("{table: 3}", "is a module, which files cannot express; leave it out, or create the policy in Python"),
     ],
 )
 def test_parameters_that_the_policy_refuses_are_bad_input(choosy: Path, parameters: str, words: str, tmp_path: Path):

@@ -135,7 +135,7 @@ def changed(stream: StreamId, change: dict[Instruction, tuple[Instruction, ...]]
         # Nobody waits for the copy in.
         (COMPUTE, {Await(3): ()}, "block x2:saved"),
         # A form of another block.
-        (D2H, {CopyOut(X2, FORM): (CopyOut(X2 - 1, FORM),)}, "block x2:saved is no encoded form of block x1"),
+        (D2H, {CopyOut(X2, FORM): (CopyOut(X2 - 1, FORM),)}, "block x2:saved is not an encoded form of block x1"),
         (COMPUTE, {Launch(B2): (Release((FORM,)), Launch(B2))}, "block x2:saved holds no"),
     ],
 )

@@ -24,7 +24,7 @@ from simgpu.program.instructions import (
 )
 from simgpu.program.lowering import lower
 from simgpu.program.placement import Placement
-from simgpu.program.replication import events_of, last_apart
+from simgpu.program.replication import events_of, with_last_repetition_split
 from simgpu.program.verify import verify
 from tests.semantics.hand_made import graph, held, kernel, node, program, run
 from tests.semantics.networks import moved, networks
@@ -51,7 +51,7 @@ def test_a_split_batch_runs_as_before(data: st.DataObject, sub_batch: int, barri
     tasks = Split(sub_batch).apply(TaskGraph.of(full))
     code = lower(tasks, data.draw(moved(tasks, layer_barrier=barrier)))
     where = replace(data.draw(nodes()), gpu=replace(node().gpu, memory=10**9))
-    apart = last_apart(code, 0)
+    apart = with_last_repetition_split(code, 0)
     assert len(apart.segments) == len(code.segments) + (code.segments[0].repeat > 1)
     assert happened(apart, tasks, where) == happened(code, tasks, where)
 
@@ -62,7 +62,7 @@ def test_waits_for_the_repetition_before_reach_over_segments_and_iterations():
     copy = (Await(0), Acquire((0,), HOST), CopyOut(0), Release((0,), HOST), Signal(1))
     for lag in (1, 2):
         code = program({COMPUTE: (Await(1, lag), Launch(0), Signal(0)), D2H: copy}, [0], repeat=4)
-        apart = last_apart(code, 0)
+        apart = with_last_repetition_split(code, 0)
         verify(apart, tasks)
         before, after = happened(code, tasks), happened(apart, tasks)
         assert len(before) == len(after)
@@ -80,18 +80,18 @@ def test_a_wait_of_another_segment_for_an_earlier_repetition():
             Segment({COMPUTE: (Await(1, lag), Launch(1))}),
         )
         code = Program(segments, resident=(0,))
-        assert happened(last_apart(code, 0), tasks) == happened(code, tasks)
+        assert happened(with_last_repetition_split(code, 0), tasks) == happened(code, tasks)
 
 
 def test_a_segment_that_runs_once_stays_as_it_is():
     code = program({COMPUTE: (Launch(0),)}, [0])
-    assert last_apart(code, 0) is code
+    assert with_last_repetition_split(code, 0) is code
 
 
 def test_new_events_have_numbers_that_nobody_has():
     code = program({COMPUTE: (Await(7, 1), Signal(3)), D2H: (Await(3), Signal(7))}, repeat=2)
     assert events_of(code) == 8
-    assert events_of(last_apart(code, 0)) == 10
+    assert events_of(with_last_repetition_split(code, 0)) == 10
 
 
 def test_an_empty_program_has_no_events():

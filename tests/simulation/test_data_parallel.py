@@ -270,7 +270,7 @@ def test_a_wrong_argument_is_named(node: NodeSpec, resnet: Trace, arguments: dic
 
 def test_a_host_of_unknown_speed_is_refused(resnet: Trace, node: NodeSpec):
     silent = replace(node, host=HostSpec())
-    with pytest.raises(InputError, match=r"node\.host\.accumulate_bandwidth: is not stated for node k40-x4"):
+    with pytest.raises(InputError, match=r"node\.host\.accumulate_bandwidth: is not set for node k40-x4"):
         simulate(resnet, silent, "ideal", gpus=4)
     assert simulate(resnet, silent, "ideal", gpus=4, exchange="gather").steady
 

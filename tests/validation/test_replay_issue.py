@@ -74,7 +74,7 @@ def touched(step: Step, graph: TaskGraph) -> tuple[set[Any], set[Any]]:
             writes = makes if again and makes else graph.writes[k]
             return {("device", b) for b in graph.reads[k]}, {("device", b) for b in writes}
         case CopyOut(b):
-            return {("device", b)}, {("host", step.instruction.stored_as)}
+            return {("device", b)}, {("host", step.instruction.host_block)}
         case CopyIn(b):
             return {("host", b)}, {("device", b)}
         case Encode(b, into, space):
@@ -106,7 +106,7 @@ def check_copies(done: list[tuple[Step, int, tuple[Any, ...]]]) -> None:
         match step.instruction:
             case CopyOut():
                 target, source = what
-                out_of[step.instruction.stored_as] = target
+                out_of[step.instruction.host_block] = target
             case CopyIn(b):
                 target, source = what
                 assert source == out_of.get(b, source)

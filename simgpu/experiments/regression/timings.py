@@ -157,7 +157,7 @@ def _policy_timings(run: PolicyRun) -> PolicyTimings:
 
 
 def _settings(result: Result) -> dict[str, Any]:
-    together = result.together.how.arguments if result.together else {"gpus": 1}
+    together = result.parallel_run.how.arguments if result.parallel_run else {"gpus": 1}
     return {
         "parameters": plain_parameters(result.parameters),
         "budget_bytes": result.budget,

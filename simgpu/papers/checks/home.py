@@ -14,7 +14,7 @@ from simgpu.experiments.max_batch import max_batch
 from simgpu.experiments.scenarios.load_study import load_study
 from simgpu.papers.checks.results import bars, lines
 from simgpu.planning import clocks
-from simgpu.planning.columns import DRAINED, RESULT
+from simgpu.planning.columns import DRAINED, RESULTS
 from simgpu.planning.evaluator import Evaluator
 from simgpu.planning.options import Vector
 from simgpu.planning.search.swarm import SwarmResult
@@ -125,7 +125,7 @@ def _evaluation_s(evaluator: Evaluator, compiled: bool) -> float:
     choices = alone.decisions.choices
     count = _TIMED if compiled else _TIMED_PLAIN
     vectors = np.random.default_rng(0).integers(0, choices, size=(count, len(choices)), dtype=np.int8)
-    costs = np.zeros((count, len(RESULT)), np.int64)
+    costs = np.zeros((count, len(RESULTS)), np.int64)
     # At most every kernel runs again for every feature map.
     scratch = scratch_for(alone.tables, len(choices) * len(alone.graph.kernels))
     took = []

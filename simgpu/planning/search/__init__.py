@@ -1,5 +1,4 @@
-"""Searches for a cheap vector of options, or for the largest number that fits, by asking a caller's function alone.
+"""Searches for the cheapest vector of options, or for the largest number that fits, with a caller's function.
 
-`space` says what is searched and what a search found; `swarm`, `enumeration`, `exchange` and `bisection` are the
-searches.
+`space` defines vectors, scores and results; `swarm`, `enumeration`, `exchange` and `bisection` are the searches.
 """

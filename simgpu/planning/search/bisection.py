@@ -1,4 +1,4 @@
-"""The largest number that fits, where asking whether one fits is dear."""
+"""The largest number that fits, where testing a number is expensive."""
 
 from __future__ import annotations
 
@@ -7,16 +7,16 @@ from dataclasses import dataclass
 
 from simgpu.errors import InputError
 
-#: So many numbers above an answer are tried before it stands.
+#: Numbers above a result that are tested before it is final.
 NEIGHBOURS = 4
 
 
 @dataclass(frozen=True)
 class Largest:
-    """The largest number found to fit, None where the lowest does not.
+    """The largest number that fits, None if the lowest does not.
 
-    tried: every number asked about and whether it fits, in ascending order. monotone: False if one that fits was seen
-    above one that does not; then a larger one, out of sight, may fit too.
+    tried: every tested number and whether it fits, in ascending order. monotone: False if a number fits above one that
+    does not; then a larger, untested one may fit too.
     """
 
     value: int | None
@@ -36,13 +36,13 @@ def largest(
     cap: int = 2**30,
     neighbours: int = NEIGHBOURS,
 ) -> Largest:
-    """The largest whole number from `low` on that fits, by doubling and halving; each number is asked about once.
+    """The largest integer from `low` on that fits, by doubling and bisection; each number is tested once.
 
-    high: the largest number of interest. Without one, numbers double from `low` until one does not fit or `cap` is
-    reached; an answer of `cap` then means that a larger one may fit as well.
-    fits: need not be monotone. Before an answer stands, each of the `neighbours` numbers above it has been asked about;
-    where one of them fits after all, the search goes on from there. What fits above a wider gap goes unseen.
-    `InputError` for a lowest number below 1 or above the highest.
+    high: the largest number to consider. Without it, numbers double from `low` until one does not fit or `cap` is
+    reached; a result of `cap` means that a larger one may fit too.
+    fits: need not be monotone. Before a result is final, each of the `neighbours` numbers above it is tested; if one of
+    them fits, the search continues from there. Numbers above a wider gap are missed.
+    Raises `InputError` for a lowest number below 1 or above the highest.
 
     >>> largest(lambda number: number**2 <= 2000)
     Largest(value=44, tried=((1, True), (2, True), (4, True), ..., (44, True), (45, False), ..., (64, False)))
@@ -50,27 +50,27 @@ def largest(
     top = cap if high is None else high
     if not 1 <= low <= top:
         raise InputError.single("", "low", f"{low} is not from 1 to {top}", "start lower, or end higher")
-    tried = _Tried(fits)
-    if not tried(low):
-        return Largest(None, tried.tried)
+    tested = _Tested(fits)
+    if not tested(low):
+        return Largest(None, tested.tried)
     value = low
-    if high is not None and tried(high):
+    if high is not None and tested(high):
         value = high
     while value < top:
-        over = next((number for number, fit in tried.tried if number > value and not fit), None)
+        over = next((number for number, fit in tested.tried if number > value and not fit), None)
         if over is None:
-            value, over = _double(tried, value, top)
-        value = _halve(tried, value, over)
+            value, over = _double(tested, value, top)
+        value = _halve(tested, value, over)
         above = range(value + 2, min(value + neighbours, top) + 1)
-        beyond = next((number for number in above if tried(number)), None)
-        if beyond is None:
+        higher = next((number for number in above if tested(number)), None)
+        if higher is None:
             break
-        value = beyond
-    return Largest(value, tried.tried)
+        value = higher
+    return Largest(value, tested.tried)
 
 
-class _Tried:
-    """The predicate, and what it has said."""
+class _Tested:
+    """The predicate with its cached results."""
 
     def __init__(self, fits: Callable[[int], bool]) -> None:
         self._fits = fits
@@ -86,21 +86,21 @@ class _Tried:
         return tuple(sorted(self._known.items()))
 
 
-def _double(tried: _Tried, value: int, top: int) -> tuple[int, int]:
-    """From one that fits: the last that fits and the first that does not, or `top` and one more."""
+def _double(tested: _Tested, value: int, top: int) -> tuple[int, int]:
+    """Double from a number that fits: the last that fits and the first that does not, or `top` and `top + 1`."""
     while value < top:
         following = min(2 * value, top)
-        if not tried(following):
+        if not tested(following):
             return value, following
         value = following
     return top, top + 1
 
 
-def _halve(tried: _Tried, fit: int, over: int) -> int:
-    """Between one that fits and one that does not: one that fits, and whose successor does not."""
+def _halve(tested: _Tested, fit: int, over: int) -> int:
+    """Between a number that fits and one that does not: one that fits and whose successor does not."""
     while over - fit > 1:
         middle = (fit + over) // 2
-        if tried(middle):
+        if tested(middle):
             fit = middle
         else:
             over = middle

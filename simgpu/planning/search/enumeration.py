@@ -9,23 +9,22 @@ from collections.abc import Sequence
 import numpy as np
 
 from simgpu.errors import InputError
-from simgpu.planning.search.space import Score, Solution, as_tuple, checked, choice_problems, scored
+from simgpu.planning.search.space import Score, SearchResult, as_tuple, checked, choice_problems, scored
 
-#: More vectors than this are refused: 3 options at 15 positions, or 5 at 10, are fewer.
+#: The most vectors that are enumerated; 3 options at 15 positions, or 5 at 10, are fewer.
 MOST_VECTORS = 20_000_000
-#: About so many vectors are scored at once.
+#: Approximate number of vectors in a batch.
 CHUNK = 2**16
 
 
-def exhaustive(choices: Sequence[int], score: Score, *, chunk: int = CHUNK) -> Solution:
+def exhaustive(choices: Sequence[int], score: Score, *, chunk: int = CHUNK) -> SearchResult:
     """The cheapest of all vectors; of equally cheap ones the first in lexicographic order.
 
-    choices: options at each position. chunk: the most vectors in a batch, at least 1; the last positions vary within
-    a batch, so it is smaller if the next would not go in as a whole.
-    `InputError` above `MOST_VECTORS` vectors.
+    choices: options at each position. chunk: the most vectors in a batch, at least 1; a batch varies as many of the
+    last positions as fit. Raises `InputError` above `MOST_VECTORS` vectors.
 
     >>> exhaustive([3, 2, 3], lambda vectors: abs(vectors.sum(axis=1) - 4))
-    Solution(best=(1, 1, 2), cost=0, evaluations=18)
+    SearchResult(best=(1, 1, 2), cost=0, evaluations=18)
     """
     checked(choice_problems(choices))
     total = math.prod(choices)
@@ -46,4 +45,4 @@ def exhaustive(choices: Sequence[int], score: Score, *, chunk: int = CHUNK) -> S
         return int(costs[first]), as_tuple(vectors[first])
 
     cost, best = min(map(cheapest, itertools.product(*map(range, choices[:split]))))
-    return Solution(best, cost, total)
+    return SearchResult(best, cost, total)

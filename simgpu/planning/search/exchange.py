@@ -1,4 +1,4 @@
-"""Descent from a vector to one that no small change makes cheaper."""
+"""Descent from a vector to a local optimum."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from simgpu.errors import Problem
 from simgpu.planning.search.space import (
     Score,
-    Solution,
+    SearchResult,
     Vectors,
     as_tuple,
     checked,
@@ -21,19 +21,19 @@ from simgpu.planning.search.space import (
     start_problems,
 )
 
-#: Pairs are changed in batches of about so many vectors.
+#: Approximate number of vectors in a batch of pair changes.
 BATCH = 4096
 
 Numbers = NDArray[np.int64]
 
 
 @dataclass(frozen=True)
-class Descended(Solution):
-    """Where a descent ended.
+class Descended(SearchResult):
+    """The result of a descent.
 
-    moves: how often a cheaper vector was gone to. local_optimum: whether every vector that differs from the best in one
+    moves: number of moves to a cheaper vector. local_optimum: whether every vector that differs from the best in one
     entry was scored, and none is cheaper. pair_optimum: whether that also holds for every change of both entries of
-    every pair that was asked for; where none was, it is `local_optimum`.
+    every given pair; without pairs it equals `local_optimum`.
     """
 
     moves: int
@@ -48,15 +48,14 @@ def descend(
     pairs: Iterable[tuple[int, int]] = (),
     limit: int | None = None,
 ) -> Descended:
-    """Go to cheaper neighbours until there is none, or until more than `limit` vectors would have to be scored.
+    """Move to cheaper neighbours until there is none, or until more than `limit` vectors would have to be scored.
 
-    All vectors that differ in one entry are scored in one batch, and the cheapest is gone to. Where none is cheaper,
-    both entries of `pairs` of positions are changed, some pairs at a time in the order given; after a batch with a
-    cheaper vector single entries come first again, and then the pairs that follow. Of equally cheap vectors that of the
-    first position, or pair, is taken, so the same arguments lead the same way.
-    There are as many pairs as n (n - 1) / 2; `shuffled_pairs` has them in an order of which a `limit` leaves a fair
-    sample.
-    `InputError` for a start or pairs that do not suit the choices, and a limit below 1.
+    All vectors that differ in one entry are scored in one batch; the search moves to the cheapest. If none is cheaper,
+    both entries of `pairs` of positions are changed, some pairs at a time in the given order; after a batch with a
+    cheaper vector, single entries are tried again before the following pairs. Of equally cheap vectors the one of the
+    first position, or pair, is chosen, so the search is deterministic.
+    There are n (n - 1) / 2 pairs; `shuffled_pairs` lists them in random order, so that a `limit` gives a fair sample.
+    Raises `InputError` for a start or pairs that do not match the choices, and a limit below 1.
 
     >>> def score(vectors):
     ...     return abs(3 * vectors[:, 0] + vectors[:, 1] - 5)
@@ -83,13 +82,13 @@ def descend(
         if futile >= len(pairs):
             return walk.ended(True, True)
         order = np.arange(at, at + len(pairs) - futile) % len(pairs)
-        taken = max(1, int(np.searchsorted(np.cumsum(variants[order]), walk.affordable, side="right")))
-        chosen = order[:taken]
+        count = max(1, int(np.searchsorted(np.cumsum(variants[order]), walk.affordable, side="right")))
+        chosen = order[:count]
         better = walk.step(_doubles(walk.vector, counts, firsts[chosen], seconds[chosen]))
         if better is None:
             break
-        at = (at + taken) % len(pairs)
-        futile = 0 if better else futile + taken
+        at = (at + count) % len(pairs)
+        futile = 0 if better else futile + count
         local_optimum = not better
     return walk.ended(local_optimum, False)
 
@@ -105,7 +104,7 @@ def shuffled_pairs(length: int, seed: int) -> list[tuple[int, int]]:
 
 
 class _Walk:
-    """The present vector, and how many have been scored to come to it."""
+    """The current vector, and the number of scored vectors."""
 
     def __init__(self, start: Sequence[int], score: Score, limit: int | None) -> None:
         self._score, self._limit = score, limit
@@ -115,11 +114,11 @@ class _Walk:
 
     @property
     def affordable(self) -> int:
-        """How many vectors the next batch of pairs may have."""
+        """The most vectors in the next batch of pairs."""
         return BATCH if self._limit is None else min(BATCH, self._limit - self._evaluations)
 
     def step(self, neighbours: Vectors) -> bool | None:
-        """Go to the cheapest neighbour if it is cheaper; False if none is, None if there are too many to score."""
+        """Move to the cheapest neighbour if it is cheaper; False if none is, None if there are too many to score."""
         if self._limit is not None and self._evaluations + len(neighbours) > self._limit:
             return None
         costs = scored(self._score, neighbours)
@@ -136,7 +135,7 @@ class _Walk:
 
 
 def _singles(vector: Vectors, counts: Numbers) -> Vectors:
-    """Every vector that differs in one entry, by position, then by how far the option is from the present one."""
+    """Every vector that differs in one entry, by position, then by distance from the current option."""
     positions, steps = _numbered(counts - 1)
     neighbours = np.tile(vector, (len(positions), 1))
     rows = np.arange(len(positions))
@@ -157,7 +156,7 @@ def _doubles(vector: Vectors, counts: Numbers, firsts: Numbers, seconds: Numbers
 
 
 def _numbered(counts: Numbers) -> tuple[Numbers, Numbers]:
-    """For each of several groups its number, as often as it has members, and the members' numbers in it."""
+    """For each member of all groups, the group's number and the member's number in it."""
     groups = np.repeat(np.arange(len(counts)), counts)
     return groups, np.arange(len(groups)) - np.repeat(np.cumsum(counts) - counts, counts)
 

@@ -1,7 +1,7 @@
-"""What is searched, vectors of options, and what a search of them found.
+"""Vectors of options, their scores, and the result of a search.
 
-A vector has one entry per position; the entry is the index of one of that position's options. Vectors travel in
-batches, so that whoever scores them can do many at once.
+A vector has one entry per position; the entry is the index of one of that position's options. Vectors come in batches,
+so that many can be scored at once.
 """
 
 from __future__ import annotations
@@ -16,9 +16,9 @@ from simgpu.errors import InputError, Problem
 
 #: A batch of vectors, shape (vectors, positions).
 Vectors = NDArray[np.int8]
-#: What each vector of a batch costs, shape (vectors,); less is better.
+#: The cost of each vector of a batch, shape (vectors,); less is better.
 Costs = NDArray[np.int64]
-#: Scores a batch. It must neither change nor keep the array it is given, and equal vectors must cost the same.
+#: Scores a batch. It must neither change nor keep its argument, and equal vectors must cost the same.
 Score = Callable[[Vectors], Costs]
 
 #: An entry is an int8.
@@ -26,10 +26,10 @@ MOST_OPTIONS = 127
 
 
 @dataclass(frozen=True)
-class Solution:
-    """What a search of vectors found.
+class SearchResult:
+    """The result of a search.
 
-    best: the cheapest vector scored, as a tuple. cost: its cost. evaluations: how many vectors were scored.
+    best: the cheapest scored vector, as a tuple. cost: its cost. evaluations: number of scored vectors.
     """
 
     best: tuple[int, ...]
@@ -38,9 +38,9 @@ class Solution:
 
 
 def scored(score: Score, vectors: Vectors) -> Costs:
-    """The costs of a batch, in an array of one's own; nobody is asked about an empty batch.
+    """The costs of a batch, in a new array; an empty batch is not scored.
 
-    `ValueError` where the score does not give as many signed whole numbers.
+    Raises `ValueError` if the score does not return one signed integer per vector.
 
     >>> scored(lambda vectors: vectors.sum(axis=1), np.array([[0, 1], [2, 2]], dtype=np.int8))
     array([1, 4])
@@ -49,13 +49,13 @@ def scored(score: Score, vectors: Vectors) -> Costs:
         return np.empty(0, dtype=np.int64)
     costs = np.asarray(score(vectors))
     if costs.shape != (len(vectors),) or not np.issubdtype(costs.dtype, np.signedinteger):
-        what = f"a score of {len(vectors)} vectors came back as {costs.dtype} of shape {costs.shape}"
-        raise ValueError(f"{what}; return one signed whole number for each vector")
+        what = f"the score of {len(vectors)} vectors is an array of {costs.dtype} with shape {costs.shape}"
+        raise ValueError(f"{what}; return one signed integer for each vector")
     return costs.astype(np.int64)
 
 
 def choice_problems(choices: Sequence[int]) -> list[Problem]:
-    """What is wrong with numbers of options per position.
+    """The problems of numbers of options per position.
 
     >>> [str(problem) for problem in choice_problems([3, 0])]
     ['choices: position 1 has 0 options; give from 1 to 127']
@@ -68,7 +68,7 @@ def choice_problems(choices: Sequence[int]) -> list[Problem]:
 
 
 def start_problems(start: Iterable[Sequence[int]], choices: Sequence[int]) -> list[Problem]:
-    """What is wrong with vectors that a search shall start from.
+    """The problems of start vectors.
 
     >>> [str(problem) for problem in start_problems([(0, 3), (1,)], [2, 2])]
     ['start: vector 0, position 1 has option 3 of 2; options count from 0', 'start: vector 1 has 1 of 2 positions']
@@ -88,7 +88,7 @@ def start_problems(start: Iterable[Sequence[int]], choices: Sequence[int]) -> li
 
 
 def checked(problems: Sequence[Problem]) -> None:
-    """`InputError` with all problems, if there are any."""
+    """Raise `InputError` with all problems, if there are any."""
     if problems:
         raise InputError(problems)
 

@@ -1,4 +1,4 @@
-"""A particle swarm over vectors of options: particles that recombine what they have seen."""
+"""A particle swarm over vectors of options, whose particles recombine the best vectors so far."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from simgpu.errors import Problem
 from simgpu.planning.search.space import (
     Costs,
     Score,
-    Solution,
+    SearchResult,
     Vectors,
     as_tuple,
     checked,
@@ -31,24 +31,24 @@ Stopped = Literal["converged", "patience", "iterations"]
 class Swarm:
     """Minimises a cost over vectors of options as HOME's particle swarm does (algorithms 1 and 3).
 
-    Random particles are scored; then, in each iteration, every particle is updated from two vectors: P1, the best
-    of all particles in the last iteration, and P2, the best that this particle has ever been. Of equally good
-    particles the first is P1. Of its equally good vectors a particle remembers the last, which the paper leaves open:
-    otherwise a swarm would never agree where many vectors cost the same.
+    Random particles are scored; then, in each iteration, every particle is updated from two vectors: P1, the best of
+    all particles in the last iteration, and P2, the particle's own best so far. Of equally good particles the first is
+    P1. Of its own equally good vectors a particle remembers the last, which the paper leaves open: otherwise a swarm
+    would never agree where many vectors cost the same.
 
-    update: how. "full" is algorithm 3 as printed: for position after position, the particle's entry is set to that of
-    P1 and scored, to that of P2 and scored, and the cheaper stays; equal ones leave that of P2. That makes 2n scores
-    for each particle of n positions in each iteration. "recombine" is a reading that fits the search times of the
-    paper's table 3, which leave one score for each particle and iteration: a fair coin takes each entry from P1 or P2,
-    and the particle is scored once. With half of every particle from one vector, 500 particles at some 100 positions
-    agree after some tens of iterations; a full update needs fewer, each of many scores, and finds better vectors.
+    update: "full" is algorithm 3 as printed: position by position, the particle's entry is set to that of P1 and
+    scored, to that of P2 and scored, and the cheaper is kept; if equal, that of P2. That is 2n scores for each particle
+    of n positions in each iteration. "recombine" fits the search times of the paper's table 3, which imply one score
+    for each particle and iteration: a fair coin takes each entry from P1 or P2, and the particle is scored once. 500
+    particles at about 100 positions then agree after some tens of iterations; a full update needs fewer iterations with
+    many more scores, and finds better vectors.
 
     choices: options at each position, one number for all or one for each of `length`. particles, iterations: 500 each
-    in the paper (section 3.3). patience: stop after so many iterations without a better vector; None: never.
+    in the paper (section 3.3). patience: stop after this many iterations without a better vector; None: never.
 
-    This is own code because no library has this search: there is no velocity and no inertia, and a position holds one
-    of a few options without an order. Both updates only recombine entries that some particle drew at the same position
-    at the start. Nothing mutates, so a swarm cannot promise an optimum, however long it runs.
+    No library implements this search: it has no velocity and no inertia, and the options of a position have no order.
+    Both updates only recombine entries that some particle drew at the same position at the start. Without mutation, the
+    swarm does not guarantee an optimum, however long it runs.
 
     >>> result = Swarm(choices=3, length=8, particles=200).minimise(lambda vectors: -vectors.sum(axis=1))
     >>> result.best, result.cost, result.evaluations == 200 * result.iterations
@@ -65,14 +65,14 @@ class Swarm:
 
     def __post_init__(self) -> None:
         minima = {"length": 0, "particles": 1, "iterations": 1, "seed": 0, "patience": 1}
-        given = {name: getattr(self, name) for name in minima}
+        values = {name: getattr(self, name) for name in minima}
         problems = [
             Problem("", name, f"{value} is less than {minima[name]}", "give a greater one")
-            for name, value in given.items()
+            for name, value in values.items()
             if value is not None and value < minima[name]
         ]
         if self.update not in ("recombine", "full"):
-            problems.append(Problem("", "update", f"{self.update!r} is no way to update", "give recombine or full"))
+            problems.append(Problem("", "update", f"{self.update!r} is not an update", "give recombine or full"))
         if not isinstance(self.choices, int) and len(self.choices) != self.length:
             what = f"{len(self.choices)} numbers of options for {self.length} positions"
             problems.append(Problem("", "choices", what, "give one for each position, or one for all"))
@@ -84,8 +84,8 @@ class Swarm:
         """Search. The same seed, start and score give the same result to the byte.
 
         score: costs of a batch of vectors (see `space.Score`). start: vectors that replace the first random particles.
-        progress: told the number of each iteration, from 1 on, when it has been scored.
-        `InputError` for vectors of `start` that are none of this swarm's, or too many of them.
+        progress: called with the number of each scored iteration, from 1 on.
+        Raises `InputError` for vectors of `start` that do not match this swarm, or too many of them.
         """
         flock = _Flock(self._first_particles(start), score)
         rng = np.random.default_rng([self.seed, 1])
@@ -131,7 +131,7 @@ class Swarm:
 class History(NamedTuple):
     """Costs by iteration, all of shape (iterations,)."""
 
-    #: The dearest particle of each iteration.
+    #: The most expensive particle of each iteration.
     worst: Costs
     mean: NDArray[np.float64]
     #: The cheapest vector up to each iteration, so it never rises.
@@ -139,25 +139,25 @@ class History(NamedTuple):
 
 
 @dataclass(frozen=True)
-class SwarmResult(Solution):
-    """What a swarm found, and how it got there.
+class SwarmResult(SearchResult):
+    """The result of a swarm and its history.
 
     best: the cheapest particle of any iteration, the first of equals.
-    evaluations: vectors really scored. A full update leaves out those of which the cost is known.
+    evaluations: vectors actually scored. A full update skips those with a known cost.
     """
 
     #: Cost of every particle in every iteration, shape (iterations, particles), read-only.
     costs: Costs = field(repr=False, compare=False)
-    #: Vectors that would have been scored without savings: one a particle and iteration, 2n more in a full update.
+    #: Vectors that the printed algorithm scores: one per particle and iteration, 2n more in a full update.
     as_printed: int
     #: The iteration that first reached the best cost; 1 is that of the random particles.
     converged_at: int
-    #: "converged": nothing is left to recombine. "patience": no better vector for so long. "iterations": all were run.
+    #: "converged": all particles agree. "patience": no better vector for `patience` iterations. "iterations": all ran.
     stopped: Stopped
 
     @property
     def iterations(self) -> int:
-        """How many iterations were run."""
+        """The number of iterations."""
         return len(self.costs)
 
     @property
@@ -168,7 +168,7 @@ class SwarmResult(Solution):
 
 
 class _Flock:
-    """All particles, what they cost, and the best that each has ever been."""
+    """All particles, their costs, and the best vector of each so far."""
 
     def __init__(self, particles: Vectors, score: Score) -> None:
         self._score = score
@@ -180,7 +180,7 @@ class _Flock:
         self.best, self.best_cost = particles[0], np.iinfo(np.int64).max
 
     def note(self) -> bool:
-        """Algorithm 1, lines 8-11: remember the best of all and of each; whether there is a new best of all."""
+        """Algorithm 1, lines 8-11: record the best of all and of each particle; True for a new best of all."""
         better = self.costs <= self._own_costs
         self._own[better] = self._particles[better]
         self._own_costs[better] = self.costs[better]
@@ -191,10 +191,7 @@ class _Flock:
         return True
 
     def update(self, update: Update, rng: np.random.Generator) -> bool:
-        """Algorithm 3; whether anything can still change.
-
-        Where all remember the vector that is P1, they only have that to recombine.
-        """
+        """Algorithm 3; False if nothing can change any more: all particles' best vectors equal P1."""
         lead = self._particles[self.costs.argmin()]
         if bool((self._own == lead).all()):
             return False
@@ -208,9 +205,9 @@ class _Flock:
         return True
 
     def _sweep(self, lead: Vectors) -> bool:
-        """Algorithm 3 with half its scores, because P2 is always the particle as it stands, of which the cost is known.
+        """Algorithm 3 with half the scores, because P2 is always the current particle, whose cost is known.
 
-        That is so at the start; then an entry only changes where that makes the particle cheaper than ever.
+        This holds at the start; later an entry only changes where that makes the particle cheaper than ever before.
         """
         changed = False
         for at, option in enumerate(lead.tolist()):
@@ -231,7 +228,7 @@ class _Flock:
 
 
 def _coins(rng: np.random.Generator, shape: tuple[int, ...]) -> Vectors:
-    """Fair coins, 0 or 1, one for each bit of the generator: its plain words are the same with every NumPy."""
+    """Fair coins, 0 or 1, one for each bit of the generator, whose raw words are the same in every NumPy version."""
     count = math.prod(shape)
     words = np.asarray(rng.bit_generator.random_raw(-(-count // 64)), dtype="<u8")
     return np.unpackbits(words.view(np.uint8), count=count).view(np.int8).reshape(shape)

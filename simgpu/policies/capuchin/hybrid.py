@@ -1,34 +1,36 @@
-"""The hybrid policy of Capuchin as published: swap what can be swapped unseen, else swap or recompute, what costs less.
+"""The hybrid policy of Capuchin as published: swap if the copies overlap fully, else the cheaper of swap and recompute.
 
-Told alike by public summaries and re-implementations (see the package):
+Public summaries and re-implementations (see the package) agree on this:
 
 * Swap time = bytes / bandwidth. Free time FT = (back access - swap in) - (evicted access + swap out): how long a block
-  could be away without anyone waiting. Candidates are taken by free time, largest first, until enough bytes are saved.
-* A swap is hidden if an access can trigger its copy back: the last one from which it still ends in time (the
-  in-trigger). A trigger may not fall into the peak of memory.
-* Copies of one direction exclude each other, so what is swapped already takes time of the link away from the others.
-* What cannot be hidden is swapped on demand or, if that costs less, the candidate with the largest memory saving per
-  second (MSPS, bytes / time of recomputation) is recomputed. Recomputation is on demand.
-* A recomputed map is no source for others any more. Those that had it for a source take its sources instead, and what
-  is still a candidate adds its time to theirs; a candidate that recomputed maps have for a source would be recomputed
-  once more for each of these, which counts as overhead.
-* Feedback: a block that is still on its way at its back access is triggered earlier, by 5 % of its swap time more.
+  could stay on the host without a wait. Candidates are taken by free time, largest first, until enough bytes are saved.
+* A swap is fully overlapped if an access can trigger its fetch: the last one from which it still ends in time (the
+  in-trigger). A trigger may not fall into the memory peak.
+* Copies of one direction exclude each other, so each swap reduces the link time left to the others.
+* Other candidates are swapped on demand or, if that costs less, the candidate with the largest memory saving per second
+  (MSPS, bytes / recomputation time) is recomputed. Recomputation is on demand.
+* A recomputed map is no longer a source. Maps that had it as a source use its sources instead; remaining candidates add
+  its time to theirs. A candidate that is a source of recomputed maps would be recomputed again for each of them, which
+  counts as overhead.
+* Feedback: a block that is still being fetched at its back access is triggered earlier, by another 5 % of the swap
+  time.
 
 Where they are open or differ, this implementation decides:
 
-* A copy out takes the first free time of the link after its evicted access that is long enough, a hidden copy in the
-  last one before its back access; a copy in on demand takes none. (Re-implementations refuse or delay what overlaps.)
-* A swap on demand costs its whole copy in, and the rest of its copy out if that has not ended. (One re-implementation.)
-* MSPS divides by all that a recomputation costs, its repetitions for others among it; re-implementations differ.
-* How often a candidate would be repeated is counted by the recomputed maps that have it for a source now, not carried
-  along from decision to decision; where a map reaches another by two ways it then counts once.
-* When a candidate is passed over because another one is recomputed for it, it is looked at again after all others.
-* A recomputed map may have sources that are swapped; what their earlier return costs is not counted.
+* A device-to-host copy takes the first free interval of the link after its evicted access that is long enough, a fully
+  overlapped host-to-device copy the last one before its back access; a fetch on demand takes none. (Re-implementations
+  reject or delay overlapping copies.)
+* A swap on demand costs its full fetch, and the rest of its offload if that has not ended. (One re-implementation.)
+* MSPS divides by the full cost of a recomputation, with its repetitions for others; re-implementations differ.
+* The repetitions of a candidate are the recomputed maps that have it as a source now, not a count carried from decision
+  to decision; a map that reaches another by two paths counts once.
+* A candidate that was passed over because another one was recomputed is considered again after all others.
+* A recomputed map may have swapped sources; the cost of fetching them earlier is not counted.
 
-Candidates are accessed more than once, and their gap covers a moment at which memory does not suffice (public summaries
-say: an access in the period of peak memory). They are the feature maps of HOME's view (`simgpu.graph.saved`);
-Capuchin's tensors are finer in number, not in kind. A source must still be there at the back access: a block whose last
-use comes before it has to be made again as well, with its own time.
+Candidates are accessed more than once, and memory is short at some moment in their gap (public summaries say: an access
+in the period of peak memory). They are HOME's feature maps (`simgpu.graph.saved`); Capuchin's tensors are more, but of
+the same kind. A source must be resident at the back access: a block whose last use is earlier must be recomputed too,
+with its own time.
 """
 
 from __future__ import annotations
@@ -50,16 +52,16 @@ from simgpu.policies.capuchin.passive import Accesses
 def candidates_of(
     accesses: Accesses, node: NodeSpec, budget: int
 ) -> tuple[dict[int, Activation], tuple[Candidate, ...]]:
-    """Feature maps that help where memory exceeds `budget` bytes, and what is known of each; both by block number.
+    """Feature maps whose gap covers a kernel at which memory exceeds `budget` bytes, and their candidates.
 
     >>> from simgpu.hardware.spec import GpuSpec, LinkSpec
     >>> from simgpu.trace.chain import chain
     >>> from simgpu.policies.capuchin.passive import demand
     >>> graph = TaskGraph.of(chain([5, 7, 9], [10, 14, 18], [100, 200, 300]))
     >>> starts, ends = (0, 5, 12, 21, 39, 53), (5, 12, 21, 39, 53, 63)
-    >>> told = Accesses(graph, starts, ends, demand(graph), swapping_ns=0)
+    >>> accesses = Accesses(graph, starts, ends, demand(graph), swapping_ns=0)
     >>> node = NodeSpec("example", GpuSpec("gpu", 1000), LinkSpec("bus", 10**10, 10**10))
-    >>> _, (x2,) = candidates_of(told, node, budget=500)
+    >>> _, (x2,) = candidates_of(accesses, node, budget=500)
     >>> x2.number, x2.evicted_ns, x2.back_ns, x2.in_ns, x2.recompute_ns
     (1, 12, 39, 20, 5)
     """
@@ -67,9 +69,9 @@ def candidates_of(
     ancestry = Ancestry(graph)
     short = [k for k, held in enumerate(accesses.demand) if held > budget]
     maps = {each.block: each for each in activations(graph) if any(each.after < k < each.before for k in short)}
-    result = []
+    candidates = []
     for b, each in maps.items():
-        kernels, sources = _remake(graph, ancestry, each, maps)
+        kernels, sources = _recomputation(graph, ancestry, each, maps)
         out_ns, in_ns = (_copy_ns(graph, node, b, rate) for rate in (node.link.d2h_bandwidth, node.link.h2d_bandwidth))
         candidate = Candidate(
             number=b,
@@ -82,26 +84,26 @@ def candidates_of(
             sources=sources,
             kernels=kernels,
         )
-        result.append(candidate)
-    return maps, tuple(result)
+        candidates.append(candidate)
+    return maps, tuple(candidates)
 
 
 def _copy_ns(graph: TaskGraph, node: NodeSpec, b: int, rate: int) -> int:
-    """Time of a copy that has the link to itself."""
+    """Time of a copy on an idle link."""
     size, raw = graph.copy_sizes[b], graph.blocks[b].bytes
-    taken = node.gpu.cdma.kernel_bandwidth if node.gpu.cdma is not None else 0
-    return copy_ns(size, sending_rate(node.gpu, taken, size, raw, rate), node.link.latency_ns)
+    kernel_bandwidth = node.gpu.cdma.kernel_bandwidth if node.gpu.cdma is not None else 0
+    return copy_ns(size, sending_rate(node.gpu, kernel_bandwidth, size, raw, rate), node.link.latency_ns)
 
 
 def situation_of(accesses: Accesses) -> Situation:
-    """The list of accesses and the peak of memory. Accesses are told by the kernels that make them."""
+    """The start of each kernel, which stands for its accesses, and the memory peak."""
     return Situation(accesses.starts_ns, accesses.peak.start_ns, accesses.peak.end_ns)
 
 
-def _remake(
+def _recomputation(
     graph: TaskGraph, ancestry: Ancestry, each: Activation, maps: dict[int, Activation]
 ) -> tuple[frozenset[int], frozenset[int]]:
-    """The kernels that make a feature map again, and the other candidates that they need."""
+    """The kernels that recompute a feature map, and the other candidates that they need."""
     kernels: set[int] = set()
     sources: set[int] = set()
     seen = {each.block}
@@ -123,12 +125,12 @@ def _remake(
 
 @dataclass(frozen=True, slots=True)
 class Candidate:
-    """A feature map that may leave between two accesses.
+    """A feature map that may be evicted between two accesses.
 
-    number: names it. bytes: of device memory. evicted_ns: end of the access after which it would leave; back_ns: start
-    of its next access. out_ns, in_ns: its copies, each with the link to itself. recompute_ns: time to recompute it from
-    resident sources, None where it cannot be recomputed. sources: numbers of the candidates it is then computed from;
-    kernels: what then runs again.
+    number: its block. bytes: of device memory. evicted_ns: end of the access before the eviction; back_ns: start of the
+    next access. out_ns, in_ns: its copies on an idle link. recompute_ns: time to recompute it from resident sources,
+    None where it cannot be recomputed. sources: numbers of the candidates that it is recomputed from; kernels: the
+    kernels that recompute it.
 
     >>> Candidate(0, 100, evicted_ns=10, back_ns=100, out_ns=20, in_ns=30).free_ns
     40
@@ -146,20 +148,20 @@ class Candidate:
 
     @property
     def free_ns(self) -> int:
-        """FT: for how long it could rest on the host; negative where its copies take longer than its gap."""
+        """FT: how long it could stay on the host; negative where its copies take longer than its gap."""
         return (self.back_ns - self.in_ns) - (self.evicted_ns + self.out_ns)
 
 
 @dataclass(frozen=True, slots=True)
 class SwapOut:
-    """Swap it. trigger: place in the list of accesses with which its copy back is issued, None for its back access."""
+    """Swap it. trigger: position of the access that issues its fetch, None for its back access."""
 
     trigger: int | None
 
 
 @dataclass(frozen=True, slots=True)
 class RecomputeBlock:
-    """Let go of it, and recompute it at its back access."""
+    """Release it, and recompute it at its back access."""
 
 
 Decision = SwapOut | RecomputeBlock
@@ -167,10 +169,9 @@ Decision = SwapOut | RecomputeBlock
 
 @dataclass(frozen=True, slots=True)
 class Situation:
-    """What all candidates share.
+    """The facts common to all candidates.
 
-    accesses_ns: start of every access of the iteration, ascending. peak_start_ns, peak_end_ns: when memory is at its
-    peak.
+    accesses_ns: start of every access of the iteration, ascending. peak_start_ns, peak_end_ns: the memory peak.
     """
 
     accesses_ns: Sequence[int]
@@ -180,30 +181,30 @@ class Situation:
 
 @dataclass(frozen=True, slots=True)
 class LinkReservations:
-    """One direction of the link: disjoint times at which it is taken, ascending (ns).
+    """One direction of the link: disjoint reserved intervals, ascending (ns).
 
     >>> link = LinkReservations().taking((10, 20)).taking((30, 40))
     >>> link.first(5, 10), link.first(5, 11), link.last(35, 10), link.last(100, 60)
     ((20, 30), (40, 51), (20, 30), (40, 100))
     """
 
-    taken: tuple[tuple[int, int], ...] = ()
+    reserved: tuple[tuple[int, int], ...] = ()
 
-    def taking(self, time: tuple[int, int]) -> LinkReservations:
-        """The same with one more time taken."""
-        return LinkReservations(tuple(sorted((*self.taken, time)))) if time[1] > time[0] else self
+    def reserving(self, time: tuple[int, int]) -> LinkReservations:
+        """These reservations and one more."""
+        return LinkReservations(tuple(sorted((*self.reserved, time)))) if time[1] > time[0] else self
 
     def first(self, from_ns: int, length: int) -> tuple[int, int]:
-        """The first free time that begins at `from_ns` or later."""
-        for start, end in self.taken:
+        """The first free interval that begins at `from_ns` or later."""
+        for start, end in self.reserved:
             if start >= from_ns + length:
                 break
             from_ns = max(from_ns, end)
         return from_ns, from_ns + length
 
     def last(self, until_ns: int, length: int) -> tuple[int, int]:
-        """The last free time that ends at `until_ns` or earlier; it may begin before the iteration."""
-        for start, end in reversed(self.taken):
+        """The last free interval that ends at `until_ns` or earlier; it may begin before the iteration."""
+        for start, end in reversed(self.reserved):
             if end <= until_ns - length:
                 break
             until_ns = min(until_ns, start)
@@ -211,10 +212,10 @@ class LinkReservations:
 
 
 def in_trigger(candidate: Candidate, situation: Situation, out_end_ns: int, in_start_ns: int) -> int | None:
-    """The last access at which a copy in that is to begin at `in_start_ns` can be issued; None where there is none.
+    """The last access that can issue a fetch to begin at `in_start_ns`; None where there is none.
 
-    It may not come before the copy out has ended, nor before the end of the memory peak unless the block is back
-    before that begins. Of accesses at one instant it is the last.
+    It may not be before the end of the offload, nor before the end of the memory peak unless the block is accessed
+    again before the peak begins. Of several accesses at one instant it is the last.
 
     >>> shared = Situation((0, 10, 20, 30, 40, 50), peak_start_ns=20, peak_end_ns=30)
     >>> one = Candidate(0, 1, evicted_ns=10, back_ns=50, out_ns=5, in_ns=10)
@@ -229,9 +230,9 @@ def in_trigger(candidate: Candidate, situation: Situation, out_end_ns: int, in_s
 
 
 def decide(candidates: Sequence[Candidate], situation: Situation, to_save: int) -> dict[int, Decision]:
-    """What leaves, and how, so that `to_save` bytes are saved: decisions by candidate, in the order they were made.
+    """Decisions by candidate that save `to_save` bytes, in the order of deciding.
 
-    Where all candidates together save less, all are decided.
+    If all candidates together save less, all are evicted.
 
     >>> shared = Situation(tuple(range(0, 200, 10)), peak_start_ns=90, peak_end_ns=100)
     >>> far = Candidate(0, 100, evicted_ns=10, back_ns=190, out_ns=20, in_ns=20)
@@ -247,28 +248,28 @@ def decide(candidates: Sequence[Candidate], situation: Situation, to_save: int) 
 class _Hybrid:
     """One run of the policy.
 
-    left: candidates not decided yet, by free time. outward, inward: the link. recompute_ns, sources: of each
-    candidate as recomputations so far have changed them. again: what is recomputed.
+    undecided: candidates without a decision, by free time. outward, inward: reservations of the link. recompute_ns,
+    sources: of each candidate, updated by every recomputation. recomputed: numbers of the recomputed candidates.
     """
 
     def __init__(self, candidates: Sequence[Candidate], situation: Situation, to_save: int) -> None:
         ordered = sorted(candidates, key=lambda each: (-each.free_ns, -each.bytes, each.number))
-        self.left = {each.number: each for each in ordered}
+        self.undecided = {each.number: each for each in ordered}
         self.outward, self.inward = LinkReservations(), LinkReservations()
         self.situation = situation
         self.lacking = to_save
         self.recompute_ns = {each.number: each.recompute_ns for each in candidates}
         self.sources = {each.number: each.sources for each in candidates}
-        self.again: list[int] = []
+        self.recomputed: list[int] = []
         self.decisions: dict[int, Decision] = {}
 
     def run(self) -> dict[int, Decision]:
-        """Pass over what is left until enough is saved; every pass decides at least one."""
-        while self.left and self.lacking > 0:
-            for candidate in list(self.left.values()):
+        """Consider the undecided candidates until enough is saved; every pass decides at least one."""
+        while self.undecided and self.lacking > 0:
+            for candidate in list(self.undecided.values()):
                 if self.lacking <= 0:
                     break
-                if candidate.number in self.left:
+                if candidate.number in self.undecided:
                     self._consider(candidate)
         return self.decisions
 
@@ -283,34 +284,34 @@ class _Hybrid:
             self._recompute(cheapest.number)
             return
         self._settle(candidate, SwapOut(trigger))
-        self.outward = self.outward.taking(out)
+        self.outward = self.outward.reserving(out)
         if trigger is not None:
-            self.inward = self.inward.taking(back)
+            self.inward = self.inward.reserving(back)
 
     def _settle(self, candidate: Candidate, decision: Decision) -> None:
         self.decisions[candidate.number] = decision
         self.lacking -= candidate.bytes
-        del self.left[candidate.number]
+        del self.undecided[candidate.number]
 
     def _most_saving(self) -> Candidate | None:
-        """The candidate with the largest MSPS, the first by free time of equal ones."""
-        able = [each for each in self.left.values() if self.recompute_ns[each.number] is not None]
+        """The candidate with the largest MSPS; of equal ones the first by free time."""
+        able = [each for each in self.undecided.values() if self.recompute_ns[each.number] is not None]
         return max(able, key=lambda each: Fraction(each.bytes, max(self._overhead_ns(each.number), 1)), default=None)
 
     def _overhead_ns(self, number: int) -> int:
-        """What recomputing costs: once for itself, and once for each recomputed map that is made from it."""
-        repetitions = sum(number in self.sources[each] for each in self.again)
+        """The cost of recomputing: once for itself, and once for each recomputed map that has it as a source."""
+        repetitions = sum(number in self.sources[each] for each in self.recomputed)
         return (self.recompute_ns[number] or 0) * (1 + repetitions)
 
     def _recompute(self, number: int) -> None:
-        """Nothing has it for a source any more: its sources take its place, and candidates' times grow by its own."""
-        self.again.append(number)
+        """Replace it as a source by its own sources, and add its time to those of the candidates that used it."""
+        self.recomputed.append(number)
         own = self.sources[number]
-        for each in (*self.again, *self.left):
+        for each in (*self.recomputed, *self.undecided):
             if number in self.sources[each]:
                 self.sources[each] = (self.sources[each] - {number}) | own
                 time = self.recompute_ns[each]
-                if time is not None and each in self.left:
+                if time is not None and each in self.undecided:
                     self.recompute_ns[each] = time + (self.recompute_ns[number] or 0)
 
 
@@ -320,10 +321,10 @@ def triggered_earlier(
     situation: Situation,
     late: Mapping[int, int],
 ) -> dict[int, Decision]:
-    """Decisions with those triggers moved whose blocks came late in the last run.
+    """The decisions with earlier triggers for blocks that were late.
 
-    late: by number, in how many runs so far the block was still on its way at its back access. Each time the copy in
-    is begun by 5 % of its own time earlier; a trigger for which there is no earlier place stays.
+    late: by number, the runs so far in which the block was still being fetched at its back access. For each of them the
+    fetch begins earlier by 5 % of its own time; a trigger without an earlier position stays.
 
     >>> shared = Situation((0, 10, 20, 30, 40, 50), peak_start_ns=0, peak_end_ns=0)
     >>> one = Candidate(0, 1, evicted_ns=5, back_ns=50, out_ns=5, in_ns=20)

@@ -1,22 +1,20 @@
-"""Capuchin's measured iteration: passive mode, in which blocks are evicted and fetched on demand only, and what it
-measures, when every block is accessed and when memory is at its peak.
+"""Capuchin's measured iteration: passive mode, in which blocks are evicted and fetched on demand only. It measures when
+each block is accessed and when memory is at its peak.
 
-Public summaries agree that the first iteration runs like this: where memory cannot be had, tensors are taken from the
-list of accesses and evicted to the host; an access to an evicted tensor faults and fetches it. An access is noted with
-its time at the start and at the end of each computation. The accesses of an iteration are the same every time, so the
-planner can follow them and write down what would happen.
+Public summaries agree on the first iteration: when an allocation fails, tensors from the list of accesses are evicted
+to the host; an access to an evicted tensor faults and fetches it. Each access is recorded with the start and the end of
+its computation. The accesses of all iterations are the same, so the planner can replay them.
 
 Where the summaries are open, this implementation decides:
 
-* The least recently accessed block is evicted first, and only as many as the request needs. Where one kernel touches
-  several blocks, what it reads counts as accessed before what it writes, each in listed order.
-* Copies are synchronous both ways: compute waits for them (one summary calls the copy out asynchronous).
-* What a kernel reads or writes is fetched before memory for its results is taken; blocks that the kernel touches are
-  not evicted for it.
-* Any block that is not persistent and is still to be used can be evicted: gradients too, weights and the batch not.
-* The copy on the host is dropped when the block is fetched, so a block that is evicted again is copied again.
-* Times leave out the stalls of fetching on demand, so that they are those of an iteration with enough memory; only a
-  re-implementation says so (tinyflow takes the time of evictions off its clock).
+* The least recently accessed block is evicted first, and only as many as the request needs. Of the blocks that one
+  kernel accesses, reads come before writes, each in listed order.
+* Copies are synchronous in both directions: compute waits for them (one summary calls the offload asynchronous).
+* A kernel's inputs are fetched before memory for its results is acquired; its own blocks are not evicted for it.
+* Any block that is not persistent and will be used again can be evicted: gradients too, weights and the batch not.
+* The host copy is dropped when the block is fetched, so a block that is evicted again is copied again.
+* Times exclude the stalls of fetching on demand, so that they are those of an iteration with enough memory; only one
+  re-implementation does so (tinyflow subtracts the time of evictions).
 """
 
 from __future__ import annotations
@@ -56,7 +54,7 @@ from simgpu.timeline.streams import StreamId
 
 
 class Use(NamedTuple):
-    """A kernel touches a block from `start_ns` to `end_ns` of the iteration, stalls of swapping left out."""
+    """A kernel accesses a block from `start_ns` to `end_ns` of the iteration, without stalls of swapping."""
 
     kernel: int
     start_ns: int
@@ -64,7 +62,7 @@ class Use(NamedTuple):
 
 
 class Peak(NamedTuple):
-    """From the first kernel that runs when most memory is asked for to the last: kernels, and their times (ns)."""
+    """The memory peak: the first and last kernel at the maximum, the start and end of these (ns), and the bytes."""
 
     first: int
     last: int
@@ -77,8 +75,8 @@ class Peak(NamedTuple):
 class Accesses:
     """The measured iteration.
 
-    starts_ns[k], ends_ns[k]: of each kernel, stalls left out. demand[k]: bytes that would be held while it runs if
-    nothing was evicted. swapping_ns: what swapping on demand added to the iteration.
+    starts_ns[k], ends_ns[k]: start and end of kernel k, without stalls. demand[k]: bytes in use while it runs if
+    nothing is evicted. swapping_ns: time that swapping on demand added to the iteration.
     """
 
     graph: TaskGraph
@@ -88,21 +86,21 @@ class Accesses:
     swapping_ns: int
 
     def uses(self, b: int) -> tuple[Use, ...]:
-        """When a block is accessed, in order."""
+        """The accesses of a block, in order."""
         return tuple(Use(k, self.starts_ns[k], self.ends_ns[k]) for k in self.graph.uses[b])
 
     @cached_property
     def peak(self) -> Peak:
-        """When most memory is asked for, the first and last moment of it."""
+        """The memory peak."""
         most = max(self.demand)
         at = [k for k, held in enumerate(self.demand) if held == most]
         return Peak(at[0], at[-1], self.starts_ns[at[0]], self.ends_ns[at[-1]], most)
 
 
 def passive_run(context: PlanContext) -> Accesses:
-    """Run an iteration in passive mode and tell its accesses.
+    """The accesses of an iteration that runs in passive mode.
 
-    Raises `InputError` for a trace with several compute streams or without what its kernels read, and
+    Raises `InputError` for a trace with several compute streams or without the reads of its kernels, and
     `OutOfMemoryError` where even passive mode cannot run within the budget.
     """
     graph, alignment = context.graph, context.node.gpu.alignment
@@ -115,7 +113,7 @@ def passive_run(context: PlanContext) -> Accesses:
 
 
 def _measured(timeline: Timeline, graph: TaskGraph) -> tuple[int, ...]:
-    """How long each kernel ran in the last iteration of a run, ns."""
+    """The duration of each kernel in the last iteration of a run, ns."""
     last = len(timeline.iteration_ends_ns) - 1
     mine = (timeline.kind == SpanKind.COMPUTE) & (timeline.iteration == last)
     durations = np.zeros(len(graph.kernels), dtype=np.int64)
@@ -127,10 +125,10 @@ def _measured(timeline: Timeline, graph: TaskGraph) -> tuple[int, ...]:
 def passive_program(graph: TaskGraph, budget: int, alignment: int = 1) -> Program:
     """An iteration within `budget` bytes in which blocks are evicted when memory is short, and fetched when used.
 
-    graph: on one compute stream. alignment: of the allocator, bytes. Where even evicting everything does not make
-    room for a kernel, the program asks for the memory all the same, and its run ends out of memory.
+    graph: on one compute stream. alignment: of the allocator, bytes. Where a kernel does not fit even with everything
+    evicted, the program still acquires the memory, and its run ends out of memory.
 
-    Raises `InputError` where the recording does not tell what kernels read.
+    Raises `InputError` for a trace without the reads of its kernels.
 
     >>> from simgpu.program.text import listing
     >>> from simgpu.trace.chain import chain
@@ -145,7 +143,7 @@ def passive_program(graph: TaskGraph, budget: int, alignment: int = 1) -> Progra
 
 
 def demand(graph: TaskGraph, alignment: int = 1) -> tuple[int, ...]:
-    """Bytes that are held while each kernel runs if nothing is ever evicted.
+    """Bytes in use while each kernel runs if nothing is ever evicted.
 
     >>> from simgpu.trace.chain import chain
     >>> demand(TaskGraph.of(chain([5, 7, 9], [10, 14, 18], [100, 200, 300])))
@@ -153,57 +151,57 @@ def demand(graph: TaskGraph, alignment: int = 1) -> tuple[int, ...]:
     """
     program = lower(graph, Placement())
     pool = CountingPool(None, alignment)
-    _take(pool, graph, program.resident)
-    held = [0] * len(graph.kernels)
+    _acquire(pool, graph, program.resident)
+    used = [0] * len(graph.kernels)
     for segment in program.segments:
         for instruction in segment.streams[COMPUTE]:
             if isinstance(instruction, Acquire):
-                _take(pool, graph, instruction.blocks)
+                _acquire(pool, graph, instruction.blocks)
             elif isinstance(instruction, Release):
-                _give(pool, graph, instruction.blocks)
+                _release(pool, graph, instruction.blocks)
             elif isinstance(instruction, Launch):
-                held[instruction.kernel] = pool.used
-    return tuple(held)
+                used[instruction.kernel] = pool.used
+    return tuple(used)
 
 
-def _take(pool: CountingPool, graph: TaskGraph, blocks: Sequence[int]) -> None:
+def _acquire(pool: CountingPool, graph: TaskGraph, blocks: Sequence[int]) -> None:
     pool.acquire(pool.prepare(blocks, [graph.sizes[b] for b in blocks]))
 
 
-def _give(pool: CountingPool, graph: TaskGraph, blocks: Sequence[int]) -> None:
+def _release(pool: CountingPool, graph: TaskGraph, blocks: Sequence[int]) -> None:
     pool.release(pool.prepare(blocks, [graph.sizes[b] for b in blocks]))
 
 
 class _Passive:
-    """Follows the compute stream as it is with all blocks resident, and adds what memory asks for.
+    """Replays the compute stream of a program without eviction, and adds evictions and fetches.
 
-    pool: what is held, of unlimited size, so that the planner can go on where the machine will not. recent: blocks on
-    the device that may be evicted some day, the least recently accessed first. away: blocks on the host.
+    pool: memory in use; unlimited, so that planning continues where the run will end out of memory. recent: blocks on
+    the device that are not persistent, the least recently accessed first. on_host: evicted blocks.
     """
 
     def __init__(self, graph: TaskGraph, resident: Program, budget: int, alignment: int) -> None:
         self.graph = graph
         self.budget = budget
         self.pool = CountingPool(None, alignment)
-        _take(self.pool, graph, resident.resident)
+        _acquire(self.pool, graph, resident.resident)
         self.code: defaultdict[StreamId, list[Instruction]] = defaultdict(list)
         self.recent: dict[int, None] = {}
-        self.away: set[int] = set()
+        self.on_host: set[int] = set()
         self.events = 0
 
     def segment(self, segment: Segment) -> Segment:
-        """A segment with copies."""
+        """A segment with evictions and fetches."""
         for instruction, k in _with_next_kernel(segment.streams[COMPUTE]):
             if isinstance(instruction, Acquire):
                 self._fetch(k)
-                self._free_memory(instruction.blocks, k)
-                _take(self.pool, self.graph, instruction.blocks)
+                self._evict_for(instruction.blocks, k)
+                _acquire(self.pool, self.graph, instruction.blocks)
                 self._access(instruction.blocks)
             elif isinstance(instruction, Launch):
                 self._fetch(k)
                 self._access((*self.graph.reads[k], *self.graph.writes[k]))
             elif isinstance(instruction, Release):
-                _give(self.pool, self.graph, instruction.blocks)
+                _release(self.pool, self.graph, instruction.blocks)
                 for b in instruction.blocks:
                     self.recent.pop(b, None)
             self.code[COMPUTE].append(instruction)
@@ -218,53 +216,53 @@ class _Passive:
                 self.recent[b] = None
 
     def _fetch(self, k: int) -> None:
-        """Bring back what kernel k touches."""
-        missing = tuple(b for b in dict.fromkeys((*self.graph.reads[k], *self.graph.writes[k])) if b in self.away)
+        """Fetch the evicted blocks that kernel k accesses."""
+        missing = tuple(b for b in dict.fromkeys((*self.graph.reads[k], *self.graph.writes[k])) if b in self.on_host)
         if missing:
-            self._free_memory(missing, k)
-            _take(self.pool, self.graph, missing)
+            self._evict_for(missing, k)
+            _acquire(self.pool, self.graph, missing)
             self.code[COMPUTE].append(Acquire(missing))
             copies = [step for b in missing for step in (CopyIn(b), Release((b,), Space.HOST))]
             self._copy(H2D, copies)
-            self.away.difference_update(missing)
+            self.on_host.difference_update(missing)
             self._access(missing)
 
-    def _free_memory(self, blocks: Sequence[int], k: int) -> None:
-        """Evict as many blocks as kernel k does not touch until there is room for these."""
-        lacking = self.pool.used + self._held(blocks) - self.budget
+    def _evict_for(self, blocks: Sequence[int], k: int) -> None:
+        """Evict blocks that kernel k does not access until these fit."""
+        lacking = self.pool.used + self._padded(blocks) - self.budget
         victims = []
         touched = {*self.graph.reads[k], *self.graph.writes[k]}
         for b in self.recent:
             if lacking <= 0:
                 break
-            if self._may_leave(b, k, touched):
+            if self._can_evict(b, k, touched):
                 victims.append(b)
-                lacking -= self._held((b,))
+                lacking -= self._padded((b,))
         if victims:
             self._copy(D2H, [step for b in victims for step in (Acquire((b,), Space.HOST), CopyOut(b))])
             self.code[COMPUTE].append(Release(tuple(victims)))
-            _give(self.pool, self.graph, victims)
-            self.away.update(victims)
+            _release(self.pool, self.graph, victims)
+            self.on_host.update(victims)
             for b in victims:
                 del self.recent[b]
 
-    def _may_leave(self, b: int, k: int, touched: Collection[int]) -> bool:
+    def _can_evict(self, b: int, k: int, touched: Collection[int]) -> bool:
         return b not in touched and self.graph.sizes[b] > 0 and self.graph.next_use(b, k) is not None
 
-    def _held(self, blocks: Sequence[int]) -> int:
-        """Bytes of memory that blocks take together, padding included."""
+    def _padded(self, blocks: Sequence[int]) -> int:
+        """Bytes of blocks, padding included."""
         return self.pool.prepare(blocks, [self.graph.sizes[b] for b in blocks])[1]
 
     def _copy(self, stream: StreamId, copies: Sequence[Instruction]) -> None:
-        """Have a stream copy while compute waits."""
-        begun, ended = self.events, self.events + 1
+        """Copy on a stream while compute waits."""
+        begin, end = self.events, self.events + 1
         self.events += 2
-        self.code[COMPUTE] += [Signal(begun), Await(ended)]
-        self.code[stream] += [Await(begun), *copies, Signal(ended)]
+        self.code[COMPUTE] += [Signal(begin), Await(end)]
+        self.code[stream] += [Await(begin), *copies, Signal(end)]
 
 
 def _with_next_kernel(code: Sequence[Instruction]) -> Iterator[tuple[Instruction, int]]:
-    """Each instruction with the kernel that it launches or that is launched next; the last one's where none is."""
+    """Each instruction with the kernel that it launches or that is launched next; after the last launch, its kernel."""
     launches = [instruction.kernel for instruction in code if isinstance(instruction, Launch)]
     number = 0
     for instruction in code:

@@ -1,22 +1,22 @@
 """`capuchin`: swap or recompute each feature map by measured accesses, after Peng et al., ASPLOS 2020.
 
-Capuchin's own paper was not at hand. Version `published` follows public summaries and re-implementations (named in the
-package): passive mode, free time, in-triggers and their feedback by 5 %, memory saving per second and its updates are
-described alike by several; the order of evictions, what a swap on demand counts for, how the link is shared among
-swaps, and when enough is saved are decided here, as the modules say.
+Capuchin's own paper was not available. Version `published` follows public summaries and re-implementations (named in
+the package). Several agree on passive mode, free time, in-triggers and their feedback by 5 %, memory saving per second
+and its updates. The order of evictions, the cost of a swap on demand, the sharing of the link among swaps, and the
+number of bytes to save are decided here, as the modules document.
 
 Version `home` is Capuchin as HOME rebuilt it for its comparison (TC 2022, sections 2.3, 4.1, 4.2 and 5.3): a greedy
-algorithm that swaps asynchronously and searches the best performance for the tensors from the first to the current
-one, whatever becomes of those that follow. Where that is open, this implementation decides:
+algorithm that swaps asynchronously and optimises the tensors from the first to the current one, regardless of later
+ones. Where that is open, this implementation decides:
 
 * The cost of a decision is the time of an iteration in which the maps so far are swapped or recomputed as decided and
-  all others stay, with memory for that. Memory short in that iteration is left to later maps.
-* Each map is swapped or recomputed, whichever makes that time less; swapped if they are equal. Keeping it would always
-  cost least, so the decisions end, and the rest stays, as soon as the iteration fits.
-* Recomputation takes memory too. If the iteration does not fit when all maps are decided, those that are recomputed are
-  swapped instead, from the first on, until it fits. Of these, again from the first on, those are recomputed after all
-  that need not be swapped; and of all, from the last on, those are kept that need not be moved.
-* Copies out are issued with the last reader and fetches one layer step ahead, as in HOME itself.
+  all others are kept, with unlimited memory. Memory missing in that iteration is left to later maps.
+* Each map is swapped or recomputed, whichever is faster; swapped if equal. Keeping would always be cheapest, so the
+  decisions end, and all further maps are kept, as soon as the iteration fits.
+* Recomputation needs memory too. If the iteration does not fit with all maps decided, recomputed maps are swapped
+  instead, from the first on, until it fits. Then, from the first on, those that need not be swapped are recomputed
+  again; last, from the last map on, maps that need neither are kept.
+* Offloads are issued with the last reader and fetches one layer step ahead, as in HOME itself.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ from simgpu.program.lowering import require_reads
 
 @dataclass(frozen=True)
 class Capuchin(Policy):
-    """Swap what can be swapped unseen, recompute what is quickly made again, one feature map after the other."""
+    """Swap or recompute feature maps greedily, one after the other."""
 
     name = "capuchin"
     summary = "swap or recompute feature maps one by one, greedily"
@@ -57,9 +57,9 @@ class Capuchin(Policy):
 
 
 def rebuilt(context: PlanContext) -> Program:
-    """The iteration by these decisions.
+    """The iteration of version `home`.
 
-    Raises `InputError` for a trace with several compute streams or without what its kernels read.
+    Raises `InputError` for a trace with several compute streams or without the reads of its kernels.
     """
     graph, node = context.graph, context.node
     require_one_stream(graph, "capuchin")
@@ -73,7 +73,7 @@ def rebuilt(context: PlanContext) -> Program:
 
 
 def first_to_current(graph: TaskGraph, node: NodeSpec, budget: int, decisions: Decisions) -> Vector:
-    """The vector: from the first feature map on each leaves as costs least so far, until the iteration fits.
+    """The greedy vector: from the first feature map on, the cheaper of swap and recompute until the iteration fits.
 
     >>> from simgpu.hardware.spec import GpuSpec, LinkSpec
     >>> from simgpu.trace.chain import chain
@@ -89,15 +89,15 @@ def first_to_current(graph: TaskGraph, node: NodeSpec, budget: int, decisions: D
             return tuple(vector)
         tried = [[*vector[:position], number, *vector[position + 1 :]] for number in range(1, count)]
         vector = tried[int(without.costs(tried).time_ns.argmin())]
-    return tuple(vector) if _fits(within, vector) else _mended(within, vector)
+    return tuple(vector) if _fits(within, vector) else _repaired(within, vector)
 
 
-def _mended(within: Evaluator, vector: list[int]) -> Vector:
-    """A vector in which all have left and which does not fit, made to fit if swaps can; see the readings."""
+def _repaired(within: Evaluator, vector: list[int]) -> Vector:
+    """A vector without kept maps that does not fit, changed to fit if swaps can; see the module's docstring."""
     options = within.decisions.options
-    remade = [p for p, own in enumerate(options) if own[vector[p]].action is Action.RECOMPUTE]
+    recomputed = [p for p, own in enumerate(options) if own[vector[p]].action is Action.RECOMPUTE]
     swapped = []
-    for position in remade:
+    for position in recomputed:
         if _fits(within, vector):
             break
         swapped.append(position)
@@ -111,7 +111,7 @@ def _mended(within: Evaluator, vector: list[int]) -> Vector:
 
 
 def _restore(within: Evaluator, vector: list[int], position: int, number: int) -> None:
-    """Take an option back where it still fits."""
+    """Change one option if the vector still fits."""
     chosen, vector[position] = vector[position], number
     if not _fits(within, vector):
         vector[position] = chosen

@@ -1,15 +1,14 @@
-"""Capuchin as published: one measured iteration, decisions by it, and triggers that runs move.
+"""Capuchin as published: one measured iteration, decisions based on it, and triggers adjusted by trial runs.
 
-Readings of what public summaries leave open. Capuchin itself would go on in passive mode wherever memory falls short
-in a guided iteration; a program cannot change its mind on the way, so runs tell beforehand:
+Capuchin itself would fall back to passive mode wherever memory is short in a guided iteration. A program is fixed
+before it runs, so trial runs find these cases. Where public summaries are open, this implementation decides:
 
-* The bytes to save are first what memory lacks at its peak. Where a run finds memory short at a kernel, blocks that
-  were fetched ahead and are not needed by then are triggered after it, those that are needed last first. Where it is
-  a kernel that runs again, what it would make again is swapped instead. Else the bytes to save grow by what was short.
-* Where everything has left and nothing is fetched ahead and it still does not fit, all of the iteration runs in passive
-  mode.
-* Feedback stops when no triggered block comes late, no trigger can move, or an earlier one no longer fits. The fastest
-  run is kept; summaries let the triggers move on from iteration to iteration.
+* The bytes to save are first those that memory lacks at its peak. Where a run is short of memory at a kernel, fetched
+  blocks that are not needed by then are triggered after it, those needed last first. Where that kernel is being
+  recomputed, its blocks are swapped instead. Otherwise the bytes to save grow by the missing amount.
+* If everything is evicted, nothing is fetched ahead and it still does not fit, the full iteration runs in passive mode.
+* Feedback stops when no triggered block is late, no trigger can move, or an earlier one no longer fits. The fastest run
+  is kept; by the summaries the triggers keep moving from iteration to iteration.
 """
 
 from __future__ import annotations
@@ -41,9 +40,9 @@ BlockDecisions = dict[int, Decision]
 
 
 def published(context: PlanContext, adjustments: int = 10) -> Program:
-    """The guided iteration. adjustments: how many runs may move triggers.
+    """The guided iteration. adjustments: the most runs that move triggers.
 
-    Raises `InputError` for a trace with several compute streams or without what its kernels read, and
+    Raises `InputError` for a trace with several compute streams or without the reads of its kernels, and
     `OutOfMemoryError` where even passive mode does not fit.
     """
     guided = _Guided(context)
@@ -56,7 +55,7 @@ def published(context: PlanContext, adjustments: int = 10) -> Program:
 
 
 def placed(decisions: Mapping[int, Decision], maps: Mapping[int, Activation]) -> Placement:
-    """BlockDecisions as a placement; a swap leaves when its last access in forward has ended."""
+    """The placement of the decisions; an offload begins when the last access in forward has ended."""
     swaps, recomputes = [], []
     for b, decision in sorted(decisions.items()):
         after, before = maps[b].after, maps[b].before
@@ -69,7 +68,7 @@ def placed(decisions: Mapping[int, Decision], maps: Mapping[int, Activation]) ->
 
 
 class _Guided:
-    """Tries guided iterations. not_before: of blocks, the kernel before which memory lacks and they are not fetched."""
+    """Tries guided iterations. not_before: the kernel before which a block must not be fetched, for lack of memory."""
 
     def __init__(self, context: PlanContext) -> None:
         accesses = passive_run(context)
@@ -81,7 +80,7 @@ class _Guided:
         self.not_before: dict[int, int] = {}
 
     def fitting(self) -> tuple[BlockDecisions, Program, Trial] | None:
-        """The first decisions that fit; None where nothing is left to decide."""
+        """The first decisions that fit; None where no candidate is left."""
         while True:
             decisions = self._postponed(decide(self.candidates, self.situation, self.to_save))
             program = lower(self.context.graph, placed(decisions, self.maps))
@@ -98,7 +97,7 @@ class _Guided:
                 self.to_save = saved + short
 
     def adjusted(self, decisions: BlockDecisions, program: Program, trial: Trial, adjustments: int) -> Program:
-        """The fastest of some runs, each with the triggers moved of what came late in those before."""
+        """The fastest of several runs, each with earlier triggers for the blocks that were late before."""
         best, fastest = program, trial.iteration_ns
         late: Counter[int] = Counter()
         now = decisions
@@ -118,49 +117,51 @@ class _Guided:
         return best
 
     def _postpone(self, decisions: BlockDecisions, k: int, short: int) -> bool:
-        """Let so many bytes come after kernel k as were fetched before it and are needed later; False if none were."""
+        """Fetch `short` bytes after kernel k that were fetched before it but needed later; False if there are none."""
         sizes = {each.number: each.bytes for each in self.candidates}
-        there = [
+        fetched = [
             b
-            for b, result in decisions.items()
-            if isinstance(result, SwapOut) and result.trigger is not None and result.trigger <= k < self.maps[b].before
+            for b, decision in decisions.items()
+            if isinstance(decision, SwapOut)
+            and decision.trigger is not None
+            and decision.trigger <= k < self.maps[b].before
         ]
-        for b in sorted(there, key=lambda b: (-self.maps[b].before, b)):
+        for b in sorted(fetched, key=lambda b: (-self.maps[b].before, b)):
             if short <= 0:
                 break
             self.not_before[b] = k + 1
             short -= sizes[b]
-        return bool(there)
+        return bool(fetched)
 
     def _swap_instead(self, decisions: BlockDecisions, k: int) -> bool:
-        """Recompute nothing by kernel k any more, if it is its second run that lacks memory; False if it is not."""
-        gone = sum(
+        """Stop recomputing with kernel k if its second run lacks memory; False if that is not the cause."""
+        evicted_bytes = sum(
             each.bytes
             for each in self.candidates
             if each.number in decisions and self.maps[each.number].after < k < self.maps[each.number].before
         )
-        first_run_fits = k >= 0 and self.demand[k] - gone <= self.context.budget
-        again = {
+        first_run_fits = k >= 0 and self.demand[k] - evicted_bytes <= self.context.budget
+        recomputed = {
             each.number
             for each in self.candidates
             if k in each.kernels and isinstance(decisions.get(each.number), RecomputeBlock)
         }
         if first_run_fits:
             self.candidates = tuple(
-                replace(each, recompute_ns=None) if each.number in again else each for each in self.candidates
+                replace(each, recompute_ns=None) if each.number in recomputed else each for each in self.candidates
             )
-        return first_run_fits and bool(again)
+        return first_run_fits and bool(recomputed)
 
     def _postponed(self, decisions: BlockDecisions) -> BlockDecisions:
-        result = dict(decisions)
+        postponed = dict(decisions)
         for b, k in self.not_before.items():
             decision = decisions.get(b)
             if isinstance(decision, SwapOut) and decision.trigger is not None:
-                result[b] = SwapOut(max(decision.trigger, k))
-        return result
+                postponed[b] = SwapOut(max(decision.trigger, k))
+        return postponed
 
     def _late(self, trial: Trial) -> set[int]:
-        """Blocks for whose copy in compute waited in the last iteration."""
+        """Blocks for whose fetch compute waited in the last iteration."""
         timeline = trial.timeline
         last = len(timeline.iteration_ends_ns) - 1
         return {

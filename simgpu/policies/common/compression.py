@@ -1,4 +1,4 @@
-"""Encoding of what vDNN offloads: which tensors are sparse, and the program that encodes them."""
+"""Encoding of vDNN's offloads: which tensors are sparse, and the program that encodes them."""
 
 from __future__ import annotations
 
@@ -16,20 +16,19 @@ from simgpu.program.lowering import lower
 from simgpu.program.placement import Placement, Swap
 from simgpu.trace.operators import OpClass, op_class
 
-#: The codecs of the paper (section IV-E), in the order in which equal costs are decided.
+#: The codecs of the paper (section IV-E); of equal costs the first wins.
 CODECS = ("zvc", "csr", "rle", "lz4")
 
 #: Operators whose results are the sparse tensors of CSWAP: ReLU, which PyTorch also calls threshold, and max pooling.
 _MAKES_ZEROS = re.compile(r"(?<!leaky_)(?<!p)relu|threshold|max_?pool|maxpool", re.IGNORECASE)
-#: Operators that only move values, so that the zeros of what they read are in what they make.
+#: Operators that only move values, so that zeros of their inputs stay in their outputs.
 _KEEPS_ZEROS = re.compile(r"(^|[^a-z])(cat|concat|stack|clone|contiguous|copy_?|flatten|reshape|view)([^a-z]|$)")
 
 
 def encoding_costs(graph: TaskGraph, policy: str) -> EncodingCosts:
-    """What encoding costs, for a policy that compresses.
+    """The costs of encoding, for a policy that compresses.
 
-    Raises `InputError` for several compute streams, and for a trace that does not tell what compression makes of any
-    block.
+    Raises `InputError` for several compute streams, and for a trace with neither sparsity nor compressed sizes.
     """
     require_one_stream(graph, policy)
     if graph.costs is None:
@@ -42,7 +41,7 @@ def encoding_costs(graph: TaskGraph, policy: str) -> EncodingCosts:
 def carries_zeros(graph: TaskGraph, b: int, before: int) -> bool:
     """Whether a block holds, before a kernel, the output of ReLU or max pooling (CSWAP, section IV-A).
 
-    Also what dropout makes of one, and what moves such outputs together, such as the concatenation of a fire module.
+    True also for the output of a dropout of one, and of operators that move such outputs, such as a concatenation.
     """
     writers = [k for k in graph.uses[b] if k < before and b in graph.writes[k]]
     if not writers:
@@ -56,7 +55,7 @@ def carries_zeros(graph: TaskGraph, b: int, before: int) -> bool:
 
 
 def sparse_swaps(graph: TaskGraph, swaps: Iterable[Swap], costs: EncodingCosts) -> tuple[Swap, ...]:
-    """The swaps of what carries the zeros of ReLU and max pooling, where the trace tells how many."""
+    """The swaps of tensors that carry the zeros of ReLU and max pooling and whose sparsity the trace contains."""
     return tuple(
         swap
         for swap in swaps
@@ -67,9 +66,10 @@ def sparse_swaps(graph: TaskGraph, swaps: Iterable[Swap], costs: EncodingCosts) 
 def encoded_offloading(
     graph: TaskGraph, swaps: Iterable[Swap], encodings: Mapping[int, Encoding], *, on_host: bool = False
 ) -> Program:
-    """vDNN's program with some blocks encoded on their way, by block position.
+    """vDNN's program with some blocks encoded for the copies.
 
-    on_host: they are encoded in host memory, after the copy out, and decoded there before the copy in.
+    encodings: by block position. on_host: blocks are encoded in host memory after the offload, and decoded there before
+    the prefetch.
     """
     chosen = tuple(encodings[b] for b in sorted(encodings))
     transforms = (WithEncodings(chosen),) if chosen else ()
@@ -81,7 +81,7 @@ def encoded_offloading(
 
 
 def nothing_to_compress(graph: TaskGraph, swaps: Iterable[Swap], why: str) -> Program:
-    """vDNN's program as it is, with a note that says why nothing is compressed."""
+    """vDNN's program without compression, with a note that gives the reason."""
     program = encoded_offloading(graph, swaps, {})
     return replace(program, notes=(*program.notes, f"nothing is compressed: {why}"))
 
@@ -89,6 +89,6 @@ def nothing_to_compress(graph: TaskGraph, swaps: Iterable[Swap], why: str) -> Pr
 def known_codecs(
     graph: TaskGraph, sparse: Iterable[Swap], costs: EncodingCosts, codecs: Iterable[str]
 ) -> tuple[str, ...]:
-    """The codecs of which the size of some sparse tensor is known."""
+    """The codecs for which the compressed size of some sparse tensor is known."""
     blocks = [graph.blocks[swap.block] for swap in sparse]
     return tuple(codec for codec in codecs if any(costs.is_known(block, codec) for block in blocks))

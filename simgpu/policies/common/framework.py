@@ -1,4 +1,4 @@
-"""What a framework without a memory policy does: recorded lifetimes, nothing compressed, tensors saved by autograd."""
+"""A framework without a memory policy: recorded lifetimes, no compression, tensors saved by autograd."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ from simgpu.program.placement import Placement
 
 
 def framework(graph: TaskGraph, policy: str) -> tuple[TaskGraph, tuple[Transform, ...]]:
-    """The graph of a framework that knows nothing of compressed memory, and the transforms that make it.
+    """The graph of a framework without compressed memory, and the transforms that build it.
 
-    Raises `InputError` where such a twin cannot tell what the framework would do: for a trace with several compute
-    streams, one that does not tell what kernels read, and for GPUs that train together.
+    Raises `InputError` where a framework policy cannot be modelled: for a trace with several compute streams, for a
+    trace without the reads of its kernels, and for data parallelism.
     """
     require_one_stream(graph, policy)
     require_reads(graph)
@@ -39,22 +39,25 @@ def saved_note(saved: SavedTensors) -> tuple[str, ...]:
     return ("tensors that autograd saves: derived from what backward reads, since the trace does not record them",)
 
 
-def releases_with_saved(graph: TaskGraph, tensors: Sequence[Saved], read: Sequence[Sequence[int]]) -> list[int | None]:
-    """When each block is let go. Where its saved tensors are elsewhere, that is when the framework has dropped it, it
-    has been saved, and nothing uses it any more but the kernels that read the saved tensors; else as recorded.
+def releases_after_offload(
+    graph: TaskGraph, tensors: Sequence[Saved], read: Sequence[Sequence[int]]
+) -> list[int | None]:
+    """The kernel after which each block is released.
 
-    read: for each tensor the kernels that read it in place of its block.
+    A block whose saved tensors were offloaded is released when the framework has dropped it, its tensors are saved, and
+    its last use other than by the readers of the copies is over; all others as recorded. read: for each tensor, the
+    kernels that read its copy in place of its block.
     """
     releases = list(graph.recorded_releases)
-    saved_reads: defaultdict[int, set[int]] = defaultdict(set)
+    copy_readers: defaultdict[int, set[int]] = defaultdict(set)
     for tensor, kernels in zip(tensors, read, strict=True):
-        saved_reads[tensor.block].update(kernels)
+        copy_readers[tensor.block].update(kernels)
     until: dict[int, int] = {}
     for b, _, after, _, dropped in tensors:
         if dropped is not None:
             until[b] = max(until.get(b, 0), after, dropped)
     for b, earliest in until.items():
-        releases[b] = max((k for k in graph.uses[b] if k not in saved_reads[b]), default=earliest)
+        releases[b] = max((k for k in graph.uses[b] if k not in copy_readers[b]), default=earliest)
         releases[b] = max(releases[b] or 0, earliest)
     return releases
 

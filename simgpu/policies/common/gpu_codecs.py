@@ -1,4 +1,4 @@
-"""Codecs that run as kernels of the GPU: their launch settings, and vDNN's program with tensors encoded by them."""
+"""Codecs that run as GPU kernels: their launch settings, and vDNN's program with tensors that they encode."""
 
 from __future__ import annotations
 
@@ -26,9 +26,9 @@ Launch = Literal["tuned", "expert", "random", "grid_search"]
 
 @dataclass(frozen=True)
 class SwappingExecutor:
-    """The codec's kernels: a launch setting for each codec on one GPU.
+    """The codecs' kernels with a launch setting for each codec on one GPU.
 
-    surface: how long they take there.
+    surface: the times of the kernels on that GPU.
     """
 
     surface: ResponseSurface
@@ -40,7 +40,7 @@ class SwappingExecutor:
         return Encoding(block, codec, grid=setting.grid, threads=setting.threads)
 
     def program(self, graph: TaskGraph, swaps: tuple[Swap, ...], chosen: Mapping[int, str], sparse: int) -> Program:
-        """vDNN's program with these blocks encoded by these codecs. sparse: how many might have been."""
+        """vDNN's program with blocks encoded by their chosen codecs. sparse: the number of sparse tensors."""
         program = encoded_offloading(graph, swaps, {b: self.encoding(b, codec) for b, codec in chosen.items()})
         counts = Counter(chosen.values())
         by_codec = ", ".join(f"{count} by {codec} at {self.settings[codec]}" for codec, count in sorted(counts.items()))
@@ -53,7 +53,7 @@ class SwappingExecutor:
 def executor_of(
     context: PlanContext, sparse: Iterable[Swap], costs: EncodingCosts, codecs: Iterable[str], launch: Launch
 ) -> SwappingExecutor:
-    """An executor whose launch settings are chosen before training begins, and remembered over its epochs."""
+    """An executor whose launch settings are chosen before training begins and kept over its epochs."""
     key = f"launch settings, {launch}"
     known: dict[str, LaunchSetting] = context.carried.setdefault(key, {})
     blocks = [context.graph.blocks[swap.block] for swap in sparse]

@@ -19,16 +19,16 @@ from simgpu.program.placement import Placement, Recompute, Swap
 
 @dataclass(frozen=True)
 class PlacingPolicy(Policy):
-    """A policy that answers with one of three actions for each feature map: keep, swap or recompute."""
+    """A policy that chooses an action for each feature map: keep, swap or recompute."""
 
     @abstractmethod
     def place(self, context: PlanContext, decisions: Decisions) -> Vector:
-        """What becomes of each feature map."""
+        """The chosen option of each feature map."""
 
     def plan(self, context: PlanContext) -> Program:
-        """The program that carries the decisions out, asynchronously.
+        """The program of the decisions, with asynchronous copies.
 
-        Raises `InputError` for a trace with several compute streams, or without what its kernels read.
+        Raises `InputError` for a trace with several compute streams, or without the reads of its kernels.
         """
         decisions = self.decisions(context)
         vector = self.place(context, decisions)
@@ -44,8 +44,8 @@ class PlacingPolicy(Policy):
 
 
 def evaluator_of(context: PlanContext, decisions: Decisions) -> Evaluator:
-    """What tells the cost of the decisions in this context."""
-    return Evaluator(context.graph, context.node, context.budget, decisions, beyond=context.beyond)
+    """The evaluator of decisions in this context."""
+    return Evaluator(context.graph, context.node, context.budget, decisions, exactness_limit=context.exactness_limit)
 
 
 def placement_of(
@@ -56,10 +56,10 @@ def placement_of(
     early: bool = True,
     drained: Sequence[bool] | None = None,
 ) -> Placement:
-    """The placement that a vector stands for.
+    """The placement of a vector.
 
-    graph: with the encoded forms that the vector asks for. early: copies out are issued during the last reader's layer
-    step, else after it. drained: of which feature maps the fetch waits for all copies (`Swap.drain`).
+    graph: with the encoded forms that the vector uses. early: offloads overlap with the last reader's layer step, else
+    they begin after it. drained: feature maps whose fetch waits for all copies (`Swap.drain`).
     """
     form = {(of.block, graph.blocks[number].id.rpartition(":")[2]): number for number, of in graph.encoded.items()}
     swaps, recomputes = [], []
@@ -86,7 +86,7 @@ def program_of(
     early: bool = True,
     drained: Sequence[bool] | None = None,
 ) -> Program:
-    """The program that carries out a vector, with encoded forms where it asks for them; the rest as `placement_of`."""
+    """The program of a vector, with the encoded forms that it uses; other parameters as in `placement_of`."""
     chosen = (options[number] for options, number in zip(decisions.options, vector, strict=True))
     encodings = tuple(option.encoding for option in chosen if option.encoding is not None)
     transforms = (WithEncodings(encodings),) if encodings else ()
@@ -96,7 +96,7 @@ def program_of(
 
 
 def actions_text(decisions: Decisions, vector: Sequence[int]) -> str:
-    """The number of feature maps by action."""
+    """The number of feature maps by action, as text."""
     chosen = [options[number] for options, number in zip(decisions.options, vector, strict=True)]
     counts = {
         "kept": sum(option.action is Action.KEEP for option in chosen),
@@ -120,7 +120,7 @@ def inexact(evaluator: Evaluator) -> tuple[str, ...]:
 
 
 def bar(share: float, width: int = 20) -> str:
-    """How far something has come, as a bar of characters.
+    """A progress bar.
 
     >>> bar(0.5, width=8)
     '━━━━────'

@@ -1,4 +1,4 @@
-"""The few best vectors of a search, for the machine to decide among where the evaluator is not exact."""
+"""The best vectors of a search, which are run on the machine where the evaluator is not exact."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ from simgpu.units import format_bytes, format_time
 
 Label = TypeVar("Label")
 
-#: How many are tried on the machine.
+#: Vectors that are run on the machine.
 LENGTH = 16
 
 
 class Shortlist:
-    """Scores vectors as `score` does, and remembers the best ones, each once.
+    """Scores vectors with `score` and remembers the best ones, each once.
 
     >>> shortlist = Shortlist(lambda vectors: vectors.sum(axis=1), length=2)
     >>> shortlist(np.array([[1, 1], [0, 1], [0, 1], [1, 0]], dtype=np.int8)).tolist()
@@ -47,7 +47,7 @@ class Shortlist:
             if (vector := vectors[row].tobytes()) not in seen:
                 seen.add(vector)
                 self._best[tuple(vectors[row].tolist())] = int(costs[row])
-        # Of equals the first seen stay: a dictionary keeps its order, and so does the sort.
+        # The sort is stable: of equal vectors the first seen stay.
         self._best = dict(sorted(self._best.items(), key=lambda each: each[1])[: self._length])
         return costs
 
@@ -58,8 +58,8 @@ class Shortlist:
 
 
 class Tried(NamedTuple, Generic[Label]):
-    """A program that fits: the time of its steady iteration (ns), the most device memory in use at once (bytes), and
-    whether it copies anything in or out."""
+    """A program that fits. time_ns: its step time. peak_bytes: its peak memory. copies: whether it offloads or fetches
+    anything."""
 
     label: Label
     program: Program
@@ -69,27 +69,27 @@ class Tried(NamedTuple, Generic[Label]):
 
     @property
     def cost(self) -> str:
-        """Time and peak memory, to be read."""
+        """Step time and peak memory as text."""
         return f"{format_time(self.time_ns)}, peak {format_bytes(self.peak_bytes)}"
 
 
 def run_of(context: PlanContext, label: Label, program: Program) -> Tried[Label]:
-    """A program as a run shows it: on all GPUs that train together. Raises what the run raises."""
-    trial = (context.together or context.trial)(program)
+    """The result of running a program, on all GPUs with data parallelism. Raises what the run raises."""
+    trial = (context.parallel_trial or context.trial)(program)
     peak = max(int(memory.used.max(initial=0)) for memory in trial.timeline.device_memories)
     copies = np.isin(trial.timeline.kind, (SpanKind.COPY_D2H, SpanKind.COPY_H2D)).any()
     return Tried(label, program, trial.iteration_ns, peak, bool(copies))
 
 
 def tried(context: PlanContext, makers: Mapping[Label, Callable[[], Program]]) -> list[Tried[Label]]:
-    """The programs that fit, as runs show, in order.
+    """The programs that run within the budget, in order.
 
-    makers: what gives each program; one that refuses the trace gives none.
+    makers: functions that create the programs; those that raise `InputError` for the trace are left out.
     """
-    result = []
+    runs = []
     for number, (label, make) in enumerate(makers.items(), start=1):
-        # Placements have no names, and are too long to be told.
+        # A placement has no name and is too long to print.
         context.progress(f"trying {label if isinstance(label, str) else f'placement {number} of {len(makers)}'}")
         with suppress(InputError, OutOfMemoryError):
-            result.append(run_of(context, label, make()))
-    return result
+            runs.append(run_of(context, label, make()))
+    return runs

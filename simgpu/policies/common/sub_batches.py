@@ -1,21 +1,20 @@
-"""How many samples to run at a time within a budget of memory: equation 8 of moDNN (Chen et al., TPDS 2019, section
-5.1.2), the memory of any alpha |T| consecutive tasks.
+"""The sub-batch that fits a memory budget, by equation 8 of moDNN (Chen et al., TPDS 2019, section 5.1.2): it limits
+the memory of any alpha |T| consecutive tasks.
 
 Where the published text is open, this implementation decides:
 
-* Tasks are those of layers (`Tdfg.layer_tasks`), as in the published graph: a layer may have several kernels, of
-  different number in forward and in backward. Updates of weights (BP3) are not among them. The window is alpha |T|
+* A task is one layer in one pass (`Tdfg.layer_tasks`), as in the published graph: it may have several kernels, and
+  their number may differ between forward and backward. Weight updates (BP3) are not tasks. The window is alpha |T|
   tasks, rounded up.
-* On top of a window's data comes the largest workspace that the fastest algorithms of its tasks need.
-* The equation as printed adds up all data that the window's tasks touch, each once: `touched`. But the tasks are to run
-  without running out of memory, and memory of data that no later task uses is free for those to come: `live`, the
-  default, counts what the window has at its fullest moment. Data from before the window is resident from its begin,
-  data that it makes from then on, and data that is used later stays. Of the two this one agrees with section 7.4, where
-  ResNet-34 at batch 256 is not partitioned in 5 GB and is below.
-* Workspaces are profiled at one batch, while data grow with the sub-batch that is tried. The selected sub-batch is
-  rounded down, profiled in turn, and so on until it stays. Where the profiles cycle, the largest rounded sub-batch
-  within the cycle is taken that equation 8 allows by its own profile.
-* The whole batch is never rounded: nothing is partitioned then.
+* A window needs its data and the largest workspace of the fastest algorithms of its tasks.
+* The equation as printed adds up all data that the window's tasks touch, each once: `touched`. But data that no later
+  task uses can be freed within the window: `live`, the default, is the peak of the window's resident data. Data from
+  before the window is resident from its begin, new data from its creation, and data that is used later stays. Only
+  `live` agrees with section 7.4, where ResNet-34 at batch 256 is not partitioned in 5 GB and is below.
+* Workspaces are profiled at one batch, while data sizes scale with the candidate sub-batch. The selected sub-batch is
+  rounded down and profiled in turn, until it no longer changes. Where the profiles cycle, the largest rounded sub-batch
+  in the cycle is selected that equation 8 allows by its own profile.
+* The full batch is never rounded: nothing is partitioned then.
 """
 
 from __future__ import annotations
@@ -44,15 +43,16 @@ from simgpu.workloads.rescale.samples import sample_sides
 
 
 def partitioned(context: PlanContext, requested: int, alpha: float) -> tuple[TaskGraph, int, list[str]]:
-    """The graph in sub-batches, their size, and notes that say so.
+    """The graph in sub-batches, the sub-batch size, and notes on both.
 
-    requested: samples at a time, 0 to choose them. alpha: share of the tasks in equation 8. A batch that cannot be
-    partitioned stays undivided if the choice is free. Raises `InputError` for an invalid or impossible request.
+    requested: samples per sub-batch, 0 to choose. alpha: share of the tasks in equation 8. Where the size is to be
+    chosen and the batch cannot be partitioned, it stays undivided. Raises `InputError` for values out of range, and
+    where a requested sub-batch is impossible.
     """
     require_reads(context.graph)
     batch = context.graph.trace.info.batch
     if not 0 < alpha <= 1:
-        what = f"{alpha} is no share of the tasks"
+        what = f"{alpha} is not a share of the tasks"
         raise InputError.single("", "parameters.alpha", what, "give a number over 0 and up to 1")
     if requested:
         if not 1 <= requested <= batch:
@@ -60,13 +60,13 @@ def partitioned(context: PlanContext, requested: int, alpha: float) -> tuple[Tas
             raise InputError.single("", "parameters.sub_batch", what, f"give 1 to {batch}, or 0 to have it chosen")
         notes = [f"sub-batches of {requested} of {batch} samples, as requested", *_on_times(context.graph, requested)]
         return transformed(context.graph, (Split(requested),)), requested, notes
-    result = select_sub_batch(context.graph, context.node.gpu, context.budget, alpha=alpha)
-    reason = result.whole_batch_reason
-    if result.size < batch:
+    selection = select_sub_batch(context.graph, context.node.gpu, context.budget, alpha=alpha)
+    reason = selection.whole_batch_reason
+    if selection.size < batch:
         try:
-            graph = transformed(context.graph, (Split(result.size),))
-            notes = [f"sub-batches of {result.size} of {batch} samples", *_on_times(context.graph, result.size)]
-            return graph, result.size, notes
+            graph = transformed(context.graph, (Split(selection.size),))
+            notes = [f"sub-batches of {selection.size} of {batch} samples", *_on_times(context.graph, selection.size)]
+            return graph, selection.size, notes
         except InputError as error:
             reason = first_reason(error)
     notes = [f"the batch of {batch} is not partitioned" + (f": {reason}" if reason else "")]
@@ -74,7 +74,7 @@ def partitioned(context: PlanContext, requested: int, alpha: float) -> tuple[Tas
 
 
 def _on_times(graph: TaskGraph, size: int) -> list[str]:
-    """Where times at a sub-batch come from, if those of the whole batch were recorded."""
+    """A note on the times of sub-batches where the times of the full batch were recorded."""
     info = graph.trace.info
     if info.origin is Origin.MODELLED or size == info.batch:
         return []
@@ -85,12 +85,12 @@ def _on_times(graph: TaskGraph, size: int) -> list[str]:
 #: The share of tasks that the paper uses.
 ALPHA = 0.15
 
-#: Which data of a window count: see the readings above.
+#: The data of a window that count: see the module's docstring.
 Counted = Literal["live", "touched"]
 
 
 def fastest_workspaces(tdfg: Tdfg) -> list[int]:
-    """Of each task's fastest way, bytes."""
+    """The workspace of each kernel's fastest algorithm, bytes."""
     return [tdfg.fastest(k).workspace for k in range(len(tdfg.kinds))]
 
 
@@ -123,7 +123,7 @@ class Windows:
 
     @classmethod
     def of(cls, tdfg: Tdfg, alpha: float, counted: Counted) -> Windows:
-        """Of a graph and a share of its tasks. Raises `ValueError` for a share not over 0 and up to 1."""
+        """The windows of a graph. alpha: share of its tasks. Raises `ValueError` unless it is over 0 and up to 1."""
         if not 0 < alpha <= 1:
             raise ValueError(f"alpha is {alpha}: give a share of the tasks over 0 and up to 1")
         tasks = tdfg.layer_tasks
@@ -138,7 +138,7 @@ class Windows:
         return cls(tasks, data, tdfg.resident, first, last, width, counted)
 
     def largest(self, sizes: Sequence[int], workspaces: Sequence[int]) -> int:
-        """Bytes of the largest window and what resides, for sizes by block and workspaces by kernel."""
+        """Bytes of the largest window with all resident blocks, for sizes by block and workspaces by kernel."""
         resident = sum(sizes[b] for b in self.resident)
         if not self.tasks:
             return resident
@@ -147,9 +147,9 @@ class Windows:
         return resident + max(map(sum, zip(needs, scratch, strict=True)))
 
     def _touched(self, sizes: Sequence[int]) -> list[int]:
-        """Of each window, the bytes of all data that its tasks touch."""
+        """The bytes of all data that each window's tasks touch."""
         uses: Counter[int] = Counter()
-        total, result = 0, []
+        total, totals = 0, []
         for end, blocks in enumerate(self.data):
             for b in blocks:
                 total += 0 if uses[b] else sizes[b]
@@ -159,13 +159,13 @@ class Windows:
                     uses[b] -= 1
                     total -= 0 if uses[b] else sizes[b]
             if end >= self.width - 1:
-                result.append(total)
-        return result
+                totals.append(total)
+        return totals
 
     def _live(self, sizes: Sequence[int]) -> list[int]:
-        """Of each window, the most bytes of its data that live at once.
+        """The peak bytes of live data in each window.
 
-        At a task these are all that it touches but what died since the window began and what is born before it ends.
+        At a task, this is all data of the window but the blocks that died before it and those that are born after it.
         """
         count, width = len(self.tasks), self.width
         born, dead = [0] * count, [0] * count
@@ -187,7 +187,7 @@ def _largest_in_window(values: Sequence[int], width: int) -> list[int]:
     [3, 2, 5, 5]
     """
     candidates: deque[int] = deque()  # places whose value no later one in the window reaches
-    result = []
+    maxima = []
     for end, value in enumerate(values):
         while candidates and values[candidates[-1]] <= value:
             candidates.pop()
@@ -195,17 +195,17 @@ def _largest_in_window(values: Sequence[int], width: int) -> list[int]:
         if candidates[0] == end - width:
             candidates.popleft()
         if end >= width - 1:
-            result.append(values[candidates[0]])
-    return result
+            maxima.append(values[candidates[0]])
+    return maxima
 
 
 @dataclass(frozen=True, slots=True)
 class SubBatch:
-    """A sub-batch and how it was found.
+    """A selected sub-batch.
 
-    size: samples at a time; batch: of all. fits: whether equation 8 holds at `size`; if not, one sample is too much
-    already, or the batch cannot be partitioned. steps: (batch that was profiled, sub-batch that its profile led to),
-    in order. whole_batch_reason: why a batch that does not fit is not partitioned, empty where that is not so.
+    size: samples per sub-batch; whole: the full batch. fits: whether equation 8 holds at `size`; if not, one sample is
+    too much, or the batch cannot be partitioned. steps: (profiled batch, sub-batch selected by that profile), in order.
+    whole_batch_reason: why a batch that does not fit is not partitioned, else empty.
     """
 
     size: int
@@ -227,15 +227,15 @@ def rounded_down(batch: int) -> int:
 def select_sub_batch(
     graph: TaskGraph, gpu: GpuSpec, budget: int, *, alpha: float = ALPHA, counted: Counted = "live"
 ) -> SubBatch:
-    """The sub-batch of which any alpha |T| consecutive tasks fit into `budget` bytes by equation 8; 1 if none does.
+    """The largest sub-batch for which any alpha |T| consecutive tasks fit into `budget` bytes by equation 8; else 1.
 
-    graph: the whole iteration, told at other batches by its `at_batch`. gpu: whose alignment blocks have. alpha,
-    counted: of equation 8 (`simgpu.policies.common.sub_batches`).
+    graph: the undivided iteration; its `at_batch` gives other batches. gpu: its alignment pads blocks. alpha, counted:
+    parameters of equation 8 (`simgpu.policies.common.sub_batches`).
 
     >>> from dataclasses import replace
     >>> from simgpu.trace.chain import chain
-    >>> whole = chain([5, 7], [10, 14], [6400, 12800])
-    >>> graph = TaskGraph.of(replace(whole, info=replace(whole.info, batch=64)))
+    >>> trace = chain([5, 7], [10, 14], [6400, 12800])
+    >>> graph = TaskGraph.of(replace(trace, info=replace(trace.info, batch=64)))
     >>> [select_sub_batch(graph, GpuSpec("small", 10**9), budget).size for budget in (19200, 19199, 4800, 299)]
     [64, 32, 16, 1]
     """
@@ -244,9 +244,8 @@ def select_sub_batch(
 
 @dataclass
 class _Selection:
-    """One search. profiles: workspaces of the fastest algorithms by profiled batch. growing: blocks that hold samples.
-
-    steps: profiles and what they led to, as they come.
+    """One search. profiles: workspaces of the fastest algorithms by profiled batch. growing: blocks whose size depends
+    on the batch. steps: as in `SubBatch`.
     """
 
     graph: TaskGraph
@@ -257,43 +256,43 @@ class _Selection:
     steps: list[tuple[int, int]] = field(default_factory=list)
 
     def __post_init__(self) -> None:
-        self.batch = self.graph.trace.info.batch
+        self.batch_size = self.graph.trace.info.batch
         tdfg = Tdfg.of(self.graph, self.alignment)
         self.windows = Windows.of(tdfg, self.alpha, self.counted)
-        self.profiles = {self.batch: fastest_workspaces(tdfg)}
+        self.profiles = {self.batch_size: fastest_workspaces(tdfg)}
         self.growing: frozenset[int] = frozenset()
 
     def run(self) -> SubBatch:
-        """The whole batch where that fits or nothing else can be had, else what profiles and rounding settle on."""
-        if self._fits(self.batch, self.batch):
-            return SubBatch(self.batch, self.batch, True, ((self.batch, self.batch),))
+        """The full batch where it fits or cannot be partitioned, else the sub-batch that the profiles select."""
+        if self._fits(self.batch_size, self.batch_size):
+            return SubBatch(self.batch_size, self.batch_size, True, ((self.batch_size, self.batch_size),))
         try:
             self.growing = frozenset(map(self.graph.block, sample_sides(self.graph.trace)))
             if self.growing:
                 size = self._settled()
-                return SubBatch(size, self.batch, self._fits(size, size), tuple(self.steps))
+                return SubBatch(size, self.batch_size, self._fits(size, size), tuple(self.steps))
             why = "no block of the iteration grows with the batch"
         except InputError as error:
             why = first_reason(error)
-        return SubBatch(self.batch, self.batch, False, ((self.batch, self.batch),), why)
+        return SubBatch(self.batch_size, self.batch_size, False, ((self.batch_size, self.batch_size),), why)
 
     def _settled(self) -> int:
-        """Profile and select in turn until the sub-batch stays."""
-        seen = [self.batch]
-        while (result := self._selected(seen[-1])) not in seen:
-            seen.append(result)
-        circle = seen[seen.index(result) :]
-        return self._between(min(circle), max(circle))
+        """Profile and select in turn until the sub-batch no longer changes."""
+        seen = [self.batch_size]
+        while (size := self._selected(seen[-1])) not in seen:
+            seen.append(size)
+        cycle = seen[seen.index(size) :]
+        return self._between(min(cycle), max(cycle))
 
     def _selected(self, profiled: int) -> int:
-        """By the workspaces profiled at one batch: the largest sub-batch that fits, rounded; 1 if none does."""
-        size = bisect_right(range(2, self.batch + 1), 0, key=lambda batch: not self._fits(batch, profiled)) + 1
-        result = size if size == self.batch else rounded_down(size)
-        self.steps.append((profiled, result))
-        return result
+        """The largest sub-batch that fits with the workspaces of one profile, rounded; 1 if none does."""
+        size = bisect_right(range(2, self.batch_size + 1), 0, key=lambda batch: not self._fits(batch, profiled)) + 1
+        rounded = size if size == self.batch_size else rounded_down(size)
+        self.steps.append((profiled, rounded))
+        return rounded
 
     def _between(self, low: int, high: int) -> int:
-        """The largest regular sub-batch that its own profile allows, of one that is allowed and one that is not."""
+        """The largest regular sub-batch that its own profile allows, between one that fits and one that does not."""
         regular = sorted({rounded_down(batch) for batch in range(low, max(high, low + 1))})
         return regular[bisect_right(regular[1:], 0, key=lambda batch: self._selected(batch) < batch)]
 
@@ -304,6 +303,6 @@ class _Selection:
 
     def _sizes(self, batch: int) -> Sequence[int]:
         return [
-            padded(scaled(size, batch, self.batch) if b in self.growing else size, self.alignment)
+            padded(scaled(size, batch, self.batch_size) if b in self.growing else size, self.alignment)
             for b, size in enumerate(self.graph.sizes)
         ]

@@ -1,8 +1,8 @@
 """The search of `joint`: descents from several placements, then random changes of the best one.
 
-Where there are few enough placements, all of them are scored, so the best is found. Otherwise every start is improved
-by exchanges of one decision and of two; the best of what comes of them is then changed at random in a few decisions at
-a time, as long as evaluations are left, and improved again where that helped.
+If there are few enough placements, all are scored, so the result is optimal. Otherwise each start is improved by
+exchanges of one decision and of two. While evaluations remain, a few decisions of the best vector are then changed at
+random, and the result is improved again where that helped.
 """
 
 from __future__ import annotations
@@ -18,19 +18,19 @@ from simgpu.planning.search.enumeration import exhaustive
 from simgpu.planning.search.exchange import descend, shuffled_pairs
 from simgpu.planning.search.space import Score
 
-#: So many placements are all tried.
+#: Up to this many placements, all are scored.
 ALL = 1 << 18
 
-#: Part of the evaluations that each start may use.
+#: Each start may use this part (1/n) of the evaluations.
 _PART_OF_A_START = 8
 
-#: Vectors changed at random at a time, and in how many places at most.
+#: Vectors changed at random at a time, and the most places changed in each.
 _BATCH, _PLACES = 2048, 6
 
 
 @dataclass(frozen=True)
 class Explored:
-    """vector: the best one. score: as the evaluator scores. evaluations: how many. complete: whether all were tried."""
+    """vector: the best one. score: its score. evaluations: their number. complete: whether all vectors were scored."""
 
     vector: Vector
     score: int
@@ -47,9 +47,9 @@ def explore(
     enough: int,
     progress: Callable[[int], None],
 ) -> Explored:
-    """The best vector found with about `limit` evaluations. enough: a score that none can be below.
+    """The best vector of about `limit` evaluations. enough: a lower bound of the scores, which ends the search.
 
-    All vectors with HOME's three actions alone are tried where these are few enough, whatever the limit.
+    If there are few enough vectors with only HOME's three actions, all of these are scored, whatever the limit.
 
     >>> def score(vectors):
     ...     return 10 - vectors.sum(axis=1)
@@ -88,7 +88,7 @@ class _Search:
         self.enough = enough
         self.progress = progress
         self.rng = np.random.default_rng(seed)
-        # More pairs than that cannot be tried: each has a vector or more.
+        # Each pair needs at least one evaluation, so no more than `limit` pairs can be tried.
         self.pairs = shuffled_pairs(len(choices), seed)[:limit]
         self.vector: Vector = (0,) * len(choices)
         self.best = int(score(np.zeros((1, len(choices)), np.int8))[0])
@@ -99,14 +99,14 @@ class _Search:
         return self.evaluations >= self.limit or self.best <= self.enough
 
     def note(self, vector: Vector, score: int, evaluations: int) -> None:
-        """Remember what is better."""
+        """Keep the vector if it is better."""
         self.evaluations += evaluations
         if score < self.best:
             self.vector, self.best = vector, score
         self.progress(self.evaluations)
 
     def descend_from(self, starts: Iterable[Vector]) -> None:
-        """The best of what comes of each."""
+        """Descend from each start."""
         part = max(self.limit // _PART_OF_A_START, 1)
         for start in dict.fromkeys((self.vector, *starts)):
             if not self.done:
@@ -114,7 +114,7 @@ class _Search:
                 self.note(result.best, result.cost, result.evaluations)
 
     def change_at_random(self) -> None:
-        """A few places of the best vector at a time; then descend from what is better."""
+        """Change a few places of the best vector at a time, and descend from each improvement."""
         while not self.done and len(self.choices):
             rows = np.tile(np.array(self.vector, np.int8), (_BATCH, 1))
             for _ in range(_PLACES):
@@ -128,6 +128,6 @@ class _Search:
             better = int(scores[first]) < self.best
             self.note(tuple(rows[first].tolist()), int(scores[first]), _BATCH)
             if better and not self.done:
-                left = max(self.limit - self.evaluations, 1)
-                result = descend(self.vector, self.choices.tolist(), self.score, limit=left)
+                remaining = max(self.limit - self.evaluations, 1)
+                result = descend(self.vector, self.choices.tolist(), self.score, limit=remaining)
                 self.note(result.best, result.cost, result.evaluations)

@@ -1,13 +1,14 @@
 """`joint`: for each feature map the best of keep, swap, swap encoded and recompute, and its gap to the lower bound.
 
-This policy is simgpu's own. It chooses among HOME's three actions (HOME, TC 2022, section 3.3), other moments to fetch
-than one layer step ahead (as Capuchin's in-triggers are) and, where the trace has sparsity, encoding by the GPU (CSWAP,
-section IV). It searches all of them together, with the evaluator of HOME's section 3.4, from the placements of HOME,
-SuperNeurons and Capuchin, by exchanges of decisions (`simgpu.policies.joint.exploring`). The machine then runs the
-result and the programs of these policies, and of vDNN, and the fastest is the answer: it is never slower than any.
+This policy is simgpu's own. It chooses among HOME's three actions (HOME, TC 2022, section 3.3), other prefetch
+distances than one layer step (as Capuchin's in-triggers allow) and, where the trace has sparsity, encoding on the GPU
+(CSWAP, section IV). One search covers all of them, with the evaluator of HOME's section 3.4: it starts from the
+placements of HOME, SuperNeurons and Capuchin and exchanges decisions (`simgpu.policies.joint.exploring`). The machine
+then runs the result and the programs of these policies and of vDNN, and the fastest is adopted: `joint` is never slower
+than any of them.
 
 A note gives the gap to a lower bound on the time of every placement of these actions within the budget or, where a
-program moves more than feature maps, of every program (`simgpu.policies.joint.time_lower_bounds`).
+program moves more than feature maps, of every program (`simgpu.policies.joint.time_bounds`).
 
 Splitting the batch is no placement, so `joint` does not adopt it; where anything is offloaded or recomputed, a note
 gives time and peak memory of gradient accumulation. Two policies run it here: `vdnn+` with ``mode=dynamic``, which
@@ -51,20 +52,20 @@ from simgpu.program.placement import Swap
 from simgpu.trace.model import Origin, Phase
 from simgpu.units import format_time
 
-#: Policies whose programs are tried next to what the search finds; the search does not start from them.
+#: Policies whose programs are compared with the search's result; the search does not start from them.
 _RIVALS: tuple[tuple[str, Policy], ...] = (
     ("vdnn", Vdnn()),
     ("vdnn(mode=conv)", Vdnn(mode="conv")),
     ("capuchin(version=published)", Capuchin(version="published")),
 )
 
-#: Placements by the policy that they are of, in numbers of HOME's three actions.
+#: Placements by policy, as numbers of HOME's three actions.
 Starts = dict[str, Vector]
 
 
 @dataclass(frozen=True)
 class Joint(PlacingPolicy):
-    """The best that a search over all actions finds, never slower than what it starts from."""
+    """The best placement of a search over all actions, never slower than the placements that it starts from."""
 
     name = "joint"
     summary = "keep, swap, swap encoded or recompute: searched from other policies' placements; reports its bound gap"
@@ -81,8 +82,8 @@ class Joint(PlacingPolicy):
 
         Raises `InputError` for a trace with several compute streams, or without what its kernels read.
         """
-        # HOME's swarm draws first, and so draws what it draws where it is asked alone.
-        alone = replace(context, rng=deepcopy(context.rng))
+        # A copy of the generator, so that HOME draws the same numbers as in a run of `home`.
+        home_context = replace(context, rng=deepcopy(context.rng))
         starts = _starts(context)
         decisions = self.decisions(context)
         evaluator = evaluator_of(context, decisions)
@@ -95,7 +96,7 @@ class Joint(PlacingPolicy):
             more = {f"search {n}": vector for n, vector in enumerate(shortlist.vectors)}
             makers |= {each: partial(program_of, context.graph, decisions, vector) for each, vector in more.items()}
             vectors |= more
-            makers["home, by runs"] = partial(Home().plan, alone)
+            makers["home, by runs"] = partial(Home().plan, home_context)
         runs = tried(context, makers)
         best = min(runs, key=lambda run: run.time_ns, default=None)
         label, program = ("search", searched) if best is None else best[:2]
@@ -117,12 +118,12 @@ class Joint(PlacingPolicy):
         return with_all_actions(context, super().decisions(context))
 
     def place(self, context: PlanContext, decisions: Decisions) -> Vector:
-        """What the search finds."""
+        """The best placement of the search."""
         evaluator = evaluator_of(context, decisions)
         return self._explore(context, evaluator, _starts(context), evaluator.score).vector
 
     def fits(self, context: PlanContext) -> bool | None:
-        """Whether a placement that it starts from fits; None where only its own search can tell."""
+        """Whether a placement that it starts from fits; None where only its own search can decide."""
         starts = _starts(context)
         decisions = self.decisions(context)
         evaluator = evaluator_of(context, decisions)
@@ -134,9 +135,9 @@ class Joint(PlacingPolicy):
             context.progress(f"searching {bar(used / self.evaluations)} {used} evaluations")
 
         seed = int(context.rng.integers(2**31))
-        floor_ns = context.graph.ideal_ns()
+        ideal_ns = context.graph.ideal_ns()
         choices = evaluator.decisions.choices
-        return explore(choices, score, list(starts.values()), self.evaluations, seed, floor_ns, report)
+        return explore(choices, score, list(starts.values()), self.evaluations, seed, ideal_ns, report)
 
 
 def _starts(context: PlanContext) -> Starts:
@@ -153,7 +154,7 @@ def _starts(context: PlanContext) -> Starts:
 
 
 def _rivals(context: PlanContext, decisions: Decisions, starts: Starts) -> dict[str, Callable[[], Program]]:
-    """What gives the programs of the policies that are tried next to what the search finds."""
+    """Functions that create the programs with which the search's result is compared."""
     placed: dict[str, Callable[[], Program]] = {
         label: partial(program_of, context.graph, decisions, vector) for label, vector in starts.items()
     }
@@ -161,16 +162,16 @@ def _rivals(context: PlanContext, decisions: Decisions, starts: Starts) -> dict[
 
 
 def _suggestions(context: PlanContext, runs: Sequence[Tried[str]]) -> tuple[str, str]:
-    """What was tried, but for the search's other placements, and what there is beyond placements."""
+    """Notes on the tried programs, except the search's other placements, and on gradient accumulation."""
     named = "; ".join(f"{run.label} {run.cost}" for run in runs if not run.label.startswith("search "))
     return f"tried: {named or 'none fits'}", accumulation_note(context)
 
 
-def _how(explored: Explored) -> str:
-    if explored.score >= DOES_NOT_FIT:
-        return f"none of {explored.evaluations} placements fits"
-    every = "best of all placements" if explored.complete else f"best of {explored.evaluations} evaluations"
-    return f"{every}: {format_time(explored.score)}"
+def _how(result: Explored) -> str:
+    if result.score >= DOES_NOT_FIT:
+        return f"none of {result.evaluations} placements fits"
+    every = "best of all placements" if result.complete else f"best of {result.evaluations} evaluations"
+    return f"{every}: {format_time(result.score)}"
 
 
 def _distance(evaluator: Evaluator, program: Program, time_ns: int) -> str:
@@ -181,25 +182,25 @@ def _distance(evaluator: Evaluator, program: Program, time_ns: int) -> str:
         return f"no lower bound: the program {NOT_BOUNDED}"
     over = time_ns / bound.ns - 1 if bound.ns else inf if time_ns else 0
     if bound is both.of_activations:
-        lower_bound = f"{format_time(bound.ns)} ({bound.how})"
-        return f"at most {over:.2%} over the best possible placement of these actions; lower bound {lower_bound}"
+        lowest = f"{format_time(bound.ns)} ({bound.how})"
+        return f"at most {over:.2%} over the best possible placement of these actions; lower bound {lowest}"
     return f"at most {over:.2%} over the lower bound of a program that moves more than feature maps: {both.summary}"
 
 
-#: Numbers of micro-batches that are tried until nothing is copied: more of them only take longer.
+#: Numbers of micro-batches, tried until nothing is copied: more would only take longer.
 _COUNTS = (2, 4, 8)
 _BATCH_NORM = re.compile(r"batch_?norm", re.IGNORECASE)
 
 
 class Accumulated(NamedTuple):
-    """The fastest way: samples at a time, and the run of a policy that takes so many."""
+    """The fastest gradient accumulation: samples per micro-batch, and the run of the policy."""
 
     samples: int
     run: Tried[str]
 
 
 def accumulate(context: PlanContext) -> Accumulated | str:
-    """The fastest number of micro-batches and policy within the budget; a clause that says why where there is none.
+    """The fastest number of micro-batches and policy within the budget; else a clause with the reason.
 
     >>> from simgpu.hardware.spec import GpuSpec, LinkSpec, NodeSpec
     >>> from simgpu.policies.none import NoPolicy
@@ -212,25 +213,25 @@ def accumulate(context: PlanContext) -> Accumulated | str:
     batch = context.graph.trace.info.batch
     if batch == 1:
         return "not tried, a batch of 1 cannot be split"
-    results: list[Accumulated] = []
+    runs: list[Accumulated] = []
     why = f"not even {-(-batch // max(_COUNTS))} samples at a time fit the budget"
     for samples in dict.fromkeys(-(-batch // count) for count in _COUNTS):
         for policy in (VdnnPlus(samples, mode="dynamic"), Modnn(samples)):
             label = policy_label(policy)
             context.progress(f"trying {label}")
             try:
-                results.append(Accumulated(samples, run_of(context, label, policy.plan(context))))
+                runs.append(Accumulated(samples, run_of(context, label, policy.plan(context))))
             except InputError as error:
                 why = f"not tried, {first_reason(error)}"
             except OutOfMemoryError:
                 continue
-        if any(not each.run.copies for each in results):
+        if any(not each.run.copies for each in runs):
             break
-    return min(results, key=lambda each: each.run.time_ns) if results else why
+    return min(runs, key=lambda each: each.run.time_ns) if runs else why
 
 
 def accumulation_note(context: PlanContext) -> str:
-    """What gradient accumulation would take, and what is to be known of these numbers."""
+    """A note on time and memory of gradient accumulation, with its caveats."""
     result = accumulate(context)
     if isinstance(result, str):
         return f"gradient accumulation: {result}"
@@ -246,17 +247,17 @@ def accumulation_note(context: PlanContext) -> str:
     return "; ".join(parts)
 
 
-#: Layer steps between the fetch of a block and its use. One is HOME's; none takes the least memory, the others double.
+#: Layer steps between the fetch of a block and its use: 1 is HOME's, 0 needs the least memory.
 AHEAD = (0, 1, 2, 4, 8, 16, 32, 64)
-#: Those with which an encoded block may be fetched: each is one more option for each codec.
+#: The same for encoded blocks; fewer, since each is one more option for each codec.
 AHEAD_ENCODED = (0, 1, 4, 16)
 
 
 def with_all_actions(context: PlanContext, decisions: Decisions) -> Decisions:
-    """The decisions with every other moment to fetch, and every codec that is not worse than another in every way.
+    """The decisions with all prefetch distances and all Pareto-optimal codecs.
 
-    What is encoded is what CSWAP encodes, outputs of ReLU and max pooling of which the trace tells the zeros, by the
-    GPU, at the best launch setting that there is for it. A GPU of which codec times are not known encodes nothing.
+    The same blocks as in CSWAP are encoded, outputs of ReLU and max pooling with known sparsity, on the GPU at the best
+    launch setting. A GPU without known codec times encodes nothing.
     """
     encodings = _encodings(context, decisions)
     return decisions.with_options(
@@ -266,7 +267,7 @@ def with_all_actions(context: PlanContext, decisions: Decisions) -> Decisions:
 
 
 def _moments(graph: TaskGraph, each: Activation, distances: tuple[int, ...]) -> Iterator[int]:
-    """Distances with different moments to fetch, in backward but for HOME's."""
+    """The distances with distinct fetch kernels, all in backward except HOME's."""
     seen: set[int] = set()
     for ahead in distances:
         fetch = fetch_kernel(graph, each.after, each.before, ahead)
@@ -285,7 +286,7 @@ def _encoded(graph: TaskGraph, each: Activation, encodings: list[Encoding]) -> l
 
 
 def _encodings(context: PlanContext, decisions: Decisions) -> dict[int, list[Encoding]]:
-    """For each block that may be encoded, its encodings that are not worse than another in every way."""
+    """The Pareto-optimal encodings of each block that may be encoded."""
     graph, costs = context.graph, context.graph.costs
     if costs is None:
         return {}
@@ -305,16 +306,16 @@ def _worth_it(
     graph: TaskGraph, costs: EncodingCosts, executor: SwappingExecutor, b: int, codecs: tuple[str, ...]
 ) -> list[Encoding]:
     block = graph.blocks[b]
-    result: list[tuple[tuple[int, int, int], Encoding]] = []
+    efficient: list[tuple[tuple[int, int, int], Encoding]] = []
     for codec in codecs:
         if not costs.is_known(block, codec) or costs.encoded_bytes(block, codec) >= graph.copy_sizes[b]:
             continue
         encoding = executor.encoding(b, codec)
-        price = (
+        cost = (
             costs.encoded_bytes(block, codec),
             costs.encode_ns(block, encoding),
             costs.decode_ns(block, encoding),
         )
-        if not any(all(a <= c for a, c in zip(other, price, strict=True)) for other, _ in result):
-            result.append((price, encoding))
-    return [encoding for _, encoding in result]
+        if not any(all(a <= c for a, c in zip(other, cost, strict=True)) for other, _ in efficient):
+            efficient.append((cost, encoding))
+    return [encoding for _, encoding in efficient]

@@ -1,4 +1,4 @@
-"""Both lower bounds on the time of an iteration, and which of them holds for a program."""
+"""Two lower bounds on the step time, and which of them holds for a program."""
 
 from __future__ import annotations
 
@@ -26,14 +26,17 @@ from simgpu.program.instructions import (
 )
 from simgpu.units import format_time
 
-#: Why a result has no distance to a bound, in the words of all that print one.
+#: Programs without a lower bound, as reports describe them.
 NOT_BOUNDED = "splits the batch, chooses algorithms, or has compressed, paged or unlimited memory"
 
 
 @dataclass(frozen=True)
 class TimeBounds:
-    """of_activations: no placement of the decisions is faster, and none fits where `fits` is False. of_all: the same
-    of every program of the whole batch, whatever it moves. blocks: of the graph, without encoded forms."""
+    """Lower bounds on the step time.
+
+    of_activations: holds for every placement of the decisions; where its `fits` is False, none fits. of_all: holds for
+    every program of the full batch, whatever it moves. blocks: number of the graph's blocks without encoded forms.
+    """
 
     of_activations: Bound
     of_all: Bound
@@ -50,12 +53,12 @@ class TimeBounds:
 
     @property
     def tightest(self) -> Bound:
-        """That of feature maps; where no placement of these alone fits, that of all programs."""
+        """The bound of placements of feature maps; where none of these fits, the bound of all programs."""
         return self.of_activations if self.of_activations.fits else self.of_all
 
     @property
     def summary(self) -> str:
-        """Both bounds, and the programs that have none."""
+        """Both bounds, and the programs without a bound, as text."""
         maps, everything = self.of_activations, self.of_all
         if maps.fits:
             first = f"Placements of feature maps: at least {format_time(maps.ns)} ({maps.how})"
@@ -66,9 +69,9 @@ class TimeBounds:
 
 
 def bounds_of(evaluator: Evaluator) -> TimeBounds:
-    """Both bounds for the graph, node and budget of an evaluator, the first one for its decisions.
+    """Both bounds for an evaluator's graph, node, budget and decisions.
 
-    That for feature maps is by a linear program where SciPy is installed.
+    The bound of feature maps uses a linear program where SciPy is installed.
     """
     narrow = lower_bound(evaluator.tables) if find_spec("scipy") else quick_bound(evaluator.tables)
     wide = wide_bound(evaluator.graph, evaluator.node, evaluator.budget)
@@ -76,47 +79,46 @@ def bounds_of(evaluator: Evaluator) -> TimeBounds:
 
 
 def is_bounded(program: Program) -> bool:
-    """Whether `wide_bound` holds for a program: the whole batch, the recorded algorithms, memory of its own."""
+    """Whether `wide_bound` holds for a program: full batch, recorded algorithms, ordinary device memory."""
     only_encodes = all(isinstance(transform, WithEncodings) for transform in program.transforms)
     return only_encodes and program.gpus == 1 and not program.unlimited_memory and program.residency is None
 
 
 def moves_only_activations(program: Program, decisions: Decisions, count: int) -> bool:
-    """Whether a program moves, drops and makes again the feature maps of the decisions alone, each in its own gap.
+    """Whether a program moves, drops and recomputes only feature maps of the decisions, each in its own gap.
 
-    Then `simgpu.planning.bound` holds for it, which proves more. count: blocks of the graph; those from there on are
-    encoded forms. What a program does elsewhere than in its compute stream's order is not looked into: it counts as
-    moving more.
+    Then the tighter `simgpu.planning.bound` holds for it. count: blocks of the graph; later ones are encoded forms.
+    Memory that a program acquires on other streams than compute counts as moving more.
     """
     gaps = {each.block: each.after for each in decisions.maps}
-    taken: Counter[int] = Counter()
+    acquired: Counter[int] = Counter()
     launched = -1
     for segment in program.segments:
         for stream, code in segment.streams.items():
             for instruction in code:
                 if isinstance(instruction, Launch) and not instruction.recompute:
                     launched = instruction.kernel
-                if not _retains(instruction, gaps, taken, launched, in_order=stream == COMPUTE, count=count):
+                if not _stays_in_gaps(instruction, gaps, acquired, launched, in_order=stream == COMPUTE, count=count):
                     return False
     return len(program.segments) == 1 and program.segments[0].repeat == 1
 
 
-def _retains(
-    instruction: Instruction, gaps: dict[int, int], taken: Counter[int], launched: int, *, in_order: bool, count: int
+def _stays_in_gaps(
+    instruction: Instruction, gaps: dict[int, int], acquired: Counter[int], launched: int, *, in_order: bool, count: int
 ) -> bool:
-    """Whether an instruction concerns feature maps in their gaps alone, or is what every program does."""
+    """Whether an instruction moves only feature maps in their gaps, or is one that every program has."""
     match instruction:
         case CopyOut(block) | CopyIn(block) | Encode(block) | Decode(block):
             return block in gaps or block >= count
         case Initialize(_, space):
             return space is Space.DEVICE and launched < 0
         case Acquire(blocks, Space.DEVICE):
-            taken.update(blocks)
-            again = [b for b in blocks if taken[b] > 1 and b < count]
-            return all(_in_gap(b, gaps, taken, launched) for b in again) and (in_order or not again)
+            acquired.update(blocks)
+            repeated = [b for b in blocks if acquired[b] > 1 and b < count]
+            return all(_in_gap(b, gaps, acquired, launched) for b in repeated) and (in_order or not repeated)
         case _:
             return True
 
 
-def _in_gap(b: int, gaps: dict[int, int], taken: Counter[int], launched: int) -> bool:
-    return b in gaps and taken[b] == 2 and launched >= gaps[b]
+def _in_gap(b: int, gaps: dict[int, int], acquired: Counter[int], launched: int) -> bool:
+    return b in gaps and acquired[b] == 2 and launched >= gaps[b]

@@ -1,6 +1,6 @@
-"""The device memory as the planner sees it, and which blocks to move out of the way.
+"""The planner's model of the device memory, and the choice of blocks to evict.
 
-Addresses come from the very pool that the machine runs.
+Addresses come from the pool that the machine uses.
 """
 
 from __future__ import annotations
@@ -14,23 +14,23 @@ from simgpu.memory.pool import Request
 from simgpu.policies.modnn.streams import Point
 from simgpu.policies.modnn.tasks import Tasks
 
-#: Number that stands for the workspace in the pool.
+#: The workspace's number in the pool.
 WORKSPACE = -1
 
 
 class Scheme(NamedTuple):
-    """Contiguous blocks to offload or free, in address order, and the delay (ns) that waiting for that brings."""
+    """Contiguous blocks to offload or free, in address order, and the resulting delay (ns)."""
 
     delay: int
     blocks: tuple[int, ...]
 
 
-#: The scheme where there is room already.
+#: The scheme where memory is already available.
 NOTHING: Scheme | None = Scheme(0, ())
 
 
 class Freed(NamedTuple):
-    """Addresses that the data stream gave back, and the point after which they are free."""
+    """Addresses that the data stream released, and the point after which they are free."""
 
     start: int
     stop: int
@@ -41,10 +41,10 @@ class Freed(NamedTuple):
 class DeviceMemory:
     """Data blocks in and out of the device memory.
 
-    present: in device memory. unused: those of them that nobody has used since they were made or fetched. arriving[b]:
-    the end of the copy in of a block that the compute stream has not waited for yet. on_host: blocks whose present
-    value the host holds or is being sent. written[b]: the end of the task that last wrote it. freed: what the data
-    stream gave back; gone[b]: the same by block.
+    present: blocks in device memory. unused: present blocks that were not used since they were created or fetched.
+    arriving[b]: the end of a fetch that the compute stream has not waited for yet. on_host: blocks whose current value
+    is on the host or being offloaded. written[b]: the end of the task that last wrote it. freed: addresses that the
+    data stream released; freed_after[b]: the point of a block's release.
     """
 
     tasks: Tasks
@@ -55,33 +55,33 @@ class DeviceMemory:
     on_host: set[int] = field(default_factory=set)
     written: dict[int, Point] = field(default_factory=dict)
     freed: list[Freed] = field(default_factory=list)
-    gone: dict[int, Point] = field(default_factory=dict)
+    freed_after: dict[int, Point] = field(default_factory=dict)
     _requests: dict[int, Request] = field(default_factory=dict)
 
     def request(self, b: int) -> Request:
         """The pool's request for a data block."""
-        result = self._requests.get(b)
-        if result is None:
-            result = self._requests[b] = self.pool.prepare([b], [self.tasks.graph.sizes[b]])
-        return result
+        request = self._requests.get(b)
+        if request is None:
+            request = self._requests[b] = self.pool.prepare([b], [self.tasks.graph.sizes[b]])
+        return request
 
-    def take(self, b: int) -> bool:
-        """Take memory for a block by the pool's rule; False where no hole is large enough."""
+    def acquire(self, b: int) -> bool:
+        """Acquire memory for a block by the pool's rule; False where no hole is large enough."""
         if not self.pool.acquire(self.request(b)):
             return False
         self.present.add(b)
         self.unused.add(b)
         return True
 
-    def give(self, b: int) -> None:
-        """Give a block's memory back."""
+    def release(self, b: int) -> None:
+        """Release a block's memory."""
         self.pool.release(self.request(b))
         self.present.discard(b)
         self.unused.discard(b)
         self.arriving.pop(b, None)
 
     def offset(self, b: int) -> int:
-        """Address of a block, 0 for one of no bytes."""
+        """Address of a block, 0 for an empty one."""
         return self.pool.address(b) or 0
 
     def span(self, b: int) -> tuple[int, int]:
@@ -94,41 +94,41 @@ class DeviceMemory:
         return tuple(sorted(self.present, key=lambda b: (self.offset(b), b)))
 
     def freed_in(self, start: int, stop: int) -> list[Point]:
-        """The points at which the data stream gives back what it held of these addresses."""
+        """The points at which the data stream releases parts of these addresses."""
         return [freed.point for freed in self.freed if freed.start < stop and start < freed.stop]
 
     def free_at(self, start: int, stop: int) -> int:
-        """When the data stream has given back all that it held of these addresses, nanoseconds."""
+        """When the data stream has released all of these addresses, nanoseconds."""
         return max((point.time for point in self.freed_in(start, stop)), default=0)
 
-    def on_trial(self, workspace: Request, moved: Iterable[int], blocks: Iterable[int]) -> tuple[int, list[int]]:
-        """Place a workspace as if some blocks had moved out: when its addresses are free, and what finds no room then.
+    def on_trial(self, workspace: Request, evicted: Iterable[int], blocks: Iterable[int]) -> tuple[int, list[int]]:
+        """Place a workspace as if some blocks were evicted: when its addresses are free, and the blocks that then fail.
 
-        blocks: what is to be placed next to it, in order. Nothing is different afterwards.
+        blocks: the blocks to place with it, in order. The memory is unchanged afterwards.
         """
         graph = self.tasks.graph
-        back = [self.pool.prepare([b], [graph.sizes[b]], [self.offset(b)]) for b in moved]
-        for request in back:
+        evicted_requests = [self.pool.prepare([b], [graph.sizes[b]], [self.offset(b)]) for b in evicted]
+        for request in evicted_requests:
             self.pool.release(request)
         if not self.pool.acquire(workspace):
-            raise AssertionError("a workspace is tried where there is room for it")
+            raise AssertionError("a workspace is only tried where it fits")
         start = self.pool.address(WORKSPACE) or 0
-        taken, failed = [workspace], []
+        placed, failed = [workspace], []
         for b in blocks:
             if self.pool.acquire(self.request(b)):
-                taken.append(self.request(b))
+                placed.append(self.request(b))
             else:
                 failed.append(b)
-        for request in taken:
+        for request in placed:
             self.pool.release(request)
-        for request in back:
+        for request in evicted_requests:
             self.pool.acquire(request)
         return self.free_at(start, start + workspace[1]), failed
 
     def offloaded_at(self, blocks: Iterable[int], begin: int) -> int:
-        """When a data stream that is free at `begin` has copied out what the host lacks of these, 0 if that is nothing.
+        """When a data stream that is free at `begin` has offloaded these blocks, 0 if the host already has them.
 
-        Each leaves as soon as the task that last wrote it has ended (figure 3), one after the other.
+        Each is offloaded as soon as the task that last wrote it has ended (figure 3), one after the other.
         """
         end = 0
         for b in blocks:
@@ -144,13 +144,12 @@ class DeviceMemory:
         delay: Callable[[int], int],
         segments: Sequence[AddressRange] = (),
     ) -> Scheme | None:
-        """The offloading scheme with the lowest delay that makes room for `size` bytes; None where there is none.
+        """The offloading scheme with the lowest delay that frees `size` contiguous bytes; None where there is none.
 
-        Neighbouring segments are taken from each node of the list upwards until they are large enough (figure 6). A
-        block that nobody has used since it was made or fetched stays, and so does what is needed at once. Of schemes
-        with equal delay the one that copies the fewest bytes is taken, then the one at the lowest address. begin: when
-        the data stream is free; delay: what it costs to have offloaded by then. segments: those of the pool, where
-        they are at hand.
+        From each node of the list upwards, neighbouring segments are added until they are large enough (figure 6). A
+        block that was not used since it was created or fetched stays, and so do the needed ones. Of schemes with equal
+        delay the one that copies the fewest bytes is chosen, then the one at the lowest address. begin: when the data
+        stream is free; delay: the cost of offloads that end at a time. segments: those of the pool, if already listed.
         """
         segments = segments or list(self.pool.segments())
         staying = self.unused.union(needed)
@@ -160,25 +159,25 @@ class DeviceMemory:
             if segment and (segment.block is None or (segment.block in self.present and segment.block not in staying)):
                 run.append(segment)
             elif run:
-                result = self._best_window(run, size, begin, delay)
-                if result is not None and (best is None or result[0] < best[0]):
-                    best = result
+                window = self._best_window(run, size, begin, delay)
+                if window is not None and (best is None or window[0] < best[0]):
+                    best = window
                 run = []
         return None if best is None else best[1]
 
     def _best_window(
         self, run: Sequence[AddressRange], size: int, begin: int, delay: Callable[[int], int]
     ) -> tuple[tuple[int, int, int], Scheme] | None:
-        """The best scheme among neighbours that may all move, and what it is compared by.
+        """The best scheme among neighbours that may all be evicted, and its sort key.
 
-        Sums from the run's begin on make a window's cost a difference, except where a copy would have to wait.
+        With running sums a window's cost is a difference, except where a copy would have to wait.
         """
-        copied, moved, late = [0], [0], [0]
+        copied, copy_bytes, late = [0], [0], [0]
         copy_sizes = self.tasks.graph.copy_sizes
         for _, _, b in run:
             lacking = b is not None and b not in self.on_host
             copied.append(copied[-1] + (self.tasks.out_ns[b] if b is not None and lacking else 0))
-            moved.append(moved[-1] + (0 if b is None else copy_sizes[b] * (2 if lacking else 1)))
+            copy_bytes.append(copy_bytes[-1] + (0 if b is None else copy_sizes[b] * (2 if lacking else 1)))
             late.append(late[-1] + (b is not None and lacking and self.written[b].time > begin))
         best: tuple[tuple[int, int, int], Scheme] | None = None
         total, stop = 0, 0
@@ -191,7 +190,7 @@ class DeviceMemory:
             end = begin + copied[stop] - copied[first] if copied[stop] > copied[first] else 0
             if late[stop] > late[first]:
                 end = self.offloaded_at((b for _, _, b in run[first:stop] if b is not None), begin)
-            key = (delay(end), moved[stop] - moved[first], start.start)
+            key = (delay(end), copy_bytes[stop] - copy_bytes[first], start.start)
             if best is None or key < best[0]:
                 blocks = tuple(b for _, _, b in run[first:stop] if b is not None)
                 best = key, Scheme(key[0], blocks)

@@ -37,10 +37,10 @@ from simgpu.units import format_time
 
 @dataclass(frozen=True)
 class Plan:
-    """What moDNN has decided.
+    """moDNN's decisions.
 
-    sub_batch: samples at a time. schedules: one for each round of the split graph. finish_ns: the predicted time of an
-    iteration, which a run takes exactly where each copy has its link to itself and no DMA engine caps its rate.
+    sub_batch: samples per sub-batch. schedules: one for each round of the split graph. finish_ns: the predicted step
+    time, which is exact where each copy has its link alone and no DMA engine limits its rate.
     """
 
     program: Program
@@ -68,7 +68,7 @@ class Modnn(Policy):
         return self.planned(context).program
 
     def planned(self, context: PlanContext) -> Plan:
-        """The program with the schedules it was written from."""
+        """The program and the schedules that it follows."""
         require_one_stream(context.graph, self.name)
         graph, size, notes = partitioned(context, self.sub_batch, self.alpha)
         check_bound(graph, context.budget, context.node.gpu.alignment)
@@ -99,15 +99,15 @@ class Modnn(Policy):
 
 
 def _pool(graph: TaskGraph, context: PlanContext) -> AddressedPool:
-    """The memory of the GPU with what stays in it."""
+    """The memory of the GPU with its permanently resident blocks."""
     pool = AddressedPool(context.budget, context.node.gpu.alignment)
     resident = resident_blocks(graph)
     request = pool.prepare(resident, [graph.sizes[b] for b in resident])
     if not pool.acquire(request):
-        held = sorted(((graph.blocks[b].id, graph.sizes[b]) for b in resident), key=lambda h: (-h[1], h[0]))
-        what = "what stays in memory, before the first kernel,"
+        holders = sorted(((graph.blocks[b].id, graph.sizes[b]) for b in resident), key=lambda h: (-h[1], h[0]))
+        what = "the permanently resident blocks, before the first kernel,"
         raise OutOfMemoryError(
-            what, "device", request[1], context.budget, context.budget, context.budget, 0, tuple(held)
+            what, "device", request[1], context.budget, context.budget, context.budget, 0, tuple(holders)
         )
     return pool
 
@@ -136,7 +136,7 @@ def _instructions(step: StreamEntry, graph: TaskGraph, sizes: Sequence[int]) -> 
 
 
 def _with_host_released(data: list[Instruction]) -> list[Instruction]:
-    """Host memory of a block is given back after its last copy in the round."""
+    """The instructions with a release of each block's host memory after its last copy in the round."""
     last: dict[int, int] = {}
     for position, instruction in enumerate(data):
         if isinstance(instruction, CopyIn | CopyOut):

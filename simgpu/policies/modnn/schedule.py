@@ -1,24 +1,23 @@
-"""Algorithm 1 of moDNN: the schedule of one round, task by task, with the time at which everything happens.
+"""Algorithm 1 of moDNN: the schedule of one round, task by task, with predicted times.
 
 It prefetches by section 5.2.2 and chooses convolution algorithms by their gain, section 5.2.3, equation 10. Offloading
 schemes and addresses are in `memory`, the two streams and their clocks in `streams`.
 
 Where the paper is open, this implementation decides:
 
-* An offload begins right after the task that last wrote the block, as figure 3 has it, if the data stream is idle then:
-  the schedule is static, so the copy can stand where it hides best although it is decided on later.
+* An offload begins right after the task that last wrote the block (figure 3) if the data stream is idle then: the
+  schedule is static, so a copy that is decided later can still be placed where it overlaps best.
 * A block whose value the host has is freed without a copy. A block written again after its offload is copied again.
 * Inputs and labels are on the host when a round begins and are loaded like other data, so each round pays for its
-  samples. They are never copied out.
-* The criterion that a block which nobody has used since it was made stays is for blocks that are used again in the same
-  pass. What is made in forward for backward alone (statistics of a normalization, a mask) may leave at once, as section
-  3.2 has it: it will not be used for a long time.
-* A prefetch for which memory is short may offload, though nothing that its task or one before needs; of its schemes
-  the one that delays the waiting task least is taken.
-* Where no neighbouring segments are large enough for a workspace, memory can be defragmented for it too; equation 10
-  charges what that takes.
-* Where a block is prefetched for a task that lacks several, those for which memory suffices are fetched although
-  others are not.
+  samples. They are never offloaded.
+* A block that was not used since its creation stays only if it is used again in the same pass. Data that forward
+  creates for backward only (statistics of a normalization, a mask) may be offloaded at once (section 3.2): its next use
+  is far ahead.
+* A prefetch for which memory is short may offload blocks, but none that its task or an earlier one needs; the scheme
+  with the smallest delay of the waiting task is chosen.
+* Where no neighbouring segments are large enough for a workspace, memory may be defragmented for it; equation 10
+  charges the time.
+* Of several blocks that a task lacks, those that fit are prefetched even if others do not fit.
 """
 
 from __future__ import annotations
@@ -39,7 +38,7 @@ from simgpu.trace.model import AlgorithmChoice
 
 
 class Transfer(NamedTuple):
-    """A copy as it is predicted: block, whether out or in, start and end in nanoseconds from the round's begin."""
+    """A predicted copy: block, direction, start and end in nanoseconds from the round's begin."""
 
     block: int
     out: bool
@@ -49,10 +48,10 @@ class Transfer(NamedTuple):
 
 @dataclass
 class Schedule:
-    """One round on its way through algorithm 1.
+    """The schedule of one round by algorithm 1.
 
-    pool: holds what stays resident and nothing else. events: numbers for the program's events. starts[i]: when task i
-    starts; chosen[k]: the algorithm of kernel k; defragmented: tasks before which memory was cleared.
+    pool: contains only the permanently resident blocks. events: numbers for the program's events. starts[i]: start of
+    task i; chosen[k]: the algorithm of kernel k; defragmented: tasks before which memory was defragmented.
     """
 
     tasks: Tasks
@@ -69,12 +68,12 @@ class Schedule:
         self.memory = DeviceMemory(self.tasks, self.pool)
         assert self.pool.capacity is not None, "moDNN plans for a budget"
         self.capacity = self.pool.capacity - self.pool.used
-        self.away: set[int] = set()
+        self.offloaded: set[int] = set()
         self._needed_next: list[tuple[int, int]] = []
-        self._host_held: set[int] = set()
+        self._in_host_memory: set[int] = set()
 
     def run(self) -> None:
-        """All tasks in order."""
+        """Schedule all tasks in order."""
         self._receive_inputs()
         for index, task in enumerate(self.tasks.tasks):
             self._prepare(index, task)
@@ -83,45 +82,45 @@ class Schedule:
             self._execute(index, task, duration, workspace)
 
     def _receive_inputs(self) -> None:
-        if given := self.tasks.given:
-            self.data.do(Acquire(given, Space.HOST))
-            self.data.do(Initialize(given, Space.HOST))
-            self._host_held.update(given)
-            self.memory.on_host.update(given)
-            self._leave(given, -1)
+        if host_inputs := self.tasks.host_inputs:
+            self.data.do(Acquire(host_inputs, Space.HOST))
+            self.data.do(Initialize(host_inputs, Space.HOST))
+            self._in_host_memory.update(host_inputs)
+            self.memory.on_host.update(host_inputs)
+            self._mark_offloaded(host_inputs, -1)
 
-    def _leave(self, blocks: Iterable[int], index: int) -> None:
-        """These blocks are needed later, and not in device memory."""
+    def _mark_offloaded(self, blocks: Iterable[int], index: int) -> None:
+        """Note blocks that are needed later but not in device memory."""
         for b in blocks:
-            self.away.add(b)
+            self.offloaded.add(b)
             use = self.tasks.next_use(b, index)
-            assert use is not None, "a block that nobody needs any more is freed, not moved"
+            assert use is not None, "a block without a next use is freed, not offloaded"
             heappush(self._needed_next, (use, b))
 
     # --- lines 3 to 8: inputs and outputs ---------------------------------------------------------------------
 
     def _prepare(self, index: int, task: Task) -> None:
-        wanted = (*(b for b in task.inputs if b not in self.memory.present), *task.outputs)
-        for count, b in enumerate(wanted):
-            if not self._free_memory(self.memory.request(b), index, task):
-                for taken in wanted[:count]:
-                    self.memory.give(taken)
+        missing = (*(b for b in task.inputs if b not in self.memory.present), *task.outputs)
+        for count, b in enumerate(missing):
+            if not self._free_space(self.memory.request(b), index, task):
+                for acquired in missing[:count]:
+                    self.memory.release(acquired)
                 self._defragment(index, task)
                 return
-            self.memory.take(b)
-        self._bring(task, wanted)
-        self._hear(self.memory.arriving.pop(b) for b in task.inputs if b in self.memory.arriving)
+            self.memory.acquire(b)
+        self._load(task, missing)
+        self._await_latest(self.memory.arriving.pop(b) for b in task.inputs if b in self.memory.arriving)
 
-    def _hear(self, points: Iterable[Point]) -> None:
-        """Let the compute stream wait for points of the data stream: for the last of them, which implies the others."""
+    def _await_latest(self, points: Iterable[Point]) -> None:
+        """Make the compute stream wait for the last of these points of the data stream, which implies the others."""
         last = max(points, key=lambda point: point.order, default=None)
         if last is not None:
             self.compute.wait(last)
-            self.memory.freed = [freed for freed in self.memory.freed if freed.point.order > self.compute.heard]
+            self.memory.freed = [freed for freed in self.memory.freed if freed.point.order > self.compute.reached]
 
-    def _free_memory(self, request: Request, index: int, task: Task) -> bool:
-        """Whether memory can be taken for this request, if need be after offloading something else."""
-        if self._fits(request):
+    def _free_space(self, request: Request, index: int, task: Task) -> bool:
+        """Make contiguous memory available for a request, by offloading if necessary; False if that is impossible."""
+        if self._has_space(request):
             return True
         scheme = self.memory.scheme(request[1], task.touched, self.data.now, self._delay)
         if scheme is None:
@@ -129,31 +128,31 @@ class Schedule:
         self._evict(scheme.blocks, index - 1)
         return True
 
-    def _fits(self, request: Request) -> bool:
+    def _has_space(self, request: Request) -> bool:
         return request[1] == 0 or self.pool.largest_hole >= request[1]
 
-    def _delay(self, offloaded: int) -> int:
-        """How much later the next task starts if it waits for that time (figure 3)."""
-        return max(0, offloaded - self.compute.now)
+    def _delay(self, offloaded_ns: int) -> int:
+        """The delay of the next task if it waits for offloads that end at that time (figure 3)."""
+        return max(0, offloaded_ns - self.compute.now)
 
     def _evict(self, blocks: tuple[int, ...], index: int) -> None:
         """Free the memory of blocks for the task after `index`, which waits for the copies."""
         if self._offload(blocks):
             self.compute.wait(self.data.point())
-        self._hear(self.memory.arriving[b] for b in blocks if b in self.memory.arriving)
+        self._await_latest(self.memory.arriving[b] for b in blocks if b in self.memory.arriving)
         if blocks:
             self.compute.do(Release(blocks))
         for b in blocks:
-            self.memory.give(b)
-        self._leave(blocks, index)
+            self.memory.release(b)
+        self._mark_offloaded(blocks, index)
 
     def _offload(self, blocks: Iterable[int]) -> bool:
-        """Copy out what the host lacks; tells whether there was any."""
+        """Offload the blocks that the host lacks; False if there are none."""
         lacking = [b for b in blocks if b not in self.memory.on_host]
         for b in lacking:
             self.data.wait(self.memory.written[b])
-            if b not in self._host_held:
-                self._host_held.add(b)
+            if b not in self._in_host_memory:
+                self._in_host_memory.add(b)
                 self.data.do(Acquire((b,), Space.HOST))
             self._copy(b, out=True)
             self.memory.on_host.add(b)
@@ -167,43 +166,45 @@ class Schedule:
             self.data.do(CopyIn(b), self.tasks.in_ns[b])
         self.transfers.append(Transfer(b, out, start, self.data.now))
 
-    def _bring(self, task: Task, wanted: tuple[int, ...]) -> None:
-        """Take memory for these blocks, whose places are settled, and load those that have a value."""
-        if not wanted:
+    def _load(self, task: Task, missing: tuple[int, ...]) -> None:
+        """Acquire memory for blocks whose addresses are fixed, and load those that have a value."""
+        if not missing:
             return
-        gone = [self.memory.gone.pop(b) for b in wanted if b in self.memory.gone]
-        self._hear((*gone, *(point for b in wanted for point in self.memory.freed_in(*self.memory.span(b)))))
-        self.compute.do(Acquire(wanted, offsets=tuple(self.memory.offset(b) for b in wanted)))
+        freed_after = [self.memory.freed_after.pop(b) for b in missing if b in self.memory.freed_after]
+        self._await_latest(
+            (*freed_after, *(point for b in missing for point in self.memory.freed_in(*self.memory.span(b))))
+        )
+        self.compute.do(Acquire(missing, offsets=tuple(self.memory.offset(b) for b in missing)))
         if task.host_written:
             self.compute.do(Initialize(task.host_written))
             self.memory.written.update(dict.fromkeys(task.host_written, self.compute.point()))
-        loaded = [b for b in wanted if b in self.away]
+        loaded = [b for b in missing if b in self.offloaded]
         if loaded:
             self.data.wait(self.compute.point())
             for b in loaded:
                 self._copy(b, out=False)
             self.compute.wait(self.data.point())
-            self.away.difference_update(loaded)
+            self.offloaded.difference_update(loaded)
 
     def _defragment(self, index: int, task: Task) -> None:
         """Offload everything, then load what the task needs (section 5.2.1)."""
         memory = self.memory
         self.defragmented.append(index)
-        # Outputs that have their place already, but no value yet, are placed anew.
+        # Outputs that have an address already, but no value yet, are placed again.
         placed = tuple(b for b in task.outputs if b in memory.present)
         if placed:
             self.compute.do(Release(placed))
         for b in placed:
-            memory.give(b)
+            memory.release(b)
         present = memory.in_order()
         self._evict(present, index - 1)
         for b in task.touched:
-            if not memory.take(b):
+            if not memory.acquire(b):
                 raise self._too_small(task)
-        self._bring(task, task.touched)
+        self._load(task, task.touched)
 
     def _defragmentation_ns(self, task: Task) -> int:
-        """How much later the task starts if everything is offloaded and its inputs are loaded again."""
+        """The delay of the task if everything is offloaded and its inputs are loaded again."""
         values = [b for b in self.memory.in_order() if b not in task.outputs]
         begin = max(self.memory.offloaded_at(values, self.data.now), self.data.now, self.compute.now)
         return begin + sum(self.tasks.in_ns[b] for b in task.inputs) - self.compute.now
@@ -222,7 +223,7 @@ class Schedule:
     # --- lines 9 to 14: convolution algorithms ----------------------------------------------------------------
 
     def _choose(self, index: int, task: Task) -> tuple[int, Request | None]:
-        """The task's duration and the workspace it has taken."""
+        """The task's duration and its acquired workspace."""
         if not task.choices:
             return self.tasks.graph.durations[task.kernel], None
         base = smallest_workspace(task.choices)
@@ -233,65 +234,65 @@ class Schedule:
         if choice is None:
             choice = base
         request = self.pool.prepare([WORKSPACE], [choice.workspace_bytes])
-        if not self._free_memory(request, index, task):
-            if not self._fits_alone(task, request):
+        if not self._free_space(request, index, task):
+            if not self._fits_in_empty_memory(task, request):
                 choice = base
                 request = self.pool.prepare([WORKSPACE], [choice.workspace_bytes])
             self._defragment(index, task)
         if not self.pool.acquire(request):
             raise self._too_small(task)
         offset = self.pool.address(WORKSPACE) or 0
-        self._hear(self.memory.freed_in(offset, offset + request[1]))
+        self._await_latest(self.memory.freed_in(offset, offset + request[1]))
         self.compute.do(AcquireWorkspace(task.kernel, offset))
         if choice.algorithm != AS_RECORDED:
             self.chosen[task.kernel] = choice.algorithm
         return choice.duration_ns, request
 
     def _candidates(self, index: int, task: Task, choices: Iterable[AlgorithmChoice]) -> list[AlgorithmCandidate]:
-        """The algorithms whose workspace finds room, with their penalties."""
+        """The algorithms whose workspace fits, with their penalties."""
         pending = self._next_prefetch(index)
         missing = pending[1] if pending and should_start(self.tasks, index, *pending) else ()
-        result = []
+        candidates = []
         segments: list[AddressRange] = []
         for choice in choices:
             request = self.pool.prepare([WORKSPACE], [choice.workspace_bytes])
             scheme = NOTHING
-            if not self._fits(request):
+            if not self._has_space(request):
                 segments = segments or list(self.pool.segments())
                 scheme = self.memory.scheme(request[1], task.touched, self.data.now, self._delay, segments)
             if scheme is not None:
-                free_at, held_up = self.memory.on_trial(request, scheme.blocks, missing)
+                free_at, delayed = self.memory.on_trial(request, scheme.blocks, missing)
                 delay = max(scheme.delay, free_at - self.compute.now)
-            elif self._fits_alone(task, request):
-                delay, held_up = self._defragmentation_ns(task), self._left_out(task, request, missing)
+            elif self._fits_in_empty_memory(task, request):
+                delay, delayed = self._defragmentation_ns(task), self._unplaceable(task, request, missing)
             else:
                 continue
-            result.append(AlgorithmCandidate(choice, delay, sum(self.tasks.in_ns[b] for b in held_up)))
-        return result
+            candidates.append(AlgorithmCandidate(choice, delay, sum(self.tasks.in_ns[b] for b in delayed)))
+        return candidates
 
-    def _left_out(self, task: Task, workspace: Request, missing: Iterable[int]) -> list[int]:
-        """Of the blocks to prefetch those that find no room next to a task that is alone in memory."""
-        free = self.capacity - sum(self.tasks.sizes[b] for b in task.touched) - workspace[1]
+    def _unplaceable(self, task: Task, workspace: Request, missing: Iterable[int]) -> list[int]:
+        """The blocks to prefetch that do not fit in memory together with the task's own blocks."""
+        available = self.capacity - sum(self.tasks.sizes[b] for b in task.touched) - workspace[1]
         failed = []
         for b in missing:
-            if self.tasks.sizes[b] <= free:
-                free -= self.tasks.sizes[b]
+            if self.tasks.sizes[b] <= available:
+                available -= self.tasks.sizes[b]
             else:
                 failed.append(b)
         return failed
 
-    def _fits_alone(self, task: Task, workspace: Request) -> bool:
-        """Whether the task's blocks and this workspace fit when nothing else is there."""
+    def _fits_in_empty_memory(self, task: Task, workspace: Request) -> bool:
+        """Whether the task's blocks and this workspace fit in otherwise empty memory."""
         return sum(self.tasks.sizes[b] for b in task.touched) + workspace[1] <= self.capacity
 
     # --- lines 15 to 27: prefetching --------------------------------------------------------------------------
 
     def _next_prefetch(self, index: int) -> tuple[int, tuple[int, ...]] | None:
-        """The next task that lacks blocks which the host has, and these blocks."""
+        """The next task that needs offloaded blocks, and these blocks."""
         while self._needed_next:
             use, b = self._needed_next[0]
-            if b in self.away and use > index and use == self.tasks.next_use(b, index):
-                return use, tuple(each for each in self.tasks.tasks[use].inputs if each in self.away)
+            if b in self.offloaded and use > index and use == self.tasks.next_use(b, index):
+                return use, tuple(each for each in self.tasks.tasks[use].inputs if each in self.offloaded)
             heappop(self._needed_next)
         return None
 
@@ -309,45 +310,45 @@ class Schedule:
                     return
 
     def _fetch(self, b: int, index: int, needed: Collection[int], expected: int) -> bool:
-        """Begin to fetch a block for a task that should start at `expected`; False where there is no room.
+        """Begin to fetch a block for a task that should start at `expected`; False where it does not fit.
 
-        needed: what that task and all before it touch, which stays.
+        needed: blocks of that task and all earlier ones, which must stay.
         """
         boundary = self.compute.point()
-        if not self.memory.take(b):
+        if not self.memory.acquire(b):
             scheme = self.memory.scheme(self.memory.request(b)[1], needed, self.data.now, self._lateness(b, expected))
             if scheme is None:
                 return False
             self._evict_behind(scheme.blocks, boundary, index)
-            self.memory.take(b)
+            self.memory.acquire(b)
         self.data.wait(boundary)
         self.data.do(Acquire((b,), offsets=(self.memory.offset(b),)))
         self._copy(b, out=False)
         self.memory.arriving[b] = self.data.point()
-        self.memory.gone.pop(b, None)
-        self.away.discard(b)
+        self.memory.freed_after.pop(b, None)
+        self.offloaded.discard(b)
         return True
 
     def _lateness(self, b: int, expected: int) -> Callable[[int], int]:
-        """How late a block comes in if others have to be offloaded first, by when they are."""
+        """The delay of a fetch by the time at which the offloads before it end."""
 
-        def late(offloaded: int) -> int:
-            begin = max(offloaded, self.data.now, self.compute.now)
+        def late(offloaded_ns: int) -> int:
+            begin = max(offloaded_ns, self.data.now, self.compute.now)
             return max(0, begin + self.tasks.in_ns[b] - expected)
 
         return late
 
     def _evict_behind(self, blocks: tuple[int, ...], boundary: Point, index: int) -> None:
-        """Free the memory of blocks on the data stream, without keeping the present task waiting."""
+        """Free the memory of blocks on the data stream, so that the current task does not wait."""
         self._offload(blocks)
         self.data.wait(boundary)
         self.data.do(Release(blocks))
         free = self.data.point()
         for b in blocks:
             self.memory.freed.append(Freed(*self.memory.span(b), free))
-            self.memory.give(b)
-            self.memory.gone[b] = free
-        self._leave(blocks, index)
+            self.memory.release(b)
+            self.memory.freed_after[b] = free
+        self._mark_offloaded(blocks, index)
 
     # --- lines 28 to 31: execution ----------------------------------------------------------------------------
 
@@ -362,7 +363,7 @@ class Schedule:
         if task.dying:
             compute.do(Release(task.dying))
         for b in task.dying:
-            memory.give(b)
+            memory.release(b)
         end = compute.point()
         for b in task.writes:
             memory.written[b] = end
@@ -370,11 +371,11 @@ class Schedule:
 
 
 class AlgorithmCandidate(NamedTuple):
-    """An algorithm with its penalties: delay (ns) by offloading for its workspace, and prefetches (ns) it holds up."""
+    """An algorithm with its penalties (ns): offloading for its workspace, and prefetches that it delays."""
 
     choice: AlgorithmChoice
     offloading_ns: int
-    held_up_ns: int
+    delayed_ns: int
 
     def gain(self, base_ns: int) -> int:
         """Equation 10, nanoseconds. base_ns: duration of the algorithm with the least workspace.
@@ -382,45 +383,45 @@ class AlgorithmCandidate(NamedTuple):
         >>> AlgorithmCandidate(AlgorithmChoice("F1", "fft", 60, 500), offloading_ns=10, held_up_ns=5).gain(100)
         25
         """
-        return base_ns - self.choice.duration_ns - self.offloading_ns - self.held_up_ns
+        return base_ns - self.choice.duration_ns - self.offloading_ns - self.delayed_ns
 
 
 def smallest_workspace(choices: tuple[AlgorithmChoice, ...]) -> AlgorithmChoice:
-    """The algorithm that equation 10 calls the base: the least workspace, and the fastest of those."""
+    """Equation 10's base algorithm: the smallest workspace, and the fastest of those."""
     return min(choices, key=lambda choice: (choice.workspace_bytes, choice.duration_ns, choice.algorithm))
 
 
 def best(candidates: list[AlgorithmCandidate], base_ns: int) -> AlgorithmChoice | None:
-    """The candidate of maximum gain; of equal ones the one with the smaller workspace, then by name."""
+    """The candidate of maximum gain; of equal ones the one with the smaller workspace, then the first by name."""
     if not candidates:
         return None
-    result = min(candidates, key=lambda c: (-c.gain(base_ns), c.choice.workspace_bytes, c.choice.algorithm))
-    return result.choice
+    winner = min(candidates, key=lambda c: (-c.gain(base_ns), c.choice.workspace_bytes, c.choice.algorithm))
+    return winner.choice
 
 
 def should_start(tasks: Tasks, now: int, task: int, missing: Iterable[int]) -> bool:
-    """Equation 9: whether fetching what a task lacks would delay it if it began only after task `now`.
+    """Equation 9: whether fetching a task's missing blocks would delay it if it began only after task `now`.
 
-    Its expected start is the sum of the fastest times up to it, later by every delay so far; since these delays are in
-    the present time too, what is left to compare is the transfers with the fastest times of the tasks in between.
+    The task's expected start is the sum of the fastest times up to it plus all delays so far. The current time contains
+    these delays too, so it suffices to compare the transfers with the fastest times of the tasks in between.
     """
     return sum(tasks.in_ns[b] for b in missing) > tasks.fast[task] - tasks.fast[now + 1]
 
 
 def will_fit(tasks: Tasks, memory: DeviceMemory, now: int, task: int, capacity: int) -> bool:
-    """Whether all tasks after `now` up to `task` will find memory without defragmentation, by a guess ahead.
+    """Whether all tasks after `now` up to `task` are likely to run without defragmentation.
 
-    As the paper guesses: from before task `now` on, every block can be offloaded but what nobody has used since it was
-    made or fetched, and everything that the tasks in between lack is fetched in time and thus used. capacity: bytes
-    for data blocks.
+    The paper's assumption: from before task `now` on, every block can be offloaded except those that were not used
+    since they were created or fetched, and all missing blocks are fetched in time and thus used. capacity: bytes for
+    data blocks.
     """
-    held = set(memory.unused)
+    unused = set(memory.unused)
     for index in range(now, task + 1):
         each = tasks.tasks[index]
         if index > now:
-            smallest = min((choice.workspace_bytes for choice in each.choices), default=0)
-            if sum(tasks.sizes[b] for b in held.union(each.touched)) + smallest > capacity:
+            workspace = min((choice.workspace_bytes for choice in each.choices), default=0)
+            if sum(tasks.sizes[b] for b in unused.union(each.touched)) + workspace > capacity:
                 return False
-        held.update(each.outputs)
-        held.difference_update(each.inputs, each.dying, each.saved)
+        unused.update(each.outputs)
+        unused.difference_update(each.inputs, each.dying, each.saved)
     return True

@@ -1,7 +1,7 @@
-"""The two streams of moDNN, Stream_C and Stream_D, with the times at which everything on them is predicted to happen.
+"""The two streams of moDNN, Stream_C and Stream_D, with predicted times.
 
-A point is a place of a stream to which the other may refer, at once or any time later; it becomes a signal when the
-other first waits for it. Since streams run in order, having heard of a point is having heard of all before it.
+A point is a position in a stream for which the other stream may wait, at once or later; it becomes a signal when the
+other first waits for it. Since streams run in order, a stream that waited for a point has waited for all earlier ones.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from simgpu.program.instructions import Await, Instruction, Signal
 
 @dataclass(slots=True)
 class Point:
-    """A place in a stream. time: when the stream is there, nanoseconds; order: its position among the points."""
+    """A position in a stream. time: when the stream reaches it, nanoseconds; order: its position among the points."""
 
     time: int
     order: int
@@ -24,7 +24,7 @@ class Point:
 
 @dataclass(frozen=True, slots=True)
 class AcquireWorkspace:
-    """Stands for taking the workspace of a kernel, whose block is known once all algorithms are chosen."""
+    """Placeholder for acquiring the workspace of a kernel, whose block is known once all algorithms are chosen."""
 
     kernel: int
     offset: int
@@ -32,23 +32,23 @@ class AcquireWorkspace:
 
 @dataclass(frozen=True, slots=True)
 class ReleaseWorkspace:
-    """Stands for giving it back."""
+    """Placeholder for releasing the workspace."""
 
     kernel: int
 
 
-#: What a stream does, its points apart.
+#: An instruction of a stream, or a placeholder of one.
 StreamEntry = Instruction | AcquireWorkspace | ReleaseWorkspace
 
 
 @dataclass(slots=True)
 class StreamClock:
-    """A stream on its way. now: its clock; heard: the latest point of the other stream that it has waited for."""
+    """A stream being written. now: its clock; reached: the latest point of the other stream that it has waited for."""
 
     events: Iterator[int] = field(default_factory=count)
     cells: list[StreamEntry | Point] = field(default_factory=list)
     now: int = 0
-    heard: int = -1
+    reached: int = -1
     points: int = 0
 
     def point(self) -> Point:
@@ -61,32 +61,32 @@ class StreamClock:
         return here
 
     def wait(self, point: Point) -> None:
-        """Go on only when the other stream has reached that point.
+        """Wait until the other stream has reached that point.
 
         >>> compute, data = StreamClock(), StreamClock()
         >>> data.now = 7
         >>> compute.wait(data.point()), compute.now, compute.code()
         (None, 7, (Await(event=0, lag=0),))
         """
-        if point.order <= self.heard:
+        if point.order <= self.reached:
             return
         if point.event is None:
             point.event = next(self.events)
-        self.heard = point.order
+        self.reached = point.order
         self.now = max(self.now, point.time)
         self.cells.append(Await(point.event))
 
     def do(self, instruction: StreamEntry, duration: int = 0) -> None:
-        """The next instruction, which takes so many nanoseconds."""
+        """Append an instruction that takes `duration` nanoseconds."""
         self.cells.append(instruction)
         self.now += duration
 
     def code(self) -> tuple[StreamEntry, ...]:
-        """The cells; points that nobody waits for are left out, the others are signals."""
-        remaining: list[StreamEntry] = []
+        """The instructions, with signals in place of the points that the other stream waits for."""
+        entries: list[StreamEntry] = []
         for cell in self.cells:
             if not isinstance(cell, Point):
-                remaining.append(cell)
+                entries.append(cell)
             elif cell.event is not None:
-                remaining.append(Signal(cell.event))
-        return tuple(remaining)
+                entries.append(Signal(cell.event))
+        return tuple(entries)

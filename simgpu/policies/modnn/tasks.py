@@ -1,7 +1,4 @@
-"""What the tasks of one round need, as algorithm 1 asks for it.
-
-Tasks are numbered from 0 within their round.
-"""
+"""The tasks of one round, as algorithm 1 needs them. Tasks are numbered from 0 within their round."""
 
 from __future__ import annotations
 
@@ -26,11 +23,10 @@ AS_RECORDED = ""
 class Task:
     """One kernel.
 
-    inputs: data blocks that exist before it and that it touches; outputs: those that begin with it; host_written: the
-    outputs that the host writes; saved: those that nobody needs before the other pass. dying: data blocks that
-    nobody needs afterwards. writes: data blocks that it changes.
-    choices: its convolution algorithms from fastest to slowest; where there are none it runs as it is. Among them is,
-    without a name, how it was recorded to run, unless the trace lists that.
+    inputs: data blocks that exist before it and that it touches; outputs: data blocks that it creates; host_written:
+    the outputs that the host writes; saved: outputs without a use before the other pass. dying: data blocks without a
+    later use. writes: data blocks that it changes. choices: its convolution algorithms from fastest to slowest; without
+    any it runs as recorded. If the trace does not list the recorded algorithm, it is among them without a name.
     """
 
     kernel: int
@@ -52,14 +48,14 @@ class Task:
 class Tasks:
     """The tasks of a round in order.
 
-    given: blocks that the host holds when the round begins (inputs, labels). uses[b]: tasks that touch b, ascending.
-    sizes[b]: bytes with padding, of all blocks. out_ns[b], in_ns[b]: time to copy a data block alone on the link.
-    fast: running sums of the durations by the fastest algorithms, one more than there are tasks.
+    host_inputs: blocks on the host when the round begins (inputs, labels). uses[b]: tasks that touch b, ascending.
+    sizes[b]: bytes of all blocks, with padding. out_ns[b], in_ns[b]: time to copy a data block on an idle link.
+    fast: running sums of the durations with the fastest algorithms, from 0.
     """
 
     graph: TaskGraph
     tasks: tuple[Task, ...]
-    given: tuple[int, ...]
+    host_inputs: tuple[int, ...]
     uses: dict[int, tuple[int, ...]]
     sizes: Sequence[int]
     out_ns: dict[int, int]
@@ -74,7 +70,7 @@ class Tasks:
 
 
 def resident_blocks(graph: TaskGraph) -> tuple[int, ...]:
-    """Blocks that never leave (section 3.2: weights and their gradients): what is persistent and not let go of."""
+    """Blocks that are never offloaded (section 3.2: weights and their gradients): persistent and never released."""
     releases = graph.needed_releases
     return tuple(b for b, birth in enumerate(graph.births) if birth == BEFORE and releases[b] is None)
 
@@ -82,11 +78,11 @@ def resident_blocks(graph: TaskGraph) -> tuple[int, ...]:
 def tasks_of(graph: TaskGraph, part: Round, link: LinkSpec, alignment: int) -> Tasks:
     """The tasks of one round of a split graph. Raises `InputError` for a block that outlives its round."""
     choices = algorithm_choices(graph)
-    handled = set(resident_blocks(graph)).union(*(workspaces_of(graph, k) for k in choices))
+    excluded = set(resident_blocks(graph)).union(*(workspaces_of(graph, k) for k in choices))
     uses: dict[int, list[int]] = {}
     for k in range(part.first, part.stop):
         for b in dict.fromkeys((*graph.reads[k], *graph.writes[k])):
-            if b not in handled:
+            if b not in excluded:
                 uses.setdefault(b, []).append(k - part.first)
     _check_lifetimes(graph, part, uses)
     sizes = [aligned(size, alignment) for size in graph.sizes]
@@ -97,7 +93,7 @@ def tasks_of(graph: TaskGraph, part: Round, link: LinkSpec, alignment: int) -> T
         graph,
         tasks,
         tuple(sorted(b for b in uses if graph.births[b] == BEFORE)),
-        {b: tuple(result) for b, result in uses.items()},
+        {b: tuple(numbers) for b, numbers in uses.items()},
         sizes,
         {b: copy_ns(graph.copy_sizes[b], link.d2h_bandwidth, link.latency_ns) for b in uses},
         {b: copy_ns(graph.copy_sizes[b], link.h2d_bandwidth, link.latency_ns) for b in uses},
@@ -113,7 +109,7 @@ def workspaces_of(graph: TaskGraph, k: int) -> tuple[int, ...]:
 def _with_recorded(
     graph: TaskGraph, k: int, listed: tuple[AlgorithmChoice, ...], sizes: Sequence[int]
 ) -> tuple[AlgorithmChoice, ...]:
-    """The listed algorithms and, where it is none of these, how the kernel was recorded to run."""
+    """The listed algorithms and, if it is not listed, the recorded one."""
     workspace = sum(sizes[b] for b in workspaces_of(graph, k))
     recorded = AlgorithmChoice(graph.kernels[k].id, AS_RECORDED, graph.durations[k], workspace)
     as_fast = [choice for choice in listed if choice.duration_ns == recorded.duration_ns]

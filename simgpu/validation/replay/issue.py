@@ -139,7 +139,7 @@ class _Issuer:
             case Decode(_, source):
                 self._busy(step, graph.encoded[source].decode_ns, "decode", graph.blocks[source].id)
             case CopyOut() as copy:
-                self._copy(step, MeasuredKind.COPY_D2H, copy.block, copy.stored_as)
+                self._copy(step, MeasuredKind.COPY_D2H, copy.block, copy.host_block)
             case CopyIn(b):
                 self._copy(step, MeasuredKind.COPY_H2D, b, b)
             case Signal(event):

@@ -127,7 +127,7 @@ def _refuse(simulated_program: SimulatedProgram, source: str, *, compressing: bo
     if compressing:
         problems.append(f"is for node {simulated_program.node.name}, whose hardware compresses; no real device does")
     copied = {
-        (instruction.block, instruction.stored_as if isinstance(instruction, CopyOut) else instruction.block)
+        (instruction.block, instruction.host_block if isinstance(instruction, CopyOut) else instruction.block)
         for segment in program.segments
         for code in segment.streams.values()
         for instruction in code

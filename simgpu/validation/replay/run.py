@@ -124,7 +124,7 @@ def _sizes(simulated_program: SimulatedProgram) -> tuple[int, ...]:
     One that does not fit into a processor's cache is always among them, else a CPU would tell the speed of its cache.
     """
     copied = {
-        instruction.stored_as if isinstance(instruction, CopyOut) else instruction.block
+        instruction.host_block if isinstance(instruction, CopyOut) else instruction.block
         for segment in simulated_program.program.segments
         for code in segment.streams.values()
         for instruction in code

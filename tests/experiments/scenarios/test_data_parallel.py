@@ -66,12 +66,12 @@ def test_running_it_trains_on_all_of_them(tmp_path: Path):
     scenario = load_scenario(path)
     (run,) = compare(scenario)
     assert run.result is not None
-    assert run.result.together is not None
-    assert run.result.together.how == scenario.data_parallel
+    assert run.result.parallel_run is not None
+    assert run.result.parallel_run.how == scenario.data_parallel
     (other,) = compare(scenario, gpus=4, exchange="host", cores=2)
     assert other.result is not None
-    assert other.result.together is not None
-    assert other.result.together.how == DataParallel(4, Exchange.HOST, 2)
+    assert other.result.parallel_run is not None
+    assert other.result.parallel_run.how == DataParallel(4, Exchange.HOST, 2)
 
 
 @pytest.mark.parametrize(

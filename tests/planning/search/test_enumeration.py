@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from simgpu.errors import InputError
 from simgpu.planning.search.enumeration import MOST_VECTORS, exhaustive
-from simgpu.planning.search.space import Solution
+from simgpu.planning.search.space import SearchResult
 from tests.planning.search.costs import Recording, choices, one, rugged, seeds
 
 
@@ -26,7 +26,7 @@ def test_it_scores_the_whole_product_in_lexicographic_order_and_takes_the_first_
     assert [tuple(row) for batch in recording.batches for row in batch.tolist()] == product
     assert all(len(batch) <= chunk for batch in recording.batches)
     best = min(product, key=lambda vector: one(score, vector))
-    assert result == Solution(best, one(score, best), len(product))
+    assert result == SearchResult(best, one(score, best), len(product))
 
 
 def test_batches_are_as_large_as_whole_positions_allow() -> None:

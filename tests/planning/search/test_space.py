@@ -22,7 +22,7 @@ TWO = np.zeros((2, 3), dtype=np.int8)
     ids=["fractions", "a table", "too few", "unsigned", "one number"],
 )
 def test_a_score_is_one_signed_whole_number_for_each_vector(score: Score) -> None:
-    with pytest.raises(ValueError, match="return one signed whole number for each vector"):
+    with pytest.raises(ValueError, match="return one signed integer for each vector"):
         scored(score, TWO)
 
 

@@ -159,5 +159,5 @@ def test_a_lane_never_gives_a_time_twice(requests: list[tuple[bool, int, int]]):
         start, end = link.first(at, length) if forward else link.last(at, length)
         assert end - start == length
         assert start >= at if forward else end <= at
-        link = link.taking((start, end))
-    assert all(before[1] <= after[0] for before, after in pairwise(link.taken))
+        link = link.reserving((start, end))
+    assert all(before[1] <= after[0] for before, after in pairwise(link.reserved))
