@@ -74,8 +74,8 @@ def run_program(
 ) -> MachineRun:
     """Execute a verified program.
 
-    budget: bytes of each GPU's memory, None for unlimited. reclaim: picks chunks to evict if blocks are on demand; these
-    have pages instead of a `pool`.
+    budget: bytes of each GPU's memory, None for unlimited. reclaim: picks chunks to evict if blocks are on demand;
+    these have pages instead of a `pool`.
 
     A program for one GPU uses GPU 0 with its own link; with several, copies also share the node's switches.
 
