@@ -149,7 +149,7 @@ def test_a_part_of_a_gradient_may_be_what_is_exchanged(exchange: str):
 @pytest.mark.parametrize("sizes", [[100, 100, 100], [50, 100, 100], [10, 100, 200]])
 @pytest.mark.parametrize("temporaries", [[0, 0, 100], [100, 0, 100], [100, 100, 100], [200, 10, 0]])
 @pytest.mark.parametrize("policy", ["none", "modnn"])
-def test_a_fetched_gradient_is_gone_before_the_optimizer_takes_memory(
+def test_a_fetched_gradient_is_released_before_the_optimizer_allocates(
     sizes: list[int], temporaries: list[int], policy: str
 ):
     result = simulate(with_temporaries(sizes, temporaries), two(), policy, gpus=2, exchange="gather")
@@ -186,7 +186,7 @@ def test_recordings_in_which_backward_reads_gradients_run_on_two_gpus(name: str,
 
 
 @pytest.mark.parametrize("policy", ["none", "vdnn", "modnn"])
-def test_gathering_tells_why_the_memory_of_a_plan_is_not_enough(policy: str):
+def test_gathering_explains_why_a_plan_runs_out_of_memory(policy: str):
     """What fits with the host's exchange lacks room for the gradient that GPU 0 fetches first."""
     built = network([100, 200, 300], batch=4)
     need = simulate(built, two(), policy, gpus=2).high_water

@@ -15,7 +15,7 @@ MODULES = sorted(PACKAGE.rglob("*.py"))
 COMMANDS_OF_THE_FIT = {Path("cli/zoo_validate.py"), Path("cli/zoo_build.py")}
 
 
-def test_imports_follow_the_order_of_rooms(capsys: pytest.CaptureFixture[str]) -> None:
+def test_imports_follow_the_order_of_packages(capsys: pytest.CaptureFixture[str]) -> None:
     status = lint_imports(config_filename=str(ROOT / "pyproject.toml"), cache_dir=None)
     assert status == 0, capsys.readouterr().out
 

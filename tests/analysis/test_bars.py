@@ -95,7 +95,7 @@ def test_a_curve_enters_the_window_with_what_holds_and_ends_with_it() -> None:
     assert steps(curve_of(), 10, 30).live.tolist() == [0, 0]
 
 
-def test_a_peak_of_no_duration_is_kept_and_a_dip_is_not() -> None:
+def test_a_peak_of_zero_duration_is_drawn_and_a_dip_is_not() -> None:
     shown = steps(curve_of([(0, 5, 5), (10, 8, 8), (10, 2, 2), (10, 6, 6)]), 0, 20)
     assert (shown.time.tolist(), shown.live.tolist()) == ([0, 10, 10, 20], [5, 8, 6, 6])
 

@@ -64,7 +64,7 @@ def test_the_optimistic_ratio_of_figure_3(profile: BuddyProfile) -> None:
     assert profile.optimistic_ratio == pytest.approx(300 * 128 / (80 * 64 + 20 * 128 + 100 * 128))
 
 
-def test_figure_8_tells_what_overflows_in_each_snapshot_at_the_same_targets(profile: BuddyProfile) -> None:
+def test_figure_8_shows_the_overflow_of_each_snapshot_at_fixed_targets(profile: BuddyProfile) -> None:
     assert [(moment.label, moment.overflow) for moment in profile.drift] == [("epoch 0", 10 / 300), ("epoch 1", 0.1)]
     (of_map, *_) = profile.allocations
     assert (of_map.overflow, of_map.least_overflow, of_map.most_overflow) == (0.2, 0.1, 0.3)
@@ -229,7 +229,7 @@ def test_the_heat_map_loses_no_entry(sizes: list[int]) -> None:
     assert all(end <= band.first + 1e-9 for end, band in zip(ends, result.bands[1:], strict=False))
 
 
-def test_pictures_say_what_they_show(profile: BuddyProfile) -> None:
+def test_figures_have_titles(profile: BuddyProfile) -> None:
     labels = [text.get_text() for text in profile.plot("heatmap").axes[0].get_yticklabels()]
     assert labels == ["map  2x", "pad  16x", "noise  1x"]
     bars = [text.get_text() for text in profile.plot("threshold").axes[1].texts]

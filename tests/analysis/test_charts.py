@@ -35,7 +35,7 @@ def bars_of(ax: Axes, row: int) -> list[tuple[float, float]]:
     return [(box.get_x(), box.get_width()) for box, middle in middles if middle == pytest.approx(row)]
 
 
-def test_parts_stand_end_to_end_in_their_order_and_in_milliseconds() -> None:
+def test_parts_are_stacked_in_order_in_milliseconds() -> None:
     ax, _ = plot_breakdowns(STACKS, title="a study").axes
     assert bars_of(ax, 0) == []
     assert bars_of(ax, 1) == [(0, 30), (30, 20), (50, 150)]

@@ -38,7 +38,7 @@ def test_all_of_ordinary_curves_is_inside_the_axes() -> None:
     assert low < min(BEST) < max(WORST) < high < 2 * max(WORST)
 
 
-def test_huge_costs_leave_the_scale_as_it_is_and_are_told() -> None:
+def test_huge_costs_are_noted_and_do_not_change_the_scale() -> None:
     plain = plot_convergence(WORST, MEAN, BEST, unit="ms").axes[0]
     worst, mean = [40.0, 33.0, HUGE, 31.0], [30.0, 24.0, OFF_SCALE * 20 + 1, 21.0]
     figure = plot_convergence(worst, mean, BEST, unit="ms")
@@ -55,12 +55,12 @@ def test_huge_costs_leave_the_scale_as_it_is_and_are_told() -> None:
         ([40, 30, 20, OFF_SCALE * 20], None),
     ],
 )
-def test_it_says_which_iterations_are_off_the_scale(worst: list[float], words: str | None) -> None:
+def test_iterations_off_the_scale_are_listed(worst: list[float], words: str | None) -> None:
     figure = plot_convergence(worst, MEAN, BEST, unit="ms")
     assert words_of(figure) == ([] if words is None else [f"off the scale: {words}"])
 
 
-def test_bars_stand_where_curves_are_off_the_scale() -> None:
+def test_bars_mark_curves_off_the_scale() -> None:
     figure = plot_convergence([HUGE, 30, HUGE, HUGE], MEAN, BEST, unit="ms")
     (bars,) = figure.axes[0].collections
     spans = [(path.vertices[:, 0].min(), path.vertices[:, 0].max()) for path in bars.get_paths()]
@@ -73,7 +73,7 @@ def test_iterations_without_a_number_are_gaps() -> None:
     assert words_of(figure) == ["off the scale: best in iteration 1"]
 
 
-def test_where_not_all_particles_fit_a_strip_below_says_how_many_do() -> None:
+def test_a_strip_shows_how_many_particles_fit() -> None:
     figure = plot_convergence(WORST, MEAN, BEST, unit="ms", fitting=[0.25, 0.5, 1, 1])
     curves, strip = figure.axes
     figure.canvas.draw()
@@ -89,7 +89,7 @@ def test_where_all_particles_fit_there_is_no_strip() -> None:
     assert len(plot_convergence(WORST, MEAN, BEST, unit="ms", fitting=[1, 1, 1, 1]).axes) == 1
 
 
-def test_no_words_cover_each_other() -> None:
+def test_no_labels_overlap() -> None:
     every = [HUGE, 24, HUGE, 21]
     figure = plot_convergence([HUGE] * 4, every, [HUGE, 21, 20, 20], unit="ms", title="all off", converged_at=3)
     figure.canvas.draw()

@@ -6,7 +6,7 @@ from simgpu.analysis.charts import plot_decisions
 
 
 @pytest.mark.parametrize("blocks", [1, 4, 12])
-def test_the_legend_stands_clear_of_the_axis_below_the_dots(blocks):
+def test_the_legend_does_not_touch_the_axis(blocks):
     decisions = {f"conv{number}": ["", "zvc", None] for number in range(blocks)}
     figure = plot_decisions(decisions, [0, 10, 20], title="cswap")
     figure.draw_without_rendering()

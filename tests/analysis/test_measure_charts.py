@@ -67,7 +67,7 @@ def test_every_run_has_its_place_in_every_group_and_missing_values_a_reason() ->
     assert ax.get_title(loc="left") == "throughput over none"
 
 
-def test_a_published_number_stands_on_its_bar_and_a_line_at_what_differs_in_nothing() -> None:
+def test_a_published_number_is_drawn_on_its_bar_and_the_baseline_as_a_line() -> None:
     (ax,) = drawn([BARS]).axes
     (marker,) = (line for line in ax.lines if line.get_marker() == "D" and len(line.get_xdata()))
     buddy = boxes_of(ax)[1]
@@ -153,7 +153,7 @@ def test_seven_panels_of_a_measure_share_the_label_of_their_rows() -> None:
     ]
 
 
-def test_six_panels_stand_in_two_rows_of_three() -> None:
+def test_six_panels_form_two_rows_of_three() -> None:
     axes = drawn([SWEEP._replace(name=f"net {number}") for number in range(6)]).axes
     assert axes[0].get_subplotspec().get_gridspec().get_geometry() == (2, 3)
 
@@ -165,7 +165,7 @@ def test_a_panel_without_any_value_is_drawn(tmp_path: Path) -> None:
     assert figure.axes[0].get_xlabel() == "batch\nOOM: none"
 
 
-def test_panels_of_sizes_in_several_units_name_theirs() -> None:
+def test_panels_with_different_units_name_them() -> None:
     def peak(name: str, value: int) -> LinePanel:
         return LinePanel(PEAK, name, BUDGET, (RunCurve("um", (CurvePoint(GB, Bar(value)),)),))
 
@@ -181,7 +181,7 @@ def test_many_bars_are_divided_into_rows_that_have_all_of_them() -> None:
     assert second.get_title(loc="left") == "throughput over none, continued"
 
 
-def test_drift_goes_over_the_epochs_one_after_another_with_a_legend_of_its_own() -> None:
+def test_drift_is_drawn_over_epochs_with_its_own_legend() -> None:
     lines = {"hpc-cg": tuple(n / 100 for n in range(20)), "hpc-ep": (0.0,) * 20}
     _, time = drawn([BARS], [TimePanel(AxisInfo("overflow", "share"), (0, 8), lines)]).axes
     over, never = time.lines[:2]
@@ -203,7 +203,7 @@ def test_long_titles_are_broken_before_the_legend() -> None:
     assert figure._suptitle.get_window_extent().x1 < legend.x0  # type: ignore[attr-defined]
 
 
-def test_no_two_runs_look_alike_in_bars_or_in_lines() -> None:
+def test_every_run_has_its_own_style() -> None:
     looks = run_looks(map(str, range(24))).values()
     assert len({(look.colour, look.hatch) for look in looks}) == 24
     assert len({(look.colour, look.marker, look.dash) for look in looks}) == 24

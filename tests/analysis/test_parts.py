@@ -68,7 +68,7 @@ def test_copies_in_both_directions_at_once_overlap_once() -> None:
     assert result.copy_d2h.hidden + result.copy_h2d.hidden == 10, "their sum would count two nanoseconds twice"
 
 
-def test_recomputation_and_codecs_are_told_apart_whether_or_not_something_is_copied_beside_them() -> None:
+def test_recomputation_and_codecs_are_separate_parts_with_or_without_copies() -> None:
     spans: list[HandSpan] = [
         ("compute", K.COMPUTE, "a", 0, 4),
         ("compute", K.RECOMPUTE, "a", 4, 9),

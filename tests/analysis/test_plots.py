@@ -68,7 +68,7 @@ def test_very_short_and_very_long_iterations_get_their_own_unit(length: int, lab
 
 
 @pytest.mark.slow
-def test_the_whole_run_marks_where_iterations_end() -> None:
+def test_a_plot_of_all_iterations_marks_their_ends() -> None:
     figure = plot_timeline(layered_run(), iteration=None)
     ends = layered_run().iteration_ends_ns
     assert [line.get_xdata()[0] for line in figure.axes[0].lines] == [ends[0] / 1e6]
@@ -114,7 +114,7 @@ def test_axes_of_the_caller_are_drawn_on(draw) -> None:
 
 @pytest.mark.parametrize("budget", [None, 1_360_000_000, 80 * GIB])
 @pytest.mark.parametrize("iteration", [0, None])
-def test_no_words_overlap_or_leave_the_figure(budget: int | None, iteration: int | None) -> None:
+def test_no_labels_overlap_or_leave_the_figure(budget: int | None, iteration: int | None) -> None:
     figure = plot_run(layered_run(), budget=budget, iteration=iteration)
     figure.canvas.draw()
     boxes = []
@@ -161,7 +161,7 @@ def test_ten_thousand_kernels_are_a_few_shapes() -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("suffix", ["png", "svg", "pdf"])
-def test_a_figure_is_written_whole_and_alike_each_time(suffix: str, tmp_path: Path) -> None:
+def test_a_figure_is_written_atomically_and_reproducibly(suffix: str, tmp_path: Path) -> None:
     for name in ("one", "two"):
         save_figure(plot_run(layered_run()), tmp_path / f"{name}.{suffix}")
     assert (tmp_path / f"one.{suffix}").read_bytes() == (tmp_path / f"two.{suffix}").read_bytes()

@@ -175,7 +175,7 @@ def runs(draw: st.DrawFn) -> Timeline:
 
 
 @given(runs(), st.integers(1, 2000))
-def test_energy_is_what_lies_under_the_curve(timeline: Timeline, window_ns: int) -> None:
+def test_energy_is_the_integral_of_the_curve(timeline: Timeline, window_ns: int) -> None:
     power = measure_power(timeline, WORK, GPU, "float32")
     curve: PowerCurve = power_curve(timeline, WORK, GPU, "float32")
     lengths = np.diff(curve.time_ns)

@@ -99,7 +99,7 @@ def test_a_node_that_does_not_state_what_its_gpu_draws_has_no_energy() -> None:
         result.plot("power")
 
 
-def test_a_trace_that_does_not_tell_its_operations_has_no_energy_and_says_so() -> None:
+def test_a_trace_without_operations_has_no_energy_and_a_reason() -> None:
     result = simulate(chain([5], [7], [100]), NODE, "ideal")
     assert result.metrics.power is None
     assert result.energy_note == "not known: operation counts are missing for 2 of 2 convolutions and matrix products"
@@ -107,7 +107,7 @@ def test_a_trace_that_does_not_tell_its_operations_has_no_energy_and_says_so() -
         result.plot("power")
 
 
-def test_where_energy_comes_from_is_told_with_it() -> None:
+def test_energy_is_reported_with_its_source() -> None:
     result = simulate(three_layers(), NODE, "vdnn")
     assert result.energy_note == (
         "modelled per component of the gpu (sources: `simgpu list nodes`), with kernel times of hand-made"

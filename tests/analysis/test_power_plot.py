@@ -62,7 +62,7 @@ def test_the_coloured_area_is_the_energy() -> None:
     assert area == pytest.approx(2000 + 750 + 10, rel=1e-9)
 
 
-def test_no_words_overlap_or_leave_the_figure() -> None:
+def test_no_labels_overlap_or_leave_the_figure() -> None:
     figure = drawn(layered_run())
     figure.canvas.draw()
     ax = figure.axes[0]

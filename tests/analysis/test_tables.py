@@ -22,7 +22,7 @@ def test_one_row_per_policy_with_rounded_numbers() -> None:
     assert rows[1] == ("none", "-", "-", "-", "-", "-", "-", "out of memory")
 
 
-def test_numbers_leave_room_for_names_in_eighty_columns() -> None:
+def test_names_and_numbers_fit_in_eighty_columns() -> None:
     link = LinkSpec("pcie", 12 * 10**9, 12 * 10**9)
     metrics = measure(layered_run(), batch=64, ideal_ns=200_000_000, link=link)
     headings = COMPARISON_HEADINGS[:-1]  # the terminal shows notes below the table

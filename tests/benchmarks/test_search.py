@@ -75,7 +75,7 @@ def seconds(work: Callable[[], object]) -> float:
 
 
 @pytest.mark.parametrize("network", NETWORKS, ids=lambda network: network.label)
-def test_a_search_takes_no_longer_than_the_paper_says(network: Network, report: Report) -> None:
+def test_a_search_takes_at_most_the_papers_time(network: Network, report: Report) -> None:
     evaluator = evaluator_of(network)
     scored = seed = 0
     begin = time.perf_counter()

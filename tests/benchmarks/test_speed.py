@@ -164,7 +164,7 @@ def test_start_up(report: Report) -> None:
 
 
 @pytest.mark.parametrize("budget", ["12 GiB", "4 GiB", "1 GiB"])
-def test_planning_costs_little_beside_simulating(budget: str, report: Report) -> None:
+def test_planning_is_cheap_compared_with_simulating(budget: str, report: Report) -> None:
     node = load_node("k40")
     trace = build_trace("resnet152", batch=256, gpu=node.gpu, framework="fused", optimizer="plain-sgd")
     limit, vdnn = parse_bytes(budget), planned(TaskGraph.of(trace), "vdnn")

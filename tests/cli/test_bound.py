@@ -51,7 +51,7 @@ def folder(tmp_path: Path) -> Path:
     return tmp_path / "small"
 
 
-def test_it_tells_each_amount_what_sets_it_and_what_it_is_made_of(folder: Path) -> None:
+def test_each_memory_bound_is_shown_with_its_limiting_operator_and_parts(folder: Path) -> None:
     result = document(folder, "--budget", "60B")
     assert result["all_at_once"] == {
         "bytes": 120,
@@ -84,7 +84,7 @@ def test_it_tells_each_amount_what_sets_it_and_what_it_is_made_of(folder: Path) 
     }
 
 
-def test_the_table_tells_the_same(folder: Path) -> None:
+def test_the_table_agrees_with_the_json(folder: Path) -> None:
     text = told(folder, "--budget", "60B")
     rows = "all tensors 120 B - lower bound 30 B 4.0x F1 (conv2d) weights offloaded 30 B 4.0x F1 (conv2d)"
     assert rows in text
@@ -102,7 +102,7 @@ def test_the_table_tells_the_same(folder: Path) -> None:
         ("29B", "none: 29 B is below the lower bound"),
     ],
 )
-def test_the_sub_batch_in_words(folder: Path, budget: str, text: str) -> None:
+def test_the_sub_batch_is_described_in_text(folder: Path, budget: str, text: str) -> None:
     assert f"sub-batch {text} (moDNN, equation 8)" in told(folder, "--budget", budget)
 
 
@@ -118,7 +118,7 @@ def test_another_batch_changes_all_tensors_at_once_and_no_bound(folder: Path) ->
 
 
 @pytest.mark.slow
-def test_a_network_of_the_zoo_in_the_budget_asked_for() -> None:
+def test_a_zoo_network_is_bounded_in_the_given_budget() -> None:
     result = document(*ZOO, "--budget", "4GB")
     node = load_node("k40")
     trace = build_trace("resnet34", batch=256, gpu=node.gpu, framework="fused", optimizer="plain-sgd")
@@ -148,7 +148,7 @@ def test_ideal_is_the_policy_alone() -> None:
 
 
 @pytest.mark.slow
-def test_the_batches_that_are_said_to_fit_do_and_the_next_do_not() -> None:
+def test_reported_batches_fit_and_the_next_do_not() -> None:
     """Equation 8 allows all 32 samples in 40 MiB, which a plain framework cannot run."""
     result, scenario = document("quickstart"), load_scenario("quickstart")
     trace, node, budget = scenario.trace, scenario.node, result["budget"]
@@ -162,7 +162,7 @@ def test_the_batches_that_are_said_to_fit_do_and_the_next_do_not() -> None:
             simulate(at_batch(trace, batch + 1), node, policy, budget=budget)
 
 
-def test_a_sub_batch_that_does_not_run_is_said_not_to() -> None:
+def test_a_sub_batch_that_does_not_run_is_reported() -> None:
     full = chain([5, 7], [10, 14], [40, 80])
     full = replace(full, info=replace(full.info, batch=4))
     node = replace(load_node("laptop-2gb"), gpu=replace(load_node("laptop-2gb").gpu, memory=10**9))
@@ -181,11 +181,11 @@ def test_a_scenario_has_its_trace_node_budget_and_alignment(tmp_path: Path) -> N
 
 
 @pytest.mark.slow
-def test_a_shipped_scenario_is_found_by_name() -> None:
+def test_a_shipped_scenario_is_accepted_by_name() -> None:
     assert document("quickstart")["trace"] == "resnet20-cifar-cpu"
 
 
-def test_bounds_of_an_iteration_that_cannot_be_told_at_one_sample_say_so(tmp_path: Path) -> None:
+def test_bounds_of_an_iteration_that_cannot_be_rescaled_carry_a_note(tmp_path: Path) -> None:
     trace = chain([5, 7], [10, 14], [40, 80])
     info = replace(trace.info, batch=4)
     unread = tuple(replace(each, reads=()) for each in trace.kernels)

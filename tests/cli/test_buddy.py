@@ -113,7 +113,7 @@ def test_one_snapshot_has_no_drift(dumps: Path, tmp_path: Path) -> None:
     assert (out / "heatmap.png").exists()
 
 
-def test_a_trace_has_no_heat_map_and_says_where_its_numbers_come_from(tmp_path: Path) -> None:
+def test_a_trace_has_no_heat_map_and_names_the_source_of_its_numbers(tmp_path: Path) -> None:
     rows = tuple(CompressedSize("x1", epoch, "bpc", "plain", 128, 8, 3) for epoch in (0, 5))
     write_trace(replace(chain([5], [7], [300]), compressibility=rows), tmp_path / "recorded")
     done = simgpu("compression", "profile", tmp_path / "recorded", "-o", tmp_path / "out")
@@ -124,7 +124,7 @@ def test_a_trace_has_no_heat_map_and_says_where_its_numbers_come_from(tmp_path: 
     assert (tmp_path / "out/drift.png").exists()
 
 
-def test_many_allocations_are_told_by_the_largest(tmp_path: Path) -> None:
+def test_of_many_allocations_the_largest_are_listed(tmp_path: Path) -> None:
     files = []
     for number in range(20):
         files.append(tmp_path / f"a{number:02}.npy")

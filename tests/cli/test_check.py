@@ -64,7 +64,7 @@ def test_a_slower_link_is_explained_down_to_the_first_copy(study: Path, kept: Pa
     assert lines[-1] == "1 of 1 not as stored: study; --update stores what is now"
 
 
-def test_an_update_tells_what_changed_and_stores_it(study: Path, kept: Path) -> None:
+def test_an_update_reports_changes_and_stores_them(study: Path, kept: Path) -> None:
     slower(study)
     result = check(study, kept, "--update")
     assert result.exit_code == 0
@@ -75,7 +75,7 @@ def test_an_update_tells_what_changed_and_stores_it(study: Path, kept: Path) -> 
     assert {path: path.stat().st_mtime_ns for path in (kept / "study").iterdir()} == before
 
 
-def test_an_update_drops_policies_that_are_gone(study: Path, kept: Path) -> None:
+def test_an_update_drops_removed_policies(study: Path, kept: Path) -> None:
     study.write_text(study.read_text().replace("[ideal, none, vdnn]", "[ideal, vdnn: {mode: conv}, home]"))
     assert "only stored: none" in check(study, kept).output
     result = check(study, kept, "--update")
@@ -84,7 +84,7 @@ def test_an_update_drops_policies_that_are_gone(study: Path, kept: Path) -> None
     assert check(study, kept).exit_code == 0
 
 
-def test_within_tolerances_it_passes_and_tells_where_timelines_part(study: Path, kept: Path) -> None:
+def test_within_tolerances_check_passes_and_reports_where_timelines_diverge(study: Path, kept: Path) -> None:
     slower(study)
     result = check(study, kept, "--tolerance", "*=10%")
     assert result.exit_code == 0
@@ -94,7 +94,7 @@ def test_within_tolerances_it_passes_and_tells_where_timelines_part(study: Path,
     assert check(study, kept, "--tolerance", "iteration_ns=2%").exit_code == 1
 
 
-def test_a_folder_keeps_tolerances_and_the_command_line_goes_before_them(study: Path, kept: Path) -> None:
+def test_command_line_tolerances_override_those_of_the_folder(study: Path, kept: Path) -> None:
     (kept / "tolerances.yaml").write_text("schema: simgpu.tolerances/2\ntolerances:\n  '*': 10%\n")
     slower(study)
     assert check(study, kept).exit_code == 0
@@ -111,7 +111,7 @@ def test_other_settings_are_named(study: Path, kept: Path) -> None:
     assert "seed: 1 -> nothing" in check(study, kept).output
 
 
-def test_less_memory_is_told_as_another_outcome(study: Path, kept: Path) -> None:
+def test_less_memory_is_reported_as_another_outcome(study: Path, kept: Path) -> None:
     (study.parent / "node.yaml").write_text(NODE.replace("8 GiB", "0.55 MB"))
     result = check(study, kept)
     assert result.exit_code == 1
@@ -120,7 +120,7 @@ def test_less_memory_is_told_as_another_outcome(study: Path, kept: Path) -> None
     assert check(study, kept).output == "study: same\n"
 
 
-def test_several_are_told_in_a_line_each_and_summed_up(study: Path, kept: Path, tmp_path: Path) -> None:
+def test_several_checks_print_a_line_each_and_a_summary(study: Path, kept: Path, tmp_path: Path) -> None:
     other = tmp_path / "other.yaml"
     other.write_text(study.read_text().replace("name: study", "name: other"))
     missing = simgpu("check", study, other, "--against", kept)
@@ -182,7 +182,7 @@ def test_bad_folders_and_files_end_with_2_before_anything_runs(study: Path, kept
     assert "mine.txt" in foreign.stderr
 
 
-def test_names_of_folders_are_those_of_scenarios_made_safe(study: Path, tmp_path: Path) -> None:
+def test_folder_names_are_sanitized_scenario_names(study: Path, tmp_path: Path) -> None:
     for name, message in (("../../ä b", ""), ("///", "gives no name of a folder")):
         study.write_text(study.read_text().replace("name: study", f"name: {name!r}"))
         result = check(study, tmp_path / "safe", "--update")
@@ -197,7 +197,7 @@ def _hears_ctrl_c() -> None:
 
 
 @pytest.mark.slow
-def test_an_interrupt_ends_with_130_and_leaves_what_was_stored(kept: Path) -> None:
+def test_an_interrupt_exits_with_130_and_preserves_stored_results(kept: Path) -> None:
     before = {path: path.read_bytes() for path in sorted(kept.rglob("*")) if path.is_file()}
     command = "from simgpu.cli import main; main(prog_name='simgpu')"
     names = ["quickstart", "resnet152-k40"]

@@ -69,13 +69,13 @@ def test_left_out_it_is_all_memory_and_the_usual_policies() -> None:
     assert {result["iterations"] for result in results} == {3}
 
 
-def test_the_head_says_where_it_comes_from() -> None:
+def test_the_header_names_the_source() -> None:
     lines = simgpu("run", *NAMED, "--set", "iterations=2").stdout.splitlines()
     assert lines[:2] == ["chain on node", "about   given on the command line"]
     assert any(line.startswith("run     2 iterations") for line in lines)
 
 
-def test_problems_are_told_at_their_options_all_together() -> None:
+def test_problems_are_reported_together_at_their_options() -> None:
     done = simgpu(
         *("run", "--trace", "chian", "--node", "v10", "--memory", "8"),
         *("--policy", "vdn", "--policy", "vdnn: {mode: some}", "--policy", "[", "--set", "seed=-1"),

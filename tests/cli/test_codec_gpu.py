@@ -27,7 +27,7 @@ def test_the_sparse_activations_of_a_trace() -> None:
 
 
 @pytest.mark.slow
-def test_regressions_beside_each_other() -> None:
+def test_regressions_are_shown_side_by_side() -> None:
     done = simgpu("compression", "times", "-q")
     assert done.exit_code == 0, done.stderr
     errors = {

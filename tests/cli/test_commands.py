@@ -45,7 +45,7 @@ def test_a_renamed_command_is_refused_with_its_new_name(old: str, new: str) -> N
         assert simgpu(*new.split(), "--help").exit_code == 0
 
 
-def test_help_lists_every_command_in_its_own_words() -> None:
+def test_help_lists_every_command_with_its_summary() -> None:
     done = simgpu("--help")
     assert done.exit_code == 0
     for name, (home, line) in COMMANDS.items():
@@ -111,12 +111,12 @@ def test_nodes_and_one_node_with_its_sources() -> None:
         (("zoo", "build", "resnet05", "--batch", 1, "--gpu", "v100"), "resnet50"),
     ],
 )
-def test_what_was_meant_is_told_of_a_slip_of_the_fingers(arguments: tuple[object, ...], meant: str) -> None:
+def test_a_misspelled_command_gets_a_suggestion(arguments: tuple[object, ...], meant: str) -> None:
     assert f"did you mean '{meant}'?" in simgpu(*arguments).stderr
 
 
 @pytest.mark.parametrize("name", node_names())
-def test_a_node_without_a_host_says_so(name: str) -> None:
+def test_a_node_without_a_host_is_shown_as_such(name: str) -> None:
     shown, host = simgpu("list", "nodes", name).stdout, load_node(name).host
     rows = {" ".join(line.split()[:4]) for line in shown.splitlines() if line.startswith("host ")}
     silent = {"host memory not given", "host cores not given"}
@@ -191,7 +191,7 @@ def test_import_of_a_folder_of_recordings_names_them(tmp_path: Path, names: tupl
     )
 
 
-def test_import_loses_no_other_trace_unless_told_to(tmp_path: Path) -> None:
+def test_import_replaces_another_trace_only_with_force(tmp_path: Path) -> None:
     recording, out = written(tmp_path / "recording"), tmp_path / "out"
     assert simgpu("trace", "import", recording, "-o", out, "--model", "one").exit_code == 0
     same = simgpu("trace", "import", recording, "-o", out, "--model", "one")
@@ -207,7 +207,7 @@ def test_import_loses_no_other_trace_unless_told_to(tmp_path: Path) -> None:
     assert read_trace(out).info.model == "two"
 
 
-def test_an_import_without_a_device_says_so(tmp_path: Path) -> None:
+def test_an_import_without_a_device_prints_a_note(tmp_path: Path) -> None:
     done = simgpu("trace", "import", written(tmp_path / "recording"), "-o", tmp_path / "out")
     assert "origin  imported, device not recorded, by " in done.stdout
 
@@ -252,7 +252,7 @@ def test_import_writes_a_trace_that_reads_back(tmp_path: Path) -> None:
     assert (trace.info.batch, trace.info.device, len(trace.kernels)) == (128, "NVIDIA H100", 77)
 
 
-def test_record_writes_a_trace_or_says_what_to_install(tmp_path: Path) -> None:
+def test_record_writes_a_trace_or_names_the_package_to_install(tmp_path: Path) -> None:
     done = simgpu("record", "mlp", "--batch", "4", "--repetitions", "1", "-o", tmp_path / "mlp")
     if importlib.util.find_spec("torch") is None:
         assert done.exit_code == 2
@@ -280,7 +280,7 @@ def _python(code: str) -> str:
     ).stdout
 
 
-def test_trace_stats_say_how_much_cannot_be_recomputed(tmp_path: Path) -> None:
+def test_trace_stats_list_unrecomputable_bytes(tmp_path: Path) -> None:
     """x2 to x4 are saved, 200, 300 and 0 bytes; x2 comes of an operator that nobody knows."""
     built = chain([5, 7, 9], [10, 14, 18], [100, 200, 300])
     first = dataclasses.replace(built.kernels[0], op="mine", pure=None)

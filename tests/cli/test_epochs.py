@@ -26,7 +26,7 @@ def test_means_and_decisions_are_shown() -> None:
 
 
 @pytest.mark.slow
-def test_numbers_and_figures_are_written_whole(tmp_path: Path) -> None:
+def test_numbers_and_figures_are_written_atomically(tmp_path: Path) -> None:
     folder = tmp_path / "training"
     done = simgpu("epochs", *SHORT, *POLICIES, "-q", "-o", str(folder))
     assert done.exit_code == 0, done.stderr
@@ -58,7 +58,7 @@ def test_a_trace_without_epochs_is_refused(tmp_path: Path) -> None:
     assert "no epoch" in done.stderr
 
 
-def test_a_policy_that_runs_out_of_memory_leaves_the_others_their_means() -> None:
+def test_a_policy_out_of_memory_does_not_change_the_means_of_others() -> None:
     done = simgpu("epochs", *SHORT, *POLICIES, "--policy", "none", "-q", "--memory", "10300 MiB")
     assert done.exit_code == 0
     assert "static(launch=expert)" in done.stdout
@@ -72,11 +72,11 @@ def test_where_nothing_fits_it_ends_with_3() -> None:
 
 
 @pytest.mark.slow
-def test_what_is_fitted_is_said() -> None:
+def test_fitted_numbers_are_marked() -> None:
     assert "fitted to figures 5 and 12" in " ".join(simgpu("epochs", *SHORT, *POLICIES, "-q").stdout.split())
 
 
-def test_a_policy_that_is_refused_leaves_the_others_their_means() -> None:
+def test_a_refused_policy_does_not_change_the_means_of_others() -> None:
     done = simgpu("epochs", *SHORT, *POLICIES, "--policy", "cdma", "-q")
     assert done.exit_code == 0
     assert "static(launch=expert)" in done.stdout

@@ -11,7 +11,7 @@ from tests.cli.cli_helpers import simgpu
 SMALL = ("explain", "quickstart", "--quiet")
 
 
-def test_a_run_is_told_by_tensor_engine_and_decision_with_path_and_answers() -> None:
+def test_explain_lists_losses_by_tensor_engine_and_decision() -> None:
     done = simgpu(*SMALL, "--set", "policies=[vdnn: {mode: conv}]")
     assert done.exit_code == 0
     for message in (
@@ -28,7 +28,7 @@ def test_a_run_is_told_by_tensor_engine_and_decision_with_path_and_answers() -> 
     assert all(len(line) <= 80 for line in done.stdout.splitlines())
 
 
-def test_what_does_not_fit_is_told_the_smallest_budget_and_what_pins_it() -> None:
+def test_a_run_out_of_memory_gets_the_smallest_budget_and_its_limiting_kernel() -> None:
     done = simgpu(*SMALL, "--set", "policies=none")
     assert done.exit_code == 3
     for message in (
@@ -42,7 +42,7 @@ def test_what_does_not_fit_is_told_the_smallest_budget_and_what_pins_it() -> Non
 
 
 @pytest.mark.slow
-def test_where_the_hosts_memory_is_too_small_that_is_told_and_the_other_policies_are_explained() -> None:
+def test_too_little_host_memory_is_reported_and_other_policies_explained() -> None:
     small = (*SMALL, "--set", "node.host.pinned_memory=1 MiB", "--set", "policies=[vdnn, home]")
     done = simgpu(*small)
     assert done.exit_code == 0
@@ -53,7 +53,7 @@ def test_where_the_hosts_memory_is_too_small_that_is_told_and_the_other_policies
     assert "more host.pinned_memory" in vdnn["smallest_budget"]["message"]
 
 
-def test_more_than_all_there_is_is_told_in_bytes_where_units_hide_it() -> None:
+def test_a_small_excess_over_the_budget_is_shown_in_bytes() -> None:
     done = simgpu("explain", "--trace", "hpc-cg", "--node", "v100", "--policy", "vdnn", "--memory", "1GiB", "--quiet")
     assert "needs 1218000004" in done.stdout
     assert "needs 1.134 GiB, which exceeds the 1.134 GiB capacity" not in " ".join(done.stdout.split())
@@ -66,14 +66,14 @@ def test_of_a_policy_without_limits_there_is_nothing_to_explain() -> None:
 
 
 @pytest.mark.slow
-def test_a_change_too_small_for_a_share_is_told_as_a_time() -> None:
+def test_a_change_too_small_for_a_percentage_is_shown_as_time() -> None:
     four = ("--set", "node=k40-x4", "--set", "data_parallel.gpus=4", "--set", "policies=none")
     faster = next(line for line in simgpu(*SMALL, *four).stdout.splitlines() if line.startswith("2x link bandwidth"))
     assert faster.endswith(" ns")
     assert " -" in faster
 
 
-def test_policies_without_limits_are_left_out_and_the_rest_is_told_one_after_the_other() -> None:
+def test_unlimited_policies_are_omitted_from_explanations() -> None:
     done = simgpu(*SMALL, "--no-what-if")
     assert done.exit_code == 0
     assert [line for line in done.stdout.splitlines() if line.startswith(("ideal", "none:", "vdnn"))] == [
@@ -110,7 +110,7 @@ def test_json_has_every_loss_and_step() -> None:
         (("--set", "policies=vdn"), "did you mean 'vdnn'"),
     ],
 )
-def test_mistakes_are_told_with_their_place(options: tuple[str, ...], message: str) -> None:
+def test_mistakes_are_reported_with_their_place(options: tuple[str, ...], message: str) -> None:
     done = simgpu(*SMALL, *options)
     assert done.exit_code == 2
     assert message in done.stderr

@@ -102,7 +102,7 @@ def test_paths_are_left_to_the_shell(line: str) -> None:
     assert offered(line) == ["<file>"]
 
 
-def test_files_of_the_reader_stand_beside_what_ships(tmp_path: Path) -> None:
+def test_completion_offers_user_files_and_shipped_names(tmp_path: Path) -> None:
     make_study(tmp_path)
     assert offered("run st") == ["study.yaml"]
     assert offered("run --node n") == ["node.yaml"]

@@ -99,7 +99,7 @@ def test_help_has_an_example_of_the_command_itself(path: tuple[str, ...]) -> Non
 
 
 @pytest.mark.parametrize("path", COMMANDS, ids=" ".join)
-def test_what_shows_progress_can_be_told_not_to(path: tuple[str, ...]) -> None:
+def test_commands_with_progress_accept_quiet(path: tuple[str, ...]) -> None:
     command = COMMANDS[path]
     assert command.callback is not None
     home = sys.modules[getattr(command.callback, "__wrapped__", command.callback).__module__]
@@ -130,14 +130,14 @@ def test_the_quick_examples_are_examples() -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("example", sorted(QUICK))
-def test_quick_examples_do_what_they_say(example: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_quick_examples_of_help_work(example: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     done = simgpu(*shlex.split(example))
     assert done.exit_code == 0, done.output
     assert done.stdout
 
 
-def test_help_and_readme_tell_how_a_command_can_end() -> None:
+def test_help_and_readme_list_exit_codes() -> None:
     message = " ".join(help_of(()).split())
     readme = (Path(__file__).resolve().parents[2] / "README.md").read_text(encoding="utf-8")
     codes = readme[readme.index("Exit codes:") :].split("\n\n")[0]

@@ -110,7 +110,7 @@ def is_quiet(said: str) -> bool:
 
 
 @pytest.mark.parametrize("name", WRITING)
-def test_ctrl_c_while_a_command_writes_leaves_the_old_results_and_nothing_else(name: str, place: Path) -> None:
+def test_ctrl_c_during_a_write_leaves_only_the_old_results(name: str, place: Path) -> None:
     words, file, schema = WRITING[name]
     (place / "out").mkdir()
     (place / "out" / file).write_text(json.dumps({"schema": schema}), encoding="utf-8")
@@ -201,13 +201,13 @@ def test_a_signal_that_is_ignored_stays_ignored(place: Path) -> None:
     assert (place / "out" / "report.json").is_file()
 
 
-def test_a_command_within_a_program_leaves_its_signals_as_they_were(place: Path) -> None:
+def test_a_command_within_a_program_restores_signal_handlers(place: Path) -> None:
     before = [signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)]
     assert simgpu("trace", "check", "chain").exit_code == 0
     assert [signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)] == before
 
 
-def test_ctrl_c_that_python_drops_comes_again(request: pytest.FixtureRequest) -> None:
+def test_a_ctrl_c_dropped_by_python_is_raised_again(request: pytest.FixtureRequest) -> None:
     """What is raised while an object goes away is dropped; the command must end all the same."""
     before = signal.signal(signal.SIGINT, signal.default_int_handler)  # a job in the background ignores it
     request.addfinalizer(lambda: signal.signal(signal.SIGINT, before))

@@ -118,7 +118,7 @@ def test_progress_moves_on_a_terminal_and_vanishes(settings: dict[str, str], pla
 
 
 @pytest.mark.slow
-def test_quiet_says_nothing_and_prints_all_the_same(place: Path) -> None:
+def test_quiet_hides_progress_and_keeps_results(place: Path) -> None:
     out, error = on_terminal("compare", "study.yaml", "--quiet", before=SLOW)
     assert error == ""
     assert out == on_terminal("compare", "study.yaml")[0]
@@ -136,7 +136,7 @@ def test_forced_colours_make_no_terminal_of_a_pipe(place: Path) -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("words", ["--help", "run --help", "list nodes", "list schema", "run study.yaml --json"])
-def test_a_reader_that_leaves_ends_the_program_in_silence(words: str, place: Path) -> None:
+def test_a_closed_pipe_ends_the_program_silently(words: str, place: Path) -> None:
     read, write = os.pipe()
     os.close(read)
     with subprocess.Popen(

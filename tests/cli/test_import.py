@@ -32,7 +32,7 @@ STREAMS = replace(TOLD, kernels=tuple(replace(kernel, stream=number % 2) for num
         (STREAMS, "ideal and none: the kernels ran on 2 streams", {"ideal", "none"}),
     ],
 )
-def test_the_policies_that_are_said_to_run_are_those_that_do(trace: Trace, message: str, running: set[str]) -> None:
+def test_the_listed_policies_are_those_that_run(trace: Trace, message: str, running: set[str]) -> None:
     assert policies_that_run(trace).startswith(message)
     node = load_node("v100")
     result = set()

@@ -27,7 +27,7 @@ def test_a_profile_and_its_execution_trace_are_joined(tmp_path) -> None:
     assert simgpu("trace", "check", tmp_path / "one").exit_code == 0
 
 
-def test_a_profile_alone_says_so(tmp_path) -> None:
+def test_a_profile_without_an_execution_trace_prints_a_note(tmp_path) -> None:
     path = small_run(with_memory=False)[0].write(tmp_path / "net.json")
     done = simgpu("trace", "import", path, "-o", tmp_path / "trace")
     assert done.exit_code == 0

@@ -100,7 +100,7 @@ def test_it_ends_with_2_when_every_policy_refuses(study: Path) -> None:
     assert lines[6].split()[-1] == "refused"
 
 
-def test_mistakes_are_told_together_at_the_option() -> None:
+def test_mistakes_are_reported_together_at_the_option() -> None:
     message = refused("zoo:mobil", "--node", "2080t", "--policy", "vdn", "--budget", "x")
     for place in ("--node: no shipped node", "--policy: unknown policy 'vdn'", "--budget: 'x' is not a size"):
         assert place in message

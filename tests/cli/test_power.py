@@ -24,7 +24,7 @@ def state_power(study: Path) -> None:
     node.write_text(node.read_text(encoding="utf-8").replace("  memory: 8 GiB\n", stated), encoding="utf-8")
 
 
-def test_a_run_tells_energy_by_part_and_power_beside_the_limit() -> None:
+def test_a_run_reports_energy_by_part_and_power_against_the_limit() -> None:
     message = simgpu(
         "run", "--trace", "vgg16-b128-v100", "--node", "v100", "--policy", "ideal", "--policy", "vdnn"
     ).output
@@ -39,7 +39,7 @@ def test_a_run_tells_energy_by_part_and_power_beside_the_limit() -> None:
     assert max(map(len, message.splitlines())) <= 80
 
 
-def test_json_has_every_number_and_where_it_comes_from() -> None:
+def test_json_has_every_number_with_its_source() -> None:
     report = json.loads(
         simgpu("run", "--trace", "vgg16-b128-v100", "--node", "v100", "--policy", "vdnn", "--json").stdout
     )
@@ -57,13 +57,13 @@ def test_json_has_every_number_and_where_it_comes_from() -> None:
     assert result["energy_note"].startswith("modelled per component")
 
 
-def test_a_node_that_does_not_state_it_tells_nothing(study: Path) -> None:
+def test_a_node_without_power_figures_reports_no_energy(study: Path) -> None:
     message = simgpu("run", study).output
     assert "energy" not in message
     assert "power" not in message
 
 
-def test_a_trace_that_does_not_tell_operations_says_why_nothing_is_known(study: Path) -> None:
+def test_a_trace_without_operations_explains_the_missing_energy(study: Path) -> None:
     state_power(study)
     told = " ".join(simgpu("run", study).output.split())
     assert "energy, power not known: operation counts are missing for 6 of 6 convolutions and matrix products" in told

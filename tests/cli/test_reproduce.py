@@ -140,7 +140,7 @@ def test_the_page_has_causes_and_is_the_same_each_time(broken: None) -> None:
     assert Path("b.html").read_text(encoding="utf-8") == text
 
 
-def test_recordings_that_ship_are_compared_by_their_word() -> None:
+def test_shipped_recordings_are_compared_by_name() -> None:
     done = reproduce("recordings")
     assert done.exit_code == 0, done.output
     assert "resnet20-cifar-cpu" in done.stdout
@@ -168,7 +168,7 @@ def test_an_order_that_is_broken_is_no_error(broken: None, monkeypatch: pytest.M
     assert done.exit_code == 0 and "case 7" in done.stdout
 
 
-def test_a_note_without_numba_says_that_home_takes_long(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_numba_a_note_warns_that_home_is_slow(monkeypatch: pytest.MonkeyPatch) -> None:
     message = "without the extra fast (numba) claims of HOME take very long"
     assert message not in reproduce("home.pso").stderr
     monkeypatch.setattr("simgpu.cli.reproduce.find_spec", lambda name: None)

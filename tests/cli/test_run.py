@@ -27,7 +27,7 @@ def study(tmp_path: Path) -> Path:
     return make_study(tmp_path)
 
 
-def test_run_says_what_was_run_and_where_the_numbers_come_from(study: Path) -> None:
+def test_run_names_its_inputs_and_the_source_of_numbers(study: Path) -> None:
     done = simgpu("run", study)
     assert done.exit_code == 0, done.stderr
     for expected in (
@@ -44,7 +44,7 @@ def test_run_says_what_was_run_and_where_the_numbers_come_from(study: Path) -> N
 
 
 @pytest.mark.parametrize(("spreads", "message"), [((2_000, 1_000), True), ((400, 9_000), False)])
-def test_times_that_vary_widely_are_told_with_every_run(study: Path, spreads: tuple[int, int], message: bool) -> None:
+def test_widely_varying_times_are_listed_by_run(study: Path, spreads: tuple[int, int], message: bool) -> None:
     """Most kernels of the study take 9 to 15 us; the median share decides, not single kernels that vary much."""
     trace = read_trace(study.with_name("chain"))
     most, last = spreads
@@ -102,7 +102,7 @@ def slow(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.slow
 @pytest.mark.usefixtures("slow")
-def test_a_long_run_tells_its_progress_in_plain_lines_and_stdout_stays_json(study: Path) -> None:
+def test_a_long_run_writes_progress_lines_to_stderr_and_json_to_stdout(study: Path) -> None:
     done = simgpu("run", study, "--json")
     lines = done.stderr.splitlines()
     assert [line.split(" (")[0] for line in lines] == ["ideal", "none", "vdnn"]
@@ -111,12 +111,12 @@ def test_a_long_run_tells_its_progress_in_plain_lines_and_stdout_stays_json(stud
 
 
 @pytest.mark.usefixtures("slow")
-def test_a_long_run_keeps_telling_what_it_is_at(study: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_long_run_reports_its_current_stage(study: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("simgpu.cli.screen._PLAIN_PAUSE_S", 0.05)
     assert simgpu("compare", study, "--set", "policies=none").stderr.count("none (0 s)\n") > 1
 
 
-def test_a_bar_that_moves_on_is_told_now_and_then_and_what_is_new_at_once(
+def test_progress_lines_are_throttled_and_new_stages_immediate(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     clock = itertools.count()
@@ -172,7 +172,7 @@ def test_exit_3_only_when_every_policy_is_out_of_memory(study: Path) -> None:
     assert "try vdnn: fits" in " ".join(some.stderr.split())
 
 
-def test_a_message_of_memory_wraps_and_keeps_numbers_beside_their_units(study: Path) -> None:
+def test_an_out_of_memory_message_wraps_between_numbers_and_not_before_units(study: Path) -> None:
     for policies in ("none", "[none, vdnn]"):
         done = simgpu("run", study, "--set", "node.gpu.memory=550 kB", "--set", f"policies={policies}")
         lines = done.stderr.splitlines()
@@ -185,7 +185,7 @@ def test_a_message_of_memory_wraps_and_keeps_numbers_beside_their_units(study: P
 
 
 @pytest.mark.parametrize("command", ["run", "compare"])
-def test_a_policy_that_refuses_leaves_the_others_their_results(study: Path, command: str) -> None:
+def test_a_refusing_policy_does_not_affect_the_results_of_others(study: Path, command: str) -> None:
     done = simgpu(command, study, "--set", "policies=[none, cdma]")
     assert done.exit_code == 0
     assert "refused" in done.stdout
@@ -230,7 +230,7 @@ def test_out_of_memory_in_json(study: Path) -> None:
     assert by_label["ideal"]["metrics"]["iteration_ns"] == 60_000
 
 
-def test_json_says_where_the_numbers_come_from_even_when_there_are_none(study: Path) -> None:
+def test_json_names_its_sources_without_results_too(study: Path) -> None:
     done = simgpu("run", study, "--json", "--set", "node.gpu.memory=550 kB", "--set", "policies=none")
     assert done.exit_code == 3
     message = json.loads(done.stdout)["trace"]

@@ -26,7 +26,7 @@ def refused(*arguments: object) -> str:
     return " ".join(done.stderr.split())
 
 
-def test_of_a_scenario_it_shows_how_the_search_went_and_what_it_found() -> None:
+def test_search_shows_the_convergence_and_result_of_a_scenario() -> None:
     lines = shown("quickstart")
     names = [line.split()[0] for line in lines[:12] if line]
     assert names[:4] == ["quickstart", "network", "origin", "node"]
@@ -37,7 +37,7 @@ def test_of_a_scenario_it_shows_how_the_search_went_and_what_it_found() -> None:
     assert max(map(len, lines)) <= 80
 
 
-def test_a_network_of_the_zoo_has_the_batch_that_is_asked_for() -> None:
+def test_a_zoo_network_has_the_requested_batch() -> None:
     lines = shown("zoo:squeezenet", "--batch", 12, "--node", "2080ti", "--policy", "superneurons")
     assert "batch 12" in lines[1]
     assert "Missing option '--batch'" in refused("zoo:squeezenet", "--node", "2080ti")
@@ -62,7 +62,7 @@ def test_every_policy_that_is_named_has_a_part_of_its_own() -> None:
     assert "--policy: unknown policy 'hme'" in refused("resnet20-cifar-cpu", "--node", "laptop-2gb", "--policy", "hme")
 
 
-def test_as_json_it_tells_everything_and_real_time_under_a_key_of_its_own() -> None:
+def test_json_has_all_results_and_wall_time_under_its_own_key() -> None:
     done = simgpu("search", "quickstart", "--json", "--seed", 5, "--budget", "39 MiB")
     assert done.exit_code == 0
     document = json.loads(done.stdout)
@@ -103,7 +103,7 @@ def test_all_policies_are_checked_before_the_search(monkeypatch: pytest.MonkeyPa
 
 
 @pytest.mark.slow
-def test_a_search_without_a_curve_says_so(tmp_path: Path) -> None:
+def test_a_search_without_a_curve_prints_a_note(tmp_path: Path) -> None:
     out = tmp_path / "out"
     lines = shown(
         "quickstart", "--policy", "joint(evaluations=5000, lower_bound=false)", "--budget", "15 MiB", "-o", out
@@ -112,7 +112,7 @@ def test_a_search_without_a_curve_says_so(tmp_path: Path) -> None:
     assert {path.name for path in out.rglob("*.*")} == {"report.json", "placement.csv"}
 
 
-def test_where_nothing_fits_it_ends_with_3_and_says_what_lacks() -> None:
+def test_a_search_without_a_fit_exits_with_3_and_names_the_shortage() -> None:
     done = simgpu("search", "quickstart", "--budget", "3 MiB", "--policy", "superneurons")
     assert done.exit_code == 3
     assert "no placement fits; the best lacks" in done.stdout

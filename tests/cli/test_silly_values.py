@@ -64,7 +64,7 @@ def test_counts_from_nought(option: str, value: str) -> None:
 
 
 @pytest.mark.parametrize("batch", [HUGE, "2000000000"])
-def test_a_batch_that_no_trace_states_is_told_once(batch: str) -> None:
+def test_a_missing_batch_is_reported_once(batch: str) -> None:
     message = refused("zoo", "build", "bert-large", "--gpu", "v100", "-o", "out", "--batch", batch)
     assert f"batch: {batch} samples need more" in message and "give a smaller batch" in message
 
@@ -122,7 +122,7 @@ def test_places_that_cannot_be_written(place: str, here: Path) -> None:
 
 
 @pytest.mark.parametrize("word", ["", "a/b", "../x", "=", "[", "two\nlines", "x" * 3000, ":", "os:nothing", HUGE])
-def test_words_that_are_no_names(word: str) -> None:
+def test_values_that_are_no_names_are_refused(word: str) -> None:
     refused("list", "policies", word)
     refused("list", "schema", word)
     refused("run", "study.yaml", "--set", word)
@@ -134,7 +134,7 @@ def test_words_that_are_no_names(word: str) -> None:
         refused("trace", "import", "recording", "-o", "out", "--date", word)
 
 
-def test_a_folder_that_is_gone(here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_deleted_folder_is_reported(here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     gone = here / "gone"
     gone.mkdir()
     monkeypatch.chdir(gone)

@@ -66,7 +66,7 @@ def test_entries_of_another_run_are_refused(tmp_path: Path) -> None:
     assert "allocation seeds" in done.stderr
 
 
-def test_another_trace_is_replaced_only_when_told_to(tmp_path: Path) -> None:
+def test_another_trace_is_replaced_only_with_force(tmp_path: Path) -> None:
     out = tmp_path / "out"
     assert built(out)[0] == 0
     code, _, error = built(out, "--snapshots", 2)

@@ -90,13 +90,13 @@ def test_exit_codes(place: Path) -> None:
     assert both.exit_code == 2 and "give one of them" in both.stderr
 
 
-def test_simgpu_run_tells_of_the_sweep_and_runs_the_scenario(place: Path) -> None:
+def test_run_mentions_the_sweep_and_runs_the_scenario(place: Path) -> None:
     done = simgpu("run", "study.yaml")
     assert done.exit_code == 0
     assert "sweep   3 points, run by: simgpu sweep study.yaml" in re.sub(" +(?=3 points)", "   ", done.stdout)
 
 
-def test_progress_tells_rate_and_time_left() -> None:
+def test_progress_shows_rate_and_time_left() -> None:
     times = iter([0.0, 10.0, 10.1, 3610.0])
     count = Count(lambda: next(times))
     message = [count.text(done, 1000).partition("─ ")[2] for done in (400, 410, 411, 500)]
@@ -174,7 +174,7 @@ def test_a_kill_at_any_moment_loses_no_finished_point(place: Path) -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("jobs", ["1", "2"])
-def test_ctrl_c_ends_all_processes_and_the_same_command_goes_on(place: Path, jobs: str) -> None:
+def test_ctrl_c_ends_all_processes_and_the_sweep_can_resume(place: Path, jobs: str) -> None:
     home, mark = place / "out", uuid.uuid4().hex
     running = started(mark, "slow.yaml", "-o", "out", "--jobs", jobs, "-q")
     until(lambda: log_of(home) > 70_000)

@@ -27,14 +27,14 @@ def test_list_names_every_network_and_its_choices() -> None:
     assert "grouped=true" in done.stdout
 
 
-def test_list_tells_in_which_form_a_network_takes_cifar10() -> None:
+def test_list_shows_the_form_of_networks_for_cifar10() -> None:
     message = " ".join(simgpu("zoo", "list").stdout.partition("input cifar10\n")[2].split())
     for name, entry in NETWORKS.items():
         assert (name in re.split(r"[\s,]+", message)) == ("cifar10" in entry.inputs), name
     assert "the paper" in message and "kuangliu" in message and "Wei Yang" in message
 
 
-def test_build_writes_a_modelled_trace_and_tells_what_it_is(tmp_path: Path) -> None:
+def test_build_writes_and_describes_a_modelled_trace(tmp_path: Path) -> None:
     code, message, _ = built(tmp_path / "out")
     assert code == 0
     trace = read_trace(tmp_path / "out")
@@ -45,7 +45,7 @@ def test_build_writes_a_modelled_trace_and_tells_what_it_is(tmp_path: Path) -> N
     assert "of compute, by the time model" in message and "peak" in message
 
 
-def test_the_written_path_stands_on_a_line_of_its_own_however_long_it_is(tmp_path: Path) -> None:
+def test_the_written_path_has_its_own_unbroken_line(tmp_path: Path) -> None:
     out = tmp_path / ("long-" * 20)
     done = simgpu("zoo", "build", "alexnet", "--batch", 16, "--gpu", "v100", "-o", out)
     assert f"written to {out}" in done.stdout.splitlines()
@@ -65,7 +65,7 @@ def test_build_takes_input_optimizer_and_variants(tmp_path: Path) -> None:
     assert "batch_norm" in {kernel.op for kernel in trace.kernels}
 
 
-def test_build_loses_no_other_trace_unless_told_to(tmp_path: Path) -> None:
+def test_build_replaces_another_trace_only_with_force(tmp_path: Path) -> None:
     out = tmp_path / "out"
     assert built(out)[0] == 0
     assert built(out)[0] == 0  # the same trace may be written again
@@ -119,7 +119,7 @@ def test_build_keeps_to_the_workspace_that_it_may_use(tmp_path: Path) -> None:
     assert "workspace is at most 4 GiB" in usual.info.notes
 
 
-def test_build_models_sparsity_over_epochs_when_asked(tmp_path: Path) -> None:
+def test_build_models_sparsity_over_epochs_on_request(tmp_path: Path) -> None:
     code, message, _ = built(tmp_path / "out", "--epochs", 7)
     assert code == 0
     assert {sample.epoch for sample in read_trace(tmp_path / "out").sparsity} == set(range(7))
@@ -152,7 +152,7 @@ def test_build_gives_no_folder_the_name_of_a_shipped_trace(tmp_path: Path, monke
     assert named.stdout.splitlines()[-1] == "to run it: simgpu run --trace ./vgg16-b128-v100 --node v100"
 
 
-def test_build_tells_how_to_run_it_and_where_to_see_how_far_to_trust_it(tmp_path: Path) -> None:
+def test_build_prints_the_next_command_and_the_validation(tmp_path: Path) -> None:
     code, message, _ = built(tmp_path / "out")
     assert code == 0
     assert "trust how far such times are from published ones: simgpu zoo validate" in message

@@ -93,7 +93,7 @@ def test_where_nothing_fits_other_policies_that_fit_are_suggested_fastest_first(
     assert {step.partition(": fits")[0] for step in fitting} == {*vdnn, "vdnn+", "modnn"}
 
 
-def test_a_policy_is_written_as_the_caller_says() -> None:
+def test_advice_writes_policies_in_the_callers_form() -> None:
     most, _ = needs(SMALL)
     study, told = scenario(most - 1, "none"), list[str]()
     result = advice(study, compare(study), written=lambda policy: f"<{policy}>", progress=told.append)

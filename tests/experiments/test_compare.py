@@ -29,7 +29,7 @@ def mixed() -> Comparison:
     return compare(TRACE, TIGHT, ["ideal", "none", {"vdnn": {"mode": "all"}}])
 
 
-def test_every_form_of_a_policy_is_accepted_and_labelled_alike() -> None:
+def test_every_form_of_a_policy_is_accepted_with_the_same_label() -> None:
     forms = ["vdnn", ("vdnn", {"mode": "conv"}), {"vdnn": {"mode": "conv"}}, Vdnn(mode="conv"), Vdnn()]
     message = compare(TRACE, ROOMY, forms)
     assert [run.label for run in message] == ["vdnn", "vdnn(mode=conv)", "vdnn(mode=conv)", "vdnn(mode=conv)", "vdnn"]
@@ -90,7 +90,7 @@ def test_frame_has_a_row_a_run_and_a_column_a_metric(mixed: Comparison) -> None:
     assert list(frame.loc["none", about]) == ["chain", "tight", "modelled", "hand-made", ""]
 
 
-def test_a_frame_without_results_still_says_of_what_it_is() -> None:
+def test_a_frame_without_results_keeps_its_metadata() -> None:
     frame = compare(TRACE, TIGHT, ["none"]).frame()
     assert list(frame.index) == ["none"]
     assert list(frame.loc["none"]) == ["chain", "tight", "modelled", "hand-made", ""]

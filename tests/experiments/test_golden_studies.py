@@ -157,7 +157,7 @@ def test_one_gpu_is_never_faster_than_ideal_and_four_are_never_four_times_as_fas
             assert ratio is None or ratio <= (run.data_parallel.gpus if run.data_parallel else 1)
 
 
-def test_only_a_budget_below_the_bound_leaves_modnn_without_memory() -> None:
+def test_modnn_runs_out_of_memory_only_below_its_bound() -> None:
     result = part("modnn-12")
     for label, trace in result.study.traces.items():
         bound = memory_of(trace)["bound"]

@@ -66,7 +66,7 @@ def resident() -> Resident:
 
 
 @pytest.mark.parametrize(("memory", "plain", "vdnn"), [(600, 1, 1), (10_000, 16, 20), (59_999, 99, 119)])
-def test_of_a_chain_it_is_what_the_sizes_say(memory: int, plain: int, vdnn: int) -> None:
+def test_the_largest_batch_of_a_chain_follows_from_its_sizes(memory: int, plain: int, vdnn: int) -> None:
     """All of 600 bytes a sample at once; vDNN never has more than two neighbours of 500 together, if both may leave."""
     result = max_batch(CHAIN, node(memory), ["none", "vdnn"])
     assert (result["none"].batch, result["vdnn"].batch) == (plain, vdnn)
@@ -178,7 +178,7 @@ def test_a_policy_with_a_wrong_prediction_has_no_number(resident: Resident) -> N
     assert result.notes()[0].startswith("resident: predicted to fit, but ran out: out of device memory")
 
 
-def test_where_no_sample_fits_it_says_what_one_needs() -> None:
+def test_if_no_sample_fits_the_memory_of_one_is_reported() -> None:
     result = max_batch(CHAIN, node(400), ["none", "ideal"])
     assert result.nothing_fits
     assert [each.note for each in result] == ["none fits", "unlimited"]
@@ -221,7 +221,7 @@ def test_one_name_is_one_policy() -> None:
         ("trial: keep all: fits", ""),
     ],
 )
-def test_a_row_says_whose_program_was_adopted(
+def test_a_row_names_the_policy_of_the_adopted_program(
     note: str, message: str, resident: Resident, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def plan(self: Resident, context: PlanContext) -> Program:

@@ -39,7 +39,7 @@ def test_all_formats_and_figures(comparison: Comparison, tmp_path: Path) -> None
     assert viewer["otherData"] == {"run": run, "trace": trace}
 
 
-def test_out_of_memory_leaves_only_its_lines_in_the_report(tmp_path: Path) -> None:
+def test_a_run_out_of_memory_writes_only_its_report_entry(tmp_path: Path) -> None:
     write_outputs(compare(TRACE, TIGHT, ["none"]), tmp_path / "out", about={}, timeline=["csv"])
     assert names(tmp_path / "out") == {"report.json"}
     report = json.loads((tmp_path / "out" / "report.json").read_text(encoding="utf-8"))
@@ -51,7 +51,7 @@ def test_out_of_memory_leaves_only_its_lines_in_the_report(tmp_path: Path) -> No
 
 
 @pytest.mark.parametrize("earlier", [False, True])
-def test_an_error_half_way_leaves_everything_as_it_was(
+def test_a_failed_write_changes_nothing(
     comparison: Comparison, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, earlier: bool
 ) -> None:
     out = tmp_path / "out"

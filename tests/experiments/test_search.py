@@ -221,7 +221,7 @@ def test_all_policies_are_checked_before_any_searches() -> None:
         assert text.startswith(start)
 
 
-def test_a_policy_from_outside_is_asked_for_its_plan(plain20: Trace, node: NodeSpec) -> None:
+def test_an_outside_policy_is_planned_by_its_own_method(plain20: Trace, node: NodeSpec) -> None:
     class Resident(Policy):
         name, summary, source = "resident", "keep all", "a test"
 

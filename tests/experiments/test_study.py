@@ -91,7 +91,7 @@ def test_the_mean_is_over_the_traces_that_every_run_completes(result: StudyResul
     assert result.mean("vDNN", "vDNN") == 1.0
 
 
-def test_a_run_without_memory_leaves_its_cell_empty_and_the_others_as_they_are(result: StudyResult) -> None:
+def test_a_run_out_of_memory_empties_only_its_cell(result: StudyResult) -> None:
     cell = result.cells["long", "plain"]
     assert cell.samples_per_s is None
     assert cell.out_of_memory.startswith("out of device memory")
@@ -200,7 +200,7 @@ def test_a_mistake_ends_with_2_and_a_message(
     assert "Traceback" not in done.stderr
 
 
-def test_a_policy_that_refuses_a_trace_leaves_its_cell_empty_and_says_why(path: Path) -> None:
+def test_a_refused_trace_has_an_empty_cell_and_a_reason(path: Path) -> None:
     done = simgpu("study", path, "-q", "--set", "runs.fast.policy=cswap")
     assert done.exit_code == 0
     assert done.stdout.count("refused") == 2 * 2
@@ -215,7 +215,7 @@ def test_it_ends_with_2_when_every_policy_refuses(path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_scenarios_and_studies_are_listed_apart() -> None:
+def test_scenarios_and_studies_are_listed_separately() -> None:
     lines = simgpu("list", "scenarios").stdout.splitlines()
     at = lines.index("studies: simgpu study NAME")
     assert any(line.startswith("quickstart ") for line in lines[:at])

@@ -92,7 +92,7 @@ def test_a_recorded_trace_is_rescaled_to_each_batch(result: StudyResult) -> None
     assert origins == ["recorded", "modelled"]
 
 
-def test_where_memory_ends_the_cell_says_so(result: StudyResult) -> None:
+def test_a_cell_out_of_memory_is_marked(result: StudyResult) -> None:
     cell = result.cells["AlexNet 4096", "none"]
     assert (cell.samples_per_s, cell.failure, cell.batch) == (None, "out of memory", 4096)
     assert result.cells["AlexNet 1024", "none"].failure == ""

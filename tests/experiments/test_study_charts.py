@@ -80,7 +80,7 @@ def test_bars_have_the_numbers_of_the_tables_with_the_mean_at_the_end() -> None:
     assert panel.groups["geomean (1 of 2)"]["buddy"].value == result.mean("buddy", "none")
 
 
-def test_what_has_no_number_says_why() -> None:
+def test_a_missing_number_has_a_reason() -> None:
     over_none, over_small = bars_of(compressed(), 0), bars_of(compressed(), 1)
     assert over_none.groups["hpc-cg"]["small"] == Bar(None, "OOM")
     assert over_small.groups["hpc-cg"]["buddy"] == Bar(None, "no baseline")
@@ -135,7 +135,7 @@ def test_each_kind_of_sweep_has_a_panel_a_trace_and_one_of_the_mean() -> None:
     assert fits.value == swept().value("time", "AlexNet", "none 1 GB", "ideal")
 
 
-def test_published_numbers_of_a_sweep_stand_at_their_budget_and_not_those_of_all_of_it() -> None:
+def test_published_numbers_of_a_sweep_are_drawn_at_their_budget() -> None:
     panels = lines_of(swept(), 0)
     message = [[point.bar.published for point in panel.curves[1].points] for panel in panels[:4]]
     assert message == [[(), (1.5,)], [(), ()], [(), ()], [(), (1.25,)]]

@@ -79,7 +79,7 @@ def test_shares_saved_have_the_mean_of_their_ratios_and_bytes_an_arithmetic_one(
     assert peak.values["A"] == 15, "of 10 and 20, on the traces that B completes too"
 
 
-def test_tables_say_of_how_many_traces_a_mean_is_and_count_what_is_out_of_memory(result: StudyResult) -> None:
+def test_tables_count_the_traces_of_a_mean_and_those_out_of_memory(result: StudyResult) -> None:
     time, saved, peak = study_tables(result)
     assert time.rows[-2:] == [
         ("geomean (2 of 3)", "", "1.000", "4.000", "2.000"),

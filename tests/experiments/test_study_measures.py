@@ -201,7 +201,7 @@ def test_a_sweep_on_one_network_is_one_table_with_a_column_a_measure() -> None:
     assert all(row[2].endswith("%") for row in table.rows)
 
 
-def test_published_numbers_say_what_they_are_of() -> None:
+def test_published_numbers_name_their_source() -> None:
     rows = published_rows(small())
     assert [row[0] for row in rows] == [
         "moDNN over vDNN+, mean",

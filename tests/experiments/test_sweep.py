@@ -134,7 +134,7 @@ def test_the_same_call_resumes_a_stopped_sweep(tmp_path: Path) -> None:
     assert results(tmp_path / "out") == results(tmp_path / "undisturbed")
 
 
-def test_a_sweep_without_a_finished_point_leaves_no_folder(tmp_path: Path) -> None:
+def test_a_sweep_without_a_finished_point_writes_no_folder(tmp_path: Path) -> None:
     def none(points: object) -> object:
         raise KeyboardInterrupt
         yield

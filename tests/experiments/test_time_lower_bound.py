@@ -51,7 +51,7 @@ def test_a_comparison_has_a_column_for_it():
     assert "gap" not in repr(simgpu.compare(trace_of(), node_of(PLENTY), ["vdnn"], budget=700))
 
 
-def test_without_a_bound_the_comparison_says_why():
+def test_a_missing_bound_has_a_reason():
     node = node_of(PLENTY)
     half = replace(node, link=replace(node.link, duplex=Duplex.HALF))
     compared = simgpu.compare(trace_of(), half, ["vdnn"], bound=True)
@@ -61,6 +61,6 @@ def test_without_a_bound_the_comparison_says_why():
         simgpu.time_lower_bound(trace_of(), half)
 
 
-def test_where_nothing_fits_it_says_which_kernel_needs_more():
+def test_if_nothing_fits_the_limiting_kernel_is_named():
     with pytest.raises(OutOfMemoryError, match="whatever has left"):
         simgpu.time_lower_bound(trace_of(), node_of(PLENTY), budget=100)

@@ -106,7 +106,7 @@ def test_kernels_that_reach_host_memory_are_on_it_only_where_the_link_is_faster_
 
 
 @pytest.mark.parametrize("exchange", ["host", "gather"])
-def test_it_goes_through_all_gpus_and_the_host(exchange: str) -> None:
+def test_the_critical_path_crosses_gpus_and_the_host(exchange: str) -> None:
     scenario = load_scenario("quickstart", {"node": "k40-x4", "data_parallel.gpus": 4})
     steps = check(simulate(scenario.trace, scenario.node, "vdnn", gpus=4, exchange=exchange))
     assert {step.stream for step in steps} & ({"host1"} if exchange == "host" else {"gpu1.compute"})

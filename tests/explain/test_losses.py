@@ -124,7 +124,7 @@ def test_every_loss_of_a_recorded_network_names_tensor_engine_and_decision(polic
         assert loss.what
 
 
-def test_recomputation_is_put_down_to_what_is_made_again() -> None:
+def test_recomputation_is_attributed_to_the_recomputed_tensors() -> None:
     scenario = load_scenario("quickstart")
     result = simulate(scenario.trace, scenario.node, "superneurons")
     again = [loss for loss in losses(result) if loss.owner is Owner.RECOMPUTE]
@@ -200,7 +200,7 @@ def test_a_weight_updated_on_the_host_is_issued_during_no_kernel() -> None:
     assert last.cause.decision == "gradient exchange, H2D"
 
 
-def test_what_is_no_result_is_told_with_what_to_give() -> None:
+def test_a_value_that_is_no_result_is_refused_with_a_remedy() -> None:
     from simgpu import compare, explain_result
 
     comparison = compare(CHAIN, NODE, ["vdnn"])

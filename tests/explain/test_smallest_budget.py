@@ -55,7 +55,7 @@ def test_the_tensors_that_pin_it_are_those_that_hold_the_memory_below() -> None:
 
 
 @pytest.mark.slow
-def test_where_memory_is_not_what_lacks_it_says_what_does() -> None:
+def test_a_failure_not_caused_by_memory_names_its_cause() -> None:
     with pytest.raises(InputError, match="codec times of GPU"):
         smallest_budget(QUICK.trace, QUICK.node, "cswap")
 

@@ -90,7 +90,7 @@ def test_compressed_memory_decompresses_in_no_time() -> None:
     assert buddy.decompression_ns == 0
 
 
-def test_a_change_that_needs_more_of_the_hosts_memory_says_so() -> None:
+def test_a_change_that_needs_more_host_memory_reports_it() -> None:
     lacks = [OutOfMemoryError("copy of block x", space, 8, 4, 4, 4, 0) for space in ("host", "device")]
     rows = answer_rows((*what_if(QUICK.trace, QUICK.node, "vdnn")[:1], *(Answer("changed", error) for error in lacks)))
     assert rows[1:] == [("changed", "OOM", "", "host memory"), ("changed", "OOM", "", "")]
@@ -102,6 +102,6 @@ def test_answers_print_as_a_table() -> None:
     assert lines[2].split() == ["2x", "link", "bandwidth", "124.1", "ms", "-19.8%"]
 
 
-def test_an_amount_of_memory_that_is_none_is_told() -> None:
+def test_an_invalid_amount_of_memory_is_reported() -> None:
     with pytest.raises(InputError, match="argument more_memory: 'much'"):
         what_if(QUICK.trace, QUICK.node, "vdnn", more_memory="much")

@@ -52,7 +52,7 @@ def test_where_forward_and_backward_touch_nothing_can_be_hidden():
     assert set(maps(layered())) == {"a", "b"}
 
 
-def test_what_is_not_made_by_a_kernel_is_none():
+def test_a_block_without_a_producing_kernel_is_no_activation():
     assert "x" not in maps(layered())
 
 
@@ -60,7 +60,7 @@ def test_what_is_not_made_by_a_kernel_is_none():
     "kind",
     [BlockKind.WEIGHT, BlockKind.GRADIENT, BlockKind.WORKSPACE, BlockKind.LABEL, BlockKind.OPTIMIZER_STATE],
 )
-def test_what_is_made_in_forward_but_is_no_activation(kind: BlockKind):
+def test_forward_outputs_that_are_no_activations(kind: BlockKind):
     built = kernel("M", 1, "a", "m", layer="2b")
     kernels = [*layered().kernels]
     kernels.insert(2, built)
@@ -71,7 +71,7 @@ def test_what_is_made_in_forward_but_is_no_activation(kind: BlockKind):
     assert "m" not in maps(graph(kernels, blocks))
 
 
-def test_a_mask_beside_a_activation_counts():
+def test_a_mask_written_with_an_activation_counts():
     kernels = [*layered().kernels]
     kernels[1] = kernel("B", 1, "a", "b m", layer="2", op="dropout", pure=False)
     kernels[-2] = kernel("b.back", 1, "m b gc", "gb", layer="2", phase=BACKWARD)
@@ -84,7 +84,7 @@ def test_a_block_that_only_forward_uses_is_none():
     assert "t" not in maps(tasks)
 
 
-def test_a_copy_out_goes_with_the_step_of_the_last_reader_but_not_before_the_block_is_complete():
+def test_an_offload_starts_with_the_last_readers_step_once_the_block_is_complete():
     """a's last reader comes second in its step, after a kernel that changes it in place."""
     plain = layered(middle=[kernel("B2", 1, "a b", "b", layer="2")])
     assert maps(plain)["a"] == ("B2", "a.back", "B")
@@ -111,6 +111,6 @@ def test_the_ten_thousandth_part_of_what_is_saved_is_worth_a_decision_and_less_i
     assert ("s" in maps(tasks)) == counts
 
 
-def test_they_come_in_the_order_in_which_they_are_made():
+def test_activations_are_listed_in_order_of_production():
     tasks = TaskGraph.of(chain([1] * 6, [1] * 6, [10] * 6))
     assert list(maps(tasks)) == ["x2", "x3", "x4", "x5"]

@@ -111,7 +111,7 @@ def test_what_the_optimizer_alone_uses_does_not_reside():
     assert (bound.bytes, bound.kernel) == (250, tasks.kernel("U1"))
 
 
-def test_weights_that_leave_are_needed_by_their_own_tasks_alone():
+def test_offloaded_weights_are_resident_only_during_their_own_tasks():
     tdfg = Tdfg.of(LAYER)
     offloaded = lower_bound_offloaded(tdfg)
     assert (offloaded.bytes, offloaded.kernel) == (100 + 101 + 4 + 5, LAYER.kernel("U2"))
@@ -140,7 +140,7 @@ def test_all_at_once_of_a_network_is_that_of_its_layers():
     assert all_at_once(Tdfg.of(TaskGraph.of(trace))).bytes == pytest.approx(all_at_once_bytes(network, 256), rel=0.001)
 
 
-def test_updating_all_weights_in_one_kernel_sets_the_bound_where_weights_leave():
+def test_one_kernel_updating_all_weights_limits_the_bound_with_offloaded_weights():
     graph = TaskGraph.of(build_trace("vgg16", batch=2, gpu=K40))
     bounds = memory_bounds(graph)
     offloaded, without = bounds.offloaded.kernel, bounds.without_updates.kernel
@@ -149,7 +149,7 @@ def test_updating_all_weights_in_one_kernel_sets_the_bound_where_weights_leave()
     assert bounds.without_updates.bytes < bounds.offloaded.bytes < bounds.bound.bytes < bounds.all_at_once.bytes
 
 
-def test_an_iteration_that_cannot_be_told_at_one_sample_is_bounded_as_it_is():
+def test_an_iteration_that_cannot_be_rescaled_is_bounded_at_its_own_batch():
     def refuses(batch: int) -> TaskGraph:
         return TaskGraph.of(at_batch(graph.trace, 0))
 
@@ -175,7 +175,7 @@ def test_one_byte_below_the_bound_is_refused_by_name(trace: Trace, alignment: in
     assert f"kernel {kernel.id} " in str(caught.value)
 
 
-def test_the_refusal_tells_bytes_in_full_where_four_digits_do_not_tell_them_apart():
+def test_the_error_shows_exact_bytes_if_rounded_sizes_are_equal():
     graph = TaskGraph.of(chain([1, 1], [1, 1], [10**9, 10**9]))
     with pytest.raises(OutOfMemoryError) as caught:
         check_bound(graph, 2 * 10**9 - 1)
@@ -184,7 +184,7 @@ def test_the_refusal_tells_bytes_in_full_where_four_digits_do_not_tell_them_apar
 
 
 @given(traces(max_kernels=12), st.sampled_from([1, 16, 512]))
-def test_where_weights_leave_the_bound_is_what_the_kernels_themselves_need(trace: Trace, alignment: int):
+def test_with_offloaded_weights_the_bound_is_the_largest_working_set_of_a_kernel(trace: Trace, alignment: int):
     """No program can run a kernel without its own blocks, and `verify` refuses just that."""
     graph = TaskGraph.of(trace)
     bound = lower_bound_offloaded(Tdfg.of(graph, alignment)).bytes
@@ -205,7 +205,7 @@ def test_no_choice_of_algorithms_needs_less_than_the_bound(trace: Trace, data: s
 
 
 @given(traces(max_kernels=12))
-def test_bounds_stand_in_order(trace: Trace):
+def test_memory_bounds_are_ordered(trace: Trace):
     tdfg = Tdfg.of(TaskGraph.of(trace))
     assert lower_bound_offloaded(tdfg, updates=False).bytes <= lower_bound_offloaded(tdfg).bytes
     assert lower_bound_offloaded(tdfg).bytes <= lower_bound(tdfg).bytes <= all_at_once(tdfg).bytes

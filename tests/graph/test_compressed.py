@@ -74,7 +74,7 @@ def quarter_ns(plain: TaskGraph, k: int, duration: int) -> tuple[int, int]:
 
 
 @pytest.mark.parametrize("batch", [1, 2, 3, 4, 5, 6])
-def test_sub_batches_are_compressed_as_the_whole_batch_is(batch: int):
+def test_sub_batches_compress_like_the_full_batch(batch: int):
     built, on = training(), buddy_node()
     graph, plain = split(task_graph(built, on), batch), split(task_graph(built, without_buddy(on)), batch)
     assert [b.id for b in graph.blocks] == [b.id for b in plain.blocks]
@@ -227,7 +227,7 @@ def test_a_kernel_alone_ends_with_the_later_of_its_two_parts(device: int, link: 
     assert memory.alone_ns(0) == device + max(0, link - beside)
 
 
-def test_no_compression_is_told_by_the_same_tasks_and_keeps_what_gpus_exchange():
+def test_without_compression_tasks_and_exchanged_blocks_are_unchanged():
     built, on = training(), buddy_node()
     graph = task_graph(built, on)
     plain = uncompressed(graph)

@@ -41,7 +41,7 @@ def test_steps_cover_the_iteration_and_every_kernel_knows_its_own():
         assert steps[step].first <= k < steps[step].stop
 
 
-def test_without_tags_layers_are_derived_and_say_so():
+def test_without_tags_layers_are_derived_and_marked_as_derived():
     assert RESIDUAL.layers.derived
 
 
@@ -66,7 +66,7 @@ def test_a_kernel_that_only_updates_what_was_there_begins_no_layer():
     assert by_layer(tasks)["001-conv2d"] == ["conv", "stats"]
 
 
-def test_a_kernel_that_makes_only_what_nobody_reads_begins_no_layer():
+def test_a_kernel_whose_outputs_are_never_read_begins_no_layer():
     tasks = graph(
         [
             kernel("conv", 1, "x", "y", op="conv2d"),

@@ -45,7 +45,7 @@ def test_what_no_kernel_makes():
     assert reason([F1, F2, B1], "x") == "no kernel writes it"
 
 
-def test_what_is_persistent_or_comes_from_the_host():
+def test_persistent_and_host_initialized_blocks_are_not_recomputed():
     changed = kernel("F0", 1, "x", "x")
     assert reason([changed, F1, F2, B1], "x") == "it is not computed in the iteration"
     given = block("m", 4, host_write="F1")
@@ -59,7 +59,7 @@ def test_a_random_kernel_without_a_mask(op: str):
     assert reason([drop, F2, B1], "a") == f"kernel F1 ({op}) is not known to be repeatable"
 
 
-def test_what_is_made_of_it_can_be_made_again_while_it_stays():
+def test_a_block_is_recomputable_while_its_input_stays():
     drop = kernel("F1", 1, "x", "a", pure=False, op="dropout")
     assert reason([drop, F2, B1], "b") is None
     early = kernel("B1", 1, "b", "g", phase=BACKWARD)
@@ -77,7 +77,7 @@ def test_an_operator_that_repeats_with_what_it_saved_must_have_saved_something()
     assert "not known to be repeatable" in str(reason([alone, F2, B1], "a"))
 
 
-def test_saved_beside_but_not_kept_until_backward():
+def test_a_second_output_that_is_not_kept_until_backward():
     """A mask that only forward reads is gone when the dropout would need it."""
     drop = kernel("F1", 1, "x", "a m", pure=False, op="dropout")
     look = kernel("F2", 1, "a m", "b")
@@ -135,18 +135,18 @@ def test_a_reader_of_the_last_version_of_what_was_changed_in_place():
     assert reason([F1, relu, F2, B1], "a") is None
 
 
-def test_an_input_that_is_gone_and_cannot_be_made_again_as_its_own_input_is_gone():
+def test_a_released_input_is_not_recomputable_if_its_own_input_is_released():
     late = kernel("B1", 1, "b", "g", phase=BACKWARD)
     tasks = graph([F1, F2, late], [held("x", 4, release="F1"), *BASE[1:]])
     why = "kernel F2 reads a, which is released by then and cannot be recomputed"
     assert Ancestry(tasks).why_not(tasks.block("b")) == why
 
 
-def test_an_input_that_is_gone_and_can_be_made_again():
+def test_a_released_input_is_recomputed():
     assert reason([F1, F2, kernel("B1", 1, "b", "g", phase=BACKWARD)], "b") is None
 
 
-def test_an_input_from_the_host_that_is_gone():
+def test_a_released_input_from_the_host_is_not_recomputable():
     tasks = graph([F1, F2, B1], [held("x", 4, release="F2"), *BASE[1:]])
     assert Ancestry(tasks).why_not(tasks.block("a")) == (
         "kernel F1 reads x, which is released by then and cannot be recomputed"
@@ -179,7 +179,7 @@ def test_a_weight_that_the_kernel_updates_for_which_it_is_needed():
     assert times(run(lower(tasks, again), tasks)) == {"F1": (2, 3), "F2": (1, 2), "B1": (3, 4)}
 
 
-def test_a_weight_that_is_updated_before_a_descendant_is_made_again():
+def test_a_weight_updated_before_a_recompute_prevents_it():
     """a's own next use comes before the update, but b is made of a after it."""
     first, last = kernel("B2", 1, "a", "g", phase=BACKWARD), kernel("B1", 1, "b g", "g", phase=BACKWARD)
     kernels = [F1, F2, first, STEP_IN_BACKWARD, last]
@@ -192,7 +192,7 @@ def test_what_is_overwritten_in_backward():
     assert reason([F1, F2, B1, reuse], "b") == "kernel F2 reads a, which was overwritten since"
 
 
-def test_a_workspace_is_made_anew_and_is_no_result():
+def test_a_recompute_allocates_a_new_workspace_that_is_no_output():
     with_space = kernel("F1", 1, "x w", "a ws")
     space = block("ws", 99, kind=BlockKind.WORKSPACE)
     tasks, result = ancestry([with_space, F2, B1], [space])
@@ -249,7 +249,7 @@ def test_a_kernel_that_changes_another_input_in_place_prevents_its_own_second_ru
     assert unrecomputable(tasks).by_operator == (("fused_", "overwrites an input", 8),)
 
 
-def test_what_needs_an_input_that_is_gone_counts_for_no_operator():
+def test_a_block_with_a_released_input_counts_for_no_operator():
     tasks = graph([F1, F2, B1], [held("x", 4, release="F2"), *BASE[1:]])
     assert unrecomputable(tasks).by_operator == (("", "", 8),)
     assert unrecomputable(tasks).text() == "8 B of 16 B of saved activations: released inputs 8 B"

@@ -56,12 +56,12 @@ def test_a_section_that_is_interrupted_has_several_regions():
         (Saved(W, 1, -1, B1, None), None),  # before all of forward: that is not a
     ],
 )
-def test_whose_backward_takes_a_tensor_tells_in_which_region_it_was_saved(tensor: Saved, place: int | None) -> None:
+def test_the_region_of_a_saved_tensor_follows_from_its_backward_kernel(tensor: Saved, place: int | None) -> None:
     result = saved_inside(TASKS, [A, B, AGAIN], SECTIONS, [tensor])
     assert [number for number, inside in enumerate(result) if inside] == ([] if place is None else [place])
 
 
-def test_where_that_does_not_tell_it_counts_who_reads_the_block_next():
+def test_without_a_backward_kernel_the_next_reader_decides_the_region():
     """As where backward's kernels have no layer."""
     assert saved_inside(TASKS, [A, B], {"a.1": "a", "b.1": "b"}, [Saved(Y, 1, 3, B3, 4)])[1]
     assert saved_inside(TASKS, [A, B], {"a.1": "a", "b.1": "b"}, [Saved(V, 1, 3, B3, 4)])[0]
@@ -72,13 +72,13 @@ def test_a_region_runs_again_up_to_the_last_save_in_place_changes_included():
     assert result == (((1, (V, WS)), (2, (V,))), frozenset(), ())
 
 
-def test_what_is_held_all_the_same_is_not_made_again():
+def test_a_block_held_anyway_is_not_recomputed():
     """f1 runs again, and leaves it alone; f2 would change it."""
     result = rerun(TASKS, [Saved(V, 1, 2, B3, 3), Saved(Y, 1, 3, B3, 4)], held=(V,))
     assert result == (((1, (WS,)), (3, (Y,))), frozenset({V}), (2,))
 
 
-def test_a_kernel_that_is_not_known_to_repeat_leaves_what_it_changed():
+def test_a_block_changed_by_an_unrepeatable_kernel_is_not_recomputed():
     """f2 changes v in place: v is kept as f2 left it, and f1 leaves it alone when it runs again."""
     kernels = [*KERNELS[:2], kernel("f2", 1, "v", "v", layer="a.2", pure=None), *KERNELS[3:]]
     result = rerun(graph(kernels, BLOCKS), [Saved(V, 1, 2, B3, 3), Saved(Y, 1, 3, B3, 4)])

@@ -137,17 +137,17 @@ def renamed(trace: Trace, **new: str) -> TaskGraph:
     return TaskGraph.of(replace(trace, kernels=tuple(map(of, trace.kernels)), blocks=blocks))
 
 
-def test_names_tell_what_belongs_together():
+def test_names_match_weights_and_gradients():
     assert pairs(TASKS) == {"w1": ("w1.grad", "w1.momentum"), "w2": ("w2.grad", "w2.momentum")}
     assert updates_of(TASKS)[1] == TASKS.kernel("S1")
 
 
-def test_without_names_sizes_tell_it():
+def test_without_names_sizes_match_weights_and_gradients():
     graph = renamed(network([10, 100], momentum=True), w1_grad="a", w2_grad="b", w1_momentum="c", w2_momentum="d")
     assert pairs(graph) == {"w1": ("a", "c"), "w2": ("b", "d")}
 
 
-def test_of_one_size_the_weight_read_first_goes_with_the_gradient_made_last():
+def test_equal_sizes_match_the_weight_read_first_with_the_gradient_written_last():
     graph = renamed(network([10, 10], step=None), w1_grad="a", w2_grad="b")
     assert pairs(graph) == {"w1": ("a",), "w2": ("b",)}
 
@@ -203,13 +203,13 @@ def test_a_gradient_of_another_kind_is_known_by_the_optimizer_and_its_size(kind:
     assert pairs(by_hand([scale, step("w1 s g")], *blocks)) == {"w1": ("g",)}
 
 
-def test_of_several_gradients_that_an_update_reads_the_name_tells():
+def test_the_name_selects_among_several_gradients_of_one_update():
     other = block("w1.grad", 100, kind=BlockKind.WEIGHT_GRADIENT)
     built = kernel("more", 10, "x1", "w1.grad", phase=Phase.BACKWARD)
     assert pairs(by_hand([built, step("w1 g w1.grad")], GRADIENT, other)) == {"w1": ("w1.grad",)}
 
 
-def test_what_the_optimizer_reads_comes_before_what_only_has_the_size():
+def test_a_gradient_read_by_the_optimizer_precedes_a_block_of_equal_size():
     """One kernel updates both weights; a part that is added to a gradient is made last."""
     trace = network([10, 10], together=True)
     part = kernel("part", 1, "x1", "p", phase=Phase.BACKWARD)
@@ -285,5 +285,5 @@ def test_an_optimizer_in_the_midst_of_backward_is_refused():
         updates_of(TaskGraph.of(Trace(INFO, tuple(kernels), tuple(blocks))))
 
 
-def test_an_update_is_told_by_numbers():
+def test_an_update_is_described_by_block_numbers():
     assert updates_of(TASKS)[0][0] == Update(TASKS.block("w1"), TASKS.block("w1.grad"), (TASKS.block("w1.momentum"),))

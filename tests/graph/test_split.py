@@ -109,7 +109,7 @@ def test_memory_is_that_of_one_sub_batch_and_the_weights(batch: int, peak: int):
     assert simulate(training(6), node(), Kept(batch)).metrics.device_peak_bytes == peak
 
 
-def test_the_whole_batch_needs_no_other_trace():
+def test_the_full_batch_needs_no_other_trace():
     full = training(6)
     graph = split(replace(TaskGraph.of(full), rescaled=None), 6)
     assert graph.durations == (60, 120, 7)
@@ -122,7 +122,7 @@ def test_a_sub_batch_is_part_of_the_batch(batch: int):
         split(TaskGraph.of(training(6)), batch)
 
 
-def test_an_optimizer_in_the_middle_keeps_the_batch_whole():
+def test_an_optimizer_in_the_middle_prevents_splitting_the_batch():
     built = training(6)
     late = replace(built, kernels=(*built.kernels, kernel("after", 1, "w", "", phase=BACKWARD)))
     assert split(TaskGraph.of(late), 6).rounds == (Round(0, 4, 1),)

@@ -67,12 +67,12 @@ def test_births_are_the_first_write_or_before_everything():
     assert [RESIDUAL.births[B(name)] for name in ("x", "y", "gw")] == [BEFORE, K("conv"), K("conv_b")]
 
 
-def test_a_block_put_there_by_the_host_is_born_where_the_recording_says():
+def test_a_block_initialized_by_the_host_begins_at_its_recorded_time():
     tasks = graph([kernel("k0"), kernel("k1"), kernel("k2", 1, "s")], [block("s", 1, host_write="k1")])
     assert tasks.births == (1,)
 
 
-def test_an_unused_block_that_the_host_made_dies_where_it_was_born():
+def test_an_unused_block_from_the_host_is_released_at_its_initialization():
     tasks = graph([kernel("k0"), kernel("k1")], [block("s", 1, host_write="k1")])
     assert (tasks.births, tasks.recorded_releases, tasks.needed_releases) == ((1,), (1,), (1,))
 
@@ -87,7 +87,7 @@ def test_the_recorded_release_is_what_the_framework_did():
     assert tasks.open_lifetimes[0] < tasks.open_lifetimes[1]
 
 
-def test_without_recorded_releases_the_last_use_stands_in():
+def test_without_recorded_releases_blocks_are_released_after_their_last_use():
     tasks = graph(
         [kernel("k0", 1, "", "a"), kernel("k1", 1, "a"), kernel("k2")], [block("a", 1), held("w", 1, release="k2")]
     )
@@ -105,7 +105,7 @@ def test_gaps_are_between_uses_with_a_kernel_in_between():
     assert list(RESIDUAL.gaps(B("x"))) == [Gap(B("x"), 0, K("add")), Gap(B("x"), K("add"), K("conv_b"))]
 
 
-def test_neighbouring_uses_leave_no_gap():
+def test_adjacent_uses_have_no_gap_between_them():
     assert list(RESIDUAL.gaps(B("z"))) == []
 
 
@@ -143,7 +143,7 @@ def test_compute_streams_are_numbered_from_0_in_the_order_of_their_own_numbers()
     assert (message.streams, message.compute_streams) == ((1, 0, 1), (0, 1))
 
 
-def test_the_networkx_graph_has_the_same_edges_and_says_what_each_kernel_is():
+def test_the_networkx_graph_has_the_same_edges_and_kernel_attributes():
     drawn = RESIDUAL.to_networkx()
     edges = {(RESIDUAL.kernels[p].id, RESIDUAL.kernels[k].id) for k, b in enumerate(RESIDUAL.predecessors) for p in b}
     assert set(drawn.edges) == edges
@@ -195,7 +195,7 @@ def test_ideal_runs_in_the_ideal_time_on_several_streams(name: str):
     assert simulate(FORKS[name].trace, node(), "ideal").iteration_ns == FORKS[name].ideal_ns()
 
 
-def test_a_value_from_the_host_may_be_read_on_another_stream_than_it_was_born_on():
+def test_a_value_from_the_host_may_be_read_on_another_stream():
     tasks = graph(
         [kernel("k0", 5, "", "a"), kernel("k1", 5, "s", "b", stream=1)],
         [block("s", 4, host_write="k0"), block("a", 1), block("b", 1)],
@@ -205,7 +205,7 @@ def test_a_value_from_the_host_may_be_read_on_another_stream_than_it_was_born_on
 
 @settings(deadline=None, suppress_health_check=list(HealthCheck), max_examples=40)
 @given(st.data())
-def test_the_ideal_time_lies_between_the_longest_stream_and_the_sum(data: st.DataObject):
+def test_the_ideal_time_is_between_the_longest_stream_and_the_sum(data: st.DataObject):
     tasks = TaskGraph.of(data.draw(traces(streams=3)))
     streams = [sum(d for d, s in zip(tasks.durations, tasks.streams, strict=True) if s == n) for n in range(3)]
     assert max(streams) <= tasks.ideal_ns() <= sum(streams)

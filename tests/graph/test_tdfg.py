@@ -98,7 +98,7 @@ def test_weights_their_gradients_and_the_optimizers_state_reside_and_inputs_do_n
     assert TDFG.resident_bytes == 100 + 4 + 101 + 102 + 5
 
 
-def test_inputs_and_outputs_leave_out_what_resides_and_the_workspace():
+def test_task_inputs_and_outputs_exclude_resident_blocks_and_workspaces():
     assert names(TDFG, TDFG.inputs[0]) == ["x"] and names(TDFG, TDFG.outputs[0]) == ["y"]
     assert names(TDFG, TDFG.inputs[3]) == ["x", "dy"] and TDFG.outputs[3] == ()
     assert TDFG.data(5) == TDFG.data(6) == ()
@@ -110,7 +110,7 @@ def test_the_ways_to_run_a_task_are_its_algorithms_and_that_of_the_trace():
     assert TDFG.ways[1] == (TaskAlgorithm(None, 10, 0),)
 
 
-def test_the_way_of_the_trace_is_not_told_twice():
+def test_equal_paths_of_the_trace_appear_once():
     listed = view(
         [kernel("F", 50, "x", "y ws")],
         [held("x", 1), block("y", 1), block("ws", 7, kind=SCRATCH)],
@@ -157,7 +157,7 @@ def test_a_gradient_that_backward_adds_to_another_passes():
 
 
 @pytest.mark.parametrize("kind", [DELTA, OTHER])
-def test_what_backward_leaves_to_the_optimizer_is_a_gradient_of_weights_whatever_it_is_called(kind: BlockKind):
+def test_a_backward_output_read_by_the_optimizer_is_a_weight_gradient(kind: BlockKind):
     """Imported recordings do not tell gradients of weights apart."""
     kernels = [
         kernel("F", 1, "x w", "y"),
@@ -178,7 +178,7 @@ def test_what_the_recording_lets_go_of_in_mid_iteration_does_not_reside():
     assert names(tdfg, tdfg.data(0)) == ["x", "old", "y"]
 
 
-def test_an_input_that_no_kernel_reads_resides_since_no_task_follows_with_which_it_could_leave():
+def test_an_input_without_readers_stays_resident():
     """The batch has a mask that this network ignores: its 7 bytes stay while x and y take 3."""
     tdfg = view([kernel("F", 1, "x", "y")], [held("x", 1, kind=INPUT), held("mask", 7, kind=INPUT), block("y", 2)])
     assert names(tdfg, tdfg.resident) == ["mask"]
@@ -195,7 +195,7 @@ def test_kernels_of_a_layer_are_its_tasks_together():
         assert len({(trace.kernels[k].layer, tdfg.kinds[k] is TaskKind.BP2) for k in task}) == 1
 
 
-def test_the_networkx_graph_has_no_cycle_though_blocks_change_and_leaves_updates_out():
+def test_the_networkx_graph_of_tasks_is_acyclic_and_excludes_updates():
     result = TDFG.to_networkx()
     assert networkx.is_directed_acyclic_graph(result)
     assert ("task", "U1") not in result
@@ -238,7 +238,7 @@ def test_a_task_by_an_algorithm_needs_what_its_kernel_touches_then(trace: Trace,
 
 
 @pytest.mark.parametrize("batch", [1, 3, 8])
-def test_what_resides_in_a_split_iteration_is_what_resides_in_the_whole(batch: int):
+def test_a_split_iteration_has_the_same_resident_blocks(batch: int):
     full = TaskGraph.of(load_trace("digits-cnn-cpu"))
     parts = split(full, batch)
     assert names(Tdfg.of(parts), Tdfg.of(parts).resident) == names(Tdfg.of(full), Tdfg.of(full).resident)

@@ -36,7 +36,7 @@ def test_only_kernels_that_just_read_the_block_can_read_them(reader: int) -> Non
         with_unpacked(TASKS, [Unpacked(Y, 4, (reader,))])
 
 
-def test_the_tables_of_a_run_tell_which_versions_are_read():
+def test_the_tables_of_a_run_name_the_versions_read():
     more = with_unpacked(TASKS, [Unpacked(Y, 4, (B3, B2)), Unpacked(W, 2, (B1,))])
     again = tasks_from_json(tasks_to_json(more), more.trace)
     assert again.read_versions == more.read_versions and again.encoded == more.encoded

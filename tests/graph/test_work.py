@@ -46,7 +46,7 @@ def test_a_codec_reads_one_form_and_writes_the_other() -> None:
     assert (work.copies["x1"], work.copies["x1:zvc"]) == (4096, 2176)
 
 
-def test_a_copy_moves_the_whole_block_whatever_the_engine_makes_of_it() -> None:
+def test_work_counts_uncompressed_bytes_of_copies() -> None:
     sparse = replace(chain([5], [10], [4096]), sparsity=(SparsitySample("x1", 0, 0.5),))
     graph = task_graph(sparse, load_node("titan-x-maxwell-cdma"))
     assert graph.copy_sizes[0] < 4096
@@ -70,7 +70,7 @@ def told(op: str, flops: int | None) -> Trace:
 
 
 @pytest.mark.parametrize("op", ["conv2d", "aten::addmm", "cudnn_convolution"])
-def test_products_must_tell_their_operations(op: str) -> None:
+def test_matrix_products_need_operation_counts(op: str) -> None:
     assert missing_work(told(op, None)) == "operation counts are missing for 4 of 4 convolutions and matrix products"
     assert missing_work(told(op, 1000)) == ""
 

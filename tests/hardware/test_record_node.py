@@ -87,7 +87,7 @@ def test_a_line_that_starts_below_zero_has_no_latency() -> None:
     assert fit_latency({CopyDirection.OUT: {1000: 100, 2000: 300}}) == 0
 
 
-def test_latency_comes_from_small_copies_despite_scatter_of_large_ones() -> None:
+def test_latency_is_fitted_to_small_copies_despite_scatter_of_large_ones() -> None:
     times = {size: 10_000 + size * GIGA // (12 * GIGA) for size in DEFAULT_SIZES}
     times[max(DEFAULT_SIZES)] += 200_000  # a hundredth of its time, and twenty latencies
     assert fit_latency({CopyDirection.OUT: times}) == pytest.approx(10_000, rel=0.02)
@@ -180,7 +180,7 @@ def test_threads_of_a_core_count_once(tmp_path: Path) -> None:
     assert host_properties(info).cores == 4
 
 
-def test_where_cores_are_not_told_the_file_says_that_they_are_threads(tmp_path: Path) -> None:
+def test_unknown_cores_are_recorded_as_threads(tmp_path: Path) -> None:
     assert "threads" in host_properties(tmp_path / "none").cores_are
 
 

@@ -119,7 +119,7 @@ def test_fields_that_are_not_read_are_skipped(tmp_path):
     assert import_trace(path, ONE)[0].compute_ns == 3000
 
 
-def test_all_nodes_are_kernels_if_none_says_where_it_runs(tmp_path):
+def test_all_nodes_are_kernels_if_none_names_a_device(tmp_path):
     """A workload that chakra_converter made from text: layers and phases are in the names."""
     parts = ("FWD", "BWD_WG", "BWD_IG")
     nodes: list[Node] = [

@@ -152,7 +152,7 @@ def test_kernels_without_operators_name_their_own_tensors(tmp_path):
     ]
 
 
-def test_numbers_that_python_writes_as_words_are_read_over(tmp_path):
+def test_non_finite_numbers_are_skipped(tmp_path):
     host = Host()
     given = tensors((1, 101, 8))
     given = {

@@ -211,7 +211,7 @@ def test_networks_of_layers_name_them_otherwise(tmp_path):
     assert [kernel.layer for kernel in trace.kernels] == ["Conv2d_7", "Divide_8", "Divide_8", "Conv2d_7", "Conv2d_7"]
 
 
-def test_without_workspaces_the_notes_say_so(tmp_path):
+def test_missing_workspaces_are_noted(tmp_path):
     trace, _ = import_trace(written(tmp_path, cudnn32Workspace_txt=None))
     assert "Workspaces are not recorded." in trace.info.notes
     assert BlockKind.WORKSPACE not in {block.kind for block in trace.blocks}

@@ -205,7 +205,7 @@ def test_copies_within_the_device_are_kernels_others_are_counted(tmp_path):
     assert "left out: 2, 7 us in all" in trace.info.notes
 
 
-def test_memory_filled_by_the_host_is_born(tmp_path):
+def test_memory_filled_by_the_host_is_initialized(tmp_path):
     """A batch copied in: memory without a kernel that writes it is there from the next kernel on."""
     profile, recorded = small_run()
     profile.mark("ProfilerStep#1", 0, 90)

@@ -18,7 +18,7 @@ def test_phases_of_a_profile_without_sequence_numbers(tmp_path):
     assert [kernel.layer for kernel in trace.kernels] == ["Linear_0"] * 3 + [None, None]
 
 
-def test_kernels_without_operators_have_no_phase_and_the_notes_say_so(tmp_path):
+def test_kernels_without_operators_have_no_phase_and_a_note(tmp_path):
     """A profile of the GPU alone; an annotation of the optimizer still counts, one of the user's does not."""
     profile, _ = small_run(with_memory=False)
     profile.events = [event for event in profile.events if event["cat"] != "cpu_op"]

@@ -77,19 +77,19 @@ def agree(data: st.DataObject, barrier: bool, duplex: Duplex, *, tight: bool) ->
 
 @slow
 @given(st.data(), st.booleans())
-def test_with_memory_to_spare_everything_happens_when_the_rules_say(data: st.DataObject, barrier: bool):
+def test_with_ample_memory_every_event_matches_the_reference_model(data: st.DataObject, barrier: bool):
     agree(data, barrier, Duplex.FULL, tight=False)
 
 
 @slow
 @given(st.data(), st.booleans())
-def test_with_tight_memory_everything_happens_when_the_rules_say(data: st.DataObject, barrier: bool):
+def test_with_tight_memory_every_event_matches_the_reference_model(data: st.DataObject, barrier: bool):
     agree(data, barrier, Duplex.FULL, tight=True)
 
 
 @slow
 @given(st.data(), st.booleans())
-def test_on_a_half_duplex_link_everything_happens_when_the_rules_say(data: st.DataObject, barrier: bool):
+def test_on_a_half_duplex_link_every_event_matches_the_reference_model(data: st.DataObject, barrier: bool):
     agree(data, barrier, Duplex.HALF, tight=False)
 
 

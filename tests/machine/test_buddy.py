@@ -182,7 +182,7 @@ def test_a_link_of_its_own_is_shared_with_no_copy():
     assert copying(tasks, on, 100) == {"out:x": (0, 100), "k": (0, 150)}
 
 
-def test_a_copy_of_what_lies_in_buddy_memory_passes_its_link_too():
+def test_a_copy_of_sectors_in_buddy_memory_also_uses_the_buddy_link():
     """100 B to the host in 100 ns, 250 of them from buddy memory over a link of its own in 250 ns."""
     on = buddy_node(link=FULL)
     tasks = linked(in_turn(kernel("k", 50, "x")), on, {"k": (10, 0)}, overflow={"x": 250})
@@ -190,7 +190,7 @@ def test_a_copy_of_what_lies_in_buddy_memory_passes_its_link_too():
     assert copying(tasks, on, 100) == {"k": (0, 70), "out:x": (0, 260)}
 
 
-def test_over_the_node_s_link_such_a_copy_comes_in_and_goes_out():
+def test_a_buddy_copy_over_the_node_link_uses_both_directions():
     on = buddy_node()
     tasks = linked(in_turn(kernel("k", 50, "x")), on, {"k": (10, 0)}, overflow={"x": 40})
     assert copying(tasks, on, 100) == {"k": (0, 60), "out:x": (0, 100)}
@@ -257,7 +257,7 @@ def test_gpus_behind_a_switch_share_it_unless_their_buddy_memory_has_links_of_it
 
 
 @pytest.mark.parametrize("forced", [False, True])
-def test_beside_a_compressing_engine_kernels_still_take_their_bandwidth(monkeypatch: pytest.MonkeyPatch, forced: bool):
+def test_kernels_take_their_bandwidth_next_to_a_compressing_engine(monkeypatch: pytest.MonkeyPatch, forced: bool):
     """The copy has what the running kernel leaves of memory, its time on the link included."""
     engine = CdmaSpec("zvc", 10 * GB, buffer=10**6, latency_ns=1, kernel_bandwidth=0)
     on = buddy_node(dram=10 * GB, link=FULL)

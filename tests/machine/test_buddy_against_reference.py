@@ -63,7 +63,7 @@ def is_half(on: NodeSpec) -> bool:
 
 @many
 @given(st.data(), st.booleans(), st.booleans())
-def test_everything_happens_when_the_rules_say(data: st.DataObject, barrier: bool, tight: bool):
+def test_every_event_happens_when_the_reference_model_predicts(data: st.DataObject, barrier: bool, tight: bool):
     on = data.draw(buddy_nodes())
     tasks = task_graph(data.draw(compressible(traces())), on)
     program = lower(tasks, data.draw(placements(tasks, layer_barrier=barrier)))

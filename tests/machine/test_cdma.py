@@ -53,7 +53,7 @@ def test_a_copy_slows_by_what_it_reads_over_what_it_can_read(ratio: Fraction, sl
     assert swapped(idle(raw), small, titan_x()) == (ceil(Fraction(small, 16) * slower),) * 2
 
 
-def test_what_kernels_leave_of_the_memory_limits_the_engine():
+def test_memory_bandwidth_left_by_kernels_limits_the_engine():
     raw, small = 2_000_000_000, 100_000_000
     assert swapped(idle(raw), small, titan_x(dram=250 * GB))[0] == -(-raw // 150)
     assert swapped(idle(raw), small, titan_x(dram=548 * GB))[0] == raw // 200
@@ -80,7 +80,7 @@ def test_a_copy_is_never_slower_than_without_the_engine():
     assert swapped(idle(raw), raw + raw // 32, titan_x())[0] == (raw + raw // 32) // 16
 
 
-def test_kernels_are_not_slowed_and_copies_follow_what_each_kernel_leaves():
+def test_kernels_keep_their_speed_and_copies_use_the_remaining_bandwidth():
     """20 us next to a kernel that leaves 36 GB/s to read, then all that the engine can."""
     raw, small = 6_720_000, 336_000
     trace = idle(raw)
@@ -116,7 +116,7 @@ loads = st.lists(st.tuples(st.integers(1, 3000), st.integers(0, 400)), min_size=
 
 @settings(deadline=None)
 @given(loads, st.integers(1, 400_000), st.integers(1, 40), st.integers(1, 40))
-def test_progress_beside_any_kernels_is_that_of_their_rates(
+def test_progress_of_copies_during_kernels_follows_their_rates(
     kernels: list[tuple[int, int]], raw: int, smaller: int, link: int
 ):
     """Each nanosecond sends what its kernel leaves; added up in fractions."""

@@ -144,6 +144,6 @@ def test_a_flow_that_is_alone_is_exact(rate: int, size: int):
     assert ends([(0, rate, size)], rate) == [ceil(Fraction(size * 10**9, rate))]
 
 
-def test_a_link_too_slow_to_share_in_whole_bytes_still_delivers():
+def test_a_link_below_one_byte_per_ns_and_flow_still_delivers():
     """One byte a second for two flows: neither may get stuck."""
     assert -1 not in ends([(0, 1, 2), (0, 1, 2)], 1)

@@ -54,7 +54,7 @@ def two_blocks() -> TaskGraph:
     return graph([kernel("k1", 10, "x"), kernel("k2", 20, "y")], [held("x", 128), held("y", 128)])
 
 
-def test_a_fault_takes_its_latency_then_what_leaves_passes_and_then_what_comes():
+def test_a_fault_takes_latency_then_eviction_then_fetch():
     result = run(two_blocks(), SINGLE, 128, iterations=2)
     assert times(result) == {
         "k1": (0, 10),
@@ -71,7 +71,7 @@ def test_a_fault_takes_its_latency_then_what_leaves_passes_and_then_what_comes()
     ]
 
 
-def test_the_time_lost_is_told_by_what_it_was_lost_to():
+def test_lost_time_is_reported_by_cause():
     parts = breakdown(run(two_blocks(), SINGLE, 128).timeline)
     assert (parts.compute, parts.stalled_memory) == (30, 2000)
     assert (parts.stalled_d2h, parts.stalled_h2d, parts.stalled_other) == (256, 256, 0)
@@ -91,7 +91,7 @@ def test_lru_makes_a_cyclic_walk_miss_every_page_of_a_working_set_that_is_too_la
     assert sum(s.bytes for s in result.timeline if s.kind is IN and s.iteration == 3) == 128 * pages
 
 
-def test_pages_of_a_value_that_is_being_made_move_no_bytes():
+def test_pages_of_a_value_being_written_move_no_bytes():
     tasks = graph([kernel("k1", 10, "x", "y"), kernel("k2", 10, "y")], [held("x", 128), block("y", 128)])
     result = run(tasks, SINGLE, 128, iterations=2)
     # k1: x leaves for y, which is new. In the next iteration y is gone, x comes, and leaves again for y.
@@ -132,13 +132,13 @@ def test_a_batch_that_is_larger_than_the_memory_is_out_of_memory():
     assert error.holders == (("x", 256), ("y", 128))
 
 
-def test_what_does_not_fit_lies_on_the_host():
+def test_pages_that_do_not_fit_are_on_the_host():
     result = run(two_blocks(), SINGLE, 128)
     assert set(result.timeline.device_memory.used.tolist()) == set(result.timeline.host_memory.used.tolist()) == {128}
     assert result.high_water == 128
 
 
-def test_the_hook_picks_what_leaves():
+def test_the_hook_picks_the_evicted_pages():
     """k1 touches x, which came first, so that LRU keeps it for k3."""
     blocks = [held("x", 128), held("y", 128), held("z", 128)]
     tasks = graph([kernel("k1", 10, "x"), kernel("k2", 10, "z"), kernel("k3", 10, "x")], blocks)
@@ -157,7 +157,7 @@ def test_iterations_are_steady_when_memory_is_the_same_too():
 
 
 @pytest.mark.parametrize("order", AccessOrder)
-def test_a_walk_that_the_trace_tells_is_followed_page_by_page(order: AccessOrder):
+def test_a_recorded_access_pattern_is_followed_page_by_page(order: AccessOrder):
     """16 entries are 4 pages of 4 entries, two of which fit: 1 2 3 0 1, 1 3 2 0, or as drawn."""
     plain = graph([kernel("k", 10, "x")], [held("x", 2048)])
     first = 0 if order is AccessOrder.RANDOM else 6
@@ -175,7 +175,7 @@ def test_a_walk_that_the_trace_tells_is_followed_page_by_page(order: AccessOrder
 @given(
     st.sampled_from([AccessOrder.SEQUENTIAL, AccessOrder.STRIDED]), st.integers(1, 300), st.integers(1, 9), st.data()
 )
-def test_a_walk_comes_to_its_pages_in_the_order_of_its_entries(
+def test_a_walk_accesses_pages_in_the_order_of_its_entries(
     order: AccessOrder, entries: int, each: int, data: st.DataObject
 ):
     """Entry after entry it comes to these pages in this order, and to no others."""
@@ -191,12 +191,12 @@ def test_a_walk_comes_to_its_pages_in_the_order_of_its_entries(
 
 
 @pytest.mark.parametrize(("visits", "pages"), [(1, [0]), (4, [0]), (5, [0, 1]), (16, [0, 1, 2, 3]), (99, [0, 1, 2, 3])])
-def test_a_walk_goes_as_far_as_the_trace_tells(visits: int, pages: list[int]):
+def test_a_walk_has_the_recorded_number_of_accesses(visits: int, pages: list[int]):
     assert pages_of(EntryAccesses(0, 16, False, AccessOrder.SEQUENTIAL, 4, visits), 512).tolist() == pages
     assert pages_of(EntryAccesses(0, 16, False, AccessOrder.STRIDED, 4, visits, stride=1), 512).tolist() == pages
 
 
-def test_a_walk_that_begins_within_a_page_comes_back_to_it():
+def test_a_walk_that_begins_within_a_page_returns_to_it():
     walk = EntryAccesses(0, 16, False, AccessOrder.SEQUENTIAL, 4, accesses=16, begin=6)
     assert pages_of(walk, 512).tolist() == [1, 2, 3, 0, 1]
     assert pages_of(replace(walk, accesses=14), 512).tolist() == [1, 2, 3, 0]
@@ -291,7 +291,7 @@ def paged(draw: st.DrawFn) -> Paged:
 
 @settings(deadline=None, max_examples=60)
 @given(traces(), paged(), st.data())
-def test_a_run_takes_what_its_kernels_and_the_plain_pages_say(trace, how: Paged, data: st.DataObject):  # type: ignore[no-untyped-def]
+def test_a_run_takes_its_kernels_time_plus_the_reference_models_faults(trace, how: Paged, data: st.DataObject):  # type: ignore[no-untyped-def]
     tasks = TaskGraph.of(trace)
     budget = budgets(tasks, how, data)
     on = node(out=data.draw(st.integers(1, 3 * GB)), back=data.draw(st.integers(1, 3 * GB)), latency=3)

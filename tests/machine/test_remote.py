@@ -59,7 +59,7 @@ def test_one_capacity_for_both_directions_is_shared():
     assert run(one(10), node(duplex=Duplex.HALF), iterations=1).timeline.iteration_ends_ns == (140,)
 
 
-def test_recorded_traffic_counts_instead_of_sizes_and_is_kept_to_the_byte():
+def test_recorded_traffic_replaces_sizes_exactly():
     assert traffic_of(one(10, dram_bytes=1401), 0) == ([(0, 1000)], [(1, 401)])
     assert run(one(10, dram_bytes=1401), iterations=1).timeline.iteration_ends_ns == (1000,)
 

@@ -59,7 +59,7 @@ def test_copies_behind_one_switch_take_as_many_times_as_long_as_there_are_gpus(g
     assert copy_ends(gpus, several(gpus)) == [100 * gpus] * gpus
 
 
-def test_a_switch_that_carries_all_slows_nobody():
+def test_a_switch_with_enough_bandwidth_slows_no_gpu():
     assert copy_ends(4, several(4, switch=4 * GB)) == [100] * 4
     assert copy_ends(4, several(4, switch=None)) == [100] * 4
 
@@ -70,7 +70,7 @@ def test_two_switches_are_shared_by_their_own_gpus_alone():
     assert copy_ends(4, replace(several(4, switch=None), switches=pair)) == [200, 200, 100, 100]
 
 
-def test_a_gpu_with_a_slow_link_leaves_the_switch_to_the_others():
+def test_a_gpu_with_a_slow_link_leaves_switch_bandwidth_to_the_others():
     """A link of half a gigabyte each: two of them fill the switch exactly."""
     slow = node(out=GB // 2, back=GB // 2)
     assert copy_ends(2, several(2, base=slow)) == [200, 200]
@@ -113,7 +113,7 @@ slow = settings(deadline=None, suppress_health_check=list(HealthCheck), max_exam
 
 @slow
 @given(st.data(), st.integers(2, 4), st.booleans(), st.booleans())
-def test_whole_iterations_happen_when_the_rules_say(data: st.DataObject, gpus: int, barrier: bool, tight: bool):
+def test_complete_iterations_match_the_reference_model(data: st.DataObject, gpus: int, barrier: bool, tight: bool):
     tasks = sharing(data.draw(networks()))
     one = lower(tasks, data.draw(moved(tasks, layer_barrier=barrier)))
     where = data.draw(switched_nodes(gpus))

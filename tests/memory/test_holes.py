@@ -26,7 +26,7 @@ def test_holes_join_across_the_border_of_a_run_that_is_split_at_that_moment():
     assert (holes.largest(), holes.take(2)) == (2, 287)
 
 
-def test_a_hole_that_reached_over_the_border_of_a_run_is_still_found_when_its_front_is_taken():
+def test_a_hole_across_runs_remains_usable_after_its_front_is_allocated():
     """The hole at 286 swallows the first one of the next run; taking three bytes moves its start past the border."""
     holes = full(600)
     for start in range(0, 600, 6):
@@ -61,7 +61,7 @@ def test_how_long_a_run_may_be_changes_nothing_but_speed(run: int):
 
 
 @pytest.mark.parametrize("seed", range(5))
-def test_freeing_everything_in_any_order_leaves_one_hole(seed: int):
+def test_freeing_all_blocks_in_any_order_leaves_one_hole(seed: int):
     holes = full(3000)
     order = list(range(3000))
     random.Random(seed).shuffle(order)

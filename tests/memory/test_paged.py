@@ -156,7 +156,7 @@ def test_a_walk_that_fits_faults_never_again():
     assert touch(pool, 0) == touch(pool, 0, written=True) == []
 
 
-def test_what_the_hook_picks_leaves():
+def test_the_hook_picks_the_evicted_chunk():
     """Block 0 came first and is touched again: LRU keeps it, first in first out does not."""
     left = {}
     for name, hook in (("lru", least_recently_used), ("fifo", first_to_arrive)):
@@ -174,7 +174,7 @@ def test_a_hook_that_picks_what_is_not_there_is_refused():
         touch(pool, 1)
 
 
-def test_a_chunk_leaves_as_a_whole_and_its_pages_come_one_by_one():
+def test_a_chunk_is_evicted_entirely_and_fetched_page_by_page():
     pool = pool_of([40, 20], 40, chunk=40, fault_batch=2)
     give(pool, 0)
     assert touch(pool, 1) == [Migration([(0, 40)], [])]
@@ -182,7 +182,7 @@ def test_a_chunk_leaves_as_a_whole_and_its_pages_come_one_by_one():
     assert touch(pool, 0) == [Migration([], [(0, 20)]), Migration([(1, 20)], [(0, 20)])]
 
 
-def test_clean_pages_are_copied_out_unless_told_otherwise():
+def test_clean_pages_are_copied_out_by_default():
     moved = {}
     for clean in (True, False):
         pool = pool_of([10, 10], 10, write_back_clean=clean)
@@ -226,7 +226,7 @@ def test_a_page_that_two_kernels_only_read_stays_clean():
     assert touch(pool, 1) == [Migration([], [(1, 10)])]
 
 
-def test_values_are_made_in_free_memory_without_a_fault_and_need_no_bytes():
+def test_new_values_use_free_pages_without_faults_or_transfers():
     pool = pool_of([30, 20], 40, fault_batch=8)
     assert touch(pool, 0, written=True) == []
     # One of two pages finds free memory, the other makes the oldest of block 0 leave.
@@ -252,7 +252,7 @@ def test_a_batch_larger_than_the_memory_is_refused():
     assert caught.value.need == 40
 
 
-def test_blocks_are_packed_and_padding_is_told_apart():
+def test_blocks_are_packed_and_padding_is_counted_separately():
     pool = PagedPool([25, 7], 100, 4, page=10, chunk=20, fault_batch=1)
     give(pool, 0, 1)
     assert (pool.live, pool.used, pool.high_water) == (32, 36, 36)

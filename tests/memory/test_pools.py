@@ -98,7 +98,7 @@ def test_memory_without_limit_takes_anything(pool_type: Both):
 
 
 @both
-def test_high_water_stays_when_memory_comes_back(pool_type: Both):
+def test_the_high_water_mark_remains_after_releases(pool_type: Both):
     pool = pool_type(10)
     take(pool, 0, 7)
     give(pool, 0, 7)
@@ -135,7 +135,7 @@ def holed() -> AddressedPool:
 
 
 @pytest.mark.parametrize(("size", "address"), [(4, 20), (6, 30), (60, 40), (5, 0), (3, 0), (10, 0), (11, 40)])
-def test_an_exact_hole_comes_first_then_the_lowest_that_is_larger(size: int, address: int):
+def test_an_exact_hole_is_preferred_then_the_lowest_larger_one(size: int, address: int):
     pool = holed()
     take(pool, 9, size)
     assert pool.address(9) == address
@@ -168,7 +168,7 @@ def test_an_offset_is_taken_as_it_is():
     assert (pool.address(0), pool.address(1), pool.high_water) == (50, 20, 60)
 
 
-def test_an_offset_that_is_not_free_is_a_refusal_of_the_whole_request():
+def test_an_occupied_offset_refuses_the_complete_request():
     pool = AddressedPool(100)
     take(pool, 0, 30)
     before = picture(pool)

@@ -17,5 +17,5 @@ def test_bytes_take_their_share_of_a_second_rounded_up(size: int, bandwidth: int
 
 
 @given(st.integers(0, 2**45), st.integers(1, 2**45), st.integers(0, 10**9))
-def test_latency_comes_on_top(size: int, bandwidth: int, latency: int):
+def test_latency_adds_to_the_transfer_time(size: int, bandwidth: int, latency: int):
     assert copy_ns(size, bandwidth, latency) - latency == stream_ns(size, bandwidth)

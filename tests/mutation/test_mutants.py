@@ -48,11 +48,11 @@ def lines(source: str) -> set[str]:
         ("isinstance(a, X | Y)", {"pass"}),
     ],
 )
-def test_each_change_is_made_in_its_place(source: str, expected: set[str]):
+def test_each_mutation_is_applied_at_its_place(source: str, expected: set[str]):
     assert lines(source) == expected
 
 
-def test_a_change_over_several_lines_is_told_by_the_first_that_differs():
+def test_a_change_over_several_lines_is_reported_by_its_first_line():
     source = b"def f():\n    '''Says a < b.'''\n    return (\n        a  # or b\n        and b\n    )\n"
     told = [(mutant.line, mutant.before, mutant.after) for mutant in mutants_of("m", source)]
     assert told == [(5, "and b", "or b"), (4, "a  # or b", "True  # or b"), (5, "and b", "and True")]
@@ -91,7 +91,7 @@ def test_a_draw_stays_when_other_lines_change(tmp_path: Path):
     assert [each for each in draw("\n\na < b\ne = not f\nc += d\n") if "f" not in each] == before
 
 
-def test_equivalent_mutants_are_counted_apart_and_the_next_one_is_drawn():
+def test_equivalent_mutants_are_counted_separately_and_replaced():
     mutants = [Mutant("m", (0, 0, ""), 1, before, "x") for before in "abcd"]
     found, same = chosen(mutants, 2, {"m: b  ->  x": "why"})
     assert [mutant.before for mutant in found] == ["a", "c"]

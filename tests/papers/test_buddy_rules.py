@@ -168,7 +168,7 @@ def test_a_metadata_cache_line_of_32_bytes_covers_64_entries() -> None:
 
 
 @pytest.mark.rule
-def test_the_metadata_cache_has_four_ways_and_evicts_the_least_recently_used() -> None:
+def test_the_metadata_cache_has_four_ways_and_lru_eviction() -> None:
     _, buddy = _node()
     lines = np.arange(2**16)
     sets = sets_of(lines, buddy.cache)
@@ -346,8 +346,8 @@ def test_another_threshold_breaks_the_rule(monkeypatch: MonkeyPatch) -> None:
     ("values", "rule"),
     [
         ({"entries": 32}, test_a_metadata_cache_line_of_32_bytes_covers_64_entries),
-        ({"ways": 2}, test_the_metadata_cache_has_four_ways_and_evicts_the_least_recently_used),
-        ({"ways": 8}, test_the_metadata_cache_has_four_ways_and_evicts_the_least_recently_used),
+        ({"ways": 2}, test_the_metadata_cache_has_four_ways_and_lru_eviction),
+        ({"ways": 8}, test_the_metadata_cache_has_four_ways_and_lru_eviction),
         ({"size": 2048}, test_the_metadata_cache_has_4_kib_in_each_of_32_slices),
         ({"size": 8192}, test_the_metadata_cache_has_4_kib_in_each_of_32_slices),
     ],

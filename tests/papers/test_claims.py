@@ -168,7 +168,7 @@ def test_parts_of_a_claim_have_names_of_their_own() -> None:
         assert len(names) == len(set(names))
 
 
-def test_traces_that_claims_leave_out_exist() -> None:
+def test_traces_excluded_by_claims_exist() -> None:
     for claim in ALL:
         for part in claim.parts:
             if part.from_ is None or isinstance(part.from_, str):

@@ -42,7 +42,7 @@ def test_a_tensors_latency_is_that_of_its_copies_and_its_codec() -> None:
 
 
 @pytest.mark.slow
-def test_at_the_experts_setting_static_compression_loses_where_the_paper_says() -> None:
+def test_static_compression_at_the_experts_setting_loses_as_in_the_paper() -> None:
     assert static_layers()["slower"] == []
     assert static_layers(launch="expert")["slower"] == ["MAX1", "MAX2", "MAX3", "MAX4", "ReLU7", "ReLU8"]
 
@@ -58,7 +58,7 @@ def test_the_map_of_decisions_has_as_many_compressed_as_are_counted() -> None:
 
 
 @pytest.mark.slow
-def test_a_classifier_at_once_hides_what_comes_back_first() -> None:
+def test_a_full_batch_classifier_overlaps_the_first_prefetch() -> None:
     assert "ReLU8" not in layers()["never"]
     assert "ReLU8" in layers(classifier="at once")["never"]
 

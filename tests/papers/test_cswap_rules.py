@@ -137,13 +137,13 @@ def random_chains() -> list[Chain]:
 
 
 @pytest.mark.rule
-def test_uncompressed_swaps_cost_what_equation_1_says(random_chains: list[Chain]) -> None:
+def test_uncompressed_swaps_cost_as_in_equation_1(random_chains: list[Chain]) -> None:
     for each in random_chains:
         assert _off_plain(each) == 0
 
 
 @pytest.mark.rule
-def test_compressed_swaps_cost_what_equations_2_to_4_say(random_chains: list[Chain]) -> None:
+def test_compressed_swaps_cost_as_in_equations_2_to_4(random_chains: list[Chain]) -> None:
     for each in random_chains:
         assert _off_compressed(each) == 0
 
@@ -236,16 +236,16 @@ def test_a_policy_that_always_compresses_breaks_the_rule_of_decisions(monkeypatc
 
     monkeypatch.setattr(ExecutionAdvisor, "advise", keen)
     assert fails(test_tensors_are_compressed_where_that_costs_less, few)
-    assert not fails(test_uncompressed_swaps_cost_what_equation_1_says, few)
+    assert not fails(test_uncompressed_swaps_cost_as_in_equation_1, few)
 
 
 def test_costs_that_the_machine_does_not_charge_break_the_equations(monkeypatch: pytest.MonkeyPatch) -> None:
     few = chains(2)
     monkeypatch.setattr(f"{__name__}.compressed_cost", lambda size, zeros, overlapped, codec_ns: Fraction(codec_ns))
-    assert fails(test_compressed_swaps_cost_what_equations_2_to_4_say, few)
-    assert not fails(test_uncompressed_swaps_cost_what_equation_1_says, few)
+    assert fails(test_compressed_swaps_cost_as_in_equations_2_to_4, few)
+    assert not fails(test_uncompressed_swaps_cost_as_in_equation_1, few)
     monkeypatch.setattr(f"{__name__}.uncompressed_cost", lambda size, overlapped: Fraction(size))
-    assert fails(test_uncompressed_swaps_cost_what_equation_1_says, few)
+    assert fails(test_uncompressed_swaps_cost_as_in_equation_1, few)
 
 
 def test_costs_follow_the_rate_of_the_link(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -76,7 +76,7 @@ def test_an_axis_begins_at_zero_unless_all_values_are_far_from_it() -> None:
     assert drawn(lines("y", "x", {"a": [(1, 0.1), (2, 99.0)]})).axes[0].get_yscale() == "log"
 
 
-def test_a_map_has_a_colour_a_word_and_nothing_where_there_is_none() -> None:
+def test_a_heat_map_cell_has_a_colour_a_label_or_stays_empty() -> None:
     figure = drawn(CELLS)
     ax = figure.axes[0]
     boxes = [
@@ -90,7 +90,7 @@ def test_a_map_has_a_colour_a_word_and_nothing_where_there_is_none() -> None:
     assert (ax.get_xlabel(), ax.get_ylabel()) == ("epoch", "layer")
 
 
-def test_labels_of_a_wide_map_leave_room_for_each_other() -> None:
+def test_labels_of_a_wide_heat_map_do_not_overlap() -> None:
     figure = drawn(cells(["ReLU1"], [str(epoch) for epoch in range(50)], [["ZVC"] * 50], "epoch"))
     figure.draw_without_rendering()
     boxes = [label.get_window_extent() for label in figure.axes[0].get_xticklabels()]

@@ -54,7 +54,7 @@ def test_sets_are_below_their_row() -> None:
     ]
 
 
-def test_broken_failed_and_not_simulated_parts_say_why() -> None:
+def test_broken_failed_and_unsimulated_parts_have_reasons() -> None:
     text = "\n".join(texts())
     for why in ("window 7 ends after 12 ns, not 11", "a simulator meets no readers", "there is nothing to divide by"):
         assert why in text
@@ -64,7 +64,7 @@ def test_broken_failed_and_not_simulated_parts_say_why() -> None:
 
 
 @pytest.mark.parametrize("width", [60, 80, 100])
-def test_no_line_is_wider_than_requested_and_no_word_is_divided(width: int) -> None:
+def test_lines_wrap_at_the_width_between_words(width: int) -> None:
     lines = [line.full for line in claim_lines(RESULT.claims, width, every=True)]
     assert max(map(len, lines)) <= width
     words = set(" ".join(lines).split())
@@ -85,7 +85,7 @@ def test_an_experiment_is_a_row_a_step_between_what_is_and_what_is_published() -
     assert says == speed.experiments[0].assumption.says
 
 
-def test_an_experiment_with_more_parts_than_have_room_is_divided() -> None:
+def test_a_long_experiment_is_divided() -> None:
     speed = RESULT["sample.speed"]
     lines = [line.full for line in experiment_lines(speed, speed.experiments[0], 32)]
     assert max(map(len, lines)) <= 32
@@ -109,7 +109,7 @@ def test_a_table_has_every_cell_whatever_its_width(rows: list[tuple[str, str, st
     )
 
 
-def test_the_summary_counts_every_claim_once_and_fits_apart() -> None:
+def test_the_summary_counts_every_claim_once_and_fits_separately() -> None:
     headings, rows, below = summary(RESULT)
     assert [len(row) for row in rows] == [len(headings)] * 2
     assert headings[-1] == "not simulated"

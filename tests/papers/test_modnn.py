@@ -13,7 +13,7 @@ from simgpu.policies.common.sub_batches import select_sub_batch
 
 
 @pytest.mark.slow
-def test_where_updates_count_weights_that_leave_save_less() -> None:
+def test_with_updates_offloaded_weights_save_less() -> None:
     ratios = [CHECKS["weights_offloaded"](updates=updates)["ratio"] for updates in ("none", "layer", "all")]
     assert ratios == sorted(ratios, reverse=True)
     assert CHECKS["weights_offloaded"](without="ResNet-152")["ratio"] < ratios[0]

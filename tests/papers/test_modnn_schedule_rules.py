@@ -40,7 +40,7 @@ def test_of_a_convolutions_algorithms_the_one_of_most_gain_by_equation_10_is_tak
 
 
 @pytest.mark.rule
-def test_defragmentation_leaves_only_what_the_next_task_needs_in_memory() -> None:
+def test_defragmentation_keeps_only_the_next_tasks_blocks() -> None:
     seen = read_back(chain(on_networks(_PREFETCHING), at_random(_RANDOM, 33)), cleared_of)
     assert seen["tasks before which memory was cleared"] > 0
 

@@ -60,7 +60,7 @@ TEXT = page(RESULT, {})
 PARSED = _Parser(TEXT)
 
 
-def test_every_claim_is_an_anchor_with_its_verdict_in_words() -> None:
+def test_every_claim_has_an_anchor_and_its_verdict() -> None:
     for outcome in RESULT.claims:
         text = body_of(TEXT, outcome.claim.id)
         assert str(outcome.verdict) in text
@@ -68,7 +68,7 @@ def test_every_claim_is_an_anchor_with_its_verdict_in_words() -> None:
         assert outcome.claim.section.where in text
 
 
-def test_every_part_has_both_numbers_their_ratio_and_what_is_said_of_it() -> None:
+def test_every_part_shows_both_numbers_their_ratio_and_its_note() -> None:
     assert "mean 1.25 1.43 1.14 within 25% (+14.4%)" in body_of(TEXT, "sample.speed")
     assert "11.7 GB/s 11.7 GB/s 1 A time of the machine" in body_of(
         TEXT, "sample.rates.a_very_long_name.of_a_claim.that_takes_room"
@@ -81,7 +81,7 @@ def test_every_part_has_both_numbers_their_ratio_and_what_is_said_of_it() -> Non
     assert "ValueError: there is nothing to divide by" in body_of(TEXT, "sample.missing")
 
 
-def test_a_rule_has_its_tests_and_says_what_is_broken() -> None:
+def test_a_rule_lists_its_tests_and_failures() -> None:
     text = body_of(TEXT, "sample.rule")
     assert "kept 3 tests/papers/test_sample.py::test_kept of three" in text
     assert "size tests/papers/test_sample.py::test_size broken: sizes are rounded up" in text
@@ -93,7 +93,7 @@ def test_a_page_of_rules_alone_has_no_table_of_numbers() -> None:
     assert 'id="sample.rule"' in text and '<table class="claims">' not in text
 
 
-def test_marks_say_what_was_fitted_inferred_or_is_quick() -> None:
+def test_marks_show_fitted_inferred_and_quick_claims() -> None:
     long = body_of(TEXT, "sample.rates.a_very_long_name.of_a_claim.that_takes_room")
     assert " fit " in long and " quick " in long and "Fitted: the node's bandwidth out, to this very number" in long
     assert " inferred " in body_of(TEXT, "sample.opinion")
@@ -127,7 +127,7 @@ def test_text_of_users_is_escaped() -> None:
     assert TEXT.count("<script>") == 1
 
 
-def test_the_summary_counts_claims_by_verdict_and_fits_apart() -> None:
+def test_the_summary_counts_claims_by_verdict_and_fits_separately() -> None:
     bars = bar_views(RESULT)
     assert [(bar.sort, bar.claims) for bar in bars] == [("predictions", 7), ("fitted", 1)]
     for bar in bars:
@@ -230,7 +230,7 @@ def test_some_claims_have_the_figures_that_show_them(run: Run) -> None:
     assert [figure.title for figure in figures_of(some)["sample"]] == ["Who is compressed when"]
 
 
-def test_a_figure_whose_check_broke_says_why(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_figure_with_a_broken_check_gives_the_reason(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
     def breaks() -> dict[str, Any]:
         raise ZeroDivisionError("by nothing")
 

@@ -96,7 +96,7 @@ def test_fits_and_predictions_can_be_filtered(at: Chrome) -> None:
 
 
 @pytest.mark.slow
-def test_words_are_searched_in_the_text_of_a_claim(at: Chrome) -> None:
+def test_the_search_matches_the_text_of_a_claim(at: Chrome) -> None:
     from selenium.webdriver.common.keys import Keys
 
     at.find_element("tag name", "body").send_keys("/")

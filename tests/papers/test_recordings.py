@@ -95,7 +95,7 @@ LOG = [
 
 
 @pytest.mark.parametrize("packed", [False, True])
-def test_a_dtr_log_states_what_storages_take_until_their_last_name_goes(tmp_path, packed):
+def test_a_dtr_log_gives_storage_sizes_until_the_last_release(tmp_path, packed):
     """100 + 50 (y, later v) + 30 (z), of which v's 50 go when v becomes a name of z, + 60 (u)."""
     data = "\n".join(LOG).encode()
     path = tmp_path / "net-b4.log"
@@ -150,7 +150,7 @@ def test_streams_have_no_common_timeline_and_several_iterations_no_common_sum(tm
     assert stated.of_profile(profile(tmp_path, kernel(1, 1, 1), *steps)) == []
 
 
-def test_copies_over_the_link_are_those_that_leave_a_device(tmp_path):
+def test_copies_over_the_link_are_those_between_devices(tmp_path):
     names = ("Memcpy HtoD (Pageable -> Device)", "Memcpy DtoD (Device -> Device)", "Unified Memory Memcpy HtoD")
     copies = [{"ph": "X", "cat": "gpu_memcpy", "name": name, "ts": 1, "dur": 1} for name in names]
     assert stated.link_copies(profile(tmp_path, *copies)) == 2

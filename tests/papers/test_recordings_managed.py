@@ -61,7 +61,7 @@ def test_results_in_host_memory_come_too():
     assert waits(iteration, "PF", results_on_host=True) == [moved(6 * PAGE), moved(PAGE)]
 
 
-def test_with_inputs_on_the_gpu_only_what_is_written_comes():
+def test_with_inputs_on_the_gpu_only_outputs_are_fetched():
     iteration = trace(([PAGE], [2 * PAGE], []), ([PAGE], [], [4 * PAGE]))
     assert waits(iteration, "InputPF") == [0, moved(4 * PAGE)]
     assert waits(iteration, "InputPF", results_on_host=True) == [moved(2 * PAGE), moved(4 * PAGE)]
@@ -74,7 +74,7 @@ def test_parameters_are_those_of_the_policy():
     assert waits(iteration, "PF", bandwidth=LINK // 2) == [LATENCY + 2 * 8 * PAGE]
 
 
-def test_nothing_leaves_and_nothing_is_there_from_the_kernel_before():
+def test_nothing_is_evicted_and_nothing_is_resident_from_before():
     """Operands of each kernel fill most of the memory, and the next kernel finds as much of it free."""
     most = NODE.gpu.memory * 3 // 4
     iteration = trace(([most], [], []), ([most - PAGE], [], []), ([most], [], []))

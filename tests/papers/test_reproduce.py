@@ -193,7 +193,7 @@ def test_other_folders_next_to_cached_work_are_left_alone(calls: list[str], tmp_
     assert (tmp_path / "thesis").is_dir()
 
 
-def test_work_goes_on_where_another_run_took_the_folder_away(
+def test_reproduce_continues_after_its_folder_was_removed(
     calls: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     claims = paper({"order": ORDER}).claims
@@ -331,7 +331,7 @@ def test_an_unknown_run_of_a_study_is_an_error() -> None:
         Run(paper({"one": claim(parts=[part])}).claims).outcome(causes=False)
 
 
-def test_an_experiment_changes_what_it_says_and_nothing_else(calls: list[str]) -> None:
+def test_an_experiment_changes_only_its_stated_settings(calls: list[str]) -> None:
     (one,) = paper({"number": NUMBER}, assumptions=OTHER).claims
     store = ResultCache()
     for of in (2.0, 5.0):

@@ -77,13 +77,13 @@ def test_no_value_is_not_a_match() -> None:
     assert judge(part(), None).verdict is Verdict.BROKEN
 
 
-def test_what_cannot_be_simulated_says_why() -> None:
+def test_an_unsimulated_claim_has_a_reason() -> None:
     cannot = PartSection.model_validate({"value": 2.0, "cannot": "it is a picture"})
     assert judge(cannot, None) == Judgement(Verdict.CANNOT, detail="it is a picture")
 
 
 @pytest.mark.parametrize("simulated", ["text", ["a"]])
-def test_words_are_no_numbers(simulated: object) -> None:
+def test_texts_are_refused_as_numbers(simulated: object) -> None:
     with pytest.raises(TypeError):
         judge(part(value=1.0), simulated)  # type: ignore[arg-type]
 

@@ -57,7 +57,7 @@ def test_within_a_budget_time_and_peak_are_those_of_the_machine_and_what_does_no
 
 @many
 @given(st.one_of(cases(), tight_cases()))
-def test_the_time_is_made_of_kernels_of_waiting_of_relaunches_and_of_codecs(case: Case):
+def test_step_time_is_the_sum_of_kernels_waits_relaunches_and_codecs(case: Case):
     costs, evaluator = case.costs, case.evaluator
     graph, decisions = evaluator.graph, evaluator.decisions
     chosen = [options[number] for options, number in zip(decisions.options, case.vector, strict=True)]

@@ -66,7 +66,7 @@ def chained(bandwidth: int, budget: int) -> Evaluator:
 
 
 @pytest.mark.slow
-def test_no_placement_of_random_training_is_faster_and_none_fits_where_the_bound_says_so():
+def test_no_placement_of_a_random_iteration_beats_the_lower_bound():
     seen: Counter[str] = Counter()
 
     @settings(many, max_examples=300, derandomize=True)  # the counts below are of the same cases each time
@@ -91,7 +91,7 @@ def test_no_placement_of_random_training_is_faster_and_none_fits_where_the_bound
 
 @many
 @given(small())
-def test_every_placement_holds_the_least_peak(evaluator: Evaluator):
+def test_every_placement_needs_at_least_the_minimum_peak(evaluator: Evaluator):
     costs = all_costs(evaluator)
     assert peak_lower_bound(evaluator.tables)[0] <= costs.peak.min()
 
@@ -109,14 +109,14 @@ def test_on_a_chain_the_bound_is_below_the_best_at_every_budget_and_never_rises_
     assert bounds[0] > bounds[-1]
 
 
-def test_where_nothing_needs_to_leave_the_bound_is_the_best():
+def test_with_enough_memory_the_bound_is_the_ideal_time():
     evaluator = chained(10**9, 10**4)
     result = lower_bound(evaluator.tables)
     assert result.ns == best_ns(evaluator) == result.compute_ns == evaluator.graph.ideal_ns()
     assert result.pressure == ()
 
 
-def test_below_the_least_peak_nothing_fits_and_the_kernel_is_named():
+def test_below_the_minimum_peak_nothing_fits_and_the_kernel_is_named():
     least, kernel = peak_lower_bound(chained(10**9, 10**4).tables)
     evaluator = chained(10**9, least - 1)
     bound = lower_bound(evaluator.tables)

@@ -59,7 +59,7 @@ def test_what_all_stays_takes_no_longer_than_its_kernels(of: tuple[list[int], li
 
 @some
 @given(st.data(), chains())
-def test_what_is_made_again_costs_the_forward_kernel_that_makes_it_and_once(
+def test_a_recomputed_block_costs_its_forward_kernel_once(
     data: st.DataObject, of: tuple[list[int], list[int], list[int]]
 ):
     """An ancestor that was let go of too stays once it is made, so it is not made twice."""
@@ -76,7 +76,7 @@ def test_what_is_made_again_costs_the_forward_kernel_that_makes_it_and_once(
 
 @some
 @given(chains(smallest=4), st.integers(1, 100), st.integers(1, 5), st.integers(0, 20))
-def test_figure_4_a_swap_costs_what_is_left_of_either_copy_beside_the_kernel_it_is_hidden_behind(
+def test_figure_4_a_swap_costs_the_part_of_its_copies_that_no_kernel_overlaps(
     of: tuple[list[int], list[int], list[int]], size: int, rate: int, latency: int
 ):
     """Tensor n leaves beside F(n) and F(n+1) needs its memory; it comes back beside B(n+1), and B(n) needs it.
@@ -126,12 +126,12 @@ def test_with_less_the_next_one_is_waited_for_too():
     assert both(two) == 360 + 80 + 90
 
 
-def test_an_empty_list_is_an_error_that_says_how_much_is_missing():
+def test_an_empty_list_is_an_error_that_names_the_missing_bytes():
     assert case(SIX, [SWAP, SWAP, KEEP, KEEP], 399, on=SLOW).costs.short[0] == 1
     assert case(SIX, [SWAP, SWAP, KEEP, KEEP], 399, on=SLOW).run() is None
 
 
-def test_a_tensor_that_is_not_out_yet_is_waited_for_before_it_comes_back():
+def test_a_prefetch_waits_for_the_end_of_the_tensors_offload():
     """The back-flag rule: x5 leaves from 40 on for 1000 ns, and would be fetched with B6, at 60."""
     slow = node(out=10**8, back=10**9)
     vector = [KEEP, KEEP, KEEP, SWAP]
@@ -140,7 +140,7 @@ def test_a_tensor_that_is_not_out_yet_is_waited_for_before_it_comes_back():
     assert waits.evaluator.overheads(vector) == (0, 0, 0, 1030)
 
 
-def test_on_a_chain_draining_changes_nothing_since_what_was_last_to_leave_is_first_to_come_back():
+def test_draining_changes_nothing_on_a_chain():
     slow = node(out=10**8, back=10**9)
     vectors = list(product(range(3), repeat=4))
     of = Evaluator(SIX, slow, AMPLE, Decisions.of(SIX), threads=1)
@@ -186,7 +186,7 @@ EVEN = TaskGraph.of(chain([5] * 6, [10] * 6, [100] * 6))
 
 @pytest.mark.parametrize(("kernels", "needed"), [(0, 200), (1, 200), (2, 300), (3, 400), (4, 500), (6, 600)])
 @pytest.mark.parametrize("rate", [10**7, 10**9, 10**12])
-def test_nobody_starves_whether_it_fits_is_a_matter_of_the_plan_and_not_of_timing(kernels: int, needed: int, rate: int):
+def test_whether_a_plan_fits_does_not_depend_on_timing(kernels: int, needed: int, rate: int):
     """A kernel needs two tensors, and each kernel that a fetch is early one more, up to all six."""
     program = lower(EVEN, swapped_early(kernels))
     verify(program, EVEN)

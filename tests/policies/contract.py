@@ -162,7 +162,7 @@ class PolicyContract:
 
     # --- what it says about itself --------------------------------------------------------------------------
 
-    def test_says_what_it_is_and_where_it_comes_from(self):
+    def test_has_a_description_and_a_source(self):
         info, result = describe(self.policy), policy_class(self.policy)
         assert info.name == result.name == self.policy
         for text in (info.summary, info.source):
@@ -185,7 +185,7 @@ class PolicyContract:
         defaults = {parameter.name: parameter.default for parameter in info.parameters}
         assert make_policy(self.policy, defaults) == make_policy(self.policy)
 
-    def test_every_choice_can_be_made(self):
+    def test_every_choice_of_a_parameter_is_accepted(self):
         for parameter in describe(self.policy).parameters:
             for choice in parameter.choices:
                 assert getattr(make_policy(self.policy, {parameter.name: choice}), parameter.name) == choice
@@ -198,7 +198,7 @@ class PolicyContract:
         assert [p.place for p in caught.value.problems] == [f"parameters.{n}" for n in (*names, "no_such_parameter")]
         assert all(problem.what and problem.remedy for problem in caught.value.problems)
 
-    def test_words_outside_the_choices_are_refused(self):
+    def test_values_outside_the_choices_are_refused(self):
         for parameter in describe(self.policy).parameters:
             if parameter.choices:
                 with pytest.raises(InputError, match=f"parameters.{parameter.name}: 'no such choice'"):
@@ -223,7 +223,7 @@ class PolicyContract:
         other = replace(trace, kernels=tuple(replace(kernel, stream=3) for kernel in trace.kernels))
         assert self.plan(parameters, self.context(other)) == self.plan(parameters, self.context(trace))
 
-    def test_planning_leaves_the_graph_alone(self, parameters, trace_name):
+    def test_planning_does_not_change_the_graph(self, parameters, trace_name):
         context = self.context(trace_of(trace_name))
         graphs = [graph for graph in (context.graph, context.graph.plain) if graph is not None]
         # Costs and compressed memory are values that cannot be changed, nor copied.
@@ -292,7 +292,7 @@ class PolicyContract:
         assert recomputed == {(i, kernel): n for i in range(ITERATIONS) for kernel, n in declared.items()}
         assert {name.split("@")[0] for name in times} == {kernel.id for kernel in trace_of(trace_name).kernels}
 
-    def test_every_block_that_leaves_comes_back(self, parameters, trace_name):
+    def test_every_offloaded_block_is_fetched_again(self, parameters, trace_name):
         """And nothing else comes but what the host has from the start. What it still has need not leave again."""
         result = self.run(parameters, trace_name)
         graph = transformed(self.context(trace_of(trace_name)).graph, result.program.transforms)
@@ -310,7 +310,7 @@ class PolicyContract:
             assert set(out) <= set(back) - given
             assert out <= back
 
-    def test_the_result_can_be_told(self, parameters):
+    def test_the_result_can_be_printed_and_exported(self, parameters):
         result = self.run(parameters, "chain")
         assert self.policy in repr(result)
         assert result.to_dict()["policy"] == self.policy

@@ -149,7 +149,7 @@ def test_what_somebody_holds_to_the_end_may_lie_in_the_stash():
     assert result.iteration_ns >= 60 and result.metrics.h2d_bytes == 0 and result.metrics.d2h_bytes == 200
 
 
-def test_the_floor_for_bytes_counts_whole_blocks():
+def test_the_minimum_size_compares_complete_blocks():
     assert [run(FOUR, "async_offload", min_bytes=n).metrics.d2h_bytes for n in (4, 5)] == [12, 0]
 
 

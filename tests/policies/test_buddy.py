@@ -207,7 +207,7 @@ def test_a_node_without_compressed_memory_is_refused():
 
 
 @pytest.mark.parametrize("rows", [(), (CompressedSize("x1", 0, "zvc", "plain", 1280, 500, 1),)])
-def test_a_trace_that_does_not_tell_how_it_compresses_is_refused(rows: tuple[CompressedSize, ...]):
+def test_a_trace_without_compressed_sizes_is_refused(rows: tuple[CompressedSize, ...]):
     built = replace(chain([5], [7], [1280]), compressibility=rows)
     with pytest.raises(
         InputError, match=r"chain: compressibility: the trace has no compressed sizes .*; record it with"

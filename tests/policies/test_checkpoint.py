@@ -158,7 +158,7 @@ def test_sections_are_in_a_note_and_listed():
         (["b"], "sections: 1, modules as named: b; each keeps its inputs, 40 B"),
     ],
 )
-def test_the_note_says_how_sections_were_chosen(blocks: int | list[str], expected: str) -> None:
+def test_the_note_describes_the_choice_of_sections(blocks: int | list[str], expected: str) -> None:
     (note,) = (note for note in run(SIX, "checkpoint", blocks=blocks).notes if note.startswith("sections"))
     assert note.startswith(expected)
 
@@ -215,7 +215,7 @@ def test_a_norm_runs_again_whatever_is_known_of_it(pure: bool | None, saves: boo
     assert not [note for note in result.notes if "not run again" in note]
 
 
-def test_statistics_of_a_batch_are_made_again_and_not_kept():
+def test_batch_statistics_are_recomputed_and_not_saved():
     tasks = normalized(False, saves=True)
     result = run(tasks, "checkpoint", blocks=["a"])
     start = next(start for name, start, _ in work(result) if name == "head-back")
@@ -224,7 +224,7 @@ def test_statistics_of_a_batch_are_made_again_and_not_kept():
     assert used(result, start) == 1 + 2 + 4 + 2000 + 1000 + 8
 
 
-def test_what_changes_in_place_what_entered_is_left_out_and_what_it_made_is_kept():
+def test_a_kernel_that_changes_its_input_in_place_is_excluded_and_its_output_saved():
     """PyTorch refuses this: the part cannot run again from what it found."""
     tasks = trace(
         [
@@ -243,7 +243,7 @@ def test_what_changes_in_place_what_entered_is_left_out_and_what_it_made_is_kept
     assert [note for note in result.notes if note.startswith("not run again, 2 ns in all: 1 of relu_, since")]
 
 
-def test_what_a_kernel_that_does_not_run_again_made_is_held_until_its_part_does():
+def test_outputs_of_excluded_kernels_are_held_until_their_section_is_recomputed():
     """`change` cannot run again, and `double`, which can, reads its mask `m`, of which a plain framework lets go in
     forward. So w, x and m are held when forward ends, and y too when `double` has run again."""
     tasks = trace(
@@ -269,7 +269,7 @@ def test_what_a_kernel_that_does_not_run_again_made_is_held_until_its_part_does(
     assert [used(result, starts[name]) for name in ("head", "again:double", "use-back")] == [111, 1111, 1111]
 
 
-def test_what_somebody_holds_to_the_end_is_not_made_again():
+def test_a_block_held_to_the_end_is_not_recomputed():
     tasks = normalized(True, saves=False)
     held_on = tuple(replace(b, release=RELEASED_AT_END) if b.id == "y" else b for b in tasks.blocks)
     result = run(replace(tasks, blocks=held_on), "checkpoint", blocks=["a"])

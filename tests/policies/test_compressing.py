@@ -87,7 +87,7 @@ def test_host_compression_saves_pinned_memory_and_no_traffic() -> None:
     assert host.iteration_ns >= plain.iteration_ns
 
 
-def test_decoding_on_the_host_stands_before_the_copy_in() -> None:
+def test_decoding_on_the_host_precedes_the_prefetch() -> None:
     """Each step that fetches waits for decoding and the copy, one after the other."""
     count, size, ns = 5, 400_000_000, 20_000_000
     on = v100(codec_bandwidth=4 * GB)
@@ -126,7 +126,7 @@ def test_static_pays_for_every_sparse_tensor() -> None:
     assert codec_ns(result) == expected
 
 
-def test_the_advisor_compresses_what_equations_1_to_4_say() -> None:
+def test_the_advisor_compresses_the_tensors_selected_by_equations_1_to_4() -> None:
     """Independently for each tensor of VGG-16, from the trace alone."""
     trace = load_trace(VGG)
     result = simulate(trace, V100, "cswap", parameters={"launch": "expert", "times": "exact", "codec": "zvc"}, epoch=9)
@@ -280,7 +280,7 @@ def test_a_threshold_is_a_share() -> None:
         simulate(layers(), v100(), make_policy("vdnn++", {"threshold": 1.5}))
 
 
-def test_sizes_that_nobody_measured_are_not_invented() -> None:
+def test_unmeasured_sizes_are_not_invented() -> None:
     """A recorded trace with sparsity alone does not tell what RLE makes of it."""
     trace = layers()
     trace = replace(trace, info=replace(trace.info, origin=Origin.RECORDED), compressibility=())
@@ -291,19 +291,19 @@ def test_sizes_that_nobody_measured_are_not_invented() -> None:
 # --- what results say -----------------------------------------------------------------------------------------
 
 
-def test_a_result_says_that_the_node_compresses_its_copies() -> None:
+def test_a_result_names_the_nodes_compressing_engine() -> None:
     on = load_node("titan-x-maxwell-cdma")
     assert "the DMA engine of titan-x-maxwell-cdma compresses copies (zvc)" in simulate(load_trace(VGG), on).notes
     plain = chain([5, 5], [5, 5], [10, 10])
     assert "compresses nothing" in " ".join(simulate(plain, on).notes)
 
 
-def test_a_result_says_that_sizes_are_modelled() -> None:
+def test_a_result_marks_modelled_sizes() -> None:
     rle = load_node("titan-x-maxwell-cdma", {"gpu.cdma.codec": "rle"})
     assert "sizes in rle are modelled from sparsity, not measured" in simulate(load_trace(VGG), rle).notes
 
 
-def test_ideal_copies_nothing_so_nothing_is_said_of_the_engine() -> None:
+def test_ideal_has_no_copies_and_no_note_on_the_engine() -> None:
     assert not any(
         "DMA engine" in note for note in simulate(load_trace(VGG), load_node("titan-xp-cdma"), "ideal").notes
     )
@@ -341,7 +341,7 @@ def test_on_a_node_that_compresses_copies_the_advisor_knows_what_they_cost() -> 
     assert cswap.iteration_ns <= simulate(trace, on, "vdnn", parameters={"mode": "conv"}).iteration_ns
 
 
-def test_where_the_profile_does_not_fit_the_recorded_times_stand_for_it() -> None:
+def test_without_a_profile_that_fits_the_recorded_times_are_used() -> None:
     trace, tight = load_trace(VGG), "10150 MiB"
     with pytest.raises(OutOfMemoryError):
         simulate(trace, V100, "vdnn", parameters={"mode": "conv"}, budget=tight)
@@ -368,14 +368,14 @@ def test_a_block_of_eight_byte_numbers_is_left_alone() -> None:
     }
 
 
-def test_a_codec_of_unknown_sizes_compresses_nothing_and_says_so() -> None:
+def test_a_codec_without_known_sizes_compresses_nothing_and_adds_a_note() -> None:
     trace = layers(zeros=0.8)
     trace = replace(trace, info=replace(trace.info, origin=Origin.RECORDED), compressibility=())
     result = simulate(trace, v100(), "cswap", parameters={"codec": "rle", "launch": "expert"})
     assert "nothing is compressed: no sparse tensor's size in rle is known" in result.notes
 
 
-def test_tensors_of_one_layer_share_the_computation_beside_them() -> None:
+def test_tensors_of_one_layer_share_the_overlapping_computation() -> None:
     """Four inputs of one convolution: apart each would seem to be hidden, together they are not."""
     size, ns = 200_000_000, 20_000_000
     makers = [Layer(f"relu{n}", "relu", ("x",), f"a{n}", size, forward_ns=ns, backward_ns=ns) for n in range(4)]
@@ -395,7 +395,7 @@ def test_tensors_of_one_layer_share_the_computation_beside_them() -> None:
     assert cswap < vdnn
 
 
-def test_out_of_pinned_memory_tells_what_is_really_held() -> None:
+def test_out_of_pinned_memory_names_the_bytes_held() -> None:
     on = load_node("titan-x-maxwell-cdma", {"host.pinned_memory": "1 GB"})
     with pytest.raises(OutOfMemoryError) as caught:
         simulate(load_trace(VGG), on, "cdma")

@@ -220,7 +220,7 @@ def test_the_others_have_their_rows(policy: Policy, what: str):
     assert what in runs.to_dict()[1]["error"]["message"]
 
 
-def test_where_all_fail_each_says_why():
+def test_if_all_policies_fail_each_gives_its_reason():
     with pytest.raises(InputError) as caught:
         compare(TRACE, NODE, [FAILING["none"][0], FAILING["index"][0]])
     assert [problem.what for problem in caught.value.problems] == [FAILING["none"][1], FAILING["index"][1]]

@@ -41,7 +41,7 @@ def keeping_peak(trace: Trace) -> int:
     return int(Evaluator(graph, node, PLENTY, decisions).costs([[0] * len(decisions.maps)]).peak[0])
 
 
-def test_with_memory_to_spare_everything_is_kept():
+def test_with_ample_memory_everything_stays_resident():
     result = simulate(trace_of(), node_of(PLENTY), "home")
     assert result.iteration_ns == result.ideal_ns
     assert result.metrics.d2h_bytes == 0
@@ -49,7 +49,7 @@ def test_with_memory_to_spare_everything_is_kept():
 
 @pytest.mark.parametrize("update", ["full", "recombine"])
 @pytest.mark.parametrize("share", [0.9, 0.8, 0.7, 0.6])
-def test_the_swarm_comes_near_the_optimum_of_a_small_graph(update: str, share: float):
+def test_the_swarm_approaches_the_optimum_of_a_small_graph(update: str, share: float):
     """Recombination draws nothing new after the start, so it need not reach it; never is it below."""
     trace, node = trace_of(), node_of(PLENTY)
     budget = round(keeping_peak(trace) * share)
@@ -74,7 +74,7 @@ def test_the_same_seed_gives_the_same_program_and_another_may_not():
 
 @settings(deadline=None, max_examples=30)
 @given(st.floats(0.3, 1.0), st.integers(0, 100))
-def test_whether_it_fits_is_known_before_the_whole_search(share: float, seed: int):
+def test_the_fit_is_known_before_the_search_ends(share: float, seed: int):
     """What `fits` says holds of the program: a swarm of the same seed meets what fits, or does not."""
     trace, node = trace_of(), node_of(PLENTY)
     budget = round(keeping_peak(trace) * share)
@@ -99,7 +99,7 @@ def test_placements_are_decided_by_the_evaluator_and_paid_by_the_machine():
     assert simulate(trace, node, "home", budget=budget).iteration_ns == result.cost
 
 
-def test_where_the_closed_form_cannot_say_a_note_tells_why():
+def test_a_note_explains_why_the_closed_form_does_not_apply():
     node = node_of(PLENTY)
     half = replace(node, link=replace(node.link, duplex=Duplex.HALF))
     trace = trace_of()
@@ -108,7 +108,7 @@ def test_where_the_closed_form_cannot_say_a_note_tells_why():
     assert any("not exact on this node: both directions share the link" in note for note in notes)
 
 
-def test_where_the_closed_form_cannot_say_the_fastest_placement_that_was_run_is_taken():
+def test_without_a_closed_form_the_fastest_simulated_placement_is_taken():
     """x2, x3 and x4 take 200 bytes together while F3 runs, so for 199 bytes x2 leaves.
 
     To recompute x2 costs 10 ns more than the 120 ns of all kernels, and x3 may stay. To swap x2 costs far more: F1 ends
@@ -120,7 +120,7 @@ def test_where_the_closed_form_cannot_say_the_fastest_placement_that_was_run_is_
     assert "2 feature maps: 1 kept, 0 swapped, 1 recomputed" in result.notes
 
 
-def test_copies_after_the_last_reader_never_begin_earlier_than_beside_it():
+def test_offloads_after_the_last_reader_never_begin_before_overlapping_ones():
     trace, node = trace_of(), node_of(PLENTY)
     budget = round(keeping_peak(trace) * 0.7)
     overlapped, after = (

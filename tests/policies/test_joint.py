@@ -97,7 +97,7 @@ def test_it_is_never_worse_than_the_policies_that_it_starts_from(
             assert result <= rival, policy
 
 
-def test_nor_where_the_closed_form_cannot_say():
+def test_joint_is_not_slower_where_the_closed_form_is_inexact():
     trace, node = (
         chain([30, 5, 40, 5, 30, 10], [60, 10, 80, 10, 60, 20], [100, 140, 180, 100, 140, 180]),
         node_of(PLENTY),
@@ -147,7 +147,7 @@ def test_sparse_activations_may_travel_encoded():
 
 
 @pytest.mark.parametrize("share", [1.0, 0.8, 0.6])
-def test_it_tells_how_far_from_the_best_possible_it_is(share: float):
+def test_the_note_gives_the_distance_to_the_lower_bound(share: float):
     """The bound holds for every placement, and with memory to spare the distance is nothing."""
     trace, node = (
         chain([30, 5, 40, 5, 30, 10], [60, 10, 80, 10, 60, 20], [100, 140, 180, 100, 140, 180]),
@@ -162,7 +162,7 @@ def test_it_tells_how_far_from_the_best_possible_it_is(share: float):
         assert over == 0
 
 
-def test_where_no_placement_of_activations_is_bounded_the_note_says_so():
+def test_the_note_reports_that_no_placement_is_bounded():
     """Neither of a node on which times are not exact, nor of what runs where no placement of these actions fits."""
     trace, node = chain([5] * 8, [10] * 8, [100] * 8), node_of(PLENTY)
     half = replace(node, link=replace(node.link, duplex=Duplex.HALF))

@@ -43,7 +43,7 @@ def test_micro_batches_that_fit_are_suggested_with_time_and_peak():
     assert note(result) == f"gradient accumulation, 2 micro-batches (vdnn+(sub_batch=4, mode=dynamic)): {cost}"
 
 
-def test_it_stands_next_to_what_else_was_tried_and_is_not_adopted():
+def test_accumulation_is_listed_with_the_rejected_candidates():
     result = joint(of_batch(8), peak(of_batch(8)) - 1)
     (tried,) = (each for each in result.notes if each.startswith("tried: "))
     assert f"search {format_time(result.iteration_ns)}, peak {format_bytes(result.metrics.device_peak_bytes)}" in tried
@@ -59,18 +59,18 @@ def test_more_micro_batches_where_fewer_have_to_offload():
     assert "4 micro-batches (vdnn+(sub_batch=2, mode=dynamic))" in note(joint(trace, 600))
 
 
-def test_times_of_a_recorded_trace_are_said_to_be_modelled():
+def test_rescaled_times_of_a_recorded_trace_are_marked_modelled():
     trace = of_batch(8, Origin.RECORDED)
     assert note(joint(trace, peak(trace) - 1)).endswith("; times of 4 samples are modelled, not recorded")
 
 
-def test_what_else_changes_is_said():
+def test_other_changes_of_accumulation_are_reported():
     trace = of_batch(8)
     norm = tuple(replace(k, op="batch_norm") if k.id == "F2" else k for k in trace.kernels)
     assert note(joint(replace(trace, kernels=norm), peak(trace) - 1)).endswith("; batch norms see 4 samples at a time")
 
 
-def test_a_batch_that_cannot_be_split_says_why():
+def test_an_unsplittable_batch_gives_the_reason():
     assert note(joint(of_batch(1), peak(of_batch(1)) - 1)) == (
         "gradient accumulation: not tried, a batch of 1 cannot be split"
     )
@@ -82,7 +82,7 @@ def test_a_batch_that_cannot_be_split_says_why():
     assert why.endswith("kernel 'step' of the optimizer runs before backward has ended")
 
 
-def test_where_not_even_the_most_micro_batches_fit_it_says_so():
+def test_the_note_reports_that_no_number_of_micro_batches_fits():
     context = plan_context(of_batch(64), node_of(PLENTY), NoPolicy(), budget=10)
     assert accumulate(context) == "not even 8 samples at a time fit the budget"
 

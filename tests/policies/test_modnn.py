@@ -59,7 +59,7 @@ def ran(trace: Trace, node: NodeSpec, budget: int, **parameters: object) -> Resu
 
 @many
 @given(st.data(), networks(), nodes())
-def test_any_budget_from_the_bound_on_is_kept_and_the_plan_takes_the_time_it_says(
+def test_every_budget_above_the_bound_is_respected_in_the_planned_time(
     data: st.DataObject, trace: Trace, node: NodeSpec
 ) -> None:
     sub_batch = data.draw(st.sampled_from([1, 2, 4, 6]))

@@ -357,7 +357,7 @@ def test_figure_6_of_two_schemes_the_one_with_less_delay_is_taken(late: str, cho
 
 
 @pytest.mark.parametrize(("until", "begins", "delay"), [("large", 65, 15), ("", 45, 0)])
-def test_figure_7_a_prefetch_begins_at_the_last_task_that_hides_it_or_as_soon_as_there_is_room(
+def test_figure_7_a_prefetch_begins_at_the_last_task_that_overlaps_it_or_once_it_fits(
     until: str, begins: int, delay: int
 ) -> None:
     built = trace(

@@ -164,7 +164,7 @@ def test_a_broken_entry_point_is_one_clear_error(name):
 
 
 @pytest.mark.usefixtures("broken_beside")
-def test_broken_entry_points_leave_the_others_alone():
+def test_broken_entry_points_do_not_affect_others():
     assert set(registry.policy_names()) >= {"ideal", "none", "vdnn", "missing", "strange_raises"}
     for name in ("ideal", "none", "vdnn"):
         assert registry.describe(name).summary
@@ -173,7 +173,7 @@ def test_broken_entry_points_leave_the_others_alone():
 
 
 @pytest.mark.slow
-def test_the_command_line_says_what_is_broken_and_runs_the_rest(strange, tmp_path):
+def test_the_command_line_reports_broken_policies_and_runs_the_rest(strange, tmp_path):
     study = str(make_study(tmp_path))
     broken = command_with(strange, arguments=["run", study, "--set", "policies=[missing]"], cwd=tmp_path)
     assert broken.returncode == 2

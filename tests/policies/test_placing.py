@@ -38,20 +38,20 @@ def test_keep_is_nothing():
     assert placement_of(FIVE, CHAIN, [0, 0, 0]) == Placement()
 
 
-def test_a_swap_leaves_with_its_last_reader_and_is_fetched_a_layer_step_ahead():
+def test_a_swap_is_offloaded_with_its_last_reader_and_prefetched_one_layer_step_ahead():
     swaps = (Swap(X2, F2, B2, B3, out_with=F2), Swap(X4, F4, B4, B5, out_with=F4))
     assert placement_of(FIVE, CHAIN, [1, 0, 1]) == Placement(swaps)
 
 
-def test_a_swap_that_is_not_early_leaves_after_its_last_reader():
+def test_a_swap_that_is_not_early_is_offloaded_after_its_last_reader():
     assert placement_of(FIVE, CHAIN, [0, 1, 0], early=False) == Placement((Swap(X3, F3, B3, B4),))
 
 
-def test_what_is_recomputed_goes_in_the_same_gap():
+def test_a_recomputed_block_is_released_in_the_same_gap():
     assert placement_of(FIVE, CHAIN, [0, 0, 2]) == Placement(recomputes=(Recompute(X4, F4, B4),))
 
 
-def test_a_fetch_that_drains_is_said_to():
+def test_a_draining_fetch_is_marked():
     result = placement_of(FIVE, CHAIN, [1, 1, 0], drained=[True, False, True])
     assert [(swap.block, swap.drain) for swap in result.swaps] == [(X2, True), (X3, False)]
 
@@ -68,7 +68,7 @@ COSTED = replace(FIVE, costs=DrawnCosts({block.id: (4, 2, 3) for block in FIVE.b
 ENCODED = CHAIN.with_options([[Option(Action.SWAP, 1, Encoding(each.block, "zvc"))] for each in CHAIN.maps])
 
 
-def test_an_encoded_swap_travels_in_its_form_and_leaves_after_its_last_reader():
+def test_an_encoded_swap_copies_its_encoded_form_after_its_last_reader():
     encoded = with_encodings(COSTED, [Encoding(X2, "zvc"), Encoding(X4, "zvc")])
     forms = [encoded.block(name) for name in ("x2:zvc", "x4:zvc")]
     assert placement_of(encoded, ENCODED, [3, 0, 3]).swaps == (

@@ -116,7 +116,7 @@ def test_the_recorded_peak_is_just_enough_and_a_byte_less_is_not(name):
 
 
 @pytest.mark.parametrize("name", RECORDINGS)
-def test_padding_is_told_apart_from_live_bytes(name):
+def test_padding_is_shown_separately_from_live_bytes(name):
     trace = recording(name)
     plain, padded = run(name, "none"), run(name, "none", alignment=512)
     live = padded.timeline.device_memory.live
@@ -126,7 +126,7 @@ def test_padding_is_told_apart_from_live_bytes(name):
 
 
 @pytest.mark.parametrize("name", RECORDINGS)
-def test_the_needed_peak_stands_beside_the_recorded_one(name):
+def test_the_needed_peak_is_shown_with_the_recorded_one(name):
     trace = recording(name)
     stats = trace_stats(trace)
     assert stats.peak_needed is not None

@@ -101,7 +101,7 @@ def test_each_saved_tensor_is_copied_by_itself_views_by_their_own_bytes():
     assert result.iteration_ns == 80 + 2 * (24 + 120 + 100)
 
 
-def test_what_comes_back_is_memory_beside_what_is_still_there():
+def test_a_fetched_copy_adds_to_the_resident_original():
     """The most is held at `attend back`: x, w, the three views and y. A weight is there twice at `product back`."""
     result = run(attention(), "save_on_cpu")
     assert peak(result) == 1 + 24 + 120 + 50
@@ -110,7 +110,7 @@ def test_what_comes_back_is_memory_beside_what_is_still_there():
     assert result.timeline.host_memory.used.max() == 24 + 120 + 100
 
 
-def test_what_somebody_holds_to_the_end_stays_beside():
+def test_a_block_held_to_the_end_stays_next_to_its_copy():
     tasks = attention()
     blocks = tuple(replace(b, release=RELEASED_AT_END) if b.id == "y" else b for b in tasks.blocks)
     saved = tuple(replace(s, released_after=RELEASED_AT_END) if s.block == "y" else s for s in tasks.saved)
@@ -151,7 +151,7 @@ def test_a_program_reads_back_as_it_was_written():
     assert from_json(to_json(program)) == program
 
 
-def test_notes_tell_whether_the_recording_tells_what_is_saved():
+def test_notes_report_whether_saved_tensors_were_recorded():
     for tasks, message in ((chain([5], [7], [9]), False), (attention(), True)):
         notes = run(tasks, "save_on_cpu").notes
         assert (

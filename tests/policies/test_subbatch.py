@@ -61,7 +61,7 @@ def test_above_64_a_multiple_of_64_below_a_power_of_two():
     assert all(rounded_down(batch) <= batch < 2 * rounded_down(batch) for batch in range(1, 1000))
 
 
-def test_the_whole_batch_is_never_rounded():
+def test_the_full_batch_is_never_rounded():
     tasks = of_batch(chain([5, 7], [10, 14], [77, 770]), 77)
     assert selected(tasks, 847) == SubBatch(77, 77, True, ((77, 77),))
     assert selected(tasks, 846).size == 64
@@ -96,7 +96,7 @@ def test_one_sample_where_even_that_fails():
     assert selected(tasks, 1099) == SubBatch(1, 7, False, ((7, 1), (1, 1)))
 
 
-def test_a_batch_of_one_stays_whole():
+def test_a_batch_of_one_is_not_split():
     assert selected(of_batch(chain([5], [7], [100]), 1), 99).size == 1
 
 
@@ -165,7 +165,7 @@ def test_it_ends_whatever_the_workspaces_do(workspaces: list[int], budget: int):
 # --- batches that cannot be partitioned ---------------------------------------------------------------------
 
 
-def test_an_iteration_without_blocks_that_grow_stays_whole():
+def test_an_iteration_without_blocks_that_grow_is_not_split():
     tasks = graph([kernel("k", 1, "x", "y")], [held("x", 5), held("y", 5)])
     tasks = of_batch(tasks.trace, 8)
     result = selected(tasks, 9)
@@ -173,7 +173,7 @@ def test_an_iteration_without_blocks_that_grow_stays_whole():
     assert result.whole_batch_reason == "no block of the iteration grows with the batch"
 
 
-def test_a_trace_that_cannot_be_told_at_another_batch_stays_whole_and_says_why():
+def test_a_trace_that_cannot_be_rescaled_is_not_split_and_gives_the_reason():
     trace = chain([5, 7], [10, 14], [640, 1280])
     unread = tuple(replace(each, reads=()) for each in trace.kernels)
     info = replace(trace.info, batch=64, origin=Origin.IMPORTED)

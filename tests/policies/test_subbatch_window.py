@@ -75,7 +75,7 @@ def test_on_a_chain_windows_slide_over_the_activations(counted: Counted) -> None
     assert window_bytes(tdfg, 1.0, counted) == sum(sizes)
 
 
-def test_live_data_leave_out_what_died_before_and_what_is_born_later() -> None:
+def test_live_data_exclude_released_and_later_blocks() -> None:
     """Of LAYER's tasks F, (L, BP1), BP2 and (both): by BP2, y and label are dead, and dz is not yet there."""
     tdfg = Tdfg.of(LAYER)
     assert [len(task) for task in tdfg.layer_tasks] == [1, 2, 1, 1]

@@ -41,7 +41,7 @@ def actions(trace: Trace, tensors: Literal["inputs", "outputs"]) -> dict[str, st
 OPS = ["conv2d", "max_pool2d", "conv2d", "relu", "local_response_norm", "linear", "tanh", "linear", "linear"]
 
 
-def test_what_convolutions_read_is_swapped_what_pools_activations_and_norms_read_is_made_again():
+def test_convolution_inputs_are_swapped_and_inputs_of_cheap_layers_recomputed():
     """y1 is read by the pooling, y2 by a convolution, y3 by the ReLU, y4 by the normalization, y6 by the tanh."""
     assert actions(told(straight(OPS, [100] * len(OPS))), "inputs") == {
         "y1": "RECOMPUTE",
@@ -66,12 +66,12 @@ def test_or_what_they_make():
     }
 
 
-def test_what_cannot_be_made_again_is_kept():
+def test_a_block_that_cannot_be_recomputed_is_kept():
     trace = straight(OPS, [100] * len(OPS))
     assert all(set(actions(trace, which).values()) == {"SWAP", "KEEP"} for which in ("inputs", "outputs"))
 
 
-def test_an_activation_in_place_stays_with_the_convolution_that_made_the_block():
+def test_an_in_place_activation_belongs_to_the_convolution_that_wrote_the_block():
     """Of two readers the last counts: what the second convolution reads is its input, what the ReLU changed."""
     assert actions(told(in_place()), "outputs") == {"a": "SWAP", "b": "SWAP"}
     assert actions(told(in_place()), "inputs") == {"a": "SWAP", "b": "KEEP"}
@@ -84,7 +84,7 @@ def test_the_rule_is_the_same_whatever_fits():
     assert ample.timeline.device_memory.used.max() <= 600
 
 
-def test_it_says_how_much_cannot_be_recomputed_and_by_which_operator():
+def test_the_note_lists_unrecomputable_bytes_by_operator():
     """Of y1 to y8, 100 B each, y2 is made by the pooling; what follows is recomputed from y2 while that stays."""
     trace = told(straight(OPS, [100] * len(OPS)))
     unknown = replace(trace, kernels=tuple(replace(k, pure=None if "pool" in k.op else k.pure) for k in trace.kernels))

@@ -37,7 +37,7 @@ class TestUmPinned(PolicyContract):
     pools = ("counting",)
     parameter_sets = ({"access": "pinned"},)
 
-    def test_every_block_that_leaves_comes_back(self, parameters: Parameters, trace_name: str):
+    def test_every_offloaded_block_is_fetched_again(self, parameters: Parameters, trace_name: str):
         """Blocks do not leave or come: kernels read what is in host memory, and write there."""
         result = self.run(parameters, trace_name)
         assert result.timeline.device_memory.live.max() == 0
@@ -108,7 +108,7 @@ def test_the_drivers_order_and_lru_differ_where_something_is_touched_and_does_no
     assert brought == {"touched": 2 * 256, "arrived": 3 * 256}
 
 
-def test_what_is_not_written_need_not_leave_where_the_host_keeps_its_copy():
+def test_clean_pages_are_dropped_if_the_host_keeps_its_copy():
     kernels = [kernel("k1", 10, "x"), kernel("k2", 10, "y")]
     small = trace(kernels, [held("x", 256), held("y", 256)])
     metrics = [
@@ -128,7 +128,7 @@ def test_latency_and_batch_decide_what_faults_cost(plain: Result):
 
 
 @pytest.mark.slow
-def test_the_run_tells_its_faults_and_where_values_are(plain: Result):
+def test_the_result_reports_faults_and_where_values_are(plain: Result):
     result = run(budget=plain.high_water * 10 // 15)
     assert any("page faults in" in note for note in result.notes)
     assert result.metrics.host_peak_bytes > 0
@@ -172,7 +172,7 @@ def test_numbers_that_no_such_memory_has_are_refused(given: dict[str, int], plac
     assert [problem.place for problem in caught.value.problems] == [f"parameters.{place}"]
 
 
-def test_several_faults_of_parameters_are_told_together():
+def test_several_wrong_parameters_are_reported_together():
     with pytest.raises(InputError) as caught:
         Paged(page=1, fault_batch=0, fault_latency_ns=-1, bandwidth=0)
     assert len(caught.value.problems) == 4

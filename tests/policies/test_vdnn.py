@@ -78,7 +78,7 @@ def test_the_search_ends_at_a_convolution_that_misses_nothing():
     assert moves(trace, "conv") == {"x": ("F:conv1", "B:conv2")}
 
 
-def test_one_layer_is_fetched_beside_one_step_so_a_window_without_convolutions_runs_ahead():
+def test_one_layer_is_prefetched_per_step_so_a_window_without_convolutions_runs_ahead():
     """Layers that need nothing give the search a head start; then every step fetches one, ahead of its use."""
     trace = network(
         Layer("fc1", "linear", ("x",), "a"),
@@ -92,7 +92,7 @@ def test_one_layer_is_fetched_beside_one_step_so_a_window_without_convolutions_r
     assert "no convolution" not in " ".join(offloading(TaskGraph.of(CHAIN), "all", {}).notes)
 
 
-def test_a_activation_with_several_readers_leaves_with_the_last():
+def test_an_activation_with_several_readers_is_offloaded_with_the_last():
     """residual(): a is read by conv2 and by the addition, and leaves with the addition, which is no convolution."""
     assert moves(residual(), "all") == {
         "d": ("F:pool", "B:fc"),
@@ -132,7 +132,7 @@ def test_a_join_sends_and_fetches_its_inputs_together():
     }
 
 
-def test_what_changes_in_place_leaves_with_the_layer_that_reads_the_result():
+def test_a_block_changed_in_place_is_offloaded_with_the_reader_of_its_result():
     assert moves(in_place(), "all") == {
         "b": ("F:fc", "B:loss"),
         "a": ("F:conv2", "B:fc"),
@@ -163,7 +163,7 @@ def test_what_backward_does_not_read_is_let_go_not_offloaded():
     assert "a" not in {span.name for span in result.timeline if span.kind is SpanKind.COPY_D2H}
 
 
-def test_what_the_first_backward_step_needs_is_fetched_beside_the_last_forward_step():
+def test_inputs_of_the_first_backward_step_are_prefetched_in_the_last_forward_step():
     trace = network(
         Layer("conv", "conv2d", ("x",), "a"),
         Layer("keep", "linear", ("a",), "b", saved=()),

@@ -234,7 +234,7 @@ def test_nothing_more_is_tried_where_the_smallest_that_can_be_does_not_fit():
 
 @pytest.mark.parametrize("which, index", [("fastest", 0), ("smallest", -1)])
 @pytest.mark.parametrize("mode", ["all", "conv"])
-def test_modes_all_and_conv_take_the_algorithms_they_are_told(mode, which, index):
+def test_modes_all_and_conv_use_the_requested_algorithms(mode, which, index):
     result = simulate(TRACE, node_of(10**6), "vdnn", parameters={"mode": mode, "algorithms": which})
     assert algorithms_of(result.program) == {kernel: choice.algorithm for kernel, choice in pick(TRACE, index).items()}
     message = {kernel.id: kernel.duration_ns for kernel in TRACE.kernels}

@@ -83,7 +83,7 @@ def test_a_copy_is_of_the_size_of_the_form_that_the_host_keeps():
     assert result.timeline.device_memory.used.max() == 5 + 20
 
 
-def test_its_text_tells_as_what_the_host_keeps_it_and_reads_back():
+def test_the_text_of_an_eager_program_names_host_copies_and_reads_back():
     program = offloaded()
     assert "    copy d2h x2 as x2:saved" in listing(program, GRAPH).splitlines()
     assert from_json(to_json(program)) == program

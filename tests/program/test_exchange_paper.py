@@ -210,7 +210,7 @@ def used_twice(last: int) -> Trace:
 
 
 @pytest.mark.parametrize(("last", "back"), [(1000, 1050), (300, 350), (299, 350), (0, 350)])
-def test_a_weight_of_two_layers_leaves_and_returns_once(last: int, back: int):
+def test_a_weight_of_two_layers_is_exchanged_once(last: int, back: int):
     """Its gradient is complete at 50, on the host at 150, and used at 350; the old weight is used until 50 + last."""
     result = since_start(run(sharing(used_twice(last)), Replicate(2, HOST, TWICE), several(2, switch=None)))
     copies = {name: times for (gpu, kind, name), times in result.items() if kind is not SpanKind.COMPUTE and not gpu}
@@ -285,7 +285,7 @@ def test_the_naive_exchange_is_a_sequence_appended_to_the_iteration(gpus: int):
 
 
 @pytest.mark.parametrize("gpus", [2, 4])
-def test_gathering_needs_room_for_one_more_gradient_at_a_time(gpus: int):
+def test_gathering_needs_memory_for_one_more_gradient_at_a_time(gpus: int):
     tasks = sharing(network([36, 120], step=5))
     one = lower(tasks, Placement())
     program = on_all(one, tasks, on_a_bus(gpus), Replicate(gpus, GATHER, 3 * BUS))

@@ -198,7 +198,7 @@ def test_memory_that_a_relaunch_writes_is_not_given_back_while_it_may_run():
         verify(Program((Segment(streams),), legal.resident), PAIR)
 
 
-def test_a_block_that_is_given_back_before_it_leaves_the_second_reader():
+def test_a_block_released_before_its_second_reader_is_refused():
     """b is made again and given back before B2 reads it."""
     code = code_of(COMPUTE)
     at = around(code, AGAIN) + 1
@@ -229,7 +229,7 @@ def back_event() -> int:
     return event
 
 
-def test_an_input_that_nobody_waits_for():
+def test_an_input_without_a_wait_is_refused():
     refused({COMPUTE: without(code_of(COMPUTE), Await(back_event()))}, "block a")
 
 
@@ -247,7 +247,7 @@ def test_memory_for_a_fetch_before_the_block_has_left():
     refused({COMPUTE: without(code_of(COMPUTE), Await(away))}, "block a")
 
 
-def test_a_block_that_leaves_twice():
+def test_a_block_offloaded_twice_is_refused():
     code = code_of(D2H)
     at = around(code, CopyOut(A))
     code[at + 1 : at + 1] = [Release((A,))]

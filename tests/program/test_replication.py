@@ -150,7 +150,7 @@ def test_the_optimizers_state_is_the_hosts_and_counts():
     assert timeline.host_memory.live.tolist()[0] == 200
 
 
-def test_a_gradient_leaves_as_soon_as_it_is_made_and_the_weight_returns_beside_compute():
+def test_a_gradient_is_sent_once_written_and_the_weight_returns_during_compute():
     """Of the upper layer everything is hidden behind the lower one's backward."""
     trace = network([10, 100], gradient=1000, error=1000)
     result = spans(run(trace, Replicate(2, HOST, TWICE)))
@@ -240,20 +240,20 @@ def whole(exchange: Exchange) -> Program:
 
 
 @pytest.mark.parametrize("exchange", Exchange)
-def test_a_gradient_that_never_leaves(exchange: Exchange):
+def test_a_gradient_that_is_never_sent_is_refused(exchange: Exchange):
     ran = transformed(TASKS, whole(exchange).transforms)
     drop = CopyOut(ran.block("w1.grad.gpu1"))
     assert "holds no value in host memory" in refused(edited(exchange, StreamId(1, "d2h"), drop))
 
 
 @pytest.mark.parametrize("exchange", Exchange)
-def test_a_weight_that_never_comes_back(exchange: Exchange):
+def test_a_weight_that_never_returns_is_refused(exchange: Exchange):
     message = refused(edited(exchange, StreamId(1, "h2d"), CopyIn(TASKS.block("w1"))))
     assert "w1" in message
     assert "older value" in message or "wrong version" in message
 
 
-def test_a_weight_that_comes_back_while_the_old_one_is_used():
+def test_a_weight_that_returns_while_the_old_one_is_used_is_refused():
     """The wait of a copy in that has two: for the host, and for the kernel that uses the weight last."""
     program = whole(HOST)
     code = program.segments[0].streams[StreamId(1, "h2d")]
@@ -339,13 +339,13 @@ def test_a_program_of_several_gpus_survives_being_written_and_read(data: st.Data
     assert from_json(to_json(program)) == program
 
 
-def test_a_listing_says_what_every_memory_holds():
+def test_a_listing_shows_the_contents_of_every_memory():
     lines = listing(whole(HOST), TASKS).splitlines()
     assert lines[:3] == ["resident: x0 w1 w2", "on GPU 1: x0.gpu1 w1 w2", "on the host: w1 w1.momentum w2 w2.momentum"]
     assert "  gpu1.d2h" in lines
 
 
-def test_without_a_split_copies_stand_in_streams_of_their_own():
+def test_without_a_split_copies_have_their_own_streams():
     assert {str(stream) for stream in whole(HOST).streams} == {
         *("compute", "d2h", "h2d", "host1", "gpu1.compute", "gpu1.d2h", "gpu1.h2d")
     }
@@ -353,7 +353,7 @@ def test_without_a_split_copies_stand_in_streams_of_their_own():
 
 
 @pytest.mark.parametrize("exchange", Exchange)
-def test_where_nothing_takes_time_events_tell_what_comes_first(exchange: Exchange):
+def test_events_order_instructions_of_zero_duration(exchange: Exchange):
     """x0 comes back for the last kernel at the instant at which both gradients are there."""
     trace = network([10, 10], forward=0, error=0, gradient=0, step=None)
     tasks = sharing(replace(trace, blocks=tuple(replace(b, bytes=0) if b.id == "x0" else b for b in trace.blocks)))

@@ -88,7 +88,7 @@ def test_a_segment_that_runs_once_stays_as_it_is():
     assert with_last_repetition_split(code, 0) is code
 
 
-def test_new_events_have_numbers_that_nobody_has():
+def test_new_events_have_unused_numbers():
     code = program({COMPUTE: (Await(7, 1), Signal(3)), D2H: (Await(3), Signal(7))}, repeat=2)
     assert events_of(code) == 8
     assert events_of(with_last_repetition_split(code, 0)) == 10

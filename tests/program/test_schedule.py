@@ -61,14 +61,14 @@ def order(tasks: TaskGraph, placement: Placement) -> list[str]:
 FIVE = TaskGraph.of(chain([1] * 5, [1] * 5, [10] * 5))
 
 
-def test_one_block_of_a_chain_is_made_again_right_before_its_reader():
+def test_a_block_of_a_chain_is_recomputed_right_before_its_reader():
     assert order(FIVE, dropped(FIVE, "x3")) == [
         *("F1", "F2", "F3", "F4", "F5", "B5", "B4"),
         *("F2: +x3 =x3 -", "B3", "B2", "B1"),
     ]
 
 
-def test_a_whole_chain_is_made_again_once_and_every_block_stays_to_its_own_use():
+def test_a_chain_is_recomputed_once_and_each_block_kept_to_its_own_use():
     """x2 and x3 are made on the way to x4, and neither F1 nor F2 runs a third time."""
     assert order(FIVE, dropped(FIVE, "x2", "x3", "x4")) == [
         *("F1", "F2", "F3", "F4", "F5", "B5"),
@@ -77,7 +77,7 @@ def test_a_whole_chain_is_made_again_once_and_every_block_stays_to_its_own_use()
     ]
 
 
-def test_an_ancestor_that_is_there_is_not_made_again():
+def test_a_resident_ancestor_is_not_recomputed():
     assert order(FIVE, dropped(FIVE, "x2", "x4"))[6:] == ["F3: +x4 =x4 -", "B4", "B3", "F1: +x2 =x2 -", "B2", "B1"]
 
 
@@ -123,13 +123,13 @@ PASSING = network(
 )
 
 
-def test_an_ancestor_without_a_use_of_its_own_is_made_for_all_its_readers_and_given_back_after_the_last():
+def test_an_ancestor_recomputed_for_several_readers_is_released_after_the_last():
     assert order(PASSING, dropped(PASSING, "l", "r"))[5:] == [
         *("A: +a =a -", "R: +r =r -", "L: +l =l -a", "lr", "l"),
     ]
 
 
-def test_readers_that_are_made_again_at_different_times_need_it_twice():
+def test_readers_recomputed_at_different_times_recompute_their_ancestor_twice():
     tasks = network(
         [kernel("A", 1, "x", "a"), kernel("L", 1, "a", "l"), kernel("R", 1, "a", "r"), kernel("S", 1, "l r", "s")],
         [back("s", "s"), back("r", "r"), back("l", "l")],
@@ -140,7 +140,7 @@ def test_readers_that_are_made_again_at_different_times_need_it_twice():
     ]
 
 
-def test_what_a_relaunch_makes_beside_is_given_back_at_once():
+def test_other_outputs_of_a_relaunch_are_released_at_once():
     tasks = network(
         [kernel("P", 1, "x", "p i"), kernel("Q", 1, "p i", "q"), kernel("S", 1, "q", "s")],
         [back("s", "s"), back("q", "q"), back("p", "p")],
@@ -149,7 +149,7 @@ def test_what_a_relaunch_makes_beside_is_given_back_at_once():
     assert order(tasks, dropped(tasks, "p"))[5:] == ["P: +p i =p i -i", "p"]
 
 
-def test_what_was_let_go_of_too_is_made_with_it_and_stays_to_its_own_use():
+def test_another_dropped_output_of_the_relaunch_stays_to_its_own_use():
     tasks = network(
         [kernel("P", 1, "x", "p i"), kernel("Q", 1, "p", "q"), kernel("S", 1, "q", "s")],
         [back("s", "s"), back("i", "i"), back("p", "p")],
@@ -158,7 +158,7 @@ def test_what_was_let_go_of_too_is_made_with_it_and_stays_to_its_own_use():
     assert order(tasks, dropped(tasks, "p", "i"))[4:] == ["P: +p i =i p -", "i", "p"]
 
 
-def test_what_stays_is_not_made_a_second_time_beside():
+def test_a_resident_output_is_not_recomputed_next_to_itself():
     tasks = network(
         [kernel("P", 1, "x", "p i"), kernel("Q", 1, "p", "q"), kernel("S", 1, "q", "s")],
         [back("s", "s"), back("p", "p"), back("i", "i")],
@@ -167,7 +167,7 @@ def test_what_stays_is_not_made_a_second_time_beside():
     assert order(tasks, dropped(tasks, "p"))[4:] == ["P: +p =p -", "p", "i"]
 
 
-def test_a_workspace_comes_and_goes_with_the_recompute():
+def test_a_workspace_is_acquired_and_released_with_the_relaunch():
     tasks = network(
         [kernel("C", 1, "x", "c ws"), kernel("D", 1, "c", "d"), kernel("S", 1, "d", "s")],
         [back("s", "s"), back("c", "c")],
@@ -248,13 +248,13 @@ def refusal(tasks: TaskGraph, placement: Placement) -> str:
     return str(caught.value)
 
 
-def test_what_cannot_be_made_again_is_refused_with_the_reason():
+def test_an_impossible_recompute_is_refused_with_the_reason():
     assert "block x1 cannot be recomputed: no kernel writes it" in refusal(
         FIVE, Placement(recomputes=(Recompute(FIVE.block("x1"), 0, 9),))
     )
 
 
-def test_what_is_still_to_be_written_is_not_made_again_before():
+def test_a_block_is_not_recomputed_before_its_last_write():
     tasks = network(
         [kernel("C", 1, "x", "c"), kernel("D", 1, "x", "d"), kernel("relu", 1, "c", "c")],
         [back("c", "c d")],
@@ -295,5 +295,5 @@ def test_a_copy_out_is_not_issued_before_the_block_is_back_from_an_earlier_gap(h
     verify(lower(tasks, Placement((*first, Swap(1, 3, 5, 5)), recomputes=again)), tasks)
 
 
-def test_with_a_layer_barrier_nothing_is_made_again():
+def test_a_layer_barrier_excludes_recomputation():
     assert "without a layer barrier" in refusal(FIVE, Placement((), True, (gap(FIVE, "x2"),)))

@@ -58,7 +58,7 @@ def edited(at: int, *instead: Instruction, cut: int = 1) -> list[Instruction]:
     return [*ALONE[:at], *instead, *ALONE[at + cut :]]
 
 
-def test_the_program_that_the_others_are_made_from_is_legal():
+def test_the_base_program_is_legal():
     verify(program({COMPUTE: ALONE}, [W]), TASKS)
 
 
@@ -249,7 +249,7 @@ def test_a_segment_may_hand_memory_to_the_next():
     verify(Program(segments, (W,)), TASKS)
 
 
-def test_a_segment_that_repeats_leaves_memory_as_it_found_it():
+def test_a_repeated_segment_restores_memory():
     segments = (Segment({COMPUTE: tuple(ALONE[:4])}, repeat=2), Segment({COMPUTE: tuple(ALONE[4:])}))
     with pytest.raises(ProgramError, match="block a"):
         verify(Program(segments, (W,)), TASKS)

@@ -41,7 +41,7 @@ def swapping(**without: bool) -> dict[StreamId, list[Instruction]]:
     }
 
 
-def test_the_swap_that_the_others_are_made_from_is_legal():
+def test_the_base_swap_program_is_legal():
     verify(program(swapping(), [W]), TASKS)
 
 
@@ -230,7 +230,7 @@ def test_an_overwrite_while_a_copy_out_may_still_read():
     assert "block a" in refusal(code)
 
 
-def test_what_one_iteration_leaves_undone_and_the_next_one_touches_is_a_race():
+def test_an_unfinished_copy_used_by_the_next_iteration_is_a_race():
     """d2h copies w out after the step, and nobody waits for it before the next iteration's step."""
     code = {
         COMPUTE: [*ALONE, Signal(0)],

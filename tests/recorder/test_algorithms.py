@@ -69,7 +69,7 @@ def test_a_policy_may_choose_one(trace: Trace) -> None:
     assert with_algorithms(graph, {number: choice.algorithm}).durations[number] == choice.duration_ns
 
 
-def test_without_being_asked_for_nothing_is_measured() -> None:
+def test_algorithms_are_measured_only_on_request() -> None:
     assert record(_convolutions, batch=2, repetitions=1, warmup=1).algorithms == ()
 
 

@@ -37,7 +37,7 @@ class CountingClock:
         return [end for _, end in pairs]
 
 
-def test_warm_up_copies_are_made_and_not_counted() -> None:
+def test_warm_up_copies_are_run_and_not_counted() -> None:
     clock = CountingClock()
     assert TorchCopies(_CPU, clock).copy_times(CopyDirection.OUT, 100, 4) == [7, 9, 11, 13]
 
@@ -62,7 +62,7 @@ def test_host_memory_measured_for_real() -> None:
     assert speeds.latency_ns >= 0
 
 
-def test_too_large_a_copy_says_which_and_what_to_do() -> None:
+def test_a_too_large_copy_is_named_with_a_remedy() -> None:
     with pytest.raises(InputError, match=r"sizes: no memory for a copy of 4611686018427387904 bytes, host to device"):
         TorchCopies(_CPU, HostClock()).copy_times(CopyDirection.IN, 2**62, 1)
 
@@ -74,7 +74,7 @@ def test_only_a_cuda_device_has_a_link(name: str) -> None:
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="PyTorch sees a CUDA device")
-def test_without_a_gpu_the_message_says_how() -> None:
+def test_without_a_gpu_the_error_names_the_remedy() -> None:
     with pytest.raises(
         InputError, match=r"device: 'cuda': PyTorch \S+ sees no CUDA device; run it on the machine with"
     ):
@@ -109,13 +109,13 @@ class Driver:
         return self.result
 
 
-def test_copy_engines_are_asked_of_the_driver() -> None:
+def test_the_driver_reports_the_copy_engines() -> None:
     driver = Driver()
     assert copy_engines(1, lambda library: driver) == 3  # type: ignore[arg-type,return-value]
     assert driver.calls == ["init 0", "attribute 40 of 41"]
 
 
-def test_a_driver_that_is_not_there_or_does_not_say() -> None:
+def test_a_missing_or_silent_driver_gives_no_copy_engines() -> None:
     def absent(library: str) -> ctypes.CDLL:
         raise OSError(library)
 

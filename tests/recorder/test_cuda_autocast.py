@@ -307,7 +307,7 @@ def test_on_a_cpu_what_works_on_cuda_alone_is_refused_with_what_to_do(factory: A
     assert "half" not in str(caught.value)
 
 
-def test_on_a_cpu_autocast_for_cuda_is_refused_alike_where_the_module_has_no_loss(
+def test_cuda_autocast_on_a_cpu_is_refused_for_modules_without_loss_too(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     class Casting(nn.Linear):

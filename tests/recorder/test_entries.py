@@ -76,7 +76,7 @@ def residual() -> tuple[Any, ...]:
     return Residual(), torch.randn(8, 6), (), lambda output: (output**2).sum()
 
 
-def test_every_block_is_measured_as_it_stands_before_the_iteration_or_after_its_last_write() -> None:
+def test_blocks_are_measured_before_the_iteration_or_after_their_last_write() -> None:
     trace = record(residual, batch=8, repetitions=1, warmup=1, optimizer=still, measure_entries=fingerprint)
     module, x, _, loss = residual()
     module(x)  # the iteration that warms up
@@ -129,7 +129,7 @@ def _digits_of_two_classes() -> Workload:
 
 
 @pytest.mark.parametrize("optimizer", [torch.optim.Adam, momentum, torch.optim.Adagrad])
-def test_looking_at_all_blocks_leaves_the_training_as_it_was(optimizer: Any) -> None:
+def test_measuring_all_blocks_does_not_change_training(optimizer: Any) -> None:
     watched = _digits_of_two_classes()
     looked_at = optimizer(watched.module.parameters())
     train("m", watched, looked_at, torch.device("cpu"), 2, lambda _: None, Values(entries=fingerprint))
@@ -195,14 +195,14 @@ def test_rows_are_a_histogram_of_each_block_at_each_epoch(perceptron: Trace) -> 
     assert {BlockKind.WEIGHT, BlockKind.OPTIMIZER_STATE, BlockKind.GRADIENT, BlockKind.OTHER} <= kinds
 
 
-def test_a_simulation_is_told_no_sizes_in_other_codecs_by_them(perceptron: Trace) -> None:
+def test_entry_sizes_give_no_sizes_for_other_codecs(perceptron: Trace) -> None:
     costs = NodeCosts(perceptron, package.load_node("v100"), epoch=1)
     block = perceptron.block_by_id["fc2.weight"]
     assert not costs.is_known(block, "zvc")
     assert sum(row.entries for row in sizes_at(perceptron, 1)["fc2.weight"]) == 512 * 512 * 4 // ENTRY_BYTES
 
 
-def test_the_codec_of_entries_is_not_one_of_whole_activations() -> None:
+def test_the_entry_codec_is_no_codec_of_activations() -> None:
     assert entries_in(["zvc"]) is None and entries_in(["zvc", "bpc"]) is BPC
     array = np.zeros((2, 32), np.float32)
     assert sizes_in(["bpc", "zvc"])(array) == sizes_in(["zvc"])(array)
@@ -220,7 +220,7 @@ def test_the_command_measures_entries(tmp_path: Any) -> None:
     assert measured["zvc"] == {sample.block for sample in trace.sparsity}
 
 
-def test_a_model_that_fails_while_it_is_looked_at_is_told() -> None:
+def test_a_model_that_fails_during_measurement_is_reported() -> None:
     def broken() -> Any:
         return nn.Linear(5, 2), torch.randn(2, 6), (), summed
 

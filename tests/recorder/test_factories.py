@@ -90,7 +90,7 @@ def test_a_tuple_names_inputs_labels_and_loss_and_batch_is_passed(my_models: str
         (":make", "neither a built-in model nor module.path:factory"),
     ],
 )
-def test_a_bad_name_is_told_with_its_remedy(my_models: str, name: str, what: str) -> None:
+def test_a_bad_factory_name_is_reported_with_a_remedy(my_models: str, name: str, what: str) -> None:
     message = _message(name)
     assert message.startswith(f"{name}: factory: ")
     assert what in message

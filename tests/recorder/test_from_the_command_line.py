@@ -51,7 +51,7 @@ def test_every_option_reaches_the_recording(tmp_path: Path, monkeypatch: pytest.
     assert "sparsity over training" in shown
 
 
-def test_an_optimizer_that_is_not_known_is_told() -> None:
+def test_an_unknown_optimizer_is_reported() -> None:
     done = simgpu("record", "mlp", "--batch", "2", "--optimizer", "sdg", "-o", "never")
     assert done.exit_code == 2
     assert "did you mean 'sgd'" in done.stderr
@@ -63,7 +63,7 @@ def test_help_lists_models_and_optimizers() -> None:
     assert all(f"  {name} " in description for name in (*BUILT_IN_MODELS, *BUILT_IN_OPTIMIZERS))
 
 
-def test_a_batch_that_pytorchs_numbers_do_not_hold_is_told(tmp_path: Path) -> None:
+def test_a_batch_beyond_pytorchs_integers_is_reported(tmp_path: Path) -> None:
     done = simgpu("record", "mlp", "--batch", 10**25, "-o", tmp_path / "never")
     assert done.exit_code == 2
     assert "is not in the range" in done.stderr
@@ -75,7 +75,7 @@ def test_a_batch_that_pytorchs_numbers_do_not_hold_is_told(tmp_path: Path) -> No
 
 
 @pytest.mark.parametrize("model", ["mlp", "resnet20", "transformer"])
-def test_inputs_that_no_memory_holds_are_told(model: str, tmp_path: Path) -> None:
+def test_inputs_beyond_any_memory_are_reported(model: str, tmp_path: Path) -> None:
     done = simgpu("record", model, "--batch", 2**31 - 1, "-o", tmp_path / "never")
     assert done.exit_code == 2
     (line,) = [line for line in done.stderr.splitlines() if line.startswith("Error")]
@@ -86,7 +86,7 @@ def test_inputs_that_no_memory_holds_are_told(model: str, tmp_path: Path) -> Non
     )
 
 
-def test_an_iteration_that_no_memory_holds_is_told() -> None:
+def test_an_iteration_beyond_any_memory_is_reported() -> None:
     class Wasteful(nn.Module):
         def forward(self, images: torch.Tensor) -> torch.Tensor:
             if self.training:

@@ -67,7 +67,7 @@ def _sums_unwatched(workload: Workload) -> list[str]:
 
 
 @pytest.mark.parametrize("name", MEETINGS)
-def test_a_sum_of_gradients_is_in_place_where_it_is_when_nobody_watches(name: str) -> None:
+def test_gradient_sums_are_in_place_as_without_recording(name: str) -> None:
     use, expected = MEETINGS[name]
 
     def meeting(batch: int) -> Workload:

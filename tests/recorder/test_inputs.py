@@ -199,7 +199,7 @@ def test_inputs_are_refused_where_the_factory_has_its_own() -> None:
     assert said.startswith("inputs: the factory returns inputs of its own; leave --input (inputs in Python) out")
 
 
-def test_a_module_without_labels_is_asked_for_what_its_loss_needs() -> None:
+def test_a_module_without_labels_receives_the_inputs_of_its_loss() -> None:
     (said,) = _problems(lambda: LanguageModel(as_mapping=True), inputs={"input_ids": "Bx8:int64:50"})
     assert said == (
         "loss: the module returned OrderedDict of loss, logits on input_ids=Bx8:int64:50, neither a loss nor a row of "

@@ -160,7 +160,7 @@ def _overwritten() -> torch.Tensor:
     return small
 
 
-def test_a_constant_that_is_overwritten_by_what_nobody_knows_is_one_no_more() -> None:
+def test_a_constant_overwritten_by_unknown_values_is_no_constant() -> None:
     message = refusal(lambda: named(fc=nn.Linear(4, 4), read=_ReadsEachStep(_overwritten)), (2, 4))
     assert "needs the values of a tensor, which do not exist where nothing runs" in message
 

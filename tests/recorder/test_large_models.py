@@ -104,7 +104,7 @@ def test_the_label_of_a_token_is_the_next_one() -> None:
 
 
 @pytest.mark.parametrize("name", SMALLER)
-def test_their_kernels_are_told_with_these_layers(name: str) -> None:
+def test_kernels_of_large_models_have_their_layers(name: str) -> None:
     assert name in BUILT_IN_MODELS
     trace = record(SMALLER[name], batch=2, gpu="2080ti")
     ran = {kernel.layer for kernel in trace.kernels if kernel.phase == "forward"}

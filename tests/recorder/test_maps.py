@@ -96,7 +96,7 @@ def test_modelled_sizes_are_near_those_of_a_network_that_they_were_not_fitted_to
     assert modelled == pytest.approx(measured, rel=0.15)
 
 
-def test_without_training_the_recorded_step_is_measured_and_kept(tmp_path: Path) -> None:
+def test_without_training_the_recorded_step_is_measured_and_stored(tmp_path: Path) -> None:
     def factory() -> Any:
         torch.manual_seed(1)
         module = named(conv=nn.Conv2d(3, 4, 3), relu=nn.ReLU(inplace=True), flat=nn.Flatten(), fc=nn.Linear(144, 2))
@@ -121,7 +121,7 @@ def test_without_training_the_recorded_step_is_measured_and_kept(tmp_path: Path)
     assert relu.min() == 0, "what ReLU left in the block, not what the convolution put there"
 
 
-def test_kept_maps_are_those_of_the_recorded_step(digits: tuple[Trace, Path]) -> None:
+def test_stored_activations_are_those_of_the_recorded_step(digits: tuple[Trace, Path]) -> None:
     trace, maps = digits
     blocks = [block for block in trace.blocks if block.id in {sample.block for sample in trace.sparsity}]
     files = file_names([block.id for block in blocks])
@@ -148,7 +148,7 @@ def test_the_array_of_a_tensor_is_all_that_its_storage_holds() -> None:
     assert array_of(torch.ones(2, requires_grad=True) * 2).tolist() == [2, 2]
 
 
-def test_formats_that_codecs_do_not_take_are_kept_and_not_measured(tmp_path: Path) -> None:
+def test_formats_unsupported_by_codecs_are_stored_and_not_measured(tmp_path: Path) -> None:
     def factory() -> Any:
         return nn.Linear(4, 4).double(), torch.randn(2, 4).double(), (), summed
 
@@ -178,7 +178,7 @@ def test_options_of_the_command(tmp_path: Path) -> None:
     assert list((tmp_path / "maps").glob("*.npy"))
 
 
-def test_bad_input_is_told(tmp_path: Path) -> None:
+def test_bad_input_is_reported(tmp_path: Path) -> None:
     unknown = simgpu("record", "mlp", "--batch", "2", "--codec", "zvd", "-o", tmp_path / "never")
     assert unknown.exit_code == 2 and "unknown codec 'zvd'" in unknown.stderr and "did you mean 'zvc'" in unknown.stderr
     (tmp_path / "full").mkdir()
@@ -191,7 +191,7 @@ def test_bad_input_is_told(tmp_path: Path) -> None:
     assert not (tmp_path / "maps").exists()
 
 
-def test_a_recording_that_fails_leaves_no_maps(tmp_path: Path) -> None:
+def test_a_failed_recording_writes_no_activations(tmp_path: Path) -> None:
     def raising(array: np.ndarray) -> tuple[()]:
         raise InputError.single("measure", "", "not today", "tomorrow")
 

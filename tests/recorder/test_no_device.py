@@ -186,7 +186,7 @@ def only_of_layer(trace: Trace, op: str, layer: str) -> Kernel:
     return kernel
 
 
-def test_its_trace_says_what_it_is() -> None:
+def test_a_trace_without_a_device_is_marked_modelled() -> None:
     trace = record("mlp", batch=8, gpu="v100", date="2026-01-01")
     assert (trace.info.origin, trace.info.device, trace.info.date) == (Origin.MODELLED, "Tesla V100 PCIe", "2026-01-01")
     assert "time model" in trace.info.tool and torch.__version__ in trace.info.tool
@@ -195,7 +195,7 @@ def test_its_trace_says_what_it_is() -> None:
     assert all(kernel.duration_ns > 0 for kernel in trace.kernels)
 
 
-def test_the_command_writes_it_and_refuses_a_run_beside_it(tmp_path: Path) -> None:
+def test_the_command_writes_the_trace_and_refuses_options_of_a_run(tmp_path: Path) -> None:
     arguments = ["record", "mlp", "--batch", "8", "--gpu", "v100", "-o", str(tmp_path / "mlp")]
     done = CliRunner().invoke(main, arguments)
     assert done.exit_code == 0, done.output
@@ -258,7 +258,7 @@ def test_a_model_that_needs_values_is_refused(deciding: type[nn.Module]) -> None
         modelled(lambda: (named(fc=nn.Linear(4, 2), choice=deciding()), torch.ones(3, 4), (), summed), 3)
 
 
-def test_a_tensor_that_is_neither_weight_nor_buffer_nor_made_in_the_factory_is_refused() -> None:
+def test_a_foreign_tensor_in_the_model_is_refused() -> None:
     outside = torch.ones(2)
 
     class Adds(nn.Module):
@@ -269,14 +269,14 @@ def test_a_tensor_that_is_neither_weight_nor_buffer_nor_made_in_the_factory_is_r
         modelled(lambda: (named(fc=nn.Linear(4, 2), adds=Adds()), torch.ones(3, 4), (), summed), 3)
 
 
-def test_what_else_is_wrong_is_told_as_in_a_recording() -> None:
+def test_other_mistakes_are_reported_as_in_a_recording() -> None:
     with pytest.raises(InputError, match="a training iteration raised RuntimeError"):
         modelled(lambda: (nn.Linear(4, 2), torch.ones(3, 5), (), summed), 3)
     with pytest.raises(InputError, match="did you mean 'vgg11'"):
         modelled("vgg111", 3)
 
 
-def test_what_asks_for_a_run_is_refused_beside_a_gpu() -> None:
+def test_options_that_need_a_run_are_refused_with_a_gpu_name() -> None:
     with pytest.raises(InputError) as caught:
         record("mlp", batch=1, gpu="v100", device="cuda", repetitions=9, epochs=1, algorithms=True)
     assert [problem.place for problem in caught.value.problems] == ["device", "repetitions", "epochs", "algorithms"]
@@ -293,7 +293,7 @@ def test_products_that_a_gpu_computes_in_another_format_are_named() -> None:
     assert note not in modelled("mlp", 3, gpu=gpu).info.notes
 
 
-def test_operators_nobody_knows_are_priced_by_bytes_and_named() -> None:
+def test_unknown_operators_are_timed_by_bytes_and_named() -> None:
     library = torch.library.Library("simgpu_unknown", "DEF")
     library.define("twice(Tensor x) -> Tensor")
     library.impl("twice", lambda x: x + x, "CompositeExplicitAutograd")
@@ -359,7 +359,7 @@ def test_the_optimizer_steps_all_weights_at_once_and_counts_on_the_host_as_on_a_
     assert len(states) == 2 * 4 and not [name for name in states if name.endswith(".step")]
 
 
-def test_it_changes_nothing_for_what_comes_afterwards() -> None:
+def test_recording_without_a_device_has_no_side_effects() -> None:
     record("vgg11", batch=2, gpu="v100")
     after = record("vgg11", batch=2, repetitions=1, warmup=1)
     assert kernels(after, "bernoulli_") and not kernels(after, "native_dropout")

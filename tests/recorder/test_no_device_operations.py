@@ -61,7 +61,7 @@ def test_a_convolution_and_the_three_parts_of_its_backward() -> None:
     assert (total.kind, total.bytes, total.results) == (OperationKind.REDUCTION, y_bytes + 16, 4)
 
 
-def test_what_backward_is_not_asked_for_is_not_done() -> None:
+def test_gradients_that_are_not_required_are_not_computed() -> None:
     x, weight = torch.ones(2, 3, 8, 8), torch.ones(4, 3, 3, 3, requires_grad=True)
     result = works(_sum(lambda: f.conv2d(x, weight)))
     assert [operation.direction for operation in result["convolution_backward"]] == [Direction.BACKWARD_WEIGHTS]

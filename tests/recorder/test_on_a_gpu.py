@@ -69,7 +69,7 @@ def test_the_frameworks_own_peak_holds_all_that_was_recorded(trace: Trace) -> No
     assert trace.info.framework_peak_bytes >= retained + max(live_bytes(replace(trace, blocks=tuple(no_scratch))))
 
 
-def test_what_autograd_saves_is_told_with_its_way_through_the_iteration(trace: Trace) -> None:
+def test_saved_tensors_are_recorded_with_their_paths(trace: Trace) -> None:
     place = {kernel.id: number for number, kernel in enumerate(trace.kernels)}
     assert {"input", *(f"conv{stage}_1:convolution" for stage in range(1, 6))} <= {row.block for row in trace.saved}
     for row in trace.saved:

@@ -37,7 +37,7 @@ def test_a_built_in_optimizer_keeps_the_state_it_is_known_for(name: str) -> None
 
 
 @pytest.mark.parametrize("name", BUILT_IN_OPTIMIZERS)
-def test_its_description_tells_its_settings(name: str) -> None:
+def test_an_optimizers_description_names_its_settings(name: str) -> None:
     created = make_optimizer(find_optimizer(name), nn.Linear(2, 2)).defaults
     assert f"learning rate {created['lr']}" in BUILT_IN_OPTIMIZERS[name]
     if created.get("momentum"):
@@ -66,7 +66,7 @@ def test_an_optimizer_of_pytorch_or_of_ones_own_is_named_by_its_path(
         ("builtins:list", "optimizer: list returned a list; it is called with the model's parameters alone"),
     ],
 )
-def test_a_bad_one_is_told_with_its_remedy(optimizer: str, what: str) -> None:
+def test_a_bad_optimizer_is_reported_with_a_remedy(optimizer: str, what: str) -> None:
     with pytest.raises(InputError) as caught:
         record(lambda: (nn.Linear(2, 2), torch.ones(1, 2), (), summed), batch=1, optimizer=optimizer)
     assert what in str(caught.value)

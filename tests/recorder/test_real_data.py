@@ -44,7 +44,7 @@ def test_the_order_of_patches_does_not_follow_the_seed(patches: tuple[torch.Tens
     assert torch.equal(again[0], patches[0]) and torch.equal(again[1], patches[1])
 
 
-def test_words_follow_each_other() -> None:
+def test_tokens_of_a_text_follow_each_other() -> None:
     words, following = sentences(4, 7)
     assert torch.equal(words.flatten()[1:], following.flatten()[:-1])
     assert words.dtype is torch.long and int(words.min()) >= 0 and int(words.max()) <= VOCABULARY
@@ -53,7 +53,7 @@ def test_words_follow_each_other() -> None:
 
 
 @pytest.mark.parametrize(("model", "what"), [("photos-vgg", "patches"), ("words-lstm", "rows of 5 words")])
-def test_a_batch_larger_than_the_data_is_told(model: str, what: str) -> None:
+def test_a_batch_larger_than_the_data_is_reported(model: str, what: str) -> None:
     with pytest.raises(InputError, match=rf"batch: 1000000 is more than the \d+ {what}.*give at most \d+"):
         record(model, batch=1_000_000)
 
@@ -75,12 +75,12 @@ def _still(parameters: Any) -> torch.optim.Optimizer:
     return torch.optim.SGD(parameters, lr=0.0)
 
 
-def test_the_share_of_labels_that_are_found_is_told_without_dropout() -> None:
+def test_accuracy_is_reported_without_dropout() -> None:
     trace = record(_points, batch=4, repetitions=1, epochs=1, optimizer=_still)
     assert "It then finds 90.0% of the labels." in trace.info.notes
 
 
-def test_nothing_is_told_of_labels_that_are_no_classes() -> None:
+def test_accuracy_is_omitted_for_labels_that_are_no_classes() -> None:
     def regression(batch: int) -> tuple[Any, ...]:
         return nn.Linear(3, 1), torch.ones(batch, 3), torch.ones(batch, 1), nn.functional.mse_loss
 

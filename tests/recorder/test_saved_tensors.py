@@ -279,7 +279,7 @@ def test_saved_tensors_come_back_from_a_folder_and_grow_with_the_batch(tmp_path:
     assert doubled.saved == again.saved
 
 
-def test_where_nothing_runs_it_is_told_for_the_forms_of_a_gpu() -> None:
+def test_without_a_device_saved_tensors_are_those_of_gpu_operators() -> None:
     trace = record(SMALLER["gpt2-small"], batch=2, gpu="2080ti")
     assert check_trace(trace) == []
     (first, _) = [kernel for kernel in trace.kernels if kernel.op.endswith("_efficient_attention")]

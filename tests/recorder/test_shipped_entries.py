@@ -68,7 +68,7 @@ def test_the_networks_learnt(recording: Recording) -> None:
     assert right <= float(description[4]) / 100 < right + 0.01
 
 
-def test_ratios_are_as_the_readme_says(recording: Recording) -> None:
+def test_compression_ratios_match_the_readme(recording: Recording) -> None:
     trace, *_, ratio = recording
     kinds = {block.id: block.kind for block in trace.blocks}
     ratios = [mean_ratio(trace.compressibility)]

@@ -40,7 +40,7 @@ def network(request: pytest.FixtureRequest) -> _Network:
     return read_trace(TRACES / name), batch, convolutions, others
 
 
-def test_they_are_valid_recordings_marked_as_made_on_a_cpu(network: _Network) -> None:
+def test_shipped_recordings_are_valid_and_marked_as_cpu_recordings(network: _Network) -> None:
     trace, batch, *_ = network
     assert check_trace(trace) == []
     assert (trace.info.origin, trace.info.batch) == (Origin.RECORDED, batch)
@@ -119,7 +119,7 @@ def test_pooling_is_denser_than_its_input_at_every_epoch(zeros: dict[str, list[f
         assert all(after < before for after, before in pairs)
 
 
-def test_density_drops_within_the_first_epoch_and_hardly_comes_back(zeros: dict[str, list[float]]) -> None:
+def test_density_drops_in_the_first_epoch_and_hardly_recovers(zeros: dict[str, list[float]]) -> None:
     for layer in ("conv2", "conv3", "conv4", "fc5"):
         series = zeros[layer]
         assert series[1] - series[0] == max(late - early for early, late in itertools.pairwise(series))
@@ -127,7 +127,7 @@ def test_density_drops_within_the_first_epoch_and_hardly_comes_back(zeros: dict[
         assert max(series) - series[-1] < 0.05
 
 
-def test_which_layers_are_sparsest_is_as_the_readme_says(zeros: dict[str, list[float]], digits: Trace) -> None:
+def test_the_sparsest_layers_match_the_readme(zeros: dict[str, list[float]], digits: Trace) -> None:
     last = {layer: series[-1] for layer, series in zeros.items()}
     assert last["conv4"] > last["fc5"] > last["conv2"] > last["conv3"] > last["fc6"] > last["conv1"]
     assert [round(last[layer], 2) for layer in ("conv4", "fc5", "fc6")] == [0.93, 0.90, 0.58]

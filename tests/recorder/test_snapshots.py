@@ -90,7 +90,7 @@ def test_moments_are_spread_over_the_time_and_no_kernel_is_taken_twice(times: li
     assert chosen[0] >= 0 and chosen[-1] < len(times)
 
 
-def test_formats_that_numpy_lacks_are_kept_bit_by_bit(tmp_path: Path) -> None:
+def test_formats_unknown_to_numpy_are_stored_bit_for_bit(tmp_path: Path) -> None:
     def factory() -> Any:
         module = nn.Linear(4, 4, bias=False).bfloat16()
         nn.init.constant_(module.weight, 1.0)
@@ -115,7 +115,7 @@ def test_options_of_the_command(tmp_path: Path) -> None:
     assert fewer.exit_code == 0 and len(list((tmp_path / "fewer").iterdir())) == 2
 
 
-def test_bad_input_is_told(tmp_path: Path) -> None:
+def test_bad_input_is_reported(tmp_path: Path) -> None:
     with pytest.raises(InputError, match=r"snapshots: there is no folder .*name one \(dump_memory, --dump-memory\)"):
         record("mlp", batch=2, snapshots=3)
     with pytest.raises(InputError, match="snapshots: 0 is not a number of snapshots"):

@@ -48,7 +48,7 @@ def test_a_view_shares_the_block_and_keeps_it() -> None:
     assert _release(trace, "conv:convolution").startswith("backward:fc:")
 
 
-def test_a_dropout_mask_is_kept_for_backward_and_drawing_it_is_not_pure() -> None:
+def test_a_dropout_mask_is_saved_for_backward_and_drawn_by_an_impure_kernel() -> None:
     trace = record_module(
         lambda: named(fc=nn.Linear(192, 64), drop=nn.Dropout(0.5), flat=nn.Flatten()), IMAGES.flatten(1)
     )
@@ -148,7 +148,7 @@ def test_sparsity_is_the_share_of_exact_zeros_after_the_last_write() -> None:
     assert shares["fc:addmm"] == 0.0
 
 
-def test_a_scalar_made_on_the_host_in_mid_iteration_is_born_there() -> None:
+def test_a_scalar_created_on_the_host_is_initialized_there() -> None:
     class Scaled(nn.Module):
         def forward(self, x: torch.Tensor) -> torch.Tensor:
             return x * torch.tensor([2.0])

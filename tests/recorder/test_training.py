@@ -98,7 +98,7 @@ def test_training_changes_neither_kernels_nor_blocks() -> None:
     assert check_trace(trained) == []
 
 
-def test_looking_at_activations_leaves_weights_buffers_and_random_numbers_alone() -> None:
+def test_measuring_activations_changes_no_weights_buffers_or_random_state() -> None:
     def fresh() -> Workload:
         torch.manual_seed(5)
         module = named(fc1=nn.Linear(6, 16), bn=nn.BatchNorm1d(16), drop=nn.Dropout(0.5), fc2=nn.Linear(16, 2))
@@ -127,7 +127,7 @@ def test_the_optimizers_state_does_not_shift_what_is_measured() -> None:
     assert len(adam) == len(sgd) == 2
 
 
-def test_a_seed_decides_the_whole_run() -> None:
+def test_a_seed_determines_the_entire_run() -> None:
     def shuffled(batch: int) -> tuple[Any, ...]:
         inputs = torch.randn(10, 6)
         labels = torch.randint(2, (10,))

@@ -20,7 +20,7 @@ def test_importing_the_recorder_and_listing_its_models_does_not_import_torch() -
     subprocess.run([sys.executable, "-c", code], check=True)
 
 
-def test_without_torch_the_error_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_torch_the_error_names_the_package(monkeypatch: pytest.MonkeyPatch) -> None:
     result = importlib.util.find_spec
     monkeypatch.setattr(
         importlib.util, "find_spec", lambda name, *more: None if name == "torch" else result(name, *more)
@@ -29,7 +29,7 @@ def test_without_torch_the_error_says_what_to_install(monkeypatch: pytest.Monkey
         record("vgg11", batch=1)
 
 
-def test_wrong_arguments_are_told_together() -> None:
+def test_wrong_arguments_are_reported_together() -> None:
     with pytest.raises(InputError) as caught:
         record("vgg11", batch=0, repetitions=-1, warmup=0, epochs=-1, date="yesterday")
     assert [problem.place for problem in caught.value.problems] == ["batch", "repetitions", "warmup", "epochs", "date"]

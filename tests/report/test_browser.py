@@ -193,7 +193,7 @@ def test_the_wheel_zooms_where_the_pointer_is_and_a_drag_moves(
 
 
 @pytest.mark.slow
-def test_a_span_is_told_under_the_pointer_and_pinned_by_a_click(
+def test_a_span_is_described_under_the_pointer_and_pinned_by_a_click(
     at: Callable[..., Chrome], page: Path, timeline: Timeline
 ) -> None:
     from selenium.webdriver import ActionChains
@@ -226,7 +226,7 @@ def test_a_span_is_told_under_the_pointer_and_pinned_by_a_click(
 
 
 @pytest.mark.slow
-def test_a_tensor_is_found_wherever_it_is_made_used_or_moved(
+def test_a_tensor_search_lists_every_write_read_and_move(
     at: Callable[..., Chrome], page: Path, timeline: Timeline, quickstart: Comparison
 ) -> None:
     from selenium.webdriver.common.keys import Keys

@@ -115,7 +115,7 @@ def test_memory_is_in_the_data_to_the_byte(quickstart: Comparison) -> None:
         assert run["unlimited"] is (ran.label == "ideal")
 
 
-def test_padding_is_told_apart_from_live_bytes() -> None:
+def test_padding_is_shown_separately_from_live_bytes() -> None:
     recorded = recorded_from(compare(CHAIN, NODE, ["none"], alignment=4096, iterations=1))
     [run] = page_data(recorded)["runs"]
     curve = timeline_of(recorded.runs[0]).device_memory
@@ -178,7 +178,7 @@ def test_bars_add_up_to_the_iteration(quickstart: Comparison) -> None:
             assert sum(part.width for part in bar.parts) == pytest.approx(share, abs=0.001)
 
 
-def test_the_page_says_what_ran_and_what_its_numbers_are_of(comparison: Comparison) -> None:
+def test_the_page_names_the_run_and_the_sources_of_its_numbers(comparison: Comparison) -> None:
     text = " ".join(" ".join(parsed(page(recorded_from(comparison), {})).texts).split())
     for message in (
         "chain on tight",
@@ -193,7 +193,7 @@ def test_the_page_says_what_ran_and_what_its_numbers_are_of(comparison: Comparis
         assert message in text
 
 
-def test_a_run_without_any_end_says_why_and_has_no_timeline() -> None:
+def test_a_run_that_never_ended_has_a_reason_and_no_timeline() -> None:
     parser = parsed(page(recorded_from(compare(CHAIN, TIGHT, ["none"])), {}))
     assert not [attributes for tag, attributes in parser.tags if tag == "canvas" or attributes.get("role") == "tab"]
     text = " ".join(parser.texts)
@@ -224,7 +224,7 @@ def test_a_page_needs_nothing_but_itself(comparison: Comparison) -> None:
     )
 
 
-def test_names_are_text_wherever_they_stand() -> None:
+def test_names_are_escaped_everywhere() -> None:
     name = NASTY.replace(" ", "")
     trace = renamed(CHAIN, "x2", name)
     about = {"simgpu": "0", "scenario": NASTY, "description": NASTY}
@@ -264,7 +264,7 @@ def test_a_folder_gives_the_page_that_the_comparison_gives(quickstart: Compariso
     assert parsed(from_folder).texts == parsed(from_memory).texts
 
 
-def test_the_same_run_gives_the_same_bytes_and_perfetto_files_beside(comparison: Comparison, tmp_path: Path) -> None:
+def test_the_same_run_gives_the_same_page_and_perfetto_files(comparison: Comparison, tmp_path: Path) -> None:
     folder = written(comparison, tmp_path / "run", formats=("csv", "perfetto"))
     page_path, *beside = write_report(folder, tmp_path / "my page.html")
     assert [file.name for file in beside] == ["my page.ideal.perfetto.json", "my page.vdnn.perfetto.json"]
@@ -290,7 +290,7 @@ def test_the_first_page_is_small(quickstart: Comparison) -> None:
     assert len(page(recorded_from(quickstart), {})) < 260_000
 
 
-def test_what_a_browser_cannot_tell_exactly_is_refused(comparison: Comparison) -> None:
+def test_numbers_that_a_browser_cannot_represent_are_refused(comparison: Comparison) -> None:
     recorded = recorded_from(comparison)
     ran = recorded.runs[0]
     timeline = timeline_of(ran)
@@ -305,7 +305,7 @@ def test_what_a_browser_cannot_tell_exactly_is_refused(comparison: Comparison) -
 
 
 @pytest.mark.parametrize(("key", "value"), [("steady", 7.5), ("metrics", {"iteration_ns": "long"}), ("notes", 3)])
-def test_numbers_that_no_run_writes_are_told_with_their_file(tmp_path: Path, key: str, value: object) -> None:
+def test_impossible_numbers_are_reported_with_their_file(tmp_path: Path, key: str, value: object) -> None:
     folder = written(small(), tmp_path / "run")
     report = json.loads((folder / "report.json").read_text())
     for entry in report["results"]:

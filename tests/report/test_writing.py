@@ -43,7 +43,7 @@ def test_a_runs_page_is_its_report_html(tmp_path: Path) -> None:
     assert not (out / "report.html").exists()
 
 
-def test_a_scenario_is_run_and_its_page_stands_in_the_current_folder(
+def test_a_scenario_is_run_and_its_page_written_to_the_current_folder(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     study = make_study(tmp_path)
@@ -93,7 +93,7 @@ def test_a_damaged_report_names_all_that_is_missing(run: Path) -> None:
     assert "report.json: results[2]: has no timeline: an earlier simgpu wrote it" in text
 
 
-def test_what_another_simgpu_left_out_of_a_report_is_told(run: Path) -> None:
+def test_members_missing_from_another_versions_report_are_named(run: Path) -> None:
     document = json.loads((run / "report.json").read_text())
     del document["node"]["link"]["kind"], document["results"][2]["metrics"]["overlap_ns"]
     document["results"][2]["seed"] = "one"
@@ -104,7 +104,7 @@ def test_what_another_simgpu_left_out_of_a_report_is_told(run: Path) -> None:
     assert "report.json: results[2].metrics.overlap_ns: is missing or not a whole number" in text
 
 
-def test_damaged_tables_of_all_policies_are_told_by_row(run: Path) -> None:
+def test_damaged_tables_of_all_policies_are_reported_by_row(run: Path) -> None:
     timeline = run / "vdnn" / "timeline.csv"
     rows = timeline.read_text().splitlines()
     rows[1] = rows[1].replace(",compute,", ",compute!,", 1)
@@ -121,13 +121,13 @@ def test_damaged_tables_of_all_policies_are_told_by_row(run: Path) -> None:
 
 
 @pytest.mark.slow
-def test_a_run_without_tables_says_how_to_get_them(tmp_path: Path) -> None:
+def test_a_run_without_tables_names_the_option_that_writes_them(tmp_path: Path) -> None:
     text = told(written(small(), tmp_path / "run", formats=("perfetto",)))
     assert f"{tmp_path / 'run' / 'ideal'}: holds no timeline.csv or timeline.parquet" in text
     assert "outputs.timeline: [csv]" in text
 
 
-def test_a_page_appears_whole_or_not_at_all(run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_page_is_written_atomically(run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(InputError, match="is a folder; name the page, for example"):
         write_report(run, tmp_path)
     with pytest.raises(InputError, match="is not a folder; make that folder"):

@@ -109,7 +109,7 @@ def test_layer_synchronous_vdnn_takes_the_sum_of_maxima_on_any_chain(net: Chain,
 
 @settings(deadline=None, max_examples=50)
 @given(st.data(), chains(), links())
-def test_swaps_encoded_by_the_gpu_cost_what_the_equations_of_cswap_say(data: st.DataObject, net: Chain, on: NodeSpec):
+def test_swaps_encoded_by_the_gpu_cost_as_in_the_equations_of_cswap(data: st.DataObject, net: Chain, on: NodeSpec):
     """Equations 1-4 (section IV-B): any subset of the inputs encoded, latency off, one tensor a layer."""
     on = replace(on, link=replace(on.link, latency_ns=0))
     count = len(net.forward)

@@ -26,7 +26,7 @@ OTHER = StreamId(0, "compute", 1)
 HOST = Space.HOST
 
 
-def test_memory_given_back_at_an_instant_serves_what_is_asked_at_it():
+def test_memory_released_at_an_instant_serves_requests_of_that_instant():
     """The stream that asks comes first by rank, and still its request comes after the other's release."""
     tasks = graph([kernel("long", 10, "", "a"), kernel("other", 10, "", "b", stream=1)], [block("a", 8), block("b", 8)])
     code = {
@@ -57,7 +57,7 @@ def test_who_waited_is_served_before_who_asks_now():
     assert result["k3"] == (17, 18)
 
 
-def test_who_waited_is_served_first_even_when_a_signal_stands_between_release_and_request():
+def test_an_earlier_waiter_is_served_first_despite_a_signal_between_release_and_request():
     """As above with a signal nobody waits for between giving back and going on: starts come after all grants.
 
     At 4 the copy-in ends, gives its host memory back, and wants the engine again; copy-out has waited for that host
@@ -119,7 +119,7 @@ def test_signals_of_an_instant_come_before_its_requests_for_memory():
     assert stalls(run(program(code), tasks, node(8))) == []
 
 
-def test_first_come_first_served_among_equals_goes_by_stream():
+def test_simultaneous_requests_are_served_in_order_of_streams():
     """Two streams ask for the same bytes at one instant: compute before d2h."""
     tasks = graph([kernel("k0", 10, "", "a"), kernel("k1", 10, "", "b", stream=1)], [block("a", 8), block("b", 8)])
     code = {
@@ -161,7 +161,7 @@ def test_a_kernel_that_ends_as_a_copys_latency_ends_does_not_wait_for_the_copy(d
     assert result["k2"] == (6, 11)
 
 
-def test_on_a_half_duplex_link_a_kernel_that_ends_where_a_lone_copy_would_have_ended_goes_on():
+def test_a_kernel_ending_when_a_lone_copy_would_end_continues_on_a_half_duplex_link():
     """Out and in share the link from 4 on, so the copy-out ends after 50, when k1 ends and k2 must begin."""
     tasks = graph(
         [

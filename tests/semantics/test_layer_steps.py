@@ -37,7 +37,7 @@ def test_a_step_is_a_run_of_kernels_with_one_layer_and_one_phase():
     assert steps == [["f1", "f1b"], ["f2", "f2b"], ["f3"], ["b3"], ["b2"], ["b1"]]
 
 
-def test_a_layer_that_comes_again_is_a_step_of_its_own():
+def test_a_layer_tag_that_recurs_is_a_separate_layer_step():
     tasks = graph([kernel(f"k{i}", 1, layer=tag) for i, tag in enumerate("ABBA")], [])
     assert [(s.first, s.stop) for s in tasks.layers.steps] == [(0, 1), (1, 3), (3, 4)]
 
@@ -56,7 +56,7 @@ def test_a_transfer_shorter_than_its_step_costs_nothing():
     assert moved(Swap(X, K("f1"), K("b1"), K("b2")), out=7 * 10**9, back=7 * 10**9)["b1"] == (70, 80)
 
 
-def test_a_prefetch_runs_beside_the_step_it_is_issued_with():
+def test_a_prefetch_overlaps_the_step_it_is_issued_with():
     result = moved(Swap(X, K("f1"), K("b1"), K("b2")))
     assert (result["b2"], result["in:x"], result["b1"]) == ((75, 85), (75, 110), (110, 120))
 
@@ -72,7 +72,7 @@ def test_a_step_with_neither_waits_for_nothing():
     assert [result[k.id][0] for k in LAYERED.kernels] == list(range(0, 80, 10))
 
 
-def test_vdnn_fetches_beside_the_step_before_the_first_backward_reader():
+def test_vdnn_prefetches_during_the_step_before_the_first_backward_reader():
     result = simulate(chain([5] * 4, [5] * 4, [9] * 4), node(), "vdnn", iterations=1)
     outcome = {s.name: s.start_ns for s in result.timeline if s.kind.label == "copy_h2d"}
     starts = {s.name: s.start_ns for s in result.timeline if s.kind.label == "compute"}
@@ -84,7 +84,7 @@ def test_vdnn_offloads_nothing_where_last_reader_and_first_backward_reader_are_a
     assert (result.iteration_ns, result.metrics.d2h_bytes) == (10, 0)
 
 
-def test_what_the_step_itself_writes_cannot_leave_with_it():
+def test_a_block_written_by_a_step_is_not_offloaded_with_it():
     tasks = graph(
         [kernel("a", 1, "", "x", layer="A"), kernel("b", 1, layer="B"), kernel("c", 1, "x", layer="C")], [block("x", 9)]
     )
@@ -92,7 +92,7 @@ def test_what_the_step_itself_writes_cannot_leave_with_it():
         lower(tasks, Placement((Swap(0, 0, 2, 1),), layer_barrier=True))
 
 
-def test_what_the_host_puts_there_during_the_step_cannot_leave_with_it():
+def test_a_block_initialized_during_a_step_is_not_offloaded_with_it():
     """A block born at the second kernel of a step does not exist when the step begins."""
     tasks = graph(
         [
@@ -107,7 +107,7 @@ def test_what_the_host_puts_there_during_the_step_cannot_leave_with_it():
         lower(tasks, Placement((Swap(0, 1, 3, 2),), layer_barrier=True))
 
 
-def test_vdnn_leaves_alone_what_the_host_puts_there_during_the_readers_step():
+def test_vdnn_does_not_offload_a_block_initialized_during_its_readers_step():
     tasks = graph(
         [
             kernel("f1", 10, "", "y", layer="L1"),

@@ -112,7 +112,7 @@ def test_an_engine_serves_first_in_first_out_by_issue():
     assert ("h2d", SpanKind.STALL_ENGINE, 30, 70) in stalls(result)
 
 
-def test_of_two_that_wait_for_an_engine_the_one_that_asked_first_is_served_first():
+def test_a_copy_engine_serves_the_earlier_request_first():
     """The copy-in asks at 22, a copy-out on a second compute stream at 21, both while another copy-out runs."""
     tasks = graph(
         [kernel("k1", 1), kernel("k2", 2), kernel("last", 1, "x y z")], [held("x", 50), held("y", 20), held("z", 5)]
@@ -145,7 +145,7 @@ def test_a_half_duplex_link_carries_the_larger_of_the_two_bandwidths():
     assert lengths(node(out=2 * GB, back=GB, duplex=Duplex.HALF), 300, 100, 0) == (200, 100)
 
 
-def test_what_a_slow_flow_cannot_use_goes_to_the_other():
+def test_bandwidth_unused_by_a_slow_flow_serves_the_other_flow():
     """Back is held to 1 byte in 4 ns, so out gets the other three quarters."""
     assert lengths(node(back=GB // 4, duplex=Duplex.HALF), 75, 25, 0) == (100, 100)
 
@@ -159,6 +159,6 @@ def test_a_finish_rounds_up():
     assert lengths(node(out=3 * GB, back=3 * GB, duplex=Duplex.HALF), 10, 10, 0) == (7, 7)
 
 
-def test_rates_are_whole_numbers_and_what_does_not_divide_is_lost():
+def test_rates_are_integers_and_the_remainder_is_lost():
     """At 3 bytes a second together each gets one; without rounding 2 s would be enough."""
     assert lengths(node(out=3, back=3, duplex=Duplex.HALF), 3, 3, 0) == (3 * GB, 3 * GB)

@@ -30,14 +30,14 @@ def test_a_kernels_blocks_are_taken_just_before_it_starts_and_given_back_after_t
     ]
 
 
-def test_recorded_lifetimes_end_where_the_recording_says():
+def test_recorded_lifetimes_end_at_the_recorded_releases():
     tasks = graph([kernel("k0", 10, "", "a"), kernel("k1", 20), kernel("k2", 30)], [block("a", 3, release="k1")])
     for recorded, freed in ((True, 30), (False, 10)):
         curve = run(lower(tasks, Placement(), recorded_lifetimes=recorded), tasks).timeline.device_memory
         assert curve.time_ns.tolist()[-1] == freed
 
 
-def test_a_request_is_granted_whole_or_not_at_all():
+def test_a_request_for_memory_is_granted_completely_or_not_at_all():
     """While compute waits for 6 and 6 of 12, of which 6 are free, nothing is taken, so another's 6 would fit."""
     tasks = graph(
         [kernel("k0", 10, "", "a"), kernel("k1", 5, "", "b c")], [block("a", 6), block("b", 6), block("c", 6)]
@@ -86,7 +86,7 @@ def test_waiting_is_first_in_first_out_even_where_a_later_request_would_fit():
     assert stalls(run(program(code), tasks, node(10)))[1] == ("compute2", SpanKind.STALL_DEVICE_MEMORY, 2, 10)
 
 
-def test_queues_of_device_and_host_memory_are_apart():
+def test_device_and_host_memory_have_separate_queues():
     tasks = graph([kernel("k0", 10, "", "a"), kernel("k1", 1, "", "b")], [block("a", 8), block("b", 8)])
     code = {
         COMPUTE: [Acquire((0,)), Launch(0), Release((0,))],
@@ -109,7 +109,7 @@ def test_host_memory_is_held_from_the_copy_out_to_the_end_of_the_copy_in():
     assert list(zip(curve.time_ns.tolist(), curve.live.tolist(), strict=True)) == [(10, 30), (90, 0)]
 
 
-def test_padding_is_counted_apart_from_live_bytes():
+def test_padding_is_counted_separately_from_live_bytes():
     tasks = graph([kernel("k0", 10, "", "a b")], [block("a", 1), block("b", 513)])
     curve = run(lower(tasks, Placement()), tasks, node(alignment=512)).timeline.device_memory
     assert (max(curve.live), max(curve.used)) == (514, 512 + 1024)
@@ -166,7 +166,7 @@ def starving() -> tuple[object, ...]:
     return lower(tasks, Placement()), tasks
 
 
-def test_out_of_memory_says_who_asks_what_is_free_and_who_holds_the_rest():
+def test_out_of_memory_names_the_request_the_free_bytes_and_the_holders():
     code, tasks = starving()
     fits = run(code, tasks, node(95))
     assert fits.high_water == 95
@@ -220,7 +220,7 @@ def test_persistent_blocks_that_do_not_fit_together_run_out_before_the_first_ker
     assert (caught.value.at_ns, caught.value.holders) == (0, (("w", 6), ("v", 5)))
 
 
-def test_persistent_blocks_that_do_not_fit_because_of_their_padding_are_told_with_it():
+def test_out_of_memory_reports_the_padding_of_persistent_blocks():
     tasks = graph([kernel("k0", 5, "w"), kernel("k1", 5, "v")], [held("w", 6), held("v", 5)])
     with pytest.raises(OutOfMemoryError) as caught:
         run(lower(tasks, Placement()), tasks, node(20, alignment=16))

@@ -161,7 +161,7 @@ def test_vdnn_within_a_budget_runs_or_runs_out_of_memory(data: st.DataObject, mo
 
 @many
 @given(st.data(), st.integers(1, 3))
-def test_ideal_takes_as_long_as_the_graph_says(data: st.DataObject, streams: int):
+def test_ideal_takes_the_ideal_time_of_the_graph(data: st.DataObject, streams: int):
     trace = data.draw(traces(streams=streams))
     result = simulate(trace, data.draw(nodes()), "ideal", budget=10**9)
     assert result.iteration_ns == result.ideal_ns

@@ -52,7 +52,9 @@ def test_any_kernels_find_the_same_values(data: st.DataObject, choice: Random):
 
 @many
 @given(st.data(), st.randoms(use_true_random=False))
-def test_what_is_asked_for_without_care_is_refused_by_the_lowering_or_right(data: st.DataObject, choice: Random):
+def test_random_recompute_requests_are_refused_by_the_lowering_or_computed_correctly(
+    data: st.DataObject, choice: Random
+):
     graph = TaskGraph.of(data.draw(st.one_of(trainings(), repeatable_traces())))
     placement = data.draw(careless_placements(graph))
     try:
@@ -64,7 +66,7 @@ def test_what_is_asked_for_without_care_is_refused_by_the_lowering_or_right(data
 
 @many
 @given(st.data(), st.booleans())
-def test_everything_happens_when_the_rules_say(data: st.DataObject, tight: bool):
+def test_every_event_happens_when_the_reference_model_predicts(data: st.DataObject, tight: bool):
     """The machine against the second one, with relaunches and with copies out during the last reader."""
     graph = data.draw(encoded_graphs(of=st.one_of(trainings(max_layers=5), repeatable_traces())))
     program = lower(graph, data.draw(mixed_placements(graph)))

@@ -57,7 +57,7 @@ def test_iterations_of_unequal_time_are_labelled_unsteady():
     assert [run(program(code, [0]), tasks, iterations=count).steady for count in (3, 4)] == [False, True]
 
 
-def test_iterations_of_equal_time_that_leave_another_pool_are_labelled_unsteady():
+def test_iterations_of_equal_time_with_different_final_pools_are_unsteady():
     """x changes places with what was below or above it, so every other iteration finds it elsewhere."""
     blocks = [held("x", 4), held("z", 4, release="k0"), held("w", 4, release="k0")]
     moving = graph([kernel("k0", 10, "x")], blocks)
@@ -71,7 +71,7 @@ def test_iterations_of_equal_time_that_leave_another_pool_are_labelled_unsteady(
     assert run(program({COMPUTE: [*code, Launch(0)]}, [0]), moving, node(8), iterations=3).steady
 
 
-def test_constants_that_died_are_born_again_at_no_cost():
+def test_released_constants_are_initialized_again_at_no_cost():
     tasks = graph([kernel("k0", 10, "c"), kernel("k1", 10)], [held("c", 4, release="k0")])
     code = lower(tasks, Placement(), recorded_lifetimes=True)
     assert code.resident == ()

@@ -19,7 +19,7 @@ def without_blocks() -> Trace:
     return replace(trace, kernels=kernels, blocks=())
 
 
-def test_ideal_tells_the_time_and_that_memory_is_unknown() -> None:
+def test_ideal_reports_step_time_and_unknown_memory() -> None:
     result = simgpu.simulate(without_blocks(), simgpu.load_node("v100"), "ideal")
     assert result.iteration_ns == 36
     assert result.notes == ("the recording has no tensors: times are recorded, memory is unknown",)

@@ -177,14 +177,14 @@ def test_the_breakdown_of_each_gpu_adds_up(node: NodeSpec, resnet: Trace):
     assert parts[0].stalled < parts[1].stalled
 
 
-def test_waiting_for_the_host_is_told_as_that():
+def test_waiting_for_the_host_is_reported_as_its_own_cause():
     trace = network([1000], batch=2)
     on = replace(several(2), host=HostSpec(accumulate_bandwidth=10**6))
     parts = simulate(trace, on, "ideal", gpus=2).metrics.breakdown
     assert parts.stalled_host == 4 * 1000 * 1000
 
 
-def test_files_tell_the_gpus_apart(node: NodeSpec, recorded: Trace, tmp_path: Path):
+def test_output_files_distinguish_the_gpus(node: NodeSpec, recorded: Trace, tmp_path: Path):
     timeline = simulate(recorded, node, "vdnn", gpus=2).timeline
     frame = timeline.memory_frame()
     assert sorted(set(zip(frame["gpu"], frame["space"], strict=True))) == [(-1, "host"), (0, "device"), (1, "device")]
@@ -198,7 +198,7 @@ def test_files_tell_the_gpus_apart(node: NodeSpec, recorded: Trace, tmp_path: Pa
 
 
 @pytest.mark.slow
-def test_whatever_shows_several_gpus_says_that_collectives_are_not_simulated():
+def test_outputs_of_several_gpus_note_that_collectives_are_not_simulated():
     """A speedup by moDNN's exchange through host memory says nothing of training with NCCL."""
     text = "NCCL's collectives and links between GPUs"
     base = {"trace": "resnet20-cifar-cpu", "node": "k40-x4", "policies": "none", "iterations": 1}
@@ -216,7 +216,7 @@ def test_whatever_shows_several_gpus_says_that_collectives_are_not_simulated():
     assert text in readme
 
 
-def test_notes_tell_what_becomes_of_the_optimizer():
+def test_notes_describe_the_optimizers_place():
     on = replace(several(2), host=HostSpec(accumulate_bandwidth=10**9))
     on = replace(on, gpu=replace(on.gpu, dram_bandwidth=10**10))
     recorded, none = network([10, 10], step=500, batch=2), network([10, 10], step=None, batch=2)
@@ -229,7 +229,7 @@ def test_notes_tell_what_becomes_of_the_optimizer():
         assert "the trace has no optimizer: weights are updated by plain gradient descent" in notes
 
 
-def test_notes_name_weights_whose_gradient_nobody_knows():
+def test_notes_name_weights_without_known_gradients():
     trace = network([10, 100, 100], batch=2)
     blocks = tuple(replace(b, kind=BlockKind.OTHER, bytes=7) if b.id == "w1.grad" else b for b in trace.blocks)
     on = replace(several(2), host=HostSpec(accumulate_bandwidth=10**9))

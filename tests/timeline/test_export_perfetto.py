@@ -63,7 +63,7 @@ def test_every_stream_is_a_named_track_of_its_gpu_in_a_fixed_order(tmp_path: Pat
         assert event["cat"] == span.kind.label
 
 
-def test_slices_tell_bytes_and_stalls_tell_what_they_wait_for(tmp_path: Path) -> None:
+def test_slices_show_bytes_and_stalls_show_their_cause(tmp_path: Path) -> None:
     slices = [event for event in events(swaps(), tmp_path) if event["ph"] == "X"]
     assert {e["name"] for e in slices} == {"x", "y", "w", "v", 'conv "1"', "waits for device memory"}
     stall = next(e for e in slices if e["cat"] == "stall_device_memory")
@@ -83,7 +83,7 @@ def test_an_arrow_leads_from_each_copy_out_to_the_next_copy_in_of_its_block(tmp_
     assert {e["cat"] for e in (*starts.values(), *finishes.values())} == {"offload"}
 
 
-def test_arrow_ends_lie_on_an_open_slice_that_stands_before_them_in_the_file(tmp_path: Path) -> None:
+def test_arrows_end_on_an_open_slice_that_precedes_them_in_the_file(tmp_path: Path) -> None:
     result = events(layered_run(), tmp_path)
     arrows = [(place, e) for place, e in enumerate(result) if e["ph"] in "sf"]
     assert len(arrows) == 2 * 2 * 59
@@ -135,7 +135,7 @@ def test_two_processes_write_the_same_bytes(tmp_path: Path) -> None:
     assert outputs[0] == outputs[1]
 
 
-def test_what_the_run_was_stands_in_the_file_and_beside_the_gpu(tmp_path: Path) -> None:
+def test_the_file_and_the_gpu_track_describe_the_run(tmp_path: Path) -> None:
     write_perfetto(swaps(), tmp_path / "trace.json", {"run": 'vdnn "x"', "trace": "recorded on a CPU"})
     result = json.loads((tmp_path / "trace.json").read_text(encoding="utf-8"))
     assert result["otherData"] == {"run": 'vdnn "x"', "trace": "recorded on a CPU"}

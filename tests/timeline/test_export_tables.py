@@ -73,7 +73,7 @@ def test_parquet_gives_back_the_frame(tmp_path: Path) -> None:
     assert read["start_ns"].dtype == "int64"
 
 
-def test_parquet_without_pyarrow_says_what_to_install(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_parquet_without_pyarrow_names_the_package_to_install(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "pyarrow", None)
     with pytest.raises(MissingExtraError, match=r"pyarrow.*simgpu with its extra 'parquet'"):
         write_parquet(small(), tmp_path / "timeline.parquet")
@@ -89,7 +89,7 @@ def test_an_empty_timeline_has_all_columns(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("write", WRITERS)
-def test_a_missing_folder_is_named_and_nothing_is_made(write, tmp_path: Path) -> None:
+def test_a_missing_folder_is_named_and_nothing_is_created(write, tmp_path: Path) -> None:
     with pytest.raises(InputError, match=r"absent.*cannot be written: No such file"):
         write(small(), tmp_path / "absent" / "timeline.out")
     assert list(tmp_path.iterdir()) == []

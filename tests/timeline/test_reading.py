@@ -154,7 +154,9 @@ SMALL = timeline_of(
         ),
     ],
 )
-def test_damage_is_told_by_file_row_and_column(tmp_path: Path, file: str, row: int, cells: str, message: str) -> None:
+def test_damaged_tables_are_reported_by_file_row_and_column(
+    tmp_path: Path, file: str, row: int, cells: str, message: str
+) -> None:
     write_csv(SMALL, tmp_path / "s.csv")
     write_memory_csv(SMALL, tmp_path / "m.csv")
     lines = (tmp_path / file).read_text().split("\n")
@@ -167,7 +169,7 @@ def test_damage_is_told_by_file_row_and_column(tmp_path: Path, file: str, row: i
     )
 
 
-def test_files_that_are_missing_or_cut_off_are_told_together(tmp_path: Path) -> None:
+def test_missing_and_truncated_files_are_reported_together(tmp_path: Path) -> None:
     write_csv(SMALL, tmp_path / "s.csv")
     text = (tmp_path / "s.csv").read_text()
     (tmp_path / "s.csv").write_text(text[:-4])

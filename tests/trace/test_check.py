@@ -60,7 +60,7 @@ def test_values_that_are_refused(trace, place, reported):
     assert any(where == place and reported in what for where, what in result), result
 
 
-def test_unused_block_is_reported_unless_persistent_or_born():
+def test_unused_block_is_reported_unless_persistent_or_initialized():
     lone = Block("lone", 4, BlockKind.OTHER)
     assert ["lone" in p.what for p in check_trace(replace(SMALL, blocks=(*SMALL.blocks, lone)))] == [True]
     for legal in (

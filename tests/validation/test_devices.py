@@ -83,7 +83,7 @@ def test_a_stream_copies_in_order(device: Device) -> None:
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.int64, torch.bfloat16])
-def test_copies_keep_type_and_shape_and_may_change_how_it_lies(device: Device, dtype: torch.dtype) -> None:
+def test_copies_preserve_type_and_shape_and_may_change_strides(device: Device, dtype: torch.dtype) -> None:
     values = torch.arange(12).to(dtype).reshape(3, 4).to(device.torch_device)
     host = device.host_buffer(values.nbytes).view(dtype).view(4, 3)
     device.compute.copy(host, values.t())
@@ -128,7 +128,7 @@ def test_two_streams_wait_for_each_other_in_turn(cpu: CpuDevice) -> None:
     assert second.ns_since(first) >= 0 and third.ns_since(second) >= 0
 
 
-def test_a_busy_stream_is_busy_for_at_least_as_long_as_asked(device: Device) -> None:
+def test_a_busy_stream_is_busy_for_at_least_the_requested_time(device: Device) -> None:
     for stream in (device.compute, device.new_stream("d2h")):
         stream.busy(1_000)
         begin = stream.record()
@@ -323,7 +323,7 @@ def on_cpu(monkeypatch: pytest.MonkeyPatch) -> CudaStandIn:
     return cuda
 
 
-def test_a_cuda_stream_spins_for_as_long_as_asked_by_its_calibration(on_cpu: CudaStandIn) -> None:
+def test_a_cuda_stream_spins_for_the_requested_time(on_cpu: CudaStandIn) -> None:
     from simgpu.validation.devices.cuda import CudaDevice
 
     device = CudaDevice(torch.device("cuda", 0))

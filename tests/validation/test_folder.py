@@ -158,7 +158,7 @@ _copy = st.builds(
 
 
 @given(st.lists(st.one_of(_kernel, _copy), max_size=8))
-def test_spans_of_any_words_and_numbers_are_read_back(spans: list[MeasuredSpan]) -> None:
+def test_spans_with_any_names_and_numbers_are_read_back(spans: list[MeasuredSpan]) -> None:
     import tempfile
 
     with tempfile.TemporaryDirectory() as built:

@@ -283,7 +283,7 @@ def test_checkpointed_modules_are_as_before_afterwards_also_after_an_error(devic
 
 
 @pytest.mark.parametrize("method", [Method.SAVE_ON_CPU, Method.ASYNC_OFFLOAD])
-def test_a_step_that_fails_leaves_no_hooks_and_the_next_one_works(device: CpuDevice, method: Method) -> None:
+def test_a_failed_step_removes_its_hooks(device: CpuDevice, method: Method) -> None:
     workload = workload_of("pictures")
     broken = workload.module.classifier.out.register_forward_pre_hook(lambda *_: 1 / 0)
     with managed(method, workload, device, settings_of(method, "pictures")) as run:

@@ -219,7 +219,7 @@ def test_a_gradient_taken_within_forward_may_be_differentiated_again(slow: SlowC
 
 
 @pytest.mark.parametrize("stash", [0, 9])
-def test_backward_may_run_twice_through_a_graph_that_is_kept(slow: SlowCopies, stash: int) -> None:
+def test_backward_may_run_twice_through_a_retained_graph(slow: SlowCopies, stash: int) -> None:
     module = Calls(lambda x, w: (x @ w).sigmoid().exp().sin())
     batch, offload = torch.rand(8, 8), AsyncOffload(slow, Tally(), prefetch=1, stash=stash, min_bytes=0)
     module(batch).sum().backward()
@@ -293,7 +293,7 @@ def test_persistent_tensors_created_in_the_first_step_are_not_offloaded_later(de
     assert copied == [table[0].nbytes, 0, 0]
 
 
-def test_steps_leave_no_blocks_and_reuse_host_buffers(
+def test_steps_free_all_blocks_and_reuse_host_buffers(
     slow: SlowCopies, no_collection: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     built: list[int] = []

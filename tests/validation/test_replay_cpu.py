@@ -63,7 +63,7 @@ def test_a_replay_has_the_simulated_order_bytes_and_peak(policy: str, budget: in
     assert len(result.measured.iterations_ns) == len(result.simulated.iterations_ns) == 2
 
 
-def test_replayed_kernels_last_at_least_as_simulated_and_streams_stay_in_order():
+def test_replayed_kernels_last_at_least_the_simulated_time_in_stream_order():
     """A busy loop may last longer on a machine that has other things to do, never shorter."""
     result = replay(of_result(simulate(TRACE, node(14 * MIB), "vdnn")), device="cpu", repetitions=1)
     for stream in result.comparison.streams.values():

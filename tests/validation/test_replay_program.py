@@ -222,7 +222,7 @@ def test_all_damaged_files_are_reported_together(home: Path):
     assert [Path(problem.file).name for problem in caught.value.problems] == ["blocks.csv", "program.json"]
 
 
-def test_the_folder_of_a_whole_run_is_not_that_of_a_policy(home: Path):
+def test_a_run_folder_is_refused_as_a_policy_folder(home: Path):
     with pytest.raises(InputError, match="holds a whole run, not one policy of it; give the folder of one policy"):
         read_program(home.parent)
     with pytest.raises(InputError, match="no such folder"):

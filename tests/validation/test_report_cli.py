@@ -189,5 +189,5 @@ def test_without_a_name_the_shipped_recordings_with_the_case_are_shown(
     assert [each["recording"] for each in json.loads(named.stdout)["recordings"]] == ["a-gpu"]
 
 
-def test_progress_goes_to_stderr_only(place: Path) -> None:
+def test_progress_is_written_to_stderr_only(place: Path) -> None:
     assert simgpu("validate", "report", place, "--json", "-q").stderr == ""

@@ -141,7 +141,7 @@ def mark(number: int, start: float, takes: float) -> dict[str, Any]:
     return {**op(f"ProfilerStep#{number}", start, takes), "cat": "user_annotation"}
 
 
-def test_copies_go_by_their_way_and_calls_by_the_outermost_word(tmp_path: Path) -> None:
+def test_copies_match_by_direction_and_calls_by_the_outermost_name(tmp_path: Path) -> None:
     file = profile(
         tmp_path / "profile.json",
         mark(0, 0, 9),
@@ -202,7 +202,7 @@ def test_kernels_that_prepare_a_copy_belong_to_the_copy(tmp_path: Path) -> None:
     assert [(call.start_ns, call.end_ns) for call in calls_of(result)] == [(0, 2000), (20_000, 27_000)]
 
 
-def test_a_word_means_the_operator_in_place_too(tmp_path: Path) -> None:
+def test_an_operator_name_covers_its_in_place_form(tmp_path: Path) -> None:
     inside = op("aten::clamp_min_", 2, 2)
     file = profile(tmp_path / "profile.json", op("aten::relu_", 1, 5), inside, *work("kernel", "clamp", 1, 3, 9, 1))
     assert [span.op for span in spans_of_profile(file, {"aten::relu"})] == ["aten::relu_"]

@@ -117,7 +117,7 @@ def test_synchronous_offload_copies_both_ways_between_the_same_kernels(device: D
     assert all((span.op, span.call) == ("", -1) for span in copies)
 
 
-def test_asynchronous_offload_leaves_the_kernels_as_they_are(device: Device, mlp: Model) -> None:
+def test_asynchronous_offload_does_not_change_kernels(device: Device, mlp: Model) -> None:
     spans = watched(device, mlp, Method.ASYNC_OFFLOAD, prefetch=1, stash=1, min_bytes=1)
     assert moved(spans, MeasuredKind.COPY_D2H) > 0
     assert match(spans, mlp.ops).is_complete

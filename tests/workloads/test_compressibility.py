@@ -47,7 +47,7 @@ def test_the_shipped_profile_is_what_the_shipped_recordings_show(tmp_path: Path)
     assert load_profile("trained").sizes == ENTRY_SIZES
 
 
-def test_a_recording_that_lacks_is_told(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_missing_recording_is_reported(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main([str(tmp_path), "-o", str(tmp_path / "never.yaml")]) == 2
     assert RECORDINGS[0] in capsys.readouterr().err
     assert list(tmp_path.iterdir()) == []
@@ -229,7 +229,7 @@ def test_a_profile_of_ones_own() -> None:
         ({"role": {}}, "role: unknown key; did you mean 'roles'?"),
     ],
 )
-def test_a_wrong_profile_is_told(tmp_path: Path, change: dict[str, Any], what: str) -> None:
+def test_a_wrong_profile_is_reported(tmp_path: Path, change: dict[str, Any], what: str) -> None:
     document = {
         "schema": "simgpu.compressibility/2",
         "recordings": ["a"],
@@ -243,7 +243,7 @@ def test_a_wrong_profile_is_told(tmp_path: Path, change: dict[str, Any], what: s
     assert what in str(caught.value)
 
 
-def test_an_unknown_profile_is_told() -> None:
+def test_an_unknown_profile_is_reported() -> None:
     with pytest.raises(
         InputError, match=r"compressibility: profile: there is none called 'traind'; did you mean 'trained'"
     ):

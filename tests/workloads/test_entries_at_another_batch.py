@@ -26,7 +26,7 @@ from simgpu.workloads.rescale import at_batch
     st.lists(st.one_of(st.integers(0, 10**12), st.floats(0, 1)), min_size=1, max_size=8).filter(lambda w: sum(w) > 0),
     st.integers(0, 10**12),
 )
-def test_parts_are_whole_add_up_and_are_within_one_of_their_share(weights: list[float], total: int) -> None:
+def test_parts_are_integers_that_sum_up_within_one_of_their_share(weights: list[float], total: int) -> None:
     parts = apportioned(weights, total)
     full = sum(map(Fraction, weights))
     assert sum(parts) == total
@@ -70,7 +70,7 @@ def test_what_grows_evenly_grows_in_every_size() -> None:
         assert large[name, 0] == {size: factor * count for size, count in sorted(small[name, 0].items())}
 
 
-def test_rows_of_entries_alone_tell_epochs_and_no_sizes_of_whole_blocks() -> None:
+def test_rows_with_entries_only_give_epochs_without_block_sizes() -> None:
     trace = replace(_measured(), sparsity=())
     trace = replace(trace, compressibility=trace.compressibility[:-1])
     assert epochs_of(trace) == (0, 3)

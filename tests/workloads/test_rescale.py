@@ -160,7 +160,7 @@ def test_at_one_sample_nothing_differs_but_what_the_loss_counts(name: str) -> No
     assert [(was.op, replace(now, flops=was.flops)) for was, now in differ] == [("nll_loss_forward", differ[0][0])]
 
 
-def test_a_workspace_that_is_new_at_the_other_batch_stands_where_the_model_puts_it() -> None:
+def test_a_workspace_new_at_the_other_batch_has_the_models_position() -> None:
     gpu = simgpu.load_node("a100").gpu
     many, few = (build_trace("googlenet", batch=batch, gpu=gpu) for batch in (96, 7))
     new = few.block_by_id.keys() - many.block_by_id.keys()
@@ -207,7 +207,7 @@ def test_a_convolution_that_took_another_algorithm_than_the_fastest_keeps_it() -
     assert rescaled.block_by_id[workspace.id].bytes == row.workspace_bytes
 
 
-def test_a_workspace_follows_its_algorithm_though_its_kernel_was_timed_apart() -> None:
+def test_a_workspace_follows_its_algorithm_if_its_kernel_is_timed_separately() -> None:
     """It is as large as Winograd's transformed filters, which do not grow."""
     trace = from_zoo("vgg16", 32)
     row = next(row for row in trace.algorithms if row.algorithm == "winograd")
@@ -289,7 +289,7 @@ def total(trace: Trace, kind: BlockKind) -> int:
     return sum(block.bytes for block in trace.blocks if block.kind is kind)
 
 
-def test_a_recording_without_blocks_grows_in_proportion_and_says_so() -> None:
+def test_a_recording_without_blocks_scales_proportionally_with_a_note() -> None:
     info = TraceInfo("bare", 4, "nothing known", "float32", Origin.IMPORTED, "a test")
     kernels = (Kernel("a", "relu", Phase.FORWARD, 10), Kernel("b", "add", Phase.OPTIMIZER, 10))
     doubled = at_batch(Trace(info, kernels, ()), 8)
@@ -334,7 +334,7 @@ def test_masks_drawn_from_nothing_grow_with_what_they_mask_and_channels_statisti
 
 
 @pytest.mark.slow
-def test_without_a_time_model_durations_grow_with_the_work_and_the_notes_say_so() -> None:
+def test_without_a_time_model_durations_scale_with_the_work_with_a_note() -> None:
     trace = simgpu.load_trace("resnet20-cifar-cpu")
     doubled = at_batch(trace, 64)
     assert f"no time model for {trace.info.device}" in doubled.info.notes
@@ -371,7 +371,7 @@ def test_what_was_measured_at_the_recorded_batch_is_left_out() -> None:
 
 
 @pytest.mark.parametrize("batch", [0, -1, 2.0, True])
-def test_a_batch_is_a_positive_whole_number(batch: object) -> None:
+def test_a_batch_is_a_positive_integer(batch: object) -> None:
     with pytest.raises(InputError, match="is not a batch size"):
         at_batch(chain([5], [7], [100]), batch)  # type: ignore[arg-type]
 
@@ -387,7 +387,7 @@ def _recorded_on(device: str, duration_ns: int) -> Trace:
     return Trace(info, (kernel,), blocks, (AlgorithmChoice("k", "fft", 7_000, 500),))
 
 
-def test_a_recording_that_does_not_tell_reads_is_refused() -> None:
+def test_a_recording_without_reads_is_refused() -> None:
     trace = chain([5, 7], [10, 14], [100, 200])
     kernels = tuple(replace(kernel, reads=()) for kernel in trace.kernels)
     alone = replace(trace, kernels=kernels, info=replace(trace.info, origin=Origin.IMPORTED))
@@ -395,7 +395,7 @@ def test_a_recording_that_does_not_tell_reads_is_refused() -> None:
         at_batch(alone, 2)
 
 
-def test_a_gpu_is_found_by_what_its_driver_calls_it() -> None:
+def test_a_gpu_is_found_by_its_driver_name() -> None:
     trace = chain([5_000, 7_000], [10_000, 14_000], [100, 200])
     recorded = replace(trace, info=replace(trace.info, device="NVIDIA H100 80GB HBM3"))
     assert "by the time model of H100 SXM" in at_batch(recorded, 2).info.notes

@@ -87,7 +87,7 @@ def test_device_and_buddy_memory_together_hold_every_entry_exactly(data: st.Data
         ((7, 1, 0, 0, 0, 1, 1, 0), 8),
     ],
 )
-def test_an_allocation_gets_the_least_target_at_which_few_enough_entries_overflow(counts: tuple[int, ...], target: int):
+def test_an_allocation_gets_the_smallest_target_with_acceptable_overflow(counts: tuple[int, ...], target: int):
     """Threshold 30%: three of these ten entries may be larger. Raw data next to it keep the whole ratio below 4."""
     created = told(
         trace([kernel("k", 9, "x raw", "y")], [held("x", 1280), held("raw", 9600), block("y", 4)]),
@@ -101,7 +101,7 @@ def test_an_allocation_gets_the_least_target_at_which_few_enough_entries_overflo
 
 @many
 @given(st.data())
-def test_targets_are_those_of_all_the_epochs_that_a_trace_tells_of(data: st.DataObject):
+def test_targets_consider_all_epochs_of_a_trace(data: st.DataObject):
     created = data.draw(compressible(traces()))
     node = data.draw(buddy_nodes(mode=BuddyMode.CAPACITY))
     buddy = buddy_of(node)
@@ -120,7 +120,7 @@ def test_targets_are_those_of_all_the_epochs_that_a_trace_tells_of(data: st.Data
         assert list(memory_of(task_graph(created, node, epoch)).targets) == smaller
 
 
-def test_no_block_takes_more_room_compressed_than_it_has_bytes():
+def test_no_compressed_block_is_larger_than_its_bytes():
     """A scalar is smaller than the least part of an entry."""
     created = all_of(8, trace([kernel("k", 9, "s t", "")], [held("s", 4), held("t", 130)]))
     assert task_graph(created, buddy_node(mostly_zero=False)).sizes == (4, 64)
@@ -150,7 +150,7 @@ def test_where_nothing_compresses_the_tasks_are_those_without_compressed_memory(
         assert uncompressed(graph).durations == plain.durations
 
 
-def test_blocks_of_which_nothing_is_known_overflow_where_the_whole_program_has_one_target():
+def test_blocks_without_sizes_overflow_under_a_single_target():
     """The naive choice puts them at the ratio of the others; their entries do not compress to it."""
     created = told(
         trace([kernel("k", 10**6, "known unknown", "")], [held("known", 128 * 90), held("unknown", 1280)]),
@@ -260,7 +260,7 @@ def test_raw_blocks_have_no_metadata():
     assert memory_of(task_graph(created, buddy_node(mode=BuddyMode.BANDWIDTH_ONLY))).accesses == 0
 
 
-def test_workspaces_are_compressed_no_further_than_told_and_walked_by_nobody():
+def test_workspaces_have_the_given_target_and_no_walks():
     created = told(
         trace(
             [kernel("k", 100, "x", "y ws")],
@@ -320,7 +320,7 @@ def test_sparse_random_reads_slow_down_and_dense_ones_speed_up(mode: BuddyMode):
 
 @many
 @given(st.data())
-def test_bandwidth_only_compression_saves_no_room_and_uses_no_link(data: st.DataObject):
+def test_bandwidth_only_compression_saves_no_capacity_and_uses_no_link(data: st.DataObject):
     created = data.draw(compressible(traces()))
     node = data.draw(buddy_nodes(mode=BuddyMode.BANDWIDTH_ONLY))
     graph = task_graph(created, node)
@@ -358,7 +358,7 @@ def wrong(compressed_sizes: Sequence[CompressedSize]) -> list[str]:
     return [f"{problem.place}: {problem.what}" for problem in caught.value.problems]
 
 
-def test_histograms_that_do_not_add_up_are_told_all_at_once():
+def test_histograms_with_wrong_sums_are_reported_together():
     result = rows("x1", (0, 0, 0, 3, 0, 0, 0, 0)) + rows("x1", (0, 0, 0, 0, 1, 0, 0, 0), epoch=2)
     assert wrong(result) == [
         "block x1, epoch 0: counts 3 entries, its 256 bytes have 2",
@@ -366,7 +366,7 @@ def test_histograms_that_do_not_add_up_are_told_all_at_once():
     ]
 
 
-def test_sizes_that_no_entry_has_are_told_all_at_once():
+def test_impossible_entry_sizes_are_reported_together():
     result = [CompressedSize("x1", epoch, "bpc", "plain", 128, size, 2) for epoch, size in ((0, 24), (1, 65))]
     assert wrong(result) == [
         "block x1, epoch 0: 24 bytes is no size of an entry in bpc",

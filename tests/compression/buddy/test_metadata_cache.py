@@ -58,7 +58,7 @@ def test_a_visit_misses_where_as_many_other_lines_of_its_set_as_it_has_ways_came
 
 @many
 @given(spec=specs, entries=st.lists(st.integers(0, 300), max_size=100))
-def test_an_entry_is_looked_up_in_the_line_that_tells_of_it(spec: MetadataCacheSpec, entries: list[int]):
+def test_an_entry_is_looked_up_in_the_line_with_its_metadata(spec: MetadataCacheSpec, entries: list[int]):
     by_entry = MetadataCache(spec).access_entries(np.array(entries, np.int64), reads(len(entries)))
     by_line = MetadataCache(spec).access(
         np.array([entry // spec.entries for entry in entries], np.int64), reads(len(entries))

@@ -85,7 +85,7 @@ def test_large_arrays_go_piece_by_piece(monkeypatch: pytest.MonkeyPatch) -> None
     assert classes_of(array).tolist() == full.tolist()
 
 
-def test_what_is_no_array_is_told_together() -> None:
+def test_values_that_are_no_arrays_are_reported_together() -> None:
     with pytest.raises(InputError) as caught:
         take_snapshots([{"a": "text", "b": np.array([{}])}, {"c": np.empty((0, 4)), "d": ZEROS}])
     assert [str(problem) for problem in caught.value.problems] == [
@@ -161,7 +161,7 @@ def test_files_without_the_usual_ending_are_known_by_what_is_in_them(tmp_path: P
     assert told(read_snapshots([tmp_path / "dump.bin"])) == {"1": {"dump": sizes(COUNT)}}
 
 
-def test_everything_wrong_with_files_is_told_together(tmp_path: Path) -> None:
+def test_all_problems_of_files_are_reported_together(tmp_path: Path) -> None:
     fine = save(tmp_path / "fine.npy", COUNT)
     empty = tmp_path / "nothing.npy"
     empty.touch()
@@ -198,7 +198,7 @@ def test_everything_wrong_with_files_is_told_together(tmp_path: Path) -> None:
     ]
 
 
-def test_python_objects_and_other_things_in_an_archive_are_told(tmp_path: Path) -> None:
+def test_python_objects_and_foreign_members_of_an_archive_are_reported(tmp_path: Path) -> None:
     np.savez(tmp_path / "objects.npz", fine=COUNT, objects=np.array([{}], object))
     assert problems(tmp_path / "objects.npz")[0].startswith(
         f"{tmp_path / 'objects.npz'}: objects: holds Python objects"
@@ -337,7 +337,7 @@ def test_stored_entries_that_do_not_fit_together_are_refused(name: str, tmp_path
         load_entries(file)
 
 
-def test_stored_entries_that_are_missing_or_damaged_are_told(tmp_path: Path) -> None:
+def test_missing_or_damaged_stored_entries_are_reported(tmp_path: Path) -> None:
     with pytest.raises(InputError, match="no such file"):
         load_entries(tmp_path / "entries.npz")
     (tmp_path / "entries.npz").write_bytes(b"PK\3\4 and no more")
@@ -379,7 +379,7 @@ def test_blocks_of_which_nothing_is_recorded_are_counted() -> None:
     assert trace_allocations(traced(*ROWS[:2]))[1].snapshots == ()
 
 
-def test_entries_kept_beside_a_trace_tell_where_they_lie(tmp_path: Path) -> None:
+def test_entries_stored_with_a_trace_give_their_positions(tmp_path: Path) -> None:
     write_trace(traced(*ROWS), tmp_path / "recorded")
     retained = take_snapshots([{"x1": np.zeros(75, np.float32)}, {"x1": np.ones(75, np.float32)}])
     save_entries(retained, tmp_path / "recorded/entries.npz")
@@ -399,13 +399,13 @@ def test_entries_of_other_blocks_than_the_trace_has_are_refused(tmp_path: Path) 
     ]
 
 
-def test_a_trace_without_sizes_of_entries_says_so(tmp_path: Path) -> None:
+def test_a_trace_without_entry_sizes_is_refused_with_the_reason(tmp_path: Path) -> None:
     write_trace(traced(), tmp_path / "recorded")
     (line,) = problems(tmp_path / "recorded")
     assert line.startswith(f"{tmp_path / 'recorded/compressibility.csv'}: has no sizes of memory-")
 
 
-def test_rows_that_cannot_be_histograms_of_entries_are_told_together() -> None:
+def test_rows_that_are_no_entry_histograms_are_reported_together() -> None:
     with pytest.raises(InputError) as caught:
         trace_histograms(traced(("x1", 0, 40, 3), ("x2", 1, 127, 1)))
     assert [problem.what for problem in caught.value.problems] == [

@@ -121,12 +121,12 @@ class TestOrder:
                 expected.append(Counts(len(accesses), result.misses, result.written_back))
         assert misses_of(kernels, spec) == expected
 
-    def test_a_strided_walk_goes_through_all_entries_once_before_it_begins_again(self):
+    def test_a_strided_walk_visits_all_entries_before_it_repeats(self):
         walk = EntryAccesses(100, 10, False, STRIDED, 1, accesses=23, stride=4)
         once = [100, 104, 108, 101, 105, 109, 102, 106, 103, 107]
         assert stream_of([walk], 1).lines.tolist() == [*once, *once, *once[:3]]
 
-    def test_a_walk_may_begin_within_its_block_and_comes_around_its_end(self):
+    def test_a_walk_may_begin_within_its_block_and_wraps_around(self):
         walk = EntryAccesses(100, 10, False, STRIDED, 1, accesses=12, stride=4, begin=5)
         once = [105, 109, 103, 106, 100, 104, 107, 101, 108, 102]
         assert stream_of([walk], 1).lines.tolist() == [*once, *once[:2]]
@@ -170,7 +170,7 @@ class TestSample:
 
     @pytest.mark.usefixtures("short")
     @pytest.mark.parametrize("order", [STRIDED, RANDOM])
-    def test_is_the_walks_first_visits_and_stands_for_all(self, order: AccessOrder):
+    def test_the_sample_is_the_first_accesses_weighted_to_all(self, order: AccessOrder):
         for accesses in (*range(1, 70), 999, 10**12 + 7):
             self.check(order, accesses)
 
@@ -257,7 +257,7 @@ class TestSizes:
             assert hit_rates(kernels, PAPERS, [size]) == (rate,)
         assert hit_rates(kernels, PAPERS, []) == ()
 
-    def test_those_that_are_not_made_of_sets_are_refused_together(self):
+    def test_sizes_that_are_no_multiple_of_a_set_are_refused_together(self):
         with pytest.raises(InputError) as refused:
             hit_rates([[sequential(64)]], PAPERS, [0, 4096, 5000, 65536])
         assert refused.value.lines() == [
@@ -287,7 +287,7 @@ class TestTraces:
     def test_blocks_have_lines_of_their_own(self):
         assert side_by_side(self.BLOCKS, PAPERS) == {"x": 0, "none": 128, "w": 128, "y": 192}
 
-    def test_what_is_not_told_is_walked_through_once(self):
+    def test_a_block_without_an_access_pattern_is_walked_once(self):
         places = side_by_side(self.BLOCKS, PAPERS)
         conv, relu = walks_of(self.TRACE, places)
         assert conv == (

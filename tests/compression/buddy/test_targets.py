@@ -251,7 +251,7 @@ def test_what_is_not_known_counts_as_incompressible() -> None:
     assert optimistic_ratio([one({0: 5})]) == float("inf")
 
 
-def test_wrong_histograms_are_told_together() -> None:
+def test_wrong_histograms_are_reported_together() -> None:
     with pytest.raises(InputError) as caught:
         ProfiledAllocation("a", 300, ((1, 0, 0, 0, 0, 0, 0, 0), (3, 0), (4, 0, 0, 0, 0, 0, 0, -1)))
     assert [str(problem) for problem in caught.value.problems] == [
@@ -263,7 +263,7 @@ def test_wrong_histograms_are_told_together() -> None:
 
 @pytest.mark.parametrize("threshold", [-0.01, 1.01, float("nan")])
 @pytest.mark.parametrize("ratio", [0.99, 0, float("nan")])
-def test_wrong_arguments_are_told_together(threshold: float, ratio: float) -> None:
+def test_wrong_arguments_are_reported_together(threshold: float, ratio: float) -> None:
     with pytest.raises(InputError) as caught:
         choose_targets([], threshold=threshold, largest_ratio=ratio)
     assert [problem.place for problem in caught.value.problems] == ["argument threshold", "argument largest_ratio"]

@@ -70,7 +70,7 @@ def test_compression_in_transfer_moves_what_its_visits_move_one_by_one(
 
 
 @given(histograms, st.sampled_from(SHRINKING), st.integers(1, 3))
-def test_reading_all_of_a_block_reads_all_that_is_kept_of_it(counts: list[int], target: int, passes: int):
+def test_reading_a_complete_block_reads_its_stored_bytes(counts: list[int], target: int, passes: int):
     entries = sum(counts)
     result = moved_by(walk(entries, passes * entries), counts, target)
     retained = [lies(size, target) for size in entries_of(counts)]
@@ -103,7 +103,7 @@ def test_what_is_not_known_is_incompressible(
 
 
 @given(histograms, st.integers(0, 300), st.integers(1, 4), orders, st.booleans())
-def test_memory_at_its_own_size_moves_what_is_asked(
+def test_uncompressed_memory_moves_the_requested_bytes(
     counts: list[int], accesses: int, sectors: int, order: AccessOrder, write: bool
 ):
     result = moved_by(walk(sum(counts), accesses, write=write, order=order, sectors=sectors), counts, 128)
@@ -165,7 +165,7 @@ def test_a_sector_beyond_a_sixteenth_does_not_touch_device_memory():
     assert moved_by(walk(1, 400, order=RANDOM, sectors=1), only(128), 8).device == 100 * 32
 
 
-def test_zeros_are_told_by_their_metadata():
+def test_zero_entries_are_recognized_by_their_metadata():
     for target in SHRINKING:
         for write in (False, True):
             assert moved_by(walk(9, 9, write=write), only(0, 9), target) == Moved(requested=9 * 128)

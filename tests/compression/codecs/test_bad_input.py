@@ -15,7 +15,7 @@ from simgpu.errors import InputError
 by_codec = pytest.mark.parametrize("name", codec_names())
 
 
-def test_an_unknown_codec_is_told_with_the_known_ones() -> None:
+def test_an_unknown_codec_is_reported_with_the_known_names() -> None:
     with pytest.raises(InputError, match="'zcv'; did you mean 'zvc'\\? known: bpc, csr, lz4, rle, zlib, zvc"):
         make_codec("zcv")
 
@@ -43,7 +43,7 @@ def test_a_window_that_cannot_be(name: str, window: Any) -> None:
         make_codec(name, window)
 
 
-def test_names_and_numbers_are_told_apart() -> None:
+def test_codec_names_and_numbers_are_distinguished() -> None:
     result = [codec_class(name) for name in codec_names()]
     assert [codec.name for codec in result] == list(codec_names())
     assert len({codec.number for codec in result}) == len(result)

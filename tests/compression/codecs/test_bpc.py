@@ -110,7 +110,7 @@ class TestByHand:
         assert back[0].tolist() == entry
 
 
-def test_the_codes_by_hand_leave_none_out() -> None:
+def test_the_codes_by_hand_cover_every_code() -> None:
     parts = [code.split() for _, _, code in BY_HAND]
     assert {part[0].partition(".")[0] for part in parts} == {"000", "001", "010", "011", "1"}
     changes = {each.partition(".")[0] for part in parts for each in part[1:]}
@@ -144,7 +144,7 @@ def _bytes(numbers: list[int]) -> bytes:
 
 @settings(deadline=None, max_examples=100)
 @given(entries())
-def test_an_entry_comes_back_from_its_code(entry: bytes) -> None:
+def test_an_entry_is_decoded_from_its_code(entry: bytes) -> None:
     code = bpc_reference.code(entry)
     assert bpc_reference.entry(code) == entry
     assert entry_bits(np.frombuffer(entry, np.uint8)).tolist() == [min(len(code), 1024)]
@@ -232,7 +232,7 @@ class TestSizes:
         noise = np.random.default_rng(0).integers(0, 256, 12800, np.uint8)
         assert Bpc().compressed_size(noise) == 12800 + 50
 
-    def test_a_code_of_more_than_96_bytes_is_not_kept(self) -> None:
+    def test_an_entry_with_a_code_over_96_bytes_is_stored_uncompressed(self) -> None:
         """It would take all 128 bytes anyway, so the entry is kept as it is."""
         entry = next(row for row in _entries_by_width() if 768 < len(bpc_reference.code(row)) < 1024)
         payload = Bpc().encode(np.frombuffer(entry, np.uint8))[HEADER_BYTES:]
@@ -300,7 +300,7 @@ class TestDamage:
         bad = self.coded("000 01.11110 00011.11111")[1:]
         self.refused(metadata + bad, 128 * 1101, "entry 1100: its 8 bytes do not")
 
-    def test_what_lies_behind_the_elements_is_zero(self, form: ModuleType) -> None:
+    def test_padding_after_the_elements_is_zero(self, form: ModuleType) -> None:
         self.refused(self.coded("001.0111 01.11111"), 100, "entry 0: it continues after the last element")
 
     def test_metadata_of_no_size(self) -> None:
@@ -312,18 +312,18 @@ class TestDamage:
     def test_metadata_that_are_cut_off(self) -> None:
         self.refused(b"\x00", 128 * 3, "metadata: they are not the sizes, 0 to 7, of 3 entries")
 
-    def test_fewer_bytes_than_the_metadata_tell(self) -> None:
+    def test_fewer_bytes_than_in_the_metadata_are_refused(self) -> None:
         self.refused(b"\x01" + bytes(7), 128, "metadata: 7 bytes are there for entries of 8")
 
     @settings(deadline=None, max_examples=100)
     @example(size=8, code=bytes(8))
     @given(size=st.sampled_from(ENTRY_SIZES[1:7]), code=st.binary(min_size=1, max_size=96))
-    def test_both_forms_read_noise_alike(self, size: int, code: bytes) -> None:
+    def test_numpy_and_numba_forms_agree_on_noise(self, size: int, code: bytes) -> None:
         self.read_by_both(code[:size].ljust(size, b"\0"))
 
     @settings(deadline=None, max_examples=100)
     @given(entry=entries(), data=st.data())
-    def test_both_forms_read_a_code_with_a_changed_bit_alike(self, entry: bytes, data: st.DataObject) -> None:
+    def test_numpy_and_numba_forms_agree_on_a_flipped_bit(self, entry: bytes, data: st.DataObject) -> None:
         code = bpc_reference.code(entry)
         size = min((size for size in ENTRY_SIZES[1:7] if 8 * size >= len(code)), default=96)
         changed = int(code.ljust(8 * size, "0")[: 8 * size], 2) ^ 1 << data.draw(st.integers(0, 8 * size - 1))

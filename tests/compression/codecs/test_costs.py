@@ -48,7 +48,7 @@ def test_sizes_are_modelled_where_sparsity_is(codec: str, layout: str, origin: O
 
 @pytest.mark.parametrize("codec", ["rle", "lz4", "zlib"])
 @pytest.mark.parametrize("origin", [Origin.RECORDED, Origin.IMPORTED])
-def test_sizes_are_not_made_up_where_sparsity_was_measured(codec: str, origin: Origin) -> None:
+def test_measured_sparsity_replaces_modelled_sizes(codec: str, origin: Origin) -> None:
     trace = with_zeros(origin)
     assert not costs(trace).is_known(trace.block_by_id["x1"], codec)
     assert costs(trace).modelled_codecs == ()

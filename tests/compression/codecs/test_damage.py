@@ -29,7 +29,7 @@ def sealed(name: str, payload: bytes, elements: int, format: str = "float32", wi
 
 
 @by_codec
-def test_every_change_of_a_byte_is_found(name: str) -> None:
+def test_every_changed_byte_is_detected(name: str) -> None:
     codec = make_codec(name)
     stream = codec.encode(SAMPLE).tobytes()
     for place in range(len(stream)):
@@ -41,7 +41,7 @@ def test_every_change_of_a_byte_is_found(name: str) -> None:
 
 
 @by_codec
-def test_every_truncation_is_found(name: str) -> None:
+def test_every_truncation_is_detected(name: str) -> None:
     codec = make_codec(name)
     stream = codec.encode(SAMPLE).tobytes()
     for length in range(len(stream)):
@@ -51,7 +51,7 @@ def test_every_truncation_is_found(name: str) -> None:
 
 @by_codec
 @pytest.mark.parametrize("more", [b"\0", b"\0" * 4, b"more"])
-def test_what_follows_the_end_is_found(name: str, more: bytes) -> None:
+def test_bytes_after_the_end_are_detected(name: str, more: bytes) -> None:
     stream = make_codec(name).encode(SAMPLE).tobytes()
     with pytest.raises(CorruptStreamError, match="header says"):
         make_codec(name).decode(stream + more, np.float32, SAMPLE.shape)
@@ -60,7 +60,7 @@ def test_what_follows_the_end_is_found(name: str, more: bytes) -> None:
 @by_codec
 @settings(deadline=None, max_examples=50)
 @given(data=st.data())
-def test_whatever_stands_behind_a_good_checksum_ends_well_or_in_an_error(name: str, data: st.DataObject) -> None:
+def test_random_payloads_with_valid_checksums_decode_or_raise_an_error(name: str, data: st.DataObject) -> None:
     stream = make_codec(name).encode(SAMPLE).tobytes()
     payload = bytearray(stream[HEADER_BYTES:])
     for place in data.draw(st.lists(st.integers(0, len(payload) - 1), min_size=1, max_size=3)):
@@ -206,7 +206,7 @@ class TestZlibStreams:
 class TestHeader:
     STREAM = make_codec("zvc").encode(SAMPLE)
 
-    def test_another_codec_made_it(self) -> None:
+    def test_a_stream_of_another_codec_is_refused(self) -> None:
         with pytest.raises(CorruptStreamError, match="written by codec 1, not rle"):
             make_codec("rle").decode(self.STREAM, np.float32, SAMPLE.shape)
 
@@ -214,17 +214,17 @@ class TestHeader:
         with pytest.raises(CorruptStreamError, match="begins with b'hell'"):
             make_codec("zvc").decode(b"hello, this is not a stream at all", np.float32, SAMPLE.shape)
 
-    def test_the_error_says_what_to_do(self) -> None:
+    def test_the_error_names_the_remedy(self) -> None:
         with pytest.raises(CorruptStreamError, match=r"^zvc stream: the checksum .*; it is damaged.*encode the array"):
             make_codec("zvc").decode(bytes(self.STREAM[:-1]) + b"?", np.float32, SAMPLE.shape)
 
     @pytest.mark.parametrize("dtype", [np.float16, np.int8, np.uint16])
-    def test_another_dtype_is_asked_for(self, dtype: Any) -> None:
+    def test_a_request_for_another_dtype_is_refused(self, dtype: Any) -> None:
         with pytest.raises(InputError, match="holds float32, not"):
             make_codec("zvc").decode(self.STREAM, dtype, SAMPLE.shape)
 
     @pytest.mark.parametrize("shape", [(69,), (71,), (7, 11), ()])
-    def test_another_number_of_elements_is_asked_for(self, shape: tuple[int, ...]) -> None:
+    def test_a_request_for_another_element_count_is_refused(self, shape: tuple[int, ...]) -> None:
         with pytest.raises(InputError, match="holds 70 elements"):
             make_codec("zvc").decode(self.STREAM, np.float32, shape)
 

@@ -32,7 +32,7 @@ def alexnet() -> Trace:
 
 
 @pytest.mark.slow
-def test_the_shipped_table_is_what_made_up_maps_show() -> None:
+def test_the_shipped_table_matches_synthetic_activations() -> None:
     known = load_entry_patterns()
     assert list(known.sparsity) == list(SPARSITY)
     assert known.sides == SIDES
@@ -55,7 +55,7 @@ def test_between_the_points_they_lie_between() -> None:
 
 
 @pytest.mark.parametrize("shape", [(8, 64, 28, 28), (8, 64, 7, 7), (64, 4096), None])
-def test_more_zeros_leave_fewer_entries_that_do_not_compress(shape: tuple[int, ...] | None) -> None:
+def test_more_zeros_leave_fewer_incompressible_entries(shape: tuple[int, ...] | None) -> None:
     raw = [entry_shares(zeros / 20, shape)[-1] for zeros in range(8, 21)]
     assert raw[-1] == 0
     assert all(later <= earlier for earlier, later in pairwise(raw))

@@ -141,13 +141,13 @@ class TestSizes:
         assert make_codec("rle").compressed_size(np.zeros(1024, np.float32)) == 2 + 4
         assert make_codec("rle", 65536).compressed_size(np.zeros(65536, np.int8)) == 2 * (2 + 1)
 
-    def test_rle_gains_nothing_from_zeros_that_stand_alone(self) -> None:
+    def test_rle_does_not_shrink_isolated_zeros(self) -> None:
         array = np.arange(1, 1025, dtype=np.float32)
         array[::2] = 0
         assert make_codec("rle").compressed_size(array) == array.nbytes + 2
 
     @by_window
-    def test_what_cannot_shrink_costs_what_the_docs_say(self, window: int) -> None:
+    def test_incompressible_data_has_the_documented_overhead(self, window: int) -> None:
         random = np.random.default_rng(3).integers(1, 2**32, 2**16, np.uint32).view(np.float32)
         windows = random.nbytes // window
         sizes = {name: make_codec(name, window).compressed_size(random) for name in codec_names()}

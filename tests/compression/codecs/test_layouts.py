@@ -81,7 +81,7 @@ def test_zvc_and_csr_are_the_same_in_all_layouts(activations: dict[str, np.ndarr
 
 @by_window
 @pytest.mark.parametrize("codec", ["rle", "zlib", "lz4"])
-def test_what_lives_on_neighbours_does_best_in_nchw(
+def test_codecs_that_use_neighbours_compress_best_in_nchw(
     activations: dict[str, np.ndarray], sizes: Sizes, codec: str
 ) -> None:
     for layer in activations:
@@ -116,6 +116,6 @@ def test_only_four_axes_have_a_layout(shape: tuple[int, ...]) -> None:
         in_layout(np.zeros(shape, np.float32), "nhwc")
 
 
-def test_an_unknown_layout_is_told_with_the_known_ones() -> None:
+def test_an_unknown_layout_is_reported_with_the_known_names() -> None:
     with pytest.raises(InputError, match="did you mean 'nchw'"):
         in_layout(np.zeros((1, 1, 1, 1), np.float32), "nchv")

@@ -37,7 +37,7 @@ def test_every_codec_in_every_layout() -> None:
         assert row.ratio == IMAGES.nbytes / row.compressed
 
 
-def test_only_what_is_asked_for_and_once() -> None:
+def test_only_the_requested_layouts_are_measured_and_once() -> None:
     result = measure(IMAGES, ["rle", "zvc", "rle"], ["chwn", "chwn"], window=65536)
     assert [(row.codec, row.layout, row.window) for row in result] == [("rle", "chwn", 65536), ("zvc", "chwn", 65536)]
     assert result[0].compressed == make_codec("rle", 65536).compressed_size(IMAGES.transpose(1, 2, 3, 0))
@@ -55,7 +55,7 @@ def test_nothing_has_no_ratio() -> None:
     assert {row.ratio for row in measure(np.zeros((0, 3, 4, 5), np.float32))} == {None}
 
 
-def test_progress_is_told() -> None:
+def test_progress_is_reported() -> None:
     description: list[str] = []
     measure(IMAGES, ["zvc", "csr"], ["nhwc"], progress=description.append)
     assert description == ["zvc, nhwc", "csr, nhwc"]
@@ -67,7 +67,7 @@ class TestFiles:
         assert isinstance(array, np.memmap)
         assert array.tobytes() == IMAGES.tobytes()
 
-    def test_bfloat16_comes_as_bit_patterns(self, tmp_path: Path) -> None:
+    def test_bfloat16_is_given_as_bit_patterns(self, tmp_path: Path) -> None:
         array = IMAGES.astype(ml_dtypes.bfloat16)
         np.save(tmp_path / "bf16.npy", array)
         loaded = load_array(tmp_path / "bf16.npy")
@@ -153,7 +153,7 @@ class TestCommand:
             for row in measure(IMAGES, ["zvc", "rle"], window=65536)
         ]
 
-    def test_an_array_without_layouts_is_measured_and_says_so(self, tmp_path: Path) -> None:
+    def test_an_array_without_layouts_is_measured_with_a_note(self, tmp_path: Path) -> None:
         np.save(tmp_path / "matrix.npy", np.ones((64, 32), np.float16))
         done = simgpu("compression", "measure", tmp_path / "matrix.npy")
         assert done.exit_code == 0
@@ -176,7 +176,7 @@ class TestCommand:
             (["--window", "5 KiB"], "give a power of two from 4 KiB to 64 KiB"),
         ],
     )
-    def test_bad_words_end_with_2(self, file: Path, arguments: list[str], why: str) -> None:
+    def test_wrong_arguments_end_with_exit_code_2(self, file: Path, arguments: list[str], why: str) -> None:
         done = simgpu("compression", "measure", file, *arguments)
         assert done.exit_code == 2
         assert why in done.stderr and "Traceback" not in done.stderr

@@ -85,19 +85,19 @@ def ratios() -> dict[str, dict[str, float]]:
 class TestMadeUpMaps:
     @pytest.mark.parametrize("dtype", ["float32", "float16"])
     @pytest.mark.parametrize("sparsity", [0.0, 0.013, 0.5, 0.999, 1.0])
-    def test_they_have_as_many_zeros_as_are_asked_for(self, dtype: str, sparsity: float) -> None:
+    def test_patterns_have_the_requested_zeros(self, dtype: str, sparsity: float) -> None:
         maps = field_of(shipped(), (3, 5, 9, 11), 9, seed=1).maps(sparsity, dtype)
         assert maps.dtype == dtype
         assert maps.size - np.count_nonzero(maps) == round(maps.size * sparsity)
         assert not np.signbit(maps).any() and np.isfinite(maps).all()
 
-    def test_zvc_makes_of_them_what_its_closed_form_tells(self) -> None:
+    def test_zvc_compresses_patterns_as_in_its_closed_form(self) -> None:
         for sparsity in SPARSITY:
             maps = field_of(shipped(), (4, 8, 13, 13), 13, seed=2).maps(sparsity)
             description = compressed_bytes(maps.nbytes, 4, "zvc", sparsity)
             assert make_codec("zvc").compressed_size(maps) == description
 
-    def test_more_zeros_leave_the_others_where_they_are(self) -> None:
+    def test_more_zeros_do_not_move_existing_zeros(self) -> None:
         field = field_of(shipped(), (2, 8, 14, 14), 14, seed=3)
         fewer, more = (field.maps(share) == 0 for share in (0.4, 0.6))
         assert (more | fewer).sum() == more.sum() > fewer.sum()
@@ -135,7 +135,7 @@ class TestFit:
 
     @pytest.mark.slow
     @pytest.mark.usefixtures("same_libraries")
-    def test_the_residuals_are_those_that_are_told(self, found: dict[tuple[str, str, str], float]) -> None:
+    def test_the_stored_residuals_are_reproduced(self, found: dict[tuple[str, str, str], float]) -> None:
         description = load_patterns().residuals
         assert set(found) == {
             (layer, codec, layout) for layer in recorded() for codec in MODELLED for layout in LAYOUTS
@@ -143,7 +143,7 @@ class TestFit:
         for (layer, codec, layout), residual in found.items():
             assert description[layer][codec][layout] == round(residual, 3)  # type: ignore[index]
 
-    def test_it_is_as_good_as_it_is_told(self) -> None:
+    def test_the_fit_has_the_stated_error(self) -> None:
         description = [
             (layout, residual)
             for layer in load_patterns().residuals.values()
@@ -168,12 +168,12 @@ class TestFit:
     @pytest.mark.usefixtures("same_libraries")
     @pytest.mark.parametrize("side", [1, 7])
     @by_itemsize
-    def test_the_table_comes_out_again(self, side: int, itemsize: int) -> None:
+    def test_the_pattern_table_is_reproduced(self, side: int, itemsize: int) -> None:
         sizes, found = load_patterns().sizes[FORMAT_OF[itemsize]], measured_sizes(shipped(), side, itemsize)  # type: ignore[index]
         place = SIDES.index(side)
         assert found == {c: {layout: sizes[c][layout][place] for layout in LAYOUTS} for c in MODELLED}  # type: ignore[index]
 
-    def test_a_bad_file_is_told(self, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    def test_a_bad_file_is_reported(self, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
         np.savez(tmp_path / "flat.npz", relu=np.zeros((2, 3), np.float32))
         (tmp_path / "text.npz").write_text("no archive")
         for name, what in (
@@ -210,7 +210,7 @@ class TestLookUp:
 
     @pytest.mark.parametrize("side", [7, 13, 28, 55, 112, 224, 300])
     @pytest.mark.parametrize("sparsity", [0.3, 0.4, 0.5, 0.6, 0.7])
-    def test_what_cdma_says_of_layouts_and_codecs(self, side: int, sparsity: float) -> None:
+    def test_layouts_and_codecs_rank_as_in_cdma(self, side: int, sparsity: float) -> None:
         """All do best in NCHW, and RLE is the worst of the three, but that it comes level with ZVC in NCHW where planes
         are large, and passes it where nearly all is zero, for masks of zeros cost ZVC a 32nd."""
         sizes = {
@@ -232,7 +232,7 @@ class TestLookUp:
         assert flat > modelled_bytes(MIB, 4, plane(7), "rle", 0.6)
 
     @by_codec
-    def test_between_its_points_it_lies_between_them(self, codec: str) -> None:
+    def test_the_curve_interpolates_between_its_points(self, codec: str) -> None:
         at = {side: modelled_bytes(MIB, 4, plane(side), codec, 0.6) for side in (7, 10, 14)}
         assert at[7] > at[10] > at[14]
         assert modelled_bytes(MIB, 4, (1, 1, 5, 20), codec, 0.6) == at[10], (
@@ -243,7 +243,7 @@ class TestLookUp:
 
     @by_codec
     @by_layout
-    def test_at_its_points_it_is_what_the_table_tells(self, codec: str, layout: str) -> None:
+    def test_the_curve_passes_through_the_points_of_the_table(self, codec: str, layout: str) -> None:
         for side, description in zip(SIDES, load_patterns().sizes["float32"][codec][layout], strict=True):  # type: ignore[index]
             found = [modelled_bytes(40960, 4, plane(side), codec, share, layout) for share in SPARSITY]
             assert found == [ceil(10 * size) for size in description]
@@ -260,7 +260,7 @@ class TestLookUp:
             ({"layout": "nchv"}, "unknown layout 'nchv'.*did you mean 'nchw'"),
         ],
     )
-    def test_bad_input_is_told(self, changed: dict[str, Any], message: str) -> None:
+    def test_bad_input_is_reported(self, changed: dict[str, Any], message: str) -> None:
         given = {"block_bytes": MIB, "itemsize": 4, "shape": plane(7), "codec": "rle", "sparsity": 0.5} | changed
         with pytest.raises(InputError, match=message):
             modelled_bytes(**given)

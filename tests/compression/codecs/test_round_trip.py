@@ -36,7 +36,7 @@ def check(codec: Codec, array: NDArray[Any]) -> None:
 @by_dtype
 @settings(deadline=None, max_examples=25)
 @given(data=st.data(), window=st.sampled_from(WINDOWS))
-def test_any_array_comes_back_bit_for_bit(name: str, dtype: np.dtype[Any], data: st.DataObject, window: int) -> None:
+def test_any_array_round_trips_bit_for_bit(name: str, dtype: np.dtype[Any], data: st.DataObject, window: int) -> None:
     check(make_codec(name, window), data.draw(arrays.arrays(dtype)))
 
 
@@ -53,7 +53,7 @@ def test_zeros_dense_and_alternating_arrays_of_any_length_come_back(name: str, d
 
 @by_codec
 @by_dtype
-def test_what_is_special_about_numbers_is_kept(name: str, dtype: np.dtype[Any]) -> None:
+def test_special_floating_point_values_are_preserved(name: str, dtype: np.dtype[Any]) -> None:
     """-0.0, denormals, infinities and the payloads of NaNs, alone and in runs."""
     patterns = np.array(SPECIAL[dtype.name], f"u{dtype.itemsize}")
     check(make_codec(name), patterns.view(dtype))
@@ -62,7 +62,7 @@ def test_what_is_special_about_numbers_is_kept(name: str, dtype: np.dtype[Any]) 
 
 @by_codec
 @pytest.mark.parametrize("shape", [(), (0, 3), (2, 3, 4, 5), (1, 1)])
-def test_shapes_are_kept(name: str, shape: tuple[int, ...]) -> None:
+def test_shapes_are_preserved(name: str, shape: tuple[int, ...]) -> None:
     check(make_codec(name), np.full(shape, 2.5, np.float32))
 
 

@@ -43,7 +43,7 @@ def test_a_share_gives_back_the_number_it_was_taken_from(elements: int, data: st
 
 
 @pytest.mark.parametrize(("elements", "zeros"), [(1, 0), (3, 2), (5, 2), (7, 4)])
-def test_half_a_zero_goes_to_the_even_number(elements: int, zeros: int) -> None:
+def test_half_zeros_round_to_even(elements: int, zeros: int) -> None:
     assert compressed_bytes(4 * elements, 4, "zvc", 0.5) == 4 + 4 * (elements - zeros)
 
 
@@ -88,7 +88,7 @@ def test_elements_that_codecs_do_not_take(itemsize: int) -> None:
 
 
 class TestMeasured:
-    def test_a_whole_block_is_one_row(self) -> None:
+    def test_a_complete_block_is_one_row(self) -> None:
         assert compressed_bytes(4096, 4, "zlib", None, [row(1234)]) == 1234
 
     def test_a_histogram_is_summed(self) -> None:

@@ -168,7 +168,7 @@ def test_a_trace_or_run_that_is_null_is_left_out_with_what_is_published_of_it(tm
     assert study.notes == ("Left out: chain, small. Means are of the rest, also where a paper's are of all.",)
 
 
-def test_what_differs_on_a_trace_that_is_left_out_goes_with_it(tmp_path: Path) -> None:
+def test_an_omitted_trace_omits_its_settings(tmp_path: Path) -> None:
     study = load_study(study_file(tmp_path, BUDGETS), {"traces.VGG-11": None})
     assert list(study.traces) == ["AlexNet"]
     assert all(row.aggregate != "VGG-11" for row in study.published)
@@ -276,7 +276,7 @@ def test_a_published_number_is_of_two_runs_of_one_or_of_memory(tmp_path: Path) -
         ("value: 0.15", "value: 15", "line 23, published[5]: value 15 is no share: write 20% as 0.2"),
     ],
 )
-def test_a_mistake_about_budgets_gpus_and_measures_is_told_at_its_place(
+def test_mistakes_about_budgets_gpus_and_measures_are_reported_at_their_place(
     old: str, new: str, expected: str, tmp_path: Path
 ) -> None:
     assert BUDGETS.count(old) == 1
@@ -308,7 +308,7 @@ def test_what_differs_on_one_batch_wins_over_what_differs_on_the_sweep(tmp_path:
     assert run.on("chain 1") == (PolicyChoice("vdnn", {}), None)
 
 
-def test_a_sweep_that_is_null_is_left_out_with_what_is_said_of_its_batches(tmp_path: Path) -> None:
+def test_a_null_sweep_is_omitted_with_its_batches(tmp_path: Path) -> None:
     study = load_study(study_file(tmp_path, BATCHES), {"traces.VGG": None})
     assert list(study.traces) == ["chain 1", "chain 2", "AlexNet"]
     assert [(row.aggregate, row.excluding) for row in study.published] == [("max", ("chain",))]
@@ -347,7 +347,9 @@ def test_a_sweep_that_is_null_is_left_out_with_what_is_said_of_its_batches(tmp_p
         ("[chain, VGG 8]", "[chain, VGG 16, VGG 8, AlexNet]", "line 17, published[2].excluding: leaves no trace"),
     ],
 )
-def test_a_mistake_about_batches_is_told_once_at_its_place(old: str, new: str, expected: str, tmp_path: Path) -> None:
+def test_a_mistake_about_batches_is_reported_once_at_its_place(
+    old: str, new: str, expected: str, tmp_path: Path
+) -> None:
     assert BATCHES.count(old) == 1
     message = problems_of(study_file(tmp_path, BATCHES.replace(old, new)))
     assert [line.startswith(f"try.yaml: {expected}") for line in message].count(True) == 1, message
@@ -492,7 +494,7 @@ def test_oversubscription_is_a_sweep_of_the_peak_of_each_trace(tmp_path: Path) -
         ("node: laptop-2gb", "node: laptop-2gb\noverrides: {node.gpu.memory: 40 MB}", "line 7, runs.less.oversubsc"),
     ],
 )
-def test_a_mistake_about_oversubscription_is_told_at_its_place(
+def test_a_mistake_about_oversubscription_is_reported_at_its_place(
     old: str, new: str, expected: str, tmp_path: Path
 ) -> None:
     message = problems_of(study_file(tmp_path, OVERSUBSCRIBED.replace(old, new)))

@@ -72,7 +72,7 @@ def test_it_is_the_trace_that_zoo_build_writes(
     assert outcome.name == built.name
 
 
-def test_it_says_that_it_is_modelled_and_for_which_gpu(tmp_path: Path) -> None:
+def test_a_modelled_trace_names_its_origin_and_gpu(tmp_path: Path) -> None:
     loaded = load_scenario(written(tmp_path))
     assert loaded.trace.info.origin is Origin.MODELLED
     assert loaded.trace.info.device == "GeForce RTX 2080 Ti"
@@ -95,7 +95,7 @@ def test_any_of_its_values_can_be_changed(tmp_path: Path) -> None:
     assert load_scenario(written(tmp_path), {"trace": "vgg11-cifar-cpu"}).trace.info.origin is Origin.RECORDED
 
 
-def test_the_words_are_all_that_the_modelling_knows() -> None:
+def test_the_schema_lists_every_modelling_key() -> None:
     fields = ModelledTrace.model_fields
     assert get_args(fields["framework"].annotation) == tuple(Framework)
     assert get_args(fields["optimizer"].annotation) == tuple(Optimizer)
@@ -135,12 +135,12 @@ def test_the_words_are_all_that_the_modelling_knows() -> None:
         ("zoo: alexnet", "zoo: bert-base", "line 5, trace.epochs: there is no ReLU in forward"),
     ],
 )
-def test_a_mistake_is_told_at_its_key(old: str, new: str, expected: str, tmp_path: Path) -> None:
+def test_a_mistake_is_reported_at_its_key(old: str, new: str, expected: str, tmp_path: Path) -> None:
     message = problems_of(written(tmp_path, FILE.replace(old, new)))
     assert [line for line in message if line.startswith(f"try.yaml: {expected}")], message
 
 
-def test_mistakes_in_the_trace_are_told_with_those_elsewhere(tmp_path: Path) -> None:
+def test_mistakes_of_the_trace_are_reported_with_the_others(tmp_path: Path) -> None:
     text = FILE.replace("batch: 64", "batch: -1").replace("vdnn", "vdn").replace("2080ti", "2080")
     message = problems_of(written(tmp_path, text), {"trace.optimizer": "sdg"})
     places = [line.split(": ")[1] for line in message]

@@ -32,6 +32,6 @@ def test_labels_of_sweeps_are_known() -> None:
     assert [run.label for run in outline_study("buddy-12").runs][-1] == "Buddy 50%"
 
 
-def test_mistakes_of_the_file_are_told() -> None:
+def test_mistakes_of_the_file_are_reported() -> None:
     with pytest.raises(InputError, match="did you mean 'epochs'"):
         outline_study("cswap-6a", {"epoch": 1})

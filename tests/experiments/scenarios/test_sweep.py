@@ -119,14 +119,14 @@ def test_paths_start_at_the_file_and_those_of_overrides_here(tmp_path: Path, mon
     assert len(sweep.scenario(0).trace.kernels) == 2, "where the sweep was loaded, not where it runs"
 
 
-def test_what_the_sweep_gives_the_scenario_may_leave_out(tmp_path: Path) -> None:
+def test_a_scenario_may_omit_what_its_sweep_gives(tmp_path: Path) -> None:
     path = sweep_file(tmp_path, "sweep:\n  grid: {trace: [chain]}\n", BASE.replace("trace: chain\n", ""))
     assert load_sweep(path).scenario(0).trace.name == "chain"
     with pytest.raises(InputError, match=r"trace: is missing; add it, or run the sweep: simgpu sweep .*try\.yaml"):
         load_scenario(path)
 
 
-def test_a_scenario_tells_that_it_has_a_sweep_and_runs_without_it(tmp_path: Path) -> None:
+def test_a_scenario_with_a_sweep_runs_without_it_and_prints_a_note(tmp_path: Path) -> None:
     scenario = load_scenario(sweep_file(tmp_path, "sweep:\n  grid: {seed: [1, 2, 3]}\n"))
     assert scenario.seed == 0
     assert dict(scenario.facts())["sweep"].startswith("3 points, run by: simgpu sweep ")
@@ -144,7 +144,7 @@ def test_overrides_of_the_block(tmp_path: Path) -> None:
     assert message == "override: seed: 'x' is not a whole number; write digits only, without quotes"
 
 
-def test_all_mistakes_of_the_block_are_told_at_once_with_their_lines(tmp_path: Path) -> None:
+def test_all_mistakes_of_the_sweep_are_reported_with_their_lines(tmp_path: Path) -> None:
     block = """\
 sweep:
   grid:
@@ -215,7 +215,7 @@ def test_a_block_that_is_none(tmp_path: Path, block: str, message: str) -> None:
 
 
 @pytest.mark.parametrize("axis", ["grid: {trace.batch: [16, 32]}", "points: [{trace.batch: 16}]"])
-def test_the_batch_of_a_trace_by_name_is_refused_and_says_where_batches_vary(tmp_path: Path, axis: str) -> None:
+def test_varying_the_batch_of_a_named_trace_is_refused_with_a_remedy(tmp_path: Path, axis: str) -> None:
     (message,) = problems_of(sweep_file(tmp_path, f"sweep:\n  {axis}\n"))
     assert (
         "trace.batch: the trace 'chain' is given by its name and has one batch; trace.batch is that of a network"
@@ -245,7 +245,7 @@ def test_a_network_may_take_the_place_of_a_trace_by_name(tmp_path: Path) -> None
     assert [sweep.scenario(point).trace.info.batch for point in (0, 1)] == [1, 2]
 
 
-def test_the_other_values_are_looked_at_beside_a_broken_axis(tmp_path: Path) -> None:
+def test_other_values_are_checked_despite_a_broken_axis(tmp_path: Path) -> None:
     message = problems_of(sweep_file(tmp_path, "sweep:\n  grid: {seed: [], budget: [1 GiB, big]}\n"))
     assert len(message) == 2 and "'big' is not a size" in message[1]
 

@@ -24,7 +24,7 @@ class Counting:
 
 
 @given(st.integers(0, 3000), st.integers(1, 50), st.none() | st.integers(50, 3000))
-def test_of_a_predicate_that_never_comes_back_the_answer_is_exact(limit: int, low: int, high: int | None) -> None:
+def test_bisection_of_a_monotone_predicate_is_exact(limit: int, low: int, high: int | None) -> None:
     fits = Counting(range(limit + 1))
     result = largest(fits, low, high)
     expected = None if limit < low else limit if high is None else min(limit, high)
@@ -49,7 +49,7 @@ def test_whatever_the_predicate_the_answer_fits_and_its_neighbours_do_not(
     assert result.monotone == (not any(not answers[number] for number in answers if number < result.value))
 
 
-def test_a_larger_one_beyond_a_gap_is_found_and_said() -> None:
+def test_a_larger_solution_above_a_gap_is_found_and_reported() -> None:
     result = largest(Counting({*range(1, 41), *range(43, 49)}), high=56)
     assert (result.value, result.monotone) == (48, False)
     assert dict(result.tried)[41] is False
@@ -61,7 +61,7 @@ def test_beyond_the_gap_it_doubles_again_where_all_above_is_unknown() -> None:
     assert (result.value, result.monotone) == (29, False)
 
 
-def test_what_fits_above_a_wide_gap_goes_unseen() -> None:
+def test_a_solution_above_a_wide_gap_is_missed() -> None:
     assert largest(Counting({*range(1, 41), 50}), high=60).value == 40
 
 

@@ -16,7 +16,7 @@ from tests.planning.search.costs import Recording, choices, one, rugged, seeds
 
 
 @given(choices(), seeds, st.sampled_from([3, 2**40]), st.integers(1, 300))
-def test_it_scores_the_whole_product_in_lexicographic_order_and_takes_the_first_of_the_cheapest(
+def test_it_scores_the_full_product_in_lexicographic_order_and_takes_the_first_minimum(
     options: list[int], seed: int, values: int, chunk: int
 ) -> None:
     score = rugged(seed, values)
@@ -29,7 +29,7 @@ def test_it_scores_the_whole_product_in_lexicographic_order_and_takes_the_first_
     assert result == SearchResult(best, one(score, best), len(product))
 
 
-def test_batches_are_as_large_as_whole_positions_allow() -> None:
+def test_batches_cover_complete_positions_and_are_as_large_as_possible() -> None:
     for chunk, size in ((9, 2), (10, 10), (29, 10), (30, 30)):
         exhaustive([4, 3, 5, 2], recording := Recording(rugged(0)), chunk=chunk)
         assert {len(batch) for batch in recording.batches} == {size}

@@ -69,7 +69,7 @@ def test_pairs_that_do_not_go_into_one_batch_are_tried_again_after_every_move_an
 
 
 @given(starts(), seeds)
-def test_every_batch_is_the_whole_neighbourhood_of_single_entries(
+def test_every_batch_is_the_complete_neighbourhood_of_single_changes(
     given_start: tuple[list[int], Vector], seed: int
 ) -> None:
     options, start = given_start
@@ -84,7 +84,7 @@ def test_every_batch_is_the_whole_neighbourhood_of_single_entries(
 
 
 @given(starts(), seeds, st.integers(1, 200))
-def test_a_limit_is_kept_and_what_it_left_open_is_said(
+def test_a_limit_is_respected_and_the_result_reports_it(
     given_start: tuple[list[int], Vector], seed: int, limit: int
 ) -> None:
     options, start = given_start
@@ -135,7 +135,7 @@ def test_shuffled_pairs_are_all_pairs_in_an_order_of_their_seed() -> None:
     assert first != shuffled_pairs(12, seed=2)
 
 
-def test_all_mistakes_are_told_together() -> None:
+def test_all_mistakes_are_reported_together() -> None:
     with pytest.raises(InputError) as error:
         descend((0, 2), [2, 2], rugged(0), [(0, 0), (0, 1), (1, 2)], limit=0)
     assert str(error.value).splitlines() == [

@@ -33,7 +33,7 @@ def test_a_search_needs_numpy_and_the_errors_only(path: Path) -> None:
 
 
 @pytest.mark.parametrize("path", MODULES, ids=lambda path: path.name)
-def test_a_search_has_no_word_for_what_it_is_used_for(path: Path) -> None:
+def test_search_modules_use_no_words_of_memory_policies(path: Path) -> None:
     words = re.compile(
         r"\b(gpus?|tensors?|kernels?|memory|swap\w*|recompute\w*|layers?|bytes|blocks?)\b", re.IGNORECASE
     )

@@ -21,7 +21,7 @@ TWO = np.zeros((2, 3), dtype=np.int8)
     ],
     ids=["fractions", "a table", "too few", "unsigned", "one number"],
 )
-def test_a_score_is_one_signed_whole_number_for_each_vector(score: Score) -> None:
+def test_a_score_is_one_signed_integer_for_each_vector(score: Score) -> None:
     with pytest.raises(ValueError, match="return one signed integer for each vector"):
         scored(score, TWO)
 
@@ -39,7 +39,7 @@ def test_a_score_may_give_the_same_array_again_and_again() -> None:
     assert first.tolist() == [0, 0]
 
 
-def test_nobody_is_asked_about_no_vectors() -> None:
+def test_an_empty_batch_calls_no_score_function() -> None:
     def never(vectors: np.ndarray) -> np.ndarray:
         raise AssertionError
 

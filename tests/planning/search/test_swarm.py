@@ -117,7 +117,7 @@ def test_the_coin_of_recombination_is_fair_and_fresh_at_every_place() -> None:
         assert (abs(heads - tosses / 2) <= 5 * np.sqrt(tosses / 4)).all()
 
 
-def test_random_particles_draw_every_option_alike() -> None:
+def test_random_particles_draw_every_option_with_equal_probability() -> None:
     score = Recording(rugged(0))
     Swarm([2, 3, 5], 3, particles=6000, iterations=1).minimise(score)
     for position, count in enumerate([2, 3, 5]):
@@ -236,13 +236,13 @@ def test_without_anything_to_choose_it_ends_at_once(update: Update) -> None:
         assert result.evaluations == swarm.particles
 
 
-def test_costs_of_any_size_are_kept_exactly() -> None:
+def test_costs_of_any_size_stay_exact() -> None:
     result = Swarm(2, 3, particles=50, iterations=3).minimise(lambda vectors: 2**62 + vectors.sum(axis=1))
     assert result.cost == 2**62
     assert result.history.mean[0] == pytest.approx(2**62)
 
 
-def test_all_mistakes_are_told_together() -> None:
+def test_all_mistakes_are_reported_together() -> None:
     with pytest.raises(InputError) as error:
         Swarm([3, 0, 500], 2, particles=0, iterations=0, seed=-1, update="both", patience=0)  # type: ignore[arg-type]
     assert {problem.place for problem in error.value.problems} == {

@@ -28,12 +28,12 @@ def a_map(number: int, evicted: int, back: int, copy: int = 20, **more: object) 
     return Candidate(number, 100, evicted, back, copy, copy, **more)  # type: ignore[arg-type]
 
 
-def test_free_time_is_what_the_copies_leave_of_the_gap():
+def test_free_time_is_the_gap_without_the_copies():
     assert a_map(0, evicted=100, back=900).free_ns == (900 - 20) - (100 + 20)
     assert a_map(0, evicted=480, back=510).free_ns == -10
 
 
-def test_the_largest_free_time_leaves_first_and_no_more_than_needed():
+def test_tensors_are_evicted_by_largest_free_time_until_enough():
     maps = [a_map(0, 300, 700), a_map(1, 100, 900), a_map(2, 200, 800)]
     assert list(decide(maps, SHARED, 100)) == [1]
     assert list(decide(maps, SHARED, 101)) == [1, 2]
@@ -153,7 +153,7 @@ def test_enough_is_saved_and_no_hidden_swap_breaks_a_rule(maps: list[Candidate],
 
 @settings(deadline=None)
 @given(st.lists(st.tuples(st.booleans(), st.integers(0, 100), st.integers(0, 20)), max_size=12))
-def test_a_lane_never_gives_a_time_twice(requests: list[tuple[bool, int, int]]):
+def test_a_copy_engine_schedule_never_assigns_a_time_twice(requests: list[tuple[bool, int, int]]):
     link = LinkReservations()
     for forward, at, length in requests:
         start, end = link.first(at, length) if forward else link.last(at, length)

@@ -88,7 +88,7 @@ def test_compute_waits_for_every_copy():
     }
 
 
-def test_the_least_recently_accessed_block_leaves_first():
+def test_the_least_recently_accessed_block_is_evicted_first():
     """a was made first but read last; b has not been touched for longest, then c."""
     kernels = [
         kernel("make", writes="a b c"),
@@ -110,7 +110,7 @@ def test_what_is_read_counts_as_accessed_before_what_is_written():
     assert copies(passive_program(tasks, 20), tasks) == ["out:a", "in:a"]
 
 
-def test_a_block_may_leave_several_times():
+def test_a_block_may_be_evicted_several_times():
     kernels = [kernel("make", writes="a b"), kernel("1", reads="a"), kernel("2", reads="b"), kernel("3", reads="a")]
     big = [kernel(f"big-{n}", writes=f"w{n}") for n in range(3)]
     tasks = graph(
@@ -203,7 +203,7 @@ def test_an_iteration_takes_its_compute_and_all_its_copies(data: st.DataObject):
 
 @many
 @given(st.data())
-def test_what_leaves_and_comes_back_is_what_a_list_of_accesses_says(data: st.DataObject):
+def test_evictions_and_fetches_match_a_list_of_accesses(data: st.DataObject):
     tasks = TaskGraph.of(data.draw(traces()))
     needs = needs_of_one_kernel(tasks, 1)
     budget = data.draw(st.integers(needs, max(needs, *demand(tasks))))
@@ -245,7 +245,7 @@ def may_leave(tasks: TaskGraph, b: int, k: int) -> bool:
 # --- what is measured -----------------------------------------------------------------------------------------
 
 
-def test_measured_times_leave_the_stalls_out():
+def test_measured_times_exclude_stalls():
     accesses = passive_run(context_of(CHAIN, node(), 650))
     assert accesses.starts_ns == (0, 5, 12, 21, 25, 31, 49, 63)
     assert accesses.ends_ns == (5, 12, 21, 25, 31, 49, 63, 73)

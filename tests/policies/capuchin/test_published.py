@@ -45,12 +45,12 @@ def kinds(result: Result) -> dict[str, list[str]]:
     return message
 
 
-def test_with_memory_to_spare_nothing_leaves():
+def test_with_ample_memory_nothing_is_evicted():
     trace = chain([5, 7, 9, 4], [10, 14, 18, 6], [100, 200, 300, 250])
     assert published(context_of(trace, node(), 850)) == lower(TaskGraph.of(trace), Placement())
 
 
-def test_a_swap_that_nobody_notices():
+def test_a_fully_overlapped_swap_costs_nothing():
     """x2 may rest on the host for long; its copies of 10 ns end during kernels of 100 ns."""
     trace = chain([100] * 6, [100] * 6, [10] * 6)
     result = run(trace, node(), 50)
@@ -58,13 +58,13 @@ def test_a_swap_that_nobody_notices():
     assert result.iteration_ns == result.ideal_ns == 1200
 
 
-def test_on_a_slow_link_what_is_quickly_made_is_made_again():
+def test_on_a_slow_link_cheap_tensors_are_recomputed():
     trace = chain([1] * 6, [1] * 6, [100] * 6)
     result = run(trace, node(), 500)
     assert kinds(result)["again"] and not kinds(result)["out"]
 
 
-def test_what_comes_late_is_triggered_earlier():
+def test_a_late_prefetch_is_triggered_earlier():
     """Stalls move the iteration away from the measured one, so blocks come late; each run tells which."""
     trace = chain([87, 32, 45, 84, 68, 66], [47, 20, 21, 22, 94, 37], [48, 31, 101, 88, 109, 26])
     context = context_of(trace, node(), 322)
@@ -87,7 +87,7 @@ def test_where_activations_do_not_suffice_it_runs_in_passive_mode():
     assert program.notes == ("no decisions make the iteration fit: it runs in passive mode",)
 
 
-def test_a_source_that_is_gone_by_then_is_made_again_as_well():
+def test_a_released_source_is_recomputed_as_well():
     """y is needed until b2; z, made from it by way of v, which forward has done with, comes back for b1."""
     forward = [("f1", 3, "x", "y"), ("f2", 5, "y", "v"), ("f3", 7, "v", "z"), ("f4", 9, "z", "u"), ("f5", 9, "", "w")]
     backward = [("b0", 9, "u", ""), ("b1", 9, "z", ""), ("b2", 9, "y", "")]

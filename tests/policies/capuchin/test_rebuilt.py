@@ -34,7 +34,7 @@ def test_with_memory_to_spare_everything_stays():
     assert decided(chain([50] * 8, [50] * 8, [60] * 8), 8 * 60) == (0,) * 6
 
 
-def test_the_first_maps_leave_until_the_iteration_fits():
+def test_the_first_activations_are_evicted_until_the_iteration_fits():
     """Of x2 to x7 one map less has to stay for every 60 bytes; copies of 60 ns end during kernels of 100 ns."""
     network = chain([100] * 8, [100] * 8, [60] * 8)
     assert [decided(network, budget) for budget in (480, 479, 420, 419)] == [
@@ -45,7 +45,7 @@ def test_the_first_maps_leave_until_the_iteration_fits():
     ]
 
 
-def test_each_leaves_by_what_costs_less_so_far():
+def test_each_tensor_takes_the_cheaper_of_swap_and_recompute():
     """Copies of 60 ns during kernels of 10 ns: to run one again costs 10."""
     vector = decided(chain([10] * 8, [10] * 8, [60] * 8), 300)
     assert vector[:3] == (2, 2, 2)
@@ -100,7 +100,7 @@ def test_any_trace_at_any_budget_is_legal(data: st.DataObject):
     assert max(result.timeline.device_memory.used, default=0) <= budget
 
 
-def test_what_does_not_fit_when_made_again_is_swapped_instead():
+def test_a_tensor_whose_recompute_does_not_fit_is_swapped():
     """To make y's 40 bytes again takes 1 ns, a swap more; but f1 also makes s again, next to the gradient g."""
 
     def network(beside: int) -> Trace:

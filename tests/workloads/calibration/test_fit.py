@@ -13,7 +13,7 @@ from simgpu.workloads.timemodel.parameters import PARAMETERS, load_parameters
 from tests.workloads.calibration.made_up import product_sample
 
 
-def test_the_shipped_table_stands_as_the_fit_writes_it() -> None:
+def test_the_shipped_table_is_the_output_of_the_fit() -> None:
     assert written(load_parameters()) == PARAMETERS.read_text()
 
 
@@ -39,7 +39,7 @@ def test_the_parameters_are_those_that_the_fit_finds(compared: TimeModelValidati
     assert fitted < guessed / 2
 
 
-def test_a_fit_finds_the_share_that_made_the_measurement() -> None:
+def test_a_fit_recovers_the_share_behind_the_measurement() -> None:
     pytest.importorskip("scipy")
     gpu, truth = load_node("v100").gpu, load_parameters(START)
     volta = truth.architectures["volta"].model_copy(update={"compute": 0.6})

@@ -33,7 +33,7 @@ def test_a_recording_that_is_as_the_zoo_models_it_is_met_to_the_byte(modelled: T
     assert result.error == 0
 
 
-def test_what_the_framework_counted_comes_before_lifetimes(modelled: Trace) -> None:
+def test_the_frameworks_counter_has_priority_over_lifetimes(modelled: Trace) -> None:
     counted = replace(modelled, info=replace(modelled.info, framework_peak_bytes=10**9))
     result = compare_memory(RECORDING, counted)
     assert isinstance(result, MemoryRow)
@@ -41,7 +41,7 @@ def test_what_the_framework_counted_comes_before_lifetimes(modelled: Trace) -> N
     assert result.error == result.modelled / 10**9 - 1
 
 
-def test_what_cannot_be_compared_says_why(modelled: Trace) -> None:
+def test_an_incomparable_recording_gives_the_reason(modelled: Trace) -> None:
     untold = replace(modelled, blocks=tuple(replace(block, release=None) for block in modelled.blocks))
     why = "neither lifetimes nor a peak are recorded"
     assert compare_memory(RECORDING, untold) == Skipped("v100 resnet20 b8: memory", why)

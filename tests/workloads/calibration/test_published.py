@@ -51,7 +51,7 @@ def test_figures_are_compared_with_the_network_that_was_measured(source: str) ->
     }
 
 
-def test_a_benchmark_that_goes_back_to_the_images_computes_one_kernel_more() -> None:
+def test_a_benchmark_with_image_gradients_has_one_more_kernel() -> None:
     published = load_published()
     figure = next(each for each in published.figures if each.input_gradient and each.measures == "both")
     without = figure.model_copy(update={"input_gradient": False})

@@ -39,7 +39,7 @@ def test_a_recording_of_an_unknown_source_is_refused(tmp_path: Path) -> None:
     assert len(caught.value.problems) == 2
 
 
-def test_missing_recordings_are_told_and_a_missing_folder_is_refused(tmp_path: Path) -> None:
+def test_missing_recordings_are_reported_and_a_missing_folder_refused(tmp_path: Path) -> None:
     skipped = validate(tmp_path).skipped
     listed = load_recordings()
     assert len(skipped) == len(listed.recordings) + len(listed.not_compared)
@@ -77,7 +77,7 @@ def test_a_missing_argument_ends_with_the_usage(arguments: list[str], capsys: py
     assert capsys.readouterr().err.startswith("usage: python -m simgpu.workloads.calibration")
 
 
-def test_a_table_that_cannot_be_written_is_told(
+def test_an_unwritable_table_is_reported(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr("simgpu.workloads.calibration.fit.fitted_table", lambda recordings: "fitted")

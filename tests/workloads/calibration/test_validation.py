@@ -36,7 +36,7 @@ def test_recordings_held_out_are_met(compared: TimeModelValidation) -> None:
     assert abs(titan.error) < 0.10
 
 
-def test_no_network_is_on_both_sides_and_recordings_without_an_iteration_are_told(
+def test_fit_and_test_networks_are_disjoint_and_missing_iterations_reported(
     compared: TimeModelValidation,
 ) -> None:
     fitted, held_out = (
@@ -49,7 +49,7 @@ def test_no_network_is_on_both_sides_and_recordings_without_an_iteration_are_tol
     assert untold == {"titan-v unet b6", "a100 bert b256", "a100 vit b256", "titanv-dtr/transformer-b10.log"}
 
 
-def test_a_summary_tells_sizes_and_the_mean_with_sign() -> None:
+def test_a_summary_gives_sizes_and_the_signed_mean() -> None:
     gpu = load_node("v100").gpu
     exact = product_sample(gpu, 1).modelled_ns()
     rows = (
@@ -80,7 +80,7 @@ def test_the_command_prints_every_gpu_and_both_means() -> None:
 
 
 @pytest.mark.slow
-def test_the_command_tells_what_was_not_compared(recordings: Path) -> None:
+def test_the_command_lists_recordings_not_compared(recordings: Path) -> None:
     result = CliRunner().invoke(zoo, ["validate", "--recordings", str(recordings), "--parts"])
     assert result.exit_code == 0
     shown, _, description = result.output.partition("not compared")

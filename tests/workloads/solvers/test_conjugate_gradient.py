@@ -73,7 +73,7 @@ def test_the_product_is_that_of_the_full_matrix() -> None:
     np.testing.assert_allclose(matrix.times(vector), dense(matrix) @ vector, rtol=1e-12)
 
 
-def test_entries_beyond_the_last_are_room_that_is_not_used() -> None:
+def test_entries_beyond_the_last_are_unused_capacity() -> None:
     matrix = random_matrix(1400, 7, shift=10.0)
     used = int(matrix.starts[-1])
     assert matrix.values.size == allocated_entries(1400, 7) == 1400 * 64

@@ -50,7 +50,7 @@ def test_requests_are_counted_as_a_plain_loop_counts_them() -> None:
     assert lattice.requests(table) == lattice.Requests(len(entries), len(sectors))
 
 
-def test_mass_stays_and_momentum_comes_from_the_force() -> None:
+def test_mass_is_conserved_and_momentum_follows_the_force() -> None:
     solver = Lattice(size=12, steps=60)
     *_, last = solver.states()
     assert last["values_even"].sum() == pytest.approx(solver.sites, rel=1e-12)

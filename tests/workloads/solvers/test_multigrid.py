@@ -42,7 +42,7 @@ def test_boxes_change_no_bit_of_the_solution() -> None:
     assert np.array_equal(result[0], result[2])
 
 
-def test_a_cube_goes_into_boxes_and_back() -> None:
+def test_a_cube_is_split_into_boxes_and_restored() -> None:
     level = Level(Shape(2, 4))
     cube = np.arange(512.0).reshape(8, 8, 8)
     level.put("rhs", cube)

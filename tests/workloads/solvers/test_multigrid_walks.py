@@ -129,7 +129,7 @@ def test_an_exchange_asks_for_the_sectors_that_hold_faces(side: int, planes: tup
     assert Shape(1, side).sectors_of_faces(*planes) == len(sectors)
 
 
-def test_an_exchange_moves_whole_sectors_of_each_entry() -> None:
+def test_an_exchange_moves_complete_sectors_of_each_entry() -> None:
     exchange = next(work for work in Multigrid(size=64, box=16).work() if work.op == "exchange")
     assert [(touch.write, touch.sectors) for touch in exchange.touches] == [(False, 2), (True, 2)]
     assert exchange.dram_bytes == 2 * 4**3 * 365 * 2 * SECTOR_BYTES

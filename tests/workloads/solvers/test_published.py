@@ -32,7 +32,7 @@ def early_and_late(name: str) -> list[float]:
 
 
 @pytest.mark.parametrize("name", SOLVERS)
-def test_the_readme_tells_what_the_profiler_finds(name: str) -> None:
+def test_the_readme_states_the_profilers_results(name: str) -> None:
     text = README.read_text().partition("What `simgpu compression profile` finds")[2]
     row = re.search(rf"^\| `hpc-{name}` \| (.*) \|$", text, re.MULTILINE)
     assert row is not None
@@ -47,7 +47,7 @@ def test_cg_is_compressed_by_a_tenth_and_only_allocation_by_allocation() -> None
     assert round(ratio("cg", "per allocation"), 1) == 1.1
 
 
-def test_seismic_begins_with_zeros_and_comes_down_towards_two() -> None:
+def test_seismic_compression_falls_from_zeros_towards_two() -> None:
     """355.seismic (section 3.1); the targets chosen for it are conservative (section 3.4)."""
     early, late = early_and_late("seismic")
     assert early > 6

@@ -18,7 +18,7 @@ def tallies(solver: RandomNumbers) -> list[int]:
 
 @settings(deadline=None)
 @given(st.integers(1, 2**46 - 1), st.integers(1, 60), st.integers(1, 1000))
-def test_the_sequence_is_that_of_whole_numbers(seed: int, count: int, step: int) -> None:
+def test_the_random_sequence_matches_integer_arithmetic(seed: int, count: int, step: int) -> None:
     result, expected = nas_random.sequence(seed, count, step).tolist(), seed
     for number in result:
         expected = expected * pow(5**13, step, 2**46) % 2**46
@@ -44,7 +44,7 @@ def test_which_thread_draws_a_pair_changes_no_count() -> None:
     assert tallies(RandomNumbers(size=64, steps=16)) == tallies(RandomNumbers(size=512, steps=2))
 
 
-def test_about_four_fifths_of_the_pairs_are_kept() -> None:
+def test_about_four_fifths_of_the_pairs_are_accepted() -> None:
     solver = RandomNumbers(size=4096, steps=4)
     assert sum(tallies(solver)) / solver.pairs == pytest.approx(np.pi / 4, abs=0.005)
 

@@ -32,7 +32,7 @@ def moved(trace: Trace, kernel: str) -> int:
 
 
 @each
-def test_it_is_valid_and_says_that_it_is_modelled(name: str) -> None:
+def test_the_trace_of_a_solver_is_valid_and_marked_modelled(name: str) -> None:
     trace = bare(name)
     assert check_trace(trace) == []
     assert trace.info.origin is Origin.MODELLED

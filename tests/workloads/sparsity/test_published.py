@@ -93,7 +93,7 @@ def test_the_fitted_depth_decides_the_mean(depth: float) -> None:
 
 
 @pytest.mark.slow
-def test_vgg16_lies_between_20_and_80_percent_over_50_epochs() -> None:
+def test_vgg16_sparsity_is_between_20_and_80_percent_over_50_epochs() -> None:
     swapped = [shares for layer, shares in curves("vgg16", 50).items() if layer.startswith(("conv", "pool"))]
     assert len(swapped) == 13 + 5
     lowest, highest = min(map(min, swapped)), max(map(max, swapped))

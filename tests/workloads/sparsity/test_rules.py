@@ -43,7 +43,7 @@ def test_only_a_relu_makes_zeros() -> None:
     assert result == {"b": 0.5}
 
 
-def test_an_in_place_relu_leaves_its_zeros_in_the_block_of_the_convolution() -> None:
+def test_an_in_place_relu_writes_zeros_to_the_convolutions_block() -> None:
     assert last_epoch(network(("conv2d", "x", "a", 64), ("relu_", "a", "a", 64))) == {"a": 0.5}
 
 
@@ -54,7 +54,7 @@ def test_other_activations_are_dense(op: str) -> None:
 
 
 @pytest.mark.parametrize(("size", "values"), [(16, 4), (64, 1), (8, 8)])
-def test_a_pool_is_zero_where_its_whole_window_is(size: int, values: int) -> None:
+def test_a_pool_is_zero_if_its_entire_window_is(size: int, values: int) -> None:
     result = last_epoch(network(("conv2d", "x", "a", 64), ("relu", "a", "b", 64), ("max_pool2d", "b", "p", size)))
     clustered = load_profile("general").pool_clustering
     assert result["p"] == round(0.5 ** (values ** (1 - clustered)), 6)
@@ -99,7 +99,7 @@ def test_a_relu_behind_a_linear_layer_is_the_sparsest() -> None:
 
 
 @pytest.mark.parametrize("name", profile_names())
-def test_every_profile_says_where_its_numbers_come_from(name: str) -> None:
+def test_every_sparsity_profile_names_its_source(name: str) -> None:
     profile = load_profile(name)
     description = {key for key, _ in profile if key not in ("schema_", "networks", "sources", "layers", "depths")}
     description |= {f"layers.{layer}" for layer in profile.layers} | {f"depths.{model}" for model in profile.depths}
@@ -108,7 +108,7 @@ def test_every_profile_says_where_its_numbers_come_from(name: str) -> None:
 
 
 @pytest.mark.parametrize("turn_at", [0.0, 0.2, 1.0])
-def test_a_curve_starts_turns_and_ends_where_it_says(turn_at: float) -> None:
+def test_a_sparsity_curve_passes_its_start_turning_point_and_end(turn_at: float) -> None:
     curve = SparsityCurve(start=0.5, turn=0.8, turn_at=turn_at, end=0.6)
     assert curve.at(turn_at) == 0.8
     if turn_at > 0:
@@ -125,7 +125,7 @@ def test_one_epoch_is_the_begin_of_training() -> None:
     assert all(0 <= sample.sparsity <= EMPTIEST for sample in created.sparsity)
 
 
-def test_modelled_rows_replace_measured_ones_and_the_notes_say_so() -> None:
+def test_modelled_rows_replace_measured_ones_with_a_note() -> None:
     trace = simgpu.load_trace("resnet20-cifar-cpu")
     assert trace.sparsity
     created = with_sparsity(trace, 4)

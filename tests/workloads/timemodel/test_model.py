@@ -69,7 +69,7 @@ def test_an_empty_kernel_takes_the_launch_and_filling_the_memorys_pipe() -> None
 
 
 @pytest.mark.parametrize("depth", [256, 4096])
-def test_few_results_leave_multiprocessors_idle(depth: int) -> None:
+def test_few_outputs_leave_multiprocessors_idle(depth: int) -> None:
     """By the laws that the module's docstring gives; long sums are split, and their parts are results."""
     model, halves = time_model(V100), PARAMETERS.halves
     few = gemm(512, 256, depth)
@@ -81,7 +81,7 @@ def test_few_results_leave_multiprocessors_idle(depth: int) -> None:
     assert model.duration_ns(few) > 2 * full
 
 
-def test_the_three_directions_are_told_apart() -> None:
+def test_the_three_directions_of_a_convolution_are_distinguished() -> None:
     model = time_model(V100)
     forward, data, weights = (model.duration_ns(gemm(4096, 4096, 4096, direction)) for direction in Direction)
     shares = PARAMETERS.directions
@@ -128,7 +128,7 @@ def test_no_algorithm_beats_the_peak_rate_on_its_own_arithmetic(batch: int, dire
         assert algorithm.duration_ns >= smallest
 
 
-def test_tf32_is_for_convolutions_unless_told_otherwise() -> None:
+def test_tf32_is_the_default_for_convolutions_only() -> None:
     product, conv = gemm(8192, 8192, 8192), convolution(128, in_channels=512, out_channels=512)
     none, usual, everything = (time_model(A100, tf32=tf32) for tf32 in Tf32)
     assert usual.duration_ns(product) == none.duration_ns(product) > everything.duration_ns(product)
@@ -207,7 +207,7 @@ def test_what_is_priced_otherwise_than_it_looks_is_noted(name: str, dtypes: list
     assert all(note.startswith(start) for note, start in zip(result, notes, strict=True))
 
 
-def test_the_same_question_has_the_same_answer_in_whole_nanoseconds() -> None:
+def test_durations_are_deterministic_integer_nanoseconds() -> None:
     answers = {time_model(V100).duration_ns(convolution(32)) for _ in range(3)}
     assert len(answers) == 1
     assert all(type(answer) is int for answer in answers)
@@ -224,7 +224,7 @@ def test_every_shipped_gpu_that_states_its_rates_has_a_model(name: str) -> None:
         assert isinstance(time_model(gpu), TimeModel)
 
 
-def test_everything_that_a_gpu_lacks_is_told_at_once() -> None:
+def test_all_missing_figures_of_a_gpu_are_reported_together() -> None:
     with pytest.raises(InputError) as caught:
         time_model(GpuSpec("bare", memory=1, architecture="voltta"), without=["winogrd", "implicit_gemm"])
     description = [str(problem) for problem in caught.value.problems]
@@ -245,7 +245,7 @@ def test_products_of_other_numbers_are_refused(operation: Operation) -> None:
         time_model(V100).duration_ns(operation)
 
 
-def test_normalization_goes_over_its_values_more_often_than_once() -> None:
+def test_normalization_reads_its_values_more_than_once() -> None:
     """Its input twice in forward: 3 passes for the 2 counted; the rest is the generation's."""
     work = Operation(OperationKind.NORMALIZATION, 10**11, 8 * 10**11, 10**11)
     plain = replace(work, kind=OperationKind.ELEMENTWISE)

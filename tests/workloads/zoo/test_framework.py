@@ -93,7 +93,7 @@ def test_before_1_10_a_relu_is_a_layer_whose_input_is_held_until_its_backward(na
         assert kernel.layer != next(each.layer for each in trace.kernels if kernel.reads[0] in each.writes)
 
 
-def test_before_1_10_a_normalized_convolution_leaves_three_activations() -> None:
+def test_before_1_10_a_normalized_convolution_has_three_activations() -> None:
     """Its own result for the normalization, that one's for the ReLU, and the ReLU's for whoever reads it."""
     held = {}
     for framework in ("pytorch", "pytorch-1.5"):

@@ -82,7 +82,7 @@ def plain(text: str, budget: str) -> int:
 
 @pytest.mark.exhaustive
 @pytest.mark.parametrize("name", FORMS)
-def test_each_is_the_form_whose_plain_batch_comes_nearest(name: str, published: dict[str, int]) -> None:
+def test_each_home_network_is_the_form_with_the_nearest_plain_batch(name: str, published: dict[str, int]) -> None:
     """As a ratio, with the paper's 11 GB."""
 
     def distance(form: dict[str, Any]) -> float:
@@ -101,7 +101,7 @@ def rows() -> dict[str, list[str]]:
 
 @pytest.mark.exhaustive
 @pytest.mark.parametrize("name", FORMS)
-def test_the_readme_tells_the_settings_and_by_how_much_they_miss(name: str) -> None:
+def test_the_readme_states_the_settings_and_their_error(name: str) -> None:
     settings, table, *simulated = rows()[name]
     assert settings == f"`{written(FORMS[name][0])}`"
     for budget, cell in zip(("11 GB", "11 GiB"), simulated, strict=True):

@@ -158,7 +158,7 @@ def test_an_in_place_relu_rewrites_the_block_of_its_layer() -> None:
     assert "relu1" not in trace.block_by_id
 
 
-def test_a_relu_that_is_not_in_place_makes_its_own_block_and_its_input_goes() -> None:
+def test_a_relu_out_of_place_writes_its_own_block_and_releases_its_input() -> None:
     trace = lowered(network(conv("conv", "input", 3, MAP), relu("relu", "conv", MAP, in_place=False)), 2)
     assert kernel(trace, "relu").writes == ("relu",)
     assert trace.block_by_id["conv"].release == kernel(trace, "relu").id
@@ -316,7 +316,7 @@ def test_a_layer_may_share_a_weight_and_have_its_own_bias() -> None:
     assert "decoder.bias.grad" in trace.block_by_id
 
 
-def test_a_weight_may_stand_before_the_values() -> None:
+def test_a_weight_may_precede_the_values() -> None:
     token = Layer("token", LayerKind.CONCATENATE, ("rows",), (5, 64), (Weight("weight", (1, 64)),), 0, {"axis": 0})
     net = network(
         conv("conv", "input", 3, MAP),

@@ -119,7 +119,7 @@ def test_the_peak_of_a_tiny_network_by_hand() -> None:
     assert (by_id[result.kernel].op, result.bytes) == ("conv2d_backward_weights", peak)
 
 
-def test_activations_add_up_to_what_the_shapes_say() -> None:
+def test_activation_bytes_equal_the_sum_over_shapes() -> None:
     batch, net = 8, build("vgg16")
     in_place = {LayerKind.RELU, LayerKind.VIEW}
     expected = sum(

@@ -187,7 +187,7 @@ def test_an_image_keeps_its_size_through_fcn() -> None:
         assert build(name, "imagenet").label_shape == (224, 224)
 
 
-def test_the_stride_of_a_bottleneck_stands_where_it_is_said_to_stand() -> None:
+def test_the_stride_of_a_bottleneck_is_in_its_documented_convolution() -> None:
     def strides(network: Network) -> dict[str, object]:
         return {layer.name: layer.attributes.get("stride") for layer in network.layers}
 
@@ -226,7 +226,7 @@ ALL = [(name, input) for name in NETWORKS for input in NETWORKS[name].inputs]
 
 
 @pytest.mark.parametrize(("name", "input"), ALL)
-def test_every_network_is_whole(name: str, input: str) -> None:
+def test_every_network_is_connected(name: str, input: str) -> None:
     """Layers read what stands before them, everything made is read (but an LSTM's last state), the loss stands last.
 
     What is overwritten in place has no other reader.
@@ -260,7 +260,7 @@ def test_images_fall_into_the_classes_of_their_set(name: str, input: str) -> Non
 
 
 @pytest.mark.parametrize("name", [name for name, input in ALL if input == "cifar10"])
-def test_a_network_for_cifar10_tells_in_which_form(name: str) -> None:
+def test_a_network_for_cifar10_names_its_form(name: str) -> None:
     """What it was adapted to, how, and in whose form: the paper's or that of a public training."""
     network = build(name, "cifar10")
     assert network.form.startswith("for 32 x 32 images")
@@ -304,7 +304,7 @@ def test_alexnet_as_tensorflows_benchmarks_have_it() -> None:
         build("alexnet", conv4_channels=384)
 
 
-def test_the_normalized_squeezenet_has_the_parameters_that_its_project_tells() -> None:
+def test_the_normalized_squeezenet_has_its_published_parameter_count() -> None:
     """weiaicunzai's pytorch-cifar100, README: 0.78 million, of which its 100 classes have 90 rows more."""
     network = build("squeezenet", "cifar10", batch_norm=True)
     assert round((network.parameters + 90 * (512 + 1)) / 1e6, 2) == 0.78
@@ -322,7 +322,7 @@ def test_googlenet_without_response_normalization_is_otherwise_the_same() -> Non
     assert len(plain.layers) == len(paper.layers) - 2
 
 
-def test_all_mistakes_are_told_at_once() -> None:
+def test_all_mistakes_are_reported_at_once() -> None:
     with pytest.raises(InputError) as error:
         build("bert-base", "imagenet", head="nsp", sequence=0, sequnce=128)
     assert error.value.lines() == [
@@ -350,12 +350,12 @@ def test_bert_takes_no_more_tokens_than_it_has_positions() -> None:
         build("bert-base", sequence=513)
 
 
-def test_a_loss_over_more_words_than_are_known_is_refused() -> None:
+def test_a_loss_over_more_tokens_than_the_vocabulary_is_refused() -> None:
     with pytest.raises(InputError, match="cannot be taken over 8192 words where 100 are known; choose a larger"):
         build("biglstm", vocabulary=100)
 
 
-def test_an_unknown_network_is_told_with_the_nearest() -> None:
+def test_an_unknown_network_is_reported_with_the_nearest_name() -> None:
     with pytest.raises(InputError, match="'vgg_16' is not in the zoo; did you mean 'vgg16'"):
         build("vgg_16")
 

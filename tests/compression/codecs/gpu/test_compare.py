@@ -46,7 +46,7 @@ def test_the_time_model_is_the_best_of_all_on_average(figure_10: tuple[ModelErro
         assert max(means, key=lambda model: means[model]) == "svm"
 
 
-def test_mean_errors_beside_the_papers(figure_10: tuple[ModelError, ...]) -> None:
+def test_mean_errors_compare_with_the_papers(figure_10: tuple[ModelError, ...]) -> None:
     """The paper has 3%, 56% less than Bayesian ridge and 80% less than the support vector machine."""
     means = mean_errors(figure_10)
     linear, ridge, svm = means["linear"], means["bayesian_ridge"], means["svm"]
@@ -83,7 +83,7 @@ def test_most_of_the_error_is_the_assumed_noise() -> None:
     assert quiet < noisy / 2
 
 
-def test_without_scikit_learn_it_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_scikit_learn_the_error_names_the_package(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
     with pytest.raises(MissingExtraError, match=r"comparing models of codec times needs scikit-learn"):
         compare_models(V100)

@@ -29,7 +29,7 @@ def test_the_fit_writes_the_shipped_file_again(tmp_path: Path, capsys: pytest.Ca
     assert printed[3] == "figure 12, random: 547 ms, here 550.8 ms, +0.7% of its time"
 
 
-def test_without_scipy_the_fit_says_what_to_install(
+def test_without_scipy_the_fit_names_the_package(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setitem(sys.modules, "scipy.optimize", None)

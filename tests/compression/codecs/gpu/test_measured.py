@@ -137,7 +137,7 @@ def test_settings_beyond_the_measured_ones_are_refused(tmp_path: Path, grid: int
         surface.encode_ns("lz4", 10**8, 0.5, 80, 64)
 
 
-def test_too_few_samples_of_a_setting_are_told_with_the_file(tmp_path: Path) -> None:
+def test_too_few_samples_of_a_setting_are_reported_with_the_file(tmp_path: Path) -> None:
     file = written(tmp_path)
     samples = tmp_path / "bench.csv"
     rows = samples.read_text().splitlines()
@@ -151,7 +151,7 @@ def test_too_few_samples_of_a_setting_are_told_with_the_file(tmp_path: Path) -> 
         response_of(GPU, file)
 
 
-def test_samples_that_are_not_there_are_told(tmp_path: Path) -> None:
+def test_missing_samples_are_reported(tmp_path: Path) -> None:
     file = written(tmp_path)
     (tmp_path / "bench.csv").unlink()
     with pytest.raises(InputError, match=r"bench\.csv: no such file"):

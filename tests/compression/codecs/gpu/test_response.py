@@ -150,7 +150,7 @@ def test_a_scaled_gpu_is_faster_with_more_bandwidth_and_fills_with_as_many_block
     assert many < times_of(spec)[1]
 
 
-def test_a_gpu_of_which_too_little_is_told_is_refused_by_what_is_missing() -> None:
+def test_a_gpu_with_missing_figures_is_refused_with_their_names() -> None:
     with pytest.raises(InputError, match=r"gpu\.dram_bandwidth, gpu\.multiprocessors: codec times of GPU 'card'"):
         response_of(GpuSpec("card", 1))
     with pytest.raises(InputError, match=r"^gpu\.multiprocessors: .*; add the missing values$"):
@@ -178,7 +178,7 @@ def test_what_there_is_no_time_of_is_refused(place: str, given: tuple[str, int, 
         assert message in str(caught.value)
 
 
-def test_all_that_is_wrong_is_told_at_once_and_in_arrays_the_first_wrong_value() -> None:
+def test_all_problems_are_reported_with_the_first_wrong_value_of_arrays() -> None:
     with pytest.raises(InputError) as caught:
         V100.encode_times("gzip", [1, -5], 0.5, [[4], [5000]], 32)
     assert [problem.place for problem in caught.value.problems] == ["codec", "bytes", "grid", "threads"]

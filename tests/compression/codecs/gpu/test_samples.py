@@ -41,7 +41,7 @@ def test_a_seed_gives_the_same_tensors_and_samples_again() -> None:
     assert drawn(3) != drawn(4)
 
 
-def test_samples_scatter_around_the_surface_as_much_as_asked() -> None:
+def test_samples_scatter_around_the_surface_as_requested() -> None:
     tensors = [SparseTensor(10**9, 0.5)] * 4000
     samples = draw_samples(V100, "zvc", tensors, SETTING, np.random.default_rng(0), noise=0.05)
     encode = np.log([sample.encode_ns / V100.encode_ns("zvc", 10**9, 0.5, 199, 64) for sample in samples])
@@ -57,7 +57,7 @@ def test_a_negative_noise_is_refused() -> None:
         draw_samples(V100, "zvc", [], SETTING, np.random.default_rng(0), noise=-0.1)
 
 
-def test_an_array_has_the_zeros_asked_for_and_compresses_as_its_sparsity_says() -> None:
+def test_an_array_has_the_requested_zeros_and_compresses_accordingly() -> None:
     tensor = SparseTensor(4 * 12345, 0.3)
     array = array_of(tensor, np.random.default_rng(0))
     assert array.nbytes == tensor.bytes
@@ -90,7 +90,7 @@ def test_samples_are_read_in_any_order_of_columns(tmp_path: Path) -> None:
     assert (sample.codec, sample.bytes, sample.sparsity, sample.encode_ns, sample.decode_ns) == ("zvc", 400, 0.25, 9, 7)
 
 
-def test_every_wrong_value_of_a_file_is_told_by_row_and_column(tmp_path: Path) -> None:
+def test_every_wrong_value_of_a_file_is_reported_by_row_and_column(tmp_path: Path) -> None:
     file = tmp_path / "samples.csv"
     rows = ["zcv,400,0.5,80,64,9,7", "zvc,400,1.5,0,64,9,0", "zvc,big,0.5,80,64,9,", "zvc,400,0.5,80,64,9"]
     file.write_text("\n".join([HEADER, *rows]))

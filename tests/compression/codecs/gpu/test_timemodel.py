@@ -52,7 +52,7 @@ def test_each_sub_model_meets_what_is_linear_in_its_range() -> None:
         assert decode == pytest.approx(2 * plane(10**9, sparsity), abs=4)
 
 
-def test_outside_the_trained_sparsities_the_nearest_sub_model_goes_on() -> None:
+def test_outside_the_trained_sparsities_the_nearest_sub_model_extrapolates() -> None:
     model = CodecTimeModel.fit(of_plane([0.21, 0.3, 0.39, 0.41, 0.5, 0.59, 0.61, 0.7, 0.79]), pieces=3)
     for sparsity in (0.0, 0.1, 0.9, 1.0):
         assert model.predict_ns("zvc", 10**9, sparsity)[0] == pytest.approx(plane(10**9, sparsity), abs=2)
@@ -98,7 +98,7 @@ def test_no_prediction_is_less_than_no_time() -> None:
     assert CodecTimeModel.fit(falling).predict_ns("zvc", 2 * 10**9, 0.5)[0] == 0
 
 
-def test_sub_models_with_too_few_samples_are_told_all_at_once() -> None:
+def test_sub_models_with_too_few_samples_are_reported_together() -> None:
     with pytest.raises(InputError) as caught:
         CodecTimeModel.fit(of_plane([0.25, 0.5]), pieces=3)
     assert str(caught.value) == (
@@ -124,7 +124,7 @@ def test_impossible_questions_are_refused() -> None:
     assert "did you mean 'zvc'" in str(caught.value)
 
 
-def test_without_scikit_learn_it_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_scikit_learn_the_error_names_the_package(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
     with pytest.raises(MissingExtraError, match=r"predicting codec times needs scikit-learn.*its extra 'cswap'"):
         CodecTimeModel.fit(samples_of("zvc"))

@@ -27,7 +27,7 @@ def figure_12() -> dict[str, Tuned]:
     return {each.method: each for each in tune_all(TUNER.surface, GPU, "zvc", FIGURE_12)}
 
 
-def test_grid_search_tries_every_setting_and_finds_the_least(figure_12: dict[str, Tuned]) -> None:
+def test_grid_search_tries_every_setting_and_returns_the_minimum(figure_12: dict[str, Tuned]) -> None:
     result = figure_12["grid_search"]
     grids, threads = all_settings()
     assert result.evaluations == len(grids) == LARGEST_GRID * len(THREADS) == 8192
@@ -84,7 +84,7 @@ def test_what_bayesian_search_finds_depends_on_its_draw_and_is_not_always_good(
     assert capsys.readouterr() == ("", "")
 
 
-def test_grid_search_costs_as_many_more_evaluations_as_the_paper_says(figure_12: dict[str, Tuned]) -> None:
+def test_grid_search_needs_the_papers_number_of_evaluations(figure_12: dict[str, Tuned]) -> None:
     """224 times; the settings alone give 8192 over 35, and running the codec in them more, as large grids are slow."""
     grid, bayesian = figure_12["grid_search"], figure_12["bayesian"]
     assert grid.evaluations / bayesian.evaluations == pytest.approx(224, rel=0.05)
@@ -108,7 +108,7 @@ def test_impossible_searches_are_refused() -> None:
         LaunchTuner(TUNER.surface, "zcv", FIGURE_12).bayesian()
 
 
-def test_without_the_library_it_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_the_library_the_error_names_the_package(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
     with pytest.raises(MissingExtraError, match=r"needs bayesian-optimization.*simgpu with its extra 'cswap'"):
         TUNER.bayesian()
