@@ -299,7 +299,7 @@ def with_last_repetition_split(program: Program, index: int) -> Program:
 
     >>> from simgpu.program.instructions import COMPUTE, D2H
     >>> code = {COMPUTE: (Await(1, lag=1), Signal(0)), D2H: (Await(0), Signal(1))}
-    >>> first, last = last_apart(Program((Segment(code, repeat=3),)), 0).segments
+    >>> first, last = with_last_repetition_split(Program((Segment(code, repeat=3),)), 0).segments
     >>> first.repeat, first.streams[COMPUTE]
     (2, (Await(event=1, lag=1), Await(event=3, lag=1), Signal(event=0)))
     >>> last.streams[COMPUTE], last.streams[D2H]

@@ -14,7 +14,7 @@ from simgpu.program.data_parallel import DataParallel
 from simgpu.trace.model import Trace
 from simgpu.units import parse_bytes
 
-_MINIMA = {"budget": 0, "iterations": 1, "seed": 0, "alignment": 1, "epoch": 0, "gpus": 1, "cores": 1, "most": 1}
+_MINIMA = {"budget": 0, "iterations": 1, "seed": 0, "alignment": 1, "epoch": 0, "gpus": 1, "cores": 1, "limit": 1}
 _SIZES = ("budget", "alignment", "more_memory")
 _OPTIONAL = ("budget", "alignment", "gpus", "pool")
 _CHOICES = {"pool": tuple(POOLS), "exchange": tuple(Exchange)}
@@ -141,7 +141,7 @@ def check_kind(name: str, value: object, kind: type | tuple[type, ...]) -> None:
 def run_config(config: RunConfig | None, settings: RunSettings, **others: object) -> RunConfig:
     """`config`, or the defaults, with the given settings; all wrong arguments are reported at once.
 
-    others: further arguments to check, such as trace, node, policy and most.
+    others: further arguments to check, such as trace, node, policy and limit.
 
     >>> run_config(RunConfig(seed=7), {"epoch": 2, "budget": None}).seed
     7

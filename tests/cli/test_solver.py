@@ -53,7 +53,7 @@ def test_arrays_are_what_buddy_profile_reads(tmp_path: Path) -> None:
     assert np.load(arrays / "step-40" / "tally0.npy").sum() > np.load(arrays / "step-20" / "tally0.npy").sum()
     of_arrays, of_trace = (simgpu("compression", "profile", path, "-q") for path in (arrays, tmp_path / "out"))
     assert of_arrays.exit_code == of_trace.exit_code == 0
-    tables = [done.stdout.partition("design")[2].partition("entries are those")[0] for done in (of_arrays, of_trace)]
+    tables = [done.stdout.partition("design")[2].partition("entries are from")[0] for done in (of_arrays, of_trace)]
     assert tables[0].strip() == tables[1].strip() != ""
     assert "entries are from a smaller run" in " ".join(of_trace.stdout.split())
 

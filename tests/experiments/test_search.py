@@ -115,7 +115,7 @@ def test_the_table_has_the_overheads_of_algorithm_2_and_the_times_of_the_run(hom
             assert each.offloaded_ns is not None and each.prefetched_ns is not None
             assert each.offloaded_ns < each.prefetched_ns <= each.needed_ns
         if each.action == "swap":
-            assert (each.left_ns, each.back_ns) == (state[OFFLOADED_AT], state[FETCHED_AT])
+            assert (each.offloaded_ns, each.prefetched_ns) == (state[OFFLOADED_AT], state[FETCHED_AT])
 
 
 def test_a_recomputed_map_is_back_at_the_end_of_its_recomputation(home: Search) -> None:

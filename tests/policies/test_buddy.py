@@ -202,7 +202,7 @@ def test_the_paper_s_order_of_links():
 
 def test_a_node_without_compressed_memory_is_refused():
     built = pattern(chain([5], [7], [1280]))
-    with pytest.raises(InputError, match=r"node.gpu.buddy: node bench has no compressed memory; take .*buddy-gpu"):
+    with pytest.raises(InputError, match=r"node.gpu.buddy: node bench has no compressed memory; use .*buddy-gpu"):
         simulate(built, without_buddy(buddy_node()), "buddy")
 
 

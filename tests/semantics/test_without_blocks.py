@@ -27,7 +27,7 @@ def test_ideal_reports_step_time_and_unknown_memory() -> None:
 
 @pytest.mark.parametrize("policy", ["none", "vdnn"])
 def test_a_policy_that_needs_memory_is_refused(policy: str) -> None:
-    with pytest.raises(InputError, match="the recording has no tensors") as caught:
+    with pytest.raises(InputError, match="the trace has no tensors") as caught:
         simgpu.simulate(without_blocks(), simgpu.load_node("v100"), policy)
     assert "run the policy ideal" in str(caught.value)
 

@@ -276,7 +276,7 @@ def test_a_host_of_unknown_speed_is_refused(resnet: Trace, node: NodeSpec):
 
 
 def test_a_gpu_of_unknown_memory_cannot_gather():
-    with pytest.raises(InputError, match=r"node\.gpu\.dram_bandwidth: is not stated"):
+    with pytest.raises(InputError, match=r"node\.gpu\.dram_bandwidth: is not set"):
         simulate(network([10], batch=2), several(2), "ideal", gpus=2, exchange="gather")
 
 

@@ -120,7 +120,7 @@ SMALL = timeline_of(
     [
         ("s.csv", 2, "0,0,compute,compute,conv1,zero,5,0,", "row 2, column start_ns: 'zero' is not a whole number"),
         ("s.csv", 2, "0,0,compute,compute,conv1,0,-5,0,", "row 2, column end_ns: '-5' is not between 0 and"),
-        ("s.csv", 3, "0,0,d2h,copyout,x,1,9,64,", "row 3, column kind: 'copyout' is no kind of span; did you mean"),
+        ("s.csv", 3, "0,0,d2h,copyout,x,1,9,64,", "row 3, column kind: 'copyout' is not a kind of span; did you mean"),
         ("s.csv", 3, "0,0,d2h,copy_d2h,x,1,9", "row 3: 7 fields where the header has 9"),
         ("s.csv", 4, "0,0,compute,stall_event,x,5,9,0,D2H!", "row 4, column cause: 'D2H!' is not a stream name"),
         (
@@ -150,7 +150,7 @@ SMALL = timeline_of(
             "s.csv",
             3,
             "0,99999999999,d2h,copy_d2h,x,1,9,64,",
-            "row 3, column gpu: '99999999999' is no GPU of this run: no row has GPU 1",
+            "row 3, column gpu: '99999999999' is not a GPU of this run: no row has GPU 1",
         ),
     ],
 )

@@ -183,7 +183,7 @@ class Situation:
 class LinkReservations:
     """One direction of the link: disjoint reserved intervals, ascending (ns).
 
-    >>> link = LinkReservations().taking((10, 20)).taking((30, 40))
+    >>> link = LinkReservations().reserving((10, 20)).reserving((30, 40))
     >>> link.first(5, 10), link.first(5, 11), link.last(35, 10), link.last(100, 60)
     ((20, 30), (40, 51), (20, 30), (40, 100))
     """

@@ -380,7 +380,7 @@ class AlgorithmCandidate(NamedTuple):
     def gain(self, base_ns: int) -> int:
         """Equation 10, nanoseconds. base_ns: duration of the algorithm with the least workspace.
 
-        >>> AlgorithmCandidate(AlgorithmChoice("F1", "fft", 60, 500), offloading_ns=10, held_up_ns=5).gain(100)
+        >>> AlgorithmCandidate(AlgorithmChoice("F1", "fft", 60, 500), offloading_ns=10, delayed_ns=5).gain(100)
         25
         """
         return base_ns - self.choice.duration_ns - self.offloading_ns - self.delayed_ns

@@ -394,8 +394,8 @@ def test_entries_of_other_blocks_than_the_trace_has_are_refused(tmp_path: Path) 
     save_entries(take_snapshots([{"x1": COUNT, "y": COUNT}]), tmp_path / "recorded/entries.npz")
     file = tmp_path / "recorded/entries.npz"
     assert problems(tmp_path / "recorded") == [
-        f"{file}: allocation x1: has 1280 bytes, and 300 bytes in blocks.csv; keep it next to the trace it is of",
-        f"{file}: allocation y: is no block of this trace; keep it next to the trace it is of",
+        f"{file}: allocation x1: has 1280 bytes, and 300 bytes in blocks.csv; store it with its own trace",
+        f"{file}: allocation y: is no block of this trace; store it with its own trace",
     ]
 
 

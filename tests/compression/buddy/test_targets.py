@@ -256,7 +256,7 @@ def test_wrong_histograms_are_reported_together() -> None:
         ProfiledAllocation("a", 300, ((1, 0, 0, 0, 0, 0, 0, 0), (3, 0), (4, 0, 0, 0, 0, 0, 0, -1)))
     assert [str(problem) for problem in caught.value.problems] == [
         "allocation a, snapshot 1: counts 1 entries, 300 bytes have 3; count each entry of 128 bytes once",
-        "allocation a, snapshot 2: has counts of 2 sizes, there are 8; count each entry of 128 bytes once",
+        "allocation a, snapshot 2: has counts of 2 sizes, not 8; count each entry of 128 bytes once",
         "allocation a, snapshot 3: counts -1 entries of a size; count each entry of 128 bytes once",
     ]
 

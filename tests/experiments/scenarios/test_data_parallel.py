@@ -100,7 +100,7 @@ def test_mistakes_are_reported_together(tmp_path: Path):
 def test_a_node_without_a_host_cannot_exchange_through_it(tmp_path: Path):
     text = GOOD.replace("k40-x4", "titan-x-maxwell-x4")
     (problem,) = problems_of(tmp_path, "data_parallel: {gpus: 4}\n", text=text)
-    assert "data_parallel.exchange: host needs node.host.accumulate_bandwidth, which is not stated" in problem
+    assert "data_parallel.exchange: host needs node.host.accumulate_bandwidth, which is not set" in problem
     assert "or use the exchange gather" in problem
 
 

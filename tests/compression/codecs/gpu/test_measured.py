@@ -125,7 +125,7 @@ def test_samples_of_the_fitted_surface_give_it_back_nearly(tmp_path: Path) -> No
             64,
             r"grid: \(79, 64\) is outside the measured range of zvc on bench; grids 80 to 320 of 64 threads are known",
         ),
-        (321, 64, r"\(321, 64\) is beyond"),
+        (321, 64, r"\(321, 64\) is outside the measured range"),
         (80, 128, "no grid of 128 threads are known"),
     ],
 )
