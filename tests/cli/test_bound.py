@@ -25,7 +25,7 @@ from tests.cli.cli_helpers import make_study, simgpu
 ZOO = ("zoo:resnet34", "--batch", 256, "--node", "k40", "--framework", "fused", "--optimizer", "plain-sgd")
 
 
-def told(*arguments: object) -> str:
+def printed(*arguments: object) -> str:
     done = simgpu("memory-bound", *arguments)
     assert done.exit_code == 0, done.output
     return " ".join(done.stdout.split())
@@ -85,7 +85,7 @@ def test_each_memory_bound_is_shown_with_its_limiting_operator_and_parts(folder:
 
 
 def test_the_table_agrees_with_the_json(folder: Path) -> None:
-    text = told(folder, "--budget", "60B")
+    text = printed(folder, "--budget", "60B")
     rows = "all tensors 120 B - lower bound 30 B 4.0x F1 (conv2d) weights offloaded 30 B 4.0x F1 (conv2d)"
     assert rows in text
     assert "activation 80 B 20 B 20 B input 40 B 10 B 10 B" in text
@@ -103,11 +103,11 @@ def test_the_table_agrees_with_the_json(folder: Path) -> None:
     ],
 )
 def test_the_sub_batch_is_described_in_text(folder: Path, budget: str, text: str) -> None:
-    assert f"sub-batch {text} (moDNN, equation 8)" in told(folder, "--budget", budget)
+    assert f"sub-batch {text} (moDNN, equation 8)" in printed(folder, "--budget", budget)
 
 
 def test_without_a_node_or_memory_there_is_no_sub_batch(folder: Path) -> None:
-    assert "sub-batch not computed: give a node with --node, or memory with --budget" in told(folder)
+    assert "sub-batch not computed: give a node with --node, or memory with --budget" in printed(folder)
     assert document(folder)["sub_batch"] is None
 
 
@@ -125,7 +125,7 @@ def test_a_zoo_network_is_bounded_in_the_given_budget() -> None:
     graph = task_graph(trace, node)
     assert result["trace"] == "resnet34-b256-k40"
     assert result["sub_batch"]["size"] == select_sub_batch(graph, node.gpu, 4 * 10**9).size < 256
-    text = told(*ZOO, "--budget", "5GB")
+    text = printed(*ZOO, "--budget", "5GB")
     assert "sub-batch the whole batch of 256 in 4.657 GiB (moDNN, equation 8)" in text
     assert "optimizer excluded" in text
     assert "updates weights together; one at a time they would not limit memory" in text
@@ -144,7 +144,7 @@ def test_ideal_is_the_policy_alone() -> None:
     result = simulate(scenario.trace, scenario.node, "ideal")
     assert outcome["peak"]["bytes"] == result.metrics.device_peak_bytes < outcome["all_at_once"]["bytes"]
     assert "ideal" not in outcome
-    assert "as under the policies none and ideal" in told("quickstart")
+    assert "as under the policies none and ideal" in printed("quickstart")
 
 
 @pytest.mark.slow
@@ -190,7 +190,7 @@ def test_bounds_of_an_iteration_that_cannot_be_rescaled_carry_a_note(tmp_path: P
     info = replace(trace.info, batch=4)
     unread = tuple(replace(each, reads=()) for each in trace.kernels)
     write_trace(replace(trace, info=replace(info, origin=Origin.IMPORTED), kernels=unread), tmp_path / "unread")
-    text = told(tmp_path / "unread", "--budget", "120B")
+    text = printed(tmp_path / "unread", "--budget", "120B")
     assert "bounds for the whole batch of 4" in text
     assert "is not known at another batch: unread: kernels.reads: the recording does not tell what kernels read" in text
     assert "sub-batch the whole batch of 4 in 120 B (moDNN, equation 8)" in text

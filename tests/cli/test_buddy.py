@@ -63,14 +63,14 @@ def test_it_prints_the_columns_of_figure_7_and_what_they_come_from(dumps: Path) 
 
 
 def test_threshold_and_zero_case_are_options(dumps: Path) -> None:
-    def told(*options: str) -> dict[str, object]:
+    def targets(*options: str) -> dict[str, object]:
         document = json.loads(simgpu("compression", "profile", dumps, "--json", *options).stdout)
         return {each["name"]: each["target"] for each in document["allocations"]}
 
-    assert told() == {"counts": 32, "noise": 128, "zeros": 8}
-    assert told("--no-mostly-zero") == {"counts": 32, "noise": 128, "zeros": 32}
-    assert told("--threshold", "19.9%") == {"counts": 128, "noise": 128, "zeros": 8}
-    assert told("--threshold", "20 %") == told("--threshold", ".2") == {"counts": 32, "noise": 128, "zeros": 8}
+    assert targets() == {"counts": 32, "noise": 128, "zeros": 8}
+    assert targets("--no-mostly-zero") == {"counts": 32, "noise": 128, "zeros": 32}
+    assert targets("--threshold", "19.9%") == {"counts": 128, "noise": 128, "zeros": 8}
+    assert targets("--threshold", "20 %") == targets("--threshold", ".2") == {"counts": 32, "noise": 128, "zeros": 8}
 
 
 @pytest.mark.parametrize("threshold", ["30", "101%", "-1%", "many", "", "1.2"])

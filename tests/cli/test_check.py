@@ -24,7 +24,7 @@ def study(tmp_path: Path) -> Path:
 
 
 @pytest.fixture
-def kept(study: Path, tmp_path: Path) -> Path:
+def stored(study: Path, tmp_path: Path) -> Path:
     """A folder of stored timings."""
     folder = tmp_path / "timings"
     assert check(study, folder, "--update").output == "study: new\n"
@@ -42,17 +42,17 @@ def slower(study: Path) -> None:
     (study.parent / "node.yaml").write_text(NODE.replace("10 GB/s", "9.9 GB/s"))
 
 
-def test_what_is_as_stored_passes(study: Path, kept: Path) -> None:
-    result = check(study, kept)
+def test_what_is_as_stored_passes(study: Path, stored: Path) -> None:
+    result = check(study, stored)
     assert (result.exit_code, result.output) == (0, "study: same\n")
-    assert sorted(path.name for path in (kept / "study").iterdir()) == [
+    assert sorted(path.name for path in (stored / "study").iterdir()) == [
         *("ideal.csv.gz", "none.csv.gz", "timings.json", "vdnn.csv.gz"),
     ]
 
 
-def test_a_slower_link_is_explained_down_to_the_first_copy(study: Path, kept: Path) -> None:
+def test_a_slower_link_is_explained_down_to_the_first_copy(study: Path, stored: Path) -> None:
     slower(study)
-    result = check(study, kept)
+    result = check(study, stored)
     assert result.exit_code == 1
     lines = result.output.splitlines()
     assert lines[0] == "study: differs"
@@ -64,66 +64,66 @@ def test_a_slower_link_is_explained_down_to_the_first_copy(study: Path, kept: Pa
     assert lines[-1] == "1 of 1 not as stored: study; --update stores what is now"
 
 
-def test_an_update_reports_changes_and_stores_them(study: Path, kept: Path) -> None:
+def test_an_update_reports_changes_and_stores_them(study: Path, stored: Path) -> None:
     slower(study)
-    result = check(study, kept, "--update")
+    result = check(study, stored, "--update")
     assert result.exit_code == 0
     assert result.output.startswith("study: changed\n  vdnn: iteration_ns, samples_per_s, ")
-    assert check(study, kept).output == "study: same\n"
-    before = {path: path.stat().st_mtime_ns for path in (kept / "study").iterdir()}
-    assert check(study, kept, "--update").output == "study: same\n"
-    assert {path: path.stat().st_mtime_ns for path in (kept / "study").iterdir()} == before
+    assert check(study, stored).output == "study: same\n"
+    before = {path: path.stat().st_mtime_ns for path in (stored / "study").iterdir()}
+    assert check(study, stored, "--update").output == "study: same\n"
+    assert {path: path.stat().st_mtime_ns for path in (stored / "study").iterdir()} == before
 
 
-def test_an_update_drops_removed_policies(study: Path, kept: Path) -> None:
+def test_an_update_drops_removed_policies(study: Path, stored: Path) -> None:
     study.write_text(study.read_text().replace("[ideal, none, vdnn]", "[ideal, vdnn: {mode: conv}, home]"))
-    assert "only stored: none" in check(study, kept).output
-    result = check(study, kept, "--update")
+    assert "only stored: none" in check(study, stored).output
+    result = check(study, stored, "--update")
     assert "  home is new\n  none is gone\n" in result.output
-    assert not (kept / "study" / "none.csv.gz").exists()
-    assert check(study, kept).exit_code == 0
+    assert not (stored / "study" / "none.csv.gz").exists()
+    assert check(study, stored).exit_code == 0
 
 
-def test_within_tolerances_check_passes_and_reports_where_timelines_diverge(study: Path, kept: Path) -> None:
+def test_within_tolerances_check_passes_and_reports_where_timelines_diverge(study: Path, stored: Path) -> None:
     slower(study)
-    result = check(study, kept, "--tolerance", "*=10%")
+    result = check(study, stored, "--tolerance", "*=10%")
     assert result.exit_code == 0
     assert result.output.startswith("study: same within tolerances\n")
     assert "vdnn (does not count)" in result.output
     assert "as metrics have tolerances" in " ".join(result.output.split())
-    assert check(study, kept, "--tolerance", "iteration_ns=2%").exit_code == 1
+    assert check(study, stored, "--tolerance", "iteration_ns=2%").exit_code == 1
 
 
-def test_command_line_tolerances_override_those_of_the_folder(study: Path, kept: Path) -> None:
-    (kept / "tolerances.yaml").write_text("schema: simgpu.tolerances/2\ntolerances:\n  '*': 10%\n")
+def test_command_line_tolerances_override_those_of_the_folder(study: Path, stored: Path) -> None:
+    (stored / "tolerances.yaml").write_text("schema: simgpu.tolerances/2\ntolerances:\n  '*': 10%\n")
     slower(study)
-    assert check(study, kept).exit_code == 0
-    assert check(study, kept, "--tolerance", "iteration_ns=0").exit_code == 1
-    assert check(study, kept, "--tolerance", "iteration_ns=0", "--tolerance", "iteration_ns=1 us").exit_code == 0
+    assert check(study, stored).exit_code == 0
+    assert check(study, stored, "--tolerance", "iteration_ns=0").exit_code == 1
+    assert check(study, stored, "--tolerance", "iteration_ns=0", "--tolerance", "iteration_ns=1 us").exit_code == 0
 
 
-def test_other_settings_are_named(study: Path, kept: Path) -> None:
-    result = check(study, kept, "--set", "seed=1")
+def test_other_settings_are_named(study: Path, stored: Path) -> None:
+    result = check(study, stored, "--set", "seed=1")
     assert result.exit_code == 1
     assert "  stored with other settings:\n    seed: nothing -> 1\n" in result.output
-    assert check(study, kept, "--set", "seed=1", "--update").exit_code == 0
-    assert check(study, kept, "--set", "seed=1").exit_code == 0
-    assert "seed: 1 -> nothing" in check(study, kept).output
+    assert check(study, stored, "--set", "seed=1", "--update").exit_code == 0
+    assert check(study, stored, "--set", "seed=1").exit_code == 0
+    assert "seed: 1 -> nothing" in check(study, stored).output
 
 
-def test_less_memory_is_reported_as_another_outcome(study: Path, kept: Path) -> None:
+def test_less_memory_is_reported_as_another_outcome(study: Path, stored: Path) -> None:
     (study.parent / "node.yaml").write_text(NODE.replace("8 GiB", "0.55 MB"))
-    result = check(study, kept)
+    result = check(study, stored)
     assert result.exit_code == 1
     assert "  none\n    outcome: ran -> out of memory\n    waiting: nothing -> kernel F" in result.output
-    assert check(study, kept, "--update").exit_code == 0
-    assert check(study, kept).output == "study: same\n"
+    assert check(study, stored, "--update").exit_code == 0
+    assert check(study, stored).output == "study: same\n"
 
 
-def test_several_checks_print_a_line_each_and_a_summary(study: Path, kept: Path, tmp_path: Path) -> None:
+def test_several_checks_print_a_line_each_and_a_summary(study: Path, stored: Path, tmp_path: Path) -> None:
     other = tmp_path / "other.yaml"
     other.write_text(study.read_text().replace("name: study", "name: other"))
-    missing = simgpu("check", study, other, "--against", kept)
+    missing = simgpu("check", study, other, "--against", stored)
     assert missing.exit_code == 1
     assert missing.output.splitlines() == [
         "study: same",
@@ -131,16 +131,16 @@ def test_several_checks_print_a_line_each_and_a_summary(study: Path, kept: Path,
         "",
         "1 of 2 not as stored: other; --update stores what is now",
     ]
-    assert simgpu("check", study, other, "--against", kept, "--update").output == "study: same\nother: new\n"
-    both = simgpu("check", study, other, "--against", kept)
+    assert simgpu("check", study, other, "--against", stored, "--update").output == "study: same\nother: new\n"
+    both = simgpu("check", study, other, "--against", stored)
     assert (both.exit_code, both.output) == (0, "study: same\nother: same\n\nall 2 as stored\n")
 
 
-def test_json_is_one_document(study: Path, kept: Path) -> None:
-    same = json.loads(simgpu("check", study, "--against", kept, "--json").stdout)
+def test_json_is_one_document(study: Path, stored: Path) -> None:
+    same = json.loads(simgpu("check", study, "--against", stored, "--json").stdout)
     assert same["scenarios"] == [{"name": "study", "verdict": "same", "difference": None}]
     slower(study)
-    result = simgpu("check", study, "--against", kept, "--json", "--tolerance", "iteration_ns=2%")
+    result = simgpu("check", study, "--against", stored, "--json", "--tolerance", "iteration_ns=2%")
     document = json.loads(result.stdout)
     assert (result.exit_code, document["schema"], document["same"]) == (1, "simgpu.check/1", False)
     (policy,) = document["scenarios"][0]["difference"]["policies"]
@@ -161,23 +161,23 @@ def test_json_is_one_document(study: Path, kept: Path) -> None:
         (("--set", "iteratons=1"), "did you mean 'iterations'?"),
     ],
 )
-def test_bad_options_end_with_2(options: tuple[str, ...], message: str, study: Path, kept: Path) -> None:
-    result = check(study, kept, *options)
+def test_bad_options_end_with_2(options: tuple[str, ...], message: str, study: Path, stored: Path) -> None:
+    result = check(study, stored, *options)
     assert result.exit_code == 2
     assert message in result.stderr
 
 
-def test_bad_folders_and_files_end_with_2_before_anything_runs(study: Path, kept: Path, tmp_path: Path) -> None:
+def test_bad_folders_and_files_end_with_2_before_anything_runs(study: Path, stored: Path, tmp_path: Path) -> None:
     assert "no such folder; give the folder of stored timings" in check(study, tmp_path / "none").stderr
-    assert "two scenarios are called 'study'" in simgpu("check", study, study, "--against", kept).stderr
-    (kept / "study" / "vdnn.csv.gz").write_bytes(b"")
-    damaged = check(study, kept)
+    assert "two scenarios are called 'study'" in simgpu("check", study, study, "--against", stored).stderr
+    (stored / "study" / "vdnn.csv.gz").write_bytes(b"")
+    damaged = check(study, stored)
     assert (damaged.exit_code, damaged.stdout) == (2, "")
     assert "vdnn.csv.gz: " in damaged.stderr
-    assert check(study, kept, "--update").output == "study: stored anew; what was stored could not be read\n"
-    (kept / "study" / "mine.txt").write_text("mine")
+    assert check(study, stored, "--update").output == "study: stored anew; what was stored could not be read\n"
+    (stored / "study" / "mine.txt").write_text("mine")
     slower(study)
-    foreign = check(study, kept, "--update")
+    foreign = check(study, stored, "--update")
     assert (foreign.exit_code, foreign.stdout) == (2, "")
     assert "mine.txt" in foreign.stderr
 
@@ -197,22 +197,22 @@ def _hears_ctrl_c() -> None:
 
 
 @pytest.mark.slow
-def test_an_interrupt_exits_with_130_and_preserves_stored_results(kept: Path) -> None:
-    before = {path: path.read_bytes() for path in sorted(kept.rglob("*")) if path.is_file()}
+def test_an_interrupt_exits_with_130_and_preserves_stored_results(stored: Path) -> None:
+    before = {path: path.read_bytes() for path in sorted(stored.rglob("*")) if path.is_file()}
     command = "from simgpu.cli import main; main(prog_name='simgpu')"
     names = ["quickstart", "resnet152-k40"]
     running = subprocess.Popen(
-        [sys.executable, "-c", command, "check", *names, "--against", str(kept), "--update", "-q"],
+        [sys.executable, "-c", command, "check", *names, "--against", str(stored), "--update", "-q"],
         env={**os.environ, "PYTHONPATH": str(ROOT)},
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         preexec_fn=_hears_ctrl_c,
     )
     deadline = monotonic() + 60
-    while not (kept / "quickstart").exists() and monotonic() < deadline:
+    while not (stored / "quickstart").exists() and monotonic() < deadline:
         sleep(0.02)
     running.send_signal(signal.SIGINT)
     running.communicate(timeout=60)
     assert running.returncode == 130
-    assert sorted(path.name for path in kept.iterdir()) == ["quickstart", "study"]
+    assert sorted(path.name for path in stored.iterdir()) == ["quickstart", "study"]
     assert {path: path.read_bytes() for path in before} == before

@@ -65,8 +65,10 @@ def test_a_node_without_power_figures_reports_no_energy(study: Path) -> None:
 
 def test_a_trace_without_operations_explains_the_missing_energy(study: Path) -> None:
     state_power(study)
-    told = " ".join(simgpu("run", study).output.split())
-    assert "energy, power not known: operation counts are missing for 6 of 6 convolutions and matrix products" in told
+    printed = " ".join(simgpu("run", study).output.split())
+    assert (
+        "energy, power not known: operation counts are missing for 6 of 6 convolutions and matrix products" in printed
+    )
 
 
 def test_the_figure_is_written(tmp_path: Path) -> None:

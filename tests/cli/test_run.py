@@ -164,8 +164,8 @@ def test_exit_3_only_when_every_policy_is_out_of_memory(study: Path) -> None:
     every = simgpu("run", study, "--set", "node.gpu.memory=550 kB", "--set", "policies=none")
     assert every.exit_code == 3
     assert every.stderr.startswith("Error: none: out of device memory")
-    beside_ideal = simgpu("run", study, "--set", "node.gpu.memory=550 kB", "--set", "policies=[ideal, none]")
-    assert beside_ideal.exit_code == 3, "ideal has memory without limit, so it says nothing of what fits"
+    with_ideal = simgpu("run", study, "--set", "node.gpu.memory=550 kB", "--set", "policies=[ideal, none]")
+    assert with_ideal.exit_code == 3, "ideal has memory without limit, so it says nothing of what fits"
     for word in ("kernel", "requests", "largest free block", "resident", "largest working set"):
         assert word in every.stderr
     assert 'try --set "policies=[vdnn]": fits, ' in " ".join(every.stderr.split())
@@ -213,8 +213,8 @@ def test_a_policy_to_try_is_written_as_the_command_line_takes_it(study: Path) ->
     assert "vdnn" in words
     for policy in words:
         assert simgpu("compare", *options, "--policy", policy).exit_code == 0
-    study_told = " ".join(simgpu("compare", study, "--set", "budget=550 kB", "--set", "policies=none").stderr.split())
-    settings = re.findall(r'--set "([^"]+)": fits', study_told)
+    study_text = " ".join(simgpu("compare", study, "--set", "budget=550 kB", "--set", "policies=none").stderr.split())
+    settings = re.findall(r'--set "([^"]+)": fits', study_text)
     assert len(settings) == len(words)
     for setting in settings:
         assert simgpu("compare", study, "--set", "budget=550 kB", "--set", setting).exit_code == 0

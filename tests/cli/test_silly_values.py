@@ -135,10 +135,10 @@ def test_values_that_are_no_names_are_refused(word: str) -> None:
 
 
 def test_a_deleted_folder_is_reported(here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    gone = here / "gone"
-    gone.mkdir()
-    monkeypatch.chdir(gone)
-    gone.rmdir()
+    deleted = here / "gone"
+    deleted.mkdir()
+    monkeypatch.chdir(deleted)
+    deleted.rmdir()
     message = refused("zoo", "build", "alexnet", "--batch", "1", "--gpu", "v100")
     assert message == "Error: the current folder does not exist any more; change to one that does"
     monkeypatch.chdir(here)

@@ -41,12 +41,12 @@ def scenario(budget: int, *policies: str, trace: Trace = SMALL, memory: int | No
     )
 
 
-def told(study: Scenario) -> list[tuple[str, str]]:
+def advice_on(study: Scenario) -> list[tuple[str, str]]:
     return advice(study, compare(study))
 
 
 def steps(study: Scenario) -> list[str]:
-    return [text for name, text in told(study) if name == "try"]
+    return [text for name, text in advice_on(study) if name == "try"]
 
 
 def needs(trace: Trace) -> tuple[int, int]:
@@ -59,7 +59,7 @@ def needs(trace: Trace) -> tuple[int, int]:
 def test_the_needs_are_those_that_runs_show() -> None:
     most, smallest = needs(SMALL)
     assert compare(scenario(most, "none")).results and not compare(scenario(most - 1, "none")).results
-    (first, peak), (second, kernel), *_ = told(scenario(most - 1, "none"))
+    (first, peak), (second, kernel), *_ = advice_on(scenario(most - 1, "none"))
     assert (first, second) == ("peak without offloading", "largest working set")
     assert peak.startswith(f"{most} B at ") and peak.endswith(f"(budget {most - 1} B)")
     assert kernel.startswith(f"{smallest} B, single operator ")
@@ -83,10 +83,10 @@ def test_where_nothing_fits_other_policies_that_fit_are_suggested_fastest_first(
     fitting = [step for step in steps(study) if ": fits, step time " in step]
     times = []
     for step in fitting:
-        words, _, told = step.partition(": fits, step time ")
+        words, _, advice_on = step.partition(": fits, step time ")
         (run,) = compare(study, policies=[PolicyEntry.read(yaml.safe_load(words))])
         assert run.result is not None
-        assert told == f"{run.result.iteration_ns} ns, peak {run.result.metrics.device_peak_bytes} B"
+        assert advice_on == f"{run.result.iteration_ns} ns, peak {run.result.metrics.device_peak_bytes} B"
         times.append(run.result.iteration_ns)
     assert times == sorted(times)
     vdnn = {"vdnn", "vdnn: {mode: conv}", "vdnn: {mode: dynamic}"}
@@ -95,11 +95,11 @@ def test_where_nothing_fits_other_policies_that_fit_are_suggested_fastest_first(
 
 def test_advice_writes_policies_in_the_callers_form() -> None:
     most, _ = needs(SMALL)
-    study, told = scenario(most - 1, "none"), list[str]()
-    result = advice(study, compare(study), written=lambda policy: f"<{policy}>", progress=told.append)
+    study, advice_on = scenario(most - 1, "none"), list[str]()
+    result = advice(study, compare(study), written=lambda policy: f"<{policy}>", progress=advice_on.append)
     assert any(text.startswith("<vdnn: {mode: dynamic}>: fits, ") for _, text in result)
-    assert "trying vdnn(mode=dynamic)" in told
-    assert "trying none" not in told, "what was tried is not tried again"
+    assert "trying vdnn(mode=dynamic)" in advice_on
+    assert "trying none" not in advice_on, "what was tried is not tried again"
 
 
 def test_nothing_is_suggested_that_does_not_fit_or_cannot_run() -> None:
@@ -150,7 +150,7 @@ def test_needs_of_sub_batches_are_reported_and_fitting_ones_suggested() -> None:
     trace = build_trace("resnet20", batch=512, gpu=node.gpu)
     bounds = memory_bounds(task_graph(trace, node))
     tight = replace(scenario(bounds.bound.bytes, "none", trace=trace), node=node)
-    facts = dict(told(tight))
+    facts = dict(advice_on(tight))
     assert facts["memory lower bound"].startswith(
         f"{format_bytes(bounds.bound.bytes)} with micro-batches of one sample"
     )

@@ -117,32 +117,32 @@ class Swaps(Policy):
     """Keeps all up to a batch; of larger ones it offloads over a slow link what none needs to offload."""
 
     name, summary, source = "swaps", "as none, and of large batches as vdnn", "these tests"
-    keeps: int = 8
+    retains: int = 8
 
     def plan(self, context: PlanContext) -> Program:
-        stored = context.graph.trace.info.batch <= self.keeps
+        stored = context.graph.trace.info.batch <= self.retains
         return lower(context.graph, Placement()) if stored else Vdnn().plan(context)
 
 
 @pytest.mark.parametrize(
-    ("keeps", "batches"),
+    ("retains", "batches"),
     [
         (8, [1, 2, 4, 8, 9, 10, 12, 16]),  # half way to the next that is slow, until there is none between
         (11, [1, 2, 4, 8, 10, 11, 12, 16]),
         (16, [1, 2, 4, 8, 16]),
     ],
 )
-def test_the_recommended_batch_is_the_largest_that_is_nearly_as_fast_as_any(keeps: int, batches: list[int]) -> None:
+def test_the_recommended_batch_is_the_largest_that_is_nearly_as_fast_as_any(retains: int, batches: list[int]) -> None:
     """63 ns of kernels a sample, and of a swapped batch at least 200 ns of copies at 1 byte a nanosecond."""
     slow = NodeSpec("slow", GpuSpec("gpu", 10_000), LinkSpec("PCIe", 10**9, 10**9))
-    (result,) = max_batch(CHAIN, slow, [Swaps(keeps)], limit=16)
+    (result,) = max_batch(CHAIN, slow, [Swaps(retains)], limit=16)
     assert [speed.batch for speed in result.speeds] == batches
     best = result.recommended
     assert best is not None
-    assert (result.batch, best.batch) == (16, keeps)
-    assert (best.iteration_ns, best.slowdown) == (63 * keeps, 1.0)
+    assert (result.batch, best.batch) == (16, retains)
+    assert (best.iteration_ns, best.slowdown) == (63 * retains, 1.0)
     assert best.samples_per_s == pytest.approx(10**9 / 63)
-    assert all(speed.samples_per_s < 0.8 * best.samples_per_s for speed in result.speeds if speed.batch > keeps)
+    assert all(speed.samples_per_s < 0.8 * best.samples_per_s for speed in result.speeds if speed.batch > retains)
 
 
 def test_the_recommended_batch_does_not_depend_on_the_batch_of_the_trace() -> None:

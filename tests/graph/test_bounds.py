@@ -64,8 +64,8 @@ def test_a_chain_needs_the_largest_two_neighbours_and_no_weights(sizes: list[int
 @given(st.lists(st.integers(1, 10**6), min_size=2, max_size=12), st.integers(1, 300))
 def test_a_chain_is_bounded_at_one_sample(sizes: list[int], batch: int):
     count = len(sizes)
-    whole = chain([1] * count, [1] * count, [size * batch for size in sizes])
-    bounds = memory_bounds(of_batch(whole, batch))
+    full_batch = chain([1] * count, [1] * count, [size * batch for size in sizes])
+    bounds = memory_bounds(of_batch(full_batch, batch))
     assert (bounds.batch, bounds.whole_batch_reason) == (1, "")
     assert bounds.bound == lower_bound(Tdfg.of(TaskGraph.of(chain([1] * count, [1] * count, sizes))))
     assert bounds.all_at_once.bytes == sum(sizes) * batch

@@ -28,7 +28,7 @@ from tests.compression.buddy.compressible import (
     compressible,
     entries,
     memory_of,
-    told,
+    with_histograms,
     without_buddy,
 )
 from tests.semantics.hand_made import BACKWARD, GB, OPTIMIZER, block, held, kernel, trace
@@ -53,7 +53,7 @@ def training(batch: int = 6) -> Trace:
         ],
     )
     quarters = {b.id: entries(b.bytes) // 4 for b in built.blocks}
-    built = told(built, {name: (0, 0, 0, 3 * n, 0, 0, 0, n) for name, n in quarters.items()})
+    built = with_histograms(built, {name: (0, 0, 0, 3 * n, 0, 0, 0, n) for name, n in quarters.items()})
     return replace(built, info=replace(built.info, batch=batch))
 
 
@@ -127,7 +127,9 @@ def chosen(workspace: bool) -> tuple[TaskGraph, TaskGraph]:
             kernels=(first, *built.kernels[1:]),
             blocks=(*built.blocks, block("ws", 1280, kind=BlockKind.WORKSPACE)),
         )
-        built = told(built, {"ws": (10, 0, 0, 0, 0, 0, 0, 0), **{b.id: _quarters(b.bytes) for b in built.blocks[:4]}})
+        built = with_histograms(
+            built, {"ws": (10, 0, 0, 0, 0, 0, 0, 0), **{b.id: _quarters(b.bytes) for b in built.blocks[:4]}}
+        )
     on = buddy_node(mostly_zero=False)
     return task_graph(built, on), task_graph(built, without_buddy(on))
 
@@ -222,9 +224,9 @@ def test_every_gpu_has_the_same_compressed_memory(gpus: int, exchange: Exchange)
 def test_a_kernel_alone_ends_with_the_later_of_its_two_parts(device: int, link: int, hidden: int):
     rows = (Demand(0, 0, link, 0, link),)
     memory = CompressedMemory(rows, (device,), (), (), (), (), hidden)
-    beside = device * hidden // 10**6
-    assert memory.head_ns(0) == device - beside
-    assert memory.alone_ns(0) == device + max(0, link - beside)
+    kernel_ns = device * hidden // 10**6
+    assert memory.head_ns(0) == device - kernel_ns
+    assert memory.alone_ns(0) == device + max(0, link - kernel_ns)
 
 
 def test_without_compression_tasks_and_exchanged_blocks_are_unchanged():

@@ -88,12 +88,12 @@ def test_a_block_changed_by_an_unrepeatable_kernel_is_not_recomputed():
 def test_what_enters_must_still_be_as_it_was():
     """f3 changes u in place, which f1 has read: what f1 made is kept."""
     kernels = [*KERNELS[:3], kernel("f3", 1, "v u", "y u", layer="a.3"), *KERNELS[4:]]
-    found = rerun(graph(kernels, BLOCKS), [Saved(V, 1, 2, B3, 3)])
-    assert found.retained == {V} and found.runs == ()
+    reruns = rerun(graph(kernels, BLOCKS), [Saved(V, 1, 2, B3, 3)])
+    assert reruns.retained == {V} and reruns.runs == ()
 
 
 def test_what_changes_something_from_outside_does_not_run_again():
     kernels = [*KERNELS[:3], kernel("f3", 1, "v u", "y u", layer="a.3"), *KERNELS[4:]]
     tasks = graph(kernels, BLOCKS)
-    found = rerun(tasks, [Saved(Y, 1, 3, B3, 4)])
-    assert 3 in found.left_out and Y in found.retained
+    reruns = rerun(tasks, [Saved(Y, 1, 3, B3, 4)])
+    assert 3 in reruns.left_out and Y in reruns.retained

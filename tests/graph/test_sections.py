@@ -42,15 +42,15 @@ def chained(names: Sequence[str], op: str = "conv2d") -> Trace:
     return network(*(Layer(name, op, (built[n],), built[n + 1]) for n, name in enumerate(names)))
 
 
-def block(name: str, enters: str, leaves: str) -> list[Layer]:
+def block(name: str, enters: str, output: str) -> list[Layer]:
     """A residual block of two modules, which a shortcut passes by."""
-    inner = [f"{leaves}{n}" for n in range(3)]
+    inner = [f"{output}{n}" for n in range(3)]
     return [
         Layer(f"{name}.attention.query", "linear", (enters,), inner[0]),
         Layer(f"{name}.attention.out", "linear", (inner[0],), inner[1]),
         Layer(f"{name}.mlp.up", "linear", (inner[1],), inner[2]),
-        Layer(f"{name}.mlp.down", "linear", (inner[2],), f"{leaves}3"),
-        Layer(name, "add", (enters, f"{leaves}3"), leaves),
+        Layer(f"{name}.mlp.down", "linear", (inner[2],), f"{output}3"),
+        Layer(name, "add", (enters, f"{output}3"), output),
     ]
 
 

@@ -48,7 +48,7 @@ def training(batch: int) -> Trace:
     return replace(built, info=replace(built.info, batch=batch))
 
 
-class Kept(Policy):
+class KeepAll(Policy):
     """Every block stays until its last use, in sub-batches."""
 
     name, summary, source = "kept", "tests", "tests"
@@ -97,7 +97,7 @@ def test_inputs_are_given_anew_and_outputs_let_go_of_in_each_round():
 def test_an_iteration_takes_its_rounds_and_the_optimizer_once(batch: int, sizes: list[int]):
     full = training(6)
     rounds = [sum(kernel.duration_ns for kernel in at_batch(full, size).kernels[:2]) for size in sizes]
-    result = simulate(full, node(), Kept(batch))
+    result = simulate(full, node(), KeepAll(batch))
     assert result.iteration_ns == sum(rounds) + 7 == result.graph.ideal_ns()
     assert result.steady
     assert result.ideal_ns == 60 + 120 + 7
@@ -106,7 +106,7 @@ def test_an_iteration_takes_its_rounds_and_the_optimizer_once(batch: int, sizes:
 
 @pytest.mark.parametrize(("batch", "peak"), [(1, 300 + 100), (2, 600 + 100), (4, 1200 + 100), (6, 1800 + 100)])
 def test_memory_is_that_of_one_sub_batch_and_the_weights(batch: int, peak: int):
-    assert simulate(training(6), node(), Kept(batch)).metrics.device_peak_bytes == peak
+    assert simulate(training(6), node(), KeepAll(batch)).metrics.device_peak_bytes == peak
 
 
 def test_the_full_batch_needs_no_other_trace():
@@ -131,7 +131,7 @@ def test_an_optimizer_in_the_middle_prevents_splitting_the_batch():
 
 
 def test_a_split_survives_being_written_down():
-    program = Kept(4).plan(PlanContext(TaskGraph.of(training(6)), node(), 0, None, None))  # type: ignore[arg-type]
+    program = KeepAll(4).plan(PlanContext(TaskGraph.of(training(6)), node(), 0, None, None))  # type: ignore[arg-type]
     assert from_json(to_json(program)) == program
 
 
@@ -156,7 +156,7 @@ def test_a_zoo_trace_is_split_as_the_time_model_has_it():
 @given(traces(max_kernels=12), st.sampled_from([1, 2, 4, 6]))
 def test_any_trace_runs_in_sub_batches(full: Trace, batch: int):
     full = replace(full, info=replace(full.info, batch=6))
-    result = simulate(full, node(), Kept(batch))
+    result = simulate(full, node(), KeepAll(batch))
     assert result.iteration_ns == result.graph.ideal_ns()
     assert result.steady
 

@@ -64,27 +64,30 @@ def test_rounds_of_a_split_batch_have_work_of_their_own() -> None:
 # --- what cannot be counted -----------------------------------------------------------------------------------------
 
 
-def told(op: str, flops: int | None) -> Trace:
+def with_operations(op: str, flops: int | None) -> Trace:
     built = chain([5, 7], [10, 14], [100, 200], op=op)
     return replace(built, kernels=tuple(replace(each, flops=flops) for each in built.kernels))
 
 
 @pytest.mark.parametrize("op", ["conv2d", "aten::addmm", "cudnn_convolution"])
 def test_matrix_products_need_operation_counts(op: str) -> None:
-    assert missing_work(told(op, None)) == "operation counts are missing for 4 of 4 convolutions and matrix products"
-    assert missing_work(told(op, 1000)) == ""
+    assert (
+        missing_work(with_operations(op, None))
+        == "operation counts are missing for 4 of 4 convolutions and matrix products"
+    )
+    assert missing_work(with_operations(op, 1000)) == ""
 
 
 def test_other_kernels_need_not() -> None:
-    assert missing_work(told("relu", None)) == ""
+    assert missing_work(with_operations("relu", None)) == ""
 
 
 def test_traffic_must_be_recorded_where_blocks_are_not() -> None:
-    without = replace(told("relu", None), blocks=())
+    without = replace(with_operations("relu", None), blocks=())
     bare = replace(without, kernels=tuple(replace(each, reads=(), writes=()) for each in without.kernels))
     assert missing_work(bare) == "the recording has neither the blocks that its kernels read nor their memory traffic"
     assert missing_work(replace(bare, kernels=tuple(replace(each, dram_bytes=1) for each in bare.kernels))) == ""
-    imported = replace(told("relu", None), info=replace(bare.info, origin=Origin.IMPORTED))
+    imported = replace(with_operations("relu", None), info=replace(bare.info, origin=Origin.IMPORTED))
     no_reads = replace(imported, kernels=tuple(replace(each, reads=()) for each in imported.kernels))
     assert missing_work(imported) == ""
     assert missing_work(no_reads) != ""

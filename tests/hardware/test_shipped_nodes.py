@@ -37,12 +37,12 @@ def claims() -> dict[str, Any]:
     return {row["id"]: row["value"] for row in rows if "value" in row}
 
 
-def leaves(value: object, place: str = "") -> list[str]:
+def leaf_names(value: object, place: str = "") -> list[str]:
     """Dotted places of the values that a file gives."""
     if isinstance(value, dict):
-        return [leaf for key, inner in value.items() for leaf in leaves(inner, f"{place}.{key}" if place else key)]
+        return [leaf for key, inner in value.items() for leaf in leaf_names(inner, f"{place}.{key}" if place else key)]
     if isinstance(value, list) and any(isinstance(item, dict) for item in value):
-        return [leaf for number, item in enumerate(value) for leaf in leaves(item, f"{place}[{number}]")]
+        return [leaf for number, item in enumerate(value) for leaf in leaf_names(item, f"{place}[{number}]")]
     return [place]
 
 
@@ -58,7 +58,7 @@ def test_it_loads_and_names_itself(name: str) -> None:
 def test_every_quantity_has_a_source(name: str) -> None:
     file = load_node_file(name)
     parts = file.model_dump(exclude_unset=True, include={"gpu", "gpus", "link", "switches", "host"})
-    assert set(leaves(parts)) - NO_QUANTITY == set(file.sources)
+    assert set(leaf_names(parts)) - NO_QUANTITY == set(file.sources)
 
 
 @pytest.mark.parametrize("name", REAL)

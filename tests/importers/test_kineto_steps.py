@@ -122,7 +122,7 @@ def busy(path: Path, steps: int, operators: int = 400) -> Path:
     return profile.write(path / f"{steps}.json")
 
 
-def kept(path: Path) -> int:
+def retained_events(path: Path) -> int:
     """How many events are kept of the last step."""
     profile = read_profile(path, marked_steps(path)[-1])
     return sum(map(len, (profile.ops, profile.kernels, profile.launches, profile.memory, profile.modules)))
@@ -155,7 +155,7 @@ def peak(path: Path) -> int:
 def test_memory_is_that_of_one_step(tmp_path):
     few, many = busy(tmp_path, 2), busy(tmp_path, 8)
     assert many.stat().st_size > 3.9 * few.stat().st_size
-    assert kept(few) == kept(many) == 400 * 5 + 1
+    assert retained_events(few) == retained_events(many) == 400 * 5 + 1
     assert peak(many) < 1.03 * peak(few)
 
 

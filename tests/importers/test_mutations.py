@@ -215,13 +215,13 @@ def test_a_spoilt_file_of_a_joined_pair(tmp_path, layout):
     document, graph = profile()
     joined = ("cpu_op", "cuda_runtime", "kernel", "cpu_instant_event")
     document["traceEvents"] = [event for event in document["traceEvents"] if event["cat"] in joined]
-    path, beside = tmp_path / "net.json", tmp_path / "graph.json"
+    path, neighbour = tmp_path / "net.json", tmp_path / "graph.json"
     path.write_text(json.dumps(document))
-    beside.write_text(json.dumps(graph))
-    file, spoilt = (path, document) if layout == "profile" else (beside, graph)
+    neighbour.write_text(json.dumps(graph))
+    file, spoilt = (path, document) if layout == "profile" else (neighbour, graph)
     if layout == "flat graph":
         spoilt = flat_graph()
-    survives(path, file, json.dumps(spoilt), spoilt_json(spoilt), ImportOptions(execution_trace=beside))
+    survives(path, file, json.dumps(spoilt), spoilt_json(spoilt), ImportOptions(execution_trace=neighbour))
 
 
 @pytest.mark.slow

@@ -34,8 +34,8 @@ def swapped(trace: Trace, small: int, on: NodeSpec) -> tuple[int, int]:
     graph = replace(graph, copy_sizes=tuple(small if b == x else size for b, size in enumerate(graph.copy_sizes)))
     last = len(graph.kernels) - 1
     result = times(run(lower(graph, Placement((Swap(x, 0, last, last),))), graph, on))
-    (out, gone), (into, back) = result["out:x1"], result["in:x1"]
-    return gone - out, back - into
+    (out, out_end), (into, back) = result["out:x1"], result["in:x1"]
+    return out_end - out, back - into
 
 
 def idle(size: int) -> Trace:

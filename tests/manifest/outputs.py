@@ -53,9 +53,9 @@ def study(name: str) -> StudyResult:
 
 def write_claims(folder: Path) -> None:
     """The outcome of every quick claim, times of this machine left out."""
-    found = reproduce(quick=True)
+    matches = reproduce(quick=True)
     folder.mkdir()
-    rows = {each.claim.id: recorded(each) for each in found.claims}
+    rows = {each.claim.id: recorded(each) for each in matches.claims}
     (folder / "claims.json").write_text(json.dumps(rows), encoding="utf-8")
 
 

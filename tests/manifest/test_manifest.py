@@ -21,8 +21,10 @@ RECORD = Path(__file__).with_suffix("")
 
 def digests(folder: Path) -> dict[str, str]:
     """The digest of each file in a folder that has numbers, by its place."""
-    found = {path.relative_to(folder).as_posix(): digest(path) for path in sorted(folder.rglob("*")) if path.is_file()}
-    return {place: each for place, each in found.items() if each is not None}
+    by_file = {
+        path.relative_to(folder).as_posix(): digest(path) for path in sorted(folder.rglob("*")) if path.is_file()
+    }
+    return {place: each for place, each in by_file.items() if each is not None}
 
 
 def test_digest_ignores_a_renamed_word_and_sees_a_changed_number(tmp_path: Path) -> None:

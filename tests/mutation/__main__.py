@@ -101,7 +101,7 @@ def main() -> None:
         for job in range(options.jobs):
             trees.put(copied(Path(folder) / str(job)))
 
-        def tell(mutant: Mutant) -> bool:
+        def try_one(mutant: Mutant) -> bool:
             tree, begun = trees.get(), time.monotonic()
             killed, how = outcome(mutant, tree, reached, options.seconds)
             trees.put(tree)
@@ -110,7 +110,7 @@ def main() -> None:
             return killed
 
         with ThreadPoolExecutor(options.jobs) as pool:
-            killed = sum(pool.map(tell, tried))
+            killed = sum(pool.map(try_one, tried))
     print(f"{killed} of {len(tried)} killed; {len(same)} equivalent")
 
 

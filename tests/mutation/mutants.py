@@ -79,9 +79,9 @@ class _Changes:
         """Where the operator of two operands is."""
         start, stop = self.span(left)[1], self.span(right)[0]
         gap = re.sub(rb"#[^\n]*", lambda comment: b" " * len(comment[0]), self.source[start:stop])
-        found = re.search(pattern.encode(), gap)
-        assert found is not None, f"no {pattern} in {gap!r}"
-        return start + found.start(), start + found.end()
+        operator = re.search(pattern.encode(), gap)
+        assert operator is not None, f"no {pattern} in {gap!r}"
+        return start + operator.start(), start + operator.end()
 
     def below(self, node: ast.AST) -> Iterator[Change]:
         yield from self.of_expression(node)
@@ -173,14 +173,16 @@ def mutated(source: bytes, change: Change) -> bytes:
 
 def mutants_of(path: str, source: bytes) -> list[Mutant]:
     """All mutants of a file; of changes that give the same text the first."""
-    found: dict[bytes, Mutant] = {}
+    operator: dict[bytes, Mutant] = {}
     lines = source.splitlines()
     for change in _Changes(source).below(ast.parse(source)):
         text = mutated(source, change)
         now = text.splitlines()
         line = next(n for n, (old, new) in enumerate(zip(lines, now, strict=False)) if old != new)
-        found.setdefault(text, Mutant(path, change, line + 1, *(each[line].decode().strip() for each in (lines, now))))
-    return list(found.values())
+        operator.setdefault(
+            text, Mutant(path, change, line + 1, *(each[line].decode().strip() for each in (lines, now)))
+        )
+    return list(operator.values())
 
 
 def drawn(packages: Sequence[str], seed: int, root: Path = ROOT) -> Iterator[Mutant]:
@@ -200,10 +202,10 @@ def drawn(packages: Sequence[str], seed: int, root: Path = ROOT) -> Iterator[Mut
         ranked.append(iter(by_line.values()))
     while ranked:
         for each in [*ranked]:
-            if (found := next(each, None)) is None:
+            if (operator := next(each, None)) is None:
                 ranked.remove(each)
             else:
-                yield found
+                yield operator
 
 
 def _files(path: Path) -> list[Path]:
@@ -218,10 +220,10 @@ def equivalents() -> dict[str, str]:
 
 def chosen(mutants: Iterable[Mutant], count: int, known: Mapping[str, str]) -> tuple[list[Mutant], list[Mutant]]:
     """The first `count` that are not known to be equivalent, and the equivalent ones met on the way."""
-    found: list[Mutant] = []
+    operator: list[Mutant] = []
     same: list[Mutant] = []
     for mutant in mutants:
-        if len(found) == count:
+        if len(operator) == count:
             break
-        (same if str(mutant) in known else found).append(mutant)
-    return found, same
+        (same if str(mutant) in known else operator).append(mutant)
+    return operator, same

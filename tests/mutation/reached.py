@@ -93,7 +93,7 @@ def _measured_now(files: Sequence[str]) -> dict[str, Reached]:
         under = ("-m", "coverage", "run", "--source=simgpu", f"--data-file={stored}", "-m")
         command = [sys.executable, *under, "pytest", "-p", "tests.mutation.reached", *PYTEST, *files]
         subprocess.run(command, cwd=tree, env=environment(tree), stdout=subprocess.DEVNULL, check=False)
-        found = json.loads((tree / "measured.json").read_text(encoding="utf-8"))
+        outcome = json.loads((tree / "measured.json").read_text(encoding="utf-8"))
         data = coverage.CoverageData(stored)
         data.read()
         modules = {Path(file).relative_to(tree).as_posix(): file for file in data.measured_files()}
@@ -104,8 +104,8 @@ def _measured_now(files: Sequence[str]) -> dict[str, Reached]:
             lines = {module: sorted(data.lines(path) or ()) for module, path in modules.items()}
             result[file] = Reached(
                 digest(tree / file),
-                found["seconds"].get(file, 0.0),
-                [test for test in found["failed"] if test.startswith(f"{file}::")],
+                outcome["seconds"].get(file, 0.0),
+                [test for test in outcome["failed"] if test.startswith(f"{file}::")],
                 {module: (digests[module], reached) for module, reached in lines.items() if reached},
             )
         return result

@@ -54,8 +54,8 @@ def test_each_mutation_is_applied_at_its_place(source: str, expected: set[str]):
 
 def test_a_change_over_several_lines_is_reported_by_its_first_line():
     source = b"def f():\n    '''Says a < b.'''\n    return (\n        a  # or b\n        and b\n    )\n"
-    told = [(mutant.line, mutant.before, mutant.after) for mutant in mutants_of("m", source)]
-    assert told == [(5, "and b", "or b"), (4, "a  # or b", "True  # or b"), (5, "and b", "and True")]
+    printed = [(mutant.line, mutant.before, mutant.after) for mutant in mutants_of("m", source)]
+    assert printed == [(5, "and b", "or b"), (4, "a  # or b", "True  # or b"), (5, "and b", "and True")]
 
 
 @pytest.mark.slow
@@ -72,13 +72,17 @@ def test_packages_take_turns_and_each_line_is_drawn_once(tmp_path: Path):
     for name, source in (("one", "a < b\nc += 1 + d\n"), ("two", "e and f\n")):
         (tmp_path / name).mkdir()
         (tmp_path / name / "m.py").write_text(source)
-    found = [*drawn(["one", "two"], 5, tmp_path)]
-    assert [(mutant.path, mutant.line) for mutant in found[:2]] in (
+    result = [*drawn(["one", "two"], 5, tmp_path)]
+    assert [(mutant.path, mutant.line) for mutant in result[:2]] in (
         [("one/m.py", 1), ("two/m.py", 1)],
         [("one/m.py", 2), ("two/m.py", 1)],
     )
-    assert sorted((mutant.path, mutant.line) for mutant in found) == [("one/m.py", 1), ("one/m.py", 2), ("two/m.py", 1)]
-    assert found == [*drawn(["one", "two"], 5, tmp_path)]
+    assert sorted((mutant.path, mutant.line) for mutant in result) == [
+        ("one/m.py", 1),
+        ("one/m.py", 2),
+        ("two/m.py", 1),
+    ]
+    assert result == [*drawn(["one", "two"], 5, tmp_path)]
     assert len({tuple(drawn(["one", "two"], seed, tmp_path)) for seed in range(20)}) > 1
 
 
@@ -93,8 +97,8 @@ def test_a_draw_stays_when_other_lines_change(tmp_path: Path):
 
 def test_equivalent_mutants_are_counted_separately_and_replaced():
     mutants = [Mutant("m", (0, 0, ""), 1, before, "x") for before in "abcd"]
-    found, same = chosen(mutants, 2, {"m: b  ->  x": "why"})
-    assert [mutant.before for mutant in found] == ["a", "c"]
+    result, same = chosen(mutants, 2, {"m: b  ->  x": "why"})
+    assert [mutant.before for mutant in result] == ["a", "c"]
     assert [mutant.before for mutant in same] == ["b"]
 
 

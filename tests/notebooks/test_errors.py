@@ -12,7 +12,7 @@ from simgpu.errors import MissingExtraError
 pytest.importorskip("IPython")
 
 
-def told(cell, folder):
+def output_of(cell, folder):
     """What IPython, of which a notebook's kernel is one, shows for a cell that fails."""
     command = [sys.executable, "-m", "IPython", "--no-banner", "--colors=NoColor", "-c", cell]
     environment = {**os.environ, "IPYTHONDIR": str(folder)}
@@ -25,15 +25,15 @@ def told(cell, folder):
 def test_a_mistake_shows_its_text_alone(tmp_path):
     with pytest.raises(simgpu.InputError) as raised:
         simgpu.load_node("v1000")
-    assert told("import simgpu; simgpu.load_node('v1000')", tmp_path) == f"InputError: {raised.value}"
+    assert output_of("import simgpu; simgpu.load_node('v1000')", tmp_path) == f"InputError: {raised.value}"
 
 
 def test_so_does_a_package_that_is_missing(tmp_path):
     cell = "from simgpu.errors import MissingExtraError; raise MissingExtraError('this notebook', 'torch', 'record')"
-    assert told(cell, tmp_path) == f"MissingExtraError: {MissingExtraError('this notebook', 'torch', 'record')}"
+    assert output_of(cell, tmp_path) == f"MissingExtraError: {MissingExtraError('this notebook', 'torch', 'record')}"
 
 
 @pytest.mark.slow
 def test_any_other_error_keeps_its_traceback(tmp_path):
-    shown = told("import simgpu; simgpu.load_node('v100') / 0", tmp_path)
+    shown = output_of("import simgpu; simgpu.load_node('v100') / 0", tmp_path)
     assert "Traceback" in shown and "TypeError" in shown

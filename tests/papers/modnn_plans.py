@@ -303,11 +303,11 @@ class Round:
         for s in order[order.index(k) + 1 : order.index(later) + 1]:
             between = [j for j in order if k <= j < s]
             outputs = {b for j in between for b in self.data[j] if b not in self.inputs[j]}
-            gone = {b for j in between for b in self.data[j] if b in self.inputs[j] or self.uses[b][-1] == j}
-            gone = gone.union(*(self.saved(j) for j in between))
-            remaining = (self.unused | outputs) - gone
-            least = min([workspace for _, workspace, _ in self.ways[s]], default=0)
-            if sum(self.size(b) for b in remaining | set(self.data[s])) + padded(least, self.node) > self.available:
+            offloaded = {b for j in between for b in self.data[j] if b in self.inputs[j] or self.uses[b][-1] == j}
+            offloaded = offloaded.union(*(self.saved(j) for j in between))
+            remaining = (self.unused | outputs) - offloaded
+            smallest = min([workspace for _, workspace, _ in self.ways[s]], default=0)
+            if sum(self.size(b) for b in remaining | set(self.data[s])) + padded(smallest, self.node) > self.available:
                 return False
         return True
 

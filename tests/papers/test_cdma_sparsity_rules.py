@@ -110,7 +110,9 @@ def not_sparsest_linear(networks: Mapping[str, Curves]) -> list[str]:
         linear, convolutions = (
             list(zip(*(curves.zeros[layer][1:] for layer in curves.of(kind)), strict=True)) for kind in (LINEAR, CONV)
         )
-        if linear and any(min(ours) <= max(theirs) for ours, theirs in zip(linear, convolutions, strict=True)):
+        if linear and any(
+            min(simulated) <= max(published) for simulated, published in zip(linear, convolutions, strict=True)
+        ):
             others.append(name)
     return others
 

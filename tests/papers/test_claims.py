@@ -56,14 +56,14 @@ def test_the_claims_are_those_of_the_list(listed: dict[str, dict[str, Any]]) -> 
 @pytest.mark.parametrize("claim", ALL, ids=IDS)
 def test_values_and_kind_are_those_that_are_listed(claim: Claim, listed: dict[str, dict[str, Any]]) -> None:
     row = listed[claim.id]
-    ours = [each for part in claim.parts for each in flat(part.value)]
+    simulated = [each for part in claim.parts for each in flat(part.value)]
     if "value" in row:
-        assert [str(each) if isinstance(each, str | list) else float(each) for each in ours] == [
+        assert [str(each) if isinstance(each, str | list) else float(each) for each in simulated] == [
             str(each) if isinstance(each, str | list) else float(each) for each in flat(row["value"])
         ]
     else:
         # Some numbers are listed as text alone.
-        assert all(str(each) in row["setup"] for each in ours)
+        assert all(str(each) in row["setup"] for each in simulated)
     assert claim.kind == (row["how"] if row["how"] in ("rule", "order") else "number")
     assert claim.section.inferred == row.get("inferred", False)
     assert claim.section.unit == row.get("unit", "")

@@ -69,10 +69,10 @@ def compared(pool: type[AddressedPool]) -> Counter[str]:
         held: list[int] = []
         for block in range(_REQUESTS):
             if held and draw.random() < 0.45:
-                gone = held.pop(draw.randrange(len(held)))
-                size = next(piece.size for piece in segments.pieces if piece.block == gone)
-                addressed.release(addressed.prepare([gone], [size]))
-                segments.free(gone)
+                released = held.pop(draw.randrange(len(held)))
+                size = next(piece.size for piece in segments.pieces if piece.block == released)
+                addressed.release(addressed.prepare([released], [size]))
+                segments.free(released)
             else:
                 size = draw.choice(_SIZES)
                 holes = [piece.size for piece in segments.pieces if piece.block is None and piece.size >= size]

@@ -198,8 +198,8 @@ class Search:
     """The sub-batches of a network: all regular sizes one by one, profile and selection in turn."""
 
     def __init__(self, graph: TaskGraph) -> None:
-        self.whole = graph.trace.info.batch
-        self.sizes = sorted({1 << power for power in range(7)} | {*range(64, self.whole, 64), self.whole})
+        self.full_batch = graph.trace.info.batch
+        self.sizes = sorted({1 << power for power in range(7)} | {*range(64, self.full_batch, 64), self.full_batch})
         self.windows = {size: windows_of(graph.at_batch(size)) for size in self.sizes}
         self.workspaces = {size: workspaces_of(graph.at_batch(size)) for size in self.sizes}
 
@@ -209,7 +209,7 @@ class Search:
 
     def settled(self, budget: int) -> int | None:
         """What profile and selection in turn end with; None where they go round in a circle."""
-        seen = [self.whole]
+        seen = [self.full_batch]
         while True:
             size = max((size for size in self.sizes if self.need(size, seen[-1]) <= budget), default=1)
             if size == seen[-1] or size in seen:
@@ -242,10 +242,10 @@ def test_another_bound_breaks_its_rules(monkeypatch: pytest.MonkeyPatch) -> None
 
 def test_windows_on_a_chain_slide_over_its_activations() -> None:
     """Twelve tasks, two in a window: F4 and F5 touch x4, x5 and x6; and the workspace of F5 counts with them."""
-    made = chain([1] * 6, [1] * 6, [1, 2, 3, 100, 200, 4])
-    graph = TaskGraph.of(made)
+    deep_chain = chain([1] * 6, [1] * 6, [1, 2, 3, 100, 200, 4])
+    graph = TaskGraph.of(deep_chain)
     assert equation_8(windows_of(graph), workspaces_of(graph)) == 304 == window_bytes(Tdfg.of(graph))
-    with_workspace = TaskGraph.of(replace(made, algorithms=(AlgorithmChoice("F5", "fast", 1, 1000),)))
+    with_workspace = TaskGraph.of(replace(deep_chain, algorithms=(AlgorithmChoice("F5", "fast", 1, 1000),)))
     assert equation_8(windows_of(with_workspace), workspaces_of(with_workspace)) == 1304
 
 

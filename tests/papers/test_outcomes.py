@@ -54,18 +54,18 @@ def test_outcomes_are_those_on_record(request: pytest.FixtureRequest) -> None:
     every = request.config.getoption("--every-claim")
     jobs = len(os.sched_getaffinity(0)) if every else 1
     result = reproduce(quick=not every, folder=every, jobs=jobs)
-    ours = {each.claim.id: recorded(each) for each in result.claims}
+    values = {each.claim.id: recorded(each) for each in result.claims}
     if every and request.config.getoption("--force-regen"):
         RECORD.parent.mkdir(exist_ok=True)
         headings, rows, below = summary(result)
         cells = [[cell.strip() for cell in row] for row in rows]
-        document = {"claims": ours, "headings": list(headings), "summary": cells, "below": below}
+        document = {"claims": values, "headings": list(headings), "summary": cells, "below": below}
         text = yaml.safe_dump(document, sort_keys=False, width=120)
         RECORD.write_text(text, encoding="utf-8")
         pytest.fail("the record is written anew: look at it")
-    assert len(ours) > 20
+    assert len(values) > 20
     on_record = request.getfixturevalue("record")["claims"]
-    assert ours == {id_: on_record[id_] for id_ in ours}
+    assert values == {id_: on_record[id_] for id_ in values}
 
 
 def test_the_readme_shows_the_record(record: dict[str, Any]) -> None:

@@ -30,9 +30,9 @@ SHOWN = 'return [...document.querySelectorAll("table.claims > tbody")].filter(b 
 def path(tmp_path_factory: pytest.TempPathFactory) -> Path:
     figure = drawn(bars("speed", {"VGG16": {"ours": 1.2}}, {"VGG16": {"ours": 1.25}}))
     view = FigureView("figure-sample-1", "Speed", inline_svg(figure, "figure-sample-1-"), "", "", ("sample.speed",))
-    found = tmp_path_factory.mktemp("page") / "page.html"
-    found.write_text(page(sample(), {"sample": [view]}), encoding="utf-8")
-    return found
+    path = tmp_path_factory.mktemp("page") / "page.html"
+    path.write_text(page(sample(), {"sample": [view]}), encoding="utf-8")
+    return path
 
 
 @pytest.fixture(scope="module")
@@ -45,9 +45,9 @@ def browser(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Chrome]:
     for flag in ("headless=new", "no-sandbox", "disable-gpu", "disable-dev-shm-usage", "no-first-run", profile):
         options.add_argument(f"--{flag}")
     options.set_capability("goog:loggingPrefs", {"browser": "ALL"})
-    found = webdriver.Chrome(options=options, service=webdriver.ChromeService(str(DRIVER)))
-    yield found
-    found.quit()
+    driver = webdriver.Chrome(options=options, service=webdriver.ChromeService(str(DRIVER)))
+    yield driver
+    driver.quit()
 
 
 @pytest.fixture

@@ -53,11 +53,11 @@ def test_what_is_exact_holds_or_is_broken() -> None:
 
 
 def test_bounds_hold_on_their_side_and_are_graded_on_the_other() -> None:
-    most, least = part(value=0.3, **{"is": "at_most"}), part(value=0.3, **{"is": "at_least"})
-    assert judge(most, 0.0).verdict is judge(least, 9.0).verdict is judge(most, 0.3).verdict is Verdict.HOLDS
-    assert judge(most, 0.32).verdict is judge(least, 0.28).verdict is Verdict.CLOSE
+    most, smallest = part(value=0.3, **{"is": "at_most"}), part(value=0.3, **{"is": "at_least"})
+    assert judge(most, 0.0).verdict is judge(smallest, 9.0).verdict is judge(most, 0.3).verdict is Verdict.HOLDS
+    assert judge(most, 0.32).verdict is judge(smallest, 0.28).verdict is Verdict.CLOSE
     assert judge(most, 0.36).verdict is Verdict.NEAR
-    assert judge(least, 0.1).verdict is Verdict.OFF
+    assert judge(smallest, 0.1).verdict is Verdict.OFF
 
 
 def test_a_condition_holds_or_is_broken() -> None:

@@ -87,7 +87,7 @@ def cases(draw: st.DrawFn, *, slow: bool = False) -> Case:
 def tight_cases(draw: st.DrawFn) -> Case:
     """The same with a budget from what suffices if everybody waits for all copies out, or a byte less, to the peak."""
     case = draw(cases(slow=True))
-    smallest, peak = least_budget(case), int(case.costs.peak[0])
+    smallest, peak = smallest_budget(case), int(case.costs.peak[0])
     assume(smallest < peak or draw(st.integers(0, 9)) == 0)
     budgets = [
         smallest,
@@ -101,7 +101,7 @@ def tight_cases(draw: st.DrawFn) -> Case:
     return case.within(max(budget - (draw(st.integers(0, 9)) == 0), 0))
 
 
-def least_budget(case: Case) -> int:
+def smallest_budget(case: Case) -> int:
     """The bytes that the worst moment lacks where there are none, and so everybody waits for all copies out."""
     return int(case.within(0).costs.short[0])
 

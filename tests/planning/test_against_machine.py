@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from simgpu.machine.run import MachineRun
 from simgpu.planning.options import Action
 from simgpu.timeline.model import SpanKind
-from tests.planning.evaluated import Case, cases, iteration_ns, least_budget, peak_of, tight_cases
+from tests.planning.evaluated import Case, cases, iteration_ns, peak_of, smallest_budget, tight_cases
 
 many = settings(deadline=None, suppress_health_check=list(HealthCheck), max_examples=100)
 
@@ -41,7 +41,7 @@ def test_within_a_budget_time_and_peak_are_those_of_the_machine_and_what_does_no
     @given(tight_cases())
     def check(case: Case) -> None:
         run = agrees(case)
-        assert (run is not None) == (case.evaluator.budget >= least_budget(case))
+        assert (run is not None) == (case.evaluator.budget >= smallest_budget(case))
         if run is None:
             seen["does not fit"] += 1
             return

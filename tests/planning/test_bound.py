@@ -99,8 +99,8 @@ def test_every_placement_needs_at_least_the_minimum_peak(evaluator: Evaluator):
 @pytest.mark.parametrize("bandwidth", [10**9, 3 * 10**9, 10**10])
 def test_on_a_chain_the_bound_is_below_the_best_at_every_budget_and_never_rises_with_memory(bandwidth: int):
     bounds = []
-    least, _ = peak_lower_bound(chained(bandwidth, 10**4).tables)
-    for budget in range(least, 1101, 25):
+    minimum, _ = peak_lower_bound(chained(bandwidth, 10**4).tables)
+    for budget in range(minimum, 1101, 25):
         evaluator = chained(bandwidth, budget)
         result, best = lower_bound(evaluator.tables), best_ns(evaluator)
         assert best is None or result.ns <= best
@@ -117,12 +117,12 @@ def test_with_enough_memory_the_bound_is_the_ideal_time():
 
 
 def test_below_the_minimum_peak_nothing_fits_and_the_kernel_is_named():
-    least, kernel = peak_lower_bound(chained(10**9, 10**4).tables)
-    evaluator = chained(10**9, least - 1)
+    minimum, kernel = peak_lower_bound(chained(10**9, 10**4).tables)
+    evaluator = chained(10**9, minimum - 1)
     bound = lower_bound(evaluator.tables)
     assert not bound.fits
     assert bound.kernel == kernel
-    assert f"a kernel needs {format_bytes(least)}" in bound.how
+    assert f"a kernel needs {format_bytes(minimum)}" in bound.how
     assert best_ns(evaluator) is None
 
 

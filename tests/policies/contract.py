@@ -302,8 +302,8 @@ class PolicyContract:
             if span.kind in moved and start <= span.start_ns < end:
                 moved[span.kind][span.name] += 1
         instructions = [i for part in result.program.segments for code in part.streams.values() for i in code]
-        provided = [i.blocks for i in instructions if isinstance(i, Initialize) and i.space is Space.HOST]
-        given = {graph.blocks[b].id for blocks in provided for b in blocks}
+        initialized = [i.blocks for i in instructions if isinstance(i, Initialize) and i.space is Space.HOST]
+        given = {graph.blocks[b].id for blocks in initialized for b in blocks}
         out, back = moved[SpanKind.COPY_D2H], moved[SpanKind.COPY_H2D]
         assert set(back) - given <= set(out)
         if not self.copies_ahead:

@@ -18,27 +18,27 @@ def laid_apart(part: Round) -> bool:
     moved = True
     while moved:
         moved = False
-        for lane, code in enumerate(part.codes):
-            while position[lane] < len(code):
-                coming = code[position[lane]]
+        for stream, code in enumerate(part.codes):
+            while position[stream] < len(code):
+                coming = code[position[stream]]
                 if isinstance(coming, Await):
                     if coming.event not in message:
                         break
-                    heard[lane][1 - lane] = max(heard[lane][1 - lane], message[coming.event])
+                    heard[stream][1 - stream] = max(heard[stream][1 - stream], message[coming.event])
                 elif isinstance(coming, Signal):
-                    message[coming.event] = position[lane]
+                    message[coming.event] = position[stream]
                 elif isinstance(coming, Acquire) and coming.space is Space.DEVICE:
                     for b, start in zip(coming.blocks, coming.offsets or (), strict=True):
                         stop = start + part.size(b)
                         for number, (low, high, _) in enumerate(taken):
                             if start < high and low < stop:
-                                by, when = freed.get(number, (1 - lane, len(part.codes[1 - lane])))
-                                if by != lane and when > heard[lane][by]:
+                                by, when = freed.get(number, (1 - stream, len(part.codes[1 - stream])))
+                                if by != stream and when > heard[stream][by]:
                                     return False
                         taken.append((start, stop, b))
                 elif isinstance(coming, Release) and coming.space is Space.DEVICE:
                     for b in coming.blocks:
-                        freed[max(n for n, each in enumerate(taken) if each[2] == b)] = (lane, position[lane])
-                position[lane] += 1
+                        freed[max(n for n, each in enumerate(taken) if each[2] == b)] = (stream, position[stream])
+                position[stream] += 1
                 moved = True
     return all(at == len(code) for at, code in zip(position, part.codes, strict=True))

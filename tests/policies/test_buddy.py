@@ -28,8 +28,8 @@ from tests.compression.buddy.compressible import (
     grown,
     memory_of,
     pattern,
-    told,
     with_buddy,
+    with_histograms,
     without_buddy,
 )
 from tests.policies import contract
@@ -94,7 +94,7 @@ def live_peak(built: Trace, sizes: tuple[int, ...]) -> int:
         else:
             spans.append((b, born, number[each.release] if each.release else max([born, *uses])))
     for n in range(last):
-        peak = max(peak, sum(sizes[b] for b, born, gone in spans if born <= n <= gone))
+        peak = max(peak, sum(sizes[b] for b, born, released in spans if born <= n <= released))
     return peak
 
 
@@ -124,7 +124,7 @@ def test_what_belongs_to_live_blocks_has_to_fit_into_the_carve_out():
     built = all_of(32, chain([10], [10], [12800]))
     node = buddy_node(3200, mostly_zero=False)
     assert simulate(built, node, "buddy").buddy_peak == 3 * 3200
-    zeros = told(
+    zeros = with_histograms(
         trace(
             [kernel("k", 9, "z", "y"), kernel("l", 9, "r", "y")],
             [held("z", 128 * 100, release="k"), block("y", 4), held("r", 128 * 100, kind=built.blocks[0].kind)],

@@ -34,8 +34,8 @@ from tests.compression.buddy.compressible import (
     compressible,
     grown,
     pattern,
-    told,
     with_buddy,
+    with_histograms,
     without_buddy,
 )
 from tests.semantics.hand_made import GB
@@ -249,7 +249,7 @@ def many_sided() -> tuple[Trace, list[NodeSpec]]:
     """Something of everything: all targets, own and shared links, both duplexes."""
     built = chain([900, 700, 800, 400], [900, 1400, 1800, 300], [6400, 2560, 3840, 1280])
     histograms = [(0, 0, 0, 40, 0, 0, 0, 10), (18, 0, 0, 0, 0, 0, 0, 2), (0, 0, 0, 0, 25, 0, 0, 5), (0,) * 7 + (10,)]
-    built = told(built, {f"x{n}": counts for n, counts in enumerate(histograms, start=1)})
+    built = with_histograms(built, {f"x{n}": counts for n, counts in enumerate(histograms, start=1)})
     small = MetadataCacheSpec(64, slices=2, ways=2, line=32, entries=4)
     half = LinkSpec("bus", GB, 2 * GB, 5, Duplex.HALF)
     nodes = [buddy_node(cache=small), buddy_node(link=half, cache=small, overlap=0.3)]

@@ -179,8 +179,8 @@ def _windows(result: Result, steps: list[tuple[str, str, int]]) -> dict[str, tup
         ends.append((begin, ns, layer, phase))
     for span in spans:
         if span.kind in (SpanKind.COPY_D2H, SpanKind.COPY_H2D):
-            beside = max((begin, ns) for begin, ns, _, _ in ends if begin <= span.start_ns)
-            outcome.setdefault(span.name.removesuffix(":zvc"), []).append(beside[1])
+            kernel_during = max((begin, ns) for begin, ns, _, _ in ends if begin <= span.start_ns)
+            outcome.setdefault(span.name.removesuffix(":zvc"), []).append(kernel_during[1])
     return {name: (values[0], values[1]) for name, values in outcome.items()}
 
 

@@ -32,7 +32,7 @@ layers = st.integers(3, 12).flatmap(
 budgets = st.floats(0.3, 1.0)
 
 
-def made(forward: list[int], backward: list[int], sizes: list[int]) -> Trace:
+def chain_of(forward: list[int], backward: list[int], sizes: list[int]) -> Trace:
     return chain(forward, backward, sizes)
 
 
@@ -53,7 +53,7 @@ def time_of(trace: Trace, node: NodeSpec, policy: str, budget: int, **parameters
 @given(layers, budgets)
 def test_it_finds_the_optimum_of_small_graphs(shape: tuple[list[int], list[int], list[int]], share: float):
     """Up to ten feature maps: no placement of keep, swap and recompute is faster, of all there are."""
-    trace, node = made(*shape), node_of(PLENTY)
+    trace, node = chain_of(*shape), node_of(PLENTY)
     budget = round(peak_of_keeping(trace, node) * share)
     graph = task_graph(trace, node)
     decisions = Decisions.of(graph)
@@ -69,7 +69,7 @@ def test_it_finds_the_optimum_of_small_graphs(shape: tuple[list[int], list[int],
 @given(layers, budgets)
 def test_of_all_its_own_actions_too(shape: tuple[list[int], list[int], list[int]], share: float):
     """With every moment to fetch, where all placements can be tried."""
-    trace, node = made(*shape), node_of(PLENTY)
+    trace, node = chain_of(*shape), node_of(PLENTY)
     budget = round(peak_of_keeping(trace, node) * share)
     graph = task_graph(trace, node)
     context = PlanContext(graph, node, budget, None, np.random.default_rng(0))  # type: ignore[arg-type]
@@ -87,7 +87,7 @@ def test_of_all_its_own_actions_too(shape: tuple[list[int], list[int], list[int]
 def test_it_is_never_worse_than_the_policies_that_it_starts_from(
     shape: tuple[list[int], list[int], list[int]], share: float
 ):
-    trace, node = made(*shape), node_of(PLENTY)
+    trace, node = chain_of(*shape), node_of(PLENTY)
     budget = round(peak_of_keeping(trace, node) * share)
     result = time_of(trace, node, "joint", budget, evaluations=1, lower_bound=False)
     for policy, parameters in RIVALS:
@@ -116,7 +116,7 @@ def test_the_gap_of_the_swarm_to_the_optimum_is_small_on_small_graphs(record_pro
     node = node_of(PLENTY)
     for _ in range(20):
         forward, backward = rng.integers(1, 60, 10).tolist(), rng.integers(1, 120, 10).tolist()
-        trace = made(forward, backward, rng.integers(50, 400, 10).tolist())
+        trace = chain_of(forward, backward, rng.integers(50, 400, 10).tolist())
         graph = task_graph(trace, node)
         decisions = Decisions.of(graph)
         score = Evaluator(graph, node, round(peak_of_keeping(trace, node) * 0.7), decisions).score

@@ -169,7 +169,7 @@ def test_prefetches_begin_by_equation_9_for_tasks_that_will_fit_and_end_for_a_re
             part.step(0)
 
 
-def beside_a_copy(gemm: int) -> Trace:
+def during_a_copy(gemm: int) -> Trace:
     """A convolution next to a hole of 30 bytes that is still being copied out for 30 ns when it could begin.
 
     Before it, for a budget of 40 bytes, the label takes the place of `y`, and `y` then that of `large`.
@@ -215,7 +215,7 @@ def cleared_for_a_workspace() -> Trace:
 
 @pytest.mark.parametrize(("gemm", "chosen", "begins"), [(30, "gemm", 30), (31, "winograd", 60)])
 def test_a_workspace_waits_for_what_is_still_being_copied_out_of_its_place(gemm: int, chosen: str, begins: int) -> None:
-    built = beside_a_copy(gemm)
+    built = during_a_copy(gemm)
     assert [*plan_of(built, node(), 40).schedules[0].chosen.values()] == [chosen]
     starts, copies = times(built, 40)
     assert copies["out:large"] == (25, 60)
@@ -223,7 +223,7 @@ def test_a_workspace_waits_for_what_is_still_being_copied_out_of_its_place(gemm:
 
 
 @many
-@example((beside_a_copy(30), node(), 1, 40))
+@example((during_a_copy(30), node(), 1, 40))
 @example((cleared_for_a_workspace(), node(back=GB // 10), 1, 95))
 @given(tight())
 def test_algorithms_are_chosen_by_equation_10(case: Case) -> None:

@@ -142,7 +142,7 @@ def strange(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture
-def broken_beside(strange: Path, monkeypatch: pytest.MonkeyPatch):
+def broken_with(strange: Path, monkeypatch: pytest.MonkeyPatch):
     """The registry of this process with the broken policies in it."""
     monkeypatch.syspath_prepend(str(strange))
     registry._outside.cache_clear()
@@ -150,7 +150,7 @@ def broken_beside(strange: Path, monkeypatch: pytest.MonkeyPatch):
     registry._outside.cache_clear()
 
 
-@pytest.mark.usefixtures("broken_beside")
+@pytest.mark.usefixtures("broken_with")
 @pytest.mark.parametrize("name", [*STRANGE, "missing"])
 def test_a_broken_entry_point_is_one_clear_error(name):
     message = STRANGE[name][2].replace("'nothing'", "'strange_nothing'") if name in STRANGE else MISSING
@@ -163,7 +163,7 @@ def test_a_broken_entry_point_is_one_clear_error(name):
         assert problem.remedy.startswith("mend")
 
 
-@pytest.mark.usefixtures("broken_beside")
+@pytest.mark.usefixtures("broken_with")
 def test_broken_entry_points_do_not_affect_others():
     assert set(registry.policy_names()) >= {"ideal", "none", "vdnn", "missing", "strange_raises"}
     for name in ("ideal", "none", "vdnn"):

@@ -65,14 +65,14 @@ def peak(trace: Trace, alignment: int, *, needed: bool) -> int:
         born = 0 if block.persistent else place[block.host_write] if block.host_write else first[block.id]
         used = last.get(block.id, born)
         if block.release in place:
-            gone = used if needed else place[block.release]
+            released = used if needed else place[block.release]
         elif block.persistent:
-            gone = end
+            released = end
         else:
-            gone = end if block.release == RELEASED_AT_END and not needed else used
+            released = end if block.release == RELEASED_AT_END and not needed else used
         size = -(-block.bytes // alignment) * alignment
         change[born] += size
-        change[gone + 1] -= size
+        change[released + 1] -= size
     alive = most = 0
     for step in change:
         alive += step

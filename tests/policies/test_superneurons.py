@@ -23,7 +23,7 @@ from tests.policies.contract import PLENTY, node_of
 from tests.policies.networks import in_place, straight
 
 
-def told(trace: Trace) -> Trace:
+def with_purity(trace: Trace) -> Trace:
     """The trace with what the names of its forward operators tell about repeating them."""
     kernels = (replace(k, pure=purity(k.op)) if k.phase is Phase.FORWARD else k for k in trace.kernels)
     return replace(trace, kernels=tuple(kernels))
@@ -43,7 +43,7 @@ OPS = ["conv2d", "max_pool2d", "conv2d", "relu", "local_response_norm", "linear"
 
 def test_convolution_inputs_are_swapped_and_inputs_of_cheap_layers_recomputed():
     """y1 is read by the pooling, y2 by a convolution, y3 by the ReLU, y4 by the normalization, y6 by the tanh."""
-    assert actions(told(straight(OPS, [100] * len(OPS))), "inputs") == {
+    assert actions(with_purity(straight(OPS, [100] * len(OPS))), "inputs") == {
         "y1": "RECOMPUTE",
         "y2": "SWAP",
         "y3": "RECOMPUTE",
@@ -55,7 +55,7 @@ def test_convolution_inputs_are_swapped_and_inputs_of_cheap_layers_recomputed():
 
 
 def test_or_what_they_make():
-    assert actions(told(straight(OPS, [100] * len(OPS))), "outputs") == {
+    assert actions(with_purity(straight(OPS, [100] * len(OPS))), "outputs") == {
         "y1": "SWAP",
         "y2": "RECOMPUTE",
         "y3": "SWAP",
@@ -73,12 +73,12 @@ def test_a_block_that_cannot_be_recomputed_is_kept():
 
 def test_an_in_place_activation_belongs_to_the_convolution_that_wrote_the_block():
     """Of two readers the last counts: what the second convolution reads is its input, what the ReLU changed."""
-    assert actions(told(in_place()), "outputs") == {"a": "SWAP", "b": "SWAP"}
-    assert actions(told(in_place()), "inputs") == {"a": "SWAP", "b": "KEEP"}
+    assert actions(with_purity(in_place()), "outputs") == {"a": "SWAP", "b": "SWAP"}
+    assert actions(with_purity(in_place()), "inputs") == {"a": "SWAP", "b": "KEEP"}
 
 
 def test_the_rule_is_the_same_whatever_fits():
-    trace = told(straight(OPS, [100] * len(OPS)))
+    trace = with_purity(straight(OPS, [100] * len(OPS)))
     ample, tight = (simulate(trace, node_of(PLENTY), "superneurons", budget=budget) for budget in (PLENTY, 600))
     assert ample.program == tight.program
     assert ample.timeline.device_memory.used.max() <= 600
@@ -86,7 +86,7 @@ def test_the_rule_is_the_same_whatever_fits():
 
 def test_the_note_lists_unrecomputable_bytes_by_operator():
     """Of y1 to y8, 100 B each, y2 is made by the pooling; what follows is recomputed from y2 while that stays."""
-    trace = told(straight(OPS, [100] * len(OPS)))
+    trace = with_purity(straight(OPS, [100] * len(OPS)))
     unknown = replace(trace, kernels=tuple(replace(k, pure=None if "pool" in k.op else k.pure) for k in trace.kernels))
     known, notes = (simulate(each, node_of(PLENTY), "superneurons").notes for each in (trace, unknown))
     assert "cannot be recomputed: 100 B of 800 B of saved activations: max_pool2d (purity unknown) 100 B" in notes

@@ -52,11 +52,11 @@ class Chain:
         self.inputs = ["x", *(f"y{n}" for n in range(1, count))]
         conv = [layer.op == "conv2d" for layer in self.layers]
         self.sent = {n for n in range(count - 1) if mode == "all" or (mode == "conv" and conv[n])}
-        self.fetched_beside: dict[int, int] = {}
+        self.prefetched_during: dict[int, int] = {}
         for current in reversed(range(count)):
             for n in reversed(range(current)):
-                if n in self.sent and n not in self.fetched_beside.values():
-                    self.fetched_beside[current] = n
+                if n in self.sent and n not in self.prefetched_during.values():
+                    self.prefetched_during[current] = n
                     break
                 if conv[n]:
                     break
@@ -78,8 +78,8 @@ class Chain:
             if not self._settle(f"B:L{n + 1}", sum(size[m] for m in here), chosen, downgrade):
                 return None
             here -= {n} - {0}
-            if n in self.fetched_beside:
-                here.add(self.fetched_beside[n])
+            if n in self.prefetched_during:
+                here.add(self.prefetched_during[n])
                 if sum(size[m] for m in here) > self.budget:
                     return None
         return chosen

@@ -75,9 +75,9 @@ def refused(edited: dict[StreamId, Sequence[Instruction]], *words: str) -> None:
 AGAIN = Launch(BN, recompute=True, makes=(B,))
 
 
-def without(code: Sequence[Instruction], *gone: Instruction) -> list[Instruction]:
-    assert all(each in code for each in gone)
-    return [each for each in code if each not in gone]
+def without(code: Sequence[Instruction], *released: Instruction) -> list[Instruction]:
+    assert all(each in code for each in released)
+    return [each for each in code if each not in released]
 
 
 def around(code: Sequence[Instruction], at: Instruction) -> int:

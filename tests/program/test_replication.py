@@ -235,13 +235,13 @@ def waits(program: Program, stream: StreamId, before: type[Instruction]) -> Inst
     return next(instruction for instruction in reversed(code[:last]) if isinstance(instruction, Await))
 
 
-def whole(exchange: Exchange) -> Program:
+def replicated(exchange: Exchange) -> Program:
     return on_all(lower(TASKS, Placement()), TASKS, several(2), Replicate(2, exchange, TWICE))
 
 
 @pytest.mark.parametrize("exchange", Exchange)
 def test_a_gradient_that_is_never_sent_is_refused(exchange: Exchange):
-    ran = transformed(TASKS, whole(exchange).transforms)
+    ran = transformed(TASKS, replicated(exchange).transforms)
     drop = CopyOut(ran.block("w1.grad.gpu1"))
     assert "holds no value in host memory" in refused(edited(exchange, StreamId(1, "d2h"), drop))
 
@@ -255,7 +255,7 @@ def test_a_weight_that_never_returns_is_refused(exchange: Exchange):
 
 def test_a_weight_that_returns_while_the_old_one_is_used_is_refused():
     """The wait of a copy in that has two: for the host, and for the kernel that uses the weight last."""
-    program = whole(HOST)
+    program = replicated(HOST)
     code = program.segments[0].streams[StreamId(1, "h2d")]
     at = next(at for at in range(len(code)) if isinstance(code[at], Await) and isinstance(code[at + 1], Await))
     message = refused(edited(HOST, StreamId(1, "h2d"), code[at + 1]))
@@ -266,25 +266,25 @@ def test_kernels_that_do_not_wait_for_their_weights():
     """Without the wait for its last weight, the GPU reads it in the next iteration before it may be there."""
     for gpu in (0, 1):
         stream = StreamId(gpu, "compute")
-        drop = waits(whole(HOST), stream, Signal)
+        drop = waits(replicated(HOST), stream, Signal)
         assert "may not hold its value" in refused(edited(HOST, stream, drop))
 
 
 def test_a_host_that_does_not_wait_for_a_gradient():
-    drop = waits(whole(HOST), ACCUMULATION, Launch)
+    drop = waits(replicated(HOST), ACCUMULATION, Launch)
     assert "may not hold its value in host memory" in refused(edited(HOST, ACCUMULATION, drop))
 
 
 def test_gpu_0_that_does_not_wait_for_what_it_fetches():
     """Before the first copy in, GPU 0 waits for what the others have sent."""
-    code = whole(GATHER).segments[0].streams[H2D]
+    code = replicated(GATHER).segments[0].streams[H2D]
     first = next(at for at, instruction in enumerate(code) if isinstance(instruction, CopyIn))
     drop = next(instruction for instruction in reversed(code[:first]) if isinstance(instruction, Await))
     assert "w1.grad.gpu1 holds no host memory" in refused(edited(GATHER, H2D, drop))
 
 
 def test_memory_for_a_fetched_gradient_is_taken_and_given_back():
-    ran = transformed(TASKS, whole(GATHER).transforms)
+    ran = transformed(TASKS, replicated(GATHER).transforms)
     block = ran.block("w1.grad.gpu1")
     assert "holds no device memory" in refused(edited(GATHER, H2D, Acquire((block,))))
     assert "leaves block w1.grad.gpu1 in device memory" in refused(edited(GATHER, COMPUTE, Release((block,))))
@@ -340,16 +340,16 @@ def test_a_program_of_several_gpus_survives_being_written_and_read(data: st.Data
 
 
 def test_a_listing_shows_the_contents_of_every_memory():
-    lines = listing(whole(HOST), TASKS).splitlines()
+    lines = listing(replicated(HOST), TASKS).splitlines()
     assert lines[:3] == ["resident: x0 w1 w2", "on GPU 1: x0.gpu1 w1 w2", "on the host: w1 w1.momentum w2 w2.momentum"]
     assert "  gpu1.d2h" in lines
 
 
 def test_without_a_split_copies_have_their_own_streams():
-    assert {str(stream) for stream in whole(HOST).streams} == {
+    assert {str(stream) for stream in replicated(HOST).streams} == {
         *("compute", "d2h", "h2d", "host1", "gpu1.compute", "gpu1.d2h", "gpu1.h2d")
     }
-    assert D2H in whole(HOST).streams
+    assert D2H in replicated(HOST).streams
 
 
 @pytest.mark.parametrize("exchange", Exchange)

@@ -80,7 +80,7 @@ def test_blocks_are_measured_before_the_iteration_or_after_their_last_write() ->
     trace = record(residual, batch=8, repetitions=1, warmup=1, optimizer=still, measure_entries=fingerprint)
     module, x, _, loss = residual()
     module(x)  # the iteration that warms up
-    found_there = module.bn.running_mean.clone()
+    before = module.bn.running_mean.clone()
     y = module.first(x)
     y.retain_grad()
     activated = torch.relu(module.bn(y))
@@ -92,7 +92,7 @@ def test_blocks_are_measured_before_the_iteration_or_after_their_last_write() ->
         "input": x,
         **dict(module.named_parameters()),
         **{f"{name}.grad": parameter.grad for name, parameter in module.named_parameters()},
-        "bn.running_mean": found_there,
+        "bn.running_mean": before,
         "first:addmm": y,
         "bn:native_batch_norm": activated,
         "Residual:add": output,

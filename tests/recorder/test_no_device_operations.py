@@ -19,12 +19,12 @@ from simgpu.workloads.timemodel.operation import ConvolutionShape, Direction, Ge
 class _Works(TorchDispatchMode):
     def __init__(self) -> None:
         super().__init__()
-        self.found: dict[str, OperatorWork] = {}
+        self.work_by_name: dict[str, OperatorWork] = {}
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         returned = func(*args, **(kwargs or {}))
         name = func._schema.name.removeprefix("aten::")
-        self.found[name] = work_of(func, args, kwargs or {}, returned)
+        self.work_by_name[name] = work_of(func, args, kwargs or {}, returned)
         return returned
 
 
@@ -32,8 +32,8 @@ def works(run: Any) -> dict[str, tuple[Operation, ...]]:
     """What each operator that runs within a call does; every one is known."""
     with _Works() as watcher:
         run()
-    assert all(work.is_known for work in watcher.found.values())
-    return {name: work.operations for name, work in watcher.found.items()}
+    assert all(work.is_known for work in watcher.work_by_name.values())
+    return {name: work.operations for name, work in watcher.work_by_name.items()}
 
 
 def _sum(run: Any) -> Any:

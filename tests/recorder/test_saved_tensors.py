@@ -203,12 +203,12 @@ def test_count_and_bytes_are_those_that_other_hooks_see(name: str) -> None:
 
 
 def test_looking_changes_no_lifetime_and_nothing_else(monkeypatch: pytest.MonkeyPatch) -> None:
-    def made() -> Trace:
+    def recorded() -> Trace:
         return record("resnet20", batch=2, repetitions=1, warmup=1, date="2026-01-01")
 
-    looked = made()
+    looked = recorded()
     monkeypatch.setattr("simgpu.recorder.session.note_saved", lambda *_, **__: [])
-    plain = made()
+    plain = recorded()
     assert looked.saved and not plain.saved
     assert (looked.blocks, looked.sparsity, looked.info) == (plain.blocks, plain.sparsity, plain.info)
     assert [(k.op, k.reads, k.writes) for k in looked.kernels] == [(k.op, k.reads, k.writes) for k in plain.kernels]

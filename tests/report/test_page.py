@@ -266,10 +266,10 @@ def test_a_folder_gives_the_page_that_the_comparison_gives(quickstart: Compariso
 
 def test_the_same_run_gives_the_same_page_and_perfetto_files(comparison: Comparison, tmp_path: Path) -> None:
     folder = written(comparison, tmp_path / "run", formats=("csv", "perfetto"))
-    page_path, *beside = write_report(folder, tmp_path / "my page.html")
-    assert [file.name for file in beside] == ["my page.ideal.perfetto.json", "my page.vdnn.perfetto.json"]
-    assert all(file.name.replace(" ", "%20") in page_path.read_text(encoding="utf-8") for file in beside)
-    assert beside[1].read_bytes() == (folder / "vdnn" / "timeline.perfetto.json").read_bytes()
+    page_path, *perfetto_files = write_report(folder, tmp_path / "my page.html")
+    assert [file.name for file in perfetto_files] == ["my page.ideal.perfetto.json", "my page.vdnn.perfetto.json"]
+    assert all(file.name.replace(" ", "%20") in page_path.read_text(encoding="utf-8") for file in perfetto_files)
+    assert perfetto_files[1].read_bytes() == (folder / "vdnn" / "timeline.perfetto.json").read_bytes()
     again, *_ = write_report(folder, tmp_path / "again.html")
     first, second = (path.read_text(encoding="utf-8") for path in (page_path, again))
     assert first.replace("my%20page", "again").replace("my page", "again") == second
@@ -280,7 +280,7 @@ def test_the_same_run_gives_the_same_page_and_perfetto_files(comparison: Compari
             "again.html",
             "again.ideal.perfetto.json",
             "again.vdnn.perfetto.json",
-            *(b.name for b in beside),
+            *(b.name for b in perfetto_files),
         ]
     )
 

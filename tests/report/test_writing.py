@@ -19,7 +19,7 @@ def run(tmp_path: Path) -> Path:
     return written(small(), tmp_path / "run")
 
 
-def told(folder: Path) -> str:
+def error_for(folder: Path) -> str:
     with pytest.raises(InputError) as caught:
         read_run(folder)
     return str(caught.value)
@@ -67,8 +67,8 @@ def test_parquet_alone_is_enough(tmp_path: Path) -> None:
 
 def test_folders_that_no_run_wrote(tmp_path: Path) -> None:
     remedy = "give a folder that `simgpu run NAME -o DIR` wrote, or a scenario"
-    assert told(tmp_path / "nowhere") == f"{tmp_path / 'nowhere'}: no such folder; {remedy}"
-    assert told(tmp_path) == f"{tmp_path}: holds no report.json: no run of simgpu wrote it; {remedy}"
+    assert error_for(tmp_path / "nowhere") == f"{tmp_path / 'nowhere'}: no such folder; {remedy}"
+    assert error_for(tmp_path) == f"{tmp_path}: holds no report.json: no run of simgpu wrote it; {remedy}"
     report = tmp_path / "report.json"
     for text, says in (
         ('{"schema": "simgpu.study-report/1"}', "holds a study (schema 'simgpu.study-report/1')"),
@@ -78,16 +78,16 @@ def test_folders_that_no_run_wrote(tmp_path: Path) -> None:
         ("[1]", "schema '' is not 'simgpu.report/2'"),
     ):
         report.write_text(text)
-        assert told(tmp_path) == f"{report}: {says}; {remedy}"
+        assert error_for(tmp_path) == f"{report}: {says}; {remedy}"
     report.write_text('{"schema":\n nonsense}')
-    assert told(tmp_path).startswith(f"{report}: line 2: is not JSON")
+    assert error_for(tmp_path).startswith(f"{report}: line 2: is not JSON")
 
 
 def test_a_damaged_report_names_all_that_is_missing(run: Path) -> None:
     document = json.loads((run / "report.json").read_text())
     del document["node"], document["results"][2]["timeline"], document["results"][1]["out_of_memory"]
     (run / "report.json").write_text(json.dumps(document))
-    text = told(run)
+    text = error_for(run)
     assert "report.json: node: is missing or not a mapping" in text
     assert "report.json: results[1]: has none of metrics, out_of_memory, refused, error" in text
     assert "report.json: results[2]: has no timeline: an earlier simgpu wrote it" in text
@@ -98,7 +98,7 @@ def test_members_missing_from_another_versions_report_are_named(run: Path) -> No
     del document["node"]["link"]["kind"], document["results"][2]["metrics"]["overlap_ns"]
     document["results"][2]["seed"] = "one"
     (run / "report.json").write_text(json.dumps(document))
-    text = told(run)
+    text = error_for(run)
     assert "report.json: node.link.kind: is missing or not a text" in text
     assert "report.json: results[2].seed: is missing or not a whole number" in text
     assert "report.json: results[2].metrics.overlap_ns: is missing or not a whole number" in text
@@ -112,7 +112,7 @@ def test_damaged_tables_of_all_policies_are_reported_by_row(run: Path) -> None:
     (run / "ideal" / "memory.csv").unlink()
     kernels = run / "vdnn" / "kernels.csv"
     kernels.write_text(kernels.read_text().replace(",forward,", ",forwards,", 1))
-    text = told(run)
+    text = error_for(run)
     assert f"{timeline}: row 2, column stream: 'compute!' is not" in text
     assert f"{run / 'ideal' / 'memory.csv'}: no such file" in text
     assert f"{kernels}: row 2, column phase" in text
@@ -122,7 +122,7 @@ def test_damaged_tables_of_all_policies_are_reported_by_row(run: Path) -> None:
 
 @pytest.mark.slow
 def test_a_run_without_tables_names_the_option_that_writes_them(tmp_path: Path) -> None:
-    text = told(written(small(), tmp_path / "run", formats=("perfetto",)))
+    text = error_for(written(small(), tmp_path / "run", formats=("perfetto",)))
     assert f"{tmp_path / 'run' / 'ideal'}: holds no timeline.csv or timeline.parquet" in text
     assert "outputs.timeline: [csv]" in text
 

@@ -61,9 +61,9 @@ def _optimizer(numbers: list[int], step: int | None, momentum: bool, together: b
         return []
     stored = "w{n} w{n}.momentum" if momentum else "w{n}"
     if together:
-        all_kept = " ".join(stored.format(n=n) for n in numbers)
+        all_resident = " ".join(stored.format(n=n) for n in numbers)
         gradients = " ".join(f"w{n}.grad" for n in numbers)
-        return [kernel("step", step, f"{gradients} {all_kept}", all_kept, phase=OPTIMIZER, pure=False)]
+        return [kernel("step", step, f"{gradients} {all_resident}", all_resident, phase=OPTIMIZER, pure=False)]
     return [
         kernel(f"S{n}", step, f"w{n}.grad {stored.format(n=n)}", stored.format(n=n), phase=OPTIMIZER, pure=False)
         for n in numbers

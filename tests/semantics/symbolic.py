@@ -50,7 +50,7 @@ class Symbolic:
     graph: TaskGraph
     program: Program
     choice: random.Random = field(default_factory=random.Random)
-    found: dict[tuple[int, int], tuple[Value, ...]] = field(default_factory=dict)
+    contents: dict[tuple[int, int], tuple[Value, ...]] = field(default_factory=dict)
     order: list[tuple[int, int]] = field(default_factory=list)
     memory: dict[Space, dict[int, Value]] = field(default_factory=dict)
     signals: Counter[int] = field(default_factory=Counter)
@@ -122,7 +122,7 @@ class Symbolic:
         read = tuple((b, self._get(Space.DEVICE, b)) for b in graph.reads[k])
         if not again:
             self.order.append((iteration, k))
-            self.found[iteration, k] = tuple(value for _, value in read)
+            self.contents[iteration, k] = tuple(value for _, value in read)
         own = {b for b in graph.writes[k] if graph.blocks[b].persistent}
         # Memory of no bytes of results: a workspace means nothing to anybody.
         results = [b for b in graph.writes[k] if graph.blocks[b].kind is not BlockKind.WORKSPACE and b not in own]

@@ -32,7 +32,7 @@ def same_values(graph: TaskGraph, placement: Placement, choice: Random) -> None:
     verify(program, graph)
     moved = Symbolic(graph, program, choice).run()
     assert moved.order == [(iteration, k) for iteration in range(2) for k in range(len(graph.kernels))]
-    assert moved.found == plain.found
+    assert moved.contents == plain.contents
     assert moved.ends == plain.ends
 
 

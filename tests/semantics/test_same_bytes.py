@@ -47,7 +47,7 @@ for traced, policy, parameters, more in (
 """
 
 
-def told(hash_seed: str) -> bytes:
+def output_with(hash_seed: str) -> bytes:
     root = Path(__file__).parents[2]
     environment = os.environ | {"PYTHONHASHSEED": hash_seed, "PYTHONPATH": str(root)}
     done = subprocess.run([sys.executable, "-c", SCRIPT], cwd=root, env=environment, capture_output=True, check=False)
@@ -57,6 +57,6 @@ def told(hash_seed: str) -> bytes:
 
 @pytest.mark.slow
 def test_two_processes_write_the_same_bytes():
-    first = told("1")
+    first = output_with("1")
     assert first.count(b"spans.csv") == 12
-    assert first == told("2")
+    assert first == output_with("2")

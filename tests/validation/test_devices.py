@@ -260,11 +260,11 @@ class CudaStandIn:
         self.clock_ms = 0.0
 
     def __getattr__(self, name: str) -> Any:
-        def asked(*arguments: Any) -> int:
+        def called(*arguments: Any) -> int:
             self.expected.append((name, *arguments))
             return {"memory_allocated": 7, "max_memory_allocated": 9}.get(name, 0)
 
-        return asked
+        return called
 
     def current_stream(self, device: Any) -> CudaStreamStandIn:
         return CudaStreamStandIn("default", self)

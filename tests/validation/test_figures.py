@@ -26,7 +26,7 @@ def case() -> Case:
 
 
 @pytest.fixture(scope="module")
-def found(case: Case) -> Validation:
+def example(case: Case) -> Validation:
     """Every run by 20% off in time, the save_on_cpu run absent in a second case."""
     runs = {
         method: run if method is Method.PLAIN else replace(run, step_ns=(run.step_ns[0] * 5 // 4,))
@@ -41,10 +41,10 @@ def texts(ax: Axes) -> list[str]:
     return [text.get_text() for text in ax.texts]
 
 
-def test_bars_have_the_lengths_and_texts_the_errors_of_runs(found: Validation) -> None:
-    figure = plot_validation(found)
+def test_bars_have_the_lengths_and_texts_the_errors_of_runs(example: Validation) -> None:
+    figure = plot_validation(example)
     left, right, *_ = figure.axes
-    runs = found.cases[0].runs
+    runs = example.cases[0].runs
     widths = [bar.get_width() for bar in left.patches]
     expected = [ns / 10**6 for run in runs for ns in (run.measured.step_ns, run.simulated.step_ns)]
     assert widths == pytest.approx(expected)
@@ -53,8 +53,8 @@ def test_bars_have_the_lengths_and_texts_the_errors_of_runs(found: Validation) -
     assert left.get_title("left") == "example-b8" and left.get_title("right") == "step time (ms)"
 
 
-def test_a_method_without_a_run_is_labelled_in_its_row(found: Validation) -> None:
-    left = plot_validation(found).axes[2]
+def test_a_method_without_a_run_is_labelled_in_its_row(example: Validation) -> None:
+    left = plot_validation(example).axes[2]
     assert [label.get_text() for label in left.get_yticklabels()] == list(map(str, Method))
     assert texts(left) == ["fitted", "-20.0%", "not run", "-20.0%"]
 
@@ -66,13 +66,13 @@ def test_an_axis_without_runs_has_no_ticks(case: Case) -> None:
     assert [(texts(ax), list(ax.get_xticks())) for ax in figure.axes] == [(["not run"], [])] * 2
 
 
-def test_an_error_above_the_target_is_red(found: Validation) -> None:
-    colours = {text.get_text(): text.get_color() for text in plot_validation(found).axes[0].texts}
+def test_an_error_above_the_target_is_red(example: Validation) -> None:
+    colours = {text.get_text(): text.get_color() for text in plot_validation(example).axes[0].texts}
     assert colours == {"fitted": "black", "-20.0%": "#BB4444"}
 
 
-def test_texts_stay_within_their_panels_and_off_each_other(found: Validation) -> None:
-    figure = plot_validation(found)
+def test_texts_stay_within_their_panels_and_off_each_other(example: Validation) -> None:
+    figure = plot_validation(example)
     figure.draw_without_rendering()
     for ax in figure.axes:
         boxes = [text.get_window_extent() for text in ax.texts if isinstance(text, Annotation)]
@@ -87,8 +87,8 @@ def test_a_cpu_recording_is_labelled_in_the_title(case: Case) -> None:
     assert title is not None and "measured on a CPU" in title.get_text()
 
 
-def test_a_measured_timeline_has_measured_times_and_simulated_names(found: Validation) -> None:
-    run = found.cases[0][Method.CHECKPOINT]
+def test_a_measured_timeline_has_measured_times_and_simulated_names(example: Validation) -> None:
+    run = example.cases[0][Method.CHECKPOINT]
     assert run.counterpart is not None and run.counterpart.result is not None
     timeline = measured_timeline(run.run.spans, run.counterpart.result)
     start, _ = run.counterpart.result.timeline.window(-1)
@@ -102,8 +102,8 @@ def test_a_measured_timeline_has_measured_times_and_simulated_names(found: Valid
     assert SpanKind.RECOMPUTE in {kind for _, kind, _ in expected}
 
 
-def test_an_unmatched_operator_keeps_its_measured_name(found: Validation) -> None:
-    run = found.cases[0][Method.PLAIN]
+def test_an_unmatched_operator_keeps_its_measured_name(example: Validation) -> None:
+    run = example.cases[0][Method.PLAIN]
     assert run.counterpart is not None and run.counterpart.result is not None
     strange = run.run.spans[0]._replace(op="aten::strange", name="strange_kernel")
     timeline = measured_timeline((strange, *run.run.spans[1:]), run.counterpart.result)
@@ -114,8 +114,8 @@ def drawn(ax: Axes) -> int:
     return sum(len(each.get_paths()) for each in ax.collections if isinstance(each, PolyCollection))
 
 
-def test_both_timelines_have_one_time_axis_and_one_legend(found: Validation) -> None:
-    figure = plot_run(found.cases[0][Method.ASYNC_OFFLOAD])
+def test_both_timelines_have_one_time_axis_and_one_legend(example: Validation) -> None:
+    figure = plot_run(example.cases[0][Method.ASYNC_OFFLOAD])
     upper, lower = figure.axes
     assert upper.get_xlim() == lower.get_xlim()
     assert drawn(upper) and drawn(lower)
@@ -128,10 +128,10 @@ def test_the_first_divergence_is_marked_and_described(case: Case) -> None:
     run = case.runs[Method.CHECKPOINT]
     strange = run.spans[3]._replace(op="aten::strange")
     spans = (*run.spans[:3], strange, *run.spans[4:])
-    found = compare_recording(
+    example = compare_recording(
         recording_of(replace(case, runs={**case.runs, Method.CHECKPOINT: replace(run, spans=spans)}))
     )
-    same, parted = (plot_run(found.cases[0][method]) for method in (Method.PLAIN, Method.CHECKPOINT))
+    same, parted = (plot_run(example.cases[0][method]) for method in (Method.PLAIN, Method.CHECKPOINT))
     at = strange.start_ns / 10**6
     for figure, expected in ((same, []), (parted, [at])):
         for ax in figure.axes:
@@ -158,11 +158,11 @@ def test_a_run_without_a_timeline_cannot_be_drawn(case: Case) -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("suffix", ["png", "svg"])
-def test_figures_are_deterministic(found: Validation, tmp_path: Path, suffix: str) -> None:
+def test_figures_are_deterministic(example: Validation, tmp_path: Path, suffix: str) -> None:
     for name in ("one", "two"):
-        save_figure(plot_validation(found), tmp_path / f"{name}.{suffix}")
+        save_figure(plot_validation(example), tmp_path / f"{name}.{suffix}")
     assert (tmp_path / f"one.{suffix}").read_bytes() == (tmp_path / f"two.{suffix}").read_bytes()
 
 
-def test_a_validation_plots_itself(found: Validation) -> None:
-    assert isinstance(plot_validation(found), Figure)
+def test_a_validation_plots_itself(example: Validation) -> None:
+    assert isinstance(plot_validation(example), Figure)

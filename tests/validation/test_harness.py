@@ -52,7 +52,7 @@ def record(folder: Path, *plans: CasePlan, **options: Any) -> Recorded:
 
 
 @pytest.fixture(scope="module")
-def made(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Path, Recorded]]:
+def recorded_case(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Path, Recorded]]:
     """A recording of one case."""
     folder = tmp_path_factory.mktemp("recording") / "mine"
     with pytest.MonkeyPatch.context() as patch:
@@ -61,8 +61,8 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Path, Recor
 
 
 @pytest.fixture
-def case(made: tuple[Path, Recorded]) -> Case:
-    (result,) = made[1].recording.cases
+def case(recorded_case: tuple[Path, Recorded]) -> Case:
+    (result,) = recorded_case[1].recording.cases
     return result
 
 
@@ -112,15 +112,15 @@ def test_the_timeline_has_the_counted_copies(case: Case) -> None:
         assert {span.op for span in run.spans} & {kernel.op for kernel in case.trace.kernels}
 
 
-def test_a_recording_reads_back_as_recorded(made: tuple[Path, Recorded]) -> None:
-    folder, recorded = made
+def test_a_recording_reads_back_as_recorded(recorded_case: tuple[Path, Recorded]) -> None:
+    folder, recorded = recorded_case
     assert read_recording(folder) == recorded.recording
     assert recorded.left_out == {}
 
 
 @pytest.mark.usefixtures("nothing_runs")
-def test_cases_that_are_there_are_not_recorded_again(made: tuple[Path, Recorded]) -> None:
-    folder, recorded = made
+def test_cases_that_are_there_are_not_recorded_again(recorded_case: tuple[Path, Recorded]) -> None:
+    folder, recorded = recorded_case
     said: list[str] = []
     assert record(folder, PLAN, say=said.append) == recorded
     assert said == ["little-b4: there already"]
@@ -139,15 +139,15 @@ def test_cases_that_are_there_are_not_recorded_again(made: tuple[Path, Recorded]
     ],
 )
 def test_a_case_with_another_setup_is_refused(
-    made: tuple[Path, Recorded], plan: CasePlan, options: dict[str, Any]
+    recorded_case: tuple[Path, Recorded], plan: CasePlan, options: dict[str, Any]
 ) -> None:
     with pytest.raises(InputError, match=r"little-b4: holds a case that was made with other settings.*--force"):
-        record(made[0], plan, **options)
+        record(recorded_case[0], plan, **options)
 
 
 @pytest.mark.usefixtures("nothing_runs")
-def test_a_case_whose_loop_held_the_output_is_refused(made: tuple[Path, Recorded], tmp_path: Path) -> None:
-    folder = Path(shutil.copytree(made[0], tmp_path / "held"))
+def test_a_case_whose_loop_held_the_output_is_refused(recorded_case: tuple[Path, Recorded], tmp_path: Path) -> None:
+    folder = Path(shutil.copytree(recorded_case[0], tmp_path / "held"))
     header = folder / PLAN.name / "trace" / "trace.yaml"
     header.write_text(header.read_text().replace("output: released", "output: held"))
     with pytest.raises(InputError, match=r"little-b4: holds a case that was made with other settings.*--force"):
@@ -157,9 +157,9 @@ def test_a_case_whose_loop_held_the_output_is_refused(made: tuple[Path, Recorded
 @pytest.mark.usefixtures("nothing_runs")
 @pytest.mark.parametrize("force", [False, True])
 def test_cases_of_another_machine_are_not_mixed_with_it(
-    made: tuple[Path, Recorded], tmp_path: Path, force: bool
+    recorded_case: tuple[Path, Recorded], tmp_path: Path, force: bool
 ) -> None:
-    text = (made[0] / "machine.yaml").read_text()
+    text = (recorded_case[0] / "machine.yaml").read_text()
     (tmp_path / "machine.yaml").write_text(text.replace(f"pytorch: {torch.__version__}", "pytorch: 1.2.3"))
     with pytest.raises(InputError, match=r"pytorch: the recording there was made with '1\.2\.3', and here is"):
         record(tmp_path, PLAN, force=force)
@@ -167,8 +167,10 @@ def test_cases_of_another_machine_are_not_mixed_with_it(
 
 @pytest.mark.usefixtures("nothing_runs")
 @pytest.mark.parametrize("force", [False, True])
-def test_cases_of_an_unknown_machine_are_refused(made: tuple[Path, Recorded], tmp_path: Path, force: bool) -> None:
-    write_recording(made[1].recording, tmp_path / "mine")
+def test_cases_of_an_unknown_machine_are_refused(
+    recorded_case: tuple[Path, Recorded], tmp_path: Path, force: bool
+) -> None:
+    write_recording(recorded_case[1].recording, tmp_path / "mine")
     (tmp_path / "mine" / "machine.yaml").unlink()
     with pytest.raises(InputError, match=r"holds the case little-b4, and no machine\.yaml that tells of its machine"):
         record(tmp_path / "mine", replace(PLAN, model="other"), force=force)
@@ -182,19 +184,21 @@ def test_an_unwritable_folder_is_refused_before_measuring(tmp_path: Path) -> Non
         record(tmp_path / "file" / "mine", PLAN)
 
 
-def test_force_records_again(made: tuple[Path, Recorded], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    first = made[1].recording.cases[0]
+def test_force_records_again(
+    recorded_case: tuple[Path, Recorded], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    first = recorded_case[1].recording.cases[0]
     again = replace(first, setup={**first.setup, "seed": 7})
-    write_recording(made[1].recording, tmp_path / "mine")
+    write_recording(recorded_case[1].recording, tmp_path / "mine")
     monkeypatch.setattr(session.CaseSession, "run", lambda self: again)
     assert record(tmp_path / "mine", PLAN, force=True, seed=7).recording.cases == (again,)
     assert read_recording(tmp_path / "mine").cases == (again,)
 
 
 def test_an_interrupted_recording_continues(
-    made: tuple[Path, Recorded], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    recorded_case: tuple[Path, Recorded], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    first = made[1].recording.cases[0]
+    first = recorded_case[1].recording.cases[0]
     second = replace(first, batch=8, trace=replace(first.trace, info=replace(first.trace.info, batch=8)))
     answers: list[Any] = [first, KeyboardInterrupt()]
     requested: list[str] = []
@@ -264,9 +268,9 @@ def test_other_errors_of_a_run_are_raised(tmp_path: Path, monkeypatch: pytest.Mo
 
 
 def test_a_case_beyond_all_memory_is_left_out_and_the_others_are_recorded(
-    made: tuple[Path, Recorded], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    recorded_case: tuple[Path, Recorded], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    first = made[1].recording.cases[0]
+    first = recorded_case[1].recording.cases[0]
     run = session.CaseSession.run
     monkeypatch.setattr(session.CaseSession, "run", lambda self: first if self.plan == PLAN else run(self))
     result = record(tmp_path / "mine", replace(PLAN, batch=10**10), PLAN)

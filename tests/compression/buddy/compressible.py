@@ -27,11 +27,13 @@ def entries(size: int) -> int:
 
 def rows(block: str, counts: Sequence[int], epoch: int = 0) -> list[CompressedSize]:
     """A histogram as a trace tells it."""
-    told = zip(SIZES, counts, strict=True)
-    return [CompressedSize(block, epoch, "bpc", "plain", ENTRY, size, count) for size, count in told if count]
+    with_histograms = zip(SIZES, counts, strict=True)
+    return [
+        CompressedSize(block, epoch, "bpc", "plain", ENTRY, size, count) for size, count in with_histograms if count
+    ]
 
 
-def told(trace: Trace, histograms: Mapping[str, Sequence[int]], accesses: Sequence[Access] = ()) -> Trace:
+def with_histograms(trace: Trace, histograms: Mapping[str, Sequence[int]], accesses: Sequence[Access] = ()) -> Trace:
     """A trace that tells these counts of these blocks, and these accesses."""
     result = [row for block, counts in histograms.items() for row in rows(block, counts)]
     created = replace(trace, compressibility=tuple(result), accesses=tuple(accesses))
@@ -42,7 +44,7 @@ def told(trace: Trace, histograms: Mapping[str, Sequence[int]], accesses: Sequen
 def all_of(size: int, trace: Trace) -> Trace:
     """A trace of whose blocks every entry has this size."""
     counts = {b.id: [entries(b.bytes) * (each == size) for each in SIZES] for b in trace.blocks if b.bytes}
-    return told(trace, counts)
+    return with_histograms(trace, counts)
 
 
 def pattern(trace: Trace, counts: tuple[int, ...] = (0, 0, 0, 3, 0, 0, 0, 1)) -> Trace:
@@ -53,7 +55,7 @@ def pattern(trace: Trace, counts: tuple[int, ...] = (0, 0, 0, 3, 0, 0, 0, 1)) ->
             full, rest = divmod(entries(each.bytes), sum(counts))
             result[each.id] = [full * n for n in counts]
             result[each.id][next(place for place, n in enumerate(counts) if n)] += rest
-    return told(trace, result)
+    return with_histograms(trace, result)
 
 
 def grown(trace: Trace, times: int = 64) -> Trace:

@@ -8,7 +8,7 @@ from simgpu.compression.buddy.drift import OccupancySample, moments_of
 from simgpu.graph.taskgraph import Round, TaskGraph
 from simgpu.simulation.tasks import task_graph
 from simgpu.trace.model import RELEASED_AT_END
-from tests.compression.buddy.compressible import buddy_node, told
+from tests.compression.buddy.compressible import buddy_node, with_histograms
 from tests.semantics.hand_made import block, graph, kernel
 
 
@@ -16,7 +16,7 @@ def two_kernels() -> TaskGraph:
     """The first makes x, a tenth of whose entries overflow, the second y, which is stored as it is; both stay."""
     blocks = [block(name, 1280, release=RELEASED_AT_END) for name in ("x", "y")]
     plain = graph([kernel("k1", 100, writes="x"), kernel("k2", 100, writes="y")], blocks)
-    return task_graph(told(plain.trace, {"x": (0, 0, 0, 9, 0, 0, 0, 1)}), buddy_node())
+    return task_graph(with_histograms(plain.trace, {"x": (0, 0, 0, 9, 0, 0, 0, 1)}), buddy_node())
 
 
 def test_moments_are_of_equal_parts_of_time():

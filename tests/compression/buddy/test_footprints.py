@@ -30,7 +30,7 @@ from tests.compression.buddy.compressible import (
     entries,
     memory_of,
     rows,
-    told,
+    with_histograms,
     without_buddy,
 )
 from tests.compression.buddy.plain_memory import SIZES, Bytes, added, entries_of, lies, walked
@@ -89,7 +89,7 @@ def test_device_and_buddy_memory_together_hold_every_entry_exactly(data: st.Data
 )
 def test_an_allocation_gets_the_smallest_target_with_acceptable_overflow(counts: tuple[int, ...], target: int):
     """Threshold 30%: three of these ten entries may be larger. Raw data next to it keep the whole ratio below 4."""
-    created = told(
+    created = with_histograms(
         trace([kernel("k", 9, "x raw", "y")], [held("x", 1280), held("raw", 9600), block("y", 4)]),
         {"x": counts, "raw": (0,) * 7 + (75,)},
     )
@@ -152,7 +152,7 @@ def test_where_nothing_compresses_the_tasks_are_those_without_compressed_memory(
 
 def test_blocks_without_sizes_overflow_under_a_single_target():
     """The naive choice puts them at the ratio of the others; their entries do not compress to it."""
-    created = told(
+    created = with_histograms(
         trace([kernel("k", 10**6, "known unknown", "")], [held("known", 128 * 90), held("unknown", 1280)]),
         {"known": (0, 0, 0, 90, 0, 0, 0, 0)},
     )
@@ -181,7 +181,7 @@ def expected_ns(built: Trace, node: NodeSpec, memory: CompressedMemory, k: Kerne
     """Time on the device, and with the link alone, counted entry by entry; metadata are always in their cache."""
     buddy = buddy_of(node)
     in_transfer = buddy.mode is BuddyMode.BANDWIDTH_ONLY
-    told_of = {(a.block, a.write): a for a in built.accesses if a.kernel == k.id}
+    blocks_with_sizes = {(a.block, a.write): a for a in built.accesses if a.kernel == k.id}
     blocks = {b.id: (n, b) for n, b in enumerate(built.blocks) if b.kind is not BlockKind.WORKSPACE and b.bytes}
     touched = [(name, write) for write, names in ((False, k.reads), (True, k.writes)) for name in names]
     touched = [each for each in touched if each[0] in blocks]
@@ -190,8 +190,10 @@ def expected_ns(built: Trace, node: NodeSpec, memory: CompressedMemory, k: Kerne
     parts = []
     for name, write in touched:
         number, each = blocks[name]
-        access = told_of.get((name, write)) or Access(k.id, name, write, AccessOrder.SEQUENTIAL, 4, entries(each.bytes))
-        accesses = access.entries if told_of else access.entries * traffic // once
+        access = blocks_with_sizes.get((name, write)) or Access(
+            k.id, name, write, AccessOrder.SEQUENTIAL, 4, entries(each.bytes)
+        )
+        accesses = access.entries if blocks_with_sizes else access.entries * traffic // once
         result = walked(
             sizes_in(built, name, each.bytes, epoch),
             memory.targets[number],
@@ -225,8 +227,8 @@ def expected_ns(built: Trace, node: NodeSpec, memory: CompressedMemory, k: Kerne
 @given(st.data(), st.sampled_from([0, 1, 5]))
 def test_every_kernel_takes_what_its_visits_take_one_by_one(data: st.DataObject, epoch: int):
     created = data.draw(compressible(traces()))
-    told_bytes = data.draw(st.lists(st.none() | st.integers(0, 5000), min_size=10, max_size=10))
-    kernels = [replace(k, dram_bytes=told_bytes[n]) for n, k in enumerate(created.kernels)]
+    known_bytes = data.draw(st.lists(st.none() | st.integers(0, 5000), min_size=10, max_size=10))
+    kernels = [replace(k, dram_bytes=known_bytes[n]) for n, k in enumerate(created.kernels)]
     created = replace(created, kernels=tuple(kernels))
     node = data.draw(buddy_nodes(cache=ENDLESS))
     graph = task_graph(created, node, epoch)
@@ -239,7 +241,7 @@ def test_every_kernel_takes_what_its_visits_take_one_by_one(data: st.DataObject,
 def test_metadata_that_miss_cost_memory_their_bytes():
     """Two blocks of a line each in a cache of one line: each access in turn misses, and what was written goes back."""
     one_line = MetadataCacheSpec(32, slices=1, ways=1, line=32, entries=64)
-    created = told(
+    created = with_histograms(
         trace([kernel("k", 10**6, "x", "y")], [held("x", 128 * 60), block("y", 128 * 60)]),
         {"x": (0, 0, 0, 0, 60, 0, 0, 0), "y": (0, 0, 0, 0, 60, 0, 0, 0)},
     )
@@ -252,7 +254,7 @@ def test_metadata_that_miss_cost_memory_their_bytes():
 
 
 def test_raw_blocks_have_no_metadata():
-    created = told(
+    created = with_histograms(
         trace([kernel("k", 10**6, "x", "y")], [held("x", 128 * 60), block("y", 128 * 60)]),
         {"x": (0, 0, 0, 0, 60, 0, 0, 0), "y": (0, 0, 0, 0, 0, 0, 0, 60)},
     )
@@ -261,7 +263,7 @@ def test_raw_blocks_have_no_metadata():
 
 
 def test_workspaces_have_the_given_target_and_no_walks():
-    created = told(
+    created = with_histograms(
         trace(
             [kernel("k", 100, "x", "y ws")],
             [held("x", 1280), block("y", 1280), block("ws", 1280, kind=BlockKind.WORKSPACE)],
@@ -276,7 +278,7 @@ def test_workspaces_have_the_given_target_and_no_walks():
 @pytest.mark.parametrize("overlap", [0.0, 0.25, 1.0])
 def test_bytes_pass_the_link_at_the_end_of_a_kernel_and_what_is_hidden_there_costs_nothing(overlap: float):
     """2560 B at half: 1280 from memory (128 ns at 10 B/ns), 1280 over the link (1280 ns), of 1000 ns in all."""
-    created = told(trace([kernel("k", 1000, "x", "")], [held("x", 2560)]), {"x": (0, 0, 0, 0, 14, 0, 0, 6)})
+    created = with_histograms(trace([kernel("k", 1000, "x", "")], [held("x", 2560)]), {"x": (0, 0, 0, 0, 14, 0, 0, 6)})
     graph = task_graph(created, buddy_node(overlap=overlap))
     memory = memory_of(graph)
     assert memory.targets == (64,)
@@ -303,7 +305,7 @@ def test_more_overlap_never_makes_a_kernel_longer(data: st.DataObject, one: floa
 
 def reading(sectors: int, order: AccessOrder, size: int = 64) -> Trace:
     """A kernel of 1000 ns, all of it memory, that reads entries of one size."""
-    created = told(
+    created = with_histograms(
         trace([kernel("k", 1000, "x", "")], [held("x", 128 * 100)]),
         {"x": [100 * (each == size) for each in SIZES]},
         [Access("k", "x", False, order, sectors, 1000 * 10 // (32 * sectors))],

@@ -35,7 +35,7 @@ def save(path: Path, array: Any) -> Path:
     return path
 
 
-def told(snapshots: Snapshots) -> dict[str, dict[str, tuple[int, ...]]]:
+def histograms_of(snapshots: Snapshots) -> dict[str, dict[str, tuple[int, ...]]]:
     """By snapshot and allocation, how many entries had each size."""
     return {
         label: {each.name: each.snapshots[0] for each in snapshots.in_snapshot(number).values()}
@@ -58,9 +58,9 @@ def problems(*paths: Path) -> list[str]:
 
 def test_each_mapping_is_a_snapshot_and_allocations_come_and_go() -> None:
     result = take_snapshots([{"a": ZEROS}, {"a": COUNT, "b": NOISE}])
-    assert told(result) == {"1": {"a": sizes(ZEROS)}, "2": {"a": sizes(COUNT), "b": sizes(NOISE)}}
+    assert histograms_of(result) == {"1": {"a": sizes(ZEROS)}, "2": {"a": sizes(COUNT), "b": sizes(NOISE)}}
     assert (result.bytes, result.entries) == (2560, 20)
-    assert told(take_snapshots({"a": COUNT})) == {"1": {"a": sizes(COUNT)}}
+    assert histograms_of(take_snapshots({"a": COUNT})) == {"1": {"a": sizes(COUNT)}}
 
 
 @pytest.mark.parametrize("dtype", ["f8", "f4", "f2", "i1", ">i4", "c16", "?", "S3", "U2", [("x", "f4"), ("id", "i2")]])
@@ -115,8 +115,8 @@ def test_files_of_other_names_are_allocations_and_of_the_same_name_snapshots(tmp
     early_a, early_b = save(tmp_path / "early/a.npy", ZEROS), save(tmp_path / "early/b.npy", COUNT)
     late_a, late_b = save(tmp_path / "late/a.npy", NOISE), save(tmp_path / "late/b.npy", COUNT)
     expected = {"1": {"a": sizes(ZEROS), "b": sizes(COUNT)}, "2": {"a": sizes(NOISE), "b": sizes(COUNT)}}
-    assert told(read_snapshots([early_a, early_b, late_a, late_b])) == expected
-    assert told(read_snapshots([early_a, late_a, early_b, late_b])) == expected
+    assert histograms_of(read_snapshots([early_a, early_b, late_a, late_b])) == expected
+    assert histograms_of(read_snapshots([early_a, late_a, early_b, late_b])) == expected
 
 
 def test_a_folder_of_files_is_one_snapshot(tmp_path: Path) -> None:
@@ -134,7 +134,7 @@ def test_a_folder_of_folders_is_a_snapshot_each_in_the_order_people_expect(tmp_p
     save(tmp_path / "run/epoch-9/grad.npy", ZEROS)
     (tmp_path / "run/.cache").mkdir()
     result = read_snapshots([tmp_path / "run"])
-    assert told(result) == {
+    assert histograms_of(result) == {
         "epoch-0": {"w": sizes(COUNT)},
         "epoch-9": {"w": sizes(COUNT), "grad": sizes(ZEROS)},
         "epoch-10": {"w": sizes(COUNT)},
@@ -144,7 +144,7 @@ def test_a_folder_of_folders_is_a_snapshot_each_in_the_order_people_expect(tmp_p
 
 def test_folders_given_one_by_one_are_snapshots_in_that_order(tmp_path: Path) -> None:
     late, early = save(tmp_path / "1/w.npy", COUNT).parent, save(tmp_path / "2/w.npy", ZEROS).parent
-    assert told(read_snapshots([early, late])) == {"2": {"w": sizes(ZEROS)}, "1": {"w": sizes(COUNT)}}
+    assert histograms_of(read_snapshots([early, late])) == {"2": {"w": sizes(ZEROS)}, "1": {"w": sizes(COUNT)}}
 
 
 def test_an_archive_is_a_snapshot_and_joins_one_that_has_none_of_its_allocations(tmp_path: Path) -> None:
@@ -153,12 +153,12 @@ def test_an_archive_is_a_snapshot_and_joins_one_that_has_none_of_its_allocations
     np.savez(tmp_path / "later.npz", w=NOISE)
     result = read_snapshots([tmp_path / f"{name}.npz" for name in ("weights", "maps", "later")])
     together = {"w": sizes(COUNT), "layer1/out": sizes(ZEROS), "scalar": sizes(np.float64(3))}
-    assert told(result) == {"weights": together, "later": {"w": sizes(NOISE)}}
+    assert histograms_of(result) == {"weights": together, "later": {"w": sizes(NOISE)}}
 
 
 def test_files_without_the_usual_ending_are_known_by_what_is_in_them(tmp_path: Path) -> None:
     save(tmp_path / "a.npy", COUNT).rename(tmp_path / "dump.bin")
-    assert told(read_snapshots([tmp_path / "dump.bin"])) == {"1": {"dump": sizes(COUNT)}}
+    assert histograms_of(read_snapshots([tmp_path / "dump.bin"])) == {"1": {"dump": sizes(COUNT)}}
 
 
 def test_all_problems_of_files_are_reported_together(tmp_path: Path) -> None:
@@ -299,7 +299,7 @@ def test_a_folder_with_stored_entries_is_those(tmp_path: Path) -> None:
     (tmp_path / "recording").mkdir()
     save_entries(take_snapshots([{"a": COUNT}]), tmp_path / "recording/entries.npz")
     result = read_snapshots([tmp_path / "recording"])
-    assert (result.name, told(result)) == ("recording", {"1": {"a": sizes(COUNT)}})
+    assert (result.name, histograms_of(result)) == ("recording", {"1": {"a": sizes(COUNT)}})
 
 
 def test_what_holds_all_of_a_program_is_profiled_by_itself(tmp_path: Path) -> None:
@@ -365,7 +365,7 @@ def test_the_epochs_of_a_trace_are_snapshots_of_its_blocks(tmp_path: Path) -> No
     trace = replace(trace, compressibility=(sheet, *trace.compressibility))
     write_trace(trace, tmp_path / "recorded")
     result = read_snapshots([tmp_path / "recorded"])
-    assert told(result) == {
+    assert histograms_of(result) == {
         "epoch 0": {"x1": (2, 0, 0, 0, 0, 0, 0, 1)},
         "epoch 7": {"x1": (0, 0, 0, 3, 0, 0, 0, 0), "x2": (0, 0, 1, 0, 0, 0, 0, 0)},
     }

@@ -71,7 +71,7 @@ def same_libraries() -> None:
 
 
 @pytest.fixture(scope="module")
-def found() -> dict[tuple[str, str, str], float]:
+def fitted_residuals() -> dict[tuple[str, str, str], float]:
     """Residuals of the shipped pattern."""
     return residuals(shipped(), recorded(), sizes_of(recorded()))
 
@@ -82,7 +82,7 @@ def ratios() -> dict[str, dict[str, float]]:
     return {name: network_ratios(name, batch) for name, batch in CDMA.items()}
 
 
-class TestMadeUpMaps:
+class TestSyntheticMaps:
     @pytest.mark.parametrize("dtype", ["float32", "float16"])
     @pytest.mark.parametrize("sparsity", [0.0, 0.013, 0.5, 0.999, 1.0])
     def test_patterns_have_the_requested_zeros(self, dtype: str, sparsity: float) -> None:
@@ -135,12 +135,12 @@ class TestFit:
 
     @pytest.mark.slow
     @pytest.mark.usefixtures("same_libraries")
-    def test_the_stored_residuals_are_reproduced(self, found: dict[tuple[str, str, str], float]) -> None:
+    def test_the_stored_residuals_are_reproduced(self, fitted_residuals: dict[tuple[str, str, str], float]) -> None:
         description = load_patterns().residuals
-        assert set(found) == {
+        assert set(fitted_residuals) == {
             (layer, codec, layout) for layer in recorded() for codec in MODELLED for layout in LAYOUTS
         }
-        for (layer, codec, layout), residual in found.items():
+        for (layer, codec, layout), residual in fitted_residuals.items():
             assert description[layer][codec][layout] == round(residual, 3)  # type: ignore[index]
 
     def test_the_fit_has_the_stated_error(self) -> None:
@@ -158,8 +158,10 @@ class TestFit:
 
     @pytest.mark.slow
     @pytest.mark.parametrize("number", ["channels", "length"])
-    def test_no_number_is_better_a_fifth_away(self, number: str, found: dict[tuple[str, str, str], float]) -> None:
-        best, real = misfit(found, recorded()), sizes_of(recorded())
+    def test_no_number_is_better_a_fifth_away(
+        self, number: str, fitted_residuals: dict[tuple[str, str, str], float]
+    ) -> None:
+        best, real = misfit(fitted_residuals, recorded()), sizes_of(recorded())
         for factor in (0.8, 1.25):
             other = replace(shipped(), **{number: getattr(shipped(), number) * factor})
             assert misfit(residuals(other, recorded(), real), recorded()) > best
@@ -169,9 +171,9 @@ class TestFit:
     @pytest.mark.parametrize("side", [1, 7])
     @by_itemsize
     def test_the_pattern_table_is_reproduced(self, side: int, itemsize: int) -> None:
-        sizes, found = load_patterns().sizes[FORMAT_OF[itemsize]], measured_sizes(shipped(), side, itemsize)  # type: ignore[index]
+        sizes, fitted_residuals = load_patterns().sizes[FORMAT_OF[itemsize]], measured_sizes(shipped(), side, itemsize)  # type: ignore[index]
         place = SIDES.index(side)
-        assert found == {c: {layout: sizes[c][layout][place] for layout in LAYOUTS} for c in MODELLED}  # type: ignore[index]
+        assert fitted_residuals == {c: {layout: sizes[c][layout][place] for layout in LAYOUTS} for c in MODELLED}  # type: ignore[index]
 
     def test_a_bad_file_is_reported(self, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
         np.savez(tmp_path / "flat.npz", relu=np.zeros((2, 3), np.float32))
@@ -245,8 +247,8 @@ class TestLookUp:
     @by_layout
     def test_the_curve_passes_through_the_points_of_the_table(self, codec: str, layout: str) -> None:
         for side, description in zip(SIDES, load_patterns().sizes["float32"][codec][layout], strict=True):  # type: ignore[index]
-            found = [modelled_bytes(40960, 4, plane(side), codec, share, layout) for share in SPARSITY]
-            assert found == [ceil(10 * size) for size in description]
+            fitted_residuals = [modelled_bytes(40960, 4, plane(side), codec, share, layout) for share in SPARSITY]
+            assert fitted_residuals == [ceil(10 * size) for size in description]
 
     @pytest.mark.parametrize(
         ("changed", "message"),

@@ -124,9 +124,9 @@ def test_a_new_metric_is_reported_and_a_missing_one_counts() -> None:
     older = with_policy(now, "vdnn", replace(now["vdnn"], values=values))
     (result,) = compare_timings(older, now).policies
     assert (result.not_stored, result.values, result.counts) == (("slowdown",), (), False)
-    (gone,) = compare_timings(now, older).policies
-    assert [(value.key, value.now, value.by) for value in gone.values] == [("slowdown", None, None)]
-    assert gone.counts
+    (removed,) = compare_timings(now, older).policies
+    assert [(value.key, value.now, value.by) for value in removed.values] == [("slowdown", None, None)]
+    assert removed.counts
 
 
 def test_steadiness_and_counts_are_compared() -> None:

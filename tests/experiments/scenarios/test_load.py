@@ -161,8 +161,8 @@ def test_a_bad_override_is_reported_as_an_override(tmp_path: Path, overrides: di
 def test_missing_keys_and_unknown_schema(tmp_path: Path) -> None:
     message = problems_of(scenario_file(tmp_path, "schema: simgpu.scenario/2\n"))
     assert message == [f"try.yaml: {key}: is missing; add it" for key in ("trace", "node", "policies")]
-    (told_version,) = problems_of(scenario_file(tmp_path, GOOD.replace("scenario/2", "scenario/3")))
-    assert told_version == (
+    (version_message,) = problems_of(scenario_file(tmp_path, GOOD.replace("scenario/2", "scenario/3")))
+    assert version_message == (
         "try.yaml: line 1, schema: 'simgpu.scenario/3' is another version; this simgpu reads version 2; "
         "write 'schema: simgpu.scenario/2'"
     )

@@ -118,7 +118,7 @@ def some(draw: st.DrawFn) -> list[Candidate]:
     result = []
     for number in range(draw(st.integers(1, 8))):
         evicted = draw(st.integers(0, 600))
-        made_from = st.sets(st.integers(0, number - 1)) if number else st.just(set[int]())
+        inputs_of = st.sets(st.integers(0, number - 1)) if number else st.just(set[int]())
         result.append(
             Candidate(
                 number,
@@ -128,7 +128,7 @@ def some(draw: st.DrawFn) -> list[Candidate]:
                 draw(st.integers(0, 200)),
                 draw(st.integers(0, 200)),
                 draw(st.one_of(st.none(), st.integers(0, 100))),
-                frozenset(draw(made_from)),
+                frozenset(draw(inputs_of)),
             )
         )
     return result

@@ -231,8 +231,8 @@ def by_the_list(tasks: TaskGraph, budget: int) -> list[str]:
             away -= wanted
         message["in"] += [tasks.blocks[b].id for b in dict.fromkeys(touched) if b in missing]
         list_of_accesses += [*(b for b in tasks.writes[k] if b in born), *sorted(born - set(touched)), *touched]
-        gone = {b for b, last in enumerate(tasks.needed_releases) if last is not None and max(last, 0) <= k}
-        on_device -= gone
+        evicted = {b for b, last in enumerate(tasks.needed_releases) if last is not None and max(last, 0) <= k}
+        on_device -= evicted
     return [f"{way}:{name}" for way, names in message.items() for name in names]
 
 

@@ -103,7 +103,7 @@ def test_any_trace_at_any_budget_is_legal(data: st.DataObject):
 def test_a_tensor_whose_recompute_does_not_fit_is_swapped():
     """To make y's 40 bytes again takes 1 ns, a swap more; but f1 also makes s again, next to the gradient g."""
 
-    def network(beside: int) -> Trace:
+    def network(saved_bytes: int) -> Trace:
         kernels = [
             kernel("f1", 1, reads="x", writes="y s", layer="f1"),
             kernel("f2", 1, reads="y", writes="z", layer="f2"),
@@ -117,7 +117,7 @@ def test_a_tensor_whose_recompute_does_not_fit_is_swapped():
                 held("x", 0),
                 block("y", 40),
                 block("z", 0),
-                block("s", beside),
+                block("s", saved_bytes),
                 block("t", 100),
                 block("g", 10),
             ],
