@@ -18,7 +18,7 @@ SHORT = "CUDA out of memory. Tried to allocate 2.00 GiB"
 
 
 @pytest.fixture
-def request(monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
+def settings(monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
     """What the harness was asked for; it answers with one case, and one that was left out."""
     seen: dict[str, Any] = {}
 
@@ -30,25 +30,25 @@ def request(monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
     return seen
 
 
-def test_without_options_all_cases_are_recorded_on_a_gpu(request: dict[str, Any]) -> None:
+def test_without_options_all_cases_are_recorded_on_a_gpu(settings: dict[str, Any]) -> None:
     done = simgpu("validate", "record", "-o", "mine")
     assert done.exit_code == 0, done.output
-    assert request["plans"] == CASES
-    message = {name: request[name] for name in ("folder", "device", "repetitions", "warmup", "seed", "force")}
+    assert settings["plans"] == CASES
+    message = {name: settings[name] for name in ("folder", "device", "repetitions", "warmup", "seed", "force")}
     expected = {"device": "cuda", "repetitions": 20, "warmup": 5, "seed": 0, "force": False}
     assert message == {"folder": Path("mine"), **expected}
 
 
-def test_options_reach_the_harness(request: dict[str, Any]) -> None:
+def test_options_reach_the_harness(settings: dict[str, Any]) -> None:
     chosen = "--small --case gpt-small-b4 --case resnet50-small-b4"
     words = f"{chosen} --device cpu --repetitions 5 --warmup 1 --seed 2 --force"
     assert simgpu("validate", "record", "-o", "mine", *words.split()).exit_code == 0
-    assert [plan.name for plan in request["plans"]] == ["resnet50-small-b4", "gpt-small-b4"]
-    assert (request["device"], request["repetitions"], request["warmup"]) == ("cpu", 5, 1)
-    assert (request["seed"], request["force"]) == (2, True)
+    assert [plan.name for plan in settings["plans"]] == ["resnet50-small-b4", "gpt-small-b4"]
+    assert (settings["device"], settings["repetitions"], settings["warmup"]) == ("cpu", 5, 1)
+    assert (settings["seed"], settings["force"]) == (2, True)
 
 
-def test_each_method_of_each_case_is_a_row(request: dict[str, Any]) -> None:
+def test_each_method_of_each_case_is_a_row(settings: dict[str, Any]) -> None:
     done = simgpu("validate", "record", "-o", "my folder")
     rows = [line.split() for line in done.stdout.splitlines()]
     assert ["net-b4"] in rows
@@ -63,25 +63,25 @@ def test_each_method_of_each_case_is_a_row(request: dict[str, Any]) -> None:
 
 
 @pytest.mark.parametrize(("steps", "warns"), [((100, 102, 105), False), ((100, 102, 106), True)])
-def test_steps_that_vary_widely_are_warned_of(steps: tuple[int, ...], warns: bool, request: dict[str, Any]) -> None:
+def test_steps_that_vary_widely_are_warned_of(steps: tuple[int, ...], warns: bool, settings: dict[str, Any]) -> None:
     once = case()
     runs = {method: replace(run, step_ns=steps) for method, run in once.runs.items()}
-    request["cases"] = (replace(once, runs=runs),)
+    settings["cases"] = (replace(once, runs=runs),)
     message = " ".join(simgpu("validate", "record", "-o", "mine").stderr.split())
     assert ("Warning: steps vary by over 5%; record again with --case net-b4 --force" in message) is warns
 
 
-def test_where_no_case_could_be_recorded_that_is_an_error(request: dict[str, Any]) -> None:
-    request["cases"] = ()
+def test_where_no_case_could_be_recorded_that_is_an_error(settings: dict[str, Any]) -> None:
+    settings["cases"] = ()
     done = simgpu("validate", "record", "-o", "mine")
     assert done.exit_code == 2
     assert "mine: none of the cases could be recorded; choose smaller ones" in done.stderr
 
 
-def test_a_single_step_has_no_spread(request: dict[str, Any]) -> None:
+def test_a_single_step_has_no_spread(settings: dict[str, Any]) -> None:
     once = case()
     runs = {method: replace(run, step_ns=(7,)) for method, run in once.runs.items()}
-    request["cases"] = (replace(once, runs=runs),)
+    settings["cases"] = (replace(once, runs=runs),)
     rows = [line.split() for line in simgpu("validate", "record", "-o", "mine").stdout.splitlines()]
     assert ["plain", "7", "ns", "-", "500", "B", "0", "B", "0", "B"] in rows
 
