@@ -53,7 +53,7 @@ class SwapWay:
 
 
 @dataclass(frozen=True)
-class Gap:
+class SwapGap:
     """A feature map: bytes, last use in forward, next use, ways to swap it, whether it can be recomputed."""
 
     size: int
@@ -112,7 +112,7 @@ class BoundFacts:
         return totals
 
     @cached_property
-    def gaps(self) -> tuple[Gap, ...]:
+    def gaps(self) -> tuple[SwapGap, ...]:
         """The feature maps."""
         t = self.tables
         issue = {}
@@ -123,7 +123,7 @@ class BoundFacts:
         for f, row in enumerate(t.maps.tolist()):
             options = t.options[f].tolist()
             gaps.append(
-                Gap(
+                SwapGap(
                     size=row[SIZE],
                     after=row[AFTER],
                     before=row[BEFORE],

@@ -20,7 +20,7 @@ from simgpu.errors import InputError
 
 #: What PyTorch warns of where it switches autocast, or a gradient scaler, off.
 _SWITCHED_OFF = "(torch.cuda.amp.GradScaler is enabled, but )?CUDA is not available"
-_ASKED = "_simgpu_asked"
+_REQUESTED = "_simgpu_requested"
 
 
 @dataclass
@@ -62,10 +62,10 @@ def watched(
         with warnings.catch_warnings():
             warnings.filterwarnings("ignore", _SWITCHED_OFF, UserWarning)
             begin(self, device_type, dtype, enabled, cache_enabled)
-        setattr(self, _ASKED, enabled)
+        setattr(self, _REQUESTED, enabled)
 
     def on_enter(self: Any) -> Any:
-        requested = getattr(self, _ASKED, None)
+        requested = getattr(self, _REQUESTED, None)
         if self.device == "cuda":
             if refuses and (requested or self._enabled):
                 raise refusal(name, "torch.autocast('cuda')")

@@ -253,7 +253,7 @@ def _check_that_nothing_runs(switches: Mapping[str, bool]) -> None:
 
 
 #: What PyTorch's allocators say on a host and on a GPU, with how much they were asked for.
-_ASKED = re.compile(r"tried to allocate ([0-9.]+) (bytes|[KMGT]iB)", re.IGNORECASE)
+_ALLOCATION = re.compile(r"tried to allocate ([0-9.]+) (bytes|[KMGT]iB)", re.IGNORECASE)
 #: What PyTorch says of sizes that its numbers do not hold.
 _BEYOND = re.compile(r"Overflow when unpacking|calculation overflowed", re.IGNORECASE)
 _UNITS = {"bytes": 1, "kib": 2**10, "mib": 2**20, "gib": 2**30, "tib": 2**40}
@@ -282,7 +282,7 @@ def _why(cause: BaseException | None) -> str:
         return "got none"
     if not isinstance(cause, RuntimeError | TypeError):
         return ""
-    requested = _ASKED.search(str(cause))
+    requested = _ALLOCATION.search(str(cause))
     if requested:
         number, unit = requested.groups()
         return f"asked for another {format_bytes(int(float(number) * _UNITS[unit.lower()]))}"

@@ -17,16 +17,16 @@ from tests.cli.cli_helpers import simgpu
 from tests.importers.test_triosim import written
 
 _CHAIN = chain([5, 7, 9], [10, 14, 15], [100, 200, 300])
-TOLD = replace(_CHAIN, info=replace(_CHAIN.info, origin=Origin.IMPORTED))
-LIFETIMES = replace(TOLD, kernels=tuple(replace(kernel, reads=()) for kernel in TOLD.kernels))
-NO_TENSORS = replace(TOLD, blocks=(), kernels=tuple(replace(kernel, reads=(), writes=()) for kernel in TOLD.kernels))
-STREAMS = replace(TOLD, kernels=tuple(replace(kernel, stream=number % 2) for number, kernel in enumerate(TOLD.kernels)))
+COMPLETE = replace(_CHAIN, info=replace(_CHAIN.info, origin=Origin.IMPORTED))
+LIFETIMES = replace(COMPLETE, kernels=tuple(replace(kernel, reads=()) for kernel in COMPLETE.kernels))
+NO_TENSORS = replace(COMPLETE, blocks=(), kernels=tuple(replace(kernel, reads=(), writes=()) for kernel in COMPLETE.kernels))
+STREAMS = replace(COMPLETE, kernels=tuple(replace(kernel, stream=number % 2) for number, kernel in enumerate(COMPLETE.kernels)))
 
 
 @pytest.mark.parametrize(
     ("trace", "message", "running"),
     [
-        (TOLD, "all policies but those that go by sparsity", {"ideal", "none", "vdnn"}),
+        (COMPLETE, "all policies but those that go by sparsity", {"ideal", "none", "vdnn"}),
         (LIFETIMES, "ideal and none: what kernels read", {"ideal", "none"}),
         (NO_TENSORS, "ideal alone: the recording has no tensors", {"ideal"}),
         (STREAMS, "ideal and none: the kernels ran on 2 streams", {"ideal", "none"}),

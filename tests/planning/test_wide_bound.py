@@ -52,7 +52,7 @@ def test_no_policy_beats_its_bound_nor_fits_where_nothing_does() -> None:
     """Every policy on random training, in budgets from a byte under what a kernel needs to what all of it needs."""
     seen: Counter[str] = Counter()
 
-    @settings(deadline=None, suppress_health_check=list(HealthCheck), max_examples=30)
+    @settings(deadline=None, suppress_health_check=list(HealthCheck), max_examples=100)
     @given(st.one_of(chains(), trainings(max_layers=6)), st.integers(0, 7), st.sampled_from([10**9, 10**10]))
     def check(trace: Trace, step: int, rate: int) -> None:
         tasks = TaskGraph.of(trace)

@@ -12,7 +12,7 @@ from simgpu.errors import InputError
 from simgpu.trace.chain import chain
 from simgpu.trace.folder import load_trace
 from simgpu.trace.model import RELEASED_AT_END, BlockKind, SavedTensor, Trace
-from tests.policies.twins import peak, run, work
+from tests.policies.framework_runs import peak, run, work
 from tests.semantics.hand_made import BACKWARD, block, held, kernel, trace
 
 #: Four layers of 10 ns each way; x2, x3 and x4 leave, x1 is the batch. A byte takes a nanosecond.

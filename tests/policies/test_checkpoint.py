@@ -15,7 +15,7 @@ from simgpu.program.text import from_json, listing, to_json
 from simgpu.trace.chain import chain
 from simgpu.trace.folder import load_trace
 from simgpu.trace.model import RELEASED_AT_END, BlockKind, Trace
-from tests.policies.twins import parts, peak, run, run_again, used, work
+from tests.policies.framework_runs import parts, peak, run, run_again, used, work
 from tests.semantics.hand_made import BACKWARD, OPTIMIZER, block, held, kernel, trace
 
 #: x1 (10 B, the input) to x6 (60 B); layers a.1 to a.3 and b.1 to b.3.

@@ -34,7 +34,7 @@ from simgpu.timeline.streams import StreamId
 from simgpu.trace.model import AlgorithmChoice, BlockKind, Trace
 from tests.papers.modnn_gains import gains, stand_before_choice
 from tests.papers.modnn_plans import Round, rounds_of, walked
-from tests.policies.laid_apart import laid_apart
+from tests.policies.address_overlap import never_overlap
 from tests.semantics.hand_made import BACKWARD, GB, INFO, block, held, kernel, node, trace
 from tests.semantics.random_traces import nodes
 
@@ -258,7 +258,7 @@ def is_needed(case: Case, plan: Plan, segment: int, stream: StreamId, position: 
         verify(less, graph, capacity=budget, alignment=where.gpu.alignment)
     except ProgramError:
         return True
-    return not laid_apart(rounds_of(replace(plan, program=less), graph, where, budget)[segment])
+    return not never_overlap(rounds_of(replace(plan, program=less), graph, where, budget)[segment])
 
 
 def waits_again(code: Sequence[Instruction], position: int) -> bool:
@@ -272,7 +272,7 @@ def waits_again(code: Sequence[Instruction], position: int) -> bool:
 def test_streams_wait_for_each_other_only_where_they_have_to(case: Case) -> None:
     plan, parts = planned(case)
     for segment, part in enumerate(parts):
-        assert laid_apart(part)
+        assert never_overlap(part)
         for stream, code in part.segment.streams.items():
             for position, each in enumerate(code):
                 if isinstance(each, Await) and not is_needed(case, plan, segment, stream, position):

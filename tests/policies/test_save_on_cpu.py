@@ -19,7 +19,7 @@ from simgpu.simulation.run import simulate
 from simgpu.trace.chain import chain
 from simgpu.trace.folder import load_trace
 from simgpu.trace.model import RELEASED_AT_END, BlockKind, SavedTensor, Trace
-from tests.policies.twins import peak, run, used, work
+from tests.policies.framework_runs import peak, run, used, work
 from tests.semantics.hand_made import BACKWARD, OPTIMIZER, block, held, kernel, trace
 
 numbers = st.integers(1, 60)

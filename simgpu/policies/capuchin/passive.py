@@ -61,7 +61,7 @@ class Use(NamedTuple):
     end_ns: int
 
 
-class Peak(NamedTuple):
+class PeakWindow(NamedTuple):
     """The memory peak: the first and last kernel at the maximum, the start and end of these (ns), and the bytes."""
 
     first: int
@@ -90,11 +90,11 @@ class Accesses:
         return tuple(Use(k, self.starts_ns[k], self.ends_ns[k]) for k in self.graph.uses[b])
 
     @cached_property
-    def peak(self) -> Peak:
+    def peak(self) -> PeakWindow:
         """The memory peak."""
         most = max(self.demand)
         at = [k for k, held in enumerate(self.demand) if held == most]
-        return Peak(at[0], at[-1], self.starts_ns[at[0]], self.ends_ns[at[-1]], most)
+        return PeakWindow(at[0], at[-1], self.starts_ns[at[0]], self.ends_ns[at[-1]], most)
 
 
 def passive_run(context: PlanContext) -> Accesses:

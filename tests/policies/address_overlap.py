@@ -1,4 +1,4 @@
-"""Whether blocks that a planned program lays at the same addresses are ever there at the same time."""
+"""Whether blocks that a planned program places at overlapping addresses are ever allocated at the same time."""
 
 from __future__ import annotations
 
@@ -6,10 +6,10 @@ from simgpu.program.instructions import Acquire, Await, Release, Signal, Space
 from tests.papers.modnn_plans import Round
 
 
-def laid_apart(part: Round) -> bool:
-    """Whether by its events alone no block of a round ever lies where another still is.
+def never_overlap(part: Round) -> bool:
+    """Whether no two blocks of a round occupy the same address at the same time, by its events alone.
 
-    Each stream notes how far it has heard of the other; memory is free for those who have heard of its release.
+    Each stream tracks its knowledge of the other; memory is free for a stream that knows of its release.
     """
     position, heard = [0, 0], [[0, -1], [-1, 0]]
     message: dict[int, int] = {}

@@ -1,4 +1,4 @@
-"""PyTorch's twins on traces drawn at random: whatever a recording may hold, their programs are legal and run."""
+"""PyTorch's own policies on random traces: their programs are legal and run, whatever a recording contains."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ from simgpu.policies.registry import make_policy
 from simgpu.program.verify import verify
 from simgpu.trace.model import Phase, Trace
 from tests.policies.contract import PLENTY, context_of
-from tests.policies.twins import run, run_again
+from tests.policies.framework_runs import run, run_again
 from tests.semantics.random_traces import repeatable_traces, traces
 
-TWINS = [
+FRAMEWORK_POLICIES = [
     ("checkpoint", st.builds(dict)),
     ("save_on_cpu", st.builds(dict)),
     (
@@ -24,7 +24,7 @@ TWINS = [
 ]
 
 
-@pytest.mark.parametrize(("policy", "parameters"), TWINS, ids=[name for name, _ in TWINS])
+@pytest.mark.parametrize(("policy", "parameters"), FRAMEWORK_POLICIES, ids=[name for name, _ in FRAMEWORK_POLICIES])
 @settings(deadline=None, suppress_health_check=list(HealthCheck), max_examples=40)
 @given(data=st.data())
 def test_their_programs_are_legal_and_come_to_an_end(policy: str, parameters: object, data: st.DataObject) -> None:

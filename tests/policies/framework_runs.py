@@ -1,4 +1,4 @@
-"""What the tests of PyTorch's twins share: runs at one byte a nanosecond, and chains cut into parts."""
+"""Shared by the tests of PyTorch's own policies: runs at one byte per nanosecond, and chains cut into parts."""
 
 from __future__ import annotations
 
@@ -22,8 +22,10 @@ def run(trace: Trace, policy: str, *, bandwidth: int = 10**9, latency: int = 0, 
 
 
 def work(result: Result) -> list[tuple[str, int, int]]:
-    """Name, start and end of every kernel and copy of the second iteration, from its start; ``in:`` and ``out:`` tell
-    copies, ``again:`` what runs again."""
+    """Name, start and end of every kernel and copy of the second iteration, relative to its start.
+
+    The prefixes ``in:`` and ``out:`` mark copies, ``again:`` marks recomputation.
+    """
     prefix = {SpanKind.COPY_D2H: "out:", SpanKind.COPY_H2D: "in:", SpanKind.RECOMPUTE: "again:"}
     begin = result.timeline.iteration_ends_ns[0]
     outcome = [

@@ -1,4 +1,4 @@
-"""The order of rooms in `pyproject.toml` holds, and SimPy is used in the machine alone."""
+"""Packages import in the order that `pyproject.toml` states, and only the machine uses SimPy."""
 
 from __future__ import annotations
 
