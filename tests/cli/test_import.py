@@ -19,8 +19,12 @@ from tests.importers.test_triosim import written
 _CHAIN = chain([5, 7, 9], [10, 14, 15], [100, 200, 300])
 COMPLETE = replace(_CHAIN, info=replace(_CHAIN.info, origin=Origin.IMPORTED))
 LIFETIMES = replace(COMPLETE, kernels=tuple(replace(kernel, reads=()) for kernel in COMPLETE.kernels))
-NO_TENSORS = replace(COMPLETE, blocks=(), kernels=tuple(replace(kernel, reads=(), writes=()) for kernel in COMPLETE.kernels))
-STREAMS = replace(COMPLETE, kernels=tuple(replace(kernel, stream=number % 2) for number, kernel in enumerate(COMPLETE.kernels)))
+NO_TENSORS = replace(
+    COMPLETE, blocks=(), kernels=tuple(replace(kernel, reads=(), writes=()) for kernel in COMPLETE.kernels)
+)
+STREAMS = replace(
+    COMPLETE, kernels=tuple(replace(kernel, stream=number % 2) for number, kernel in enumerate(COMPLETE.kernels))
+)
 
 
 @pytest.mark.parametrize(

@@ -196,6 +196,22 @@ def test_a_common_norm_of_all_gradients_leads_to_none_of_them():
     assert pairs(renamed(graph, w1_grad="b", w2_grad="a")) == {"w1": ("b",), "w2": ("a",)}
 
 
+def test_a_gradient_read_for_one_weight_is_not_matched_to_another_by_name():
+    trace = network([10, 10], step=None)
+    norm = kernel("norm", 5, "w1.grad w2.grad", "n", phase=Phase.OPTIMIZER)
+    steps = [step("w1 w2.grad", "w1"), step("w2 n", "w2")]
+    blocks = (*trace.blocks, block("n", 4, kind=BlockKind.OTHER))
+    graph = TaskGraph.of(replace(trace, kernels=(*trace.kernels, norm, *steps), blocks=blocks))
+    assert pairs(graph) == {"w1": ("w2.grad",), "w2": ("w1.grad",)}
+
+
+def test_persistent_statistics_of_a_weights_size_are_no_gradient():
+    """Backward updates them and the optimizer reads them, as of a gradient."""
+    statistics = held("r", 100, kind=BlockKind.OTHER)
+    update = kernel("statistics", 10, "g r", "r", phase=Phase.BACKWARD)
+    assert pairs(by_hand([update, step("w1 r")], GRADIENT, statistics))["w1"][0] == "g"
+
+
 @pytest.mark.parametrize("kind", [BlockKind.OTHER, BlockKind.GRADIENT])
 def test_a_gradient_of_another_kind_is_known_by_the_optimizer_and_its_size(kind: BlockKind):
     scale = kernel("scale", 1, "x1", "s", phase=Phase.BACKWARD)

@@ -63,6 +63,25 @@ def test_residual_blocks_of_a_list_are_sections():
     assert len(result["stage.0"]) == 5
 
 
+def test_blocks_of_a_single_kernel_are_sections():
+    """Each is read by the next one, which is no shortcut past it."""
+    names = ["stem.1", "stem.2", *(f"stage.{n}.conv" for n in range(3)), "head"]
+    assert list(sections(chained(names))) == ["stem", "stage.0", "stage.1", "stage.2"]
+
+
+def test_a_list_that_a_shortcut_bypasses_is_not_cut():
+    """The sum of a residual block reads the block's input, so its inner list cannot be a section of its own."""
+    layers = [Layer("stem", "conv2d", ("x",), "a")]
+    for n, (enters, output) in enumerate(["ab", "bc", "cd"]):
+        name, inner = f"stage.{n}", [f"{output}{i}" for i in range(2)]
+        layers += [
+            Layer(f"{name}.body.0.conv", "conv2d", (enters,), inner[0]),
+            Layer(f"{name}.body.1.conv", "conv2d", (inner[0],), inner[1]),
+            Layer(name, "add", (enters, inner[1]), output),
+        ]
+    assert list(sections(network(*layers, Layer("head", "linear", ("d",), "e")))) == ["stage.0", "stage.1", "stage.2"]
+
+
 def test_a_module_around_the_network_is_looked_into_whatever_its_stem_does():
     """Words pass by positions, both single layers; the mask, which passes by all blocks, comes of no weight."""
     layers = [

@@ -156,6 +156,13 @@ def test_a_gradient_that_backward_adds_to_another_passes():
     assert names(tdfg, tdfg.data(3)) == ["dw2"]
 
 
+def test_without_an_optimizer_a_gradient_that_backward_writes_last_is_resident():
+    kernels = [kernel("F", 5, "x w", "y", op="conv2d"), kernel("B", 5, "x y", "dw", phase=BACKWARD)]
+    blocks = [held("x", 1, kind=INPUT), held("w", 100, kind=WEIGHT), block("y", 2), block("dw", 100, kind=DW)]
+    tasks = graph(kernels, blocks)
+    assert tasks.block("dw") in Tdfg.of(tasks).resident
+
+
 @pytest.mark.parametrize("kind", [DELTA, OTHER])
 def test_a_backward_output_read_by_the_optimizer_is_a_weight_gradient(kind: BlockKind):
     """Imported recordings do not tell gradients of weights apart."""

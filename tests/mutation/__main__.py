@@ -32,7 +32,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from queue import SimpleQueue
 
-from tests.mutation.mutants import ROOT, Mutant, chosen, drawn, equivalents, mutated
+from tests.mutation.mutants import ROOT, Mutant, chosen, drawn, equivalents, listed, mutated
 from tests.mutation.reached import PYTEST, Reached, copied, environment, measured, selected
 
 
@@ -75,7 +75,8 @@ def run(command: Sequence[str], tree: Path, expected: float) -> tuple[int | None
 def main() -> None:
     """The command in the docstring of this module."""
     parser = argparse.ArgumentParser(prog="python -m tests.mutation", description=(__doc__ or "").split("\n")[0])
-    parser.add_argument("packages", nargs="+", help="folders or files below the root; a+b counts as one")
+    parser.add_argument("packages", nargs="*", help="folders or files below the root; a+b counts as one")
+    parser.add_argument("--listed", type=Path, help="try the mutants of this list instead of drawing some")
     parser.add_argument("--count", type=int, default=24, help="mutants to try (default: 24)")
     parser.add_argument("--seed", type=int, default=0, help="decides which are drawn (default: 0)")
     parser.add_argument(
@@ -88,7 +89,8 @@ def main() -> None:
     parser.add_argument("--list", action="store_true", help="print the mutants that are drawn and run nothing")
     options = parser.parse_args()
     known = equivalents()
-    mutants, same = chosen(drawn(options.packages, options.seed), options.count, known)
+    pool = listed(options.listed) if options.listed else drawn(options.packages, options.seed)
+    mutants, same = chosen(pool, options.count, known)
     tried = [mutant for mutant in mutants if options.only in str(mutant)]
     for mutant in same:
         print(f"equivalent  {mutant}\n            ({known[str(mutant)]})")

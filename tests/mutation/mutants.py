@@ -208,6 +208,18 @@ def drawn(packages: Sequence[str], seed: int, root: Path = ROOT) -> Iterator[Mut
                 yield operator
 
 
+def listed(file: Path, root: Path = ROOT) -> list[Mutant]:
+    """The mutants of a list, one on a line as `str(Mutant)`. Raises `ValueError` for lines without a mutant."""
+    lines = file.read_text(encoding="utf-8").splitlines()
+    by_text: dict[str, Mutant] = {}
+    for path in dict.fromkeys(line.partition(": ")[0] for line in lines):
+        for mutant in mutants_of(path, (root / path).read_bytes()) if (root / path).is_file() else ():
+            by_text.setdefault(str(mutant), mutant)
+    if missing := [line for line in lines if line not in by_text]:
+        raise ValueError("these mutants are not in the code any more; edit the list:\n" + "\n".join(missing))
+    return [by_text[line] for line in lines]
+
+
 def _files(path: Path) -> list[Path]:
     return sorted(path.rglob("*.py")) if path.is_dir() else [path]
 

@@ -22,7 +22,7 @@ import pytest
 
 from tests.mutation.mutants import ROOT, Mutant
 
-PYTEST = ("-q", "-p", "no:cacheprovider", "--hypothesis-seed=0", "--benchmark-disable")
+PYTEST = ("-q", "-p", "no:cacheprovider", "-m", "not exhaustive", "--hypothesis-seed=0", "--benchmark-disable")
 
 #: Files with tests or doctests of the suite.
 _HAS_TESTS = re.compile(r"^simgpu/|^tests/(?!benchmarks/|example_policy/)(.*/)?test_\w+\.py$")
