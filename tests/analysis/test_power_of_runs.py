@@ -9,10 +9,8 @@ import json
 from dataclasses import replace
 from functools import cache
 from itertools import pairwise
-from pathlib import Path
 
 import pytest
-import yaml
 
 from simgpu.analysis.power import measure_power
 from simgpu.errors import InputError
@@ -29,8 +27,7 @@ from simgpu.simulation.run import Result, simulate
 from simgpu.trace.chain import chain
 from simgpu.trace.model import Trace
 from simgpu.workloads.rescale.entry import at_batch
-
-CLAIMS = Path(__file__).parents[3] / "shared" / "claims.yaml"
+from tests.papers.published import published
 
 #: A thousand operations a nanosecond; 50 W idle, 100 W of arithmetic; 1 pJ and 2 pJ a byte; a byte a nanosecond.
 GPU = GpuSpec("gpu", 10**6, fp32_rate=10**12, power=PowerSpec(200_000, 50_000, 100_000, dram_fj=1000, link_fj=2000))
@@ -136,10 +133,7 @@ def resnet34_at_256() -> Trace:
 
 def most_that_it_rises() -> float:
     """By which share the average power rises at most as memory gets less, as the paper states it."""
-    if not CLAIMS.exists():
-        pytest.skip("the papers' claims are not next to the repository (../shared/claims.yaml)")
-    rows = yaml.safe_load(CLAIMS.read_text(encoding="utf-8"))["modnn"]
-    return float(next(row["value"] for row in rows if row["id"] == "modnn.power"))
+    return float(published()["modnn.power"])
 
 
 @pytest.fixture(scope="module")

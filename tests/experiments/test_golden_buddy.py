@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import re
 from functools import cache
-from typing import Any
 
 import pytest
 from pytest_regressions.data_regression import DataRegressionFixture
@@ -16,7 +15,7 @@ from pytest_regressions.data_regression import DataRegressionFixture
 from simgpu.experiments.scenarios.load_study import load_study
 from simgpu.experiments.study import StudyResult, run_study
 from simgpu.experiments.study_tables import study_tables
-from tests.experiments.claims import claims
+from tests.papers.published import published
 
 pytestmark = pytest.mark.slow
 
@@ -113,25 +112,25 @@ def test_a_larger_batch_fits_and_trains_faster() -> None:
     assert (result.ratio("AlexNet", "Buddy", "12 GB") or 0) > 1
 
 
-def test_numbers_of_buddy_compression_are_those_of_the_paper(claims: dict[str, Any]) -> None:
+def test_numbers_of_buddy_compression_are_those_of_the_paper() -> None:
     def stated(name: str) -> list[float]:
         return [row.value for row in loaded(name).published]
 
-    naive, each, final = (claims[f"buddy.{design}"] for design in ("naive", "per_allocation", "final"))
+    naive, each, final = (published()[f"buddy.{design}"] for design in ("naive", "per_allocation", "final"))
     assert stated("buddy-7") == [*naive, *each, 1.1, *final]
-    slower, worst = claims["buddy.slowdown.50"]
-    alexnet = claims["buddy.alexnet"]
+    slower, worst = published()["buddy.slowdown.50"]
+    alexnet = published()["buddy.alexnet"]
     assert stated("buddy-11") == pytest.approx(
         [
-            1 + claims["buddy.bandwidth_only"],
-            1 + claims["buddy.speedup.200"],
-            *(1 + loss for loss in claims["buddy.slowdown.150"]),
+            1 + published()["buddy.bandwidth_only"],
+            1 + published()["buddy.speedup.200"],
+            *(1 + loss for loss in published()["buddy.slowdown.150"]),
             1 + alexnet[1],
             alexnet[0],
             1 + slower,
             1 + worst,
         ]
     )
-    assert stated("buddy-8") == claims["buddy.stable"]
-    assert stated("buddy-12") == [claims["buddy.um"]]
-    assert stated("buddy-13c") == pytest.approx([1 + gain for gain in claims["buddy.batch.speedup"]])
+    assert stated("buddy-8") == published()["buddy.stable"]
+    assert stated("buddy-12") == [published()["buddy.um"]]
+    assert stated("buddy-13c") == pytest.approx([1 + gain for gain in published()["buddy.batch.speedup"]])

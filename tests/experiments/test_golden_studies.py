@@ -10,7 +10,6 @@ from __future__ import annotations
 from dataclasses import replace
 from functools import cache
 from statistics import fmean
-from typing import Any
 
 import pytest
 from pytest_regressions.data_regression import DataRegressionFixture
@@ -21,8 +20,8 @@ from simgpu.experiments.study import StudyResult, run_study
 from simgpu.experiments.study_measures import memory_of
 from simgpu.experiments.study_tables import study_tables
 from simgpu.hardware.nodes import load_node
-from tests.experiments.claims import claims
 from tests.experiments.test_golden_buddy import BUDDY, SUMMARY
+from tests.papers.published import published
 
 pytestmark = pytest.mark.slow
 
@@ -112,12 +111,12 @@ def test_tables_are_those_on_record(name: str, data_regression: DataRegressionFi
     )
 
 
-def test_the_host_codec_is_fitted_to_one_published_mean(claims: dict[str, Any]) -> None:
+def test_the_host_codec_is_fitted_to_one_published_mean() -> None:
     """The whole study, as the node's file says; the second server has the same rate for each core."""
     changes = {"runs": {"vDNN++": {"policy": "vdnn++"}, "CSWAP": {"policy": {"cswap": {"launch": "grid_search"}}}}}
     study = load_study("cswap-6a", {**changes, "baseline": "vDNN++", "published": []})
     gains = run_study(study).values("throughput", "CSWAP", "vDNN++").values()
-    assert round(fmean(gain for each in gains for gain in each), 2) == claims["cswap.v100.cifar.vs_vdnnpp"]
+    assert round(fmean(gain for each in gains for gain in each), 2) == published()["cswap.v100.cifar.vs_vdnnpp"]
     hosts = [load_node(name).host for name in ("v100", "2080ti")]
     first, second = (host.codec_bandwidth / host.cores for host in hosts if host.codec_bandwidth and host.cores)
     assert second == pytest.approx(first, rel=0.005)
@@ -167,7 +166,7 @@ def test_modnn_runs_out_of_memory_only_below_its_bound() -> None:
             assert fits == (run.budget >= bound)
 
 
-def test_power_hardly_rises_and_its_largest_falls_with_the_sub_batch(claims: dict[str, Any]) -> None:
+def test_power_hardly_rises_and_its_largest_falls_with_the_sub_batch() -> None:
     """Section 7.4, figure 15; the sub-batch falls with the budget."""
     result = part("modnn-15")
     cells = [result.cells["ResNet-34", run.label] for run in result.study.members("moDNN")]
@@ -176,7 +175,7 @@ def test_power_hardly_rises_and_its_largest_falls_with_the_sub_batch(claims: dic
     assert largest[0] < largest[-1]
     (added,) = (row.simulated for row in result.comparisons() if row.published.measure == "power_increase")
     assert added is not None
-    assert added <= claims["modnn.power"]
+    assert added <= published()["modnn.power"]
 
 
 @pytest.mark.parametrize("name", ["modnn-17", "modnn-18"])
@@ -195,18 +194,18 @@ def test_gradients_by_way_of_the_host_are_exchanged_faster_than_gathered(name: s
         assert (result.ratio("VGG-16", "20 cores 3 GB", "1 core 3 GB") or 0) > 1
 
 
-def test_numbers_of_modnn_are_those_of_the_paper(claims: dict[str, Any]) -> None:
+def test_numbers_of_modnn_are_those_of_the_paper() -> None:
     def stated(name: str) -> list[float]:
         return [row.value for row in loaded(name).published]
 
-    assert stated("modnn-10") == [*claims["modnn.slowdown.k40"], claims["modnn.traffic"]]
-    assert stated("modnn-12")[0] == claims["modnn.vs_vdnnplus"]
-    memory = [claims[f"modnn.only.{technique}"] for technique in ("subbatch", "offload", "algorithm")]
-    bounds = claims["modnn.memory.bound"]
+    assert stated("modnn-10") == [*published()["modnn.slowdown.k40"], published()["modnn.traffic"]]
+    assert stated("modnn-12")[0] == published()["modnn.vs_vdnnplus"]
+    memory = [published()[f"modnn.only.{technique}"] for technique in ("subbatch", "offload", "algorithm")]
+    bounds = published()["modnn.memory.bound"]
     assert stated("modnn-14") == [*bounds, *(each[0] for each in memory), *(each[1] for each in memory)]
-    assert stated("modnn-15") == [claims["modnn.power"]]
-    assert stated("modnn-17") == claims["modnn.gpus.4"]
-    assert stated("modnn-18") == [*claims["modnn.gpus.budgets"], *claims["modnn.gpus.equal_memory"]]
+    assert stated("modnn-15") == [published()["modnn.power"]]
+    assert stated("modnn-17") == published()["modnn.gpus.4"]
+    assert stated("modnn-18") == [*published()["modnn.gpus.budgets"], *published()["modnn.gpus.equal_memory"]]
 
 
 def test_joint_is_never_slower_than_another_policy() -> None:
@@ -219,7 +218,7 @@ def test_joint_is_never_slower_than_another_policy() -> None:
                 assert ratio >= 1
 
 
-def test_home_hides_its_transfers_and_vdnn_waits_as_in_figure_7(claims: dict[str, Any]) -> None:
+def test_home_hides_its_transfers_and_vdnn_waits_as_in_figure_7() -> None:
     """Of InceptionV3 within a point of the paper; of VGG16 HOME's alone."""
     simulated = {
         (row.published.run, row.published.aggregate, row.published.measure): row for row in some("home-7").comparisons()
@@ -227,7 +226,7 @@ def test_home_hides_its_transfers_and_vdnn_waits_as_in_figure_7(claims: dict[str
     for run in ("HOME", "Capuchin", "vDNN"):
         assert abs(simulated[run, "InceptionV3", "swapping"].difference or 0) < 0.01
     assert abs(simulated["HOME", "VGG16", "swapping"].difference or 0) < 0.01
-    assert claims["home.breakdown.inception"][0] == simulated["HOME", "InceptionV3", "swapping"].published.value
+    assert published()["home.breakdown.inception"][0] == simulated["HOME", "InceptionV3", "swapping"].published.value
 
 
 def test_a_policy_that_moves_or_recomputes_more_trains_larger_batches() -> None:
@@ -238,26 +237,34 @@ def test_a_policy_that_moves_or_recomputes_more_trains_larger_batches() -> None:
         assert batches[0] < batches[1] < batches[2]
 
 
-def test_numbers_of_home_are_those_of_the_paper(claims: dict[str, Any]) -> None:
+def test_numbers_of_home_are_those_of_the_paper() -> None:
     def stated(name: str) -> list[float]:
         return [row.value for row in loaded(name).published]
 
-    at_largest = dict(zip(loaded("home-table-2").traces, claims["home.throughput.home"], strict=True))
+    at_largest = dict(zip(loaded("home-table-2").traces, published()["home.throughput.home"], strict=True))
     figure = stated("home-6")
-    assert figure[:6] == [*claims["home.vs.max"], *claims["home.vs_pytorch"]]
+    assert figure[:6] == [*published()["home.vs.max"], *published()["home.vs_pytorch"]]
     assert figure[6:] == list(at_largest.values())
-    overlap, home, recomputed, swapped, vdnn = claims["home.breakdown.vgg16"]
-    assert stated("home-7") == [overlap, home, recomputed, swapped, vdnn, vdnn, *claims["home.breakdown.inception"]]
-    table = [claims[f"home.{what}.{run}"] for what in ("max_batch", "throughput") for run in TABLE_2]
-    gains = [*claims["home.batch_gain"], *claims["home.vs_capuchin.mean"], claims["home.vdnn_oom"]]
+    overlap, home, recomputed, swapped, vdnn = published()["home.breakdown.vgg16"]
+    assert stated("home-7") == [
+        overlap,
+        home,
+        recomputed,
+        swapped,
+        vdnn,
+        vdnn,
+        *published()["home.breakdown.inception"],
+    ]
+    table = [published()[f"home.{what}.{run}"] for what in ("max_batch", "throughput") for run in TABLE_2]
+    gains = [*published()["home.batch_gain"], *published()["home.vs_capuchin.mean"], published()["home.vdnn_oom"]]
     assert stated("home-table-2") == [*(value for row in table for value in row), *gains]
     batches = {
         row.aggregate: loaded("home-6").traces[row.aggregate].info.batch for row in loaded("home-6").published[6:]
     }
-    assert list(batches.values()) == claims["home.max_batch.home"]
+    assert list(batches.values()) == published()["home.max_batch.home"]
 
 
-def test_published_numbers_are_those_of_the_papers(claims: dict[str, Any]) -> None:
+def test_published_numbers_are_those_of_the_papers() -> None:
     """Rows that the studies put next to our numbers, against the list of the papers' claims."""
 
     def stated(name: str, run: str, vs: str, aggregate: str, measure: str = "throughput") -> float:
@@ -268,29 +275,29 @@ def test_published_numbers_are_those_of_the_papers(claims: dict[str, Any]) -> No
         )
         return row.value
 
-    assert stated("cswap-6a", "CSWAP", "vDNN", "mean") == claims["cswap.v100.cifar.vs_vdnn"]
-    assert stated("cswap-6a", "CSWAP", "vDNN++", "mean") == claims["cswap.v100.cifar.vs_vdnnpp"]
-    assert stated("cswap-6a", "CSWAP", "vDNN++", "AlexNet") == claims["cswap.v100.cifar.vs_vdnnpp_max"]
-    assert stated("cswap-6a", "CSWAP", "vDNN", "max", "time_saved") == claims["cswap.v100.cifar.time_saved"]
+    assert stated("cswap-6a", "CSWAP", "vDNN", "mean") == published()["cswap.v100.cifar.vs_vdnn"]
+    assert stated("cswap-6a", "CSWAP", "vDNN++", "mean") == published()["cswap.v100.cifar.vs_vdnnpp"]
+    assert stated("cswap-6a", "CSWAP", "vDNN++", "AlexNet") == published()["cswap.v100.cifar.vs_vdnnpp_max"]
+    assert stated("cswap-6a", "CSWAP", "vDNN", "max", "time_saved") == published()["cswap.v100.cifar.time_saved"]
     named = [stated("cswap-6a", "CSWAP", "vDNN", trace, "time_saved") for trace in ("AlexNet", "Plain20")]
-    assert named == claims["cswap.v100.cifar.alexnet"][:2]
-    assert stated("cswap-6a", "oracle", "CSWAP", "max") == 1 + claims["cswap.v100.cifar.vs_oracle"]
-    lower = claims["cswap.v100.cifar.vs_vdnn"] * (1 - claims["cswap.2080ti.slowdown"])
+    assert named == published()["cswap.v100.cifar.alexnet"][:2]
+    assert stated("cswap-6a", "oracle", "CSWAP", "max") == 1 + published()["cswap.v100.cifar.vs_oracle"]
+    lower = published()["cswap.v100.cifar.vs_vdnn"] * (1 - published()["cswap.2080ti.slowdown"])
     assert stated("cswap-6b", "CSWAP", "vDNN", "mean") == round(lower, 2)
-    assert stated("cswap-6c", "CSWAP", "vDNN", "mean", "time_saved") == claims["cswap.v100.imagenet.time_saved"]
-    assert stated("cswap-6d", "CSWAP", "vDNN", "mean", "time_saved") == claims["cswap.2080ti.imagenet.time_saved"]
+    assert stated("cswap-6c", "CSWAP", "vDNN", "mean", "time_saved") == published()["cswap.v100.imagenet.time_saved"]
+    assert stated("cswap-6d", "CSWAP", "vDNN", "mean", "time_saved") == published()["cswap.2080ti.imagenet.time_saved"]
     for name in CSWAP:
         on = 0 if loaded(name).runs[0].node.name == "v100" else 1
-        assert stated(name, "CSWAP", "static", "mean") == claims["cswap.vs_static"][on]
-        assert stated(name, "CSWAP", "static", "max") == claims["cswap.vs_static.max"][on]
+        assert stated(name, "CSWAP", "static", "mean") == published()["cswap.vs_static"][on]
+        assert stated(name, "CSWAP", "static", "max") == published()["cswap.vs_static.max"][on]
     for name, claim in zip(CDMA, ("cdma.gain.maxwell", "cdma.gain.pascal"), strict=True):
         gains = [stated(name, "ZV", "vDNN", of) for of in ("mean", "max")]
-        assert gains == pytest.approx([1 + gain for gain in claims[claim]])
+        assert gains == pytest.approx([1 + gain for gain in published()[claim]])
         left = [stated(name, "vDNN", "ideal", of) for of in ("mean", "min")]
-        assert left == pytest.approx([1 - loss for loss in claims["cdma.vdnn.loss"]])
+        assert left == pytest.approx([1 - loss for loss in published()["cdma.vdnn.loss"]])
         zlib = [stated(name, "ZL", "ZV", of) for of in ("mean", "GoogLeNet")]
-        assert zlib == pytest.approx([1 + gain for gain in claims["cdma.gain.zlib"]])
-        assert stated(name, "BW", "ZV", "mean") == claims["cdma.bandwidth_aware"]
+        assert zlib == pytest.approx([1 + gain for gain in published()["cdma.gain.zlib"]])
+        assert stated(name, "BW", "ZV", "mean") == published()["cdma.bandwidth_aware"]
 
 
 def test_batches_are_those_of_the_papers_tables() -> None:

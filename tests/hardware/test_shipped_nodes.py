@@ -9,16 +9,15 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import yaml
 
 from simgpu.hardware.nodes import load_node, load_node_file, node_names
 from simgpu.io.shipped import shipped_folder
 from simgpu.simulation.run import simulate
 from simgpu.trace.folder import load_trace
 from simgpu.units import parse_bandwidth
+from tests.papers.published import published
 
 README = shipped_folder("configs") / "README.md"
-CLAIMS = Path(__file__).parents[3] / "shared" / "claims.yaml"
 GIGA = 10**9
 
 #: Keys that name or arrange things, and so need no source.
@@ -30,11 +29,7 @@ NVLINK2 = [f"v100-nvlink2-{speed}" for speed in (50, 75, 100, 150, 200)]
 @pytest.fixture(scope="module")
 def claims() -> dict[str, Any]:
     """By id, the figure that a paper states."""
-    if not CLAIMS.exists():
-        pytest.skip("the papers' claims are not next to the repository (../shared/claims.yaml)")
-    document = yaml.safe_load(CLAIMS.read_text(encoding="utf-8"))
-    rows = [row for rows in document.values() if isinstance(rows, list) for row in rows]
-    return {row["id"]: row["value"] for row in rows if "value" in row}
+    return published()
 
 
 def leaf_names(value: object, place: str = "") -> list[str]:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import subprocess
 import sys
-from collections.abc import Iterator
 from importlib import import_module
 from pathlib import Path
 from typing import Any
@@ -17,21 +16,15 @@ from simgpu.papers.answers import tasks_of
 from simgpu.papers.claims import PAPERS, Claim, load_papers, read_paper, select
 from simgpu.papers.claims_file import SCHEMA, PartSection
 from simgpu.papers.tasks import Cell, Check, Memory, checks, outlined
-from tests.experiments.claims import CLAIMS
+from tests.papers.published import flat
+
+#: The list that the claims of `simgpu.papers` follow; it is not part of the repository.
+CLAIMS = Path(__file__).parents[3] / "shared" / "claims.yaml"
 
 ALL = select([])
 ROOT = Path(__file__).parents[2]
 TEST = "tests/papers/test_a.py::test_b"
 IDS = [claim.id for claim in ALL]
-
-
-def flat(value: Any) -> Iterator[Any]:
-    """The numbers of a published value one by one; a list of names is one thing."""
-    if isinstance(value, list) and not all(isinstance(each, str) for each in value):
-        for each in value:
-            yield from flat(each)
-    elif value is not None:
-        yield value
 
 
 @pytest.fixture(scope="module")

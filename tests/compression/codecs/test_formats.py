@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
-import yaml
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -16,8 +14,8 @@ from simgpu.compression.codecs.frame import HEADER_BYTES
 from simgpu.compression.codecs.registry import codec_names, make_codec
 from tests.compression.codecs import arrays, reference, zvc_numpy
 from tests.compression.codecs.arrays import DTYPES, activation, bits
+from tests.papers.published import published
 
-CLAIMS = Path(__file__).parents[4] / "shared" / "claims.yaml"
 WINDOWS = [4096, 65536]
 
 by_dtype = pytest.mark.parametrize("dtype", DTYPES, ids=str)
@@ -128,14 +126,11 @@ class TestSizes:
         assert make_codec("csr").compressed_size(array) - values - 4 * rows == 0.50 * array.nbytes
 
     def test_index_overheads_are_those_that_the_paper_states(self) -> None:
-        if not CLAIMS.exists():
-            pytest.skip("the papers' claims are not next to the repository (../shared/claims.yaml)")
-        rows = {row["id"]: row for row in yaml.safe_load(CLAIMS.read_text(encoding="utf-8"))["cswap"]}
         array = activation(2**16, 0.5)
         values, rows_of_4_kib = array.nbytes // 2, array.nbytes // 4096
         masks = make_codec("zvc").compressed_size(array) - values
         indices = make_codec("csr").compressed_size(array) - values - 4 * rows_of_4_kib
-        assert [masks / array.nbytes, indices / array.nbytes] == rows["cswap.codec.overhead"]["value"]
+        assert [masks / array.nbytes, indices / array.nbytes] == published()["cswap.codec.overhead"]
 
     def test_rle_of_a_window_of_zeros_is_one_token(self) -> None:
         assert make_codec("rle").compressed_size(np.zeros(1024, np.float32)) == 2 + 4

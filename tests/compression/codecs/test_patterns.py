@@ -11,7 +11,6 @@ from typing import Any
 
 import numpy as np
 import pytest
-import yaml
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -34,9 +33,9 @@ from simgpu.compression.codecs.sizes import compressed_bytes
 from simgpu.errors import InputError
 from simgpu.workloads.modelled import build_trace
 from simgpu.workloads.sparsity.generator import with_sparsity
+from tests.papers.published import published
 
 DATA = Path(__file__).parent / "data" / "activations.npz"
-CLAIMS = Path(__file__).parents[4] / "shared" / "claims.yaml"
 MIB = 2**20
 
 #: The networks of cDMA and the batches of its table II.
@@ -283,12 +282,9 @@ class TestAgainstThePaper:
                 assert ratio[f"rle {layout}"] < ratio["zvc"] * (1.02 if layout == "nchw" else 1), name
 
     def test_means_are_near_those_published(self, ratios: dict[str, dict[str, float]]) -> None:
-        if not CLAIMS.exists():
-            pytest.skip("the papers' claims are not next to the repository (../shared/claims.yaml)")
-        rows = {row["id"]: row.get("value") for row in yaml.safe_load(CLAIMS.read_text(encoding="utf-8"))["cdma"]}
         mean = {key: sum(ratio[key] for ratio in ratios.values()) / len(ratios) for key in ratios["nin"]}
-        assert mean["zvc"] == pytest.approx(rows["cdma.ratio.zvc"][0], rel=0.04)
-        assert mean["zlib nchw"] == pytest.approx(rows["cdma.ratio.zlib"], rel=0.03)
+        assert mean["zvc"] == pytest.approx(published()["cdma.ratio.zvc"][0], rel=0.04)
+        assert mean["zlib nchw"] == pytest.approx(published()["cdma.ratio.zlib"], rel=0.03)
         assert mean["rle nchw"] < mean["zvc"]
 
     def test_what_differs_from_the_paper(self, ratios: dict[str, dict[str, float]]) -> None:

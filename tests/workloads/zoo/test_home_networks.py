@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from functools import cache
 from math import log
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -13,8 +12,7 @@ import yaml
 from simgpu.experiments.max_batch import max_batch
 from simgpu.experiments.scenarios.load import make_scenario
 from simgpu.io.shipped import find
-
-CLAIMS = Path(__file__).parents[4] / "shared" / "claims.yaml"
+from tests.papers.published import published as figures
 
 _CIFAR = {"input": "cifar10"}
 _APART = {"framework": "pytorch-1.5"}
@@ -59,11 +57,7 @@ FORMS: dict[str, tuple[dict[str, Any], ...]] = {
 
 @pytest.fixture(scope="module")
 def published() -> dict[str, int]:
-    if not CLAIMS.exists():
-        pytest.skip("the papers' claims are not next to the repository (../shared/claims.yaml)")
-    claims = yaml.safe_load(CLAIMS.read_text(encoding="utf-8"))["home"]
-    values = next(claim["value"] for claim in claims if claim["id"] == "home.max_batch.pytorch")
-    return dict(zip(FORMS, values, strict=True))
+    return dict(zip(FORMS, figures()["home.max_batch.pytorch"], strict=True))
 
 
 def written(form: dict[str, Any]) -> str:
