@@ -19,7 +19,7 @@ SECTIONS = {
         "explain": ("simgpu.cli.explain:explain", "Explain why policies are slow or do not fit, and what would help."),
         "memory-bound": (
             "simgpu.cli.bound:bound",
-            "Compute the least memory an iteration needs, and the limiting operator.",
+            "Compute how much memory an iteration needs at least.",
         ),
         "search": ("simgpu.cli.search:search", "Show how a policy decides on each feature map."),
         "report": ("simgpu.cli.report:report", "Write a run as one HTML page with an interactive timeline."),
@@ -37,7 +37,7 @@ SECTIONS = {
     "Papers and validation": {
         "reproduce": (
             "simgpu.cli.reproduce:reproduce",
-            "Simulate the claims of papers; show claimed and simulated values.",
+            "Compare the claims of papers with simulation.",
         ),
         "validate": ("simgpu.cli.validate:validate", "Compare the simulation with real hardware."),
     },

@@ -138,7 +138,7 @@ def _show(scenario: Scenario, comparison: Comparison, explained: list[_Explained
             if each.smallest is not None:
                 screen.print(indented(facts(each.smallest.facts())))
             elif each.no_budget:
-                screen.print(indented(facts([("fits no budget", each.no_budget)])))
+                screen.print(indented(facts([("no sufficient budget", each.no_budget)])))
             else:
                 screen.print(indented(Text(str(each.run.outcome))))
 
