@@ -119,7 +119,7 @@ def _accumulation(host: HostSpec) -> list[Row]:
     one, limit = host.accumulate_bandwidth, host.accumulate_limit
     return [
         ("  accumulate at", f"{format_bandwidth(one)} per core" if one else "", "host.accumulate_bandwidth"),
-        ("  all cores", format_bandwidth(limit) if limit else "", "host.accumulate_limit"),
+        ("  limit", format_bandwidth(limit) if limit else "", "host.accumulate_limit"),
     ]
 
 
