@@ -106,11 +106,11 @@ def reproduce(
     simgpu reproduce --html papers.html
     simgpu reproduce recordings --recordings my/recordings
     """
-    claims = [name for name in what if name != RECORDINGS]
-    chosen = select(claims, quick=quick) if claims or not what else ()
+    claim_ids = [name for name in what if name != RECORDINGS]
+    chosen = select(claim_ids, quick=quick) if claim_ids or not what else ()
     recorded = recordings or RECORDINGS in what or not (what or quick)
-    if not chosen and claims:
-        raise InputError.single("", "", f"none of these claims is quick: {', '.join(claims)}", "leave out --quick")
+    if not chosen and claim_ids:
+        raise InputError.single("", "", f"none of these claims is quick: {', '.join(claim_ids)}", "leave out --quick")
     if html is not None:
         check_target(html)
     if find_spec("numba") is None and any(claim.paper.key == "home" for claim in chosen) and not quiet:

@@ -201,9 +201,7 @@ def _show_placement(screen: Screen, result: Search) -> None:
     if len(shown) < len(moved):
         screen.print(
             indented(
-                Text(
-                    f"showing the {len(shown)} most expensive of {len(moved)} non-resident feature maps; -o writes all"
-                )
+                Text(f"showing the {len(shown)} costliest of {len(moved)} non-resident feature maps; -o writes all")
             )
         )
 
