@@ -16,12 +16,12 @@ SECTIONS = {
         "epochs": ("simgpu.cli.epochs:epochs", "Run policies in each epoch of a training, as sparsity changes."),
     },
     "Explain": {
-        "explain": ("simgpu.cli.explain:explain", "Explain why policies are slow or do not fit, and what would help."),
+        "explain": ("simgpu.cli.explain:explain", "Explain why policies are slow or do not fit, and what helps."),
         "memory-bound": (
             "simgpu.cli.bound:bound",
             "Compute how much memory an iteration needs at least.",
         ),
-        "search": ("simgpu.cli.search:search", "Show how a policy decides on each feature map."),
+        "search": ("simgpu.cli.search:search", "Search the best action for each feature map under a policy."),
         "report": ("simgpu.cli.report:report", "Write a run as one HTML page with an interactive timeline."),
     },
     "Traces and models": {

@@ -51,7 +51,9 @@ class _Target:
 
 @click.command("memory-bound")
 @click.argument("what", metavar="WHAT", shell_complete=workloads)
-@click.option("--batch", type=click.IntRange(min=1), help="Batch size in samples. Default: the recorded batch size.")
+@click.option(
+    "--batch", metavar="N", type=click.IntRange(min=1), help="Batch size in samples. Default: the recorded batch size."
+)
 @click.option(
     "--node",
     metavar="NODE",

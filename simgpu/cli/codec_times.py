@@ -31,7 +31,12 @@ _NAMES = {
     help="Node whose GPU is modelled: a shipped node or a YAML file.",
 )
 @click.option(
-    "--seed", type=click.IntRange(0, 2**31 - 1), default=0, show_default=True, help="Random seed of the samples."
+    "--seed",
+    metavar="N",
+    type=click.IntRange(0, 2**31 - 1),
+    default=0,
+    show_default=True,
+    help="Random seed of the samples.",
 )
 @quiet_option
 def times(node: str, seed: int, quiet: bool) -> None:

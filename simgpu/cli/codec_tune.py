@@ -50,6 +50,7 @@ _NAMES = {
 )
 @click.option(
     "--epoch",
+    metavar="N",
     type=click.IntRange(min=0),
     default=0,
     show_default=True,
@@ -57,6 +58,7 @@ _NAMES = {
 )
 @click.option(
     "--seed",
+    metavar="N",
     type=click.IntRange(0, 2**31 - 1),
     default=0,
     show_default=True,

@@ -39,6 +39,7 @@ _COMPRESSED = "#"
 )
 @click.option(
     "--iterations-per-epoch",
+    metavar="N",
     type=click.IntRange(min=1),
     default=1,
     show_default=True,

@@ -33,7 +33,9 @@ EXPLANATION_SCHEMA = "simgpu.explanation/1"
 
 @click.command()
 @choice_options
-@click.option("--top", type=click.IntRange(1), default=5, show_default=True, help="Number of losses to list.")
+@click.option(
+    "--top", metavar="N", type=click.IntRange(1), default=5, show_default=True, help="Number of losses to list."
+)
 @click.option(
     "--more-memory",
     default="2 GiB",

@@ -25,7 +25,7 @@ _DEPTH = 2
 @click.command("import", epilog=f"Formats: {_FORMATS}.")
 @click.argument("path", type=click.Path(path_type=Path))
 @folder_options
-@click.option("--batch", type=click.IntRange(min=1), help="Batch size in samples.")
+@click.option("--batch", metavar="N", type=click.IntRange(min=1), help="Batch size in samples.")
 @click.option("--model", help="Name of the model that was run.")
 @click.option("--device", help="Device that the model ran on, e.g. 'NVIDIA H100'.")
 @click.option("--dtype", help="Number format of the feature maps, e.g. float32.")
@@ -38,6 +38,7 @@ _DEPTH = 2
 )
 @click.option(
     "--iteration",
+    metavar="N",
     type=click.IntRange(min=0),
     help="For a PyTorch profile: number of the ProfilerStep to import. Default: the last.",
 )

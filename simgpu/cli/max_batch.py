@@ -43,7 +43,9 @@ _FIRST_BATCH = 32
     f"{', '.join(map(str, DEFAULT_POLICIES))}.",
 )
 @size_option("--budget", "--memory", help="Device memory to use, e.g. 10GiB. Default: all of the node's.")
-@click.option("--limit", type=click.IntRange(min=1), default=MOST, show_default=True, help="Largest batch to try.")
+@click.option(
+    "--limit", metavar="N", type=click.IntRange(min=1), default=MOST, show_default=True, help="Largest batch to try."
+)
 @click.option(
     "--set",
     "settings",

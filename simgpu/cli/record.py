@@ -48,7 +48,7 @@ _ROUGH = (
 @click.command(epilog=f"{_MODELS}\n\n{_OPTIMIZERS}")
 @click.argument("model", shell_complete=suggest(lambda: BUILT_IN_MODELS))
 @folder_options
-@click.option("--batch", type=_POSITIVE, required=True, help="Batch size in samples.")
+@click.option("--batch", metavar="N", type=_POSITIVE, required=True, help="Batch size in samples.")
 @click.option(
     "--input",
     "inputs",
@@ -79,10 +79,15 @@ _ROUGH = (
     shell_complete=suggest(lambda: BUILT_IN_OPTIMIZERS),
     help="A built-in optimizer, or module.path:factory.",
 )
-@click.option("--warmup", type=_POSITIVE, default=2, show_default=True, help="Untimed iterations to run first.")
-@click.option("--repetitions", type=_POSITIVE, default=5, show_default=True, help="Timed iterations to run.")
+@click.option(
+    "--warmup", metavar="N", type=_POSITIVE, default=2, show_default=True, help="Untimed iterations to run first."
+)
+@click.option(
+    "--repetitions", metavar="N", type=_POSITIVE, default=5, show_default=True, help="Timed iterations to run."
+)
 @click.option(
     "--epochs",
+    metavar="N",
     type=_NON_NEGATIVE,
     default=0,
     show_default=True,
@@ -110,11 +115,15 @@ _ROUGH = (
     metavar="DIR",
     help="Save snapshots of all live blocks during an iteration as .npy files.",
 )
-@click.option("--snapshots", type=_POSITIVE, help="With --dump-memory: number of snapshots.  [default: 10]")
+@click.option(
+    "--snapshots", metavar="N", type=_POSITIVE, help="With --dump-memory: number of snapshots.  [default: 10]"
+)
 @click.option("--hold-output", is_flag=True, help="Keep the model's output in memory until backward ends.")
 @click.option("--grad-scaler", is_flag=True, help="Scale gradients with torch.amp.GradScaler.")
 @click.option("--algorithms", is_flag=True, help="Also measure alternative convolution algorithms.")
-@click.option("--seed", type=_NON_NEGATIVE, default=0, show_default=True, help="Random seed of weights and data.")
+@click.option(
+    "--seed", metavar="N", type=_NON_NEGATIVE, default=0, show_default=True, help="Random seed of weights and data."
+)
 @quiet_option
 def record(
     model: str,

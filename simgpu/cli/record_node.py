@@ -28,6 +28,7 @@ _SIZES = ", ".join(map(format_bytes, DEFAULT_SIZES))
 @click.option("--sizes", default=_SIZES, show_default=True, metavar="SIZE,SIZE...", help="Copy sizes to measure.")
 @click.option(
     "--repetitions",
+    metavar="N",
     type=click.IntRange(min=1),
     default=DEFAULT_REPETITIONS,
     show_default=True,

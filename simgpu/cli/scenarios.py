@@ -15,7 +15,7 @@ def scenarios() -> None:
     \b
     simgpu list scenarios
     simgpu run NAME     run a scenario: one trace under its policies
-    simgpu study NAME   run a study: several traces, compared with published numbers
+    simgpu study NAME   run a study: several traces and published numbers
     """
     screen = Screen()
     screen.print("scenarios: simgpu run NAME")

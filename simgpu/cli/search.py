@@ -37,7 +37,9 @@ _ROWS = 12
     shell_complete=nodes,
     help="A shipped node or a YAML file. Not with a scenario, which has its own node.",
 )
-@click.option("--batch", type=click.IntRange(min=1), help="Batch size in samples. Default: that of the trace.")
+@click.option(
+    "--batch", metavar="N", type=click.IntRange(min=1), help="Batch size in samples. Default: that of the trace."
+)
 @click.option(
     "--policy",
     "policies",
@@ -48,7 +50,10 @@ _ROWS = 12
 )
 @size_option("--budget", "--memory", help="Device memory to use, e.g. 10GiB. Default: all of the node's.")
 @click.option(
-    "--seed", type=click.IntRange(min=0), help="Random seed of the search. Default: the scenario's, otherwise 0."
+    "--seed",
+    metavar="N",
+    type=click.IntRange(min=0),
+    help="Random seed of the search. Default: the scenario's, otherwise 0.",
 )
 @click.option(
     "--set",

@@ -27,9 +27,12 @@ from simgpu.workloads.solvers.tracing import NODE, solver_trace
 @click.command()
 @click.argument("solver", shell_complete=suggest(lambda: SOLVERS))
 @folder_options
-@click.option("--size", type=int, help="Problem size of the measured run. Default: see simgpu zoo solvers.")
+@click.option(
+    "--size", metavar="N", type=int, help="Problem size of the measured run. Default: see simgpu zoo solvers."
+)
 @click.option(
     "--snapshots",
+    metavar="N",
     type=int,
     default=SNAPSHOTS,
     show_default=True,

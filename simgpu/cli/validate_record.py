@@ -54,12 +54,29 @@ _LISTS = f"{_listed('Cases', CASES)}\n\n{_listed('Cases of --small', SMALL_CASES
     shell_complete=suggest(lambda: ("cuda", "cpu")),
     help="Device to run on.",
 )
-@click.option("--warmup", type=_POSITIVE, default=DEFAULT_WARMUP, show_default=True, help="Untimed steps to run first.")
 @click.option(
-    "--repetitions", type=_POSITIVE, default=DEFAULT_REPETITIONS, show_default=True, help="Timed steps to run."
+    "--warmup",
+    metavar="N",
+    type=_POSITIVE,
+    default=DEFAULT_WARMUP,
+    show_default=True,
+    help="Untimed steps to run first.",
 )
 @click.option(
-    "--seed", type=click.IntRange(min=0), default=0, show_default=True, help="Random seed of weights and data."
+    "--repetitions",
+    metavar="N",
+    type=_POSITIVE,
+    default=DEFAULT_REPETITIONS,
+    show_default=True,
+    help="Timed steps to run.",
+)
+@click.option(
+    "--seed",
+    metavar="N",
+    type=click.IntRange(min=0),
+    default=0,
+    show_default=True,
+    help="Random seed of weights and data.",
 )
 @click.option("--force", is_flag=True, help="Measure again the cases that are already in the folder.")
 @quiet_option
@@ -74,7 +91,7 @@ def record(
     force: bool,
     quiet: bool,
 ) -> None:
-    """Measure this machine, and the training of models on it under four memory-management methods.
+    """Measure this machine, and training iterations on it under four memory-management methods.
 
     For each case, records a trace, then runs the same training iteration with each method: plain (no memory
     management), checkpoint (activation checkpointing of every block), save_on_cpu (PyTorch's), and an asynchronous

@@ -31,6 +31,7 @@ from simgpu.validation.timelines.comparison import divergence_text
 @click.option("--device", default="cuda", show_default=True, metavar="cuda|cuda:N|cpu", help="Device to run on.")
 @click.option(
     "--repetitions",
+    metavar="N",
     type=click.IntRange(min=1),
     default=DEFAULT_REPETITIONS,
     show_default=True,

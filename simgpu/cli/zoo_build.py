@@ -45,7 +45,7 @@ _MOST_EPOCHS = 10_000  # a row of the trace for each block and epoch
     "default.",
 )
 @click.option("--force", is_flag=True, help="Replace a different trace in the folder.")
-@click.option("--batch", type=click.IntRange(min=1), required=True, help="Batch size in samples.")
+@click.option("--batch", metavar="N", type=click.IntRange(min=1), required=True, help="Batch size in samples.")
 @click.option(
     "--gpu",
     required=True,
@@ -72,6 +72,7 @@ _MOST_EPOCHS = 10_000  # a row of the trace for each block and epoch
 )
 @click.option(
     "--epochs",
+    metavar="N",
     type=click.IntRange(1, _MOST_EPOCHS),
     help="Also model the sparsity of the feature maps over this number of epochs.",
 )
