@@ -1,4 +1,4 @@
-"""The command line: one thin file per command, loaded only when it is called."""
+"""The command line: one module per command, imported only when the command is called."""
 
 from __future__ import annotations
 
@@ -7,32 +7,38 @@ import click
 from simgpu.cli.group import LazyGroup
 from simgpu.version import __version__
 
-#: The commands of each section of ``simgpu --help``: where each is defined, and its line there.
+#: The commands of each section of ``simgpu --help``: by name, ("module:attribute", one-line description).
 SECTIONS = {
     "Run and compare": {
         "run": ("simgpu.cli.run:run", "Run a scenario and report what happened."),
         "compare": ("simgpu.cli.run:compare", "Run a scenario's policies side by side, one line each."),
-        "max-batch": ("simgpu.cli.max_batch:max_batch_", "The largest batch that fits under each policy."),
-        "epochs": ("simgpu.cli.epochs:epochs", "Run policies over epochs of training, as sparsity changes."),
+        "max-batch": ("simgpu.cli.max_batch:max_batch_", "Find the largest batch that fits under each policy."),
+        "epochs": ("simgpu.cli.epochs:epochs", "Run policies in each epoch of a training, as sparsity changes."),
     },
     "Explain": {
-        "explain": ("simgpu.cli.explain:explain", "Why policies are slow or do not fit, and what would help."),
-        "memory-bound": ("simgpu.cli.bound:bound", "How much memory an iteration needs at least, and what sets it."),
-        "search": ("simgpu.cli.search:search", "How a policy decides about each feature map."),
-        "report": ("simgpu.cli.report:report", "Write a run as one page with an interactive timeline."),
+        "explain": ("simgpu.cli.explain:explain", "Explain why policies are slow or do not fit, and what helps."),
+        "memory-bound": (
+            "simgpu.cli.bound:bound",
+            "Compute how much memory an iteration needs at least.",
+        ),
+        "search": ("simgpu.cli.search:search", "Search the best action for each feature map under a policy."),
+        "report": ("simgpu.cli.report:report", "Write a run as one HTML page with an interactive timeline."),
     },
     "Traces and models": {
-        "record": ("simgpu.cli.record:record", "Record an iteration of a PyTorch model as a trace."),
-        "trace": ("simgpu.cli.trace:trace", "Show, check, count or import a trace."),
+        "record": ("simgpu.cli.record:record", "Record one training iteration of a PyTorch model as a trace."),
+        "trace": ("simgpu.cli.trace:trace", "Show, check, summarize or import a trace."),
         "zoo": ("simgpu.cli.zoo:zoo", "Model an iteration of a published network or solver."),
     },
     "Studies": {
         "sweep": ("simgpu.cli.sweep:sweep", "Run a scenario at many points; resume where it stopped."),
-        "study": ("simgpu.cli.study:study", "Run networks under policies, next to published numbers."),
+        "study": ("simgpu.cli.study:study", "Run networks under policies and compare with published numbers."),
         "check": ("simgpu.cli.check:check", "Run scenarios again and compare with stored timings."),
     },
     "Papers and validation": {
-        "reproduce": ("simgpu.cli.reproduce:reproduce", "Simulate what papers claim, and show both numbers."),
+        "reproduce": (
+            "simgpu.cli.reproduce:reproduce",
+            "Compare the claims of papers with simulation.",
+        ),
         "validate": ("simgpu.cli.validate:validate", "Compare the simulation with real hardware."),
     },
     "Tools": {
@@ -40,7 +46,7 @@ SECTIONS = {
         "compression": ("simgpu.cli.compression:compression", "Compress arrays and memory: ratios, times, profiles."),
     },
 }
-#: Commands of earlier versions, and what they are called now.
+#: Commands of earlier versions, by their old name: the current name.
 RENAMED = {
     "bound": "memory-bound",
     "import": "trace import",
@@ -64,11 +70,11 @@ def main() -> None:
     """Replay a recorded training iteration on a GPU node under a memory policy.
 
     \b
-    simgpu run quickstart                              a first result
+    simgpu run quickstart                              run an example
     simgpu run quickstart --set node.gpu.memory="1 GiB"
-    simgpu trace show vgg11-cifar-cpu                  what was recorded
-    simgpu COMMAND --help                              more about a command
+    simgpu trace show vgg11-cifar-cpu                  show a recorded trace
+    simgpu COMMAND --help                              help on a command
 
-    Exit codes: 0 fine, 1 a difference that `simgpu check` found, 2 bad input, 3 every policy with limited memory ran
-    out of it, 130 interrupted. NO_COLOR=1 in the environment leaves colours out.
+    Exit codes: 0 success, 1 `simgpu check` found a difference, 2 bad input, 3 every policy with limited memory ran
+    out of memory, 130 interrupted. Set NO_COLOR=1 in the environment to disable colours.
     """

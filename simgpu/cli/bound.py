@@ -1,4 +1,4 @@
-"""``simgpu memory-bound``: memory of an iteration with all tensors, its peak without offloading, its lower bounds."""
+"""``simgpu memory-bound``: an iteration's memory with all tensors, peak without offloading, and lower bounds."""
 
 from __future__ import annotations
 
@@ -38,7 +38,10 @@ from simgpu.workloads.rescale import at_batch
 
 @dataclass(frozen=True)
 class _Target:
-    """What is bounded. node: None where none is named. budget: bytes, None where neither option nor node says."""
+    """The iteration to analyse.
+
+    node: None without a node. budget: in bytes, None if neither --budget nor a node was given.
+    """
 
     graph: TaskGraph
     node: NodeSpec | None
@@ -48,16 +51,26 @@ class _Target:
 
 @click.command("memory-bound")
 @click.argument("what", metavar="WHAT", shell_complete=workloads)
-@click.option("--batch", type=click.IntRange(min=1), help="Samples; the recorded ones where left out.")
+@click.option(
+    "--batch", metavar="N", type=click.IntRange(min=1), help="Batch size in samples. Default: the recorded batch size."
+)
 @click.option(
     "--node",
     metavar="NODE",
     shell_complete=nodes,
-    help="A shipped node or a YAML file: its memory, alignment and time model.",
+    help="A shipped node or a YAML file. Gives the memory, the alignment and the time model.",
 )
-@size_option("--budget", "--memory", help="Memory to find a sub-batch for, e.g. 4GiB; all that the node has.")
-@click.option("--framework", type=click.Choice([each.value for each in Framework]), help="Of a network of the zoo.")
-@click.option("--optimizer", type=click.Choice([each.value for each in Optimizer]), help="Of a network of the zoo.")
+@size_option("--budget", "--memory", help="Device memory to use, e.g. 4GiB. Default: all of the node's.")
+@click.option(
+    "--framework",
+    type=click.Choice([each.value for each in Framework]),
+    help="With zoo:NETWORK: the framework whose kernels and tensors are modelled.",
+)
+@click.option(
+    "--optimizer",
+    type=click.Choice([each.value for each in Optimizer]),
+    help="With zoo:NETWORK: the optimizer that updates the weights.",
+)
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON document instead of tables.")
 @quiet_option
 def bound(
@@ -70,12 +83,13 @@ def bound(
     as_json: bool,
     quiet: bool,
 ) -> None:
-    """Show the memory that the iteration of WHAT needs, with the limiting operators: moDNN's bounds and sub-batch.
+    """Show how much memory the iteration of WHAT needs, and which operators set that amount.
 
-    With a node, also what fits its memory by simulation: the sub-batch, and the largest undivided batch.
+    Computes the memory lower bounds and the sub-batch of moDNN. With a node, simulates whether the sub-batch fits,
+    and finds the largest batch that fits undivided.
 
-    WHAT is a shipped trace or a trace folder, zoo:NETWORK with --batch and --node, or a scenario (where several GPUs
-    train together, one GPU's share of the batch).
+    WHAT is a shipped trace, a trace folder, zoo:NETWORK (needs --batch and --node), or a scenario. Of a scenario with
+    several GPUs, one GPU's share of the batch is analysed.
 
     \b
     simgpu memory-bound vgg16-b128-v100 --node v100
@@ -86,7 +100,9 @@ def bound(
     if not what.startswith(ZOO):
         for option, value in (("--framework", framework), ("--optimizer", optimizer)):
             if value is not None:
-                raise click.UsageError(f"{option} goes with {ZOO}NETWORK: {what} is what it was recorded with.")
+                raise click.UsageError(
+                    f"{option} applies only to {ZOO}NETWORK, not to {what}: leave it out, or name a network."
+                )
     with progress(quiet) as say:
         say(f"bounding {what}")
         size = None if budget is None else parse_size(budget, "--budget")
@@ -109,13 +125,15 @@ def _target(
     if what.startswith(ZOO):
         if batch is None or node is None:
             missing = "--batch" if batch is None else "--node"
-            raise click.UsageError(f"Missing option '{missing}': a network of the zoo is modelled for both.")
+            raise click.UsageError(f"Missing option '{missing}': {ZOO}NETWORK needs both --batch and --node.")
         network = what.removeprefix(ZOO)
         trace = build_trace(network, batch=batch, gpu=node.gpu, framework=framework, optimizer=optimizer)
         trace = replace(trace, name=trace_name(network, None, batch, Path(node_name or "").stem))
     elif is_scenario(what):
         if node is not None:
-            raise click.UsageError(f"--node goes with a trace or {ZOO}NETWORK: scenario {what} has its own node.")
+            raise click.UsageError(
+                f"--node applies only to a trace or {ZOO}NETWORK: scenario {what} has its own node; leave --node out."
+            )
         scenario = load_scenario(what)
         trace, node, alignment = scenario.trace, scenario.node, scenario.alignment
         if scenario.data_parallel is not None:
@@ -130,7 +148,7 @@ def _target(
     if batch is not None:
         trace = at_batch(trace, batch, gpu)
     if node is not None and budget is not None and budget > node.budget:
-        problem = f"{format_bytes(budget)} is more than the {format_bytes(node.budget)} that node {node.name} has"
+        problem = f"{format_bytes(budget)} exceeds the {format_bytes(node.budget)} capacity of node {node.name}"
         raise InputError.single("", "--budget", problem, "lower it, or name another node")
     if budget is None and node is not None:
         budget = node.budget
@@ -145,7 +163,7 @@ def _selected(target: _Target) -> SubBatch | None:
 
 
 def _simulated(target: _Target, selected: SubBatch | None, say: Callable[[str], None]) -> WhatFits | None:
-    """What fits by simulation; None without a node, whose link a run needs."""
+    """What fits by simulation; None without a node."""
     if selected is None or target.node is None or target.budget is None:
         return None
     return what_fits(
@@ -154,7 +172,7 @@ def _simulated(target: _Target, selected: SubBatch | None, say: Callable[[str], 
 
 
 def _peak(target: _Target) -> Peak | None:
-    """The most bytes alive without offloading, as the policies `none` and `ideal` have it; None where not recorded."""
+    """Peak memory without offloading, as under the policies `none` and `ideal`; None if not recorded."""
     trace = target.graph.trace
     blocks = tuple(replace(block, bytes=padded(block.bytes, target.alignment)) for block in trace.blocks)
     stats = trace_stats(replace(trace, blocks=blocks))
@@ -190,19 +208,19 @@ def _node_text(node: NodeSpec) -> str:
 
 
 def _rows(target: _Target, bounds: MemoryBounds) -> Iterator[tuple[str, str, str, str, MemoryBound]]:
-    """What it is, its bytes, all tensors at once over it, the kernel that sets it, and all of it."""
+    """Name, size, reduction relative to all tensors at once, limiting operator, and the bound itself."""
     together = bounds.all_at_once
-    by = _setter(target.graph, together, "workspace: ")
-    yield "all tensors", format_bytes(together.bytes), "", by, together
+    limiting = _limiting_operator(target.graph, together, "workspace: ")
+    yield "all tensors", format_bytes(together.bytes), "", limiting, together
     named = [("lower bound", bounds.bound), ("weights offloaded", bounds.offloaded)]
     if bounds.without_updates.bytes != bounds.offloaded.bytes:
         named.append(("optimizer excluded", bounds.without_updates))
     for name, amount in named:
         saved = f"{together.bytes / amount.bytes:.1f}x" if amount.bytes else "-"
-        yield name, format_bytes(amount.bytes), saved, _setter(bounds.graph, amount), amount
+        yield name, format_bytes(amount.bytes), saved, _limiting_operator(bounds.graph, amount), amount
 
 
-def _setter(graph: TaskGraph, amount: MemoryBound, why: str = "") -> str:
+def _limiting_operator(graph: TaskGraph, amount: MemoryBound, why: str = "") -> str:
     if amount.kernel is None:
         return "-"
     kernel = graph.kernels[amount.kernel]
@@ -210,21 +228,21 @@ def _setter(graph: TaskGraph, amount: MemoryBound, why: str = "") -> str:
 
 
 def _notes(target: _Target, bounds: MemoryBounds, selected: SubBatch | None) -> Iterator[tuple[str, str]]:
-    yield "all tensors", "of the whole batch at the same time: moDNN's ideal memory"
+    yield "all tensors", "all tensors of the whole batch at the same time (moDNN: ideal memory)"
     if peak := _peak(target):
         most = f"{format_bytes(peak.bytes)} at {peak.kernel}"
         yield "peak without offloading", f"{most}, as under the policies none and ideal"
     total = target.graph.trace.info.batch
     at = "a sub-batch of 1" if bounds.batch == 1 else f"the whole batch of {total}"
-    yield "lower bounds", f"for {at}, each convolution by its algorithm with the smallest workspace"
-    yield "", f"exactly {bounds.bound.bytes} B, a sufficient budget"
+    yield "lower bounds", f"for {at}; each convolution uses its algorithm with the smallest workspace"
+    yield "", f"lower bound: exactly {bounds.bound.bytes} B; this budget is sufficient"
     if bounds.whole_batch_reason:
-        yield "", f"the iteration is not known at another batch: {bounds.whole_batch_reason}"
+        yield "", f"the iteration cannot be modelled at another batch size: {bounds.whole_batch_reason}"
     if bounds.without_updates.bytes != bounds.offloaded.bytes:
         kernel = bounds.graph.kernels[bounds.offloaded.kernel or 0].id
-        yield "optimizer", f"{kernel} updates weights together; one at a time they would not limit memory"
+        yield "optimizer", f"{kernel} updates all weights at once; updating one at a time would not limit memory"
     if selected is None or target.budget is None:
-        yield "sub-batch", "not computed: give a node with --node, or memory with --budget"
+        yield "sub-batch", "not computed: give --node or --budget"
         return
     yield "sub-batch", f"{_sub_batch_text(target.budget, bounds, selected)} (moDNN, equation 8)"
     if len(selected.steps) > 1 and target.budget >= bounds.bound.bytes:
@@ -246,7 +264,7 @@ def _fitting(fits: WhatFits | None, selected: SubBatch | None) -> Iterator[tuple
     if selected is None:
         return
     if fits is None:
-        yield "simulated", "nothing: give a node with --node, whose link a run needs"
+        yield "simulated", "nothing: give --node (a simulation needs its link)"
         return
     for number, (policy, failure) in enumerate(fits.sub_batch.items()):
         verdict = f"does not run: {failure}" if failure else "fits"

@@ -1,4 +1,4 @@
-"""``simgpu compression profile``: ratio and overflow of arrays under Buddy Compression, by design."""
+"""``simgpu compression profile``: ratio and overflow of arrays under each Buddy Compression design."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ from simgpu.experiments.outputs import PROFILE_FOLDER, profile_document, write_p
 from simgpu.units import format_bytes
 from simgpu.version import __version__
 
-#: Rows of the allocations that a terminal gets; files have all.
+#: Rows of allocations printed on the terminal; files contain all.
 _ROWS = 12
 _SHARE = re.compile(r"\s*(\d+(?:\.\d*)?|\.\d+)\s*(%?)\s*")
 
@@ -43,19 +43,25 @@ _SHARE = re.compile(r"\s*(\d+(?:\.\d*)?|\.\d+)\s*(%?)\s*")
     metavar="SHARE",
     help="Largest share of an allocation's entries that may overflow, e.g. 30% or 0.3.",
 )
-@click.option("--no-mostly-zero", is_flag=True, help="Leave the 16x target of mostly-zero allocations out.")
-@click.option("-o", "--output", type=click.Path(path_type=Path), metavar="DIR", help="Write tables and figures here.")
+@click.option("--no-mostly-zero", is_flag=True, help="Do not use the 16x target for mostly-zero allocations.")
+@click.option(
+    "-o", "--output", type=click.Path(path_type=Path), metavar="DIR", help="Write tables and figures to this folder."
+)
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON document instead of tables.")
 @quiet_option
 def profile(
     files: tuple[str, ...], threshold: str, no_mostly_zero: bool, output: Path | None, as_json: bool, quiet: bool
 ) -> None:
-    """Compress memory and find targets: ratio and overflowing entries, naive, per allocation and in the final design.
+    """Select target compression ratios for memory under Buddy Compression, and print ratio and overflow.
 
-    FILES are .npy files, an allocation each, and those of the same name its snapshots in order; or folders of them, or
-    .npz archives, a snapshot each; or one folder with a folder for each snapshot; or a trace, by its folder or its
-    shipped name. -o also draws where memory compresses (Buddy Compression, figure 6), other thresholds (figure 9) and,
-    of several snapshots, how much overflows in each (figure 8).
+    Compares three designs: naive, per allocation, and final.
+
+    FILES can be .npy files: each is one allocation, and files with the same name are its snapshots in order. They can
+    be folders of .npy files or .npz archives: each is one snapshot. They can also be one folder with a folder per
+    snapshot, or one trace (folder or shipped name).
+
+    With -o, also plots compressibility across memory (Buddy Compression, figure 6), the effect of the threshold
+    (figure 9) and, with several snapshots, the overflow in each (figure 8).
 
     \b
     simgpu compression profile weights.npy relu1.npy
@@ -78,7 +84,7 @@ def profile(
 
 
 def show_profile(screen: Screen, result: BuddyProfile) -> None:
-    """What was profiled, the columns of figure 7, other thresholds (figure 9), and the targets of the final design."""
+    """Print a summary, the columns of figure 7, other thresholds (figure 9), and the targets of the final design."""
     screen.print(Text(result.snapshots.name, style="bold"))
     screen.print(facts(_facts(result)))
     screen.print()
@@ -91,7 +97,7 @@ def show_profile(screen: Screen, result: BuddyProfile) -> None:
     shown = result.allocation_rows(_ROWS)
     screen.print(table(ALLOCATION_HEADINGS, shown))
     if len(shown) < len(result.allocations):
-        screen.print(Text(f"the {len(shown)} largest of {len(result.allocations)} allocations; -o writes all"))
+        screen.print(Text(f"showing the {len(shown)} largest of {len(result.allocations)} allocations; -o writes all"))
     for note in result.snapshots.notes:
         screen.print(Text(note))
 
@@ -104,12 +110,12 @@ def _facts(result: BuddyProfile) -> Iterator[tuple[str, str]]:
     yield "memory", f"{counted(len(result.allocations), 'allocation')}, {size}"
     yield "snapshots", f"{len(labels)}, {labels[0]} to {labels[-1]}" if len(labels) > 1 else "1"
     yield "threshold", f"{100 * result.threshold:.4g}% of an allocation's entries may overflow"
-    yield "eight sizes", f"{ratio_text(result.optimistic_ratio)} if each entry took its own size"
+    yield "eight sizes", f"{ratio_text(result.optimistic_ratio)} if each entry had a compressed size of its own"
     if len(labels) > 1:
         shares = [moment.overflow for moment in result.drift]
         yield (
             "drift",
-            f"{share_text(min(shares))} to {share_text(max(shares))} overflow in a snapshot, at fixed targets",
+            f"{share_text(min(shares))} to {share_text(max(shares))} of entries overflow per snapshot, fixed targets",
         )
 
 
@@ -120,15 +126,15 @@ def _sweep_rows(result: BuddyProfile) -> Iterator[tuple[str, ...]]:
 
 
 def _target_rows(result: BuddyProfile) -> Iterator[tuple[str, ...]]:
-    """How many allocations have each target, and how much of them overflows."""
+    """For each target: number of allocations, their size, and the share of entries that overflow."""
     for target in sorted(set(result.final.targets)):
-        held = [each for each in result.snapshots.allocations if result.targets[each.name] == target]
-        overflow = share_text(mean_overflow(held, [target] * len(held)))
-        yield target_text(target), str(len(held)), format_bytes(sum(each.bytes for each in held)), overflow
+        members = [each for each in result.snapshots.allocations if result.targets[each.name] == target]
+        overflow = share_text(mean_overflow(members, [target] * len(members)))
+        yield target_text(target), str(len(members)), format_bytes(sum(each.bytes for each in members)), overflow
 
 
 def _share(text: str) -> float:
-    """A share written as one, or in percent."""
+    """Parses a fraction such as 0.3 or 30%."""
     match = _SHARE.fullmatch(text)
     share = Decimal(match[1]) / (100 if match[2] else 1) if match else Decimal(-1)
     if not 0 <= share <= 1:

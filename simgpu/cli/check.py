@@ -1,4 +1,4 @@
-"""``simgpu check``: scenarios against the timings that are kept of them."""
+"""``simgpu check``: compare scenarios with their stored timings."""
 
 from __future__ import annotations
 
@@ -33,16 +33,15 @@ _STYLES = {"differs": "bold red", "not stored": "bold red", "same": "green"}
     required=True,
     type=click.Path(path_type=Path),
     metavar="DIR",
-    help="The folder of stored timings; a folder in it for each scenario.",
+    help="Folder of stored timings, with one subfolder per scenario.",
 )
-@click.option("--update", is_flag=True, help="Store what is now in place of comparing, and tell what changed.")
+@click.option("--update", is_flag=True, help="Store the current results and list what changed, instead of checking.")
 @click.option(
     "--tolerance",
     "tolerances",
     multiple=True,
     metavar="METRIC=VALUE",
-    help='By how much a metric may differ, e.g. iteration_ns=1%, "stalled_*=20 us". Repeatable; the last one that '
-    "names a metric holds.",
+    help='Allowed difference of a metric, e.g. iteration_ns=1%, "stalled_*=20 us". Repeatable; the last match applies.',
 )
 @click.option(
     "--set",
@@ -50,7 +49,7 @@ _STYLES = {"differs": "bold red", "not stored": "bold red", "same": "green"}
     multiple=True,
     metavar="KEY=VALUE",
     shell_complete=scenario_keys,
-    help='Change a value of all scenarios or nodes, e.g. node.gpu.memory="8 GiB". Repeatable.',
+    help='Change a value in every scenario or its node, e.g. node.gpu.memory="8 GiB". Repeatable.',
 )
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON document instead of tables.")
 @quiet_option
@@ -63,18 +62,18 @@ def check(
     as_json: bool,
     quiet: bool,
 ) -> None:
-    """Run every SCENARIO, shipped or a YAML file, and compare it with what is stored of it.
+    """Run each SCENARIO (a shipped name or a YAML file) and compare it with its stored result.
 
-    Metrics, counts and every event of the timeline must be equal. Of what differs it tells by how much, and the first
-    event at which the timelines part.
+    Metrics, counts and every event of the timeline must be equal. For each difference it prints the delta, and the
+    first event at which the timelines differ.
 
-    A tolerance is a share of the stored value (1%), a time (20 us), a size (1 MiB), or a number for metrics that are
-    neither; METRIC may have a *. DIR/tolerances.yaml holds them too; those given here go before them. Once a tolerance
-    over 0 is given, a timeline that differs is told, but only metrics count.
+    A tolerance is a percentage of the stored value (1%), a time (20 us), a size (1 MiB), or a plain number for metrics
+    without a unit. METRIC may contain *. Tolerances can also be stored in DIR/tolerances.yaml; --tolerance takes
+    precedence. With any tolerance above 0, a timeline difference is printed but does not count as a failure.
 
-    What --set changes is stored too, and must be the same.
+    The --set values are stored with the result, and must be the same when checking.
 
-    Ends with 1 when a scenario differs or is not stored, with 2 for bad input.
+    Exit code 1: a scenario differs or is not stored. Exit code 2: bad input.
 
     \b
     simgpu check quickstart vgg16-v100 --against timings --update
@@ -82,7 +81,7 @@ def check(
     simgpu check my-study.yaml --against timings --tolerance "*=0.1%"
     """
     if update and tolerances:
-        raise click.UsageError("--update stores whatever differs: leave --tolerance out.")
+        raise click.UsageError("--update stores every difference: leave out --tolerance.")
     allowed = parse_tolerances(parse_settings(tolerances, "tolerance", "--tolerance iteration_ns=1%"))
     overrides = parse_settings(settings)
     loaded = _loaded(names, overrides)
@@ -112,7 +111,7 @@ def check(
 
 
 def _loaded(names: Sequence[str], overrides: Mapping[str, object]) -> list[Scenario]:
-    """The scenarios; `InputError` with the problems of all."""
+    """Loads the scenarios. Raises one `InputError` with the problems of all."""
     scenarios: list[Scenario] = []
     problems: list[Problem] = []
     for name in names:
@@ -126,7 +125,7 @@ def _loaded(names: Sequence[str], overrides: Mapping[str, object]) -> list[Scena
 
 
 def _show(screen: Screen, outcome: CheckOutcome) -> None:
-    """A line on the scenario, and what differs."""
+    """Prints a scenario's verdict and its differences."""
     verdict, details = _verdict(outcome)
     screen.print(Text.assemble(f"{outcome.name}: ", (verdict, _STYLES.get(outcome.verdict, ""))))
     for line in details.splitlines():
@@ -141,7 +140,7 @@ def _verdict(outcome: CheckOutcome) -> tuple[str, str]:
         case "new":
             return "new", ""
         case "replaced":
-            return "stored anew; what was stored could not be read", ""
+            return "replaced; the stored result could not be read", ""
         case "changed" if difference is not None:
             return "changed", "\n".join(fill(text, WIDTH, subsequent_indent="  ") for text in difference.changed)
         case "same" if difference is not None and any(policy.values for policy in difference.policies):
@@ -152,6 +151,8 @@ def _verdict(outcome: CheckOutcome) -> tuple[str, str]:
 def _show_sum(screen: Screen, checked: list[CheckOutcome], failed: list[CheckOutcome]) -> None:
     names = ", ".join(result.name for result in failed)
     if failed:
-        screen.print(Text(f"\n{len(failed)} of {len(checked)} not as stored: {names}; --update stores what is now"))
+        screen.print(
+            Text(f"\n{len(failed)} of {len(checked)} differ from stored: {names}; --update stores the current results")
+        )
     elif len(checked) > 1:
-        screen.print(Text(f"\nall {len(checked)} as stored"))
+        screen.print(Text(f"\nall {len(checked)} same as stored"))

@@ -1,4 +1,4 @@
-"""What a command runs: a scenario by its name or file, or a trace and a node named by options."""
+"""The scenario that a command runs: by its name or file, or as a trace and a node given by options."""
 
 from __future__ import annotations
 
@@ -20,19 +20,19 @@ from simgpu.experiments.scenarios.load import load_scenario, make_scenario
 from simgpu.experiments.scenarios.model import Scenario
 from simgpu.io.shipped import shipped_names
 
-#: What problems name in place of a file where options stand for a scenario.
+#: The name, instead of a file's, in problems of a scenario that is given by options.
 COMMAND_LINE = "command line"
-#: A policy as tables have it, such as vdnn(mode=conv).
+#: A policy as tables show it, such as vdnn(mode=conv).
 _LABEL = re.compile(r"(?P<name>[^\s(){}:]+)\((?P<parameters>[^()]*)\)")
 _OPTIONS = {"trace": "--trace", "node": "--node", "policies": "--policy", "budget": "--memory"}
-_OPTIONS_OF_ONE = {"trace": "TRACE", "node": "--node", "policies": "--policy", "budget": "--budget", "seed": "--seed"}
+_OPTIONS_OF_TRACE = {"trace": "TRACE", "node": "--node", "policies": "--policy", "budget": "--budget", "seed": "--seed"}
 
 
 @dataclass(frozen=True)
 class ScenarioChoice:
-    """What the user named, as written.
+    """The command-line arguments that select a scenario, unparsed.
 
-    trace, node, policies, memory: of the options that stand for a scenario; None and () where left out.
+    trace, node, policies, memory: options that describe a scenario without naming one; None and () if not given.
     """
 
     scenario: str | None
@@ -43,19 +43,19 @@ class ScenarioChoice:
     settings: tuple[str, ...]
 
     def load(self) -> Scenario:
-        """The scenario with everything loaded.
+        """Loads the scenario.
 
-        Raises `InputError` for what is wrong with it, `click.UsageError` for options that do not go together.
+        Raises `InputError` for an invalid scenario, `click.UsageError` for conflicting or missing options.
         """
         overrides = parse_settings(self.settings)
         if self.scenario is not None:
             self._refuse_options()
             return load_scenario(self.scenario, overrides)
         if self.trace is None and self.node is None:
-            raise click.UsageError("Missing argument 'SCENARIO': name one, or give --trace and --node.")
+            raise click.UsageError("Missing argument 'SCENARIO': give a scenario, or --trace and --node.")
         if self.trace is None or self.node is None:
             given, missing = ("--node", "--trace") if self.trace is None else ("--trace", "--node")
-            raise click.UsageError(f"Missing option '{missing}': {given} alone does not say what to run.")
+            raise click.UsageError(f"Missing option '{missing}': {given} needs it.")
         try:
             return make_scenario(self._values(), COMMAND_LINE, overrides)
         except InputError as error:
@@ -64,16 +64,16 @@ class ScenarioChoice:
     def _refuse_options(self) -> None:
         for option, value in (("--trace", self.trace), ("--node", self.node)):
             if value is not None:
-                remedy = f"leave one of them out, or change the scenario with --set {option[2:]}={value}"
-                raise click.UsageError(
-                    f"{option} says what to run in place of SCENARIO, here {self.scenario}: {remedy}."
-                )
+                remedy = f"leave out one of them, or change the scenario with --set {option[2:]}={value}"
+                raise click.UsageError(f"{option} replaces SCENARIO, but {self.scenario} is given too: {remedy}.")
         for option, given, instead in (
             ("--policy", self.policies, "policies=NAME"),
             ("--memory", self.memory is not None, "budget=SIZE"),
         ):
             if given:
-                raise click.UsageError(f"{option} goes with --trace and --node; for a scenario write --set {instead}.")
+                raise click.UsageError(
+                    f"{option} needs --trace and --node; for scenario {self.scenario} write --set {instead}."
+                )
 
     def _values(self) -> dict[str, object]:
         return {
@@ -87,19 +87,19 @@ class ScenarioChoice:
 
 
 class _OptionByTwoNames(click.Option):
-    """Help shows the first name alone."""
+    """An option of two names; the help shows only the first."""
 
     def get_help_record(self, ctx: click.Context) -> tuple[str, str] | None:
         return f"{self.opts[0]} {self.metavar}", self.help or ""
 
 
 def size_option(name: str, other: str, *, help: str) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
-    """An amount of device memory, given as the argument `name` (without its dashes) under either name."""
+    """Decorator that adds a memory-size option with two names; the parameter is `name` without its dashes."""
     return click.option(name, other, name.lstrip("-"), cls=_OptionByTwoNames, metavar="SIZE", help=help)
 
 
 def choice_options(command: Callable[..., Any]) -> Callable[..., Any]:
-    """Adds the arguments that say what is run, given as `choice`, and those on how it is told."""
+    """Adds the arguments that select a scenario, passed as `choice`, and the output options."""
 
     @functools.wraps(command)
     def with_choice(
@@ -123,17 +123,17 @@ def choice_options(command: Callable[..., Any]) -> Callable[..., Any]:
             multiple=True,
             metavar="KEY=VALUE",
             shell_complete=scenario_keys,
-            help='Change a value of the scenario or its node, e.g. node.gpu.memory="8 GiB". Repeatable.',
+            help='Change a value in the scenario or its node, e.g. node.gpu.memory="8 GiB". Repeatable.',
         ),
-        size_option("--memory", "--budget", help="With --node: device memory to use, e.g. 10GiB; else all of it."),
+        size_option("--memory", "--budget", help="With --node: device memory to use, e.g. 10GiB. Default: all."),
         click.option(
             "--policy",
             "policies",
             multiple=True,
             metavar="POLICY",
             shell_complete=policies,
-            help='With --trace: as in a scenario, e.g. "vdnn: {mode: conv}". Repeatable; '
-            f"{', '.join(map(str, DEFAULT_POLICIES))} where left out.",
+            help='With --trace: a policy to run, e.g. "vdnn: {mode: conv}". Repeatable. '
+            f"Default: {', '.join(map(str, DEFAULT_POLICIES))}.",
         ),
         click.option(
             "--node", metavar="NODE", shell_complete=nodes, help="With --trace: a shipped node or a YAML file."
@@ -142,7 +142,7 @@ def choice_options(command: Callable[..., Any]) -> Callable[..., Any]:
             "--trace",
             metavar="TRACE",
             shell_complete=traces,
-            help="In place of SCENARIO: a shipped trace or a trace folder.",
+            help="Instead of SCENARIO: a shipped trace or a trace folder.",
         ),
         click.argument("scenario", required=False, shell_complete=scenarios),
     ):
@@ -151,7 +151,7 @@ def choice_options(command: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def is_scenario(what: str) -> bool:
-    """Whether a name or path is a scenario's; a shipped trace's name is the trace's, whatever scenario has it too."""
+    """Whether a name or path is a scenario. A name of both a shipped trace and a scenario is the trace."""
     if what in shipped_names("traces") or Path(what).is_dir():
         return False
     return what.endswith((".yaml", ".yml")) or what in shipped_names("scenarios")
@@ -165,18 +165,18 @@ def scenario_of(
     *,
     batch: int | None = None,
 ) -> Scenario:
-    """A scenario, or a trace or zoo:NETWORK on a node as one.
+    """Loads a scenario, or builds one from a trace or zoo:NETWORK on a node.
 
-    given: values by key, as options have them; settings: those that go before all others. batch: that a network is
-    built at. Raises `InputError` for what is wrong with them, `click.UsageError` for options that do not go together.
+    given: values of options, by key. settings: values of --set, by key; they take precedence. batch: batch size, in
+    samples, of a zoo network. Raises `InputError` for invalid values, `click.UsageError` for conflicting options.
     """
     if is_scenario(what):
         if node is not None:
             remedy = f"change the node of scenario {what} with --set node={node}"
-            raise click.UsageError(f"--node goes with a trace or {ZOO}NETWORK: {remedy}.")
+            raise click.UsageError(f"--node applies only to a trace or {ZOO}NETWORK: {remedy}.")
         return load_scenario(what, {**given, **settings})
     if node is None and "node" not in settings:
-        raise click.UsageError("Missing option '--node': a trace alone does not say which machine it runs on.")
+        raise click.UsageError("Missing option '--node': a trace needs a node to run on.")
     network = what.removeprefix(ZOO)
     values: dict[str, object] = {
         "name": network if network != what else Path(what).name,
@@ -189,11 +189,13 @@ def scenario_of(
         return make_scenario(values, COMMAND_LINE, settings)
     except InputError as error:
         named = (replace(problem, place=problem.place.removesuffix(".zoo")) for problem in error.problems)
-        raise InputError(as_option(problem, _OPTIONS_OF_ONE) for problem in named) from None
+        raise InputError(as_option(problem, _OPTIONS_OF_TRACE) for problem in named) from None
 
 
 def parse_policy(text: str) -> object:
-    """A policy as YAML reads it, or as tables call it; what is neither is told with the other problems.
+    """Parses a policy written as YAML or as in tables.
+
+    Returns other text unchanged, so that it is reported with the scenario's other problems.
 
     >>> parse_policy("vdnn: {mode: conv}"), parse_policy("vdnn(mode=conv)")
     ({'vdnn': {'mode': 'conv'}}, {'vdnn': {'mode': 'conv'}})
@@ -211,7 +213,7 @@ def parse_policy(text: str) -> object:
 
 
 def as_option(problem: Problem, options: Mapping[str, str]) -> Problem:
-    """A problem of a scenario that options stand for, told at the option that the user wrote; options: by key."""
+    """A scenario's problem, placed at the command-line option that caused it. options: scenario key to option."""
     key = re.match(r"\w*", problem.place)
     if problem.file != COMMAND_LINE or key is None or key.group() not in options:
         return problem

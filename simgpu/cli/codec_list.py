@@ -1,4 +1,4 @@
-"""``simgpu compression codecs``: the codecs, what each does, and where it is from."""
+"""``simgpu compression codecs``: lists the codecs."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ from simgpu.compression.codecs.registry import codec_class, codec_names
 
 @click.command()
 def codecs() -> None:
-    """List the codecs with what they do and where they are described.
+    """List the codecs with a description and a source each.
 
     \b
     simgpu compression codecs
     """
     result = [codec_class(name) for name in codec_names()]
     rows = [(codec.name, codec.summary, codec.source) for codec in result]
-    Screen().print(table(("codec", "what", "source"), rows, left=(0, 1, 2)))
+    Screen().print(table(("codec", "description", "source"), rows, left=(0, 1, 2)))

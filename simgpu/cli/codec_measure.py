@@ -1,4 +1,4 @@
-"""``simgpu compression measure``: sizes and ratios of one array, by codec and layout."""
+"""``simgpu compression measure``: compressed sizes and ratios of one array, by codec and layout."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ _WINDOW = format_bytes(SMALLEST_WINDOW)
     multiple=True,
     metavar="NAME",
     shell_complete=suggestions.codecs,
-    help=f"{', '.join(codec_names())}. Repeatable.",
+    help=f"Codec to measure: {', '.join(codec_names())}. Repeatable. Default: all.",
 )
 @click.option(
     "--layout",
@@ -39,20 +39,24 @@ _WINDOW = format_bytes(SMALLEST_WINDOW)
     multiple=True,
     metavar="NAME",
     shell_complete=suggestions.suggest(lambda: LAYOUTS),
-    help=f"{', '.join(LAYOUTS)}. Repeatable.",
+    help=f"Layout to measure: {', '.join(LAYOUTS)}. Repeatable. Default: all.",
 )
 @click.option(
-    "--window", default=_WINDOW, show_default=True, help=f"Compressed by itself: to {format_bytes(LARGEST_WINDOW)}."
+    "--window",
+    default=_WINDOW,
+    show_default=True,
+    metavar="SIZE",
+    help=f"Size of the windows that are compressed independently, {_WINDOW} to {format_bytes(LARGEST_WINDOW)}.",
 )
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON document instead of tables.")
 @quiet_option
 def measure_(
     file: Path, codecs: tuple[str, ...], layouts: tuple[str, ...], window: str, as_json: bool, quiet: bool
 ) -> None:
-    """Compress the array of FILE (.npy) and print what it becomes, by codec and layout.
+    """Compress the array in FILE (.npy) and print its compressed size and ratio, by codec and layout.
 
-    An array with four axes is taken as N, C, H, W and measured in all layouts unless some are named; any other as it
-    lies. Sizes are what a codec's format itself takes, without the header that guards a stream.
+    The axes of a four-dimensional array are taken as N, C, H, W. Other arrays are measured only as stored. Sizes
+    exclude the stream header.
 
     \b
     simgpu compression measure relu1.npy
@@ -65,7 +69,7 @@ def measure_(
         raise InputError.single("", "window", str(error)) from None
     array = load_array(file)
     if array.ndim == 4:
-        require_memory(file, [file], 1)  # one layout at a time is copied
+        require_memory(file, [file], 1)  # layouts are copied one at a time
     with progress(quiet) as say:
         say("counting zeros")
         sparsity = sparsity_of(bits_of(array))
@@ -85,11 +89,11 @@ def _facts(file: Path, array: NDArray[Any], sparsity: float, window: int) -> Ite
     yield "zeros", f"{sparsity:.1%} (all bits zero)"
     yield "window", format_bytes(window)
     if array.ndim != 4:
-        yield "layouts", f"not measured: they order four axes (N, C, H, W), this array has {array.ndim}"
+        yield "layouts", f"not measured: layouts need four axes (N, C, H, W), this array has {array.ndim}"
 
 
 def _rows(measurements: Iterable[Measurement]) -> Iterator[tuple[str, ...]]:
-    """The name of a codec stands in the first of its rows."""
+    """Table rows; only the first row of a codec contains its name."""
     before = ""
     for row in measurements:
         ratio = "-" if row.ratio is None else f"{row.ratio:.3f}x"

@@ -1,4 +1,4 @@
-"""``simgpu compression times``: how well regressions predict a codec's times."""
+"""``simgpu compression times``: prediction errors of regression models for codec times."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ from simgpu.compression.codecs.gpu.timemodel import PIECES
 from simgpu.hardware.nodes import load_node
 
 _NAMES = {
-    "linear": "linear, by ranges of sparsity",
-    "linear_all": "linear, one for all",
+    "linear": "linear, per sparsity range",
+    "linear_all": "linear, one for all ranges",
     "bayesian_ridge": "Bayesian ridge",
     "svm": "support vector machine",
     "decision_tree": "decision tree",
@@ -23,14 +23,27 @@ _NAMES = {
 
 @click.command("times")
 @click.option(
-    "--node", default="v100", show_default=True, metavar="NAME", shell_complete=nodes, help="A node, whose GPU it is."
+    "--node",
+    default="v100",
+    show_default=True,
+    metavar="NODE",
+    shell_complete=nodes,
+    help="Node whose GPU is modelled: a shipped node or a YAML file.",
 )
-@click.option("--seed", type=click.IntRange(0, 2**31 - 1), default=0, show_default=True, help="Of the samples.")
+@click.option(
+    "--seed",
+    metavar="N",
+    type=click.IntRange(0, 2**31 - 1),
+    default=0,
+    show_default=True,
+    help="Random seed of the samples.",
+)
 @quiet_option
 def times(node: str, seed: int, quiet: bool) -> None:
-    """Compare regressions that predict the time of encoding and decoding, on samples that they did not see.
+    """Compare regression models that predict encoding and decoding times, on held-out samples.
 
-    Errors are relative absolute ones, means over all codecs and both directions (CSWAP, section V-C and figure 10).
+    Errors are relative absolute errors, averaged over all codecs, encoding and decoding (CSWAP, section V-C and
+    figure 10).
 
     \b
     simgpu compression times
@@ -41,7 +54,7 @@ def times(node: str, seed: int, quiet: bool) -> None:
         say("training")
         errors = compare_models(surface, seed=seed)
     rows = [(_NAMES[model], f"{near:.1%}", f"{wide:.1%}") for model, (near, wide) in mean_errors(errors).items()]
-    noise = f"{COUNT} to train and {COUNT} for each test, 20 to 2000 MB, with {NOISE:.0%} noise (assumed)"
+    noise = f"{COUNT} for training and {COUNT} per test, 20 to 2000 MB, with {NOISE:.0%} noise (assumed)"
     screen = Screen()
     screen.print(
         facts(

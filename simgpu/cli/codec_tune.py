@@ -1,4 +1,4 @@
-"""``simgpu compression tune``: launch settings of a codec on a GPU, found in four ways."""
+"""``simgpu compression tune``: find a codec's launch settings on a GPU, with four methods."""
 
 from __future__ import annotations
 
@@ -17,29 +17,59 @@ from simgpu.trace.folder import load_trace
 from simgpu.trace.model import BlockKind
 from simgpu.units import format_bytes, format_time
 
-_NAMES = {"random": "at random", "expert": "expert", "bayesian": "Bayesian search", "grid_search": "all tried"}
+_NAMES = {
+    "random": "random",
+    "expert": "expert rule",
+    "bayesian": "Bayesian search",
+    "grid_search": "exhaustive search",
+}
 
 
 @click.command("tune")
 @click.option(
-    "--node", default="v100", show_default=True, metavar="NAME", shell_complete=nodes, help="A node, whose GPU it is."
+    "--node",
+    default="v100",
+    show_default=True,
+    metavar="NODE",
+    shell_complete=nodes,
+    help="Node whose GPU is modelled: a shipped node or a YAML file.",
 )
 @click.option(
-    "--codec", default="zvc", show_default=True, metavar="NAME", shell_complete=codecs, help="zvc, csr, rle or lz4."
+    "--codec",
+    default="zvc",
+    show_default=True,
+    metavar="NAME",
+    shell_complete=codecs,
+    help="Codec to tune: zvc, csr, rle or lz4.",
 )
 @click.option(
     "--trace",
-    metavar="NAME",
+    metavar="TRACE",
     shell_complete=traces,
-    help="Its sparse feature maps. Without: VGG-16's, as in CSWAP's figure 12.",
+    help="Tune for the sparse feature maps of this trace. Default: those of VGG-16, as in CSWAP's figure 12.",
 )
-@click.option("--epoch", type=click.IntRange(min=0), default=0, show_default=True, help="Of that trace.")
-@click.option("--seed", type=click.IntRange(0, 2**31 - 1), default=0, show_default=True, help="Of both draws.")
+@click.option(
+    "--epoch",
+    metavar="N",
+    type=click.IntRange(min=0),
+    default=0,
+    show_default=True,
+    help="With --trace: training epoch that sets the sparsity.",
+)
+@click.option(
+    "--seed",
+    metavar="N",
+    type=click.IntRange(0, 2**31 - 1),
+    default=0,
+    show_default=True,
+    help="Random seed of the random choice and the Bayesian search.",
+)
 @quiet_option
 def tune(node: str, codec: str, trace: str | None, epoch: int, seed: int, quiet: bool) -> None:
-    """Find grid and block size of a codec's kernels: at random, by an expert's rule, by search, and by trying all.
+    """Find the grid and block size of a codec's kernels with four methods.
 
-    Times are those of encoding and decoding every tensor once (CSWAP, section IV-D and figure 12).
+    The methods are a random choice, an expert's rule, a Bayesian search, and an exhaustive search. Times are the sum
+    of encoding and decoding each tensor once (CSWAP, section IV-D and figure 12).
 
     \b
     simgpu compression tune
@@ -71,12 +101,12 @@ def tune(node: str, codec: str, trace: str | None, epoch: int, seed: int, quiet:
                 ("GPU", gpu.name),
                 ("tensors", f"{len(tensors)}, {format_bytes(size)}"),
                 ("times", tuner.surface.description),
-                ("expert", f"{expert_setting(gpu)}: blocks of 128 threads, all threads at once"),
+                ("expert rule", f"{expert_setting(gpu)}: 128 threads per block, all threads resident"),
             ]
         )
     )
     screen.print()
-    screen.print(table(("way", "(grid, block)", codec, "over best", "settings tried"), rows))
+    screen.print(table(("method", "(grid, block)", f"{codec} time", "vs. best", "settings tried"), rows))
 
 
 def _tensors(trace: str, epoch: int) -> tuple[SparseTensor, ...]:

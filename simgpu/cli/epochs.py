@@ -1,4 +1,4 @@
-"""``simgpu epochs``: a scenario's policies over epochs of training, and what they decide in each."""
+"""``simgpu epochs``: run a scenario's policies in each training epoch, and show their decisions."""
 
 from __future__ import annotations
 
@@ -35,12 +35,23 @@ _COMPRESSED = "#"
     "--epochs",
     "chosen",
     metavar="LIST",
-    help="Numbers and ranges, such as 0,10,20-30. Without: all that the trace tells of.",
+    help="Epochs and ranges of epochs to run, e.g. 0,10,20-30. Default: all epochs in the trace.",
 )
 @click.option(
-    "--iterations-per-epoch", type=click.IntRange(min=1), default=1, show_default=True, help="Weight of an epoch."
+    "--iterations-per-epoch",
+    metavar="N",
+    type=click.IntRange(min=1),
+    default=1,
+    show_default=True,
+    help="Iterations in an epoch. One is simulated; totals count it this many times.",
 )
-@click.option("-o", "--output", type=click.Path(path_type=Path), metavar="DIR", help="Write numbers and figures here.")
+@click.option(
+    "-o",
+    "--output",
+    type=click.Path(path_type=Path),
+    metavar="DIR",
+    help="Write results and figures to this folder.",
+)
 def epochs(
     choice: ScenarioChoice,
     as_json: bool,
@@ -49,10 +60,12 @@ def epochs(
     iterations_per_epoch: int,
     output: Path | None,
 ) -> None:
-    """Run the policies of SCENARIO in every epoch of a training and show their means and decisions.
+    """Run the policies of SCENARIO in each epoch of a training; show mean results and compression decisions.
 
-    One steady iteration stands for each epoch. Needs a trace that tells sparsity or compressed sizes by epoch. Ends
-    with 3 when every policy ran out of memory, with 2 when all were refused.
+    Each epoch is represented by one iteration in steady state. The trace must contain sparsity or compressed sizes by
+    epoch. Instead of SCENARIO, --trace and --node select what to run.
+
+    Exit code 3: every policy ran out of memory. Exit code 2: no policy supports the trace and the node.
 
     \b
     simgpu epochs --trace vgg16-b128-v100 --node v100 \\
@@ -140,7 +153,7 @@ def _row(training: Training, first: Training) -> tuple[str, ...]:
 
 
 def show_decisions(screen: Screen, training: Training) -> None:
-    """Which blocks leave compressed in which epoch, and how many (CSWAP, figures 9 and 8)."""
+    """Prints which blocks are offloaded compressed in which epoch, and how many (CSWAP, figures 9 and 8)."""
     numbers = [epoch.number for epoch in training.epochs]
     names = max(map(len, training.decisions), default=0)
     shown = _spread(len(numbers), WIDTH - names - 2)
@@ -155,12 +168,12 @@ def show_decisions(screen: Screen, training: Training) -> None:
 
 
 def _spread(count: int, most: int) -> Sequence[int]:
-    """Positions spread evenly over `count`, at most so many."""
+    """At most `most` positions, spread evenly over `count`."""
     return range(count) if count <= most else [at * (count - 1) // (most - 1) for at in range(most)]
 
 
 def _runs(numbers: Sequence[int], counts: Iterable[int]) -> str:
-    """Counts with the epoch from which on they hold."""
+    """Formats each change of the count with the first epoch it applies to."""
 
     def changes() -> Iterator[str]:
         before = None

@@ -1,4 +1,4 @@
-"""``simgpu explain``: why a scenario's policies are slow, or do not fit, and what would help."""
+"""``simgpu explain``: explain why a scenario's policies are slow or do not fit, and what would help."""
 
 from __future__ import annotations
 
@@ -33,20 +33,30 @@ EXPLANATION_SCHEMA = "simgpu.explanation/1"
 
 @click.command()
 @choice_options
-@click.option("--top", type=click.IntRange(1), default=5, show_default=True, help="How many losses to tell one by one.")
 @click.option(
-    "--more-memory", default="2 GiB", show_default=True, metavar="SIZE", help="How much more memory a what-if gives."
+    "--top", metavar="N", type=click.IntRange(1), default=5, show_default=True, help="Number of losses to list."
 )
-@click.option("--what-if/--no-what-if", default=True, help="Run everything again with something changed, or do not.")
+@click.option(
+    "--more-memory",
+    default="2 GiB",
+    show_default=True,
+    metavar="SIZE",
+    help="Extra device memory in the more-memory what-if run.",
+)
+@click.option(
+    "--what-if/--no-what-if", default=True, show_default=True, help="Also run with one thing improved at a time."
+)
 def explain(choice: ScenarioChoice, as_json: bool, quiet: bool, top: int, more_memory: str, what_if: bool) -> None:
-    """Tell why the policies of SCENARIO are slow, or do not fit.
+    """Explain why the policies of SCENARIO are slow or do not fit.
 
-    Every nanosecond that compute stood still, recomputed or ran a codec is put down to a tensor, an engine and a
-    decision of the policy. Then the critical path, and what would help: the same run again with a link twice as fast,
-    more memory, a second copy engine, codecs that take no time. For a policy that runs out of memory: the smallest
-    budget in which it would fit, and the tensors that pin it there. Policies with memory without limit are left out.
+    Attributes all time in which compute stalled, recomputed or ran a codec to a tensor, an engine and a decision of
+    the policy. Shows the critical path. Repeats the run with one improvement at a time: a link twice as fast, more
+    memory, a second copy engine, codecs that take no time.
 
-    Ends with 3 when every policy runs out of memory.
+    For a policy that runs out of memory, shows the smallest budget in which it fits, and the tensors that limit the
+    budget. Policies with unlimited memory are omitted. Instead of SCENARIO, --trace and --node select what to run.
+
+    Exit code 3: every policy ran out of memory.
 
     \b
     simgpu explain quickstart
@@ -74,7 +84,7 @@ def _limited(run: PolicyRun) -> bool:
 
 
 class _Explained:
-    """What is found out about one policy's run."""
+    """The explanation of one policy's run."""
 
     def __init__(self, scenario: Scenario, run: PolicyRun, more: int | None, say: Callable[[str], None]) -> None:
         self.run = run
@@ -119,7 +129,7 @@ def _show(scenario: Scenario, comparison: Comparison, explained: list[_Explained
     screen = Screen()
     show_header(screen, scenario, comparison)
     if not explained:
-        screen.print(Text("nothing to explain: all policies have unlimited memory; add one that has a budget"))
+        screen.print(Text("nothing to explain: all policies have unlimited memory; add a policy with limited memory"))
     for number, each in enumerate(explained):
         if number:
             screen.print()
@@ -130,7 +140,7 @@ def _show(scenario: Scenario, comparison: Comparison, explained: list[_Explained
             if each.smallest is not None:
                 screen.print(indented(facts(each.smallest.facts())))
             elif each.no_budget:
-                screen.print(indented(facts([("no budget helps", each.no_budget)])))
+                screen.print(indented(facts([("no sufficient budget", each.no_budget)])))
             else:
                 screen.print(indented(Text(str(each.run.outcome))))
 
@@ -153,7 +163,7 @@ def _show_run(screen: Screen, explanation: Explanation, answers: tuple[Answer, .
 
 
 def _loss_rows(explanation: Explanation, top: int) -> list[tuple[str, str, str]]:
-    """The largest losses, each tensor, decision and reason on lines of their own."""
+    """The largest losses, with each tensor, decision and reason on its own line."""
     lines = ["\n".join(loss_lines(loss)) for loss in explanation.losses[:top]]
     rows = explanation.loss_rows(top)
     return [(time, share, lines[n] if n < len(lines) else rest) for n, (time, share, rest) in enumerate(rows)]

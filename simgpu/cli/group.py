@@ -1,6 +1,6 @@
-"""Commands that load when they are called, and the one place where an error becomes a message and an exit code.
+"""Lazily imported commands, and the conversion of errors to messages and exit codes.
 
-Imports click alone, so that ``simgpu --help`` starts fast.
+Imports only click, so that ``simgpu --help`` starts fast.
 """
 
 from __future__ import annotations
@@ -25,23 +25,23 @@ from simgpu.errors import InputError, MissingExtraError, OutOfMemoryError, Progr
 BAD_INPUT = 2
 OUT_OF_MEMORY = 3
 INTERRUPTED = 130
-#: Whoever read the output, such as ``head``, has left.
+#: The program that reads the output, such as ``head``, has ended (SIGPIPE).
 READER_GONE = ENDED_BY_SIGNAL + 13
 
-#: Reasons why the system refuses to look at a path at all, which only who wrote the path can mend.
+#: System errors that only a different path resolves.
 _UNUSABLE_PATH = (errno.ENAMETOOLONG, errno.ELOOP, errno.EACCES)
 
-_MACHINE_IS_FULL = (
-    "out of memory on this machine, which simgpu itself runs on; "
-    "give shorter traces or fewer runs at once, or a machine or a limit with more memory"
+_HOST_OUT_OF_MEMORY = (
+    "simgpu ran out of memory on this machine; "
+    "use shorter traces or fewer parallel runs, raise the memory limit, or use a machine with more memory"
 )
 
 
 class LazyGroup(click.Group):
-    """A group whose commands are in other modules; ends the program with simgpu's exit codes.
+    """A group of lazily imported commands. Ends the program with simgpu's exit codes.
 
-    sections: under each heading of the help, by name, ("module:attribute", line for the list of commands).
-    renamed: what commands of earlier versions are called now, for the message.
+    sections: by heading of the help and by command name, ("module:attribute", one-line description).
+    renamed: current names of commands of earlier versions, for the error message.
     """
 
     def __init__(
@@ -59,11 +59,11 @@ class LazyGroup(click.Group):
     def make_context(
         self, info_name: str | None, args: list[str], parent: click.Context | None = None, **extra: Any
     ) -> click.Context:
-        with _reader_may_leave():
+        with _handled_broken_pipe():
             return super().make_context(info_name, args, parent, **extra)
 
     def invoke(self, ctx: click.Context) -> Any:
-        with _reader_may_leave():
+        with _handled_broken_pipe():
             return super().invoke(ctx)
 
     def list_commands(self, ctx: click.Context) -> list[str]:
@@ -80,7 +80,7 @@ class LazyGroup(click.Group):
         self, ctx: click.Context, args: list[str]
     ) -> tuple[str | None, click.Command | None, list[str]]:
         unknown = args and not args[0].startswith("-") and args[0] not in self.lazy
-        if unknown and not ctx.resilient_parsing:  # a shell that asks for completions wants no errors
+        if unknown and not ctx.resilient_parsing:  # shell completion must not fail
             if now := self.renamed.get(args[0]):
                 now = now if "=" in now else f"simgpu {now}"
                 ctx.fail(f"no such command {args[0]!r}; it is now `{now}`")
@@ -88,7 +88,7 @@ class LazyGroup(click.Group):
         return super().resolve_command(ctx, args)
 
     def shell_complete(self, ctx: click.Context, incomplete: str) -> list[CompletionItem]:
-        """Names of commands, or the group's own options; no command is loaded for it."""
+        """Names of commands, or the group's own options. Imports no command."""
         if incomplete.startswith("-"):
             return click.Command.shell_complete(self, ctx, incomplete)
         lines = self.lazy.items()
@@ -106,11 +106,11 @@ class LazyGroup(click.Group):
             try:
                 self._run(*args, **settings)
             except MemoryError:
-                pass  # leaving this block gives up what the error's traceback holds, so that there is memory to tell it
+                pass  # leaving this block frees the objects in the traceback, so that the message can be printed
             except OSError as error:
                 if error.errno != errno.ENOMEM:
                     raise
-            fail([_MACHINE_IS_FULL], BAD_INPUT)
+            fail([_HOST_OUT_OF_MEMORY], BAD_INPUT)
 
     def _run(self, *args: Any, **settings: Any) -> NoReturn:
         try:
@@ -125,9 +125,9 @@ class LazyGroup(click.Group):
             fail([wrapped(str(error))], OUT_OF_MEMORY)
         except OSError as error:
             if error.errno == errno.ENOENT and error.filename is None:
-                fail(["the current folder does not exist any more; change to one that does"], BAD_INPUT)
+                fail(["the current folder no longer exists; change to an existing folder"], BAD_INPUT)
             if error.errno == errno.ENOSPC and error.filename is None:
-                fail([f"the output cannot be written: {error.strerror}; make room where it goes"], BAD_INPUT)
+                fail([f"the output cannot be written: {error.strerror}; free space on its disk"], BAD_INPUT)
             if error.errno not in _UNUSABLE_PATH:
                 raise
             fail([f"{error.filename}: {error.strerror}; check the path"], BAD_INPUT)
@@ -140,20 +140,20 @@ class LazyGroup(click.Group):
 
 
 @contextmanager
-def _reader_may_leave() -> Iterator[None]:
-    """Ends the program in silence when nobody reads its output any more, as other programs end then."""
+def _handled_broken_pipe() -> Iterator[None]:
+    """Ends the program without a message when the output pipe is closed."""
     try:
         yield
     except BrokenPipeError:
         nowhere = os.open(os.devnull, os.O_WRONLY)
         for stream in (sys.stdout, sys.stderr):
-            with suppress(AttributeError, OSError, ValueError):  # what is not a stream of the system has no number
-                os.dup2(nowhere, stream.fileno())  # what is still in Python's buffers goes there
+            with suppress(AttributeError, OSError, ValueError):  # replaced streams may have no file descriptor
+                os.dup2(nowhere, stream.fileno())  # Python flushes its buffers to the null device
         sys.exit(READER_GONE)
 
 
 def fail(messages: list[str], code: int) -> NoReturn:
-    """Ends the program with the messages on stderr, one a line."""
+    """Ends the program with the messages on stderr, one per line."""
     for message in messages:
         show_error(message)
     sys.exit(code)
@@ -161,34 +161,34 @@ def fail(messages: list[str], code: int) -> NoReturn:
 
 _WIDTH = 80
 _AMOUNT = re.compile(r"(?<=\d) (?=[a-zA-Z]{1,3}\b)")
-_HARD_SPACE = "\xa0"
+_NO_BREAK_SPACE = "\xa0"
 
 
 def wrapped(message: str, before: int = len("Error: ")) -> str:
-    """A long message in lines as wide as the terminal, at most 80 columns; all but the first are indented.
+    """Wraps a message at the terminal's width, at most 80 columns; indents all lines but the first.
 
-    before: columns that the first line leaves free. A number keeps its unit next to it.
+    before: columns to leave free in the first line. A number and its unit stay on one line.
     """
     width = min(shutil.get_terminal_size().columns, _WIDTH)
     lines = textwrap.wrap(
-        _AMOUNT.sub(_HARD_SPACE, message),
+        _AMOUNT.sub(_NO_BREAK_SPACE, message),
         width,
         initial_indent=" " * before,
         subsequent_indent="  ",
         break_long_words=False,
         break_on_hyphens=False,
     )
-    return "\n".join(lines).replace(_HARD_SPACE, " ")[before:]
+    return "\n".join(lines).replace(_NO_BREAK_SPACE, " ")[before:]
 
 
 def show_error(message: str) -> None:
-    """A message on stderr, marked as an error."""
+    """Prints an error message on stderr."""
     click.secho("Error: ", fg="red", bold=True, err=True, nl=False, color=wants_colour(sys.stderr))
     click.echo(message, err=True)
 
 
 def wants_colour(stream: TextIO | None) -> bool:
-    """Whether text there may be coloured or bold: not under NO_COLOR; under FORCE_COLOR; else on a terminal."""
+    """Whether to colour text: never with NO_COLOR, always with FORCE_COLOR, otherwise on terminals."""
     if os.environ.get("NO_COLOR"):
         return False
     if os.environ.get("FORCE_COLOR"):

@@ -1,4 +1,4 @@
-"""``simgpu trace import``: another tool's recording as a trace folder."""
+"""``simgpu trace import``: convert another tool's recording into a trace folder."""
 
 from __future__ import annotations
 
@@ -18,30 +18,35 @@ from simgpu.trace.model import Trace
 _FORMATS = "; ".join(f"{importer.name} ({importer.looks_like})" for importer in IMPORTERS)
 
 _NAMED = 20
-#: Folders of folders are looked into so far down: recordings of one kind, of one device.
+#: Levels of subfolders to search for recordings.
 _DEPTH = 2
 
 
 @click.command("import", epilog=f"Formats: {_FORMATS}.")
 @click.argument("path", type=click.Path(path_type=Path))
 @folder_options
-@click.option("--batch", type=click.IntRange(min=1), help="Samples in the iteration.")
-@click.option("--model", help="What was run.")
-@click.option("--device", help="What it ran on, for example 'NVIDIA H100'.")
-@click.option("--dtype", help="Number format of the feature maps, for example float32.")
-@click.option("--date", metavar="YYYY-MM-DD", help="Day of the recording.")
+@click.option("--batch", metavar="N", type=click.IntRange(min=1), help="Batch size in samples.")
+@click.option("--model", help="Name of the model that was run.")
+@click.option("--device", help="Device that the model ran on, e.g. 'NVIDIA H100'.")
+@click.option("--dtype", help="Number format of the feature maps, e.g. float32.")
+@click.option("--date", metavar="YYYY-MM-DD", help="Date of the recording.")
 @click.option(
     "--execution-trace",
     type=click.Path(path_type=Path),
     metavar="FILE",
-    help="Execution trace of the run of a PyTorch profile; gives its tensors.",
+    help="For a PyTorch profile: the execution trace of the same run, which contains the tensors.",
 )
-@click.option("--iteration", type=click.IntRange(min=0), help="Which ProfilerStep of a PyTorch profile; else the last.")
+@click.option(
+    "--iteration",
+    metavar="N",
+    type=click.IntRange(min=0),
+    help="For a PyTorch profile: number of the ProfilerStep to import. Default: the last.",
+)
 @quiet_option
 def import_(path: Path, output: Path, force: bool, quiet: bool, **summary: Any) -> None:
-    """Turn the recording at PATH into a trace folder. Its format is recognised from its content.
+    """Convert the recording at PATH into a trace folder. The format is detected from the content.
 
-    The options tell what the recording does not say of itself.
+    Use --batch, --model, --device, --dtype and --date for information that the recording does not contain.
 
     \b
     simgpu trace import recordings/vgg13 -o vgg13-h100 --batch 128 \\
@@ -61,26 +66,26 @@ def import_(path: Path, output: Path, force: bool, quiet: bool, **summary: Any) 
         ("read", f"{path}, a {recognised}"),
         *trace.facts(),
         *([("notes", trace.info.notes)] if trace.info.notes else []),
-        ("runs", policies_that_run(trace)),
+        ("policies", policies_that_run(trace)),
     ]
     Screen().print(facts(lines))
     show_written(output, "NODE")
 
 
 def policies_that_run(trace: Trace) -> str:
-    """Which policies can run, by what the recording tells."""
+    """The policies that can run the trace, given its recorded data."""
     streams = len({kernel.stream for kernel in trace.kernels})
     if not trace.blocks:
-        return "ideal alone: the recording has no tensors"
+        return "only ideal: the recording has no tensors"
     if not trace.records_reads:
-        return "ideal and none: what kernels read is not recorded"
+        return "only ideal and none: the tensors that kernels read are not recorded"
     if streams > 1:
-        return f"ideal and none: the kernels ran on {streams} streams, the others take one"
-    return "all policies but those that go by sparsity, which is not recorded"
+        return f"only ideal and none: the kernels ran on {streams} streams; other policies support one"
+    return "all except those that use sparsity, which is not recorded"
 
 
 def _look_inside(folder: Path) -> None:
-    """Raises `InputError` that names the recordings in a folder that is none itself."""
+    """If a folder is not a recording, raises `InputError` that names the recordings in it."""
     try:
         detect(folder)
     except InputError:
@@ -91,12 +96,12 @@ def _look_inside(folder: Path) -> None:
         named = ", ".join(inside[:_NAMED]) + (", ..." if len(inside) > _NAMED else "")
         remedy = f"name {one}: simgpu trace import {folder / inside[0]}"
         raise InputError.single(
-            folder, "", f"is no recording but a folder that holds {count}: {named}", remedy
+            folder, "", f"is not a recording but a folder that contains {count}: {named}", remedy
         ) from None
 
 
 def _recordings(folder: Path, depth: int = _DEPTH) -> Iterator[Path]:
-    """The recordings below a folder, in the order of their names; a folder that is one is not looked into."""
+    """The recordings below a folder, ordered by name. A folder that is a recording is not searched."""
     try:
         parts = sorted(folder.iterdir())
     except OSError:

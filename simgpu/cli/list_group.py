@@ -1,4 +1,4 @@
-"""``simgpu list``: what ships with simgpu, and the schemas of its files."""
+"""``simgpu list``: lists shipped nodes, policies and scenarios, and prints the schemas of files."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import click
 from simgpu.cli.group import LazyGroup
 
 _COMMANDS = {
-    "nodes": ("simgpu.cli.nodes:nodes", "List the machines that ship with simgpu."),
+    "nodes": ("simgpu.cli.nodes:nodes", "List the nodes (machines) that ship with simgpu."),
     "policies": ("simgpu.cli.policies:policies", "List the memory policies and their parameters."),
     "scenarios": ("simgpu.cli.scenarios:scenarios", "List the scenarios and studies that ship with simgpu."),
     "schema": ("simgpu.cli.schema:schema", "Print the JSON Schema of scenario, study or node files."),

@@ -1,4 +1,4 @@
-"""``simgpu max-batch``: the largest batch that fits under each policy, and how fast it is there."""
+"""``simgpu max-batch``: find the largest batch that fits under each policy, and its throughput."""
 
 from __future__ import annotations
 
@@ -21,14 +21,17 @@ from simgpu.experiments.max_batch import MOST, max_batch
 from simgpu.experiments.scenarios.model import Scenario
 from simgpu.version import __version__
 
-#: At which a network of the zoo is built first; nothing that is told depends on it.
+#: Batch size, in samples, at which a network of the zoo is built first; no result depends on it.
 _FIRST_BATCH = 32
 
 
 @click.command("max-batch")
 @click.argument("trace", shell_complete=workloads)
 @click.option(
-    "--node", metavar="NODE", shell_complete=nodes, help="A shipped node or a YAML file; a scenario has its own."
+    "--node",
+    metavar="NODE",
+    shell_complete=nodes,
+    help="A shipped node or a YAML file. Not with a scenario, which has its own node.",
 )
 @click.option(
     "--policy",
@@ -36,12 +39,12 @@ _FIRST_BATCH = 32
     multiple=True,
     metavar="POLICY",
     shell_complete=policies,
-    help='Such as "vdnn(mode=conv)", or as in a scenario. Repeatable; where left out the scenario\'s, or '
+    help='A policy to run, e.g. "vdnn(mode=conv)". Repeatable. Default: those of the scenario, otherwise '
     f"{', '.join(map(str, DEFAULT_POLICIES))}.",
 )
-@size_option("--budget", "--memory", help="Device memory to use, e.g. 10GiB; all that the node has.")
+@size_option("--budget", "--memory", help="Device memory to use, e.g. 10GiB. Default: all of the node's.")
 @click.option(
-    "--limit", type=click.IntRange(min=1), default=MOST, show_default=True, help="No batch above this is tried."
+    "--limit", metavar="N", type=click.IntRange(min=1), default=MOST, show_default=True, help="Largest batch to try."
 )
 @click.option(
     "--set",
@@ -49,7 +52,7 @@ _FIRST_BATCH = 32
     multiple=True,
     metavar="KEY=VALUE",
     shell_complete=scenario_keys,
-    help="Change a value of the scenario, its trace or its node, e.g. trace.input=cifar10, iterations=5. Repeatable.",
+    help="Change a value in the scenario, its trace or its node, e.g. trace.input=cifar10, iterations=5. Repeatable.",
 )
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON document instead of tables.")
 @quiet_option
@@ -63,14 +66,16 @@ def max_batch_(
     as_json: bool,
     quiet: bool,
 ) -> None:
-    """Find the largest batch of TRACE that fits under each policy, and the largest that is nearly as fast as any.
+    """Find the largest batch of TRACE that fits under each policy, and the largest with at least 80% of the throughput.
 
-    Throughput is simulated at every power of two up to the largest batch that fits, at this, and at up to 4 more
-    between. The first batch of the table is the largest of these with at least 80% of the best throughput among them.
+    Throughput is simulated at the powers of two up to the largest batch that fits, at that batch, and at up to 4
+    batches in between. The first batch in the table is the largest of these with at least 80% of the best throughput.
 
-    TRACE is a shipped trace or a trace folder, zoo:NETWORK (simgpu zoo list), or a scenario. At other batches than its
-    own a recorded trace is modelled. Ends with 3 when not even one sample fits any policy with limited memory, with 2
-    when every policy refuses the trace or the node.
+    TRACE is a shipped trace, a trace folder, zoo:NETWORK (see simgpu zoo list), or a scenario. At batch sizes other
+    than its own, a recorded trace is modelled.
+
+    Exit code 3: not even one sample fits under any policy with limited memory. Exit code 2: no policy supports the
+    trace and the node.
 
     \b
     simgpu max-batch vgg16-b128-v100 --node v100 \\
@@ -93,10 +98,10 @@ def max_batch_(
 
 
 def _scenario(trace: str, node: str | None, given: Mapping[str, object], settings: Mapping[str, object]) -> Scenario:
-    """What the arguments stand for. given: policies and budget, where they were."""
+    """Loads the scenario that the arguments describe. given: policies and budget, if given."""
     network = trace.removeprefix(ZOO)
     scenario = scenario_of(trace, node, given, settings, batch=_FIRST_BATCH)
-    # Its name holds the batch that it was built at first.
+    # The trace's name contains the first batch size; use the network's name instead.
     return scenario if network == trace else replace(scenario, trace=replace(scenario.trace, name=network))
 
 

@@ -1,4 +1,4 @@
-"""``simgpu list nodes``: the machines that ship with simgpu, or one of them with the source of each of its numbers."""
+"""``simgpu list nodes``: lists the shipped nodes, or shows one node with the source of each value."""
 
 from __future__ import annotations
 
@@ -19,20 +19,20 @@ from simgpu.units import (
     format_time,
 )
 
-_FIRST_ALONE = "a run uses GPU 0 with its own link; the others and the switches stand idle"
+_FIRST_ALONE = "runs on one GPU use GPU 0 and its link; the other GPUs and the switches are idle"
 _NOT_GIVEN = "not given"
-_NO_HOST = "the host's memory and cores are not given: none of this node's sources states them, and no run uses them"
+_NO_HOST = "host memory and cores are not given in this node's sources; no run uses them"
 
-#: What a value is, the value, and its key in the file.
+#: Name of a value, the value, and its key in the node file.
 Row = tuple[str, str, str]
 
 
 @click.command()
 @click.argument("node", required=False, shell_complete=suggestions.nodes)
 def nodes(node: str | None) -> None:
-    """List the machines that ship with simgpu, or show NODE with the source of every number.
+    """List the nodes (machines) that ship with simgpu, or show NODE with the source of each value.
 
-    NODE is a shipped name or a YAML file.
+    NODE is a shipped node or a YAML file.
 
     \b
     simgpu list nodes
@@ -42,10 +42,10 @@ def nodes(node: str | None) -> None:
     screen = Screen()
     if node is None:
         specs = [load_node(name) for name in node_names()]
-        headings = ("node", "memory", "out/in, GB/s", "GPUs", "GPU")
+        headings = ("node", "memory", "D2H/H2D, GB/s", "GPUs", "GPU")
         screen.print(table(headings, _list(specs), left=(0, 4)))
         if any(spec.gpus > 1 for spec in specs):
-            screen.print(f"\nof several GPUs, {_FIRST_ALONE}")
+            screen.print(f"\nnodes with several GPUs: {_FIRST_ALONE}")
         return
     show_node(screen, load_node_file(node))
 
@@ -66,7 +66,7 @@ def show_node(screen: Screen, file: NodeFile) -> None:
 
 
 def _list(specs: list[NodeSpec]) -> Iterator[tuple[str, ...]]:
-    """Rows with nodes of one GPU together; of these by number of GPUs, then by speed of link."""
+    """Rows grouped by GPU model, then ordered by number of GPUs and link bandwidth."""
     first = {spec.gpu.name: number for number, spec in reversed(list(enumerate(specs)))}
     ordered = sorted(specs, key=lambda spec: (first[spec.gpu.name], spec.gpus, spec.link.d2h_bandwidth))
     for spec in ordered:
@@ -99,7 +99,7 @@ def _rows(node: NodeSpec) -> list[Row]:
         key = f"switches[{number}]"
         behind = f"GPUs {', '.join(map(str, switch.gpus))}"
         rows += [(f"switch {number}", behind, f"{key}.gpus"), *_ways(switch, key)]
-    pinned = "without limit" if host.pinned_memory is None else format_bytes(host.pinned_memory)
+    pinned = "unlimited" if host.pinned_memory is None else format_bytes(host.pinned_memory)
     rows += [
         ("host memory", format_bytes(host.memory) if host.memory else _NOT_GIVEN, "host.memory"),
         ("host cores", str(host.cores or _NOT_GIVEN), "host.cores"),
@@ -115,11 +115,11 @@ def _rows(node: NodeSpec) -> list[Row]:
 
 
 def _accumulation(host: HostSpec) -> list[Row]:
-    """How fast gradients of several GPUs are added up."""
+    """Bandwidth at which the host adds up the gradients of several GPUs."""
     one, limit = host.accumulate_bandwidth, host.accumulate_limit
     return [
-        ("  accumulate at", f"{format_bandwidth(one)} a core" if one else "", "host.accumulate_bandwidth"),
-        ("  at most", format_bandwidth(limit) if limit else "", "host.accumulate_limit"),
+        ("  accumulate at", f"{format_bandwidth(one)} per core" if one else "", "host.accumulate_bandwidth"),
+        ("  limit", format_bandwidth(limit) if limit else "", "host.accumulate_limit"),
     ]
 
 
@@ -130,20 +130,20 @@ def _engine(cdma: CdmaSpec) -> list[Row]:
         ("  reads at", format_bandwidth(cdma.read_bandwidth), "gpu.cdma.read_bandwidth"),
         ("  buffer", format_bytes(cdma.buffer), "gpu.cdma.buffer"),
         ("  latency", format_time(cdma.latency_ns), "gpu.cdma.latency"),
-        ("  kernels take", format_bandwidth(cdma.kernel_bandwidth), "gpu.cdma.kernel_bandwidth"),
+        ("  kernels use", format_bandwidth(cdma.kernel_bandwidth), "gpu.cdma.kernel_bandwidth"),
         ("  policy", policy, "gpu.cdma.throttle"),
     ]
 
 
 def _compressed(buddy: BuddySpec) -> list[Row]:
     cache = buddy.cache
-    zero = ", 16x where almost all zero" if buddy.mostly_zero else ""
-    chosen = f"for each {buddy.granularity}, threshold {buddy.threshold:.4g}{zero}"
+    zero = ", 16x for mostly-zero data" if buddy.mostly_zero else ""
+    chosen = f"per {buddy.granularity}, threshold {buddy.threshold:.4g}{zero}"
     own = buddy.link
     return [
         ("compressed memory", f"for {buddy.mode}", "gpu.buddy.mode"),
         ("  buddy memory", f"{buddy.carve_out} times the device memory", "gpu.buddy.carve_out"),
-        ("  reached by", own.kind if own else "the link to the host", "gpu.buddy.link.kind"),
+        ("  link", own.kind if own else "the link to the host", "gpu.buddy.link.kind"),
         *((f"  {name}", text, key) for name, text, key in (_ways(own, "gpu.buddy.link") if own else ())),
         ("  targets", chosen, "gpu.buddy.threshold"),
         (
@@ -161,7 +161,7 @@ def _compressed(buddy: BuddySpec) -> list[Row]:
 
 def _power(power: PowerSpec) -> list[Row]:
     return [
-        ("power, at most", format_power(power.limit_mw), "gpu.power.limit"),
+        ("power limit", format_power(power.limit_mw), "gpu.power.limit"),
         ("  idle", format_power(power.idle_mw), "gpu.power.idle"),
         ("  arithmetic", format_power(power.arithmetic_mw), "gpu.power.arithmetic"),
         ("  to DRAM", format_energy_per_byte(power.dram_fj), "gpu.power.dram_energy"),
@@ -171,7 +171,7 @@ def _power(power: PowerSpec) -> list[Row]:
 
 def _ways(link: LinkSpec | SwitchSpec, key: str) -> list[Row]:
     return [
-        ("  copy-out", format_bandwidth(link.d2h_bandwidth), f"{key}.d2h_bandwidth"),
-        ("  copy-in", format_bandwidth(link.h2d_bandwidth), f"{key}.h2d_bandwidth"),
+        ("  device-to-host", format_bandwidth(link.d2h_bandwidth), f"{key}.d2h_bandwidth"),
+        ("  host-to-device", format_bandwidth(link.h2d_bandwidth), f"{key}.h2d_bandwidth"),
         ("  duplex", link.duplex.value, f"{key}.duplex"),
     ]

@@ -1,4 +1,4 @@
-"""``simgpu list policies``: what each policy does, its parameters, and where it is published."""
+"""``simgpu list policies``: lists each policy's summary, parameters and source."""
 
 from __future__ import annotations
 
@@ -19,9 +19,9 @@ if TYPE_CHECKING:
 @click.command()
 @click.argument("policy", required=False, shell_complete=suggestions.policies)
 def policies(policy: str | None) -> None:
-    """List the memory policies with their parameters and sources, or show POLICY alone.
+    """List the memory policies with their parameters and sources, or show only POLICY.
 
-    A policy of another package that does not load is named at the end, and the exit code is 2.
+    If a policy of another package cannot be loaded, an error names it at the end and the exit code is 2.
 
     \b
     simgpu list policies

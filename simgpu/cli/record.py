@@ -1,4 +1,4 @@
-"""``simgpu record``: run a PyTorch model for real and write its trace."""
+"""``simgpu record``: run a training iteration of a PyTorch model and write its trace."""
 
 from __future__ import annotations
 
@@ -22,9 +22,9 @@ from simgpu.recorder.inputs import named_inputs
 from simgpu.trace.folder import write_trace
 
 _DEVICES = suggest(lambda: ("cpu", "cuda"))
-_MOST = 2**31 - 1  # more is a slip, and may be more than the numbers of PyTorch hold
-_COUNT = click.IntRange(min=1, max=_MOST)
-_FROM_NOUGHT = click.IntRange(min=0, max=_MOST)
+_MOST = 2**31 - 1  # larger values are mistakes, and may overflow in PyTorch
+_POSITIVE = click.IntRange(min=1, max=_MOST)
+_NON_NEGATIVE = click.IntRange(min=0, max=_MOST)
 
 
 def _listed(title: str, described: Mapping[str, str]) -> str:
@@ -40,7 +40,7 @@ _MODELS = _listed("Built-in models", BUILT_IN_MODELS)
 _OPTIMIZERS = _listed("Built-in optimizers", BUILT_IN_OPTIMIZERS)
 
 _ROUGH = (
-    "Warning: the times of its kernels vary widely between repetitions; record again while nothing else runs, "
+    "Warning: the kernel times vary widely between repetitions; record again on an idle machine, "
     "with more --warmup and --repetitions"
 )
 
@@ -48,14 +48,14 @@ _ROUGH = (
 @click.command(epilog=f"{_MODELS}\n\n{_OPTIMIZERS}")
 @click.argument("model", shell_complete=suggest(lambda: BUILT_IN_MODELS))
 @folder_options
-@click.option("--batch", type=_COUNT, required=True, help="Samples in the iteration.")
+@click.option("--batch", metavar="N", type=_POSITIVE, required=True, help="Batch size in samples.")
 @click.option(
     "--input",
     "inputs",
     multiple=True,
     metavar="NAME=SHAPE[:TYPE[:BELOW]]",
-    help="What your module is given, where your function returns it alone: x=Bx3x224x224, or ids=Bx128:int64:50257 "
-    "for integers below 50257; B is the batch. Repeatable.",
+    help="Input of your module, if your function returns only the module. B is the batch size: x=Bx3x224x224, or "
+    "ids=Bx128:int64:50257 for integers below 50257. Repeatable.",
 )
 @click.option(
     "--device",
@@ -63,13 +63,13 @@ _ROUGH = (
     show_default=True,
     metavar="cpu|cuda|cuda:N",
     shell_complete=_DEVICES,
-    help="Where it runs.",
+    help="Device to run on.",
 )
 @click.option(
     "--gpu",
     metavar="NODE",
     shell_complete=nodes,
-    help="Run nothing: model the iteration for a node's GPU (v100, my-node.yaml).",
+    help="Do not run the model: estimate the iteration for this node's GPU (v100, my-node.yaml).",
 )
 @click.option(
     "--optimizer",
@@ -77,12 +77,21 @@ _ROUGH = (
     show_default=True,
     metavar="NAME",
     shell_complete=suggest(lambda: BUILT_IN_OPTIMIZERS),
-    help="Built in, or module.path:factory.",
+    help="A built-in optimizer, or module.path:factory.",
 )
-@click.option("--warmup", type=_COUNT, default=2, show_default=True, help="Iterations run first.")
-@click.option("--repetitions", type=_COUNT, default=5, show_default=True, help="Timed iterations.")
 @click.option(
-    "--epochs", type=_FROM_NOUGHT, default=0, show_default=True, help="Train first; sparsity and sizes at each."
+    "--warmup", metavar="N", type=_POSITIVE, default=2, show_default=True, help="Untimed iterations to run first."
+)
+@click.option(
+    "--repetitions", metavar="N", type=_POSITIVE, default=5, show_default=True, help="Timed iterations to run."
+)
+@click.option(
+    "--epochs",
+    metavar="N",
+    type=_NON_NEGATIVE,
+    default=0,
+    show_default=True,
+    help="Epochs to train first; record sparsity and compressed sizes after each.",
 )
 @click.option(
     "--codec",
@@ -90,26 +99,31 @@ _ROUGH = (
     multiple=True,
     metavar="NAME",
     shell_complete=offer_codecs,
-    help=f"Sizes too: of feature maps in {', '.join(name for name in codec_names() if name != BY_ENTRY)}; "
-    f"of the memory-entries of all blocks in {BY_ENTRY}. Repeatable.",
+    help="Also record compressed sizes. Codecs for feature maps: "
+    f"{', '.join(name for name in codec_names() if name != BY_ENTRY)}; for the 128-byte memory-entries of all "
+    f"blocks: {BY_ENTRY}. Repeatable.",
 )
 @click.option(
     "--save-maps",
     type=click.Path(path_type=Path),
     metavar="DIR",
-    help="Keep the recorded step's feature maps, as .npy.",
+    help="Save the recorded iteration's feature maps as .npy files.",
 )
 @click.option(
     "--dump-memory",
     type=click.Path(path_type=Path),
     metavar="DIR",
-    help="Keep snapshots of all live blocks along an iteration, as .npy.",
+    help="Save snapshots of all live blocks during an iteration as .npy files.",
 )
-@click.option("--snapshots", type=_COUNT, help="How many.  [default: 10]")
-@click.option("--hold-output", is_flag=True, help="The loop holds the model's output through backward.")
-@click.option("--grad-scaler", is_flag=True, help="The loop scales gradients (torch.amp.GradScaler).")
-@click.option("--algorithms", is_flag=True, help="Measure other ways to run convolutions.")
-@click.option("--seed", type=_FROM_NOUGHT, default=0, show_default=True, help="Of weights and data.")
+@click.option(
+    "--snapshots", metavar="N", type=_POSITIVE, help="With --dump-memory: number of snapshots.  [default: 10]"
+)
+@click.option("--hold-output", is_flag=True, help="Keep the model's output in memory until backward ends.")
+@click.option("--grad-scaler", is_flag=True, help="Scale gradients with torch.amp.GradScaler.")
+@click.option("--algorithms", is_flag=True, help="Also measure alternative convolution algorithms.")
+@click.option(
+    "--seed", metavar="N", type=_NON_NEGATIVE, default=0, show_default=True, help="Random seed of weights and data."
+)
 @quiet_option
 def record(
     model: str,
@@ -133,11 +147,12 @@ def record(
     seed: int,
     quiet: bool,
 ) -> None:
-    """Run one training iteration of MODEL for real and write its trace; or with --gpu, model it without running it.
+    """Run a training iteration of MODEL and write its trace. With --gpu, estimate the trace without running.
 
-    MODEL is a built-in name, or module.path:factory for a function of yours that returns a torch module (name its
-    inputs with --input), or (module, inputs), or (module, inputs, labels, loss), or these and batches to train on.
-    Inputs are a tensor, a tuple, or a mapping of keywords. Needs PyTorch (the extra 'record').
+    MODEL is a built-in model, or module.path:factory, which names a function of yours. The function returns a torch
+    module (then give --input), (module, inputs), or (module, inputs, labels, loss); a last element with batches to
+    train on can follow. The inputs are a tensor, a tuple, or a mapping of keyword arguments. Needs PyTorch: install
+    simgpu with the extra 'record'.
 
     \b
     simgpu record resnet20 --batch 64 -o traces/resnet20-mine
@@ -154,7 +169,7 @@ def record(
     refuse_another(output, force)
     refuse_inside({"-o": output, "--save-maps": save_maps, "--dump-memory": dump_memory})
     measure = sizes_in(codecs) if set(codecs) - {BY_ENTRY} else None
-    sys.path.insert(0, str(Path.cwd()))  # module.path:factory may stand in the folder the user is in
+    sys.path.insert(0, str(Path.cwd()))  # module.path may be in the current folder
     with progress(quiet) as say:
         say(f"loading {model}")
         trace = record_model(
@@ -183,8 +198,8 @@ def record(
     Screen().print(facts(trace.facts()))
     show_written(output, gpu or "NODE")
     if save_maps is not None:
-        click.echo(f"feature maps in {save_maps}")
+        click.echo(f"feature maps written to {save_maps}")
     if dump_memory is not None:
-        click.echo(f"snapshots of memory in {dump_memory}")
+        click.echo(f"memory snapshots written to {dump_memory}")
     if trace.is_rough:
         click.echo(f"\n{wrapped(_ROUGH, before=0)}", err=True)

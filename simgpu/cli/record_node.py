@@ -23,19 +23,25 @@ _SIZES = ", ".join(map(format_bytes, DEFAULT_SIZES))
 @click.option(
     "-o", "--output", type=click.Path(path_type=Path), required=True, metavar="FILE", help="YAML file to write."
 )
-@click.option("--force", is_flag=True, help="Replace the file if it is there.")
-@click.option("--device", default="cuda", show_default=True, metavar="cuda|cuda:N", help="Which GPU.")
-@click.option("--sizes", default=_SIZES, show_default=True, metavar="SIZE,SIZE...", help="Copies to measure.")
+@click.option("--force", is_flag=True, help="Replace an existing file.")
+@click.option("--device", default="cuda", show_default=True, metavar="cuda|cuda:N", help="GPU to measure.")
+@click.option("--sizes", default=_SIZES, show_default=True, metavar="SIZE,SIZE...", help="Copy sizes to measure.")
 @click.option(
-    "--repetitions", type=click.IntRange(min=1), default=DEFAULT_REPETITIONS, show_default=True, help="Of each copy."
+    "--repetitions",
+    metavar="N",
+    type=click.IntRange(min=1),
+    default=DEFAULT_REPETITIONS,
+    show_default=True,
+    help="Repetitions of each copy.",
 )
 @quiet_option
 def node(output: Path, force: bool, device: str, sizes: str, repetitions: int, quiet: bool) -> None:
     """Measure this machine's GPU and its link to the host, and write a node file.
 
-    Measured: copies both ways with pinned memory (bandwidth and latency), copies inside the GPU. Asked for: memory,
-    multiprocessors, copy engines, architecture, and the host's memory and cores. Every number gets its source. Best
-    run while nothing else uses the GPU. Needs PyTorch (the extra 'record').
+    Measures the bandwidth and latency of host-to-device and device-to-host copies with pinned memory, and the
+    bandwidth of copies on the GPU. Queries the memory, multiprocessors, copy engines and architecture of the GPU, and
+    the host's memory and cores. The file states the source of each value. Run it while the GPU is otherwise idle.
+    Needs PyTorch: install simgpu with the extra 'record'.
 
     \b
     simgpu validate node -o my-node.yaml
@@ -55,12 +61,12 @@ def node(output: Path, force: bool, device: str, sizes: str, repetitions: int, q
 
 def _check_output(output: Path, force: bool) -> None:
     if output.suffix not in (".yaml", ".yml"):
-        raise InputError.single(output, "", "is no YAML file by its name", "let the name end in .yaml")
+        raise InputError.single(output, "", "is not named as a YAML file", "use a name that ends in .yaml")
     if not output.parent.is_dir():
-        raise InputError.single(output, "", "its folder does not exist", f"make {output.parent} first")
+        raise InputError.single(output, "", "its folder does not exist", f"create {output.parent} first")
     if output.is_dir() or (output.exists() and not force):
         remedy = "choose another name" if output.is_dir() else "choose another name, or replace it with --force"
-        raise InputError.single(output, "", "is there already", remedy)
+        raise InputError.single(output, "", "already exists", remedy)
 
 
 def _bytes_of(sizes: str) -> list[int]:

@@ -1,4 +1,4 @@
-"""``simgpu report``: a run as one page to open in a browser and to pass on."""
+"""``simgpu report``: write a run as one self-contained HTML page."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ from simgpu.version import __version__
 
 @click.command()
 @click.argument("result")
-@click.option("-o", "--output", type=click.Path(path_type=Path), metavar="FILE", help="Write the page here.")
+@click.option("-o", "--output", type=click.Path(path_type=Path), metavar="FILE", help="Write the page to this file.")
 @click.option("-q", "--quiet", is_flag=True, help="Show no progress.")
 def report(result: str, output: Path | None, quiet: bool) -> None:
-    """Write RESULT as one page: its tables, and a timeline to zoom into and search.
+    """Write RESULT as one HTML page with tables and an interactive timeline.
 
-    RESULT is a folder that `simgpu run` wrote, whose page is its report.html unless -o says otherwise; or a scenario,
-    which is then run, and whose page is NAME.html. The page needs no network and nothing next to it. Each policy's
-    timeline for https://ui.perfetto.dev is written next to it.
+    RESULT is a folder that `simgpu run -o` wrote; its page is report.html in that folder unless -o is given. RESULT
+    can also be a scenario: it is run, and its page is NAME.html. The page needs no network and no other files. Each
+    policy's timeline is written next to the page, in a format for https://ui.perfetto.dev.
 
     \b
     simgpu run quickstart -o results/try
@@ -47,17 +47,21 @@ def report(result: str, output: Path | None, quiet: bool) -> None:
         page, *timelines = write_recorded(recorded, target)
     click.echo(f"written to {page}")
     if timelines:
-        click.echo(f"in the same folder, for https://ui.perfetto.dev: {', '.join(file.name for file in timelines)}")
+        names = ", ".join(file.name for file in timelines)
+        click.echo(f"timelines for https://ui.perfetto.dev, in the same folder: {names}")
 
 
 def _is_scenario(result: str) -> bool:
-    """A folder of a shipped scenario's name is the folder; `InputError` for a word that is neither."""
+    """Whether `result` is a scenario. An existing folder takes precedence.
+
+    Raises `InputError` for a name that is neither.
+    """
     if Path(result).is_dir():
         return False
     names = shipped_names("scenarios")
     if result in names or result.endswith((".yaml", ".yml")):
         return True
     if not Path(result).exists() and Path(result).name == result:
-        what = f"no folder of a run and no shipped scenario is called {result!r}"
+        what = f"{result!r} is neither the folder of a run nor a shipped scenario"
         raise InputError.single("", "", what, did_you_mean(result, names))
     return False

@@ -27,11 +27,12 @@ from simgpu.papers.reproduction import Reproduction, rule_lines, summary
 from simgpu.papers.verdicts import Verdict
 from simgpu.version import __version__
 
-#: What to know of the summary, and where to go from it.
+#: Explanation of the summary, and the next command.
 _HINTS = (
-    f"{FITTED} or fitted: something was fitted to the claim; all others are predictions. Compared: numbers, orders and "
-    "bounds. Rules: how many of a design's rules hold; pytest -m rule runs their tests.",
-    "simgpu reproduce ID shows a claim in full: what it states, the source of its number here, and why it is off.",
+    f"{FITTED} or fitted: a parameter was fitted to the claim; all other results are predictions. Compared: numbers, "
+    "orders and bounds. Rules: how many of a design's rules hold; pytest -m rule runs their tests.",
+    "simgpu reproduce ID shows all details of a claim: its statement, the source of the simulated value, and causes "
+    "of the error.",
 )
 FOLDER = Path("results", "reproduce")
 _COLOURS = {
@@ -47,25 +48,35 @@ _COLOURS = {
 
 @click.command()
 @click.argument("what", nargs=-1, shell_complete=claims)
-@click.option("--quick", is_flag=True, help="Only the claims that take seconds together.")
-@click.option("--explain", "why", is_flag=True, help="For claims off by over 10%, also run experiments on why.")
+@click.option("--quick", is_flag=True, help="Run only quick claims; all together take seconds.")
+@click.option(
+    "--explain", "why", is_flag=True, help="For claims with an error above 10%, also run experiments to find the cause."
+)
 @click.option(
     "--html",
     type=click.Path(path_type=Path),
     metavar="FILE",
-    help="Write all of it as a page, with causes and figures, which take longer.",
+    help="Also write an HTML page with causes and figures (takes longer).",
 )
 @click.option(
     "--recordings",
     type=click.Path(path_type=Path),
     metavar="DIR",
-    help="Also compare the recordings in this folder.",
+    help="Also compare the recordings in this folder with their simulation.",
 )
-@click.option("-j", "--jobs", type=click.IntRange(min=1), metavar="N", help="Processes; default: a core each.")
 @click.option(
-    "-o", "--output", type=click.Path(path_type=Path), default=FOLDER, metavar="DIR", help="Cache finished work here."
+    "-j", "--jobs", type=click.IntRange(min=1), metavar="N", help="Number of processes. Default: one per core."
 )
-@click.option("--restart", is_flag=True, help="Delete the cached work.")
+@click.option(
+    "-o",
+    "--output",
+    type=click.Path(path_type=Path),
+    default=FOLDER,
+    show_default=True,
+    metavar="DIR",
+    help="Folder to cache finished runs in.",
+)
+@click.option("--restart", is_flag=True, help="Delete the cached runs first.")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON document instead of tables.")
 @quiet_option
 def reproduce(
@@ -80,12 +91,13 @@ def reproduce(
     as_json: bool,
     quiet: bool,
 ) -> None:
-    """Simulate the claims of papers, and show both numbers; for rules, the tests that hold them.
+    """Compare the claims of papers with simulation; for design rules, list the tests that check them.
 
-    WHAT is a paper (cswap, home, cdma, modnn, buddy), a claim, or the beginning of its id; or `recordings`: the
-    recordings that ship with simgpu are compared with their simulation. Without: all of them, or with --quick all quick
-    claims. A single claim is shown in full. Finished work is cached: after Ctrl-C the same command goes on where it
-    stopped. Exits with 2 when a claim could not be run.
+    WHAT is a paper (cswap, home, cdma, modnn, buddy), the id of a claim or the beginning of it, or `recordings`, which
+    compares the shipped recordings with their simulation. Default: all of these, or with --quick all quick claims. A
+    single claim is shown with all details.
+
+    Finished runs are cached: after Ctrl-C, the same command resumes. Exit code 2: a claim could not be run.
 
     \b
     simgpu reproduce --quick
@@ -94,15 +106,15 @@ def reproduce(
     simgpu reproduce --html papers.html
     simgpu reproduce recordings --recordings my/recordings
     """
-    words = [word for word in what if word != RECORDINGS]
-    chosen = select(words, quick=quick) if words or not what else ()
+    claim_ids = [name for name in what if name != RECORDINGS]
+    chosen = select(claim_ids, quick=quick) if claim_ids or not what else ()
     recorded = recordings or RECORDINGS in what or not (what or quick)
-    if not chosen and words:
-        raise InputError.single("", "", "none of these claims is among the quick ones", "leave out --quick")
+    if not chosen and claim_ids:
+        raise InputError.single("", "", f"none of these claims is quick: {', '.join(claim_ids)}", "leave out --quick")
     if html is not None:
         check_target(html)
     if find_spec("numba") is None and any(claim.paper.key == "home" for claim in chosen) and not quiet:
-        click.echo("without the extra fast (numba) claims of HOME take very long", err=True)
+        click.echo("claims of HOME take very long without numba; install simgpu with the extra 'fast'", err=True)
     run = Run(chosen, output, restart)
     count = Count(of="runs", last="collecting")
     try:
@@ -118,7 +130,7 @@ def reproduce(
                 say("writing the page")
                 write_page(run, reproduction, html)
     except (KeyboardInterrupt, SystemExit) as stop:
-        click.echo(f"stopped after {count.done} runs; the same command goes on", err=True)
+        click.echo(f"stopped after {count.done} runs; run the same command to resume", err=True)
         sys.exit(INTERRUPTED if isinstance(stop, KeyboardInterrupt) else stop.code)
     if as_json:
         click.echo(json.dumps({"simgpu": __version__, **reproduction.to_dict()}, indent=2, allow_nan=False))
@@ -130,7 +142,7 @@ def reproduce(
 
 
 def show(screen: Screen, reproduction: Reproduction) -> None:
-    """The claims and rules of each paper, recordings, and the summary; for a single claim all details."""
+    """Prints the claims and rules of each paper, the recordings and the summary; for a single claim, all details."""
     claims = len(reproduction.claims) + len(reproduction.rules)
     if claims == 1:
         for outcome in reproduction.claims:
@@ -178,7 +190,7 @@ def _show_claim(screen: Screen, outcome: ClaimOutcome) -> None:
 
 
 def _show_rule(screen: Screen, rule: Claim) -> None:
-    _show_facts(screen, rule, (), "broken" if rule.broken else "held by tests")
+    _show_facts(screen, rule, (), "broken" if rule.broken else "verified by tests")
     _print(screen, rule_lines([rule], screen.width, every=True))
 
 
@@ -188,8 +200,8 @@ def _show_facts(screen: Screen, claim: Claim, sources: Iterable[str], verdict: s
         ("states", section.states),
         ("paper", f"{claim.paper.name}, {section.where} ({claim.paper.source})"),
         *(("here", source) for source in sources),
-        ("fit", section.fit or "nothing was fitted to it"),
-        ("inferred", "the paper does not state it outright" if section.inferred else ""),
+        ("fit", section.fit or "no parameter was fitted to it"),
+        ("inferred", "the paper does not state it explicitly" if section.inferred else ""),
         ("verdict", verdict),
     ]
     screen.print(Text(claim.id, style="bold"))
@@ -198,7 +210,7 @@ def _show_facts(screen: Screen, claim: Claim, sources: Iterable[str], verdict: s
 
 
 def _show_recordings(screen: Screen, recordings: Recordings) -> None:
-    screen.print(Text("Recordings, and the same iterations simulated", style="bold"))
+    screen.print(Text("Recordings compared with simulation", style="bold"))
     _print(screen, table_lines(RECORDING_HEADINGS, recordings.rows(), screen.width))
     if managed := recordings.managed_rows():
         screen.print()
@@ -209,16 +221,16 @@ def _show_recordings(screen: Screen, recordings: Recordings) -> None:
 
 
 def _show_why(screen: Screen, outcomes: Iterable[ClaimOutcome]) -> None:
-    """Each assumption once, and below it a table per claim."""
+    """Prints each assumption once, with a table per claim below it."""
     causes: dict[str, list[tuple[ClaimOutcome, Experiment]]] = {}
     for outcome in outcomes:
         for experiment in outcome.experiments:
             causes.setdefault(experiment.name, []).append((outcome, experiment))
-    for name, moved in causes.items():
+    for name, experiments in causes.items():
         screen.print()
         screen.print(Text(f"why: {name}", style="bold"))
-        _print(screen, says_lines(moved[0][1], screen.width))
-        for outcome, experiment in moved:
+        _print(screen, says_lines(experiments[0][1], screen.width))
+        for outcome, experiment in experiments:
             screen.print()
             _print(screen, experiment_lines(outcome, experiment, screen.width))
 
@@ -228,7 +240,7 @@ def _print(screen: Screen, lines: Iterable[Line]) -> None:
         style = "bold" if line.heading else "dim" if line.note else ""
         text = Text(line.text, style=style)
         text.append(line.ending, style=_COLOURS[line.verdict] if line.verdict else style)
-        # The lines are wrapped; the id of a test stays in one piece.
+        # The lines are already wrapped; test ids must not be broken.
         screen.print(text, wrap=False)
 
 
@@ -245,7 +257,7 @@ def _end(reproduction: Reproduction) -> None:
     for row in reproduction.recordings.failed if reproduction.recordings else ():
         reasons.setdefault(row.why, {})[row.name] = None
     for why, ids in reasons.items():
-        message = f"could not be run: {', '.join(ids)}: {why}"
+        message = f"could not run {', '.join(ids)}: {why}"
         click.echo(f"\n{wrapped(message, before=0)}", err=True)
     if reasons:
         sys.exit(BAD_INPUT)

@@ -23,17 +23,21 @@ from simgpu.version import __version__
 
 @click.command()
 @choice_options
-@click.option("-o", "--output", type=click.Path(path_type=Path), metavar="DIR", help="Write the outputs here.")
+@click.option(
+    "-o", "--output", type=click.Path(path_type=Path), metavar="DIR", help="Write the outputs to this folder."
+)
 def run(choice: ScenarioChoice, as_json: bool, quiet: bool, output: Path | None) -> None:
-    """Run SCENARIO, a shipped scenario or a YAML file, and report what happened.
+    """Run SCENARIO (a shipped name or a YAML file) under each of its policies, and show detailed results.
 
-    In place of SCENARIO, --trace and --node say what to run. Every policy is run. Timelines, figures and report.json
-    are written when the scenario or -o names a folder, whole or not at all. Ends with 3 when every policy with
-    limited memory ran out of it, with 2 when every policy refuses the trace or the node, or fails. Where only some
-    fail, each is a row 'error' and a message on stderr.
+    Instead of SCENARIO, --trace and --node select what to run. If the scenario or -o names a folder, timelines, figures
+    and report.json are written there atomically.
 
-    With data_parallel.gpus several GPUs train together. They exchange gradients as in moDNN (2019), through host memory
-    over PCIe, not by NCCL's collectives, which are not simulated.
+    Exit code 3: every policy with limited memory ran out of memory. Exit code 2: every policy failed, or does not
+    support the trace or the node. If only some policies fail, each failed policy has a row 'error' and a message on
+    stderr.
+
+    With data_parallel.gpus, several GPUs train together. They exchange gradients through host memory over PCIe, as in
+    moDNN (2019). NCCL collectives are not simulated.
 
     \b
     simgpu run quickstart
@@ -74,11 +78,15 @@ def run(choice: ScenarioChoice, as_json: bool, quiet: bool, output: Path | None)
 @choice_options
 @click.option("--time-bound", "bound", is_flag=True, help="Show the gap to the lower bound of any placement.")
 def compare(choice: ScenarioChoice, as_json: bool, quiet: bool, bound: bool) -> None:
-    """Run the policies of SCENARIO side by side, one line each. Writes no files.
+    """Run the policies of SCENARIO and compare them, one line each. Writes no files.
 
-    In place of SCENARIO, --trace and --node say what to run. Ends with 3 when every policy with limited memory ran
-    out of it, with 2 when every policy refuses the trace or the node, or fails. Several GPUs (data_parallel.gpus)
-    exchange gradients as in moDNN (2019), through host memory over PCIe; NCCL's collectives are not simulated.
+    Instead of SCENARIO, --trace and --node select what to run.
+
+    Exit code 3: every policy with limited memory ran out of memory. Exit code 2: every policy failed, or does not
+    support the trace or the node.
+
+    With data_parallel.gpus, several GPUs train together. They exchange gradients through host memory over PCIe, as in
+    moDNN (2019). NCCL collectives are not simulated.
 
     \b
     simgpu compare quickstart
@@ -108,7 +116,7 @@ def _print_json(scenario: Scenario, comparison: Comparison) -> None:
 
 
 def _end(choice: ScenarioChoice, scenario: Scenario, comparison: Comparison, quiet: bool) -> None:
-    """Tells why policies gave no result, and what to try; the exit code says so when all did that can."""
+    """Prints why policies have no result and what to try. Exits with an error if no policy with limited memory fits."""
     failed = [run for run in comparison if run.result is None]
     if not failed:
         return

@@ -1,4 +1,4 @@
-"""The report of a run on the terminal: what was run, where its numbers come from, and the numbers."""
+"""Tables of a run for the terminal."""
 
 from __future__ import annotations
 
@@ -17,21 +17,21 @@ if TYPE_CHECKING:
     from simgpu.experiments.compare import Comparison, PolicyRun
     from simgpu.experiments.scenarios.model import Scenario
 
-_NAMES = 21  # columns that the names of a run's lines take, with the gap after them
-_CELL = 13  # columns of a number with its share
+_NAMES = 21  # width of the names column, with its gap
+_CELL = 13  # width of a number with its percentage
 _GAP = 2
 _SHORT = {"out of memory": OOM, "refused": "refused", "error": "error"}
 
 
 def show_header(screen: Screen, scenario: Scenario, comparison: Comparison) -> None:
-    """What was run, on what, and how far the numbers can be trusted."""
+    """Prints the scenario, its node, and the settings of the run."""
     screen.print(Text(scenario.name, style="bold"))
     screen.print(facts([*scenario.facts(), ("run", _run_line(scenario, comparison))]))
     screen.print()
 
 
 def show_comparison(screen: Screen, comparison: Comparison) -> None:
-    """One line a policy."""
+    """Prints one line per policy."""
     rows = []
     for run, (label, time, *numbers, _) in zip(comparison, comparison.rows(), strict=True):
         unsteady = run.result is not None and run.result.steady is False
@@ -47,7 +47,7 @@ def show_comparison(screen: Screen, comparison: Comparison) -> None:
 
 
 def show_details(screen: Screen, comparison: Comparison) -> None:
-    """One column a policy: speed, where the time went, traffic and memory; as many side by side as fit."""
+    """Prints one column per policy: speed, time breakdown, traffic and memory; in groups that fit the width."""
     if not comparison.results:
         return
     for index, runs in enumerate(_side_by_side(comparison.runs)):
@@ -62,7 +62,7 @@ def show_details(screen: Screen, comparison: Comparison) -> None:
 
 
 def _lines_of_rows(headings: Sequence[str], rows: Sequence[Sequence[str]]) -> Iterator[str]:
-    """Names to the left, numbers to the right; a name that leaves them too little room has a line of its own."""
+    """Lines of a table: names left-aligned, numbers right-aligned; a name that is too wide gets its own line."""
     widths = [max(map(len, column)) + _GAP for column in zip(headings, *rows, strict=True)]
     free = WIDTH - sum(widths[1:])
     width = max(len(row[0]) for row in (headings, *rows) if len(row[0]) <= free)
@@ -74,7 +74,7 @@ def _lines_of_rows(headings: Sequence[str], rows: Sequence[Sequence[str]]) -> It
 
 
 def _show_notes(screen: Screen, comparison: Comparison) -> None:
-    """What policies have to say about their runs."""
+    """Prints the policies' notes on their runs."""
     notes = [(label, note) for label, result in comparison.results.items() for note in result.notes]
     if notes:
         screen.print()
@@ -114,7 +114,7 @@ def _heading(run: PolicyRun) -> str:
 
 
 def _side_by_side(runs: Sequence[PolicyRun]) -> Iterator[tuple[PolicyRun, ...]]:
-    """The runs in groups that fit the width."""
+    """Splits the runs into groups that fit the width."""
     group: list[PolicyRun] = []
     width = _NAMES
     for run in runs:
@@ -129,7 +129,7 @@ def _side_by_side(runs: Sequence[PolicyRun]) -> Iterator[tuple[PolicyRun, ...]]:
 
 
 def _lines(runs: Sequence[PolicyRun]) -> Iterator[tuple[str, Sequence[str]]]:
-    """Names and texts of the measures, a blank line between groups."""
+    """Names and cells of the measures, with a blank line between groups."""
     for number, group in enumerate(groups([run.to_dict() for run in runs])):
         if number:
             yield "", [""] * len(runs)

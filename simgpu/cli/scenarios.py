@@ -1,4 +1,4 @@
-"""``simgpu list scenarios``: the scenarios and studies that ship with simgpu."""
+"""``simgpu list scenarios``: lists the scenarios and studies that ship with simgpu."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ def scenarios() -> None:
 
     \b
     simgpu list scenarios
-    simgpu run NAME     runs a scenario: one trace under its policies
-    simgpu study NAME   runs a study: several traces, next to published numbers
+    simgpu run NAME     run a scenario: one trace under its policies
+    simgpu study NAME   run a study: several traces and published numbers
     """
     screen = Screen()
     screen.print("scenarios: simgpu run NAME")

@@ -1,4 +1,4 @@
-"""``simgpu list schema``: JSON Schema for editors."""
+"""``simgpu list schema``: print the JSON Schema of simgpu's YAML files, for editors."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ import click
 @click.command()
 @click.argument("kind", type=click.Choice(["scenario", "study", "node"]), default="scenario")
 def schema(kind: Literal["scenario", "study", "node"]) -> None:
-    """Print the JSON Schema of scenario files (the default), of studies or of node files.
+    """Print the JSON Schema of scenario files (the default), study files or node files.
 
-    With it, an editor completes keys and marks mistakes while you type. Policies of other packages are included
-    when those are installed.
+    Editors use it to complete keys and mark mistakes while you type. It includes the policies of other packages that
+    are installed.
 
     \b
     simgpu list schema scenario > scenario.schema.json
@@ -25,7 +25,7 @@ def schema(kind: Literal["scenario", "study", "node"]) -> None:
 
 
 def json_schema(kind: Literal["scenario", "study", "node"]) -> dict[str, Any]:
-    """The JSON Schema (draft 2020-12) of a kind of file, as plain data."""
+    """The JSON Schema (draft 2020-12) of one kind of file, as plain data."""
     from simgpu.experiments.scenarios.model import ScenarioFile
     from simgpu.experiments.scenarios.study import StudyFile
     from simgpu.hardware.nodes import NodeFile
@@ -38,7 +38,7 @@ def json_schema(kind: Literal["scenario", "study", "node"]) -> dict[str, Any]:
 
 
 def _without_program_defaults(schema: Any) -> Any:
-    """Drops the defaults of quantities: in the program they are numbers, in the file they would be texts."""
+    """Removes the defaults of quantities, which are numbers in the program but strings in files."""
     if isinstance(schema, list):
         return [_without_program_defaults(item) for item in schema]
     if not isinstance(schema, dict):

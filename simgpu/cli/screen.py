@@ -1,4 +1,4 @@
-"""What commands print with: a terminal at most 80 columns wide, tables on it, and progress on stderr."""
+"""Output of commands: text and tables at most 80 columns wide, and progress on stderr."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ _BAR = re.compile("[━─]")
 
 
 def console(file: TextIO) -> Console:
-    """A terminal, or plain text where there is none or NO_COLOR is set. Prints texts as they are."""
+    """A rich console without markup; plain text if the file is not a terminal or NO_COLOR is set."""
     look: dict[str, Any] = {} if wants_colour(file) else {"color_system": None}
     result = Console(file=file, markup=False, highlight=False, emoji=False, **look)
     result.width = min(result.width, WIDTH)
@@ -36,7 +36,7 @@ def console(file: TextIO) -> Console:
 
 
 class Screen:
-    """As wide as the terminal but at most 80 columns, without blanks at the ends of lines; standard output or error."""
+    """Prints to stdout or stderr, at most 80 columns wide, without trailing blanks."""
 
     def __init__(self, error: bool = False) -> None:
         self._error = error
@@ -44,21 +44,21 @@ class Screen:
 
     @property
     def width(self) -> int:
-        """In columns."""
+        """Width in columns."""
         return self._console.width
 
     def print(self, content: RenderableType = "", *, wrap: bool = True) -> None:
-        """Prints a text or a table. wrap: divide lines that are wider than the screen."""
+        """Prints text or a table. wrap: break lines that are wider than the screen."""
         with self._console.capture() as captured:
             self._console.print(content, soft_wrap=not wrap)
         for line in captured.get().splitlines():
             click.echo(
                 line.rstrip(), color=True, err=self._error
-            )  # rich has already left out the colours where there are none
+            )  # rich has already removed colours if they are disabled
 
 
 def facts(rows: Iterable[tuple[str, str]]) -> Table:
-    """Names on the left, texts on the right that wrap within their column."""
+    """A table of names on the left and wrapped texts on the right."""
     grid = Table.grid(padding=(0, 2))
     grid.add_column(no_wrap=True)
     grid.add_column(overflow="fold")
@@ -70,9 +70,9 @@ def facts(rows: Iterable[tuple[str, str]]) -> Table:
 def table(
     headings: Sequence[str], rows: Iterable[Sequence[str]], left: Collection[int] = (0,), unbroken: Collection[int] = ()
 ) -> Table:
-    """A table without lines: bold headings, numbers to the right but for the columns in `left`.
+    """A table without rules, with bold headings; columns are right-aligned except those in `left`.
 
-    unbroken: columns of which no text is broken, whatever becomes of the others.
+    unbroken: columns whose cells are never wrapped.
     """
     grid = table_grid(headings, rows, left, unbroken)
     grid.header_style = "bold"
@@ -80,20 +80,20 @@ def table(
 
 
 def indented(content: Table | Text) -> Padding:
-    """The same, two columns to the right."""
+    """Indents the content by two columns."""
     return Padding(content, (0, 0, 0, 2))
 
 
-#: For every command that may take over a second.
+#: The ``--quiet`` option, for each command that may take over a second.
 quiet_option = click.option("-q", "--quiet", is_flag=True, help="Show no progress.")
 
 
 @contextmanager
 def progress(quiet: bool) -> Iterator[Callable[[str], None]]:
-    """Yields a function to say what is being done, shown on stderr once it takes over a second.
+    """Yields a function that shows the current step on stderr, once it takes over a second.
 
-    A terminal gets a moving line, anything else a plain line for each new thing, though not several a second, and now
-    and then in between. What differs only from its bar on (`━───`) is no new thing.
+    A terminal shows a spinner. Other streams get a plain line for each new step, at most one per second, and a
+    repeated line every few seconds. Descriptions that differ only after a progress bar (`━───`) are the same step.
     """
     with _shown(quiet) as show:
 
@@ -132,18 +132,18 @@ def _moving(screen: Console) -> Iterator[Callable[[str], None]]:
 @contextmanager
 def _plain(stream: TextIO) -> Iterator[Callable[[str], None]]:
     started, current, done = monotonic(), "", Event()
-    shown_at, thing = started, ""
+    shown_at, step = started, ""
 
     def show() -> None:
-        nonlocal shown_at, thing
+        nonlocal shown_at, step
         if current:
-            shown_at, thing = monotonic(), _BAR.split(current)[0]
+            shown_at, step = monotonic(), _BAR.split(current)[0]
             print(f"{current} ({shown_at - started:.0f} s)", file=stream, flush=True)
 
     def say(what: str) -> None:
         nonlocal current
         current = what
-        if monotonic() - shown_at > _PATIENCE_S and _BAR.split(what)[0] != thing:
+        if monotonic() - shown_at > _PATIENCE_S and _BAR.split(what)[0] != step:
             show()
 
     def watch() -> None:

@@ -1,4 +1,4 @@
-"""``simgpu search``: how a policy comes to its placement, and what it does to each feature map."""
+"""``simgpu search``: search a placement with a policy; show its convergence and the action on each feature map."""
 
 from __future__ import annotations
 
@@ -25,35 +25,51 @@ from simgpu.units import format_bytes, format_time
 from simgpu.version import __version__
 
 _DEFAULT = "home"
-#: Rows of the placement that a terminal gets; files have all.
+#: Rows of the placement printed on the terminal; files contain all.
 _ROWS = 12
 
 
 @click.command()
 @click.argument("trace", shell_complete=workloads)
 @click.option(
-    "--node", metavar="NODE", shell_complete=nodes, help="A shipped node or a YAML file; a scenario has its own."
+    "--node",
+    metavar="NODE",
+    shell_complete=nodes,
+    help="A shipped node or a YAML file. Not with a scenario, which has its own node.",
 )
-@click.option("--batch", type=click.IntRange(min=1), help="Samples; those of the trace where left out.")
+@click.option(
+    "--batch", metavar="N", type=click.IntRange(min=1), help="Batch size in samples. Default: that of the trace."
+)
 @click.option(
     "--policy",
     "policies",
     multiple=True,
     metavar="POLICY",
     shell_complete=policies,
-    help=f'Such as "home(update=full)", or as in a scenario. Repeatable; {_DEFAULT} where left out.',
+    help=f'A policy to search with, e.g. "home(update=full)". Repeatable. Default: {_DEFAULT}.',
 )
-@size_option("--budget", "--memory", help="Device memory to use, e.g. 10GiB; all that the node has.")
-@click.option("--seed", type=click.IntRange(min=0), help="Of the search; 0, or the scenario's, where left out.")
+@size_option("--budget", "--memory", help="Device memory to use, e.g. 10GiB. Default: all of the node's.")
+@click.option(
+    "--seed",
+    metavar="N",
+    type=click.IntRange(min=0),
+    help="Random seed of the search. Default: the scenario's, otherwise 0.",
+)
 @click.option(
     "--set",
     "settings",
     multiple=True,
     metavar="KEY=VALUE",
     shell_complete=scenario_keys,
-    help="Change a value of the scenario, its trace or its node, e.g. trace.input=cifar10. Repeatable.",
+    help="Change a value in the scenario, its trace or its node, e.g. trace.input=cifar10. Repeatable.",
 )
-@click.option("-o", "--output", type=click.Path(path_type=Path), metavar="DIR", help="Write tables and figures here.")
+@click.option(
+    "-o",
+    "--output",
+    type=click.Path(path_type=Path),
+    metavar="DIR",
+    help="Write tables and figures to this folder.",
+)
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON document instead of tables.")
 @quiet_option
 def search(
@@ -68,15 +84,17 @@ def search(
     as_json: bool,
     quiet: bool,
 ) -> None:
-    """Search an action for each feature map of TRACE, and show how the search converges.
+    """Search the best action (keep, offload or recompute) for each feature map of TRACE; show the convergence.
 
-    TRACE is a shipped trace or a trace folder, zoo:NETWORK with --batch (simgpu zoo list), or a scenario, whose own
-    policies are ignored. Policies are those that decide about one feature map at a time: home, superneurons,
-    capuchin(version=home), joint. Ends with 3 when the placement of none of them fits.
+    TRACE is a shipped trace, a trace folder, zoo:NETWORK (needs --batch; see simgpu zoo list), or a scenario, whose own
+    policies are ignored. Only policies that decide on each feature map separately can be used: home, superneurons,
+    capuchin(version=home), joint.
+
+    Exit code 3: no placement fits the budget.
 
     \b
     simgpu search vgg16-b128-v100 --node v100 --budget 6GiB
-    simgpu search quickstart --policy home --policy "home(update=full)" -o found
+    simgpu search quickstart --policy home --policy "home(update=full)" -o out
     simgpu search zoo:mobilenet --batch 3954 --node 2080ti --budget 11GB \\
         --set trace.input=cifar10 --set trace.framework=pytorch-1.5
     """
@@ -116,15 +134,15 @@ def search(
 def _scenario(
     trace: str, node: str | None, batch: int | None, given: Mapping[str, object], settings: Mapping[str, object]
 ) -> Scenario:
-    """What the arguments stand for, at the batch that is asked for."""
+    """Loads the scenario that the arguments describe, at the requested batch size."""
     if trace.startswith(ZOO):
         if batch is None and "trace.batch" not in settings:
-            raise click.UsageError("Missing option '--batch': a network of the zoo is modelled for it.")
+            raise click.UsageError(f"Missing option '--batch': {ZOO}NETWORK needs a batch size.")
         return scenario_of(trace, node, given, settings, batch=batch)
     scenario = scenario_of(trace, node, given, settings)
     if is_scenario(trace) and scenario.data_parallel is not None:
         remedy = "leave data_parallel out, and give one GPU's share with --batch"
-        raise click.UsageError(f"a placement is searched for one GPU, and {trace} trains on several: {remedy}.")
+        raise click.UsageError(f"search supports one GPU, but {trace} trains on several: {remedy}.")
     if batch is None:
         return scenario
     return replace(scenario, trace=task_graph(scenario.trace, scenario.node).at_batch(batch).trace)
@@ -162,7 +180,7 @@ def _show(screen: Screen, scenario: Scenario, searches: Sequence[Search]) -> Non
         screen.print(indented(facts(each.facts())))
         if rows := each.iteration_rows():
             screen.print()
-            screen.print(indented(table(("iteration", "worst", "mean", "best", "share that fits"), rows)))
+            screen.print(indented(table(("iteration", "worst", "mean", "best", "share fitting"), rows)))
         _show_placement(screen, each)
         if each.notes:
             screen.print()
@@ -170,7 +188,7 @@ def _show(screen: Screen, scenario: Scenario, searches: Sequence[Search]) -> Non
 
 
 def _show_placement(screen: Screen, result: Search) -> None:
-    """The actions on feature maps, and the feature maps with the most overhead."""
+    """Prints the actions on feature maps, and the feature maps with the most overhead."""
     if not result.maps:
         return
     screen.print()
@@ -187,7 +205,9 @@ def _show_placement(screen: Screen, result: Search) -> None:
     screen.print(indented(table(headings, [_row(result.maps[n]) for n in shown], left=(0, 2))))
     if len(shown) < len(moved):
         screen.print(
-            indented(Text(f"the {len(shown)} most expensive of {len(moved)} non-resident feature maps; -o writes all"))
+            indented(
+                Text(f"showing the {len(shown)} costliest of {len(moved)} non-resident feature maps; -o writes all")
+            )
         )
 
 

@@ -1,4 +1,4 @@
-"""``KEY=VALUE``, sizes and epochs as options take them."""
+"""Parsers of ``KEY=VALUE`` settings, sizes and epochs in options."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ from simgpu.units import parse_bytes
 
 
 def parse_settings(settings: tuple[str, ...], of: str = "override", example: str = "--set seed=1") -> dict[str, object]:
-    """``KEY=VALUE`` texts as values by key, each value read as YAML reads it.
+    """Parses ``KEY=VALUE`` texts into values by key; the values are parsed as YAML.
 
-    of, example: what they are, and one of them, for the `InputError` that tells a text of another form.
+    of, example: name of the setting and an example, for the `InputError` raised for a text of another form.
 
     >>> parse_settings(("iterations=5", "node.gpu.memory=8 GiB"))
     {'iterations': 5, 'node.gpu.memory': '8 GiB'}
@@ -22,7 +22,7 @@ def parse_settings(settings: tuple[str, ...], of: str = "override", example: str
     for setting in settings:
         key, equals, text = setting.partition("=")
         if not equals or not key.strip():
-            raise InputError.single(of, "", f"{setting!r} is not KEY=VALUE", f"write for example {example}")
+            raise InputError.single(of, "", f"{setting!r} is not KEY=VALUE", f"write, for example, {example}")
         try:
             values[key.strip()] = yaml_value(text)
         except InputError as error:
@@ -30,13 +30,13 @@ def parse_settings(settings: tuple[str, ...], of: str = "override", example: str
         except ValueError:
             if text.lstrip().startswith(("[", "{")):
                 what = f"{text!r} is not YAML: a bracket or a quote is missing"
-                raise InputError.single(of, key.strip(), what, f"write for example {key.strip()}=[1, 2]") from None
+                raise InputError.single(of, key.strip(), what, f"write, for example, {key.strip()}=[1, 2]") from None
             values[key.strip()] = text
     return values
 
 
 def parse_size(text: str, option: str) -> int:
-    """Bytes of a size such as ``8 GiB``; `InputError` naming the option for anything else.
+    """Parses a size such as ``8 GiB`` into bytes. Raises `InputError` that names the option otherwise.
 
     >>> parse_size("8 GiB", "--workspace-limit")
     8589934592
@@ -50,7 +50,7 @@ def parse_size(text: str, option: str) -> int:
 
 
 def parse_epochs(text: str) -> tuple[int, ...]:
-    """Numbers and ranges of epochs, ascending; `InputError` for anything else.
+    """Parses epochs and ranges of epochs into ascending numbers. Raises `InputError` for other text.
 
     >>> parse_epochs("0,10,20-22")
     (0, 10, 20, 21, 22)
@@ -60,7 +60,7 @@ def parse_epochs(text: str) -> tuple[int, ...]:
         first, dash, last = (piece.strip() for piece in part.partition("-"))
         if not (_is_epoch(first) and (_is_epoch(last) if dash else not last)) or (dash and int(last) < int(first)):
             what = f"{part.strip()[:60]!r} is neither an epoch nor a range of epochs"
-            raise InputError.single("", "--epochs", what, "write for example 0,10,20-30, up to epoch 99999")
+            raise InputError.single("", "--epochs", what, "write, for example, 0,10,20-30, up to epoch 99999")
         result.update(range(int(first), int(last or first) + 1))
     return tuple(sorted(result))
 

@@ -1,4 +1,4 @@
-"""How signals end the program: as exceptions that unwind it, so that nothing half-written stays."""
+"""Signals that end the program, raised as exceptions so that incomplete outputs are removed."""
 
 from __future__ import annotations
 
@@ -12,78 +12,78 @@ from types import FrameType
 
 from simgpu.errors import Terminated
 
-#: A shell tells a program that a signal ended by this plus the signal's number.
+#: The exit code of a program that a signal ended is this plus the signal's number.
 ENDED_BY_SIGNAL = 128
-#: What `kill`, a batch system, or a terminal that closes sends. Not there on every system.
+#: Signals sent by `kill`, batch systems and closing terminals. Not available on every system.
 _ENDING = tuple(getattr(signal, name) for name in ("SIGTERM", "SIGHUP") if hasattr(signal, name))
 
 
-#: Seconds after which a Ctrl-C comes again that was dropped.
-_SOON_S = 0.01
+#: Seconds after which a dropped Ctrl-C is raised again.
+_RETRY_S = 0.01
 
-_came = threading.Event()
+_interrupted = threading.Event()
 
 
 def interrupt(number: int, frame: FrameType | None) -> None:
-    """Ctrl-C, as Python handles it, and remembered."""
-    _came.set()
+    """Handles Ctrl-C like Python, and records it."""
+    _interrupted.set()
     raise KeyboardInterrupt
 
 
 def insist() -> None:
-    """Raises KeyboardInterrupt again where Ctrl-C came and the command goes on all the same.
+    """Raises KeyboardInterrupt again if a Ctrl-C was dropped.
 
-    Python raises it wherever the program happens to be, and some compiled code drops whatever is raised within it.
+    Some compiled code drops exceptions that Python raises within it.
     """
-    if _came.is_set() and threading.current_thread() is threading.main_thread():
+    if _interrupted.is_set() and threading.current_thread() is threading.main_thread():
         raise KeyboardInterrupt
 
 
-def _come_again() -> None:
-    """Ctrl-C once more, if the command is still under way."""
-    if _came.is_set():
+def _interrupt_again() -> None:
+    """Sends SIGINT again if the command is still running."""
+    if _interrupted.is_set():
         signal.pthread_kill(threading.main_thread().ident or 0, signal.SIGINT)
 
 
 @contextmanager
 def unwinding() -> Iterator[None]:
-    """Within the block Ctrl-C raises KeyboardInterrupt, and other signals that end the program SystemExit.
+    """Within the block, Ctrl-C raises KeyboardInterrupt, and other terminating signals raise SystemExit.
 
-    What is ignored stays ignored (``nohup``, a job in a script's background), and what a caller handles stays his. Does
-    nothing outside of the main thread, where Python hands no signals to.
+    Ignored signals (``nohup``, background jobs of scripts) and signals with other handlers are not changed. Has no
+    effect outside the main thread, because Python delivers no signals there.
     """
     if threading.current_thread() is not threading.main_thread():
         yield
         return
-    home = os.getpid()
+    own_pid = os.getpid()
 
     def end(number: int, frame: FrameType | None) -> None:
-        if os.getpid() != home:  # a process forked from this one, which has nothing to put away
+        if os.getpid() != own_pid:  # a forked process has nothing to clean up
             os._exit(ENDED_BY_SIGNAL + number)
         raise Terminated(ENDED_BY_SIGNAL + number)
 
-    dropped = sys.unraisablehook
+    previous_hook = sys.unraisablehook
 
-    def again(unraisable: sys.UnraisableHookArgs) -> None:
-        # Where an object goes away, Python drops what is raised and goes on: then Ctrl-C comes again a little later.
-        if isinstance(unraisable.exc_value, KeyboardInterrupt) and _came.is_set():
-            threading.Timer(_SOON_S, _come_again).start()
+    def raise_again(unraisable: sys.UnraisableHookArgs) -> None:
+        # Python drops exceptions raised in finalizers; the interrupt is then sent again a little later.
+        if isinstance(unraisable.exc_value, KeyboardInterrupt) and _interrupted.is_set():
+            threading.Timer(_RETRY_S, _interrupt_again).start()
         else:
-            dropped(unraisable)
+            previous_hook(unraisable)
 
     before = {number: signal.getsignal(number) for number in (signal.SIGINT, *_ENDING)}
-    _came.clear()
+    _interrupted.clear()
     try:
         if before[signal.SIGINT] not in (signal.SIG_IGN, None):
             signal.signal(signal.SIGINT, interrupt)
-            sys.unraisablehook = again
+            sys.unraisablehook = raise_again
         for number in _ENDING:
             if before[number] == signal.SIG_DFL:
                 signal.signal(number, end)
         yield
     finally:
         for number, handler in before.items():
-            if handler is not None:  # of a handler that was not set from Python nothing is known
+            if handler is not None:  # handlers not set from Python cannot be restored
                 signal.signal(number, handler)
-        sys.unraisablehook = dropped
-        _came.clear()
+        sys.unraisablehook = previous_hook
+        _interrupted.clear()

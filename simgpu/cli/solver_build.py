@@ -1,4 +1,4 @@
-"""``simgpu zoo solve``: runs a solver, measures its arrays, and writes one of its steps as a trace."""
+"""``simgpu zoo solve``: run a solver, measure its arrays, and write one of its steps as a trace."""
 
 from __future__ import annotations
 
@@ -27,25 +27,33 @@ from simgpu.workloads.solvers.tracing import NODE, solver_trace
 @click.command()
 @click.argument("solver", shell_complete=suggest(lambda: SOLVERS))
 @folder_options
-@click.option("--size", type=int, help="Size of the run that is measured; the usual one where left out.")
 @click.option(
-    "--snapshots", type=int, default=SNAPSHOTS, show_default=True, help="How often its memory is measured in the run."
+    "--size", metavar="N", type=int, help="Problem size of the measured run. Default: see simgpu zoo solvers."
+)
+@click.option(
+    "--snapshots",
+    metavar="N",
+    type=int,
+    default=SNAPSHOTS,
+    show_default=True,
+    help="Number of times to measure the solver's memory during the run.",
 )
 @click.option(
     "--arrays",
     type=click.Path(path_type=Path),
     metavar="DIR",
-    help="Write the measured arrays too: a folder for each snapshot with a .npy file for each allocation.",
+    help="Also write the measured arrays: a folder per snapshot, with a .npy file per allocation.",
 )
 @quiet_option
 def solve(
     solver: str, output: Path, force: bool, size: int | None, snapshots: int, arrays: Path | None, quiet: bool
 ) -> None:
-    """Run SOLVER and write one step of it as a trace. Its origin is *modelled*, which every result tells.
+    """Run SOLVER and write one of its steps as a modelled trace.
 
-    The run is small and real; what the trace tells of kernels and blocks is counted at the size of the benchmark of
-    whose kind it is, and how compressible they are is measured in the run. entries.npz, next to the trace, has the size
-    of each memory-entry of the run: simgpu compression profile draws them.
+    A small problem is run to measure how compressible the memory is. The kernels and blocks in the trace have the
+    size of the benchmark that the solver resembles; their times are estimated. All results state that the trace is
+    modelled. The file entries.npz in the trace folder contains the compressed size of each memory-entry of the run;
+    simgpu compression profile reads it.
 
     \b
     simgpu zoo solve cg -o my-cg
@@ -105,8 +113,8 @@ def _facts(solver: Solver, trace: Trace) -> list[tuple[str, str]]:
     stats = trace_stats(trace)
     return [
         *trace.facts(),
-        ("what", solver.what),
-        ("kind of", f"{solver.like}, none of whose code is here"),
+        ("solver", solver.what),
+        ("resembles", f"{solver.like} (uses none of its code)"),
         ("measured", f"{solver.scale}, {format_bytes(solver.bytes)}, {solver.steps} steps"),
         ("modelled", f"{solver.reference().scale}, {format_bytes(solver.reference().bytes)}"),
         ("kernels", f"{stats.kernels}, {stats.blocks} blocks"),

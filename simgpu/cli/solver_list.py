@@ -1,4 +1,4 @@
-"""``simgpu zoo solvers``: the solvers, and their memory."""
+"""``simgpu zoo solvers``: lists the solvers with their memory."""
 
 from __future__ import annotations
 
@@ -12,12 +12,14 @@ from simgpu.workloads.solvers.solver import Solver
 
 @click.command()
 def solvers() -> None:
-    """List the solvers: of which benchmark's kind, usual size of the run, its memory, and that of the trace.
+    """List the solvers with the benchmark that each resembles, the default problem size, and the memory.
+
+    Column "memory" is for the measured run, column "trace memory" for the modelled trace.
 
     \b
     simgpu zoo solvers
     """
-    headings = ("solver", "kind of", "run", "memory", "trace", "what")
+    headings = ("solver", "resembles", "run", "memory", "trace memory", "description")
     Screen().print(table(headings, [_row(solver.at()) for solver in SOLVERS.values()], left=(0, 1, 5), unbroken=(0, 1)))
 
 

@@ -1,4 +1,4 @@
-"""``simgpu study``: several networks under several policies, next to the numbers that a paper states."""
+"""``simgpu study``: run several networks under several policies, and compare with a paper's numbers."""
 
 from __future__ import annotations
 
@@ -35,19 +35,29 @@ from simgpu.version import __version__
     multiple=True,
     metavar="KEY=VALUE",
     shell_complete=study_keys,
-    help="Change a value of the study or of all its nodes, e.g. epochs=[0,48], or leave a network or run out: "
+    help="Change a value in the study or in all its nodes, e.g. epochs=[0,48]. null removes a network or run: "
     "traces.VGG16=null. Repeatable.",
 )
-@click.option("-o", "--output", type=click.Path(path_type=Path), metavar="DIR", help="Write report and figures here.")
+@click.option(
+    "-o",
+    "--output",
+    type=click.Path(path_type=Path),
+    metavar="DIR",
+    help="Write results and figures to this folder.",
+)
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON document instead of tables.")
 @quiet_option
 def study(study: str, settings: tuple[str, ...], output: Path | None, as_json: bool, quiet: bool) -> None:
-    """Run STUDY, a shipped study or a YAML file: one row a network, one column a run, and what was published.
+    """Run STUDY (a shipped name or a YAML file) and compare its results with published numbers.
 
-    Its cells are throughput over a baseline, or what else the study tells; where a run is out of memory or its policy
-    refuses the network, they say so. A sweep of budgets has one row a run, one of batches one row a batch. -o writes
-    report.json and results.csv, and figures of every measure, of throughput against batch and of where the time goes.
-    Ends with 3 when every run with limited memory was out of it, with 2 when every such run was refused.
+    Tables have one row per network and one column per run. A study of budgets has one row per run, a study of batch
+    sizes one row per batch size. Cells show throughput relative to a baseline, or another measure that the study
+    selects. Runs that are out of memory or not supported are marked.
+
+    -o writes report.json, results.csv, and figures of each measure, of throughput by batch size, and of the time
+    breakdown.
+
+    Exit code 3: every run with limited memory ran out of memory. Exit code 2: no policy supports its network.
 
     \b
     simgpu study cswap-6a
@@ -76,7 +86,7 @@ def study(study: str, settings: tuple[str, ...], output: Path | None, as_json: b
 
 
 def show_study(screen: Screen, result: StudyResult) -> None:
-    """What was run, the tables, and the published numbers next to ours."""
+    """Prints a summary of the study, its tables, and the comparison with published numbers."""
     screen.print(Text(result.study.name, style="bold"))
     screen.print(facts(result.study.facts()))
     for title, headings, rows in study_tables(result):

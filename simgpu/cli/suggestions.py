@@ -1,7 +1,4 @@
-"""What a shell offers when the tab key is pressed where a command takes a name.
-
-What is slow to load is loaded within functions.
-"""
+"""Shell completion of names. Slow imports are inside functions."""
 
 from __future__ import annotations
 
@@ -18,17 +15,17 @@ from simgpu.io.input_files import read_text
 from simgpu.io.shipped import shipped_folder, shipped_names
 
 Suggest = Callable[[click.Context, click.Parameter, str], list[CompletionItem]]
-#: Before the name of a network of the zoo, where a trace could stand.
+#: Prefix of a network of the zoo, where a trace is also accepted.
 ZOO = "zoo:"
-#: What can be reproduced next to claims.
+#: The argument of ``simgpu reproduce`` for the shipped recordings.
 RECORDINGS = "recordings"
 _IS_STUDY = re.compile(r"^schema:\s*simgpu\.study/", re.MULTILINE)
 
 
 def suggest(names: Callable[[], Iterable[str]], paths: str = "") -> Suggest:
-    """Offers those of the names that begin as the word does; where none does, what the shell knows.
+    """Completes names with the typed prefix; if none matches, falls back to paths.
 
-    paths: ``file`` or ``dir`` where a path may stand too.
+    paths: ``file`` or ``dir`` where a path is also accepted, otherwise empty.
     """
 
     def offer(ctx: click.Context, parameter: click.Parameter, incomplete: str) -> list[CompletionItem]:
@@ -39,7 +36,7 @@ def suggest(names: Callable[[], Iterable[str]], paths: str = "") -> Suggest:
 
 
 def _open(incomplete: str) -> str | None:
-    """A key that waits for its value, of which nothing is known; a shell would think that it is done."""
+    """The text if it is a complete key that ends with ``=``; the shell would take it as a finished word."""
     return incomplete if incomplete.endswith("=") else None
 
 
@@ -60,7 +57,7 @@ def _shipped(study: bool) -> Iterator[str]:
 
 
 def _yaml_files() -> list[str]:
-    """Those in the current folder."""
+    """YAML files in the current folder."""
     return sorted(path.name for end in ("yaml", "yml") for path in Path().glob(f"*.{end}"))
 
 
@@ -69,7 +66,7 @@ def _trace_names() -> list[str]:
 
 
 def network_names() -> list[str]:
-    """Of the zoo."""
+    """Names of the zoo's networks."""
     from simgpu.workloads.catalogue import NETWORKS
 
     return list(NETWORKS)
@@ -88,7 +85,7 @@ def _policy_names() -> Iterable[str]:
 
 
 def claims(ctx: click.Context, parameter: click.Parameter, incomplete: str) -> list[CompletionItem]:
-    """Offers papers and recordings; behind a paper and a dot, its claims, which are too many to be offered before."""
+    """Completes papers and recordings; after a paper and a dot, the paper's claims."""
     from simgpu.papers.claims import PAPERS, select
 
     names = [claim.id for claim in select(())] if "." in incomplete else [*PAPERS, RECORDINGS]
@@ -102,17 +99,17 @@ def _workloads() -> Iterator[str]:
 
 
 def _setting_keys(kind: str) -> Iterator[str]:
+    """Keys that ``--set`` accepts, each followed by ``=``."""
     from simgpu.experiments.scenarios.model import ScenarioFile
     from simgpu.experiments.scenarios.study import StudyFile
     from simgpu.hardware.nodes import NodeFile
 
-    """With ``=`` at the end; of values nothing is offered."""
     yield from _keys(StudyFile if kind == "study" else ScenarioFile)
     yield from (f"node.{key}" for key in _keys(NodeFile))
 
 
 def _keys(model: Any) -> Iterator[str]:
-    """The keys of a file with those of its sections behind dots; each but of a section ends in ``=``."""
+    """The keys of a file; keys inside sections are joined with dots, and each key ends with ``=``."""
     for name, field in model.model_fields.items():
         key = field.alias or name
         section = _section(field.annotation)
@@ -125,7 +122,7 @@ def _keys(model: Any) -> Iterator[str]:
 
 
 def _section(annotation: Any) -> Any:
-    """The model of a section that may be left out or not, None for a value and for tables of sections."""
+    """The model of a section (optional or not); None for values and for mappings of sections."""
     kinds = get_args(annotation) if isinstance(annotation, UnionType) else (annotation,)
     return next((kind for kind in kinds if hasattr(kind, "model_fields")), None)
 
@@ -133,7 +130,7 @@ def _section(annotation: Any) -> Any:
 scenarios = suggest(_scenario_names, "file")
 studies = suggest(_study_names, "file")
 traces = suggest(_trace_names, "dir")
-#: A trace, or files that are none.
+#: A trace or other files.
 traces_or_files = suggest(_trace_names, "file")
 #: A trace, a scenario or a network of the zoo.
 workloads = suggest(_workloads, "file")

@@ -1,4 +1,4 @@
-"""``simgpu sweep``: a scenario at many points, in processes of this machine or on a cluster."""
+"""``simgpu sweep``: run a scenario at many points, in local processes or on a Dask cluster."""
 
 from __future__ import annotations
 
@@ -29,10 +29,10 @@ from simgpu.experiments.sweep.run import SweepResult, run_sweep
 from simgpu.experiments.sweep.table import HEADINGS, SHOWN, failures, shown_rows
 from simgpu.policies.common.placing import bar
 
-#: Reasons of failed rows that are told one by one.
+#: Number of failure reasons to print.
 _REASONS = 5
 _GAP = 2
-#: Rates are over the last minute: so many moments, so far apart.
+#: Rates are averaged over the last minute: number of samples, and seconds between them.
 _MOMENTS, _APART_S = 120, 0.5
 
 
@@ -44,17 +44,26 @@ _MOMENTS, _APART_S = 120, 0.5
     multiple=True,
     metavar="KEY=VALUE",
     shell_complete=scenario_keys,
-    help='Change a value of the scenario, its node or its sweep, e.g. iterations=5 or "sweep.grid.seed=[1, 2]"; null '
-    "leaves a path of the grid out. Repeatable.",
+    help='Change a value in the scenario, its node or its sweep, e.g. iterations=5 or "sweep.grid.seed=[1, 2]". '
+    "null removes a key from the grid. Repeatable.",
 )
 @click.option(
-    "-j", "--jobs", type=click.IntRange(min=1), metavar="N", help="Processes that run points; default: a core each."
+    "-j", "--jobs", type=click.IntRange(min=1), metavar="N", help="Number of processes. Default: one per core."
 )
-@click.option("--dask", "address", metavar="ADDRESS", help="Run points on the Dask cluster of this scheduler instead.")
 @click.option(
-    "-o", "--output", type=click.Path(path_type=Path), metavar="DIR", help="Keep the results here, not in results/."
+    "--dask",
+    "address",
+    metavar="ADDRESS",
+    help="Run the points on the Dask cluster with this scheduler address.",
 )
-@click.option("--restart", is_flag=True, help="Forget the results that are there, also those of another sweep.")
+@click.option(
+    "-o",
+    "--output",
+    type=click.Path(path_type=Path),
+    metavar="DIR",
+    help="Folder for the results. Default: results/NAME-sweep.",
+)
+@click.option("--restart", is_flag=True, help="Delete existing results first, even those of another sweep.")
 @quiet_option
 def sweep(
     scenario: str,
@@ -65,13 +74,15 @@ def sweep(
     restart: bool,
     quiet: bool,
 ) -> None:
-    """Run SCENARIO, a shipped scenario or a YAML file, at every point of its block 'sweep'.
+    """Run SCENARIO (a shipped name or a YAML file) at each point of its 'sweep' block.
 
-    Finished points are kept in a folder, by default results/NAME-sweep. After Ctrl-C, a crash or a power cut the same
-    command goes on where it stopped; points that ended in an error run again, and those whose code or libraries have
-    changed since. At the end results.csv and
-    results.parquet have one row a point and policy with every parameter and number: the same bytes whoever ran them.
-    Ends with 3 when all ran out of the simulated memory, with 2 when no row has a result for other reasons.
+    Finished points are stored in the results folder. After Ctrl-C, a crash or a power failure, the same command
+    resumes. Points run again if they ended in an error, or if simgpu's code or its libraries have changed.
+
+    At the end, results.csv and results.parquet contain one row per point and policy, with all parameters and metrics.
+    The files are byte-identical for any number of processes, and for a cluster.
+
+    Exit code 3: every point ran out of simulated memory. Exit code 2: no point has a result, for other reasons.
 
     \b
     simgpu sweep memory-sweep
@@ -80,7 +91,7 @@ def sweep(
     simgpu sweep my-study.yaml --dask tcp://10.0.0.1:8786
     """
     if jobs is not None and address is not None:
-        raise click.UsageError("--jobs is of this machine, --dask of a cluster: give one of them.")
+        raise click.UsageError("--jobs and --dask exclude each other: leave out one of them.")
     loaded = load_sweep(scenario, parse_settings(settings))
     folder = output if output is not None else default_folder(loaded.name)
     count = Count()
@@ -95,14 +106,14 @@ def sweep(
                 progress=lambda done, total: say(count.text(done, total)),
             )
     except (KeyboardInterrupt, SystemExit) as stop:
-        click.echo(f"stopped after {count.done} of {loaded.count} points; the same command goes on", err=True)
+        click.echo(f"stopped after {count.done} of {loaded.count} points; run the same command to resume", err=True)
         sys.exit(INTERRUPTED if isinstance(stop, KeyboardInterrupt) else stop.code)
     show_sweep(Screen(), result, folder)
     _end(result, folder)
 
 
 def default_folder(name: str) -> Path:
-    """Where the results of a sweep are kept.
+    """The folder of a sweep's results.
 
     >>> default_folder("my study").as_posix(), default_folder("memory-sweep").as_posix()
     ('results/my-study-sweep', 'results/memory-sweep')
@@ -118,7 +129,7 @@ def cores() -> int:
 
 
 class Count:
-    """How far a sweep, or other work of many parts, has come, in words."""
+    """Formats the progress of a sweep or other work in many parts."""
 
     def __init__(
         self, clock: Callable[[], float] = monotonic, of: str = "points", last: str = "writing the tables"
@@ -129,7 +140,7 @@ class Count:
         self._moments: deque[tuple[float, int]] = deque(maxlen=_MOMENTS)
 
     def text(self, done: int, total: int) -> str:
-        """Points that are done, how many there are, and how fast and how long it goes on.
+        """Progress bar, finished and total points, rate, and remaining time.
 
         >>> times = iter([0.0, 10.0])
         >>> count = Count(lambda: next(times))
@@ -151,7 +162,7 @@ class Count:
 
 
 def _duration(seconds: float) -> str:
-    """A time for people who wait.
+    """Formats a duration in a readable unit.
 
     >>> _duration(20), _duration(200), _duration(20_000), _duration(200_000)
     ('20 s', '3 min', '5.6 h', '2.3 days')
@@ -163,7 +174,7 @@ def _duration(seconds: float) -> str:
 
 
 def show_sweep(screen: Screen, result: SweepResult, folder: Path) -> None:
-    """What was swept, its rows where there are few, and where all of them are."""
+    """Prints a summary of the sweep, its rows if there are few, and the written files."""
     swept = result.sweep
     screen.print(Text(swept.name, style="bold"))
     screen.print(facts(_facts(swept)))
@@ -182,7 +193,7 @@ def show_sweep(screen: Screen, result: SweepResult, folder: Path) -> None:
     outcomes = ", ".join(
         f"{count} {OOM if outcome == ROW_OOM else outcome}" for outcome, count in result.counts.items() if count
     )
-    again = "" if result.ran == swept.count else f", {result.ran} of them run now"
+    again = "" if result.ran == swept.count else f", {result.ran} of them run in this call"
     screen.print(
         facts([("points", f"{swept.count}{again}"), ("rows", outcomes), ("written", f"{folder}: {', '.join(files)}")])
     )
@@ -198,7 +209,7 @@ def _facts(swept: Sweep) -> Iterator[tuple[str, str]]:
 
 
 def _lines(rows: Sequence[tuple[str, ...]]) -> Iterator[tuple[str, bool]]:
-    """A line a point, and below it one a policy; whether it is a heading."""
+    """Table lines: one per point, followed by one per policy; each with whether it is a heading."""
     headings = HEADINGS[1:]
     cells = [row[1:] for row in rows]
     widths = [max(map(len, column)) + _GAP for column in zip(headings, *cells, strict=True)]
@@ -221,14 +232,13 @@ def _end(result: SweepResult, folder: Path) -> None:
     """Reports why rows have no result; exits with a failure when none has."""
     reasons = failures(result.rows())
     for message, count in list(reasons.items())[:_REASONS]:
-        click.echo(
-            f"\n{wrapped(f'{count} of the rows {message}' if count > 1 else f'a row {message}', before=0)}", err=True
-        )
+        rows = f"{count} rows" if count > 1 else "1 row"
+        click.echo(f"\n{wrapped(f'{rows} {message}', before=0)}", err=True)
     if len(reasons) > _REASONS:
         click.echo(f"\n{len(reasons) - _REASONS} more reasons: see column message of {folder / CSV}", err=True)
     if result.counts[ERROR]:
-        click.echo("\nrun the same command again to repeat the points that ended in an error", err=True)
+        click.echo("\nrun the same command to repeat the points that ended in an error", err=True)
     if not result.counts[OK]:
         fits = not result.counts[ERROR] and result.counts[ROW_OOM]
-        show_error("every point ran out of the simulated memory" if fits else "no point has a result")
+        show_error("every point ran out of simulated memory" if fits else "no point has a result")
         sys.exit(OUT_OF_MEMORY if fits else BAD_INPUT)

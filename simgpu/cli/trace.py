@@ -1,4 +1,4 @@
-"""``simgpu trace``: look at a recorded trace."""
+"""``simgpu trace``: show, check, summarize and import traces."""
 
 from __future__ import annotations
 
@@ -7,16 +7,16 @@ import click
 from simgpu.cli.group import LazyGroup
 
 _COMMANDS = {
-    "import": ("simgpu.cli.importing:import_", "Turn another tool's recording into a trace."),
-    "show": ("simgpu.cli.trace_commands:show", "Show what was recorded, layer by layer."),
-    "check": ("simgpu.cli.trace_commands:check", "Check a trace; list everything that is wrong with it."),
-    "stats": ("simgpu.cli.trace_commands:stats", "Count what is in it: time, blocks by kind, peaks."),
+    "import": ("simgpu.cli.importing:import_", "Convert another tool's recording into a trace."),
+    "show": ("simgpu.cli.trace_commands:show", "Show a trace layer by layer."),
+    "check": ("simgpu.cli.trace_commands:check", "Check a trace and list all its errors."),
+    "stats": ("simgpu.cli.trace_commands:stats", "Summarize a trace: time, blocks by kind, peak memory."),
 }
 
 
 @click.group(cls=LazyGroup, sections={"Commands": _COMMANDS})
 def trace() -> None:
-    """Look at a recorded trace: a shipped name, or the path of a trace folder.
+    """Show, check, summarize or import a trace: a shipped trace or a trace folder.
 
     \b
     simgpu trace show vgg11-cifar-cpu

@@ -1,4 +1,4 @@
-"""``simgpu trace show``, ``check`` and ``stats``: a recorded trace by layers, its soundness, its numbers."""
+"""``simgpu trace show``, ``check`` and ``stats``: show a trace by layer, check it, summarize it."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from simgpu.units import format_bytes, format_time
 @click.command()
 @click.argument("path", shell_complete=traces)
 def show(path: str) -> None:
-    """Show what was recorded at PATH, layer by layer.
+    """Show the trace at PATH layer by layer: kernels, time per phase, and feature maps.
 
     PATH is a shipped trace or a trace folder.
 
@@ -39,10 +39,10 @@ def show(path: str) -> None:
 @click.command()
 @click.argument("path", shell_complete=traces)
 def check(path: str) -> None:
-    """Check the trace at PATH, every file of it; list everything that is wrong with it.
+    """Check all files of the trace at PATH, and list all errors.
 
-    PATH is a shipped trace or a trace folder. Ends with 2 when anything is wrong. Files that no trace has, such as a
-    README, are not read and named.
+    PATH is a shipped trace or a trace folder. Files that are not part of a trace, such as a README, are listed but not
+    checked. Exit code 2: the trace has errors.
 
     \b
     simgpu trace check vgg11-cifar-cpu
@@ -50,15 +50,15 @@ def check(path: str) -> None:
     folder = find("traces", path)
     result, entries = read_trace_and_entries(folder)
     measured = f"; entries of {len(entries.allocations)} blocks" if entries is not None else ""
-    click.echo(f"{path}: a sound trace; {len(result.kernels)} kernels, {len(result.blocks)} blocks{measured}")
+    click.echo(f"{path}: valid trace; {len(result.kernels)} kernels, {len(result.blocks)} blocks{measured}")
     if others := other_files(folder):
-        click.echo(f"not part of a trace, not read: {', '.join(others)}")
+        click.echo(f"not part of the trace, not checked: {', '.join(others)}")
 
 
 @click.command()
 @click.argument("path", shell_complete=traces)
 def stats(path: str) -> None:
-    """Count what is in the trace at PATH: time, blocks by kind, peaks, what was recorded, what cannot be recomputed.
+    """Summarize the trace at PATH: time, blocks by kind, peak memory, recorded data, and unrecomputable activations.
 
     PATH is a shipped trace or a trace folder.
 
@@ -68,7 +68,7 @@ def stats(path: str) -> None:
     trace = load_trace(path)
     counted = trace_stats(trace)
     screen = Screen()
-    recomputing = ("not recomputable", _lost(trace))
+    recomputing = ("not recomputable", _unrecomputable(trace))
     screen.print(facts([*trace.facts(), *_loop(trace), *counted.summary_rows(), recomputing]))
     tables: tuple[tuple[tuple[str, ...], Sequence[Sequence[str]]], ...] = (
         (("phase", "kernels", "time"), counted.phase_rows()),
@@ -82,25 +82,25 @@ def stats(path: str) -> None:
             screen.print(table(headings, rows))
 
 
-def _lost(trace: Trace) -> str:
-    """How much of the saved activations cannot be recomputed, and by which operators."""
+def _unrecomputable(trace: Trace) -> str:
+    """Size of the saved activations that cannot be recomputed, and their operators."""
     return unrecomputable(TaskGraph.of(trace)).text() if trace.records_reads else "reads not recorded"
 
 
 def _facts(trace: Trace) -> list[tuple[str, str]]:
     graph = TaskGraph.of(trace)
     layers = graph.layers
-    words = "derived from the blocks" if layers.derived else "as recorded"
+    origin = "derived from the blocks" if layers.derived else "as recorded"
     return [
         *trace.facts(),
         *_loop(trace),
         ("notes", trace.info.notes or "-"),
-        ("layers", f"{sum(not name.startswith('(') for name in layers.names)}, {words}"),
+        ("layers", f"{sum(not name.startswith('(') for name in layers.names)}, {origin}"),
     ]
 
 
 def _loop(trace: Trace) -> list[tuple[str, str]]:
-    """Number formats, and what the training loop holds, as far as the trace states them."""
+    """Number formats, and whether the training loop keeps the model's output, if the trace states them."""
     info = trace.info
     return [
         ("weight format", info.dtype),
@@ -110,7 +110,7 @@ def _loop(trace: Trace) -> list[tuple[str, str]]:
 
 
 def _layer_rows(trace: Trace) -> list[tuple[str, ...]]:
-    """Per layer: kernels, time in each phase, and bytes of the feature maps that its forward kernels made."""
+    """Per layer: kernels, time in each phase, and size of the feature maps that the layer produces."""
     graph = TaskGraph.of(trace)
     layers = graph.layers
     count: Counter[int] = Counter(layers.of_kernel)

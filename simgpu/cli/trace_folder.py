@@ -1,7 +1,4 @@
-"""The folder that ``simgpu trace import`` and ``simgpu record`` write, and that they replace only when told to.
-
-With it, what is said of the folder when it is there.
-"""
+"""Options, checks and messages of commands that write a trace folder."""
 
 from __future__ import annotations
 
@@ -20,24 +17,24 @@ from simgpu.trace.model import Trace
 
 
 def folder_options(command: Callable[..., Any]) -> Callable[..., Any]:
-    """Adds ``-o DIR``, given as `output`, and ``--force``."""
+    """Adds ``-o DIR``, passed as `output`, and ``--force``."""
     kind = click.Path(path_type=Path)
-    command = click.option("--force", is_flag=True, help="Replace another trace in that folder.")(command)
+    command = click.option("--force", is_flag=True, help="Replace a different trace in the folder.")(command)
     return click.option("-o", "--output", type=kind, required=True, metavar="DIR", help="Folder to write.")(command)
 
 
 def show_written(folder: Path, node: str) -> None:
-    """The last lines of a command that wrote a trace: where it is, and how it is run. node: one to run it on."""
-    # A bare word is a shipped trace first.
+    """Prints the path of a written trace and the command to run it. node: the node in that command."""
+    # A name of a shipped trace takes precedence over a folder.
     name = f"./{folder}" if str(folder) in shipped_names("traces") else str(folder)
     click.echo(f"\nwritten to {folder}")
     click.echo(f"to run it: simgpu run --trace {shlex.quote(name)} --node {shlex.quote(node)}")
 
 
 def refuse_another(folder: Path, force: bool, new: Trace | None = None) -> None:
-    """Raises `InputError` where a trace in the folder would be lost.
+    """Raises `InputError` if writing would overwrite a different trace in the folder.
 
-    new: the trace that is to be written, None while it is not known. One that is equal to it may be replaced.
+    new: the trace to write, None if not known yet. A trace equal to it may be replaced.
     """
     real = folder.resolve()
     if force or not any((real / file).exists() for file in ("trace.yaml", "kernels.csv", "blocks.csv")):
@@ -47,20 +44,20 @@ def refuse_another(folder: Path, force: bool, new: Trace | None = None) -> None:
             if read_trace(real) == new:
                 return
         except InputError:
-            pass  # what cannot be read is not equal
+            pass  # an unreadable trace is treated as different
     remedy = "choose another folder, or replace it with --force"
-    raise InputError.single(folder, "", "holds another trace, which would be lost", remedy)
+    raise InputError.single(folder, "", "contains a different trace, which would be overwritten", remedy)
 
 
 def refuse_inside(folders: Mapping[str, Path | None]) -> None:
-    """Raises `InputError` where a folder is to be written at the place of another or inside it: each is written whole.
+    """Raises `InputError` if an output folder is another output folder or inside it; each is replaced atomically.
 
-    folders: by the option that names them; None where it was left out.
+    folders: by option; None for options that were not given.
     """
     named = {option: folder.resolve() for option, folder in folders.items() if folder is not None}
     options = list(named)
     problems = [
-        Problem(inner, "", f"'{folders[inner]}' is the folder of {outer}, or inside it", "name one next to it")
+        Problem(inner, "", f"'{folders[inner]}' is the folder of {outer}, or inside it", "use separate folders")
         for outer, inner in permutations(options, 2)
         if named[inner].is_relative_to(named[outer])
         and (named[inner] != named[outer] or options.index(outer) < options.index(inner))

@@ -1,4 +1,4 @@
-"""``simgpu validate``: real runs under memory management, next to their simulated counterparts."""
+"""``simgpu validate``: compare real runs under memory management with their simulation."""
 
 from __future__ import annotations
 
@@ -7,16 +7,16 @@ import click
 from simgpu.cli.group import LazyGroup
 
 _COMMANDS = {
-    "record": ("simgpu.cli.validate_record:record", "Measure this machine and run models on it under four methods."),
-    "node": ("simgpu.cli.record_node:node", "Measure this machine's GPU and link as a node."),
-    "report": ("simgpu.cli.validate_report:report", "Compare what was measured with its simulation."),
-    "replay": ("simgpu.cli.validate_replay:replay", "Issue a simulated program's instructions on a real device."),
+    "record": ("simgpu.cli.validate_record:record", "Measure this machine and training on it under four methods."),
+    "node": ("simgpu.cli.record_node:node", "Measure this machine's GPU and link; write a node file."),
+    "report": ("simgpu.cli.validate_report:report", "Compare measured runs with their simulation."),
+    "replay": ("simgpu.cli.validate_replay:replay", "Run a simulated program's instructions on a real device."),
 }
 
 
 @click.group(cls=LazyGroup, sections={"Commands": _COMMANDS})
 def validate() -> None:
-    """Hold the simulation against real hardware: the same iterations, really run and simulated.
+    """Compare the simulation with real hardware.
 
     \b
     simgpu validate record -o my-gpu

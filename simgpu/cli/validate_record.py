@@ -1,4 +1,4 @@
-"""``simgpu validate record``: measure this machine, and run models on it under four ways to manage memory."""
+"""``simgpu validate record``: measure this machine, and models on it under four memory-management methods."""
 
 from __future__ import annotations
 
@@ -20,13 +20,13 @@ from simgpu.validation.harness.entry import DEFAULT_REPETITIONS, DEFAULT_WARMUP
 from simgpu.validation.measured import Case, MeasuredMachine, MeasuredRun, Method
 from simgpu.validation.outcome import STEADY
 
-_COUNT = click.IntRange(min=1, max=10**6)
-#: A case stands in a row of its own, above its methods.
-_HEADINGS = ("case and method", "step", "spread", "peak", "out", "in")
+_POSITIVE = click.IntRange(min=1, max=10**6)
+#: Each case has a row of its own, above the rows of its methods.
+_HEADINGS = ("case and method", "step", "spread", "peak", "D2H", "H2D")
 
 
 def _listed(title: str, plans: Sequence[CasePlan]) -> str:
-    """A model a line, with its cases."""
+    """The cases, one line per model."""
     models = dict.fromkeys(plan.model for plan in plans)
     lines = [", ".join(plan.name for plan in plans if plan.model == model) for model in models]
     return "\b\n" + "\n  ".join([f"{title}:", *lines])
@@ -43,21 +43,42 @@ _LISTS = f"{_listed('Cases', CASES)}\n\n{_listed('Cases of --small', SMALL_CASES
     multiple=True,
     metavar="NAME",
     shell_complete=suggest(lambda: [plan.name for plan in (*CASES, *SMALL_CASES)]),
-    help="Only this case; repeatable.",
+    help="Run only this case. Repeatable.",
 )
-@click.option("--small", is_flag=True, help="Small models, for a CPU or to try it: minutes on two cores.")
+@click.option("--small", is_flag=True, help="Use small models, for a CPU or a trial: takes minutes on two cores.")
 @click.option(
     "--device",
     default="cuda",
     show_default=True,
     metavar="cuda|cuda:N|cpu",
     shell_complete=suggest(lambda: ("cuda", "cpu")),
-    help="Where they run.",
+    help="Device to run on.",
 )
-@click.option("--warmup", type=_COUNT, default=DEFAULT_WARMUP, show_default=True, help="Steps run first.")
-@click.option("--repetitions", type=_COUNT, default=DEFAULT_REPETITIONS, show_default=True, help="Timed steps.")
-@click.option("--seed", type=click.IntRange(min=0), default=0, show_default=True, help="Of weights and data.")
-@click.option("--force", is_flag=True, help="Measure again what is there already.")
+@click.option(
+    "--warmup",
+    metavar="N",
+    type=_POSITIVE,
+    default=DEFAULT_WARMUP,
+    show_default=True,
+    help="Untimed steps to run first.",
+)
+@click.option(
+    "--repetitions",
+    metavar="N",
+    type=_POSITIVE,
+    default=DEFAULT_REPETITIONS,
+    show_default=True,
+    help="Timed steps to run.",
+)
+@click.option(
+    "--seed",
+    metavar="N",
+    type=click.IntRange(min=0),
+    default=0,
+    show_default=True,
+    help="Random seed of weights and data.",
+)
+@click.option("--force", is_flag=True, help="Measure again the cases that are already in the folder.")
 @quiet_option
 def record(
     output: Path,
@@ -70,13 +91,14 @@ def record(
     force: bool,
     quiet: bool,
 ) -> None:
-    """Measure this machine and run models on it, really, under four ways to manage memory.
+    """Measure this machine, and training iterations on it under four memory-management methods.
 
-    For each case: its trace, then the same training iteration plain, with activation checkpointing of every block
-    (checkpoint), with PyTorch's save_on_cpu, and with an asynchronous offload. Kept: the time of every step, peak
-    memory, bytes copied, and what the device did in one step. Cases that are in the folder already are left as they
-    are, so that the same command goes on where it was stopped. Best run while nothing else uses the machine. Needs
-    PyTorch (the extra 'record').
+    For each case, records a trace, then runs the same training iteration with each method: plain (no memory
+    management), checkpoint (activation checkpointing of every block), save_on_cpu (PyTorch's), and an asynchronous
+    offload. Stores the time of each step, the peak memory, the bytes copied, and the device timeline of one step.
+
+    Cases that are already in the folder are skipped, so the same command resumes after an interruption. Run it on an
+    otherwise idle machine. Needs PyTorch: install simgpu with the extra 'record'.
 
     \b
     simgpu validate record -o my-gpu
@@ -97,7 +119,7 @@ def record(
                 say=say,
             )
     except (KeyboardInterrupt, SystemExit) as stop:
-        click.echo("stopped; cases that were done are kept, and the same command goes on", err=True)
+        click.echo("stopped; finished cases are stored: run the same command to resume", err=True)
         sys.exit(INTERRUPTED if isinstance(stop, KeyboardInterrupt) else stop.code)
     _show(result, output)
 
@@ -111,19 +133,19 @@ def _show(recorded: Recorded, output: Path) -> None:
         click.echo(f"\nwritten to {output}")
         click.echo(f"to compare it with its simulation: simgpu validate report {shlex.quote(str(output))}")
     reasons = {
-        f"{case.name} has no {method}: {reason}"
+        f"{case.name}: method {method} was not run: {reason}"
         for case in recorded.recording.cases
         for method, reason in case.absent.items()
     }
-    reasons |= {f"{name} is left out: {reason}" for name, reason in recorded.left_out.items()}
+    reasons |= {f"{name} was skipped: {reason}" for name, reason in recorded.left_out.items()}
     for line in sorted(reasons):
         click.echo(f"\n{wrapped(line, before=0)}", err=True)
     if unsteady := [case.name for case in recorded.recording.cases if not all(map(_is_steady, case.runs.values()))]:
         again = f"{' '.join(f'--case {name}' for name in unsteady)} --force"
-        what = f"Warning: steps vary by over {STEADY:.0%}; record again with {again} while nothing else runs"
+        what = f"Warning: step times vary by over {STEADY:.0%}; record again with {again} on an idle machine"
         click.echo(f"\n{wrapped(what, before=0)}", err=True)
     if not recorded.recording.cases:
-        remedy = "choose smaller ones with --case or --small"
+        remedy = "choose smaller cases with --case or --small"
         raise InputError.single(output, "", "none of the cases could be recorded", remedy)
 
 
@@ -134,7 +156,10 @@ def _machine_rows(machine: MeasuredMachine) -> list[tuple[str, str]]:
     return [
         ("device", f"{machine.device}, {format_bytes(machine.memory)}"),
         ("copies", f"{alone}; {both}; {format_time(copies.latency_ns)} latency"),
-        ("launch", f"{format_time(machine.launch_ns)} an operator, {format_time(copies.blocking_ns)} a blocking copy"),
+        (
+            "launch",
+            f"{format_time(machine.launch_ns)} per operator, {format_time(copies.blocking_ns)} per blocking copy",
+        ),
     ]
 
 

@@ -1,4 +1,4 @@
-"""``simgpu validate replay``: issues a simulated program's instructions to a real device."""
+"""``simgpu validate replay``: run a simulated program's instructions on a real device."""
 
 from __future__ import annotations
 
@@ -28,24 +28,27 @@ from simgpu.validation.timelines.comparison import divergence_text
 
 @click.command("replay")
 @click.argument("program", type=click.Path(path_type=Path))
-@click.option("--device", default="cuda", show_default=True, metavar="cuda|cuda:N|cpu", help="Where to run it.")
+@click.option("--device", default="cuda", show_default=True, metavar="cuda|cuda:N|cpu", help="Device to run on.")
 @click.option(
     "--repetitions",
+    metavar="N",
     type=click.IntRange(min=1),
     default=DEFAULT_REPETITIONS,
     show_default=True,
-    help="Steady iterations, whose median counts.",
+    help="Iterations in steady state; their median is reported.",
 )
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON document instead of tables.")
-@click.option("-o", "--output", type=click.Path(path_type=Path), metavar="FILE", help="Write that document here.")
+@click.option(
+    "-o", "--output", type=click.Path(path_type=Path), metavar="FILE", help="Write the JSON document to this file."
+)
 @quiet_option
 def replay(program: Path, device: str, repetitions: int, as_json: bool, output: Path | None, quiet: bool) -> None:
-    """Issue the instructions of PROGRAM on a real device, and compare with the machine model.
+    """Run the instructions of PROGRAM on a real device, and compare the times with the machine model.
 
-    PROGRAM is the folder of one policy that `simgpu run NAME -o DIR` wrote, such as DIR/vdnn. Kernels are busy loops as
-    long as they were simulated; copies, events and memory are real. The program is simulated again on the link that is
-    measured first, so that only the machine model is tested, not the trace. Needs PyTorch (the extra 'record') and,
-    without --device cpu, a CUDA device.
+    PROGRAM is the folder of one policy that `simgpu run NAME -o DIR` wrote, such as DIR/vdnn. Each kernel is replaced
+    by a busy loop of its simulated duration; copies, events and memory allocations are real. The device's link is
+    measured first, and the program is simulated again with that link. This tests only the machine model, not the
+    trace. Needs PyTorch (install simgpu with the extra 'record') and a CUDA device, unless --device cpu is given.
 
     \b
     simgpu run quickstart -o results/try
@@ -83,6 +86,6 @@ def _show(outcome: Outcome) -> None:
 
 def _check_output(output: Path) -> None:
     if output.is_dir():
-        raise InputError.single(output, "", "is a folder", "name a file, such as replay.json")
+        raise InputError.single(output, "", "is a folder", "give the path of a file, such as replay.json")
     if not output.parent.is_dir():
-        raise InputError.single(output, "", "its folder does not exist", f"make {output.parent} first")
+        raise InputError.single(output, "", "its folder does not exist", f"create {output.parent} first")

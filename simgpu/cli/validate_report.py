@@ -1,4 +1,4 @@
-"""``simgpu validate report``: measured runs compared with their simulation."""
+"""``simgpu validate report``: compare measured runs with their simulation."""
 
 from __future__ import annotations
 
@@ -33,11 +33,25 @@ from simgpu.validation.timelines.comparison import divergence_text
 
 @click.command()
 @click.argument("recording", required=False, shell_complete=suggest(shipped_recordings, "dir"))
-@click.option("--case", "cases", multiple=True, metavar="NAME", help="Only this case, such as vgg16-b64; repeatable.")
-@click.option("--method", "methods", multiple=True, type=click.Choice(list(map(str, Method))), help="Only this method.")
+@click.option(
+    "--case", "cases", multiple=True, metavar="NAME", help="Compare only this case, e.g. vgg16-b64. Repeatable."
+)
+@click.option(
+    "--method",
+    "methods",
+    multiple=True,
+    type=click.Choice(list(map(str, Method))),
+    help="Compare only this method. Repeatable.",
+)
 @click.option("--timeline", is_flag=True, help="Show both timelines around their first divergence.")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON document instead of tables.")
-@click.option("-o", "--output", type=click.Path(path_type=Path), metavar="DIR", help="Write tables and figures here.")
+@click.option(
+    "-o",
+    "--output",
+    type=click.Path(path_type=Path),
+    metavar="DIR",
+    help="Write tables and figures to this folder.",
+)
 @quiet_option
 def report(
     recording: str | None,
@@ -48,12 +62,13 @@ def report(
     output: Path | None,
     quiet: bool,
 ) -> None:
-    """Simulate the counterpart of every run in RECORDING, and show its errors.
+    """Simulate each run in RECORDING, and show the error of the simulation.
 
-    RECORDING is a shipped recording, or a folder that `simgpu validate record` wrote; by default all shipped ones.
-    Nothing runs on a device. Kernels are calibrated to each case's plain run, copies to the measured machine; managed
-    runs are predicted. Output files (-o) are written atomically. The exit code is 2 if a run could not be simulated for
-    a reason other than out of memory.
+    RECORDING is a shipped recording or a folder that `simgpu validate record` wrote. Default: all shipped recordings.
+    Nothing runs on a device. Kernel times are calibrated with the plain run of each case, and copies with the measured
+    machine. The runs with memory management are predicted. Outputs (-o) are written atomically.
+
+    Exit code 2: a run could not be simulated for a reason other than out of memory.
 
     \b
     simgpu validate report
@@ -86,7 +101,7 @@ def _chosen(name: str | None, cases: Sequence[str], methods: Sequence[str]) -> l
         return [load_recording(name)]
     shipped = [load_recording(each) for each in shipped_recordings()]
     if not shipped:
-        remedy = "name one that `simgpu validate record` wrote"
+        remedy = "give a folder that `simgpu validate record` wrote"
         raise InputError.single("", "RECORDING", "no recording ships with this version of simgpu", remedy)
     return [each for each in shipped if _has(each, cases, methods)] or shipped
 

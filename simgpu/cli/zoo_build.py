@@ -1,4 +1,4 @@
-"""``simgpu zoo build``: one modelled training iteration of a network, written as a trace folder."""
+"""``simgpu zoo build``: model one training iteration of a network and write its trace folder."""
 
 from __future__ import annotations
 
@@ -41,48 +41,55 @@ _MOST_EPOCHS = 10_000  # a row of the trace for each block and epoch
     "--output",
     type=click.Path(path_type=Path),
     metavar="DIR",
-    help="Folder to write; where left out NETWORK-bBATCH-GPU in the current one, with an input that is not the usual.",
+    help="Folder to write. Default: NETWORK-bBATCH-GPU, or NETWORK-INPUT-bBATCH-GPU for an input other than the "
+    "default.",
 )
-@click.option("--force", is_flag=True, help="Replace another trace in that folder.")
-@click.option("--batch", type=click.IntRange(min=1), required=True, help="Samples in the iteration.")
+@click.option("--force", is_flag=True, help="Replace a different trace in the folder.")
+@click.option("--batch", metavar="N", type=click.IntRange(min=1), required=True, help="Batch size in samples.")
 @click.option(
     "--gpu",
     required=True,
     metavar="NODE",
     shell_complete=nodes,
-    help="Whose GPU: a shipped node or a YAML file (simgpu list nodes).",
+    help="Node whose GPU is modelled: a shipped node (simgpu list nodes) or a YAML file.",
 )
-@click.option("--input", help="What it takes, such as imagenet or cifar10; its usual input where left out.")
+@click.option("--input", help="Input of the network, e.g. imagenet or cifar10. Default: see simgpu zoo list.")
 @click.option(
     "--framework",
     type=click.Choice([each.value for each in Framework]),
     default="pytorch",
     show_default=True,
-    help="Whose habits with memory: pytorch-1.5 is for ReLUs that are not in place, before PyTorch 1.10; "
-    "cudnn for Caffe and Torch7, without pooling indices, ReLU in place both ways; "
-    "fused for moDNN's framework, where a layer's normalization, ReLU and sum rewrite one result and one gradient.",
+    help="Framework whose memory use is modelled. pytorch-1.5: PyTorch before 1.10, with ReLUs that are not in-place. "
+    "cudnn: Caffe and Torch7, without pooling indices, and with ReLU in-place in forward and backward. "
+    "fused: moDNN's framework, where normalization, ReLU and sum of a layer share one output and one gradient.",
 )
 @click.option(
     "--optimizer",
     type=click.Choice([each.value for each in Optimizer]),
     default="sgd",
     show_default=True,
-    help="Which updates the weights, and what it keeps of each.",
+    help="Optimizer; sets the update kernels and the optimizer state.",
 )
 @click.option(
     "--epochs",
+    metavar="N",
     type=click.IntRange(1, _MOST_EPOCHS),
-    help="Model the sparsity of its feature maps over so many epochs.",
+    help="Also model the sparsity of the feature maps over this number of epochs.",
 )
-@click.option("--compressibility", is_flag=True, help="Model how compressible its memory is, entry by entry.")
+@click.option("--compressibility", is_flag=True, help="Also model the compressed size of each 128-byte memory-entry.")
 @click.option(
     "--workspace-limit",
     default=format_bytes(WORKSPACE_LIMIT),
     show_default=True,
     metavar="SIZE",
-    help="Convolution algorithms that need more workspace are left out.",
+    help="Largest workspace of a convolution algorithm.",
 )
-@click.option("--variant", multiple=True, metavar="KEY=VALUE", help="One of its variants (simgpu zoo list).")
+@click.option(
+    "--variant",
+    multiple=True,
+    metavar="KEY=VALUE",
+    help="Variant of the network, e.g. batch_norm=true (see simgpu zoo list). Repeatable.",
+)
 @quiet_option
 def build(
     network: str,
@@ -99,7 +106,7 @@ def build(
     variant: tuple[str],
     quiet: bool,
 ) -> None:
-    """Model one training iteration of NETWORK and write its trace. Its origin is *modelled*, which every result tells.
+    """Model one training iteration of NETWORK and write its trace. Results state that the trace is modelled.
 
     \b
     simgpu zoo build vgg16 --batch 64 --gpu v100 --input cifar10
@@ -114,7 +121,7 @@ def build(
     with progress(quiet) as say:
         say(f"building {network}")
         settings = parse_settings(variant, of="--variant", example="--variant width=0.5")
-        # values of other types are refused with the rest
+        # build reports values of other types
         built = catalogue.build(network, input, **cast("dict[str, Value]", settings))
         gpu_spec = load_node(gpu).gpu
         folder = output or _folder(network, input, batch, gpu)
@@ -130,22 +137,22 @@ def build(
         refuse_another(folder, force, trace)
         say(f"writing {folder}")
         write_trace(trace, folder)
-    Screen().print(facts([*_facts(built, trace), ("trust", _trust(network))]))
+    Screen().print(facts([*_facts(built, trace), ("accuracy", _accuracy(network))]))
     show_written(folder, gpu)
 
 
 def _folder(network: str, input: str | None, batch: int, gpu: str) -> Path:
-    """The folder that is written where none is named. Raises `InputError` for the name of a shipped trace."""
+    """The default folder. Raises `InputError` if its name is that of a shipped trace."""
     name = trace_name(network, input, batch, Path(gpu).stem)
     if name in shipped_names("traces"):
-        what = f"{name}, the folder's name where none is given, is that of a trace that ships with simgpu"
-        raise InputError.single("", "-o", what, "name another folder with -o")
+        what = f"the default folder {name} has the name of a trace that ships with simgpu"
+        raise InputError.single("", "-o", what, "give another folder with -o")
     return Path(name)
 
 
-def _trust(network: str) -> str:
-    none = "" if network in published_networks() else f", none of which is of {network}"
-    return f"how far such times are from published ones{none}: simgpu zoo validate"
+def _accuracy(network: str) -> str:
+    none = "" if network in published_networks() else f" (none for {network})"
+    return f"for errors relative to published times{none}, run simgpu zoo validate"
 
 
 def _facts(network: Network, trace: Trace) -> list[tuple[str, str]]:
@@ -154,10 +161,10 @@ def _facts(network: Network, trace: Trace) -> list[tuple[str, str]]:
         *trace.facts(),
         ("source", network.provenance),
         ("network", f"{len(network.layers)} operators, {short_count(network.parameters)} parameters"),
-        ("MACs", f"{short_count(network.macs)} a sample, forward"),
+        ("MACs", f"{short_count(network.macs)} per sample, forward"),
         ("kernels", f"{stats.kernels}, {stats.blocks} blocks, {len(trace.algorithms)} algorithm choices"),
-        ("iteration", f"{format_time(stats.compute_ns)} of compute, by the time model"),
-        ("peak", f"{stats.recorded_peak_text()}, if nothing is moved"),
+        ("iteration", f"{format_time(stats.compute_ns)} of compute (time model)"),
+        ("peak memory", f"{stats.recorded_peak_text()}, without offloading"),
         *_sparsity(trace),
         *_compressibility(trace),
     ]
@@ -176,5 +183,5 @@ def _compressibility(trace: Trace) -> list[tuple[str, str]]:
         return []
     epochs = len({row.epoch for row in trace.compressibility})
     ratio = mean_ratio(trace.compressibility)
-    text = f"modelled: {ratio:.2f} over all blocks and {epochs} epochs, if every memory-entry takes its size alone"
+    text = f"modelled: {ratio:.2f} over all blocks and {epochs} epochs, if each memory-entry has its own size"
     return [("compressibility", text)]

@@ -1,5 +1,4 @@
-"""``simgpu zoo validate``: the time model next to published and recorded iterations, and peaks next to recorded
-ones."""
+"""``simgpu zoo validate``: compare modelled times and peak memory with published and recorded iterations."""
 
 from __future__ import annotations
 
@@ -29,15 +28,15 @@ _MEMORY_HEADINGS = ("network", "GPU", "batch", "recorded", "modelled", "error", 
     "--recordings",
     type=click.Path(path_type=Path),
     metavar="DIR",
-    help="Folder with recordings to compare to as well; those it should hold are told if missing.",
+    help="Also compare with the recordings in this folder; expected recordings that are missing are listed.",
 )
-@click.option("--parts", is_flag=True, help="Show the sorts of kernels within recordings too.")
+@click.option("--parts", is_flag=True, help="Also show the kinds of kernels in recordings.")
 @quiet_option
 def validate_(recordings: Path | None, parts: bool, quiet: bool) -> None:
-    """Compare the time model to published iteration times, those it was fitted to and held-out ones apart.
+    """Compare the time model with published iteration times; separately for fitted and held-out networks.
 
-    Which are fitted was decided before fitting, by network; the rule, and the source of every figure, is in
-    simgpu/workloads/calibration/published.yaml. No GPU is held out. Given recordings, peaks of memory are compared too.
+    The networks for fitting were selected before the fit. The rule, and the source of each published time, is in
+    simgpu/workloads/calibration/published.yaml. No GPU is held out. With --recordings, peak memory is compared too.
 
     \b
     simgpu zoo validate
@@ -45,7 +44,7 @@ def validate_(recordings: Path | None, parts: bool, quiet: bool) -> None:
     """
     screen = Screen()
     with progress(quiet) as say:
-        say("comparing the time model to measurements")
+        say("comparing the time model with measurements")
         result = validate(recordings)
     for gpu in result.gpus():
         shown = [row for row in result.rows if row.sample.gpu == gpu and (parts or row.sample.full)]
@@ -53,7 +52,7 @@ def validate_(recordings: Path | None, parts: bool, quiet: bool) -> None:
             screen.print(gpu)
             screen.print(table(_HEADINGS, [_row(row) for row in shown], left=(0, 2, 6)))
             screen.print()
-    screen.print("errors of phases and iterations: mean and worst size, and mean with sign (bias)")
+    screen.print("errors of phases and iterations: mean and worst absolute error, mean signed error (bias)")
     headings = ("fit", "mean", "worst", "bias", "held out", "mean", "worst", "bias")
     screen.print(table(("GPU", *headings), _by_gpu(result), left=(0,)))
     screen.print()
@@ -61,19 +60,19 @@ def validate_(recordings: Path | None, parts: bool, quiet: bool) -> None:
     seen = result.summary(SampleUse.SEEN_NETWORK)
     if seen is not None:
         screen.print(
-            f"\nseen network, in neither: {seen.count}, mean {seen.mean:.1%}, worst {abs(seen.worst.error):.1%}"
+            f"\nother samples of fitted networks: {seen.count}, mean {seen.mean:.1%}, worst {abs(seen.worst.error):.1%}"
         )
     if result.memory:
-        screen.print("\npeak memory, as recorded and as modelled (nothing is fitted to it)")
+        screen.print("\npeak memory, recorded and modelled (no parameter is fitted to it)")
         screen.print(table(_MEMORY_HEADINGS, [_memory_row(row) for row in result.memory], left=(0, 1, 6)))
-        screen.print("\nwhat differs between the two, as far as it is known")
-        screen.print(facts((row.recording.name, row.recording.differs or "nothing known") for row in result.memory))
+        screen.print("\nknown differences between recording and model")
+        screen.print(facts((row.recording.name, row.recording.differs or "none known") for row in result.memory))
     screen.print("\nnot compared")
     screen.print(facts([*((each.what, each.why) for each in result.skipped), ("no measurement", _unmeasured(result))]))
 
 
 def _unmeasured(validation: TimeModelValidation) -> str:
-    return f"of the zoo's networks {', '.join(validation.unmeasured())}"
+    return f"for {', '.join(validation.unmeasured())}"
 
 
 def _row(row: ValidationRow) -> tuple[str, ...]:
@@ -117,7 +116,7 @@ def _by_network(validation: TimeModelValidation) -> list[tuple[str, ...]]:
 
 
 def _error_rows(rows: Iterable[tuple[str, ErrorSummary | None, ErrorSummary | None]]) -> list[tuple[str, ...]]:
-    """Those of which a phase or an iteration was compared at all."""
+    """Rows with at least one compared phase or iteration."""
     return [(name, *_short(fit), *_short(held_out)) for name, fit, held_out in rows if fit or held_out]
 
 

@@ -1,4 +1,4 @@
-"""A run as one page that anybody can open: tables, where the time went, and a timeline to look into.
+"""A run as one self-contained HTML page: tables, time breakdown, and an interactive timeline.
 
-`simgpu.report.writing` is the way in.
+The entry point is `simgpu.report.writing.write_report`.
 """

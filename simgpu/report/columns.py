@@ -1,8 +1,7 @@
-"""What the page's timeline is drawn from: a run's columns as short lists of whole numbers.
+"""The data of the page's timeline: a run's columns as compact lists of integers.
 
-Each name is in the page once. Spans are listed by stream, in order of time: each has the gap to the end of the one
-before and its length, so that most numbers are short. JavaScript's numbers are whole up to 2**53; what is larger is
-refused.
+Each name is stored once. Spans are listed by stream, ordered by time; each has the gap to the end of the previous span
+and its length. Values above 2**53, the largest exact integer in JavaScript, raise `InputError`.
 """
 
 from __future__ import annotations
@@ -19,50 +18,50 @@ from simgpu.timeline.model import Column, MemoryCurve, SpanKind, Timeline
 from simgpu.timeline.streams import StreamId, track_order
 from simgpu.trace.model import Block, Kernel
 
-#: Up to here every whole number is a number of JavaScript.
+#: Largest integer up to which JavaScript represents all integers exactly.
 EXACT = 2**53
 _STREAM_TITLES = {"compute": "compute", "d2h": "D2H", "h2d": "H2D", "data": "copies", "host": "host"}
-#: Where the host's cores add up what several GPUs exchange.
+#: The stream on which the host adds up the gradients of several GPUs.
 _EXCHANGE = StreamId(0, "host", 1)
 
 
 def page_data(recorded: ReportInput) -> dict[str, Any]:
-    """Plain data for JSON: names, looks, tasks and, for each policy that came to its end, its spans and memory.
+    """Plain data for JSON: names, looks, tasks, and the spans and memory of each policy that completed.
 
-    Raises `InputError` for times or sizes above 2**53, which the page could not show exactly.
+    Raises `InputError` for times or sizes above 2**53, which a browser cannot show exactly.
     """
-    words = _Words()
+    strings = _StringTable()
     tasks: dict[tuple[tuple[Kernel, ...], tuple[Block, ...]], int] = {}
-    texts: list[dict[str, Any]] = []
+    task_data: list[dict[str, Any]] = []
     runs = []
     for ran in recorded.runs:
         if ran.timeline is None:
             continue
         _require_exact(ran.label, ran.timeline)
         number = tasks.setdefault((ran.kernels, ran.blocks), len(tasks))
-        if number == len(texts):
-            texts.append(_tasks(ran.kernels, ran.blocks, words))
-        runs.append(_run(ran, ran.timeline, number, words))
+        if number == len(task_data):
+            task_data.append(_tasks(ran.kernels, ran.blocks, strings))
+        runs.append(_run(ran, ran.timeline, number, strings))
     return {
         "kinds": [kind.label.replace("_", " ") for kind in SpanKind],
         "looks": [_look(look) for look in LOOKS],
-        "tasks": texts,
+        "tasks": task_data,
         "runs": runs,
-        "words": words.all,
+        "words": strings.all,
     }
 
 
-class _Words:
-    """Every text once, by its number."""
+class _StringTable:
+    """Unique strings, each with a number."""
 
     def __init__(self) -> None:
         self.all: list[str] = []
         self._number: dict[str, int] = {}
 
-    def __call__(self, word: str) -> int:
-        number = self._number.setdefault(word, len(self.all))
+    def __call__(self, text: str) -> int:
+        number = self._number.setdefault(text, len(self.all))
         if number == len(self.all):
-            self.all.append(word)
+            self.all.append(text)
         return number
 
 
@@ -71,38 +70,38 @@ def _require_exact(label: str, timeline: Timeline) -> None:
     columns = [timeline.end_ns, timeline.bytes, *(column for c in curves for column in (c.time_ns, c.live, c.used))]
     largest = max([*timeline.iteration_ends_ns, *(int(column.max(initial=0)) for column in columns)])
     if largest > EXACT:
-        what = f"{largest} is above 2**53: a browser cannot show such times and sizes exactly"
-        raise InputError.single("", label, what, "report a shorter run, or read its tables")
+        what = f"time or size {largest} exceeds 2**53: a browser cannot show it exactly"
+        raise InputError.single("", label, what, "report a shorter run, or use its tables")
 
 
 def _look(look: Look) -> dict[str, Any]:
     return {"label": look.label, "fill": look.fill, "hatch": look.hatch[:1], "ink": look.ink, "height": look.height}
 
 
-def _tasks(kernels: Sequence[Kernel], blocks: Sequence[Block], words: _Words) -> dict[str, Any]:
+def _tasks(kernels: Sequence[Kernel], blocks: Sequence[Block], strings: _StringTable) -> dict[str, Any]:
     place = {block.id: number for number, block in enumerate(blocks)}
     return {
         "kernels": {
-            "id": [words(kernel.id) for kernel in kernels],
-            "op": [words(kernel.op) for kernel in kernels],
-            "layer": [words(kernel.layer or "") for kernel in kernels],
-            "phase": [words(kernel.phase.value) for kernel in kernels],
+            "id": [strings(kernel.id) for kernel in kernels],
+            "op": [strings(kernel.op) for kernel in kernels],
+            "layer": [strings(kernel.layer or "") for kernel in kernels],
+            "phase": [strings(kernel.phase.value) for kernel in kernels],
             "reads": [[place[name] for name in kernel.reads if name in place] for kernel in kernels],
             "writes": [[place[name] for name in kernel.writes if name in place] for kernel in kernels],
         },
         "blocks": {
-            "id": [words(block.id) for block in blocks],
+            "id": [strings(block.id) for block in blocks],
             "bytes": [block.bytes for block in blocks],
-            "kind": [words(block.kind.value.replace("_", " ")) for block in blocks],
-            "layer": [words(block.layer or "") for block in blocks],
+            "kind": [strings(block.kind.value.replace("_", " ")) for block in blocks],
+            "layer": [strings(block.layer or "") for block in blocks],
         },
     }
 
 
-def _run(ran: Ran, timeline: Timeline, tasks: int, words: _Words) -> dict[str, Any]:
+def _run(ran: Ran, timeline: Timeline, tasks: int, strings: _StringTable) -> dict[str, Any]:
     looks = _looks(timeline, ran.kernels)
     shown = sorted(set(timeline.stream.tolist()), key=lambda stream: track_order(timeline.streams[stream]))
-    name = np.array([*(words(name) for name in timeline.names), -1], dtype=np.int64)[timeline.name]
+    name = np.array([*(strings(name) for name in timeline.names), -1], dtype=np.int64)[timeline.name]
     curves = [_memory(f"GPU {gpu}", curve) for gpu, curve in enumerate(timeline.device_memories)]
     return {
         "label": ran.label,
@@ -140,7 +139,7 @@ def _track(timeline: Timeline, stream: int, looks: Column, name: Column) -> dict
 
 
 def _looks(timeline: Timeline, kernels: Iterable[Kernel]) -> Column:
-    """The number in `LOOKS` of every span; spans that look alike are worked out once."""
+    """The index in `LOOKS` of each span; cached by stream, kind, cause and phase."""
     phases = {kernel.id: kernel.phase for kernel in kernels}
     number = {look: position for position, look in enumerate(LOOKS)}
     results: dict[tuple[object, ...], int] = {}
@@ -165,6 +164,6 @@ def _memory(title: str, curve: MemoryCurve) -> Mapping[str, Any]:
 
 
 def _steps(column: Column) -> list[int]:
-    """Each value less the one before."""
+    """The difference of each value to the previous one."""
     results: list[int] = np.diff(column, prepend=0).tolist()
     return results

@@ -1,6 +1,6 @@
-"""The page of a run: the template with its style, scripts, data, header and time bars.
+"""The page of a run: the template filled with style, scripts, data, header and time bars.
 
-Names that a user chose are text: the template escapes them, and in the data no ``<`` remains.
+Names chosen by users are escaped, in the template and in the data.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from simgpu.report.template import filled, in_one_function
 from simgpu.simulation.notes import allocator_text, kernel_times
 from simgpu.units import format_bandwidth, format_bytes, format_time
 
-#: In this order within one function: each may use what stands before it.
+#: Scripts of the page, in order: each may use names of the scripts before it.
 SCRIPTS = (
     "columns.js",
     "words.js",
@@ -55,9 +55,9 @@ _RESOURCES = files("simgpu.report") / "resources"
 
 
 def page(recorded: ReportInput, perfetto: Mapping[str, str]) -> str:
-    """The page as HTML. perfetto: the file of each policy's timeline for ui.perfetto.dev, by the policy's file name.
+    """The page as HTML. perfetto: file of each policy's timeline for ui.perfetto.dev, by the policy's file name.
 
-    Raises `InputError` for what `simgpu.report.columns.page_data` refuses. The same run gives the same text.
+    Raises `InputError` as `simgpu.report.columns.page_data`. The same run gives the same text.
     """
     from markupsafe import Markup
 
@@ -82,7 +82,7 @@ def page(recorded: ReportInput, perfetto: Mapping[str, str]) -> str:
 
 
 def _embedded(data: Any) -> str:
-    """JSON that ends no script element and opens no comment, whatever its texts hold."""
+    """JSON in which no text can end the script element or open a comment."""
     text = json.dumps(data, separators=(",", ":"), allow_nan=False)
     return text.replace("&", "\\u0026").replace("<", "\\u003c").replace(">", "\\u003e")
 
@@ -101,9 +101,10 @@ _STEADY = {
 
 @dataclass(frozen=True)
 class PolicySummary:
-    """A policy, its parameters and its notes on the run. failure: why it has no numbers, with the message.
+    """A policy, its parameters and its notes on the run.
 
-    name, variant: its label before and after the bracket.
+    name, variant: the label before and after its bracket. failure: kind of failure, empty if the policy completed;
+    message: the error message.
     """
 
     label: str
@@ -118,7 +119,7 @@ class PolicySummary:
 
 
 def facts(recorded: ReportInput) -> list[tuple[str, str]]:
-    """Names and texts, in the order of the page."""
+    """Names and texts of the page's header, in order."""
     document, info = recorded.document, recorded.info
     trace, node = document["trace"], document["node"]
     name = f"{trace['name']}: " if trace["name"] else ""
@@ -137,7 +138,7 @@ def facts(recorded: ReportInput) -> list[tuple[str, str]]:
 
 
 def policies(recorded: ReportInput) -> list[PolicySummary]:
-    """Every policy of the run, in its order; one that is not installed here has no summary."""
+    """The policies of the run, in order. A policy that is not installed has no summary."""
     return [_policy(ran.entry) for ran in recorded.runs]
 
 
@@ -150,7 +151,7 @@ def _node(node: Mapping[str, Any]) -> str:
 
 
 def _gpu(gpu: Mapping[str, Any]) -> GpuSpec:
-    """What a report says of the GPU, as far as kernel times are concerned."""
+    """The GPU in a report, with the properties that kernel times depend on."""
     return GpuSpec(
         gpu["name"],
         gpu["memory"],
@@ -161,7 +162,7 @@ def _gpu(gpu: Mapping[str, Any]) -> GpuSpec:
 
 
 def _run(entries: Sequence[Mapping[str, Any]]) -> str:
-    """What all runs have in common; each value once where they differ."""
+    """Settings of the runs; each distinct value once."""
     if not entries:
         return ""
 
@@ -178,12 +179,12 @@ def _run(entries: Sequence[Mapping[str, Any]]) -> str:
         " and ".join(map(allocator_text, each("pool"))),
         f"seed {' and '.join(map(str, each('seed')))}",
         f"epoch {' and '.join(map(str, each('epoch')))}" if any(each("epoch")) else "",
-        *dict.fromkeys(_together(entry["data_parallel"]) for entry in entries if "data_parallel" in entry),
+        *dict.fromkeys(_data_parallel(entry["data_parallel"]) for entry in entries if "data_parallel" in entry),
     ]
     return "; ".join(part for part in texts if part)
 
 
-def _together(how: Mapping[str, Any]) -> str:
+def _data_parallel(how: Mapping[str, Any]) -> str:
     return f"{how['gpus']} GPUs train together, gradients exchanged by {how['exchange']}"
 
 
@@ -209,7 +210,7 @@ def _policy(entry: Mapping[str, Any]) -> PolicySummary:
     )
 
 
-#: In the order of a bar, by the key of the metrics.
+#: Looks of a bar's parts by key of the metrics, in the order of the bar.
 _PARTS: Mapping[str, Look] = {
     "computation_ns": PART_LOOKS["computation"]._replace(label="compute"),
     "overlap_ns": PART_LOOKS["overlap"]._replace(label="compute, overlapped"),
@@ -221,12 +222,15 @@ _PARTS: Mapping[str, Look] = {
     "stalled_host_ns": WAIT_OTHER._replace(label="stalled on host"),
     "stalled_other_ns": WAIT_OTHER._replace(label="stalled, other"),
 }
-#: A share is written into its part if the part is so much of the longest bar.
-_LEAST_WRITTEN = 0.05
+#: Smallest part, as a fraction of the longest bar, that is labelled with its share.
+_MIN_LABELLED = 0.05
 
 
 class Part(NamedTuple):
-    """A part of a bar. width: of the longest bar, in percent; share: of its own bar, empty where it does not fit."""
+    """A part of a bar.
+
+    width: percent of the longest bar. share: percentage of its own bar as text, empty if it does not fit.
+    """
 
     look: Look
     time: str
@@ -235,7 +239,7 @@ class Part(NamedTuple):
 
 
 class TimeBar(NamedTuple):
-    """A policy's bar, as long as its iteration; no parts and `failure` where there is none."""
+    """A policy's bar, with the length of its iteration. A policy without result has no parts but a `failure`."""
 
     label: str
     parts: tuple[Part, ...]
@@ -244,7 +248,7 @@ class TimeBar(NamedTuple):
 
 
 def time_bars(entries: Sequence[Mapping[str, Any]]) -> list[TimeBar]:
-    """A bar for each policy of report.json, all on one axis from 0 to the longest iteration.
+    """A bar for each policy in report.json, on a common axis from 0 to the longest iteration.
 
     >>> from simgpu.report.page import _PARTS
     >>> empty = dict.fromkeys(_PARTS, 0) | {"compute_ns": 75, "stalled_memory_ns": 25, "iteration_ns": 100}
@@ -257,7 +261,7 @@ def time_bars(entries: Sequence[Mapping[str, Any]]) -> list[TimeBar]:
 
 
 def shown_looks(bars: Sequence[TimeBar]) -> list[Look]:
-    """The looks that some bar has, for a legend."""
+    """The looks used in the bars, for the legend."""
     used = {part.look for bar in bars for part in bar.parts}
     return [look for look in _PARTS.values() if look in used]
 
@@ -275,7 +279,7 @@ def _bar(entry: Mapping[str, Any], longest: int) -> TimeBar:
             look,
             format_time(times[key]),
             round(100 * times[key] / longest, 4),
-            f"{times[key] / total:.0%}" if times[key] >= _LEAST_WRITTEN * longest else "",
+            f"{times[key] / total:.0%}" if times[key] >= _MIN_LABELLED * longest else "",
         )
         for key, look in _PARTS.items()
         if times[key]

@@ -21,15 +21,15 @@ from simgpu.version import __version__
 
 _RUN = "give a folder that `simgpu run NAME -o DIR` wrote, or a scenario"
 _TABLES_OF_TIMELINES = "outputs.timeline: [csv]"
-_AGAIN = f"run it again: `simgpu run NAME -o DIR`, with {_TABLES_OF_TIMELINES} as it is by default"
-#: What other commands write, by how the schema of their report.json begins.
+_RERUN = f"run it again: `simgpu run NAME -o DIR`, with {_TABLES_OF_TIMELINES} (the default)"
+#: Outputs of other commands, by prefix of the schema in their report.json.
 _OTHERS = {
-    "simgpu.study-report/": "holds a study",
-    "simgpu.search-report/": "holds a search",
-    "simgpu.buddy-profile/": "holds a profile of compressed memory",
-    "simgpu.sweep": "holds a sweep",
+    "simgpu.study-report/": "contains a study",
+    "simgpu.search-report/": "contains a search",
+    "simgpu.buddy-profile/": "contains a profile of compressed memory",
+    "simgpu.sweep": "contains a sweep",
 }
-#: What the page needs of every run, by its place in the report's mappings.
+#: Required fields and their types, by path in the report.
 _TRACE = {"model": str, "batch": int, "dtype": str, "origin": str, "device": str, "tool": str, "date": str}
 _NODE = {
     "name": str,
@@ -40,7 +40,7 @@ _NODE = {
     "link.h2d_bandwidth": int,
 }
 _ENTRY = {"policy": str, "parameters": dict}
-_ENDED = {
+_COMPLETED = {
     **dict.fromkeys(("budget_bytes", "iterations", "seed", "epoch"), int),
     "pool": str,
     "timeline.iteration_ends_ns": list,
@@ -48,16 +48,17 @@ _ENDED = {
     **{f"metrics.{way}_{how}_ns": int for way in ("d2h", "h2d") for how in ("overlapped", "exposed")},
     **{f"metrics.device_peak_{what}": int for what in ("bytes", "used_bytes")},
 }
-_KINDS: Mapping[type, str] = {str: "a text", int: "a whole number", list: "a list", dict: "a mapping"}
+_KINDS: Mapping[type, str] = {str: "a string", int: "an integer", list: "a list", dict: "a mapping"}
 #: A policy's entry has one of these in addition to label, policy and parameters.
 _OUTCOMES = ("metrics", "out_of_memory", "refused", "error")
 
 
 @dataclass(frozen=True)
 class Ran:
-    """One policy of a run. entry: its numbers, as report.json has them. name: for files, of its own among the policies.
+    """One policy of a run.
 
-    timeline: what happened; None where the run did not come to its end. kernels, blocks: what its names stand for.
+    entry: its results, as in report.json. name: its unique file name. timeline: None if the run did not complete.
+    kernels, blocks: those that the timeline's names refer to.
     """
 
     entry: Mapping[str, Any]
@@ -68,14 +69,16 @@ class Ran:
 
     @property
     def label(self) -> str:
-        """The policy with the parameters that are not its defaults."""
+        """The policy with its non-default parameters."""
         return str(self.entry["label"])
 
 
 @dataclass(frozen=True)
 class ReportInput:
-    """A run of one or several policies. document: report.json; runs: the policies in its order; source: the file, empty
-    where there is none."""
+    """A run of one or several policies.
+
+    document: content of report.json. runs: the policies, in order. source: path of report.json, empty if none.
+    """
 
     document: Mapping[str, Any]
     runs: tuple[Ran, ...]
@@ -83,20 +86,20 @@ class ReportInput:
 
     @property
     def info(self) -> TraceInfo:
-        """Where the trace comes from."""
+        """The origin of the trace."""
         texts = {name: value for name, value in self.document["trace"].items() if name != "name"}
         output = OutputLife(texts["output"]) if texts.get("output") else None
         return TraceInfo(**{**texts, "origin": Origin(texts["origin"]), "output": output})
 
     @property
     def title(self) -> str:
-        """The scenario, or the trace on the node."""
+        """Name of the scenario, or of the trace and the node."""
         trace, node = self.document["trace"], self.document["node"]
         return str(self.document.get("scenario") or f"{trace['name'] or trace['model']} on {node['name']}")
 
 
 def recorded_from(comparison: Comparison, about: Mapping[str, Any] | None = None) -> ReportInput:
-    """The input from a comparison. about: facts of the command; by default the version."""
+    """The report input of a comparison. about: facts on the command; by default the version."""
     document = report_document(comparison, {"simgpu": __version__} if about is None else about)
     plain = json.loads(json.dumps(document, allow_nan=False))
     names = folder_names(run.label for run in comparison)
@@ -112,29 +115,29 @@ def recorded_from(comparison: Comparison, about: Mapping[str, Any] | None = None
 
 
 def read_run(folder: str | Path) -> ReportInput:
-    """The input from a folder of `simgpu run`; `InputError` with everything that is missing or damaged in it."""
-    home = Path(folder)
-    document = _document(home)
+    """The report input in a folder of `simgpu run`. Raises `InputError` with all missing or damaged data."""
+    root = Path(folder)
+    document = _document(root)
     runs: list[Ran] = []
     problems: list[Problem] = []
     names = folder_names(entry["label"] for entry in document["results"])
     for entry, name in zip(document["results"], names, strict=True):
         try:
-            runs.append(_read_policy(home / name, entry, name) if "metrics" in entry else Ran(entry, name))
+            runs.append(_read_policy(root / name, entry, name) if "metrics" in entry else Ran(entry, name))
         except InputError as error:
             problems += error.problems
     if problems:
         raise InputError(problems)
-    return ReportInput(document, tuple(runs), str(home / REPORT))
+    return ReportInput(document, tuple(runs), str(root / REPORT))
 
 
-def _document(home: Path) -> Mapping[str, Any]:
-    path = home / REPORT
-    if not home.is_dir():
-        what = "is not a folder" if home.exists() else "no such folder"
-        raise InputError.single(home, "", what, _RUN)
+def _document(root: Path) -> Mapping[str, Any]:
+    path = root / REPORT
+    if not root.is_dir():
+        what = "is not a folder" if root.exists() else "no such folder"
+        raise InputError.single(root, "", what, _RUN)
     if not path.exists():
-        raise InputError.single(home, "", f"holds no {REPORT}: no run of simgpu wrote it", _RUN)
+        raise InputError.single(root, "", f"contains no {REPORT}, so it is not the folder of a run", _RUN)
     document = read_json(path, "the report of a run", "run it again")
     schema = str(document.get("schema", "")) if isinstance(document, dict) else ""
     if schema != REPORT_SCHEMA:
@@ -142,7 +145,7 @@ def _document(home: Path) -> Mapping[str, Any]:
         what = f"{other} (schema {schema!r})" if other else f"schema {schema[:60]!r} is not {REPORT_SCHEMA!r}"
         raise InputError.single(path, "", what, _RUN)
     if "trainings" in document:
-        raise InputError.single(path, "", "holds trainings over epochs, of `simgpu epochs`", _RUN)
+        raise InputError.single(path, "", "contains epochs of a training, written by `simgpu epochs`", _RUN)
     problems = [Problem(str(path), place, what, "run it again") for place, what in _missing(document)]
     if problems:
         raise InputError(problems)
@@ -150,12 +153,12 @@ def _document(home: Path) -> Mapping[str, Any]:
 
 
 def _missing(document: Mapping[str, Any]) -> list[tuple[str, str]]:
-    """Places of a report at which something is not there that every run writes."""
+    """Missing or invalid fields of a report: place and problem."""
     collected = [
         (name, "is missing or not a mapping") for name in ("trace", "node") if not isinstance(document.get(name), dict)
     ]
     if not collected:
-        collected += [*_lacking(document, "trace", _TRACE), *_lacking(document, "node", _NODE)]
+        collected += [*_invalid_fields(document, "trace", _TRACE), *_invalid_fields(document, "node", _NODE)]
     results = document.get("results")
     if not isinstance(results, list) or not results:
         return [*collected, ("results", "is missing or empty")]
@@ -166,28 +169,30 @@ def _missing(document: Mapping[str, Any]) -> list[tuple[str, str]]:
         elif not any(name in entry for name in _OUTCOMES):
             collected.append((place, f"has none of {', '.join(_OUTCOMES)}"))
         elif "metrics" in entry and "timeline" not in entry:
-            collected.append((place, "has no timeline: an earlier simgpu wrote it"))
+            collected.append((place, "has no timeline: it was written by an earlier version of simgpu"))
         else:
-            collected += _lacking({place: entry}, place, {**_ENTRY, **(_ENDED if "metrics" in entry else {})})
-            collected += _wrong_in_timeline(place, entry.get("timeline"))
+            required = {**_ENTRY, **(_COMPLETED if "metrics" in entry else {})}
+            collected += _invalid_fields({place: entry}, place, required)
+            collected += _invalid_timeline(place, entry.get("timeline"))
     return collected
 
 
-def _wrong_in_timeline(place: str, text: object) -> Iterator[tuple[str, str]]:
-    """Places of an entry at which the timeline's ends and capacities, None without limit, are not numbers."""
-    if not isinstance(text, dict):
+def _invalid_timeline(place: str, summary: object) -> Iterator[tuple[str, str]]:
+    """Invalid ends and capacities in an entry's timeline; a capacity of None is unlimited."""
+    if not isinstance(summary, dict):
         return
-    ends = text.get("iteration_ends_ns")
+    ends = summary.get("iteration_ends_ns")
     if isinstance(ends, list) and not (ends and all(type(end) is int and 0 <= end <= LARGEST for end in ends)):
-        yield f"{place}.timeline.iteration_ends_ns", "is not a list of whole numbers >= 0"
+        yield f"{place}.timeline.iteration_ends_ns", "is not a list of integers >= 0"
     for key in ("device_capacity_bytes", "host_capacity_bytes"):
-        if key not in text or not (text[key] is None or (type(text[key]) is int and 0 <= text[key] <= LARGEST)):
-            yield f"{place}.timeline.{key}", "is missing or neither a whole number >= 0 nor null"
+        value = summary.get(key)
+        if key not in summary or not (value is None or (type(value) is int and 0 <= value <= LARGEST)):
+            yield f"{place}.timeline.{key}", "is missing, or is neither an integer >= 0 nor null"
 
 
-def _lacking(document: Mapping[str, Any], name: str, wanted: Mapping[str, type]) -> Iterator[tuple[str, str]]:
-    """Places below `name` at which there is not what should be there: another simgpu, or another hand, wrote it."""
-    for path, kind in wanted.items():
+def _invalid_fields(document: Mapping[str, Any], name: str, required: Mapping[str, type]) -> Iterator[tuple[str, str]]:
+    """Required fields below `name` that are missing or have the wrong type."""
+    for path, kind in required.items():
         value: Any = document[name]
         for key in path.split("."):
             value = value.get(key) if isinstance(value, dict) else None
@@ -195,25 +200,25 @@ def _lacking(document: Mapping[str, Any], name: str, wanted: Mapping[str, type])
             yield f"{name}.{path}", f"is missing or not {_KINDS[kind]}"
 
 
-def _read_policy(home: Path, entry: Mapping[str, Any], name: str) -> Ran:
-    result = next((home / timeline_file(form) for form in TABLES if (home / timeline_file(form)).exists()), None)
-    if result is None:
-        wanted = " or ".join(timeline_file(form) for form in TABLES)
-        raise InputError.single(home, "", f"holds no {wanted}, which the timeline is drawn from", _AGAIN)
-    text = entry["timeline"]
+def _read_policy(folder: Path, entry: Mapping[str, Any], name: str) -> Ran:
+    events = next((folder / timeline_file(form) for form in TABLES if (folder / timeline_file(form)).exists()), None)
+    if events is None:
+        expected = " or ".join(timeline_file(form) for form in TABLES)
+        raise InputError.single(folder, "", f"contains no {expected}, which the report needs", _RERUN)
+    summary = entry["timeline"]
     problems: list[Problem] = []
     timeline = None
     try:
         timeline = read_timeline(
-            result,
-            home / "memory.csv",
-            iteration_ends_ns=text["iteration_ends_ns"],
-            device_capacity=text["device_capacity_bytes"],
-            host_capacity=text["host_capacity_bytes"],
+            events,
+            folder / "memory.csv",
+            iteration_ends_ns=summary["iteration_ends_ns"],
+            device_capacity=summary["device_capacity_bytes"],
+            host_capacity=summary["host_capacity_bytes"],
         )
     except InputError as error:
         problems += error.problems
-    kernels, blocks = read_table(home / KERNELS.file, KERNELS), read_table(home / BLOCKS.file, BLOCKS)
+    kernels, blocks = read_table(folder / KERNELS.file, KERNELS), read_table(folder / BLOCKS.file, BLOCKS)
     problems += kernels.problems + blocks.problems
     if timeline is None or problems:
         raise InputError(problems)

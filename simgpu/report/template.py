@@ -1,7 +1,6 @@
-"""A page with everything inside: its template filled, with its style and its script.
+"""Self-contained HTML pages: a template filled with its values, style and script.
 
-Nothing of a page comes from elsewhere: its policy (Content-Security-Policy) forbids every request, and allows the one
-script by its hash. Whatever a user may have named is text: templates escape.
+The Content-Security-Policy of a page forbids all requests, and allows its one script by hash. Templates escape values.
 """
 
 from __future__ import annotations
@@ -19,11 +18,11 @@ _BASE = files("simgpu.report") / "base.css"
 
 
 def filled(template: str, *, style: str, script: str, **values: Any) -> str:
-    """A template as HTML: with the values, and with `style`, `script` and `policy`, as they are.
+    """Renders a template with escaped values, and with unescaped `style`, `script` and `policy`.
 
-    style: rules beyond those that all pages have.
+    style: rules in addition to those of all pages.
 
-    >>> filled("<p>{{ told }}</p><script>{{ script }}</script>", style="", script="f('<')", told="<b>")
+    >>> filled("<p>{{ text }}</p><script>{{ script }}</script>", style="", script="f('<')", text="<b>")
     "<p>&lt;b&gt;</p><script>f('<')</script>"
     """
     from jinja2 import Environment, StrictUndefined
@@ -39,20 +38,21 @@ def filled(template: str, *, style: str, script: str, **values: Any) -> str:
 
 
 def in_one_function(modules: Iterable[str]) -> str:
-    """Scripts that share names with each other, and with nothing else."""
+    """Wraps scripts in one function, so that only they share names."""
     return '(() => {\n"use strict";\n' + "\n".join(modules) + "\n})();\n"
 
 
 def check_page(path: Path, name: str) -> None:
-    """What can be known before a long run: `InputError` for a page that could not be written there.
+    """Checks before a long run that a page can be written; raises `InputError` otherwise.
 
-    name: of such a page, for the remedy.
+    name: example file name for the error message.
     """
     if path.is_dir():
-        raise InputError.single(path, "", "is a folder", f"name the page, for example {path / name}")
+        raise InputError.single(path, "", "is a folder", f"give the path of a file, for example {path / name}")
     if path.suffix.lower() not in (".html", ".htm"):
-        # Whoever names the data of a run by mistake would lose them.
-        raise InputError.single(path, "", "is no name of a page", f"end it in .html, for example {path.stem}.html")
+        # Do not overwrite other files, such as the data of a run.
+        remedy = f"use a name that ends in .html, for example {path.stem}.html"
+        raise InputError.single(path, "", "is not named as an HTML page", remedy)
     if not path.absolute().parent.is_dir():
         what = f"cannot be written: {path.absolute().parent} is not a folder"
-        raise InputError.single(path, "", what, "make that folder, or choose another place")
+        raise InputError.single(path, "", what, "create that folder, or choose another")

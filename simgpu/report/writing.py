@@ -1,4 +1,4 @@
-"""A report on disk: the page, and each policy's timeline for Perfetto next to it."""
+"""Writes a report: the page, and each policy's timeline for Perfetto next to it."""
 
 from __future__ import annotations
 
@@ -18,15 +18,15 @@ if TYPE_CHECKING:
 
 
 def write_report(result: str | Path | Comparison, path: str | Path) -> list[Path]:
-    """Writes a run as one page at `path`, which is self-contained, makes no request, and opens from a disk.
+    """Writes a run as one self-contained HTML page at `path`. The page needs no network.
 
     result: a folder that `simgpu run` or `write_outputs` wrote, or a comparison. The page has the tables and, for each
-    policy that completed, its timeline above its memory, to zoom, hover and search. Next to the page is a file
-    for https://ui.perfetto.dev for each of these policies. Files are written atomically, the page last.
+    policy that completed, an interactive timeline and memory curve. A file for https://ui.perfetto.dev is written next
+    to the page for each of these policies. Files are written atomically, the page last.
 
-    Returns the files that were written, the page first. Raises `InputError` for a folder that holds something else,
-    with everything that is missing or damaged in it, and where a file cannot be written; `MissingExtraError` where the
-    folder has its timelines as Parquet alone and pyarrow is not installed.
+    Returns the written files, the page first. Raises `InputError` for a folder without a run or with missing or
+    damaged data, and if a file cannot be written; `MissingExtraError` if the folder has timelines only as Parquet and
+    pyarrow is not installed.
 
     >>> import simgpu, tempfile
     >>> from simgpu.trace.chain import chain
@@ -40,7 +40,7 @@ def write_report(result: str | Path | Comparison, path: str | Path) -> list[Path
 
 
 def write_recorded(recorded: ReportInput, path: str | Path) -> list[Path]:
-    """The same from a recorded run, of a folder or of memory."""
+    """`write_report` for an input that is already loaded."""
     target = Path(path)
     check_target(target)
     perfetto_files = {
@@ -60,16 +60,16 @@ def write_recorded(recorded: ReportInput, path: str | Path) -> list[Path]:
 
 
 def _page_of(recorded: ReportInput, perfetto_files: Mapping[str, str]) -> tuple[str, str]:
-    """The page, and where the trace comes from; `InputError` where a file holds other numbers than a run writes."""
+    """The page and the trace's provenance. Raises `InputError` if a file contains values that no run writes."""
     try:
         return page(recorded, perfetto_files), recorded.info.provenance
     except (AttributeError, KeyError, TypeError, ValueError, RecursionError) as error:
         if not recorded.source:
             raise
-        what = f"holds something that no run of simgpu writes ({type(error).__name__}: {error})"
+        what = f"contains data that no run of simgpu writes ({type(error).__name__}: {error})"
         raise InputError.single(recorded.source, "", what, "run the scenario again") from error
 
 
 def check_target(path: Path) -> None:
-    """What can be known before a long run: `InputError` for a page that could not be written there."""
+    """Checks before a long run that the page can be written; raises `InputError` otherwise."""
     check_page(path, "report.html")

@@ -79,7 +79,7 @@ def test_exit_codes(place: Path) -> None:
     )
     refused = simgpu("sweep", "study.yaml", "--jobs", 1, "--restart", "--set", "policies=oracle")
     assert refused.exit_code == 2
-    assert "3 of the rows refused: " in refused.stderr and "Error: no point has a result" in refused.stderr
+    assert "3 rows refused: " in refused.stderr and "Error: no point has a result" in refused.stderr
     other = simgpu("sweep", "study.yaml", "--jobs", 1)
     assert other.exit_code == 2 and other.stderr.startswith(
         "Error: results/study-sweep: holds the results of another sweep"
@@ -181,7 +181,7 @@ def test_ctrl_c_ends_all_processes_and_the_sweep_can_resume(place: Path, jobs: s
     os.killpg(running.pid, signal.SIGINT)
     _, message = running.communicate(timeout=20)
     assert running.returncode == 130
-    result = re.fullmatch(rf"stopped after (\d+) of {POINTS} points; the same command goes on\n", message)
+    result = re.fullmatch(rf"stopped after (\d+) of {POINTS} points; run the same command to resume\n", message)
     assert result is not None, message
     assert [file.name for file in home.iterdir()] == ["points.sqlite"]
     assert not alive(mark)

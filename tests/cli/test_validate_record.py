@@ -119,7 +119,7 @@ def test_an_interrupted_recording_reports_that_it_can_continue(monkeypatch: pyte
     monkeypatch.setattr("simgpu.cli.validate_record.record_cases", record)
     done = simgpu("validate", "record", "-o", "mine")
     assert done.exit_code == 130
-    assert "the same command goes on" in done.stderr
+    assert "run the same command to resume" in done.stderr
 
 
 def test_without_a_gpu_or_pytorch_the_error_has_a_remedy(tmp_path: Path) -> None:
