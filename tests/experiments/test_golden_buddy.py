@@ -19,8 +19,6 @@ from tests.papers.published import published
 
 pytestmark = pytest.mark.slow
 
-__all__ = ["claims"]
-
 SLOW = ("traces.BigLSTM", "traces.Inception_V2", "traces.VGG16", "traces.ResNet50")
 #: Rows and columns that are means or counts of the others.
 SUMMARY = re.compile(r"(geo)?mean\b|OOM$")

@@ -25,8 +25,6 @@ from tests.papers.published import published
 
 pytestmark = pytest.mark.slow
 
-__all__ = ["claims"]
-
 CSWAP = ["cswap-6a", "cswap-6b", "cswap-6c", "cswap-6d"]
 CDMA = ["cdma-13-maxwell", "cdma-13-pascal"]
 #: By study the networks on record, of all those of the paper, and the budgets of its sweeps.
