@@ -114,7 +114,7 @@ def reproduce(
     if html is not None:
         check_target(html)
     if find_spec("numba") is None and any(claim.paper.key == "home" for claim in chosen) and not quiet:
-        click.echo("claims of HOME take very long without numba; install simgpu with the extra 'fast'", err=True)
+        click.echo("claims of HOME take very long without numba; use a version of Python that numba supports", err=True)
     run = Run(chosen, output, restart)
     count = Count(of="runs", last="collecting")
     try:

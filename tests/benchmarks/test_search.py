@@ -29,7 +29,7 @@ PARTICLES, ITERATIONS = 500, 500
 THREADS = 2
 AIM = 0.1
 
-pytestmark = pytest.mark.skipif(not find_spec("numba"), reason="the extra 'fast' is not installed")
+pytestmark = pytest.mark.skipif(not find_spec("numba"), reason="numba does not support this version of Python")
 
 
 @dataclass(frozen=True)

@@ -153,7 +153,7 @@ def test_output_that_is_a_file_or_somebody_elses_folder(study: Path, tmp_path: P
     [
         (["rnu"], "no such command 'rnu'; did you mean 'run'?"),
         (["run"], "Missing argument 'SCENARIO'"),
-        (["run", "x", "--set", "seed"], "'seed' is not KEY=VALUE; write for example --set seed=1"),
+        (["run", "x", "--set", "seed"], "'seed' is not KEY=VALUE; write, for example, --set seed=1"),
         (["run", "quikstart"], "no shipped scenario or study is called 'quikstart'"),
         (["list", "nodes", "v10"], "no shipped node is called 'v10'; did you mean 'v100'?"),
         (["list", "policies", "vdn"], "unknown policy 'vdn'; did you mean 'vdnn'?"),

@@ -89,9 +89,9 @@ def test_the_table_agrees_with_the_json(folder: Path) -> None:
     rows = "all tensors 120 B - lower bound 30 B 4.0x F1 (conv2d) weights offloaded 30 B 4.0x F1 (conv2d)"
     assert rows in text
     assert "activation 80 B 20 B 20 B input 40 B 10 B 10 B" in text
-    assert "lower bounds for a sub-batch of 1, each convolution by its algorithm with the smallest workspace" in text
+    assert "lower bounds for a sub-batch of 1; each convolution uses its algorithm with the smallest workspace" in text
     assert "sub-batch 2 of 4 samples in 60 B (moDNN, equation 8) profiled at -> chosen: 4 -> 2, 2 -> 2" in text
-    assert "simulated nothing: give a node with --node, whose link a run needs" in text
+    assert "simulated nothing: give --node (a simulation needs its link)" in text
 
 
 @pytest.mark.parametrize(
@@ -107,7 +107,7 @@ def test_the_sub_batch_is_described_in_text(folder: Path, budget: str, text: str
 
 
 def test_without_a_node_or_memory_there_is_no_sub_batch(folder: Path) -> None:
-    assert "sub-batch not computed: give a node with --node, or memory with --budget" in printed(folder)
+    assert "sub-batch not computed: give --node or --budget" in printed(folder)
     assert document(folder)["sub_batch"] is None
 
 
@@ -192,7 +192,10 @@ def test_bounds_of_an_iteration_that_cannot_be_rescaled_carry_a_note(tmp_path: P
     write_trace(replace(trace, info=replace(info, origin=Origin.IMPORTED), kernels=unread), tmp_path / "unread")
     text = printed(tmp_path / "unread", "--budget", "120B")
     assert "bounds for the whole batch of 4" in text
-    assert "is not known at another batch: unread: kernels.reads: the recording does not tell what kernels read" in text
+    assert (
+        "cannot be modelled at another batch size: unread: kernels.reads: the recording does not tell what kernels read"
+        in text
+    )
     assert "sub-batch the whole batch of 4 in 120 B (moDNN, equation 8)" in text
 
 
@@ -203,12 +206,12 @@ def test_bounds_of_an_iteration_that_cannot_be_rescaled_carry_a_note(tmp_path: P
         (("zoo:vgg16", "--batch", 4), "Missing option '--node'"),
         (("zoo:vgg61", "--batch", 4, "--node", "k40"), "'vgg61' is not in the zoo; did you mean 'vgg16'?"),
         (("vgg16",), "vgg16 is a network of the zoo, not a trace; write zoo:vgg16, with --batch and --node"),
-        (("vgg16-b128-v100", "--framework", "cudnn"), "--framework goes with zoo:NETWORK"),
+        (("vgg16-b128-v100", "--framework", "cudnn"), "--framework applies only to zoo:NETWORK"),
         (("quickstart", "--node", "v100"), "scenario quickstart has its own node"),
         (("vgg16-b128-v100", "--budget", "much"), "--budget: 'much'"),
         (
             ("vgg16-b128-v100", "--node", "k40", "--budget", "13GiB"),
-            "--budget: 13 GiB is more than the 12 GiB that node k40 has; lower it, or name another node",
+            "--budget: 13 GiB exceeds the 12 GiB capacity of node k40; lower it, or name another node",
         ),
         (("nowhere",), "no shipped trace is called 'nowhere'"),
         (("vgg16-b128-v100", "--batch", 0), "Invalid value for '--batch'"),

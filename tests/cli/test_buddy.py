@@ -42,8 +42,8 @@ def test_it_prints_the_columns_of_figure_7_and_what_they_come_from(dumps: Path) 
         "memory       3 allocations, 37.5 KiB in 300 entries of 128 B",
         "snapshots    3, epoch-0 to epoch-2",
         "threshold    30% of an allocation's entries may overflow",
-        "eight sizes  2.15x if each entry took its own size",
-        "drift        3.33% to 10.00% overflow in a snapshot, at fixed targets",
+        "eight sizes  2.15x if each entry had a compressed size of its own",
+        "drift        3.33% to 10.00% of entries overflow per snapshot, fixed targets",
         "",
         "design          ratio  overflow",
         "naive           2.00x    40.00%",
@@ -131,7 +131,7 @@ def test_of_many_allocations_the_largest_are_listed(tmp_path: Path) -> None:
         np.save(files[-1], np.zeros(32 * (number + 1), np.float32))
     lines = simgpu("compression", "profile", *files).stdout.splitlines()
     assert lines[0].startswith("20 files of ")
-    assert lines[-1] == "the 12 largest of 20 allocations; -o writes all"
+    assert lines[-1] == "showing the 12 largest of 20 allocations; -o writes all"
     assert [line.split()[0] for line in lines[-13:-1]] == [f"a{number:02}" for number in range(8, 20)]
 
 

@@ -61,7 +61,7 @@ def test_a_slower_link_is_explained_down_to_the_first_copy(study: Path, stored: 
     assert not {"  ideal", "  none"} & set(lines)
     assert "    the timelines part at 10 us, on d2h: copy_d2h x1 ends 102 ns later" in lines
     assert "    > end         10,000 ns  10,102 ns" in lines
-    assert lines[-1] == "1 of 1 not as stored: study; --update stores what is now"
+    assert lines[-1] == "1 of 1 differ from stored: study; --update stores the current results"
 
 
 def test_an_update_reports_changes_and_stores_them(study: Path, stored: Path) -> None:
@@ -129,11 +129,11 @@ def test_several_checks_print_a_line_each_and_a_summary(study: Path, stored: Pat
         "study: same",
         "other: no stored result; --update writes it",
         "",
-        "1 of 2 not as stored: other; --update stores what is now",
+        "1 of 2 differ from stored: other; --update stores the current results",
     ]
     assert simgpu("check", study, other, "--against", stored, "--update").output == "study: same\nother: new\n"
     both = simgpu("check", study, other, "--against", stored)
-    assert (both.exit_code, both.output) == (0, "study: same\nother: same\n\nall 2 as stored\n")
+    assert (both.exit_code, both.output) == (0, "study: same\nother: same\n\nall 2 same as stored\n")
 
 
 def test_json_is_one_document(study: Path, stored: Path) -> None:
@@ -155,9 +155,9 @@ def test_json_is_one_document(study: Path, stored: Path) -> None:
     ("options", "message"),
     [
         (("--tolerance", "itertion_ns=1%"), "did you mean 'iteration_ns'?"),
-        (("--tolerance", "iteration_ns"), "'iteration_ns' is not KEY=VALUE; write for example --tolerance"),
+        (("--tolerance", "iteration_ns"), "'iteration_ns' is not KEY=VALUE; write, for example, --tolerance"),
         (("--tolerance", "*=5 us"), "'5 us' is a time, and samples_per_s is counted as a number"),
-        (("--tolerance", "*=1%", "--update"), "leave --tolerance out"),
+        (("--tolerance", "*=1%", "--update"), "leave out --tolerance"),
         (("--set", "iteratons=1"), "did you mean 'iterations'?"),
     ],
 )
@@ -174,7 +174,7 @@ def test_bad_folders_and_files_end_with_2_before_anything_runs(study: Path, stor
     damaged = check(study, stored)
     assert (damaged.exit_code, damaged.stdout) == (2, "")
     assert "vdnn.csv.gz: " in damaged.stderr
-    assert check(study, stored, "--update").output == "study: stored anew; what was stored could not be read\n"
+    assert check(study, stored, "--update").output == "study: replaced; the stored result could not be read\n"
     (stored / "study" / "mine.txt").write_text("mine")
     slower(study)
     foreign = check(study, stored, "--update")

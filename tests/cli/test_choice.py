@@ -101,13 +101,19 @@ def test_problems_are_reported_together_at_their_options() -> None:
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        ([], "Missing argument 'SCENARIO': name one, or give --trace and --node."),
-        (["--trace", "chain"], "Missing option '--node': --trace alone does not say what to run."),
-        (["--node", "v100"], "Missing option '--trace': --node alone does not say what to run."),
+        ([], "Missing argument 'SCENARIO': give a scenario, or --trace and --node."),
+        (["--trace", "chain"], "Missing option '--node': --trace needs it."),
+        (["--node", "v100"], "Missing option '--trace': --node needs it."),
         (["study.yaml", "--node", "v100"], "or change the scenario with --set node=v100."),
-        (["study.yaml", *NAMED], "--trace says what to run in place of SCENARIO, here study.yaml: leave one of them"),
-        (["study.yaml", "--policy", "vdnn"], "--policy goes with --trace and --node; for a scenario write --set pol"),
-        (["study.yaml", "--memory", "8 GiB"], "--memory goes with --trace and --node; for a scenario write --set bud"),
+        (["study.yaml", *NAMED], "--trace replaces SCENARIO, but study.yaml is given too: leave out one of them"),
+        (
+            ["study.yaml", "--policy", "vdnn"],
+            "--policy needs --trace and --node; for scenario study.yaml write --set pol",
+        ),
+        (
+            ["study.yaml", "--memory", "8 GiB"],
+            "--memory needs --trace and --node; for scenario study.yaml write --set bud",
+        ),
     ],
 )
 def test_what_does_not_go_together(command: str, arguments: list[str], message: str) -> None:

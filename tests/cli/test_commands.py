@@ -97,7 +97,7 @@ def test_nodes_and_one_node_with_its_sources() -> None:
         assert " ".join(row.split()).rpartition(" ")[2] in gpu.split(), "every row names its GPU"
     shown = simgpu("list", "nodes", "k40").stdout
     assert "Microway" in shown
-    (copy_d2h,) = (line for line in shown.splitlines() if line.strip().startswith("copy-out"))
+    (copy_d2h,) = (line for line in shown.splitlines() if line.strip().startswith("device-to-host"))
     assert copy_d2h.split()[1:4] == ["10.05", "GB/s", "not"], "a value stands next to its source"
     assert "GPU 0" in listed
 
@@ -121,9 +121,7 @@ def test_a_node_without_a_host_is_shown_as_such(name: str) -> None:
     rows = {" ".join(line.split()[:4]) for line in shown.splitlines() if line.startswith("host ")}
     silent = {"host memory not given", "host cores not given"}
     assert (silent <= rows) == (host.memory is None and host.cores is None)
-    assert ("memory and cores are not given: none of this node's sources" in " ".join(shown.split())) == (
-        silent <= rows
-    )
+    assert ("memory and cores are not given in this node's sources" in " ".join(shown.split())) == (silent <= rows)
 
 
 def test_policies_with_parameters_and_sources() -> None:
@@ -155,7 +153,7 @@ def test_trace_show_check_and_stats(tmp_path: Path) -> None:
     assert "layers 3, as recorded" in message
     assert "compute format not stated model output not stated" in message  # a header without these keys
     assert [line.split() for line in shown.splitlines()][-2][:5] == ["L2", "2", "7", "us", "14"]
-    assert simgpu("trace", "check", trace).stdout == f"{trace}: a sound trace; 6 kernels, 7 blocks\n"
+    assert simgpu("trace", "check", trace).stdout == f"{trace}: valid trace; 6 kernels, 7 blocks\n"
     stats = simgpu("trace", "stats", trace).stdout
     assert "activation" in stats
     assert "60 us" in stats
@@ -186,7 +184,7 @@ def test_import_of_a_folder_of_recordings_names_them(tmp_path: Path, names: tupl
     count = "a recording" if len(names) == 1 else f"{len(names)} recordings"
     message = ", ".join(names[:20]) + (", ..." if len(names) > 20 else "")
     assert done.stderr == (
-        f"Error: {tmp_path / 'all'}: is no recording but a folder that holds {count}: {message}; "
+        f"Error: {tmp_path / 'all'}: is not a recording but a folder that contains {count}: {message}; "
         f"name {'it' if len(names) == 1 else 'one of them'}: simgpu trace import {tmp_path / 'all' / 'a'}\n"
     )
 
@@ -198,7 +196,9 @@ def test_import_replaces_another_trace_only_with_force(tmp_path: Path) -> None:
     assert same.exit_code == 0, same.stderr
     refused = simgpu("trace", "import", recording, "-o", out, "--model", "two")
     assert refused.exit_code == 2
-    message = "holds another trace, which would be lost; choose another folder, or replace it with --force"
+    message = (
+        "contains a different trace, which would be overwritten; choose another folder, or replace it with --force"
+    )
     assert refused.stderr == f"Error: {out}: {message}\n"
     assert read_trace(out).info.model == "one"
     (out / "kernels.csv").write_text("damaged", encoding="utf-8")
@@ -209,7 +209,7 @@ def test_import_replaces_another_trace_only_with_force(tmp_path: Path) -> None:
 
 def test_an_import_without_a_device_prints_a_note(tmp_path: Path) -> None:
     done = simgpu("trace", "import", written(tmp_path / "recording"), "-o", tmp_path / "out")
-    assert "origin  imported, device not recorded, by " in done.stdout
+    assert "origin    imported, device not recorded, by " in done.stdout
 
 
 def test_record_refuses_another_trace_before_it_records(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -224,7 +224,7 @@ def test_record_refuses_another_trace_before_it_records(tmp_path: Path, monkeypa
     before = read_trace(trace)
     refused = simgpu("record", "mlp", "--batch", "4", "-o", trace)
     assert refused.exit_code == 2
-    assert "holds another trace" in refused.stderr
+    assert "contains a different trace" in refused.stderr
     assert (recorded, read_trace(trace)) == ([], before)
     assert simgpu("record", "mlp", "--batch", "4", "-o", trace, "--force").exit_code == 0
     assert (recorded, read_trace(trace)) == (["mlp"], chain([1], [1], [1]))
@@ -238,7 +238,7 @@ def test_record_warns_of_times_that_vary_widely(rough: bool, tmp_path: Path, mon
     monkeypatch.setattr("simgpu.cli.record.record_model", lambda model, **_: trace)
     done = simgpu("record", "mlp", "--batch", "4", "-o", tmp_path / "out")
     assert done.exit_code == 0
-    assert done.stderr.startswith("\nWarning: the times of its kernels vary widely") is rough
+    assert done.stderr.startswith("\nWarning: the kernel times vary widely") is rough
     assert ("spread " in done.stdout) is rough
 
 

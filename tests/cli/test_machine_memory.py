@@ -15,8 +15,8 @@ from tests.cli.cli_helpers import make_study, simgpu
 
 ROOT = Path(__file__).parents[2]
 MESSAGE = (
-    "Error: out of memory on this machine, which simgpu itself runs on; "
-    "give shorter traces or fewer runs at once, or a machine or a limit with more memory\n"
+    "Error: simgpu ran out of memory on this machine; "
+    "use shorter traces or fewer parallel runs, raise the memory limit, or use a machine with more memory\n"
 )
 START = b'{"INSTRUCTION": "ANNOTATE", "ANNOTATION": "START"}\n'
 

@@ -99,6 +99,6 @@ def test_a_figure_that_cannot_be_drawn_is_refused_before_anything_runs(study: Pa
 
 def test_a_node_shows_what_its_board_draws_and_which_of_it_is_derived() -> None:
     message = " ".join(simgpu("list", "nodes", "k40").output.split())
-    assert "power, at most 235 W" in message
+    assert "power limit 235 W" in message
     assert "arithmetic 139.1 W DERIVED, not measured" in message
     assert "to DRAM 14 pJ/bit" in message

@@ -78,7 +78,7 @@ def test_a_single_claim_is_shown_in_full() -> None:
 def test_a_single_rule_is_shown_with_its_test() -> None:
     done = reproduce("cdma.batches")
     assert done.exit_code == 0, done.output
-    assert "verdict  held by tests" in done.stdout
+    assert "verdict  verified by tests" in done.stdout
     assert "    tests/papers/test_cdma_rules.py::test_batches_are_those_of_table_ii" in done.stdout.splitlines()
 
 
@@ -115,7 +115,7 @@ def test_failed_claims_are_reported_and_the_status_is_an_error(broken: None) -> 
     done = reproduce()
     assert done.exit_code == 2
     message = " ".join(done.stderr.split())
-    assert "could not be run: sample.order, sample.broken, sample.layers: RuntimeError: on purpose" in message
+    assert "could not run sample.order, sample.broken, sample.layers: RuntimeError: on purpose" in message
     assert "1 + 3" in done.stdout, "the summary counts them"
 
 
@@ -151,7 +151,7 @@ def test_shipped_recordings_are_compared_by_name() -> None:
 def test_bad_input_is_an_error_before_anything_runs() -> None:
     assert "no paper or claim is called 'cdna'; did you mean 'cdma'" in refused("cdna")
     assert "did you mean 'cdma.batches'" in refused("cdma.batch")
-    assert "is no name of a page; end it in .html" in refused("--html", "page.txt")
+    assert "is not named as an HTML page; use a name that ends in .html" in refused("--html", "page.txt")
     assert "no is not a folder" in refused("--html", "no/page.html").replace(str(Path().absolute()) + "/", "")
     assert "no such folder" in refused("recordings", "--recordings", "nowhere")
     Path("mine").mkdir()
@@ -169,7 +169,7 @@ def test_an_order_that_is_broken_is_no_error(broken: None, monkeypatch: pytest.M
 
 
 def test_without_numba_a_note_warns_that_home_is_slow(monkeypatch: pytest.MonkeyPatch) -> None:
-    message = "without the extra fast (numba) claims of HOME take very long"
+    message = "claims of HOME take very long without numba"
     assert message not in reproduce("home.pso").stderr
     monkeypatch.setattr("simgpu.cli.reproduce.find_spec", lambda name: None)
     assert message in reproduce("home.pso").stderr

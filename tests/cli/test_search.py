@@ -32,7 +32,7 @@ def test_search_shows_the_convergence_and_result_of_a_scenario() -> None:
     assert names[:4] == ["quickstart", "network", "origin", "node"]
     assert names[4:] == ["home", "feature", "evaluations", "stopped", "predicted", "simulated", "wall"]
     text = "\n".join(lines)
-    for heading in ("iteration", "worst", "mean", "best", "share that fits", "action", "overhead", "feature map"):
+    for heading in ("iteration", "worst", "mean", "best", "share fitting", "action", "overhead", "feature map"):
         assert heading in text
     assert max(map(len, lines)) <= 80
 

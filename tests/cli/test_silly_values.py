@@ -140,5 +140,5 @@ def test_a_deleted_folder_is_reported(here: Path, monkeypatch: pytest.MonkeyPatc
     monkeypatch.chdir(deleted)
     deleted.rmdir()
     message = refused("zoo", "build", "alexnet", "--batch", "1", "--gpu", "v100")
-    assert message == "Error: the current folder does not exist any more; change to one that does"
+    assert message == "Error: the current folder no longer exists; change to an existing folder"
     monkeypatch.chdir(here)

@@ -35,7 +35,7 @@ def test_build_writes_a_trace_with_its_entries(tmp_path: Path) -> None:
     assert {row.epoch for row in trace.compressibility} == set(range(10))
     assert [each.name for each in entries.allocations] == [block.id for block in trace.blocks]
     assert entries.labels == tuple(f"step {step}" for step in range(4, 41, 4))
-    assert "352.ep, none of whose code is here" in message and "measured 64 threads" in message
+    assert "352.ep (uses none of its code)" in message and "measured 64 threads" in message
 
 
 def test_the_same_run_gives_the_same_bytes(tmp_path: Path) -> None:
@@ -70,7 +70,7 @@ def test_another_trace_is_replaced_only_with_force(tmp_path: Path) -> None:
     out = tmp_path / "out"
     assert built(out)[0] == 0
     code, _, error = built(out, "--snapshots", 2)
-    assert code == 2 and "holds another trace" in error
+    assert code == 2 and "contains a different trace" in error
     assert built(out, "--snapshots", 2, "--force")[0] == 0
     assert len(load_entries(out / "entries.npz").labels) == 2
 

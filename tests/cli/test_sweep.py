@@ -56,7 +56,7 @@ def test_it_shows_what_was_swept_and_where_the_results_are(place: Path) -> None:
     assert "written  results/study-sweep: results.csv, results.parquet, sweep.json" in lines
     assert sum(line.startswith("  none ") for line in lines) == 3
     again = simgpu("sweep", "study.yaml", "--jobs", 1)
-    assert again.stdout == done.stdout.replace("points   3", "points   3, 0 of them run now")
+    assert again.stdout == done.stdout.replace("points   3", "points   3, 0 of them run in this call")
 
 
 @pytest.mark.slow

@@ -58,8 +58,8 @@ def test_each_method_of_each_case_is_a_row(settings: dict[str, Any]) -> None:
     assert done.stdout.endswith("simgpu validate report 'my folder'\n")
     assert max(map(len, done.stdout.splitlines())) <= 80
     message = " ".join(done.stderr.split())
-    assert "net-b4 has no save_on_cpu: out of memory" in message
-    assert f"big-b1 is left out: {SHORT}" in message
+    assert "net-b4: method save_on_cpu was not run: out of memory" in message
+    assert f"big-b1 was skipped: {SHORT}" in message
 
 
 @pytest.mark.parametrize(("steps", "warns"), [((100, 102, 105), False), ((100, 102, 106), True)])
@@ -68,14 +68,14 @@ def test_steps_that_vary_widely_are_warned_of(steps: tuple[int, ...], warns: boo
     runs = {method: replace(run, step_ns=steps) for method, run in once.runs.items()}
     settings["cases"] = (replace(once, runs=runs),)
     message = " ".join(simgpu("validate", "record", "-o", "mine").stderr.split())
-    assert ("Warning: steps vary by over 5%; record again with --case net-b4 --force" in message) is warns
+    assert ("Warning: step times vary by over 5%; record again with --case net-b4 --force" in message) is warns
 
 
 def test_where_no_case_could_be_recorded_that_is_an_error(settings: dict[str, Any]) -> None:
     settings["cases"] = ()
     done = simgpu("validate", "record", "-o", "mine")
     assert done.exit_code == 2
-    assert "mine: none of the cases could be recorded; choose smaller ones" in done.stderr
+    assert "mine: none of the cases could be recorded; choose smaller cases" in done.stderr
 
 
 def test_a_single_step_has_no_spread(settings: dict[str, Any]) -> None:

@@ -40,9 +40,9 @@ def test_build_writes_and_describes_a_modelled_trace(tmp_path: Path) -> None:
     trace = read_trace(tmp_path / "out")
     assert (trace.info.model, trace.info.batch, trace.info.origin) == ("alexnet", 16, Origin.MODELLED)
     assert "modelled, not recorded, for Tesla V100 PCIe" in message
-    assert "60.97 M parameters" in message and "724.4 M a sample" in message
+    assert "60.97 M parameters" in message and "724.4 M per sample" in message
     assert f"kernels {len(trace.kernels)}," in message
-    assert "of compute, by the time model" in message and "peak" in message
+    assert "of compute (time model)" in message and "peak" in message
 
 
 def test_the_written_path_has_its_own_unbroken_line(tmp_path: Path) -> None:
@@ -72,7 +72,7 @@ def test_build_replaces_another_trace_only_with_force(tmp_path: Path) -> None:
     code, _, error = built(out, network="nin")
     assert code == 2
     assert error == (
-        f"Error: {out}: holds another trace, which would be lost; choose another folder, or replace it with --force\n"
+        f"Error: {out}: contains a different trace, which would be overwritten; choose another folder, or replace it with --force\n"
     )
     assert built(out, "--force", network="nin")[0] == 0
     assert read_trace(out).info.model == "nin"
@@ -87,7 +87,7 @@ def test_build_replaces_another_trace_only_with_force(tmp_path: Path) -> None:
         (("vgg16", "--batch", 1, "--gpu", "v100", "--input", "mnist"), "'mnist' is not an input of it"),
         (("vgg16", "--batch", 1, "--gpu", "v100", "--variant", "wide=2"), "variant wide: is not a variant of it"),
         (("vgg16", "--batch", 1, "--gpu", "v100", "--variant", "batch_norm=[1]"), "batch_norm: [1] is not"),
-        (("vgg16", "--batch", 1, "--gpu", "v100", "--variant", "foo"), "write for example --variant width=0.5"),
+        (("vgg16", "--batch", 1, "--gpu", "v100", "--variant", "foo"), "write, for example, --variant width=0.5"),
         (("mobilenet", "--batch", 1, "--gpu", "v100", "--variant", "width=.inf"), "inf is not a number above zero"),
         (("vgg16", "--batch", 0, "--gpu", "v100"), "'--batch': 0 is not in the range x>=1"),
         (
@@ -146,7 +146,7 @@ def test_build_gives_no_folder_the_name_of_a_shipped_trace(tmp_path: Path, monke
     requested = ("zoo", "build", "vgg16", "--batch", 128, "--gpu", "v100")
     done = simgpu(*requested)
     assert done.exit_code == 2
-    assert done.stderr.startswith("Error: -o: vgg16-b128-v100, the folder's name where none is given, is that of")
+    assert done.stderr.startswith("Error: -o: the default folder vgg16-b128-v100 has the name of a trace that ships")
     assert not list(tmp_path.iterdir())
     named = simgpu(*requested, "-o", "vgg16-b128-v100")
     assert named.stdout.splitlines()[-1] == "to run it: simgpu run --trace ./vgg16-b128-v100 --node v100"
@@ -155,11 +155,11 @@ def test_build_gives_no_folder_the_name_of_a_shipped_trace(tmp_path: Path, monke
 def test_build_prints_the_next_command_and_the_validation(tmp_path: Path) -> None:
     code, message, _ = built(tmp_path / "out")
     assert code == 0
-    assert "trust how far such times are from published ones: simgpu zoo validate" in message
+    assert "accuracy for errors relative to published times, run simgpu zoo validate" in message
     run = message.partition("to run it: simgpu ")[2].split()
     assert simgpu(*run, "--policy", "ideal").exit_code == 0
     _, message, _ = built(tmp_path / "of-nobody", network="mobilenet")
-    assert "published ones, none of which is of mobilenet: simgpu zoo validate" in message
+    assert "published times (none for mobilenet), run simgpu zoo validate" in message
 
 
 @pytest.mark.parametrize("key", ["name", "input", "batch"])

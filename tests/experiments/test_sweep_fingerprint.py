@@ -63,11 +63,11 @@ def test_points_of_an_outside_policy_whose_code_changed_run_again(tmp_path: Path
     study.write_text(f"{study.read_text()}\n{SWEEP}\n")
     _, before = swept(tmp_path, site)
     again, same = swept(tmp_path, site)
-    assert again == "points   3, 0 of them run now" and same == before
+    assert again == "points   3, 0 of them run in this call" and same == before
     changed = site / edited
     changed.write_text(changed.read_text().replace("KEEPS = True", "KEEPS = False").replace("if KEEPS", "if not KEEPS"))
     shown, after = swept(tmp_path, site)
-    assert shown == "2 stored points not reused: code of policy mine changed\npoints   3, 2 of them run now"
+    assert shown == "2 stored points not reused: code of policy mine changed\npoints   3, 2 of them run in this call"
     assert after != before
     assert after == swept(tmp_path, site, "anew")[1]
     assert (tmp_path / "out/results.csv").read_bytes() == (tmp_path / "anew/results.csv").read_bytes()

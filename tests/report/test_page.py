@@ -300,7 +300,7 @@ def test_numbers_that_a_browser_cannot_represent_are_refused(comparison: Compari
         return ReportInput(recorded.document, (replace(ran, timeline=changed),))
 
     assert page_data(with_memory(EXACT))["runs"][0]["memory"][0]["live"] == [2**53]
-    with pytest.raises(InputError, match=r"ideal: 9007199254740993 is above 2\*\*53"):
+    with pytest.raises(InputError, match=r"ideal: time or size 9007199254740993 exceeds 2\*\*53"):
         page_data(with_memory(EXACT + 1))
 
 
@@ -318,5 +318,5 @@ def test_impossible_numbers_are_reported_with_their_file(tmp_path: Path, key: st
 
 def test_the_data_of_a_run_are_no_place_for_its_page(tmp_path: Path) -> None:
     folder = written(small(), tmp_path / "run")
-    with pytest.raises(InputError, match="is no name of a page"):
+    with pytest.raises(InputError, match="is not named as an HTML page"):
         write_report(folder, folder / "report.json")

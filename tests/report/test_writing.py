@@ -68,11 +68,11 @@ def test_parquet_alone_is_enough(tmp_path: Path) -> None:
 def test_folders_that_no_run_wrote(tmp_path: Path) -> None:
     remedy = "give a folder that `simgpu run NAME -o DIR` wrote, or a scenario"
     assert error_for(tmp_path / "nowhere") == f"{tmp_path / 'nowhere'}: no such folder; {remedy}"
-    assert error_for(tmp_path) == f"{tmp_path}: holds no report.json: no run of simgpu wrote it; {remedy}"
+    assert error_for(tmp_path) == f"{tmp_path}: contains no report.json, so it is not the folder of a run; {remedy}"
     report = tmp_path / "report.json"
     for text, says in (
-        ('{"schema": "simgpu.study-report/1"}', "holds a study (schema 'simgpu.study-report/1')"),
-        ('{"schema": "simgpu.search-report/2"}', "holds a search (schema 'simgpu.search-report/2')"),
+        ('{"schema": "simgpu.study-report/1"}', "contains a study (schema 'simgpu.study-report/1')"),
+        ('{"schema": "simgpu.search-report/2"}', "contains a search (schema 'simgpu.search-report/2')"),
         ('{"schema": "simgpu.report/2", "trainings": []}', "holds trainings over epochs, of `simgpu epochs`"),
         ('{"schema": "other/2"}', "schema 'other/2' is not 'simgpu.report/2'"),
         ("[1]", "schema '' is not 'simgpu.report/2'"),
@@ -90,7 +90,7 @@ def test_a_damaged_report_names_all_that_is_missing(run: Path) -> None:
     text = error_for(run)
     assert "report.json: node: is missing or not a mapping" in text
     assert "report.json: results[1]: has none of metrics, out_of_memory, refused, error" in text
-    assert "report.json: results[2]: has no timeline: an earlier simgpu wrote it" in text
+    assert "report.json: results[2]: has no timeline: it was written by an earlier version of simgpu" in text
 
 
 def test_members_missing_from_another_versions_report_are_named(run: Path) -> None:
@@ -99,9 +99,9 @@ def test_members_missing_from_another_versions_report_are_named(run: Path) -> No
     document["results"][2]["seed"] = "one"
     (run / "report.json").write_text(json.dumps(document))
     text = error_for(run)
-    assert "report.json: node.link.kind: is missing or not a text" in text
-    assert "report.json: results[2].seed: is missing or not a whole number" in text
-    assert "report.json: results[2].metrics.overlap_ns: is missing or not a whole number" in text
+    assert "report.json: node.link.kind: is missing or not a string" in text
+    assert "report.json: results[2].seed: is missing or not an integer" in text
+    assert "report.json: results[2].metrics.overlap_ns: is missing or not an integer" in text
 
 
 def test_damaged_tables_of_all_policies_are_reported_by_row(run: Path) -> None:
@@ -128,9 +128,9 @@ def test_a_run_without_tables_names_the_option_that_writes_them(tmp_path: Path) 
 
 
 def test_a_page_is_written_atomically(run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    with pytest.raises(InputError, match="is a folder; name the page, for example"):
+    with pytest.raises(InputError, match="is a folder; give the path of a file, for example"):
         write_report(run, tmp_path)
-    with pytest.raises(InputError, match="is not a folder; make that folder"):
+    with pytest.raises(InputError, match="is not a folder; create that folder"):
         write_report(run, tmp_path / "no" / "page.html")
     (tmp_path / "page.html").write_text("the one before")
 
@@ -151,5 +151,5 @@ def test_a_shipped_scenario_by_its_name_even_where_a_trace_has_it_too(
     assert simgpu("report", "vgg11-cifar-cpu", "-q").stdout.splitlines()[0] == "written to vgg11-cifar-cpu.html"
     done = simgpu("report", "quickstrat")
     assert done.exit_code == 2
-    says = "no folder of a run and no shipped scenario is called 'quickstrat'; did you mean 'quickstart'?"
+    says = "'quickstrat' is neither the folder of a run nor a shipped scenario; did you mean 'quickstart'?"
     assert says in " ".join(done.stderr.split())
