@@ -87,8 +87,8 @@ def search(
     """Search the best action (keep, offload or recompute) for each feature map of TRACE; show the convergence.
 
     TRACE is a shipped trace, a trace folder, zoo:NETWORK (needs --batch), or a scenario, whose own policies are
-    ignored. `simgpu zoo list` lists the networks. Only policies that decide on each feature map separately can be used: home, superneurons,
-    capuchin(version=home), joint.
+    ignored. `simgpu zoo list` lists the networks. Only policies that decide on each feature map separately can be used:
+    home, superneurons, capuchin(version=home), joint.
 
     Exit code 3: no placement fits the budget.
 

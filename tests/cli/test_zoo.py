@@ -72,7 +72,8 @@ def test_build_replaces_another_trace_only_with_force(tmp_path: Path) -> None:
     code, _, error = built(out, network="nin")
     assert code == 2
     assert error == (
-        f"Error: {out}: contains a different trace, which would be overwritten; choose another folder, or replace it with --force\n"
+        f"Error: {out}: contains a different trace, which would be overwritten; "
+        "choose another folder, or replace it with --force\n"
     )
     assert built(out, "--force", network="nin")[0] == 0
     assert read_trace(out).info.model == "nin"

@@ -112,7 +112,7 @@ DAMAGE = (garbage, pickled, cut, emptied, sparse, pipe, pipe_behind_a_link, devi
 def test_a_complete_trace_is_sound(folder: Path) -> None:
     result = checked(folder)
     assert result.exit_code == 0
-    assert result.stdout == f"{folder}: a sound trace; 5 kernels, 7 blocks; entries of 2 blocks\n"
+    assert result.stdout == f"{folder}: valid trace; 5 kernels, 7 blocks; entries of 2 blocks\n"
 
 
 @pytest.mark.parametrize("damage", DAMAGE, ids=lambda damage: damage.__name__)
