@@ -204,9 +204,9 @@ def test_missing_torch_names_the_package_to_install(monkeypatch: pytest.MonkeyPa
 @pytest.mark.parametrize(
     ("name", "options", "expected"),
     [
-        ("there.yaml", [], "is there already; choose another name, or replace it with --force"),
-        ("away/mine.yaml", [], "its folder does not exist; make"),
-        ("mine.txt", [], "is no YAML file by its name; let the name end in .yaml"),
+        ("there.yaml", [], "already exists; choose another name, or replace it with --force"),
+        ("away/mine.yaml", [], "its folder does not exist; create"),
+        ("mine.txt", [], "is not named as a YAML file; use a name that ends in .yaml"),
         ("mine.yaml", ["--sizes", "3, 1 MiB, x"], "--sizes: '3' has no unit"),
     ],
 )

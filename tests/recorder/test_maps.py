@@ -173,7 +173,7 @@ def test_options_of_the_command(tmp_path: Path) -> None:
         *("--save-maps", tmp_path / "maps", "-o", tmp_path / "mlp"),
     )
     assert done.exit_code == 0, done.stderr
-    assert f"feature maps in {tmp_path / 'maps'}" in done.stdout.replace("\n", "")
+    assert f"feature maps written to {tmp_path / 'maps'}" in done.stdout.replace("\n", "")
     assert {row.codec for row in read_trace(tmp_path / "mlp").compressibility} == {"zvc", "rle"}
     assert list((tmp_path / "maps").glob("*.npy"))
 

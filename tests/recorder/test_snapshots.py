@@ -106,7 +106,7 @@ def test_options_of_the_command(tmp_path: Path) -> None:
     options = ("record", "mlp", "--batch", "2", "--repetitions", "1", "-o", tmp_path / "mlp")
     done = simgpu(*options, "--dump-memory", dump)
     assert done.exit_code == 0, done.stderr
-    assert f"snapshots of memory in {dump}" in done.stdout.replace("\n", "")
+    assert f"memory snapshots written to {dump}" in done.stdout.replace("\n", "")
     folders = sorted(folder.name for folder in dump.iterdir())
     assert [name[:9] for name in folders] == [f"{number:02d}-after-" for number in range(1, 11)]
     trace = read_trace(tmp_path / "mlp")

@@ -73,7 +73,7 @@ def test_folders_that_no_run_wrote(tmp_path: Path) -> None:
     for text, says in (
         ('{"schema": "simgpu.study-report/1"}', "contains a study (schema 'simgpu.study-report/1')"),
         ('{"schema": "simgpu.search-report/2"}', "contains a search (schema 'simgpu.search-report/2')"),
-        ('{"schema": "simgpu.report/2", "trainings": []}', "holds trainings over epochs, of `simgpu epochs`"),
+        ('{"schema": "simgpu.report/2", "trainings": []}', "contains epochs of a training, written by `simgpu epochs`"),
         ('{"schema": "other/2"}', "schema 'other/2' is not 'simgpu.report/2'"),
         ("[1]", "schema '' is not 'simgpu.report/2'"),
     ):

@@ -176,4 +176,4 @@ def test_other_files_are_named_and_no_concern(folder: Path) -> None:
     os.mkfifo(folder / "pipe")
     result = checked(folder)
     assert result.exit_code == 0
-    assert result.stdout.splitlines()[1:] == ["not part of a trace, not read: README.md, pipe"]
+    assert result.stdout.splitlines()[1:] == ["not part of the trace, not checked: README.md, pipe"]

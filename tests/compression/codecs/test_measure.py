@@ -157,7 +157,7 @@ class TestCommand:
         np.save(tmp_path / "matrix.npy", np.ones((64, 32), np.float16))
         done = simgpu("compression", "measure", tmp_path / "matrix.npy")
         assert done.exit_code == 0
-        assert "not measured: they order four axes (N, C, H, W), this array has 2" in " ".join(done.stdout.split())
+        assert "not measured: layouts need four axes (N, C, H, W), this array has 2" in " ".join(done.stdout.split())
         assert done.stdout.count("as given") == len(codec_names())
 
     def test_an_empty_array(self, tmp_path: Path) -> None:
