@@ -92,7 +92,9 @@ def _measured_now(files: Sequence[str]) -> dict[str, Reached]:
         tree, stored = copied(Path(folder) / "tree"), f"{folder}/coverage"
         under = ("-m", "coverage", "run", "--source=simgpu", f"--data-file={stored}", "-m")
         command = [sys.executable, *under, "pytest", "-p", "tests.mutation.reached", *PYTEST, *files]
-        subprocess.run(command, cwd=tree, env=environment(tree), stdout=subprocess.DEVNULL, check=False)
+        done = subprocess.run(command, cwd=tree, env=environment(tree), stdout=subprocess.PIPE, text=True, check=False)
+        if done.returncode not in (pytest.ExitCode.OK, pytest.ExitCode.TESTS_FAILED):
+            raise RuntimeError(f"the tests could not be measured:\n{done.stdout[-2000:]}")
         outcome = json.loads((tree / "measured.json").read_text(encoding="utf-8"))
         data = coverage.CoverageData(stored)
         data.read()
