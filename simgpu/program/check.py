@@ -45,12 +45,10 @@ _EXECUTED = 10**8
 
 @dataclass(frozen=True, slots=True)
 class CheckedProgram:
-    """graph: with the program's transforms applied. signalled: by event, the segment that signals it. moves: whether
-    values are copied, encoded or decoded."""
+    """graph: with the program's transforms applied. signalled: by event, the segment that signals it."""
 
     graph: TaskGraph
     signalled: dict[int, int]
-    moves: bool
 
 
 def check_program(program: Program, graph: TaskGraph) -> CheckedProgram:
@@ -218,7 +216,7 @@ class _Checking:
         self.kernels, self.blocks = len(graph.kernels), len(graph.blocks)
         self.signalled: dict[int, int] = {}
         self.awaited: set[int] = set()
-        self.moves = self.launches = self.computes = False
+        self.launches = self.computes = False
         self.mistakes: list[tuple[Place, str]] = []
         self.unreadable: set[Place] = set()
         self._check: dict[type, Callable[[Any], str]] = {
@@ -247,7 +245,7 @@ class _Checking:
             at_start.append("no kernel runs on a compute stream, and the time of an iteration is measured there")
         if at_start or self.mistakes:
             raise ProgramError(self._message(at_start))
-        return CheckedProgram(self.graph, self.signalled, self.moves)
+        return CheckedProgram(self.graph, self.signalled)
 
     def _stream(self, index: int, stream: StreamId, code: tuple[Any, ...]) -> None:
         checks = self._check
@@ -336,7 +334,6 @@ class _Checking:
 
     def _form_fault(self, block: int, form: int | None, space: Space) -> str:
         """The mistake of an instruction that copies, encodes or decodes a block."""
-        self.moves = True
         if self.program.residency is not None:
             return "the program's blocks are not its own to move"
         fault = number_fault("block", block, self.blocks, "blocks") or _space_fault(space)

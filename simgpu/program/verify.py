@@ -1,7 +1,7 @@
 """Verify a program: it is legal by happens-before alone, whatever the timing.
 
-The program is walked once in an order its events allow, for two iterations where it has several streams or copies, so
-that stale values and unreleased memory of one iteration are seen by the next. Every access is stamped with its stream
+The program is walked once in an order its events allow, for two iterations where it has several streams, so that stale
+values and unfinished accesses of one iteration are seen by the next. Every access is stamped with its stream
 and that stream's clock, which ticks at each signal; an access is ordered after another if its stream has received the
 other's tick through events. Since every pair of conflicting accesses is checked to be ordered, the one order walked
 stands for all.
@@ -134,7 +134,6 @@ class ProgramWalk:
         self.clock = [[0 if other == me else -1 for other in range(self.count)] for me in range(self.count)]
         self.signals: defaultdict[int, list[tuple[int, ...]]] = defaultdict(list)
         self.signalled = checked.signalled
-        self.copies = checked.moves
         # Per block: writes before this repetition, and those of them that the trace has before this segment.
         self.written = [0] * len(graph.sizes)
         self.earlier = [0] * len(graph.sizes)
@@ -158,8 +157,8 @@ class ProgramWalk:
         holdings = [(self._memory(holding), holding.blocks) for holding in self.program.initial_contents]
         for memory, blocks in holdings:
             memory.initialize_resident(blocks)
-        plain = self.count == 1 and not self.copies
-        for iteration in range(1 if plain else 2):
+        # On one stream, an iteration that ends with the contents it began with repeats without any change.
+        for iteration in range(1 if self.count == 1 else 2):
             start = [memory.resident[:] for memory in self.memories]
             for index, segment in enumerate(self.program.segments):
                 for repetition in range(min(segment.repeat, 2)):
