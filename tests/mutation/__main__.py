@@ -13,7 +13,7 @@ tests do not see that line. This is not part of the suite, and needs `coverage` 
   that have changed since are measured again. A mutant is tried on the files that reach its line: first those named
   after its module, then those of its package, then the others, the quick ones first, up to ``--seconds`` of measured
   time. Where a module has changed since, and for a line that runs on import alone or that numba compiles, these are the
-  files that reach its module. Tests that fail on the unchanged tree are left out.
+  files that reach its package. Tests that fail on the unchanged tree are left out.
 * A run that takes a minute more than four times the measured time on the processor hangs, and the mutant is killed.
 """
 

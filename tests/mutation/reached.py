@@ -118,7 +118,8 @@ def selected(mutant: Mutant, reached: Mapping[str, Reached], seconds: float) -> 
     module, now = Path(mutant.path), digest(ROOT / mutant.path)
     of_module = {file: each.lines[mutant.path] for file, each in reached.items() if mutant.path in each.lines}
     of_line = [file for file, (then, lines) in of_module.items() if then == now and mutant.line in lines]
-    files = of_line or [*of_module]
+    package = mutant.path.rpartition("/")[0] + "/"
+    files = of_line or [file for file, each in reached.items() if any(path.startswith(package) for path in each.lines)]
 
     def distance(file: str) -> tuple[bool, bool, float]:
         own = file == mutant.path or module.stem in Path(file).stem
