@@ -1,4 +1,4 @@
-"""What Buddy Compression's profiler tells of a program: the numbers of figures 3, 7, 8 and 9, and its pictures."""
+"""Results of Buddy Compression's profiler: the numbers of figures 3, 7, 8 and 9, and its plots."""
 
 from __future__ import annotations
 

@@ -82,7 +82,7 @@ def test_sub_batches_have_the_energy_of_their_own_kernels() -> None:
     assert power.arithmetic_nj == sum(repeats[name] * done.flops for name, done in work.kernels.items()) // 10
 
 
-# --- what is told ---------------------------------------------------------------------------------------------------
+# --- notes ----------------------------------------------------------------------------------------------------------
 
 
 def test_a_node_that_does_not_state_what_its_gpu_draws_has_no_energy() -> None:

@@ -1,4 +1,4 @@
-"""The figure of the power: what it says in words, and that it holds the energy it tells."""
+"""The power figure: its texts, and that its area is the energy it states."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 """What counting memory-entries costs on one core, as ratios to copying the same array with NumPy in the same run.
 
 Run with ``pytest tests/benchmarks``. Three arrays of 64 MiB: a feature map, float32 with 55% zeros in random places;
-weights; noise. How many MB/s that was is told next to each ratio: it is that of this machine at this moment, and
+weights; noise. The rate in MB/s is printed next to each ratio: it is that of this machine at this moment, and
 nothing is asked of it. The floor is asked of the compiled functions; their oracle in NumPy is reported too.
 """
 

@@ -170,7 +170,7 @@ def test_planning_is_cheap_compared_with_simulating(budget: str, report: Report)
     limit, vdnn = parse_bytes(budget), planned(TaskGraph.of(trace), "vdnn")
 
     def plan() -> None:
-        # A graph of its own each time: what it tells of other batches is remembered.
+        # A new graph each time, because a graph caches its rescaled batches.
         context = PlanContext(task_graph(trace, node), node, limit, trial=None, rng=None)  # type: ignore[arg-type]
         make_policy("modnn").plan(context)
 

@@ -85,7 +85,7 @@ def memory_curve() -> Iterator[list[float]]:
     """MiB that this process holds, sampled ten times a second while the block runs."""
     page, statm = os.sysconf("SC_PAGESIZE"), Path("/proc/self/statm")
     if not statm.exists():
-        pytest.skip("the system does not tell how much memory a process holds")
+        pytest.skip("the system does not report how much memory a process holds")
     curve: list[float] = []
     over = threading.Event()
 

@@ -139,7 +139,7 @@ def test_the_nodes_memory_is_the_budget() -> None:
 
 @pytest.mark.slow
 def test_ideal_is_the_policy_alone() -> None:
-    """The peak that a run of `ideal` has is told as the peak; all tensors at once are more, and not called ideal."""
+    """The reported peak is that of a run of `ideal`; all tensors at once are more, and not called ideal."""
     outcome, scenario = document("quickstart"), load_scenario("quickstart")
     result = simulate(scenario.trace, scenario.node, "ideal")
     assert outcome["peak"]["bytes"] == result.metrics.device_peak_bytes < outcome["all_at_once"]["bytes"]

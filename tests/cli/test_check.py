@@ -1,4 +1,4 @@
-"""``simgpu check``: what is stored, what is compared, what is told, and how it ends."""
+"""``simgpu check``: stored files, comparison, messages and exit codes."""
 
 from __future__ import annotations
 

@@ -35,7 +35,7 @@ def _elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def offered(line: str) -> list[str]:
-    """The values that the shell is told of for the last word of a line; a path's kind in angle brackets."""
+    """The completions of the last word of a line; a path's kind in angle brackets."""
     *words, last = line.split(" ")
     result = ShellComplete(main, {}, "simgpu", "_SIMGPU_COMPLETE").get_completions(words, last)
     return [item.value if item.type == "plain" else f"<{item.type}>" for item in result]

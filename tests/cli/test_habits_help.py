@@ -1,4 +1,4 @@
-"""Every command explains itself: help that fits 80 columns, every option told, examples that work, and --quiet."""
+"""Every command explains itself: help in 80 columns, every option described, examples that run, and --quiet."""
 
 from __future__ import annotations
 

@@ -27,11 +27,11 @@ ROOT = Path(__file__).resolve().parents[2]
 CHILD = """\
 import os, signal, sys, threading
 number, kind, about, delay = int(sys.argv[1]), sys.argv[2], sys.argv[3], float(sys.argv[4])
-told = False
+reported = False
 def hook(event, arguments):
-    global told
-    if event == kind and not told and about in str(arguments[0]):
-        told = True
+    global reported
+    if event == kind and not reported and about in str(arguments[0]):
+        reported = True
         if delay:
             threading.Timer(delay, os.kill, (0, number)).start()
         else:
@@ -96,7 +96,7 @@ def interrupted(moment: tuple[str, str], *words: str, number: int = signal.SIGIN
         check=False,
         start_new_session=True,
     )
-    # Python tells of some interrupts (those that passed through `exec`) by the signal itself: as a shell has it.
+    # After an interrupt inside `exec`, Python ends by the signal itself, which a shell reports as a negative code.
     return done.returncode if done.returncode >= 0 else 128 - done.returncode, done.stderr
 
 

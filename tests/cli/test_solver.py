@@ -1,4 +1,4 @@
-"""``simgpu zoo solve``: what it lists, what it builds and tells, and what it refuses."""
+"""``simgpu zoo solve``: its list, the traces it builds, its output, and refused input."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What is told where memory ran out: how much is needed at most and at least, and what is left to try."""
+"""The advice after out of memory: upper and lower bounds of the memory needed, and what to try next."""
 
 from __future__ import annotations
 

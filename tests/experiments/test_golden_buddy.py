@@ -1,5 +1,5 @@
 """The shipped studies of Buddy Compression give the numbers on record, to four digits, on some of their traces. Their
-signs are those that the paper tells, as far as ours are, and the numbers next to them are the paper's.
+signs agree with the paper's where ours do, and the numbers next to them are the paper's.
 
 After a wanted change, write them anew with ``pytest tests/experiments/test_golden_buddy.py --regen-all``.
 """

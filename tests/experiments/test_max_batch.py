@@ -1,4 +1,4 @@
-"""The largest batch under each policy: that it is the largest, what it costs to find, and how it is told."""
+"""The largest batch under each policy: that it is the largest, the number of simulations, and the output."""
 
 from __future__ import annotations
 
@@ -253,7 +253,7 @@ def test_arguments_override_a_scenario() -> None:
 
 
 def test_the_policy_is_given_the_addressed_pool() -> None:
-    """What home says at once of the counting pool is no answer for the addressed one: there only runs tell."""
+    """HOME's prediction for the counting pool does not hold for the addressed pool, where only a run decides."""
     trace = chain([5, 7, 9, 9], [10, 14, 18, 18], [100, 300, 200, 400])
     answers = {pool: max_batch(trace, node(10_000), "home", pool=pool)["home"] for pool in ("counting", "addressed")}
     batches = {pool: each.batch for pool, each in answers.items()}

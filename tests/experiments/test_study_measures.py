@@ -1,4 +1,4 @@
-"""What studies tell next to throughput: sweeps of budgets, several GPUs, bytes, power, and memory by technique."""
+"""Measures of studies other than throughput: budgets, several GPUs, bytes, power, memory by technique."""
 
 from __future__ import annotations
 

@@ -96,7 +96,7 @@ def test_unified_memory_is_faults_pages_and_kernels() -> None:
 
 @pytest.mark.slow
 def test_kernels_that_reach_host_memory_are_on_it_only_where_the_link_is_faster_than_they() -> None:
-    """Beside a kernel its bytes pass the link, and it ends when both have ended."""
+    """A kernel's bytes pass the link while it runs; it ends when both have ended."""
     trace, node = load_trace("hpc-seismic"), load_node("buddy-gpu")
     slow = check(simulate(trace, node, "um", parameters={"access": "pinned"}))
     assert set(by_kind(slow)) == {("h2d", "copy_h2d")}

@@ -89,7 +89,7 @@ def test_operators_save_what_they_read_before_they_run_and_what_they_make_after(
 
 
 def test_a_kernel_without_a_layer_saved_after_the_last_use_in_forward_before_it():
-    """Of the first pass nothing is saved in the second, whose layers are not told."""
+    """Nothing of the first pass is saved in the second, which has no layer tags."""
     tasks = TaskGraph.of(two_passes())
     assert all(each.after < each.before for each in saved_tensors(tasks).tensors)
     again = [each for each in saved_tensors(tasks).tensors if tasks.blocks[each.block].id.endswith("-again")]

@@ -165,7 +165,7 @@ def test_without_an_optimizer_a_gradient_that_backward_writes_last_is_resident()
 
 @pytest.mark.parametrize("kind", [DELTA, OTHER])
 def test_a_backward_output_read_by_the_optimizer_is_a_weight_gradient(kind: BlockKind):
-    """Imported recordings do not tell gradients of weights apart."""
+    """Imported recordings do not mark gradients of weights."""
     kernels = [
         kernel("F", 1, "x w", "y"),
         kernel("B", 1, "x y", "g", phase=BACKWARD),

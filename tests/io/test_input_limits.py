@@ -291,7 +291,7 @@ def archive_of(path: Path, **members: bytes) -> Path:
 
 
 def npy(shape: tuple[int, ...], data: bytes = b"", dtype: str = "|u1") -> bytes:
-    """A file of numpy.save whose header may not tell the truth."""
+    """A file of numpy.save whose header may be wrong."""
     stream = io.BytesIO()
     np.lib.format.write_array_header_1_0(stream, {"descr": dtype, "fortran_order": False, "shape": shape})
     return stream.getvalue() + data

@@ -45,7 +45,7 @@ class PlainPages:
         order.append(chunk)
 
     def kernel(self, visits: list[tuple[Page, bool]]) -> list[tuple[list[Page], list[Page]]]:
-        """Visit pages; tells of each batch which pages were copied out and which in."""
+        """Visit pages; returns for each batch the evicted and the fetched pages."""
         moved = []
         batch: dict[Page, bool] = {}
         for page, written in visits:

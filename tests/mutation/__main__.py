@@ -9,7 +9,7 @@ tests do not see that line. This is not part of the suite, and needs `coverage` 
 * Mutants are ranked by a hash of the seed and of their text, so that a change elsewhere in the code leaves a draw as it
   is. The packages take turns; a line is drawn once. Equivalent mutants are counted apart, and the next one is drawn.
 * Docstrings, messages, annotations, assertions, decorators and named settings are not mutated.
-* Which test files reach which line is measured once and saved (``--map``; ``--tests`` tells of which tests); test files
+* Which test files reach which line is measured once and saved (``--map``; ``--tests`` selects the tests); test files
   that have changed since are measured again. A mutant is tried on the files that reach its line: first those named
   after its module, then those of its package, then the others, the quick ones first, up to ``--seconds`` of measured
   time. Where a module has changed since, and for a line that runs on import alone or that numba compiles, these are the

@@ -134,7 +134,7 @@ def selected(mutant: Mutant, reached: Mapping[str, Reached], seconds: float) -> 
 
 
 def digest(file: Path) -> str:
-    """What tells a text from another one."""
+    """A digest of a file's content."""
     return hashlib.sha256(file.read_bytes()).hexdigest()
 
 

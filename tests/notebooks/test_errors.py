@@ -1,4 +1,4 @@
-"""A user's mistake in a notebook is told as on the command line: what is wrong, without a traceback through simgpu."""
+"""A user's mistake in a notebook is reported as on the command line, without a traceback through simgpu."""
 
 import os
 import subprocess

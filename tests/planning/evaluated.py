@@ -39,7 +39,7 @@ class Case:
 
     @cached_property
     def program(self) -> Program:
-        """The program that carries the vector out; where fetches drain depends on times, so the evaluator tells."""
+        """The program of a vector. Where fetches drain depends on times, which the evaluator knows."""
         of = self.evaluator
         drained = of.details(self.vector)[:, DRAINED].astype(bool).tolist() if of.drain else None
         return program_of(of.graph, of.decisions, self.vector, early=of.early, drained=drained)

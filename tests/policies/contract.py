@@ -56,7 +56,7 @@ Parameters = Mapping[str, object]
 
 @cache
 def trace_of(name: str) -> Trace:
-    """A trace; the hand-made ones tell that their feature maps are mostly zeros."""
+    """A trace; the hand-made ones have feature maps of mostly zeros."""
     if name not in NETWORKS:
         return load_trace(name)
     trace = NETWORKS[name]()
@@ -251,7 +251,7 @@ class PolicyContract:
         for budget in budgets_of(trace_of(trace_name)).values():
             outcome = self.outcome(parameters, trace_name, budget, pool)
             if isinstance(outcome, OutOfMemoryError):
-                # Without a kernel it tells of what is resident from the start.
+                # Without a kernel, the message lists what is resident from the start.
                 assert outcome.kernel.split("@")[0] in {*kernels, ""}, str(outcome)
                 assert outcome.requested > 0 and outcome.capacity == budget
             elif isinstance(outcome, Result) and not outcome.program.unlimited_memory:

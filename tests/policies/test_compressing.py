@@ -95,7 +95,7 @@ def test_decoding_on_the_host_precedes_the_prefetch() -> None:
     copy, decode = size // 10, size // 4
     hidden_out, hidden_in = ns, 2 * ns
     forward = count * ns + (count - 1) * max(copy - hidden_out, 0)
-    # x1 has no zeros told, so it is not decoded; the others of those that leave are.
+    # The sparsity of x1 is unknown, so it is not encoded; the other offloaded blocks are.
     backward = count * 2 * ns + max(copy - hidden_in, 0) + (count - 2) * max(decode + copy - hidden_in, 0)
     # The host still encodes the last tensors when the first one is wanted back.
     assert result.iteration_ns >= forward + backward
@@ -281,7 +281,7 @@ def test_a_threshold_is_a_share() -> None:
 
 
 def test_unmeasured_sizes_are_not_invented() -> None:
-    """A recorded trace with sparsity alone does not tell what RLE makes of it."""
+    """The size under RLE is unknown for a recorded trace that has only sparsity."""
     trace = layers()
     trace = replace(trace, info=replace(trace.info, origin=Origin.RECORDED), compressibility=())
     with pytest.raises(InputError, match="the size of 'x2' in rle is unknown"):

@@ -40,7 +40,7 @@ def test_nothing_overlaps(built: list[tuple[int, int, int]], bandwidth: int, lat
 @settings(max_examples=25, deadline=None)
 @given(sizes=st.lists(st.integers(1, 100), min_size=2, max_size=7))
 def test_memory_of_a_chain(sizes: list[int]) -> None:
-    """Beside the input a kernel of forward has what it reads and what it makes, one of backward what was copied in."""
+    """With the input resident, a forward kernel holds what it reads and writes, a backward kernel what was fetched."""
     result = run(chain([1] * len(sizes), [1] * len(sizes), sizes), "save_on_cpu")
     forward = [sizes[1], *(a + b for a, b in pairwise([*sizes[1:], 0]))]
     assert peak(result) == sizes[0] + max(*forward, *sizes)

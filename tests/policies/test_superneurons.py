@@ -24,7 +24,7 @@ from tests.policies.networks import in_place, straight
 
 
 def with_purity(trace: Trace) -> Trace:
-    """The trace with what the names of its forward operators tell about repeating them."""
+    """The trace, with purity of forward operators by their names."""
     kernels = (replace(k, pure=purity(k.op)) if k.phase is Phase.FORWARD else k for k in trace.kernels)
     return replace(trace, kernels=tuple(kernels))
 

@@ -58,7 +58,7 @@ def test_mode_all_on_a_chain():
 
 
 def test_mode_conv_on_a_chain():
-    """Layers that sent nothing are passed over: L4 comes back beside B7 already. No search passes L4 to reach L3."""
+    """The search skips layers without offloads: L4 is prefetched during B7. No search passes L4 to reach L3."""
     assert moves(CHAIN, "conv") == {
         "y3": ("F:L4", "B:L7"),
         "y2": ("F:L3", "B:L4"),
@@ -67,7 +67,7 @@ def test_mode_conv_on_a_chain():
 
 
 def test_the_search_ends_at_a_convolution_that_misses_nothing():
-    """conv2's input takes no bytes, so it never left; still no search passes it: x comes beside B:conv2, not before."""
+    """conv2's input has no bytes, so it is not offloaded; still no search passes it: x is prefetched during B:conv2."""
     trace = network(
         Layer("conv1", "conv2d", ("x",), "a", 0),
         Layer("conv2", "conv2d", ("a",), "b"),

@@ -71,7 +71,7 @@ def offloaded() -> Program:
 
 
 def test_a_copy_is_of_the_size_of_the_form_that_the_host_keeps():
-    """12 ns at a byte a nanosecond: out beside F2, which takes 10; in before B2."""
+    """12 ns at a byte per nanosecond: offloaded during F2, which takes 10; prefetched before B2."""
     program = offloaded()
     verify(program, GRAPH)
     result = run_program(program, GRAPH, node(), budget=10**6, iterations=2)

@@ -1,4 +1,4 @@
-"""Several GPUs as moDNN (Chen et al., TPDS 2019, section 6) tells it, in numbers worked out by hand.
+"""Several GPUs as in moDNN (Chen et al., TPDS 2019, section 6), in numbers worked out by hand.
 
 Copies share a bus: with 1.2 bytes a nanosecond, one to four of them have 1.2, 0.6, 0.4 and 0.3 each.
 """

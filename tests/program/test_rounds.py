@@ -34,7 +34,7 @@ HOST = Space.HOST
 
 
 def happened(code: Program, tasks: TaskGraph, where: object = None, iterations: int = 3) -> list[tuple[object, ...]]:
-    """What happened when, waiting left out; a wait may be told at another instruction."""
+    """The spans without waits; a wait may be attributed to another instruction."""
     timeline = run(code, tasks, where, iterations=iterations).timeline  # type: ignore[arg-type]
     return [
         (span.stream, span.kind, span.name, span.start_ns, span.end_ns, span.iteration)

@@ -37,7 +37,7 @@ BPC = entries_in(["bpc"])
 
 
 def fingerprint(array: NDArray[np.uint8]) -> Iterator[tuple[str, str, int, int, int]]:
-    """In place of a codec: the bytes themselves, told by their checksum."""
+    """Replaces a codec: identifies the bytes by their checksum."""
     assert array.dtype == np.uint8 and array.ndim == 1
     yield "crc", "plain", max(array.size, 1), zlib.crc32(array.tobytes()), 1
 

@@ -1,4 +1,4 @@
-"""Where gradients meet, the trace has the sum that PyTorch makes when nobody watches, as its profiler tells."""
+"""Where gradients meet, the trace has the sum that PyTorch's profiler shows in a run without the recorder."""
 
 from __future__ import annotations
 

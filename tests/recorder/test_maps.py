@@ -34,7 +34,7 @@ CODECS = ("zvc", "rle", "zlib")
 
 @pytest.fixture(scope="module")
 def digits(tmp_path_factory: pytest.TempPathFactory) -> tuple[Trace, Path]:
-    """The network on real digits, trained for two epochs, small enough that six digits tell shares of zeros exactly."""
+    """The network on real digits, trained for two epochs, small enough that six digits give shares of zeros exactly."""
     pytest.importorskip("sklearn", reason="scikit-learn is not installed: simgpu with its extra 'record'")
     maps = tmp_path_factory.mktemp("digits") / "maps"
     measure = sizes_in(CODECS)

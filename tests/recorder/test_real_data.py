@@ -1,4 +1,4 @@
-"""The photographs and the text that built-in networks learn from, and what is told of how well they have learnt."""
+"""The photographs and the text that built-in networks learn from, and the reported accuracy."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The shipped recordings of memory-entries: whole, of networks that really learnt, and as the README tells them."""
+"""The shipped recordings of memory-entries: complete, of networks that learnt, and as described in the README."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from simgpu.trace.folder import read_trace
 from simgpu.trace.model import BlockKind, Origin, Trace
 
 TRACES = Path(__file__).parents[2] / "traces"
-#: Name, epochs of training, first and last loss at most, labels found at least, and the ratio that the README tells.
+#: Name, epochs of training, first and last loss at most, correct labels at least, and the ratio in the README.
 RECORDINGS = (
     ("photos-vgg-cpu", 4, 1.6, 1.1, 0.50, 1.84),
     ("photos-resnet-cpu", 4, 0.9, 0.5, 0.79, 1.26),

@@ -142,19 +142,19 @@ def step(parameters):
 def summed(y):
     return y.sum()
 
-def tell(model, loss=summed, optimizer="sgd"):
+def refusal(model, loss=summed, optimizer="sgd"):
     for where in ({}, {"gpu": "v100"}):
         try:
             record(lambda: (model(), torch.ones(2, 4), (), loss), batch=2, optimizer=optimizer, **where)
         except InputError as error:
             print(str(error).partition(": ")[2])
 
-tell(lambda: Calls(function))
-tell(lambda: Calls(whole))
-tell(CompilesAMethod)
-tell(CompilesInForward)
-tell(lambda: nn.Linear(4, 4), torch.compile(summed))
-tell(lambda: nn.Linear(4, 4), optimizer=step)
+refusal(lambda: Calls(function))
+refusal(lambda: Calls(whole))
+refusal(CompilesAMethod)
+refusal(CompilesInForward)
+refusal(lambda: nn.Linear(4, 4), torch.compile(summed))
+refusal(lambda: nn.Linear(4, 4), optimizer=step)
 print(function(torch.ones(1)).tolist())
 """
 
@@ -207,20 +207,20 @@ def sharded():
     fully_shard(module[1])
     return fully_shard(module) or module
 
-def tell(model):
+def refusal(model):
     for where in ({}, {"gpu": "v100"}):
         try:
             record(lambda: (model(), torch.ones(2, 4), (), lambda y: y.sum()), batch=2, **where)
         except InputError as error:
             print(str(error).partition(": ")[2])
 
-tell(lambda: DistributedDataParallel(net()))
+refusal(lambda: DistributedDataParallel(net()))
 distributed.init_process_group("gloo", store=distributed.HashStore(), rank=0, world_size=1)
 mesh = init_device_mesh("cpu", (1,))
-tell(lambda: DistributedDataParallel(net()))
-tell(lambda: nn.Sequential(FullyShardedDataParallel(net(), device_id=torch.device("cpu"))))
-tell(sharded)
-tell(lambda: parallelize_module(net(), mesh, {"0": ColwiseParallel()}))
+refusal(lambda: DistributedDataParallel(net()))
+refusal(lambda: nn.Sequential(FullyShardedDataParallel(net(), device_id=torch.device("cpu"))))
+refusal(sharded)
+refusal(lambda: parallelize_module(net(), mesh, {"0": ColwiseParallel()}))
 distributed.destroy_process_group()
 """
 
@@ -229,7 +229,7 @@ distributed.destroy_process_group()
 def test_models_of_several_processes_are_refused_by_the_name_of_what_spreads_them(tmp_path: Path) -> None:
     """Without a process group, and in one of a single process; each with a device and without."""
     lines = _DISTRIBUTED.splitlines()
-    first, again = (n + 1 for n, line in enumerate(lines) if line == "tell(lambda: DistributedDataParallel(net()))")
+    first, again = (n + 1 for n, line in enumerate(lines) if line == "refusal(lambda: DistributedDataParallel(net()))")
     ddp, before = "wrapped by DistributedDataParallel", f"{_ONE_GPU}pass the module before"
     tensor = f"{_ONE_GPU}give it as a plain tensor, before parallelize_module or distribute_tensor"
     assert _run(_DISTRIBUTED, tmp_path) == [

@@ -36,7 +36,7 @@ def kernel(
 
 
 def block(name: str, size: int, **more: object) -> Block:
-    """A feature map unless told otherwise."""
+    """A block; a feature map by default."""
     kind = more.pop("kind", BlockKind.ACTIVATION)
     return Block(name, size, kind, **more)  # type: ignore[arg-type]
 

@@ -1,7 +1,7 @@
 """A second machine, slow and plain, that also remembers what every piece of memory holds.
 
 It shares no code with the real one: it looks at every stream again and again, counts in fractions, and knows of
-memory only how many bytes are taken. A run tells when everything happened, and which reads found a wrong value.
+memory only how many bytes are taken. A run returns all times, and the reads that found a wrong value.
 """
 
 from __future__ import annotations

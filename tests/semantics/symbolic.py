@@ -2,7 +2,7 @@
 
 It shares no code with the others and knows nothing of versions. Every kernel's result is a term of the kernel, the
 result's position and the values that the kernel reads. A kernel that is not pure also draws a number whenever it runs.
-A batch norm and a dropout draw too, but what they draw is in what they save, and a run that is told to make their
+A batch norm and a dropout draw too, but what they draw is in what they save, and a run that has to make their
 first result alone takes it from there.
 """
 

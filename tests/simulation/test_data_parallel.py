@@ -1,4 +1,4 @@
-"""Several GPUs under any policy: shares of the batch, what results tell, and what is refused."""
+"""Several GPUs under any policy: shares of the batch, results, and refused input."""
 
 from __future__ import annotations
 
@@ -124,7 +124,7 @@ def test_the_same_run_gives_the_same_bytes(node: NodeSpec, recorded: Trace, tmp_
     assert same_bytes(first, second, tmp_path)
 
 
-# --- what results tell -------------------------------------------------------------------------------------
+# --- results -----------------------------------------------------------------------------------------------
 
 
 def test_numbers_of_several_gpus(node: NodeSpec, resnet: Trace):

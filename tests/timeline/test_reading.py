@@ -1,4 +1,4 @@
-"""A timeline that was written as tables is read back as it was, and damage is told by its row."""
+"""A timeline written as tables is read back unchanged, and damage is reported with its row."""
 
 from __future__ import annotations
 

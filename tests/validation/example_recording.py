@@ -110,7 +110,7 @@ def _kernel(
 
 
 def spans_of(result: Result) -> tuple[MeasuredSpan, ...]:
-    """The last iteration of a simulated run as a device would have told it, a kernel each call."""
+    """The last iteration of a simulated run in the form of a device's recording, one kernel per call."""
     start, end = result.timeline.window(-1)
     ops = {kernel.id: kernel.op for kernel in result.graph.kernels}
     measured_spans: list[MeasuredSpan] = []

@@ -1,4 +1,4 @@
-"""A recording on disk: what is written is read back, and what is damaged is told."""
+"""A recording on disk is read back unchanged, and damage is reported."""
 
 from __future__ import annotations
 

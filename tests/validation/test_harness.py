@@ -1,4 +1,4 @@
-"""Recording cases for real, on the CPU: all four methods, what is kept, and what is told of too little memory."""
+"""Recording cases on the CPU: all four methods, stored results, and messages about too little memory."""
 
 from __future__ import annotations
 

@@ -170,7 +170,7 @@ def test_policies_on_chains(layers: list[tuple[int, int, int]], policy: str, spa
 
 @given(st.integers(0, 2**32))
 def test_memory_that_a_stream_takes_is_free_on_the_device_by_then(seed: int):
-    """No event tells compute that x1 has left: only the host, which waits before it allocates x3."""
+    """No event orders compute after the offload of x1: only the host waits for it, before it allocates x3."""
     graph = TaskGraph.of(chain([10, 10, 10], [10, 10, 10], [400, 400, 400]))
     program = lower(graph, Placement((Swap(graph.block("x1"), after=0, before=5, fetch_with=5),)))
     _, _, result = issued(program, graph, example_node(), 800, seed)

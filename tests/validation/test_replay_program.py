@@ -103,7 +103,7 @@ def replaced(path: Path, old: str, new: str) -> None:
     path.write_text(text.replace(old, new, 1))
 
 
-#: What happened to the folder, and what is told of it.
+#: Damage to the folder, and the message about it.
 DAMAGE: Mapping[str, tuple[Callable[[Path], object], str]] = {
     "no program": (lambda home: (home / "program.json").unlink(), "vdnn: holds no program.json; an earlier simgpu"),
     "no tables": (lambda home: (home / "blocks.csv").unlink(), "vdnn: holds no blocks.csv; an earlier simgpu"),

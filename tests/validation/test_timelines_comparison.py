@@ -1,4 +1,4 @@
-"""A measured step next to a simulated iteration: the same, then changed in one thing, which must be what is told."""
+"""A measured step compared with a simulated iteration: the same, then with one change, which must be reported."""
 
 from __future__ import annotations
 

@@ -20,7 +20,7 @@ needs_recording = pytest.mark.skipif(
     not PROFILE.exists(), reason="the recording is not next to the repository (../shared/data/h100-kineto)"
 )
 
-#: As a recorder tells VGG-13: what autograd hands on.
+#: VGG-13 as a recorder describes it: what autograd hands on.
 WORDS = {
     *("aten::convolution", "aten::relu_", "aten::max_pool2d_with_indices", "aten::_adaptive_avg_pool2d", "aten::addmm"),
     *("aten::native_dropout", "aten::_log_softmax", "aten::nll_loss_forward", "aten::ones_like"),

@@ -276,7 +276,7 @@ def test_imported_recordings_grow_where_they_hold_samples(name: str, node: str |
         (BlockKind.WEIGHT_GRADIENT, 1),
     ):
         assert total(doubled, kind) == growth * total(trace, kind), kind
-    # Channels' statistics, and in unshaped logs gradients of what is not told to be a weight, stay.
+    # Channel statistics do not scale; nor, in logs without shapes, do gradients of blocks not marked as weights.
     for kind in (BlockKind.ACTIVATION, BlockKind.GRADIENT):
         assert 1.99 * total(trace, kind) <= total(doubled, kind) <= 2 * total(trace, kind), kind
     assert doubled.compute_ns > 1.9 * trace.compute_ns

@@ -1,4 +1,4 @@
-"""Traces that tell how their memory-entries compress and how kernels access them, and nodes with compressed memory."""
+"""Traces with compressed sizes of memory-entries and accesses of kernels, and nodes with compressed memory."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def entries(size: int) -> int:
 
 
 def rows(block: str, counts: Sequence[int], epoch: int = 0) -> list[CompressedSize]:
-    """A histogram as a trace tells it."""
+    """A histogram as a trace stores it."""
     with_histograms = zip(SIZES, counts, strict=True)
     return [
         CompressedSize(block, epoch, "bpc", "plain", ENTRY, size, count) for size, count in with_histograms if count
@@ -34,7 +34,7 @@ def rows(block: str, counts: Sequence[int], epoch: int = 0) -> list[CompressedSi
 
 
 def with_histograms(trace: Trace, histograms: Mapping[str, Sequence[int]], accesses: Sequence[Access] = ()) -> Trace:
-    """A trace that tells these counts of these blocks, and these accesses."""
+    """A trace with these counts for these blocks, and these accesses."""
     result = [row for block, counts in histograms.items() for row in rows(block, counts)]
     created = replace(trace, compressibility=tuple(result), accesses=tuple(accesses))
     assert not check_trace(created), [str(problem) for problem in check_trace(created)]

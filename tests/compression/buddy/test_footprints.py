@@ -41,7 +41,7 @@ many = settings(deadline=None, max_examples=60, suppress_health_check=list(Healt
 
 
 def counted(trace: Trace, block_id: str, epoch: int = 0) -> tuple[int, ...] | None:
-    """The entries of a block by size, at the last epoch up to `epoch` of which it is told, else the first."""
+    """The entries of a block by size, at its last recorded epoch up to `epoch`, or its first."""
     known = {row.epoch for row in trace.compressibility if row.block == block_id}
     if not known:
         return None

@@ -191,7 +191,7 @@ def test_a_share_equal_to_the_threshold_is_still_allowed() -> None:
         assert choose_targets([at, above], threshold=percent / 100, mostly_zero=False) == (32, 128), percent
 
 
-# --- what the paper tells -----------------------------------------------------------------------------------
+# --- figures of the paper -----------------------------------------------------------------------------------
 
 
 def test_memory_that_fills_up_gets_the_ratio_it_settles_at() -> None:

@@ -205,7 +205,7 @@ def _decoded_plane(
 
 
 def _words(first: NDArray[np.int64], planes: NDArray[np.uint32]) -> tuple[NDArray[np.int32], NDArray[np.bool_]]:
-    """The words, and whether the 33rd bits of their differences tell how these left the other 32."""
+    """The words, and whether the 33rd bits of their differences agree with the carries out of the other 32."""
     bits = np.unpackbits(planes.view(np.uint8).reshape(-1, 33, 4), axis=2, bitorder="little")[:, :, :31]
     full = np.packbits(bits[:, :0:-1].transpose(0, 2, 1), axis=2, bitorder="little")
     deltas = np.ascontiguousarray(full).view("<u4")[:, :, 0]

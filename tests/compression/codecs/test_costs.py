@@ -1,4 +1,4 @@
-"""Bytes of a trace's blocks in a codec: measured, from the share of zeros, or modelled, and which it was is told."""
+"""Encoded bytes of a trace's blocks: measured, from the share of zeros, or modelled; the source is reported."""
 
 from __future__ import annotations
 
@@ -88,7 +88,7 @@ def test_two_bytes_are_modelled_as_such_and_eight_or_one_not_at_all() -> None:
 
 
 class TestEntriesOfMemory:
-    """Rows of BPC are of entries of 128 bytes, perhaps of more epochs than others; they tell of no other codec."""
+    """Rows of BPC describe entries of 128 bytes, perhaps in more epochs; they do not apply to other codecs."""
 
     ENTRIES = tuple(
         CompressedSize("x1", epoch, "bpc", "plain", 128, size, entries)

@@ -1,4 +1,4 @@
-"""Scenarios of several GPUs: what the section becomes, and every mistake told at its place."""
+"""Scenarios of several GPUs: the loaded section, and a problem at the place of every mistake."""
 
 from __future__ import annotations
 

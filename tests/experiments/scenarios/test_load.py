@@ -1,4 +1,4 @@
-"""Scenarios: what a good one becomes, and every mistake of every file it leads to told at once."""
+"""Scenarios: a valid one is loaded; all mistakes in it and in the files it names are reported together."""
 
 from __future__ import annotations
 

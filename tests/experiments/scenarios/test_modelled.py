@@ -1,4 +1,4 @@
-"""A trace modelled in the scenario itself: the same as ``simgpu zoo build`` writes, and the same mistakes told."""
+"""A trace modelled in the scenario: the same as ``simgpu zoo build`` writes, with the same error messages."""
 
 from __future__ import annotations
 

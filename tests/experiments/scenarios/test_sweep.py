@@ -1,4 +1,4 @@
-"""Sweeps: their points in order without a list of them, and every mistake of the block told before anything runs."""
+"""Sweeps: points are generated in order, and all mistakes in the block are reported before anything runs."""
 
 from __future__ import annotations
 

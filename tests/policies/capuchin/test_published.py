@@ -65,7 +65,7 @@ def test_on_a_slow_link_cheap_tensors_are_recomputed():
 
 
 def test_a_late_prefetch_is_triggered_earlier():
-    """Stalls move the iteration away from the measured one, so blocks come late; each run tells which."""
+    """Stalls make the iteration differ from the measured one, so some prefetches are late; each run reports which."""
     trace = chain([87, 32, 45, 84, 68, 66], [47, 20, 21, 22, 94, 37], [48, 31, 101, 88, 109, 26])
     context = context_of(trace, node(), 322)
     fixed, adjusted = published(context, adjustments=0), published(context)

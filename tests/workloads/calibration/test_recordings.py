@@ -1,4 +1,4 @@
-"""The list of recordings: by the rule of the figures; what is missing is told, and the fit refuses without it."""
+"""The list of recordings: by the rule of the figures; missing ones are reported, and the fit refuses without them."""
 
 from __future__ import annotations
 

@@ -30,7 +30,7 @@ def dense(matrix: SparseRows) -> NDArray[np.float64]:
 
 
 def by_outer_products(rows: int, nonzeros: int, shift: float) -> NDArray[np.float64]:
-    """The matrix as the specification tells it, vector by vector."""
+    """The matrix as the specification defines it, vector by vector."""
     numbers = iter(nas_random.uniform(nas_random.sequence(314159265, 100 * rows * nonzeros))[1:].tolist())
     below = 1
     while below < rows:

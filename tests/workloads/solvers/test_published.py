@@ -1,4 +1,4 @@
-"""What the profiler finds in the solvers that ship, next to what Buddy Compression tells of benchmarks of their
+"""The profiler's results for the shipped solvers, compared with Buddy Compression's figures for benchmarks of their
 kind."""
 
 from __future__ import annotations

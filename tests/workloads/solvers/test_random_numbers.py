@@ -1,4 +1,4 @@
-"""NAS EP: the sequence it draws, the sums and counts that its specification tells, and what threads make of it."""
+"""NAS EP: the random sequence, the sums and counts in its specification, and the work of each thread."""
 
 from __future__ import annotations
 

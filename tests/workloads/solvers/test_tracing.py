@@ -23,7 +23,7 @@ def bare(name: str) -> Trace:
 
 
 def moved(trace: Trace, kernel: str) -> int:
-    """Bytes of a kernel as its blocks and accesses tell them."""
+    """Bytes of a kernel by its blocks and accesses."""
     description = {(each.kernel, each.block, each.write): each.entries * each.sectors * 32 for each in trace.accesses}
     usual = {block.id: -(-block.bytes // 128) * 128 for block in trace.blocks}
     result = next(each for each in trace.kernels if each.id == kernel)

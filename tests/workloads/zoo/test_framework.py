@@ -1,4 +1,4 @@
-"""Memory as other frameworks hold it, and PyTorch before 1.10, beside PyTorch's of today."""
+"""Memory under other frameworks and PyTorch before 1.10, compared with today's PyTorch."""
 
 from __future__ import annotations
 

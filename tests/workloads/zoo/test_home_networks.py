@@ -1,4 +1,4 @@
-"""The networks that stand for HOME's: fitted to the largest batches of its table 2, as traces/README.md tells."""
+"""The networks that stand for HOME's: fitted to the largest batches of its table 2 (traces/README.md)."""
 
 from __future__ import annotations
 

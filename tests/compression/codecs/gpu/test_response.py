@@ -1,4 +1,4 @@
-"""The response surface: its closed form, what it grows with, for which GPUs it tells times, and what it refuses."""
+"""The response surface: its closed form, what it grows with, the GPUs it covers, and refused input."""
 
 from __future__ import annotations
 

@@ -80,7 +80,7 @@ def test_what_bayesian_search_finds_depends_on_its_draw_and_is_not_always_good(
     unlucky, lucky = TUNER.bayesian(seed=2), TUNER.bayesian(seed=10)
     assert lucky.total_ns < 1.1 * best
     assert 2 * best < unlucky.total_ns < expert
-    # One of them proposes settings again, of which the library tells on the screen.
+    # The search proposes some settings twice, and the library prints a warning about it.
     assert capsys.readouterr() == ("", "")
 
 
