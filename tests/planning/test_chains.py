@@ -79,7 +79,7 @@ def test_a_recomputed_block_costs_its_forward_kernel_once(
 def test_figure_4_a_swap_costs_the_part_of_its_copies_that_no_kernel_overlaps(
     of: tuple[list[int], list[int], list[int]], size: int, rate: int, latency: int
 ):
-    """F(n) overlaps the offload of tensor n, whose memory F(n+1) needs; B(n+1) overlaps its prefetch, and B(n) needs it.
+    """F(n) overlaps the offload of tensor n, whose memory F(n+1) needs; B(n+1) overlaps its prefetch for B(n).
 
     All tensors are of one size and one fewer than all fit, so F(n+1), which makes the last one, waits.
     """

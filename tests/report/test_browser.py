@@ -1,4 +1,4 @@
-"""The page in a real browser: it draws, moves, tells and finds, without an error and without a request.
+"""The page in a real browser: drawing, panning, tooltips and search, without an error and without a request.
 
 One headless Chromium serves all tests of this file; each opens the page anew.
 """

@@ -135,7 +135,7 @@ def test_a_recording_and_its_model_give_a_block_the_same_role() -> None:
         simgpu.load_trace("vgg11-cifar-cpu"),
         build_trace("vgg11", batch=32, gpu=simgpu.load_node("v100").gpu),
     )
-    rare = {"loss", "dropout", "product"}  # on a CPU dropout is four kernels; the losses are told apart differently
+    rare = {"loss", "dropout", "product"}  # on a CPU dropout is four kernels; losses are identified differently
     result = [
         {role for role in roles_of(trace).values() if not rare & set(role.split("."))} for trace in (recorded, modelled)
     ]
