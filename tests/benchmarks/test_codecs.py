@@ -47,7 +47,7 @@ def over_copy(array: np.ndarray, work: Callable[[], object]) -> float:
     return median(copy_ns) / median(work_ns)
 
 
-def test_size(activation: np.ndarray, report: Report) -> None:
+def test_sizes_of_a_codec_are_fast(activation: np.ndarray, report: Report) -> None:
     codec = make_codec("zvc")
     ratio = over_copy(activation, lambda: codec.compressed_size(activation))
     report("ZVC size over copying", ratio, "floor 0.5", ratio >= 0.5)

@@ -167,7 +167,7 @@ def test_output_that_is_a_file_or_somebody_elses_folder(study: Path, tmp_path: P
         (["record", "mlp", "-o", "x", "--batch", "2", "--dump-memory", "x/y"], "--dump-memory: 'x/y' is the folder of"),
     ],
 )
-def test_commands_called_wrongly(arguments: list[str], expected: str) -> None:
+def test_wrong_usage_exits_with_2_and_a_remedy(arguments: list[str], expected: str) -> None:
     done = simgpu(*arguments)
     assert done.exit_code == 2
     assert expected in done.stderr

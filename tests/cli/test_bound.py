@@ -217,7 +217,7 @@ def test_bounds_of_an_iteration_that_cannot_be_rescaled_carry_a_note(tmp_path: P
         (("vgg16-b128-v100", "--batch", 0), "Invalid value for '--batch'"),
     ],
 )
-def test_what_it_refuses(arguments: tuple[object, ...], text: str) -> None:
+def test_wrong_options_are_refused_with_a_remedy(arguments: tuple[object, ...], text: str) -> None:
     assert text in refused(*arguments)
 
 

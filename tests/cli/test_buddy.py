@@ -160,7 +160,7 @@ def test_a_folder_with_other_files_is_not_replaced(dumps: Path) -> None:
     assert (dumps / "epoch-0/noise.npy").exists()
 
 
-def test_files_are_needed() -> None:
+def test_without_files_it_is_a_usage_error() -> None:
     done = simgpu("compression", "profile")
     assert done.exit_code == 2
     assert "Missing argument 'FILES...'" in done.stderr

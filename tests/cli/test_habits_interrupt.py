@@ -170,7 +170,7 @@ def test_ctrl_c_while_a_model_is_recorded(place: Path) -> None:
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP])
-def test_kill_unwinds_too(number: int, place: Path) -> None:
+def test_sigterm_cleans_up_as_ctrl_c_does(number: int, place: Path) -> None:
     before = contents(place)
     code, said = interrupted(("open", ".part/"), "run", "study.yaml", "-o", "new", number=number)
     assert (code, is_quiet(said)) == (128 + number, True), said

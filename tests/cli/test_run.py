@@ -130,7 +130,7 @@ def test_progress_lines_are_throttled_and_new_stages_immediate(
 
 @pytest.mark.slow
 @pytest.mark.usefixtures("slow")
-def test_quiet_is_quiet(study: Path) -> None:
+def test_quiet_prints_no_progress(study: Path) -> None:
     assert not simgpu("compare", study, "--quiet").stderr
 
 

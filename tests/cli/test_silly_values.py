@@ -52,14 +52,14 @@ COUNTS = [
 
 @pytest.mark.parametrize(("command", "option"), COUNTS, ids=lambda part: part if isinstance(part, str) else part[0])
 @pytest.mark.parametrize("value", NO_COUNTS, ids=lambda value: value[:8])
-def test_counts(command: list[str], option: str, value: str, here: Path) -> None:
+def test_counts_below_one_are_refused(command: list[str], option: str, value: str, here: Path) -> None:
     assert option in refused(*command, option, value)
     assert not (here / "out").exists()
 
 
 @pytest.mark.parametrize("option", ["--epochs", "--seed"])
 @pytest.mark.parametrize("value", ["", "-1", "1.5", "many", HUGE])
-def test_counts_from_nought(option: str, value: str) -> None:
+def test_negative_counts_are_refused(option: str, value: str) -> None:
     assert option in refused("record", "mlp", "--batch", "1", "-o", "out", option, value)
 
 
@@ -83,7 +83,7 @@ def test_sizes_of_a_scenario(key: str, value: str) -> None:
 
 
 @pytest.mark.parametrize("value", NO_SIZES)
-def test_sizes_of_options(value: str) -> None:
+def test_invalid_sizes_are_refused(value: str) -> None:
     message = refused(
         "zoo", "build", "alexnet", "--gpu", "v100", "--batch", "1", "-o", "out", "--workspace-limit", value
     )

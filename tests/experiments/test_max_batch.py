@@ -261,7 +261,7 @@ def test_the_policy_is_given_the_addressed_pool() -> None:
     assert 0 < (batches["addressed"] or 0) < (batches["counting"] or 0)
 
 
-def test_alignment_counts() -> None:
+def test_alignment_lowers_the_largest_batch() -> None:
     """Of 600 bytes a sample each block is rounded up."""
     assert max_batch(CHAIN, node(9_000), ["none"])["none"].batch == 15
     assert max_batch(CHAIN, node(9_000), ["none"], alignment=1000)["none"].batch == 13

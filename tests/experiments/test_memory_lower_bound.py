@@ -22,7 +22,7 @@ def test_it_equals_what_simgpu_bound_prints():
     assert result.batch == message["bounds_batch"] == 1
 
 
-def test_alignment_counts():
+def test_alignment_raises_the_memory_lower_bound():
     trace, node = simgpu.load_trace("resnet20-cifar-cpu"), simgpu.load_node("laptop-2gb")
     plain, padded = simgpu.memory_lower_bound(trace, node), simgpu.memory_lower_bound(trace, node, alignment="1 MiB")
     assert padded.bound.bytes > plain.bound.bytes

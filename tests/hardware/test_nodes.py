@@ -155,6 +155,6 @@ def test_a_gpu_is_there_and_behind_one_switch_at_most(tmp_path: Path) -> None:
     ]
 
 
-def test_the_host(tmp_path: Path) -> None:
+def test_the_host_section_is_loaded(tmp_path: Path) -> None:
     host = load_node(node_file(tmp_path, GOOD + "host: {memory: 256 GiB, cores: 20}\n")).host
     assert (host.memory, host.cores, host.pinned_memory) == (256 * 2**30, 20, None)

@@ -75,7 +75,7 @@ def walk(path: Path) -> tuple[int, int, int, int, int]:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", FACTS)
-def test_recorded_logs(name):
+def test_recorded_logs_match_their_published_facts(name):
     path = LOGS / f"{name}.log"
     if not path.exists():
         pytest.skip("the recorded logs are not next to the repository (../shared/data/titanv-dtr)")
@@ -228,7 +228,7 @@ def negative_time(lines: list[str]) -> list[str]:
         ([*SMALL, line("CALL", NAME="a", ARGS="w2", RESULT=[], TIME="1")], "\n", "ARGS is 'w2', not a list of str"),
     ],
 )
-def test_damaged_logs(tmp_path, lines, end, reported):
+def test_damaged_logs_are_reported_by_line(tmp_path, lines, end, reported):
     with pytest.raises(InputError) as caught:
         import_trace(written(tmp_path, lines, end))
     (problem,) = caught.value.problems
@@ -246,14 +246,14 @@ def test_damaged_logs(tmp_path, lines, end, reported):
         (b'{"INSTRUCTION": "ANNOTATE", "ANNOTATION": "START"}\n\0\0', "is a binary file"),
     ],
 )
-def test_other_files(tmp_path, content, reported):
+def test_other_files_are_refused(tmp_path, content, reported):
     path = tmp_path / "file.log"
     path.write_bytes(content)
     with pytest.raises(InputError, match=reported):
         import_trace(path)
 
 
-def test_nothing_there(tmp_path):
+def test_a_missing_file_is_reported(tmp_path):
     with pytest.raises(InputError, match="no such file or folder"):
         detect(tmp_path / "nowhere")
     with pytest.raises(InputError, match=r"known formats: TrioSim CSV .*; DTR log"):

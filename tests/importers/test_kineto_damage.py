@@ -32,7 +32,7 @@ def changed(tmp_path, **fields):
 
 
 @pytest.mark.parametrize("part", [0.3, 0.6, 0.99])
-def test_truncated_json(tmp_path, part):
+def test_truncated_json_is_reported(tmp_path, part):
     text = small_run()[0].text()
     path = write(tmp_path / "net.json", text[: int(len(text) * part)])
     reported = refusal(path)
@@ -42,7 +42,7 @@ def test_truncated_json(tmp_path, part):
     )
 
 
-def test_truncated_gzip(tmp_path):
+def test_truncated_gzip_is_reported(tmp_path):
     profile, _ = small_run()
     profile.events *= 100
     full = gzip.compress(profile.text().encode(), compresslevel=0)
@@ -53,7 +53,7 @@ def test_truncated_gzip(tmp_path):
         assert f"{place}: the gzip file is cut off; record it again" in reported
 
 
-def test_damaged_gzip(tmp_path):
+def test_damaged_gzip_is_reported(tmp_path):
     full = bytearray(gzip.compress(small_run()[0].text().encode() + b" " * 200_000, compresslevel=0))
     full[-8:-4] = b"\0\0\0\0"  # the checksum
     path = tmp_path / "net.json.gz"
@@ -150,7 +150,7 @@ def test_another_version_of_the_profile(tmp_path, version, what):
     assert what in refusal(profile.write(tmp_path / "net.json"))
 
 
-def test_memory_allocated_twice(tmp_path):
+def test_an_address_allocated_twice_is_reported(tmp_path):
     profile, _ = small_run()
     profile.memory(60, 4000, 512, 4096)
     reported = refusal(profile.write(tmp_path / "net.json"))

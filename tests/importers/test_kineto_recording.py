@@ -49,7 +49,7 @@ def total(trace: Trace, kind: BlockKind) -> int:
 
 
 @pytest.mark.parametrize("name", ["alone", "joined"])
-def test_facts(name, request):
+def test_kernels_and_times_match_the_recordings_facts(name, request):
     trace: Trace = request.getfixturevalue(name)
     assert len(trace.kernels) == 292
     assert trace.compute_ns == 346_344_000
@@ -121,13 +121,13 @@ def test_weights_gradients_and_optimizer_states_have_their_kinds(joined):
     assert sum(block.kind is BlockKind.WEIGHT for block in joined.blocks) == 2 * 13
 
 
-def test_batch_and_labels(joined):
+def test_batch_and_labels_are_read_from_the_recording(joined):
     given = {block.kind: (block.shape, block.dtype) for block in joined.blocks if block.persistent}
     assert given[BlockKind.INPUT] == ((BATCH, 3, 224, 224), "float32")
     assert given[BlockKind.LABEL] == ((BATCH,), "int64")
 
 
-def test_activations(joined):
+def test_saved_activations_of_the_recording(joined):
     """One a convolution, which ReLU changes in place; two a pooling: what it gives and where the largest were."""
     expected: Counter[tuple[tuple[int, ...], str | None]] = Counter()
     side, channels = 224, 3
@@ -148,7 +148,7 @@ def test_activations(joined):
     assert writers == ["aten::cudnn_convolution"] + ["aten::add_"] * 4 + ["aten::clamp_min_"] * 4
 
 
-def test_lifetimes(joined):
+def test_lifetimes_follow_the_recorded_allocations(joined):
     """Feature maps go when the layer that reads them last is through; weights' gradients are still held at the end."""
     layer = {kernel.id: kernel.layer for kernel in joined.kernels}
     last_use = {name: kernel.id for kernel in joined.kernels for name in (*kernel.reads, *kernel.writes)}

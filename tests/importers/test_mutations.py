@@ -197,7 +197,7 @@ def plenty_of_memory(monkeypatch):
     [(profile()[0], None), (linked(), None), (WORKLOAD, ImportOptions(batch=1))],
     ids=["profile", "Chakra, linked", "Chakra, workload graph"],
 )
-def test_a_spoilt_document(tmp_path, document, reported):
+def test_a_damaged_document_is_imported_or_reported(tmp_path, document, reported):
     path = tmp_path / "net.json"
     survives(path, path, json.dumps(document), spoilt_json(document), reported)
 

@@ -169,7 +169,7 @@ def test_tensors_become_blocks(tmp_path):
         ("tensor", "TensorStorgeid", "Storage", "tensor.csv: row 1: columns missing: TensorStorgeid"),
     ],
 )
-def test_damaged_folders(tmp_path, file, old, new, reported):
+def test_damaged_folders_are_reported(tmp_path, file, old, new, reported):
     texts = {"trace": OPERATORS, "tensor": TENSORS}
     assert old in texts[file]
     texts[file] = texts[file].replace(old, new, 1)
@@ -180,7 +180,7 @@ def test_damaged_folders(tmp_path, file, old, new, reported):
 
 
 @pytest.mark.parametrize("missing", ["trace.csv", "tensor.csv"])
-def test_half_a_recording(tmp_path, missing):
+def test_a_folder_without_one_of_its_files_is_reported(tmp_path, missing):
     folder = written(tmp_path / "net")
     (folder / missing).unlink()
     with pytest.raises(InputError) as caught:

@@ -157,7 +157,7 @@ def test_the_page_loads_nothing_and_allows_its_script_by_hash() -> None:
     assert "url(http" not in TEXT and "@import" not in TEXT
 
 
-def test_links_reach_something() -> None:
+def test_links_point_to_existing_anchors() -> None:
     ids = PARSED.ids()
     assert len(set(ids)) == len(ids)
     links = {tag["href"][1:] for name, tag in PARSED.tags if name == "a"}

@@ -161,7 +161,7 @@ layers = st.lists(st.tuples(numbers, numbers, numbers), min_size=2, max_size=8)
 
 @settings(max_examples=25, deadline=None)
 @given(built=layers, prefetch=st.integers(0, 4), stash=st.integers(0, 4), latency=st.integers(0, 5))
-def test_chains(built: list[tuple[int, int, int]], prefetch: int, stash: int, latency: int) -> None:
+def test_chains_by_closed_form(built: list[tuple[int, int, int]], prefetch: int, stash: int, latency: int) -> None:
     """Every feature map leaves, all but the last `stash` come back, nothing is slower than save_on_cpu, and a faster
     link makes nothing slower."""
     forward, backward, sizes = map(list, zip(*built, strict=True))

@@ -70,7 +70,7 @@ def test_a_scenario_runs_it(installed, tmp_path):
 
 
 @pytest.mark.slow
-def test_simulate_runs_it(installed, tmp_path):
+def test_simulate_runs_an_outside_policy(installed, tmp_path):
     make_study(tmp_path)
     script = """
 import simgpu

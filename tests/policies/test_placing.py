@@ -34,7 +34,7 @@ def test_the_numbers_are_those_of_the_paper():
     assert [each.block for each in CHAIN.maps] == [X2, X3, X4]
 
 
-def test_keep_is_nothing():
+def test_keep_adds_no_swap_and_no_recompute():
     assert placement_of(FIVE, CHAIN, [0, 0, 0]) == Placement()
 
 

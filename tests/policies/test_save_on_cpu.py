@@ -28,7 +28,7 @@ layers = st.lists(st.tuples(numbers, numbers, numbers), min_size=1, max_size=6)
 
 @settings(max_examples=25, deadline=None)
 @given(built=layers, bandwidth=st.sampled_from([10**9, 3 * 10**8, 7 * 10**9]), latency=st.integers(0, 9))
-def test_nothing_overlaps(built: list[tuple[int, int, int]], bandwidth: int, latency: int) -> None:
+def test_copies_never_overlap_kernels(built: list[tuple[int, int, int]], bandwidth: int, latency: int) -> None:
     """An iteration is compute and, one after another, a copy of every input of a layer out and back."""
     forward, backward, sizes = map(list, zip(*built, strict=True))
     result = run(chain(forward, backward, sizes), "save_on_cpu", bandwidth=bandwidth, latency=latency)

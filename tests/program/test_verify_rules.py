@@ -216,7 +216,7 @@ def test_a_use_after_release():
     refused(edited(4, Release((A,)), USE, cut=2), "compute[5]", "block a holds no device memory")
 
 
-def test_a_double_release():
+def test_a_double_release_is_refused():
     refused(edited(5, Release((A,)), Release((A,))), "compute[6]", "block a holds no device memory")
 
 
@@ -224,7 +224,7 @@ def test_a_release_of_host_memory_that_was_never_taken():
     refused(edited(2, CHANGE, Release((A,), HOST)), "compute[3]", "block a holds no host memory")
 
 
-def test_memory_taken_twice():
+def test_a_double_acquire_is_refused():
     refused(edited(0, Acquire((A,)), Acquire((A,))), "compute[1]", "block a already holds device memory")
 
 

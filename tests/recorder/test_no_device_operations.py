@@ -94,7 +94,7 @@ def test_depthwise_convolutions_are_a_kind_of_their_own() -> None:
     assert operation.flops == 2 * (2 * 6 * 2 * 2) * 9
 
 
-def test_matrix_products() -> None:
+def test_matrix_products_have_shape_and_bytes() -> None:
     a, b, bias = torch.ones(5, 7), torch.ones(7, 3), torch.ones(3)
     (added,) = works(lambda: torch.addmm(bias, a, b))["addmm"]
     assert (added.gemm, added.bytes, added.results) == (GemmShape(5, 3, 7), 4 * (35 + 21 + 3 + 15), 15)
@@ -142,7 +142,7 @@ def test_of_a_table_only_the_rows_are_read() -> None:
     assert (scattered.kind, scattered.results) == (OperationKind.GATHER, 8000)
 
 
-def test_the_other_kinds() -> None:
+def test_norms_pools_softmax_and_losses_have_their_kind() -> None:
     x = torch.ones(2, 4, 8, 8, requires_grad=True)
     norm = works(_sum(lambda: f.batch_norm(x, None, None, training=True)))
     pool = works(_sum(lambda: f.max_pool2d(x, 2)))

@@ -74,7 +74,7 @@ def test_every_weight_gets_a_gradient_of_its_size(network: _Network) -> None:
             assert blocks[f"{block.id}.momentum_buffer"].kind is BlockKind.OPTIMIZER_STATE
 
 
-def test_they_are_small(network: _Network) -> None:
+def test_shipped_recordings_are_small(network: _Network) -> None:
     files = [file for file in (TRACES / network[0].name).iterdir() if file.is_file()]
     assert sum(file.stat().st_size for file in files) < 300_000
 

@@ -311,7 +311,7 @@ def test_cycle_is_reported_kernel_by_kernel(tmp_path):
         ("trace.yaml", b"schema: simgpu.trace/2\n\tmodel: x\n", "tab"),
     ],
 )
-def test_unreadable_files(tmp_path, file, content, reported):
+def test_unreadable_files_are_reported(tmp_path, file, content, reported):
     folder = small_folder(tmp_path)
     (folder / file).unlink()
     if content is not None:
@@ -333,7 +333,7 @@ def test_a_table_cut_at_the_end_of_a_line_is_noticed(tmp_path):
     assert "kernels.csv is complete" in problems_of(folder)[0]
 
 
-def test_zero_kernels(tmp_path):
+def test_a_trace_without_kernels_is_refused(tmp_path):
     folder = small_folder(tmp_path)
     for file in ("kernels.csv", "blocks.csv"):
         edit(folder, file, lambda text: text.splitlines(keepends=True)[0])

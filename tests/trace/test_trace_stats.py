@@ -13,7 +13,7 @@ from tests.trace.small import SMALL
 NEEDED = [16 + 8 + 64, 16 + 8 + 64, 16 + 8 + 64 + 8 + 4, 16 + 8 + 64 + 4 + 8 + 32, 8 + 8]
 
 
-def test_counts():
+def test_blocks_and_bytes_are_counted_by_kind():
     stats = trace_stats(SMALL)
     assert (stats.kernels, stats.compute_ns, stats.streams, stats.layers) == (5, 360, 1, 1)
     assert stats.phases == (
@@ -29,7 +29,7 @@ def test_counts():
     assert (stats.pure, stats.impure) == (2, 1)
 
 
-def test_peaks():
+def test_peaks_follow_both_lifetimes():
     stats = trace_stats(SMALL)
     assert stats.peak_needed == Peak(max(NEEDED), "k4")
     assert stats.peak_recorded == Peak(max(NEEDED), "k4")

@@ -184,7 +184,7 @@ def test_an_unwritable_folder_is_refused_before_measuring(tmp_path: Path) -> Non
         record(tmp_path / "file" / "mine", PLAN)
 
 
-def test_force_records_again(
+def test_force_measures_finished_cases_again(
     recorded_case: tuple[Path, Recorded], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     first = recorded_case[1].recording.cases[0]

@@ -51,7 +51,7 @@ class TestSizes:
             entry[word] = 1
             assert sizes(entry) == [8]
 
-    def test_noise_takes_all(self) -> None:
+    def test_noise_does_not_compress(self) -> None:
         noise = np.random.default_rng(0).integers(0, 256, 128 * 50, np.uint8)
         assert sizes(noise) == [128] * 50
 
@@ -77,7 +77,7 @@ class TestArrays:
         assert entry_bits(array[:, ::2]).tolist() == entry_bits(array[:, ::2].copy()).tolist()
 
     @pytest.mark.parametrize("array", [np.float64(3), np.zeros((0, 5)), np.zeros(3, "V0")])
-    def test_scalars_and_nothing(self, array: Any) -> None:
+    def test_scalars_and_empty_arrays_are_supported(self, array: Any) -> None:
         assert len(entry_bits(np.asarray(array))) == (1 if array.nbytes else 0)
 
     def test_python_objects_are_refused(self) -> None:

@@ -82,7 +82,7 @@ class TestFiles:
         self.refused(tmp_path / "none.npy", "no such file")
         self.refused(tmp_path, "is a folder")
 
-    def test_other_files(self, tmp_path: Path) -> None:
+    def test_other_files_are_refused(self, tmp_path: Path) -> None:
         np.savez(tmp_path / "several.npz", one=IMAGES)
         self.refused(tmp_path / "several.npz", "archive of arrays")
         for content, why in ((b"", "is empty"), (b"id,bytes\n", "not a .npy file"), (b"\x80\x04K\x01.", "not a .npy")):
@@ -90,7 +90,7 @@ class TestFiles:
             self.refused(tmp_path / "other.npy", why)
 
     @pytest.mark.slow
-    def test_every_truncation(self, tmp_path: Path) -> None:
+    def test_every_truncation_is_reported(self, tmp_path: Path) -> None:
         np.save(tmp_path / "whole.npy", np.ones(5, np.float32))
         content = (tmp_path / "whole.npy").read_bytes()
         for length in range(len(content)):
@@ -98,7 +98,7 @@ class TestFiles:
             self.refused(tmp_path / "cut.npy", "cut off|is empty|not a .npy file")
 
     @pytest.mark.slow
-    def test_a_damaged_header(self, tmp_path: Path) -> None:
+    def test_a_damaged_header_is_reported(self, tmp_path: Path) -> None:
         """A changed byte may leave a sound header of another array, but never ends in anything but an `InputError`."""
         np.save(tmp_path / "whole.npy", np.ones(5, np.float32))
         content = (tmp_path / "whole.npy").read_bytes()
@@ -160,7 +160,7 @@ class TestCommand:
         assert "not measured: layouts need four axes (N, C, H, W), this array has 2" in " ".join(done.stdout.split())
         assert done.stdout.count("as given") == len(codec_names())
 
-    def test_an_empty_array(self, tmp_path: Path) -> None:
+    def test_an_empty_array_has_no_ratio(self, tmp_path: Path) -> None:
         np.save(tmp_path / "empty.npy", np.ones((0, 1, 2, 3), np.int8))
         done = simgpu("compression", "measure", tmp_path / "empty.npy", "--codec", "zlib", "--layout", "nchw")
         assert done.exit_code == 0

@@ -62,7 +62,7 @@ def test_special_floating_point_values_are_preserved(name: str, dtype: np.dtype[
 
 @by_codec
 @pytest.mark.parametrize("shape", [(), (0, 3), (2, 3, 4, 5), (1, 1)])
-def test_shapes_are_preserved(name: str, shape: tuple[int, ...]) -> None:
+def test_decoding_preserves_shapes(name: str, shape: tuple[int, ...]) -> None:
     check(make_codec(name), np.full(shape, 2.5, np.float32))
 
 

@@ -76,7 +76,7 @@ def test_neither_sparsity_nor_measurements() -> None:
         compressed_bytes(4096, 4, "zvc")
 
 
-def test_an_unknown_codec() -> None:
+def test_an_unknown_codec_is_refused_by_name() -> None:
     with pytest.raises(InputError, match="did you mean 'zlib'"):
         compressed_bytes(4096, 4, "zlip", 0.5)
 

@@ -111,7 +111,7 @@ def problems_of(path: Path, overrides: dict[str, object] | None = None) -> list[
     return [str(problem).replace(str(path.parent) + "/", "") for problem in caught.value.problems]
 
 
-def test_what_is_loaded(tmp_path: Path) -> None:
+def test_a_study_is_loaded_field_by_field(tmp_path: Path) -> None:
     study = load_study(study_file(tmp_path))
     assert (study.name, study.baseline, study.epochs, study.iterations, study.seed) == ("try", ("vDNN",), (0, 2), 3, 0)
     assert [(label, trace.name) for label, trace in study.traces.items()] == [

@@ -137,7 +137,7 @@ def test_a_kernel_that_cannot_fit_ends_the_run_out_of_memory():
         run(passive_program(tasks, 649), tasks, node(649))
 
 
-def test_padding_counts():
+def test_padding_counts_towards_memory_in_use():
     kernels = [kernel("a", writes="x"), kernel("b", writes="y"), kernel("c", reads="x"), kernel("d", reads="y")]
     tasks = graph(kernels, [block("x", 1), block("y", 1)])
     assert copies(passive_program(tasks, 512, 512), tasks) == ["out:x", "out:y", "in:x", "in:y"]

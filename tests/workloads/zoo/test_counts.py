@@ -73,7 +73,7 @@ def test_network_in_network_for_imagenet() -> None:
     assert parameters == 7_595_176
 
 
-def test_unet() -> None:
+def test_parameters_and_arithmetic_of_unet() -> None:
     """Ronneberger et al. 2015, figure 1; implementations publish 31.03 M parameters."""
     widths = (64, 128, 256, 512, 1024)
     parameters, macs, side = convolution(1, 64) + convolution(64, 64), 0, 572
@@ -110,7 +110,7 @@ def test_parameters_of_fcn_32s() -> None:
     assert round((trunk + head) / 1e6) == 134, "the figure of the paper's table 1"
 
 
-def test_vgg_101() -> None:
+def test_parameters_and_arithmetic_of_vgg_101() -> None:
     """VGG-19's second and third stage lengthened to 22 and 66 convolutions, all else as it is."""
     stages = ((224, 3, 64, 2), (112, 64, 128, 22), (56, 128, 256, 66), (28, 256, 512, 4), (14, 512, 512, 4))
     parameters = linear(7 * 7 * 512, 4096) + linear(4096, 4096) + linear(4096, 1000)
