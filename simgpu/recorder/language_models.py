@@ -91,5 +91,5 @@ def sentences(batch: int, steps: int) -> tuple[torch.Tensor, torch.Tensor]:
     rows = (len(text) - 1) // steps
     if batch > rows:
         what = f"{batch} exceeds the {rows} rows of {steps} words in the text"
-        raise InputError.single("record", "batch", what, f"use at most {rows}")
+        raise InputError.single("record", "batch", what, f"give at most {rows}")
     return text[: rows * steps].reshape(rows, steps), text[1 : rows * steps + 1].reshape(rows, steps)

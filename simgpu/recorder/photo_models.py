@@ -164,7 +164,7 @@ def photos(batch: int) -> tuple[torch.Tensor, torch.Tensor]:
     images = torch.cat([upright, upright.flip(3), upright.flip(2), upright.flip(2, 3)])
     if batch > len(images):
         what = f"{batch} exceeds the {len(images)} patches of the data set"
-        raise InputError.single("record", "batch", what, f"use at most {len(images)}")
+        raise InputError.single("record", "batch", what, f"give at most {len(images)}")
     order = torch.randperm(len(images), generator=torch.Generator().manual_seed(0))
     channels = (0, 2, 3)
     images = (images - images.mean(channels, keepdim=True)) / images.std(channels, keepdim=True)

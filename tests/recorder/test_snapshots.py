@@ -120,7 +120,7 @@ def test_bad_input_is_reported(tmp_path: Path) -> None:
         record("mlp", batch=2, snapshots=3)
     with pytest.raises(InputError, match="snapshots: 0 is not a number of snapshots"):
         record("mlp", batch=2, dump_memory=tmp_path / "dump", snapshots=0)
-    with pytest.raises(InputError, match=r"snapshots: there are no 999 moments between the \d+ kernels"):
+    with pytest.raises(InputError, match=r"snapshots: 999 exceeds the \d+ kernels of the iteration"):
         record("mlp", batch=2, repetitions=1, dump_memory=tmp_path / "dump", snapshots=999)
     with pytest.raises(InputError, match="dump_memory: nothing runs"):
         record("mlp", batch=2, gpu="v100", dump_memory=tmp_path / "dump")
