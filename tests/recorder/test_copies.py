@@ -69,9 +69,7 @@ def test_a_too_large_copy_is_named_with_a_remedy() -> None:
 
 @pytest.mark.parametrize("name", ["cpu", "cuda:x", "mps", ""])
 def test_only_a_cuda_device_has_a_link(name: str) -> None:
-    with pytest.raises(
-        InputError, match=r"is not a CUDA device: only a GPU has a link to measure; give cuda or cuda:N"
-    ):
+    with pytest.raises(InputError, match=r"is not a CUDA device: only a GPU has a link .*; give cuda or cuda:N"):
         open_device(name)
 
 

@@ -95,5 +95,5 @@ def test_an_iteration_beyond_any_memory_is_reported() -> None:
             super().__init__()
             self.weight = nn.Parameter(torch.ones(10))
 
-    with pytest.raises(InputError, match=r"2 samples need more memory .* another 4096 TiB; give a smaller batch"):
+    with pytest.raises(InputError, match=r"2 samples run out of memory: .* another 4096 TiB; give a smaller batch"):
         record(Wasteful, batch=2, inputs={"images": "Bx3x32x32"})

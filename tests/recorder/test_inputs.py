@@ -125,8 +125,8 @@ def test_batches_of_keywords_train_a_model_with_its_own_loss() -> None:
 def test_a_module_alone_asks_for_its_inputs_by_name() -> None:
     (requested,) = _problems(LanguageModel)
     assert requested == (
-        "inputs: the factory returned only LanguageModel, without the inputs of forward(input_ids, attention_mask=None, "
-        "labels=None); name its inputs, --input input_ids=Bx... (inputs={...} in Python), each as "
+        "inputs: the factory returned only LanguageModel, without the inputs of forward(input_ids, "
+        "attention_mask=None, labels=None); name its inputs, --input input_ids=Bx... (inputs={...} in Python), each as "
         "SHAPE[:TYPE[:BELOW]]: Bx3x224x224 is B images, Bx128:int64:50257 is rows of 128 tokens below 50257; or return "
         "(module, inputs), or (module, inputs, labels, loss), from the factory"
     )

@@ -254,7 +254,7 @@ class _NonZero(nn.Module):
 
 @pytest.mark.parametrize("deciding", [_TwoBranches, _NonZero])
 def test_a_model_that_needs_values_is_refused(deciding: type[nn.Module]) -> None:
-    with pytest.raises(InputError, match="needs the values of a tensor, which do not exist where nothing runs"):
+    with pytest.raises(InputError, match="needs the values of a tensor, which do not exist in a modelled iteration"):
         modelled(lambda: (named(fc=nn.Linear(4, 2), choice=deciding()), torch.ones(3, 4), (), summed), 3)
 
 
@@ -265,7 +265,7 @@ def test_a_foreign_tensor_in_the_model_is_refused() -> None:
         def forward(self, x: torch.Tensor) -> torch.Tensor:
             return x + outside
 
-    with pytest.raises(InputError, match="made outside the factory and is neither a weight nor a buffer"):
+    with pytest.raises(InputError, match="created outside the factory and is neither a weight nor a buffer"):
         modelled(lambda: (named(fc=nn.Linear(4, 2), adds=Adds()), torch.ones(3, 4), (), summed), 3)
 
 
