@@ -72,7 +72,7 @@ class GpuSection(FileModel):
         if self.cdma is not None and self.dram_bandwidth is None:
             raise ValueError("cdma needs dram_bandwidth: the engine reads with the bandwidth that kernels do not use")
         if self.cdma is not None and self.cdma.kernel_bandwidth > (self.dram_bandwidth or 0):
-            raise ValueError("cdma.kernel_bandwidth exceeds dram_bandwidth, of which it is a part")
+            raise ValueError("cdma.kernel_bandwidth exceeds dram_bandwidth: it must be at most as large")
         if self.buddy is not None and self.dram_bandwidth is None:
             raise ValueError("buddy needs dram_bandwidth: compression reduces the traffic to DRAM")
         if self.power is not None and self.fp32_rate is None:
@@ -120,7 +120,7 @@ class HostSection(FileModel):
     @model_validator(mode="after")
     def _has_what_is_pinned(self) -> HostSection:
         if self.memory is not None and self.pinned_memory is not None and self.pinned_memory > self.memory:
-            raise ValueError("pinned_memory exceeds memory, of which it is a part")
+            raise ValueError("pinned_memory exceeds memory: it must be at most as large")
         return self
 
 

@@ -31,10 +31,10 @@ class MetadataCacheSection(FileModel):
     @model_validator(mode="after")
     def _check_sets(self) -> MetadataCacheSection:
         if self.size % (self.line * self.ways):
-            raise ValueError(f"size is not a multiple of the set size {self.line * self.ways} B (line times ways)")
+            raise ValueError(f"size is not a multiple of {self.line * self.ways} B: a set is line times ways")
         if self.entries > 2 * self.line:
             raise ValueError(
-                f"entries exceed the {2 * self.line} that a line of {self.line} B describes with 4 bits each"
+                f"entries exceed the {2 * self.line} that a line of {self.line} B describes: each takes 4 bits"
             )
         return self
 

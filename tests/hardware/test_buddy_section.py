@@ -117,7 +117,7 @@ def test_all_mistakes_are_reported_at_once_with_their_places(tmp_path: Path):
 @pytest.mark.parametrize("size", ["100 B", "4000 B", "64 B"])
 def test_metadata_cache_size_is_a_multiple_of_its_sets(tmp_path: Path, size: str):
     (result,) = problems(tmp_path, changed(("size: 4 KiB", f"size: {size}")))
-    assert result.startswith("line 9, gpu.buddy.metadata_cache: size is not a multiple of the set size 128 B")
+    assert result.startswith("line 9, gpu.buddy.metadata_cache: size is not a multiple of 128 B")
 
 
 def test_it_needs_the_bandwidth_of_device_memory(tmp_path: Path):

@@ -101,7 +101,7 @@ def _plain(kind: OperationKind, done: OperandAccess) -> Operation:
 
 
 def _gathered(done: OperandAccess) -> Operation:
-    """Returns an operation that gathers rows of a table or adds to them: it reads only these, and writes all results."""
+    """Returns an operation that gathers or adds to rows of a table: it reads only these, and writes all results."""
     read = _distinct(done.read)
     written = _distinct(done.overwritten + done.changed) | _new_results(done)
     results = sum(values for values, _ in written.values())
