@@ -52,9 +52,9 @@ def note_saved(
             enter_persistent(ledger, workload, optimizer, tracker)
             watching = SavedPass(ledger, tracker, dict(workload.module.named_parameters()))
             with watching, saved_tensors_hooks(watching.pack, watching.unpack):
-                held = run_gradients(workload, watching)
+                live = run_gradients(workload, watching)
                 watching.finish()
-            del held
+            del live
     except RuntimeError as error:
         progress(f"what autograd saves is not noted: {str(error).partition(chr(10))[0]}")
         return []

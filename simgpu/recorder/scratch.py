@@ -47,8 +47,8 @@ class CudaScratch:
 
     def used(self) -> int:
         """Returns the peak bytes minus the bytes allocated now."""
-        held = int(self._memory.memory_allocated(self._device))
-        return int(self._memory.max_memory_allocated(self._device)) - held
+        allocated = int(self._memory.memory_allocated(self._device))
+        return int(self._memory.max_memory_allocated(self._device)) - allocated
 
 
 class ProfiledScratch:
@@ -74,11 +74,11 @@ class ProfiledScratch:
         events = _below(self._profile.profiler.kineto_results.experimental_event_tree())
         memory = sorted((event for event in events if event.name == "[memory]"), key=lambda event: event.start_time_ns)
         self._profile = None
-        held = peak = 0
+        allocated = peak = 0
         for event in memory:
-            held += event.extra_fields.alloc_size
-            peak = max(peak, held)
-        return int(peak - held)
+            allocated += event.extra_fields.alloc_size
+            peak = max(peak, allocated)
+        return int(peak - allocated)
 
 
 def _below(events: Iterable[Any]) -> Iterator[Any]:

@@ -157,6 +157,6 @@ def _seen(
 
 
 def _forward(workload: Workload, _: torch.optim.Optimizer, watcher: Watcher) -> None:
-    held = run_forward(workload, watcher)
+    live = run_forward(workload, watcher)
     watcher.finish()
-    del held
+    del live
