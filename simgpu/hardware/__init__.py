@@ -1,1 +1,1 @@
-"""Nodes: GPU, memories, links, switches and host, read from configs/*.yaml."""
+"""Nodes (GPUs, memory, links, switches and host), read from configs/*.yaml."""

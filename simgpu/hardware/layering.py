@@ -1,4 +1,4 @@
-"""Merging a node file with the file that it is based on, and that one with its own base."""
+"""Merges a node file with its base, recursively."""
 
 from __future__ import annotations
 
@@ -12,15 +12,17 @@ from simgpu.errors import InputError, Problem
 from simgpu.io.shipped import find
 from simgpu.io.yaml_files import YamlMapping, read_yaml_mapping
 
-#: What a file says about itself, and so does not take from its base.
+#: Keys that a file does not inherit from its base.
 OWN = ("schema", "name", "description", "base")
 
 
 @dataclass(frozen=True)
 class LayeredFile:
-    """A node file, the files that it is based on, and their merged values; the requested file is first.
+    """A node file merged with its bases.
 
-    values: as if all stood in one file. origins: the file that each dotted place of it comes from.
+    files: the requested file, then its bases in order.
+    values: the merged values.
+    origins: the file that each dotted key comes from.
     """
 
     files: tuple[YamlMapping, ...]
@@ -28,7 +30,7 @@ class LayeredFile:
     origins: Mapping[str, YamlMapping]
 
     def where(self, place: str) -> tuple[str, str]:
-        """File and place, with its line, for a message about a dotted place; the nearest enclosing one if unknown."""
+        """Returns file and place (with line) for a message about a dotted key, or about its nearest known parent."""
         known = place
         while known and known not in self.origins:
             known = known[: max(known.rfind("."), known.rfind("["), 0)]
@@ -36,7 +38,7 @@ class LayeredFile:
         return document.file, document.place(place)
 
     def source_problems(self) -> list[Problem]:
-        """Sources that speak of keys which neither their file nor its bases have."""
+        """Returns the problems of sources whose keys are neither in their file nor in its bases."""
         problems = []
         for number, document in enumerate(self.files):
             known = {place for other in self.files[number:] for place in other.lines}
@@ -51,12 +53,12 @@ class LayeredFile:
 
 
 def read_layered(path: Path, schema: str) -> LayeredFile:
-    """The YAML mapping at `path` laid over its `base`, if it has one: a shipped name, or a path from its folder.
+    """Reads the YAML mapping at `path` and merges it with its `base`, a shipped name or a path from the file's folder.
 
-    Mappings are merged key by key, everything else is replaced. A file's sources are its base's, without those of
-    values that it gives itself, and with its own. Name and description are not taken from a base.
+    Mappings are merged key by key; everything else is replaced. Sources are inherited from the base, except those of
+    values that the file overrides. Name and description are not inherited.
 
-    Raises `InputError` for a file that cannot be read, a base that is not there, and bases that lead in a circle.
+    Raises `InputError` for a file that cannot be read, a base that does not exist, and circular bases.
     """
     files = tuple(_chain(path, schema))
     values: dict[str, Any] = {}
@@ -71,7 +73,7 @@ def read_layered(path: Path, schema: str) -> LayeredFile:
 
 
 def _chain(path: Path, schema: str) -> Iterator[YamlMapping]:
-    """The file, its base, that one's base and so on."""
+    """Yields the file, its base, the base of the base and so on."""
     passed: list[Path] = []
     while True:
         document = read_yaml_mapping(path, schema)
@@ -79,7 +81,7 @@ def _chain(path: Path, schema: str) -> Iterator[YamlMapping]:
         passed.append(path.resolve())
         base = document.values.get("base")
         if not isinstance(base, str) or not base:
-            return  # none, or none that can be looked for: the model of the file says so
+            return  # no base, or an invalid one, which validation reports
         place = document.place("base")
         try:
             path = find("configs", base, path.parent)
@@ -87,18 +89,18 @@ def _chain(path: Path, schema: str) -> Iterator[YamlMapping]:
             raise InputError([_at(document.file, place, problem) for problem in error.problems]) from None
         if path.resolve() in passed:
             circle = " -> ".join(file.name for file in [*passed[passed.index(path.resolve()) :], path])
-            remedy = "base one of them on none of the others"
-            raise InputError.single(document.file, place, f"leads in a circle: {circle}", remedy)
+            remedy = "remove the base of one of them"
+            raise InputError.single(document.file, place, f"circular bases: {circle}", remedy)
 
 
 def _at(file: str, place: str, problem: Problem) -> Problem:
-    """A problem with finding the base, placed where the base is named."""
+    """Returns a problem with finding the base, located where the base is named."""
     what = f"{problem.what}: {problem.file}" if problem.file else problem.what
     return Problem(file, place, what, problem.remedy)
 
 
 def _drop_sources(values: dict[str, Any], document: YamlMapping) -> None:
-    """Drops the sources of values that the document gives itself, or drops with their section."""
+    """Drops the sources of values that the document overrides, or removes with their section."""
     sources = values.get("sources")
     if isinstance(sources, dict):
         given = document.lines
@@ -110,7 +112,7 @@ def _drop_sources(values: dict[str, Any], document: YamlMapping) -> None:
 
 
 def _places_of_no_mapping(values: Mapping[str, Any], path: str = "") -> Iterator[str]:
-    """Dotted places of the values that are no mappings; what a base has inside them is gone."""
+    """Yields the dotted keys of values other than mappings; they replace any section of the base."""
     for key, value in values.items():
         here = f"{path}.{key}" if path else key
         if isinstance(value, dict):
@@ -122,7 +124,7 @@ def _places_of_no_mapping(values: Mapping[str, Any], path: str = "") -> Iterator
 def _lay(
     under: dict[str, Any], over: dict[str, Any], path: str, document: YamlMapping, origins: dict[str, YamlMapping]
 ) -> None:
-    """Lays the values of a document over those under it, in place."""
+    """Merges the values `over` of a document into `under`, in place."""
     for key, value in over.items():
         here = f"{path}.{key}" if path else key
         if isinstance(value, dict) and isinstance(under.get(key), dict):

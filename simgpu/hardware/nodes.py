@@ -1,4 +1,4 @@
-"""Node configurations: YAML files of schema ``simgpu.node/1``, checked and turned into `NodeSpec`."""
+"""Loads node configurations: YAML files of schema ``simgpu.node/1``, validated and converted to `NodeSpec`."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def _known_architecture(value: object) -> object:
     known = get_args(ArchitectureName)
     if isinstance(value, str) and value not in known:
         what = f"kernel times cannot be modelled for {value!r}: {did_you_mean(value, known)}"
-        raise ValueError(f"{what}; leave it out for a GPU of another one, whose node runs recorded traces")
+        raise ValueError(f"{what}; leave it out for other architectures, which can run recorded traces")
     return value
 
 
@@ -48,37 +48,39 @@ class GpuSection(FileModel):
 
     name: Text = Field(description="the product's name")
     memory: Size = Field(description="device memory")
-    reserved: SizeOrZero = Field(default=0, description="part of the memory that the framework keeps for its context")
+    reserved: SizeOrZero = Field(default=0, description="part of the memory that the framework uses for its context")
     alignment: Alignment = Field(default=1, description="every allocation is rounded up to a multiple of this")
-    copy_engines: Literal[1, 2] = Field(default=2, description="1 serves both directions in turn, 2 serve one each")
+    copy_engines: Literal[1, 2] = Field(default=2, description="1: one for both directions; 2: one per direction")
     dram_bandwidth: Bandwidth | None = Field(default=None, description="peak bandwidth of the device memory")
     fp32_rate: Rate | None = Field(default=None, description="peak rate of single-precision arithmetic")
     tensor_rate: Rate | None = Field(default=None, description="peak rate of the matrix units on half-precision inputs")
-    architecture: Architecture | None = Field(default=None, description="the generation's name in lower case")
-    multiprocessors: int | None = Field(default=None, ge=1, description="how many streaming multiprocessors it has")
-    cdma: CdmaSection | None = Field(default=None, description="its compressing DMA engine; without: it has none")
-    buddy: BuddySection | None = Field(default=None, description="its compressed memory; without: it has none")
-    power: PowerSection | None = Field(default=None, description="what its parts draw; without: no energy is told")
+    architecture: Architecture | None = Field(default=None, description="name of the architecture in lower case")
+    multiprocessors: int | None = Field(default=None, ge=1, description="number of streaming multiprocessors")
+    cdma: CdmaSection | None = Field(default=None, description="compressing DMA engine; by default none")
+    buddy: BuddySection | None = Field(default=None, description="compressed memory; by default none")
+    power: PowerSection | None = Field(
+        default=None, description="power of the board's parts; by default no energy is reported"
+    )
     reported_as: tuple[Text, ...] = Field(
-        default=(), strict=False, description="what its driver calls it, where that is not its name"
+        default=(), strict=False, description="other names that the driver reports for this GPU"
     )
 
     @model_validator(mode="after")
     def _check_reserved(self) -> GpuSection:
         if self.reserved >= self.memory:
-            raise ValueError("reserved is not smaller than memory: nothing is left for the program")
+            raise ValueError("reserved is not smaller than memory: no memory remains for the program")
         if self.cdma is not None and self.dram_bandwidth is None:
-            raise ValueError("cdma needs dram_bandwidth: what kernels leave of it is what the engine can read")
+            raise ValueError("cdma needs dram_bandwidth: the engine reads with the bandwidth that kernels do not use")
         if self.cdma is not None and self.cdma.kernel_bandwidth > (self.dram_bandwidth or 0):
-            raise ValueError("cdma.kernel_bandwidth is more than dram_bandwidth: kernels take a part of it")
+            raise ValueError("cdma.kernel_bandwidth exceeds dram_bandwidth: it must be at most as large")
         if self.buddy is not None and self.dram_bandwidth is None:
-            raise ValueError("buddy needs dram_bandwidth: what passes there is what compression makes less")
+            raise ValueError("buddy needs dram_bandwidth: compression reduces the traffic to DRAM")
         if self.power is not None and self.fp32_rate is None:
-            raise ValueError("power needs fp32_rate: power.arithmetic is drawn at that rate")
+            raise ValueError("power needs fp32_rate: power.arithmetic is the power at that rate")
         return self
 
     def spec(self) -> GpuSpec:
-        """The description that the rest of simgpu computes with."""
+        """Returns the section as a `GpuSpec`."""
         values = self.model_dump(exclude={"cdma", "buddy", "power"})
         return GpuSpec(
             **values,
@@ -89,11 +91,11 @@ class GpuSection(FileModel):
 
 
 class SwitchSection(FileModel):
-    """A switch that some of the node's GPUs share on their way to the host."""
+    """A switch between the host and some of the node's GPUs, which share its bandwidth."""
 
     gpus: list[Annotated[int, Field(ge=0)]] = Field(min_length=1, description="numbers of the GPUs behind it, from 0")
-    d2h_bandwidth: Bandwidth = Field(description="what its GPUs can copy out together")
-    h2d_bandwidth: Bandwidth = Field(description="what its GPUs can copy in together")
+    d2h_bandwidth: Bandwidth = Field(description="device-to-host bandwidth of its GPUs together")
+    h2d_bandwidth: Bandwidth = Field(description="host-to-device bandwidth of its GPUs together")
     duplex: Literal["full", "half"] = Field(default="full", description="half: both directions share one capacity")
 
 
@@ -101,29 +103,29 @@ class HostSection(FileModel):
     """The host of a node."""
 
     pinned_memory: Size | None = Field(
-        default=None, description="memory that may be pinned for copies; without: no limit"
+        default=None, description="memory that may be pinned for copies; by default unlimited"
     )
     memory: Size | None = Field(default=None, description="memory of the host; does not limit a run")
-    cores: int | None = Field(default=None, ge=1, description="cores of all its processors together")
+    cores: int | None = Field(default=None, ge=1, description="number of cores of all processors together")
     codec_bandwidth: Bandwidth | None = Field(
-        default=None, description="uncompressed data that its cores together encode or decode"
+        default=None, description="uncompressed data per second that all cores together encode or decode"
     )
     accumulate_bandwidth: Bandwidth | None = Field(
-        default=None, description="data that one core reads and writes while it adds up gradients of several GPUs"
+        default=None, description="data per second that one core reads and writes while it sums gradients of GPUs"
     )
     accumulate_limit: Bandwidth | None = Field(
-        default=None, description="what all cores together reach at that; without: as much as their number says"
+        default=None, description="upper limit of accumulate_bandwidth for all cores together; by default none"
     )
 
     @model_validator(mode="after")
     def _has_what_is_pinned(self) -> HostSection:
         if self.memory is not None and self.pinned_memory is not None and self.pinned_memory > self.memory:
-            raise ValueError("pinned_memory is more than memory: it is a part of it")
+            raise ValueError("pinned_memory exceeds memory: it must be at most as large")
         return self
 
 
 def _base_fills_gaps(schema: dict[str, Any]) -> None:
-    """JSON Schema of a node file: what may be left out in a file with a base must stand in one without."""
+    """Changes the JSON Schema of a node file: `gpu` and `link` are required only in a file without a base."""
     sections: dict[str, type[BaseModel]] = {"gpu": GpuSection, "link": LinkSection}
     needed = {key: {"required": _required(model)} for key, model in sections.items()}
     schema["required"] = [key for key in schema["required"] if key not in sections]
@@ -136,7 +138,7 @@ def _required(model: type[BaseModel]) -> list[str]:
 
 
 class NodeFile(FileModel):
-    """A node configuration as written in its file and its bases; `sources` says where each quantity comes from."""
+    """A node configuration as in its file and its bases; `sources` gives the source of each quantity."""
 
     model_config = ConfigDict(json_schema_extra=_base_fills_gaps)
 
@@ -145,23 +147,23 @@ class NodeFile(FileModel):
     description: str = ""
     base: Text | None = Field(
         default=None,
-        description="another node, by its shipped name or by a path from this file's folder, that gives every value "
-        "which this file leaves out, except name and description",
+        description="another node, as a shipped name or a path from this file's folder; this file inherits every value "
+        "that it does not set, except name and description",
     )
     gpu: GpuSection
-    gpus: int = Field(default=1, ge=1, description="how many such GPUs there are, each with its own link")
+    gpus: int = Field(default=1, ge=1, description="number of such GPUs, each with its own link")
     link: LinkSection
     switches: list[SwitchSection] = Field(
-        default_factory=list, description="switches between GPUs and host; a GPU is behind one of them at most"
+        default_factory=list, description="switches between GPUs and host; a GPU is behind at most one"
     )
     host: HostSection = HostSection()
     sources: dict[str, Text] = Field(
         default_factory=dict,
-        description="for a key of this file, such as 'gpu.memory': where its value comes from",
+        description="source of the value of each key, such as 'gpu.memory'",
     )
 
     def spec(self) -> NodeSpec:
-        """The description that the rest of simgpu computes with."""
+        """Returns the file as a `NodeSpec`."""
         return NodeSpec(
             name=self.name,
             gpu=self.gpu.spec(),
@@ -177,7 +179,7 @@ class NodeFile(FileModel):
 
 
 def node_names() -> tuple[str, ...]:
-    """Names of the nodes that ship with simgpu.
+    """Returns the names of the nodes that ship with simgpu.
 
     >>> "2080ti" in node_names()
     True
@@ -188,11 +190,11 @@ def node_names() -> tuple[str, ...]:
 def load_node(
     name_or_path: str | Path, overrides: Mapping[str, object] | None = None, base: Path | None = None
 ) -> NodeSpec:
-    """A node by its shipped name or its file.
+    """Loads a node by its shipped name or its file.
 
-    overrides: values by dotted key of the file, quantities as texts with units; a node changed so carries the
-    changes in its name, because its results are no longer those of the node in the file.
-    base: folder that a relative path starts at, the current one if not given.
+    overrides: values by dotted key of the file, quantities as strings with units. They are appended to the node's name,
+        because its results differ from those of the node in the file.
+    base: folder for relative paths; by default the current one.
 
     Raises `InputError` with every problem of the file and of the overrides.
 
@@ -211,9 +213,9 @@ def load_node(
 def load_node_file(
     name_or_path: str | Path, overrides: Mapping[str, object] | None = None, base: Path | None = None
 ) -> NodeFile:
-    """The file behind `load_node`, laid over its base, with the sources of its values.
+    """Loads the node file behind `load_node`, merged with its base, with the sources of its values.
 
-    Sources of overridden values are dropped.
+    The sources of overridden values are dropped.
 
     >>> file = load_node_file("v100")
     >>> file.gpu.memory, "gpu.memory" in file.sources
@@ -234,7 +236,7 @@ def load_node_file(
     problems = document.source_problems()
     if "base" in changes:
         remedy = "choose another node instead, or write a file with another base"
-        problems.append(Problem(*where("base"), "a base is laid under a file, not under a change", remedy))
+        problems.append(Problem(*where("base"), "the base cannot be overridden", remedy))
     try:
         node = validate(NodeFile, values, where)
     except InputError as error:
@@ -247,22 +249,22 @@ def load_node_file(
 
 
 def _changed(place: str, changes: Mapping[str, object]) -> bool:
-    """Whether a place is one of the changed ones, or inside one."""
+    """Returns whether a dotted key is one of the changed keys, or inside one."""
     return any(place == key or place.startswith((f"{key}.", f"{key}[")) for key in changes)
 
 
 def _switch_problems(node: NodeFile, where: Where) -> list[Problem]:
-    """GPUs behind switches that the node does not have, or has behind another switch already."""
+    """Returns the problems of switches with GPUs that the node does not have, or that are behind another switch."""
     behind: dict[int, str] = {}
     problems = []
     for number, switch in enumerate(node.switches):
         place = f"switches[{number}].gpus"
         for gpu in switch.gpus:
             if gpu >= node.gpus:
-                remedy = f"the node has {node.gpus}, counted from 0: name one of them, or raise gpus"
+                remedy = f"use numbers below {node.gpus}, or increase gpus"
                 problems.append(Problem(*where(place), f"there is no GPU {gpu}", remedy))
             elif gpu in behind:
-                what = f"GPU {gpu} is named in {behind[gpu]} already"
-                problems.append(Problem(*where(place), what, "name every GPU once at most"))
+                what = f"GPU {gpu} is already in {behind[gpu]}"
+                problems.append(Problem(*where(place), what, "list every GPU at most once"))
             behind.setdefault(gpu, place)
     return problems

@@ -1,4 +1,4 @@
-"""Frozen descriptions of a node: GPUs, links, switches and host. Everything outside this package uses these."""
+"""Frozen dataclasses that describe a node: GPUs, links, switches and host. All other packages use these."""
 
 from __future__ import annotations
 
@@ -6,12 +6,12 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import Literal
 
-#: Generations of GPUs that kernel times can be modelled for: `simgpu.workloads.timemodel` has parameters for each.
+#: GPU architectures whose kernel times can be modelled: `simgpu.workloads.timemodel` has parameters for each.
 ArchitectureName = Literal["kepler", "maxwell", "pascal", "volta", "turing", "ampere", "hopper"]
 
 
 class Duplex(StrEnum):
-    """Whether a link carries both directions at full rate at once, or shares one capacity between them."""
+    """Whether a link transfers in both directions at full rate (full), or both share one capacity (half)."""
 
     FULL = "full"
     HALF = "half"
@@ -19,12 +19,14 @@ class Duplex(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class CdmaSpec:
-    """A compressing DMA engine: units at the memory controllers that encode what a copy moves (cDMA, section V).
+    """A compressing DMA engine, whose units at the memory controllers encode the data of copies (cDMA, section V).
 
-    codec: what they encode by. read_bandwidth: uncompressed bytes per second that they can read or write (COMP_BW).
-    buffer: bytes in flight between memory and engine; latency_ns: from the request of a byte to its arrival there.
-    kernel_bandwidth: DRAM bandwidth that kernels take where a trace does not say, bytes per second.
-    throttle: the bandwidth-aware policy, reads no faster than this; None for the performance-optimal one.
+    codec: codec of the units.
+    read_bandwidth: uncompressed bytes per second that they can read or write (COMP_BW).
+    buffer: bytes in flight between memory and engine.
+    latency_ns: time from the request of a byte to its arrival at the engine.
+    kernel_bandwidth: DRAM bytes per second of kernels for which the trace has no bandwidth.
+    throttle: read limit of the bandwidth-aware policy, bytes per second; None for the performance-optimal policy.
     """
 
     codec: str
@@ -36,7 +38,7 @@ class CdmaSpec:
 
     @property
     def peak(self) -> int:
-        """Uncompressed bytes per second that engine, buffer and policy allow, whatever else uses the memory.
+        """Uncompressed bytes per second that engine, buffer and policy allow, regardless of other memory traffic.
 
         >>> CdmaSpec("zvc", 200 * 10**9, buffer=35_000, latency_ns=350, kernel_bandwidth=0).peak
         100000000000
@@ -53,7 +55,7 @@ class CdmaSpec:
 class LinkSpec:
     """The link between GPU and host: effective bandwidths (bytes/s) per direction and latency (ns) per copy.
 
-    `half` duplex gives both directions together the larger of the two bandwidths.
+    With `half` duplex, both directions share the larger of the two bandwidths.
     """
 
     kind: str
@@ -65,10 +67,13 @@ class LinkSpec:
 
 @dataclass(frozen=True, slots=True)
 class MetadataCacheSpec:
-    """The cache of what compressed memory-entries are like (Buddy Compression, section 3.2).
+    """The cache of compression metadata (Buddy Compression, section 3.2).
 
-    size: bytes of each slice. slices: how many there are. ways: lines of a set. line: bytes that a miss reads. entries:
-    memory-entries that a line describes.
+    size: bytes of each slice.
+    slices: number of slices.
+    ways: lines of a set.
+    line: bytes of a line, which a miss reads.
+    entries: memory-entries that a line describes.
     """
 
     size: int
@@ -93,14 +98,14 @@ class MetadataCacheSpec:
 
 
 class BuddyMode(StrEnum):
-    """What compression is for: more memory, extended by a buddy memory, or only faster transfers to the L2 cache."""
+    """Purpose of compression: more memory, extended by a buddy memory, or only faster transfers to the L2 cache."""
 
     CAPACITY = "capacity"
     BANDWIDTH_ONLY = "bandwidth-only"
 
 
 class Granularity(StrEnum):
-    """What a target ratio is chosen for: each allocation, or the whole program (the naive choice of section 3.4)."""
+    """Whether a target ratio applies to an allocation, or to the program (the naive choice of section 3.4)."""
 
     ALLOCATION = "allocation"
     PROGRAM = "program"
@@ -110,13 +115,17 @@ class Granularity(StrEnum):
 class BuddySpec:
     """Compressed device memory with a buddy memory (Buddy Compression, sections 3 and 4.1).
 
-    link: to the buddy memory, None for the GPU's own link to the host, which copies use too. carve_out: size of the
-    buddy memory, in times the device memory. cache: of metadata. decompression_ns: that an access to a compressed entry
-    takes longer. memory_latency_ns: of an access to device memory. in_flight: requested bytes that the GPU can have
-    outstanding at once. overlap: share of a kernel's time on the device that its traffic to the buddy memory may
-    overlap. mode: what compression is for. granularity, threshold, mostly_zero: how targets are chosen: for
-    what, the largest share of an allocation's entries that may overflow, and whether those that stay almost all
-    zero get a sixteenth of their size.
+    link: link to the buddy memory; None for the GPU's own link to the host, which it then shares with copies.
+    carve_out: size of the buddy memory, as a multiple of the device memory.
+    cache: metadata cache.
+    decompression_ns: additional latency of an access to a compressed entry.
+    memory_latency_ns: latency of an access to device memory.
+    in_flight: requested bytes that the GPU can have outstanding at once.
+    overlap: fraction of a kernel's time on the device that its buddy memory traffic may overlap.
+    mode: purpose of compression.
+    granularity: whether target ratios apply to allocations or to the program.
+    threshold: largest fraction of an allocation's entries that may overflow.
+    mostly_zero: whether allocations that stay almost all zero are compressed 16x.
     """
 
     link: LinkSpec | None
@@ -134,11 +143,13 @@ class BuddySpec:
 
 @dataclass(frozen=True, slots=True)
 class PowerSpec:
-    """What the parts of a GPU's board draw: milliwatts, and femtojoules for each byte that moves.
+    """Power (mW) and energy per transferred byte (fJ) of the parts of a GPU's board.
 
-    limit_mw: the thermal design power of the board. idle_mw: drawn all the time by a board that holds a program and
-    runs no kernel. arithmetic_mw: what arithmetic at the full rate adds. dram_fj: for a byte to or from device memory;
-    link_fj: for a byte over the link.
+    limit_mw: thermal design power of the board.
+    idle_mw: constant power of a board with a loaded program but no running kernel.
+    arithmetic_mw: additional power of arithmetic at the full rate.
+    dram_fj: energy per byte to or from device memory.
+    link_fj: energy per byte over the link.
     """
 
     limit_mw: int
@@ -152,16 +163,20 @@ class PowerSpec:
 class GpuSpec:
     """One GPU.
 
-    memory: bytes a program can use. reserved: bytes of them that the framework keeps for itself (its context).
-    copy_engines: 1 serves both directions in turn, 2 serves one each.
+    memory: device memory in bytes.
+    copy_engines: 1 (one for both directions) or 2 (one per direction).
     alignment: every allocation is rounded up to a multiple of this many bytes.
-    architecture: the generation's name in lower case, such as ``volta``. multiprocessors: how many it has.
-    dram_bandwidth: peak, bytes per second. fp32_rate, tensor_rate: peak operations per second of single precision on
-    the ordinary units, and of the matrix units on half-precision inputs. None where not stated or not there.
-    cdma: its compressing DMA engine; buddy: its compressed memory; None where it has none. power: what its parts draw,
-    None where not stated.
-    reported_as: what its driver calls it, where that is not its name; boards of several sizes may share a chip's rates.
-    instant_codecs: codecs take no time, on the GPU and on its host; for what-if runs only.
+    reserved: bytes of the memory that the framework uses for its context.
+    dram_bandwidth: peak bytes per second of device memory; None if not stated.
+    fp32_rate: peak single-precision operations per second without matrix units; None if not stated.
+    tensor_rate: peak operations per second of the matrix units on half-precision inputs; None if not stated or missing.
+    architecture: name in lower case, such as ``volta``; None if not stated.
+    multiprocessors: number of streaming multiprocessors; None if not stated.
+    cdma: compressing DMA engine; None for none.
+    buddy: compressed memory; None for none.
+    power: power of the board's parts; None if not stated.
+    reported_as: other names that the driver reports, because boards of several sizes may share a chip's rates.
+    instant_codecs: whether codecs take no time on the GPU and its host; only for what-if runs.
     """
 
     name: str
@@ -181,7 +196,7 @@ class GpuSpec:
     instant_codecs: bool = False
 
     def is_called(self, device: str) -> bool:
-        """Whether a recording on `device` was made on this GPU.
+        """Returns whether a recording on `device` was made on this GPU.
 
         >>> GpuSpec("Tesla V100 PCIe", 1, reported_as=("Tesla V100-PCIE-32GB",)).is_called("Tesla V100-PCIE-32GB")
         True
@@ -191,10 +206,10 @@ class GpuSpec:
 
 @dataclass(frozen=True, slots=True)
 class SwitchSpec:
-    """A switch between some GPUs and the host: what they can send through it together, bytes/s per direction.
+    """A switch between some GPUs and the host, with the bandwidths (bytes/s) that they share per direction.
 
-    gpus: numbers of the GPUs behind it, from 0. A copy of one of them passes the GPU's own link and the switch. `half`
-    duplex gives both directions together the larger of the two bandwidths.
+    gpus: numbers of the GPUs behind it, from 0. Their copies pass the GPU's own link and the switch. With `half`
+    duplex, both directions share the larger of the two bandwidths.
     """
 
     gpus: tuple[int, ...]
@@ -207,10 +222,12 @@ class SwitchSpec:
 class HostSpec:
     """The host.
 
-    pinned_memory: bytes that may be pinned for copies; None means without limit. memory: bytes it has; cores: how
-    many its processors have together. codec_bandwidth: uncompressed bytes per second that they encode or decode.
-    accumulate_bandwidth: bytes per second that one core reads and writes while it adds up gradients; accumulate_limit:
-    what all cores together reach at that, bound by their memory. None where not stated.
+    pinned_memory: bytes that may be pinned for copies; None for no limit.
+    memory: bytes of host memory; None if not stated.
+    cores: cores of all processors together; None if not stated.
+    codec_bandwidth: uncompressed bytes per second that all cores encode or decode; None if not stated.
+    accumulate_bandwidth: bytes per second that one core reads and writes while it sums gradients; None if not stated.
+    accumulate_limit: limit of that rate for all cores together, set by their memory; None for no limit.
     """
 
     pinned_memory: int | None = None
@@ -221,7 +238,7 @@ class HostSpec:
     accumulate_limit: int | None = None
 
     def accumulating(self, cores: int) -> int | None:
-        """Bytes per second that `cores` cores read and write while they add up gradients; None where not stated.
+        """Returns the bytes per second that `cores` cores read and write to sum gradients; None if not stated.
 
         >>> HostSpec(accumulate_bandwidth=10, accumulate_limit=25).accumulating(20)
         25
@@ -234,9 +251,9 @@ class HostSpec:
 
 @dataclass(frozen=True, slots=True)
 class NodeSpec:
-    """Equal GPUs, each with an equal link, the switches that some of them share, and their host.
+    """Identical GPUs with identical links, the switches that some of them share, and their host.
 
-    A program for one GPU uses GPU 0 with its link alone, as if there were no other GPU and no switch.
+    A program for one GPU uses only GPU 0 and its link, without other GPUs and switches.
 
     >>> gpu, link = GpuSpec("small", memory=1000, reserved=100), LinkSpec("bus", 10**9, 10**9)
     >>> NodeSpec("bench", gpu, link).budget

@@ -1,8 +1,7 @@
-"""Recording one real training iteration of a PyTorch model as a trace.
+"""Records one training iteration of a PyTorch model as a trace.
 
-`record` runs the model; `BUILT_IN_MODELS` and `BUILT_IN_OPTIMIZERS` name those that need no code of your own. Importing
-this package does not import PyTorch: the modules next to `catalogue` and `entry` do, and are loaded by the first
-recording.
+`record` runs the model; `BUILT_IN_MODELS` and `BUILT_IN_OPTIMIZERS` list the built-in ones. Importing this package does
+not import PyTorch; `record` imports it when called.
 """
 
 from simgpu.recorder.catalogue import BUILT_IN_MODELS, BUILT_IN_OPTIMIZERS

@@ -1,7 +1,7 @@
-"""Other ways to run the convolutions: the iteration again under other settings of the backend.
+"""Measures alternative convolution algorithms by running the iteration under other backend settings.
 
-PyTorch does not let a caller name a convolution's algorithm; its settings decide which one the backend takes. So a
-choice is named after the setting, and what it costs is measured.
+PyTorch does not let a caller select a convolution's algorithm; the backend selects it by its settings. So each
+algorithm is named after the setting, and its time and workspace are measured.
 """
 
 from __future__ import annotations
@@ -25,15 +25,15 @@ from simgpu.recorder.workload import Workload
 
 _CONVOLUTIONS = frozenset(("aten::convolution", "aten::convolution_backward"))
 
-#: Switches a setting of the backend on for a while.
+#: Returns a context in which a backend setting applies.
 Setting = Callable[[], AbstractContextManager[Any]]
 
 
 def settings(device: torch.device) -> dict[str, Setting]:
-    """The settings that change how a device convolves, by name; `default` is what PyTorch does if left alone.
+    """Returns the settings that affect the convolutions of a device, by name; `default` changes nothing.
 
-    On CUDA: cuDNN choosing by trying (``benchmark``), held to algorithms that always give the same bits
-    (``deterministic``), and PyTorch's own kernels instead of it. On a CPU: PyTorch's own kernels instead of oneDNN.
+    On CUDA: cuDNN's autotuning (``benchmark``), only bitwise reproducible cuDNN algorithms (``deterministic``), and
+    PyTorch's own kernels instead of cuDNN. On a CPU: PyTorch's own kernels instead of oneDNN.
 
     >>> list(settings(torch.device("cpu")))
     ['default', 'without-onednn']
@@ -69,12 +69,12 @@ def measure_algorithms(
     expected: Sequence[Signature],
     recorded: Sequence[Sequence[int]],
 ) -> list[AlgorithmNote]:
-    """Each convolution of the iteration under each of the device's settings.
+    """Returns the duration and workspace of each convolution of the iteration under each setting of the device.
 
-    recorded: durations of every operator call in each repetition of the recording, which stand for `default`; the
-    other settings are timed as often, after an iteration to get used to them and one that looks at workspaces.
+    recorded: durations of every operator call per repetition of the recording, used for `default`. The other settings
+    are timed with as many repetitions, after one warm-up iteration and one that measures workspaces.
 
-    Raises `InputError` naming `name` where an iteration fails under a setting, or runs other operators.
+    Raises `InputError` naming `name` if an iteration fails under a setting, or runs other operators.
     """
     notes = []
     for setting, switch in settings(device).items():
@@ -99,7 +99,7 @@ def measure_algorithms(
 
 
 class _ScratchPass(TorchDispatchMode, NoWatcher):  # type: ignore[misc]
-    """Measures what each convolution of one iteration takes and gives back while it runs."""
+    """Measures the workspace of each convolution of one iteration."""
 
     def __init__(self, scratch: ScratchMeter) -> None:
         super().__init__()

@@ -1,4 +1,4 @@
-"""What a module is called with: positional or keyword arguments, nested as it likes, and what its forward takes."""
+"""The arguments of a module: positional or keyword, possibly nested, and the parameters of its forward."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _PLAIN = (torch.Tensor, bool, int, float, str, type(None))
 
 
 def arguments(name: str, where: str, value: object) -> Arguments:
-    """A tensor, tuple, list or mapping as arguments; nested tuples, lists and dicts of tensors and numbers are kept.
+    """Converts a tensor, tuple, list or mapping to arguments; these may contain nested tuples, lists and dicts.
 
     Raises `InputError` naming `name` and `where` for anything else.
     """
@@ -40,7 +40,7 @@ def arguments(name: str, where: str, value: object) -> Arguments:
             Problem(
                 name,
                 f"{where}, {_dotted(path)}",
-                f"it is {type(leaf).__name__}, which is not followed",
+                f"it is {type(leaf).__name__}, which is not supported",
                 "give tensors, numbers, text and None, in tuples, lists and dicts",
             )
             for path, leaf in unknown
@@ -50,17 +50,17 @@ def arguments(name: str, where: str, value: object) -> Arguments:
 
 
 def call(module: nn.Module, given: Arguments) -> Any:
-    """What a module returns on positional or keyword arguments."""
+    """Calls a module with positional or keyword arguments, and returns its output."""
     return module(**given) if isinstance(given, dict) else module(*given)
 
 
 def moved(given: Any, device: torch.device) -> Any:
-    """The same arguments with every tensor on a device."""
+    """Returns the same arguments with every tensor on a device."""
     return tree_map_only(torch.Tensor, lambda tensor: tensor.to(device), given)
 
 
 def named_tensors(kind: str, given: Arguments) -> dict[str, torch.Tensor]:
-    """Every tensor in the arguments by its path in them: the first is `kind` itself unless it is given by keyword.
+    """Returns every tensor in the arguments by its path; the first positional argument is named `kind`.
 
     >>> one = torch.ones(1)
     >>> list(named_tensors("input", (one, [one]))), list(named_tensors("input", {"x": one}))
@@ -77,17 +77,17 @@ def named_tensors(kind: str, given: Arguments) -> dict[str, torch.Tensor]:
 
 
 def described(given: Arguments) -> str:
-    """The tensors in the arguments: path, type and shape of each.
+    """Describes the tensors in the arguments: path, type and shape of each.
 
     >>> described({"x": torch.ones(2, 3)})
     'input.x float32 (2, 3)'
     """
     tensors = named_tensors("input", given).items()
-    return ", ".join(f"{path} {str(each.dtype).removeprefix('torch.')} {tuple(each.shape)}" for path, each in tensors)
+    return ", ".join(f"{path} {str(leaf.dtype).removeprefix('torch.')} {tuple(leaf.shape)}" for path, leaf in tensors)
 
 
 def forward_of(module: nn.Module) -> str:
-    """What a module's forward takes: names, and which have a default.
+    """Returns the signature of a module's forward: parameter names and defaults.
 
     >>> forward_of(nn.Embedding(2, 2)), forward_of(nn.MultiheadAttention(2, 1))[:44]
     ('forward(input)', 'forward(query, key, value, key_padding_mask=')
@@ -97,7 +97,7 @@ def forward_of(module: nn.Module) -> str:
 
 
 def required(module: nn.Module) -> list[str]:
-    """The names that forward must be given."""
+    """Returns the names of forward's parameters without a default."""
     return [
         name
         for name, parameter in _parameters(module).items()
@@ -106,9 +106,9 @@ def required(module: nn.Module) -> list[str]:
 
 
 def ask_for_inputs(name: str, module: nn.Module) -> InputError:
-    """The error that asks for the inputs of a module that came without any."""
-    options = " ".join(f"--input {each}={BATCH}x..." for each in required(module) or ["NAME"])
-    what = f"the factory returned {type(module).__name__} alone, so what goes into {forward_of(module)} is not known"
+    """Returns the error for a module without inputs, which explains how to specify them."""
+    options = " ".join(f"--input {parameter}={BATCH}x..." for parameter in required(module) or ["NAME"])
+    what = f"the factory returned only {type(module).__name__}, without the inputs of {forward_of(module)}"
     remedy = (
         f"name its inputs, {options} (inputs={{...}} in Python), each as SHAPE[:TYPE[:BELOW]]: {BATCH}x3x224x224 is "
         f"{BATCH} images, {BATCH}x128:int64:50257 is rows of 128 tokens below 50257; or return (module, inputs), or "
@@ -118,33 +118,33 @@ def ask_for_inputs(name: str, module: nn.Module) -> InputError:
 
 
 def random_arguments(name: str, module: nn.Module, specs: Mapping[str, InputSpec], batch: int) -> dict[str, Any]:
-    """Random tensors from torch's default generator; raises `InputError` where forward does not take these names."""
+    """Returns random tensors from torch's default generator; raises `InputError` if forward lacks these parameters."""
     parameters = _parameters(module)
     takes_any = any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters.values())
-    takes = [each for each, parameter in parameters.items() if parameter.kind not in _VARIABLE]
+    known = [key for key, parameter in parameters.items() if parameter.kind not in _VARIABLE]
     problems = [
-        Problem(name, f"input {each}", f"{forward_of(module)} does not take it", did_you_mean(each, takes))
-        for each in specs
-        if not takes_any and each not in takes
+        Problem(name, f"input {key}", f"{forward_of(module)} has no such parameter", did_you_mean(key, known))
+        for key in specs
+        if not takes_any and key not in known
     ]
     problems += [
-        Problem(name, "inputs", f"{forward_of(module)} needs {each} too", f"give --input {each}={BATCH}x...")
-        for each in required(module)
-        if each not in specs
+        Problem(name, "inputs", f"{forward_of(module)} needs {key} too", f"give --input {key}={BATCH}x...")
+        for key in required(module)
+        if key not in specs
     ]
     problems += [
         Problem(
             name,
-            f"input {each}",
+            f"input {key}",
             f"{forward_of(module)} takes it by position only",
             "return (module, inputs) from the factory, with a tuple of inputs",
         )
-        for each, parameter in parameters.items()
-        if parameter.kind is parameter.POSITIONAL_ONLY and each in specs
+        for key, parameter in parameters.items()
+        if parameter.kind is parameter.POSITIONAL_ONLY and key in specs
     ]
     if problems:
         raise InputError(problems)
-    return {each: _random(spec, batch) for each, spec in specs.items()}
+    return {key: _random(spec, batch) for key, spec in specs.items()}
 
 
 def _parameters(module: nn.Module) -> Mapping[str, inspect.Parameter]:

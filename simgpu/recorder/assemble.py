@@ -1,4 +1,4 @@
-"""From the notes of the passes to a trace."""
+"""Builds a trace from the notes of the recording passes."""
 
 from __future__ import annotations
 
@@ -28,13 +28,14 @@ def assemble(
     algorithms: Sequence[AlgorithmNote] = (),
     saved: Sequence[SavedNote] = (),
 ) -> Trace:
-    """The trace of the noted kernels and blocks.
+    """Returns the trace of the noted kernels and blocks.
 
-    durations: for each repetition the nanoseconds of every operator call; a kernel gets its median over the
-    repetitions, the lower of the two middle ones where their number is even, and their `spread`.
-    epochs: for each epoch of a training run, from 0, what was seen of blocks, by their position in `blocks`; left out,
-    what was seen in the recorded iteration stands as epoch 0.
-    algorithms: other ways to run convolutions. saved: what autograd saved, of blocks by their position in `blocks`.
+    durations: nanoseconds of every operator call, per repetition; a kernel gets the median over the repetitions (the
+    lower middle value if their number is even) and the `spread`.
+    epochs: per epoch of a training run, from 0: the measured block values, by position in `blocks`; by default, the
+    values of the recorded iteration count as epoch 0.
+    algorithms: alternative convolution algorithms.
+    saved: tensors saved by autograd; their blocks are positions in `blocks`.
     """
     names = _block_names(blocks)
     ids = [f"k{place}" for place in range(len(kernels))]
@@ -93,7 +94,7 @@ def assemble(
 def _seen(
     blocks: Sequence[BlockNote], epochs: Sequence[Mapping[int, ValueNote]]
 ) -> Iterator[tuple[int, int, ValueNote]]:
-    """Position of a block, epoch, and what was seen of it then."""
+    """Yields (position of the block, epoch, measured values)."""
     for number, block in enumerate(blocks):
         recorded = {number: ValueNote(block.sparsity, block.sizes, block.entries)}
         for epoch, values in enumerate(epochs or [recorded]):
@@ -102,24 +103,24 @@ def _seen(
 
 
 def _sizes(block: BlockNote, seen: ValueNote) -> Iterator[tuple[str, str, int, int, int]]:
-    """Codec, layout, bytes before and after, and how many pieces: of the whole block, then of its entries."""
+    """Yields (codec, layout, bytes before, bytes after, pieces), first for the block, then for its memory-entries."""
     for codec, layout, size in seen.sizes:
         yield codec, layout, block.bytes, size, 1
     yield from seen.entries
 
 
 def _saved(note: SavedNote, number: int, names: Sequence[str], ids: Sequence[str]) -> SavedTensor:
-    """Numbers of kernels that had run become the kernel that ran last, and the one that ran next."""
+    """Converts counts of kernels run so far to ids of the last kernel before, or the next kernel after."""
     before = None if note.before is None or note.before == len(ids) else ids[note.before]
     dropped = RELEASED_AT_END if note.dropped == "end" else None if note.dropped is None else ids[note.dropped]
     return SavedTensor(names[number], note.bytes, ids[note.after - 1] if note.after else None, before, dropped)
 
 
 def spread(times: Sequence[int]) -> int | None:
-    """How far repetitions lie apart, nanoseconds: third less first quartile; None of a single one.
+    """Returns the interquartile range of the durations in nanoseconds; None for a single duration.
 
-    Of n durations in order the first quartile is the one that (n - 1) // 4 are ahead of, and the third the one that as
-    many come after: always durations that were measured. Up to four, that is the longest less the shortest.
+    In n sorted durations, the first quartile is the one at position (n - 1) // 4 from the start, and the third
+    quartile the one at the same position from the end. Up to four durations, this is the longest minus the shortest.
 
     >>> spread([50, 10, 20, 30, 40]), spread([7, 9]), spread([7])
     (20, 2, None)
@@ -131,7 +132,7 @@ def spread(times: Sequence[int]) -> int | None:
 
 
 def _block_names(blocks: Sequence[BlockNote]) -> list[str]:
-    """A readable id for each block: its own name, else its layer and the operator that made it; numbered if taken."""
+    """Returns a readable, unique id per block: its name, else its layer and the operator that created it."""
     taken: dict[str, int] = {}
     names = []
     for block in blocks:

@@ -1,8 +1,8 @@
-"""What a recording notes of autocast and gradient scaling, and which uses of them it refuses.
+"""Tracks autocast and gradient scaling during a recording, and rejects unsupported uses of them.
 
-`watched` follows every ``torch.autocast`` that is entered while it lasts. For CUDA it has no effect on the tensors of a
-CPU, and PyTorch switches it off, with a warning, where it sees no CUDA: a recording would be of another training. So
-that is an error here.
+`watched` tracks every ``torch.autocast`` that is entered in its context. Autocast for CUDA has no effect on CPU
+tensors, and PyTorch switches it off with a warning if it sees no CUDA device. A CPU recording would then show a
+different training, so it is rejected.
 """
 
 from __future__ import annotations
@@ -18,17 +18,17 @@ import torch
 
 from simgpu.errors import InputError
 
-#: What PyTorch warns of where it switches autocast, or a gradient scaler, off.
+#: PyTorch's warning when it switches off autocast or a gradient scaler.
 _SWITCHED_OFF = "(torch.cuda.amp.GradScaler is enabled, but )?CUDA is not available"
 _REQUESTED = "_simgpu_requested"
 
 
 @dataclass
 class Autocasts:
-    """What was seen of autocast.
+    """The uses of autocast during a recording.
 
-    formats: those it was entered with while it was on, in order. is_doubtful: whether one for CUDA was entered that is
-    off and was made before the recording began, when PyTorch may have switched it off.
+    formats: number formats of the enabled contexts that were entered, in order.
+    is_doubtful: whether a disabled CUDA context from before the recording was entered; PyTorch may have disabled it.
     """
 
     formats: dict[str, None] = field(default_factory=dict)
@@ -36,7 +36,7 @@ class Autocasts:
 
     @property
     def notes(self) -> str:
-        """What a reader of the trace should know, as sentences behind others; empty for nothing."""
+        """Sentences to append to the trace's notes; may be empty."""
         if not self.is_doubtful:
             return ""
         return (
@@ -49,10 +49,10 @@ class Autocasts:
 def watched(
     name: str, refuses: bool, entered: Callable[[torch.autocast], Callable[[], None]] = lambda _: lambda: None
 ) -> Iterator[Autocasts]:
-    """Follow what is entered of autocast while the context lasts.
+    """Tracks the autocast contexts that are entered inside this context.
 
-    refuses: whether autocast and a gradient scaler for CUDA, switched on, raise `InputError`, naming `name`.
-    entered: called whenever one is entered, gives what is called when it is left.
+    refuses: whether enabled autocast and gradient scalers for CUDA raise `InputError`, naming `name`.
+    entered: called at each entry; returns a function that is called at the exit.
     """
     result = Autocasts()
     autocast, scaler = torch.autocast, torch.amp.GradScaler
@@ -97,31 +97,31 @@ def watched(
 
 
 def refusal(name: str, what: str) -> InputError:
-    """A use of CUDA's number formats in a recording on a CPU."""
+    """Returns the error for using CUDA's autocast or gradient scaler in a recording on a CPU."""
     on_cpu = what.replace("cuda", "cpu")
     remedy = f"model it for a GPU (--gpu NODE), record it on one (--device cuda), or write {on_cpu}"
     return InputError.single(name, "iteration", f"{what} has no effect on a CPU, where this is recorded", remedy)
 
 
 def compute_format(flops: Counter[str], otherwise: str, autocasts: Autocasts) -> str:
-    """What kernels computed in: formats of the operands of products, that of most operations first.
+    """Returns the number formats of the operands of matrix products, by decreasing number of operations.
 
-    flops: operations by format; where there are no products, the format is `otherwise`. Whether autocast chose one of
-    them is added.
+    flops: operations by format. otherwise: the format if there are no products. "(autocast)" is appended if autocast
+    used one of the formats.
 
     >>> compute_format(Counter(bfloat16=900, float32=10), "float32", Autocasts({"bfloat16": None}))
     'bfloat16 and float32 (autocast)'
     >>> compute_format(Counter(), "float32", Autocasts({"float16": None}))
     'float32'
     """
-    formats = sorted(flops, key=lambda each: (-flops[each], each)) or [otherwise]
-    chosen = any(each in autocasts.formats for each in formats)
-    return " and ".join(formats) + (" (autocast)" if chosen else "")
+    formats = sorted(flops, key=lambda name: (-flops[name], name)) or [otherwise]
+    is_autocast = any(name in autocasts.formats for name in formats)
+    return " and ".join(formats) + (" (autocast)" if is_autocast else "")
 
 
 @contextmanager
 def replaced(owner: Any, name: str, value: Any) -> Iterator[None]:
-    """Give an attribute another value while the context lasts."""
+    """Replaces the value of an attribute inside the context."""
     saved = getattr(owner, name)
     setattr(owner, name, value)
     try:

@@ -1,4 +1,4 @@
-"""Built-in models and optimizers, and callables by reference (``module.path:attribute``), without PyTorch."""
+"""Lists built-in models and optimizers, and finds callables by ``module.path:attribute``; imports no PyTorch."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any
 
 from simgpu.errors import InputError, SimgpuError, did_you_mean
 
-#: Name of each built-in model and what it is, as shown to people.
+#: Name and description of each built-in model.
 BUILT_IN_MODELS: Mapping[str, str] = MappingProxyType(
     {
         "vgg11": "VGG-11 for 32x32 images: eight convolutions with in-place ReLU, three linear layers with dropout",
@@ -27,7 +27,7 @@ BUILT_IN_MODELS: Mapping[str, str] = MappingProxyType(
     }
 )
 
-#: Name of each built-in optimizer and what it is, as shown to people.
+#: Name and description of each built-in optimizer.
 BUILT_IN_OPTIMIZERS: Mapping[str, str] = MappingProxyType(
     {
         "sgd": "learning rate 0.01, momentum 0.9",
@@ -40,7 +40,7 @@ BUILT_IN_OPTIMIZERS: Mapping[str, str] = MappingProxyType(
 )
 
 
-#: Modules of those whose factories stand next to `simgpu.recorder.models`, by how their names begin.
+#: Modules of the factories that are not in `simgpu.recorder.models`, by prefix of the model's name.
 _MODULES = {
     "photos-": "photo_models",
     "words-": "language_models",
@@ -49,7 +49,7 @@ _MODULES = {
 
 
 def factory_path(name: str) -> str:
-    """Where the factory of a built-in model stands, as ``module:attribute``.
+    """Returns the factory of a built-in model as ``module:attribute``.
 
     >>> factory_path("vgg11")
     'simgpu.recorder.models:vgg11'
@@ -59,7 +59,7 @@ def factory_path(name: str) -> str:
 
 
 def optimizer_path(name: str) -> str:
-    """Where the factory of a built-in optimizer stands, as ``module:attribute``.
+    """Returns the factory of a built-in optimizer as ``module:attribute``.
 
     >>> optimizer_path("plain-sgd")
     'simgpu.recorder.optimizers:plain_sgd'
@@ -68,10 +68,10 @@ def optimizer_path(name: str) -> str:
 
 
 def find_callable(name: str, known: Mapping[str, str], *, kind: str, place: str) -> Callable[..., Any]:
-    """The callable behind a known name or ``module.path:attribute``.
+    """Returns the callable for a known name or ``module.path:attribute``.
 
-    known: references by name. kind, place: what is looked for and where it was asked for, as told in errors.
-    Raises `InputError` when the module cannot be imported or the attribute is missing or not callable.
+    known: references by name. kind, place: what the callable is, and the option that names it, for error messages.
+    Raises `InputError` if the module cannot be imported or the attribute is missing or not callable.
 
     >>> find_callable("root", {"root": "math:sqrt"}, kind="a function", place="function")(9)
     3.0
@@ -79,7 +79,7 @@ def find_callable(name: str, known: Mapping[str, str], *, kind: str, place: str)
     module_path, colon, attribute = known.get(name, name).partition(":")
     if not colon or not module_path or not attribute:
         what = f"{name!r} is neither {kind} nor module.path:factory"
-        remedy = f"{did_you_mean(name, known)}; or name your own as module.path:factory"
+        remedy = f"{did_you_mean(name, known)}; or give your own as module.path:factory"
         raise InputError.single(name, place, what, remedy)
     result: Any = _import(name, place, module_path)
     for step in attribute.split("."):
@@ -88,7 +88,7 @@ def find_callable(name: str, known: Mapping[str, str], *, kind: str, place: str)
             raise InputError.single(name, place, f"there is no {step!r} in it", did_you_mean(step, near))
         result = getattr(result, step)
     if not callable(result):
-        what = f"{attribute!r} is not callable but a {type(result).__name__}"
+        what = f"{attribute!r} is not callable; it is a {type(result).__name__}"
         raise InputError.single(name, place, what, "name a function or a class")
     return result  # type: ignore[no-any-return]
 
@@ -99,7 +99,7 @@ def _import(name: str, place: str, module_path: str) -> Any:
     except ModuleNotFoundError as error:
         missing = error.name or module_path
         if module_path == missing or module_path.startswith(f"{missing}."):
-            remedy = "check the spelling, and that its folder is on Python's path"
+            remedy = "check the spelling, and that its folder is on PYTHONPATH"
             raise InputError.single(name, place, f"there is no module {missing!r}", remedy) from error
         what = f"module {module_path!r} needs {missing!r}, which is not installed"
         raise InputError.single(name, place, what, f"install {missing}") from error
@@ -107,4 +107,4 @@ def _import(name: str, place: str, module_path: str) -> Any:
         raise
     except Exception as error:
         what = f"importing {module_path!r} raised {type(error).__name__}: {error}"
-        raise InputError.single(name, place, what, "put the module right first") from error
+        raise InputError.single(name, place, what, "fix the module first") from error

@@ -1,4 +1,4 @@
-"""The two clocks: the host's for the CPU, the device's own events for a GPU."""
+"""Clocks for durations: the host's for the CPU, CUDA events for a GPU."""
 
 from __future__ import annotations
 
@@ -10,17 +10,17 @@ import torch
 
 
 class Clock(Protocol):
-    """Marks points in time; what lies between two marks is read when everything has been marked."""
+    """Marks points in time; durations are read after all marks are set."""
 
     def mark(self) -> Any:
-        """A point in time, whatever stands for it."""
+        """Returns a mark of the current time."""
 
     def durations(self, pairs: Sequence[tuple[Any, Any]]) -> list[int]:
-        """Nanoseconds from the first to the second mark of each pair."""
+        """Returns the nanoseconds from the first to the second mark of each pair."""
 
 
 class HostClock:
-    """The host's monotonic clock: right where an operator has ended when its call returns.
+    """The host's monotonic clock, for devices whose operators end before their call returns.
 
     >>> clock = HostClock()
     >>> clock.durations([(5, 12)])
@@ -30,12 +30,12 @@ class HostClock:
     mark: Callable[[], int] = staticmethod(time.perf_counter_ns)
 
     def durations(self, pairs: Sequence[tuple[int, int]]) -> list[int]:
-        """Nanoseconds between the marks."""
+        """Returns the nanoseconds between the marks."""
         return [end - begin for begin, end in pairs]
 
 
 class CudaClock:
-    """Events on the current CUDA stream: recorded without waiting, read after one synchronise."""
+    """Events on the current CUDA stream, recorded without waiting and read after one synchronization."""
 
     def __init__(
         self,
@@ -46,12 +46,12 @@ class CudaClock:
         self._synchronize = synchronize or torch.cuda.synchronize
 
     def mark(self) -> Any:
-        """An event recorded behind everything launched so far."""
+        """Returns an event recorded after everything launched so far."""
         event = self._new_event()
         event.record()
         return event
 
     def durations(self, pairs: Sequence[tuple[Any, Any]]) -> list[int]:
-        """Nanoseconds between the events, which report milliseconds in floating point."""
+        """Returns the nanoseconds between the events, which report milliseconds in floating point."""
         self._synchronize()
         return [round(begin.elapsed_time(end) * 1_000_000) for begin, end in pairs]

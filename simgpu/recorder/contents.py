@@ -1,4 +1,4 @@
-"""Values of blocks during a watched iteration: sparsity, compressed sizes, feature maps and snapshots of memory."""
+"""Measures and saves block values during an iteration: compressed sizes, feature maps and snapshots of memory."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from simgpu.recorder.ledger import Ledger
 from simgpu.recorder.notes import BlockNote
 from simgpu.trace.model import Block
 
-#: Gives the codec, the layout and the bytes of what an array becomes, once for each pair of the former.
+#: Returns (codec, layout, compressed bytes) of an array, one row per pair of codec and layout.
 Measure = Callable[[NDArray[Any]], Iterable[tuple[str, str, int]]]
 
 _LONGEST_NAME = 120
@@ -28,13 +28,17 @@ _LONGEST_NAME = 120
 
 @dataclass(frozen=True)
 class Maps:
-    """What is done with the values of feature maps: measured where `measure` is given, kept where `folder` is."""
+    """What to do with the values of feature maps.
+
+    measure: measures compressed sizes; None for none.
+    folder: saves the values as ``.npy`` files; None to save none.
+    """
 
     measure: Measure | None = None
     folder: Path | None = None
 
     def show(self, tensor: torch.Tensor, block: BlockNote) -> None:
-        """A block has been written through this tensor; after several writes the last one's stands."""
+        """Process a block just written through this tensor; a later write replaces the result."""
         if self.measure is None and self.folder is None:
             return
         array = array_of(tensor)
@@ -47,7 +51,7 @@ class Maps:
             np.save(block.map_file, array)
 
     def name_files(self, notes: Sequence[BlockNote], blocks: Sequence[Block]) -> None:
-        """Give the kept maps the names of their blocks, once these have any."""
+        """Rename the saved feature maps to the ids of their blocks; call it when these are known."""
         retained = [(note.map_file, block.id) for note, block in zip(notes, blocks, strict=True) if note.map_file]
         for (file, _), name in zip(retained, file_names([name for _, name in retained]), strict=True):
             file.rename(file.parent.with_name(name))
@@ -57,7 +61,7 @@ class Maps:
 
 @contextmanager
 def output_folder(folder: Path | None) -> Iterator[Path | None]:
-    """The folder to fill with maps, which appears whole or not at all. `InputError` where it holds anything."""
+    """Yields a folder to write to, which is published atomically; raises `InputError` if `folder` is not empty."""
     if folder is None:
         yield None
         return
@@ -66,9 +70,9 @@ def output_folder(folder: Path | None) -> Iterator[Path | None]:
 
 
 def array_of(tensor: torch.Tensor) -> NDArray[Any]:
-    """The values of the storage behind a tensor: in the tensor's shape where it shows all of them, else as a row.
+    """Returns the values of the storage behind a tensor: in the tensor's shape if it covers the storage, else flat.
 
-    NumPy has no bfloat16: its bit patterns come as uint16.
+    NumPy has no bfloat16; its bit patterns are returned as uint16.
     """
     storage, values = tensor.untyped_storage(), tensor.detach()
     if values.numel() * values.element_size() != storage.nbytes():
@@ -81,7 +85,7 @@ def array_of(tensor: torch.Tensor) -> NDArray[Any]:
 
 
 def file_names(ids: Sequence[str]) -> list[str]:
-    """A file name for each block: its id with ``_`` for what not every file system takes; numbered if taken.
+    """Returns a unique file name per block: its id, with ``_`` for characters that some file systems do not support.
 
     >>> file_names(["conv1:relu_", "conv1/relu_", "Conv1:relu_"])
     ['conv1_relu_.npy', 'conv1_relu_-2.npy', 'Conv1_relu_-3.npy']
@@ -91,7 +95,7 @@ def file_names(ids: Sequence[str]) -> list[str]:
     for block in ids:
         stem = name = re.sub(r"[^A-Za-z0-9._-]", "_", block)[:_LONGEST_NAME].lstrip(".") or "map"
         number = 1
-        while name.lower() in taken:  # some file systems do not tell cases apart
+        while name.lower() in taken:  # some file systems ignore case
             number += 1
             name = f"{stem}-{number}"
         taken.add(name.lower())
@@ -99,15 +103,18 @@ def file_names(ids: Sequence[str]) -> list[str]:
     return names
 
 
-#: Gives codec, layout, bytes of an entry before and after, and how many entries of a block's bytes become that.
+#: Returns (codec, layout, bytes of a memory-entry before, bytes after, number of such entries) for a block's bytes.
 MeasureEntries = Callable[[NDArray[np.uint8]], Iterable[tuple[str, str, int, int, int]]]
 
 
 @dataclass(frozen=True)
 class Values:
-    """Feature maps as `maps` has it; entries of all blocks where `entries` measures them; snapshots where asked for.
+    """What to do with the values of blocks during an iteration.
 
-    A block that is there before the iteration counts with what it holds then, any other with its last write.
+    maps: for feature maps.
+    entries: measures the memory-entries of all blocks; None for none. A block from before the iteration is measured
+        with its initial values, any other after its last write.
+    snapshots: snapshots of memory to take; None for none.
     """
 
     maps: Maps = field(default_factory=Maps)
@@ -115,22 +122,22 @@ class Values:
     snapshots: MemorySnapshots | None = None
 
     def begin(self, ledger: Ledger) -> None:
-        """Everything that is there before the iteration has been entered."""
+        """Called when all blocks from before the iteration have been entered."""
         self.changed(ledger, range(len(ledger.blocks)), ())
 
     def changed(self, ledger: Ledger, reads: Iterable[int], writes: Iterable[int]) -> None:
-        """A kernel has read and written blocks of these numbers."""
+        """Called after a kernel has read and written the blocks of these numbers."""
         if self.entries is None:
             return
         for number in reads:
-            if not ledger.blocks[number].entries:  # there from before, or put there by the host
+            if not ledger.blocks[number].entries:  # from before the iteration, or written by the host
                 self._measure(ledger, number, self.entries)
         for number in writes:
             if not ledger.blocks[number].persistent:
                 self._measure(ledger, number, self.entries)
 
     def between_operators(self, ledger: Ledger) -> None:
-        """No operator is running."""
+        """Called while no operator runs."""
         if self.snapshots is not None:
             self.snapshots.between_operators(ledger)
 
@@ -142,7 +149,7 @@ class Values:
 
 
 def bytes_of(storage: torch.UntypedStorage) -> NDArray[np.uint8]:
-    """The bytes of a storage, in the order in which they lie there.
+    """Returns the bytes of a storage, in memory order.
 
     >>> bytes_of(torch.tensor([[1, 2], [3, 4]], dtype=torch.uint8).T.untyped_storage()).tolist()
     [1, 2, 3, 4]
@@ -151,17 +158,17 @@ def bytes_of(storage: torch.UntypedStorage) -> NDArray[np.uint8]:
     return result
 
 
-#: Where files are while their blocks have no ids.
+#: Folder of the files whose blocks have no ids yet.
 _UNNAMED = "unnamed"
 _UNSIGNED = {1: torch.uint8, 2: torch.uint16, 4: torch.uint32, 8: torch.uint64}
 
 
 @dataclass
 class MemorySnapshots:
-    """Snapshots of one iteration, each in a folder of its own below `folder`.
+    """Snapshots of all live blocks in one iteration, each in its own folder below `folder`.
 
-    after: positions of the kernels behind which they are taken, ascending. Live is what PyTorch holds when the next
-    operator begins: no temporary within an operator, and no memory that it holds beyond the iteration's tensors.
+    after: positions of the kernels after which snapshots are taken, ascending. Live blocks are the tensors that PyTorch
+    holds when the next operator begins, without temporaries of operators and other memory that PyTorch holds.
     """
 
     folder: Path
@@ -169,7 +176,7 @@ class MemorySnapshots:
     _taken: int = field(default=0, init=False)
 
     def between_operators(self, ledger: Ledger) -> None:
-        """No operator is running; takes the snapshot that is due, if any."""
+        """Called while no operator runs; takes a snapshot if one is due."""
         if self._taken == len(self.after) or ledger.kernels <= self.after[self._taken]:
             return
         unnamed = self.folder / _UNNAMED
@@ -181,7 +188,7 @@ class MemorySnapshots:
         self._taken += 1
 
     def name_files(self, notes: Sequence[BlockNote], blocks: Sequence[Block], kernels: Sequence[str]) -> None:
-        """Put each snapshot into its folder, files named after their blocks. kernels: ids of all kernels, in order."""
+        """Move each snapshot to its folder, and name files after blocks. kernels: ids of all kernels, in order."""
         folders = [
             self.folder / f"{place + 1:0{len(str(len(self.after)))}}-after-{kernels[kernel]}"
             for place, kernel in enumerate(self.after)
@@ -192,14 +199,14 @@ class MemorySnapshots:
         for note, name in zip(notes, names, strict=True):
             for place, file in note.dumped.items():
                 file.rename(folders[place] / name)
-        shutil.rmtree(self.folder / _UNNAMED)  # with blocks that were another's memory, as sums of gradients are
+        shutil.rmtree(self.folder / _UNNAMED)  # including blocks merged into another, as sums of gradients are
 
 
 def spread_over(durations: Sequence[int], count: int) -> list[int]:
-    """Positions of `count` kernels, of which each ends next after the middle of one of `count` equal parts of the time.
+    """Returns the positions of `count` kernels: the first that ends at or after the middle of each equal part of time.
 
-    durations: of all kernels, at least `count` of them. No kernel is taken twice: where one is longer than such a part,
-    those that follow it stand in.
+    durations: of all kernels, at least `count` values. No kernel is selected twice: if one is longer than a part, the
+    next kernels are used instead.
 
     >>> spread_over([10] * 10, 5), spread_over([97, 1, 1, 1], 3)
     ([0, 2, 4, 6, 8], [0, 1, 2])
@@ -215,7 +222,7 @@ def spread_over(durations: Sequence[int], count: int) -> list[int]:
 
 
 def _row_of(storage: torch.UntypedStorage, block: BlockNote) -> NDArray[Any]:
-    """All values of a storage, one after another as they lie; as unsigned numbers where NumPy lacks their format."""
+    """Returns all values of a storage in memory order; as unsigned integers if NumPy does not have their format."""
     dtype = getattr(torch, str(block.dtype))
     row = torch.empty(0, dtype=dtype, device=storage.device).set_(storage).cpu()
     try:

@@ -1,4 +1,4 @@
-"""`record`, the one entry to the recorder; imports PyTorch only when called."""
+"""`record`, the entry point of the recorder; imports PyTorch only when called."""
 
 from __future__ import annotations
 
@@ -50,92 +50,89 @@ def record(
     date: str | None = None,
     progress: Callable[[str], None] = lambda _: None,
 ) -> Trace:
-    """Run a PyTorch model for real and return one training iteration of it as a trace of origin `recorded`.
+    """Runs a PyTorch model and returns one of its training iterations as a trace of origin `recorded`.
 
-    With `gpu`, model that iteration instead: a trace of origin `modelled`, for which nothing runs.
+    With `gpu`, nothing runs: the iteration is modelled for that GPU, as a trace of origin `modelled`.
 
-    factory: a name in `BUILT_IN_MODELS`, ``"module.path:factory"``, or the factory itself. It is called with
-        ``batch=`` if it has a parameter of that name, else with nothing, and returns an ``nn.Module``, whose inputs
-        are then named by `inputs`, or the tuple ``(module, inputs)`` or ``(module, inputs, labels, loss)``.
-        inputs: a tensor, a tuple of arguments, or a mapping of arguments by keyword, each a tensor, a number, text,
-        None, or tuples, lists and dicts of these; the first tensor's first dimension is the batch. labels: a tensor or
-        a tuple of tensors; ``loss(module(*inputs), *labels)`` is a single value. Where there is no loss, or None, it
-        is the one that the output carries (``output.loss``, ``output["loss"]``), as models of Hugging Face's do that
-        are given ``labels`` among their inputs. Where it carries none and is a tensor of scores, (batch, classes) or
-        (batch, tokens, classes), it is cross-entropy on random labels. A fifth item, `batches`, is the data to train
-        on: a ``DataLoader`` or a list of pairs (inputs, labels), or of mappings of inputs where there are no labels; a
-        shape may differ.
+    factory: a name in `BUILT_IN_MODELS`, ``"module.path:factory"``, or a callable. It is called with ``batch=`` if it
+        has that parameter, else without arguments. It returns an ``nn.Module`` (whose inputs are then specified by
+        `inputs`), or ``(module, inputs)``, ``(module, inputs, labels, loss)`` or ``(module, inputs, labels, loss,
+        batches)``.
+        inputs: a tensor, a tuple of arguments, or a mapping of keyword arguments; each is a tensor, a number, a string,
+        None, or a tuple, list or dict of these. The first tensor's first dimension is the batch.
+        labels: a tensor or a tuple of tensors.
+        loss: a callable; ``loss(module(*inputs), *labels)`` is a scalar. If it is missing or None, the output's own
+        loss is used (``output.loss``, ``output["loss"]``), as in Hugging Face models with ``labels`` among their
+        inputs. If there is none and the output is a tensor of scores, (batch, classes) or (batch, tokens, classes), the
+        loss is cross-entropy on random labels.
+        batches: the training data, a ``DataLoader`` or a list of pairs (inputs, labels), or of mappings of inputs if
+        there are no labels; shapes may differ between batches.
     batch: samples in the iteration.
     device: ``"cpu"``, ``"cuda"`` or ``"cuda:N"``.
-    repetitions: iterations that are timed; each kernel gets its median and the spread between quartiles. One more is
-        run for everything else but what autograd saves, which another pass forward and backward tells.
-    warmup: iterations run first, at least one, so that optimizer state exists.
-    seed: of weights, data and dropout; torch's own random state is put back afterwards.
-    optimizer: a name in `BUILT_IN_OPTIMIZERS`, ``"module.path:factory"`` (``"torch.optim:Adadelta"``), or a callable;
-        it takes the parameters.
-    epochs: how long the model is really trained before it is recorded. An epoch is one walk through the factory's
-        batches, or one step on its only batch. The share of zeros of every feature map is measured on the recorded
-        batch at the end of each epoch, and before the first as epoch 0. With 0 epochs it is measured once, in the
-        recorded iteration, after the warm-up.
-    algorithms: whether convolutions are measured under other settings of the backend too: cuDNN's benchmark and
-        deterministic modes and PyTorch's own kernels on CUDA, PyTorch's own kernels instead of oneDNN on a CPU. Each
-        is a row of the trace's algorithms, with its median duration and the workspace seen by PyTorch's allocator.
-    gpu: a node that ships with simgpu, a node's file, or its `GpuSpec`: nothing runs then and no memory is taken.
-        Operators, blocks, sizes and lifetimes are those that PyTorch gives to tensors without memory, in the form they
-        have on a GPU (`simgpu.recorder.modelled.gpu_forms`); durations, algorithms and workspaces are the time
-        model's for that GPU. What asks for a run (device, repetitions, warmup, seed, epochs, algorithms, measure,
-        save_maps, measure_entries, dump_memory) is refused.
-    measure: called with the array of every feature map whenever its share of zeros is measured; gives the codec, the
-        layout and the bytes of what it becomes, which are rows of the trace's compressibility
-        (`simgpu.compression.codecs.measure.sizes_in`). An array has the map's shape, four axes being N, C, H, W;
-        bfloat16 comes as uint16.
-    save_maps: a folder, new or empty, for the recorded iteration's feature maps, the same arrays, one ``.npy`` file
-        each, named by the block with ``_`` for what is not a letter, digit, dot, dash or underscore.
-    measure_entries: called with the bytes of every block, as they lie in memory, at the same moments; gives codec,
-        layout, bytes of an entry before and after, and how many entries become that, which are rows of the trace's
-        compressibility too (`simgpu.compression.codecs.measure.entries_in`). What is there before the iteration
-        (weights, optimizer state, running statistics, the batch) counts as the iteration finds it, anything else
-        (feature maps, gradients, what the optimizer makes) as its last write leaves it. Workspaces are not seen. The
-        optimizer's state at epoch 0 is what a first step leaves, since there is none before. Looking at an epoch runs a
-        whole iteration and takes it back; an optimizer that keeps anything outside its ``state`` is not taken back
-        there.
-    dump_memory: a folder, new or empty, for snapshots of all live blocks along one iteration after those that are
-        timed. Each snapshot is a folder (``03-after-k17``), each block a ``.npy`` file in it, named as in `save_maps`:
-        its values in a row as they lie in memory. The trace's blocks tell their shapes.
-    snapshots: how many, 10 where left out; they are taken between kernels, in the middle of equal parts of the time.
-    hold_output: whether the loop holds the model's output through backward and the optimizer step, as
-        ``output = model(x); loss = loss_fn(output, y)`` does. Left out, it is the usual loop
-        ``loss = loss_fn(model(x), y)``: once the loss is computed, autograd alone holds the output, if it saved it.
+    repetitions: number of timed iterations; each kernel gets its median duration and interquartile range. One more
+        iteration records everything else, and one more forward and backward pass the tensors that autograd saves.
+    warmup: number of warm-up iterations, at least one, so that optimizer state exists.
+    seed: seed of weights, data and dropout; torch's random state is restored afterwards.
+    optimizer: a name in `BUILT_IN_OPTIMIZERS`, ``"module.path:factory"`` (``"torch.optim:Adadelta"``), or a callable
+        that takes the parameters.
+    epochs: number of epochs to train before recording. An epoch is one pass over the factory's batches, or one step on
+        its single batch. The fraction of zeros of every feature map is measured on the recorded batch after each epoch,
+        and before training as epoch 0. With 0 epochs, it is measured once, in the recorded iteration.
+    algorithms: whether to measure convolutions under other backend settings too: on CUDA, cuDNN's benchmark and
+        deterministic modes and PyTorch's own kernels; on a CPU, PyTorch's own kernels instead of oneDNN. Each is a row
+        of the trace's algorithms, with its median duration and the workspace reported by PyTorch's allocator.
+    gpu: a shipped node, a node file, or a `GpuSpec`: nothing runs then, and no memory is allocated. Operators, blocks,
+        sizes and lifetimes come from PyTorch's fake tensors, in the form they have on a GPU
+        (`simgpu.recorder.modelled.gpu_forms`); durations, algorithms and workspaces come from the time model for that
+        GPU. Arguments that need a run (device, repetitions, warmup, seed, epochs, algorithms, measure, save_maps,
+        measure_entries, dump_memory) are not allowed.
+    measure: called with the array of every feature map whenever its fraction of zeros is measured; returns (codec,
+        layout, compressed bytes) rows for the trace's compressibility (`simgpu.compression.codecs.measure.sizes_in`).
+        The array has the shape of the feature map; four axes are N, C, H, W. bfloat16 is passed as uint16.
+    save_maps: a new or empty folder for these arrays of the recorded iteration, one ``.npy`` file per feature map. The
+        file name is the block's id, with ``_`` for all but letters, digits, dots, dashes and underscores.
+    measure_entries: called with the bytes of every block in memory order, when `measure` is called; returns (codec,
+        layout, bytes of a memory-entry before, bytes after, number of entries) rows for the trace's compressibility
+        (`simgpu.compression.codecs.measure.entries_in`). Blocks from before the iteration (weights, optimizer state,
+        running statistics, the batch) are measured with their initial values, all others after their last write;
+        workspaces are not measured. Optimizer state at epoch 0 is that after a first step. Measuring an epoch runs a
+        full iteration and then restores the state, except what an optimizer stores outside its ``state``.
+    dump_memory: a new or empty folder for snapshots of all live blocks, taken in another iteration after the timed
+        ones. Each snapshot is a folder (``03-after-k17``) with one ``.npy`` file per block, named as in `save_maps`,
+        with its values in memory order as a flat array; the shapes are in the trace's blocks.
+    snapshots: number of snapshots, by default 10, taken between kernels in the middle of equal parts of the time.
+    hold_output: whether the loop references the model's output through backward and the optimizer step, as in
+        ``output = model(x); loss = loss_fn(output, y)``. By default, the loop is ``loss = loss_fn(model(x), y)``: once
+        the loss is computed, only autograd may reference the output.
     grad_scaler: whether the loop scales gradients, as float16 needs: ``scaler.scale(loss).backward()``,
-        ``scaler.step(optimizer)``, ``scaler.update()``, with a ``torch.amp.GradScaler`` as PyTorch makes it. With `gpu`
-        all gradients are taken to be finite. Autocast is the model's or the loss's own: ``with torch.autocast(...)`` in
-        ``forward``. For CUDA it needs a recording on CUDA, or `gpu`, where formats follow CUDA's rules.
-    inputs: what a module that the factory returns alone is given, by name: random values of
-        ``"SHAPE[:TYPE[:BELOW]]"``, where B in the shape is the batch. ``{"x": "Bx3x224x224"}`` is float32 images,
-        ``{"input_ids": "Bx128:int64:50257", "labels": "Bx128:int64:50257"}`` is tokens from 0 to below 50257.
-    date: ISO 8601 day to write down, today when left out.
-    progress: called with what is being done.
+        ``scaler.step(optimizer)``, ``scaler.update()``, with a default ``torch.amp.GradScaler``. With `gpu`, all
+        gradients are assumed to be finite. For autocast, use ``with torch.autocast(...)`` in the model's ``forward`` or
+        in the loss. Autocast for CUDA needs a recording on CUDA, or `gpu`, which follows CUDA's rules for formats.
+    inputs: inputs by name, for a factory that returns only a module: random values of ``"SHAPE[:TYPE[:BELOW]]"``, where
+        B in the shape is the batch. ``{"x": "Bx3x224x224"}`` is float32 images, ``{"input_ids": "Bx128:int64:50257",
+        "labels": "Bx128:int64:50257"}`` is tokens from 0 to 50256.
+    date: ISO 8601 date of the recording, by default today.
+    progress: called with a message at each step.
 
-    An iteration is forward, loss, backward, optimizer step and ``zero_grad(set_to_none=True)``, in this order. One
-    kernel stands for each operator that PyTorch dispatched (an operator that only makes a view is none), one block
-    for each storage; a block's release is the kernel after whose end PyTorch freed the storage. Durations are
-    nanoseconds: around the operator's call by the host's monotonic clock on a CPU, between events recorded around it
-    on the stream of a GPU. Garbage collection is off meanwhile, so what only a collection would free lives to the
-    end.
+    An iteration is forward, loss, backward, optimizer step and ``zero_grad(set_to_none=True)``, in this order. Each
+    operator that PyTorch dispatched becomes a kernel, unless it only creates views; each storage becomes a block. A
+    block's release is the kernel after which PyTorch freed the storage. Durations are in nanoseconds: on a CPU, they
+    are measured around the operator's call by the host's monotonic clock; on a GPU, between events recorded around it
+    on the stream. Garbage collection is disabled, so blocks that only a collection would free live to the end.
 
     The tensors that autograd saves in forward are rows of the trace's saved tensors
-    (`simgpu.trace.model.SavedTensor`), where PyTorch lets its hooks see them.
+    (`simgpu.trace.model.SavedTensor`), as far as PyTorch's hooks report them.
 
-    A block's bytes are what its storage asked for. PyTorch's CUDA allocator counts more: it rounds up to 512 bytes,
-    and may hand out up to 1 MiB more where over 1 MiB is asked for.
-    What an operator allocates and frees inside itself is a workspace block on a GPU and not seen on a CPU. While
-    operators are intercepted PyTorch leaves some in-place shortcuts: sums of gradients are put back to what they are
-    (`simgpu.recorder.gradient_sums`), the bias of a linear layer on inputs of three or more dimensions is not.
+    A block's bytes are those its storage requested. PyTorch's CUDA allocator counts more: it rounds up to 512 bytes,
+    and may allocate up to 1 MiB more for requests over 1 MiB. Memory that an operator allocates and frees internally
+    is a workspace block on a GPU, and not recorded on a CPU. While operators are intercepted, PyTorch skips some
+    in-place optimizations: sums of gradients are restored (`simgpu.recorder.gradient_sums`), but the bias of a linear
+    layer on inputs of three or more dimensions is not.
 
-    Raises `MissingExtraError` without PyTorch, and `InputError` when an argument is wrong, the factory does not do as
-    above, the model fails, the batch needs more memory than there is, or the operators are not the same in every
-    iteration; when the model is compiled (``torch.compile``, ``torch.jit``), spread over GPUs (DDP, FSDP, DTensor) or
-    calls flex attention; with `gpu` also when the iteration needs the values of its tensors.
+    Raises `MissingExtraError` without PyTorch. Raises `InputError` if an argument or the factory's result is invalid,
+    the model fails, memory runs out, or the operators differ between iterations; if the model is compiled
+    (``torch.compile``, ``torch.jit``), distributed over GPUs (DDP, FSDP, DTensor) or calls flex attention; with `gpu`
+    also if the iteration needs the values of its tensors.
 
     >>> record("resnet20", batch=0)
     Traceback (most recent call last):
@@ -240,32 +237,32 @@ def _check_snapshots(snapshots: int | None, folder: str | Path | None) -> None:
         what = f"{snapshots!r} is not a number of snapshots"
         raise InputError.single("record", "snapshots", what, "give a whole number >= 1")
     if snapshots is not None and folder is None:
-        what = "there is no folder to write snapshots of memory to"
-        raise InputError.single("record", "snapshots", what, "name one (dump_memory, --dump-memory), or leave it out")
+        what = "no folder is given for the snapshots of memory"
+        raise InputError.single("record", "snapshots", what, "add dump_memory (--dump-memory), or leave it out")
 
 
 def _check_that_nothing_runs(switches: Mapping[str, bool]) -> None:
-    """With a GPU to model for, what asks for a run is refused."""
-    what, remedy = "nothing runs where a GPU is named to model for", "leave it out, or leave out gpu"
-    problems = [Problem("record", name, what, remedy) for name, given in switches.items() if given]
+    """Raises `InputError` for options that need a run, because nothing runs for a modelled GPU."""
+    what, remedy = "it has no effect when the iteration is modelled for a GPU", "leave it out, or leave out gpu"
+    problems = [Problem("record", name, what, remedy) for name, is_set in switches.items() if is_set]
     if problems:
         raise InputError(problems)
 
 
-#: What PyTorch's allocators say on a host and on a GPU, with how much they were asked for.
+#: Out-of-memory messages of PyTorch's host and GPU allocators, with the requested size.
 _ALLOCATION = re.compile(r"tried to allocate ([0-9.]+) (bytes|[KMGT]iB)", re.IGNORECASE)
-#: What PyTorch says of sizes that its numbers do not hold.
+#: PyTorch's messages for sizes that exceed its integers.
 _BEYOND = re.compile(r"Overflow when unpacking|calculation overflowed", re.IGNORECASE)
 _UNITS = {"bytes": 1, "kib": 2**10, "mib": 2**20, "gib": 2**30, "tib": 2**40}
 
 
 def as_out_of_memory(error: Exception, batch: int) -> InputError | None:
-    """The message for a batch that memory does not hold; None where the exception has another reason.
+    """Returns the error for a batch that runs out of memory; None if the exception has another reason.
 
-    error: PyTorch's exception, or the `InputError` that was made of it.
+    error: PyTorch's exception, or the `InputError` raised from it.
 
     >>> print(as_out_of_memory(RuntimeError("can't allocate memory: you tried to allocate 8589934592 bytes."), 4096))
-    record: batch: 4096 samples need more memory than there is: PyTorch asked for another 8 GiB; give a smaller batch
+    record: batch: 4096 samples run out of memory: PyTorch requested another 8 GiB; give a smaller batch
     >>> as_out_of_memory(RuntimeError("the sizes of a and b do not match"), 4096) is None
     True
     """
@@ -273,17 +270,17 @@ def as_out_of_memory(error: Exception, batch: int) -> InputError | None:
     why = _why(cause)
     if not why:
         return None
-    what = f"{batch} samples need more memory than there is: PyTorch {why}"
+    what = f"{batch} samples run out of memory: PyTorch {why}"
     return InputError.single("record", "batch", what, "give a smaller batch")
 
 
 def _why(cause: BaseException | None) -> str:
     if isinstance(cause, MemoryError):
-        return "got none"
+        return "could not allocate"
     if not isinstance(cause, RuntimeError | TypeError):
         return ""
     requested = _ALLOCATION.search(str(cause))
     if requested:
         number, unit = requested.groups()
-        return f"asked for another {format_bytes(int(float(number) * _UNITS[unit.lower()]))}"
-    return "has no number for the sizes" if _BEYOND.search(str(cause)) else ""
+        return f"requested another {format_bytes(int(float(number) * _UNITS[unit.lower()]))}"
+    return "cannot represent the sizes" if _BEYOND.search(str(cause)) else ""

@@ -1,4 +1,4 @@
-"""Where a recording was made, in words: device, processor, threads, versions."""
+"""Describes where a recording was made: device, processor, threads, versions."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ _CPU_INFO = Path("/proc/cpuinfo")
 
 
 def find_device(name: str, command: str = "record") -> torch.device:
-    """The device of that name; `InputError`, naming the command that wants it, when it is unknown or not there.
+    """Returns the device of that name; raises `InputError`, naming the command, if it is unknown or missing.
 
     >>> find_device("cpu")
     device(type='cpu')
@@ -31,29 +31,29 @@ def find_device(name: str, command: str = "record") -> torch.device:
     index = device.index or 0
     if index >= count:
         what = f"{name!r}: PyTorch sees {count} CUDA devices"
-        raise InputError.single(command, "device", what, "give cpu, or a device that is there")
+        raise InputError.single(command, "device", what, "give cpu, or an existing device")
     return torch.device("cuda", index)
 
 
 def device_name(device: torch.device) -> str:
-    """The model name of a GPU, or of the processor."""
+    """Returns the model name of a GPU, or of the processor."""
     return torch.cuda.get_device_name(device) if device.type == "cuda" else f"CPU ({processor_name()})"
 
 
 def processor_name(cpu_info: Path = _CPU_INFO) -> str:
-    """The processor's model name where the system tells it, else its architecture."""
+    """Returns the processor's model name if the system reports it, else its architecture."""
     lines = cpu_info.read_text(encoding="utf-8", errors="replace").splitlines() if cpu_info.exists() else []
     names = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
     return next((name for name in names if name), "") or platform.processor() or platform.machine()
 
 
 def tool_name() -> str:
-    """This recorder and the version of the PyTorch behind it."""
+    """Returns the name of this recorder with the version of PyTorch."""
     return f"simgpu record, PyTorch {torch.__version__}"
 
 
 def device_notes(device: torch.device) -> str:
-    """What a reader of a recording on this device should know."""
+    """Returns the sentences about the device for a trace's notes; empty for a GPU."""
     if device.type != "cpu":
         return ""
     threads = torch.get_num_threads()

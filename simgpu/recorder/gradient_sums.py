@@ -1,7 +1,7 @@
-"""Sums of gradients, put back to how they are made when nobody watches.
+"""Restores in-place sums of gradients, which autograd computes differently while operators are intercepted.
 
-Where two branches of the backward pass meet, autograd adds the second gradient into the first one's memory if nothing
-else holds that. While operators are intercepted it does not: it makes a third tensor and lets the first go.
+Where two branches of the backward pass meet, autograd adds the second gradient into the memory of the first, if nothing
+else references that memory. While operators are intercepted, it creates a third tensor and frees the first.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ _KEY = "simgpu.meeting"
 
 
 class _Meeting(IntEnum):
-    """Whose gradients a node's results are added to, at most: nobody's, another node's, its own."""
+    """Which gradients a node's results may be added to: none, those of other nodes, or also its own."""
 
     NONE = 0
     OTHERS = 1
@@ -28,7 +28,7 @@ class _Meeting(IntEnum):
 def mark_meetings(root: Any) -> None:
     """Note in every autograd node reachable from `root` whether its results are added to another gradient.
 
-    The notes stand in the nodes' own metadata, so that nothing here keeps a node, or what it saved, alive.
+    The notes are stored in the nodes' own metadata, so they keep no node or saved tensor alive.
     """
     arriving: Counter[tuple[Any, int]] = Counter()
     nodes, waiting = {root}, [root]
@@ -47,27 +47,27 @@ def mark_meetings(root: Any) -> None:
 
 
 def may_sum(node: Any, is_own_result: bool) -> bool:
-    """Whether an addition that runs under an autograd node may be autograd's sum of two gradients.
+    """Returns whether an addition during an autograd node may be autograd's sum of two gradients.
 
-    is_own_result: whether the first operand was made under the same node, and so is no gradient that waited.
+    is_own_result: whether the first operand was created during the same node, so it is not an earlier gradient.
     """
     meeting = node.metadata.get(_KEY, _Meeting.NONE)
     return bool(meeting >= (_Meeting.OWN if is_own_result else _Meeting.OTHERS))
 
 
 def fits_in_first(operands: Sequence[Any]) -> bool:
-    """Whether autograd may add the second of two gradients into the first one's memory, if nobody else needs that.
+    """Returns whether autograd may add the second gradient into the first one's memory, if nothing else uses it.
 
-    A view's memory is held by what it is a view of, too: the gradient of a linear layer's weight, which is a product
-    transposed, is a view, so that the gradient of a tied embedding is a third tensor. The same gradient twice is held
-    twice. (``can_accumulate_inplace`` in PyTorch's ``input_buffer.cpp``.)
+    The base of a view references the view's memory too. The gradient of a linear layer's weight is a transposed product
+    and so a view; the gradient of a tied embedding is therefore a third tensor. The same gradient given twice is
+    referenced twice. (See ``can_accumulate_inplace`` in PyTorch's ``input_buffer.cpp``.)
     """
     first, second = operands
     return not first._is_view() and first.untyped_storage()._cdata != second.untyped_storage()._cdata
 
 
 def fold_sums(kernels: Sequence[KernelNote], blocks: Sequence[BlockNote]) -> tuple[list[KernelNote], list[BlockNote]]:
-    """The same notes, with each sum of gradients made in place where its first operand was let go right after it."""
+    """Returns the notes with each sum of gradients in place, if its first operand was freed right after it."""
     stands_for = list(range(len(blocks)))
     folded = list(blocks)
     summed = set()

@@ -1,6 +1,6 @@
-"""Inputs of a model by name, shape and type, as a user asks for them; imports no PyTorch.
+"""The user's specification of model inputs by name, shape and type; imports no PyTorch.
 
-`parse_inputs` reads what ``--input NAME=SHAPE[:TYPE[:BELOW]]`` and ``inputs={NAME: "SHAPE[:TYPE[:BELOW]]"}`` say.
+`named_inputs` parses ``--input NAME=SHAPE[:TYPE[:BELOW]]``, `parse_inputs` ``inputs={NAME: "SHAPE[:TYPE[:BELOW]]"}``.
 """
 
 from __future__ import annotations
@@ -11,10 +11,10 @@ from dataclasses import dataclass
 
 from simgpu.errors import InputError, Problem, did_you_mean
 
-#: The number of samples, in a shape.
+#: Stands for the number of samples in a shape.
 BATCH = "B"
 FLOATS = ("float32", "float64", "float16", "bfloat16")
-#: Types of integers, and the largest bound of each.
+#: Integer types, with the largest bound of each.
 INTEGERS = {"int64": 2**63 - 1, "int32": 2**31, "int16": 2**15, "int8": 2**7, "uint8": 2**8}
 _TYPES = (*FLOATS, *INTEGERS, "bool")
 _SIDE = re.compile(rf"{BATCH}|[1-9][0-9]*")
@@ -23,14 +23,14 @@ _FORM = f"write SHAPE[:TYPE[:BELOW]], as in {BATCH}x3x224x224 or {BATCH}x128:int
 
 @dataclass(frozen=True)
 class InputSpec:
-    """One input: None in its shape is the batch; dtype is PyTorch's word; integers are from 0 to below `below`."""
+    """One input: None in the shape stands for the batch; dtype is PyTorch's name; integers are in [0, `below`)."""
 
     shape: tuple[int | None, ...]
     dtype: str = "float32"
     below: int | None = None
 
     def sizes(self, batch: int) -> tuple[int, ...]:
-        """The shape at a batch size.
+        """Returns the shape at a batch size.
 
         >>> InputSpec((None, 128), "int64", 50257).sizes(8)
         (8, 128)
@@ -43,7 +43,7 @@ class InputSpec:
 
 
 def named_inputs(given: Iterable[str]) -> dict[str, str]:
-    """Inputs by name, of items ``NAME=SHAPE...``; raises `InputError` naming every item that is not one.
+    """Returns the specifications by name, from items ``NAME=SHAPE...``; raises `InputError` naming invalid items.
 
     >>> named_inputs(["x=Bx4", "mask=Bx4:bool"])
     {'x': 'Bx4', 'mask': 'Bx4:bool'}
@@ -63,14 +63,14 @@ def named_inputs(given: Iterable[str]) -> dict[str, str]:
 
 
 def parse_inputs(given: object) -> dict[str, InputSpec]:
-    """What each input is; raises `InputError` naming every one that is not written as it should be.
+    """Parses the specification of each input; raises `InputError` naming every invalid one.
 
     >>> parse_inputs({"tokens": "Bx128:int64:50257"})["tokens"]
     InputSpec(shape=(None, 128), dtype='int64', below=50257)
     """
     if not isinstance(given, Mapping):
         what = f"{given!r} is not a mapping"
-        raise InputError.single("record", "inputs", what, 'give each by its name, as in {"x": "Bx4"}')
+        raise InputError.single("record", "inputs", what, 'give each input by name, as in {"x": "Bx4"}')
     result, problems = {}, []
     for name, text in given.items():
         spec = _parse(text) if isinstance(text, str) else (f"{text!r} is not text", _FORM)
@@ -84,7 +84,7 @@ def parse_inputs(given: object) -> dict[str, InputSpec]:
 
 
 def _parse(text: str) -> InputSpec | tuple[str, str]:
-    """An input, or what is wrong and what to do."""
+    """Returns the input, or (what is wrong, what to do)."""
     shape, _, rest = text.partition(":")
     dtype, _, below = rest.partition(":")
     dtype = dtype or "float32"
@@ -94,12 +94,12 @@ def _parse(text: str) -> InputSpec | tuple[str, str]:
     if dtype not in _TYPES:
         return f"{dtype!r} is not a type", did_you_mean(dtype, _TYPES)
     if dtype not in INTEGERS and below:
-        return f"{below!r} is a bound, which values of {dtype} do not have", "leave it out"
+        return f"{below!r} is a bound, but {dtype} values have none", "leave it out"
     if dtype in INTEGERS and not re.fullmatch(r"[1-9][0-9]*", below):
-        what = f"{below!r} is not a bound" if below else f"{text!r} leaves open how large its values are"
-        return what, f"give the first number that is too large, as in {shape}:{dtype}:50257 for a vocabulary of 50257"
+        what = f"{below!r} is not a bound" if below else f"{text!r} lacks the bound of its values"
+        return what, f"give the lowest excluded value, as in {shape}:{dtype}:50257 for a vocabulary of 50257"
     if below and int(below) > INTEGERS[dtype]:
-        return f"{below} is more than {dtype} holds", f"give at most {INTEGERS[dtype]}, or a wider type"
+        return f"{below} exceeds the range of {dtype}", f"give at most {INTEGERS[dtype]}, or a wider type"
     return InputSpec(
         tuple(None if side == BATCH else int(side) for side in sides), dtype, int(below) if below else None
     )

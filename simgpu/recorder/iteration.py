@@ -1,4 +1,4 @@
-"""One training iteration as in a usual training loop, and the state that a trial iteration must restore."""
+"""Runs one training iteration like a usual training loop, and restores the state after trial iterations."""
 
 from __future__ import annotations
 
@@ -14,20 +14,20 @@ from simgpu.trace.model import Phase
 
 
 class Watcher(Protocol):
-    """Told where in the iteration we are."""
+    """Is notified of the progress of an iteration."""
 
     def begin(self, phase: Phase) -> None:
-        """A phase begins."""
+        """Called at the start of each phase."""
 
     def differentiate(self, root: Any) -> None:
-        """Backward is about to run from this autograd node."""
+        """Called before backward runs from this autograd node."""
 
     def finish(self) -> None:
-        """The iteration is over; its loss is still held, and its output where the loop holds it."""
+        """Called at the end, while the loss (and the output, if the loop holds it) is still referenced."""
 
 
 class NoWatcher:
-    """Nobody watches: for iterations that only warm up, and those watched by other means."""
+    """Ignores all notifications: for warm-up iterations, and for those observed by other means."""
 
     def begin(self, phase: Phase) -> None:
         """Nothing to do."""
@@ -40,19 +40,19 @@ class NoWatcher:
 
 
 def run_forward(workload: Workload, watcher: Watcher) -> tuple[Any, torch.Tensor]:
-    """Forward and loss alone; returns the module's output, None unless the loop holds it, and the loss."""
+    """Runs forward and loss; returns the module's output (None unless the loop holds it) and the loss."""
     watcher.begin(Phase.FORWARD)
     if workload.hold_output:
         output = workload.output()
         return output, workload.loss(output, *workload.labels)
-    # As a loop writes it: where labels are unpacked, the tuple of all arguments holds the output during the call.
+    # Unpacking labels would keep the output alive during the call (in the argument tuple), unlike in a usual loop.
     if len(workload.labels) == 1:
         return None, workload.loss(workload.output(), workload.labels[0])
     return None, workload.loss(workload.output(), *workload.labels)
 
 
 def run_gradients(workload: Workload, watcher: Watcher) -> tuple[Any, torch.Tensor]:
-    """Forward, loss and backward; returns the module's output, None unless the loop holds it, and the loss."""
+    """Runs forward, loss and backward; returns the module's output (None unless the loop holds it) and the loss."""
     output, loss = run_forward(workload, watcher)
     root = loss if workload.scaler is None else workload.scaler.scale(loss)
     watcher.begin(Phase.BACKWARD)
@@ -62,11 +62,11 @@ def run_gradients(workload: Workload, watcher: Watcher) -> tuple[Any, torch.Tens
 
 
 def run_iteration(workload: Workload, optimizer: torch.optim.Optimizer, watcher: Watcher) -> torch.Tensor:
-    """Forward, loss, backward, optimizer step, and then letting the gradients go.
+    """Runs forward, loss, backward and the optimizer step, then frees the gradients; returns the loss.
 
-    ``optimizer.zero_grad(set_to_none=True)`` ends the iteration, so that the next one starts without gradients; a
-    loop that calls it first in the next iteration frees the same memory before any kernel runs. The loss is held to
-    the end, as a loop's variables are, and so is the output where `Workload.hold_output` asks for it. Returns the loss.
+    The iteration ends with ``optimizer.zero_grad(set_to_none=True)``, so the next one starts without gradients. A loop
+    that calls it at the start of the next iteration frees the same memory before any kernel runs. The loss stays
+    referenced until the end, like a loop's variable; so does the output if `Workload.hold_output` is set.
     """
     _output, loss = run_gradients(workload, watcher)
     watcher.begin(Phase.OPTIMIZER)
@@ -82,7 +82,7 @@ def run_iteration(workload: Workload, optimizer: torch.optim.Optimizer, watcher:
 
 @contextmanager
 def as_it_was(module: torch.nn.Module, device: torch.device) -> Iterator[None]:
-    """Puts the module's weights, its buffers (running statistics) and torch's random state back afterwards."""
+    """Restores the module's weights and buffers (running statistics) and torch's random state on exit."""
     tensors = [*module.parameters(), *module.buffers()]
     saved = [tensor.detach().clone() for tensor in tensors]
     try:
@@ -90,13 +90,13 @@ def as_it_was(module: torch.nn.Module, device: torch.device) -> Iterator[None]:
             yield
     finally:
         with torch.no_grad():
-            for tensor, was in zip(tensors, saved, strict=True):
-                tensor.copy_(was)
+            for tensor, value in zip(tensors, saved, strict=True):
+                tensor.copy_(value)
 
 
 @contextmanager
 def state_as_it_was(optimizer: torch.optim.Optimizer, scaler: torch.amp.GradScaler | None = None) -> Iterator[None]:
-    """Puts the optimizer's state back afterwards, and that of what scales its gradients."""
+    """Restores the state of the optimizer and of the gradient scaler on exit."""
     saved = {parameter: copy.deepcopy(state) for parameter, state in optimizer.state.items()}
     scale = None if scaler is None else scaler.state_dict()
     yield

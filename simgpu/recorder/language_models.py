@@ -16,7 +16,7 @@ _WIDTH, _HIDDEN, _STEPS = 128, 512, 5
 
 
 class _Memory(nn.Module):  # type: ignore[misc]
-    """Long short-term memory whose output is projected (Sak et al. 2014): one product for the input of all words."""
+    """LSTM with projected output (Sak et al. 2014); one matrix product computes the input part of all words."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -39,7 +39,7 @@ class _Memory(nn.Module):  # type: ignore[misc]
 
 
 class _LanguageModel(nn.Module):  # type: ignore[misc]
-    """Words in and out by tables, memory between them: the build of the large models of Jozefowicz et al. (2016)."""
+    """Embedding, LSTM and softmax layer, as in the large models of Jozefowicz et al. (2016)."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -52,7 +52,7 @@ class _LanguageModel(nn.Module):  # type: ignore[misc]
 
 
 def words_lstm(batch: int) -> Workload:
-    """`_LanguageModel` on Python's reference: after each of five words it scores all words for the next one."""
+    """`_LanguageModel` on Python's reference: predicts the next word after each word of a five-word row."""
     words, following = sentences(batch, _STEPS)
 
     def loss(scores: torch.Tensor, next_words: torch.Tensor) -> torch.Tensor:
@@ -68,19 +68,19 @@ def words_lstm(batch: int) -> Workload:
     )
 
 
-#: Words that are told apart; all others are one more.
+#: The most frequent words, each with its own number; all other words share number 0.
 VOCABULARY = 4000
 _WORD = re.compile(r"[A-Za-z]+|[^\sA-Za-z]")
 
 
 def sentences(batch: int, steps: int) -> tuple[torch.Tensor, torch.Tensor]:
-    """Words (n, steps) by number, and for each the word that follows it; at least `batch` rows.
+    """Returns word numbers (n, steps) and, for each word, the number of the next word; at least `batch` rows.
 
-    The text is that of ``help()`` (`pydoc_data.topics`), its topics in alphabetical order, some 100 000 words and
-    marks; it differs a little between versions of Python. Words are numbered by how frequent they are, from 1 to
-    `VOCABULARY`; 0 is any other. A row begins where the one before ends.
+    The text is that of ``help()`` (`pydoc_data.topics`), with topics in alphabetical order: some 100 000 words and
+    punctuation marks, slightly different between Python versions. Words are numbered by frequency, from 1 to
+    `VOCABULARY`; 0 stands for any other word. Rows are consecutive.
 
-    Raises `InputError` where the batch is larger than the text.
+    Raises `InputError` if the batch has more rows than the text.
     """
     from pydoc_data.topics import topics
 
@@ -90,6 +90,6 @@ def sentences(batch: int, steps: int) -> tuple[torch.Tensor, torch.Tensor]:
     text = torch.tensor([number.get(word, 0) for word in words])
     rows = (len(text) - 1) // steps
     if batch > rows:
-        what = f"{batch} is more than the {rows} rows of {steps} words that the text has"
+        what = f"{batch} exceeds the {rows} rows of {steps} words in the text"
         raise InputError.single("record", "batch", what, f"give at most {rows}")
     return text[: rows * steps].reshape(rows, steps), text[1 : rows * steps + 1].reshape(rows, steps)

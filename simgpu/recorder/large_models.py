@@ -1,8 +1,8 @@
-"""Built-in networks at their published size, written with plain torch.nn: VGG-16, ResNet-50 and GPT-2 small.
+"""Built-in networks of published size in plain torch.nn: VGG-16, ResNet-50 and GPT-2 small.
 
-Each is a chain of modules that take one tensor and give one, so that any of them can be checkpointed as a single call:
-`vgg16` of ``stage1`` to ``stage5`` and ``classifier``; `resnet50` of ``stem``, ``layer1.0`` to ``layer4.2`` and
-``head``; `gpt2_small` of ``embed``, ``blocks.0`` to ``blocks.11`` and ``head``.
+Each is a chain of modules with one input and one output tensor, so each module can be checkpointed as a single call:
+`vgg16` has ``stage1`` to ``stage5`` and ``classifier``; `resnet50` has ``stem``, ``layer1.0`` to ``layer4.2`` and
+``head``; `gpt2_small` has ``embed``, ``blocks.0`` to ``blocks.11`` and ``head``.
 """
 
 from __future__ import annotations
@@ -16,16 +16,16 @@ from simgpu.recorder.workload import Workload
 
 _VGG16 = ((64, 2), (128, 2), (256, 3), (512, 3), (512, 3))
 _RESNET50 = ((64, 3), (128, 4), (256, 6), (512, 3))
-#: A bottleneck gives this many times the channels it works in.
+#: Ratio of a bottleneck's output channels to its inner channels.
 _EXPANSION = 4
-#: Standard deviation that the weights of GPT-2 begin with.
+#: Standard deviation of GPT-2's initial weights.
 _GPT2_SPREAD = 0.02
 
 
 def vgg16(batch: int, *, image: int = 224, classes: int = 1000) -> Workload:
     """VGG configuration D (Simonyan and Zisserman 2015, table 1): 138,357,544 weights at the published size.
 
-    image: side of the pictures, a multiple of 32; the first linear layer is as wide as what comes out of them.
+    image: side of the images in pixels, a multiple of 32; it sets the input width of the first linear layer.
     """
     layers: OrderedDict[str, nn.Module] = OrderedDict()
     channels = 3
@@ -50,7 +50,7 @@ def vgg16(batch: int, *, image: int = 224, classes: int = 1000) -> Workload:
 
 
 class _Bottleneck(nn.Module):  # type: ignore[misc]
-    """Convolutions 1x1, 3x3, 1x1, each with batch norm; the shortcut is projected where its shape differs."""
+    """Convolutions 1x1, 3x3, 1x1, each with batch norm; the shortcut is projected if its shape differs."""
 
     def __init__(self, channels: int, width: int, stride: int) -> None:
         super().__init__()
@@ -81,8 +81,8 @@ class _Bottleneck(nn.Module):  # type: ignore[misc]
 def resnet50(batch: int, *, image: int = 224, classes: int = 1000) -> Workload:
     """ResNet-50 (He et al. 2016, table 1): 25,557,032 weights with 1000 classes.
 
-    A stage halves the sides in its first block's 3x3 convolution, as torchvision and most training code have it; in
-    the paper that block's first 1x1 convolution does.
+    A stage halves the image sides in the 3x3 convolution of its first block, as in torchvision and most training code;
+    in the paper, the first 1x1 convolution of that block does.
     """
     stem = OrderedDict(
         conv=nn.Conv2d(3, 64, 7, stride=2, padding=3, bias=False),
@@ -109,7 +109,7 @@ def _of_pictures(module: nn.Module, batch: int, image: int, classes: int) -> Wor
 
 
 class _Embedding(nn.Module):  # type: ignore[misc]
-    """A learned vector for each word, and one for each position."""
+    """Adds a learned vector per word and one per position."""
 
     def __init__(self, vocabulary: int, tokens: int, width: int) -> None:
         super().__init__()
@@ -121,7 +121,7 @@ class _Embedding(nn.Module):  # type: ignore[misc]
 
 
 class _Attention(nn.Module):  # type: ignore[misc]
-    """Each token looks at itself and those before it; queries, keys and values come out of one product."""
+    """Causal self-attention; one linear layer computes queries, keys and values."""
 
     def __init__(self, width: int, heads: int) -> None:
         super().__init__()
@@ -137,7 +137,7 @@ class _Attention(nn.Module):  # type: ignore[misc]
 
 
 class _Block(nn.Module):  # type: ignore[misc]
-    """Attention and two linear layers, each behind a layer norm and next to a shortcut."""
+    """Attention, then two linear layers; each part follows a layer norm and has a shortcut."""
 
     def __init__(self, width: int, heads: int) -> None:
         super().__init__()
@@ -158,10 +158,10 @@ class _Block(nn.Module):  # type: ignore[misc]
 def gpt2_small(
     batch: int, *, tokens: int = 1024, layers: int = 12, width: int = 768, heads: int = 12, vocabulary: int = 50257
 ) -> Workload:
-    """GPT-2 small (Radford et al. 2019): 124,439,808 weights, of which the head's are the embedding's (tied).
+    """GPT-2 small (Radford et al. 2019): 124,439,808 weights; the head shares those of the embedding (tied).
 
-    No dropout, as in later training code; attention is one fused operator. The loss is that of the next word.
-    tokens: in a row, and as many positions are learned.
+    It has no dropout, as in later training code; attention is one fused operator. It is trained to predict the next
+    word. tokens: tokens per row, and the number of learned positions.
     """
     embed = _Embedding(vocabulary, tokens, width)
     scores = nn.Linear(width, vocabulary, bias=False)

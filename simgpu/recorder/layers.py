@@ -1,4 +1,4 @@
-"""Which layer an operator belongs to: the module that ran in forward, and in backward the module it belongs to."""
+"""Attributes operators to layers: to the running module in forward, and to the module of the autograd node after."""
 
 from __future__ import annotations
 
@@ -9,16 +9,16 @@ from typing import Any
 import torch
 from torch import nn
 
-#: Layer of what runs in forward outside the model.
+#: Layer of operators that run in forward outside the model.
 LOSS = "loss"
 
 
 class LayerTracker:
-    """Follows a module while it runs; a layer is the path of the innermost module, as in ``named_modules``.
+    """Tracks which layer of a module runs; a layer is the path of the innermost module, as in ``named_modules``.
 
-    What the outermost module does between its children is tagged with its class name. Autograd numbers its nodes
-    in the order they are made, so noting the number at every change of module tells for each node, whichever form the
-    module's outputs have, under which module its forward ran; no hook touches the backward pass.
+    Operators of the outermost module between its children get its class name. Autograd numbers its nodes in creation
+    order, so recording the number at every change of module gives the forward module of each node, regardless of the
+    form of the module's outputs and without hooks in backward.
 
     >>> model = nn.Sequential(nn.Linear(2, 2), nn.Tanh())
     >>> with LayerTracker(model) as tracker:
@@ -49,18 +49,18 @@ class LayerTracker:
 
     @property
     def running(self) -> str | None:
-        """The layer whose forward is running now, None outside the model."""
+        """The layer whose forward is running now; None outside the model."""
         return self._running[-1] if self._running else None
 
     def layer_of(self, node: Any) -> str | None:
-        """The layer in whose forward an autograd node was made; None where it was made by no forward operator."""
+        """Returns the layer in whose forward an autograd node was created; None if no forward operator created it."""
         number = node._sequence_nr()
         place = bisect_right(self._starts, number) - 1
         is_accumulation = node.name().endswith("AccumulateGrad")
         return None if place < 0 or is_accumulation else self._layers[place]
 
     def owner(self, name: str) -> str:
-        """The layer that holds a parameter or buffer of this dotted name."""
+        """Returns the layer of the parameter or buffer with this dotted name."""
         return name.rpartition(".")[0] or type(self._module).__name__
 
     def _begin(self, name: str) -> None:
@@ -72,7 +72,7 @@ class LayerTracker:
         self._note()
 
     def _note(self) -> None:
-        # Numbers count per thread: those of a backward thread that runs a forward again would not be in order here.
+        # Numbers count per thread: those of a backward thread that recomputes a forward would not be in order here.
         if threading.get_ident() == self._thread:
             self._starts.append(torch.autograd._get_sequence_nr())
             self._layers.append(self.running or LOSS)

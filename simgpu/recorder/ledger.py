@@ -1,6 +1,6 @@
-"""The book of storages: which block a tensor is, and when the framework let go of it.
+"""Tracks storages: which block a tensor belongs to, and when the framework freed it.
 
-Nothing here holds a tensor or a storage: blocks are known by weak references, so that recording changes no lifetime.
+The ledger holds only weak references, so recording does not change the lifetime of any storage.
 """
 
 from __future__ import annotations
@@ -19,10 +19,10 @@ from simgpu.trace.model import BlockKind
 
 @dataclass
 class Ledger:
-    """All blocks of one iteration on one device, in the order they were met.
+    """All blocks of one iteration on one device, in order of first use.
 
-    kernels: how many kernels have been recorded; the recording pass counts it up.
-    host: tensors that are to count as the host's although they say they are on the device.
+    kernels: number of kernels recorded so far; the recording pass increments it.
+    host: tensors that count as the host's although their device is the recorded one.
     """
 
     device: torch.device
@@ -39,47 +39,47 @@ class Ledger:
         self._on_host.update(self._storage(tensor)._cdata for tensor in host)
 
     def find(self, tensor: torch.Tensor) -> int | None:
-        """Number of the block behind a tensor, None when it has none yet."""
+        """Returns the number of the block behind a tensor; None if it has none yet."""
         return self._living.get(self._storage(tensor)._cdata)
 
     def living(self) -> Iterator[tuple[int, torch.UntypedStorage]]:
-        """Numbers and storages of all blocks that are held now, in the order they were met."""
+        """Yields (number, storage) of all blocks that are allocated now, in order of first use."""
         for number in list(self._references):
             storage = self.storage_of(number)
             if storage is not None:
                 yield number, storage
 
     def storage_of(self, number: int) -> torch.UntypedStorage | None:
-        """The storage of a block; None for one that is not held, or a workspace."""
+        """Returns the storage of a block; None for a freed block or a workspace."""
         reference = self._references.get(number)
         storage: torch.UntypedStorage | None = None if reference is None else reference()
         return storage
 
     def holds_memory(self, tensor: torch.Tensor) -> bool:
-        """Whether a tensor is backed by memory of the recorded device; empty ones are not."""
+        """Returns whether a tensor is backed by memory of the recorded device; empty tensors are not."""
         return bool(tensor.device == self.device and self._storage(tensor).nbytes() > 0 and not self.is_on_host(tensor))
 
     def is_on_host(self, tensor: torch.Tensor) -> bool:
-        """Whether a tensor is one of those that count as the host's."""
+        """Returns whether a tensor is one of the `host` tensors."""
         return bool(self._on_host) and self._storage(tensor)._cdata in self._on_host
 
     def keep(self, tensor: torch.Tensor, kind: BlockKind, name: str, layer: str | None = None) -> None:
-        """Enter a tensor that is there before the iteration; the first name of a shared storage stands."""
+        """Enter a tensor that exists before the iteration; a shared storage keeps its first name."""
         if self.holds_memory(tensor) and self.find(tensor) is None:
             self.blocks[self._enter(tensor, kind, layer)].persistent = True
             self.blocks[-1].name = name
 
     def note_from_host(self, tensor: torch.Tensor) -> None:
-        """Remember that the host has just made this tensor's value; its block appears when a kernel touches it."""
+        """Note that the host has just written this tensor; its block is entered when a kernel first accesses it."""
         if self.holds_memory(tensor) and self.find(tensor) is None:
             key = self._storage(tensor)._cdata
             self._from_host.add(key)
             weakref.finalize(self._storage(tensor), self._from_host.discard, key).atexit = False
 
     def block_read(self, tensor: torch.Tensor, layer: str | None) -> int:
-        """The block behind a tensor that the kernel now being recorded reads.
+        """Returns the block behind a tensor that the current kernel reads.
 
-        One that no kernel has made was either put there by the host in this iteration or was there all along.
+        A block that no kernel wrote was written by the host in this iteration, or existed before it.
         """
         number = self.find(tensor)
         if number is None:
@@ -91,7 +91,7 @@ class Ledger:
         return number
 
     def block_created(self, tensor: torch.Tensor, kind: BlockKind, layer: str | None, maker: str) -> int:
-        """The block behind a result of the kernel now being recorded; a new one where the storage is new."""
+        """Returns the block behind a result of the current kernel; a new block if the storage is new."""
         number = self.find(tensor)
         if number is None:
             number = self._enter(tensor, kind, layer)
@@ -99,13 +99,13 @@ class Ledger:
         return number
 
     def scratch(self, size: int, layer: str | None, maker: str) -> int:
-        """A workspace of the kernel now being recorded: it lives no longer than that kernel."""
+        """Returns a new workspace block of the current kernel, which is freed when the kernel ends."""
         note = BlockNote(size, BlockKind.WORKSPACE, layer, None, None, maker=maker, release=self.kernels)
         self.blocks.append(note)
         return len(self.blocks) - 1
 
     def close(self) -> None:
-        """The iteration is over: what is held now is held at its end, whatever happens to it later."""
+        """End the iteration: blocks that are allocated now count as live at its end; later frees are ignored."""
         self._closed = True
         self._references.clear()
 

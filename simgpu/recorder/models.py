@@ -1,4 +1,4 @@
-"""Built-in small networks in plain torch.nn for 32x32 images, and the handwritten digits of scikit-learn."""
+"""Built-in small networks in plain torch.nn for 32x32 images or tokens, and scikit-learn's handwritten digits."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ _CLASSES = 10
 
 
 def convolutions(plan: Iterable[int | str]) -> tuple[OrderedDict[str, nn.Module], int]:
-    """3x3 convolutions of these widths on three channels, each with its ReLU; a pooling for each word.
+    """Returns layers for a three-channel image, and the number of output channels.
 
-    With them the channels that come out.
+    plan: a number adds a 3x3 convolution of that width with a ReLU, a string adds a pooling layer.
     """
     layers: OrderedDict[str, nn.Module] = OrderedDict()
     channels, stage, place = 3, 1, 1
@@ -41,7 +41,7 @@ def _of_images(module: nn.Module, batch: int) -> Workload:
 
 
 def vgg11(batch: int) -> Workload:
-    """VGG configuration A (Simonyan and Zisserman 2015, table 1) with a classifier narrowed to 512 for 32x32 images."""
+    """VGG configuration A (Simonyan and Zisserman 2015, table 1) for 32x32 images, with a classifier of width 512."""
     layers, channels = convolutions(_VGG11)
     layers["flatten"] = nn.Flatten()
     for number in (6, 7):
@@ -54,7 +54,7 @@ def vgg11(batch: int) -> Workload:
 
 
 class _ResidualBlock(nn.Module):  # type: ignore[misc]
-    """Two 3x3 convolutions; the shortcut subsamples and pads with zero channels, so it has no weights (option A)."""
+    """Two 3x3 convolutions; the shortcut subsamples and pads channels with zeros, without weights (option A)."""
 
     def __init__(self, channels: int, width: int, stride: int) -> None:
         super().__init__()
@@ -110,7 +110,7 @@ def mlp(batch: int) -> Workload:
 
 
 class _TokenLabeller(nn.Module):  # type: ignore[misc]
-    """Embeds tokens, runs a transformer encoder over them, and scores every word for each token."""
+    """Embeds tokens, applies a transformer encoder, and computes a score per token and word."""
 
     def __init__(self, words: int, tokens: int, width: int) -> None:
         super().__init__()
@@ -125,7 +125,7 @@ class _TokenLabeller(nn.Module):  # type: ignore[misc]
 
 
 def transformer(batch: int) -> Workload:
-    """`_TokenLabeller` on random tokens, with a random label for each."""
+    """`_TokenLabeller` on random tokens with random labels."""
     words, tokens = 1000, 64
     inputs = torch.randint(words, (batch, tokens))
     labels = torch.randint(words, (batch * tokens,))
@@ -134,11 +134,11 @@ def transformer(batch: int) -> Workload:
 
 
 def digits_cnn(batch: int) -> Workload:
-    """Four 3x3 convolutions and three linear layers, ReLU after each but the last, on the digits of scikit-learn.
+    """Four 3x3 convolutions and three linear layers, ReLU after each but the last, on scikit-learn's digits.
 
-    The order is that of AlexNet and VGG (convolution, ReLU, now and then pooling, fully connected layers with dropout
-    at the end), so that the sparsity of its feature maps can be compared with what is known of theirs. Weights begin
-    normal, scaled for ReLU (He et al. 2015, equation 10), biases zero.
+    The layers are ordered as in AlexNet and VGG (convolution, ReLU, sometimes pooling, then fully connected layers with
+    dropout), so that the sparsity of its feature maps can be compared with published values of theirs. Weights are
+    initialized normally, scaled for ReLU (He et al. 2015, equation 10); biases are zero.
     """
     images, labels = digits(batch)
     layers: OrderedDict[str, nn.Module] = OrderedDict()
@@ -173,18 +173,18 @@ def digits_cnn(batch: int) -> Workload:
     )
 
 
-#: Pixels on a side that the digits, 8x8 as they come, are scaled to.
+#: Side length in pixels to which the 8x8 digits are scaled.
 DIGIT_SIDE = 32
 
 
 def digits(batch: int) -> tuple[torch.Tensor, torch.Tensor]:
-    """Images (n, 1, 32, 32) and labels (n,) of scikit-learn's digits, at least `batch` of them.
+    """Returns images (n, 1, 32, 32) and labels (n,) of scikit-learn's digits; n is at least `batch`.
 
     They are the 1797 test digits of the UCI set "Optical Recognition of Handwritten Digits" (Alpaydin and Kaynak,
-    1998), in scikit-learn's order: 8x8 pixels from 0 to 16. They are scaled bilinearly and shifted and stretched to
-    mean 0 and standard deviation 1 over the whole set.
+    1998), in scikit-learn's order: 8x8 pixels from 0 to 16. They are scaled bilinearly and normalized to mean 0 and
+    standard deviation 1 over the entire set.
 
-    Raises `MissingExtraError` without scikit-learn, `InputError` where the batch is larger than the set.
+    Raises `MissingExtraError` without scikit-learn, `InputError` if the batch is larger than the set.
     """
     if importlib.util.find_spec("sklearn") is None:
         raise MissingExtraError("training on handwritten digits", "scikit-learn", "record")
@@ -192,7 +192,7 @@ def digits(batch: int) -> tuple[torch.Tensor, torch.Tensor]:
 
     pixels, labels = load_digits(return_X_y=True)
     if batch > len(pixels):
-        what = f"{batch} is more than the {len(pixels)} digits there are"
+        what = f"{batch} exceeds the {len(pixels)} digits of the data set"
         raise InputError.single("record", "batch", what, f"give at most {len(pixels)}")
     small = torch.tensor(pixels, dtype=torch.float32).reshape(-1, 1, 8, 8)
     images = torch.nn.functional.interpolate(small, DIGIT_SIDE, mode="bilinear", align_corners=False)

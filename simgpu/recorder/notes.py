@@ -1,4 +1,4 @@
-"""What the passes note of kernels and blocks, before it becomes a trace."""
+"""The notes that the recording passes take of kernels and blocks; `assemble` builds a trace from them."""
 
 from __future__ import annotations
 
@@ -9,18 +9,20 @@ from typing import Literal, NamedTuple
 
 from simgpu.trace.model import BlockKind, Phase
 
-#: Codec, layout and bytes of what a feature map becomes.
+#: (codec, layout, compressed bytes) of a feature map.
 Sizes = tuple[tuple[str, str, int], ...]
-#: Codec, layout, bytes of an entry before and after, and how many entries of a block become that.
+#: (codec, layout, bytes of a memory-entry before, bytes after, number of such entries) of a block.
 Entries = tuple[tuple[str, str, int, int, int], ...]
 
 
 @dataclass(frozen=True, slots=True)
 class KernelNote:
-    """A kernel as seen: `call` is its position among all operator calls, blocks are numbers in the ledger.
+    """An observed kernel.
 
-    sums_gradients: it may be autograd's addition of the gradients of two branches.
-    One that writes a block from before the iteration (an optimizer step, running statistics) is not pure.
+    call: its position among all operator calls.
+    reads, writes: numbers of blocks in the ledger.
+    pure: False if it writes a block from before the iteration (an optimizer step, running statistics).
+    sums_gradients: whether it may be autograd's addition of the gradients of two branches.
     """
 
     call: int
@@ -36,13 +38,16 @@ class KernelNote:
 
 @dataclass(slots=True)
 class BlockNote:
-    """A storage as seen so far; kernels are positions in the recording.
+    """An observed storage; kernels are positions in the recording.
 
-    name: the name of a parameter, buffer, optimizer state or input, empty for what kernels made.
-    maker: operator that made it. host_write: position of the kernel at whose start the host had put it there.
-    release: position of the kernel after whose end it was let go, None while it is held.
-    sizes: of its values, codec, layout and bytes. entries: the same of its memory, entry by entry. map_file: the file
-    that holds its values. dumped: the files that hold its memory, by snapshot.
+    name: name of a parameter, buffer, optimizer state or input; empty for results of kernels.
+    maker: operator that created it.
+    host_write: position of the kernel before which the host wrote it; None if the host did not.
+    release: position of the kernel after which it was freed; None while it is live.
+    sizes: compressed sizes of its values.
+    entries: compressed sizes of its memory-entries.
+    map_file: file with its values.
+    dumped: files with its memory, by snapshot.
     """
 
     bytes: int
@@ -63,7 +68,7 @@ class BlockNote:
 
 
 class ValueNote(NamedTuple):
-    """What was seen of a block's values at one epoch: share of zeros, sizes and entries as in `BlockNote`."""
+    """Measured values of a block at one epoch: fraction of zeros; sizes and entries as in `BlockNote`."""
 
     sparsity: float | None
     sizes: Sizes
@@ -72,11 +77,14 @@ class ValueNote(NamedTuple):
 
 @dataclass(slots=True)
 class SavedNote:
-    """A tensor that autograd saved: `block` is a number in the ledger, None while no kernel has touched that memory.
+    """A tensor that autograd saved.
 
-    bytes: of the tensor itself. after: how many kernels had run when it was saved; before: how many when backward took
-    it back, None where it did not. dropped: position of the kernel after whose end nobody but autograd held the block;
-    "end" where somebody does to the iteration's end, None where that could not be seen.
+    block: number in the ledger; None while no kernel has accessed that memory.
+    bytes: size of the tensor itself.
+    after: number of kernels that had run when it was saved.
+    before: number of kernels that had run when backward read it; None if backward did not.
+    dropped: position of the kernel after which only autograd referenced the block; "end" if it is referenced until the
+        iteration's end, None if this could not be observed.
     """
 
     block: int | None
@@ -88,7 +96,7 @@ class SavedNote:
 
 @dataclass(frozen=True, slots=True)
 class AlgorithmNote:
-    """One way to run the convolution that is operator `call` of the iteration: nanoseconds and bytes."""
+    """Duration (ns) and workspace (bytes) of one algorithm for the convolution at operator `call` of the iteration."""
 
     call: int
     algorithm: str
@@ -97,13 +105,13 @@ class AlgorithmNote:
 
 
 def created_in_iteration(blocks: Sequence[BlockNote]) -> list[int]:
-    """Numbers of the blocks that come to be in the iteration, without workspaces.
+    """Returns the numbers of the blocks that are created in the iteration, without workspaces.
 
-    A pass over the forward part alone meets the first of them, in the same order, whatever state the optimizer has.
+    A pass over forward alone creates the first of them, in the same order, regardless of the optimizer's state.
     """
     return [number for number in without_workspaces(blocks) if not blocks[number].persistent]
 
 
 def without_workspaces(blocks: Sequence[BlockNote]) -> list[int]:
-    """Numbers of the blocks that tensors show: all but workspaces."""
+    """Returns the numbers of all blocks except workspaces."""
     return [number for number, block in enumerate(blocks) if block.kind is not BlockKind.WORKSPACE]

@@ -1,4 +1,4 @@
-"""What an operator does to memory, read off its schema and its arguments."""
+"""Determines which tensors an operator reads and writes, from its schema and arguments."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from torch.utils._pytree import tree_leaves
 
 from simgpu.trace.operators import purity
 
-#: In-place operators that give every element a new value and do not look at the old one.
+#: In-place operators that overwrite every element without reading the old value.
 _OVERWRITING = frozenset(
     (
         "zero_",
@@ -27,17 +27,18 @@ _OVERWRITING = frozenset(
         "geometric_",
     )
 )
-#: Arguments that batch normalisation changes although its schema does not say so.
+#: Arguments that batch normalization changes although its schema does not declare it.
 _RUNNING_STATISTICS = ("running_mean", "running_var")
 
 
 @dataclass(slots=True)
 class OperandAccess:
-    """Tensors of one call. They hold memory: keep an `OperandAccess` no longer than the call.
+    """Tensors of one call, which may share storage. Drop it after the call, because it references their memory.
 
-    read: whose values it looks at. overwritten: arguments it fills without looking. changed: arguments it both reads
-    and writes. results: what it returned, each with its place in the result (tensors of one list share a
-    place). Any of them may share storage.
+    read: arguments that are only read.
+    overwritten: arguments that are only written.
+    changed: arguments that are read and written.
+    results: returned tensors, each with its position in the result (tensors of one list share a position).
     """
 
     read: list[torch.Tensor] = field(default_factory=list)
@@ -47,7 +48,7 @@ class OperandAccess:
 
 
 def operator_name(func: Any) -> str:
-    """The name of an operator without its overload.
+    """Returns the name of an operator without its overload.
 
     >>> operator_name(torch.ops.aten.add_.Tensor)
     'aten::add_'
@@ -56,10 +57,10 @@ def operator_name(func: Any) -> str:
 
 
 def operator_purity(func: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None) -> bool | None:
-    """Whether running an operator again gives the same values; None for one that PyTorch does not vouch for.
+    """Returns whether running an operator again gives the same values; None for unknown operators outside PyTorch.
 
-    PyTorch tags its own operators that draw random numbers; the others have no state. Fused attention is tagged for
-    its dropout: called without any, it draws nothing.
+    PyTorch tags its own operators that draw random numbers; the others have no state. Fused attention is tagged because
+    of its dropout; without dropout, it draws no random numbers.
 
     >>> operator_purity(torch.ops.aten.bernoulli_.float), operator_purity(torch.ops.aten.gelu.default)
     (False, True)
@@ -72,7 +73,7 @@ def operator_purity(func: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any
 
 
 def _is_without_dropout(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
-    """Whether an operator has a share to drop, and was told, or left to its default of, zero."""
+    """Returns whether an operator has a dropout probability, and it is zero."""
     argument = next((argument for argument in func._schema.arguments if argument.name == "dropout_p"), None)
     if argument is None:
         return False
@@ -81,9 +82,9 @@ def _is_without_dropout(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
 
 
 def access(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], returned: Any) -> OperandAccess:
-    """What a call of `func` did to the tensors in its arguments and its result.
+    """Returns how a call of `func` accessed the tensors in its arguments and its result.
 
-    An operator that only wants an argument's shape (``zeros_like``, ``new_empty``) does not read it.
+    An operator that uses only an argument's shape (``zeros_like``, ``new_empty``) does not read it.
 
     >>> x = torch.ones(2)
     >>> done = access(torch.ops.aten.relu_.default, (x,), {}, x)

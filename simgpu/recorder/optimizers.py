@@ -1,4 +1,4 @@
-"""The built-in optimizers, and how one is made for a model's parameters."""
+"""The built-in optimizers, and functions to find and create an optimizer."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def adagrad(parameters: _Parameters) -> optim.Optimizer:
 
 
 def find_optimizer(name: str) -> Callable[..., Any]:
-    """The callable behind a built-in optimizer's name or ``module.path:factory``; `InputError` where there is none.
+    """Returns the factory of a built-in optimizer or ``module.path:factory``; raises `InputError` if there is none.
 
     >>> find_optimizer("adamw").__name__, find_optimizer("torch.optim:SGD").__name__
     ('adamw', 'SGD')
@@ -55,9 +55,9 @@ def find_optimizer(name: str) -> Callable[..., Any]:
 
 
 def make_optimizer(factory: Callable[..., Any], module: torch.nn.Module) -> optim.Optimizer:
-    """Call an optimizer's factory with the module's parameters; `InputError` where no optimizer comes of it."""
+    """Creates an optimizer for the module's parameters; raises `InputError` if the factory returns no optimizer."""
     name = getattr(factory, "__qualname__", type(factory).__qualname__)
-    remedy = "it is called with the model's parameters alone, and returns a torch.optim.Optimizer"
+    remedy = "give a factory that takes only the model's parameters and returns a torch.optim.Optimizer"
     try:
         created = factory(module.parameters())
     except SimgpuError:

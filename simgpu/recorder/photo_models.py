@@ -1,4 +1,4 @@
-"""Built-in small VGG, ResNet and SqueezeNet, trained on patches of the photographs of scikit-learn."""
+"""Built-in small VGG, ResNet and SqueezeNet, trained on patches of scikit-learn's photographs."""
 
 from __future__ import annotations
 
@@ -19,16 +19,16 @@ _FIRES = ((16, 32), (16, 32), "M", (32, 64), (32, 64))
 
 
 class _Dropout(nn.Module):  # type: ignore[misc]
-    """Dropout as it runs on a GPU: one kernel, whose mask has a byte for each value."""
+    """Dropout as on a GPU: one kernel, with a mask of one byte per value."""
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         return torch.native_dropout(x, 0.5, self.training)[0]
 
 
 def photos_vgg(batch: int) -> Workload:
-    """Seven 3x3 convolutions and three linear layers, ReLU after each but the last, as in VGG and AlexNet.
+    """A small VGG: seven 3x3 convolutions and three linear layers, with ReLU after each but the last.
 
-    Four poolings, dropout behind two of the linear layers.
+    There are four pooling layers, and dropout after two of the linear layers, as in VGG and AlexNet.
     """
     layers, channels = convolutions(_VGG)
     layers["flatten"] = nn.Flatten()
@@ -43,7 +43,7 @@ def photos_vgg(batch: int) -> Workload:
 
 
 class _ResidualBlock(nn.Module):  # type: ignore[misc]
-    """Two 3x3 convolutions with batch norm; where the size changes, the shortcut has a 1x1 convolution of its own."""
+    """Two 3x3 convolutions with batch norm; if the size changes, the shortcut has a 1x1 convolution."""
 
     def __init__(self, channels: int, width: int, stride: int) -> None:
         super().__init__()
@@ -63,7 +63,7 @@ class _ResidualBlock(nn.Module):  # type: ignore[misc]
 
 
 def photos_resnet(batch: int) -> Workload:
-    """A convolution, batch norm and pooling, then three residual blocks of growing width, as in ResNet."""
+    """A small ResNet: convolution, batch norm and pooling, then three residual blocks of growing width."""
     layers: OrderedDict[str, nn.Module] = OrderedDict(
         conv1=nn.Conv2d(3, 32, 3, padding=1, bias=False),
         bn1=nn.BatchNorm2d(32),
@@ -79,7 +79,7 @@ def photos_resnet(batch: int) -> Workload:
 
 
 class _Fire(nn.Module):  # type: ignore[misc]
-    """A 1x1 convolution that squeezes, then one of 1x1 and one of 3x3 side by side, joined."""
+    """A 1x1 convolution that squeezes, then a 1x1 and a 3x3 convolution in parallel, concatenated."""
 
     def __init__(self, channels: int, squeezed: int, width: int) -> None:
         super().__init__()
@@ -94,7 +94,7 @@ class _Fire(nn.Module):  # type: ignore[misc]
 
 
 def photos_squeezenet(batch: int) -> Workload:
-    """A convolution, four fire modules with pooling between them, dropout, a last 1x1 convolution, as in SqueezeNet."""
+    """A small SqueezeNet: a convolution, four fire modules with pooling between, dropout, a last 1x1 convolution."""
     layers: OrderedDict[str, nn.Module] = OrderedDict(
         conv1=nn.Conv2d(3, 32, 3, stride=2, padding=1),
         relu1=nn.ReLU(inplace=True),
@@ -119,7 +119,7 @@ def photos_squeezenet(batch: int) -> Workload:
 
 
 def _on_photos(module: nn.Sequential, batch: int) -> Workload:
-    """Weights begin normal, scaled for ReLU (He et al. 2015, equation 10), biases zero."""
+    """Weights are initialized normally, scaled for ReLU (He et al. 2015, equation 10); biases are zero."""
     images, labels = photos(batch)
     for layer in module.modules():
         if isinstance(layer, nn.Conv2d | nn.Linear):
@@ -128,7 +128,7 @@ def _on_photos(module: nn.Sequential, batch: int) -> Workload:
                 nn.init.zeros_(layer.bias)
     return Workload(
         module,
-        (images[:batch].clone(),),  # a slice would count the memory of all images
+        (images[:batch].clone(),),  # a slice would share, and count, the memory of all images
         (labels[:batch].clone(),),
         nn.functional.cross_entropy,
         DataLoader(TensorDataset(images, labels), batch_size=batch, shuffle=True),
@@ -137,21 +137,21 @@ def _on_photos(module: nn.Sequential, batch: int) -> Workload:
     )
 
 
-#: Pixels on a side of a patch, and from one patch to the next.
+#: Side length of a patch, and distance between patches, in pixels.
 PATCH_SIDE, PATCH_STEP = 64, 16
-#: Quarters of the two photographs: the classes.
+#: Number of classes: the quarters of the two photographs.
 QUARTERS = 8
 
 
 def photos(batch: int) -> tuple[torch.Tensor, torch.Tensor]:
-    """Images (n, 3, 64, 64) and labels (n,) of the quarter that each is from, at least `batch` of them.
+    """Returns images (n, 3, 64, 64) and labels (n,), the quarter that each patch is from; n is at least `batch`.
 
-    The photographs are ``china.jpg`` and ``flower.jpg``, 427x640 pixels. Patches of 64x64 are cut from them every 16
-    pixels, each as it is, mirrored, upside down, and both. Labels are the photograph and the quarter of it that the
-    patch's place is in. Pixels are shifted and stretched to mean 0 and standard deviation 1 by channel. The order is
-    drawn, the same for every seed.
+    The photographs are ``china.jpg`` and ``flower.jpg``, 427x640 pixels. Patches of 64x64 are cut every 16 pixels; each
+    is used unchanged, mirrored, upside down, and both. A label is the photograph and its quarter that contains the
+    patch. Pixels are normalized to mean 0 and standard deviation 1 per channel. The order is random, but the same for
+    every seed.
 
-    Raises `MissingExtraError` without scikit-learn and Pillow, `InputError` where the batch is larger than the set.
+    Raises `MissingExtraError` without scikit-learn and Pillow, `InputError` if the batch is larger than the set.
     """
     for package, name in (("sklearn", "scikit-learn"), ("PIL", "Pillow")):
         if importlib.util.find_spec(package) is None:
@@ -163,7 +163,7 @@ def photos(batch: int) -> tuple[torch.Tensor, torch.Tensor]:
     quarters = torch.cat([quarter + number * QUARTERS // 2 for number, (_, quarter) in enumerate(cut)])
     images = torch.cat([upright, upright.flip(3), upright.flip(2), upright.flip(2, 3)])
     if batch > len(images):
-        what = f"{batch} is more than the {len(images)} patches there are"
+        what = f"{batch} exceeds the {len(images)} patches of the data set"
         raise InputError.single("record", "batch", what, f"give at most {len(images)}")
     order = torch.randperm(len(images), generator=torch.Generator().manual_seed(0))
     channels = (0, 2, 3)
@@ -172,7 +172,7 @@ def photos(batch: int) -> tuple[torch.Tensor, torch.Tensor]:
 
 
 def _patches(photo: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """Patches (n, 3, side, side) of a photo (height, width, 3), as floating-point numbers, and their quarters."""
+    """Returns patches (n, 3, side, side) of a photo (height, width, 3) as floating-point numbers, and quarters (n,)."""
     cut = photo.permute(2, 0, 1).float().unfold(1, PATCH_SIDE, PATCH_STEP).unfold(2, PATCH_SIDE, PATCH_STEP)
     _, rows, columns, *_ = cut.shape
     lower, right = torch.arange(rows) * 2 >= rows, torch.arange(columns) * 2 >= columns

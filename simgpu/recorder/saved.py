@@ -1,8 +1,8 @@
-"""What autograd saves for backward: which tensors, when it takes them back, and how long anybody else holds them.
+"""Records the tensors that autograd saves for backward: when it reads them, and when all other references are dropped.
 
-One more pass forward and backward, in which autograd is handed copies of what it saves. So a block goes when nobody
-else holds it, which the ledger sees. The operators are the same, and so is the place of each kernel in the iteration;
-weights and whatever else was there before are handed over as they are, for somebody holds them throughout.
+This runs forward and backward once more, with autograd saving copies. A block is then freed when its last other
+reference is dropped, which the ledger observes. Operators and kernel positions stay the same. Persistent tensors such
+as weights are not copied, because they stay referenced throughout.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from simgpu.recorder.watching import enter_persistent
 from simgpu.recorder.workload import Workload
 from simgpu.trace.model import Phase
 
-#: PyTorch calls it, with hooks, on what it takes back; it makes a view, so no kernel.
+#: With hooks installed, PyTorch calls this on the tensors it unpacks; it creates a view, so it is no kernel.
 _DETACH = "aten.detach.default"
 
 
@@ -40,11 +40,11 @@ def note_saved(
     progress: Callable[[str], None],
     host: Sequence[torch.Tensor] = (),
 ) -> list[SavedNote]:
-    """What autograd saves in the iteration of these calls and blocks, by the numbers of `blocks`, in order.
+    """Returns the tensors that autograd saves in the iteration, in order, with positions in `blocks` as block numbers.
 
-    Weights, buffers and random numbers are as before afterwards. host: as `Ledger` has it. Where PyTorch refuses hooks
-    (`torch.func` does), or has no memory for the copies, that is said, and nothing is noted. Raises `InputError` naming
-    `name` where the pass ran other operators.
+    Weights, buffers and random state are restored afterwards. host: as in `Ledger`. If PyTorch does not allow hooks
+    (`torch.func` does not), or has no memory for the copies, this reports it and returns an empty list. Raises
+    `InputError` naming `name` if the pass ran other operators than `calls`.
     """
     ledger = Ledger(device, host)
     try:
@@ -52,9 +52,9 @@ def note_saved(
             enter_persistent(ledger, workload, optimizer, tracker)
             watching = SavedPass(ledger, tracker, dict(workload.module.named_parameters()))
             with watching, saved_tensors_hooks(watching.pack, watching.unpack):
-                held = run_gradients(workload, watching)
+                live = run_gradients(workload, watching)
                 watching.finish()
-            del held
+            del live
     except RuntimeError as error:
         progress(f"what autograd saves is not noted: {str(error).partition(chr(10))[0]}")
         return []
@@ -62,20 +62,20 @@ def note_saved(
         optimizer.zero_grad(set_to_none=True)
     same, again = ([call for call in created if call[0] != _DETACH] for created in (calls, watching.signatures))
     expect_same(name, same[: len(again)], again)
-    # Blocks are met in the same order, those of backward last; this pass is not told of workspaces.
+    # Blocks appear in the same order in both passes, those of backward last; this pass does not record workspaces.
     numbers = without_workspaces(blocks)
     return [replace(note, block=numbers[note.block]) for note in watching.noted() if note.block is not None]
 
 
 @dataclass(slots=True, weakref_slot=True)
 class _Copy:
-    """The memory of a block as it was, held by whatever autograd saved of it."""
+    """A copy of a block's memory, referenced by all that autograd saved of the block."""
 
     values: torch.Tensor
 
 
 class _Packed(NamedTuple):
-    """What autograd holds instead of a tensor: a view of the copy, or of the tensor itself where there is none."""
+    """What autograd saves in place of a tensor: a view of the copy, or of the tensor itself if it was not copied."""
 
     note: SavedNote | None
     copy: _Copy
@@ -85,7 +85,7 @@ class _Packed(NamedTuple):
 
 
 class SavedPass(StructurePass):
-    """Watches an iteration whose autograd saves through `pack` and `unpack`; notes what it saves in forward."""
+    """Observes an iteration whose autograd saves through `pack` and `unpack`; notes the tensors saved in forward."""
 
     def __init__(self, ledger: Ledger, tracker: LayerTracker, parameters: dict[str, torch.nn.Parameter]) -> None:
         super().__init__(ledger, tracker, parameters, NoScratch(), has_values=False)
@@ -111,12 +111,12 @@ class SavedPass(StructurePass):
         return returned
 
     def pack(self, tensor: torch.Tensor) -> _Packed:
-        """Autograd saves a tensor; what comes back is what it holds."""
+        """Returns what autograd saves in place of a tensor."""
         packed: _Packed = self._unwatched(lambda: self._packed(tensor))
         return packed
 
     def unpack(self, packed: _Packed) -> torch.Tensor:
-        """Backward takes a tensor back."""
+        """Returns the saved tensor to backward."""
         note = packed.note
         if note is not None and note.before is None:
             note.before = len(self.kernels)
@@ -125,7 +125,7 @@ class SavedPass(StructurePass):
         return tensor
 
     def noted(self) -> list[SavedNote]:
-        """What was saved in forward, once the pass is over."""
+        """Returns the tensors saved in forward; call it after the pass."""
         for note in self._saved:
             if note.block is not None:
                 note.dropped = self._dropped(note.block)
@@ -153,7 +153,7 @@ class SavedPass(StructurePass):
         return _Packed(note, copy, tuple(tensor.shape), tensor.stride(), tensor.storage_offset())
 
     def _copy_of(self, number: int, tensor: torch.Tensor) -> _Copy:
-        """A copy of all memory behind a tensor, one for all that is saved of it while any of that is held."""
+        """Returns a copy of the tensor's storage; tensors saved of the same block share it while it is referenced."""
         copy = self._copies.get((number, tensor.dtype))
         if copy is None:
             elements = tensor.untyped_storage().nbytes() // tensor.element_size()
@@ -162,9 +162,9 @@ class SavedPass(StructurePass):
         return copy
 
     def _unwatched(self, work: Callable[[], Any]) -> Any:
-        was, self._is_copying = self._is_copying, True
+        previous, self._is_copying = self._is_copying, True
         try:
             with torch.no_grad():
                 return work()
         finally:
-            self._is_copying = was
+            self._is_copying = previous

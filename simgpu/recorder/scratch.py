@@ -1,4 +1,4 @@
-"""Memory that an operator takes and gives back while it runs, which no tensor ever shows."""
+"""Measures workspaces: memory that an operator allocates and frees while it runs, without a tensor to show for it."""
 
 from __future__ import annotations
 
@@ -11,30 +11,30 @@ from torch.profiler import ProfilerActivity, profile
 
 
 class ScratchMeter(Protocol):
-    """Told before an operator runs, asked after it."""
+    """Measures the workspace of one operator at a time."""
 
     def start(self) -> None:
-        """The operator is about to run."""
+        """Called before the operator runs."""
 
     def used(self) -> int:
-        """Bytes the operator took next to its results and gave back."""
+        """Called after the operator; returns the bytes that it allocated and freed, in addition to its results."""
 
 
 class NoScratch:
-    """The CPU's allocator keeps no count: nothing is known at no cost, so nothing is said."""
+    """Measures nothing: the CPU's allocator has no counters."""
 
     def start(self) -> None:
         """Nothing to do."""
 
     def used(self) -> int:
-        """None that we know of."""
+        """Always 0."""
         return 0
 
 
 class CudaScratch:
-    """What PyTorch's CUDA allocator held at most while the operator ran, beyond what it holds afterwards.
+    """The peak of PyTorch's CUDA allocator while the operator ran, minus the bytes allocated afterwards.
 
-    The allocator counts when it is asked for memory, on the host, so a device that lags behind changes nothing.
+    The allocator counts requests on the host, so a device that lags behind does not matter.
     """
 
     def __init__(self, device: torch.device, memory: Any = None) -> None:
@@ -42,43 +42,43 @@ class CudaScratch:
         self._memory = memory or torch.cuda
 
     def start(self) -> None:
-        """Count the peak from here."""
+        """Reset the peak."""
         self._memory.reset_peak_memory_stats(self._device)
 
     def used(self) -> int:
-        """Bytes from what is held now up to the peak."""
-        held = int(self._memory.memory_allocated(self._device))
-        return int(self._memory.max_memory_allocated(self._device)) - held
+        """Returns the peak bytes minus the bytes allocated now."""
+        allocated = int(self._memory.memory_allocated(self._device))
+        return int(self._memory.max_memory_allocated(self._device)) - allocated
 
 
 class ProfiledScratch:
-    """What PyTorch's memory profiler saw an operator hold at most on a CPU, beyond what it holds afterwards.
+    """The peak that PyTorch's memory profiler reports for an operator on a CPU, minus the bytes allocated afterwards.
 
-    It sees what is asked of PyTorch's allocator, so not what a library allocates for itself. A profile for every
-    operator is far too slow for all of them.
+    It covers requests to PyTorch's allocator, not what a library allocates by other means. Profiling is too slow to
+    use for every operator.
     """
 
     def __init__(self) -> None:
-        # The profiler's library writes a line to stderr for every profile, unless told not to before its first.
+        # By default, the profiler's library writes a line to stderr for every profile.
         os.environ.setdefault("KINETO_LOG_LEVEL", "99")
         self._profile: Any = None
 
     def start(self) -> None:
-        """Profile from here."""
+        """Start profiling."""
         self._profile = profile(activities=[ProfilerActivity.CPU], profile_memory=True)
         self._profile.__enter__()
 
     def used(self) -> int:
-        """Bytes from what is held now up to the peak."""
+        """Returns the peak bytes minus the bytes allocated now."""
         self._profile.__exit__(None, None, None)
         events = _below(self._profile.profiler.kineto_results.experimental_event_tree())
         memory = sorted((event for event in events if event.name == "[memory]"), key=lambda event: event.start_time_ns)
         self._profile = None
-        held = peak = 0
+        allocated = peak = 0
         for event in memory:
-            held += event.extra_fields.alloc_size
-            peak = max(peak, held)
-        return int(peak - held)
+            allocated += event.extra_fields.alloc_size
+            peak = max(peak, allocated)
+        return int(peak - allocated)
 
 
 def _below(events: Iterable[Any]) -> Iterator[Any]:
@@ -88,9 +88,9 @@ def _below(events: Iterable[Any]) -> Iterator[Any]:
 
 
 def framework_peak(device: torch.device, run: Callable[[], object], memory: Any = None) -> int | None:
-    """The most memory that PyTorch's CUDA allocator held while `run` ran; None on a CPU, where it does not count.
+    """Returns the peak bytes of PyTorch's CUDA allocator while `run` runs; None on a CPU, which has no counters.
 
-    That is all this process holds on the device, rounded up as the allocator does.
+    The peak counts all tensors of this process on the device, rounded up by the allocator.
     """
     if device.type != "cuda":
         return None

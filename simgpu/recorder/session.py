@@ -35,7 +35,7 @@ from simgpu.trace.model import Origin, OutputLife, Trace, TraceInfo
 
 @dataclass(frozen=True)
 class Session:
-    """What `record` was asked for, checked as far as that needs no PyTorch."""
+    """The arguments of `record`, already checked except where that needs PyTorch."""
 
     factory: str | Callable[..., Any]
     batch: int
@@ -63,7 +63,7 @@ class Session:
         return model_name(self.factory)
 
     def run(self) -> Trace:
-        """Make the recording."""
+        """Runs the recording and returns its trace."""
         device = find_device(self.device)
         new_optimizer = find_optimizer(self.optimizer) if isinstance(self.optimizer, str) else self.optimizer
         with (
@@ -117,7 +117,7 @@ class Session:
     def _structure(
         self, workload: Workload, optimizer: torch.optim.Optimizer, device: torch.device, values: Values
     ) -> tuple[StructurePass, list[KernelNote], list[BlockNote]]:
-        """What watched an iteration, and its kernels and blocks."""
+        """Returns the pass over an iteration, and the iteration's kernels and blocks."""
         structure, ledger = watch(
             workload, optimizer, device, lambda watcher: run_iteration(workload, optimizer, watcher), values
         )
@@ -132,10 +132,10 @@ class Session:
         trace: Trace,
         calls: Sequence[Signature],
     ) -> None:
-        """Another iteration, with snapshots of its memory; the same in its operators and blocks as the trace."""
+        """Runs another iteration with the operators and blocks of the trace, and takes snapshots of its memory."""
         if self.snapshots > len(trace.kernels):
-            what = f"there are no {self.snapshots} moments between the {len(trace.kernels)} kernels of the iteration"
-            raise InputError.single("record", "snapshots", what, f"ask for at most {len(trace.kernels)}")
+            what = f"{self.snapshots} exceeds the {len(trace.kernels)} kernels of the iteration"
+            raise InputError.single("record", "snapshots", what, f"give at most {len(trace.kernels)}")
         self.progress(f"taking {self.snapshots} snapshots of memory")
         times = [kernel.duration_ns for kernel in trace.kernels]
         snapshots = MemorySnapshots(folder, spread_over(times, self.snapshots))
@@ -151,7 +151,7 @@ class Session:
             raise
         except Exception as error:
             what = f"a training iteration raised {type(error).__name__}: {error}"
-            remedy = "the iteration is loss(module(*inputs), *labels).backward() and an optimizer step"
+            remedy = "make sure that loss(module(*inputs), *labels).backward() and an optimizer step work"
             raise InputError.single(self.name, "iteration", what, remedy) from error
 
     def _info(
@@ -187,17 +187,17 @@ class Session:
 
 
 def model_name(factory: str | Callable[..., Any]) -> str:
-    """The factory's name, as given or as it calls itself."""
+    """Returns the factory's name: the given string, or its ``__qualname__``."""
     return factory if isinstance(factory, str) else getattr(factory, "__qualname__", type(factory).__qualname__)
 
 
 def output_life(workload: Workload) -> OutputLife:
-    """How long the loop holds the module's output."""
+    """Returns how long the loop references the module's output."""
     return OutputLife.HELD if workload.hold_output else OutputLife.RELEASED
 
 
 def main_dtype(workload: Workload) -> str:
-    """The element type that most of the weights' bytes have; the first input's where there are no weights."""
+    """Returns the data type of most of the weights' bytes; that of the first input if there are no weights."""
     bytes_: dict[torch.dtype, int] = {next(iter(workload.input_tensors().values())).dtype: 0}
     for parameter in workload.module.parameters():
         bytes_[parameter.dtype] = bytes_.get(parameter.dtype, 0) + parameter.nbytes
@@ -205,13 +205,13 @@ def main_dtype(workload: Workload) -> str:
 
 
 def _current(device: torch.device) -> AbstractContextManager[Any]:
-    """Events are recorded on the current device, so the recorded one must be it."""
+    """Makes the recorded device current, because events are recorded on the current device."""
     return torch.cuda.device(device) if device.type == "cuda" else nullcontext()
 
 
 @contextmanager
 def own_random_state(device: torch.device, seed: int) -> Iterator[None]:
-    """Seed torch, and put its random state back afterwards."""
+    """Seeds torch, and restores its random state on exit."""
     with torch.random.fork_rng(devices=[device] if device.type == "cuda" else []):
         torch.manual_seed(seed)
         yield
@@ -219,12 +219,12 @@ def own_random_state(device: torch.device, seed: int) -> Iterator[None]:
 
 @contextmanager
 def no_garbage_collection() -> Iterator[None]:
-    """So that what is freed, and when, does not depend on when the collector happens to run."""
-    was_on = gc.isenabled()
+    """Disables garbage collection, so that block lifetimes do not depend on when the collector runs."""
+    was_enabled = gc.isenabled()
     gc.collect()
     gc.disable()
     try:
         yield
     finally:
-        if was_on:
+        if was_enabled:
             gc.enable()

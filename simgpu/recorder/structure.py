@@ -1,4 +1,4 @@
-"""The structure pass: one iteration in which every operator is looked at, whatever that costs in time."""
+"""The structure pass: one iteration that records what every operator reads and writes, regardless of its time."""
 
 from __future__ import annotations
 
@@ -26,10 +26,13 @@ _SPARSITY_DIGITS = 6
 class StructurePass(TorchDispatchMode):  # type: ignore[misc]
     """Notes what each operator of one iteration reads and writes.
 
-    An operator is a kernel if it touches memory of the recorded device. One that only makes a view (every result
-    shares storage with an argument, and nothing is written) does no work on the device and is left out: later
-    operators on the view read the block behind it. has_values: whether the tensors hold any, to measure sparsity of.
-    values: what else is done with them. flops: operations of products so far, by the number format of their operands.
+    An operator is a kernel if it accesses memory of the recorded device. Operators that only create views (all results
+    share storage with an argument, and nothing is written) do no work on the device and are omitted; later operators
+    on the view read the block behind it.
+
+    has_values: whether the tensors hold values whose sparsity can be measured.
+    values: further measurements on the values.
+    flops: operations of matrix products so far, by number format of their operands.
     """
 
     def __init__(
@@ -56,18 +59,18 @@ class StructurePass(TorchDispatchMode):  # type: ignore[misc]
         self._scopes: dict[int, int] = {}
 
     def begin(self, phase: Phase) -> None:
-        """A phase begins; when backward is over, its lasting results are known to be gradients of weights."""
+        """Called at the start of each phase; after backward, names the gradients of weights."""
         self._phase = phase
         self._layer = LOSS if phase is Phase.BACKWARD else None
         if phase is Phase.OPTIMIZER:
             self._name_weight_gradients()
 
     def differentiate(self, root: Any) -> None:
-        """Backward is about to run from this autograd node."""
+        """Called before backward runs from this autograd node."""
         mark_meetings(root)
 
     def finish(self) -> None:
-        """The iteration is over."""
+        """Called at the end of the iteration."""
         self._values.between_operators(self._ledger)
         self._ledger.close()
 
@@ -75,7 +78,7 @@ class StructurePass(TorchDispatchMode):  # type: ignore[misc]
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
         named = kwargs or {}
-        if func.namespace == "prim":  # a fake tensor is asked for its device
+        if func.namespace == "prim":  # queries the device of a fake tensor
             return func(*args, **named)
         self._values.between_operators(self._ledger)
         layer = self._current_layer()
@@ -93,7 +96,7 @@ class StructurePass(TorchDispatchMode):  # type: ignore[misc]
         return returned
 
     def _current_layer(self) -> str | None:
-        """The running module; in backward else the layer of the autograd node, and between nodes the last one's."""
+        """The running module, else in backward the layer of the autograd node, or of the previous node if none runs."""
         if self._phase is Phase.OPTIMIZER:
             return None
         if self._tracker.running is not None:
@@ -105,7 +108,7 @@ class StructurePass(TorchDispatchMode):  # type: ignore[misc]
         return self._layer
 
     def _may_sum(self, reads: tuple[int, ...], operands: Sequence[torch.Tensor]) -> bool:
-        """Whether this is a sum of gradients that is made in place when nobody watches."""
+        """Returns whether this is a sum of gradients that runs in place when the pass does not observe it."""
         node = torch._C._current_autograd_node()
         if self._phase is not Phase.BACKWARD or node is None or self._tracker.running is not None:
             return False
@@ -116,7 +119,7 @@ class StructurePass(TorchDispatchMode):  # type: ignore[misc]
     def _on_device(self, done: OperandAccess) -> OperandAccess:
         tensors = [*done.read, *done.overwritten, *done.changed]
         if any(self._ledger.is_on_host(tensor) for tensor in tensors):
-            return OperandAccess()  # a single value next to tensors of the host is the host's too
+            return OperandAccess()  # a single value used with host tensors is on the host too
         holds = self._ledger.holds_memory
         return OperandAccess(
             [tensor for tensor in done.read if holds(tensor)],
@@ -162,7 +165,7 @@ class StructurePass(TorchDispatchMode):  # type: ignore[misc]
             self._scopes.update(dict.fromkeys(writes, node._sequence_nr()))
 
     def _kind(self, place: int, tensor: torch.Tensor) -> BlockKind:
-        """Kind of a new block: an operator's first result is what it is for, the others serve its backward."""
+        """Returns the kind of a new block: only an operator's first result is an activation, others serve backward."""
         if not tensor.is_floating_point() or self._phase is Phase.OPTIMIZER:
             return BlockKind.OTHER
         if self._phase is Phase.BACKWARD and self._tracker.running is None:
@@ -170,7 +173,7 @@ class StructurePass(TorchDispatchMode):  # type: ignore[misc]
         return BlockKind.ACTIVATION if place == 0 else BlockKind.OTHER
 
     def _measure(self, written: Iterable[torch.Tensor]) -> None:
-        """Share of exact zeros in each feature map just written; after several writes the last one's stands."""
+        """Measures the fraction of exact zeros in each activation just written; a later write replaces the value."""
         for tensor in written:
             block = self._ledger.blocks[self._ledger.block_read(tensor, None)]
             if block.kind is BlockKind.ACTIVATION:
@@ -193,7 +196,7 @@ def _storage_key(tensor: torch.Tensor) -> int:
 
 
 def _operand_format(done: OperandAccess) -> str:
-    """The number format that a product is computed in: its operands', of which the last is never what is added."""
+    """Returns the number format of a product: that of its last floating-point operand, which is never the summand."""
     floating = [tensor.dtype for tensor in done.read if tensor.is_floating_point()]
     return str(floating[-1] if floating else done.read[-1].dtype).removeprefix("torch.")
 

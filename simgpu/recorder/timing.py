@@ -1,4 +1,4 @@
-"""The timing pass: how long every operator takes, and nothing else."""
+"""The timing pass, which measures only the duration of every operator."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ from simgpu.recorder.clocks import Clock, CudaClock, HostClock
 from simgpu.recorder.iteration import NoWatcher, run_iteration
 from simgpu.recorder.workload import Workload
 
-#: What must be the same each time an operator of an iteration runs: which one it is and the shape of its result.
+#: (operator, shape of its result), which must be the same in every iteration.
 Signature = tuple[str, tuple[int, ...] | None]
 
 
 def signature(func: Any, returned: Any) -> Signature:
-    """The signature of a call.
+    """Returns the signature of a call.
 
     >>> signature(torch.ops.aten.relu.default, torch.ones(2))
     ('aten.relu.default', (2,))
@@ -28,11 +28,11 @@ def signature(func: Any, returned: Any) -> Signature:
 
 
 def expect_same(name: str, expected: Sequence[Signature], signatures: Sequence[Signature]) -> None:
-    """Raises `InputError` naming `name` where two iterations ran different operators."""
+    """Raises `InputError` naming `name` if two iterations ran different operators."""
     for place, (one, other) in enumerate(zip_longest(expected, signatures)):
         if one != other:
             what = f"operator {place} is {_described(one)} in one iteration and {_described(other)} in another"
-            remedy = "record a model that runs the same operators on the same shapes every time"
+            remedy = "record a model that runs the same operators on the same shapes in every iteration"
             raise InputError.single(name, "iteration", what, remedy)
 
 
@@ -47,7 +47,7 @@ def time_iteration(
     device: torch.device,
     expected: Sequence[Signature],
 ) -> list[int]:
-    """Nanoseconds of every operator call of one iteration, which must be the calls that are expected."""
+    """Returns the nanoseconds of every operator call of one iteration; the calls must match `expected`."""
     clock: Clock = CudaClock() if device.type == "cuda" else HostClock()
     timing = TimingPass(clock)
     with timing:
@@ -57,7 +57,7 @@ def time_iteration(
 
 
 class TimingPass(TorchDispatchMode, NoWatcher):  # type: ignore[misc]
-    """Times the call of each operator; watches one iteration."""
+    """Times the call of each operator in one iteration."""
 
     def __init__(self, clock: Clock) -> None:
         super().__init__()
@@ -76,5 +76,5 @@ class TimingPass(TorchDispatchMode, NoWatcher):  # type: ignore[misc]
         return returned
 
     def durations(self) -> list[int]:
-        """Nanoseconds of each operator called, in order."""
+        """Returns the nanoseconds of each operator call, in order."""
         return self._clock.durations(self._marks)

@@ -1,4 +1,4 @@
-"""Training before a recording, and the sparsity and sizes observed at the end of each epoch."""
+"""Trains a model before a recording, and measures sparsity and compressed sizes after each epoch."""
 
 from __future__ import annotations
 
@@ -20,13 +20,15 @@ from simgpu.recorder.workload import Workload
 
 @dataclass
 class TrainingLog:
-    """What a training run showed.
+    """The results of a training run.
 
-    calls: the operators that were looked at, the same at every epoch: a whole iteration's, or its forward part's.
-    values: for each epoch from 0, before training, what was seen of all blocks of the iteration, or of those that
-    forward makes, in the order of `created_in_iteration`. losses: the mean loss over the steps of each epoch from 1.
-    steps: of all epochs. right: the share of the labels of all batches that it finds at the end; None where a label is
-    not the place of a score.
+    calls: the observed operators, the same at every epoch.
+    covers_iteration: whether `calls` and `values` cover the full iteration, or only forward.
+    values: per epoch, from 0 (before training): the values of all blocks of the iteration, or of those created in
+        forward, in the order of `created_in_iteration`.
+    losses: mean loss over the steps of each epoch, from 1.
+    steps: number of steps in all epochs.
+    right: accuracy on the labels of all batches after training; None if labels are not class numbers.
     """
 
     calls: list[Signature]
@@ -37,12 +39,12 @@ class TrainingLog:
     right: float | None = None
 
     def seen_of(self, blocks: Sequence[BlockNote]) -> list[dict[int, ValueNote]]:
-        """For each epoch what was seen, by position in the blocks of a whole iteration."""
+        """Returns the measured values per epoch, by position in the blocks of the full iteration."""
         numbers = range(len(blocks)) if self.covers_iteration else created_in_iteration(blocks)
         return [dict(zip(numbers, values, strict=self.covers_iteration)) for values in self.values]
 
     def summary(self) -> str:
-        """The run in one sentence."""
+        """Describes the run in one or two sentences."""
         steps = self.steps // len(self.losses)
         return (
             f"Trained for {len(self.losses)} epoch{'s' if len(self.losses) > 1 else ''} of {steps} "
@@ -61,14 +63,15 @@ def train(
     progress: Callable[[str], None],
     look_at: Values | None = None,
 ) -> TrainingLog:
-    """Train for `epochs` walks through the workload's batches, or as many steps on its one batch.
+    """Trains for `epochs` passes over the workload's batches, or as many steps on its single batch.
 
-    Feature maps are measured on the workload's own inputs, the same ones each time, in training mode, so dropout
-    counts. Looking at them leaves weights, buffers, optimizer state and random numbers as they were.
-    look_at: what is measured next to their sparsity. Entries of memory are those of a whole iteration: weights and
-    optimizer state as it finds them, but at epoch 0 the state that a first step leaves, for there is none before it.
+    Feature maps are measured on the workload's own inputs, the same for each epoch, in training mode (with dropout).
+    Measuring restores weights, buffers, optimizer state and random state.
 
-    Raises `InputError` naming `name` where a step fails, the loss is no longer a number, or the operators change.
+    look_at: what to measure in addition to sparsity. Memory-entries are measured over a full iteration, with the
+    weights and optimizer state from before it; at epoch 0, with the optimizer state after a first step.
+
+    Raises `InputError` naming `name` if a step fails, the loss is not finite, or the operators change.
     """
     looked = look_at or Values()
     values, calls = _look(name, workload, optimizer, device, looked)
@@ -94,16 +97,16 @@ def _step(name: str, step: Workload, optimizer: torch.optim.Optimizer, epoch: in
         raise
     except Exception as error:
         what = f"a training step raised {type(error).__name__}: {error}"
-        remedy = "every batch is trained with loss(module(*inputs), *labels)"
+        remedy = "make sure that loss(module(*inputs), *labels) works for every batch"
         raise InputError.single(name, f"epoch {epoch}", what, remedy) from error
     if not math.isfinite(loss):
-        remedy = "train more gently: --optimizer module.path:factory sets a learning rate of your own"
+        remedy = "lower the learning rate, with your own --optimizer module.path:factory"
         raise InputError.single(name, f"epoch {epoch}", f"the loss has become {loss}", remedy)
     return loss
 
 
 def _right(workload: Workload, device: torch.device) -> float | None:
-    """The share of labels that are the place of the highest score, over all batches and without dropout."""
+    """Returns the accuracy (fraction of labels with the highest score) over all batches, without dropout."""
     result = total = 0
     with as_it_was(workload.module, device), torch.no_grad():
         workload.module.eval()
@@ -114,7 +117,7 @@ def _right(workload: Workload, device: torch.device) -> float | None:
                     return None
                 result += int((scores.argmax(-1) == labels).sum())
                 total += labels.numel()
-        except Exception:  # no labels, several results, a module that only trains: nothing to tell, and no mistake
+        except Exception:  # no labels, several outputs, a module without evaluation mode: no accuracy, but no error
             return None
         finally:
             workload.module.train()
@@ -124,21 +127,21 @@ def _right(workload: Workload, device: torch.device) -> float | None:
 def _look(
     name: str, workload: Workload, optimizer: torch.optim.Optimizer, device: torch.device, values: Values
 ) -> tuple[list[ValueNote], list[Signature]]:
-    """As `_seen`; `InputError` naming `name` where the iteration that is looked at fails."""
+    """Like `_seen`, but raises `InputError` naming `name` if the observed iteration fails."""
     try:
         return _seen(workload, optimizer, device, values)
     except SimgpuError:
         raise
     except Exception as error:
         what = f"an iteration raised {type(error).__name__}: {error}"
-        remedy = "the iteration is loss(module(*inputs), *labels).backward() and an optimizer step"
+        remedy = "make sure that loss(module(*inputs), *labels).backward() and an optimizer step work"
         raise InputError.single(name, "iteration", what, remedy) from error
 
 
 def _seen(
     workload: Workload, optimizer: torch.optim.Optimizer, device: torch.device, values: Values
 ) -> tuple[list[ValueNote], list[Signature]]:
-    """What is seen of all blocks where their entries are measured, else of those that forward makes; the operators."""
+    """Returns the measured values of all blocks (only those of forward if no entries are measured) and the calls."""
     covers_iteration = values.entries is not None
     with state_as_it_was(optimizer, workload.scaler), as_it_was(workload.module, device):
         if covers_iteration and not optimizer.state:
@@ -154,6 +157,6 @@ def _seen(
 
 
 def _forward(workload: Workload, _: torch.optim.Optimizer, watcher: Watcher) -> None:
-    held = run_forward(workload, watcher)
+    live = run_forward(workload, watcher)
     watcher.finish()
-    del held
+    del live

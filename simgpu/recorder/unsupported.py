@@ -1,7 +1,7 @@
-"""Models that cannot be recorded (compiled, wrapped for several GPUs, with flex attention), and places in user code.
+"""Rejects models that cannot be recorded (compiled, wrapped for several GPUs, or with flex attention).
 
-`check_module` looks for wrappers in the module's tree; `refuse_unsupported` detects what only shows at run time.
-PyTorch's distributed package is not imported for it: its classes are known by name.
+`check_module` looks for wrappers among the submodules; `refuse_unsupported` detects the rest at run time; `raised_at`
+and `running_at` find lines in user code. PyTorch's distributed classes are matched by name, without importing them.
 """
 
 from __future__ import annotations
@@ -26,11 +26,11 @@ from simgpu.errors import InputError, Problem
 _EAGER = "simgpu records eager iterations: "
 _ONE_GPU = "simgpu records one GPU: "
 _COMPILED = f"{_EAGER}pass the module before torch.compile{{inner}}, or set TORCHDYNAMO_DISABLE=1"
-_FLEX = "simgpu does not record it yet; use torch.nn.functional.scaled_dot_product_attention, with a mask as a tensor"
+_FLEX = "simgpu does not support it; use torch.nn.functional.scaled_dot_product_attention, with a mask as a tensor"
 _FLEX_MODULE = "torch.nn.attention.flex_attention"
 _DTENSOR = f"{_ONE_GPU}give it as a plain tensor, before parallelize_module or distribute_tensor"
-#: PyTorch's classes that wrap a module or take its place: what that is called, and what to do. {inner}: where the
-#: wrapped module is.
+#: PyTorch's classes that wrap or replace a module: (what is wrong, what to do). {inner} is the path of the wrapped
+#: module.
 _WRAPPERS = {
     "OptimizedModule": ("is wrapped by torch.compile (OptimizedModule)", _COMPILED),
     "ScriptModule": (
@@ -51,8 +51,8 @@ _WRAPPERS = {
     "ReplicateModule": ("is replicated by replicate (DDP)", f"{_ONE_GPU}pass the module before replicate"),
 }
 _INNER = {"OptimizedModule": "_orig_mod", "DistributedDataParallel": "module", "DataParallel": "module"}
-_DISTRIBUTED = ("uses torch.distributed", f"{_ONE_GPU}leave torch.distributed out")
-#: Modules of PyTorch that an exception came through, and what it then was about.
+_DISTRIBUTED = ("uses torch.distributed", f"{_ONE_GPU}remove torch.distributed")
+#: PyTorch modules, and (what is wrong, what to do) if an exception was raised through them.
 _MODULES = {
     "torch.nn.parallel.distributed": _WRAPPERS["DistributedDataParallel"],
     "torch.nn.parallel.data_parallel": _WRAPPERS["DataParallel"],
@@ -67,7 +67,7 @@ _MODULES = {
 
 
 def check_module(name: str, module: nn.Module) -> None:
-    """Raises `InputError` naming `name` and the place in the module's tree of every kind of wrapper in it."""
+    """Raises `InputError` naming `name` and, for each kind of wrapper in the module, the submodules of that kind."""
     result: dict[str, list[str]] = {}
     for path, part in module.named_modules():
         kind = _wrapper(type(part))
@@ -77,21 +77,20 @@ def check_module(name: str, module: nn.Module) -> None:
             result.setdefault("compile()", []).append(path)
     problems = [_wrapped(name, kind, paths) for kind, paths in result.items()]
     if not problems:
-        spread = [path for path, tensor in _named_tensors(module) if "DTensor" in _names(type(tensor))]
-        if spread:
-            problems = [
-                Problem(name, "module", f"{_listed(spread)} is a DTensor, one tensor on several GPUs", _DTENSOR)
-            ]
+        distributed = [path for path, tensor in _named_tensors(module) if "DTensor" in _names(type(tensor))]
+        if distributed:
+            what = f"{_listed(distributed)} is a DTensor, one tensor on several GPUs"
+            problems = [Problem(name, "module", what, _DTENSOR)]
     if problems:
         raise InputError(problems)
 
 
 @contextmanager
 def refuse_unsupported(name: str) -> Iterator[None]:
-    """Within, a call of a compiled function is refused, and so is what failed inside such parts of PyTorch.
+    """Rejects calls of compiled functions, and reports errors inside unsupported parts of PyTorch.
 
-    Compiled functions run uncompiled meanwhile; on fake tensors compiled code would read memory that is not there.
-    Raises `InputError` naming `name` and the user's line.
+    Inside the context, compiled functions run uncompiled, because compiled code would access the missing memory of fake
+    tensors. Raises `InputError` naming `name` and the line in user code.
     """
     refused: list[InputError] = []
     try:
@@ -113,13 +112,13 @@ def _wrapper(kind: type) -> str | None:
 
 
 def _names(kind: type) -> Iterator[str]:
-    """The names of PyTorch's classes that a class is one of."""
+    """Returns the names of PyTorch's classes among a class and its bases."""
     return (base.__name__ for base in kind.__mro__ if base.__module__.partition(".")[0] == "torch")
 
 
 def _wrapped(name: str, kind: str, paths: list[str]) -> Problem:
     if kind == "compile()":
-        remedy = f"{_EAGER}leave out the call of compile(), or set TORCHDYNAMO_DISABLE=1"
+        remedy = f"{_EAGER}remove the call of compile(), or set TORCHDYNAMO_DISABLE=1"
         return Problem(name, "module", f"{_listed(paths)} is compiled in place, by module.compile()", remedy)
     what, remedy = _WRAPPERS[kind]
     inner = ".".join(("model", *filter(None, (paths[0], _INNER.get(kind)))))
@@ -127,7 +126,7 @@ def _wrapped(name: str, kind: str, paths: list[str]) -> Problem:
 
 
 def _listed(paths: list[str]) -> str:
-    """The first of some places in the module's tree, and how many more there are.
+    """Formats paths of submodules: the first one, and the number of others.
 
     >>> _listed(["", "0"]), _listed(["layers.0"])
     ('the model, and 1 module in it,', "'layers.0'")
@@ -145,9 +144,9 @@ def _named_tensors(module: nn.Module) -> Iterator[tuple[str, torch.Tensor]]:
 
 @contextmanager
 def _no_compiled_code(name: str, refused: list[InputError]) -> Iterator[None]:
-    """Within, Dynamo is never switched on; a call that would is added to `refused` and raised.
+    """Keeps Dynamo switched off; a call that would switch it on is added to `refused` and raised.
 
-    It is raised when the compiled call is over, so that Dynamo has put its own settings back by then.
+    The error is raised at the end of the compiled call, when Dynamo has restored its own settings.
     """
     from torch._dynamo import eval_frame  # every optimizer imports it too
 
@@ -162,7 +161,7 @@ def _no_compiled_code(name: str, refused: list[InputError]) -> Iterator[None]:
             outermost = outermost or caller
             return own(None)
         before = own(None)
-        if caller is outermost:  # elsewhere PyTorch's own code is running, which an exception would abort
+        if caller is outermost:  # an exception elsewhere would abort PyTorch's own code
             outermost = None
             raise refused[0]
         return before
@@ -175,7 +174,7 @@ def _no_compiled_code(name: str, refused: list[InputError]) -> Iterator[None]:
 
 
 def _compiled_call(name: str, frame: FrameType) -> InputError:
-    """The refusal of a compiled function, from the frame of Dynamo's wrapper of it."""
+    """Returns the error for a compiled function, from the frame of Dynamo's wrapper."""
     function = inspect.unwrap(frame.f_locals["fn"])
     called = getattr(function, "__qualname__", type(function).__name__)
     if getattr(function, "__module__", None) == _FLEX_MODULE:
@@ -187,7 +186,7 @@ def _compiled_call(name: str, frame: FrameType) -> InputError:
 
 
 def _refusal(name: str, error: BaseException) -> InputError | None:
-    """What an exception was about that came through PyTorch's code for what simgpu does not record."""
+    """Returns the error for an exception raised through an unsupported PyTorch module; None for any other."""
     cause = error.__cause__ if isinstance(error, InputError) else error
     if cause is None:
         return None
@@ -206,13 +205,13 @@ _SIMGPU = str(Path(__file__).parents[1]) + os.sep
 
 
 def raised_at(error: BaseException) -> str:
-    """The innermost line of the user's that an error went through, as ``file:line``; empty where there is none."""
+    """Returns the innermost line of user code in an error's traceback, as ``file:line``; empty if there is none."""
     lines = [(frame.f_code.co_filename, line) for frame, line in traceback.walk_tb(error.__traceback__)]
     return _first(reversed(lines))
 
 
 def running_at(frame: FrameType) -> str:
-    """The innermost line of the user's that called this frame, as ``file:line``; empty where simgpu did."""
+    """Returns the innermost line of user code that called this frame, as ``file:line``; empty if simgpu did."""
     lines = ((caller.f_code.co_filename, line) for caller, line in traceback.walk_stack(frame))
     return _first(takewhile(lambda line: not line[0].startswith(_SIMGPU), lines))
 

@@ -23,7 +23,7 @@ def watch(
     run: Callable[[StructurePass], Any],
     values: Values,
 ) -> tuple[StructurePass, Ledger]:
-    """Watch what `run` does, which gets the watcher; what it returns is held until it has been told to finish."""
+    """Runs `run` with a `StructurePass` as its watcher; returns the pass and its ledger."""
     ledger = Ledger(device)
     scratch: ScratchMeter = CudaScratch(device) if device.type == "cuda" else NoScratch()
     with LayerTracker(workload.module) as tracker:
@@ -39,7 +39,7 @@ def watch(
 def enter_persistent(
     ledger: Ledger, workload: Workload, optimizer: torch.optim.Optimizer, tracker: LayerTracker
 ) -> None:
-    """Enter every tensor that an iteration finds."""
+    """Enter every tensor that exists before an iteration."""
     for name, tensor in workload.input_tensors().items():
         ledger.keep(tensor, BlockKind.INPUT, name)
     for place, tensor in enumerate(workload.labels):

@@ -1,4 +1,4 @@
-"""The workload to record, module with inputs, labels and loss, and how a factory makes one."""
+"""The workload to record (module, inputs, labels, loss), and how it is built from a user's factory."""
 
 from __future__ import annotations
 
@@ -33,14 +33,15 @@ _CONVENTION = (
 
 
 class Workload(NamedTuple):
-    """One training step's ingredients: ``loss(module(*inputs), *labels)`` is a single value to differentiate.
+    """The parts of a training step, in which ``loss(module(*inputs), *labels)`` is the scalar to differentiate.
 
-    inputs: positional arguments, or a dict of arguments by keyword; the first tensor's first dimension is the batch.
-    batches: what an epoch of training walks through, pairs of inputs and labels, or mappings of inputs by keyword where
-    there are no labels (a ``DataLoader`` or a list of such); None where there is only the one batch. data: what inputs
-    and labels are, in words. hold_output: whether the loop holds the module's output through backward and the optimizer
-    step; else nothing but autograd holds it once the loss is computed. scaler: what scales the gradients, a
-    ``torch.amp.GradScaler``; None for none.
+    inputs: positional arguments, or a dict of keyword arguments; the first tensor's first dimension is the batch.
+    batches: the data of an epoch, a ``DataLoader`` or list of pairs (inputs, labels), or of mappings of inputs if there
+        are no labels; None for training on the single batch.
+    data: description of the inputs and labels.
+    hold_output: whether the loop references the module's output through backward and the optimizer step; else only
+        autograd references it after the loss is computed.
+    scaler: gradient scaler; None for none.
     """
 
     module: nn.Module
@@ -53,24 +54,24 @@ class Workload(NamedTuple):
     scaler: torch.amp.GradScaler | None = None
 
     def output(self) -> Any:
-        """What the module returns on the inputs."""
+        """Returns the module's output for the inputs."""
         return call(self.module, self.inputs)
 
     def input_tensors(self) -> dict[str, torch.Tensor]:
-        """The tensors among the inputs, by name: ``input``, ``input.1``, ``input.mask``."""
+        """Returns the input tensors by name: ``input``, ``input.1``, ``input.mask``."""
         return named_tensors("input", self.inputs)
 
     def to(self, device: torch.device) -> Workload:
-        """The same workload on a device, its module in training mode."""
+        """Returns the workload on a device, with its module in training mode."""
         inputs = moved(self.inputs, device)
         labels = tuple(tensor.to(device) for tensor in self.labels)
         loss = self.loss.to(device) if isinstance(self.loss, nn.Module) else self.loss
         return self._replace(module=self.module.to(device).train(), inputs=inputs, labels=labels, loss=loss)
 
     def steps(self, device: torch.device) -> Iterator[Workload]:
-        """The steps of one epoch, each this workload with its own batch on the device.
+        """Yields the steps of one epoch, each a copy of this workload with its own batch on the device.
 
-        Raises `InputError` where a batch is neither a pair of inputs and labels nor a mapping of inputs.
+        Raises `InputError` if a batch is neither a pair (inputs, labels) nor a mapping of inputs.
         """
         if self.batches is None:
             yield self
@@ -79,16 +80,16 @@ class Workload(NamedTuple):
             where = f"batch {number} of an epoch"
             pair = (batch, ()) if isinstance(batch, Mapping) else batch
             if not isinstance(pair, (tuple, list)) or len(pair) != 2:
-                remedy = "give pairs (inputs, labels), or mappings of inputs by keyword where the loss is the module's"
+                remedy = "give pairs (inputs, labels), or mappings of inputs if the module computes the loss"
                 raise InputError.single("record", where, f"it is {_describe(batch)}", remedy)
             inputs, labels = arguments("record", where, pair[0]), _tensors("record", where, pair[1])
             yield self._replace(inputs=moved(inputs, device), labels=tuple(tensor.to(device) for tensor in labels))
 
 
 def find_factory(name: str) -> Callable[..., Any]:
-    """The callable behind a built-in model's name or ``module.path:attribute``.
+    """Returns the factory of a built-in model or ``module.path:attribute``.
 
-    Raises `InputError` when the module cannot be imported or the attribute is missing or not callable.
+    Raises `InputError` if the module cannot be imported or the attribute is missing or not callable.
     """
     known = {built_in: factory_path(built_in) for built_in in BUILT_IN_MODELS}
     return find_callable(name, known, kind="a built-in model", place=_PLACE)
@@ -97,9 +98,9 @@ def find_factory(name: str) -> Callable[..., Any]:
 def make_workload(
     name: str, factory: Callable[..., Any], batch: int, specs: Mapping[str, InputSpec] | None = None
 ) -> Workload:
-    """Call a factory, with ``batch=`` if it has a parameter of that name, and check what it returns.
+    """Calls a factory, with ``batch=`` if it has that parameter, and builds a workload from the checked result.
 
-    specs: inputs by name for a factory that returns a module alone. Random inputs and labels come from torch's default
+    specs: inputs by name, for a factory that returns only a module. Random inputs and labels come from torch's default
     generator. Raises `InputError` naming `name`.
     """
     created = _called(name, factory, batch)
@@ -109,8 +110,8 @@ def make_workload(
         raise InputError.single(name, _PLACE, f"it returned {_describe(created)}, not a module", _CONVENTION)
     check_module(name, parts[0])
     if specs and len(parts) > 1:
-        remedy = "leave --input (inputs in Python) out, or return the module alone"
-        raise InputError.single(name, "inputs", "the factory returns inputs of its own", remedy)
+        remedy = "leave out --input (inputs in Python), or return only the module"
+        raise InputError.single(name, "inputs", "the factory already returns inputs", remedy)
     if len(parts) > 2:
         workload = _checked(name, created if isinstance(created, Workload) else Workload(*parts), batch)
     else:
@@ -126,12 +127,12 @@ def _called(name: str, factory: Callable[..., Any], batch: int) -> Any:
         raise
     except Exception as error:
         what = f"calling it raised {type(error).__name__}: {error}"
-        remedy = "it is called with batch=N if it has a parameter 'batch', else with nothing"
+        remedy = "it is called with batch=N if it has a parameter 'batch', else without arguments"
         raise InputError.single(name, _PLACE, what, remedy) from error
 
 
 def _checked(name: str, workload: Workload, batch: int) -> Workload:
-    """A workload as the factory gave it, its inputs and labels in their usual form."""
+    """Returns the factory's workload with inputs and labels in their standard form."""
     workload = workload._replace(
         inputs=arguments(name, "inputs", workload.inputs),
         labels=_tensors(name, "labels", workload.labels),
@@ -144,14 +145,14 @@ def _checked(name: str, workload: Workload, batch: int) -> Workload:
 
 
 def _without_loss(name: str, parts: tuple[Any, ...], batch: int, specs: Mapping[str, InputSpec] | None) -> Workload:
-    """A workload of a module with inputs of its own, or with those that were asked for by name."""
+    """Returns the workload of a module without a loss, with the factory's inputs or those specified by name."""
     module = parts[0]
     if len(parts) == 2:
         inputs, data = arguments(name, "inputs", parts[1]), "the factory's own inputs"
         given = described(inputs)
     elif specs:
         inputs = random_arguments(name, module, specs, batch)
-        given = ", ".join(f"{each}={spec}" for each, spec in specs.items())
+        given = ", ".join(f"{key}={spec}" for key, spec in specs.items())
         data = f"random inputs ({given})"
     else:
         raise ask_for_inputs(name, module)
@@ -167,14 +168,14 @@ def _check_batches(name: str, batches: object) -> None:
     if not isinstance(batches, Iterable):
         raise InputError.single(name, "batches", f"they are {_describe(batches)}", remedy)
     if isinstance(batches, Iterator):
-        raise InputError.single(name, "batches", "they can be walked through only once", remedy)
+        raise InputError.single(name, "batches", "they can be iterated only once", remedy)
 
 
 def _check_batch(name: str, inputs: Arguments, batch: int) -> None:
     remedy = f"give a first input whose first dimension is {batch}"
     tensors = list(named_tensors("input", inputs).values())
     if not tensors:
-        raise InputError.single(name, "inputs", "there is no tensor in them", remedy)
+        raise InputError.single(name, "inputs", "they contain no tensor", remedy)
     shape = tuple(tensors[0].shape)
     if shape[:1] != (batch,):
         raise InputError.single(name, "inputs", f"the first one's shape {shape} is not of batch {batch}", remedy)
@@ -201,36 +202,36 @@ def _tensors(name: str, what: str, value: object) -> tuple[torch.Tensor, ...]:
 
 
 _REMEDY = (
-    "return (module, inputs, labels, loss) from the factory, where loss(module(*inputs), *labels) is a single value, "
-    "or give {module} what it computes a loss of its own from"
+    "return (module, inputs, labels, loss) from the factory, where loss(module(*inputs), *labels) is a scalar, "
+    "or give {module} the inputs from which it computes its own loss"
 )
 
 
 def own_loss(output: Any, *_: torch.Tensor) -> torch.Tensor:
-    """The loss that a module's output carries, by the key or attribute ``loss``; `InputError` where there is none.
+    """Returns the key or attribute ``loss`` of a module's output; raises `InputError` if there is none.
 
     >>> own_loss({"loss": torch.tensor(2.0), "logits": torch.ones(1)})
     tensor(2.)
     """
     loss = _carried(output)
     if not isinstance(loss, torch.Tensor) or loss.numel() != 1:
-        what = f"the module returned {_described(output)}, which carries no loss of a single value"
+        what = f"the module returned {_described(output)}, which contains no scalar loss"
         raise InputError.single("record", "loss", what, _REMEDY.format(module="the module"))
     return loss
 
 
 def cross_entropy_of_scores(scores: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
-    """The mean over samples, or over the tokens of all samples; the last dimension of the scores is the classes."""
+    """Returns the mean cross-entropy over samples or tokens; the last dimension of the scores is the classes."""
     return nn.functional.cross_entropy(scores.flatten(0, -2), labels.flatten())
 
 
 def find_loss(
     name: str, module: nn.Module, inputs: Arguments, batch: int, given: str
 ) -> tuple[tuple[torch.Tensor, ...], Callable[..., torch.Tensor]]:
-    """Labels and loss of a module, by what a trial run without gradients returns.
+    """Returns labels and loss of a module, according to the output of a trial run without gradients.
 
-    An output that carries a loss needs no labels. Scores, a row for each sample or each token, get random labels.
-    given: what the inputs are, in words. Raises `InputError` naming `name` where the run fails or returns neither.
+    An output with a loss needs no labels. Scores, one row per sample or token, get random labels.
+    given: description of the inputs. Raises `InputError` naming `name` if the run fails or returns neither.
     """
     try:
         with torch.no_grad():
@@ -239,13 +240,13 @@ def find_loss(
         raise
     except Exception as error:
         what = f"{type(module).__name__} raised {type(error).__name__} on {given}: {error}"
-        remedy = f"give inputs that {forward_of(module)} works on, of its shapes, types and, for integers, bounds"
+        remedy = f"give inputs with the shapes, types and (for integers) bounds that {forward_of(module)} expects"
         raise InputError.single(name, "inputs", what, remedy) from error
     if isinstance(_carried(output), torch.Tensor):
         return (), own_loss
     if _is_scores(output) and output.shape[0] == batch:
         return (torch.randint(output.shape[-1], output.shape[:-1]),), cross_entropy_of_scores
-    what = f"the module returned {_described(output)} on {given}, neither a loss nor a row of scores for each sample"
+    what = f"the module returned {_described(output)} on {given}, neither a loss nor a row of scores per sample"
     raise InputError.single(name, "loss", what, _REMEDY.format(module=forward_of(module)))
 
 
@@ -260,5 +261,5 @@ def _is_scores(output: Any) -> bool:
 def _described(output: Any) -> str:
     if isinstance(output, torch.Tensor):
         return f"a tensor {tuple(output.shape)} of {str(output.dtype).removeprefix('torch.')}"
-    held = f" of {', '.join(map(str, output))}" if isinstance(output, Mapping) else ""
-    return f"{type(output).__name__}{held}"
+    keys = f" of {', '.join(map(str, output))}" if isinstance(output, Mapping) else ""
+    return f"{type(output).__name__}{keys}"

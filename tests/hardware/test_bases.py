@@ -112,7 +112,7 @@ def test_overrides_work_on_the_merged_file(tmp_path: Path) -> None:
 
 def test_a_base_cannot_be_changed_by_an_override(tmp_path: Path) -> None:
     (problem,) = reported(over(tmp_path), {"base": "v100"})
-    assert problem.startswith("override: node.base: a base is laid under a file, not under a change; choose another")
+    assert problem.startswith("override: node.base: the base cannot be overridden; choose another")
 
 
 def test_mistake_is_reported_in_its_own_file(tmp_path: Path) -> None:
@@ -147,7 +147,7 @@ def test_value_missing_in_all_files_is_reported_in_the_requested_one(tmp_path: P
     [
         ("v10", "line 3, base: no shipped node is called 'v10'; did you mean 'v100'?"),
         ("gone.yaml", "line 3, base: no such file: gone.yaml; give a path that exists, or the name of a shipped node"),
-        ("over.yaml", "line 3, base: leads in a circle: over.yaml -> over.yaml; base one of them on none"),
+        ("over.yaml", "line 3, base: circular bases: over.yaml -> over.yaml; remove the base of one"),
         ("7", "line 3, base: 7 is not a text"),
         ("''", "line 3, base: '' is empty"),
     ],
@@ -162,7 +162,7 @@ def test_circular_bases_are_reported_where_the_circle_closes(tmp_path: Path) -> 
     for name, base in zip(names, ("b", "c", "b"), strict=True):
         write(tmp_path, name, f"schema: simgpu.node/1\nname: {name}\nbase: {base}.yaml\n")
     (problem,) = reported(tmp_path / "a.yaml")
-    assert problem.startswith("c.yaml: line 3, base: leads in a circle: b.yaml -> c.yaml -> b.yaml; base one")
+    assert problem.startswith("c.yaml: line 3, base: circular bases: b.yaml -> c.yaml -> b.yaml; remove the base")
 
 
 def test_a_base_of_another_schema_is_refused(tmp_path: Path) -> None:

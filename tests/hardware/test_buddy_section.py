@@ -117,12 +117,12 @@ def test_all_mistakes_are_reported_at_once_with_their_places(tmp_path: Path):
 @pytest.mark.parametrize("size", ["100 B", "4000 B", "64 B"])
 def test_metadata_cache_size_is_a_multiple_of_its_sets(tmp_path: Path, size: str):
     (result,) = problems(tmp_path, changed(("size: 4 KiB", f"size: {size}")))
-    assert result.startswith("line 9, gpu.buddy.metadata_cache: size is no multiple of line times ways, 128 B")
+    assert result.startswith("line 9, gpu.buddy.metadata_cache: size is not a multiple of 128 B")
 
 
 def test_it_needs_the_bandwidth_of_device_memory(tmp_path: Path):
     (result,) = problems(tmp_path, changed(("  dram_bandwidth: 900 GB/s\n", "")))
-    assert result == "line 3, gpu: buddy needs dram_bandwidth: what passes there is what compression makes less"
+    assert result == "line 3, gpu: buddy needs dram_bandwidth: compression reduces the traffic to DRAM"
 
 
 def test_the_shipped_one_is_the_paper_s():

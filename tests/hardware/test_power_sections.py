@@ -58,7 +58,7 @@ def test_powers_and_energies_become_integers(tmp_path: Path) -> None:
             "gpu.power.dram_energy: '14 W': 'W' is not a unit of energy of moved data; "
             "known: fJ/B, pJ/B, nJ/B, fJ/bit, pJ/bit",
         ),
-        (("139.1 W", "174 W"), "gpu.power: idle and arithmetic together are more than limit"),
+        (("139.1 W", "174 W"), "gpu.power: idle plus arithmetic exceeds limit"),
         (("  fp32_rate: 4.29 TFLOP/s\n", ""), "gpu: power needs fp32_rate"),
         (("idle: 62 W, ", ""), "gpu.power.idle: is missing; add it"),
         (("idle:", "idel:"), "gpu.power.idel: unknown key; did you mean 'idle'?"),

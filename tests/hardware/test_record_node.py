@@ -188,7 +188,7 @@ def test_wrong_arguments_are_reported_together() -> None:
     with pytest.raises(InputError) as caught:
         record_node("mine", sizes=[0, 1024], repetitions=0, date="today")
     assert [problem.place for problem in caught.value.problems] == ["sizes", "repetitions", "date"]
-    with pytest.raises(InputError, match="one size shows no latency"):
+    with pytest.raises(InputError, match="one size cannot show the latency"):
         record_node("mine", sizes=[1024, 1024])
 
 

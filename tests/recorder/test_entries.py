@@ -226,5 +226,5 @@ def test_a_model_that_fails_during_measurement_is_reported() -> None:
 
     with pytest.raises(InputError, match="iteration: an iteration raised RuntimeError"):
         record(broken, batch=2, epochs=1)
-    with pytest.raises(InputError, match=r"measure_entries \(--codec\): nothing runs"):
+    with pytest.raises(InputError, match=r"measure_entries \(--codec\): it has no effect"):
         record("mlp", batch=2, gpu="v100", measure_entries=BPC)

@@ -68,9 +68,7 @@ def test_a_batch_beyond_pytorchs_integers_is_reported(tmp_path: Path) -> None:
     assert done.exit_code == 2
     assert "is not in the range" in done.stderr
     for batch in (10**25, 2**62):
-        with pytest.raises(
-            InputError, match=f"^record: batch: {batch} samples need more memory than there is: PyTorch"
-        ):
+        with pytest.raises(InputError, match=f"^record: batch: {batch} samples run out of memory: PyTorch"):
             record("mlp", batch=batch)
 
 
@@ -80,8 +78,8 @@ def test_inputs_beyond_any_memory_are_reported(model: str, tmp_path: Path) -> No
     assert done.exit_code == 2
     (line,) = [line for line in done.stderr.splitlines() if line.startswith("Error")]
     assert re.fullmatch(
-        r"Error: record: batch: 2147483647 samples need more memory than there is: "
-        r"PyTorch asked for another [0-9.]+ [TG]iB; give a smaller batch",
+        r"Error: record: batch: 2147483647 samples run out of memory: "
+        r"PyTorch requested another [0-9.]+ [TG]iB; give a smaller batch",
         line,
     )
 
@@ -97,5 +95,5 @@ def test_an_iteration_beyond_any_memory_is_reported() -> None:
             super().__init__()
             self.weight = nn.Parameter(torch.ones(10))
 
-    with pytest.raises(InputError, match=r"2 samples need more memory .* another 4096 TiB; give a smaller batch"):
+    with pytest.raises(InputError, match=r"2 samples run out of memory: .* another 4096 TiB; give a smaller batch"):
         record(Wasteful, batch=2, inputs={"images": "Bx3x32x32"})

@@ -125,8 +125,8 @@ def test_batches_of_keywords_train_a_model_with_its_own_loss() -> None:
 def test_a_module_alone_asks_for_its_inputs_by_name() -> None:
     (requested,) = _problems(LanguageModel)
     assert requested == (
-        "inputs: the factory returned LanguageModel alone, so what goes into forward(input_ids, attention_mask=None, "
-        "labels=None) is not known; name its inputs, --input input_ids=Bx... (inputs={...} in Python), each as "
+        "inputs: the factory returned only LanguageModel, without the inputs of forward(input_ids, "
+        "attention_mask=None, labels=None); name its inputs, --input input_ids=Bx... (inputs={...} in Python), each as "
         "SHAPE[:TYPE[:BELOW]]: Bx3x224x224 is B images, Bx128:int64:50257 is rows of 128 tokens below 50257; or return "
         "(module, inputs), or (module, inputs, labels, loss), from the factory"
     )
@@ -138,15 +138,15 @@ def test_a_module_alone_asks_for_its_inputs_by_name() -> None:
         (
             {"ids": "Bx8:int64:50"},
             [
-                "input ids: forward(idx, *, scale=1.0) does not take it; did you mean 'idx'? known: idx, scale",
+                "input ids: forward(idx, *, scale=1.0) has no such parameter; did you mean 'idx'? known: idx, scale",
                 "inputs: forward(idx, *, scale=1.0) needs idx too; give --input idx=Bx...",
             ],
         ),
         (
             {"idx": "Bx8:int64:60"},
             [
-                "inputs: Scores raised IndexError on idx=Bx8:int64:60: index out of range in self; give inputs that "
-                "forward(idx, *, scale=1.0) works on, of its shapes, types and, for integers, bounds"
+                "inputs: Scores raised IndexError on idx=Bx8:int64:60: index out of range in self; give inputs with "
+                "the shapes, types and (for integers) bounds that forward(idx, *, scale=1.0) expects"
             ],
         ),
         (
@@ -156,12 +156,12 @@ def test_a_module_alone_asks_for_its_inputs_by_name() -> None:
         (
             {"idx": "Bx8:int64", "x": "Bx", "y": "B:int46:2", "z": "B:int8:300", "w": "Bx2:float16:3", "v": 7},
             [
-                "input idx: 'Bx8:int64' leaves open how large its values are; give the first number that is too large, "
-                "as in Bx8:int64:50257 for a vocabulary of 50257",
+                "input idx: 'Bx8:int64' lacks the bound of its values; give the lowest excluded value, as in "
+                "Bx8:int64:50257 for a vocabulary of 50257",
                 "input x: 'Bx' is not a shape",
                 "input y: 'int46' is not a type; did you mean 'int64'?",
-                "input z: 300 is more than int8 holds; give at most 128",
-                "input w: '3' is a bound, which values of float16 do not have",
+                "input z: 300 exceeds the range of int8; give at most 128",
+                "input w: '3' is a bound, but float16 values have none",
                 "input v: 7 is not text",
             ],
         ),
@@ -196,19 +196,19 @@ def test_an_operator_that_refuses_its_shapes_on_fake_tensors_is_one_message_with
 
 def test_inputs_are_refused_where_the_factory_has_its_own() -> None:
     (said,) = _problems("mlp", inputs={"input": "Bx3072"})
-    assert said.startswith("inputs: the factory returns inputs of its own; leave --input (inputs in Python) out")
+    assert said.startswith("inputs: the factory already returns inputs; leave out --input (inputs in Python)")
 
 
 def test_a_module_without_labels_receives_the_inputs_of_its_loss() -> None:
     (said,) = _problems(lambda: LanguageModel(as_mapping=True), inputs={"input_ids": "Bx8:int64:50"})
     assert said == (
         "loss: the module returned OrderedDict of loss, logits on input_ids=Bx8:int64:50, neither a loss nor a row of "
-        "scores for each sample; return (module, inputs, labels, loss) from the factory, where loss(module(*inputs), "
-        "*labels) is a single value, or give forward(input_ids, attention_mask=None, labels=None) what it computes a "
-        "loss of its own from"
+        "scores per sample; return (module, inputs, labels, loss) from the factory, where loss(module(*inputs), "
+        "*labels) is a scalar, or give forward(input_ids, attention_mask=None, labels=None) the inputs from which it "
+        "computes its own loss"
     )
     (said,) = _problems(lambda: (Scores(), torch.zeros(4, 8, dtype=torch.int64), (), None))
-    assert said.startswith("loss: the module returned a tensor (4, 8, 50) of float32, which carries no loss")
+    assert said.startswith("loss: the module returned a tensor (4, 8, 50) of float32, which contains no scalar loss")
 
 
 def test_the_command_takes_inputs_by_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -162,7 +162,7 @@ def _overwritten() -> torch.Tensor:
 
 def test_a_constant_overwritten_by_unknown_values_is_no_constant() -> None:
     message = refusal(lambda: named(fc=nn.Linear(4, 4), read=_ReadsEachStep(_overwritten)), (2, 4))
-    assert "needs the values of a tensor, which do not exist where nothing runs" in message
+    assert "needs the values of a tensor, which do not exist in a modelled iteration" in message
 
 
 class _ByWeight(nn.Module):

@@ -187,7 +187,7 @@ def test_bad_input_is_reported(tmp_path: Path) -> None:
         record("mlp", batch=2, save_maps=tmp_path / "full")
     with pytest.raises(InputError) as caught:
         record("mlp", batch=2, gpu="v100", measure=sizes_in(["zvc"]), save_maps=tmp_path / "maps")
-    assert re.search(r"measure \(--codec\): nothing runs .*\n?.*save_maps: nothing runs", str(caught.value))
+    assert re.search(r"measure \(--codec\): it has no effect .*\n?.*save_maps: it has no effect", str(caught.value))
     assert not (tmp_path / "maps").exists()
 
 

@@ -203,7 +203,7 @@ def test_the_command_writes_the_trace_and_refuses_options_of_a_run(tmp_path: Pat
     assert check_trace(read_trace(tmp_path / "mlp")) == []
     refused = CliRunner().invoke(main, [*arguments, "--device", "cuda", "--force"])
     assert refused.exit_code == 2
-    assert "record: device: nothing runs where a GPU is named to model for" in refused.output
+    assert "record: device: it has no effect when the iteration is modelled for a GPU" in refused.output
 
 
 def test_the_same_request_gives_the_same_trace() -> None:
@@ -254,7 +254,7 @@ class _NonZero(nn.Module):
 
 @pytest.mark.parametrize("deciding", [_TwoBranches, _NonZero])
 def test_a_model_that_needs_values_is_refused(deciding: type[nn.Module]) -> None:
-    with pytest.raises(InputError, match="needs the values of a tensor, which do not exist where nothing runs"):
+    with pytest.raises(InputError, match="needs the values of a tensor, which do not exist in a modelled iteration"):
         modelled(lambda: (named(fc=nn.Linear(4, 2), choice=deciding()), torch.ones(3, 4), (), summed), 3)
 
 
@@ -265,7 +265,7 @@ def test_a_foreign_tensor_in_the_model_is_refused() -> None:
         def forward(self, x: torch.Tensor) -> torch.Tensor:
             return x + outside
 
-    with pytest.raises(InputError, match="made outside the factory and is neither a weight nor a buffer"):
+    with pytest.raises(InputError, match="created outside the factory and is neither a weight nor a buffer"):
         modelled(lambda: (named(fc=nn.Linear(4, 2), adds=Adds()), torch.ones(3, 4), (), summed), 3)
 
 
@@ -280,7 +280,7 @@ def test_options_that_need_a_run_are_refused_with_a_gpu_name() -> None:
     with pytest.raises(InputError) as caught:
         record("mlp", batch=1, gpu="v100", device="cuda", repetitions=9, epochs=1, algorithms=True)
     assert [problem.place for problem in caught.value.problems] == ["device", "repetitions", "epochs", "algorithms"]
-    assert "nothing runs where a GPU is named" in str(caught.value)
+    assert "it has no effect when the iteration is modelled for a GPU" in str(caught.value)
     with pytest.raises(InputError, match="v10000"):
         record("mlp", batch=1, gpu="v10000")
 

@@ -63,7 +63,7 @@ def test_an_optimizer_of_pytorch_or_of_ones_own_is_named_by_its_path(
         ("adamm", "adamm: optimizer: 'adamm' is neither a built-in optimizer nor module.path:factory"),
         ("torch.optim:Adm", "torch.optim:Adm: optimizer: there is no 'Adm' in it; did you mean 'Adam'"),
         ("torch.optim:Optimizer", "optimizer: calling Optimizer raised TypeError"),
-        ("builtins:list", "optimizer: list returned a list; it is called with the model's parameters alone"),
+        ("builtins:list", "optimizer: list returned a list; give a factory that takes only the model's parameters"),
     ],
 )
 def test_a_bad_optimizer_is_reported_with_a_remedy(optimizer: str, what: str) -> None:

@@ -54,7 +54,7 @@ def test_tokens_of_a_text_follow_each_other() -> None:
 
 @pytest.mark.parametrize(("model", "what"), [("photos-vgg", "patches"), ("words-lstm", "rows of 5 words")])
 def test_a_batch_larger_than_the_data_is_reported(model: str, what: str) -> None:
-    with pytest.raises(InputError, match=rf"batch: 1000000 is more than the \d+ {what}.*give at most \d+"):
+    with pytest.raises(InputError, match=rf"batch: 1000000 exceeds the \d+ {what}.*give at most \d+"):
         record(model, batch=1_000_000)
 
 

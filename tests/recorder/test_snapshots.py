@@ -116,12 +116,12 @@ def test_options_of_the_command(tmp_path: Path) -> None:
 
 
 def test_bad_input_is_reported(tmp_path: Path) -> None:
-    with pytest.raises(InputError, match=r"snapshots: there is no folder .*name one \(dump_memory, --dump-memory\)"):
+    with pytest.raises(InputError, match=r"snapshots: no folder is given .*add dump_memory \(--dump-memory\)"):
         record("mlp", batch=2, snapshots=3)
     with pytest.raises(InputError, match="snapshots: 0 is not a number of snapshots"):
         record("mlp", batch=2, dump_memory=tmp_path / "dump", snapshots=0)
-    with pytest.raises(InputError, match=r"snapshots: there are no 999 moments between the \d+ kernels"):
+    with pytest.raises(InputError, match=r"snapshots: 999 exceeds the \d+ kernels of the iteration"):
         record("mlp", batch=2, repetitions=1, dump_memory=tmp_path / "dump", snapshots=999)
-    with pytest.raises(InputError, match="dump_memory: nothing runs"):
+    with pytest.raises(InputError, match="dump_memory: it has no effect"):
         record("mlp", batch=2, gpu="v100", dump_memory=tmp_path / "dump")
     assert list(tmp_path.iterdir()) == [], "nothing appears where a recording fails"

@@ -154,7 +154,7 @@ def _bad_batches(batches: Any) -> Any:
     ("batches", "what"),
     [
         (3, "batches: they are int 3; give a DataLoader, or a list of pairs"),
-        (iter([]), "batches: they can be walked through only once; give a DataLoader"),
+        (iter([]), "batches: they can be iterated only once; give a DataLoader"),
         ([], "batches: there are none; give at least one pair"),
         ([torch.ones(4, 6)], "batch 0 of an epoch: it is Tensor"),
         ([(torch.ones(4, 6), 5)], "batch 0 of an epoch: they are int 5"),
@@ -202,5 +202,5 @@ def test_the_digits_need_scikit_learn_and_are_so_many(monkeypatch: pytest.Monkey
         with pytest.raises(MissingExtraError, match=r"needs scikit-learn.*simgpu with its extra 'record'"):
             record("digits-cnn", batch=4)
     pytest.importorskip("sklearn", reason="scikit-learn is not installed: simgpu with its extra 'record'")
-    with pytest.raises(InputError, match="1798 is more than the 1797 digits there are"):
+    with pytest.raises(InputError, match="1798 exceeds the 1797 digits of the data set"):
         record("digits-cnn", batch=1798)

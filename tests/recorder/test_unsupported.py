@@ -60,7 +60,7 @@ class FSDPModule(nn.Linear):
         ),
         (
             _compiled_in_place,
-            f"module: 'last' is compiled in place, by module.compile(); {_EAGER}leave out the call of compile(), or "
+            f"module: 'last' is compiled in place, by module.compile(); {_EAGER}remove the call of compile(), or "
             "set TORCHDYNAMO_DISABLE=1",
         ),
         (
@@ -262,6 +262,6 @@ def test_flex_attention_is_refused_by_its_name(compiled: bool, where: Any) -> No
     place, _, what = message.partition(": ")
     assert place.startswith("model, ") and place.endswith(f"test_unsupported.py:{line}")
     assert what == (
-        "it calls flex_attention of torch.nn.attention.flex_attention; simgpu does not record it yet; "
+        "it calls flex_attention of torch.nn.attention.flex_attention; simgpu does not support it; "
         "use torch.nn.functional.scaled_dot_product_attention, with a mask as a tensor"
     )

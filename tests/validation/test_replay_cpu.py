@@ -144,7 +144,7 @@ def test_replay_without_a_gpu_requires_device_cpu(tmp_path: Path):
         pytest.skip("there is a GPU")
     done = simgpu("validate", "replay", written(tmp_path / "run"))
     assert done.exit_code == 2
-    assert "'cuda': PyTorch sees 0 CUDA devices; give cpu, or a device that is there" in done.stderr
+    assert "'cuda': PyTorch sees 0 CUDA devices; give cpu, or an existing device" in done.stderr
 
 
 def test_an_unwritable_output_is_refused_before_the_replay(tmp_path: Path):

@@ -1,1 +1,1 @@
-"""Measuring the machine one sits at, for a node file: `entry` has `record_node`."""
+"""Measures the local machine for a node file; see `record_node` in `entry`."""

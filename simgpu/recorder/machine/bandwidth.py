@@ -1,4 +1,4 @@
-"""Copy bandwidth and latency of a device, from measured copies of several sizes."""
+"""Computes copy bandwidth and latency of a device from measured copies of several sizes."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ import numpy as np
 
 from simgpu.units import BYTE_UNITS, TIME_UNITS
 
-#: Sizes that are copied: from where the latency shows to where it does not.
+#: Default copy sizes in bytes: from latency-bound to bandwidth-bound.
 DEFAULT_SIZES = tuple(2**power * BYTE_UNITS["KiB"] for power in range(6, 19, 2))
 
 
 @dataclass(frozen=True, slots=True)
 class GpuProperties:
-    """What a GPU tells about itself: memory in bytes; copy_engines None where the driver does not say."""
+    """Properties that a GPU reports: memory in bytes; copy_engines is None if the driver does not report it."""
 
     name: str
     memory: int
@@ -29,7 +29,7 @@ class GpuProperties:
 
 
 class CopyDirection(StrEnum):
-    """From where to where a copy goes."""
+    """Source and target of a copy."""
 
     OUT = "device to host"
     IN = "host to device"
@@ -37,18 +37,19 @@ class CopyDirection(StrEnum):
 
 
 class CopyDevice(Protocol):
-    """A device that can be asked to copy."""
+    """A device whose copies can be timed."""
 
     def copy_times(self, way: CopyDirection, size: int, repetitions: int) -> Sequence[int]:
-        """Nanoseconds of each of several copies of `size` bytes, one after the other, after copies to warm up."""
+        """Returns the nanoseconds of each of `repetitions` consecutive copies of `size` bytes, after warm-up copies."""
 
 
 @dataclass(frozen=True, slots=True)
 class Speeds:
-    """What copies of a device came to: bytes per second, and nanoseconds before the first byte of a copy.
+    """Measured copy bandwidths and latency of a device.
 
-    d2h, h2d: of the largest copies between device and host. latency_ns: shared by both ways. within: bytes read plus
-    bytes written per second by the largest copy inside the device.
+    d2h, h2d: bytes per second of the largest copies between device and host.
+    latency_ns: latency of a copy in nanoseconds, the same in both directions.
+    within: bytes read plus bytes written per second by the largest copy inside the device.
     """
 
     d2h: int
@@ -58,7 +59,7 @@ class Speeds:
 
 
 def measure(device: CopyDevice, sizes: Sequence[int], repetitions: int) -> Speeds:
-    """The speeds of a device, from the median of `repetitions` copies of each size, each way."""
+    """Measures the speeds of a device, from the median of `repetitions` copies of each size in each direction."""
     medians = {
         way: {size: max(1, median_low(device.copy_times(way, size, repetitions))) for size in sorted(set(sizes))}
         for way in (CopyDirection.OUT, CopyDirection.IN)
@@ -74,11 +75,11 @@ def measure(device: CopyDevice, sizes: Sequence[int], repetitions: int) -> Speed
 
 
 def fit_latency(times: Mapping[CopyDirection, Mapping[int, int]]) -> int:
-    """The latency, in nanoseconds, of the line ``time = latency + size / bandwidth`` through measured times.
+    """Fits ``time = latency + size / bandwidth`` to measured times; returns the latency in nanoseconds, at least 0.
 
-    times: nanoseconds by way and size. Least squares over all ways together, with one latency for all and one
-    bandwidth for each. Residuals count in proportion to the time, so that the largest copies do not drown the small
-    ones, which alone tell the latency. 0 where the line starts below that.
+    times: nanoseconds by direction and size. Least squares over both directions, with one common latency and one
+    bandwidth per direction. Residuals are relative to the time, so that large copies do not dominate the small ones,
+    which determine the latency.
 
     >>> offload, prefetch = {10_000: 6_000, 10_000_000: 1_005_000}, {10_000: 7_000, 10_000_000: 2_005_000}
     >>> fit_latency({CopyDirection.OUT: offload, CopyDirection.IN: prefetch})

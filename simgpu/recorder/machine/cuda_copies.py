@@ -1,4 +1,4 @@
-"""Copies on a CUDA device through PyTorch, and the properties that the device reports."""
+"""Times copies on a CUDA device with PyTorch, and reads the properties that the device reports."""
 
 from __future__ import annotations
 
@@ -15,32 +15,32 @@ from simgpu.recorder.clocks import Clock, CudaClock
 from simgpu.recorder.machine.bandwidth import CopyDirection, GpuProperties
 
 _WARM_UP = 3
-#: The driver's number for "how many copy engines", CU_DEVICE_ATTRIBUTE_ASYNC_ENGINE_COUNT.
+#: The driver's number of the attribute CU_DEVICE_ATTRIBUTE_ASYNC_ENGINE_COUNT.
 _ASYNC_ENGINE_COUNT = 40
 _REMEDY = (
-    "run it on the machine with the GPU, under a PyTorch built for CUDA; "
-    "or write the file by hand, from the data sheet: configs/README.md shows how"
+    "run it on the machine with the GPU, with a PyTorch built for CUDA; "
+    "or write the node file yourself from the data sheet: see configs/README.md"
 )
 
 
 @dataclass(frozen=True)
 class TorchCopies:
-    """Copies between a device and host memory, which is pinned where the device is a GPU, timed by a clock."""
+    """Timed copies between a device and host memory, which is pinned if the device is a GPU."""
 
     device: torch.device
     clock: Clock
 
     def copy_times(self, way: CopyDirection, size: int, repetitions: int) -> list[int]:
-        """Nanoseconds of each copy.
+        """Returns the duration of each copy in nanoseconds.
 
-        Raises `InputError` where memory for a copy of that size cannot be had.
+        Raises `InputError` if the memory for a copy of that size cannot be allocated.
         """
         try:
             source = self._memory(size, on_host=way is CopyDirection.IN)
             target = self._memory(size, on_host=way is CopyDirection.OUT)
-        except RuntimeError as error:  # PyTorch's running out of memory is one, on host and device
+        except RuntimeError as error:  # PyTorch's out-of-memory error, on host or device
             reason = str(error).partition("\n")[0]
-            what = f"no memory for a copy of {size} bytes, {way}: {reason}"
+            what = f"out of memory for a copy of {size} bytes, {way}: {reason}"
             raise InputError.single("record-node", "sizes", what, "measure smaller sizes with --sizes") from None
         pairs = [self._copy(source, target) for _ in range(_WARM_UP + repetitions)]
         return self.clock.durations(pairs)[_WARM_UP:]
@@ -57,13 +57,13 @@ class TorchCopies:
 
 
 def open_device(name: str) -> tuple[GpuProperties, TorchCopies]:
-    """The CUDA device of that name, ``cuda`` or ``cuda:N``, made current.
+    """Makes the CUDA device of that name (``cuda`` or ``cuda:N``) current; returns its properties and its copies.
 
-    Raises `InputError` for other names, and for a device that is not there.
+    Raises `InputError` for other names, and for a device that does not exist.
     """
     match = re.fullmatch(r"cuda(?::(\d+))?", name)
     if match is None:
-        what = f"{name!r} is no CUDA device: only a GPU has a link to measure"
+        what = f"{name!r} is not a CUDA device: only a GPU has a link to measure"
         raise InputError.single("record-node", "device", what, "give cuda or cuda:N")
     index, count = int(match[1] or 0), torch.cuda.device_count() if torch.cuda.is_available() else 0
     if index >= count:
@@ -84,7 +84,7 @@ def open_device(name: str) -> tuple[GpuProperties, TorchCopies]:
 
 
 def copy_engines(index: int, load: Callable[[str], ctypes.CDLL] = ctypes.CDLL) -> int | None:
-    """How many copy engines a CUDA device has, asked of the driver because PyTorch does not tell; None if it won't."""
+    """Returns the number of copy engines of a CUDA device, from the driver; None if the driver does not report it."""
     try:
         driver = load("nvcuda.dll" if sys.platform == "win32" else "libcuda.so.1")
     except OSError:

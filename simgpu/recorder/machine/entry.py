@@ -1,4 +1,4 @@
-"""`record_node` writes a node file of the machine that it runs on, with the source of each number."""
+"""`record_node` returns a node file of the machine that it runs on, with the source of each number."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from simgpu.units import BYTE_UNITS, format_bytes
 
 DEFAULT_REPETITIONS = 20
 
-#: CUDA compute capabilities, the newest first, and the architecture that begins with each.
+#: CUDA compute capabilities, newest first, and the architecture that starts at each.
 _ARCHITECTURES = (
     ((10, 0), "blackwell"),
     ((9, 0), "hopper"),
@@ -32,10 +32,10 @@ _ARCHITECTURES = (
     ((3, 0), "kepler"),
 )
 _HEAD = """\
-# Measured by simgpu record-node. Peak rates cannot be measured so: where durations are to be modelled, add
-# gpu.fp32_rate and gpu.tensor_rate from the data sheet.
+# Measured by simgpu record-node, which cannot measure peak rates: to model durations, add gpu.fp32_rate and
+# gpu.tensor_rate from the data sheet.
 """
-#: Where the generation is one that the time model has no parameters for.
+#: Comment for an architecture that the time model has no parameters for.
 _NO_TIMES = """\
 # gpu.architecture is left out: kernel times cannot be modelled for {}. Recorded traces run on this node.
 """
@@ -43,11 +43,16 @@ _NO_TIMES = """\
 
 @dataclass(frozen=True, slots=True)
 class HostProperties:
-    """What the system tells about the host: memory in bytes, cores, each None where it does not, and who told."""
+    """Properties that the system reports about the host.
+
+    memory: bytes; None if not reported.
+    cores: number of cores; None if not reported.
+    cores_are: what was counted as cores.
+    """
 
     memory: int | None
     cores: int | None
-    cores_are: str = "cores of all processors"
+    cores_are: str = "physical cores of all processors"
 
 
 def record_node(
@@ -58,20 +63,23 @@ def record_node(
     repetitions: int = DEFAULT_REPETITIONS,
     date: str | None = None,
 ) -> str:
-    """The text of a node file of this machine's GPU, measured now; needs PyTorch and a CUDA device.
+    """Measures this machine's GPU and returns the text of a node file; needs PyTorch and a CUDA device.
 
-    name: of the node. device: ``cuda`` or ``cuda:N``. sizes: bytes of the copies, two different ones at least.
-    repetitions: copies of each size each way; their median counts. date: ISO 8601 day to write down, today if left out.
+    name: name of the node.
+    device: ``cuda`` or ``cuda:N``.
+    sizes: copy sizes in bytes, at least two different ones.
+    repetitions: copies of each size in each direction; the median counts.
+    date: ISO 8601 date of the measurement, by default today.
 
-    Bandwidths between device and (pinned) host are those of the largest copies, one way at a time; latency comes from
-    a line fitted to all sizes (`bandwidth.fit_latency`); the bandwidth of device memory is what
-    copies inside the device reach, below the data sheet's peak.
+    Bandwidths between device and (pinned) host are those of the largest copies, one direction at a time. Latency comes
+    from a line fitted to all sizes (`bandwidth.fit_latency`). The bandwidth of device memory is what copies inside the
+    device reach, which is below the data sheet's peak.
 
-    Raises `InputError` for wrong arguments and where there is no such device, `MissingExtraError` without PyTorch.
+    Raises `InputError` for invalid arguments or a missing device, `MissingExtraError` without PyTorch.
 
     >>> record_node("mine", sizes=[1024])
     Traceback (most recent call last):
-    simgpu.errors.InputError: record-node: sizes: one size shows no latency; give two different sizes or more
+    simgpu.errors.InputError: record-node: sizes: one size cannot show the latency; give at least two different sizes
     """
     _check_arguments(sizes, repetitions, date)
     if importlib.util.find_spec("torch") is None:
@@ -92,16 +100,16 @@ def measured_node(
     repetitions: int,
     day: str,
 ) -> str:
-    """The text of the node file, with copies measured on any device that can copy."""
+    """Returns the text of the node file; the copies can be measured on any `CopyDevice`."""
     speeds = measure(copies, sizes, repetitions)
     by = f"measured by simgpu validate node on {day}"
-    description = f"as {facts.reported_by} told simgpu validate node on {day}"
+    description = f"reported by {facts.reported_by} to simgpu validate node on {day}"
     generation = architecture(facts.capability)
     has_times = generation in get_args(ArchitectureName)
     median = f"median of {repetitions} copies of {format_bytes(max(sizes))}"
     pinned = f"{by}: {median}, pinned, one way at a time"
     entries = [
-        ("gpu.memory", _exact(facts.memory), f"{description}: all of it, with what contexts of the framework take"),
+        ("gpu.memory", _exact(facts.memory), f"{description}: total memory, including the framework's contexts"),
         (
             "gpu.architecture",
             generation if has_times else None,
@@ -111,14 +119,14 @@ def measured_node(
         (
             "gpu.copy_engines",
             _engines(facts),
-            f"the driver reports {facts.copy_engines}; one for each direction counts",
+            f"the driver reports {facts.copy_engines}; at most one per direction is used",
         ),
         ("gpu.dram_bandwidth", _speed(speeds.within), f"{by}: {median} inside the device, bytes read plus written"),
         ("link.d2h_bandwidth", _speed(speeds.d2h), pinned),
         ("link.h2d_bandwidth", _speed(speeds.h2d), pinned),
         ("link.latency", f"{speeds.latency_ns} ns", f"{by}: {_line(speeds, sizes)}"),
-        ("host.memory", _exact(host.memory), f"as the system told simgpu validate node on {day}"),
-        ("host.cores", host.cores, f"as the system told simgpu validate node on {day}: {host.cores_are}"),
+        ("host.memory", _exact(host.memory), f"reported by the system to simgpu validate node on {day}"),
+        ("host.cores", host.cores, f"reported by the system to simgpu validate node on {day}: {host.cores_are}"),
     ]
     known = [entry for entry in entries if entry[1] is not None]
     comment = "" if has_times or generation is None else _NO_TIMES.format(generation)
@@ -126,7 +134,7 @@ def measured_node(
 
 
 def _text(name: str, gpu: str, description: str, entries: Sequence[tuple[str, object, str]], comment: str) -> str:
-    """A node file of (key, value, source); comment: lines that follow the head."""
+    """Returns a node file of (key, value, source); comment: lines that follow the head."""
     sections: dict[str, dict[str, object]] = {"gpu": {"name": gpu}, "link": {"kind": "host link, as measured"}}
     for key, value, _ in entries:
         section, _, inner = key.partition(".")
@@ -142,7 +150,7 @@ def _text(name: str, gpu: str, description: str, entries: Sequence[tuple[str, ob
 
 
 def architecture(capability: tuple[int, int]) -> str | None:
-    """The architecture of a CUDA compute capability, None for one that is older than all known here.
+    """Returns the architecture of a CUDA compute capability; None if it is older than all known ones.
 
     >>> architecture((7, 5)), architecture((8, 6)), architecture((2, 0))
     ('turing', 'ampere', None)
@@ -151,7 +159,7 @@ def architecture(capability: tuple[int, int]) -> str | None:
 
 
 def host_properties(cpu_info: Path = Path("/proc/cpuinfo")) -> HostProperties:
-    """Memory and cores of this host; threads that share a core count once where the system tells them apart."""
+    """Returns memory and cores of this host; threads that share a core count once if the system reports cores."""
     names = getattr(os, "sysconf_names", {})
     pages = "SC_PHYS_PAGES" in names and "SC_PAGE_SIZE" in names
     memory = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") if pages else None
@@ -165,7 +173,7 @@ def host_properties(cpu_info: Path = Path("/proc/cpuinfo")) -> HostProperties:
     return (
         HostProperties(memory, len(cores))
         if cores
-        else HostProperties(memory, os.cpu_count(), "hardware threads, since cores are not told")
+        else HostProperties(memory, os.cpu_count(), "hardware threads, since cores are not reported")
     )
 
 
@@ -176,8 +184,8 @@ def _check_arguments(sizes: Sequence[int], repetitions: int, date: str | None) -
         if type(size) is not int or size < 1
     ]
     if not problems and len(set(sizes)) < 2:
-        remedy = "give two different sizes or more"
-        problems.append(Problem("record-node", "sizes", "one size shows no latency", remedy))
+        remedy = "give at least two different sizes"
+        problems.append(Problem("record-node", "sizes", "one size cannot show the latency", remedy))
     if type(repetitions) is not int or repetitions < 1:
         what = f"{repetitions!r} is not a number of copies"
         problems.append(Problem("record-node", "repetitions", what, "give a whole number >= 1"))
@@ -196,7 +204,7 @@ def _engines(facts: GpuProperties) -> int | None:
 
 def _line(speeds: Speeds, sizes: Sequence[int]) -> str:
     fitted = f"line through the medians of {len(set(sizes))} sizes from {format_bytes(min(sizes))}"
-    return fitted if speeds.latency_ns else f"{fitted}, which starts at no more than zero"
+    return fitted if speeds.latency_ns else f"{fitted}, whose intercept is not above zero"
 
 
 def _dotted(capability: tuple[int, int]) -> str:
@@ -204,7 +212,7 @@ def _dotted(capability: tuple[int, int]) -> str:
 
 
 def _exact(size: int | None) -> str | None:
-    """A size in the largest binary unit that it is a whole number of."""
+    """Formats a size in the largest binary unit that divides it."""
     if size is None:
         return None
     unit = next((unit for unit in ("GiB", "MiB", "KiB") if size % BYTE_UNITS[unit] == 0), "B")
@@ -212,5 +220,5 @@ def _exact(size: int | None) -> str | None:
 
 
 def _speed(bytes_per_second: int) -> str:
-    """A bandwidth to the MB/s, far finer than copies repeat."""
+    """Formats a bandwidth, rounded to 1 MB/s, which is much less than copies vary."""
     return f"{bytes_per_second / 10**9:.3f} GB/s"

@@ -1,1 +1,1 @@
-"""An iteration of a PyTorch model for a GPU that is not there: fake tensors for what happens, a time model for when."""
+"""Models an iteration for a GPU that is not present: fake tensors give the operators, a time model the durations."""

@@ -1,9 +1,9 @@
-"""The number formats that autocast chooses on CUDA, on fake tensors of a CPU.
+"""Applies CUDA's autocast rules for number formats to fake CPU tensors.
 
-PyTorch keeps a list of operators for each device type: those that run in the lower precision, in float32, or in the
-widest format of their arguments; any other runs on what it is given. `autocast_as_on_gpu` puts CUDA's list
-(``ATen/autocast_mode.h``; "Autocast Op Reference" in PyTorch's documentation) in the place of the CPU's, and lets
-autocast be switched on for CUDA where there is none.
+PyTorch has a list of operators per device type that run in lower precision, in float32, or in the widest format of
+their arguments; others run in the format of their arguments. `autocast_as_on_gpu` replaces the CPU's list by CUDA's
+(``ATen/autocast_mode.h``; "Autocast Op Reference" in PyTorch's documentation), and enables autocast for CUDA without a
+CUDA device.
 """
 
 from __future__ import annotations
@@ -38,13 +38,13 @@ _FLOAT32 = """
     _upsample_nearest_exact3d upsample_linear1d upsample_bilinear2d _upsample_bilinear2d_aa upsample_trilinear3d
     upsample_bicubic2d _upsample_bicubic2d_aa
 """
-#: Their results are float32, by an argument of theirs; their arguments are left as they are.
+#: Their results are float32, set by their dtype argument; their inputs are not converted.
 _FLOAT32_RESULT = """
     prod prod.dim_int softmax.int log_softmax.int cumprod cumsum linalg_vector_norm linalg_matrix_norm
     linalg_matrix_norm.str_ord sum sum.dim_IntList
 """
 _WIDEST = "addcdiv addcmul atan2 bilinear cross dot vdot grid_sampler index_put tensordot scatter_add"
-#: Without an argument for the result's format, but with an overload that has one.
+#: They have no dtype argument, but an overload (the value) has one.
 _NORMS = {"norm.Scalar": "ScalarOpt_dtype", "norm.ScalarOpt_dim": "ScalarOpt_dim_dtype"}
 
 _KEYS = torch._C.DispatchKeySet(torch._C.DispatchKey.AutocastCPU)
@@ -52,19 +52,19 @@ _OTHER = {"cpu": "cuda", "cuda": "cpu"}
 
 
 class _Casts:
-    """Casts of weights, made once while autocast is switched on and held until it is left, as PyTorch's own are."""
+    """Caches casts of weights until autocast is left, as PyTorch does."""
 
     def __init__(self) -> None:
         self._created: dict[int, tuple[weakref.ref[torch.Tensor], torch.Tensor]] = {}
 
     def clear(self) -> None:
-        """Let go of all of them."""
+        """Drop all cached casts."""
         self._created.clear()
 
     def cast(self, value: Any, dtype: torch.dtype) -> Any:
-        """An argument of an operator in another format; all that is no tensor with fractions, or float64, as it is."""
+        """Converts an argument to another format; only floating-point tensors other than float64 are converted."""
         if isinstance(value, list | tuple):
-            return type(value)(self.cast(each, dtype) for each in value)
+            return type(value)(self.cast(item, dtype) for item in value)
         if not _eligible(value) or value.dtype == dtype:
             return value
         is_weight = value.dtype is torch.float32 and value.requires_grad and value.is_leaf and not value._is_view()
@@ -95,7 +95,7 @@ def _in_float32(casts: _Casts, func: Any, *args: Any, **kwargs: Any) -> Any:
 
 
 def _cast_call(casts: _Casts, func: Any, dtype: torch.dtype, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """Cast the last argument first, as PyTorch's builds for Linux do."""
+    """Casts the last argument first, as PyTorch's builds for Linux do."""
     with torch._C._ExcludeDispatchKeyGuard(_KEYS):
         named = {name: casts.cast(value, dtype) for name, value in reversed(kwargs.items())}
         given = [casts.cast(value, dtype) for value in reversed(args)]
@@ -104,19 +104,19 @@ def _cast_call(casts: _Casts, func: Any, dtype: torch.dtype, args: tuple[Any, ..
 
 def _in_widest(casts: _Casts, func: Any, *args: Any, **kwargs: Any) -> Any:
     formats = {leaf.dtype for value in (*args, *kwargs.values()) for leaf in _tensors(value) if _eligible(leaf)}
-    if formats - {torch.float32, _lower()}:  # PyTorch's own words
+    if formats - {torch.float32, _lower()}:  # the same message as PyTorch's
         raise RuntimeError("Unexpected floating ScalarType in at::autocast::prioritize")
     return _cast_call(casts, func, torch.float32 if torch.float32 in formats else _lower(), args, kwargs)
 
 
 def _tensors(value: Any) -> Iterator[torch.Tensor]:
-    for each in value if isinstance(value, list | tuple) else (value,):
-        if isinstance(each, torch.Tensor):
-            yield each
+    for item in value if isinstance(value, list | tuple) else (value,):
+        if isinstance(item, torch.Tensor):
+            yield item
 
 
 def _softmax_to_float32(casts: _Casts, func: Any, *args: Any, **kwargs: Any) -> Any:
-    """On CUDA the kernel itself reads float16 and writes float32; other formats are converted first."""
+    """Runs softmax as on CUDA: the kernel reads float16 and writes float32; other formats are converted first."""
     if args[0].dtype is not torch.float16 or len(args) > 2 or kwargs.get("dtype") not in (None, torch.float32):
         return _to_float32(casts, func, *args, **kwargs)
     fused = torch.ops.aten._softmax if func is torch.ops.aten.softmax.int else torch.ops.aten._log_softmax
@@ -127,7 +127,7 @@ def _softmax_to_float32(casts: _Casts, func: Any, *args: Any, **kwargs: Any) -> 
 def _to_float32(_casts: _Casts, func: Any, *args: Any, **kwargs: Any) -> Any:
     given = list(args)
     if _eligible(given[0]):
-        place = next(number for number, each in enumerate(func._schema.arguments) if each.name == "dtype")
+        place = next(number for number, argument in enumerate(func._schema.arguments) if argument.name == "dtype")
         if place >= len(given):
             kwargs["dtype"] = kwargs.get("dtype") or torch.float32
         else:
@@ -138,7 +138,7 @@ def _to_float32(_casts: _Casts, func: Any, *args: Any, **kwargs: Any) -> Any:
 
 def _norm_to_float32(_casts: _Casts, func: Any, *args: Any, **kwargs: Any) -> Any:
     arguments = func._schema.arguments
-    missing = [each.default_value for each in arguments[len(args) :] if each.name not in kwargs]
+    missing = [argument.default_value for argument in arguments[len(args) :] if argument.name not in kwargs]
     typed = getattr(torch.ops.aten.norm, _NORMS[f"norm.{func._overloadname}"])
     dtype = torch.float32 if _eligible(args[0]) else args[0].dtype
     with torch._C._ExcludeDispatchKeyGuard(_KEYS):
@@ -150,7 +150,7 @@ def _unsafe(*_: Any, **__: Any) -> Any:
     raise RuntimeError(f"{what}; use binary_cross_entropy_with_logits or BCEWithLogitsLoss")
 
 
-#: What an operator does under autocast, by its name and overload.
+#: Implementations of operators under autocast, by name and overload.
 POLICIES: Mapping[str, Callable[..., Any]] = MappingProxyType(
     {
         **dict.fromkeys(_LOWER_PRECISION.split(), _in_lower_precision),
@@ -165,7 +165,7 @@ POLICIES: Mapping[str, Callable[..., Any]] = MappingProxyType(
 
 
 def listed(key: str) -> set[str]:
-    """Names, without their library, of the operators that this PyTorch treats under autocast. key: ``AutocastCUDA``.
+    """Returns the names, without ``aten::``, of the operators with an autocast rule. key: such as ``AutocastCUDA``.
 
     >>> "linear" in listed("AutocastCUDA")
     True
@@ -177,7 +177,7 @@ def listed(key: str) -> set[str]:
 
 @contextmanager
 def autocast_as_on_gpu(name: str) -> Iterator[Autocasts]:
-    """Autocast and gradient scalers for CUDA work on CPU tensors while the context lasts; what is seen of autocast."""
+    """Makes CUDA's autocast and gradient scalers work on CPU tensors in the context; yields the uses of autocast."""
     rules = CudaAutocast()
     with rules.available(), watched(name, refuses=False, entered=rules.entered) as result:
         yield result
@@ -186,8 +186,8 @@ def autocast_as_on_gpu(name: str) -> Iterator[Autocasts]:
 class CudaAutocast:
     """Autocast for CUDA on CPU tensors.
 
-    A tensor here says that it is on the CPU and stands for one on the GPU. So ``torch.autocast("cuda")`` and
-    ``torch.autocast(x.device.type)`` are one and the same: what is set for one device type is set for both.
+    A fake tensor's device is the CPU, but it represents a tensor on the GPU. So ``torch.autocast("cuda")`` and
+    ``torch.autocast(x.device.type)`` are the same: settings for one device type are set for both.
     """
 
     def __init__(self) -> None:
@@ -196,7 +196,7 @@ class CudaAutocast:
 
     @contextmanager
     def available(self) -> Iterator[None]:
-        """Autocast and gradient scalers for CUDA can be switched on, and tensors are in the formats they choose."""
+        """Inside the context, autocast and gradient scalers for CUDA can be enabled; tensors have CUDA's formats."""
         clear = torch.clear_autocast_cache
 
         def cleared() -> None:
@@ -217,7 +217,7 @@ class CudaAutocast:
                 self._library._destroy()
 
     def entered(self, autocast: torch.autocast) -> Callable[[], None]:
-        """An autocast is entered: the same for the other device type. Returns what undoes that."""
+        """Called when autocast is entered: sets it for the other device type too; returns a function to undo that."""
         other = _OTHER.get(autocast.device)
         if other is None:
             return lambda: None

@@ -1,8 +1,8 @@
-"""Tensors with shapes and storages but without memory: a model runs on them without computing anything.
+"""Fake tensors, which have shapes and storages but no memory, so a model runs without computing anything.
 
-Small tensors also have values: a constructor may read drop rates off ``torch.linspace`` or layer widths off
-``torch.arange``. Each such operator runs for real as well, on tensors of at most `LIMIT` bytes. Its values are stored
-by the storage of the fake result, so views and in-place operators see them too.
+Small tensors also have values, because a constructor may read drop rates from ``torch.linspace`` or layer widths from
+``torch.arange``. Operators on tensors of at most `LIMIT` bytes also run on real tensors. Their values are stored by the
+storage of the fake result, so views and in-place operators use them too.
 """
 
 from __future__ import annotations
@@ -35,11 +35,11 @@ from simgpu.recorder.workload import Workload
 
 
 class FakeTensors(FakeTensorMode):  # type: ignore[misc]
-    """Fake tensors for whole models: a factory may use real data, copy layers and change their number format."""
+    """Fake tensor mode for models: a factory may use real data, copy layers and change their number format."""
 
     def __init__(self) -> None:
         super().__init__(allow_non_fake_inputs=True)
-        #: Whether a gradient scaler asked for the result of its check, which is that all gradients are finite.
+        #: Whether a gradient scaler read the result of its check; the result is always that all gradients are finite.
         self.took_as_finite = False
         self._checks = WeakIdKeyDictionary()
         self.known = KnownValues()
@@ -59,15 +59,15 @@ class FakeTensors(FakeTensorMode):  # type: ignore[misc]
             func, args, kwargs or {}, partial(super().__torch_dispatch__, func, types, args, kwargs), self.from_tensor
         )
         if self.allow_non_fake_inputs:
-            # ``module.half()`` swaps weights, which is refused while the mode knows them by weak references. Those
-            # are there to make one fake of one real tensor, which `settle` sees to.
+            # ``module.half()`` swaps weights, which fails while the mode holds weak references to them. The references
+            # map each real tensor to one fake; `settle` does that here.
             self.fake_tensor_converter.meta_converter.tensor_memo.clear()
         return returned
 
     def settle(self, workload: Workload) -> Workload:
-        """The factory is done: its module in training mode, every tensor of it and of the data fake, once.
+        """Called after the factory: returns the workload in training mode, with a fake tensor for every real one.
 
-        From here on a real tensor is an error: each use of it would be a new piece of memory.
+        From now on, real tensors raise an error, because each use of one would count as new memory.
         """
         fakes: dict[int, torch.Tensor] = {}
 
@@ -77,7 +77,7 @@ class FakeTensors(FakeTensorMode):  # type: ignore[misc]
             return fakes.setdefault(id(tensor), self.from_tensor(tensor))
 
         def faked(part: Any) -> Any:
-            """A module with fake tensors; a copy where it came with real ones, which stay as they are."""
+            """Returns a module with fake tensors; a copy if it has real ones, which are not changed."""
             tensors = [*part.parameters(), *part.buffers()] if isinstance(part, nn.Module) else []
             real = {id(tensor): fake(tensor) for tensor in tensors if not isinstance(tensor, FakeTensor)}
             return copy.deepcopy(part, real) if real else part
@@ -98,10 +98,10 @@ class FakeTensors(FakeTensorMode):  # type: ignore[misc]
 
 @contextmanager
 def fake_tensors(name: str) -> Iterator[FakeTensors]:
-    """Every tensor made within is fake. Raises `InputError` naming `name` where a value would be needed."""
+    """Makes every tensor created in the context fake. Raises `InputError` naming `name` if a value is needed."""
     try:
         with _one_draw(), _no_log(), FakeTensors() as mode, warnings.catch_warnings():
-            # Copying a layer (copy.deepcopy) asks each weight for its address.
+            # Copying a layer (copy.deepcopy) reads the address of each weight.
             warnings.filterwarnings("ignore", "Accessing the data pointer of FakeTensor", UserWarning)
             yield mode
     except SimgpuError as error:
@@ -111,7 +111,7 @@ def fake_tensors(name: str) -> Iterator[FakeTensors]:
 
 
 def _place(mode: FakeTensors, error: BaseException | None) -> str:
-    """Where an error was raised: in the factory or the iteration, and the user's line if it is one of theirs."""
+    """Returns where an error was raised: in the factory or the iteration, and the line of user code, if any."""
     part = "factory" if mode.allow_non_fake_inputs else "iteration"
     line = raised_at(error) if error is not None else ""
     return f"{part}, {line}" if line else part
@@ -119,7 +119,7 @@ def _place(mode: FakeTensors, error: BaseException | None) -> str:
 
 @contextmanager
 def _no_log() -> Iterator[None]:
-    """Within, PyTorch does not log the traceback of an operator that fails: the error says what is wrong."""
+    """Disables PyTorch's log of the traceback of a failing operator, because the error reports it."""
     log = logging.getLogger(FakeTensorMode.__module__)
     was_disabled, log.disabled = log.disabled, True
     try:
@@ -130,7 +130,7 @@ def _no_log() -> Iterator[None]:
 
 @contextmanager
 def _one_draw() -> Iterator[None]:
-    """Within, ``trunc_normal_`` draws once: PyTorch's own (from 2.13) draws until it likes all of the values."""
+    """Makes ``trunc_normal_`` draw once: PyTorch (from 2.13) redraws until all values are within bounds."""
 
     def draw(tensor: torch.Tensor, mean: float, std: float, a: float, b: float, generator: Any = None) -> torch.Tensor:
         with torch.no_grad():
@@ -145,35 +145,35 @@ def _one_draw() -> Iterator[None]:
 
 
 def _refusal(name: str, place: str, error: BaseException | None) -> InputError | None:
-    """What a failure under fake tensors means, where it is theirs."""
+    """Returns the error for a failure caused by fake tensors; None for any other failure."""
     if isinstance(error, DataDependentOutputException | DynamicOutputShapeException):
-        what = f"{error.func} needs the values of a tensor, which do not exist where nothing runs"
-        remedy = "record this model on a device, or let it decide from shapes, or from small constants, alone"
+        what = f"{error.func} needs the values of a tensor, which do not exist in a modelled iteration"
+        remedy = "record this model on a device, or make its decisions depend only on shapes or small constants"
     elif isinstance(error, UnsupportedFakeTensorException):
         what, remedy = f"PyTorch has no fake tensors for this: {error}", "record this model on a device"
     elif isinstance(error, AssertionError) and "convert all Tensors to FakeTensors" in str(error):
-        what = "the model uses a tensor that was made outside the factory and is neither a weight nor a buffer"
-        remedy = "make it in the factory, or register it as a buffer"
+        what = "the model uses a tensor that was created outside the factory and is neither a weight nor a buffer"
+        remedy = "create it in the factory, or register it as a buffer"
     else:
         return None
     return InputError.single(name, place, what, remedy)
 
 
-#: Bytes of the largest tensor whose values are kept: a table of some thousand numbers, as of the places in a window.
+#: Bytes of the largest tensor with known values: a table of some thousand numbers, such as positions in a window.
 LIMIT = 64 * 1024
 
 
 class KnownValues:
-    """Real memory behind small fake tensors, by storage.
+    """Real memory of small fake tensors, by storage.
 
-    can_draw: whether operators that draw random numbers run for real. They do in a factory, whose random state is
-    seeded; in an iteration a number drawn on the GPU is as unknown as any other result.
+    can_draw: whether operators that draw random numbers also run on real tensors: True in a factory, whose random state
+    is seeded; False in an iteration, where numbers drawn on the GPU are unknown.
     """
 
     def __init__(self) -> None:
         self.can_draw = True
         self._is_inside = False
-        self._memory: dict[int, torch.UntypedStorage | None] = {}  # None: a real tensor that is no longer true
+        self._memory: dict[int, torch.UntypedStorage | None] = {}  # None: a real tensor whose values are outdated
 
     def run(
         self,
@@ -183,14 +183,14 @@ class KnownValues:
         run_fake: Callable[[], Any],
         as_fake: Callable[[torch.Tensor], torch.Tensor],
     ) -> Any:
-        """What `func` returns on fake tensors; where the values of all arguments are known, so are the result's.
+        """Returns the result of `func` on fake tensors; its values are known if those of all arguments are.
 
-        run_fake: calls it on the fake tensors. as_fake: makes a fake tensor of a real one. An operator whose result
-        depends on values (``item``, ``nonzero``) is answered from them, or raises as `run_fake` does.
+        run_fake: calls it on the fake tensors. as_fake: converts a real tensor to a fake one. An operator whose result
+        depends on values (``item``, ``nonzero``) uses the known values, or raises the error of `run_fake`.
         """
         if self._is_inside or not isinstance(func, torch._ops.OpOverload) or func.namespace == "prim":
             return run_fake()
-        self._is_inside = True  # operators that the fake one is made of compute no values
+        self._is_inside = True  # operators called by the fake operator compute no values
         try:
             return self._run(func, args, kwargs, run_fake, as_fake)
         finally:
@@ -215,18 +215,18 @@ class KnownValues:
         if real is not None and _is_small(returned):
             try:
                 values = _call(func, args, kwargs, real)
-            except Exception:  # it has no code for a CPU, so its values are not known
+            except Exception:  # it has no CPU implementation, so its values are unknown
                 self._forget_written(func, args, kwargs, returned)
                 return returned
             if "empty" in func._schema.name:
-                tree_map_only(torch.Tensor, torch.Tensor.zero_, values)  # not what memory holds by chance
+                tree_map_only(torch.Tensor, torch.Tensor.zero_, values)  # instead of uninitialized memory
             self._remember(tree_leaves(returned), tree_leaves(values), real.values(), tensors)
         elif any(not isinstance(tensor, FakeTensor) or _key(tensor) in self._memory for tensor in tensors):
             self._forget_written(func, args, kwargs, returned)
         return returned
 
     def forget(self, tensors: Iterable[torch.Tensor]) -> None:
-        """The values of these tensors, and of whatever shares memory with them, are not known any more."""
+        """Drop the values of these tensors, and of all tensors that share memory with them."""
         for tensor in tensors:
             if isinstance(tensor, FakeTensor):
                 self._memory.pop(_key(tensor), None)
@@ -242,7 +242,7 @@ class KnownValues:
         return torch.Tag.inplace_view not in func.tags and (self.can_draw or not draws)
 
     def _real_tensors(self, tensors: Iterable[torch.Tensor]) -> dict[int, torch.Tensor] | None:
-        """A real tensor for each, by its id; None where the values of one are not known."""
+        """Returns a real tensor for each, by its id; None if the values of any are unknown."""
         result = {}
         for tensor in tensors:
             real = self._real(tensor)
@@ -264,7 +264,7 @@ class KnownValues:
         return empty.set_(memory, tensor.storage_offset(), tensor.shape, tensor.stride())
 
     def _answer(self, values: Any, as_fake: Callable[[torch.Tensor], torch.Tensor]) -> Any:
-        """What an operator returns that has no result without values."""
+        """Returns the result of an operator that needs values, with fake tensors."""
 
         def known(real: torch.Tensor) -> torch.Tensor:
             fake = as_fake(real)
@@ -280,10 +280,10 @@ class KnownValues:
         arguments: Iterable[torch.Tensor] = (),
         given: Iterable[torch.Tensor] = (),
     ) -> None:
-        """Keep the memory of real results for the fake ones, unless these lie in memory that is known already.
+        """Store the memory of real results for the fake ones, unless their memory is already known.
 
-        arguments: the real tensors that the operator ran on. given: those that were real to begin with; fake results
-        are no views of them, since they have been copied to fake memory.
+        arguments: the real tensors that the operator ran on. given: the operator's original arguments; fake results are
+        no views of real ones among them, which have been copied to fake memory.
         """
         own, taken = {_key(tensor) for tensor in given}, {_key(tensor) for tensor in arguments}
         for fake, real in zip(fakes, reals, strict=True):
@@ -317,7 +317,7 @@ def _layout(tensor: torch.Tensor) -> tuple[object, ...]:
 
 
 def _is_small(value: Any) -> bool:
-    """Whether tensors, as they are looked at and as they lie in memory, are within the limit."""
+    """Returns whether all tensors in `value`, and their storages, are within the limit."""
     return all(
         max(leaf.numel() * leaf.element_size(), leaf.untyped_storage().nbytes()) <= LIMIT
         for leaf in tree_leaves(value)

@@ -1,10 +1,10 @@
-"""Operators in the form that PyTorch gives them on a CUDA device, on fake tensors of a CPU.
+"""Gives operators on fake CPU tensors the form that they have on a CUDA device.
 
-Fake CUDA tensors need a build of PyTorch with CUDA; fake CPU tensors work everywhere, and nearly all operators are
-dispatched alike. Those that are not, and change what a model takes in memory, are put into their CUDA form here:
-dropout (one operator whose mask has one byte a value), attention (one fused operator that keeps no scores) and
-optimizers (all weights in one multi-tensor operator; step counts on the host). Left as on a CPU: the name of batch
-normalisation, which cuDNN's differs by alone, and recurrent layers, which cuDNN fuses over all steps.
+Fake CUDA tensors need a PyTorch built with CUDA; fake CPU tensors work everywhere, and nearly all operators are
+dispatched alike. Operators that differ and affect a model's memory get their CUDA form here: dropout (one operator
+whose mask has one byte per value), attention (one fused operator that stores no scores) and optimizers (one
+multi-tensor operator for all weights; step counts on the host). Two differences remain: the name of batch
+normalization, which is the only difference of cuDNN's, and recurrent layers, which cuDNN fuses over all steps.
 """
 
 from __future__ import annotations
@@ -15,35 +15,35 @@ from contextlib import contextmanager
 import torch
 from torch.library import Library
 
-#: Generations of GPUs that PyTorch's flash attention runs on, with half-precision numbers.
+#: GPU architectures that PyTorch's flash attention supports, for half-precision numbers.
 _FLASH = frozenset(("ampere", "ada", "hopper", "blackwell"))
 _HALF = (torch.float16, torch.bfloat16)
-#: Heads of fused attention are as wide as a multiple of this.
+#: Fused attention needs heads whose width is a multiple of this.
 _WIDTH = 8
-#: A mask that is added to scores has rows whose memory is a multiple of this many values long.
+#: The memory of each row of a mask that is added to scores is padded to a multiple of this many values.
 _MASK_WIDTH = 16
 
 
 @contextmanager
 def gpu_forms(architecture: str | None) -> Iterator[None]:
-    """Within, dropout and attention on CPU tensors run as they would on a GPU of this generation.
+    """Inside the context, dropout and attention on CPU tensors use the operators of a GPU of this architecture.
 
-    On real tensors attention fails then: its fused operators have no code for a CPU.
+    Attention then fails on real tensors, because its fused operators have no CPU implementation.
     """
     library, onednn = Library("aten", "IMPL"), torch.backends.mkldnn
-    was_on = onednn.enabled
+    was_enabled = onednn.enabled
     try:
         onednn.enabled = False
         library.impl("dropout", _dropout, "AutogradCPU")
         library.impl("scaled_dot_product_attention", _Attention(architecture in _FLASH), "AutogradCPU")
         yield
     finally:
-        onednn.enabled = was_on
+        onednn.enabled = was_enabled
         library._destroy()
 
 
 def step_as_on_gpu(optimizer: torch.optim.Optimizer) -> None:
-    """Let an optimizer that was told nothing else step all weights at once, as it does by itself on a GPU."""
+    """Makes an optimizer use multi-tensor operators (foreach), its default on a GPU, unless configured otherwise."""
     for group in optimizer.param_groups:
         chosen = group.get("fused") or group.get("differentiable")
         if "foreach" in group and group["foreach"] is None and not chosen:
@@ -51,7 +51,7 @@ def step_as_on_gpu(optimizer: torch.optim.Optimizer) -> None:
 
 
 def step_counts(optimizer: torch.optim.Optimizer) -> list[torch.Tensor]:
-    """The state that a GPU's optimizer keeps on the host: how many steps each weight has seen."""
+    """Returns the optimizer state that stays on the host with a GPU: the step count of each weight."""
     on_device = any(group.get("capturable") or group.get("fused") for group in optimizer.param_groups)
     counts = [state.get("step") for state in optimizer.state.values()]
     return [] if on_device else [count for count in counts if isinstance(count, torch.Tensor)]
@@ -64,7 +64,7 @@ def _dropout(x: torch.Tensor, p: float, train: bool) -> torch.Tensor:
 
 
 class _Attention:
-    """``scaled_dot_product_attention`` by PyTorch's choice on CUDA: flash, memory-efficient, or plain products."""
+    """``scaled_dot_product_attention`` as PyTorch runs it on CUDA: flash, memory-efficient, or plain products."""
 
     def __init__(self, has_flash: bool) -> None:
         self._has_flash = has_flash
@@ -98,7 +98,7 @@ class _Attention:
 
 
 def _bias(mask: torch.Tensor, query: torch.Tensor, key: torch.Tensor) -> torch.Tensor:
-    """What is added to the scores: for a mask of what may be seen, minus infinity elsewhere; seen for every head."""
+    """Returns the bias that is added to the scores, expanded to all heads; a boolean mask becomes 0 or -infinity."""
     if mask.dtype is torch.bool:
         mask = torch.where(mask, 0.0, float("-inf")).to(query.dtype)
     tokens = mask.shape[-1]

@@ -1,4 +1,4 @@
-"""The work that a call of an operator means to the time model: products by their shapes, the rest by its bytes."""
+"""Converts operator calls to operations for the time model: products with their shapes, others with their bytes."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ from simgpu.recorder.operators import OperandAccess, access, operator_name
 from simgpu.workloads.timemodel.kinds import listed_kind
 from simgpu.workloads.timemodel.operation import ConvolutionShape, Direction, GemmShape, Operation, OperationKind
 
-#: They ask for memory, or look at something that is no value: nothing runs on the device.
+#: They only allocate memory or access metadata: nothing runs on the device.
 _NO_WORK = frozenset(
     ("empty", "empty_like", "empty_strided", "new_empty", "new_empty_strided", "lift_fresh", "resize_", "set_")
 )
-#: Operators that are given a tensor for its shape alone, as their first argument, or pick a few values of it.
+#: Operators that use only the shape, or a few values, of their first argument.
 _HARDLY_READ = frozenset(
     (
         "max_pool2d_with_indices_backward",
@@ -35,15 +35,15 @@ _HARDLY_READ = frozenset(
         "nll_loss2d_backward",
     )
 )
-#: Operations for each value of the largest operand or result. What is not a product takes as long as its memory does,
-#: so this is only the order of magnitude: an exponential, or a mean, a variance and a scaling, count as eight.
+#: Operations per value of the largest operand or result. All but products are limited by memory, so the order of
+#: magnitude is enough: an exponential, or a mean, a variance and a scaling, count as eight.
 _PER_VALUE = {OperationKind.SOFTMAX: 8, OperationKind.NORMALIZATION: 8, OperationKind.COPY: 0, OperationKind.GATHER: 0}
 
 
 class OperatorWork(NamedTuple):
-    """What one call of an operator does: operations that run one after another; none where nothing runs.
+    """The operations of one operator call, which run in sequence; empty if nothing runs.
 
-    is_known: whether the operator has a kind here; one without is taken to go over its operands value by value.
+    is_known: whether the operator's kind is known; an unknown operator is modelled as elementwise.
     """
 
     operations: tuple[Operation, ...]
@@ -51,9 +51,9 @@ class OperatorWork(NamedTuple):
 
 
 def work_of(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], returned: Any) -> OperatorWork:
-    """The work of a call, from its arguments and its result.
+    """Returns the work of a call, from its arguments and its result.
 
-    All that is not a convolution comes in direction forward; an operator does not know what it is called for.
+    All operations except convolutions and fused attention's backward have direction forward: the call does not show it.
 
     >>> x = torch.ones(2, 3)
     >>> work_of(torch.ops.aten.relu.default, (x,), {}, x.relu()).operations
@@ -86,11 +86,11 @@ def _kind(func: Any, name: str) -> OperationKind | None:
 
 
 def _plain(kind: OperationKind, done: OperandAccess) -> Operation:
-    """Every operand read once and every result written once; a result that is an operand is changed in place."""
+    """Returns an operation that reads every operand once and writes every result once, possibly in place."""
     read = _distinct(done.read + done.changed)
     written = _distinct(done.overwritten + done.changed) | _new_results(done)
     if kind is OperationKind.COPY and not done.changed:
-        # Where sizes differ (a padding, a slice put back), only the smaller one's values are looked at.
+        # If sizes differ (padding, writing back a slice), only the values of the smaller one are read.
         values = sum(values for values, _ in written.values())
         bytes_ = sum(min(size, values * size // count) for count, size in read.values() if count) + _all_bytes(written)
     else:
@@ -101,7 +101,7 @@ def _plain(kind: OperationKind, done: OperandAccess) -> Operation:
 
 
 def _gathered(done: OperandAccess) -> Operation:
-    """Rows picked from a table or added into one: of the table only what is picked is read, a result is made whole."""
+    """Returns an operation that gathers or adds to rows of a table: it reads only these, and writes all results."""
     read = _distinct(done.read)
     written = _distinct(done.overwritten + done.changed) | _new_results(done)
     results = sum(values for values, _ in written.values())
@@ -117,12 +117,12 @@ def _gathered(done: OperandAccess) -> Operation:
 
 
 def _new_results(done: OperandAccess) -> dict[object, tuple[int, int]]:
-    there = {_storage(tensor) for tensor in (*done.read, *done.overwritten, *done.changed)}
-    return _distinct(tensor for _, tensor in done.results if _storage(tensor) not in there)
+    operands = {_storage(tensor) for tensor in (*done.read, *done.overwritten, *done.changed)}
+    return _distinct(tensor for _, tensor in done.results if _storage(tensor) not in operands)
 
 
 def _distinct(tensors: Iterable[torch.Tensor]) -> dict[object, tuple[int, int]]:
-    """Number of values and bytes of each piece of memory looked at; a side that is only repeated counts once."""
+    """Returns (number of values, bytes) of each distinct piece of memory; an expanded dimension counts once."""
     pieces: dict[object, tuple[int, int]] = {}
     for tensor in tensors:
         values = 1
@@ -142,7 +142,7 @@ def _storage(tensor: torch.Tensor) -> int:
 
 
 def _main_dtype(done: OperandAccess) -> str:
-    """Of the first result with a fraction, else of the first tensor there is."""
+    """Returns the data type of the first floating-point tensor, results first; else that of the first tensor."""
     tensors = [tensor for _, tensor in done.results] + done.changed + done.overwritten + done.read
     floating = [tensor.dtype for tensor in tensors if tensor.is_floating_point()]
     result = floating or [tensor.dtype for tensor in tensors]
@@ -150,12 +150,12 @@ def _main_dtype(done: OperandAccess) -> str:
 
 
 _FORWARD, _DATA, _WEIGHTS = Direction.FORWARD, Direction.BACKWARD_DATA, Direction.BACKWARD_WEIGHTS
-#: What a transposed convolution does in a direction is what the plain one it undoes does in this one.
+#: A transposed convolution in the key's direction computes what a plain convolution computes in the value's direction.
 _UNDONE = {_FORWARD: _DATA, _DATA: _FORWARD, _WEIGHTS: _WEIGHTS}
 
 
 def arguments(func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> dict[str, Any]:
-    """Every argument by name, as given or by default."""
+    """Returns every argument by name, with defaults."""
     names = [argument.name for argument in func._schema.arguments]
     defaults = {argument.name: argument.default_value for argument in func._schema.arguments}
     return defaults | dict(zip(names, args, strict=False)) | dict(kwargs)
@@ -181,7 +181,7 @@ def _convolution(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], retur
 def _convolution_backward(
     func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], returned: Any
 ) -> tuple[Operation, ...]:
-    """One kernel for each gradient that was asked for: of the data, of the weights, and the sum for the bias."""
+    """Returns one operation per requested gradient: of the data, of the weights, and of the bias (a sum)."""
     given = arguments(func, args, kwargs)
     grad, x, weight = given["grad_output"], given["input"], given["weight"]
     dx, dweight, dbias = returned
@@ -205,7 +205,7 @@ def _direction(
     bytes_: int,
     result: torch.Tensor,
 ) -> Operation:
-    """One direction; y is the forward result or a tensor of its shape. Over three sides it is priced as a product."""
+    """Returns the operation of one direction; y has the forward result's shape. 3-d convolutions become products."""
     sides, groups, transposed = weight.dim() - 2, given["groups"], given["transposed"]
     wide, narrow = (y, x) if transposed else (x, y)
     direction = _UNDONE[way] if transposed else way
@@ -239,7 +239,7 @@ def _direction(
 
 
 def _product(first: str, second: str) -> Callable[..., tuple[Operation, ...]]:
-    """The operator whose arguments of these names are multiplied: vectors, matrices, or as many matrices as a batch."""
+    """Returns the work function of an operator that multiplies the named arguments: vectors, matrices or batches."""
 
     def work(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], returned: Any) -> tuple[Operation, ...]:
         given = arguments(func, args, kwargs)
@@ -264,14 +264,14 @@ def _linear(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], returned: 
 def _gemm(
     shape: GemmShape, bytes_: int, result: torch.Tensor, operand: torch.Tensor, direction: Direction = _FORWARD
 ) -> Operation:
-    """A product in the format of its operands, which its result need not have."""
+    """Returns a product in the format of its operands; its result may have another format."""
     return Operation(
         OperationKind.GEMM, 2 * shape.macs, bytes_, result.numel(), direction, gemm=shape, dtype=_dtype(operand)
     )
 
 
 def _attention(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], returned: Any) -> tuple[Operation, ...]:
-    """Two products whose scores never reach memory: queries with keys, and the softmax of that with values."""
+    """Returns two products without memory traffic for scores: queries with keys, and their softmax with values."""
     given = arguments(func, args, kwargs)
     query, key, value, result = given["query"], given["key"], given["value"], returned[0]
     scores, values = _attention_shapes(query, key, value)
@@ -284,7 +284,7 @@ def _attention(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], returne
 def _attention_backward(
     func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], returned: Any
 ) -> tuple[Operation, ...]:
-    """Five products: the scores again, then the gradients of values, scores, queries and keys."""
+    """Returns five products: recomputed scores, then the gradients of values, scores, queries and keys."""
     given = arguments(func, args, kwargs)
     query, key, value = given["query"], given["key"], given["value"]
     grad = given["grad_out_"] if "grad_out_" in given else given["grad_out"]
@@ -312,7 +312,7 @@ _ATTENTION = (
     "_scaled_dot_product_fused_attention_overrideable",
 )
 
-#: What an operator of this name does, from (operator, arguments, keyword arguments, result).
+#: Functions (operator, arguments, keyword arguments, result) -> operations, by the operator's name.
 PRODUCTS: Mapping[str, Callable[[Any, tuple[Any, ...], dict[str, Any], Any], tuple[Operation, ...]]] = MappingProxyType(
     {
         "convolution": _convolution,

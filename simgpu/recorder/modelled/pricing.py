@@ -1,4 +1,4 @@
-"""What every operator of an iteration does, and what that costs on a named GPU."""
+"""Determines the work of every operator of an iteration, and its duration on a GPU."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ from simgpu.workloads.timemodel.prices import Prices, algorithm_costs
 
 
 class WorkPass(TorchDispatchMode):  # type: ignore[misc]
-    """Notes the work of each operator called, and tells the structure pass the workspace it needs.
+    """Notes the work of each operator call, and reports its workspace to the structure pass.
 
-    Enter it before the structure pass, which then calls through it once for every operator that it sees.
+    Enter it before the structure pass, which then calls every operator through it.
     """
 
     def __init__(self, gpu: Prices) -> None:
@@ -36,23 +36,23 @@ class WorkPass(TorchDispatchMode):  # type: ignore[misc]
         return returned
 
     def start(self) -> None:
-        """The call that is noted tells all."""
+        """Nothing to do: `used` depends only on the noted call."""
 
     def used(self) -> int:
-        """Bytes of workspace of the fastest way to run the last call."""
+        """Returns the workspace bytes of the fastest algorithm for the last call."""
         result = algorithms(self._gpu, len(self.calls) - 1, self.calls[-1].operations)
         return result[0].workspace_bytes if result else 0
 
 
 def algorithms(gpu: Prices, call: int, operations: Sequence[Operation]) -> list[AlgorithmNote]:
-    """The ways to run a call that holds convolutions, fastest first; none where it holds none."""
-    return [AlgorithmNote(call, *way) for way in algorithm_costs(gpu, operations)]
+    """Returns the algorithms for a call with convolutions, fastest first; empty for other calls."""
+    return [AlgorithmNote(call, *cost) for cost in algorithm_costs(gpu, operations)]
 
 
 def durations(
     gpu: Prices, kernels: Sequence[KernelNote], blocks: Sequence[BlockNote], calls: Sequence[OperatorWork]
 ) -> list[int]:
-    """Nanoseconds of each call; 0 of those that are no kernel, or that only ask for memory."""
+    """Returns the nanoseconds of each call; 0 for calls that are no kernel or only allocate memory."""
     priced = [0] * len(calls)
     for kernel in kernels:
         direction = _direction(kernel, blocks)
@@ -62,7 +62,7 @@ def durations(
 
 
 def _direction(kernel: KernelNote, blocks: Sequence[BlockNote]) -> Direction:
-    """What an operator is called for: feature maps made again in backward are forward's, as in checkpointing."""
+    """Returns the direction of an operator; feature maps recomputed in backward (checkpointing) count as forward."""
     created = {blocks[number].kind for number in kernel.writes}
     if kernel.phase is not Phase.BACKWARD or BlockKind.ACTIVATION in created:
         return Direction.FORWARD
@@ -70,7 +70,7 @@ def _direction(kernel: KernelNote, blocks: Sequence[BlockNote]) -> Direction:
 
 
 def _directed(operation: Operation, direction: Direction) -> Operation:
-    """An operation told what it is for; only products tell weights from data, and convolutions know by themselves."""
+    """Sets the direction of an operation that has none; only products get the direction of weight gradients."""
     if operation.convolution is not None or operation.direction is not Direction.FORWARD:
         return operation
     if direction is Direction.BACKWARD_WEIGHTS and operation.kind is not OperationKind.GEMM:

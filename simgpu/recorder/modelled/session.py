@@ -1,4 +1,4 @@
-"""A modelled iteration from start to end: the model on fake tensors, its operators priced for a named GPU."""
+"""Models an iteration from start to end: runs it on fake tensors, and models durations for a GPU."""
 
 from __future__ import annotations
 
@@ -42,18 +42,18 @@ from simgpu.workloads.timemodel.formats import model_notes
 from simgpu.workloads.timemodel.model import time_model
 from simgpu.workloads.timemodel.prices import Prices
 
-#: What fake tensors say they are on: the CPU's are the ones that every build of PyTorch can make.
+#: Device of the fake tensors: every build of PyTorch can create fake CPU tensors.
 _CPU = torch.device("cpu")
-#: What is assumed where a gradient scaler asks whether to skip the step.
+#: Note on the assumption under which a gradient scaler decides not to skip the step.
 _FINITE = " Gradients are scaled (torch.amp.GradScaler) and taken to be finite: no step is skipped."
 
 
 @dataclass(frozen=True)
 class ModelledSession:
-    """What `record` was asked for where nothing is to run.
+    """The arguments of `record` for a modelled iteration.
 
-    time_model: gives the prices of a GPU, `simgpu.workloads.timemodel.model.time_model` but for tests.
-    as_on_gpu: operators have the form they have on a GPU (`gpu_forms`); else all is as a CPU would have it.
+    time_model: returns the `Prices` of a GPU; `simgpu.workloads.timemodel.model.time_model` except in tests.
+    as_on_gpu: whether operators have the form they have on a GPU (`gpu_forms`), or that on a CPU.
     """
 
     factory: str | Callable[..., Any]
@@ -74,7 +74,7 @@ class ModelledSession:
         return model_name(self.factory)
 
     def run(self) -> Trace:
-        """Make the trace."""
+        """Runs the model on fake tensors and returns the trace."""
         prices = self.time_model(self.gpu)
         new_optimizer = find_optimizer(self.optimizer) if isinstance(self.optimizer, str) else self.optimizer
         forms = gpu_forms(self.gpu.architecture) if self.as_on_gpu else nullcontext()
@@ -92,7 +92,7 @@ class ModelledSession:
             if self.as_on_gpu:
                 step_as_on_gpu(optimizer)
             self._warm_up(workload, optimizer)
-            self.progress(f"following {self.name}")
+            self.progress(f"tracing {self.name}")
             with no_garbage_collection():
                 work = WorkPass(prices)
                 structure, ledger = self._structure(workload, optimizer, work)
@@ -121,18 +121,18 @@ class ModelledSession:
         return assemble(info, kernels, blocks, [times], algorithms=choices, saved=saved)
 
     def _autocast(self) -> AbstractContextManager[Autocasts]:
-        """What is followed of autocast; as on a GPU, it chooses formats by CUDA's rules."""
+        """Tracks autocast; with `as_on_gpu`, it also chooses formats by CUDA's rules."""
         return autocast_as_on_gpu(self.name) if self.as_on_gpu else watched(self.name, refuses=True)
 
     def _warm_up(self, workload: Workload, optimizer: torch.optim.Optimizer) -> None:
-        """One iteration, so that the optimizer's state exists."""
+        """Runs one iteration, so that the optimizer's state exists."""
         try:
             run_iteration(workload, optimizer, NoWatcher())
         except SimgpuError:
             raise
         except Exception as error:
             what = f"a training iteration raised {type(error).__name__}: {error}"
-            remedy = "the iteration is loss(module(*inputs), *labels).backward() and an optimizer step"
+            remedy = "make sure that loss(module(*inputs), *labels).backward() and an optimizer step work"
             raise InputError.single(self.name, "iteration", what, remedy) from error
 
     def _structure(
