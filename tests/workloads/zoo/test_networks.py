@@ -326,11 +326,11 @@ def test_all_mistakes_are_reported_at_once() -> None:
     with pytest.raises(InputError) as error:
         build("bert-base", "imagenet", head="nsp", sequence=0, sequnce=128)
     assert error.value.lines() == [
-        "network bert-base, input: 'imagenet' is not an input of it; known: text",
-        "network bert-base, variant head: 'nsp' is not one of mlm, classifier; its usual value is 'mlm'",
-        "network bert-base, variant sequence: 0 is not a whole number above zero and at most 512; "
-        "its usual value is 128",
-        "network bert-base, variant sequnce: is not a variant of it; did you mean 'sequence'? known: head, sequence",
+        "network bert-base, input: 'imagenet' is not one of its inputs; known: text",
+        "network bert-base, variant head: 'nsp' is not one of mlm, classifier; its default is 'mlm'",
+        "network bert-base, variant sequence: 0 is not a whole number above zero and at most 512; its default is 128",
+        "network bert-base, variant sequnce: is not one of its variants; "
+        "did you mean 'sequence'? known: head, sequence",
     ]
 
 
@@ -361,7 +361,7 @@ def test_an_unknown_network_is_reported_with_the_nearest_name() -> None:
 
 
 def test_a_variant_of_one_input_is_refused_with_another() -> None:
-    with pytest.raises(InputError, match="variant grouped: can only be chosen for imagenet, not for 'cifar10'"):
+    with pytest.raises(InputError, match="variant grouped: applies only to imagenet, not to 'cifar10'"):
         build("alexnet", "cifar10", grouped=False)
 
 
