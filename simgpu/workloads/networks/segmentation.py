@@ -1,13 +1,13 @@
-"""Networks that label every place of an image: a fully convolutional network on VGG-16, and U-Net."""
+"""Segmentation networks: fully convolutional networks (FCN) on VGG-16, and U-Net."""
 
 from __future__ import annotations
 
 from simgpu.workloads.builder import LayerOutput, NetworkBuilder
 from simgpu.workloads.network import Network
 
-#: PASCAL VOC as FCN was trained on it: images of about 500 x 500, twenty classes and background.
+#: PASCAL VOC as in FCN's training: images of about 500 x 500, twenty classes and background.
 VOC = "voc"
-#: Microscope images of the ISBI challenge as U-Net sees them: one channel, 572 x 572, cell or not.
+#: Microscope images of the ISBI challenge as in U-Net's training: one channel, 572 x 572, two classes.
 ISBI = "isbi"
 _VOC_CLASSES = 21
 _ISBI_CLASSES = 2
@@ -19,12 +19,12 @@ _FCN_FOR_IMAGENET = (
 def fcn(stride: int, input: str) -> Network:
     """FCN-32s, FCN-16s or FCN-8s: Long, Shelhamer and Darrell, "Fully convolutional networks", CVPR 2015, section 4.
 
-    For VOC as published: the first convolution pads by 100, results are enlarged by transposed convolutions and cut to
-    size. For ImageNet's 224 x 224 every convolution keeps the image's size and nothing is cut, as later ports have it.
-    Enlarging weights are trained.
+    For VOC, as published: the first convolution pads by 100, transposed convolutions upsample the results, and crops
+    restore the image's size. For ImageNet's 224 x 224, every convolution keeps the image's size and there are no
+    crops, as in later ports. Upsampling weights are trained.
 
-    Chen et al. (moDNN, TPDS 2019, section 7) train an FCN at batch 128 without saying which or on what. By their
-    section 7.1 it needs more than 12 GB in the ideal case and no more than 24; FCN-32s does on ImageNet's images
+    Chen et al. (moDNN, TPDS 2019, section 7) train an FCN at batch 128 without stating which one or the images. By
+    their section 7.1 it needs more than 12 GB and at most 24 GB in the ideal case; FCN-32s does on ImageNet's images
     (23 GB), not on those of VOC (168 GB or more).
 
     >>> round(fcn(32, "voc").parameters / 1e6), fcn(8, "imagenet").label_shape

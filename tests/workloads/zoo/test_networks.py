@@ -300,7 +300,7 @@ def test_alexnet_as_tensorflows_benchmarks_have_it() -> None:
     """tf_cnn_benchmarks, alexnet_model.py: the fourth convolution has 384 channels."""
     network = build("alexnet", grouped=False, conv4_channels=384)
     assert [layer.shape[0] for layer in network.layers if layer.name.startswith("conv")] == [64, 192, 384, 384, 256]
-    with pytest.raises(InputError, match="conv4_channels: is of the single column alone; choose grouped=false"):
+    with pytest.raises(InputError, match="conv4_channels: applies only to the single column; choose grouped=false"):
         build("alexnet", conv4_channels=384)
 
 
@@ -351,7 +351,7 @@ def test_bert_takes_no_more_tokens_than_it_has_positions() -> None:
 
 
 def test_a_loss_over_more_tokens_than_the_vocabulary_is_refused() -> None:
-    with pytest.raises(InputError, match="cannot be taken over 8192 words where 100 are known; choose a larger"):
+    with pytest.raises(InputError, match="cannot sample 8192 words of a vocabulary of 100; choose a larger"):
         build("biglstm", vocabulary=100)
 
 
