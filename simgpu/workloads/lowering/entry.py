@@ -252,7 +252,7 @@ class _Walk:
         return layer.stage or joined or layer.name
 
     def _rewrites(self, layer: Layer) -> bool:
-        """Whether a normalization overwrites its input: a product's result, which that layer's backward does not read."""
+        """Whether a normalization overwrites its input: a product, whose backward does not read its result."""
         if self.framework is not Framework.FUSED or layer.kind is not LayerKind.BATCH_NORM:
             return False
         (source,) = layer.inputs

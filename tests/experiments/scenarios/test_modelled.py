@@ -129,7 +129,7 @@ def test_the_schema_lists_every_modelling_key() -> None:
         (
             "epochs: 5",
             "compressibility: traind",
-            "line 5, trace.compressibility: there is none called 'traind'; did you mean 'trained'?",
+            "line 5, trace.compressibility: there is no profile 'traind'; did you mean 'trained'?",
         ),
         (
             "epochs: 5",
