@@ -124,8 +124,8 @@ def _too_many(batch: int) -> InputError:
 
 _HABITS = {
     Framework.PYTORCH: "PyTorch has them",
-    Framework.PYTORCH_1_5: "PyTorch 1.5 has them where ReLUs are not in place",
-    Framework.CUDNN: "frameworks have them that call cuDNN for all",
+    Framework.PYTORCH_1_5: "PyTorch 1.5 has them for ReLUs that are not in place",
+    Framework.CUDNN: "frameworks that call cuDNN for all layers have them",
     Framework.FUSED: "a framework has them that fuses normalization, ReLU and sum in memory with the layer before",
 }
 _UPDATES = {

@@ -13,7 +13,7 @@ class LayerKind(StrEnum):
     """What a layer computes; the comments list its attributes."""
 
     CONVOLUTION = "convolution"  # kernel, stride, padding, dilation: pairs; groups: int; transposed: bool
-    LINEAR = "linear"  # on the last dimension; sampled_rows: int, if it reads only so many rows of its weight
+    LINEAR = "linear"  # on the last dimension; sampled_rows: int, if it reads only that many rows of its weight
     MATMUL = "matmul"  # of two inputs; transpose_second: bool; leading dimensions are batches
     RELU = "relu"  # in_place: bool
     GELU = "gelu"

@@ -40,8 +40,8 @@ _GOOGLENET = (
 
 
 _FOR_CIFAR10 = (
-    "for 32 x 32 images: a 3 x 3 convolution to 192 channels in place of all before the first module, "
-    "as GoogLeNet has it in kuangliu's pytorch-cifar"
+    "for 32 x 32 images: a 3 x 3 convolution to 192 channels instead of all layers before the first module, "
+    "as in GoogLeNet of kuangliu's pytorch-cifar"
 )
 
 

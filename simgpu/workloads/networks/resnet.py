@@ -81,8 +81,8 @@ def _joined(net: NetworkBuilder, branch: LayerOutput, shortcut: LayerOutput) -> 
     return net.relu("relu", net.add("add", branch, shortcut, in_place=True))
 
 
-_ITS_OWN_IMAGES = "for 32 x 32 images, as the paper has it"
-_LARGER_IMAGES = "for 224 x 224 images and 1000 classes with nothing else changed, which the paper does not have"
+_ITS_OWN_IMAGES = "for 32 x 32 images, as in the paper"
+_LARGER_IMAGES = "for 224 x 224 images and 1000 classes, otherwise unchanged; not in the paper"
 
 
 def small_resnet(depth: int, input: str, *, shortcuts: bool = True, width: float = 1.0) -> Network:

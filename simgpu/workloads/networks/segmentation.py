@@ -12,7 +12,7 @@ ISBI = "isbi"
 _VOC_CLASSES = 21
 _ISBI_CLASSES = 2
 _FCN_FOR_IMAGENET = (
-    "for 224 x 224 images: every convolution keeps the image's size and nothing is cut, as later ports have it"
+    "for 224 x 224 images: every convolution keeps the image's size and there are no crops, as in later ports"
 )
 
 
@@ -41,10 +41,10 @@ def fcn(stride: int, input: str) -> Network:
     x = net.convolution("score", net.dropout("drop7", x, 0.5), _VOC_CLASSES, 1)
     for number, reached in ((4, 16), (3, 8)):
         if stride <= reached:
-            x = _enlarged(net, f"upscore{number}", x, 2, as_published)
+            x = _upsampled(net, f"upscore{number}", x, 2, as_published)
             scores = net.convolution(f"score_pool{number}", pools[number], _VOC_CLASSES, 1)
-            x = net.add(f"fuse{number}", _cut(net, f"score_pool{number}.crop", scores, x), x)
-    x = _cut(net, "crop", _enlarged(net, "upscore", x, stride, as_published), image)
+            x = net.add(f"fuse{number}", _cropped(net, f"score_pool{number}.crop", scores, x), x)
+    x = _cropped(net, "crop", _upsampled(net, "upscore", x, stride, as_published), image)
     return net.finish(net.view("places", x, (side, side, _VOC_CLASSES)))
 
 
@@ -59,12 +59,12 @@ def _vgg16(net: NetworkBuilder, x: LayerOutput, first_padding: int) -> dict[int,
     return pools
 
 
-def _enlarged(net: NetworkBuilder, name: str, x: LayerOutput, factor: int, as_published: bool) -> LayerOutput:
+def _upsampled(net: NetworkBuilder, name: str, x: LayerOutput, factor: int, as_published: bool) -> LayerOutput:
     padding = 0 if as_published else factor // 2
     return net.transposed_convolution(name, x, x.channels, 2 * factor, stride=factor, padding=padding, bias=False)
 
 
-def _cut(net: NetworkBuilder, name: str, x: LayerOutput, like: LayerOutput) -> LayerOutput:
+def _cropped(net: NetworkBuilder, name: str, x: LayerOutput, like: LayerOutput) -> LayerOutput:
     return x if x.shape[1:] == like.shape[1:] else net.crop(name, x, like.shape[1:])
 
 

@@ -157,7 +157,7 @@ class Rescaler:
         return sum(map(count, created)), max(map(count, kernel.reads), default=0)
 
     def _flops(self, kernel: Kernel, values: int) -> int:
-        """Operations at the new batch: the recorded number per value if that is whole, else in proportion."""
+        """Operations at the new batch: the recorded number per value if that is an integer, else in proportion."""
         before = max(self._values(kernel, new=False))
         flops = kernel.flops or 0
         return flops // before * values if before and flops % before == 0 else self._in_proportion(flops)

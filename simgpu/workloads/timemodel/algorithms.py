@@ -16,8 +16,8 @@ fft                   stride 1, padded side up to 256  8 F (NC + NK + CK): spect
 fft_tiling            stride 1, filter side up to 32   the same with tiles of 32 x 32 for images
 ===================== ================================ =======================================================
 
-Stride 1 includes no dilation. A formula counts what the algorithm must store at once; a library may store less by
-working in portions, or more for padding. Published measurements: cuDNN's fused Winograd needs 256 KiB for 64 to 64
+"Stride 1" also requires no dilation. A formula counts what the algorithm must store at once; a library may store less
+by working in portions, or more for padding. Published measurements: cuDNN's fused Winograd needs 256 KiB for 64 to 64
 channels (LBANN, pull request 437), as here; and for 32 images of 56 x 56, 64 to 64 channels, 3 x 3, the fast choice
 fits into 256 MB and not into 128 MB (sonots/cumo, pull request 502). That source does not name the choice; the formulas
 give 111 MiB for the non-fused Winograd, 132 MiB for FFT.
