@@ -64,7 +64,7 @@ def lower(graph: TaskGraph, placement: Placement, *, recorded_lifetimes: bool = 
 def require_reads(graph: TaskGraph) -> None:
     """Raises `InputError` for a trace without the reads of its kernels."""
     if not graph.trace.records_reads:
-        what = "the recording does not tell what kernels read, so nobody can plan by the uses of a block"
+        what = "the recording does not state what kernels read, so policies cannot use the uses of a block"
         remedy = "run the policies none or ideal, or import it with its execution trace"
         raise InputError.single(graph.trace.name or graph.trace.info.model, "kernels.reads", what, remedy)
 

@@ -1,5 +1,4 @@
-"""A small language in which networks are written: each step adds a layer and infers its shape, weights and
-arithmetic."""
+"""`NetworkBuilder` builds a network layer by layer and infers each layer's shape, weights and arithmetic."""
 
 from __future__ import annotations
 
@@ -23,22 +22,22 @@ from simgpu.workloads.shapes import (
 
 @dataclass(frozen=True, slots=True)
 class LayerOutput:
-    """A value inside a network being written: the layer or input that gives it, and its shape for one sample."""
+    """A value in a network under construction: the layer or input that produces it, and its shape for one sample."""
 
     name: str
     shape: Shape
 
     @property
     def channels(self) -> int:
-        """First side of a feature map of (channels, height, width)."""
+        """Channels of a feature map (channels, height, width)."""
         return self.shape[0]
 
 
 class NetworkBuilder:
-    """Writes one network, layer by layer in forward order; `finish` gives the `Network`.
+    """Builds one network, layer by layer in forward order; `finish` returns the `Network`.
 
-    Every step takes the layer's name first and gives a `LayerOutput` for the steps that read it. A shape that does not
-    fit raises `ValueError`, which names the layer.
+    Every method takes the layer's name first and returns a `LayerOutput` for the layers that read it. A shape that
+    does not fit raises `ValueError`, which names the layer.
 
     >>> net = NetworkBuilder("tiny", "an example")
     >>> x = net.input("image", (3, 32, 32))
@@ -59,15 +58,15 @@ class NetworkBuilder:
         self._stage: str | None = None
 
     def input(self, name: str, shape: Sequence[int], dtype: str = "float32") -> LayerOutput:
-        """One input of the network; dtype as PyTorch names it."""
-        given = NetworkInput(name, tuple(shape), dtype)
-        self._claim(name, given.shape)
-        self._inputs.append(given)
-        return LayerOutput(name, given.shape)
+        """Adds an input to the network. dtype: a PyTorch name."""
+        added = NetworkInput(name, tuple(shape), dtype)
+        self._claim(name, added.shape)
+        self._inputs.append(added)
+        return LayerOutput(name, added.shape)
 
     @contextmanager
     def scope(self, name: str) -> Iterator[None]:
-        """Layers made inside have this name and a dot before their own."""
+        """Prefixes the names of layers added inside with `name` and a dot."""
         self._scope.append(name)
         try:
             yield
@@ -76,7 +75,7 @@ class NetworkBuilder:
 
     @contextmanager
     def stage(self, name: str) -> Iterator[None]:
-        """Layers made inside share this layer tag, with the names of the scopes around it before it."""
+        """Gives all layers added inside this layer tag, prefixed with the enclosing scopes."""
         before, self._stage = self._stage, self._scoped(name)
         try:
             yield
@@ -145,20 +144,20 @@ class NetworkBuilder:
     def linear(
         self, name: str, x: LayerOutput, features: int, *, bias: bool = True, shares: str | None = None
     ) -> LayerOutput:
-        """A product with a (features, last side) weight, which may be that of an earlier layer; a bias is its own."""
-        shared = (Weight("bias", (features,)),) if bias else ()
+        """A product with a (features, last dimension) weight. shares: an earlier layer whose weight it uses."""
+        own_bias = (Weight("bias", (features,)),) if bias else ()
         return self._add(
             name,
             LayerKind.LINEAR,
             (x,),
             (*x.shape[:-1], features),
-            weights=shared if shares else _weights((features, x.shape[-1]), features if bias else 0),
+            weights=own_bias if shares else _weights((features, x.shape[-1]), features if bias else 0),
             macs=prod(x.shape) * features,
             shares=shares,
         )
 
     def sampled_linear(self, name: str, x: LayerOutput, rows: int, sampled: int) -> LayerOutput:
-        """A product with `sampled` rows of a (rows, last side) weight, drawn anew in every iteration."""
+        """A product with `sampled` rows of a (rows, last dimension) weight, drawn anew in every iteration."""
         return self._add(
             name,
             LayerKind.LINEAR,
@@ -172,7 +171,7 @@ class NetworkBuilder:
     def matmul(
         self, name: str, first: LayerOutput, second: LayerOutput, *, transpose_second: bool = False
     ) -> LayerOutput:
-        """The product of two values; sides before the last two must be the same."""
+        """The matrix product of two values; all dimensions before the last two must be equal."""
         shape = matmul_shape(first.shape, second.shape, transpose_second)
         self._need(name, shape is not None, f"cannot multiply {first.shape} with {second.shape}")
         assert shape is not None
@@ -181,7 +180,7 @@ class NetworkBuilder:
         return self._add(name, LayerKind.MATMUL, (first, second), shape, macs=macs, attributes=attributes)
 
     def relu(self, name: str, x: LayerOutput, *, in_place: bool = True) -> LayerOutput:
-        """Rectified linear unit; in place, unless told otherwise, as public implementations have it."""
+        """Rectified linear unit; in place by default, as in public implementations."""
         return self._add(name, LayerKind.RELU, (x,), x.shape, attributes={"in_place": in_place})
 
     def gelu(self, name: str, x: LayerOutput) -> LayerOutput:
@@ -193,17 +192,17 @@ class NetworkBuilder:
         return self._add(name, LayerKind.TANH, (x,), x.shape)
 
     def softmax(self, name: str, x: LayerOutput) -> LayerOutput:
-        """Softmax over the last side."""
+        """Softmax over the last dimension."""
         return self._add(name, LayerKind.SOFTMAX, (x,), x.shape)
 
     def scale(self, name: str, x: LayerOutput) -> LayerOutput:
-        """Multiplied by a constant, or a constant added (a mask, fixed positions)."""
+        """Multiplication by a constant, or addition of one (a mask, fixed positions)."""
         return self._add(name, LayerKind.SCALE, (x,), x.shape)
 
     def max_pool(
         self, name: str, x: LayerOutput, kernel: Side, stride: Side, *, padding: Side = 0, ceil: bool = False
     ) -> LayerOutput:
-        """The maximum of each window; `ceil` keeps a last window that only begins inside."""
+        """The maximum of each window; with `ceil` the last window may extend past the edge."""
         return self._pool(LayerKind.MAX_POOL, name, x, kernel, stride, padding, ceil)
 
     def avg_pool(
@@ -221,29 +220,29 @@ class NetworkBuilder:
         return self._add(name, LayerKind.BATCH_NORM, (x,), x.shape, weights=_weights((x.channels,), x.channels))
 
     def layer_norm(self, name: str, x: LayerOutput) -> LayerOutput:
-        """Normalization along the last side with a trained scale and shift."""
+        """Normalization along the last dimension with a trained scale and shift."""
         return self._add(name, LayerKind.LAYER_NORM, (x,), x.shape, weights=_weights((x.shape[-1],), x.shape[-1]))
 
     def local_response_norm(self, name: str, x: LayerOutput, size: int = 5) -> LayerOutput:
-        """Normalization across neighbouring channels, `size` of them."""
+        """Normalization across `size` neighbouring channels."""
         return self._add(name, LayerKind.LOCAL_RESPONSE_NORM, (x,), x.shape, attributes={"size": size})
 
     def dropout(self, name: str, x: LayerOutput, rate: float) -> LayerOutput:
-        """Sets a share `rate` of the values to zero."""
+        """Sets a fraction `rate` of the values to zero."""
         return self._add(name, LayerKind.DROPOUT, (x,), x.shape, attributes={"rate": rate})
 
     def add(self, name: str, *inputs: LayerOutput, in_place: bool = False) -> LayerOutput:
-        """The sum of values of one shape; `in_place` writes it over the first."""
+        """The sum of values of equal shape; `in_place` overwrites the first."""
         self._need(name, len({x.shape for x in inputs}) == 1, f"cannot add {[x.shape for x in inputs]}")
         return self._add(name, LayerKind.ADD, inputs, inputs[0].shape, attributes={"in_place": in_place})
 
     def multiply(self, name: str, first: LayerOutput, second: LayerOutput) -> LayerOutput:
-        """The product, value by value."""
+        """The elementwise product."""
         self._need(name, first.shape == second.shape, f"cannot multiply {first.shape} and {second.shape}")
         return self._add(name, LayerKind.MULTIPLY, (first, second), first.shape)
 
     def concatenate(self, name: str, inputs: Sequence[LayerOutput], axis: int = 0) -> LayerOutput:
-        """Values one after another along an axis of the shape for one sample."""
+        """The concatenation of values along an axis of the shape for one sample."""
         shape = concatenated([x.shape for x in inputs], axis)
         self._need(name, shape is not None, f"cannot join {[x.shape for x in inputs]} along axis {axis}")
         assert shape is not None
@@ -256,12 +255,12 @@ class NetworkBuilder:
         return self._add(name, LayerKind.CROP, (x,), (x.channels, *sides))
 
     def view(self, name: str, x: LayerOutput, shape: Sequence[int]) -> LayerOutput:
-        """The same values, or some of them, under another shape, without a copy."""
+        """The same values, or the first of them, in another shape, without a copy."""
         self._need(name, prod(shape) <= prod(x.shape), f"{x.shape} holds too few values for {tuple(shape)}")
         return self._add(name, LayerKind.VIEW, (x,), tuple(shape))
 
     def flatten(self, name: str, x: LayerOutput) -> LayerOutput:
-        """All values in one side, without a copy."""
+        """All values in one dimension, without a copy."""
         return self.view(name, x, (prod(x.shape),))
 
     def permute(self, name: str, x: LayerOutput, shape: Sequence[int]) -> LayerOutput:
@@ -278,13 +277,13 @@ class NetworkBuilder:
         return self._add(name, LayerKind.EMBEDDING, (x,), (*x.shape, width), weights=weights, attributes=attributes)
 
     def add_weight(self, name: str, x: LayerOutput, rows: int | None = None) -> LayerOutput:
-        """A trained value added; it has as many rows as x, or `rows`, of which x then takes the first."""
-        have, width = x.shape
-        self._need(name, have <= (rows or have), f"a trained value of {rows} rows is too short for {x.shape}")
-        return self._add(name, LayerKind.SCALE, (x,), x.shape, weights=(Weight("weight", (rows or have, width)),))
+        """Adds the first rows of a trained weight to x. rows: of the weight, by default as many as x has."""
+        length, width = x.shape
+        self._need(name, length <= (rows or length), f"a weight of {rows} rows is too short for {x.shape}")
+        return self._add(name, LayerKind.SCALE, (x,), x.shape, weights=(Weight("weight", (rows or length, width)),))
 
     def prepend_weight(self, name: str, x: LayerOutput) -> LayerOutput:
-        """A trained row put before those of x."""
+        """Prepends a trained row to those of x."""
         rows, width = x.shape
         weights = (Weight("weight", (1, width)),)
         return self._add(name, LayerKind.CONCATENATE, (x,), (rows + 1, width), weights=weights, attributes={"axis": 0})
@@ -292,7 +291,7 @@ class NetworkBuilder:
     def lstm_cell(
         self, name: str, x: LayerOutput, h: LayerOutput, c: LayerOutput, *, shares: str | None = None
     ) -> tuple[LayerOutput, LayerOutput]:
-        """One time step of a long short-term memory: its output and its new cell state, both of the shape of c."""
+        """One time step of an LSTM: returns its output and its new cell state, both with the shape of c."""
         hidden, width = c.shape[-1], x.shape[-1] + h.shape[-1]
         weights = (
             ()
@@ -315,7 +314,10 @@ class NetworkBuilder:
         return self.view(f"{name}.output", both, (hidden,)), self.view(f"{name}.state", both, (hidden,))
 
     def finish(self, x: LayerOutput, label_shape: Sequence[int] | None = None) -> Network:
-        """The network whose results are x: cross-entropy over its last side against one label for each other place."""
+        """The network with a cross-entropy loss over the last dimension of x.
+
+        label_shape: of one sample's labels; by default one label for each position in the other dimensions.
+        """
         shape = x.shape[:-1] if label_shape is None else tuple(label_shape)
         self._add("loss", LayerKind.LOSS, (x,), ())
         return Network(self._name, tuple(self._inputs), tuple(self._layers), self._source, shape, self._form)
@@ -343,12 +345,12 @@ class NetworkBuilder:
         path = self._scoped(name)
         self._claim(path, shape)
         for x in inputs:
-            self._need(name, self._shapes.get(x.name) == x.shape, f"reads {x.name!r}, which this network has not")
+            self._need(name, self._shapes.get(x.name) == x.shape, f"reads {x.name!r}, which is not in this network")
         shared = shares is None or shares in self._shapes
-        self._need(name, shared, f"shares the weights of {shares!r}, which this network has not")
+        self._need(name, shared, f"shares the weights of {shares!r}, which is not in this network")
         names = tuple(x.name for x in inputs)
-        retained = MappingProxyType(dict(attributes or {}))
-        self._layers.append(Layer(path, kind, names, shape, weights, macs, retained, shares, self._stage))
+        frozen = MappingProxyType(dict(attributes or {}))
+        self._layers.append(Layer(path, kind, names, shape, weights, macs, frozen, shares, self._stage))
         return LayerOutput(path, shape)
 
     def _claim(self, path: str, shape: Shape) -> None:
@@ -364,9 +366,9 @@ class NetworkBuilder:
         assert sides is not None
         return sides
 
-    def _need(self, name: str, holds: bool, what: str) -> None:
-        if not holds:
-            raise ValueError(f"network {self._name!r}, layer {self._scoped(name)!r}: {what}")
+    def _need(self, name: str, condition: bool, problem: str) -> None:
+        if not condition:
+            raise ValueError(f"network {self._name!r}, layer {self._scoped(name)!r}: {problem}")
 
 
 def _weights(weight: Shape, bias: int) -> tuple[Weight, ...]:

@@ -1,4 +1,4 @@
-"""The networks by name: what each is, what it takes, how it is built."""
+"""The model zoo: networks by name, with their inputs and variants. `build` builds one."""
 
 from __future__ import annotations
 
@@ -25,10 +25,13 @@ Value = bool | int | float | str
 
 @dataclass(frozen=True, slots=True)
 class Variant:
-    """One way in which a network can differ.
+    """An option of a network.
 
-    default: its usual value. meaning: in a line. words: those it takes, where it is a word. input: the only one with
-    which it can be chosen, where there is one. most: the largest number it takes, where it is a number.
+    default: the default value.
+    meaning: one line of help.
+    words: allowed values of a text option; empty if any.
+    input: the only input that the option applies to; None if any.
+    most: largest allowed value of a numeric option.
     """
 
     default: Value
@@ -38,7 +41,7 @@ class Variant:
     most: int = 2**16
 
     def objection(self, value: object) -> str | None:
-        """What is wrong with a value, None where nothing is; numbers must be above zero and at most `most`."""
+        """Why a value is not allowed; None if it is. Numbers must be above zero and at most `most`."""
         if isinstance(self.default, bool | str):
             fits = type(value) is type(self.default) and (not self.words or value in self.words)
         else:
@@ -57,7 +60,7 @@ class Variant:
 
 @dataclass(frozen=True, slots=True)
 class Entry:
-    """One network of the zoo: what it is in a line, its inputs (the usual one first), its variants by name."""
+    """One network of the zoo: a description, its inputs (the default first) and its variants by name."""
 
     name: str
     description: str
@@ -68,11 +71,13 @@ class Entry:
 
 _IMAGES = (IMAGENET, CIFAR10)
 _SMALL_FIRST = (CIFAR10, IMAGENET)
-#: Far above anything published; what lies beyond is a slip, and would take minutes to write down.
+#: Limits far above anything published: larger values are typing errors and would take minutes to build.
 _WIDTH = Variant(1.0, "multiplies the channels", most=64)
 _VOCABULARY = 10_000_000
 
-_GROUPED = Variant(True, "two groups and normalization of 2012; else the single column of 2014", input=IMAGENET)
+_GROUPED = Variant(
+    True, "the 2012 form with two groups and normalization; else the single column of 2014", input=IMAGENET
+)
 _EARLY = (
     Entry(
         "alexnet",
@@ -81,7 +86,9 @@ _EARLY = (
         _IMAGES,
         {
             "grouped": _GROUPED,
-            "conv4_channels": Variant(256, "of the single column; 384 in TensorFlow's benchmarks", input=IMAGENET),
+            "conv4_channels": Variant(
+                256, "channels of the single column's conv4; 384 in TensorFlow's benchmarks", input=IMAGENET
+            ),
         },
     ),
     Entry("overfeat", "OverFeat, fast model (Sermanet et al. 2014)", overfeat, (IMAGENET,)),
@@ -105,7 +112,7 @@ _BRANCHED = (
         googlenet,
         _IMAGES,
         {
-            "batch_norm": Variant(False, "as torchvision has it: normalized, 3 x 3 for 5 x 5"),
+            "batch_norm": Variant(False, "as in torchvision: batch normalization, 3 x 3 instead of 5 x 5"),
             "local_response_norm": Variant(True, "after the first and third convolution", input=IMAGENET),
         },
     ),
@@ -123,7 +130,7 @@ _BRANCHED = (
     Entry("densenet121", "DenseNet-121 (Huang et al. 2017)", partial(densenet, 121), _IMAGES),
 )
 
-_STRIDE = {"stride_in_3x3": Variant(False, "bottlenecks halve the image in their 3 x 3, as torchvision has it")}
+_STRIDE = {"stride_in_3x3": Variant(False, "bottlenecks downsample in their 3 x 3, as in torchvision")}
 _RESIDUAL = (
     *(
         Entry(
@@ -174,9 +181,9 @@ _SEQUENCES = (
         biglstm,
         (TEXT,),
         {
-            "steps": Variant(20, "words it is unrolled over", most=1000),
-            "vocabulary": Variant(793471, "words known", most=_VOCABULARY),
-            "sampled": Variant(8192, "words the loss is taken over", most=_VOCABULARY),
+            "steps": Variant(20, "time steps (words) to unroll", most=1000),
+            "vocabulary": Variant(793471, "words in the vocabulary", most=_VOCABULARY),
+            "sampled": Variant(8192, "words that the loss samples", most=_VOCABULARY),
         },
     ),
     *(
@@ -186,8 +193,8 @@ _SEQUENCES = (
             partial(bert, size),
             (TEXT,),
             {
-                "sequence": Variant(128, "tokens in a sample, of which it tells 512 places apart", most=POSITIONS),
-                "head": Variant("mlm", "what follows the encoder", ("mlm", "classifier")),
+                "sequence": Variant(128, "tokens in a sample, at most the 512 positions it has", most=POSITIONS),
+                "head": Variant("mlm", "output head after the encoder", ("mlm", "classifier")),
             },
         )
         for size in ("base", "large")
@@ -199,7 +206,7 @@ _SEQUENCES = (
         (TEXT,),
         {
             "sequence": Variant(128, "tokens in a sample"),
-            "vocabulary": Variant(37000, "tokens known", most=_VOCABULARY),
+            "vocabulary": Variant(37000, "tokens in the vocabulary", most=_VOCABULARY),
         },
     ),
     *(
@@ -215,9 +222,9 @@ NETWORKS: Mapping[str, Entry] = MappingProxyType({entry.name: entry for entry in
 
 
 def build(name: str, input: str | None = None, /, **variant: Value) -> Network:
-    """The network of that name for an input (its usual one where None) in a variant; see `NETWORKS` for all of them.
+    """Builds a network of the zoo; `NETWORKS` lists the names, inputs and variants.
 
-    `InputError` tells every word that is not known.
+    input: its default input if None. Raises `InputError` for unknown names and invalid values, all in one error.
 
     >>> build("vgg16", "cifar10").layers[-2].shape
     (10,)
@@ -229,24 +236,24 @@ def build(name: str, input: str | None = None, /, **variant: Value) -> Network:
     problems = []
     if chosen not in entry.inputs:
         remedy = did_you_mean(chosen, entry.inputs)
-        problems.append(Problem("", f"network {name}, input", f"{chosen!r} is not an input of it", remedy))
+        problems.append(Problem("", f"network {name}, input", f"{chosen!r} is not one of its inputs", remedy))
     problems += [problem for key, value in variant.items() for problem in _wrong(entry, chosen, key, value)]
     if problems:
         raise InputError(problems)
     try:
         return entry.factory(chosen, **variant)
-    except ValueError as error:  # each value is sound, and together they do not make a network
-        usual = ", ".join(f"{key}={entry.variants[key].default}" for key in variant)
-        remedy = f"choose values nearer to the usual {usual}" if usual else ""
+    except ValueError as error:  # each value is valid, but the combination is not
+        defaults = ", ".join(f"{key}={entry.variants[key].default}" for key in variant)
+        remedy = f"choose values closer to the defaults {defaults}" if defaults else ""
         raise InputError.single("", f"network {name}", str(error), remedy) from None
 
 
 def _wrong(entry: Entry, input: str, key: str, value: Value) -> list[Problem]:
     place = f"network {entry.name}, variant {key}"
     if key not in entry.variants:
-        return [Problem("", place, "is not a variant of it", did_you_mean(key, entry.variants))]
+        return [Problem("", place, "is not one of its variants", did_you_mean(key, entry.variants))]
     known = entry.variants[key]
     if known.input not in (None, input):
-        return [Problem("", place, f"can only be chosen for {known.input}, not for {input!r}", "leave it out")]
-    what = known.objection(value)
-    return [Problem("", place, what, f"its usual value is {known.default!r}")] if what else []
+        return [Problem("", place, f"applies only to {known.input}, not to {input!r}", "leave it out")]
+    objection = known.objection(value)
+    return [Problem("", place, objection, f"its default is {known.default!r}")] if objection else []

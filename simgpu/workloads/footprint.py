@@ -1,18 +1,18 @@
-"""How much memory a network takes where every layer keeps its own: counts in closed form, from the network alone.
+"""Memory footprints of networks in closed form, for frameworks in which every layer keeps its own memory.
 
-`result_bytes`: one piece of data and one gradient for each layer's result; layers that work in place share those of the
-layer before. It is a lower bound on what Caffe holds.
+`result_bytes`: a result and its gradient for each layer; layers that work in place share those of the previous layer.
+It is a lower bound on Caffe's memory.
 
-`caffe_bytes`: what Caffe's layers hold besides, as its source has it (BVLC/caffe, src/caffe/layers, built with cuDNN;
-nothing is freed before the end). Left out: workspaces of convolutions, the second network that a solver tests with,
-CUDA's own context. For ResNet-50 at batch 16 a user reports 6707 MB (github.com/antingshen/resnet-protofiles, issue
-13): this counts 5.9 GB of them, `result_bytes` 2.4.
+`caffe_bytes`: `result_bytes` and the buffers of Caffe's layers, according to its source (BVLC/caffe, src/caffe/layers,
+built with cuDNN; nothing is freed before the end). Not counted: workspaces of convolutions, the solver's second network
+for testing, the CUDA context. For ResNet-50 at batch 16 a user reports 6707 MB
+(github.com/antingshen/resnet-protofiles, issue 13): `caffe_bytes` counts 5.9 GB, `result_bytes` 2.4.
 
 `all_at_once_bytes` and `bound_bytes`: moDNN's ideal memory and lower bound (Chen et al., TPDS 2019, sections 7 and
 5.1.1).
 
-Buddy Compression (Choukse et al., ISCA 2020) prints footprints in table 1 without a batch, so the batch is not known.
-Fitted to them here, it is
+Table 1 of Buddy Compression (Choukse et al., ISCA 2020) prints footprints without batch sizes. Batch sizes fitted to
+these footprints:
 
 ============== ===== =============================== =======================================
 network        GB    batch fitted by `result_bytes`  batch fitted by `caffe_bytes`
@@ -25,12 +25,12 @@ resnet50        4.50                              32                            
 biglstm         2.71                             123                    not run under Caffe
 ============== ===== =============================== =======================================
 
-and neither column is, as a whole, one of batches that people choose: neither count is shown to be the table's. Its
-section 4.4 does not agree with the table either: VGG16 and BigLSTM do not fit 12 GB at a mini-batch of 64 there, while
-by these counts the table's 11.08 GB hold 73 samples of VGG16 or more, and its 2.71 GB hold 123 of BigLSTM.
-(Figure 13 is PyTorch on a Titan Xp; table 1's image networks ran under Caffe.) BigLSTM's 2.71 GB cannot hold even one
-of its two tables of 793471 x 1024 values (3.25 GB), so we assume both are kept by the host: a deduction from the
-printed size; the paper does not say it.
+Neither column contains only common batch sizes, so neither count is confirmed to be the table's. The paper's section
+4.4 does not agree with the table either: there, VGG16 and BigLSTM do not fit 12 GB at a mini-batch of 64, while by
+these counts 73 or more samples of VGG16 fit the table's 11.08 GB, and 123 of BigLSTM fit its 2.71 GB. (Figure 13 is
+PyTorch on a Titan Xp; table 1's image networks ran under Caffe.) BigLSTM's 2.71 GB cannot hold even one of its two
+tables of 793471 x 1024 values (3.25 GB), so we assume that both are in host memory. This follows from the printed size;
+the paper does not state it.
 """
 
 from __future__ import annotations
@@ -45,28 +45,28 @@ from simgpu.workloads.network import Layer, LayerKind, Network
 from simgpu.workloads.timemodel.prices import Prices
 
 _FLOAT = ITEMSIZE["float32"]
-#: Layers whose result takes the place of what they read, in the models published for Caffe.
+#: Layers that overwrite their input, in the models published for Caffe.
 _IN_PLACE = frozenset((LayerKind.RELU, LayerKind.BATCH_NORM, LayerKind.DROPOUT, LayerKind.SCALE, LayerKind.VIEW))
-#: moDNN's layer is an operation and its activation (equation 1), with what is normalized or added into its result.
+#: moDNN's layer is an operation and its activation (equation 1), here with normalizations and sums of its result.
 _FUSED = _IN_PLACE | {LayerKind.ADD}
-#: What Caffe's layers hold besides their result and its gradient, in numbers for each number of the result.
-_HELD = {
+#: Buffers of Caffe's layers, in values per value of the result, without the result and its gradient.
+_BUFFERS = {
     # batch_norm_layer: temp_, x_norm_ and its gradient; scale_layer, which follows it: temp_, its input's copy.
     LayerKind.BATCH_NORM: 3 + 1,
-    # pooling_layer: max_idx_. cuDNN's pooling is used for averages alone (layer_factory).
+    # pooling_layer: max_idx_. cuDNN's pooling is used only for averages (layer_factory).
     LayerKind.MAX_POOL: 1,
     # dropout_layer: rand_vec_.
     LayerKind.DROPOUT: 1,
-    # Not lrn_layer's scale_: layer_factory takes cuDNN's layer in its place.
+    # Not lrn_layer's scale_: layer_factory uses cuDNN's layer instead.
 }
-#: Batches on the device: those fetched ahead, one of which is read (base_data_layer; `prefetch` in caffe.proto).
+#: Prefetched batches on the device, including the one in use (base_data_layer; `prefetch` in caffe.proto).
 _FETCHED = 4
 
 
 def result_bytes(network: Network, batch: int) -> int:
     """Bytes of all layers' results and their gradients, the batch, and weights with gradient and momentum.
 
-    Tables of which a sample reads a few rows alone (sparse embeddings, sampled softmax) count as kept by the host.
+    Tables of which a sample reads only a few rows (sparse embeddings, sampled softmax) are assumed in host memory.
 
     >>> from simgpu.workloads.catalogue import build
     >>> result_bytes(build("resnet50"), 32) / 1e9
@@ -76,9 +76,9 @@ def result_bytes(network: Network, batch: int) -> int:
 
 
 def caffe_bytes(network: Network, batch: int) -> int:
-    """Bytes that Caffe's layers hold in training with momentum: `result_bytes`, buffers, and batches fetched ahead.
+    """Bytes of Caffe's layers in training with momentum: `result_bytes`, buffers and prefetched batches.
 
-    Buffers that hold less than one number for each number of a feature map are left out.
+    Buffers with less than one value per value of a feature map are not counted.
 
     >>> from simgpu.workloads.catalogue import build
     >>> caffe_bytes(build("resnet50"), 16) / 1e9
@@ -89,57 +89,57 @@ def caffe_bytes(network: Network, batch: int) -> int:
 
 
 def all_at_once_bytes(network: Network, batch: int, prices: Prices | None = None) -> int:
-    """Bytes of moDNN's ideal case: weights, results, their gradients (one of each for each fused layer), the batch.
+    """Bytes of moDNN's ideal case: weights, results, their gradients (one of each per fused layer) and the batch.
 
-    Sums of residual networks, normalizations and ReLUs are part of the layer before. prices: a time model, whose
-    fastest algorithm for each convolution gives the largest workspace that comes on top; none without it.
+    Sums of residual networks, normalizations and ReLUs are part of the previous layer. prices: a time model, to add the
+    largest workspace of the convolutions' fastest algorithms; None adds no workspace.
 
     >>> from simgpu.workloads.catalogue import build
     >>> round(all_at_once_bytes(build("resnet34"), 256) / 1e9, 1)
     8.4
     """
-    retained = 2 * _FLOAT * network.parameters + batch * (_inputs(network) + 2 * _results(network, _FUSED))
-    return retained + (_largest_workspace(network, batch, prices) if prices else 0)
+    total = 2 * _FLOAT * network.parameters + batch * (_inputs(network) + 2 * _results(network, _FUSED))
+    return total + (_largest_workspace(network, batch, prices) if prices else 0)
 
 
 def bound_bytes(network: Network) -> int:
-    """The least memory in which moDNN can train, bytes (equation 7): weights with gradients, the largest task.
+    """moDNN's memory lower bound in bytes (equation 7): weights with their gradients, and the largest task.
 
     A task is one layer's forward, gradient of its input, or gradient of its weights, for one sample without workspace.
-    Weights and their gradients are resident (section 3.2). What is fused into the layer before counts as part of it.
+    Weights and their gradients are resident (section 3.2). Fused layers count as part of the previous layer.
 
     >>> from simgpu.workloads.catalogue import build
     >>> round(bound_bytes(build("vgg101")) / 2**30, 2)
     1.4
     """
     shapes = {layer.name: layer.shape for layer in network.layers}
-    given = {each.name: each.shape for each in network.inputs}
+    inputs = {each.name: each.shape for each in network.inputs}
     largest = 0
     for layer in network.layers:
         if layer.kind in _FUSED:
             continue
-        read, created = (sum(prod(of[name]) for name in layer.inputs if name in of) for of in (given, shapes))
-        # From the gradient of the result to that of the input, and the input itself, which an activation made.
-        results = 2 if layer.kind is LayerKind.MAX_POOL else 1  # cuDNN's pooling reads its result too
+        read, created = (sum(prod(of[name]) for name in layer.inputs if name in of) for of in (inputs, shapes))
+        # The gradient of the result, the gradient of the input, and the input itself if a layer produced it.
+        results = 2 if layer.kind is LayerKind.MAX_POOL else 1  # backward of cuDNN's pooling reads its result too
         largest = max(largest, read + 2 * created + results * prod(layer.shape))
     return _FLOAT * (2 * network.parameters + largest)
 
 
 def fitted_batch(network: Network, size: int, count: Callable[[Network, int], int] = result_bytes) -> int:
-    """The batch at which `count` comes nearest to `size` bytes, at least 1: for sizes published without a batch.
+    """The batch size, at least 1, at which `count` is closest to `size` bytes; for sizes published without a batch.
 
     >>> from simgpu.workloads.catalogue import build
     >>> fitted_batch(build("resnet50"), 4_500_000_000), fitted_batch(build("resnet50"), 4_500_000_000, caffe_bytes)
     (32, 12)
     """
     fixed = count(network, 0)
-    each = count(network, 1) - fixed
-    return max(1, (2 * (size - fixed) + each) // (2 * each))
+    per_sample = count(network, 1) - fixed
+    return max(1, (2 * (size - fixed) + per_sample) // (2 * per_sample))
 
 
 def _weights(network: Network) -> int:
-    retained = (layer for layer in network.layers if not _is_table(layer))
-    return 3 * _FLOAT * sum(weight.count for layer in retained for weight in layer.weights)
+    on_device = (layer for layer in network.layers if not _is_table(layer))
+    return 3 * _FLOAT * sum(weight.count for layer in on_device for weight in layer.weights)
 
 
 def _is_table(layer: Layer) -> bool:
@@ -151,20 +151,20 @@ def _inputs(network: Network) -> int:
 
 
 def _results(network: Network, shared: frozenset[LayerKind]) -> int:
-    """Bytes of the results of one sample; layers of the kinds `shared` have none of their own."""
+    """Bytes of the results of one sample; layers of the kinds in `shared` have no result of their own."""
     return _FLOAT * sum(prod(layer.shape) for layer in network.layers if layer.kind not in shared)
 
 
 def _buffers(network: Network) -> int:
-    """Numbers that Caffe's layers hold for one sample besides results and gradients."""
+    """Values in the buffers of Caffe's layers for one sample, without results and gradients."""
     shapes = {layer.name: layer.shape for layer in network.layers}
     readers = Counter(name for layer in network.layers for name in layer.inputs)
-    held = sum(_HELD.get(layer.kind, 0) * prod(layer.shape) for layer in network.layers)
-    # split_layer: what several layers read has a gradient for each of them besides their sum.
+    buffers = sum(_BUFFERS.get(layer.kind, 0) * prod(layer.shape) for layer in network.layers)
+    # split_layer: a result with several readers has a gradient for each of them and one for their sum.
     split = sum(readers[name] * prod(shape) for name, shape in shapes.items() if readers[name] > 1)
     # softmax_loss_layer: prob_.
     probabilities = sum(prod(shapes[layer.inputs[0]]) for layer in network.layers if layer.kind is LayerKind.LOSS)
-    return held + split + probabilities
+    return buffers + split + probabilities
 
 
 def _largest_workspace(network: Network, batch: int, prices: Prices) -> int:

@@ -1,4 +1,4 @@
-"""A network of the zoo as a modelled trace, from its name."""
+"""Builds modelled traces of networks: `build_trace` by zoo name, `trace_of` for any network."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from simgpu.workloads.network import Network
 from simgpu.workloads.timemodel.formats import model_notes
 from simgpu.workloads.timemodel.model import WORKSPACE_LIMIT, time_model
 
-#: More is a slip, and soon more than the time model can count with.
+#: Larger batches are typing errors and may overflow the time model.
 _MOST_SAMPLES = 2**40
 
 
@@ -33,11 +33,12 @@ def build_trace(
 ) -> Trace:
     """One training iteration of a network of the zoo, modelled for a GPU.
 
-    batch: samples. input, variant: as `simgpu.workloads.catalogue.build` takes them. optimizer: sgd (with momentum),
-    plain-sgd (without) or adam. workspace_limit: bytes of workspace that an algorithm of a convolution may need,
-    usually 4 GiB; the trace lists those alone that keep to it. framework: whose habits with memory, pytorch or one of
-    those that `simgpu.workloads.lowering.framework` describes: pytorch-1.5, cudnn, fused.
-    Raises `InputError` for what is not known, and for a GPU whose description lacks what the time model needs.
+    batch: samples.
+    input, variant: see `simgpu.workloads.catalogue.build`.
+    optimizer: sgd (with momentum), plain-sgd (without) or adam.
+    workspace_limit: largest workspace of a convolution algorithm, bytes; the trace lists only algorithms within it.
+    framework: memory behaviour, pytorch, pytorch-1.5, cudnn or fused; see `simgpu.workloads.lowering.framework`.
+    Raises `InputError` for unknown names, and if the GPU's description lacks values that the time model needs.
 
     >>> from simgpu.hardware.nodes import load_node
     >>> trace = build_trace("vgg16", batch=128, gpu=load_node("v100").gpu)
@@ -51,13 +52,13 @@ def build_trace(
 
 
 def trace_name(name: str, input: str | None, batch: int, gpu: str) -> str:
-    """What the trace of a network of the zoo is called. gpu: name of the node whose GPU it is modelled for.
+    """The name of a zoo network's trace. gpu: name of the node whose GPU it is modelled for.
 
     >>> trace_name("vgg16", "imagenet", 128, "v100"), trace_name("vgg16", "cifar10", 128, "v100")
     ('vgg16-b128-v100', 'vgg16-cifar10-b128-v100')
     """
-    unusual = [input] if input not in (None, NETWORKS[name].inputs[0]) else []
-    return "-".join([name, *filter(None, unusual), f"b{batch}", gpu])
+    other_input = [input] if input not in (None, NETWORKS[name].inputs[0]) else []
+    return "-".join([name, *filter(None, other_input), f"b{batch}", gpu])
 
 
 def trace_of(
@@ -76,10 +77,10 @@ def trace_of(
     for place, value, known in (("optimizer", optimizer, Optimizer), ("framework", framework, Framework)):
         if value not in list(known):
             remedy = did_you_mean(value, list(known))
-            problems.append(InputError.single("", place, f"{value!r} is not known", remedy))
+            problems.append(InputError.single("", place, f"{value!r} is unknown", remedy))
     if workspace_limit < 0:
-        what = f"{workspace_limit} is not a number of bytes"
-        problems.append(InputError.single("", "workspace_limit", what, "give at least 0"))
+        problem = f"{workspace_limit} is not a number of bytes"
+        problems.append(InputError.single("", "workspace_limit", problem, "give at least 0"))
     if batch > _MOST_SAMPLES:
         problems.append(_too_many(batch))
     if problems:
@@ -116,15 +117,15 @@ def _largest_number(trace: Trace) -> int:
 
 
 def _too_many(batch: int) -> InputError:
-    """One message in place of one for each of the trace's numbers."""
-    what = f"{batch} samples need more bytes, operations or time than a trace can state"
-    return InputError.single("", "batch", what, "give a smaller batch")
+    """One error instead of one for each number of the trace that overflows."""
+    problem = f"{batch} samples need more bytes, operations or time than a trace can hold"
+    return InputError.single("", "batch", problem, "give a smaller batch")
 
 
 _HABITS = {
     Framework.PYTORCH: "PyTorch has them",
-    Framework.PYTORCH_1_5: "PyTorch 1.5 has them where ReLUs are not in place",
-    Framework.CUDNN: "frameworks have them that call cuDNN for all",
+    Framework.PYTORCH_1_5: "PyTorch 1.5 has them for ReLUs that are not in place",
+    Framework.CUDNN: "frameworks that call cuDNN for all layers have them",
     Framework.FUSED: "a framework has them that fuses normalization, ReLU and sum in memory with the layer before",
 }
 _UPDATES = {

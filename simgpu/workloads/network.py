@@ -1,4 +1,4 @@
-"""What a network is: layers with shapes, weights and arithmetic, for one sample."""
+"""Data classes of a network: layers with shapes, weights and arithmetic, for one sample."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ from types import MappingProxyType
 
 
 class LayerKind(StrEnum):
-    """What a layer computes; its attributes are listed with each."""
+    """What a layer computes; the comments list its attributes."""
 
     CONVOLUTION = "convolution"  # kernel, stride, padding, dilation: pairs; groups: int; transposed: bool
-    LINEAR = "linear"  # on the last side; sampled_rows: int where it reads so many rows of its weight alone
-    MATMUL = "matmul"  # of two inputs; transpose_second: bool; batch sides lead
+    LINEAR = "linear"  # on the last dimension; sampled_rows: int, if it reads only that many rows of its weight
+    MATMUL = "matmul"  # of two inputs; transpose_second: bool; leading dimensions are batches
     RELU = "relu"  # in_place: bool
     GELU = "gelu"
     TANH = "tanh"
@@ -25,29 +25,29 @@ class LayerKind(StrEnum):
     LAYER_NORM = "layer_norm"
     LOCAL_RESPONSE_NORM = "local_response_norm"  # size: int
     DROPOUT = "dropout"  # rate: float
-    SOFTMAX = "softmax"  # over the last side
-    SCALE = "scale"  # by a constant, or a mask or its own weight added: one elementwise kernel
+    SOFTMAX = "softmax"  # over the last dimension
+    SCALE = "scale"  # multiplies by a constant, or adds a mask or its own weight: one elementwise kernel
     ADD = "add"  # of two or more inputs; in_place: bool, into the first
     MULTIPLY = "multiply"  # of two inputs
-    CONCATENATE = "concatenate"  # axis: int, of the shape for one sample; a weight of its own stands first
+    CONCATENATE = "concatenate"  # axis: int, of the shape for one sample; its own weight, if any, comes first
     CROP = "crop"
-    VIEW = "view"  # flatten, reshape, transpose, take a part, without a copy
+    VIEW = "view"  # flatten, reshape, transpose or slice, without a copy
     PERMUTE = "permute"  # a copy in another order
-    EMBEDDING = "embedding"  # sparse_gradient: bool, whether only the rows that were read get one
-    LSTM_CELL = "lstm_cell"  # one time step; inputs: x, h, c; result (2, hidden): output, new c; views take them apart
-    LOSS = "loss"  # cross-entropy over the last side, always the last layer
+    EMBEDDING = "embedding"  # sparse_gradient: bool, whether the gradient has only the rows that were read
+    LSTM_CELL = "lstm_cell"  # one time step; inputs: x, h, c; result (2, hidden): output, new c; views split them
+    LOSS = "loss"  # cross-entropy over the last dimension, always the last layer
 
 
 @dataclass(frozen=True, slots=True)
 class Weight:
-    """One trained parameter of a layer: name within the layer (weight, bias, ...) and shape."""
+    """One trained parameter of a layer. name: within the layer (weight, bias, ...)."""
 
     name: str
     shape: tuple[int, ...]
 
     @property
     def count(self) -> int:
-        """How many numbers it has."""
+        """Number of values."""
         return prod(self.shape)
 
 
@@ -55,11 +55,13 @@ class Weight:
 class Layer:
     """One layer of a network.
 
-    inputs: names of the layers it reads, or names of the network's inputs. shape: of its result for one sample,
-    without the batch. macs: multiply-accumulates for one sample in forward. attributes: by `LayerKind`.
-    shares: the earlier layer whose weights it uses (time steps of an LSTM, a tied output layer); its own `weights`
-    are then those it has besides (the bias of a tied output layer). stage: the layer tag its kernels carry in a
-    trace, its own name where None.
+    inputs: names of the layers, or of the network's inputs, that it reads.
+    shape: of its result for one sample, without the batch dimension.
+    weights: its own weights; with `shares`, additional ones such as the bias of a tied output layer.
+    macs: multiply-accumulates of forward for one sample.
+    attributes: listed with each `LayerKind`.
+    shares: the earlier layer whose weights it uses (time steps of an LSTM, a tied output layer); None if its own.
+    stage: the layer tag of its kernels in a trace; None for its own name.
     """
 
     name: str
@@ -75,7 +77,7 @@ class Layer:
 
 @dataclass(frozen=True, slots=True)
 class NetworkInput:
-    """One input for one sample; dtype as PyTorch names it."""
+    """One input of a network, for one sample. dtype: a PyTorch name."""
 
     name: str
     shape: tuple[int, ...]
@@ -84,10 +86,11 @@ class NetworkInput:
 
 @dataclass(frozen=True, slots=True)
 class Network:
-    """A network in forward order; its last layer is the loss.
+    """A network, its layers in forward order; the last layer is the loss.
 
-    source: the publication whose description it follows. label_shape: of one sample's labels. form: what differs from
-    that description for the input chosen, and whose form it is; empty where nothing does.
+    source: the publication that it follows.
+    label_shape: of one sample's labels.
+    form: how it differs from the publication for the chosen input, and whose form that is; empty if it does not.
     """
 
     name: str
@@ -104,7 +107,7 @@ class Network:
 
     @property
     def parameters(self) -> int:
-        """Number of trained values."""
+        """Number of trained parameters."""
         return sum(weight.count for layer in self.layers for weight in layer.weights)
 
     @property

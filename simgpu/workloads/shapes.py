@@ -1,4 +1,4 @@
-"""The arithmetic of shapes: which sides a layer's result has."""
+"""Shape inference: the shape of a layer's result."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ Side = int | Pair
 
 
 def pair(side: Side) -> Pair:
-    """(height, width) of a number that stands for both.
+    """(height, width) of a side; one number stands for both.
 
     >>> pair(3), pair((1, 7))
     ((3, 3), (1, 7))
@@ -22,9 +22,9 @@ def pair(side: Side) -> Pair:
 def window_sides(
     sides: Sequence[int], kernel: Pair, stride: Pair, padding: Pair, dilation: Pair = (1, 1), *, ceil: bool = False
 ) -> Pair | None:
-    """Height and width after a convolution or pooling; None where the window is larger than the padded sides.
+    """Height and width after a convolution or pooling; None if the window is larger than the padded input.
 
-    With `ceil` a last window that only begins inside the sides or the padding before them counts too, as in PyTorch.
+    With `ceil`, the last window counts if it starts inside the input or its leading padding, as in PyTorch.
 
     >>> window_sides((224, 224), (7, 7), (2, 2), (3, 3))
     (112, 112)
@@ -48,7 +48,7 @@ def _side(side: int, kernel: int, stride: int, padding: int, dilation: int, ceil
 
 
 def transposed_window_sides(sides: Sequence[int], kernel: Pair, stride: Pair, padding: Pair) -> Pair | None:
-    """Height and width after a transposed convolution; None where the padding takes all of it.
+    """Height and width after a transposed convolution; None if the padding removes everything.
 
     >>> transposed_window_sides((28, 28), (2, 2), (2, 2), (0, 0))
     (56, 56)
@@ -58,7 +58,7 @@ def transposed_window_sides(sides: Sequence[int], kernel: Pair, stride: Pair, pa
 
 
 def matmul_shape(first: Shape, second: Shape, transpose_second: bool) -> Shape | None:
-    """Shape of the product of two values whose sides before the last two are the same.
+    """Shape of the matrix product of two values; None unless all dimensions before the last two are equal.
 
     >>> matmul_shape((12, 128, 64), (12, 128, 64), True)
     (12, 128, 128)
@@ -70,7 +70,7 @@ def matmul_shape(first: Shape, second: Shape, transpose_second: bool) -> Shape |
 
 
 def concatenated(shapes: Sequence[Shape], axis: int) -> Shape | None:
-    """Shape of values one after another along an axis.
+    """Shape of the concatenation of values along an axis; None if the other dimensions differ.
 
     >>> concatenated([(64, 28, 28), (128, 28, 28)], 0)
     (192, 28, 28)

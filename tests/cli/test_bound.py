@@ -192,10 +192,7 @@ def test_bounds_of_an_iteration_that_cannot_be_rescaled_carry_a_note(tmp_path: P
     write_trace(replace(trace, info=replace(info, origin=Origin.IMPORTED), kernels=unread), tmp_path / "unread")
     text = printed(tmp_path / "unread", "--budget", "120B")
     assert "bounds for the whole batch of 4" in text
-    assert (
-        "cannot be modelled at another batch size: unread: kernels.reads: the recording does not tell what kernels read"
-        in text
-    )
+    assert "cannot be modelled at another batch size: unread: kernels.reads: the recording does not state" in text
     assert "sub-batch the whole batch of 4 in 120 B (moDNN, equation 8)" in text
 
 

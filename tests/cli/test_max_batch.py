@@ -107,7 +107,7 @@ def test_mistakes_are_reported_together_at_the_option() -> None:
     assert "TRACE: 'mobil' is not in the zoo; did you mean 'mobilenet'" in refused("zoo:mobil", "--node", "2080ti")
     assert "TRACE: no shipped trace is called 'vgg16'" in refused("vgg16", "--node", "v100")
     message = refused("zoo:vgg16", "--node", "v100", "--set", "trace.variant.batchnorm=true")
-    assert "trace.variant.batchnorm: is not a variant of it; did you mean 'batch_norm'" in message
+    assert "trace.variant.batchnorm: is not one of its variants; did you mean 'batch_norm'" in message
 
 
 def test_a_scenario_has_its_own_node(study: Path) -> None:

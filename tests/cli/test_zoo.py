@@ -85,8 +85,8 @@ def test_build_replaces_another_trace_only_with_force(tmp_path: Path) -> None:
         (("resnet-50", "--batch", 1, "--gpu", "v100"), "'resnet-50' is not in the zoo; did you mean 'resnet50'?"),
         (("vgg16", "--batch", 1, "--gpu", "v10"), "no shipped node is called 'v10'; did you mean 'v100'?"),
         (("vgg16", "--batch", 1, "--gpu", "laptop-2gb"), "gpu.architecture: is not stated; the time model needs it"),
-        (("vgg16", "--batch", 1, "--gpu", "v100", "--input", "mnist"), "'mnist' is not an input of it"),
-        (("vgg16", "--batch", 1, "--gpu", "v100", "--variant", "wide=2"), "variant wide: is not a variant of it"),
+        (("vgg16", "--batch", 1, "--gpu", "v100", "--input", "mnist"), "'mnist' is not one of its inputs"),
+        (("vgg16", "--batch", 1, "--gpu", "v100", "--variant", "wide=2"), "variant wide: is not one of its variants"),
         (("vgg16", "--batch", 1, "--gpu", "v100", "--variant", "batch_norm=[1]"), "batch_norm: [1] is not"),
         (("vgg16", "--batch", 1, "--gpu", "v100", "--variant", "foo"), "write, for example, --variant width=0.5"),
         (("mobilenet", "--batch", 1, "--gpu", "v100", "--variant", "width=.inf"), "inf is not a number above zero"),
@@ -167,4 +167,4 @@ def test_build_prints_the_next_command_and_the_validation(tmp_path: Path) -> Non
 def test_what_is_an_option_is_no_variant(key: str, tmp_path: Path) -> None:
     done = simgpu("zoo", "build", "vgg16", "--batch", 1, "--gpu", "v100", "--variant", f"{key}=1", "-o", tmp_path / "t")
     assert done.exit_code == 2
-    assert f"network vgg16, variant {key}: is not a variant of it" in done.stderr
+    assert f"network vgg16, variant {key}: is not one of its variants" in done.stderr

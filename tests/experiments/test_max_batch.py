@@ -237,7 +237,7 @@ def test_a_recording_without_reads_is_refused() -> None:
     kernels = tuple(replace(kernel, reads=()) for kernel in CHAIN.kernels)
     blocks = tuple(replace(block, release="end", persistent=True) for block in CHAIN.blocks)
     info = replace(CHAIN.info, origin=Origin.IMPORTED)
-    with pytest.raises(InputError, match="does not tell what kernels read"):
+    with pytest.raises(InputError, match="does not state what kernels read"):
         max_batch(replace(CHAIN, info=info, kernels=kernels, blocks=blocks), node(10_000), ["none"])
 
 

@@ -179,4 +179,4 @@ def test_a_trace_that_cannot_be_rescaled_is_not_split_and_gives_the_reason():
     info = replace(trace.info, batch=64, origin=Origin.IMPORTED)
     result = selected(TaskGraph.of(replace(trace, info=info, kernels=unread)), 100)
     assert (result.size, result.fits, result.steps) == (64, False, ((64, 64),))
-    assert result.whole_batch_reason.startswith("chain: kernels.reads: the recording does not tell what kernels read")
+    assert result.whole_batch_reason.startswith("chain: kernels.reads: the recording does not state what kernels read")

@@ -44,7 +44,7 @@ def test_lifetimes_alone_are_enough_for_none() -> None:
 
 
 def test_a_policy_that_plans_by_uses_is_refused_where_reads_are_not_recorded() -> None:
-    with pytest.raises(InputError, match="does not tell what kernels read") as caught:
+    with pytest.raises(InputError, match="does not state what kernels read") as caught:
         simgpu.simulate(without_reads(), simgpu.load_node("v100"), "vdnn")
     assert "import it with its execution trace" in str(caught.value)
 

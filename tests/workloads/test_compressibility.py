@@ -245,7 +245,7 @@ def test_a_wrong_profile_is_reported(tmp_path: Path, change: dict[str, Any], wha
 
 def test_an_unknown_profile_is_reported() -> None:
     with pytest.raises(
-        InputError, match=r"compressibility: profile: there is none called 'traind'; did you mean 'trained'"
+        InputError, match=r"compressibility: profile: there is no profile 'traind'; did you mean 'trained'"
     ):
         with_compressibility(from_zoo("alexnet"), "traind")
 
@@ -253,7 +253,7 @@ def test_an_unknown_profile_is_reported() -> None:
 def test_recordings_without_entries_have_no_profile(tmp_path: Path) -> None:
     for name in RECORDINGS:
         (tmp_path / name).symlink_to(TRACES / "vgg11-cifar-cpu")
-    with pytest.raises(InputError, match=r"no epoch of which all recordings tell.*record them with --codec bpc"):
+    with pytest.raises(InputError, match=r"no common epoch with sizes of memory-entries.*record them with --codec bpc"):
         profile_text(tmp_path)
 
 

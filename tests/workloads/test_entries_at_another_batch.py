@@ -57,7 +57,7 @@ def test_another_batch_has_the_same_shares_of_its_own_entries() -> None:
         for (block, epoch), histogram in histograms(other.compressibility).items():
             counted[block, epoch] = sum(histogram.values())
         assert counted == {(block.id, epoch): entries_of(block) for block in other.blocks for epoch in (0, 3)}
-        assert "How many memory-entries have which compressed size is as at the batch before" in other.info.notes
+        assert "Histograms of compressed memory-entries are scaled in proportion to their blocks" in other.info.notes
         assert {row.codec for row in other.compressibility} == {"bpc"}, "sizes of whole blocks are of their batch alone"
     assert "memory-entries" not in at_batch(simgpu.load_trace("vgg11-cifar-cpu"), 8).info.notes
 

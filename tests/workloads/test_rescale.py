@@ -239,7 +239,7 @@ def test_products_of_unknown_shape_are_counted_in_the_notes() -> None:
     trace = from_zoo("vgg16", 32)
     bare = replace(trace, blocks=tuple(replace(block, shape=None) for block in trace.blocks))
     products = sum("bias" not in k.op and ("conv2d" in k.op or "linear" in k.op) for k in trace.kernels)
-    assert f"by operations and bytes alone: {products}." in at_batch(bare, 64).info.notes
+    assert f"rescaled by operations and bytes: {products}." in at_batch(bare, 64).info.notes
 
 
 DATA = Path(__file__).parents[3] / "shared" / "data"
@@ -294,7 +294,7 @@ def test_a_recording_without_blocks_scales_proportionally_with_a_note() -> None:
     kernels = (Kernel("a", "relu", Phase.FORWARD, 10), Kernel("b", "add", Phase.OPTIMIZER, 10))
     doubled = at_batch(Trace(info, kernels, ()), 8)
     assert [kernel.duration_ns for kernel in doubled.kernels] == [20, 10]
-    assert "whose blocks are not recorded, in proportion to the batch: 1." in doubled.info.notes
+    assert "whose blocks are not recorded, rescaled in proportion to the batch: 1." in doubled.info.notes
 
 
 def test_samples_are_followed_through_other_orders_of_sides() -> None:
@@ -391,7 +391,7 @@ def test_a_recording_without_reads_is_refused() -> None:
     trace = chain([5, 7], [10, 14], [100, 200])
     kernels = tuple(replace(kernel, reads=()) for kernel in trace.kernels)
     alone = replace(trace, kernels=kernels, info=replace(trace.info, origin=Origin.IMPORTED))
-    with pytest.raises(InputError, match="follow the samples"):
+    with pytest.raises(InputError, match="samples cannot be followed"):
         at_batch(alone, 2)
 
 

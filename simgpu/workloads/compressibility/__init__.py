@@ -1,5 +1,5 @@
-"""How compressible the memory of a trace's blocks is, entry by entry, where nobody measured it.
+"""Modelled compressibility of a trace's blocks, as histograms of memory-entries.
 
-`with_compressibility` (in `generator`) adds modelled rows to a trace; `profile` reads what they are made of, which
-`measured` takes from recordings. `entries` has the rows as histograms.
+`generator.with_compressibility` adds modelled rows to a trace; `generator.load_profile` reads the profiles, which
+`measured` derives from recordings.
 """

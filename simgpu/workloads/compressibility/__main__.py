@@ -1,7 +1,7 @@
-"""``python -m simgpu.workloads.compressibility TRACES -o FILE``: measures the profile that ships.
+"""``python -m simgpu.workloads.compressibility TRACES -o FILE``: measures the shipped profile.
 
-``python -m simgpu.workloads.compressibility traces -o simgpu/workloads/compressibility/profiles/trained.yaml`` writes
-it again.
+``python -m simgpu.workloads.compressibility traces -o simgpu/workloads/compressibility/profiles/trained.yaml``
+regenerates it.
 """
 
 from __future__ import annotations
@@ -14,9 +14,9 @@ from simgpu.io.fitted_tables import write_fitted
 
 def main(arguments: list[str] | None = None) -> int:
     """Runs the command; returns its exit code: 0, or 2 for bad input."""
-    remedy = "Measure how compressible the memory of recorded networks is, and write the profile."
+    description = "Measure the compressibility of recorded networks, and write the profile."
     source = ("traces", "folder with the recordings")
-    return write_fitted("python -m simgpu.workloads.compressibility", remedy, source, _text, arguments)
+    return write_fitted("python -m simgpu.workloads.compressibility", description, source, _text, arguments)
 
 
 def _text(folder: Path) -> str:

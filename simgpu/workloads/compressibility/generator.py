@@ -1,9 +1,9 @@
 """Modelled histograms of memory-entries for a trace's blocks, from profiles of compressibility.
 
-A profile has for each role of a block, by epoch of training, the shares of its memory-entries that have each size. A
-block gets the shares of its role, in whole entries by largest remainder. Workspaces, and roles that no recording has,
-count as incompressible. Profiles come from small networks that were trained on photographs and text, not from the
-network of the trace: shares differ by layer and network more than the mean of a role does.
+A profile has the shares of memory-entries of each size, by role of a block and epoch of training. A block gets the
+shares of its role, in integer entries by largest remainder. Workspaces and roles that no recording has count as
+incompressible. Profiles come from small networks trained on photographs and text, not from the network of the trace:
+shares vary more by layer and network than the means of roles do.
 
 Imports pydantic, so import it lazily.
 """
@@ -26,14 +26,14 @@ from simgpu.trace.entries import ENTRY_BYTES, apportioned, entries_of, is_of_ent
 from simgpu.trace.model import CompressedSize, Origin, Trace
 from simgpu.workloads.compressibility.roles import roles_of
 
-_WORD = "compressibility"
+_MODELLED = "compressibility"
 
 
 def with_compressibility(trace: Trace, profile: str | CompressibilityProfile | None = None) -> Trace:
-    """The trace with modelled histograms of memory-entries in place of any it had; its notes say so.
+    """The trace with modelled histograms of memory-entries, which replace existing ones; its notes state this.
 
-    profile: name of a shipped profile, or one of your own; `TRAINED` where left out. There are rows for each of its
-    epochs; other rows of compressibility stay. Raises `InputError` for an unknown profile.
+    profile: name of a shipped profile, or a profile; `TRAINED` by default. The result has rows for each of its epochs;
+    other rows of compressibility do not change. Raises `InputError` for an unknown profile.
 
     >>> from simgpu import load_trace
     >>> vgg = with_compressibility(load_trace("vgg16-b128-v100"))
@@ -44,17 +44,17 @@ def with_compressibility(trace: Trace, profile: str | CompressibilityProfile | N
     chosen = profile or TRAINED
     name, result = (chosen, load_profile(chosen)) if isinstance(chosen, str) else ("its own", chosen)
     fitted = f", fitted to {result.fitted_to}" if result.fitted_to else ""
-    description = f"How compressible its memory is, entry by entry, is modelled (profile {name}{fitted})."
+    description = f"The compressibility of memory-entries is modelled (profile {name}{fitted})."
     info = replace(trace.info, notes=f"{trace.info.notes} {description}".strip(), modelled=_marked(trace))
-    retained = tuple(row for row in trace.compressibility if not is_of_entries(row))
-    return replace(trace, info=info, compressibility=(*retained, *_rows(trace, result)))
+    others = tuple(row for row in trace.compressibility if not is_of_entries(row))
+    return replace(trace, info=info, compressibility=(*others, *_rows(trace, result)))
 
 
 def _marked(trace: Trace) -> str:
-    """What of the trace is modelled, now that this is; a modelled trace is so as a whole."""
-    if trace.info.origin is Origin.MODELLED or _WORD in trace.info.modelled:
+    """The modelled parts of the trace, with compressibility; unchanged for traces that are modelled entirely."""
+    if trace.info.origin is Origin.MODELLED or _MODELLED in trace.info.modelled:
         return trace.info.modelled
-    return " and ".join(filter(None, (trace.info.modelled, _WORD)))
+    return " and ".join(filter(None, (trace.info.modelled, _MODELLED)))
 
 
 def _rows(trace: Trace, profile: CompressibilityProfile) -> Iterator[CompressedSize]:
@@ -72,12 +72,12 @@ def _rows(trace: Trace, profile: CompressibilityProfile) -> Iterator[CompressedS
 SCHEMA = "simgpu.compressibility/2"
 FOLDER = Path(__file__).with_name("profiles")
 
-#: The profile that is meant where none is named.
+#: The default profile.
 TRAINED = "trained"
 
-#: Shares are written in so many digits, so that their sum may miss 1 by as much as they were rounded.
+#: Digits of the shares; their sum may differ from 1 by the rounding.
 DIGITS = 4
-#: A role is looked for by its beginnings of this many parts and more: a kind alone tells too little.
+#: Fewest parts of a role's prefix in a lookup: the kind alone is too general.
 _LEAST_PARTS = 2
 
 Share = Annotated[float, Field(ge=0, le=1)]
@@ -86,18 +86,18 @@ Text = Annotated[str, Field(min_length=1)]
 
 
 class RoleShares(FileModel):
-    """How compressible blocks of one role are."""
+    """Compressibility of the blocks of one role."""
 
-    recordings: tuple[Text, ...] = Field(default=(), strict=False, description="of which this is the mean")
+    recordings: tuple[Text, ...] = Field(default=(), strict=False, description="recordings that the shares average")
     shares: tuple[Row, ...] = Field(strict=False, description="for each epoch, the share of each size")
 
 
 class CompressibilityProfile(FileModel):
-    """Shares of entry sizes by role; see `simgpu.workloads.compressibility.generator` for how they are used."""
+    """Shares of entry sizes by role; `simgpu.workloads.compressibility.generator` describes their use."""
 
     schema_: Literal["simgpu.compressibility/2"] = Field(alias="schema")
     recordings: tuple[Text, ...] = Field(default=(), strict=False, description="traces that it was measured in")
-    fitted_to: str = Field(default="", description="of one that was not measured: what it was fitted to")
+    fitted_to: str = Field(default="", description="figures that it was fitted to, if not measured")
     epochs: tuple[Annotated[int, Field(ge=0)], ...] = Field(strict=False, min_length=1, description="ascending")
     sizes: tuple[Annotated[int, Field(ge=0)], ...] = Field(strict=False, min_length=1, description="bytes, ascending")
     roles: dict[Text, RoleShares]
@@ -105,10 +105,10 @@ class CompressibilityProfile(FileModel):
     @model_validator(mode="after")
     def _fits_together(self) -> Self:
         if bool(self.recordings) == bool(self.fitted_to):
-            raise ValueError("a profile is of recordings or is fitted to something: write one of recordings, fitted_to")
+            raise ValueError("a profile is either measured or fitted: write one of recordings, fitted_to")
         for role, result in self.roles.items():
             if bool(result.recordings) != bool(self.recordings):
-                raise ValueError(f"roles.{role}: has recordings if the profile is of recordings")
+                raise ValueError(f"roles.{role}: must have recordings if and only if the profile has recordings")
         for name, numbers in (("epochs", self.epochs), ("sizes", self.sizes)):
             if any(later <= earlier for earlier, later in pairwise(numbers)):
                 raise ValueError(f"{name}: {list(numbers)} are not in ascending order, each once")
@@ -124,7 +124,7 @@ class CompressibilityProfile(FileModel):
         return self
 
     def shares_of(self, role: str) -> tuple[tuple[float, ...], ...] | None:
-        """For each epoch the share of each size, of the role or what of its beginning is known; None for neither.
+        """The share of each size by epoch, of the role or its longest known prefix; None if neither is known.
 
         >>> profile = load_profile("trained")
         >>> profile.shares_of("activation.relu.something") == profile.shares_of("activation.relu")
@@ -139,7 +139,7 @@ class CompressibilityProfile(FileModel):
 
 @cache
 def load_profile(name: str, folder: Path = FOLDER) -> CompressibilityProfile:
-    """A shipped profile by its name; `InputError` where there is none or its file is wrong.
+    """A shipped profile by its name. Raises `InputError` for an unknown name or an invalid file.
 
     >>> load_profile("trained").sizes
     (0, 8, 16, 32, 64, 80, 96, 128)
@@ -147,14 +147,14 @@ def load_profile(name: str, folder: Path = FOLDER) -> CompressibilityProfile:
     path = folder / f"{name}.yaml"
     if not path.exists():
         raise InputError.single(
-            "compressibility", "profile", f"there is none called '{name}'", did_you_mean(name, profile_names())
+            "compressibility", "profile", f"there is no profile '{name}'", did_you_mean(name, profile_names())
         )
     document = read_yaml_mapping(path, SCHEMA)
     return validate(CompressibilityProfile, document.values, lambda place: (document.file, document.place(place)))
 
 
 def profile_names() -> tuple[str, ...]:
-    """Names of the profiles, one file each.
+    """Names of the shipped profiles.
 
     >>> TRAINED in profile_names()
     True

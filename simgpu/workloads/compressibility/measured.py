@@ -1,8 +1,8 @@
-"""A profile of compressibility, measured in recordings.
+"""Measures a compressibility profile from recordings, with `profile_text`.
 
-The shares of a role are the mean over the recordings that have such blocks, whatever their sizes; within a recording
-all entries of the role count alike. A role of three parts or more also counts for its beginnings, so that a ReLU behind
-something that no recording has finds the mean of all ReLUs. Epochs are those that all recordings tell of.
+The shares of a role are the unweighted mean over the recordings that have such blocks; within a recording, all entries
+of the role have equal weight. A role of three or more parts also counts for its prefixes, so that a ReLU after a layer
+that no recording has gets the mean of all ReLUs. The epochs are those that all recordings have.
 """
 
 from __future__ import annotations
@@ -18,27 +18,30 @@ from simgpu.trace.model import Trace
 from simgpu.workloads.compressibility.generator import DIGITS, SCHEMA
 from simgpu.workloads.compressibility.roles import roles_of
 
-#: The recordings that the shipped profile is of: networks that learnt from photographs and from text.
+#: The recordings behind the shipped profile: networks trained on photographs and on text.
 RECORDINGS = ("photos-resnet-cpu", "photos-squeezenet-cpu", "photos-vgg-cpu", "words-lstm-cpu")
 
 _HEADER = """\
-# Shares of the sizes that bit-plane compression gives to memory-entries of 128 bytes, by role and epoch of training:
-# the mean of the recordings named with each role. Measured, not chosen; written by
+# Shares of compressed sizes of 128-byte memory-entries (bit-plane compression), by role and epoch of training: the mean
+# of the recordings listed with each role. Measured, not chosen; written by
 # python -m simgpu.workloads.compressibility traces -o simgpu/workloads/compressibility/profiles/trained.yaml
 """
 
-#: By epoch and size, how many entries.
+#: Number of entries by epoch and size.
 _Counts = dict[int, Counter[int]]
 
 
 def profile_text(folder: Path) -> str:
-    """The shipped profile's file, from the folder with the recordings; `InputError` where one lacks or is unfit."""
+    """The text of the shipped profile's file, measured from the recordings in a folder.
+
+    Raises `InputError` if a recording is missing or invalid, or if the recordings have no common epoch.
+    """
     traces = [read_trace(folder / name) for name in RECORDINGS]
     counted = [_counted(trace) for trace in traces]
     epochs = sorted(set.intersection(*(_epochs(counts) for counts in counted)))
     if not epochs:
-        what = "there is no epoch of which all recordings tell the sizes of memory-entries"
-        raise InputError.single(folder, "", what, "record them with --codec bpc")
+        problem = "the recordings have no common epoch with sizes of memory-entries"
+        raise InputError.single(folder, "", problem, "record them with --codec bpc")
     sizes = sorted(
         {size for counts in counted for by_epoch in counts.values() for c in by_epoch.values() for size in c}
     )
@@ -57,16 +60,16 @@ def profile_text(folder: Path) -> str:
 
 
 def _counted(trace: Trace) -> dict[str, _Counts]:
-    """By role, and by the beginnings of roles, how many entries have which size at each epoch."""
+    """Number of entries of each size by role, or prefix of a role, and epoch."""
     roles = roles_of(trace)
     result: defaultdict[str, _Counts] = defaultdict(dict)
     for (block, epoch), histogram in histograms(trace.compressibility).items():
-        for role in _with_beginnings(roles.get(block, "")):
+        for role in _prefixes(roles.get(block, "")):
             result[role].setdefault(epoch, Counter()).update(histogram)
     return dict(result)
 
 
-def _with_beginnings(role: str) -> list[str]:
+def _prefixes(role: str) -> list[str]:
     parts = role.split(".") if role else []
     return [".".join(parts[:count]) for count in range(min(2, len(parts)), len(parts) + 1) if count]
 

@@ -1,16 +1,17 @@
-"""What part a block has in an iteration, as far as the compressibility of its memory depends on it.
+"""Roles of blocks in an iteration, which determine the compressibility of their memory; `roles_of` finds them.
 
-A role is a kind of block and what gives it its values, joined by dots, such as ``activation.relu.convolution``:
+A role is the block's kind and the operator type that determines its values, joined by dots, such as
+``activation.relu.convolution``:
 
-* A feature map, a gradient, or another block that kernels make: the sort of operator that writes it last, forward for
-  a feature map. A ReLU's result is told apart by what went into it, and the gradient that comes back through a ReLU by
-  that ReLU. The first convolution, which reads the batch, is its own sort: its results stay less sparse than others
-  (cDMA, Rhu et al., section IV-A). Max pooling, dropout and concatenation keep zeros, so they are told apart by what
-  they read, ``relu`` where that has come from one. Local response normalization counts as what it reads.
-* A weight: the sort of operator that reads it first. Its gradient and the optimizer's state for it, which are named
-  after it: the same; state has its own name before that, such as ``optimizer_state.momentum_buffer.linear``. A
-  gradient that has only the rows in use of an embedding is one of ``embedding_rows``.
-* The batch: its kind, and ``integer`` for numbers of words or classes.
+* A feature map, gradient or other block that kernels write: the operator type of the last writer (in forward, for a
+  feature map). For a ReLU's result the type of the ReLU's input follows, and for the gradient of a ReLU that of the
+  ReLU. The first convolution, which reads the batch, is a separate type: its results remain less sparse than others
+  (cDMA, Rhu et al., section IV-A). Max pooling, dropout and concatenation keep zeros, so the type of their input
+  follows, ``relu`` if it derives from one. Local response normalization has the type of its input.
+* A weight: the operator type of its first reader. Its gradient and its optimizer state, which are named after it: the
+  same; the state's own name precedes it, such as ``optimizer_state.momentum_buffer.linear``. A gradient that has only
+  the used rows of an embedding is ``embedding_rows``.
+* The batch: its kind, and ``integer`` for word or class numbers.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ from collections.abc import Iterable, Mapping
 from simgpu.trace.model import Block, BlockKind, Kernel, Phase, Trace
 
 # First match wins: "max_pool2d_with_indices_backward" is max_pooling, "embedding_dense_backward" an embedding.
-_SORTS = tuple(
+_TYPES = tuple(
     (name, re.compile(pattern))
     for name, pattern in (
         ("embedding_rows", r"embedding_sparse"),
@@ -46,21 +47,21 @@ _OF_WEIGHTS = (BlockKind.WEIGHT_GRADIENT, BlockKind.OPTIMIZER_STATE)
 
 
 def roles_of(trace: Trace) -> dict[str, str]:
-    """The role of each block that has one, by id: none for workspaces, and where nothing tells.
+    """The roles of blocks by id, without workspaces and blocks whose role cannot be determined.
 
     >>> from simgpu import load_trace
     >>> roles = roles_of(load_trace("vgg11-cifar-cpu"))
     >>> roles["conv1_1:convolution"], roles["fc6.weight.momentum_buffer"]
     ('activation.relu.first_convolution', 'optimizer_state.momentum_buffer.linear')
     """
-    created = _Making(trace)
-    weights = {block.id: created.read_by[block.id] for block in trace.blocks if _is_read_weight(block, created.read_by)}
-    result = {block.id: _role(block, created, weights) for block in trace.blocks}
+    types = _OperatorTypes(trace)
+    weights = {block.id: types.read_by[block.id] for block in trace.blocks if _is_read_weight(block, types.read_by)}
+    result = {block.id: _role(block, types, weights) for block in trace.blocks}
     return {name: role for name, role in result.items() if role}
 
 
-class _Making:
-    """What kernels make: by block the sort that it is in forward, and after the iteration; and what reads it first."""
+class _OperatorTypes:
+    """Operator types by block: of its last writer in forward and in the iteration, and of its first reader."""
 
     def __init__(self, trace: Trace) -> None:
         self.forward: dict[str, str] = {}
@@ -68,39 +69,43 @@ class _Making:
         self.read_by: dict[str, str] = {}
         batch = {block.id for block in trace.blocks if block.kind is BlockKind.INPUT}
         for kernel in trace.kernels:
-            sort = _sort(kernel.op)
+            op_type = _op_type(kernel.op)
             if kernel.phase is Phase.FORWARD:
                 for name in kernel.reads:
-                    self.read_by.setdefault(name, sort)
-            is_first = sort == "convolution" and not batch.isdisjoint(kernel.reads) and kernel.phase is Phase.FORWARD
-            self._written(kernel, "first_convolution" if is_first else sort)
+                    self.read_by.setdefault(name, op_type)
+            is_first = op_type == "convolution" and not batch.isdisjoint(kernel.reads) and kernel.phase is Phase.FORWARD
+            self._written(kernel, "first_convolution" if is_first else op_type)
 
-    def _written(self, kernel: Kernel, sort: str) -> None:
+    def _written(self, kernel: Kernel, op_type: str) -> None:
         if kernel.phase is Phase.FORWARD:
-            sort = _with_source(sort, next((self.forward[name] for name in kernel.reads if name in self.forward), ""))
-            self.forward.update(dict.fromkeys(kernel.writes, sort))
-        elif sort == "relu":
-            sort = next((self.forward[name] for name in kernel.reads if _is_relu(self.forward.get(name, ""))), sort)
-        self.last.update(dict.fromkeys(kernel.writes, sort))
+            op_type = _with_source(
+                op_type, next((self.forward[name] for name in kernel.reads if name in self.forward), "")
+            )
+            self.forward.update(dict.fromkeys(kernel.writes, op_type))
+        elif op_type == "relu":
+            op_type = next(
+                (self.forward[name] for name in kernel.reads if _is_relu(self.forward.get(name, ""))), op_type
+            )
+        self.last.update(dict.fromkeys(kernel.writes, op_type))
 
 
-def _with_source(sort: str, source: str) -> str:
-    """A sort in forward, and of what sort that is which the kernel reads."""
-    if sort == "response_normalization":
+def _with_source(op_type: str, source: str) -> str:
+    """The operator type of a forward kernel, with the type of its input where a role includes it."""
+    if op_type == "response_normalization":
         return source
-    if sort == "relu":
-        return _joined(sort, source.removeprefix("relu.")) or sort
-    if sort in _KEEP_ZEROS:
-        return _joined(sort, "relu" if "relu" in source.split(".") else source.partition(".")[0]) or sort
-    return sort
+    if op_type == "relu":
+        return _joined(op_type, source.removeprefix("relu.")) or op_type
+    if op_type in _KEEP_ZEROS:
+        return _joined(op_type, "relu" if "relu" in source.split(".") else source.partition(".")[0]) or op_type
+    return op_type
 
 
-def _role(block: Block, step: _Making, weights: Mapping[str, str]) -> str:
+def _role(block: Block, types: _OperatorTypes, weights: Mapping[str, str]) -> str:
     if block.kind in (BlockKind.INPUT, BlockKind.LABEL):
         return f"{block.kind}.integer" if "int" in (block.dtype or "") else str(block.kind)
     if block.kind is BlockKind.WEIGHT:
         return _joined(block.kind, weights.get(block.id, ""))
-    if step.last.get(block.id) == "embedding_rows":
+    if types.last.get(block.id) == "embedding_rows":
         return _joined(block.kind, "embedding_rows")
     if block.kind in _OF_WEIGHTS and (weight := _named_after(block.id, weights)) is not None:
         name = block.id[len(weight) + 1 :] if block.kind is BlockKind.OPTIMIZER_STATE else ""
@@ -108,9 +113,9 @@ def _role(block: Block, step: _Making, weights: Mapping[str, str]) -> str:
     if block.kind in (BlockKind.WORKSPACE, BlockKind.OPTIMIZER_STATE):
         return ""
     if block.kind is BlockKind.ACTIVATION:
-        return _joined(block.kind, step.forward.get(block.id, ""))
-    sort = step.last.get(block.id, "")
-    return _joined(block.kind, sort.partition(".")[0] if block.kind is BlockKind.OTHER else sort)
+        return _joined(block.kind, types.forward.get(block.id, ""))
+    op_type = types.last.get(block.id, "")
+    return _joined(block.kind, op_type.partition(".")[0] if block.kind is BlockKind.OTHER else op_type)
 
 
 def _joined(*parts: str) -> str:
@@ -121,15 +126,15 @@ def _is_read_weight(block: Block, read_by: Mapping[str, str]) -> bool:
     return block.kind is BlockKind.WEIGHT and block.id in read_by
 
 
-def _is_relu(sort: str) -> bool:
-    return sort.startswith("relu")
+def _is_relu(op_type: str) -> bool:
+    return op_type.startswith("relu")
 
 
 def _named_after(name: str, weights: Iterable[str]) -> str | None:
-    """The weight with whose name and a dot a name begins; the longest of several."""
+    """The longest weight name that, followed by a dot, is a prefix of `name`; None if there is none."""
     return max((weight for weight in weights if name.startswith(f"{weight}.")), key=len, default=None)
 
 
-def _sort(op: str) -> str:
+def _op_type(op: str) -> str:
     name = op.lower()
-    return next((sort for sort, pattern in _SORTS if pattern.search(name)), "")
+    return next((op_type for op_type, pattern in _TYPES if pattern.search(name)), "")

@@ -1,1 +1,1 @@
-"""From a network to one training iteration as a plain framework runs it: `entry` has `lower` and `operations_of`."""
+"""Lowers a network to a framework's training iteration: `entry` has `lower` and `operations_of`."""

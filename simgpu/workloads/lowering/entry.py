@@ -1,10 +1,9 @@
-"""How a network becomes a trace: one training iteration as a plain framework (PyTorch) runs it.
+"""`lower` converts a network to a trace of one training iteration as a framework such as PyTorch runs it.
 
-Backward runs in the reverse of forward, which is the order in which autograd's engine takes what is ready. A feature
-map is let go of after its last reader in forward, or where backward needs it after the last kernel of the last layer
-that saved it; a gradient after the last kernel of the layer it flowed into; gradients of weights after the optimizer's
-step. The loop holds the network's output and the loss to the end, as variables of its own; a trace of the zoo states
-that (`TraceInfo.output`).
+Backward runs in the reverse order of forward, like autograd's engine. A feature map is freed after its last reader in
+forward, or, if backward needs it, after the last kernel of the last layer that saved it; a gradient after the last
+kernel of the layer whose backward reads it; gradients of weights after the optimizer step. The training loop's
+variables hold the network's output and the loss to the end, which a trace of the zoo states (`TraceInfo.output`).
 """
 
 from __future__ import annotations
@@ -64,7 +63,7 @@ def operations_of(
     optimizer: Optimizer = Optimizer.SGD,
     framework: Framework = Framework.PYTORCH,
 ) -> Iterator[tuple[str, str, Operation]]:
-    """Every kernel of one iteration in order: its id and operator in the trace that `lower` makes, and its work."""
+    """Every kernel of one iteration in order: id and operator as in the trace from `lower`, and its operation."""
     for kernel in _tape_of(network, batch, optimizer, framework).kernels:
         yield kernel.id, kernel.op, kernel.operation
 
@@ -78,63 +77,64 @@ def lower(
     optimizer: Optimizer = Optimizer.SGD,
     framework: Framework = Framework.PYTORCH,
 ) -> Trace:
-    """One training iteration of `batch` samples; durations and workspaces are `prices`', `info` says where from.
+    """The trace of one training iteration of `batch` samples.
 
-    A convolution runs by its fastest algorithm; all of them are in the trace's algorithms.
+    prices: the time model, for durations and workspaces. info: the trace's description. A convolution runs its fastest
+    algorithm; the trace lists all of them.
     """
     tape = _tape_of(network, batch, optimizer, framework)
     durations: dict[Operation, int] = {}
     choices: dict[Operation, Sequence[Priced]] = {}
     kernels, workspaces, algorithms = [], [], []
-    for note in tape.kernels:
-        operation = note.operation
+    for taped in tape.kernels:
+        operation = taped.operation
         if operation not in durations:
             choices[operation] = prices.algorithms(operation) if operation.convolution is not None else ()
             fastest = choices[operation][:1]
             durations[operation] = fastest[0].duration_ns if fastest else prices.duration_ns(operation)
-        result = choices[operation]
-        workspace = _workspace(note, result[0].workspace_bytes if result else 0)
+        priced = choices[operation]
+        workspace = _workspace(taped, priced[0].workspace_bytes if priced else 0)
         workspaces += workspace
-        algorithms += [AlgorithmChoice(note.id, each.name, each.duration_ns, each.workspace_bytes) for each in result]
-        kernels.append(_kernel(note, durations[operation], workspace))
+        algorithms += [AlgorithmChoice(taped.id, each.name, each.duration_ns, each.workspace_bytes) for each in priced]
+        kernels.append(_kernel(taped, durations[operation], workspace))
     blocks = (*_blocks(tape), *workspaces)
     return Trace(info, tuple(kernels), blocks, tuple(algorithms), name=network.name)
 
 
-def _workspace(note: TapeKernel, size: int) -> list[Block]:
+def _workspace(taped: TapeKernel, size: int) -> list[Block]:
     if not size:
         return []
-    return [Block(f"workspace:{note.id}", size, BlockKind.WORKSPACE, release=note.id, layer=note.layer)]
+    return [Block(f"workspace:{taped.id}", size, BlockKind.WORKSPACE, release=taped.id, layer=taped.layer)]
 
 
-def _kernel(note: TapeKernel, duration_ns: int, workspace: list[Block]) -> Kernel:
+def _kernel(taped: TapeKernel, duration_ns: int, workspace: list[Block]) -> Kernel:
     return Kernel(
-        note.id,
-        note.op,
-        note.phase,
+        taped.id,
+        taped.op,
+        taped.phase,
         duration_ns,
-        note.reads,
-        (*note.writes, *(block.id for block in workspace)),
-        note.layer,
-        pure=note.pure,
-        flops=note.operation.flops,
-        dram_bytes=note.operation.bytes,
+        taped.reads,
+        (*taped.writes, *(block.id for block in workspace)),
+        taped.layer,
+        pure=taped.pure,
+        flops=taped.operation.flops,
+        dram_bytes=taped.operation.bytes,
     )
 
 
 def _blocks(tape: Tape) -> Iterator[Block]:
-    """Those that are there at the start, then those made on the way, each in the order in which it came up."""
-    for note in sorted(tape.blocks, key=lambda note: not note.persistent):
-        release = RELEASED_AT_END if note.release is None else tape.kernels[note.release].id
+    """Persistent blocks, then those allocated during the iteration, each in the order of creation."""
+    for taped in sorted(tape.blocks, key=lambda taped: not taped.persistent):
+        release = RELEASED_AT_END if taped.release is None else tape.kernels[taped.release].id
         yield Block(
-            note.id,
-            note.bytes,
-            note.kind,
-            note.persistent,
+            taped.id,
+            taped.bytes,
+            taped.kind,
+            taped.persistent,
             release=release,
-            layer=note.layer,
-            shape=note.shape,
-            dtype=note.dtype,
+            layer=taped.layer,
+            shape=taped.shape,
+            dtype=taped.dtype,
         )
 
 
@@ -144,9 +144,8 @@ def _tape_of(network: Network, batch: int, optimizer: Optimizer, framework: Fram
 
 
 def _without_relu_in_place(network: Network) -> Network:
-    apart = {"in_place": False}
     layers = (
-        replace(layer, attributes=MappingProxyType({**layer.attributes, **apart}))
+        replace(layer, attributes=MappingProxyType({**layer.attributes, "in_place": False}))
         if layer.kind is LayerKind.RELU
         else layer
         for layer in network.layers
@@ -156,7 +155,7 @@ def _without_relu_in_place(network: Network) -> Network:
 
 @dataclass(slots=True)
 class _Done:
-    """A layer whose forward is on the tape. results: names of the values whose gradients its backward takes."""
+    """A layer whose forward is on the tape. results: names of the values whose gradients its backward reads."""
 
     step: LayerLowering
     lowered: LoweredLayer | LoweredParts
@@ -165,7 +164,7 @@ class _Done:
 
 @dataclass(slots=True)
 class _Walk:
-    """The network's layers, forward and back, onto one tape."""
+    """Puts the network's forward, backward and optimizer step on one tape."""
 
     network: Network
     batch: int
@@ -183,7 +182,7 @@ class _Walk:
         self.readers = Counter(name for layer in self.network.layers for name in layer.inputs)
 
     def run(self) -> Tape:
-        """The whole iteration."""
+        """The tape of the iteration."""
         tape, gradients = self.tape, Gradients(self.tape)
         labels = self._constants()
         weights = [value for layer in self.network.layers for value in self.weights[layer.name].values()]
@@ -231,7 +230,7 @@ class _Walk:
         self.done[layer.name] = _Done(step, created, [layer.name] if isinstance(created, LoweredLayer) else [])
 
     def _part(self, layer: Layer, parent: _Done, lowered: LoweredParts) -> None:
-        """A view of a layer with several results is the next of them: the first view sees the first, and so on."""
+        """Lowers a view of a layer with several results: the first view is the first result, and so on."""
         self.values[layer.name] = lowered.parts[len(parent.results)]
         self.tags[layer.name] = self.tags[parent.step.layer.name]
         parent.results.append(layer.name)
@@ -239,9 +238,9 @@ class _Walk:
             self.trained.add(layer.name)
 
     def _tag(self, layer: Layer) -> str:
-        """The layer its kernels belong to; an in-place activation is part of the layer whose result it rewrites.
+        """The layer tag of its kernels; an in-place activation belongs to the layer whose result it overwrites.
 
-        Where layers are fused, a normalization and a sum in place are part of the layer right before, if they read it.
+        With `Framework.FUSED`, an in-place normalization or sum belongs to the previous layer if it reads that layer.
         """
         in_place = bool(layer.attributes.get("in_place"))
         joined = self.tags.get(layer.inputs[0]) if layer.kind is LayerKind.RELU and in_place else None
@@ -253,7 +252,7 @@ class _Walk:
         return layer.stage or joined or layer.name
 
     def _rewrites(self, layer: Layer) -> bool:
-        """Whether a normalization writes over its input: a product's result, which its backward does not need."""
+        """Whether a normalization overwrites its input: a product, whose backward does not read its result."""
         if self.framework is not Framework.FUSED or layer.kind is not LayerKind.BATCH_NORM:
             return False
         (source,) = layer.inputs
@@ -262,7 +261,7 @@ class _Walk:
         return created and self.readers[source] == 1
 
     def _backward(self, gradients: Gradients) -> None:
-        """From the loss back; its own gradient, a one, is held until backward is over."""
+        """Lowers backward from the loss; the loss's gradient, a one, is live until backward ends."""
         tape, loss = self.tape, self.network.layers[-1]
         tape.phase = Phase.BACKWARD
         tape.layer = self.tags[loss.name]

@@ -1,6 +1,6 @@
-"""The optimizer's step: SGD with and without momentum, and Adam.
+"""The optimizer step: SGD with and without momentum, and Adam.
 
-Each kernel goes over all weights at once, as PyTorch's ``foreach`` form does, its default on a GPU.
+Each kernel updates all weights, like PyTorch's ``foreach`` implementation, its default on a GPU.
 """
 
 from __future__ import annotations
@@ -14,11 +14,11 @@ from simgpu.workloads.lowering.tape import Tape, TapeBlock, Value
 
 
 class Optimizer(StrEnum):
-    """How weights are updated, and what is kept for it between iterations."""
+    """The optimizers; the comments list the state that they keep between iterations."""
 
-    SGD = "sgd"  # with momentum: one buffer a weight
-    PLAIN_SGD = "plain-sgd"  # without momentum: nothing
-    ADAM = "adam"  # two averages a weight
+    SGD = "sgd"  # with momentum: one buffer per weight
+    PLAIN_SGD = "plain-sgd"  # without momentum: no state
+    ADAM = "adam"  # two averages per weight
 
 
 _STATE: dict[Optimizer, tuple[str, ...]] = {
@@ -29,14 +29,14 @@ _STATE: dict[Optimizer, tuple[str, ...]] = {
 
 
 def states(tape: Tape, optimizer: Optimizer, weights: Sequence[Value]) -> dict[str, list[Value]]:
-    """What the optimizer keeps, by name: one block for each weight."""
-    retained: dict[str, list[Value]] = {}
+    """The optimizer's state by name, with one block for each weight."""
+    result: dict[str, list[Value]] = {}
     for name in _STATE[optimizer]:
-        retained[name] = []
+        result[name] = []
         for weight in weights:
             tape.layer = weight.block.layer
-            retained[name].append(tape.constant(f"{weight.block.id}.{name}", weight.shape, BlockKind.OPTIMIZER_STATE))
-    return retained
+            result[name].append(tape.constant(f"{weight.block.id}.{name}", weight.shape, BlockKind.OPTIMIZER_STATE))
+    return result
 
 
 def update(
@@ -46,22 +46,22 @@ def update(
     gradients: Mapping[TapeBlock, Value],
     state: Mapping[str, list[Value]],
 ) -> None:
-    """The step's kernels, for the weights that have a gradient; a weight of which only rows have one has its own.
+    """Puts the step's kernels on the tape; a weight whose gradient covers only some rows has a separate kernel.
 
-    Gradients are held until its end, as they are in a loop that drops them after it.
+    Gradients are live until the step ends, as in a training loop that drops them after it.
     """
     tape.phase, tape.layer = Phase.OPTIMIZER, None
     grads = {index: gradients[weight.block] for index, weight in enumerate(weights) if weight.block in gradients}
-    total = [index for index, grad in grads.items() if grad.shape == weights[index].shape]
-    retained = [[values[index] for index in total] for values in state.values()]
-    dense = [weights[index] for index in total], [grads[index] for index in total]
+    complete = [index for index, grad in grads.items() if grad.shape == weights[index].shape]
+    states_of = [[values[index] for index in complete] for values in state.values()]
+    dense = [weights[index] for index in complete], [grads[index] for index in complete]
     if optimizer is Optimizer.SGD:
-        _sgd(tape, *dense, *retained)
+        _sgd(tape, *dense, *states_of)
     elif optimizer is Optimizer.PLAIN_SGD:
         _each(tape, "_foreach_add_", *dense, per_value=2)
     else:
-        _adam(tape, *dense, *retained)
-    for index in sorted(grads.keys() - set(total)):
+        _adam(tape, *dense, *states_of)
+    for index in sorted(grads.keys() - set(complete)):
         changed = (weights[index], *(values[index] for values in state.values()))
         operation = updated_rows(grads[index], len(state))
         tape.launch("sparse_update_", operation, (*changed, grads[index]), changed, pure=False)
@@ -69,7 +69,7 @@ def update(
 
 
 def _each(tape: Tape, op: str, targets: Sequence[Value], *others: Sequence[Value], per_value: int = 1) -> None:
-    """One kernel that changes every target in place from itself and the others."""
+    """Puts on the tape a kernel that updates every target in place from itself and the others."""
     reads = [*targets, *(value for values in others for value in values)]
     tape.launch(op, elementwise(reads, targets, per_value), reads, targets, pure=False)
 

@@ -1,11 +1,11 @@
-"""Layers that work value by value (activations, sums, products, dropout), softmax, data movement, and the loss.
+"""Lowers elementwise layers (activations, sums, products, dropout), softmax, data movement, and the loss.
 
-What backward reads follows autograd: relu, tanh and softmax save their result (relu its input before PyTorch 1.10),
-gelu its input, a product both factors, dropout its mask of one byte a value; sums and scaling save nothing.
+Backward reads what autograd's does: relu, tanh and softmax save their result (relu its input before PyTorch 1.10), gelu
+its input, a product both factors, dropout its mask of one byte per value; sums and scaling save nothing.
 
-A view makes no kernel and no block. Its gradient is a view too, unless the view left values out: then the gradient is
-copied into one of full size, all pieces of one value into the same one; or repeated them: then it is summed. A
-concatenation copies; the gradients of its inputs are views of that of its result, as in PyTorch.
+A view has no kernel and no block. Its gradient is a view too, with two exceptions: the gradient of a slice is copied
+into one of full size, which all slices of a value share, and that of a broadcast is summed. A concatenation copies; the
+gradients of its inputs are views of that of its result, as in PyTorch.
 """
 
 from __future__ import annotations
@@ -17,14 +17,14 @@ from simgpu.workloads.lowering.step import Backward, LayerLowering, LoweredLayer
 from simgpu.workloads.lowering.tape import Value
 from simgpu.workloads.timemodel.operation import OperationKind
 
-#: Operations a value: an exponential and what goes with it are counted as eight.
+#: Operations per value of an exponential and the arithmetic around it.
 _EXPONENTIAL = 8
 
 
 def relu(step: LayerLowering) -> LoweredLayer:
-    """In place it rewrites the block of its input, and backward reads the rewritten one.
+    """In place, it overwrites the block of its input, which backward reads.
 
-    Where it is not, backward reads the result, or the input before PyTorch 1.10.
+    Else backward reads the result, or the input before PyTorch 1.10.
     """
     x = step.x
     in_place = step.attribute("in_place", False)
@@ -35,7 +35,7 @@ def relu(step: LayerLowering) -> LoweredLayer:
 
 
 def _relu_backward(step: LayerLowering, y: Value) -> Backward:
-    """Of one in place: in place too where the framework does so and nobody else needs the gradient."""
+    """Backward of an in-place ReLU; in place too if the framework does so and nothing else needs the gradient."""
 
     def backward(grad: Value) -> tuple[Value | None, ...]:
         rewrites = step.framework.calls_cudnn and step.gradients.is_free(grad)
@@ -60,14 +60,14 @@ def tanh(step: LayerLowering) -> LoweredLayer:
 
 
 def softmax(step: LayerLowering) -> LoweredLayer:
-    """Over the last side; saves its result."""
+    """Over the last dimension; saves its result."""
     x, y = step.x, step.result()
     step.tape.launch("softmax", operations.simple(OperationKind.SOFTMAX, (x,), (y,), _EXPONENTIAL), (x,), (y,))
     return LoweredLayer(y, _from(step, "softmax_backward", y, 4, OperationKind.SOFTMAX), (y,))
 
 
 def scale(step: LayerLowering) -> LoweredLayer:
-    """By a constant, or a trained value added to every sample; saves nothing."""
+    """Multiplies by a constant, or adds a trained weight to every sample; saves nothing."""
     if "weight" in step.weights:
         return _learned(step)
     y = _apply(step, "mul", 1)
@@ -93,7 +93,7 @@ def _learned(step: LayerLowering) -> LoweredLayer:
 
 
 def dropout(step: LayerLowering) -> LoweredLayer:
-    """Draws a mask and applies it: not pure, since another run draws another mask."""
+    """Draws a mask and applies it; not pure, since another run draws another mask."""
     x, y = step.x, step.result()
     mask = step.extra_output("mask", y.shape, "bool")
     writes = (y, mask)
@@ -102,7 +102,7 @@ def dropout(step: LayerLowering) -> LoweredLayer:
 
 
 def add(step: LayerLowering) -> LoweredLayer:
-    """Of two or more inputs. Their gradients are the one of the result, which is not copied."""
+    """The sum of two or more inputs. Their gradients are that of the result, without a copy."""
     first, second, *others = step.inputs
     in_place = step.attribute("in_place", False)
     y = first if in_place else step.result()
@@ -121,7 +121,7 @@ def add(step: LayerLowering) -> LoweredLayer:
 
 
 def multiply(step: LayerLowering) -> LoweredLayer:
-    """Of two inputs; saves both."""
+    """The product of two inputs; saves both."""
     a, b, y = *step.inputs, step.result()
     step.tape.launch("mul", operations.elementwise((a, b), (y,)), (a, b), (y,))
 
@@ -147,7 +147,7 @@ def _apply(step: LayerLowering, op: str, per_value: int) -> Value:
 def _from(
     step: LayerLowering, op: str, saved: Value, per_value: int = 1, kind: OperationKind = OperationKind.ELEMENTWISE
 ) -> Backward:
-    """Backward that needs the gradient and one saved value."""
+    """A backward function of one kernel that reads the gradient and one saved value."""
 
     def backward(grad: Value) -> tuple[Value | None, ...]:
         dx = step.gradient()
@@ -179,7 +179,7 @@ def _piece(step: LayerLowering, grad: Value) -> Value:
 
 
 def permute(step: LayerLowering) -> LoweredLayer:
-    """A copy in another order, both ways."""
+    """A copy in another order, in forward and in backward."""
     x, y = step.x, step.result()
     step.tape.launch("contiguous", operations.copied(x, y), (x,), (y,))
 
@@ -192,7 +192,7 @@ def permute(step: LayerLowering) -> LoweredLayer:
 
 
 def concatenate(step: LayerLowering) -> LoweredLayer:
-    """One kernel copies all inputs into the result; a weight of the layer's own stands first, once for each sample."""
+    """One kernel copies all inputs into the result; the layer's own weight, if any, precedes them in each sample."""
     y = step.result()
     own = tuple(step.weights.values())
     step.tape.launch("cat", operations.copied(y, y), (*own, *step.inputs), (y,))
@@ -209,7 +209,7 @@ def concatenate(step: LayerLowering) -> LoweredLayer:
 
 
 def loss(step: LayerLowering) -> LoweredLayer:
-    """Over the last side; saves the log-softmax and the sum of the labels' weights."""
+    """Cross-entropy over the last dimension; saves the log-softmax and the sum of the labels' weights."""
     tape, logits, labels = step.tape, step.x, step.labels
     scores = tape.new(f"{step.layer.name}.log_softmax", logits.shape, BlockKind.ACTIVATION)
     operation = operations.simple(OperationKind.SOFTMAX, (logits,), (scores,), _EXPONENTIAL)

@@ -1,9 +1,8 @@
-"""Layers that look at many values at once: pooling and normalisation.
+"""Lowers pooling and normalization layers.
 
-What backward reads follows autograd: maximum pooling its input and the indices it noted (int64, as PyTorch), average
-pooling its input (for its shape alone, yet it is held), batch and layer norm their input and the statistics they saved.
-Local response norm is one kernel each way, as cuDNN has it, whose backward reads input and result; PyTorch puts it
-together from eight smaller ones.
+Backward reads what autograd's does. Maximum pooling: its input and the saved indices (int64, as in PyTorch). Average
+pooling: its input, saved although only its shape is used. Batch and layer norm: their input and the saved statistics.
+Local response norm: input and result, with one kernel in each direction, as in cuDNN; PyTorch runs eight smaller ones.
 """
 
 from __future__ import annotations
@@ -17,12 +16,12 @@ from simgpu.workloads.lowering.tape import Value
 from simgpu.workloads.timemodel.operation import Operation, OperationKind
 
 _POOLING, _NORM = OperationKind.POOLING, OperationKind.NORMALIZATION
-#: Operations a value: mean, variance, normalising, scaling; backward: two sums, and the input's gradient from them.
+#: Operations per value: mean, variance, normalization, scaling; backward: two sums and the input's gradient.
 _FORWARD_COUNT, _BACKWARD_COUNT = 7, 10
 
 
 def max_pool(step: LayerLowering) -> LoweredLayer:
-    """Saves its input and the index of each maximum; with cuDNN its input and its result."""
+    """Saves its input and the index of each maximum; with cuDNN, its input and its result."""
     if step.framework.calls_cudnn:
         return _max_pool_of_cudnn(step)
     x, y = step.x, step.result()
@@ -63,7 +62,7 @@ def global_avg_pool(step: LayerLowering) -> LoweredLayer:
 
 
 def _pooling(step: LayerLowering, writes: tuple[Value, ...]) -> Operation:
-    """One operation for each value of each window."""
+    """A pooling operation that counts one operation per value of each window."""
     x, y = step.x, writes[0]
     rows, columns = step.attribute("kernel", (0, 0))
     window = rows * columns or x.count // y.count
@@ -84,10 +83,10 @@ def _average(step: LayerLowering, op: str, saved: tuple[Value, ...]) -> LoweredL
 
 
 def batch_norm(step: LayerLowering) -> LoweredLayer:
-    """In training: moves its running statistics, so it is not pure; saves its input and the batch's statistics.
+    """Saves its input and the batch's statistics; not pure, as training updates its running statistics.
 
-    The count of batches is another kernel, as PyTorch runs it. Where the framework fuses there is none, and what
-    rewrites its input reads in backward what that has become (`simgpu.workloads.lowering.framework`).
+    Another kernel counts batches, as in PyTorch. With `Framework.FUSED` there is no such kernel, and a normalization
+    that overwrites its input reads the overwritten block in backward (`simgpu.workloads.lowering.framework`).
     """
     tape, x = step.tape, step.x
     channels = (x.shape[1],)
@@ -104,7 +103,7 @@ def batch_norm(step: LayerLowering) -> LoweredLayer:
 
 
 def layer_norm(step: LayerLowering) -> LoweredLayer:
-    """Over the last side; saves its input, and a mean and a deviation for each row."""
+    """Over the last dimension; saves its input, and a mean and an inverse deviation per row."""
     x, y = step.x, step.result()
     saved = [step.extra_output(name, x.shape[:-1]) for name in ("saved_mean", "saved_invstd")]
     reads, writes = (x, *step.weights.values()), (y, *saved)
@@ -115,7 +114,7 @@ def layer_norm(step: LayerLowering) -> LoweredLayer:
 def _norm_backward(step: LayerLowering, op: str, grad: Value, statistics: list[Value]) -> tuple[Value | None, ...]:
     """One kernel for the gradients of input, weight and bias.
 
-    Where the result was written over the input, it reads the shift too, without which it could not undo the scale.
+    If the result overwrote the input, it reads the bias too, which it needs to invert the normalization.
     """
     names = ("weight", "bias") if step.rewrites else ("weight",)
     reads = (grad, step.x, *(step.weights[name] for name in names if name in step.weights), *statistics)

@@ -1,12 +1,11 @@
-"""Layers that are products: convolution, linear, product of two inputs, embedding, and one time step of an LSTM.
+"""Lowers product layers: convolution, linear, product of two inputs, embedding, and one time step of an LSTM.
 
-Backward of a convolution and of a linear layer is separate for data, weights and bias, as the libraries compute it.
-What
-the loss does not depend on is left out: the first layer has no backward for its data.
+Backward of a convolution and of a linear layer has separate kernels for data, weights and bias, as in the libraries.
+Gradients that are not needed are not computed: the first layer has no backward for its data.
 
-A time step of an LSTM is two products and one fused kernel, as PyTorch's cell on a GPU. The fused kernel saves the
-gates; backward reads them with the cell states before and after. The gates' shares from input and recurrence are freed
-at once. Weights are used at every time step, so their gradients add up.
+A time step of an LSTM is two products and one fused kernel, like PyTorch's cell on a GPU. The fused kernel saves the
+gates; backward reads them with the cell states before and after. The gate contributions of input and recurrence are
+freed immediately. Every time step uses the weights, so their gradients add up.
 """
 
 from __future__ import annotations
@@ -20,7 +19,7 @@ from simgpu.workloads.lowering.step import LayerLowering, LoweredLayer, LoweredP
 from simgpu.workloads.lowering.tape import Value
 from simgpu.workloads.timemodel.operation import ConvolutionShape, Direction, GemmShape
 
-#: Operations for each of the four gates: a sum, an exponential, a product.
+#: Operations per gate value: a sum, an exponential, a product.
 _GATE_COUNT = 10
 
 
@@ -30,11 +29,11 @@ def lstm_cell(step: LayerLowering) -> LoweredParts:
     hidden = c.shape[-1]
     gates = (step.batch, 4 * hidden)
     names = ("weight_input", "weight_recurrent")
-    shares = [_share(step, index, name, gates) for index, name in enumerate(names)]
+    contributions = [_gates_from(step, index, name, gates) for index, name in enumerate(names)]
     y = step.result()
     saved = step.extra_output("gates", gates, kind=BlockKind.ACTIVATION)
     bias = (step.weights["bias"],) if "bias" in step.weights else ()
-    reads, writes = (*shares, *bias, c), (y, saved)
+    reads, writes = (*contributions, *bias, c), (y, saved)
     tape.launch("lstm_cell", operations.elementwise(reads, writes, _GATE_COUNT), reads, writes)
     output, state = y.seen_as((step.batch, hidden)), y.seen_as((step.batch, hidden))
 
@@ -45,7 +44,7 @@ def lstm_cell(step: LayerLowering) -> LoweredParts:
         reads, writes = (*result, c, state, saved), (dgates, *((dc,) if dc is not None else ()))
         operation = operations.elementwise(reads, writes, 2 * _GATE_COUNT, backward=True)
         tape.launch("lstm_cell_backward", operation, reads, writes)
-        dx, dh = (_share_backward(step, index, name, dgates) for index, name in enumerate(names))
+        dx, dh = (_gates_backward(step, index, name, dgates) for index, name in enumerate(names))
         for total in step.weight_gradients("bias"):
             tape.launch("linear_backward_bias", operations.summed(dgates, total), (dgates,), (total,))
         return dx, dh, dc
@@ -53,8 +52,8 @@ def lstm_cell(step: LayerLowering) -> LoweredParts:
     return LoweredParts((output, state), backward, (*step.inputs, y, saved))
 
 
-def _share(step: LayerLowering, index: int, name: str, gates: tuple[int, ...]) -> Value:
-    """What the gates get from one input."""
+def _gates_from(step: LayerLowering, index: int, name: str, gates: tuple[int, ...]) -> Value:
+    """The contribution of one input to the gates."""
     x, weight = step.inputs[index], step.weights[name]
     y = step.extra_output(name.replace("weight", "gates"), gates, kind=BlockKind.ACTIVATION)
     shape = GemmShape(step.batch, gates[-1], x.shape[-1])
@@ -62,7 +61,7 @@ def _share(step: LayerLowering, index: int, name: str, gates: tuple[int, ...]) -
     return y
 
 
-def _share_backward(step: LayerLowering, index: int, name: str, dgates: Value) -> Value | None:
+def _gates_backward(step: LayerLowering, index: int, name: str, dgates: Value) -> Value | None:
     x, weight = step.inputs[index], step.weights[name]
     outputs, inputs = weight.shape
     forward = GemmShape(step.batch, outputs, inputs)
@@ -84,9 +83,9 @@ _OPPOSITE = {
 
 
 def convolution(step: LayerLowering) -> LoweredLayer:
-    """Saves input and weight. A transposed one runs the plain one's backward kernel in forward, and the reverse.
+    """Saves input and weight. A transposed convolution swaps the forward and backward-data kernels of a plain one.
 
-    Its bias is part of the operator, as it is in PyTorch's ``convolution``, though a kernel of its own adds it.
+    The bias is part of the operator, as in PyTorch's ``convolution``, although a separate kernel adds it.
     """
     x, weight, y = step.x, step.weights["weight"], step.result()
     transposed = step.attribute("transposed", False)
@@ -112,7 +111,7 @@ def convolution(step: LayerLowering) -> LoweredLayer:
 
 
 def _convolution_shape(step: LayerLowering, transposed: bool) -> ConvolutionShape:
-    """The convolution as its forward direction sees it; of a transposed one, that from its result to its input."""
+    """Shape of the convolution; that from its result to its input for a transposed one."""
     wide, narrow = (step.shape, step.x.shape) if transposed else (step.x.shape, step.shape)
     unit: _Pair = (1, 1)
     shape = ConvolutionShape(
@@ -167,12 +166,12 @@ def product(
     writes: tuple[Value, ...],
     direction: Direction = Direction.BACKWARD_DATA,
 ) -> None:
-    """One backward product on the tape."""
+    """Puts one backward product on the tape."""
     step.tape.launch(op, operations.gemm(shape, reads, writes, direction), reads, writes)
 
 
 def matmul(step: LayerLowering) -> LoweredLayer:
-    """Of two inputs; saves both. Their leading sides count the products."""
+    """The product of two inputs; saves both. Their leading dimensions are batches of products."""
     a, b, y = *step.inputs, step.result()
     rows, depth, columns = a.shape[-2], a.shape[-1], y.shape[-1]
     shape = GemmShape(rows, columns, depth, prod(a.shape[:-2]))
@@ -191,9 +190,9 @@ def matmul(step: LayerLowering) -> LoweredLayer:
 
 
 def sampled_linear(step: LayerLowering, rows: int) -> LoweredLayer:
-    """With `rows` rows of its weight, drawn anew in every iteration: gathered first, and they alone get a gradient.
+    """A product with `rows` sampled rows of its weight, which are gathered first; only they get a gradient.
 
-    Gathering is not pure: another run draws other rows.
+    Gathering is not pure: every iteration samples other rows.
     """
     x, y = step.x, step.result()
     drawn: dict[str, Value] = {}
@@ -220,7 +219,7 @@ def sampled_linear(step: LayerLowering, rows: int) -> LoweredLayer:
 
 
 def embedding(step: LayerLowering) -> LoweredLayer:
-    """Rows of a table; saves the tokens. The gradient is as large as the table, or where sparse as the rows read."""
+    """Rows of a table; saves the tokens. The gradient has the table's shape, or only the rows read if it is sparse."""
     tokens, table, y = step.x, step.weights["weight"], step.result()
     sparse = step.attribute("sparse_gradient", False)
     step.tape.launch("embedding", operations.gathered(tokens, y), (tokens, table), (y,))

@@ -1,8 +1,8 @@
-"""What a layer is lowered with, and what comes of it: the words shared by all families of layers.
+"""The input and output types of the functions that lower layers, shared by all families of layers.
 
-Each family's functions take a `LayerLowering`, put the layer's forward kernels on the tape, and return `LoweredLayer`:
-the result, what is saved for backward, and a function that puts the backward kernels on the tape. So what a layer saves
-and what its backward reads stand side by side, as in autograd's table of formulas.
+Each function takes a `LayerLowering`, puts the layer's forward kernels on the tape, and returns a `LoweredLayer`: the
+result, the values saved for backward, and a function that puts the backward kernels on the tape. So the values that a
+layer saves and those that its backward reads are defined together, as in autograd's table of formulas.
 """
 
 from __future__ import annotations
@@ -21,16 +21,13 @@ from simgpu.workloads.timemodel.operation import Operation
 
 _Attribute = TypeVar("_Attribute")
 
-#: From the gradient of a layer's result to those of its inputs, None where nothing flows back.
+#: Maps the gradient of a layer's result to those of its inputs, None for an input without a gradient.
 Backward = Callable[[Value], tuple[Value | None, ...]]
 
 
 @dataclass(frozen=True, slots=True)
 class LoweredLayer:
-    """A lowered layer: its result, what it saved for backward, and backward itself.
-
-    A layer keeps what it saved until the last of its backward kernels has ended.
-    """
+    """A lowered layer: its result, its backward function, and the values saved until its last backward kernel ends."""
 
     value: Value
     backward: Backward
@@ -39,9 +36,9 @@ class LoweredLayer:
 
 @dataclass(frozen=True, slots=True)
 class LoweredParts:
-    """A lowered layer with several results, which the views that follow it tell apart in order.
+    """A lowered layer with several results; the views that follow it access them in order.
 
-    backward: from the gradients of the parts, None for a part that nothing flows back to.
+    backward: takes the gradients of the parts, None for a part without a gradient.
     """
 
     parts: tuple[Value, ...]
@@ -51,10 +48,10 @@ class LoweredParts:
 
 @dataclass(slots=True)
 class Gradients:
-    """Gradients on their way back, as autograd's engine gathers them.
+    """Accumulates gradients during backward, like autograd's engine.
 
-    Where a value was used twice, the second gradient is added into the first: in place where nobody else holds the
-    first and it is a whole block, else into a new block.
+    The second gradient of a value is added to the first: in place if nothing else uses the first gradient's block and
+    it covers the entire block, else into a new block.
     """
 
     tape: Tape
@@ -65,26 +62,29 @@ class Gradients:
     _pieced: set[TapeBlock] = field(default_factory=set)
 
     def take(self, name: str) -> Value | None:
-        """The whole gradient of a value that no further layer adds to; None where nothing flows back."""
+        """Removes and returns the complete gradient of a value; None if it has none."""
         result = self.waiting.pop(name, None)
         if result is not None:
             self._holders[result.block] -= 1
         return result
 
     def is_free(self, gradient: Value) -> bool:
-        """Whether a gradient that was taken may be rewritten: nobody else waits for its block, and it is all of it."""
+        """Whether a taken gradient may be overwritten: it covers its block, and no waiting gradient uses the block."""
         return not self._holders[gradient.block] and not gradient.partial
 
     def open_to(self, name: str) -> Value | None:
-        """The gradient of a value so far, where a kernel may add to it: a whole block that nobody else waits for."""
+        """The accumulated gradient of a value if a kernel may add to it in place, else None.
+
+        It must cover its block, and no other waiting gradient may use the block.
+        """
         first = self.waiting.get(name)
         return first if first is not None and self._holders[first.block] == 1 and not first.partial else None
 
     def give(self, name: str, gradient: Value) -> None:
-        """A gradient of the value called `name`, from one of the layers that used it."""
+        """Adds a gradient of the value `name`, from one of the layers that used it."""
         first = self.waiting.get(name)
         if first is None:
-            self._hold(name, gradient)
+            self._set(name, gradient)
         elif first.block is gradient.block and self._pieces(name) is not None:
             return
         elif self.open_to(name) is not None and first.block is not gradient.block:
@@ -93,14 +93,14 @@ class Gradients:
             total = self.tape.new(f"{name}.grad", first.shape, BlockKind.GRADIENT)
             self.tape.launch("add", _sum_of(first, gradient, total), (first, gradient), (total,))
             self._holders[first.block] -= 1
-            self._hold(name, total)
+            self._set(name, total)
 
-    def _hold(self, name: str, gradient: Value) -> None:
+    def _set(self, name: str, gradient: Value) -> None:
         self.waiting[name] = gradient
         self._holders[gradient.block] += 1
 
     def piece_into(self, name: str, shape: tuple[int, ...]) -> tuple[Value, bool]:
-        """The gradient of a value that comes back in pieces, and whether earlier pieces are in it already."""
+        """The gradient of a value that is assembled from pieces, and whether it has earlier pieces already."""
         result = self._pieces(name)
         if result is not None:
             return result, True
@@ -113,9 +113,9 @@ class Gradients:
         return result if result and result.block in self._pieced and self._holders[result.block] == 1 else None
 
     def into_weight(self, weight: Value, shape: tuple[int, ...] | None = None) -> Value:
-        """Where the next kernel writes a gradient of this weight; `settle` adds it where one is there already.
+        """A block for the next kernel's gradient of this weight; `settle` adds it to an earlier one.
 
-        shape: of the rows alone that get a gradient, where that is not all of the weight.
+        shape: of the rows that get a gradient; None for the entire weight.
         """
         created = self.tape.new(f"{weight.block.id}.grad", shape or weight.shape, BlockKind.WEIGHT_GRADIENT)
         first = self.of_weight.setdefault(weight.block, created)
@@ -124,7 +124,7 @@ class Gradients:
         return created
 
     def settle(self) -> None:
-        """Adds up the gradients of weights that were used more than once."""
+        """Adds the kernels that sum the gradients of weights used more than once."""
         for first, further in self._further:
             self.tape.launch("add_", _sum_of(first, further, first), (first, further), (first,))
         self._further.clear()
@@ -136,11 +136,15 @@ def _sum_of(first: Value, second: Value, total: Value) -> Operation:
 
 @dataclass(frozen=True, slots=True)
 class LayerLowering:
-    """One layer on its way onto the tape.
+    """One layer that is being lowered.
 
-    inputs: the values it reads; needed: for each, whether a gradient flows back to it. weights: by name, those of
-    the one whose weights it shares and the layer's own. labels: what a loss compares its input with.
-    framework: whose habits with memory it follows. rewrites: whether that has it write over the block of its input.
+    batch: samples.
+    inputs: the values it reads.
+    needed: for each input, whether it needs a gradient.
+    weights: by name, the layer's own and those it shares with another layer.
+    labels: the labels that a loss reads.
+    framework: whose memory behaviour it follows.
+    rewrites: whether it overwrites the block of its input, as the framework fuses it with the previous layer.
     """
 
     tape: Tape
@@ -161,7 +165,7 @@ class LayerLowering:
 
     @property
     def shape(self) -> tuple[int, ...]:
-        """Of the layer's result, the batch first."""
+        """Shape of the layer's result, the batch first."""
         return (self.batch, *self.layer.shape)
 
     def attribute(self, name: str, default: _Attribute) -> _Attribute:
@@ -177,7 +181,7 @@ class LayerLowering:
     def extra_output(
         self, name: str, shape: tuple[int, ...], dtype: str = "float32", kind: BlockKind = BlockKind.OTHER
     ) -> Value:
-        """A block for what the layer makes next to its result, such as a mask."""
+        """A block for an additional output of the layer, such as a mask."""
         return self.tape.new(f"{self.layer.name}.{name}", shape, kind, dtype)
 
     def gradient(self, index: int = 0) -> Value:
@@ -186,9 +190,9 @@ class LayerLowering:
         return self.tape.new(f"{name}.grad", shape, BlockKind.GRADIENT)
 
     def gathered(self, grad: Value) -> tuple[Value, tuple[Value, ...]]:
-        """Where a library's kernel that reads `grad` writes the gradient of the first input, and what it adds to there.
+        """Where a library kernel that reads `grad` writes the first input's gradient, and the value it adds to, if any.
 
-        It adds where the framework fuses and the gradient has begun; then nothing is left to give.
+        With `Framework.FUSED` it adds to an earlier gradient of the input in place; then `give` has nothing to add.
         """
         result = self.gradients.open_to(self.layer.inputs[0]) if self.framework is Framework.FUSED else None
         if result is None or result.block is grad.block:
@@ -196,19 +200,19 @@ class LayerLowering:
         return result, (result,)
 
     def summed(self, grad: Value, index: int = 0) -> Value:
-        """The gradient of an input that was repeated along some side: one kernel sums it."""
+        """The gradient of an input that was broadcast along some dimension, summed by one kernel."""
         total = self.gradient(index)
         self.tape.launch("sum", summed(grad, total), (grad,), (total,))
         return total
 
     def state(self, name: str, shape: tuple[int, ...], dtype: str = "float32") -> Value:
-        """A block of the layer's that outlives the iteration and is not trained, such as running statistics."""
+        """A persistent block of the layer that is not trained, such as running statistics."""
         return self.tape.constant(f"{self.layer.name}.{name}", shape, BlockKind.OTHER, dtype)
 
     def weight_gradients(self, *names: str) -> tuple[Value, ...]:
-        """Where the next kernel writes the gradients of these weights; of those that the layer has."""
+        """Blocks for the next kernel's gradients of these weights; names that the layer lacks are skipped."""
         return tuple(self.gradients.into_weight(self.weights[name]) for name in names if name in self.weights)
 
     def for_first_input(self, value: Value | None) -> tuple[Value | None, ...]:
-        """That gradient for the first input, and none for the others."""
+        """`value` as the gradient of the first input, and None for the others."""
         return (value, *([None] * (len(self.inputs) - 1)))

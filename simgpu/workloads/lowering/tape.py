@@ -1,4 +1,4 @@
-"""The iteration as it is lowered: kernels in order, the memory they touch, and when that is let go of."""
+"""`Tape` collects an iteration's kernels in order, the blocks they access, and when each block is freed."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from simgpu.workloads.timemodel.operation import Operation
 
 @dataclass(slots=True, eq=False)
 class TapeBlock:
-    """One piece of memory. release: position of the kernel after which it is let go of, None: held to the end."""
+    """A block of memory. release: position of the kernel after which it is freed; None if at the end."""
 
     id: str
     shape: tuple[int, ...]
@@ -25,15 +25,16 @@ class TapeBlock:
 
     @property
     def bytes(self) -> int:
-        """Its size."""
+        """Size in bytes."""
         return prod(self.shape) * ITEMSIZE[self.dtype]
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Value:
-    """What a kernel reads or writes: a block, or a view of it. shape: of the view, the batch first.
+    """A block that a kernel reads or writes, or a view of it.
 
-    partial: the view leaves out some of the block, so nothing can be added into the block through it.
+    shape: of the view, the batch first.
+    partial: whether the view covers only part of the block, so that a gradient cannot be added through it.
     """
 
     block: TapeBlock
@@ -42,22 +43,22 @@ class Value:
 
     @property
     def count(self) -> int:
-        """How many numbers the view has."""
+        """Number of values in the view."""
         return prod(self.shape)
 
     @property
     def bytes(self) -> int:
-        """What reading or writing it moves."""
+        """Bytes of the view."""
         return self.count * ITEMSIZE[self.block.dtype]
 
     def seen_as(self, shape: tuple[int, ...]) -> Value:
-        """The same memory in another shape, which may have fewer values."""
+        """A view of the same memory in another shape, which may have fewer values."""
         return Value(self.block, shape, self.partial or prod(shape) != self.count)
 
 
 @dataclass(frozen=True, slots=True)
 class TapeKernel:
-    """One kernel: everything but its duration and workspace."""
+    """One kernel, without its duration and workspace."""
 
     id: str
     op: str
@@ -71,9 +72,9 @@ class TapeKernel:
 
 @dataclass(slots=True)
 class Tape:
-    """Takes kernels in order; `phase` and `layer` are those of the kernels to come.
+    """Records kernels in order. phase, layer: those of the next kernels.
 
-    A block lives until the last kernel that uses it, or that ends while somebody `keep`s it.
+    A block is freed after the last kernel that uses it, or after the latest kernel at the last `keep`, if later.
     """
 
     phase: Phase = Phase.FORWARD
@@ -84,22 +85,22 @@ class Tape:
     _kernel_names: dict[str, int] = field(default_factory=dict)
 
     def constant(self, name: str, shape: tuple[int, ...], kind: BlockKind, dtype: str = "float32") -> Value:
-        """A block that is there when the iteration begins, and stays."""
+        """A persistent block, allocated before the iteration."""
         return self._block(name, shape, kind, dtype, persistent=True)
 
     def new(self, name: str, shape: tuple[int, ...], kind: BlockKind, dtype: str = "float32") -> Value:
-        """A block that the next kernel writes first. A name that is taken gets a number."""
+        """A new block, which the next kernel writes first. A name that is in use gets a number."""
         return self._block(name, shape, kind, dtype, persistent=False)
 
     def _block(self, name: str, shape: tuple[int, ...], kind: BlockKind, dtype: str, persistent: bool) -> Value:
-        note = TapeBlock(_free(name, self._names), shape, dtype, kind, self.layer, persistent)
-        self.blocks.append(note)
-        return Value(note, shape)
+        block = TapeBlock(_unique(name, self._names), shape, dtype, kind, self.layer, persistent)
+        self.blocks.append(block)
+        return Value(block, shape)
 
     def launch(
         self, op: str, operation: Operation, reads: Iterable[Value], writes: Iterable[Value], *, pure: bool = True
     ) -> None:
-        """The next kernel. A value in `reads` and `writes` is changed in place."""
+        """Appends a kernel. A value in both `reads` and `writes` is changed in place."""
         read_blocks = list(dict.fromkeys(value.block for value in reads))
         written = list(dict.fromkeys(value.block for value in writes))
         position = len(self.kernels)
@@ -107,17 +108,17 @@ class Tape:
             if not block.persistent:
                 block.release = position
         names = tuple(block.id for block in read_blocks), tuple(block.id for block in written)
-        name = _free(f"{self.layer or self.phase}.{op}", self._kernel_names)
+        name = _unique(f"{self.layer or self.phase}.{op}", self._kernel_names)
         self.kernels.append(TapeKernel(name, op, self.phase, self.layer, *names, pure, operation))
 
     def keep(self, values: Sequence[Value]) -> None:
-        """These live at least until after the latest kernel."""
+        """Frees these values no earlier than after the latest kernel."""
         for value in values:
             if not value.block.persistent:
                 value.block.release = len(self.kernels) - 1
 
 
-def _free(name: str, taken: dict[str, int]) -> str:
-    """The name, with a number where it is taken."""
-    count = taken[name] = taken.get(name, 0) + 1
+def _unique(name: str, counts: dict[str, int]) -> str:
+    """The name, with a number if it is in use."""
+    count = counts[name] = counts.get(name, 0) + 1
     return name if count == 1 else f"{name}#{count}"

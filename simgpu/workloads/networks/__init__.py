@@ -1,1 +1,1 @@
-"""The networks, one module a family; names and variants stand in `simgpu.workloads.catalogue`."""
+"""The networks, one module per family; `simgpu.workloads.catalogue` has their names and variants."""

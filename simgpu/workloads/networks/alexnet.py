@@ -1,4 +1,4 @@
-"""AlexNet and its contemporaries: OverFeat and Network in Network; sources with each function."""
+"""AlexNet, OverFeat and Network in Network; each function's docstring names its source."""
 
 from __future__ import annotations
 
@@ -16,14 +16,15 @@ _ALEXNET_FOR_CIFAR10 = (
 def alexnet(input: str, *, grouped: bool = True, conv4_channels: int = 256) -> Network:
     """AlexNet: five convolutions, three linear layers.
 
-    grouped: Krizhevsky, Sutskever and Hinton (NIPS 2012), figure 2, with local response normalization and two groups
-    in the convolutions that the paper split over two GPUs, as Caffe's reference model has it (which GPU memory studies
-    measured), on images of 227 x 227. Otherwise the single column of Krizhevsky, "One weird trick" (2014), without
-    normalization, on 224 x 224, as torchvision has it; conv4_channels: of its fourth convolution, 384 in TensorFlow's
-    benchmarks. `InputError` where those are asked of the form with groups.
+    grouped: the form of Krizhevsky, Sutskever and Hinton (NIPS 2012), figure 2, on 227 x 227 images: local response
+    normalization, and two groups in the convolutions that the paper splits over two GPUs, as in Caffe's reference model
+    (which GPU memory studies measured). Else the single column of Krizhevsky, "One weird trick" (2014), on 224 x 224,
+    without normalization, as in torchvision.
+    conv4_channels: channels of the single column's fourth convolution, 384 in TensorFlow's benchmarks. Raises
+    `InputError` if combined with `grouped`.
 
-    For CIFAR10: the single column with poolings of 2 x 2, which leave 256 values for one linear layer, as in Wei Yang's
-    pytorch-classification (2.47 M parameters).
+    For CIFAR10: the single column with 2 x 2 poolings, which result in 256 values for one linear layer, as in Wei
+    Yang's pytorch-classification (2.47 M parameters).
 
     >>> round(alexnet("imagenet").parameters / 1e6, 2), round(alexnet("imagenet", grouped=False).parameters / 1e6, 2)
     (60.97, 61.1)
@@ -31,8 +32,8 @@ def alexnet(input: str, *, grouped: bool = True, conv4_channels: int = 256) -> N
     if input == "cifar10" or not grouped:
         return _single_column(image_set(input), conv4_channels)
     if conv4_channels != 256:
-        what = "is of the single column alone"
-        raise InputError.single("", "network alexnet, variant conv4_channels", what, "choose grouped=false with it")
+        problem = "applies only to the single column"
+        raise InputError.single("", "network alexnet, variant conv4_channels", problem, "choose grouped=false too")
     return _two_groups(image_set(input, 227))
 
 
@@ -97,10 +98,10 @@ _NIN_FOR_IMAGENET = "for 224 x 224 images with four blocks, as in the Caffe mode
 
 
 def nin(input: str) -> Network:
-    """Network in Network: Lin, Chen and Yan, ICLR 2014; a convolution and two of 1 x 1 form a block.
+    """Network in Network: Lin, Chen and Yan, ICLR 2014; a block is a convolution and two 1 x 1 convolutions.
 
-    For CIFAR10 the paper's own network (its figure 2, in the sizes the authors published); for ImageNet the authors'
-    later one of four blocks on 224 x 224, published as a Caffe model.
+    For CIFAR10, the paper's network (figure 2, with the sizes that the authors published). For ImageNet, the authors'
+    later network of four blocks on 224 x 224, published as a Caffe model.
     """
     images = image_set(input)
     net = NetworkBuilder("nin", "Lin, Chen and Yan, ICLR 2014", _NIN_FOR_CIFAR10 if images.small else _NIN_FOR_IMAGENET)

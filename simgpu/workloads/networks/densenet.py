@@ -18,8 +18,8 @@ _FOR_CIFAR10 = (
 def densenet(depth: int, input: str) -> Network:
     """DenseNet-121 (table 1): growth 32, bottlenecks of 128 channels, transitions that halve the channels.
 
-    Each layer joins everything before it anew, as torchvision has it. For CIFAR10 a 3 x 3 convolution of stride 1
-    takes the place of the first convolution and the pooling.
+    Each layer concatenates all earlier results again, as in torchvision. For CIFAR10, a 3 x 3 convolution of stride 1
+    replaces the first convolution and the pooling.
 
     >>> densenet(121, "imagenet").parameters
     7978856

@@ -14,7 +14,7 @@ from simgpu.workloads.networks.layer_groups import normalized_convolution as uni
 
 
 class _Module(NamedTuple):
-    """Channels: the 1 x 1 branch, reduction and result of the next two branches, projection after pooling."""
+    """Channels of a module: 1 x 1 branch, reduction and result of the next two branches, projection after pooling."""
 
     name: str
     single: int
@@ -40,19 +40,22 @@ _GOOGLENET = (
 
 
 _FOR_CIFAR10 = (
-    "for 32 x 32 images: a 3 x 3 convolution to 192 channels in place of all before the first module, "
-    "as GoogLeNet has it in kuangliu's pytorch-cifar"
+    "for 32 x 32 images: a 3 x 3 convolution to 192 channels instead of all layers before the first module, "
+    "as in GoogLeNet of kuangliu's pytorch-cifar"
 )
 
 
 def googlenet(input: str, *, batch_norm: bool = False, local_response_norm: bool = True) -> Network:
     """GoogLeNet: Szegedy et al., "Going deeper with convolutions", CVPR 2015, table 1.
 
-    It makes 1.58 G multiply-accumulates; the paper's 1.5 G, also the sum of its table, counts 34 M for the first
-    convolution, whose filters make 118 M. batch_norm: as torchvision has it, normalization after each convolution in
-    place of local response normalization, and 3 x 3 convolutions where the paper has 5 x 5. local_response_norm: as the
-    paper has it, and Torch's published models do not. For CIFAR10 one 3 x 3 convolution to 192 channels takes the place
-    of all before the first module, as in kuangliu's pytorch-cifar.
+    It has 1.58 G multiply-accumulates. The paper's 1.5 G, also the sum of its table, counts 34 M for the first
+    convolution, whose filters need 118 M.
+
+    batch_norm: torchvision's form, with batch normalization after each convolution instead of local response
+    normalization, and 3 x 3 instead of 5 x 5 convolutions.
+    local_response_norm: as in the paper; Torch's published models have none.
+    For CIFAR10, a 3 x 3 convolution to 192 channels replaces all layers before the first module, as in kuangliu's
+    pytorch-cifar.
 
     >>> round(googlenet("imagenet").parameters / 1e6, 2), googlenet("imagenet", batch_norm=True).parameters
     (7.0, 6624904)
@@ -109,7 +112,7 @@ def _step(
     return net.relu(f"{name}.relu", net.convolution(name, x, channels, kernel, stride=stride, padding=padding))
 
 
-#: Ioffe and Szegedy 2015, figure 5; modules without a 1 x 1 branch halve the image and pass their pooling on as it is.
+#: Ioffe and Szegedy 2015, figure 5; modules without a 1 x 1 branch halve the image and do not project their pooling.
 _INCEPTION_V2 = (
     _Module("3a", 64, 64, 64, 64, 96, 32),
     _Module("3b", 64, 64, 96, 64, 96, 64),
@@ -125,11 +128,11 @@ _INCEPTION_V2 = (
 
 
 def inception_v2(input: str) -> Network:
-    """Inception v2 in the sense of BN-Inception: Ioffe and Szegedy, "Batch normalization", ICML 2015, figure 5.
+    """Inception v2, that is BN-Inception: Ioffe and Szegedy, "Batch normalization", ICML 2015, figure 5.
 
-    Modules 4c and 4d project their pooling to 128 channels, as the published models have it and the figure's sums do
-    not. (The Inception-v2 of the paper on Inception v3 is a step on the way there and was not published as a model.)
-    For CIFAR10 one 3 x 3 convolution to 192 channels takes the place of all before the first module.
+    Modules 4c and 4d project their pooling to 128 channels, as in the published models but not in the figure's sums.
+    (The Inception-v2 of the Inception v3 paper is an intermediate step and was not published as a model.) For CIFAR10,
+    a 3 x 3 convolution to 192 channels replaces all layers before the first module.
 
     >>> round(inception_v2("imagenet").parameters / 1e6, 2)
     11.29
@@ -173,10 +176,10 @@ _V3_FOR_CIFAR10 = (
 
 
 def inception_v3(input: str) -> Network:
-    """Inception v3 on 299 x 299 images (table 1, and the published model where that is silent).
+    """Inception v3 on 299 x 299 images (table 1, else the published model).
 
-    For CIFAR10 the first convolutions keep the image's size and are not followed by poolings, so that modules begin at
-    30 x 30, as in weiaicunzai's pytorch-cifar100.
+    For CIFAR10, the first convolutions have no stride and no pooling, so the first module's input is 30 x 30, as in
+    weiaicunzai's pytorch-cifar100.
 
     >>> round(inception_v3("imagenet").parameters / 1e6, 2), round(inception_v3("imagenet").macs / 1e9, 2)
     (23.83, 5.71)
@@ -212,7 +215,7 @@ def _stem(net: NetworkBuilder, x: LayerOutput, small: bool) -> LayerOutput:
 
 
 def _chain(net: NetworkBuilder, name: str, x: LayerOutput, *steps: tuple[int, int | tuple[int, int]]) -> LayerOutput:
-    """Convolutions one after another, each (channels, kernel), padded so that they keep the image's size."""
+    """A chain of convolutions, each (channels, kernel), padded to keep the image's size."""
     for number, (channels, kernel) in enumerate(steps, 1):
         padding = kernel // 2 if isinstance(kernel, int) else (kernel[0] // 2, kernel[1] // 2)
         x = unit(net, f"{name}_{number}", x, channels, kernel, padding=padding)

@@ -1,4 +1,4 @@
-"""Groups of layers that many networks are made of, and the image sets that networks are written for."""
+"""Layer groups that many networks share, and the image sets of the networks."""
 
 from __future__ import annotations
 
@@ -20,9 +20,9 @@ def normalized_convolution(
     groups: int = 1,
     relu: bool = True,
 ) -> LayerOutput:
-    """A convolution without bias, batch normalization and, if wanted, ReLU in place.
+    """A convolution without bias, batch normalization and, with `relu`, an in-place ReLU.
 
-    Their names are `name`, and `name` with ``.norm`` and ``.relu``.
+    The layers are called `name`, and `name` followed by ``.norm`` and ``.relu``.
     """
     x = net.convolution(name, x, channels, kernel, stride=stride, padding=padding, groups=groups, bias=False)
     x = net.batch_norm(f"{name}.norm", x)
@@ -35,7 +35,7 @@ CIFAR10 = "cifar10"
 
 @dataclass(frozen=True, slots=True)
 class ImageSet:
-    """Images as a network gets them: shape (channels, height, width), and how many classes they fall into."""
+    """A set of images. shape: (channels, height, width). classes: number of classes."""
 
     name: str
     shape: tuple[int, int, int]
@@ -43,12 +43,12 @@ class ImageSet:
 
     @property
     def small(self) -> bool:
-        """Whether images are so small that networks keep their size in the first layers."""
+        """Whether images are so small that networks do not downsample them in the first layers."""
         return self.name == CIFAR10
 
 
 def image_set(name: str, side: int = 224) -> ImageSet:
-    """ImageNet with images of `side` x `side`, or CIFAR10, whose images are 32 x 32.
+    """ImageNet with images of `side` x `side`, or CIFAR10 with 32 x 32 images.
 
     >>> image_set("imagenet"), image_set("cifar10").shape
     (ImageSet(name='imagenet', shape=(3, 224, 224), classes=1000), (3, 32, 32))

@@ -15,17 +15,17 @@ _DROPOUT = 0.1
 def biglstm(input: str, *, steps: int = 20, vocabulary: int = 793471, sampled: int = 8192) -> Network:
     """BIG LSTM: Jozefowicz et al., "Exploring the limits of language modeling", arXiv:1602.02410, table 1.
 
-    Two layers of 8192 units, each projected to 1024, unrolled over `steps` words; words come in and go out as rows of
-    two (vocabulary, 1024) tables, whose gradients are sparse. The loss is taken over `sampled` words (section 3.1)
-    rather than all; the right word's own score, one more a step, is left out. With the paper's vocabulary it has 1.8
-    billion parameters; the 1.04 billion that are also quoted belong to the model that reads characters.
+    Two layers of 8192 units, each projected to 1024, unrolled over `steps` words. Input and output words are rows of
+    two (vocabulary, 1024) tables with sparse gradients. The loss is computed over `sampled` words (section 3.1) instead
+    of all; the score of the correct word, one more per step, is left out. With the paper's vocabulary it has 1.8
+    billion parameters; the also quoted 1.04 billion are those of the model that reads characters.
 
     >>> round(biglstm("text").parameters / 1e9, 1)
     1.8
     """
     if sampled > vocabulary:
-        what = f"the loss cannot be taken over {sampled} words where {vocabulary} are known"
-        raise InputError.single("", "network biglstm, variant sampled", what, "choose a larger vocabulary with it")
+        problem = f"the loss cannot sample {sampled} words of a vocabulary of {vocabulary}"
+        raise InputError.single("", "network biglstm, variant sampled", problem, "choose a larger vocabulary too")
     net = NetworkBuilder("biglstm", "Jozefowicz et al., arXiv:1602.02410, table 1")
     words = net.input("words", (steps,), "int64")
     state = [
@@ -48,7 +48,7 @@ def biglstm(input: str, *, steps: int = 20, vocabulary: int = 793471, sampled: i
 def _step(
     net: NetworkBuilder, x: LayerOutput, state: tuple[LayerOutput, LayerOutput], layer: int, step: int
 ) -> tuple[LayerOutput, LayerOutput]:
-    """Output, projected, and cell state of one layer at one word; all words use the weights of the first."""
+    """Projected output and cell state of one layer at one word; all words use the weights of the first."""
     first = f"lstm{layer}.step0" if step else None
     with net.scope(f"lstm{layer}.step{step}"):
         y, cell = net.lstm_cell("cell", x, *state, shares=f"{first}.cell" if first else None)

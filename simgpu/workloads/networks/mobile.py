@@ -1,4 +1,4 @@
-"""Networks made for small devices: MobileNet v1 and SqueezeNet."""
+"""Networks for small devices: MobileNet v1 and SqueezeNet."""
 
 from __future__ import annotations
 
@@ -21,10 +21,11 @@ _MOBILENET_FOR_CIFAR10 = "for 32 x 32 images: no stride in the first convolution
 
 
 def mobilenet(input: str, *, width: float = 1.0) -> Network:
-    """MobileNet v1: Howard et al., "MobileNets", arXiv:1704.04861, table 1; width: the paper's multiplier alpha.
+    """MobileNet v1: Howard et al., "MobileNets", arXiv:1704.04861, table 1.
 
-    The last separable convolution has stride 1: the table's 2 does not lead to the 7 x 7 it shows. For CIFAR10 the
-    first convolution has stride 1 as well, as in kuangliu's pytorch-cifar.
+    width: the paper's multiplier alpha.
+    The last separable convolution has stride 1: the table's 2 does not result in its 7 x 7. For CIFAR10, the first
+    convolution has stride 1 as well, as in kuangliu's pytorch-cifar.
 
     >>> round(mobilenet("imagenet").parameters / 1e6, 2), round(mobilenet("imagenet").macs / 1e6)
     (4.23, 569)
@@ -43,11 +44,11 @@ def mobilenet(input: str, *, width: float = 1.0) -> Network:
     return net.finish(net.linear("fc", x, images.classes))
 
 
-#: Of each fire module: channels of the squeeze and of each half of the expand layer.
+#: Channels of each fire module: squeeze layer, and each half of the expand layer.
 _FIRES = ((16, 64), (16, 64), (32, 128), (32, 128), (48, 192), (48, 192), (64, 256), (64, 256))
-#: Fire modules after which pooling follows, by version.
+#: Fire modules that pooling follows, by version.
 _POOLS = {"1.0": (4, 8), "1.1": (3, 5)}
-#: Fire modules whose input is added to their result, in the form with a simple bypass.
+#: Fire modules with a bypass (input added to the result), in the form with simple bypasses.
 _BYPASSED = (3, 5, 7)
 
 
@@ -64,9 +65,9 @@ _SQUEEZENET_NORMALIZED = (
 def squeezenet(version: str, input: str, *, batch_norm: bool = False) -> Network:
     """SqueezeNet 1.0: Iandola et al., arXiv:1602.07360, table 1; 1.1: the authors' cheaper release.
 
-    As the authors' Caffe model and torchvision have it, ReLU follows the last convolution too and the first one has no
-    padding. For CIFAR10 the first convolution is 3 x 3 of stride 1 and padding 1; the rest stays. batch_norm: the form
-    of 1.0 for CIFAR10 that weiaicunzai's pytorch-cifar100 has, see `_normalized_squeezenet`.
+    As in the authors' Caffe model and in torchvision, the last convolution has a ReLU too and the first one has no
+    padding. For CIFAR10, only the first convolution differs: 3 x 3 of stride 1 and padding 1. batch_norm: the form of
+    1.0 for CIFAR10 in weiaicunzai's pytorch-cifar100, see `_normalized_squeezenet`.
 
     >>> squeezenet("1.0", "imagenet").parameters, squeezenet("1.1", "imagenet").parameters
     (1248424, 1235496)
@@ -93,9 +94,9 @@ def squeezenet(version: str, input: str, *, batch_norm: bool = False) -> Network
 
 
 def _normalized_squeezenet(images: ImageSet) -> Network:
-    """SqueezeNet 1.0 with normalization after each convolution but the last, and with the paper's simple bypass.
+    """SqueezeNet 1.0 with batch normalization after each convolution but the last, and the paper's simple bypass.
 
-    As that project has it, and the paper's figure 2 has not, there is no bypass around the ninth module.
+    As in weiaicunzai's pytorch-cifar100, and unlike the paper's figure 2, the ninth module has no bypass.
     """
     net = NetworkBuilder("squeezenet1.0", "Iandola et al., arXiv:1602.07360, table 1", _SQUEEZENET_NORMALIZED)
     x = _normalized(net, "conv1", net.input("image", images.shape), 96, 3, padding=1)
@@ -129,6 +130,6 @@ def _activated(
 def _normalized(
     net: NetworkBuilder, name: str, x: LayerOutput, channels: int, kernel: int, *, padding: int = 0
 ) -> LayerOutput:
-    """With a bias, for all that normalization takes it off again."""
+    """A convolution, batch normalization and ReLU; the convolution has a bias although normalization removes it."""
     x = net.batch_norm(f"{name}.norm", net.convolution(name, x, channels, kernel, padding=padding))
     return net.relu(f"{name}.relu", x)

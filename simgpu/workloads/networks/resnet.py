@@ -1,7 +1,7 @@
-"""Residual networks and plain ones: He, Zhang, Ren and Sun, "Deep residual learning", CVPR 2016.
+"""Residual and plain networks: He, Zhang, Ren and Sun, "Deep residual learning", CVPR 2016.
 
-All have normalization after each convolution, convolutions without bias, ReLU in place, and the sum written over the
-branch's result, as torchvision has it.
+As in torchvision, convolutions have no bias and are followed by batch normalization, ReLUs are in place, and the sum
+overwrites the branch's result.
 """
 
 from __future__ import annotations
@@ -32,9 +32,9 @@ _FOR_CIFAR10 = (
 def resnet(depth: int, input: str, *, stride_in_3x3: bool = False) -> Network:
     """ResNet of 18, 34, 50, 101 or 152 layers; projections where the shape changes (option B).
 
-    stride_in_3x3: a bottleneck that halves the image does so in its 3 x 3 convolution, as torchvision has it ("v1.5"),
-    and not in its first 1 x 1, as the paper has it. For CIFAR10 a 3 x 3 convolution of stride 1 takes the place of the
-    first convolution and the pooling, the form in which public CIFAR10 trainings use these networks.
+    stride_in_3x3: bottlenecks that halve the image do so in their 3 x 3 convolution, as in torchvision ("v1.5"),
+    instead of their first 1 x 1, as in the paper. For CIFAR10, a 3 x 3 convolution of stride 1 replaces the first
+    convolution and the pooling, as in public CIFAR10 trainings.
 
     >>> round(resnet(50, "imagenet").parameters / 1e6, 2)
     25.56
@@ -81,16 +81,17 @@ def _joined(net: NetworkBuilder, branch: LayerOutput, shortcut: LayerOutput) -> 
     return net.relu("relu", net.add("add", branch, shortcut, in_place=True))
 
 
-_ITS_OWN_IMAGES = "for 32 x 32 images, as the paper has it"
-_LARGER_IMAGES = "for 224 x 224 images and 1000 classes with nothing else changed, which the paper does not have"
+_ITS_OWN_IMAGES = "for 32 x 32 images, as in the paper"
+_LARGER_IMAGES = "for 224 x 224 images and 1000 classes, otherwise unchanged; not in the paper"
 
 
 def small_resnet(depth: int, input: str, *, shortcuts: bool = True, width: float = 1.0) -> Network:
-    """ResNet of 6n + 2 layers as section 4.2 has it for CIFAR10: 16, 32 and 64 channels, n blocks of each.
+    """ResNet of 6n + 2 layers for CIFAR10 (section 4.2): 16, 32 and 64 channels, n blocks of each.
 
-    Shortcuts have no parameters (option A): where the shape changes they take every second place and as many zero
-    channels more. Without shortcuts it is the paper's plain network (Plain20). width: multiplies the channels. For
-    ImageNet it is the same network on 224 x 224 images and 1000 classes, as memory studies have used it.
+    shortcuts: without them it is the paper's plain network (Plain20). They have no parameters (option A): where the
+    shape changes they subsample by 2 and double the channels with zeros.
+    width: multiplies the channels.
+    For ImageNet, the same network on 224 x 224 images and 1000 classes, as used in memory studies.
 
     >>> round(small_resnet(20, "cifar10").parameters / 1e6, 2)
     0.27
@@ -113,7 +114,7 @@ def small_resnet(depth: int, input: str, *, shortcuts: bool = True, width: float
 
 
 def _padded(net: NetworkBuilder, x: LayerOutput, branch: LayerOutput) -> LayerOutput:
-    """Every second place of x, and as many channels of zeros, made as the authors' framework makes them."""
+    """x subsampled by 2, with as many zero channels added, computed as in the authors' framework."""
     if x.shape == branch.shape:
         return x
     x = net.avg_pool("shortcut.pool", x, 1, 2)

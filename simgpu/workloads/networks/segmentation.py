@@ -1,30 +1,30 @@
-"""Networks that label every place of an image: a fully convolutional network on VGG-16, and U-Net."""
+"""Segmentation networks: fully convolutional networks (FCN) on VGG-16, and U-Net."""
 
 from __future__ import annotations
 
 from simgpu.workloads.builder import LayerOutput, NetworkBuilder
 from simgpu.workloads.network import Network
 
-#: PASCAL VOC as FCN was trained on it: images of about 500 x 500, twenty classes and background.
+#: PASCAL VOC as in FCN's training: images of about 500 x 500, twenty classes and background.
 VOC = "voc"
-#: Microscope images of the ISBI challenge as U-Net sees them: one channel, 572 x 572, cell or not.
+#: Microscope images of the ISBI challenge as in U-Net's training: one channel, 572 x 572, two classes.
 ISBI = "isbi"
 _VOC_CLASSES = 21
 _ISBI_CLASSES = 2
 _FCN_FOR_IMAGENET = (
-    "for 224 x 224 images: every convolution keeps the image's size and nothing is cut, as later ports have it"
+    "for 224 x 224 images: every convolution keeps the image's size and there are no crops, as in later ports"
 )
 
 
 def fcn(stride: int, input: str) -> Network:
     """FCN-32s, FCN-16s or FCN-8s: Long, Shelhamer and Darrell, "Fully convolutional networks", CVPR 2015, section 4.
 
-    For VOC as published: the first convolution pads by 100, results are enlarged by transposed convolutions and cut to
-    size. For ImageNet's 224 x 224 every convolution keeps the image's size and nothing is cut, as later ports have it.
-    Enlarging weights are trained.
+    For VOC, as published: the first convolution pads by 100, transposed convolutions upsample the results, and crops
+    restore the image's size. For ImageNet's 224 x 224, every convolution keeps the image's size and there are no
+    crops, as in later ports. Upsampling weights are trained.
 
-    Chen et al. (moDNN, TPDS 2019, section 7) train an FCN at batch 128 without saying which or on what. By their
-    section 7.1 it needs more than 12 GB in the ideal case and no more than 24; FCN-32s does on ImageNet's images
+    Chen et al. (moDNN, TPDS 2019, section 7) train an FCN at batch 128 without stating which one or the images. By
+    their section 7.1 it needs more than 12 GB and at most 24 GB in the ideal case; FCN-32s does on ImageNet's images
     (23 GB), not on those of VOC (168 GB or more).
 
     >>> round(fcn(32, "voc").parameters / 1e6), fcn(8, "imagenet").label_shape
@@ -41,10 +41,10 @@ def fcn(stride: int, input: str) -> Network:
     x = net.convolution("score", net.dropout("drop7", x, 0.5), _VOC_CLASSES, 1)
     for number, reached in ((4, 16), (3, 8)):
         if stride <= reached:
-            x = _enlarged(net, f"upscore{number}", x, 2, as_published)
+            x = _upsampled(net, f"upscore{number}", x, 2, as_published)
             scores = net.convolution(f"score_pool{number}", pools[number], _VOC_CLASSES, 1)
-            x = net.add(f"fuse{number}", _cut(net, f"score_pool{number}.crop", scores, x), x)
-    x = _cut(net, "crop", _enlarged(net, "upscore", x, stride, as_published), image)
+            x = net.add(f"fuse{number}", _cropped(net, f"score_pool{number}.crop", scores, x), x)
+    x = _cropped(net, "crop", _upsampled(net, "upscore", x, stride, as_published), image)
     return net.finish(net.view("places", x, (side, side, _VOC_CLASSES)))
 
 
@@ -59,12 +59,12 @@ def _vgg16(net: NetworkBuilder, x: LayerOutput, first_padding: int) -> dict[int,
     return pools
 
 
-def _enlarged(net: NetworkBuilder, name: str, x: LayerOutput, factor: int, as_published: bool) -> LayerOutput:
+def _upsampled(net: NetworkBuilder, name: str, x: LayerOutput, factor: int, as_published: bool) -> LayerOutput:
     padding = 0 if as_published else factor // 2
     return net.transposed_convolution(name, x, x.channels, 2 * factor, stride=factor, padding=padding, bias=False)
 
 
-def _cut(net: NetworkBuilder, name: str, x: LayerOutput, like: LayerOutput) -> LayerOutput:
+def _cropped(net: NetworkBuilder, name: str, x: LayerOutput, like: LayerOutput) -> LayerOutput:
     return x if x.shape[1:] == like.shape[1:] else net.crop(name, x, like.shape[1:])
 
 

@@ -1,4 +1,4 @@
-"""Transformer encoders: the original one, BERT, ViT."""
+"""Transformer encoders: the original Transformer, BERT and ViT."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ TEXT = "text"
 
 
 class _Size(NamedTuple):
-    """Layers, width, heads, and the width inside the feed-forward part."""
+    """Layers, width, heads, and inner width of the feed-forward part."""
 
     layers: int
     width: int
@@ -23,8 +23,8 @@ class _Size(NamedTuple):
 def transformer(input: str, *, sequence: int = 128, vocabulary: int = 37000) -> Network:
     """The encoder of the base Transformer, predicting each token: Vaswani et al., NeurIPS 2017, table 3.
 
-    Six layers of width 512, normalization after each sum, fixed positions; the output uses the embedding's table
-    (section 3.4), and the vocabulary is the English-German one of section 5.1.
+    Six layers of width 512, normalization after each sum, fixed positions. The output layer shares the embedding's
+    table (section 3.4); the vocabulary is the English-German one of section 5.1.
 
     >>> round(transformer("text").parameters / 1e6, 1)
     37.9
@@ -43,15 +43,15 @@ def transformer(input: str, *, sequence: int = 128, vocabulary: int = 37000) -> 
 #: Devlin et al. 2019, section 3.
 _BERT = {"base": _Size(12, 768, 12, 3072), "large": _Size(24, 1024, 16, 4096)}
 _WORD_PIECES = 30522
-#: Places that BERT tells apart, each by a trained row: the longest sequence.
+#: BERT's position embeddings: the longest sequence.
 POSITIONS = 512
 
 
 def bert(size: str, input: str, *, sequence: int = 128, head: str = "mlm") -> Network:
     """BERT: Devlin et al., NAACL 2019, section 3; uncased vocabulary of the authors' release.
 
-    head: ``mlm`` predicts the word at every place with the embedding's table, as Hugging Face's BertForMaskedLM does;
-    ``classifier`` classifies the pooled first place into two, as their BertForSequenceClassification does.
+    head: ``mlm`` predicts the word at every position with the embedding's table, like Hugging Face's BertForMaskedLM;
+    ``classifier`` puts the pooled first position into one of two classes, like their BertForSequenceClassification.
 
     >>> bert("base", "text").parameters, bert("base", "text", head="classifier").parameters
     (109514298, 109483778)
@@ -82,7 +82,7 @@ _VIT = {"base": _Size(12, 768, 12, 3072), "large": _Size(24, 1024, 16, 4096)}
 def vit(size: str, input: str) -> Network:
     """ViT with patches of 16 x 16: Dosovitskiy et al., ICLR 2021, table 1; for ImageNet.
 
-    No dropout and no hidden layer in the classifier, as torchvision has it.
+    No dropout and no hidden layer in the classifier, as in torchvision.
 
     >>> vit("base", "imagenet").parameters
     86567656
@@ -111,7 +111,7 @@ def _post_norm_layer(
     masked: bool,
     attention_dropout: float,
 ) -> LayerOutput:
-    """Attention and feed-forward part, each with dropout, the sum with its input, and normalization after it."""
+    """Attention and feed-forward part, each followed by dropout, the sum with its input, and normalization."""
     branch = net.dropout("attention.drop", _attention(net, x, size, masked=masked, dropout=attention_dropout), 0.1)
     x = net.layer_norm("attention.norm", net.add("attention.add", branch, x))
     branch = activation("activation", net.linear("inner", x, size.inner))
@@ -120,7 +120,7 @@ def _post_norm_layer(
 
 
 def _attention(net: NetworkBuilder, x: LayerOutput, size: _Size, *, masked: bool, dropout: float) -> LayerOutput:
-    """Every place attends to every other, in heads (Vaswani et al. 2017, section 3.2)."""
+    """Multi-head self-attention (Vaswani et al. 2017, section 3.2)."""
     length = x.shape[0]
     heads = (size.heads, length, size.width // size.heads)
     with net.scope("attention"):

@@ -1,8 +1,7 @@
 """VGG networks: stacks of 3 x 3 convolutions between poolings, three linear layers.
 
 Source: Simonyan and Zisserman, "Very deep convolutional networks for large-scale image recognition", ICLR 2015, table
-1. For CIFAR10 the convolutions stay and one linear layer on the 512 values that are left takes the classifier's place,
-the form in which public CIFAR10 trainings of VGG use it.
+1. For CIFAR10, one linear layer on the remaining 512 values replaces the three, as in public CIFAR10 trainings.
 """
 
 from __future__ import annotations
@@ -33,13 +32,13 @@ _FOR_CIFAR10 = (
 def vgg(depth: int, input: str, *, batch_norm: bool = False) -> Network:
     """VGG of 11, 13, 16, 19 (configurations A, B, D, E of table 1) or 101 layers.
 
-    VGG-101 is VGG-19 with more convolutions, as Chen et al. (moDNN, TPDS 2019, section 7) say without a table. The
-    layout here, 2, 22, 66, 4, 4 for VGG-19's 2, 2, 4, 4, 4, was chosen to meet the two sizes that their section 7.1
-    does give: at batch 128 nearly 100 GB in the ideal case (here 98.6, with the largest workspace on a K40) and a lower
-    bound of 1.4 GB (here 1.40), both in units of 2**30 bytes, as the 12 GB of that board are (106 and 1.50 in units of
-    10**9). Had all stages grown in proportion, weights and their gradients alone would take 2.05 GB.
+    VGG-101 is VGG-19 with more convolutions; Chen et al. (moDNN, TPDS 2019, section 7) do not publish its layout. The
+    layout here, 2, 22, 66, 4, 4 instead of VGG-19's 2, 2, 4, 4, 4, was chosen to match the two sizes in their section
+    7.1: at batch 128 nearly 100 GB in the ideal case (here 98.6, with the largest workspace on a K40) and a lower bound
+    of 1.4 GB (here 1.40), both in units of 2**30 bytes, like the 12 GB of that board (106 and 1.50 in units of 10**9).
+    If all stages grew in proportion, weights and their gradients alone would take 2.05 GB.
 
-    batch_norm: normalization after each convolution, which keeps its bias, as torchvision has it.
+    batch_norm: batch normalization after each convolution, which still has a bias, as in torchvision.
 
     >>> round(vgg(16, "imagenet").parameters / 1e6, 2), round(vgg(16, "imagenet").macs / 1e9, 2)
     (138.36, 15.47)

@@ -1,4 +1,4 @@
-"""A trace at another batch size."""
+"""Rescales a trace to another batch size, with `at_batch`."""
 
 from simgpu.workloads.rescale.entry import at_batch
 

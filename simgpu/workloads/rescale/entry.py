@@ -1,4 +1,4 @@
-"""A trace at another batch size: blocks grow with the batch, durations follow the time model."""
+"""`at_batch` rescales a trace to another batch size: blocks grow with the batch, durations follow the time model."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ from simgpu.workloads.rescale.kernels import Rescaled, Rescaler, scaled
 from simgpu.workloads.timemodel.operation import Operation
 from simgpu.workloads.timemodel.prices import Priced, Prices
 
-_ENTRIES = "How many memory-entries have which compressed size is as at the batch before, in proportion."
+_ENTRIES = "Histograms of compressed memory-entries are scaled in proportion to their blocks."
 
 
 class _WorkOnly:
-    """Stands in where the device has no time model: a kernel takes as long as it has work."""
+    """Replaces the time model of an unknown device: durations are in proportion to a kernel's work."""
 
     def duration_ns(self, operation: Operation) -> int:
         return operation.flops or operation.bytes
@@ -30,15 +30,17 @@ class _WorkOnly:
 
 
 def at_batch(trace: Trace, batch: int, gpu: GpuSpec | None = None) -> Trace:
-    """The same iteration with another number of samples, marked modelled.
+    """The same iteration with `batch` samples; the result's origin is modelled.
 
-    gpu: whose time model tells how durations change; left out, the shipped GPU that the device's name is of, and where
-    there is none, durations grow in proportion to each kernel's work.
-    A convolution that ran by the fastest of its recorded algorithms runs by the fastest at the new batch, in the
-    workspace of that. Sparsity is kept, and so are histograms of memory-entries of 128 bytes, scaled to the new sizes
-    of their blocks: compressed memory is profiled at a smaller batch than it runs (Buddy Compression, section 3.4).
-    What was measured at the recorded batch alone is left out: starts, spreads, other compressed sizes. Raises
-    `InputError` for a batch below 1, and where it is not known what kernels read.
+    gpu: its time model scales the durations. By default the shipped GPU with the device's name; if there is none,
+    durations grow in proportion to each kernel's work.
+
+    A convolution that ran its fastest recorded algorithm runs the fastest one at the new batch, with that one's
+    workspace. Sparsity does not change. Histograms of 128-byte memory-entries are scaled to the new sizes of their
+    blocks: compressed memory is profiled at a smaller batch than it runs (Buddy Compression, section 3.4). Measurements
+    that hold only at the recorded batch are removed: start times, spreads, other compressed sizes.
+
+    Raises `InputError` for a batch below 1, and if the trace does not record which blocks kernels read.
 
     >>> from simgpu.trace.chain import chain
     >>> doubled = at_batch(chain([5, 7], [10, 14], [100, 200]), 2)
@@ -50,15 +52,15 @@ def at_batch(trace: Trace, batch: int, gpu: GpuSpec | None = None) -> Trace:
     if batch == trace.info.batch:
         return trace
     if trace.blocks and not trace.records_reads:
-        what = "the recording does not tell what kernels read, so nobody can follow the samples through it"
+        problem = "the recording does not state what kernels read, so the samples cannot be followed"
         remedy = "import it with its execution trace, or record it at that batch"
-        raise InputError.single(trace.name or trace.info.model, "kernels.reads", what, remedy)
+        raise InputError.single(trace.name or trace.info.model, "kernels.reads", problem, remedy)
     prices, description = _model_for(trace, gpu)
     rescaler = Rescaler(trace, batch, prices)
     result = {kernel.id: rescaler.kernel(kernel) for kernel in trace.kernels}
     notes = f"{trace.info.notes} Rescaled from batch {trace.info.batch} ({trace.info.origin}): {description}."
-    had = {block.id: block for block in trace.blocks if block.kind is BlockKind.WORKSPACE}
-    workspaces = {kernel.id: _workspaces(had, kernel, result[kernel.id]) for kernel in trace.kernels}
+    recorded = {block.id: block for block in trace.blocks if block.kind is BlockKind.WORKSPACE}
+    workspaces = {kernel.id: _workspaces(recorded, kernel, result[kernel.id]) for kernel in trace.kernels}
     blocks = _blocks(rescaler, {block.id: block for created in workspaces.values() for block in created})
     compressibility = rescaled_entries(trace.compressibility, blocks)
     notes = " ".join((notes, *_exceptions(rescaler), *([_ENTRIES] if compressibility else []))).strip()
@@ -66,17 +68,17 @@ def at_batch(trace: Trace, batch: int, gpu: GpuSpec | None = None) -> Trace:
     return replace(
         trace,
         info=info,
-        kernels=tuple(_kernel(had, kernel, result[kernel.id], workspaces[kernel.id]) for kernel in trace.kernels),
+        kernels=tuple(_kernel(recorded, kernel, result[kernel.id], workspaces[kernel.id]) for kernel in trace.kernels),
         blocks=blocks,
         algorithms=tuple(choice for rescaled in result.values() for choice in rescaled.choices),
         compressibility=compressibility,
-        accesses=tuple(_visited(rescaler, access, trace.block_by_id[access.block]) for access in trace.accesses),
+        accesses=tuple(_access(rescaler, access, trace.block_by_id[access.block]) for access in trace.accesses),
         saved=tuple(_saved(rescaler, tensor, trace.block_by_id[tensor.block]) for tensor in trace.saved),
     )
 
 
-def _visited(rescaler: Rescaler, access: Access, block: Block) -> Access:
-    """As many visits to each entry as there were, from the same share of the block on."""
+def _access(rescaler: Rescaler, access: Access, block: Block) -> Access:
+    """The access with the same accesses per entry, starting at the same fraction of the block."""
     size = rescaler.size(block)
     last = max(entries_of(replace(block, bytes=size)) - 1, 0)
     first = min(scaled(access.first, size, block.bytes), last)
@@ -84,13 +86,13 @@ def _visited(rescaler: Rescaler, access: Access, block: Block) -> Access:
 
 
 def _saved(rescaler: Rescaler, tensor: SavedTensor, block: Block) -> SavedTensor:
-    """The same share of its block, which it may also repeat."""
+    """The saved tensor at the same fraction of its block's bytes, which may exceed 1."""
     return replace(tensor, bytes=scaled(tensor.bytes, rescaler.size(block), block.bytes))
 
 
 @cache
 def shipped_gpu(device: str) -> GpuSpec | None:
-    """The first shipped GPU with that name of which the time model knows enough."""
+    """The first shipped GPU with that device name and a known architecture; None if there is none."""
     from simgpu.hardware.nodes import load_node, node_names
 
     shipped = (load_node(name).gpu for name in node_names())
@@ -98,7 +100,7 @@ def shipped_gpu(device: str) -> GpuSpec | None:
 
 
 def _model_for(trace: Trace, gpu: GpuSpec | None) -> tuple[Prices, str]:
-    """The time model to use, and what it is in words."""
+    """The time model to use, and its description."""
     from simgpu.workloads.timemodel.formats import model_notes
     from simgpu.workloads.timemodel.model import WORKSPACE_LIMIT, time_model
 
@@ -107,7 +109,7 @@ def _model_for(trace: Trace, gpu: GpuSpec | None) -> tuple[Prices, str]:
         return _WorkOnly(), f"no time model for {trace.info.device}, durations in proportion to each kernel's work"
     limit = trace.info.workspace_limit
     if limit is None:
-        # A trace whose convolutions may need more was made under a higher limit, which holds at the new batch too.
+        # Recorded workspaces above the default imply a higher limit, which applies at the new batch too.
         needed = max((choice.workspace_bytes for choice in trace.algorithms), default=0)
         limit = max(needed, WORKSPACE_LIMIT)
     description = " ".join(
@@ -117,24 +119,24 @@ def _model_for(trace: Trace, gpu: GpuSpec | None) -> tuple[Prices, str]:
 
 
 def _exceptions(rescaler: Rescaler) -> list[str]:
-    """What was not done by shapes, in sentences."""
+    """Notes about blocks and kernels that were not rescaled by their shapes."""
     description = []
     if not any(block.kind in (BlockKind.INPUT, BlockKind.LABEL) for block in rescaler.trace.blocks):
         description.append(
-            "Its inputs are not told: feature maps and gradients grow where the batch divides their size."
+            "Its inputs are not recorded: feature maps and gradients grow if the batch divides their size."
         )
     if unknown := len(rescaler.unknown):
         description.append(
-            f"Convolutions and matrix products of unknown shape, by operations and bytes alone: {unknown}."
+            f"Convolutions and matrix products of unknown shape, rescaled by operations and bytes: {unknown}."
         )
     if bare := len(rescaler.without_blocks):
-        description.append(f"Kernels whose blocks are not recorded, in proportion to the batch: {bare}.")
+        description.append(f"Kernels whose blocks are not recorded, rescaled in proportion to the batch: {bare}.")
     return description
 
 
-def _kernel(had: Mapping[str, Block], kernel: Kernel, rescaled: Rescaled, workspaces: Sequence[Block]) -> Kernel:
-    retained = [name for name in kernel.writes if name not in had]
-    writes = (*retained, *(block.id for block in workspaces))
+def _kernel(recorded: Mapping[str, Block], kernel: Kernel, rescaled: Rescaled, workspaces: Sequence[Block]) -> Kernel:
+    outputs = [name for name in kernel.writes if name not in recorded]
+    writes = (*outputs, *(block.id for block in workspaces))
     return replace(
         kernel,
         duration_ns=rescaled.duration_ns,
@@ -146,12 +148,12 @@ def _kernel(had: Mapping[str, Block], kernel: Kernel, rescaled: Rescaled, worksp
     )
 
 
-def _workspaces(had: Mapping[str, Block], kernel: Kernel, rescaled: Rescaled) -> list[Block]:
-    """The kernel's workspaces at the new batch; none where it needs none then, a new one where it had none.
+def _workspaces(recorded: Mapping[str, Block], kernel: Kernel, rescaled: Rescaled) -> list[Block]:
+    """The kernel's workspaces at the new batch: empty if it needs none, a new one if it had none.
 
-    had: all workspaces of the trace, by id.
+    recorded: all workspaces of the trace, by id.
     """
-    own = [had[name] for name in kernel.writes if name in had]
+    own = [recorded[name] for name in kernel.writes if name in recorded]
     before = sum(block.bytes for block in own)
     if rescaled.workspace == before:
         return own
@@ -164,7 +166,7 @@ def _workspaces(had: Mapping[str, Block], kernel: Kernel, rescaled: Rescaled) ->
 
 
 def _blocks(rescaler: Rescaler, workspaces: dict[str, Block]) -> tuple[Block, ...]:
-    """All blocks in the trace's order; a new workspace stands behind that of the last kernel before that had one."""
+    """All blocks in the trace's order; a new workspace follows that of the closest earlier kernel with one."""
     trace = rescaler.trace
     recorded = {block.id for block in trace.blocks}
     retained = [

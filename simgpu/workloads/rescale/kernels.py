@@ -1,7 +1,6 @@
-"""What a kernel takes at another batch: its operations and bytes, then by the time model its duration.
+"""Operations, bytes and duration of a kernel at another batch size.
 
-Recorded figures stay the base: what is new is what was recorded times the model's for the new batch over the model's
-for the recorded one.
+Each is the recorded value, scaled by the ratio of the modelled values at the new and at the recorded batch.
 """
 
 from __future__ import annotations
@@ -25,7 +24,7 @@ _PARTLY_READ = (OperationKind.GATHER, OperationKind.COPY)
 
 @dataclass(frozen=True, slots=True)
 class Rescaled:
-    """A kernel at the new batch. workspace: bytes, 0 where it needs none."""
+    """A kernel at the new batch. workspace: bytes, 0 if it needs none."""
 
     duration_ns: int
     flops: int | None
@@ -36,10 +35,10 @@ class Rescaled:
 
 @dataclass
 class Rescaler:
-    """Asks a time model about the kernels of a trace at the recorded batch and at another.
+    """Rescales the kernels of a trace to another batch with a time model.
 
-    unknown: ids of the products that were scaled by their operations and bytes alone, as their shape is not known.
-    without_blocks: ids of the kernels whose blocks are not recorded, scaled in proportion to the batch.
+    unknown: ids of products of unknown shape; they are scaled by operations and bytes.
+    without_blocks: ids of kernels without recorded blocks; they are scaled in proportion to the batch.
     """
 
     trace: Trace
@@ -50,7 +49,7 @@ class Rescaler:
 
     @cached_property
     def sides(self) -> Sides:
-        """The blocks that hold samples, and where."""
+        """The blocks that hold samples, and the dimension that does."""
         return sample_sides(self.trace)
 
     @cached_property
@@ -63,12 +62,12 @@ class Rescaler:
 
     @cached_property
     def _duration_ns(self) -> Callable[[Operation], int]:
-        """What the model says of an operation, asked once: networks repeat their layers."""
+        """The modelled duration of an operation, cached: networks repeat their layers."""
         return cache(self.prices.duration_ns)
 
     @cached_property
     def _ways_of(self) -> Callable[[tuple[Operation, ...]], list[AlgorithmCost]]:
-        """The model's ways to run a kernel of such operations, asked once."""
+        """The modelled ways to run a kernel with these operations, cached."""
         return cache(lambda work: algorithm_costs(self.prices, work))
 
     @cached_property
@@ -79,11 +78,11 @@ class Rescaler:
         return result
 
     def size(self, block: Block) -> int:
-        """Bytes of a block that is no workspace."""
+        """Bytes of a block at the new batch, other than a workspace."""
         return self._in_proportion(block.bytes) if block.id in self.sides else block.bytes
 
     def kernel(self, kernel: Kernel) -> Rescaled:
-        """A kernel at the new batch."""
+        """The kernel at the new batch."""
         choices = self._choices.get(kernel.id, [])
         workspace = sum(block.bytes for block in self._written(kernel) if block.kind is BlockKind.WORKSPACE)
         if not self._grows(kernel):
@@ -97,8 +96,8 @@ class Rescaler:
         if chosen is not None:
             return Rescaled(chosen.duration_ns, flops, dram, priced, chosen.workspace_bytes)
         duration = scaled(kernel.duration_ns, *ratio)
-        alike = {each.algorithm for each in choices if each.workspace_bytes == workspace}
-        needed = {each.workspace_bytes for each in priced if each.algorithm in alike}
+        same_workspace = {each.algorithm for each in choices if each.workspace_bytes == workspace}
+        needed = {each.workspace_bytes for each in priced if each.algorithm in same_workspace}
         return Rescaled(
             duration, flops, dram, priced, needed.pop() if len(needed) == 1 else self._in_proportion(workspace)
         )
@@ -110,13 +109,16 @@ class Rescaler:
         return [self._blocks[name] for name in kernel.writes]
 
     def _grows(self, kernel: Kernel) -> bool:
-        """A kernel that makes something and touches samples; one without blocks, unless it is the optimizer's."""
+        """Whether the kernel depends on the batch: it writes blocks and accesses samples.
+
+        A kernel without recorded blocks does unless it belongs to the optimizer.
+        """
         if not kernel.reads and not kernel.writes:
             return kernel.phase is not Phase.OPTIMIZER
         return bool(kernel.writes) and any(name in self.sides for name in (*kernel.reads, *kernel.writes))
 
     def _operations(self, kernel: Kernel) -> tuple[list[Operation], list[Operation]]:
-        """What the kernel does at the recorded batch and at the new one."""
+        """The kernel's operations at the recorded batch and at the new one."""
         kind = kind_of(kernel.op)
         if kind in _PRODUCTS:
             reads = [self._blocks[name] for name in kernel.reads]
@@ -131,7 +133,7 @@ class Rescaler:
         return [self._plain(kernel, kind, new=False)], [self._plain(kernel, kind, new=True)]
 
     def _plain(self, kernel: Kernel, kind: OperationKind, *, new: bool) -> Operation:
-        """A kernel that is told from others by its operations and bytes alone."""
+        """The operation of a kernel described only by its operations and bytes."""
         results, largest = self._values(kernel, new=new)
         dtype = next((block.dtype for block in self._written(kernel) if block.dtype), "float32")
         if new:
@@ -144,7 +146,7 @@ class Rescaler:
         return Operation(kind, flops, moved, max(1, results), direction, dtype=dtype)
 
     def _values(self, kernel: Kernel, *, new: bool) -> tuple[int, int]:
-        """Values that a kernel makes, and those of the largest block that it reads."""
+        """Number of values that a kernel produces, and of the largest block that it reads."""
 
         def count(name: str) -> int:
             block = self._blocks[name]
@@ -155,15 +157,15 @@ class Rescaler:
         return sum(map(count, created)), max(map(count, kernel.reads), default=0)
 
     def _flops(self, kernel: Kernel, values: int) -> int:
-        """Operations at the new batch: where so many go with each value, as many for each of now `values`."""
+        """Operations at the new batch: the recorded number per value if that is an integer, else in proportion."""
         before = max(self._values(kernel, new=False))
         flops = kernel.flops or 0
         return flops // before * values if before and flops % before == 0 else self._in_proportion(flops)
 
     def _moved(self, kernel: Kernel) -> int:
-        """Bytes moved at the new batch: those of blocks without samples stay.
+        """Bytes moved at the new batch; the share of blocks without samples does not change.
 
-        A gather and a copy read only those rows, or that part, of a block without samples that is asked for.
+        A gather and a copy read only some rows, or a part, of a block without samples.
         """
         if kernel.dram_bytes is None:
             return self._counted(kernel, new=True)
@@ -176,25 +178,25 @@ class Rescaler:
         return kernel.dram_bytes - grows + self._in_proportion(grows)
 
     def _counted(self, kernel: Kernel, *, new: bool) -> int:
-        """Every block read and every block written once; in place, it is both."""
+        """Bytes of all blocks, each read once and written once; a block changed in place counts twice."""
         partly = kind_of(kernel.op) in _PARTLY_READ
         reads = [name for name in kernel.reads if not partly or name in self.sides]
         blocks = [self._blocks[name] for name in (*reads, *kernel.writes)]
         return sum(self.size(b) if new else b.bytes for b in blocks if b.kind is not BlockKind.WORKSPACE)
 
     def _ratio(self, kernel: Kernel, old: Sequence[Operation], new: Sequence[Operation]) -> tuple[int, int]:
-        """Modelled durations at the new and at the recorded batch."""
+        """Modelled durations at the new and at the recorded batch: numerator and denominator of the scale factor."""
         if not kernel.reads and not kernel.writes:
             self.without_blocks.add(kernel.id)
             return self.batch, self.trace.info.batch
         if kernel.flops is None and kernel.id in self.unknown:
             return self.batch, self.trace.info.batch
         try:
-            one, other = (sum(self._duration_ns(each) for each in work) for work in (new, old))
-        except InputError:  # No rate is known for products of this number format.
+            after, before = (sum(self._duration_ns(each) for each in work) for work in (new, old))
+        except InputError:  # The time model has no rate for products of this number format.
             self.unknown.add(kernel.id)
             return self.batch, self.trace.info.batch
-        return one, other
+        return after, before
 
     def _priced_choices(
         self,
@@ -204,21 +206,22 @@ class Rescaler:
         new: Sequence[Operation],
         ratio: tuple[int, int],
     ) -> tuple[AlgorithmChoice, ...]:
-        """The recorded ways to run a kernel, by the model where it knows them at both batches, else in proportion.
+        """The algorithms of a kernel at the new batch.
 
-        Where the recorded ways are those that the model has, they are also at the new batch.
+        If the recorded algorithms are those that the model has, the result has those that the model has at the new
+        batch. Else it has the recorded ones, scaled by the model where it has them at both batches, else in proportion.
         """
         if not choices:
             return ()
         before, after = ({way.name: way for way in self._ways(work)} for work in (old, new))
         recorded = {choice.algorithm: choice for choice in choices}
         if after and recorded.keys() == before.keys():
-            first = min(choices, key=lambda choice: choice.duration_ns)
-            like = (first.duration_ns, before[first.algorithm].duration_ns)
+            fastest = min(choices, key=lambda choice: choice.duration_ns)
+            correction = (fastest.duration_ns, before[fastest.algorithm].duration_ns)
             return tuple(
                 _as_priced(recorded[name], before[name], way)
                 if name in recorded
-                else AlgorithmChoice(kernel.id, name, scaled(way.duration_ns, *like), way.workspace_bytes)
+                else AlgorithmChoice(kernel.id, name, scaled(way.duration_ns, *correction), way.workspace_bytes)
                 for name, way in after.items()
             )
         return tuple(
@@ -238,7 +241,7 @@ class Rescaler:
 
 
 def scaled(value: int, numerator: int, denominator: int) -> int:
-    """value x numerator / denominator, rounded half up; unchanged where there is nothing to divide by.
+    """value x numerator / denominator, rounded half up; the value unchanged if the denominator is 0.
 
     >>> scaled(10, 3, 4), scaled(7, 1, 0)
     (8, 7)
@@ -251,7 +254,7 @@ def _flops(old: Sequence[Operation], new: Sequence[Operation]) -> tuple[int, int
 
 
 def _as_priced(choice: AlgorithmChoice, before: AlgorithmCost, after: AlgorithmCost) -> AlgorithmChoice:
-    """A recorded choice, changed as the model's is."""
+    """A recorded choice, scaled by the ratio of the modelled costs."""
     return AlgorithmChoice(
         choice.kernel,
         choice.algorithm,
@@ -263,13 +266,13 @@ def _as_priced(choice: AlgorithmChoice, before: AlgorithmCost, after: AlgorithmC
 def _chosen(
     kernel: Kernel, workspace: int, choices: Sequence[AlgorithmChoice], priced: Sequence[AlgorithmChoice]
 ) -> AlgorithmChoice | None:
-    """The way that the kernel takes at the new batch: the fastest if it took the fastest, else the same.
+    """The algorithm that the kernel runs at the new batch: the fastest if it ran the fastest, else the same.
 
-    None where the recorded duration and workspace are not those of one of its ways, or that way is gone.
+    None if no algorithm has the recorded duration and workspace, or if the new batch does not have that algorithm.
     """
-    took = [each for each in choices if (each.duration_ns, each.workspace_bytes) == (kernel.duration_ns, workspace)]
-    if not took:
+    ran = [each for each in choices if (each.duration_ns, each.workspace_bytes) == (kernel.duration_ns, workspace)]
+    if not ran:
         return None
-    if took[0].duration_ns == min(each.duration_ns for each in choices):
+    if ran[0].duration_ns == min(each.duration_ns for each in choices):
         return min(priced, key=lambda each: (each.duration_ns, each.workspace_bytes))
-    return next((each for each in priced if each.algorithm == took[0].algorithm), None)
+    return next((each for each in priced if each.algorithm == ran[0].algorithm), None)

@@ -1,8 +1,8 @@
-"""Convolutions and matrix products of a trace, with their shapes, rebuilt from its blocks.
+"""Rebuilds the shapes of a trace's convolutions and matrix products from its blocks, with `Rebuilder`.
 
-Kinds and shapes identify the blocks: a weight or its gradient has the channels, or the two sides that are not the rows.
-A kernel that makes both gradients of a convolution is both. Where the recording has operation counts, the rebuilt
-product must have the same count, or it is not used.
+Kinds and shapes identify the operands: a weight or its gradient gives the channels, or the two dimensions other than
+the rows. A kernel that computes both gradients of a convolution becomes two products. If the recording has operation
+counts, a rebuilt product is used only if it has the same count.
 """
 
 from __future__ import annotations
@@ -18,15 +18,16 @@ from simgpu.workloads.timemodel.operation import ConvolutionShape, Direction, Ge
 
 _Shape = tuple[int, ...]
 _FORWARD, _DATA, _WEIGHTS = Direction.FORWARD, Direction.BACKWARD_DATA, Direction.BACKWARD_WEIGHTS
-_UNDONE = {_FORWARD: _DATA, _DATA: _FORWARD, _WEIGHTS: _WEIGHTS}
+_TRANSPOSED = {_FORWARD: _DATA, _DATA: _FORWARD, _WEIGHTS: _WEIGHTS}
 
 
 @dataclass(frozen=True, slots=True)
 class Product:
-    """One product of a kernel, or the sum of a gradient next to it.
+    """One product of a kernel, or the sum that computes a bias gradient.
 
-    itemsize: bytes of a value. side: that of its `GemmShape` which the samples are on; None of any but a matrix
-    product. bias: bytes of what is added to a convolution's result in a pass of its own.
+    itemsize: bytes of a value.
+    side: field of its `GemmShape` that holds the samples (m, n, k or count); None except for matrix products.
+    bias: bytes of the bias that a separate pass adds to a convolution's result.
     """
 
     operation: Operation
@@ -35,12 +36,12 @@ class Product:
     bias: int = 0
 
     def at(self, batch: int, was: int) -> Operation:
-        """The same of another number of samples."""
+        """The operation at `batch` samples. was: the recorded number of samples."""
         operation = self.operation
         if operation.convolution is not None:
             before = operation.convolution
             shape = replace(before, batch=before.batch * batch // was)
-            more = self.itemsize * (_wide(shape) + _narrow(shape) - _wide(before) - _narrow(before))
+            added = self.itemsize * (_wide(shape) + _narrow(shape) - _wide(before) - _narrow(before))
             results = operation.results
             if operation.direction is not _WEIGHTS:
                 results = results * batch // was
@@ -48,7 +49,7 @@ class Product:
                 operation,
                 convolution=shape,
                 flops=2 * shape.macs,
-                bytes=operation.bytes + more,
+                bytes=operation.bytes + added,
                 results=results,
                 added_bytes=self.bias and self.bias + 2 * self.itemsize * results,
             )
@@ -64,36 +65,36 @@ class Product:
 
 
 def _wide(shape: ConvolutionShape) -> int:
-    """Values of the input, as the forward direction sees it."""
+    """Number of values of the forward convolution's input."""
     return shape.batch * shape.in_channels * prod(shape.in_size)
 
 
 def _narrow(shape: ConvolutionShape) -> int:
-    """Values of the result."""
+    """Number of values of the forward convolution's result."""
     return shape.batch * shape.out_channels * prod(shape.out_size)
 
 
 @dataclass(frozen=True, slots=True)
 class _Geometry:
-    """A convolution, or the transposed one that goes from its result to its input."""
+    """A convolution, or its transpose, which maps its result to its input."""
 
     shape: ConvolutionShape
     transposed: bool
 
     @property
     def results(self) -> int:
-        """Values that the operator makes in forward."""
+        """Number of values that the operator produces in forward."""
         return _wide(self.shape) if self.transposed else _narrow(self.shape)
 
 
 def _entries(gemm: GemmShape) -> int:
-    """Values of a product's operands and result."""
+    """Number of values of a product's operands and result."""
     return gemm.count * (gemm.m * gemm.k + gemm.k * gemm.n + gemm.m * gemm.n)
 
 
 @dataclass(frozen=True, slots=True)
 class _Operands:
-    """A kernel's blocks of known shape, workspaces left out."""
+    """A kernel's blocks of known shape, without workspaces."""
 
     kernel: Kernel
     reads: Sequence[tuple[Block, _Shape]]
@@ -101,17 +102,20 @@ class _Operands:
     sides: Sides
 
     def weight(self, sides: Sequence[int]) -> _Shape | None:
-        """The first weight read with so many sides, or what is made of weights alone, as rows drawn from one are."""
+        """Shape of the first block without samples that is read and has that rank; None if there is none.
+
+        It is a weight, or computed only from weights, such as sampled rows of one.
+        """
         return next((s for block, s in self.reads if block.id not in self.sides and len(s) in sides), None)
 
     def weight_gradient(self, sides: Sequence[int]) -> _Shape | None:
-        """The first weight gradient made with so many sides."""
+        """Shape of the first weight gradient written that has that rank; None if there is none."""
         kind = BlockKind.WEIGHT_GRADIENT
         return next((s for block, s in self.writes if block.kind is kind and len(s) in sides), None)
 
     @property
     def dtype(self) -> str:
-        """Of the first block that says so."""
+        """Number format of the first block with a known one, else float32."""
         return next((block.dtype for block, _ in (*self.writes, *self.reads) if block.dtype), "float32")
 
     @property
@@ -120,13 +124,13 @@ class _Operands:
         return ITEMSIZE.get(self.dtype, ITEMSIZE["float32"])
 
     def values(self, blocks: Sequence[tuple[Block, _Shape]]) -> list[_Shape]:
-        """Shapes of those that hold samples."""
+        """Shapes of the blocks that hold samples."""
         return [shape for block, shape in blocks if block.id in self.sides]
 
 
 @dataclass(frozen=True, slots=True)
 class Rebuilder:
-    """Rebuilds products, kernel by kernel in their order: backward's convolutions are those that forward's were.
+    """Rebuilds the products of kernels; pass kernels in order, as backward reuses the geometry found in forward.
 
     sides: the blocks that hold samples.
     """
@@ -136,7 +140,7 @@ class Rebuilder:
     _scores: dict[str, GemmShape] = field(default_factory=dict)
 
     def products_of(self, kernel: Kernel, reads: Sequence[Block], writes: Sequence[Block]) -> list[Product] | None:
-        """What a convolution or matrix product comes down to; None where its blocks do not tell."""
+        """The products of a convolution or matrix product; None if its blocks do not determine them."""
         operands = _Operands(kernel, _known(reads), _known(writes), self.sides)
         for result in self._candidates(operands):
             counted = sum(each.operation.flops for each in result if each.operation.kind is not OperationKind.REDUCTION)
@@ -163,9 +167,9 @@ class Rebuilder:
             yield _convolutions(operands, geometry, weight)
 
     def _attention(self, operands: _Operands) -> list[Product]:
-        """Two products whose scores never reach memory; backward makes the scores again and four gradients.
+        """Two products whose scores never reach memory; backward recomputes the scores and computes four gradients.
 
-        Forward's result is samples x heads x tokens x depth of a head; how many keys there are, operations tell.
+        Forward's result is samples x heads x tokens x head dimension; the operation count gives the number of keys.
         """
         result = next((each for each in operands.writes if len(each[1]) == 4), None)
         if _direction(operands) is _FORWARD and result is not None:
@@ -176,19 +180,19 @@ class Rebuilder:
                 return []
             self._scores[block.id] = GemmShape(rows, keys, depth, count)
             return _attention_products(operands, self._scores[block.id])
-        results_seen = next((self._scores[block.id] for block, _ in operands.reads if block.id in self._scores), None)
-        return [] if results_seen is None else _attention_products(operands, results_seen)
+        scores = next((self._scores[block.id] for block, _ in operands.reads if block.id in self._scores), None)
+        return [] if scores is None else _attention_products(operands, scores)
 
 
 def _attention_products(operands: _Operands, scores: GemmShape) -> list[Product]:
-    """Every operand is read once: with the first product that needs it."""
+    """The products of attention; every operand is read once, by the first product that needs it."""
     query, key = scores.count * scores.m * scores.k, scores.count * scores.n * scores.k
     values = replace(scores, n=scores.k, k=scores.n)
-    turned = GemmShape(scores.n, scores.k, scores.m, scores.count)
+    transposed = GemmShape(scores.n, scores.k, scores.m, scores.count)
     if _direction(operands) is _FORWARD:
         work = [(scores, query + key), (values, key + query)]
     else:
-        work = [(scores, query + key), (turned, query + key), (scores, key), (values, query), (turned, key)]
+        work = [(scores, query + key), (transposed, query + key), (scores, key), (values, query), (transposed, key)]
     direction, size = _direction(operands), operands.itemsize
     return [
         Product(
@@ -213,7 +217,7 @@ def _known(blocks: Sequence[Block]) -> list[tuple[Block, _Shape]]:
 
 
 def _direction(operands: _Operands) -> Direction:
-    """What a kernel is for: feature maps made again in backward are forward's, as in checkpointing."""
+    """The direction that a kernel computes: an activation recomputed in backward (checkpointing) is forward."""
     created = {block.kind for block, _ in operands.writes}
     if operands.kernel.phase is not Phase.BACKWARD or BlockKind.ACTIVATION in created:
         return _FORWARD
@@ -221,19 +225,19 @@ def _direction(operands: _Operands) -> Direction:
 
 
 def _geometries(operands: _Operands, weight: _Shape) -> Iterator[_Geometry]:
-    """What the sides of a convolution's blocks allow, the usual first."""
+    """The geometries that fit the shapes of a convolution's blocks, the most common first."""
     read, created = (
         [shape for shape in operands.values(blocks) if len(shape) == len(weight)]
         for blocks in (operands.reads, operands.writes)
     )
-    # Backward reads the result's gradient first, then the input; the input's own gradient has the input's shape.
+    # Backward reads the result's gradient first, then the input; the input's gradient has the input's shape.
     forward = _direction(operands) is _FORWARD
     inputs, outputs = (read, created) if forward else (created or read[1:], read)
     if not inputs or not outputs:
         return
-    description = "transpose" in operands.kernel.op
+    is_transpose = "transpose" in operands.kernel.op
     for far in (False, True):
-        for transposed in (True,) if description else (False, True):
+        for transposed in (True,) if is_transpose else (False, True):
             wide, narrow = (outputs[0], inputs[0]) if transposed else (inputs[0], outputs[0])
             shape = convolution_of(wide, weight, narrow, far=far)
             if shape is not None:
@@ -241,7 +245,7 @@ def _geometries(operands: _Operands, weight: _Shape) -> Iterator[_Geometry]:
 
 
 def _convolutions(operands: _Operands, geometry: _Geometry, weight: _Shape) -> list[Product]:
-    """The directions that a kernel computes, and the sum for the bias next to them."""
+    """The directions that a kernel computes, and the sum for the bias gradient."""
     if _direction(operands) is _FORWARD:
         return [_convolution(operands, geometry, _FORWARD, weight)]
     data = any(block.kind is not BlockKind.WEIGHT_GRADIENT for block, _ in operands.writes)
@@ -254,7 +258,7 @@ def _convolutions(operands: _Operands, geometry: _Geometry, weight: _Shape) -> l
 
 def _convolution(operands: _Operands, geometry: _Geometry, way: Direction, weight: _Shape) -> Product:
     shape, size = geometry.shape, operands.itemsize
-    direction = _UNDONE[way] if geometry.transposed else way
+    direction = _TRANSPOSED[way] if geometry.transposed else way
     results = {_FORWARD: _narrow(shape), _DATA: _wide(shape), _WEIGHTS: prod(weight)}[direction]
     bias = 0
     if way is _FORWARD and shape.kind is OperationKind.CONVOLUTION:
@@ -280,7 +284,7 @@ def _summed(operands: _Operands, values: int, results: int) -> Product:
 
 
 def _gemm(operands: _Operands) -> list[Product]:
-    """A product with a weight, for a weight's gradient, or of two values: rows, as many as there are samples, in m."""
+    """A product with a weight (samples in the rows, m), for a weight's gradient (in k), or of two values."""
     direction = _direction(operands)
     created = [(block, shape) for block, shape in operands.writes if len(shape) >= 2]
     if len(operands.writes) != 1 or not created:
@@ -307,7 +311,7 @@ def _gemm(operands: _Operands) -> list[Product]:
 
 
 def _for_weights(operands: _Operands, result: _Shape) -> GemmShape | None:
-    """The gradient of a weight sums over rows: as many as operations say, or as the gradient that is read has."""
+    """The gradient of a weight sums over rows, whose number the operations give, else the gradient that is read."""
     outputs, inputs = prod(result[:-1]), result[-1]
     read = operands.values(operands.reads)
     rows = [prod(shape) // outputs for shape in read if prod(shape) % outputs == 0 and shape[-1] == outputs]
@@ -325,21 +329,21 @@ def _of_two(operands: _Operands, result: _Shape) -> GemmShape | None:
     return GemmShape(rows, columns, depth, count) if depth else None
 
 
-def _depth(operands: _Operands, results: int, otherwise: int) -> int:
-    """How many products each result sums, by the recorded operations where there are any."""
+def _depth(operands: _Operands, results: int, default: int) -> int:
+    """Number of products that each result sums, from the recorded operations; `default` if not recorded."""
     flops = operands.kernel.flops
     if flops is None:
-        return otherwise
+        return default
     return flops // (2 * results) if flops % (2 * results) == 0 else 0
 
 
 def convolution_of(wide: _Shape, weight: _Shape, narrow: _Shape, *, far: bool = False) -> ConvolutionShape | None:
-    """The convolution from `wide` (N x C x H x W) to `narrow` (N x K x P x Q), None where sides do not fit one.
+    """The convolution from `wide` (N x C x H x W) to `narrow` (N x K x P x Q); None if no convolution fits.
 
-    weight: K x C / groups x R x S. Of a transposed convolution, which goes from `narrow` to `wide`, it is the same: its
-    input's channels lead. `narrow` may have more channels than the weight makes, where a kernel sees a part of it. With
-    one side in place of two, the other is 1. far: a padding may be as wide as the filter or wider. Without dilation,
-    which sides do not tell from a larger padding.
+    weight: K x C / groups x R x S, also for a transposed convolution from `narrow` to `wide`, whose input channels
+    come first. `narrow` may have more channels than the weight produces, if a kernel writes part of it. In one
+    dimension, the other dimension is 1. far: allow a padding as wide as the filter or wider. Dilation is always 1: the
+    shapes do not distinguish it from a larger padding.
 
     >>> shape = convolution_of((8, 64, 56, 56), (128, 64, 3, 3), (8, 128, 28, 28))
     >>> shape.stride, shape.padding, shape.groups
@@ -370,9 +374,9 @@ def _pair(sides: Sequence[int], missing: int) -> tuple[int, int]:
 
 
 def _way(length: int, kernel: int, result: int, far: bool = False) -> tuple[int, int] | None:
-    """Stride and padding along one side.
+    """Stride and padding along one dimension; None if none fit.
 
-    The stride is the one by which the side shrinks, or else 1, and the padding the smallest that gives the result.
+    The stride is the factor by which the dimension shrinks, else 1; the padding is the smallest that fits.
 
     >>> _way(224, 7, 112), _way(224, 11, 55), _way(7, 3, 7), _way(7, 7, 1), _way(5, 3, 9), _way(5, 3, 9, far=True)
     ((2, 3), (4, 2), (1, 1), (1, 0), None, (1, 3))

@@ -1,20 +1,20 @@
-"""Which blocks of a trace hold samples, and in which of their sides.
+"""`sample_sides` finds the blocks of a trace that hold samples, and which of their dimensions does.
 
-A block holds samples when the kernel that makes it reads a block that does, and one of its sides is the batch times a
-number for each sample: as the read block has it, alone, merged with its neighbours (samples x tokens, samples x heads)
-or parted from them again. So a table's gradient that holds a row for each token grows, and one for each of a fixed
-number of drawn rows does not, although both lead with a multiple of the batch. Where no side is one of the read
-block's, the leading one of two or more counts when the batch divides it.
+A block holds samples if the kernel that produces it reads a block that does, and one of its dimensions is the sample
+dimension of that block: alone, merged with its neighbours (samples x tokens, samples x heads) or split from them. So
+a table's gradient with a row for each token grows, while one with a fixed number of sampled rows does not, although the
+first dimension of both is a multiple of the batch. If no dimension matches one of the read block, the first of two or
+more counts if the batch divides it.
 
-What a kernel makes out of nothing (a mask drawn at random) holds samples when it is used next to a block that does and
-has its side; a feature map or gradient that is made without samples, as far as the recording tells, when it is used
-next to one of its own shape, or where shapes are unknown of as many bytes. Where a recording tells no inputs, all its
-feature maps and gradients of a size that the batch divides are taken to hold samples.
+Blocks produced without inputs (such as a random mask) hold samples if a kernel uses them with a block that does and
+with which they share the sample dimension. Feature maps and gradients that are produced without samples, according to
+the recording, hold samples if a kernel uses them with one of the same shape, or of the same bytes if shapes are
+unknown. If a recording has no inputs, all its feature maps and gradients whose bytes the batch divides are assumed to
+hold samples.
 
-These hold no samples whatever their size: weights and what has the shape of one among their gradients, optimizer
-state, persistent blocks but inputs and labels, workspaces, and the channels' statistics of a batch normalization.
-Blocks of unknown shape go by their bytes, which the batch must divide; those that the optimizer reads, or that a
-reduction makes as large as some weight, do not count.
+These never hold samples: weights, weight gradients with the shape of a weight, optimizer state, persistent blocks
+except inputs and labels, workspaces, and the channel statistics of batch normalization. A block of unknown shape holds
+samples if the batch divides its bytes, unless the optimizer reads it or a reduction makes it as large as some weight.
 """
 
 from __future__ import annotations
@@ -32,15 +32,15 @@ _BATCH = (BlockKind.INPUT, BlockKind.LABEL)
 _FLOWING = (BlockKind.ACTIVATION, BlockKind.GRADIENT)
 _NEVER = (BlockKind.WEIGHT, BlockKind.OPTIMIZER_STATE, BlockKind.WORKSPACE)
 _REDUCING = (OperationKind.REDUCTION, OperationKind.NORMALIZATION)
-#: A mask has at most so many times fewer bytes than what it masks: one for a number of eight.
+#: A mask is at most this factor smaller than the block it masks: one byte for an 8-byte number.
 _WIDEST = 8
 
-#: For each block that holds samples the side in which it does, None where its shape is unknown.
+#: The sample dimension of each block that holds samples; None if its shape is unknown.
 Sides = Mapping[str, int | None]
 
 
 def sample_sides(trace: Trace) -> Sides:
-    """The blocks that hold samples.
+    """The blocks that hold samples, with their sample dimension.
 
     >>> from simgpu.trace.chain import chain
     >>> list(sample_sides(chain([5], [10], [100])))[:1]
@@ -51,7 +51,7 @@ def sample_sides(trace: Trace) -> Sides:
 
 @dataclass
 class _Flow:
-    """Follows samples; what is found so far stands in `sides`."""
+    """Follows samples through a trace; `sides` has the blocks found so far."""
 
     trace: Trace
     sides: dict[str, int | None] = field(default_factory=dict)
@@ -64,31 +64,31 @@ class _Flow:
         self.weight_shapes = {_without_ones(block.shape) for block in weights if block.shape is not None}
         self.fixed_sizes = {block.bytes for block in trace.blocks if block.persistent and block.kind not in _BATCH}
         self.updating = {name for kernel in trace.kernels if kernel.phase is Phase.OPTIMIZER for name in kernel.reads}
-        self.makers: dict[str, Kernel] = {}
+        self.producers: dict[str, Kernel] = {}
         for kernel in trace.kernels:
             for name in kernel.writes:
-                self.makers.setdefault(name, kernel)
+                self.producers.setdefault(name, kernel)
 
     def run(self) -> Sides:
-        """Until nothing more is found: what is made out of nothing is known by its use, which comes later."""
+        """Passes over the kernels until nothing more is found; later uses identify blocks produced without inputs."""
         self._begin()
-        result = -1
-        while result != len(self.sides):
-            result = len(self.sides)
+        found = -1
+        while found != len(self.sides):
+            found = len(self.sides)
             for kernel in self.trace.kernels:
                 self._through(kernel)
         return self.sides
 
     def _begin(self) -> None:
-        given = [block for block in self.trace.blocks if block.kind in _BATCH and block.bytes]
-        leading = any(block.shape and block.shape[0] == self.batch for block in given)
-        for block in given:
+        inputs = [block for block in self.trace.blocks if block.kind in _BATCH and block.bytes]
+        leading = any(block.shape and block.shape[0] == self.batch for block in inputs)
+        for block in inputs:
             exact = leading and block.kind is BlockKind.INPUT
             if block.shape is None and self._divides(block.bytes):
                 self.sides[block.id] = None
             elif block.shape and (block.shape[0] == self.batch or (not exact and self._divides(block.shape[0]))):
                 self.sides[block.id] = 0
-        if not self.sides:  # The recording does not tell inputs: feature maps follow from them.
+        if not self.sides:  # The recording has no inputs to start from.
             for block in self.trace.blocks:
                 if block.kind in _FLOWING and self._divides(block.bytes):
                     self.sides[block.id] = self._alone(block)
@@ -108,14 +108,14 @@ class _Flow:
             block = self.blocks[name]
             if name in self.sides or block.kind in _NEVER or (block.persistent and block.kind not in _BATCH):
                 continue
-            produced_here = read and self.makers.get(name) is kernel
+            produced_here = read and self.producers.get(name) is kernel
             if produced_here or self._has_no_inputs(name):
                 self._judge(kernel, block, touched, with_inputs=not produced_here)
             elif block.kind in _FLOWING and name not in self.updating:
-                self._judge_by_likeness(block, touched)
+                self._judge_by_similarity(block, touched)
 
-    def _judge_by_likeness(self, block: Block, others: Collection[str]) -> None:
-        """A block that is made without samples, as far as the recording tells, and is used next to some like it."""
+    def _judge_by_similarity(self, block: Block, others: Collection[str]) -> None:
+        """Adds a block produced without samples, according to the recording, if one of `others` has its shape."""
         for name in others:
             other = self.blocks[name]
             if other.shape == block.shape and (block.shape is not None or other.bytes == block.bytes):
@@ -123,11 +123,11 @@ class _Flow:
                 return
 
     def _has_no_inputs(self, name: str) -> bool:
-        maker = self.makers.get(name)
-        return maker is not None and set(maker.reads) <= {name}
+        producer = self.producers.get(name)
+        return producer is not None and set(producer.reads) <= {name}
 
     def _judge(self, kernel: Kernel, block: Block, others: Collection[str], *, with_inputs: bool) -> None:
-        """Whether a block holds samples, made from or used next to others that do."""
+        """Adds a block if it holds samples. others: blocks with samples that it is produced from or used with."""
         if block.shape is None:
             if self._grows_by_size(kernel, block, others, with_inputs=with_inputs):
                 self.sides[block.id] = None
@@ -148,14 +148,14 @@ class _Flow:
             if side is not None and other is not None:
                 runs |= _runs(other, side)
         exact = [place for place, length in enumerate(shape) if length in runs]
-        parted = [
+        split = [
             place
             for place, length in enumerate(shape)
             if not strict and self._divides(length) and not runs.isdisjoint(_runs(shape, place))
         ]
-        result = [*exact, *parted]
-        if result:
-            return next((place for place in result if shape[place] == self.batch), result[0])
+        matches = [*exact, *split]
+        if matches:
+            return next((place for place in matches if shape[place] == self.batch), matches[0])
         loose = not strict and len(shape) > 1 and self.batch > 1
         return 0 if loose and self._divides(shape[0]) else None
 
@@ -173,7 +173,7 @@ def _without_ones(shape: tuple[int, ...]) -> tuple[int, ...]:
 
 
 def _runs(shape: tuple[int, ...], side: int) -> set[int]:
-    """What a side may be merged into: products of neighbouring sides that hold it.
+    """Lengths that a dimension may be merged into: products of neighbouring dimensions that include it.
 
     >>> sorted(_runs((8, 4, 32), 0))
     [8, 32, 1024]

@@ -1,5 +1,5 @@
-"""Feature-map sparsity over training where nobody measured it: one documented generator, parameters per network.
+"""Modelled sparsity of feature maps over training.
 
-`with_sparsity` (in `generator`) adds modelled rows to a trace; `profile` reads the parameters, one file a network in
-`profiles/`.
+`generator.with_sparsity` adds modelled rows to a trace; `generator.load_profile` reads the parameters, one file per
+profile in `profiles/`.
 """

@@ -1,26 +1,25 @@
 """Modelled sparsity of a trace's feature maps, by epoch.
 
-Zeros come from ReLU; what other operators make of them is followed through the forward pass:
+ReLUs produce zeros; the model propagates them through the other operators of the forward pass:
 
-* A ReLU's result follows a curve of the network's profile: the first ReLU its own, those after convolutions one
-  between the shallow and the deep curve by their depth, those after linear layers another, single layers their own.
-* Max and average pooling give a zero only where the whole window is zero, so their result is denser than their
-  input: sparsity s becomes s^(w^(1 - c)) for w input values a result, from w independent values at clustering
-  c = 0 to a window that is all zero or not at all at c = 1.
-  w is the kernel's operations for each result; where they were not recorded it is the ratio of both sizes, which is
-  too small for overlapping windows.
-* Dropout adds its own zeros, up to the 93% that cDMA (section IV-B) saw at most; a concatenation has the mean of its
-  parts, weighted by size; copies and local response normalization keep the zeros they are given.
-* Everything else (convolutions, other normalizations, sums) is taken as dense and gets no row.
+* A ReLU's result follows a curve of the network's profile. The first ReLU has its own curve; ReLUs after convolutions
+  interpolate between the shallow and the deep curve by depth; ReLUs after linear layers have another curve; a profile
+  may have curves for single layers.
+* Max and average pooling return zero only if the entire window is zero, so their result is denser than their input:
+  sparsity s becomes s^(w^(1 - c)) for w input values per result. At clustering c = 0 the w values are independent; at
+  c = 1 a window is either all zero or has no zeros. w is the kernel's operations per result; if not recorded, the ratio
+  of input and result size, which is too small for overlapping windows.
+* Dropout adds zeros, up to cDMA's maximum of 93% (section IV-B). A concatenation has the mean of its parts, weighted by
+  size. Copies and local response normalization keep the sparsity of their input.
+* All other operators (convolutions, other normalizations, sums) count as dense and get no row.
 
-Shares are floating-point numbers, and powers come from the platform's mathematical library, whose last bits may differ
-between platforms; they are rounded to six digits, so that such a difference does not show but in the rare value that
-lies on the edge between two.
+Sparsities are rounded to six digits, because the last bits of powers depend on the platform's math library; a value
+close to a rounding boundary may still differ.
 
-Sources: cDMA (Rhu et al., HPCA 2018) section IV for the shape of curves and what pooling does; CSWAP (Chen et al.,
-CLUSTER 2021) sections II-B and V-B for VGG-16. Curves run from the first to the last epoch asked for.
+Sources: cDMA (Rhu et al., HPCA 2018) section IV for the shape of curves and the effect of pooling; CSWAP (Chen et al.,
+CLUSTER 2021) sections II-B and V-B for VGG-16. Curves span the requested epochs.
 
-The parameters are in one checked file a network, with the source of each number. Imports pydantic, so import it lazily.
+Each profile is a checked file with the source of each number. Imports pydantic, so import it lazily.
 """
 
 from __future__ import annotations
@@ -48,11 +47,10 @@ _JOINS = re.compile(r"(^|[^a-z])(cat|concat|concatenate)_?([^a-z]|$)")
 
 
 def with_sparsity(trace: Trace, epochs: int, profile: str | SparsityProfile | None = None) -> Trace:
-    """The trace with modelled sparsity for epochs 0 .. epochs - 1 in place of any it had; its notes say so.
+    """The trace with modelled sparsity for epochs 0 .. epochs - 1, which replaces existing rows; its notes state this.
 
-    profile: name of a shipped profile, or one of your own; by default that of the trace's model, or the general one.
-    Raises `InputError`
-    for an unknown profile, fewer than one epoch, or a trace without a ReLU.
+    profile: name of a shipped profile, or a profile; by default that of the trace's model, else the general one.
+    Raises `InputError` for an unknown profile, fewer than one epoch, or a trace without a ReLU.
 
     >>> from simgpu import load_trace
     >>> vgg = with_sparsity(load_trace("vgg11-cifar-cpu"), epochs=3)
@@ -81,7 +79,7 @@ def with_sparsity(trace: Trace, epochs: int, profile: str | SparsityProfile | No
 
 
 def mean_sparsity(trace: Trace) -> float:
-    """Share of zeros in all blocks that have one, weighted by their bytes, mean over the epochs (cDMA section IV).
+    """Mean sparsity of all blocks with a sparsity, weighted by bytes, over all epochs (cDMA section IV).
 
     >>> from simgpu import load_trace
     >>> 0 < mean_sparsity(load_trace("vgg11-cifar-cpu")) < 1
@@ -94,9 +92,9 @@ def mean_sparsity(trace: Trace) -> float:
 
 @dataclass(frozen=True)
 class _Flow:
-    """The forward pass as far as zeros go: its kernels, and which curve each ReLU follows.
+    """Propagates zeros through the forward pass.
 
-    relus: by kernel position, the layer's name, whether it follows a linear layer, and its rank among the ReLUs that
+    relus: by kernel position, the ReLU's layer, whether it follows a linear layer, and its rank among the ReLUs that
     follow convolutions.
     """
 
@@ -107,25 +105,25 @@ class _Flow:
 
     @classmethod
     def of(cls, trace: Trace, profile: SparsityProfile) -> _Flow:
-        """Find the ReLUs and what they follow."""
+        """Finds the ReLUs and the layers that they follow."""
         flow = cls(trace, profile, dict(trace.block_by_id))
-        maker: dict[str, OpClass] = {}
+        producer: dict[str, OpClass] = {}
         convolutions = 0
         for k, kernel in enumerate(trace.kernels):
             if kernel.phase is not Phase.FORWARD:
                 continue
-            sort = op_class(kernel.op)
-            source = next((maker[name] for name in kernel.reads if name in maker), OpClass.OTHER)
-            created = sort if sort in (OpClass.CONVOLUTION, OpClass.LINEAR) else source
-            maker.update(dict.fromkeys(kernel.writes, created))
+            own = op_class(kernel.op)
+            source = next((producer[name] for name in kernel.reads if name in producer), OpClass.OTHER)
+            layer_class = own if own in (OpClass.CONVOLUTION, OpClass.LINEAR) else source
+            producer.update(dict.fromkeys(kernel.writes, layer_class))
             if _is_relu(kernel):
-                is_linear = created is OpClass.LINEAR
+                is_linear = layer_class is OpClass.LINEAR
                 flow.relus[k] = (kernel.layer or "", is_linear, convolutions)
                 convolutions += not is_linear
         return flow
 
     def at(self, share: float) -> dict[str, float]:
-        """Sparsity of every block that has zeros at the end of forward, after this share of training."""
+        """Sparsity of every block that has zeros at the end of forward, after this fraction of training."""
         result: dict[str, float] = {}
         for k, kernel in enumerate(self.trace.kernels):
             if kernel.phase is not Phase.FORWARD:
@@ -138,23 +136,23 @@ class _Flow:
                 result[maps[0]] = sparsity
         return result
 
-    def _after(self, k: int, kernel: Kernel, result: str, matches: dict[str, float], share: float) -> float | None:
-        """Sparsity of a kernel's result, None where it is dense."""
+    def _after(self, k: int, kernel: Kernel, result: str, sparse: dict[str, float], share: float) -> float | None:
+        """Sparsity of a kernel's result; None if it is dense. sparse: sparsity of earlier blocks."""
         if k in self.relus:
             return self._curve(*self.relus[k], share)
-        sources = [name for name in kernel.reads if name in matches]
+        sources = [name for name in kernel.reads if name in sparse]
         if _JOINS.search(kernel.op):
             parts = [self.table[name].bytes for name in kernel.reads]
-            zeros = sum(self.table[name].bytes * matches[name] for name in sources)
+            zeros = sum(self.table[name].bytes * sparse[name] for name in sources)
             return zeros / sum(parts) if sources else None
         if not sources:
             return None
-        before = matches[sources[0]]
-        sort = op_class(kernel.op)
-        if sort is OpClass.POOLING:
+        before = sparse[sources[0]]
+        kernel_class = op_class(kernel.op)
+        if kernel_class is OpClass.POOLING:
             window = _window(kernel, self.table[sources[0]], self.table[result])
             return float(before ** (window ** (1 - self.profile.pool_clustering)))
-        if sort is OpClass.DROPOUT:
+        if kernel_class is OpClass.DROPOUT:
             return min(EMPTIEST, 1 - (1 - before) * (1 - self.profile.dropout))
         return before if _KEEPS_ZEROS.search(kernel.op) else None
 
@@ -173,7 +171,7 @@ class _Flow:
 
 
 def _window(kernel: Kernel, source: Block, result: Block) -> float:
-    """Input values for each result of a pool: its operations for each where known, else by the sizes of both."""
+    """Input values per result of a pooling: its operations per result if recorded, else the ratio of sizes."""
     if kernel.flops and result.shape:
         return max(1.0, kernel.flops / prod(result.shape))
     return max(1.0, source.bytes / max(1, result.bytes))
@@ -186,10 +184,10 @@ def _is_relu(kernel: Kernel) -> bool:
 SCHEMA = "simgpu.sparsity/1"
 FOLDER = Path(__file__).with_name("profiles")
 
-#: The profile of every network that has none of its own.
+#: The profile of networks without their own.
 GENERAL = "general"
 
-#: No feature map is modelled as emptier than this: the sparsest that cDMA (section IV-B) reports.
+#: Largest modelled sparsity: the maximum that cDMA (section IV-B) reports.
 EMPTIEST = 0.93
 
 Share = Annotated[float, Field(ge=0, le=1)]
@@ -197,10 +195,10 @@ Text = Annotated[str, Field(min_length=1)]
 
 
 class SparsityCurve(FileModel):
-    """Sparsity over training: from `start` to an extreme `turn` at the share `turn_at` of it, then to `end`.
+    """Sparsity over training: from `start` to an extreme `turn` at the fraction `turn_at`, then to `end`.
 
-    Both ways the change is fast first and slower later, as activation density falls and climbs in cDMA (section
-    IV-B, figure 7). In density, a `turn` above both ends is the U.
+    In both parts the change is fast first and slower later, like activation density in cDMA (section IV-B, figure 7).
+    A `turn` above both ends is a U in density.
 
     >>> curve = SparsityCurve(start=0.5, turn=0.8, turn_at=0.25, end=0.6)
     >>> [round(curve.at(share), 3) for share in (0, 0.125, 0.25, 0.5, 1)]
@@ -213,7 +211,7 @@ class SparsityCurve(FileModel):
     end: Share
 
     def at(self, share: float) -> float:
-        """Sparsity after this share of training, 0 at its begin, 1 at its end."""
+        """Sparsity after this fraction of training, from 0 to 1."""
         if share < self.turn_at:
             return self.start + (self.turn - self.start) * _fast_then_slow(share / self.turn_at)
         if self.turn_at == 1:
@@ -221,7 +219,7 @@ class SparsityCurve(FileModel):
         return self.turn + (self.end - self.turn) * _fast_then_slow((share - self.turn_at) / (1 - self.turn_at))
 
     def deepened(self, factor: float) -> SparsityCurve:
-        """The curve with its turn and end `factor` times as far from its start, within 0 and `EMPTIEST`."""
+        """The curve with the distances of turn and end from the start scaled by `factor`, within 0 and `EMPTIEST`."""
         turn, end = (
             max(0.0, min(EMPTIEST, self.start + factor * (value - self.start))) for value in (self.turn, self.end)
         )
@@ -233,27 +231,27 @@ def _fast_then_slow(x: float) -> float:
 
 
 class SparsityProfile(FileModel):
-    """What is known of a network's sparsity; see `simgpu.workloads.sparsity.generator` for how it is used."""
+    """Parameters of a network's sparsity; `simgpu.workloads.sparsity.generator` describes their use."""
 
     schema_: Literal["simgpu.sparsity/1"] = Field(alias="schema")
-    networks: tuple[Text, ...] = Field(strict=False, description="models that it is for, as the model zoo names them")
-    first: SparsityCurve = Field(description="of the first ReLU")
-    shallow: SparsityCurve = Field(description="of the first ReLU after it; those between follow their depth")
-    deep: SparsityCurve = Field(description="of the last ReLU that follows a convolution")
-    linear: SparsityCurve = Field(description="of ReLUs that follow a linear layer")
+    networks: tuple[Text, ...] = Field(strict=False, description="models that it applies to, as named in the model zoo")
+    first: SparsityCurve = Field(description="curve of the first ReLU")
+    shallow: SparsityCurve = Field(description="curve of the second ReLU; later ones interpolate to deep by depth")
+    deep: SparsityCurve = Field(description="curve of the last ReLU that follows a convolution")
+    linear: SparsityCurve = Field(description="curve of ReLUs that follow a linear layer")
     depths: dict[str, Annotated[float, Field(ge=0)]] = Field(
         default_factory=dict,
-        description="by model: how far shallow and deep move from their starts; fitted to a network-wide mean",
+        description="by model: factor that scales shallow and deep around their starts; fitted to a network-wide mean",
     )
-    layers: dict[str, SparsityCurve] = Field(default_factory=dict, description="of single ReLUs, by their layer's name")
-    pool_clustering: Share = Field(description="how far zeros lie together; 0: anywhere, 1: a pool sees all or none")
-    dropout: Share = Field(default=0.5, description="share of values that a dropout drops")
+    layers: dict[str, SparsityCurve] = Field(default_factory=dict, description="curves of single ReLUs, by layer name")
+    pool_clustering: Share = Field(description="clustering of zeros; 0: independent, 1: windows have all zeros or none")
+    dropout: Share = Field(default=0.5, description="fraction of values that a dropout sets to zero")
     sources: dict[str, Text]
 
 
 @cache
 def load_profile(name: str, folder: Path = FOLDER) -> SparsityProfile:
-    """A shipped profile by its name; `InputError` where there is none or its file is wrong.
+    """A shipped profile by its name. Raises `InputError` for an unknown name or an invalid file.
 
     >>> load_profile("vgg16").first.at(0.5)
     0.5
@@ -261,14 +259,14 @@ def load_profile(name: str, folder: Path = FOLDER) -> SparsityProfile:
     path = folder / f"{name}.yaml"
     if not path.exists():
         raise InputError.single(
-            "sparsity", "profile", f"there is none for '{name}'", did_you_mean(name, profile_names())
+            "sparsity", "profile", f"there is no profile '{name}'", did_you_mean(name, profile_names())
         )
     document = read_yaml_mapping(path, SCHEMA)
     return validate(SparsityProfile, document.values, lambda place: (document.file, document.place(place)))
 
 
 def profile_for(model: str) -> str:
-    """Name of the profile for a model: the one that lists it, else the general one.
+    """Name of the profile that lists a model, else of the general one.
 
     >>> profile_for("vgg16"), profile_for("a model of one's own")
     ('vgg16', 'general')
@@ -277,7 +275,7 @@ def profile_for(model: str) -> str:
 
 
 def profile_names() -> tuple[str, ...]:
-    """Names of the profiles, one file each.
+    """Names of the shipped profiles.
 
     >>> "vgg16" in profile_names(), GENERAL in profile_names()
     (True, True)

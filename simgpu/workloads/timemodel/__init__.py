@@ -1,1 +1,1 @@
-"""How long a kernel takes on a named GPU, modelled from operation and byte counts."""
+"""Models the duration of a kernel on a GPU from operation and byte counts."""

@@ -1,14 +1,14 @@
-"""The ways to compute a convolution: where each applies, what it computes and moves, and its workspace.
+"""Convolution algorithms: when each applies, its operations and bytes, and its workspace. `works` lists them.
 
 Applicability follows cuDNN's documentation of its algorithms (cuDNN developer guide, enumerations
 cudnnConvolutionFwdAlgo_t, BwdDataAlgo_t and BwdFilterAlgo_t). With N images, C input and K result channels, R x S
 filters, P x Q results, 4-byte values:
 
 ===================== ================================ =======================================================
-algorithm             where                            workspace, bytes
+algorithm             applies to                       workspace, bytes
 ===================== ================================ =======================================================
 implicit_gemm         always                           none
-implicit_precomp_gemm always                           4 (CRS + NPQ): one offset a tap and one a result
+implicit_precomp_gemm always                           4 (CRS + NPQ): an offset per tap and per result
 gemm                  always                           4 CRS NPQ: the matrix of all taps of all results
 winograd              3 x 3, stride 1; not for weights 4 x 16 CK: transformed filters
 winograd_nonfused     3 x 3, stride 1                  4 x 36 (T (C + K) + CK): T tiles of 4 x 4 results, filters
@@ -16,16 +16,16 @@ fft                   stride 1, padded side up to 256  8 F (NC + NK + CK): spect
 fft_tiling            stride 1, filter side up to 32   the same with tiles of 32 x 32 for images
 ===================== ================================ =======================================================
 
-Stride 1 stands for no dilation too. A formula counts what the algorithm must hold at once; a library may hold less by
-working in portions, or more for padding. Where it was measured: cuDNN's fused Winograd holds 256 KiB for 64 to 64
+"Stride 1" also requires no dilation. A formula counts what the algorithm must store at once; a library may store less
+by working in portions, or more for padding. Published measurements: cuDNN's fused Winograd needs 256 KiB for 64 to 64
 channels (LBANN, pull request 437), as here; and for 32 images of 56 x 56, 64 to 64 channels, 3 x 3, the fast choice
-fits into 256 MB and not into 128 MB (sonots/cumo, pull request 502). Which choice that is is not told: the formulas
+fits into 256 MB and not into 128 MB (sonots/cumo, pull request 502). That source does not name the choice; the formulas
 give 111 MiB for the non-fused Winograd, 132 MiB for FFT.
 
-Simplified: the non-fused Winograd is for 3 x 3 alone, though cuDNN's guide lists 5 x 5 with it (nothing published says
-by which tiles, so neither its arithmetic nor its workspace can be counted); the transforms are left out for 1 x 1
-filters, where they save nothing. Groups are taken one after another by the transforms, each as a convolution of its
-own in the same workspace: so Torch and Caffe did before cuDNN 7 had groups, and how cuDNN does since is not published.
+Simplifications: the non-fused Winograd applies only to 3 x 3, although cuDNN's guide lists 5 x 5 too (its tile sizes
+are not published, so its arithmetic and workspace cannot be counted). 1 x 1 filters use no transforms, which would save
+nothing. Transforms process groups one after another in the same workspace, each as a separate convolution, as Torch and
+Caffe did before cuDNN 7 had groups; cuDNN's own method is not published.
 """
 
 from __future__ import annotations
@@ -42,20 +42,24 @@ AlgorithmName = Literal[
     "implicit_gemm", "implicit_precomp_gemm", "gemm", "winograd", "winograd_nonfused", "fft", "fft_tiling"
 ]
 
-#: Bytes of one complex number in single precision, and of one offset of the precomputed indices.
+#: Bytes of a single-precision complex number, and of one precomputed index offset.
 _COMPLEX, _OFFSET = 8, 4
-#: Longest padded side that the whole-image transform takes; side of a tile of the tiled one.
+#: Longest padded side that the whole-image transform supports; tile side of the tiled one.
 _FFT_LIMIT, _FFT_TILE = 256, 32
 
 
 @dataclass(frozen=True, slots=True)
 class AlgorithmWork:
-    """What one algorithm does for a convolution.
+    """The work of one algorithm for a convolution.
 
-    product: the matrix product that it comes down to. product_flops: operations of that product. other_flops: of the
-    transforms around it. extra_bytes: traffic beyond operands and result, such as transformed tiles written and read.
-    matrix_units: whether it can use them. kernels: how many are launched one after another. times: how often the
-    product is computed, each time alone on the GPU; all else is of all times together.
+    product: the matrix product that it computes.
+    product_flops: operations of that product.
+    other_flops: operations of the transforms around it.
+    extra_bytes: traffic in addition to operands and result, such as transformed tiles written and read.
+    workspace_bytes: its workspace.
+    matrix_units: whether it can use them.
+    kernels: number of kernels, launched one after another.
+    times: repetitions of `product` and `product_flops`, one after another; the other fields cover all of them.
     """
 
     name: AlgorithmName
@@ -70,7 +74,7 @@ class AlgorithmWork:
 
 
 def product_of(shape: ConvolutionShape, direction: Direction) -> GemmShape:
-    """The product that a convolution is, when every tap of every input becomes one entry of a matrix.
+    """The matrix product that computes a convolution after im2col, one matrix entry per tap of each result.
 
     >>> shape = ConvolutionShape(2, 3, (8, 8), 16, (3, 3), padding=(1, 1))
     >>> product_of(shape, Direction.FORWARD)
@@ -85,7 +89,7 @@ def product_of(shape: ConvolutionShape, direction: Direction) -> GemmShape:
         case Direction.FORWARD:
             return GemmShape(results, outputs, inputs * taps, shape.groups)
         case Direction.BACKWARD_DATA:
-            # Every input pixel is reached from taps / stride results: the same arithmetic as forward.
+            # Each input pixel contributes to about taps / stride^2 results: the same arithmetic as forward.
             pixels = shape.batch * shape.in_size[0] * shape.in_size[1]
             depth = max(1, ceil(results * outputs * taps / pixels))
             return GemmShape(pixels, inputs, depth, shape.groups)
@@ -95,9 +99,9 @@ def product_of(shape: ConvolutionShape, direction: Direction) -> GemmShape:
 
 @lru_cache(maxsize=4096)
 def works(shape: ConvolutionShape, direction: Direction, itemsize: int = 4) -> tuple[AlgorithmWork, ...]:
-    """Every algorithm that applies, in no particular order; `itemsize`: bytes of one value.
+    """Every algorithm that applies, in no particular order. itemsize: bytes of one value.
 
-    Remembered: networks repeat shapes, and the same ones are priced for many GPUs and parameters.
+    Cached: networks repeat shapes, and the same shapes are priced for many GPUs and parameters.
     """
     return tuple(_works(shape, direction, itemsize))
 
@@ -126,11 +130,11 @@ def _works(shape: ConvolutionShape, direction: Direction, itemsize: int) -> Iter
 
 
 def image_by_image(shape: ConvolutionShape, direction: Direction, itemsize: int) -> AlgorithmWork:
-    """What a framework does where its library has no convolution: it unfolds one image and multiplies, then the next.
+    """The work of a framework's own convolution where the library has none: im2col and a product, image by image.
 
-    As PyTorch does (aten/src/ATen/native/cuda/ConvolutionMM2d.cu): for each image, and each group, one kernel that
-    writes the matrix of all taps and one that multiplies it, in the same workspace; forward and for weights, 1 x 1
-    filters of stride 1 need no matrix.
+    As in PyTorch (aten/src/ATen/native/cuda/ConvolutionMM2d.cu): for each image and group, one kernel writes the matrix
+    of all taps and one multiplies it, in the same workspace. In forward and for weights, 1 x 1 filters of stride 1
+    need no matrix.
 
     >>> shape = ConvolutionShape(2, 3, (8, 8), 16, (3, 3), padding=(1, 1))
     >>> work = image_by_image(shape, Direction.FORWARD, itemsize=2)
@@ -157,7 +161,7 @@ def image_by_image(shape: ConvolutionShape, direction: Direction, itemsize: int)
 
 
 def _by_transforms(shape: ConvolutionShape, direction: Direction, itemsize: int) -> Iterator[AlgorithmWork]:
-    """What applies to a convolution of stride 1 without groups."""
+    """The transform algorithms that apply to a convolution of stride 1 without groups."""
     if shape.kernel == (3, 3):
         if direction is not Direction.BACKWARD_WEIGHTS:
             yield _winograd_fused(shape, itemsize)
@@ -167,7 +171,7 @@ def _by_transforms(shape: ConvolutionShape, direction: Direction, itemsize: int)
 
 
 def _repeated(work: AlgorithmWork, times: int) -> AlgorithmWork:
-    """One after another, in the same workspace."""
+    """The work repeated `times` times, one after another in the same workspace."""
     return replace(
         work,
         product=replace(work.product, count=times * work.product.count),
@@ -179,7 +183,7 @@ def _repeated(work: AlgorithmWork, times: int) -> AlgorithmWork:
 
 
 def _tiles(shape: ConvolutionShape, side: int) -> int:
-    """Tiles of side x side results that cover all images."""
+    """Number of tiles of side x side results that cover all images."""
     height, width = shape.out_size
     return shape.batch * ceil(height / side) * ceil(width / side)
 
@@ -187,8 +191,8 @@ def _tiles(shape: ConvolutionShape, side: int) -> int:
 def _winograd_fused(shape: ConvolutionShape, itemsize: int) -> AlgorithmWork:
     """F(2x2, 3x3): 16 multiplies for 4 results instead of 36; only the transformed filters are stored.
 
-    Additions of the transforms after Lavin and Gray (CVPR 2016), section 4.1: 32 for a tile of the input, 28 for a
-    filter, 24 for a tile of the result.
+    Additions of the transforms from Lavin and Gray (CVPR 2016), section 4.1: 32 per tile of the input, 28 per filter,
+    24 per tile of the result.
     """
     tiles, channels = _tiles(shape, 2), shape.in_channels * shape.out_channels
     product = GemmShape(tiles, shape.out_channels, shape.in_channels, 16)
@@ -200,8 +204,8 @@ def _winograd_fused(shape: ConvolutionShape, itemsize: int) -> AlgorithmWork:
 def _winograd_nonfused(shape: ConvolutionShape, itemsize: int) -> AlgorithmWork:
     """F(4x4, 3x3): 36 multiplies for 16 results instead of 144; transformed tiles and filters are stored.
 
-    Operations of the transforms after Lavin and Gray (CVPR 2016), section 4.3: 156 for a tile of the input, 72 for a
-    filter, 90 for a tile of the result.
+    Operations of the transforms from Lavin and Gray (CVPR 2016), section 4.3: 156 per tile of the input, 72 per
+    filter, 90 per tile of the result.
     """
     tiles, channels = _tiles(shape, 4), shape.in_channels * shape.out_channels
     product = GemmShape(tiles, shape.out_channels, shape.in_channels, 36)
@@ -211,7 +215,7 @@ def _winograd_nonfused(shape: ConvolutionShape, itemsize: int) -> AlgorithmWork:
 
 
 def _transforms(shape: ConvolutionShape) -> Iterator[AlgorithmWork]:
-    """Fourier transforms of whole images padded to a power of two, and of tiles of 32 x 32."""
+    """FFT algorithms: of entire images padded to a power of two, and of 32 x 32 tiles."""
     padded = max(side + 2 * padding for side, padding in zip(shape.in_size, shape.padding, strict=True))
     if padded <= _FFT_LIMIT and max(shape.kernel) <= padded:
         side = 1 << max(padded - 1, 1).bit_length()
@@ -224,9 +228,9 @@ def _transforms(shape: ConvolutionShape) -> Iterator[AlgorithmWork]:
 
 
 def _spectral(shape: ConvolutionShape, name: AlgorithmName, side: int, images: int) -> AlgorithmWork:
-    """Transform both operands, multiply spectra frequency by frequency, transform back.
+    """The work to transform both operands, multiply the spectra per frequency, and transform back.
 
-    A real transform of side x side values takes 2.5 n log2 n operations (n = side squared) and leaves
+    A real transform of side x side values takes 2.5 n log2 n operations (n = side squared) and returns
     side x (side / 2 + 1) complex numbers; a complex multiply-accumulate is four real ones.
     """
     frequencies, values = side * (side // 2 + 1), side * side

@@ -1,14 +1,14 @@
-"""Number formats of products on a GPU: in which arithmetic they run, and sentences about how times are modelled.
+"""Number formats of products on a GPU: the arithmetic they run in, and notes about how times are modelled.
 
-What matrix units do not take is multiplied in single precision, from values of two bytes:
+Half-precision formats that matrix units do not support are multiplied in single precision, from 2-byte values:
 
 - float16 before Volta: PyTorch calls ``cublasGemmEx`` (``cublasSgemmEx`` on Kepler) to compute in float32
   (aten/src/ATen/cuda/CUDABlas.cpp);
 - bfloat16 on Volta and Turing: inputs are shifted to float32 (PyTorch, pull request 148322). cuDNN has no such
-  convolution (PyTorch, `CUDAHooks::supportsBFloat16ConvolutionWithCuDNNv8`), so that PyTorch unfolds one image after
-  another and multiplies (aten/src/ATen/native/cuda/ConvolutionMM2d.cu).
+  convolution (PyTorch, `CUDAHooks::supportsBFloat16ConvolutionWithCuDNNv8`), so PyTorch runs im2col and a product for
+  one image after another (aten/src/ATen/native/cuda/ConvolutionMM2d.cu).
 
-bfloat16 before Volta has no product in cuBLAS and is refused (`parameters.yaml`, sources).
+cuBLAS has no bfloat16 products before Volta, so they are unsupported (`parameters.yaml`, sources).
 """
 
 from __future__ import annotations
@@ -23,18 +23,18 @@ from simgpu.hardware.spec import GpuSpec
 if TYPE_CHECKING:
     from simgpu.workloads.timemodel.parameters import Architecture
 
-#: Bytes of one value, by number format as PyTorch names it; products of no other have a rate.
+#: Bytes of one value, by PyTorch's name of the number format; other formats are unsupported.
 _ITEMSIZE = {"float32": 4, "float16": 2, "bfloat16": 2}
 
 
 def itemsize_of_products(gpu: GpuSpec, architecture: Architecture, dtype: str) -> int:
-    """Bytes of one value of a product; `InputError` for a format that has no product on the GPU."""
+    """Bytes of one value of a product. Raises `InputError` for a format without products on the GPU."""
     if dtype not in _ITEMSIZE:
         remedy = f"give one of {', '.join(_ITEMSIZE)}"
-        raise InputError.single("", "time model", f"knows no rate for products of {dtype!r}", remedy)
+        raise InputError.single("", "time model", f"has no rate for products of {dtype!r}", remedy)
     if dtype == "bfloat16" and architecture.bf16 == "none":
-        what = f"{gpu.name} ({gpu.architecture}) has no products of 'bfloat16': cuBLAS refuses them before Volta"
-        raise InputError.single("", "time model", what, "give float16 or float32, or a GPU from Volta on")
+        problem = f"{gpu.name} ({gpu.architecture}) has no products of 'bfloat16': cuBLAS has none before Volta"
+        raise InputError.single("", "time model", problem, "give float16 or float32, or a GPU from Volta on")
     return _ITEMSIZE[dtype]
 
 
@@ -53,9 +53,9 @@ def matrix_units_take(gpu: GpuSpec, architecture: Architecture, dtype: str) -> b
 
 
 def product_rate(gpu: GpuSpec, dtype: str) -> int | None:
-    """Peak operations per second of products of a format; None where the GPU does not state its rates.
+    """Peak operations per second of products in a format; None if the GPU's description lacks the rate.
 
-    A GPU of no stated architecture multiplies both half-precision formats on the matrix units that it states.
+    A GPU of unknown architecture multiplies both half-precision formats on its matrix units, if it has any.
     """
     architecture = _architecture(gpu)
     if architecture is None:
@@ -66,9 +66,9 @@ def product_rate(gpu: GpuSpec, dtype: str) -> int | None:
 
 
 def model_notes(gpu: GpuSpec, dtypes: Iterable[str] = ()) -> list[str]:
-    """What a reader of times modelled for a GPU must know, in sentences; none where nothing is out of the ordinary.
+    """Notes on the limits of times modelled for a GPU; empty if there are none.
 
-    dtypes: of the products that were priced.
+    dtypes: number formats of the priced products.
 
     >>> from simgpu.hardware.nodes import load_node
     >>> model_notes(load_node("h200").gpu, ["bfloat16"])
@@ -90,7 +90,7 @@ def model_notes(gpu: GpuSpec, dtypes: Iterable[str] = ()) -> list[str]:
 
 
 def _fitted_for_others(gpu: GpuSpec, architecture: Architecture) -> str:
-    """Says that the time model was fitted to other GPUs than this one; empty where it was fitted to this one."""
+    """A note that the time model was fitted to other GPUs; empty if it was fitted to this one."""
     names = (gpu.name, *gpu.reported_as)
     if any(_is_model(fitted, name) for fitted in architecture.fitted_to for name in names):
         return ""
@@ -98,7 +98,7 @@ def _fitted_for_others(gpu: GpuSpec, architecture: Architecture) -> str:
 
 
 def _is_model(model: str, name: str) -> bool:
-    """Whether a GPU's name is one of a model's boards: 'Tesla V100 PCIe' is of V100, 'GTX 1080 Ti' not of GTX 1080."""
+    """Whether a GPU's name denotes a model: 'Tesla V100 PCIe' is a V100, 'GTX 1080 Ti' is not a GTX 1080."""
     return re.search(rf"(?<!\w){re.escape(model)}(?!\w| Ti\b| SUPER\b)", name, re.IGNORECASE) is not None
 
 

@@ -1,4 +1,4 @@
-"""What sort of kernel an operator is, by its name."""
+"""Maps operator names to the time model's operation kinds."""
 
 from __future__ import annotations
 
@@ -70,7 +70,7 @@ _OF_CLASS = {
 
 
 def listed_kind(name: str) -> OperationKind | None:
-    """Of an operator whose name is listed, without its library's prefix; in place or not.
+    """The kind of a listed operator name without its library prefix, in place or not; None if not listed.
 
     >>> listed_kind("relu_"), listed_kind("index_select").value
     (None, 'gather')
@@ -79,7 +79,7 @@ def listed_kind(name: str) -> OperationKind | None:
 
 
 def kind_of(op: str) -> OperationKind:
-    """Of any operator by its recorded name: as listed, else by its class, else value by value.
+    """The kind of an operator by its recorded name: as listed, else by its class, else elementwise.
 
     >>> [kind_of(op).value for op in ("aten::cat", "cudnn_convolution", "autograd::engine: ReluBackward0")]
     ['copy', 'convolution', 'elementwise']

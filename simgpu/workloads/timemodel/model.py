@@ -1,21 +1,21 @@
-"""Durations of kernels on a named GPU, from what they compute and move.
+"""`time_model` models the durations of kernels on a GPU from their operations and bytes.
 
-A kernel takes the launch time plus the longer of its arithmetic and its traffic, each at a share of the GPU's peak
-rate; passes around it, such as the transforms of a Winograd convolution, are added. The share falls where there is
-too little to do, by smooth laws:
+A kernel takes the launch time plus the longer of its arithmetic and its memory traffic, each at a fraction of the GPU's
+peak rate. Additional passes, such as the transforms of a Winograd convolution, are added. Small kernels reach a smaller
+fraction, by smooth laws:
 
-- a product of m x k and k x n takes (1 + a/m)(1 + b/n)(1 + c/k) times as long as its arithmetic (the longer side of
-  the result as m), for tiles that are not full and loops that are short;
-- and sqrt(1 + (h M / r)^2) times, for multiprocessors that idle: r results, M multiprocessors, h results to fill one;
-  sums longer than `split_depth` are split into parts of that length (k above), and their parts count as results;
-- any other kernel moves `in_flight` bytes for each multiprocessor more than its own: what must be under way before
-  the memory's pipe is full (Little's law).
+- a product of m x k and k x n takes (1 + a/m)(1 + b/n)(1 + c/k) times as long as its arithmetic (m: the longer side of
+  the result), for partly filled tiles and short loops;
+- and sqrt(1 + (h M / r)^2) times, for idle multiprocessors: r results, M multiprocessors, h results to fill one; sums
+  longer than `split_depth` are split into parts of that length (k above), and each part counts as a result;
+- any other kernel moves an additional `in_flight` bytes per multiprocessor: the bytes in flight that saturate the
+  memory (Little's law).
 
-They stand for waves of tiles without their steps: where a step lies depends on the tile that the library picks, which
-nobody else knows, and the laws are exact in both limits.
+These laws approximate waves of tiles without their steps, whose positions depend on the tile size that the library
+chooses, which is not published. The laws are exact in both limits.
 
-A convolution's bias is added by one more kernel that reads and writes its result: cuDNN's convolutions take none, and
-PyTorch, TensorFlow and Torch follow them with such a kernel (in PyTorch ``add_``, aten/src/ATen/native/cudnn).
+A separate kernel adds a convolution's bias by reading and writing its result: cuDNN's convolutions have no bias, and
+PyTorch, TensorFlow and Torch run such a kernel after them (in PyTorch ``add_``, aten/src/ATen/native/cudnn).
 """
 
 from __future__ import annotations
@@ -35,13 +35,12 @@ from simgpu.workloads.timemodel.operation import ConvolutionShape, Direction, Ge
 if TYPE_CHECKING:
     from simgpu.workloads.timemodel.parameters import Architecture, Parameters
 
-#: Largest workspace that a framework gives a convolution unless told otherwise, bytes: that of TensorFlow
-#: (TF_CUDNN_WORKSPACE_LIMIT_IN_MB, conv_ops_gpu.cc).
+#: Default limit on a convolution's workspace, bytes: TensorFlow's (TF_CUDNN_WORKSPACE_LIMIT_IN_MB, conv_ops_gpu.cc).
 WORKSPACE_LIMIT = 2**32
 
 
 class Tf32(StrEnum):
-    """Which single-precision products run on matrix units that take them (Ampere and later)."""
+    """Which single-precision products run on matrix units that support TF32 (Ampere and later)."""
 
     NONE = "none"
     CONVOLUTIONS = "convolutions"  # PyTorch's default
@@ -50,7 +49,7 @@ class Tf32(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Algorithm:
-    """One way to compute a convolution: its name, duration and the device memory that it needs meanwhile."""
+    """One way to compute a convolution: its name, duration and workspace."""
 
     name: str
     duration_ns: int
@@ -59,7 +58,7 @@ class Algorithm:
 
 @dataclass(frozen=True)
 class TimeModel:
-    """Durations on one GPU; make it with `time_model`."""
+    """Durations on one GPU; `time_model` creates it."""
 
     gpu: GpuSpec
     architecture: Architecture
@@ -72,10 +71,10 @@ class TimeModel:
     workspace_limit: int
 
     def duration_ns(self, operation: Operation) -> int:
-        """How long the kernel takes, whole nanoseconds; a convolution by its fastest algorithm.
+        """The kernel's duration in whole nanoseconds; that of the fastest algorithm for a convolution.
 
-        Raises `InputError` for a product of numbers other than float32, float16 and bfloat16, and of bfloat16 on a GPU
-        that has none (`simgpu.workloads.timemodel.formats`).
+        Raises `InputError` for products in formats other than float32, float16 and bfloat16, and for bfloat16 on a GPU
+        that does not support it (`simgpu.workloads.timemodel.formats`).
 
         >>> from simgpu.hardware.nodes import load_node
         >>> relu = Operation(OperationKind.ELEMENTWISE, flops=10**8, bytes=9 * 10**8, results=10**8)
@@ -90,9 +89,9 @@ class TimeModel:
         return self._other_ns(operation)
 
     def algorithms(self, operation: Operation) -> tuple[Algorithm, ...]:
-        """The algorithms that can compute a convolution, fastest first; then less workspace, then by name.
+        """The algorithms that can compute a convolution, by duration, then workspace, then name.
 
-        Empty for any other operation. Raises `InputError` as `duration_ns`.
+        Empty for any other operation. Raises `InputError` like `duration_ns`.
         """
         shape = operation.convolution
         if shape is None or operation.kind is not OperationKind.CONVOLUTION:
@@ -110,7 +109,7 @@ class TimeModel:
         return tuple(sorted(result, key=lambda each: (each.duration_ns, each.workspace_bytes, each.name)))
 
     def _works(self, shape: ConvolutionShape, operation: Operation) -> tuple[AlgorithmWork, ...]:
-        """The algorithms that the library has for these numbers on this GPU."""
+        """The algorithms that the library has for this number format on this GPU."""
         itemsize = itemsize_of_products(self.gpu, self.architecture, operation.dtype)
         if operation.dtype == "bfloat16" and self.architecture.bf16 != "matrix units":
             return (image_by_image(shape, operation.direction, itemsize),)
@@ -123,7 +122,7 @@ class TimeModel:
         return matrix_units_take(self.gpu, self.architecture, operation.dtype)
 
     def _peak(self, operation: Operation, on_matrix_units: bool) -> float:
-        """Operations per second that the best product of this type of number reaches."""
+        """Operations per second that the best product in this number format reaches."""
         rate, share = self.gpu.tensor_rate, self.architecture.matrix
         if not on_matrix_units or rate is None or share is None:
             return self.fp32_rate * self.architecture.compute
@@ -135,7 +134,7 @@ class TimeModel:
         rate = self._peak(operation, on_matrix_units) * share
         arithmetic = work.times * work.product_flops * self._padding(work.product) * self._idle(work.product) / rate
         bandwidth = self._bandwidth(operation)
-        # Matrix units want channels last, and frameworks keep them first: operands and result are reordered.
+        # Matrix units need channels last and frameworks store channels first: operands and result are reordered.
         reordered = 2 * operation.bytes if on_matrix_units and operation.convolution is not None else 0
         around = max(
             work.other_flops / (self.fp32_rate * self.architecture.compute),
@@ -145,20 +144,20 @@ class TimeModel:
         return work.kernels * self.architecture.launch + ceil(seconds * 1e9) + self._bias_ns(operation)
 
     def _bias_ns(self, operation: Operation) -> int:
-        """The kernel that adds a convolution's bias to its result."""
+        """Duration of the kernel that adds a convolution's bias to its result."""
         if not operation.added_bytes:
             return 0
         return self._other_ns(Operation(OperationKind.ELEMENTWISE, 0, operation.added_bytes, operation.results))
 
     def _padding(self, product: GemmShape) -> float:
-        """How much longer a product takes because its sides do not fill the tiles it is computed in."""
+        """Slowdown factor of a product whose sides do not fill its tiles."""
         half = self.parameters.halves
         long, short = max(product.m, product.n), min(product.m, product.n)
         depth = min(float(product.k), self.parameters.split_depth)
         return (1 + half.rows / long) * (1 + half.columns / short) * (1 + half.depth / depth)
 
     def _idle(self, product: GemmShape) -> float:
-        """How much longer a product takes because its results do not fill the multiprocessors."""
+        """Slowdown factor of a product whose results do not fill the multiprocessors."""
         parts = max(1.0, product.k / self.parameters.split_depth)
         results = product.count * product.m * product.n * parts
         return sqrt(1 + (self.parameters.halves.results * self.multiprocessors / results) ** 2)
@@ -187,13 +186,13 @@ def time_model(
 ) -> TimeModel:
     """The time model of a GPU.
 
-    tf32: which single-precision products use matrix units, where the GPU has such that take them.
+    tf32: which single-precision products use matrix units, if the GPU's support them.
     without: algorithms that the library lacks, such as ``winograd`` before cuDNN 5.
     workspace_limit: bytes; algorithms that need more are not used.
-    parameters: another table than the one that comes with simgpu.
+    parameters: by default the table shipped with simgpu.
 
-    Raises `InputError` naming everything that the GPU's description lacks, an architecture without parameters, and
-    algorithms that are not known or are all there are.
+    Raises `InputError` for values missing in the GPU's description, an architecture without parameters, and for unknown
+    algorithms or ``implicit_gemm`` in `without`.
 
     >>> time_model(GpuSpec("bare", memory=1))
     Traceback (most recent call last):
@@ -218,7 +217,7 @@ def time_model(
         problems.append(Problem("", "without", f"{name!r} is not an algorithm", did_you_mean(name, table.algorithms)))
     if "implicit_gemm" in lacking:
         what = "'implicit_gemm' is the algorithm that always applies"
-        problems.append(Problem("", "without", what, "leave it in"))
+        problems.append(Problem("", "without", what, "do not exclude it"))
     if problems:
         raise InputError(problems)
     assert gpu.architecture is not None and gpu.multiprocessors is not None

@@ -1,4 +1,4 @@
-"""What a kernel computes, as far as its duration depends on it."""
+"""`Operation` describes the work of a kernel that determines its duration."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from enum import StrEnum
 
 
 class OperationKind(StrEnum):
-    """Sorts of kernels that run at different shares of a GPU's peak rates."""
+    """Kinds of kernels, which reach different fractions of a GPU's peak rates."""
 
     CONVOLUTION = "convolution"
     DEPTHWISE_CONVOLUTION = "depthwise_convolution"
@@ -22,7 +22,7 @@ class OperationKind(StrEnum):
 
 
 class Direction(StrEnum):
-    """Which of an operator's three computations this is."""
+    """One of an operator's three computations."""
 
     FORWARD = "forward"
     BACKWARD_DATA = "backward_data"
@@ -31,7 +31,7 @@ class Direction(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class ConvolutionShape:
-    """A two-dimensional convolution as its forward direction sees it; pairs are (height, width).
+    """A two-dimensional convolution, in terms of its forward direction; pairs are (height, width).
 
     >>> shape = ConvolutionShape(128, 3, (224, 224), 64, (3, 3), padding=(1, 1))
     >>> shape.out_size, shape.macs
@@ -61,21 +61,21 @@ class ConvolutionShape:
 
     @property
     def macs(self) -> int:
-        """Multiply-accumulates of one direction, computed directly."""
+        """Multiply-accumulates of one direction by direct convolution."""
         (height, width), (rows, columns) = self.out_size, self.kernel
         per_result = self.in_channels // self.groups * rows * columns
         return self.batch * self.out_channels * height * width * per_result
 
     @property
     def kind(self) -> OperationKind:
-        """Depthwise where every input channel is a group of its own."""
+        """Depthwise if every input channel is a separate group, else a plain convolution."""
         depthwise = self.groups > 1 and self.groups == self.in_channels
         return OperationKind.DEPTHWISE_CONVOLUTION if depthwise else OperationKind.CONVOLUTION
 
 
 @dataclass(frozen=True, slots=True)
 class GemmShape:
-    """`count` independent products of an m x k with a k x n matrix.
+    """`count` independent products of an m x k and a k x n matrix.
 
     >>> GemmShape(128, 4096, 9216).macs
     4831838208
@@ -94,13 +94,14 @@ class GemmShape:
 
 @dataclass(frozen=True, slots=True)
 class Operation:
-    """One kernel's work.
+    """The work of one kernel.
 
-    flops: floating-point operations, two for each multiply-accumulate. bytes: what it must at least move to and from
-    device memory: every distinct input once and every result once. results: how many values it produces, the measure
-    of how much of the GPU it can keep busy. dtype: of the values, as PyTorch names it. added_bytes: what a second,
-    elementwise kernel moves that goes over the result of a convolution in place, as frameworks add a bias.
-    convolution, gemm: the shape, where the kernel is one of these; a convolution's is that of its forward direction.
+    flops: floating-point operations, two per multiply-accumulate.
+    bytes: least traffic to and from device memory: every distinct input once and every result once.
+    results: number of values that it produces, which determines how much of the GPU it can occupy.
+    convolution, gemm: its shape, in terms of the forward direction for a convolution; None if it is neither.
+    dtype: number format of the values, as PyTorch names it.
+    added_bytes: traffic of a second, elementwise kernel on a convolution's result, as frameworks add a bias.
     """
 
     kind: OperationKind
@@ -115,5 +116,5 @@ class Operation:
 
     @property
     def is_product(self) -> bool:
-        """Whether it is priced by its arithmetic: a matrix product or a convolution that is not depthwise."""
+        """Whether it is a matrix product or a convolution that is not depthwise, priced by its arithmetic."""
         return self.gemm is not None or self.kind is OperationKind.CONVOLUTION

@@ -1,6 +1,6 @@
-"""The parameters of the time model: the file next to this module, checked, as plain values.
+"""The time model's parameters: `load_parameters` reads and checks the YAML file next to this module.
 
-Imports pydantic and yaml, so import it when needed.
+Imports pydantic and yaml, so import it lazily.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from simgpu.workloads.timemodel.operation import Direction, OperationKind
 SCHEMA = "simgpu.timemodel/1"
 PARAMETERS = Path(__file__).with_name("parameters.yaml")
 
-Share = Annotated[float, Field(gt=0, le=1, description="part of a peak rate, more than 0 and at most 1")]
+Share = Annotated[float, Field(gt=0, le=1, description="fraction of a peak rate, more than 0 and at most 1")]
 Count = Annotated[float, Field(ge=0)]
 Text = Annotated[str, Field(min_length=1)]
 Of = Annotated[Direction, Field(strict=False)]
@@ -29,45 +29,45 @@ Kind = Annotated[OperationKind, Field(strict=False)]
 
 
 class Halves(FileModel):
-    """How much of something lets a product run at half its full rate; more lets it come nearer to all of it."""
+    """Sizes at which a product runs at half its full rate; larger products approach the full rate."""
 
-    rows: Count = Field(description="of the longer side of the result")
-    columns: Count = Field(description="of the shorter side of the result")
-    depth: Count = Field(description="of the length of the sums")
-    results: Count = Field(description="of results per multiprocessor, sums that are split counted by their parts")
+    rows: Count = Field(description="longer side of the result")
+    columns: Count = Field(description="shorter side of the result")
+    depth: Count = Field(description="length of the sums")
+    results: Count = Field(description="results per multiprocessor; each part of a split sum counts as a result")
 
 
 class KindShares(FileModel):
-    """Parts of the bandwidth that a long elementwise kernel reaches."""
+    """Fractions of the bandwidth that a long elementwise kernel reaches."""
 
     forward: Share
     backward: Share
 
 
 class Architecture(FileModel):
-    """What differs between generations of GPUs."""
+    """Parameters of one GPU architecture."""
 
-    compute: Share = Field(description="of the fp32 rate, for products of large matrices")
-    matrix: Share | None = Field(default=None, description="of the matrix units' rate, for the same")
-    memory: Share = Field(description="of the DRAM bandwidth, for long elementwise kernels")
-    normalization: Share = Field(default=1.0, description="of that again, for batch norm and its like")
-    launch: TimeOrZero = Field(description="time that every kernel takes whatever it does")
-    tf32: bool = Field(default=False, description="its matrix units take single precision, at half their rate")
+    compute: Share = Field(description="fraction of the fp32 rate reached by products of large matrices")
+    matrix: Share | None = Field(default=None, description="fraction of the matrix units' rate reached by the same")
+    memory: Share = Field(description="fraction of the DRAM bandwidth reached by long elementwise kernels")
+    normalization: Share = Field(default=1.0, description="fraction of that bandwidth reached by normalizations")
+    launch: TimeOrZero = Field(description="fixed time per kernel")
+    tf32: bool = Field(default=False, description="whether matrix units support TF32, at half their rate")
     bf16: Literal["none", "single precision", "matrix units"] = Field(
-        default="none", description="what multiplies bfloat16: nothing that libraries offer, or in which arithmetic"
+        default="none", description="arithmetic of bfloat16 products; none if libraries do not support them"
     )
     fitted_to: tuple[Text, ...] = Field(
-        default=(), strict=False, description="GPUs whose measured times its numbers were fitted to"
+        default=(), strict=False, description="GPUs whose measured times the numbers were fitted to"
     )
 
 
 class Parameters(FileModel):
-    """The whole table; `sources` says where its numbers come from, by dotted key or the key above it."""
+    """The table of parameters. sources: the origin of each number, by its dotted key or a parent key."""
 
     schema_: Literal["simgpu.timemodel/1"] = Field(alias="schema")
     halves: Halves
     split_depth: Annotated[float, Field(gt=0, description="sums are split into parts of this length")]
-    in_flight: Size = Field(description="bytes per multiprocessor that must be under way to fill the memory's pipe")
+    in_flight: Size = Field(description="bytes in flight per multiprocessor that saturate the memory")
     directions: dict[Of, Share]
     algorithms: dict[AlgorithmName, Share]
     kinds: dict[Kind, KindShares]
@@ -77,7 +77,7 @@ class Parameters(FileModel):
 
 @cache
 def load_parameters(path: Path = PARAMETERS) -> Parameters:
-    """The parameters in a file; `InputError` with every problem in it, a number without a source among them.
+    """The parameters in a file. Raises `InputError` for an invalid file, including numbers without a source.
 
     >>> load_parameters().architectures["volta"].memory <= 1
     True
@@ -91,7 +91,7 @@ def load_parameters(path: Path = PARAMETERS) -> Parameters:
 
 
 def _incomplete(document: YamlMapping, parameters: Parameters) -> list[Problem]:
-    """Words of the model that the file has no number for."""
+    """Problems for keys of the model that the file lacks."""
     tables: list[tuple[str, set[str], set[str]]] = [
         ("directions", set(Direction), set(parameters.directions)),
         ("kinds", set(OperationKind), set(parameters.kinds)),
@@ -100,16 +100,16 @@ def _incomplete(document: YamlMapping, parameters: Parameters) -> list[Problem]:
     ]
     return [
         Problem(document.file, document.place(f"{table}.{word}"), "is missing", "add it")
-        for table, all_words, given in tables
-        for word in sorted(all_words - given)
+        for table, all_words, present in tables
+        for word in sorted(all_words - present)
     ]
 
 
 def _unsourced(document: YamlMapping, parameters: Parameters) -> list[Problem]:
-    """Numbers without a source, and sources of nothing."""
+    """Problems for numbers without a source, and for sources of unknown keys."""
     numbers = [key for key in document.lines if not key.startswith(("schema", "sources")) and _is_number(document, key)]
     problems = [
-        Problem(document.file, document.place(key), "has no source", "say under 'sources' where it comes from")
+        Problem(document.file, document.place(key), "has no source", "add its origin under 'sources'")
         for key in numbers
         if not any(key == source or key.startswith(f"{source}.") for source in parameters.sources)
     ]
@@ -125,5 +125,5 @@ def _unsourced(document: YamlMapping, parameters: Parameters) -> list[Problem]:
 def _is_number(document: YamlMapping, key: str) -> bool:
     value: object = document.values
     for part in key.split("."):
-        value = value.get(part) if isinstance(value, dict) else None  # of a list's entry: the list has the source
+        value = value.get(part) if isinstance(value, dict) else None  # entries of a list share the list's source
     return not isinstance(value, dict)

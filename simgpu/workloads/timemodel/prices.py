@@ -1,4 +1,4 @@
-"""What prices operations: the face that a time model shows to those who make traces."""
+"""The `Prices` interface of a time model, and the costs of kernels with several convolutions."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from simgpu.workloads.timemodel.operation import Operation
 
 
 class Priced(Protocol):
-    """One way to run a convolution; `simgpu.workloads.timemodel.model.Algorithm` is one."""
+    """One way to run a convolution, such as a `simgpu.workloads.timemodel.model.Algorithm`."""
 
     @property
     def name(self) -> str:
@@ -18,25 +18,25 @@ class Priced(Protocol):
 
     @property
     def duration_ns(self) -> int:
-        """Nanoseconds."""
+        """Its duration in nanoseconds."""
 
     @property
     def workspace_bytes(self) -> int:
-        """Bytes that it needs while it runs."""
+        """Its workspace in bytes."""
 
 
 class Prices(Protocol):
-    """What a GPU takes; `simgpu.workloads.timemodel.model.TimeModel` is one."""
+    """Durations of operations on a GPU, such as a `simgpu.workloads.timemodel.model.TimeModel`."""
 
     def duration_ns(self, operation: Operation) -> int:
-        """Nanoseconds of one operation; of a convolution by its fastest algorithm."""
+        """Duration of an operation in nanoseconds; that of the fastest algorithm for a convolution."""
 
     def algorithms(self, operation: Operation) -> Sequence[Priced]:
-        """Ways to run a convolution, fastest first; none for anything else."""
+        """Algorithms of a convolution, fastest first; empty for other operations."""
 
 
 class AlgorithmCost(NamedTuple):
-    """One way to run a kernel: names of its convolutions' algorithms joined by a plus, nanoseconds, bytes."""
+    """One way to run a kernel. name: its convolutions' algorithms, joined by a plus."""
 
     name: str
     duration_ns: int
@@ -44,15 +44,15 @@ class AlgorithmCost(NamedTuple):
 
 
 def algorithm_costs(prices: Prices, operations: Sequence[Operation]) -> list[AlgorithmCost]:
-    """The ways to run a kernel that holds convolutions, fastest first; none where it holds none.
+    """The ways to run a kernel that contains convolutions, fastest first; empty if it contains none.
 
-    A kernel with several, as the backward of a convolution is, combines their algorithms, one running after another in
-    the same workspace: the durations add up, the workspace is the largest. Of the combinations only those stand that
+    A kernel with several convolutions, such as the backward of one, combines their algorithms. They run one after
+    another in the same workspace: durations add up, the workspace is the largest. The result has only combinations that
     need less workspace than all faster ones.
     """
-    result = [prices.algorithms(operation) for operation in operations]
-    others = sum(prices.duration_ns(operation) for operation, each in zip(operations, result, strict=True) if not each)
-    convolutions = [each for each in result if each]
+    priced = [prices.algorithms(operation) for operation in operations]
+    others = sum(prices.duration_ns(operation) for operation, each in zip(operations, priced, strict=True) if not each)
+    convolutions = [each for each in priced if each]
     if not convolutions:
         return []
     combined = [
@@ -67,9 +67,9 @@ def algorithm_costs(prices: Prices, operations: Sequence[Operation]) -> list[Alg
     return combined if len(convolutions) == 1 else _unbeaten(combined)
 
 
-def _unbeaten(result: Sequence[AlgorithmCost]) -> list[AlgorithmCost]:
-    retained: list[AlgorithmCost] = []
-    for way in result:
-        if not retained or way.workspace_bytes < retained[-1].workspace_bytes:
-            retained.append(way)
-    return retained
+def _unbeaten(costs: Sequence[AlgorithmCost]) -> list[AlgorithmCost]:
+    front: list[AlgorithmCost] = []
+    for cost in costs:
+        if not front or cost.workspace_bytes < front[-1].workspace_bytes:
+            front.append(cost)
+    return front

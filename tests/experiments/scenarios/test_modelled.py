@@ -111,7 +111,11 @@ def test_the_schema_lists_every_modelling_key() -> None:
         ("batch: 64", "batch: '64'", "line 4, trace.batch: '64' is not a whole number"),
         ("epochs: 5", "epochs: 99999", "line 5, trace.epochs: 99999 is too large; write at most 10000"),
         ("epochs: 5", "epoch: 5", "line 5, trace.epoch: unknown key; did you mean 'epochs'?"),
-        ("epochs: 5", "input: mnist", "line 5, trace.input: 'mnist' is not an input of it; known: cifar10, imagenet"),
+        (
+            "epochs: 5",
+            "input: mnist",
+            "line 5, trace.input: 'mnist' is not one of its inputs; known: cifar10, imagenet",
+        ),
         (
             "epochs: 5",
             "framework: caffe",
@@ -120,12 +124,12 @@ def test_the_schema_lists_every_modelling_key() -> None:
         ("epochs: 5", "workspace_limit: 8", "line 5, trace.workspace_limit: 8 has no unit"),
         ("epochs: 5", "gpu: v10", "line 5, trace.gpu: no shipped node is called 'v10'; did you mean 'v100'?"),
         ("epochs: 5", "variant: {grouped: 3}", "line 5, trace.variant.grouped: 3 is not true or false"),
-        ("epochs: 5", "variant: {name: x}", "line 5, trace.variant.name: is not a variant of it"),
+        ("epochs: 5", "variant: {name: x}", "line 5, trace.variant.name: is not one of its variants"),
         ("epochs: 5", "variant: [1]", "line 5, trace.variant: [1] is not a mapping"),
         (
             "epochs: 5",
             "compressibility: traind",
-            "line 5, trace.compressibility: there is none called 'traind'; did you mean 'trained'?",
+            "line 5, trace.compressibility: there is no profile 'traind'; did you mean 'trained'?",
         ),
         (
             "epochs: 5",

@@ -145,10 +145,10 @@ def test_a_name_can_be_given_once(net: NetworkBuilder, image: LayerOutput) -> No
 
 def test_a_value_of_another_network_is_refused(net: NetworkBuilder, image: LayerOutput) -> None:
     other = NetworkBuilder("other", "a test")
-    with pytest.raises(ValueError, match="network 'other', layer 'relu': reads 'image', which this network has not"):
+    with pytest.raises(ValueError, match="network 'other', layer 'relu': reads 'image', which is not in this network"):
         other.relu("relu", image)
 
 
 def test_weights_are_shared_with_an_earlier_layer_only(net: NetworkBuilder, image: LayerOutput) -> None:
-    with pytest.raises(ValueError, match="layer 'fc': shares the weights of 'none', which this network has not"):
+    with pytest.raises(ValueError, match="layer 'fc': shares the weights of 'none', which is not in this network"):
         net.linear("fc", image, 3, shares="none")

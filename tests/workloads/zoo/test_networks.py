@@ -300,7 +300,7 @@ def test_alexnet_as_tensorflows_benchmarks_have_it() -> None:
     """tf_cnn_benchmarks, alexnet_model.py: the fourth convolution has 384 channels."""
     network = build("alexnet", grouped=False, conv4_channels=384)
     assert [layer.shape[0] for layer in network.layers if layer.name.startswith("conv")] == [64, 192, 384, 384, 256]
-    with pytest.raises(InputError, match="conv4_channels: is of the single column alone; choose grouped=false"):
+    with pytest.raises(InputError, match="conv4_channels: applies only to the single column; choose grouped=false"):
         build("alexnet", conv4_channels=384)
 
 
@@ -326,11 +326,11 @@ def test_all_mistakes_are_reported_at_once() -> None:
     with pytest.raises(InputError) as error:
         build("bert-base", "imagenet", head="nsp", sequence=0, sequnce=128)
     assert error.value.lines() == [
-        "network bert-base, input: 'imagenet' is not an input of it; known: text",
-        "network bert-base, variant head: 'nsp' is not one of mlm, classifier; its usual value is 'mlm'",
-        "network bert-base, variant sequence: 0 is not a whole number above zero and at most 512; "
-        "its usual value is 128",
-        "network bert-base, variant sequnce: is not a variant of it; did you mean 'sequence'? known: head, sequence",
+        "network bert-base, input: 'imagenet' is not one of its inputs; known: text",
+        "network bert-base, variant head: 'nsp' is not one of mlm, classifier; its default is 'mlm'",
+        "network bert-base, variant sequence: 0 is not a whole number above zero and at most 512; its default is 128",
+        "network bert-base, variant sequnce: is not one of its variants; "
+        "did you mean 'sequence'? known: head, sequence",
     ]
 
 
@@ -351,7 +351,7 @@ def test_bert_takes_no_more_tokens_than_it_has_positions() -> None:
 
 
 def test_a_loss_over_more_tokens_than_the_vocabulary_is_refused() -> None:
-    with pytest.raises(InputError, match="cannot be taken over 8192 words where 100 are known; choose a larger"):
+    with pytest.raises(InputError, match="cannot sample 8192 words of a vocabulary of 100; choose a larger"):
         build("biglstm", vocabulary=100)
 
 
@@ -361,7 +361,7 @@ def test_an_unknown_network_is_reported_with_the_nearest_name() -> None:
 
 
 def test_a_variant_of_one_input_is_refused_with_another() -> None:
-    with pytest.raises(InputError, match="variant grouped: can only be chosen for imagenet, not for 'cifar10'"):
+    with pytest.raises(InputError, match="variant grouped: applies only to imagenet, not to 'cifar10'"):
         build("alexnet", "cifar10", grouped=False)
 
 
