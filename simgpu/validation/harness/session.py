@@ -214,7 +214,7 @@ def conditions(device: Device) -> Iterator[dict[str, str]]:
     torch.set_num_threads(max(1, min(before, _cores() - 1)))
     keeps = _configure_malloc(_KEEP_FREED)
     try:
-        yield {"threads": str(torch.get_num_threads()), "freed memory": "kept" if keeps else "as the system has it"}
+        yield {"threads": str(torch.get_num_threads()), "freed memory": "retained by the process" if keeps else "system default"}
     finally:
         torch.set_num_threads(before)
         if keeps:
@@ -231,10 +231,10 @@ def trim_freed_memory() -> None:
 
 def _pytorch_settings() -> dict[str, str]:
     return {
-        "products of float32": torch.get_float32_matmul_precision(),
+        "float32 matmul precision": torch.get_float32_matmul_precision(),
         "TF32 in convolutions": _on(torch.backends.cudnn.allow_tf32),
         "cuDNN benchmark": _on(torch.backends.cudnn.benchmark),
-        "PyTorch's profiler": "loaded before anything is timed",
+        "profiler": "loaded before timing",
         "deterministic algorithms": _on(torch.are_deterministic_algorithms_enabled()),
     }
 
