@@ -214,7 +214,10 @@ def conditions(device: Device) -> Iterator[dict[str, str]]:
     torch.set_num_threads(max(1, min(before, _cores() - 1)))
     keeps = _configure_malloc(_KEEP_FREED)
     try:
-        yield {"threads": str(torch.get_num_threads()), "freed memory": "retained by the process" if keeps else "system default"}
+        yield {
+            "threads": str(torch.get_num_threads()),
+            "freed memory": "retained by the process" if keeps else "system default",
+        }
     finally:
         torch.set_num_threads(before)
         if keeps:
