@@ -278,7 +278,7 @@ def _contradictions(span: MeasuredSpan) -> list[str]:
             span.stream != stream,
             f"a {span.kind} belongs to stream {stream}, not '{span.stream}'",
         ),
-        (is_copy and (span.op or span.call >= 0), "a copy belongs to no call of an operator"),
+        (is_copy and (span.op or span.call >= 0), "a copy cannot have an operator call"),
         (not is_copy and span.bytes > 0, "a kernel copies no bytes"),
     )
     return [message for failed, message in checks if failed]

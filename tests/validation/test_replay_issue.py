@@ -205,9 +205,7 @@ def test_a_full_device_is_an_input_error():
     program, node = lower(graph, Placement()), example_node()
     steps = steps_of(program, graph, node, 1000)
     device = LazyDevice(Random(0), limit=150)
-    with pytest.raises(
-        InputError, match="no memory for 100 bytes on a lazy device: the lazy device is full; stop"
-    ):
+    with pytest.raises(InputError, match="no memory for 100 bytes on a lazy device: the lazy device is full; stop"):
         issue(steps, program, graph, device, Limits(1000, None, 1), ITERATIONS)  # type: ignore[arg-type]
 
 
