@@ -1,1 +1,1 @@
-"""Why an iteration is slow, or does not fit: what was lost to which tensor, the critical path, and what would help."""
+"""Explains why an iteration is slow or does not fit: losses by tensor, critical path, what-if runs, smallest budget."""

@@ -1,8 +1,7 @@
-"""A run explained: its losses and its critical path, as one value that prints and shows as tables.
+"""Explains a run: its losses and its critical path, printed as tables.
 
-The path is followed backwards: from what ended the iteration to what its stream did before, and where its stream was
-waiting, to what ended the wait. To shorten the iteration, something on the path has to become shorter; everything else
-has slack.
+The critical path is followed backwards from the end of the iteration: to the previous work of the same stream, or, if
+the stream was waiting, to the work that ended the wait. Only shorter work on the path shortens the iteration.
 """
 
 from __future__ import annotations
@@ -26,13 +25,13 @@ if TYPE_CHECKING:
     import pandas as pd
 
 
-#: Rows that a printed explanation has of losses and of steps.
+#: Losses in a printed explanation.
 _SHOWN = 10
-#: Layers that are named.
+#: Layers listed by name.
 _LAYERS = 4
 LOSS_HEADINGS = ("lost", "share", "cause: tensor; engine, decision; reason")
 PATH_HEADINGS = ("time", "share", "steps", "stream", "work")
-#: Kinds of work in a table, where the timeline's own word is not plain enough.
+#: Labels of kinds of work in a table, by the timeline's label.
 _WORK = {
     SpanKind.COPY_D2H.label: "D2H copy",
     SpanKind.COPY_H2D.label: "H2D copy",
@@ -45,10 +44,12 @@ _WORK = {
 
 @dataclass(frozen=True, repr=False)
 class Explanation:
-    """Why the last iteration of a run took as long as it did. Prints as tables; in a notebook it shows as tables.
+    """The losses and the critical path of a run's last iteration. Prints and displays as tables.
 
-    losses: everything that GPU 0 did besides running kernels for the first time, the largest first. path: the steps of
-    the critical path in order of time. See `explain_result`.
+    losses: lost time of GPU 0 by cause, the largest first. Lost is all time except first runs of kernels.
+    path: the steps of the critical path in order of time.
+
+    See `explain_result`.
     """
 
     result: Result
@@ -57,7 +58,7 @@ class Explanation:
 
     @property
     def parts(self) -> dict[str, int]:
-        """Nanoseconds over the ideal iteration, in parts that add up."""
+        """Nanoseconds over the ideal iteration by part; their sum is the difference."""
         return dict(overhead_parts(self.result, self.losses))
 
     @property
@@ -70,24 +71,24 @@ class Explanation:
 
     @property
     def engines(self) -> dict[str, int]:
-        """Nanoseconds lost by the stream that was busy with it, the most first."""
+        """Nanoseconds lost by engine, that is, the busy stream; largest first."""
         results: dict[str, int] = {}
         for loss in self.losses:
             results[loss.cause.engine] = results.get(loss.cause.engine, 0) + loss.ns
-        return dict(sorted(results.items(), key=lambda each: (-each[1], each[0])))
+        return dict(sorted(results.items(), key=lambda item: (-item[1], item[0])))
 
     @property
     def layers(self) -> dict[str, int]:
-        """Nanoseconds lost by the layer of the tensor, the most first; tensors of no layer are left out."""
+        """Nanoseconds lost by the tensor's layer, largest first; without tensors that have no layer."""
         results: dict[str, int] = {}
         for loss in self.losses:
             if loss.layer:
                 results[loss.layer] = results.get(loss.layer, 0) + loss.ns
-        return dict(sorted(results.items(), key=lambda each: (-each[1], each[0])))
+        return dict(sorted(results.items(), key=lambda item: (-item[1], item[0])))
 
     @property
     def by_layer(self) -> str:
-        """One line: time lost by layer, the most first; empty where there are not several."""
+        """One line: time lost by layer, largest first; empty for fewer than two layers."""
         layers = list(self.layers.items())
         text = ", ".join(f"{layer} {format_time(ns)}" for layer, ns in layers[:_LAYERS])
         others = f", {len(layers) - _LAYERS} more" if len(layers) > _LAYERS else ""
@@ -95,12 +96,12 @@ class Explanation:
 
     @property
     def by_engine(self) -> str:
-        """One line: time lost by engine; empty where none was."""
+        """One line: time lost by engine; empty if no time was lost."""
         text = ", ".join(f"{engine or 'idle'} {format_time(ns)}" for engine, ns in self.engines.items())
         return f"lost by engine: {text}" if text else ""
 
     def loss_rows(self, count: int | None = None) -> list[tuple[str, str, str]]:
-        """Texts under `LOSS_HEADINGS`, the largest losses first, what is left in one row."""
+        """Rows of the table with `LOSS_HEADINGS`: the `count` largest losses (None: all), then one row for the rest."""
         total = sum(loss.ns for loss in self.losses)
         shown = self.losses[:count]
         rows = [(*_amount(loss.ns, total), "; ".join(loss_lines(loss))) for loss in shown]
@@ -110,7 +111,7 @@ class Explanation:
         return rows
 
     def path_rows(self) -> list[tuple[str, ...]]:
-        """Texts under `PATH_HEADINGS`: the kinds of work on the critical path."""
+        """Rows of the table with `PATH_HEADINGS`: the kinds of work on the critical path."""
         total = self.result.iteration_ns
         return [
             (*_amount(ns, total), str(count), stream, _WORK.get(kind, kind.replace("_", " ")))
@@ -124,7 +125,7 @@ class Explanation:
         return pd.DataFrame(map(loss_dict, self.losses), columns=list(_LOSS_COLUMNS))
 
     def path_frame(self) -> pd.DataFrame:
-        """The critical path as a pandas table: start_ns and end_ns of the run's clock, ns, stream, kind, name."""
+        """The critical path as a pandas table: start_ns and end_ns (from the run's start), ns, stream, kind, name."""
         import pandas as pd
 
         return pd.DataFrame(map(step_dict, self.path), columns=["start_ns", "end_ns", "ns", "stream", "kind", "name"])
@@ -152,7 +153,7 @@ class Explanation:
 
 
 def explain_result(result: Result) -> Explanation:
-    """Why the last iteration of a run took as long as it did; `InputError` for what is no `Result`.
+    """Explains the time of a run's last iteration; raises `InputError` if `result` is not a `Result`.
 
     >>> from simgpu.hardware.spec import GpuSpec, LinkSpec, NodeSpec
     >>> from simgpu.simulation.run import simulate
@@ -169,7 +170,7 @@ def explain_result(result: Result) -> Explanation:
 
 
 def loss_lines(loss: Loss) -> list[str]:
-    """Tensor, decision and reason of a loss, as texts."""
+    """Tensor, decision and reason of a loss, a line each."""
     size = format_bytes(loss.tensor_bytes) if loss.tensor_bytes else ""
     tensor = ", ".join(filter(None, (loss.cause.tensor, size, loss.what)))
     decision = ", ".join(filter(None, (loss.cause.engine, loss.cause.decision)))
@@ -206,9 +207,9 @@ _MEMORY = (SpanKind.STALL_DEVICE_MEMORY, SpanKind.STALL_HOST_MEMORY)
 
 @dataclass(frozen=True, slots=True)
 class PathStep:
-    """A piece of the critical path, nanoseconds: work on a stream, cut at the iteration's start.
+    """A step of the critical path: work on a stream, clipped to the iteration's start; times in ns.
 
-    row: of the timeline, -1 where nothing is known to have been under way.
+    row: of the timeline, -1 for idle time.
     """
 
     start_ns: int
@@ -220,19 +221,19 @@ class PathStep:
 
     @property
     def ns(self) -> int:
-        """How long it is."""
+        """The step's duration, nanoseconds."""
         return self.end_ns - self.start_ns
 
     @property
     def label(self) -> str:
-        """The kind of work in a word."""
+        """The kind of work, or ``idle``."""
         return "idle" if self.kind is None else self.kind.label
 
 
 def critical_path(timeline: Timeline, iteration: int = -1) -> tuple[PathStep, ...]:
-    """The steps of an iteration's critical path in order of time, from its start to its end without a gap.
+    """The steps of an iteration's critical path in order of time; they cover it from start to end without a gap.
 
-    Of several equally long paths, it is the one that the streams in order of their names waited for.
+    Among paths of equal length, ties are resolved by the order of the streams.
 
     >>> from simgpu.hardware.spec import GpuSpec, LinkSpec, NodeSpec
     >>> from simgpu.simulation.run import simulate
@@ -250,7 +251,7 @@ def critical_path(timeline: Timeline, iteration: int = -1) -> tuple[PathStep, ..
     while at > start:
         row = walk.ending(stream, at)
         if row is None and waiter != stream and walk.ending(waiter, at) is not None:
-            stream = waiter  # bytes that no program moves begin when those who wait for them ask for them
+            stream = waiter  # copies outside the program (such as page faults) begin at the waiter's request
             continue
         if row is None:
             before = max(walk.before(stream, at), start)
@@ -271,7 +272,7 @@ def critical_path(timeline: Timeline, iteration: int = -1) -> tuple[PathStep, ..
 
 
 class _Walk:
-    """The spans of each stream by the moments at which they end."""
+    """The spans of each stream, by their end times."""
 
     def __init__(self, timeline: Timeline) -> None:
         self.timeline = timeline
@@ -280,25 +281,25 @@ class _Walk:
         self.ends = [timeline.end_ns[rows] for rows in self.rows]
 
     def last(self, end: int) -> int:
-        """The stream with which an iteration ends: the first that computes, with work if there is such a one."""
+        """The compute stream that ends an iteration: the first that ends with work, else with a wait, else any."""
         computing = [n for n, name in enumerate(self.timeline.streams) if is_compute(name)]
         at_end = [n for n in computing if self.ending(n, end) is not None]
         working = [n for n in at_end if not SpanKind(int(self.timeline.kind[self.ending(n, end)])).is_stall]
         return next(iter((*working, *at_end, *computing)), 0)
 
     def ending(self, stream: int, at: int) -> int | None:
-        """The span of a stream that ends at a moment."""
-        place = int(self.ends[stream].searchsorted(at, side="left"))
-        result = self.ends[stream]
-        return int(self.rows[stream][place]) if place < len(result) and result[place] == at else None
+        """The span of a stream that ends at time `at`; None if there is none."""
+        ends = self.ends[stream]
+        index = int(ends.searchsorted(at, side="left"))
+        return int(self.rows[stream][index]) if index < len(ends) and ends[index] == at else None
 
     def before(self, stream: int, at: int) -> int:
-        """When the last span of a stream before a moment ended, 0 where there is none."""
-        place = int(self.ends[stream].searchsorted(at, side="left")) - 1
-        return int(self.ends[stream][place]) if place >= 0 else 0
+        """The end of a stream's last span before time `at`, 0 if there is none."""
+        index = int(self.ends[stream].searchsorted(at, side="left")) - 1
+        return int(self.ends[stream][index]) if index >= 0 else 0
 
     def signaller(self, row: int, kind: SpanKind, at: int) -> int | None:
-        """The stream that ended a wait; None where the timeline does not show it."""
+        """The stream that ended a wait; None if the timeline does not show it."""
         if kind is SpanKind.STALL_ENGINE:
             gpu = self.timeline.gpu[row]
             copies = (self._copying(n, at, gpu) for n in range(len(self.rows)))
@@ -307,9 +308,9 @@ class _Walk:
         return cause if cause >= 0 and self.ending(cause, at) is not None else None
 
     def holder(self, row: int, at: int) -> int | None:
-        """Of a kernel that reaches host memory and ends with the last of its bytes, the stream that they come by.
+        """The copy stream that determines the end of a kernel with direct access to host memory; None for others.
 
-        It runs in parallel to them, after a wait that nothing ends.
+        Such a kernel follows a wait that no span ends, and ends together with the copy that it overlaps.
         """
         begin = int(self.timeline.start_ns[row])
         wait = self.ending(int(self.timeline.stream[row]), begin)
@@ -320,7 +321,7 @@ class _Walk:
         return None if ended or self.ending(cause, at) is None else cause
 
     def _copying(self, stream: int, at: int, gpu: np.int64) -> bool:
-        """Whether a copy of this GPU on a stream ended at a moment."""
+        """Whether a copy of this GPU on a stream ended at time `at`."""
         row = self.ending(stream, at)
         return row is not None and self.timeline.kind[row] in _COPIES and self.timeline.gpu[row] == gpu
 
@@ -333,14 +334,14 @@ class _Walk:
 
 
 def by_kind(steps: Sequence[PathStep]) -> dict[tuple[str, str], tuple[int, int]]:
-    """Nanoseconds and number of steps by stream and kind of work, the longest first."""
+    """Nanoseconds and number of steps by stream and kind of work, longest first."""
     results: dict[tuple[str, str], tuple[int, int]] = {}
     for step in steps:
         ns, count = results.get((step.stream, step.label), (0, 0))
         results[step.stream, step.label] = ns + step.ns, count + 1
-    return dict(sorted(results.items(), key=lambda each: (-each[1][0], each[0])))
+    return dict(sorted(results.items(), key=lambda item: (-item[1][0], item[0])))
 
 
 def signed_time(ns: int) -> str:
-    """A time that may be negative."""
+    """Formats a time that may be negative."""
     return f"-{format_time(-ns)}" if ns < 0 else format_time(ns)

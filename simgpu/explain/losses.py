@@ -1,9 +1,8 @@
-"""The time that an iteration lost, nanosecond by nanosecond: tensor, engine, decision and reason of each loss.
+"""Attributes every lost nanosecond of an iteration to a tensor, an engine, a decision and a reason.
 
-An instant in which no compute stream runs anything is attributed to the span that ends the chain of waits, and to the
-tensor that this span moves. Where the chain ends in a wait for memory, it is what the stream that will release memory
-is moving. Streams execute in order, so the n-th span of work on a stream belongs to its n-th instruction that takes
-time.
+If no compute stream works, the time is attributed to the span at the end of the chain of waits, and to the tensor that
+it moves. If the chain ends in a wait for memory, it is attributed to the work of the stream that will release memory.
+Streams execute in order, so the n-th work span of a stream belongs to its n-th instruction that takes time.
 """
 
 from __future__ import annotations
@@ -37,7 +36,7 @@ from simgpu.timeline.streams import StreamId
 from simgpu.trace.model import Block, BlockKind
 
 _COPIES = (SpanKind.COPY_D2H, SpanKind.COPY_H2D)
-#: The decision behind a codec's time, on the GPU or on the host.
+#: The decision behind a codec's time; True for codecs on the host.
 _CODEC_DECISIONS = {
     (SpanKind.ENCODE, False): "encode before offload",
     (SpanKind.DECODE, False): "decode after prefetch",
@@ -51,9 +50,10 @@ _STALLED = (Owner.COPY_D2H, Owner.COPY_H2D, Owner.MEMORY, Owner.HOST, Owner.OTHE
 class Cause(NamedTuple):
     """The cause of lost time.
 
-    tensor: block id, a kernel's where no block can be named, empty where there is none. engine: the stream that was
-    busy with it. decision: what the program does with it, and during which kernel that is issued. reason: why compute
-    waits for it.
+    tensor: block id; a kernel's id if no block is known; empty if there is neither.
+    engine: the stream that was busy with it.
+    decision: the action of the program, and the kernel during which it was issued.
+    reason: why compute waits for it.
     """
 
     tensor: str
@@ -64,11 +64,15 @@ class Cause(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Loss:
-    """Time lost to one cause, of one iteration.
+    """Time lost to one cause in one iteration.
 
-    ns: nanoseconds. waits: how often. tensor_bytes: size of the tensor in device memory, 0 for what is none. what: kind
-    and layer of the tensor; layer: that alone. owner: as in the breakdown. kernel: the one that waited longest, empty
-    where none did.
+    owner: as in the breakdown.
+    ns: lost nanoseconds.
+    waits: number of waits.
+    tensor_bytes: size of the tensor in device memory, 0 if there is no tensor.
+    what: kind and layer of the tensor.
+    layer: of the tensor.
+    kernel: the kernel that waited longest, empty if none waited.
     """
 
     cause: Cause
@@ -82,15 +86,15 @@ class Loss:
 
     @property
     def stalled(self) -> bool:
-        """Whether compute stood still; else it recomputed, or ran a codec."""
+        """Whether compute was stalled; otherwise it recomputed or ran a codec."""
         return self.owner in _STALLED
 
 
 def losses(result: Result, iteration: int = -1) -> tuple[Loss, ...]:
-    """Everything that an iteration (the last one by default) of GPU 0 did besides running kernels for the first time.
+    """The losses of an iteration (the last one by default) on GPU 0, largest first.
 
-    The largest comes first. Their nanoseconds add up to those of the breakdown, owner by owner: what it calls stalled,
-    recomputed and spent in codecs.
+    Lost is all time except first runs of kernels. The losses of each owner add up to its time in the breakdown: stalls,
+    recomputation, codecs.
 
     >>> from simgpu.hardware.spec import GpuSpec, LinkSpec, NodeSpec
     >>> from simgpu.simulation.run import simulate
@@ -102,16 +106,16 @@ def losses(result: Result, iteration: int = -1) -> tuple[Loss, ...]:
     """
     instants = attributed(result.timeline, iteration)
     causes = _Causes(result, Places(result), instants)
-    results: dict[tuple[Cause, Owner], _Sum] = {}
+    sums: dict[tuple[Cause, Owner], _Sum] = {}
     for at in np.flatnonzero(instants.owner != Owner.COMPUTE).tolist():
         key = causes.cause(at), Owner(int(instants.owner[at]))
-        results.setdefault(key, _Sum()).add(int(instants.lengths[at]), int(instants.waiting[at]), causes.waiter(at))
-    every = (causes.loss(cause, owner, each) for (cause, owner), each in results.items())
-    return tuple(sorted(every, key=lambda loss: (-loss.ns, loss.cause)))
+        sums.setdefault(key, _Sum()).add(int(instants.lengths[at]), int(instants.waiting[at]), causes.waiter(at))
+    unsorted = (causes.loss(cause, owner, total) for (cause, owner), total in sums.items())
+    return tuple(sorted(unsorted, key=lambda loss: (-loss.ns, loss.cause)))
 
 
 class _Sum:
-    """What adds up to a loss. kernels: nanoseconds that each waited."""
+    """The sum of a loss. kernels: nanoseconds waited by each kernel."""
 
     def __init__(self) -> None:
         self.ns = 0
@@ -125,7 +129,7 @@ class _Sum:
 
 
 class _Causes:
-    """The causes of an iteration's intervals, as texts."""
+    """Describes the causes of an iteration's intervals."""
 
     def __init__(self, result: Result, places: Places, instants: Instants) -> None:
         self.graph = result.graph
@@ -165,24 +169,24 @@ class _Causes:
         wait = int(self.instants.waiting[at])
         return self._kernel(self._delayed(wait)) if wait >= 0 else ""
 
-    def loss(self, cause: Cause, owner: Owner, each: _Sum) -> Loss:
-        kernel = max(each.kernels, key=lambda name: (each.kernels[name], name))
+    def loss(self, cause: Cause, owner: Owner, total: _Sum) -> Loss:
+        kernel = max(total.kernels, key=lambda name: (total.kernels[name], name))
         number = self.blocks.get(cause.tensor)
         if number is None:
-            return Loss(cause, owner, each.ns, len(each.waits), 0, "", "", kernel)
-        size, what = self.graph.sizes[number], block_text(self.graph, number)
+            return Loss(cause, owner, total.ns, len(total.waits), 0, "", "", kernel)
+        size, text = self.graph.sizes[number], block_text(self.graph, number)
         layer = _plain(self.graph, number).layer or ""
-        return Loss(cause, owner, each.ns, len(each.waits), size, what, layer, kernel)
+        return Loss(cause, owner, total.ns, len(total.waits), size, text, layer, kernel)
 
     # --- texts ----------------------------------------------------------------------------------------------
 
     def _releasing(self, row: int, at: int) -> int:
-        """Of a wait for memory, the span under way on the stream that will release it, if known; else the wait."""
+        """For a wait for memory, the current work of the stream that will release memory, if known; else `row`."""
         if self.timeline.kind[row] not in (SpanKind.STALL_DEVICE_MEMORY, SpanKind.STALL_HOST_MEMORY):
             return row
-        giver = int(self.timeline.cause[row])
-        doing = int(self.instants.rows[giver, at]) if giver >= 0 else -1
-        return doing if doing >= 0 and self.timeline.kind[doing] < SpanKind.STALL_EVENT else row
+        releaser = int(self.timeline.cause[row])
+        work = int(self.instants.rows[releaser, at]) if releaser >= 0 else -1
+        return work if work >= 0 and self.timeline.kind[work] < SpanKind.STALL_EVENT else row
 
     def _copy_decision(self, row: int, kind: SpanKind) -> str:
         out = kind is SpanKind.COPY_D2H
@@ -204,7 +208,7 @@ class _Causes:
         return self.graph.blocks[instruction.block].id if isinstance(instruction, Encode | Decode) else self._name(row)
 
     def _recomputed(self, row: int) -> str:
-        """The block for which a kernel runs again: the largest of those that it produces."""
+        """The block for which a kernel is recomputed: the largest one that it produces."""
         instruction = self.places.instruction(row)
         if not isinstance(instruction, Launch):
             return self._name(row)
@@ -213,7 +217,7 @@ class _Causes:
         return self._name(row) if largest is None else self.graph.blocks[largest].id
 
     def _reason(self, row: int, wait: int) -> str:
-        """Why the kernel that comes next could not run."""
+        """The reason why the next kernel could not run."""
         kernel = self._delayed(wait)
         name, kind = self._kernel(kernel), SpanKind(int(self.timeline.kind[row]))
         if self.places.program.residency is not None:
@@ -230,7 +234,7 @@ class _Causes:
         return f"{name} waits for {'this copy' if kind in _COPIES else 'it'}"
 
     def _touched(self, kernel: int) -> set[int]:
-        """Blocks that a kernel reads or writes, and what they are encoded as."""
+        """Blocks that a kernel reads or writes, and their encoded forms."""
         touched = {*self.graph.reads[kernel], *self.graph.writes[kernel]}
         return touched | {form for form, encoded in self.graph.encoded.items() if encoded.block in touched}
 
@@ -248,7 +252,7 @@ class _Causes:
         return self.timeline.names[number] if number >= 0 else ""
 
     def _kernel(self, number: int | None) -> str:
-        """A kernel by its id, with its layer where the id does not contain it."""
+        """A kernel's id, with its layer if the id does not contain it."""
         if number is None:
             return "the end"
         kernel = self.graph.kernels[number]
@@ -256,28 +260,28 @@ class _Causes:
 
 
 def block_text(graph: TaskGraph, number: int) -> str:
-    """Kind and layer of a block; of an encoded or saved form, those of its block.
+    """Kind and layer of a block; for an encoded or saved form, those of the original block.
 
     >>> from simgpu.trace.chain import chain
     >>> block_text(TaskGraph.of(chain([5], [7], [100])), 0)
     'input of L1'
     """
     block = _plain(graph, number)
-    what = " of ".join(filter(None, (block.kind.value.replace("_", " "), block.layer)))
+    text = " of ".join(filter(None, (block.kind.value.replace("_", " "), block.layer)))
     if number not in graph.encoded:
-        return what
+        return text
     _, *costs = graph.encoded[number]
-    return f"encoded {what}" if any(costs) else f"saved {what}"
+    return f"encoded {text}" if any(costs) else f"saved {text}"
 
 
 def _plain(graph: TaskGraph, number: int) -> Block:
-    """A block, or the one that it is an encoded form of."""
+    """A block; for an encoded form, the original block."""
     return graph.blocks[graph.encoded[number].block if number in graph.encoded else number]
 
 
 def overhead_parts(result: Result, results: tuple[Loss, ...]) -> Iterator[tuple[str, int]]:
-    """Nanoseconds over the ideal iteration, in parts that add up: stalls, recomputation, codecs, and kernels that take
-    longer than recorded (negative where sub-batches or other algorithms make them shorter)."""
+    """Parts of the time over the ideal iteration, nanoseconds: stalls, recomputation, codecs, and kernel times that
+    differ from the recorded ones (negative if sub-batches or other algorithms make them shorter)."""
     yield "stalled", sum(loss.ns for loss in results if loss.stalled)
     yield "recomputing", sum(loss.ns for loss in results if loss.owner is Owner.RECOMPUTE)
     yield "codecs", sum(loss.ns for loss in results if loss.owner is Owner.CODEC)
@@ -289,7 +293,7 @@ _EXCHANGED = (BlockKind.WEIGHT, BlockKind.WEIGHT_GRADIENT)
 
 
 class InstructionPlace(NamedTuple):
-    """Where an instruction stands in a program."""
+    """The position of an instruction: segment, stream, and index in the stream's code."""
 
     segment: int
     stream: StreamId
@@ -297,7 +301,7 @@ class InstructionPlace(NamedTuple):
 
 
 class Places:
-    """The instructions behind the spans of a run."""
+    """Maps the spans of a run to the program's instructions."""
 
     def __init__(self, result: Result) -> None:
         self.program: Program = result.program
@@ -313,7 +317,7 @@ class Places:
 
     @cached_property
     def _place_of(self) -> dict[int, InstructionPlace]:
-        """By row of the timeline. Streams that no program has, such as those of page migrations, have no places."""
+        """Positions by row of the timeline, without streams outside the program, such as those of page migrations."""
         results: dict[int, InstructionPlace] = {}
         work = self.timeline.kind < SpanKind.STALL_EVENT
         iterations = len(self.timeline.iteration_ends_ns)
@@ -325,28 +329,28 @@ class Places:
         return results
 
     def _works(self, stream: StreamId) -> Iterable[InstructionPlace]:
-        """One iteration of a stream: its instructions that take time, in order."""
+        """The instructions of one iteration of a stream that take time, in order."""
         for index, segment in enumerate(self.program.segments):
             code = segment.streams.get(stream, ())
-            takes_time = (at for at, each in enumerate(code) if isinstance(each, _TAKES_TIME))
+            takes_time = (at for at, instruction in enumerate(code) if isinstance(instruction, _TAKES_TIME))
             timed = [InstructionPlace(index, stream, at) for at in takes_time]
             for _ in range(segment.repeat):
                 yield from timed
 
     def code(self, place: InstructionPlace) -> tuple[Instruction, ...]:
-        """All instructions of a place's stream in its segment."""
+        """All instructions of the stream in the segment of a position."""
         return self.program.segments[place.segment].streams[place.stream]
 
     def instruction(self, row: int) -> Instruction | None:
-        """What a span of work carried out; None for bytes that no instruction moves."""
+        """The instruction of a work span; None for copies outside the program."""
         place = self._place_of.get(row)
         return None if place is None else self.code(place)[place.at]
 
     def kernel_during(self, row: int) -> int | None:
-        """The kernel during which a copy was issued: the first that a compute stream launches from then on.
+        """The kernel during which a copy was issued: the first that a compute stream launches after the copy's signal.
 
-        None where nothing on a compute stream has it issued, or nothing follows. A copy that awaits nothing is issued
-        with the one before it on its stream, and one of what the host decodes first with that.
+        None if no compute stream signals the copy, or no launch follows. A copy without its own wait is issued with the
+        previous copy of its stream; a copy that follows decoding on the host, with the decoding.
         """
         place = self._place_of.get(row)
         return None if place is None else self._issuing(place)
@@ -364,10 +368,10 @@ class Places:
     def exchanged(self, row: int) -> bool:
         """Whether a copy is part of the exchange of gradients and weights between GPUs."""
         number = int(self.timeline.name[row]) - len(self.graph.kernels)
-        return self._together and self.graph.blocks[number].kind in _EXCHANGED
+        return self._data_parallel and self.graph.blocks[number].kind in _EXCHANGED
 
     @cached_property
-    def _together(self) -> bool:
+    def _data_parallel(self) -> bool:
         return any(isinstance(transform, Replicate) for transform in self.program.transforms)
 
     def _launched_from(self, event: int) -> int | None:
@@ -383,26 +387,27 @@ class Places:
         return None
 
     def next_launch(self, row: int) -> int | None:
-        """The kernel that a compute stream runs for the first time after a span of work; None where none follows."""
+        """The next kernel after a work span that is not a recomputation; None if none follows."""
         place = self._place_of.get(row)
         if place is None:
             return None
-        after = (each for each in self.code(place)[place.at + 1 :] if not (isinstance(each, Launch) and each.recompute))
-        return _first_launch(after)
+        rest = self.code(place)[place.at + 1 :]
+        first_runs = (x for x in rest if not (isinstance(x, Launch) and x.recompute))
+        return _first_launch(first_runs)
 
     @cached_property
     def _work_on(self) -> dict[int, tuple[list[int], list[int]]]:
-        """By stream: the rows of its work, and when each begins."""
+        """Rows and start times of the work of each stream."""
         work = self.timeline.kind < SpanKind.STALL_EVENT
-        rows = {n: np.flatnonzero(work & (self.timeline.stream == n)) for n in range(len(self.timeline.streams))}
-        return {n: (mine.tolist(), self.timeline.start_ns[mine].tolist()) for n, mine in rows.items()}
+        rows_of = {n: np.flatnonzero(work & (self.timeline.stream == n)) for n in range(len(self.timeline.streams))}
+        return {n: (rows.tolist(), self.timeline.start_ns[rows].tolist()) for n, rows in rows_of.items()}
 
     def work_after(self, wait: int) -> int | None:
-        """The row of what a stream does once a wait of its has ended; None where nothing follows."""
+        """The row of a stream's next work after one of its waits; None if nothing follows."""
         rows, starts = self._work_on[int(self.timeline.stream[wait])]
         at = bisect_left(starts, int(self.timeline.end_ns[wait]))
         return rows[at] if at < len(rows) else None
 
 
 def _first_launch(code: Iterable[Instruction]) -> int | None:
-    return next((each.kernel for each in code if isinstance(each, Launch)), None)
+    return next((instruction.kernel for instruction in code if isinstance(instruction, Launch)), None)

@@ -23,21 +23,24 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 _HEADINGS = ("policy", "smallest budget", "samples/s", "largest blocks just below")
-#: The search ends when what fits and what does not are this part of the budget apart.
+#: The search ends when the gap between a fitting and a failing budget is at most the budget divided by this.
 _PART = 2**12
-#: Blocks that are listed one by one.
+#: Blocks listed individually.
 _SHOWN = 10
-#: No larger budget is tried.
+#: The largest budget to try, bytes.
 _LARGEST = 2**50
 
 
 @dataclass(frozen=True, slots=True, repr=False)
 class SmallestBudget:
-    """The smallest budget in which a run was seen to fit.
+    """The smallest budget found in which a run fits.
 
-    budget: bytes; result: the run within it. below: the largest tried budget in which it does not fit, at most a
-    four-thousandth smaller, 0 where none was tried; error: the failure there. A policy replans for every budget, so a
-    run may fit an even smaller one that was not tried.
+    budget: bytes.
+    result: the run within it.
+    below: the largest tried budget in which the run does not fit, bytes; at most 1/4096 smaller, 0 if none was tried.
+    error: the failure in that budget.
+
+    A policy replans for every budget, so a run may fit an even smaller budget that was not tried.
     """
 
     budget: int
@@ -47,17 +50,17 @@ class SmallestBudget:
 
     @property
     def pinned_by(self) -> tuple[tuple[str, int], ...]:
-        """The blocks that hold the memory just below, (id, bytes), largest first; empty where a plan was refused."""
+        """The resident blocks at the failure below, (id, bytes), largest first; empty if planning failed."""
         return self.error.holders if isinstance(self.error, OutOfMemoryError) else ()
 
     def what(self, block: str) -> str:
-        """Kind and layer of a block; empty for one that the run does not have."""
+        """Kind and layer of a block; empty if the run has no such block."""
         graph = self.result.graph
-        number = next((number for number, each in enumerate(graph.blocks) if each.id == block), None)
+        number = next((number for number, candidate in enumerate(graph.blocks) if candidate.id == block), None)
         return "" if number is None else block_text(graph, number)
 
     def facts(self) -> list[tuple[str, str]]:
-        """Names and texts: the budget, its step time, the request that fails below it, and the blocks resident then."""
+        """Names and texts: the budget, its step time, and the failing request and resident blocks just below it."""
         return list(self._facts())
 
     def _facts(self) -> Iterator[tuple[str, str]]:
@@ -90,10 +93,10 @@ def smallest_budget(
     progress: Callable[[str], None] = no_progress,
     **settings: Unpack[RunSettings],
 ) -> SmallestBudget:
-    """The smallest device memory in which a policy's run fits, by simulation.
+    """Finds the smallest device memory in which a policy's run fits, by simulation.
 
-    config and settings: as for `simulate`, with two iterations by default. The search begins at their budget, and gives
-    the node more memory where the policy needs it. Raises `InputError` where the run fails for another reason.
+    config, settings: as for `simulate`, with two iterations by default. The search begins at their budget, and gives
+    the node more memory if needed. Raises `InputError` if the run fails for another reason.
 
     >>> from simgpu.hardware.spec import GpuSpec, LinkSpec
     >>> from simgpu.trace.chain import chain
@@ -112,8 +115,8 @@ def smallest_budget(
             raise _never(error)
         high *= 2
     if search.results[high].program.unlimited_memory:
-        what = f"{policy_label(chosen)} has unlimited memory, so it has no smallest budget"
-        raise InputError.single("", "argument policy", what, "choose a policy with a budget, such as none")
+        message = f"{policy_label(chosen)} has unlimited memory, so it has no smallest budget"
+        raise InputError.single("", "argument policy", message, "choose a policy with a budget, such as none")
     while True:
         high = search.lowest(high)
         low = search.below(high)
@@ -128,7 +131,7 @@ def smallest_budget(
 
 
 def _failed_request(error: OutOfMemoryError) -> str:
-    """The request and the free memory; in bytes where the request exceeds the capacity by less than four digits."""
+    """The failed request and the free memory; in bytes if request and capacity would print as the same number."""
     requested, capacity = format_bytes(error.requested), format_bytes(error.capacity)
     if error.requested > error.capacity:
         if requested == capacity:
@@ -141,7 +144,8 @@ def _failed_request(error: OutOfMemoryError) -> str:
 class SmallestBudgets:
     """The smallest budget of each policy, ascending. Prints as a table; `plot` draws a bar per policy.
 
-    bound: bytes below which no schedule fits (moDNN, TPDS 2019, section 5), with weights resident.
+    by_policy: by the policy's label.
+    bound: memory lower bound of any schedule (moDNN, TPDS 2019, section 5) with resident weights, bytes.
     """
 
     by_policy: dict[str, SmallestBudget]
@@ -154,11 +158,11 @@ class SmallestBudgets:
 
         rows = {
             label: {
-                "budget_bytes": each.budget,
-                "samples_per_s": each.result.metrics.samples_per_s,
-                "resident_below": _largest_blocks(each),
+                "budget_bytes": found.budget,
+                "samples_per_s": found.result.metrics.samples_per_s,
+                "resident_below": _largest_blocks(found),
             }
-            for label, each in self.by_policy.items()
+            for label, found in self.by_policy.items()
         }
         return pd.DataFrame.from_dict(rows, orient="index").rename_axis("policy")
 
@@ -167,19 +171,19 @@ class SmallestBudgets:
         from simgpu.analysis.curves import plot_budgets
 
         return plot_budgets(
-            {label: each.budget / 2**30 for label, each in self.by_policy.items()},
+            {label: found.budget / 2**30 for label, found in self.by_policy.items()},
             title=self.title,
             xlabel="smallest budget (GiB)",
             texts={
-                label: f"{each.result.metrics.samples_per_s:.0f} samples/s" for label, each in self.by_policy.items()
+                label: f"{found.result.metrics.samples_per_s:.0f} samples/s" for label, found in self.by_policy.items()
             },
             bound=self.bound / 2**30,
         )
 
     def _rows(self) -> list[tuple[str, ...]]:
         return [
-            (label, format_bytes(each.budget), f"{each.result.metrics.samples_per_s:.1f}", _largest_blocks(each))
-            for label, each in self.by_policy.items()
+            (label, format_bytes(found.budget), f"{found.result.metrics.samples_per_s:.1f}", _largest_blocks(found))
+            for label, found in self.by_policy.items()
         ]
 
     def __repr__(self) -> str:
@@ -198,7 +202,7 @@ def smallest_budgets(
     progress: Callable[[str], None] = no_progress,
     **settings: Unpack[RunSettings],
 ) -> SmallestBudgets:
-    """The smallest budget of each policy, by `smallest_budget`, next to the memory lower bound.
+    """Finds the smallest budget of each policy with `smallest_budget`, and the memory lower bound.
 
     policies: names, ``{name: parameters}``, or policy objects. Raises what `smallest_budget` raises.
 
@@ -228,7 +232,7 @@ def _largest_blocks(result: SmallestBudget) -> str:
 
 
 class _Search:
-    """Runs within budgets. errors: of those in which the run does not fit."""
+    """Runs a policy within budgets. results, errors: of budgets in which it fits and does not fit."""
 
     def __init__(
         self,
@@ -244,7 +248,7 @@ class _Search:
         self.results: dict[int, Result] = {}
 
     def result(self, budget: int) -> Result | None:
-        """The run within a budget, None where it does not fit."""
+        """The run within a budget, None if it does not fit."""
         if budget not in self.results and budget not in self.errors:
             self.progress(f"{policy_label(self.policy)} in {format_bytes(budget)}")
             gpu = self.node.gpu
@@ -258,12 +262,12 @@ class _Search:
         return self.results.get(budget)
 
     def lowest(self, budget: int) -> int:
-        """The peak of the run within a budget, if the policy also fits that; else the budget."""
+        """The peak of the run within a budget, if the policy also fits in that peak; else the budget."""
         needed = self.results[budget].high_water
         return needed if 0 < needed < budget and self.result(needed) is not None else budget
 
     def below(self, budget: int) -> int:
-        """The largest tried budget below this one in which the run does not fit, 0 where none was tried."""
+        """The largest tried budget below this one in which the run does not fit, 0 if none was tried."""
         return max((tried for tried in self.errors if tried < budget), default=0)
 
 
@@ -272,10 +276,10 @@ def _of_the_host(error: SimgpuError) -> bool:
 
 
 def _never(error: SimgpuError) -> SimgpuError:
-    """Why no budget is large enough."""
+    """The error that says why no budget is large enough."""
     if isinstance(error, InputError):
         return error
-    what = f"does not fit {format_bytes(_LARGEST)} either: {error}"
+    message = f"does not fit {format_bytes(_LARGEST)} either: {error}"
     if _of_the_host(error):
-        return InputError.single("", "budget", what, "give the node more host.pinned_memory")
-    return InputError.single("", "budget", what, "see which request fails")
+        return InputError.single("", "budget", message, "give the node more host.pinned_memory")
+    return InputError.single("", "budget", message, "see which request fails")

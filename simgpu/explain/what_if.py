@@ -1,4 +1,4 @@
-"""What-if runs: the same run, planned and simulated again with one property of the machine changed."""
+"""What-if runs: plans and simulates a run again with one property of the machine changed."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from simgpu.simulation.run import simulate
 from simgpu.trace.model import Trace
 from simgpu.units import format_bytes, format_time
 
-#: By how much memory grows by default.
+#: Default increase of device memory, bytes.
 MORE_MEMORY = 2 * 2**30
 #: Bytes per second of a practically infinite link.
 _INFINITE = 2**62
@@ -27,7 +27,12 @@ _INFINITE = 2**62
 
 @dataclass(frozen=True, slots=True)
 class _Change:
-    """node: as it would be, None where it already is so. budget: bytes of device memory."""
+    """A change of the machine.
+
+    node: the changed node, None if the change has no effect.
+    budget: bytes of device memory.
+    note: why the change has no effect.
+    """
 
     text: str
     node: NodeSpec | None
@@ -48,10 +53,12 @@ def what_if(
 ) -> Answers:
     """Runs a policy unchanged, then with twice the link bandwidth, more memory, a second copy engine, instant codecs.
 
-    The first answer is the baseline. more_memory: by how much, bytes or a text such as ``"2 GiB"``; all other
-    arguments as for `simulate`. With instant codecs, encoding and decoding take no time, and neither does a compressing
-    DMA engine or the decompression of compressed memory.
-    Raises `InputError` for wrong arguments; an answer holds the error of its own run.
+    The first answer is the baseline. With instant codecs, encoding and decoding take no time, nor do a compressing DMA
+    engine and the decompression of compressed memory.
+
+    more_memory: increase of device memory, bytes or a text such as ``"2 GiB"``. Other arguments: as for `simulate`.
+    Raises `InputError` for invalid arguments and if the baseline does not run for a reason other than OOM; any other
+    answer contains the error of its run.
 
     >>> from simgpu.hardware.spec import GpuSpec, LinkSpec
     >>> from simgpu.trace.chain import chain
@@ -93,8 +100,8 @@ def _changes(node: NodeSpec, budget: int, more: int, run: Result | SimgpuError) 
     gpu, link = node.gpu, node.link
     faster = replace(link, d2h_bandwidth=2 * link.d2h_bandwidth, h2d_bandwidth=2 * link.h2d_bandwidth)
     switches = tuple(
-        replace(each, d2h_bandwidth=2 * each.d2h_bandwidth, h2d_bandwidth=2 * each.h2d_bandwidth)
-        for each in node.switches
+        replace(switch, d2h_bandwidth=2 * switch.d2h_bandwidth, h2d_bandwidth=2 * switch.h2d_bandwidth)
+        for switch in node.switches
     )
     yield _Change("2x link bandwidth", replace(node, link=faster, switches=switches), budget)
     yield _Change(
@@ -111,7 +118,7 @@ def _changes(node: NodeSpec, budget: int, more: int, run: Result | SimgpuError) 
 
 
 def encodes(node: NodeSpec, run: Result | SimgpuError) -> bool:
-    """Whether codecs run: the program's, a DMA engine's, or compressed memory's."""
+    """Whether any codec runs: of the program, of a DMA engine, or of compressed memory."""
     if not isinstance(run, Result):
         return True
     moves = run.metrics.d2h_bytes + run.metrics.h2d_bytes > 0
@@ -125,7 +132,7 @@ def encodes(node: NodeSpec, run: Result | SimgpuError) -> bool:
 
 
 def with_instant_codecs(node: NodeSpec) -> NodeSpec:
-    """The same node with codecs that take no time, wherever they are."""
+    """The same node with all codecs taking no time."""
     gpu = replace(node.gpu, instant_codecs=True)
     if gpu.cdma is not None:
         gpu = replace(gpu, cdma=CdmaSpec(gpu.cdma.codec, _INFINITE, _INFINITE, 0, gpu.cdma.kernel_bandwidth))
@@ -141,8 +148,9 @@ ANSWER_HEADINGS = ("what if", "step time", "change", "note")
 class Answer:
     """The outcome of a change.
 
-    change: as text. outcome: the new run, or its error; None where the change has no effect here, for the reason in
-    note.
+    change: as text.
+    outcome: the new run, or its error; None if the change has no effect.
+    note: why the change has no effect.
     """
 
     change: str
@@ -151,12 +159,12 @@ class Answer:
 
     @property
     def result(self) -> Result | None:
-        """The new run, None where there is none."""
+        """The new run, None if there is none."""
         return self.outcome if isinstance(self.outcome, Result) else None
 
 
 class Answers(tuple[Answer, ...]):
-    """The answers in order, the baseline first. Prints as a table; in a notebook it shows as one."""
+    """The answers in order, the baseline first. Prints and displays as a table."""
 
     __slots__ = ()
 
@@ -168,9 +176,9 @@ class Answers(tuple[Answer, ...]):
 
 
 def answer_rows(answers: Sequence[Answer]) -> list[tuple[str, ...]]:
-    """Texts under `ANSWER_HEADINGS`."""
-    now = answers[0].result
-    return [(answer.change, *_answered(answer, now)) for answer in answers]
+    """Rows of the table with `ANSWER_HEADINGS`."""
+    baseline = answers[0].result
+    return [(answer.change, *_answered(answer, baseline)) for answer in answers]
 
 
 def answer_dict(answer: Answer) -> dict[str, Any]:
@@ -182,22 +190,22 @@ def answer_dict(answer: Answer) -> dict[str, Any]:
     return {"change": answer.change, **outcome}
 
 
-def _answered(answer: Answer, now: Result | None) -> tuple[str, str, str]:
+def _answered(answer: Answer, baseline: Result | None) -> tuple[str, str, str]:
     if answer.result is None:
         if isinstance(answer.outcome, OutOfMemoryError):
             return "OOM", "", "host memory" if answer.outcome.space == "host" else ""
         return "-", "", answer.note or ("refused" if isinstance(answer.outcome, InputError) else str(answer.outcome))
     time = answer.result.iteration_ns
-    if now is None or answer.result is now:
+    if baseline is None or answer.result is baseline:
         return format_time(time), "", ""
-    if time == now.iteration_ns:
+    if time == baseline.iteration_ns:
         return format_time(time), "none", ""
-    return format_time(time), _relative_change(time - now.iteration_ns, now.iteration_ns), ""
+    return format_time(time), _relative_change(time - baseline.iteration_ns, baseline.iteration_ns), ""
 
 
-def _relative_change(ns: int, of: int) -> str:
-    """A change as a share; as a time where the share rounds to nothing, or is of nothing."""
-    share = f"{ns / of:+.1%}" if of else "+0.0%"
+def _relative_change(ns: int, baseline_ns: int) -> str:
+    """A change in percent; as a time if the percentage rounds to 0, or the baseline is 0."""
+    share = f"{ns / baseline_ns:+.1%}" if baseline_ns else "+0.0%"
     if share[1:] != "0.0%":
         return share
     return signed_time(ns) if ns < 0 else f"+{format_time(ns)}"

@@ -1,4 +1,4 @@
-"""Compares simulated training iterations with real ones, run under PyTorch on a device.
+"""Compares simulated training iterations with measured ones, run under PyTorch on a device.
 
 from simgpu.validation import compare_recording, plot_run, validation_text
 

@@ -40,10 +40,13 @@ from simgpu.validation.timelines.matching import Matching, match, matching_text
 class Calibration:
     """The trace and node that the counterparts of a case are simulated with.
 
-    trace: with durations that add up to the plain step. node: for asynchronous copies. blocking_node: for blocking
-    copies. reserved: bytes of device memory allocated throughout that the trace does not list; negative if the trace
-    lists more persistent memory than was allocated. times_text, reserved_text: the sources of durations and reserved
-    memory. unmatched: kernels of the trace without a call in the plain timeline, which take no time.
+    trace: with durations that add up to the plain step.
+    node: for asynchronous copies.
+    blocking_node: for blocking copies.
+    reserved: bytes of device memory allocated throughout that the trace does not list; negative if the trace lists more
+        persistent memory than was allocated.
+    times_text, reserved_text: the sources of durations and reserved memory.
+    unmatched: number of kernels without a call in the plain timeline, which take no time.
     """
 
     trace: Trace
@@ -56,7 +59,7 @@ class Calibration:
 
 
 def calibrate(machine: MeasuredMachine, trace: Trace, plain: MeasuredRun) -> Calibration:
-    """The calibration of a case; uses no managed run.
+    """Calibrates a case; uses no managed run.
 
     Without a timeline of the plain run, the trace's own durations are scaled to the step. Raises `InputError` if no
     kernel of the trace is in the timeline, or if there is no timeline and no kernel takes time.
@@ -133,7 +136,7 @@ def bidirectional_bandwidths(copies: Copies, duplex: Duplex) -> tuple[int, int]:
 
 
 def persistent_bytes(trace: Trace, alignment: int) -> int:
-    """Bytes of a trace's persistent blocks with the allocator's rounding."""
+    """Bytes of a trace's persistent blocks, each rounded up to the allocator's alignment."""
     return sum(-(-block.bytes // alignment) * alignment for block in trace.blocks if block.persistent)
 
 
@@ -177,9 +180,12 @@ def _distance(copies: Copies, duplex: Duplex) -> float:
 
 
 def durations(spans: Iterable[MeasuredSpan], matching: Matching, step_ns: int) -> tuple[int, ...]:
-    """Duration of each expected kernel, in order, with a sum of `step_ns`; 0 for `Matching.unmatched_positions`.
+    """Durations of the expected kernels, in order, with a sum of `step_ns`; 0 for `Matching.unmatched_positions`.
 
-    spans: the matched timeline. step_ns: of a step without profiling. Raises `InputError` if no kernel has a call.
+    spans: the matched timeline.
+    step_ns: time of a step without profiling.
+
+    Raises `InputError` if no kernel has a call.
 
     >>> from simgpu.validation.measured import MeasuredKind
     >>> from simgpu.validation.timelines.matching import match
@@ -189,8 +195,9 @@ def durations(spans: Iterable[MeasuredSpan], matching: Matching, step_ns: int) -
     (12, 9, 4)
     """
     if not matching.pairs:
-        what = "no call of an operator on the device is a kernel of the trace"
-        raise InputError.single("", "kernel timeline", what, "record trace and timeline of the same model and device")
+        message = "no operator call on the device matches a kernel of the trace"
+        remedy = "record trace and timeline of the same model and device"
+        raise InputError.single("", "kernel timeline", message, remedy)
     busy, gaps = _busy_and_gaps(tuple(spans), matching)
     rest = step_ns - sum(busy)
     if rest < 0:
@@ -204,11 +211,11 @@ def durations(spans: Iterable[MeasuredSpan], matching: Matching, step_ns: int) -
 
 
 def _busy_and_gaps(spans: Sequence[MeasuredSpan], matching: Matching) -> tuple[list[int], list[int]]:
-    """The time on the device of each matched call, and the gap after it."""
+    """The device time of each matched call, and the gap after it, without overlaps."""
     begin, end = min(span.start_ns for span in spans), max(span.end_ns for span in spans)
-    matched = [matching.calls[place] for place, _ in matching.pairs]
-    until = list(accumulate((call.end_ns for call in matched), max))
-    free = [call.start_ns if not place else max(call.start_ns, until[place - 1]) for place, call in enumerate(matched)]
-    following = [*free[1:], end + free[0] - begin]
-    busy = [over - start for start, over in zip(free, until, strict=True)]
-    return busy, [after - over for after, over in zip(following, until, strict=True)]
+    matched = [matching.calls[index] for index, _ in matching.pairs]
+    ends = list(accumulate((call.end_ns for call in matched), max))
+    starts = [call.start_ns if not index else max(call.start_ns, ends[index - 1]) for index, call in enumerate(matched)]
+    next_starts = [*starts[1:], end + starts[0] - begin]
+    busy = [call_end - start for start, call_end in zip(starts, ends, strict=True)]
+    return busy, [next_start - call_end for next_start, call_end in zip(next_starts, ends, strict=True)]

@@ -24,11 +24,12 @@ def compare_recording(
     methods: Collection[Method | str] = (),
     progress: Callable[[str], None] = no_progress,
 ) -> Validation:
-    """Simulates the counterpart of every run of a recording, and compares.
+    """Simulates the counterpart of every run of a recording, and compares it with the run.
 
-    recording: one in memory, the name of a shipped one, or a folder. cases, methods: a selection; all by default. The
-    plain run is always read, since kernels are calibrated to it. Raises `InputError` for a recording that cannot be
-    read, and for cases or methods that it does not have.
+    recording: a loaded recording, the name of a shipped one, or a folder.
+    cases, methods: the selection, all by default. The plain run is always used, to calibrate kernels.
+
+    Raises `InputError` for a recording that cannot be read, and for cases or methods that it does not have.
     """
     if not isinstance(recording, Recording):
         from simgpu.validation.folder import load_recording
@@ -68,10 +69,10 @@ def _calibration(machine: MeasuredMachine, case: Case) -> tuple[Calibration | No
         return None, str(error)
 
 
-def _check(what: str, requested: Collection[str], known: Collection[str]) -> None:
+def _check(kind: str, requested: Collection[str], known: Collection[str]) -> None:
     for name in requested:
         if name not in known:
-            raise InputError.single("", what, f"the recording has no {what} '{name}'", did_you_mean(str(name), known))
+            raise InputError.single("", kind, f"the recording has no {kind} '{name}'", did_you_mean(str(name), known))
 
 
 #: The counterpart of each method; its parameters are the method's settings.
@@ -86,9 +87,9 @@ _BLOCKING = (Method.SAVE_ON_CPU,)
 
 
 def simulate_counterpart(calibration: Calibration, method: Method, settings: Mapping[str, Any]) -> Counterpart:
-    """Simulates a method's counterpart with these settings.
+    """Simulates a method's counterpart with the given settings.
 
-    Its peak includes the reserved memory (`Calibration.reserved`), as the framework's allocator does.
+    Its peak includes the reserved memory (`Calibration.reserved`), like the measured peak.
 
     >>> from simgpu.trace.chain import chain
     >>> from simgpu.validation.calibration import calibrate

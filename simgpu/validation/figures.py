@@ -1,6 +1,6 @@
-"""Figures of a validation: all runs, measured and simulated, and the streams of one run, measured above simulated.
+"""Figures of a validation: measured and simulated values of all runs, and the streams of one run.
 
-Loads matplotlib, so import it only where something is drawn.
+Imports matplotlib, so import it only to draw.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ _KINDS = {
 
 
 class _Axis(NamedTuple):
-    """The quantity on an axis. scale: of its unit."""
+    """The quantity on an axis. scale: nanoseconds or bytes per unit."""
 
     quantity: Quantity
     unit: str
@@ -56,10 +56,10 @@ class _Axis(NamedTuple):
 
 
 def plot_validation(validation: Validation) -> Figure:
-    """Step time on the left, peak memory on the right, a row per case: each run's measured bar above its simulated one.
+    """Plots step time (left) and peak memory (right) with a row per case: a measured and a simulated bar per run.
 
-    A black line at the end of a measured bar spans all measured steps. Texts are relative errors, red above the target.
-    The simulated bar of the plain run's step, which is calibrated, is hatched.
+    A black line at the end of a measured bar spans all measured steps. Labels are relative errors, red above the
+    target. The simulated bar of the plain run's step, which is calibrated, is hatched.
     """
     cases = [case for case in validation.cases if case.runs or case.absent]
     heights = [_CASE_INCHES + _ROW_INCHES * len(_rows(case)) for case in cases]
@@ -84,14 +84,14 @@ def plot_validation(validation: Validation) -> Figure:
 
 
 def plot_run(run: ComparedRun, *, title: str = "") -> Figure:
-    """The streams of the device in one step, above the simulated streams, on one time axis.
+    """Plots the measured streams of one step above the simulated streams, on one time axis.
 
-    Dotted lines mark the ends, red lines the first divergence, which the text below describes. `ValueError` for a run
-    without both timelines.
+    Dotted lines mark the ends, red lines the first divergence, which the text below describes. Raises `ValueError` for
+    a run without both timelines.
     """
     result, comparison = None if run.counterpart is None else run.counterpart.result, run.timelines
     if result is None or comparison is None:
-        raise ValueError(f"{run.case}, {run.method}: has no measured or no simulated timeline")
+        raise ValueError(f"{run.case}, {run.method}: the measured or the simulated timeline is missing")
     measured = measured_timeline(run.run.spans, result)
     start, stop = result.timeline.window(-1)
     length = max(measured.iteration_ends_ns[-1], stop - start)

@@ -54,9 +54,9 @@ def shipped_recordings() -> tuple[str, ...]:
 
 
 def load_recording(name_or_path: str | Path) -> Recording:
-    """A shipped recording by its name, or one in a folder; a name without slashes is first a shipped one.
+    """Loads a shipped recording by its name, or a recording from a folder; shipped names take precedence.
 
-    Raises `InputError` as `read_recording` does, and if there is neither.
+    Raises `InputError` if there is no such recording, or as `read_recording` does.
     """
     text, names = str(name_or_path), shipped_recordings()
     if text in names:
@@ -69,7 +69,7 @@ def load_recording(name_or_path: str | Path) -> Recording:
 
 
 def read_recording(path: str | Path) -> Recording:
-    """The recording in a folder, its cases sorted by name.
+    """Reads the recording in a folder, its cases sorted by name.
 
     Raises `InputError` with the problems of all its files.
     """
@@ -77,17 +77,17 @@ def read_recording(path: str | Path) -> Recording:
     if not folder.exists():
         raise InputError.single(folder, "", "no such folder", "give the path of a recording")
     if not folder.is_dir() or not (folder / MACHINE_FILE).exists():
-        what = f"is not a recording: a recording is a folder with {MACHINE_FILE} and a folder for each case"
-        raise InputError.single(folder, "", what, "make one with `simgpu validate record -o DIR`")
+        message = f"is not a recording: a recording is a folder with {MACHINE_FILE} and a folder for each case"
+        raise InputError.single(folder, "", message, "make one with `simgpu validate record -o DIR`")
     problems: list[Problem] = []
     machine, cases = None, []
     try:
         machine = read_machine(folder / MACHINE_FILE)
     except InputError as error:
         problems += error.problems
-    for place in case_folders(folder):
+    for case_folder in case_folders(folder):
         try:
-            cases.append(read_case(place))
+            cases.append(read_case(case_folder))
         except InputError as error:
             problems += error.problems
     if not cases and not problems:
@@ -98,12 +98,12 @@ def read_recording(path: str | Path) -> Recording:
 
 
 def case_folders(folder: Path) -> list[Path]:
-    """The folders of the cases, sorted by name, without unfinished ones, whose names start with a dot."""
-    return sorted(place for place in folder.iterdir() if place.is_dir() and not place.name.startswith("."))
+    """The folders of the cases, sorted by name; skips unfinished ones, whose names start with a dot."""
+    return sorted(entry for entry in folder.iterdir() if entry.is_dir() and not entry.name.startswith("."))
 
 
 def read_case(folder: Path) -> Case:
-    """The case in a folder; raises `InputError` with the problems of all its files."""
+    """Reads the case in a folder; raises `InputError` with the problems of all its files."""
     problems = _unknown_files(folder)
     trace: Trace | None = None
     read: ReadRuns | None = None
@@ -160,7 +160,7 @@ def _mismatches(folder: Path, trace: Trace, read: ReadRuns) -> list[Problem]:
 def write_recording(recording: Recording, folder: str | Path) -> None:
     """Writes a recording as a folder, atomically; the same recording gives the same bytes.
 
-    Another recording there is replaced. Raises `InputError` if the folder holds anything else, or cannot be written.
+    Replaces an earlier recording. Raises `InputError` if the folder holds anything else or cannot be written.
     """
     with atomic_folder(folder, foreign_files) as part:
         (part / MACHINE_FILE).write_text(machine_text(recording.machine), encoding="utf-8")
@@ -170,7 +170,7 @@ def write_recording(recording: Recording, folder: str | Path) -> None:
 
 
 def write_machine(machine: MeasuredMachine, folder: Path) -> None:
-    """Writes machine.yaml into a folder, which is created if needed; `InputError` if it is not a recording's."""
+    """Writes machine.yaml to a folder, creating it if needed; raises `InputError` for foreign files in the folder."""
     refuse_foreign(folder, foreign_files)
     try:
         folder.mkdir(parents=True, exist_ok=True)
@@ -181,13 +181,13 @@ def write_machine(machine: MeasuredMachine, folder: Path) -> None:
 
 
 def write_case(case: Case, folder: Path) -> None:
-    """Writes a case into a folder of its own in the recording, atomically."""
+    """Writes a case to its own folder in the recording, atomically."""
     with atomic_folder(folder / case.name, _foreign_files_of_case) as part:
         _write_files(case, part)
 
 
 def foreign_files(folder: Path) -> str:
-    """Names a file that no recording has; empty if there is none."""
+    """A message that names a file foreign to recordings; empty if there is none."""
     known = {MACHINE_FILE, _README}
     names = sorted(
         entry.name
@@ -198,7 +198,7 @@ def foreign_files(folder: Path) -> str:
 
 
 def _is_leftover(name: str) -> bool:
-    """Whether an interrupted write left it (`simgpu.io.atomic`)."""
+    """Whether the file is the remainder of an interrupted write (`simgpu.io.atomic`)."""
     return name.startswith(".") and name.endswith((".part", ".old"))
 
 
@@ -255,7 +255,7 @@ def write_spans(path: Path, spans: Sequence[MeasuredSpan]) -> None:
 
 
 def read_spans(path: Path) -> ReadTable[MeasuredSpan]:
-    """The spans of a file, with every problem in it; never raises for its content."""
+    """Reads the spans of a file, with every problem in it; never raises for its content."""
     try:
         text = read_gzip_text(path, "a gzipped CSV text file", "record the case again")
     except InputError as error:
@@ -264,7 +264,7 @@ def read_spans(path: Path) -> ReadTable[MeasuredSpan]:
     if not table.problems:
         rows = zip(table.rows, table.lines, strict=True)
         table.problems += [
-            Problem(str(path), f"row {line}", what) for span, line in rows for what in _contradictions(span)
+            Problem(str(path), f"row {line}", message) for span, line in rows for message in _contradictions(span)
         ]
     return table
 
@@ -278,7 +278,7 @@ def _contradictions(span: MeasuredSpan) -> list[str]:
             span.stream != stream,
             f"a {span.kind} belongs to stream {stream}, not '{span.stream}'",
         ),
-        (is_copy and (span.op or span.call >= 0), "a copy belongs to no call of an operator"),
+        (is_copy and (span.op or span.call >= 0), "a copy cannot have an operator call"),
         (not is_copy and span.bytes > 0, "a kernel copies no bytes"),
     )
-    return [what for wrong, what in checks if wrong]
+    return [message for failed, message in checks if failed]

@@ -1,4 +1,4 @@
-"""Measurements of a real device: the machine, and each model's iteration under four methods of memory management."""
+"""Measurements of a real device: the machine, and each model's training step under four memory management methods."""
 
 from __future__ import annotations
 
@@ -25,8 +25,10 @@ class Method(StrEnum):
 class Copies:
     """Speed of copies between the device and pinned host memory.
 
-    d2h, h2d: bytes per second of large copies, one direction at a time. bidirectional_d2h, bidirectional_h2d: the same
-    with both directions busy. latency_ns: of an asynchronous copy. blocking_ns: duration of a blocking copy of 4 bytes.
+    d2h, h2d: bytes per second of large copies, one direction at a time.
+    bidirectional_d2h, bidirectional_h2d: the same with both directions busy.
+    latency_ns: of an asynchronous copy.
+    blocking_ns: duration of a blocking copy of 4 bytes.
     """
 
     d2h: int
@@ -41,11 +43,18 @@ class Copies:
 class MeasuredMachine:
     """The machine that a recording was made on.
 
-    device: its name; kind: ``cuda`` or ``cpu``. memory: bytes of device memory. alignment: bytes to which the
-    framework's allocator rounds up. copy_engines: 2 if the driver does not report it. launch_ns: host time from one
-    kernel launch to the next. host: its processor. date: ISO 8601 day. versions: of driver, CUDA, PyTorch, Python and
-    simgpu. settings: of the framework that affect speed, such as threads and TF32. blocking_save_on_cpu: whether the
-    host waits for each device-to-host copy of PyTorch's `save_on_cpu`, as it does in older versions.
+    device: its name.
+    kind: ``cuda`` or ``cpu``.
+    memory: bytes of device memory.
+    alignment: bytes to which the framework's allocator rounds up.
+    copy_engines: 2 if the driver does not report it.
+    launch_ns: host time from one kernel launch to the next.
+    host: its processor.
+    date: ISO 8601 day.
+    versions: of driver, CUDA, PyTorch, Python and simgpu.
+    settings: of the framework that affect speed, such as threads and TF32.
+    blocking_save_on_cpu: whether the host waits for each device-to-host copy of PyTorch's `save_on_cpu`, as in older
+        versions.
     """
 
     device: str
@@ -73,9 +82,11 @@ class MeasuredKind(StrEnum):
 class MeasuredSpan(NamedTuple):
     """A kernel or copy of one step; ns from the start of the step's first span.
 
-    stream: ``compute``, ``d2h`` or ``h2d``, by role as in a simulated timeline. name: of the device's kernel or copy.
-    op: the operator as a trace names it (``aten::convolution``), empty for a copy. call: number of the operator call in
-    the step, from 0; -1 for a copy. bytes: copied.
+    stream: ``compute``, ``d2h`` or ``h2d``, by role as in a simulated timeline.
+    name: of the device's kernel or copy.
+    op: the operator as a trace names it (``aten::convolution``), empty for a copy.
+    call: number of the operator call in the step, from 0; -1 for a copy.
+    bytes: copied.
     """
 
     stream: str
@@ -88,7 +99,7 @@ class MeasuredSpan(NamedTuple):
     bytes: int = 0
 
 
-#: The stream of each kind; of a copy, by its direction.
+#: The stream of each kind of span.
 STREAMS = {MeasuredKind.KERNEL: "compute", MeasuredKind.COPY_D2H: "d2h", MeasuredKind.COPY_H2D: "h2d"}
 
 
@@ -114,11 +125,14 @@ def from_first_start(spans: Iterable[MeasuredSpan]) -> tuple[MeasuredSpan, ...]:
 
 @dataclass(frozen=True, slots=True)
 class MeasuredRun:
-    """One model's iteration under one method.
+    """One model's training step under one method.
 
-    settings: the parameters of the counterpart policy. step_ns: every timed step, after warm-up. peak_bytes: peak
-    memory allocated by the framework in a step; initial_bytes: memory allocated at its start. d2h_bytes, h2d_bytes:
-    copied to and from the host in one step. spans: kernels and copies of one more, profiled step.
+    settings: the parameters of the counterpart policy.
+    step_ns: every timed step, after warm-up.
+    peak_bytes: peak memory allocated by the framework in a step.
+    initial_bytes: memory allocated at the start of a step.
+    d2h_bytes, h2d_bytes: copied to and from the host in one step.
+    spans: kernels and copies of one more, profiled step.
     """
 
     method: Method
@@ -140,8 +154,9 @@ class MeasuredRun:
 class Case:
     """One model at one batch size: its trace, and its runs by method, the plain one first.
 
-    absent: methods that could not be run, and why, such as out of memory. setup: how it was run: keywords of the
-    model's factory (``size``), ``optimizer``, ``seed``, and ``warmup``, the number of steps before the timed ones.
+    absent: methods that could not be run, with the reason, such as out of memory.
+    setup: keyword arguments of the model's factory (``size``), ``optimizer``, ``seed``, and ``warmup``, the number of
+        steps before the timed ones.
     """
 
     model: str
@@ -159,7 +174,7 @@ class Case:
 
 @dataclass(frozen=True, slots=True)
 class Recording:
-    """All cases of one machine; name: of its folder."""
+    """All cases of one machine; `name` is the folder's name."""
 
     name: str
     machine: MeasuredMachine

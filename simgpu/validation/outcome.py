@@ -34,7 +34,7 @@ class Quantity(StrEnum):
 
 
 class Target(NamedTuple):
-    """Largest allowed error: mean over all included runs (None: no limit), and of each run."""
+    """Largest allowed error: `mean` over all included runs (None without limit), `worst` of each run."""
 
     mean: float | None
     worst: float
@@ -51,7 +51,9 @@ STEADY = 0.05
 class Numbers(NamedTuple):
     """The compared numbers of a run, measured or simulated, for one iteration.
 
-    peak_bytes: peak device memory with the allocator's rounding. d2h_bytes, h2d_bytes: copied to and from the host.
+    step_ns: step time.
+    peak_bytes: peak device memory with the allocator's rounding.
+    d2h_bytes, h2d_bytes: copied to and from the host.
     """
 
     step_ns: int
@@ -67,9 +69,10 @@ class Numbers(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Counterpart:
-    """The simulated counterpart of a measured run: its numbers and result, or why there are none.
+    """The simulated counterpart of a measured run: its numbers and result, or its failure.
 
-    failure: ``out of memory`` or ``refused`` if it has no result; reason: the error's message.
+    failure: ``out of memory`` or ``refused`` if it has no result.
+    reason: the error's message.
     """
 
     policy: str
@@ -112,7 +115,7 @@ class ComparedRun:
 
     @property
     def failure(self) -> str:
-        """Why it was not simulated, in a few words; empty if it was."""
+        """The reason why it was not simulated, in a few words; empty if it was."""
         return "not calibrated" if self.counterpart is None else self.counterpart.failure
 
     def error(self, quantity: Quantity) -> float | None:
@@ -129,7 +132,7 @@ class ComparedRun:
         return compare_timelines(self.run.spans, self.counterpart.result)
 
     def counts(self, quantity: Quantity) -> bool:
-        """Whether the error is included: not of the plain run's step, nor of copied bytes in a run without copies."""
+        """Whether the error is included; excluded: the plain run's step, and copied bytes in a run without copies."""
         if quantity is Quantity.STEP:
             return self.method is not Method.PLAIN
         if quantity is Quantity.PEAK:
@@ -152,8 +155,9 @@ class ComparedRun:
 class ComparedCase:
     """A model at one batch size: its calibration, and its runs, plain first.
 
-    calibration: None if it could not be calibrated, for the given reason. absent: methods without a measured run, and
-    why.
+    calibration: None if it could not be calibrated.
+    absent: methods without a measured run, with the reason.
+    reason: why it could not be calibrated, empty if it was.
     """
 
     name: str
@@ -166,9 +170,9 @@ class ComparedCase:
 
     def __getitem__(self, method: Method | str) -> ComparedRun:
         """The run of a method; `KeyError` if there is none."""
-        for each in self.runs:
-            if each.method == method:
-                return each
+        for run in self.runs:
+            if run.method == method:
+                return run
         raise KeyError(method)
 
 
@@ -176,9 +180,12 @@ class ComparedCase:
 class Summary:
     """Errors of a quantity over the included runs.
 
-    compared: number of runs. mean, worst: of the errors' magnitudes, None if nothing was compared. failed: measured
-    runs that could not be simulated. plain_error: mean error of assuming the plain run's measured value for the managed
-    runs of its case; None for a quantity without a target, or without managed runs.
+    compared: number of runs.
+    mean, worst: of the errors' magnitudes, None if nothing was compared.
+    worst_run: the run with the worst error.
+    failed: measured runs that could not be simulated.
+    plain_error: mean error of assuming the plain run's measured value for the managed runs of its case; None for a
+        quantity without a target, or without managed runs.
     """
 
     quantity: Quantity
@@ -191,7 +198,7 @@ class Summary:
 
     @property
     def target(self) -> Target | None:
-        """None for a quantity without a target."""
+        """The target of the quantity, None if it has none."""
         return TARGETS.get(self.quantity)
 
     @property
@@ -205,7 +212,7 @@ class Summary:
 
 @dataclass(frozen=True, repr=False)
 class Validation:
-    """A recording compared with its simulation. name: of the recording."""
+    """A recording compared with its simulation; `name` is the recording's."""
 
     name: str
     machine: MeasuredMachine
@@ -223,10 +230,10 @@ class Validation:
 
     def __getitem__(self, name: str) -> ComparedCase:
         """A case by its name; `KeyError` with the known names for another."""
-        for each in self.cases:
-            if each.name == name:
-                return each
-        raise KeyError(f"no case {name}; known: {', '.join(each.name for each in self.cases)}")
+        for case in self.cases:
+            if case.name == name:
+                return case
+        raise KeyError(f"no case {name}; known: {', '.join(case.name for case in self.cases)}")
 
     @cached_property
     def summaries(self) -> Mapping[Quantity, Summary]:
@@ -250,7 +257,7 @@ class Validation:
         return pd.DataFrame([_row(case, run) for case in self.cases for run in case.runs])
 
     def to_dict(self) -> dict[str, Any]:
-        """Plain values for JSON; of timelines, the first divergence."""
+        """Plain values for JSON, with the first divergence of each timeline."""
         return {
             "recording": self.name,
             "on_cpu": self.on_cpu,

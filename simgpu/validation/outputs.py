@@ -37,8 +37,9 @@ def write_outputs(
     folder = folder.absolute()
     check_outputs(folder)
     with atomic_folder(folder, _foreign_files) as part:
-        for each, name in zip(validations, folder_names(each.name for each in validations), strict=True):
-            _write(each, part / name, progress)
+        names = folder_names(validation.name for validation in validations)
+        for validation, name in zip(validations, names, strict=True):
+            _write(validation, part / name, progress)
         report = json.dumps(document(validations), indent=2, allow_nan=False)
         (part / REPORT).write_text(report + "\n", encoding="utf-8")
 
@@ -48,24 +49,24 @@ def document(validations: Sequence[Validation]) -> dict[str, Any]:
     return {"schema": SCHEMA, "simgpu": __version__, "recordings": [each.to_dict() for each in validations]}
 
 
-def _write(validation: Validation, home: Path, progress: Callable[[str], None]) -> None:
+def _write(validation: Validation, folder: Path, progress: Callable[[str], None]) -> None:
     from simgpu.analysis.plots import save_figure
     from simgpu.validation.figures import plot_run, plot_validation
 
-    home.mkdir()
-    validation.frame().to_csv(home / "runs.csv", index=False, lineterminator="\n")
+    folder.mkdir()
+    validation.frame().to_csv(folder / "runs.csv", index=False, lineterminator="\n")
     figure = plot_validation(validation)
     for suffix in ("png", "svg"):
-        save_figure(figure, home / f"validation.{suffix}")
+        save_figure(figure, folder / f"validation.{suffix}")
     for case in validation.cases:
         timelines = [(run, run.timelines) for run in case.runs if run.timelines is not None]
         if timelines:
-            (home / folder_name(case.name)).mkdir()
+            (folder / folder_name(case.name)).mkdir()
         for run, comparison in timelines:
             progress(f"writing {case.name}, {run.method}")
-            place = home / folder_name(case.name) / str(run.method)
-            comparison.as_frame().to_csv(place.with_suffix(".csv"), index=False, lineterminator="\n")
-            save_figure(plot_run(run), place.with_suffix(".png"))
+            path = folder / folder_name(case.name) / str(run.method)
+            comparison.as_frame().to_csv(path.with_suffix(".csv"), index=False, lineterminator="\n")
+            save_figure(plot_run(run), path.with_suffix(".png"))
 
 
 def _foreign_files(folder: Path) -> str:

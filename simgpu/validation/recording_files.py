@@ -85,7 +85,7 @@ class RunEntry(FileModel):
 
 
 class RunsSection(FileModel):
-    """The run of each method that could be run."""
+    """The runs by method; None if the method could not be run."""
 
     plain: RunEntry | None = None
     checkpoint: RunEntry | None = None
@@ -94,7 +94,7 @@ class RunsSection(FileModel):
 
 
 class AbsentSection(FileModel):
-    """Why a method could not be run."""
+    """The reason why each missing method could not be run."""
 
     plain: Text | None = None
     checkpoint: Text | None = None
@@ -181,8 +181,8 @@ def read_runs(path: Path) -> ReadRuns:
     ]
     for method, run in runs.items():
         if run.peak_bytes < run.initial_bytes:
-            what = f"{run.peak_bytes} is less than the {run.initial_bytes} allocated at its start"
-            problems.append(Problem(str(path), f"runs.{method}.peak_bytes", what, _RECORD_AGAIN))
+            message = f"{run.peak_bytes} is less than the {run.initial_bytes} allocated at its start"
+            problems.append(Problem(str(path), f"runs.{method}.peak_bytes", message, _RECORD_AGAIN))
     if not runs:
         problems.append(Problem(str(path), "runs", "has no run", _RECORD_AGAIN))
     if problems:
@@ -210,24 +210,24 @@ def _json_of(path: Path) -> dict[str, Any]:
     document = read_json(path, remedy=_RECORD_AGAIN)
     if not isinstance(document, dict):
         raise InputError.single(path, "", "is not a mapping of keys to values", _RECORD_AGAIN)
-    given = document.get("schema")
-    if given == RUNS_SCHEMA:
+    schema = document.get("schema")
+    if schema == RUNS_SCHEMA:
         return document
     kind, _, version = RUNS_SCHEMA.rpartition("/")
-    if isinstance(given, str) and given.rpartition("/")[0] == kind:
-        what = f"{given!r} is another version; this simgpu reads version {version}"
-        raise InputError.single(path, "schema", what, f"rewrite the file: {MIGRATE}, or {_RECORD_AGAIN}")
-    raise InputError.single(path, "schema", f"{given!r} is not the schema expected here", f"write {RUNS_SCHEMA!r}")
+    if isinstance(schema, str) and schema.rpartition("/")[0] == kind:
+        message = f"{schema!r} is another version; this simgpu reads version {version}"
+        raise InputError.single(path, "schema", message, f"rewrite the file: {MIGRATE}, or {_RECORD_AGAIN}")
+    raise InputError.single(path, "schema", f"{schema!r} is not the schema expected here", f"write {RUNS_SCHEMA!r}")
 
 
 def _size(number: int) -> str:
-    """In the largest binary unit that divides it."""
+    """Bytes in the largest binary unit that divides them."""
     unit = next((unit for unit in ("GiB", "MiB", "KiB") if number % BYTE_UNITS[unit] == 0), "B")
     return f"{number // BYTE_UNITS[unit]} {unit}"
 
 
 def _speed(number: int) -> str:
-    """With every digit.
+    """Bytes per second as exact GB/s.
 
     >>> _speed(54_321_098_765)
     '54.321098765 GB/s'

@@ -1,4 +1,4 @@
-"""A validation as text: where its numbers come from, a table for each quantity, errors against their targets, notes."""
+"""A validation as text: sources of the numbers, a table per quantity, errors and targets, notes."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ _DUPLEX = {Duplex.FULL: "full duplex", Duplex.HALF: "half duplex"}
 
 
 class TextTable(NamedTuple):
-    """Headings and rows of texts. left: columns that are aligned to the left."""
+    """Headings and rows of text cells. left: indices of left-aligned columns."""
 
     headings: tuple[str, ...]
     rows: list[tuple[str, ...]]
@@ -67,7 +67,7 @@ def error_text(error: float | None) -> str:
 
 
 def fraction_text(fraction: float | None) -> str:
-    """A fraction or the size of an error, in per cent.
+    """A fraction or the magnitude of an error, in percent.
 
     >>> fraction_text(0.05), fraction_text(0.0004), fraction_text(0.0), fraction_text(None), fraction_text(math.inf)
     ('5.0%', '0.04%', '0%', '-', 'unbounded')
@@ -87,7 +87,7 @@ def _percent(fraction: float, sign: str) -> str:
 
 
 def header_facts(validation: Validation) -> list[tuple[str, str]]:
-    """The machine, the link, the number of steps, and what was calibrated, as names and texts."""
+    """Names and texts: the machine, the link, the number of steps, and the calibration."""
     machine = validation.machine
     copies = machine.copies
     facts = [
@@ -130,13 +130,13 @@ def _quantity_table(validation: Validation, quantity: Quantity) -> TextTable:
 
 
 def _labelled(case: ComparedCase, texts: dict[Method, tuple[str, ...]]) -> Iterator[tuple[str, ...]]:
-    """Rows of a case, which is named in the first."""
+    """Rows of a case; the first one has its name."""
     for number, (method, cells) in enumerate(texts.items()):
         yield ("" if number else case.name, str(method), *cells)
 
 
 def _run_texts(run: ComparedRun, quantity: Quantity) -> tuple[str, ...]:
-    """Measured, for steps their spread, simulated, error."""
+    """The cells of a run: measured, spread (only for steps), simulated, error."""
     is_step = quantity is Quantity.STEP
     form = format_time if is_step else format_bytes
     simulated = NO_VALUE if run.simulated is None else form(getattr(run.simulated, quantity))
@@ -164,7 +164,7 @@ def _profiled(run: ComparedRun, comparison: TimelineComparison) -> str:
 
 
 def _divergence(stream: StreamComparison) -> str:
-    """The time of a stream's first divergence, in order or else in start time.
+    """The time of a stream's first divergence in order; of the first in start time if the order is the same.
 
     >>> _divergence(StreamComparison("d2h", (), 100))
     '-'
@@ -203,7 +203,7 @@ def _event(event: Event) -> str:
 
 
 def summary_facts(validation: Validation) -> list[tuple[str, str]]:
-    """Mean and worst error of each quantity with its target, and in how many runs the order is the same."""
+    """Mean and worst error of each quantity with its target, and the number of runs with the same order."""
     facts = [(QUANTITY_LABELS[quantity], summary_text(summary)) for quantity, summary in validation.summaries.items()]
     same, runs = validation.same_order_counts
     return [*facts, ("order", f"the same on every stream in {same} of {runs} runs")] if runs else facts
@@ -234,7 +234,7 @@ def target_text(summary: Summary) -> str:
 
 
 def notes_on(validation: Validation) -> list[str]:
-    """What the columns mean and what limits the result, a sentence or two each."""
+    """Explanations of the columns and limits of the result, one or two sentences each."""
     runs = validation.runs
     texts = []
     if any(run.method is Method.PLAIN for run in runs):

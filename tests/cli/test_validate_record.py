@@ -93,7 +93,7 @@ def test_an_unknown_case_is_refused_with_a_suggestion() -> None:
 
 
 @pytest.mark.parametrize(
-    ("words", "remedy"), [(("gpt-small-b4",), "add --small"), (("vgg16-b32", "--small"), "leave --small out")]
+    ("words", "remedy"), [(("gpt-small-b4",), "add --small"), (("vgg16-b32", "--small"), "remove --small")]
 )
 def test_a_case_of_the_other_set_is_named_as_one(words: tuple[str, ...], remedy: str) -> None:
     done = simgpu("validate", "record", "-o", "mine", "--case", *words)

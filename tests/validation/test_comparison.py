@@ -200,7 +200,7 @@ def test_an_unmatched_plain_run_is_noted_and_affects_no_other_case(case: Case) -
     broken = replace(changed(case, Method.PLAIN, spans=alien), batch=99)
     result = compare_recording(recording_of(case, broken))
     assert [each.calibration is None for each in result.cases] == [False, True]
-    assert any("no call of an operator on the device" in note for note in notes_on(result))
+    assert any("no operator call on the device" in note for note in notes_on(result))
 
 
 def test_a_late_copy_diverges_in_time_and_another_copy_in_order(case: Case) -> None:

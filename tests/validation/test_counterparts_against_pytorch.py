@@ -106,7 +106,7 @@ def really(name: str, method: Method, settings: Mapping[str, Any]) -> MeasuredRu
         with own_random_state(torch.device("cpu"), seed=0):
             workload = make_workload(name, model.make, model.batch).to(torch.device("cpu"))
             optimizer = make_optimizer(find_optimizer("sgd"), workload.module)
-            return run_method(method, workload, optimizer, device, settings, warmup=1, repetitions=1, words=words)
+            return run_method(method, workload, optimizer, device, settings, warmup=1, repetitions=1, operators=words)
     finally:
         device.close()
         del workload, optimizer

@@ -152,7 +152,7 @@ def test_each_axes_marks_the_start_of_its_own_event(case: Case) -> None:
 
 def test_a_run_without_a_timeline_cannot_be_drawn(case: Case) -> None:
     bare = replace(case, runs={Method.PLAIN: replace(case.runs[Method.PLAIN], spans=())})
-    with pytest.raises(ValueError, match="has no measured or no simulated timeline"):
+    with pytest.raises(ValueError, match="the measured or the simulated timeline is missing"):
         plot_run(compare_recording(recording_of(bare)).runs[0])
 
 

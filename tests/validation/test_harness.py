@@ -123,7 +123,7 @@ def test_cases_that_are_there_are_not_recorded_again(recorded_case: tuple[Path, 
     folder, recorded = recorded_case
     said: list[str] = []
     assert record(folder, PLAN, say=said.append) == recorded
-    assert said == ["little-b4: there already"]
+    assert said == ["little-b4: already recorded"]
 
 
 @pytest.mark.usefixtures("nothing_runs")
@@ -141,7 +141,7 @@ def test_cases_that_are_there_are_not_recorded_again(recorded_case: tuple[Path, 
 def test_a_case_with_another_setup_is_refused(
     recorded_case: tuple[Path, Recorded], plan: CasePlan, options: dict[str, Any]
 ) -> None:
-    with pytest.raises(InputError, match=r"little-b4: holds a case that was made with other settings.*--force"):
+    with pytest.raises(InputError, match=r"little-b4: holds a case recorded with other settings.*--force"):
         record(recorded_case[0], plan, **options)
 
 
@@ -150,7 +150,7 @@ def test_a_case_whose_loop_held_the_output_is_refused(recorded_case: tuple[Path,
     folder = Path(shutil.copytree(recorded_case[0], tmp_path / "held"))
     header = folder / PLAN.name / "trace" / "trace.yaml"
     header.write_text(header.read_text().replace("output: released", "output: held"))
-    with pytest.raises(InputError, match=r"little-b4: holds a case that was made with other settings.*--force"):
+    with pytest.raises(InputError, match=r"little-b4: holds a case recorded with other settings.*--force"):
         record(folder, PLAN)
 
 
@@ -161,7 +161,7 @@ def test_cases_of_another_machine_are_not_mixed_with_it(
 ) -> None:
     text = (recorded_case[0] / "machine.yaml").read_text()
     (tmp_path / "machine.yaml").write_text(text.replace(f"pytorch: {torch.__version__}", "pytorch: 1.2.3"))
-    with pytest.raises(InputError, match=r"pytorch: the recording there was made with '1\.2\.3', and here is"):
+    with pytest.raises(InputError, match=r"pytorch: the folder was recorded with '1\.2\.3', this machine has"):
         record(tmp_path, PLAN, force=force)
 
 
@@ -172,7 +172,7 @@ def test_cases_of_an_unknown_machine_are_refused(
 ) -> None:
     write_recording(recorded_case[1].recording, tmp_path / "mine")
     (tmp_path / "mine" / "machine.yaml").unlink()
-    with pytest.raises(InputError, match=r"holds the case little-b4, and no machine\.yaml that tells of its machine"):
+    with pytest.raises(InputError, match=r"holds the case little-b4, but no machine\.yaml"):
         record(tmp_path / "mine", replace(PLAN, model="other"), force=force)
     assert not (tmp_path / "mine" / "machine.yaml").exists()
 
@@ -362,8 +362,8 @@ def test_memory_that_is_freed_stays_with_the_process_on_a_cpu() -> None:
     command = [sys.executable, "-c", _PAGE_FAULTS]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=120, check=True)
     message, usual, stored = done.stdout.strip().split(",")
-    if message != "kept" or usual == "0":
-        pytest.skip("this C library does not do so, or pages are so large here that their number tells nothing")
+    if message != "retained by the process" or usual == "0":
+        pytest.skip("the C library does not retain freed memory, or pages are too large to count")
     assert (int(usual), int(stored)) == (10, 0)
 
 

@@ -302,7 +302,7 @@ def test_a_failed_step_removes_its_hooks(device: CpuDevice, method: Method) -> N
 def test_settings_and_paths_are_checked_all_at_once(device: CpuDevice) -> None:
     workload = workload_of("residual")
     wrong = {
-        Method.PLAIN: ({"stash": 1}, "there is no 'stash'"),
+        Method.PLAIN: ({"stash": 1}, "unknown setting 'stash'"),
         Method.ASYNC_OFFLOAD: ({"prefetch": -1, "stash": 1.5}, r"(?s)-1.*1\.5.*'min_bytes' is missing"),
         Method.CHECKPOINT: ({"blocks": ["tow", "one", "one.conv1"]}, r"(?s)did you mean 'two'.*'one.conv1' is inside"),
     }

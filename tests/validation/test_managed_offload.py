@@ -123,22 +123,22 @@ def test_a_full_stash_releases_its_oldest_block_after_its_copy(
 ) -> None:
     held: list[int] = []
     alive: weakref.WeakSet[Block] = weakref.WeakSet()
-    leave, let_go = Block.leave, Block.let_go
+    start_offload, release = Block.start_offload, Block.release
 
-    def watched_leave(block: Block, *arguments: Any) -> None:
-        held.append(sum(other.here is not None for other in alive))
-        leave(block, *arguments)
+    def watched_offload(block: Block, *arguments: Any) -> None:
+        held.append(sum(other.data is not None for other in alive))
+        start_offload(block, *arguments)
         alive.add(block)
 
-    def watched_let_go(block: Block) -> None:
-        copy = block._under_way
+    def watched_release(block: Block) -> None:
+        copy = block._pending_copy
         assert copy is not None
-        assert block.number == min(other.number for other in alive if other.here is not None)
-        let_go(block)
-        assert copy.is_done() and block.here is None
+        assert block.number == min(other.number for other in alive if other.data is not None)
+        release(block)
+        assert copy.is_done() and block.data is None
 
-    monkeypatch.setattr(Block, "leave", watched_leave)
-    monkeypatch.setattr(Block, "let_go", watched_let_go)
+    monkeypatch.setattr(Block, "start_offload", watched_offload)
+    monkeypatch.setattr(Block, "release", watched_release)
     workload = workload_of("pictures")
     with managed(Method.ASYNC_OFFLOAD, workload, slow, {"prefetch": 2, "stash": stash, "min_bytes": 0}) as run:
         run.step(optimizer_of(workload))
@@ -156,8 +156,8 @@ def test_compute_waits_only_for_the_copy_of_its_own_block(slow: SlowCopies, monk
 
     def watched_use(block: Block) -> torch.UntypedStorage:
         result = use(block)
-        assert block._under_way is None or block.is_leaving
-        ahead.append(sum(other._under_way is not None for other in alive))
+        assert block._pending_copy is None or block.is_offloading
+        ahead.append(sum(other._pending_copy is not None for other in alive))
         return result
 
     monkeypatch.setattr(Block, "fetch", watched_fetch)
@@ -170,13 +170,13 @@ def test_compute_waits_only_for_the_copy_of_its_own_block(slow: SlowCopies, monk
 
 def test_an_unreferenced_block_is_released_after_its_copy(slow: SlowCopies, monkeypatch: pytest.MonkeyPatch) -> None:
     copies: list[Any] = []
-    leave = Block.leave
+    start_offload = Block.start_offload
 
-    def watched_leave(block: Block, *arguments: Any) -> None:
-        leave(block, *arguments)
-        copies.append(block._under_way)
+    def watched_offload(block: Block, *arguments: Any) -> None:
+        start_offload(block, *arguments)
+        copies.append(block._pending_copy)
 
-    monkeypatch.setattr(Block, "leave", watched_leave)
+    monkeypatch.setattr(Block, "start_offload", watched_offload)
     batch = torch.rand(8, 8)
     offload = AsyncOffload(slow, Tally(), prefetch=1, stash=9, min_bytes=0)
     module = Calls(lambda x, w: (x @ w).sigmoid().exp().sin())

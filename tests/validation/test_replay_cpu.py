@@ -98,7 +98,7 @@ def test_a_replayed_program_is_simulated_on_the_measured_link():
 def test_a_program_larger_than_the_memory_is_refused_before_any_allocation():
     huge = chain([1], [1], [2**50])
     program = of_result(simulate(huge, node(2**51), "none"))
-    with pytest.raises(InputError, match=r"memory: 1024 TiB stand for device memory, .* and this machine has"):
+    with pytest.raises(InputError, match=r"memory: needs 1024 TiB as device memory .* but this machine has"):
         replay(program, device="cpu", repetitions=1)
 
 

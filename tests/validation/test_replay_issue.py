@@ -196,7 +196,7 @@ def test_memory_that_is_never_released_raises_an_error():
     program, node = lower(graph, Placement()), example_node()
     steps = steps_of(program, graph, node, 1000)
     device = LazyDevice(Random(0))
-    with pytest.raises(ProgramError, match="100 B are asked for, 100 of 150 B are held, and nobody will give any back"):
+    with pytest.raises(ProgramError, match="exceed the limit: 100 of 150 B are allocated, and no release"):
         issue(steps, program, graph, device, Limits(150, None, 1), ITERATIONS)  # type: ignore[arg-type]
 
 
@@ -205,7 +205,7 @@ def test_a_full_device_is_an_input_error():
     program, node = lower(graph, Placement()), example_node()
     steps = steps_of(program, graph, node, 1000)
     device = LazyDevice(Random(0), limit=150)
-    with pytest.raises(InputError, match="no memory for 100 bytes on a lazy device: the lazy device is full; close"):
+    with pytest.raises(InputError, match="no memory for 100 bytes on a lazy device: the lazy device is full; stop"):
         issue(steps, program, graph, device, Limits(1000, None, 1), ITERATIONS)  # type: ignore[arg-type]
 
 

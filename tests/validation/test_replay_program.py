@@ -105,8 +105,14 @@ def replaced(path: Path, old: str, new: str) -> None:
 
 #: Damage to the folder, and the message about it.
 DAMAGE: Mapping[str, tuple[Callable[[Path], object], str]] = {
-    "no program": (lambda home: (home / "program.json").unlink(), "vdnn: holds no program.json; an earlier simgpu"),
-    "no tables": (lambda home: (home / "blocks.csv").unlink(), "vdnn: holds no blocks.csv; an earlier simgpu"),
+    "no program": (
+        lambda home: (home / "program.json").unlink(),
+        "vdnn: has no program.json: written by an earlier",
+    ),
+    "no tables": (
+        lambda home: (home / "blocks.csv").unlink(),
+        "vdnn: has no blocks.csv: written by an earlier",
+    ),
     "cut off": (
         lambda home: (home / "program.json").write_text('{"schema":'),
         "program.json: line 1: is not JSON: Expecting value; is it cut off?",
@@ -137,25 +143,25 @@ DAMAGE: Mapping[str, tuple[Callable[[Path], object], str]] = {
     ),
     "a block twice": (
         lambda home: replaced(home / "blocks.csv", "\nx3,", "\nx2,"),
-        "blocks.csv: row 4: 'x2' is there twice",
+        "blocks.csv: row 4: 'x2' is listed twice",
     ),
     "a bad cell": (lambda home: replaced(home / "blocks.csv", ",400,", ",4.5,"), "blocks.csv: row 2, column bytes"),
     "tasks in another order": (
         lambda home: changed(home / "program.json", _swap_launches),
-        "program.json: does not go with kernels.csv, blocks.csv and tasks.json: compute[",
+        "program.json: does not match kernels.csv, blocks.csv and tasks.json: compute[",
     ),
     "a number of no block": (
         lambda home: changed(home / "program.json", lambda program: program["resident"].append(99)),
-        "program.json: does not go with kernels.csv, blocks.csv and tasks.json: ",
+        "program.json: does not match kernels.csv, blocks.csv and tasks.json: ",
     ),
-    "no report": (lambda home: (home.parent / "report.json").unlink(), "vdnn: no report.json stands next to it"),
+    "no report": (lambda home: (home.parent / "report.json").unlink(), "vdnn: has no report.json in its parent folder"),
     "another report": (
         lambda home: replaced(home.parent / "report.json", "simgpu.report/2", "simgpu.study-report/1"),
         "report.json: schema: 'simgpu.study-report/1' is not 'simgpu.report/2'",
     ),
     "another policy's report": (
         lambda home: changed(home.parent / "report.json", lambda report: report["results"][0].update(label="none")),
-        "report.json: tells nothing of 'vdnn'",
+        "report.json: has no entry 'vdnn'",
     ),
     "a report without the budget": (
         lambda home: changed(home.parent / "report.json", lambda report: report["results"][0].pop("budget_bytes")),
@@ -223,7 +229,7 @@ def test_all_damaged_files_are_reported_together(home: Path):
 
 
 def test_a_run_folder_is_refused_as_a_policy_folder(home: Path):
-    with pytest.raises(InputError, match="holds a whole run, not one policy of it; give the folder of one policy"):
+    with pytest.raises(InputError, match="is the folder of a run, not of one policy; give the folder of one policy"):
         read_program(home.parent)
     with pytest.raises(InputError, match="no such folder"):
         read_program(home.parent / "none")
@@ -234,8 +240,8 @@ def test_a_run_folder_is_refused_as_a_policy_folder(home: Path):
 @pytest.mark.parametrize(
     ("node", "policy", "message"),
     [
-        ("laptop-2gb", "um", "has its blocks on demand, page by page"),
-        ("titan-x-maxwell-cdma", "cdma", "whose hardware compresses; no real device does"),
+        ("laptop-2gb", "um", "has its blocks paged on demand"),
+        ("titan-x-maxwell-cdma", "cdma", "with compression hardware; no real device has it"),
     ],
 )
 def test_a_program_that_no_device_can_run_is_refused(tmp_path: Path, node: str, policy: str, message: str):
@@ -248,12 +254,12 @@ def test_a_program_that_no_device_can_run_is_refused(tmp_path: Path, node: str, 
 
 def test_a_plain_framework_on_a_node_that_could_compress_is_refused_for_its_node(tmp_path: Path):
     home, _ = written(tmp_path / "out", load_trace("digits-cnn-cpu"), load_node("buddy-gpu"), "none")
-    with pytest.raises(InputError, match="is for node buddy-gpu, whose hardware compresses"):
+    with pytest.raises(InputError, match="is for node buddy-gpu with compression hardware"):
         read_program(home)
 
 
 def test_programs_of_several_gpus_are_refused():
     two = load_node("k40-x4")
     result = simulate(load_trace("digits-cnn-cpu"), two, "none", gpus=2, exchange="gather")
-    with pytest.raises(InputError, match="is for 2 GPUs, and one device is asked to run it"):
+    with pytest.raises(InputError, match="uses 2 GPUs, but a replay runs on one device"):
         of_result(result)

@@ -179,14 +179,14 @@ def test_a_kernel_without_a_call_takes_no_time_and_is_reported() -> None:
     result = match(spans, ["aten::a", "aten::zero_", "aten::b"])
     assert durations(spans, result, 5) == (3, 0, 2)
     assert matching_text(result) == (
-        "1 of 3 kernels have no call on the device, and 0 of 2 calls no kernel. They part at place 1: the device ran "
-        "aten::b, expected was aten::zero_."
+        "1 of 3 kernels have no call on the device, and 0 of 2 calls have no kernel. The first difference is at "
+        "position 1: the device ran aten::b, expected aten::zero_."
     )
 
 
 def test_a_timeline_of_another_model_is_refused() -> None:
     spans = one_after_another(["aten::a"])
-    with pytest.raises(InputError, match="no call of an operator on the device is a kernel of the trace"):
+    with pytest.raises(InputError, match="no operator call on the device matches a kernel of the trace"):
         durations(spans, match(spans, ["aten::b"]), 5)
 
 

@@ -211,7 +211,7 @@ def test_a_device_without_profiled_kernels_is_refused_before_timing(device: Devi
     device.kind = "cuda"
     with (
         pytest.warns(UserWarning, match="CUDA is not available"),
-        pytest.raises(InputError, match="profiler saw no kernel that ran there: has no GPU kernels"),
+        pytest.raises(InputError, match="profiler saw no kernel on this device: has no GPU kernels"),
     ):
         warm_up_profiler(device)
 

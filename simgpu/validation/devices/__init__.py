@@ -1,4 +1,4 @@
-"""The device that a validation runs on: CUDA, or the CPU build of PyTorch with threads for copy streams.
+"""Devices for measured runs: CUDA, or PyTorch on a CPU with threads as copy streams.
 
 Importing this package does not import PyTorch; `open_device` does.
 """
@@ -14,9 +14,9 @@ __all__ = ["CopySpan", "Device", "DeviceFacts", "Event", "Peak", "Stream", "open
 
 
 def open_device(name: str) -> Device:
-    """The device of that name: ``cpu``, ``cuda`` or ``cuda:N``, which becomes the current one.
+    """Opens the device ``cpu``, ``cuda`` or ``cuda:N``; a CUDA device becomes PyTorch's current one.
 
-    Raises `InputError` for another name or a device that is not there, `MissingExtraError` without PyTorch.
+    Raises `InputError` for another name or an unavailable device, `MissingExtraError` without PyTorch.
     """
     if importlib.util.find_spec("torch") is None:
         raise MissingExtraError("a validation on a device", "torch", "record")

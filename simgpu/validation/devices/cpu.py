@@ -1,7 +1,6 @@
-"""The CPU build of PyTorch as a device: the calling thread computes, other threads copy.
+"""PyTorch on a CPU as a device: the calling thread computes, other threads copy.
 
-Device memory is what PyTorch allocates; host memory is what NumPy allocates, so that the two can be told apart. Peak
-memory comes from PyTorch's memory profiler.
+PyTorch's allocations count as device memory, NumPy's as host memory. PyTorch's memory profiler measures the peak.
 """
 
 from __future__ import annotations
@@ -26,7 +25,7 @@ from simgpu.validation.measured import MeasuredKind
 
 
 class CpuDevice:
-    """A `simgpu.validation.devices.Device` that is there on every machine.
+    """A `simgpu.validation.devices.Device` available on every machine.
 
     >>> device = CpuDevice()
     >>> copies = device.new_stream("d2h")
@@ -50,7 +49,7 @@ class CpuDevice:
         self.compute: Stream = CallingThread(self._loop, self._note)
 
     def facts(self) -> DeviceFacts:
-        """All of the machine's memory; every stream has its own thread, so copies both ways run at once."""
+        """The machine's total memory, versions, and two copy engines, since every stream has its own thread."""
         pages, page = os.sysconf("SC_PHYS_PAGES"), os.sysconf("SC_PAGE_SIZE")
         versions = {
             "pytorch": str(torch.__version__),
@@ -59,59 +58,59 @@ class CpuDevice:
         return DeviceFacts(memory=pages * page, alignment=1, copy_engines=2, versions=versions)
 
     def new_stream(self, role: str) -> WorkerThread:
-        """A thread that copies and keeps busy next to the calling one."""
+        """A stream with its own thread, for copies and busy loops."""
         stream = WorkerThread(role, self._loop, self._note)
         self._streams.add(stream)
         return stream
 
     def host_buffer(self, nbytes: int) -> torch.Tensor:
-        """Bytes that NumPy allocates, so that PyTorch does not count them."""
+        """Memory that NumPy allocates, so that PyTorch does not count it."""
         buffer: torch.Tensor = torch.from_numpy(np.empty(nbytes, np.uint8))
         self._host.add(buffer.untyped_storage())
         return buffer
 
     def empty(self, nbytes: int) -> torch.Tensor:
-        """Bytes that PyTorch allocates."""
+        """Memory that PyTorch allocates."""
         return torch.empty(nbytes, dtype=torch.uint8)
 
     def is_host(self, tensor: torch.Tensor) -> bool:
-        """Whether a tensor lies in a host buffer."""
+        """Whether a tensor is in a host buffer."""
         return tensor.untyped_storage() in self._host
 
     def synchronize(self) -> None:
-        """Wait for every thread; raises what went wrong first on one."""
+        """Waits for every thread; raises the first error of one."""
         for stream in list(self._streams):
             stream.synchronize()
 
     def peak_of(self, run: Callable[[], object]) -> Peak:
-        """Call `run` once under PyTorch's memory profiler (`simgpu.validation.devices.cpu`).
+        """Calls `run` once under PyTorch's memory profiler.
 
-        Held before is every storage of a tensor that Python knows of, whoever made it.
+        The initial bytes are the storages of all tensors that Python knows.
         """
         self.synchronize()
         storages = living_storages(self.torch_device)
-        held = sum(storage.nbytes() for storage in storages if storage not in self._host)
+        initial_bytes = sum(storage.nbytes() for storage in storages if storage not in self._host)
 
         def run_to_the_end() -> None:
             run()
             self.synchronize()
 
-        return profiled_peak(run_to_the_end, held)
+        return profiled_peak(run_to_the_end, initial_bytes)
 
     @contextmanager
     def watch_copies(self) -> Iterator[list[CopySpan]]:
-        """Note copies between device and host, of every stream; copies within one of the two are no such."""
+        """Collects copies between device and host on every stream; copies within one of them are ignored."""
         self.synchronize()
-        seen: list[CopySpan] = []
-        self._watchers.append(seen)
+        copies: list[CopySpan] = []
+        self._watchers.append(copies)
         try:
-            yield seen
+            yield copies
             self.synchronize()
         finally:
-            self._watchers = [watcher for watcher in self._watchers if watcher is not seen]
+            self._watchers = [watcher for watcher in self._watchers if watcher is not copies]
 
     def close(self) -> None:
-        """Wait for every thread and end it."""
+        """Waits for every thread and ends it."""
         for stream in list(self._streams):
             stream.close()
 
@@ -122,34 +121,34 @@ class CpuDevice:
         if to_host == from_host:
             return
         kind = MeasuredKind.COPY_D2H if to_host else MeasuredKind.COPY_H2D
-        for seen in self._watchers:
-            seen.append(CopySpan(role, kind, target.nbytes, start_ns, end_ns))
+        for copies in self._watchers:
+            copies.append(CopySpan(role, kind, target.nbytes, start_ns, end_ns))
 
 
 _MEMORY = "[memory]"
 
 
-def profiled_peak(run: Callable[[], object], held: int) -> Peak:
-    """Call `run`; `held` bytes are held before.
+def profiled_peak(run: Callable[[], object], initial_bytes: int) -> Peak:
+    """Calls `run` and returns its peak; `initial_bytes` are allocated before.
 
-    What an operator takes and gives back while it runs does not count, as in a trace that was recorded on a CPU. Memory
-    that was there before and is freed meanwhile counts to the end: the profiler tells only of memory whose allocation
-    it saw. A training step frees none such.
+    Memory that an operator allocates and frees while it runs does not count, as in a trace recorded on a CPU. Initial
+    memory that is freed meanwhile counts until the end, since the profiler reports only frees of memory whose
+    allocation it saw. A training step frees no initial memory.
     """
-    os.environ.setdefault("KINETO_LOG_LEVEL", "99")  # else the profiler's library writes a line to stderr
+    os.environ.setdefault("KINETO_LOG_LEVEL", "99")  # otherwise the profiler's library writes a line to stderr
     with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as profiler:
         run()
     roots = profiler.profiler.kineto_results.experimental_event_tree()
     events = sorted(_lasting(roots), key=lambda event: event.start_time_ns)
-    now = most = 0
+    current = peak = 0
     for event in events:
-        now += event.extra_fields.alloc_size
-        most = max(most, now)
-    return Peak(held + most, held)
+        current += event.extra_fields.alloc_size
+        peak = max(peak, current)
+    return Peak(initial_bytes + peak, initial_bytes)
 
 
 def _lasting(events: Iterable[Any]) -> Iterator[Any]:
-    """Allocations and frees, without those that one operator makes and undoes."""
+    """Allocations and frees, without temporary memory inside an operator."""
     for event in events:
         if event.name == _MEMORY:
             yield event
@@ -162,14 +161,14 @@ def _lasting(events: Iterable[Any]) -> Iterator[Any]:
 def _without_pairs(events: Iterable[Any]) -> Iterator[Any]:
     memory = sorted(_memory_below(events), key=lambda event: event.start_time_ns)
     open_at: dict[int, int] = {}
-    passing: set[int] = set()
+    temporary: set[int] = set()
     for place, event in enumerate(memory):
         address = event.extra_fields.ptr
         if event.extra_fields.alloc_size > 0:
             open_at[address] = place
         elif address in open_at:
-            passing |= {open_at.pop(address), place}
-    return (event for place, event in enumerate(memory) if place not in passing)
+            temporary |= {open_at.pop(address), place}
+    return (event for place, event in enumerate(memory) if place not in temporary)
 
 
 def _memory_below(events: Iterable[Any]) -> Iterator[Any]:
@@ -181,7 +180,7 @@ def _memory_below(events: Iterable[Any]) -> Iterator[Any]:
 
 @cache
 def _is_one_operator(name: str) -> bool:
-    """Whether a profiler's event is an operator that is not made of others which autograd and a recording see."""
+    """Whether a profiler event is an operator that autograd and a recording see as one, not as a composite."""
     namespace, _, operator = name.partition("::")
     packet = getattr(getattr(torch.ops, namespace), operator, None) if namespace == "aten" else None
     if packet is None:
@@ -193,5 +192,5 @@ def _is_one_operator(name: str) -> bool:
 def _is_composite(overload: str) -> bool:
     try:
         return bool(torch._C._dispatch_has_kernel_for_dispatch_key(overload, "CompositeImplicitAutograd"))
-    except RuntimeError:  # an overload that only TorchScript has
+    except RuntimeError:  # the overload exists only in TorchScript
         return False

@@ -1,4 +1,4 @@
-"""Streams of a CPU: the calling thread computes, each other stream is a thread that copies or runs busy loops."""
+"""Streams of a CPU: the calling thread computes; every other stream is a thread that copies or runs busy loops."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from simgpu.validation.devices.device import Event
 
 
 class CpuEvent:
-    """Set when its stream comes to it, with the host's clock; carries what went wrong before it on that stream."""
+    """An event with the host time at which its stream reached it, and an earlier error of that stream, if any."""
 
     def __init__(self) -> None:
         self._reached = threading.Event()
@@ -24,16 +24,16 @@ class CpuEvent:
         self._error: BaseException | None = None
 
     def reach(self, error: BaseException | None = None) -> None:
-        """The stream has come to it, now."""
+        """Marks the event as reached now."""
         self._at_ns, self._error = time.perf_counter_ns(), error
         self._reached.set()
 
     def is_done(self) -> bool:
-        """Whether the stream has come to it."""
+        """Whether the stream has reached it."""
         return self._reached.is_set()
 
     def synchronize(self) -> None:
-        """Wait until the stream has come to it; raises what went wrong there before it."""
+        """Waits until the stream reaches it; raises an earlier error of the stream."""
         self._reached.wait()
         if self._error is not None:
             raise self._error
@@ -46,14 +46,14 @@ class CpuEvent:
 
 
 class OnCopy(Protocol):
-    """Told of every copy that has ended, by the thread that made it."""
+    """A callback for every finished copy, on the thread that made it."""
 
     def __call__(self, role: str, target: torch.Tensor, source: torch.Tensor, start_ns: int, end_ns: int) -> None:
-        """Times are those of `time.perf_counter_ns`."""
+        """Receives a copy; times are from `time.perf_counter_ns`."""
 
 
 class CallingThread:
-    """The compute stream of a CPU: work is done when it is asked for, by whoever asks."""
+    """The compute stream of a CPU: the caller does the work at once."""
 
     def __init__(self, loop: BusyLoop, on_copy: OnCopy) -> None:
         self.role = "compute"
@@ -61,33 +61,33 @@ class CallingThread:
         self._on_copy = on_copy
 
     def copy(self, target: torch.Tensor, source: torch.Tensor) -> None:
-        """Copy now."""
+        """Copies now."""
         _check_alike(target, source)
         _copy(self.role, target, source, self._on_copy)
 
     def busy(self, ns: int) -> None:
-        """Keep the calling thread busy."""
+        """Keeps the calling thread busy."""
         self._loop.run(ns)
 
     def record(self) -> CpuEvent:
-        """An event that is reached already."""
+        """Returns an event that is already reached."""
         event = CpuEvent()
         event.reach()
         return event
 
     def wait(self, event: Event) -> None:
-        """Wait for the event now; raises what went wrong on its stream before it."""
+        """Waits for the event now; raises an earlier error of its stream."""
         event.synchronize()
 
     def synchronize(self) -> None:
-        """Nothing is ever left to wait for."""
+        """Does nothing: all work is already done."""
 
 
 class WorkerThread:
-    """A stream of its own: a thread that does in order what is asked of it.
+    """A stream with its own thread, which runs its tasks in order.
 
-    Where something goes wrong, nothing that was asked for behind it is done; events behind it are still reached, so
-    that nobody waits for ever, and raise the error in who waits for them.
+    After an error the stream skips all later tasks. Later events are still reached, so that no thread waits forever,
+    and raise the error in threads that wait for them.
     """
 
     def __init__(self, role: str, loop: BusyLoop, on_copy: OnCopy) -> None:
@@ -101,63 +101,63 @@ class WorkerThread:
         self._end.atexit = False
 
     def copy(self, target: torch.Tensor, source: torch.Tensor) -> None:
-        """Copy when all that was asked for before is done; both tensors are held until then."""
+        """Copies after all earlier tasks; keeps both tensors alive until then."""
         _check_alike(target, source)
         role, on_copy = self.role, self._on_copy
         self._tasks.put(lambda: _copy(role, target, source, on_copy))
 
     def busy(self, ns: int) -> None:
-        """Keep this stream's thread busy."""
+        """Keeps this stream's thread busy."""
         loop = self._loop
         self._tasks.put(lambda: loop.run(ns))
 
     def record(self) -> CpuEvent:
-        """An event behind all that was asked for so far."""
+        """Returns an event after all tasks queued so far."""
         event = CpuEvent()
         self._tasks.put(event)
         return event
 
     def wait(self, event: Event) -> None:
-        """Whatever is asked for from now on begins after the event."""
+        """Starts later tasks after the event."""
         self._tasks.put(event.synchronize)
 
     def synchronize(self) -> None:
-        """Wait for all that was asked for; raises what went wrong first."""
+        """Waits for all queued tasks; raises the first error."""
         if self._thread.is_alive():
             self.record().synchronize()
 
     def close(self) -> None:
-        """End the thread when it has done all that was asked for."""
+        """Ends the thread after its queued tasks."""
         self._end()
         self._thread.join()
 
 
-#: Something to do, or an event to be reached.
+#: Work to run, or an event to mark as reached.
 _Task = Callable[[], None] | CpuEvent
 
 
 def _work(tasks: queue.SimpleQueue[_Task | None]) -> None:
-    """What a stream's thread does. It holds no task beyond its end, so that tensors are freed by their owners."""
-    stopped: BaseException | None = None
+    """Runs a stream's tasks; drops each task when it ends, so that it keeps no tensor alive."""
+    first_error: BaseException | None = None
     while (task := tasks.get()) is not None:
         if isinstance(task, CpuEvent):
-            task.reach(stopped)
-        elif stopped is None:
+            task.reach(first_error)
+        elif first_error is None:
             try:
                 task()
             except Exception as error:
-                stopped = error
+                first_error = error
         del task
 
 
 def _check_alike(target: torch.Tensor, source: torch.Tensor) -> None:
     if target.shape != source.shape or target.dtype != source.dtype:
         kinds = [f"{tensor.dtype} {tuple(tensor.shape)}" for tensor in (source, target)]
-        raise ValueError(f"a copy from {kinds[0]} to {kinds[1]}")
+        raise ValueError(f"cannot copy from {kinds[0]} to {kinds[1]}: shapes and types must be equal")
 
 
 def _copy(role: str, target: torch.Tensor, source: torch.Tensor, on_copy: OnCopy) -> None:
-    """One thread moves the bytes, as a copy engine would: PyTorch's own copy would take threads from compute."""
+    """Copies in one thread, like a copy engine; PyTorch's own copy would use threads of compute."""
     begin = time.perf_counter_ns()
     if target.is_contiguous() and source.is_contiguous() and not (source.is_conj() or source.is_neg()):
         ctypes.memmove(target.data_ptr(), source.data_ptr(), target.nbytes)
@@ -167,16 +167,16 @@ def _copy(role: str, target: torch.Tensor, source: torch.Tensor, on_copy: OnCopy
     on_copy(role, target, source, begin, time.perf_counter_ns())
 
 
-#: Fits a core's own cache, so that two loops do not wait at the memory: some ten microseconds of copying.
+#: Fits a core's private cache, so that two loops do not compete for memory bandwidth; takes about 10 us to copy.
 _CHUNK = 256 * 1024
 _CALIBRATION_ROUNDS = 20
 
 
 class BusyLoop:
-    """Copies a small buffer to and fro until the time is over, looking at the clock after each chunk.
+    """Copies a small buffer repeatedly until a time has passed, and checks the clock after each chunk.
 
-    While a chunk is copied, Python's lock is free. How fast chunks are is measured once, so that the last ones can be
-    made as small as the time that is left; how long the loop takes is told by the clock alone.
+    Python's global lock is free during a chunk. The copy rate is measured once, to fit the last chunks to the remaining
+    time; only the clock ends the loop.
     """
 
     def __init__(self) -> None:
@@ -184,14 +184,14 @@ class BusyLoop:
         self._bytes_per_ns = self._rate()
 
     def run(self, ns: int) -> None:
-        """Return after so many nanoseconds, or as soon after as the system lets this thread run."""
+        """Returns after `ns` nanoseconds, or as soon afterwards as the system schedules this thread."""
         end = time.perf_counter_ns() + ns
         source, target = self._own_buffers()
-        while (left := end - time.perf_counter_ns()) > 0:
-            ctypes.memmove(target, source, max(1, min(_CHUNK, int(left * self._bytes_per_ns))))
+        while (remaining := end - time.perf_counter_ns()) > 0:
+            ctypes.memmove(target, source, max(1, min(_CHUNK, int(remaining * self._bytes_per_ns))))
 
     def _own_buffers(self) -> tuple[ctypes.Array[Any], ctypes.Array[Any]]:
-        """Every thread has its own, so that loops side by side share nothing."""
+        """The calling thread's own buffers, so that concurrent loops share nothing."""
         result: tuple[ctypes.Array[Any], ctypes.Array[Any]] | None = getattr(self._buffers, "pair", None)
         if result is None:
             result = self._buffers.pair = (ctypes.create_string_buffer(_CHUNK), ctypes.create_string_buffer(_CHUNK))

@@ -1,7 +1,4 @@
-"""What the harness asks of a device: streams that copy and keep busy, events, memory, and how much of it is held.
-
-Nothing here imports PyTorch.
-"""
+"""The protocols of a device, its streams and events, which the harness uses. Does not import PyTorch."""
 
 from __future__ import annotations
 
@@ -17,14 +14,14 @@ if TYPE_CHECKING:
 
 
 class Peak(NamedTuple):
-    """Bytes of device memory: the most that was held at once, and what was held before; the first counts the second."""
+    """Bytes of device memory: the peak of a run, and the bytes allocated before it (included in the peak)."""
 
     peak_bytes: int
     initial_bytes: int
 
 
 class CopySpan(NamedTuple):
-    """A copy between device and host; times are the host's `time.perf_counter_ns`."""
+    """A copy between device and host; times are from the host's `time.perf_counter_ns`."""
 
     stream_role: str
     kind: MeasuredKind
@@ -35,10 +32,12 @@ class CopySpan(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class DeviceFacts:
-    """What a device tells about itself.
+    """Properties of a device.
 
-    memory: bytes there are. alignment: bytes to which PyTorch's allocator rounds a request up. copy_engines: how many
-    copies run at once, None where it does not tell. versions: of PyTorch, CUDA and the driver, as far as there are any.
+    memory: capacity, bytes.
+    alignment: bytes to which PyTorch's allocator rounds up.
+    copy_engines: number of concurrent copies, None if not reported.
+    versions: of PyTorch, CUDA and the driver, where available.
     """
 
     memory: int
@@ -51,47 +50,48 @@ class Event(Protocol):
     """A point in a stream's work, with the time it was reached."""
 
     def is_done(self) -> bool:
-        """Whether the stream has come to it; never waits."""
+        """Whether the stream has reached it; does not wait."""
 
     def synchronize(self) -> None:
-        """The host waits until the stream has come to it."""
+        """Makes the host wait until the stream reaches it."""
 
     def ns_since(self, earlier: Any) -> int:
-        """Nanoseconds from another event of the same device to this one; the host waits for both."""
+        """Nanoseconds from an earlier event of the same device to this one; the host waits for both."""
 
 
 class Stream(Protocol):
-    """A queue of work on the device, done in order; only `synchronize` makes the host wait.
+    """A queue of work on the device, executed in order; only `synchronize` makes the host wait.
 
-    The compute stream of a CPU is the calling thread: there every call returns when its work is done.
+    The compute stream of a CPU is the calling thread: every call returns when its work is done.
 
-    Tensors are not kept for a stream: who hands memory to one must not let it be used for something else before the
-    stream has read or written it. Waiting for the stream's event on the compute stream before the last reference goes
-    is enough, because memory is handed out in the order of the compute stream.
+    A stream does not keep tensors alive. The caller must keep their memory from being reused before the stream has
+    accessed it: make compute wait for the stream's event before dropping the last reference. That is enough, because
+    memory is allocated in compute-stream order.
     """
 
     role: str
 
     def copy(self, target: torch.Tensor, source: torch.Tensor) -> None:
-        """Copy a tensor's values into one of the same shape and type; host tensors are from `Device.host_buffer`."""
+        """Copies values to a tensor of the same shape and type; host tensors must come from `Device.host_buffer`."""
 
     def busy(self, ns: int) -> None:
-        """Keep busy for so many nanoseconds."""
+        """Keeps the stream busy for `ns` nanoseconds."""
 
     def record(self) -> Event:
-        """An event behind all that was asked of the stream so far."""
+        """Returns an event after all work queued so far."""
 
     def wait(self, event: Event) -> None:
-        """What is asked of the stream from now on begins after the event, of whatever stream it is."""
+        """Starts work queued from now on after the event, which may be of another stream."""
 
     def synchronize(self) -> None:
-        """The host waits for all that was asked of the stream."""
+        """Makes the host wait for all queued work."""
 
 
 class Device(Protocol):
     """A device that runs PyTorch's operators on its compute stream.
 
-    kind: ``cuda`` or ``cpu``. name: as it calls itself.
+    kind: ``cuda`` or ``cpu``.
+    name: of the hardware, as PyTorch or the system reports it.
     """
 
     kind: str
@@ -100,34 +100,34 @@ class Device(Protocol):
 
     @property
     def compute(self) -> Stream:
-        """Where PyTorch's operators run."""
+        """The stream of PyTorch's operators."""
 
     def facts(self) -> DeviceFacts:
-        """Its memory, copy engines and versions."""
+        """Memory, copy engines and versions of the device."""
 
     def new_stream(self, role: str) -> Stream:
-        """A stream next to the compute stream; it ends when nobody refers to it any more, or with the device."""
+        """Creates a stream, which ends with its last reference or with the device."""
 
     def host_buffer(self, nbytes: int) -> torch.Tensor:
-        """Host memory, pinned where that means something: bytes that do not count as the device's."""
+        """Allocates host memory, pinned on CUDA, that does not count as device memory."""
 
     def empty(self, nbytes: int) -> torch.Tensor:
-        """Device memory, handed out in the order of the compute stream."""
+        """Allocates device memory in compute-stream order."""
 
     def is_host(self, tensor: torch.Tensor) -> bool:
-        """Whether a tensor's memory is the host's."""
+        """Whether a tensor is in host memory."""
 
     def synchronize(self) -> None:
-        """The host waits for every stream. Raises what went wrong on one."""
+        """Makes the host wait for every stream; raises an error of a stream."""
 
     def peak_of(self, run: Callable[[], object]) -> Peak:
-        """Call `run` once, and tell what device memory was held meanwhile and just before."""
+        """Calls `run` once and returns its peak of device memory, and the bytes allocated before."""
 
     def watch_copies(self) -> AbstractContextManager[list[CopySpan]]:
-        """Note copies between device and host, in the order in which they ended; complete when the context is left.
+        """Collects copies between device and host in order of their ends; complete when the context exits.
 
-        Raises `NotImplementedError` on a CUDA device, where the profiler tells.
+        Raises `NotImplementedError` on a CUDA device: use the profiler.
         """
 
     def close(self) -> None:
-        """Wait for every stream and end it."""
+        """Waits for every stream and ends it."""

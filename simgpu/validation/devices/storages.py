@@ -1,4 +1,4 @@
-"""Which storages there are: a set of them that keeps none alive, and all that are alive now."""
+"""A weak set of tensor storages, and all storages alive now."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ import torch
 
 
 class StorageSet:
-    """A set of storages that forgets each when it is freed.
+    """A set of storages; a freed storage is removed.
 
-    PyTorch reuses the addresses of freed storages, so that an address alone would name another one later.
+    PyTorch reuses the addresses of freed storages, so an address alone does not identify a storage.
 
     >>> x = torch.zeros(3)
     >>> known = StorageSet([x.untyped_storage()])
@@ -26,10 +26,10 @@ class StorageSet:
             self.add(storage)
 
     def add(self, storage: torch.UntypedStorage) -> None:
-        """Know a storage from now on."""
+        """Adds a storage."""
         if storage not in self:
             key, references = storage._cdata, self._references
-            references[key] = weakref.ref(storage, lambda gone: _forget(references, key, gone))
+            references[key] = weakref.ref(storage, lambda freed: _forget(references, key, freed))
 
     def __contains__(self, storage: torch.UntypedStorage) -> bool:
         reference = self._references.get(storage._cdata)
@@ -43,7 +43,7 @@ class StorageSet:
 
 
 def storage_of(tensor: torch.Tensor) -> torch.UntypedStorage | None:
-    """The storage behind a tensor; None for one that has none of its own (sparse ones, and such as wrap others)."""
+    """The storage of a tensor; None if it has none of its own (sparse tensors, wrappers)."""
     try:
         return tensor.untyped_storage()
     except (NotImplementedError, RuntimeError):
@@ -51,18 +51,18 @@ def storage_of(tensor: torch.Tensor) -> torch.UntypedStorage | None:
 
 
 def living_storages(device: torch.device) -> StorageSet:
-    """Every storage on a device that some tensor known to Python has now."""
+    """The storages of all tensors on a device that Python's garbage collector knows."""
     storage_set = StorageSet()
-    for thing in gc.get_objects():
-        if issubclass(type(thing), torch.Tensor) and thing.device == device:
-            storage = storage_of(thing)
+    for candidate in gc.get_objects():
+        if issubclass(type(candidate), torch.Tensor) and candidate.device == device:
+            storage = storage_of(candidate)
             if storage is not None:
                 storage_set.add(storage)
     return storage_set
 
 
 def _forget(
-    references: dict[int, weakref.ref[torch.UntypedStorage]], key: int, gone: weakref.ref[torch.UntypedStorage]
+    references: dict[int, weakref.ref[torch.UntypedStorage]], key: int, freed: weakref.ref[torch.UntypedStorage]
 ) -> None:
-    if references.get(key) is gone:  # else the address is another storage's by now
+    if references.get(key) is freed:  # otherwise the address already belongs to another storage
         del references[key]

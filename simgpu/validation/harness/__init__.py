@@ -1,7 +1,7 @@
-"""Measuring a machine, and running models on it under real memory management.
+"""Measures a machine, and records models running on it under each memory management method.
 
-`record_cases` does all of it; `CASES` and `SMALL_CASES` are the sets that ship. Importing this package does not import
-PyTorch: the modules next to `cases` and `entry` do, and are loaded by the first recording.
+Call `record_cases`; `CASES` and `SMALL_CASES` are the shipped sets. Importing this package does not import PyTorch; the
+first recording does.
 """
 
 from simgpu.validation.harness.cases import CASES, SMALL_CASES, CasePlan, choose

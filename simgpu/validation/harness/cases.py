@@ -1,4 +1,4 @@
-"""Which models are run at which batch sizes, and with which settings of the methods."""
+"""The recorded cases: models, batch sizes and settings of the methods."""
 
 from __future__ import annotations
 
@@ -13,11 +13,14 @@ from simgpu.validation.measured import Method
 
 @dataclass(frozen=True, slots=True)
 class CasePlan:
-    """One case that is to be recorded.
+    """One case to record.
 
-    model: what the case is called, without its batch size. factory: a built-in model, or ``module.path:factory``. size:
-    keywords of the factory besides ``batch``. blocks: paths of the modules that are checkpointed, each by itself.
-    offload: settings of `Method.ASYNC_OFFLOAD`, in the words of its counterpart.
+    model: name of the case without its batch size.
+    batch: samples per step.
+    factory: a built-in model, or ``module.path:factory``.
+    blocks: paths of the modules to checkpoint, each separately.
+    offload: settings of `Method.ASYNC_OFFLOAD`, named as its counterpart's parameters.
+    size: keyword arguments of the factory, without ``batch``.
     """
 
     model: str
@@ -30,17 +33,17 @@ class CasePlan:
 
     @property
     def name(self) -> str:
-        """Model and batch, as `simgpu.validation.measured.Case.name` has it."""
+        """Model and batch size, as in `simgpu.validation.measured.Case.name`."""
         return f"{self.model}-b{self.batch}"
 
     def settings(self, method: Method) -> dict[str, Any]:
-        """Of a method, in the words of its counterpart's parameters."""
+        """A method's settings, named as its counterpart's parameters."""
         if method is Method.CHECKPOINT:
             return {"blocks": list(self.blocks)}
         return dict(self.offload) if method is Method.ASYNC_OFFLOAD else {}
 
     def setup(self, seed: int, warmup: int) -> dict[str, Any]:
-        """How it is run, as `simgpu.validation.measured.Case.setup` has it."""
+        """The setup of the runs, as in `simgpu.validation.measured.Case.setup`."""
         return {"size": dict(self.size), "optimizer": self.optimizer, "seed": seed, "warmup": warmup}
 
 
@@ -52,7 +55,7 @@ RESNET50_BLOCKS = tuple(
 
 
 def gpt_blocks(layers: int) -> tuple[str, ...]:
-    """The transformer blocks of a GPT with so many layers.
+    """Paths of the transformer blocks of a GPT with `layers` layers.
 
     >>> gpt_blocks(2)
     ('blocks.0', 'blocks.1')
@@ -60,7 +63,7 @@ def gpt_blocks(layers: int) -> tuple[str, ...]:
     return tuple(f"blocks.{number}" for number in range(layers))
 
 
-#: Blocks of under a MiB take a link longer to begin with than to carry.
+#: For blocks under 1 MiB a link's latency exceeds the transfer time.
 _OFFLOAD = {"prefetch": 2, "stash": 2, "min_bytes": BYTE_UNITS["MiB"]}
 _SMALL_OFFLOAD = {"prefetch": 2, "stash": 2, "min_bytes": 64 * BYTE_UNITS["KiB"]}
 _SMALL_GPT = {"tokens": 128, "layers": 4, "width": 256, "heads": 4, "vocabulary": 4096}
@@ -71,7 +74,7 @@ CASES = (
     *(CasePlan("resnet50", batch, "resnet50", RESNET50_BLOCKS, _OFFLOAD) for batch in (32, 64)),
     *(CasePlan("gpt2-small", batch, "gpt2-small", gpt_blocks(12), _OFFLOAD) for batch in (4, 8)),
 )
-#: For a CPU, or to try it: the same networks on small images, and a short and narrow transformer.
+#: For a CPU, or a quick test: the same networks on small images, and a small transformer.
 SMALL_CASES = (
     *(
         CasePlan("vgg16-small", batch, "vgg16", VGG16_BLOCKS, _SMALL_OFFLOAD, {"image": 32, "classes": 10})
@@ -86,9 +89,9 @@ SMALL_CASES = (
 
 
 def choose(plans: Sequence[CasePlan], names: Sequence[str]) -> tuple[CasePlan, ...]:
-    """Those of the plans that are named, in their own order; all where none is.
+    """Returns the named plans, in the order of `plans`; all of them if no name is given.
 
-    Raises `InputError` for names of no case.
+    Raises `InputError` for unknown names.
 
     >>> [plan.name for plan in choose(CASES, ["vgg16-b64", "vgg16-b32"])]
     ['vgg16-b32', 'vgg16-b64']
@@ -98,7 +101,7 @@ def choose(plans: Sequence[CasePlan], names: Sequence[str]) -> tuple[CasePlan, .
     """
     known = [plan.name for plan in plans]
     problems = [
-        Problem("", "cases", f"no case is called {name!r}", _instead(name, known))
+        Problem("", "cases", f"no case is called {name!r}", _remedy(name, known))
         for name in dict.fromkeys(names)
         if name not in known
     ]
@@ -107,10 +110,10 @@ def choose(plans: Sequence[CasePlan], names: Sequence[str]) -> tuple[CasePlan, .
     return tuple(plan for plan in plans if not names or plan.name in names)
 
 
-def _instead(name: str, known: Sequence[str]) -> str:
-    """What to write instead of a name of none of the known cases; the other set may have it."""
+def _remedy(name: str, known: Sequence[str]) -> str:
+    """Suggestion for an unknown case name, which may be in the other set."""
     if any(plan.name == name for plan in SMALL_CASES):
-        return "it is one of the small cases: add --small"
+        return "it is a small case: add --small"
     if any(plan.name == name for plan in CASES):
-        return "it is none of the small cases: leave --small out"
+        return "it is not a small case: remove --small"
     return did_you_mean(name, known)

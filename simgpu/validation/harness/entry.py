@@ -1,4 +1,4 @@
-"""`record_cases`: the one entry to the harness; imports PyTorch only when called."""
+"""`record_cases`, the harness's entry point; imports PyTorch only when called."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ DEFAULT_WARMUP = 5
 
 @dataclass(frozen=True, slots=True)
 class Recorded:
-    """What came of it: the cases asked for, and which of them could not be recorded at all, with the reason."""
+    """The recording of the requested cases, and the reason for each case that could not be recorded."""
 
     recording: Recording
     left_out: Mapping[str, str]
@@ -40,25 +40,29 @@ def record_cases(
     force: bool = False,
     say: Callable[[str], None] = lambda _: None,
 ) -> Recorded:
-    """Measure a machine and record cases on it, into a folder in which each case appears when it is done.
+    """Measures a machine and records cases on it; writes each case to the folder as it completes.
 
-    folder: of a recording; new, empty, or one of the same machine. Its machine is not measured again, and its cases
-    that were made in the same way are kept, so that a recording that was interrupted goes on.
-    device: ``cuda``, ``cuda:N`` or ``cpu``. repetitions: timed steps. warmup: steps before them, at least one. seed: of
-    weights and data. force: measure the machine again and make the cases anew. say: told what is being done.
+    An interrupted recording can be resumed: the machine is not measured again, and cases recorded with the same
+    arguments are not repeated.
 
-    What is changed of the process meanwhile on a CPU is told by `simgpu.validation.harness.session.conditions`.
+    folder: of the recording; new, empty, or of the same machine.
+    device: ``cuda``, ``cuda:N`` or ``cpu``. `simgpu.validation.harness.session.conditions` changes settings on a CPU.
+    repetitions: timed steps.
+    warmup: steps before them, at least one.
+    seed: of weights and data.
+    force: measure the machine and record the cases again.
+    say: receives progress messages.
 
-    A method that finds too little memory for a case is told in `simgpu.validation.measured.Case.absent`; a case whose
-    trace does is left out.
+    A method that runs out of memory is listed in `simgpu.validation.measured.Case.absent`; a case whose trace runs out
+    of memory is listed in `Recorded.left_out`.
 
-    Raises `InputError` for wrong arguments, a device that is not there, a folder that cannot be written, or holds
-    another machine's recording or cases made in another way, and where a model cannot be run; `MissingExtraError`
+    Raises `InputError` for invalid arguments, an unavailable device, a folder that cannot be written, a folder with
+    another machine's recording or with cases of other settings, and a model that cannot run; `MissingExtraError`
     without PyTorch.
 
     >>> record_cases("mine", [], repetitions=0)
     Traceback (most recent call last):
-    simgpu.errors.InputError: validate: repetitions: 0 is not a number of steps; give a whole number >= 1
+    simgpu.errors.InputError: validate: repetitions: 0 is not a number of steps; give an integer >= 1
     """
     target = Path(folder)
     _check_counts({"repetitions": repetitions, "warmup": warmup}, seed)
@@ -66,7 +70,7 @@ def record_cases(
         raise MissingExtraError("running models on a device", "torch", "record")
     check_folder(target, foreign_files)
     _check_machine(target, () if not force else [plan.name for plan in plans])
-    there = {} if force else _cases_there(target, plans, repetitions, warmup, seed)
+    recorded = {} if force else _recorded_cases(target, plans, repetitions, warmup, seed)
     with _opened(device) as opened:
         from simgpu.validation.harness.session import CaseSession, conditions
         from simgpu.validation.timelines.recording import warm_up_profiler
@@ -76,9 +80,9 @@ def record_cases(
             machine = _machine(target, opened, settings, force, say)
             cases, left_out = [], {}
             for plan in plans:
-                if plan.name in there:
-                    say(f"{plan.name}: there already")
-                    cases.append(there[plan.name])
+                if plan.name in recorded:
+                    say(f"{plan.name}: already recorded")
+                    cases.append(recorded[plan.name])
                     continue
                 result = CaseSession(plan, opened, repetitions, warmup, seed, say).run()
                 if isinstance(result, str):
@@ -89,24 +93,24 @@ def record_cases(
     return Recorded(Recording(target.resolve().name, machine, tuple(cases)), left_out)
 
 
-def _check_machine(folder: Path, anew: Collection[str]) -> None:
-    """`InputError` where cases stay that were recorded on nobody knows which machine. anew: cases that do not stay."""
+def _check_machine(folder: Path, replaced: Collection[str]) -> None:
+    """Raises `InputError` if the folder has cases, other than `replaced`, but no description of their machine."""
     if not folder.is_dir() or (folder / MACHINE_FILE).exists():
         return
-    for place in case_folders(folder):
-        if place.name not in anew:
-            what = f"holds the case {place.name}, and no {MACHINE_FILE} that tells of its machine"
-            raise InputError.single(folder, "", what, f"put {MACHINE_FILE} back, or choose another folder")
+    for case_folder in case_folders(folder):
+        if case_folder.name not in replaced:
+            message = f"holds the case {case_folder.name}, but no {MACHINE_FILE}, the description of its machine"
+            raise InputError.single(folder, "", message, f"restore {MACHINE_FILE}, or choose another folder")
 
 
 def _check_counts(counts: Mapping[str, object], seed: object) -> None:
     problems = [
-        Problem("validate", name, f"{count!r} is not a number of steps", "give a whole number >= 1")
+        Problem("validate", name, f"{count!r} is not a number of steps", "give an integer >= 1")
         for name, count in counts.items()
         if type(count) is not int or count < 1
     ]
     if type(seed) is not int or seed < 0:
-        problems.append(Problem("validate", "seed", f"{seed!r} is not a seed", "give a whole number >= 0"))
+        problems.append(Problem("validate", "seed", f"{seed!r} is not a seed", "give an integer >= 0"))
     if problems:
         raise InputError(problems)
 
@@ -116,7 +120,7 @@ def _opened(name: str) -> Iterator[Device]:
     try:
         device = open_device(name)
     except InputError as error:
-        remedy = "run it where there is one, or try it on this machine with --device cpu --small"
+        remedy = "run it on a machine with a GPU, or try it here with --device cpu --small"
         raise InputError(
             replace(problem, remedy=remedy) if name.startswith("cuda") else problem for problem in error.problems
         ) from None
@@ -126,25 +130,27 @@ def _opened(name: str) -> Iterator[Device]:
         device.close()
 
 
-def _cases_there(folder: Path, plans: Sequence[CasePlan], repetitions: int, warmup: int, seed: int) -> dict[str, Case]:
-    """The cases that need not be recorded again, by name; raises `InputError` where one was made in another way."""
+def _recorded_cases(
+    folder: Path, plans: Sequence[CasePlan], repetitions: int, warmup: int, seed: int
+) -> dict[str, Case]:
+    """The cases already recorded, by name; raises `InputError` if one was recorded with other settings."""
     result, problems = {}, []
     for plan in plans:
-        place = folder / plan.name
-        if not place.exists():
+        path = folder / plan.name
+        if not path.exists():
             continue
-        case = read_case(place)
-        if _is_as_planned(case, plan, repetitions, warmup, seed):
+        case = read_case(path)
+        if _matches_plan(case, plan, repetitions, warmup, seed):
             result[plan.name] = case
         else:
-            what = "holds a case that was made with other settings or numbers of steps"
-            problems.append(Problem(str(place), "", what, "choose another folder, or make it again with --force"))
+            message = "holds a case recorded with other settings or numbers of steps"
+            problems.append(Problem(str(path), "", message, "choose another folder, or record it again with --force"))
     if problems:
         raise InputError(problems)
     return result
 
 
-def _is_as_planned(case: Case, plan: CasePlan, repetitions: int, warmup: int, seed: int) -> bool:
+def _matches_plan(case: Case, plan: CasePlan, repetitions: int, warmup: int, seed: int) -> bool:
     runs = case.runs.items()
     return (
         case.setup == plan.setup(seed, warmup)
@@ -157,7 +163,7 @@ def _is_as_planned(case: Case, plan: CasePlan, repetitions: int, warmup: int, se
 def _machine(
     folder: Path, device: Device, settings: Mapping[str, str], force: bool, say: Callable[[str], None]
 ) -> MeasuredMachine:
-    """As it was measured before, or now; raises `InputError` where the folder is of another one."""
+    """The machine, from the folder or measured now; raises `InputError` if the folder describes another machine."""
     from simgpu.validation.harness.machine import measure_machine, versions
 
     file = folder / MACHINE_FILE
@@ -178,7 +184,7 @@ def _require_same(file: Path, before: MeasuredMachine, now: Mapping[str, str]) -
         Problem(
             str(file),
             name,
-            f"the recording there was made with '{then.get(name, 'none')}', and here is '{now.get(name, 'none')}'",
+            f"the folder was recorded with '{then.get(name, 'none')}', this machine has '{now.get(name, 'none')}'",
             "choose another folder",
         )
         for name in {**then, **now}

@@ -1,4 +1,4 @@
-"""Measuring a device and its link to the host."""
+"""Measures a device and its link to the host."""
 
 from __future__ import annotations
 
@@ -22,11 +22,11 @@ from simgpu.version import __version__
 DEFAULT_REPETITIONS = 20
 _WARM_UP = 3
 _ROLES = {CopyDirection.OUT: "d2h", CopyDirection.IN: "h2d"}
-#: Long enough for all copies to be asked for before the first begins: else small ones would wait for the host.
+#: Long enough to queue all copies before the first begins; otherwise small copies would wait for the host.
 _GATE_NS = 5 * TIME_UNITS["ms"]
 _TINY = 4
 _OPERATORS = 200
-#: Where a device does not tell: one for each direction.
+#: Default if a device does not report it: one engine per direction.
 _COPY_ENGINES = 2
 
 
@@ -37,13 +37,14 @@ def measure_machine(
     date: str | None = None,
     settings: Mapping[str, str] | None = None,
 ) -> MeasuredMachine:
-    """The machine, measured now.
+    """Measures the machine.
 
-    sizes: bytes of copies, two different ones at least; the largest tells bandwidths, all of them the latency.
-    repetitions: of which the median counts. date: ISO 8601 day to write down, today if left out. settings: to write
-    down, of `simgpu.validation.harness.session`.
+    sizes: bytes of the copies, at least two different sizes; the largest gives the bandwidths, all give the latency.
+    repetitions: copies per size; the median is used.
+    date: ISO 8601 day to record, today by default.
+    settings: to record, from `simgpu.validation.harness.session.conditions`.
 
-    Memory for two copies of the largest size is taken on the device and on the host.
+    Allocates two buffers of the largest size on the device and on the host.
     """
     speeds = measure(_DeviceCopies(device), sizes, repetitions)
     both = measure_bidirectional(device, max(sizes), repetitions)
@@ -74,12 +75,12 @@ def measure_machine(
 
 @dataclass(frozen=True)
 class _DeviceCopies:
-    """A device as `simgpu.recorder.machine.bandwidth.measure` asks for it: a stream of its own each way."""
+    """Adapts a device to `simgpu.recorder.machine.bandwidth.measure`; each direction has its own stream."""
 
     device: Device
 
     def copy_times(self, way: CopyDirection, size: int, repetitions: int) -> list[int]:
-        """Nanoseconds of copies in a row, between events around each."""
+        """Nanoseconds of each of several consecutive copies, measured with events."""
         source, target = _memory(self.device, way, size)
         stream = self.device.compute if way is CopyDirection.WITHIN else self.device.new_stream(_ROLES[way])
         stream.busy(_GATE_NS)
@@ -92,7 +93,7 @@ class _DeviceCopies:
 
 
 def measure_bidirectional(device: Device, size: int, repetitions: int) -> dict[CopyDirection, int]:
-    """Bytes per second each way while copies go both ways: medians of those that ended while the other way was busy."""
+    """Bytes per second each way during bidirectional copies: medians over copies that overlap the other direction."""
     streams: dict[CopyDirection, Stream] = {way: device.new_stream(role) for way, role in _ROLES.items()}
     memory = {way: _memory(device, way, size) for way in streams}
     for way, stream in streams.items():
@@ -113,20 +114,22 @@ def measure_bidirectional(device: Device, size: int, repetitions: int) -> dict[C
 
 
 def _while_both(ends: dict[CopyDirection, list[int]]) -> dict[CopyDirection, list[int]]:
-    """How long the copies took that ended before the other way ran dry.
+    """Durations of the copies that ended while both directions were busy.
 
-    ends: when the first copy began, and when each ended. Where a way is so slow that none did, its first one stands.
+    ends: start of the first copy, then the end of each. If no copy of a direction qualifies, its first one is used.
 
     >>> _while_both({CopyDirection.OUT: [0, 10, 20, 30], CopyDirection.IN: [0, 20, 40, 50]})
     {<CopyDirection.OUT: 'device to host'>: [10, 10, 10], <CopyDirection.IN: 'host to device'>: [20]}
     """
-    over = min(result[-1] for result in ends.values())
-    times = {way: [end - begin for begin, end in pairwise(result) if end <= over] for way, result in ends.items()}
+    end_of_both = min(result[-1] for result in ends.values())
+    times = {
+        way: [end - begin for begin, end in pairwise(result) if end <= end_of_both] for way, result in ends.items()
+    }
     return {way: result or [ends[way][1] - ends[way][0]] for way, result in times.items()}
 
 
 def blocking_ns(device: Device, repetitions: int) -> int:
-    """From the call of a copy of next to nothing on the compute stream to when the host has it."""
+    """Host time of a blocking device-to-host copy of `_TINY` bytes on the compute stream."""
     source, target = _memory(device, CopyDirection.OUT, _TINY)
 
     def copy_and_wait() -> None:
@@ -137,7 +140,7 @@ def blocking_ns(device: Device, repetitions: int) -> int:
 
 
 def launch_ns(device: Device, repetitions: int) -> int:
-    """Host time from one tiny operator to the next, of many in a row."""
+    """Host time per operator launch, averaged over many consecutive tiny operators."""
     tensor = device.empty(_TINY)
 
     def launch() -> None:
@@ -149,12 +152,12 @@ def launch_ns(device: Device, repetitions: int) -> int:
 
 
 def versions(device: Device) -> dict[str, str]:
-    """What the device tells, and who runs on it."""
+    """Versions that the device reports, of Python and of simgpu."""
     return {**device.facts().versions, "python": platform.python_version(), "simgpu": __version__}
 
 
 def _memory(device: Device, way: CopyDirection, size: int) -> tuple[Any, Any]:
-    """Source and target of a copy, which the system has really handed out."""
+    """Source and target of a copy, both written once so that the system commits their pages."""
     source = device.host_buffer(size) if way is CopyDirection.IN else device.empty(size)
     target = device.host_buffer(size) if way is CopyDirection.OUT else device.empty(size)
     source.zero_()

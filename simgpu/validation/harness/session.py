@@ -1,4 +1,4 @@
-"""Records one case on a device: its trace, then its steps under each method, timed, measured and profiled."""
+"""Records one case on a device: its trace, then its steps under each method (time, memory, timeline)."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ from simgpu.validation.timelines.recording import record_timeline
 
 @dataclass(frozen=True)
 class CaseSession:
-    """One case on a device."""
+    """Records one case on a device."""
 
     plan: CasePlan
     device: Device
@@ -39,16 +39,16 @@ class CaseSession:
     say: Callable[[str], None]
 
     def run(self) -> Case | str:
-        """The case; or why there is none, where its trace finds too little memory."""
+        """Returns the case, or the reason if its trace runs out of memory."""
         self.say(f"{self.plan.name}: trace")
-        trace = self._unless_short(self._trace)
+        trace = self._or_shortage(self._trace)
         if isinstance(trace, str):
             return trace
-        words = {kernel.op for kernel in trace.kernels}
+        operators = {kernel.op for kernel in trace.kernels}
         runs, absent = {}, {}
         for method in Method:
             self.say(f"{self.plan.name}: {method}")
-            result = self._unless_short(partial(self._run, method, words))
+            result = self._or_shortage(partial(self._run, method, operators))
             if isinstance(result, str):
                 absent[method] = result
             else:
@@ -58,8 +58,8 @@ class CaseSession:
         setup = self.plan.setup(self.seed, self.warmup)
         return Case(self.plan.model, self.plan.batch, trace, runs, absent, setup)
 
-    def _unless_short(self, run: Callable[[], Any]) -> Any:
-        """What `run` returns, or what memory it was short of; what it held is given back in both cases."""
+    def _or_shortage(self, run: Callable[[], Any]) -> Any:
+        """Returns the result of `run`, or the OOM message; frees its memory in both cases."""
         text = ""
         try:
             return run()
@@ -78,12 +78,12 @@ class CaseSession:
             device=str(self.device.torch_device),
             seed=self.seed,
             optimizer=self.plan.optimizer,
-            progress=lambda what: self.say(f"{self.plan.name}: {what}"),
+            progress=lambda message: self.say(f"{self.plan.name}: {message}"),
         )
         return replace(trace, name=self.plan.name)
 
-    def _run(self, method: Method, words: set[str]) -> MeasuredRun:
-        """On a model of its own, with the same weights and data every time."""
+    def _run(self, method: Method, operators: set[str]) -> MeasuredRun:
+        """Runs a method on a new model, with the same weights and data every time."""
         with own_random_state(self.device.torch_device, self.seed):
             workload = make_workload(self.plan.model, self._factory(), self.plan.batch).to(self.device.torch_device)
             optimizer = make_optimizer(find_optimizer(self.plan.optimizer), workload.module)
@@ -95,39 +95,39 @@ class CaseSession:
                 self.plan.settings(method),
                 warmup=self.warmup,
                 repetitions=self.repetitions,
-                words=words,
+                operators=operators,
             )
 
     def _factory(self) -> Callable[..., Any]:
-        """The plan's factory with its keywords, under the plan's name."""
+        """The plan's factory with its keyword arguments, named after the plan's model."""
         factory = partial(find_factory(self.plan.factory), **self.plan.size)
         factory.__qualname__ = self.plan.model  # type: ignore[attr-defined]
         return factory
 
 
 def empty(device: Device) -> None:
-    """Give back what nobody refers to any more, so that no run finds memory cut up by the one before."""
+    """Returns unused memory to the system, so that no run starts with memory fragmented by the previous one."""
     gc.collect()
-    give_back_freed()
+    trim_freed_memory()
     if device.kind == "cuda":
         torch.cuda.empty_cache()
         _empty_pinned()
 
 
 def _empty_pinned() -> None:
-    """PyTorch keeps pinned memory too. Its older releases offer no public way to give it back."""
+    """Empties PyTorch's cache of pinned memory; older releases have no public function for it."""
     public = getattr(getattr(torch, "accelerator", None), "empty_host_cache", None)
-    give_back = public or getattr(torch._C, "_host_emptyCache", None)
-    if give_back is not None:
-        give_back()
+    empty_cache = public or getattr(torch._C, "_host_emptyCache", None)
+    if empty_cache is not None:
+        empty_cache()
 
 
-#: What PyTorch says on a GPU, on a host, of pinned memory and through the libraries of CUDA.
+#: PyTorch's OOM messages: of a GPU, a host, pinned memory and CUDA's libraries.
 _SHORTAGE = re.compile(r"out of memory|can't allocate memory|tried to allocate|_ALLOC_FAILED", re.IGNORECASE)
 
 
 def shortage(error: BaseException) -> str:
-    """In one line what memory was missing; empty where the exception, and what it was raised from, is something else.
+    """The OOM message in one line; empty if neither the exception nor one of its causes is an OOM.
 
     >>> shortage(RuntimeError("CUDA out of memory. Tried to allocate 2.00 GiB. GPU 0 has 3 GiB\\nsee the notes"))
     'CUDA out of memory. Tried to allocate 2.00 GiB'
@@ -141,8 +141,8 @@ def shortage(error: BaseException) -> str:
             return text or "out of memory on the host"
         if isinstance(cause, RuntimeError) and _SHORTAGE.search(text):
             sentences = text.partition("\n")[0].split(". ")
-            outcome = next((at for at, sentence in enumerate(sentences) if "allocate" in sentence.lower()), 0)
-            return ". ".join(sentences[: outcome + 1]).rstrip(".")
+            last = next((at for at, sentence in enumerate(sentences) if "allocate" in sentence.lower()), 0)
+            return ". ".join(sentences[: last + 1]).rstrip(".")
         cause = cause.__cause__
     return ""
 
@@ -156,13 +156,16 @@ def run_method(
     *,
     warmup: int,
     repetitions: int,
-    words: Collection[str],
+    operators: Collection[str],
 ) -> MeasuredRun:
-    """What came of a model's iteration under a method.
+    """Measures a model's training step under a method.
 
-    warmup: steps before those timed. words: operators of the model's trace, for the timeline. The steps that measure
-    memory and that are watched come after those timed, so that they slow none of them down. Garbage collection is off,
-    as while the trace is recorded, so that what is held does not depend on when it happens to run.
+    warmup: steps before the timed ones.
+    repetitions: timed steps.
+    operators: operators of the model's trace, for the timeline.
+
+    The steps for peak memory and for the timeline come after the timed ones, so that they do not slow them down.
+    Garbage collection is off, as during the recording of the trace, so that memory does not depend on when it runs.
     """
     with managed(method, workload, device, settings) as run, no_garbage_collection():
 
@@ -175,14 +178,14 @@ def run_method(
         run.take_copied()
         peak = device.peak_of(step)
         d2h_bytes, h2d_bytes = run.take_copied()
-        spans = record_timeline(device, step, words)
+        spans = record_timeline(device, step, operators)
     return MeasuredRun(
         method, dict(settings), times, peak.peak_bytes, peak.initial_bytes, d2h_bytes, h2d_bytes, tuple(spans)
     )
 
 
 def _timed(device: Device, step: Callable[[], None]) -> int:
-    """Host time of a step, from when the device has nothing to do to when it has nothing to do again."""
+    """Host time of a step, from an idle device to an idle device, nanoseconds."""
     device.synchronize()
     begin = time.perf_counter_ns()
     step()
@@ -190,49 +193,51 @@ def _timed(device: Device, step: Callable[[], None]) -> int:
     return time.perf_counter_ns() - begin
 
 
-#: Numbers of parameters of glibc's mallopt (malloc.h), and what they are without anybody's doing.
+#: Parameter numbers of glibc's mallopt (malloc.h), values that keep freed memory in the process, and the defaults.
 _TRIM_THRESHOLD, _TOP_PAD, _MMAP_MAX = -1, -2, -4
-_KEEPING = {_MMAP_MAX: 0, _TRIM_THRESHOLD: 2**31 - 1, _TOP_PAD: 64 * 2**20}
-_USUAL = {_MMAP_MAX: 65536, _TRIM_THRESHOLD: 128 * 2**10, _TOP_PAD: 128 * 2**10}
+_KEEP_FREED = {_MMAP_MAX: 0, _TRIM_THRESHOLD: 2**31 - 1, _TOP_PAD: 64 * 2**20}
+_DEFAULTS = {_MMAP_MAX: 65536, _TRIM_THRESHOLD: 128 * 2**10, _TOP_PAD: 128 * 2**10}
 
 
 @contextmanager
 def conditions(device: Device) -> Iterator[dict[str, str]]:
-    """Yields the settings that decide how fast the device is, by name, as `MeasuredMachine.settings` has them.
+    """Yields the settings that affect the device's speed, by name, for `MeasuredMachine.settings`.
 
-    On a GPU they are PyTorch's, as they are. On a CPU, PyTorch's operators leave one core to the threads that stand for
-    copy engines; and memory that is freed stays with the process, as it does in PyTorch's allocator for GPUs: else the
-    system would be asked for it again in every step, which takes longer the more memory a method needs. Both are undone
-    at the end.
+    On a GPU: PyTorch's settings, unchanged. On a CPU: PyTorch's operators use one core less, for the threads that act
+    as copy engines; and the process keeps freed memory, like PyTorch's GPU allocator. Otherwise every step would
+    request it from the system again, which slows down methods that need more memory. Both are undone at the end.
     """
     if device.kind != "cpu":
-        yield _of_pytorch()
+        yield _pytorch_settings()
         return
     before = torch.get_num_threads()
     torch.set_num_threads(max(1, min(before, _cores() - 1)))
-    keeps = _configure_malloc(_KEEPING)
+    keeps = _configure_malloc(_KEEP_FREED)
     try:
-        yield {"threads": str(torch.get_num_threads()), "freed memory": "kept" if keeps else "as the system has it"}
+        yield {
+            "threads": str(torch.get_num_threads()),
+            "freed memory": "retained by the process" if keeps else "system default",
+        }
     finally:
         torch.set_num_threads(before)
         if keeps:
-            _configure_malloc(_USUAL)
-            give_back_freed()
+            _configure_malloc(_DEFAULTS)
+            trim_freed_memory()
 
 
-def give_back_freed() -> None:
-    """What was freed goes back to the system, where the C library can."""
+def trim_freed_memory() -> None:
+    """Returns freed memory to the system, if the C library supports it."""
     trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
     if trim is not None:
         trim(0)
 
 
-def _of_pytorch() -> dict[str, str]:
+def _pytorch_settings() -> dict[str, str]:
     return {
-        "products of float32": torch.get_float32_matmul_precision(),
+        "float32 matmul precision": torch.get_float32_matmul_precision(),
         "TF32 in convolutions": _on(torch.backends.cudnn.allow_tf32),
         "cuDNN benchmark": _on(torch.backends.cudnn.benchmark),
-        "PyTorch's profiler": "loaded before anything is timed",
+        "profiler": "loaded before timing",
         "deterministic algorithms": _on(torch.are_deterministic_algorithms_enabled()),
     }
 
@@ -242,11 +247,11 @@ def _on(flag: bool) -> str:
 
 
 def _cores() -> int:
-    """Those this program may use, where the system tells."""
+    """Number of cores this process may use; of all cores if the system does not report it."""
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 def _configure_malloc(values: dict[int, int]) -> bool:
-    """Whether the C library understood: glibc's does."""
+    """Sets mallopt parameters; returns False if the C library has no mallopt (glibc does)."""
     mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
     return mallopt is not None and all(mallopt(parameter, value) for parameter, value in values.items())

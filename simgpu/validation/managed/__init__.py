@@ -1,1 +1,1 @@
-"""A training iteration under real memory management: plain, checkpointing, and two kinds of offload."""
+"""Runs training iterations under a memory management method: plain, checkpointing, or one of two offloads."""

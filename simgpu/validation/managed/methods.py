@@ -1,4 +1,4 @@
-"""A training iteration under one method of memory management: plain, checkpointing, or two kinds of offload."""
+"""Runs training iterations under one memory management method: plain, checkpointing, or one of two offloads."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from simgpu.validation.managed.save_on_cpu import save_on_cpu_hooks
 from simgpu.validation.managed.transfers import Copied, Tally
 from simgpu.validation.measured import Method
 
-#: The settings of each method: the parameters of its counterpart.
+#: The settings of each method, named as its counterpart's parameters.
 _KNOWN: dict[Method, tuple[str, ...]] = {
     Method.PLAIN: (),
     Method.CHECKPOINT: ("blocks",),
@@ -38,29 +38,29 @@ class Managed:
         self._around = around
 
     def step(self, optimizer: torch.optim.Optimizer) -> torch.Tensor:
-        """One iteration: forward, loss, backward, optimizer step, gradients let go. Returns the loss.
+        """Runs one iteration: forward, loss, backward, optimizer step, gradients released. Returns the loss.
 
-        Nothing waits for the device beyond what the method needs.
+        The host waits for the device only where the method requires it.
         """
         with self._around():
             return run_iteration(self._workload, optimizer, NoWatcher())
 
     def take_copied(self) -> Copied:
-        """Bytes that were copied to the host and back since this was last asked."""
+        """Returns the bytes copied in each direction since the last call."""
         return self._tally.take()
 
 
 @contextmanager
 def managed(method: Method, workload: Workload, device: Device, settings: Mapping[str, Any]) -> Iterator[Managed]:
-    """A workload that lies on the device, under one method until the context is left.
+    """Runs a workload on the device under one method inside the context.
 
-    Weights after any number of steps are those of plain steps, bit for bit, where the device computes the same values
-    from the same values. Under `Method.CHECKPOINT` layers that keep statistics of their inputs (batch normalisation)
-    see them twice, so their running averages move faster; in training they do not enter the result.
+    If the device computes deterministically, the weights equal those after plain steps, bit for bit. Under
+    `Method.CHECKPOINT`, batch normalization sees its inputs twice, so its running averages move faster; training does
+    not use them.
 
-    settings: in the words of the counterpart's parameters, all of them: ``blocks`` (paths of modules) for
-    `Method.CHECKPOINT`; ``prefetch``, ``stash`` (blocks) and ``min_bytes`` for `Method.ASYNC_OFFLOAD`; none else.
-    Raises `InputError` for others, and for a path where no module is.
+    settings: all parameters of the counterpart: ``blocks`` (module paths) for `Method.CHECKPOINT`; ``prefetch``,
+    ``stash`` (blocks) and ``min_bytes`` for `Method.ASYNC_OFFLOAD`; none for the others.
+    Raises `InputError` for other settings and for unknown module paths.
     """
     check_settings(method, settings)
     tally = Tally()
@@ -77,26 +77,26 @@ def managed(method: Method, workload: Workload, device: Device, settings: Mappin
 
 
 def check_settings(method: Method, settings: Mapping[str, Any]) -> None:
-    """Raises `InputError` with everything that is wrong.
+    """Raises `InputError` with every invalid setting.
 
     >>> check_settings(Method.ASYNC_OFFLOAD, {"prefetch": 2, "stash": 2, "min_bytes": 0})
     >>> check_settings(Method.CHECKPOINT, {"block": ["layer1"]})
     Traceback (most recent call last):
-    simgpu.errors.InputError: checkpoint: settings: there is no 'block'; did you mean 'blocks'? known: blocks
-    checkpoint: settings: 'blocks' is missing; give paths of modules
+    simgpu.errors.InputError: checkpoint: settings: unknown setting 'block'; did you mean 'blocks'? known: blocks
+    checkpoint: settings: 'blocks' is missing; give module paths
     """
     known = _KNOWN[method]
     problems = [
-        Problem(method, "settings", f"there is no {name!r}", did_you_mean(name, known))
+        Problem(method, "settings", f"unknown setting {name!r}", did_you_mean(name, known))
         for name in settings
         if name not in known
     ]
     for name in known:
-        remedy = "give paths of modules" if name == "blocks" else "give a whole number >= 0"
+        remedy = "give module paths" if name == "blocks" else "give an integer >= 0"
         if name not in settings:
             problems.append(Problem(method, "settings", f"{name!r} is missing", remedy))
         elif not (_are_paths if name == "blocks" else _is_count)(settings[name]):
-            problems.append(Problem(method, name, f"{settings[name]!r} will not do", remedy))
+            problems.append(Problem(method, name, f"{settings[name]!r} is invalid", remedy))
     if problems:
         raise InputError(problems)
 
@@ -112,12 +112,12 @@ def _is_count(value: object) -> bool:
 
 @contextmanager
 def checkpointed(module: nn.Module, blocks: Sequence[str]) -> Iterator[None]:
-    """While the context lasts, the forward of each named module runs under ``checkpoint(use_reentrant=False)``.
+    """Runs the forward of each named module under ``checkpoint(use_reentrant=False)`` inside the context.
 
-    All else is as PyTorch has it from the start. It keeps the state of the random number generator for every module,
-    so that dropout drops the same again: about 5 kB of host memory, which on a CPU counts as the device's.
+    Other options keep PyTorch's defaults. PyTorch saves the random number generator's state per module, so that dropout
+    repeats: about 5 kB of host memory, which counts as device memory on a CPU.
 
-    Raises `InputError` for a path where no module is, one named twice, and one inside another.
+    Raises `InputError` for an unknown path, a repeated path, and a path inside another.
     """
     modules = dict(module.named_modules())
     _check_blocks(blocks, list(modules))
@@ -128,9 +128,9 @@ def checkpointed(module: nn.Module, blocks: Sequence[str]) -> Iterator[None]:
             block.forward = partial(checkpoint, block.forward, use_reentrant=False)
         yield
     finally:
-        for block, own in zip(wrapped, before, strict=True):
-            if own is not None:
-                block.forward = own
+        for block, own_forward in zip(wrapped, before, strict=True):
+            if own_forward is not None:
+                block.forward = own_forward
             else:
                 vars(block).pop("forward", None)
 
@@ -138,16 +138,16 @@ def checkpointed(module: nn.Module, blocks: Sequence[str]) -> Iterator[None]:
 def _check_blocks(blocks: Sequence[str], known: Sequence[str]) -> None:
     paths = [path for path in known if path]
     problems = [
-        Problem(Method.CHECKPOINT, "blocks", f"there is no module {path!r}", did_you_mean(path, paths))
+        Problem(Method.CHECKPOINT, "blocks", f"unknown module {path!r}", did_you_mean(path, paths))
         for path in blocks
         if path not in paths
     ]
     for place, path in enumerate(blocks):
         if path in blocks[:place]:
-            problems.append(Problem(Method.CHECKPOINT, "blocks", f"{path!r} is there twice", "leave one out"))
+            problems.append(Problem(Method.CHECKPOINT, "blocks", f"{path!r} is listed twice", "remove one"))
         for other in blocks:
             if path.startswith(f"{other}."):
-                what = f"{path!r} is inside {other!r}"
-                problems.append(Problem(Method.CHECKPOINT, "blocks", what, "name only one of them"))
+                message = f"{path!r} is inside {other!r}"
+                problems.append(Problem(Method.CHECKPOINT, "blocks", message, "name only one of them"))
     if problems:
         raise InputError(problems)

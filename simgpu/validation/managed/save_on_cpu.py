@@ -1,4 +1,4 @@
-"""Synchronous offload: PyTorch's `save_on_cpu`, and the same written out for a CPU."""
+"""Synchronous offload: PyTorch's `save_on_cpu`, and an equivalent for a CPU."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ from torch.autograd.graph import save_on_cpu, saved_tensors_hooks
 from simgpu.validation.devices import Device
 from simgpu.validation.managed.transfers import HostBuffer, HostBuffers, Tally
 
-#: A device that is busy for so long is waited for, or not, beyond doubt.
+#: Long enough to see whether the host waits for a busy device.
 _BUSY_NS = 50_000_000
 _PROBE_BYTES = 2**20
 
 
 def save_on_cpu_hooks(device: Device, tally: Tally) -> Callable[[], AbstractContextManager[object]]:
-    """What makes the hooks for each step: PyTorch's own where it copies anything, else `_OnCpu`'s."""
+    """Returns a factory of each step's hooks: PyTorch's on a GPU, `_OnCpu`'s on a CPU, where PyTorch copies nothing."""
     if device.kind == "cuda":
         return lambda: _counting(save_on_cpu(pin_memory=True), device, tally)
     hooks = _OnCpu(device, tally)
@@ -27,14 +27,14 @@ def save_on_cpu_hooks(device: Device, tally: Tally) -> Callable[[], AbstractCont
 
 
 def save_on_cpu_blocks_host(device: Device) -> bool:
-    """Whether the host waits for every copy out, found by saving a tensor behind a device that is busy.
+    """Whether the host waits for every device-to-host copy; tested by saving a tensor while the device is busy.
 
-    PyTorch's `save_on_cpu` did so with pinned memory, too, until it began to queue these copies.
+    Older releases of PyTorch block here even with pinned memory; newer ones queue the copies.
     """
     if device.kind != "cuda":
         return True
     hooks, tensor = save_on_cpu(pin_memory=True), device.empty(_PROBE_BYTES)
-    hooks.pack_hook(tensor)  # from now on PyTorch has the pinned memory at hand
+    hooks.pack_hook(tensor)  # warm-up: PyTorch caches the pinned memory
     device.synchronize()
     device.compute.busy(_BUSY_NS)
     begin = time.perf_counter_ns()
@@ -45,7 +45,7 @@ def save_on_cpu_blocks_host(device: Device) -> bool:
 
 
 def _counting(hooks: saved_tensors_hooks, device: Device, tally: Tally) -> saved_tensors_hooks:
-    """PyTorch's hooks, told apart from themselves only by what is counted on the way."""
+    """PyTorch's hooks, with the copied bytes counted."""
 
     def pack(tensor: torch.Tensor) -> object:
         if not device.is_host(tensor):
@@ -62,18 +62,18 @@ def _counting(hooks: saved_tensors_hooks, device: Device, tally: Tally) -> saved
 
 
 class _Packed(NamedTuple):
-    """Where a tensor's values are now: `values` lies in `buffer`."""
+    """A packed tensor: `values` is a view of `buffer`."""
 
     values: torch.Tensor
     buffer: HostBuffer
 
 
 class _OnCpu:
-    """The hooks of PyTorch's `save_on_cpu(pin_memory=True)` for a device that is the CPU itself.
+    """The hooks of PyTorch's `save_on_cpu(pin_memory=True)`, for a CPU as the device.
 
-    There PyTorch's copy back (``tensor.to(device)``) copies nothing, because the tensor is there already. Here it is a
-    real copy into device memory, as it is from pinned memory into a GPU's. As in PyTorch every saved tensor is copied,
-    weights too, as often as it is saved, and laid out anew: contiguous, each element of an expanded tensor.
+    On a CPU, PyTorch's host-to-device copy (``tensor.to(device)``) copies nothing, because the tensor is already there.
+    These hooks copy into new device memory, as from pinned memory to a GPU. As in PyTorch, every saved tensor is copied
+    each time it is saved, weights too. The copy is contiguous and holds all elements of an expanded tensor.
     """
 
     def __init__(self, device: Device, tally: Tally) -> None:
@@ -82,7 +82,7 @@ class _OnCpu:
         self._buffers = HostBuffers(device)
 
     def pack(self, tensor: torch.Tensor) -> _Packed | torch.Tensor:
-        """Copy to the host and wait."""
+        """Copies a tensor to the host and waits."""
         if tensor.layout is not torch.strided or tensor.nbytes == 0 or self._device.is_host(tensor):
             return tensor
         buffer = self._buffers.take(tensor.nbytes)
@@ -92,7 +92,7 @@ class _OnCpu:
         return _Packed(values, buffer)
 
     def unpack(self, packed: _Packed | torch.Tensor) -> torch.Tensor:
-        """Copy into new device memory and wait."""
+        """Copies a tensor into new device memory and waits."""
         if isinstance(packed, torch.Tensor):
             return packed
         values = packed.values

@@ -1,4 +1,4 @@
-"""Bytes copied between device and host, and host buffers that are reused, since pinning memory takes long."""
+"""Counts bytes copied between device and host; reuses host buffers, since pinning memory is slow."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from simgpu.validation.devices import Device
 
 
 class Copied(NamedTuple):
-    """Bytes copied from the device to the host, and back."""
+    """Bytes copied device-to-host and host-to-device."""
 
     d2h_bytes: int
     h2d_bytes: int
@@ -20,7 +20,7 @@ class Copied(NamedTuple):
 
 @dataclass(slots=True)
 class Tally:
-    """Counts bytes as copies are asked for.
+    """Counts bytes when copies are issued.
 
     >>> tally = Tally()
     >>> tally.d2h_bytes += 8
@@ -32,16 +32,16 @@ class Tally:
     h2d_bytes: int = 0
 
     def take(self) -> Copied:
-        """What was counted since it was last asked."""
+        """Returns the counts and resets them to zero."""
         taken = Copied(self.d2h_bytes, self.h2d_bytes)
         self.d2h_bytes = self.h2d_bytes = 0
         return taken
 
 
 class HostBuffer:
-    """A buffer that goes back to where it came from when nobody refers to this any more.
+    """A buffer that returns to its `HostBuffers` when this object is freed.
 
-    Who lets go of it must have had compute wait for the copies from and to it.
+    Before dropping the last reference, make compute wait for the copies from and to the buffer.
     """
 
     def __init__(self, data: torch.Tensor, free: list[torch.Tensor]) -> None:
@@ -53,13 +53,13 @@ class HostBuffer:
 
 
 class HostBuffers:
-    """All buffers of one run, by their size: an iteration asks for the sizes that the one before it asked for."""
+    """The free buffers of one run by size; every iteration needs the same sizes as the one before."""
 
     def __init__(self, device: Device) -> None:
         self._device = device
         self._free: defaultdict[int, list[torch.Tensor]] = defaultdict(list)
 
     def take(self, nbytes: int) -> HostBuffer:
-        """A buffer that nobody uses, a new one where there is none."""
+        """Returns a free buffer, a new one if there is none."""
         free = self._free[nbytes]
         return HostBuffer(free.pop() if free else self._device.host_buffer(nbytes), free)

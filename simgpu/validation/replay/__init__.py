@@ -1,1 +1,1 @@
-"""Issuing a simulated program's instructions on a real device, to test the machine model apart from any trace."""
+"""Issues a simulated program's instructions to a real device, to test the machine model without a trace."""

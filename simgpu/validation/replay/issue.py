@@ -1,21 +1,18 @@
-"""Issuing a program to a device: busy loops for kernels, real copies, real events, real memory.
+"""Issues a program to a device, with busy loops as kernels and real copies, events and memory.
 
-One host thread issues everything; each stream of the program is a stream of the device.
+One host thread issues all instructions; each stream of the program is a stream of the device.
 
-* Launch, Encode, Decode: a busy loop of the simulated duration. What the host's cores encode keeps a stream of its own
-  busy, on a GPU one of the GPU's: no core of the host works.
-* CopyOut, CopyIn: copies between the buffers that the block has on both sides, as many bytes as the simulated copy.
-* Signal, Await: events of the device. Only the stream waits, not the host.
-* Acquire, Release: buffers are allocated and let go. The host allocates ahead of the device, so where memory is short
-  the host waits until enough releases have really happened.
+* Launch, Encode, Decode: a busy loop of the simulated duration. Encoding on host cores occupies its own stream (on a
+  GPU, a GPU stream), not a core of the host.
+* CopyOut, CopyIn: copies between the block's device and host buffers, with as many bytes as the simulated copy.
+* Signal, Await: events of the device. The stream waits, not the host.
+* Acquire, Release: allocates and releases buffers. The host allocates ahead of the device; if memory is short, it waits
+  until the device has reached enough releases.
 * Initialize: nothing, as in the simulation.
 
-What differs from the simulated machine: memory is granted in the order in which the machine granted it, and not to who
-comes first on the device. A stream that waits for memory goes on when the host has seen the release and issued what
-follows, some microseconds later than the release. Events and launches take the device a moment that the machine does
-not know.
-
-Real memory for blocks, never more at once than a limit.
+Differences from the simulated machine: memory is granted in the simulated order, whichever stream asks first on the
+device. A stream that waits for memory continues some microseconds after the release, when the host has seen it and
+issued the next instruction. Events and launches take time on the device that the simulated machine does not model.
 """
 
 from __future__ import annotations
@@ -52,11 +49,13 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Issued:
-    """What was measured.
+    """Measurements of an issued program.
 
-    iteration_ends_ns: when compute of each iteration ended, from the first instruction on. peak_bytes: the most device
-    memory that blocks held at once in the device's own time; allocated_bytes: the most that the host had allocated at
-    once, ahead of the device. d2h_bytes, h2d_bytes: copied in the last iteration; spans: what the streams did in it.
+    iteration_ends_ns: end of each iteration's compute, ns from the first instruction.
+    peak_bytes: peak device memory of blocks, by the device's clock.
+    allocated_bytes: peak device memory allocated by the host, ahead of the device.
+    d2h_bytes, h2d_bytes: copied in the last iteration.
+    spans: of all streams in the last iteration.
     """
 
     iteration_ends_ns: tuple[int, ...]
@@ -68,8 +67,12 @@ class Issued:
 
 
 class Limits(NamedTuple):
-    """Bytes of device memory, and of pinned host memory, None for no limit; what each block on the device is rounded
-    up to."""
+    """Memory limits.
+
+    device: bytes of device memory.
+    host: bytes of pinned host memory, None without limit.
+    alignment: bytes to which each block on the device is rounded up.
+    """
 
     device: int
     host: int | None
@@ -79,9 +82,9 @@ class Limits(NamedTuple):
 def issue(
     steps: Iterable[Step], program: Program, graph: TaskGraph, device: Device, limits: Limits, iterations: int
 ) -> Issued:
-    """Issue the steps of so many iterations, and wait for the end of all.
+    """Issues the steps of `iterations` iterations, and waits for their end.
 
-    Raises `InputError` where the device or the host has no memory left.
+    Raises `InputError` if the device or the host runs out of memory.
     """
     issuer = _Issuer(program, graph, device, limits, iterations)
     for step in steps:
@@ -90,7 +93,7 @@ def issue(
 
 
 class _Work(NamedTuple):
-    """Something on a stream between two events."""
+    """Work on a stream between two events."""
 
     stream: str
     kind: MeasuredKind
@@ -120,16 +123,16 @@ class _Issuer:
         self.launched = [0] * len(program.streams)
         self.ends: list[list[Event]] = [[] for _ in range(iterations)]
         self.copied: Counter[MeasuredKind] = Counter()
-        #: When device memory was taken (and, negative, given back), in the order issued.
+        #: Events of device memory acquired (positive bytes) and released (negative), in the order issued.
         self.moments: list[tuple[Event, int]] = []
         for holding in program.initial_contents:
             self.memories[Space.HOST if holding.gpu is None else Space.DEVICE].take(holding.blocks)
-        self.held_first = self.memories[Space.DEVICE].bytes_of(program.resident)
+        self.initial_bytes = self.memories[Space.DEVICE].bytes_of(program.resident)
         device.synchronize()
         self.origin = self.streams[0].record()
 
     def issue(self, step: Step) -> None:
-        """Issue one instruction."""
+        """Issues one instruction."""
         graph, stream = self.graph, self.streams[step.stream]
         match step.instruction:
             case Launch(k):
@@ -153,26 +156,28 @@ class _Issuer:
                     self.moments.append((stream.record(), size))
             case Release(blocks, space):
                 released = stream.record()
-                size = self.memories[space].give_back(blocks, released)
+                size = self.memories[space].release(blocks, released)
                 if space is Space.DEVICE and size:
                     self.moments.append((released, -size))
             case _:
-                pass  # a value that is provided takes no time
+                pass  # Initialize takes no time
 
     def finish(self) -> Issued:
-        """Wait for the end of all, and read the clocks."""
+        """Waits for all work, and reads the event times."""
         self.device.synchronize()
         since = self._since
         spans = [
-            MeasuredSpan(w.stream, w.kind, w.name, w.op, w.call, since(w.begin), since(w.end), w.bytes)
-            for w in self.works
+            MeasuredSpan(
+                work.stream, work.kind, work.name, work.op, work.call, since(work.begin), since(work.end), work.bytes
+            )
+            for work in self.works
         ]
         first = min((span.start_ns for span in spans), default=0)
         spans = [span._replace(start_ns=span.start_ns - first, end_ns=span.end_ns - first) for span in spans]
         return Issued(
             iteration_ends_ns=tuple(max(map(since, ends), default=0) for ends in self.ends),
             peak_bytes=self._peak(),
-            allocated_bytes=self.memories[Space.DEVICE].most,
+            allocated_bytes=self.memories[Space.DEVICE].peak,
             d2h_bytes=self.copied[MeasuredKind.COPY_D2H],
             h2d_bytes=self.copied[MeasuredKind.COPY_H2D],
             spans=tuple(sorted(spans, key=lambda span: span.start_ns)),
@@ -182,12 +187,12 @@ class _Issuer:
         return event.ns_since(self.origin)
 
     def _peak(self) -> int:
-        """The most bytes held at once by the device's clock; what has the same time stays in the order issued."""
-        held = most = self.held_first
+        """Peak bytes by the device's clock; events at the same time count in the order issued."""
+        current = peak = self.initial_bytes
         for _, change in sorted(((self._since(event), change) for event, change in self.moments), key=_first):
-            held += change
-            most = max(most, held)
-        return most
+            current += change
+            peak = max(peak, current)
+        return peak
 
     def _busy(self, step: Step, ns: int, name: str, op: str) -> None:
         stream = self.streams[step.stream]
@@ -198,23 +203,25 @@ class _Issuer:
                 self.ends[step.iteration].append(stream.record())
 
     def _copy(self, step: Step, kind: MeasuredKind, b: int, retained: int) -> None:
-        """Between block b on the device and what the host keeps it as."""
+        """Copies between block b on the device and its host block `retained`."""
         size = self.graph.copy_sizes[retained]
-        there, here = self.memories[Space.HOST][retained], self.memories[Space.DEVICE][b][:size]
-        target, source = (there, here) if kind is MeasuredKind.COPY_D2H else (here, there)
+        on_host, on_device = self.memories[Space.HOST][retained], self.memories[Space.DEVICE][b][:size]
+        target, source = (on_host, on_device) if kind is MeasuredKind.COPY_D2H else (on_device, on_host)
         stream = self.streams[step.stream]
         self._between(step, kind, self.graph.blocks[retained].id, "", size, lambda: stream.copy(target, source))
         if step.iteration == self.last:
             self.copied[kind] += target.nbytes
 
-    def _between(self, step: Step, kind: MeasuredKind, name: str, op: str, size: int, ask: Callable[[], None]) -> None:
-        """Ask a stream for work; in the last iteration between two events, so that its times are known."""
+    def _between(
+        self, step: Step, kind: MeasuredKind, name: str, op: str, size: int, enqueue: Callable[[], None]
+    ) -> None:
+        """Enqueues work; in the last iteration between two events, to measure its times."""
         if step.iteration < self.last:
-            ask()
+            enqueue()
             return
         stream = self.streams[step.stream]
         begin = stream.record()
-        ask()
+        enqueue()
         call = self.calls[op] if op else -1
         self.calls[op] += 1
         self.works.append(_Work(str(self.ids[step.stream]), kind, name, op, call, size, begin, stream.record()))
@@ -225,38 +232,40 @@ def _first(moment: tuple[int, int]) -> int:
 
 
 def _maker(make: Callable[[int], torch.Tensor], where: str) -> Callable[[int], torch.Tensor]:
-    """Makes buffers; `InputError` where there is no memory for one."""
+    """A function that allocates buffers, and raises `InputError` if out of memory."""
 
     def buffer(size: int) -> torch.Tensor:
         try:
             return make(size)
-        except (MemoryError, RuntimeError) as error:  # PyTorch's running out of memory is one, on host and device
+        except (MemoryError, RuntimeError) as error:  # PyTorch's OOM errors on host and device are RuntimeErrors
             reason = str(error).partition("\n")[0] or type(error).__name__
-            what = f"no memory for {size} bytes on {where}: {reason}"
-            remedy = "close what else uses it, or simulate the program with a smaller budget"
-            raise InputError.single("program", "memory", what, remedy) from error
+            message = f"no memory for {size} bytes on {where}: {reason}"
+            remedy = "stop other programs that use it, or simulate the program with a smaller budget"
+            raise InputError.single("program", "memory", message, remedy) from error
 
     return buffer
 
 
 def _launches(program: Program, stream: StreamId) -> int:
-    """How many kernels a stream launches in one iteration."""
+    """Number of kernels that a stream launches in one iteration."""
     return sum(
-        segment.repeat * sum(isinstance(each, Launch) for each in segment.streams.get(stream, ()))
+        segment.repeat * sum(isinstance(instruction, Launch) for instruction in segment.streams.get(stream, ()))
         for segment in program.segments
     )
 
 
 class BlockMemory:
-    """Buffers of blocks on the device or on the host.
+    """Buffers of blocks on the device or on the host, within a limit.
 
-    sizes: bytes of each block. limit: bytes for all, None for none. alignment: each block counts as a multiple of it.
-    make: a new buffer of so many bytes.
+    sizes: bytes of each block.
+    limit: total bytes, None without limit.
+    alignment: bytes to which each block is rounded up in the accounting.
+    make: allocates a buffer of a number of bytes.
 
-    The host asks ahead of the device. What is given back stays until the event behind it has happened, so memory is
-    handed out again only when it is really free: `take` waits until that is enough, for the oldest release first. Then
-    what all streams hold at any time on the device fits into the limit. Free buffers are kept for blocks of their size,
-    as PyTorch keeps them on a GPU, as long as they fit into the limit too.
+    The host allocates ahead of the device. A released buffer stays allocated until the release's event has occurred, so
+    memory is reused only when it is free on the device. `take` waits for releases, oldest first, until there is enough.
+    So the streams never exceed the limit on the device. Free buffers are cached by size within the limit, as PyTorch
+    does on a GPU.
     """
 
     def __init__(
@@ -268,70 +277,70 @@ class BlockMemory:
         self._alignment = alignment
         self._make = make
         self._buffers: dict[int, torch.Tensor] = {}
-        self._leaving: deque[tuple[Event, list[tuple[int, torch.Tensor]]]] = deque()
-        self._retained: dict[int, list[torch.Tensor]] = {}  # by their bytes
-        self._retained_bytes = 0
-        self._held = 0
-        #: Bytes that the host had handed out at most, with those whose release was still to happen.
-        self.most = 0
+        self._pending: deque[tuple[Event, list[tuple[int, torch.Tensor]]]] = deque()
+        self._cached: dict[int, list[torch.Tensor]] = {}  # by their bytes
+        self._cached_bytes = 0
+        self._allocated = 0
+        #: Peak allocated bytes, including pending releases.
+        self.peak = 0
 
     def __getitem__(self, block: int) -> torch.Tensor:
-        """The buffer of a block that holds memory."""
+        """The buffer of an allocated block."""
         return self._buffers[block]
 
     def bytes_of(self, blocks: Sequence[int]) -> int:
-        """What blocks take together."""
+        """Total accounted bytes of blocks."""
         return sum(self._counted[b] for b in blocks)
 
     def take(self, blocks: Sequence[int]) -> int:
-        """Find buffers for blocks, when there is room for all of them; returns their bytes.
+        """Allocates buffers for blocks, waiting for releases if needed; returns their bytes.
 
-        Raises `ProgramError` where there is no room and nothing is leaving.
+        Raises `ProgramError` if the limit is exceeded and no release is pending.
         """
         needed = self.bytes_of(blocks)
-        while self._leaving and (self._leaving[0][0].is_done() or self._lacks(needed)):
-            self._let_one_go()
+        while self._pending and (self._pending[0][0].is_done() or self._lacks(needed)):
+            self._finish_release()
         if self._lacks(needed):
-            what = f"{needed} B are asked for, {self._held} of {self._limit} B are held, and nobody will give any back"
-            raise ProgramError(what)
-        self._held += needed
-        self.most = max(self.most, self._held)
-        result = {b: self._reused(b) for b in blocks}
-        while self._retained and self._lacks(self._retained_bytes):
-            self._pop_retained(next(iter(self._retained)))
-        for b, buffer in result.items():
+            message = f"{needed} B exceed the limit: {self._allocated} of {self._limit} B are allocated"
+            raise ProgramError(f"{message}, and no release is pending")
+        self._allocated += needed
+        self.peak = max(self.peak, self._allocated)
+        buffers = {b: self._reused(b) for b in blocks}
+        while self._cached and self._lacks(self._cached_bytes):
+            self._pop_cached(next(iter(self._cached)))
+        for b, buffer in buffers.items():
             self._buffers[b] = self._make(self._sizes[b]) if buffer is None else buffer
         return needed
 
-    def give_back(self, blocks: Sequence[int], event: Event) -> int:
-        """Let go of blocks when the event has happened; returns their bytes."""
-        self._leaving.append((event, [(b, self._buffers.pop(b)) for b in blocks]))
+    def release(self, blocks: Sequence[int], event: Event) -> int:
+        """Releases blocks once the event has occurred; returns their bytes."""
+        self._pending.append((event, [(b, self._buffers.pop(b)) for b in blocks]))
         return self.bytes_of(blocks)
 
-    def _let_one_go(self) -> None:
-        """Wait for the oldest release. In a function of its own, so that nothing here refers to its buffers longer."""
-        event, gone = self._leaving.popleft()
+    def _finish_release(self) -> None:
+        """Waits for the oldest release; a separate function, so that no local variable of `take` keeps its buffers."""
+        event, released = self._pending.popleft()
         event.synchronize()
-        for b, buffer in gone:
-            self._keep(b, buffer)
+        for b, buffer in released:
+            self._cache(b, buffer)
 
-    def _keep(self, block: int, buffer: torch.Tensor) -> None:
-        """A block's buffer is free."""
-        self._retained.setdefault(self._sizes[block], []).append(buffer)
-        self._retained_bytes += self._counted[block]
-        self._held -= self._counted[block]
+    def _cache(self, block: int, buffer: torch.Tensor) -> None:
+        """Caches a block's free buffer."""
+        self._cached.setdefault(self._sizes[block], []).append(buffer)
+        self._cached_bytes += self._counted[block]
+        self._allocated -= self._counted[block]
 
     def _reused(self, block: int) -> torch.Tensor | None:
-        """A kept buffer of a block's size."""
-        return self._pop_retained(self._sizes[block]) if self._sizes[block] in self._retained else None
+        """A cached buffer of a block's size; None if there is none."""
+        return self._pop_cached(self._sizes[block]) if self._sizes[block] in self._cached else None
 
-    def _pop_retained(self, size: int) -> torch.Tensor:
-        buffers = self._retained[size]
+    def _pop_cached(self, size: int) -> torch.Tensor:
+        buffers = self._cached[size]
         buffer = buffers.pop()
-        self._retained_bytes -= aligned(size, self._alignment)
+        self._cached_bytes -= aligned(size, self._alignment)
         if not buffers:
-            del self._retained[size]
+            del self._cached[size]
         return buffer
 
     def _lacks(self, needed: int) -> bool:
-        return self._limit is not None and self._held + needed > self._limit
+        return self._limit is not None and self._allocated + needed > self._limit

@@ -1,10 +1,9 @@
 """The order in which one host thread issues a program's instructions to the streams of a device.
 
-It is the order in which the simulated machine came to the instructions: works end when the timeline says so, and
-everything else follows at once by the machine's rule for one instant (`simgpu.machine.simulator`): releases, then
-signals, then who waits in line for memory, then new requests, then starts; ties by stream. So a wait is issued behind
-the signal that it is for, and requests for memory are issued in the order in which they were granted, first in, first
-out in each memory.
+It is the order in which the simulated machine reached the instructions: work ends as in the timeline, and everything
+else follows at once by the machine's rule for one instant (`simgpu.machine.simulator`): releases, signals, queued
+memory requests, new requests, starts; ties by stream. So a wait is issued after its signal, and memory requests are
+issued in the order of their grants, first in, first out in each memory.
 """
 
 from __future__ import annotations
@@ -35,7 +34,7 @@ from simgpu.timeline.model import SpanKind, Timeline
 
 WORK = (Launch, CopyOut, CopyIn, Encode, Decode)
 
-# What happens first at one instant.
+# Order within one instant.
 _STEP_PAST, _RELEASE, _SIGNAL, _SERVE, _ACQUIRE, _START = range(6)
 _URGENCY = {Release: _RELEASE, Signal: _SIGNAL, Acquire: _ACQUIRE, **dict.fromkeys(WORK, _START)}
 
@@ -43,8 +42,9 @@ _URGENCY = {Release: _RELEASE, Signal: _SIGNAL, Acquire: _ACQUIRE, **dict.fromke
 class Step(NamedTuple):
     """One instruction to issue.
 
-    stream: its place among the program's streams. nth: of a signal, that it is the nth of its event from the
-    beginning; of a wait, that it is for that one, 0 or less where there is nothing to wait for.
+    stream: index among the program's streams.
+    nth: of a signal, its number among all signals of its event, from 1; of a wait, the number of the signal it waits
+        for, 0 or less if it need not wait.
     """
 
     iteration: int
@@ -56,12 +56,14 @@ class Step(NamedTuple):
 def issue_order(
     program: Program, graph: TaskGraph, timeline: Timeline, device: Pool, pinned: int | None = None
 ) -> Iterator[Step]:
-    """Every instruction of every iteration of a timeline, in the order to issue them.
+    """Yields every instruction of every iteration of a timeline, in the order to issue them.
 
-    program: for one GPU, without transforms; timeline: of its run. device: an empty pool such as the machine had;
-    pinned: bytes of host memory that the node had, None without limit.
+    program: for one GPU, without transforms.
+    timeline: of the program's run.
+    device: an empty pool of the same kind and size as in the run.
+    pinned: bytes of the node's pinned host memory, None without limit.
 
-    Raises `ProgramError` where nothing can be issued any more, which the timeline of a program never leads to.
+    Raises `ProgramError` on a deadlock, which cannot occur with the timeline of the program's own run.
 
     >>> from simgpu.hardware.spec import GpuSpec, LinkSpec, NodeSpec
     >>> from simgpu.machine.run import run_program
@@ -79,7 +81,7 @@ def issue_order(
 
 
 class _Place:
-    """Where a stream is in its program."""
+    """The position of a stream in its program."""
 
     def __init__(self, program: Program, stream: int, iterations: int) -> None:
         self._codes = [segment.streams.get(program.streams[stream], ()) for segment in program.segments]
@@ -92,11 +94,11 @@ class _Place:
 
     @property
     def number(self) -> int:
-        """How often the segment has been repeated before, over all iterations."""
+        """Number of completed repetitions of the segment, over all iterations."""
         return self.iteration * self._repeats[self.segment] + self.repetition
 
     def advance(self) -> None:
-        """Go on to the next instruction; None where all is done."""
+        """Advances to the next instruction, None at the end of the program."""
         self._pc += 1
         while self._pc == len(self._codes[self.segment]):
             self._pc = 0
@@ -114,17 +116,17 @@ class _Place:
 
 
 class _Memory:
-    """A pool, who waits for it in line, and what blocks ask of it."""
+    """A pool, the sizes of its blocks, and the queue of streams that wait for memory."""
 
     def __init__(self, pool: Pool, sizes: tuple[int, ...]) -> None:
         self.pool = pool
         self.sizes = sizes
-        self.line: deque[int] = deque()
+        self.queue: deque[int] = deque()
 
     def take(self, blocks: tuple[int, ...], offsets: tuple[int, ...] | None = None) -> bool:
         return self.pool.acquire(self.pool.prepare(blocks, [self.sizes[b] for b in blocks], offsets))
 
-    def give_back(self, blocks: tuple[int, ...]) -> None:
+    def release(self, blocks: tuple[int, ...]) -> None:
         self.pool.release(self.pool.prepare(blocks, [self.sizes[b] for b in blocks]))
 
 
@@ -168,7 +170,7 @@ class _Walk:
         stuck = [stream for stream, place in enumerate(self.places) if place.instruction is not None]
         if stuck:
             text = ", ".join(f"{self.program.streams[s]} at {self.places[s].instruction}" for s in stuck)
-            raise ProgramError(f"nothing can be issued any more, and not all is done: {text}")
+            raise ProgramError(f"deadlock: no instruction can be issued, waiting: {text}")
 
     def _is_ready(self, stream: int, when: tuple[int, int]) -> None:
         instruction = self.places[stream].instruction
@@ -176,7 +178,7 @@ class _Walk:
             heappush(self.ready, (when, _URGENCY.get(type(instruction), _STEP_PAST), stream))
 
     def _done(self, stream: int, nth: int = 0, *, until: tuple[int, int] | None = None) -> Step:
-        """The step that a stream has now done; it goes on at once, or when its work has ended."""
+        """The step that a stream has just done; the stream continues at once, or when its work ends."""
         place = self.places[stream]
         assert place.instruction is not None
         step = Step(place.iteration, stream, place.instruction, nth)
@@ -185,16 +187,16 @@ class _Walk:
         return step
 
     def _do(self, stream: int) -> Step | None:
-        """Do a stream's next instruction, or let it wait."""
+        """Executes a stream's next instruction, or queues the stream; None if it must wait."""
         place = self.places[stream]
         match place.instruction:
             case Acquire(blocks, space, offsets):
                 memory = self.memories[space]
-                if memory.line or not memory.take(blocks, offsets):
-                    memory.line.append(stream)
+                if memory.queue or not memory.take(blocks, offsets):
+                    memory.queue.append(stream)
                     return None
             case Release(blocks, space):
-                self.memories[space].give_back(blocks)
+                self.memories[space].release(blocks)
                 self.freed = True
             case Await(event):
                 target = self._target(place)
@@ -217,23 +219,23 @@ class _Walk:
                 instant, round_ = self.now
                 return self._done(stream, until=(end, round_ + 1 if end == instant else 0))
             case _:
-                pass  # a value that is provided takes no time
+                pass  # Initialize takes no time
         return self._done(stream)
 
     def _serve(self) -> Iterator[Step]:
-        """Give memory to who waits in line for it."""
+        """Grants memory to queued requests."""
         for memory in self.memories.values():
-            while memory.line:
-                stream = memory.line[0]
+            while memory.queue:
+                stream = memory.queue[0]
                 request = self.places[stream].instruction
                 assert isinstance(request, Acquire)
                 if not memory.take(request.blocks, request.offsets):
                     break
-                memory.line.popleft()
+                memory.queue.popleft()
                 yield self._done(stream)
 
     def _target(self, place: _Place) -> int:
-        """How often the event must have happened that a stream now waits for."""
+        """Number of signals of its event that a stream's wait requires."""
         wait = place.instruction
         assert isinstance(wait, Await)
         index = self.signalled_in[wait.event]
@@ -243,9 +245,9 @@ class _Walk:
 
 
 def _ends_of(timeline: Timeline, stream: str) -> Iterator[int]:
-    """When the works of a stream ended, in its own order, nanoseconds."""
+    """End times of a stream's work in stream order, nanoseconds."""
     if stream not in timeline.streams:
         return iter(())
-    mine = (timeline.stream == timeline.streams.index(stream)) & (timeline.kind < SpanKind.STALL_EVENT)
-    ends: list[int] = timeline.end_ns[mine].tolist()
+    is_work = (timeline.stream == timeline.streams.index(stream)) & (timeline.kind < SpanKind.STALL_EVENT)
+    ends: list[int] = timeline.end_ns[is_work].tolist()
     return iter(ends)

@@ -25,7 +25,7 @@ from simgpu.validation.timelines.comparison import (
 )
 
 SCHEMA = "simgpu.replay/2"
-#: Difference of starts that is no divergence, as a fraction of the simulated iteration.
+#: Tolerance of start times, as a fraction of the simulated iteration.
 TOLERANCE = 0.05
 
 NUMBER_HEADINGS = ("", "measured", "simulated", "error")
@@ -46,7 +46,8 @@ _KINDS = {
 class Side:
     """The measured or the simulated side.
 
-    iterations_ns: of each steady iteration. peak_bytes: peak device memory of blocks, with the node's rounding.
+    iterations_ns: time of each steady iteration.
+    peak_bytes: peak device memory of blocks, with the node's rounding.
     d2h_bytes, h2d_bytes: copied in one iteration.
     """
 
@@ -57,7 +58,7 @@ class Side:
 
     @property
     def iteration_ns(self) -> int:
-        """The median."""
+        """The median iteration time, nanoseconds."""
         return median_low(self.iterations_ns)
 
 
@@ -65,8 +66,11 @@ class Side:
 class Outcome:
     """A program replayed on a device, and simulated on the link measured there.
 
-    limit_bytes: limit of device memory; allocated_bytes: the most that the host allocated, ahead of the device. warmup:
-    iterations before the measured ones. comparison: the streams of one more iteration.
+    steady: whether the simulated iterations are steady, None if not known.
+    warmup: iterations before the measured ones.
+    limit_bytes: limit of device memory.
+    allocated_bytes: peak device memory allocated by the host, ahead of the device.
+    comparison: the streams of one more iteration.
     """
 
     program: SimulatedProgram
@@ -120,10 +124,10 @@ def compare_replay(spans: tuple[MeasuredSpan, ...], timeline: Timeline) -> Timel
         event = Event(_KINDS[span.kind].value, span.name, span.name, *times, span.bytes)
         simulated.setdefault(span.stream, []).append(event)
     measured: dict[str, list[Event]] = {stream: [] for stream in simulated}
-    for each in spans:
-        name = each.op or each.name
-        measured.setdefault(each.stream, []).append(
-            Event(each.kind.value, name, name, each.start_ns, each.end_ns, each.bytes)
+    for real in spans:
+        name = real.op or real.name
+        measured.setdefault(real.stream, []).append(
+            Event(real.kind.value, name, name, real.start_ns, real.end_ns, real.bytes)
         )
     length = max((event.end_ns for events in simulated.values() for event in events), default=0)
     return compare_events(measured, simulated, int(length * TOLERANCE))
@@ -177,7 +181,7 @@ def header(outcome: Outcome) -> list[tuple[str, str]]:
 
 
 def number_rows(outcome: Outcome) -> Iterator[tuple[str, ...]]:
-    """Texts under `NUMBER_HEADINGS`."""
+    """Rows of the table with `NUMBER_HEADINGS`."""
     measured, simulated = outcome.measured, outcome.simulated
     yield "iteration", *_pair(measured.iteration_ns, simulated.iteration_ns, format_time)
     for quantity in (Quantity.PEAK, Quantity.OUT, Quantity.IN):
@@ -186,7 +190,7 @@ def number_rows(outcome: Outcome) -> Iterator[tuple[str, ...]]:
 
 
 def stream_rows(outcome: Outcome) -> Iterator[tuple[str, ...]]:
-    """Texts under `STREAM_HEADINGS`."""
+    """Rows of the table with `STREAM_HEADINGS`."""
     for name, stream in outcome.comparison.streams.items():
         row = stream.divergence
         yield name, str(len(stream.rows)), *_pair(*busy_ns(stream), format_time), "none" if row is None else _names(row)
@@ -215,5 +219,5 @@ def _iterations(outcome: Outcome) -> str:
 
 
 def _memory(outcome: Outcome) -> str:
-    limit, most = format_bytes(outcome.limit_bytes), format_bytes(outcome.allocated_bytes)
-    return f"the host allocated up to {most} of {limit}, ahead of the device"
+    limit, peak = format_bytes(outcome.limit_bytes), format_bytes(outcome.allocated_bytes)
+    return f"the host allocated up to {peak} of {limit}, ahead of the device"

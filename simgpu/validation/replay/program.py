@@ -1,4 +1,4 @@
-"""A program that was simulated, with all that is needed to run it again: from a policy's folder or from a result."""
+"""A simulated program with everything needed to run it again; read from a policy's folder or taken from a result."""
 
 from __future__ import annotations
 
@@ -26,17 +26,21 @@ from simgpu.trace.tables import read_table
 Read = TypeVar("Read")
 
 _GIVE = "give the folder of one policy that `simgpu run NAME -o DIR` wrote, such as DIR/vdnn"
-_AGAIN = "run it again: `simgpu run NAME -o DIR`, with outputs.timeline: [csv] as it is by default"
+_AGAIN = "run it again: `simgpu run NAME -o DIR`, with outputs.timeline: [csv] (the default)"
 _OTHER = "choose another policy"
 
 
 @dataclass(frozen=True)
 class SimulatedProgram:
-    """A program and what it was simulated with.
+    """A program with the inputs of its simulation.
 
-    program: its numbers point into `graph`, the tasks that ran, so it has no transforms left. node: what it was
-    simulated for, as far as one GPU and its link go. budget: bytes of device memory, None without limit. pool:
-    ``counting`` or ``addressed``. iteration_ns: of the iteration that was reported. title: policy, trace and node.
+    program: without transforms; its indices refer to `graph`.
+    graph: the tasks that ran.
+    node: the simulated node, reduced to one GPU and its link.
+    budget: bytes of device memory, None without limit.
+    pool: ``counting`` or ``addressed``.
+    iteration_ns: time of the reported iteration.
+    title: policy, trace and node.
     """
 
     program: Program
@@ -49,7 +53,7 @@ class SimulatedProgram:
 
 
 def of_result(result: Result) -> SimulatedProgram:
-    """The program of a result. Raises `InputError` where no real device can run it."""
+    """Returns the program of a result. Raises `InputError` if no real device can run it."""
     node = result.node
     simulated_program = SimulatedProgram(
         replace(result.program, transforms=()),
@@ -60,16 +64,16 @@ def of_result(result: Result) -> SimulatedProgram:
         result.iteration_ns,
         result.title,
     )
-    _refuse(
+    _check_supported(
         simulated_program, result.title, compressing=node.gpu.cdma is not None or result.graph.compressed is not None
     )
     return simulated_program
 
 
 def read_program(folder: str | Path) -> SimulatedProgram:
-    """The program in the folder of a policy.
+    """Reads the program in the folder of a policy.
 
-    Raises `InputError` with everything that is missing or damaged, and where no real device can run it.
+    Raises `InputError` with everything missing or damaged, and if no real device can run the program.
     """
     home = Path(folder)
     entry = _entry(home)
@@ -101,7 +105,7 @@ def read_program(folder: str | Path) -> SimulatedProgram:
         f"{label}: {entry['trace']['name'] or entry['trace']['model']} on {entry['node']['name']}",
     )
     compressing = gpu.get("cdma") is not None or gpu.get("buddy") is not None
-    _refuse(simulated_program, str(home), compressing=compressing)
+    _check_supported(simulated_program, str(home), compressing=compressing)
     try:
         verify(
             simulated_program.program,
@@ -110,22 +114,22 @@ def read_program(folder: str | Path) -> SimulatedProgram:
             alignment=simulated_program.node.gpu.alignment,
         )
     except (ProgramError, OutOfMemoryError) as error:
-        what = f"does not go with {KERNELS.file}, {BLOCKS.file} and {TASKS}: {error}"
-        raise InputError.single(home / PROGRAM, "", what, _AGAIN) from error
+        message = f"does not match {KERNELS.file}, {BLOCKS.file} and {TASKS}: {error}"
+        raise InputError.single(home / PROGRAM, "", message, _AGAIN) from error
     return simulated_program
 
 
-def _refuse(simulated_program: SimulatedProgram, source: str, *, compressing: bool) -> None:
-    """`InputError` for what no real device that this can open does."""
+def _check_supported(simulated_program: SimulatedProgram, source: str, *, compressing: bool) -> None:
+    """Raises `InputError` for features that a replay does not support."""
     program, graph = simulated_program.program, simulated_program.graph
     problems = []
     if program.gpus > 1:
-        problems.append(f"is for {program.gpus} GPUs, and one device is asked to run it")
+        problems.append(f"uses {program.gpus} GPUs, but a replay runs on one device")
     if program.residency is not None:
-        how = "on demand, page by page" if isinstance(program.residency, Paged) else "in host memory"
-        problems.append(f"has its blocks {how}: the device's driver would decide what moves, not the program")
+        how = "paged on demand" if isinstance(program.residency, Paged) else "in host memory"
+        problems.append(f"has its blocks {how}: the driver moves them, not the program")
     if compressing:
-        problems.append(f"is for node {simulated_program.node.name}, whose hardware compresses; no real device does")
+        problems.append(f"is for node {simulated_program.node.name} with compression hardware; no real device has it")
     copied = {
         (instruction.block, instruction.host_block if isinstance(instruction, CopyOut) else instruction.block)
         for segment in program.segments
@@ -139,7 +143,7 @@ def _refuse(simulated_program: SimulatedProgram, source: str, *, compressing: bo
         if max(b, retained) < len(graph.sizes) and graph.copy_sizes[retained] > graph.sizes[b]
     ]
     if larger and not compressing:
-        problems.append(f"copies more of block {graph.blocks[larger[0]].id} than it takes on the device")
+        problems.append(f"copies more bytes of block {graph.blocks[larger[0]].id} than its size on the device")
     placed = any(
         isinstance(instruction, Acquire) and instruction.offsets is not None
         for segment in program.segments
@@ -147,20 +151,20 @@ def _refuse(simulated_program: SimulatedProgram, source: str, *, compressing: bo
         for instruction in code
     )
     if placed and simulated_program.pool != "addressed":
-        problems.append(f"places blocks at addresses, and its report says pool {simulated_program.pool}")
+        problems.append(f"places blocks at addresses, but its report has pool {simulated_program.pool}")
     if problems:
-        raise InputError([Problem(source, "", what, _OTHER) for what in problems])
+        raise InputError([Problem(source, "", message, _OTHER) for message in problems])
 
 
 def _entry(home: Path) -> Mapping[str, Any]:
-    """The policy's numbers in the report next to its folder."""
+    """The policy's entry in the report in the parent folder."""
     if not home.is_dir():
         raise InputError.single(home, "", "is not a folder" if home.exists() else "no such folder", _GIVE)
     if (home / REPORT).exists():
-        raise InputError.single(home, "", "holds a whole run, not one policy of it", _GIVE)
+        raise InputError.single(home, "", "is the folder of a run, not of one policy", _GIVE)
     path = home.resolve().parent / REPORT
     if not path.exists():
-        raise InputError.single(home, "", f"no {REPORT} stands next to it: no run of simgpu wrote it", _GIVE)
+        raise InputError.single(home, "", f"has no {REPORT} in its parent folder: not written by a run", _GIVE)
     try:
         document = read_json(path, "the report of a run", _AGAIN)
         if document["schema"] != REPORT_SCHEMA:
@@ -169,13 +173,13 @@ def _entry(home: Path) -> Mapping[str, Any]:
         names = folder_names(entry["label"] for entry in results)
         entry: Mapping[str, Any] = dict(zip(names, results, strict=True))[home.resolve().name]
     except KeyError as error:
-        raise InputError.single(path, "", f"tells nothing of {error}", _GIVE) from None
+        raise InputError.single(path, "", f"has no entry {error}", _GIVE) from None
     except (ValueError, TypeError, AttributeError) as error:
-        raise InputError.single(path, "", f"is no report of a run: {error}", _AGAIN) from None
-    lacking = [place for place, is_sound in _WANTED.items() if not is_sound(_at(entry, place))]
-    if lacking:
+        raise InputError.single(path, "", f"is not the report of a run: {error}", _AGAIN) from None
+    invalid = [dotted for dotted, is_valid in _REQUIRED.items() if not is_valid(_at(entry, dotted))]
+    if invalid:
         place = f"results, {home.resolve().name}"
-        raise InputError([Problem(str(path), f"{place}: {name}", "is missing or damaged", _AGAIN) for name in lacking])
+        raise InputError([Problem(str(path), f"{place}: {name}", "is missing or damaged", _AGAIN) for name in invalid])
     return entry
 
 
@@ -191,8 +195,8 @@ def _is_positive(value: Any) -> bool:
     return type(value) is int and value > 0
 
 
-#: What is needed of a policy's entry in the report, and what it must be.
-_WANTED: Mapping[str, Callable[[Any], bool]] = {
+#: The required values of a policy's entry in the report, with a check of each.
+_REQUIRED: Mapping[str, Callable[[Any], bool]] = {
     "label": _is_text,
     "budget_bytes": _is_count,
     "metrics.iteration_ns": _is_count,
@@ -215,8 +219,8 @@ _WANTED: Mapping[str, Callable[[Any], bool]] = {
 }
 
 
-def _at(entry: Any, place: str) -> Any:
-    for key in place.split("."):
+def _at(entry: Any, dotted: str) -> Any:
+    for key in dotted.split("."):
         entry = entry.get(key) if isinstance(entry, dict) else None
     return entry
 
@@ -234,28 +238,28 @@ def _node(text: Mapping[str, Any]) -> NodeSpec:
 
 
 def _trace(home: Path, entry: Mapping[str, Any]) -> Trace:
-    """Kernels and blocks as the tables have them; each name once, and none that has no row."""
+    """The kernels and blocks of the tables; raises `InputError` for duplicate names and names without a row."""
     missing = [name for name in (KERNELS.file, BLOCKS.file, TASKS, PROGRAM) if not (home / name).exists()]
     if missing:
-        what = f"holds no {', '.join(missing)}; an earlier simgpu wrote it, or another command"
-        raise InputError.single(home, "", what, _AGAIN)
+        message = f"has no {', '.join(missing)}: written by an earlier version of simgpu or by another command"
+        raise InputError.single(home, "", message, _AGAIN)
     kernels, blocks = read_table(home / KERNELS.file, KERNELS), read_table(home / BLOCKS.file, BLOCKS)
     problems = kernels.problems + blocks.problems
     if not problems:
         problems = [
-            *_twice(home, KERNELS, kernels.rows, kernels.lines),
-            *_twice(home, BLOCKS, blocks.rows, blocks.lines),
+            *_duplicates(home, KERNELS, kernels.rows, kernels.lines),
+            *_duplicates(home, BLOCKS, blocks.rows, blocks.lines),
         ]
         known, ran = {block.id for block in blocks.rows}, {kernel.id for kernel in kernels.rows}
         for kernel, line in zip(kernels.rows, kernels.lines, strict=True):
             for name in dict.fromkeys((*kernel.reads, *kernel.writes)):
                 if name not in known:
-                    what = f"names block '{name}', which has no row in {BLOCKS.file}"
-                    problems.append(Problem(str(home / KERNELS.file), f"row {line}", what, _AGAIN))
+                    message = f"names block '{name}', which has no row in {BLOCKS.file}"
+                    problems.append(Problem(str(home / KERNELS.file), f"row {line}", message, _AGAIN))
         for block, line in zip(blocks.rows, blocks.lines, strict=True):
             if block.host_write is not None and block.host_write not in ran:
-                what = f"names kernel '{block.host_write}', which has no row in {KERNELS.file}"
-                problems.append(Problem(str(home / BLOCKS.file), f"row {line}", what, _AGAIN))
+                message = f"names kernel '{block.host_write}', which has no row in {KERNELS.file}"
+                problems.append(Problem(str(home / BLOCKS.file), f"row {line}", message, _AGAIN))
     if problems:
         raise InputError(problems)
     text = entry["trace"]
@@ -263,18 +267,18 @@ def _trace(home: Path, entry: Mapping[str, Any]) -> Trace:
     return Trace(info, tuple(kernels.rows), tuple(blocks.rows), name=text["name"])
 
 
-def _twice(home: Path, table: Table[Any], rows: list[Any], lines: list[int]) -> list[Problem]:
+def _duplicates(home: Path, table: Table[Any], rows: list[Any], lines: list[int]) -> list[Problem]:
     seen: set[str] = set()
     result = []
     for row, line in zip(rows, lines, strict=True):
         if row.id in seen:
-            result.append(Problem(str(home / table.file), f"row {line}", f"'{row.id}' is there twice", _AGAIN))
+            result.append(Problem(str(home / table.file), f"row {line}", f"'{row.id}' is listed twice", _AGAIN))
         seen.add(row.id)
     return result
 
 
 def _read_json(path: Path, parse: Callable[[str], Read]) -> Read:
-    """What a JSON file holds; its problems name the file."""
+    """The parsed content of a JSON file; its problems name the file."""
     try:
         return parse(read_text(path, "a JSON file that simgpu wrote", _AGAIN, JSON_LIMIT))
     except InputError as error:

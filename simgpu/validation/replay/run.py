@@ -1,11 +1,8 @@
-"""Replaying a program: measure the device's link, simulate the program on it once more, issue it, compare.
+"""Replays a program: measures the device's link, simulates the program on that link, issues it, compares both.
 
-The node that a program was simulated for is not the machine at hand. So the same program is simulated again, kernels as
-long as they were, on a link as fast as the one that was measured; what the device does is held to that. Where both
-directions are busy at once, the link is taken for full or half duplex, whichever is nearer to what was measured
-(`simgpu.validation.calibration.duplex_of`).
-
-Whether a program's blocks find room on a device and its host, told before anything is allocated.
+The program's node is not the machine at hand. So the program is simulated again with unchanged kernel times on the
+measured link, and compared with that simulation. The link is full or half duplex, whichever is closer to the measured
+bidirectional bandwidths (`simgpu.validation.calibration.duplex_of`).
 """
 
 from __future__ import annotations
@@ -34,10 +31,10 @@ from simgpu.validation.replay.outcome import Outcome, Side, compare_replay
 from simgpu.validation.replay.program import SimulatedProgram, read_program
 
 DEFAULT_REPETITIONS = 20
-#: Iterations before those that count: memory and clocks of the device come up in them.
+#: Iterations before the measured ones, in which the device allocates memory and raises its clock.
 WARMUP = 3
 _COPIES = 10
-#: Bytes of the largest copy that is measured, at least.
+#: Minimum size of the largest measured copy, bytes.
 _LEAST = 64 * BYTE_UNITS["MiB"]
 
 
@@ -46,16 +43,16 @@ def replay(
     *,
     device: str = "cuda",
     repetitions: int = DEFAULT_REPETITIONS,
-    progress: Callable[[str], None] = lambda what: None,
+    progress: Callable[[str], None] = lambda _: None,
 ) -> Outcome:
-    """Issue a program to a real device and compare it with its simulation.
+    """Issues a program to a real device and compares it with its simulation.
 
-    program: or the folder of one policy that `simgpu run SCENARIO -o DIR` wrote. device: ``cuda``, ``cuda:N`` or
-    ``cpu``. repetitions: steady iterations, whose median counts.
+    program: a program, or the folder of one policy that `simgpu run SCENARIO -o DIR` wrote.
+    device: ``cuda``, ``cuda:N`` or ``cpu``.
+    repetitions: measured steady iterations; the median is compared.
 
-    Raises `InputError` for a damaged folder, a device that is not there or too small, and a program that no real device
-    runs; `MissingExtraError` without PyTorch; `OutOfMemoryError` where the program does not come to an end on the
-    measured link.
+    Raises `InputError` for a damaged folder, a missing or too small device, and a program that no real device can run;
+    `MissingExtraError` without PyTorch; `OutOfMemoryError` if the program does not complete on the measured link.
     """
     result = program if isinstance(program, SimulatedProgram) else read_program(program)
     with closing(open_device(device)) as opened:
@@ -72,9 +69,9 @@ def replay_on(
     machine: MeasuredMachine,
     *,
     repetitions: int = DEFAULT_REPETITIONS,
-    progress: Callable[[str], None] = lambda what: None,
+    progress: Callable[[str], None] = lambda _: None,
 ) -> Outcome:
-    """Replay a program on a device whose links have been measured; otherwise as `replay`."""
+    """Replays a program on a device with a measured link; otherwise as `replay`."""
     iterations = WARMUP + repetitions + 1
     node = node_of(simulated_program, machine)
     progress("simulating the program on the measured link")
@@ -89,7 +86,7 @@ def replay_on(
     peak = int(run.timeline.device_memory.used.max(initial=0))
     pinned = int(run.timeline.host_memory.used.max(initial=0))
     free = check_memory(device, peak, pinned)
-    # The host may run ahead of the device as far as there is memory. Without a budget that is as far as is needed.
+    # Memory limits how far the host runs ahead of the device. Without a budget, the simulated peak is enough.
     limit = peak if simulated_program.budget is None else min(simulated_program.budget, max(free, peak))
     pool = POOLS[simulated_program.pool](simulated_program.budget, node.gpu.alignment)
     steps = list(
@@ -112,16 +109,16 @@ def replay_on(
 
 
 def node_of(simulated_program: SimulatedProgram, machine: MeasuredMachine) -> NodeSpec:
-    """The program's node with the link and the copy engines that were measured."""
+    """The program's node with the measured link and copy engines."""
     copies, node = machine.copies, simulated_program.node
     link = LinkSpec("measured", copies.d2h, copies.h2d, copies.latency_ns, duplex_of(copies))
     return replace(node, name=machine.device, gpu=replace(node.gpu, copy_engines=machine.copy_engines), link=link)
 
 
 def _sizes(simulated_program: SimulatedProgram) -> tuple[int, ...]:
-    """Which copies to measure: small ones, for the latency, up to one as large as the largest of the program.
+    """Sizes of the copies to measure, from small ones (for the latency) up to the program's largest copy.
 
-    One that does not fit into a processor's cache is always among them, else a CPU would tell the speed of its cache.
+    At least one size exceeds a processor's cache; otherwise a CPU would measure its cache bandwidth.
     """
     copied = {
         instruction.host_block if isinstance(instruction, CopyOut) else instruction.block
@@ -131,8 +128,8 @@ def _sizes(simulated_program: SimulatedProgram) -> tuple[int, ...]:
         if isinstance(instruction, CopyOut | CopyIn)
     }
     largest = max([_LEAST, *(simulated_program.graph.copy_sizes[b] for b in copied)])
-    enough = next((place for place, size in enumerate(DEFAULT_SIZES) if size >= largest), len(DEFAULT_SIZES))
-    return DEFAULT_SIZES[: enough + 1]
+    last = next((place for place, size in enumerate(DEFAULT_SIZES) if size >= largest), len(DEFAULT_SIZES))
+    return DEFAULT_SIZES[: last + 1]
 
 
 def _measured(issued: Issued) -> Side:
@@ -141,54 +138,56 @@ def _measured(issued: Issued) -> Side:
 
 def _simulated(timeline: Timeline) -> Side:
     last = timeline.iteration == len(timeline.iteration_ends_ns) - 1
-    out, back = (
+    d2h_bytes, h2d_bytes = (
         int(timeline.bytes[last & (timeline.kind == kind)].sum()) for kind in (SpanKind.COPY_D2H, SpanKind.COPY_H2D)
     )
     peak = int(timeline.device_memory.used.max(initial=0))
-    return Side(_counted(timeline.iteration_ends_ns), peak, out, back)
+    return Side(_counted(timeline.iteration_ends_ns), peak, d2h_bytes, h2d_bytes)
 
 
 def _counted(ends: tuple[int, ...]) -> tuple[int, ...]:
-    """The steady iterations: without those to warm up, and without the last one, which is watched."""
+    """Times of the measured iterations: without warm-up, and without the last one, whose spans are recorded."""
     return tuple(end - begin for begin, end in pairwise(ends[WARMUP - 1 : -1]))
 
 
 def check_memory(device: Device, needed: int, pinned: int) -> int:
-    """Bytes that are free on the device.
+    """Returns the free bytes on the device.
 
-    needed: bytes of device memory; pinned: of host memory. Raises `InputError` where there is less of either; on a CPU
-    both are the same memory.
+    needed: bytes of device memory.
+    pinned: bytes of host memory.
+
+    Raises `InputError` if less than either is free; on a CPU both are the same memory.
     """
     host = _free_on_host()
     free = free_on(device)
     problems = []
     if device.kind == "cpu" and needed + pinned > host:
-        what = f"{format_bytes(needed)} stand for device memory, {format_bytes(pinned)} for the host's"
-        problems.append(f"{what}, and this machine has {format_bytes(host)} free for both")
+        text = f"needs {format_bytes(needed)} as device memory and {format_bytes(pinned)} as host memory"
+        problems.append(f"{text}, but this machine has {format_bytes(host)} free for both")
     elif device.kind != "cpu":
         if needed > free:
-            problems.append(f"its blocks take {format_bytes(needed)}, and {device.name} has {format_bytes(free)} free")
+            problems.append(f"needs {format_bytes(needed)}, but {device.name} has {format_bytes(free)} free")
         if pinned > host:
-            what = f"its blocks take {format_bytes(pinned)} of host memory"
-            problems.append(f"{what}, and this machine has {format_bytes(host)} free")
+            text = f"needs {format_bytes(pinned)} of host memory"
+            problems.append(f"{text}, but this machine has {format_bytes(host)} free")
     if problems:
         remedy = "simulate it with a smaller budget or a smaller batch"
-        raise InputError([Problem("program", "memory", what, remedy) for what in problems])
+        raise InputError([Problem("program", "memory", problem, remedy) for problem in problems])
     return free
 
 
 def free_on(device: Device) -> int:
-    """Bytes of device memory that nobody has taken; on a CPU what is free on the host."""
+    """Free bytes of device memory; on a CPU, of the host."""
     if device.kind == "cpu":
         return _free_on_host()
     import torch
 
-    torch.cuda.empty_cache()  # else what the link was measured with counts as taken
+    torch.cuda.empty_cache()  # otherwise the buffers of the link measurement count as used
     free: int = torch.cuda.mem_get_info(device.torch_device)[0]
     return free
 
 
 def _free_on_host() -> int:
-    """Bytes that this process can use; all of the machine's memory where the system does not report it."""
+    """Bytes available to this process; the machine's total memory if the system does not report it."""
     free = available_memory()
     return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") if free is None else free

@@ -1,1 +1,1 @@
-"""The kernel timeline of a real step: recorded, matched with a trace's kernels, and next to a simulated one."""
+"""Kernel timelines of measured steps: recording, matching with a trace's kernels, comparison with a simulation."""

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 #: Longest name in a sentence, characters.
 _NAME_LENGTH = 48
-#: Default difference of starts that is no divergence, as a fraction of the measured step.
+#: Default tolerance of start times, as a fraction of the measured step.
 TOLERANCE = 0.05
 
 _STREAM_OF = {
@@ -38,8 +38,9 @@ _STREAM_OF = {
 class Event(NamedTuple):
     """A kernel or copy, measured or simulated; ns from the first start.
 
-    kind: ``kernel`` (measured), ``compute`` or ``recompute`` (simulated), ``copy_d2h``, ``copy_h2d``. op: the operator,
-    empty for a copy. name: of the device's kernel or copy, or of the simulated kernel or block.
+    kind: ``kernel`` (measured), ``compute`` or ``recompute`` (simulated), ``copy_d2h``, ``copy_h2d``.
+    op: the operator, empty for a copy.
+    name: of the device's kernel or copy, or of the simulated kernel or block.
     """
 
     kind: str
@@ -86,7 +87,7 @@ class Row(NamedTuple):
 
 @dataclass(frozen=True)
 class StreamComparison:
-    """One stream, row by row. tolerance_ns: largest difference of starts that is no divergence."""
+    """One stream, row by row. tolerance_ns: largest difference of start times that is not a divergence."""
 
     stream: str
     rows: tuple[Row, ...]
@@ -109,7 +110,7 @@ class StreamComparison:
 
 @dataclass(frozen=True)
 class TimelineComparison:
-    """All streams. measured_ns, simulated_ns: from the first start to the last end."""
+    """All streams. measured_ns, simulated_ns: time from the first start to the last end."""
 
     streams: Mapping[str, StreamComparison]
     measured_ns: int
@@ -158,7 +159,7 @@ def compare_timelines(
 ) -> TimelineComparison:
     """Compares a measured step with the last iteration of a simulated run on one GPU.
 
-    tolerance: largest difference of starts that is no divergence, as a fraction of the measured step.
+    tolerance: largest difference of start times that is not a divergence, as a fraction of the measured step.
     """
     measured = _measured(spans)
     return compare_events(measured, _simulated(result), int(_length(measured) * tolerance))
@@ -209,8 +210,8 @@ def _length(side: Mapping[str, Sequence[Event]]) -> int:
 
 
 def _rows(stream: str, measured: Sequence[Event], simulated: Sequence[Event]) -> Iterator[Row]:
-    """Rows of equal events, and between them those of the others, paired by position."""
-    pairs = aligned([_what(event) for event in measured], [_what(event) for event in simulated])
+    """Rows of equal events, and between them rows of the other events, paired by position."""
+    pairs = aligned([_work(event) for event in measured], [_work(event) for event in simulated])
     position, i, j = 0, 0, 0
     for left_end, right_end in (*pairs, (len(measured), len(simulated))):
         for left, right in zip_longest(measured[i:left_end], simulated[j:right_end]):
@@ -222,7 +223,7 @@ def _rows(stream: str, measured: Sequence[Event], simulated: Sequence[Event]) ->
         i, j = left_end + 1, right_end + 1
 
 
-def _what(event: Event) -> tuple[str, int]:
+def _work(event: Event) -> tuple[str, int]:
     return same_work(event.op), event.bytes
 
 

@@ -1,4 +1,4 @@
-"""Matches the calls of operators on the device with the kernels of a trace, in order."""
+"""Matches operator calls on the device with the kernels of a trace, in order."""
 
 from __future__ import annotations
 
@@ -15,10 +15,12 @@ from simgpu.validation.measured import MeasuredKind, MeasuredSpan
 
 @dataclass(frozen=True)
 class Matching:
-    """Calls of the device in the order they began, the operators expected, and which is which.
+    """Calls on the device, expected operators, and the pairs of both.
 
-    pairs: (place among the calls, expected position), ascending in both, of operators that do the same work
-    (`same_work`); as many as there can be.
+    calls: in the order of their starts.
+    expected: operators of the trace's kernels, in order.
+    pairs: (index of a call, expected position) of operators that do the same work (`same_work`); ascending in both, and
+        the maximum number of pairs.
     """
 
     calls: tuple[Call, ...]
@@ -27,24 +29,24 @@ class Matching:
 
     @cached_property
     def unmatched_calls(self) -> tuple[int, ...]:
-        """Places of calls that nobody expected."""
+        """Indices of calls without an expected operator."""
         matched = {call for call, _ in self.pairs}
         return tuple(place for place in range(len(self.calls)) if place not in matched)
 
     @cached_property
     def unmatched_positions(self) -> tuple[int, ...]:
-        """Expected positions for which the device has no call."""
+        """Expected positions without a call on the device."""
         matched = {position for _, position in self.pairs}
         return tuple(position for position in range(len(self.expected)) if position not in matched)
 
     @property
     def is_complete(self) -> bool:
-        """Whether each call is one expected operator, in order, and the other way round."""
+        """Whether calls and expected operators match one to one, in order."""
         return self.divergence is None
 
     @cached_property
     def divergence(self) -> int | None:
-        """The first place at which the two orders differ; None where they do not."""
+        """The first index at which the two orders differ; None if they are equal."""
         shorter = min(len(self.calls), len(self.expected))
         result = (place for place in range(shorter) if not self._agrees(place))
         return next(result, None if len(self.calls) == len(self.expected) else shorter)
@@ -54,9 +56,9 @@ class Matching:
 
 
 def match(spans: Iterable[MeasuredSpan], expected: Sequence[str]) -> Matching:
-    """What the compute stream did next to the operators expected of it, in order.
+    """Matches the kernels of the compute stream with the expected operators, in order.
 
-    expected: operators of a trace's kernels, or of a simulated run's, recomputations among them.
+    expected: operators of the kernels of a trace or of a simulated run (recomputations included).
 
     >>> from simgpu.validation.measured import MeasuredKind
     >>> ops = ("aten::mm", "aten::copy_", "aten::relu")
@@ -71,33 +73,34 @@ def match(spans: Iterable[MeasuredSpan], expected: Sequence[str]) -> Matching:
 
 
 def matching_text(matching: Matching) -> str:
-    """Whether the device ran what the trace has, and if not, how much differs and where first.
+    """States whether the device ran the kernels of the trace; if not, how many differ and the first difference.
 
     >>> from simgpu.validation.measured import MeasuredKind
     >>> spans = [MeasuredSpan("compute", MeasuredKind.KERNEL, "", "aten::mm", 0, 0, 5)]
     >>> matching_text(match(spans, ["aten::mm"]))
-    'Each of 1 kernels has its call on the device, in order.'
+    'All 1 kernels match a call on the device, in order.'
     >>> for sentence in matching_text(match(spans, ["aten::zero_", "aten::mm"])).split(". "):
     ...     print(sentence)
-    1 of 2 kernels have no call on the device, and 0 of 1 calls no kernel
-    They part at place 0: the device ran aten::mm, expected was aten::zero_.
+    1 of 2 kernels have no call on the device, and 0 of 1 calls have no kernel
+    The first difference is at position 0: the device ran aten::mm, expected aten::zero_.
     """
-    place, calls, expected = matching.divergence, matching.calls, matching.expected
-    if place is None:
-        return f"Each of {len(expected)} kernels has its call on the device, in order."
-    ran = calls[place].op if place < len(calls) else "nothing more"
-    wanted = expected[place] if place < len(expected) else "nothing more"
+    position, calls, expected = matching.divergence, matching.calls, matching.expected
+    if position is None:
+        return f"All {len(expected)} kernels match a call on the device, in order."
+    ran = calls[position].op if position < len(calls) else "nothing more"
+    wanted = expected[position] if position < len(expected) else "nothing more"
     return (
         f"{len(matching.unmatched_positions)} of {len(expected)} kernels have no call on the device, and "
-        f"{len(matching.unmatched_calls)} of {len(calls)} calls no kernel. They part at place {place}: the device ran "
-        f"{ran}, expected was {wanted}."
+        f"{len(matching.unmatched_calls)} of {len(calls)} calls have no kernel. The first difference is at position "
+        f"{position}: the device ran {ran}, expected {wanted}."
     )
 
 
 class Call(NamedTuple):
-    """One call of an operator on the device: from its first kernel's start to its last one's end, ns.
+    """One operator call on the device, from its first kernel's start to its last kernel's end (ns), gaps included.
 
-    number: as its spans have it. name: of its first kernel. What the device waits for inside a call belongs to it.
+    number: the `MeasuredSpan.call` of its spans.
+    name: of its first kernel.
     """
 
     number: int
@@ -108,7 +111,7 @@ class Call(NamedTuple):
 
 
 def calls_of(spans: Iterable[MeasuredSpan]) -> tuple[Call, ...]:
-    """The calls of a timeline in the order they began.
+    """The calls of a timeline in the order of their starts.
 
     >>> kernel = MeasuredKind.KERNEL
     >>> spans = [MeasuredSpan("compute", kernel, name, "aten::mm", 0, at, at + 2) for name, at in (("a", 0), ("b", 5))]
@@ -125,10 +128,10 @@ def calls_of(spans: Iterable[MeasuredSpan]) -> tuple[Call, ...]:
 
 
 def same_work(op: str) -> str:
-    """What is equal of two operators that do the same work: the name but for the mark of working in place.
+    """The operator's name without the in-place suffix; equal for operators that do the same work.
 
-    PyTorch works in place where it can, for example when it adds gradients up, and does not while operators are
-    intercepted, as a recorder does. The kernel is the same.
+    PyTorch works in place where it can, for example to accumulate gradients, but not while a recorder intercepts
+    operators. The kernel is the same.
 
     >>> same_work("aten::add_") == same_work("aten::add")
     True
@@ -137,10 +140,10 @@ def same_work(op: str) -> str:
 
 
 def aligned(first: Sequence[Hashable], second: Sequence[Hashable]) -> tuple[tuple[int, int], ...]:
-    """Pairs of places with equal values, ascending in both, as many as there can be (longest common subsequence).
+    """Index pairs of a longest common subsequence; with the earliest pairs if there are several.
 
-    Of several such, the one that takes pairs earliest. What is equal at the begin and at the end costs nothing; of
-    the rest, the time and two bytes of memory go with the product of the lengths.
+    A common prefix and suffix cost little; for the rest, time and memory (two bytes) grow with the product of the
+    lengths.
 
     >>> aligned("abcd", "abxcd")
     ((0, 0), (1, 1), (2, 3), (3, 4))
@@ -176,7 +179,7 @@ def _middle(first: Sequence[Hashable], second: Sequence[Hashable]) -> list[tuple
 
 
 def _longest(one: NDArray[np.int64], other: NDArray[np.int64]) -> NDArray[np.unsignedinteger]:
-    """At [i, j], the length of the longest order that one[i:] and other[j:] share."""
+    """A table whose [i, j] is the length of the longest common subsequence of one[i:] and other[j:]."""
     width = np.uint16 if min(len(one), len(other)) < 1 << 16 else np.uint32
     table = np.zeros((len(one) + 1, len(other) + 1), dtype=width)
     for i in range(len(one) - 1, -1, -1):

@@ -1,4 +1,4 @@
-"""What a GPU did in one step, from a profile of it."""
+"""Reads the kernels and copies of one step from a profile by PyTorch."""
 
 from __future__ import annotations
 
@@ -17,27 +17,27 @@ _WAYS = {"DtoH": MeasuredKind.COPY_D2H, "HtoD": MeasuredKind.COPY_H2D}
 _COPY = "aten::copy_"
 
 
-def spans_of_profile(path: Path, words: Collection[str]) -> tuple[MeasuredSpan, ...]:
-    """Kernels and copies of the last step that a profile marks, or of all of it where it marks none.
+def spans_of_profile(path: Path, operators: Collection[str]) -> tuple[MeasuredSpan, ...]:
+    """Kernels and copies of the last step that a profile marks; of the entire profile if it marks no step.
 
-    words: operators in the words of a trace. Of the operators around the launch of a kernel, the outermost of these is
-    its operator, in place or not, since a recorder sees operators where autograd hands them on, and none inside them;
-    where there is none, the innermost operator; without any, the kernel's own name. Fills of memory and copies within
-    the device are kernels of their operator. Calls are numbered in the order of their first launch.
+    operators: names of operators in the trace. A kernel belongs to the outermost of these (in place or not) around its
+    launch, since a recorder sees the operators that autograd dispatches, and none inside them. Without such an
+    operator it belongs to the innermost operator; without any, to its own name. Memory fills and copies within the
+    device are kernels of their operator. Calls are numbered in the order of their first launch.
 
-    A saved tensor that is offloaded is copied inside the operator that saves it. Kernels that put it in order for the
-    copy are the copy's (``aten::copy_``), not that operator's.
-    Raises `InputError` where the profile cannot be read or has no kernels.
+    An offloaded tensor is copied inside the operator that saves it. Kernels that make it contiguous for the copy belong
+    to the copy (``aten::copy_``), not to that operator.
+    Raises `InputError` if the profile cannot be read or has no kernels.
     """
     for profile, iteration in iterations(path, None, tuple):
-        others = [each for each in profile.left_out if iteration.contains(launched_at(each, profile))]
-        work = sorted((*iteration.kernels, *others), key=lambda each: (each.start, each.number))
+        others = [event for event in profile.left_out if iteration.contains(launched_at(event, profile))]
+        work = sorted((*iteration.kernels, *others), key=lambda event: (event.start, event.number))
         attribution = Attribution(profile, replace(iteration, kernels=tuple(work)))
-        return from_first_start(_spans(attribution, frozenset(map(same_work, words))))
+        return from_first_start(_spans(attribution, frozenset(map(same_work, operators))))
     raise InputError.single(path, "", "marks steps, but none has kernels", "record it again")
 
 
-def _spans(attribution: Attribution, words: frozenset[str]) -> Iterator[MeasuredSpan]:
+def _spans(attribution: Attribution, operators: frozenset[str]) -> Iterator[MeasuredSpan]:
     kernels, launched = attribution.iteration.kernels, attribution.launched
     ways = [_way(kernel) for kernel in kernels]
     copying = {
@@ -53,20 +53,20 @@ def _spans(attribution: Attribution, words: frozenset[str]) -> Iterator[Measured
         if way is not None:
             yield copy_span(way, kernel.name, kernel.start, kernel.end, kernel.bytes)
             continue
-        op = _operator(attribution, launched[position].op, words, copying)
-        name, whose = (attribution.ops[op].name, ("operator", op)) if op >= 0 else (kernel.name, ("kernel", position))
-        call = calls.setdefault(whose, len(calls))
+        op = _operator(attribution, launched[position].op, operators, copying)
+        name, owner = (attribution.ops[op].name, ("operator", op)) if op >= 0 else (kernel.name, ("kernel", position))
+        call = calls.setdefault(owner, len(calls))
         yield MeasuredSpan("compute", MeasuredKind.KERNEL, kernel.name, name, call, kernel.start, kernel.end)
 
 
 def _way(kernel: GpuWork) -> MeasuredKind | None:
-    """Which way a copy over the link goes; None for what is none."""
-    return None if kernel.is_kernel else next((kind for word, kind in _WAYS.items() if word in kernel.name), None)
+    """The direction of a copy over the link; None for other work."""
+    return None if kernel.is_kernel else next((kind for mark, kind in _WAYS.items() if mark in kernel.name), None)
 
 
-def _operator(attribution: Attribution, op: int, words: frozenset[str], copying: Collection[int]) -> int:
-    """The operator that a kernel counts for, of those around its launch."""
+def _operator(attribution: Attribution, op: int, operators: frozenset[str], copying: Collection[int]) -> int:
+    """The operator, among those around a kernel's launch, to which the kernel belongs."""
     outermost_first = list(attribution.operators(op))[::-1]
-    copies = (each for each in outermost_first if each in copying)
-    named = (each for each in outermost_first if same_work(attribution.ops[each].name) in words)
+    copies = (around for around in outermost_first if around in copying)
+    named = (around for around in outermost_first if same_work(attribution.ops[around].name) in operators)
     return next(copies, next(named, op))

@@ -1,4 +1,4 @@
-"""What a device did in one step: by PyTorch's profiler on CUDA, by intercepted operators on a CPU."""
+"""Records a device's kernels and copies in one step: with PyTorch's profiler on CUDA, by interception on a CPU."""
 
 from __future__ import annotations
 
@@ -19,34 +19,35 @@ from simgpu.validation.devices import Device
 from simgpu.validation.measured import MeasuredKind, MeasuredSpan, copy_span, from_first_start
 from simgpu.validation.timelines.profile import spans_of_profile
 
-#: Of the step that tries the profiler.
+#: Launches in the step that tests the profiler.
 _LAUNCHES = 64
-#: Wraps a tensor of the host that exists already.
+#: Wraps an existing host tensor; does no work.
 _NEVER = frozenset(("aten::lift_fresh",))
-#: Hand out memory, or point a tensor to some, and write none.
-_SET_ASIDE = frozenset(
+#: Operators that allocate memory or assign a storage, and write nothing.
+_ALLOCATING = frozenset(
     f"aten::{name}" for name in ("empty", "empty_like", "empty_strided", "new_empty", "new_empty_strided", "set_")
 )
 
 
-def record_timeline(device: Device, step: Callable[[], object], words: Collection[str]) -> tuple[MeasuredSpan, ...]:
-    """What the streams of a device did in one step, in nanoseconds from the start of the first span.
+def record_timeline(device: Device, step: Callable[[], object], operators: Collection[str]) -> tuple[MeasuredSpan, ...]:
+    """Records the spans of one step on all streams; ns from the first start.
 
-    words: operators as the trace of the same model tells them; a kernel on the device is attributed to one of these
-    where it can be. On a CUDA device the step runs twice, and the second counts; on a CPU once. Raises `InputError`
-    where a CUDA device ran no kernel.
+    operators: names of operators in the trace of the same model; a kernel is attributed to one of them if possible.
+
+    On a CUDA device the step runs twice and the second is recorded; on a CPU it runs once. Raises `InputError` if a
+    CUDA device ran no kernel.
     """
     if device.kind == "cuda":
-        return profiled_step(device, step, words)
-    return dispatched_step(device, step, words)
+        return profiled_step(device, step, operators)
+    return dispatched_step(device, step, operators)
 
 
 def warm_up_profiler(device: Device) -> None:
-    """Watch a GPU once, before anything on it is timed; nothing to do on a CPU.
+    """Profiles a GPU once, before any timing; does nothing on a CPU.
 
-    What PyTorch's profiler loads for a GPU (CUPTI) stays in the process and makes launches slower from then on, unless
-    the environment variable ``TEARDOWN_CUPTI`` is 1. So steps that are timed before the first timeline would be faster
-    than those after it. Raises `InputError` where the profiler sees no kernel of the GPU, before hours are spent.
+    PyTorch's profiler loads CUPTI, which stays in the process and slows down launches, unless the environment variable
+    ``TEARDOWN_CUPTI`` is 1. Without the warm-up, steps timed before the first timeline would be faster than later ones.
+    Raises `InputError` early if the profiler sees no kernel of the GPU.
     """
     if device.kind != "cuda":
         return
@@ -59,82 +60,84 @@ def warm_up_profiler(device: Device) -> None:
     try:
         profiled_step(device, step, ())
     except InputError as error:
-        what = f"PyTorch's profiler saw no kernel that ran there: {error.problems[0].what}"
-        remedy = "end what else watches the GPU (nsys, ncu, dcgmi), and see that PyTorch finds CUPTI"
-        raise InputError.single(device.name, "kernel timeline", what, remedy) from None
+        message = f"PyTorch's profiler saw no kernel on this device: {error.problems[0].what}"
+        remedy = "stop other GPU profilers (nsys, ncu, dcgmi), and check that PyTorch finds CUPTI"
+        raise InputError.single(device.name, "kernel timeline", message, remedy) from None
 
 
-def profiled_step(device: Device, step: Callable[[], object], words: Collection[str]) -> tuple[MeasuredSpan, ...]:
-    """The kernels and copies of a step. It runs twice: getting the profiler going would distort the first time."""
+def profiled_step(device: Device, step: Callable[[], object], operators: Collection[str]) -> tuple[MeasuredSpan, ...]:
+    """Records the kernels and copies of a step; runs it twice, since starting the profiler distorts the first run."""
     with TemporaryDirectory() as folder:
         file = Path(folder) / "profile.json"
         write_profile(device, step, file, (ProfilerActivity.CPU, ProfilerActivity.CUDA))
-        return spans_of_profile(file, words)
+        return spans_of_profile(file, operators)
 
 
 def write_profile(device: Device, step: Callable[[], object], file: Path, activities: Collection[Any]) -> None:
-    """A profile of the second of two steps. Each ends when all its work on the device has."""
+    """Writes a profile of the second of two steps; each ends when the device is idle."""
     device.synchronize()
     with profile(
         activities=list(activities),
         schedule=schedule(wait=0, warmup=1, active=1, repeat=1),
-        on_trace_ready=lambda watching: watching.export_chrome_trace(str(file)),
-    ) as watching:
+        on_trace_ready=lambda profiler: profiler.export_chrome_trace(str(file)),
+    ) as profiler:
         for _ in range(2):
             step()
             device.synchronize()
-            watching.step()
+            profiler.step()
 
 
-def dispatched_step(device: Device, step: Callable[[], object], words: Collection[str]) -> tuple[MeasuredSpan, ...]:
-    """The operators and copies of a step. The host's thread is the compute stream. words: see `record_timeline`."""
+def dispatched_step(device: Device, step: Callable[[], object], operators: Collection[str]) -> tuple[MeasuredSpan, ...]:
+    """Records the operators and copies of a step on a CPU; the calling thread is the compute stream.
+
+    operators: see `record_timeline`.
+    """
     device.synchronize()
-    operators = _Operators(device, frozenset(words))
+    interceptor = _Interceptor(device, frozenset(operators))
     with device.watch_copies() as copied:
-        with operators:
+        with interceptor:
             step()
         device.synchronize()
-    copies = [copy_span(each.kind, "copy", each.start_ns, each.end_ns, each.bytes) for each in copied]
-    return from_first_start([*operators.spans, *copies])
+    copies = [copy_span(copy.kind, "copy", copy.start_ns, copy.end_ns, copy.bytes) for copy in copied]
+    return from_first_start([*interceptor.spans, *copies])
 
 
-class _Operators(TorchDispatchMode):  # type: ignore[misc]
-    """Notes when each operator ran that does work on the device.
+class _Interceptor(TorchDispatchMode):  # type: ignore[misc]
+    """Records the times of operators that do work on the device.
 
-    As for a recorder, that is one that touches memory and does not only make a view. Operators that only set memory
-    aside count where the trace has them as kernels. What has to do with host memory is a copy between host and device,
-    which the device tells.
+    As in a recorder, these are the operators that access memory and do not only create a view. Operators that only
+    allocate count if the trace has them as kernels. Operators on host memory are copies, which the device reports.
     """
 
-    def __init__(self, device: Device, words: frozenset[str]) -> None:
+    def __init__(self, device: Device, operators: frozenset[str]) -> None:
         super().__init__()
         self.spans: list[MeasuredSpan] = []
-        self._device, self._words = device, words
+        self._device, self._operators = device, operators
 
     def __torch_dispatch__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
-        named = kwargs or {}
+        keywords = kwargs or {}
         start = perf_counter_ns()
-        returned = func(*args, **named)
+        returned = func(*args, **keywords)
         end = perf_counter_ns()
-        if self._is_kernel(func, args, named, returned):
+        if self._is_kernel(func, args, keywords, returned):
             op = operator_name(func)
             self.spans.append(MeasuredSpan("compute", MeasuredKind.KERNEL, str(func), op, len(self.spans), start, end))
         return returned
 
     def _is_kernel(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], returned: Any) -> bool:
         name = operator_name(func)
-        if name in _NEVER or (name in _SET_ASIDE and name not in self._words):
+        if name in _NEVER or (name in _ALLOCATING and name not in self._operators):
             return False
         tensors = [leaf for leaf in tree_leaves((args, kwargs, returned)) if isinstance(leaf, torch.Tensor)]
         if any(self._device.is_host(tensor) for tensor in tensors):
             return False
-        done = access(func, args, kwargs, returned)
-        if done.overwritten or done.changed or not done.results:
-            return bool(done.overwritten or done.changed or done.read)
-        known = {_storage(tensor) for tensor in done.read}
-        return any(_storage(tensor) not in known for _, tensor in done.results)
+        accessed = access(func, args, kwargs, returned)
+        if accessed.overwritten or accessed.changed or not accessed.results:
+            return bool(accessed.overwritten or accessed.changed or accessed.read)
+        read_storages = {_storage(tensor) for tensor in accessed.read}
+        return any(_storage(tensor) not in read_storages for _, tensor in accessed.results)
 
 
 def _storage(tensor: torch.Tensor) -> int:
