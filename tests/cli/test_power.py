@@ -86,7 +86,7 @@ def test_a_figure_that_cannot_be_drawn_is_refused_before_anything_runs(study: Pa
     requested = ("run", study, "--set", "outputs.plots=[power]")
     done = simgpu(*requested)
     assert done.exit_code == 2
-    assert "outputs.plots: there is no figure of the power: node bench does not state what its GPU draws" in " ".join(
+    assert "outputs.plots: cannot plot power: node bench does not state the power of its GPU" in " ".join(
         done.stderr.split()
     )
     state_power(study)
