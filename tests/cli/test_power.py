@@ -92,7 +92,7 @@ def test_a_figure_that_cannot_be_drawn_is_refused_before_anything_runs(study: Pa
     state_power(study)
     done = simgpu(*requested)
     assert done.exit_code == 2
-    assert "operation counts are missing for 6 of 6 convolutions and matrix products; leave power out" in " ".join(
+    assert "operation counts are missing for 6 of 6 convolutions and matrix products; remove power" in " ".join(
         done.stderr.split()
     )
 
