@@ -132,7 +132,7 @@ class LargestBatch:
             yield f"batches larger than {self.limit} were not tried; raise `limit` to try them"
         if self.gaps:
             listed = ", ".join(map(str, self.gaps[-3:])) + (" among others" if len(self.gaps) > 3 else "")
-            yield f"not every smaller batch fits ({listed}): workspaces jump where convolutions change their algorithm"
+            yield f"not every smaller batch fits ({listed}): workspaces grow when convolutions change their algorithm"
 
     def to_dict(self) -> dict[str, Any]:
         """Plain data for JSON: the batches, what was tried, and the run."""

@@ -49,7 +49,7 @@ def max_batch(
     speeds: whether smaller batches are simulated for their throughput
     progress: called with each policy and batch before it is tried
 
-    A batch fits if `Policy.fits` says so without planning, or if its program does not run out of memory. A batch
+    A batch fits if `Policy.fits` predicts so without planning, or if its program does not run out of memory. A batch
     smaller than one that fits may not fit: the fastest algorithm of a convolution, and with it its workspace, changes
     with the batch. So a few batches above the answer are tried too, and smaller batches that do not fit are reported.
 

@@ -196,7 +196,7 @@ def write_study(result: StudyResult, folder: Path, *, about: Mapping[str, Any]) 
 def write_searches(searches: Sequence[Search], folder: Path, *, about: Mapping[str, Any]) -> None:
     """Write searches of one trace on one node. about: the report's entries on the command.
 
-    The same command writes the same bytes, as wall-clock times are left out.
+    The same command writes the same bytes, as wall-clock times are omitted.
     """
     with SEARCH_FOLDER.write(folder, searches_document(searches, about)) as part:
         for search, name in zip(searches, folder_names(search.label for search in searches), strict=True):

@@ -323,7 +323,7 @@ class TestCluster:
         ]
         assert [line.partition(": ")[2].partition(";")[0] for line in message] == [
             "cannot import simgpu",
-            "has simgpu 0.9, here is 1.0",
+            "has simgpu 0.9, this machine has 1.0",
             "node laptop-2gb has other files there",
             "trace resnet20-cifar-cpu is missing there",
             "has other code or libraries: code of simgpu changed",

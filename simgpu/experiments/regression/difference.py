@@ -179,20 +179,20 @@ def _paired(
 ) -> tuple[list[tuple[PolicyTimings, PolicyTimings]], tuple[str, ...], tuple[str, ...]]:
     """Matching policies in the current order, and the labels without a match."""
     pairs = []
-    gone = [label for label in stored.labels if label not in now.labels]
+    removed = [label for label in stored.labels if label not in now.labels]
     new = [label for label in now.labels if label not in stored.labels]
     for policy in now.policies:
         label = policy.label
         if label in new:
-            same_name = [other for other in gone if stored[other].policy == policy.policy]
+            same_name = [other for other in removed if stored[other].policy == policy.policy]
             rivals = [other for other in new if now[other].policy == policy.policy]
             if len(same_name) != 1 or len(rivals) != 1:
                 continue
-            gone.remove(same_name[0])
+            removed.remove(same_name[0])
             new.remove(label)
             label = same_name[0]
         pairs.append((stored[label], policy))
-    return pairs, tuple(gone), tuple(new)
+    return pairs, tuple(removed), tuple(new)
 
 
 def _of_policy(stored: PolicyTimings, now: PolicyTimings, tolerances: Iterable[Tolerance]) -> PolicyDifference:

@@ -302,7 +302,7 @@ class _Checking:
         return first or []
 
     def _cases(self, number: int, step: int) -> Iterator[tuple[Given, ...]]:
-        """The values of a step with the first steps of other axes, then with other steps of related ones, then alone."""
+        """Values of a step with the first steps of other axes, then with other steps of related axes, then alone."""
         steps = [0] * len(self.sweep.axes)
         steps[number] = step
         yield tuple(self.sweep.given(steps))

@@ -184,7 +184,7 @@ def test_timings_of_a_result_equal_those_of_its_comparison() -> None:
 def test_other_values_than_results_are_refused() -> None:
     with pytest.raises(InputError, match="is not a result, comparison or scenario"):
         timings_of(CHAIN)  # type: ignore[arg-type]
-    with pytest.raises(InputError, match="two runs of none"):
+    with pytest.raises(InputError, match="two runs have the label none"):
         example_timings(policies=["none", "none"])
 
 
