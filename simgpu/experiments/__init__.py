@@ -1,1 +1,1 @@
-"""Many runs: policies side by side, and the files a run writes."""
+"""Runs of many simulations: comparisons, sweeps, studies, trainings and searches, and their output files."""

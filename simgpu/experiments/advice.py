@@ -1,4 +1,4 @@
-"""What a run that was out of memory leaves to be known and to be tried."""
+"""Advice after a run out of memory: the iteration's memory needs, and what to try."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 _ZOO = "simgpu zoo "
 
-#: Tried where nothing fits: what a machine can do (`ideal` and `oracle` are bounds), in forms whose planning is quick.
+#: Policies to try if nothing fits: without the bounds `ideal` and `oracle`, with parameters whose planning is quick.
 _CANDIDATES: tuple[tuple[str, Mapping[str, object]], ...] = (
     ("none", {}),
     ("vdnn", {}),
@@ -39,7 +39,7 @@ _CANDIDATES: tuple[tuple[str, Mapping[str, object]], ...] = (
     ("static", {"launch": "expert"}),
     ("cswap", {"launch": "expert"}),
 )
-#: Longer traces take too long for runs that nobody asked for.
+#: Longer traces take too long for runs that the user did not request.
 _MOST_KERNELS = 20_000
 
 
@@ -50,11 +50,12 @@ def advice(
     written: Callable[[str], str] = str,
     progress: Callable[[str], None] = lambda what: None,
 ) -> list[tuple[str, str]]:
-    """Names and texts: what the iteration needs at most and at least, then what to try. For a run out of memory.
+    """Pairs of name and text for a run out of memory: the iteration's peak and minimum memory, then what to try.
 
-    Where no policy fits that was asked for, the built-in ones are tried, two iterations each, and those named that fit.
-    written: a policy in a scenario's words as the user would ask for it. progress: called with each label before its
-    run.
+    If none of the requested policies fits, simulates two iterations of each built-in policy and lists those that fit.
+
+    written: converts a policy in a scenario's notation to the form that the user would enter
+    progress: called with each label before its run
 
     >>> from simgpu.experiments.compare import compare
     >>> from simgpu.experiments.scenarios.load import make_scenario
@@ -65,9 +66,9 @@ def advice(
     peak without offloading: 49.45 MiB at k98 (budget 40 MiB)
     largest working set: 6.018 MiB, single operator k148 (aten::convolution_backward)
     """
-    trace, together = scenario.trace, scenario.data_parallel
-    if together is not None:
-        trace = at_batch(trace, trace.info.batch // together.gpus)
+    trace, data_parallel = scenario.trace, scenario.data_parallel
+    if data_parallel is not None:
+        trace = at_batch(trace, trace.info.batch // data_parallel.gpus)
     memory = scenario.node.budget if scenario.budget is None else scenario.budget
     peak = trace_stats(trace).peak_recorded
     need, kernel = _largest_kernel(trace) if trace.records_reads else (0, "")
@@ -92,7 +93,7 @@ def advice(
 
 
 def _bounds(scenario: Scenario, trace: Trace) -> MemoryBounds | None:
-    """What sub-batches need at least (moDNN, equation 7); None where the batch cannot be partitioned."""
+    """The memory lower bound with sub-batches (moDNN, equation 7); None if the batch cannot be partitioned."""
     if not trace.records_reads or not trace.blocks or len(trace.kernels) > _MOST_KERNELS:
         return None
     result = memory_bounds(task_graph(trace, scenario.node), scenario.alignment or scenario.node.gpu.alignment)
@@ -126,7 +127,7 @@ def _policies_to_try(
     results = sorted(_trials(scenario, tried, progress), key=lambda result: result.iteration_ns)
     for result in results:
         times = f"{format_time(result.iteration_ns)}, peak {format_bytes(result.metrics.device_peak_bytes)}"
-        yield f"{written(_in_words(result))}: fits, step time {times}{_in_micro_batches(result)}"
+        yield f"{written(_scenario_form(result))}: fits, step time {times}{_in_micro_batches(result)}"
     if not results:
         no_other = "more memory: none of the built-in policies that support this trace and node fits"
         yield _no_policy(trace) if kernel_too_large else no_other
@@ -135,11 +136,11 @@ def _policies_to_try(
 def _with_the_hosts_exchange(
     scenario: Scenario, comparison: Comparison, progress: Callable[[str], None]
 ) -> Iterator[str]:
-    """Policies that were asked for and would fit if GPU 0 fetched no gradients."""
-    together = scenario.data_parallel
-    if together is None or together.exchange is not Exchange.GATHER:
+    """The requested policies that would fit if GPU 0 fetched no gradients."""
+    data_parallel = scenario.data_parallel
+    if data_parallel is None or data_parallel.exchange is not Exchange.GATHER:
         return
-    hosted = replace(scenario, data_parallel=replace(together, exchange=Exchange.HOST))
+    hosted = replace(scenario, data_parallel=replace(data_parallel, exchange=Exchange.HOST))
     stopped = [run for run in comparison if isinstance(run.outcome, OutOfMemoryError)]
     fitting = []
     for run in stopped:
@@ -151,12 +152,12 @@ def _with_the_hosts_exchange(
 
 
 def _trials(scenario: Scenario, tried: Collection[str], progress: Callable[[str], None]) -> Iterator[Result]:
-    """Runs of the built-in policies that were not tried, of those that can be run here and fit."""
+    """Runs of built-in policies not tried yet that support this trace and node, and fit."""
     names = {label.partition("(")[0] for label in tried}
     for name, parameters in _CANDIDATES:
         policy = make_policy(name, parameters)
         label = policy_label(policy)
-        # How a codec is launched changes nothing of what fits.
+        # The launch of a codec does not change memory use.
         if label in tried or ("launch" in parameters and name in names):
             continue
         progress(f"trying {label}")
@@ -165,7 +166,7 @@ def _trials(scenario: Scenario, tried: Collection[str], progress: Callable[[str]
 
 
 def _trial(scenario: Scenario, policy: Policy) -> Result | None:
-    """Two iterations under a policy, None where it does not fit or cannot be run."""
+    """Two iterations under a policy; None if it does not fit or cannot run."""
     try:
         return simulate(scenario.trace, scenario.node, policy, scenario.config, iterations=2)
     except (OutOfMemoryError, InputError, MissingExtraError):
@@ -173,20 +174,20 @@ def _trial(scenario: Scenario, policy: Policy) -> Result | None:
 
 
 def _in_micro_batches(result: Result) -> str:
-    """What users call it where a policy splits the batch, as the end of a sentence."""
+    """The end of a sentence with the number of micro-batches, if the policy splits the batch; else empty."""
     for change in result.program.transforms:
         if isinstance(change, Split) and change.batch < result.trace.batch:
             return f"; gradient accumulation, {-(-result.trace.batch // change.batch)} micro-batches"
     return ""
 
 
-def _in_words(result: Result) -> str:
-    """The policy as a scenario names it.
+def _scenario_form(result: Result) -> str:
+    """The policy in a scenario's notation.
 
     >>> from simgpu.experiments.scenarios.load import load_scenario
     >>> from simgpu.trace.folder import load_trace
     >>> scenario = load_scenario("quickstart")
-    >>> _in_words(simulate(scenario.trace, scenario.node, "vdnn", parameters={"mode": "conv"}))
+    >>> _scenario_form(simulate(scenario.trace, scenario.node, "vdnn", parameters={"mode": "conv"}))
     'vdnn: {mode: conv}'
     """
     name, _, parameters = result.label.partition("(")
@@ -194,7 +195,7 @@ def _in_words(result: Result) -> str:
 
 
 def _fitting(comparison: Comparison) -> list[str]:
-    """Policies that fit into limited memory, the fastest first."""
+    """Policies with limited memory that fit, fastest first."""
     times = {
         label: result.metrics.iteration_ns
         for label, result in comparison.results.items()
@@ -213,7 +214,7 @@ def _smaller_batch(trace: Trace) -> Iterator[str]:
 
 
 def _key_in_zoo(model: str) -> str | None:
-    """The name by which the zoo builds a model, which may differ from what the model calls itself.
+    """The zoo's name of a model, which may differ from the model's own name; None if it is not in the zoo.
 
     >>> _key_in_zoo("squeezenet1.0"), _key_in_zoo("vgg16"), _key_in_zoo("mine")
     ('squeezenet', 'vgg16', None)
@@ -222,7 +223,7 @@ def _key_in_zoo(model: str) -> str | None:
 
 
 def _largest_kernel(trace: Trace) -> tuple[int, str]:
-    """Bytes of the blocks that one kernel touches, at most, and that kernel in words."""
+    """The largest working set of a single kernel in bytes, and the kernel's description."""
     graph = TaskGraph.of(trace)
     needs = [
         sum(graph.sizes[block] for block in {*reads, *writes})

@@ -1,4 +1,4 @@
-"""Lower bounds of the memory and the time of an iteration, whatever a policy decides."""
+"""Lower bounds on memory and step time that hold for every policy."""
 
 from __future__ import annotations
 
@@ -18,10 +18,13 @@ from simgpu.trace.model import Trace
 
 
 def memory_lower_bound(trace: Trace, node: NodeSpec, *, alignment: int | str | None = None) -> MemoryBounds:
-    """Memory of an iteration with everything resident, and its lower bound (``simgpu memory-bound``).
+    """The memory of an iteration with everything resident, and its lower bound (``simgpu memory-bound``).
 
-    The bound is for one sample at a time where the batch can be partitioned (moDNN, TPDS 2019, section 5.1.1).
-    alignment: bytes every allocation is rounded up to, by default the node's. Raises `InputError` for bad arguments.
+    The bound is for one sample at a time if the batch can be partitioned (moDNN, TPDS 2019, section 5.1.1).
+
+    alignment: bytes that every allocation is rounded up to; by default the node's
+
+    Raises `InputError` for invalid arguments.
 
     >>> from simgpu.hardware.spec import GpuSpec, LinkSpec, NodeSpec
     >>> from simgpu.trace.chain import chain
@@ -40,16 +43,16 @@ def time_lower_bound(
     config: RunConfig | None = None,
     **settings: Unpack[RunSettings],
 ) -> Bound:
-    """A lower bound on the time of every placement of the trace's feature maps that fits.
+    """A lower bound on the step time of every placement of the trace's feature maps that fits.
 
-    Each feature map may be kept, swapped, fetched at several moments, swapped encoded, or recomputed, as policy `joint`
-    has it; kernels run in the recorded order, by the recorded algorithms, and copies wait only for what they
-    need. The arguments are those of `simgpu.simulate`. With SciPy (extra ``calibrate``) by a linear program, of which
-    the multipliers are checked in whole numbers; without it a weaker bound.
+    Each feature map may be kept, swapped with several prefetch times, swapped encoded, or recomputed, as in policy
+    `joint`. Kernels run in the recorded order with the recorded algorithms; copies wait only for their dependencies.
+    With SciPy (extra ``calibrate``) the bound comes from a linear program whose multipliers are checked in integer
+    arithmetic; without it the bound is weaker. The arguments are those of `simgpu.simulate`.
 
-    Where no placement of activations fits, it is the bound of every program that runs the whole batch
-    (`time_lower_bounds` gives both). Raises `InputError` where times on the node are not exact, and `OutOfMemoryError`
-    where a kernel's own blocks do not fit, so that no policy fits.
+    If no placement of activations fits, returns the bound on every program of the full batch (`time_lower_bounds`
+    returns both). Raises `InputError` if times on the node are not exact, and `OutOfMemoryError` if a kernel's own
+    blocks do not fit, so that no policy fits.
 
     >>> from simgpu.hardware.spec import GpuSpec, LinkSpec, NodeSpec
     >>> from simgpu.trace.chain import chain
@@ -66,7 +69,7 @@ def time_lower_bounds(
     config: RunConfig | None = None,
     **settings: Unpack[RunSettings],
 ) -> TimeBounds:
-    """The bound on placements of feature maps, and the one on whatever a program of the whole batch moves.
+    """The bound on placements of feature maps, and the bound on every program of the full batch.
 
     Arguments and errors are those of `time_lower_bound`.
     """
@@ -80,6 +83,6 @@ def time_lower_bounds(
     both = bounds_of(evaluator)
     if not both.of_all.fits:
         kernel = "" if both.of_all.kernel is None else context.graph.kernels[both.of_all.kernel].id
-        waiting, limit = f"kernel {kernel}, whatever has left,", context.budget
+        waiting, limit = f"kernel {kernel}, with all other blocks offloaded,", context.budget
         raise OutOfMemoryError(waiting, "device", both.of_all.peak_lower_bound, limit, limit, limit, 0, (), kernel)
     return both

@@ -1,4 +1,4 @@
-"""Several policies on one trace and one node, side by side."""
+"""Runs several policies on one trace and node, and compares their results: `compare` and `Comparison`."""
 
 from __future__ import annotations
 
@@ -34,11 +34,11 @@ if TYPE_CHECKING:
     from simgpu.policies.joint.time_bounds import TimeBounds
     from simgpu.trace.model import TraceInfo
 
-#: A policy by name, by name and parameters, as ``{name: parameters}``, or as an object.
+#: A policy as a name, a pair of name and parameters, ``{name: parameters}``, or an object.
 PolicyRequest = str | tuple[str, Mapping[str, object]] | Mapping[str, Mapping[str, object]] | Policy
 _Named = tuple[str, Mapping[str, object]]
 
-#: What a policy says that cannot be planned for this trace and node, or lacks a package.
+#: Errors of a policy that cannot be planned for this trace and node, or whose package is not installed.
 Refusal = InputError | MissingExtraError
 
 DEFAULT_POLICIES: tuple[PolicyRequest, ...] = ("ideal", "none", "vdnn")
@@ -46,10 +46,12 @@ DEFAULT_POLICIES: tuple[PolicyRequest, ...] = ("ideal", "none", "vdnn")
 
 @dataclass(frozen=True, slots=True)
 class PolicyRun:
-    """One policy's outcome: its result, the out-of-memory error that ended it, why it refuses trace or node, or the
-    `PolicyError` that says what failed in it.
+    """The outcome of one policy.
 
-    label: the policy's name with the parameters that are not its defaults. parameters: all of them.
+    label: the policy's name with its non-default parameters
+    policy: the policy's name
+    parameters: all parameters
+    outcome: the result, or the error: out of memory, trace or node refused, or a failure in the policy (`PolicyError`)
     """
 
     label: str
@@ -59,17 +61,17 @@ class PolicyRun:
 
     @property
     def result(self) -> Result | None:
-        """The result, None when the run was out of memory or refused."""
+        """The result; None if the run was out of memory, refused or failed."""
         return None if isinstance(self.outcome, SimgpuError) else self.outcome
 
     @property
     def refused(self) -> bool:
-        """Whether the policy cannot be run with this trace and node, or failed, so that nothing is known of it."""
+        """Whether the policy cannot run with this trace and node, or failed."""
         return isinstance(self.outcome, Refusal)
 
     @property
     def failure(self) -> str:
-        """``out of memory``, ``refused``, or ``error`` where the policy failed; empty where there is a result."""
+        """``out of memory``, ``refused``, or ``error`` if the policy failed; empty if there is a result."""
         if isinstance(self.outcome, PolicyError):
             return "error"
         if self.refused:
@@ -78,13 +80,13 @@ class PolicyRun:
 
     @property
     def message(self) -> str:
-        """Why there is no result, with the policy's label; empty where there is one."""
-        if self.result is not None or isinstance(self.outcome, PolicyError):  # which names its policy itself
+        """Why there is no result, with the policy's label; empty if there is a result."""
+        if self.result is not None or isinstance(self.outcome, PolicyError):  # its message names the policy
             return "" if self.result is not None else str(self.outcome)
         return f"{self.label}: {self.outcome}"
 
     def to_dict(self) -> dict[str, Any]:
-        """Plain data for JSON: the result's, what is known of the lack of memory, or why it was refused or failed."""
+        """Plain data for JSON: the result, or the details of the error."""
         head: dict[str, Any] = {
             "label": self.label,
             "policy": self.policy,
@@ -107,10 +109,12 @@ class PolicyRun:
 
 @dataclass(frozen=True, repr=False)
 class Comparison:
-    """The runs in the order asked for, all of one trace on one node. Prints as a table; in a notebook it shows as one.
+    """Runs of several policies on one trace and node, in the requested order. Prints as a table, in notebooks too.
 
-    Use ``comparison["vdnn(mode=conv)"]`` for a run by its label, `frame` for all numbers. bounds: on the time of
-    placements of feature maps and of every program, where asked for and known; bound_note: what they are, or why not.
+    Use ``comparison["vdnn(mode=conv)"]`` for a run by its label, `frame` for all numbers.
+
+    bounds: lower bounds on the step time; None if not requested or not known
+    bound_note: explains the bounds, or why there are none
     """
 
     runs: tuple[PolicyRun, ...]
@@ -134,21 +138,21 @@ class Comparison:
 
     @property
     def results(self) -> dict[str, Result]:
-        """The results by label, without the runs that were out of memory or refused."""
+        """The results by label, without runs that were out of memory, refused or failed."""
         return {run.label: run.result for run in self.runs if run.result is not None}
 
     @property
     def bound(self) -> Bound | None:
-        """The bound of `simgpu.time_lower_bound`, None where `bounds` is."""
+        """The bound of `simgpu.time_lower_bound`; None if `bounds` is None."""
         return None if self.bounds is None else self.bounds.tightest
 
     @property
     def headings(self) -> tuple[str, ...]:
-        """Headings of `rows`: with a bound, how far each is over it comes behind the slowdown."""
+        """Headings of `rows`. If there is a bound, the gap to it follows the slowdown."""
         return with_bound(COMPARISON_HEADINGS, OVER_BOUND) if self.bounds else COMPARISON_HEADINGS
 
     def rows(self) -> list[tuple[str, ...]]:
-        """Texts under `headings`, one row a run."""
+        """The cells under `headings`, one row per run."""
         rows = comparison_rows((run.label, run.result.metrics if run.result else None, _note(run)) for run in self.runs)
         if self.bounds is None:
             return rows
@@ -157,11 +161,11 @@ class Comparison:
 
     @property
     def caption(self) -> str:
-        """The trace, the node, and where the numbers come from."""
+        """The trace, the node, and the trace's provenance."""
         return f"{self.trace_name or self.trace.model} on {self.node.name}; {self.trace.provenance}"
 
     def plot(self) -> Figure:
-        """What the time of each run went to, a bar a run, as a matplotlib figure (HOME, figure 7)."""
+        """A matplotlib figure of the step-time breakdown, one bar per run (HOME, figure 7)."""
         from simgpu.analysis.charts import Stack, plot_breakdowns
 
         bars = [
@@ -171,15 +175,15 @@ class Comparison:
         return plot_breakdowns({f"batch {self.trace.batch}": bars}, title=self.caption)
 
     def frame(self) -> pd.DataFrame:
-        """One row a run by label, one column a metric in base units (see `Metrics`); empty where there is no result.
+        """One row per run, one column per metric in base units (see `Metrics`); empty for runs without a result.
 
-        The last columns say of what the numbers are: trace, node, origin, device, date.
+        The last columns are trace, node, origin, device and date.
         """
         import pandas as pd
 
-        text = self.trace
-        about = {"trace": self.trace_name or text.model, "node": self.node.name}
-        about |= {"origin": text.origin.value, "device": text.device, "date": text.date}
+        info = self.trace
+        about = {"trace": self.trace_name or info.model, "node": self.node.name}
+        about |= {"origin": info.origin.value, "device": info.device, "date": info.date}
         keys = [row.key for result in self.results.values() for row in result.metrics.rows()]
         values = {
             run.label: {row.key: row.value for row in run.result.metrics.rows()} if run.result else {} for run in self
@@ -188,7 +192,7 @@ class Comparison:
         return numbers.assign(**about).rename_axis("policy")
 
     def about(self) -> dict[str, Any]:
-        """Plain data for JSON: the trace and the node as given, known also where no run came to its end."""
+        """Plain data for JSON: the trace and the node."""
         origin = self.trace.origin.value
         return {
             "trace": {"name": self.trace_name, **asdict(self.trace), "origin": origin},
@@ -196,7 +200,7 @@ class Comparison:
         }
 
     def to_dict(self) -> list[dict[str, Any]]:
-        """Plain data for JSON, one entry a run."""
+        """Plain data for JSON, one entry per run."""
         return [run.to_dict() for run in self.runs]
 
     def __repr__(self) -> str:
@@ -218,17 +222,19 @@ def compare(
     progress: Callable[[str], None] | None = None,
     **settings: Unpack[RunSettings],
 ) -> Comparison:
-    """Every policy on the same trace and node with the same settings (see `simulate`), one after the other.
+    """Run every policy on the same trace and node with the same settings (see `simulate`), one after the other.
 
-    trace: with it, a node is needed; policies are ideal, none and vdnn unless given. Or a scenario, which brings
-    all of that; other arguments override it. policies: names, ``("vdnn", {"mode": "conv"})``,
-    ``{"vdnn": {"mode": "conv"}}`` or policy objects. A policy that runs out of memory, cannot be planned for this
-    trace and node, or fails (`PolicyError`), does not end the comparison: its run holds the error. bound: also give
-    each run's gap to the lower bound of any placement of activations (`time_lower_bound`). progress: called with each
-    label before its run.
+    A policy that runs out of memory, cannot be planned for this trace and node, or fails (`PolicyError`) does not end
+    the comparison: its run holds the error.
 
-    Raises `InputError` for unknown policies or parameters, before anything runs, and where every policy refuses or
-    fails; if a single one is asked for, whatever it raises.
+    trace: a trace, which requires a node, or a scenario, whose node, policies and settings other arguments override
+    policies: names, ``("vdnn", {"mode": "conv"})``, ``{"vdnn": {"mode": "conv"}}`` or policy objects; by default
+    ideal, none and vdnn
+    bound: also compute each run's gap to the lower bound of any placement of activations (`time_lower_bound`)
+    progress: called with each label before its run
+
+    Raises `InputError` for unknown policies or parameters, before anything runs. If every policy refuses or fails,
+    raises their common error, or an `InputError` with the problems of all.
 
     >>> from simgpu.experiments.scenarios.load import load_scenario
     >>> [run.label for run in compare(load_scenario("resnet20-addressed"), iterations=1)]
@@ -266,31 +272,31 @@ def compare(
         runs.append(PolicyRun(label, policy.name, policy.parameters, outcome))
     if runs and all(run.refused for run in runs):
         raise nothing_runs(runs)
-    text: tuple[TimeBounds | None, str] = (None, "")
+    bounds: tuple[TimeBounds | None, str] = (None, "")
     if bound:
         if progress:
             progress("computing the lower bound on the step time")
-        text = _bound(trace, node, config)
-    return Comparison(tuple(runs), trace.info, trace.name, node, *text)
+        bounds = _bound(trace, node, config)
+    return Comparison(tuple(runs), trace.info, trace.name, node, *bounds)
 
 
 def _bound(trace: Trace, node: NodeSpec, config: RunConfig) -> tuple[TimeBounds | None, str]:
-    """The bounds and a note on them, or None and why there are none."""
+    """The bounds and a note on them, or None and the reason."""
     from simgpu.experiments.bounds import time_lower_bounds
 
     if config.data_parallel:
-        return None, "no lower bound is known for several GPUs that train together"
+        return None, "no lower bound is known for data-parallel training"
     try:
-        matches = time_lower_bounds(trace, node, budget=config.budget, alignment=config.alignment, epoch=config.epoch)
+        bounds = time_lower_bounds(trace, node, budget=config.budget, alignment=config.alignment, epoch=config.epoch)
     except OutOfMemoryError as error:
-        return None, f"no program of the whole batch fits: {error}"
+        return None, f"no program of the full batch fits: {error}"
     except InputError as error:
         return None, f"no lower bound: {error}"
-    return matches, f"{OVER_BOUND}: step time over its lower bound. {matches.summary}."
+    return bounds, f"{OVER_BOUND}: step time over its lower bound. {bounds.summary}."
 
 
 def _over(result: Result | None, bounds: TimeBounds) -> str:
-    """How far a result is over the bound that holds for it; a dash where none does."""
+    """The gap of a result to the bound that holds for it; a dash if none does."""
     bound = None if result is None else bounds.of(result.program)
     return "-" if result is None or bound is None else over_bound(result.iteration_ns, bound.ns)
 
@@ -300,7 +306,7 @@ def _say(progress: Callable[[str], None], label: str, what: str) -> None:
 
 
 def nothing_runs(runs: Iterable[PolicyRun]) -> SimgpuError:
-    """Where every run was refused: the one error that all share, for example of the trace, or a problem for each."""
+    """The error to raise if every run was refused: their common error, or one problem per run."""
     by_text = {str(run.outcome): run.outcome for run in runs if isinstance(run.outcome, Refusal)}
     if len(by_text) == 1:
         return next(iter(by_text.values()))
@@ -314,7 +320,7 @@ def _problems(run: PolicyRun) -> tuple[Problem, ...]:
 
 
 def policy_from(request: PolicyRequest) -> Policy:
-    """The policy that is asked for; `InputError` for an unknown one or parameters that it does not take."""
+    """The requested policy. Raises `InputError` for an unknown policy or unsupported parameters."""
     return request if isinstance(request, Policy) else make_policy(*_named(request))
 
 
@@ -331,7 +337,7 @@ def _named(request: str | tuple[str, Mapping[str, object]] | Mapping[str, Mappin
 
 
 def _why_absent(run: PolicyRun) -> str:
-    """Why a table or a figure has no numbers of a run; empty where it has them."""
+    """Why a table or figure has no numbers of a run; empty if it has numbers."""
     return OOM if isinstance(run.outcome, OutOfMemoryError) else run.failure
 
 

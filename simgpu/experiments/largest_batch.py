@@ -1,4 +1,4 @@
-"""The result of a search for the largest batch (`simgpu.experiments.max_batch`)."""
+"""The results of a search for the largest batch (`simgpu.experiments.max_batch`): `MaxBatch`, `LargestBatch`."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from simgpu.simulation.run import Result
     from simgpu.trace.model import TraceInfo
 
-#: Headings of `MaxBatch.rows`, in order: of the recommended batch, then of the largest.
+#: Headings of `MaxBatch.rows`: first of the recommended batch, then of the largest.
 MAX_BATCH_HEADINGS = ("policy", "batch", "samples/s", "slowdown", "largest", "samples/s", "vs. none", "note")
 #: The meaning of these columns.
 LEGEND = (
@@ -28,16 +28,16 @@ LEGEND = (
     "the largest that fits, some between); slowdown: its step time over that in unlimited memory; largest: the largest "
     "batch that fits; vs. none: over the largest of none"
 )
-#: A batch with this share of the best throughput is nearly as fast as any.
+#: Share of the best throughput that the recommended batch must reach.
 NEAR_BEST = 0.8
 
 _ABSENT = "-"
-#: Of a policy's note, what it adopted without the reason: a label may have commas in its parentheses.
+#: Matches the adopted program in a policy's note, without the reason; a label may have commas in its parentheses.
 _ADOPTED = re.compile(r"adopted: the program of [^,(]+(\([^)]*\))?")
 
 
 class Speed(NamedTuple):
-    """How fast a batch is: samples per second, nanoseconds an iteration, and this over the time without any stall."""
+    """The speed at a batch: samples per second, step time in ns, and the slowdown over the time without stalls."""
 
     batch: int
     samples_per_s: float
@@ -45,12 +45,12 @@ class Speed(NamedTuple):
     slowdown: float
 
     def to_dict(self) -> dict[str, Any]:
-        """Plain data for JSON; what is infinite, of an iteration that takes no time, is None."""
+        """Plain data for JSON; infinite values, of an iteration that takes no time, are None."""
         return {name: value if isfinite(value) else None for name, value in self._asdict().items()}
 
 
 def recommended(speeds: Iterable[Speed]) -> Speed | None:
-    """The largest batch with at least `NEAR_BEST` of the best throughput of all; None of none.
+    """The largest batch with at least `NEAR_BEST` of the best throughput; None if there are no speeds.
 
     >>> recommended([Speed(1, 50.0, 1, 1.0), Speed(2, 100.0, 1, 1.0), Speed(3, 80.0, 1, 1.0), Speed(4, 79.0, 1, 1.0)])
     Speed(batch=3, samples_per_s=80.0, iteration_ns=1, slowdown=1.0)
@@ -65,10 +65,11 @@ def recommended(speeds: Iterable[Speed]) -> Speed | None:
 class LargestBatch:
     """The largest batch of one policy.
 
-    batch: the largest that fits, None where there is none. run: at that batch; else the one that says why there is
-    none: out of memory with one sample, refused, or with memory that is not limited. tried: every batch that was asked
-    about and whether it fits, ascending. limit: larger ones were not to be tried. speeds: of the batches at which
-    throughput was simulated, ascending: powers of two, the largest that fits, and some around the recommended one.
+    batch: the largest that fits; None if there is none
+    run: the run at that batch; else the run that shows why: out of memory with one sample, refused, unlimited memory
+    tried: every batch that was tried and whether it fits, ascending
+    limit: the largest batch to try
+    speeds: of the simulated batches, ascending: powers of two, the largest that fits, some around the recommended one
     """
 
     run: PolicyRun
@@ -79,17 +80,17 @@ class LargestBatch:
 
     @property
     def recommended(self) -> Speed | None:
-        """The largest of the `speeds` with at least 80% of the best throughput among them; None of none."""
+        """The largest batch in `speeds` with at least 80% of their best throughput; None if `speeds` is empty."""
         return recommended(self.speeds)
 
     @property
     def result(self) -> Result | None:
-        """The run at the largest batch, None where there is none."""
+        """The result at the largest batch; None if there is none."""
         return None if self.batch is None else self.run.result
 
     @property
     def unlimited(self) -> bool:
-        """Whether the policy's memory is not limited, or no block needs to be in the GPU's, so that any batch fits."""
+        """Whether any batch fits: memory is unlimited, or no block needs to be in device memory."""
         program = None if self.run.result is None else self.run.result.program
         return program is not None and (program.unlimited_memory or program.residency is not None)
 
@@ -100,41 +101,41 @@ class LargestBatch:
 
     @property
     def note(self) -> str:
-        """What there is to know about the number, in a word or two; empty where it is plain."""
+        """A short note on the number, such as ``unlimited`` or ``capped``; empty if there is nothing to note."""
         if self.run.refused:
             return self.run.failure
         if self.unlimited:
             return "unlimited"
         if self.batch is None:
             return "failed" if any(fits for _, fits in self.tried) else "none fits"
-        text = ["capped"] if self.batch == self.limit else []
-        text += ["gaps"] if self.gaps else []
-        text += ["unsteady"] if self.result is not None and self.result.steady is False else []
-        return ", ".join([*text, *self._adopted()])
+        notes = ["capped"] if self.batch == self.limit else []
+        notes += ["gaps"] if self.gaps else []
+        notes += ["unsteady"] if self.result is not None and self.result.steady is False else []
+        return ", ".join([*notes, *self._adopted()])
 
     def _adopted(self) -> list[str]:
-        """What the policy says that it adopted in place of its own, without the reason."""
+        """The policy's notes on a program adopted from another policy, without the reason."""
         notes = () if self.result is None else self.result.program.notes
         texts = [note for note in notes if note.startswith("adopted:")]
-        return [results.group() if (results := _ADOPTED.match(note)) else note for note in texts]
+        return [match.group() if (match := _ADOPTED.match(note)) else note for note in texts]
 
     def sentences(self) -> Iterator[str]:
-        """Its note in sentences: why there is no number, or where it is not the whole story."""
+        """Its note in sentences: why there is no number, or what limits its meaning."""
         if self.unlimited:
-            stays = self.run.result is not None and self.run.result.program.residency is not None
-            why = "no block has to be in device memory" if stays else "unlimited memory"
+            paged = self.run.result is not None and self.run.result.program.residency is not None
+            why = "no block has to be in device memory" if paged else "unlimited memory"
             yield f"{why}, so any batch fits"
         elif self.run.result is None:
-            said = any(fits for _, fits in self.tried)
-            yield f"predicted to fit, but ran out: {self.run.outcome}" if said else str(self.run.outcome)
+            predicted = any(fits for _, fits in self.tried)
+            yield f"predicted to fit, but ran out: {self.run.outcome}" if predicted else str(self.run.outcome)
         elif self.batch == self.limit:
-            yield f"batches larger than {self.limit} were not tried; a higher `limit` tries them"
+            yield f"batches larger than {self.limit} were not tried; raise `limit` to try them"
         if self.gaps:
             listed = ", ".join(map(str, self.gaps[-3:])) + (" among others" if len(self.gaps) > 3 else "")
-            yield f"not every smaller batch fits ({listed}): workspaces jump where convolutions change their algorithm"
+            yield f"not every smaller batch fits ({listed}): workspaces grow when convolutions change their algorithm"
 
     def to_dict(self) -> dict[str, Any]:
-        """Plain data for JSON: how the batch was found, and the run."""
+        """Plain data for JSON: the batches, what was tried, and the run."""
         tried = [{"batch": batch, "fits": fits} for batch, fits in self.tried]
         results = {"largest_batch": self.batch, "note": self.note, "limit": self.limit, "gaps": list(self.gaps)}
         best = self.recommended
@@ -144,10 +145,12 @@ class LargestBatch:
 
 @dataclass(frozen=True, repr=False)
 class MaxBatch:
-    """The largest batches of policies, for one network and node. Prints as a table; in a notebook as well.
+    """The largest batches of policies, for one network and node. Prints as a table, in notebooks too.
 
-    trace: the one that other batches were derived from. budget: bytes of device memory. Use
-    ``result["vdnn(mode=conv)"]`` for a policy by its label, `frame` for all numbers.
+    Use ``result["vdnn(mode=conv)"]`` for a policy by its label, `frame` for all numbers.
+
+    trace: the trace that other batches were derived from
+    budget: device memory, bytes
     """
 
     results: tuple[LargestBatch, ...]
@@ -170,17 +173,17 @@ class MaxBatch:
 
     @property
     def nothing_fits(self) -> bool:
-        """Whether no policy with limited memory, of those that are not refused, fits a single sample."""
+        """Whether no policy fits a single sample; policies that are refused or have unlimited memory do not count."""
         shown = [each for each in self.results if not each.unlimited and not each.run.refused]
         return bool(shown) and all(each.batch is None for each in shown)
 
     def vs_none(self, each: LargestBatch) -> float | None:
-        """A largest batch over that of the policy none, None where one of them is not known."""
+        """A largest batch over that of the policy none; None if one of them is not known."""
         base = next((other.batch for other in self.results if other.run.label == "none"), None)
         return each.batch / base if each.batch and base else None
 
     def rows(self) -> list[tuple[str, ...]]:
-        """Texts under `MAX_BATCH_HEADINGS`, one row a policy."""
+        """The cells under `MAX_BATCH_HEADINGS`, one row per policy."""
         return [(each.run.label, *self._cells(each), each.note) for each in self.results]
 
     def _cells(self, each: LargestBatch) -> tuple[str, ...]:
@@ -196,7 +199,7 @@ class MaxBatch:
         )
 
     def facts(self) -> list[tuple[str, str]]:
-        """The network, where its numbers come from, and what it runs on, as names and texts."""
+        """The network, its provenance and the node, as pairs of name and text."""
         others = "" if self.trace.origin is Origin.MODELLED else f"; modelled at batches other than {self.trace.batch}"
         device = f"{self.node.name}: {self.node.gpu.name}, {format_bytes(self.budget)}"
         return [
@@ -207,28 +210,28 @@ class MaxBatch:
 
     @property
     def caption(self) -> str:
-        """The same in one line."""
+        """The facts in one line."""
         return "; ".join(text for _, text in self.facts())
 
     def notes(self) -> list[str]:
-        """What there is to know about the numbers, in sentences, each with its policy."""
+        """Notes on the numbers, as sentences with their policy."""
         return [f"{each.run.label}: {text}" for each in self.results for text in each.sentences()]
 
     def frame(self) -> pd.DataFrame:
-        """One row a policy by label: its recommended batch, its largest, and the numbers there in base units; empty
-        where there is none. Columns of the recommended batch begin with ``recommended_``.
+        """One row per policy: its recommended batch, its largest, and the numbers there in base units.
 
-        The last columns say of what the numbers are: trace, node, budget, origin, device, date.
+        Columns of the recommended batch begin with ``recommended_``. Cells are empty if there is no such batch. The
+        last columns are trace, node, budget, origin, device and date.
         """
         import pandas as pd
 
-        text = self.trace
+        info = self.trace
         about: dict[str, Any] = {
-            "trace": self.trace_name or text.model,
+            "trace": self.trace_name or info.model,
             "node": self.node.name,
             "budget_bytes": self.budget,
         }
-        about |= {"origin": text.origin.value, "device": text.device, "date": text.date}
+        about |= {"origin": info.origin.value, "device": info.device, "date": info.date}
         rows = {each.run.label: {**_numbers(each), "vs_none": self.vs_none(each)} for each in self.results}
         near = [f"recommended_{name}" for name in Speed._fields]
         columns = [*near, "batch", "vs_none", *_NUMBERS, "steady", "gaps", "tried", "note"]
@@ -236,7 +239,7 @@ class MaxBatch:
         return numbers.assign(**about).rename_axis("policy")
 
     def to_dict(self) -> dict[str, Any]:
-        """Plain data for JSON: of what the numbers are, and one entry a policy."""
+        """Plain data for JSON: trace, node and budget, and one entry per policy."""
         trace = {"name": self.trace_name, **asdict(self.trace), "origin": self.trace.origin.value}
         about = {"trace": trace, "node": asdict(self.node), "budget_bytes": self.budget}
         policies = [{**each.to_dict(), "vs_none": self.vs_none(each)} for each in self.results]

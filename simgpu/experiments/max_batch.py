@@ -1,4 +1,4 @@
-"""The largest batch that a policy can train on a node, and how fast it is there (HOME, He et al., section 4.4)."""
+"""`max_batch` finds the largest batch that fits under a policy, and its throughput (HOME, He et al., section 4.4)."""
 
 from __future__ import annotations
 
@@ -21,11 +21,11 @@ if TYPE_CHECKING:
     from simgpu.experiments.scenarios.model import Scenario
     from simgpu.graph.taskgraph import TaskGraph
 
-#: So many batches are simulated between the largest that is nearly as fast as any and the next one that is not.
+#: Number of batches simulated between the largest with near-best throughput and the next larger one.
 _BETWEEN = 4
-#: Larger batches are not tried: policies that run a batch in parts fit nearly any, and take as long as it has parts.
+#: Largest batch tried. Policies with micro-batches fit nearly any batch, and run as long as it has micro-batches.
 MOST = 2**16
-_ONE_SHARE = "one GPU's share is what has to fit"
+_ONE_SHARE = "search the batch of one GPU's share"
 
 
 def max_batch(
@@ -39,26 +39,27 @@ def max_batch(
     progress: Callable[[str], None] | None = None,
     **settings: Unpack[RunSettings],
 ) -> MaxBatch:
-    """The largest batch at which an iteration fits under each policy, by doubling and halving over `Trace.at_batch`,
-    and the largest one that is nearly as fast as any.
+    """Search the largest batch that fits under each policy, and the largest with near-best throughput.
 
-    trace: with it, a node is needed; or a scenario, which brings all of that; other arguments override it. Policies
-    and settings are those of `simgpu.compare`; a name alone is one policy. limit: no larger batch is tried. speeds:
-    whether smaller batches are simulated for their throughput. progress: called with each policy and batch before it
-    is tried.
+    The search doubles and bisects the batch, with traces from `Trace.at_batch`.
 
-    A batch fits if the policy says so without planning (`Policy.fits`), or if its program runs to its end. What fits
-    need not be everything below what fits: the fastest algorithm of a convolution, and with it its workspace, changes
-    with the batch. So a few batches beyond the answer are tried as well, and an answer with others below that do not
-    fit says so.
+    trace: a trace, which requires a node, or a scenario, whose node, policies and settings other arguments override
+    policies: as for `simgpu.compare`; a single name is one policy
+    limit: the largest batch to try
+    speeds: whether smaller batches are simulated for their throughput
+    progress: called with each policy and batch before it is tried
+
+    A batch fits if `Policy.fits` predicts so without planning, or if its program does not run out of memory. A batch
+    smaller than one that fits may not fit: the fastest algorithm of a convolution, and with it its workspace, changes
+    with the batch. So a few batches above the answer are tried too, and smaller batches that do not fit are reported.
 
     The largest batch is often much slower than a smaller one. So throughput is simulated at every power of two up to
-    the largest that fits, at this, and at up to 4 batches between the largest with 80% of the best throughput and the
-    next one without, by halving: 21 batches a policy at most. The recommended batch is the largest of all these with
-    80% of the best (`LargestBatch.recommended`).
+    the largest batch that fits, at this batch, and by bisection at up to 4 batches between the largest with 80% of the
+    best throughput and the next one: at most 21 batches per policy. The recommended batch is the largest of these with
+    80% of the best throughput (`LargestBatch.recommended`).
 
     A policy that is out of memory with a single sample, or that refuses the trace or the node, does not end the search
-    for the others. Raises `InputError` for unknown policies and arguments, and where every policy refuses.
+    for the others. Raises `InputError` for unknown policies and invalid arguments, and if every policy refuses.
 
     >>> from simgpu.hardware.spec import GpuSpec, LinkSpec, NodeSpec
     >>> from simgpu.trace.chain import chain
@@ -90,7 +91,7 @@ def max_batch(
     chosen = [policy_from(request) for request in requested]
     node, budget = config.on(node)
     search = _Search(config, limit, speeds, progress or no_progress)
-    # Batches that one policy has asked about are there for the next.
+    # All policies share the graphs at other batches.
     graph = task_graph(trace, node, config.epoch)
     results = tuple(search.of(policy, graph, node) for policy in chosen)
     if results and all(each.run.refused for each in results):
@@ -99,19 +100,19 @@ def max_batch(
 
 
 def _checked(scenario: Scenario) -> Scenario:
-    """A scenario of one GPU; `InputError` for what is none."""
+    """The scenario. Raises `InputError` if it is not a scenario, or trains on several GPUs."""
     if not isinstance(getattr(scenario, "trace", None), Trace):
         what = f"{str(scenario)[:60]!r} is neither a trace nor a scenario"
         raise InputError.single("", "argument trace", what, "use simgpu.load_trace or simgpu.load_scenario")
     if scenario.data_parallel is not None:
         what = f"the largest batch is searched for one GPU, and {scenario.name} trains on {scenario.data_parallel.gpus}"
-        raise InputError.single("", "data_parallel", what, f"leave data_parallel out; {_ONE_SHARE}")
+        raise InputError.single("", "data_parallel", what, f"remove data_parallel; {_ONE_SHARE}")
     return scenario
 
 
 @dataclass(frozen=True)
 class _Search:
-    """The settings that all policies share, as `max_batch` takes them."""
+    """The settings of a search, common to all policies; see `max_batch`."""
 
     config: RunConfig
     limit: int
@@ -119,7 +120,7 @@ class _Search:
     say: Callable[[str], None]
 
     def of(self, policy: Policy, graph: TaskGraph, node: NodeSpec) -> LargestBatch:
-        """The largest batch of one policy. graph: at any batch; `at_batch` derives others."""
+        """The largest batch of one policy. graph: at any batch; other batches are derived with `at_batch`."""
         runs = _Runs(self, policy, graph, node)
         own = min(graph.trace.info.batch, self.limit)
         try:
@@ -140,8 +141,12 @@ class _Search:
 
 @dataclass(frozen=True)
 class _Runs:
-    """What is known of one policy so far. outcomes: of the runs by batch; answers: whether a batch fits; speeds: of
-    the runs that came to their end."""
+    """The results of one policy so far.
+
+    outcomes: outcome of the runs, by batch
+    answers: whether a batch fits, by batch
+    speeds: speed of the runs that were not out of memory, by batch
+    """
 
     search: _Search
     policy: Policy
@@ -153,27 +158,27 @@ class _Runs:
 
     @property
     def tried(self) -> tuple[tuple[int, bool], ...]:
-        """Every batch that was asked about, ascending."""
+        """Every batch that was tried and whether it fits, ascending."""
         return tuple(sorted(self.answers.items()))
 
     @property
     def unlimited(self) -> bool:
-        """Whether a run had memory without a limit, or blocks that need not be in the GPU's."""
+        """Whether a run had unlimited memory, or blocks that need not be in device memory."""
         programs = (each.program for each in self.outcomes.values() if isinstance(each, Result))
         return any(program.unlimited_memory or program.residency is not None for program in programs)
 
     def fits(self, batch: int) -> bool:
-        """Whether a batch fits, by the policy's word or else by a run."""
+        """Whether a batch fits: predicted by the policy, or else simulated."""
         if batch not in self.answers:
             search = self.search
             search.say(f"{policy_label(self.policy)}: batch {batch}")
             trace = self.graph.at_batch(batch).trace
-            said = policy_fits(trace, self.node, self.policy, search.config)
-            self.answers[batch] = not isinstance(self.at(batch), OutOfMemoryError) if said is None else said
+            predicted = policy_fits(trace, self.node, self.policy, search.config)
+            self.answers[batch] = not isinstance(self.at(batch), OutOfMemoryError) if predicted is None else predicted
         return self.answers[batch]
 
     def at(self, batch: int) -> Result | OutOfMemoryError:
-        """The run at a batch. Only the result of the largest is retained: results take much memory."""
+        """The run at a batch. Only the result of the largest batch is retained, to save memory."""
         if batch in self.outcomes:
             return self.outcomes[batch]
         self.outcomes[batch] = outcome = self._run(batch)
@@ -183,7 +188,7 @@ class _Runs:
         return outcome
 
     def speeds_up_to(self, largest: int) -> tuple[Speed, ...]:
-        """The speeds at every power of two up to the largest batch, at it, and near where throughput falls."""
+        """The speeds at every power of two up to the largest batch, at this batch, and near the drop in throughput."""
         batches = [*(2**power for power in range(largest.bit_length()) if 2**power < largest), largest]
         results = {batch: speed for batch in batches if (speed := self.speed(batch)) is not None}
         for _ in range(_BETWEEN):
@@ -199,7 +204,7 @@ class _Runs:
         return tuple(results[batch] for batch in sorted(results))
 
     def speed(self, batch: int) -> Speed | None:
-        """How fast a batch is; None where it does not fit, or the policy refuses it."""
+        """The speed at a batch; None if it does not fit or the policy refuses it."""
         if batch not in self.speeds:
             try:
                 if self.fits(batch) and batch not in self.speeds:
@@ -223,16 +228,16 @@ def _run(policy: Policy, outcome: Result | OutOfMemoryError | Refusal) -> Policy
     return PolicyRun(policy_label(policy), policy.name, policy.parameters, outcome)
 
 
-#: Policies that take equation 8's sub-batch, and policies that run the whole batch.
+#: Policies that use the sub-batch of equation 8, and policies that run the full batch.
 DIVIDING, UNDIVIDED = ("modnn", "vdnn+"), ("none", "vdnn")
 
 
 @dataclass(frozen=True, slots=True)
 class WhatFits:
-    """By simulation, each by the policy's name.
+    """The simulated results of `what_fits`, by policy name.
 
-    sub_batch: why the sub-batch does not run, ``out of memory`` or the policy's reason; empty where it does.
-    largest_batch: samples of the largest undivided batch that fits, None where not even one sample does or the policy
+    sub_batch: why the sub-batch does not run, ``out of memory`` or the policy's reason; empty if it runs
+    largest_batch: the largest undivided batch that fits, in samples; None if not even one sample fits or the policy
     refuses the trace. The next larger batch was tried and does not fit.
     """
 
@@ -249,10 +254,13 @@ def what_fits(
     alignment: int | None = None,
     progress: Callable[[str], None] = lambda what: None,
 ) -> WhatFits:
-    """Simulate `DIVIDING` at a sub-batch of the trace's batch, and search the largest batch of `UNDIVIDED`.
+    """Simulate the policies `DIVIDING` at a sub-batch, and search the largest batch of the policies `UNDIVIDED`.
 
-    budget, alignment: bytes; alignment by default the node's. progress: called before each run. Raises `InputError`
-    where arguments are wrong, as `simgpu.simulation.run.simulate`.
+    budget: device memory, bytes
+    alignment: bytes that every allocation is rounded up to; by default the node's
+    progress: called before each run
+
+    Raises `InputError` for invalid arguments, like `simgpu.simulation.run.simulate`.
 
     >>> from dataclasses import replace
     >>> from simgpu.hardware.spec import GpuSpec, LinkSpec
@@ -277,5 +285,5 @@ def what_fits(
         result = max_batch(trace, node, UNDIVIDED, budget=budget, alignment=alignment, progress=progress)
         largest = {each.run.policy: each.batch for each in result}
     except InputError:
-        largest = dict.fromkeys(UNDIVIDED)  # both refuse the trace, as `simulate` has said above
+        largest = dict.fromkeys(UNDIVIDED)  # both refuse the trace
     return WhatFits(verdicts, largest)

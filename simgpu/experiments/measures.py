@@ -1,4 +1,4 @@
-"""The numbers of policies side by side, as texts."""
+"""Formats the metrics of several policies as a table, grouped by speed, transfers, memory and energy."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 
 from simgpu.units import format_bytes, format_energy, format_power, format_time
 
-#: The text of a table's cell where a run was out of memory.
+#: Table cell of a run that was out of memory.
 OOM = "OOM"
 
 _ABSENT = "-"
@@ -15,7 +15,7 @@ _Metrics = Mapping[str, Any]
 
 
 class MeasureRow(NamedTuple):
-    """A measure: its name, a text for each policy, and whether it is a part of the line above."""
+    """A measure: its name, one text per policy, and whether it details the row above it."""
 
     name: str
     cells: tuple[str, ...]
@@ -23,22 +23,22 @@ class MeasureRow(NamedTuple):
 
 
 class MeasureGroup(NamedTuple):
-    """Measures of one kind under a heading."""
+    """Measures under a common heading."""
 
     title: str
     lines: tuple[MeasureRow, ...]
 
 
 def failure(entry: Mapping[str, Any]) -> str:
-    """Why a policy's entry has no numbers; empty where it has them."""
+    """Why a policy's entry has no numbers; empty if it has numbers."""
     kinds = {"error": "error", "refused": "refused", "out_of_memory": OOM}
     return next((name for key, name in kinds.items() if key in entry), "")
 
 
 def groups(entries: Sequence[Mapping[str, Any]]) -> list[MeasureGroup]:
-    """The table of policies; measures that no policy has are left out.
+    """The comparison table's groups of measures, without measures that no policy has.
 
-    entries: of each policy, what report.json has.
+    entries: each policy's entry in report.json.
     """
     metrics = [entry.get("metrics") for entry in entries]
     limits = [_limit_mw(entry) for entry in entries]
@@ -56,7 +56,7 @@ def groups(entries: Sequence[Mapping[str, Any]]) -> list[MeasureGroup]:
 def _line(
     metrics: Sequence[_Metrics | None], name: str, key: str, text: Callable[[Any], str], part: bool = False
 ) -> MeasureRow:
-    """A measure by its key in the metrics; a dash where a policy has none."""
+    """The row of one metric, with a dash for policies without it."""
     return MeasureRow(name, tuple(_ABSENT if not m or m.get(key) is None else text(m[key]) for m in metrics), part)
 
 
@@ -155,7 +155,7 @@ def _energy(metrics: Sequence[_Metrics | None], limits: Sequence[int]) -> Iterat
 
 
 def _limit_mw(entry: Mapping[str, Any]) -> int:
-    """Of all GPUs that train together."""
+    """The power limit of all data-parallel GPUs together, in mW; 0 if not known."""
     power = entry.get("node", {}).get("gpu", {}).get("power")
     return power["limit_mw"] * entry.get("data_parallel", {}).get("gpus", 1) if power else 0
 

@@ -1,25 +1,25 @@
 """Output folders of commands: each is written atomically, and replaces only a folder that the same command wrote.
 
-Every folder holds report.json, all numbers and where they come from. Beside it
+Every folder holds report.json with all numbers and their provenance. Further files:
 
 of a run        <policy>/timeline.csv               one row per span, likewise .parquet, .perfetto.json
                 <policy>/memory.csv                 one row per memory sample; with a timeline in CSV or Parquet
                 <policy>/kernels.csv, blocks.csv    with such a timeline: the tasks that ran, in a trace's columns
-                <policy>/tasks.json                 what these tasks cost when they ran
-                <policy>/program.json               the instructions that ran, by the numbers of kernels and blocks
+                <policy>/tasks.json                 the simulated costs of these tasks
+                <policy>/program.json               the instructions that ran; kernels and blocks by number
                 <policy>/timeline.png               and memory.png, run.png, or .svg
 of trainings    <policy>/epochs.csv                 one row per epoch
-                <policy>/decisions.png              which blocks were offloaded compressed, epoch by epoch
-of a study      results.csv                         one row per trace and run: batch, samples/s, breakdown of the time
+                <policy>/decisions.png              which blocks were offloaded compressed, per epoch
+of a study      results.csv                         one row per trace and run: batch, samples/s, step-time breakdown
                 measures.png                        every measure of the study's tables, over each of its baselines
-                throughput.png                      with a sweep of batches: samples/s against the batch, a line per run
+                throughput.png                      with a sweep of batches: samples/s by batch, a line per run
                 breakdown.png                       with the table breakdown: a bar per run
 of searches     <policy>/placement.csv              one row per feature map: its action, its times, its overhead
                 <policy>/convergence.csv, .png      of a swarm: worst, mean and best by iteration
-of a profile    allocations.csv                     one row per allocation: its target, and how much of it overflows
+of a profile    allocations.csv                     one row per allocation: its target and its overflow
                 threshold.csv, .png                 ratio and overflow by Buddy Threshold
                 drift.csv, .png                     of several snapshots: overflow in each
-                heatmap.csv, .png                   of arrays: compressed bytes by place
+                heatmap.csv, .png                   of arrays: compressed bytes by position
 """
 
 from __future__ import annotations
@@ -72,30 +72,30 @@ _TIMELINES: dict[str, tuple[str, Callable[[Result, Path], None]]] = {
         ),
     ),
 }
-#: What `_TIMELINES` writes as tables, to be read again.
+#: The formats of `_TIMELINES` that can be read again as tables.
 TABLES = ("csv", "parquet")
 
 
 @dataclass(frozen=True)
 class ReportFolder:
-    """Output folders of one command. schema: of their report. kind: what a message calls the result."""
+    """The output folders of one command. schema: schema of their report. kind: name of the result in messages."""
 
     schema: str
     kind: str
 
     def foreign(self, folder: Path) -> str:
-        """What the folder holds that must not be replaced; empty where its report has this schema, in any version."""
+        """What the folder holds that must not be replaced; empty if its report has this schema, in any version."""
         return holds_other_than(folder, f"{self.schema.partition('/')[0]}/", self.kind)
 
     def check(self, folder: Path) -> None:
-        """Before long work: `InputError` where the folder can be neither created nor replaced. Touches nothing."""
+        """Raise `InputError` before long work if the folder can be neither created nor replaced. Writes nothing."""
         check_folder(folder, self.foreign)
 
     @contextmanager
     def write(self, folder: Path, report: Mapping[str, Any]) -> Iterator[Path]:
-        """A temporary folder to fill, which becomes the folder, with its report, when the block ends without an error.
+        """Yield a temporary folder to fill. It replaces `folder` when the block ends without an error.
 
-        After an error the folder is as it was. Raises `InputError` when the system refuses, and what `check` raises.
+        After an error the folder is unchanged. Raises the errors of `check`, and `InputError` for errors of the system.
         """
         folder = folder.absolute()
         self.check(folder)
@@ -112,7 +112,7 @@ PROFILE_FOLDER = ReportFolder("simgpu.buddy-profile/1", "profile")
 
 
 def holds_other_than(folder: Path, schema: str, kind: str) -> str:
-    """What a folder holds that must not be replaced; empty where its report has a schema that begins so."""
+    """What a folder holds that must not be replaced; empty if the schema of its report begins with `schema`."""
     try:
         report = read_json(folder / REPORT)
         if str(report["schema"]).startswith(schema):
@@ -123,22 +123,24 @@ def holds_other_than(folder: Path, schema: str, kind: str) -> str:
 
 
 def check_folder(folder: Path, foreign: Foreign) -> None:
-    """`InputError` if an output folder can be neither created nor replaced. Writes nothing."""
+    """Raise `InputError` if an output folder can be neither created nor replaced. Writes nothing."""
     refuse_foreign(folder, foreign)
     try:
         home = next(parent for parent in folder.absolute().parents if parent.exists())
     except PermissionError as error:
         raise unwritable(folder, error) from error
     if not home.is_dir():
-        raise InputError.single(folder, "", f"cannot be made: {home} is not a folder", "choose another output folder")
+        what = f"cannot be created: {home} is not a folder"
+        raise InputError.single(folder, "", what, "choose another output folder")
     if not os.access(home, os.W_OK | os.X_OK):
-        raise InputError.single(folder, "", f"cannot be made: no right to write in {home}", "choose another folder")
+        what = f"cannot be created: no permission to write in {home}"
+        raise InputError.single(folder, "", what, "choose another folder")
 
 
 def check_outputs(folder: Path, timeline: Sequence[str]) -> None:
-    """Before a long run: the folder can be created or replaced, and the formats can be written.
+    """Check before a long run that the folder can be created or replaced, and the formats can be written.
 
-    Raises `InputError`, or `MissingExtraError` for Parquet without pyarrow. Touches nothing.
+    Raises `InputError`, or `MissingExtraError` for Parquet without pyarrow. Writes nothing.
     """
     if "parquet" in timeline and find_spec("pyarrow") is None:
         raise MissingExtraError("writing Parquet", "pyarrow", "parquet")
@@ -154,9 +156,9 @@ def write_outputs(
     plots: Sequence[PlotKind] = (),
     image: str = "png",
 ) -> None:
-    """Writes a comparison's report, timelines and figures. about: what the report says of the command.
+    """Write a comparison's report, timelines and figures. about: the report's entries on the command.
 
-    Raises what `check_outputs` and `ReportFolder.write` raise.
+    Raises the errors of `check_outputs` and `ReportFolder.write`.
     """
     check_outputs(folder, timeline)
     with RUN_FOLDER.write(folder, report_document(comparison, about)) as part:
@@ -174,7 +176,7 @@ def write_outputs(
 
 
 def write_trainings(trainings: Sequence[Training], folder: Path, *, about: Mapping[str, Any]) -> None:
-    """Writes trainings. about: what the report says of the command."""
+    """Write trainings. about: the report's entries on the command."""
     with RUN_FOLDER.write(folder, trainings_document(trainings, about)) as part:
         for training, name in zip(trainings, folder_names(training.label for training in trainings), strict=True):
             home = part / name
@@ -184,7 +186,7 @@ def write_trainings(trainings: Sequence[Training], folder: Path, *, about: Mappi
 
 
 def write_study(result: StudyResult, folder: Path, *, about: Mapping[str, Any]) -> None:
-    """Writes a study. about: what the report says of the command."""
+    """Write a study. about: the report's entries on the command."""
     with STUDY_FOLDER.write(folder, {**about, **result.to_dict()}) as part:
         result.frame().to_csv(part / "results.csv", lineterminator="\n")
         for picture in _study_pictures(result.study):
@@ -192,9 +194,9 @@ def write_study(result: StudyResult, folder: Path, *, about: Mapping[str, Any]) 
 
 
 def write_searches(searches: Sequence[Search], folder: Path, *, about: Mapping[str, Any]) -> None:
-    """Writes searches of one trace on one node. about: what the report says of the command.
+    """Write searches of one trace on one node. about: the report's entries on the command.
 
-    The same command writes the same bytes: how long anything took is not among them.
+    The same command writes the same bytes, as wall-clock times are omitted.
     """
     with SEARCH_FOLDER.write(folder, searches_document(searches, about)) as part:
         for search, name in zip(searches, folder_names(search.label for search in searches), strict=True):
@@ -208,7 +210,7 @@ def write_searches(searches: Sequence[Search], folder: Path, *, about: Mapping[s
 
 
 def write_profile(profile: BuddyProfile, folder: Path, *, about: Mapping[str, Any]) -> None:
-    """Writes a profile. about: what the report says of the command."""
+    """Write a profile. about: the report's entries on the command."""
     with PROFILE_FOLDER.write(folder, profile_document(profile, about)) as part:
         profile.frame().to_csv(part / "allocations.csv", lineterminator="\n")
         profile.sweep_frame().to_csv(part / "threshold.csv", lineterminator="\n")
@@ -222,7 +224,7 @@ def write_profile(profile: BuddyProfile, folder: Path, *, about: Mapping[str, An
 
 
 def report_document(comparison: Comparison, about: Mapping[str, Any]) -> dict[str, Any]:
-    """The report as plain data: its schema, what was run and on what, and every policy's numbers."""
+    """The report as plain data: its schema, the command, the trace and node, and every policy's numbers."""
     bounds = comparison.bounds
     bound = {"bound": asdict(bounds.tightest), "bound_of_all": asdict(bounds.of_all)} if bounds else {}
     results = [entry | _of_timeline(run.result) for run, entry in zip(comparison, comparison.to_dict(), strict=True)]
@@ -265,12 +267,12 @@ def _save(figure: Figure, path: Path) -> None:
 
 
 def timeline_file(form: str) -> str:
-    """The name of the file that holds a policy's timeline in that format."""
+    """The name of a policy's timeline file in a format."""
     return _TIMELINES[form][0]
 
 
 def _of_timeline(result: Result | None) -> dict[str, Any]:
-    """What `simgpu.timeline.reading` needs in addition to the tables of a timeline."""
+    """The report's entries that `simgpu.timeline.reading` needs in addition to a timeline's tables."""
     if result is None:
         return {}
     timeline = result.timeline
@@ -284,7 +286,7 @@ def _of_timeline(result: Result | None) -> dict[str, Any]:
 
 
 def _write_tables(result: Result, home: Path) -> None:
-    """What a timeline's rows refer to: the memory in use, kernels and blocks by name, and the program that ran."""
+    """Write the files that complete a timeline: memory in use, kernels, blocks, task costs and the program."""
     write_memory_csv(result.timeline, home / "memory.csv")
     write_table(home / KERNELS.file, KERNELS, result.graph.kernels)
     write_table(home / BLOCKS.file, BLOCKS, result.graph.blocks)
@@ -293,7 +295,7 @@ def _write_tables(result: Result, home: Path) -> None:
 
 
 def folder_name(label: str) -> str:
-    """A policy's label as a name of a folder on any system.
+    """The folder name for a policy's label, valid on every system.
 
     >>> folder_name("vdnn(mode=conv)"), folder_name("vdnn++")
     ('vdnn-mode-conv', 'vdnn-plus-plus')
@@ -302,7 +304,7 @@ def folder_name(label: str) -> str:
 
 
 def folder_names(labels: Iterable[str]) -> list[str]:
-    """A folder name for each label, with a number where several would be the same."""
+    """A folder name for each label; repeated names get a number."""
     names: list[str] = []
     for label in labels:
         name, number = folder_name(label), 2

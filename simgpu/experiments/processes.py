@@ -1,4 +1,4 @@
-"""Numbered points of work: in this process, or in worker processes that `concurrent.futures` manages."""
+"""Runs numbered points of work in this process or in worker processes of `concurrent.futures`."""
 
 from __future__ import annotations
 
@@ -25,13 +25,13 @@ Opened_co = TypeVar("Opened_co", covariant=True)
 
 
 class HasPoints(Protocol[Opened_co]):
-    """Work that is divided into points; it is pickled to each worker process, and opened there once."""
+    """Work that is divided into points. It is pickled to each worker process and opened there once."""
 
     def points(self) -> Opened_co:
-        """The points, to be run by their number."""
+        """The opened work, whose points are run by number."""
 
 
-#: Points under way for each worker: one that runs and one that waits.
+#: Submitted points per worker: one that runs and one that waits.
 AHEAD = 2
 _DIED = "the process that ran it died: the system may have ended it for lack of memory"
 
@@ -39,7 +39,7 @@ _DIED = "the process that ran it died: the system may have ended it for lack of 
 def in_this_process(
     work: HasPoints[Opened], points: Iterable[int], run: Callable[[Opened, int], Outcome]
 ) -> Generator[Outcome, None, None]:
-    """Runs the points one after the other."""
+    """Run the points one after the other."""
     opened = work.points()
     for point in points:
         yield run(opened, point)
@@ -52,10 +52,10 @@ def in_processes(
     run: Callable[[Opened, int], Outcome],
     died: Callable[[int, str], Outcome],
 ) -> Generator[Outcome, None, None]:
-    """Runs the points in `jobs` worker processes and yields each outcome as it finishes; few are under way at any time.
+    """Run the points in `jobs` worker processes and yield each outcome as it finishes. Few are submitted at a time.
 
-    When one process dies, its pool loses all points under way. Each of them then runs again in a process of its own;
-    `died` gives the outcome of a point, with the reason, whose process dies again.
+    When a process dies, its pool loses all submitted points. Each of them then runs again in its own process. If that
+    dies too, `died` returns the outcome for the point and the reason.
     """
     remaining = iter(points)
     lost: list[int] = [-1]
@@ -82,7 +82,7 @@ def _next_unless(lost: list[int], remaining: Iterator[int]) -> int | None:
 def as_finished(
     submit: Callable[[int], Future[Outcome]], points: Iterable[int], ahead: int
 ) -> Iterator[tuple[int, Future[Outcome]]]:
-    """Submits points, at most `ahead` at any time, and yields each with its future as it finishes."""
+    """Submit points, at most `ahead` at any time, and yield each with its future as it finishes."""
     remaining = iter(points)
     running: dict[Future[Outcome], int] = {}
     while True:
@@ -99,19 +99,19 @@ def as_finished(
 def _workers(
     work: HasPoints[Opened], jobs: int, run: Callable[[Opened, int], Outcome]
 ) -> Iterator[Callable[[int], Future[Outcome]]]:
-    """A function that submits a point to new worker processes, which exit with the block or with this process.
+    """Yield a function that submits a point to new worker processes. They exit with the block or with this process.
 
-    `InputError` where they cannot be started.
+    Raises `InputError` if they cannot be started.
     """
     context = get_context("spawn")
-    # Nothing is ever sent: workers exit when the parent's end of the pipe closes, even where the parent is killed.
+    # Nothing is ever sent: workers exit when the parent's end of the pipe closes, even if the parent is killed.
     lifeline, parent_end = context.Pipe(duplex=False)
     executor = ProcessPoolExecutor(jobs, mp_context=context, initializer=_begin, initargs=(lifeline, work, run))
     try:
         try:
             _submit(executor, _ready).result()
         except BrokenProcessPool as error:
-            what = "cannot be started: a new process ends at once; the system may lack memory"
+            what = "cannot be started: a new process exits at once; the system may lack memory"
             remedy = "run it with jobs=1, in this process"
             raise InputError.single("", "processes", what, remedy) from error
         yield partial(_submit, executor, _run)
@@ -121,7 +121,7 @@ def _workers(
 
 
 def _submit(executor: ProcessPoolExecutor, function: Callable[..., Any], *arguments: Any) -> Future[Any]:
-    """Submits a call; where the pool has lost a process, the future has that error. May start a process."""
+    """Submit a call. If the pool has lost a process, the future holds that error. May start a process."""
     try:
         with _interrupts_later(), _without_the_script():
             return executor.submit(function, *arguments)
@@ -133,7 +133,7 @@ def _submit(executor: ProcessPoolExecutor, function: Callable[..., Any], *argume
 
 @contextmanager
 def _interrupts_later() -> Iterator[None]:
-    """Ctrl-C waits until the block is over, and never reaches a process that starts in it.
+    """Delay Ctrl-C until the block ends, and block it in processes that start in the block.
 
     A terminal sends it to all processes; only this one handles it, and ends the others.
     """
@@ -149,9 +149,9 @@ def _interrupts_later() -> Iterator[None]:
 
 @contextmanager
 def _without_the_script() -> Iterator[None]:
-    """A process that starts in the block does not import the script that runs here, which would run it once more.
+    """Keep processes that start in the block from importing the main script, which would run it again.
 
-    Points need nothing from the script, so its author needs no `if __name__ == "__main__":`.
+    Points need nothing from the script, so it needs no `if __name__ == "__main__":`.
     """
     script = sys.modules["__main__"]
     sys.modules["__main__"] = ModuleType("__main__")
@@ -166,9 +166,9 @@ _run_point: Callable[[Any, int], Any]
 
 
 def _begin(lifeline: Connection, work: HasPoints[Opened], run: Callable[[Opened, int], Outcome]) -> None:
-    """Prepares a new worker process."""
+    """Initialize a new worker process."""
     global _points, _run_point
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # also where a process starts without it blocked
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # on systems where it is not blocked at the start
     Thread(target=_exit_with, args=(lifeline,), daemon=True).start()
     _points, _run_point = work.points(), run
 
@@ -180,7 +180,7 @@ def _exit_with(lifeline: Connection) -> None:
 
 
 def _ready() -> None:
-    """Shows that a worker process has started."""
+    """Do nothing: its completion shows that a worker process has started."""
 
 
 def _run(point: int) -> Any:

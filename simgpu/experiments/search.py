@@ -1,4 +1,4 @@
-"""One policy's search for a placement, and how it got there (HOME, TC 2022, sections 3.3 to 3.5, 4.5 and 4.7)."""
+"""`search_placement` runs a policy's search for a placement (HOME, TC 2022, sections 3.3 to 3.5, 4.5 and 4.7)."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from simgpu.hardware.spec import NodeSpec
     from simgpu.program.instructions import Program
 
-#: Vectors whose evaluation is timed, and how often.
+#: Number of vectors whose evaluation is timed, and number of repetitions.
 _TIMED, _ROUNDS = 64, 3
 
 
@@ -45,13 +45,14 @@ def search_placement(
     progress: Callable[[str], None] = no_progress,
     **settings: Unpack[RunSettings],
 ) -> Search:
-    """Let a policy search for its placement, and run the result.
+    """Search for a placement with a policy, and run the best one. It may not fit; see `Search.fits`.
 
-    policy: one that decides about one feature map at a time, such as home, superneurons, capuchin and joint, as
-    `simgpu.compare` takes it, or a name with `parameters`. The other arguments are those of `simgpu.simulate`.
+    policy: a policy that decides about one feature map at a time (home, superneurons, capuchin, joint), in any form
+    that `simgpu.compare` accepts, or a name with `parameters`
+    The other arguments are those of `simgpu.simulate`.
 
-    The best placement of a search may not fit; see `Search.fits`. Raises `InputError` for a
-    policy that makes no such decisions, or several at once, and what `simulate` raises for trace, node and arguments.
+    Raises `InputError` for a policy without such decisions and for several policies, and the errors of `simulate`
+    for trace, node and arguments.
 
     >>> from simgpu.hardware.spec import GpuSpec, LinkSpec, NodeSpec
     >>> node = NodeSpec("example", GpuSpec("gpu", 900), LinkSpec("pcie", 10**10, 10**10))
@@ -91,7 +92,7 @@ def search_placement(
 
 
 def check_searched(policies: Iterable[PolicyRequest]) -> None:
-    """Before a long search: `InputError` with everything that is wrong with any of the policies."""
+    """Raise `InputError` with the problems of all policies, before a long search."""
     problems: list[Problem] = []
     for request in policies:
         try:
@@ -113,9 +114,9 @@ def _one_policy(request: PolicyRequest, parameters: Mapping[str, object] | None)
 
 
 def _check(policy: Policy) -> None:
-    """`InputError` for what is known to decide otherwise, and for a swarm that cannot be."""
+    """Raise `InputError` for a policy of this package that decides otherwise, and for an invalid swarm."""
     placing = isinstance(policy, PlacingPolicy) or policy == Capuchin(version="home")
-    # For a policy from outside the package only its plan shows it.
+    # Policies from outside the package are checked after planning.
     if not placing and type(policy).__module__.startswith("simgpu."):
         raise _decides_otherwise(policy)
     if isinstance(policy, Home):
@@ -132,11 +133,11 @@ def _decides_otherwise(policy: Policy) -> InputError:
 
 
 def _planned(policy: Policy, context: PlanContext) -> tuple[Program, Chosen]:
-    texts: list[Chosen] = []
-    program = planned(policy, replace(context, chosen=texts.append))
-    if not texts:
+    reported: list[Chosen] = []
+    program = planned(policy, replace(context, chosen=reported.append))
+    if not reported:
         raise _decides_otherwise(policy)
-    return program, texts[-1]
+    return program, reported[-1]
 
 
 def _ran(context: PlanContext, program: Program) -> Outcome:
@@ -147,7 +148,7 @@ def _ran(context: PlanContext, program: Program) -> Outcome:
 
 
 def _compile() -> None:
-    """Compiles the evaluator before the clock starts."""
+    """Compile the evaluator, so that its compilation is not timed."""
     from simgpu.hardware.spec import GpuSpec, LinkSpec, NodeSpec
 
     graph = TaskGraph.of(chain([1, 1, 1], [1, 1, 1], [1, 1, 1]))
@@ -156,7 +157,7 @@ def _compile() -> None:
 
 
 def _evaluation_s(evaluator: Evaluator, seed: int) -> float | None:
-    """Seconds for one random vector on one thread; None where there is nothing to decide."""
+    """Seconds for one random vector on one thread; None if there is nothing to decide."""
     choices = evaluator.decisions.choices
     if not choices:
         return None

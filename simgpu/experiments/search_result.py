@@ -1,4 +1,4 @@
-"""The result of a search for a placement: each feature map's action and times, the convergence, and the run."""
+"""The result of a search for a placement: `Search`, with each feature map's action, the convergence and the run."""
 
 from __future__ import annotations
 
@@ -31,20 +31,21 @@ if TYPE_CHECKING:
     from simgpu.trace.model import TraceInfo
 
 
-#: The run of what was found, or why it did not come to its end.
+#: The run of the chosen placement, or the error that ended it.
 Outcome = Trial | OutOfMemoryError
 Floats = NDArray[np.float64]
 
-#: Iterations of a search that a table shows, in addition to the one that reached the best and the last.
+#: Iterations of a search shown in tables, in addition to the last one and the one that first reached the best.
 _SHOWN_ITERATIONS = {1, 2, 5, 10, 20, 50, 100, 200, 500}
 
 
 @dataclass(frozen=True, slots=True)
 class WallClock:
-    """Seconds of this machine, different every time: never part of a file, and no simulated time.
+    """Wall-clock seconds on this machine. They differ from run to run, so no file holds them.
 
-    planning_s: the whole search and the program that follows, without what is compiled once. evaluation_s: one random
-    placement on one thread, None where there is nothing to decide. threads: that the search evaluated with.
+    planning_s: the search and the generation of the program, without one-time compilation
+    evaluation_s: one evaluation of a random placement on one thread; None if there is nothing to decide
+    threads: number of threads of the search
     """
 
     planning_s: float
@@ -54,9 +55,11 @@ class WallClock:
 
 @dataclass(frozen=True, slots=True)
 class Convergence:
-    """A swarm by iteration, of the particles that fit; NaN where none does. All of shape (iterations,).
+    """The convergence of a swarm: arrays of shape (iterations,) over the particles that fit; NaN if none fits.
 
-    worst_ns, mean_ns: of the iteration. best_ns: up to it. fitting: part of the particles that fit.
+    worst_ns, mean_ns: worst and mean step time in this iteration
+    best_ns: best step time up to this iteration
+    fitting: fraction of the particles that fit
     """
 
     worst_ns: Floats
@@ -67,12 +70,18 @@ class Convergence:
 
 @dataclass(frozen=True, repr=False)
 class Search:
-    """What a policy chose, how it got there, and the run of it. Prints as facts; in a notebook as well.
+    """The placement that a policy chose, its search, and its run. Prints as a summary, in notebooks too.
 
-    label: the policy with the parameters that are not its defaults; parameters: all. budget: bytes of device memory.
-    ideal_ns: the iteration with unlimited memory. chosen: the vector, and what led to it. maps: what became of each
-    feature map; empty where the program is none of a vector's. notes: what the policy says of itself. outcome: the run
-    on the machine, or why it ended. Use `frame` and `convergence_frame` for the numbers, `plot` for the picture.
+    Use `frame` and `convergence_frame` for the numbers, `plot` for the figure.
+
+    label: the policy with its non-default parameters
+    parameters: all parameters
+    budget: device memory, bytes
+    ideal_ns: step time with unlimited memory, ns
+    chosen: the placement vector, its evaluator and its search
+    maps: each feature map's action and times; empty if the program is not built from a vector
+    notes: the policy's notes
+    outcome: the run on the machine, or the error that ended it
     """
 
     label: str
@@ -93,17 +102,17 @@ class Search:
 
     @property
     def fits(self) -> bool:
-        """Whether what was found ran to its end within the budget."""
+        """Whether the chosen placement ran within the budget."""
         return not isinstance(self.outcome, OutOfMemoryError)
 
     @property
     def iteration_ns(self) -> int | None:
-        """Time of the iteration on the machine, None where it did not fit."""
+        """Simulated step time, ns; None if out of memory."""
         return None if isinstance(self.outcome, OutOfMemoryError) else self.outcome.iteration_ns
 
     @property
     def predicted_ns(self) -> int | None:
-        """Time of the iteration by the evaluator; None for what does not fit, or is no vector's."""
+        """Step time predicted by the evaluator, ns; None if the placement does not fit, or there is no vector."""
         if self.chosen.vector is None:
             return None
         costs = self.chosen.evaluator.costs([self.chosen.vector])
@@ -111,7 +120,7 @@ class Search:
 
     @property
     def convergence(self) -> Convergence | None:
-        """How the swarm went; None where there was none."""
+        """The convergence of the swarm; None without a swarm."""
         if self.chosen.swarm is None:
             return None
         costs = self.chosen.swarm.costs
@@ -128,12 +137,14 @@ class Search:
 
     @property
     def title(self) -> str:
-        """One line for the head of a figure: policy, network and node."""
+        """The title of a figure: policy, network, node and budget in one line."""
         return f"{self.label}: {self.trace_name or self.trace.model} on {self.node.name}, {format_bytes(self.budget)}"
 
     def plot(self) -> Figure | None:
-        """The curves of the search as a matplotlib figure (HOME, figure 8); None without a swarm that met one that
-        fits, and where the best takes no time."""
+        """A matplotlib figure of the convergence (HOME, figure 8).
+
+        None without a swarm, if no evaluated placement fits, or if the best takes no time.
+        """
         curves, swarm = self.convergence, self.chosen.swarm
         if curves is None or swarm is None or not curves.best_ns[-1] > 0:
             return None
@@ -150,7 +161,7 @@ class Search:
         )
 
     def frame(self) -> pd.DataFrame:
-        """One row per feature map, in the order of their production; times in ns from the start of the iteration."""
+        """One row per feature map, in order of production; times in ns from the start of the iteration."""
         import pandas as pd
 
         columns = [
@@ -169,7 +180,7 @@ class Search:
         return result.astype(integers).rename_axis("activation")
 
     def convergence_frame(self) -> pd.DataFrame | None:
-        """One row an iteration of the search, from 1 on; empty cells where no particle fits; None without a swarm."""
+        """One row per iteration of the search, from 1; cells are empty if no particle fits. None without a swarm."""
         import pandas as pd
 
         curves = self.convergence
@@ -185,9 +196,9 @@ class Search:
     def options_text(self) -> str:
         """The size of the search space."""
         decisions = self.chosen.evaluator.decisions
-        again = sum(any(option.action is Action.RECOMPUTE for option in own) for own in decisions.options)
-        vectors = sum(map(log10, decisions.choices))
-        return f"{len(decisions.maps)}, {again} recomputable; 10^{vectors:.1f} placements"
+        recomputable = sum(any(option.action is Action.RECOMPUTE for option in own) for own in decisions.options)
+        exponent = sum(map(log10, decisions.choices))
+        return f"{len(decisions.maps)}, {recomputable} recomputable; 10^{exponent:.1f} placements"
 
     @property
     def stop_text(self) -> str:
@@ -203,7 +214,7 @@ class Search:
 
     @property
     def curve_text(self) -> str:
-        """Why a search has no convergence curve; empty where it has one, and without a search."""
+        """Why a search has no convergence curve; empty if it has one, or there was no search."""
         if self.chosen.swarm is None:
             searched = self.chosen.evaluations is not None and self.chosen.evaluations > 1
             return "none: the search uses no swarm" if searched else ""
@@ -224,7 +235,7 @@ class Search:
 
     @property
     def prediction_text(self) -> str:
-        """The step time of the best placement by the evaluator."""
+        """The best placement's step time as predicted by the evaluator."""
         if self.chosen.vector is None:
             return ""
         if (predicted := self.predicted_ns) is None:
@@ -235,7 +246,7 @@ class Search:
 
     @property
     def simulation_text(self) -> str:
-        """Step time and peak memory of the placement on the machine."""
+        """The placement's simulated step time and peak memory."""
         if isinstance(self.outcome, OutOfMemoryError):
             return "out of memory"
         time = self.outcome.iteration_ns
@@ -252,7 +263,7 @@ class Search:
         return f"{_seconds(clock.planning_s)} on {threads}{one}"
 
     def facts(self) -> list[tuple[str, str]]:
-        """How it went, as names and texts."""
+        """The summary as pairs of name and text."""
         texts = [
             ("feature maps", self.options_text),
             ("evaluations", self.evaluations_text),
@@ -265,8 +276,10 @@ class Search:
         return [(name, text) for name, text in texts if text]
 
     def iteration_rows(self) -> list[tuple[str, ...]]:
-        """Some iterations of a swarm that met a placement that fits: number, worst, mean and best time, particles that
-        fit."""
+        """Selected iterations of a swarm: number; worst, mean and best time; share of particles that fit.
+
+        Empty without a swarm, or if no evaluated placement fits.
+        """
         curves, swarm = self.convergence, self.chosen.swarm
         if curves is None or swarm is None or np.isnan(curves.best_ns).all():
             return []
@@ -275,7 +288,7 @@ class Search:
         return [(str(n), *(_time(line[n - 1]) for line in lines), f"{curves.fitting[n - 1]:.1%}") for n in shown]
 
     def action_rows(self) -> list[tuple[str, ...]]:
-        """What becomes of the feature maps, summed by action: action, how many, bytes, overhead."""
+        """The feature maps summed by action: action, count, bytes, overhead."""
         counts = Counter(each.action for each in self.maps)
         return [
             (
@@ -288,11 +301,11 @@ class Search:
         ]
 
     def to_dict(self) -> dict[str, Any]:
-        """Plain data for JSON: everything that is the same every time, so without the wall clock."""
+        """Plain data for JSON, without wall-clock times: the same for every run."""
         swarm, decisions, frame = self.chosen.swarm, self.chosen.evaluator.decisions, self.convergence_frame()
-        how = None
+        swarm_data = None
         if swarm is not None and frame is not None:
-            how = {
+            swarm_data = {
                 "iterations": swarm.iterations,
                 "particles": swarm.costs.shape[1],
                 "as_printed": swarm.as_printed,
@@ -309,7 +322,7 @@ class Search:
             "activations": len(decisions.maps),
             "options": list(decisions.choices),
             "evaluations": self.chosen.evaluations,
-            "swarm": how,
+            "swarm": swarm_data,
             "exact": self.chosen.evaluator.why_not is None,
             "predicted_ns": self.predicted_ns,
             "fits": self.fits,
@@ -335,14 +348,14 @@ def _seconds(seconds: float | None) -> str:
 
 
 def _plain(frame: pd.DataFrame) -> dict[str, list[Any]]:
-    """A table's columns for JSON, None where a cell is empty."""
+    """A table's columns for JSON; empty cells are None."""
     return {
         str(name): [None if value != value else value for value in column.astype(object).where(column.notna(), None)]
         for name, column in frame.items()
     }
 
 
-#: Start and end (ns after the iteration began) of the first span with a kind and a name.
+#: Start and end of the first span by kind and name, ns from the start of the iteration.
 _Spans = Mapping[tuple[SpanKind, str], tuple[int, int]]
 
 _SPAN_KINDS = (SpanKind.COMPUTE, SpanKind.RECOMPUTE, SpanKind.COPY_D2H, SpanKind.COPY_H2D)
@@ -350,14 +363,16 @@ _SPAN_KINDS = (SpanKind.COMPUTE, SpanKind.RECOMPUTE, SpanKind.COPY_D2H, SpanKind
 
 @dataclass(frozen=True, slots=True)
 class PlacedMap:
-    """One feature map in the iteration that a run reports.
+    """A feature map in the simulated iteration. Times count from its start; None if the event did not happen.
 
-    layer: that produces it. bytes: without padding. action: keep, swap, swap with a codec, recompute.
-    prefetch_distance: of a swap, layer steps between the prefetch and the next use; None of others.
-    overhead_ns: what it adds to the iteration (HOME, TC 2022, algorithm 2).
-    offloaded_ns: end of its offload, or of its last use in forward where it is recomputed.
-    prefetched_ns: end of its prefetch or recomputation. needed_ns: start of its next use.
-    Times count from the start of the iteration; None where that does not happen, or where nothing ran.
+    layer: the layer that produces it
+    bytes: size without padding
+    action: keep, swap, swap with a codec, or recompute
+    prefetch_distance: layer steps between the prefetch and the next use; None if not swapped
+    overhead_ns: its share of the step time (HOME, TC 2022, algorithm 2)
+    offloaded_ns: end of its offload, or of its last use in forward if it is recomputed
+    prefetched_ns: end of its prefetch or recomputation
+    needed_ns: start of its next use
     """
 
     name: str
@@ -372,9 +387,10 @@ class PlacedMap:
 
 
 def placed_maps(graph: TaskGraph, chosen: Chosen, timeline: Timeline | None) -> tuple[PlacedMap, ...]:
-    """All feature maps, in the order of their production; none where the program has no placement vector.
+    """All feature maps in order of production; empty if the program has no placement vector.
 
-    graph: that the policy planned on. timeline: of the run, None where there was none.
+    graph: the graph that the policy planned on
+    timeline: the timeline of the run; None if it was out of memory
     """
     if chosen.vector is None:
         return ()
@@ -388,7 +404,7 @@ def placed_maps(graph: TaskGraph, chosen: Chosen, timeline: Timeline | None) -> 
 
 
 def _spans(timeline: Timeline) -> _Spans:
-    """Of the last iteration."""
+    """The spans of the last iteration."""
     begin, last = timeline.window(-1)[0], len(timeline.iteration_ends_ns) - 1
     results: dict[tuple[SpanKind, str], tuple[int, int]] = {}
     for span in timeline:
@@ -403,28 +419,28 @@ def _placed(graph: TaskGraph, each: Activation, option: Option, overhead: int, s
     def at(kind: SpanKind, name: str, end: bool) -> int | None:
         return spans[kind, name][end] if (kind, name) in spans else None
 
-    left = back = None
+    offloaded = prefetched = None
     if option.action is Action.SWAP:
-        moved = block.id if option.encoding is None else f"{block.id}:{option.encoding.codec}"
-        left, back = at(SpanKind.COPY_D2H, moved, True), at(SpanKind.COPY_H2D, moved, True)
+        copied = block.id if option.encoding is None else f"{block.id}:{option.encoding.codec}"
+        offloaded, prefetched = at(SpanKind.COPY_D2H, copied, True), at(SpanKind.COPY_H2D, copied, True)
     elif option.action is Action.RECOMPUTE:
         writer = max(k for k in graph.uses[each.block] if k <= each.after and each.block in graph.writes[k])
-        left = at(SpanKind.COMPUTE, graph.kernels[each.after].id, True)
-        back = at(SpanKind.RECOMPUTE, graph.kernels[writer].id, True)
+        offloaded = at(SpanKind.COMPUTE, graph.kernels[each.after].id, True)
+        prefetched = at(SpanKind.RECOMPUTE, graph.kernels[writer].id, True)
     return PlacedMap(
         name=block.id,
         layer=graph.layers.name_of(maker),
         bytes=block.bytes,
-        action=_word(option),
+        action=_action_text(option),
         prefetch_distance=option.ahead if option.action is Action.SWAP else None,
         overhead_ns=overhead,
-        offloaded_ns=left,
-        prefetched_ns=back,
+        offloaded_ns=offloaded,
+        prefetched_ns=prefetched,
         needed_ns=at(SpanKind.COMPUTE, graph.kernels[each.before].id, False),
     )
 
 
-def _word(option: Option) -> str:
-    """The action in a word or two."""
+def _action_text(option: Option) -> str:
+    """The action, with the codec if it has one."""
     word = option.action.name.lower()
     return word if option.encoding is None else f"{word} with {option.encoding.codec}"

@@ -1,4 +1,4 @@
-"""A study: several traces under several policies over epochs of training, compared with the numbers of a paper."""
+"""Runs a study: several policies on several traces over training epochs, compared with the numbers of a paper."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ class StudyResult(StudyValues):
     """The result of a study. Prints as its tables; `frame` has all numbers."""
 
     def frame(self) -> pd.DataFrame:
-        """One row a trace and run: batch, origin, samples/s, throughput over each baseline, policy and node."""
+        """One row per trace and run: batch, origin, measures, throughput over each baseline, policy and node."""
         import pandas as pd
 
         runs = {run.label: run for run in self.study.runs}
@@ -68,7 +68,7 @@ class StudyResult(StudyValues):
         return None if other is None else self.ratio(trace, run.label, other.label)
 
     def to_dict(self) -> dict[str, Any]:
-        """Everything as plain values, for JSON."""
+        """The study and all its results as plain data for JSON."""
         study = self.study
         runs = {run.label: run for run in study.runs}
         return {
@@ -104,25 +104,28 @@ class StudyResult(StudyValues):
         }
 
     def plot(self, what: Literal["measures", "throughput", "breakdown"]) -> Figure:
-        """A matplotlib figure: every measure of the study's tables over each baseline, with what is published of it;
-        throughput against batch, of a study with a sweep of batches; or what the time went to.
+        """A matplotlib figure of the study.
 
-        `InputError` where the study has no such sweep, or no measure.
+        measures: every measure of the study's tables over each baseline, with published values
+        throughput: samples/s by batch, of a study with a sweep of batches
+        breakdown: the step-time breakdown
+
+        Raises `InputError` if the study has no such sweep, or no measure.
         """
         from simgpu.experiments.study_charts import plot_study
 
         return plot_study(self, what)
 
     def __repr__(self) -> str:
-
         return study_text(self)
 
 
 def run_study(study: Study, *, progress: Callable[[str], None] | None = None) -> StudyResult:
-    """Every run of a study on every trace.
+    """Run every run of a study on every trace.
 
-    A run that is out of memory on a trace, or whose policy refuses it, leaves that cell without a number. progress:
-    called with a line before each trace.
+    If a run is out of memory on a trace, or its policy refuses it, its cell has no numbers.
+
+    progress: called with a line before each trace
 
     >>> from simgpu.experiments.scenarios.load_study import load_study
     >>> result = run_study(load_study("cswap-6a", {"epochs": [48]}))
@@ -167,7 +170,7 @@ def _run(run: StudyRun) -> dict[str, Any]:
 
 
 def cell_of(study: Study, label: str, run: StudyRun) -> StudyCell:
-    """The numbers of a run on the trace of that label; without any, and why, where it is out of memory or refused."""
+    """The numbers of a run on the trace of this label, or why it was out of memory or refused."""
     try:
         return cell_with_extras(study, label, run)
     except MissingExtraError as error:
@@ -175,7 +178,7 @@ def cell_of(study: Study, label: str, run: StudyRun) -> StudyCell:
 
 
 def cell_with_extras(study: Study, label: str, run: StudyRun) -> StudyCell:
-    """The same. Raises `MissingExtraError` where it is only this installation that cannot run it."""
+    """Like `cell_of`, but raises `MissingExtraError` if only a package is missing in this installation."""
     try:
         return StudyCell.of((_at_largest_batch if study.largest_batch else _trained)(study, label, run))
     except OutOfMemoryError as error:
@@ -200,7 +203,7 @@ def _trained(study: Study, label: str, run: StudyRun) -> Training:
 
 
 def _at_largest_batch(study: Study, label: str, run: StudyRun) -> Training:
-    """The iteration at the largest batch. Raises what a run raises where there is none."""
+    """The iteration at the largest batch that fits. Raises the run's error if there is none."""
     policy, budget = run.on(label)
     trace, (epoch,) = study.traces[label], study.epochs
     (result,) = max_batch(
@@ -216,7 +219,7 @@ def _at_largest_batch(study: Study, label: str, run: StudyRun) -> Training:
     if isinstance(result.run.outcome, Exception):
         raise result.run.outcome
     if result.batch is None:
-        remedy = "leave the run out, or the study's largest_batch"
+        remedy = "remove the run, or the study's largest_batch"
         raise InputError.single(study.name, f"runs.{run.label}", "its memory is not limited, so any batch fits", remedy)
     info = replace(trace.info, batch=result.batch)
     return Training(result.run.label, info, trace.name, (Epoch(epoch, 1, result.run.outcome),))

@@ -1,6 +1,6 @@
-"""A study as pictures: its measures, throughput against the batch, and a breakdown of the time of its runs.
+"""Figures of a study: its measures, throughput by batch, and the step-time breakdown of its runs.
 
-Loads matplotlib, so import it only where something is drawn.
+Loads matplotlib, so import it only to draw.
 """
 
 from __future__ import annotations
@@ -23,16 +23,19 @@ if TYPE_CHECKING:
     from simgpu.experiments.scenarios.study import StudyRun
     from simgpu.experiments.study_values import StudyValues
 
-#: What can be drawn of a study.
+#: The figures of a study.
 Picture = Literal["measures", "throughput", "breakdown"]
 _TITLE_COLUMNS = 100
 
 
 def plot_study(result: StudyValues, what: Picture) -> Figure:
-    """The measures of the study's tables, a panel each or more; throughput against batch with a panel a sweep of
-    batches; or what the time went to with a panel a trace.
+    """Draw a figure of a study.
 
-    `InputError` for the throughput of a study without a sweep of batches, and for the measures of one without any.
+    measures: one or more panels per measure of the study's tables
+    throughput: samples/s by batch, one panel per sweep of batches
+    breakdown: the step-time breakdown, one panel per trace
+
+    Raises `InputError` for the throughput of a study without a sweep of batches, and for measures if there are none.
     """
     study = result.study
     if what == "measures":
@@ -62,7 +65,7 @@ def _stack(result: StudyValues, trace: str, run: StudyRun) -> Stack:
 
 
 def _title(result: StudyValues) -> str:
-    """The study, and where its numbers come from."""
+    """The study's name and description, and the provenance of its traces."""
     return "\n".join(fill(text, _TITLE_COLUMNS) for text in _title_lines(result))
 
 
@@ -79,10 +82,11 @@ _BATCH = AxisInfo("batch", "count")
 
 
 def measure_panels(result: StudyValues) -> list[list[Panel]]:
-    """Every measure of the study's tables over each of its baselines, and then what overflows over an iteration.
+    """Panels of every measure of the study's tables over each of its baselines, then of the overflow over time.
 
-    Runs that are a sweep are curves over its budgets in a panel a trace, traces that are a sweep of batches give curves
-    over these in a panel a network; all else are bars. Means are over the traces on which every run has a value.
+    The runs of a sweep of budgets are drawn as curves over the budget, in one panel per trace; a sweep of batches as
+    curves over the batch, in one panel per network; everything else as bars. Means are over the traces on which every
+    run has a value.
     """
     results = [
         _of_measure(result, measure, over)
@@ -113,14 +117,14 @@ def _bars(result: StudyValues, measure: str, over: str) -> BarPanel:
     }
     if MEASURES[measure].averaged and len(groups) > 1:
         groups |= _means(result, measure, over, study.runs)
-    # A run for which the measure is undefined, such as the compression ratio without compression, is left out.
+    # Omit runs without this measure, such as the compression ratio without compression.
     shown = [run.label for run in study.runs if any(runs[run.label].why != _UNKNOWN for runs in groups.values())]
     columns = shown or [run.label for run in study.runs]
     return BarPanel(axis, {label: {run: runs[run] for run in columns} for label, runs in groups.items()})
 
 
 def _by_sweep(result: StudyValues, measure: str, over: str) -> Iterator[LinePanel]:
-    """A panel a trace and kind of sweep, and one of the mean."""
+    """One panel per trace and kind of sweep, and one for the mean."""
     study = result.study
     labels = _labels(result, measure)
     for along, place in ((_BUDGET, _budget), (_SHARE, _share)):
@@ -139,7 +143,7 @@ def _by_sweep(result: StudyValues, measure: str, over: str) -> Iterator[LinePane
 def _curves(
     runs: Sequence[StudyRun], bars: dict[str, Bar], place: Callable[[StudyRun], float | None]
 ) -> tuple[RunCurve, ...]:
-    """A curve a sweep, and a level a run outside them."""
+    """One curve per sweep, and one level line per run outside a sweep."""
     points: dict[str, list[CurvePoint]] = {}
     for run in runs:
         if (at := place(run)) is not None and run.sweep:
@@ -151,7 +155,7 @@ def _curves(
 
 
 def _by_batch(result: StudyValues, measure: str, over: str) -> Iterator[LinePanel]:
-    """A panel a network, also of one that has a single batch."""
+    """One panel per network, including networks with a single batch."""
     study = result.study
     for network, labels in study.networks.items():
         batches = {label: study.traces[label].info.batch for label in labels}
@@ -163,7 +167,7 @@ def _by_batch(result: StudyValues, measure: str, over: str) -> Iterator[LinePane
 
 
 def _drift(result: StudyValues) -> dict[str, tuple[float, ...]]:
-    """A line a trace and run that compresses; one for all runs of a trace where they do not differ."""
+    """One line per trace and compressing run; a single line per trace if all its runs are equal."""
     results: dict[str, tuple[float, ...]] = {}
     for trace in result.study.traces:
         drifts = {run.label: drift for run in result.study.runs if (drift := result.cells[trace, run.label].drift)}
@@ -179,13 +183,13 @@ def _axis_of(measure: str, over: str) -> AxisInfo:
 
 
 def _labels(result: StudyValues, measure: str) -> list[str]:
-    """What a measure is of: networks where it is of all their batches, else traces."""
+    """The labels with values of a measure: networks if it covers all their batches, else traces."""
     study = result.study
     return list(study.networks if MEASURES[measure].of_sweep is not None else study.traces)
 
 
 def _bar(result: StudyValues, measure: str, label: str, run: StudyRun, over: str) -> Bar:
-    """A value or why there is none, with the published values of the same run, trace, measure and baseline."""
+    """The value, or why there is none, with the published values of the same run, trace, measure and baseline."""
     study = result.study
     published = _published(result, measure, run, over, label)
     cells = [result.cells[trace, run.label] for trace in study.networks.get(label, (label,))]
@@ -205,10 +209,10 @@ def _last(result: StudyValues, label: str) -> str:
 
 
 def _means(result: StudyValues, measure: str, over: str, runs: Sequence[StudyRun]) -> dict[str, dict[str, Bar]]:
-    """The means of runs by what they are called: over the same traces, and as papers have them where they state some.
+    """The means of runs, by their label.
 
-    What is published is an arithmetic mean; it stands on ours of the same kind, which has a name of its own where the
-    other one is geometric.
+    Published means are arithmetic and are drawn at the simulated arithmetic mean, which is a second entry if the
+    measure's own mean is geometric.
     """
     means = result.means(measure, over)
     published = {run.label: _published(result, measure, run, over, MEAN) for run in runs}
@@ -232,13 +236,13 @@ def _means(result: StudyValues, measure: str, over: str, runs: Sequence[StudyRun
 
 
 def _of_paper(result: StudyValues, measure: str, run: StudyRun, over: str) -> float | None:
-    """Ours as the table of published numbers has it."""
+    """The simulated mean that the table of published numbers shows."""
     values = result.values(measure, run.label, over).values()
     return aggregate(MEAN, [value for each in values for value in each])
 
 
 def _published(result: StudyValues, measure: str, run: StudyRun, over: str, of: str) -> tuple[float, ...]:
-    """What is stated of just this run, trace and measure over just that run; of means those that leave out nothing."""
+    """Published numbers of this run, measure, baseline and trace or aggregate, without those that exclude traces."""
     return tuple(
         row.value
         for row in result.study.published

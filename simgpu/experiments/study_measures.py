@@ -1,4 +1,4 @@
-"""The measures of a study: numbers of one run, or of one run relative to another, and how they print."""
+"""The measures of a study: how each is computed from a run, or from a run and its baseline, and formatted."""
 
 from __future__ import annotations
 
@@ -20,21 +20,23 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class StudyCell:
-    """One trace under one run.
+    """The numbers of one run on one trace.
 
-    samples_per_s: over all epochs, each weighted equally; None where the run failed (see out_of_memory and refused).
-    iteration_ns: of each epoch.
-    compressed: number of blocks that are offloaded compressed, of each epoch.
-    steady: whether the last two iterations were equal in every epoch.
-    limited: whether device memory is limited.
-    traffic_bytes: over the links, both directions, of all epochs' iterations together.
-    energy_nj: of these iterations; None where the GPU's power is not known.
-    average_power, peak_power: shares of the GPU's power limit; None where that is not known.
-    batch: samples per iteration.
-    parts: nanoseconds of all epochs' iterations by part (`simgpu.analysis.breakdown.PARTS`), of GPU 0 of several.
-    peak_bytes: device memory, the largest of all epochs.
+    samples_per_s: over all epochs, weighted equally; None if the run failed (see out_of_memory and refused)
+    iteration_ns: step time of each epoch, ns
+    compressed: number of blocks offloaded compressed, per epoch
+    steady: whether the last two iterations were equal in every epoch
+    limited: whether device memory is limited
+    out_of_memory, refused: the error message; empty if there was no such error
+    traffic_bytes: link traffic in both directions, sum over one iteration of each epoch
+    energy_nj: energy of these iterations, nJ; None if the GPU's power is not known
+    average_power, peak_power: shares of the GPU's power limit; None if not known
+    batch: samples per iteration
+    parts: ns by part of the step time (`simgpu.analysis.breakdown.PARTS`), sum over epochs, of GPU 0
+    peak_bytes: peak device memory over all epochs
     ratio, overflow, metadata_hit_rate: of compressed memory (`simgpu.analysis.compression`), mean over epochs; None
-    without compression. drift: of all epochs one after another; empty without compression.
+    without compression
+    drift: overflow shares of all epochs in order; empty without compression
     """
 
     samples_per_s: float | None
@@ -58,7 +60,7 @@ class StudyCell:
 
     @property
     def failure(self) -> str:
-        """Why it has no number: ``out of memory`` or ``refused``; empty where it has."""
+        """Why there are no numbers: ``out of memory`` or ``refused``; empty if there are numbers."""
         if self.refused:
             return "refused"
         return "out of memory" if self.samples_per_s is None else ""
@@ -101,7 +103,7 @@ def _mean(values: Iterable[float]) -> float | None:
 
 
 def _over(value: float | None, baseline: float | None) -> float | None:
-    """One number over another; None where one of them is not known, or there is nothing to divide by."""
+    """The quotient of two numbers; None if one is not known or the divisor is zero."""
     return value / baseline if value is not None and baseline else None
 
 
@@ -142,15 +144,19 @@ def _batch_gain(run: Sequence[StudyCell], baseline: Sequence[StudyCell]) -> floa
 
 @dataclass(frozen=True, slots=True)
 class Measure:
-    """A measure. title: of a table. word: the measure in a row of published numbers.
+    """A measure of a study.
 
-    of: its value for a run and its baseline, None where that is not known.
-    share: printed in percent; size: in bytes; otherwise with `decimals`.
-    alone: it needs no baseline.
-    averaged: its mean over traces is meaningful.
-    of_sweep: in place of `of`, its value for all batches of a network together.
-    quotient_of: the measure whose values it divides, one run's by another's.
-    ratio: functions from a value to a ratio, whose means are geometric, and back; None where means are arithmetic.
+    title: title of its table
+    word: its name in the rows of published numbers
+    of: computes the value from a run and its baseline; None if not known
+    share: formatted in percent
+    size: formatted as bytes
+    alone: needs no baseline
+    decimals: decimals of values that are neither shares nor sizes
+    averaged: whether its mean over traces is meaningful
+    of_sweep: replaces `of`: computes one value from all batches of a network
+    quotient_of: the measure whose value for the run is divided by that of the baseline
+    ratio: converts a value to a ratio, for geometric means, and back; None for arithmetic means
     """
 
     title: str
@@ -166,7 +172,7 @@ class Measure:
     ratio: tuple[Callable[[float], float], Callable[[float], float]] | None = None
 
     def text(self, value: float | None) -> str:
-        """A value, or a dash; values of 1000 and more without decimals."""
+        """The formatted value, or a dash; values of 1000 and more have no decimals."""
         if value is None:
             return "-"
         if self.size:
@@ -174,7 +180,7 @@ class Measure:
         return f"{value:.1%}" if self.share else f"{value:.{self._digits(value)}f}"
 
     def difference(self, value: float | None, published: float) -> str:
-        """How far ours is from the published one, with decimals where that has them; or a dash."""
+        """The formatted difference from the published value, or a dash."""
         if value is None:
             return "-"
         if self.share:
@@ -201,7 +207,7 @@ def _of_one(value: float) -> float:
     return 1 - value
 
 
-#: A value is a ratio, is one less one, or is what one leaves of one.
+#: Conversions of a value that is a ratio, a ratio - 1, or 1 - a ratio.
 _RATIO, _RATIO_LESS_ONE, _ONE_LESS_RATIO = (_same, _same), (_and_one, _less), (_of_one, _of_one)
 
 #: The title of the table of each part of the step time.
@@ -213,7 +219,7 @@ _PARTS = {
     "codec": "encoding and decoding, share of the step time",
 }
 
-#: By the name that a study's file has for it.
+#: Measures by their name in study files.
 MEASURES: Mapping[str, Measure] = {
     "throughput": Measure("throughput over {over}", "", _throughput, ratio=_RATIO),
     "time": Measure("step time over {over}", "step time", _time, ratio=_RATIO),
@@ -310,7 +316,7 @@ MEASURES: Mapping[str, Measure] = {
     ),
 }
 
-#: The amounts of `memory_of`, and the headings of their columns.
+#: Column headings of the amounts of `memory_of`.
 AMOUNTS: Mapping[str, str] = {
     "all_at_once": "all tensors",
     "bound": "lower bound",
@@ -322,14 +328,17 @@ AMOUNTS: Mapping[str, str] = {
 
 
 def memory_of(trace: Trace) -> dict[str, int]:
-    """Bytes that an iteration needs, by the names of `AMOUNTS`.
+    """The bytes that an iteration needs, by the keys of `AMOUNTS`.
 
-    all_at_once: all tensors at once, with the largest workspace of the fastest algorithms (moDNN's ideal memory,
-    section 7). bound: equation 7. weights_offloaded: with weights offloaded too, without the optimizer's kernels, as
-    published. The others are one technique alone (section 7.3): sub_batch, where everything stays of one sample at a
-    time; transfers, what the most demanding task of the whole batch needs by its fastest algorithm; algorithms, where
-    everything is resident and each convolution runs in the smallest workspace. Where the iteration is unknown at one
-    sample, bound, weights_offloaded and sub_batch are of the whole batch.
+    all_at_once: all tensors resident, with the largest workspace of the fastest algorithms (moDNN's ideal memory,
+    section 7)
+    bound: memory lower bound, equation 7
+    weights_offloaded: lower bound with weights offloaded too, without the optimizer's kernels, as published
+    sub_batch: everything resident, one sample at a time (one technique alone, section 7.3)
+    transfers: working set of the largest task of the full batch with its fastest algorithm (section 7.3)
+    algorithms: everything resident, each convolution with its smallest workspace (section 7.3)
+
+    If the iteration cannot be modelled at one sample, bound, weights_offloaded and sub_batch use the full batch.
 
     >>> from simgpu.trace.folder import load_trace
     >>> result = memory_of(load_trace("vgg16-b128-v100"))

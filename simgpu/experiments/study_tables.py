@@ -1,4 +1,4 @@
-"""The tables of a study: its measures, where time and memory go, and published numbers compared with simulated ones."""
+"""The tables of a study: its measures, the time and memory breakdowns, and published vs. simulated numbers."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _UNSTEADY = " *"
 
 
 class StudyTable(NamedTuple):
-    """One table of texts."""
+    """A table of formatted cells."""
 
     title: str
     headings: tuple[str, ...]
@@ -30,12 +30,12 @@ class StudyTable(NamedTuple):
 
 
 def study_tables(result: StudyValues) -> list[StudyTable]:
-    """The tables of a study: each of its measures over each baseline, the time breakdown, and memory where published
-    numbers are of it.
+    """The tables of a study: each measure over each baseline, the time breakdown, and memory if published numbers
+    need it.
 
-    One row a trace and one column a run; the other way round where there is a sweep of budgets, which has many runs. Of
-    one trace alone such a sweep is one table, with one column a measure. Means stand at the end, and on how many traces
-    each run is out of memory.
+    Tables have one row per trace and one column per run. With a sweep of budgets, which has many runs, rows and
+    columns are swapped; for a single trace the sweep is one table with one column per measure. The means, and the
+    number of traces on which each run is out of memory, come last.
     """
     study = result.study
     measures = [each for each in study.tables if each != "breakdown"]
@@ -57,22 +57,22 @@ def study_tables(result: StudyValues) -> list[StudyTable]:
 def _by_trace(result: StudyValues, measure: str, over: str) -> StudyTable:
     study, kind = result.study, MEASURES[measure]
     of_sweep = kind.of_sweep is not None
-    # A study of largest batches has one for every run: what the traces have is only where its searches begin.
-    given = not study.largest_batch
+    # In a study of largest batches every run has its own batch; the traces' batches only start the searches.
+    with_batches = not study.largest_batch
     rows = [
         (
             study.network(label),
-            *([_batches(study, label)] if given else []),
+            *([_batches(study, label)] if with_batches else []),
             *(_cell(result, label, run, measure, over) for run in study.runs),
         )
         for label in (study.networks if of_sweep else study.traces)
     ]
     if kind.averaged:
-        means, blank = result.means(measure, over), [""] if given else []
+        means, blank = result.means(measure, over), [""] if with_batches else []
         rows.append((means.label, *blank, *(kind.text(means.values[run.label]) for run in study.runs)))
         if any(means.out_of_memory.values()):
             rows.append((OOM, *blank, *(_oom(means, run) for run in study.runs)))
-    batches = ["batches" if of_sweep else "batch"] if given else []
+    batches = ["batches" if of_sweep else "batch"] if with_batches else []
     headings = ("", *batches, *(run.label for run in study.runs))
     return StudyTable(_title(measure, over), headings, rows)
 
@@ -84,7 +84,7 @@ def _oom(means: Means, run: StudyRun) -> str:
 
 
 def _batches(study: Study, label: str) -> str:
-    """The batch of a trace, or the range of a sweep's."""
+    """The batch of a trace, or the range of batches of a sweep."""
     batches = [study.traces[trace].info.batch for trace in study.networks.get(label, (label,))]
     return str(batches[0]) if len(batches) == 1 else f"{min(batches)}-{max(batches)}"
 
@@ -99,8 +99,8 @@ def _by_run(result: StudyValues, measure: str, over: str) -> StudyTable:
         cells = (_cell(result, label, run, measure, over, no_memory=_ABSENT) for label in columns)
         mean = (kind.text(means.values[run.label]),) if kind.averaged else ()
         rows.append((run.label, *cells, *mean, *((_oom(means, run),) if counted else ())))
-    behind = (*((means.label,) if kind.averaged else ()), *((OOM,) if counted else ()))
-    return StudyTable(_title(measure, over), ("", *columns, *behind), rows)
+    last = (*((means.label,) if kind.averaged else ()), *((OOM,) if counted else ()))
+    return StudyTable(_title(measure, over), ("", *columns, *last), rows)
 
 
 def _of_one_trace(result: StudyValues, measures: Sequence[str], over: str) -> StudyTable:
@@ -111,7 +111,7 @@ def _of_one_trace(result: StudyValues, measures: Sequence[str], over: str) -> St
 
 
 def _breakdown(result: StudyValues, trace: str) -> StudyTable:
-    """The time breakdown of an iteration of each epoch, a row a run."""
+    """The time breakdown, summed over one iteration of each epoch, one row per run."""
     study = result.study
     cells = [(run.label, result.cells[trace, run.label]) for run in study.runs]
     headings, rows = breakdown_table([(label, cell.parts or None, _failure(cell)) for label, cell in cells])
@@ -120,7 +120,7 @@ def _breakdown(result: StudyValues, trace: str) -> StudyTable:
 
 
 def _memory(result: StudyValues) -> StudyTable:
-    """Each amount in bytes, and under it the geometric mean of all tensors at once over it."""
+    """Each amount in bytes, and below it the geometric mean of the reduction relative to all tensors."""
     rows = [(label, *(format_bytes(amounts[name]) for name in AMOUNTS)) for label, amounts in result.memory.items()]
     saved = (
         geometric_mean(amounts["all_at_once"] / amounts[name] for amounts in result.memory.values()) for name in AMOUNTS
@@ -136,35 +136,35 @@ def _title(measure: str, over: str) -> str:
 def table_notes(result: StudyValues) -> list[str]:
     """Notes under the tables: missing values, means, unsteady runs."""
     swept = any(run.sweep for run in result.study.runs)
-    one = swept and len(result.study.traces) == 1
-    text = [] if one else list(_mean_notes(result))
-    if swept and not one and any(cell.out_of_memory for cell in result.cells.values()):
-        text.append("-: OOM, or no baseline run")
+    one_trace = swept and len(result.study.traces) == 1
+    notes = [] if one_trace else list(_mean_notes(result))
+    if swept and not one_trace and any(cell.out_of_memory for cell in result.cells.values()):
+        notes.append("-: OOM, or no baseline run")
     if any(cell.steady is False for cell in result.cells.values()):
-        text.append("* unsteady: the last two iterations differ; run more iterations")
-    return text
+        notes.append("* unsteady: the last two iterations differ; run more iterations")
+    return notes
 
 
 def _mean_notes(result: StudyValues) -> Iterator[str]:
-    """The kinds of means in the tables, and their traces."""
+    """Notes on the kinds of means in the tables, and on their traces."""
     means = result.all_means()
     kinds = (("geomean: geometric mean", True), ("mean: arithmetic mean", False))
-    words = [text for text, geometric in kinds if any(each.geometric == geometric for each in means)]
-    if not words:
+    texts = [text for text, geometric in kinds if any(each.geometric == geometric for each in means)]
+    if not texts:
         return
     every = all(len(each.traces) == each.total_traces for each in means)
     over = "" if every else " of the stated number of traces, those with a value for every run"
-    yield f"{'; '.join(words)}{over}"
+    yield f"{'; '.join(texts)}{over}"
     if any(any(each.out_of_memory.values()) for each in means):
         yield "OOM: number of traces on which a run is out of memory"
     if any(row.aggregate == MEAN and MEASURES[row.measure].ratio for row in result.study.published):
         yield "means of published numbers, and simulated ones compared with them: arithmetic, as in the papers"
     if any(run.sweep for run in result.study.runs) and any(None in each.values.values() for each in means):
-        yield "no mean at a budget where one of these traces does not fit"
+        yield "a budget has no mean if one of these traces does not fit"
 
 
 def failures(result: StudyValues) -> list[str]:
-    """Why cells have no number, with their trace and run; of a sweep, for the largest budget and the smallest batch."""
+    """Why cells have no numbers, with trace and run; for a sweep, only at its largest budget and smallest batch."""
     runs = {run.label: run for run in result.study.runs}
     of_sweeps: dict[tuple[str, str], list[tuple[int, int, str]]] = {}
     for (trace, label), cell in result.cells.items():
@@ -176,18 +176,18 @@ def failures(result: StudyValues) -> list[str]:
 
 
 def published_rows(result: StudyValues) -> list[tuple[str, ...]]:
-    """Under `PUBLISHED_HEADINGS`; numbers in square brackets count `published_notes`."""
+    """The rows under `PUBLISHED_HEADINGS`; numbers in square brackets refer to `published_notes`."""
     numbers = _numbers(result)
     return [_published(row, result.study, numbers) for row in result.comparisons()]
 
 
 def published_notes(result: StudyValues) -> list[str]:
-    """Notes on published numbers, by their number in square brackets."""
+    """Notes on published numbers, with their number in square brackets."""
     return [f"[{number}] {note}" for note, number in _numbers(result).items()]
 
 
 def study_text(result: StudyValues) -> str:
-    """The tables without looks."""
+    """The tables as plain text."""
     return "\n".join(_parts(result))
 
 
@@ -203,13 +203,13 @@ def _parts(result: StudyValues) -> Iterator[str]:
 
 
 def _cell(result: StudyValues, trace: str, run: StudyRun, measure: str, over: str, no_memory: str = OOM) -> str:
-    message = MEASURES[measure]
+    kind = MEASURES[measure]
     cells = [result.cells[point, run.label] for point in result.study.networks.get(trace, (trace,))]
     if all(cell.failure for cell in cells):
         return REFUSED if cells[-1].refused else no_memory
-    other = None if message.alone else result.study.compared(run, over)
-    known = message.alone or other is not None
-    text = message.text(result.value(measure, trace, run.label, other.label if other else "") if known else None)
+    other = None if kind.alone else result.study.compared(run, over)
+    known = kind.alone or other is not None
+    text = kind.text(result.value(measure, trace, run.label, other.label if other else "") if known else None)
     return text + (_UNSTEADY if any(cell.steady is False for cell in cells) else "")
 
 
@@ -224,17 +224,17 @@ def _numbers(result: StudyValues) -> dict[str, int]:
 
 def _published(row: PublishedComparison, study: Study, numbers: dict[str, int]) -> tuple[str, ...]:
     number, kind = row.published, MEASURES[row.published.measure]
-    what = f"{_subject(number)}, {number.aggregate}" + (f", {kind.word}" if kind.word else "")
+    label = f"{_subject(number)}, {number.aggregate}" + (f", {kind.word}" if kind.word else "")
     if number.excluding:
-        what += f", without {', '.join(number.excluding)}"
+        label += f", without {', '.join(number.excluding)}"
     swept = row.points > row.expected or (bool(study.sweeps) and row.expected > 1)
     if swept and row.values < row.points:
-        what += f" ({row.values} of {row.points})"
+        label += f" ({row.values} of {row.points})"
     elif row.traces < row.expected and row.expected > 1:
-        what += f" ({row.traces})"
+        label += f" ({row.traces})"
     mark = f" [{numbers[number.note]}]" if number.note else ""
     return (
-        what,
+        label,
         kind.text(row.simulated),
         kind.text(number.value),
         kind.difference(row.difference, number.value),

@@ -1,7 +1,7 @@
-"""The values of a study: each measure of a run on a trace, means over traces, and comparison with published numbers.
+"""The values of a study: measures of each run and trace, means over traces, and comparison with published numbers.
 
-Means of all runs are over the same traces: a run that is out of memory on a trace would otherwise be averaged over
-easier traces than the others.
+The means of all runs are over the same traces. Otherwise a run that is out of memory on some traces would be averaged
+over easier traces than the others.
 """
 
 from __future__ import annotations
@@ -18,12 +18,12 @@ if TYPE_CHECKING:
     from simgpu.experiments.scenarios.study import PublishedNumber, Study, StudyRun
 
 STUDY_REPORT_SCHEMA = "simgpu.study-report/3"
-#: Aggregates over traces that a published number can be of; a published mean is arithmetic.
+#: Aggregates over traces that papers publish; a published mean is arithmetic.
 _AGGREGATES: Mapping[str, Callable[[list[float]], float]] = {"mean": fmean, "min": min, "max": max}
 
 
 def aggregate(of: str, values: list[float]) -> float | None:
-    """The mean, min or max of values; of a trace their mean; None without values.
+    """The mean, min or max of values; their mean if `of` is the label of a trace; None without values.
 
     >>> aggregate("max", [1.0, 3.0]), aggregate("VGG16", [3.0]), aggregate("mean", [])
     (3.0, 3.0, None)
@@ -35,9 +35,11 @@ def aggregate(of: str, values: list[float]) -> float | None:
 class PublishedComparison:
     """A published number and the simulated one.
 
-    simulated: None where a run it needs was out of memory.
-    traces, expected: the number of traces with a value, and of all that the number is of.
-    values, points: the number of values, and of all points; several per trace of a sweep of budgets.
+    simulated: None if a required run was out of memory
+    traces: number of traces with a value
+    expected: number of traces that the published number covers
+    values: number of values; a sweep of budgets has several per trace
+    points: number of values if no run had failed
     """
 
     published: PublishedNumber
@@ -57,8 +59,10 @@ class PublishedComparison:
 class Means:
     """The means of a measure over a baseline.
 
-    values: by run, None where it has none. traces: those that they are over. total_traces: how many the study
-    has. out_of_memory: by run, on how many of these it is out of memory.
+    values: mean by run; None if it has none
+    traces: the traces that the means are over
+    total_traces: number of traces of the study
+    out_of_memory: number of traces on which a run is out of memory, by run
     """
 
     measure: str
@@ -71,16 +75,17 @@ class Means:
 
     @property
     def label(self) -> str:
-        """What the means are called in a table, with the number of traces where these are not all."""
+        """The label of the means in tables, with the number of traces if these are not all."""
         word = "geomean" if self.geometric else "mean"
         return word if len(self.traces) == self.total_traces else f"{word} ({len(self.traces)} of {self.total_traces})"
 
 
 @dataclass(frozen=True, repr=False)
 class StudyValues:
-    """The cells of a study by labels of trace and run. Prints as its tables; `frame` has all numbers.
+    """The cells of a study by labels of trace and run.
 
-    memory: of each trace, where published numbers are of it: bytes by the names of `simgpu.experiments.study_measures`.
+    memory: bytes by trace and key of `AMOUNTS` (`simgpu.experiments.study_measures`); empty if no published number
+    needs it
     """
 
     study: Study
@@ -88,10 +93,11 @@ class StudyValues:
     memory: Mapping[str, Mapping[str, int]] = field(default_factory=dict)
 
     def value(self, measure: str, trace: str, run: str, over: str = "") -> float | None:
-        """A measure of one run on a trace, relative to another run where the measure needs one.
+        """A measure of one run on a trace, relative to the baseline run `over` if the measure needs one.
 
-        trace: its label; that of a network, for a measure of all its batches together. None where one of the runs was
-        out of memory, or where what is measured is not known.
+        None if one of the runs was out of memory, or the measured quantity is not known.
+
+        trace: label of the trace, or of the network for a measure over all its batches
         """
         if (of_sweep := MEASURES[measure].of_sweep) is not None:
             batches = self.study.networks[trace]
@@ -103,36 +109,37 @@ class StudyValues:
         return MEASURES[measure].of(simulated, reference)
 
     def ratio(self, trace: str, run: str, over: str) -> float | None:
-        """Throughput of one run over that of another, None where one of them was out of memory."""
+        """Throughput of one run over that of another; None if one of them was out of memory."""
         return self.value("throughput", trace, run, over)
 
     def values(
         self, measure: str, run: str, over: str = "", without: Iterable[str] = (), of: str = ""
     ) -> dict[str, list[float]]:
-        """The values by trace, where there are any: of one run, or of every run of a sweep.
+        """The known values by trace, of one run or of every run of a sweep.
 
-        over: a run, or a sweep, of which the run with the same budget is meant. without, of: see `_labels_of`.
+        over: the baseline run, or a sweep, whose run with the same budget is the baseline
+        without, of: see `_labels_of`
         """
         results = {}
         for trace in self._labels_of(measure, of, without):
             values = [self.value(measure, trace, *pair) for pair in self._pairs(run, over)]
-            if text := [value for value in values if value is not None]:
-                results[trace] = text
+            if known := [value for value in values if value is not None]:
+                results[trace] = known
         return results
 
     def mean(self, run: str, over: str = "", measure: str = "throughput") -> float | None:
-        """Mean of a measure of one run over the traces on which every run of the study has a value; None without one.
+        """The mean of a measure of one run over the traces on which every run has a value; None without a mean.
 
-        Geometric of ratios, else arithmetic; `means` says over which traces it is.
+        It is geometric for ratios, else arithmetic. `means` also returns the traces.
         """
         return self.means(measure, over).values[run]
 
     def means(self, measure: str, over: str = "") -> Means:
-        """The means of a measure of all runs over a baseline, taken over the same traces."""
+        """The means of a measure of all runs over a baseline, for the same traces."""
         return means_of(self, measure, over)
 
     def all_means(self) -> tuple[Means, ...]:
-        """The means of every measure of the tables over each of its baselines, where means say something."""
+        """The means of every averaged measure of the tables over each of its baselines."""
         return tuple(
             self.means(measure, over)
             for measure in self.study.tables
@@ -141,22 +148,23 @@ class StudyValues:
         )
 
     def _labels_of(self, measure: str, of: str = "", without: Iterable[str] = ()) -> list[str]:
-        """The labels that a measure has values of: of traces, or of networks where it is of all their batches.
+        """The labels with values of a measure: traces, or networks for a measure over all their batches.
 
-        of: one of them or a sweep of batches, in place of all. without: those that are left out.
+        of: a label or a sweep of batches, to select only its labels
+        without: labels to exclude
         """
-        study, left = self.study, set(without)
+        study, excluded = self.study, set(without)
         of_sweep = MEASURES[measure].of_sweep is not None
         names = {label: study.network(label) for label in (study.networks if of_sweep else study.traces)}
         chosen = of in names or of in study.networks
         return [
             label
             for label, name in names.items()
-            if left.isdisjoint((label, name)) and (not chosen or of in (label, name))
+            if excluded.isdisjoint((label, name)) and (not chosen or of in (label, name))
         ]
 
     def _pairs(self, run: str, over: str) -> list[tuple[str, str]]:
-        """Labels of runs that are compared; the second is empty for a measure of runs alone."""
+        """Pairs of labels of a run and its baseline; the second is empty for a measure without a baseline."""
         members = self.study.members(run)
         if not over:
             return [(member.label, "") for member in members]
@@ -169,18 +177,18 @@ class StudyValues:
 
     def compared_with(self, row: PublishedNumber) -> PublishedComparison:
         """A published number with the simulated one."""
-        each = 1 if row.memory is not None else len(self._pairs(row.run, row.vs))
+        per_trace = 1 if row.memory is not None else len(self._pairs(row.run, row.vs))
         labels = self._labels_of(row.measure, row.aggregate, row.excluding)
-        of = self.values_of(row)
-        values = [value for text in of.values() for value in text]
-        simulated = self._of_sums(row, of) if row.aggregate == "sum" else aggregate(row.aggregate, values)
-        return PublishedComparison(row, simulated, len(of), len(values), len(labels), each * len(labels))
+        by_trace = self.values_of(row)
+        values = [value for known in by_trace.values() for value in known]
+        simulated = self._of_sums(row, by_trace) if row.aggregate == "sum" else aggregate(row.aggregate, values)
+        return PublishedComparison(row, simulated, len(by_trace), len(values), len(labels), per_trace * len(labels))
 
     def values_of(self, row: PublishedNumber) -> dict[str, list[float]]:
-        """The values behind a published number by trace; several per trace of a sweep."""
+        """The simulated values behind a published number, by trace; a sweep has several per trace."""
         if row.memory is not None:
-            text = self._labels_of(row.measure, row.aggregate, row.excluding)
-            return {trace: [self._of_memory(row, trace)] for trace in text}
+            labels = self._labels_of(row.measure, row.aggregate, row.excluding)
+            return {trace: [self._of_memory(row, trace)] for trace in labels}
         return self.values(row.measure, row.run, row.vs, row.excluding, row.aggregate)
 
     def cells_of(self, row: PublishedNumber) -> list[tuple[str, str]]:
@@ -191,7 +199,7 @@ class StudyValues:
         return [(trace, run) for trace in traces for run in runs]
 
     def _of_sums(self, row: PublishedNumber, traces: Iterable[str]) -> float | None:
-        """The sum over traces of what a measure divides, over the sum of what it is divided by."""
+        """The sum of a quotient's numerators over traces, divided by the sum of its denominators."""
         part = MEASURES[row.measure].quotient_of
         simulated, reference = (
             sum(self.value(part, trace, run) or 0 for trace in traces for run in runs)
@@ -205,17 +213,17 @@ class StudyValues:
 
     @property
     def nothing_fitted(self) -> bool:
-        """Whether there are runs with limited memory, and every one of them was out of it on every trace."""
+        """Whether there are runs with limited memory, and all of them failed on every trace."""
         limited = [cell for cell in self.cells.values() if cell.limited]
         return bool(limited) and all(cell.samples_per_s is None for cell in limited)
 
 
 def means_of(result: StudyValues, measure: str, over: str) -> Means:
-    """The means of a measure of every run over the traces on which all of them have a value.
+    """The means of a measure of every run over the traces on which all runs have a value.
 
-    A sweep of budgets counts as one run, which has a value where any of its budgets has one; a budget that lacks one of
-    the traces has no mean. Runs that never have a value, as one that never fits, are left aside. Of ratios, and of
-    shares that are ratios less one, means are geometric; of everything else arithmetic.
+    A sweep of budgets counts as one run, which has a value on a trace if any of its budgets has one; a budget without a
+    value on one of the traces has no mean. Runs without any value, such as one that never fits, are ignored. Means are
+    geometric for ratios and for shares derived from ratios (ratio - 1, 1 - ratio), else arithmetic.
     """
     study, of_measure = result.study, MEASURES[measure]
     labels = list(study.networks if of_measure.of_sweep is not None else study.traces)
@@ -240,7 +248,7 @@ def means_of(result: StudyValues, measure: str, over: str) -> Means:
 
 
 def _values(result: StudyValues, measure: str, labels: Sequence[str], run: StudyRun, over: str) -> dict[str, float]:
-    """The values of a run by trace, where it has one."""
+    """The known values of a run by trace."""
     other = result.study.compared(run, over) if over else None
     if over and other is None:
         return {}
@@ -254,7 +262,7 @@ def _out_of_memory(result: StudyValues, label: str, run: StudyRun) -> bool:
 
 
 def mean(of: Measure, values: Sequence[float], count: int) -> float | None:
-    """The mean of a measure's values if there are so many, None of fewer, and of none.
+    """The mean of a measure's values; None if there are fewer than `count`, or none.
 
     >>> from simgpu.experiments.study_measures import MEASURES
     >>> round(mean(MEASURES["time"], [1.0, 4.0], 2), 9), mean(MEASURES["peak_memory"], [1.0, 4.0], 2)
@@ -266,6 +274,6 @@ def mean(of: Measure, values: Sequence[float], count: int) -> float | None:
         return None
     if of.ratio is None:
         return fmean(values)
-    there, back = of.ratio
-    ratios = [there(value) for value in values]
-    return back(exp(fmean(map(log, ratios))) if all(ratio > 0 for ratio in ratios) else 0.0)
+    to_ratio, from_ratio = of.ratio
+    ratios = [to_ratio(value) for value in values]
+    return from_ratio(exp(fmean(map(log, ratios))) if all(ratio > 0 for ratio in ratios) else 0.0)

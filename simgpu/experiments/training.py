@@ -1,6 +1,6 @@
-"""A training of many epochs: one steady iteration for each, weighted by the iterations that an epoch has.
+"""Training over many epochs: `train` simulates one steady iteration per epoch and weights it by the epoch's iterations.
 
-Sparsity changes from epoch to epoch, and with it what a policy decides (CSWAP, section IV-A).
+Sparsity, and with it a policy's decisions, changes from epoch to epoch (CSWAP, section IV-A).
 """
 
 from __future__ import annotations
@@ -26,13 +26,13 @@ if TYPE_CHECKING:
 
     from simgpu.hardware.spec import NodeSpec
 
-#: How a block leaves that no codec touches.
+#: The codec of a block that is offloaded uncompressed.
 AS_IT_IS = ""
 
 
 @dataclass(frozen=True, slots=True)
 class Epoch:
-    """One epoch: its number, how many iterations it has, and one of them."""
+    """One epoch: its number, its number of iterations, and the result of one of them."""
 
     number: int
     iterations: int
@@ -41,10 +41,7 @@ class Epoch:
 
 @dataclass(frozen=True)
 class Training:
-    """The epochs of one policy in order.
-
-    label: the policy with the parameters that are not its defaults.
-    """
+    """The epochs of one policy in order. label: the policy with its non-default parameters."""
 
     label: str
     trace: TraceInfo
@@ -53,7 +50,7 @@ class Training:
 
     @property
     def total_ns(self) -> int:
-        """Time of all iterations of all epochs, nanoseconds."""
+        """Time of all iterations of all epochs, ns."""
         return sum(epoch.result.iteration_ns * epoch.iterations for epoch in self.epochs)
 
     @property
@@ -64,25 +61,27 @@ class Training:
 
     @property
     def notes(self) -> tuple[str, ...]:
-        """What the policy and the runs have to say, each once; of what changes with the epochs the last."""
+        """The notes of the policy and the runs; of notes that differ only in numbers, the last one."""
         last = {re.sub(r"\d+", "", note): note for epoch in self.epochs for note in epoch.result.notes}
         return tuple(last.values())
 
     @cached_property
     def decisions(self) -> dict[str, tuple[str | None, ...]]:
-        """For each block that leaves in some epoch, in the order in which blocks first leave: by epoch the codec it
-        leaves in, `AS_IT_IS` where none, None where it stays."""
+        """For each block that is offloaded in some epoch, in order of the first offload, its codec per epoch.
+
+        The codec is `AS_IT_IS` for an uncompressed offload, and None if the block stays resident.
+        """
         by_epoch = [departures(epoch.result) for epoch in self.epochs]
         blocks = dict.fromkeys(block for result in by_epoch for block in result)
         return {block: tuple(result.get(block) for result in by_epoch) for block in blocks}
 
     @cached_property
     def counts(self) -> tuple[int, ...]:
-        """How many blocks leave compressed, by epoch (CSWAP, figure 8)."""
+        """The number of blocks offloaded compressed, per epoch (CSWAP, figure 8)."""
         return tuple(sum(bool(row[at]) for row in self.decisions.values()) for at in range(len(self.epochs)))
 
     def plot(self) -> Figure:
-        """The decisions epoch by epoch as a matplotlib figure (CSWAP, figures 8 and 9)."""
+        """A matplotlib figure of the decisions per epoch (CSWAP, figures 8 and 9)."""
         from simgpu.analysis.charts import plot_decisions
 
         title = f"{self.label}: {self.trace_name or self.trace.model}\n{self.trace.provenance}"
@@ -103,7 +102,7 @@ class Training:
         }
 
     def frame(self) -> pd.DataFrame:
-        """One row an epoch: iterations, every metric of the steady iteration in base units, compressed blocks."""
+        """One row per epoch: iterations, all metrics of the steady iteration in base units, compressed blocks."""
         import pandas as pd
 
         rows = [{row.key: row.value for row in epoch.result.metrics.rows()} for epoch in self.epochs]
@@ -112,9 +111,9 @@ class Training:
 
 
 def departures(result: Result) -> dict[str, str]:
-    """The blocks that leave the device in the last iteration, in order, with their codec.
+    """The blocks offloaded in the last iteration, in order, with their codec.
 
-    A block encoded by the GPU leaves as ``block:codec``; one encoded on the host leaves as it is and is encoded there.
+    A block encoded by the GPU is copied as ``block:codec``; one encoded on the host is copied uncompressed first.
     """
     timeline = result.timeline
     last = timeline.iteration == result.iterations - 1
@@ -146,11 +145,13 @@ def train(
     progress: Callable[[str], None] | None = None,
     **settings: Unpack[RunSettings],
 ) -> Training:
-    """One iteration of each epoch under a policy, which may remember things from one epoch to the next.
+    """Simulate one iteration of each epoch under a policy, which may keep state from one epoch to the next.
 
-    config and settings: as for `simulate`, but for the epoch. epochs: their numbers; by default all of the trace.
-    progress: called with a line before the first.
-    Raises `InputError` where there are no epochs, and what `simulate` raises.
+    config, settings: as for `simulate`, without the epoch
+    epochs: numbers of the epochs; by default all of the trace
+    progress: called with a line before the first epoch
+
+    Raises `InputError` if there are no epochs, and the errors of `simulate`.
 
     >>> from simgpu.hardware.nodes import load_node
     >>> from simgpu.trace.folder import load_trace
@@ -162,10 +163,10 @@ def train(
     chosen = make_policy(policy, parameters) if isinstance(policy, str) else policy
     numbers = tuple(dict.fromkeys(epochs_of(trace) if epochs is None else epochs))
     if not numbers:
-        what = "the trace tells of no epoch, and none was given"
+        what = "the trace has no epochs, and none were given"
         raise InputError.single(trace.name or trace.info.model, "epochs", what, "give epochs, or record with --epochs")
     if iterations_per_epoch < 1:
-        what = f"{iterations_per_epoch!r} iterations make no epoch"
+        what = f"{iterations_per_epoch!r} is too few iterations"
         raise InputError.single("", "argument iterations_per_epoch", what, "give at least 1")
     config = run_config(config, settings)
     carried: dict[str, Any] = {}

@@ -131,7 +131,7 @@ def test_output_below_a_regular_file(study: Path, tmp_path: Path) -> None:
     done = simgpu("run", study, "-o", study / "sub" / "out")
     assert done.exit_code == 2
     assert done.stderr == (
-        f"Error: {study / 'sub' / 'out'}: cannot be made: {study} is not a folder; choose another output folder\n"
+        f"Error: {study / 'sub' / 'out'}: cannot be created: {study} is not a folder; choose another output folder\n"
     )
     assert sorted(tmp_path.rglob("*")) == before
 

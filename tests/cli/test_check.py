@@ -59,7 +59,7 @@ def test_a_slower_link_is_explained_down_to_the_first_copy(study: Path, stored: 
     assert "    node.link.d2h_bandwidth: 10000000000 -> 9900000000" in lines
     assert "  vdnn" in lines
     assert not {"  ideal", "  none"} & set(lines)
-    assert "    the timelines part at 10 us, on d2h: copy_d2h x1 ends 102 ns later" in lines
+    assert "    timelines diverge at 10 us, on d2h: copy_d2h x1 ends 102 ns later" in lines
     assert "    > end         10,000 ns  10,102 ns" in lines
     assert lines[-1] == "1 of 1 differ from stored: study; --update stores the current results"
 
@@ -79,7 +79,7 @@ def test_an_update_drops_removed_policies(study: Path, stored: Path) -> None:
     study.write_text(study.read_text().replace("[ideal, none, vdnn]", "[ideal, vdnn: {mode: conv}, home]"))
     assert "only stored: none" in check(study, stored).output
     result = check(study, stored, "--update")
-    assert "  home is new\n  none is gone\n" in result.output
+    assert "  home is new\n  none is removed\n" in result.output
     assert not (stored / "study" / "none.csv.gz").exists()
     assert check(study, stored).exit_code == 0
 
@@ -156,7 +156,7 @@ def test_json_is_one_document(study: Path, stored: Path) -> None:
     [
         (("--tolerance", "itertion_ns=1%"), "did you mean 'iteration_ns'?"),
         (("--tolerance", "iteration_ns"), "'iteration_ns' is not KEY=VALUE; write, for example, --tolerance"),
-        (("--tolerance", "*=5 us"), "'5 us' is a time, and samples_per_s is counted as a number"),
+        (("--tolerance", "*=5 us"), "'5 us' is a time, but samples_per_s is a number"),
         (("--tolerance", "*=1%", "--update"), "leave out --tolerance"),
         (("--set", "iteratons=1"), "did you mean 'iterations'?"),
     ],
@@ -183,7 +183,7 @@ def test_bad_folders_and_files_end_with_2_before_anything_runs(study: Path, stor
 
 
 def test_folder_names_are_sanitized_scenario_names(study: Path, tmp_path: Path) -> None:
-    for name, message in (("../../ä b", ""), ("///", "gives no name of a folder")):
+    for name, message in (("../../ä b", ""), ("///", "cannot be converted to a folder name")):
         study.write_text(study.read_text().replace("name: study", f"name: {name!r}"))
         result = check(study, tmp_path / "safe", "--update")
         assert message in result.stderr

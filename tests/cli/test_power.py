@@ -86,13 +86,13 @@ def test_a_figure_that_cannot_be_drawn_is_refused_before_anything_runs(study: Pa
     requested = ("run", study, "--set", "outputs.plots=[power]")
     done = simgpu(*requested)
     assert done.exit_code == 2
-    assert "outputs.plots: there is no figure of the power: node bench does not state what its GPU draws" in " ".join(
+    assert "outputs.plots: cannot plot power: node bench does not state the power of its GPU" in " ".join(
         done.stderr.split()
     )
     state_power(study)
     done = simgpu(*requested)
     assert done.exit_code == 2
-    assert "operation counts are missing for 6 of 6 convolutions and matrix products; leave power out" in " ".join(
+    assert "operation counts are missing for 6 of 6 convolutions and matrix products; remove power" in " ".join(
         done.stderr.split()
     )
 

@@ -166,7 +166,7 @@ def test_smaller_batches_that_do_not_fit_are_reported(resident: Resident) -> Non
     assert each.gaps == (4,)
     assert each.note == "gaps"
     assert result.notes() == [
-        "resident: not every smaller batch fits (4): workspaces jump where convolutions change their algorithm"
+        "resident: not every smaller batch fits (4): workspaces grow when convolutions change their algorithm"
     ]
 
 

@@ -99,15 +99,15 @@ def test_tables_have_no_column_for_the_batch_of_the_trace(result: StudyResult) -
 
 def test_the_frame_and_the_facts_have_it(result: StudyResult) -> None:
     assert result.frame().loc[("recorded", "vDNN"), "batch"] == result.cells["recorded", "vDNN"].batch
-    assert ("batch", "of every run the largest that fits it") in result.study.facts()
+    assert ("batch", "the largest that fits, for each run") in result.study.facts()
     assert result.to_dict()["largest_batch"] is True
 
 
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        (("batch: 64", "batches: [32, 64]"), "largest_batch: searches the batches that AlexNet sweeps"),
-        (("baseline: none", "baseline: none\nepochs: [0, 1]"), "the largest batch is searched in one epoch"),
+        (("batch: 64", "batches: [32, 64]"), "largest_batch: cannot be combined with the sweep of batches of AlexNet"),
+        (("baseline: none", "baseline: none\nepochs: [0, 1]"), "the largest batch is searched for one epoch"),
         (("{policy: ideal}", "{policy: ideal, data_parallel: {gpus: 2}}"), "the largest batch is searched for one GPU"),
         (
             ("aggregate: mean, measure: batch_ratio", "aggregate: sum"),

@@ -294,7 +294,7 @@ def test_a_result_prints_as_a_table(tmp_path: Path) -> None:
     result = run_sweep(small_sweep(41))
     text = repr(result)
     assert text.startswith("a test: 41 points; 41 ok\n")
-    assert text.endswith("1 more rows: frame() has them")
+    assert text.endswith("1 more rows: see frame()")
     assert result._repr_html_().count("<tr>") == 41
 
 
@@ -323,12 +323,12 @@ class TestCluster:
         ]
         assert [line.partition(": ")[2].partition(";")[0] for line in message] == [
             "cannot import simgpu",
-            "has simgpu 0.9, here is 1.0",
+            "has simgpu 0.9, this machine has 1.0",
             "node laptop-2gb has other files there",
-            "trace resnet20-cifar-cpu is not there",
-            "does not compute what is computed here: code of simgpu changed",
+            "trace resnet20-cifar-cpu is missing there",
+            "has other code or libraries: code of simgpu changed",
             "has other modules of simgpu",
-            "gives no answer: OSError('x')",
+            "does not answer: OSError('x')",
         ]
 
     @pytest.mark.slow

@@ -25,12 +25,15 @@ def finished(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.mark.parametrize(
     ("change", "what"),
     [
-        ("update decided set what = '[]'", "it does not say what decided its points"),
-        ("update decided set what = '5'", "it does not say what decided its points"),
-        ("update decided set what = json_set(what, '$.policies', 3)", "it does not say what decided its points"),
-        ("update decided set what = json_set(what, '$.policies.none', 3)", "it does not say what decided its points"),
-        ("update decided set what = json_set(what, '$.libraries', 'x')", "it does not say what decided its points"),
-        ("update points set rows = '[5]'", "its rows are no table"),
+        ("update decided set what = '[]'", "the fingerprint of its points is incomplete"),
+        ("update decided set what = '5'", "the fingerprint of its points is incomplete"),
+        ("update decided set what = json_set(what, '$.policies', 3)", "the fingerprint of its points is incomplete"),
+        (
+            "update decided set what = json_set(what, '$.policies.none', 3)",
+            "the fingerprint of its points is incomplete",
+        ),
+        ("update decided set what = json_set(what, '$.libraries', 'x')", "the fingerprint of its points is incomplete"),
+        ("update points set rows = '[5]'", "its rows are not a table"),
         ("""update points set rows = '[{"batch": 3}]'""", "a row has no outcome"),
         ("update points set rows = json_set(rows, '$[0].outcome', 5)", "a row has no outcome"),
         ("update points set rows = json_set(rows, '$[0].gpus', 'x')", "its gpus is 'x'"),
@@ -39,8 +42,8 @@ def finished(tmp_path_factory: pytest.TempPathFactory) -> Path:
         ("update points set rows = json_set(rows, '$[0].iteration_ns', json('[1]'))", r"its iteration_ns is \[1\]"),
         ("update points set point = point + 1000", f"the sweep has {POINTS} points"),
         ("update points set point = -1 - point", f"the sweep has {POINTS} points"),
-        ("update about set value = '[]' where key = 'swept'", "it does not say which sweep it is of"),
-        ("update about set value = json_set(value, '$.axes', 3)", "it does not say which sweep it is of"),
+        ("update about set value = '[]' where key = 'swept'", "the identity of its sweep is incomplete"),
+        ("update about set value = json_set(value, '$.axes', 3)", "the identity of its sweep is incomplete"),
     ],
 )
 def test_what_no_sweep_wrote_is_damage(finished: Path, change: str, what: str, tmp_path: Path) -> None:

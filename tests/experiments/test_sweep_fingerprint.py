@@ -182,7 +182,7 @@ def test_a_cluster_whose_workers_have_other_code_is_refused(monkeypatch: pytest.
     settings = {"processes": False, "n_workers": 1, "threads_per_worker": 1, "dashboard_address": None}
     with distributed.LocalCluster(**settings) as here, pytest.raises(InputError) as caught:
         run_sweep(sweep, dask=here.scheduler_address)
-    assert "does not compute what is computed here: code of simgpu changed; numpy 1.0 -> " in str(caught.value)
+    assert "has other code or libraries: code of simgpu changed; numpy 1.0 -> " in str(caught.value)
 
 
 def test_only_the_content_of_an_edited_file_counts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -62,5 +62,5 @@ def test_a_missing_bound_has_a_reason():
 
 
 def test_if_nothing_fits_the_limiting_kernel_is_named():
-    with pytest.raises(OutOfMemoryError, match="whatever has left"):
+    with pytest.raises(OutOfMemoryError, match="with all other blocks offloaded"):
         simgpu.time_lower_bound(trace_of(), node_of(PLENTY), budget=100)

@@ -71,7 +71,7 @@ def test_a_difference_is_explained_in_the_assertion(mine: pytest.Pytester) -> No
             "E * AssertionError: timings of chain differ",
             "E * vdnn",
             "E * iteration_ns *",
-            "E * the timelines part at 39 us, on compute: compute F3 ends 1 ns later",
+            "E * timelines diverge at 39 us, on compute: compute F3 ends 1 ns later",
             "E * > end *",
             f"E * stored: *{STORED}",
             "E * now: *",

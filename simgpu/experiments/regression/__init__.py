@@ -1,1 +1,1 @@
-"""Stored timings and what changed since: `simgpu check` and the pytest fixture `timing_regression`."""
+"""Compares timings with stored ones, for `simgpu check` and the pytest fixture `timing_regression`."""

@@ -1,4 +1,4 @@
-"""Scenarios compared with the timings stored in a folder: what `simgpu check` does."""
+"""Compares scenarios with the timings stored in a folder, for `simgpu check`."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from simgpu.experiments.regression.tolerances import Tolerance, read_tolerances
 if TYPE_CHECKING:
     from simgpu.experiments.scenarios.model import Scenario
 
-#: Of a check: `same` also within tolerances. Of an update: what happened to the stored timings.
+#: The result of a check (`same` includes differences within tolerances), or how an update changed stored timings.
 Verdict = Literal["same", "differs", "not stored", "new", "changed", "replaced"]
 
 
@@ -25,8 +25,8 @@ Verdict = Literal["same", "differs", "not stored", "new", "changed", "replaced"]
 class CheckOutcome:
     """The outcome of one scenario.
 
-    folder: of its stored timings. difference: between them and the current ones; None where nothing is stored, or
-    (`replaced`, in an update) where it cannot be read.
+    folder: folder of its stored timings
+    difference: difference of the current from the stored timings; None if there are none or they cannot be read
     """
 
     name: str
@@ -36,7 +36,7 @@ class CheckOutcome:
 
     @property
     def failed(self) -> bool:
-        """Whether a check did not pass."""
+        """Whether the check failed."""
         return self.verdict in ("differs", "not stored")
 
     def to_dict(self) -> dict[str, Any]:
@@ -62,16 +62,16 @@ def check_scenarios(
     update: bool = False,
     progress: Callable[[str], None] | None = None,
 ) -> Iterator[CheckOutcome]:
-    """Runs scenarios and compares them with the timings stored in a folder, one after the other.
+    """Run scenarios one after the other, and compare each with the timings stored in a folder.
 
-    against: the folder; it holds a folder named after each scenario, and `tolerances.yaml` where metrics may differ.
-    overrides: those the scenarios were loaded with, stored with the timings.
-    tolerances: take precedence over those of the folder.
-    update: store the current timings wherever anything differs, tolerances or not.
-    progress: called with what runs.
+    against: a folder with a subfolder for each scenario, named after it, and an optional `tolerances.yaml`
+    overrides: the overrides that the scenarios were loaded with; stored with the timings
+    tolerances: take precedence over those of the folder
+    update: store the current timings if anything differs, even within tolerances
+    progress: called before each run
 
-    Raises `InputError`, before anything runs, for what is wrong with tolerances or stored files (in an update those are
-    replaced), and where two scenarios have one name; then what running raises.
+    Raises `InputError`, before anything runs, for invalid tolerances or stored files (an update replaces invalid
+    files), and if two scenarios have the same name; then the errors of the runs.
     """
     changes = dict(overrides or {})
     every = (*read_tolerances(against), *tolerances)
@@ -107,10 +107,10 @@ def _checked(
 
 
 def _cases(scenarios: Sequence[Scenario], against: Path, update: bool) -> list[_Case]:
-    """Reads everything before the first run; `InputError` with all problems."""
+    """Read all stored timings before the first run. Raises `InputError` with all problems."""
     if not update and not against.is_dir():
         what = "is a file" if against.exists() else "no such folder"
-        raise InputError.single(against, "", what, "give the folder of stored timings, or make it with --update")
+        raise InputError.single(against, "", what, "give the folder of stored timings, or create it with --update")
     problems: list[Problem] = []
     cases: list[_Case] = []
     for scenario in scenarios:
@@ -121,7 +121,7 @@ def _cases(scenarios: Sequence[Scenario], against: Path, update: bool) -> list[_
             continue
         if any(other.folder == case.folder for other in cases):
             what = f"two scenarios are called {scenario.name!r}"
-            problems.append(Problem("", "name", what, "check each once, or give them names of their own"))
+            problems.append(Problem("", "name", what, "check each once, or give them different names"))
         cases.append(case)
     if problems:
         raise InputError(dict.fromkeys(problems))
@@ -129,11 +129,11 @@ def _cases(scenarios: Sequence[Scenario], against: Path, update: bool) -> list[_
 
 
 def _case(scenario: Scenario, against: Path, update: bool) -> _Case:
-    called = folder_name(scenario.name)
-    if not called:
-        what = f"{scenario.name!r} gives no name of a folder"
+    name = folder_name(scenario.name)
+    if not name:
+        what = f"{scenario.name!r} cannot be converted to a folder name"
         raise InputError.single("", "name", what, "use letters or digits in the scenario's name")
-    folder = against / called
+    folder = against / name
     if not folder.exists():
         if update:
             check_folder(folder, foreign)

@@ -1,4 +1,4 @@
-"""Differences between stored and current timings, and which of them count."""
+"""Compares stored with current timings, and decides which differences count: `compare_timings`."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from simgpu.timeline.model import Span
 
 
 class FactChange(NamedTuple):
-    """A fact that differs: its key, stored and current value; `ABSENT` where there is none."""
+    """A fact that differs: its key, stored and current value; `ABSENT` if there is none."""
 
     key: str
     stored: Any
@@ -26,13 +26,13 @@ class _Absent:
 
 
 ABSENT = _Absent()
-#: Facts to report of a run that failed only in one of the two.
+#: Facts to report if the outcomes of a run differ.
 _WHY_IT_FAILED = ("waiting", "requested", "free", "at_ns", "why")
 
 
 @dataclass(frozen=True, slots=True)
 class ValueDifference:
-    """A metric or count that differs. tolerance: the one for its key, if any."""
+    """A metric or count that differs. tolerance: the tolerance for its key; None if there is none."""
 
     key: str
     unit: str
@@ -47,12 +47,12 @@ class ValueDifference:
 
     @property
     def by(self) -> Number:
-        """Current minus stored value; None where one of them is not known."""
+        """Current minus stored value; None if one of them is not known."""
         return None if self.stored is None or self.now is None else self.now - self.stored
 
     @property
     def share(self) -> float | None:
-        """The same over the stored value; None where that is 0 or not known."""
+        """The difference as a share of the stored value; None if that is 0 or not known."""
         return self.by / self.stored if self.by is not None and self.stored else None
 
 
@@ -60,10 +60,11 @@ class ValueDifference:
 class PolicyDifference:
     """The differences of one policy.
 
-    facts: settings, the outcome, steadiness, and why a policy failed. values: metrics and counts.
-    not_stored: keys of metrics that an older simgpu did not store; they do not count.
-    events: where the timelines diverge.
-    by_metrics: whether tolerances are in force; then a diverging timeline is reported but only its metrics count.
+    facts: settings, outcome, steadiness, and why the policy failed
+    values: metrics and counts
+    not_stored: keys of metrics that an older simgpu did not store; they do not count
+    events: the first event that differs
+    by_metrics: whether there are tolerances; then a different timeline is reported, but only metrics count
     """
 
     label: str
@@ -89,9 +90,11 @@ class PolicyDifference:
 class TimingDifference:
     """The differences between stored and current timings.
 
-    overrides: differing overrides of the scenario. only_stored, only_now: labels of policies that only one has.
-    policies: the common policies that differ. Reported, but not counted: inputs, facts of trace and node; reordered,
-    whether the policies have another order.
+    overrides: differing overrides of the scenario
+    only_stored, only_now: labels of policies that only one of them has
+    policies: common policies that differ
+    inputs: differing facts of trace and node; reported, but do not count
+    reordered: whether the policies have another order; reported, but does not count
     """
 
     name: str
@@ -110,19 +113,20 @@ class TimingDifference:
 
     @property
     def empty(self) -> bool:
-        """Whether there is no difference at all, so that nothing needs to be stored."""
+        """Whether there is no difference at all, so that an update stores nothing."""
         return not (self.counts or self.policies or self.inputs or self.reordered)
 
     @property
     def changed(self) -> tuple[str, ...]:
-        """What an update would store, a few words each."""
-        words = [f"{label} is new" for label in self.only_now] + [f"{label} is gone" for label in self.only_stored]
+        """The changes that an update would store, as short texts."""
+        texts = [f"{label} is new" for label in self.only_now]
+        texts += [f"{label} is removed" for label in self.only_stored]
         for policy in self.policies:
             keys = [*(fact.key for fact in policy.facts), *(value.key for value in policy.values), *policy.not_stored]
-            words.append(f"{policy.label}: {', '.join(keys) or 'timeline'}")
-        words += [f"override {change.key}" for change in self.overrides]
-        words += [change.key for change in self.inputs]
-        return (*words, *(["order of policies"] if self.reordered else []))
+            texts.append(f"{policy.label}: {', '.join(keys) or 'timeline'}")
+        texts += [f"override {change.key}" for change in self.overrides]
+        texts += [change.key for change in self.inputs]
+        return (*texts, *(["order of policies"] if self.reordered else []))
 
     def to_dict(self) -> dict[str, Any]:
         """Plain data for JSON."""
@@ -138,10 +142,11 @@ class TimingDifference:
 
 
 def compare_timings(stored: Timings, now: Timings, tolerances: Sequence[Tolerance] = ()) -> TimingDifference:
-    """Compares stored with current timings.
+    """Compare stored with current timings.
 
     Without tolerances everything must be equal: settings, outcome, every metric and count, and the timeline. A policy
-    with other parameters, and so another label, is compared with the only unmatched one of its name.
+    whose label changed with its parameters is compared with the stored policy of the same name, if only one is
+    unmatched.
 
     >>> import simgpu
     >>> from simgpu.experiments.regression.timings import timings_of
@@ -174,20 +179,20 @@ def _paired(
 ) -> tuple[list[tuple[PolicyTimings, PolicyTimings]], tuple[str, ...], tuple[str, ...]]:
     """Matching policies in the current order, and the labels without a match."""
     pairs = []
-    gone = [label for label in stored.labels if label not in now.labels]
+    removed = [label for label in stored.labels if label not in now.labels]
     new = [label for label in now.labels if label not in stored.labels]
     for policy in now.policies:
         label = policy.label
         if label in new:
-            same_name = [other for other in gone if stored[other].policy == policy.policy]
+            same_name = [other for other in removed if stored[other].policy == policy.policy]
             rivals = [other for other in new if now[other].policy == policy.policy]
             if len(same_name) != 1 or len(rivals) != 1:
                 continue
-            gone.remove(same_name[0])
+            removed.remove(same_name[0])
             new.remove(label)
             label = same_name[0]
         pairs.append((stored[label], policy))
-    return pairs, tuple(gone), tuple(new)
+    return pairs, tuple(removed), tuple(new)
 
 
 def _of_policy(stored: PolicyTimings, now: PolicyTimings, tolerances: Iterable[Tolerance]) -> PolicyDifference:
@@ -227,7 +232,7 @@ def _changes(stored: Mapping[str, Any], now: Mapping[str, Any]) -> tuple[FactCha
 
 
 def _given(inputs: Mapping[str, Any]) -> dict[str, Any]:
-    """Without empty values: a new fact of a newer simgpu that nobody set is no change."""
+    """The inputs without empty values: an unset fact added by a newer simgpu is not a difference."""
     return {key: value for key, value in inputs.items() if value not in (None, False, "", [], {})}
 
 
@@ -239,7 +244,7 @@ def _flat(settings: Mapping[str, Any]) -> dict[str, Any]:
 
 def _change_dict(change: FactChange) -> dict[str, Any]:
     known = {"stored": change.stored, "now": change.now}
-    return {"key": change.key, **{word: value for word, value in known.items() if value is not ABSENT}}
+    return {"key": change.key, **{name: value for name, value in known.items() if value is not ABSENT}}
 
 
 def _policy_dict(policy: PolicyDifference) -> dict[str, Any]:

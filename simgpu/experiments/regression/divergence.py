@@ -1,9 +1,9 @@
-"""Where two timelines diverge: the first event that differs.
+"""Finds the first event in which two timelines differ.
 
-Each stream has a first event that differs; the result is the one at which the histories diverge earliest. That is the
-earlier of the two ends where only the end differs (for a wait also its cause, which is known when it ends), otherwise
-the earlier start. So a wait that is longer because of a longer kernel does not hide that kernel. At the same instant
-work comes before waits, ends before starts, and then streams in their order.
+Each stream has a first event that differs. The result is the event of the stream that diverges earliest. A stream
+diverges at the earlier end if the events differ only in what is known at their end (the end; for a wait also its name
+and cause), otherwise at the earlier start. So a wait that is longer because of a longer kernel does not hide that
+kernel. Ties are broken by: work before waits, ends before starts, then the order of streams.
 """
 
 from __future__ import annotations
@@ -22,9 +22,10 @@ _SHOWN_BEFORE = 3
 class EventDifference:
     """The first event that differs.
 
-    at_ns: when the histories diverge.
-    stored, now: the event of each timeline, None where its stream has no more events.
-    before: the last events before it on the stream, equal in both. equal: the number of all equal events before it.
+    at_ns: time at which the timelines diverge
+    stored, now: the event in each timeline; None if its stream has no more events
+    before: the last events before it on the stream, equal in both
+    equal: number of equal events before it on the stream
     """
 
     stream: str
@@ -36,7 +37,7 @@ class EventDifference:
 
     @property
     def fields(self) -> tuple[str, ...]:
-        """The names of the fields that differ, of an event that is in both."""
+        """The names of the fields that differ; empty if one timeline lacks the event."""
         if self.stored is None or self.now is None:
             return ()
         pairs = zip(Span._fields, self.stored, self.now, strict=True)
@@ -44,10 +45,10 @@ class EventDifference:
 
 
 def first_difference(stored: Iterable[Span], now: Iterable[Span]) -> EventDifference | None:
-    """The first event that differs of two timelines, None where all streams are equal."""
+    """The first event in which two timelines differ; None if all streams are equal."""
     then, later = _by_stream(stored), _by_stream(now)
-    difference = [_on_stream(stream, then.get(stream, []), later.get(stream, [])) for stream in then | later]
-    return min((each for each in difference if each is not None), key=_order, default=None)
+    differences = [_on_stream(stream, then.get(stream, []), later.get(stream, [])) for stream in then | later]
+    return min((each for each in differences if each is not None), key=_order, default=None)
 
 
 def _by_stream(events: Iterable[Span]) -> dict[str, list[Span]]:
@@ -68,7 +69,7 @@ def _on_stream(stream: str, stored: list[Span], now: list[Span]) -> EventDiffere
 
 
 def _diverged_at(stored: Span | None, now: Span | None) -> int:
-    """When the two histories diverge at this event of one stream."""
+    """The time at which the two timelines diverge at this event of a stream."""
     if stored is None or now is None:
         event = stored or now
         assert event is not None
@@ -83,7 +84,7 @@ def _same_start(stored: Span, now: Span) -> bool:
 
 
 def _known_at_start(event: Span) -> Span:
-    """The event with only those fields that are known when it starts."""
+    """The event with only the fields that are known when it starts."""
     begun = event._replace(end_ns=0)
     return begun._replace(name="", cause="", iteration=0) if event.kind.is_stall else begun
 

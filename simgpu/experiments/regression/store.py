@@ -1,13 +1,13 @@
-"""Stored timings: a folder that is written atomically and read strictly.
+"""Writes and reads stored timings: a folder that is written atomically and validated when read.
 
-timings.json         what was run, and each policy's values or why it has none, in an order that never changes
+timings.json         the inputs and settings, and each policy's values or failure, in a fixed order
 <policy>.csv.gz      a policy's timeline, all iterations, as gzipped CSV with the columns
     iteration, gpu, stream, kind, name, bytes, cause   as in a run's timeline.csv
-    delta_ns                                           start, from the start of the row before (of the first: from 0)
+    delta_ns                                           start, relative to the start of the previous row (first: to 0)
     duration_ns                                        from start to end
 
-Relative times make repeated iterations the same text, which takes a third of the space, and two files differ only in
-the few rows whose events changed.
+With relative times, repeated iterations have the same text, which takes a third of the space, and two files differ
+only in the rows whose events changed.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ from simgpu.timeline.streams import StreamId
 
 TIMINGS = "timings.json"
 _SCHEMA = "simgpu.timings/2"
-_REMEDY = "get it back from version control, or store it anew"
+_REMEDY = "restore it from version control, or store it again"
 
 
 class _PolicyEntry(FileModel):
@@ -58,9 +58,9 @@ class _TimingsFile(FileModel):
 
 
 def write_timings(timings: Timings, folder: Path) -> None:
-    """Writes timings as one folder. Replaces a folder that holds stored timings and nothing else.
+    """Write timings as one folder. Replaces a folder that holds stored timings and nothing else.
 
-    Raises `InputError` when the system refuses, or the folder holds anything else.
+    Raises `InputError` for system errors, and if the folder holds anything else.
     """
     files = [f"{name}{SUFFIX}" for name in folder_names(timings.labels)]
     with atomic_folder(folder, foreign) as part:
@@ -72,7 +72,7 @@ def write_timings(timings: Timings, folder: Path) -> None:
 
 
 def read_timings(folder: Path) -> Timings:
-    """The timings in a folder; `InputError` with every problem of its files.
+    """Read the timings in a folder. Raises `InputError` with every problem of its files.
 
     >>> import simgpu, tempfile
     >>> from simgpu.experiments.regression.timings import timings_of
@@ -110,13 +110,13 @@ def holds_timings(folder: Path) -> bool:
 
 
 def foreign(folder: Path) -> str:
-    """What a folder holds that must not be replaced; empty where there is nothing of the kind."""
+    """What a folder holds that must not be replaced; empty if there is no such file."""
     if not holds_timings(folder):
         return "files that are not timings stored by simgpu"
     others = sorted(
         entry.name for entry in folder.iterdir() if entry.name != TIMINGS and not entry.name.endswith(SUFFIX)
     )
-    return f"a file that is not of stored timings: {others[0]}" if others else ""
+    return f"a file that does not belong to stored timings: {others[0]}" if others else ""
 
 
 def _document(timings: Timings, files: list[str]) -> dict[str, Any]:
@@ -139,10 +139,10 @@ def _entry(policy: PolicyTimings, file: str) -> dict[str, Any]:
 
 
 def _named_twice(path: Path, file: _TimingsFile) -> list[Problem]:
-    """Labels must be unique: current policies are matched with stored ones by label."""
+    """Problems for repeated labels: current policies are matched with stored ones by label."""
     labels = [entry.label for entry in file.policies]
     twice = dict.fromkeys(label for label in labels if labels.count(label) > 1)
-    return [Problem(str(path), "policies", f"two are called {label!r}", _REMEDY) for label in twice]
+    return [Problem(str(path), "policies", f"two have the label {label!r}", _REMEDY) for label in twice]
 
 
 def _parsed(path: Path) -> Mapping[str, Any]:
@@ -166,7 +166,7 @@ _KINDS = {kind.label: kind for kind in SpanKind}
 
 
 def write_events(events: Iterable[Span], path: Path) -> None:
-    """Writes spans; the same spans give the same bytes, at any time and under any name."""
+    """Write spans. The same spans give the same bytes, whatever the time and the file name."""
     with (
         path.open("wb") as file,
         gzip.GzipFile(filename="", mode="wb", compresslevel=9, fileobj=file, mtime=0) as packed,
@@ -174,16 +174,16 @@ def write_events(events: Iterable[Span], path: Path) -> None:
     ):
         writer = csv.writer(text, lineterminator="\n")
         writer.writerow(COLUMNS)
-        before = 0
+        previous_start = 0
         for span in events:
-            after, takes = span.start_ns - before, span.end_ns - span.start_ns
+            delta, duration = span.start_ns - previous_start, span.end_ns - span.start_ns
             where = (span.iteration, span.gpu, span.stream, span.kind.label, span.name)
-            writer.writerow((*where, after, takes, span.bytes, span.cause))
-            before = span.start_ns
+            writer.writerow((*where, delta, duration, span.bytes, span.cause))
+            previous_start = span.start_ns
 
 
 def read_events(path: Path) -> tuple[Span, ...]:
-    """The spans in a file; `InputError` names the row that is invalid, or says that the file is damaged.
+    """Read the spans in a file. The `InputError` names the invalid row, or states that the file is damaged.
 
     >>> import tempfile
     >>> path = Path(tempfile.mkdtemp()) / "none.csv.gz"
@@ -192,25 +192,24 @@ def read_events(path: Path) -> tuple[Span, ...]:
     >>> read_events(path) == spans
     True
     """
-    remedy = "get it back from version control, or store it anew"
-    text = read_gzip_text(path, "a timeline that simgpu stored", remedy)
+    text = read_gzip_text(path, "a timeline that simgpu stored", _REMEDY)
     try:
         rows = list(csv.reader(io.StringIO(text, newline="")))
     except csv.Error as error:
-        raise InputError.single(path, "", f"not readable as CSV ({error})", remedy) from None
+        raise InputError.single(path, "", f"not readable as CSV ({error})", _REMEDY) from None
     if not rows or tuple(rows[0]) != COLUMNS:
-        what = "has not the columns of a stored timeline"
-        raise InputError.single(path, "row 1", what, f"{','.join(COLUMNS)} are needed; {remedy}")
+        what = "does not have the columns of a stored timeline"
+        raise InputError.single(path, "row 1", what, f"needs {','.join(COLUMNS)}; {_REMEDY}")
     spans: list[Span] = []
     start = 0
     for number, row in enumerate(rows[1:], start=2):
         try:
-            iteration, gpu, stream, kind, name, after, takes, size, cause = row
-            start += int(after)
-            end = start + int(takes)
+            iteration, gpu, stream, kind, name, delta, duration, size, cause = row
+            start += int(delta)
+            end = start + int(duration)
             spans.append(Span(int(gpu), stream, _KINDS[kind], name, start, end, int(size), cause, int(iteration)))
             StreamId.of(stream)
         except (ValueError, KeyError) as error:
             what = f"{','.join(row)[:80]!r} is not an event of a timeline ({error})"
-            raise InputError.single(path, f"row {number}", what, remedy) from None
+            raise InputError.single(path, f"row {number}", what, _REMEDY) from None
     return tuple(spans)

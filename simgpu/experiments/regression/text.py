@@ -1,4 +1,4 @@
-"""A difference of timings as text, in lines of at most 76 columns."""
+"""Formats a difference of timings as text, in lines of at most 76 columns."""
 
 from __future__ import annotations
 
@@ -23,14 +23,14 @@ WIDTH = 76
 _LABELS = 12
 _NAMES = 48
 _FIELDS = ("kind", "name", "iteration", "gpu", "start_ns", "end_ns", "bytes", "cause")
-#: Shown also where they are 0 or empty.
+#: Fields that are shown even if they are 0 or empty.
 _ALWAYS = ("kind", "name", "iteration", "start_ns", "end_ns")
 _UNITS = {"start_ns": "ns", "end_ns": "ns", "bytes": "B"}
 _HEADINGS = ("", "stored", "now", "by", "")
 
 
 def difference_text(difference: TimingDifference) -> str:
-    """All differences, those that count and those that do not.
+    """All differences, including those that do not count.
 
     >>> import simgpu
     >>> from simgpu.experiments.regression.difference import compare_timings
@@ -39,8 +39,8 @@ def difference_text(difference: TimingDifference) -> str:
     ...     changes = {"policies": "vdnn", "node.link.d2h_bandwidth": bandwidth}
     ...     return timings_of(simgpu.load_scenario("quickstart", changes))
     >>> text = difference_text(compare_timings(timings("1 GB/s"), timings("0.99 GB/s")))
-    >>> print(next(line.strip() for line in text.splitlines() if "part" in line))
-    the timelines part at 393.2 us, on d2h: copy_d2h input ends 3,972 ns later
+    >>> print(next(line.strip() for line in text.splitlines() if "diverge" in line))
+    timelines diverge at 393.2 us, on d2h: copy_d2h input ends 3,972 ns later
     """
     return "\n".join(_lines(difference))
 
@@ -52,11 +52,11 @@ def _lines(difference: TimingDifference) -> Iterator[str]:
     if difference.inputs:
         yield "trace or node changed:"
         yield from _changes(difference.inputs, "  ")
-    for labels, what in ((difference.only_stored, "only stored"), (difference.only_now, "only now")):
+    for labels, title in ((difference.only_stored, "only stored"), (difference.only_now, "only now")):
         if labels:
-            yield from _wrapped(f"{what}: {', '.join(labels)}", "")
+            yield from _wrapped(f"{title}: {', '.join(labels)}", "")
     if difference.reordered:
-        yield "policies come in another order, which does not count"
+        yield "policies are in another order, which does not count"
     for policy in difference.policies:
         yield from _of_policy(policy)
 
@@ -99,14 +99,14 @@ def _value_row(value: ValueDifference) -> tuple[str, ...]:
 
 
 def _share(value: ValueDifference) -> str:
-    """In percent, or from ten times on how often the stored value."""
+    """The change in percent, or from ten times on as a multiple of the stored value."""
     if value.share is None:
         return ""
     return f"{100 * value.share:+.3g}%" if abs(value.share) < 9 else f"{value.share + 1:.4g}x"
 
 
 def _number(value: Number, sign: str = "") -> str:
-    """Whole numbers whole, others to six digits."""
+    """Integers in full, other numbers to six digits."""
     if value is None:
         return "-"
     return f"{value:{sign},}" if isinstance(value, int) else f"{value:{sign}.6g}"
@@ -127,12 +127,12 @@ def _fact(value: Any) -> str:
 
 def _events(events: EventDifference, informative: bool) -> Iterator[str]:
     note = "; this does not count, as metrics have tolerances" if informative else ""
-    where = f"the timelines part at {format_time(events.at_ns)}, on {events.stream}"
+    where = f"timelines diverge at {format_time(events.at_ns)}, on {events.stream}"
     yield from _wrapped(f"{where}: {_described(events)}{note}", "  ")
     yield from _side_by_side(events)
     if events.before:
-        many = f"last of {events.equal:,} events" if events.equal > len(events.before) else "events"
-        yield f"    {many} before it on {events.stream}, equal in both:"
+        title = f"last of {events.equal:,} events" if events.equal > len(events.before) else "events"
+        yield f"    {title} before it on {events.stream}, equal in both:"
         for event in events.before:
             yield from _wrapped(_event(event), "      ")
     else:
@@ -142,13 +142,13 @@ def _events(events: EventDifference, informative: bool) -> Iterator[str]:
 def _described(events: EventDifference) -> str:
     stored, now, fields = events.stored, events.now, events.fields
     if now is None and stored is not None:
-        return f"{_named(stored)} is only stored, nothing follows there now"
+        return f"{_named(stored)} is only in the stored timeline; its stream now ends before it"
     if stored is None and now is not None:
-        return f"{_named(now)} is only now, nothing followed there when it was stored"
+        return f"{_named(now)} is only in the current timeline; the stored stream ends before it"
     assert stored is not None
     assert now is not None
     if "kind" in fields or "name" in fields:
-        return f"{_named(now)} stands where {_named(stored)} was"
+        return f"{_named(now)} replaces {_named(stored)}"
     changes = []
     later = now.start_ns - stored.start_ns
     longer = (now.end_ns - now.start_ns) - (stored.end_ns - stored.start_ns)
@@ -174,7 +174,7 @@ def _by(nanoseconds: int) -> str:
 
 
 def _side_by_side(events: EventDifference) -> Iterator[str]:
-    """One line per field, stored and now, with differences marked; names too long for their column are cut."""
+    """One line per field, stored and current, with differences marked; long names are shortened."""
     widest = (WIDTH - 4 - _LABELS - 4) // 2
     heads = "only stored" if events.now is None else "stored", "only now" if events.stored is None else "now"
     both = (events.stored, events.now)
@@ -197,7 +197,7 @@ def _cell(event: Span | None, field: str) -> str:
 
 
 def _cut(text: str, width: int) -> str:
-    """The text, without its middle where it is too long: names of blocks differ at their beginning and end."""
+    """The text, without its middle if it is too long: names of blocks differ at their beginning and end."""
     if len(text) <= width:
         return text
     head = (width - 2) // 2

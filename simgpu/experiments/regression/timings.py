@@ -1,4 +1,4 @@
-"""Timings of runs as plain values, to store and to compare with later runs."""
+"""The timings of runs as plain values, to store and to compare with later runs."""
 
 from __future__ import annotations
 
@@ -31,12 +31,12 @@ _HOLDERS = 8
 
 @dataclass(frozen=True, slots=True)
 class PolicyTimings:
-    """One policy's outcome.
+    """The timings of one policy.
 
-    settings: the arguments of the run (parameters, budget, iterations, ...), by key.
-    values: of a policy that ran, its metrics and counts in base units (see `units`).
-    failure: of one that did not, facts of the out-of-memory error, or why it refuses.
-    events: the spans of all iterations, in the timeline's order.
+    settings: the arguments of the run (parameters, budget, iterations, ...), by key
+    values: metrics and counts in base units (see `units`); empty if the policy did not run
+    failure: details of the out-of-memory error or the refusal; empty if the policy ran
+    events: the spans of all iterations, in the timeline's order
     """
 
     label: str
@@ -53,8 +53,10 @@ class PolicyTimings:
 class Timings:
     """The timings of all policies on one trace and node.
 
-    version: of simgpu. provenance: of the trace, as text. overrides: those of the scenario.
-    inputs: the trace's and the node's facts by dotted key.
+    version: version of simgpu
+    provenance: provenance of the trace, as text
+    overrides: overrides of the scenario
+    inputs: facts of the trace and the node, by dotted key
     """
 
     name: str
@@ -69,7 +71,7 @@ class Timings:
 
     @property
     def labels(self) -> tuple[str, ...]:
-        """The labels of the policies, in the order in which they ran."""
+        """The labels of the policies in run order."""
         return tuple(policy.label for policy in self.policies)
 
 
@@ -80,12 +82,13 @@ def timings_of(
     overrides: Mapping[str, object] | None = None,
     progress: Callable[[str], None] | None = None,
 ) -> Timings:
-    """The timings of a result or of a comparison, or of all policies of a scenario, which are run for it.
+    """The timings of a result, of a comparison, or of a scenario, whose policies are run.
 
-    name: by default that of the scenario or the trace. overrides: those of the scenario.
-    progress: called with each label before its run.
+    name: by default the name of the scenario or the trace
+    overrides: overrides of the scenario
+    progress: called with each label before its run
 
-    Raises `InputError` for anything else, for two policies of one label, and what running a scenario raises.
+    Raises `InputError` for other arguments and for two runs with the same label, and the errors of running a scenario.
 
     >>> import simgpu
     >>> result = timings_of(simgpu.load_scenario("resnet20-addressed", {"iterations": 1}))
@@ -101,12 +104,12 @@ def timings_of(
         case _ if hasattr(ran, "policies") and hasattr(ran, "outputs"):
             name, comparison = name or ran.name, compare(ran, progress=progress)
         case _:
-            what = f"{str(ran)[:60]!r} is neither a result nor a comparison nor a scenario"
+            what = f"{str(ran)[:60]!r} is not a result, comparison or scenario"
             raise InputError.single("", "timings", what, "give what simgpu.simulate or simgpu.load_scenario returns")
     labels = [run.label for run in comparison]
     for label in labels:
         if labels.count(label) > 1:
-            raise InputError.single("", "timings", f"there are two runs of {label}", "compare each policy once")
+            raise InputError.single("", "timings", f"two runs have the label {label}", "compare each policy once")
     return Timings(
         name=name or comparison.trace_name or comparison.trace.model,
         version=__version__,
@@ -157,7 +160,7 @@ def _policy_timings(run: PolicyRun) -> PolicyTimings:
 
 
 def _settings(result: Result) -> dict[str, Any]:
-    together = result.parallel_run.how.arguments if result.parallel_run else {"gpus": 1}
+    data_parallel = result.parallel_run.how.arguments if result.parallel_run else {"gpus": 1}
     return {
         "parameters": plain_parameters(result.parameters),
         "budget_bytes": result.budget,
@@ -166,24 +169,24 @@ def _settings(result: Result) -> dict[str, Any]:
         "iterations": result.iterations,
         "epoch": result.epoch,
         "seed": result.seed,
-        **together,
+        **data_parallel,
     }
 
 
 def _out_of_memory(error: OutOfMemoryError) -> dict[str, Any]:
     facts = ("waiting", "kernel", "space", "requested", "free", "largest_hole", "capacity", "at_ns")
-    held = [f"{name} {size} B" for name, size in error.holders[:_HOLDERS]]
-    return {fact: getattr(error, fact) for fact in facts} | {"holders": len(error.holders), "largest_holders": held}
+    largest = [f"{name} {size} B" for name, size in error.holders[:_HOLDERS]]
+    return {fact: getattr(error, fact) for fact in facts} | {"holders": len(error.holders), "largest_holders": largest}
 
 
 def _plain(values: Mapping[str, object]) -> dict[str, Any]:
-    """The values as a JSON file would hold them, so that stored and current values have the same types."""
+    """The values as JSON types, so that stored and current values have the same types."""
     plain: dict[str, Any] = json.loads(json.dumps(values, default=str))
     return plain
 
 
 def _flat(values: Mapping[str, Any], before: str = "") -> dict[str, Any]:
-    """Nested mappings as one, by dotted key."""
+    """Nested mappings flattened to one, by dotted key."""
     flat: dict[str, Any] = {}
     for key, value in values.items():
         inner = _flat(value, f"{before}{key}.") if isinstance(value, dict) and value else {f"{before}{key}": value}

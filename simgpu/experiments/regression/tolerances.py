@@ -1,14 +1,14 @@
-"""By how much a value may differ from the stored one before it counts as a difference.
+"""Tolerances: how far a value may differ from the stored one before it counts as a difference.
 
     schema: simgpu.tolerances/2
     tolerances:
       iteration_ns: 1%               # of the stored value
       stalled_*_ns: 20 us            # a time, of metrics in nanoseconds
       "*_bytes": 1 MiB               # a size, of metrics in bytes
-      samples_per_s: 0.5             # a number, of metrics that are neither
-      spans: 0                       # 0 of any
+      samples_per_s: 0.5             # a number, of other metrics
+      spans: 0                       # 0, of any metric
 
-Of several tolerances for a metric, the last one applies.
+If several tolerances match a metric, the last one applies.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from simgpu.units import BYTE_UNITS, TIME_UNITS, case_variant, parse_bytes, pars
 TOLERANCES = "tolerances.yaml"
 _SCHEMA = "simgpu.tolerances/2"
 _HOW = "write '1%', '10 us', '1 MiB' or a number"
-#: What an absolute tolerance may be given in, by the unit of the metric.
+#: The kind of an absolute tolerance and an example, by the unit of the metric.
 _IN = {"ns": ("a time", "'10 us'"), "B": ("a size", "'1 MiB'")}
 _NUMBER = ("a number", "'0.5'")
 
@@ -41,8 +41,11 @@ _NUMBER = ("a number", "'0.5'")
 class Tolerance:
     """How far metrics may differ.
 
-    pattern: their name, or one with ``*``. text: as it was written.
-    share: `amount` is a share of the stored value; otherwise it is in `unit`: ``ns``, ``B``, or empty for all others.
+    pattern: name of a metric, or a pattern with ``*``
+    text: the tolerance as written
+    amount: a share of the stored value, or an amount in `unit`
+    unit: ``ns``, ``B``, or empty for other metrics
+    share: whether `amount` is a share
     """
 
     pattern: str
@@ -52,7 +55,7 @@ class Tolerance:
     share: bool
 
     def allows(self, stored: Number, now: Number) -> bool:
-        """Whether the values are close enough; never where one of them is not known.
+        """Whether the values are close enough; False if one of them is not known.
 
         >>> one = parse_tolerances({"iteration_ns": "1%"})[0]
         >>> one.allows(1000, 1010), one.allows(1000, 1011), one.allows(None, 0)
@@ -65,17 +68,17 @@ class Tolerance:
 
 
 def tolerance_for(key: str, tolerances: Iterable[Tolerance]) -> Tolerance | None:
-    """The last tolerance for a metric."""
-    naming = [tolerance for tolerance in tolerances if fnmatchcase(key, tolerance.pattern)]
-    return naming[-1] if naming else None
+    """The last tolerance that matches a metric; None if there is none."""
+    matching = [tolerance for tolerance in tolerances if fnmatchcase(key, tolerance.pattern)]
+    return matching[-1] if matching else None
 
 
 def parse_tolerances(
     written: Mapping[str, object], where: Callable[[str], tuple[str, str]] = lambda pattern: ("tolerance", pattern)
 ) -> tuple[Tolerance, ...]:
-    """Tolerances by pattern, as a file or an option has them; where: file and place of a pattern, for messages.
+    """Parse tolerances by pattern, from a file or an option. where: file and place of a pattern, for messages.
 
-    Raises `InputError` with all that cannot be parsed, match no metric, or have another unit than their metrics.
+    Raises `InputError` with all tolerances that are invalid, match no metric, or have another unit than their metrics.
 
     >>> [str(each.amount) for each in parse_tolerances({"iteration_ns": "1 us", "*_bytes": 0})]
     ['1000', '0']
@@ -98,7 +101,7 @@ class _TolerancesFile(FileModel):
 
 
 def read_tolerances(folder: Path) -> tuple[Tolerance, ...]:
-    """The tolerances of `tolerances.yaml` in a folder, none where there is no such file.
+    """The tolerances of `tolerances.yaml` in a folder; empty if there is no such file.
 
     Raises `InputError` with every problem of the file, each with its line.
     """
@@ -113,7 +116,7 @@ def read_tolerances(folder: Path) -> tuple[Tolerance, ...]:
 def _tolerance(pattern: str, value: object) -> Tolerance:
     keys = [key for key in units() if fnmatchcase(key, pattern)]
     if not keys:
-        raise ValueError(f"no metric is called so; {did_you_mean(pattern, units())}")
+        raise ValueError(f"matches no metric; {did_you_mean(pattern, units())}")
     text = str(value).strip()
     amount, unit, share = _amount(text, value)
     if not share and amount:
@@ -121,7 +124,7 @@ def _tolerance(pattern: str, value: object) -> Tolerance:
             of_key, example = _IN.get(units()[key], _NUMBER)
             given = _IN.get(unit, _NUMBER)[0]
             if of_key != given:
-                raise ValueError(f"{text!r} is {given}, and {key} is counted as {of_key}; write {example} or '1%'")
+                raise ValueError(f"{text!r} is {given}, but {key} is {of_key}; write {example} or '1%'")
     return Tolerance(pattern, text, amount, unit, share)
 
 
@@ -129,22 +132,22 @@ def _amount(text: str, value: object) -> tuple[Fraction, str, bool]:
     """The amount, its unit, and whether it is a share."""
     if isinstance(value, bool) or not isinstance(value, str | int | float):
         raise ValueError(f"{value!r} is not a tolerance; {_HOW}")
-    words = text.removesuffix("%")
+    digits = text.removesuffix("%")
     try:
-        number = Decimal(words)
+        number = Decimal(digits)
     except DecimalException:
         return _quantity(text)
     if not number.is_finite() or number < 0:
         raise ValueError(f"{text!r} is not a tolerance; {_HOW}, 0 or more")
-    return (Fraction(number) / 100, "", True) if words != text else (Fraction(number), "", False)
+    return (Fraction(number) / 100, "", True) if digits != text else (Fraction(number), "", False)
 
 
 def _quantity(text: str) -> tuple[Fraction, str, bool]:
-    word = text.lstrip("0123456789._eE+- ").strip()
+    unit = text.lstrip("0123456789._eE+- ").strip()
     try:
-        if case_variant(word, TIME_UNITS):
+        if case_variant(unit, TIME_UNITS):
             return Fraction(parse_time(text)), "ns", False
-        if case_variant(word, BYTE_UNITS):
+        if case_variant(unit, BYTE_UNITS):
             return Fraction(parse_bytes(text)), "B", False
     except ValueError as error:
         raise ValueError(str(error).replace("; ", ", ")) from None

@@ -1,1 +1,1 @@
-"""Studies as YAML: read, checked, and turned into objects."""
+"""Loads and checks scenario, sweep and study files (YAML)."""

@@ -1,4 +1,4 @@
-"""Scenarios and studies by name: files of one folder, distinguished by their schema."""
+"""Finds scenarios and studies by name: files of one folder, distinguished by their schema."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ from simgpu.experiments.scenarios.study import STUDY_SCHEMA
 from simgpu.io.shipped import find, shipped_names
 from simgpu.io.yaml_files import YamlMapping, read_yaml_mapping
 
-#: What a file of each schema is called, and the command that runs it.
+#: The name of each schema's files in messages, and the command that runs them.
 _WORDS = {SCHEMA: ("a scenario", "run"), STUDY_SCHEMA: ("a study", "study")}
 
 
 def read_file(name_or_path: str | Path, schema: str) -> YamlMapping:
-    """A shipped or own file of a schema; `InputError` names the command for one of the other kind."""
+    """Read a shipped or own file of a schema. The `InputError` for a file of the other kind names its command."""
     path = find("scenarios", name_or_path)
     try:
         return read_yaml_mapping(path, schema)
@@ -38,7 +38,7 @@ def _is_of(path: Path, schema: str) -> bool:
 
 
 def shipped_scenarios() -> Mapping[str, str]:
-    """Names and descriptions of the scenarios that ship.
+    """Names and descriptions of the shipped scenarios.
 
     >>> "quickstart" in shipped_scenarios(), "cswap-6a" in shipped_scenarios()
     (True, False)
@@ -47,7 +47,7 @@ def shipped_scenarios() -> Mapping[str, str]:
 
 
 def shipped_studies() -> Mapping[str, str]:
-    """Names and descriptions of the studies that ship.
+    """Names and descriptions of the shipped studies.
 
     >>> "cswap-6a" in shipped_studies()
     True

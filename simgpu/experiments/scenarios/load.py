@@ -1,4 +1,4 @@
-"""Loading a scenario by name or path; the error lists every problem of every file that it refers to."""
+"""`load_scenario` loads a scenario by name or path; its error lists the problems of all files involved."""
 
 from __future__ import annotations
 
@@ -21,22 +21,23 @@ from simgpu.trace.model import Trace
 
 
 def load_scenario(name_or_path: str | Path, overrides: Mapping[str, object] | None = None) -> Scenario:
-    """A scenario by its shipped name or its file, with its trace, node and policies loaded and checked.
+    """Load and check a scenario by its shipped name or its file, with its trace, node and policies.
 
     overrides: values by dotted key, of the scenario (``iterations``, ``outputs.folder``) or of its node
-    (``node.gpu.memory``), quantities as texts with units. They win over the file's own ``overrides``. A path
-    in an override starts at the current folder, one in the file at the file's folder.
+    (``node.gpu.memory``), quantities as texts with units. They take precedence over the file's own ``overrides``.
 
-    Raises `InputError` with the problems of the scenario, the node, the trace and the policies together.
+    Paths in an override are relative to the current folder, paths in the file to the file's folder. Raises `InputError`
+    with the problems of the scenario, the node, the trace and the policies together.
     """
     return ScenarioLoading(read_file(name_or_path, SCHEMA), dict(overrides or {})).scenario()
 
 
 def make_scenario(values: Mapping[str, object], source: str, overrides: Mapping[str, object] | None = None) -> Scenario:
-    """The scenario that a file with these values would be, where there is no file; paths start at the current folder.
+    """Make a scenario from values instead of a file. Paths are relative to the current folder.
 
-    values: as a file has them, without `schema`. source: what problems name in place of a file. overrides, and what
-    is raised: as `load_scenario`.
+    values: the content of a scenario file, without `schema`
+    source: name to report problems at, in place of a file
+    overrides: as for `load_scenario`, whose errors it raises
 
     >>> values = {"trace": "resnet20-cifar-cpu", "node": "laptop-2gb", "policies": "none"}
     >>> scenario = make_scenario(values, "an example")
@@ -47,10 +48,10 @@ def make_scenario(values: Mapping[str, object], source: str, overrides: Mapping[
 
 
 class ScenarioLoading(Reading):
-    """One scenario on its way in."""
+    """Loads one scenario, and collects its problems."""
 
     def scenario(self) -> Scenario:
-        """The scenario; raises `InputError` with every problem found."""
+        """The scenario. Raises `InputError` with every problem found."""
         values = self.values
         file = self.attempt(lambda: validate(ScenarioFile, values, self.where))
         node = self.node(values.get("node"), "node", {"overrides": values.get("overrides")})
@@ -89,31 +90,31 @@ class ScenarioLoading(Reading):
 
     @property
     def _source(self) -> str:
-        """What a command calls the file."""
+        """The file's name on the command line."""
         path = Path(self.document.file)
         return path.stem if path.parent == shipped_folder("scenarios") else self.document.file
 
     def _points(self, section: SweepSection) -> int:
-        """How many points the scenario's sweep has."""
+        """The number of points of the scenario's sweep."""
         self.problems += section_problems(section, self.where)
         return count_of(axes_of(section))
 
     def _or_swept(self, problem: Problem) -> Problem:
-        """A problem, telling of what is missing that the file's sweep may give it."""
+        """The problem; for a missing key that the file's sweep may set, its remedy also names the sweep."""
         if problem.what != "is missing" or "sweep" not in self.document.lines:
             return problem
         return replace(problem, remedy=f"{problem.remedy}, or run the sweep: simgpu sweep {self._source}")
 
     def _check_power(self, node: NodeSpec, trace: Trace) -> None:
-        """For a figure of the power: checks that node and trace have what it needs."""
+        """Check that node and trace have the data for a figure of the power."""
         if node.gpu.power is None:
-            what = f"there is no figure of the power: node {node.name} does not state what its GPU draws"
-            self.report("outputs.plots", what, "leave power out, or give gpu.power (configs/README.md)")
+            what = f"cannot plot power: node {node.name} does not state the power of its GPU"
+            self.report("outputs.plots", what, "remove power, or give gpu.power (configs/README.md)")
         elif missing := missing_work(trace):
-            self.report("outputs.plots", f"there is no figure of the power: {missing}", "leave power out")
+            self.report("outputs.plots", f"cannot plot power: {missing}", "remove power")
 
     def check_policies(self) -> None:
-        """Unknown policies, unknown or wrong parameters, and the same policy twice."""
+        """Report unknown policies, unknown or invalid parameters, and repeated policies."""
         written = self.values.get("policies")
         entries = [written] if isinstance(written, str | dict) else written if isinstance(written, list) else []
         seen: list[Policy] = []

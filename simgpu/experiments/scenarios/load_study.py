@@ -1,4 +1,4 @@
-"""Loading a study by name or path; problems of all its files are reported at once."""
+"""`load_study` loads a study by name or path; the problems of all its files are reported at once."""
 
 from __future__ import annotations
 
@@ -37,12 +37,12 @@ from simgpu.trace.model import NOT_RECORDED, Origin, Trace, TraceInfo
 def load_study(
     name_or_path: str | Path, overrides: Mapping[str, object] | None = None, *, library: Library | None = None
 ) -> Study:
-    """A study by its shipped name or its file, with its traces, nodes and policies loaded and checked.
+    """Load and check a study by its shipped name or its file, with its traces, nodes and policies.
 
     overrides: values by dotted key, of the study (``epochs``, ``runs.CSWAP.policy``) or of all its nodes
-    (``node.gpu.memory``). They win over the file's own. Paths start as those of a scenario (`load_scenario`). A trace
-    or run that is null (``traces.VGG16``: None) is left out, and what is published of it. library: what earlier studies
-    have loaded, which is not loaded again.
+    (``node.gpu.memory``). They take precedence over the file's own. A trace or run that is null
+    (``traces.VGG16``: None) is excluded, with its published numbers. Paths are resolved as in `load_scenario`.
+    library: cache of traces and nodes loaded by earlier studies
 
     Raises `InputError` with the problems of the study, its nodes, traces and policies together.
 
@@ -54,16 +54,16 @@ def load_study(
 
 
 class StudyReading(Reading):
-    """One study on its way in."""
+    """Loads one study, and collects its problems."""
 
     @cached_property
     def sweeps(self) -> dict[str, tuple[str, ...]]:
-        """By its label, what the traces of each sweep of batches are called, also of those that could not be read."""
+        """The labels of the traces of each sweep of batches, by its label, including those that could not be read."""
         written = {label: tuple(_swept(label, entry)) for label, entry in self._labelled("traces")}
         return {label: batches for label, batches in written.items() if batches}
 
     def study(self) -> Study:
-        """The study; raises `InputError` with every problem found."""
+        """The study. Raises `InputError` with every problem found."""
         self._leave_out()
         file = self.attempt(lambda: validate(StudyFile, self.values, self.where))
         everywhere = {"overrides": self.values.get("overrides")}
@@ -72,8 +72,8 @@ class StudyReading(Reading):
         traces = {label: trace for result in networks.values() for label, trace in result.items()}
         self._check_traces(networks)
         if self.sweeps and self.values.get("largest_batch"):
-            what = f"searches the batches that {', '.join(self.sweeps)} sweeps"
-            self.report("largest_batch", what, "give every trace one batch, with which the search begins")
+            what = f"cannot be combined with the sweep of batches of {', '.join(self.sweeps)}"
+            self.report("largest_batch", what, "give every trace one batch, at which the search starts")
         nodes = {label: self._run(label, run, node, everywhere) for label, run in self._labelled("runs")}
         runs = tuple(run for label in nodes for run in self._runs(label, file, nodes[label], traces)) if file else ()
         self._check_unique(runs)
@@ -99,46 +99,48 @@ class StudyReading(Reading):
         )
 
     def _leave_out(self) -> None:
-        """Drop traces and runs that are null, and what is published of them or compared with them."""
-        named: list[object] = []
-        gone: set[object] = set()
+        """Drop traces and runs that are null, and published numbers of them or relative to them."""
+        null_labels: list[object] = []
+        dropped: set[object] = set()
         for key in ("traces", "runs"):
             null = [label for label, entry in self._labelled(key) if entry is None]
             if null and len(null) < len(self.values[key]):
                 self.values[key] = {label: entry for label, entry in self._labelled(key) if label not in null}
-                named += null
-                had = self.document.values.get(key)
-                points = [_swept(label, had.get(label)) for label in null] if isinstance(had, dict) else []
-                gone.update(null, *points)
-        if not gone:
+                null_labels += null
+                original = self.document.values.get(key)
+                points = [_swept(label, original.get(label)) for label in null] if isinstance(original, dict) else []
+                dropped.update(null, *points)
+        if not dropped:
             return
-        text = f"Left out: {', '.join(map(str, named))}. Means are of the rest, also where a paper's are of all."
+        text = f"Excluded: {', '.join(map(str, null_labels))}. Means cover the rest, even if the paper's cover all."
         if isinstance(notes := self.values.get("notes", []), list):
             self.values["notes"] = [*notes, text]
         for key in ("published", "baseline"):
             written = self.values.get(key)
             if isinstance(written, list):
-                self.values[key] = [each for each in written if gone.isdisjoint(_labels_in(each))]
+                self.values[key] = [each for each in written if dropped.isdisjoint(_labels_in(each))]
         for row in self.values.get("published") or ():
             if isinstance(row, dict) and isinstance(row.get("excluding"), list):
-                row["excluding"] = [label for label in row["excluding"] if label not in gone]
+                row["excluding"] = [label for label in row["excluding"] if label not in dropped]
         if isinstance(written := self.values.get("published"), list):
-            left = [label for label, _ in self._labelled("traces")]
-            self.values["published"] = [row for row in written if not all(label in _left_out(row) for label in left)]
+            remaining = [label for label, _ in self._labelled("traces")]
+            self.values["published"] = [
+                row for row in written if not all(label in _excluded(row) for label in remaining)
+            ]
         for _, run in self._labelled("runs"):
             if isinstance(run, dict) and isinstance(run.get("per_trace"), dict):
-                run["per_trace"] = {label: each for label, each in run["per_trace"].items() if label not in gone}
+                run["per_trace"] = {label: each for label, each in run["per_trace"].items() if label not in dropped}
 
     def _labelled(self, key: str) -> list[tuple[str, Any]]:
-        """The entries of a key by label; none where it is no mapping, which the file's model reports."""
+        """The entries of a key by label; empty if it is not a mapping, which the file's model reports."""
         written = self.values.get(key)
         return list(written.items()) if isinstance(written, dict) else []
 
     def _traces(self, label: str, entry: object, node: NodeSpec | None) -> dict[str, Trace]:
-        """A trace by its label, or those of a sweep of batches by theirs; nothing where they could not be read."""
+        """A trace, or the traces of a sweep of batches, by label; empty if they could not be read."""
         place = f"traces.{label}"
         if label in AGGREGATES:
-            self.report(place, f"{label!r} stands for all traces together", "give it another label")
+            self.report(place, f"{label!r} is the name of an aggregate over all traces", "give it another label")
         if isinstance(entry, dict) and not {"batches", "trace"}.isdisjoint(entry):
             result = self.batches(entry, place, node, self.values.get("node"))
             return {_point(label, trace.info.batch): trace for trace in result}
@@ -146,15 +148,15 @@ class StudyReading(Reading):
         return {label: trace} if trace is not None else {}
 
     def _check_traces(self, networks: Mapping[str, object]) -> None:
-        """No trace that is called as one of a sweep."""
+        """Report traces whose label is also that of a sweep's trace."""
         for label, batches in self.sweeps.items():
             for other in networks.keys() & batches:
-                self.report(f"traces.{other}", f"is also what {label!r} has at that batch", "give it another label")
+                self.report(f"traces.{other}", f"is also the label of {label!r} at that batch", "give it another label")
 
     def _run(self, label: str, run: object, own: NodeSpec | None, everywhere: dict[str, Any]) -> NodeSpec | None:
-        """The node of a run, once its policy has been looked at."""
+        """The node of a run; also checks its policies."""
         if not isinstance(run, dict):
-            return None  # the model of the file has already said so
+            return None  # the file's model reports it
         place = f"runs.{label}"
         self.policy(run.get("policy"), f"{place}.policy")
         changes = run.get("per_trace")
@@ -171,7 +173,7 @@ class StudyReading(Reading):
     def _runs(
         self, label: str, file: StudyFile, node: NodeSpec | None, traces: Mapping[str, Trace]
     ) -> Iterator[StudyRun]:
-        """A run, or each of the runs of a sweep; nothing where its node could not be read."""
+        """The run, or each run of a sweep; nothing if its node could not be read."""
         section, written, place = file.runs[label], self.values["runs"][label], f"runs.{label}"
         self.budget(section.budget, written.get("budget"), f"{place}.budget", node)
         for number, size in enumerate(section.budgets):
@@ -182,7 +184,7 @@ class StudyReading(Reading):
             at = f"{place}.per_trace.{trace}"
             self._known(trace, self._traces_of(file), at, "trace")
             if change.policy is None and change.budget is None:
-                self.report(at, "changes nothing", "give it a policy or a budget, or leave it out")
+                self.report(at, "changes nothing", "give it a policy or a budget, or remove it")
             self.budget(change.budget, written["per_trace"][trace].get("budget"), f"{at}.budget", node)
         if node is None:
             return
@@ -193,7 +195,7 @@ class StudyReading(Reading):
             changed = {name: (self._policy_on(run, name), _shrunk(trace, share)) for name, trace in traces.items()}
             for name, (_, size) in changed.items():
                 at = f"{place}.oversubscription"
-                self.budget(size, f"{name}'s peak, of which {text} is too much,", at, node)
+                self.budget(size, f"the memory that the peak of {name} exceeds by {text}", at, node)
             yield replace(run, label=_point(label, text), sweep=label, oversubscribed=share, changed=changed)
         for text, size in zip(written.get("budgets") or (), section.budgets, strict=True):
             yield replace(run, label=_point(label, text), budget=size, sweep=label)
@@ -202,7 +204,7 @@ class StudyReading(Reading):
         return run.changed.get(trace, (None, None))[0]
 
     def _changed(self, section: RunSection) -> dict[str, tuple[PolicyChoice | None, int | None]]:
-        """What differs on traces by their labels; what is written of one batch wins over what is of all."""
+        """The changes on traces, by label. Changes for one batch take precedence over those for a sweep."""
         results: dict[str, tuple[PolicyChoice | None, int | None]] = {}
         for label, change in sorted(section.per_trace.items(), key=lambda item: item[0] not in self.sweeps):
             for trace in self.sweeps.get(label, (label,)):
@@ -215,7 +217,7 @@ class StudyReading(Reading):
         return (*file.traces, *(trace for batches in self.sweeps.values() for trace in batches))
 
     def _check_unique(self, runs: tuple[StudyRun, ...]) -> None:
-        """No two runs of the same label, and no run that is called as a sweep."""
+        """Report runs of a sweep with the same label as another run."""
         taken = Counter(run.label for run in runs)
         for run in dict.fromkeys(run.sweep for run in runs if taken[run.label] > 1 and run.sweep):
             key = (
@@ -224,7 +226,7 @@ class StudyReading(Reading):
             self.report(f"runs.{run}.{key}", "two runs have the same label", "give each budget once, or another label")
 
     def _check_labels(self, file: StudyFile, runs: tuple[StudyRun, ...]) -> tuple[PublishedNumber, ...]:
-        """Baselines and published numbers of runs and traces that there are."""
+        """The published numbers. Reports unknown labels of runs and traces in them and in the baselines."""
         listed = isinstance(self.values.get("baseline"), list)
         known = dict.fromkeys((*file.runs, *(run.label for run in runs)))
         for number, label in enumerate(file.baseline):
@@ -248,8 +250,8 @@ class StudyReading(Reading):
             self._check_sweeps(row.run, over, place, runs)
         self._check_of(row, place, file)
         if row.excluding and row.aggregate not in AGGREGATES:
-            remedy = f"leave it out, or write aggregate: {', '.join(AGGREGATES)}"
-            self.report(f"{place}.excluding", f"{row.aggregate!r} is one trace, of which none can be left out", remedy)
+            remedy = f"remove it, or write aggregate: {', '.join(AGGREGATES)}"
+            self.report(f"{place}.excluding", f"applies only to aggregates, and {row.aggregate!r} is one trace", remedy)
         note = row.note.strip()
         return PublishedNumber(
             row.run or "",
@@ -264,7 +266,7 @@ class StudyReading(Reading):
         )
 
     def _check_of(self, row: PublishedSection, place: str, file: StudyFile) -> None:
-        """Checks that a published number is of known traces, or of a sweep of them, and excludes not all."""
+        """Check that a published number names known traces or sweeps of batches, and does not exclude all traces."""
         of_sweep = row.measured in get_args(OfSweep)
         known = tuple(file.traces) if of_sweep else self._traces_of(file)
         self._known(
@@ -272,12 +274,12 @@ class StudyReading(Reading):
         )
         for number, label in enumerate(row.excluding):
             self._known(label, known, f"{place}.excluding[{number}]", "trace")
-        left = set(row.excluding)
-        if all(label in left or left.issuperset(self.sweeps.get(label, (label,))) for label in file.traces):
-            self.report(f"{place}.excluding", "leaves no trace", "name fewer")
+        excluded = set(row.excluding)
+        if all(label in excluded or excluded.issuperset(self.sweeps.get(label, (label,))) for label in file.traces):
+            self.report(f"{place}.excluding", "excludes every trace", "name fewer")
 
     def _check_sweeps(self, label: str, over: str, place: str, runs: tuple[StudyRun, ...]) -> None:
-        """What is compared with a sweep needs a run of the same budget in it."""
+        """Check that a sweep used as the baseline has a run with the same budget."""
         baseline_points = {run.point for run in runs if run.sweep == over}
         points = {run.point for run in runs if label in (run.label, run.sweep)}
         if over and baseline_points and not baseline_points.issuperset(points):
@@ -292,12 +294,12 @@ class StudyReading(Reading):
 
 
 def _point(label: str, at: object) -> str:
-    """What a sweep's trace or run is called at one of its batches or budgets."""
+    """The label of a sweep's trace or run at one of its batches or budgets."""
     return f"{label} {str(at).strip()}"
 
 
 def _shrunk(trace: Trace, share: float) -> int:
-    """The memory that the trace's peak is so much more than, rounded up; by recorded lifetimes where they are known."""
+    """The memory in bytes, rounded up, that the trace's peak exceeds by this share; recorded lifetimes if known."""
     from simgpu.trace.stats import trace_stats
 
     stats = trace_stats(trace)
@@ -306,14 +308,14 @@ def _shrunk(trace: Trace, share: float) -> int:
 
 
 def _swept(label: str, entry: object) -> list[str]:
-    """What the traces or runs of a sweep are called, as it is written; nothing for what is no sweep."""
+    """The labels of the traces or runs of a sweep, as written; empty if the entry is not a sweep."""
     keys = ("batches", "budgets", "oversubscription")
     points = next((entry[key] for key in keys if entry.get(key)), None) if isinstance(entry, dict) else None
     return [_point(label, at) for at in points] if isinstance(points, list) else []
 
 
-def _left_out(row: object) -> list[object]:
-    """The labels that a published row is not of."""
+def _excluded(row: object) -> list[object]:
+    """The labels that a published row excludes."""
     without = row.get("excluding") if isinstance(row, dict) else None
     return without if isinstance(without, list) else []
 
@@ -324,11 +326,10 @@ def _labels_in(entry: object) -> list[object]:
 
 
 def outline_study(name_or_path: str | Path, overrides: Mapping[str, object] | None = None) -> Study:
-    """The study that `load_study` gives, but with empty traces: labels, batches, runs and their measures.
+    """Load a study without its traces: labels, batches, runs and their measures.
 
-    Its traces have no origin, those named in place of modelled ones have batch 1, and budgets that follow from what a
-    trace holds are 0. Raises what `load_study` raises of
-    the file itself.
+    Its traces are empty and have no origin, those given by name have batch 1, and budgets derived from a trace are 0.
+    Raises the errors of `load_study` for the file itself.
 
     >>> outline = outline_study("cswap-6a")
     >>> list(outline.traces)[:2], outline.traces["VGG16"].info.batch, outline.runs[0].label
@@ -338,7 +339,7 @@ def outline_study(name_or_path: str | Path, overrides: Mapping[str, object] | No
 
 
 class _Outlining(StudyReading):
-    """A study on its way in, of which no trace is read or modelled."""
+    """Loads a study without reading or modelling its traces."""
 
     def trace(self, written: object, place: str, node: NodeSpec | None, node_name: object) -> Trace | None:
         batch = written.get("batch", 1) if isinstance(written, dict) else 1

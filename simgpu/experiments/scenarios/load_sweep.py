@@ -1,4 +1,4 @@
-"""Loading a sweep by name or path; all problems of its paths and values are reported at once, before anything runs."""
+"""`load_sweep` loads a sweep by name or path; all problems of its paths and values are reported before a point runs."""
 
 from __future__ import annotations
 
@@ -22,18 +22,18 @@ from simgpu.io.yaml_files import YamlMapping
 
 _SWEEP = "sweep"
 _GRID = "sweep.grid."
-#: Of a scenario, what changes no result.
+#: Keys of a scenario that do not change the results of a point.
 _LEFT_OUT = (_SWEEP, "outputs", "description")
 
 
 def load_sweep(name_or_path: str | Path, overrides: Mapping[str, object] | None = None) -> Sweep:
-    """The sweep of a scenario by its shipped name or its file, checked as far as that goes without loading traces.
+    """Load the sweep of a scenario by its shipped name or its file, and check it without loading traces.
 
-    overrides: values by dotted key, of the scenario or its node as in `load_scenario`, and of the block:
-    ``sweep.grid.PATH``, a list, or None to leave the path out; ``sweep.zip``; ``sweep.points``.
+    overrides: values by dotted key, of the scenario or its node as in `load_scenario`, and of the sweep section:
+    ``sweep.grid.PATH``, a list, or None to remove the path; ``sweep.zip``; ``sweep.points``
 
-    Raises `InputError` with all mistakes of the block and of the scenario. What shows only with everything loaded,
-    such as a budget above the memory of a point's node, is reported for the point when it runs.
+    Raises `InputError` with all problems of the sweep section and the scenario. Problems that only loading shows, such
+    as a budget above the memory of a point's node, are reported for the point when it runs.
 
     >>> load_sweep("memory-sweep", {"sweep.grid.budget": ["30 MiB"]})
     memory-sweep: 2 points
@@ -44,7 +44,7 @@ def load_sweep(name_or_path: str | Path, overrides: Mapping[str, object] | None 
 
 
 def make_sweep(values: Mapping[str, object], source: str, overrides: Mapping[str, object] | None = None) -> Sweep:
-    """The sweep that a file with these values would have, where there is no file; as `make_scenario`.
+    """Make a sweep from values instead of a file, like `make_scenario`.
 
     >>> values = {"trace": "resnet20-cifar-cpu", "node": "laptop-2gb", "policies": "none"}
     >>> make_sweep({**values, "sweep": {"grid": {"seed": [1, 2, 3]}}}, "an example").count
@@ -71,7 +71,7 @@ def _load(document: YamlMapping, overrides: dict[str, object], source: str) -> S
     section = reading.attempt(lambda: validate(SweepSection, written, lambda inner: where(_at(inner))))
     well_formed = section or SweepSection.model_validate(_well_formed(written))
     axes = axes_of(well_formed, is_changed)
-    sound, wrong = checked_paths(axes, reading.values, others, where)
+    valid_axes, wrong = checked_paths(axes, reading.values, others, where)
     problems = [*reading.problems, *(section_problems(section, where) if section else ()), *wrong]
     sweep = Sweep(
         name=str(reading.values.get("name") or Path(document.file).stem),
@@ -79,13 +79,13 @@ def _load(document: YamlMapping, overrides: dict[str, object], source: str) -> S
         source=source,
         document=_without_sweep(document),
         overrides={key: value for key, value in others.items() if key.partition(".")[0] not in _LEFT_OUT},
-        axes=sound,
+        axes=valid_axes,
         lines={place: line for place, line in document.lines.items() if place.startswith(_SWEEP)},
         folder=Path(document.file).absolute().parent,
         here=Path.cwd(),
     )
-    unsound = {path for axis in axes if axis not in sound for path in axis.paths}
-    problems += value_problems(sweep, reading.values, unsound if section else None)
+    removed = {path for axis in axes if axis not in valid_axes for path in axis.paths}
+    problems += value_problems(sweep, reading.values, removed if section else None)
     if problems:
         raise InputError(dict.fromkeys(problems))
     # Problems of points are stored as results, which must not depend on the folder of the file.
@@ -97,7 +97,7 @@ def _at(inner: str) -> str:
 
 
 def _block(written: object, changes: Mapping[str, object]) -> Any:
-    """The block with its overrides in place; a path of the grid is one key there, whatever dots it has."""
+    """The sweep section with its overrides applied. A path of the grid is a single key, including its dots."""
     values: dict[str, Any] = {_SWEEP: copy.deepcopy(written)}
     for key, value in changes.items():
         if not key.startswith(_GRID):
@@ -105,7 +105,7 @@ def _block(written: object, changes: Mapping[str, object]) -> Any:
             continue
         block = values[_SWEEP] = values[_SWEEP] or {}
         if not isinstance(block, dict) or not isinstance(block.setdefault("grid", {}), dict):
-            return values[_SWEEP]  # the model of the block says so
+            return values[_SWEEP]  # the section's model reports it
         if value is None:
             block["grid"].pop(key.removeprefix(_GRID), None)
         else:
@@ -114,7 +114,7 @@ def _block(written: object, changes: Mapping[str, object]) -> Any:
 
 
 def _well_formed(written: object) -> dict[str, Any]:
-    """What the model of the block takes of one that it refuses, so that the rest is checked all the same."""
+    """The well-formed entries of an invalid sweep section, so that they are still checked."""
 
     def values(group: object) -> dict[str, Any]:
         result = group if isinstance(group, dict) else {}
@@ -128,7 +128,7 @@ def _well_formed(written: object) -> dict[str, Any]:
 
     block = written if isinstance(written, dict) else {}
     groups = [values(group) for group in entries("zip")]
-    # Up to the first that is refused: of those behind it the places would not be true.
+    # Stop at the first invalid point: places of later ones would be wrong.
     points = takewhile(
         lambda point: isinstance(point, dict) and point and all(isinstance(path, str) for path in point),
         entries("points"),
@@ -142,8 +142,8 @@ def _without_sweep(document: YamlMapping) -> YamlMapping:
     return replace(document, values=values, lines=lines)
 
 
-#: Keys of a scenario that have keys or entries inside, and those that are one value.
-_WITH_INSIDE = ("trace", "node", "policies", "data_parallel")
+#: Keys of a scenario with subkeys or entries, and keys with a single value.
+_WITH_SUBKEYS = ("trace", "node", "policies", "data_parallel")
 _SCALARS = ("budget", "iterations", "epoch", "seed", "pool", "alignment")
 _CHANGES_NOTHING = ("schema", "name", "description", "outputs", "sweep")
 _PARTS_OF_A_NODE = ("gpu", "gpus", "link", "host", "switches")
@@ -152,15 +152,16 @@ _PARTS_OF_A_NODE = ("gpu", "gpus", "link", "host", "switches")
 def checked_paths(
     axes: Sequence[Axis], values: Mapping[str, Any], overrides: Iterable[str], where: Where
 ) -> tuple[tuple[Axis, ...], list[Problem]]:
-    """The axes whose paths lead somewhere, and what is wrong with those of the others.
+    """The axes with valid paths, and the problems of the others.
 
-    values: of the scenario without its sweep. overrides: paths that an override gives.
+    values: the scenario's values without its sweep
+    overrides: paths set by an override
     """
     problems: list[Problem] = []
-    sound = []
+    valid = []
     varied = [path for axis in axes for path in axis.paths]
     named = {path: [wrong] for path in varied if (wrong := inside_named_trace(values, path, varied))}
-    taken: dict[tuple[int | str, ...], str] = {tuple(path_steps(path)): "given by an override" for path in overrides}
+    taken: dict[tuple[int | str, ...], str] = {tuple(path_steps(path)): "set by an override" for path in overrides}
     for axis in axes:
         results = [
             Problem(*where(_first_place(axis, path)), what, remedy)
@@ -168,7 +169,7 @@ def checked_paths(
             for what, remedy in (*_leads_nowhere(path, values), *named.get(path, ()), *_meets(path, taken))
         ]
         problems += results
-        sound += [] if results else [axis]
+        valid += [] if results else [axis]
         taken |= {
             tuple(path_steps(path)): f"varied at {axis.place(path, 0).removesuffix('[0]')}" for path in axis.paths
         }
@@ -180,7 +181,7 @@ def checked_paths(
                     path, {tuple(path_steps(o)): f"varied as {o}" for o in axis.paths if o != path}
                 )
             ]
-    return tuple(sound), problems
+    return tuple(valid), problems
 
 
 def _first_place(axis: Axis, path: str) -> str:
@@ -189,28 +190,29 @@ def _first_place(axis: Axis, path: str) -> str:
 
 
 def _leads_nowhere(path: str, values: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
-    """What is wrong with a path by itself, and with the list or policy of the scenario that it leads into."""
+    """Problems of a path on its own, and of the list or policy of the scenario that it refers to."""
     head, *inside = path_steps(path)
-    known = (*_WITH_INSIDE, *_SCALARS)
+    known = (*_WITH_SUBKEYS, *_SCALARS)
     if head in _PARTS_OF_A_NODE:
         yield "unknown key", f"did you mean 'node.{path}'?"
     elif head == "overrides":
-        yield "is not varied as a whole", "vary its values: node.gpu.memory, without 'overrides.' before it"
+        yield "cannot be varied itself", "vary its values: node.gpu.memory, without the prefix 'overrides.'"
     elif head in _CHANGES_NOTHING:
-        yield "is not varied: it changes no result", "leave it out"
+        yield "cannot be varied: it does not change results", "remove it"
     elif head not in known:
         yield "unknown key", did_you_mean(str(head), known)
     elif head in _SCALARS and inside:
-        yield f"{head} has no keys inside", f"vary {head} itself"
+        yield f"{head} has no subkeys", f"vary {head} itself"
     else:
         current: Any = values.get(str(head))
         for step in inside:
             if isinstance(step, int) and head != "node":
                 if not isinstance(current, list):
-                    yield f"the scenario gives no list for {path.partition('[')[0]}", "write one, with all its entries"
+                    yield f"the scenario has no list {path.partition('[')[0]}", "write one, with all its entries"
                     return
                 if step >= len(current):
-                    yield f"there is no entry {step}: the scenario gives {len(current)}, from 0", "name one of them"
+                    what = f"there is no entry {step}: the scenario has {len(current)}, counted from 0"
+                    yield what, "name one of them"
                     return
                 current = current[step]
             else:
@@ -221,31 +223,31 @@ def _leads_nowhere(path: str, values: Mapping[str, Any]) -> Iterator[tuple[str, 
 
 
 def _name_of(policy: object) -> str | None:
-    """The name of a policy as written, None within one."""
+    """The name of a policy as written; None if the value is inside a policy."""
     if isinstance(policy, dict):
         return str(next(iter(policy))) if len(policy) == 1 else None
     return policy if isinstance(policy, str) else None
 
 
 def _meets(path: str, taken: Mapping[tuple[int | str, ...], str]) -> Iterator[tuple[str, str]]:
-    """Whether a path, or what is inside or around it, is given elsewhere."""
+    """Problems of a path that is set elsewhere, itself or by a key above or below it."""
     steps = tuple(path_steps(path))
     for other, how in taken.items():
         shared = min(len(steps), len(other))
         if steps[:shared] != other[:shared] or (len(steps) != len(other) and ("node",) in (steps, other)):
-            continue  # a node's name is not around its values: they change whichever node it is
-        relation = "it is" if steps == other else "what is inside it is" if shared == len(steps) else "what it is in is"
-        yield f"{relation} {how} too", "keep one of them"
+            continue  # a node's name and its values are independent: the values apply to any node
+        inner = "one of its subkeys" if shared == len(steps) else "the key that contains it"
+        yield f"{'it' if steps == other else inner} is also {how}", "keep one of them"
 
 
-def value_problems(sweep: Sweep, base: Mapping[str, Any], unsound: set[str] | None) -> list[Problem]:
-    """What the scenario's schema, its nodes and its policies refuse of each value of each axis.
+def value_problems(sweep: Sweep, base: Mapping[str, Any], removed: set[str] | None) -> list[Problem]:
+    """Values of the axes that the scenario's schema, its nodes or its policies refuse.
 
-    Each value is checked with the first step of every other axis. If it is refused there, it may be valid with other
-    steps of related keys: a value that is refused in all cases is reported here, any other one at its points.
+    Each value is checked with the first step of every other axis. A value refused there may be valid with other steps
+    of related keys: a value that is refused in all cases is reported here, any other one at its points.
 
-    base: the scenario's values with what a sweep leaves out. unsound: paths of axes that were left out because they are
-    wrong, so that what they give is missing; None where anything may be.
+    base: the scenario's values including those that a sweep ignores
+    removed: paths of axes removed as invalid, whose values are therefore missing; None if any value may be missing
     """
     checking = _Checking(sweep)
     firsts = [0] * len(sweep.axes)
@@ -254,7 +256,7 @@ def value_problems(sweep: Sweep, base: Mapping[str, Any], unsound: set[str] | No
     if sweep.axes:
         last = checking.problems_at([len(axis.steps) - 1 for axis in sweep.axes])
         common = [problem for problem in common if problem in last]
-    given = None if unsound is None else {path_steps(path)[0] for path in unsound}
+    given = None if removed is None else {path_steps(path)[0] for path in removed}
     problems += [each for each in common if not (each.what == "is missing" and (given is None or each.place in given))]
     known = set(common)
     for number, axis in enumerate(sweep.axes):
@@ -266,7 +268,7 @@ def value_problems(sweep: Sweep, base: Mapping[str, Any], unsound: set[str] | No
 
 
 class _Checking:
-    """The schema's view of a sweep; nodes are loaded once."""
+    """Checks a sweep's values against the schema; nodes are loaded once."""
 
     def __init__(self, sweep: Sweep) -> None:
         self.sweep = sweep
@@ -274,7 +276,7 @@ class _Checking:
         self.heads = [{path_steps(path)[0] for path in axis.paths} for axis in sweep.axes]
 
     def of_the_rest(self, base: Mapping[str, Any]) -> list[Problem]:
-        """Problems of what a sweep leaves out of the scenario, such as its outputs."""
+        """Problems of the scenario's keys that a sweep ignores, such as its outputs."""
         left_out = {
             key: value for key, value in base.items() if key not in self.sweep.document.values and key != "sweep"
         }
@@ -286,21 +288,21 @@ class _Checking:
         return []
 
     def problems_at(self, steps: Sequence[int], heads: set[int | str] | None = None) -> list[Problem]:
-        """Problems with this step on each axis; heads: keys of the scenario to look at, by default all."""
+        """Problems at this step of each axis. heads: keys of the scenario to check, by default all."""
         return self._problems(tuple(self.sweep.given(steps)), heads)
 
     def refused(self, number: int, step: int, known: set[Problem]) -> list[Problem]:
-        """Problems of a step of an axis; none where it is accepted in any of the cases that are tried."""
-        texts: list[Problem] | None = None
+        """Problems of a step of an axis; empty if it is valid in any of the cases tried."""
+        first: list[Problem] | None = None
         for given in self._cases(number, step):
             results = [problem for problem in self._problems(given, self.heads[number]) if problem not in known]
             if not results:
                 return []
-            texts = texts or results
-        return texts or []
+            first = first or results
+        return first or []
 
     def _cases(self, number: int, step: int) -> Iterator[tuple[Given, ...]]:
-        """The values of a step with the first of all other axes, then with others of related axes, then alone."""
+        """Values of a step with the first steps of other axes, then with other steps of related axes, then alone."""
         steps = [0] * len(self.sweep.axes)
         steps[number] = step
         yield tuple(self.sweep.given(steps))
@@ -318,10 +320,10 @@ class _Checking:
 
 
 class _SchemaLoading(PointLoading):
-    """A point's scenario, looked at without loading its trace."""
+    """Checks a point's scenario without loading its trace."""
 
     def look(self, heads: set[int | str] | None) -> None:
-        """Notes the problems of these keys; None for all of them."""
+        """Collect the problems of these keys; None for all keys."""
         values = self.values
         self.attempt(lambda: validate(ScenarioFile, values, self.where))
         if heads is None or "node" in heads:

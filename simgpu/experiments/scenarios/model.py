@@ -1,4 +1,4 @@
-"""What a scenario is, in the file and in the program."""
+"""The model of a scenario file (`ScenarioFile`) and the loaded scenario (`Scenario`)."""
 
 from __future__ import annotations
 
@@ -35,18 +35,18 @@ ImageFormat = Literal["png", "svg"]
 
 
 class PolicyChoice(NamedTuple):
-    """A policy by name, and the parameters that differ from its defaults."""
+    """A policy's name and its non-default parameters."""
 
     name: str
     parameters: Mapping[str, object]
 
 
 class PolicyEntry:
-    """Metadata of a policy in a file: ``vdnn``, or ``vdnn: {mode: conv}`` where parameters are given."""
+    """Pydantic metadata of a policy in a file: ``vdnn``, or ``vdnn: {mode: conv}`` with parameters."""
 
     @staticmethod
     def read(value: object) -> PolicyChoice:
-        """The choice; `ValueError` says how to write one."""
+        """The choice. The `ValueError` for an invalid value shows how to write one."""
         match value:
             case str():
                 return PolicyChoice(value, {})
@@ -82,59 +82,59 @@ def _as_list(value: object) -> object:
 
 
 class OutputsSection(FileModel):
-    """What is written to disk. Without a folder, here or on the command line, nothing is."""
+    """The output files. Nothing is written without a folder, given here or on the command line."""
 
-    folder: str | None = Field(default=None, min_length=1, description="from the folder in which simgpu is started")
+    folder: str | None = Field(default=None, min_length=1, description="relative to the current folder")
     timeline: list[TimelineFormat] = Field(default=["csv"], description="formats of each policy's timeline")
     plots: list[PlotKind] = Field(default=[], description="figures of each policy's run")
     image: ImageFormat = Field(default="png", description="format of the figures")
 
 
 class DataParallelSection(FileModel):
-    """Several GPUs of the node that train together, each on an equal share of the batch.
+    """Data-parallel training on several GPUs of the node, each with an equal share of the batch.
 
-    They exchange gradients as in moDNN, through host memory; NCCL's collectives are not simulated.
+    They exchange gradients through host memory, as in moDNN; NCCL's collectives are not simulated.
     """
 
-    gpus: int = Field(ge=1, description="how many; the batch must divide among them")
+    gpus: int = Field(ge=1, description="number of GPUs; the batch must be divisible by it")
     exchange: Literal["gather", "host"] = Field(
         default="host",
-        description="as in moDNN, not NCCL; gather: GPU 0 adds up the gradients at the end; host: its cores do, during "
-        "the last sub-batch",
+        description="as in moDNN, not NCCL; gather: GPU 0 adds up the gradients at the end; host: the host's cores add "
+        "them up during the last sub-batch",
     )
-    cores: int = Field(default=1, ge=1, description="cores of the host that add up gradients")
+    cores: int = Field(default=1, ge=1, description="number of host cores that add up gradients")
 
 
 class ScenarioFile(FileModel):
-    """A scenario as written in its file."""
+    """The content of a scenario file."""
 
     schema_: Literal["simgpu.scenario/2"] = Field(alias="schema")
-    name: str | None = Field(default=None, min_length=1, description="without: the file's name")
+    name: str | None = Field(default=None, min_length=1, description="by default the file's name")
     description: str = ""
-    trace: WrittenTrace = Field(description="what was recorded, or a network of the zoo that is modelled")
-    node: str = Field(min_length=1, description="a shipped node, or a YAML file as seen from this file")
+    trace: WrittenTrace = Field(description="a recorded trace, or a network of the zoo to model")
+    node: str = Field(min_length=1, description="a shipped node, or a YAML file, relative to this file")
     overrides: dict[str, Any] = Field(
         default={}, description="changed values of the node by dotted key, for example node.gpu.memory: 8 GiB"
     )
-    budget: Size | None = Field(default=None, description="device memory the program may use; without: all of it")
+    budget: Size | None = Field(default=None, description="device memory the program may use; by default all of it")
     policies: Annotated[list[Annotated[PolicyChoice, PolicyEntry()]], BeforeValidator(_as_list)] = Field(
         min_length=1, description="one or several policies, run one after the other"
     )
     data_parallel: DataParallelSection | None = Field(
-        default=None, description="several GPUs; without: one, with its link to itself"
+        default=None, description="several GPUs; by default one, which does not share its link"
     )
-    iterations: int = Field(default=3, ge=1, le=10_000, description="how many times the recorded iteration is run")
-    epoch: int = Field(default=0, ge=0, description="of training, where the trace tells how sparsity changes with it")
-    seed: int = Field(default=0, ge=0, description="of the policies that draw random numbers")
-    pool: Pool | None = Field(default=None, description="how device memory is allotted; without: the policy's own way")
-    alignment: Alignment | None = Field(default=None, description="of every allocation; without: the node's")
+    iterations: int = Field(default=3, ge=1, le=10_000, description="number of iterations to simulate")
+    epoch: int = Field(default=0, ge=0, description="training epoch, for traces whose sparsity changes by epoch")
+    seed: int = Field(default=0, ge=0, description="random seed of the policies")
+    pool: Pool | None = Field(default=None, description="allocator of device memory; by default the policy's")
+    alignment: Alignment | None = Field(default=None, description="of every allocation; by default the node's")
     outputs: OutputsSection = OutputsSection()
-    sweep: SweepSection | None = Field(default=None, description="many points that `simgpu sweep` runs")
+    sweep: SweepSection | None = Field(default=None, description="the points that `simgpu sweep` runs")
 
 
 @dataclass(frozen=True, slots=True)
 class Outputs:
-    """What a run writes: nothing when `folder` is None."""
+    """The output files of a run; none if `folder` is None."""
 
     folder: Path | None
     timeline: tuple[TimelineFormat, ...]
@@ -144,11 +144,14 @@ class Outputs:
 
 @dataclass(frozen=True, slots=True, repr=False)
 class Scenario:
-    """Everything a run needs, loaded and checked.
+    """A loaded and checked scenario: everything a run needs.
 
-    budget: bytes of device memory, None for all that the node has. pool and alignment (bytes): None for what the
-    policy and the node say. epoch: of training, from 0. data_parallel: several GPUs, None for one. swept: what is shown
-    of the file's sweep, which is not a part of the scenario; empty where there is none.
+    budget: device memory, bytes; None for all of the node's
+    pool: allocator; None for the policy's
+    alignment: bytes; None for the node's
+    epoch: training epoch, from 0
+    data_parallel: several GPUs; None for one
+    swept: description of the file's sweep, which is not part of the scenario; empty if there is none
     """
 
     name: str
@@ -168,7 +171,7 @@ class Scenario:
 
     @property
     def config(self) -> RunConfig:
-        """The settings of its runs."""
+        """The settings of the runs."""
         how = self.data_parallel
         return RunConfig(
             budget=self.budget,
@@ -181,7 +184,7 @@ class Scenario:
         )
 
     def facts(self) -> list[tuple[str, str]]:
-        """What is run on what, and where the numbers come from, in a few lines of name and text."""
+        """A summary as pairs of name and text: trace, node and provenance."""
         node, link = self.node, self.node.link
         times = kernel_times(self.trace.info, node.gpu)
         return [
@@ -215,7 +218,7 @@ class Scenario:
 
 
 def _compressed(node: NodeSpec) -> str:
-    """What the node's compressed memory is like, for policies that allocate in it."""
+    """A description of the node's compressed memory."""
     buddy = node.gpu.buddy
     assert buddy is not None
     if buddy.mode is BuddyMode.BANDWIDTH_ONLY:
@@ -225,5 +228,5 @@ def _compressed(node: NodeSpec) -> str:
 
 
 def _speeds(link: LinkSpec) -> str:
-    """Both directions of a link."""
+    """The bandwidth of both directions of a link."""
     return f"D2H {format_bandwidth(link.d2h_bandwidth)}, H2D {format_bandwidth(link.h2d_bandwidth)}"

@@ -1,4 +1,4 @@
-"""A trace that a file has modelled in place: a network of the zoo, at a batch size or at several, on a GPU."""
+"""Trace entries of scenario and study files: a name, a zoo network to model, or a sweep of batches."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from simgpu.workloads.network import Network
 from simgpu.workloads.sparsity.generator import with_sparsity
 from simgpu.workloads.timemodel.model import WORKSPACE_LIMIT
 
-#: What the modelling calls a thing where the file has another key for it.
+#: Places in problems of the modelling, and the file's key for each.
 _KEYS = (
     (re.compile(r"network .*, variant (.*)"), r"variant.\1"),
     (re.compile(r"network .*, input"), "input"),
@@ -41,39 +41,39 @@ def _switch_or_name(value: object) -> object:
 
 
 class _Modelling(FileModel):
-    """A network of the zoo and how it is modelled, at whatever batch."""
+    """A network of the zoo and its modelling options, for any batch."""
 
-    zoo: str = Field(min_length=1, description="a network's name, as simgpu zoo list has it")
+    zoo: str = Field(min_length=1, description="a network's name, as in simgpu zoo list")
     gpu: str | None = Field(
-        default=None, min_length=1, description="the node whose GPU it is modelled for; without: the file's own node"
+        default=None, min_length=1, description="the node whose GPU it is modelled for; by default the file's node"
     )
-    input: str | None = Field(default=None, min_length=1, description="what it takes; without: its usual input")
+    input: str | None = Field(default=None, min_length=1, description="its input; by default the usual one")
     framework: Literal["pytorch", "pytorch-1.5", "cudnn", "fused"] = Field(
-        default="pytorch", description="whose habits with memory"
+        default="pytorch", description="framework whose memory management is modelled"
     )
-    optimizer: Literal["sgd", "plain-sgd", "adam"] = Field(default="sgd", description="what updates the weights")
+    optimizer: Literal["sgd", "plain-sgd", "adam"] = Field(default="sgd", description="optimizer of the weights")
     epochs: int | None = Field(
-        default=None, ge=1, le=10_000, description="models the sparsity of its feature maps over so many epochs"
+        default=None, ge=1, le=10_000, description="number of epochs over which to model the sparsity of feature maps"
     )
     compressibility: Annotated[bool | str, BeforeValidator(_switch_or_name)] = Field(
-        default=False, description="models how compressible its memory is, entry by entry; true, or a profile's name"
+        default=False, description="model the compressibility of each memory-entry: true, or a profile's name"
     )
     workspace_limit: SizeOrZero = Field(
-        default=WORKSPACE_LIMIT, description="convolution algorithms that need more workspace are left out"
+        default=WORKSPACE_LIMIT, description="exclude convolution algorithms that need more workspace"
     )
     variant: dict[str, Any] = Field(default={}, description="its variants, by name")
 
     def network(self) -> Network:
-        """The network by its published description; `InputError` names keys of the file."""
+        """The network of the zoo. An `InputError` names keys of the file."""
         try:
             return build(self.zoo, self.input, **self.variant)
         except InputError as error:
             raise InputError(map(_at_key, error.problems)) from None
 
     def at(self, batch: int, gpu: GpuSpec, gpu_name: str) -> Trace:
-        """The trace at a batch, called as ``simgpu zoo build`` would call its folder.
+        """The trace at a batch, named like the folder that ``simgpu zoo build`` would write.
 
-        gpu_name: of the node whose GPU it is. `InputError` names keys of the file.
+        gpu_name: name of the node of the GPU. An `InputError` names keys of the file.
         """
         network = self.network()
         try:
@@ -102,7 +102,7 @@ class _Modelling(FileModel):
 
 @contextmanager
 def _problems_at(key: str) -> Iterator[None]:
-    """Tells problems of the modelling at a key of the file."""
+    """Report problems of the modelling at a key of the file."""
     try:
         yield
     except InputError as error:
@@ -110,18 +110,18 @@ def _problems_at(key: str) -> Iterator[None]:
 
 
 class ModelledTrace(_Modelling):
-    """One training iteration of a network of the zoo; the words are those of ``simgpu zoo build``."""
+    """One training iteration of a network of the zoo; the keys are those of ``simgpu zoo build``."""
 
     batch: int = Field(ge=1, description="samples in the iteration")
 
     def trace(self, gpu: GpuSpec, gpu_name: str) -> Trace:
-        """The trace, as `at` gives it."""
+        """The trace at this batch; see `at`."""
         return self.at(self.batch, gpu, gpu_name)
 
 
 def _different(batches: list[int]) -> list[int]:
     if twice := [batch for batch, times in Counter(batches).items() if times > 1]:
-        raise ValueError(f"{', '.join(map(str, twice))} stands there twice: give each batch once")
+        raise ValueError(f"{', '.join(map(str, twice))} is listed twice: give each batch once")
     return batches
 
 
@@ -129,20 +129,20 @@ Batches = Annotated[list[Annotated[int, Field(ge=1)]], Field(min_length=1), Afte
 
 
 class ModelledBatches(_Modelling):
-    """A network of the zoo at several batches, modelled anew at each."""
+    """A network of the zoo modelled at several batches."""
 
-    batches: Batches = Field(description="a sweep: a trace for each of these batches, called '<label> <batch>'")
+    batches: Batches = Field(description="a sweep: a trace for each of these batches, named '<label> <batch>'")
 
 
 class TraceBatches(FileModel):
-    """A trace at several batches, as `simgpu.trace.model.Trace.at_batch` derives it."""
+    """A trace at several batches, derived by `simgpu.trace.model.Trace.at_batch`."""
 
-    trace: str = Field(min_length=1, description="a shipped trace, or a folder as seen from this file")
-    batches: Batches = Field(description="a sweep: the trace at each of these batches, called '<label> <batch>'")
+    trace: str = Field(min_length=1, description="a shipped trace, or a folder, relative to this file")
+    batches: Batches = Field(description="a sweep: the trace at each of these batches, named '<label> <batch>'")
 
 
 def _at_key(problem: Problem) -> Problem:
-    """A problem of the modelling at the key of the file that it is about."""
+    """A problem of the modelling, placed at the key of the file that causes it."""
     if problem.file:
         return problem
     for pattern, key in _KEYS:
@@ -152,33 +152,33 @@ def _at_key(problem: Problem) -> Problem:
 
 
 class TraceEntry:
-    """Metadata of a trace in a file: a name or folder, or the mapping of a model, which is checked apart."""
+    """Pydantic metadata of a trace in a file: a name or folder, or a mapping, which is validated separately."""
 
     models: ClassVar[tuple[type[FileModel], ...]] = (ModelledTrace,)
 
     @staticmethod
     def read(value: object) -> str | Mapping[str, Any]:
-        """The entry; `ValueError` says how to write one."""
+        """The entry. The `ValueError` for an invalid value shows how to write one."""
         if isinstance(value, dict) or (isinstance(value, str) and value):
             return value
-        what = "is empty" if value == "" else "is not a text, nor a mapping"
+        what = "is empty" if value == "" else "is neither a name nor a mapping"
         raise ValueError(f"{value!r} {what}: write a trace's name or folder, or '{{zoo: vgg16, batch: 128}}'")
 
     def __get_pydantic_core_schema__(self, source: object, handler: GetCoreSchemaHandler) -> CoreSchema:
         return no_info_plain_validator_function(self.read)
 
     def __get_pydantic_json_schema__(self, schema: CoreSchema, handler: GetJsonSchemaHandler) -> JsonSchemaValue:
-        name = {"type": "string", "minLength": 1, "description": "a shipped trace, or a folder as seen from this file"}
+        name = {"type": "string", "minLength": 1, "description": "a shipped trace, or a folder, relative to this file"}
         return {"anyOf": [name, *(model.model_json_schema(by_alias=True, mode="validation") for model in self.models)]}
 
 
 class SweptTraceEntry(TraceEntry):
-    """Metadata of a trace, or of a sweep of batches."""
+    """Pydantic metadata of a trace or a sweep of batches."""
 
     models = (ModelledTrace, ModelledBatches, TraceBatches)
 
 
-#: A trace as a file names it or has it modelled.
+#: A trace in a file: a name, or a network to model.
 WrittenTrace = Annotated[str | Mapping[str, Any], TraceEntry()]
-#: The same, or a sweep of batches.
+#: A trace in a file, or a sweep of batches.
 WrittenSweep = Annotated[str | Mapping[str, Any], SweptTraceEntry()]

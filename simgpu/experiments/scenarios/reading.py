@@ -1,4 +1,4 @@
-"""Reading scenario and study files: overrides, every problem at its place, and a cache of loaded traces and nodes."""
+"""Reads scenario and study files: applies overrides, collects problems with their places, caches traces and nodes."""
 
 from __future__ import annotations
 
@@ -29,19 +29,21 @@ from simgpu.units import format_bytes
 from simgpu.workloads.rescale import at_batch
 
 _NODE = "node."
-#: The beginnings of keys without that prefix.
+#: First parts of the node's keys, to detect a missing prefix.
 _NODE_PARTS = ("gpu.", "link.", "host.")
 Loaded = TypeVar("Loaded")
 
 
 def inside_named_trace(values: Mapping[str, Any], key: str, given: Collection[str]) -> tuple[str, str] | None:
-    """What is wrong with a dotted key inside a trace that is given by its name, and a remedy; None of all other keys.
+    """The problem and remedy of a dotted key inside a trace that is given by its name; None for other keys.
 
-    Only a network of the zoo has keys, and a mapping with them would take the place of the name. values: of the file.
-    given: all keys, among them those that put a network in that place.
+    Only a network of the zoo has subkeys; setting one would replace the trace's name by a mapping.
+
+    values: the file's values
+    given: all dotted keys; if they replace the named trace by a network, there is no problem
 
     >>> inside_named_trace({"trace": "vgg11-cifar-cpu"}, "trace.batch", ["trace.batch"])[0]
-    "the trace 'vgg11-cifar-cpu' is given by its name and has one batch; trace.batch is that of a network of the zoo"
+    "the trace 'vgg11-cifar-cpu' is given by its name and has one batch; trace.batch applies to a network of the zoo"
     """
     head, *inside = path_steps(key)
     if head not in ("trace", "traces") or len(inside) < (1 if head == "trace" else 2):
@@ -52,19 +54,20 @@ def inside_named_trace(values: Mapping[str, Any], key: str, given: Collection[st
         outer, named = f"traces.{label}", named.get(label) if isinstance(named, dict) else None
     if not isinstance(named, str) or not {outer, f"{outer}.zoo", f"{outer}.trace"}.isdisjoint(given):
         return None
-    modelled = f"to model a network, give all of it: {outer}: {{zoo: NETWORK, batch: N}}"
+    modelled = f"to model a network, write {outer}: {{zoo: NETWORK, batch: N}}"
     what = f"the trace '{named}' is given by its name"
     if inside[0] not in ("batch", "batches"):
-        return f"{what}; {key} is that of a network of the zoo", modelled
+        return f"{what}; {key} applies to a network of the zoo", modelled
     recorded = f"'traces: {{LABEL: {{trace: {named}, batches: [16, 32]}}}}' (simgpu study)"
     remedy = f"a study runs a recorded trace at other batches: {recorded}; {modelled}"
-    return f"{what} and has one batch; {key} is that of a network of the zoo", remedy
+    return f"{what} and has one batch; {key} applies to a network of the zoo", remedy
 
 
 class Reading:
-    """A file on its way in: its values with the overrides in place, and the problems found so far.
+    """Reads a file: holds its values with the overrides applied, and the problems found so far.
 
-    overrides: values by dotted key; those of the node are separate. library: what earlier readings have loaded.
+    overrides: values by dotted key, including those of the node
+    library: cache of traces and nodes loaded by earlier readings
     """
 
     def __init__(self, document: YamlMapping, overrides: Mapping[str, object], library: Library | None = None) -> None:
@@ -81,7 +84,7 @@ class Reading:
                 put(self.values, key, value)
 
     def where(self, place: str) -> tuple[str, str]:
-        """File and place of a dotted key for a message."""
+        """The file and the place of a dotted key, for messages."""
         if self._is_changed(place):
             return "override", place
         if place not in self.document.lines:
@@ -91,10 +94,10 @@ class Reading:
         return self.document.file, self.document.place(place)
 
     def attempt(self, load: Callable[[], Loaded], place: str = "", sections: tuple[str, ...] = ()) -> Loaded | None:
-        """The result of `load`. None if there are problems, which are collected; those without a file are reported at
-        `place`.
+        """The result of `load`; None if it has problems, which are collected.
 
-        sections: where changes of the node may stand in the file, the nearest first.
+        place: the place to report problems without a file at
+        sections: sections of the file that may change the node, innermost first
         """
         try:
             return load()
@@ -103,26 +106,26 @@ class Reading:
             return None
 
     def node(self, written: object, place: str, sections: Mapping[str, object]) -> NodeSpec | None:
-        """The node named at a place, with the changes of these sections of the file, the nearest first."""
+        """The node named at a place, with the changes of these sections of the file, innermost first."""
         changes: dict[str, object] = {}
         for section in reversed(tuple(sections)):
             changes |= self._node_changes_in(section, sections[section])
         if not (isinstance(written, str) and written):
-            return None  # the model of the file has already said so
+            return None  # the file's model reports it
         changes |= {key.removeprefix(_NODE): value for key, value in self.node_changes.items()}
         return self.attempt(lambda: self._load_node(written, changes, place), place, tuple(sections))
 
     def _load_node(self, name: str, changes: Mapping[str, object], place: str) -> NodeSpec:
         base = self._base(place)
-        # the text of a dictionary shows the order of its keys, and so does the node's name
+        # repr, as the node's name depends on the order of the changes
         return self.library.get(("node", name, base, repr(changes)), lambda: load_node(name, changes, base))
 
     def trace(self, written: object, place: str, node: NodeSpec | None, node_name: object) -> Trace | None:
-        """The trace named at a place, or modelled there for the node's GPU where none is given."""
+        """The trace named at a place, or modelled, by default for the node's GPU."""
         if isinstance(written, str) and written:
             return self.attempt(lambda: self._read_trace(written, place), place)
         if not isinstance(written, dict):
-            return None  # the model of the file has already said so
+            return None  # the file's model reports it
         entry = self.attempt(lambda: validate(ModelledTrace, written, lambda inner: self.where(f"{place}.{inner}")))
         gpu = self.gpu_for(entry.gpu, place, node, node_name) if entry is not None else None
         if entry is None or gpu is None:
@@ -134,7 +137,7 @@ class Reading:
         return self.library.get(("trace", folder), partial(read_trace, folder))
 
     def batches(self, written: Mapping[str, Any], place: str, node: NodeSpec | None, node_name: object) -> list[Trace]:
-        """The traces of the sweep of batches at a place; none from the first on that cannot be derived."""
+        """The traces of the sweep of batches at a place; stops at the first that cannot be derived."""
         model: type[TraceBatches | ModelledBatches] = TraceBatches if "trace" in written else ModelledBatches
         entry = self.attempt(lambda: validate(model, written, lambda inner: self.where(f"{place}.{inner}")))
         if entry is None:
@@ -153,21 +156,21 @@ class Reading:
     def _maker(
         self, entry: TraceBatches | ModelledBatches, place: str, node: NodeSpec | None, node_name: object
     ) -> Callable[[int], Trace] | None:
-        """What gives the trace of a sweep at a batch; None where something it needs could not be read."""
+        """A function that returns the trace of a sweep at a batch; None if the trace or node could not be read."""
         if isinstance(entry, ModelledBatches):
             gpu = self.gpu_for(entry.gpu, place, node, node_name)
             return None if gpu is None else lambda batch: entry.at(batch, *gpu)
         trace = self.trace(entry.trace, f"{place}.trace", node, node_name)
         if trace is None:
             return None
-        # the node's own file may know more of a GPU than the shipped one of that name
+        # the node's file may state more about the GPU than the shipped node of that name
         own = node.gpu if node and node.gpu.is_called(trace.info.device) and node.gpu.architecture else None
         return lambda batch: at_batch(trace, batch, own)
 
     def gpu_for(
         self, named: str | None, place: str, node: NodeSpec | None, node_name: object
     ) -> tuple[GpuSpec, str] | None:
-        """The GPU to model for and what its node is called: the one named at a place, or else the file's own."""
+        """The GPU to model for and the name of its node: the node named at a place, or else the file's node."""
         name = str(node_name)
         if named is not None:
             name, at = named, f"{place}.gpu"
@@ -175,13 +178,13 @@ class Reading:
         return None if node is None else (node.gpu, Path(name).stem)
 
     def build(self, make: Callable[[], Loaded], place: str) -> Loaded | None:
-        """The result of `make`, or None, with its problems reported at their keys of the place."""
+        """The result of `make`, or None if it has problems, which are collected at the subkeys of the place."""
         try:
             return make()
         except InputError as error:
             for problem in error.problems:
-                text = problem if problem.file else self._located(f"{place}.{problem.place}", problem)
-                self.problems.append(text)
+                located = problem if problem.file else self._located(f"{place}.{problem.place}", problem)
+                self.problems.append(located)
             return None
 
     def policy(self, entry: object, place: str) -> Policy | None:
@@ -189,7 +192,7 @@ class Reading:
         try:
             choice = PolicyEntry.read(entry)
         except ValueError:
-            return None  # the model of the file has already said so
+            return None  # the file's model reports it
         try:
             return make_policy(choice.name, choice.parameters)
         except InputError as error:
@@ -200,7 +203,7 @@ class Reading:
             return None
 
     def budget(self, size: int | None, written: object, place: str, node: NodeSpec | None) -> None:
-        """Tells of a budget, as written at a place, that is more than the node has."""
+        """Report a budget that exceeds the node's. written: the budget as the message shows it."""
         if size is not None and node is not None and size > node.budget:
             what = f"{written} is more than the {format_bytes(node.budget)} that node {node.name} has"
             self.report(place, what, "lower it, or raise node.gpu.memory")
@@ -208,7 +211,10 @@ class Reading:
     def data_parallel(
         self, section: DataParallelSection | None, place: str, node: NodeSpec | None, batches: Iterable[int]
     ) -> DataParallel | None:
-        """Several GPUs, if the node has them, each of these batches divides, and the exchange can be priced."""
+        """The data-parallel setup; None for one GPU.
+
+        Reports a node with too few GPUs, batches that are not divisible, and missing data on the exchange's cost.
+        """
         if section is None or section.gpus == 1:
             return None
         how = DataParallel(section.gpus, Exchange(section.exchange), section.cores)
@@ -229,14 +235,14 @@ class Reading:
         return how
 
     def report(self, place: str, what: str, remedy: str) -> None:
-        """Notes a problem at a place of the file."""
+        """Collect a problem at a place of the file."""
         self.problems.append(Problem(*self.where(place), what, remedy))
 
     def _located(self, place: str, problem: Problem) -> Problem:
         return Problem(*self.where(place), problem.what, problem.remedy)
 
     def _at_home(self, problem: Problem, place: str, sections: tuple[str, ...]) -> Problem:
-        """A problem as the file's reader sees it: in this file when it is this file that names the thing."""
+        """A problem, placed in this file if this file names the value that causes it."""
         if problem.file == "override" and problem.place not in self.node_changes:
             for own in (f"{section}.{problem.place}" for section in sections):
                 if own in self.document.lines:
@@ -249,20 +255,20 @@ class Reading:
         return any(place == key or place.startswith((f"{key}.", f"{key}[")) for key in self.changes)
 
     def _base(self, place: str) -> Path | None:
-        """The folder that a path at a place starts at."""
+        """The base folder of a relative path at a place; None for the current folder."""
         return None if self._is_changed(place) else Path(self.document.file).parent
 
     def _node_changes_in(self, section: str, written: object) -> dict[str, object]:
         own = written if isinstance(written, dict) else {}
-        remedy = "only node.* stands here, for example 'node.gpu.memory: 8 GiB'; set the file's own keys directly"
+        remedy = "overrides takes only node.*, such as 'node.gpu.memory: 8 GiB'; set the file's own keys directly"
         for key in own:
             if not key.startswith(_NODE):
-                self.report(f"{section}.{key}", "is not of the node", remedy)
+                self.report(f"{section}.{key}", "is not a key of the node", remedy)
         return {key.removeprefix(_NODE): value for key, value in own.items() if key.startswith(_NODE)}
 
 
 class Library:
-    """A cache of the values requested last, by keys of all that they depend on. Threads may share one.
+    """A cache of the most recently requested values. The key must contain everything a value depends on. Thread-safe.
 
     Failures are not cached. A file that changes while it is cached is not read again.
 

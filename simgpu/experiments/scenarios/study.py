@@ -1,4 +1,4 @@
-"""The model of a study and of its file: several traces under several policies, compared with published numbers."""
+"""The model of a study file (`StudyFile`) and the loaded study (`Study`)."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from simgpu.trace.model import Trace
 
 STUDY_SCHEMA = "simgpu.study/2"
-#: Aggregates over traces that a published number can be of.
+#: Aggregates over traces of published numbers.
 AGGREGATES = ("mean", "min", "max", "sum")
 #: Measures of a run relative to a baseline.
 Relative = Literal[
@@ -37,9 +37,9 @@ Relative = Literal[
     "best_throughput",
     "batch_ratio",
 ]
-#: Parts of a run's time, as shares of all of it.
+#: Parts of a run's time, as shares of its total.
 Part = Literal["computation", "overlap", "swapping", "recomputation", "codec"]
-#: Measures of a run alone.
+#: Measures of a run without a baseline.
 Alone = Literal[
     "samples_per_s",
     "largest_batch",
@@ -54,16 +54,16 @@ Alone = Literal[
     Part,
 ]
 OfRun = Literal[Relative, Alone]
-#: Measures of all batches of a sweep together.
+#: Measures over all batches of a sweep.
 OfSweep = Literal["best_throughput", "largest_batch", "batch_ratio"]
 #: Measures of an amount of memory.
 OfMemory = Literal["memory", "memory_saved"]
 Measure = Literal[OfRun, OfMemory]
 #: Amounts of memory that an iteration needs; see `simgpu.experiments.study_measures.memory_of`.
 Amount = Literal["bound", "weights_offloaded", "sub_batch", "transfers", "algorithms"]
-#: What a study may show of all its runs.
+#: The tables that a study may show.
 Table = Literal[OfRun, "traffic", "breakdown"]
-#: Shares of something; the first ones never of all of it.
+#: Measures that are shares; savings are always below 1.
 _SAVED = ("time_saved", "memory_saved")
 _SHARES = (*_SAVED, "overflow", "overflow_min", "overflow_max", "metadata_hit_rate", *get_args(Part))
 Label = Annotated[str, Field(min_length=1, max_length=24)]
@@ -75,31 +75,31 @@ def _as_list(value: object) -> object:
 
 
 class ChangedSection(FileModel):
-    """What is different about a run on one of the traces."""
+    """The changes of a run on one of the traces."""
 
     policy: Annotated[PolicyChoice | None, PolicyEntry()] = Field(
-        default=None, description="a name, or 'name: {parameter: value}'; without: the run's own"
+        default=None, description="a name, or 'name: {parameter: value}'; by default the run's policy"
     )
-    budget: Size | None = Field(default=None, description="device memory it may use; without: the run's own")
+    budget: Size | None = Field(default=None, description="device memory it may use; by default the run's budget")
 
 
 class RunSection(FileModel):
-    """One column of a study: a policy, and what it runs on where that is not the study's own."""
+    """One column of a study: a policy, and its node and budget if they differ from the study's."""
 
     policy: Annotated[PolicyChoice, PolicyEntry()] = Field(description="a name, or 'name: {parameter: value}'")
     node: Text | None = Field(default=None, description="another node than the study's")
-    overrides: dict[str, Any] = Field(default={}, description="changed values of the node, for this run alone")
-    budget: Size | None = Field(default=None, description="device memory it may use; without: all that the node has")
+    overrides: dict[str, Any] = Field(default={}, description="changed values of the node, for this run only")
+    budget: Size | None = Field(default=None, description="device memory it may use; by default all of the node's")
     budgets: list[Size] = Field(
-        default=[], description="a sweep: one run for each of these budgets, called '<label> <budget>'"
+        default=[], description="a sweep: one run for each of these budgets, named '<label> <budget>'"
     )
     oversubscription: list[Share] = Field(
         default=[],
-        description="a sweep: one run for each of these shares, by which the recorded peak is more than the device "
-        "memory that it may use; called '<label> <share>'",
+        description="a sweep: one run for each of these shares, by which the recorded peak exceeds the device memory "
+        "that it may use; named '<label> <share>'",
     )
-    data_parallel: DataParallelSection | None = Field(default=None, description="several GPUs; without: one")
-    per_trace: dict[str, ChangedSection] = Field(default={}, description="what differs on a trace, by its label")
+    data_parallel: DataParallelSection | None = Field(default=None, description="several GPUs; by default one")
+    per_trace: dict[str, ChangedSection] = Field(default={}, description="changes on a trace, by its label")
 
     @model_validator(mode="after")
     def _has_one_budget(self) -> RunSection:
@@ -110,82 +110,85 @@ class RunSection(FileModel):
         if (self.budgets or self.oversubscription) and any(
             change.budget is not None for change in self.per_trace.values()
         ):
-            raise ValueError("a sweep has its own budgets on every trace: drop the one of per_trace")
+            raise ValueError("a sweep sets the budget on every trace: drop the budget in per_trace")
         return self
 
 
 class PublishedSection(FileModel):
-    """A number that a paper states, of a run or of an amount of memory."""
+    """A published number of a run or of an amount of memory."""
 
-    run: str | None = Field(default=None, description="whose it is; a sweep stands for all its runs")
+    run: str | None = Field(default=None, description="label of the run; the label of a sweep means all its runs")
     vs: str | None = Field(
-        default=None, description="the run it is compared with; without: the first baseline; of a sweep the same budget"
+        default=None,
+        description="the baseline run; by default the study's first; of a sweep, the run with the same budget",
     )
-    memory: Amount | None = Field(default=None, description="in place of a run: the memory it is of")
+    memory: Amount | None = Field(default=None, description="the amount of memory, in place of a run")
     aggregate: str = Field(
         default="mean",
-        description="a trace, a sweep of them, or mean, min or max of all; of batch_ratio also sum, one over the other",
+        description="a trace, a sweep of batches, or mean, min or max of all traces; for batch_ratio also sum, the "
+        "ratio of the sums",
     )
-    excluding: list[str] = Field(default=[], description="traces that this mean, min, max or sum leaves out")
-    value: float = Field(ge=0, description="as stated, in the words of its measure")
+    excluding: list[str] = Field(default=[], description="traces excluded from this mean, min, max or sum")
+    value: float = Field(ge=0, description="the published value, in the unit of its measure")
     measure: Measure | None = Field(
         default=None,
-        description="what is stated; without: throughput of a run, all tensors at once over an amount of memory",
+        description="by default throughput for a run, and the memory reduction over all tensors for an amount",
     )
     source: Text = Field(description="section, figure or table")
-    note: str = Field(default="", description="what to know before believing it")
+    note: str = Field(default="", description="a caveat on the number")
 
     @property
     def measured(self) -> Measure:
-        """What is stated."""
+        """The measure, or its default."""
         return self.measure or ("throughput" if self.memory is None else "memory")
 
     @model_validator(mode="after")
     def _is_of_one_thing(self) -> PublishedSection:
         if (self.run is None) == (self.memory is None):
-            raise ValueError("is of a run or of an amount of memory: write either run or memory")
+            raise ValueError("needs either a run or an amount of memory: write run or memory")
         if (self.memory is not None) != (self.measured in get_args(OfMemory)):
-            whose, fits = ("an amount of memory", OfMemory) if self.memory is not None else ("a run", OfRun)
-            raise ValueError(f"{self.measured} is not a measure of {whose}: write {', '.join(get_args(fits))}")
+            subject, fits = ("an amount of memory", OfMemory) if self.memory is not None else ("a run", OfRun)
+            raise ValueError(f"{self.measured} is not a measure of {subject}: write {', '.join(get_args(fits))}")
         if self.vs is not None and (self.memory is not None or self.measured in get_args(Alone)):
             raise ValueError(f"{self.measured} has no baseline: drop vs")
         if self.aggregate == "sum" and self.measured != "batch_ratio":
             raise ValueError(f"{self.measured} cannot be summed: write mean, min or max")
         if (self.measured in _SHARES and self.value > 1) or (self.measured in _SAVED and self.value == 1):
-            raise ValueError(f"value {self.value:g} is no share: write 20% as 0.2")
+            raise ValueError(f"value {self.value:g} is not a share: write 20% as 0.2")
         return self
 
 
 class StudyFile(FileModel):
-    """A study as written in its file."""
+    """The content of a study file."""
 
     schema_: Literal["simgpu.study/2"] = Field(alias="schema")
-    name: Text | None = Field(default=None, description="without: the file's name")
+    name: Text | None = Field(default=None, description="by default the file's name")
     description: str = ""
-    paper: str = Field(default="", description="what the published numbers are from")
-    notes: list[Text] = Field(default=[], description="what had to be chosen, and why so")
-    node: Text = Field(description="a shipped node, or a YAML file as seen from this file")
+    paper: str = Field(default="", description="source of the published numbers")
+    notes: list[Text] = Field(default=[], description="choices that the paper leaves open, with their reasons")
+    node: Text = Field(description="a shipped node, or a YAML file, relative to this file")
     overrides: dict[str, Any] = Field(default={}, description="changed values of the node, for all runs")
     traces: dict[Label, WrittenSweep] = Field(min_length=1, description="by the label of its row")
     runs: dict[Label, RunSection] = Field(min_length=1, description="by the label of its column")
     baseline: Annotated[list[str], BeforeValidator(_as_list)] = Field(
-        min_length=1, description="the run, or runs, that the others are told over"
+        min_length=1, description="the run or runs that the others are compared with"
     )
-    tables: list[Table] = Field(default=["throughput"], min_length=1, description="what is told of every trace and run")
+    tables: list[Table] = Field(default=["throughput"], min_length=1, description="measures shown as tables")
     epochs: list[Annotated[int, Field(ge=0)]] = Field(
-        default=[0], min_length=1, description="of training; one iteration of each, all weighted equally"
+        default=[0], min_length=1, description="training epochs; one iteration of each is simulated, weighted equally"
     )
-    iterations: int = Field(default=3, ge=1, le=10_000, description="how many times an iteration is run")
-    seed: int = Field(default=0, ge=0, description="of the policies that draw random numbers")
+    iterations: int = Field(default=3, ge=1, le=10_000, description="number of iterations to simulate per epoch")
+    seed: int = Field(default=0, ge=0, description="random seed of the policies")
     largest_batch: bool = Field(
-        default=False, description="every run at the largest batch that fits it; that of the trace begins the search"
+        default=False,
+        description="simulate every run at its largest batch that fits; the search starts at the trace's batch",
     )
-    published: list[PublishedSection] = Field(default=[], description="numbers to put next to the results")
+    published: list[PublishedSection] = Field(default=[], description="published numbers to compare with")
 
     @model_validator(mode="after")
     def _searches_what_can_be_searched(self) -> StudyFile:
         if self.largest_batch and len(set(self.epochs)) > 1:
-            raise ValueError("the largest batch is searched in one epoch: give one in epochs")
+            raise ValueError("the largest batch is searched for one epoch: give one in epochs")
         if self.largest_batch and any(run.data_parallel is not None for run in self.runs.values()):
             raise ValueError("the largest batch is searched for one GPU: drop data_parallel")
         return self
@@ -199,10 +202,11 @@ def _iterations(count: int) -> str:
 class StudyRun:
     """One column: a policy on a node.
 
-    budget: bytes of device memory, None for all that the node has. sweep: the label in the file of which this is one
-    budget, else empty. oversubscribed: by how much the recorded peak is more than the budget on each trace, None where
-    that is not how it is given; `changed` has these budgets. changed: policy and budget on some traces, None where they
-    are the run's own.
+    budget: device memory, bytes; None for all of the node's
+    sweep: label of the sweep that the run belongs to; empty if none
+    oversubscribed: share by which the recorded peak exceeds the budget on each trace, if the budgets are given this
+    way (they are in `changed`); else None
+    changed: policy and budget by trace label; None for the run's own
     """
 
     label: str
@@ -216,27 +220,28 @@ class StudyRun:
 
     @property
     def point(self) -> tuple[int | None, float | None]:
-        """Where in a sweep it is."""
+        """The run's position in its sweep: budget and oversubscription."""
         return self.budget, self.oversubscribed
 
     def on(self, trace: str) -> tuple[PolicyChoice, int | None]:
-        """Policy and budget on a trace, by its label."""
+        """The policy and budget on a trace, by its label."""
         policy, budget = self.changed.get(trace, (None, None))
         return policy or self.policy, self.budget if budget is None else budget
 
     @property
     def at(self) -> str:
-        """The budget or share of this run of a sweep, as it is written; empty outside a sweep."""
+        """The budget or share of this run, as written in the file; empty outside a sweep."""
         return self.label.removeprefix(self.sweep).strip() if self.sweep else ""
 
 
 @dataclass(frozen=True, slots=True)
 class PublishedNumber:
-    """A number that a paper states: of a run compared with another, of one trace or of all but those in `excluding`.
+    """A published number: of a run relative to another, on one trace or on all except those in `excluding`.
 
-    aggregate, excluding: labels as in the file, or of one batch of a sweep.
-    run, vs: labels as in the file; empty where the number is of an amount of memory; vs is also empty where it is
-    of a run alone.
+    run: label in the file; empty for an amount of memory
+    vs: label of the baseline; empty for an amount of memory and for measures without a baseline
+    aggregate: mean, min, max or sum, or a label in the file or of one batch of a sweep
+    excluding: labels in the file, or of one batch of a sweep
     """
 
     run: str
@@ -252,12 +257,14 @@ class PublishedNumber:
 
 @dataclass(frozen=True, slots=True, repr=False)
 class Study:
-    """Everything a study needs, loaded and checked.
+    """A loaded and checked study.
 
-    traces: by the label of their row. sweeps: by its label in the file, the labels of the traces of each sweep of
-    batches. baseline: labels of the runs, or sweeps of runs, that the others are compared with.
-    tables: the measures shown of every trace and run. epochs: of training. largest_batch: whether every run is
-    at the largest batch that fits it, in place of that of the trace.
+    traces: by the label of their row
+    sweeps: labels of the traces of each sweep of batches, by the sweep's label in the file
+    baseline: labels of the runs, or sweeps of runs, that the others are compared with
+    tables: the measures shown for every trace and run
+    epochs: training epochs
+    largest_batch: whether every run is at its largest batch that fits, instead of the trace's batch
     """
 
     name: str
@@ -277,7 +284,7 @@ class Study:
 
     @property
     def networks(self) -> dict[str, tuple[str, ...]]:
-        """By the label in the file, in order: a trace, or all traces of a sweep of batches."""
+        """By label in the file, in order: the label of a trace, or of all traces of a sweep of batches."""
         results: dict[str, tuple[str, ...]] = {}
         for trace in self.traces:
             label = self.network(trace)
@@ -285,19 +292,19 @@ class Study:
         return results
 
     def network(self, trace: str) -> str:
-        """The label in the file of a trace: of the sweep of batches that it is in, else its own."""
+        """The label in the file of a trace: that of its sweep of batches, else its own."""
         return next((label for label, batches in self.sweeps.items() if trace in batches), trace)
 
     def members(self, label: str) -> tuple[StudyRun, ...]:
-        """The run of a label, or all runs of the sweep of that label."""
+        """The run with this label, or all runs of the sweep with this label."""
         return tuple(run for run in self.runs if label in (run.label, run.sweep))
 
     def compared(self, run: StudyRun, over: str) -> StudyRun | None:
-        """The baseline of this run: of a sweep the one with the same budget, None where it has none."""
+        """The baseline of this run; of a sweep, the run with the same budget. None if there is none."""
         return next((each for each in self.members(over) if not each.sweep or each.point == run.point), None)
 
     def facts(self) -> list[tuple[str, str]]:
-        """What is run on what, and where the numbers come from, in a few lines of name and text."""
+        """A summary as pairs of name and text: provenance, nodes, epochs and notes."""
         origins = dict.fromkeys(
             f"{trace.info.provenance}, by {trace.info.tool}"
             + (", sparsity too" if trace.sparsity and trace.info.origin is Origin.MODELLED else "")
@@ -311,7 +318,7 @@ class Study:
             *(("origin", origin) for origin in origins),
             ("nodes", ", ".join(dict.fromkeys(run.node.name for run in self.runs))),
             ("run", f"{text}; " + _iterations(self.iterations)),
-            *([("batch", "of every run the largest that fits it")] if self.largest_batch else []),
+            *([("batch", "the largest that fits, for each run")] if self.largest_batch else []),
             *([("gpus", NO_COLLECTIVES)] if any(run.data_parallel for run in self.runs) else []),
             *(("note", note) for note in self.notes),
         ]

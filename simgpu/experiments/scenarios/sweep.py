@@ -1,4 +1,4 @@
-"""A sweep: one scenario at many points, loaded when they are asked for; digests of the files it reads."""
+"""A sweep: one scenario at many points, which are loaded on request; and digests of the files it reads."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ NODE_VALUE = "node."
 
 
 class Given(NamedTuple):
-    """A value that a point gives: where it goes, where it stands in the file, and whether an override has given it."""
+    """A value that a point sets. path: its key. place: its place in the file. changed: whether an override sets it."""
 
     path: str
     value: object
@@ -36,11 +36,14 @@ class Given(NamedTuple):
 
 @dataclass(frozen=True, repr=False, eq=False)
 class Sweep:
-    """A scenario and the axes along which it varies; checked, so that a point fails only by what is loaded for it.
+    """A checked scenario and the axes along which it varies. A point can only fail by the files loaded for it.
 
-    document: the scenario without its sweep and without what changes no result. overrides: of the scenario, by path.
-    lines: of the block sweep, by place. folder, here: where relative paths start that stand in the file, and those
-    that an override gives. source: what ``simgpu sweep`` calls it.
+    source: its name on the command line
+    document: the scenario without its sweep and without keys that do not change results
+    overrides: overrides of the scenario, by path
+    lines: line numbers of the sweep section, by place
+    folder: base of relative paths in the file
+    here: base of relative paths in overrides
     """
 
     name: str
@@ -55,7 +58,7 @@ class Sweep:
 
     @property
     def count(self) -> int:
-        """How many points there are."""
+        """The number of points."""
         return count_of(self.axes)
 
     def __len__(self) -> int:
@@ -67,7 +70,7 @@ class Sweep:
         return tuple(path for axis in self.axes for path in axis.paths)
 
     def values(self, point: int) -> dict[str, object]:
-        """What a point gives, by path, as written; points count from 0, those of the last axis fastest.
+        """The values that a point sets, by path, as written. Points count from 0; the last axis varies fastest.
 
         >>> from simgpu.experiments.scenarios.load_sweep import load_sweep
         >>> sweep = load_sweep("memory-sweep")
@@ -77,21 +80,21 @@ class Sweep:
         return {given.path: given.value for given in self.given(steps_of(self.axes, point))}
 
     def given(self, steps: Iterable[int]) -> Iterator[Given]:
-        """The values of a step on each axis."""
+        """The values at a step of each axis."""
         for axis, step in zip(self.axes, steps, strict=True):
             for path, value in axis.steps[step].items():
                 yield Given(path, value, axis.place(path, step), axis.changed)
 
     def scenario(self, point: int) -> Scenario:
-        """The scenario of a point, loaded and checked; `InputError` for what only shows with everything loaded."""
+        """Load and check the scenario of a point. Raises `InputError` for problems that only loading shows."""
         return Points(self).scenario(point)
 
     def points(self) -> Points:
-        """All points; their scenarios share what was loaded."""
+        """All points; their scenarios share loaded traces and nodes."""
         return Points(self)
 
     def inputs(self) -> dict[str, str]:
-        """Digests of the traces and nodes that the sweep names, by what they are called."""
+        """Digests of the traces and nodes that the sweep names, by ``trace NAME`` and ``node NAME``."""
         return digests_of(self)
 
     def __repr__(self) -> str:
@@ -103,14 +106,14 @@ class Sweep:
 
 
 class Points:
-    """The scenarios of a sweep's points; traces and nodes that several of them need are loaded once."""
+    """The scenarios of a sweep's points. Traces and nodes that several of them need are loaded once."""
 
     def __init__(self, sweep: Sweep) -> None:
         self.sweep = sweep
         self._library = Library()
 
     def scenario(self, point: int) -> Scenario:
-        """The scenario of a point, as `Sweep.scenario` gives it."""
+        """Load and check the scenario of a point."""
         sweep = self.sweep
         return PointLoading(sweep, sweep.given(steps_of(sweep.axes, point)), self._library).scenario()
 
@@ -122,12 +125,12 @@ class Points:
 
 
 class PointLoading(ScenarioLoading):
-    """The scenario of a sweep with some of its values, on its way in."""
+    """Loads a sweep's scenario with the values of a point."""
 
     def __init__(self, sweep: Sweep, given: Iterable[Given], library: Library | None = None) -> None:
-        texts = tuple(given)
-        changes = {each.path: each.value for each in texts if each.changed}
-        document = _with(sweep, [each for each in texts if not each.changed])
+        values = tuple(given)
+        changes = {each.path: each.value for each in values if each.changed}
+        document = _with(sweep, [each for each in values if not each.changed])
         super().__init__(document, {**sweep.overrides, **changes}, library)
         self._sweep = sweep
 
@@ -136,7 +139,7 @@ class PointLoading(ScenarioLoading):
 
 
 def _with(sweep: Sweep, given: Iterable[Given]) -> YamlMapping:
-    """The file as it would be with these values, whose lines are those in the block."""
+    """The scenario's document with these values, whose line numbers are those of the sweep section."""
     values: dict[str, Any] = copy.deepcopy(dict(sweep.document.values))
     lines = dict(sweep.document.lines)
     for path, value, place, _ in given:
@@ -146,7 +149,7 @@ def _with(sweep: Sweep, given: Iterable[Given]) -> YamlMapping:
         lines[at] = sweep.lines.get(place, 0)
         if path.startswith(NODE_VALUE):
             others = {key: other for key, other in (values.get("overrides") or {}).items() if key != path}
-            values["overrides"] = {**others, path: value}  # the last one goes before those above it
+            values["overrides"] = {**others, path: value}  # later entries take precedence
         else:
             put(values, path, copy.deepcopy(value))
     return replace(sweep.document, values=values, lines={place: line for place, line in lines.items() if line})
@@ -156,7 +159,7 @@ _WORDS: Mapping[Kind, str] = {"traces": "trace", "configs": "node"}
 
 
 class Named(NamedTuple):
-    """A trace or node as a scenario names it, and the folder in which a path starts."""
+    """A trace or node as named in a scenario, and the base folder of its path."""
 
     kind: Kind
     name: str
@@ -164,14 +167,14 @@ class Named(NamedTuple):
 
     @property
     def title(self) -> str:
-        """What it is called among others."""
+        """Its kind and name, for example ``trace NAME``."""
         return f"{_WORDS[self.kind]} {self.name}"
 
 
 def digests_of(sweep: Sweep) -> dict[str, str]:
     """SHA-256 of each trace's and each node's files by ``trace NAME`` and ``node NAME``, sorted.
 
-    What cannot be read has the digest ``missing``.
+    The digest is ``missing`` if the files cannot be read.
 
     >>> from simgpu.experiments.scenarios.load_sweep import load_sweep
     >>> list(digests_of(load_sweep("memory-sweep")))
@@ -181,7 +184,7 @@ def digests_of(sweep: Sweep) -> dict[str, str]:
 
 
 def _named(sweep: Sweep) -> Iterator[Named]:
-    """What the scenario and each step of each axis name, whatever else a point gives."""
+    """The traces and nodes that the scenario and each step of each axis name."""
     yield from _in(sweep.document.values, sweep.folder)
     yield from _in(sweep.overrides, sweep.here)
     for axis in sweep.axes:

@@ -1,4 +1,4 @@
-"""The axes of a sweep: what varies, in the file and as a product that is never written out."""
+"""The axes of a sweep: their section in the file, and their product, which is evaluated point by point."""
 
 from __future__ import annotations
 
@@ -16,19 +16,19 @@ Values = Annotated[list[Any], Field(min_length=1)]
 
 
 class SweepSection(FileModel):
-    """Many points, each the scenario with other values; `simgpu sweep` runs them.
+    """The points of a sweep, each the scenario with other values; `simgpu sweep` runs them.
 
-    A path is a dotted key of the scenario, with the index of an entry of a list, or a value of the node.
+    A path is a dotted key of the scenario, with indices of list entries, or of the node.
     """
 
     grid: dict[str, Values] = Field(
-        default={}, description="every combination of these values by path, those of the last path fastest"
+        default={}, description="values by path; every combination is a point, the last path varies fastest"
     )
     zip: list[Annotated[dict[str, Values], Field(min_length=1)]] = Field(
-        default=[], description="groups of paths whose values move together; each group is one more axis of the grid"
+        default=[], description="groups of paths whose values vary together; each group is one more axis of the grid"
     )
     points: list[Annotated[dict[str, Any], Field(min_length=1)]] = Field(
-        default=[], description="one more axis, whose steps are written out one by one as values by path"
+        default=[], description="one more axis; each step lists its values by path"
     )
 
 
@@ -36,8 +36,10 @@ class SweepSection(FileModel):
 class Axis:
     """Values that vary together, step by step.
 
-    paths: all that any step gives. steps: values by path. form: the place in the file of a path's value at a step, with
-    ``{path}`` and ``{step}`` to be put in. changed: given by an override and not by the file.
+    paths: all paths that any step sets
+    steps: values by path, per step
+    form: template of a value's place in the file, with ``{path}`` and ``{step}``
+    changed: whether the axis comes from an override instead of the file
     """
 
     paths: tuple[str, ...]
@@ -46,7 +48,7 @@ class Axis:
     changed: bool = False
 
     def place(self, path: str, step: int) -> str:
-        """Where in the file a value stands."""
+        """The place of a value in the file."""
         return self.form.format(path=path, step=step)
 
 
@@ -55,9 +57,9 @@ def _never(place: str) -> bool:
 
 
 def axes_of(section: SweepSection, is_changed: Callable[[str], bool] = _never) -> tuple[Axis, ...]:
-    """The axes in the order of the file: those of the grid, the zipped groups, the list of points.
+    """The axes in the order grid, zipped groups, list of points.
 
-    is_changed: whether an override has given what stands at a place of the block.
+    is_changed: whether an override sets the value at a place of the section
 
     >>> [axis.paths for axis in axes_of(SweepSection(grid={"seed": [1, 2]}, points=[{"epoch": 3}, {"pool": None}]))]
     [('seed',), ('epoch', 'pool')]
@@ -82,12 +84,12 @@ def axes_of(section: SweepSection, is_changed: Callable[[str], bool] = _never) -
 
 
 def count_of(axes: Sequence[Axis]) -> int:
-    """How many points the product of the axes has; none where there are no axes."""
+    """The number of points of the product of the axes; 0 without axes."""
     return prod(len(axis.steps) for axis in axes) if axes else 0
 
 
 def steps_of(axes: Sequence[Axis], point: int) -> tuple[int, ...]:
-    """The step on each axis of a point by its number, which counts the last axis fastest.
+    """The step on each axis of a point by its number. The last axis varies fastest.
 
     >>> axes = axes_of(SweepSection(grid={"seed": [1, 2], "epoch": [0, 10, 20]}))
     >>> [steps_of(axes, point) for point in range(count_of(axes))]
@@ -103,16 +105,16 @@ def steps_of(axes: Sequence[Axis], point: int) -> tuple[int, ...]:
 
 
 def section_problems(section: SweepSection, where: Where) -> Iterator[Problem]:
-    """Groups whose paths have different numbers of values, no axes at all, and too many points to count."""
+    """Problems of the section: zipped paths with different numbers of values, no axes, or too many points."""
     for number, group in enumerate(section.zip):
         if len(set(map(len, group.values()))) > 1:
             text = ", ".join(f"{path} has {len(values)}" for path, values in group.items())
             yield Problem(
-                *where(f"sweep.zip[{number}]"), f"its values move together, but {text}", "give as many of each"
+                *where(f"sweep.zip[{number}]"), f"its values vary together, but {text}", "give the same number of each"
             )
     axes = axes_of(section)
     if not axes:
         remedy = "write for example 'grid: {budget: [4 GiB, 6 GiB]}'"
-        yield Problem(*where("sweep"), "has neither grid nor zip nor points", remedy)
+        yield Problem(*where("sweep"), "has no grid, zip or points", remedy)
     elif count_of(axes) > LARGEST:
-        yield Problem(*where("sweep"), f"has {count_of(axes)} points, more than can be counted", "give fewer values")
+        yield Problem(*where("sweep"), f"has {count_of(axes)} points, which is too many", "give fewer values")

@@ -1,1 +1,1 @@
-"""Running the points of a sweep: here, in processes or on a cluster; stored as they finish; one table."""
+"""Runs the points of a sweep in this process, in worker processes or on a cluster, and stores them as they finish."""

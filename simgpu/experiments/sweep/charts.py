@@ -1,4 +1,4 @@
-"""Charts of a sweep: a measure over a varied number, and throughput against memory with its Pareto front."""
+"""Charts of a sweep: a measure over a varied number, and throughput vs. memory with its Pareto front."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from simgpu.experiments.scenarios.sweep import Sweep
 
 _GIB, _GB = 2**30, 10**9
-#: Units of figures, by the ending of a column: what a number is divided by, and the unit's name.
+#: Divisor and unit of the numbers in figures, by the ending of their column.
 _UNITS = {"_bytes_per_s": (_GB, "GB/s"), "_bytes": (_GIB, "GiB"), "_ns": (10**6, "ms"), "_per_s": (1, "1/s")}
 _LABELS = {
     "samples_per_s": "samples/s",
@@ -49,7 +49,7 @@ def measure_over(sweep: Sweep, frame: pd.DataFrame, y: str, x: str, references: 
 
 
 def pareto_front(frame: pd.DataFrame) -> pd.DataFrame:
-    """Rows that no other row beats in throughput without more peak memory, by ascending memory."""
+    """Rows on the Pareto front of throughput and peak memory, by ascending memory."""
     finished = frame[frame["outcome"] == "ok"].sort_values(
         ["device_peak_bytes", "samples_per_s"], ascending=[True, False]
     )
@@ -76,9 +76,9 @@ def _points(rows: pd.DataFrame) -> list[tuple[float, float]]:
 
 
 def _labels(sweep: Sweep, frame: pd.DataFrame, x: str) -> pd.Series[str]:
-    """What names the line of each row: its policy, and the values of the axes that are not along x."""
+    """The label of each row's line: its policy, and the values of the axes other than x."""
     paths = [path for axis in sweep.axes for path in axis.paths]
-    # An axis is along x if each of its values goes with one value of x.
+    # An axis is equivalent to x if its values and those of x correspond one to one.
     others = [
         path
         for path in paths

@@ -1,4 +1,4 @@
-"""Points of a sweep on the workers of a Dask cluster. Imports distributed, the extra `dask`, when it is used."""
+"""Runs points of a sweep on the workers of a Dask cluster. Needs distributed (extra `dask`), imported on first use."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ _PATIENCE = "20s"
 
 @dataclass(frozen=True, eq=False)
 class Shared:
-    """What every worker receives once. version, inputs, code: those of this machine."""
+    """The data that every worker receives once. version, inputs, code: those of this machine."""
 
     sweep: Sweep
     run: RunPoint
@@ -40,10 +40,12 @@ class Shared:
 def on_cluster(
     sweep: Sweep, points: Iterable[int], cluster: str | Client, run: RunPoint = run_point
 ) -> Generator[PointRows, None, None]:
-    """Runs the points on the workers of a cluster and yields each as it finishes; few are under way at any time.
+    """Run the points on the workers of a cluster and yield each as it finishes. Few are submitted at a time.
 
-    cluster: the address of its scheduler, or a client of it. Raises `MissingExtraError` without distributed, and
-    `InputError` where the cluster does not answer, has no workers, or one of them has another simgpu or other files.
+    cluster: the address of the scheduler, or a client
+
+    Raises `MissingExtraError` without distributed, and `InputError` if the cluster does not answer, has no workers, or
+    a worker has another simgpu or other files.
     """
     try:
         distributed = import_module("distributed")
@@ -69,7 +71,7 @@ def _client(distributed: Any, cluster: str | Client) -> Any:
     if not isinstance(cluster, str):
         return cluster
     try:
-        # A client of an invalid address raises the same, but then delays the exit of the program.
+        # A client with an invalid address raises the same error, but delays the exit of the program.
         distributed.comm.resolve_address(cluster)
         return distributed.Client(cluster, timeout=_PATIENCE, set_as_default=False)
     except (OSError, ValueError, TypeError) as error:
@@ -79,7 +81,7 @@ def _client(distributed: Any, cluster: str | Client) -> Any:
 
 
 def _checked(client: Any, shared: Shared) -> int:
-    """The number of threads of all workers; `InputError` names the workers that differ from this machine."""
+    """The number of threads of all workers. Raises `InputError` with the workers that differ from this machine."""
     pickled = pickle.dumps(shared.sweep)
 
     def describe() -> tuple[str, dict[str, str], dict[str, Any]]:
@@ -95,7 +97,7 @@ def _checked(client: Any, shared: Shared) -> int:
 
             sweep = pickle.loads(pickled)
             return __version__, sweep.inputs(), fingerprint(sweep)
-        except (ImportError, AttributeError):  # another simgpu may have other modules
+        except (ImportError, AttributeError):  # another version may have other modules
             return __version__, {}, {}
 
     answers = client.run(describe, on_error="return")
@@ -110,25 +112,25 @@ def _checked(client: Any, shared: Shared) -> int:
 
 
 def _differences(worker: str, answer: object, shared: Shared) -> Iterator[Problem]:
-    """How a worker differs from this machine. answer: its version, digests and fingerprint, or the error of asking."""
+    """How a worker differs from this machine. answer: its version, digests and fingerprint, or the error."""
     place = f"worker {worker}"
     if not isinstance(answer, tuple):
-        yield Problem("", place, f"gives no answer: {answer!r}", "look at its log")
+        yield Problem("", place, f"does not answer: {answer!r}", "look at its log")
         return
     version, inputs, code = answer
     if version != shared.version:
-        what = f"has simgpu {version}, here is {shared.version}" if version else "cannot import simgpu"
+        what = f"has simgpu {version}, this machine has {shared.version}" if version else "cannot import simgpu"
         yield Problem("", place, what, f"install simgpu {shared.version} there")
         return
     for name, digest in shared.inputs.items():
         if (there := inputs.get(name, "missing")) != digest:
-            what = f"{name} {'is not there' if there == 'missing' else 'has other files there'}"
+            what = f"{name} {'is missing there' if there == 'missing' else 'has other files there'}"
             yield Problem("", place, what, "give all machines the same files at the same path")
     if not code:
-        yield Problem("", place, "has other modules of simgpu", "install there what is installed here")
+        yield Problem("", place, "has other modules of simgpu", "install the versions of this machine there")
     elif why := differences(shared.code, code):
-        what = f"does not compute what is computed here: {'; '.join(f'{each}' for each in why)}"
-        yield Problem("", place, what, "install there what is installed here, and start the worker again")
+        what = f"has other code or libraries: {'; '.join(f'{each}' for each in why)}"
+        yield Problem("", place, what, "install the versions of this machine there, and restart the worker")
 
 
 def _here(sweep: Sweep) -> tuple[str, dict[str, str], dict[str, Any]]:
@@ -140,7 +142,7 @@ _lock = Lock()
 
 
 def _run(shared: Shared, point: int) -> PointRows:
-    """Runs a point on a worker, with what earlier points loaded. Checks a worker that joined late."""
+    """Run a point on a worker, reusing loaded traces and nodes. Also checks workers that joined later."""
     global _opened
     with _lock:
         if _opened is None or _opened[0] is not shared:
@@ -155,7 +157,7 @@ def _run(shared: Shared, point: int) -> PointRows:
 
 
 def _outcome(future: Future[PointRows], point: int) -> PointRows:
-    """The rows of a point, or of an error where the workers that ran it died."""
+    """The rows of a point, or a row with an error if its workers died."""
     from distributed.scheduler import KilledWorker
 
     if future.cancelled() or isinstance(future.exception(), KilledWorker):

@@ -1,6 +1,6 @@
-"""The fingerprint of what computes a point, as plain data: digests of code and versions of libraries.
+"""The fingerprint of the software that computes a point, as plain data: digests of code and versions of libraries.
 
-A finished point is reused only where its fingerprint has not changed.
+A finished point is reused only if its fingerprint has not changed.
 """
 
 from __future__ import annotations
@@ -18,9 +18,9 @@ if TYPE_CHECKING:
     from simgpu.experiments.scenarios.sweep import Sweep
     from simgpu.experiments.sweep.point import PointRows
 
-#: In place of a digest: files were edited after the process loaded them, so the code that ran is not known.
+#: Replaces a digest: files were edited after the process loaded them, so the code that ran is not known.
 EDITED = "edited while in use"
-#: In place of a digest: the policy's package is not installed, or does not load.
+#: Replaces a digest: the policy's package is not installed, or does not load.
 MISSING = "missing"
 _NO_FINGERPRINT = "they were computed by an earlier simgpu, or while its files were edited"
 
@@ -28,7 +28,7 @@ _NO_FINGERPRINT = "they were computed by an earlier simgpu, or while its files w
 def fingerprint(sweep: Sweep) -> dict[str, Any]:
     """Everything that determines a sweep's results except its inputs: code by digest, libraries by version.
 
-    ``policies`` has by name what affects only the rows of that policy.
+    ``policies`` holds, by name, what affects only the rows of that policy.
     """
     own = own_code()
     names = set(policy_names()) & set(_policy_words(sweep))
@@ -51,7 +51,7 @@ def _of_policy(name: str) -> dict[str, Any]:
 
 
 def _policy_words(sweep: Sweep) -> Iterator[str]:
-    """Every word of the policies as written, in the scenario, its overrides and all steps."""
+    """Every text in the policies as written, in the scenario, its overrides and all steps."""
     yield from _texts(sweep.document.values.get("policies"))
     for values in (sweep.overrides, *(step for axis in sweep.axes for step in axis.steps)):
         for path, value in values.items():
@@ -72,21 +72,21 @@ def _texts(value: object) -> Iterator[str]:
 
 
 def fingerprint_of_point(of_sweep: Mapping[str, Any], finished: PointRows) -> dict[str, Any]:
-    """The part of a sweep's fingerprint that affects a point: of all policies, only those of its rows."""
+    """The part of a sweep's fingerprint that affects a point: only the policies of its rows."""
     policies = of_sweep["policies"]
     used = {name for row in finished.rows for name in _used(row, policies)}
     return {**of_sweep, "policies": {name: each for name, each in policies.items() if name in used}}
 
 
 def _used(row: Mapping[str, Any], policies: Mapping[str, object]) -> Iterable[str]:
-    """The policies of a row, also those in another's parameters; all of them where the row has none of these names."""
+    """The policies of a row, including those in its parameters; all policies if the row names none of them."""
     if row.get("policy_name") not in policies:
         return policies
     return {row["policy_name"], *_texts(json.loads(row["parameters"]))}
 
 
 def differences(then: Mapping[str, Any] | None, now: Mapping[str, Any]) -> list[str]:
-    """Differences of two fingerprints, as texts; empty where they are the same.
+    """The differences of two fingerprints as texts; empty if they are equal.
 
     >>> then = {"code": "aa", "libraries": {"numpy": "2.0"}, "policies": {}}
     >>> differences(then, {**then, "libraries": {"numpy": "2.1"}}), differences(then, then)

@@ -1,6 +1,6 @@
-"""The folder of a sweep's results: whether it can be resumed, and the files of a finished sweep.
+"""The folder of a sweep's results: checks whether the sweep can be resumed, and writes the files of a finished one.
 
-points.sqlite                   finished points, as they finish; a stopped sweep resumes from it
+points.sqlite                   finished points, saved as they finish; a stopped sweep resumes from it
 results.csv, results.parquet    one row per point and policy, once all points are finished
 sweep.json                      the swept values, and the number of rows by outcome
 """
@@ -29,12 +29,12 @@ if TYPE_CHECKING:
 CSV, PARQUET, REPORT = "results.csv", "results.parquet", "sweep.json"
 SCHEMA = "simgpu.sweep/2"
 
-#: Keys of notes in the database.
+#: Keys of the store's notes.
 _SWEPT, WRITTEN = "swept", "written"
 
 
 def identity(sweep: Sweep) -> dict[str, Any]:
-    """What identifies a sweep, as plain data; the code that runs it is part of each point's fingerprint."""
+    """The identity of a sweep as plain data. The code that runs it is part of each point's fingerprint."""
     swept = {
         "simgpu": __version__,
         "scenario": dict(sweep.document.values),
@@ -49,7 +49,7 @@ def identity(sweep: Sweep) -> dict[str, Any]:
 def open_store(sweep: Sweep, folder: Path | None, restart: bool) -> Store:
     """The store of a folder: empty in a new folder or with `restart`, else with the finished points of this sweep.
 
-    Raises `InputError` where the folder cannot be made, is in use, or holds something else, also another sweep.
+    Raises `InputError` if the folder cannot be created, is in use, or holds another sweep or other files.
     """
     if folder is None:
         return Store(None)
@@ -69,16 +69,16 @@ def open_store(sweep: Sweep, folder: Path | None, restart: bool) -> Store:
 
 
 def _prepare(store: Store, swept: Mapping[str, Any], folder: Path, restart: bool) -> None:
-    """Empties the store for a restart; otherwise refuses one of another sweep."""
-    for left in folder.glob(".*.part"):  # of a process that was killed; no other uses them
-        if left.name.startswith((f".{CSV}.", f".{PARQUET}.", f".{REPORT}.")):
-            left.unlink(missing_ok=True)
+    """Empty the store for a restart; otherwise raise `InputError` if it belongs to another sweep."""
+    for partial in folder.glob(".*.part"):  # files of a killed process
+        if partial.name.startswith((f".{CSV}.", f".{PARQUET}.", f".{REPORT}.")):
+            partial.unlink(missing_ok=True)
     known = store.about().get(_SWEPT)
     if known is not None and not restart and (fault := identity_fault(known)):
         raise store.damaged(fault)
     if known is not None and known != swept and not restart:
         text = "; ".join(_differences(known, swept))
-        remedy = "choose another folder with -o, or replace what is there with --restart"
+        remedy = "choose another folder with -o, or replace its contents with --restart"
         raise InputError.single(folder, "", f"holds the results of another sweep: {text}", remedy)
     if restart or known is None:
         for name in (REPORT, PARQUET, CSV):
@@ -92,20 +92,20 @@ def _differences(known: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:
     texts = []
     if known["simgpu"] != now["simgpu"]:
         texts.append(f"of simgpu {known['simgpu']}, this is {now['simgpu']}")
-    for what, word in (("scenario", "the scenario's"), ("overrides", "the override of")):
-        keys = [key for key in {**known[what], **now[what]} if known[what].get(key) != now[what].get(key)]
-        texts += [f"{word} {', '.join(keys)} {'differs' if len(keys) == 1 else 'differ'}"] if keys else []
+    for part, name in (("scenario", "the scenario's"), ("overrides", "the override of")):
+        keys = [key for key in {**known[part], **now[part]} if known[part].get(key) != now[part].get(key)]
+        texts += [f"{name} {', '.join(keys)} {'differs' if len(keys) == 1 else 'differ'}"] if keys else []
     if known["axes"] != now["axes"]:
         texts.append("the sweep's axes differ")
     inputs = {name: (known["inputs"].get(name), now["inputs"].get(name)) for name in now["inputs"]}
     texts += [f"the files of {name} differ" for name, (then, here) in inputs.items() if then not in (None, here)]
-    return texts or ["it reads other files"]
+    return texts or ["its input files differ"]
 
 
 def select_reusable(store: Store, now: Mapping[str, Any]) -> list[str]:
-    """Marks the stored points that can be reused; returns a line for each reason why others cannot.
+    """Mark the stored points that can be reused. Returns a line for each reason why others cannot.
 
-    now: the fingerprint of the sweep, from `simgpu.experiments.sweep.fingerprint`.
+    now: the current fingerprint of the sweep (`simgpu.experiments.sweep.fingerprint`)
     """
     current = []
     refused: Counter[str] = Counter()
@@ -119,7 +119,7 @@ def select_reusable(store: Store, now: Mapping[str, Any]) -> list[str]:
 
 
 def write_results(sweep: Sweep, store: Store, counts: Mapping[str, int], now: Mapping[str, Any]) -> None:
-    """Writes the tables and the report of a finished sweep, each atomically, unless they are up to date."""
+    """Write the tables and the report of a finished sweep, each atomically, unless they are up to date."""
     folder = store.folder
     if folder is None:
         return
@@ -146,15 +146,15 @@ def write_results(sweep: Sweep, store: Store, counts: Mapping[str, int], now: Ma
 
 
 def close_unfinished(store: Store) -> None:
-    """Closes the store of a failed run; removes a folder without any finished point."""
+    """Close the store of a failed run, and remove its folder if no point has finished."""
     empty = store.folder is not None and not any(True for _ in store.rows())
     store.close()
     if store.folder is not None and empty:
         (store.folder / FILE).unlink(missing_ok=True)
-        with suppress(OSError):  # it holds other files too
+        with suppress(OSError):  # the folder holds other files
             store.folder.rmdir()
 
 
 def has_parquet() -> bool:
-    """Whether Parquet can be written."""
+    """Whether Parquet files can be written."""
     return find_spec("pyarrow") is not None

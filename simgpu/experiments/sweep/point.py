@@ -1,4 +1,4 @@
-"""One point of a sweep, run under its policies: rows of plain data, also where it fails."""
+"""Runs one point of a sweep under its policies. Returns rows of plain data, also if it fails."""
 
 from __future__ import annotations
 
@@ -24,9 +24,9 @@ Row = Mapping[str, Any]
 
 @dataclass(frozen=True, slots=True)
 class PointRows:
-    """The outcome of a point: one row per policy, as plain data by column; columns without a value are left out.
+    """The outcome of a point: one row per policy, as plain data by column; columns without a value are omitted.
 
-    again: whether another run may end differently, since something broke or is not installed.
+    again: whether the point must run again, since it failed with an error or a package is not installed
     """
 
     point: int
@@ -39,7 +39,7 @@ RunPoint = Callable[["Points", int], PointRows]
 
 
 def run_point(points: Points, point: int) -> PointRows:
-    """Runs a point under all its policies; never raises an `Exception`.
+    """Run a point under all its policies. Never raises an `Exception`.
 
     The rows do not depend on the time, the process or the machine.
     """
@@ -58,12 +58,12 @@ def died(point: int, why: str) -> PointRows:
 
 
 def _without_scenario(points: Points, point: int, error: Exception) -> PointRows:
-    """A point whose scenario cannot be loaded: a row for each policy of the file, as far as it can be read."""
+    """The rows of a point whose scenario cannot be loaded: one for each policy of the file."""
     again, outcome = _failure(error)
     rows = []
     for written in points.policies(point):
         try:
-            policy: Row = _policy(policy_from(written))  # type: ignore[arg-type]  # whatever it is, it may be no policy
+            policy: Row = _policy(policy_from(written))  # type: ignore[arg-type]  # may be invalid
         except Exception:
             policy = {"policy": str(written)}
         rows.append({**policy, **outcome})
@@ -81,7 +81,7 @@ def _run(scenario: Scenario, policy: Any) -> tuple[bool, Row]:
 
 
 def _failure(error: Exception) -> tuple[bool, Row]:
-    """Whether to try again, and outcome and message."""
+    """Whether the point must run again, and a row with outcome and message."""
     if isinstance(error, OutOfMemoryError):
         return False, {"outcome": OUT_OF_MEMORY, "message": str(error)}
     if isinstance(error, PolicyError):
@@ -102,7 +102,7 @@ def _policy(policy: Any) -> dict[str, Any]:
 
 
 def _about(scenario: Scenario) -> dict[str, Any]:
-    """The settings of all rows of a point, in base units; the budget is the node's where the scenario has none."""
+    """The settings of all rows of a point, in base units. The budget is by default the node's."""
     info, how = scenario.trace.info, scenario.data_parallel
     return {
         "trace_name": scenario.trace.name or info.model,

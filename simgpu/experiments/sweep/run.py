@@ -1,4 +1,4 @@
-"""Running a sweep: all points that have no stored result, and the result of all."""
+"""`run_sweep` runs the points of a sweep that have no stored result, and returns the results of all points."""
 
 from __future__ import annotations
 
@@ -27,9 +27,9 @@ if TYPE_CHECKING:
 
     from simgpu.experiments.scenarios.sweep import Sweep
 
-#: Called with the number of finished points, and of all.
+#: Called with the number of finished points and the total.
 Progress = Callable[[int, int], None]
-_EDITED = "code that decides results was edited while the sweep ran: the same call runs its points again"
+_EDITED = "code that affects results was edited while the sweep ran: the same call runs its points again"
 #: Runs points and yields each as it finishes.
 PointRunner = Callable[[Iterable[int]], Generator[PointRows, None, None]]
 
@@ -38,11 +38,11 @@ PointRunner = Callable[[Iterable[int]], Generator[PointRows, None, None]]
 class SweepResult:
     """All points of a sweep. Prints as a table of the first rows.
 
-    counts: rows by outcome: ``ok``, ``out of memory``, ``refused`` and ``error``.
-    folder: where results are stored; None where they are in memory.
-    ran: how many points ran this time.
-    notes: which stored points were not reused and why, whether code was edited while the sweep ran, and how several
-    GPUs exchange gradients.
+    counts: number of rows by outcome: ``ok``, ``out of memory``, ``refused`` and ``error``
+    folder: folder of the stored results; None if they are in memory
+    ran: number of points that ran in this call
+    notes: stored points that were not reused and why, edits of the code during the sweep, and how several GPUs
+    exchange gradients
     """
 
     sweep: Sweep
@@ -53,25 +53,25 @@ class SweepResult:
     _stored: Callable[[], Iterator[tuple[int, list[dict[str, Any]]]]]
 
     def rows(self) -> Iterator[dict[str, Any]]:
-        """One mapping per point and policy, in order, by column; columns without a value are left out."""
+        """One mapping per point and policy, in order, by column; columns without a value are omitted."""
         return table_rows(self.sweep, self._stored())
 
     def frame(self) -> pd.DataFrame:
         """One row per point and policy.
 
-        Columns: ``point``; the varied values by path; every parameter in base units; ``policy`` (its label),
+        Columns: ``point``; the varied values by path; every setting in base units; ``policy`` (its label),
         ``policy_name``, ``parameters`` (JSON); ``outcome`` and ``message``; the numbers of the run (see `Metrics`); and
-        provenance. Values that a row lacks are missing.
+        provenance.
         """
         return frame_of(columns_of(self.sweep, self._stored()), self.rows())
 
     def plot(
         self, y: str = "samples_per_s", x: str = "budget_bytes", *, references: Mapping[str, Any] | None = None
     ) -> Figure:
-        """A matplotlib figure: a measure over a varied number, one line per policy and per value of the other axes.
+        """A matplotlib figure of a measure over a varied number, one line per policy and per value of the other axes.
 
-        y, x: columns of `frame`, such as ``slowdown`` over ``d2h_bytes_per_s``. references: as for
-        `simgpu.analysis.curves.plot_curves`, in the units of the figure.
+        y, x: columns of `frame`, such as ``slowdown`` over ``d2h_bytes_per_s``
+        references: as for `simgpu.analysis.curves.plot_curves`, in the units of the figure
         """
         from simgpu.experiments.sweep.charts import measure_over
 
@@ -84,14 +84,14 @@ class SweepResult:
         return pareto_front(self.frame())
 
     def plot_front(self) -> Figure:
-        """A matplotlib figure: throughput against peak memory of every run, and the Pareto front."""
+        """A matplotlib figure of throughput vs. peak memory of every run, and the Pareto front."""
         from simgpu.experiments.sweep.charts import throughput_against_memory
 
         return throughput_against_memory(self.sweep, self.frame())
 
     @property
     def caption(self) -> str:
-        """The number of points, and of rows by outcome."""
+        """The number of points, and the number of rows by outcome."""
         outcomes = ", ".join(f"{count} {outcome}" for outcome, count in self.counts.items() if count)
         return f"{self.sweep.name}: {self.sweep.count} points; {outcomes}"
 
@@ -100,7 +100,7 @@ class SweepResult:
 
     def __repr__(self) -> str:
         more = sum(self.counts.values()) - SHOWN
-        below = f"\n{more} more rows: frame() has them" if more > 0 else ""
+        below = f"\n{more} more rows: see frame()" if more > 0 else ""
         return "\n".join([self.caption, *self.notes, f"{table_text(HEADINGS, self._shown())}{below}"])
 
     def _repr_html_(self) -> str:
@@ -116,15 +116,16 @@ def run_sweep(
     restart: bool = False,
     progress: Progress | None = None,
 ) -> SweepResult:
-    """Runs the points of a sweep that have no stored result; the results do not depend on where points run.
+    """Run the points of a sweep that have no stored result. The results do not depend on where points run.
 
-    folder: where finished points are stored, and the tables once all are; the same call resumes a stopped sweep.
-    Points that ended in an error, or lacked a package, run again, and so do those whose code or libraries have
-    changed since: those of simgpu, or of an outside policy that they use. Without a folder nothing is written.
-    jobs: worker processes on this machine; 1 runs points in this process.
-    dask: the address of a cluster's scheduler, or a client of it, in place of `jobs`.
-    restart: discard the stored results of the folder.
-    progress: called with the number of finished points, and of all.
+    folder: folder for finished points, and for the tables of a finished sweep; nothing is written without one
+    jobs: number of worker processes on this machine; 1 runs points in this process
+    dask: the address of a cluster's scheduler, or a client, in place of `jobs`
+    restart: discard the stored results of the folder
+    progress: called with the number of finished points and the total
+
+    The same call resumes a stopped sweep. Points that ended in an error, or lacked a package, run again, and so do
+    points whose code or libraries have changed since: those of simgpu, or of an outside policy that they use.
 
     Raises `InputError` for a folder that holds something else or is in use, and for a cluster that cannot be used;
     `MissingExtraError` for a cluster without distributed. Errors of single points are in their rows.
@@ -136,7 +137,7 @@ def run_sweep(
     """
     if type(jobs) is not int or jobs < 1:
         what = f"{jobs!r} is not a whole number of at least 1"
-        raise InputError.single("", "argument jobs", what, "give how many processes run points")
+        raise InputError.single("", "argument jobs", what, "give the number of worker processes")
 
     def run_pending(points: Iterable[int]) -> Generator[PointRows, None, None]:
         if dask is not None:
@@ -156,7 +157,7 @@ def run_points(
     restart: bool = False,
     progress: Progress | None = None,
 ) -> SweepResult:
-    """`run_sweep` with any function that runs points."""
+    """Like `run_sweep`, with any function that runs points."""
     path = None if folder is None else Path(folder)
     now = fingerprint(sweep)
     store = open_store(sweep, path, restart)
@@ -186,13 +187,13 @@ def run_points(
 def _finish(
     sweep: Sweep, store: Store, run_pending: PointRunner, progress: Progress | None, now: Mapping[str, Any]
 ) -> int:
-    """Runs the pending points and stores each before the next; returns how many ran."""
+    """Run the pending points and store each before the next. Returns the number of points that ran."""
     done, total = store.finished(), sweep.count
     if progress:
         progress(done, total)
     if done == total:
         return 0
-    store.note({WRITTEN: None})  # the tables, if there are any, are out of date
+    store.note({WRITTEN: None})  # existing tables are out of date
     ran = 0
     with closing(run_pending(store.pending(total))) as finished:
         for point in finished:

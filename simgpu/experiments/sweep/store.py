@@ -1,4 +1,4 @@
-"""Finished points on disk: a SQLite database that stays valid whenever the process is killed."""
+"""Stores finished points in a SQLite database that stays valid if the process is killed."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from simgpu.io.atomic import unwritable
 from simgpu.io.input_files import first_bytes, parse_json, require_regular
 
 FILE = "points.sqlite"
-#: The application id of such a SQLite file ("simg").
+#: The application id of these SQLite files ("simg").
 _APPLICATION = 0x73696D67
 _REMEDY = "remove it, or choose another folder with -o"
 #: Points per query.
@@ -30,7 +30,7 @@ create table if not exists points (
 );
 create table if not exists decided (id integer primary key, what text not null unique, current integer not null);
 """
-#: Of a point: its fingerprint is the current one; and it is finished too, so that it need not run again.
+#: Conditions: the point's fingerprint is a current one; and the point need not run again.
 _CURRENT = "decided in (select id from decided where current = 1)"
 _FINISHED = f"again = 0 and {_CURRENT}"
 
@@ -38,7 +38,7 @@ _FINISHED = f"again = 0 and {_CURRENT}"
 class Store:
     """The finished points of one sweep, in a folder or, without one, in memory.
 
-    Locks the file until it is closed. `InputError` where another process has locked it, or the system refuses.
+    Locks the file until it is closed. Raises `InputError` if another process has locked it, and for system errors.
     """
 
     def __init__(self, folder: Path | None) -> None:
@@ -72,19 +72,19 @@ class Store:
             }
 
     def note(self, about: Mapping[str, object]) -> None:
-        """Adds or replaces notes on the sweep."""
+        """Add or replace notes on the sweep."""
         with self._writing():
             rows = [(key, json.dumps(value)) for key, value in about.items()]
             self._database.executemany("insert or replace into about values (?, ?)", rows)
 
     def clear(self) -> None:
-        """Deletes everything."""
+        """Delete everything."""
         with self._writing():
             for table in ("points", "about", "decided"):
                 self._database.execute(f"delete from {table}")
 
     def save(self, finished: PointRows, fingerprint: Mapping[str, object]) -> None:
-        """Stores a point and its fingerprint, atomically."""
+        """Store a point and its fingerprint atomically."""
         what = json.dumps(fingerprint, sort_keys=True)
         row = (finished.point, finished.again, json.dumps(finished.rows, allow_nan=False), what)
         with self._writing():
@@ -92,7 +92,7 @@ class Store:
             self._database.execute("insert or replace into points select ?, ?, ?, id from decided where what = ?", row)
 
     def fingerprints(self) -> list[tuple[int | None, dict[str, Any] | None, int]]:
-        """Each fingerprint of finished points with its id and number of points; None where it is not known."""
+        """Each fingerprint of finished points: its id, its value and its number of points; None if not known."""
         query = """
             select decided.id, what, count(*) from points left join decided on points.decided = decided.id
             where again = 0 group by decided.id order by min(point)
@@ -109,11 +109,11 @@ class Store:
         return parsed
 
     def damaged(self, what: str, place: str = "") -> InputError:
-        """The error for a file that SQLite reads and that does not hold what a sweep keeps in it."""
+        """The error for a file that SQLite can read, but whose contents are invalid."""
         return InputError.single(self._file, place, f"is damaged: {what}", _REMEDY)
 
     def require_points(self, count: int) -> None:
-        """Raises `InputError` where a point is kept that a sweep of so many does not have."""
+        """Raise `InputError` if a stored point is not among the `count` points of the sweep."""
         with self._reporting():
             query = "select point from points where point < 0 or point >= ? limit 1"
             outside = self._database.execute(query, (count,)).fetchone()
@@ -121,19 +121,19 @@ class Store:
             raise self.damaged(f"the sweep has {count} points", f"point {outside[0]}")
 
     def set_current(self, numbers: Iterable[int]) -> None:
-        """Marks the fingerprints, by id, that are current; points of the others run again."""
+        """Mark the current fingerprints, by id. Points with other fingerprints run again."""
         with self._writing():
             self._database.execute("update decided set current = 0 where current = 1")
             self._database.executemany("update decided set current = 1 where id = ?", [(each,) for each in numbers])
 
     def invalidate_current(self) -> None:
-        """Removes the fingerprint of every current point, so that it is never reused."""
+        """Remove the fingerprint of every current point, so that the point is never reused."""
         with self._writing():
             self._database.execute(f"update points set decided = null where {_CURRENT}")
 
     @contextmanager
     def _reporting(self) -> Iterator[None]:
-        """Reports errors of the system or of a damaged file as `InputError`."""
+        """Report system errors and damaged files as `InputError`."""
         try:
             yield
         except (sqlite3.Error, ValueError) as error:
@@ -141,7 +141,7 @@ class Store:
 
     @contextmanager
     def _writing(self) -> Iterator[None]:
-        """A transaction."""
+        """Run the block as a transaction."""
         with self._reporting():
             self._database.execute("begin immediate")
             try:
@@ -152,13 +152,13 @@ class Store:
                     self._database.execute("rollback")
 
     def finished(self) -> int:
-        """How many points need not run again."""
+        """The number of points that need not run again."""
         with self._reporting():
             ((count,),) = self._database.execute(f"select count(*) from points where {_FINISHED}")
             return int(count)
 
     def pending(self, count: int) -> Iterator[int]:
-        """The points below `count` without a result, ascending; points already yielded may be saved meanwhile."""
+        """The points below `count` without a result, ascending. Points already yielded may be saved meanwhile."""
         query = f"select point from points where {_FINISHED} and point >= ? order by point limit ?"
         start = 0
         while True:
@@ -177,26 +177,26 @@ class Store:
             yield from _rows(self._database, self._file)
 
     def close(self) -> None:
-        """Closes the file and removes its write-ahead log."""
-        with suppress(sqlite3.Error):  # a full disk: the log is merged when the file is opened again
+        """Close the file and remove its write-ahead log."""
+        with suppress(sqlite3.Error):  # if the disk is full, the log is merged when the file is next opened
             self._database.execute("pragma journal_mode = delete")
         self._database.close()
 
 
 def is_store(folder: Path) -> bool:
-    """Whether a folder holds the points of a sweep, or an empty file for them. Touches nothing."""
+    """Whether a folder holds the points of a sweep, or an empty file for them. Writes nothing."""
     try:
         head = first_bytes(folder / FILE, 72)
     except InputError:
         return False
-    # https://www.sqlite.org/fileformat.html, section 1.3: the application's id is at 68, once it has left the log.
+    # https://www.sqlite.org/fileformat.html, section 1.3: the application id is at 68, once the log is merged.
     return not head or (
         head.startswith(b"SQLite format 3") and head[68:] in (bytes(4), _APPLICATION.to_bytes(4, "big"))
     )
 
 
 def stored(folder: Path) -> Iterator[tuple[int, list[dict[str, Any]]]]:
-    """The points stored in a folder, ascending, with their rows, while no process runs it."""
+    """The points stored in a folder, ascending, with their rows. No process may be running the sweep."""
     file = folder / FILE
     require_regular(file)
     database = sqlite3.connect(f"{file.resolve().as_uri()}?mode=ro", uri=True)
@@ -227,21 +227,21 @@ def _refused(file: str, error: Exception) -> InputError:
     return unwritable(Path(file), OSError(0, str(error)))
 
 
-# The file may have been edited, or damaged in a way that SQLite does not see.
+# The file may have been edited, or damaged in a way that SQLite does not detect.
 _KINDS = {column.name: column.kind for column in (*PARAMETERS, *OUTCOME, *PROVENANCE)}
 _TYPES: dict[str, tuple[type, ...]] = {"int": (int,), "text": (str,)}
-#: Of measured numbers, which are in further columns.
+#: Types in the other columns, which hold measured numbers.
 _NUMBERS = (int, float, bool)
 
 
 def rows_fault(rows: object) -> str:
-    """What is wrong with the rows of a point, empty if nothing.
+    """The fault in the rows of a point; empty if there is none.
 
     >>> rows_fault([{"outcome": "ok", "batch": 32, "iteration_ns": 63}]), rows_fault([{"outcome": "ok", "batch": "x"}])
     ('', "its batch is 'x'")
     """
     if not isinstance(rows, list) or not all(isinstance(row, dict) for row in rows):
-        return "its rows are no table"
+        return "its rows are not a table"
     for row in rows:
         if not isinstance(row.get("outcome"), str):
             return "a row has no outcome"
@@ -253,21 +253,22 @@ def rows_fault(rows: object) -> str:
 
 
 def decided_fault(decided: object) -> str:
-    """What is wrong with the fingerprint of rows (`simgpu.experiments.sweep.fingerprint`), empty if nothing.
+    """The fault in the fingerprint of rows (`simgpu.experiments.sweep.fingerprint`); empty if there is none.
 
     >>> decided_fault({"code": "aa", "libraries": {}, "policies": {"none": {"libraries": {}}}}), decided_fault([])
-    ('', 'it does not say what decided its points')
+    ('', 'the fingerprint of its points is incomplete')
     """
     parts = (decided, *_values(decided, "policies"))
-    sound = all(isinstance(_value(part, "libraries"), dict) for part in parts)
-    return "" if sound and isinstance(_value(decided, "policies"), dict) else "it does not say what decided its points"
+    valid = all(isinstance(_value(part, "libraries"), dict) for part in parts)
+    complete = valid and isinstance(_value(decided, "policies"), dict)
+    return "" if complete else "the fingerprint of its points is incomplete"
 
 
 def identity_fault(swept: object) -> str:
-    """What is wrong with the identity of a sweep (`simgpu.experiments.sweep.folder`)."""
+    """The fault in the identity of a sweep (`simgpu.experiments.sweep.folder`); empty if there is none."""
     mappings = ("scenario", "overrides", "inputs")
-    sound = all(isinstance(_value(swept, key), dict) for key in mappings) and isinstance(_value(swept, "axes"), list)
-    return "" if sound and isinstance(_value(swept, "simgpu"), str) else "it does not say which sweep it is of"
+    valid = all(isinstance(_value(swept, key), dict) for key in mappings) and isinstance(_value(swept, "axes"), list)
+    return "" if valid and isinstance(_value(swept, "simgpu"), str) else "the identity of its sweep is incomplete"
 
 
 def _value(mapping: object, key: str) -> object:

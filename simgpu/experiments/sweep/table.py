@@ -1,4 +1,4 @@
-"""The rows of a sweep as one table: columns, CSV, Parquet, a data frame, and the first rows as texts."""
+"""The table of a sweep's rows: its columns, as CSV, Parquet and data frame, and the first rows as text."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ StoredRows = Iterable[tuple[int, list[dict[str, Any]]]]
 
 
 class TableColumn(NamedTuple):
-    """A column: its name and the kind of its values; any value may be missing."""
+    """A column: its name and the kind of its values. Any value may be missing."""
 
     name: str
     kind: Kind
@@ -52,21 +52,21 @@ PARAMETERS = (
     TableColumn("cores", "int"),
 )
 OUTCOME = tuple(TableColumn(name, "text") for name in ("policy", "policy_name", "parameters", "outcome", "message"))
-#: Where the numbers come from.
+#: The provenance of the numbers.
 PROVENANCE = tuple(TableColumn(name, "text") for name in ("origin", "device", "date", "tool"))
 _FIXED = frozenset(column.name for column in (*PARAMETERS, *OUTCOME, *PROVENANCE))
 #: Rows per batch of a Parquet file.
 _BATCH = 1024
-#: Integers of this size and more do not fit an int64 column.
+#: Integers from this value on do not fit an int64 column.
 _INT64_END = 2**63
 
 
 def columns_of(sweep: Sweep, stored: StoredRows) -> tuple[TableColumn, ...]:
     """All columns: the point's number, varied values, parameters, outcome, metrics, provenance.
 
-    Varied values are named by their path and are as written; ``iterations``, ``epoch``, ``seed`` and ``pool`` appear
-    once, among the parameters. Metrics are in the order in which rows first have them. A column with an integer of more
-    than 64 bits, such as a seed, is text.
+    Varied values are named by their path and are as written. ``iterations``, ``epoch``, ``seed`` and ``pool`` appear
+    only once, among the parameters. Metrics are in order of their first appearance. A column with an integer that does
+    not fit 64 bits, such as a seed, is text.
     """
     kinds: dict[str, Kind | None] = {path: _axis_kind(sweep, path) for path in sweep.paths}
     numbers: dict[str, None] = {}
@@ -97,7 +97,7 @@ def _kind(value: object) -> Kind | None:
 
 
 def _either(one: Kind | None, other: Kind | None) -> Kind | None:
-    """The kind of a column that has values of both kinds."""
+    """The kind of a column with values of both kinds."""
     if one is None or other is None or one == other:
         return one or other
     return "float" if {one, other} == {"int", "float"} else "text"
@@ -112,7 +112,7 @@ def _axis_kind(sweep: Sweep, path: str) -> Kind:
 
 
 def table_rows(sweep: Sweep, stored: StoredRows) -> Iterator[dict[str, Any]]:
-    """The rows by column in the order of the points, with the values of the axes; missing values are left out."""
+    """The rows by column, in the order of the points, with the values of the axes; missing values are omitted."""
     for point, rows in stored:
         values = sweep.values(point)
         for row in rows:
@@ -128,7 +128,7 @@ def _cell(value: Any, kind: Kind) -> Any:
 
 
 def write_csv(columns: tuple[TableColumn, ...], rows: Iterable[dict[str, Any]], path: Path) -> None:
-    """Writes the table as CSV, atomically; missing values are empty."""
+    """Write the table as CSV, atomically. Missing values are empty."""
     with atomic_file(path) as part, part.open("w", encoding="utf-8", newline="") as file:
         writer = csv.writer(file, lineterminator="\n")
         writer.writerow(column.name for column in columns)
@@ -137,7 +137,7 @@ def write_csv(columns: tuple[TableColumn, ...], rows: Iterable[dict[str, Any]], 
 
 
 def write_parquet(columns: tuple[TableColumn, ...], rows: Iterable[dict[str, Any]], path: Path) -> None:
-    """Writes the table as Parquet, atomically; missing values are null. Needs pyarrow."""
+    """Write the table as Parquet, atomically. Missing values are null. Needs pyarrow."""
     import pyarrow
     import pyarrow.parquet
 
@@ -152,7 +152,7 @@ def write_parquet(columns: tuple[TableColumn, ...], rows: Iterable[dict[str, Any
 
 
 def frame_of(columns: tuple[TableColumn, ...], rows: Iterable[dict[str, Any]]) -> pd.DataFrame:
-    """The table as a data frame; an integer or boolean column with missing values has a nullable type."""
+    """The table as a data frame. Integer and boolean columns with missing values have a nullable type."""
     import pandas as pd
 
     every = list(rows)
@@ -165,14 +165,14 @@ def frame_of(columns: tuple[TableColumn, ...], rows: Iterable[dict[str, Any]]) -
     return pd.DataFrame(data)
 
 
-#: Rows that a printed sweep shows.
+#: Number of rows shown when a sweep is printed.
 SHOWN = 40
 HEADINGS = ("point", "policy", "step time", "samples/s", "slowdown", "transfers", "peak memory")
 _ABSENT = "-"
 
 
 def shown_rows(sweep: Sweep, rows: Iterable[Mapping[str, Any]]) -> list[tuple[str, ...]]:
-    """The first rows under `HEADINGS`; a row without a time has its outcome instead."""
+    """The first rows under `HEADINGS`; rows without a step time show their outcome instead."""
     return [(point_text(sweep, row["point"]), *_cells(row)) for row in islice(rows, SHOWN)]
 
 
@@ -189,7 +189,7 @@ def point_text(sweep: Sweep, point: int) -> str:
 
 
 def failures(rows: Iterable[Mapping[str, Any]]) -> dict[str, int]:
-    """Why rows have no result, other than out of memory: each message with its number of rows."""
+    """Messages of rows that failed other than by running out of memory, with their number of rows."""
     return Counter(f"{row['outcome']}: {row['message']}" for row in rows if row["outcome"] not in (OK, OUT_OF_MEMORY))
 
 

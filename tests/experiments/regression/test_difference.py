@@ -103,7 +103,7 @@ def test_ambiguous_policies_are_not_matched() -> None:
 def test_added_and_removed_policies_count_and_their_order_does_not() -> None:
     more = compare_timings(example_timings(policies=["ideal", "none"]), example_timings(policies=["ideal", "vdnn"]))
     assert (more.only_stored, more.only_now, more.counts) == (("none",), ("vdnn",), True)
-    assert more.changed == ("vdnn is new", "none is gone")
+    assert more.changed == ("vdnn is new", "none is removed")
     turned = compare_timings(example_timings(policies=["ideal", "none"]), example_timings(policies=["none", "ideal"]))
     assert (turned.reordered, turned.counts, turned.empty) == (True, False, False)
 
@@ -182,9 +182,9 @@ def test_timings_of_a_result_equal_those_of_its_comparison() -> None:
 
 
 def test_other_values_than_results_are_refused() -> None:
-    with pytest.raises(InputError, match="neither a result nor a comparison nor a scenario"):
+    with pytest.raises(InputError, match="is not a result, comparison or scenario"):
         timings_of(CHAIN)  # type: ignore[arg-type]
-    with pytest.raises(InputError, match="two runs of none"):
+    with pytest.raises(InputError, match="two runs have the label none"):
         example_timings(policies=["none", "none"])
 
 

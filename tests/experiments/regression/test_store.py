@@ -81,7 +81,7 @@ def test_files_of_removed_policies_are_deleted_and_foreign_files_are_refused(fol
     write_timings(example_timings(policies=["none"]), folder)
     assert {path.name for path in folder.iterdir()} == {"timings.json", "none.csv.gz"}
     (folder / "notes.txt").write_text("mine")
-    with pytest.raises(InputError, match=r"a file that is not of stored timings: notes\.txt"):
+    with pytest.raises(InputError, match=r"a file that does not belong to stored timings: notes\.txt"):
         write_timings(example_timings(), folder)
     assert (folder / "notes.txt").read_text() == "mine"
     assert read_timings(folder).labels == ("none",)
@@ -118,7 +118,10 @@ def _rows(change: Callable[[str], str]) -> Callable[[Path], object]:
         (lambda folder: (folder / "timings.json").write_text("[]"), "timings.json: is not a mapping"),
         (_changed(lambda result: result.update(schema="simgpu.timings/3")), "schema: 'simgpu.timings/3' is not one"),
         (_changed(lambda result: result.update(policies=[])), "policies: [] is too short"),
-        (_changed(lambda result: result["policies"].append(result["policies"][0])), "policies: two are called 'ideal'"),
+        (
+            _changed(lambda result: result["policies"].append(result["policies"][0])),
+            "policies: two have the label 'ideal'",
+        ),
         (_changed(lambda result: result["policies"][0]["values"].update(slowdown=nan)), "NaN is no finite number"),
         (
             lambda folder: (folder / "timings.json").write_text('{"schema": 1e999}'),
@@ -131,10 +134,10 @@ def _rows(change: Callable[[str], str]) -> Callable[[Path], object]:
         (lambda folder: (folder / "ideal.csv.gz").write_bytes(b"no gzip"), "ideal.csv.gz: the gzip file is damaged"),
         (
             lambda folder: (folder / "ideal.csv.gz").write_bytes((folder / "ideal.csv.gz").read_bytes()[:90]),
-            "ideal.csv.gz: the gzip file is cut off; get it back from version control",
+            "ideal.csv.gz: the gzip file is cut off; restore it from version control",
         ),
         (_rows(lambda text: ""), "ideal.csv.gz: is empty"),
-        (_rows(lambda text: "a,b\n"), "ideal.csv.gz: row 1: has not the columns"),
+        (_rows(lambda text: "a,b\n"), "ideal.csv.gz: row 1: does not have the columns"),
         (_rows(lambda text: text.replace("F2", "F2,")), "ideal.csv.gz: row 3: '0,0,compute,compute,F2,"),
         (_rows(lambda text: text.replace(",compute,F1", ",computing,F1")), "row 2: "),
         (_rows(lambda text: text.replace("compute,compute,F1", "Stream?,compute,F1")), "row 2: "),

@@ -40,7 +40,7 @@ ideal
   compute_ns          60,000   60,001         +1   +0.00167%
   device_mean_bytes  421,666  421,669         +3  +0.000711%
   ideal_ns            60,000   60,001         +1   +0.00167%
-  the timelines part at 36 us, on compute: compute B3 ends 1 ns later
+  timelines diverge at 36 us, on compute: compute B3 ends 1 ns later
                 stored     now
     kind        compute    compute
     name        B3         B3
@@ -62,7 +62,7 @@ ideal
         ({"start_ns": 4_990}, "compute F2 starts 10 ns earlier, takes 10 ns more"),
         ({"start_ns": 5_010}, "compute F2 starts 10 ns later, takes 10 ns less"),
         ({"bytes": 64}, "compute F2 moves 64 B more"),
-        ({"name": "F9"}, "compute F9 stands where compute F2 was"),
+        ({"name": "F9"}, "compute F9 replaces compute F2"),
         ({"cause": "d2h"}, "compute F2 has cause d2h and had none"),
         ({"gpu": 1}, "compute F2 has gpu 1 and had none"),
         ({"iteration": 2}, "compute F2 has iteration 2 and had none"),
@@ -76,9 +76,11 @@ def test_the_difference_of_an_event_is_described(changes: dict[str, object], wor
 
 def test_an_event_that_only_one_timeline_has() -> None:
     three, two = example_timings(policies=["ideal"]), example_timings(policies=["ideal"], iterations=2)
-    assert "compute F1 is only stored, nothing follows there now" in " ".join(text_of(three, two).split())
+    assert "compute F1 is only in the stored timeline; its stream now ends before it" in " ".join(
+        text_of(three, two).split()
+    )
     text = text_of(two, three)
-    assert "compute F1 is only now, nothing followed there" in " ".join(text.split())
+    assert "compute F1 is only in the current timeline; the stored stream ends" in " ".join(text.split())
     assert "last of 12 events before it on compute, equal in both:" in text
     assert "stored  only now\n" in text
 
@@ -130,7 +132,7 @@ def test_settings_inputs_outcomes_and_policies() -> None:
     assert "only stored: ideal\nonly now: vdnn\n" in text
     assert "none\n  outcome: ran -> out of memory\n  waiting: nothing -> kernel F2" in text
     turned = text_of(example_timings(policies=["ideal", "none"]), example_timings(policies=["none", "ideal"]))
-    assert turned == "policies come in another order, which does not count"
+    assert turned == "policies are in another order, which does not count"
 
 
 def test_no_difference_gives_no_text() -> None:

@@ -45,16 +45,16 @@ def test_refused_forms(value: object) -> None:
 
 def test_an_unknown_metric_is_refused_with_a_suggestion() -> None:
     (message,) = problems_of({"itertion_ns": "1%"})
-    assert "no metric is called so; did you mean 'iteration_ns'?" in message
+    assert "matches no metric; did you mean 'iteration_ns'?" in message
 
 
 def test_amounts_must_have_the_unit_of_their_metrics_and_all_problems_are_reported() -> None:
     message = problems_of({"d2h_bytes": "5 us", "iteration_ns": 5, "spans": "1 MiB", "*": "5 us"})
     assert message == [
-        "tolerance: d2h_bytes: '5 us' is a time, and d2h_bytes is counted as a size; write '1 MiB' or '1%'",
-        "tolerance: iteration_ns: '5' is a number, and iteration_ns is counted as a time; write '10 us' or '1%'",
-        "tolerance: spans: '1 MiB' is a size, and spans is counted as a number; write '0.5' or '1%'",
-        "tolerance: *: '5 us' is a time, and samples_per_s is counted as a number; write '0.5' or '1%'",
+        "tolerance: d2h_bytes: '5 us' is a time, but d2h_bytes is a size; write '1 MiB' or '1%'",
+        "tolerance: iteration_ns: '5' is a number, but iteration_ns is a time; write '10 us' or '1%'",
+        "tolerance: spans: '1 MiB' is a size, but spans is a number; write '0.5' or '1%'",
+        "tolerance: *: '5 us' is a time, but samples_per_s is a number; write '0.5' or '1%'",
     ]
 
 
@@ -100,7 +100,10 @@ def test_tolerances_of_a_folder_are_read(tmp_path: Path) -> None:
     [
         ("schema: simgpu.tolerances/2\nextra: 1\ntolerances: {}\n", "line 2, extra: unknown key"),
         ("schema: simgpu.tolerances/3\ntolerances: {}\n", "line 1, schema: 'simgpu.tolerances/3' is another version"),
-        ("schema: simgpu.tolerances/2\ntolerances:\n  spans: 0\n  time: 1%\n", "line 4, tolerances.time: no metric"),
+        (
+            "schema: simgpu.tolerances/2\ntolerances:\n  spans: 0\n  time: 1%\n",
+            "line 4, tolerances.time: matches no metric",
+        ),
         (
             "schema: simgpu.tolerances/2\ntolerances:\n  spans: 1%\n  spans: 2%\n",
             "line 4, tolerances.spans: given",

@@ -123,7 +123,7 @@ outputs: {timeline: [cvs]}
         "try.yaml: line 11, pool: 'heap' is not one of the choices; write 'counting' or 'addressed'",
         "try.yaml: line 13, outputs.timeline[0]: 'cvs' is not one of the choices; write 'csv', 'parquet' or 'perfetto'",
         "try.yaml: line 9, polices: unknown key; did you mean 'policies'?",
-        "try.yaml: line 7, overrides.budget: is not of the node",
+        "try.yaml: line 7, overrides.budget: is not a key of the node",
         "node.yaml: line 3, gpu.memory: 8 has no unit",
         "node.yaml: line 4, link.d2h_bandwidth: '-1 GB/s' is negative",
         "try.yaml: line 6, overrides.node.link.dupplex: unknown key; did you mean 'duplex'?",
@@ -150,7 +150,7 @@ outputs: {timeline: [cvs]}
         ({"policies": []}, "override: policies: [] is too short; write at least 1"),
         ({"outputs.image": "gif"}, "override: outputs.image: 'gif' is not one of the choices; write 'png' or 'svg'"),
         ({"budget": "3 GiB"}, "override: budget: 3 GiB is more than the 2 GiB that node laptop-2gb has; lower it, or"),
-        ({"trace": 5}, "override: trace: 5 is not a text"),
+        ({"trace": 5}, "override: trace: 5 is neither a name"),
     ],
 )
 def test_a_bad_override_is_reported_as_an_override(tmp_path: Path, overrides: dict[str, object], expected: str) -> None:

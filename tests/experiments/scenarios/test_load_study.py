@@ -165,7 +165,7 @@ def test_a_trace_or_run_that_is_null_is_left_out_with_what_is_published_of_it(tm
     assert [run.label for run in study.runs] == ["vDNN", "other", "oracle"]
     assert [(row.run, row.excluding) for row in study.published] == [("other", ())]
     assert not load_study(path, {"traces.AlexNet": None, "runs.small": None}).published
-    assert study.notes == ("Left out: chain, small. Means are of the rest, also where a paper's are of all.",)
+    assert study.notes == ("Excluded: chain, small. Means cover the rest, even if the paper's cover all.",)
 
 
 def test_an_omitted_trace_omits_its_settings(tmp_path: Path) -> None:
@@ -240,7 +240,7 @@ def test_a_published_number_is_of_two_runs_of_one_or_of_memory(tmp_path: Path) -
         (
             "[1 GB, 2 GB]}",
             "[1 GB, 2 GB], per_trace: {AlexNet: {budget: 1 GB}}}",
-            "line 12, runs.sweep: a sweep has its own budgets on every trace",
+            "line 12, runs.sweep: a sweep sets the budget on every trace",
         ),
         ("{VGG-11: {b", "{VGG11: {b", "line 11, runs.moDNN.per_trace.VGG11: there is no trace 'VGG11'; did you mean"),
         ("budget: 3 GB", "budget: 30 GB", "line 11, runs.moDNN.per_trace.VGG-11.budget: 30 GB is more than the"),
@@ -264,8 +264,8 @@ def test_a_published_number_is_of_two_runs_of_one_or_of_memory(tmp_path: Path) -
             "line 21, published[3]: peak_power has no",
         ),
         ("memory: bound", "memory: bond", "line 22, published[4].memory: 'bond' is not one of the choices"),
-        ("memory: bound", "memory: bound, run: four", "line 22, published[4]: is of a run or of an amount of memory"),
-        ("memory: bound", "aggregate: mean", "line 22, published[4]: is of a run or of an amount of memory"),
+        ("memory: bound", "memory: bound, run: four", "line 22, published[4]: needs either a run or an amount of"),
+        ("memory: bound", "aggregate: mean", "line 22, published[4]: needs either a run or an amount of memory"),
         ("memory: bound", "memory: bound, vs: four", "line 22, published[4]: memory has no baseline"),
         (
             "memory: bound",
@@ -273,7 +273,7 @@ def test_a_published_number_is_of_two_runs_of_one_or_of_memory(tmp_path: Path) -
             "line 22, published[4]: time is not a measure of an amount",
         ),
         ("memory: bound", "run: four, measure: memory", "line 22, published[4]: memory is not a measure of a run"),
-        ("value: 0.15", "value: 15", "line 23, published[5]: value 15 is no share: write 20% as 0.2"),
+        ("value: 0.15", "value: 15", "line 23, published[5]: value 15 is not a share: write 20% as 0.2"),
     ],
 )
 def test_mistakes_about_budgets_gpus_and_measures_are_reported_at_their_place(
@@ -313,7 +313,7 @@ def test_a_null_sweep_is_omitted_with_its_batches(tmp_path: Path) -> None:
     assert list(study.traces) == ["chain 1", "chain 2", "AlexNet"]
     assert [(row.aggregate, row.excluding) for row in study.published] == [("max", ("chain",))]
     assert study.runs[1].changed == {}
-    assert study.notes == ("Left out: VGG. Means are of the rest, also where a paper's are of all.",)
+    assert study.notes == ("Excluded: VGG. Means cover the rest, even if the paper's cover all.",)
 
 
 @pytest.mark.parametrize(
@@ -321,14 +321,14 @@ def test_a_null_sweep_is_omitted_with_its_batches(tmp_path: Path) -> None:
     [
         ("[16, 8]", "[16, 0]", "line 4, traces.VGG.batches[1]: 0 is too small; write at least 1"),
         ("[16, 8]", "[]", "line 4, traces.VGG.batches: [] is too short"),
-        ("[16, 8]", "[16, 8, 16]", "line 4, traces.VGG.batches: 16 stands there twice: give each batch once"),
+        ("[16, 8]", "[16, 8, 16]", "line 4, traces.VGG.batches: 16 is listed twice: give each batch once"),
         ("[16, 8]", "16", "line 4, traces.VGG.batches: 16 is not a list"),
         ("batches: [16, 8]", "batch: 4, batches: [16, 8]", "line 4, traces.VGG.batch: unknown key; did you mean"),
         ("vgg11", "vgg12", "line 4, traces.VGG.zoo: 'vgg12' is not in the zoo; did you mean"),
         ("trace: chain, ", "trace: chian, ", "line 5, traces.chain.trace: no shipped trace is called 'chian'"),
         ("trace: chain, ", "trace: chain, zoo: vgg11, ", "line 5, traces.chain.zoo: unknown key"),
         ("{trace: chain, batches: [1, 2]}", "{trace: chain}", "line 5, traces.chain.batches: is missing; add it"),
-        ("  AlexNet:", "  VGG 8:", "line 6, traces.VGG 8: is also what 'VGG' has at that batch"),
+        ("  AlexNet:", "  VGG 8:", "line 6, traces.VGG 8: is also the label of 'VGG' at that batch"),
         ("{VGG 8: {", "{VGG 9: {", "line 11, runs.vDNN.per_trace.VGG 9: there is no trace 'VGG 9'; did you mean"),
         ("[samples_per_s, br", "[samples, br", "line 13, tables[0]: 'samples' is not one of the choices"),
         (
@@ -341,10 +341,10 @@ def test_a_null_sweep_is_omitted_with_its_batches(tmp_path: Path) -> None:
             "aggregate: VGG 9,",
             "line 16, published[1].aggregate: there is no trace 'VGG 9'; did you mean",
         ),
-        ("overlap, value: 1,", "overlap, value: 57,", "line 16, published[1]: value 57 is no share: write 20% as 0.2"),
+        ("overlap, value: 1,", "overlap, value: 57,", "line 16, published[1]: value 57 is not a share: write 20% as"),
         ("overlap,", "overlap, vs: none,", "line 16, published[1]: overlap has no baseline: drop vs"),
-        ("[chain, VGG 8]", "[chain, VGG, AlexNet]", "line 17, published[2].excluding: leaves no trace"),
-        ("[chain, VGG 8]", "[chain, VGG 16, VGG 8, AlexNet]", "line 17, published[2].excluding: leaves no trace"),
+        ("[chain, VGG 8]", "[chain, VGG, AlexNet]", "line 17, published[2].excluding: excludes every trace"),
+        ("[chain, VGG 8]", "[chain, VGG 16, VGG 8, AlexNet]", "line 17, published[2].excluding: excludes every trace"),
     ],
 )
 def test_a_mistake_about_batches_is_reported_once_at_its_place(
@@ -363,9 +363,9 @@ def test_a_mistake_about_batches_is_reported_once_at_its_place(
         ("epochs: [0, 2]", "epochs: [-1]", "line 13, epochs[0]: -1 is too small; write at least 0"),
         ("epochs: [0, 2]", "epochs: 2", "line 13, epochs: 2 is not a list"),
         ("node: v100", "node: v10", "line 2, node: no shipped node is called 'v10'"),
-        ("  chain: chain", "  mean: chain", "line 5, traces.mean: 'mean' stands for all traces together"),
+        ("  chain: chain", "  mean: chain", "line 5, traces.mean: 'mean' is the name of an aggregate over all traces"),
         ("  chain: chain", "  chain: chian", "line 5, traces.chain: no shipped trace is called 'chian'"),
-        ("  chain: chain", "  chain: 5", "line 5, traces.chain: 5 is not a text, nor a mapping"),
+        ("  chain: chain", "  chain: 5", "line 5, traces.chain: 5 is neither a name nor a mapping"),
         ("batch: 16", "batch: 0", "line 6, traces.AlexNet.batch: 0 is too small"),
         ("policy: none", "policy: nune", "line 10, runs.other.policy: unknown policy 'nune'; did you mean 'none'?"),
         ("{mode: conv}", "{mod: conv}", "line 8, runs.vDNN.policy.vdnn.mod: policy 'vdnn' has no such parameter"),
@@ -378,7 +378,7 @@ def test_a_mistake_about_batches_is_reported_once_at_its_place(
         ),
         ("memory: 4 GiB", "memory: 4", "line 9, runs.small.overrides.node.gpu.memory: 4 has no unit"),
         ("memory: 4 GiB", "memry: 4 GiB", "line 9, runs.small.overrides.node.gpu.memry: unknown key"),
-        ("node.gpu.memory: 4", "gpu.memory: 4", "line 9, runs.small.overrides.gpu.memory: is not of the node"),
+        ("node.gpu.memory: 4", "gpu.memory: 4", "line 9, runs.small.overrides.gpu.memory: is not a key of the node"),
         ("memory: 8 GiB", "memory: -8 GiB", "line 3, overrides.node.gpu.memory: '-8 GiB' is negative"),
         ("run: small", "run: smal", "line 15, published[0].run: there is no run 'smal'; did you mean 'small'?"),
         ("run: small", "run: vDNN", "line 15, published[0].run: 'vDNN' is compared with itself"),
@@ -395,10 +395,10 @@ def test_a_mistake_about_batches_is_reported_once_at_its_place(
         (
             "aggregate: max",
             "aggregate: AlexNet",
-            "line 19, published[1].excluding: 'AlexNet' is one trace, of which none can be left",
+            "line 19, published[1].excluding: applies only to aggregates, and 'AlexNet' is one trace",
         ),
         ("[chain]", "[chan]", "line 19, published[1].excluding[0]: there is no trace 'chan'; did you mean 'chain'?"),
-        ("[chain]", "[chain, AlexNet]", "line 19, published[1].excluding: leaves no trace"),
+        ("[chain]", "[chain, AlexNet]", "line 19, published[1].excluding: excludes every trace"),
         ("time_saved", "time_lost", "line 20, published[1].measure: 'time_lost' is not one of the choices"),
         ("value: 0.3", "value: some", "line 21, published[1].value: 'some' should be a valid number"),
         ("    source: figure 2\n", "", "line 16, published[1].source: is missing; add it"),

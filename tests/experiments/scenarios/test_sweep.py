@@ -139,7 +139,7 @@ def test_overrides_of_the_block(tmp_path: Path) -> None:
     assert load_sweep(path, {"sweep.points": [{"epoch": 1}, {"epoch": 2}]}).count == 12
     assert load_sweep(path, {"iterations": 5}).scenario(0).iterations == 5
     (message,) = problems_of(path, {"seed": 4})
-    assert "it is given by an override too; keep one of them" in message
+    assert "it is also set by an override; keep one of them" in message
     (message,) = problems_of(path, {"sweep.grid.seed": ["x"]})
     assert message == "override: seed: 'x' is not a whole number; write digits only, without quotes"
 
@@ -167,14 +167,14 @@ sweep:
 """
     message = problems_of(sweep_file(tmp_path, block))
     starts = [
-        "line 20, sweep.zip[0]: its values move together, but epoch has 2, pool has 1; give as many of each",
+        "line 20, sweep.zip[0]: its values vary together, but epoch has 2, pool has 1; give the same number of each",
         "line 9, sweep.grid.policies[0].vdnn.mode: that policy is none, not vdnn;",
-        "line 10, sweep.grid.policies[7]: there is no entry 7: the scenario gives 2, from 0;",
+        "line 10, sweep.grid.policies[7]: there is no entry 7: the scenario has 2, counted from 0;",
         "line 11, sweep.grid.nod.gpu.memory: unknown key; did you mean 'node'?",
         "line 12, sweep.grid.gpu.memory: unknown key; did you mean 'node.gpu.memory'?",
-        "line 16, sweep.grid.trace.batch: what it is in is varied at sweep.grid.trace too; keep one of them",
-        "line 18, sweep.grid.outputs.folder: is not varied: it changes no result; leave it out",
-        "line 22, sweep.points[0].epoch: it is varied at sweep.zip[0].epoch too; keep one of them",
+        "line 16, sweep.grid.trace.batch: the key that contains it is also varied at sweep.grid.trace; keep one of",
+        "line 18, sweep.grid.outputs.folder: cannot be varied: it does not change results; remove it",
+        "line 22, sweep.points[0].epoch: it is also varied at sweep.zip[0].epoch; keep one of them",
         "line 13, overrides.node.gpu.memry: unknown key; did you mean 'memory'?",
         "line 7, budget: '6 GB8' is not a size",
         "line 17, iterations: 0 is too small; write at least 1",
@@ -196,12 +196,12 @@ sweep:
             "sweep:\n  grid: {seed: 3}\n",
             "line 6, sweep.grid.seed: 3 is not a list; write [a, b], or '- ' before each entry",
         ),
-        ("sweep: {}\n", "line 5, sweep: has neither grid nor zip nor points; write for example"),
+        ("sweep: {}\n", "line 5, sweep: has no grid, zip or points; write for example"),
         ("sweep:\n  pints: [{seed: 1}]\n", "line 6, sweep.pints: unknown key; did you mean 'points'?"),
         ("sweep:\n  zip: [{}]\n", "line 6, sweep.zip[0]: {} is too short; write at least 1"),
         (
             "sweep:\n  grid: {budget.x: [1]}\n",
-            "line 6, sweep.grid.budget.x: budget has no keys inside; vary budget itself",
+            "line 6, sweep.grid.budget.x: budget has no subkeys; vary budget itself",
         ),
         (
             "outputs: {plots: [nice]}\nsweep:\n  grid: {seed: [1]}\n",
@@ -218,7 +218,7 @@ def test_a_block_that_is_none(tmp_path: Path, block: str, message: str) -> None:
 def test_varying_the_batch_of_a_named_trace_is_refused_with_a_remedy(tmp_path: Path, axis: str) -> None:
     (message,) = problems_of(sweep_file(tmp_path, f"sweep:\n  {axis}\n"))
     assert (
-        "trace.batch: the trace 'chain' is given by its name and has one batch; trace.batch is that of a network"
+        "trace.batch: the trace 'chain' is given by its name and has one batch; trace.batch applies to a network"
         in message
     )
     assert "'traces: {LABEL: {trace: chain, batches: [16, 32]}}' (simgpu study)" in message
