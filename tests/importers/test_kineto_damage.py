@@ -115,7 +115,7 @@ def test_a_kernel_that_ends_before_the_one_before_it_on_its_stream(tmp_path):
     profile.kernel(2, 110, 20, name="short")
     reported = refusal(profile.write(tmp_path / "net.json"), batch=1)
     assert "event 4 (short): overlaps event 2 (long) on stream 7: it ends 20.5 us earlier" in reported
-    assert "record each process and GPU by itself" in reported
+    assert "record each process and GPU separately" in reported
 
 
 def test_kernels_that_overlap_on_one_stream_all_the_time(tmp_path):
@@ -169,7 +169,7 @@ def test_an_execution_trace_of_another_run(tmp_path):
         node["attrs"][0]["value"] += 100
     reported = joined(tmp_path, profile, recorded)
     assert "graph.json: does not match net.json: it contains only 0 of 4 operators that launched kernels" in reported
-    assert "give the execution trace of the same run and the same iteration" in reported
+    assert "use the execution trace of the same run and the same iteration" in reported
 
 
 def test_an_execution_trace_that_lacks_an_operator(tmp_path):
