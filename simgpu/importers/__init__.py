@@ -1,6 +1,6 @@
-"""Importing recordings of other tools: the list of formats, detection, and `import_trace`.
+"""Imports recordings of other tools: the list of formats, format detection, and `import_trace`.
 
-Each format has a module or package of its own, with the rules by which it is read.
+Each format has its own module or package, whose docstring lists the import rules.
 """
 
 from __future__ import annotations
@@ -25,11 +25,11 @@ __all__ = ["IMPORTERS", "ImportOptions", "Importer", "detect", "import_trace"]
 
 @dataclass(frozen=True, slots=True)
 class Importer:
-    """One format: its name, what its files look like, how to recognise and how to read it.
+    """One format: its name, a description of its files, and functions that recognise and load them.
 
-    read_at_once: the files of a folder, as patterns, that are read at once; "" is the recording itself. A format that
-    is streamed names none: it limits its own memory. memory_factor: bytes of memory that a byte of these files
-    takes at the peak of an import, by Python's own count; measured on recordings (tests hold the formats to it).
+    read_at_once: glob patterns of the files that are loaded into memory completely; "" is the recording itself. Empty
+        for streamed formats, which limit their own memory.
+    memory_factor: peak bytes of memory per byte of these files, as counted by Python. Measured; tests check it.
     """
 
     name: str
@@ -40,7 +40,7 @@ class Importer:
     memory_factor: int = 0
 
     def files(self, path: Path) -> list[Path]:
-        """The files of a recording that are read at once."""
+        """The files of a recording that are loaded into memory completely."""
         return [file for name in self.read_at_once for file in (sorted(path.glob(name)) if name else [path])]
 
 
@@ -86,7 +86,7 @@ IMPORTERS: tuple[Importer, ...] = (
     _JOINED,
     Importer(
         "PyTorch execution trace",
-        "JSON of its observer; no times of its own",
+        "JSON of its observer, without times",
         execution_trace.recognises,
         execution_trace.load,
     ),
@@ -106,7 +106,7 @@ def detect(path: str | Path) -> Importer:
     if not source.exists():
         raise InputError.single(source, "", "no such file or folder", "check the path")
     if source.is_dir() and (source / "trace.yaml").exists():
-        raise InputError.single(source, "", "is a simgpu trace already", "use it as it is, without importing")
+        raise InputError.single(source, "", "is a simgpu trace already", "use it directly, without importing")
     if not source.is_dir():
         require_regular(source, "a recording")
     if source.is_file() and not source.stat().st_size:
@@ -122,11 +122,11 @@ def detect(path: str | Path) -> Importer:
 
 
 def import_trace(path: str | Path, options: ImportOptions | None = None) -> tuple[Trace, str]:
-    r"""The recording at a path as a checked trace, and the name of the format it was recognised as.
+    r"""Returns the recording at a path as a checked trace, and the name of its detected format.
 
-    options: what the user knows and the recording does not say (batch, device, dtype, model, date); for a PyTorch
-    profile also the execution trace to join it with, and which of its iterations to take.
-    Raises `InputError` when the format is unknown, or the recording is damaged or larger than the memory that is free.
+    options: facts that the recording does not contain (batch, device, dtype, model, date); for a PyTorch profile also
+        the execution trace to join with it, and the number of the iteration to import.
+    Raises `InputError` if the format is unknown, or if the recording is damaged or larger than the free memory.
 
     >>> import json, tempfile
     >>> instructions = [
@@ -154,7 +154,7 @@ def import_trace(path: str | Path, options: ImportOptions | None = None) -> tupl
 
 
 def _with_execution_trace(importer: Importer, path: str | Path, options: ImportOptions) -> Importer:
-    """Options that apply to a profile only are refused for other formats."""
+    """The importer to use with these options; `InputError` if an option applies only to profiles, and this is none."""
     if options.execution_trace is None and options.iteration is None:
         return importer
     if options.execution_trace is not None and importer is _PROFILE:
@@ -162,5 +162,5 @@ def _with_execution_trace(importer: Importer, path: str | Path, options: ImportO
     if options.execution_trace is None and importer in (_PROFILE, _JOINED):
         return importer
     option = "an execution trace" if options.execution_trace is not None else "the number of an iteration"
-    what = f"is a {importer.name}; {option} goes with a PyTorch profile"
+    what = f"is a {importer.name}; {option} applies only to a PyTorch profile"
     raise InputError.single(path, "", what, "leave it out, or name the profile's file")

@@ -1,4 +1,4 @@
-"""Blocks and kernels on their way from a recording into a trace: ids, kinds, readers and writers."""
+"""Helpers that importers share to build blocks and kernels: ids, block kinds, readers and writers."""
 
 from __future__ import annotations
 
@@ -11,15 +11,19 @@ from simgpu.trace.model import BlockKind, Phase
 def kind_of_old(
     reading: Set[Phase], writing: Set[Phase], arguments: Set[str], shape: tuple[int, ...] | None, batch: int | None
 ) -> BlockKind:
-    """The kind of a block that was there before the iteration.
+    """The kind of a block that was allocated before the iteration.
 
-    A weight is what the optimizer changes and forward reads, or what forward is given as an argument called weight or
-    bias and no kernel changes; a weight gradient is what backward writes; optimizer state is what only the optimizer
-    touches; a label is what the loss is given as its target; the input is what forward reads of the first side of the
-    batch and no kernel changes. The rest is `other`.
+    - weight: read in forward and written by the optimizer; or a forward argument named weight or bias, never written
+    - weight gradient: written in backward
+    - optimizer state: accessed only by the optimizer
+    - label: passed to the loss as its target
+    - input: read in forward, never written, with the batch size as its first dimension
+    - other: everything else
 
-    reading, writing: phases of the kernels that do. arguments: names by which operators take it. shape: its sides.
-    batch: samples in an iteration, None where unknown.
+    reading, writing: phases of the kernels that read and write the block.
+    arguments: names of the operator arguments through which the block is passed.
+    shape: dimensions; None if not recorded.
+    batch: samples per iteration; None if unknown.
 
     >>> kind_of_old({Phase.FORWARD, Phase.OPTIMIZER}, {Phase.OPTIMIZER}, {"self"}, (4,), 8).value
     'weight'
@@ -39,9 +43,10 @@ def kind_of_old(
 
 
 def kind_of_new(maker: Phase | None, reading: Set[Phase]) -> BlockKind:
-    """The kind of a block that a kernel first wrote: feature maps by forward, gradients by backward, else `other`.
+    """The kind of a block that a kernel created: activation in forward, gradient in backward, else `other`.
 
-    maker: phase of the kernel that first wrote it, None where none did. reading: phases of those that read it.
+    maker: phase of the first kernel that wrote the block; None if no kernel did.
+    reading: phases of the kernels that read it.
 
     >>> kind_of_new(Phase.FORWARD, {Phase.BACKWARD}).value
     'activation'
@@ -52,7 +57,7 @@ def kind_of_new(maker: Phase | None, reading: Set[Phase]) -> BlockKind:
 
 
 def kind_of_gradient(reading: Set[Phase]) -> BlockKind:
-    """A gradient that the optimizer reads is a weight's.
+    """Weight gradient if the optimizer reads the block, else gradient.
 
     >>> kind_of_gradient({Phase.OPTIMIZER}).value, kind_of_gradient({Phase.BACKWARD}).value
     ('weight_gradient', 'gradient')
@@ -61,7 +66,7 @@ def kind_of_gradient(reading: Set[Phase]) -> BlockKind:
 
 
 class StorageNames:
-    """Gives each new block of a storage its name: ids of storages are reused once their memory is free.
+    """Names each new block of a storage uniquely, because storage ids are reused once their memory is free.
 
     >>> names = StorageNames()
     >>> names.next(7), names.next(7), names.next(8)
@@ -69,11 +74,11 @@ class StorageNames:
     """
 
     def __init__(self) -> None:
-        self._given: dict[int, int] = {}
+        self._counts: dict[int, int] = {}
 
     def next(self, storage: int) -> str:
         """The name of the next block in a storage."""
-        count = self._given[storage] = self._given.get(storage, 0) + 1
+        count = self._counts[storage] = self._counts.get(storage, 0) + 1
         return f"s{storage}" if count == 1 else f"s{storage}.{count}"
 
 
@@ -87,7 +92,7 @@ def kernel_ids(count: int) -> list[str]:
 
 
 def printable(name: str) -> str:
-    r"""A name as the trace format has it: printable, without spaces around it.
+    r"""Returns a name that the trace format allows: printable, without surrounding spaces.
 
     >>> printable(" a\nkernel "), printable("")
     ('a kernel', 'unnamed')
@@ -116,13 +121,13 @@ class BlockDraft:
         return min(self.readers | self.writers)
 
     def drop_read_of_nothing(self) -> None:
-        """An in-place kernel that is the first to touch new memory writes it; it cannot have read it."""
+        """Drop the read of an in-place kernel that is the first user of new memory: there was nothing to read."""
         if self.is_used and self.first in self.writers:
             self.readers.discard(self.first)
 
 
 def reads_and_writes(count: int, drafts: Iterable[BlockDraft]) -> tuple[list[list[str]], list[list[str]]]:
-    """Ids of the blocks that each of `count` kernels reads, and those that it writes.
+    """Ids of the blocks that each of `count` kernels reads, and ids of the blocks that it writes.
 
     >>> reads_and_writes(2, [BlockDraft("x", readers={1}, writers={0}), BlockDraft("y", writers={1})])
     ([[], ['x']], [['x'], ['y']])

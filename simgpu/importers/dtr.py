@@ -1,23 +1,25 @@
-"""Reading the operator log of the DTR prototype: one JSON object a line, keyed by INSTRUCTION.
+"""Imports the operator log of the DTR prototype: one JSON object per line, with the key INSTRUCTION.
 
 How names become blocks:
-- a result with ALIAS -1 is a new block; with an argument's index it is another name for that argument's block, costs
-  no bytes, and its kernel reads the block without writing it; COPY and COPY_FROM only make another name too;
-- MUTATE is a kernel that reads its arguments and writes the mutated ones again;
-- a block dies with its last name. The kernel before that is its `release`; for a block that no kernel has run on since
-  it appeared, the kernel that follows. Blocks that still have a name when the log ends get `end`, constants a blank.
-- a CONSTANT before the first operator is persistent; a later one is born at the kernel that follows;
-- lines before ANNOTATE START are set-up and are dropped; after ANNOTATE BACKWARD the phase is backward.
+- A result with ALIAS -1 is a new block. A result whose ALIAS is an argument's index is another name for that
+  argument's block: it has no bytes of its own, and its kernel reads the block without writing it. COPY and COPY_FROM
+  also only add a name.
+- MUTATE is a kernel that reads its arguments and writes the mutated ones.
+- A block is released with its last name. Its `release` is the kernel before that line; if no kernel ran since the block
+  appeared, it is the next kernel. Blocks that still have a name at the end of the log get `end`; constants stay blank.
+- A CONSTANT before the first operator is persistent. A later one is created at the next kernel.
+- Lines before ANNOTATE START are set-up and are dropped. After ANNOTATE BACKWARD the phase is backward.
 
-Operators keep their logged names, of which one misleads: `max_pool2d_backward` is max pooling in forward. It stands
-before ANNOTATE BACKWARD, has one argument and two results (values and indices), and where these are read again the log
-has `max_pool2d_with_indices_backward`; the prototype's wrapper of `max_pool2d_with_indices` passes the wrong name. Both
-pooling and its backward are pure, so `purity` may go by the name.
+Operators keep their logged names. One name is misleading: `max_pool2d_backward` is max pooling in forward. It occurs
+before ANNOTATE BACKWARD with one argument and two results (values and indices), and the log reads these results in
+`max_pool2d_with_indices_backward`: the prototype's wrapper of `max_pool2d_with_indices` passes the wrong name. Both
+pooling and its backward are pure, so `purity` may use the logged name.
 
-Kinds follow from the operators: a constant's from its place among the arguments of the first operator that knows it
-(see `_ARGUMENTS`; views are transparent); a forward result is a feature map, unless its kernel read nothing but
-constants of unknown kind; a backward result is a gradient, and a weight's gradient if it is still held when the log
-ends. Everything else is `other`.
+Block kinds follow from the operators:
+- A constant: by its position among the arguments of the first operator listed in `_ARGUMENTS`; views are ignored.
+- A forward result: activation (feature map), or `other` if its kernel read only constants of unknown kind.
+- A backward result: gradient, or weight gradient if it still has a name at the end of the log.
+- Everything else: `other`.
 """
 
 from __future__ import annotations
@@ -39,13 +41,13 @@ from simgpu.trace.operators import purity
 
 _TOOL = "DTR prototype log"
 
-#: Bytes of memory that a byte of a log takes at the peak of an import; measured (see `Importer.memory_factor`).
+#: Peak bytes of memory per byte of a log; measured (see `Importer.memory_factor`).
 MEMORY_FACTOR = 14
 _FIRST_LINE = 4096
 
 _INSTRUCTIONS = ("CONSTANT", "MEMORY", "ALIAS", "CALL", "MUTATE", "COPY", "COPY_FROM", "RELEASE", "ANNOTATE")
 
-#: What a constant is, by operator and place among the arguments.
+#: The kind of a constant, by operator and argument position.
 _ARGUMENTS: dict[str, dict[int, BlockKind]] = {
     "cudnn_convolution": {0: BlockKind.INPUT, 1: BlockKind.WEIGHT},
     "cudnn_batch_norm": {1: BlockKind.WEIGHT, 2: BlockKind.WEIGHT, 3: BlockKind.OTHER, 4: BlockKind.OTHER},
@@ -71,7 +73,7 @@ def recognises(path: Path) -> bool:
 
 
 def load(path: Path, options: ImportOptions) -> Trace:
-    """The log as a trace. Raises `InputError` naming the first line that cannot be followed."""
+    """Returns the log as a trace. Raises `InputError` for the first invalid line."""
     walk = _Walk(path)
     for number, instruction in _instructions(path):
         walk.line = number
@@ -109,7 +111,7 @@ def _blocks(storages: list[_Storage], operators: list[_Operator]) -> tuple[Block
     blocks = []
     for storage in storages:
         persistent = storage.constant and storage.born == 0
-        # A constant after the last operator has no kernel that follows: it belongs to the last one.
+        # A constant after the last operator has no next kernel: assign it to the last one.
         born = ids[min(storage.born, len(ids) - 1)]
         release = None if persistent else RELEASED_AT_END
         if storage.died is not None:
@@ -139,7 +141,7 @@ def _kind(storage: _Storage, operators: list[_Operator]) -> BlockKind:
 
 
 def _instructions(path: Path) -> list[tuple[int, dict[str, Any]]]:
-    """The lines after ANNOTATE START, with their numbers."""
+    """The instructions after ANNOTATE START, with their line numbers."""
     records: list[tuple[int, dict[str, Any]]] = []
     started = False
     text = text_of(read_unzipped(path, MEMORY_FACTOR), path, if_empty="record it again")
@@ -155,21 +157,23 @@ def _instructions(path: Path) -> list[tuple[int, dict[str, Any]]]:
             raise InputError.single(path, f"row {number}", what, "record it again") from None
         if not isinstance(instruction, dict) or "INSTRUCTION" not in instruction:
             what = f"has no INSTRUCTION: {line[:40]!r}"
-            raise InputError.single(path, f"row {number}", what, "give a DTR log")
+            raise InputError.single(path, f"row {number}", what, "pass a DTR log")
         if started:
             records.append((number, instruction))
         started = started or instruction.get("ANNOTATION") == "START"
     if not started:
-        raise InputError.single(path, "", "has no ANNOTATE START line", "give a log of a whole iteration")
+        raise InputError.single(path, "", "has no ANNOTATE START line", "pass the log of a complete iteration")
     return records
 
 
 @dataclass(slots=True, eq=False)
 class _Storage:
-    """A block while the log is walked. Kernels are positions; `died` is None while it has a name.
+    """A block while the log is read.
 
-    born: the kernel that wrote it first, or for a constant the kernel that follows its line.
-    kind: of a constant, once an operator has shown it.
+    born: position of the first kernel that wrote it; for a constant, of the next kernel after its line.
+    names: how many names refer to it.
+    died: position of its last kernel; None while it has a name.
+    kind: for a constant, its kind once known from an operator; else None.
     """
 
     id: str
@@ -183,7 +187,7 @@ class _Storage:
 
 @dataclass(slots=True)
 class _Operator:
-    """A kernel while the log is walked."""
+    """A kernel while the log is read."""
 
     op: str
     phase: Phase
@@ -194,7 +198,7 @@ class _Operator:
 
 @dataclass(slots=True)
 class _Walk:
-    """The state of the recording program, line by line."""
+    """The state of the recorded program after each line of the log."""
 
     path: Path
     line: int = 0
@@ -242,7 +246,7 @@ class _Walk:
     def _text(self, instruction: dict[str, Any], key: str) -> str:
         value = self._field(instruction, key)
         if not isinstance(value, str):
-            raise self._wrong(f"{key} is {shown(value)}, not a text")
+            raise self._wrong(f"{key} is {shown(value)}, not a string")
         return value
 
     def _count(self, instruction: dict[str, Any], key: str) -> int:
@@ -264,14 +268,14 @@ class _Walk:
         return self.by_name[name]
 
     def require_finished(self) -> None:
-        """Every constant needs its MEMORY, every result its MEMORY and ALIAS, before anything else happens."""
+        """Raise `InputError` if a constant still lacks its MEMORY line, or a result its MEMORY or ALIAS line."""
         missing = self.constant or (self.results[0] if self.results else None)
         if missing is not None:
             raise self._wrong(f"the size or alias of {missing!r} is missing: the log seems cut off")
 
     def _name(self, name: str, storage: _Storage) -> None:
         if name in self.by_name:
-            raise self._wrong(f"{name!r} is given a second time")
+            raise self._wrong(f"{name!r} is already defined")
         self.by_name[name] = storage
 
     def _new(self, name: str, size: int, born: int, constant: bool) -> _Storage:
@@ -287,11 +291,11 @@ class _Walk:
         elif name in self.results:
             self.sizes[name] = size
         else:
-            raise self._wrong(f"MEMORY of {name!r}, which was not announced just before")
+            raise self._wrong(f"MEMORY of {name!r}, without a CONSTANT or CALL of it just before")
 
     def _alias(self, name: str, instruction: dict[str, Any]) -> None:
         if name not in self.sizes:
-            raise self._wrong(f"ALIAS of {name!r}, which has no MEMORY just before")
+            raise self._wrong(f"ALIAS of {name!r}, without a MEMORY line just before")
         text = self._text(instruction, "ALIAS")
         size = self.sizes.pop(name)
         self.results.remove(name)
@@ -303,7 +307,7 @@ class _Walk:
             storage.names += 1
             self._name(name, storage)
         else:
-            raise self._wrong(f"ALIAS is {shown(text)}, neither -1 nor the place of an argument")
+            raise self._wrong(f"ALIAS is {shown(text)}, neither -1 nor the index of an argument")
 
     def _call(self, instruction: dict[str, Any]) -> None:
         self._kernel(instruction, [])
@@ -349,5 +353,5 @@ class _Walk:
 
     def _annotate(self, annotation: str) -> None:
         if annotation != "BACKWARD":
-            raise self._wrong(f"unknown annotation {annotation!r}", "only START and BACKWARD are known")
+            raise self._wrong(f"unknown annotation {annotation!r}", "supported: START and BACKWARD")
         self.phase = Phase.BACKWARD

@@ -1,11 +1,11 @@
-"""Reading a PyTorch execution trace: the operators that the host ran, with their input and output tensors.
+"""Reads PyTorch execution traces: the operators that the host ran, with their input and output tensors.
 
-Schemas 1.0 (fields of a node side by side) and 1.1 (inputs, outputs and attrs nested) are read. A tensor is
-``[tensor, storage, offset, elements, bytes of an element, device]``; tensors without bytes and tensors outside a GPU
-are left out. What an operator does with an argument is in its schema: ``(a!)`` is changed, after a ``*`` it is an
-``out=`` argument, which is written and not read.
+Supports schemas 1.0 (flat fields per node) and 1.1 (nested inputs, outputs and attrs). A tensor is
+``[tensor, storage, offset, elements, bytes per element, device]``. Tensors without bytes and tensors outside a GPU
+are dropped. The operator's schema states how it uses an argument: ``(a!)`` marks a changed argument; after a ``*`` it
+is an ``out=`` argument, which is written and not read.
 
-An execution trace has no times: alone it is refused.
+An execution trace has no times, so it cannot be imported alone.
 """
 
 from __future__ import annotations
@@ -26,8 +26,8 @@ from simgpu.io.input_files import require_regular
 from simgpu.trace.columns import LARGEST
 from simgpu.trace.model import Trace
 
-#: Measured at the peak of Python's own count: 1250 to 1500 bytes on a VGG-13 iteration on an H100, and 1750 to 2150
-#: where every operator makes a tensor of its own (a test holds it to that).
+#: Measured peak, as counted by Python: 1250 to 1500 bytes per node for a VGG-13 iteration on an H100, and 1750 to 2150
+#: if every operator creates a tensor (a test checks this).
 NODES = Piece("nodes", 1700, "let the observer run for a single iteration")
 
 _SCHEMA = re.compile(r"1\.[01]\.\d+(-.*)?")
@@ -46,16 +46,19 @@ _DTYPES = {
     "unsigned char": "uint8",
 }
 
-#: In-place operators that give every element a new value, whatever it was.
+#: In-place operators that overwrite every element without reading it.
 _OVERWRITES = re.compile(r"aten::(fill|zero|copy|normal|uniform|random|bernoulli|exponential|set_data)_$")
 
 
 class Tensor(NamedTuple):
-    """A tensor on the GPU as a node names it.
+    """A GPU tensor in a node's inputs or outputs.
 
-    bytes: from the storage's begin to the tensor's last element, where strides are recorded; else offset and elements.
-    argument: name of the argument it is, or is in a list of; empty for an output. changed, overwritten: what the
-    operator does with it.
+    tensor, storage: ids.
+    bytes: from the start of the storage to the tensor's last element, if strides are recorded; else offset plus
+        elements.
+    argument: name of the argument that is, or lists, this tensor; empty for an output.
+    changed: whether the operator writes it in place.
+    overwritten: whether the operator writes it without reading it.
     """
 
     tensor: int
@@ -70,7 +73,10 @@ class Tensor(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Node:
-    """An operator that ran on the host. thread: as the trace numbers threads."""
+    """An operator that ran on the host.
+
+    number: id of the node. function: its Record function id. thread: the trace's thread number.
+    """
 
     number: int
     name: str
@@ -82,7 +88,7 @@ class Node:
 
 @dataclass(frozen=True, slots=True)
 class ExecutionTrace:
-    """All operators in the order they began; date: day of the recording, empty when it does not say."""
+    """All operators in start order. date: day of the recording, YYYY-MM-DD; empty if not recorded."""
 
     path: Path
     nodes: tuple[Node, ...]
@@ -90,21 +96,21 @@ class ExecutionTrace:
 
 
 def recognises(path: Path) -> bool:
-    """Whether a file is JSON with a schema and nodes, as the execution trace observer writes it."""
+    """Whether a file is JSON with a schema and nodes, as written by the execution trace observer."""
     start = head(path)
     return re.match(rb'\s*\{\s*"schema"\s*:\s*"', start) is not None and b'"nodes"' in start
 
 
 def load(path: Path, options: ImportOptions) -> Trace:
-    """Refuses: an execution trace alone has no times."""
+    """Always raises `InputError`: an execution trace alone has no times."""
     what = "is an execution trace, which has no times"
     command = "simgpu trace import PROFILE --execution-trace FILE"
-    remedy = f"import the profile of the same run and add this file to it: {command}"
+    remedy = f"import the profile of the same run together with this file: {command}"
     raise InputError.single(path, "", what, remedy)
 
 
 def read_execution_trace(path: Path) -> ExecutionTrace:
-    """The operators of an execution trace. Raises `InputError` for the first node that cannot be read."""
+    """Returns the operators of an execution trace. Raises `InputError` for the first invalid node."""
     require_regular(path, "an execution trace")
     if not recognises(path):
         what = "is not a PyTorch execution trace"
@@ -112,7 +118,7 @@ def read_execution_trace(path: Path) -> ExecutionTrace:
     about = members_before(path, "nodes")
     schema = about.get("schema")
     if not isinstance(schema, str) or _SCHEMA.fullmatch(schema) is None:
-        what = f"has schema {shown(schema)}; known are 1.0 and 1.1"
+        what = f"has schema {shown(schema)}; supported: 1.0 and 1.1"
         raise InputError.single(path, "schema", what, "record it with a PyTorch that writes one of these")
     nodes = []
     devices: set[str] = set()
@@ -130,7 +136,7 @@ def read_execution_trace(path: Path) -> ExecutionTrace:
         raise InputError.single(path, "", "holds no operators", "record it while an iteration runs")
     if len(devices) > 1:
         what = f"has tensors on several GPUs ({', '.join(sorted(devices))})"
-        raise InputError.single(path, "", what, "a trace is one GPU: record each rank by itself")
+        raise InputError.single(path, "", what, "a trace has one GPU: record each rank separately")
     nodes.sort(key=lambda node: node.number)
     time = about.get("time")
     return ExecutionTrace(path, tuple(nodes), time[:10] if isinstance(time, str) else "")
@@ -140,12 +146,12 @@ def _node(raw: dict[str, Any], devices: set[str]) -> Node:
     inputs, outputs = raw["inputs"], raw["outputs"]
     if isinstance(inputs, dict):
         attributes = {item["name"]: item["value"] for item in raw["attrs"]}
-        taken = (inputs["values"], inputs["shapes"], inputs["types"], inputs.get("strides"))
-        given = (outputs["values"], outputs["shapes"], outputs["types"], outputs.get("strides"))
+        listed_inputs = (inputs["values"], inputs["shapes"], inputs["types"], inputs.get("strides"))
+        listed_outputs = (outputs["values"], outputs["shapes"], outputs["types"], outputs.get("strides"))
     else:
         attributes = raw
-        taken = (inputs, raw["input_shapes"], raw["input_types"], None)
-        given = (outputs, raw["output_shapes"], raw["output_types"], None)
+        listed_inputs = (inputs, raw["input_shapes"], raw["input_types"], None)
+        listed_outputs = (outputs, raw["output_shapes"], raw["output_types"], None)
     name = sys.intern(raw["name"])
     arguments = _arguments(attributes.get("op_schema") or "")
     return Node(
@@ -153,8 +159,8 @@ def _node(raw: dict[str, Any], devices: set[str]) -> Node:
         name=name,
         function=_integer(attributes["rf_id"]),
         thread=_integer(attributes["tid"]),
-        inputs=tuple(_tensors(name, taken, arguments, devices)),
-        outputs=tuple(_tensors(name, given, (), devices)),
+        inputs=tuple(_tensors(name, listed_inputs, arguments, devices)),
+        outputs=tuple(_tensors(name, listed_outputs, (), devices)),
     )
 
 
@@ -165,10 +171,10 @@ def _integer(value: object) -> int:
 
 
 def tensors_of(operator: str, listed: tuple[Any, Any, Any, Any], schema: str, devices: set[str]) -> Iterator[Tensor]:
-    """The tensors on the GPU that an operator names on one side; their devices are added to `devices`.
+    """Yields the GPU tensors among an operator's inputs or outputs, and adds their devices to `devices`.
 
-    listed: values, shapes, types and strides, the last None where not recorded. schema: of the operator, which says
-    what it does with its arguments; empty for outputs.
+    listed: values, shapes, types, and strides (None if not recorded).
+    schema: the operator's schema, which states how it uses its arguments; empty for outputs.
     """
     return _tensors(operator, listed, _arguments(schema), devices)
 
@@ -240,7 +246,7 @@ def _tensors(
 
 
 def _flat(value: Any, shape: Any, stride: Any) -> Iterator[tuple[list[Any], list[int], Any]]:
-    """The tensors in a value, which is one, or a list of values of any depth, with their shapes and strides."""
+    """Yields the tensors of a value, a tensor or a nested list, with their shapes and strides."""
     if not isinstance(value, list):
         return
     if len(value) >= 6 and isinstance(value[5], str) and all(type(part) is int for part in value[:5]):
@@ -252,12 +258,12 @@ def _flat(value: Any, shape: Any, stride: Any) -> Iterator[tuple[list[Any], list
 
 
 def _bytes(elements: object, width: int) -> int:
-    """Bytes of a number of elements; not an int where a shape or its strides hold something else."""
+    """Bytes of a number of elements; `ValueError` if invalid, for example from a damaged shape or strides."""
     if type(elements) is not int or not 0 <= elements * width <= LARGEST:
         raise ValueError(f"{shown(elements)} elements of {shown(width)} bytes are no tensor")
     return elements * width
 
 
 def _extent(shape: tuple[int, ...], strides: Sequence[int]) -> int:
-    """Elements from a tensor's first to its last, both included."""
+    """The number of elements from a tensor's first to its last, both included."""
     return 1 + sum((side - 1) * step for side, step in zip(shape, strides, strict=True))

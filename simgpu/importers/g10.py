@@ -1,23 +1,23 @@
-"""Reading the files of the G10 simulator: a folder with kernels.config, tensors.config and cudnnB.txt, B the batch.
+"""Imports files of the G10 simulator: a folder with kernels.config, tensors.config and cudnnB.txt for batch size B.
 
-The kernels, their order and their tensors are those of the graph that G10 builds from a network's description
-(kernels.config); the durations were measured for these kernels one by one (cudnnB.txt), exact to the nanosecond.
-The execution times in kernels.config are the same measurements as cycles of the clock that G10 was set to, rounded
-down; the notes compare the two. Files whose names end in PF time the kernels under page faults and are not read.
+kernels.config has the kernels, their order and their tensors, from the graph that G10 builds for a network. cudnnB.txt
+has the measured duration of each kernel, run alone, exact to the nanosecond. The execution times in kernels.config are
+the same measurements in cycles of the clock set in G10, rounded down; the notes compare the two. Files whose names end
+in PF contain kernel times under page faults and are not read.
 
 How tensors become blocks:
-- each tensor is its own block: G10 knows no views, and in-place kernels name a tensor as input and output;
-- "global" tensors are weights and persistent. Others that no kernel writes were there before: the batch, if an
-  embedding or a convolution reads them, else constants such as divisors (`other`);
-- a result of a forward kernel is a feature map; of a later one a gradient, and a weight's gradient if a kernel that
-  applies gradients reads it;
-- a tensor that one kernel writes and no kernel reads, with the size that cudnnBWorkspace.txt gives for that kernel in
-  full pages, is that kernel's workspace. Without that file there is none;
-- a tensor's Range is its place in G10's address space, in which nothing is ever reused: it says nothing about
+- Each tensor is a block: G10 has no views, and in-place kernels list a tensor as both input and output.
+- "global" tensors are weights and persistent. Other tensors that no kernel writes existed before: the batch, if an
+  embedding or a convolution reads them, else constants such as divisors (`other`).
+- A result of a forward kernel is an activation (feature map). A result of a later kernel is a gradient, or a weight
+  gradient if a kernel that applies gradients reads it.
+- A tensor that one kernel writes and no kernel reads is that kernel's workspace if its size is the kernel's size in
+  cudnnBWorkspace.txt, rounded up to full pages. Without that file there are no workspaces.
+- A tensor's Range is its place in G10's address space. Addresses are never reused, so the Range does not show
   lifetimes, which are not recorded.
 
-Phases follow the kernels' names; gradients are applied as soon as they exist, in between the backward kernels.
-A layer is one operator: its forward kernel, its backward kernels and the update of its weights share a parent.
+Phases follow the kernels' names. Gradients are applied as soon as they exist, between the backward kernels.
+A layer is one operator: its forward kernel, its backward kernels and the update of its weights have the same parent.
 """
 
 from __future__ import annotations
@@ -42,12 +42,12 @@ _PAGE = 4096
 
 #: Forward kernels whose unwritten, non-global operand is the batch.
 _READ_THE_BATCH = ("GatherV2_Forward", "Conv2d_Forward")
-#: Puts the batch on the device, in networks that consist of layers.
+#: The kernel that copies the batch to the device, in networks that consist of layers.
 _LOAD = "LoadData_A0"
 
 
 def recognises(path: Path) -> bool:
-    """Whether a folder has a kernels.config or a tensors.config that begins as G10's do."""
+    """Whether a folder has a kernels.config or a tensors.config that begins like G10's files."""
     return _begins(path / "kernels.config", b"Kernel ID:") or _begins(path / "tensors.config", b"tensor")
 
 
@@ -56,7 +56,7 @@ def _begins(path: Path, word: bytes) -> bool:
 
 
 def load(path: Path, options: ImportOptions) -> Trace:
-    """The folder as a trace. Raises `InputError` with every line that cannot be followed."""
+    """Returns the folder as a trace. Raises `InputError` with every invalid line."""
     problems: list[Problem] = []
     tensors = read_tensors(path / "tensors.config", problems)
     kernels = read_kernels(path / "kernels.config", tensors, problems)
@@ -79,16 +79,16 @@ def load(path: Path, options: ImportOptions) -> Trace:
     model = path.resolve().name
     notes = _notes(kernels, durations, bool(workspaces)) + _on_weights(tensors.values())
     if options.batch is None:
-        notes += f" The batch is that in the name of {times_file.name}."
+        notes += f" The batch size is from the file name {times_file.name}."
     info = options.info(path, _TOOL, model.removesuffix(f"-{batch}"), batch, notes)
     return Trace(info, _kernels(kernels, durations), _blocks(kernels, tensors, scratch))
 
 
 def _times_file(path: Path, recorded_batch: int | None, problems: list[Problem]) -> Path | None:
-    """cudnnB.txt; where there are several, the one of the batch that the user named."""
+    """The path of cudnnB.txt; if there are several, the one for the user's batch size."""
     result = {int(match[1]): file for file in sorted(path.iterdir()) if (match := _TIMES.fullmatch(file.name))}
     if not result:
-        remedy = "add the file of kernel times, cudnnB.txt for batch B: kernels.config gives cycles of an untold clock"
+        remedy = "add the kernel times, cudnnB.txt for batch B: kernels.config has cycles of a clock not recorded"
         problems.append(Problem(str(path), "", "has no cudnnB.txt", remedy))
         return None
     if len(result) == 1:
@@ -96,12 +96,12 @@ def _times_file(path: Path, recorded_batch: int | None, problems: list[Problem])
     if recorded_batch in result:
         return result[recorded_batch]
     what = f"has kernel times of several batches: {', '.join(file.name for file in result.values())}"
-    problems.append(Problem(str(path), "", what, "say which one kernels.config belongs to (--batch)"))
+    problems.append(Problem(str(path), "", what, "pass the batch size of kernels.config (--batch)"))
     return None
 
 
 def _lines(path: Path, unit: str, problems: list[Problem]) -> Iterator[tuple[str, str]]:
-    """Values of lines ``<index> <value> <unit>`` with their places; the indexes count from 0 without gaps."""
+    """Yields the values of lines ``<index> <value> <unit>`` with their places; indexes count from 0 without gaps."""
     try:
         text = read_text(path, if_empty="record it again")
     except InputError as error:
@@ -116,8 +116,8 @@ def _lines(path: Path, unit: str, problems: list[Problem]) -> Iterator[tuple[str
             problems.append(Problem(str(path), place, what, f"G10 writes for example '{row:04} 5 {unit}'"))
             return
         if _count(parts[0]) != row:
-            what = f"kernel {parts[0][:40]} where {row} comes next"
-            problems.append(Problem(str(path), place, what, "the kernels count from 0 without gaps: record it again"))
+            what = f"kernel {parts[0][:40]} instead of {row}"
+            problems.append(Problem(str(path), place, what, "kernels must count from 0 without gaps: record it again"))
             return
         yield place, parts[1]
 
@@ -148,7 +148,7 @@ def _workspaces(path: Path, problems: list[Problem]) -> list[int]:
 
 
 def _count(text: str) -> int:
-    """A whole number, -1 for what is none."""
+    """Parses a whole number; -1 if the text is not one."""
     try:
         return integer(text)
     except ValueError:
@@ -158,10 +158,10 @@ def _count(text: str) -> int:
 def _require_one_each(
     path: Path, values: Sequence[int], folder: Path, kernels: Sequence[G10Kernel], problems: list[Problem]
 ) -> None:
-    """One value for each kernel; not checked where a file could not be read, which is reported already."""
+    """Report a problem if values and kernels differ in number; skipped if problems were reported already."""
     if not problems and len(values) != len(kernels):
         what = f"holds {len(values)} kernels, {folder.name}/kernels.config {len(kernels)}"
-        problems.append(Problem(str(path), "", what, "give files of one model, batch and run"))
+        problems.append(Problem(str(path), "", what, "use files of one model, batch and run"))
 
 
 def _find_workspaces(
@@ -171,7 +171,7 @@ def _find_workspaces(
     tensors: Mapping[int, G10Tensor],
     problems: list[Problem],
 ) -> frozenset[int]:
-    """The tensors that are workspaces: for each kernel with one, its own result that no other kernel touches."""
+    """Tensors that are workspaces: for each kernel with a workspace, an output that no other kernel accesses."""
     touched: dict[int, int] = {}
     for kernel in kernels:
         for number in {*kernel.inputs, *kernel.outputs}:
@@ -184,8 +184,8 @@ def _find_workspaces(
             result.add(own[-1])
         elif size:
             file = times_file.with_name(f"{times_file.stem}Workspace.txt")
-            what = f"kernel {kernel.number} has a workspace of {size} B, but no result of {pages} B of its own"
-            remedy = "give files of one model, batch and run"
+            what = f"kernel {kernel.number} has a workspace of {size} B, but no output of {pages} B that only it uses"
+            remedy = "use files of one model, batch and run"
             problems.append(Problem(str(file), f"row {kernel.number + 1}", what, remedy))
     return frozenset(result)
 
@@ -252,26 +252,26 @@ def _kind(tensor: G10Tensor, maker: G10Kernel | None, readers: Sequence[G10Kerne
 
 
 def _on_weights(tensors: Iterable[G10Tensor]) -> str:
-    """Results of kernels may be flagged too, which makes for more weights than the network has."""
+    """A note on tensors flagged as weights: kernel results may be flagged too, so the total may be too high."""
     sizes = [tensor.bytes for tensor in tensors if tensor.is_global]
     if not sizes:
         return ""
     return (
         f" The files flag {len(sizes)} tensors as weights (global), {format_bytes(sum(sizes))} in all, the largest "
-        f"{format_bytes(max(sizes))}; that is taken on their word."
+        f"{format_bytes(max(sizes))}; these flags are not verified."
     )
 
 
 def _notes(kernels: Sequence[G10Kernel], durations: Sequence[int], has_workspaces: bool) -> str:
     cycles, total = sum(kernel.cycles for kernel in kernels), sum(durations)
     clock = round(Decimal(cycles) / total, 3) if total else Decimal(0)
-    apart = max(abs(clock * duration - kernel.cycles) for kernel, duration in zip(kernels, durations, strict=True))
-    agreement = "agree to the cycle" if apart <= 1 else f"are up to {apart:.0f} cycles off"
+    difference = max(abs(clock * duration - kernel.cycles) for kernel, duration in zip(kernels, durations, strict=True))
+    agreement = "agree to the cycle" if difference <= 1 else f"are up to {difference:.0f} cycles off"
     scratch = "" if has_workspaces else " Workspaces are not recorded."
     return (
-        "Kernels were measured one by one; the graph and its tensors are those that G10 derives from a description of "
-        f"the network. The times of kernels.config are {cycles} cycles, {clock.normalize():f} GHz against the measured "
-        f"times, with which they {agreement}. Lifetimes are not recorded.{scratch}"
+        "Each kernel was measured alone; G10 derived the graph and its tensors from a description of the network. The "
+        f"times of kernels.config are {cycles} cycles, or {clock.normalize():f} GHz relative to the measured times; at "
+        f"this clock they {agreement}. Lifetimes are not recorded.{scratch}"
     )
 
 
@@ -296,7 +296,12 @@ class G10Tensor:
 
 @dataclass(slots=True)
 class G10Kernel:
-    """A paragraph of kernels.config; inputs and outputs are numbers of tensors, `parent` its operator, as a layer."""
+    """A paragraph of kernels.config.
+
+    parent: the operator, used as layer.
+    cycles: execution time in clock cycles.
+    inputs, outputs: tensor numbers.
+    """
 
     number: int
     name: str
@@ -307,7 +312,7 @@ class G10Kernel:
 
 
 def read_tensors(path: Path, problems: list[Problem]) -> dict[int, G10Tensor]:
-    """All tensors by their number; lines that cannot be followed become problems."""
+    """Returns all tensors by number; adds invalid lines to `problems`."""
     tensors: dict[int, G10Tensor] = {}
     for row, line in _rows(path, problems):
         try:
@@ -322,9 +327,9 @@ def read_tensors(path: Path, problems: list[Problem]) -> dict[int, G10Tensor]:
 
 
 def read_kernels(path: Path, tensors: Mapping[int, G10Tensor], problems: list[Problem]) -> list[G10Kernel]:
-    """All kernels in order; the first line that cannot be followed ends the reading, as those below hang on it.
+    """Returns all kernels in order. Stops at the first invalid line, because the following lines depend on it.
 
-    tensors: those of tensors.config, with which every mention must agree.
+    tensors: the tensors of tensors.config, which those in kernels.config must match.
     """
     reader = _KernelReader(tensors)
     rows = _rows(path, problems)
@@ -334,14 +339,14 @@ def read_kernels(path: Path, tensors: Mapping[int, G10Tensor], problems: list[Pr
             place = f"row {row}"
             reader.follow(line)
         if rows and not reader.is_between:
-            raise ValueError("the last kernel has no ruler below it: the file seems cut off")
+            raise ValueError("the last kernel has no line of underscores below it: the file seems cut off")
     except ValueError as error:
         problems.append(Problem(str(path), place, str(error), _AGAIN))
     return reader.kernels
 
 
 def _rows(path: Path, problems: list[Problem]) -> list[tuple[int, str]]:
-    """Lines that are not blank, with their numbers; none where the file cannot be read, which becomes a problem."""
+    """Returns non-blank lines with their numbers; for an unreadable file, adds a problem and returns none."""
     try:
         text = read_text(path, if_empty=_AGAIN)
     except InputError as error:
@@ -353,7 +358,7 @@ def _rows(path: Path, problems: list[Problem]) -> list[tuple[int, str]]:
 def _tensor(line: str) -> G10Tensor:
     match = _TENSOR.fullmatch(line)
     if match is None:
-        raise ValueError(f"{line[:60]!r} is not a tensor as G10 writes it")
+        raise ValueError(f"{line[:60]!r} is not a tensor line of G10")
     number, is_global, size, begin, end = map(integer, match.groups())
     if end - begin != size:
         raise ValueError(f"tensor{number} has {size} B, its range {end - begin} B")
@@ -361,7 +366,7 @@ def _tensor(line: str) -> G10Tensor:
 
 
 class _KernelReader:
-    """Follows the lines of kernels.config; `ValueError` says what is wrong with one."""
+    """Parses kernels.config line by line; raises `ValueError` for an invalid line."""
 
     def __init__(self, tensors: Mapping[int, G10Tensor]) -> None:
         self.kernels: list[G10Kernel] = []
@@ -384,9 +389,9 @@ class _KernelReader:
     def _begin(self, line: str) -> None:
         match = _KERNEL.fullmatch(line)
         if match is None:
-            raise ValueError(f"{line[:60]!r} where a kernel begins (Kernel ID: 5, Name: Add_Forward)")
+            raise ValueError(f"{line[:60]!r} is not the start of a kernel (Kernel ID: 5, Name: Add_Forward)")
         if integer(match[1]) != len(self.kernels):
-            raise ValueError(f"kernel {match[1]} where {len(self.kernels)} comes next: kernels count from 0")
+            raise ValueError(f"kernel {match[1]} instead of {len(self.kernels)}: kernels count from 0")
         self.kernels.append(G10Kernel(integer(match[1]), match[2]))
         self._lists = []
         self.is_between = False
@@ -403,14 +408,14 @@ class _KernelReader:
     def _head(self, line: str) -> None:
         kernel = self.kernels[-1]
         if line != _HEADS[min(len(self._lists), 1)] or len(self._lists) == len(_HEADS):
-            raise ValueError(f"{line!r} does not come here: a kernel lists its inputs, then its outputs")
+            raise ValueError(f"{line!r} is out of order: a kernel lists its inputs, then its outputs")
         self._lists.append(kernel.outputs if self._lists else kernel.inputs)
 
     def _mention(self, line: str) -> None:
         tensor = _tensor(line)
         if self._tensors and self._tensors.get(tensor.number) != tensor:
             known = tensor.number in self._tensors
-            what = "is another one in tensors.config" if known else "is not in tensors.config"
+            what = "is different in tensors.config" if known else "is not in tensors.config"
             raise ValueError(f"tensor{tensor.number} {what}")
         if tensor.number in self._lists[-1]:
             raise ValueError(f"tensor{tensor.number} is listed twice")

@@ -1,4 +1,4 @@
-"""Large recordings as streams, plain or gzip: JSON items one by one, and a limit on the memory they may take."""
+"""Streams large recordings, plain or gzip: JSON items one at a time, and a memory limit for the retained ones."""
 
 from __future__ import annotations
 
@@ -22,28 +22,28 @@ from simgpu.units import format_bytes
 _WHAT = "a recording"
 _DAMAGED = "it is damaged: record it again, or copy it again"
 
-#: What is looked at to recognise a file: more than any recording writes before its first event.
+#: Bytes read to recognise a file: more than any recording writes before its first event.
 _HEAD_BYTES = 1 << 16
 
-#: So many digits in a row are no number of a recording.
+#: Numbers with more digits than this are refused: no recording contains one.
 _DIGITS = 1000
 
-#: Bytes of the longest item, and of all that stands before the first one: the parser holds them at once.
+#: Maximum bytes of one item, and of everything before the first item: the parser holds them in memory.
 _ITEM_LIMIT = 256 * 2**20
 
-#: Lists and objects within each other: more than any recording has, and less than what Python can show.
+#: Maximum nesting depth: deeper than any recording, and within Python's recursion limit.
 _DEPTH = 100
 _ESCAPED = re.compile(rb"\\.", re.DOTALL)
-#: By how much a byte outside of texts changes the depth.
+#: Change of the nesting depth for each byte value outside strings.
 _STEPS = np.zeros(256, dtype=np.int64)
 _STEPS[list(b"[{")], _STEPS[list(b"]}")] = 1, -1
 
 
 def read_unzipped(path: Path, factor: int) -> bytes:
-    """All bytes of a file, read through gzip.
+    """Returns all bytes of a file, decompressed if it is gzip.
 
-    factor: bytes of memory that the reader takes for each. Raises `InputError` for a damaged file, and for one that
-    unpacks to more than `TABLE_LIMIT` or the free memory allows, of which the file's own size says nothing.
+    factor: bytes of memory that the caller needs per byte. Raises `InputError` for a damaged file, or if the
+    decompressed size exceeds `TABLE_LIMIT` or the free memory.
     """
     free = free_memory.available_memory()
     result = bytearray()
@@ -56,11 +56,10 @@ def read_unzipped(path: Path, factor: int) -> bytes:
 
 
 class _Text:
-    """The bytes of a JSON file as the parser reads them: without a byte order mark, and within what it can hold.
+    """The bytes of a JSON file for the parser: without a byte order mark, and limited to what the parser can handle.
 
-    The parser ends the whole program at an integer that Python does not convert (4300 digits), so a row of digits
-    half as long is refused here. It holds an item until it is complete, and ends the program at one of 100,000 levels:
-    an item that is too long or too deep is refused too.
+    The parser aborts the program at an integer too long for Python (4300 digits) and at 100,000 nesting levels, and
+    holds each item in memory. So numbers that are too long, and items that are too long or too deep, are refused here.
     """
 
     def __init__(self, path: Path, stream: Stream) -> None:
@@ -69,7 +68,7 @@ class _Text:
         self._nesting = _Nesting()
 
     def next_item(self) -> None:
-        """An item has been taken; what is read from now on belongs to the ones behind it."""
+        """Start counting the bytes of the next item."""
         self._since_item = 0
 
     def read(self, size: int) -> bytes:
@@ -78,7 +77,7 @@ class _Text:
             piece, self._begun = piece.removeprefix(BOM_UTF8), True
             if b"\0" in piece:
                 raise self._refused("is a binary file", f"give {_WHAT} in JSON")
-        # Any row of digits twice as long as a part fills one part, or lies at the border of two pieces.
+        # A run of 2 * _DIGITS digits within the piece fills at least one of its aligned parts.
         if any(piece[at : at + _DIGITS].isdigit() for at in range(0, len(piece) - _DIGITS + 1, _DIGITS)):
             raise self._refused(f"holds a number of more than {_DIGITS} digits", _DAMAGED)
         self._since_item += len(piece)
@@ -93,13 +92,13 @@ class _Text:
 
 
 class _Nesting:
-    """How many lists and objects are open in a JSON text that comes in pieces."""
+    """Counts the open lists and objects of a JSON text that is read in pieces."""
 
     def __init__(self) -> None:
         self._depth, self._in_text, self._escape = 0, False, b""
 
     def deepest(self, piece: bytes) -> int:
-        """The most that are open anywhere in the next piece; brackets within texts do not count."""
+        """Returns the largest depth within the next piece; brackets inside strings do not count."""
         plain = _ESCAPED.sub(b"", self._escape + piece)
         self._escape = b"\\" if plain.endswith(b"\\") else b""
         parts = plain.split(b'"')
@@ -119,13 +118,13 @@ def _open_json(path: Path) -> Iterator[_Text]:
 
 
 def head(path: Path) -> bytes:
-    """The first bytes, as far as they can be read; nothing for what is no file."""
+    """Returns the first bytes of a file, as far as they can be read; empty if it is not a file."""
     start = b""
     if not path.is_file():
         return start
     try:
         with open_unzipped(path, _WHAT) as stream:
-            # What a cut-off gzip file still holds comes out piece by piece, before the error does.
+            # Reading in pieces returns the readable part of a truncated gzip file before the error.
             while len(start) < _HEAD_BYTES and (piece := stream.read1(_HEAD_BYTES)):
                 start += piece
     except (EOFError, gzip.BadGzipFile, zlib.error):
@@ -136,7 +135,7 @@ def head(path: Path) -> bytes:
 
 
 def members_before(path: Path, array: str) -> dict[str, Any]:
-    r"""Top-level members of an object that stand before the named one; numbers with a fraction are `Decimal`.
+    r"""Returns the top-level members of an object before the named one; fractional numbers are `Decimal`.
 
     >>> import tempfile
     >>> file = Path(tempfile.mkdtemp()) / "profile.json"
@@ -161,9 +160,9 @@ def members_before(path: Path, array: str) -> dict[str, Any]:
 
 
 def items(path: Path, array: str) -> Iterator[tuple[int, Any]]:
-    r"""The items of a top-level array with their numbers from 1, one at a time.
+    r"""Yields the items of a top-level array with their numbers, counted from 1.
 
-    Raises `InputError` naming the item at which the file is cut off or is no JSON.
+    Raises `InputError` with the number of the item where the file is truncated or is not JSON.
 
     >>> import tempfile
     >>> file = Path(tempfile.mkdtemp()) / "profile.json"
@@ -181,9 +180,9 @@ def items(path: Path, array: str) -> Iterator[tuple[int, Any]]:
 
 
 def values(path: Path) -> Iterator[tuple[int, Any]]:
-    r"""The values of a file that holds several, one after another, with their numbers from 1.
+    r"""Yields the values of a file of concatenated JSON values with their numbers, counted from 1.
 
-    Raises `InputError` naming the value at which the file is cut off or is no JSON.
+    Raises `InputError` with the number of the value where the file is truncated or is not JSON.
 
     >>> import tempfile
     >>> file = Path(tempfile.mkdtemp()) / "nodes.json"
@@ -203,7 +202,7 @@ def values(path: Path) -> Iterator[tuple[int, Any]]:
 
 @contextmanager
 def _reading(path: Path, place: Callable[[], str]) -> Iterator[None]:
-    """Turns what can go wrong with the file itself into messages for the user."""
+    """Converts parser and file errors to `InputError`."""
     import ijson
 
     try:
@@ -214,19 +213,22 @@ def _reading(path: Path, place: Callable[[], str]) -> Iterator[None]:
         text = detail.decode("utf-8", "replace") if isinstance(detail, bytes) else str(detail)
         if "premature EOF" in text or "Incomplete" in text:
             raise InputError.single(path, place(), "the JSON ends too early: the file is cut off", AGAIN) from None
-        remedy = "JSON knows no NaN and no Infinity and is UTF-8; put it right or record it again"
+        remedy = "JSON must be UTF-8, without NaN or Infinity; correct the file or record it again"
         shown = text.partition("\n")[0].strip()
         raise InputError.single(path, place(), f"is not JSON ({shown})", remedy) from None
     except UnicodeDecodeError as error:
-        raise InputError.single(path, place(), f"holds a text that is not UTF-8 ({error.reason})", AGAIN) from None
+        raise InputError.single(path, place(), f"contains text that is not UTF-8 ({error.reason})", AGAIN) from None
     except ArithmeticError:
-        raise InputError.single(path, place(), "holds a number with an exponent beyond any use", AGAIN) from None
+        raise InputError.single(path, place(), "contains a number whose exponent is out of range", AGAIN) from None
 
 
 @dataclass(frozen=True, slots=True)
 class Piece:
-    """A part of a recording. plural: its name in messages. bytes: memory per piece, with all objects derived from it.
-    shorter: how to get a recording with fewer pieces.
+    """One kind of item in a recording.
+
+    plural: its name in messages.
+    bytes: memory per item, including all objects derived from it.
+    shorter: advice on how to get a recording with fewer items.
     """
 
     plural: str
@@ -238,9 +240,9 @@ _LOOK_EVERY = 4096
 
 
 class MemoryBudget:
-    """Counts the retained pieces and raises `InputError` before it outgrows the memory that was free at the start.
+    """Counts retained items and raises `InputError` before they exceed the memory that was free at the start.
 
-    available: bytes that may be used; left out, what the machine has free now.
+    available: bytes that may be used; by default, the machine's free memory.
 
     >>> budget = MemoryBudget(Path("profile.json"), Piece("events", 600, "record one iteration"), available=1_000_000)
     >>> for _ in range(5000):
@@ -256,16 +258,16 @@ class MemoryBudget:
         self.count = 0
 
     def release(self, count: int) -> None:
-        """Release `count` retained pieces."""
+        """Release `count` retained items."""
         self.count -= count
 
     def take(self) -> None:
-        """Retain one more piece."""
+        """Retain one more item."""
         self.count += 1
-        takes = self.count * self.piece.bytes
-        if self.count % _LOOK_EVERY == 0 and self.available is not None and takes > self.available:
+        needed = self.count * self.piece.bytes
+        if self.count % _LOOK_EVERY == 0 and self.available is not None and needed > self.available:
             what = (
                 f"is larger than this machine's memory: {self.count} {self.piece.plural} needed so far, about "
-                f"{format_bytes(takes)}, with {format_bytes(self.available)} free"
+                f"{format_bytes(needed)}, with {format_bytes(self.available)} free"
             )
             raise InputError.single(self.path, "", what, f"{self.piece.shorter}, or use more memory")

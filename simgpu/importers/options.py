@@ -1,4 +1,4 @@
-"""What the user may add to a recording that it does not state itself."""
+"""`ImportOptions`: facts about a recording that the user supplies because the recording does not contain them."""
 
 from __future__ import annotations
 
@@ -11,10 +11,12 @@ from simgpu.trace.model import NOT_RECORDED, Origin, TraceInfo
 
 @dataclass(frozen=True, slots=True)
 class ImportOptions:
-    """Description of a recording as the user knows it; None leaves it to the recording.
+    """The user's description of a recording; None uses the value in the recording.
 
-    batch: samples per iteration. date: day of the recording, YYYY-MM-DD.
-    execution_trace: file with the tensors of a profile's run. iteration: which of a profile's iterations to take.
+    batch: samples per iteration.
+    date: day of the recording, YYYY-MM-DD.
+    execution_trace: execution trace file of the same run as the profile.
+    iteration: number of the profile's iteration to import.
     """
 
     model: str | None = None
@@ -26,9 +28,9 @@ class ImportOptions:
     iteration: int | None = None
 
     def samples(self, source: Path, from_shapes: int | None) -> int | None:
-        """Samples per iteration, as the user gave them or from the recorded shapes; None if neither is known.
+        """Samples per iteration, from the user or the recorded shapes; None if neither is known.
 
-        Raises `InputError` where the two differ.
+        Raises `InputError` if they differ.
 
         >>> ImportOptions(batch=8).samples(Path("net.json"), None), ImportOptions().samples(Path("net.json"), 8)
         (8, 8)
@@ -36,18 +38,18 @@ class ImportOptions:
         if self.batch is not None and from_shapes is not None and self.batch != from_shapes:
             what = f"was recorded with batch {from_shapes}, as its shapes show, not with batch {self.batch}"
             remedy = (
-                "leave --batch out; if the first side of this network's data is not its samples, put the right batch "
-                "into the written trace.yaml"
+                "leave --batch out; if the first dimension of this network's data is not its samples, correct the "
+                "batch in the written trace.yaml"
             )
             raise InputError.single(source, "", what, remedy)
         return self.batch if self.batch is not None else from_shapes
 
     def info(self, source: Path, tool: str, model: str, batch: int | None, notes: str) -> TraceInfo:
-        """The description of a trace: what the user said first, then what the recording says."""
+        """Builds the description of a trace; the user's values take precedence over the recording's."""
         samples = self.batch if self.batch is not None else batch
         if samples is None:
-            remedy = "say how many samples an iteration has (--batch)"
-            raise InputError.single(source, "", "the recording does not say its batch size", remedy)
+            remedy = "pass the samples per iteration (--batch)"
+            raise InputError.single(source, "", "the recording does not contain its batch size", remedy)
         return TraceInfo(
             model=self.model or model,
             batch=samples,

@@ -1,4 +1,4 @@
-"""What the names of PyTorch's operators and annotations mean, in recordings of any format."""
+"""Interprets the names of PyTorch operators and annotations; shared by all formats that contain them."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from simgpu.trace.operators import purity
 _ENGINE = "autograd::engine::evaluate_function"
 _OPTIMIZER = ("Optimizer.step", "Optimizer.zero_grad")
 
-#: Where an operator's data argument stands, for operators whose data has the samples as its first side.
+#: Position of the data argument, for operators whose data has the samples as its first dimension.
 _DATA_ARGUMENT = {
     **dict.fromkeys(("aten::conv1d", "aten::conv2d", "aten::conv3d", "aten::linear", "aten::batch_norm"), 0),
     **dict.fromkeys(("aten::layer_norm", "aten::max_pool2d", "aten::relu", "aten::relu_", "aten::flatten"), 0),
@@ -19,7 +19,7 @@ _DATA_ARGUMENT = {
 
 
 def is_optimizer(name: str) -> bool:
-    """Whether it is the annotation of an optimizer's step, or of its clearing of gradients.
+    """Whether a name is the annotation of an optimizer's step or zero_grad.
 
     >>> is_optimizer("Optimizer.step#Adam.step")
     True
@@ -28,7 +28,7 @@ def is_optimizer(name: str) -> bool:
 
 
 def is_autograd_node(name: str) -> bool:
-    """Whether autograd's engine runs a node of its graph.
+    """Whether a name is autograd's engine running a node of its graph.
 
     >>> is_autograd_node("autograd::engine::evaluate_function: AddmmBackward0")
     True
@@ -37,17 +37,21 @@ def is_autograd_node(name: str) -> bool:
 
 
 def innermost_purity(names: Iterable[str]) -> bool | None:
-    """What the first of some names, innermost first, that settles it says: a part of a pure operator is pure as well.
+    """Purity of the innermost operator with known purity, because a part of a pure operator is pure as well.
+
+    names: innermost first. None if no purity is known.
 
     >>> innermost_purity(["a kernel", "aten::relu", "aten::dropout"])
     True
     """
-    verdicts = map(purity, names)
-    return next((verdict for verdict in verdicts if verdict is not None), None)
+    purities = map(purity, names)
+    return next((is_pure for is_pure in purities if is_pure is not None), None)
 
 
 def samples(name: str, dims: object) -> int | None:
-    """Samples in the data argument of an operator with these shapes; None where it has none.
+    """Samples in the data argument of an operator; None if it has no such argument or shape.
+
+    dims: shapes of the operator's arguments.
 
     >>> samples("aten::conv2d", [[128, 3, 224, 224], [64, 3, 3, 3]])
     128

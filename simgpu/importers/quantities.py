@@ -1,6 +1,6 @@
-"""Numbers of recordings, limited to what a trace can store before anything is computed with them.
+"""Parses numbers of recordings and limits them to what a trace can store.
 
-A damaged file may hold numbers that take minutes to convert, or that Python refuses to print.
+A damaged file may contain numbers that take minutes to convert, or that Python refuses to print.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ _SHOWN = 40
 
 
 def integer(value: object) -> int:
-    """A number from 0 to `LARGEST`, as such or as its digits; `ValueError` for anything else.
+    """Parses a number from 0 to `LARGEST`, an int or a string of digits; `ValueError` for anything else.
 
     >>> integer(5), integer("0012")
     (5, 12)
@@ -33,7 +33,7 @@ def integer(value: object) -> int:
 
 
 def nanoseconds(value: object, unit: str) -> Decimal:
-    """A time in microseconds or milliseconds, in ns and not rounded; `ValueError` for no number, and beyond any clock.
+    """Converts a time in microseconds or milliseconds to ns, not rounded; `ValueError` if invalid or out of range.
 
     >>> nanoseconds("2.5", "microseconds"), nanoseconds(-3, "milliseconds")
     (Decimal('2500.0'), Decimal('-3000000'))
@@ -46,14 +46,14 @@ def nanoseconds(value: object, unit: str) -> Decimal:
         raise ValueError(f"{shown(value)} is not a number of {unit}") from None
     if not time.is_finite():
         raise ValueError(f"{shown(value)} is not a number of {unit}")
-    # The first comparison guards the second: a number may be too large even to be multiplied.
+    # The first comparison guards the second: a huge number may be too large to multiply.
     if not -LARGEST <= time <= LARGEST or not -LARGEST <= time * _UNITS[unit] <= LARGEST:
-        raise ValueError(f"{shown(value)} {unit} are beyond any clock")
+        raise ValueError(f"{shown(value)} {unit} are out of range")
     return time * _UNITS[unit]
 
 
 def shown(value: object) -> str:
-    """A value as messages show it, however large.
+    """Formats a value for a message, shortened if it is long.
 
     >>> shown("nan"), shown(10**5000)
     ("'nan'", 'a number of more than 40 digits')

@@ -1,26 +1,27 @@
-"""Reading a TrioSim recording: a folder with trace.csv (operators) and tensor.csv (their tensors).
+"""Imports TrioSim recordings: a folder with trace.csv (operators) and tensor.csv (their tensors).
 
-Durations are those without overlap. Lifetimes are not recorded, so `release` stays unknown. The kind of a block follows
-from the type of its tensors (weight, bias, target), else from the stage that first touched it: forward results are
-feature maps; backward results are gradients, and a weight's gradient if the optimizer reads them; persistent blocks are
-the input, or optimizer state if only the optimizer reads them; what the optimizer creates for itself is `other`.
+Durations are those measured without overlap. Lifetimes are not recorded, so `release` stays unknown. The kind of a
+block follows from the type of its tensors (weight, bias, target), else from the stage that first used it. Forward
+results are activations (feature maps). Backward results are gradients, or weight gradients if the optimizer reads them.
+Persistent blocks are the input, or optimizer state if only the optimizer reads them. Blocks that the optimizer creates
+are `other`.
 
 How tensors become blocks:
-- tensors with one storage id share a block, but storage ids are reused. A tensor that an operator newly writes into a
-  storage it does not read, and whose earlier tensors are not named again, is a new block in reused memory; so is a new
-  tensor that does not fit into the block its storage held, if that one is not named again;
-- an output with the id of an input is written in place. An output with another id in the storage of an input is a view:
-  its kernel reads the block and does not write it. An in-place operator with no outputs listed, such as
-  ``_foreach_add_``, writes its first operand;
-- an undefined tensor (no bytes, storage 0) is no memory and is left out.
+- Tensors with the same storage id share a block, but storage ids are reused. A tensor is a new block in reused memory
+  if an operator writes it into a storage that it does not read, and the storage's earlier tensors are not used again;
+  or if it does not fit into the current block of its storage, and that block is not used again.
+- An output with the id of an input is written in place. An output with another id in the storage of an input is a view:
+  its kernel reads the block and does not write it. An in-place operator without listed outputs, such as
+  ``_foreach_add_``, writes its first operand.
+- An undefined tensor (no bytes, storage 0) is dropped.
 
 Some blocks are read although no listed operator writes them:
-- what was there before the iteration is persistent: a weight, bias or target by its type; and what is first read in the
-  forward or optimizer stage and never listed as an output (the batch, optimizer state);
-- the rest (pooling indices, dropout masks, gradients of operators that the recording leaves out) was created in the
-  iteration. The recording numbers tensors in the order they appear, so such a block is *placed*: taken as written by
-  the operator whose numbers surround its own. If its number lies between two operators', it is the one that its reader
-  is named after (``MaxPool2DWithIndicesBackward0`` after ``max_pool2d``), else the earlier.
+- Blocks from before the iteration are persistent: tensors of type weight, bias or target; and tensors that are first
+  read in the forward or optimizer stage and never listed as an output (the batch, optimizer state).
+- The rest (pooling indices, dropout masks, gradients of operators that the recording omits) was created in the
+  iteration. The recording numbers tensors in order of appearance, so the importer *places* such a block: its writer is
+  the operator whose tensor numbers enclose the block's number. If the number falls between two operators, the writer is
+  the one that the reader is named after (``MaxPool2DWithIndicesBackward0`` after ``max_pool2d``), else the earlier one.
 """
 
 from __future__ import annotations
@@ -73,7 +74,7 @@ def _header(path: Path) -> bytes:
 
 
 def load(path: Path, options: ImportOptions) -> Trace:
-    """The recording as a trace. Raises `InputError` with every row that cannot be followed."""
+    """Returns the recording as a trace. Raises `InputError` with every invalid row."""
     problems: list[Problem] = []
     tensors = _read_tensors(path / "tensor.csv", problems)
     operators = _read_operators(path / "trace.csv", tensors, problems)
@@ -83,16 +84,16 @@ def load(path: Path, options: ImportOptions) -> Trace:
     blocks = tuple(_block(memory, operators) for memory in resolved.memories)
     placed = sum(memory.placed for memory in resolved.memories)
     notes = (
-        f"Blocks that are read although no listed operator writes them: {placed}; each is taken as written by the "
-        "operator during which its tensor was numbered. Operands that the recording leaves out are not read here "
-        "either. Lifetimes are not recorded."
+        f"Blocks that are read although no listed operator writes them: {placed}; each is assigned to the operator "
+        "during which its tensor was numbered. Operands that the recording omits are missing here too. Lifetimes are "
+        "not recorded."
     )
     info = options.info(path, _TOOL, path.resolve().name, options.samples(path, _batch(blocks)), notes)
     return Trace(info, _kernels(operators, resolved), blocks)
 
 
 def _rows(path: Path, columns: tuple[str, ...], problems: list[Problem]) -> Iterator[tuple[str, dict[str, str]]]:
-    """Rows of a CSV file with their places; missing columns and cut-off rows become problems."""
+    """Yields the rows of a CSV file with their places; adds missing columns and truncated rows to `problems`."""
     try:
         text = read_text(path, "a CSV text file", if_empty="record it again")
     except InputError as error:
@@ -109,7 +110,7 @@ def _rows(path: Path, columns: tuple[str, ...], problems: list[Problem]) -> Iter
         for row in reader:
             place = f"row {reader.line_num}"
             if None in row or None in row.values():
-                what = "not one field for each column: the file seems cut off"
+                what = "does not have one field per column: the file seems cut off"
                 problems.append(Problem(str(path), place, what, "record it again"))
             else:
                 yield place, row
@@ -143,7 +144,7 @@ def _read_tensors(path: Path, problems: list[Problem]) -> dict[int, TrioSimTenso
         types = tensors[number].types if number in tensors else frozenset[str]()
         tensor = TrioSimTensor(number, storage, size, shape, types | {row["TensorType"].strip()})
         if number in tensors and tensors[number].storage != storage:
-            what = f"tensor {number} is in storage {storage}, above in {tensors[number].storage}"
+            what = f"tensor {number} is in storage {storage}, but in {tensors[number].storage} in a row above"
             problems.append(Problem(str(path), place, what, "record it again"))
         tensors[number] = tensor
     return tensors
@@ -152,7 +153,7 @@ def _read_tensors(path: Path, problems: list[Problem]) -> dict[int, TrioSimTenso
 def _read_operators(path: Path, tensors: dict[int, TrioSimTensor], problems: list[Problem]) -> list[TrioSimOperator]:
     operators = []
     devices = set()
-    result = len(problems)
+    earlier_problems = len(problems)
     for place, row in _rows(path, _TRACE_COLUMNS, problems):
         devices.add(row["gpuid"].strip())
         try:
@@ -168,7 +169,7 @@ def _read_operators(path: Path, tensors: dict[int, TrioSimTensor], problems: lis
             continue
         name = row["OperatorName"].strip()
         operators.append(TrioSimOperator(row["OperatorID"].strip(), name, Phase(stage), duration, inputs, outputs))
-    if not operators and len(problems) == result:
+    if not operators and len(problems) == earlier_problems:
         problems.append(Problem(str(path), "", "holds no operators", "record an iteration"))
     if len(devices) > 1:
         what = f"holds several GPUs ({', '.join(sorted(devices))})"
@@ -215,14 +216,14 @@ def _kind(memory: TrioSimBlock, operators: list[TrioSimOperator]) -> BlockKind:
 
 
 def _batch(blocks: tuple[Block, ...]) -> int | None:
-    """The first side of the input's shape."""
+    """The first dimension of the input; None if unknown."""
     shapes = [block.shape for block in blocks if block.kind is BlockKind.INPUT and block.shape]
     return shapes[0][0] if shapes and shapes[0] is not None else None
 
 
 @dataclass(frozen=True, slots=True)
 class TrioSimTensor:
-    """A tensor as tensor.csv lists it; `types` are all the roles it is listed in."""
+    """A tensor in tensor.csv. types: all types under which it is listed."""
 
     number: int
     storage: int
@@ -251,7 +252,7 @@ class TrioSimOperator:
 class TrioSimBlock:
     """A block of the recording: its tensors, and the positions of the operators that read and write it.
 
-    placed: whether its first writer was inferred from its number.
+    placed: whether its first writer was inferred from its tensor number.
     """
 
     id: str
@@ -270,13 +271,13 @@ class TrioSimBlock:
         return bool(self.readers) and (not self.writers or self.readers[0] <= self.writers[0])
 
     def has_type(self, *starts: str) -> bool:
-        """Whether one of its tensors is listed in a role that begins like this (``bias=None`` is a bias)."""
+        """Whether a type of one of its tensors starts with one of `starts` (``bias=None`` is a bias)."""
         return any(role.startswith(starts) for tensor in self.tensors for role in tensor.types)
 
 
 @dataclass(frozen=True, slots=True)
 class Resolved:
-    """All blocks in the order in which operators first touch them, and what each operator reads and writes."""
+    """All blocks in order of first use, and the blocks that each operator reads and writes."""
 
     memories: list[TrioSimBlock]
     reads: list[list[TrioSimBlock]]
@@ -284,7 +285,7 @@ class Resolved:
 
 
 def resolve(operators: Sequence[TrioSimOperator], tensors: Mapping[int, TrioSimTensor]) -> Resolved:
-    """Settle which tensors are which block, and who reads and writes them."""
+    """Assigns tensors to blocks, and determines the readers and writers of each block."""
     finder = _StorageWalk(operators, tensors)
     for position in range(len(operators)):
         finder.follow(position)
@@ -300,7 +301,7 @@ def resolve(operators: Sequence[TrioSimOperator], tensors: Mapping[int, TrioSimT
 
 
 class _StorageWalk:
-    """Walks the operators and tracks which block each storage holds."""
+    """Follows the operators in order and tracks the current block of each storage."""
 
     def __init__(self, operators: Sequence[TrioSimOperator], tensors: Mapping[int, TrioSimTensor]) -> None:
         self.operators = operators
@@ -338,19 +339,20 @@ class _StorageWalk:
     def _read(self, tensor: TrioSimTensor, position: int) -> TrioSimBlock:
         if tensor.number in self._of:
             return self._of[tensor.number]
-        held = self._current.get(tensor.storage)
-        fits = held is not None and (tensor.bytes <= held.bytes or self._named_from(held, position))
-        return self._join(held if fits else None, tensor)
+        current = self._current.get(tensor.storage)
+        fits = current is not None and (tensor.bytes <= current.bytes or self._named_from(current, position))
+        return self._join(current if fits else None, tensor)
 
     def _result(self, tensor: TrioSimTensor, position: int, read: list[TrioSimBlock]) -> TrioSimBlock | None:
-        """The block an output is written to; None when it is a view of an input."""
+        """The block that an output is written to; None if the output is a view of an input."""
         if tensor.number in self._of:
             return self._of[tensor.number]
-        held = self._current.get(tensor.storage)
-        if held is not None and held in read:
-            self._join(held, tensor)
+        current = self._current.get(tensor.storage)
+        if current is not None and current in read:
+            self._join(current, tensor)
             return None
-        return self._join(held if held is not None and self._named_from(held, position + 1) else None, tensor)
+        is_used_later = current is not None and self._named_from(current, position + 1)
+        return self._join(current if is_used_later else None, tensor)
 
     def _named_from(self, memory: TrioSimBlock, position: int) -> bool:
         return any(self._last_named[tensor.number] >= position for tensor in memory.tensors)
@@ -375,7 +377,7 @@ def _written_in_place(operator: TrioSimOperator, tensors: Mapping[int, TrioSimTe
 
 
 def _lists(operator: TrioSimOperator, tensors: Mapping[int, TrioSimTensor]) -> int:
-    """How many lists of equally many tensors a ``_foreach_`` operator was given, one after another."""
+    """The number of equally long tensor lists that a ``_foreach_`` operator has as inputs."""
     known = {"addcmul": 3, "addcdiv": 3, "lerp": 2}
     action = operator.name.rpartition("_foreach_")[2].strip("_")
     count, half = len(operator.inputs), len(operator.inputs) // 2
@@ -394,7 +396,7 @@ def _was_there_before(memory: TrioSimBlock, operators: Sequence[TrioSimOperator]
 def _place(
     hidden: list[TrioSimBlock], operators: Sequence[TrioSimOperator], tensors: Mapping[int, TrioSimTensor]
 ) -> Iterator[tuple[int, TrioSimBlock]]:
-    """The first writer of each hidden block; one whose number precedes every operator's is persistent instead."""
+    """Yields the first writer of each hidden block; marks blocks numbered before every operator as persistent."""
     numbered = _numbers_given(operators, {tensor.number for memory in hidden for tensor in memory.tensors}, tensors)
     for memory in hidden:
         number, reader = memory.tensors[0].number, memory.readers[0]
@@ -413,7 +415,7 @@ def _place(
 def _numbers_given(
     operators: Sequence[TrioSimOperator], hidden: set[int], tensors: Mapping[int, TrioSimTensor]
 ) -> list[tuple[int, int, int]]:
-    """Positions of operators during which tensors were numbered, with the lowest and the highest number."""
+    """Positions of the operators with new tensors, with the lowest and highest new tensor number."""
     highest = 0
     spans = []
     for position, operator in enumerate(operators):

@@ -33,7 +33,7 @@ def test_a_profile_without_an_execution_trace_prints_a_note(tmp_path) -> None:
     assert done.exit_code == 0
     assert "a PyTorch profile " in " ".join([*done.stdout.split(), ""])
     shown = " ".join(simgpu("trace", "show", tmp_path / "trace").stdout.split())
-    assert "no blocks and questions of memory cannot be answered" in shown
+    assert "no blocks, and memory policies cannot be evaluated" in shown
 
 
 def test_an_execution_trace_alone_is_refused(tmp_path) -> None:
@@ -49,7 +49,7 @@ def test_a_batch_that_the_shapes_contradict_is_refused(tmp_path) -> None:
     assert done.exit_code == 2
     message = " ".join(done.stderr.split())
     assert "was recorded with batch 8, as its shapes show, not with batch 16; leave --batch out" in message
-    assert "put the right batch into the written trace.yaml" in message
+    assert "correct the batch in the written trace.yaml" in message
     assert not (tmp_path / "trace").exists()
     assert simgpu("trace", "import", path, "-o", tmp_path / "trace", "--batch", 8).exit_code == 0
     assert read_trace(tmp_path / "trace").info.batch == 8

@@ -79,8 +79,8 @@ def test_another_trace_is_replaced_only_with_force(tmp_path: Path) -> None:
     ("arguments", "message"),
     [
         (("cgg", "-o", "x"), "did you mean 'cg'"),
-        (("cg", "-o", "x", "--size", 1), "give at least 32"),
-        (("multigrid", "-o", "x", "--size", 20), "20 cells a side are no power of two; give for example 16 or 32"),
+        (("cg", "-o", "x", "--size", 1), "use at least 32"),
+        (("multigrid", "-o", "x", "--size", 20), "20 is not a power of two; use for example 16 or 32"),
         (("ep", "-o", "x", "--size", 64, "--snapshots", 41), "41 snapshots of a run of 40 steps"),
         (("ep", "-o", "x", "--size", 64, "--arrays", "x"), "--arrays: 'x' is the folder of -o, or inside it"),
         (("ep", "-o", "x", "--size", 64, "--arrays", "x/arrays"), "--arrays: 'x/arrays' is the folder of -o"),

@@ -70,7 +70,7 @@ def test_notes_state_what_is_not_recorded(tmp_path):
     assert "Kernels whose phase is not recorded: 1; they count as forward." in notes
     assert "Starts are not recorded" in notes
     assert "Tensors are not recorded, so there are no blocks." in notes
-    assert "What kernels on different streams wait for is lost with them." in notes
+    assert "Dependencies between kernels on different streams are therefore unknown." in notes
     assert "Lifetimes are not recorded." in notes
 
 
@@ -130,7 +130,7 @@ def test_all_nodes_are_kernels_if_none_names_a_device(tmp_path):
     trace, _ = import_trace(saved(tmp_path, files.protobuf(nodes, metadata)), ONE)
     assert [kernel.phase for kernel in trace.kernels] == ["forward", "backward", "backward"]
     assert {kernel.layer for kernel in trace.kernels} == {"fc_1"}
-    assert "all compute nodes count as the GPU's" in trace.info.notes
+    assert "all compute nodes count as GPU kernels" in trace.info.notes
 
 
 def test_order_follows_dependencies_then_ids(tmp_path):
@@ -189,7 +189,7 @@ def test_a_copy_within_the_device_is_a_kernel(tmp_path):
 def test_kernels_below_a_microsecond_are_counted(tmp_path):
     trace = imported(tmp_path, [*CHAIN, gpu(5, "tiny", 0)])
     assert trace.kernels[-1].duration_ns == 0
-    assert "Kernels with 0 us, shorter than the format can say: 1." in trace.info.notes
+    assert "Kernels with 0 us, shorter than the format's resolution: 1." in trace.info.notes
 
 
 def test_same_bytes_each_time(tmp_path):
@@ -210,7 +210,7 @@ def test_more_nodes_than_memory_holds_are_refused(tmp_path, monkeypatch):
 
 
 def test_batch_is_required(tmp_path):
-    with pytest.raises(InputError, match=r"does not say its batch size; .*--batch"):
+    with pytest.raises(InputError, match=r"does not contain its batch size; .*--batch"):
         import_trace(saved(tmp_path, files.protobuf(CHAIN)))
 
 
@@ -218,18 +218,18 @@ WHOLE = files.protobuf(CHAIN)
 SPOILT = {
     "cut in a message": (WHOLE[:-1], r"message 6: is cut off"),
     "cut in a length": (WHOLE + b"\x80", r"message 7: is cut off"),
-    "cut between messages": (files.protobuf(CHAIN[1:]), r"node 1 \(matmul fwd\) depends on node 0, which the file"),
-    "rubbish behind": (WHOLE + b"\x05hello", r"message 7: is cut off or is no Node of Chakra's schema"),
-    "endless length": (WHOLE + b"\xff" * 12, r"message 7: is cut off or is no Node"),
+    "cut between messages": (files.protobuf(CHAIN[1:]), r"node 1 \(matmul fwd\) depends on node 0, which is not in"),
+    "rubbish behind": (WHOLE + b"\x05hello", r"message 7: is cut off or is not a Node of Chakra's schema"),
+    "endless length": (WHOLE + b"\xff" * 12, r"message 7: is cut off or is not a Node"),
     "metadata alone": (files.protobuf([]), r"holds no compute nodes of a GPU .* it has no nodes"),
     "the host alone": (files.protobuf([CHAIN[2] | {"data_deps": []}]), r"no compute nodes of a GPU .* has 1 COMP_NODE"),
     "another version": (
         files.protobuf(CHAIN, files.text(1, "0.9")),
-        r"schema version: '0\.9' is not known; known versions of Chakra's schema: 0\.0\.4, 1\.0\.0",
+        r"schema version: '0\.9' is not supported; supported versions of Chakra's schema: 0\.0\.4, 1\.0\.0",
     ),
     "another schema": (
         files.protobuf(CHAIN, files.text(2, files.attribute("schema", "string_val", "2.0-chakra.7"))),
-        r"schema version: '2\.0-chakra\.7' is not known",
+        r"schema version: '2\.0-chakra\.7' is not supported",
     ),
     "a cycle": (
         files.protobuf([gpu(0, "a", 1), gpu(1, "b", 1, [0, 3]), gpu(2, "c", 1, [1]), gpu(3, "d", 1, [2])]),
@@ -245,9 +245,9 @@ SPOILT = {
     ),
     "communication": (
         files.protobuf([*CHAIN, {"id": 5, "name": "ncclDevKernel_AllReduce", "type": ALL_REDUCE}]),
-        r"COMM_COLL_NODE 5 \(ncclDevKernel_AllReduce\) is communication \(1 such nodes\); a trace is one GPU",
+        r"COMM_COLL_NODE 5 \(ncclDevKernel_AllReduce\) is communication \(1 such nodes\); a trace has one GPU",
     ),
-    "one id twice": (files.protobuf([*CHAIN, gpu(4, "x", 1)]), r"message 7: node 4 \(x\) has the id of message 6"),
+    "one id twice": (files.protobuf([*CHAIN, gpu(4, "x", 1)]), r"message 7: node 4 \(x\) has the same id as message 6"),
     "an unknown type": (files.protobuf([{"id": 3, "name": "x", "type": 42}]), r"node 3 \(x\): its type 42 is not one"),
     "damaged gzip": (gzip.compress(WHOLE)[:-9], r"is cut off"),
 }

@@ -211,7 +211,7 @@ SPOILT_LINKS = {
         SCHEMA,
         r"holds no compute nodes of a GPU .* link the host's trace with the profile",
     ),
-    "of another schema": (LINKED, "1.1.0-chakra.0.9", r"schema version: '1\.1\.0-chakra\.0\.9' is not known"),
+    "of another schema": (LINKED, "1.1.0-chakra.0.9", r"schema version: '1\.1\.0-chakra\.0\.9' is not supported"),
     "without a parent": (
         [{key: value for key, value in LINKED[0].items() if key != "ctrl_deps"}],
         SCHEMA,

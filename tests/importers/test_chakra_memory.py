@@ -102,7 +102,7 @@ def test_the_batch_that_was_copied_from_the_host_is_the_input(tmp_path):
     trace = imported(tmp_path, host)
     block = trace.block_by_id["s101"]
     assert (block.kind, block.persistent, block.host_write) == (BlockKind.INPUT, False, trace.kernels[0].id)
-    assert "Blocks that were filled by what is left out: 1; each is born at its first reader." in trace.info.notes
+    assert "Blocks filled by copies or fills that are left out: 1; each starts at its first reader." in trace.info.notes
 
 
 def test_in_place_kernel_does_not_read_unwritten_memory(tmp_path):

@@ -188,7 +188,7 @@ def test_options_override_the_file_name(tmp_path):
     trace, _ = import_trace(path, ImportOptions(batch=32, device="Titan V", dtype="float32", date="2020-06-17"))
     assert (trace.info.model, trace.info.batch, trace.info.device) == ("net", 32, "Titan V")
     unnamed = path.rename(tmp_path / "log.txt")
-    with pytest.raises(InputError, match="does not say its batch size"):
+    with pytest.raises(InputError, match="does not contain its batch size"):
         import_trace(unnamed)
     assert import_trace(unnamed, ImportOptions(batch=2))[0].info.batch == 2
 
@@ -216,14 +216,14 @@ def negative_time(lines: list[str]) -> list[str]:
         ([*SMALL, line("ANNOTATE", ANNOTATION="FORWARD")], "\n", "unknown annotation 'FORWARD'"),
         ([*SMALL, *release("w")], "\n", "'w' is not a tensor that exists here"),
         ([*SMALL, line("RELEASE")], "\n", "RELEASE without NAME"),
-        ([*SMALL, *call("add", ["w2"], ("q", 4, 1))], "\n", "ALIAS is '1', neither -1 nor the place of an argument"),
+        ([*SMALL, *call("add", ["w2"], ("q", 4, 1))], "\n", "ALIAS is '1', neither -1 nor the index of an argument"),
         (
             [*SMALL, line("MUTATE", NAME="a", ARGS=["w2"], MUTATE=[1], TIME="1")],
             "\n",
             "MUTATE is [1], with 1 arguments",
         ),
-        ([*SMALL, line("MEMORY", NAME="w2", MEMORY="4")], "\n", "MEMORY of 'w2', which was not announced"),
-        ([*SMALL, *constant("w2", 4)], "\n", "'w2' is given a second time"),
+        ([*SMALL, line("MEMORY", NAME="w2", MEMORY="4")], "\n", "MEMORY of 'w2', without a CONSTANT or CALL"),
+        ([*SMALL, *constant("w2", 4)], "\n", "'w2' is already defined"),
         (negative_time(SMALL), "\n", "TIME is '-3', not a whole number >= 0"),
         ([*SMALL, line("CALL", NAME="a", ARGS="w2", RESULT=[], TIME="1")], "\n", "ARGS is 'w2', not a list of str"),
     ],

@@ -48,9 +48,9 @@ def test_kernels_take_their_measured_times(name):
 def test_notes_state_what_is_recorded(name):
     info = recorded(name).info
     assert (info.model, info.batch, info.device, info.dtype) == (name[:-4], 256, NOT_RECORDED, NOT_RECORDED)
-    assert "1.2 GHz against the measured times, with which they agree to the cycle" in info.notes
+    assert "1.2 GHz relative to the measured times; at this clock they agree to the cycle" in info.notes
     assert "Lifetimes are not recorded." in info.notes
-    assert "The batch is that in the name of cudnn256.txt." in info.notes
+    assert "The batch size is from the file name cudnn256.txt." in info.notes
 
 
 @pytest.mark.parametrize("name", FACTS)
@@ -59,7 +59,7 @@ def test_notes_attribute_weight_flags_to_the_file(name):
     sizes = [int(size) for flag, size in FLAG_AND_SIZE.findall(text) if flag == "1"]
     assert sum(block.bytes for block in trace.blocks if block.kind == "weight") == sum(sizes)
     reported = f"{len(sizes)} tensors as weights (global), {format_bytes(sum(sizes))} in all, the largest "
-    assert f"{reported}{format_bytes(max(sizes))}; that is taken on their word." in trace.info.notes
+    assert f"{reported}{format_bytes(max(sizes))}; these flags are not verified." in trace.info.notes
 
 
 @pytest.mark.parametrize("name", FACTS)
@@ -220,7 +220,7 @@ def test_missing_workspaces_are_noted(tmp_path):
 def test_cycles_of_another_run_are_noted(tmp_path):
     text = FILES["kernels.config"].replace("Execution Time: 6000", "Execution Time: 9000")
     trace, _ = import_trace(written(tmp_path, kernels_config=text))
-    assert "1.4 GHz against the measured times, with which they are up to 2000 cycles off" in trace.info.notes
+    assert "1.4 GHz relative to the measured times; at this clock they are up to 2000 cycles off" in trace.info.notes
 
 
 def test_batch_option_selects_one_of_several_files(tmp_path):
@@ -241,17 +241,17 @@ def test_same_bytes_each_time(tmp_path):
 
 LAST = FILES["kernels.config"].rindex(RULER)
 DAMAGED = {
-    "no times": ({"cudnn32_txt": None}, r"has no cudnnB\.txt; add the file of kernel times"),
+    "no times": ({"cudnn32_txt": None}, r"has no cudnnB\.txt; add the kernel times"),
     "no kernels": ({"kernels_config": None}, r"kernels\.config: no such file"),
     "no tensors": ({"tensors_config": None}, r"tensors\.config: no such file"),
     "empty times": ({"cudnn32_txt": ""}, r"cudnn32\.txt: is empty"),
     "times short": (
         {"cudnn32_txt": FILES["cudnn32.txt"][: -len("0004 0.005000 ms\n")]},
-        r"cudnn32\.txt: holds 4 kernels, net/kernels\.config 5; give files of one model",
+        r"cudnn32\.txt: holds 4 kernels, net/kernels\.config 5; use files of one model",
     ),
     "times cut": ({"cudnn32_txt": FILES["cudnn32.txt"][:-2]}, r"row 5: '0004 0\.005000 m' is not a kernel's number"),
     "times cut at a line": ({"cudnn32_txt": FILES["cudnn32.txt"][:-1]}, r"row 5: the file seems cut off"),
-    "gap": ({"cudnn32_txt": FILES["cudnn32.txt"].replace("0002", "0003")}, r"row 3: kernel 0003 where 2 comes next"),
+    "gap": ({"cudnn32_txt": FILES["cudnn32.txt"].replace("0002", "0003")}, r"row 3: kernel 0003 instead of 2"),
     "not a number": (
         {"cudnn32_txt": FILES["cudnn32.txt"].replace("0.003000", "nan")},
         r"row 3: 'nan' ms is not a whole number of nanoseconds",
@@ -263,18 +263,18 @@ DAMAGED = {
     ),
     "workspaces of another run": (
         {"cudnn32Workspace_txt": FILES["cudnn32Workspace.txt"].replace("9000", "90000")},
-        r"Workspace\.txt: row 1: kernel 0 has a workspace of 90000 B, but no result of 90112 B of its own",
+        r"Workspace\.txt: row 1: kernel 0 has a workspace of 90000 B, but no output of 90112 B that only it uses",
     ),
     "workspaces short": ({"cudnn32Workspace_txt": "0000 0 B\n"}, r"Workspace\.txt: holds 1 kernels, .* 5"),
     "workspace a fraction": (
         {"cudnn32Workspace_txt": FILES["cudnn32Workspace.txt"].replace("9000", "9.5")},
         r"row 1: '9\.5' is not a whole number of bytes",
     ),
-    "graph cut": ({"kernels_config": FILES["kernels.config"][:LAST]}, r"no ruler below it: the file seems cut off"),
-    "graph cut in a line": ({"kernels_config": FILES["kernels.config"][: LAST - 20]}, r"is not a tensor as G10 writes"),
+    "graph cut": ({"kernels_config": FILES["kernels.config"][:LAST]}, r"no line of underscores below it: the file"),
+    "graph cut in a line": ({"kernels_config": FILES["kernels.config"][: LAST - 20]}, r"is not a tensor line of G10"),
     "graph with a gap": (
         {"kernels_config": FILES["kernels.config"].replace("Kernel ID: 3", "Kernel ID: 4")},
-        r"kernels\.config: row 28: kernel 4 where 3 comes next",
+        r"kernels\.config: row 28: kernel 4 instead of 3",
     ),
     "graph without a time": (
         {"kernels_config": FILES["kernels.config"].replace("Execution Time: 3600\n", "")},
@@ -282,11 +282,11 @@ DAMAGED = {
     ),
     "inputs twice": (
         {"kernels_config": FILES["kernels.config"].replace("Output Tensors:", "Input Tensors:", 1)},
-        r"row 7: 'Input Tensors:' does not come here",
+        r"row 7: 'Input Tensors:' is out of order",
     ),
     "another size in the graph": (
         {"tensors_config": FILES["tensors.config"].replace("8192, Range:16384--24576", "4096, Range:16384--20480")},
-        r"kernels\.config: row 8: tensor3 is another one in tensors\.config",
+        r"kernels\.config: row 8: tensor3 is different in tensors\.config",
     ),
     "a tensor nobody listed": (
         {"tensors_config": FILES["tensors.config"].replace(line(6), "")},

@@ -45,13 +45,13 @@ def test_a_number_that_python_does_not_convert(tmp_path, digits, before):
 
 
 def test_an_exponent_beyond_any_use(tmp_path):
-    with pytest.raises(InputError, match=r"item 14 of traceEvents: holds a number with an exponent beyond any use"):
+    with pytest.raises(InputError, match=r"item 14 of traceEvents: contains a number whose exponent is out of range"):
         import_trace(spoilt(tmp_path / "net.json", "dur", "1e9999999999999999999"))
 
 
 @pytest.mark.parametrize("number", [10**30, 10**900, -(10**30)])
 def test_times_beyond_any_clock(tmp_path, number):
-    with pytest.raises(InputError, match=r"\(split\): its ts is .* microseconds, beyond any clock"):
+    with pytest.raises(InputError, match=r"\(split\): its ts is .* microseconds, out of range"):
         import_trace(spoilt(tmp_path / "net.json", "ts", str(number)))
 
 
@@ -59,7 +59,7 @@ def test_times_beyond_any_clock(tmp_path, number):
     ("head", "reported"),
     [
         ({"deviceProperties": 5}, "deviceProperties: 5 is not a list of GPUs"),
-        ({"deviceProperties": [{"name": "A", "id": [1]}]}, r"deviceProperties: the id of 'A' is \[1\], no number"),
+        ({"deviceProperties": [{"name": "A", "id": [1]}]}, r"deviceProperties: the id of 'A' is \[1\], not a number"),
         ({"baseTimeNanoseconds": 10**30}, "baseTimeNanoseconds: 1000000000000000000000000000000 is not a time"),
         ({"baseTimeNanoseconds": "noon"}, "baseTimeNanoseconds: 'noon' is not a time in nanoseconds"),
     ],

@@ -58,7 +58,7 @@ def test_alone_without_memory_events_there_are_no_blocks(tmp_path):
     assert trace.blocks == ()
     assert len(trace.kernels) == 5
     assert trace.info.framework_peak_bytes is None
-    assert "questions of memory cannot be answered" in trace.info.notes
+    assert "memory policies cannot be evaluated" in trace.info.notes
 
 
 @pytest.mark.parametrize("schema", ["1.0.1", "1.1.1-chakra.0.0.4"])
@@ -251,7 +251,7 @@ def test_batch_is_required_if_shapes_do_not_show_it(tmp_path):
     for event in profile.events:
         event.get("args", {}).pop("Input Dims", None)
     path = profile.write(tmp_path / "net.json")
-    with pytest.raises(InputError, match="does not say its batch size; say how many samples an iteration has"):
+    with pytest.raises(InputError, match="does not contain its batch size; pass the samples per iteration"):
         import_trace(path)
     assert import_trace(path, ImportOptions(batch=8))[0].info.batch == 8
 

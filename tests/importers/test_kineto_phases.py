@@ -25,7 +25,7 @@ def test_kernels_without_operators_have_no_phase_and_a_note(tmp_path):
     profile.mark("my own part", 10, 10)
     trace, _ = import_trace(profile.write(tmp_path / "net.json"), ImportOptions(batch=8))
     assert [kernel.phase for kernel in trace.kernels] == [Phase.FORWARD] * 4 + [Phase.OPTIMIZER]
-    said = "Kernels whose phase is not recorded: 4; they count as forward; record with ProfilerActivity.CPU to have"
+    said = "Kernels whose phase is not recorded: 4; they count as forward; record with ProfilerActivity.CPU to record"
     assert said in trace.info.notes
 
 

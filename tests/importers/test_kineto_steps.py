@@ -193,7 +193,9 @@ def test_an_execution_trace_of_an_early_step_does_not_take_a_reading_for_each(tm
 
 def test_an_execution_trace_of_no_step(tmp_path):
     path = write_events(tmp_path / "net.json", *steps_of(3))
-    with pytest.raises(InputError, match=r"does not join net\.json: of 4 operators that launched kernels, 0 are in it"):
+    with pytest.raises(
+        InputError, match=r"does not match net\.json: it contains only 0 of 4 operators that launched kernels"
+    ):
         import_trace(path, ImportOptions(execution_trace=graph_of(7, tmp_path / "graph.json")))
 
 

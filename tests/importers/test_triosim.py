@@ -160,12 +160,12 @@ def test_tensors_become_blocks(tmp_path):
         ("trace", "[1; 2]", "[1; 77]", "trace.csv: row 2: tensor 77 has no row in tensor.csv"),
         ("trace", "optimizer,0\n8", "update,0\n8", "trace.csv: row 8: 'update' is not a stage"),
         ("trace", "0,backward,1", "1,backward,1", "trace.csv: column gpuid: holds several GPUs (0, 1)"),
-        ("trace", "optimizer,0\n8", "optimizer\n8", "trace.csv: row 8: not one field for each column"),
+        ("trace", "optimizer,0\n8", "optimizer\n8", "trace.csv: row 8: does not have one field per column"),
         ("trace", ",stage,", ",phase,", "trace.csv: row 1: columns missing: stage"),
         ("trace", OPERATORS.partition("\n")[2], "", "trace.csv: holds no operators"),
         ("tensor", "8,4,output,106", "8,4.5,output,106", "tensor.csv: row 8: '4.5' is not a whole number"),
         ("tensor", '"[4]"', '"[four]"', "tensor.csv: row 12: '[four]' is not a list of numbers"),
-        ("tensor", "10,21,", "10,20,", "tensor.csv: row 12: tensor 20 is in storage 102, above in 120"),
+        ("tensor", "10,21,", "10,20,", "tensor.csv: row 12: tensor 20 is in storage 102, but in 120 in a row above"),
         ("tensor", "TensorStorgeid", "Storage", "tensor.csv: row 1: columns missing: TensorStorgeid"),
     ],
 )
@@ -199,7 +199,7 @@ def test_empty_or_binary_parts(tmp_path):
 
 
 def test_unknown_batch_is_refused(tmp_path):
-    with pytest.raises(InputError, match="does not say its batch size"):
+    with pytest.raises(InputError, match="does not contain its batch size"):
         import_trace(written(tmp_path / "net", tensors=TENSORS.replace('"[4, 2]",8,4,input', "[],8,4,input")))
 
 

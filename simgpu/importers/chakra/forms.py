@@ -1,11 +1,11 @@
-"""Reading the file formats of Chakra execution traces: protobuf and three JSON forms.
+"""Reads the file formats of Chakra execution traces: protobuf and three JSON forms.
 
-- *protobuf*: messages, each preceded by its length; GlobalMetadata, then nodes. The messages declare the fields that
-  simgpu reads, with the numbers of the published et_def.proto; protobuf skips all others;
-- *jsonized*: what chakra_jsonizer makes of the protobuf form: objects one after another, the metadata and then nodes,
-  in protobuf's JSON (camel case or snake case; 64-bit numbers as text; what is 0 or empty is left out);
-- *linked*: what chakra_trace_link makes of a PyTorch execution trace and a profile: one object with ``nodes``, those of
-  the host and, marked by ``cat``, those of the GPU;
+- *protobuf*: length-prefixed messages, GlobalMetadata followed by nodes. The messages declare only the fields that
+  simgpu reads, with the numbers of the published et_def.proto; protobuf skips all others.
+- *jsonized*: output of chakra_jsonizer from the protobuf form: concatenated objects, metadata followed by nodes, in
+  protobuf's JSON (camel case or snake case; 64-bit numbers as text; zero and empty values omitted).
+- *linked*: output of chakra_trace_link from a PyTorch execution trace and a profile: one object with ``nodes`` of the
+  host and of the GPU; the latter have a ``cat``.
 - *workload graph*: the JSON input of Chakra's feeder: one object with ``workload_graph``.
 """
 
@@ -30,7 +30,7 @@ _AGAIN = "write it again with Chakra's tools"
 
 
 def is_jsonized(path: Path) -> bool:
-    """Whether a file begins with an object that has a version, attributes, or both, and nothing else."""
+    """Whether a file begins with an object that has only a version, attributes, or both."""
     text = head(path).decode("utf-8", errors="ignore").lstrip()
     try:
         first, _ = json.JSONDecoder().raw_decode(text)
@@ -75,7 +75,7 @@ def read_workload_graph(path: Path) -> Document:
 
 
 def _read(path: Path, place: str, raw: Any, read: Callable[[str, dict[str, Any]], _Read]) -> _Read:
-    """A node, or the metadata; what cannot be read becomes an `InputError` naming its place."""
+    """Parses a node or the metadata; `InputError` with its place if it is invalid."""
     try:
         if not isinstance(raw, dict):
             raise ValueError(f"{shown(raw)} is not an object")
@@ -87,7 +87,7 @@ def _read(path: Path, place: str, raw: Any, read: Callable[[str, dict[str, Any]]
 
 
 def _jsonized_metadata(place: str, raw: dict[str, Any]) -> tuple[str, dict[str, Any]]:
-    """The schema's version, and the attributes of the whole."""
+    """The schema version, and the attributes of the file."""
     return str(raw.get("version", "")), _values_by_name(raw.get("attr", ()))
 
 
@@ -131,7 +131,7 @@ def _signed(text: str) -> int:
 
 
 def _linked_node(place: str, raw: dict[str, Any]) -> ChakraNode:
-    """A node of the host, or of the GPU where it has a category; its parent is the operator that launched it."""
+    """Parses a node of the host, or of the GPU if it has a category; its parent is the operator that launched it."""
     attributes = {item["name"]: item["value"] for item in raw.get("attrs", ())}
     attributes["is_cpu_op"] = raw.get("cat") is None
     if raw.get("stream") is not None:
@@ -166,12 +166,12 @@ def _graph_node(place: str, raw: dict[str, Any]) -> ChakraNode:
     )
 
 
-#: The types that an attribute's value may have; their fields have the odd numbers from 3.
+#: The types of attribute values; their fields have the odd numbers from 3.
 _VALUE_KINDS = (
     *("double", "float", "int32", "int64", "uint32", "uint64", "sint32", "sint64"),
     *("fixed32", "fixed64", "sfixed32", "sfixed64", "bool", "string"),
 )
-#: Fields of each message: name, number, type; a type that is another message's name, and "*" where it repeats.
+#: Fields of each message: name, number, type. A type may be another message's name; "*" marks a repeated field.
 _MESSAGES: dict[str, tuple[tuple[str, int, str], ...]] = {
     "AttributeProto": (
         ("name", 1, "string"),
@@ -193,13 +193,13 @@ _MESSAGES: dict[str, tuple[tuple[str, int, str], ...]] = {
     ),
 }
 _PACKAGE = "ChakraProtoMsg"
-#: Bytes of the longest message; protobuf itself allows 2 GiB.
+#: Maximum bytes of a message; protobuf itself allows 2 GiB.
 _MESSAGE_LIMIT = 64 * 2**20
 _CONVERT_AGAIN = "copy or convert it again"
 
 
 def is_protobuf(path: Path) -> bool:
-    """Whether a file begins with a GlobalMetadata behind its length: a version, or attributes with names."""
+    """Whether a file begins with a length-prefixed GlobalMetadata: a version, or attributes with names."""
     data = head(path)
     size, at = _varint(data, 0)
     end = at + size
@@ -218,7 +218,7 @@ def is_protobuf(path: Path) -> bool:
 
 
 def _varint(data: bytes, at: int) -> tuple[int, int]:
-    """A number and the place behind it; (0, 0) where there is none."""
+    """Returns the varint at a position, and the position after it; (0, 0) if there is none."""
     value = 0
     for shift in range(0, 64, 7):
         if at >= len(data):
@@ -233,7 +233,7 @@ def _varint(data: bytes, at: int) -> tuple[int, int]:
 def read_protobuf(path: Path) -> Document:
     """All nodes of the file.
 
-    Raises `MissingExtraError` without protobuf, and `InputError` naming the message that cannot be read.
+    Raises `MissingExtraError` if protobuf is not installed, and `InputError` for an invalid message.
     """
     if importlib.util.find_spec("google") is None or importlib.util.find_spec("google.protobuf") is None:
         raise MissingExtraError("importing a Chakra trace in protobuf form", "protobuf", "chakra")
@@ -249,19 +249,19 @@ def read_protobuf(path: Path) -> Document:
 
 
 class _Messages:
-    """The bytes of a file as protobuf asks for them: a message of absurd length is refused before it is read."""
+    """The bytes of a file for protobuf; refuses a message that exceeds the size limit before reading it."""
 
     def __init__(self, stream: Stream) -> None:
         self._stream = stream
 
     def read(self, size: int) -> bytes:
         if size > _MESSAGE_LIMIT:
-            raise ValueError(f"it is said to have {size} B")
+            raise ValueError(f"its stated length is {size} B, above the limit of {_MESSAGE_LIMIT} B")
         return self._stream.read(size)
 
 
 def _stream(path: Path, file: Any, message: Any, number: int) -> Iterator[tuple[str, Any]]:
-    """Messages with their places, from the one with the given number on."""
+    """Yields messages with their places, numbered from `number`."""
     from google.protobuf import proto
     from google.protobuf.message import DecodeError
 
@@ -273,7 +273,7 @@ def _stream(path: Path, file: Any, message: Any, number: int) -> Iterator[tuple[
             raise InputError.single(path, place, "is cut off", _CONVERT_AGAIN) from None
         except (DecodeError, ValueError, OSError) as error:
             reason = str(error).splitlines()[0] if str(error) else type(error).__name__
-            what = f"is cut off or is no {message.DESCRIPTOR.name} of Chakra's schema ({reason})"
+            what = f"is cut off or is not a {message.DESCRIPTOR.name} of Chakra's schema ({reason})"
             raise InputError.single(path, place, what, _CONVERT_AGAIN) from None
         if result is None:
             return
@@ -337,7 +337,7 @@ def _messages() -> dict[str, Any]:
     }
 
 
-#: The forms: how each is recognised, and its reader.
+#: The recogniser and the reader of each form.
 _FORMS: tuple[tuple[Callable[[Path], bool], Callable[[Path], Document]], ...] = (
     (is_workload_graph, read_workload_graph),
     (is_linked, read_linked),
@@ -352,5 +352,5 @@ def recognises(path: Path) -> bool:
 
 
 def read_document(path: Path) -> Document:
-    """All nodes of a Chakra trace; the file must be one that `recognises` accepts."""
+    """All nodes of a Chakra trace; `recognises` must accept the file."""
     return next(read for is_form, read in _FORMS if is_form(path))(path)

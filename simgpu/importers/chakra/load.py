@@ -1,8 +1,8 @@
-"""Reading MLCommons Chakra execution traces: protobuf (``.et``) and the JSON forms of Chakra's tools, plain or gzip.
+"""Imports MLCommons Chakra execution traces: protobuf (``.et``) and the JSON forms of Chakra's tools, plain or gzip.
 
-Times are whole microseconds in the schema. Recorded starts are kept, except in traces converted from PyTorch: there
-they are launch times, which order the kernels only. What a trace does not contain (tensors, streams, phases, lifetimes)
-is left out, and its notes say so.
+Times are whole microseconds in the schema. Recorded start times are imported, except in traces converted from PyTorch:
+there they are launch times, and only order the kernels. The notes list what the recording does not contain (tensors,
+streams, phases, lifetimes).
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ _TOOL = "Chakra execution trace"
 
 
 def load(path: Path, options: ImportOptions) -> Trace:
-    """The trace. Raises `InputError` naming the node that cannot be followed."""
+    """Returns the recording as a trace. Raises `InputError` for an invalid node."""
     kernels = Kernels(read_document(path))
     memories = find_memory(kernels)
     phases = [kernels.phases[node.id] or Phase.FORWARD for node in kernels.nodes]
@@ -60,7 +60,7 @@ def _kernels(kernels: Kernels, phases: list[Phase], memories: list[ChakraBlock])
 
 
 def _stream(kernels: Kernels, node: ChakraNode) -> int | str | None:
-    """What the node calls its stream; None where it does not say."""
+    """The node's stream number or name; None if not recorded."""
     stream = node.attributes.get("stream")
     if not isinstance(stream, int | str | None):
         what = f"node {node.label} has the stream {shown(stream)}, neither a number nor a name"
@@ -74,7 +74,7 @@ def _count(node: ChakraNode, name: str) -> int | None:
 
 
 def _notes(kernels: Kernels, memories: list[ChakraBlock], rows: tuple[Kernel, ...]) -> str:
-    """What was left out, and what the recording does not contain."""
+    """The trace's notes: what the import dropped, and what the recording does not contain."""
     notes = []
     if kernels.transfers:
         total = format_time(sum(node.duration_ns for node in kernels.transfers))
@@ -82,19 +82,18 @@ def _notes(kernels: Kernels, memories: list[ChakraBlock], rows: tuple[Kernel, ..
             f"Copies over the link and fills of memory are left out: {len(kernels.transfers)}, {total} in all."
         )
     if empty := sum(not row.duration_ns for row in rows):
-        notes.append(f"Kernels with 0 us, shorter than the format can say: {empty}.")
+        notes.append(f"Kernels with 0 us, shorter than the format's resolution: {empty}.")
     if not kernels.is_known:
-        notes.append("Nodes do not say whether they run on the host; all compute nodes count as the GPU's.")
-    untold = sum(phase is None for phase in kernels.phases.values())
-    if untold:
-        notes.append(f"Kernels whose phase is not recorded: {untold}; they count as forward.")
+        notes.append("Nodes do not record whether they ran on the host; all compute nodes count as GPU kernels.")
+    if unknown := sum(phase is None for phase in kernels.phases.values()):
+        notes.append(f"Kernels whose phase is not recorded: {unknown}; they count as forward.")
     if not kernels.has_starts and len(rows) > 1:
         notes.append("Starts are not recorded; kernels are in the order of their dependencies and ids.")
     if not memories:
         notes.append("Tensors are not recorded, so there are no blocks.")
         if len({row.stream for row in rows}) > 1:
-            notes.append("What kernels on different streams wait for is lost with them.")
+            notes.append("Dependencies between kernels on different streams are therefore unknown.")
     elif filled := sum(memory.is_filled_unseen for memory in memories):
-        notes.append(f"Blocks that were filled by what is left out: {filled}; each is born at its first reader.")
+        notes.append(f"Blocks filled by copies or fills that are left out: {filled}; each starts at its first reader.")
     notes.append("Lifetimes are not recorded.")
     return " ".join(notes)

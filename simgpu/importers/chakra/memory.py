@@ -1,14 +1,14 @@
-"""The blocks of a Chakra trace: the storages behind the tensors that its nodes name.
+"""The blocks of a Chakra trace: the storages of the tensors that its nodes list.
 
-Nodes converted from PyTorch name their tensors, with storage and size; a kernel names those of the operator that
-launched it. Other producers leave them out: then the trace has no blocks. Lifetimes are not recorded.
+Nodes converted from PyTorch list their tensors, with storage and size; a kernel uses those of the operator that
+launched it. Traces from other tools have no tensors, so they have no blocks. Lifetimes are not recorded.
 
-Which storage is which block follows the operators of the host in the order in which they began, which is that of ids:
-- tensors with one storage share a block, but storages are reused: an output whose storage was neither an input of the
-  operator nor belongs to the result of one around it is a new block. It begins with its operator, because parts of an
-  operator may work on the result before it is returned;
-- an input that no operator returned before is old: it was there when the iteration began;
-- all kernels of an operator read its inputs, and write what it changed (by its schema) or created.
+The importer assigns storages to blocks by following the host's operators in start order, which is the order of ids:
+- Tensors with the same storage share a block, but storages are reused: an output is a new block if its storage is
+  neither an input of the operator nor the result of an enclosing operator. The block begins with its operator, because
+  inner operators may use the result before it is returned.
+- An input that no earlier operator returned is old: it existed before the iteration.
+- All kernels of an operator read its inputs, and write what it changed (by its schema) or created.
 """
 
 from __future__ import annotations
@@ -28,14 +28,17 @@ from simgpu.importers.pytorch_operators import samples as data_samples
 from simgpu.importers.quantities import shown
 from simgpu.trace.model import Block, BlockKind, Phase
 
-#: Numbers that Python writes as words, which are no Python literals.
+#: Numbers that Python prints as words, which are not Python literals.
 _WORDS = re.compile(r"(?<![\w'\"])-?(?:inf|nan)(?![\w'\"])")
 
 
 @dataclass(slots=True, eq=False)
 class ChakraBlock(BlockDraft):
-    """A block of a Chakra trace. begun: id of the operator that created it, -1 for one from before the iteration.
+    """A block of a Chakra trace.
 
+    begun: id of the operator that created it; -1 if it existed before the iteration.
+    arguments: names of the operator arguments through which it is passed.
+    views: ids of its tensors that are views.
     copied: whether a copy from the host filled it.
     """
 
@@ -50,7 +53,7 @@ class ChakraBlock(BlockDraft):
 
     @property
     def is_filled_unseen(self) -> bool:
-        """Whether it is new, and a kernel reads it before any wrote it: a copy or a fill did, which is left out."""
+        """Whether it is new and read before any kernel writes it: a copy or fill, which is not imported, wrote it."""
         return not self.is_old and self.first not in self.writers
 
     def see(self, tensor: Tensor) -> None:
@@ -60,7 +63,7 @@ class ChakraBlock(BlockDraft):
 
 
 def find_memory(kernels: Kernels) -> list[ChakraBlock]:
-    """All blocks that kernels use, in the order in which operators name them."""
+    """All blocks that kernels use, in the order in which operators list them."""
     walk = _Walk(kernels)
     for operator in walk.operators():
         walk.follow(operator)
@@ -72,7 +75,7 @@ def find_memory(kernels: Kernels) -> list[ChakraBlock]:
 
 
 class _Walk:
-    """Keeps which block each storage holds, operator by operator."""
+    """Follows the operators in order and tracks the current block of each storage."""
 
     def __init__(self, kernels: Kernels) -> None:
         self.kernels = kernels
@@ -101,30 +104,30 @@ class _Walk:
         return inputs, outputs
 
     def _owner(self, kernel: ChakraNode) -> int:
-        """The innermost operator around a kernel that names tensors, or the kernel itself."""
+        """The innermost operator around a kernel that lists tensors, or the kernel itself."""
         return next((node.id for node in self.kernels.around(kernel) if node.id in self._named), kernel.id)
 
     def operators(self) -> Iterator[ChakraNode]:
-        """Nodes that name tensors, in the order in which they began; kernels count where they own themselves."""
+        """Nodes that list tensors, in start order; kernels only if they belong to no operator with tensors."""
         nodes = sorted(self.kernels.document.nodes, key=lambda node: node.id)
         place = {node.id: position for position, node in enumerate(self.kernels.nodes)}
         work = {*place, *(node.id for node in self.kernels.transfers)}
         owners = self._launched.keys() | self._copying
         chosen = [node for node in nodes if node.id in self._named and (node.id not in work or node.id in owners)]
-        if all(node.id in work for node in chosen):  # a trace of the GPU alone: kernels follow their order
+        if all(node.id in work for node in chosen):  # only GPU nodes: use the order of the kernels
             return iter(sorted(chosen, key=lambda node: place.get(node.id, -1)))
         return iter(chosen)
 
     def follow(self, operator: ChakraNode) -> None:
         inputs, outputs = self._named[operator.id]
-        given = [(tensor, self._given(tensor)) for tensor in inputs]
-        created = [(tensor, self._created(tensor, operator, given)) for tensor in outputs]
-        for tensor, memory in (*given, *created):
+        passed = [(tensor, self._input(tensor)) for tensor in inputs]
+        returned = [(tensor, self._output(tensor, operator, passed)) for tensor in outputs]
+        for tensor, memory in (*passed, *returned):
             memory.see(tensor)
-        held = {id(memory) for _, memory in given}
-        read = [memory for tensor, memory in given if not tensor.overwritten]
-        written = [memory for tensor, memory in given if tensor.changed]
-        written += [memory for _, memory in created if id(memory) not in held]
+        input_ids = {id(memory) for _, memory in passed}
+        read = [memory for tensor, memory in passed if not tensor.overwritten]
+        written = [memory for tensor, memory in passed if tensor.changed]
+        written += [memory for _, memory in returned if id(memory) not in input_ids]
         for position in self._launched.get(operator.id, ()):
             for memory in read:
                 memory.readers.add(position)
@@ -134,19 +137,19 @@ class _Walk:
             for memory in written:
                 memory.copied = True
 
-    def _given(self, tensor: Tensor) -> ChakraBlock:
+    def _input(self, tensor: Tensor) -> ChakraBlock:
         return self._current.get(tensor.storage) or self._new(tensor, -1)
 
-    def _created(
-        self, tensor: Tensor, operator: ChakraNode, given: Sequence[tuple[Tensor, ChakraBlock]]
+    def _output(
+        self, tensor: Tensor, operator: ChakraNode, inputs: Sequence[tuple[Tensor, ChakraBlock]]
     ) -> ChakraBlock:
-        held = self._current.get(tensor.storage)
-        if held is not None and any(memory is held for _, memory in given):
-            if all(tensor.tensor != other.tensor for other, memory in given if memory is held):
-                held.views.add(tensor.tensor)
-            return held
-        if held is not None and any(outer.id == held.begun for outer in self.kernels.around(operator)):
-            return held
+        current = self._current.get(tensor.storage)
+        if current is not None and any(memory is current for _, memory in inputs):
+            if all(tensor.tensor != other.tensor for other, memory in inputs if memory is current):
+                current.views.add(tensor.tensor)
+            return current
+        if current is not None and any(outer.id == current.begun for outer in self.kernels.around(operator)):
+            return current
         return self._new(tensor, operator.id)
 
     def _new(self, tensor: Tensor, begun: int) -> ChakraBlock:
@@ -164,7 +167,7 @@ def _lists(operands: Operands) -> tuple[Any, Any, Any, None]:
 
 
 def _list(part: Any) -> Any:
-    """A list as it is, or from its text as Python writes it."""
+    """Returns a list unchanged, or parses it from its Python text."""
     is_text = isinstance(part, str)
     value = (ast.literal_eval(_WORDS.sub("None", part)) if part.strip() else []) if is_text else part
     if not isinstance(value, list | tuple):
@@ -173,13 +176,13 @@ def _list(part: Any) -> Any:
 
 
 def samples(kernels: Kernels) -> int | None:
-    """Samples in the iteration: the first side of the first operator's data; None if unknown."""
+    """Samples per iteration: the first dimension of the first operator's data; None if unknown."""
     nodes = sorted(kernels.document.nodes, key=lambda node: node.id)
     return next((result for node in nodes if (result := data_samples(node.name, _lists(node.inputs)[1]))), None)
 
 
 def block(memory: ChakraBlock, phases: Sequence[Phase], ids: Sequence[str], batch: int | None) -> Block:
-    """The row of a block. phases, ids: of the kernels by position. batch: samples, None where unknown."""
+    """The trace's row of a block. phases, ids: of the kernels by position. batch: samples; None if unknown."""
     return Block(
         memory.id,
         memory.bytes,
@@ -192,7 +195,7 @@ def block(memory: ChakraBlock, phases: Sequence[Phase], ids: Sequence[str], batc
 
 
 def _kind(memory: ChakraBlock, phases: Sequence[Phase], batch: int | None) -> BlockKind:
-    """What a block holds, as for every format, but for what copies and fills put there, which are no kernels."""
+    """The kind of a block. Blocks written by copies are input; fills are not imported, so their blocks are `other`."""
     if memory.copied and not memory.is_old:
         return BlockKind.INPUT
     if memory.is_filled_unseen:

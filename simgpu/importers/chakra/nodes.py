@@ -1,4 +1,4 @@
-"""A node of a Chakra execution trace, however it was written."""
+"""The nodes of a Chakra execution trace, in a form that does not depend on the file format."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ from simgpu.importers import quantities
 from simgpu.importers.json_stream import MemoryBudget, Piece
 from simgpu.importers.quantities import shown
 
-#: Measured on a VGG-13 iteration on an H100 with tensors: 3500 bytes in protobuf form and 5700 in JSON, at the peak of
-#: Python's own count.
+#: Measured peak, as counted by Python: 3500 bytes per node in protobuf form and 5700 in JSON, for a VGG-13 iteration on
+#: an H100 with tensors.
 NODES = Piece("nodes", 6000, "convert the trace of a single iteration")
 
 #: Kinds of nodes by their number in the schema.
@@ -37,7 +37,7 @@ _SCHEMA = re.compile(r"\d+(?:\.\d+)*-chakra\.(.+)")
 
 @dataclass(frozen=True, slots=True)
 class Operands:
-    """What a node names as inputs or outputs: lists of one length, or their text as Python writes lists."""
+    """A node's inputs or outputs: lists of the same length, or their Python text."""
 
     values: Any = ()
     shapes: Any = ()
@@ -46,10 +46,11 @@ class Operands:
 
 @dataclass(frozen=True, slots=True)
 class ChakraNode:
-    """One node. place: where it stands in its file.
+    """One node.
 
-    start_ns, duration_ns: 0 where the file does not say, which the schema cannot distinguish from a time of 0.
-    attributes: those with a single value, by name.
+    place: its place in the file, for messages.
+    start_ns, duration_ns: 0 if not recorded; the schema cannot distinguish this from a time of 0.
+    attributes: the attributes with a single value, by name.
     """
 
     place: str
@@ -66,13 +67,13 @@ class ChakraNode:
 
     @property
     def label(self) -> str:
-        """The node as messages name it."""
+        """The node's name in messages."""
         return f"{self.id} ({self.name[:60]})"
 
 
 @dataclass(frozen=True, slots=True)
 class Document:
-    """All nodes of a file, in the order in which it lists them. metadata: the attributes of the whole."""
+    """All nodes of a file, in file order. metadata: the attributes of the file."""
 
     path: Path
     nodes: tuple[ChakraNode, ...]
@@ -80,12 +81,12 @@ class Document:
 
     @property
     def is_from_pytorch(self) -> bool:
-        """Whether it was converted from a PyTorch execution trace, whose metadata hold the process."""
+        """Whether it was converted from a PyTorch execution trace, whose metadata contain the process id."""
         return "pid" in self.metadata
 
 
 def node_type(value: object) -> str:
-    """The name of a node's type, given as name or number; `ValueError` for another.
+    """The name of a node's type, from its name or number; `ValueError` if unknown.
 
     >>> node_type(4), node_type("COMM_COLL_NODE")
     ('COMP_NODE', 'COMM_COLL_NODE')
@@ -98,7 +99,7 @@ def node_type(value: object) -> str:
 
 
 def nanoseconds(value: object) -> int:
-    """Microseconds, a number or its text, as whole nanoseconds, the nearest; `ValueError` for none and below 0.
+    """Converts microseconds, a number or its text, to the nearest whole ns; `ValueError` if invalid or negative.
 
     >>> nanoseconds("12"), nanoseconds("3.25")
     (12000, 3250)
@@ -110,9 +111,9 @@ def nanoseconds(value: object) -> int:
 
 
 def document(path: Path, version: str, metadata: Mapping[str, Any], nodes: Iterable[ChakraNode]) -> Document:
-    """The file as a whole.
+    """Builds the document from its nodes.
 
-    Raises `InputError` for an unknown schema version, an id that comes twice, and more nodes than memory can hold.
+    Raises `InputError` for an unknown schema version, a duplicate id, or more nodes than fit into memory.
     """
     schema = metadata.get("schema")
     if version and version not in _VERSIONS:
@@ -124,13 +125,13 @@ def document(path: Path, version: str, metadata: Mapping[str, Any], nodes: Itera
     for node in nodes:
         budget.take()
         if node.id in result:
-            what = f"node {node.label} has the id of {result[node.id].place}"
-            raise InputError.single(path, node.place, what, "give a trace in which each node has its own id")
+            what = f"node {node.label} has the same id as {result[node.id].place}"
+            raise InputError.single(path, node.place, what, "use a trace in which each node has its own id")
         result[node.id] = node
     return Document(path, tuple(result.values()), metadata)
 
 
 def _unknown(path: Path, version: str) -> InputError:
     known = ", ".join(_VERSIONS)
-    remedy = f"known versions of Chakra's schema: {known}; write it with a converter for one of these"
-    return InputError.single(path, "schema version", f"{version!r} is not known", remedy)
+    remedy = f"supported versions of Chakra's schema: {known}; use a converter for one of these"
+    return InputError.single(path, "schema version", f"{version!r} is not supported", remedy)

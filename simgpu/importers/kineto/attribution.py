@@ -1,12 +1,12 @@
-"""Which operator launched each kernel of an iteration, and the kernel's phase and layer.
+"""Determines the operator that launched each kernel of an iteration, and the kernel's phase and layer.
 
-- A kernel and the call that launched it share their correlation; the operator is the innermost one around that call
-  on its thread. Where the call was not recorded, it is the operator with the kernel's External id; else there is none.
+- A kernel and the call that launched it have the same correlation id. The operator is the innermost one around that
+  call on its thread; if the call was not recorded, the operator with the kernel's External id; else there is none.
 - Phase: optimizer inside an Optimizer.step or Optimizer.zero_grad annotation; backward inside an autograd node, which
-  is an operator of autograd's engine or the counterpart of a forward operator; forward inside any other operator. The
-  phase of a kernel without an operator is not recorded; it counts as forward, and the notes say so.
-- Layer: the innermost nn.Module around the call. A backward kernel takes the layer of the forward operator with the
-  sequence number of its autograd node: the last one with that number, because that one created the node.
+  is an operator of autograd's engine or the counterpart of a forward operator; forward inside any other operator. A
+  kernel without an operator has no recorded phase; it counts as forward, and the notes report it.
+- Layer: the innermost nn.Module around the call. A backward kernel has the layer of the forward operator with the same
+  sequence number as its autograd node: the last one with that number, because that one created the node.
 """
 
 from __future__ import annotations
@@ -26,10 +26,10 @@ from simgpu.trace.model import Phase
 
 @dataclass(frozen=True, slots=True)
 class Launched:
-    """A kernel as it stands in the trace.
+    """A kernel with its attributes in the trace.
 
-    op: position of the operator that launched it among the iteration's, -1 where none. at: when it was launched (ns).
-    is_phase_recorded: whether its phase is recorded.
+    op: position of the operator that launched it, among the iteration's operators; -1 if there is none.
+    at: when it was launched, ns.
     """
 
     op: int
@@ -42,7 +42,7 @@ class Launched:
 
 
 class Attribution:
-    """The operators of an iteration and the kernels they launched, in the order these ran."""
+    """The operators of an iteration, and the kernels they launched in the order they ran."""
 
     def __init__(self, profile: Profile, iteration: Iteration) -> None:
         self.profile = profile
@@ -52,7 +52,7 @@ class Attribution:
 
     @cached_property
     def launched(self) -> tuple[Launched, ...]:
-        """What is known of each kernel of the iteration."""
+        """The attributes of each kernel of the iteration."""
         kernels, launches = self.iteration.kernels, self.profile.launches
         unknown: tuple[Thread, int] = ((None, None), 0)
         calls = [launches.get(kernel.correlation, unknown) for kernel in kernels]
@@ -78,7 +78,7 @@ class Attribution:
 
     @cached_property
     def launched_by(self) -> dict[int, list[int]]:
-        """Positions of the kernels that each operator launched itself."""
+        """Positions of the kernels that each operator launched directly, by operator position."""
         result: dict[int, list[int]] = {}
         for position, launched in enumerate(self.launched):
             result.setdefault(launched.op, []).append(position)
@@ -90,17 +90,17 @@ class Attribution:
         return sorted(range(len(self.launched)), key=lambda position: (self.launched[position].at, position))
 
     def chain(self, op: int) -> Iterator[int]:
-        """An operator and those around it, innermost first."""
+        """Yields an operator and the operators around it, innermost first."""
         while op >= 0:
             yield op
             op = self.parent[op]
 
     def operators(self, op: int) -> Iterator[int]:
-        """An operator and those around it up to the first annotation, innermost first."""
+        """Like `chain`, but stops at the first annotation."""
         return takewhile(lambda p: not self.ops[p].is_annotation, self.chain(op))
 
     def samples(self) -> int | None:
-        """Samples in the iteration: the first side of the first forward operator's data."""
+        """Samples per iteration: the first dimension of the first operator's data; None if unknown."""
         ordered = sorted(self.ops, key=lambda op: op.start)
         return next((op.samples for op in ordered if op.samples is not None), None)
 
@@ -124,7 +124,7 @@ class Attribution:
 
 
 class Interval(Protocol):
-    """A stretch of a thread, in ns."""
+    """A time interval of a thread, in ns."""
 
     @property
     def thread(self) -> Thread: ...
@@ -135,7 +135,7 @@ class Interval(Protocol):
 
 
 def parents(intervals: Sequence[Interval]) -> list[int]:
-    """For each interval the position of the innermost one around it, -1 where none.
+    """For each interval, the position of the innermost interval around it; -1 if there is none.
 
     >>> from simgpu.importers.kineto.profile import Span
     >>> parents([Span((1, 1), 0, 9, "outer"), Span((1, 1), 2, 4, "inner"), Span((1, 2), 2, 4, "other")])
@@ -152,9 +152,9 @@ def parents(intervals: Sequence[Interval]) -> list[int]:
 
 
 def innermost(intervals: Sequence[Interval], moments: Sequence[tuple[Thread, int]]) -> list[int]:
-    """For each moment (thread, ns) the position of the innermost interval around it, -1 where none.
+    """For each moment (thread, ns), the position of the innermost interval around it; -1 if there is none.
 
-    A moment at which one interval ends and the next begins belongs to the next.
+    If one interval ends and the next begins at a moment, the moment belongs to the next.
 
     >>> from simgpu.importers.kineto.profile import Span
     >>> innermost([Span((1, 1), 0, 4, "a"), Span((1, 1), 4, 9, "b")], [((1, 1), 4), ((1, 1), 2), ((1, 1), 10)])
@@ -165,10 +165,10 @@ def innermost(intervals: Sequence[Interval], moments: Sequence[tuple[Thread, int
     for position, (thread, _) in enumerate(moments):
         by_thread[thread].append(position)
     ordered = _by_thread(intervals)
-    for thread, questions in by_thread.items():
+    for thread, positions in by_thread.items():
         order, opened, stack = ordered.get(thread, []), 0, list[int]()
-        for question in sorted(questions, key=lambda position: moments[position][1]):
-            at = moments[question][1]
+        for moment in sorted(positions, key=lambda position: moments[position][1]):
+            at = moments[moment][1]
             while opened < len(order) and intervals[order[opened]].start <= at:
                 interval = intervals[order[opened]]
                 _close(stack, intervals, interval.start, interval.end)
@@ -176,12 +176,12 @@ def innermost(intervals: Sequence[Interval], moments: Sequence[tuple[Thread, int
                 opened += 1
             while stack and intervals[stack[-1]].end < at:
                 stack.pop()
-            result[question] = stack[-1] if stack else -1
+            result[moment] = stack[-1] if stack else -1
     return result
 
 
 def _by_thread(intervals: Sequence[Interval]) -> dict[Thread, list[int]]:
-    """Positions by thread, those that begin first and last longest first."""
+    """Positions by thread, ordered by start; at the same start, the longest interval first."""
     result: dict[Thread, list[int]] = defaultdict(list)
     for position, interval in enumerate(intervals):
         result[interval.thread].append(position)
@@ -191,7 +191,7 @@ def _by_thread(intervals: Sequence[Interval]) -> dict[Thread, list[int]]:
 
 
 def _close(stack: list[int], intervals: Sequence[Interval], start: int, end: int) -> None:
-    """Drop intervals that are over when one from start to end begins."""
+    """Remove intervals from the stack that have ended when the interval from `start` to `end` begins."""
     while stack:
         top = intervals[stack[-1]].end
         if top > start or (top == start and end <= start):

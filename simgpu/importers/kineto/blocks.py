@@ -1,12 +1,12 @@
-"""Blocks of a profile: device memory from its events, blocks as drafts, and the blocks of memory events alone.
+"""Blocks of a profile: device memory from its memory events, block drafts, and blocks from memory events alone.
 
-Without an execution trace, each allocation is one block, with its exact lifetime and as many bytes as the allocator
-returned. It is written by the kernels that the operator around the allocation launched while it was held; what kernels
-read, and which blocks of two operators are the same tensor, is not recorded. So lifetimes and peaks are exact, and
-`reads` stays empty. The kind of a block follows from the phase of its writers: feature maps, gradients; the optimizer's
-are `other`. Memory that was freed before another operator's kernel ran is scratch: the workspace of its kernel, or
-`other` where several kernels share it. Memory from before the iteration is one persistent block `held`; what of it was
-freed after the first launch is a block of its own.
+Without an execution trace, each allocation is one block, with its exact lifetime and the size that the allocator
+returned. Its writers are the kernels that the operator around the allocation launched during its lifetime. The profile
+does not record what kernels read, or which blocks of two operators are the same tensor. So lifetimes and peaks are
+exact, and `reads` stays empty. The kind of a block follows from the phase of its writers: activation (feature map) or
+gradient; `other` for the optimizer. Memory that was freed before another operator's kernel was launched is scratch
+memory: the workspace of its kernel, or `other` if several kernels share it. Memory from before the iteration is one
+persistent block `held`, except that each part freed after the first launch is a separate block.
 """
 
 from __future__ import annotations
@@ -24,9 +24,10 @@ from simgpu.trace.model import RELEASED_AT_END, Block, BlockKind, Kernel, Phase
 
 @dataclass(slots=True, eq=False)
 class Allocation:
-    """Memory that was allocated in the iteration: where, when (ns), how much; freed: when, None while it is held.
+    """Memory that was allocated in the iteration.
 
-    op: position of the innermost operator around the allocation, -1 where none.
+    at, freed: when it was allocated and freed, ns; freed is None if it was not freed.
+    op: position of the innermost operator around the allocation; -1 if there is none.
     """
 
     thread: Thread
@@ -43,9 +44,9 @@ class Allocation:
 class DeviceMemory:
     """All memory events of the iteration's device.
 
-    held_before: bytes allocated when the first kernel was launched, less what was allocated in the iteration; -1
-    where the recording has no totals. freed: (bytes, moment) of memory from before the iteration, freed after its
-    first launch. peak: the most that was allocated at once, as the framework counts; None where it does not.
+    freed: (bytes, moment in ns) of memory from before the iteration that was freed after the first launch.
+    held_before: bytes allocated before the iteration and not freed before the first launch; -1 if no totals recorded.
+    peak: peak bytes allocated, as counted by the framework; None if not recorded.
     """
 
     allocations: tuple[Allocation, ...]
@@ -55,7 +56,7 @@ class DeviceMemory:
 
 
 def device_memory(attribution: Attribution) -> DeviceMemory | None:
-    """The memory events of an iteration; None where the recording has none."""
+    """The memory events of an iteration; None if not recorded."""
     iteration, profile = attribution.iteration, attribution.profile
     device = iteration.kernels[0].device
     events = sorted(
@@ -66,17 +67,17 @@ def device_memory(attribution: Attribution) -> DeviceMemory | None:
         return None
     around = innermost(attribution.ops, [(event.thread, event.at) for event in events])
     first_launch = min(launched.at for launched in attribution.launched)
-    held: dict[int, Allocation] = {}
+    live: dict[int, Allocation] = {}
     allocations, freed = [], []
     before = events[0].total - events[0].bytes if events[0].total >= 0 else -1
     for event, op in zip(events, around, strict=True):
         if event.bytes > 0:
-            _require_free(profile.path, event, held)
+            _require_free(profile.path, event, live)
             allocation = Allocation(event.thread, event.at, event.bytes, op)
             allocations.append(allocation)
-            held[event.address] = allocation
-        elif event.address in held:
-            held.pop(event.address).freed = event.at
+            live[event.address] = allocation
+        elif event.address in live:
+            live.pop(event.address).freed = event.at
         elif event.at >= first_launch:
             freed.append((-event.bytes, event.at))
         elif before >= 0:
@@ -85,15 +86,15 @@ def device_memory(attribution: Attribution) -> DeviceMemory | None:
     return DeviceMemory(tuple(allocations), tuple(freed), max(before, -1), peak if peak >= 0 else None)
 
 
-def _require_free(path: object, event: MemoryEvent, held: dict[int, Allocation]) -> None:
-    if event.address in held:
+def _require_free(path: object, event: MemoryEvent, live: dict[int, Allocation]) -> None:
+    if event.address in live:
         what = f"allocates address {event.address}, which was allocated before and not freed"
         remedy = "the events of several processes or devices are mixed, or some are missing: record it again"
         raise InputError.single(str(path), f"event {event.number} ([memory])", what, remedy)
 
 
 class Moments:
-    """From moments of the CPU to kernels: a free that follows a launch takes effect after that kernel."""
+    """Maps moments on the CPU to kernels: a free that follows a launch takes effect after that kernel."""
 
     def __init__(self, attribution: Attribution) -> None:
         self.attribution = attribution
@@ -101,24 +102,25 @@ class Moments:
         self._at = [attribution.launched[position].at for position in self.order]
 
     def kernels_from(self, moment: int) -> int | None:
-        """The first kernel launched at or after a moment; None where none."""
+        """The first kernel launched at or after a moment; None if there is none."""
         place = bisect_right(self._at, moment - 1)
         return self.order[place] if place < len(self.order) else None
 
     def kernel_until(self, moment: int) -> int | None:
-        """The last kernel launched up to a moment; None where none."""
+        """The last kernel launched up to a moment; None if there is none."""
         place = bisect_right(self._at, moment)
         return self.order[place - 1] if place else None
 
     def is_idle(self, allocation: Allocation) -> bool:
-        """Whether no kernel was launched while the memory was held."""
+        """Whether no kernel was launched during the lifetime of an allocation."""
         first = bisect_right(self._at, allocation.at - 1)
         return allocation.freed is not None and bisect_right(self._at, allocation.freed) <= first
 
     def writers(self, allocation: Allocation) -> list[int]:
-        """Kernels that the operator around an allocation launched while it was held.
+        """Kernels that the operator around an allocation launched during its lifetime.
 
-        The innermost such operator; of those inside it, the first that launched one.
+        Takes the innermost operator around it with such kernels, and from these the kernels with the first one's
+        launching operator.
         """
         attribution = self.attribution
         for op in attribution.operators(allocation.op):
@@ -140,8 +142,8 @@ class Moments:
 class Draft(BlockDraft):
     """A block of a profile.
 
-    allocation: None for memory that was there before the iteration, or whose allocation was not recorded.
-    freed: for memory from before: when it was freed (ns), None while it is held.
+    allocation: None for memory from before the iteration, or if the allocation was not recorded.
+    freed: for memory from before the iteration: when it was freed, ns; None if it was not freed.
     """
 
     persistent: bool = False
@@ -150,12 +152,12 @@ class Draft(BlockDraft):
 
     @property
     def is_read_unwritten(self) -> bool:
-        """Whether it holds, before any kernel writes it, a value that is neither old nor a kernel's."""
+        """Whether it is new, but used before any kernel writes it, so that something other than a kernel wrote it."""
         return not self.persistent and (not self.writers or (bool(self.readers) and self.first < min(self.writers)))
 
 
 def block(draft: Draft, attribution: Attribution, moments: Moments, ids: Sequence[str]) -> Block | None:
-    """The row of a draft; None for memory that no kernel could have used."""
+    """The trace's row of a draft; None for memory that no kernel can have used."""
     allocation = draft.allocation
     born, release = None, None
     freed = draft.freed if allocation is None else allocation.freed
@@ -189,14 +191,14 @@ def block(draft: Draft, attribution: Attribution, moments: Moments, ids: Sequenc
 
 
 def _layer(draft: Draft, attribution: Attribution) -> str | None:
-    """The layer of the kernel that first wrote it, or that first read what was there before."""
+    """The layer of the first kernel that wrote the block; for a persistent block, of the first that read it."""
     uses = draft.readers if draft.persistent and draft.readers else draft.writers or draft.readers
     first = min(uses, default=None)
     return None if first is None else attribution.launched[first].layer
 
 
 def kernels(attribution: Attribution, streams: dict[int, int], drafts: Sequence[Draft]) -> tuple[Kernel, ...]:
-    """The rows of the kernels, with the drafts as blocks they read and write."""
+    """The trace's rows of the kernels, which read and write the drafts."""
     iteration = attribution.iteration
     ids = kernel_ids(len(iteration.kernels))
     begin = iteration.kernels[0].start if iteration.number is None else iteration.begin
@@ -219,39 +221,41 @@ def kernels(attribution: Attribution, streams: dict[int, int], drafts: Sequence[
 
 
 def scratch_kind(draft: Draft) -> BlockKind:
-    """Memory that comes and goes with one kernel is its workspace."""
+    """Workspace if only one kernel uses the scratch memory, else `other`."""
     lone = len(draft.writers) == 1 and draft.readers <= draft.writers
     return BlockKind.WORKSPACE if lone else BlockKind.OTHER
 
 
 def phase_of(draft: Draft, attribution: Attribution) -> Phase | None:
-    """The phase of the kernel that first wrote it."""
+    """The phase of the kernel that first wrote the block; None if no kernel did."""
     return attribution.launched[min(draft.writers)].phase if draft.writers else None
 
 
 def lone_blocks(attribution: Attribution, memory: DeviceMemory, moments: Moments) -> list[Draft]:
-    """One draft for each allocation, and those of what was there before."""
+    """One draft per allocation, and the drafts of memory from before the iteration."""
     drafts = held_before(memory, named=0)
     for number, allocation in enumerate(memory.allocations, start=1):
         if moments.is_idle(allocation):
             continue
         draft = Draft(f"m{number}", allocation.bytes, allocation=allocation, writers=set(moments.writers(allocation)))
-        is_lone = is_scratch(draft, moments)
-        draft.kind = scratch_kind(draft) if is_lone else kind_of_new(phase_of(draft, attribution), reading=set())
+        if is_scratch(draft, moments):
+            draft.kind = scratch_kind(draft)
+        else:
+            draft.kind = kind_of_new(phase_of(draft, attribution), reading=set())
         drafts.append(draft)
     return drafts
 
 
 def is_scratch(draft: Draft, moments: Moments) -> bool:
-    """Whether the memory was freed before any kernel but its writers was launched."""
+    """Whether the memory was freed before any kernel other than its writers was launched."""
     freed = draft.allocation.freed if draft.allocation is not None else None
     return freed is not None and bool(draft.writers) and moments.kernel_until(freed) in draft.writers
 
 
 def held_before(memory: DeviceMemory, named: int) -> list[Draft]:
-    """Memory from before the iteration that no tensor names: what was freed in it, and the rest as one block.
+    """Drafts of memory from before the iteration without tensors: each freed part, and the rest as one block.
 
-    named: bytes of it that are other blocks already.
+    named: bytes that other blocks already cover.
     """
     drafts = [
         Draft(f"held.{number}", size, persistent=True, freed=at)

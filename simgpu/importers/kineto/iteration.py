@@ -1,6 +1,6 @@
-"""Which iteration of a profile becomes the trace: the steps that it marks, and those that an execution trace may cover.
+"""Selects the iteration of a profile to import, from the steps it marks and those that an execution trace may cover.
 
-A profile without marks is one iteration.
+A profile without marked steps is one iteration.
 """
 
 from __future__ import annotations
@@ -22,15 +22,18 @@ from simgpu.importers.json_stream import items
 from simgpu.importers.kineto.profile import STEP, Event, GpuWork, Profile, Span, Thread, read_profile
 from simgpu.io.input_files import open_unzipped
 
-#: Of some steps, the last one first, those that are worth reading.
+#: Selects from steps, ordered from last to first, those that should be read.
 Choice = Callable[[Sequence[Span]], Sequence[Span]]
 
 
 @dataclass(frozen=True, slots=True)
 class Iteration:
-    """One iteration: its mark, None where the recording has none, and from when to when it ran (ns, end excluded).
+    """One iteration.
 
-    kernels: those launched in it, in the order they ran. marks: how many iterations the recording marks.
+    number: of its step; None if the recording marks no steps.
+    begin, end: when it ran, ns; end is excluded.
+    kernels: the kernels launched in it, in the order they ran.
+    marks: number of iterations that the recording marks.
     """
 
     number: int | None
@@ -44,17 +47,18 @@ class Iteration:
 
 
 def launched_at(kernel: GpuWork, profile: Profile) -> int:
-    """When the CPU launched a kernel; when it ran, where its launch was not recorded."""
+    """When the CPU launched a kernel, ns; the kernel's start if its launch was not recorded."""
     launch = profile.launches.get(kernel.correlation)
     return kernel.start if launch is None else launch[1]
 
 
 def iterations(path: Path, wanted: int | None, choose: Choice) -> Iterator[tuple[Profile, Iteration]]:
-    """Iterations with kernels, the last one first, each with what the recording holds of it; only the wanted, if any.
+    """Yields the iterations with kernels, last one first, each with its part of the profile.
 
-    Each one reads the file, since no other is kept. choose: which steps are worth reading after the first.
-    Raises `InputError` where the recording has no kernels, several devices, or not the wanted iteration, and for an
-    event that cannot be read.
+    Each iteration reads the file again, because only one is held in memory.
+    wanted: number of the only iteration to yield; None for all.
+    choose: selects the steps to read after the first.
+    Raises `InputError` if the recording has no kernels, several devices, no iteration `wanted`, or an invalid event.
     """
     profile = _read_last(path, wanted)
     _require_one_device(profile)
@@ -74,9 +78,9 @@ def iterations(path: Path, wanted: int | None, choose: Choice) -> Iterator[tuple
 
 
 def _read_each(profile: Profile, steps: Sequence[Span], choose: Choice) -> Iterator[tuple[Span, Profile]]:
-    """Each step with what the recording holds of it, but for those in which nothing can have been launched.
+    """Yields each step with its part of the profile, except steps that cannot have launched any kernel.
 
-    profile: of the first of them. A step that began after the last launch before a later step had no kernels.
+    profile: part of the first step. A step has no kernels if it began after the last launch that precedes a later step.
     """
     if not steps:
         return
@@ -90,7 +94,7 @@ def _read_each(profile: Profile, steps: Sequence[Span], choose: Choice) -> Itera
 
 
 def _read_last(path: Path, wanted: int | None) -> Profile:
-    """What the recording holds of the last of its iterations, or of the wanted one; all, where it marks none."""
+    """Reads the last iteration, or the one with number `wanted`; the complete recording if it marks no steps."""
     steps = marked_steps(path)
     while True:
         profile = read_profile(path, next(iter(_latest_first(steps, wanted) or steps), None))
@@ -105,7 +109,7 @@ def _latest_first(steps: Sequence[Span], wanted: int | None) -> list[Span]:
 
 
 def _unmarked(profile: Profile, wanted: int | None) -> Iteration:
-    """All of a recording as one iteration."""
+    """The complete recording as one iteration."""
     if wanted is not None:
         what = f"marks no iterations, so there is no iteration {wanted}"
         raise InputError.single(profile.path, "", what, "leave the number out: the recording is one iteration")
@@ -122,7 +126,7 @@ def _iteration(profile: Profile, step: Span) -> Iteration:
 
 
 def _in_order(kernels: Iterable[GpuWork]) -> tuple[GpuWork, ...]:
-    """In the order they ran."""
+    """Kernels in the order they ran."""
     return tuple(sorted(kernels, key=lambda kernel: (kernel.start, kernel.number)))
 
 
@@ -137,21 +141,21 @@ def _require_one_device(profile: Profile) -> None:
         raise InputError.single(profile.path, "", "has no GPU kernels", remedy)
     if len(profile.gpus) > 1:
         what = f"has kernels of several GPUs ({', '.join(map(str, sorted(profile.gpus)))})"
-        remedy = "a trace is one GPU: record each rank by itself and import one of them"
+        remedy = "a trace has one GPU: record each rank separately and import one of them"
         raise InputError.single(profile.path, "", what, remedy)
 
 
 _PIECE = 1 << 16
-#: No mark is longer than this, bytes.
+#: Maximum bytes of a step's event.
 _REACH = 1 << 12
-#: A mark's name stands in the event itself, behind its arguments at worst.
+#: Enclosing "{" to try: the name of a step is in the event itself, but may follow nested arguments.
 _TRIES = 4
 
 _DECODER = json.JSONDecoder(parse_float=Decimal)
 
 
 def marked_steps(path: Path) -> list[Span]:
-    r"""The steps of a profile in the order of the file; of a damaged one, those that can be read.
+    r"""The steps of a profile in file order; for a damaged file, those that can be read.
 
     >>> import tempfile
     >>> file = Path(tempfile.mkdtemp()) / "profile.json"
@@ -161,7 +165,7 @@ def marked_steps(path: Path) -> list[Span]:
     [Span(thread=(1, 1), start=5000, end=7000, name='ProfilerStep#4')]
     """
     result = []
-    # What is wrong with the file, or with an event, is reported when it is read.
+    # Errors in the file or in an event are reported when the profile is read.
     with suppress(EOFError, OSError, zlib.error):
         for raw in _objects_with(path, STEP.encode()):
             with suppress(InputError):
@@ -172,7 +176,7 @@ def marked_steps(path: Path) -> list[Span]:
 
 
 def _objects_with(path: Path, word: bytes) -> Iterator[dict[str, Any]]:
-    """The innermost objects of a JSON file in whose text a word stands."""
+    """Yields the innermost objects of a JSON file whose text contains a word."""
     text, place, is_last = b"", 0, False
     with open_unzipped(path) as file:
         while not is_last:
@@ -188,7 +192,7 @@ def _objects_with(path: Path, word: bytes) -> Iterator[dict[str, Any]]:
 
 
 def _object_around(text: bytes, place: int) -> tuple[dict[str, Any] | None, int]:
-    """The innermost object around a place, and the place behind it; None where there is none near."""
+    """The innermost object around a position, and the position after it; None if there is none nearby."""
     begin = place
     for _ in range(_TRIES):
         begin = text.rfind(b"{", max(place - _REACH, 0), begin)
@@ -204,10 +208,10 @@ def _object_around(text: bytes, place: int) -> tuple[dict[str, Any] | None, int]
 
 
 def may_cover(path: Path, steps: Sequence[Span], recorded: ExecutionTrace) -> list[Span]:
-    """Of some steps those that may be joined, in their order.
+    """Returns the steps that might be joined with an execution trace, in the given order; `join` refuses all others.
 
-    Those with an operator that has a node's name and, as either of its numbers, that node's; and those in which a
-    thread ran as many operators as one of the execution trace. `join` refuses all others.
+    A step qualifies if one of its operators has the name of a node and the same Record function id or External id, or
+    if one of its threads ran as many operators as a thread of the execution trace.
     """
     names = {node.function: node.name for node in recorded.nodes}
     lengths = set(Counter(node.thread for node in recorded.nodes).values())

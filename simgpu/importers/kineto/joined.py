@@ -1,30 +1,30 @@
-"""Blocks of a profile joined with the execution trace of the same run: the storages behind its tensors.
+"""Blocks of a profile joined with the execution trace of the same run: the storages of its tensors.
 
-Joining: both recordings number the calls of operators. Newer profiles have that number (Record function id), which is
-the node's rf_id; in some the External id is the same. Where neither matches, operators are paired by order: both
-recordings list what each thread ran, so the sequences of names must be equal. A join is valid only if every operator
-that launched a kernel has a node of its name; else the two recordings are not of one run.
+Joining: both recordings number the operator calls. Newer profiles have this number as Record function id, equal to the
+node's rf_id; in some recordings the External id is equal to it. If neither matches, operators are paired by order: both
+recordings list the operators of each thread, so the sequences of names must be equal. A join is valid only if every
+operator that launched a kernel has a node of the same name; otherwise the recordings are of different runs.
 
-Which storage is which block:
-- tensors with one storage id share a block, but ids are reused once a storage is freed. An operator's output begins a
-  new block where memory was allocated in the operator for it, and else where the storage was neither an input of the
-  operator nor created by an operator inside it;
-- without memory events, that second rule decides. A tensor that appears first inside another operator is also a new
-  block, if it is changed there or is larger than what its storage held;
-- with memory events, a storage whose memory was freed is a new block when it is named again, and an output takes, of
-  its operator's allocations that are still held at the operator's end, the one that fits most tightly;
-- memory that is an input before any operator returned it is what one of the operators around it allocated, if it fits;
-- any other block that no earlier output names is old: it was there when the iteration began;
-- its bytes are the furthest extent of its tensors, but never more than was allocated for it. Views do not count,
-  because an expanded one has more elements than its memory.
+How storages become blocks:
+- Tensors with the same storage id share a block, but ids are reused once a storage is freed. An operator's output is a
+  new block if memory was allocated for it in the operator; otherwise, if the storage was neither an input of the
+  operator nor created by an operator inside it.
+- Without memory events, only the second condition applies. In addition, a tensor that first appears inside another
+  operator is a new block if it is changed there, or if it is larger than the block of its storage.
+- With memory events, a storage whose memory was freed is a new block when it is used again. An output is matched to the
+  tightest fit among its operator's allocations that still exist at the operator's end.
+- An input that no operator returned before is matched to an allocation of an enclosing operator, if one fits.
+- Any other block without an earlier output is old: it existed before the iteration.
+- The size of a block is the largest extent of its tensors, at most its allocation. Views do not count, because an
+  expanded view has more elements than its memory.
 
-Who reads and writes: the kernels that an operator launched itself all read its inputs and write what it changed or
-returned, as far as that memory was held at their launch: the recording does not split an operator further. So an input
-is needed until the operator's last kernel, and a result exists from the first kernel after its allocation. An operator
-that names no tensors counts as part of the one around it. A kernel that works in place on memory that was not written
-yet does not read it. A gradient that autograd accumulates is a weight's.
+Readers and writers: the recording does not split operators, so all kernels that an operator launched directly read its
+inputs, and write what it changed or returned, if that memory was allocated at their launch. So an input is needed until
+the operator's last kernel, and a result exists from the first kernel after its allocation. An operator without tensors
+counts as part of its enclosing operator. An in-place kernel does not read memory that was not written before. A
+gradient that autograd accumulates is a weight gradient.
 
-Allocations that no tensor claims are scratch memory of their operator, as in `lone_blocks`.
+Allocations without a tensor are scratch memory of their operator, as in `lone_blocks`.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ _PIECE = 512
 
 
 def joined_drafts(attribution: Attribution, nodes: Nodes, memory: DeviceMemory | None, moments: Moments) -> list[Draft]:
-    """The storages that kernels touch, scratch memory, and what was held before."""
+    """Drafts of the storages that kernels use, of scratch memory, and of memory from before the iteration."""
     storages = Storages(attribution, nodes, memory)
     set_kinds(storages, attribution.samples())
     drafts = [storage.draft for storage in storages.all if storage.draft.is_used]
@@ -77,7 +77,7 @@ def joined_drafts(attribution: Attribution, nodes: Nodes, memory: DeviceMemory |
 
 
 def _match_freed(drafts: Sequence[Draft], memory: DeviceMemory, attribution: Attribution) -> None:
-    """Old blocks that were freed in the iteration, where size and last use leave no doubt which one it was."""
+    """Set when old blocks were freed in the iteration, if size and last use identify the block uniquely."""
     for size, at in memory.freed:
         fitting = [
             draft
@@ -91,15 +91,15 @@ def _match_freed(drafts: Sequence[Draft], memory: DeviceMemory, attribution: Att
             fitting[0].freed = at
 
 
-#: The node of each operator of an iteration, by position; operators that the execution trace left out have none.
+#: The node of each operator of an iteration, by position; operators missing from the execution trace have none.
 Nodes = dict[int, Node]
 
 
 def join(attribution: Attribution, recorded: ExecutionTrace) -> Nodes:
-    """The nodes of an iteration's operators. Raises `InputError` where the recordings are not of one run."""
+    """Returns the nodes of an iteration's operators. Raises `InputError` if the recordings are of different runs."""
     launchers = {launched.op for launched in attribution.launched if launched.op >= 0}
     if not launchers:
-        what = "does not say which operators launched the kernels, so nothing can be joined"
+        what = "does not record which operators launched the kernels, so it cannot be joined"
         remedy = "record the profile with ProfilerActivity.CPU as well"
         raise InputError.single(attribution.profile.path, "", what, remedy)
     ways: tuple[Callable[[], Nodes], ...] = (
@@ -108,17 +108,17 @@ def join(attribution: Attribution, recorded: ExecutionTrace) -> Nodes:
         lambda: _by_order(attribution.ops, recorded),
     )
     most = 0
-    for way in ways:
-        nodes = way()
+    for find_nodes in ways:
+        nodes = find_nodes()
         joined = sum(op in nodes for op in launchers)
         if joined == len(launchers):
             return nodes
         most = max(most, joined)
     what = (
-        f"does not join {attribution.profile.path.name}: of {len(launchers)} operators that launched kernels, "
-        f"{most} are in it"
+        f"does not match {attribution.profile.path.name}: it contains only {most} of {len(launchers)} operators that "
+        "launched kernels"
     )
-    remedy = "give the execution trace of the same run and the same iteration"
+    remedy = "use the execution trace of the same run and the same iteration"
     raise InputError.single(recorded.path, "", what, remedy)
 
 
@@ -156,7 +156,7 @@ _ACCUMULATE = "torch::autograd::AccumulateGrad"
 
 
 def set_kinds(storages: Storages, batch: int | None) -> None:
-    """Give every storage's draft its kind. batch: samples in the iteration, None where unknown."""
+    """Set the kind of every storage's draft. batch: samples per iteration; None if unknown."""
     attribution = storages.attribution
     accumulated = {
         id(storage)
@@ -180,16 +180,21 @@ def _phases(positions: Iterable[int], attribution: Attribution) -> set[Phase]:
     return {attribution.launched[position].phase for position in positions}
 
 
-#: By how many bytes a block of PyTorch's allocator may exceed the request before the allocator splits it.
+#: Maximum bytes by which a block of PyTorch's allocator may exceed the request without being split.
 _SLACK = 20 << 20
 
-#: Operators that allocate memory for a tensor that they are given.
-_GIVES_MEMORY = ("aten::resize_", "aten::resize_as_", "aten::set_")
+#: Operators that allocate memory for one of their inputs.
+_ALLOCATES_INPUT = ("aten::resize_", "aten::resize_as_", "aten::set_")
 
 
 @dataclass(slots=True, eq=False)
 class Storage:
-    """A block with all that is known of its tensors. born: when it was first named (ns)."""
+    """A block and its tensors.
+
+    born: when it was allocated or first used, ns.
+    arguments: names of the operator arguments through which it is passed.
+    tensors, views: ids of its tensors, and of those that are views.
+    """
 
     draft: Draft
     born: int
@@ -198,7 +203,7 @@ class Storage:
     views: set[int] = field(default_factory=set)
 
     def see(self, tensor: Tensor) -> None:
-        """Note a tensor that lies in it."""
+        """Add a tensor to the block."""
         self.tensors.add(tensor.tensor)
         if tensor.argument:
             self.arguments.add(tensor.argument)
@@ -213,14 +218,14 @@ class Storage:
 
 @dataclass(slots=True)
 class _Named:
-    """What an operator names: storages with the tensors by which it does."""
+    """An operator's input and output tensors with their storages."""
 
     inputs: list[tuple[Tensor, Storage]] = field(default_factory=list)
     outputs: list[tuple[Tensor, Storage]] = field(default_factory=list)
 
 
 class Storages:
-    """Walks the joined operators in time and settles which block each storage is."""
+    """Follows the joined operators in time and assigns storages to blocks."""
 
     def __init__(self, attribution: Attribution, nodes: Nodes, memory: DeviceMemory | None) -> None:
         self.attribution = attribution
@@ -238,10 +243,10 @@ class Storages:
             else:
                 self._start(position)
         for position, kernels in self._launched_by().items():
-            self._share_out(position, kernels)
+            self._set_readers_and_writers(position, kernels)
 
     def _allocations_by_operator(self) -> dict[int, list[Allocation]]:
-        """Allocations inside each operator, in time."""
+        """Allocations inside each operator, ordered by time."""
         result: dict[int, list[Allocation]] = {}
         for allocation in self.memory.allocations if self.memory is not None else ():
             for op in self.attribution.operators(allocation.op):
@@ -249,9 +254,10 @@ class Storages:
         return result
 
     def _moments(self) -> list[tuple[int, bool]]:
-        """Begins and ends of the joined operators in time.
+        """Starts and ends of the joined operators, ordered by time.
 
-        At one instant: ends, inner before outer, then begins, outer before inner, then ends of what has no length.
+        At the same time: ends (inner before outer), then starts (outer before inner), then ends of operators with zero
+        duration.
         """
         ops, result = self.attribution.ops, []
         for position, node in self.nodes.items():
@@ -267,7 +273,7 @@ class Storages:
             storage = self._current.get(tensor.storage)
             if storage is None or not self._is_there(storage, op.start):
                 claim = self._claim_around(position, tensor)
-                if claim is None and tensor.changed and node.name in _GIVES_MEMORY:
+                if claim is None and tensor.changed and node.name in _ALLOCATES_INPUT:
                     continue
                 storage = self._new(tensor, op.start, claim, old=not self._is_new_inside(position, tensor, None))
             elif self._is_new_inside(position, tensor, storage):
@@ -276,26 +282,26 @@ class Storages:
 
     def _end(self, position: int) -> None:
         op, node, named = self.attribution.ops[position], self.nodes[position], self.named[position]
-        given = {(id(storage), tensor.tensor) for tensor, storage in named.inputs}
-        storages = {storage for storage, _ in given}
+        inputs = {(id(storage), tensor.tensor) for tensor, storage in named.inputs}
+        input_storages = {storage for storage, _ in inputs}
         for tensor in node.outputs:
             storage = self._current.get(tensor.storage)
             if storage is None or not self._is_there(storage, op.end):
                 storage = self._new(tensor, op.end, self._claim(position, tensor), old=self.memory is not None)
-            elif id(storage) not in storages and storage.born < op.start:
+            elif id(storage) not in input_storages and storage.born < op.start:
                 claim = self._claim(position, tensor)
                 if claim is not None or self.memory is None:
                     storage = self._new(tensor, op.end, claim, old=False)
-            elif id(storage) in storages and (id(storage), tensor.tensor) not in given:
+            elif id(storage) in input_storages and (id(storage), tensor.tensor) not in inputs:
                 storage.views.add(tensor.tensor)
             named.outputs.append((tensor, storage))
         for tensor, storage in (*named.inputs, *named.outputs):
             storage.see(tensor)
 
     def _is_new_inside(self, position: int, tensor: Tensor, storage: Storage | None) -> bool:
-        """Without memory events: whether a tensor that appears first inside another operator must be new memory.
+        """Without memory events: whether a tensor that first appears inside another operator is new memory.
 
-        It must, if it is changed there, or is larger than all that was seen in the storage.
+        It is, if it is changed there, or if it is larger than the storage's block.
         """
         around = self.attribution.parent[position]
         if self.memory is not None or around < 0 or self.attribution.ops[around].is_annotation:
@@ -310,11 +316,11 @@ class Storages:
         return allocation is None or allocation.freed is None or moment <= allocation.freed
 
     def _claim(self, position: int, tensor: Tensor) -> Allocation | None:
-        """For an output of an operator: an allocation of its own that outlives it."""
+        """For an operator's output: an allocation inside the operator that still exists at its end."""
         return self._best(self._in_op.get(position, []), tensor, self.attribution.ops[position].end)
 
     def _claim_around(self, position: int, tensor: Tensor) -> Allocation | None:
-        """For an input that no operator named before: what an operator around it allocated just before."""
+        """For an input that no operator used before: the latest fitting allocation of an enclosing operator."""
         start, own = self.attribution.ops[position].start, set(self._in_op.get(position, ()))
         for around in self.attribution.operators(self.attribution.parent[position]):
             latest_first = [a for a in reversed(self._in_op.get(around, [])) if a not in own]
@@ -323,7 +329,7 @@ class Storages:
         return None
 
     def _best(self, allocations: list[Allocation], tensor: Tensor, moment: int) -> Allocation | None:
-        """Of the unclaimed allocations that are held at a moment, the first of those that fit a tensor best."""
+        """The first best-fitting allocation for a tensor among the unclaimed ones that exist at a moment."""
         fitting = [
             allocation
             for allocation in allocations
@@ -334,7 +340,7 @@ class Storages:
         return min(fitting, key=lambda allocation: allocation.bytes, default=None)
 
     def _new(self, tensor: Tensor, at: int, allocation: Allocation | None, old: bool) -> Storage:
-        """A new block in a storage; old: whether, without an allocation, it was there before the iteration."""
+        """A new block in a storage. old: whether, without an allocation, it existed before the iteration."""
         name = self._names.next(tensor.storage)
         draft = Draft(name, 0, persistent=old and allocation is None, allocation=allocation)
         storage = Storage(draft, at if allocation is None else allocation.at)
@@ -345,21 +351,21 @@ class Storages:
         self._current[tensor.storage] = storage
         return storage
 
-    def _share_out(self, position: int, kernels: list[int]) -> None:
+    def _set_readers_and_writers(self, position: int, kernels: list[int]) -> None:
         """The kernels of an operator read its inputs and write what it changed or created."""
         named = self.named[position]
-        given = {id(storage) for _, storage in named.inputs}
+        inputs = {id(storage) for _, storage in named.inputs}
         read = [storage for tensor, storage in named.inputs if not tensor.overwritten]
         changed = [storage for tensor, storage in named.inputs if tensor.changed]
-        created = [storage for _, storage in named.outputs if id(storage) not in given]
+        created = [storage for _, storage in named.outputs if id(storage) not in inputs]
         for kernel in kernels:
-            for storage in self._held(read, kernel):
+            for storage in self._allocated(read, kernel):
                 storage.draft.readers.add(kernel)
-            for storage in self._held([*changed, *created], kernel):
+            for storage in self._allocated([*changed, *created], kernel):
                 storage.draft.writers.add(kernel)
 
     def _launched_by(self) -> dict[int, list[int]]:
-        """Kernels that an operator launched itself, or through parts of it that name no tensors."""
+        """Kernels that an operator launched directly, or through inner operators without tensors."""
         result: dict[int, list[int]] = {}
         for op, kernels in self.attribution.launched_by.items():
             for around in self.attribution.chain(op):
@@ -368,6 +374,7 @@ class Storages:
                     break
         return result
 
-    def _held(self, storages: Iterable[Storage], kernel: int) -> list[Storage]:
+    def _allocated(self, storages: Iterable[Storage], kernel: int) -> list[Storage]:
+        """The storages whose memory is allocated when a kernel is launched."""
         at = self.attribution.launched[kernel].at
         return [s for s in storages if s.draft.allocation is None or s.draft.allocation.is_held(at)]

@@ -1,14 +1,15 @@
-"""Reading a PyTorch profiler (Kineto) recording, alone or joined with the execution trace of the same run.
+"""Imports PyTorch profiler (Kineto) recordings, alone or joined with the execution trace of the same run.
 
-Kernels of the trace are the GPU's kernels and its copies within the device. Copies over the link and fills are not
-kernels; the notes give their number and duration. Times are integer nanoseconds from the start of the iteration: its
-mark, or its first kernel where the recording has no marks. What the recording does not contain is stated in the notes
-and never made up: a profile with neither memory events nor an execution trace has no blocks.
+The trace's kernels are the GPU's kernels and its copies within the device. Copies over the link and memory fills are
+not kernels; the notes give their number and duration. Times are integer nanoseconds from the start of the iteration:
+its step annotation, or its first kernel if the recording marks no steps. The notes state what the recording does not
+contain; the importer never invents it. A profile with neither memory events nor an execution trace has no blocks.
 
-Kernels on several streams may overlap. On one stream a kernel ends after the one before it; anything else comes from
-merged recordings. Two exceptions: times in whole microseconds are truncated, so kernels may seem to overlap by up to
-2 us; and with programmatic dependent launch a kernel begins while the previous one still runs. The trace runs the
-kernels of a stream one after another, so such overlap is counted twice, and more than a twentieth of it is refused.
+Kernels on different streams may overlap. On one stream, each kernel must start after the previous one ends; otherwise
+recordings were probably merged. There are two exceptions. Times in whole microseconds are truncated, so kernels may
+seem to overlap by up to 2 us. With programmatic dependent launch, a kernel starts while the previous one still runs.
+The trace runs the kernels of a stream one after another, so it counts such overlap twice; overlap of more than a
+twentieth of the stream's kernel time is refused.
 """
 
 from __future__ import annotations
@@ -42,17 +43,17 @@ from simgpu.importers.options import ImportOptions
 from simgpu.trace.model import BlockKind, Trace
 from simgpu.units import format_bytes, format_time
 
-#: What the profiler alone calls its events.
+#: Event categories that only the profiler uses.
 _CATEGORY = re.compile(rb'"cat"\s*:\s*"(cpu_op|user_annotation|cuda_runtime|cpu_instant_event)"')
 
-#: No clock of a computer stood earlier than this when it recorded, ns since 1970.
+#: Earliest plausible time of a recording, in ns since 1970 (September 2001); earlier clocks count from another origin.
 _EPOCH_FROM = 10**18
 
 
 def recognises(path: Path) -> bool:
-    """Whether a file is JSON with a schemaVersion and traceEvents or deviceProperties, as the profiler exports it.
+    """Whether a file is JSON with a schemaVersion and traceEvents or deviceProperties, as exported by the profiler.
 
-    Also one whose first events are the profiler's, wherever its schemaVersion stands: reading it reports what to do.
+    Also accepts profiler events without a preceding schemaVersion: reading such a file reports how to repair it.
     """
     start = head(path)
     if start.lstrip()[:1] != b"{":
@@ -63,7 +64,7 @@ def recognises(path: Path) -> bool:
 
 
 def recognises_folder(path: Path) -> bool:
-    """Whether a folder holds exactly one profile and exactly one execution trace."""
+    """Whether a folder contains exactly one profile and exactly one execution trace."""
     return path.is_dir() and _pair(path) is not None
 
 
@@ -75,18 +76,18 @@ def _pair(folder: Path) -> tuple[Path, Path] | None:
 
 
 def load_folder(path: Path, options: ImportOptions) -> Trace:
-    """The profile in a folder joined with its execution trace."""
+    """Returns the profile in a folder, joined with its execution trace."""
     pair = _pair(path)
     if pair is None:
-        what = "does not hold exactly one profile and one execution trace"
-        raise InputError.single(path, "", what, "name the profile, and give the other one with --execution-trace")
+        what = "does not contain exactly one profile and one execution trace"
+        raise InputError.single(path, "", what, "name the profile, and pass the other file with --execution-trace")
     return load(pair[0], replace(options, execution_trace=pair[1]))
 
 
 def load(path: Path, options: ImportOptions) -> Trace:
-    """The recording as a trace. Raises `InputError` for what cannot be followed.
+    """Returns the recording as a trace. Raises `InputError` for an invalid recording.
 
-    options.execution_trace: file with the tensors of the same run. options.iteration: which iteration to take.
+    options.execution_trace: execution trace file of the same run. options.iteration: number of the iteration to import.
     """
     recorded = read_execution_trace(options.execution_trace) if options.execution_trace is not None else None
     part = _choose(path, recorded, options.iteration)
@@ -108,10 +109,10 @@ def load(path: Path, options: ImportOptions) -> Trace:
     options = replace(
         options, device=options.device or device, dtype=options.dtype or _dtype(drafts), date=options.date or date
     )
-    said = notes(attribution, memory, overlap, is_joined=part.nodes is not None)
+    text = notes(attribution, memory, overlap, is_joined=part.nodes is not None)
     model = re.sub(r"(\.pt)?(\.trace)?\.json(\.gz)?$", "", path.name)
     tool = "PyTorch profiler" if recorded is None else "PyTorch profiler and execution trace"
-    info = options.info(path, tool, model, options.samples(path, attribution.samples()), said)
+    info = options.info(path, tool, model, options.samples(path, attribution.samples()), text)
     info = replace(info, framework_peak_bytes=memory.peak if memory is not None else None)
     return Trace(
         info, kernels(attribution, streams, [draft for draft, _ in retained]), tuple(row for _, row in retained)
@@ -120,14 +121,14 @@ def load(path: Path, options: ImportOptions) -> Trace:
 
 @dataclass(frozen=True, slots=True)
 class _Part:
-    """The iteration that is taken; nodes: its operators in the execution trace, None without one."""
+    """The iteration to import. nodes: its operators' nodes in the execution trace; None without an execution trace."""
 
     attribution: Attribution
     nodes: Nodes | None
 
 
 def _choose(path: Path, recorded: ExecutionTrace | None, wanted: int | None) -> _Part:
-    """The last iteration, or the wanted one; with an execution trace, the last one that it covers."""
+    """The last iteration, or the one with number `wanted`; with an execution trace, the last one that it covers."""
 
     def choose(steps: Sequence[Span]) -> Sequence[Span]:
         return steps if recorded is None else may_cover(path, steps, recorded)
@@ -140,13 +141,13 @@ def _choose(path: Path, recorded: ExecutionTrace | None, wanted: int | None) -> 
         try:
             return _Part(attribution, join(attribution, recorded))
         except InputError as error:
-            # Without its traceback, which would hold on to the iteration while the next one is read.
+            # Drop the traceback: it would keep this iteration in memory while the next one is read.
             refusal = refusal or error.with_traceback(None)
     raise refusal or InputError.single(path, "", "marks iterations, but none has kernels", "record it again")
 
 
 def _dtype(drafts: Sequence[Draft]) -> str | None:
-    """The number format of most bytes of feature maps."""
+    """The number format of most activation bytes; None if no activation has one."""
     counts: Counter[str] = Counter()
     for draft in drafts:
         if draft.kind is BlockKind.ACTIVATION and draft.dtype:
@@ -155,7 +156,7 @@ def _dtype(drafts: Sequence[Draft]) -> str | None:
 
 
 def _date(profile: Profile, iteration: Iteration) -> str:
-    """The day of the recording in UTC, where its clock counts from 1970."""
+    """The day of the recording in UTC; empty if its clock does not count from 1970."""
     since_1970 = profile.base_ns + iteration.kernels[0].start
     if since_1970 < _EPOCH_FROM:
         return ""
@@ -163,24 +164,24 @@ def _date(profile: Profile, iteration: Iteration) -> str:
 
 
 def notes(attribution: Attribution, memory: DeviceMemory | None, overlap: int, is_joined: bool) -> str:
-    """What a reader of the trace should know. overlap: of kernels on their own stream, ns."""
+    """The trace's notes. overlap: overlap of kernels on the same stream, ns."""
     iteration, profile = attribution.iteration, attribution.profile
     lines = []
     if iteration.number is not None:
         lines.append(f"Iteration {iteration.number} of the {iteration.marks} that the recording marks.")
     left_out = [event for event in profile.left_out if iteration.contains(launched_at(event, profile))]
     if left_out:
-        lasted = format_time(sum(event.duration for event in left_out))
-        lines.append(f"Copies over the link and fills of memory are left out: {len(left_out)}, {lasted} in all.")
+        total = format_time(sum(event.duration for event in left_out))
+        lines.append(f"Copies over the link and fills of memory are left out: {len(left_out)}, {total} in all.")
     if overlap:
         lines.append(f"Kernels that overlap on their own stream, counted twice: {format_time(overlap)}.")
     if unlaunched := sum(kernel.correlation not in profile.launches for kernel in iteration.kernels):
         lines.append(f"Kernels whose launch was not recorded: {unlaunched}.")
-    if untold := sum(not launched.is_phase_recorded for launched in attribution.launched):
+    if unknown := sum(not launched.is_phase_recorded for launched in attribution.launched):
         remedy = (
-            "; record with ProfilerActivity.CPU to have them" if not any(map(_is_operator, attribution.ops)) else ""
+            "; record with ProfilerActivity.CPU to record phases" if not any(map(_is_operator, attribution.ops)) else ""
         )
-        lines.append(f"Kernels whose phase is not recorded: {untold}; they count as forward{remedy}.")
+        lines.append(f"Kernels whose phase is not recorded: {unknown}; they count as forward{remedy}.")
     lines.append(_memory_note(is_joined, memory))
     return " ".join(lines)
 
@@ -192,30 +193,30 @@ def _is_operator(op: Op) -> bool:
 def _memory_note(is_joined: bool, memory: DeviceMemory | None) -> str:
     if memory is None and not is_joined:
         return (
-            "The profile has neither memory events (profile_memory=True) nor an execution trace next to it, so there "
-            "are no blocks and questions of memory cannot be answered."
+            "The profile has neither memory events (profile_memory=True) nor an execution trace next to it, so the "
+            "trace has no blocks, and memory policies cannot be evaluated with it."
         )
     if memory is None:
         return "Blocks are the storages of the execution trace; lifetimes are not recorded (profile_memory=True)."
-    held = "" if memory.held_before < 0 else f" Held when the first kernel ran: {format_bytes(memory.held_before)}."
+    before = "" if memory.held_before < 0 else f" Memory from before the iteration: {format_bytes(memory.held_before)}."
     if is_joined:
-        return f"Blocks are the storages of the execution trace, their lifetimes are from memory events.{held}"
+        return f"Blocks are the storages of the execution trace, their lifetimes are from memory events.{before}"
     return (
-        "Blocks are the allocations that the profiler saw, written by the operator that made them; which kernels read "
-        f"them is not recorded, so policies that follow reads cannot be judged with this trace.{held}"
+        "Blocks are the recorded allocations, written by the operator that made them; which kernels read them is not "
+        f"recorded, so policies that depend on reads cannot be evaluated with this trace.{before}"
     )
 
 
-#: The share of a stream's time that may overlap is one in this number.
+#: At most one part in this number of a stream's kernel time may overlap.
 _PARTS = 20
 
-_MERGED = "record each process and GPU by itself and import one of them"
+_MERGED = "record each process and GPU separately and import one of them"
 
 
 def number_streams(kernels: Sequence[GpuWork], path: Path) -> tuple[dict[int, int], int]:
-    """Streams in the order in which they first appear, and how long kernels overlap on their own stream (ns).
+    """Numbers streams in order of appearance; also returns the total overlap of kernels on the same stream, ns.
 
-    kernels: in the order they ran. Raises `InputError` naming two that overlap on one stream and cannot.
+    kernels: in the order they ran. Raises `InputError` for two kernels that overlap on one stream but must not.
     """
     numbers: dict[int, int] = {}
     by_stream: dict[int, list[GpuWork]] = defaultdict(list)
@@ -226,7 +227,7 @@ def number_streams(kernels: Sequence[GpuWork], path: Path) -> tuple[dict[int, in
 
 
 def _overlap(row: Sequence[GpuWork], path: Path) -> int:
-    """How long kernels of one stream overlap, ns."""
+    """The overlap of the kernels of one stream, ns."""
     grain = 2000 if all(kernel.start % 1000 == 0 and kernel.duration % 1000 == 0 for kernel in row) else 0
     total, worst = 0, (0, row[0], row[0])
     before = row[0]
@@ -236,7 +237,7 @@ def _overlap(row: Sequence[GpuWork], path: Path) -> int:
             total += shared
             worst = max(worst, (shared, before, kernel), key=lambda pair: pair[0])
         if kernel.end + grain < before.end:
-            raise _refusal(path, before, kernel, f"the second ends {format_time(before.end - kernel.end)} before it")
+            raise _refusal(path, before, kernel, f"it ends {format_time(before.end - kernel.end)} earlier")
         before = kernel
     if total * _PARTS > sum(kernel.duration for kernel in row):
         raise _refusal(path, worst[1], worst[2], f"kernels of the stream overlap by {format_time(total)} in all")

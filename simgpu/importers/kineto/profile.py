@@ -1,9 +1,9 @@
-"""Records of a PyTorch profile, read as a stream: all of it, or only what belongs to one of its steps.
+"""Streams the records of a PyTorch profile: all of them, or only those of one step.
 
-A file of any size takes the memory of one step. A step contains: operators, annotations and memory events that begin
-in it; modules that run at any moment of it; calls by their moment; GPU work by the moment of the call that launched it
-or, if that was not recorded, its own start. Everything else (Python functions, flow arrows, other runtime calls, thread
-names) is dropped while reading.
+Memory use is that of one step, for any file size. A step contains the operators, annotations and memory events that
+begin in it; the modules that run at any time in it; the calls in it; and the GPU work launched in it or, if the launch
+was not recorded, started in it. Everything else (Python functions, flow arrows, other runtime calls, thread names) is
+dropped while reading.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from simgpu.importers.pytorch_operators import samples
 from simgpu.importers.quantities import nanoseconds, shown
 from simgpu.trace.columns import LARGEST
 
-#: Measured on a VGG-13 iteration on an H100: 585 bytes at the peak of Python's own count (tests hold it to that).
+#: Measured peak, as counted by Python: 585 bytes per event for a VGG-13 iteration on an H100 (a test checks this).
 EVENTS = Piece(
     "events",
     600,
@@ -32,25 +32,27 @@ EVENTS = Piece(
 
 AGAIN = "record it again"
 
-#: What the names of the profiler's steps begin with.
+#: Prefix of the names of the profiler's steps.
 STEP = "ProfilerStep#"
 _MODULE = "nn.Module: "
 _LAUNCH = re.compile(r"Launch|Memcpy|Memset|memcpy|memset")
 
-#: Whole microseconds below which no check in nanoseconds is needed, and what 64 bits can hold.
+#: Limits: whole microseconds below which no check in nanoseconds is needed, and the range of 64 bits.
 _CLOCK_US = LARGEST // 1000
 _WORD = 2**64
 
-#: A thread: process and thread number, as the profiler writes them.
+#: A thread: process and thread ids from the profile.
 Thread = tuple[Any, Any]
 
 
 class Op(NamedTuple):
-    """An operator or an annotation (of a step, by a user) on a CPU thread; start and end in ns.
+    """An operator or an annotation (of a step, or by the user) on a CPU thread.
 
-    external, function: its External id and Record function id, 0 where not recorded. sequence: its place in the
-    autograd graph, -1 where none. is_backward: whether it answers a forward operator of another moment.
-    samples: the first side of its data argument, None where shapes were not recorded or the operator has none.
+    start, end: ns.
+    external, function: External id and Record function id; 0 if not recorded.
+    sequence: sequence number in the autograd graph; -1 if there is none.
+    is_backward: whether it is the backward of an earlier forward operator.
+    samples: first dimension of its data argument; None if it has none, or if shapes were not recorded.
     """
 
     thread: Thread
@@ -66,9 +68,12 @@ class Op(NamedTuple):
 
 
 class GpuWork(NamedTuple):
-    """A kernel, copy or fill on a GPU; start and duration in ns. number: its place among the events of the file.
+    """A kernel, copy or fill on a GPU.
 
-    is_kernel: whether it is one, or a copy within the device, which is work like a kernel's. bytes: copied or filled.
+    number: number of its event in the file.
+    start, duration: ns.
+    is_kernel: whether it is a kernel, or a copy within the device, which counts as one.
+    bytes: bytes copied or filled.
     """
 
     number: int
@@ -88,7 +93,12 @@ class GpuWork(NamedTuple):
 
 
 class MemoryEvent(NamedTuple):
-    """Memory allocated (positive bytes) or freed (negative) on a device at a moment of a CPU thread."""
+    """Memory allocated (positive bytes) or freed (negative bytes) on a device.
+
+    number: number of its event in the file.
+    thread, at: CPU thread, and time in ns.
+    total: bytes allocated after the event; -1 if not recorded.
+    """
 
     number: int
     thread: Thread
@@ -100,7 +110,7 @@ class MemoryEvent(NamedTuple):
 
 
 class Span(NamedTuple):
-    """A named stretch of a CPU thread: a module's forward, or a step of the profiler."""
+    """A named time interval of a CPU thread, in ns: a module's forward, or a step of the profiler."""
 
     thread: Thread
     start: int
@@ -110,11 +120,15 @@ class Span(NamedTuple):
 
 @dataclass(slots=True)
 class Profile:
-    """All that is kept, in the order of the file. launches: (thread, moment) of the call, by correlation.
+    """The retained records, in file order.
 
-    left_out: copies over the link and fills of memory. steps: all that the file marks, whichever of them is kept.
-    gpus: those that ran a kernel at any time. before: the last moment before what is kept at which work was launched,
-    or ran where its launch is not recorded; None where none.
+    launches: (thread, time in ns) of the launching call, by correlation id.
+    steps: all steps that the file marks, not only the retained one.
+    left_out: copies over the link and memory fills.
+    gpus: GPUs that ran a kernel at any time in the file.
+    before: last launch of GPU work (or its start, if the launch is not recorded) before the retained step, ns; or None.
+    devices: names of the GPUs by number.
+    base_ns: offset of the profile's clock, ns since 1970.
     """
 
     path: Path
@@ -132,7 +146,7 @@ class Profile:
 
 
 class Event:
-    """One event of the file; errors in its fields name its number and name."""
+    """One event of the file; error messages contain its number and name."""
 
     __slots__ = ("arguments", "number", "path", "raw")
 
@@ -157,19 +171,19 @@ class Event:
     def category(self) -> str:
         category = self.raw.get("cat")
         if not isinstance(category, str | None):
-            raise self.wrong(f"its cat is {shown(category)}, not a text")
+            raise self.wrong(f"its cat is {shown(category)}, not a string")
         return category or ""
 
     @property
     def is_op(self) -> bool:
-        """Whether it is an operator or an annotation, with begin and end."""
+        """Whether it is an operator or an annotation, with start and end."""
         return self.category in ("cpu_op", "user_annotation") and self.raw.get("ph") == "X"
 
     def wrong(self, what: str, remedy: str = AGAIN) -> InputError:
         return InputError.single(self.path, f"event {self.number} ({self.name[:60]})", what, remedy)
 
     def nanoseconds(self, key: str) -> int:
-        """A time in microseconds as integer nanoseconds, without going through a float; finer is rounded."""
+        """Converts a time in microseconds to integer ns, rounded, without using a float."""
         value = self.raw.get(key)
         if isinstance(value, bool) or not isinstance(value, int | Decimal):
             what = f"has no {key}" if value is None else f"its {key} is {shown(value)}, not a number of microseconds"
@@ -179,13 +193,13 @@ class Event:
         try:
             return int(nanoseconds(value, "microseconds").to_integral_value())
         except ValueError:
-            raise self.wrong(f"its {key} is {shown(value)} microseconds, beyond any clock") from None
+            raise self.wrong(f"its {key} is {shown(value)} microseconds, out of range") from None
 
     def times(self) -> tuple[int, int]:
         """Start and duration, ns."""
         start, duration = self.nanoseconds("ts"), self.nanoseconds("dur")
         if duration < 0:
-            raise self.wrong(f"its dur is {shown(self.raw['dur'])}, less than nothing")
+            raise self.wrong(f"its dur is {shown(self.raw['dur'])}, which is negative")
         return start, duration
 
     def _named_span(self, prefix: str, name: str) -> Span | None:
@@ -198,7 +212,7 @@ class Event:
         value = self.arguments.get(key, otherwise)
         if type(value) is not int or not -_WORD < value < _WORD:
             what = f"its {key} is {shown(value)}, not a whole number" if key in self.arguments else f"has no {key}"
-            raise self.wrong(what, "export it with torch.profiler, which writes it")
+            raise self.wrong(what, "export the profile again with torch.profiler")
         return value
 
     def op(self) -> Op:
@@ -219,7 +233,7 @@ class Event:
         )
 
     def step(self) -> Span | None:
-        """The step of the profiler that an annotation marks; None for another annotation."""
+        """The profiler step that an annotation marks; None if it marks no step."""
         return self._named_span(STEP, self.name)
 
     def kernel(self) -> GpuWork:
@@ -233,13 +247,13 @@ class Event:
         return GpuWork(self.number, self.name, start, duration, device, stream, correlation, external, is_kernel, size)
 
     def launch(self) -> tuple[int, tuple[Thread, int]] | None:
-        """The correlation, thread and moment of a call that starts work on a GPU; None for another call."""
+        """Correlation id, thread and time (ns) of a call that launches GPU work; None for another call."""
         if "correlation" not in self.arguments or _LAUNCH.search(self.name) is None:
             return None
         return self.integer("correlation"), (self.thread, self.nanoseconds("ts"))
 
     def memory(self) -> MemoryEvent | None:
-        """An allocation or free on a GPU; None for another instant."""
+        """An allocation or free on a GPU; None for another instant event."""
         if self.raw.get("name") != "[memory]" or self.integer("Device Type", 0) == 0:
             return None
         at, address, size = self.nanoseconds("ts"), self.integer("Addr"), self.integer("Bytes")
@@ -247,12 +261,12 @@ class Event:
         return MemoryEvent(self.number, self.thread, at, address, size, total, device)
 
     def module(self) -> Span | None:
-        """A module's forward; None for another function."""
+        """A module's forward; None for another Python function."""
         return self._named_span(_MODULE, sys.intern(self.name.removeprefix(_MODULE)))
 
 
 def read_profile(path: Path, step: Span | None = None) -> Profile:
-    """What a recording holds of a step, or of all time. Raises `InputError` for the first event that cannot be read."""
+    """Reads one step of a recording, by default all of it. Raises `InputError` for the first invalid event."""
     profile = _begun(path)
     keeper = _Keeper(profile, step)
     for number, raw in items(path, "traceEvents"):
@@ -263,15 +277,15 @@ def read_profile(path: Path, step: Span | None = None) -> Profile:
 
 
 def _begun(path: Path) -> Profile:
-    """A profile without events: what stands before them."""
+    """A profile without events, from the members before them."""
     head = members_before(path, "traceEvents")
     version = head.get("schemaVersion")
     if "schemaVersion" not in head:
-        what = "has no schemaVersion before its events, where a file that is read as a stream needs it"
+        what = "has no schemaVersion before its events, which reading it as a stream requires"
         remedy = "put it first, for example with jq '{schemaVersion} + .', or export it again with torch.profiler"
         raise InputError.single(path, "schemaVersion", what, remedy)
     if version != 1:
-        what = f"has schemaVersion {shown(version)}, known is 1"
+        what = f"has schemaVersion {shown(version)}; supported: 1"
         raise InputError.single(path, "schemaVersion", what, "export it with torch.profiler's export_chrome_trace")
     base: Any = head.get("baseTimeNanoseconds") or 0
     if type(base) is not int or not -LARGEST <= base <= LARGEST:
@@ -280,7 +294,7 @@ def _begun(path: Path) -> Profile:
 
 
 def _devices(path: Path, listed: object) -> dict[int, str]:
-    """The names of the GPUs by their number."""
+    """The names of the GPUs by number."""
     place = "deviceProperties"
     if not isinstance(listed, list):
         raise InputError.single(path, place, f"{shown(listed)} is not a list of GPUs", AGAIN)
@@ -289,15 +303,15 @@ def _devices(path: Path, listed: object) -> dict[int, str]:
         if isinstance(properties, dict) and isinstance(name := properties.get("name"), str):
             number = properties.get("id", len(result))
             if type(number) is not int:
-                raise InputError.single(path, place, f"the id of {name[:60]!r} is {shown(number)}, no number", AGAIN)
+                raise InputError.single(path, place, f"the id of {name[:60]!r} is {shown(number)}, not a number", AGAIN)
             result[number] = name
     return result
 
 
 class _Keeper:
-    """Keeps of the events, in whichever order they come, those that belong to a step.
+    """Collects the events of a step, in any order.
 
-    Work on a GPU whose call has not come yet waits for it; a profile has the two side by side.
+    GPU work that precedes its launching call in the file waits for that call; the two are usually close together.
     """
 
     def __init__(self, profile: Profile, step: Span | None) -> None:
@@ -305,11 +319,11 @@ class _Keeper:
         self._begin: float = -inf if step is None else step.start
         self._end: float = inf if step is None else step.end
         self._budget = MemoryBudget(profile.path, EVENTS)
-        self._launched_on_other_thread = _Numbers()
+        self._launched_outside_step = _Numbers()
         self._waiting: dict[int, list[GpuWork]] = {}
 
     def take(self, event: Event) -> None:
-        """Keep the next event of the file, if it belongs to the step."""
+        """Store the next event of the file if it belongs to the step."""
         match event.category:
             case "cpu_op" | "user_annotation" if event.is_op:
                 self._op(event)
@@ -323,7 +337,7 @@ class _Keeper:
                 self._module(event)
 
     def finish(self) -> None:
-        """Nothing more comes: work that still waits has no recorded call and goes by its own begin."""
+        """After the last event: assign GPU work without a recorded launch to a step by its own start."""
         for kernels in self._waiting.values():
             for kernel in kernels:
                 self._note(kernel.start)
@@ -345,7 +359,7 @@ class _Keeper:
         if kernel.is_kernel:
             self.profile.gpus.add(kernel.device)
         number = kernel.correlation
-        if number in self._launched_on_other_thread:
+        if number in self._launched_outside_step:
             return
         if number in self.profile.launches:
             self._keep_work(kernel)
@@ -369,7 +383,7 @@ class _Keeper:
             for kernel in waiting:
                 self._keep_work(kernel)
         else:
-            self._launched_on_other_thread.add(number)
+            self._launched_outside_step.add(number)
             self._budget.release(len(waiting))
 
     def _memory(self, event: Event) -> None:

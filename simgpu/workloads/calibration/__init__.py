@@ -1,1 +1,1 @@
-"""How the time model's parameters were fitted, and how far the fitted model is from what was measured."""
+"""Fits the time model's parameters to measurements, and compares the fitted model with measurements."""

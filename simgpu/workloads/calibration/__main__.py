@@ -1,7 +1,7 @@
 """``python -m simgpu.workloads.calibration RECORDINGS -o FILE``: fits the time model and writes its parameters.
 
-``python -m simgpu.workloads.calibration ../shared/data -o simgpu/workloads/timemodel/parameters.yaml`` writes the table
-that comes with simgpu again; it needs SciPy (the extra ``calibrate``).
+``python -m simgpu.workloads.calibration ../shared/data -o simgpu/workloads/timemodel/parameters.yaml`` regenerates the
+table that is part of simgpu. Requires SciPy (the extra ``calibrate``).
 """
 
 from __future__ import annotations
@@ -13,9 +13,9 @@ from simgpu.io.fitted_tables import write_fitted
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """Runs the command; returns its exit code: 0, or 2 for bad input."""
+    """Runs the command. Returns its exit code: 0, or 2 for invalid input."""
     description = "Fit the time model to published figures and recordings, and write its table of parameters."
-    source = ("recordings", "folder with the recordings that recordings.yaml lists")
+    source = ("recordings", "folder with the recordings listed in recordings.yaml")
     return write_fitted("python -m simgpu.workloads.calibration", description, source, _table, arguments)
 
 

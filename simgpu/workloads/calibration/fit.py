@@ -1,12 +1,13 @@
-"""The fit of the time model's parameters to the samples that are meant for it.
+"""Fits the time model's parameters to the samples with use `fit`.
 
-``python -m simgpu.workloads.calibration.fit RECORDINGS`` prints the fitted file; it needs SciPy (the extra
+``python -m simgpu.workloads.calibration RECORDINGS -o FILE`` writes the fitted table; it requires SciPy (the extra
 ``calibrate``).
 
-Each fitted sample gives one residual, the logarithm of modelled over measured in tenths; a sort of kernels within a
-recording counts by its part of the time. Parameters are fitted as logarithms and within their bounds: no share above
-1, no launch above 10 us. Each is held to its starting value by one more residual, its logarithm's way from there over
-`_HELD`, so that one of which no sample tells stays where it was.
+Each fitted sample has one residual: the logarithm of modelled over measured time, divided by `_TOLERANCE`. The residual
+of one type of kernels in a recording is weighted by its fraction of the time. Parameters are fitted as logarithms and
+within bounds: fractions at most 1, launch times at most 10 us. One more residual per parameter is the distance of its
+logarithm from the starting value, divided by `_REGULARIZATION`; so a parameter that no sample depends on keeps its
+starting value.
 """
 
 from __future__ import annotations
@@ -28,8 +29,8 @@ from simgpu.workloads.calibration.recordings import load_recordings, require_rec
 from simgpu.workloads.calibration.samples import Sample
 from simgpu.workloads.timemodel.parameters import Parameters, load_parameters
 
-#: What a sample, and a parameter's way from where it started, are measured in (logarithms).
-_TOLERANCE, _HELD = 0.1, 1.0
+#: Units of the residuals of samples, and of a parameter's distance from its starting value (logarithms).
+_TOLERANCE, _REGULARIZATION = 0.1, 1.0
 _LONGEST_LAUNCH_NS = 10_000
 START = Path(__file__).with_name("start.yaml")
 #: Free parameters common to all architectures.
@@ -50,14 +51,14 @@ _SHARED = (
     "kinds.reduction.backward",
     "kinds.convolution.forward",
 )
-#: Free parameters of one architecture.
+#: Free parameters of each architecture.
 _OWN = ("compute", "matrix", "memory", "normalization", "launch")
 
 
 def calibrate(samples: Iterable[Sample], start: Parameters | None = None) -> Parameters:
-    """The parameters that fit the fitted samples best; held-out ones are not looked at.
+    """Returns the best-fitting parameters; uses only samples with use `fit`.
 
-    Raises `MissingExtraError` without SciPy.
+    Raises `MissingExtraError` if SciPy is not installed.
     """
     try:
         from scipy.optimize import least_squares
@@ -69,7 +70,7 @@ def calibrate(samples: Iterable[Sample], start: Parameters | None = None) -> Par
 
 
 class FitProblem:
-    """The least-squares problem: logarithms of the free parameters (`keys`) in, residuals out."""
+    """The least-squares problem: maps logarithms of the free parameters (`keys`) to residuals."""
 
     def __init__(self, samples: Sequence[Sample], start: Parameters) -> None:
         self.samples = samples
@@ -81,28 +82,30 @@ class FitProblem:
         self.start = np.minimum(self.first, upper - 1e-3)
 
     def logs(self, parameters: Parameters) -> np.ndarray:
-        """The free parameters' logarithms in another table."""
+        """The logarithms of the free parameters in a table."""
         table = parameters.model_dump(mode="json", by_alias=True)
         return np.array([log(_get(table, key)) for key in self.keys])
 
     def parameters(self, logs: np.ndarray) -> Parameters:
-        """The table with these values; launch times to a nanosecond."""
+        """The table with these values; launch times are rounded to a nanosecond."""
         table = copy.deepcopy(self.table)
         for key, value in zip(self.keys, logs, strict=True):
             _put(table, key, exp(value))
         return _parameters(table)
 
     def residuals(self, logs: np.ndarray, chosen: Sequence[int] | None = None) -> np.ndarray:
-        """Those of the samples (of all, or of the chosen ones), then those of the parameters."""
+        """Residuals of all samples, then of the parameters; or only of the samples with indices `chosen`."""
         parameters = self.parameters(logs)
         samples = self.samples if chosen is None else [self.samples[index] for index in chosen]
         errors = [
             log(sample.modelled_ns(parameters) / sample.measured_ns) / _TOLERANCE * sample.weight for sample in samples
         ]
-        return np.array(errors) if chosen is not None else np.concatenate([errors, (logs - self.first) / _HELD])
+        return (
+            np.array(errors) if chosen is not None else np.concatenate([errors, (logs - self.first) / _REGULARIZATION])
+        )
 
     def jacobian(self, logs: np.ndarray) -> np.ndarray:
-        """By differences; a parameter of one architecture is tried on that architecture's samples only."""
+        """Finite differences; a parameter of one architecture is evaluated only for that architecture's samples."""
         count, step = len(self.samples), 1e-3
         at, matrix = self.residuals(logs), np.zeros((len(self.samples) + len(self.keys), len(self.keys)))
         for column, key in enumerate(self.keys):
@@ -110,7 +113,7 @@ class FitProblem:
             moved = logs.copy()
             moved[column] -= step
             matrix[touched, column] = (at[touched] - self.residuals(moved, touched)) / step
-            matrix[count + column, column] = 1 / _HELD
+            matrix[count + column, column] = 1 / _REGULARIZATION
         return matrix
 
 
@@ -120,7 +123,7 @@ def _free(table: dict[str, Any], architectures: set[str]) -> list[str]:
 
 
 def _upper(key: str) -> float:
-    """The logarithm of the largest value that a parameter may have."""
+    """The logarithm of a parameter's upper bound."""
     if key.endswith(".launch"):
         return log(_LONGEST_LAUNCH_NS)
     return inf if key.startswith(("halves.", "split_depth")) else 0.0
@@ -145,7 +148,7 @@ def _put(table: dict[str, Any], key: str, value: object) -> None:
 
 
 def _parameters(table: dict[str, Any]) -> Parameters:
-    """A dumped table as parameters again: quantities get their units back."""
+    """Parses a dumped table as parameters, after adding the units of its quantities."""
     written = copy.deepcopy(table)
     written["in_flight"] = f"{written['in_flight']} B"
     for architecture in written["architectures"].values():
@@ -154,7 +157,7 @@ def _parameters(table: dict[str, Any]) -> Parameters:
 
 
 def written(parameters: Parameters) -> str:
-    """The parameters as the text of a file, shares and counts to four digits, launch times to ten nanoseconds."""
+    """The parameters as YAML text: fractions and counts with four digits, launch times rounded to 10 ns."""
     table = parameters.model_dump(mode="json", by_alias=True, exclude_none=True)
     table["in_flight"] = f"{table['in_flight']} B"
     for architecture in table["architectures"].values():
@@ -169,10 +172,10 @@ def _rounded(value: Any) -> Any:
 
 
 def fitted_table(recordings: Path) -> str:
-    """The text of `parameters.yaml`: fitted to the published figures and to the recordings in a folder.
+    """Returns the text of `parameters.yaml`, fitted to the published figures and to the recordings in a folder.
 
-    The sources, in words, are those of the table that comes with simgpu. Raises `InputError` where the folder or a
-    recording that is fitted is not there or is damaged, `MissingExtraError` without SciPy.
+    The texts in `sources` are copied from simgpu's table. Raises `InputError` if the folder or a required recording is
+    missing or damaged, and `MissingExtraError` if SciPy is not installed.
     """
     fitted = load_recordings().fitted
     require_recordings(recordings, fitted)

@@ -1,4 +1,4 @@
-"""Iteration times that others published: the file next to this module, checked, as plain values."""
+"""Loads and checks published.yaml: iteration times published by others."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ Measures = Literal["forward", "backward", "both", "iteration"]
 
 
 class MeasuredGpu(FileModel):
-    """A GPU that was measured and has no node in ``configs/``."""
+    """A measured GPU without a node in ``configs/``."""
 
     name: Text
     architecture: Text
@@ -39,7 +39,7 @@ class MeasuredGpu(FileModel):
     source: Text
 
     def spec(self) -> GpuSpec:
-        """The description that the time model computes with."""
+        """The GPU description for the time model."""
         return GpuSpec(
             self.name,
             self.memory,
@@ -59,7 +59,7 @@ class Source(FileModel):
 
 
 class PublishedFigure(FileModel):
-    """One published figure: a duration, or samples per second, of a part of an iteration."""
+    """One published figure: the duration of a part of an iteration, or its samples per second."""
 
     gpu: Text
     network: Text
@@ -70,12 +70,12 @@ class PublishedFigure(FileModel):
     source: Text
     without: tuple[AlgorithmName, ...] = Field(default=(), strict=False)
     tf32: Tf32 = Field(default=Tf32.CONVOLUTIONS, strict=False)
-    input_gradient: bool = Field(default=False, description="backward goes on to the network's input")
+    input_gradient: bool = Field(default=False, description="backward also computes the input's gradient")
     note: str = ""
 
     @property
     def duration_ns(self) -> int:
-        """The duration of one iteration, or of the part that was measured.
+        """The duration of the measured iteration or part of it, ns.
 
         >>> words = {"gpu": "p100", "network": "vgg16", "batch": 64, "measures": "iteration", "source": "page"}
         >>> PublishedFigure(value="154 samples/s", **words).duration_ns
@@ -88,7 +88,7 @@ class PublishedFigure(FileModel):
 
 
 class PublishedFile(FileModel):
-    """The whole file."""
+    """The contents of published.yaml."""
 
     schema_: Literal["simgpu.published/1"] = Field(alias="schema")
     description: Text
@@ -99,18 +99,18 @@ class PublishedFile(FileModel):
     figures: list[PublishedFigure]
 
     def gpu(self, name: str) -> GpuSpec:
-        """The GPU of a figure: one of `gpus`, or that of the node of this name."""
+        """The GPU of a figure: one of `gpus`, or the GPU of the node with this name."""
         return self.gpus[name].spec() if name in self.gpus else _gpu_of_node(name)
 
 
 @cache
 def _gpu_of_node(name: str) -> GpuSpec:
-    """Read once, for the many figures of a GPU."""
+    """The GPU of a node; cached, because a GPU has many figures."""
     return load_node(name).gpu
 
 
 def load_published(path: Path = PUBLISHED) -> PublishedFile:
-    """The published figures; `InputError` with every problem in the file.
+    """Returns the published figures. Raises `InputError` with every problem in the file.
 
     >>> len(load_published().figures) > 100
     True
@@ -126,14 +126,14 @@ def load_published(path: Path = PUBLISHED) -> PublishedFile:
             _ = figure.duration_ns
         except ValueError:
             remedy = "write for example '36.9 ms' or '219 samples/s'"
-            problems.append(Problem(document.file, place, f"{figure.value!r} is no duration and no rate", remedy))
+            problems.append(Problem(document.file, place, f"{figure.value!r} is not a duration or rate", remedy))
     if problems:
         raise InputError(problems)
     return published
 
 
 def published_networks() -> frozenset[str]:
-    """The networks of which some time was published.
+    """The networks with a published time.
 
     >>> "resnet50" in published_networks(), "mobilenet" in published_networks()
     (True, False)

@@ -1,4 +1,4 @@
-"""Samples from the published figures."""
+"""Builds samples from the published figures."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from simgpu.workloads.calibration.samples import Sample, SampleUse, Skipped, cou
 from simgpu.workloads.catalogue import NETWORKS
 from simgpu.workloads.timemodel.operation import Direction, Operation
 
-#: Phases of an iteration that a published figure covers.
+#: Phases of an iteration that a published figure covers, by the figure's `measures`.
 _PHASES = {
     "forward": (Phase.FORWARD,),
     "backward": (Phase.BACKWARD,),
@@ -22,7 +22,7 @@ _PHASES = {
 
 
 def published_samples(published: PublishedFile) -> Iterator[Sample | Skipped]:
-    """The published figures; those of networks that the zoo does not have are skipped."""
+    """Yields a sample for each published figure; figures of networks that are not in the zoo are skipped."""
     for figure in published.figures:
         if figure.network in NETWORKS:
             yield _sample(published, figure)
@@ -52,7 +52,7 @@ def _sample(published: PublishedFile, figure: PublishedFigure) -> Sample:
 
 
 def _input_gradient(forward: tuple[tuple[str, Operation], ...]) -> Operation:
-    """The kernel that trainings leave out and some benchmarks do not: the first convolution's, for its data."""
+    """The first convolution's data gradient: training omits this kernel, but some benchmarks run it."""
     first = next(operation for _, operation in forward if operation.convolution is not None)
     shape = first.convolution
     assert shape is not None

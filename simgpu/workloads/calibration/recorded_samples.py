@@ -1,14 +1,14 @@
-"""Samples from recorded iterations, which the importers read from a folder that the user names.
+"""Builds samples from recorded iterations, which the importers read from a folder chosen by the user.
 
-A DTR log has no shapes. A convolution's follows from its three sizes and the batch: with square images, a result whose
-side is the input's divided by the stride, and filters of R x R, sizes give the product and the quotient of the two
-channel counts; of the few R and strides in use one gives whole numbers. Blocks are storages, so an operator on views
-may list more bytes than it touches: a sum is counted by its result. The prototype that wrote the logs copies a tensor
-before it changes it in place: such an operator is a copy and the change.
+A DTR log has no shapes. The shape of a convolution follows from its three sizes and the batch: for square images, a
+result side equal to the input side divided by the stride, and R x R filters, the sizes determine the product and the
+quotient of the two channel counts; only one of the common R and strides gives whole numbers. Blocks are storages, so an
+operator on views may list more bytes than it accesses: a sum is counted by its result. The prototype that wrote the
+logs copies a tensor before an in-place change: such an operator counts as a copy and the change.
 
-Of a G10 recording only kernels of vendor libraries count. G10's own kernels for the input's gradient of a linear layer
-(1.5 TFLOP/s where the forward product of that size reaches 13.5), for softmax and for sums over rows do not, and
-neither do those whose tensors its graph lists broadcast, or merged over layers.
+From a G10 recording, only kernels of vendor libraries are used. Excluded are G10's own kernels for the input gradient
+of a linear layer (1.5 TFLOP/s, while the forward product of that size reaches 13.5), for softmax and for sums over
+rows, and kernels whose tensors the graph lists as broadcast, or merged over layers.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ _ELEMENTWISE = (
 
 
 def g10_operations(kernel: Kernel, blocks: dict[str, Block], batch: int) -> tuple[Operation, ...] | None:
-    """The operation of one kernel, None where it is not one that a library would run."""
+    """The operations of one kernel; None if it is not a kernel of a vendor library."""
     reads, writes = ([blocks[name].bytes for name in names] for names in (kernel.reads, kernel.writes))
     moved, results = sum(reads) + sum(writes), sum(writes) // _ITEM
     if kernel.op in _PRODUCTS and len(reads) == 2:
@@ -56,7 +56,7 @@ def g10_operations(kernel: Kernel, blocks: dict[str, Block], batch: int) -> tupl
 
 
 def _product(first: int, second: int, result: int) -> GemmShape | None:
-    """The product of two matrices with so many values each: three sizes, three sides.
+    """The product of two matrices, from the number of values of both and of the result; None if there is none.
 
     >>> _product(768 * 2304, 32768 * 768, 32768 * 2304)
     GemmShape(m=2304, n=32768, k=768, count=1)
@@ -69,7 +69,7 @@ def _product(first: int, second: int, result: int) -> GemmShape | None:
 
 
 _ITEM = 4
-#: Filter side and stride, the commonest first.
+#: Filter side and stride, most common first.
 _FILTERS = ((3, 1), (1, 1), (3, 2), (1, 2), (7, 2), (5, 1), (2, 1), (2, 2))
 _KINDS = {
     "relu": OperationKind.ELEMENTWISE,
@@ -91,7 +91,7 @@ _KINDS = {
 
 
 def dtr_operations(kernel: Kernel, blocks: dict[str, Block], batch: int) -> tuple[Operation, ...] | None:
-    """The operations of one logged operator, None where its name or its sizes do not tell."""
+    """The operations of one logged operator; None if its name and sizes do not determine them."""
     reads, writes = ([blocks[name].bytes for name in names] for names in (kernel.reads, kernel.writes))
     if kernel.op == "cudnn_convolution" and len(reads) >= 2:
         return _convolution(reads[0], writes[0], reads[1], batch, (Direction.FORWARD,))
@@ -132,7 +132,7 @@ def _convolution(
 
 
 def _shape(source: int, result: int, weights: int, batch: int) -> ConvolutionShape | None:
-    """The convolution with these numbers of values.
+    """The shape of a convolution, from the number of values of its tensors; None if no shape fits.
 
     >>> _shape(56 * 16 * 224**2, 56 * 16 * 224**2, 16 * 16 * 9, 56).out_size
     (224, 224)
@@ -154,7 +154,7 @@ def _shape(source: int, result: int, weights: int, batch: int) -> ConvolutionSha
 
 
 def _channels(source: int, weights: int, batch: int, side: int) -> list[int]:
-    """Input channels that divide both the filters and the input, fewest first.
+    """Input channel counts that divide both the filters and the input, in ascending order.
 
     >>> _channels(2 * 12 * 5**2, 8 * 12 * 9, 2, 3)
     [1, 2, 3, 4, 6, 12]
@@ -167,17 +167,17 @@ def _channels(source: int, weights: int, batch: int, side: int) -> list[int]:
     return small + large
 
 
-#: From a kernel and its blocks to what it computes; None where that cannot be told.
+#: Returns the operations of a kernel, from the kernel, its blocks and the batch; None if they cannot be determined.
 Reader = Callable[[Kernel, dict[str, Block], int], tuple[Operation, ...] | None]
 _READERS: dict[str, Reader] = {"dtr": dtr_operations, "g10": g10_operations}
-#: Part of a recording's time that its translated operators must take to stand for the iteration.
+#: Fraction of a recording's time that its translated operators must cover to represent the iteration.
 _ENOUGH = 0.9
-#: Sorts of operators in a recording of PyTorch and in the zoo, by a word in their names.
+#: Types of operators in a recording of PyTorch and in the zoo, by a word in their names.
 _SORTS = (("conv", "convolutions"), ("relu", "relu"), ("threshold", "relu"), ("pool", "pooling"))
 
 
 def recorded_samples(folder: Path, recordings: Iterable[CalibrationRecording]) -> Iterator[Sample | Skipped]:
-    """Samples from these recordings in a folder; see `recorded_traces`."""
+    """Yields samples from recordings in a folder; see `recorded_traces`."""
     for result in recorded_traces(folder, recordings):
         yield from [result] if isinstance(result, Skipped) else samples_of(*result)
 
@@ -185,30 +185,30 @@ def recorded_samples(folder: Path, recordings: Iterable[CalibrationRecording]) -
 def recorded_traces(
     folder: Path, recordings: Iterable[CalibrationRecording]
 ) -> Iterator[tuple[CalibrationRecording, Trace] | Skipped]:
-    """These recordings in a folder, one after another; one that is not there is skipped, and told by its path.
+    """Yields the traces of recordings in a folder; for a missing recording, yields `Skipped` with its path.
 
-    A recording's importer raises `InputError` for a damaged file.
+    Raises `InputError` for a damaged file.
     """
     for recording in recordings:
         path = folder / recording.path
         if path.exists():
             yield recording, import_trace(path)[0]
         else:
-            yield Skipped(recording.name, f"{path} is not there")
+            yield Skipped(recording.name, f"no such file or folder: {path}")
 
 
 def samples_of(recording: CalibrationRecording, trace: Trace) -> Iterator[Sample | Skipped]:
-    """What a recording tells of durations."""
+    """Yields the samples of a recording."""
     reader = _READERS.get(recording.operators)
     yield from _of_zoo(recording, trace) if reader is None else _of_operators(recording, trace, reader)
 
 
 def _of_zoo(recording: CalibrationRecording, trace: Trace) -> Iterator[Sample]:
-    """A recording of a network that the zoo has: phases, and sorts of kernels within them."""
+    """Samples of a recording of a zoo network: the iteration, its phases, and the types of kernels within them."""
     modelled = operations_by_phase(recording.network, recording.batch, adam=recording.optimizer == "adam")
     everything = [operation for phase in Phase for _, operation in modelled[phase]]
     yield _sample(recording, "iteration", everything, sum(kernel.duration_ns for kernel in trace.kernels))
-    if not all(kernel.writes for kernel in trace.kernels):  # a profile without operators: phases are not told apart
+    if not all(kernel.writes for kernel in trace.kernels):  # a profile without operators does not distinguish phases
         return
     for phase in Phase:
         measured: defaultdict[str, int] = defaultdict(int)
@@ -231,7 +231,7 @@ def _sort(op: str) -> str:
 
 
 def _of_operators(recording: CalibrationRecording, trace: Trace, reader: Reader) -> Iterator[Sample | Skipped]:
-    """A recording whose operators are translated one by one: those that can be, together and by sort."""
+    """Samples of a recording whose operators are translated one by one: all translated operators, and each type."""
     blocks = {block.id: block for block in trace.blocks}
     timing = min((kernel.duration_ns for kernel in trace.kernels), default=0)
     measured: defaultdict[str, int] = defaultdict(int)
@@ -239,7 +239,7 @@ def _of_operators(recording: CalibrationRecording, trace: Trace, reader: Reader)
     for kernel in trace.kernels:
         result = reader(kernel, blocks, recording.batch)
         if result is not None:
-            # The shortest operator of a log is nearly nothing but what timing costs: it is in all of them.
+            # The shortest operator of a log is almost only timing overhead, which every operator includes.
             measured[kernel.op] += kernel.duration_ns - timing
             operations[kernel.op] += result
     description = [operation for each in operations.values() for operation in each]
@@ -247,9 +247,9 @@ def _of_operators(recording: CalibrationRecording, trace: Trace, reader: Reader)
     known = sum(measured.values())
     share = known / total if total else 0.0
     covered = share >= _ENOUGH
-    measures = "iteration" if covered else f"operators told, {share:.0%} of the time"
+    measures = "iteration" if covered else f"known operators, {share:.0%} of the time"
     if not covered:
-        why = f"what its operators compute is told for {share:.0%} of its time only; those are compared one by one"
+        why = f"only operators with {share:.0%} of the time can be translated; these are compared one by one"
         yield Skipped(f"{recording.name}: iteration", why)
     yield _sample(recording, measures, description, known, part_of=None if covered else known)
     for op in sorted(measured):
@@ -259,7 +259,7 @@ def _of_operators(recording: CalibrationRecording, trace: Trace, reader: Reader)
 def _sample(
     recording: CalibrationRecording, measures: str, operations: list[Operation], ns: int, *, part_of: int | None = None
 ) -> Sample:
-    """A whole phase or iteration, or a sort of kernels that is a part of so many nanoseconds."""
+    """Builds a sample of a phase or iteration; or of one type of kernels, which is part of `part_of` ns."""
     return Sample(
         recording.gpu,
         load_node(recording.gpu).gpu,
@@ -277,7 +277,7 @@ def _sample(
 
 
 class _Free:
-    """Prices for a lowering of which only the phases are wanted."""
+    """Zero prices, for a lowering that is only used for its phases."""
 
     def duration_ns(self, operation: Operation) -> int:
         return 0
@@ -290,7 +290,7 @@ class _Free:
 def operations_by_phase(
     name: str, batch: int, variant: tuple[tuple[str, bool | int | float | str], ...] = (), *, adam: bool = False
 ) -> Mapping[Phase, tuple[tuple[str, Operation], ...]]:
-    """The kernels of one iteration of a zoo network, each with its operator's name, by phase.
+    """The operations of one iteration of a zoo network with their operators' names, by phase.
 
     >>> len(operations_by_phase("vgg16", 8)[Phase.FORWARD])
     40

@@ -1,5 +1,4 @@
-"""Which recordings the time model is fitted to and tested on: the file next to this module, checked, as plain
-values."""
+"""Loads and checks recordings.yaml: the recordings that the time model is fitted to and tested on."""
 
 from __future__ import annotations
 
@@ -22,7 +21,7 @@ Text = Annotated[str, Field(min_length=1)]
 
 
 class CalibrationRecording(FileModel):
-    """One recording: where it lies in the user's folder, on which node's GPU it was made, how it is read."""
+    """One recording: its path in the user's folder, the node with its GPU, and how its operators are read."""
 
     path: Text
     gpu: Text
@@ -38,19 +37,19 @@ class CalibrationRecording(FileModel):
 
     @property
     def name(self) -> str:
-        """GPU, network and batch, as tables show it."""
+        """GPU, network and batch, as shown in tables."""
         return f"{self.gpu} {self.network} b{self.batch}"
 
 
 class SkippedRecording(FileModel):
-    """A recording that cannot be compared, and why."""
+    """A recording that cannot be compared, with the reason."""
 
     path: Text
     why: Text
 
 
 class CalibrationRecordings(FileModel):
-    """The whole file."""
+    """The contents of recordings.yaml."""
 
     schema_: Literal["simgpu.recordings/1"] = Field(alias="schema")
     description: Text
@@ -60,12 +59,12 @@ class CalibrationRecordings(FileModel):
 
     @property
     def fitted(self) -> tuple[CalibrationRecording, ...]:
-        """Those that the fit uses."""
+        """The recordings used by the fit."""
         return tuple(recording for recording in self.recordings if recording.use is SampleUse.FIT)
 
 
 def load_recordings(path: Path = RECORDINGS) -> CalibrationRecordings:
-    """The list of recordings; `InputError` with every problem in the file.
+    """Returns the list of recordings. Raises `InputError` with every problem in the file.
 
     >>> [recording.name for recording in load_recordings().fitted]
     ['h100 vgg13 b128', 'titan-v densenet121 b84', 'a100 bert b256']
@@ -88,16 +87,16 @@ def load_recordings(path: Path = RECORDINGS) -> CalibrationRecordings:
 
 
 def require_folder(folder: Path) -> None:
-    """`InputError` unless there is such a folder."""
+    """Raises `InputError` if the folder does not exist."""
     if not folder.is_dir():
-        raise InputError.single(folder, "", "no such folder", "give the folder that holds the recordings")
+        raise InputError.single(folder, "", "no such folder", "pass the folder that contains the recordings")
 
 
 def require_recordings(folder: Path, recordings: Iterable[CalibrationRecording]) -> None:
-    """`InputError` that names every one of these recordings that the folder does not hold, or the folder."""
+    """Raises `InputError` if the folder does not exist, or with every recording that is missing from it."""
     require_folder(folder)
     missing = [
-        Problem(str(folder / recording.path), "", f"the recording {recording.name} is not there", "put it there")
+        Problem(str(folder / recording.path), "", f"recording {recording.name} is missing", "copy it there")
         for recording in recordings
         if not (folder / recording.path).exists()
     ]

@@ -1,4 +1,4 @@
-"""Measured durations next to the operations that took them: what the time model is fitted to and tested on."""
+"""Samples: measured durations with their operations, which the time model is fitted to and tested on."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ if TYPE_CHECKING:
 
 
 class SampleUse(StrEnum):
-    """What a measurement is for; `published.yaml` states the rule."""
+    """How a measurement is used; `published.yaml` states the rule."""
 
     FIT = "fit"
-    SEEN_NETWORK = "seen network"  # not fitted to, but another one of the same network on the same GPU is
+    SEEN_NETWORK = "seen network"  # not fitted, but another measurement of the same network on the same GPU is
     HELD_OUT = "held out"
 
 
@@ -28,10 +28,14 @@ class SampleUse(StrEnum):
 class Sample:
     """One measurement.
 
-    gpu: its name as a user would give it; spec: what the model computes with. measures: the part of an iteration.
-    operations: what ran, each with how often. full: the part is a phase or an iteration, not one sort of kernels.
-    use: what the measurement is for. source: where it comes from.
-    weight: what it counts in the fit; that of a sort of kernels is its part of the recording's time.
+    gpu: name of the GPU, as in options. spec: its description for the model.
+    measures: the measured part of an iteration.
+    operations: the operations that ran, each with its count.
+    use: how the measurement is used.
+    source: origin of the measurement.
+    full: whether the part is a phase or an iteration, not one type of kernels.
+    weight: weight in the fit; for one type of kernels, its fraction of the recording's time.
+    without: algorithms that the library lacked.
     """
 
     gpu: str
@@ -50,23 +54,23 @@ class Sample:
 
     @property
     def fitted(self) -> bool:
-        """Whether the parameters are fitted to it."""
+        """Whether the fit uses this sample."""
         return self.use is SampleUse.FIT
 
     def modelled_ns(self, parameters: Parameters | None = None) -> int:
-        """What the time model says, with the parameters that come with simgpu or with others."""
+        """Duration in the time model, ns; by default with simgpu's parameters."""
         model = time_model(self.spec, tf32=self.tf32, without=self.without, parameters=parameters)
         return sum(count * model.duration_ns(operation) for operation, count in self.operations)
 
 
 @dataclass(frozen=True, slots=True)
 class Skipped:
-    """A measurement that cannot be compared, and why."""
+    """A measurement that cannot be compared, with the reason."""
 
     what: str
     why: str
 
 
 def counted(operations: Iterable[Operation]) -> tuple[tuple[Operation, int], ...]:
-    """Equal operations once, with how often they come."""
+    """The distinct operations with their counts."""
     return tuple(Counter(operations).items())

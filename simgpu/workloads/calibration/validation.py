@@ -1,4 +1,4 @@
-"""Modelled times and memory peaks compared with measured ones; nothing is fitted to the peaks."""
+"""Compares modelled times and memory peaks with measured ones; the model is not fitted to the peaks."""
 
 from __future__ import annotations
 
@@ -20,20 +20,23 @@ from simgpu.workloads.modelled import build_trace
 
 @dataclass(frozen=True, slots=True)
 class ValidationRow:
-    """One measurement and what the model says."""
+    """One measured and modelled duration."""
 
     sample: Sample
     modelled_ns: int
 
     @property
     def error(self) -> float:
-        """Modelled over measured, less one: positive where the model is too slow."""
+        """Modelled over measured time, minus one: positive if the modelled time is too long."""
         return self.modelled_ns / self.sample.measured_ns - 1
 
 
 @dataclass(frozen=True, slots=True)
 class ErrorSummary:
-    """Errors of some rows: how many, the mean of their sizes, their mean with sign, and the row with the largest."""
+    """Errors of several rows.
+
+    count: number of rows. mean: mean absolute error. bias: mean signed error. worst: row with the largest error.
+    """
 
     count: int
     mean: float
@@ -43,9 +46,11 @@ class ErrorSummary:
 
 @dataclass(frozen=True, slots=True)
 class TimeModelValidation:
-    """All measurements that could be compared, by GPU and network, and those that could not.
+    """The comparison of all measurements.
 
-    memory: peaks, in the order of the list of recordings.
+    rows: compared measurements, ordered by GPU and network.
+    skipped: measurements that could not be compared.
+    memory: memory peaks, in the order of the list of recordings.
     """
 
     rows: tuple[ValidationRow, ...]
@@ -53,9 +58,9 @@ class TimeModelValidation:
     memory: tuple[MemoryRow, ...] = ()
 
     def summary(self, use: SampleUse, *, gpu: str | None = None, network: str | None = None) -> ErrorSummary | None:
-        """Of the phases and iterations (sorts of kernels do not count) of one use; on one GPU, of one network or all.
+        """Errors of the phases and iterations with one use, without those of single types of kernels; None if none.
 
-        None where there are none.
+        gpu, network: restrict the summary to one GPU or network.
         """
         return summary_of(
             row
@@ -64,20 +69,20 @@ class TimeModelValidation:
         )
 
     def gpus(self) -> tuple[str, ...]:
-        """The GPUs of the rows, in their order."""
+        """The GPUs of the rows, in row order."""
         return tuple(dict.fromkeys(row.sample.gpu for row in self.rows))
 
     def networks(self) -> tuple[str, ...]:
-        """The networks of the rows, by name."""
+        """The networks of the rows, sorted by name."""
         return tuple(sorted({row.sample.network for row in self.rows}))
 
     def unmeasured(self) -> tuple[str, ...]:
-        """The zoo's networks of which no phase and no iteration was compared, by name."""
+        """The zoo's networks without a compared phase or iteration, sorted by name."""
         return tuple(sorted(NETWORKS.keys() - {row.sample.network for row in self.rows if row.sample.full}))
 
 
 def summary_of(rows: Iterable[ValidationRow]) -> ErrorSummary | None:
-    """How far off these rows are, those of sorts of kernels left out."""
+    """Errors of rows, without those of single types of kernels; None if no rows are left."""
     full = [row for row in rows if row.sample.full]
     if not full:
         return None
@@ -87,10 +92,10 @@ def summary_of(rows: Iterable[ValidationRow]) -> ErrorSummary | None:
 
 
 def validate(recordings: Path | None = None) -> TimeModelValidation:
-    """Compares the time model to the published figures and, where a folder is given, to the recordings in it.
+    """Compares the time model with the published figures and, if a folder is given, with the recordings in it.
 
-    Recordings that should be in the folder and are not are told in `TimeModelValidation.skipped`. Raises `InputError`
-    where the folder is not there or a recording in it is damaged.
+    `TimeModelValidation.skipped` lists recordings that are missing from the folder. Raises `InputError` if the folder
+    does not exist or a recording is damaged.
     """
     if recordings is not None:
         require_folder(recordings)
@@ -111,13 +116,16 @@ def _compared(recordings: Path | None) -> Iterator[Sample | MemoryRow | Skipped]
             else:
                 yield from samples_of(*each)
                 yield compare_memory(*each)
-        for left in listed.not_compared:
-            yield Skipped(left.path, left.why)
+        for recording in listed.not_compared:
+            yield Skipped(recording.path, recording.why)
 
 
 @dataclass(frozen=True, slots=True)
 class MemoryRow:
-    """Two peaks, bytes. counted: where the recorded one is from, the framework's own count or recorded lifetimes."""
+    """Recorded and modelled peak memory, bytes.
+
+    counted: origin of the recorded peak: "framework" for the framework's own count, "lifetimes" for recorded lifetimes.
+    """
 
     recording: CalibrationRecording
     recorded: int
@@ -126,12 +134,12 @@ class MemoryRow:
 
     @property
     def error(self) -> float:
-        """Modelled over recorded, less one: positive where the model needs too much."""
+        """Modelled over recorded peak, minus one: positive if the modelled peak is too large."""
         return self.modelled / self.recorded - 1
 
 
 def compare_memory(recording: CalibrationRecording, trace: Trace) -> MemoryRow | Skipped:
-    """The peaks of one recording, `trace`, and of its network as the zoo models it."""
+    """Compares the peak memory of a recording, `trace`, with that of the modelled network from the zoo."""
     stats = trace_stats(trace)
     if trace.info.framework_peak_bytes is not None:
         recorded, counted = trace.info.framework_peak_bytes, "framework"

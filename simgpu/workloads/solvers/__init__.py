@@ -1,1 +1,1 @@
-"""Small solvers that really run: arrays as HPC programs hold them, and what one of their steps does on a GPU."""
+"""Small HPC solvers that run with NumPy, and the GPU kernels and memory accesses of one of their steps."""

@@ -18,11 +18,11 @@ SOLVERS = MappingProxyType({solver.name: solver for solver in _ALL})
 
 
 def solver_of(name: str, size: int | None = None) -> Solver:
-    """A solver at a size, its usual one where none is given. Raises `InputError` for an unknown name or a bad size.
+    """Returns a solver, by default at its usual size. Raises `InputError` for an unknown name or an invalid size.
 
     >>> solver_of("seismic").bytes, solver_of("seismic", 24).bytes
     (13271040, 1658880)
     """
     if name not in SOLVERS:
-        raise InputError.single("", "solver", f"{name!r} is not known", did_you_mean(name, SOLVERS))
+        raise InputError.single("", "solver", f"unknown solver {name!r}", did_you_mean(name, SOLVERS))
     return SOLVERS[name].at(size)

@@ -1,12 +1,14 @@
-"""Conjugate gradients on a sparse matrix of random pattern: NAS CG.
+"""Conjugate gradients on a sparse matrix with a random pattern: NAS CG.
 
-Of the kind of 354.cg. Bailey et al., The NAS Parallel Benchmarks, RNR-94-007, section 2.4: the smallest distance of an
-eigenvalue from a shift by inverse iteration, x <- z / |z| with A z = x solved by 25 steps of conjugate gradients from
-z = 0. The matrix A less its shift is definite, if negative: the method is the same. What takes the time is the product
-with the matrix, which gathers values of a vector at random. One step of the run is one step of conjugate gradients.
+Similar to 354.cg. Bailey et al., The NAS Parallel Benchmarks, RNR-94-007, section 2.4: finds the smallest distance of
+an eigenvalue from a shift by inverse iteration, x <- z / |z|, where 25 steps of conjugate gradients from z = 0 solve
+A z = x. The shifted matrix is definite, but may be negative definite; the method is the same. The product with the
+matrix, which gathers vector values at random, takes most of the time. One step of the run is one conjugate gradient
+step.
 
-The matrix (section 2.4.3), in compressed rows: the weighted sum of outer products of random sparse vectors, with
-weights that fall geometrically from 1 to `CONDITION`, plus `CONDITION` and less a shift on the diagonal.
+The matrix (section 2.4.3) is stored in compressed rows. It is the weighted sum of outer products of random sparse
+vectors, with weights that decrease geometrically from 1 to `CONDITION`; `CONDITION` minus the shift is added to the
+diagonal.
 """
 
 from __future__ import annotations
@@ -25,16 +27,17 @@ from simgpu.workloads.solvers.solver import Solver, State, check_size
 from simgpu.workloads.solvers.work import ENTRY_BYTES, L2_BYTES, SECTOR_BYTES, Array, KernelWork, Touch, once
 from simgpu.workloads.timemodel.operation import OperationKind
 
-#: Steps of conjugate gradients for one of inverse iteration, as in NAS.
+#: Conjugate gradient steps per step of inverse iteration, as in NAS.
 INNER = 25
 
 
 @dataclass(frozen=True)
 class ConjugateGradient(Solver):
-    """NAS CG of `size` rows; class S is ``ConjugateGradient(1400, nonzeros=7, shift=10.0, outer=15)``.
+    """NAS CG with `size` rows; class S is ``ConjugateGradient(1400, nonzeros=7, shift=10.0, outer=15)``.
 
-    nonzeros: of a random vector whose outer products make the matrix; usually 3, with which the gaps between the
-    columns of a row, by which indices compress, come as near to those of the reference as a small matrix lets them.
+    nonzeros: nonzeros of each random vector whose outer product is added to the matrix. With the default of 3, the gaps
+        between the columns of a row, which determine how well indices compress, are as close to those of the reference
+        as a small matrix allows.
     outer: steps of inverse iteration.
 
     >>> solver = ConjugateGradient(1400, nonzeros=7, shift=10.0, outer=2)
@@ -60,16 +63,16 @@ class ConjugateGradient(Solver):
 
     @property
     def steps(self) -> int:
-        """Steps of conjugate gradients."""
+        """Conjugate gradient steps of the run."""
         return self.outer * INNER
 
     @cached_property
     def matrix(self) -> SparseRows:
-        """The matrix, made once."""
+        """The matrix, computed once."""
         return random_matrix(self.size, self.nonzeros, self.shift)
 
     def arrays(self) -> dict[str, Array]:
-        """The matrix, with the room that NAS keeps for entries that coincide, and five vectors."""
+        """The matrix, with NAS's capacity for coinciding entries, and five vectors."""
         capacity = allocated_entries(self.size, self.nonzeros)
         return {
             "values": Array((capacity,), "float64"),
@@ -79,13 +82,13 @@ class ConjugateGradient(Solver):
         }
 
     def states(self) -> Iterator[State]:
-        """After each step; x is still the right side that the step solves for."""
+        """Yields the state after each step; x is the right-hand side of the current system."""
         matrix = self.matrix
         state: State = {"values": matrix.values, "columns": matrix.columns, "row_starts": matrix.starts}
         state |= {name: np.zeros(self.size) for name in ("x", "z", "p", "q", "r")}
         state["x"][:] = 1.0
-        for turn in range(self.outer):
-            if turn:
+        for iteration in range(self.outer):
+            if iteration:
                 z = state["z"]
                 state["x"][:] = z / np.sqrt(dot(z, z))
             state["z"][:] = 0.0
@@ -96,23 +99,23 @@ class ConjugateGradient(Solver):
                 yield state
 
     def eigenvalue(self, state: State) -> float:
-        """The estimate that NAS verifies, zeta: of a state at the end of a step of inverse iteration."""
+        """The estimate zeta that NAS verifies, for the state at the end of a step of inverse iteration."""
         return self.shift + 1 / dot(state["x"], state["z"])
 
     def work(self) -> tuple[KernelWork, ...]:
-        """Product, d = p.q, both updates, rho = r.r, the next direction.
+        """Kernels: sparse product, d = p.q, both updates, rho = r.r, the next direction.
 
-        In the product a thread works through a row, so that the threads of a warp are rows apart, and each asks for the
-        next sector of its own row: of 354.cg the paper tells that most accesses need one sector (section 4.2). Rows
-        under way at once take many times the L2 cache, which therefore does not keep the rest of an entry. And it asks
-        for a value of p for each entry of the matrix, at random: a sector of its own each, unless p's part that the L2
-        cache can hold has it. What passes through that cache next to p is not counted against it.
+        In the product, each thread processes a row. So the threads of a warp access different rows, and each requests
+        the next sector of its own row; the paper states that most accesses of 354.cg need one sector (section 4.2).
+        Concurrently processed rows exceed the L2 cache many times, so it does not retain the rest of an entry. For each
+        entry of the matrix, the thread also reads a random value of p, which takes one sector unless it is in the part
+        of p that fits into the L2 cache. Cache space used by other data is ignored.
         """
         arrays, rows = self.arrays(), self.size
         entries = expected_entries(rows, self.nonzeros)
-        held = min(1.0, L2_BYTES / arrays["p"].bytes)
-        first = arrays["p"].bytes // 32  # each sector that is used at all is fetched at least once
-        gathers = max(first, round(entries * (1 - held)))
+        cached = min(1.0, L2_BYTES / arrays["p"].bytes)
+        first = arrays["p"].bytes // 32  # each sector is fetched at least once
+        gathers = max(first, round(entries * (1 - cached)))
         product = (
             _by_rows("values", 8 * entries, rows),
             _by_rows("columns", 4 * entries, rows),
@@ -130,18 +133,18 @@ class ConjugateGradient(Solver):
         )
 
     def reference(self) -> ConjugateGradient:
-        """1.22 GB: as many rows as NAS's class D, with as many nonzeros as class S."""
+        """1.22 GB: the number of rows of NAS class D, with the nonzeros of class S."""
         return ConjugateGradient(size=1_500_000, nonzeros=7, shift=self.shift, outer=self.outer)
 
 
 def _by_rows(array: str, size: int, rows: int) -> Touch:
-    """Each row's sectors one at a time, row next to row."""
+    """Accesses to the sectors of each row, one at a time, with neighbouring rows processed concurrently."""
     stride = max(1, round(size / rows / ENTRY_BYTES))
     return Touch(array, False, -(-size // SECTOR_BYTES), AccessOrder.STRIDED, sectors=1, stride=stride)
 
 
 def dot(left: NDArray[Any], right: NDArray[Any]) -> float:
-    """The scalar product, summed by NumPy in its fixed order."""
+    """The scalar product, summed in NumPy's fixed order."""
     return float(np.add.reduce(left * right))
 
 
@@ -163,21 +166,21 @@ _DIAGONAL_VALUE = 0.5
 
 @dataclass(frozen=True, slots=True)
 class SparseRows:
-    """A square matrix: row i has values[starts[i]:starts[i + 1]], columns in rising order; arrays may be longer."""
+    """A square matrix: row i has values[starts[i]:starts[i + 1]], columns in ascending order; arrays may be longer."""
 
     values: NDArray[np.float64]
     columns: NDArray[np.int32]
     starts: NDArray[np.int32]
 
     def times(self, vector: NDArray[np.float64]) -> NDArray[np.float64]:
-        """The product with a vector; every row has an entry, its diagonal."""
+        """The product with a vector. Requires an entry in every row; the diagonal is one."""
         used = int(self.starts[-1])
         products = self.values[:used] * vector[self.columns[:used]]
         return np.add.reduceat(products, self.starts[:-1])
 
 
 def allocated_entries(rows: int, nonzeros: int) -> int:
-    """Entries that NAS allocates: those of all outer products, as if none coincided.
+    """Entries that NAS allocates: those of all outer products, as if no entries coincided.
 
     >>> allocated_entries(1400, 7)
     89600
@@ -186,7 +189,7 @@ def allocated_entries(rows: int, nonzeros: int) -> int:
 
 
 def expected_entries(rows: int, nonzeros: int) -> int:
-    """Entries of a large matrix: outer products coincide on its diagonal, and hardly anywhere else.
+    """Entries of a large matrix: outer products coincide on the diagonal, and rarely elsewhere.
 
     >>> expected_entries(150_000, 15)  # NAS's class C has 36,121,058
     36150000
@@ -195,18 +198,18 @@ def expected_entries(rows: int, nonzeros: int) -> int:
 
 
 def random_matrix(rows: int, nonzeros: int, shift: float) -> SparseRows:
-    """The matrix of NAS CG with so many rows and nonzeros in a random vector.
+    """The matrix of NAS CG. nonzeros: nonzeros of each random vector.
 
     >>> matrix = random_matrix(1400, 7, 10.0)
     >>> int(matrix.starts[-1]), matrix.values.size, matrix.values.nbytes
     (78148, 89600, 716800)
     """
     places, values = _vectors(rows, nonzeros)
-    held = places >= 0
-    left, right = np.nonzero(held)[0], places[held]
-    retained = values[held]
-    counts = held.sum(axis=1)
-    # Each element of a vector meets all elements of it: the outer product, vector by vector.
+    is_used = places >= 0
+    left, right = np.nonzero(is_used)[0], places[is_used]
+    retained = values[is_used]
+    counts = is_used.sum(axis=1)
+    # The outer product of each vector pairs each of its elements with all of its elements.
     partners = counts[left]
     first = np.repeat(np.arange(left.size), partners)
     offsets = np.arange(partners.sum()) - np.repeat(np.cumsum(partners) - partners, partners)
@@ -222,7 +225,7 @@ def random_matrix(rows: int, nonzeros: int, shift: float) -> SparseRows:
 def _in_rows(
     rows: int, capacity: int, row: NDArray[np.int64], column: NDArray[np.int64], value: NDArray[np.float64]
 ) -> SparseRows:
-    """Sums what falls on one place, in the order given."""
+    """Builds the matrix from triplets; sums values at the same position in input order."""
     key = row * rows + column
     order = np.argsort(key, kind="stable")
     key, value = key[order], value[order]
@@ -235,10 +238,10 @@ def _in_rows(
 
 
 def _vectors(rows: int, nonzeros: int) -> tuple[NDArray[np.int64], NDArray[np.float64]]:
-    """For each row a random sparse vector with 0.5 at the row itself: places (-1 for none), and values; NAS's draws.
+    """For each row, a random sparse vector with 0.5 at the row's own position: positions (-1 for none), and values.
 
-    A place beyond the last row or drawn before is drawn again, with its value, so where a vector begins in the sequence
-    depends on all vectors before it.
+    Draws as NAS does: a position beyond the last row, or already in the vector, is drawn again together with its value.
+    So the start of a vector in the random sequence depends on all vectors before it.
     """
     below = 1 << (rows - 1).bit_length()
     places = np.full((rows, nonzeros + 1), -1, np.int64)
@@ -258,20 +261,20 @@ def _vectors(rows: int, nonzeros: int) -> tuple[NDArray[np.int64], NDArray[np.fl
 
 
 class _Draws:
-    """Pairs of a value and a place below a power of two, made many at a time."""
+    """Random pairs of a value and a position below a power of two, generated in batches."""
 
     _MANY = 2**16
 
     def __init__(self, below: int) -> None:
         self._below = below
         self._seed = int(nas_random.sequence(_SEED, 1)[0])
-        self._left: list[tuple[float, int]] = []
+        self._pairs: list[tuple[float, int]] = []
 
     def pair(self) -> tuple[float, int]:
-        if not self._left:
+        if not self._pairs:
             seeds = nas_random.sequence(self._seed, 2 * self._MANY)
             self._seed = int(seeds[-1])
             numbers = nas_random.uniform(seeds)
             places = (numbers[1::2] * self._below).astype(np.int64)
-            self._left = list(zip(numbers[0::2].tolist(), places.tolist(), strict=True))[::-1]
-        return self._left.pop()
+            self._pairs = list(zip(numbers[0::2].tolist(), places.tolist(), strict=True))[::-1]
+        return self._pairs.pop()

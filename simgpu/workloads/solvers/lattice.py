@@ -1,9 +1,9 @@
 """Flow through a porous medium by the lattice Boltzmann method, on a list of fluid sites.
 
-Of the kind of 360.ilbdc: D3Q19 in double precision with two relaxation times (Ginzburg, Verhaeghe and d'Humieres
-2008), a constant force, and values of fluid sites alone, one after another. A table has for each site and direction
-where the value comes from. Two copies of the values alternate: a step reads one and writes the other. Sites are listed
-brick by brick, so that neighbours in all directions lie near each other in memory.
+Similar to 360.ilbdc: D3Q19 in double precision with two relaxation times (Ginzburg, Verhaeghe and d'Humieres 2008) and
+a constant force. Values are stored for fluid sites only. A table contains the source of the value for each site and
+direction. Two copies of the values alternate: a step reads one and writes the other. Sites are listed brick by brick,
+so that neighbours in all directions are close in memory.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from simgpu.workloads.solvers.solver import Solver, State, check_size
 from simgpu.workloads.solvers.work import ENTRY_BYTES, SECTOR_BYTES, Array, KernelWork, Touch, entries_of, once
 from simgpu.workloads.timemodel.operation import OperationKind
 
-#: The directions (z, y, x) of D3Q19, rest first, each next to its opposite.
+#: The directions (z, y, x) of D3Q19: rest first, then each direction followed by its opposite.
 DIRECTIONS = (
     (0, 0, 0),
     *(
@@ -31,11 +31,11 @@ DIRECTIONS = (
         for signed in (d, tuple(-part for part in d))
     ),
 )
-#: Of each direction its opposite.
+#: Index of the opposite of each direction.
 OPPOSITE = tuple(DIRECTIONS.index(tuple(-part for part in d)) for d in DIRECTIONS)
-#: Sites a side of a brick.
+#: Sites per side of a brick.
 BRICK = 4
-#: Threads of a block, one for each site; what they ask for of one entry at a time comes from memory once.
+#: Threads per block, one per site; simultaneous requests of a block for one memory-entry cause one memory access.
 THREADS = 128
 _SEED = 271828183
 
@@ -44,16 +44,16 @@ Fluid = NDArray[np.bool_]
 
 @dataclass(frozen=True, slots=True)
 class Requests:
-    """What thread blocks ask of memory when they pull all values: visits to entries, and sectors asked in them."""
+    """Memory requests of all thread blocks when they pull all values: accesses to entries, and requested sectors."""
 
     visits: int
     sectors: int
 
 
 def spheres(side: int, solid: float) -> Fluid:
-    """A periodic cube with solid spheres placed at random until at least `solid` of it is solid; True where fluid.
+    """A periodic cube with random solid spheres, which make up at least the fraction `solid`; True where fluid.
 
-    Spheres overlap and have a seventh of the side as diameter, at least four sites.
+    Spheres may overlap. Their diameter is a seventh of the side, at least four sites.
 
     >>> round(float(spheres(16, 0.3).mean()), 3)
     0.696
@@ -72,7 +72,7 @@ def spheres(side: int, solid: float) -> Fluid:
 
 
 def listed(fluid: Fluid) -> NDArray[np.int64]:
-    """The number of every site in the list of fluid sites, -1 where solid: brick by brick, in each plane by plane."""
+    """The index of each site in the list of fluid sites, -1 if solid; ordered by brick, then by plane."""
     sides = fluid.shape
     z, y, x = (np.arange(side) for side in sides)
     brick = ((z // BRICK)[:, None, None] * -(-sides[1] // BRICK) + (y // BRICK)[:, None]) * -(-sides[2] // BRICK)
@@ -86,10 +86,10 @@ def listed(fluid: Fluid) -> NDArray[np.int64]:
 
 
 def sources(fluid: Fluid) -> NDArray[np.int32]:
-    """Where each value comes from: for each direction but rest and each site, a place in the values of all directions.
+    """The source of each value: for each direction except rest and each site, an index into all values.
 
-    Values are listed direction by direction. One that would come out of a solid is the opposite one of the site itself,
-    thrown back at the wall half a link away. The geometry is periodic. Shape (18, sites).
+    Values are ordered by direction. If the source is solid, the value is that of the opposite direction at the site
+    itself, bounced back from a wall half a link away. The geometry is periodic. Shape (18, sites).
     """
     numbers = listed(fluid)
     place = np.nonzero(fluid)
@@ -106,7 +106,7 @@ def sources(fluid: Fluid) -> NDArray[np.int32]:
 
 
 def requests(table: NDArray[np.int32], itemsize: int = 8) -> Requests:
-    """What blocks of `THREADS` threads ask for, direction by direction, when each pulls its site's values.
+    """Memory requests of blocks of `THREADS` threads when each thread pulls its site's values, by direction.
 
     >>> requests(np.arange(256, dtype=np.int32).reshape(1, 256))
     Requests(visits=16, sectors=64)
@@ -134,22 +134,23 @@ def channel(side: int, height: int) -> Fluid:
 
 #: Weights of the directions: rest, along an axis, diagonal.
 WEIGHTS = tuple((1 / 3, 1 / 18, 1 / 36)[sum(map(abs, d))] for d in DIRECTIONS)
-#: The product of both relaxations for which a wall lies exactly half a link away.
+#: The product of both relaxation parameters for which a wall is exactly half a link away.
 _MAGIC = 3 / 16
 _SOLID = 0.35
-#: Operations of a site: density (18 sums), momentum (27 sums and half the force), velocity (3 divisions), the term of
-#: its square (6), rest (6); of each of 9 pairs of directions c.u (1; 6 diagonals a sum more) and the weighted density
-#: (1), the equilibrium's even and odd part (6), what relaxation changes of both (8; 5 pairs with the force's part),
-#: two results (4).
+#: Operations per site: density (18 sums), momentum (27 sums and half the force), velocity (3 divisions), squared
+#: velocity term (6), rest (6). For each of the 9 direction pairs: c.u (1; one more sum for 6 diagonals), weighted
+#: density (1), even and odd part of the equilibrium (6), relaxation of both (8; one more for 5 pairs with a force
+#: term), two results (4).
 FLOPS = 18 + 28 + 3 + 6 + 6 + 9 * (1 + 1 + 6 + 8 + 4) + 6 + 5
 
 
 @dataclass(frozen=True, eq=False)
 class Lattice(Solver):
-    """Flow along x through overlapping spheres in a periodic cube of `size` sites a side.
+    """Flow along x through overlapping spheres in a periodic cube of `size` sites per side.
 
-    tiles: how often the cube stands next to itself along z, y and x. viscosity, force: in lattice units.
-    geometry: another one instead, True where fluid, periodic.
+    tiles: copies of the cube along z, y and x.
+    viscosity, force: in lattice units.
+    geometry: a periodic geometry to use instead of the spheres; True where fluid.
 
     >>> solver = Lattice(size=8, steps=4)
     >>> *_, last = solver.states()
@@ -190,7 +191,7 @@ class Lattice(Solver):
         return int(self.tile.sum()) * int(np.prod(self.tiles))
 
     def arrays(self) -> dict[str, Array]:
-        """Values before even and before odd steps, direction by direction, and the table of where they come from."""
+        """Values before even and before odd steps, ordered by direction, and the table of their sources."""
         directions, sites = len(DIRECTIONS), self.sites
         return {
             "values_even": Array((directions, sites), "float64"),
@@ -199,7 +200,7 @@ class Lattice(Solver):
         }
 
     def states(self) -> Iterator[State]:
-        """After each step, from rest."""
+        """Yields the state after each step, starting at rest."""
         table = sources(np.tile(self.tile, self.tiles))
         values = np.repeat(np.array(WEIGHTS)[:, None], table.shape[1], axis=1)
         state: State = {"values_even": values, "values_odd": np.zeros_like(values), "sources": table}
@@ -209,19 +210,19 @@ class Lattice(Solver):
             yield state
 
     def velocity(self, values: NDArray[Any]) -> NDArray[Any]:
-        """Velocity along x at each site, in lattice units; values as a step leaves them, before they move on."""
+        """Velocity along x at each site, in lattice units. values: state after a step, before propagation."""
         along = np.array([direction[2] for direction in DIRECTIONS], np.float64)
-        # A step adds the force's whole momentum; the velocity lies in the middle of it.
+        # A step adds the full momentum of the force; the velocity is defined at half of it.
         momentum: NDArray[Any] = np.add.reduce(along[:, None] * values) - self.force / 2
         result: NDArray[Any] = momentum / np.add.reduce(values)
         return result
 
     def work(self) -> tuple[KernelWork, ...]:
-        """A step from the even values to the odd ones, and one back.
+        """Kernels: a step from the even values to the odd ones, and a step back.
 
-        Values are pulled direction by direction: memory sees the directions' parts of the array visited in step. What
-        the threads of a block ask for of an entry at a time comes at once; other blocks ask again. Both are counted on
-        one tile, and the mean number of sectors of a visit is rounded.
+        Values are pulled by direction, so the parts of the array for all directions are accessed concurrently. The
+        simultaneous requests of a block for one entry cause one memory access; other blocks access it again. Accesses
+        and sectors are counted for one tile, and the mean number of sectors per access is rounded.
         """
         arrays = self.arrays()
         result = requests(sources(self.tile))
@@ -240,7 +241,7 @@ class Lattice(Solver):
         return step("values_even", "values_odd"), step("values_odd", "values_even")
 
     def reference(self) -> Lattice:
-        """As many tiles as come nearest to 1.94 GB, along x, y and z in turn."""
+        """The number of tiles closest to 1.94 GB, added along x, y and z in turn."""
         one = Lattice(size=self.size).bytes
         tiles = [1, 1, 1]
         axis = 2
@@ -250,7 +251,7 @@ class Lattice(Solver):
         return Lattice(size=self.size, steps=self.steps, tiles=(tiles[0], tiles[1], tiles[2]))
 
     def _advance(self, before: NDArray[Any], table: NDArray[np.int32], after: NDArray[Any]) -> None:
-        """Pull, then relax even and odd parts of opposite directions, each at its own rate."""
+        """Pull values, then relax the even and odd parts of opposite directions, each with its own rate."""
         flat = before.reshape(-1)
         values = np.empty_like(before)
         values[0] = before[0]

@@ -1,13 +1,15 @@
 """Geometric multigrid for finite volumes on boxes of cells: V-cycles with full weighting.
 
-Of the kind of FF_HPGMG (HPGMG-FV, Adams et al., LBNL-6630E): a u - b div(beta grad u) = f on the unit cube with u = 0
-on its faces, variable coefficients, cells of second order in boxes, red-black Gauss-Seidel. A residual goes to the
-coarser level as the mean of eight cells, a correction returns by trilinear interpolation.
+Similar to FF_HPGMG (HPGMG-FV, Adams et al., LBNL-6630E): solves a u - b div(beta grad u) = f on the unit cube with
+u = 0 on its faces, with variable coefficients, second-order cells in boxes, and red-black Gauss-Seidel. The coarser
+level receives the residual as the mean of eight cells; the correction is interpolated trilinearly.
 
-A level is one allocation of boxes: all fields of a box one after another, each with a rim of ghost cells and padded to
-whole memory-entries, as HPGMG-FV pads a box's volume to 64 bytes. So the contents of memory change every few kilobytes.
+A level is one allocation of boxes. The fields of a box are stored one after another, each with a layer of ghost cells
+and padded to full memory-entries, as HPGMG-FV pads a box's volume to 64 bytes. So the kind of data in memory changes
+every few kilobytes.
 
-Sines make the coefficients; their last bits may differ between processors, and with them those of all else.
+The coefficients are computed from sines, whose last bits may differ between processors; so may the last bits of all
+results.
 """
 
 from __future__ import annotations
@@ -26,21 +28,21 @@ from simgpu.workloads.solvers.solver import Solver, State, check_size
 from simgpu.workloads.solvers.work import ENTRY_BYTES, SECTOR_BYTES, Array, KernelWork, Touch
 from simgpu.workloads.timemodel.operation import OperationKind
 
-#: Sweeps before and after the coarser level's correction, and on the coarsest.
+#: Smoothing sweeps before and after the coarser level's correction, and on the coarsest level.
 _SWEEPS, _BOTTOM_SWEEPS = 2, 20
-#: Cells a side of the coarsest level, and of the smallest box on others.
+#: Cells per side of the coarsest level, and of the smallest box on other levels.
 _COARSEST, _LEAST_BOX = 2, 4
-#: What a kernel uses of a box's fields.
+#: The fields that an application of the operator reads.
 _OPERATOR = ("u", "alpha", "beta_x", "beta_y", "beta_z")
-#: Operations at a cell: of A u (along each axis two differences, two products, two sums; the other term 2, the scale
-#: 1, the difference 1); a smoothing step besides, counted where it takes effect, on every second cell; an
-#: interpolation (seven sums and eight products) and its sum.
+#: Operations per cell: for A u (along each axis two differences, two products, two sums; the other term 2, the scale
+#: 1, the difference 1); in addition for a smoothing step, counted only for the cells it changes, every second one; for
+#: an interpolation (seven sums and eight products) and its sum.
 _APPLY_FLOPS, _SMOOTH_FLOPS, _INTERPOLATE_FLOPS = 3 * 6 + 4, 3, 7 + 8 + 1
 
 
 @dataclass(frozen=True)
 class Multigrid(Solver):
-    """V-cycles on `size` cells a side, a power of two, in boxes of `box` cells a side.
+    """V-cycles on `size` cells per side, a power of two, in boxes of `box` cells per side.
 
     >>> solver = Multigrid(size=16, box=8, steps=4)
     >>> norms = [solver.residual(state) for state in solver.states()]
@@ -63,15 +65,15 @@ class Multigrid(Solver):
         check_size(type(self), self.size)
         if self.size & (self.size - 1):
             near = 1 << (self.size.bit_length() - 1)
-            what, remedy = f"{self.size} cells a side are no power of two", f"give for example {near} or {2 * near}"
+            what, remedy = f"{self.size} is not a power of two", f"use for example {near} or {2 * near}"
             raise InputError.single(self.name, "size", what, remedy)
         if self.box < _LEAST_BOX or self.box & (self.box - 1):
-            remedy = f"give a power of two, at least {_LEAST_BOX}"
-            raise InputError.single(self.name, "box", f"{self.box} is no number of cells a side for it", remedy)
+            remedy = f"use a power of two, at least {_LEAST_BOX}"
+            raise InputError.single(self.name, "box", f"{self.box} cells per side is not a supported box size", remedy)
 
     @property
     def shapes(self) -> tuple[Shape, ...]:
-        """Of the levels, finest first: boxes shrink with their level and are joined when they get small."""
+        """Shapes of the levels, finest first: boxes shrink with the level, and are joined when they get small."""
         cells, side = self.size, min(self.box, self.size)
         result = []
         while cells >= _COARSEST:
@@ -81,11 +83,11 @@ class Multigrid(Solver):
         return tuple(result)
 
     def arrays(self) -> dict[str, Array]:
-        """An allocation for each level."""
+        """One allocation per level."""
         return {f"level{number}": Array(shape.shape, "float64") for number, shape in enumerate(self.shapes)}
 
     def states(self) -> Iterator[State]:
-        """After each V-cycle, from u = 0."""
+        """Yields the state after each V-cycle, starting from u = 0."""
         levels = [Level(shape) for shape in self.shapes]
         finest = levels[0]
         centres = (np.arange(self.size) + 0.5) / self.size
@@ -99,16 +101,16 @@ class Multigrid(Solver):
             yield state
 
     def residual(self, state: State) -> float:
-        """The residual's root of the mean square on the finest level."""
+        """The root mean square of the residual on the finest level."""
         return _root_mean_square(self.shapes[0].inner(state["level0"], "residual"))
 
     def error(self, state: State) -> float:
-        """The root mean square of what u differs from the solution of the continuous problem."""
+        """The root mean square of the difference between u and the solution of the continuous problem."""
         u, true = (self.shapes[0].inner(state["level0"], name) for name in ("u", "true"))
         return _root_mean_square(u - true)
 
     def work(self) -> tuple[KernelWork, ...]:
-        """One V-cycle: down to the coarsest level and up again, and the finest level's residual for its norm."""
+        """Kernels of one V-cycle, down to the coarsest level and up again, and of the finest level's residual."""
         arrays, shapes = self.arrays(), self.shapes
         down: list[KernelWork] = []
         up: list[KernelWork] = []
@@ -126,7 +128,7 @@ class Multigrid(Solver):
 
 @dataclass(frozen=True, slots=True)
 class _Kernels:
-    """The kernels on one level; `name` is its array."""
+    """The kernels on one level; `name` is the name of its array."""
 
     name: str
     shape: Shape
@@ -154,14 +156,14 @@ class _Kernels:
         return KernelWork("interpolate", OperationKind.ELEMENTWISE, flops, self.cells, True, touches)
 
     def solve(self) -> KernelWork:
-        """All sweeps in one kernel, which keeps the few cells on the chip."""
+        """All sweeps in one kernel, which holds the few cells on the chip."""
         flops = self.cells * (_APPLY_FLOPS + _SMOOTH_FLOPS) * _BOTTOM_SWEEPS
         return KernelWork("bottom", OperationKind.ELEMENTWISE, flops, self.cells, True, self._relaxation())
 
     def exchange(self) -> KernelWork:
-        """The six faces of each box: of u's every entry the mean number of sectors that hold a part of them, rounded.
+        """The copy of the six faces of each box: accesses every entry of u, with the rounded mean of sectors in use.
 
-        Where rows are no longer than two or three entries, most of the field's entries hold one of their ends.
+        For rows of at most two or three entries, most entries of the field contain an end of a row.
         """
         cells = (self.fields(False, "u"), self.shape.sectors_of_faces(1, -2))
         ghosts = (self.fields(True, "u"), self.shape.sectors_of_faces(0, -1))
@@ -177,10 +179,10 @@ class _Kernels:
         return self.shape.cells**3
 
     def fields(self, write: bool, *names: str) -> Touch:
-        """Whole fields of every box, ghosts included, that lie one after another.
+        """The access to complete, contiguous fields of every box, including ghosts.
 
-        Thread blocks take whole boxes and run side by side, so that memory sees all boxes visited in step: strides of
-        one box.
+        Each thread block processes complete boxes, and blocks run concurrently. So all boxes are accessed in step, with
+        a stride of one box.
         """
         at, each = FIELDS.index(names[0]), self.shape.entries
         assert FIELDS[at : at + len(names)] == names
@@ -207,13 +209,13 @@ def _cycle(levels: list[Level]) -> None:
 
 def _mean_of_eight(fine: Doubles) -> Doubles:
     pairs = fine.reshape([part for side in fine.shape for part in (side // 2, 2)])
-    # One axis after another, so that the order of sums is told.
+    # Sum one axis after another, so that the order of sums is fixed.
     result: Doubles = 0.125 * np.add.reduce(np.add.reduce(np.add.reduce(pairs, axis=5), axis=3), axis=1)
     return result
 
 
 def _interpolated(coarse: Doubles) -> Doubles:
-    """Linear along each axis in turn: three quarters of the cell itself, a quarter of the one that is nearer."""
+    """Linear interpolation along each axis: three quarters of the cell itself, a quarter of the nearer neighbour."""
     for axis in range(3):
         cells = np.moveaxis(coarse, axis, 0)
         lower = np.concatenate([-cells[:1], cells[:-1]])
@@ -229,9 +231,9 @@ def _root_mean_square(values: Doubles) -> float:
 
 Doubles = NDArray[np.float64]
 
-#: The fields of a box in order. temp: the operator's result; true: the solution that the right side is made from;
-#: alpha, beta: coefficients, beta at the lower face of a cell; dinv: one over the operator's diagonal; valid: 1 in the
-#: domain.
+#: The fields of a box in order. temp: the operator's result; true: the solution from which the right-hand side is
+#: computed; alpha, beta: coefficients, beta at the lower face of a cell; dinv: one over the operator's diagonal; valid:
+#: 1 in the domain.
 FIELDS = ("temp", "true", "residual", "rhs", "u", "alpha", "beta_x", "beta_y", "beta_z", "dinv", "valid")
 #: Weights of both terms of the operator a alpha u - b div(beta grad u).
 A = B = 1.0
@@ -242,7 +244,7 @@ _BETAS = ("beta_z", "beta_y", "beta_x")
 
 @dataclass(frozen=True, slots=True)
 class Shape:
-    """`boxes` boxes a side of `side` cells a side.
+    """The shape of a level: `boxes` boxes per side, with `side` cells per side each.
 
     >>> Shape(2, 16).cells, Shape(2, 16).shape, Shape(2, 16).entries
     (32, (2, 2, 2, 11, 5840), 365)
@@ -253,12 +255,12 @@ class Shape:
 
     @property
     def cells(self) -> int:
-        """Cells of the level a side."""
+        """Cells per side of the level."""
         return self.boxes * self.side
 
     @property
     def shape(self) -> tuple[int, ...]:
-        """Of the level's array: boxes along z, y, x; fields; cells with their ghosts, x fastest, and what fills up."""
+        """Shape of the level's array: boxes along z, y, x; fields; cells with ghosts, x fastest, and padding."""
         return (*(self.boxes,) * 3, len(FIELDS), self.entries * ENTRY_BYTES // 8)
 
     @property
@@ -267,7 +269,7 @@ class Shape:
         return -(-((self.side + 2) ** 3) * 8 // ENTRY_BYTES)
 
     def field(self, data: Doubles, name: str) -> Doubles:
-        """A view of a field of a level's array, with its ghosts: boxes along z, y, x, then cells along z, y, x."""
+        """A view of a field in a level's array, with ghosts: boxes along z, y, x, then cells along z, y, x."""
         cells = data[..., FIELDS.index(name), : (self.side + 2) ** 3]
         return cells.reshape(*cells.shape[:3], *(self.side + 2,) * 3)
 
@@ -276,7 +278,7 @@ class Shape:
         return self.field(data, name)[..., _INNER, _INNER, _INNER]
 
     def sectors_of_faces(self, low: int, high: int) -> int:
-        """Sectors of a field in a box that hold a cell of its six faces, which are cells `low` and `high` of a side.
+        """Sectors of a field in a box that contain a cell of its six faces, which are cells `low` and `high` of a side.
 
         >>> Shape(1, 2).sectors_of_faces(1, -2), Shape(1, 2).sectors_of_faces(0, -1)
         (4, 12)
@@ -288,7 +290,7 @@ class Shape:
 
 
 class Level:
-    """One level: its array, and what a GPU does with it in one kernel each."""
+    """One level: its array, and one method per GPU kernel."""
 
     def __init__(self, shape: Shape) -> None:
         self.shape = shape
@@ -300,7 +302,7 @@ class Level:
         self._set_coefficients()
 
     def field(self, name: str) -> Doubles:
-        """A view of a field with its ghosts: boxes along z, y, x, then cells along z, y, x."""
+        """A view of a field with ghosts: boxes along z, y, x, then cells along z, y, x."""
         return self.shape.field(self.data, name)
 
     def inner(self, name: str) -> Doubles:
@@ -312,12 +314,12 @@ class Level:
         return self.inner(name).transpose(0, 3, 1, 4, 2, 5).reshape((self.shape.cells,) * 3)
 
     def put(self, name: str, cube: Doubles) -> None:
-        """Fills a field from one cube."""
+        """Sets a field from one cube."""
         boxes, side = self.shape.boxes, self.shape.side
         self.inner(name)[:] = cube.reshape(boxes, side, boxes, side, boxes, side).transpose(0, 2, 4, 1, 3, 5)
 
     def exchange(self) -> None:
-        """Ghosts of u: the neighbour box's cells; beyond the domain what makes u zero at its face."""
+        """Sets the ghosts of u: cells of the neighbour box, or beyond the domain the values for u = 0 on its face."""
         u = self.field("u")
         for axis in range(3):
             boxes, cells = np.moveaxis(u, axis, 0), 3 + axis
@@ -327,7 +329,7 @@ class Level:
             low[0], high[-1] = -first[0], -last[-1]
 
     def apply(self) -> None:
-        """temp = A u, from u and its ghosts."""
+        """Sets temp = A u, from u and its ghosts."""
         u, result = self.field("u"), self.inner("temp")
         here = self.inner("u")
         flow = np.zeros_like(here)
@@ -338,7 +340,7 @@ class Level:
         result[:] = A * self.inner("alpha") * here - B * self._per_area * flow
 
     def smooth(self, sweeps: int) -> None:
-        """Gauss-Seidel, red cells before black ones."""
+        """Gauss-Seidel sweeps, red cells before black ones."""
         for _ in range(sweeps):
             for colour in self._colours:
                 self.exchange()
@@ -347,7 +349,7 @@ class Level:
                 self.inner("u")[:] += change
 
     def set_residual(self) -> None:
-        """residual = rhs - A u."""
+        """Sets residual = rhs - A u."""
         self.exchange()
         self.apply()
         self.inner("residual")[:] = self.inner("rhs") - self.inner("temp")
@@ -369,7 +371,7 @@ class Level:
         self.inner("dinv")[:] = 1.0 / diagonal
 
     def _valid_with_ghosts(self) -> Doubles:
-        """1 where a cell or ghost lies in the domain; `valid` itself then has that too."""
+        """Sets and returns `valid`: 1 for cells and ghosts inside the domain."""
         inside = [(place > 0) & (place < 1) for place in (self._places(0.5),) * 3]
         self.field("valid")[:] = _on(inside, lambda z, y, x: (z & y & x).astype(np.float64))
         return self.field("valid")
@@ -381,12 +383,12 @@ class Level:
 
 
 def _at(axis: int, part: slice) -> tuple[Any, ...]:
-    """Of boxes with ghosts the cells next to the inner ones along an axis."""
+    """The index of the inner cells of boxes with ghosts, shifted by one cell along an axis for `_LOWER` or `_UPPER`."""
     return (..., *(part if axis == other else _INNER for other in range(3)))
 
 
 def _on(places: list[NDArray[Any]], function: Callable[..., NDArray[Any]]) -> NDArray[Any]:
-    """A function of z, y and x on all boxes."""
+    """Evaluates a function of z, y and x on all boxes."""
     z, y, x = places
     result: NDArray[Any] = function(
         z[:, None, None, :, None, None], y[None, :, None, None, :, None], x[None, None, :, None, None, :]
@@ -401,13 +403,13 @@ def beta(z: NDArray[Any], y: NDArray[Any], x: NDArray[Any]) -> NDArray[Any]:
 
 
 def solution(z: NDArray[Any], y: NDArray[Any], x: NDArray[Any]) -> NDArray[Any]:
-    """The solution that the right side is made from; zero on the domain's faces."""
+    """The exact solution, from which the right-hand side is computed; zero on the domain's faces."""
     result: NDArray[Any] = np.sin(pi * z) * np.sin(2 * pi * y) * np.sin(3 * pi * x)
     return result
 
 
 def right_side(z: NDArray[Any], y: NDArray[Any], x: NDArray[Any]) -> NDArray[Any]:
-    """The operator on `solution`, by calculus: a u - b (grad beta . grad u + beta laplace u)."""
+    """The operator applied to `solution`, analytically: a u - b (grad beta . grad u + beta laplace u)."""
     u, places = solution(z, y, x), (z, y, x)
     result: NDArray[Any] = A * u + B * 14 * pi**2 * beta(*places) * u
     for axis, waves in enumerate((1, 2, 3)):

@@ -1,7 +1,7 @@
 """The random numbers of the NAS Parallel Benchmarks: a linear congruential generator modulo 2**46.
 
-x[k+1] = 5**13 x[k] mod 2**46, told as x / 2**46 in (0, 1): Bailey et al., The NAS Parallel Benchmarks, RNR-94-007,
-section 2.3. Exact: 64-bit integers wrap at 2**64, which 2**46 divides.
+x[k+1] = 5**13 x[k] mod 2**46, with the random number x / 2**46 in (0, 1): Bailey et al., The NAS Parallel Benchmarks,
+RNR-94-007, section 2.3. The results are exact: 64-bit integers wrap at 2**64, a multiple of 2**46.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ Seeds = NDArray[np.uint64]
 
 
 def power(exponent: int) -> int:
-    """What takes a seed `exponent` numbers further.
+    """The factor that advances a seed by `exponent` numbers.
 
     >>> power(3) == MULTIPLIER**3 % 2**46
     True
@@ -26,17 +26,17 @@ def power(exponent: int) -> int:
 
 
 def further(seeds: Seeds, factor: int) -> Seeds:
-    """The seeds times a `power`."""
+    """The seeds advanced by a factor from `power`."""
     return (seeds * np.uint64(factor)) & _MASK
 
 
 def uniform(seeds: Seeds) -> NDArray[np.float64]:
-    """The numbers that seeds stand for, in (0, 1)."""
+    """The random numbers of seeds, in (0, 1)."""
     return seeds.astype(np.float64) * 2.0**-46
 
 
 def sequence(seed: int, count: int, step: int = 1) -> Seeds:
-    """The `count` seeds that follow `seed`, each `step` numbers after the one before; the first is `step` after it.
+    """The `count` seeds after `seed`, each advanced by `step` numbers from the previous one.
 
     >>> sequence(314159265, 3).tolist() == [314159265 * MULTIPLIER**k % 2**46 for k in (1, 2, 3)]
     True

@@ -1,14 +1,14 @@
-"""Pairs of random numbers made Gaussian and tallied: the kernel of NAS EP, data-parallel.
+"""Gaussian pairs from random numbers, counted by annulus: the kernel of NAS EP, data-parallel.
 
-Of the kind of 352.ep. Bailey et al., The NAS Parallel Benchmarks, RNR-94-007, section 2.2.1: uniform pairs (x, y) in
-(-1, 1)^2 with t = x^2 + y^2 <= 1 give the independent Gaussian deviates x s and y s, s = sqrt(-2 ln t / t); they are
-summed, and counted by the square annulus l <= max(|X|, |Y|) < l + 1.
+Similar to 352.ep. Bailey et al., The NAS Parallel Benchmarks, RNR-94-007, section 2.2.1: uniform pairs (x, y) in
+(-1, 1)^2 with t = x^2 + y^2 <= 1 give the independent Gaussian deviates x s and y s, s = sqrt(-2 ln t / t). The
+deviates are summed, and counted by the square annulus l <= max(|X|, |Y|) < l + 1.
 
-Here every thread of the GPU owns a seed, its sums and its tallies, as programs do that avoid atomic operations. One
-step is a batch: each thread makes `PAIRS` pairs from its own part of the sequence. The tallies of an annulus lie
-together, so threads side by side touch neighbours; the far annuli, which hardly a pair reaches, stay zero.
+Every GPU thread has its own seed, sums and tallies, as in programs that avoid atomic operations. One step is a batch:
+each thread generates `PAIRS` pairs from its own part of the sequence. The tallies of an annulus are contiguous, so
+neighbouring threads access neighbouring values. The outer annuli, which few pairs reach, stay zero.
 
-The logarithm may differ in its last bit between processors, and with it the last bits of the sums.
+The logarithm may differ in its last bit between processors, and so may the last bits of the sums.
 """
 
 from __future__ import annotations
@@ -28,22 +28,22 @@ from simgpu.workloads.timemodel.operation import OperationKind
 #: The seed of NAS EP, and its number of annuli.
 _SEED = 271828183
 ANNULI = 10
-#: Pairs of a thread and batch: few, so that memory counts as it does in the benchmark.
+#: Pairs per thread and batch: few, so that memory accesses are as important as in the benchmark.
 PAIRS = 8
 _TALLIES = tuple(f"tally{annulus}" for annulus in range(ANNULI))
-#: Operations of a uniform number in double arithmetic (the generator of RNR-94-007 splits factors into halves), and of
-#: a logarithm, and a division or square root, in the polynomials and Newton steps that a GPU has for them: taken, not
-#: counted.
+#: Operations of a uniform number in double arithmetic (the generator of RNR-94-007 splits factors into halves); of a
+#: logarithm; and of a division or square root. A GPU computes the latter with polynomials and Newton steps: these
+#: numbers are assumed, not counted.
 _UNIFORM, _LOGARITHM, _DIVISION = 18, 20, 8
-#: Of a pair: both numbers, 2u - 1 of both, t and its test.
+#: Operations per pair: both numbers, 2u - 1 for both, t and its test.
 _PAIR_FLOPS = 2 * _UNIFORM + 2 * 2 + 3 + 1
-#: Of one that is kept: ln, / t, times -2, sqrt; both deviates, |X| and |Y|, the larger, its annulus; tally and sums.
+#: Operations per accepted pair: ln, / t, times -2, sqrt; both deviates, |X| and |Y|, maximum, annulus; tally and sums.
 _KEPT_FLOPS = _LOGARITHM + 2 * _DIVISION + 1 + 2 + 2 + 1 + 1 + 3
 
 
 @dataclass(frozen=True)
 class RandomNumbers(Solver):
-    """NAS EP with `size` threads; its 2**24 pairs, NAS's class S, are for example 65536 threads and 32 steps.
+    """NAS EP with `size` threads; for example, 65536 threads and 32 steps are the 2**24 pairs of NAS class S.
 
     >>> solver = RandomNumbers(size=64, steps=2)
     >>> *_, last = solver.states()
@@ -66,15 +66,15 @@ class RandomNumbers(Solver):
 
     @property
     def pairs(self) -> int:
-        """Pairs of the whole run."""
+        """Pairs of the run."""
         return self.size * self.steps * PAIRS
 
     def arrays(self) -> dict[str, Array]:
-        """Seeds as doubles, as NAS keeps them; sums of both deviates; tallies, a count in each a double as in NAS."""
+        """Seeds, sums of both deviates, and tallies; all are doubles, as in NAS."""
         return {name: Array((self.size,), "float64") for name in ("seeds", "sum_x", "sum_y", *_TALLIES)}
 
     def states(self) -> Iterator[State]:
-        """After each batch of `size` * `PAIRS` pairs; those of all threads are NAS EP's sequence from its start."""
+        """Yields the state after each batch of `size` * `PAIRS` pairs of NAS EP's sequence."""
         state = {name: np.zeros(array.shape, array.dtype) for name, array in self.arrays().items()}
         own = 2 * PAIRS
         seeds = np.concatenate([np.array([_SEED], np.uint64), nas_random.sequence(_SEED, self.size - 1, own)])
@@ -85,7 +85,7 @@ class RandomNumbers(Solver):
             yield state
 
     def work(self) -> tuple[KernelWork, ...]:
-        """The pairs with their tallies, the jump to the next batch's seeds, and the sums over threads, as a check."""
+        """Kernels: the pairs with their tallies, the jump to the next batch's seeds, and the sums over threads."""
         arrays, threads = self.arrays(), self.size
         own = ("sum_x", "sum_y", *_TALLIES)
         flops = threads * PAIRS * _PAIR_FLOPS + round(threads * PAIRS * np.pi / 4) * _KEPT_FLOPS

@@ -1,12 +1,12 @@
 """Seismic waves from a point source in a layered earth: finite differences in time and space.
 
-Of the kind of 355.seismic: three-dimensional elastic waves in single precision. Velocities and stresses alternate in
-time and are staggered in space (Virieux 1986; in three dimensions Graves 1996), of second order. Near the border every
+Similar to 355.seismic: three-dimensional elastic waves in single precision, of second order. Velocities and stresses
+alternate in time and are staggered in space (Virieux 1986; in three dimensions Graves 1996). Near the border, every
 derivative D becomes D + psi with a memory variable psi <- b psi + a D: the convolutional perfectly matched layer
-(Komatitsch and Martin 2007). Outside of that layer a is zero and psi stays so, but psi fills the whole grid, as in
-codes that keep their loops simple. All fields begin as zeros and fill as the waves spread.
+(Komatitsch and Martin 2007). Outside of that layer, a is zero and psi stays zero; but psi is allocated for the complete
+grid, as in codes with simple loops. All fields are initially zero and fill as the waves spread.
 
-The source's time function may round differently in its last bit on another processor, and all fields after it.
+The source's time function may round differently in its last bit on another processor, and so may all fields.
 """
 
 from __future__ import annotations
@@ -25,24 +25,24 @@ from simgpu.workloads.solvers.work import Array, KernelWork, Touch
 from simgpu.workloads.timemodel.operation import OperationKind
 
 _MODEL = ("lambda", "mu", "buoyancy")
-#: The earth from the top, which is z = 0: share of the depth at which a layer ends, speed of P and S waves (m/s),
-#: density (kg/m3). Taken: sediment, sandstone, limestone.
+#: The layers of the earth from the top (z = 0): fraction of the depth at which the layer ends, speed of P and S waves
+#: (m/s), density (kg/m3). Assumed: sediment, sandstone, limestone.
 _EARTH = ((0.35, 1800.0, 900.0, 2000.0), (0.7, 2500.0, 1400.0, 2200.0), (1.0, 3300.0, 1900.0, 2400.0))
 _SPACING = 10.0
-#: Time step as a share of the longest stable one.
+#: Time step as a fraction of the longest stable one.
 _COURANT = 0.9
-#: Of a derivative: difference, memory variable, their sum.
+#: Operations per derivative: difference, memory variable, their sum.
 _DERIVATIVE_FLOPS = 1 + 3 + 1
 
 
 @dataclass(frozen=True)
 class Seismic(Solver):
-    """Elastic waves in a cube of `size` points a side.
+    """Elastic waves in a cube of `size` points per side.
 
-    border: points of the absorbing layer on every side; 0 makes the walls reflect. steps_per_point: how long it runs,
-    in time steps for each point of a side; in 2 the fastest P wave crosses the cube about once. points: in a wave
-    length of the slowest P wave at the source's frequency. earth: layers from the top, each the share of the depth at
-    which it ends, its P and S speeds in m/s and density in kg/m3.
+    border: points of the absorbing layer on every side; 0 makes the walls reflect.
+    steps_per_point: time steps of the run per point of a side; with 2, the fastest P wave crosses the cube about once.
+    points: points per wavelength of the slowest P wave at the source's frequency.
+    earth: layers from the top: fraction of the depth at which each ends, P and S speeds in m/s, density in kg/m3.
 
     >>> solver = Seismic(size=16)
     >>> first, last = solver.snapshots(2)
@@ -68,31 +68,31 @@ class Seismic(Solver):
 
     @property
     def steps(self) -> int:
-        """Time steps."""
+        """Time steps of the run."""
         return self.steps_per_point * self.size
 
     @property
     def dt(self) -> float:
-        """Seconds of a time step."""
+        """Length of a time step in seconds."""
         return _COURANT * _SPACING / (3**0.5 * max(layer[1] for layer in self.earth))
 
     @property
     def frequency(self) -> float:
-        """Hertz of the source."""
+        """Frequency of the source in hertz."""
         return min(layer[1] for layer in self.earth) / (self.points * _SPACING)
 
     @property
     def source(self) -> tuple[int, int, int]:
-        """The point (z, y, x) of the source: in the middle, a third of the depth down."""
+        """Position (z, y, x) of the source: in the middle, at a third of the depth."""
         return self.size // 3, self.size // 2, self.size // 2
 
     def arrays(self) -> dict[str, Array]:
-        """Three fields of the earth, nine of the wave, and 18 memory variables; x runs fastest."""
+        """Three fields of the earth, nine of the wave, and 18 memory variables; x is the fastest dimension."""
         names = (*_MODEL, *VELOCITIES, *STRESSES, *MEMORIES)
         return {name: Array((self.size,) * 3, "float32") for name in names}
 
     def states(self) -> Iterator[State]:
-        """After each time step."""
+        """Yields the state after each time step."""
         state: State = {name: np.zeros(array.shape, array.dtype) for name, array in self.arrays().items()}
         state |= self._earth()
         fastest = max(layer[1] for layer in self.earth)
@@ -101,7 +101,7 @@ class Seismic(Solver):
         for number in range(self.steps):
             advance_stresses(state, step)
             advance_velocities(state, step)
-            # A vertical force: changes the velocity by itself times buoyancy and the step.
+            # A vertical force: the change of velocity is the force times buoyancy.
             state["vz"][self.source] += np.float32(self.pulse(number)) * state["buoyancy"][self.source]
             yield state
 
@@ -112,9 +112,9 @@ class Seismic(Solver):
         return 1000.0 * (1 - 2 * phase) * exp(-phase)
 
     def energy(self, state: Mapping[str, NDArray[Any]]) -> float:
-        """Kinetic and elastic energy, in units that depend on the spacing alone; summed in double precision.
+        """Kinetic and elastic energy, in units that depend only on the spacing; summed in double precision.
 
-        Velocities and stresses are half a step apart, so it trembles by what a step changes.
+        Velocities and stresses are half a time step apart, so the energy fluctuates by the change within a step.
         """
         wide = {name: state[name].astype(np.float64) for name in (*_MODEL, *VELOCITIES, *STRESSES)}
         stiff, shear = wide["lambda"], wide["mu"]
@@ -126,10 +126,11 @@ class Seismic(Solver):
         return float((kinetic + strained).sum() / 2)
 
     def work(self) -> tuple[KernelWork, ...]:
-        """Normal stresses, each shear stress, each velocity: a kernel goes once through all that it uses.
+        """Kernels: normal stresses, each shear stress, each velocity. A kernel accesses each of its arrays once.
 
-        Neighbouring planes come from the L2 cache, which holds several of each array. Thread blocks take whole planes
-        and run side by side, so that memory sees all planes visited in step: strides of one plane.
+        Neighbouring planes are read from the L2 cache, which holds several planes of each array. Each thread block
+        processes complete planes, and blocks run concurrently. So all planes are accessed in step, with a stride of one
+        plane.
         """
         kernels = [self._kernel("normal_stresses", NORMAL, ("lambda", "mu"), 3 + 3 * 5)]
         kernels += [self._kernel(f"stress_{name}", (name,), ("mu",), 4) for name in ("sxy", "sxz", "syz")]
@@ -137,7 +138,7 @@ class Seismic(Solver):
         return tuple(kernels)
 
     def _kernel(self, op: str, changed: tuple[str, ...], constants: tuple[str, ...], flops: int) -> KernelWork:
-        """flops: at a point, besides the derivatives."""
+        """Builds a kernel. flops: operations per point, in addition to the derivatives."""
         terms = DERIVATIVES[changed[0]]
         retained = (*(memory_name(field, axis) for field, axis, _ in terms), *changed)
         read = (*dict.fromkeys(field for field, _, _ in terms), *constants, *retained)
@@ -156,7 +157,7 @@ class Seismic(Solver):
         return Seismic(size=288, border=10)
 
     def _earth(self) -> State:
-        """Lame's constants and buoyancy, the same in every horizontal plane."""
+        """Lame's constants and buoyancy, constant in each horizontal plane."""
         depth = np.arange(self.size) / self.size
         layer = np.searchsorted([end for end, *_ in self.earth], depth, side="right")
         p, s, density = (np.array([row[column] for row in self.earth])[layer] for column in (1, 2, 3))
@@ -170,7 +171,7 @@ Floats = NDArray[np.float32]
 
 VELOCITIES = ("vx", "vy", "vz")
 STRESSES = ("sxx", "syy", "szz", "sxy", "sxz", "syz")
-#: Of each field the derivatives that change it: of which field, along which axis, and whether forward on the grid.
+#: The derivatives that change each field: the differentiated field, the axis, and whether it is a forward difference.
 DERIVATIVES: dict[str, tuple[tuple[str, str, bool], ...]] = {
     "sxx": (("vx", "x", True), ("vy", "y", False), ("vz", "z", False)),
     "sxy": (("vy", "x", False), ("vx", "y", True)),
@@ -180,19 +181,19 @@ DERIVATIVES: dict[str, tuple[tuple[str, str, bool], ...]] = {
     "vy": (("sxy", "x", True), ("syy", "y", True), ("syz", "z", False)),
     "vz": (("sxz", "x", True), ("syz", "y", False), ("szz", "z", True)),
 }
-#: The three normal stresses take the same derivatives.
+#: The three normal stresses use the same derivatives.
 NORMAL = ("sxx", "syy", "szz")
 _AXES = {"z": 0, "y": 1, "x": 2}
-#: Of the wave that the layer is met with, what it reflects in theory (Collino and Tsogka 2001).
+#: Theoretical reflection coefficient of the absorbing layer (Collino and Tsogka 2001).
 _REFLECTION = 1e-3
 
 
 def memory_name(field: str, axis: str) -> str:
-    """What the memory variable of a derivative is called."""
+    """The name of a derivative's memory variable."""
     return f"psi_{field}_{axis}"
 
 
-#: Names of all memory variables: one for each derivative.
+#: Names of all memory variables, one per derivative.
 MEMORIES = tuple(memory_name(field, axis) for terms in DERIVATIVES.values() for field, axis, _ in terms)
 
 
@@ -207,9 +208,11 @@ class AbsorbingLayer:
 def border_layers(
     side: int, width: int, spacing: float, dt: float, speed: float, frequency: float
 ) -> dict[str, AbsorbingLayer]:
-    """The layers of a cube's three axes; a width of 0 is none, and the cube's walls reflect.
+    """The layers along a cube's three axes; with a width of 0 there are none, and the walls reflect.
 
-    width: points on either side. speed: the fastest wave's. frequency: of the source.
+    side, width: points of the cube's side, and of the layer at either end.
+    spacing: distance of two points, m. dt: time step, s.
+    speed: speed of the fastest wave, m/s. frequency: frequency of the source, Hz.
     """
     return {axis: _border_layer(side, width, spacing, dt, speed, frequency, number) for axis, number in _AXES.items()}
 
@@ -236,18 +239,18 @@ def _border_layer(
 
 @dataclass(frozen=True, slots=True)
 class WaveStep:
-    """What a time step needs besides the fields: step over spacing, and the border layers by axis."""
+    """Constants of a time step: ratio of time step to spacing, and the border layers by axis."""
 
     ratio: np.float32
     layers: Mapping[str, AbsorbingLayer]
 
 
 def advance_stresses(state: Mapping[str, Floats], step: WaveStep) -> None:
-    """Stresses from velocities: Hooke's law with Lame's constants `lambda` and `mu` of the state."""
+    """Updates the stresses from the velocities: Hooke's law with Lame's constants `lambda` and `mu`."""
     stiff, shear = state["lambda"], state["mu"]
-    grown = _derivatives(state, "sxx", step)
-    sum_of_all = stiff * (grown[0] + grown[1] + grown[2])
-    for name, own in zip(NORMAL, grown, strict=True):
+    changes = _derivatives(state, "sxx", step)
+    sum_of_all = stiff * (changes[0] + changes[1] + changes[2])
+    for name, own in zip(NORMAL, changes, strict=True):
         field = state[name]
         field += step.ratio * (sum_of_all + 2 * shear * own)
     for name in ("sxy", "sxz", "syz"):
@@ -257,7 +260,7 @@ def advance_stresses(state: Mapping[str, Floats], step: WaveStep) -> None:
 
 
 def advance_velocities(state: Mapping[str, Floats], step: WaveStep) -> None:
-    """Velocities from stresses: Newton's law with `buoyancy`, one over the density."""
+    """Updates the velocities from the stresses: Newton's law with `buoyancy`, one over the density."""
     for name in VELOCITIES:
         one, two, three = _derivatives(state, name, step)
         field = state[name]
@@ -265,7 +268,7 @@ def advance_velocities(state: Mapping[str, Floats], step: WaveStep) -> None:
 
 
 def _derivatives(state: Mapping[str, Floats], changed: str, step: WaveStep) -> list[Floats]:
-    """Differences, not yet over the spacing, with what the border layer adds."""
+    """The derivatives that change a field, not divided by the spacing, with the border layer's memory variables."""
     result = []
     for name, axis, forward in DERIVATIVES[changed]:
         change = _difference(state[name], _AXES[axis], forward)
@@ -278,7 +281,7 @@ def _derivatives(state: Mapping[str, Floats], changed: str, step: WaveStep) -> l
 
 
 def _difference(field: Floats, axis: int, forward: bool) -> Floats:
-    """To the next value along an axis, or from the one before; zero beyond the grid, where nothing moves."""
+    """Forward or backward differences along an axis; the field is zero beyond the grid."""
     change: NDArray[Any] = np.empty_like(field)
     source, target = np.moveaxis(field, axis, 0), np.moveaxis(change, axis, 0)
     if forward:

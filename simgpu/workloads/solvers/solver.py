@@ -1,4 +1,4 @@
-"""What every solver is: arrays, a run of equal steps, snapshots of the arrays, and the kernels of one step."""
+"""`Solver`, the base class of all solvers: arrays, a run of equal steps, snapshots, and the kernels of one step."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ from numpy.typing import NDArray
 from simgpu.errors import InputError
 from simgpu.workloads.solvers.work import Array, KernelWork
 
-#: Snapshots of a run; the paper takes as many of each benchmark (section 3.1).
+#: Snapshots per run, as in the paper (section 3.1).
 SNAPSHOTS = 10
-#: Allocations by name, as they are at one moment.
+#: Contents of all allocations at one moment, by name.
 State = dict[str, NDArray[Any]]
 
 
@@ -22,18 +22,18 @@ State = dict[str, NDArray[Any]]
 class Solver(ABC):
     """A numerical method at one size, run with NumPy.
 
-    Its state is what a GPU program would hold in device memory, one array for each allocation, from the first step to
-    the last. Runs are deterministic. Sums are NumPy's own, not a BLAS's, so that they do not depend on threads; where
-    a library function may round differently on another processor, the solver's docstring says so.
+    Its state is what a GPU program would hold in device memory during the run: one array per allocation. Runs are
+    deterministic. Sums are computed by NumPy, not by a BLAS, so that they do not depend on threads. A solver's
+    docstring states if a library function may round differently on another processor.
     """
 
     name: ClassVar[str]
-    #: The benchmark of the Buddy Compression paper whose kind of computation it is; none of its code is here.
+    #: The similar benchmark of the Buddy Compression paper; simgpu contains none of its code.
     like: ClassVar[str]
-    #: The method in a few words, and what `size` counts.
+    #: A short description of the method, and the unit of `size`.
     what: ClassVar[str]
     measure: ClassVar[str]
-    #: Size of the run that is profiled, and the smallest that makes sense.
+    #: Default size of the profiled run, and the smallest valid size.
     usual_size: ClassVar[int]
     smallest_size: ClassVar[int]
 
@@ -42,43 +42,43 @@ class Solver(ABC):
     @property
     @abstractmethod
     def steps(self) -> int:
-        """Steps of the whole run."""
+        """Steps of the run."""
 
     @classmethod
     def at(cls, size: int | None = None) -> Self:
-        """The solver at a size, or at its usual one, all else as usual."""
+        """The solver at a size, by default its usual size; all other parameters have their defaults."""
         return cls(cls.usual_size if size is None else size)
 
     @abstractmethod
     def arrays(self) -> dict[str, Array]:
-        """Its allocations, without running."""
+        """The allocations by name, without running the solver."""
 
     @abstractmethod
     def states(self) -> Iterator[State]:
-        """Runs it: its arrays after every step, the same objects each time, changed in place."""
+        """Runs the solver and yields its arrays after every step: the same objects each time, changed in place."""
 
     @abstractmethod
     def work(self) -> tuple[KernelWork, ...]:
-        """The kernels of one step in order, without running."""
+        """The kernels of one step in order, without running the solver."""
 
     @abstractmethod
     def reference(self) -> Solver:
-        """The same problem at about the memory footprint of the benchmark in the paper's table 1; not to be run."""
+        """The same problem with about the benchmark's memory footprint in the paper's table 1; not meant to be run."""
 
     @property
     def scale(self) -> str:
-        """Its size in words."""
+        """Its size with the unit, for messages."""
         return f"{self.size} {self.measure}"
 
     @property
     def bytes(self) -> int:
-        """Memory of all its allocations."""
+        """Total bytes of its allocations."""
         return sum(array.bytes for array in self.arrays().values())
 
     def moments(self, count: int = SNAPSHOTS) -> tuple[int, ...]:
-        """The steps, from 1, at whose end equal parts of the run end.
+        """The last steps, counted from 1, of `count` equal parts of the run.
 
-        Raises `InputError` unless there are from 1 to as many parts as steps.
+        Raises `InputError` unless 1 <= count <= steps.
         """
         if not 1 <= count <= self.steps:
             what = f"{count} snapshots of a run of {self.steps} steps"
@@ -86,7 +86,7 @@ class Solver(ABC):
         return tuple((part + 1) * self.steps // count for part in range(count))
 
     def snapshots(self, count: int = SNAPSHOTS) -> Iterator[State]:
-        """Runs it and gives copies of its arrays at `count` `moments`; raises as these.
+        """Runs the solver and yields copies of its arrays at the `moments`; raises the same errors.
 
         >>> from simgpu.workloads.solvers.random_numbers import RandomNumbers
         >>> solver = RandomNumbers(size=32, steps=4)
@@ -100,8 +100,8 @@ class Solver(ABC):
 
 
 def check_size(solver: type[Solver], size: int, multiple_of: int = 1) -> None:
-    """Raises `InputError` for a size below the solver's least, or that is not a multiple where one is needed."""
+    """Raises `InputError` for a size below the solver's minimum, or that is not a multiple of `multiple_of`."""
     if size < solver.smallest_size or size % multiple_of:
         minimum = f"at least {solver.smallest_size}"
-        remedy = f"give {minimum}" if multiple_of == 1 else f"give a multiple of {multiple_of}, {minimum}"
-        raise InputError.single(solver.name, "size", f"{size} is no number of {solver.measure} for it", remedy)
+        remedy = f"use {minimum}" if multiple_of == 1 else f"use a multiple of {multiple_of}, {minimum}"
+        raise InputError.single(solver.name, "size", f"{size} {solver.measure} is not a supported size", remedy)

@@ -1,4 +1,4 @@
-"""A solver's step as a trace: kernels and blocks at the reference size, compressibility from a run that was small."""
+"""Builds the trace of a solver's step: kernels and blocks at the reference size, compressibility from a small run."""
 
 from __future__ import annotations
 
@@ -25,17 +25,17 @@ from simgpu.workloads.solvers.work import Array, KernelWork, Touch
 from simgpu.workloads.timemodel.model import TimeModel, time_model
 from simgpu.workloads.timemodel.operation import Operation
 
-#: The node whose GPU durations are for: the one that the paper simulates (table 2), configured after a P100.
+#: The node with the GPU for the durations: the one that the paper simulates (table 2), modelled on a P100.
 NODE = "buddy-gpu"
-#: How much longer its chip takes for an operation in double precision (NVIDIA, Pascal P100 white paper).
+#: Duration of an operation in double precision relative to single precision (NVIDIA, Pascal P100 white paper).
 _DOUBLE = 2
 
 
 def solver_trace(solver: Solver, profile: Sequence[Mapping[str, Histogram]]) -> Trace:
-    """One step of a solver at its reference size, modelled for `NODE`; snapshots are its epochs.
+    """Returns the trace of one step of a solver at its reference size, modelled for `NODE`; its epochs are snapshots.
 
-    profile: for each snapshot of a run of `solver`, how many entries of each allocation have which compressed size, in
-    bytes. They are scaled to the sizes of the reference's blocks by largest remainder.
+    profile: for each snapshot of a run of `solver`, the number of entries of each allocation by compressed size in
+        bytes. They are scaled to the sizes of the reference's blocks by largest remainder.
 
     >>> from simgpu.workloads.solvers.catalogue import solver_of
     >>> trace = solver_trace(solver_of("cg"), [{"p": {128: 2, 64: 1}}])
@@ -85,7 +85,7 @@ def _block(name: str, array: Array) -> Block:
 
 
 def _is_usual(touch: Touch, array: Array) -> bool:
-    """Whether it is what a trace means where it says nothing of an access."""
+    """Whether an access is the default of a trace, which need not be listed."""
     return touch == Touch(touch.array, touch.write, array.entries, AccessOrder.SEQUENTIAL)
 
 

@@ -1,4 +1,4 @@
-"""What a kernel of a solver computes and how it goes through its arrays, counted from the algorithm."""
+"""The operations and array accesses of a solver's kernels, counted from the algorithm."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import numpy as np
 from simgpu.trace.model import AccessOrder
 from simgpu.workloads.timemodel.operation import OperationKind
 
-#: Bytes that device memory and caches treat as one entry, and the sectors of it that can be asked for alone.
+#: Bytes of a memory-entry, and of a sector, the smallest part of an entry that can be requested.
 ENTRY_BYTES = 128
 SECTOR_BYTES = 32
 _ALL_SECTORS = ENTRY_BYTES // SECTOR_BYTES
@@ -32,18 +32,18 @@ class Array:
 
     @property
     def bytes(self) -> int:
-        """Its size."""
+        """Size in bytes."""
         return prod(self.shape) * np.dtype(self.dtype).itemsize
 
     @property
     def entries(self) -> int:
-        """Entries of 128 bytes that it takes."""
+        """Size in entries of 128 bytes."""
         return entries_of(self.bytes)
 
 
 @dataclass(frozen=True, slots=True)
 class Touch:
-    """How a kernel goes through an array, in the words of `simgpu.trace.model.Access`: visits to entries of it."""
+    """How a kernel accesses the entries of an array; the fields are those of `simgpu.trace.model.Access`."""
 
     array: str
     write: bool
@@ -55,16 +55,20 @@ class Touch:
 
     @property
     def bytes(self) -> int:
-        """Bytes that it moves to or from device memory: whole sectors."""
+        """Bytes read from or written to device memory, in complete sectors."""
         return self.visits * self.sectors * SECTOR_BYTES
 
 
 @dataclass(frozen=True, slots=True)
 class KernelWork:
-    """One kernel: its operation, floating-point operations, how it goes through arrays, and how many values it makes.
+    """One kernel.
 
-    kind: at which share of the GPU's bandwidth it runs (`simgpu.workloads.timemodel`). double: whether it computes in
-    double precision. An array is named at most once for reading and once for writing.
+    op: name of the operation.
+    kind: kind of operation, which determines its fraction of the GPU's bandwidth (`simgpu.workloads.timemodel`).
+    flops: floating-point operations.
+    results: number of computed values.
+    double: whether it computes in double precision.
+    touches: its array accesses; at most one read and one write per array.
     """
 
     op: str
@@ -76,17 +80,17 @@ class KernelWork:
 
     @property
     def dram_bytes(self) -> int:
-        """Bytes to and from device memory."""
+        """Bytes read from and written to device memory."""
         return sum(touch.bytes for touch in self.touches)
 
 
 def entries_of(size: int) -> int:
-    """Entries of 128 bytes that so many bytes take."""
+    """Number of 128-byte entries for `size` bytes."""
     return -(-size // ENTRY_BYTES)
 
 
 def once(arrays: Mapping[str, Array], reads: Iterable[str] = (), writes: Iterable[str] = ()) -> tuple[Touch, ...]:
-    """Arrays that a kernel goes through once from end to end, those it reads first.
+    """Accesses of a kernel that passes once through each array, first the arrays it reads, then those it writes.
 
     >>> [(touch.array, touch.write, touch.bytes) for touch in once({"x": Array((32,), "float64")}, "x", "x")]
     [('x', False, 256), ('x', True, 256)]

@@ -69,7 +69,7 @@ def test_a_benchmark_with_image_gradients_has_one_more_kernel() -> None:
 @pytest.mark.parametrize(
     ("old", "new", "message"),
     [
-        ('"219 samples/s"', '"219"', "'219' is no duration and no rate"),
+        ('"219 samples/s"', '"219"', "'219' is not a duration or rate"),
         ('"219 samples/s", source: tensorflow', '"219 samples/s", source: tensorflo', "did you mean 'tensorflow'"),
     ],
 )

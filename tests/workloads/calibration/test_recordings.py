@@ -43,7 +43,7 @@ def test_missing_recordings_are_reported_and_a_missing_folder_refused(tmp_path: 
     skipped = validate(tmp_path).skipped
     listed = load_recordings()
     assert len(skipped) == len(listed.recordings) + len(listed.not_compared)
-    assert skipped[0] == Skipped("h100 vgg13 b128", f"{tmp_path / FITTED[0]} is not there")
+    assert skipped[0] == Skipped("h100 vgg13 b128", f"no such file or folder: {tmp_path / FITTED[0]}")
     with pytest.raises(InputError, match="no such folder"):
         validate(tmp_path / "nothing")
 

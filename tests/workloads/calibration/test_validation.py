@@ -95,5 +95,5 @@ def test_the_command_lists_recordings_not_compared(recordings: Path) -> None:
         ["resnet32", "titan-v", "56"],
         ["unet", "titan-v", "6"],
     ]
-    assert "titan-v resnet32 b56 recorded: every ReLU makes a block of its own" in " ".join(shown.split())
+    assert "titan-v resnet32 b56 recorded: every ReLU allocates a new block" in " ".join(shown.split())
     assert max(map(len, result.output.splitlines())) <= 80
