@@ -53,7 +53,7 @@ class RecordingTask:
 
     @property
     def group(self) -> tuple[str, ...]:
-        """A group of its own."""
+        """A group of only this task."""
         return ("recording", self.name, self.gpu, self.part)
 
     @property
