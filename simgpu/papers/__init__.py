@@ -1,1 +1,1 @@
-"""Claims of papers compared with simulation."""
+"""Compares claims of papers with simulation."""

@@ -1,4 +1,4 @@
-"""The simulated value of each part of a claim, the figures shown with claims, and the tasks that both need."""
+"""The simulated values of a claim's parts, the figures shown with claims, and the tasks that both need."""
 
 from __future__ import annotations
 
@@ -23,12 +23,12 @@ _FORMS = {"as_is": lambda value: value, "less_one": lambda value: value - 1, "on
 
 
 class NotRunError(Exception):
-    """A task that a value needs failed; its text says why."""
+    """Raised if a task that a value needs failed; the text is the task's error."""
 
 
 @dataclass(frozen=True)
 class Changed:
-    """Changed assumptions: changes to studies, arguments of checks, and other sources of parts."""
+    """Changed assumptions: changes to studies, arguments of checks, and replaced sources of parts."""
 
     study: Mapping[str, object] = field(default_factory=dict)
     check: Mapping[str, object] = field(default_factory=dict)
@@ -65,7 +65,7 @@ def tasks_of(claim: Claim, part: PartSection, changed: Changed = AS_IT_IS) -> It
 def simulated(
     claim: Claim, part: PartSection, cache: ResultCache, failed: Mapping[str, str], changed: Changed = AS_IT_IS
 ) -> Simulated | None:
-    """The value of a part; None where no run has one. Raises `NotRunError` where a task it needs failed."""
+    """The value of a part; None if no run has one. Raises `NotRunError` if a task that it needs failed."""
     source = changed.source(part)
     if isinstance(source, str):
         value: Simulated = check_value(claim.paper, source, cache, failed, changed)
@@ -79,7 +79,7 @@ def simulated(
 def check_value(
     paper: Paper, name: str, cache: ResultCache, failed: Mapping[str, str], changed: Changed = AS_IT_IS
 ) -> Any:
-    """The value of a check, by CHECK.NAME. Raises `NotRunError` where the check failed."""
+    """The result CHECK.NAME of a check. Raises `NotRunError` if the check failed."""
     result = _result(_check(paper, name, changed), cache, failed)
     check, _, key = name.partition(".")
     if key not in result:
@@ -109,7 +109,7 @@ def partial_result(
     request: FromStudy | None = None,
     claim: Claim | None = None,
 ) -> StudyResult:
-    """A study with the cells that a row needs; with all of them without a request."""
+    """The result of a study with the cells that `request` needs; by default with all cells."""
     changes = changes_of(paper, name, changed)
     study = (loaded if request is None else outlined)(name, changes)
     empty = StudyResult(study, {})
@@ -126,35 +126,35 @@ def partial_result(
 
 
 def sources_of(claim: Claim) -> tuple[str, ...]:
-    """The sources of a claim's numbers as text: studies, and checks with what they do; each once."""
+    """The sources of a claim's numbers as text, without duplicates: studies, and checks with their summary line."""
     return tuple(dict.fromkeys(text for part in claim.parts for text in _source_texts(claim, part)))
 
 
 def _source_texts(claim: Claim, part: PartSection) -> Iterator[str]:
     if isinstance(part.from_, str):
         check = checks(claim.paper.key)[part.from_.partition(".")[0]]
-        said = " ".join((check.__doc__ or "").strip().partition("\n\n")[0].split())
-        yield f"{check.__module__}.{check.__name__}" + (f": {said}" if said else "")
+        summary = " ".join((check.__doc__ or "").strip().partition("\n\n")[0].split())
+        yield f"{check.__module__}.{check.__name__}" + (f": {summary}" if summary else "")
     elif part.from_ is not None:
         for study in part.from_.study:
-            changed = f" with what claims/{claim.paper.key}.yaml changes" if study in claim.paper.studies else ""
+            changed = f" with the changes of claims/{claim.paper.key}.yaml" if study in claim.paper.studies else ""
             yield f"simgpu study {study}{changed}"
 
 
 def study_tasks(paper: Paper, name: str) -> Iterator[Task]:
-    """Every cell of a study, for its figures."""
+    """All cells of a study, which its figures need."""
     changes = changes_of(paper, name)
     study = outlined(name, changes)
     return (Cell.of(name, changes, trace, run.label) for trace in study.traces for run in study.runs)
 
 
 def changes_of(paper: Paper, study: str, changed: Changed = AS_IT_IS) -> str:
-    """The changes to a study: those of its paper's file, and those of an experiment."""
+    """The changes to a study, from the paper's file and from an experiment, as `written` formats them."""
     return written({**paper.studies.get(study, {}), **changed.study})
 
 
 def figure_check(paper: Paper, name: str) -> Check:
-    """The check that a figure shows."""
+    """The check whose result a figure shows."""
     return _check(paper, name, AS_IT_IS)
 
 
@@ -176,7 +176,7 @@ def _result(task: Task, cache: ResultCache, failed: Mapping[str, str]) -> Any:
 
 
 def _row(request: FromStudy, study: Study, claim: Claim) -> PublishedNumber:
-    """A request as a published number of a study; its labels are checked."""
+    """A request as a published number of a study. Raises `InputError` for an unknown label."""
     measure = request.measure or ("throughput" if request.memory is None else "memory")
     alone = request.memory is not None or measure in get_args(Alone)
     over = "" if alone else request.over or study.baseline[0]
@@ -200,11 +200,11 @@ def _row(request: FromStudy, study: Study, claim: Claim) -> PublishedNumber:
 
 def _unknown(label: str, study: Study, claim: Claim) -> InputError:
     what = f"the study {study.name} has no run or trace {label!r}"
-    return InputError.single(f"{claim.paper.key}.yaml", claim.id, what, "name one of its own")
+    return InputError.single(f"{claim.paper.key}.yaml", claim.id, what, "name a run or trace of this study")
 
 
 def shown_figures(claims: Iterable[Claim]) -> dict[Paper, list[FigureSection]]:
-    """The figures of each paper: all with all of its claims, else those that show one of them."""
+    """The figures by paper: all if all claims of the paper are selected, else those that show a selected claim."""
     chosen: dict[Paper, list[Claim]] = {}
     for claim in claims:
         chosen.setdefault(claim.paper, []).append(claim)
@@ -212,15 +212,15 @@ def shown_figures(claims: Iterable[Claim]) -> dict[Paper, list[FigureSection]]:
         paper: [
             figure
             for figure in paper.figures
-            if len(some) == sum(not claim.is_rule for claim in paper.claims)
-            or any(uses(claim, figure) for claim in some)
+            if len(selected) == sum(not claim.is_rule for claim in paper.claims)
+            or any(uses(claim, figure) for claim in selected)
         ]
-        for paper, some in chosen.items()
+        for paper, selected in chosen.items()
     }
 
 
 def uses(claim: Claim, figure: FigureSection) -> bool:
-    """Whether a claim has a value from the study or the check that a figure shows."""
+    """Whether a claim's value is from the study or the check that a figure shows."""
     sources = [part.from_ for part in claim.parts]
     if figure.check is not None:
         check = figure.check.partition(".")[0]
@@ -231,7 +231,7 @@ def uses(claim: Claim, figure: FigureSection) -> bool:
 
 
 def figure_tasks(paper: Paper, figure: FigureSection) -> Iterator[Task]:
-    """The tasks of a figure."""
+    """The tasks that a figure needs."""
     if figure.study is not None:
         yield from study_tasks(paper, figure.study)
     elif figure.check is not None:

@@ -1,4 +1,4 @@
-"""Cached results of tasks on disk, one file per task; only results of the same code and inputs are read."""
+"""Caches results of tasks on disk, one file per task. A change of code or inputs invalidates them."""
 
 from __future__ import annotations
 
@@ -19,15 +19,15 @@ from simgpu.version import __version__
 
 _KINDS: tuple[Kind, ...] = ("configs", "scenarios", "traces")
 _MARK = "simgpu-reproduction"
-#: Names of folders of results; other files in the folder are left alone.
+#: Names of folders of results; other files in the cache folder are not touched.
 _OF_A_STATE = re.compile("[0-9a-f]{16}")
 
 
 @lru_cache
 def fingerprint() -> str:
-    """A hash of what decides results: simgpu's code, the files it ships, and the libraries that it computes with.
+    """A hash of everything that affects results: simgpu's code and shipped files, Python, and numeric libraries.
 
-    Checks are not included: the key of each task has their hash (`simgpu.papers.tasks`).
+    Checks are not included: their hash is in the key of each task (`simgpu.papers.tasks`).
     """
     state = {
         "simgpu": __version__,
@@ -48,9 +48,9 @@ def _shipped() -> Iterator[tuple[str, Path]]:
 
 
 class ResultCache:
-    """Results by key: in memory, and in a folder where one is given. Opening it deletes results of other versions.
+    """Results by key, in memory and optionally in a folder. Opening it deletes results of other versions.
 
-    Raises `InputError` where the folder holds something else or cannot be written.
+    Raises `InputError` if the folder contains other files or cannot be written.
     """
 
     def __init__(self, folder: Path | None = None, *, restart: bool = False) -> None:
@@ -60,10 +60,10 @@ class ResultCache:
             return
         try:
             if folder.exists() and any(folder.iterdir()) and not (folder / _MARK).exists():
-                what = "holds files that are not from a reproduction of simgpu"
+                what = "contains files that simgpu reproduce did not write"
                 raise InputError.single(folder, "", what, "choose another folder with -o")
             folder.mkdir(parents=True, exist_ok=True)
-            # First of all: a run that ends here leaves a folder that the next one knows.
+            # Marked first, so that a later run recognizes the folder even if this one stops here.
             (folder / _MARK).touch()
             for old in folder.iterdir():
                 if old.is_dir() and _OF_A_STATE.fullmatch(old.name) and (restart or old != self._folder):
@@ -73,7 +73,7 @@ class ResultCache:
             raise unwritable(folder, error) from error
 
     def get(self, key: str) -> object | None:
-        """The result of a key; None without one."""
+        """The result of a key; None if not cached."""
         if key in self._results or self._folder is None:
             return self._results.get(key)
         try:
@@ -88,10 +88,10 @@ class ResultCache:
     def put(self, key: str, result: object) -> None:
         """Store a result; the write is atomic."""
         text = json.dumps({"key": key, "result": result}, allow_nan=False)
-        # As it would be read back: tuples as lists, whoever ran it.
+        # Stored as it would be read back, with tuples as lists.
         self._results[key] = json.loads(text)["result"]
         if self._folder is not None:
-            # A run of another version may have deleted it meanwhile.
+            # A concurrent run of another version may have deleted the folder.
             self._folder.mkdir(parents=True, exist_ok=True)
             with atomic_file(self._file(key)) as part:
                 part.write_text(text, encoding="utf-8")

@@ -1,4 +1,4 @@
-"""The papers' claims, and selecting among them."""
+"""Loads the papers' claims (`load_papers`) and selects among them (`select`)."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from simgpu.io.yaml_files import read_yaml_mapping
 if TYPE_CHECKING:
     from simgpu.papers.claims_file import AssumptionSection, ClaimSection, FigureSection, PartSection
 
-#: In the order in which they are listed.
+#: Keys of the papers, in the order of listings.
 PAPERS = ("cswap", "home", "cdma", "modnn", "buddy")
 
 
@@ -30,7 +30,7 @@ class Claim:
 
     @property
     def parts(self) -> tuple[PartSection, ...]:
-        """Its numbers, sets and conditions."""
+        """The numbers, sets and conditions that it consists of."""
         return tuple(self.section.parts)
 
     @property
@@ -40,7 +40,7 @@ class Claim:
 
     @property
     def is_rule(self) -> bool:
-        """Whether tests hold it: it is then not simulated."""
+        """Whether it is checked by tests instead of simulated."""
         return self.kind == "rule"
 
     @property
@@ -50,13 +50,17 @@ class Claim:
 
     @property
     def fitted(self) -> bool:
-        """Whether parameters were fitted to it."""
+        """Whether a parameter was fitted to it."""
         return bool(self.section.fit)
 
 
 @dataclass(frozen=True, eq=False)
 class Paper:
-    """A paper and its claims. key: what ids begin with; studies: changes to studies wherever its claims run them."""
+    """A paper and its claims.
+
+    key: the first word of its claims' ids.
+    studies: changes to studies for all claims of this paper, by study and dotted key.
+    """
 
     key: str
     name: str
@@ -68,13 +72,13 @@ class Paper:
 
     @cached_property
     def claims(self) -> tuple[Claim, ...]:
-        """In the order of the file."""
+        """All claims, in the order of the file."""
         return tuple(Claim(f"{self.key}.{name}", self, section) for name, section in self.sections.items())
 
 
 @lru_cache
 def load_papers() -> tuple[Paper, ...]:
-    """Every paper with its claims.
+    """All papers with their claims.
 
     >>> [paper.key for paper in load_papers()], sum(len(paper.claims) for paper in load_papers())
     (['cswap', 'home', 'cdma', 'modnn', 'buddy'], 116)
@@ -87,7 +91,7 @@ def _load(key: str) -> Paper:
 
 
 def read_paper(path: Path, key: str) -> Paper:
-    """The paper in a file of claims. Raises `InputError` with all its errors."""
+    """The paper in a file of claims. Raises `InputError` that lists all errors of the file."""
     from simgpu.papers.claims_file import RULES_NAME_TESTS, SCHEMA, PaperFile
 
     document = read_yaml_mapping(path, SCHEMA, f"{RULES_NAME_TESTS} for each part of a rule, then 'schema: {SCHEMA}'")
@@ -96,31 +100,31 @@ def read_paper(path: Path, key: str) -> Paper:
 
 
 def select(what: Iterable[str], *, quick: bool = False) -> tuple[Claim, ...]:
-    """The claims of papers by their key, or by the beginning of their id up to a dot; all without any.
+    """The claims with these ids, id prefixes that end at a dot, or paper keys; by default all.
 
-    quick: only those that take seconds together, and rules. Raises `InputError` for an unknown word.
+    quick: only rules and cheap claims. Raises `InputError` for an unknown id or key.
 
     >>> [claim.id for claim in select(["cdma.ratio"])][:2]
     ['cdma.ratio.zvc', 'cdma.ratio.zlib']
     """
     claims = tuple(claim for paper in load_papers() for claim in paper.claims)
     requested = tuple(what)
-    unknown = [each for each in requested if not any(_within(claim, each) for claim in claims)]
+    unknown = [prefix for prefix in requested if not any(_within(claim, prefix) for claim in claims)]
     if unknown:
-        raise InputError(_unknown(each, claims) for each in unknown)
+        raise InputError(_unknown(prefix, claims) for prefix in unknown)
     return tuple(
         claim
         for claim in claims
-        if (not requested or any(_within(claim, each) for each in requested))
+        if (not requested or any(_within(claim, prefix) for prefix in requested))
         and (claim.section.quick or claim.is_rule or not quick)
     )
 
 
 def _unknown(what: str, claims: Iterable[Claim]) -> Problem:
-    """The problem of an unknown word, with the ids of its paper, or the papers."""
+    """The error for an unknown id or key; it suggests ids of the same paper, or papers."""
     of_paper = [claim.id for claim in claims if claim.paper.key == what.partition(".")[0]]
     return Problem("", "", f"no paper or claim is called {what!r}", did_you_mean(what, of_paper or PAPERS))
 
 
-def _within(claim: Claim, beginning: str) -> bool:
-    return claim.id == beginning or claim.id.startswith(f"{beginning}.")
+def _within(claim: Claim, prefix: str) -> bool:
+    return claim.id == prefix or claim.id.startswith(f"{prefix}.")

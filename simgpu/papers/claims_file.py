@@ -14,9 +14,9 @@ Text = Annotated[str, Field(min_length=1)]
 Name = Annotated[str, Field(pattern=r"^[a-z0-9_]+(\.[a-z0-9_]+)*$")]
 #: How a simulated value is compared with the published one.
 Comparison = Literal["near", "exactly", "at_most", "at_least", "holds"]
-#: How a published number follows from a study's.
+#: How the published number is computed from the study's number.
 Form = Literal["as_is", "less_one", "one_less"]
-#: The id of a test, as pytest has it.
+#: The id of a test in pytest's form.
 TestId = Annotated[str, Field(pattern=r"^tests/papers/test_\w+\.py::test_\w+$")]
 RULES_NAME_TESTS = "write 'test: tests/papers/FILE.py::NAME' in place of 'from'"
 Value = FiniteFloat | list[str]
@@ -27,15 +27,15 @@ def _as_list(value: object) -> object:
 
 
 class FromStudy(FileModel):
-    """A number from studies, selected as in a study's published numbers; several studies are aggregated together."""
+    """A number from studies, selected like a study's published numbers. Several studies are aggregated together."""
 
     study: Annotated[list[Text], BeforeValidator(_as_list)] = Field(min_length=1, description="shipped studies")
-    run: str | None = Field(default=None, description="the run; the name of a sweep selects all its runs")
-    over: str | None = Field(default=None, description="the run it is compared with; without: the first baseline")
-    memory: Amount | None = Field(default=None, description="in place of a run: the amount of memory")
-    of: str = Field(default="mean", description="a trace, or mean, min, max or sum of all")
-    without: list[str] = Field(default=[], description="traces that this leaves out")
-    measure: Measure | None = Field(default=None, description="without: throughput of a run, memory of an amount")
+    run: str | None = Field(default=None, description="label of the run; the name of a sweep selects all its runs")
+    over: str | None = Field(default=None, description="run to compare with; default: the first baseline")
+    memory: Amount | None = Field(default=None, description="amount of memory; give either run or memory")
+    of: str = Field(default="mean", description="a trace, or the mean, min, max or sum over all traces")
+    without: list[str] = Field(default=[], description="traces to exclude")
+    measure: Measure | None = Field(default=None, description="default: throughput for a run, memory for an amount")
     form: Form = Field(default="as_is", description="less_one: the value minus one; one_less: one minus the value")
 
     @model_validator(mode="after")
@@ -47,40 +47,40 @@ class FromStudy(FileModel):
         return self
 
 
-#: Rows of studies, or CHECK.NAME.
+#: A number from studies, or CHECK.NAME.
 Source = FromStudy | Annotated[str, Field(pattern=r"^\w+\.\w+$")]
 
 
 class PartSection(FileModel):
     """One number, set or rule of a claim."""
 
-    name: str = Field(default="", max_length=40, description="which one, where a claim has several")
-    value: Value | None = Field(default=None, description="as published; a set as a list of its members")
+    name: str = Field(default="", max_length=40, description="label, if a claim has several parts")
+    value: Value | None = Field(default=None, description="the published value; for a set the list of its members")
     comparison: Comparison | None = Field(
-        default=None, alias="is", description="without: near for numbers, holds for the others"
+        default=None, alias="is", description="default: near for numbers, holds without a value"
     )
     from_: Source | None = Field(
-        default=None, alias="from", description="rows of studies, or CHECK.NAME: a result of the paper's checks"
+        default=None, alias="from", description="numbers from studies, or CHECK.NAME: a result of the paper's checks"
     )
-    test: TestId | None = Field(default=None, description="in place of from, for a rule: the test that holds it")
+    test: TestId | None = Field(default=None, description="for a rule, in place of from: the test that checks it")
     broken: str = Field(default="", description="why a rule does not hold here; its test is then an expected failure")
     resolution: float | None = Field(
-        default=None, gt=0, description="of a published 0: what it may stand for, half of it up and down"
+        default=None, gt=0, description="rounding step of a published 0: values up to half a step away agree"
     )
     cannot: str = Field(default="", description="why it cannot be simulated, in one line")
-    note: str = Field(default="", description="what to know before believing it")
-    timed: bool = Field(default=False, description="whether it is a time of the machine that runs this, never the same")
+    note: str = Field(default="", description="caveats")
+    timed: bool = Field(default=False, description="whether it is a time measured on this machine, so it varies")
 
     @model_validator(mode="after")
     def _has_one_source(self) -> PartSection:
         if (self.from_ is not None) + bool(self.cannot) + (self.test is not None) != 1:
             raise ValueError(
-                "needs one of from, which simulates it, test, which holds a rule, or cannot, which says why"
+                "needs exactly one of: from (its simulated value), test (checks a rule), cannot (why it has neither)"
             )
         if self.test is not None and (self.comparison or self.resolution or self.timed):
             raise ValueError("a test decides whether a rule holds: leave out is, resolution and timed")
         if self.broken and self.test is None:
-            raise ValueError("broken describes a rule, which names its test")
+            raise ValueError("broken applies only to a rule: name its test")
         return self
 
     @model_validator(mode="after")
@@ -88,13 +88,13 @@ class PartSection(FileModel):
         if self.test is not None:
             return self
         if self.value == 0 and self.comparison in (None, "near") and self.resolution is None and not self.cannot:
-            raise ValueError("nothing is within 10% of 0: give the resolution of the published number")
+            raise ValueError("no ratio to a published 0 exists: give its resolution")
         if self.value is None and self.comparison not in (None, "holds"):
             raise ValueError(f"{self.comparison} needs a value")
         if self.value is not None and self.comparison == "holds":
-            raise ValueError("holds is for what has no value")
+            raise ValueError("holds applies only to parts without a value: leave out is or value")
         if isinstance(self.value, list) and self.comparison in ("at_most", "at_least"):
-            raise ValueError(f"{self.comparison} is for a number, not for a list")
+            raise ValueError(f"{self.comparison} applies only to a number, not to a list")
         return self
 
 
@@ -102,82 +102,82 @@ class ClaimSection(FileModel):
     """One claim of a paper."""
 
     where: Text = Field(description="section, figure, table or equation")
-    states: Text = Field(description="what is claimed, in one line")
+    states: Text = Field(description="the claim, in one line")
     kind: Literal["number", "rule", "order"] = "number"
-    unit: str = Field(default="", max_length=12, description="of all its numbers; empty for ratios and shares")
+    unit: str = Field(default="", max_length=12, description="unit of all its numbers; empty for ratios and shares")
     parts: list[PartSection] = Field(min_length=1)
-    fit: str = Field(default="", description="which parameters were fitted to it; empty: it is a prediction")
-    inferred: bool = Field(default=False, description="whether the paper does not state it outright")
+    fit: str = Field(default="", description="the parameters that were fitted to it; empty for a prediction")
+    inferred: bool = Field(default=False, description="whether it is only implied by the paper")
     causes: Annotated[list[Text], BeforeValidator(_as_list)] = Field(
-        default=[], description="assumptions that move it, likeliest first; each by an experiment"
+        default=[], description="assumptions that affect it, likeliest first; an experiment tests each"
     )
-    quick: bool = Field(default=False, description="whether it is among those that take seconds together")
+    quick: bool = Field(default=False, description="whether --quick includes it")
 
     @model_validator(mode="after")
     def _is_compared_or_tested(self) -> ClaimSection:
         if self.kind != "rule":
             if any(part.test is not None for part in self.parts):
-                raise ValueError(f"a test holds a rule, and this is kind: {self.kind}: write from")
+                raise ValueError(f"test applies only to rules, and this is kind: {self.kind}: write from")
             return self
         if any(part.test is None for part in self.parts):
-            raise ValueError(f"each part of a rule names the test that holds it: {RULES_NAME_TESTS}")
+            raise ValueError(f"each part of a rule must name its test: {RULES_NAME_TESTS}")
         if self.causes or self.quick:
             raise ValueError("a rule is not simulated: leave out causes and quick")
         return self
 
 
 class StepSection(FileModel):
-    """An assumption changed to something else."""
+    """Changes that replace an assumption."""
 
     study: dict[str, Any] = Field(default={}, description="changed values of the studies, by dotted key")
     check: dict[str, Any] = Field(default={}, description="changed arguments of the checks")
-    from_: dict[str, Source] = Field(default={}, alias="from", description="parts with another source then, by name")
+    from_: dict[str, Source] = Field(default={}, alias="from", description="replaced sources of parts, by name")
 
 
 class AssumptionSection(FileModel):
-    """An assumption, and the experiment that shows its effect on claims."""
+    """An assumption and the experiment that shows its effect on claims."""
 
-    says: Text = Field(description="what is assumed, and what the experiment shows, in one or two sentences")
-    steps: dict[str, StepSection] = Field(min_length=1, description="what it is changed to, by a short label")
-    parts: list[str] = Field(default=[], description="the parts of claims that are shown; without: all")
+    says: Text = Field(description="the assumption and what the experiment shows, in one or two sentences")
+    steps: dict[str, StepSection] = Field(min_length=1, description="the changes, by a short label")
+    parts: list[str] = Field(default=[], description="names of the claims' parts to simulate; default: all")
 
 
 class FigureSection(FileModel):
-    """A figure of the paper, drawn again."""
+    """A figure of the paper, drawn from simulation results."""
 
     title: Text
-    study: str | None = Field(default=None, description="the study it shows")
+    study: str | None = Field(default=None, description="name of the study to draw")
     picture: Literal["measures", "throughput", "breakdown"] = "measures"
     check: Annotated[str, Field(pattern=r"^\w+\.\w+$")] | None = Field(
-        default=None, description="in place of a study: CHECK.NAME, a drawing as plain data"
+        default=None, description="in place of a study: CHECK.NAME, a check's drawing as plain data"
     )
 
     @model_validator(mode="after")
     def _is_of_one_thing(self) -> FigureSection:
         if (self.study is None) == (self.check is None):
-            raise ValueError("shows a study or a check: write either study or check")
+            raise ValueError("needs a study or a check: write either study or check")
         return self
 
 
 class PaperFile(FileModel):
-    """A paper's claims as written in its file."""
+    """The contents of a paper's file of claims."""
 
     schema_: Literal["simgpu.claims/2"] = Field(alias="schema")
-    paper: Text = Field(description="what it is called")
+    paper: Text = Field(description="name of the paper")
     source: Text = Field(description="authors, venue, year")
     studies: dict[str, dict[str, Any]] = Field(
-        default={}, description="changes to studies here, such as runs that no claim needs"
+        default={}, description="changes to studies, such as removing runs that no claim needs"
     )
     claims: dict[Name, ClaimSection] = Field(min_length=1)
-    assumptions: dict[Name, AssumptionSection] = Field(default={}, description="what is assumed")
-    figures: list[FigureSection] = Field(default=[], description="drawn next to the claims")
+    assumptions: dict[Name, AssumptionSection] = Field(default={}, description="assumptions of the simulation")
+    figures: list[FigureSection] = Field(default=[], description="figures drawn next to the claims")
 
     @model_validator(mode="after")
     def _names_its_assumptions(self) -> PaperFile:
         unknown = {cause for claim in self.claims.values() for cause in claim.causes} - set(self.assumptions)
         if unknown:
-            raise ValueError(f"causes name no assumption of this file: {', '.join(sorted(unknown))}")
+            raise ValueError(f"causes name unknown assumptions: {', '.join(sorted(unknown))}")
         unused = set(self.assumptions) - {cause for claim in self.claims.values() for cause in claim.causes}
         if unused:
-            raise ValueError(f"assumptions are no claim's cause: {', '.join(sorted(unused))}")
+            raise ValueError(f"assumptions are not a cause of any claim: {', '.join(sorted(unused))}")
         return self

@@ -1,4 +1,4 @@
-"""Tables as lines of text, no wider than a terminal, no word broken."""
+"""Formats tables as lines of text that fit a terminal, without breaking words."""
 
 from __future__ import annotations
 
@@ -10,13 +10,20 @@ from simgpu.papers.verdicts import Verdict
 
 WIDTH = 80
 GAP = "  "
-#: Longer values, such as sets, are below their row.
+#: Longer values, such as sets, are printed below their row.
 LONGEST_VALUE = 14
 _INDENT = "    "
 
 
 class Line(NamedTuple):
-    """A line: its text, then a verdict in words at its end. note: explains a row; heading: names columns."""
+    """A line of a table.
+
+    text: the line without its last column.
+    ending: the last column, usually the verdict as text.
+    verdict: None if the line has none.
+    note: whether it explains the row above.
+    heading: whether it contains column names.
+    """
 
     text: str
     ending: str = ""
@@ -26,12 +33,12 @@ class Line(NamedTuple):
 
     @property
     def full(self) -> str:
-        """Text and ending."""
+        """Text and ending, joined."""
         return (self.text + self.ending).rstrip()
 
 
 def wrapped(text: str, width: int = WIDTH, indent: str = _INDENT) -> list[str]:
-    """A text in lines of a width, indented, the second and later ones more; words stay together."""
+    """The text as indented lines of at most `width` where words allow; later lines are indented further."""
     return wrap(
         text.strip(),
         width,
@@ -43,21 +50,21 @@ def wrapped(text: str, width: int = WIDTH, indent: str = _INDENT) -> list[str]:
 
 
 def indent_of(text: str) -> str:
-    """The spaces that a text begins with."""
+    """The leading spaces of a text."""
     return text[: len(text) - len(text.lstrip())]
 
 
 def row_line(cells: Sequence[str], widths: Sequence[int]) -> Line:
-    """A row: a label to the left, numbers to the right, a verdict as ending."""
+    """A row of a left-aligned label, right-aligned numbers, and a verdict as ending."""
     label, *numbers, verdict = cells
     texts = [label.ljust(widths[0]), *(text.rjust(wide) for text, wide in zip(numbers, widths[1:], strict=True))]
     return Line(GAP.join(texts) + GAP, verdict)
 
 
 def table_lines(headings: Sequence[str], rows: Iterable[Sequence[str]], width: int = WIDTH) -> list[Line]:
-    """A table. A row may be a label alone, on a line of its own, as is a label that is too long.
+    """A table. A label that is too long, or without other cells, gets its own line.
 
-    A last cell that is longer than its heading, and than a word, is below its row, to the right.
+    A last cell longer than both its heading and `LONGEST_VALUE` is printed below its row, right-aligned.
     """
     rows = list(rows)
     *numbers, last = [max(map(len, column)) for column in zip(headings, *rows, strict=True)][1:]

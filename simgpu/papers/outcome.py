@@ -1,4 +1,4 @@
-"""The outcome of a claim: published and simulated values, verdicts, experiments; as lines of a table."""
+"""The outcome of a claim: published and simulated values, verdicts and experiments, and their text tables."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ if TYPE_CHECKING:
     from simgpu.papers.claims import Claim
     from simgpu.papers.claims_file import AssumptionSection, PartSection
 
-#: After the id of a claim that something was fitted to.
+#: Marks the id of a claim that a parameter was fitted to.
 FITTED = "*"
 _HEADINGS = ("claim", "paper", "here", "ratio", "verdict")
 
 
 @dataclass(frozen=True, slots=True)
 class PartOutcome:
-    """A part of a claim and its simulated value; None where there is none."""
+    """A part of a claim and its simulated value; None if there is none."""
 
     part: PartSection
     simulated: Simulated | None
@@ -35,19 +35,19 @@ class PartOutcome:
 
     @property
     def verdict_text(self) -> str:
-        """The verdict; of a number that is not within 10%, with the distance: ``off (+40%)``."""
+        """The verdict; for a number that is not within 10%, with the distance: ``off (+40%)``."""
         detailed = self.judged.verdict in (Verdict.NEAR, Verdict.OFF) and self.is_number and self.judged.detail
         return f"{self.judged.verdict} ({self.judged.detail})" if detailed else str(self.judged.verdict)
 
     @property
     def explanation(self) -> str:
-        """Beyond the verdict: what an order was checked on, which members differ, why there is no number."""
+        """More than the verdict: the evidence for an order, the members that differ, or why there is no number."""
         return "" if self.is_number or self.judged.detail == "the same" else self.judged.detail
 
 
 @dataclass(frozen=True, slots=True)
 class Step:
-    """An assumption changed: its label, and the parts of the claim then, by name."""
+    """A changed assumption: its label, and the resulting parts of the claim by name."""
 
     label: str
     parts: Mapping[str, PartOutcome]
@@ -64,9 +64,9 @@ class Experiment:
 
 @dataclass(frozen=True, slots=True, repr=False)
 class ClaimOutcome:
-    """A claim with its parts and, where they were run, the experiments on its causes. Prints as rows of a table.
+    """A claim with its parts and, if they were run, the experiments on its causes. Prints as rows of a table.
 
-    sources: the studies and checks that its numbers are from, as text.
+    sources: the studies and checks that compute its numbers, as text.
     """
 
     claim: Claim
@@ -76,7 +76,7 @@ class ClaimOutcome:
 
     @property
     def verdict(self) -> Verdict:
-        """That of the worst part; `CANNOT` only where no part is simulated."""
+        """The verdict of the worst part; `CANNOT` only if no part is simulated."""
         return worst(part.judged.verdict for part in self.parts)
 
     def __repr__(self) -> str:
@@ -84,7 +84,7 @@ class ClaimOutcome:
 
 
 class _Row(NamedTuple):
-    """A row of the table: label, published, here, ratio, verdict; below: explanations and notes."""
+    """A row of the table. cells: label, published, here, ratio, verdict. below: explanations and notes."""
 
     cells: tuple[str, ...]
     verdict: Verdict
@@ -92,9 +92,10 @@ class _Row(NamedTuple):
 
 
 def claim_lines(outcomes: Iterable[ClaimOutcome], width: int = WIDTH, *, every: bool = False) -> list[Line]:
-    """Claims as a table: one row of a claim with one part, else one for it and one a part.
+    """Claims as a table: one row for a claim with one part, else a row for the claim and one for each part.
 
-    Long values and explanations are below their row. every: also explanations of what holds, and notes.
+    Long values and explanations are printed below their row. every: also print notes, and explanations of parts that
+    hold or are within 10%.
     """
     rows = [row for outcome in outcomes for row in _rows(outcome, every)]
     cells = [_HEADINGS, *(row.cells for row in rows)]
@@ -128,9 +129,9 @@ def _rows(outcome: ClaimOutcome, every: bool) -> Iterator[_Row]:
         return
     yield _Row((f"{name}{unit}", "", "", "", str(outcome.verdict)), outcome.verdict)
     for part, after in zip_longest(outcome.parts, outcome.parts[1:]):
-        # Neighbours with the same note have it below the last of them.
-        goes_on = after is not None and (after.part.note, after.part.timed) == (part.part.note, part.part.timed)
-        yield _of_part(f"  {part.part.name}", part, every, noted=not goes_on)
+        # A note that consecutive parts share is printed once, below the last of them.
+        repeated = after is not None and (after.part.note, after.part.timed) == (part.part.note, part.part.timed)
+        yield _of_part(f"  {part.part.name}", part, every, noted=not repeated)
 
 
 def _of_part(label: str, outcome: PartOutcome, every: bool, *, noted: bool = True) -> _Row:
@@ -141,12 +142,12 @@ def _of_part(label: str, outcome: PartOutcome, every: bool, *, noted: bool = Tru
         below += [f"paper: {published}", f"here: {here}"]
         published = here = ""
     if part.value is None or outcome.simulated is None:
-        # Orders have no number, and parts that are not simulated none of ours; the verdict says so.
+        # No number to show for orders and for parts that are not simulated: the verdict is enough.
         here = ""
     if every or judged.verdict not in (Verdict.HOLDS, Verdict.CLOSE):
         below.append(outcome.explanation)
     if every and noted:
-        below += [f"note: {part.note}" if part.note else "", "a time of this machine" if part.timed else ""]
+        below += [f"note: {part.note}" if part.note else "", "measured on this machine" if part.timed else ""]
     cells = (label, published, here, ratio_text(judged) if published and here else "", outcome.verdict_text)
     if not published and judged.ratio is not None:
         cells = (label, "", "", ratio_text(judged), outcome.verdict_text)
@@ -154,12 +155,12 @@ def _of_part(label: str, outcome: PartOutcome, every: bool, *, noted: bool = Tru
 
 
 def says_lines(experiment: Experiment, width: int = WIDTH) -> list[Line]:
-    """An assumption, and what the experiment shows."""
+    """Lines with an assumption and what its experiment shows."""
     return [Line(f"{GAP}{line.strip()}") for line in wrapped(experiment.assumption.says, width - 2)]
 
 
 def experiment_lines(outcome: ClaimOutcome, experiment: Experiment, width: int = WIDTH) -> list[Line]:
-    """A table of the effect of an assumption on a claim: as it is, each step, and the paper."""
+    """A table of the effect of an assumption on a claim: unchanged, each step, and the paper's values."""
     names = list(dict.fromkeys(name for step in experiment.steps for name in step.parts))
     before = [part for part in outcome.parts if part.part.name in names]
     rows = [("as it is", before), *((step.label, list(step.parts.values())) for step in experiment.steps)]
@@ -203,7 +204,7 @@ def _experiment_table(
 def _chunks(
     before: Sequence[PartOutcome], rows: Sequence[Sequence[PartOutcome]], available: int
 ) -> Iterator[tuple[int, ...]]:
-    """Indices of the parts, divided into as many tables as the width needs."""
+    """Indices of the parts, split into tables that fit the available width."""
     chosen: list[int] = []
     used = 0
     for at, part in enumerate(before):
@@ -218,13 +219,13 @@ def _chunks(
 
 
 def _width(part: PartSection, texts: Iterable[str]) -> int:
-    """Width of a column: of its values, of the longest word of its name, or of a short name."""
+    """Width of a column: fits its values, the longest word of its name, and a name of up to 12 characters."""
     words = max(map(len, part.name.split()), default=0)
     return max(*map(len, texts), words, min(len(part.name), 12))
 
 
 def _moved(outcome: PartOutcome) -> str:
-    """A value in short: for a long set, the share that is the same."""
+    """A value as short text: for a long set, the share of members that agree."""
     text = here_text(outcome.simulated)
     if len(text) > LONGEST_VALUE and outcome.judged.ratio is not None:
         return f"{outcome.judged.ratio:.0%} same"

@@ -1,4 +1,4 @@
-"""Recordings compared with their simulation, as plain values."""
+"""Results of comparing recordings with their simulation: `Recordings`, as tables, a data frame or JSON."""
 
 from __future__ import annotations
 
@@ -19,10 +19,14 @@ MANAGED_HEADINGS = ("run under Unified Memory", "measured", "predicted", "ratio"
 
 @dataclass(frozen=True, slots=True)
 class Compared:
-    """A number that a recording states, and the same number of a simulated iteration.
+    """A number from a recording and the same number of a simulated iteration.
 
-    name: of the recording. origin, device: its source. policy: the one simulated. what: quantity. unit: ns, bytes or
-    kernels. note: why the two differ, where they do.
+    name: the recording's.
+    origin, device: its source and GPU.
+    policy: the simulated policy.
+    what: the quantity.
+    unit: ns, bytes or kernels.
+    note: why the two numbers differ; empty if they are equal.
     """
 
     name: str
@@ -37,21 +41,22 @@ class Compared:
 
     @property
     def difference(self) -> int:
-        """Simulated less recorded."""
+        """Simulated minus recorded."""
         return self.simulated - self.recorded
 
     @property
     def equal(self) -> bool:
-        """Whether the two are the same to the last nanosecond, byte or kernel."""
+        """Whether both numbers are exactly the same."""
         return self.simulated == self.recorded
 
 
 @dataclass(frozen=True, slots=True)
 class Trial:
-    """A managed run predicted under other assumptions.
+    """A managed run predicted under some assumptions.
 
-    label: what is assumed. predicted_ns: the iteration. quarter, half, three_quarters: of the kernels that moved data,
-    a quarter (half, three quarters) have a ratio of predicted to measured time up to this.
+    label: the assumptions.
+    predicted_ns: time of the iteration, ns.
+    quarter, half, three_quarters: quartiles of predicted over measured time, over the kernels that moved data.
     """
 
     label: str
@@ -65,9 +70,14 @@ class Trial:
 class Managed:
     """A measured iteration of a managed run and the predicted one.
 
-    what: the quantity. node, budget: of the prediction, bytes of memory. ideal_ns: the iteration with all data on the
-    GPU. trials: the prediction first, then those under other assumptions. unmeasured: iterations by label that nobody
-    measured, predicted for comparison. note: how it was measured, and the evidence for that in the recording.
+    name, origin, device, policy: as in `Compared`.
+    what: what was measured.
+    node, budget: node of the prediction and its GPU memory, bytes.
+    ideal_ns: the iteration with all data on the GPU, ns.
+    measured_ns: the measured iteration, ns.
+    trials: the prediction, then predictions under other assumptions.
+    unmeasured: predicted iterations without a measurement, ns by label.
+    note: how it was measured, and the evidence for that in the recording.
     """
 
     name: str
@@ -85,7 +95,7 @@ class Managed:
 
     @property
     def predicted_ns(self) -> int:
-        """The iteration with the policy as it is."""
+        """The iteration under the unchanged policy, ns."""
         return self.trials[0].predicted_ns
 
     @property
@@ -95,22 +105,22 @@ class Managed:
 
     @property
     def experiments(self) -> dict[str, int]:
-        """The iteration under other assumptions, by what is assumed."""
+        """The iteration under other assumptions, ns by label."""
         return {trial.label: trial.predicted_ns for trial in self.trials[1:]}
 
     @property
     def nearest(self) -> Trial:
-        """The trial whose iteration is nearest to the measured one, as a ratio."""
-        return min(self.trials, key=lambda trial: _apart(trial.predicted_ns, self.measured_ns))
+        """The trial whose iteration is nearest to the measured one, by ratio."""
+        return min(self.trials, key=lambda trial: _distance(trial.predicted_ns, self.measured_ns))
 
 
-def _apart(one: int, other: int) -> float:
+def _distance(one: int, other: int) -> float:
     return max(one / other, other / one)
 
 
 @dataclass(frozen=True, slots=True)
 class NotCompared:
-    """A recording, or a part of one, that is not compared, and why."""
+    """A recording, or part of one, that was not compared, and why."""
 
     name: str
     why: str
@@ -118,7 +128,12 @@ class NotCompared:
 
 @dataclass(frozen=True, repr=False)
 class Recordings:
-    """Comparisons with recordings. Prints as tables; `frame` has one row per compared number."""
+    """Comparisons with recordings. Prints as tables; `frame` has one row per compared number.
+
+    compared: numbers of recorded and simulated iterations.
+    managed: measured and predicted managed runs.
+    not_compared: recordings without a comparison. failed: comparisons that raised an error.
+    """
 
     compared: tuple[Compared, ...] = ()
     managed: tuple[Managed, ...] = ()
@@ -127,13 +142,13 @@ class Recordings:
 
     @cached_property
     def unequal(self) -> tuple[Compared, ...]:
-        """The numbers that differ from the recording's."""
+        """The simulated numbers that differ from the recorded ones."""
         return tuple(row for row in self.compared if not row.equal)
 
     def frame(self) -> pd.DataFrame:
         """One row per number: name, origin, device, policy, what, unit, recorded, simulated, difference, equal, note.
 
-        Managed runs have rows too: measured as recorded, predicted as simulated.
+        Managed runs have rows too, with the measured time as recorded and the predicted time as simulated.
         """
         import pandas as pd
 
@@ -154,7 +169,7 @@ class Recordings:
         }
 
     def rows(self) -> list[tuple[str, ...]]:
-        """Rows of the columns in `HEADINGS`: one per recording, and one per number below it."""
+        """Rows with the columns `HEADINGS`: one per recording, each followed by one per number."""
         rows: list[tuple[str, ...]] = []
         for name in dict.fromkeys(row.name for row in self.compared):
             own = [row for row in self.compared if row.name == name]
@@ -163,9 +178,9 @@ class Recordings:
         return rows
 
     def managed_rows(self) -> list[tuple[str, ...]]:
-        """Rows of the columns in `MANAGED_HEADINGS`: one per measured run, and one per prediction below it.
+        """Rows with the columns `MANAGED_HEADINGS`: one per measured run, each followed by one per prediction.
 
-        The last column is the interquartile range of the ratios of the kernels that moved data.
+        The last column is the interquartile range of predicted over measured time of the kernels that moved data.
         """
         rows: list[tuple[str, ...]] = []
         for row in self.managed:
@@ -177,7 +192,7 @@ class Recordings:
         return rows
 
     def notes(self) -> list[str]:
-        """Notes below the tables, a line each: why numbers differ, how runs were measured, what is missing."""
+        """Notes below the tables, one per line: why numbers differ, how runs were measured, what is missing."""
         lines = [f"{row.name}, {row.what}: {row.note}" for row in self.compared if row.note]
         for managed in self.managed:
             near, ratio = managed.nearest, managed.nearest.predicted_ns / managed.measured_ns
@@ -208,7 +223,7 @@ def _as_compared(row: Managed) -> dict[str, Any]:
 
 
 def _row(row: Compared) -> tuple[str, ...]:
-    """A number with all its digits.
+    """A row of the table, with all digits.
 
     >>> _row(Compared("a", "imported", "H100", "ideal", "kernels", "kernels", 1369, 1369))
     ('  kernels', '1,369', '1,369', 'equal')

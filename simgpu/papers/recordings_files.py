@@ -1,6 +1,6 @@
-"""Totals of recorded iterations, read from the recordings' files without the importers.
+"""Reads totals of recorded iterations from the recordings' files, without the importers.
 
-An importer that drops or changes something is therefore noticed.
+Comparing them with imported traces reveals data that an importer drops or changes.
 """
 
 from __future__ import annotations
@@ -18,15 +18,15 @@ from simgpu.io.input_files import parse_json, read_text, text_of
 
 #: Names of facts.
 KERNELS = "kernels"
-COMPUTE = "kernel time in all"
-TIMELINE = "from the first kernel's start to the last one's end"
+COMPUTE = "total kernel time"
+TIMELINE = "time from first to last kernel"
 CONSTANTS = "constants"
 PEAK = "peak memory"
 
 
 @dataclass(frozen=True, slots=True)
 class Fact:
-    """A number that a recording states. what: one of the names above; note: what else the files show."""
+    """A number from a recording's files. what: one of the names above. note: further observations in the files."""
 
     what: str
     value: int
@@ -34,41 +34,43 @@ class Fact:
 
 
 def of_folder(path: Path) -> list[Fact]:
-    """Of a trace of simgpu: kernels.csv."""
+    """Facts of a simgpu trace, from kernels.csv."""
     rows = list(csv.DictReader(read_text(path / "kernels.csv").splitlines()))
     return [Fact(KERNELS, len(rows)), Fact(COMPUTE, sum(int(row["duration_ns"]) for row in rows))]
 
 
 def of_triosim(path: Path) -> list[Fact]:
-    """trace.csv, in microseconds."""
+    """Facts of a TrioSim recording, from trace.csv (microseconds)."""
     rows = list(csv.DictReader(read_text(path / "trace.csv").splitlines()))
     times = [Decimal(row["Operator_cudatimenooverlap"]) for row in rows]
     return [Fact(KERNELS, len(rows)), Fact(COMPUTE, int(sum(times) * 1000))]
 
 
 def g10_times(path: Path) -> list[int]:
-    """Nanoseconds of the kernels of a file of G10, in order."""
+    """Nanoseconds of the kernels in a G10 file, in order."""
     return [int(Decimal(line.split()[1]) * 10**6) for line in read_text(path).splitlines()]
 
 
 def of_g10(path: Path) -> list[Fact]:
-    """cudnnB.txt, in milliseconds; no times where there are several."""
+    """Facts of a G10 folder, from cudnnB.txt (milliseconds); zero if there are several such files."""
     files = [file for file in path.glob("cudnn*.txt") if file.stem.removeprefix("cudnn").isdecimal()]
     times = g10_times(files[0]) if len(files) == 1 else []
     return [Fact(KERNELS, len(times)), Fact(COMPUTE, sum(times))]
 
 
 def of_profile(path: Path) -> list[Fact]:
-    """Events of a PyTorch profile, in microseconds; of a folder, of the profile in it. Nothing where it holds several
-    iterations, of which an import takes one."""
+    """Facts of a PyTorch profile (microseconds), or of the profile in a folder.
+
+    Empty if it contains several iterations: an import takes only one of them.
+    """
     events = _profile(path)
     if sum(str(event.get("name", "")).startswith("ProfilerStep#") for event in events) > 1:
         return []
     kernels = sorted(_work(events, "kernel"), key=lambda event: event["ts"])
     begins = [int(Decimal(str(event["ts"])) * 1000) for event in kernels]
-    lasts = [int(Decimal(str(event["dur"])) * 1000) for event in kernels]
-    ends = [begin + last for begin, last in zip(begins, lasts, strict=True)]
-    facts = [Fact(KERNELS, len(kernels)), Fact(COMPUTE, sum(lasts))]
+    durations = [int(Decimal(str(event["dur"])) * 1000) for event in kernels]
+    ends = [begin + duration for begin, duration in zip(begins, durations, strict=True)]
+    facts = [Fact(KERNELS, len(kernels)), Fact(COMPUTE, sum(durations))]
     if len({event.get("args", {}).get("stream") for event in kernels}) == 1:
         facts.append(Fact(TIMELINE, max(ends) - begins[0], _gaps(events, kernels, begins, ends)))
     totals = [
@@ -80,7 +82,7 @@ def of_profile(path: Path) -> list[Fact]:
 
 
 def _gaps(events: list[dict[str, Any]], kernels: list[dict[str, Any]], begins: list[int], ends: list[int]) -> str:
-    """The gaps between the kernels of a stream, and how many kernels were launched late."""
+    """A note on the gaps between the kernels of a stream and the number of kernels launched late."""
     launched = {
         event["args"]["correlation"]: int(Decimal(str(event["ts"] + event["dur"])) * 1000)
         for event in _work(events, "cuda_runtime")
@@ -96,14 +98,14 @@ def _gaps(events: list[dict[str, Any]], kernels: list[dict[str, Any]], begins: l
     fills = list(_work(events, "gpu_memset"))
     filling = int(sum(Decimal(str(event["dur"])) for event in fills) * 1000)
     return (
-        f"ideal runs kernels back to back; recorded are {count} gaps between them, {between:,} ns in all, in which "
-        f"{len(fills)} fills of memory take {filling:,} ns; {late} of the {len(kernels)} kernels were launched after "
-        "the one before had ended, as where a GPU waits for its host"
+        f"ideal runs kernels back to back; the recording has {count} gaps between them, {between:,} ns in total, in "
+        f"which {len(fills)} memory fills take {filling:,} ns; {late} of the {len(kernels)} kernels were launched "
+        "after the previous one had ended, in which case a GPU waits for its host"
     )
 
 
 def link_copies(path: Path) -> int:
-    """Copies of a profile that passed between host and GPU."""
+    """The number of copies between host and GPU in a profile."""
     names = (str(event.get("name", "")) for event in _work(_profile(path), "gpu_memcpy"))
     return sum("HtoD" in name or "DtoH" in name or "Unified" in name for name in names)
 
@@ -123,7 +125,7 @@ def _profile(path: Path) -> list[dict[str, Any]]:
 
 
 def of_dtr(path: Path) -> list[Fact]:
-    """A DTR log: operators and their time, and what storages took that still had a name."""
+    """Facts of a DTR log: operators and their time, constants, and the peak bytes of storages that have a name."""
     walk = _Storages()
     text = text_of(read_unzipped(path, 1), path)
     lines = [parse_json(line, path) for line in text.splitlines() if line.strip()]
@@ -135,7 +137,12 @@ def of_dtr(path: Path) -> list[Fact]:
 
 
 class _Storages:
-    """The storages of a log, line by line. peak: the most bytes they took at any time."""
+    """Follows the storages of a log, line by line.
+
+    calls, time: number of operators and their total time, ns.
+    constants: bytes of constants.
+    live, peak: current and largest total bytes of storages.
+    """
 
     def __init__(self) -> None:
         self.calls = self.time = self.constants = self.live = self.peak = 0
@@ -184,7 +191,7 @@ class _Storages:
             self.live -= 0 if self._names[storage] else self._bytes[storage]
 
 
-#: By the name of the importer that recognises a recording.
+#: Readers by the name of the importer that recognizes a recording.
 READERS: dict[str, Callable[[Path], list[Fact]]] = {
     "TrioSim CSV": of_triosim,
     "DTR log": of_dtr,

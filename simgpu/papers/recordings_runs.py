@@ -1,4 +1,4 @@
-"""Recorded iterations compared with simulated ones: under `ideal`, and under the policy that managed their memory."""
+"""Compares recorded iterations with simulated ones, under `ideal` and under the policy that managed their memory."""
 
 from __future__ import annotations
 
@@ -22,19 +22,19 @@ from simgpu.trace.folder import read_trace
 from simgpu.trace.model import NOT_RECORDED, Block, BlockKind, Kernel, Phase, Trace
 from simgpu.trace.stats import trace_stats
 
-#: Any node gives the same: `ideal` uses recorded durations, and `none` gets all the memory it requests.
+#: Results do not depend on the node: `ideal` uses recorded durations, and `none` gets all the memory it requests.
 _ANY_NODE = "v100"
 #: PyTorch's allocator rounds sizes up to multiples of this.
 _ROUNDED = 512
 
 
 def is_trace(path: Path) -> bool:
-    """Whether a path is a trace of simgpu."""
+    """Whether a path is a simgpu trace."""
     return (path / "trace.yaml").exists()
 
 
 def read(path: Path) -> tuple[Trace, list[Fact]]:
-    """A recording as a trace, and the facts in its files; none where the format has no reader."""
+    """A recording as a trace, and the facts in its files; no facts if the format has no reader."""
     if is_trace(path):
         return read_trace(path), stated.of_folder(path)
     reader = stated.READERS.get(detect(path).name)
@@ -42,7 +42,7 @@ def read(path: Path) -> tuple[Trace, list[Fact]]:
 
 
 def compare(name: str, path: Path, gpu: str) -> list[Compared]:
-    """The rows of a recording. gpu: the node with the recorded GPU; empty where the trace names the device."""
+    """The rows of a recording. gpu: the node with the recorded GPU; empty if the trace names the device."""
     trace, listed = read(path)
     facts = {fact.what: fact for fact in listed}
     device = load_node(gpu).gpu.name if gpu and trace.info.device == NOT_RECORDED else trace.info.device
@@ -57,7 +57,10 @@ def compare(name: str, path: Path, gpu: str) -> list[Compared]:
 
 
 def _times(about: tuple[str, str, str], trace: Trace, facts: dict[str, Fact], ideal: Result) -> Iterator[Compared]:
-    """Kernels, their time, and the timeline where starts are recorded; as imported without facts."""
+    """Rows for kernels, kernel time, and the timeline if starts are recorded.
+
+    Without facts, the imported trace is compared instead of the files.
+    """
     ran = int(((ideal.timeline.kind == SpanKind.COMPUTE) & (ideal.timeline.iteration == ideal.iterations - 1)).sum())
     kernels = facts.get(stated.KERNELS, Fact(stated.KERNELS, len(trace.kernels)))
     compute = facts.get(stated.COMPUTE, Fact(stated.COMPUTE, trace.compute_ns))
@@ -71,7 +74,7 @@ def _times(about: tuple[str, str, str], trace: Trace, facts: dict[str, Fact], id
 
 
 def _memory(about: tuple[str, str, str], trace: Trace, facts: dict[str, Fact], node: NodeSpec) -> Iterator[Compared]:
-    """The peak of `none`, which keeps blocks as long as the framework did, where lifetimes are recorded."""
+    """A row for the peak of `none`, which frees blocks where the framework did; no row without recorded lifetimes."""
     recorded = trace_stats(trace).peak_recorded
     if recorded is None:
         return
@@ -79,34 +82,34 @@ def _memory(about: tuple[str, str, str], trace: Trace, facts: dict[str, Fact], n
     plain = simulate(trace, node, "none", budget=everything).metrics.device_peak_bytes
     peak = facts.get(stated.PEAK)
     if peak is None:
-        yield Compared(*about, "none", "peak memory, of the recorded lifetimes", "bytes", recorded.bytes, plain)
+        yield Compared(*about, "none", "peak memory, from recorded lifetimes", "bytes", recorded.bytes, plain)
         return
     why = "" if peak.value == plain else _rounding(trace, node, everything, peak.value)
     yield Compared(*about, "none", peak.what, "bytes", peak.value, plain, why)
 
 
 def _rounding(trace: Trace, node: NodeSpec, budget: int, recorded: int) -> str:
-    """A note on how much of the difference is the allocator's rounding."""
+    """A note on how much of the difference is due to the allocator's rounding."""
     rounded = simulate(trace, node, "none", budget=budget, alignment=_ROUNDED).high_water
     return (
-        "blocks have the sizes of their tensors, the recorded peak has what the allocator gave for them; with sizes "
-        f"rounded up to {_ROUNDED} bytes the peak is {rounded:,} bytes, {rounded - recorded:+,} from the recorded one; "
-        "what is left is in allocations that are larger still (of a profile without its execution trace, blocks are "
-        "the allocations themselves)"
+        "blocks have the sizes of their tensors, while the recorded peak counts allocated bytes; with sizes rounded up "
+        f"to {_ROUNDED} bytes the peak is {rounded:,} bytes, {rounded - recorded:+,} from the recorded one; the rest "
+        "are allocations that are larger still (in a profile without its execution trace, blocks are the "
+        "allocations themselves)"
     )
 
 
 #: Bytes of an operand, and whether the kernel reads and writes it.
 Operand = tuple[int, bool, bool]
 
-#: What is measured, by the ending of a file's name.
+#: The measured situations, by suffix of the file's name.
 FAULTS = {
     "PF": "every kernel with its data in host memory",
     "InputPF": "every kernel with its inputs on the GPU",
 }
 _FIRST = "parameters of the policy as they are"
 _RESULTS = "results in host memory, too"
-#: Further assumptions, each with results in host memory; the policy acquires free memory without a fault.
+#: Further assumptions, each with results in host memory. (By default the policy acquires free memory without a fault.)
 _ASSUMED: Mapping[str, Mapping[str, Any]] = {
     "": {},
     "migrations at 4 GB/s": {"bandwidth": 4 * 10**9},
@@ -120,13 +123,13 @@ _ASSUMED: Mapping[str, Mapping[str, Any]] = {
     "2 faults a batch": {"fault_batch": 2},
 }
 _ITERATION = "one iteration, in which data stay on the GPU between kernels"
-#: A kernel that reads this many times the bytes that it writes shows whether inputs fault.
+#: Kernels that read more than this many times the bytes they write show whether inputs fault.
 _MOSTLY = 100
 _US = 1000
 
 
 def fault_files(path: Path) -> list[tuple[str, Path]]:
-    """The files of a G10 folder that time kernels under faults, by a word in `FAULTS`."""
+    """The files of a G10 folder that time kernels under faults, each with its key in `FAULTS`."""
     return [
         (word, file)
         for word in FAULTS
@@ -136,7 +139,7 @@ def fault_files(path: Path) -> list[tuple[str, Path]]:
 
 
 def shapes(trace: Trace) -> dict[tuple[Operand, ...], list[int]]:
-    """The indices of the kernels by their operands, in order.
+    """The indices of the kernels, grouped by the shape of their operands, in order.
 
     >>> from simgpu.trace.chain import chain
     >>> list(shapes(chain([5, 7, 8], [7, 9, 9], [100, 100, 100])).values())
@@ -152,11 +155,14 @@ def shapes(trace: Trace) -> dict[tuple[Operand, ...], list[int]]:
 
 
 def each_alone(trace: Trace, memory: int, faults: str, *, results_on_host: bool) -> Trace:
-    """An iteration in which one kernel of each shape of a trace finds its operands where a recording put them.
+    """An iteration of one kernel of each shape of a trace, with operands initially where the recording put them.
 
-    memory: of the GPU, bytes. faults: one of `FAULTS`; with `PF` all that has a value is on the host, with `InputPF`
-    what is read alone is on the GPU. results_on_host: so is what is written alone, else it has no memory yet. The first
-    kernel is not of the trace: it frees the GPU's memory.
+    memory: of the GPU, bytes.
+    faults: one of `FAULTS`. With `PF` all initialized operands are on the host; with `InputPF` operands that are only
+    read are on the GPU.
+    results_on_host: whether operands that are only written are on the host; else they have no memory yet.
+
+    An additional first kernel frees the GPU's memory.
     """
     kernels = [Kernel("free", "free", Phase.FORWARD, _US, reads=("all",))]
     blocks = [Block("all", memory, BlockKind.OTHER, persistent=True, release="free")]
@@ -175,7 +181,7 @@ def each_alone(trace: Trace, memory: int, faults: str, *, results_on_host: bool)
 
 
 def stalls(trace: Trace, alone: Trace, node: NodeSpec, parameters: Mapping[str, Any]) -> list[int]:
-    """Nanoseconds that each kernel of a trace waits for its pages, from the kernel of its shape in `each_alone`."""
+    """Nanoseconds that each kernel of a trace waits for its pages: those of its shape's kernel in `each_alone`."""
     timeline = simulate(alone, node, "um", parameters=parameters, iterations=1).timeline
     ran = timeline.kind == SpanKind.COMPUTE
     starts, ends = timeline.start_ns[ran].tolist(), timeline.end_ns[ran].tolist()
@@ -189,7 +195,7 @@ def stalls(trace: Trace, alone: Trace, node: NodeSpec, parameters: Mapping[str, 
 
 @dataclass(frozen=True)
 class _Measured:
-    """Kernels under faults: nanoseconds of each, and which data faulted."""
+    """Measured kernels under faults. faults: one of `FAULTS`. times: of each kernel, ns."""
 
     trace: Trace
     node: NodeSpec
@@ -199,8 +205,8 @@ class _Measured:
     def trials(self) -> Iterator[Trial]:
         yield self.trial(_FIRST, {}, results_on_host=False)
         for label, parameters in _ASSUMED.items():
-            both = f"{_RESULTS[: -len(', too')]}, {label}" if label else _RESULTS
-            yield self.trial(both, parameters, results_on_host=True)
+            assumed = f"{_RESULTS[: -len(', too')]}, {label}" if label else _RESULTS
+            yield self.trial(assumed, parameters, results_on_host=True)
 
     def trial(self, label: str, parameters: Mapping[str, Any], *, results_on_host: bool) -> Trial:
         alone = each_alone(self.trace, self.node.gpu.memory, self.faults, results_on_host=results_on_host)
@@ -216,18 +222,18 @@ class _Measured:
 
 
 def compare_managed(name: str, path: Path, gpu: str, faults: str) -> Managed:
-    """A file of kernels under faults, compared with `um` on a node's GPU.
+    """A file of kernel times under faults, compared with `um` on a node's GPU.
 
-    faults: one of `FAULTS`. Raises `InputError` where the file does not fit the recording.
+    faults: one of `FAULTS`. Raises `InputError` if the file does not match the recording.
     """
     trace, _ = import_trace(path)
     files = dict(fault_files(path))
     times = g10_times(files[faults])
     if len(times) != len(trace.kernels):
-        what = f"holds {len(times)} kernels, kernels.config {len(trace.kernels)}"
-        raise InputError.single(files[faults], "", what, "give files of one model, batch and run")
+        what = f"contains {len(times)} kernels, but kernels.config has {len(trace.kernels)}"
+        raise InputError.single(files[faults], "", what, "give files of the same model, batch and run")
     node = load_node(gpu)
-    note = "All of a kernel's data were in host memory."
+    note = "All data of each kernel were in host memory."
     unmeasured = {}
     if faults == "PF":
         unmeasured[_ITERATION] = simulate(trace, node, "um").iteration_ns
@@ -246,23 +252,25 @@ def compare_managed(name: str, path: Path, gpu: str, faults: str) -> Managed:
         sum(times),
         tuple(measured.trials()),
         unmeasured,
-        f"{note} Each kernel ran alone, in a process of its own: nothing had to be evicted from the GPU, so its "
-        "memory and the order of eviction do not matter.",
+        f"{note} Each kernel ran alone, in its own process: nothing had to be evicted from the GPU, so GPU memory "
+        "capacity and the order of eviction do not matter.",
     )
 
 
 def _evidence(trace: Trace, times: list[int], all_cold: list[int]) -> str:
-    """A note on whether inputs fault: remaining fault time of kernels that read far more than they write."""
+    """A note on whether inputs fault, from the fault time of kernels that read far more than they write."""
     sizes = {block.id: block.bytes for block in trace.blocks}
-    here = there = count = 0
+    faults_ns = all_cold_ns = count = 0
     for kernel, one, other in zip(trace.kernels, times, all_cold, strict=True):
         read = sum(sizes[block] for block in kernel.reads)
         if read > _MOSTLY * sum(sizes[block] for block in kernel.writes):
-            here, there, count = here + one - kernel.duration_ns, there + other - kernel.duration_ns, count + 1
-    if not there:
-        return "By its profiler's code, results alone fault."
+            faults_ns += one - kernel.duration_ns
+            all_cold_ns += other - kernel.duration_ns
+            count += 1
+    if not all_cold_ns:
+        return "According to its profiler's code, only results fault."
     return (
-        "By its profiler's code results alone fault, in spite of the file's name, and so the times say: of what faults "
-        f"add to {count} kernels that read over {_MOSTLY} times what they write, {here / there:.1%} is left when their "
-        "inputs are on the GPU."
+        "According to its profiler's code only results fault, in spite of the file's name. The times confirm it: with "
+        f"inputs on the GPU, {count} kernels that read over {_MOSTLY} times the bytes they write keep "
+        f"{faults_ns / all_cold_ns:.1%} of their fault time."
     )

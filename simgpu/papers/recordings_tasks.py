@@ -1,4 +1,4 @@
-"""Comparisons with recordings as tasks, which run in parallel and are cached."""
+"""Comparisons with recordings as tasks, which `reproduce` runs in parallel and caches."""
 
 from __future__ import annotations
 
@@ -20,9 +20,9 @@ from simgpu.papers.recordings_runs import FAULTS, compare, compare_managed, faul
 from simgpu.trace.header import read_header
 from simgpu.trace.model import Origin
 
-#: Levels of folders that are searched for recordings.
-_DEEP = 4
-#: Known recordings by their path in a folder of recordings, with the node of their GPU.
+#: Depth of the search for recordings in subfolders.
+_DEPTH = 4
+#: Nodes of known recordings, by path in the folder of recordings.
 KNOWN: Mapping[str, str] = {
     "h100-triosim/vgg13": "h100",
     "h100-kineto": "h100",
@@ -33,7 +33,7 @@ KNOWN: Mapping[str, str] = {
     "a100-g10/bert-256": "a100",
     "a100-g10/vit-256": "a100",
 }
-#: The node with the GPU that G10's authors measured on, for recordings of theirs that are not known.
+#: The node with the GPU of G10's authors, for G10 recordings that are not in `KNOWN`.
 _G10_NODE = "a100"
 _PROFILES = "PyTorch profile", "PyTorch profile joined with an execution trace"
 
@@ -42,8 +42,10 @@ _PROFILES = "PyTorch profile", "PyTorch profile joined with an execution trace"
 class RecordingTask:
     """A comparison with a recording.
 
-    name: as shown. path: of the recording. gpu: the node with its GPU; empty where the trace names the
-    device. part: ``ideal``, or one of `simgpu.papers.recordings_runs.FAULTS`.
+    name: shown in tables.
+    path: of the recording.
+    gpu: node with the recording's GPU; empty if the trace names the device.
+    part: ``ideal``, or one of `simgpu.papers.recordings_runs.FAULTS`.
     """
 
     name: str
@@ -53,16 +55,16 @@ class RecordingTask:
 
     @property
     def group(self) -> tuple[str, ...]:
-        """A group of its own."""
+        """A group of only this task."""
         return ("recording", self.name, self.gpu, self.part)
 
     @property
     def key(self) -> str:
-        """Identifies it, its files and this code."""
+        """Identifies the comparison, the contents of its files, and this code."""
         return "\n".join((*self.group, _hash(Path(self.path)), _source()))
 
     def work(self) -> object:
-        """Rows as plain data."""
+        """Compare; returns rows as plain data."""
         path = Path(self.path)
         if self.part != "ideal":
             return asdict(compare_managed(self.name, path, self.gpu or _G10_NODE, self.part))
@@ -84,7 +86,7 @@ def _hash(path: Path) -> str:
 
 @lru_cache
 def _source() -> str:
-    """A hash of the modules that compare: a cached result is valid for this code."""
+    """A hash of the modules that compare: cached results are valid only for the same code."""
     digest = hashlib.sha256()
     for path in sorted(Path(str(files("simgpu.papers"))).glob("recordings*.py")):
         digest.update(path.read_bytes())
@@ -92,7 +94,7 @@ def _source() -> str:
 
 
 def _unmanaged(path: Path) -> str:
-    """Why a recording has no managed run to compare with; empty where it has one, or is a trace of simgpu."""
+    """Why a recording has no managed run to compare with; empty if it has one or is a simgpu trace."""
     if is_trace(path) or fault_files(path):
         return ""
     if detect(path).name not in _PROFILES:
@@ -102,13 +104,13 @@ def _unmanaged(path: Path) -> str:
     copies = link_copies(path)
     if not copies:
         return "no managed run: no copy over the link is recorded"
-    return f"{copies} copies over the link are recorded, but not whether something managed memory with them"
+    return f"{copies} copies over the link are recorded, but not whether they were for memory management"
 
 
 def recording_tasks(folder: str | Path | None = None) -> list[RecordingTask]:
-    """The comparisons with traces that ship with simgpu and were recorded, and with the recordings in a folder.
+    """The comparisons with shipped recorded traces, and with the recordings in a folder if one is given.
 
-    Raises `InputError` where there is no such folder.
+    Raises `InputError` if the folder does not exist.
 
     >>> sorted({task.part for task in recording_tasks()})
     ['ideal']
@@ -117,7 +119,7 @@ def recording_tasks(folder: str | Path | None = None) -> list[RecordingTask]:
     if folder is None:
         return tasks
     if not Path(folder).is_dir():
-        raise InputError.single(folder, "", "no such folder", "give the folder that holds the recordings")
+        raise InputError.single(folder, "", "no such folder", "give the folder with the recordings")
     for name, path in _in_folder(Path(folder)).items():
         if not _is_modelled(path):
             gpu = KNOWN.get(name, "")
@@ -131,7 +133,7 @@ def _shipped() -> dict[str, Path]:
 
 
 def _in_folder(folder: Path) -> dict[str, Path]:
-    return {path.relative_to(folder).as_posix(): path for path in _recordings(folder, _DEEP)}
+    return {path.relative_to(folder).as_posix(): path for path in _recordings(folder, _DEPTH)}
 
 
 def _is_modelled(path: Path) -> bool:
@@ -139,19 +141,22 @@ def _is_modelled(path: Path) -> bool:
     return info is not None and info.origin is Origin.MODELLED
 
 
-def _recordings(path: Path, deep: int) -> Iterator[Path]:
-    """The recordings at a path and below it. A profile next to its execution trace is also one of its own."""
+def _recordings(path: Path, depth: int) -> Iterator[Path]:
+    """The recordings at a path and below it.
+
+    A folder with a profile and its execution trace is one recording; the profile alone is another.
+    """
     format_ = _format(path)
     if format_:
         yield path
-    if path.is_dir() and deep and format_ in ("", _PROFILES[1]):
-        for below in sorted(path.iterdir()):
-            if not below.name.startswith("."):
-                yield from _recordings(below, deep - 1)
+    if path.is_dir() and depth and format_ in ("", _PROFILES[1]):
+        for entry in sorted(path.iterdir()):
+            if not entry.name.startswith("."):
+                yield from _recordings(entry, depth - 1)
 
 
 def _format(path: Path) -> str:
-    """The format of a recording; empty for other files, and for those without times."""
+    """The format of a recording; empty for other files and for formats without times."""
     if is_trace(path):
         return "trace"
     try:
@@ -162,11 +167,11 @@ def _format(path: Path) -> str:
 
 
 def recordings_of(cache: ResultCache, failed: Mapping[str, str], folder: str | Path | None = None) -> Recordings:
-    """The results of `recording_tasks`. failed: reasons by key."""
+    """The results of `recording_tasks`. failed: error messages by task key."""
     compared: list[Compared] = []
     managed: list[Managed] = []
     broken: list[NotCompared] = []
-    left = list(_left_out(folder))
+    not_compared = list(_not_compared(folder))
     for task in recording_tasks(folder):
         result: Any = cache.get(task.key)
         if result is None:
@@ -174,19 +179,19 @@ def recordings_of(cache: ResultCache, failed: Mapping[str, str], folder: str | P
             broken.append(NotCompared(f"{task.name}{part}", failed.get(task.key, "did not run")))
         elif task.part == "ideal":
             compared += [Compared(**row) for row in result["compared"]]
-            left += [NotCompared(task.name, result["unmanaged"])] if result["unmanaged"] else []
+            not_compared += [NotCompared(task.name, result["unmanaged"])] if result["unmanaged"] else []
         else:
             managed.append(Managed(**result | {"trials": tuple(Trial(**trial) for trial in result["trials"])}))
-    return Recordings(tuple(compared), tuple(managed), tuple(left), tuple(broken))
+    return Recordings(tuple(compared), tuple(managed), tuple(not_compared), tuple(broken))
 
 
-def _left_out(folder: str | Path | None) -> Iterator[NotCompared]:
+def _not_compared(folder: str | Path | None) -> Iterator[NotCompared]:
     """Modelled traces, and known recordings that are missing."""
-    there = {} if folder is None else _in_folder(Path(folder))
-    for name, path in (_shipped() | there).items():
+    present = {} if folder is None else _in_folder(Path(folder))
+    for name, path in (_shipped() | present).items():
         if _is_modelled(path):
             yield NotCompared(name, "modelled: there is no recording to compare with")
     if folder is None:
         yield NotCompared("other recordings", "not requested: name their folder with --recordings")
     else:
-        yield from (NotCompared(path, f"is not in {folder}") for path in KNOWN if path not in there)
+        yield from (NotCompared(path, f"is not in {folder}") for path in KNOWN if path not in present)

@@ -1,4 +1,4 @@
-"""The claims of papers, simulated and judged."""
+"""Simulates the claims of papers and judges them: `reproduce`."""
 
 from __future__ import annotations
 
@@ -27,9 +27,9 @@ from simgpu.papers.reproduction import Reproduction
 from simgpu.papers.tasks import Done, Groups, Task, run_group
 from simgpu.papers.verdicts import Judgement, Verdict, judge
 
-#: In place of a task's key: all tasks of a group whose process died.
+#: Stands for all tasks of a group whose process died, in place of a task's key.
 _ALL = ""
-#: Called with the number of finished tasks and of all.
+#: Called with the number of finished tasks and the total.
 Progress = Callable[[int, int], None]
 
 
@@ -44,15 +44,18 @@ def reproduce(
     restart: bool = False,
     progress: Progress | None = None,
 ) -> Reproduction:
-    """Simulate the claims of papers, compare with the published numbers, and list rules with the tests that hold them.
+    """Simulate the claims of papers, compare them with the published numbers, and list the rules with their tests.
 
-    what: papers by their key (``cswap``), claims by their id or its beginning up to a dot; all without any. quick:
-    only those that take seconds together. causes: for claims that are off, also experiments on what moves them.
-    recordings: also the shipped recordings, or these and those in a folder. folder: finished work is cached there.
-    jobs: number of processes. restart: delete the cached work. progress: called with the numbers of finished and of all
-    tasks.
+    what: papers by key (``cswap``), or claims by id or by a prefix of the id that ends at a dot; by default all.
+    quick: run only the cheap claims, a few seconds together.
+    causes: also run the experiments that explain claims that are off.
+    recordings: also compare the shipped recordings; a folder adds the recordings in it.
+    folder: cache for finished work.
+    jobs: number of processes.
+    restart: delete the cached work first.
+    progress: called with the number of finished tasks and the total.
 
-    Raises `InputError` for an unknown claim, and for a folder that holds something else.
+    Raises `InputError` for an unknown claim, or if `folder` contains other files.
 
     >>> result = reproduce(["cdma.batches", "cdma.sparsity.alexnet"])
     >>> print(result["cdma.sparsity.alexnet"].verdict, *(rule.id for rule in result.rules))
@@ -64,7 +67,7 @@ def reproduce(
 
 
 class Run:
-    """Claims, and the results of their tasks so far."""
+    """Claims and the results of their tasks."""
 
     def __init__(self, claims: Sequence[Claim], folder: str | Path | None = None, restart: bool = False) -> None:
         self.claims = tuple(claim for claim in claims if not claim.is_rule)
@@ -81,16 +84,16 @@ class Run:
         jobs: int = 1,
         progress: Progress | None = None,
     ) -> Reproduction:
-        """Run the missing tasks. figures: also those that only figures need.
+        """Run the missing tasks and judge the claims.
 
-        The rest as in `reproduce`.
+        figures: also run the tasks that only figures need. For the other arguments see `reproduce`.
         """
         tasks: list[Task] = [task for claim in self.claims for part in claim.parts for task in tasks_of(claim, part)]
         if causes:
             tasks += [task for claim in self.claims for task in _experiment_tasks(claim)]
         if figures:
             shown = shown_figures(self.claims).items()
-            tasks += [task for paper, of in shown for figure in of for task in figure_tasks(paper, figure)]
+            tasks += [task for paper, drawn in shown for figure in drawn for task in figure_tasks(paper, figure)]
         recorded = None if isinstance(recordings, bool) else recordings
         if recordings:
             tasks += recording_tasks(recorded)
@@ -103,25 +106,25 @@ class Run:
 
     def _carry_out(self, tasks: Sequence[Task], jobs: int, progress: Progress | None) -> None:
         wanted = dict.fromkeys(tasks)
-        left = Groups.of(task for task in wanted if self.cache.get(task.key) is None)
-        done, total = len(wanted) - sum(map(len, left.groups)), len(wanted)
+        missing = Groups.of(task for task in wanted if self.cache.get(task.key) is None)
+        done, total = len(wanted) - sum(map(len, missing.groups)), len(wanted)
         if progress:
             progress(done, total)
-        points = range(len(left.groups))
+        points = range(len(missing.groups))
         workers = min(jobs, len(points))
         finished = (
-            in_processes(left, points, workers, run_group, _died)
+            in_processes(missing, points, workers, run_group, _died)
             if workers > 1
-            else in_this_process(left, points, run_group)
+            else in_this_process(missing, points, run_group)
         )
         with closing(finished):
             for group in finished:
-                self._keep(group, left)
-                done += len(left.groups[group.group])
+                self._store(group, missing)
+                done += len(missing.groups[group.group])
                 if progress:
                     progress(done, total)
 
-    def _keep(self, done: Done, groups: Groups) -> None:
+    def _store(self, done: Done, groups: Groups) -> None:
         for key, result in done.results.items():
             self.cache.put(key, result)
         for task in groups.groups[done.group]:
@@ -156,7 +159,7 @@ class Run:
 
 
 def moved_parts(claim: Claim, assumption: AssumptionSection) -> list[PartSection]:
-    """The parts of a claim that an experiment shows."""
+    """The parts of a claim that an experiment simulates."""
     return [part for part in claim.parts if not part.cannot and (not assumption.parts or part.name in assumption.parts)]
 
 

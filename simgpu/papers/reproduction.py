@@ -1,4 +1,4 @@
-"""Claims of papers compared with simulation, and the tests that hold their rules: counts, tables, JSON."""
+"""The result of `reproduce`: simulated claims and the tests of rules, as counts, tables and JSON."""
 
 from __future__ import annotations
 
@@ -27,8 +27,9 @@ _HEADINGS = ("", "rules", "compared", "holds", "within 10%", "within 25%", "off"
 class Reproduction:
     """Published numbers and orders compared with simulated ones, and rules with their tests. Prints as tables.
 
-    claims: numbers and orders. rules: claims that tests hold; nothing runs for them. recordings: how `ideal` and
-    managed runs compare with recordings; None where that was not requested.
+    claims: outcomes of numbers and orders.
+    rules: claims that are checked by tests, not simulated.
+    recordings: recorded iterations compared with `ideal` and managed runs; None if not requested.
     """
 
     claims: tuple[ClaimOutcome, ...]
@@ -37,11 +38,14 @@ class Reproduction:
 
     @property
     def papers(self) -> tuple[Paper, ...]:
-        """The papers of all claims, each once."""
+        """The papers of all claims and rules, without duplicates."""
         return tuple(dict.fromkeys(claim.paper for claim in (*(each.claim for each in self.claims), *self.rules)))
 
     def counts(self, paper: str = "", *, fitted: bool | None = None) -> dict[Verdict, int]:
-        """Number of compared claims by verdict; of one paper by its key, of fitted ones or of predictions alone."""
+        """Number of compared claims by verdict.
+
+        paper: count only the paper with this key. fitted: count only fitted claims (True) or predictions (False).
+        """
         counted = Counter(
             each.verdict
             for each in self.claims
@@ -50,18 +54,18 @@ class Reproduction:
         return {verdict: counted[verdict] for verdict in Verdict}
 
     def part_counts(self, *, fitted: bool | None = None) -> dict[Verdict, int]:
-        """Number of parts of compared claims by verdict."""
+        """Number of parts of compared claims by verdict. fitted: as in `counts`."""
         counted = Counter(
             part.judged.verdict for each in self.claims if fitted in (None, each.claim.fitted) for part in each.parts
         )
         return {verdict: counted[verdict] for verdict in Verdict}
 
     def rules_of(self, paper: str = "", *, fitted: bool | None = None) -> list[Claim]:
-        """The rules of one paper by its key, of fitted ones or of predictions alone."""
+        """The rules. paper, fitted: as in `counts`."""
         return [rule for rule in self.rules if paper in ("", rule.paper.key) and fitted in (None, rule.fitted)]
 
     def __getitem__(self, id_: str) -> ClaimOutcome:
-        """The outcome of a compared claim by its id; `KeyError` for others."""
+        """The outcome of the compared claim with this id. Raises `KeyError` for rules and unknown ids."""
         for each in self.claims:
             if each.claim.id == id_:
                 return each
@@ -82,7 +86,8 @@ class Reproduction:
         return pd.DataFrame([_about(rule) | row for rule in self.rules for row in _rule_parts(rule)])
 
     def causes_frame(self) -> pd.DataFrame:
-        """One row per part of a claim and step of an experiment: claim, assumption, says, step, and as in `frame`."""
+        """One row per step of an experiment and part of a claim: claim, assumption, says, step, and part to detail as
+        in `frame`."""
         import pandas as pd
 
         rows = [
@@ -131,7 +136,7 @@ class Reproduction:
 
 
 class Summary(NamedTuple):
-    """A table, and a sentence below it."""
+    """A table and the sentences below it."""
 
     headings: tuple[str, ...]
     rows: list[tuple[str, ...]]
@@ -139,10 +144,9 @@ class Summary(NamedTuple):
 
 
 def summary(reproduction: Reproduction) -> Summary:
-    """Number of claims by verdict: for each paper predictions, then fitted claims; then for all papers together, where
-    there are several. Below: the number of parts that are met, and of rules that hold.
+    """Number of claims by verdict: predictions and fitted claims of each paper, then of all papers if several.
 
-    The last column is left out where it is empty.
+    Below the table: the number of parts that are met and of rules that hold. An empty last column is omitted.
     """
     papers = reproduction.papers
     rows = [row for paper in papers for row in _counted_of(reproduction, paper.key, paper.name)]
@@ -153,23 +157,26 @@ def summary(reproduction: Reproduction) -> Summary:
 
 
 def parts_text(reproduction: Reproduction) -> str:
-    """The number of parts of claims that are met; a claim is met only where all of its parts are."""
+    """A sentence with the number of parts that are met. (A claim is met only if all its parts are.)"""
     texts = []
-    for fitted, whose in ((False, "predictions"), (True, "fitted claims")):
+    for fitted, group in ((False, "predictions"), (True, "fitted claims")):
         counts = reproduction.part_counts(fitted=fitted)
         if total := sum(counts.values()) - counts[Verdict.CANNOT]:
-            texts.append(f"{counts[Verdict.HOLDS] + counts[Verdict.CLOSE]} of {total} in {whose}")
+            texts.append(f"{counts[Verdict.HOLDS] + counts[Verdict.CLOSE]} of {total} in {group}")
     return f"Numbers and orders one by one: {' and '.join(texts)} hold or are within 10%." if texts else ""
 
 
 def rules_text(reproduction: Reproduction) -> str:
-    """The number of rules, and of those that hold."""
+    """A sentence with the number of rules and of rules that hold; empty without rules."""
     rules = reproduction.rules
     return f"Rules held by tests: {_held(rules)}." if rules else ""
 
 
 def rule_lines(rules: Iterable[Claim], width: int = WIDTH, *, every: bool = False) -> list[Line]:
-    """Rules with the test of each part; every: also notes. A test's id is not divided: its line may be wider."""
+    """Rules with the test of each part, as lines. Test ids are not wrapped: their lines may exceed `width`.
+
+    every: include notes.
+    """
     lines = [
         line
         for rule in rules
@@ -223,7 +230,7 @@ def _counted(name: str, counts: Mapping[Verdict, int], rules: list[Claim]) -> tu
 
 
 def _held(rules: Iterable[Claim]) -> str:
-    """How many rules hold: ``7``, or ``6 of 7`` where one is broken; empty without any."""
+    """The number of rules that hold: ``7``, or ``6 of 7`` if one is broken; empty without rules."""
     broken = [rule.broken for rule in rules]
     if not any(broken):
         return str(len(broken) or "")

@@ -1,4 +1,4 @@
-"""The tasks that claims need: cells of studies, and checks, each with a key, in groups that share loaded data."""
+"""The tasks that claims need: cells of studies, memory amounts and checks, in groups that share loaded data."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 
 def written(values: Mapping[str, object]) -> str:
-    """Changes as a canonical text.
+    """Changes as canonical JSON text.
 
     >>> written({"epochs": [0], "a": 1})
     '{"a": 1, "epochs": [0]}'
@@ -30,7 +30,7 @@ def written(values: Mapping[str, object]) -> str:
 
 
 def narrowed(changes: str, network: str, run: str = "") -> str:
-    """The changes to a study that affect a run on a network; without a run, those that affect the network.
+    """The changes to a study that affect a run on a network; without a run, those that affect the network's traces.
 
     >>> changes = {"epochs": [0], "runs.CSWAP": None, "traces.AlexNet.batch": 8, "traces.VGG16.batch": 9}
     >>> narrowed(written(changes), "VGG16", "vDNN")
@@ -47,7 +47,7 @@ def narrowed(changes: str, network: str, run: str = "") -> str:
 
 @dataclass(frozen=True, slots=True, order=True)
 class Cell:
-    """A run of a study on a trace; changes: to the study, as `written` has them."""
+    """A run of a study on a trace. changes: to the study, as `written` formats them."""
 
     study: str
     changes: str
@@ -56,23 +56,23 @@ class Cell:
 
     @classmethod
     def of(cls, study: str, changes: str, trace: str, run: str) -> Cell:
-        """The cell, with the changes that affect it alone."""
+        """The cell, with only the changes that affect it."""
         outline = outlined(study, changes)
-        (labelled,) = (each for each in outline.runs if each.label == run)
+        (labelled,) = (candidate for candidate in outline.runs if candidate.label == run)
         return cls(study, _affecting(study, changes, outline.network(trace), labelled.sweep or run), trace, run)
 
     @property
     def group(self) -> tuple[str, ...]:
-        """Tasks of a group run together, since they load the same."""
+        """Tasks with the same group run together and share loaded data."""
         return ("study", self.study, self.changes, self.trace)
 
     @property
     def key(self) -> str:
-        """Identifies it."""
+        """Identifies the task in the cache."""
         return "\n".join((*self.group, self.run))
 
     def work(self) -> object:
-        """Its numbers as plain data."""
+        """Run the cell; returns its numbers as plain data."""
         from simgpu.experiments.study import cell_with_extras
 
         study = alone(self.study, self.changes, self.trace)
@@ -82,7 +82,7 @@ class Cell:
 
 @dataclass(frozen=True, slots=True, order=True)
 class Memory:
-    """Amounts of memory that a trace of a study needs."""
+    """The amounts of memory that a trace of a study needs."""
 
     study: str
     changes: str
@@ -90,21 +90,21 @@ class Memory:
 
     @classmethod
     def of(cls, study: str, changes: str, trace: str) -> Memory:
-        """The amounts, with the changes that affect them alone."""
+        """The task, with only the changes that affect the trace."""
         return cls(study, _affecting(study, changes, outlined(study, changes).network(trace)), trace)
 
     @property
     def group(self) -> tuple[str, ...]:
-        """Tasks of a group run together, since they load the same."""
+        """Tasks with the same group run together and share loaded data."""
         return ("study", self.study, self.changes, self.trace)
 
     @property
     def key(self) -> str:
-        """Identifies it."""
+        """Identifies the task in the cache."""
         return "\n".join(("memory", *self.group))
 
     def work(self) -> object:
-        """Bytes by the names of `simgpu.experiments.study_measures`."""
+        """Returns bytes by the names in `simgpu.experiments.study_measures`."""
         from simgpu.experiments.study_measures import memory_of
 
         return memory_of(alone(self.study, self.changes, self.trace).traces[self.trace])
@@ -112,7 +112,7 @@ class Memory:
 
 @dataclass(frozen=True, slots=True, order=True)
 class Check:
-    """A function of `simgpu.papers.checks`; arguments: as `written` has them."""
+    """A call of a function of `simgpu.papers.checks`. arguments: as `written` formats them."""
 
     paper: str
     name: str
@@ -120,16 +120,16 @@ class Check:
 
     @property
     def group(self) -> tuple[str, ...]:
-        """A group of its own."""
+        """A group of only this task."""
         return ("check", self.paper, self.name, self.arguments)
 
     @property
     def key(self) -> str:
-        """Identifies it, and the code of its module."""
+        """Identifies the call and the source code of the paper's checks."""
         return "\n".join((*self.group, _source(self.paper)))
 
     def work(self) -> object:
-        """Its results by name."""
+        """Call the check; returns its results by name."""
         return checks(self.paper)[self.name](**json.loads(self.arguments))
 
 
@@ -138,14 +138,14 @@ class Task(Protocol):
 
     @property
     def group(self) -> tuple[str, ...]:
-        """Tasks of a group run together, since they load the same."""
+        """Tasks with the same group run together and share loaded data."""
 
     @property
     def key(self) -> str:
-        """Identifies it."""
+        """Identifies the task in the cache."""
 
     def work(self) -> object:
-        """Its results as plain data."""
+        """Run the task; returns its results as plain data."""
 
 
 def checks(paper: str) -> Mapping[str, Any]:
@@ -156,7 +156,7 @@ def checks(paper: str) -> Mapping[str, Any]:
 
 @lru_cache
 def _source(paper: str) -> str:
-    """A hash of the modules of a paper's checks."""
+    """A hash of the source code of a paper's checks."""
     folder = Path(str(files("simgpu.papers") / "checks"))
     digest = hashlib.sha256()
     for path in sorted((*folder.glob(f"{paper}*.py"), folder / "results.py")):
@@ -165,7 +165,7 @@ def _source(paper: str) -> str:
 
 
 def _affecting(study: str, changes: str, network: str, run: str = "") -> str:
-    """As `narrowed`; all changes where the narrowed ones alone are refused, such as a smaller node without budgets."""
+    """As `narrowed`, or all changes if the narrowed ones alone are invalid, such as a smaller node without budgets."""
     own = narrowed(changes, network, run)
     try:
         outlined(study, own)
@@ -183,7 +183,7 @@ def _library() -> Library:
 
 @lru_cache(maxsize=2)
 def alone(study: str, changes: str, trace: str) -> Study:
-    """A study with its changes and one of its traces, loaded once per process."""
+    """A changed study with only one of its traces. The latest two are cached per process."""
     from simgpu.experiments.scenarios.load_study import load_study
 
     outline = outlined(study, changes)
@@ -198,7 +198,7 @@ def alone(study: str, changes: str, trace: str) -> Study:
 
 @lru_cache(maxsize=4)
 def loaded(study: str, changes: str) -> Study:
-    """A study with its changes and all its traces."""
+    """A changed study with all its traces."""
     from simgpu.experiments.scenarios.load_study import load_study
 
     return load_study(study, json.loads(changes), library=_library())
@@ -206,15 +206,15 @@ def loaded(study: str, changes: str) -> Study:
 
 @lru_cache
 def outlined(study: str, changes: str) -> Study:
-    """A study with its changes, without its traces: enough to list what must run."""
+    """A changed study without its traces' contents: enough to list its tasks."""
     from simgpu.experiments.scenarios.load_study import outline_study
 
-    # Published numbers of the study are not needed, and may be of traces that are left out.
+    # The study's published numbers are not needed, and may refer to removed traces.
     return outline_study(study, {**json.loads(changes), "published": []})
 
 
 def restored(cell: Mapping[str, Any]) -> StudyCell:
-    """The numbers of a run from the result of `Cell.work`, also after JSON."""
+    """The numbers of a run, from the result of `Cell.work` or its JSON."""
     from simgpu.experiments.study_measures import StudyCell
 
     values: dict[str, Any] = {name: tuple(value) if isinstance(value, list) else value for name, value in cell.items()}
@@ -223,7 +223,7 @@ def restored(cell: Mapping[str, Any]) -> StudyCell:
 
 @dataclass(frozen=True, slots=True)
 class Done:
-    """A finished group. results: by key; failed: the reason, by key."""
+    """A finished group. results: by task key. failed: error messages by task key."""
 
     group: int
     results: dict[str, object]
@@ -232,25 +232,25 @@ class Done:
 
 @dataclass(frozen=True)
 class Groups:
-    """Tasks in groups; a process runs a group at a time."""
+    """Tasks in groups; a process runs one group at a time."""
 
     groups: tuple[tuple[Task, ...], ...]
 
     @classmethod
     def of(cls, tasks: Iterable[Task]) -> Groups:
-        """The tasks, each once; groups in the order in which they first appear."""
+        """Group the tasks, without duplicates; groups are in order of first appearance."""
         groups: dict[tuple[str, ...], dict[Task, None]] = {}
         for task in tasks:
             groups.setdefault(task.group, {})[task] = None
         return cls(tuple(map(tuple, groups.values())))
 
     def points(self) -> Groups:
-        """The argument of each process."""
+        """The argument that `run_group` gets in each process: all groups."""
         return self
 
 
 def run_group(groups: Groups, number: int) -> Done:
-    """Run the tasks of a group; a failure does not stop the others."""
+    """Run the tasks of a group. A failed task does not stop the others."""
     results: dict[str, object] = {}
     failed: dict[str, str] = {}
     for task in groups.groups[number]:
@@ -264,6 +264,6 @@ def run_group(groups: Groups, number: int) -> Done:
 
 
 def _plain(result: object) -> object:
-    """The result unchanged. Raises `ValueError` or `TypeError` for one that JSON cannot hold, such as a NaN."""
+    """The result, unchanged. Raises `ValueError` or `TypeError` if JSON cannot represent it, such as a NaN."""
     json.dumps(result, allow_nan=False)
     return result

@@ -1,4 +1,4 @@
-"""Whether a simulated value agrees with the published one, and both as text."""
+"""Compares simulated values with published ones (`judge`), and formats both as text."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ if TYPE_CHECKING:
 
 CLOSE, NEAR = 0.10, 0.25
 _LIMITS = {"at_most": "<= ", "at_least": ">= "}
-#: What a study or a check gives; for what holds or not, a mapping with holds (bool) and detail (what was compared).
+#: A value from a study or a check. A condition is a mapping with holds (bool) and detail (what was compared).
 Simulated = float | int | str | list[str] | Mapping[str, object]
 
 
@@ -28,7 +28,7 @@ class Verdict(StrEnum):
     CANNOT = "not simulated"
 
 
-#: From best to worst; a part that is not simulated does not decide about a claim with others.
+#: From best to worst. CANNOT is first: a claim gets it only if none of its parts is simulated.
 _RANK = (Verdict.CANNOT, Verdict.HOLDS, Verdict.CLOSE, Verdict.NEAR, Verdict.OFF, Verdict.BROKEN, Verdict.FAILED)
 
 
@@ -36,8 +36,8 @@ _RANK = (Verdict.CANNOT, Verdict.HOLDS, Verdict.CLOSE, Verdict.NEAR, Verdict.OFF
 class Judgement:
     """A verdict and its reason.
 
-    ratio: the simulated over the published number; of sets, the share of all members that both have; None without one.
-    detail: by how much it is off, what an order was checked on, or why there is no number.
+    ratio: simulated over published number; for sets, shared members over all members; None if there is no ratio.
+    detail: how far it is off, the evidence for an order, or why there is no number.
     """
 
     verdict: Verdict
@@ -46,7 +46,7 @@ class Judgement:
 
 
 def worst(verdicts: Iterable[Verdict]) -> Verdict:
-    """The verdict of a claim from those of its parts.
+    """The verdict of a claim, from the verdicts of its parts.
 
     >>> worst([Verdict.CLOSE, Verdict.OFF, Verdict.CANNOT]), worst([Verdict.CANNOT])
     (<Verdict.OFF: 'off'>, <Verdict.CANNOT: 'not simulated'>)
@@ -55,7 +55,7 @@ def worst(verdicts: Iterable[Verdict]) -> Verdict:
 
 
 def judge(part: PartSection, simulated: Simulated | None) -> Judgement:
-    """The verdict on one part of a claim; simulated: None where no run has a value."""
+    """The verdict on one part of a claim. simulated: None if no run has a value."""
     if part.cannot:
         return Judgement(Verdict.CANNOT, detail=part.cannot)
     if simulated is None:
@@ -82,9 +82,9 @@ def _of_sets(part: PartSection, published: list[str], simulated: object) -> Judg
         return Judgement(Verdict.CLOSE, 1.0, "the same")
     shared = len(ours & theirs) / len(ours | theirs)
     only = [
-        f"only {whose}: {', '.join(sorted(left))}"
-        for whose, left in (("here", ours - theirs), ("published", theirs - ours))
-        if left
+        f"only {side}: {', '.join(sorted(members))}"
+        for side, members in (("here", ours - theirs), ("published", theirs - ours))
+        if members
     ]
     return Judgement(_graded(1 - shared), shared, "; ".join(only))
 
@@ -113,7 +113,7 @@ def _distance(error: float, ratio: float | None, simulated: float, published: fl
 
 
 def _graded(error: float) -> Verdict:
-    # Rounding: a ratio of 1.1 is within 10%.
+    # The slack absorbs rounding: a ratio of 1.1 is within 10%.
     slack = 1e-9
     if error <= CLOSE + slack:
         return Verdict.CLOSE
@@ -140,14 +140,14 @@ def number_text(value: object, unit: str = "") -> str:
 
 
 def published_text(part: PartSection, unit: str = "") -> str:
-    """The published value; empty where there is none."""
+    """The published value as text; empty if there is none."""
     if part.value is None:
         return ""
     return _LIMITS.get(part.comparison or "", "") + number_text(part.value, unit)
 
 
 def here_text(simulated: Simulated | None, unit: str = "") -> str:
-    """The simulated value, or whether it holds.
+    """The simulated value as text; for a condition, whether it holds.
 
     >>> here_text({"holds": False, "detail": "one window is too long"}), here_text(0.25)
     ('does not hold', '0.25')
@@ -158,5 +158,5 @@ def here_text(simulated: Simulated | None, unit: str = "") -> str:
 
 
 def ratio_text(judged: Judgement) -> str:
-    """Simulated over published in three digits, or a dash."""
+    """The ratio of simulated to published in three digits, or a dash."""
     return "-" if judged.ratio is None else f"{judged.ratio:.3g}"

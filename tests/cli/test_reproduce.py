@@ -156,7 +156,7 @@ def test_bad_input_is_an_error_before_anything_runs() -> None:
     assert "no such folder" in refused("recordings", "--recordings", "nowhere")
     Path("mine").mkdir()
     Path("mine/data.txt").touch()
-    assert "not from a reproduction" in refused("cdma.batches", "-o", "mine")
+    assert "simgpu reproduce did not write" in refused("cdma.batches", "-o", "mine")
     assert not list(Path().rglob("*.json"))
 
 

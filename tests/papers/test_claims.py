@@ -142,9 +142,9 @@ def test_a_file_of_the_first_version_is_refused_with_the_new_key(tmp_path: Path)
 @pytest.mark.parametrize(
     ("claim", "what"),
     [
-        ({"kind": "rule", "parts": [{"from": "zvc.stream"}]}, "each part of a rule names the test that holds it"),
+        ({"kind": "rule", "parts": [{"from": "zvc.stream"}]}, "each part of a rule must name its test"),
         ({"kind": "rule", "parts": [{"test": TEST}], "quick": True}, "leave out causes and quick"),
-        ({"parts": [{"test": TEST}]}, "a test holds a rule, and this is kind: number"),
+        ({"parts": [{"test": TEST}]}, "test applies only to rules, and this is kind: number"),
     ],
 )
 def test_rules_alone_name_tests(claim: dict[str, Any], what: str, tmp_path: Path) -> None:

@@ -52,18 +52,18 @@ def values(facts: list[Fact]) -> dict[str, int]:
 
 def test_a_trace_states_its_kernels_and_their_time(tmp_path):
     (tmp_path / "kernels.csv").write_text("id,duration_ns\na,5\nb,7\n")
-    assert values(stated.of_folder(tmp_path)) == {"kernels": 2, "kernel time in all": 12}
+    assert values(stated.of_folder(tmp_path)) == {"kernels": 2, "total kernel time": 12}
 
 
 def test_triosim_states_microseconds(tmp_path):
     (tmp_path / "trace.csv").write_text("OperatorID,Operator_cudatimenooverlap\n1,2671.0\n2,0.5\n")
-    assert values(stated.of_triosim(tmp_path)) == {"kernels": 2, "kernel time in all": 2_671_500}
+    assert values(stated.of_triosim(tmp_path)) == {"kernels": 2, "total kernel time": 2_671_500}
 
 
 def test_g10_states_milliseconds_without_page_faults(tmp_path):
     (tmp_path / "cudnn256.txt").write_text("0000 0.197632 ms\n0001 0.000001 ms\n")
     (tmp_path / "cudnn256PF.txt").write_text("0000 70.0 ms\n0001 70.0 ms\n")
-    assert values(stated.of_g10(tmp_path)) == {"kernels": 2, "kernel time in all": 197_633}
+    assert values(stated.of_g10(tmp_path)) == {"kernels": 2, "total kernel time": 197_633}
 
 
 def line(instruction: str, **fields: object) -> str:
@@ -102,7 +102,7 @@ def test_a_dtr_log_gives_storage_sizes_until_the_last_release(tmp_path, packed):
     path.write_bytes(gzip.compress(data) if packed else data)
     assert values(stated.of_dtr(path)) == {
         "kernels": 5,
-        "kernel time in all": 22,
+        "total kernel time": 22,
         "constants": 100,
         "peak memory": 190,
     }
@@ -129,9 +129,9 @@ def test_a_profile_states_its_kernels_and_its_timeline(tmp_path):
     fill = {"ph": "X", "cat": "gpu_memset", "name": "Memset (Device)", "ts": 14, "dur": 2, "args": {}}
     events = [kernel(10, 4, 1), kernel(16.5, 2, 2), kernel(30, 5, 3), launch(1, 1), launch(2, 2), launch(22.5, 3), fill]
     results = stated.of_profile(profile(tmp_path, *events))
-    assert values(results) == {"kernels": 3, "kernel time in all": 11_000, stated.TIMELINE: 25_000}
-    assert "2 gaps between them, 14,000 ns in all" in results[-1].note
-    assert "1 fills of memory take 2,000 ns; 1 of the 3 kernels were launched after" in results[-1].note
+    assert values(results) == {"kernels": 3, "total kernel time": 11_000, stated.TIMELINE: 25_000}
+    assert "2 gaps between them, 14,000 ns in total" in results[-1].note
+    assert "1 memory fills take 2,000 ns; 1 of the 3 kernels were launched after" in results[-1].note
 
 
 def test_a_profile_states_its_peak_on_the_gpu(tmp_path):
@@ -161,7 +161,7 @@ def test_copies_over_the_link_are_those_between_devices(tmp_path):
 
 def test_a_shipped_recording_is_equal():
     rows = compare("digits", DIGITS, "")
-    assert [row.what for row in rows] == ["kernels", "kernel time in all", "peak memory, of the recorded lifetimes"]
+    assert [row.what for row in rows] == ["kernels", "total kernel time", "peak memory, from recorded lifetimes"]
     assert all(row.equal and row.difference == 0 and not row.note for row in rows)
     assert {(row.name, row.origin, row.device) for row in rows} == {("digits", "recorded", "CPU (AMD EPYC)")}
 
@@ -195,7 +195,7 @@ LOGS = {
 def test_dtr_logs_are_equal_in_all_that_is_known_of_them(name):
     rows = {row.what: row for row in compare(name, in_data(f"titanv-dtr/{name}.log"), "titan-v")}
     kernels, compute, constants, peak = LOGS[name]
-    known = {"kernels": kernels, "kernel time in all": compute, "constants": constants, "peak memory": peak}
+    known = {"kernels": kernels, "total kernel time": compute, "constants": constants, "peak memory": peak}
     assert {what: row.recorded for what, row in rows.items()} == known
     assert all(row.equal for row in rows.values())
     assert {row.device for row in rows.values()} == {"Titan V"}
@@ -211,9 +211,9 @@ def test_a_profile_is_equal_but_for_its_gaps_and_joined_for_what_the_allocator_r
     alone = {row.what: row for row in compare("alone", in_data("h100-kineto/profiler_vgg13-iter41.json"), "h100")}
     for rows in (joined, alone):
         assert rows["kernels"].recorded == 292 and rows["kernels"].equal
-        assert rows["kernel time in all"].recorded == 346_344_000 and rows["kernel time in all"].equal
+        assert rows["total kernel time"].recorded == 346_344_000 and rows["total kernel time"].equal
         assert rows[stated.TIMELINE].difference == 346_344_000 - 347_021_000
-        assert "677,000 ns in all" in rows[stated.TIMELINE].note
+        assert "677,000 ns in total" in rows[stated.TIMELINE].note
     assert alone["peak memory"].equal and not alone["peak memory"].note
     assert -(1 << 20) < joined["peak memory"].difference < 0
     assert "rounded up to 512 bytes the peak is" in joined["peak memory"].note
@@ -240,7 +240,7 @@ def test_the_known_recordings_are_those_that_the_time_model_is_held_to():
 
 
 def test_a_folder_that_is_not_there_is_the_users_mistake(tmp_path):
-    with pytest.raises(InputError, match="no such folder; give the folder that holds the recordings"):
+    with pytest.raises(InputError, match="no such folder; give the folder with the recordings"):
         recording_tasks(tmp_path / "nowhere")
 
 
@@ -303,7 +303,7 @@ def test_a_task_is_another_when_its_files_change(tmp_path):
 
 TWO = Recordings(
     (
-        Compared("a", "imported", "H100", "ideal", "kernel time in all", "ns", 5000, 5000),
+        Compared("a", "imported", "H100", "ideal", "total kernel time", "ns", 5000, 5000),
         Compared("a", "imported", "H100", "none", "peak memory", "bytes", 2000, 1990, "rounded"),
     ),
     not_compared=(NotCompared("b", "modelled"),),
@@ -314,7 +314,7 @@ TWO = Recordings(
 def test_tables_show_numbers_in_full_and_why_they_differ():
     assert TWO.rows() == [
         ("a (imported, H100)", "", "", ""),
-        ("  kernel time in all", "5,000 ns", "5,000 ns", "equal"),
+        ("  total kernel time", "5,000 ns", "5,000 ns", "equal"),
         ("  peak memory", "2,000 bytes", "1,990 bytes", "-10 bytes (-0.500%)"),
     ]
     assert TWO.notes() == ["a, peak memory: rounded", "b: modelled", "c: FAILED: cut off"]

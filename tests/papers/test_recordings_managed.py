@@ -159,7 +159,7 @@ def test_a_file_of_another_run_is_refused(tmp_path):
     times = tmp_path / "vit-256" / "cudnn256PF.txt"
     times.chmod(0o644)
     times.write_text("0000 5.0 ms\n")
-    with pytest.raises(InputError, match=r"cudnn256PF\.txt: holds 1 kernels, kernels\.config 1489"):
+    with pytest.raises(InputError, match=r"cudnn256PF\.txt: contains 1 kernels, but kernels\.config has 1489"):
         compare_managed("vit", tmp_path / "vit-256", "a100", "PF")
 
 

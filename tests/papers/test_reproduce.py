@@ -180,7 +180,7 @@ def test_a_damaged_file_is_ignored(calls: list[str], tmp_path: Path) -> None:
 
 def test_a_folder_with_something_else_is_left_alone(tmp_path: Path) -> None:
     (tmp_path / "thesis.tex").write_text("years of work")
-    with pytest.raises(InputError, match="not from a reproduction"):
+    with pytest.raises(InputError, match="simgpu reproduce did not write"):
         reproduce("cdma.sparsity.alexnet", folder=tmp_path, restart=True)
     assert [entry.name for entry in tmp_path.iterdir()] == ["thesis.tex"]
 

@@ -106,13 +106,13 @@ def test_a_verdict_does_not_depend_on_the_unit(published: float, simulated: floa
     [
         ({"value": float("nan")}, "finite"),
         ({"value": float("inf")}, "finite"),
-        ({"value": 3.0, "is": "holds"}, "holds is for what has no value"),
-        ({"value": ["a"], "is": "at_most"}, "not for a list"),
+        ({"value": 3.0, "is": "holds"}, "holds applies only to parts without a value"),
+        ({"value": ["a"], "is": "at_most"}, "not to a list"),
         ({"is": "at_least"}, "needs a value"),
-        ({"cannot": "a picture"}, "needs one of from"),
-        ({"from": None}, "needs one of from"),
+        ({"cannot": "a picture"}, "needs exactly one of: from"),
+        ({"from": None}, "needs exactly one of: from"),
         ({"from": None, "test": "tests/papers/test_a.py::test_b", "is": "exactly", "value": 1.0}, "a test decides"),
-        ({"broken": "no"}, "names its test"),
+        ({"broken": "no"}, "name its test"),
         ({"from": None, "test": "test_b"}, "should match pattern"),
     ],
 )
