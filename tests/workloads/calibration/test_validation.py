@@ -85,7 +85,7 @@ def test_the_command_lists_recordings_not_compared(recordings: Path) -> None:
     assert result.exit_code == 0
     shown, _, description = result.output.partition("not compared")
     assert "titan-v" in shown.splitlines()
-    assert "seen network, in neither" in shown
+    assert "other samples of fitted networks" in shown
     assert "transformer-b10.log" in description
     assert "titan-v unet b6: iteration" in description
     memory = shown.partition("peak memory")[2].splitlines()
