@@ -50,6 +50,8 @@ def outcome(mutant: Mutant, tree: Path, reached: Mapping[str, Reached], seconds:
         (tree / mutant.path).write_bytes(source)
     if code is None or code == -signal.SIGXCPU:
         return True, "hangs"
+    if code < 0:
+        return True, f"crashes with {signal.Signals(-code).name}"
     if code == 0:
         return False, f"{len(files)} of {of} test files that reach it pass"
     if failed := re.search(r"^(?:FAILED|ERROR) (.*)$", text, re.MULTILINE):
