@@ -29,11 +29,6 @@ PROSE = re.compile(
     r"\b(told|beside|twins?|remarks?|made again|is there of|there is of|given back|let go of|such as are)\b",
     re.IGNORECASE,
 )
-#: Their prose is still to be rewritten.
-NOT_YET = (
-    *(f"simgpu/{name}" for name in ("workloads", "recorder", "validation", "experiments", "hardware")),
-    *("scenarios", "traces", "configs", "tests/compression"),
-)
 #: Comments and strings; since Python 3.12 the text of f-strings has tokens of its own.
 PROSE_TOKENS = {tokenize.COMMENT, tokenize.STRING, getattr(tokenize, "FSTRING_MIDDLE", tokenize.STRING)}
 #: Packages of the core, where a public class name means one thing.
@@ -104,8 +99,6 @@ def test_commands_and_options_are_the_fields_words() -> None:
 def test_documents_docstrings_and_messages_are_free_of_dialect() -> None:
     offenders = []
     for path in (*DOCUMENTS, *(path for path in SOURCES if path.is_relative_to(ROOT / "simgpu"))):
-        if any(path.is_relative_to(ROOT / each) for each in NOT_YET):
-            continue
         for line, text in prose_of(path):
             if match := PROSE.search(text):
                 offenders.append(f"{path.relative_to(ROOT)}:{line}: {match[0]}")

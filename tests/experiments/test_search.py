@@ -268,6 +268,8 @@ def test_files_are_the_same_every_time_and_hold_no_real_time(
         == "activation,name,layer,bytes,action,prefetch_distance,overhead_ns,offloaded_ns,prefetched_ns,needed_ns"
     )
     assert len(placement) == 1 + len(home.maps)
+    readme = (Path(__file__).parents[2] / "scenarios" / "README.md").read_text(encoding="utf-8")
+    assert not [column for column in placement[0].split(",") if f"`{column}`" not in readme]
 
 
 def test_a_folder_of_something_else_is_not_replaced(home: Search, tmp_path: Path) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from functools import cache
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -16,6 +17,8 @@ from simgpu.graph.bounds import lower_bound, memory_bounds
 from simgpu.graph.taskgraph import TaskGraph
 from simgpu.graph.tdfg import Tdfg
 from simgpu.simulation.run import Result, simulate
+
+README = Path(__file__).parents[2] / "scenarios" / "README.md"
 
 GB = 10**9
 SMALL = {"zoo": "alexnet", "batch": 64, "framework": "fused", "optimizer": "plain-sgd"}
@@ -231,3 +234,8 @@ def test_frame_and_plain_values_hold_all_of_it() -> None:
     assert document["runs"]["vDNN+ 0.6 GB"]["sweep"] == "vDNN+"
     assert document["memory"]["half"] == small().memory["half"]
     assert [each["values"] for each in document["published"]] == [each.values for each in small().comparisons()]
+
+
+def test_the_readme_of_scenarios_describes_every_measure_and_amount() -> None:
+    text = README.read_text(encoding="utf-8")
+    assert not [name for name in (*MEASURES, *AMOUNTS) if f"`{name}`" not in text]
