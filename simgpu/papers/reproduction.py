@@ -188,7 +188,7 @@ def rule_lines(rules: Iterable[Claim], width: int = WIDTH, *, every: bool = Fals
             *(Line(text, note=True) for text in wrapped(f"note: {part.note}", width) if every and part.note),
         )
     ]
-    return [Line("rule, held by test", heading=True), *lines] if lines else []
+    return [Line("rule, checked by test", heading=True), *lines] if lines else []
 
 
 def _broken(why: str) -> Verdict | None:

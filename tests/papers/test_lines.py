@@ -160,7 +160,7 @@ def test_a_note_of_neighbouring_parts_is_shown_once() -> None:
 def test_a_rule_is_listed_with_its_test_and_why_it_is_broken() -> None:
     lines = [line.full for line in rule_lines(RESULT.rules)]
     assert lines == [
-        "rule, held by test",
+        "rule, checked by test",
         "sample.rule  kept",
         "    tests/papers/test_sample.py::test_kept",
         "sample.rule  size  broken",

@@ -105,7 +105,7 @@ def test_claims_that_are_off_show_their_causes_or_that_none_is_known() -> None:
     assert "Why. The link is taken to be 12 GB/s" in text
     for row in ("as it is 1.43 1.14 1.2 0.6 off", "16 GB/s 1.28 1.02 1.96 0.98 within 10%", "published 1.25 2"):
         assert row in text
-    assert "No assumption is known to move it" in body_of(TEXT, "sample.layers")
+    assert "No assumption is known to affect it" in body_of(TEXT, "sample.layers")
     assert "No assumption" not in body_of(TEXT, "sample.half"), "within 25% is not off"
 
 
@@ -238,7 +238,7 @@ def test_a_figure_with_a_broken_check_gives_the_reason(run: Run, monkeypatch: py
     monkeypatch.setattr(tasks, "checks", lambda _: result)
     outcome = run.outcome(causes=False, figures=True)
     text = page(outcome, figures_of(run))
-    assert text.count("It could not be drawn: ZeroDivisionError: by nothing") == 3
+    assert text.count("Could not be drawn: ZeroDivisionError: by nothing") == 3
     assert {each.verdict for each in outcome.claims if each.claim.id != "sample.opinion"} == {Verdict.FAILED}
 
 

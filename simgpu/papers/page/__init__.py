@@ -1,1 +1,1 @@
-"""A reproduction as one self-contained HTML page."""
+"""Writes a reproduction as one self-contained HTML page."""

@@ -1,7 +1,4 @@
-"""What checks return to be drawn, as figures: bars, lines, and maps of decisions.
-
-Loads matplotlib.
-"""
+"""Draws the figures that checks return as plain data: bars, lines, and maps of decisions. Loads matplotlib."""
 
 from __future__ import annotations
 
@@ -23,22 +20,22 @@ from simgpu.analysis.panel_axes import LINE_PAPER
 from simgpu.analysis.panels import AxisInfo, Bar, BarPanel
 from simgpu.analysis.plots import RunFigure
 
-#: Paul Tol's light palette, legible under black words; the first for the most frequent word.
+#: Paul Tol's light palette, on which black text is legible. The most frequent word gets the first colour.
 _COLOURS = ("#77AADD", "#EE8866", "#EEDD88", "#44BB99", "#FFAABB", "#BBCC33", "#99DDFF", "#AAAA00")
 _MORE = "#D8D8D8"
-#: Words on these colours are of this one, whatever the page's is.
+#: Colour of text on the palette, independent of the page's text colour.
 _INK = "#111111"
 _TABLE_INCHES, _WIDEST_CELL, _ROW_INCHES = 6.6, 0.95, 0.26
 _POINTS, _CHARACTER = 7.5, 0.066
 #: Labels up to this length are horizontal; width of a vertical one.
 _SHORT, _UPRIGHT = 6, 0.14
-#: Above this number of cells, words are left out.
+#: Maps with more cells than this are drawn without words.
 _MOST_WRITTEN = 240
 _GRID: dict[str, Any] = {"color": "white", "linewidth": 0.8}
 
 
 def draw_cells(drawing: Mapping[str, Any]) -> Figure:
-    """The map, with words in its cells where they fit, or first letters where these are distinct."""
+    """Draw a map of decisions. Its cells contain words if they fit, else first letters if these are distinct."""
     rows, columns, values = drawing["rows"], drawing["columns"], drawing["values"]
     width = min(_WIDEST_CELL, _TABLE_INCHES / len(columns))
     longest = max(map(len, rows), default=0) * _CHARACTER
@@ -49,8 +46,8 @@ def draw_cells(drawing: Mapping[str, Any]) -> Figure:
     words.sort(key=lambda word: -sum(row.count(word) for row in values))
     colours = {word: _COLOURS[at] if at < len(_COLOURS) else _MORE for at, word in enumerate(words)}
     for down, row in enumerate(values):
-        for first, each in _stretches(row):
-            ax.add_patch(Rectangle((first - 0.5, down - 0.5), len(each), 1, facecolor=colours[each[0]], linewidth=0))
+        for first, same in _stretches(row):
+            ax.add_patch(Rectangle((first - 0.5, down - 0.5), len(same), 1, facecolor=colours[same[0]], linewidth=0))
     ax.vlines([at - 0.5 for at in range(1, len(columns))], -0.5, len(rows) - 0.5, **_GRID)
     ax.hlines([at - 0.5 for at in range(1, len(rows))], -0.5, len(columns) - 0.5, **_GRID)
     if len(rows) * len(columns) <= _MOST_WRITTEN:
@@ -66,12 +63,12 @@ def _texts(words: list[str], width: float) -> dict[str, str]:
     if all(len(word) * _CHARACTER < width for word in words):
         return {word: word for word in words}
     first = {word: word[0] for word in words}
-    apart = len(set(first.values())) == len(words) and width > 1.5 * _CHARACTER
-    return first if apart else dict.fromkeys(words, "")
+    distinct = len(set(first.values())) == len(words) and width > 1.5 * _CHARACTER
+    return first if distinct else dict.fromkeys(words, "")
 
 
 def _stretches(row: Sequence[str]) -> Iterator[tuple[int, list[str]]]:
-    """Runs of cells with the same word: index of the first cell, and the cells; cells without a word are left out."""
+    """Runs of adjacent cells with the same word: index of the first cell, and the cells. Empty cells are skipped."""
     at = 0
     for word, cells in groupby(row):
         same = list(cells)
@@ -88,7 +85,7 @@ def _write(ax: Axes, values: Sequence[Sequence[str]], texts: Mapping[str, str]) 
 
 
 def _labels(columns: Sequence[str], width: float) -> tuple[int, bool]:
-    """The step between labelled columns, and whether labels are vertical; short ones are horizontal."""
+    """The step between labelled columns, and whether labels are vertical. Short labels are horizontal."""
     longest = max(map(len, columns), default=0) + 1
     turned = longest * _CHARACTER > width and longest > _SHORT
     return ceil((_UPRIGHT if turned else longest * _CHARACTER) / width), turned
@@ -110,16 +107,16 @@ def _map_axes(ax: Axes, drawing: Mapping[str, Any], width: float) -> None:
 
 _SIZE_INCHES = (8.6, 3.5)
 _LEGEND_CHARACTERS = 26
-#: Markers on a line with at least twice as many points.
+#: Number of markers on a line with at least twice as many points.
 _MARKED = 12
-#: Values with a larger ratio of maximum to minimum are on a logarithmic axis.
+#: The axis is logarithmic if the ratio of maximum to minimum exceeds this.
 _MOST_LINEAR = 100
-#: An axis begins at zero unless its minimum is this share of its maximum.
+#: The axis begins at zero unless the minimum is at least this share of the maximum.
 _FAR_FROM_ZERO = 0.5
 
 
 def drawn(drawing: Mapping[str, Any]) -> Figure:
-    """A drawing as a figure; what is published are marks on it.
+    """A drawing as a matplotlib figure, with marks for published values.
 
     >>> from simgpu.papers.checks.results import bars
     >>> figure = drawn(bars("ratio", {"VGG16": {"zvc": 2.0}}, {"VGG16": {"zvc": 2.6}}))
@@ -152,12 +149,12 @@ def _lines(drawing: Mapping[str, Any]) -> Figure:
     ax = figure.subplots()
     looks = run_looks([*curves, *published])
     for number, (label, points) in enumerate(curves.items()):
-        # Markers of long lines are spaced, and shifted so that overlapping lines can be seen.
-        apart = max(len(points) // _MARKED, 1)
-        ax.plot(*_columns(points), **_line(looks[label]), markevery=(number * apart // len(curves), apart))
+        # Markers of long lines are spaced, and shifted so that overlapping lines stay visible.
+        spacing = max(len(points) // _MARKED, 1)
+        ax.plot(*_columns(points), **_line(looks[label]), markevery=(number * spacing // len(curves), spacing))
     for label, points in published.items():
         ax.plot(*_columns(points), **_mark(looks[label]), zorder=5)
-    points = [point for each in (curves, published) for points in each.values() for point in points]
+    points = [point for series in (curves, published) for points in series.values() for point in points]
     _axes(ax, drawing, [value for _, value in points])
     if drawing["log"]:
         _logarithmic(ax, [at for at, _ in points])
@@ -205,7 +202,7 @@ def _axes(ax: Axes, drawing: Mapping[str, Any], values: list[float]) -> None:
 
 
 def _logarithmic(ax: Axes, places: list[float]) -> None:
-    """Marks at 1, 2 and 5 where less than two decades are shown, else at the decades."""
+    """Set tick marks at 1, 2 and 5 if the axis spans less than two decades, else at the decades."""
     ax.set_xscale("log")
     if log10(max(places) / min(places)) < 2:
         ax.xaxis.set_major_locator(LogLocator(10, subs=(1, 2, 5)))

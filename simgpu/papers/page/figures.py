@@ -1,7 +1,4 @@
-"""The figures of the papers, drawn again for the page.
-
-Loads matplotlib.
-"""
+"""Draws the papers' figures from simulation results, for the page. Loads matplotlib."""
 
 from __future__ import annotations
 
@@ -21,8 +18,13 @@ if TYPE_CHECKING:
 
 
 class FigureView(NamedTuple):
-    """A figure of a paper. id: within the page; drawing: None where it failed, `why` is the error; about: its study;
-    claims: the ids of the claims that it shows."""
+    """A figure of a paper.
+
+    id: unique in the page.
+    drawing: None if drawing failed; `why` is then the error.
+    about: its study.
+    claims: the ids of the claims that it shows.
+    """
 
     id: str
     title: str
@@ -38,7 +40,7 @@ class FigureView(NamedTuple):
 
 
 def figures_of(run: Run) -> dict[str, list[FigureView]]:
-    """The figures by the key of their paper, drawn from what has run."""
+    """The figures by the key of their paper, drawn from the results of a run."""
     return {
         paper.key: [_figure(run, paper, figure, number) for number, figure in enumerate(figures, 1)]
         for paper, figures in shown_figures(run.claims).items()
@@ -61,7 +63,7 @@ def _drawn(run: Run, paper: Paper, figure: FigureSection) -> tuple[Figure, str]:
     assert figure.study is not None
     result = partial_result(paper, figure.study, run.cache, run.failed)
     drawing = result.plot(figure.picture)
-    # The page has its own title, in which long lines break where they must.
+    # The page has its own title, which wraps.
     drawing.suptitle("")
     origins = dict.fromkeys(trace.info.provenance for trace in result.study.traces.values())
     return drawing, f"{result.study.name}: {result.study.description} ({'; '.join(origins)})"

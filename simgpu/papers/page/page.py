@@ -1,4 +1,4 @@
-"""A reproduction as one page: the template filled, with its style, its script and its figures."""
+"""Writes a reproduction as one page: fills the template with style, script and figures."""
 
 from __future__ import annotations
 
@@ -22,19 +22,19 @@ if TYPE_CHECKING:
     from simgpu.papers.reproduce import Run
     from simgpu.papers.reproduction import Reproduction
 
-#: Verdicts of claims that are not met, as parts of a sentence.
+#: Verdicts of claims that are not met, worded for the headline.
 _REST = {
     Verdict.NEAR: "within 25%",
     Verdict.OFF: "off by more",
     Verdict.BROKEN: "broken",
     Verdict.CANNOT: "not simulated",
-    Verdict.FAILED: "not run for an error",
+    Verdict.FAILED: "failed with an error",
 }
 _RESOURCES = files("simgpu.papers.page") / "resources"
 
 
 def page(reproduction: Reproduction, figures: Mapping[str, Sequence[FigureView]]) -> str:
-    """The page as HTML; figures: by the key of their paper. The same results give the same text."""
+    """The page as HTML. figures: by the key of their paper. The same results give the same text."""
     counts = reproduction.counts()
     shown = [verdict for verdict in Verdict if counts[verdict]]
     patterns = {
@@ -48,7 +48,7 @@ def page(reproduction: Reproduction, figures: Mapping[str, Sequence[FigureView]]
         _resource("page.html.j2"),
         style=_resource("style.css"),
         script=in_one_function([_resource("page.js")]),
-        title="What papers claim, simulated" if reproduction.papers else "Recordings, simulated",
+        title="Claims of papers, simulated" if reproduction.papers else "Recordings, simulated",
         version=__version__,
         papers=paper_views(reproduction),
         headline=_headline(reproduction),
@@ -69,7 +69,7 @@ def page(reproduction: Reproduction, figures: Mapping[str, Sequence[FigureView]]
 
 
 def _headline(reproduction: Reproduction) -> list[str]:
-    """Verdicts of predictions and of fitted claims, a line each."""
+    """Two lines with the numbers of verdicts: of predictions, and of fitted claims."""
     lines = []
     for fitted, name in ((False, "Predictions"), (True, "Fitted")):
         counts = reproduction.counts(fitted=fitted)
@@ -81,7 +81,7 @@ def _headline(reproduction: Reproduction) -> list[str]:
 
 
 def _recordings(recordings: Recordings) -> list[tuple[Sequence[str], Sequence[Sequence[str]]]]:
-    """Headings and rows of each table that has any."""
+    """Headings and rows of the tables that are not empty."""
     tables = [(HEADINGS, recordings.rows()), (MANAGED_HEADINGS, recordings.managed_rows())]
     return [(headings, rows) for headings, rows in tables if rows]
 
@@ -91,10 +91,10 @@ def _resource(name: str) -> str:
 
 
 def write_page(run: Run, reproduction: Reproduction, path: str | Path) -> Path:
-    """Write a reproduction with its figures as one self-contained page, which makes no request.
+    """Write a reproduction with its figures as one self-contained page without network requests. Returns the path.
 
-    run: the run of the reproduction, with figures. The write is atomic; the same results give the same bytes. Returns
-    the path. Raises `InputError` where it cannot be written.
+    run: the run of the reproduction, with figures. The write is atomic; the same results give the same bytes. Raises
+    `InputError` if the file cannot be written.
     """
     from simgpu.papers.page.figures import figures_of
 
@@ -107,5 +107,5 @@ def write_page(run: Run, reproduction: Reproduction, path: str | Path) -> Path:
 
 
 def check_target(path: Path) -> None:
-    """Raise `InputError`, before a long run, for a page that could not be written there."""
+    """Raise `InputError` if a page cannot be written to `path`. Call it before a long run."""
     check_page(path, "reproduction.html")

@@ -1,4 +1,4 @@
-"""Positions of ratios on small scales around 1, the published number, with the bands of 10% and 25%."""
+"""Positions of ratios on small scales around 1 (the published number), with bands of 10% and 25%."""
 
 from __future__ import annotations
 
@@ -8,32 +8,36 @@ from typing import NamedTuple
 
 #: A scale covers at least this factor around 1.
 _LEAST = 1.45
-#: Of a scale's length, left free at both ends.
+#: Free space at both ends, as a share of the scale's length.
 _SPARE = 0.06
 
 
 class Place(NamedTuple):
-    """How far to the right; beyond: ``low`` or ``high`` of a ratio that the scale does not reach, at its end."""
+    """A position on a scale.
+
+    at: distance from the left end, percent.
+    beyond: ``low`` or ``high`` if the ratio is outside the scale and therefore drawn at its end; else empty.
+    """
 
     at: float
     beyond: str = ""
 
 
 class Band(NamedTuple):
-    """From where, and how wide."""
+    """A band of a scale: left end and width, percent."""
 
     left: float
     width: float
 
 
 class Scale(NamedTuple):
-    """Ratios from `low` to `high`, on a logarithmic axis: twice is as far from 1 as half."""
+    """Ratios from `low` to `high` on a logarithmic axis: 2 is as far from 1 as 0.5."""
 
     low: float
     high: float
 
     def place(self, ratio: float | None) -> Place | None:
-        """Where a ratio is; None of what has none, or none above zero.
+        """The position of a ratio; None if there is no ratio or it is not positive.
 
         >>> Scale(0.5, 2.0).place(1.0), Scale(0.5, 2.0).place(3.0)
         (Place(at=50.0, beyond=''), Place(at=100.0, beyond='high'))
@@ -44,13 +48,13 @@ class Scale(NamedTuple):
         return Place(round(min(max(at, 0.0), 100.0), 2), "low" if at < 0 else "high" if at > 100 else "")
 
     def band(self, share: float) -> Band:
-        """From so much below 1 to so much above."""
+        """The band from ``1 - share`` to ``1 + share``."""
         left, right = self.place(1 - share), self.place(1 + share)
         assert left is not None and right is not None
         return Band(left.at, round(right.at - left.at, 2))
 
 
-#: That of all claims.
+#: The common scale of all claims.
 COMMON = Scale(0.5, 2.0)
 
 

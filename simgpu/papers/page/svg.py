@@ -1,7 +1,4 @@
-"""Figures of matplotlib as parts of a page.
-
-Loads matplotlib.
-"""
+"""Converts matplotlib figures to SVG elements of a page (`inline_svg`). Loads matplotlib."""
 
 from __future__ import annotations
 
@@ -22,10 +19,10 @@ _BLANK = re.compile(r"\s*\n\s*")
 _HEAD = re.compile(r"<svg\b[^>]*>")
 _SIZE = re.compile(r'(width|height)="([0-9.]+)pt"')
 _PATTERN = re.compile(r'<pattern id="(h[0-9a-f]+)".*?</pattern>', re.DOTALL)
-#: All ids but those of patterns.
+#: All ids except those of patterns.
 _ID = re.compile(r'(\bid="|\bhref="#|url\(#(?!h[0-9a-f]+\)))')
 _FONT = re.compile(r"font-family: ([^;\"]*);? ?")
-#: Colours that are the page's, so that figures are dark where it is; colours of runs that none would see there.
+#: Colours that are replaced by the page's, so that figures follow its dark mode and runs stay visible in it.
 _PAGES = {
     "#000000": "var(--ink)",
     "#ffffff": "var(--page)",
@@ -42,17 +39,21 @@ _PIXELS_PER_POINT = 96 / 72
 
 
 class Inline(NamedTuple):
-    """A figure as an element of a page. patterns: what its hatching needs once on the page, by ids of their own."""
+    """A figure as an SVG element.
+
+    text: the element.
+    patterns: its hatching patterns by id, which the page must contain once.
+    """
 
     text: str
     patterns: dict[str, str]
 
 
 def inline_svg(figure: Figure, prefix: str) -> Inline:
-    """A figure in the page's colours and font. prefix: keeps its ids apart from those of other figures.
+    """A figure in the page's colours and font. prefix: makes its ids unique in the page.
 
-    Texts with a halo lose it, and are in a group whose id ends in ``halo`` and a number: matplotlib would write them as
-    outlines. The same figure gives the same text.
+    Halos of texts are removed, since matplotlib would write these texts as outlines; each such text gets a group whose
+    id ends in ``halo`` and a number. The same figure gives the same text.
 
     >>> from matplotlib.figure import Figure
     >>> text, patterns = inline_svg(Figure(figsize=(3, 2)), "a-")
@@ -64,7 +65,7 @@ def inline_svg(figure: Figure, prefix: str) -> Inline:
             label.set_path_effects([])
             label.set_gid(f"halo{number}")
     written = StringIO()
-    # Texts stay texts, to be searched and copied; ids are the same in every run.
+    # Texts stay searchable texts instead of outlines; the salt makes ids the same in every run.
     with rc_context({"svg.fonttype": "none", "svg.hashsalt": "simgpu"}):
         figure.savefig(written, format="svg", metadata=_METADATA, transparent=True)
     text = _COMMENT.sub("", written.getvalue())

@@ -1,4 +1,4 @@
-"""Claims as the page shows them: texts, and positions on scales, for the template."""
+"""Converts claims to the texts and scale positions that the page's template shows."""
 
 from __future__ import annotations
 
@@ -15,21 +15,27 @@ if TYPE_CHECKING:
     from simgpu.papers.outcome import ClaimOutcome, Experiment, PartOutcome
     from simgpu.papers.reproduction import Reproduction
 
-#: The meaning of each verdict.
+#: The meaning of each verdict, shown in the legend.
 MEANINGS = {
     Verdict.HOLDS: "an order or a bound that holds exactly",
     Verdict.CLOSE: "the simulated number is at most 10% away from the published one",
     Verdict.NEAR: "more than 10%, at most 25% away",
-    Verdict.OFF: "more than 25% away; the distance is next to it",
+    Verdict.OFF: "more than 25% away; the distance is given next to it",
     Verdict.BROKEN: "an order or a bound that does not hold",
-    Verdict.FAILED: "it could not be run, which says nothing of the paper",
-    Verdict.CANNOT: "a simulator cannot decide it; the reason is below it",
+    Verdict.FAILED: "its simulation failed, which is no evidence about the paper",
+    Verdict.CANNOT: "simulation cannot check it; the reason is given below it",
 }
 
 
 class PartView(NamedTuple):
-    """A part of a claim. look: of its verdict; place: of its ratio on the common scale; wide: its values are sets;
-    order: it has no value."""
+    """A part of a claim.
+
+    place: position of its ratio on the common scale.
+    look: CSS class of its verdict.
+    timed: it is a time measured on this machine.
+    wide: its values are sets.
+    order: it has no published value.
+    """
 
     name: str
     published: str
@@ -55,7 +61,7 @@ class MovedView(NamedTuple):
 
 
 class StepView(NamedTuple):
-    """A step of an experiment: the parts, and the verdict of the worst."""
+    """A step of an experiment: its parts, and the worst part's verdict."""
 
     label: str
     parts: tuple[MovedView, ...]
@@ -64,10 +70,11 @@ class StepView(NamedTuple):
 
 
 class CauseView(NamedTuple):
-    """An assumption, and what it does.
+    """An assumption and its effect.
 
-    parts: their names and published values. bands: of each, what is within 25% and 10%; goals: where the published
-    number is.
+    parts: name and published value of each part.
+    bands: the 25% and 10% bands of each part's scale; None without ratios.
+    goals: position of the published number on each part's scale; None without ratios.
     """
 
     name: str
@@ -79,12 +86,12 @@ class CauseView(NamedTuple):
 
     @property
     def published(self) -> bool:
-        """Whether any of the parts has a published value."""
+        """Whether any part has a published value."""
         return any(value for _, value in self.parts)
 
 
 class ClaimView(NamedTuple):
-    """A claim; open: it is off, and no experiment of the file moves it."""
+    """A claim. look: CSS class of its verdict. open: it is off or broken and has no experiment."""
 
     id: str
     where: str
@@ -102,7 +109,7 @@ class ClaimView(NamedTuple):
 
 
 class RuleView(NamedTuple):
-    """A rule. parts: name, published value, test, why it is broken, note."""
+    """A rule. parts: name, published value, test, why it is broken, and note of each."""
 
     id: str
     where: str
@@ -122,7 +129,11 @@ class PaperView(NamedTuple):
 
 
 class BarView(NamedTuple):
-    """Claims of one sort by verdict: (look, verdict, how many, width in percent of the longest bar)."""
+    """The claims of a paper that are predictions, or that are fitted, as a bar.
+
+    name: of the paper. sort: ``predictions`` or ``fitted``. claims: their number.
+    parts: for each verdict (CSS class, verdict, number, width in percent of the longest bar).
+    """
 
     name: str
     sort: str
@@ -131,7 +142,7 @@ class BarView(NamedTuple):
 
 
 def look(verdict: Verdict) -> str:
-    """The class of a verdict's colour.
+    """The CSS class of a verdict, which sets its colour.
 
     >>> look(Verdict.CLOSE)
     'close'
@@ -140,7 +151,7 @@ def look(verdict: Verdict) -> str:
 
 
 def paper_views(reproduction: Reproduction) -> list[PaperView]:
-    """Every paper, in the order of its claims."""
+    """All papers, in the order of their claims."""
     return [
         PaperView(
             paper.key,
@@ -154,7 +165,7 @@ def paper_views(reproduction: Reproduction) -> list[PaperView]:
 
 
 def bar_views(reproduction: Reproduction) -> list[BarView]:
-    """A bar a paper of its predictions, one of what was fitted, and the same of all papers where there are several."""
+    """One bar for each paper's predictions and one for its fitted claims; the same for all papers if several."""
     rows = [(paper.key, paper.name) for paper in dict.fromkeys(outcome.claim.paper for outcome in reproduction.claims)]
     longest = max(
         (sum(reproduction.counts(key, fitted=fit).values()) for key, _ in rows for fit in (False, True)), default=0
@@ -164,7 +175,7 @@ def bar_views(reproduction: Reproduction) -> list[BarView]:
 
 
 def _bars(reproduction: Reproduction, key: str, name: str, longest: int) -> list[BarView]:
-    """longest: the number of claims of a bar with full width; 0: of the longest of these bars."""
+    """The bars of a paper. longest: number of claims of a full-width bar; 0 for the longest of these bars."""
     counted = {
         sort: {verdict: count for verdict, count in reproduction.counts(key, fitted=fitted).items() if count}
         for sort, fitted in (("predictions", False), ("fitted", True))
@@ -212,7 +223,7 @@ def _rule(rule: Claim) -> RuleView:
 
 
 def _once(parts: Iterable[PartView]) -> tuple[PartView, ...]:
-    """The parts; of neighbours with the same note only the last has it."""
+    """The parts, where only the last of consecutive parts with the same note has it."""
     views = tuple(parts)
     return (
         tuple(

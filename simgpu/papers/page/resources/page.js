@@ -1,4 +1,4 @@
-// Shows the selected claims: by verdict, by whether something was fitted to them, and by words.
+// Filters the claims by verdict, by whether they are fitted, and by words.
 const bodies = [...document.querySelectorAll("table.claims > tbody")];
 const texts = bodies.map((body) => body.textContent.toLowerCase());
 const tools = document.getElementById("tools");
@@ -32,7 +32,7 @@ function clear() {
   show();
 }
 
-// A link to a claim that is not shown shows all again. Ids are written in a URL as they are.
+// A link to a hidden claim clears the filters. Ids need no decoding.
 function reach() {
   const target = document.getElementById(location.hash.slice(1));
   if (target && target.closest("[hidden]")) {
@@ -60,6 +60,6 @@ addEventListener("keydown", (event) => {
     clear();
   }
 });
-// A reload may bring back what was written into the search.
+// The browser may restore the search text after a reload.
 show();
 reach();
