@@ -23,7 +23,7 @@ class Look(NamedTuple):
     height: float = 0.8
 
 
-# Paul Tol's bright and muted palettes, which stay apart for colour-blind readers and in grey.
+# Paul Tol's bright and muted palettes, distinguishable for colour-blind readers and in grey.
 COMPUTE = Look("compute", "#4477AA")
 PHASES: Mapping[Phase, Look] = {
     Phase.FORWARD: Look("forward", "#6699CC"),
@@ -127,7 +127,7 @@ class Bars(NamedTuple):
 
 
 def merge_tiny(starts: Column, ends: Column, grain: int) -> Bars:
-    """Join neighbours that are both shorter than `grain` and less than `grain` apart; sorted, not overlapping.
+    """Join adjacent bars that are shorter than `grain` with gaps below `grain`; sorted, not overlapping.
 
     >>> starts, ends = np.array([0, 2, 4, 50]), np.array([1, 4, 40, 90])
     >>> merge_tiny(starts, ends, grain=5)

@@ -134,7 +134,7 @@ _NOTHING = -1
 
 
 def shown_parts(runs: Iterable[Mapping[str, int]]) -> tuple[str, ...]:
-    """The parts to show of runs side by side: the usual ones, and those of which some run has any.
+    """The parts to show for several runs: the usual ones, and any part that is not zero in some run.
 
     >>> shown_parts([{"computation": 7, "codec": 0}, {"computation": 7, "codec": 2}])
     ('computation', 'overlap', 'swapping', 'recomputation', 'codec')
@@ -197,7 +197,7 @@ class _Sweep:
 
     lengths: (intervals,) ns. rows, kinds, causes: (streams, intervals); -1 where a stream does nothing. own: rows of
     the GPU's streams; compute: those of its compute streams in order; host: of the host's streams, for all GPUs.
-    directions: (streams,) the owner that a copy stream stands for, or OTHER.
+    directions: (streams,) the owner of a copy stream, or OTHER.
     """
 
     def __init__(self, timeline: Timeline, start: int, end: int, gpu: int) -> None:
@@ -266,7 +266,7 @@ def _attributed(sweep: _Sweep) -> Instants:
 
 
 def _follow(sweep: _Sweep, at: _Instants, stream: _Instants) -> tuple[_Instants, _Instants]:
-    """Owners of intervals `at`, in each of which the given stream is stalled, and the spans that are to blame.
+    """Owners of the intervals `at`, in which the given stream is stalled, and the spans that cause the stalls.
 
     An event is followed to the stream that will signal it. Where the chain ends in a stream that neither
     copies nor waits for memory, or does not end within one step per stream, the last copy stream on the way

@@ -160,7 +160,7 @@ class BuddyProfile:
             return draw.plot_drift({each.label: each.overflow for each in self.drift}, self.final.ratio, title=title)
         result = self.heat_map()
         if result is None:
-            what = "only histograms are known, not where which entry lies"
+            what = "only histograms are known, not the position of each entry"
             raise InputError.single("", "argument picture", what, "profile arrays, or draw another picture")
         ratios = {each.name: target_text(each.target) for each in self.allocations}
         bands = [(f"{band.allocation}  {ratios[band.allocation]}", band.first, band.rows) for band in result.bands]
@@ -327,7 +327,7 @@ def share_text(share: float) -> str:
 
 
 def _silent(what: str) -> None:
-    """Says nothing."""
+    """Reports no progress."""
 
 
 def _outcome(allocations: Sequence[ProfiledAllocation], targets: tuple[int, ...]) -> DesignOutcome:

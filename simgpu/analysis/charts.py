@@ -26,12 +26,12 @@ from simgpu.units import TIME_UNITS
 
 _WIDTH_INCHES = 10.0
 _BAR_INCHES, _HEAD_INCHES, _BAR_HEIGHT = 0.42, 0.95, 0.68
-#: A share is written into its part of a bar if that is so much of the axis.
+#: A share is written into its part of a bar if the part is at least this fraction of the axis.
 _MIN_LABEL_SHARE = 0.055
 
 
 class Stack(NamedTuple):
-    """A run's time by part in nanoseconds (`simgpu.analysis.breakdown.PARTS`); None where `failure` says why not."""
+    """A run's time by part in nanoseconds (`simgpu.analysis.breakdown.PARTS`); None if it failed: see `failure`."""
 
     label: str
     parts: Mapping[str, int] | None
@@ -195,7 +195,7 @@ _ROW_INCHES, _COUNTS_INCHES = 0.24, 1.5
 def plot_decisions(
     decisions: Mapping[str, Sequence[str | None]], epochs: Sequence[int], *, title: str | None = None
 ) -> Figure:
-    """A dot for each block and epoch: full where it is offloaded compressed, open where uncompressed, none where kept.
+    """A dot for each block and epoch: filled if offloaded compressed, open if uncompressed, none if it stays resident.
 
     decisions: by block in the order in which they leave, for each epoch the codec, "" for none, None for a block that
     stays.
@@ -253,7 +253,7 @@ def _offloads(row: Sequence[str | None], epochs: Sequence[int]) -> list[tuple[in
     return [(epoch, codec) for epoch, codec in zip(epochs, row, strict=True) if codec is not None]
 
 
-#: Costs above the least one times this are off the scale: they stand for what is not allowed, or flatten all others.
+#: Costs above this multiple of the minimum are off the scale: they mark placements that do not fit.
 OFF_SCALE = 4.0
 _CONVERGENCE_INCHES = (8.0, 3.4)
 #: Added below for the strip that shows how many particles fit; its height as a part of the curves'.
@@ -335,7 +335,7 @@ def _draw_curves(ax: Axes, curves: Curves, lowest: float) -> None:
     top = max(float(values[values <= OFF_SCALE * lowest].max(initial=lowest)) for values in curves.values())
     height = max(top - lowest, 0.01 * lowest)
     for name, values in curves.items():
-        # A line that leaves the picture does so steeply, and not with numbers that no renderer can take.
+        # Clip the line a little outside the plot: renderers cannot draw arbitrarily large numbers.
         shown = np.minimum(values, lowest + 20 * height)
         marker = "o" if count == 1 else None
         ax.plot(iterations, shown, color=_CURVE_COLOURS[name], linewidth=_CURVE_WIDTHS[name], label=name, marker=marker)
@@ -377,7 +377,7 @@ def _annotate_off_scale(ax: Axes, curves: Curves, lowest: float) -> int:
 
 
 def _where(off: NDArray[np.bool_]) -> str:
-    """In which iterations, in words."""
+    """Formats the numbers of iterations."""
     count, last = int(off.sum()), int(np.flatnonzero(off)[-1]) + 1
     if count == len(off):
         return "throughout"

@@ -24,7 +24,7 @@ _COLOURS = "RdYlBu_r"
 _NOTHING = "white"
 #: Compressed bytes that the colour bar names, of an entry of 128.
 _NAMED_BYTES = (0, 8, 32, 64, 96, 128)
-#: A label takes so much of the height of the map.
+#: Height of a label as a fraction of the map.
 _LABEL_SHARE = 0.019
 #: An allocation that takes less of the height has no label.
 _MIN_LABEL_SHARE = 0.004
@@ -84,7 +84,7 @@ def plot_thresholds(
 ) -> RunFigure:
     """Ratio above, share of overflowing entries below, for each Buddy Threshold (figure 9).
 
-    points: ratio and share by threshold. chosen: the threshold that stands out. best: the ratio of the line.
+    points: ratio and share by threshold. chosen: the highlighted threshold. best: the ratio of the line.
 
     >>> figure = plot_thresholds({0.1: (1.2, 0.01), 0.3: (1.5, 0.04)}, chosen=0.3, best=1.6, title="a program")
     >>> [text.get_text() for text in figure.axes[0].texts]
@@ -174,7 +174,7 @@ def _write(ax: Axes, x: float, y: float, text: str, ink: str = "black") -> None:
 
 
 def _head(figure: RunFigure, title: str) -> None:
-    """The title above everything, in as many lines as it takes."""
+    """The title above all panels, wrapped to the width."""
     wide = int(_TITLE_CHARACTERS * figure.get_figwidth())
     figure.suptitle(textwrap.fill(title, wide), x=0.01, ha="left", fontsize=10)
 

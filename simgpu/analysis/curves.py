@@ -63,7 +63,7 @@ def plot_front(
 ) -> RunFigure:
     """Runs as points, and the Pareto front as steps between those that no other run beats.
 
-    front: ascending. names: what stands next to each of its points.
+    front: ascending. names: the label of each of its points.
 
     >>> runs = {"vdnn": [(8.4, 79)], "home": [(7.7, 172), (9.3, 183)]}
     >>> figure = plot_front(runs, runs["home"], title="VGG-16", xlabel="peak (GiB)", ylabel="samples/s")

@@ -22,13 +22,13 @@ if TYPE_CHECKING:
 #: Entries of a page of 8 KB, which lie side by side.
 PAGE_ENTRIES = 64
 _ALIGNMENT = 4
-#: Pages are averaged until there are at most so many rows.
+#: Maximum number of rows: pages are averaged to fit.
 _ROWS = 400
 
 
 @dataclass(frozen=True, slots=True)
 class Band:
-    """Where an allocation lies: its first row and how many rows it takes, parts of rows counted as such."""
+    """The rows of an allocation: its first row and its number of rows, both fractional."""
 
     allocation: str
     first: float
@@ -61,7 +61,7 @@ class HeatMap:
 
 
 def heat_map(snapshots: Snapshots) -> HeatMap | None:
-    """The heat map of all allocations of which it is known where their entries lie; None where it is of none.
+    """The heat map of all allocations with known positions of entries; None if there is no such allocation.
 
     >>> from simgpu.compression.buddy.snapshots import take_snapshots
     >>> heat = heat_map(take_snapshots({"a": np.zeros(10 * 1024), "b": np.zeros(512), "c": np.zeros(512)}))
@@ -91,7 +91,7 @@ def heat_map(snapshots: Snapshots) -> HeatMap | None:
 
 
 def _places(sizes: Sequence[int]) -> Iterator[int]:
-    """For allocations of so many entries, where each begins."""
+    """The first entry of each allocation, given their numbers of entries."""
     free = 0
     for size in sizes:
         at = -(-free // _ALIGNMENT) * _ALIGNMENT
@@ -111,5 +111,5 @@ def _summed_sizes(classes: tuple[Classes, ...]) -> NDArray[np.uint32]:
 
 
 def _by_row(entries: NDArray[np.uint32], pages: int) -> NDArray[np.uint64]:
-    """Sums over the pages of each row, for each entry of a page: whole numbers, so that no order of adding shows."""
+    """Sums over the pages of each row, per entry of a page: integers, so that the order of addition does not matter."""
     return np.asarray(entries.reshape(-1, pages, PAGE_ENTRIES).sum(axis=1, dtype=np.uint64))

@@ -23,7 +23,7 @@ from simgpu.analysis.plots import RunFigure
 
 #: Widths of a row of panels, of the legend to their right, and of the labels to the left of axes.
 _ROW_INCHES, _LEGEND_INCHES, _AXIS_INCHES = 7.9, 1.9, 0.55
-#: So many panels stand in a row if each has at most so many bars.
+#: Panels per row, by the maximum number of bars in each panel.
 _BARS = {3: 12, 2: 20, 1: 50}
 _TITLE_CHARACTER, _TITLE_LINE = 0.074, 0.16
 _LEGEND_CHARACTERS = 26
@@ -51,7 +51,7 @@ class _Placed(NamedTuple):
 
     @property
     def height(self) -> float:
-        """In inches, with what stands over and under it."""
+        """Height in inches, with title and labels."""
         over = _TITLE_LINE * (self.title_text.count("\n") + 1)
         if isinstance(self.panel, BarPanel):
             texts, turned = panel_axes.group_texts(self.panel, self.inches)
@@ -64,7 +64,7 @@ class _Placed(NamedTuple):
 
 
 class _Block(NamedTuple):
-    """Panels of the same width, so many in a row."""
+    """Panels of the same width, with `columns` in a row."""
 
     panels: tuple[_Placed, ...]
     columns: int
@@ -76,7 +76,7 @@ class _Block(NamedTuple):
 
     @property
     def height(self) -> float:
-        """In inches: every row of a block is as high as the others, but for what stands around its axes."""
+        """Height in inches: all rows have axes of the same height, plus their titles and labels."""
         return sum(max(each.height for each in row) for row in self.rows)
 
 
@@ -119,7 +119,7 @@ def plot_measures(sections: Sequence[Sequence[Panel]], runs: Sequence[str], *, t
 def _axes(part: SubFigure, block: _Block, *, single: bool) -> list[Axes]:
     """Axes for the panels of a block; alone: every block has a single panel."""
     if any(isinstance(each.panel, TimePanel) for each in block.panels):
-        # Its legend stands in the last third.
+        # Its legend is in the last third.
         grid = part.add_gridspec(len(block.panels), 2, width_ratios=(2, 1))
         return [part.add_subplot(grid[row, 0]) for row in range(len(block.panels))]
     columns = 1 if single else block.columns
@@ -171,7 +171,7 @@ def _flow_kind(number: int, section: Sequence[Panel]) -> tuple[bool, int]:
 
 
 def _divided(panel: Panel) -> list[Panel]:
-    """Bars in as many panels as they need rows, with as many groups in each."""
+    """Bars split into panels, one per row, with equally many groups in each."""
     if not isinstance(panel, BarPanel):
         return [panel]
     groups = list(panel.groups.items())
@@ -190,7 +190,7 @@ def _most_columns(panel: Panel) -> int:
 
 
 def _columns(flow: Sequence[Panel]) -> int:
-    """How many panels of a flow stand in a row: two where there are no more, or four; of seven or eight lines four."""
+    """Number of panels per row."""
     most = min(map(_most_columns, flow))
     if len(flow) in (1, 2, 4):
         return min(most, 2)

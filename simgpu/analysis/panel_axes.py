@@ -28,12 +28,12 @@ FILLED = 0.86
 _POINTS = 6.5
 #: Of a character in that size, in inches.
 _CHARACTER, _LINE = 0.054, 0.1
-#: Keeps texts apart from the lines that they stand on.
+#: Outlines texts so that they are legible on lines.
 _HALO = [withStroke(linewidth=2.0, foreground="white")]
 
 
 class _Slot(NamedTuple):
-    """Where a bar stands, with all its values in the unit of the axis."""
+    """The position of a bar, with its values in the unit of the axis."""
 
     run: str
     at: float
@@ -159,7 +159,7 @@ def _width(panel: BarPanel) -> float:
 
 
 def _limits(panel: BarPanel) -> tuple[float, float]:
-    """From zero, or below it, to the largest value; never nothing at all."""
+    """Limits from zero or below to the largest value; never empty."""
     scale, _ = panel.unit
     shown = [0.0, panel.measured.level or 0.0, *panel.values]
     low, top = min(shown) / scale, max(shown) / scale
@@ -170,9 +170,9 @@ def _limits(panel: BarPanel) -> tuple[float, float]:
 END: dict[str, Any] = {"marker": "x", "markersize": 9, "markeredgewidth": 1.6, "linestyle": "", "color": "black"}
 #: What a paper states of a run has the run's marker, open.
 LINE_PAPER: dict[str, Any] = {"linestyle": "", "markerfacecolor": "white", "markeredgewidth": 1.5, "markersize": 8}
-#: An axis of ratios that span more than so many times is logarithmic.
+#: An axis of ratios is logarithmic if maximum over minimum exceeds this.
 _MOST_LINEAR = 30
-#: An axis of ratios shows so much around its level at least, so that what hardly differs looks so.
+#: Minimum range around the reference level of an axis of ratios, so that small differences look small.
 _MIN_SPAN = 0.05
 
 
@@ -236,7 +236,7 @@ def _thinner(look: RunLook) -> dict[str, Any]:
 
 
 def _along(panel: LinePanel) -> tuple[float, str]:
-    """The unit of the sweep: of budgets in whole MB that in which they are written."""
+    """The unit of the sweep: MB for budgets in whole MB."""
     places = panel.places
     decimal = panel.along.kind == "size" and all(place % 10**6 == 0 for place in places)
     return panel.along.unit(max(places), decimal=decimal)
@@ -291,7 +291,7 @@ def _limit(ax: Axes, panel: LinePanel, scale: float) -> None:
 
 
 def _absent(curves: Sequence[RunCurve]) -> str:
-    """Which runs have no value at all, by why that is so."""
+    """Runs without any value, by reason."""
     results: dict[str, list[str]] = {}
     for curve in curves:
         if curve.absent:

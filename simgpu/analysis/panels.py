@@ -51,7 +51,7 @@ class AxisInfo(NamedTuple):
             return f"{value:.2g}"
         if size == 0 or self.kind == "count":
             return f"{value:.0f}"
-        # Where rounding to one digit less would have as many as are wanted.
+        # Round to one digit less if that gives the wanted number of values.
         if self.kind == "share":
             return f"{value:.0f}" if size >= 9.95 else f"{value:.1f}"
         return f"{value:.0f}" if size >= 99.95 else f"{value:.1f}" if size >= 9.995 else f"{value:.2f}"
@@ -113,7 +113,7 @@ class RunCurve(NamedTuple):
 
     @property
     def absent(self) -> str:
-        """Why there is no value at all; empty where there is one, or where it is not known."""
+        """Why there is no value; empty if there is one, or if the reason is not known."""
         return "" if any(bar.value is not None for bar in self.bars) else self.bars[-1].why
 
     def ends(self) -> list[tuple[CurvePoint, str]]:
@@ -152,7 +152,7 @@ class LinePanel(NamedTuple):
 
 
 class TimePanel(NamedTuple):
-    """Lines over the iterations of epochs, one after another, by label; each has as many values of every epoch."""
+    """Lines over the iterations of consecutive epochs, by label; each line has equally many values per epoch."""
 
     measured: AxisInfo
     epochs: tuple[int, ...]

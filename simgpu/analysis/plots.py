@@ -39,7 +39,7 @@ _ROW_INCHES = 0.55
 _MEMORY_INCHES = 2.4
 #: Bars narrower than the window over this many are joined; about half a pixel in a figure of that width.
 _GRAINS = 2000
-#: Up to so many bars of one look get light edges, if they are so many grains wide; more edges would look like gaps.
+#: Up to this number of bars of one kind get light edges, if they are wide enough; more edges would look like gaps.
 _EDGED_BARS, _EDGED_GRAINS = 40, 4
 #: Per format of `save_figure`: what must not go into the file, because it would differ from run to run.
 _METADATA: dict[str, dict[str, Any]] = {"png": {}, "svg": {"Date": None}, "pdf": {"CreationDate": None}}
@@ -118,7 +118,7 @@ def plot_memory(
 ) -> Figure:
     """Device memory over one iteration (None: over the whole run): live bytes, padding above them, peak and budget.
 
-    Of several GPUs, that of the one that holds most, with thin lines for the others.
+    With several GPUs, the one with the highest peak, and thin lines for the others.
 
     budget: bytes, drawn as a line; the timeline's own capacity by default, no line where memory was
     unlimited.
@@ -255,7 +255,7 @@ def _boxes(
 ) -> PolyCollection:
     """One collection of rectangles; a thin light edge parts wide plain ones, narrow ones keep their colour.
 
-    Where many short ones have become one, it is as pale as they leave the stream idle.
+    A bar that joins many short spans is paler the more idle time it contains.
     """
     from matplotlib.colors import to_rgba
 

@@ -84,7 +84,7 @@ class Power:
 
 @dataclass(frozen=True, slots=True)
 class PowerCurve:
-    """Power as a step function: from `time_ns[i]` of the run to `time_ns[i + 1]` each part draws so many watts."""
+    """Power as a step function: the watts of each part from `time_ns[i]` to `time_ns[i + 1]`."""
 
     time_ns: Column
     idle: Watts

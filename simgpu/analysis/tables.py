@@ -137,7 +137,7 @@ def table_text(headings: Sequence[str], rows: Iterable[Sequence[str]], left: Col
 
 
 def table_html(headings: Sequence[str], rows: Iterable[Sequence[str]], caption: str, left: Collection[int] = ()) -> str:
-    """The same as an HTML table with a caption. left: columns of words; with such columns, numbers do not wrap."""
+    """The same as an HTML table with a caption. left: columns of text; with such columns, numbers do not wrap."""
 
     def look(column: int) -> str:
         style = " style='text-align:left'" if column in left else " style='white-space:nowrap'"

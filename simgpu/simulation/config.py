@@ -38,7 +38,7 @@ _REMEDIES = {
 
 
 class RunSettings(TypedDict, total=False):
-    """The fields of `RunConfig` as keyword arguments; None stands for one that is not given."""
+    """The fields of `RunConfig` as keyword arguments; None if not given."""
 
     budget: int | str | None
     iterations: int | None

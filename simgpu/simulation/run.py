@@ -1,4 +1,4 @@
-"""Plan, verify, run: the one function that everything else calls."""
+"""Plan, verify, run: `simulate`, which all other packages call."""
 
 from __future__ import annotations
 

@@ -45,7 +45,7 @@ class SpanKind(IntEnum):
 
     @property
     def label(self) -> str:
-        """The word used in files and tables, for example ``copy_d2h``."""
+        """The name used in files and tables, for example ``copy_d2h``."""
         return self.name.lower()
 
 

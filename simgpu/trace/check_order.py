@@ -195,7 +195,7 @@ def _check_life(row: Row, kernels: tuple[Kernel, ...], uses: _Uses, created: int
 
 
 def _check_workspace(row: Row, kernels: tuple[Kernel, ...], uses: _Uses, release: int | None) -> None:
-    """A workspace is scratch memory of one kernel and lives exactly as long as that kernel runs."""
+    """A workspace is scratch memory of one kernel, allocated exactly while that kernel runs."""
     block: Block = row.values
     first, last = uses.first.get(block.id), uses.last.get(block.id)
     remedy = "a workspace belongs to one kernel; give another kind to what lives longer"

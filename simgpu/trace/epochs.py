@@ -63,7 +63,7 @@ def nearest_epoch(known: Collection[int], epoch: int) -> int:
 
 
 def _holding(rows: Iterable[Row], epoch: int) -> dict[str, list[Row]]:
-    """By block, the rows of the one epoch that represents `epoch`."""
+    """By block, the rows of the epoch that represents `epoch`."""
     of: dict[str, list[Row]] = {}
     for row in rows:
         of.setdefault(row.block, []).append(row)

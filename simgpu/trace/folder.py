@@ -178,7 +178,7 @@ def write_trace(trace: Trace, folder: str | Path) -> None:
 
 
 def foreign_files(folder: Path) -> str:
-    """What replacing the folder would lose besides a trace, in words; empty for nothing."""
+    """The files that replacing the folder would lose, other than a trace; empty if there are none."""
     result = _foreign_names(folder)
     return f"files that are not from a trace, such as '{result[0]}'" if result else ""
 

@@ -1,4 +1,4 @@
-"""Reading and writing `trace.yaml`, which says where a trace comes from."""
+"""Reads and writes `trace.yaml`, the origin of a trace."""
 
 from __future__ import annotations
 

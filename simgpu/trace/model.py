@@ -47,7 +47,7 @@ class Origin(StrEnum):
 
 
 class OutputLife(StrEnum):
-    """How long the training loop holds the model's output, besides what autograd saves of it.
+    """How long the training loop holds the model's output, in addition to autograd.
 
     RELEASED: until the loss is computed, as in ``loss = loss_fn(model(x), y); loss.backward()``. HELD: through backward
     and the optimizer step, as a loop's own variable is, which logging code reads.
@@ -63,10 +63,10 @@ RELEASED_AT_END = "end"
 #: A larger relative spread of the median kernel is reported with every result.
 _WIDE_SPREAD = 0.2
 
-#: Stands for what the header of a trace does not state.
+#: A value that the header of a trace does not state.
 NOT_STATED = "not stated"
 
-#: Stands for the device or the number format where neither the recording nor the user says.
+#: The device or number format that neither the recording nor the user gave.
 NOT_RECORDED = "not recorded"
 
 

@@ -1,4 +1,4 @@
-"""What an operator's recorded name says: its class, and whether running it again changes anything.
+"""The class of an operator, and whether it is pure, by its recorded name.
 
 An operator is pure when, run again on the same inputs, it gives the same values and changes nothing else: it draws no
 random numbers and keeps no state. An in-place operator such as ``relu_`` is as pure as ``relu``: running all writers of

@@ -79,7 +79,7 @@ class Row:
             self.add(column, what, f"give one of {words.__name__}'s members")
 
     def known(self, column: str, known: Set[str]) -> None:
-        """The kernel or block that a column names; not checked where there are none at all, which is one mistake."""
+        """The kernel or block that a column names; not checked if there are none, which is reported once."""
         name = getattr(self.values, column)
         if known and name not in known:
             what = f"'{name}' is not a {column} of this trace"

@@ -32,7 +32,7 @@ class KindStats:
 
 @dataclass(frozen=True, slots=True)
 class Peak:
-    """The most bytes alive while one kernel runs, and the first kernel where that is so."""
+    """The maximum live bytes while one kernel runs, and the first such kernel."""
 
     bytes: int
     kernel: str
@@ -55,7 +55,7 @@ class TraceStats:
 
     constants, constant_bytes: blocks whose value is an input of the iteration: persistent, or copied from the host.
     lifetimes_known, lifetimes_expected: blocks with a recorded release, of those that need one (a persistent block
-    without one is held throughout, and a workspace lives as long as its kernel).
+    without one is held throughout, and a workspace is held while its kernel runs).
     peak_recorded: over recorded lifetimes, None where some are unknown. peak_needed: from the first use to the last;
     persistent blocks count throughout, or until their last use where their release is recorded; None where it is not
     known what kernels read.
