@@ -70,7 +70,7 @@ def test_every_claim_has_an_anchor_and_its_verdict() -> None:
 
 def test_every_part_shows_both_numbers_their_ratio_and_its_note() -> None:
     assert "mean 1.25 1.43 1.14 within 25% (+14.4%)" in body_of(TEXT, "sample.speed")
-    assert "11.7 GB/s 11.7 GB/s 1 A time of the machine" in body_of(
+    assert "11.7 GB/s 11.7 GB/s 1 Measured on the machine" in body_of(
         TEXT, "sample.rates.a_very_long_name.of_a_claim.that_takes_room"
     )
     assert "a bound ≤ 3 2.5 0.833 holds" in body_of(TEXT, "sample.broken")
