@@ -128,7 +128,7 @@ def test_a_zoo_network_is_bounded_in_the_given_budget() -> None:
     text = printed(*ZOO, "--budget", "5GB")
     assert "sub-batch the whole batch of 256 in 4.657 GiB (moDNN, equation 8)" in text
     assert "optimizer excluded" in text
-    assert "updates weights together; one at a time they would not limit memory" in text
+    assert "updates all weights at once; updating one at a time would not limit memory" in text
 
 
 @pytest.mark.slow

@@ -12,7 +12,7 @@ def test_four_ways_to_a_launch_setting_and_the_best_is_last() -> None:
     done = simgpu("compression", "tune", "-q")
     assert done.exit_code == 0, done.stderr
     ways = [line for line in done.stdout.splitlines() if line.endswith(("-", "35", "8192"))]
-    assert [line.split("  ")[0] for line in ways] == ["at random", "expert", "Bayesian search", "all tried"]
+    assert [line.split("  ")[0] for line in ways] == ["random", "expert rule", "Bayesian search", "exhaustive search"]
     over = [float(line.rsplit("x", 1)[0].split()[-1]) for line in ways]
     assert over[-1] == 1.0 == min(over)
     assert "fitted to figures 5 and 12" in " ".join(done.stdout.split())
@@ -35,7 +35,7 @@ def test_regressions_are_shown_side_by_side() -> None:
         for line in done.stdout.splitlines()
         if line.endswith("%")
     }
-    assert min(errors, key=lambda name: errors[name]) == "linear, by ranges of sparsity"
+    assert min(errors, key=lambda name: errors[name]) == "linear, per sparsity range"
     assert len(errors) == 5
 
 

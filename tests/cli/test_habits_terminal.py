@@ -159,7 +159,7 @@ def test_a_full_disk_behind_the_output_is_an_error_in_one_line() -> None:
         command = [sys.executable, "-c", PROGRAM, "list", "nodes"]
         done = subprocess.run(command, stdout=full, stderr=subprocess.PIPE, text=True, env=environment({}), check=False)
     assert done.returncode == 2
-    assert done.stderr == "Error: the output cannot be written: No space left on device; make room where it goes\n"
+    assert done.stderr == "Error: the output cannot be written: No space left on device; free space on its disk\n"
 
 
 TABLES = [

@@ -87,7 +87,7 @@ def test_exit_codes(place: Path) -> None:
     without = simgpu("sweep", "quickstart")
     assert without.exit_code == 2 and "has no sweep" in without.stderr
     both = simgpu("sweep", "study.yaml", "--jobs", 2, "--dask", "tcp://127.0.0.1:1")
-    assert both.exit_code == 2 and "give one of them" in both.stderr
+    assert both.exit_code == 2 and "leave out one of them" in both.stderr
 
 
 def test_run_mentions_the_sweep_and_runs_the_scenario(place: Path) -> None:

@@ -123,7 +123,7 @@ def test_damaged_tables_of_all_policies_are_reported_by_row(run: Path) -> None:
 @pytest.mark.slow
 def test_a_run_without_tables_names_the_option_that_writes_them(tmp_path: Path) -> None:
     text = error_for(written(small(), tmp_path / "run", formats=("perfetto",)))
-    assert f"{tmp_path / 'run' / 'ideal'}: holds no timeline.csv or timeline.parquet" in text
+    assert f"{tmp_path / 'run' / 'ideal'}: contains no timeline.csv or timeline.parquet" in text
     assert "outputs.timeline: [csv]" in text
 
 

@@ -211,7 +211,7 @@ def test_outputs_of_several_gpus_note_that_collectives_are_not_simulated():
     for study, times in (("modnn-17", 1), ("modnn-14", 0)):
         assert sum(text in fact for _, fact in simgpu.load_study(study).facts()) == times
     for command in ("run", "compare"):
-        assert "NCCL's collectives" in " ".join(command_line(command, "--help").stdout.split())
+        assert "NCCL collectives are not simulated" in " ".join(command_line(command, "--help").stdout.split())
     readme = (Path(__file__).parents[2] / "README.md").read_text(encoding="utf-8")
     assert text in readme
 
