@@ -12,8 +12,9 @@ tests do not see that line. This is not part of the suite, and needs `coverage` 
 * Which test files reach which line is measured once and saved (``--map``; ``--tests`` selects the tests); test files
   that have changed since are measured again. A mutant is tried on the files that reach its line: first those named
   after its module, then those of its package, then the others, the quick ones first, up to ``--seconds`` of measured
-  time. Where a module has changed since, and for a line that runs on import alone or that numba compiles, these are the
-  files that reach its package. Tests that fail on the unchanged tree are left out.
+  time. A file measured before the module changed counts if it reaches the module. For a line that runs on import alone,
+  and for modules that numba compiles, these are the files that reach its package. Tests that fail on the unchanged tree
+  are left out.
 * A run that takes a minute more than four times the measured time on the processor hangs, and the mutant is killed.
 """
 

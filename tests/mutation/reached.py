@@ -28,6 +28,10 @@ PYTEST = ("-q", "-p", "no:cacheprovider", "-m", "not exhaustive", "--hypothesis-
 _HAS_TESTS = re.compile(r"^simgpu/|^tests/(?!benchmarks/|example_policy/)(.*/)?test_\w+\.py$")
 
 
+#: Modules whose functions run compiled, where coverage sees no line of them.
+_COMPILED = frozenset({"simgpu/planning/clocks.py", "simgpu/planning/columns.py", "simgpu/planning/relaunches.py"})
+
+
 class Reached(NamedTuple):
     """One test file. digest: of its text. failed: its tests that fail on the unchanged tree. lines: of each module that
     it reaches the digest of the module's text, and the lines."""
@@ -117,9 +121,10 @@ def selected(mutant: Mutant, reached: Mapping[str, Reached], seconds: float) -> 
     """The test files on which to try a mutant, how long they take (s), and how many there are that reach it."""
     module, now = Path(mutant.path), digest(ROOT / mutant.path)
     of_module = {file: each.lines[mutant.path] for file, each in reached.items() if mutant.path in each.lines}
-    of_line = [file for file, (then, lines) in of_module.items() if then == now and mutant.line in lines]
-    package = mutant.path.rpartition("/")[0] + "/"
-    files = of_line or [file for file, each in reached.items() if any(path.startswith(package) for path in each.lines)]
+    files = [file for file, (then, lines) in of_module.items() if then != now or mutant.line in lines]
+    if not files or mutant.path in _COMPILED:
+        package = mutant.path.rpartition("/")[0] + "/"
+        files = [file for file, each in reached.items() if any(path.startswith(package) for path in each.lines)]
 
     def distance(file: str) -> tuple[bool, bool, float]:
         own = file == mutant.path or module.stem in Path(file).stem

@@ -129,3 +129,16 @@ def test_tests_of_the_module_come_first_and_then_quick_ones_of_its_package():
     )
     changed = {name: each._replace(lines={path: ("before", each.lines[path][1])}) for name, each in known.items()}
     assert selected(mutant, changed, 1000)[2] == 5, "all that reach the module, since its lines have moved"
+    mixed = {**known, "tests/graph/test_elsewhere.py": changed["tests/graph/test_elsewhere.py"]}
+    assert selected(mutant, mixed, 1000)[2] == 5, "a file that was measured before may reach the line now"
+
+
+def test_mutants_of_compiled_modules_are_tried_on_all_tests_of_their_package():
+    path, other = "simgpu/planning/relaunches.py", "simgpu/planning/evaluator.py"
+    mutant = next(islice(mutants_of(path, (ROOT / path).read_bytes()), 1))
+    known = {
+        "tests/planning/test_plain.py": Reached("", 1, [], {path: (digest(ROOT / path), [mutant.line])}),
+        "tests/planning/test_compiled.py": Reached("", 2, [], {other: ("", [1])}),
+        "tests/graph/test_graph.py": Reached("", 1, [], {"simgpu/graph/blocks.py": ("", [1])}),
+    }
+    assert selected(mutant, known, 100)[0] == ["tests/planning/test_plain.py", "tests/planning/test_compiled.py"]
