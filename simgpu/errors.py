@@ -130,9 +130,9 @@ class ProgramError(SimgpuError):
 class OutOfMemoryError(SimgpuError):
     """The simulated run ran out of memory: no event can happen any more, and an instruction waits for memory.
 
-    waiting: the waiting instruction, in words. kernel: id of the kernel that compute had come to, empty if none.
+    waiting: description of the waiting instruction. kernel: id of the next kernel of compute, empty if there is none.
     requested, free, largest_hole, capacity: bytes. holders: blocks that hold memory, (id, bytes), largest first.
-    SimPy rebuilds exceptions from `args`, so these are all fields in order.
+    SimPy recreates exceptions from `args`, so `args` contains all fields in their order.
     """
 
     waiting: str

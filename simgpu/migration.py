@@ -1,7 +1,7 @@
-"""Rewrites files of simgpu's first formats as today's: ``python -m simgpu.migration PATH ...`` (files or folders).
+"""Converts files and folders in older formats to the current ones: ``python -m simgpu.migration PATH ...``.
 
 Scenarios, studies, tolerances, trace folders, stored timings and recordings of `simgpu validate` are rewritten in
-place, each atomically; comments and layout of YAML files stay. Files of today's formats are left alone.
+place, each atomically; comments and layout of YAML files are kept. Files in the current formats are not changed.
 """
 
 from __future__ import annotations

@@ -218,7 +218,7 @@ def format_energy_per_byte(value: int) -> str:
 
 
 def short_count(count: int) -> str:
-    """A large count for people.
+    """Formats a large count for display, with four digits and an SI prefix.
 
     >>> short_count(138_357_544), short_count(61_706)
     ('138.4 M', '61.71 k')

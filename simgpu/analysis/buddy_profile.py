@@ -151,7 +151,7 @@ class BuddyProfile:
 
         title = self.caption
         if picture not in get_args(Picture):
-            what = f"there is no picture {str(picture)!r}"
+            what = f"unknown picture {str(picture)!r}"
             raise InputError.single("", "argument picture", what, did_you_mean(str(picture), get_args(Picture)))
         if picture == "threshold":
             points = {each: (outcome.ratio, outcome.overflow) for each, outcome in self.sweep.items()}

@@ -42,7 +42,7 @@ def comparison_rows(results: Iterable[tuple[str, Metrics | None, str]]) -> list[
 
 
 def with_bound(row: tuple[str, ...], text: str) -> tuple[str, ...]:
-    """A row of `comparison_rows`, or its headings, with one more column behind the slowdown."""
+    """A row of `comparison_rows` (or the headings) with `text` inserted as an additional column after the slowdown."""
     at = COMPARISON_HEADINGS.index("slowdown") + 1
     return (*row[:at], text, *row[at:])
 

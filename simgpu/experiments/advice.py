@@ -1,4 +1,4 @@
-"""Advice after a run out of memory: the iteration's memory needs, and what to try."""
+"""Advice when policies ran out of memory: how much the iteration needs, and which policies and batches to try."""
 
 from __future__ import annotations
 

@@ -121,7 +121,7 @@ class Tdfg:
         )
 
     def data(self, k: int) -> tuple[int, ...]:
-        """I(t) and O(t) together, each block once."""
+        """The blocks that task t reads or writes: moDNN's input set I(t) and output set O(t), without duplicates."""
         return tuple(dict.fromkeys((*self.inputs[k], *self.outputs[k])))
 
     def bytes_of(self, blocks: Iterable[int]) -> int:

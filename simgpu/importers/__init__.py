@@ -163,4 +163,4 @@ def _with_execution_trace(importer: Importer, path: str | Path, options: ImportO
         return importer
     option = "an execution trace" if options.execution_trace is not None else "the number of an iteration"
     what = f"is a {importer.name}; {option} applies only to a PyTorch profile"
-    raise InputError.single(path, "", what, "leave it out, or name the profile's file")
+    raise InputError.single(path, "", what, "omit it, or give the path of a PyTorch profile")

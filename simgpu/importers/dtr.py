@@ -291,7 +291,7 @@ class _Walk:
         elif name in self.results:
             self.sizes[name] = size
         else:
-            raise self._wrong(f"MEMORY of {name!r}, without a CONSTANT or CALL of it just before")
+            raise self._wrong(f"MEMORY of {name!r} does not directly follow a CONSTANT or CALL of {name!r}")
 
     def _alias(self, name: str, instruction: dict[str, Any]) -> None:
         if name not in self.sizes:

@@ -258,7 +258,7 @@ class MemoryBudget:
         self.count = 0
 
     def release(self, count: int) -> None:
-        """Release `count` retained items."""
+        """Report that `count` of the items counted by `take` are no longer in memory."""
         self.count -= count
 
     def take(self) -> None:

@@ -95,7 +95,7 @@ def refuse_foreign(folder: Path, foreign: Foreign) -> None:
     except OSError as error:
         raise unwritable(folder, error) from error
     if held:
-        raise InputError.single(folder, "", f"holds {held}", "choose a new folder, or empty this one yourself")
+        raise InputError.single(folder, "", f"contains {held}", "choose a new folder, or empty this one")
 
 
 def unwritable(path: Path, error: OSError) -> InputError:

@@ -97,7 +97,8 @@ def _parse(text: str, file: str, schema: str) -> YamlMapping:
     except yaml.MarkedYAMLError as error:
         raise InputError([_syntax_problem(text, file, error)]) from None
     except yaml.YAMLError as error:
-        raise InputError.single(file, "", f"is not YAML: {error}", "put quotes around texts") from None
+        remedy = "quote strings that contain special characters"
+        raise InputError.single(file, "", f"is not valid YAML: {error}", remedy) from None
     finally:
         loader.dispose()
     return YamlMapping(file, values, lines)
@@ -157,10 +158,10 @@ class _Loader(yaml.SafeLoader):
         self._nodes += nodes
         self._deepest = max(self._deepest, depth)
         if self._nodes > _NODES:
-            what = f"holds more than {_NODES} values and keys once its aliases are followed"
+            what = f"contains more than {_NODES} keys and values after its aliases are expanded"
             raise self._refused(event, what, "split it, or use fewer aliases")
         if self._deepest > _DEPTH:
-            raise self._refused(event, f"is nested too deeply, in more than {_DEPTH} levels", "write it flatter")
+            raise self._refused(event, f"is nested too deeply, in more than {_DEPTH} levels", "reduce the nesting")
 
     def _refused(self, at: yaml.Event, what: str, remedy: str) -> InputError:
         return InputError.single(self._file, _place(at.start_mark) if self._file else "", what, remedy)

@@ -48,8 +48,8 @@ Op = tuple[Any, ...]
 class StreamCode:
     """One stream's part of one segment.
 
-    ops: one for each instruction, and an end. works: the work of each op that takes time, as `kind + WORK * number` of
-    the kernel or block (for a codec, of the encoded form).
+    ops: one per instruction, then an end op. works: for each op that takes time, `kind + WORK * number`, which encodes
+    the kind of work and the number of the kernel or block (for a codec, of the encoded form).
     """
 
     ops: list[Op]

@@ -318,7 +318,7 @@ class PagedPool:
     def prepare(self, blocks: Sequence[int], sizes: Sequence[int], offsets: Sequence[int] | None = None) -> Request:
         """A request for these blocks. Raises `ProgramError` for offsets: there are no addresses here."""
         if offsets is not None:
-            raise ProgramError("a program that gives offsets needs the addressed pool, not pages on demand")
+            raise ProgramError("a program with offsets requires pool='addressed'; Unified Memory has no addresses")
         padded = sum(aligned(size, self.alignment) for size in sizes)
         return sum(sizes), padded, tuple(zip(blocks, sizes, strict=True)), None
 

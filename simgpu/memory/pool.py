@@ -57,7 +57,7 @@ class Pool(Protocol):
 
     @property
     def high_water(self) -> int:
-        """Bytes of memory the pool would have needed so far: its peak use, holes below the highest address included."""
+        """Bytes of the smallest memory that would have sufficed so far; with addresses, the end of the top range."""
         ...
 
     def state(self) -> Hashable:

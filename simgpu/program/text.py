@@ -240,7 +240,10 @@ def from_json(text: str) -> Program:
         )
     except (ValueError, LookupError, TypeError, AttributeError, RecursionError) as error:
         raise InputError.single(
-            "program", "", f"is no program as simgpu writes it: {error}", "write it anew"
+            "program",
+            "",
+            f"is not a valid simgpu program: {error}",
+            "run the scenario again to write a new program.json",
         ) from error
 
 

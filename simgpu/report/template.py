@@ -52,7 +52,7 @@ def check_page(path: Path, name: str) -> None:
     if path.suffix.lower() not in (".html", ".htm"):
         # Do not overwrite other files, such as the data of a run.
         remedy = f"use a name that ends in .html, for example {path.stem}.html"
-        raise InputError.single(path, "", "is not named as an HTML page", remedy)
+        raise InputError.single(path, "", "does not end in .html or .htm", remedy)
     if not path.absolute().parent.is_dir():
         what = f"cannot be written: {path.absolute().parent} is not a folder"
         raise InputError.single(path, "", what, "create that folder, or choose another")

@@ -148,7 +148,7 @@ def test_the_curve_has_a_step_where_the_power_changes() -> None:
         (130, (80 * 150 + 50 * 50) / 130),
     ],
 )
-def test_a_profiler_sees_means_of_iterations_after_each_other(window_ms: int, largest: float) -> None:
+def test_the_largest_mean_power_may_span_consecutive_iterations(window_ms: int, largest: float) -> None:
     curve = power_curve(alternating(), FULL_RATE, GPU, "float32")
     assert curve.largest_mean(window_ms * MS) == pytest.approx(largest, rel=1e-12)
 

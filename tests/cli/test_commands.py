@@ -72,7 +72,7 @@ def test_help_loads_nothing_heavy(group: list[str]) -> None:
 
 
 @pytest.mark.slow
-def test_importing_the_package_loads_nothing_heavy_and_its_names_load_on_use() -> None:
+def test_the_package_imports_heavy_modules_lazily() -> None:
     loaded = _python("import sys, simgpu; print(sorted(sys.modules)); simgpu.simulate; simgpu.load_node")
     assert not [name for name in HEAVY if f"'{name}'" in loaded]
     names = _python("import simgpu; print(all(getattr(simgpu, name) is not None for name in simgpu.__all__))")

@@ -40,7 +40,7 @@ def test_numbers_and_figures_are_written_atomically(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_json_is_the_same_document(tmp_path: Path) -> None:
+def test_printed_json_equals_report_json(tmp_path: Path) -> None:
     done = simgpu("epochs", *SHORT, *POLICIES, "--json", "-o", str(tmp_path / "t"))
     assert json.loads(done.stdout) == json.loads((tmp_path / "t" / "report.json").read_text())
 

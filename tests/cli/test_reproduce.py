@@ -151,7 +151,7 @@ def test_shipped_recordings_are_compared_by_name() -> None:
 def test_bad_input_is_an_error_before_anything_runs() -> None:
     assert "no paper or claim is called 'cdna'; did you mean 'cdma'" in refused("cdna")
     assert "did you mean 'cdma.batches'" in refused("cdma.batch")
-    assert "is not named as an HTML page; use a name that ends in .html" in refused("--html", "page.txt")
+    assert "does not end in .html or .htm; use a name that ends in .html" in refused("--html", "page.txt")
     assert "no is not a folder" in refused("--html", "no/page.html").replace(str(Path().absolute()) + "/", "")
     assert "no such folder" in refused("recordings", "--recordings", "nowhere")
     Path("mine").mkdir()

@@ -37,9 +37,9 @@ def test_a_line_is_a_policy_and_the_values_of_the_other_axes(result: SweepResult
 
 
 def test_a_column_that_is_no_number_is_refused_with_a_suggestion(result: SweepResult) -> None:
-    with pytest.raises(InputError, match=r"'samples' is not a number of this sweep; .*samples_per_s"):
+    with pytest.raises(InputError, match=r"'samples' is not a numeric column of this sweep; .*samples_per_s"):
         result.plot("samples")
-    with pytest.raises(InputError, match="argument x: 'policy' is not a number"):
+    with pytest.raises(InputError, match="argument x: 'policy' is not a numeric column"):
         result.plot(x="policy")
 
 

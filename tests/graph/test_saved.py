@@ -88,7 +88,7 @@ def test_operators_save_what_they_read_before_they_run_and_what_they_make_after(
     )
 
 
-def test_a_kernel_without_a_layer_saved_after_the_last_use_in_forward_before_it():
+def test_without_layer_tags_a_block_is_saved_after_its_last_use_in_the_same_forward_pass():
     """Nothing of the first pass is saved in the second, which has no layer tags."""
     tasks = TaskGraph.of(two_passes())
     assert all(each.after < each.before for each in saved_tensors(tasks).tensors)

@@ -82,8 +82,8 @@ def test_a_list_that_a_shortcut_bypasses_is_not_cut():
     assert list(sections(network(*layers, Layer("head", "linear", ("d",), "e")))) == ["stage.0", "stage.1", "stage.2"]
 
 
-def test_a_module_around_the_network_is_looked_into_whatever_its_stem_does():
-    """Words pass by positions, both single layers; the mask, which passes by all blocks, comes of no weight."""
+def test_sections_are_found_inside_a_wrapper_module_with_parallel_embeddings():
+    """Embeddings of words and positions are parallel single layers; the mask goes to all blocks, without weights."""
     layers = [
         Layer("net.mask", "ones", ("x",), "m"),
         Layer("net.words", "embedding", ("x",), "a1"),

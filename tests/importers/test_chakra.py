@@ -200,7 +200,7 @@ def test_same_bytes_each_time(tmp_path):
         assert file.read_bytes() == (tmp_path / "two" / file.name).read_bytes()
 
 
-def test_more_nodes_than_memory_holds_are_refused(tmp_path, monkeypatch):
+def test_a_trace_with_more_nodes_than_fit_into_memory_is_refused(tmp_path, monkeypatch):
     monkeypatch.setattr(json_stream, "_LOOK_EVERY", 64)
     monkeypatch.setattr(free_memory, "available_memory", lambda: 200_000)
     path = saved(tmp_path, files.protobuf([gpu(number, "k", 1) for number in range(100)]))

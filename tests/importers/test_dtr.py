@@ -222,7 +222,11 @@ def negative_time(lines: list[str]) -> list[str]:
             "\n",
             "MUTATE is [1], with 1 arguments",
         ),
-        ([*SMALL, line("MEMORY", NAME="w2", MEMORY="4")], "\n", "MEMORY of 'w2', without a CONSTANT or CALL"),
+        (
+            [*SMALL, line("MEMORY", NAME="w2", MEMORY="4")],
+            "\n",
+            "MEMORY of 'w2' does not directly follow a CONSTANT or CALL of 'w2'",
+        ),
         ([*SMALL, *constant("w2", 4)], "\n", "'w2' is already defined"),
         (negative_time(SMALL), "\n", "TIME is '-3', not a whole number >= 0"),
         ([*SMALL, line("CALL", NAME="a", ARGS="w2", RESULT=[], TIME="1")], "\n", "ARGS is 'w2', not a list of str"),

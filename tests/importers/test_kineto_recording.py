@@ -58,7 +58,7 @@ def test_kernels_and_times_match_the_recordings_facts(name, request):
     assert "left out: 33, 26 us in all" in trace.info.notes
 
 
-def test_every_kernel_as_recorded(alone, events):
+def test_kernels_have_their_recorded_start_and_duration(alone, events):
     ran = sorted((event for event in events if event.get("cat") == "kernel"), key=lambda event: event["ts"])
     first = ran[0]["ts"]
     recorded = [((event["ts"] - first) * 1000, event["dur"] * 1000) for event in ran]

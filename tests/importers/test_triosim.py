@@ -76,7 +76,7 @@ def test_pooling_indices_are_written_by_their_pooling(vgg13):
 
 
 def test_reallocated_memory_is_a_new_block(vgg13):
-    """No block is both a feature map read in backward and then a gradient: reused storage was reported apart."""
+    """No block is first a feature map and later a gradient: reallocated storage becomes a separate block."""
     phases: dict[str, set[Phase]] = {}
     for kernel in vgg13.kernels:
         for name in kernel.writes:

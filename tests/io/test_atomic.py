@@ -56,7 +56,7 @@ def test_errors_inside_name_the_folder_and_other_files_keep_their_names(tmp_path
 def test_a_foreign_folder_is_refused_before_anything_is_written(tmp_path):
     (tmp_path / "thesis.txt").write_text("years of work")
     with (
-        pytest.raises(InputError, match="holds somebody's thesis; choose a new folder"),
+        pytest.raises(InputError, match="contains somebody's thesis; choose a new folder"),
         atomic_folder(tmp_path, lambda folder: "somebody's thesis" if (folder / "thesis.txt").exists() else ""),
     ):
         raise AssertionError("the block must not be entered")
@@ -66,7 +66,7 @@ def test_a_foreign_folder_is_refused_before_anything_is_written(tmp_path):
 def test_foreign_content_is_seen_through_any_path(tmp_path):
     (tmp_path / "thesis.txt").write_text("years of work")
     with (
-        pytest.raises(InputError, match="holds somebody's thesis; choose a new folder"),
+        pytest.raises(InputError, match="contains somebody's thesis; choose a new folder"),
         atomic_folder(tmp_path / "not-there" / "..", lambda folder: "somebody's thesis"),
     ):
         raise AssertionError("the block must not be entered")

@@ -186,7 +186,7 @@ def test_a_hostile_scenario_is_refused_in_little_memory(size: int, tmp_path: Pat
     root = Path(__file__).parents[2]
     environment = {**os.environ, "PYTHONPATH": str(root), "OPENBLAS_NUM_THREADS": "1"}
     ended = subprocess.run(command, env=environment, capture_output=True, text=True, preexec_fn=limited, timeout=60)
-    expected = "has 5 GiB, and the limit for a YAML text file is 4 MiB" if size else "holds more than 50000 values and"
+    expected = "has 5 GiB, and the limit for a YAML text file is 4 MiB" if size else "contains more than 50000 keys and"
     assert ended.returncode == 2
     assert ended.stderr.startswith(f"Error: {path}: ") and expected in ended.stderr
 

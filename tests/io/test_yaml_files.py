@@ -119,10 +119,13 @@ HEAD = "schema: simgpu.node/1\n"
 NINE = "".join(f"{name}: &{name} [{','.join([f'*{before}'] * 9)}]\n" for before, name in pairwise("abcdefgh"))
 LIMITS = {
     # 9 values in a, and 7 more lists of 9 aliases each: 9**8 values in h. Up to e there are 9 + ... + 9**5 = 66,429.
-    "aliases": ("a: &a [x,x,x,x,x,x,x,x,x]\n" + NINE, "line 6, column .*: holds more than 50000 values and keys once"),
+    "aliases": (
+        "a: &a [x,x,x,x,x,x,x,x,x]\n" + NINE,
+        "line 6, column .*: contains more than 50000 keys and values after",
+    ),
     "merge keys": (
         "a: &a {x: 1}\n" + "".join(f"{n}: &{n} {{<<: [{','.join([f'*{b}'] * 9)}]}}\n" for b, n in pairwise("abcdefgh")),
-        "line 7, column .*: holds more than 50000 values and keys once its aliases are followed; split it",
+        "line 7, column .*: contains more than 50000 keys and values after its aliases are expanded; split it",
     ),
     "an alias of what is around it": (
         "a: &a [1, *a]\n",
@@ -163,7 +166,7 @@ def test_values_are_counted_with_and_without_aliases(tmp_path: Path, monkeypatch
     path.write_text(f"{HEAD}a: [{'1,' * 95}]\n", encoding="utf-8")
     assert read_yaml_mapping(path, SCHEMA).values["a"] == [1] * 95
     path.write_text(f"{HEAD}a: [{'1,' * 96}]\n", encoding="utf-8")
-    assert reported(path)[0].startswith("line 2, column 195: holds more than 100 values and keys")
+    assert reported(path)[0].startswith("line 2, column 195: contains more than 100 keys and values")
 
 
 @pytest.mark.parametrize("content", ["a: " + "[" * 99 + "]" * 99, f"a: {10**99}"])

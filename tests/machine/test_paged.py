@@ -178,7 +178,7 @@ def test_a_recorded_access_pattern_is_followed_page_by_page(order: AccessOrder):
 def test_a_walk_accesses_pages_in_the_order_of_its_entries(
     order: AccessOrder, entries: int, each: int, data: st.DataObject
 ):
-    """Entry after entry it comes to these pages in this order, and to no others."""
+    """The walk visits exactly these pages, in the order of the entries."""
     visits, begin = data.draw(st.integers(1, 2 * entries)), data.draw(st.integers(0, entries - 1))
     stride = data.draw(st.integers(1, 400)) if order is AccessOrder.STRIDED else 1
     result = pages_of(EntryAccesses(0, entries, False, order, 4, visits, stride, begin=begin), 128 * each).tolist()

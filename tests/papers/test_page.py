@@ -243,7 +243,7 @@ def test_a_figure_with_a_broken_check_gives_the_reason(run: Run, monkeypatch: py
 
 
 @pytest.mark.parametrize(
-    ("name", "what"), [("", "is a folder"), ("p.txt", "is not named as an HTML page"), ("no/p.html", "folder")]
+    ("name", "what"), [("", "is a folder"), ("p.txt", "does not end in .html or .htm"), ("no/p.html", "folder")]
 )
 def test_bad_places_are_refused(name: str, what: str, tmp_path: Path) -> None:
     with pytest.raises(InputError, match=what):

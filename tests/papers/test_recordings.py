@@ -231,7 +231,7 @@ def test_shipped_recordings_are_compared_and_modelled_traces_are_listed():
     assert "--recordings" in reasons["other recordings"]
 
 
-def test_the_known_recordings_are_those_that_the_time_model_is_held_to():
+def test_the_known_recordings_are_those_listed_for_calibration_of_the_time_model():
     listed = load_recordings()
     profile = "h100-kineto/profiler_vgg13-iter41.json"  # here known by its folder, in which its execution trace is
     others = {each.path: each.gpu for each in listed.recordings if each.path != profile}

@@ -59,7 +59,7 @@ def _message(factory: str | Callable[..., Any], **more: Any) -> str:
     return str(caught.value)
 
 
-def test_a_module_alone_is_given_the_inputs_that_are_named(my_models: str) -> None:
+def test_a_factory_that_returns_only_a_module_gets_inputs_by_name(my_models: str) -> None:
     inputs = {"input": "Bx3x32x32"}
     trace = record(f"{my_models}:images", batch=2, repetitions=1, warmup=1, inputs=inputs)
     assert trace.info.model == f"{my_models}:images"

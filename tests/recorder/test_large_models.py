@@ -73,7 +73,7 @@ def test_layers_in_a_chain_are_the_model(name: str) -> None:
     assert set(LAYERS[name]) <= {path for path, _ in _on_no_device(find_factory(name)).module.named_modules()}
 
 
-def test_a_stage_of_the_resnet_halves_the_sides_in_its_first_3x3() -> None:
+def test_each_resnet_stage_halves_height_and_width_in_its_first_3x3_convolution() -> None:
     module = _on_no_device(resnet50).module
     strided = {path for path, part in module.named_modules() if getattr(part, "stride", 1) in (2, (2, 2))}
     assert strided == {

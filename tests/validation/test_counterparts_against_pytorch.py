@@ -139,7 +139,7 @@ def expect_same(real: MeasuredRun, counterpart: Counterpart) -> None:
 
 @pytest.mark.parametrize("way", [way for way in SETTINGS if way != "checkpoint"])
 @pytest.mark.parametrize("name", MODELS)
-def test_bytes_peak_and_order_are_those_of_pytorch(name: str, way: str) -> None:
+def test_copied_bytes_peak_memory_and_copy_order_match_pytorch(name: str, way: str) -> None:
     real, counterpart = both(name, way)
     expect_same(real, counterpart)
     if way != "plain" and name != "mlp":

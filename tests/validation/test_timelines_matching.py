@@ -145,7 +145,9 @@ def test_calls_keep_their_times_and_gaps_their_proportion(
 
 
 @given(timelines())
-def test_a_step_as_long_as_the_timeline_changes_nothing(built: tuple[list[MeasuredSpan], list[str]]) -> None:
+def test_gaps_are_not_scaled_if_the_step_is_as_long_as_the_timeline(
+    built: tuple[list[MeasuredSpan], list[str]],
+) -> None:
     spans, expected = built
     first = [span.start_ns for span in spans if span.op != "aten::copy_"]
     end = max(span.end_ns for span in spans)

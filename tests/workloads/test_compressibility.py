@@ -224,7 +224,7 @@ def test_a_profile_of_ones_own() -> None:
     [
         ({"epochs": [1, 0]}, "epochs: [1, 0] are not in ascending order"),
         ({"epochs": [0, 1]}, "roles.input: there are 1 rows for 2 epochs"),
-        ({"sizes": [0, 8, 128]}, "roles.input, epoch 0: there are 2 shares of 3 sizes"),
+        ({"sizes": [0, 8, 128]}, "roles.input, epoch 0: 2 shares are given for 3 sizes"),
         ({"roles": {"input": {"recordings": ["a"], "shares": [[0.5, 0.4]]}}}, "the shares add up to 0.9, not to 1"),
         ({"role": {}}, "role: unknown key; did you mean 'roles'?"),
     ],

@@ -89,7 +89,7 @@ class Codec(ABC):
             raise InputError.single(f"{self.name} stream", "shape", what, "ask for the shape that was encoded")
 
     def compressed_size(self, array: NDArray[Any]) -> int:
-        """Bytes of the payload, all that the format itself needs to be decoded; the output is not built.
+        """Compressed size in bytes: the payload without simgpu's header. Computed without producing the output.
 
         >>> from simgpu.compression.codecs.registry import make_codec
         >>> make_codec("zvc").compressed_size(np.zeros((2, 32), np.float32))

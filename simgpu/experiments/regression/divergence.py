@@ -1,9 +1,10 @@
 """Finds the first event in which two timelines differ.
 
 Each stream has a first event that differs. The result is the event of the stream that diverges earliest. A stream
-diverges at the earlier end if the events differ only in what is known at their end (the end; for a wait also its name
-and cause), otherwise at the earlier start. So a wait that is longer because of a longer kernel does not hide that
-kernel. Ties are broken by: work before waits, ends before starts, then the order of streams.
+diverges at the earlier of the two end times if the events have the same start and differ only in what is known at
+their end (the end; for a wait also its name and cause), otherwise at the earlier start. So a wait that is longer
+because of a longer kernel does not hide that kernel. Ties are broken by: work before waits, ends before starts, then
+the order of streams.
 """
 
 from __future__ import annotations

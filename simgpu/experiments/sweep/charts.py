@@ -32,7 +32,7 @@ def measure_over(sweep: Sweep, frame: pd.DataFrame, y: str, x: str, references: 
         if column not in frame or not _is_number(frame[column]):
             numbers = [str(each) for each in frame if _is_number(frame[each])]
             remedy = did_you_mean(column, numbers)
-            raise InputError.single("", f"argument {name}", f"{column!r} is not a number of this sweep", remedy)
+            raise InputError.single("", f"argument {name}", f"{column!r} is not a numeric column of this sweep", remedy)
     finished = frame[frame["outcome"] == "ok"]
     labels = _labels(sweep, finished, x)
     curves = {

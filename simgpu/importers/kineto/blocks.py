@@ -107,7 +107,7 @@ class Moments:
         return self.order[place] if place < len(self.order) else None
 
     def kernel_until(self, moment: int) -> int | None:
-        """The last kernel launched up to a moment; None if there is none."""
+        """The last kernel launched at or before a time; None if there is none."""
         place = bisect_right(self._at, moment)
         return self.order[place - 1] if place else None
 

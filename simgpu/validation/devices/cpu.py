@@ -78,7 +78,7 @@ class CpuDevice:
         return tensor.untyped_storage() in self._host
 
     def synchronize(self) -> None:
-        """Waits for every thread; raises the first error of one."""
+        """Waits for all threads; raises the first error that occurred in any of them."""
         for stream in list(self._streams):
             stream.synchronize()
 

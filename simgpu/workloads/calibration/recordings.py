@@ -59,7 +59,7 @@ class CalibrationRecordings(FileModel):
 
     @property
     def fitted(self) -> tuple[CalibrationRecording, ...]:
-        """The recordings used by the fit."""
+        """The recordings to which the time model's parameters are fitted."""
         return tuple(recording for recording in self.recordings if recording.use is SampleUse.FIT)
 
 

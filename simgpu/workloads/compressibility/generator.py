@@ -118,7 +118,7 @@ class CompressibilityProfile(FileModel):
             for epoch, row in zip(self.epochs, result.shares, strict=True):
                 place = f"roles.{role}, epoch {epoch}"
                 if len(row) != len(self.sizes):
-                    raise ValueError(f"{place}: there are {len(row)} shares of {len(self.sizes)} sizes")
+                    raise ValueError(f"{place}: {len(row)} shares are given for {len(self.sizes)} sizes")
                 if abs(sum(row) - 1) > len(row) * 10**-DIGITS:
                     raise ValueError(f"{place}: the shares add up to {sum(row):.4g}, not to 1")
         return self

@@ -67,7 +67,7 @@ def test_the_matrix_is_symmetric_and_definite_and_its_rows_are_in_order() -> Non
         assert (np.diff(columns) > 0).all()
 
 
-def test_the_product_is_that_of_the_full_matrix() -> None:
+def test_the_sparse_product_equals_the_dense_product() -> None:
     matrix = random_matrix(200, 4, shift=9.0)
     vector = np.linspace(-1, 1, 200)
     np.testing.assert_allclose(matrix.times(vector), dense(matrix) @ vector, rtol=1e-12)

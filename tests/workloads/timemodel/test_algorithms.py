@@ -105,7 +105,7 @@ def test_algorithms_come_fastest_first_and_only_for_convolutions() -> None:
     assert model.algorithms(Operation(OperationKind.COPY, 0, 8, 1)) == ()
 
 
-def test_a_library_without_an_algorithm_does_not_use_it() -> None:
+def test_excluded_algorithms_are_not_used() -> None:
     gpu = load_node("titan-x-maxwell").gpu
     shape = ConvolutionShape(64, 256, (56, 56), 256, (3, 3), padding=(1, 1))
     moved = 4 * (2 * 64 * 256 * 56**2 + 9 * 256**2)
