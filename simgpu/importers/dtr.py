@@ -80,7 +80,7 @@ def load(path: Path, options: ImportOptions) -> Trace:
         walk.follow(instruction)
     walk.require_finished()
     if not walk.operators:
-        raise InputError.single(path, "", "holds no operator after ANNOTATE START", "record an iteration")
+        raise InputError.single(path, "", "contains no operator after ANNOTATE START", "record an iteration")
     name = Path(path.name.removesuffix(".gz")).stem
     named = re.fullmatch(r"(.*?)-b?(\d+)", name)
     model, batch = (named[1], int(named[2])) if named else (name, None)

@@ -133,7 +133,7 @@ def read_execution_trace(path: Path) -> ExecutionTrace:
             nodes.append(node)
             budget.take()
     if not nodes:
-        raise InputError.single(path, "", "holds no operators", "record it while an iteration runs")
+        raise InputError.single(path, "", "contains no operators", "record it while an iteration runs")
     if len(devices) > 1:
         what = f"has tensors on several GPUs ({', '.join(sorted(devices))})"
         raise InputError.single(path, "", what, "a trace has one GPU: record each rank separately")

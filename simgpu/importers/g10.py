@@ -160,7 +160,7 @@ def _require_one_each(
 ) -> None:
     """Report a problem if values and kernels differ in number; skipped if problems were reported already."""
     if not problems and len(values) != len(kernels):
-        what = f"holds {len(values)} kernels, {folder.name}/kernels.config {len(kernels)}"
+        what = f"contains {len(values)} kernels, {folder.name}/kernels.config {len(kernels)}"
         problems.append(Problem(str(path), "", what, "use files of one model, batch and run"))
 
 

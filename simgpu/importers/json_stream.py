@@ -79,10 +79,10 @@ class _Text:
                 raise self._refused("is a binary file", f"give {_WHAT} in JSON")
         # A run of 2 * _DIGITS digits within the piece fills at least one of its aligned parts.
         if any(piece[at : at + _DIGITS].isdigit() for at in range(0, len(piece) - _DIGITS + 1, _DIGITS)):
-            raise self._refused(f"holds a number of more than {_DIGITS} digits", _DAMAGED)
+            raise self._refused(f"contains a number of more than {_DIGITS} digits", _DAMAGED)
         self._since_item += len(piece)
         if self._since_item > _ITEM_LIMIT:
-            raise self._refused(f"holds a value of more than {format_bytes(_ITEM_LIMIT)}", _DAMAGED)
+            raise self._refused(f"contains a value of more than {format_bytes(_ITEM_LIMIT)}", _DAMAGED)
         if self._nesting.deepest(piece) > _DEPTH:
             raise self._refused("is nested too deeply", _DAMAGED)
         return piece

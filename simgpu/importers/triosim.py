@@ -170,9 +170,9 @@ def _read_operators(path: Path, tensors: dict[int, TrioSimTensor], problems: lis
         name = row["OperatorName"].strip()
         operators.append(TrioSimOperator(row["OperatorID"].strip(), name, Phase(stage), duration, inputs, outputs))
     if not operators and len(problems) == earlier_problems:
-        problems.append(Problem(str(path), "", "holds no operators", "record an iteration"))
+        problems.append(Problem(str(path), "", "contains no operators", "record an iteration"))
     if len(devices) > 1:
-        what = f"holds several GPUs ({', '.join(sorted(devices))})"
+        what = f"contains several GPUs ({', '.join(sorted(devices))})"
         problems.append(Problem(str(path), "column gpuid", what, "keep the rows of one GPU"))
     return operators
 

@@ -51,7 +51,7 @@ def parse_json(text: str, source: str | Path, remedy: str = "write it again", pl
         raise InputError.single(source, place, "is nested too deeply", remedy) from None
     except ValueError as error:
         # Python's own words for a number of too many digits name a setting of Python.
-        what = "holds a number of too many digits" if "digits" in str(error) else f"is not JSON: {error}"
+        what = "contains a number of too many digits" if "digits" in str(error) else f"is not JSON: {error}"
         raise InputError.single(source, place, what, remedy) from None
 
 
@@ -199,7 +199,7 @@ def unreadable(path: str | Path, error: OSError | ValueError) -> InputError:
 
 def too_large(path: str | Path, what: str, size: int | None, limit: int) -> InputError:
     """The message for a file above the limit for its kind. size: bytes, None where only the limit was read."""
-    above = f"holds more than {format_bytes(limit)}, the limit for {what}"
+    above = f"contains more than {format_bytes(limit)}, the limit for {what}"
     what = above if size is None else f"has {format_bytes(size)}, and the limit for {what} is {format_bytes(limit)}"
     return InputError.single(path, "", what, "check that it is the file you mean, or give a smaller one")
 

@@ -109,7 +109,7 @@ def _loader(text: str, file: str) -> _Loader:
         return _Loader(text, file)
     except yaml.reader.ReaderError as error:
         place = f"line {text.count(chr(10), 0, error.position) + 1}" if file else ""
-        what = f"holds the control character {text[error.position]!r}"
+        what = f"contains the control character {text[error.position]!r}"
         raise InputError.single(file, place, what, "remove it, or write it as an escape in double quotes") from None
 
 

@@ -230,7 +230,7 @@ def _parquet_values(name: str, column: Any, report: _RowProblems) -> Sequence[An
     kinds = pyarrow.types
     is_text = kinds.is_string(column.type) or kinds.is_large_string(column.type)
     if len(column) and (column.null_count or not (is_text if name in _TEXTS else kinds.is_integer(column.type))):
-        report(-1, name, f"holds blanks, or is of type {column.type}", _AGAIN)
+        report(-1, name, f"contains blanks, or is of type {column.type}", _AGAIN)
         return ()
     values: list[Any] = column.to_pylist()
     return values if name in _TEXTS else [_within(name, value, row, report) for row, value in enumerate(values)]

@@ -144,7 +144,7 @@ def test_output_that_is_a_file_or_somebody_elses_folder(study: Path, tmp_path: P
     (precious / "thesis.txt").write_text("years of work")
     done = simgpu("run", study, "-o", precious)
     assert done.exit_code == 2
-    assert "holds files that are not from an earlier run of simgpu" in done.stderr
+    assert "contains files that are not from an earlier run of simgpu" in done.stderr
     assert [path.name for path in precious.iterdir()] == ["thesis.txt"]
 
 

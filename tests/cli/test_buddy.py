@@ -156,7 +156,7 @@ def test_mistakes_end_in_plain_lines_and_write_nothing(dumps: Path, tmp_path: Pa
 def test_a_folder_with_other_files_is_not_replaced(dumps: Path) -> None:
     done = simgpu("compression", "profile", dumps, "-o", dumps)
     assert done.exit_code == 2
-    assert "holds files that are not from an earlier profile of simgpu" in done.stderr
+    assert "contains files that are not from an earlier profile of simgpu" in done.stderr
     assert (dumps / "epoch-0/noise.npy").exists()
 
 

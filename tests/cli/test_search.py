@@ -92,7 +92,7 @@ def test_a_folder_that_holds_something_else_is_refused_before_the_search(
 ) -> None:
     (tmp_path / "mine.txt").write_text("mine")
     monkeypatch.setattr("simgpu.cli.search.search_placement", lambda *given, **more: pytest.fail("searched"))
-    assert "holds files that are not from an earlier search" in refused("quickstart", "-o", tmp_path)
+    assert "contains files that are not from an earlier search" in refused("quickstart", "-o", tmp_path)
 
 
 def test_all_policies_are_checked_before_the_search(monkeypatch: pytest.MonkeyPatch) -> None:

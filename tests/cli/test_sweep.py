@@ -82,7 +82,7 @@ def test_exit_codes(place: Path) -> None:
     assert "3 rows refused: " in refused.stderr and "Error: no point has a result" in refused.stderr
     other = simgpu("sweep", "study.yaml", "--jobs", 1)
     assert other.exit_code == 2 and other.stderr.startswith(
-        "Error: results/study-sweep: holds the results of another sweep"
+        "Error: results/study-sweep: contains the results of another sweep"
     )
     without = simgpu("sweep", "quickstart")
     assert without.exit_code == 2 and "has no sweep" in without.stderr

@@ -96,7 +96,7 @@ def test_an_empty_folder_is_taken_and_a_foreign_one_refused(comparison: Comparis
     assert names(empty) == {"report.json"}
     (tmp_path / "foreign").mkdir()
     (tmp_path / "foreign" / "report.json").write_text('{"schema": "another.tool/1"}', encoding="utf-8")
-    with pytest.raises(InputError, match="holds files that are not from an earlier run"):
+    with pytest.raises(InputError, match="contains files that are not from an earlier run"):
         check_outputs(tmp_path / "foreign", [])
 
 

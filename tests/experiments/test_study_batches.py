@@ -259,5 +259,5 @@ def test_a_folder_with_other_files_is_not_replaced(path: Path, tmp_path: Path) -
     (tmp_path / "mine.txt").write_text("mine", encoding="utf-8")
     done = simgpu("study", path, "-q", "-o", tmp_path)
     assert done.exit_code == 2
-    assert "holds files that are not from an earlier study of simgpu" in done.stderr
+    assert "contains files that are not from an earlier study of simgpu" in done.stderr
     assert [file.name for file in tmp_path.iterdir()] == ["mine.txt"]

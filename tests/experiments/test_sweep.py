@@ -221,7 +221,7 @@ def test_a_folder_of_another_sweep_is_refused_and_restart_replaces_it(tmp_path: 
         (small_sweep(3), "the sweep's axes differ"),
         (small_sweep(2, policies="vdnn", budget="1 GiB"), "the scenario's policies, budget differ"),
     ):
-        with pytest.raises(InputError, match=f"holds the results of another sweep: {message}; .* --restart"):
+        with pytest.raises(InputError, match=f"contains the results of another sweep: {message}; .* --restart"):
             run_sweep(other, folder=home)
     assert results(home) == before
     assert run_sweep(small_sweep(3), folder=home, restart=True).ran == 3
@@ -253,7 +253,7 @@ def test_a_folder_in_use_is_refused(tmp_path: Path) -> None:
 
 def test_a_foreign_folder_is_refused(tmp_path: Path) -> None:
     (tmp_path / "mine.txt").write_text("mine")
-    with pytest.raises(InputError, match="holds files that are not from a sweep of simgpu"):
+    with pytest.raises(InputError, match="contains files that are not from a sweep of simgpu"):
         run_sweep(small_sweep(1), folder=tmp_path)
     other = tmp_path / "other"
     other.mkdir()
@@ -261,7 +261,7 @@ def test_a_foreign_folder_is_refused(tmp_path: Path) -> None:
         database.execute("pragma application_id = 1")
         database.execute("create table mine (x)")
     database.close()
-    with pytest.raises(InputError, match="holds files that are not from a sweep of simgpu"):
+    with pytest.raises(InputError, match="contains files that are not from a sweep of simgpu"):
         run_sweep(small_sweep(1), folder=other)
     assert sorted(file.name for file in tmp_path.iterdir()) == ["mine.txt", "other"]
 

@@ -221,7 +221,7 @@ SPOILT = {
     "cut between messages": (files.protobuf(CHAIN[1:]), r"node 1 \(matmul fwd\) depends on node 0, which is not in"),
     "rubbish behind": (WHOLE + b"\x05hello", r"message 7: is cut off or is not a Node of Chakra's schema"),
     "endless length": (WHOLE + b"\xff" * 12, r"message 7: is cut off or is not a Node"),
-    "metadata alone": (files.protobuf([]), r"holds no compute nodes of a GPU .* it has no nodes"),
+    "metadata alone": (files.protobuf([]), r"contains no compute nodes of a GPU .* it has no nodes"),
     "the host alone": (files.protobuf([CHAIN[2] | {"data_deps": []}]), r"no compute nodes of a GPU .* has 1 COMP_NODE"),
     "another version": (
         files.protobuf(CHAIN, files.text(1, "0.9")),

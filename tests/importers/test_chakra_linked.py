@@ -209,7 +209,7 @@ SPOILT_LINKS = {
     "without kernels": (
         [LINKED[0]],
         SCHEMA,
-        r"holds no compute nodes of a GPU .* link the host's trace with the profile",
+        r"contains no compute nodes of a GPU .* link the host's trace with the profile",
     ),
     "of another schema": (LINKED, "1.1.0-chakra.0.9", r"schema version: '1\.1\.0-chakra\.0\.9' is not supported"),
     "without a parent": (

@@ -211,7 +211,7 @@ def negative_time(lines: list[str]) -> list[str]:
         ([*SMALL[:20], "[1]", *SMALL[20:]], "\n", "row 21: has no INSTRUCTION"),
         (SMALL[:13], "\n", "the size or alias of 'y' is missing: the log seems cut off"),
         (SMALL[:2], "\n", "has no ANNOTATE START"),
-        (SMALL[:6], "\n", "holds no operator"),
+        (SMALL[:6], "\n", "contains no operator"),
         ([*SMALL, line("RELEAS", NAME="w2")], "\n", "unknown instruction 'RELEAS'; did you mean 'RELEASE'?"),
         ([*SMALL, line("ANNOTATE", ANNOTATION="FORWARD")], "\n", "unknown annotation 'FORWARD'"),
         ([*SMALL, *release("w")], "\n", "'w' is not a tensor that exists here"),

@@ -247,7 +247,7 @@ DAMAGED = {
     "empty times": ({"cudnn32_txt": ""}, r"cudnn32\.txt: is empty"),
     "times short": (
         {"cudnn32_txt": FILES["cudnn32.txt"][: -len("0004 0.005000 ms\n")]},
-        r"cudnn32\.txt: holds 4 kernels, net/kernels\.config 5; use files of one model",
+        r"cudnn32\.txt: contains 4 kernels, net/kernels\.config 5; use files of one model",
     ),
     "times cut": ({"cudnn32_txt": FILES["cudnn32.txt"][:-2]}, r"row 5: '0004 0\.005000 m' is not a kernel's number"),
     "times cut at a line": ({"cudnn32_txt": FILES["cudnn32.txt"][:-1]}, r"row 5: the file seems cut off"),
@@ -265,7 +265,7 @@ DAMAGED = {
         {"cudnn32Workspace_txt": FILES["cudnn32Workspace.txt"].replace("9000", "90000")},
         r"Workspace\.txt: row 1: kernel 0 has a workspace of 90000 B, but no output of 90112 B that only it uses",
     ),
-    "workspaces short": ({"cudnn32Workspace_txt": "0000 0 B\n"}, r"Workspace\.txt: holds 1 kernels, .* 5"),
+    "workspaces short": ({"cudnn32Workspace_txt": "0000 0 B\n"}, r"Workspace\.txt: contains 1 kernels, .* 5"),
     "workspace a fraction": (
         {"cudnn32Workspace_txt": FILES["cudnn32Workspace.txt"].replace("9000", "9.5")},
         r"row 1: '9\.5' is not a whole number of bytes",
@@ -316,7 +316,7 @@ def test_files_of_another_network_are_reported(tmp_path):
     for file in (tmp_path / "mixed").iterdir():
         file.chmod(0o644)
     shutil.copy(FOLDERS / "vit-256" / "cudnn256.txt", tmp_path / "mixed")
-    with pytest.raises(InputError, match=r"cudnn256\.txt: holds 1489 kernels, mixed/kernels\.config 1369"):
+    with pytest.raises(InputError, match=r"cudnn256\.txt: contains 1489 kernels, mixed/kernels\.config 1369"):
         import_trace(tmp_path / "mixed")
 
 

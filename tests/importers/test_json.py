@@ -40,7 +40,7 @@ def test_a_number_that_python_does_not_convert(tmp_path, digits, before):
     """Wherever it lies in the pieces by which the file is read."""
     path = tmp_path / "net.json"
     path.write_text(" " * before + '{"events": [' + "9" * digits + "]}")
-    with pytest.raises(InputError, match=r"net\.json: holds a number of more than 1000 digits; it is damaged"):
+    with pytest.raises(InputError, match=r"net\.json: contains a number of more than 1000 digits; it is damaged"):
         list(items(path, "events"))
 
 

@@ -196,7 +196,7 @@ class TestGzip:
         path = tmp_path / "a.csv.gz"
         path.write_bytes(gzip.compress(b"a" * (64 * MIB)))
         said, peak = refused(lambda: read_gzip_text(path, "a gzipped table", limit=2 * MIB))
-        assert f"{path}: holds more than 2 MiB, the limit for a gzipped table; check that it is" in said
+        assert f"{path}: contains more than 2 MiB, the limit for a gzipped table; check that it is" in said
         assert peak < 16 * MIB
 
     @pytest.mark.parametrize("read", [read_events, spans], ids=["stored timeline", "spans"])
@@ -223,7 +223,7 @@ class TestStreams:
         monkeypatch.setattr(json_stream, "_ITEM_LIMIT", MIB)
         path = tmp_path / "a.json.gz"
         path.write_bytes(gzip.compress(b'{"events": [1,' + item + b"]}"))
-        with pytest.raises(InputError, match=r"a\.json\.gz: holds a value of more than 1 MiB; it is damaged"):
+        with pytest.raises(InputError, match=r"a\.json\.gz: contains a value of more than 1 MiB; it is damaged"):
             list(items(path, "events"))
 
     def test_many_short_items_are_read_however_many(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -268,7 +268,7 @@ class TestStreams:
     [
         ("[" * 100_000, "is nested too deeply; write it again"),
         ('{"a":' * 100_000, "is nested too deeply"),
-        ("1" * 5000, "holds a number of too many digits"),
+        ("1" * 5000, "contains a number of too many digits"),
         ("[1, NaN]", "is not JSON: NaN is no finite number"),
         ("[1e999]", "is not JSON: 1e999 is no finite number"),
         ('{"a": 1,\n', "line 2: is not JSON: Expecting property name enclosed in double quotes; is it cut off?"),

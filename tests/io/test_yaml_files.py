@@ -70,7 +70,7 @@ def reported(path: Path) -> list[str]:
         (b"schema: simgpu.node/1\na: !!timestamp x\n", "line 2, column 4: is not YAML: 'x' is not of that type; put"),
         (
             b"schema: simgpu.node/1\nname: a\x0e\n",
-            "line 2: holds the control character '\\x0e'; remove it, or",
+            "line 2: contains the control character '\\x0e'; remove it, or",
         ),
         (
             b"schema: simgpu.node/1\nname: \xc2\x85b: 'c",

@@ -125,7 +125,7 @@ def test_a_folder_with_other_things_is_not_written_to(tmp_path: Path, name: str)
         lambda: write_machine(MACHINE, tmp_path),
         lambda: write_recording(Recording("", MACHINE, ()), tmp_path),
     ):
-        with pytest.raises(InputError, match=f"holds files that are not from a recording, such as '{name}'"):
+        with pytest.raises(InputError, match=f"contains files that are not from a recording, such as '{name}'"):
             write()
 
 

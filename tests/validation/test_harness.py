@@ -141,7 +141,7 @@ def test_cases_that_are_there_are_not_recorded_again(recorded_case: tuple[Path, 
 def test_a_case_with_another_setup_is_refused(
     recorded_case: tuple[Path, Recorded], plan: CasePlan, options: dict[str, Any]
 ) -> None:
-    with pytest.raises(InputError, match=r"little-b4: holds a case recorded with other settings.*--force"):
+    with pytest.raises(InputError, match=r"little-b4: contains a case recorded with other settings.*--force"):
         record(recorded_case[0], plan, **options)
 
 
@@ -150,7 +150,7 @@ def test_a_case_whose_loop_held_the_output_is_refused(recorded_case: tuple[Path,
     folder = Path(shutil.copytree(recorded_case[0], tmp_path / "held"))
     header = folder / PLAN.name / "trace" / "trace.yaml"
     header.write_text(header.read_text().replace("output: released", "output: held"))
-    with pytest.raises(InputError, match=r"little-b4: holds a case recorded with other settings.*--force"):
+    with pytest.raises(InputError, match=r"little-b4: contains a case recorded with other settings.*--force"):
         record(folder, PLAN)
 
 
@@ -172,7 +172,7 @@ def test_cases_of_an_unknown_machine_are_refused(
 ) -> None:
     write_recording(recorded_case[1].recording, tmp_path / "mine")
     (tmp_path / "mine" / "machine.yaml").unlink()
-    with pytest.raises(InputError, match=r"holds the case little-b4, but no machine\.yaml"):
+    with pytest.raises(InputError, match=r"contains the case little-b4, but no machine\.yaml"):
         record(tmp_path / "mine", replace(PLAN, model="other"), force=force)
     assert not (tmp_path / "mine" / "machine.yaml").exists()
 

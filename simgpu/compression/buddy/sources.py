@@ -182,18 +182,18 @@ def _look_into(folder: Path, collected: _Collected) -> None:
     folders = [each for each in inner if each.is_dir()]
     files = [each for each in inner if each.suffix == ".npy"]
     if folders and files:
-        what = f"holds both snapshots (folder {folders[0].name}) and allocations of one (file {files[0].name})"
+        what = f"contains both snapshots (folder {folders[0].name}) and allocations of one (file {files[0].name})"
         collected.problems.append(Problem(str(folder), "", what, "move the files into a folder of their own"))
     elif files:
         collected.add_together(folder.resolve().name, _arrays(files, collected))
     elif not folders:
-        collected.problems.append(Problem(str(folder), "", "holds no .npy files", _KINDS))
+        collected.problems.append(Problem(str(folder), "", "contains no .npy files", _KINDS))
     for each in folders if not files else ():
         arrays = _arrays(sorted(each.glob("[!.]*.npy"), key=_natural), collected)
         collected.begin(each.name)
         collected.snapshots[-1] |= arrays
         if not any(each.glob("[!.]*.npy")):
-            collected.problems.append(Problem(str(each), "", "holds no .npy files", "move it elsewhere"))
+            collected.problems.append(Problem(str(each), "", "contains no .npy files", "move it elsewhere"))
 
 
 def _arrays(files: Sequence[Path], collected: _Collected) -> dict[str, _Array]:
@@ -222,7 +222,7 @@ def _members(file: Path) -> dict[str, _Array]:
     if empty:
         raise InputError(Problem(str(file), name, "is an empty array", "leave it out") for name in empty)
     if not headers:
-        raise InputError.single(file, "", "holds no arrays", "give arrays of numbers as numpy.savez writes them")
+        raise InputError.single(file, "", "contains no arrays", "give arrays of numbers as numpy.savez writes them")
     return {name: _Array(file, name, header.bytes, partial(_member, file, name)) for name, header in headers.items()}
 
 
@@ -246,7 +246,7 @@ def _begins(file: Path) -> bytes:
 
 
 def _not_alone(path: Path) -> Problem:
-    return Problem(str(path), "", "holds all snapshots of a program", "profile it by itself")
+    return Problem(str(path), "", "contains all snapshots of a program", "profile it by itself")
 
 
 def _natural(path: Path) -> tuple[tuple[int, int, str], ...]:

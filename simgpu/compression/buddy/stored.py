@@ -98,7 +98,7 @@ def load_entries(path: str | Path) -> Snapshots:
         for index, name in enumerate(head["allocations"].tolist()):
             classes = archive.read(f"classes_{index}")
             if (largest := int(classes.max())) >= len(ENTRY_SIZES):
-                what = f"holds class {largest}, and classes go to {len(ENTRY_SIZES) - 1}"
+                what = f"contains class {largest}, and classes go to {len(ENTRY_SIZES) - 1}"
                 problems.append(Problem(str(file), f"classes_{index}", what, _REMEDY))
                 continue
             counts = tuple(histogram(row) for row in classes)

@@ -79,7 +79,7 @@ def _prepare(store: Store, swept: Mapping[str, Any], folder: Path, restart: bool
     if known is not None and known != swept and not restart:
         text = "; ".join(_differences(known, swept))
         remedy = "choose another folder with -o, or replace its contents with --restart"
-        raise InputError.single(folder, "", f"holds the results of another sweep: {text}", remedy)
+        raise InputError.single(folder, "", f"contains the results of another sweep: {text}", remedy)
     if restart or known is None:
         for name in (REPORT, PARQUET, CSV):
             (folder / name).unlink(missing_ok=True)

@@ -118,7 +118,7 @@ class Kernels:
     def _nothing(self) -> InputError:
         counts = Counter(node.type for node in self.document.nodes)
         listing = ", ".join(f"{count} {kind}" for kind, count in sorted(counts.items())) or "no nodes"
-        what = f"holds no compute nodes of a GPU (COMP_NODE with is_cpu_op false); it has {listing}"
+        what = f"contains no compute nodes of a GPU (COMP_NODE with is_cpu_op false); it has {listing}"
         remedy = "link the host's trace with the profile of the GPU (chakra_trace_link), then convert it"
         return InputError.single(self.document.path, "", what, remedy)
 

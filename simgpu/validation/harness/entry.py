@@ -99,7 +99,7 @@ def _check_machine(folder: Path, replaced: Collection[str]) -> None:
         return
     for case_folder in case_folders(folder):
         if case_folder.name not in replaced:
-            message = f"holds the case {case_folder.name}, but no {MACHINE_FILE}, the description of its machine"
+            message = f"contains the case {case_folder.name}, but no {MACHINE_FILE}, the description of its machine"
             raise InputError.single(folder, "", message, f"restore {MACHINE_FILE}, or choose another folder")
 
 
@@ -143,7 +143,7 @@ def _recorded_cases(
         if _matches_plan(case, plan, repetitions, warmup, seed):
             result[plan.name] = case
         else:
-            message = "holds a case recorded with other settings or numbers of steps"
+            message = "contains a case recorded with other settings or numbers of steps"
             problems.append(Problem(str(path), "", message, "choose another folder, or record it again with --force"))
     if problems:
         raise InputError(problems)

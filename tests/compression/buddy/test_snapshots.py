@@ -192,7 +192,7 @@ def test_all_problems_of_files_are_reported_together(tmp_path: Path) -> None:
         "objects.npy: holds Python objects",
         "archive.npz: void: is an empty array",
         "cut.npy: is damaged or was cut off: mmap length is greater than file size",
-        "bare: holds no .npy files",
+        "bare: contains no .npy files",
         "void.npy: is an empty array",
         "allocation fine: has 1280 bytes in snapshot 1 and 28 bytes in snapshot 2",
     ]
@@ -212,14 +212,14 @@ def test_a_folder_of_both_files_and_folders_is_refused(tmp_path: Path) -> None:
     save(tmp_path / "run/a.npy", COUNT)
     save(tmp_path / "run/epoch-1/a.npy", COUNT)
     (line,) = problems(tmp_path / "run")
-    assert "holds both snapshots (folder epoch-1) and allocations of one (file a.npy)" in line
+    assert "contains both snapshots (folder epoch-1) and allocations of one (file a.npy)" in line
 
 
 def test_a_folder_for_a_snapshot_without_arrays_is_refused(tmp_path: Path) -> None:
     save(tmp_path / "run/1/a.npy", COUNT)
     (tmp_path / "run/plots").mkdir()
     (line,) = problems(tmp_path / "run")
-    assert line == f"{tmp_path / 'run/plots'}: holds no .npy files; move it elsewhere"
+    assert line == f"{tmp_path / 'run/plots'}: contains no .npy files; move it elsewhere"
 
 
 @settings(deadline=None, max_examples=25)
@@ -306,7 +306,7 @@ def test_what_holds_all_of_a_program_is_profiled_by_itself(tmp_path: Path) -> No
     save_entries(take_snapshots([{"a": COUNT}]), tmp_path / "entries.npz")
     fine = save(tmp_path / "b/b.npy", COUNT)
     assert [
-        "holds all snapshots of a program" in line for line in problems(tmp_path / "entries.npz", fine, tmp_path)
+        "contains all snapshots of a program" in line for line in problems(tmp_path / "entries.npz", fine, tmp_path)
     ] == [
         True,
         True,

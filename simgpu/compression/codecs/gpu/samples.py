@@ -98,7 +98,7 @@ def _samples(file: str, rows: csv.DictReader[str]) -> tuple[CodecSample, ...]:
         samples += [sample] if sample else []
         problems += result
     if not samples and not problems:
-        problems.append(Problem(file, "", "holds no samples", "write at least one row"))
+        problems.append(Problem(file, "", "contains no samples", "write at least one row"))
     if problems:
         raise InputError(problems)
     return tuple(samples)

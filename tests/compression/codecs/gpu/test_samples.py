@@ -112,7 +112,7 @@ def test_every_wrong_value_of_a_file_is_reported_by_row_and_column(tmp_path: Pat
     ("text", "message"),
     [
         ("", "is empty"),
-        (HEADER, "holds no samples"),
+        (HEADER, "contains no samples"),
         ("codec,bytes\nzvc,4\n", "row 1: the columns are codec, bytes; write exactly these: codec, bytes, sparsity"),
     ],
 )
