@@ -1,4 +1,4 @@
-"""What the README says of installing is what pyproject.toml offers."""
+"""READMEs name extras that pyproject.toml offers, and files that exist."""
 
 from __future__ import annotations
 
@@ -23,8 +23,16 @@ def test_every_extra_is_named_with_the_packages_that_it_brings() -> None:
             assert package == "pillow" or message.get(package, package) in text, f"{extra} brings {package}"
 
 
-def test_installing_an_extra_asks_the_environment_for_no_pip_of_its_own() -> None:
-    """`python3 -m pip` is the environment's once it is switched on, which was made without pip."""
+def test_commands_do_not_need_pip_in_the_environment() -> None:
+    """In the activated environment, `python3 -m pip` would be its own pip, and it has none."""
     for line in (ROOT / "README.md").read_text().splitlines():
         if "python3 -m pip" in line:
             assert line.startswith("python3 -m venv --without-pip")
+
+
+def test_the_files_that_the_codes_readmes_name_exist() -> None:
+    for name in ("simgpu/README.md", "simgpu/DESIGN.md"):
+        text = (ROOT / name).read_text()
+        named = set(re.findall(r"`((?:\w+/)*\w+\.(?:py|md)|(?:\w+/)+)`", text))
+        assert len(named) > 15
+        assert not [path for path in named if not (ROOT / path).exists() and not (ROOT / "simgpu" / path).exists()]
