@@ -131,7 +131,7 @@ def test_pcie_generations_double(name: str) -> None:
 def test_unmeasured_link_is_marked(name: str) -> None:
     source = load_node_file(name).sources["link.d2h_bandwidth"]
     measured = ("effective bandwidth as the paper states it", "12.8 GB/s effective", "bandwidthTest")
-    assert any(word in source for word in measured) != any(word in source for word in ("NOT measured", "made up"))
+    assert any(word in source for word in measured) != any(word in source for word in ("NOT measured", "synthetic"))
 
 
 def test_run_uses_one_gpu_of_several_and_notes_it() -> None:
