@@ -1,7 +1,8 @@
-"""The page for policy authors: its code runs, its sessions are right, and its two policies keep to the contract."""
+"""The page for policy authors: its code and sessions run, its two policies pass the contract, its messages exist."""
 
 from __future__ import annotations
 
+import ast
 import doctest
 import re
 import sys
@@ -15,7 +16,8 @@ import simgpu.policies
 from simgpu.policies import registry
 from tests.policies.contract import PolicyContract
 
-README = Path(simgpu.policies.__file__).with_name("README.md")
+ROOT = Path(simgpu.policies.__file__).parents[1]
+README = ROOT / "policies/README.md"
 EXAMPLES = {"offload_largest": "OffloadLargest", "checkpoint_sqrt": "CheckpointSqrt"}
 
 
@@ -41,6 +43,24 @@ def test_sessions_on_the_page_print_what_they_show(page: ModuleType) -> None:
     runner = doctest.DocTestRunner(optionflags=doctest.ELLIPSIS | doctest.NORMALIZE_WHITESPACE)
     assert runner.run(session).failed == 0
     assert runner.summarize(verbose=False).attempted >= 6
+
+
+def messages() -> Iterator[str]:
+    """The messages in `simgpu.program`, as regular expressions; inserted values match anything."""
+    for path in (ROOT / "program").glob("*.py"):
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+            if isinstance(node, ast.JoinedStr):
+                constants = [part.value if isinstance(part, ast.Constant) else None for part in node.values]
+                if sum(len(str(part)) for part in constants if part is not None) > 15:
+                    yield "".join(".*" if part is None else re.escape(str(part)) for part in constants)
+
+
+def test_the_table_quotes_messages_of_the_checks() -> None:
+    section = README.read_text(encoding="utf-8").partition("## 5. ")[2].partition("## 6. ")[0]
+    quoted, known = re.findall(r"^\| `([^`]+)` \|", section, re.MULTILINE), list(messages())
+    assert len(quoted) > 5
+    unknown = [text for text in quoted if not any(re.search(f"{each}$", f"swap of x: {text}") for each in known)]
+    assert not unknown
 
 
 class TestOffloadLargest(PolicyContract):

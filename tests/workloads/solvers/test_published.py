@@ -33,7 +33,7 @@ def early_and_late(name: str) -> list[float]:
 
 @pytest.mark.parametrize("name", SOLVERS)
 def test_the_readme_states_the_profilers_results(name: str) -> None:
-    text = README.read_text().partition("What `simgpu compression profile` finds")[2]
+    text = README.read_text().partition("Results of `simgpu compression profile`")[2]
     row = re.search(rf"^\| `hpc-{name}` \| (.*) \|$", text, re.MULTILINE)
     assert row is not None
     designs = profile(name).designs
