@@ -318,5 +318,5 @@ def test_impossible_numbers_are_reported_with_their_file(tmp_path: Path, key: st
 
 def test_the_data_of_a_run_are_no_place_for_its_page(tmp_path: Path) -> None:
     folder = written(small(), tmp_path / "run")
-    with pytest.raises(InputError, match="does not end in .html or .htm"):
+    with pytest.raises(InputError, match=r"does not end in \.html or \.htm"):
         write_report(folder, folder / "report.json")
