@@ -190,7 +190,7 @@ class PolicyContract:
             for choice in parameter.choices:
                 assert getattr(make_policy(self.policy, {parameter.name: choice}), parameter.name) == choice
 
-    def test_wrong_parameters_are_refused_all_at_once(self):
+    def test_wrong_parameters_are_reported_together(self):
         names = [parameter.name for parameter in describe(self.policy).parameters]
         wrong: dict[str, object] = dict.fromkeys(names, object())
         with pytest.raises(InputError) as caught:
@@ -218,7 +218,7 @@ class PolicyContract:
         first, second = (self.plan(parameters, self.context(trace, seed=3)) for _ in range(2))
         assert first == second and first.notes == second.notes
 
-    def test_what_number_the_single_compute_stream_has_is_all_the_same(self, parameters, trace_name):
+    def test_the_number_of_the_single_compute_stream_does_not_matter(self, parameters, trace_name):
         trace = trace_of(trace_name)
         other = replace(trace, kernels=tuple(replace(kernel, stream=3) for kernel in trace.kernels))
         assert self.plan(parameters, self.context(other)) == self.plan(parameters, self.context(trace))
@@ -234,11 +234,11 @@ class PolicyContract:
 
     # --- its runs -------------------------------------------------------------------------------------------
 
-    def test_takes_some_traces(self, parameters):
+    def test_supports_at_least_one_trace(self, parameters):
         outcomes = [self.outcome(parameters, name, PLENTY) for name in TRACES]
         assert any(isinstance(outcome, Result) for outcome in outcomes)
 
-    def test_fits_with_plenty_of_memory_and_is_steady(self, parameters, trace_name, pool):
+    def test_with_ample_memory_it_fits_and_is_steady(self, parameters, trace_name, pool):
         result = self.run(parameters, trace_name, pool=pool)
         assert result.pool == pool
         assert result.iterations == len(result.timeline.iteration_ends_ns) == ITERATIONS

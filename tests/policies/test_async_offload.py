@@ -40,13 +40,13 @@ def test_without_prefetching_backward_waits_for_every_copy():
     assert run(FOUR, "async_offload", min_bytes=1, prefetch=0, stash=1).iteration_ns == 80 + 2 * 4
 
 
-def test_with_prefetching_copies_are_hidden():
+def test_with_prefetching_copies_overlap_kernels():
     """Where x4 is taken back, x3 is fetched; where x3 is, x2."""
     assert copies(FOUR, prefetch=1, stash=1)[3:] == [("in:x3:saved", 40, 44), ("in:x2:saved", 50, 54)]
     assert run(FOUR, "async_offload", min_bytes=1, prefetch=1, stash=1).iteration_ns == 80
 
 
-def test_further_ahead_they_are_fetched_at_once_one_after_another():
+def test_with_more_prefetch_ahead_fetches_are_issued_together_and_run_in_turn():
     assert copies(FOUR, prefetch=2, stash=1)[3:] == [("in:x3:saved", 40, 44), ("in:x2:saved", 44, 48)]
 
 
@@ -68,7 +68,7 @@ def test_without_a_stash_compute_waits_for_every_copy_out():
     assert result.iteration_ns == 80 + 3 * 15 + 3 * 15
 
 
-def test_what_is_left_in_the_stash_is_let_go_when_its_copy_has_ended():
+def test_a_stashed_block_is_released_when_its_copy_out_has_ended():
     """x4 is being copied until 90, and backward is done with it at 50. Nothing is fetched: all fits the stash."""
     slower = chain([10] * 4, [10] * 4, [4, 4, 4, 60])
     result = run(slower, "async_offload", min_bytes=1, prefetch=2, stash=3)
@@ -120,7 +120,7 @@ def shared(release: str = "mix-back") -> Trace:
     )
 
 
-def test_a_block_is_copied_once_whoever_saves_it_and_weights_and_small_ones_stay():
+def test_a_block_saved_twice_is_copied_once_and_weights_and_small_blocks_are_not_copied():
     """It is taken back where its first tensor is, and lives until the last operator that takes one is done. That one
     takes what it saved in the order in which it saved it."""
     result = run(shared(), "async_offload", min_bytes=4, prefetch=0, stash=0)
@@ -135,14 +135,14 @@ def test_a_block_is_copied_once_whoever_saves_it_and_weights_and_small_ones_stay
     assert peak(result) == 40 + 100 + 3 + 50 + 50
 
 
-def test_what_somebody_holds_to_the_end_is_there_twice():
+def test_a_block_held_to_the_end_counts_next_to_its_fetched_copy():
     tasks = shared(RELEASED_AT_END)
     saved = tuple(replace(s, released_after=RELEASED_AT_END) if s.block == "y" else s for s in tasks.saved)
     result = run(replace(tasks, saved=saved), "async_offload", min_bytes=4, prefetch=0, stash=0)
     assert peak(result) == 40 + 100 + 3 + 50 + 50 + 100
 
 
-def test_what_somebody_holds_to_the_end_may_lie_in_the_stash():
+def test_a_block_held_to_the_end_may_be_in_the_stash():
     tasks = shared(RELEASED_AT_END)
     saved = tuple(replace(s, released_after=RELEASED_AT_END) if s.block == "y" else s for s in tasks.saved)
     result = run(replace(tasks, saved=saved), "async_offload", min_bytes=4, stash=9)
@@ -161,7 +161,7 @@ layers = st.lists(st.tuples(numbers, numbers, numbers), min_size=2, max_size=8)
 
 @settings(max_examples=25, deadline=None)
 @given(built=layers, prefetch=st.integers(0, 4), stash=st.integers(0, 4), latency=st.integers(0, 5))
-def test_chains_by_closed_form(built: list[tuple[int, int, int]], prefetch: int, stash: int, latency: int) -> None:
+def test_random_chains_match_the_closed_forms(built: list[tuple[int, int, int]], prefetch: int, stash: int, latency: int) -> None:
     """Every feature map leaves, all but the last `stash` come back, nothing is slower than save_on_cpu, and a faster
     link makes nothing slower."""
     forward, backward, sizes = map(list, zip(*built, strict=True))
@@ -178,19 +178,19 @@ def test_chains_by_closed_form(built: list[tuple[int, int, int]], prefetch: int,
 
 @settings(max_examples=30, deadline=None)
 @given(built=layers)
-def test_a_stash_for_all_of_them_keeps_all(built: list[tuple[int, int, int]]) -> None:
+def test_a_stash_as_large_as_the_network_fetches_nothing(built: list[tuple[int, int, int]]) -> None:
     forward, backward, sizes = map(list, zip(*built, strict=True))
     result = run(chain(forward, backward, sizes), "async_offload", bandwidth=10**18, min_bytes=1, stash=len(sizes))
     assert result.metrics.h2d_bytes == 0 and result.iteration_ns <= result.ideal_ns + len(sizes)
 
 
-def test_negative_parameters_are_refused_all_at_once():
+def test_negative_parameters_are_reported_together():
     with pytest.raises(InputError) as caught:
         run(FOUR, "async_offload", prefetch=-1, stash=-2, min_bytes=-3)
     assert [p.place for p in caught.value.problems] == [f"parameters.{n}" for n in ("prefetch", "stash", "min_bytes")]
 
 
-def test_a_recorded_network_to_the_nanosecond_and_the_byte():
+def test_a_recorded_network_has_the_exact_time_and_peak_memory():
     result = run(load_trace("resnet20-cifar-cpu"), "async_offload", bandwidth=12 * 10**9, latency=5000)
     metrics = result.metrics
     assert (result.iteration_ns, peak(result), metrics.d2h_bytes, metrics.h2d_bytes) == GOLDEN

@@ -25,14 +25,14 @@ SIX = parts([1, 2, 3, 4, 5, 6], [10, 20, 30, 40, 50, 60], [10, 20, 30, 40, 50, 6
 # --- what runs again, and when ------------------------------------------------------------------------------
 
 
-def test_a_part_runs_again_when_backward_first_takes_what_was_saved_inside():
+def test_a_part_is_recomputed_when_backward_first_needs_a_tensor_saved_inside():
     """Up to the last kernel before the last tensor saved inside: F3 makes what b saves, F6 the loss, which is saved."""
     result = [name for name, _, _ in work(run(SIX, "checkpoint", blocks=["a", "b"]))]
     forward, again = ["F1", "F2", "F3", "F4", "F5", "F6"], ["again:F4", "again:F5", "again:F6"]
     assert result == [*forward, *again, "B6", "B5", "B4", "again:F1", "again:F2", "B3", "B2", "B1"]
 
 
-def test_it_takes_the_time_of_what_runs_again():
+def test_checkpointing_adds_the_time_of_the_recomputed_kernels():
     result = run(SIX, "checkpoint", blocks=["a", "b"])
     assert result.iteration_ns == result.ideal_ns + (4 + 5 + 6) + (1 + 2)
 
@@ -46,7 +46,7 @@ def test_memory_by_hand():
     assert peak(run(SIX, "checkpoint", blocks=["b"])) == 10 + 20 + 30 + 40 + 50 + 60
 
 
-def test_what_enters_a_part_is_held_until_backward_is_done_with_it():
+def test_inputs_of_a_part_are_held_until_its_backward_has_ended():
     """The sum needs neither of its inputs in backward, so the recording drops x when the part has read it; but the
     part holds it, to run again."""
     tasks = trace(
@@ -73,7 +73,7 @@ def test_what_enters_a_part_is_held_until_backward_is_done_with_it():
     assert used(result, end) == 1
 
 
-def test_what_an_operator_of_backward_took_back_stays_until_it_is_done():
+def test_saved_tensors_stay_until_their_backward_operator_has_ended():
     """Backward of a.2 takes y and s back at once and is two kernels, of which the first reads both and the last s
     alone. So w (1 B), y (1000 B) and what the last makes (600 B) are there together, although nothing reads y then."""
     tasks = trace(
@@ -103,7 +103,7 @@ def test_what_an_operator_of_backward_took_back_stays_until_it_is_done():
 
 @settings(max_examples=25, deadline=None)
 @given(data=st.data())
-def test_chains_cut_anyhow(data: st.DataObject) -> None:
+def test_chains_cut_into_any_parts_recompute_all_but_their_last_layers(data: st.DataObject) -> None:
     """What runs again of each part: all its layers but the last, the very last layer for the loss that it saves too."""
     lengths = data.draw(st.lists(st.integers(1, 4), min_size=1, max_size=5))
     count = sum(lengths)
@@ -134,12 +134,12 @@ def test_chains_cut_anyhow(data: st.DataObject) -> None:
         (0, ["F1", "F2"]),  # modules: a, and b, which is the last and would run again at once
     ],
 )
-def test_a_number_of_sections_cuts_as_checkpoint_sequential_does(sections: int, again: list[str]) -> None:
+def test_a_number_of_sections_is_cut_as_in_checkpoint_sequential(sections: int, again: list[str]) -> None:
     result = run(SIX, "checkpoint", blocks=sections)
     assert run_again(result.program, SIX) == again
 
 
-def test_sections_are_in_a_note_and_listed():
+def test_the_note_and_the_listing_show_the_sections():
     """Of three modules the last is left out. Into a comes the batch, which is there anyway, into b what F2 made."""
     tasks = parts([1, 2, 3, 4, 5, 6], [1] * 6, [10, 20, 30, 40, 50, 60], [2, 2, 2])
     result = run(tasks, "checkpoint")
@@ -169,7 +169,7 @@ def test_the_note_shortens_many_sections_to_the_first_and_the_last():
     assert note.startswith("sections: 7, modules: a, b, c, ..., g; each keeps its inputs")
 
 
-def test_one_section_is_a_plain_framework():
+def test_one_section_equals_a_run_without_checkpointing():
     result, plain = run(SIX, "checkpoint", blocks=1), run(SIX, "none")
     assert (result.iteration_ns, peak(result)) == (plain.iteration_ns, peak(plain))
 
@@ -206,7 +206,7 @@ def normalized(pure: bool | None, *, saves: bool) -> Trace:
 
 @pytest.mark.parametrize("pure", [False, None, True])
 @pytest.mark.parametrize("saves", [False, True])
-def test_a_norm_runs_again_whatever_is_known_of_it(pure: bool | None, saves: bool) -> None:
+def test_a_norm_is_recomputed_even_if_its_purity_is_unknown(pure: bool | None, saves: bool) -> None:
     """PyTorch runs everything again; the running statistics `m`, which lasts, are no part of what is made again."""
     tasks = normalized(pure, saves=saves)
     result = run(tasks, "checkpoint", blocks=["a"])
@@ -279,7 +279,7 @@ def test_a_block_held_to_the_end_is_not_recomputed():
 # --- parameters ---------------------------------------------------------------------------------------------
 
 
-def test_names_that_are_no_modules_or_lie_in_one_another_are_refused_all_at_once():
+def test_unknown_and_nested_module_names_are_reported_together():
     with pytest.raises(InputError) as caught:
         run(SIX, "checkpoint", blocks=["a", "a.1", "bb", "b", "b"])
     message = str(caught.value)
@@ -293,11 +293,11 @@ def test_more_sections_than_layers_are_refused(sections: int) -> None:
         run(SIX, "checkpoint", blocks=sections)
 
 
-def test_lists_and_tuples_are_the_same():
+def test_blocks_may_be_a_list_or_a_tuple():
     assert run(SIX, "checkpoint", blocks=["a"]).program == run(SIX, "checkpoint", blocks=("a",)).program
 
 
-def test_a_trace_without_layers_has_derived_ones():
+def test_layers_are_derived_if_the_trace_has_none():
     built = chain([1, 2, 3, 4], [1, 2, 3, 4], [10, 20, 30, 40])
     bare = replace(built, kernels=tuple(replace(k, layer=None) for k in built.kernels))
     assert run(bare, "checkpoint", blocks=2).iteration_ns > 20
@@ -306,7 +306,7 @@ def test_a_trace_without_layers_has_derived_ones():
 # --- a recording --------------------------------------------------------------------------------------------
 
 
-def test_a_recorded_network_to_the_nanosecond_and_the_byte():
+def test_a_recorded_network_has_the_exact_time_and_peak_memory():
     """Its three stages of three blocks each; with 18 batch norms and their counters."""
     tasks = load_trace("resnet20-cifar-cpu")
     blocks = [f"stage{stage}_{number}" for stage in (1, 2, 3) for number in (1, 2, 3)]

@@ -70,7 +70,7 @@ def written(result: Result, folder: Path) -> list[bytes]:
 
 @few
 @given(st.data(), st.sampled_from(POLICIES))
-def test_where_nothing_is_compressed_every_run_is_that_without_compressed_memory(
+def test_target_1_everywhere_equals_a_node_without_compressed_memory(
     tmp_path_factory: pytest.TempPathFactory, data: st.DataObject, chosen: tuple[str, dict[str, object]]
 ):
     """Target 1 everywhere: to the byte of the timeline's files."""
@@ -121,7 +121,7 @@ def test_bandwidth_only_compression_takes_the_same_memory(policy: str):
 
 @settings(few, max_examples=50)
 @given(st.data(), st.sampled_from(POLICIES))
-def test_whatever_runs_keeps_to_memory_time_and_links(data: st.DataObject, chosen: tuple[str, dict[str, object]]):
+def test_random_runs_respect_memory_time_and_link_limits(data: st.DataObject, chosen: tuple[str, dict[str, object]]):
     policy, parameters = chosen
     built, node = data.draw(compressible(NETWORKS)), data.draw(buddy_nodes())
     assume(built.compressibility)
@@ -178,7 +178,7 @@ def test_whatever_runs_keeps_to_memory_time_and_links(data: st.DataObject, chose
 # --- next to a compressing DMA engine -------------------------------------------------------------------------------
 
 
-def test_a_compressing_engine_and_compressed_memory_on_one_node():
+def test_a_node_may_have_a_compressing_engine_and_compressed_memory():
     """Blocks take what their targets give, copies send what the engine makes of them, and both are there at once."""
     sizes = [6400, 6400, 6400]
     built = chain([900] * 3, [900] * 3, sizes)
@@ -200,7 +200,7 @@ def test_a_compressing_engine_and_compressed_memory_on_one_node():
     assert result.iteration_ns <= simulate(built, node, "vdnn", parameters={"mode": "all"}).iteration_ns
 
 
-def test_histograms_that_do_not_add_up_are_refused_by_every_policy_there():
+def test_every_policy_refuses_histograms_that_do_not_add_up():
     wrong = (CompressedSize("x1", 0, "bpc", "plain", 128, 32, 3),)
     built = replace(chain([5], [7], [1280]), compressibility=wrong)
     for policy, parameters in POLICIES:
@@ -214,7 +214,7 @@ def test_histograms_that_do_not_add_up_are_refused_by_every_policy_there():
 @pytest.mark.slow
 @pytest.mark.parametrize("policy", ["buddy", "vdnn", "modnn"])
 @pytest.mark.parametrize("exchange", ["gather", "host"])
-def test_gpus_that_train_together_compress_as_one_of_them_does(policy: str, exchange: str):
+def test_each_of_several_gpus_compresses_like_a_single_gpu(policy: str, exchange: str):
     trace = pattern(simgpu.load_trace("resnet20-cifar-cpu"))
     node = with_buddy(simgpu.load_node("k40-x4"), mostly_zero=False)
     together = simulate(trace, node, policy, gpus=2, exchange=exchange).metrics.compression

@@ -77,7 +77,7 @@ def codec_ns(result: Result) -> int:
 # --- vdnn++ ---------------------------------------------------------------------------------------------------
 
 
-def test_host_compression_saves_pinned_memory_and_no_traffic() -> None:
+def test_host_compression_reduces_pinned_memory_but_not_traffic() -> None:
     trace, on = layers(zeros=0.8), v100(codec_bandwidth=100 * GB)
     plain, host = (
         simulate(trace, on, policy, parameters=p) for policy, p in (("vdnn", {"mode": "conv"}), ("vdnn++", {}))
@@ -102,7 +102,7 @@ def test_decoding_on_the_host_precedes_the_prefetch() -> None:
     assert result.metrics.breakdown.stalled_host > 0
 
 
-def test_what_is_not_sparse_enough_stays_as_it_is_on_the_host() -> None:
+def test_tensors_below_the_sparsity_threshold_are_not_encoded_on_the_host() -> None:
     result = simulate(layers(zeros=0.6), v100(codec_bandwidth=GB), "vdnn++")
     assert not (result.timeline.kind == SpanKind.ENCODE).any()
 
@@ -184,7 +184,7 @@ def _windows(result: Result, steps: list[tuple[str, str, int]]) -> dict[str, tup
     return {name: (values[0], values[1]) for name, values in outcome.items()}
 
 
-def test_where_every_tensor_is_worth_it_cswap_is_static() -> None:
+def test_cswap_equals_static_if_every_tensor_is_worth_compressing() -> None:
     trace, on = layers(zeros=0.9), v100(link=GB)
     runs = [simulate(trace, on, policy, parameters={"launch": "expert"}) for policy in ("cswap", "static")]
     assert runs[0].iteration_ns == runs[1].iteration_ns
@@ -231,7 +231,7 @@ SPARSE = [name for name in shipped_names("traces") if load_trace(name).sparsity]
 @pytest.mark.slow
 @pytest.mark.parametrize("epoch", [0, 10, 48])
 @pytest.mark.parametrize("name", SPARSE)
-def test_the_oracle_bounds_cswap_on_what_ships(name: str, epoch: int) -> None:
+def test_the_oracle_bounds_cswap_on_shipped_traces(name: str, epoch: int) -> None:
     trace = load_trace(name)
     oracle = simulate(trace, V100, "oracle", epoch=epoch).iteration_ns
     for policy in ("cswap", "static"):
@@ -250,7 +250,7 @@ def test_the_oracle_takes_no_time_for_its_codecs() -> None:
 ENGINE = CdmaSpec("zvc", 200 * GB, buffer=70_000, latency_ns=350, kernel_bandwidth=100 * GB)
 
 
-def test_cdma_is_vdnn_on_a_node_with_the_engine() -> None:
+def test_cdma_equals_vdnn_on_a_node_with_the_engine() -> None:
     trace, on = load_trace(VGG), load_node("titan-x-maxwell-cdma")
     cdma, vdnn = simulate(trace, on, "cdma"), simulate(trace, on, "vdnn", parameters={"mode": "all"})
     without = simulate(trace, load_node("titan-x-maxwell"), "vdnn", parameters={"mode": "all"})
@@ -275,7 +275,7 @@ def test_a_trace_without_sparsity_is_refused(policy: str) -> None:
         simulate(chain([5, 5], [5, 5], [10, 10]), on, policy)
 
 
-def test_a_threshold_is_a_share() -> None:
+def test_a_threshold_above_1_is_refused() -> None:
     with pytest.raises(InputError, match=r"parameters\.threshold"):
         simulate(layers(), v100(), make_policy("vdnn++", {"threshold": 1.5}))
 
@@ -329,19 +329,19 @@ def fire(zeros: float = 0.8, writer: str = "cat") -> Trace:
     ("writer", "is_sparse"),
     [("cat", True), ("aten::native_dropout", True), ("add", False), ("gelu", False), ("avg_pool2d", False)],
 )
-def test_zeros_stay_with_what_only_moves_values(writer: str, is_sparse: bool) -> None:
+def test_operators_that_only_move_values_keep_the_sparsity(writer: str, is_sparse: bool) -> None:
     result = simulate(fire(writer=writer), v100(), "static", parameters={"launch": "expert"})
     assert ("c:zvc" in _encoded(result)) == is_sparse
 
 
-def test_on_a_node_that_compresses_copies_the_advisor_knows_what_they_cost() -> None:
+def test_the_advisor_accounts_for_copies_compressed_by_the_node() -> None:
     trace, on = load_trace(VGG), load_node("titan-x-maxwell-cdma", {"gpu.memory": "64 GiB"})
     own = {"launch": "expert", "times": "exact", "codec": "zvc", "sizes": "format"}
     cswap = simulate(trace, on, "cswap", parameters=own)
     assert cswap.iteration_ns <= simulate(trace, on, "vdnn", parameters={"mode": "conv"}).iteration_ns
 
 
-def test_without_a_profile_that_fits_the_recorded_times_are_used() -> None:
+def test_recorded_times_are_used_if_the_profiling_run_does_not_fit() -> None:
     trace, tight = load_trace(VGG), "10150 MiB"
     with pytest.raises(OutOfMemoryError):
         simulate(trace, V100, "vdnn", parameters={"mode": "conv"}, budget=tight)
@@ -350,7 +350,7 @@ def test_without_a_profile_that_fits_the_recorded_times_are_used() -> None:
     assert _encoded(simulate(trace, V100, "cswap", parameters=parameters)) >= {"conv1_1:zvc"}
 
 
-def test_measured_sizes_alone_are_enough() -> None:
+def test_measured_sizes_without_sparsity_are_enough() -> None:
     message = layers(zeros=0.8)
     alone = replace(message, sparsity=())
     for policy in ("oracle", "static"):
@@ -358,7 +358,7 @@ def test_measured_sizes_alone_are_enough() -> None:
         assert _encoded(simulate(alone, v100(), policy, parameters=parameters)) == {"x2:zvc", "x3:zvc", "x4:zvc"}
 
 
-def test_a_block_of_eight_byte_numbers_is_left_alone() -> None:
+def test_a_block_of_eight_byte_numbers_is_not_compressed() -> None:
     trace = layers(zeros=0.8)
     blocks = tuple(replace(b, dtype="int64") if b.id == "x3" else b for b in trace.blocks)
     rows = tuple(row for row in trace.compressibility if row.block != "x3")

@@ -74,7 +74,7 @@ def test_the_same_seed_gives_the_same_program_and_another_may_not():
 
 @settings(deadline=None, max_examples=30)
 @given(st.floats(0.3, 1.0), st.integers(0, 100))
-def test_the_fit_is_known_before_the_search_ends(share: float, seed: int):
+def test_fits_agrees_with_the_result_of_the_search(share: float, seed: int):
     """What `fits` says holds of the program: a swarm of the same seed meets what fits, or does not."""
     trace, node = trace_of(), node_of(PLENTY)
     budget = round(keeping_peak(trace) * share)
@@ -88,7 +88,7 @@ def test_the_fit_is_known_before_the_search_ends(share: float, seed: int):
     assert says is runs
 
 
-def test_placements_are_decided_by_the_evaluator_and_paid_by_the_machine():
+def test_the_evaluator_cost_equals_the_simulated_time():
     trace, node = trace_of(), node_of(PLENTY)
     budget = round(keeping_peak(trace) * 0.7)
     home = Home()
@@ -108,7 +108,7 @@ def test_a_note_explains_why_the_closed_form_does_not_apply():
     assert any("not exact on this node: both directions share the link" in note for note in notes)
 
 
-def test_without_a_closed_form_the_fastest_simulated_placement_is_taken():
+def test_without_a_closed_form_home_adopts_the_fastest_simulated_placement():
     """x2, x3 and x4 take 200 bytes together while F3 runs, so for 199 bytes x2 leaves.
 
     To recompute x2 costs 10 ns more than the 120 ns of all kernels, and x3 may stay. To swap x2 costs far more: F1 ends
@@ -130,7 +130,7 @@ def test_offloads_after_the_last_reader_never_begin_before_overlapping_ones():
     assert overlapped <= after
 
 
-def test_draining_only_ever_waits_longer():
+def test_draining_never_makes_a_run_faster():
     """The same placement, every fetch of a block that is not out yet waiting for all copies, on a link slow enough."""
     trace, node = trace_of(), node_of(PLENTY)
     node = replace(node, link=replace(node.link, d2h_bandwidth=10**9))

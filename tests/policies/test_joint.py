@@ -51,7 +51,7 @@ def time_of(trace: Trace, node: NodeSpec, policy: str, budget: int, **parameters
 
 @settings(deadline=None, max_examples=25)
 @given(layers, budgets)
-def test_it_finds_the_optimum_of_small_graphs(shape: tuple[list[int], list[int], list[int]], share: float):
+def test_joint_finds_the_optimum_of_small_graphs(shape: tuple[list[int], list[int], list[int]], share: float):
     """Up to ten feature maps: no placement of keep, swap and recompute is faster, of all there are."""
     trace, node = chain_of(*shape), node_of(PLENTY)
     budget = round(peak_of_keeping(trace, node) * share)
@@ -67,7 +67,7 @@ def test_it_finds_the_optimum_of_small_graphs(shape: tuple[list[int], list[int],
 
 @settings(deadline=None, max_examples=25)
 @given(layers, budgets)
-def test_of_all_its_own_actions_too(shape: tuple[list[int], list[int], list[int]], share: float):
+def test_joint_finds_the_optimum_with_every_prefetch_moment(shape: tuple[list[int], list[int], list[int]], share: float):
     """With every moment to fetch, where all placements can be tried."""
     trace, node = chain_of(*shape), node_of(PLENTY)
     budget = round(peak_of_keeping(trace, node) * share)
@@ -84,7 +84,7 @@ def test_of_all_its_own_actions_too(shape: tuple[list[int], list[int], list[int]
 
 @settings(deadline=None, max_examples=25)
 @given(layers, budgets)
-def test_it_is_never_worse_than_the_policies_that_it_starts_from(
+def test_joint_is_never_slower_than_the_policies_it_starts_from(
     shape: tuple[list[int], list[int], list[int]], share: float
 ):
     trace, node = chain_of(*shape), node_of(PLENTY)
@@ -129,7 +129,7 @@ def test_the_gap_of_the_swarm_to_the_optimum_is_small_on_small_graphs(record_pro
     assert np.mean(gaps) < 0.05
 
 
-def test_sparse_activations_may_travel_encoded():
+def test_sparse_activations_are_encoded_if_that_is_faster():
     """Where the link is slow and codecs are fast, what is mostly zeros is encoded, and that is faster."""
     trace = chain([9_000_000] * 6, [18_000_000] * 6, [400_000_000] * 6)
     sparse = replace(
@@ -173,7 +173,7 @@ def test_the_note_reports_that_no_placement_is_bounded():
     assert any(note.startswith("at most") and "moves more than feature maps" in note for note in passive)
 
 
-def test_actions_beyond_homes_keep_their_numbers():
+def test_actions_0_to_2_are_keep_swap_and_recompute_as_in_home():
     """Numbers 0, 1 and 2 stay HOME's, so that its placements are vectors of these decisions too."""
     trace, node = chain([30] * 8, [60] * 8, [100] * 8), node_of(PLENTY)
     context = PlanContext(task_graph(trace, node), node, PLENTY, None, np.random.default_rng(0))  # type: ignore[arg-type]

@@ -51,7 +51,7 @@ def test_accumulation_is_listed_with_the_rejected_candidates():
     assert result.program.transforms == () and result.trace.batch == 8
 
 
-def test_more_micro_batches_where_fewer_have_to_offload():
+def test_more_micro_batches_are_suggested_if_fewer_need_offloading():
     """Six maps of 240 B: half a batch keeps 720 B, which 600 B do not hold, a quarter 360 B."""
     built = chain(FORWARD, BACKWARD, [240] * 6)
     trace = replace(built, info=replace(built.info, batch=8))
@@ -87,6 +87,6 @@ def test_the_note_reports_that_no_number_of_micro_batches_fits():
     assert accumulate(context) == "not even 8 samples at a time fit the budget"
 
 
-def test_where_everything_fits_nothing_is_suggested():
+def test_accumulation_is_not_suggested_if_everything_fits():
     notes = joint(of_batch(8), PLENTY).notes
     assert not [each for each in notes if each.startswith(("tried: ", "gradient accumulation"))]

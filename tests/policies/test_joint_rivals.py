@@ -80,13 +80,13 @@ def check(trace: Trace, node: NodeSpec, share: float) -> None:
     [pytest.param(each, marks=pytest.mark.slow if each == MIDDLE else pytest.mark.exhaustive) for each in SHARES],
 )
 @pytest.mark.parametrize("name", shipped_names("traces"))
-def test_never_worse_than_the_best_of_the_papers_policies_on_any_shipped_trace(name: str, share: float) -> None:
+def test_joint_is_never_slower_than_the_policies_of_home_on_shipped_traces(name: str, share: float) -> None:
     check(load_trace(name), load_node("v100"), share)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", shipped_names("traces"))
-def test_nor_over_a_slow_link(name: str) -> None:
+def test_joint_is_never_slower_than_the_policies_of_home_over_a_slow_link(name: str) -> None:
     """Recordings on a CPU compute so long that the usual link hides any copy."""
     node = load_node("v100", {"link.d2h_bandwidth": "100 MB/s", "link.h2d_bandwidth": "100 MB/s"})
     check(load_trace(name), node, MIDDLE)
@@ -95,7 +95,7 @@ def test_nor_over_a_slow_link(name: str) -> None:
 @pytest.mark.exhaustive
 @pytest.mark.parametrize("share", SHARES[:2])
 @pytest.mark.parametrize("name", NETWORKS)
-def test_nor_on_networks_of_home(name: str, share: float) -> None:
+def test_joint_is_never_slower_than_the_policies_of_home_on_its_networks(name: str, share: float) -> None:
     check(network(name), load_node("2080ti"), share)
 
 
@@ -106,7 +106,7 @@ def test_nor_on_networks_of_home(name: str, share: float) -> None:
         pytest.param("InceptionV3", marks=pytest.mark.exhaustive),
     ],
 )
-def test_there_it_is_faster_than_all_of_them_with_little_memory(name: str) -> None:
+def test_joint_is_faster_than_the_policies_of_home_with_little_memory(name: str) -> None:
     simulated, rivals = times(network(name), load_node("2080ti"), MIDDLE)
     assert simulated is not None
     assert simulated < min(rivals.values())

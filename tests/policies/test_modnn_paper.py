@@ -103,7 +103,7 @@ def planned(case: Case) -> tuple[Plan, list[Round]]:
 
 @many
 @given(tight())
-def test_a_plan_takes_the_time_that_a_walk_over_its_program_finds_and_lays_nothing_upon_another(case: Case) -> None:
+def test_a_plan_has_the_time_of_its_program_and_no_overlapping_blocks(case: Case) -> None:
     plan, parts = planned(case)
     total = 0
     for part, schedule in zip(map(walked, parts), plan.schedules, strict=True):
@@ -120,7 +120,7 @@ def test_a_plan_takes_the_time_that_a_walk_over_its_program_finds_and_lays_nothi
 
 @many
 @given(tight())
-def test_a_value_is_copied_out_once_and_what_the_host_gave_never(case: Case) -> None:
+def test_each_value_is_copied_out_once_and_host_inputs_never(case: Case) -> None:
     _, parts = planned(case)
     for part in map(walked, parts):
         graph, copied = part.graph, []
@@ -136,7 +136,7 @@ def test_a_value_is_copied_out_once_and_what_the_host_gave_never(case: Case) -> 
 
 @many
 @given(tight())
-def test_prefetches_begin_by_equation_9_for_tasks_that_will_fit_and_end_for_a_reason(case: Case) -> None:
+def test_prefetches_follow_equation_9_and_stop_only_without_memory(case: Case) -> None:
     _, parts = planned(case)
     for part in parts:
         while (coming := part.next()) is not None:
@@ -214,7 +214,7 @@ def cleared_for_a_workspace() -> Trace:
 
 
 @pytest.mark.parametrize(("gemm", "chosen", "begins"), [(30, "gemm", 30), (31, "winograd", 60)])
-def test_a_workspace_waits_for_what_is_still_being_copied_out_of_its_place(gemm: int, chosen: str, begins: int) -> None:
+def test_a_workspace_waits_for_the_offload_of_the_block_at_its_address(gemm: int, chosen: str, begins: int) -> None:
     built = during_a_copy(gemm)
     assert [*plan_of(built, node(), 40).schedules[0].chosen.values()] == [chosen]
     starts, copies = times(built, 40)
@@ -269,7 +269,7 @@ def waits_again(code: Sequence[Instruction], position: int) -> bool:
 
 @few
 @given(tight())
-def test_streams_wait_for_each_other_only_where_they_have_to(case: Case) -> None:
+def test_every_wait_between_streams_is_needed(case: Case) -> None:
     plan, parts = planned(case)
     for segment, part in enumerate(parts):
         assert never_overlap(part)
@@ -298,7 +298,7 @@ def times(built: Trace, budget: int) -> tuple[dict[str, int], dict[str, tuple[in
 
 
 @pytest.mark.parametrize(("between", "begins"), [(20, 50), (60, 70)])
-def test_figure_3_a_task_waits_for_the_rest_of_an_offload_or_not_at_all(between: int, begins: int) -> None:
+def test_figure_3_a_task_waits_only_for_an_unfinished_offload(between: int, begins: int) -> None:
     built = trace(
         [
             kernel("t", 10, "", "y"),
@@ -313,7 +313,7 @@ def test_figure_3_a_task_waits_for_the_rest_of_an_offload_or_not_at_all(between:
     assert copies == {"out:y": (10, 50), "in:y": (begins + 10, begins + 50)}
 
 
-def test_figure_5_a_block_that_the_next_task_uses_stays() -> None:
+def test_figure_5_a_block_used_by_the_next_task_is_not_evicted() -> None:
     built = trace(
         [
             kernel("t", 10, "", "next far"),
@@ -329,7 +329,7 @@ def test_figure_5_a_block_that_the_next_task_uses_stays() -> None:
 
 
 @pytest.mark.parametrize(("late", "chosen"), [("", ["1", "2"]), ("2", ["5", "6"])])
-def test_figure_6_of_two_schemes_the_one_with_less_delay_is_taken(late: str, chosen: list[str]) -> None:
+def test_figure_6_the_eviction_scheme_with_less_delay_is_adopted(late: str, chosen: list[str]) -> None:
     built = trace(
         [
             kernel("t", 10, "", "1 2 3 4 5 6"),
@@ -377,7 +377,7 @@ def test_figure_7_a_prefetch_begins_at_the_last_task_that_overlaps_it_or_once_it
     assert copies == {"out:y": (10, 35), "in:y": (begins, begins + 25)}
 
 
-def test_of_the_schemes_for_a_prefetch_the_one_that_is_in_time_is_taken_though_it_moves_more() -> None:
+def test_the_scheme_that_is_in_time_is_adopted_even_if_it_moves_more_bytes() -> None:
     """`label` (20 bytes) has to be there for `use`, which can start at 105; 20 of the 70 bytes have to go for it at 70.
 
     It is due at `now`, whose 20 ns and the 15 of `between` are left until then. `y`, just rewritten, is out at 90, and
@@ -402,7 +402,7 @@ def test_of_the_schemes_for_a_prefetch_the_one_that_is_in_time_is_taken_though_i
 
 
 @pytest.mark.parametrize(("between", "begins", "algorithm"), [(5, 15, "gemm"), (15, 60, "fft")])
-def test_equation_10_a_faster_algorithm_is_worth_a_shorter_delay(between: int, begins: int, algorithm: str) -> None:
+def test_equation_10_a_faster_algorithm_is_chosen_if_its_delay_is_shorter_than_its_speedup(between: int, begins: int, algorithm: str) -> None:
     built = trace(
         [
             kernel("t", 10, "", "y"),

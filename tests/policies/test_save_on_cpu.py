@@ -81,7 +81,7 @@ def attention() -> Trace:
     )
 
 
-def test_each_saved_tensor_is_copied_by_itself_views_by_their_own_bytes():
+def test_each_saved_tensor_is_copied_separately_and_views_by_their_own_bytes():
     """What backward never takes back is not among them."""
     result = run(attention(), "save_on_cpu")
     assert [each for each in work(result) if ":" in each[0]] == [
@@ -119,7 +119,7 @@ def test_a_block_held_to_the_end_stays_next_to_its_copy():
     assert result.iteration_ns == 80 + 2 * (24 + 120 + 100)
 
 
-def test_the_listing_reads_like_what_happens():
+def test_the_listing_shows_copies_and_kernels_in_order():
     tasks = chain([5], [7], [100])
     assert listing(run(tasks, "save_on_cpu").program, TaskGraph.of(tasks)).splitlines()[2:] == [
         "  compute",
@@ -160,12 +160,12 @@ def test_notes_report_whether_saved_tensors_were_recorded():
         )
 
 
-def test_gpus_that_train_together_are_refused():
+def test_save_on_cpu_refuses_several_gpus():
     with pytest.raises(InputError, match="on one GPU, not on several"):
         simulate(load_trace("vgg11-cifar-cpu"), load_node("k40-x4"), "save_on_cpu", gpus=2)
 
 
-def test_a_recorded_network_to_the_nanosecond_and_the_byte():
+def test_a_recorded_network_has_the_exact_time_and_peak_memory():
     tasks = load_trace("resnet20-cifar-cpu")
     result = run(tasks, "save_on_cpu", bandwidth=12 * 10**9, latency=5000)
     saved = [tensor for tensor in saved_tensors(TaskGraph.of(tasks)).tensors if tensor.bytes]

@@ -60,7 +60,7 @@ def with_choices(trace: Trace, data: st.DataObject) -> Trace:
 
 @given(traces(max_kernels=20), ALPHAS, st.sampled_from([1, 64]), st.data())
 @pytest.mark.parametrize("counted", ["live", "touched"])
-def test_the_window_is_what_brute_force_finds(counted, trace: Trace, alpha: float, alignment: int, data) -> None:
+def test_the_largest_window_equals_brute_force(counted, trace: Trace, alpha: float, alignment: int, data) -> None:
     tdfg = Tdfg.of(TaskGraph.of(with_choices(trace, data)), alignment)
     assert window_bytes(tdfg, alpha, counted) == by_brute_force(tdfg, alpha, counted)
 
@@ -101,6 +101,6 @@ def test_windows_lie_between_the_bound_and_the_ideal_memory(trace: Trace, data) 
 
 
 @pytest.mark.parametrize("alpha", [0, -0.1, 1.01])
-def test_a_share_of_no_tasks_is_refused(alpha: float) -> None:
+def test_a_window_of_no_tasks_is_refused(alpha: float) -> None:
     with pytest.raises(ValueError, match="give a share of the tasks over 0 and up to 1"):
         window_bytes(Tdfg.of(LAYER), alpha)

@@ -54,7 +54,7 @@ def test_convolution_inputs_are_swapped_and_inputs_of_cheap_layers_recomputed():
     }
 
 
-def test_or_what_they_make():
+def test_with_outputs_convolution_outputs_are_swapped_and_cheap_outputs_recomputed():
     assert actions(with_purity(straight(OPS, [100] * len(OPS))), "outputs") == {
         "y1": "SWAP",
         "y2": "RECOMPUTE",
@@ -77,7 +77,7 @@ def test_an_in_place_activation_belongs_to_the_convolution_that_wrote_the_block(
     assert actions(with_purity(in_place()), "inputs") == {"a": "SWAP", "b": "KEEP"}
 
 
-def test_the_rule_is_the_same_whatever_fits():
+def test_superneurons_plans_the_same_program_for_every_budget():
     trace = with_purity(straight(OPS, [100] * len(OPS)))
     ample, tight = (simulate(trace, node_of(PLENTY), "superneurons", budget=budget) for budget in (PLENTY, 600))
     assert ample.program == tight.program
@@ -98,7 +98,7 @@ DENSENET = Path(__file__).parents[3] / "shared" / "data" / "titanv-dtr" / "dense
 
 @pytest.mark.slow
 @pytest.mark.skipif(not DENSENET.exists(), reason="the recorded logs are not next to the repository (../shared/data)")
-def test_the_peak_of_densenet_is_what_waits_for_the_link():
+def test_the_peak_of_densenet_consists_of_blocks_waiting_for_the_link():
     """Forward makes what is swapped faster than the link takes it, so the peak comes where the queue is longest, at
     kernel 494: 107 of 120 copies out have not ended. The rest is constants, what forward still reads, and the
     statistics of the batch norms, without which they cannot run again.

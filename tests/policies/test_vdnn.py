@@ -45,7 +45,7 @@ def moves(trace: Trace, mode: str) -> Moves:
 CHAIN = straight(["conv2d", "max_pool2d", "conv2d", "conv2d", "max_pool2d", "linear", "linear"], [100] * 7)
 
 
-def test_mode_all_on_a_chain():
+def test_mode_all_offloads_every_input_of_a_chain():
     """B7 begins backward and needs what F7 had: y6 stays. A search passes pooling and classifier, not convolutions."""
     assert moves(CHAIN, "all") == {
         "y5": ("F:L6", "B:L7"),
@@ -57,7 +57,7 @@ def test_mode_all_on_a_chain():
     }
 
 
-def test_mode_conv_on_a_chain():
+def test_mode_conv_offloads_convolution_inputs_of_a_chain():
     """The search skips layers without offloads: L4 is prefetched during B7. No search passes L4 to reach L3."""
     assert moves(CHAIN, "conv") == {
         "y3": ("F:L4", "B:L7"),
@@ -66,7 +66,7 @@ def test_mode_conv_on_a_chain():
     }
 
 
-def test_the_search_ends_at_a_convolution_that_misses_nothing():
+def test_the_prefetch_search_ends_at_a_convolution_that_needs_nothing():
     """conv2's input has no bytes, so it is not offloaded; still no search passes it: x is prefetched during B:conv2."""
     trace = network(
         Layer("conv1", "conv2d", ("x",), "a", 0),
@@ -78,7 +78,7 @@ def test_the_search_ends_at_a_convolution_that_misses_nothing():
     assert moves(trace, "conv") == {"x": ("F:conv1", "B:conv2")}
 
 
-def test_one_layer_is_prefetched_per_step_so_a_window_without_convolutions_runs_ahead():
+def test_prefetches_run_ahead_in_a_window_without_convolutions():
     """Layers that need nothing give the search a head start; then every step fetches one, ahead of its use."""
     trace = network(
         Layer("fc1", "linear", ("x",), "a"),
@@ -103,7 +103,7 @@ def test_an_activation_with_several_readers_is_offloaded_with_the_last():
     assert moves(residual(), "conv") == {"b": ("F:conv3", "B:fc"), "x": ("F:conv1", "B:conv2")}
 
 
-def test_branches_and_a_join():
+def test_branch_inputs_are_offloaded_with_their_last_reader():
     """inception(): s leaves with the last of three branches. q, changed in place, leaves with the concatenation.
 
     The concatenation saves nothing: of its inputs only q is needed again, by the activation's backward.
@@ -117,7 +117,7 @@ def test_branches_and_a_join():
     assert moves(inception(), "conv") == {"t": ("F:conv", "B:fc"), "x": ("F:stem", "B:one")}
 
 
-def test_a_join_sends_and_fetches_its_inputs_together():
+def test_inputs_of_a_join_are_offloaded_and_fetched_together():
     trace = network(
         Layer("one", "conv2d", ("x",), "a", saved=()),
         Layer("two", "conv2d", ("x",), "b", saved=()),
@@ -141,7 +141,7 @@ def test_a_block_changed_in_place_is_offloaded_with_the_reader_of_its_result():
     assert moves(in_place(), "conv") == {"a": ("F:conv2", "B:loss"), "x": ("F:conv1", "B:conv2")}
 
 
-def test_a_block_whose_last_forward_use_is_a_write_stays():
+def test_a_block_last_written_in_forward_is_not_offloaded():
     trace = network(
         Layer("conv", "conv2d", ("x",), "a"),
         Layer("relu", "relu_", ("a",), "a"),
@@ -151,7 +151,7 @@ def test_a_block_whose_last_forward_use_is_a_write_stays():
     assert "a" not in moves(trace, "all")
 
 
-def test_what_backward_does_not_read_is_let_go_not_offloaded():
+def test_blocks_not_read_by_backward_are_released_and_not_offloaded():
     trace = network(
         Layer("conv", "conv2d", ("x",), "a"),
         Layer("flat", "clone", ("a",), "b", saved=()),
@@ -173,7 +173,7 @@ def test_inputs_of_the_first_backward_step_are_prefetched_in_the_last_forward_st
     assert graph["a"] == ("F:keep", "F:loss")
 
 
-def test_zero_bytes_and_weights_and_labels_and_gradients_never_move():
+def test_empty_blocks_weights_labels_and_gradients_are_never_moved():
     assert moves(zero_bytes(), "all").keys() == {"y1"}
     base = straight(["conv2d", "max_pool2d", "linear"], [100, 100, 100])
     for kind in set(BlockKind) - {BlockKind.INPUT, BlockKind.ACTIVATION, BlockKind.OTHER}:
@@ -185,7 +185,7 @@ def test_zero_bytes_and_weights_and_labels_and_gradients_never_move():
         assert moves(trace, "all").keys() == {"x"}, kind
 
 
-def test_of_what_is_persistent_only_the_input_moves():
+def test_the_input_is_the_only_persistent_block_that_moves():
     base = straight(["conv2d", "max_pool2d", "linear"], [100, 100, 100])
     for kind in BlockKind:
         blocks = tuple(Block(b.id, b.bytes, kind if b.id == "x" else b.kind, b.persistent) for b in base.blocks)
@@ -193,7 +193,7 @@ def test_of_what_is_persistent_only_the_input_moves():
         assert moves(Trace(INFO, base.kernels, blocks), "all").keys() == expected
 
 
-def test_a_layer_that_is_used_twice_has_two_steps():
+def test_each_use_of_a_layer_is_a_step_of_its_own():
     """Layer A runs, then B, then A again: each run is a step of its own, in forward and in backward."""
     names = {"L1": "A", "L2": "B", "L3": "A", "L4": "C", "L5": "D"}
     base = straight(["max_pool2d"] * 5, [100] * 5)
@@ -214,7 +214,7 @@ def test_kernels_of_one_layer_are_one_step():
     assert moves(Trace(INFO, kernels, base.blocks), "all") == {"y2": ("F:L3", "B:L4"), "x": ("F:L1", "B:L3")}
 
 
-def test_an_optimizer_before_the_forward_pass_is_no_backward_step():
+def test_optimizer_kernels_before_forward_are_not_a_backward_step():
     assert moves(optimizer_first(), "all") == {
         "y2": ("F:L3", "B:L4"),
         "y1": ("F:L2", "B:L3"),
@@ -222,7 +222,7 @@ def test_an_optimizer_before_the_forward_pass_is_no_backward_step():
     }
 
 
-def test_nothing_is_fetched_before_it_has_left():
+def test_blocks_are_fetched_only_after_their_offload():
     """Two passes over one input: the second pass's search cannot begin in the first one's backward."""
     result = moves(two_passes(), "all")
     assert result == {
@@ -273,7 +273,7 @@ def test_every_short_chain_follows_the_published_search(mode, length):
 
 @pytest.mark.parametrize("mode", ["all", "conv"])
 @pytest.mark.parametrize("name", NETWORKS)
-def test_a_layer_step_ends_with_its_kernels_and_the_copies_that_began_with_it(name, mode):
+def test_a_layer_step_ends_when_its_kernels_and_copies_have_ended(name, mode):
     trace = trace_of(name)
     graph = TaskGraph.of(trace)
     result = simulate(trace, node_of(PLENTY), "vdnn", parameters={"mode": mode})

@@ -126,7 +126,7 @@ def run(trace: Trace, budget: int) -> Result | None:
         return None
 
 
-def test_adopts_what_the_published_trials_would():
+def test_dynamic_mode_adopts_the_result_of_the_published_trials():
     for budget in BUDGETS:
         check_against_published_trials(budget)
 
@@ -148,7 +148,7 @@ def check_against_published_trials(budget: int) -> None:
     assert int(result.timeline.device_memory.used.max()) <= budget
 
 
-def test_every_published_outcome_but_the_last_resort_occurs_in_this_order_as_memory_shrinks():
+def test_published_outcomes_occur_in_order_as_memory_shrinks():
     """The last resort never occurs: downgraded one by one, layers can do whatever the smallest ones can."""
     outcomes = list(dict.fromkeys(expected(TRACE, budget)[0] for budget in reversed(BUDGETS)))
     assert outcomes == [
@@ -176,7 +176,7 @@ def test_the_notes_list_the_trials_in_the_published_order():
 
 
 @pytest.mark.slow
-def test_downgrading_stops_at_the_kernels_that_overflow():
+def test_only_kernels_that_overflow_are_downgraded():
     """Between the extremes some kernels keep the fastest, some take the middle, some the smallest."""
     mixes = set()
     for budget in BUDGETS:
@@ -187,7 +187,7 @@ def test_downgrading_stops_at_the_kernels_that_overflow():
     assert any("implicit" in mix for mix in mixes)
 
 
-def test_without_choices_the_trials_are_about_offloading_alone():
+def test_without_algorithm_choices_only_offloading_modes_are_tried():
     trace = straight(["conv2d", "max_pool2d", "conv2d", "linear"], [100, 300, 200, 100])
     outcomes = []
     for budget in range(1000, 0, -20):
@@ -201,7 +201,7 @@ def test_without_choices_the_trials_are_about_offloading_alone():
     ]
 
 
-def test_an_overflow_that_no_algorithm_can_mend_falls_back_to_the_smallest():
+def test_an_overflow_at_a_kernel_without_choices_falls_back_to_smallest_algorithms():
     """Where compute stands at a kernel without a choice there is nothing to downgrade. The trials are made up."""
     graph = TaskGraph.of(TRACE)
 
@@ -220,7 +220,7 @@ def test_an_overflow_that_no_algorithm_can_mend_falls_back_to_the_smallest():
     )
 
 
-def test_nothing_more_is_tried_where_the_smallest_that_can_be_does_not_fit():
+def test_trials_end_if_the_smallest_configuration_does_not_fit():
     tried = []
 
     def trial(program):
@@ -244,5 +244,5 @@ def test_modes_all_and_conv_use_the_requested_algorithms(mode, which, index):
     }
 
 
-def test_the_recorded_algorithms_are_left_alone_by_default():
+def test_recorded_algorithms_are_kept_by_default():
     assert algorithms_of(simulate(TRACE, node_of(10**6), "vdnn").program) == {}

@@ -63,7 +63,7 @@ def copies(program: Program, tasks: TaskGraph) -> list[str]:
     ]
 
 
-def test_with_memory_to_spare_nothing_moves():
+def test_ample_memory_causes_no_copies():
     tasks = TaskGraph.of(CHAIN)
     program = passive_program(tasks, 850)
     assert list(program.segments[0].streams) == [COMPUTE]
@@ -104,7 +104,7 @@ def test_the_least_recently_accessed_block_is_evicted_first():
     assert [copy for copy in copies(passive_program(tasks, 34), tasks) if "out" in copy] == ["out:b", "out:c"]
 
 
-def test_what_is_read_counts_as_accessed_before_what_is_written():
+def test_reads_count_as_earlier_accesses_than_writes():
     kernels = [kernel("make", writes="a"), kernel("step", reads="a", writes="b"), kernel("room", writes="c")]
     tasks = graph([*kernels, kernel("use", reads="a b")], [block(name, 10) for name in "abc"])
     assert copies(passive_program(tasks, 20), tasks) == ["out:a", "in:a"]
@@ -122,7 +122,7 @@ def test_a_block_may_be_evicted_several_times():
     run(passive_program(tasks, 25), tasks, node(25), iterations=2)
 
 
-def test_persistent_blocks_and_those_that_are_done_with_stay():
+def test_persistent_blocks_and_blocks_without_later_use_are_not_evicted():
     kernels = [kernel("a", reads="w", writes="x"), kernel("b", writes="y"), kernel("c", reads="w x y")]
     tasks = graph(kernels, [held("w", 50), block("x", 10), block("y", 10)])
     assert copies(passive_program(tasks, 60), tasks) == ["out:x", "in:x"]
@@ -147,7 +147,7 @@ def test_padding_counts_towards_memory_in_use():
 
 @many
 @given(st.data())
-def test_any_trace_at_any_budget_is_legal_and_keeps_to_the_budget(data: st.DataObject):
+def test_any_trace_at_any_budget_gives_a_legal_program_within_the_budget(data: st.DataObject):
     recorded, where = data.draw(traces()), data.draw(nodes())
     alignment = where.gpu.alignment
     tasks = TaskGraph.of(recorded)

@@ -73,7 +73,7 @@ def test_a_late_prefetch_is_triggered_earlier():
     assert times[1] < times[0]
 
 
-def test_where_activations_do_not_suffice_it_runs_in_passive_mode():
+def test_capuchin_runs_in_passive_mode_if_evicting_activations_is_not_enough():
     """Only the gradient g, which is no feature map, can make room for w."""
     kernels = [
         kernel("f", reads="x", writes="y"),
@@ -101,7 +101,7 @@ def test_a_released_source_is_recomputed_as_well():
     assert (by_name["y"].recompute_ns, by_name["y"].sources) == (3, frozenset())
 
 
-def test_a_source_that_the_same_kernel_needs_is_still_there():
+def test_a_source_read_by_the_same_kernel_is_not_recomputed():
     """b1 reads y and z, so y is there when z, which f2 makes from y, has to be: f1 does not run for z."""
     forward = [("f1", 3, "x", "y"), ("f2", 5, "y", "z"), ("f3", 9, "z", "u"), ("f4", 9, "", "w")]
     backward = [("b0", 9, "u", ""), ("b1", 9, "y z", "")]
@@ -145,7 +145,7 @@ def test_a_recorded_network_runs_faster_than_in_passive_mode():
     assert guided.iteration_ns < passive.iteration_ns
 
 
-def test_the_same_program_is_planned_again():
+def test_planning_twice_gives_the_same_program():
     trace = load_trace("resnet20-cifar-cpu")
     budget = max(demand(TaskGraph.of(trace))) * 3 // 4
     tried: list[Program] = []

@@ -30,7 +30,7 @@ def decided(trace: Trace, budget: int) -> tuple[int, ...]:
     return first_to_current(tasks, node(), budget, Decisions.of(tasks))
 
 
-def test_with_memory_to_spare_everything_stays():
+def test_ample_memory_keeps_every_activation():
     assert decided(chain([50] * 8, [50] * 8, [60] * 8), 8 * 60) == (0,) * 6
 
 
@@ -51,7 +51,7 @@ def test_each_tensor_takes_the_cheaper_of_swap_and_recompute():
     assert vector[:3] == (2, 2, 2)
 
 
-def test_later_maps_do_not_count():
+def test_each_map_is_decided_with_all_later_maps_kept():
     """Every prefix of the vector was the best of its last step, with all that follows kept and memory for it."""
     network = chain([50, 20, 30, 70, 10, 40, 60], [30, 50, 20, 10, 70, 40, 20], [40, 90, 60, 30, 80, 50, 70])
     tasks = TaskGraph.of(network)
@@ -66,7 +66,7 @@ def test_later_maps_do_not_count():
             assert chosen == (1 if swapped <= again else 2)
 
 
-def test_it_may_miss_what_a_look_at_all_maps_finds():
+def test_the_greedy_choice_may_be_slower_than_the_best_of_all_placements():
     """x2 leaves since it is first; that x3 and x4 alone would do, one swapped and one made again, is seen too late."""
     network = chain([20, 80, 80, 20, 60, 20], [70, 30, 10, 50, 70, 70], [40, 30, 30, 90, 80, 70])
     tasks = TaskGraph.of(network)
@@ -87,7 +87,7 @@ def test_several_compute_streams_are_refused():
 
 @many
 @given(st.data())
-def test_any_trace_at_any_budget_is_legal(data: st.DataObject):
+def test_any_trace_at_any_budget_gives_a_legal_program(data: st.DataObject):
     recorded, where = data.draw(traces()), data.draw(nodes())
     budget = data.draw(st.integers(0, 1 + 2 * sum(block.bytes for block in recorded.blocks)))
     context = context_of(recorded, where, budget)
