@@ -1,4 +1,4 @@
-"""Asynchronous offload with a stash and prefetching: small chains by hand, larger ones by what must hold."""
+"""Asynchronous offload with a stash and prefetching: small chains by hand, random chains by properties."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from simgpu.trace.model import RELEASED_AT_END, BlockKind, SavedTensor, Trace
 from tests.policies.framework_runs import peak, run, work
 from tests.semantics.hand_made import BACKWARD, block, held, kernel, trace
 
-#: Four layers of 10 ns each way; x2, x3 and x4 leave, x1 is the batch. A byte takes a nanosecond.
+#: Four layers of 10 ns each way; x2, x3 and x4 are offloaded, x1 is the batch. A byte takes a nanosecond.
 FOUR = chain([10] * 4, [10] * 4, [4] * 4)
 SLOW = chain([10] * 4, [10] * 4, [15] * 4)
 
@@ -29,7 +29,7 @@ def copies(trace: Trace, **parameters: object) -> list[tuple[str, int, int]]:
 
 
 def test_without_prefetching_backward_waits_for_every_copy():
-    """What is in the stash when backward begins (x4) is used where it is, and not copied in."""
+    """x4 is still in the stash when backward begins; it is used from there and not copied in."""
     assert copies(FOUR, prefetch=0, stash=1) == [
         ("out:x2:saved", 10, 14),
         ("out:x3:saved", 20, 24),
@@ -41,7 +41,7 @@ def test_without_prefetching_backward_waits_for_every_copy():
 
 
 def test_with_prefetching_copies_overlap_kernels():
-    """Where x4 is taken back, x3 is fetched; where x3 is, x2."""
+    """Using x4 prefetches x3; using x3 prefetches x2."""
     assert copies(FOUR, prefetch=1, stash=1)[3:] == [("in:x3:saved", 40, 44), ("in:x2:saved", 50, 54)]
     assert run(FOUR, "async_offload", min_bytes=1, prefetch=1, stash=1).iteration_ns == 80
 
@@ -51,7 +51,7 @@ def test_with_more_prefetch_ahead_fetches_are_issued_together_and_run_in_turn():
 
 
 def test_compute_waits_for_the_oldest_copy_when_the_stash_is_full():
-    """x2 is out at 25, so F3 begins then; x3 at 40, and F4 then. x4 is used from the stash."""
+    """x2's offload ends at 25, when F3 begins; x3's at 40, when F4 begins. x4 is used from the stash."""
     result = run(SLOW, "async_offload", min_bytes=1, prefetch=0, stash=1)
     starts = {name: start for name, start, _ in work(result)}
     assert [starts[f"F{n}"] for n in range(1, 5)] == [0, 10, 25, 40]
@@ -69,7 +69,7 @@ def test_without_a_stash_compute_waits_for_every_copy_out():
 
 
 def test_a_stashed_block_is_released_when_its_copy_out_has_ended():
-    """x4 is being copied until 90, and backward is done with it at 50. Nothing is fetched: all fits the stash."""
+    """x4 is being copied until 90; backward ends its use at 50. Nothing is fetched: everything fits the stash."""
     slower = chain([10] * 4, [10] * 4, [4, 4, 4, 60])
     result = run(slower, "async_offload", min_bytes=1, prefetch=2, stash=3)
     assert [each for each in work(result) if each[0].startswith("in:")] == []
@@ -78,14 +78,14 @@ def test_a_stashed_block_is_released_when_its_copy_out_has_ended():
 
 
 def test_memory_by_hand():
-    """F3 has the batch, x3 and x4; B4 the batch, x4 and x3 that is being fetched."""
+    """During F3 the batch, x3 and x4 are resident; during B4 the batch, x4 and x3, which is being fetched."""
     assert peak(run(FOUR, "none")) == 16
     assert peak(run(FOUR, "async_offload", min_bytes=1, prefetch=0, stash=0)) == 12
     assert peak(run(FOUR, "async_offload", min_bytes=1, prefetch=1, stash=1)) == 12
     assert peak(run(FOUR, "async_offload", min_bytes=1, prefetch=2, stash=1)) == 16
 
 
-# --- what leaves --------------------------------------------------------------------------------------------
+# --- offloaded blocks --------------------------------------------------------------------------------------------
 
 
 def shared(release: str = "mix-back") -> Trace:
@@ -121,8 +121,8 @@ def shared(release: str = "mix-back") -> Trace:
 
 
 def test_a_block_saved_twice_is_copied_once_and_weights_and_small_blocks_are_not_copied():
-    """It is taken back where its first tensor is, and lives until the last operator that takes one is done. That one
-    takes what it saved in the order in which it saved it."""
+    """A block is fetched for its first saved tensor and lives until the last operator that uses one has ended. That
+    operator fetches its saved tensors in the order in which it saved them."""
     result = run(shared(), "async_offload", min_bytes=4, prefetch=0, stash=0)
     assert [each for each in work(result) if ":" in each[0]] == [
         ("out:y:saved", 10, 110),
@@ -161,9 +161,11 @@ layers = st.lists(st.tuples(numbers, numbers, numbers), min_size=2, max_size=8)
 
 @settings(max_examples=25, deadline=None)
 @given(built=layers, prefetch=st.integers(0, 4), stash=st.integers(0, 4), latency=st.integers(0, 5))
-def test_random_chains_match_the_closed_forms(built: list[tuple[int, int, int]], prefetch: int, stash: int, latency: int) -> None:
-    """Every feature map leaves, all but the last `stash` come back, nothing is slower than save_on_cpu, and a faster
-    link makes nothing slower."""
+def test_random_chains_match_the_closed_forms(
+    built: list[tuple[int, int, int]], prefetch: int, stash: int, latency: int
+) -> None:
+    """Every feature map is offloaded, all but the last `stash` are fetched, no run is slower than save_on_cpu, and a
+    faster link slows no run."""
     forward, backward, sizes = map(list, zip(*built, strict=True))
     tasks = chain(forward, backward, sizes)
     settings_ = {"min_bytes": 1, "prefetch": prefetch, "stash": stash}

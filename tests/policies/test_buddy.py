@@ -1,4 +1,4 @@
-"""Policy `buddy`: the contract of every policy, memory to the byte, and more of something never hurts."""
+"""Policy `buddy`: the policy contract, exact memory, and more bandwidth or overlap never slow a run."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ def _outcome(given: tuple[tuple[str, object], ...], name: str, budget: int, pool
 
 
 def contracted(budget: int) -> NodeSpec:
-    """The contract's node with a compressed memory that does not fill up before the device memory does."""
+    """The contract's node with a compressed memory large enough that device memory is exhausted first."""
     return with_buddy(node_of(budget), dram=900 * GB, carve_out=15)
 
 
@@ -79,7 +79,7 @@ class TestBuddy(PolicyContract):
 
 
 def live_peak(built: Trace, sizes: tuple[int, ...]) -> int:
-    """The most that blocks take together, by the recorded lifetimes, kernel by kernel."""
+    """The peak of live blocks (bytes), summed kernel by kernel from the recorded lifetimes."""
     number = {k.id: n for n, k in enumerate(built.kernels)}
     last = len(built.kernels)
     peak = 0
@@ -120,7 +120,7 @@ def test_the_peak_halves_if_every_block_compresses_two_to_one():
 
 
 def test_buddy_memory_of_live_blocks_must_fit_into_the_carve_out():
-    """Every block at 4 to 1, so three times what is used of device memory is owned in buddy memory."""
+    """Every block compresses 4 to 1, so it owns three times its device memory in buddy memory."""
     built = all_of(32, chain([10], [10], [12800]))
     node = buddy_node(3200, mostly_zero=False)
     assert simulate(built, node, "buddy").buddy_peak == 3 * 3200
@@ -154,11 +154,11 @@ def test_nothing_is_compressed_if_the_program_fits_uncompressed():
     assert forced.buddy_peak == always.buddy_peak > 0
 
 
-# --- more of something never hurts ---------------------------------------------------------------------------------
+# --- more bandwidth and overlap never slow a run --------------------------------------------------------------
 
 
 def at(node: NodeSpec, times: Fraction, **changed: object) -> NodeSpec:
-    """With all links so many times as fast."""
+    """The node with all links `times` as fast."""
 
     def link(of: LinkSpec | None) -> LinkSpec | None:
         if of is None:

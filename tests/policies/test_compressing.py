@@ -1,4 +1,4 @@
-"""The policies that compress: what each charges, in closed form where there is one, and how they compare."""
+"""The policies that compress: the cost of each, in closed form where there is one, and how they compare."""
 
 from __future__ import annotations
 
@@ -31,9 +31,9 @@ V100 = load_node("v100")
 def sparse_chain(
     forward: list[int], backward: list[int], sizes: list[int], zeros: list[float], *, measured: bool = True
 ) -> Trace:
-    """A chain of ReLUs; every layer's input after the first has these zeros.
+    """A chain of ReLUs; every layer's input after the first has this share of zeros.
 
-    measured: compressed sizes are the non-zeros alone, as equations 3 and 4 have them, and not ZVC's own.
+    measured: compressed sizes count only the non-zeros, as in equations 3 and 4, instead of ZVC's sizes.
     """
     trace = chain(forward, backward, sizes, op="relu")
     # Only convolutions are offloaded; here every layer is to be.
@@ -88,7 +88,7 @@ def test_host_compression_reduces_pinned_memory_but_not_traffic() -> None:
 
 
 def test_decoding_on_the_host_precedes_the_prefetch() -> None:
-    """Each step that fetches waits for decoding and the copy, one after the other."""
+    """Each step with a fetch waits for decoding, then for the copy."""
     count, size, ns = 5, 400_000_000, 20_000_000
     on = v100(codec_bandwidth=4 * GB)
     result = simulate(layers(count, size, ns, zeros=0.8), on, "vdnn++")
@@ -97,7 +97,7 @@ def test_decoding_on_the_host_precedes_the_prefetch() -> None:
     forward = count * ns + (count - 1) * max(copy - hidden_out, 0)
     # The sparsity of x1 is unknown, so it is not encoded; the other offloaded blocks are.
     backward = count * 2 * ns + max(copy - hidden_in, 0) + (count - 2) * max(decode + copy - hidden_in, 0)
-    # The host still encodes the last tensors when the first one is wanted back.
+    # The host still encodes the last tensors when the first one is fetched.
     assert result.iteration_ns >= forward + backward
     assert result.metrics.breakdown.stalled_host > 0
 
@@ -265,7 +265,7 @@ def test_cdma_needs_the_engine() -> None:
         simulate(load_trace(VGG), V100, "cdma")
 
 
-# --- what all of them refuse ----------------------------------------------------------------------------------
+# --- input that all of them refuse ----------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("policy", ["vdnn++", "static", "cswap", "oracle", "cdma"])
@@ -288,7 +288,7 @@ def test_unmeasured_sizes_are_not_invented() -> None:
         NodeCosts(trace, V100).encoded_bytes(trace.block_by_id["x2"], "rle")
 
 
-# --- what results say -----------------------------------------------------------------------------------------
+# --- notes of results -----------------------------------------------------------------------------------------
 
 
 def test_a_result_names_the_nodes_compressing_engine() -> None:
@@ -309,7 +309,7 @@ def test_ideal_has_no_copies_and_no_note_on_the_engine() -> None:
     )
 
 
-# --- where the equations are not alone ------------------------------------------------------------------------
+# --- effects beyond the equations ------------------------------------------------------------------------
 
 
 def fire(zeros: float = 0.8, writer: str = "cat") -> Trace:
@@ -376,7 +376,7 @@ def test_a_codec_without_known_sizes_compresses_nothing_and_adds_a_note() -> Non
 
 
 def test_tensors_of_one_layer_share_the_overlapping_computation() -> None:
-    """Four inputs of one convolution: apart each would seem to be hidden, together they are not."""
+    """Four inputs of one convolution: each copy alone would overlap completely, all four together do not."""
     size, ns = 200_000_000, 20_000_000
     makers = [Layer(f"relu{n}", "relu", ("x",), f"a{n}", size, forward_ns=ns, backward_ns=ns) for n in range(4)]
     joined = Layer("conv", "conv2d", tuple(f"a{n}" for n in range(4)), "b", 8, forward_ns=ns, backward_ns=ns)

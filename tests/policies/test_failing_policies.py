@@ -1,4 +1,4 @@
-"""Policies whose code fails or whose programs are refused: one row that says why, while the others run."""
+"""Policies whose code fails or whose programs are refused: one row gives the reason, and the others still run."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ HERE = Path(__file__).name
 
 @dataclass(frozen=True)
 class Planning(Policy):
-    """Plans whatever the class below it says."""
+    """Plans by the `plan` of the derived class."""
 
     name, summary, source = "outside", "what a test says", "a test"
 
@@ -70,7 +70,7 @@ def tried(context: PlanContext) -> Program:
 
 
 UNLAUNCHED = Program((Segment({COMPUTE: ()}),))
-#: What a policy does: the first line of what is said of it, after file, line and name.
+#: How a policy fails: the first line of its error message, after file, line and name.
 FAILING = {
     "none": (outside(lambda _: None), "None is not a Program: a plan must return one"),
     "placement": (
@@ -144,7 +144,7 @@ def test_a_program_that_verify_refuses_names_the_policy_and_the_instruction():
 
 
 def test_failures_of_reclaim_and_fits_are_reported_too():
-    """The choice of what leaves the device, asked while the run goes on, and the word whether a batch fits."""
+    """`reclaim`, called during the run, and `fits`, called by the search for the largest batch."""
 
     @dataclass(frozen=True)
     class Reclaiming(Policy):

@@ -1,4 +1,4 @@
-"""PyTorch's own policies on random traces: their programs are legal and run, whatever a recording contains."""
+"""PyTorch's own policies on random traces: their programs are legal and run for any recording."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def test_framework_policies_plan_legal_programs_that_end(policy: str, parameters
 @settings(deadline=None, suppress_health_check=list(HealthCheck), max_examples=50)
 @given(data=st.data())
 def test_checkpointing_any_sections_adds_the_time_of_recomputed_kernels(data: st.DataObject) -> None:
-    """An iteration takes its kernels, and those that run again, one after another."""
+    """An iteration takes the sum of its kernels and its recomputed kernels."""
     trace: Trace = data.draw(repeatable_traces())
     count = sum(kernel.phase is Phase.FORWARD for kernel in trace.kernels)
     names = [f"L{n}" for n in range(count)]

@@ -1,5 +1,5 @@
-"""`joint` next to every policy of HOME's paper, on all traces that ship and on the networks of its table 2: never worse
-than the best of them, whatever the budget and however fast the link."""
+"""`joint` compared with every policy of HOME's paper, on all shipped traces and on the networks of its table 2: never
+slower than the best of them, for any budget and link."""
 
 from __future__ import annotations
 
@@ -27,13 +27,13 @@ RIVALS: tuple[tuple[str, dict[str, Any]], ...] = (
     ("capuchin", {"version": "published"}),
     ("home", {}),
 )
-#: Budgets: so much of the way from what the most demanding kernel takes to what keeping everything takes.
+#: Budgets, as fractions of the way from the largest single-operator working set to the peak without offloading.
 MIDDLE = 0.4
 SHARES = (0.75, MIDDLE, 0.1)
-#: A search of the fast kind; what it starts from is the same with any number.
+#: A fast search; its starting placements do not depend on this number.
 FAST = {"evaluations": 5_000, "lower_bound": False}
 
-#: By name, as the study of table 2 has them.
+#: By name, as in the study of table 2.
 NETWORKS = ("MobileNet", "Plain20", "SqueezeNet", "VGG16", "ResNet", "InceptionV3")
 
 
@@ -54,7 +54,7 @@ def budget_of(trace: Trace, node: NodeSpec, share: float) -> int:
 
 @cache
 def times(trace: Trace, node: NodeSpec, share: float) -> tuple[int | None, dict[str, int]]:
-    """Of an iteration in nanoseconds: that of joint, None where it does not fit; and those of its rivals that do."""
+    """Step times in nanoseconds: joint's (None if it does not fit), and those of the rivals that fit."""
     budget = budget_of(trace, node, share)
 
     def time_ns(policy: str, parameters: dict[str, Any]) -> int | None:
@@ -87,7 +87,7 @@ def test_joint_is_never_slower_than_the_policies_of_home_on_shipped_traces(name:
 @pytest.mark.slow
 @pytest.mark.parametrize("name", shipped_names("traces"))
 def test_joint_is_never_slower_than_the_policies_of_home_over_a_slow_link(name: str) -> None:
-    """Recordings on a CPU compute so long that the usual link hides any copy."""
+    """Kernels recorded on a CPU are so long that the usual link overlaps every copy."""
     node = load_node("v100", {"link.d2h_bandwidth": "100 MB/s", "link.h2d_bandwidth": "100 MB/s"})
     check(load_trace(name), node, MIDDLE)
 

@@ -1,4 +1,4 @@
-"""Policies of other packages: one installed for real, and ones that are broken."""
+"""Policies of other packages: one installed with pip, and broken ones."""
 
 from __future__ import annotations
 
@@ -104,7 +104,7 @@ from simgpu.policies.base import Policy
 FROZEN = f"{POLICY}\n@dataclass(frozen=True)\nclass It(Policy):\n"
 PLAN = "    def plan(self, context): raise NotImplementedError\n"
 WORDS = "    summary = source = 'strange'\n"
-#: Registered name: the object it names in a module called as it is, that module's text, and what the error says.
+#: By registered name: the object named in the module of that name, the module's text, and the error message.
 STRANGE = {
     "nothing": ("It", "", "AttributeError: module 'nothing' has no attribute 'It'"),
     "raises": ("It", "raise RuntimeError('no GPU here')", "RuntimeError: no GPU here"),
@@ -132,7 +132,7 @@ MISSING = "ModuleNotFoundError: No module named 'no_such_module'"
 
 @pytest.fixture(scope="module")
 def strange(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Where every broken policy is installed at once, and one that wants a built-in one's name."""
+    """The folder with all broken policies installed, and one with the name of a built-in policy."""
     points = {f"strange_{name}": f"strange_{name}:{attribute}" for name, (attribute, _, _) in STRANGE.items()}
     modules = {
         f"strange_{name}": text.replace(f"'{name}'", f"'strange_{name}'") for name, (_, text, _) in STRANGE.items()
@@ -143,7 +143,7 @@ def strange(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def broken_with(strange: Path, monkeypatch: pytest.MonkeyPatch):
-    """The registry of this process with the broken policies in it."""
+    """The registry of this process with the broken policies."""
     monkeypatch.syspath_prepend(str(strange))
     registry._outside.cache_clear()
     yield

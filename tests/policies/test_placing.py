@@ -1,4 +1,4 @@
-"""A vector and the placement and program that it stands for."""
+"""Placement vectors and the programs that they describe."""
 
 from __future__ import annotations
 
@@ -114,7 +114,7 @@ def test_every_vector_is_a_legal_program_that_runs_every_kernel_in_order(case: C
 @many
 @given(cases())
 def test_all_device_memory_is_taken_by_the_compute_stream(case: Case):
-    """So nobody else can hold what it waits for."""
+    """So no other stream can hold memory that it waits for."""
     for stream, code in case.program.segments[0].streams.items():
         for each in code:
             if isinstance(each, Acquire) and stream != COMPUTE:

@@ -1,4 +1,4 @@
-"""The page for policy authors: its code runs, its sessions are right, and its two policies keep to the contract."""
+"""The page for policy authors: its code runs, its sessions print as shown, and its two policies fulfil the contract."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Policies on real recordings: times to the nanosecond and memory to the byte, where the recordings are at hand."""
+"""Policies on real recordings, if available: times to the nanosecond and memory to the byte."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def run(name: str, policy: str, memory: int = PLENTY, mode: str = "", alignment:
 
 
 def peak(trace: Trace, alignment: int, *, needed: bool) -> int:
-    """The largest number of bytes alive during one kernel, from the blocks' rows alone.
+    """The peak of live bytes over all kernels, computed from the blocks' rows alone.
 
     needed: blocks live until their last use, those still held at the iteration's end if persistent to the end;
     otherwise to their recorded release.

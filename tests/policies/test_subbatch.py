@@ -1,4 +1,4 @@
-"""The sub-batch of a budget (moDNN, section 5.1.2): what fits by equation 8, rounded, settled between profiles."""
+"""The sub-batch for a budget (moDNN, section 5.1.2): fits by equation 8, is rounded, and agrees with its profile."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ GB = 10**9
 
 
 def of_batch(trace: Trace, batch: int) -> TaskGraph:
-    """A graph that knows itself at other batch sizes."""
+    """A graph that can be rescaled to other batch sizes."""
     full = replace(trace, info=replace(trace.info, batch=batch))
     return replace(TaskGraph.of(full), rescaled=cache(lambda size: TaskGraph.of(at_batch(full, size, K40))))
 
@@ -43,7 +43,7 @@ def network(name: str, batch: int, framework: str = "fused") -> TaskGraph:
 
 
 def with_workspace(batch: int, bytes_at: Callable[[int], int]) -> TaskGraph:
-    """One layer with 1 byte a sample, whose forward needs a workspace that depends on the batch."""
+    """One layer with 1 byte per sample; its forward workspace depends on the batch."""
 
     def at(size: int) -> TaskGraph:
         trace = chain([5], [7], [size])
@@ -77,7 +77,7 @@ def test_the_full_batch_is_never_rounded():
     st.integers(0, 10**6),
 )
 def test_the_largest_regular_sub_batch_that_fits_is_selected(sizes: list[int], batch: int, alignment: int, budget: int):
-    """Without workspaces profiles play no part: every candidate is tried."""
+    """Without workspaces profiles do not matter: every candidate is tried."""
     count = len(sizes)
     tasks = of_batch(chain([1] * count, [1] * count, [size * batch for size in sizes]), batch)
 
@@ -111,7 +111,7 @@ def test_the_selected_sub_batch_fits_by_its_own_profile(name: str, batch: int, c
 
 
 def test_block_sizes_in_the_search_match_the_rescaled_iteration():
-    """The search scales the blocks itself; the workspaces aside it must come to what the rescaled iteration has."""
+    """The search scales the blocks itself; without workspaces its sizes must equal those of the rescaled iteration."""
     trace = build_trace("resnet34", batch=96, gpu=K40, framework="fused", workspace_limit=0)
     tasks = replace(TaskGraph.of(trace), rescaled=cache(lambda size: TaskGraph.of(at_batch(trace, size, K40))))
     for size in (64, 32, 4):
@@ -122,7 +122,7 @@ def test_block_sizes_in_the_search_match_the_rescaled_iteration():
 
 
 def test_resnet34_is_split_below_5_gb_and_not_above():
-    """Section 7.4: at 5 and 6 GB the sub-batch is still 256; where the budget is smaller than 5 GB it is smaller."""
+    """Section 7.4: the sub-batch is 256 at 5 and 6 GB, and smaller for budgets below 5 GB."""
     tasks = network("resnet34", 256)
     result = {gb: select_sub_batch(tasks, K40, gb * GB).size for gb in (2, 3, 4, 5, 6, 12)}
     assert result[5] == result[6] == result[12] == 256
@@ -145,7 +145,7 @@ def test_profile_and_selection_are_repeated_until_the_sub_batch_stays():
 
 
 def test_if_profiles_cycle_the_largest_fitting_sub_batch_is_selected():
-    """By the workspace of one sample 192 would fit; by their own nothing would, and so it goes round."""
+    """192 samples fit by the workspace of one sample, but not by their own, so the selection cycles."""
     tasks = with_workspace(256, lambda size: 4 * size)
     result = selected(tasks, 200)
     assert result.steps[:3] == ((256, 1), (1, 192), (192, 1))

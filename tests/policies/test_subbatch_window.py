@@ -29,7 +29,7 @@ def blocks_of(tdfg: Tdfg, task: Sequence[int]) -> set[int]:
 
 
 def by_brute_force(tdfg: Tdfg, alpha: float, counted: Counted) -> int:
-    """Every window written out, and in it every task: what is there then."""
+    """The largest window, from the resident blocks of every task of every window."""
     tasks = tdfg.layer_tasks
     width = ceil(Fraction(str(alpha)) * len(tasks))
     touching = {b: [t for t, task in enumerate(tasks) if b in blocks_of(tdfg, task)] for b in range(len(tdfg.sizes))}
@@ -76,7 +76,7 @@ def test_on_a_chain_windows_slide_over_the_activations(counted: Counted) -> None
 
 
 def test_live_data_exclude_released_and_later_blocks() -> None:
-    """Of LAYER's tasks F, (L, BP1), BP2 and (both): by BP2, y and label are dead, and dz is not yet there."""
+    """LAYER's tasks are F, (L, BP1), BP2 and (both): at BP2, y and label are released, and dz does not exist yet."""
     tdfg = Tdfg.of(LAYER)
     assert [len(task) for task in tdfg.layer_tasks] == [1, 2, 1, 1]
     reside, workspace = tdfg.resident_bytes, 3000
@@ -88,7 +88,7 @@ def test_live_data_exclude_released_and_later_blocks() -> None:
 
 @given(traces(max_kernels=20), st.data())
 def test_windows_lie_between_the_bound_and_the_ideal_memory(trace: Trace, data) -> None:
-    """Wider windows touch more. A budget that equation 8 allows is one that every task of the paper's graph fits."""
+    """Wider windows touch more. Every task of the paper's graph fits a budget that equation 8 allows."""
     tdfg = Tdfg.of(TaskGraph.of(with_choices(trace, data)))
     alphas = (0.05, 0.15, 0.3, 0.5, 1.0)
     touched = [window_bytes(tdfg, alpha, "touched") for alpha in alphas]

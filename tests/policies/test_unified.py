@@ -1,4 +1,4 @@
-"""`um`: what it takes, what oversubscription costs, and what a faster link or another order of leaving changes."""
+"""`um`: its parameters, the cost of oversubscription, and the effect of faster links and other eviction orders."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ class TestUmPinned(PolicyContract):
     parameter_sets = ({"access": "pinned"},)
 
     def test_every_offloaded_block_is_fetched_again(self, parameters: Parameters, trace_name: str):
-        """Blocks do not leave or come: kernels read what is in host memory, and write there."""
+        """No block is copied: kernels read and write host memory."""
         result = self.run(parameters, trace_name)
         assert result.timeline.device_memory.live.max() == 0
         read, written = (
@@ -57,7 +57,7 @@ def run(where: NodeSpec | str = "v100", budget: int | None = None, of: Trace | N
 
 @pytest.fixture(scope="module")
 def plain() -> Result:
-    """A framework that has all the memory it wants."""
+    """A run of `none` with ample memory."""
     return simulate(load_trace(VGG16), load_node("v100"), "none")
 
 
@@ -86,7 +86,7 @@ def test_a_faster_link_speeds_up_migration_and_pinned_access(plain: Result):
 
 
 def test_a_solver_that_sweeps_its_arrays_is_faster_with_pinned_memory():
-    """Every page misses, and waits for what leaves before it; remote reads and writes pass both ways at once."""
+    """Every page faults and waits for an eviction; remote reads and writes use both directions at once."""
     size, sweeps = 64 * 2**20, 4
     kernels = [kernel(f"sweep{i}", 1_000_000, "u", "v") for i in range(sweeps)]
     solver = trace(kernels, [held("u", size), held("v", size)])
@@ -97,14 +97,14 @@ def test_a_solver_that_sweeps_its_arrays_is_faster_with_pinned_memory():
 
 
 def test_accesses_without_faults_change_the_lru_order_but_not_the_drivers():
-    """x stays for LRU; the driver does not hear that it is touched."""
+    """LRU keeps x; the driver does not see accesses without a fault."""
     kernels = [kernel(f"k{i}", 10, name) for i, name in enumerate(["x", "a", "x", "b", "x", "a"])]
     small = trace(kernels, [held(name, 256) for name in "xab"])
     brought = {
         order: run(node(), budget=512, of=small, page=256, chunk=256, eviction=order).metrics.h2d_bytes
         for order in ("touched", "arrived")
     }
-    # First in, first out lets x go for b, a for x, and b for a.
+    # First in, first out evicts x for b, a for x, and b for a.
     assert brought == {"touched": 2 * 256, "arrived": 3 * 256}
 
 
@@ -149,7 +149,7 @@ def test_um_programs_contain_no_copies_and_survive_json():
 
 
 def test_unified_memory_does_not_use_compressed_memory():
-    """Pages move as they are, as with a plain framework."""
+    """Pages are moved uncompressed, so the run takes as long as with `none`."""
     small = load_trace("vgg11-cifar-cpu")
     buddy = load_node("buddy-gpu")
     assert run(buddy, of=small).iteration_ns == simulate(small, buddy, "none").iteration_ns

@@ -1,4 +1,4 @@
-"""vDNN against the published policy: what leaves, with what, and next to what it comes back."""
+"""vDNN compared with the published policy: offloaded blocks, and the kernels that offloads and prefetches overlap."""
 
 from __future__ import annotations
 
@@ -32,8 +32,8 @@ Moves = dict[str, tuple[str, str]]
 
 
 def moves(trace: Trace, mode: str) -> Moves:
-    """Blocks that are swapped: (kernel next to which each leaves, first kernel of the step next to which it
-    returns)."""
+    """Swapped blocks: (the kernel that the offload overlaps, the first kernel of the step that the prefetch
+    overlaps)."""
     graph = TaskGraph.of(trace)
     swaps = Vdnn(mode).swaps(graph)
     names = [kernel.id for kernel in trace.kernels]
@@ -46,7 +46,7 @@ CHAIN = straight(["conv2d", "max_pool2d", "conv2d", "conv2d", "max_pool2d", "lin
 
 
 def test_mode_all_offloads_every_input_of_a_chain():
-    """B7 begins backward and needs what F7 had: y6 stays. A search passes pooling and classifier, not convolutions."""
+    """B7 begins backward and needs F7's input: y6 stays. A search passes pooling and classifier, not convolutions."""
     assert moves(CHAIN, "all") == {
         "y5": ("F:L6", "B:L7"),
         "y4": ("F:L5", "B:L6"),
@@ -79,7 +79,7 @@ def test_the_prefetch_search_ends_at_a_convolution_that_needs_nothing():
 
 
 def test_prefetches_run_ahead_in_a_window_without_convolutions():
-    """Layers that need nothing give the search a head start; then every step fetches one, ahead of its use."""
+    """Layers without offloaded inputs give the search a head start; then every step fetches one input early."""
     trace = network(
         Layer("fc1", "linear", ("x",), "a"),
         Layer("fc2", "linear", ("a",), "b"),
@@ -93,7 +93,7 @@ def test_prefetches_run_ahead_in_a_window_without_convolutions():
 
 
 def test_an_activation_with_several_readers_is_offloaded_with_the_last():
-    """residual(): a is read by conv2 and by the addition, and leaves with the addition, which is no convolution."""
+    """residual(): a is read by conv2 and the addition, and is offloaded with the addition, which is no convolution."""
     assert moves(residual(), "all") == {
         "d": ("F:pool", "B:fc"),
         "b": ("F:conv3", "B:pool"),
@@ -104,9 +104,9 @@ def test_an_activation_with_several_readers_is_offloaded_with_the_last():
 
 
 def test_branch_inputs_are_offloaded_with_their_last_reader():
-    """inception(): s leaves with the last of three branches. q, changed in place, leaves with the concatenation.
+    """inception(): s is offloaded with the last of three branches, q, changed in place, with the concatenation.
 
-    The concatenation saves nothing: of its inputs only q is needed again, by the activation's backward.
+    The concatenation saves nothing: only its input q is needed again, by the activation's backward.
     """
     assert moves(inception(), "all") == {
         "t": ("F:conv", "B:fc"),
@@ -194,7 +194,7 @@ def test_the_input_is_the_only_persistent_block_that_moves():
 
 
 def test_each_use_of_a_layer_is_a_step_of_its_own():
-    """Layer A runs, then B, then A again: each run is a step of its own, in forward and in backward."""
+    """Layer A runs, then B, then A again: each run is a separate step, in forward and in backward."""
     names = {"L1": "A", "L2": "B", "L3": "A", "L4": "C", "L5": "D"}
     base = straight(["max_pool2d"] * 5, [100] * 5)
     kernels = tuple(
@@ -205,7 +205,7 @@ def test_each_use_of_a_layer_is_a_step_of_its_own():
 
 
 def test_kernels_of_one_layer_are_one_step():
-    """A layer of convolution and pooling: what passes between the two stays, the layer's input leaves with both."""
+    """A layer of convolution and pooling: the block between the two stays, the layer's input is offloaded with both."""
     base = straight(["conv2d", "max_pool2d", "conv2d", "linear"], [100, 100, 100, 100])
     names = {"L1": "block", "L2": "block", "L3": "next", "L4": "last"}
     kernels = tuple(
@@ -234,12 +234,12 @@ def test_blocks_are_fetched_only_after_their_offload():
     }
 
 
-# --- the published search, written again from its description ----------------------------------------------------
+# --- the published search, reimplemented from its description ----------------------------------------------------
 
 
 def published(ops: Sequence[str], sizes: Sequence[int], mode: str) -> Moves:
-    """A chain by layer numbers alone: a layer's input leaves with it; before its own backward every layer looks for one
-    earlier layer that sent its input and has not got it back, no further than the first convolution.
+    """A chain by layer numbers: a layer's input is offloaded with it; before its own backward every layer searches for
+    one earlier layer whose offloaded input is not yet fetched, no further than the first convolution.
     """
     count = len(ops)
     sent = {
@@ -261,7 +261,7 @@ def published(ops: Sequence[str], sizes: Sequence[int], mode: str) -> Moves:
 @pytest.mark.parametrize("mode", ["all", "conv"])
 @pytest.mark.parametrize("length", [1, 2, 3, 4, 5, 6])
 def test_every_short_chain_follows_the_published_search(mode, length):
-    """All chains of convolutions, poolings and layers whose input takes no bytes."""
+    """All chains of convolutions, poolings and layers whose input has zero bytes."""
     kinds = [("conv2d", 100), ("max_pool2d", 100), ("conv2d", 0), ("max_pool2d", 0)]
     for layers in itertools.product(kinds, repeat=length):
         ops, sizes = [op for op, _ in layers], [size for _, size in layers]

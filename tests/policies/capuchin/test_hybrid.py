@@ -1,4 +1,4 @@
-"""The hybrid policy: by free time, swaps that nobody notices first, then the lesser of swap on demand and recompute."""
+"""The hybrid policy: fully overlapped swaps by free time first, then the cheaper of swap on demand and recompute."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ SHARED = Situation(tuple(range(0, 1000, 10)), peak_start_ns=490, peak_end_ns=500
 
 
 def a_map(number: int, evicted: int, back: int, copy: int = 20, **more: object) -> Candidate:
-    """A feature map of 100 bytes whose copies both take as long."""
+    """A feature map of 100 bytes whose offload and prefetch take equally long."""
     return Candidate(number, 100, evicted, back, copy, copy, **more)  # type: ignore[arg-type]
 
 
@@ -59,7 +59,7 @@ def test_a_prefetch_does_not_begin_before_its_offload_has_ended():
 
 
 def test_copies_of_one_direction_exclude_each_other():
-    """Both want the link from 870 to 890; the second comes back before the first and needs an earlier trigger."""
+    """Both need the link from 870 to 890; the second is fetched before the first and needs an earlier trigger."""
     maps = [a_map(0, 100, 890), a_map(1, 100, 885)]
     assert decide(maps, SHARED, 200) == {0: SwapOut(87), 1: SwapOut(85)}
 
@@ -72,14 +72,14 @@ def test_a_swap_that_delays_kernels_is_replaced_by_a_cheaper_recompute():
 
 
 def test_a_swap_on_demand_also_waits_for_the_rest_of_its_copy_out():
-    """Evicted at 480 for a back access at 490: 10 ns of the copy out and the copy in are 30 ns, as long as again."""
+    """Evicted at 480, needed at 490: 10 ns of the offload plus the fetch are 30 ns, as long as the recompute."""
     near = a_map(0, 480, 490, recompute_ns=30)
     assert decide([near], SHARED, 1) == {0: SwapOut(None)}
     assert decide([replace(near, recompute_ns=29)], SHARED, 1) == {0: RecomputeBlock()}
 
 
 def test_the_map_with_most_bytes_per_second_is_recomputed_first():
-    """0 has more free time, 1 saves its bytes at half the price; 0 is looked at again after it."""
+    """Map 0 has more free time; map 1 saves its bytes at half the cost and is chosen before map 0."""
     maps = [a_map(0, 470, 510, recompute_ns=18), a_map(1, 480, 510, recompute_ns=9)]
     assert decide(maps, SHARED, 100) == {1: RecomputeBlock()}
     assert list(decide(maps, SHARED, 200)) == [1, 0]
@@ -114,7 +114,7 @@ def test_late_prefetches_get_an_earlier_trigger():
 
 @st.composite
 def some(draw: st.DrawFn) -> list[Candidate]:
-    """Maps in forward order, made from earlier ones."""
+    """Random maps in forward order, each computed from earlier ones."""
     result = []
     for number in range(draw(st.integers(1, 8))):
         evicted = draw(st.integers(0, 600))
