@@ -29,12 +29,12 @@ def agrees(case: Case) -> MachineRun | None:
 
 @many
 @given(cases())
-def test_with_memory_to_spare_time_and_peak_are_those_of_the_machine(case: Case):
+def test_with_ample_memory_evaluator_and_machine_agree_on_time_and_peak(case: Case):
     assert agrees(case)
 
 
 @pytest.mark.slow
-def test_within_a_budget_time_and_peak_are_those_of_the_machine_and_what_does_not_fit_runs_out_of_memory():
+def test_within_a_budget_evaluator_and_machine_agree_on_time_peak_and_oom():
     seen: Counter[str] = Counter()
 
     @settings(many, max_examples=300, derandomize=True)  # the counts below are of the same cases each time

@@ -97,7 +97,7 @@ def test_every_placement_needs_at_least_the_minimum_peak(evaluator: Evaluator):
 
 
 @pytest.mark.parametrize("bandwidth", [10**9, 3 * 10**9, 10**10])
-def test_on_a_chain_the_bound_is_below_the_best_at_every_budget_and_never_rises_with_memory(bandwidth: int):
+def test_on_a_chain_the_bound_is_below_the_best_and_never_rises_with_memory(bandwidth: int):
     bounds = []
     minimum, _ = peak_lower_bound(chained(bandwidth, 10**4).tables)
     for budget in range(minimum, 1101, 25):
@@ -116,7 +116,7 @@ def test_with_enough_memory_the_bound_is_the_ideal_time():
     assert result.pressure == ()
 
 
-def test_below_the_minimum_peak_nothing_fits_and_the_kernel_is_named():
+def test_a_budget_below_the_minimum_peak_does_not_fit_and_names_the_kernel():
     minimum, kernel = peak_lower_bound(chained(10**9, 10**4).tables)
     evaluator = chained(10**9, minimum - 1)
     bound = lower_bound(evaluator.tables)
@@ -131,7 +131,7 @@ def test_a_faster_link_never_raises_the_bound():
     assert bounds == sorted(bounds, reverse=True)
 
 
-def test_multipliers_of_any_kind_prove_no_more_than_the_minimum():
+def test_no_multipliers_prove_more_than_the_minimum():
     """Minimise t >= 10 - 7 x, t >= 4 x within t <= 100, x <= 1: at x = 10/11, t = 40/11."""
     program = LinearProgram()
     t, x = program.variable(0, 100, Unit.NS), program.variable()
@@ -146,7 +146,7 @@ def test_multipliers_of_any_kind_prove_no_more_than_the_minimum():
 
 @many
 @given(st.data())
-def test_what_multipliers_prove_is_below_every_point_that_keeps_the_rows(data: st.DataObject):
+def test_proven_bounds_are_below_every_feasible_point(data: st.DataObject):
     """Checked by points, without the duality that the proof rests on."""
     numbers = st.integers(-20, 20)
     program = LinearProgram()
@@ -166,7 +166,7 @@ def test_what_multipliers_prove_is_below_every_point_that_keeps_the_rows(data: s
         assert program.proven(Solved(np.zeros(3), multipliers)) <= min(p[0] for p in stored)
 
 
-def test_without_scipy_the_linear_program_names_the_extra_and_the_quick_bound_still_holds(
+def test_without_scipy_the_error_names_the_extra_and_the_quick_bound_works(
     monkeypatch: pytest.MonkeyPatch,
 ):
     evaluator = chained(10**9, 800)
@@ -178,7 +178,7 @@ def test_without_scipy_the_linear_program_names_the_extra_and_the_quick_bound_st
     assert quick_bound(evaluator.tables).ns == expected.ns <= best_ns(evaluator)
 
 
-def test_a_bound_belongs_to_its_budget():
+def test_a_smaller_budget_gives_a_larger_bound():
     evaluator = chained(10**9, 800)
     tight: Bound = lower_bound(evaluator.tables)
     ample: Bound = lower_bound(replace(evaluator, budget=10**4).tables)

@@ -50,7 +50,7 @@ def chains(draw: st.DrawFn, smallest: int = 3) -> tuple[list[int], list[int], li
 
 @some
 @given(chains())
-def test_what_all_stays_takes_no_longer_than_its_kernels(of: tuple[list[int], list[int], list[int]]):
+def test_keeping_everything_takes_the_sum_of_the_kernels(of: tuple[list[int], list[int], list[int]]):
     tasks = TaskGraph.of(chain(*of))
     everything = case(tasks, [KEEP] * (len(of[0]) - 2), on=node())
     assert both(everything) == sum(of[0]) + sum(of[1])
@@ -76,7 +76,7 @@ def test_a_recomputed_block_costs_its_forward_kernel_once(
 
 @some
 @given(chains(smallest=4), st.integers(1, 100), st.integers(1, 5), st.integers(0, 20))
-def test_figure_4_a_swap_costs_the_part_of_its_copies_that_no_kernel_overlaps(
+def test_figure_4_a_swap_costs_the_part_of_its_copies_not_overlapped_by_kernels(
     of: tuple[list[int], list[int], list[int]], size: int, rate: int, latency: int
 ):
     """F(n) overlaps the offload of tensor n, whose memory F(n+1) needs; B(n+1) overlaps its prefetch for B(n).
@@ -106,7 +106,7 @@ SIX = TaskGraph.of(chain([10] * 6, [50] * 6, [100] * 6))
 SLOW = node(out=10**9, back=10**10)
 
 
-def test_with_too_little_memory_the_front_of_the_list_is_waited_for_and_charged():
+def test_a_kernel_without_memory_waits_for_the_first_pending_offload():
     """x2 and x3 leave one after the other, 100 ns each; F5 needs one place, and x2's comes first.
 
     F2 begins at 10 and x2 is away at 110. F5 would begin at 40.
@@ -117,7 +117,7 @@ def test_with_too_little_memory_the_front_of_the_list_is_waited_for_and_charged(
     assert both(one) == 360 + 70
 
 
-def test_with_less_the_next_one_is_waited_for_too():
+def test_with_less_memory_the_next_offload_is_waited_for_too():
     """Now F4, which would begin at 30, waits for x2 until 110, and F5 for x3, from 120 to 210."""
     vector = [SWAP, SWAP, KEEP, KEEP]
     two = case(SIX, vector, 400, on=SLOW)
@@ -126,7 +126,7 @@ def test_with_less_the_next_one_is_waited_for_too():
     assert both(two) == 360 + 80 + 90
 
 
-def test_an_empty_list_is_an_error_that_names_the_missing_bytes():
+def test_without_pending_offloads_the_error_names_the_missing_bytes():
     assert case(SIX, [SWAP, SWAP, KEEP, KEEP], 399, on=SLOW).costs.short[0] == 1
     assert case(SIX, [SWAP, SWAP, KEEP, KEEP], 399, on=SLOW).run() is None
 
@@ -147,7 +147,7 @@ def test_draining_changes_nothing_on_a_chain():
     assert of.costs(vectors).time_ns.tolist() == replace(of, drain=True).costs(vectors).time_ns.tolist()
 
 
-def test_drained_a_fetch_waits_for_a_later_copy_out_too():
+def test_a_draining_fetch_also_waits_for_later_offloads():
     """a is away at 1010 and b at 2010. a's fetch next to c.back waits for its own copy, or, drained, for both.
 
     Then it is followed by c.back and, with b's fetch, by a.back. Not drained, b's fetch waits until 2010, takes 100 ns
@@ -198,7 +198,7 @@ def test_whether_a_plan_fits_does_not_depend_on_timing(kernels: int, needed: int
 
 
 @pytest.mark.parametrize("early", [True, False])
-def test_any_vector_fits_into_what_its_plan_needs_at_any_speed(early: bool):
+def test_the_smallest_budget_of_a_vector_does_not_depend_on_link_speed(early: bool):
     decisions = Decisions.of(EVEN)
     for vector in ([SWAP] * 4, [SWAP, RECOMPUTE] * 2, [RECOMPUTE, SWAP] * 2, [RECOMPUTE] * 4):
         budgets = set()

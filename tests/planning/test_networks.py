@@ -26,7 +26,7 @@ PLACEMENTS = 200
     "name",
     [pytest.param(name, marks=pytest.mark.slow if name == "SqueezeNet" else pytest.mark.exhaustive) for name in SIX],
 )
-def test_time_and_peak_of_random_placements_are_those_of_the_machine(name: str):
+def test_evaluator_and_machine_agree_on_random_placements_of_networks(name: str):
     """Budgets lie between the least with which a placement runs and its peak, so that memory is waited for."""
     graph = task_graph(SIX[name], NODE)
     decisions = Decisions.of(graph)

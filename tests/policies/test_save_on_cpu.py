@@ -40,7 +40,7 @@ def test_copies_never_overlap_kernels(built: list[tuple[int, int, int]], bandwid
 @settings(max_examples=25, deadline=None)
 @given(sizes=st.lists(st.integers(1, 100), min_size=2, max_size=7))
 def test_memory_of_a_chain(sizes: list[int]) -> None:
-    """Besides the resident input, forward kernels hold their inputs and outputs, backward kernels the fetched copies."""
+    """Besides the resident input, forward kernels hold inputs and outputs, backward kernels the fetched copies."""
     result = run(chain([1] * len(sizes), [1] * len(sizes), sizes), "save_on_cpu")
     forward = [sizes[1], *(a + b for a, b in pairwise([*sizes[1:], 0]))]
     assert peak(result) == sizes[0] + max(*forward, *sizes)

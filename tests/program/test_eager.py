@@ -35,7 +35,7 @@ TRACES = {**NETWORKS, "resnet20": lambda: load_trace("resnet20-cifar-cpu")}
 
 
 @pytest.mark.parametrize("name", TRACES)
-def test_with_nothing_between_kernels_it_is_the_plain_framework(name: str) -> None:
+def test_an_eager_program_without_copies_equals_the_plain_framework(name: str) -> None:
     graph = TaskGraph.of(TRACES[name]())
     writer = Eager(graph, graph.recorded_releases)
     for k in range(len(graph.kernels)):
@@ -70,7 +70,7 @@ def offloaded() -> Program:
     return writer.program((SAVED,))
 
 
-def test_a_copy_is_of_the_size_of_the_form_that_the_host_keeps():
+def test_a_copy_has_the_size_of_its_form_on_the_host():
     """12 ns at a byte per nanosecond: offloaded during F2, which takes 10; prefetched before B2."""
     program = offloaded()
     verify(program, GRAPH)
@@ -83,14 +83,14 @@ def test_a_copy_is_of_the_size_of_the_form_that_the_host_keeps():
     assert result.timeline.device_memory.used.max() == 5 + 20
 
 
-def test_the_text_of_an_eager_program_names_host_copies_and_reads_back():
+def test_an_eager_program_lists_its_host_copies_and_survives_json():
     program = offloaded()
     assert "    copy d2h x2 as x2:saved" in listing(program, GRAPH).splitlines()
     assert from_json(to_json(program)) == program
     assert '["CopyOut",1]' in to_json(changed(D2H, {CopyOut(X2, FORM): (CopyOut(X2),)}))
 
 
-def test_a_form_in_another_version_than_its_readers_read_is_refused():
+def test_a_form_of_a_wrong_version_is_refused():
     """y leaves before it is changed in place, and backward reads it as changed."""
     tasks = graph(
         [kernel("make", 1, "", "y"), kernel("change", 1, "y", "y"), kernel("use", 1, "y", "g", phase=BACKWARD)],
@@ -139,7 +139,7 @@ def changed(stream: StreamId, change: dict[Instruction, tuple[Instruction, ...]]
         (COMPUTE, {Launch(B2): (Release((FORM,)), Launch(B2))}, "block x2:saved holds no"),
     ],
 )
-def test_what_breaks_such_a_program_is_refused(
+def test_a_broken_eager_program_is_refused(
     stream: StreamId, change: dict[Instruction, tuple[Instruction, ...]], words: str
 ) -> None:
     with pytest.raises(ProgramError) as caught:

@@ -104,7 +104,7 @@ def test_copies_that_begin_together_share_the_bus_evenly(gpus: int, direction: s
     assert copy_ends([(direction, 0, 120)] * gpus, on_a_bus(gpus)) == [100 * gpus] * gpus
 
 
-def test_copies_that_begin_one_after_the_other():
+def test_copies_with_different_starts_share_the_bus_while_they_overlap():
     """In turn 1, 2, 3 and 4 copies, then 3, 2 and 1: bytes left of each at every change.
 
     ====  ===  ===  ===  ===
@@ -124,7 +124,7 @@ def test_copies_that_begin_one_after_the_other():
     assert copy_ends(sent, on_a_bus(4)) == [1100, 1450, 1550, 1590]
 
 
-def test_who_is_not_behind_the_switch_shares_nothing():
+def test_a_gpu_outside_the_switch_does_not_share_its_bandwidth():
     where = replace(on_a_bus(3), switches=(SwitchSpec((0, 1), BUS, BUS),))
     assert copy_ends([("out", 0, 120), ("out", 50, 120), ("out", 50, 120)], where) == [150, 200, 150]
 
@@ -135,7 +135,7 @@ def test_a_half_duplex_switch_is_shared_by_both_directions(duplex: Duplex, ends:
     assert copy_ends([("out", 0, 120), ("in", 50, 120)], where) == ends
 
 
-def test_half_duplex_links_of_two_gpus_are_not_in_each_others_way():
+def test_half_duplex_links_of_two_gpus_are_independent():
     where = several(2, switch=None, base=node(out=BUS, back=BUS, duplex=Duplex.HALF))
     assert copy_ends([("out", 0, 120), ("in", 50, 120)], where) == [100, 150]
 
@@ -157,7 +157,9 @@ def three_layers() -> Trace:
         (4, [(720, 880), (320, 720), (80, 320)], [(1020, 1140), (720, 1020), (320, 500)], [1420, 1020, 500]),
     ],
 )
-def test_three_layers_by_hand(gpus: int, out: list[tuple[int, int]], updates: list[tuple[int, int]], back: list[int]):
+def test_the_exchange_of_three_layers_matches_the_hand_calculation(
+    gpus: int, out: list[tuple[int, int]], updates: list[tuple[int, int]], back: list[int]
+):
     """Each stream takes layer 3, 2, 1 in turn; the last weight's return ends the iteration."""
     how = Replicate(gpus, HOST, 2 * BUS)
     timeline = run(sharing(three_layers()), how, on_a_bus(gpus))
@@ -173,7 +175,7 @@ def test_three_layers_by_hand(gpus: int, out: list[tuple[int, int]], updates: li
 
 
 @pytest.mark.parametrize("gpus", [2, 3, 4])
-def test_two_copies_for_each_gpu_and_layer(gpus: int):
+def test_each_layer_has_two_copies_per_gpu(gpus: int):
     """Section 6.2 counts 2M of them for a layer on M GPUs."""
     result = since_start(run(sharing(three_layers()), Replicate(gpus, HOST, TWICE), on_a_bus(gpus)))
     copies = Counter(name.split(".")[0] for _, kind, name in result if kind is not SpanKind.COMPUTE)
@@ -181,7 +183,7 @@ def test_two_copies_for_each_gpu_and_layer(gpus: int):
 
 
 @pytest.mark.parametrize(("cores", "host"), [(1, 4000), (2, 2000), (20, 1600)])
-def test_cores_of_the_host(cores: int, host: int):
+def test_more_host_cores_shorten_the_host_update(cores: int, host: int):
     """Two gradients and the weight are read and the weight written, at 1 byte a nanosecond a core, 2.5 at most."""
     where = several(2, switch=None)
     where = replace(where, host=HostSpec(cores=20, accumulate_bandwidth=GB, accumulate_limit=25 * GB // 10))
@@ -210,14 +212,14 @@ def used_twice(last: int) -> Trace:
 
 
 @pytest.mark.parametrize(("last", "back"), [(1000, 1050), (300, 350), (299, 350), (0, 350)])
-def test_a_weight_of_two_layers_is_exchanged_once(last: int, back: int):
+def test_a_weight_shared_by_two_layers_is_exchanged_once(last: int, back: int):
     """Its gradient is complete at 50, on the host at 150, and used at 350; the old weight is used until 50 + last."""
     result = since_start(run(sharing(used_twice(last)), Replicate(2, HOST, TWICE), several(2, switch=None)))
     copies = {name: times for (gpu, kind, name), times in result.items() if kind is not SpanKind.COMPUTE and not gpu}
     assert copies == {"w.grad": (50, 150), "w": (back, back + 100)}
 
 
-def test_gpus_wait_for_each_other_at_the_end_alone():
+def test_gpus_wait_for_each_other_only_at_the_end_of_an_iteration():
     """GPU 1 fetches x1 back through a narrow switch of its own; the kernels of GPU 0 follow each other all the same."""
     tasks = sharing(network([10, 10], gradient=100, error=100))
     where = replace(several(2), switches=(SwitchSpec((1,), GB // 100, GB // 100),))
@@ -231,7 +233,7 @@ def test_gpus_wait_for_each_other_at_the_end_alone():
 
 
 @pytest.mark.parametrize("exchange", Exchange)
-def test_every_iteration_takes_the_same(exchange: Exchange):
+def test_all_iterations_take_the_same_time(exchange: Exchange):
     tasks, where = sharing(three_layers()), on_a_bus(4)
     program = on_all(lower(tasks, Placement()), tasks, where, Replicate(4, exchange, TWICE))
     ends = run_program(program, tasks, where, budget=None, iterations=6).timeline.iteration_ends_ns
@@ -242,7 +244,7 @@ def test_every_iteration_takes_the_same(exchange: Exchange):
 # --- the naive exchange ------------------------------------------------------------------------------------
 
 
-def test_two_weights_gathered_on_two_gpus():
+def test_gathering_two_weights_on_two_gpus_matches_the_hand_calculation():
     """30 and 100 bytes over links of their own, a byte a nanosecond; adding up takes as long as a copy.
 
     Backward ends at 50, both gradients are on the host at 180. w1's is fetched until 210 and added until 240, w2's
@@ -259,7 +261,7 @@ def test_two_weights_gathered_on_two_gpus():
     assert iteration_ns(timeline) == 710
 
 
-def test_two_weights_gathered_on_four_gpus_behind_a_bus():
+def test_gathering_on_four_gpus_behind_a_bus_matches_the_hand_calculation():
     """36 and 120 bytes: 30 and 100 ns for a lone copy and for adding up; a step takes 210 ns.
 
     The three others send w1's gradient until 140 and w2's until 440. GPU 0 has the bus to itself, fetches and adds up

@@ -84,7 +84,7 @@ def around(code: Sequence[Instruction], at: Instruction) -> int:
     return list(code).index(at)
 
 
-def test_the_program_that_is_broken_below_is_legal():
+def test_the_base_relaunch_program_is_legal():
     verify(LEGAL, TASKS)
     assert AGAIN in code_of(COMPUTE)
     # b leaves after F3 and comes again; both times its memory is taken on its own.
@@ -92,13 +92,13 @@ def test_the_program_that_is_broken_below_is_legal():
     assert code_of(COMPUTE)[around(code_of(COMPUTE), AGAIN) - 1] == Acquire((B,))
 
 
-def test_a_relaunch_without_memory_for_what_it_makes():
+def test_a_relaunch_without_memory_for_its_output_is_refused():
     code = code_of(COMPUTE)
     del code[around(code, AGAIN) - 1]
     refused({COMPUTE: code}, "block b holds no device memory")
 
 
-def test_no_relaunch_at_all():
+def test_a_missing_relaunch_is_refused():
     refused({COMPUTE: without(code_of(COMPUTE), AGAIN)}, "block b holds no value")
 
 
@@ -109,30 +109,30 @@ def replaced(*instead: Instruction) -> dict[StreamId, Sequence[Instruction]]:
 
 
 @pytest.mark.parametrize("built", [C, X, G1])
-def test_a_relaunch_that_makes_what_its_kernel_does_not(built: int):
+def test_a_relaunch_with_a_block_its_kernel_does_not_write_is_refused(built: int):
     name = TASKS.blocks[built].id
     wrong = Launch(BN, recompute=True, makes=(built,))
     refused(replaced(wrong), f"kernel BN does not make block {name} when it runs again")
 
 
 @pytest.mark.parametrize("saved", [S, R])
-def test_a_relaunch_that_makes_saved_or_running_statistics_anew(saved: int):
+def test_a_relaunch_with_batch_norm_statistics_as_output_is_refused(saved: int):
     wrong = Launch(BN, recompute=True, makes=(B, saved))
     refused(replaced(wrong), f"kernel BN does not make block {TASKS.blocks[saved].id} when it runs again")
 
 
-def test_a_relaunch_that_is_not_declared():
+def test_an_undeclared_relaunch_is_refused():
     refused(replaced(Launch(BN)), "kernel BN is launched a second time without being declared a recompute")
 
 
-def test_a_relaunch_before_its_kernel_ran():
+def test_a_relaunch_before_the_first_launch_is_refused():
     code = code_of(COMPUTE)
     at = around(code, Launch(BN))
     code[at:at] = [AGAIN]
     refused({COMPUTE: code}, "kernel BN is recomputed before it ran")
 
 
-def test_a_relaunch_of_a_kernel_of_unknown_purity():
+def test_a_relaunch_of_a_kernel_of_unknown_purity_is_refused():
     code = code_of(COMPUTE)
     at = around(code, Launch(ODD)) + 1
     code[at:at] = [Launch(ODD, recompute=True, makes=(D,))]
@@ -165,7 +165,7 @@ def pair(
     return Program((Segment({COMPUTE: tuple(code)}),), (PAIR.block("x"),))
 
 
-def test_a_relaunch_has_memory_for_all_that_its_kernel_writes():
+def test_a_relaunch_with_memory_for_all_its_outputs_is_legal():
     """q is there; or it is taken, and made as well."""
     verify(pair([P, W], (P,), drops=(P,)), PAIR)
     verify(pair([P, Q, W], (P, Q), drops=(P, Q)), PAIR)
@@ -178,13 +178,13 @@ def test_a_relaunch_without_memory_for_its_workspace_is_refused(makes: tuple[int
         verify(pair(makes, makes, drops=drops, gives=()), PAIR)
 
 
-def test_a_relaunch_without_memory_for_another_result_is_refused():
+def test_a_relaunch_without_memory_for_an_unused_output_is_refused():
     """Nobody reads what F1 would write to q then, and yet it writes it."""
     with pytest.raises(ProgramError, match=r"recompute F1 for p .*: block q holds no device memory"):
         verify(pair([P, W], (P,), drops=(P, Q)), PAIR)
 
 
-def test_memory_that_a_relaunch_writes_is_not_given_back_while_it_may_run():
+def test_a_release_of_memory_a_running_relaunch_may_write_is_refused():
     """d2h gives the workspace back without waiting for the relaunch, which does not make it."""
     legal = pair([P, W], (P,), drops=(P,))
     (again,) = (each for each in legal.segments[0].streams[COMPUTE] if isinstance(each, Launch) and each.recompute)
@@ -206,14 +206,14 @@ def test_a_block_released_before_its_second_reader_is_refused():
     refused({COMPUTE: code}, "block b holds no")
 
 
-def test_saved_statistics_that_are_given_back_too_early():
+def test_a_release_of_saved_statistics_before_a_relaunch_is_refused():
     code = code_of(COMPUTE)
     at = around(code, AGAIN)
     code[at:at] = [Release((S,))]
     refused({COMPUTE: code}, "block s holds no")
 
 
-def test_an_input_that_is_fetched_too_late():
+def test_an_input_fetched_after_the_relaunch_is_refused():
     """The wait for a's copy back comes after the relaunch that reads it."""
     code = code_of(COMPUTE)
     at = around(code, AGAIN)
@@ -233,16 +233,16 @@ def test_an_input_without_a_wait_is_refused():
     refused({COMPUTE: without(code_of(COMPUTE), Await(back_event()))}, "block a")
 
 
-def test_an_input_that_is_not_fetched():
+def test_a_relaunch_with_an_unfetched_input_is_refused():
     refused({H2D: without(code_of(H2D), CopyIn(A))}, "block a")
 
 
-def test_a_copy_out_that_begins_before_the_block_is_there():
+def test_an_offload_before_its_block_is_written_is_refused():
     waits = [each for each in code_of(D2H) if isinstance(each, Await)]
     refused({D2H: without(code_of(D2H), *waits)}, "copy d2h a", "block a")
 
 
-def test_memory_for_a_fetch_before_the_block_has_left():
+def test_memory_for_a_fetch_acquired_before_the_offload_ends_is_refused():
     away = next(each.event for each in code_of(D2H) if isinstance(each, Signal))
     refused({COMPUTE: without(code_of(COMPUTE), Await(away))}, "block a")
 
@@ -279,7 +279,7 @@ IN_PLACE = graph(
         ),
     ],
 )
-def test_a_block_that_is_changed_in_place(again: list[Instruction], word: str):
+def test_a_relaunch_with_an_input_changed_in_place_is_refused(again: list[Instruction], word: str):
     """a and m stay; relaunches that bring nothing back must not spoil a either."""
     (segment,) = lower(IN_PLACE, Placement()).segments
     code = list(segment.streams[COMPUTE])
@@ -303,7 +303,7 @@ def test_what_verify_accepts_reads_the_right_values_under_any_timing(data: st.Da
 
 @many
 @given(st.data())
-def test_every_lowered_program_is_accepted_and_right(data: st.DataObject):
+def test_every_lowered_program_is_accepted_and_reads_the_right_values(data: st.DataObject):
     graph = data.draw(encoded_graphs(of=st.one_of(repeatable_traces(), trainings(max_layers=5))))
     program = lower(graph, data.draw(mixed_placements(graph)))
     verify(program, graph)

@@ -70,7 +70,7 @@ def test_what_verify_accepts_reads_the_right_versions_under_any_timing(data: st.
 
 @many
 @given(st.data())
-def test_so_it_is_with_several_compute_streams(data: st.DataObject):
+def test_what_verify_accepts_is_right_with_several_compute_streams(data: st.DataObject):
     graph = TaskGraph.of(data.draw(traces(max_kernels=7, streams=3)))
     program = data.draw(mutants(lower(graph, Placement())))
     try:

@@ -32,7 +32,7 @@ def test_narrower_costs_are_widened() -> None:
     assert costs.tolist() == [7, 7]
 
 
-def test_a_score_may_give_the_same_array_again_and_again() -> None:
+def test_a_score_may_reuse_its_result_array() -> None:
     costs = np.zeros(2, dtype=np.int64)
     first = scored(lambda vectors: costs, TWO)
     costs[:] = 5
