@@ -1,4 +1,4 @@
-"""No placement is faster than the bound, and where the bound says that none fits, none does."""
+"""No placement is faster than the lower bound, and none fits if the bound reports that none does."""
 
 from __future__ import annotations
 
@@ -28,19 +28,19 @@ many = settings(deadline=None, suppress_health_check=list(HealthCheck), max_exam
 
 
 def all_costs(evaluator: Evaluator) -> Costs:
-    """Of every vector there is."""
+    """The costs of every vector."""
     return evaluator.costs(list(itertools.product(*map(range, evaluator.decisions.choices))))
 
 
 def best_ns(evaluator: Evaluator) -> int | None:
-    """The time of the fastest vector that fits; None where none fits."""
+    """The time of the fastest vector that fits; None if none fits."""
     costs = all_costs(evaluator)
     return int(costs.time_ns[costs.short == 0].min()) if (costs.short == 0).any() else None
 
 
 @st.composite
 def small(draw: st.DrawFn) -> Evaluator:
-    """An evaluator of which every vector can be tried, with a budget from what barely suffices to what is ample."""
+    """An evaluator small enough to try every vector, with a budget from just enough to ample."""
     case = draw(cases(slow=draw(st.booleans())))
     vectors = int(np.prod(case.evaluator.decisions.choices))
     assume(1 < vectors <= 2500)
@@ -69,7 +69,7 @@ def chained(bandwidth: int, budget: int) -> Evaluator:
 def test_no_placement_of_a_random_iteration_beats_the_lower_bound():
     seen: Counter[str] = Counter()
 
-    @settings(many, max_examples=300, derandomize=True)  # the counts below are of the same cases each time
+    @settings(many, max_examples=300, derandomize=True)  # so that the counts below are reproducible
     @given(small())
     def check(evaluator: Evaluator) -> None:
         result, best = lower_bound(evaluator.tables), best_ns(evaluator)
@@ -132,7 +132,7 @@ def test_a_faster_link_never_raises_the_bound():
 
 
 def test_no_multipliers_prove_more_than_the_minimum():
-    """Minimise t >= 10 - 7 x, t >= 4 x within t <= 100, x <= 1: at x = 10/11, t = 40/11."""
+    """Minimise t subject to t >= 10 - 7 x, t >= 4 x, t <= 100 and x <= 1: t = 40/11 at x = 10/11."""
     program = LinearProgram()
     t, x = program.variable(0, 100, Unit.NS), program.variable()
     program.row({t: 1, x: 7}, 10)
@@ -147,7 +147,7 @@ def test_no_multipliers_prove_more_than_the_minimum():
 @many
 @given(st.data())
 def test_proven_bounds_are_below_every_feasible_point(data: st.DataObject):
-    """Checked by points, without the duality that the proof rests on."""
+    """Checked at integer points, independently of the duality that the proof uses."""
     numbers = st.integers(-20, 20)
     program = LinearProgram()
     for _ in range(3):

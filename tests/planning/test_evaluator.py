@@ -1,4 +1,4 @@
-"""Compiled or as it is, one vector or many, on one thread or several: the same numbers."""
+"""Compiled or plain Python, one vector or many, one thread or several: the results are equal."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
-"""What a program may contain, held to in one place by `verify` and by the machine: no object passes one and not the
-other."""
+"""The allowed contents of a program, checked alike by `verify` and by the machine: no object passes only one of
+them."""
 
 from __future__ import annotations
 
@@ -60,16 +60,16 @@ def refusal(check: Callable[[Program], None], code: Any) -> str:
 
 
 class Evict(Release):
-    """An outside instruction that the machine would take for a release."""
+    """An unknown instruction that the machine would treat as a release."""
 
 
 class Changing(dict[StreamId, Any]):
-    """A mapping that may answer whoever asks next in another way."""
+    """A mapping that may return different contents on each access."""
 
 
 @dataclass(frozen=True)
 class Giving:
-    """A transform that gives, or raises, what a test says."""
+    """A transform that returns or raises a given object."""
 
     what: Any
 
@@ -100,7 +100,7 @@ class Hint:
     ],
 )
 def test_an_object_that_is_no_instruction_is_refused(check: Callable[[Program], None], unknown: Any, words: str):
-    """After the iteration's end, where a release that only the machine sees would leave less than no memory."""
+    """At the end of the iteration, where a release seen only by the machine would make memory use negative."""
     message = refusal(check, program({COMPUTE: [*ALONE, unknown]}, [W]))
     assert message.startswith("compute[8]") and words in message
 
@@ -191,7 +191,7 @@ def test_a_program_field_of_wrong_type_or_range_is_refused(
 
 @both
 def test_a_program_with_kernels_only_on_the_host_is_refused(check: Callable[[Program], None]):
-    """The time of an iteration is that of the GPU's kernels: it would be zero."""
+    """The step time is that of the GPU's kernels and would be zero."""
     moved = [replace(each, space=Space.HOST) if isinstance(each, Acquire | Release) else each for each in ALONE]
     on_host = replace(program({HOST: moved}), other_contents=(InitialContents(None, (W,)),))
     assert refusal(check, on_host).startswith("no kernel runs on a compute stream")
@@ -232,7 +232,7 @@ def test_more_than_twenty_mistakes_are_counted(check: Callable[[Program], None])
 
 @both
 def test_every_known_instruction_passes(check: Callable[[Program], None]):
-    """All but codecs, for which these tasks have no forms: so the tests above fail for what they say, not for all."""
+    """All but codecs, since these tasks have no encoded forms; so the tests above do not refuse every program."""
     code = [
         *(Initialize((W,)), Acquire((A,), offsets=None), Launch(0), Launch(0, recompute=True), Signal(0), Await(0)),
         *(Acquire((A,), Space.HOST), CopyOut(A), CopyIn(A), Release((A,), Space.HOST), *ALONE[2:]),

@@ -1,4 +1,4 @@
-"""Programs of a framework that runs one operator after another, and copies that the host keeps as forms of a block."""
+"""Programs of a framework that runs one operator after another, with host copies as separate forms of a block."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def test_an_eager_program_without_copies_equals_the_plain_framework(name: str) -
     assert writer.program().notes == plain_framework(graph).notes
 
 
-#: x2 (20 B) leaves after F1, of which 12 B are saved, and is read by B2 again; F2 reads it where it is.
+#: 12 of x2's 20 B are saved: they are offloaded after F1 and fetched for B2; F2 reads x2 in place.
 GRAPH = TaskGraph.of(chain([10, 10], [10, 10], [5, 20]))
 X2, F2, B2 = GRAPH.block("x2"), 1, 2
 FORM = len(GRAPH.blocks)
@@ -91,7 +91,7 @@ def test_an_eager_program_lists_its_host_copies_and_survives_json():
 
 
 def test_a_form_of_a_wrong_version_is_refused():
-    """y leaves before it is changed in place, and backward reads it as changed."""
+    """y is offloaded before it is changed in place, but backward reads the changed version."""
     tasks = graph(
         [kernel("make", 1, "", "y"), kernel("change", 1, "y", "y"), kernel("use", 1, "y", "g", phase=BACKWARD)],
         [block("y", 8), block("g", 1)],
@@ -126,13 +126,13 @@ def changed(stream: StreamId, change: dict[Instruction, tuple[Instruction, ...]]
 @pytest.mark.parametrize(
     ("stream", "change", "words"),
     [
-        # The copy out runs during the kernel that makes the block.
+        # The offload runs during the kernel that writes the block.
         (D2H, {Await(0): ()}, "block x2 may not hold its value in device memory yet"),
-        # Memory is given back while the copy may still read it.
+        # Memory is released while the copy may still read it.
         (COMPUTE, {Await(1): ()}, "block x2 holds no device memory"),
-        # The host keeps it as itself, for which it has no memory.
+        # The block is copied without a form, for which there is no host memory.
         (D2H, {CopyOut(X2, FORM): (CopyOut(X2),)}, "block x2 holds no host memory"),
-        # Nobody waits for the copy in.
+        # No stream waits for the copy in.
         (COMPUTE, {Await(3): ()}, "block x2:saved"),
         # A form of another block.
         (D2H, {CopyOut(X2, FORM): (CopyOut(X2 - 1, FORM),)}, "block x2:saved is not an encoded form of block x1"),

@@ -1,4 +1,4 @@
-"""Several GPUs and their exchange of gradients: closed forms on chains of layers, and what `verify` must refuse."""
+"""Several GPUs and their exchange of gradients: closed forms on chains of layers, and programs `verify` refuses."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ SIZE = 120
 
 
 def divisible(gpus: int) -> NodeSpec:
-    """Links and a switch of 1.2 GB/s, which up to four GPUs share without a rest."""
+    """Links and a switch of 1.2 GB/s, divisible by one to four GPUs."""
     rate = 12 * GB // 10
     return several(gpus, switch=rate, base=node(out=rate, back=rate))
 
@@ -89,7 +89,7 @@ def iteration_ns(timeline: Timeline) -> int:
 
 @pytest.mark.parametrize("gpus", [2, 3, 4])
 def test_gathering_behind_a_switch_matches_the_closed_form(gpus: int):
-    """All other GPUs send at once, GPU 0 fetches and adds up one after the other, and all wait for it."""
+    """All other GPUs send at once, GPU 0 fetches and adds one gradient after the other, and all wait for it."""
     others, compute, step, copied, added = gpus - 1, 20, 5, 100, 60
     timeline = run(network([SIZE], step=step), Replicate(gpus, GATHER, 3 * SIZE * GB // added), divisible(gpus))
     out, fetched, spread = others * copied, others * (copied + added), copied + others * copied
@@ -98,7 +98,7 @@ def test_gathering_behind_a_switch_matches_the_closed_form(gpus: int):
 
 @pytest.mark.parametrize("gpus", [2, 3, 4])
 def test_gathering_without_a_switch_matches_the_closed_form(gpus: int):
-    """What is sent arrives at once, and new weights reach all others together."""
+    """All gradients are sent in parallel, and new weights reach all other GPUs together."""
     size, others = 100, gpus - 1
     timeline = run(network([size], step=5), Replicate(gpus, GATHER, 3 * size * GB // 60), several(gpus, switch=None))
     assert iteration_ns(timeline) == 20 + size + others * (size + 60) + 5 + size + size
@@ -110,7 +110,7 @@ def test_each_gradient_addition_costs_a_kernel_launch():
 
 
 def test_gathering_steps_run_one_after_another():
-    """GPU 0 adds up a gradient before it fetches the next; nothing else goes weight by weight."""
+    """GPU 0 adds a gradient before it fetches the next; the other steps handle all weights together."""
     result = spans(run(network([100, 100], step=5), Replicate(2, GATHER, 3 * GB)))
     steps = [
         *("gpu1.out:w1.grad.gpu1", "gpu1.out:w2.grad.gpu1"),
@@ -126,7 +126,7 @@ def test_a_joint_optimizer_step_waits_for_all_gradients():
 
 
 def test_without_a_recorded_optimizer_plain_gradient_descent_is_used():
-    """Two gradients and a weight are read and a weight written by two kernels of 300 bytes, 3 a nanosecond."""
+    """Two kernels read two gradients and a weight and write a weight: 300 bytes each, 3 per nanosecond."""
     timeline = run(network([100], step=None), Replicate(2, GATHER, 3 * GB))
     assert iteration_ns(timeline) == 20 + 100 + 100 + 100 + 100 + 100 + 100
 
@@ -136,7 +136,7 @@ def test_without_a_recorded_optimizer_plain_gradient_descent_is_used():
 
 @pytest.mark.parametrize("gpus", [2, 3, 4])
 def test_the_host_update_behind_a_switch_matches_the_closed_form(gpus: int):
-    """All gradients out, the host reads them and the weight and writes the weight, all weights in."""
+    """All gradients are offloaded, the host reads them and the weight, writes the weight, all weights are fetched."""
     copied = 100
     timeline = run(network([SIZE]), Replicate(gpus, HOST, TWICE), divisible(gpus))
     assert iteration_ns(timeline) == 20 + gpus * copied + (gpus + 2) * SIZE // 2 + gpus * copied
@@ -145,19 +145,19 @@ def test_the_host_update_behind_a_switch_matches_the_closed_form(gpus: int):
 def test_optimizer_state_on_the_host_adds_to_the_update_time():
     timeline = run(network([100], momentum=True), Replicate(2, HOST, TWICE))
     assert iteration_ns(timeline) == 20 + 200 + (2 + 4) * 100 // 2 + 200
-    # Input, feature map, weight and gradient: the momentum is not on a GPU.
+    # Input, feature map, weight and gradient; the momentum is on the host.
     assert {int(curve.live.max()) for curve in timeline.device_memories} == {20 + 20 + 100 + 100}
     assert timeline.host_memory.live.tolist()[0] == 200
 
 
 def test_a_gradient_is_sent_once_written_and_the_weight_returns_during_compute():
-    """Of the upper layer everything is hidden behind the lower one's backward."""
+    """The upper layer's exchange completely overlaps the lower layer's backward."""
     trace = network([10, 100], gradient=1000, error=1000)
     result = spans(run(trace, Replicate(2, HOST, TWICE)))
     built = result["W2"][1]
     assert result["out:w2.grad"] == result["gpu1.out:w2.grad.gpu1"] == (built, built + 200)
     assert result["update:w2"] == (built + 200, built + 400)
-    # The old weight is still used by the kernel that passes the error on.
+    # The kernel that computes the input's gradient still uses the old weight.
     assert result["E2"] == (built, built + 1000)
     assert result["in:w2"] == result["gpu1.in:w2"] == (built + 1000, built + 1200)
     timeline = run(trace, Replicate(2, HOST, TWICE))
@@ -196,7 +196,7 @@ def test_gradients_are_exchanged_only_in_the_last_round():
 
 
 def test_a_queued_copy_is_delayed_by_earlier_gradient_copies():
-    """x1 comes back for the last kernel by the stream for copies in, where the weight of layer 2 is expected first."""
+    """x1 is fetched for the last kernel on the copy-in stream, behind the weight of layer 2."""
     tasks = sharing(network([10, 10], gradient=100, error=100))
     swap = Swap(tasks.block("x0"), tasks.kernel("F1"), tasks.kernel("W1"), tasks.kernel("W1"))
     one = lower(tasks, Placement((swap,)))
@@ -207,13 +207,13 @@ def test_a_queued_copy_is_delayed_by_earlier_gradient_copies():
         assert min(("in:w2", "in:x0"), key=lambda name: result[name]) == first
 
 
-# --- what is refused ---------------------------------------------------------------------------------------
+# --- refused programs ---------------------------------------------------------------------------------------
 
 TASKS = sharing(network([10, 100], momentum=True))
 
 
 def edited(exchange: Exchange, stream: StreamId, drop: Instruction) -> Program:
-    """The program of two GPUs without the last such instruction of a stream."""
+    """The program of two GPUs without the last occurrence of an instruction of a stream."""
     program = on_all(lower(TASKS, Placement()), TASKS, several(2), Replicate(2, exchange, TWICE))
     verify(program, TASKS)
     (segment,) = program.segments
@@ -229,7 +229,7 @@ def refused(program: Program) -> str:
 
 
 def waits(program: Program, stream: StreamId, before: type[Instruction]) -> Instruction:  # type: ignore[valid-type]
-    """What a stream waits for just before its last instruction of a kind."""
+    """The events a stream awaits just before its last instruction of a kind."""
     code = program.segments[0].streams[stream]
     last = max(at for at, instruction in enumerate(code) if isinstance(instruction, before))
     return next(instruction for instruction in reversed(code[:last]) if isinstance(instruction, Await))
@@ -254,7 +254,7 @@ def test_a_weight_that_never_returns_is_refused(exchange: Exchange):
 
 
 def test_a_weight_that_returns_while_the_old_one_is_used_is_refused():
-    """The wait of a copy in that has two: for the host, and for the kernel that uses the weight last."""
+    """A weight's fetch waits for the host and for the last kernel that uses the old weight; the latter is removed."""
     program = replicated(HOST)
     code = program.segments[0].streams[StreamId(1, "h2d")]
     at = next(at for at in range(len(code)) if isinstance(code[at], Await) and isinstance(code[at + 1], Await))
@@ -263,7 +263,7 @@ def test_a_weight_that_returns_while_the_old_one_is_used_is_refused():
 
 
 def test_kernels_that_do_not_wait_for_their_weights_are_refused():
-    """Without the wait for its last weight, the GPU reads it in the next iteration before it may be there."""
+    """Without the wait for its last weight, the GPU may read it in the next iteration before it has arrived."""
     for gpu in (0, 1):
         stream = StreamId(gpu, "compute")
         drop = waits(replicated(HOST), stream, Signal)
@@ -276,7 +276,7 @@ def test_a_host_update_that_does_not_wait_for_a_gradient_is_refused():
 
 
 def test_a_fetch_on_gpu_0_that_does_not_wait_for_the_gradient_is_refused():
-    """Before the first copy in, GPU 0 waits for what the others have sent."""
+    """Before the first fetch, GPU 0 waits for the gradients sent by the others."""
     code = replicated(GATHER).segments[0].streams[H2D]
     first = next(at for at, instruction in enumerate(code) if isinstance(instruction, CopyIn))
     drop = next(instruction for instruction in reversed(code[:first]) if isinstance(instruction, Await))
@@ -296,7 +296,7 @@ def test_a_policy_that_moves_exchanged_weights_is_refused():
         on_all(lower(TASKS, Placement((swap,))), TASKS, several(2), Replicate(2, HOST, GB))
 
 
-# --- what holds of all -------------------------------------------------------------------------------------
+# --- properties of all programs -------------------------------------------------------------------------------------
 
 many = settings(deadline=None, suppress_health_check=list(HealthCheck), max_examples=40)
 
@@ -354,7 +354,7 @@ def test_without_a_split_batch_exchange_copies_have_their_own_streams():
 
 @pytest.mark.parametrize("exchange", Exchange)
 def test_events_order_instructions_of_zero_duration(exchange: Exchange):
-    """x0 comes back for the last kernel at the instant at which both gradients are there."""
+    """x0's fetch for the last kernel ends at the instant at which both gradients have arrived."""
     trace = network([10, 10], forward=0, error=0, gradient=0, step=None)
     tasks = sharing(replace(trace, blocks=tuple(replace(b, bytes=0) if b.id == "x0" else b for b in trace.blocks)))
     swap = Swap(tasks.block("x0"), tasks.kernel("F1"), tasks.kernel("W1"), tasks.kernel("W1"))

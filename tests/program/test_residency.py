@@ -1,4 +1,4 @@
-"""Programs that do not move their blocks: how they are written, and what `verify` holds them to."""
+"""Programs that do not move their blocks (on demand or in host memory): their form, and the checks of `verify`."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The last repetition of a segment as a segment of its own: everything happens as before."""
+"""Splitting off the last repetition of a segment does not change the run."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ HOST = Space.HOST
 
 
 def happened(code: Program, tasks: TaskGraph, where: object = None, iterations: int = 3) -> list[tuple[object, ...]]:
-    """The spans without waits; a wait may be attributed to another instruction."""
+    """The spans without waits, as a wait may be attributed to another instruction."""
     timeline = run(code, tasks, where, iterations=iterations).timeline  # type: ignore[arg-type]
     return [
         (span.stream, span.kind, span.name, span.start_ns, span.end_ns, span.iteration)
@@ -57,7 +57,7 @@ def test_splitting_off_the_last_repetition_does_not_change_the_run(data: st.Data
 
 
 def test_waits_for_an_earlier_repetition_work_across_segments_and_iterations():
-    """Each copy must have left before the next but one kernel starts: 10 ns of compute during copies of 30."""
+    """Each offload must end before the next but one kernel starts: 10 ns of compute during copies of 30."""
     tasks = graph([kernel("k0", 10, "x")], [held("x", 30)])
     copy = (Await(0), Acquire((0,), HOST), CopyOut(0), Release((0,), HOST), Signal(1))
     for lag in (1, 2):

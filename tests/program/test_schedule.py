@@ -1,4 +1,4 @@
-"""The order in which blocks are made again, and how long what is made stays."""
+"""The order in which blocks are recomputed, and how long recomputed blocks stay."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from tests.semantics.hand_made import BACKWARD, block, graph, held, kernel
 
 
 def dropped(tasks: TaskGraph, *names: str) -> Placement:
-    """These blocks are let go of after forward and made again for their next use."""
+    """A placement that drops these blocks after forward and recomputes them for their next use."""
     return Placement(recomputes=tuple(gap(tasks, name) for name in names))
 
 
@@ -45,7 +45,7 @@ def planned(tasks: TaskGraph, placement: Placement) -> ComputeSchedule:
 
 
 def order(tasks: TaskGraph, placement: Placement) -> list[str]:
-    """Launches in order; a relaunch with what it takes, makes and gives back."""
+    """Launches in order; a relaunch with the blocks it acquires (+), recomputes (=) and releases (-)."""
 
     def words(blocks: Sequence[int]) -> str:
         return " ".join(tasks.blocks[b].id for b in blocks)
@@ -69,7 +69,7 @@ def test_a_block_of_a_chain_is_recomputed_right_before_its_reader():
 
 
 def test_a_chain_is_recomputed_once_and_each_block_kept_until_its_use():
-    """x2 and x3 are made on the way to x4, and neither F1 nor F2 runs a third time."""
+    """x2 and x3 are recomputed as ancestors of x4, and neither F1 nor F2 runs a third time."""
     assert order(FIVE, dropped(FIVE, "x2", "x3", "x4")) == [
         *("F1", "F2", "F3", "F4", "F5", "B5"),
         *("F1: +x2 =x2 -", "F2: +x3 =x3 -", "F3: +x4 =x4 -"),
@@ -82,12 +82,12 @@ def test_a_resident_ancestor_is_not_recomputed():
 
 
 def test_a_block_last_used_by_the_next_kernel_can_still_be_an_ancestor():
-    """x2 is made of x1, which B1, the last kernel, is the last to use."""
+    """x2 is computed from x1, whose last use is in B1, the last kernel."""
     assert order(FIVE, dropped(FIVE, "x2"))[-3:] == ["F1: +x2 =x2 -", "B2", "B1"]
 
 
 def network(forward: Sequence[Kernel], backward: Sequence[Kernel], blocks: Sequence[Block]) -> TaskGraph:
-    """Kernels of one layer each; x is there from the beginning, a loss of no bytes ends forward."""
+    """Kernels of one layer each; x is resident from the beginning, a loss of zero bytes ends forward."""
     return graph([*forward, *backward], [held("x", 10, kind=BlockKind.INPUT), *blocks])
 
 
@@ -186,7 +186,7 @@ def test_all_writers_of_a_block_run_again_and_its_memory_is_acquired_once():
 
 
 def test_an_output_changed_later_in_place_is_only_scratch_in_a_relaunch():
-    """A relaunch of P alone does not make i what its readers want."""
+    """A relaunch of P alone does not restore the version of i that its readers need."""
     tasks = network(
         [kernel("P", 1, "x", "p i"), kernel("relu", 1, "i", "i"), kernel("Q", 1, "p i", "q"), kernel("S", 1, "q", "s")],
         [back("s", "s"), back("p", "p"), back("i", "i")],
@@ -198,7 +198,7 @@ def test_an_output_changed_later_in_place_is_only_scratch_in_a_relaunch():
 
 
 def test_a_swapped_ancestor_keeps_its_prefetch_distance_to_the_relaunch():
-    """x3 would be fetched with B4, a step before B3; x4 is made of it before B4, so it is fetched with B5."""
+    """x3 would be fetched with B4, a step before B3; x4 is recomputed from it before B4, so it is fetched with B5."""
     placement = Placement((swapped(FIVE, "x3", "B4"),), recomputes=(gap(FIVE, "x4"),))
     result = planned(FIVE, placement)
     (swap,) = placement.swaps
@@ -210,7 +210,7 @@ def test_a_swapped_ancestor_keeps_its_prefetch_distance_to_the_relaunch():
 
 
 def test_an_offloaded_output_of_a_relaunch_is_fetched_before_it():
-    """P writes i too, so i has to have memory by then, although nobody reads it before backward's last kernel."""
+    """P also writes i, so i needs memory by then, although no kernel reads it before backward's last one."""
     tasks = network(
         [kernel("P", 1, "x", "p i"), kernel("Q", 1, "p i", "q"), kernel("S", 1, "q", "s")],
         [back("s", "s"), back("p", "p"), back("i", "i")],
@@ -231,7 +231,7 @@ def test_a_prefetch_two_steps_ahead_stays_two_steps_ahead_of_the_relaunch():
 
 
 def fetch_order(tasks: TaskGraph, placement: Placement) -> list[str]:
-    """Backward launches and where the compute stream takes memory for fetches."""
+    """Backward launches, and the positions at which the compute stream acquires memory for fetches."""
     code = lower(tasks, placement).segments[0].streams[COMPUTE]
     message = []
     for here, after in pairwise(code):
@@ -264,7 +264,7 @@ def test_a_block_is_not_recomputed_before_its_last_write():
 
 
 def test_a_recompute_between_two_backward_uses_is_refused():
-    """Only up to its first use after forward is it sure that its ancestors can be had."""
+    """A block's ancestors are only known to be available up to its first use after forward."""
     tasks = network(
         [kernel("C", 1, "x", "c"), kernel("D", 1, "c", "d")],
         [back("c", "c"), back("d", "d"), back("again", "c")],

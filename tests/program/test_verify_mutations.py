@@ -1,4 +1,4 @@
-"""Programs broken at random: either `verify` refuses them, or no timing can make a kernel read a wrong value."""
+"""Programs broken at random: either `verify` refuses them, or no timing makes a kernel read a wrong value."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def _frozen(streams: dict[StreamId, list[Instruction]]) -> dict[StreamId, tuple[
 
 
 def replayed(data: st.DataObject, program: Program, graph: TaskGraph) -> ReferenceMachine:
-    """The program on a machine whose kernels and copies take what an adversary likes."""
+    """Runs the program with arbitrary durations of kernels and copies."""
     times = st.sampled_from([0, 1, 5, 1000, 10**6])
     durations = data.draw(st.lists(times, min_size=len(graph.kernels), max_size=len(graph.kernels)))
     rates = st.sampled_from([GB // 1000, GB, 1000 * GB])

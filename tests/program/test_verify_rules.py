@@ -1,4 +1,4 @@
-"""Each rule of `verify`, by a program that breaks only it; the message names the place and the culprit."""
+"""Each rule of `verify`, by a program that breaks only it; the message names the place and the block or kernel."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ ALONE: list[Instruction] = [Acquire((A,)), MAKE, CHANGE, Acquire((B,)), USE, Rel
 
 
 def refused(code: Sequence[Instruction], *words: str, resident: Sequence[int] = (W,)) -> None:
-    """The program on the compute stream is refused with a message that holds all these words."""
+    """The program on the compute stream is refused with a message that contains all these words."""
     message = refusal({COMPUTE: code}, resident)
     for word in words:
         assert word in message
@@ -54,7 +54,7 @@ def refusal(streams: dict[StreamId, Sequence[Instruction]], resident: Sequence[i
 
 
 def edited(at: int, *instead: Instruction, cut: int = 1) -> list[Instruction]:
-    """The legal program with `cut` instructions from `at` on replaced."""
+    """The legal program with `cut` instructions replaced, starting at `at`."""
     return [*ALONE[:at], *instead, *ALONE[at + cut :]]
 
 
@@ -93,7 +93,7 @@ def test_a_recompute_of_a_kernel_of_unknown_purity_is_refused():
 
 
 def test_a_recompute_of_an_older_version_than_its_reader_needs_is_refused():
-    """`make` gives version 1 of a again, `use` read version 2."""
+    """`make` recomputes version 1 of a, but `use` reads version 2."""
     refused(edited(2, CHANGE, Launch(0, recompute=True)), "kernel use finds a wrong version of block a")
 
 
@@ -154,7 +154,7 @@ def test_a_host_initialization_of_a_kernel_output_is_refused():
 
 
 def test_a_lost_weight_update_is_refused():
-    """w is put back as it was before the step; the next iteration would read the old value."""
+    """w is restored to its value before the step; the next iteration would read the old value."""
     code = [
         *(Acquire((W,), HOST), CopyOut(W), *ALONE),
         *(Release((W,)), Acquire((W,)), CopyIn(W), Release((W,), HOST)),
@@ -163,7 +163,7 @@ def test_a_lost_weight_update_is_refused():
 
 
 def test_writers_of_a_persistent_block_in_the_wrong_order_are_refused():
-    """Nobody reads w after them, but the next iteration would start from the wrong one's value."""
+    """No kernel reads w after them, but the next iteration would start with the wrong value."""
     tasks = graph([kernel("first", 1, "", "w"), kernel("second", 1, "", "w")], [held("w", 4)])
     verify(program({COMPUTE: [Launch(0), Launch(1)]}, [0]), tasks)
     with pytest.raises(ProgramError, match="block w holds an older value"):
@@ -205,7 +205,7 @@ def test_a_prefetch_of_a_block_never_offloaded_is_refused():
 
 
 def test_a_prefetch_of_a_stale_host_copy_is_refused():
-    """a leaves before `change` and comes back after it."""
+    """a is offloaded before `change` and fetched after it."""
     refused(edited(2, *OUT, CHANGE, *BACK), "kernel use finds a wrong version of block a")
 
 

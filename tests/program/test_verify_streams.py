@@ -1,4 +1,4 @@
-"""The rules of `verify` that need several streams: events, and races that no order of looking may hide."""
+"""The rules of `verify` that need several streams: events, and races, found for any order of streams."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ OTHER = StreamId(0, "compute", 1)
 
 
 def swapping(**without: bool) -> dict[StreamId, list[Instruction]]:
-    """a leaves on d2h after `change` and comes back on h2d before `use`; events may be left out by name."""
+    """a is offloaded on d2h after `change` and fetched on h2d before `use`; events may be left out by name."""
 
     def unless(name: str, instruction: Instruction) -> list[Instruction]:
         return [] if without.get(name) else [instruction]
@@ -60,7 +60,7 @@ def test_an_event_signalled_at_two_places_is_refused():
 
 
 def test_a_deadlock_lists_the_cycle_of_streams_with_the_event_each_waits_for():
-    """d2h waits for the copy back, which waits for d2h; compute waits for both and is not of the cycle."""
+    """d2h and h2d wait for each other; compute waits for both and is not part of the cycle."""
     code = swapping()
     code[D2H].insert(0, Await(2))
     assert refusal(code).splitlines() == [
@@ -157,7 +157,7 @@ def test_a_release_by_another_stream_while_a_kernel_may_read_is_refused():
 
 
 def test_a_prefetch_over_a_block_a_kernel_may_read_is_refused():
-    """The copy brings the same value, but half of it may be there when the kernel reads."""
+    """The copy has the same value, but may be incomplete when the kernel reads."""
     tasks = graph([kernel("make", 1, "", "a"), kernel("use", 1, "a")], [block("a", 1)])
     code = {
         COMPUTE: [
@@ -231,7 +231,7 @@ def test_an_overwrite_while_an_offload_may_read_is_refused():
 
 
 def test_an_unfinished_copy_used_by_the_next_iteration_is_a_race():
-    """d2h copies w out after the step, and nobody waits for it before the next iteration's step."""
+    """d2h offloads w after the step, and no stream waits for it before the next iteration's step."""
     code = {
         COMPUTE: [*ALONE, Signal(0)],
         D2H: [Await(0), Acquire((W,), HOST), CopyOut(W), Release((W,), HOST), Signal(1)],

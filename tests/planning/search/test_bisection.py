@@ -1,4 +1,4 @@
-"""The largest number that fits, also where fitting jumps."""
+"""The largest number that fits, also for predicates that are not monotone."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from simgpu.planning.search.bisection import NEIGHBOURS, Largest, largest
 
 
 class Counting:
-    """A predicate that refuses to be asked twice."""
+    """A predicate that fails if it is called twice with the same number."""
 
     def __init__(self, fitting: set[int] | range) -> None:
         self.fitting = fitting

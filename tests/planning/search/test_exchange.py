@@ -19,7 +19,7 @@ Vector = tuple[int, ...]
 
 
 def differing(vector: Vector, options: list[int], places: tuple[int, ...]) -> Iterator[Vector]:
-    """Every vector that differs from one in each of some places and nowhere else."""
+    """Every vector that differs from the given one at each of these positions and nowhere else."""
     for entries in itertools.product(*(range(options[place]) for place in places)):
         if all(vector[place] != entry for place, entry in zip(places, entries, strict=True)):
             other = list(vector)

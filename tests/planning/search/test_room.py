@@ -1,4 +1,4 @@
-"""What searches may know: numbers and errors, and nothing of what is searched for."""
+"""Search modules are generic: they import only numpy and errors and know nothing of memory policies."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a score must give back."""
+"""The required result of a score function."""
 
 from __future__ import annotations
 

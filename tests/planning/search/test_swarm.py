@@ -1,4 +1,4 @@
-"""The particle swarm against HOME's algorithms 1 and 3, written out plainly here."""
+"""The particle swarm compared with a plain implementation of HOME's algorithms 1 and 3."""
 
 from __future__ import annotations
 
@@ -24,13 +24,13 @@ def search(
 
 
 def particles_by_iteration(swarm_result: SwarmResult, recording: Recording) -> list[Vectors]:
-    """Of a search by recombination: each of its batches is one iteration."""
+    """Particles by iteration of a search by recombination, where each batch is one iteration."""
     assert len(recording.batches) == swarm_result.iterations
     return recording.batches
 
 
 class Plain:
-    """Algorithms 1 and 3 as printed, one particle after the other, every evaluation made."""
+    """Algorithms 1 and 3 as printed, one particle after the other, without skipped evaluations."""
 
     def __init__(self, first: Vectors, score: Score) -> None:
         self.policy = [list(map(int, vector)) for vector in first]
@@ -78,7 +78,7 @@ def test_a_full_update_is_algorithm_3_as_printed(options: list[int], count: int,
             plain.update()
             plain.iterate()
         assert min(map(min, plain.costs)) == best, "what has converged finds nothing more"
-        # Either all particles agreed, or one more update was made and changed none of them.
+        # Either all particles were equal, or one more update changed none of them.
         last = (2 * len(options) + 1) * count
         unchanged = plain.costs[-1] == result.costs[-1].tolist()
         assert result.as_printed == calls or (unchanged and result.as_printed == calls + last)
@@ -104,7 +104,7 @@ def test_recombined_entries_come_from_the_last_best_or_the_particle_itself(
 
 
 def test_the_coin_of_recombination_is_fair_and_fresh_at_every_place() -> None:
-    """With two iterations only the random particles come before, so P2 is a particle's first vector."""
+    """With two iterations only the random particles precede, so P2 is a particle's first vector."""
     score = Recording(rugged(0))
     result = Swarm(100, 100, particles=400, iterations=2).minimise(score)
     first, second = score.batches
@@ -176,7 +176,7 @@ def test_another_seed_recombines_differently() -> None:
 def test_a_full_update_finds_the_cheapest_drawn_entries_of_a_separable_cost(
     options: list[int], count: int, seed: int
 ) -> None:
-    """A full update takes the cheaper entry of P1 and P2, and the next P1 has those of one more particle."""
+    """A full update uses the cheaper entry of P1 and P2, so each next P1 includes the entries of one more particle."""
     table = np.random.default_rng(seed).integers(0, 1000, size=(len(options), 4))
     score = Recording(separable(table))
     result = search(options, count, seed, "full", score, iterations=count + 2)
@@ -185,7 +185,7 @@ def test_a_full_update_finds_the_cheapest_drawn_entries_of_a_separable_cost(
 
 
 def test_a_particle_keeps_its_entries_on_ties() -> None:
-    """With equal costs everywhere every choice is a tie, so all keep what they have and nothing is left to do."""
+    """With equal costs every choice is a tie, so no particle changes and the search has converged."""
 
     def flat(vectors: Vectors) -> Costs:
         return np.zeros(len(vectors), dtype=np.int64)
