@@ -42,13 +42,13 @@ def layered(*more: Block, a: int = 80, middle: Sequence[Kernel] = ()) -> TaskGra
     return graph(kernels, [*blocks, *gradients, *more])
 
 
-def test_a_chain_has_one_for_each_input_of_a_layer_but_the_first_and_the_last():
+def test_a_chain_has_an_activation_for_each_layer_input_but_the_first_and_last():
     tasks = TaskGraph.of(chain([1] * 5, [1] * 5, [10] * 5))
     assert maps(tasks) == {"x2": ("F2", "B2", "F2"), "x3": ("F3", "B3", "F3"), "x4": ("F4", "B4", "F4")}
     assert activations(tasks)[0] == Activation(tasks.block("x2"), 1, 8, 1)
 
 
-def test_where_forward_and_backward_touch_nothing_can_be_hidden():
+def test_only_blocks_with_a_gap_between_forward_and_backward_are_activations():
     assert set(maps(layered())) == {"a", "b"}
 
 
@@ -60,7 +60,7 @@ def test_a_block_without_a_producing_kernel_is_no_activation():
     "kind",
     [BlockKind.WEIGHT, BlockKind.GRADIENT, BlockKind.WORKSPACE, BlockKind.LABEL, BlockKind.OPTIMIZER_STATE],
 )
-def test_forward_outputs_that_are_no_activations(kind: BlockKind):
+def test_forward_outputs_of_other_kinds_are_no_activations(kind: BlockKind):
     built = kernel("M", 1, "a", "m", layer="2b")
     kernels = [*layered().kernels]
     kernels.insert(2, built)
@@ -71,7 +71,7 @@ def test_forward_outputs_that_are_no_activations(kind: BlockKind):
     assert "m" not in maps(graph(kernels, blocks))
 
 
-def test_a_mask_written_with_an_activation_counts():
+def test_a_mask_written_with_an_activation_is_an_activation():
     kernels = [*layered().kernels]
     kernels[1] = kernel("B", 1, "a", "b m", layer="2", op="dropout", pure=False)
     kernels[-2] = kernel("b.back", 1, "m b gc", "gb", layer="2", phase=BACKWARD)
@@ -79,7 +79,7 @@ def test_a_mask_written_with_an_activation_counts():
     assert maps(tasks)["m"] == ("B", "b.back", None)
 
 
-def test_a_block_that_only_forward_uses_is_none():
+def test_a_block_that_only_forward_uses_is_no_activation():
     tasks = layered(block("t", 50), middle=[kernel("T", 1, "a", "t", layer="2"), kernel("U", 1, "t b", "b", layer="2")])
     assert "t" not in maps(tasks)
 
@@ -102,7 +102,7 @@ def test_an_offload_starts_with_the_last_readers_step_once_the_block_is_complete
         pytest.param(80, 0, False, id="nothing"),
     ],
 )
-def test_the_ten_thousandth_part_of_what_is_saved_is_worth_a_decision_and_less_is_not(a: int, saved: int, counts: bool):
+def test_blocks_below_a_ten_thousandth_of_all_saved_bytes_are_ignored(a: int, saved: int, counts: bool):
     kernels = {each.id: each for each in layered().kernels}
     kernels["B"] = kernel("B", 1, "a", "b s", layer="2")
     kernels["b.back"] = kernel("b.back", 1, "s b gc", "gb", layer="2", phase=BACKWARD)

@@ -62,7 +62,7 @@ def test_a_chain_needs_the_largest_two_neighbours_and_no_weights(sizes: list[int
 
 
 @given(st.lists(st.integers(1, 10**6), min_size=2, max_size=12), st.integers(1, 300))
-def test_a_chain_is_bounded_at_one_sample(sizes: list[int], batch: int):
+def test_the_bound_of_a_chain_is_its_bound_at_one_sample(sizes: list[int], batch: int):
     count = len(sizes)
     full_batch = chain([1] * count, [1] * count, [size * batch for size in sizes])
     bounds = memory_bounds(of_batch(full_batch, batch))
@@ -71,7 +71,7 @@ def test_a_chain_is_bounded_at_one_sample(sizes: list[int], batch: int):
     assert bounds.all_at_once.bytes == sum(sizes) * batch
 
 
-def test_the_bound_of_a_layer_with_weights():
+def test_the_bound_of_a_layer_with_weights_matches_the_hand_calculation():
     """LAYER: everything but x, y, deltas and the workspace resides; its tasks by the algorithm without workspace."""
     tdfg = Tdfg.of(LAYER)
     resident = 100 + 4 + 101 + 102 + 5
@@ -90,7 +90,7 @@ def test_the_bound_of_a_layer_with_weights():
     }
 
 
-def test_what_the_optimizer_alone_uses_does_not_reside():
+def test_blocks_used_only_by_the_optimizer_are_not_resident():
     """w and dw reside, 200 bytes; t lives from U1 to U2 alone, so that U1 and U2 need 50 more, and F and B 30."""
     tasks = graph(
         [
@@ -120,20 +120,20 @@ def test_offloaded_weights_are_resident_only_during_their_own_tasks():
     assert lower_bound_offloaded(Tdfg.of(TaskGraph.of(chain([1], [1], [7])))).bytes == 7
 
 
-def test_all_at_once_is_all_data_and_the_largest_workspace_of_the_fastest_algorithms():
+def test_all_at_once_is_all_data_plus_the_largest_workspace_of_the_fastest_algorithms():
     together = all_at_once(Tdfg.of(LAYER))
     data = sum(block.bytes for block in LAYER.blocks if block.kind is not BlockKind.WORKSPACE)
     assert (together.bytes, together.kernel) == (data + 3000, LAYER.kernel("F"))
     assert together.shares[BlockKind.WORKSPACE] == 3000
 
 
-def test_shares_add_up():
+def test_shares_add_up_to_the_bound():
     tdfg = Tdfg.of(LAYER, alignment=16)
     for amount in (all_at_once(tdfg), lower_bound(tdfg), lower_bound_offloaded(tdfg)):
         assert sum(amount.shares.values()) == amount.bytes
 
 
-def test_all_at_once_of_a_network_is_that_of_its_layers():
+def test_all_at_once_of_a_network_matches_a_count_over_its_layers():
     """One result and one gradient for each fused layer, as counted from the network alone, and a few statistics."""
     network = build("resnet34")
     trace = build_trace("resnet34", batch=256, gpu=K40, framework="fused", optimizer="plain-sgd", workspace_limit=0)
@@ -149,7 +149,7 @@ def test_one_kernel_updating_all_weights_limits_the_bound_with_offloaded_weights
     assert bounds.without_updates.bytes < bounds.offloaded.bytes < bounds.bound.bytes < bounds.all_at_once.bytes
 
 
-def test_an_iteration_that_cannot_be_rescaled_is_bounded_at_its_own_batch():
+def test_the_bound_uses_the_recorded_batch_if_the_trace_cannot_be_rescaled():
     def refuses(batch: int) -> TaskGraph:
         return TaskGraph.of(at_batch(graph.trace, 0))
 
@@ -160,7 +160,7 @@ def test_an_iteration_that_cannot_be_rescaled_is_bounded_at_its_own_batch():
 
 
 @given(traces(max_kernels=12), st.sampled_from([1, 16, 512]))
-def test_one_byte_below_the_bound_is_refused_by_name(trace: Trace, alignment: int):
+def test_one_byte_below_the_bound_is_refused_naming_the_kernel(trace: Trace, alignment: int):
     graph = TaskGraph.of(trace)
     bound = lower_bound(Tdfg.of(graph, alignment))
     check_bound(graph, bound.bytes, alignment)
@@ -195,7 +195,7 @@ def test_with_offloaded_weights_the_bound_is_the_largest_working_set_of_a_kernel
 
 
 @given(traces(max_kernels=12), st.data())
-def test_no_choice_of_algorithms_needs_less_than_the_bound(trace: Trace, data: st.DataObject):
+def test_no_choice_of_algorithms_is_below_the_bound(trace: Trace, data: st.DataObject):
     listed = tuple(
         AlgorithmChoice(kernel.id, name, 1, data.draw(st.integers(0, 99))) for kernel in trace.kernels for name in "ab"
     )

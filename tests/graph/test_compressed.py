@@ -139,7 +139,7 @@ def _quarters(size: int) -> tuple[int, ...]:
 
 
 @pytest.mark.parametrize(("name", "ns"), [("slow", 5000), ("fast", 300)])
-def test_another_algorithm_moves_the_same_bytes_in_another_time(name: str, ns: int):
+def test_another_algorithm_moves_the_same_compressed_bytes(name: str, ns: int):
     graph, plain = chosen(workspace=False)
     assert memory_of(graph).demands[0].memory_ns > 300, "the fast one is all memory"
     changed = with_algorithms(graph, {0: name})
@@ -158,7 +158,7 @@ def test_a_new_workspace_is_not_compressed():
     assert memory_of(changed).carved_by([ws]) == 0
 
 
-def test_nor_is_one_of_another_size():
+def test_a_resized_workspace_is_not_compressed():
     """What the recorded one held is not what the new one will hold."""
     graph, _ = chosen(workspace=True)
     ws = graph.block("ws")
@@ -175,7 +175,7 @@ def test_nor_is_one_of_another_size():
 
 @many
 @given(st.data())
-def test_encoded_forms_are_stored_as_they_are(data: st.DataObject):
+def test_encoded_forms_are_not_compressed_again(data: st.DataObject):
     on = data.draw(buddy_nodes())
     graph = task_graph(data.draw(compressible(traces())), on)
     costs = DrawnCosts({b.id: (data.draw(st.integers(0, 900)), 3, 4) for b in graph.blocks})
@@ -221,7 +221,7 @@ def test_every_gpu_has_the_same_compressed_memory(gpus: int, exchange: Exchange)
 
 
 @given(st.integers(0, 10**6), st.integers(0, 10**6), st.integers(0, 10**6))
-def test_a_kernel_alone_ends_with_the_later_of_its_two_parts(device: int, link: int, hidden: int):
+def test_a_single_kernel_ends_with_the_later_of_device_and_link_time(device: int, link: int, hidden: int):
     rows = (Demand(0, 0, link, 0, link),)
     memory = CompressedMemory(rows, (device,), (), (), (), (), hidden)
     kernel_ns = device * hidden // 10**6

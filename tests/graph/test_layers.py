@@ -17,7 +17,7 @@ def by_layer(tasks) -> dict[str, list[str]]:
     return result
 
 
-def test_tags_are_taken_as_they_are():
+def test_recorded_layer_tags_are_used_unchanged():
     tasks = graph([kernel("f", layer="L"), kernel("b", layer="L", phase=BACKWARD)], [])
     assert by_layer(tasks) == {"L": ["f", "b"]}
     assert not tasks.layers.derived
@@ -28,12 +28,12 @@ def test_a_kernel_without_a_tag_in_a_tagged_trace_belongs_to_its_phase():
     assert by_layer(tasks) == {"L": ["f"], "(forward)": ["g"], "(optimizer)": ["o"]}
 
 
-def test_forward_and_backward_of_one_layer_are_two_steps_even_side_by_side():
+def test_adjacent_forward_and_backward_of_a_layer_are_two_steps():
     tasks = graph([kernel("f", layer="L"), kernel("b", layer="L", phase=BACKWARD)], [])
     assert [(s.first, s.stop, s.phase) for s in tasks.layers.steps] == [(0, 1, Phase.FORWARD), (1, 2, BACKWARD)]
 
 
-def test_steps_cover_the_iteration_and_every_kernel_knows_its_own():
+def test_steps_cover_all_kernels_and_every_kernel_has_its_step():
     steps = RESIDUAL.layers.steps
     assert [s.first for s in steps[1:]] == [s.stop for s in steps[:-1]]
     assert (steps[0].first, steps[-1].stop) == (0, len(RESIDUAL.kernels))
@@ -45,15 +45,15 @@ def test_without_tags_layers_are_derived_and_marked_as_derived():
     assert RESIDUAL.layers.derived
 
 
-def test_an_in_place_kernel_stays_in_the_layer_at_hand():
+def test_an_in_place_kernel_belongs_to_the_current_layer():
     assert by_layer(RESIDUAL)["001-conv2d"][:2] == ["conv", "relu_"]
 
 
-def test_a_kernel_that_makes_what_others_read_begins_a_layer():
+def test_a_kernel_with_outputs_that_others_read_begins_a_layer():
     assert list(by_layer(RESIDUAL))[:3] == ["001-conv2d", "002-add", "003-nll_loss"]
 
 
-def test_a_kernel_that_only_updates_what_was_there_begins_no_layer():
+def test_a_kernel_that_only_updates_existing_blocks_begins_no_layer():
     tasks = graph(
         [
             kernel("conv", 1, "x", "y", op="conv2d"),
@@ -84,7 +84,7 @@ def test_backward_joins_the_forward_layer_whose_blocks_it_reads():
     assert "relu_b" in by_layer(RESIDUAL)["001-conv2d"]
 
 
-def test_operators_of_no_known_class_are_not_of_one_class():
+def test_operators_of_unknown_class_do_not_count_as_the_same_class():
     """`mix_b` shares y and u with the convolution and z alone with the addition, which is of no known class either."""
     tasks = graph(
         [
@@ -97,7 +97,7 @@ def test_operators_of_no_known_class_are_not_of_one_class():
     assert by_layer(tasks)["001-conv2d"] == ["conv", "mix_b"]
 
 
-def test_backward_that_reads_nothing_saved_stays_in_the_layer_at_hand():
+def test_backward_that_reads_no_saved_block_belongs_to_the_current_layer():
     tasks = graph(
         [
             kernel("conv", 1, "x", "y", op="conv2d"),
@@ -149,10 +149,10 @@ def test_a_trace_that_begins_with_backward_still_has_layers():
         ("", OpClass.OTHER),
     ],
 )
-def test_operators_are_known_by_many_names(op: str, expected: OpClass):
+def test_operator_classes_are_found_for_many_names(op: str, expected: OpClass):
     assert op_class(op) is expected
 
 
 @pytest.mark.parametrize("op", ["relu", "Relu", "aten::RELU", "ReLU"])
-def test_letter_case_and_prefix_do_not_matter(op: str):
+def test_letter_case_and_prefix_of_operator_names_do_not_matter(op: str):
     assert op_class(op) is OpClass.ACTIVATION

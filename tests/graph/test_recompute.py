@@ -36,12 +36,12 @@ def reason(kernels: Sequence[Kernel], name: str, *more: Block) -> str | None:
     return result.why_not(tasks.block(name))
 
 
-def test_a_pure_kernel_of_what_is_still_there():
+def test_an_output_of_a_pure_kernel_with_live_inputs_is_recomputable():
     assert reason([F1, F2, B1], "a") is None
     assert reason([F1, F2, B1], "b") is None
 
 
-def test_what_no_kernel_makes():
+def test_a_block_that_no_kernel_writes_is_not_recomputable():
     assert reason([F1, F2, B1], "x") == "no kernel writes it"
 
 
@@ -54,7 +54,7 @@ def test_persistent_and_host_initialized_blocks_are_not_recomputed():
 
 
 @pytest.mark.parametrize("op", ["dropout", "rand_like"])
-def test_a_random_kernel_without_a_mask(op: str):
+def test_an_output_of_a_random_kernel_without_a_mask_is_not_recomputable(op: str):
     drop = kernel("F1", 1, "x", "a", pure=False, op=op)
     assert reason([drop, F2, B1], "a") == f"kernel F1 ({op}) is not known to be repeatable"
 
@@ -66,18 +66,18 @@ def test_a_block_is_recomputable_while_its_input_stays():
     assert reason([drop, F2, early], "b") == "kernel F2 reads a, which is released by then and cannot be recomputed"
 
 
-def test_a_kernel_of_unknown_purity():
+def test_an_output_of_a_kernel_of_unknown_purity_is_not_recomputable():
     assert reason([kernel("F1", 1, "x", "a", pure=None), F2, B1], "a") == (
         "kernel F1 (op) is not known to be repeatable"
     )
 
 
-def test_an_operator_that_repeats_with_what_it_saved_must_have_saved_something():
+def test_a_batch_norm_without_saved_statistics_is_not_recomputable():
     alone = kernel("F1", 1, "x", "a", pure=False, op="batch_norm")
     assert "not known to be repeatable" in str(reason([alone, F2, B1], "a"))
 
 
-def test_a_second_output_that_is_not_kept_until_backward():
+def test_a_dropout_whose_mask_is_not_kept_is_not_recomputable():
     """A mask that only forward reads is gone when the dropout would need it."""
     drop = kernel("F1", 1, "x", "a m", pure=False, op="dropout")
     look = kernel("F2", 1, "a m", "b")
@@ -89,7 +89,7 @@ NORM_BLOCKS = [block("s", 2), held("r", 2)]
 NORM_BACK = kernel("B1", 1, "x a s w", "g", phase=BACKWARD)
 
 
-def test_a_batch_norm_repeats_with_its_saved_statistics_and_leaves_the_running_ones_alone():
+def test_a_batch_norm_is_recomputed_from_saved_statistics_without_changing_running_ones():
     tasks, result = ancestry([NORM, NORM_BACK], NORM_BLOCKS)
     n, a = tasks.kernel("N"), tasks.block("a")
     assert result.why_not(a) is None
@@ -98,11 +98,11 @@ def test_a_batch_norm_repeats_with_its_saved_statistics_and_leaves_the_running_o
     assert names(tasks, result.reread[n]) == ["s"]
 
 
-def test_the_saved_statistics_themselves():
+def test_saved_statistics_of_a_batch_norm_are_not_recomputable():
     assert reason([NORM, NORM_BACK], "s", *NORM_BLOCKS) == "kernel N (batch_norm) can only run again with it"
 
 
-def test_a_dropout_in_place_is_run_again_after_what_it_changes():
+def test_an_in_place_dropout_is_recomputed_after_the_writer_of_its_input():
     drop = kernel("F2", 1, "a", "a m", pure=False, op="dropout_")
     tasks, result = ancestry([F1, drop, kernel("B1", 1, "a m", "g", phase=BACKWARD)], [block("m", 2)])
     a = tasks.block("a")
@@ -111,25 +111,25 @@ def test_a_dropout_in_place_is_run_again_after_what_it_changes():
     assert names(tasks, result.inputs[1]) == ["a", "m"]
 
 
-def test_a_pure_kernel_with_two_results():
+def test_both_outputs_of_a_pure_kernel_are_recomputable():
     pool = kernel("F1", 1, "x w", "a i")
     tasks, result = ancestry([pool, kernel("B1", 1, "a i", "g", phase=BACKWARD)], [block("i", 2)])
     assert [result.why_not(tasks.block(name)) for name in "ai"] == [None, None]
     assert names(tasks, result.outputs[0]) == ["a", "i"]
 
 
-def test_a_pure_kernel_that_changes_a_persistent_block_in_place_finds_another_value_again():
+def test_a_kernel_that_changes_a_persistent_block_is_not_repeatable():
     counts = kernel("F1", 1, "x w", "a w")
     assert reason([counts, F2, B1], "a") == "kernel F1 (op) is not known to be repeatable"
 
 
-def test_a_reader_of_an_intermediate_version():
+def test_a_block_computed_from_an_overwritten_version_is_not_recomputable():
     relu = kernel("F3", 1, "a", "a")
     why = reason([F1, F2, relu, B1], "b")
     assert why == "kernel F2 reads a, which was overwritten since"
 
 
-def test_a_reader_of_the_last_version_of_what_was_changed_in_place():
+def test_a_block_computed_from_the_last_in_place_version_is_recomputable():
     relu = kernel("F3", 1, "a", "a")
     assert reason([F1, relu, F2, B1], "b") is None
     assert reason([F1, relu, F2, B1], "a") is None
@@ -157,19 +157,19 @@ STEP = kernel("S", 1, "g w", "w", phase=OPTIMIZER, pure=False)
 STEP_IN_BACKWARD = kernel("S", 1, "w", "w", phase=BACKWARD, pure=False)
 
 
-def test_a_weight_that_is_updated_when_all_is_over():
+def test_a_weight_updated_after_backward_does_not_prevent_recompute():
     assert reason([F1, F2, B1, STEP], "a") is None
 
 
-def test_a_weight_that_is_updated_before():
+def test_a_weight_updated_before_the_next_use_prevents_recompute():
     assert reason([F1, F2, STEP_IN_BACKWARD, B1], "a") == "kernel F1 reads w, which was overwritten since"
 
 
-def test_a_weight_that_is_updated_after_the_last_time_it_is_needed():
+def test_a_weight_updated_after_the_last_use_does_not_prevent_recompute():
     assert reason([F1, F2, B1, STEP_IN_BACKWARD], "a") is None
 
 
-def test_a_weight_that_the_kernel_updates_for_which_it_is_needed():
+def test_a_weight_updated_by_the_reading_kernel_does_not_prevent_recompute():
     """What B1 reads is made again before B1 starts, and only then B1 updates w in place."""
     last = kernel("B1", 1, "a b w", "g w", phase=BACKWARD, pure=False)
     tasks, result = ancestry([F1, F2, last])
@@ -186,7 +186,7 @@ def test_a_weight_updated_before_a_recompute_prevents_it():
     assert reason(kernels, "a") == "kernel F1 reads w, which was overwritten since"
 
 
-def test_what_is_overwritten_in_backward():
+def test_blocks_overwritten_in_backward_prevent_recompute():
     reuse = kernel("R", 1, "", "a", phase=BACKWARD)
     assert reason([F1, F2, B1, reuse], "a") == "it is overwritten after forward"
     assert reason([F1, F2, B1, reuse], "b") == "kernel F2 reads a, which was overwritten since"
@@ -201,17 +201,17 @@ def test_a_recompute_allocates_a_new_workspace_that_is_no_output():
 
 
 @pytest.mark.parametrize("op", ["aten::native_batch_norm", "cudnn_batch_norm", "BatchNorm2d", "native_dropout"])
-def test_operators_that_repeat_with_what_they_saved(op: str):
+def test_batch_norms_and_dropouts_repeat_with_their_saved_outputs(op: str):
     assert repeats_with_saved(op)
 
 
 @pytest.mark.parametrize("op", ["native_batch_norm_backward", "dropout_backward", "layer_norm", "rand", "bernoulli_"])
-def test_operators_that_do_not(op: str):
+def test_other_operators_do_not_repeat_with_saved_outputs(op: str):
     assert not repeats_with_saved(op)
     assert purity(op) is not False or op in ("rand", "bernoulli_")
 
 
-def test_what_cannot_be_recomputed_counts_for_the_operator_that_prevents_it():
+def test_unrecomputable_bytes_are_attributed_to_the_preventing_operator():
     """Backward reads a to e, 8 B each, and s, 2 B. b lacks a reproducible a only once a is gone, which it is not; d
     needs c, which is released by then and comes of an unknown kernel; e is made of what F6 overwrites."""
     kernels = [
@@ -243,13 +243,13 @@ def test_what_cannot_be_recomputed_counts_for_the_operator_that_prevents_it():
     )
 
 
-def test_a_kernel_that_changes_another_input_in_place_prevents_its_own_second_run():
+def test_a_kernel_that_changes_another_input_in_place_cannot_be_recomputed():
     fused = kernel("F2", 1, "a", "b a", op="fused_")
     tasks = graph([F1, fused, B1], BASE)
     assert unrecomputable(tasks).by_operator == (("fused_", "overwrites an input", 8),)
 
 
-def test_a_block_with_a_released_input_counts_for_no_operator():
+def test_a_block_with_a_released_input_is_attributed_to_no_operator():
     tasks = graph([F1, F2, B1], [held("x", 4, release="F2"), *BASE[1:]])
     assert unrecomputable(tasks).by_operator == (("", "", 8),)
     assert unrecomputable(tasks).text() == "8 B of 16 B of saved activations: released inputs 8 B"

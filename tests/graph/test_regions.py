@@ -41,7 +41,7 @@ def rerun(tasks: TaskGraph, saved: list[Saved], held: tuple[int, ...] = ()):
     return rerun_of(tasks, Ancestry(tasks), A, saved, held)
 
 
-def test_a_section_that_is_interrupted_has_several_regions():
+def test_an_interrupted_section_has_several_regions():
     assert regions_of(TASKS, SECTIONS) == (A, B, AGAIN)
     assert regions_of(TASKS, {"a.1": "a"}) == (Region("a", 1, 2), AGAIN)
 
@@ -67,7 +67,7 @@ def test_without_a_backward_kernel_the_next_reader_decides_the_region():
     assert saved_inside(TASKS, [A, B], {"a.1": "a", "b.1": "b"}, [Saved(V, 1, 3, B3, 4)])[0]
 
 
-def test_a_region_runs_again_up_to_the_last_save_in_place_changes_included():
+def test_a_region_runs_again_up_to_its_last_save_including_in_place_changes():
     result = rerun(TASKS, [Saved(U, 1, 0, B1, 1), Saved(V, 1, 2, B3, 3)])
     assert result == (((1, (V, WS)), (2, (V,))), frozenset(), ())
 
@@ -85,14 +85,14 @@ def test_a_block_changed_by_an_unrepeatable_kernel_is_not_recomputed():
     assert result == (((1, (WS,)), (3, (Y,))), frozenset({V}), (2,))
 
 
-def test_what_enters_must_still_be_as_it_was():
+def test_a_region_with_an_input_changed_in_place_does_not_run_again():
     """f3 changes u in place, which f1 has read: what f1 made is kept."""
     kernels = [*KERNELS[:3], kernel("f3", 1, "v u", "y u", layer="a.3"), *KERNELS[4:]]
     reruns = rerun(graph(kernels, BLOCKS), [Saved(V, 1, 2, B3, 3)])
     assert reruns.retained == {V} and reruns.runs == ()
 
 
-def test_what_changes_something_from_outside_does_not_run_again():
+def test_a_kernel_that_changes_an_outside_block_does_not_run_again():
     kernels = [*KERNELS[:3], kernel("f3", 1, "v u", "y u", layer="a.3"), *KERNELS[4:]]
     tasks = graph(kernels, BLOCKS)
     reruns = rerun(tasks, [Saved(Y, 1, 3, B3, 4)])

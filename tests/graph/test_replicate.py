@@ -35,14 +35,14 @@ def test_gpu_0_keeps_its_names_and_the_others_add_their_number():
     assert [each.id for each in two.blocks[: len(TASKS.blocks)]] == [each.id for each in TASKS.blocks]
 
 
-def test_weights_are_one_block_and_everything_else_is_each_gpus_own():
+def test_weights_are_shared_and_all_other_blocks_are_replicated():
     two = replicas(TASKS, Replicate(2, HOST, GB)).graph
     added = {each.id for each in two.blocks[len(TASKS.blocks) :]}
     assert added == {f"{name}.gpu1" for name in ("x0", "x1", "x2", "g1", "w1.grad", "w2.grad")}
     assert two.kernels[two.kernel("E2.gpu1")].reads == ("x2.gpu1", "w2")
 
 
-def test_forward_reads_the_old_weights_on_all_gpus_and_only_the_exchange_makes_new_ones():
+def test_forward_reads_old_weights_and_only_the_exchange_writes_new_ones():
     for exchange in Exchange:
         two = replicas(TASKS, Replicate(3, exchange, GB)).graph
         weight = two.block("w1")
@@ -70,7 +70,7 @@ def test_the_host_reads_all_gradients_weight_and_state_and_writes_weight_and_sta
     assert three.durations[three.kernel("update:w2")] == (5 + 2) * 100
 
 
-def test_what_only_the_optimizer_uses_exists_once_and_on_no_gpu_where_the_host_updates():
+def test_optimizer_blocks_exist_once_and_on_the_host_if_it_updates():
     momentum = TASKS.block("w1.momentum")
     gathered, hosted = (replicas(TASKS, Replicate(2, exchange, GB)) for exchange in (GATHER, HOST))
     assert [gathered.blocks[gpu][momentum] for gpu in (0, 1)] == [momentum, None]
@@ -112,7 +112,7 @@ def test_encoded_forms_are_copied_and_the_hosts_codec_is_shared():
     assert plain.sizes[copy] == 5
 
 
-def test_the_transform_is_the_same():
+def test_the_transform_equals_the_direct_replication():
     how = Replicate(2, HOST, GB)
     assert transformed(TASKS, (how,)).trace == replicas(TASKS, how).graph.trace
 
@@ -205,7 +205,7 @@ def test_a_gradient_read_for_one_weight_is_not_matched_to_another_by_name():
     assert pairs(graph) == {"w1": ("w2.grad",), "w2": ("w1.grad",)}
 
 
-def test_persistent_statistics_of_a_weights_size_are_no_gradient():
+def test_persistent_statistics_of_the_size_of_a_weight_are_no_gradient():
     """Backward updates them and the optimizer reads them, as of a gradient."""
     statistics = held("r", 100, kind=BlockKind.OTHER)
     update = kernel("statistics", 10, "g r", "r", phase=Phase.BACKWARD)
@@ -213,7 +213,7 @@ def test_persistent_statistics_of_a_weights_size_are_no_gradient():
 
 
 @pytest.mark.parametrize("kind", [BlockKind.OTHER, BlockKind.GRADIENT])
-def test_a_gradient_of_another_kind_is_known_by_the_optimizer_and_its_size(kind: BlockKind):
+def test_a_gradient_of_another_kind_is_found_by_the_optimizer_and_its_size(kind: BlockKind):
     scale = kernel("scale", 1, "x1", "s", phase=Phase.BACKWARD)
     blocks = (replace(GRADIENT, kind=kind), block("s", 4, kind=BlockKind.OTHER))
     assert pairs(by_hand([scale, step("w1 s g")], *blocks)) == {"w1": ("g",)}
@@ -235,7 +235,7 @@ def test_a_gradient_read_by_the_optimizer_precedes_a_block_of_equal_size():
     assert pairs(renamed(graph, w1_grad="a", w2_grad="b")) == {"w1": ("a",), "w2": ("b",)}
 
 
-def test_a_part_that_backward_adds_to_a_gradient_is_taken_where_nothing_else_fits():
+def test_a_partial_gradient_is_matched_if_nothing_else_fits():
     add = kernel("add", 10, "g", "sum", phase=Phase.BACKWARD)
     assert pairs(by_hand([add], GRADIENT, block("sum", 100, kind=BlockKind.WEIGHT_GRADIENT))) == {"w1": ("sum",)}
     assert pairs(by_hand([add], GRADIENT, block("sum", 50, kind=BlockKind.WEIGHT_GRADIENT))) == {"w1": ("g",)}
@@ -250,7 +250,7 @@ def test_one_gradient_updates_one_weight():
 
 
 @pytest.mark.parametrize(("first", "then"), [("g", "h"), ("h", "g")])
-def test_of_two_updates_of_a_weight_the_first_reads_its_gradient(first: str, then: str):
+def test_the_first_of_two_updates_of_a_weight_reads_its_gradient(first: str, then: str):
     """What corrects the weight later, by another block that backward made, is not its gradient."""
     copy = kernel("copy", 10, "g", "h", phase=Phase.BACKWARD)
     other = block("h", 100, kind=BlockKind.WEIGHT_GRADIENT)
@@ -259,13 +259,13 @@ def test_of_two_updates_of_a_weight_the_first_reads_its_gradient(first: str, the
 
 
 @pytest.mark.parametrize("batch", [4, 1])
-def test_pairs_stay_what_they_were_in_sub_batches_and_at_other_batches(batch: int):
+def test_pairs_are_the_same_in_sub_batches_and_at_other_batches(batch: int):
     """Whatever sub-batches do to the blocks that sizes would be compared of."""
     message = exchanging(renamed(network([10, 10], step=None, batch=4), w1_grad="b", w2_grad="a"))
     assert pairs(message.at_batch(batch)) == pairs(message) == pairs(Split(1).apply(message))
 
 
-def test_layers_come_before_sizes():
+def test_layers_are_matched_before_sizes():
     trace = network([10, 10], step=None)
     layers = {"w1": "low", "w2": "high", "w1.grad": "high", "w2.grad": "low"}
     blocks = tuple(replace(each, layer=layers.get(each.id)) for each in trace.blocks)
@@ -273,7 +273,7 @@ def test_layers_come_before_sizes():
     assert pairs(graph) == {"w1": ("b",), "w2": ("a",)}
 
 
-def test_a_weight_that_the_optimizer_never_writes_stays_each_gpus_own():
+def test_a_weight_that_the_optimizer_never_writes_is_not_shared():
     trace = network([10, 100])
     kernels = tuple(each for each in trace.kernels if each.id != "S2")
     graph = TaskGraph.of(replace(trace, kernels=kernels))
@@ -290,7 +290,7 @@ def test_a_trace_without_gradients_is_refused():
         updates_of(TaskGraph.of(chain([5], [10], [100])))
 
 
-def test_an_optimizer_in_the_midst_of_backward_is_refused():
+def test_an_optimizer_kernel_during_backward_is_refused():
     blocks = [held("w", 4, kind=BlockKind.WEIGHT), block("w.grad", 4, kind=BlockKind.WEIGHT_GRADIENT)]
     kernels = [
         kernel("B", 1, "w", "w.grad", phase=Phase.BACKWARD),

@@ -32,7 +32,7 @@ F1, F2, F3, B3, B2, B1 = range(6)
 # --- recorded -----------------------------------------------------------------------------------------------
 
 
-def test_what_a_trace_recorded_is_taken_as_it_is_but_for_what_backward_never_takes():
+def test_recorded_saved_tensors_are_used_unless_backward_never_reads_them():
     saved = (
         SavedTensor("w", 2, None, "b1", RELEASED_AT_END),
         SavedTensor("y", 5, "f2", "b2", "f3"),
@@ -44,14 +44,14 @@ def test_what_a_trace_recorded_is_taken_as_it_is_but_for_what_backward_never_tak
     assert result.tensors == (Saved(W, 2, -1, B1, None), Saved(Y, 5, F2, B2, F3), Saved(Z, 10, F3, B3, F3))
 
 
-def test_who_holds_a_block_to_the_end_is_known_from_the_block_too():
+def test_a_block_released_at_the_end_is_never_dropped():
     blocks = [replace(b, release=RELEASED_AT_END) if b.id == "z" else b for b in BLOCKS]
     saved = saved_tensors(graph(KERNELS, blocks, saved=(SavedTensor("z", 10, "f3", "b3"),)))
     assert saved.tensors == (Saved(Z, 10, F3, B3, None),)
     assert {each.dropped for each in saved_tensors(graph(KERNELS, blocks)).tensors if each.block == Z} == {None}
 
 
-def test_what_the_host_gives_in_mid_iteration_is_not_saved_before_it_is_there():
+def test_a_block_initialized_by_the_host_is_not_saved_before_its_initialization():
     kernels = [kernel("f0", 1, "x", "v"), kernel("f1", 1, "v c", "y"), kernel("b1", 1, "y c", "g", phase=BACKWARD)]
     blocks = [held("x", 1), block("c", 4, host_write="f1"), *(block(name, 1) for name in ("v", "y", "g"))]
     saved = saved_tensors(graph(kernels, blocks, saved=(SavedTensor("c", 4, "f0", "b1", "f1"),)))
@@ -62,7 +62,7 @@ def test_what_the_host_gives_in_mid_iteration_is_not_saved_before_it_is_there():
 # --- derived ------------------------------------------------------------------------------------------------
 
 
-def test_an_operator_saves_what_it_reads_just_before_it_runs_however_long_it_has_been_there():
+def test_an_operator_saves_its_inputs_just_before_it_runs():
     """y is made by f1; f2 and f3 have nothing to do with it; f4 reads it, and so saves it after f3."""
     kernels = [
         kernel("f1", 1, "x", "y", layer="one"),
@@ -75,7 +75,7 @@ def test_an_operator_saves_what_it_reads_just_before_it_runs_however_long_it_has
     assert saved.tensors == (Saved(1, 10, 2, 4, 3), Saved(4, 10, 3, 4, 3))
 
 
-def test_operators_save_what_they_read_before_they_run_and_what_they_make_after():
+def test_operators_save_inputs_before_and_outputs_after_they_run():
     """y is saved by the activation that changed it, and by the layer that reads it then: both just before f3."""
     saved = saved_tensors(TASKS)
     assert not saved.recorded
@@ -96,7 +96,7 @@ def test_without_layer_tags_a_block_is_saved_after_its_last_use_in_the_same_forw
     assert again and all(tasks.kernels[each.after].id.endswith("-again") for each in again)
 
 
-def test_what_is_changed_in_place_after_its_layer_ran_is_saved_as_changed():
+def test_a_block_changed_in_place_later_is_saved_as_changed():
     tasks = TaskGraph.of(in_place())
     a = tasks.block("a")
     changed = max(k for k in tasks.uses[a] if a in tasks.writes[k])
@@ -106,7 +106,7 @@ def test_what_is_changed_in_place_after_its_layer_ran_is_saved_as_changed():
 # --- readers ------------------------------------------------------------------------------------------------
 
 
-def test_a_kernel_reads_what_was_taken_back_last_in_the_version_it_reads():
+def test_a_kernel_reads_the_last_fetched_copy_of_its_version():
     tensors = [
         Saved(Y, 10, F1, B3, F3),  # before it was changed: nobody reads that
         Saved(Y, 10, F2, B3, F3),
@@ -116,19 +116,19 @@ def test_a_kernel_reads_what_was_taken_back_last_in_the_version_it_reads():
     assert readers(TASKS, tensors) == ((), (B3,), (B2,), (B1,))
 
 
-def test_a_kernel_reads_all_that_was_taken_back_at_once():
+def test_a_kernel_reads_all_copies_fetched_together():
     views = [Saved(Y, 4, F2, B3, F3), Saved(Y, 6, F2, B3, F3)]
     assert readers(TASKS, views) == ((B3, B2), (B3, B2))
 
 
-def test_who_changes_a_block_reads_the_block_itself():
+def test_a_kernel_that_changes_a_block_reads_the_block_itself():
     kernels = [*KERNELS[:3], kernel("b3", 1, "z y", "y", layer="two", phase=BACKWARD), *KERNELS[4:5], KERNELS[5]]
     blocks = [*BLOCKS[:4], held("gz", 0), *BLOCKS[5:]]
     tasks = graph(kernels, blocks)
     assert readers(tasks, [Saved(Y, 10, F2, B3, F3)]) == ((),)
 
 
-def test_an_operator_holds_all_that_it_took_until_it_is_done_with_any_of_it():
+def test_an_operator_holds_all_its_saved_tensors_until_it_ends():
     taken = [Saved(W, 2, -1, B3, None), Saved(Y, 10, F2, B3, F3), Saved(Z, 10, F3, B3, F3), Saved(X, 1, -1, B2, None)]
     assert readers(TASKS, taken) == ((B1,), (B3, B2), (B3,), (B1,))
     assert backward_ends(TASKS, taken) == (B1, B1, B1, B1)

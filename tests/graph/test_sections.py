@@ -82,7 +82,7 @@ def test_a_list_that_a_shortcut_bypasses_is_not_cut():
     assert list(sections(network(*layers, Layer("head", "linear", ("d",), "e")))) == ["stage.0", "stage.1", "stage.2"]
 
 
-def test_sections_are_found_inside_a_wrapper_module_with_parallel_embeddings():
+def test_sections_are_found_in_a_wrapper_module_with_parallel_embeddings():
     """Embeddings of words and positions are parallel single layers; the mask goes to all blocks, without weights."""
     layers = [
         Layer("net.mask", "ones", ("x",), "m"),
@@ -109,14 +109,14 @@ def test_a_long_sequence_of_single_layers_is_cut_as_checkpoint_sequential_would(
     }
 
 
-def test_a_module_whose_kernels_are_interrupted_gives_way_to_its_children():
+def test_a_module_with_interrupted_kernels_is_replaced_by_its_children():
     """Two recurrent layers that take turns: a run of kernels is one step of one of them."""
     steps = [f"lstm{layer}.step{step}.{part}" for step in (0, 1) for layer in (1, 2) for part in ("cell", "drop")]
     result = sections(chained([*steps, "head"]))
     assert sorted(result) == ["lstm1.step0", "lstm1.step1", "lstm2.step0", "lstm2.step1"]
 
 
-def test_a_last_module_is_left_out_as_it_would_run_again_at_once():
+def test_the_last_module_is_left_out_as_it_would_run_again_immediately():
     names = ["a.1", "a.2", "b.1", "b.2", "c.1", "c.2"]
     assert list(sections(chained(names))) == ["a", "b"]
     assert list(sections(chained([*names, "head"]))) == ["a", "b", "c"]
@@ -124,7 +124,7 @@ def test_a_last_module_is_left_out_as_it_would_run_again_at_once():
     assert list(sections(with_loss)) == ["a", "b"], "what follows has no weights"
 
 
-def test_without_modules_it_is_cut_where_one_tensor_passes():
+def test_without_modules_forward_is_cut_where_a_single_tensor_passes():
     """Of l1 to l8 a shortcut leads from l2 to l6, so that no section begins at l4, l5 or l6. Four parts are left with
     l7, l8, l9 and l1 to l9 by themselves: l1, l2, l3-l6, l7, l8, l9; the root of six is two, three parts each."""
     names = [f"l{n}" for n in range(1, 10)]
@@ -135,7 +135,7 @@ def test_without_modules_it_is_cut_where_one_tensor_passes():
     assert how == "parts that one tensor enters, as tags name no modules"
 
 
-def test_no_section_begins_with_a_change_in_place_of_what_enters_it():
+def test_no_section_begins_with_an_in_place_change_of_its_input():
     """PyTorch could not run it again. Of l1 to l4 each even one changes what the one before made: two parts."""
     layers = [
         Layer("l1", "conv2d", ("x",), "a"),
@@ -151,13 +151,13 @@ def test_no_section_begins_with_a_change_in_place_of_what_enters_it():
 
 
 @pytest.mark.parametrize("case", SMALL_CASES, ids=lambda case: case.name)
-def test_recorded_networks_get_the_blocks_that_validation_checkpoints_by_hand(case):
+def test_recorded_networks_have_the_sections_chosen_by_hand_in_validation(case):
     """Also the stem or the embedding, but not the head."""
     trace = load_trace(SHIPPED / "cpu-small" / case.name / "trace")
     assert [name for name in sections(trace) if name not in ("stem", "embed")] == list(case.blocks)
 
 
-def test_networks_of_the_zoo_are_cut_between_residual_blocks():
+def test_zoo_networks_are_cut_between_residual_blocks():
     trace = build_trace("resnet18", batch=2, gpu=load_node("v100").gpu)
     assert list(sections(trace)) == ["conv1", *(f"layer{stage}.{n}" for stage in (1, 2, 3, 4) for n in (0, 1))]
 

@@ -65,21 +65,21 @@ class KeepAll(Policy):
         return replace(lower(change.apply(context.graph), Placement()), transforms=(change,))
 
 
-def test_rounds_repeat_and_a_smaller_one_and_the_optimizer_follow():
+def test_equal_rounds_are_followed_by_a_smaller_one_and_the_optimizer():
     graph = split(TaskGraph.of(training(6)), 4)
     assert [kernel.id for kernel in graph.kernels] == ["F", "B", "F@2", "B@2", "U"]
     assert graph.rounds == (Round(0, 2, 1), Round(2, 4, 1), Round(4, 5, 1))
     assert split(TaskGraph.of(training(6)), 2).rounds == (Round(0, 2, 3), Round(2, 3, 1))
 
 
-def test_what_holds_samples_shrinks_and_what_does_not_is_shared():
+def test_batch_dependent_blocks_shrink_and_others_are_shared():
     graph = split(TaskGraph.of(training(6)), 4)
     sizes = {block.id: block.bytes for block in graph.blocks}
     assert sizes == {"x": 400, "y": 800, "x@2": 200, "y@2": 400, "w": 50, "dw": 50}
     assert [block.id for block in graph.blocks if block.persistent and block.release in (None, "end")] == ["w", "dw"]
 
 
-def test_gradients_of_weights_are_added_to_what_earlier_rounds_left():
+def test_weight_gradients_accumulate_over_rounds():
     graph = split(TaskGraph.of(training(6)), 4)
     for k in (graph.kernel("B"), graph.kernel("B@2")):
         assert graph.block("dw") in graph.reads[k]
@@ -87,14 +87,14 @@ def test_gradients_of_weights_are_added_to_what_earlier_rounds_left():
     assert versions[graph.block("dw")] == 2
 
 
-def test_inputs_are_given_anew_and_outputs_let_go_of_in_each_round():
+def test_inputs_and_outputs_are_released_in_each_round():
     graph = split(TaskGraph.of(training(6)), 4)
     releases = {block.id: block.release for block in graph.blocks}
     assert (releases["x"], releases["x@2"], releases["y"], releases["y@2"]) == ("B", "B@2", "B", "B@2")
 
 
 @pytest.mark.parametrize(("batch", "sizes"), [(1, [1] * 6), (2, [2] * 3), (4, [4, 2]), (6, [6])])
-def test_an_iteration_takes_its_rounds_and_the_optimizer_once(batch: int, sizes: list[int]):
+def test_an_iteration_takes_the_time_of_its_rounds_and_one_optimizer_step(batch: int, sizes: list[int]):
     full = training(6)
     rounds = [sum(kernel.duration_ns for kernel in at_batch(full, size).kernels[:2]) for size in sizes]
     result = simulate(full, node(), KeepAll(batch))
@@ -105,7 +105,7 @@ def test_an_iteration_takes_its_rounds_and_the_optimizer_once(batch: int, sizes:
 
 
 @pytest.mark.parametrize(("batch", "peak"), [(1, 300 + 100), (2, 600 + 100), (4, 1200 + 100), (6, 1800 + 100)])
-def test_memory_is_that_of_one_sub_batch_and_the_weights(batch: int, peak: int):
+def test_peak_memory_is_one_sub_batch_and_the_weights(batch: int, peak: int):
     assert simulate(training(6), node(), KeepAll(batch)).metrics.device_peak_bytes == peak
 
 
@@ -117,7 +117,7 @@ def test_the_full_batch_needs_no_other_trace():
 
 
 @pytest.mark.parametrize("batch", [0, 7, -1])
-def test_a_sub_batch_is_part_of_the_batch(batch: int):
+def test_a_sub_batch_larger_than_the_batch_is_refused(batch: int):
     with pytest.raises(InputError, match=f"sub-batch: {batch} is no part of a batch of 6; give 1 to 6"):
         split(TaskGraph.of(training(6)), batch)
 
@@ -130,12 +130,12 @@ def test_an_optimizer_in_the_middle_prevents_splitting_the_batch():
         split(TaskGraph.of(late), 3)
 
 
-def test_a_split_survives_being_written_down():
+def test_a_split_program_survives_json():
     program = KeepAll(4).plan(PlanContext(TaskGraph.of(training(6)), node(), 0, None, None))  # type: ignore[arg-type]
     assert from_json(to_json(program)) == program
 
 
-def test_a_zoo_trace_is_split_as_the_time_model_has_it():
+def test_rounds_of_a_zoo_trace_have_the_modelled_times_of_their_batch():
     """Rounds take what the network takes at that batch; algorithms can be chosen for each round."""
     gpu = load_node("k40").gpu
     full = build_trace("vgg11", batch=48, gpu=gpu, input="cifar10")
@@ -188,6 +188,6 @@ def test_vdnn_plus_is_vdnn_round_by_round(sub_batch: int, mode: str):
     ],
 )
 @pytest.mark.parametrize("policy", ["vdnn+", "modnn"])
-def test_what_is_no_sub_batch_or_share_is_refused(policy: str, parameters: dict[str, object], message: str):
+def test_invalid_sub_batches_and_shares_are_refused(policy: str, parameters: dict[str, object], message: str):
     with pytest.raises(InputError, match=message):
         simulate(training(6), node(), policy, parameters=parameters)

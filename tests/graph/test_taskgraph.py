@@ -39,7 +39,7 @@ def versions(k: str) -> tuple[dict[str, int], dict[str, int]]:
     return read, dict(zip((names[b] for b in tasks.writes[at]), tasks.write_versions[at], strict=True))
 
 
-def test_what_is_there_at_the_start_is_version_zero():
+def test_a_block_resident_at_the_start_has_version_zero():
     assert versions("conv")[0] == {"x": 0, "w": 0}
 
 
@@ -56,14 +56,14 @@ def test_the_last_version_counts_all_writes():
     assert [RESIDUAL.last_version[B(name)] for name in ("x", "y", "z", "w")] == [0, 2, 1, 1]
 
 
-def test_uses_are_the_kernels_that_touch_a_block_each_once():
+def test_each_kernel_that_touches_a_block_is_listed_once_in_its_uses():
     assert RESIDUAL.uses[B("y")] == (K("conv"), K("relu_"), K("add"), K("relu_b"))
 
 
 # --- lifetimes ----------------------------------------------------------------------------------------------
 
 
-def test_births_are_the_first_write_or_before_everything():
+def test_a_block_is_born_at_its_first_write_or_before_everything():
     assert [RESIDUAL.births[B(name)] for name in ("x", "y", "gw")] == [BEFORE, K("conv"), K("conv_b")]
 
 
@@ -95,12 +95,12 @@ def test_without_recorded_releases_blocks_are_released_after_their_last_use():
     assert tasks.open_lifetimes[0] == tasks.open_lifetimes[1] > 0
 
 
-def test_a_persistent_block_that_was_let_go_is_needed_to_its_last_use():
+def test_a_released_persistent_block_is_needed_until_its_last_use():
     tasks = graph([kernel("k0", 1, "c"), kernel("k1"), kernel("k2")], [held("c", 1, release="k1")])
     assert (tasks.recorded_releases, tasks.needed_releases) == ((1,), (0,))
 
 
-def test_gaps_are_between_uses_with_a_kernel_in_between():
+def test_gaps_lie_between_uses_with_a_kernel_in_between():
     assert list(RESIDUAL.gaps(B("y"))) == [Gap(B("y"), K("add"), K("relu_b"))]
     assert list(RESIDUAL.gaps(B("x"))) == [Gap(B("x"), 0, K("add")), Gap(B("x"), K("add"), K("conv_b"))]
 
@@ -126,7 +126,7 @@ def test_a_kernel_follows_the_users_of_what_it_overwrites():
 
 @given(traces(streams=3))
 @settings(deadline=None, suppress_health_check=list(HealthCheck), max_examples=40)
-def test_any_two_kernels_that_touch_a_block_one_of_them_writing_are_ordered(trace: Trace):
+def test_a_writer_of_a_block_is_ordered_with_all_its_other_users(trace: Trace):
     tasks = TaskGraph.of(trace)
     after: list[set[int]] = []
     for before in tasks.predecessors:
@@ -138,7 +138,7 @@ def test_any_two_kernels_that_touch_a_block_one_of_them_writing_are_ordered(trac
                 assert early in after[late]
 
 
-def test_compute_streams_are_numbered_from_0_in_the_order_of_their_own_numbers():
+def test_compute_streams_are_renumbered_from_0_in_order():
     message = graph([kernel("k0", stream=7), kernel("k1", stream=3), kernel("k2", stream=7)], [])
     assert (message.streams, message.compute_streams) == ((1, 0, 1), (0, 1))
 
@@ -154,7 +154,7 @@ def test_the_networkx_graph_has_the_same_edges_and_kernel_attributes():
 # --- ideal time ---------------------------------------------------------------------------------------------
 
 
-def test_on_one_stream_the_ideal_time_is_the_sum():
+def test_on_one_stream_the_ideal_time_is_the_sum_of_the_kernels():
     assert RESIDUAL.ideal_ns() == 60
 
 
@@ -185,12 +185,12 @@ FORKS = {
 @pytest.mark.parametrize(
     ("name", "expected"), [("independent", 30), ("joined", 41), ("overwritten", 45), ("read late elsewhere", 105)]
 )
-def test_on_several_streams_a_kernel_starts_when_its_stream_and_what_it_needs_are_ready(name: str, expected: int):
+def test_on_several_streams_a_kernel_starts_when_its_stream_and_inputs_are_ready(name: str, expected: int):
     assert FORKS[name].ideal_ns() == expected
 
 
 @pytest.mark.parametrize("name", FORKS)
-def test_ideal_runs_in_the_ideal_time_on_several_streams(name: str):
+def test_policy_ideal_takes_the_ideal_time_on_several_streams(name: str):
     """Giving memory back must not hold up the stream that happens to touch a block last in the recording."""
     assert simulate(FORKS[name].trace, node(), "ideal").iteration_ns == FORKS[name].ideal_ns()
 

@@ -71,7 +71,7 @@ def view(kernels, blocks, **more) -> Tdfg:
     return Tdfg.of(graph(kernels, blocks, **more))
 
 
-def test_tasks_are_forward_the_two_steps_of_backward_and_the_update():
+def test_task_kinds_are_forward_two_backward_steps_and_update():
     kinds = dict(zip((k.id for k in LAYER.kernels), (kind.value for kind in TDFG.kinds), strict=True))
     assert kinds == {
         "F": "FP",
@@ -93,7 +93,7 @@ def test_blocks_have_the_papers_roles():
     assert (roles["m"], roles["ws"]) == ("state", "workspace")
 
 
-def test_weights_their_gradients_and_the_optimizers_state_reside_and_inputs_do_not():
+def test_weights_their_gradients_and_optimizer_state_are_resident_and_inputs_are_not():
     assert names(TDFG, TDFG.resident) == ["w", "b", "m", "dw", "db"]
     assert TDFG.resident_bytes == 100 + 4 + 101 + 102 + 5
 
@@ -104,13 +104,13 @@ def test_task_inputs_and_outputs_exclude_resident_blocks_and_workspaces():
     assert TDFG.data(5) == TDFG.data(6) == ()
 
 
-def test_the_ways_to_run_a_task_are_its_algorithms_and_that_of_the_trace():
+def test_the_variants_of_a_task_are_its_algorithms_and_the_recorded_one():
     assert TDFG.ways[0] == (TaskAlgorithm("fft", 30, 3000), TaskAlgorithm(None, 50, 1000), TaskAlgorithm("gemm", 90, 0))
     assert TDFG.fastest(0).algorithm == "fft" and TDFG.smallest(0).algorithm == "gemm"
     assert TDFG.ways[1] == (TaskAlgorithm(None, 10, 0),)
 
 
-def test_equal_paths_of_the_trace_appear_once():
+def test_a_recorded_variant_equal_to_an_algorithm_appears_once():
     listed = view(
         [kernel("F", 50, "x", "y ws")],
         [held("x", 1), block("y", 1), block("ws", 7, kind=SCRATCH)],
@@ -130,7 +130,7 @@ def test_a_block_that_is_changed_in_place_counts_once():
     assert names(tdfg, tdfg.inputs[1]) == names(tdfg, tdfg.outputs[1]) == names(tdfg, tdfg.data(1)) == ["y"]
 
 
-def test_a_piece_written_into_a_block_takes_in_what_is_there_already():
+def test_a_partial_write_also_reads_the_previous_contents():
     kernels = [kernel("left", 1, "x", "both"), kernel("right", 1, "x", "both"), kernel("use", 1, "both", "z")]
     tdfg = view(kernels, [held("x", 1, kind=INPUT), block("both", 4), block("z", 1)])
     assert names(tdfg, tdfg.inputs[0]) == ["x"]
@@ -140,7 +140,7 @@ def test_a_piece_written_into_a_block_takes_in_what_is_there_already():
     assert result.has_edge(("data", "both", "2"), ("task", "use"))
 
 
-def test_a_gradient_that_backward_adds_to_another_passes():
+def test_a_gradient_added_to_another_gradient_is_not_resident():
     """A weight that is used twice has two gradients, one of which is added to the other."""
     kernels = [
         kernel("F", 1, "x w", "y"),
@@ -156,7 +156,7 @@ def test_a_gradient_that_backward_adds_to_another_passes():
     assert names(tdfg, tdfg.data(3)) == ["dw2"]
 
 
-def test_without_an_optimizer_a_gradient_that_backward_writes_last_is_resident():
+def test_without_an_optimizer_gradients_written_last_by_backward_are_resident():
     kernels = [kernel("F", 5, "x w", "y", op="conv2d"), kernel("B", 5, "x y", "dw", phase=BACKWARD)]
     blocks = [held("x", 1, kind=INPUT), held("w", 100, kind=WEIGHT), block("y", 2), block("dw", 100, kind=DW)]
     tasks = graph(kernels, blocks)
@@ -176,7 +176,7 @@ def test_a_backward_output_read_by_the_optimizer_is_a_weight_gradient(kind: Bloc
     assert tdfg.roles[3] is Role.WEIGHT_GRADIENT and tdfg.kinds[1] is TaskKind.BP2
 
 
-def test_what_the_recording_lets_go_of_in_mid_iteration_does_not_reside():
+def test_blocks_released_during_the_iteration_are_not_resident():
     kernels = [kernel("F", 1, "old x", "y"), kernel("G", 1, "y", "z")]
     tdfg = view(
         kernels, [held("x", 1, kind=INPUT), held("old", 8, kind=OTHER, release="F"), block("y", 2), block("z", 3)]
@@ -192,7 +192,7 @@ def test_an_input_without_readers_stays_resident():
     assert lower_bound(tdfg).bytes == 7 + 1 + 2
 
 
-def test_kernels_of_a_layer_are_its_tasks_together():
+def test_kernels_of_a_layer_are_grouped_into_its_tasks():
     trace = build_trace("resnet20", batch=4, gpu=load_node("k40").gpu, framework="cudnn")
     tdfg = Tdfg.of(TaskGraph.of(trace))
     joined = [{trace.kernels[k].op for k in task} for task in tdfg.layer_tasks]
@@ -212,7 +212,7 @@ def test_the_networkx_graph_of_tasks_is_acyclic_and_excludes_updates():
 
 
 @pytest.mark.parametrize("name", SHIPPED)
-def test_every_shipped_trace_has_the_view(name: str):
+def test_every_shipped_trace_has_a_tdfg(name: str):
     tasks = TaskGraph.of(load_trace(name))
     tdfg = Tdfg.of(tasks)
     kinds = {kind for b, kind in enumerate(block.kind for block in tasks.blocks) if b in tdfg.resident}
@@ -222,7 +222,7 @@ def test_every_shipped_trace_has_the_view(name: str):
 
 
 @given(traces(max_kernels=12))
-def test_any_trace_has_the_view(trace: Trace):
+def test_any_trace_has_a_tdfg(trace: Trace):
     tasks = TaskGraph.of(trace)
     tdfg = Tdfg.of(tasks)
     assert networkx.is_directed_acyclic_graph(tdfg.to_networkx())
@@ -232,7 +232,7 @@ def test_any_trace_has_the_view(trace: Trace):
 
 
 @given(traces(max_kernels=12), st.data())
-def test_a_task_by_an_algorithm_needs_what_its_kernel_touches_then(trace: Trace, data: st.DataObject):
+def test_the_bytes_of_a_task_equal_those_of_its_kernel_with_that_algorithm(trace: Trace, data: st.DataObject):
     """The view's workspaces are those that choosing the algorithm gives the kernel."""
     k = data.draw(st.integers(0, len(trace.kernels) - 1))
     choice = AlgorithmChoice(trace.kernels[k].id, "tried", 1, data.draw(st.integers(0, 50)))

@@ -41,7 +41,7 @@ def test_choices_are_listed_from_fastest_to_slowest_less_workspace_first():
     }
 
 
-def test_the_duration_becomes_the_algorithms():
+def test_a_kernel_has_the_duration_of_its_chosen_algorithm():
     assert with_algorithms(TASKS, {PLAIN: "fft"}).durations == (20, 40, 30)
 
 
@@ -61,17 +61,17 @@ def test_an_algorithm_without_workspace_needs_none():
     assert workspace(with_algorithms(TASKS, {PLAIN: "gemm"}), PLAIN) == {}
 
 
-def test_kernels_that_were_not_chosen_stay_as_recorded():
+def test_kernels_without_a_choice_stay_as_recorded():
     chosen = with_algorithms(TASKS, {PLAIN: "fft"})
     assert (chosen.durations[SCRATCH], workspace(chosen, SCRATCH)) == (40, {"ws": 100})
 
 
-def test_the_old_graph_is_untouched():
+def test_choosing_algorithms_does_not_change_the_old_graph():
     with_algorithms(TASKS, {SCRATCH: "gemm", PLAIN: "fft"})
     assert (TASKS.durations, len(TASKS.blocks), workspace(TASKS, SCRATCH)) == ((50, 40, 30), 5, {"ws": 100})
 
 
-def test_numbers_of_kernels_and_blocks_stay_true():
+def test_ids_of_kernels_and_blocks_match_their_numbers_after_a_choice():
     chosen = with_algorithms(TASKS, {SCRATCH: "gemm", PLAIN: "fft"})
     assert [one.id for one in chosen.kernels] == [one.id for one in TASKS.kernels]
     assert [one.id for one in chosen.blocks[:5]] == [one.id for one in TASKS.blocks]

@@ -24,17 +24,17 @@ def counted(built: Kernel) -> KernelWork:
     return work_of(TaskGraph.of(trace([built], touched))).kernels[built.id]
 
 
-def test_a_kernel_does_what_was_recorded() -> None:
+def test_a_kernel_has_its_recorded_operations_and_traffic() -> None:
     recorded = replace(kernel("a", reads="x", writes="y"), flops=5, dram_bytes=999)
     assert counted(recorded) == KernelWork(5, 999)
 
 
-def test_what_is_not_recorded_is_every_block_once_and_no_arithmetic() -> None:
+def test_without_a_record_a_kernel_touches_every_block_once_and_has_no_operations() -> None:
     assert counted(kernel("a", reads="x", writes="y ws")) == KernelWork(0, 130)
     assert counted(kernel("a", reads="x", writes="x")) == KernelWork(0, 200), "in place it is both"
 
 
-def test_what_picks_from_a_block_reads_as_much_as_it_writes() -> None:
+def test_a_gather_kernel_reads_as_many_bytes_as_it_writes() -> None:
     assert counted(kernel("a", reads="table", writes="y", op="aten::embedding")) == KernelWork(0, 60)
 
 
@@ -53,7 +53,7 @@ def test_work_counts_uncompressed_bytes_of_copies() -> None:
     assert work_of(graph).copies["x1"] == 4096
 
 
-def test_rounds_of_a_split_batch_have_work_of_their_own() -> None:
+def test_each_round_of_a_split_batch_has_its_own_work() -> None:
     full = chain([50, 70], [100, 140], [100, 200])
     full = replace(full, info=replace(full.info, batch=5))
     kernels = work_of(split(TaskGraph.of(full), 2)).kernels
@@ -78,11 +78,11 @@ def test_matrix_products_need_operation_counts(op: str) -> None:
     assert missing_work(with_operations(op, 1000)) == ""
 
 
-def test_other_kernels_need_not() -> None:
+def test_other_kernels_do_not_need_operation_counts() -> None:
     assert missing_work(with_operations("relu", None)) == ""
 
 
-def test_traffic_must_be_recorded_where_blocks_are_not() -> None:
+def test_traffic_must_be_recorded_if_blocks_are_not() -> None:
     without = replace(with_operations("relu", None), blocks=())
     bare = replace(without, kernels=tuple(replace(each, reads=(), writes=()) for each in without.kernels))
     assert missing_work(bare) == "the recording has neither the blocks that its kernels read nor their memory traffic"

@@ -16,7 +16,7 @@ def full(size: int) -> Holes:
     return holes
 
 
-def test_holes_join_across_the_border_of_a_run_that_is_split_at_that_moment():
+def test_holes_merge_across_the_border_of_a_run_being_split():
     """Ninety-six holes in one run, the ninety-seventh at its end touches the first hole of the next run."""
     holes = full(600)
     for start in [*range(0, 600, 6), *range(2, 2 + 47 * 6, 6), 4]:
@@ -55,7 +55,7 @@ def walk(run: int, seed: int) -> list[int | None]:
 
 
 @pytest.mark.parametrize("run", [2, 3, 8])
-def test_how_long_a_run_may_be_changes_nothing_but_speed(run: int):
+def test_the_run_length_does_not_change_addresses(run: int):
     for seed in range(10):
         assert walk(run, seed) == walk(10**6, seed)
 
@@ -71,7 +71,7 @@ def test_freeing_all_blocks_in_any_order_leaves_one_hole(seed: int):
 
 
 @pytest.mark.parametrize("direction", [1, -1])
-def test_a_memory_that_was_thousands_of_holes_is_used_again_from_below(direction: int):
+def test_thousands_of_holes_are_filled_from_the_lowest_address(direction: int):
     holes = full(4000)
     for start in range(0, 4000, 2)[::direction]:
         holes.free(start, 1)
@@ -81,7 +81,7 @@ def test_a_memory_that_was_thousands_of_holes_is_used_again_from_below(direction
     assert holes.take(3) == 3000
 
 
-def test_the_lowest_of_many_equal_holes_is_taken_also_after_others_came_and_went():
+def test_the_lowest_of_many_equal_holes_is_used():
     holes = full(1000)
     for start in range(0, 1000, 4):
         holes.free(start, 2)
@@ -93,7 +93,7 @@ def test_the_lowest_of_many_equal_holes_is_taken_also_after_others_came_and_went
     assert [holes.take(1), holes.take(1), holes.take(2)] == [4, 5, 8]
 
 
-def test_high_water_is_the_end_of_the_highest_range_ever_taken():
+def test_high_water_is_the_end_of_the_highest_range_ever_used():
     holes = Holes(100)
     assert [holes.take(40), holes.take(30)] == [0, 40]
     holes.free(40, 30)

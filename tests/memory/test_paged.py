@@ -140,7 +140,7 @@ def _by_block(parts: Sequence[tuple[int, int]]) -> Counter[int]:
 
 @settings(deadline=None)
 @given(st.integers(2, 12), st.data())
-def test_lru_misses_every_page_of_a_cyclic_walk_that_is_one_page_too_long(pages: int, data: st.DataObject):
+def test_lru_faults_on_every_page_of_a_cyclic_walk_that_does_not_fit(pages: int, data: st.DataObject):
     free = data.draw(st.integers(1, pages - 1))
     pool = pool_of([10 * pages], 10 * free)
     touch(pool, 0, written=True)
@@ -150,7 +150,7 @@ def test_lru_misses_every_page_of_a_cyclic_walk_that_is_one_page_too_long(pages:
         assert moved == [Migration([(0, 10)], [(0, 10)])] * pages
 
 
-def test_a_walk_that_fits_faults_never_again():
+def test_a_walk_that_fits_causes_no_further_faults():
     pool = pool_of([100], 100)
     give(pool, 0)
     assert touch(pool, 0) == touch(pool, 0, written=True) == []
@@ -167,7 +167,7 @@ def test_the_hook_picks_the_evicted_chunk():
     assert left == {"lru": [Migration([(1, 10)], [])], "fifo": [Migration([(0, 10)], [])]}
 
 
-def test_a_hook_that_picks_what_is_not_there_is_refused():
+def test_a_hook_that_picks_a_chunk_not_in_device_memory_is_refused():
     pool = pool_of([10, 10], 10, reclaim=lambda residents: Chunk(5, 0, 1))
     give(pool, 0)
     with pytest.raises(ProgramError, match="not in device memory"):
@@ -196,7 +196,7 @@ def test_clean_pages_are_copied_out_by_default():
 
 
 @pytest.mark.parametrize(("first", "second"), [(False, True), (True, False)], ids=["reader first", "writer first"])
-def test_a_page_that_two_kernels_wait_for_is_dirty_if_either_writes_it(first: bool, second: bool):
+def test_a_page_two_kernels_wait_for_is_dirty_if_either_writes_it(first: bool, second: bool):
     """Block 0 is on the host, with a good copy there. Both kernels fault on it before either batch is served.
 
     The batch that is served second finds the page there and moves nothing. What was written has to be copied out.
@@ -233,7 +233,7 @@ def test_new_values_use_free_pages_without_faults_or_transfers():
     assert touch(pool, 1, written=True) == [Migration([(0, 10)], [])]
 
 
-def test_what_is_let_go_of_is_copied_nowhere_and_fresh_when_it_returns():
+def test_a_released_block_is_not_copied_and_has_new_pages_afterwards():
     pool = pool_of([20, 20], 20)
     touch(pool, 0, written=True)
     let_go(pool, 0)

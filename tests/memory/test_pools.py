@@ -34,7 +34,7 @@ def picture(pool: AddressedPool) -> object:
 
 
 @both
-def test_memory_is_taken_up_to_the_last_byte(pool_type: Both):
+def test_a_pool_can_be_filled_to_the_last_byte(pool_type: Both):
     pool = pool_type(10)
     assert take(pool, 0, 10)
     assert not take(pool, 1, 1)
@@ -48,7 +48,7 @@ def test_blocks_without_bytes_fit_into_a_full_pool(pool_type: Both):
 
 
 @both
-def test_what_is_given_back_can_be_taken_again(pool_type: Both):
+def test_released_memory_can_be_acquired_again(pool_type: Both):
     pool = pool_type(10)
     take(pool, 0, 10)
     give(pool, 0, 10)
@@ -56,7 +56,7 @@ def test_what_is_given_back_can_be_taken_again(pool_type: Both):
 
 
 @both
-def test_a_request_that_fails_takes_nothing(pool_type: Both):
+def test_a_failed_request_acquires_nothing(pool_type: Both):
     pool = pool_type(10)
     take(pool, 0, 4)
     before = (pool.live, pool.used, pool.largest_hole, pool.high_water, pool.state())
@@ -65,7 +65,7 @@ def test_a_request_that_fails_takes_nothing(pool_type: Both):
 
 
 @both
-def test_padding_is_used_but_not_live(pool_type: Both):
+def test_padding_counts_as_used_but_not_as_live(pool_type: Both):
     pool = pool_type(1024, 512)
     assert pool.acquire(pool.prepare([0, 1], [1, 512]))
     assert (pool.live, pool.used, pool.high_water) == (513, 1024, 1024)
@@ -91,7 +91,7 @@ def test_a_block_without_bytes_has_no_padding(pool_type: Both):
 
 
 @both
-def test_memory_without_limit_takes_anything(pool_type: Both):
+def test_unlimited_memory_satisfies_any_request(pool_type: Both):
     pool = pool_type(None)
     assert take(pool, 0, 10**15)
     assert pool.largest_hole == -1
@@ -151,18 +151,18 @@ def test_of_two_exact_holes_the_lower_is_taken():
     assert pool.address(9) == 2
 
 
-def test_no_hole_large_enough_is_a_refusal_though_the_sum_would_do():
+def test_a_request_larger_than_every_hole_is_refused_despite_enough_free_bytes():
     pool = holed()
     assert (take(pool, 9, 61), pool.largest_hole) == (False, 60)
 
 
-def test_holes_that_touch_become_one():
+def test_adjacent_holes_are_merged():
     pool = holed()
     give(pool, 1, 10)
     assert next(pool.segments()) == AddressRange(0, 24, None)
 
 
-def test_an_offset_is_taken_as_it_is():
+def test_a_block_is_placed_at_its_requested_offset():
     pool = AddressedPool(100)
     assert pool.acquire(pool.prepare([0, 1], [10, 10], [50, 20]))
     assert (pool.address(0), pool.address(1), pool.high_water) == (50, 20, 60)
@@ -176,11 +176,11 @@ def test_an_occupied_offset_refuses_the_complete_request():
     assert picture(pool) == before
 
 
-def test_an_offset_beyond_the_end_is_a_refusal():
+def test_an_offset_beyond_the_end_is_refused():
     assert not AddressedPool(100).acquire(AddressedPool(100).prepare([0], [10], [91]))
 
 
-def test_giving_back_what_is_not_held_is_an_error():
+def test_releasing_a_block_that_is_not_held_is_an_error():
     with pytest.raises(ProgramError, match="block 3"):
         give(AddressedPool(10), 3, 5)
 

@@ -12,7 +12,7 @@ from simgpu.memory.transfer import copy_ns, stream_ns
 
 
 @given(st.integers(0, 2**45), st.integers(1, 2**45))
-def test_bytes_take_their_share_of_a_second_rounded_up(size: int, bandwidth: int):
+def test_the_transfer_time_is_bytes_over_bandwidth_rounded_up(size: int, bandwidth: int):
     assert stream_ns(size, bandwidth) == ceil(Fraction(size * 10**9, bandwidth))
 
 

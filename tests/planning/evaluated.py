@@ -1,4 +1,4 @@
-"""Random placements by the evaluator and by the machine, side by side."""
+"""Random placements for comparing the evaluator with the machine."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from tests.semantics.random_training import SIZES, TIMES, trainings
 
 @dataclass(frozen=True)
 class Case:
-    """A vector to be evaluated, and to be run."""
+    """A placement vector with its evaluator, for comparison with a run."""
 
     evaluator: Evaluator
     vector: tuple[int, ...]
@@ -39,13 +39,13 @@ class Case:
 
     @cached_property
     def program(self) -> Program:
-        """The program of a vector. Where fetches drain depends on times, which the evaluator knows."""
+        """The program of the vector. Which fetches drain depends on times, which come from the evaluator."""
         of = self.evaluator
         drained = of.details(self.vector)[:, DRAINED].astype(bool).tolist() if of.drain else None
         return program_of(of.graph, of.decisions, self.vector, early=of.early, drained=drained)
 
     def run(self, iterations: int = 2) -> MachineRun | None:
-        """The program on the machine; None where it runs out of memory."""
+        """Runs the program on the machine; None if it runs out of memory."""
         of = self.evaluator
         verify(self.program, of.graph)
         try:
@@ -56,7 +56,7 @@ class Case:
 
 @st.composite
 def cases(draw: st.DrawFn, *, slow: bool = False) -> Case:
-    """Training on any node of which the closed form can say everything, any options, memory for all.
+    """Training on any node for which the closed form is exact, with any options and ample memory.
 
     slow: copies out take longer than kernels, and few feature maps stay.
     """
@@ -85,7 +85,7 @@ def cases(draw: st.DrawFn, *, slow: bool = False) -> Case:
 
 @st.composite
 def tight_cases(draw: st.DrawFn) -> Case:
-    """The same with a budget from what suffices if everybody waits for all copies out, or a byte less, to the peak."""
+    """The same with a budget from one byte below the smallest one that fits to the peak."""
     case = draw(cases(slow=True))
     smallest, peak = smallest_budget(case), int(case.costs.peak[0])
     assume(smallest < peak or draw(st.integers(0, 9)) == 0)
@@ -102,12 +102,12 @@ def tight_cases(draw: st.DrawFn) -> Case:
 
 
 def smallest_budget(case: Case) -> int:
-    """The bytes that the worst moment lacks where there are none, and so everybody waits for all copies out."""
+    """The smallest budget that fits: the bytes missing at the worst moment with a budget of zero."""
     return int(case.within(0).costs.short[0])
 
 
 def iteration_ns(run: MachineRun) -> int:
-    """The last iteration's time."""
+    """The step time of the last iteration (ns)."""
     start, end = run.timeline.window(-1)
     return end - start
 

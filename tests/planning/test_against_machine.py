@@ -1,4 +1,4 @@
-"""The evaluator says what the machine does, to the nanosecond and the byte."""
+"""The evaluator predicts the machine's time and peak to the nanosecond and the byte."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ many = settings(deadline=None, suppress_health_check=list(HealthCheck), max_exam
 
 
 def agrees(case: Case) -> MachineRun | None:
-    """The run, None where memory runs out; evaluator and machine agree on that, on time and on peak."""
+    """The run, None if it runs out of memory; asserts that evaluator and machine agree on OOM, time and peak."""
     costs, run = case.costs, case.run()
     assert case.evaluator.why_not is None
     assert (run is None) == (costs.short[0] > 0)
@@ -29,15 +29,15 @@ def agrees(case: Case) -> MachineRun | None:
 
 @many
 @given(cases())
-def test_with_memory_to_spare_time_and_peak_are_those_of_the_machine(case: Case):
+def test_with_ample_memory_evaluator_and_machine_agree_on_time_and_peak(case: Case):
     assert agrees(case)
 
 
 @pytest.mark.slow
-def test_within_a_budget_time_and_peak_are_those_of_the_machine_and_what_does_not_fit_runs_out_of_memory():
+def test_within_a_budget_evaluator_and_machine_agree_on_time_peak_and_oom():
     seen: Counter[str] = Counter()
 
-    @settings(many, max_examples=300, derandomize=True)  # the counts below are of the same cases each time
+    @settings(many, max_examples=300, derandomize=True)  # so that the counts below are reproducible
     @given(tight_cases())
     def check(case: Case) -> None:
         run = agrees(case)

@@ -1,4 +1,4 @@
-"""No placement is faster than the bound, and where the bound says that none fits, none does."""
+"""No placement is faster than the lower bound, and none fits if the bound reports that none does."""
 
 from __future__ import annotations
 
@@ -28,19 +28,19 @@ many = settings(deadline=None, suppress_health_check=list(HealthCheck), max_exam
 
 
 def all_costs(evaluator: Evaluator) -> Costs:
-    """Of every vector there is."""
+    """The costs of every vector."""
     return evaluator.costs(list(itertools.product(*map(range, evaluator.decisions.choices))))
 
 
 def best_ns(evaluator: Evaluator) -> int | None:
-    """The time of the fastest vector that fits; None where none fits."""
+    """The time of the fastest vector that fits; None if none fits."""
     costs = all_costs(evaluator)
     return int(costs.time_ns[costs.short == 0].min()) if (costs.short == 0).any() else None
 
 
 @st.composite
 def small(draw: st.DrawFn) -> Evaluator:
-    """An evaluator of which every vector can be tried, with a budget from what barely suffices to what is ample."""
+    """An evaluator small enough to try every vector, with a budget from just enough to ample."""
     case = draw(cases(slow=draw(st.booleans())))
     vectors = int(np.prod(case.evaluator.decisions.choices))
     assume(1 < vectors <= 2500)
@@ -69,7 +69,7 @@ def chained(bandwidth: int, budget: int) -> Evaluator:
 def test_no_placement_of_a_random_iteration_beats_the_lower_bound():
     seen: Counter[str] = Counter()
 
-    @settings(many, max_examples=300, derandomize=True)  # the counts below are of the same cases each time
+    @settings(many, max_examples=300, derandomize=True)  # so that the counts below are reproducible
     @given(small())
     def check(evaluator: Evaluator) -> None:
         result, best = lower_bound(evaluator.tables), best_ns(evaluator)
@@ -97,7 +97,7 @@ def test_every_placement_needs_at_least_the_minimum_peak(evaluator: Evaluator):
 
 
 @pytest.mark.parametrize("bandwidth", [10**9, 3 * 10**9, 10**10])
-def test_on_a_chain_the_bound_is_below_the_best_at_every_budget_and_never_rises_with_memory(bandwidth: int):
+def test_on_a_chain_the_bound_is_below_the_best_and_never_rises_with_memory(bandwidth: int):
     bounds = []
     minimum, _ = peak_lower_bound(chained(bandwidth, 10**4).tables)
     for budget in range(minimum, 1101, 25):
@@ -116,7 +116,7 @@ def test_with_enough_memory_the_bound_is_the_ideal_time():
     assert result.pressure == ()
 
 
-def test_below_the_minimum_peak_nothing_fits_and_the_kernel_is_named():
+def test_a_budget_below_the_minimum_peak_does_not_fit_and_names_the_kernel():
     minimum, kernel = peak_lower_bound(chained(10**9, 10**4).tables)
     evaluator = chained(10**9, minimum - 1)
     bound = lower_bound(evaluator.tables)
@@ -131,8 +131,8 @@ def test_a_faster_link_never_raises_the_bound():
     assert bounds == sorted(bounds, reverse=True)
 
 
-def test_multipliers_of_any_kind_prove_no_more_than_the_minimum():
-    """Minimise t >= 10 - 7 x, t >= 4 x within t <= 100, x <= 1: at x = 10/11, t = 40/11."""
+def test_no_multipliers_prove_more_than_the_minimum():
+    """Minimise t subject to t >= 10 - 7 x, t >= 4 x, t <= 100 and x <= 1: t = 40/11 at x = 10/11."""
     program = LinearProgram()
     t, x = program.variable(0, 100, Unit.NS), program.variable()
     program.row({t: 1, x: 7}, 10)
@@ -146,8 +146,8 @@ def test_multipliers_of_any_kind_prove_no_more_than_the_minimum():
 
 @many
 @given(st.data())
-def test_what_multipliers_prove_is_below_every_point_that_keeps_the_rows(data: st.DataObject):
-    """Checked by points, without the duality that the proof rests on."""
+def test_proven_bounds_are_below_every_feasible_point(data: st.DataObject):
+    """Checked at integer points, independently of the duality that the proof uses."""
     numbers = st.integers(-20, 20)
     program = LinearProgram()
     for _ in range(3):
@@ -166,7 +166,7 @@ def test_what_multipliers_prove_is_below_every_point_that_keeps_the_rows(data: s
         assert program.proven(Solved(np.zeros(3), multipliers)) <= min(p[0] for p in stored)
 
 
-def test_without_scipy_the_linear_program_names_the_extra_and_the_quick_bound_still_holds(
+def test_without_scipy_the_error_names_the_extra_and_the_quick_bound_works(
     monkeypatch: pytest.MonkeyPatch,
 ):
     evaluator = chained(10**9, 800)
@@ -178,7 +178,7 @@ def test_without_scipy_the_linear_program_names_the_extra_and_the_quick_bound_st
     assert quick_bound(evaluator.tables).ns == expected.ns <= best_ns(evaluator)
 
 
-def test_a_bound_belongs_to_its_budget():
+def test_a_smaller_budget_gives_a_larger_bound():
     evaluator = chained(10**9, 800)
     tight: Bound = lower_bound(evaluator.tables)
     ample: Bound = lower_bound(replace(evaluator, budget=10**4).tables)

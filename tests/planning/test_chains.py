@@ -34,7 +34,7 @@ def case(tasks: TaskGraph, vector: Sequence[int], budget: int = AMPLE, *, early:
 
 
 def both(of: Case) -> int:
-    """The iteration time, which evaluator and machine agree on."""
+    """The step time, after asserting that evaluator and machine agree on it."""
     run = of.run()
     assert run is not None
     assert (iteration_ns(run), peak_of(run)) == (of.costs.time_ns[0], of.costs.peak[0])
@@ -50,7 +50,7 @@ def chains(draw: st.DrawFn, smallest: int = 3) -> tuple[list[int], list[int], li
 
 @some
 @given(chains())
-def test_what_all_stays_takes_no_longer_than_its_kernels(of: tuple[list[int], list[int], list[int]]):
+def test_keeping_everything_takes_the_sum_of_the_kernels(of: tuple[list[int], list[int], list[int]]):
     tasks = TaskGraph.of(chain(*of))
     everything = case(tasks, [KEEP] * (len(of[0]) - 2), on=node())
     assert both(everything) == sum(of[0]) + sum(of[1])
@@ -62,12 +62,12 @@ def test_what_all_stays_takes_no_longer_than_its_kernels(of: tuple[list[int], li
 def test_a_recomputed_block_costs_its_forward_kernel_once(
     data: st.DataObject, of: tuple[list[int], list[int], list[int]]
 ):
-    """An ancestor that was let go of too stays once it is made, so it is not made twice."""
+    """A dropped ancestor stays once it is recomputed, so it is not recomputed twice."""
     forward, backward, sizes = of
     tasks = TaskGraph.of(chain(forward, backward, sizes))
     again = data.draw(st.lists(st.booleans(), min_size=len(sizes) - 2, max_size=len(sizes) - 2))
     dropped = case(tasks, [RECOMPUTE if each else KEEP for each in again], on=node())
-    # Entry i is x(i+2), which F(i+1) makes.
+    # Entry i is for x(i+2), which F(i+1) writes.
     extra = sum(ns for ns, each in zip(forward, again, strict=False) if each)
     assert both(dropped) == tasks.ideal_ns() + extra
     assert dropped.costs.relaunched_ns[0] == extra
@@ -76,12 +76,12 @@ def test_a_recomputed_block_costs_its_forward_kernel_once(
 
 @some
 @given(chains(smallest=4), st.integers(1, 100), st.integers(1, 5), st.integers(0, 20))
-def test_figure_4_a_swap_costs_the_part_of_its_copies_that_no_kernel_overlaps(
+def test_figure_4_a_swap_costs_the_part_of_its_copies_not_overlapped_by_kernels(
     of: tuple[list[int], list[int], list[int]], size: int, rate: int, latency: int
 ):
     """F(n) overlaps the offload of tensor n, whose memory F(n+1) needs; B(n+1) overlaps its prefetch for B(n).
 
-    All tensors are of one size and one fewer than all fit, so F(n+1), which makes the last one, waits.
+    All tensors have one size and all but one fit, so F(n+1), which writes the last one, waits.
     """
     forward, backward, sizes = of
     count = len(sizes)
@@ -106,10 +106,10 @@ SIX = TaskGraph.of(chain([10] * 6, [50] * 6, [100] * 6))
 SLOW = node(out=10**9, back=10**10)
 
 
-def test_with_too_little_memory_the_front_of_the_list_is_waited_for_and_charged():
-    """x2 and x3 leave one after the other, 100 ns each; F5 needs one place, and x2's comes first.
+def test_a_kernel_without_memory_waits_for_the_first_pending_offload():
+    """x2 and x3 are offloaded one after the other, 100 ns each; F5 needs the memory of one, and x2's is free first.
 
-    F2 begins at 10 and x2 is away at 110. F5 would begin at 40.
+    F2 begins at 10 and x2's offload ends at 110. F5 would begin at 40.
     """
     vector = [SWAP, SWAP, KEEP, KEEP]
     one = case(SIX, vector, 500, on=SLOW)
@@ -117,7 +117,7 @@ def test_with_too_little_memory_the_front_of_the_list_is_waited_for_and_charged(
     assert both(one) == 360 + 70
 
 
-def test_with_less_the_next_one_is_waited_for_too():
+def test_with_less_memory_the_next_offload_is_waited_for_too():
     """Now F4, which would begin at 30, waits for x2 until 110, and F5 for x3, from 120 to 210."""
     vector = [SWAP, SWAP, KEEP, KEEP]
     two = case(SIX, vector, 400, on=SLOW)
@@ -126,13 +126,13 @@ def test_with_less_the_next_one_is_waited_for_too():
     assert both(two) == 360 + 80 + 90
 
 
-def test_an_empty_list_is_an_error_that_names_the_missing_bytes():
+def test_without_pending_offloads_the_error_names_the_missing_bytes():
     assert case(SIX, [SWAP, SWAP, KEEP, KEEP], 399, on=SLOW).costs.short[0] == 1
     assert case(SIX, [SWAP, SWAP, KEEP, KEEP], 399, on=SLOW).run() is None
 
 
 def test_a_prefetch_waits_for_the_end_of_the_tensors_offload():
-    """The back-flag rule: x5 leaves from 40 on for 1000 ns, and would be fetched with B6, at 60."""
+    """The back-flag rule: x5 is offloaded from 40 to 1040, and would be fetched with B6, at 60."""
     slow = node(out=10**8, back=10**9)
     vector = [KEEP, KEEP, KEEP, SWAP]
     waits = case(SIX, vector, on=slow)
@@ -147,11 +147,11 @@ def test_draining_changes_nothing_on_a_chain():
     assert of.costs(vectors).time_ns.tolist() == replace(of, drain=True).costs(vectors).time_ns.tolist()
 
 
-def test_drained_a_fetch_waits_for_a_later_copy_out_too():
-    """a is away at 1010 and b at 2010. a's fetch next to c.back waits for its own copy, or, drained, for both.
+def test_a_draining_fetch_also_waits_for_later_offloads():
+    """a's offload ends at 1010 and b's at 2010. a's fetch during c.back waits for its own, or, draining, for both.
 
-    Then it is followed by c.back and, with b's fetch, by a.back. Not drained, b's fetch waits until 2010, takes 100 ns
-    and b.back begins at 2110; drained, it begins when a is back, and b.back 100 ns later.
+    Then a.back runs, during b's fetch. Without draining, b's fetch waits until 2010, takes 100 ns, and b.back begins at
+    2110; with draining, it begins when a's fetch has ended, and b.back 100 ns later.
     """
     tasks = graph(
         [
@@ -172,7 +172,7 @@ def test_drained_a_fetch_waits_for_a_later_copy_out_too():
 
 
 def swapped_early(kernels: int) -> Placement:
-    """All six tensors of the chain leave after their last use in forward, and are fetched so many kernels early."""
+    """All six tensors are offloaded after their last use in forward and fetched `kernels` kernels early."""
     swaps = []
     for n in range(1, 7):
         b = EVEN.block(f"x{n}")
@@ -187,7 +187,7 @@ EVEN = TaskGraph.of(chain([5] * 6, [10] * 6, [100] * 6))
 @pytest.mark.parametrize(("kernels", "needed"), [(0, 200), (1, 200), (2, 300), (3, 400), (4, 500), (6, 600)])
 @pytest.mark.parametrize("rate", [10**7, 10**9, 10**12])
 def test_whether_a_plan_fits_does_not_depend_on_timing(kernels: int, needed: int, rate: int):
-    """A kernel needs two tensors, and each kernel that a fetch is early one more, up to all six."""
+    """A kernel needs two tensors, plus one for each kernel that a fetch is early, up to all six."""
     program = lower(EVEN, swapped_early(kernels))
     verify(program, EVEN)
     where = node(out=rate, back=rate)
@@ -198,7 +198,7 @@ def test_whether_a_plan_fits_does_not_depend_on_timing(kernels: int, needed: int
 
 
 @pytest.mark.parametrize("early", [True, False])
-def test_any_vector_fits_into_what_its_plan_needs_at_any_speed(early: bool):
+def test_the_smallest_budget_of_a_vector_does_not_depend_on_link_speed(early: bool):
     decisions = Decisions.of(EVEN)
     for vector in ([SWAP] * 4, [SWAP, RECOMPUTE] * 2, [RECOMPUTE, SWAP] * 2, [RECOMPUTE] * 4):
         budgets = set()

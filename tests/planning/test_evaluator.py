@@ -1,4 +1,4 @@
-"""Compiled or as it is, one vector or many, on one thread or several: the same numbers."""
+"""Compiled or plain Python, one vector or many, one thread or several: the results are equal."""
 
 from __future__ import annotations
 
@@ -45,14 +45,14 @@ def test_plain_python_and_compiled_code_give_equal_results(data: st.DataObject, 
 
 @many
 @given(st.data(), tight_cases())
-def test_one_vector_after_another_costs_what_each_costs_alone(data: st.DataObject, case: Case):
+def test_vectors_cost_the_same_in_a_batch_and_alone(data: st.DataObject, case: Case):
     vectors = several(data, case)
     together = astuple(case.evaluator.costs(vectors))
     alone = [astuple(case.evaluator.costs(vectors[i : i + 1])) for i in range(len(vectors))]
     assert [column.tolist() for column in together] == [[one[c][0] for one in alone] for c in range(len(together))]
 
 
-def test_threads_share_the_vectors_and_change_nothing():
+def test_the_number_of_threads_does_not_change_costs():
     decisions = Decisions.of(FOUR)
     rng = np.random.default_rng(0)
     vectors = rng.integers(0, 3, (1000, len(decisions.maps)), dtype=np.int8)
@@ -61,7 +61,7 @@ def test_threads_share_the_vectors_and_change_nothing():
     assert columns[0] == columns[1] == columns[2]
 
 
-def test_no_vectors_cost_nothing_and_a_graph_without_activations_has_one_vector():
+def test_an_empty_batch_and_a_graph_without_activations_can_be_evaluated():
     decisions = Decisions.of(FOUR)
     assert Evaluator(FOUR, node(), 10**6, decisions).costs(np.zeros((0, len(decisions.maps)))).time_ns.tolist() == []
     short = TaskGraph.of(chain([5], [7], [100]))
@@ -70,14 +70,14 @@ def test_no_vectors_cost_nothing_and_a_graph_without_activations_has_one_vector(
 
 
 @pytest.mark.parametrize("vectors", [[[0, 0]], [[0, 0, 3]], [[0, 0, -1]], [0, 0, 0], [[0, 0, 256]]])
-def test_what_is_no_vector_of_this_graph_is_refused(vectors: list[object]):
+def test_vectors_of_wrong_length_or_with_unknown_options_are_refused(vectors: list[object]):
     evaluator = Evaluator(FOUR, node(), 10**6, Decisions.of(FOUR))
     assert len(evaluator.decisions.maps) == 3
     with pytest.raises((ValueError, OverflowError)):
         evaluator.costs(vectors)
 
 
-def test_what_does_not_fit_scores_worse_than_all_that_does_and_by_the_bytes_it_lacks():
+def test_vectors_that_do_not_fit_score_worst_ordered_by_missing_bytes():
     decisions = Decisions.of(FOUR)
     evaluator = Evaluator(FOUR, node(), 10**6, decisions)
     vectors = np.array([[0] * 3, [1] * 3], np.int8)

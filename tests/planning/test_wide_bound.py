@@ -1,4 +1,4 @@
-"""No program of the whole batch is faster than the wide bound, and where it says that nothing fits, nothing does."""
+"""No program of the full batch is faster than the wide bound, and none fits if it reports that none does."""
 
 from __future__ import annotations
 
@@ -48,8 +48,8 @@ def chains(draw: st.DrawFn) -> Trace:
 
 
 @pytest.mark.slow
-def test_no_policy_beats_its_bound_nor_fits_where_nothing_does() -> None:
-    """Every policy on random training, in budgets from a byte under what a kernel needs to what all of it needs."""
+def test_no_policy_is_faster_than_its_bound_or_fits_where_the_bound_does_not() -> None:
+    """Every policy on random training, with budgets from one byte below the minimum peak to the peak of everything."""
     seen: Counter[str] = Counter()
 
     @settings(deadline=None, suppress_health_check=list(HealthCheck), max_examples=100)
@@ -88,8 +88,8 @@ def test_no_policy_beats_its_bound_nor_fits_where_nothing_does() -> None:
     assert min(seen["narrow"], seen["wide"], seen["more than the kernels"]) > 0, seen
 
 
-def test_where_no_placement_of_activations_fits_both_callers_have_the_bound_of_all_programs() -> None:
-    """`joint` adopts a program that moves more than feature maps; if these alone leave, a kernel needs 300 bytes."""
+def test_if_no_activation_placement_fits_the_bound_of_all_programs_is_reported() -> None:
+    """`joint` adopts a program that moves more than feature maps; moving only these, a kernel needs 300 bytes."""
     trace = chain([5] * 8, [10] * 8, [100] * 8)
     node = NodeSpec("example", GpuSpec("gpu", 10**4), LinkSpec("pcie", 10**9, 10**9))
     bounds = time_lower_bounds(trace, node, budget=250)
@@ -106,17 +106,17 @@ def test_where_no_placement_of_activations_fits_both_callers_have_the_bound_of_a
     assert taken >= bounds.of_all.ns
 
 
-def test_a_chain_takes_what_the_fastest_mix_of_copies_and_recomputation_takes() -> None:
-    """x2 and x3 live while F4 runs, 300 bytes in 200. Copies take 2000 ns each, of which 250 ns pass during kernels
-    between F1's end and B3's start while the kernels take 400; making 100 bytes again takes 50 ns. With t over 400:
-    100 (250 + t) / 2000 + 100 t / 50 = 100 rounds up to 100 at t = 43, since each part is rounded up."""
+def test_the_bound_of_a_chain_is_the_fastest_mix_of_copies_and_recomputation() -> None:
+    """x2 and x3 are live while F4 runs: 300 bytes, of which 200 fit. Copies take 2000 ns each; 250 ns of kernels, of
+    400 in all, lie between F1's end and B3's start. Recomputing 100 bytes takes 50 ns. With t ns more than 400:
+    100 (250 + t) / 2000 + 100 t / 50 reaches 100 at t = 43, since each part is rounded up."""
     tasks = TaskGraph.of(chain([50] * 4, [50] * 4, [100] * 4))
     node = NodeSpec("example", GpuSpec("gpu", 10**4), LinkSpec("pcie", 10**8, 10**8))
     assert wide_bound(tasks, node, 200).ns == 443
     assert wide_bound(tasks, node, 400).ns == 400
 
 
-def test_a_kernels_own_blocks_decide_whether_anything_fits() -> None:
+def test_the_minimum_peak_is_the_largest_working_set_of_a_kernel() -> None:
     tasks = TaskGraph.of(chain([50] * 4, [50] * 4, [100] * 4))
     node = NodeSpec("example", GpuSpec("gpu", 10**4), LinkSpec("pcie", 10**8, 10**8))
     assert wide_bound(tasks, node, 200).fits
@@ -124,7 +124,7 @@ def test_a_kernels_own_blocks_decide_whether_anything_fits() -> None:
     assert (result.fits, result.peak_lower_bound, result.kernel) == (False, 200, 0)
 
 
-def test_a_program_that_moves_a_gradient_does_not_keep_to_activations() -> None:
+def test_a_program_that_moves_a_gradient_moves_more_than_activations() -> None:
     tasks = graph(
         [
             kernel("F", 50, "", "y"),

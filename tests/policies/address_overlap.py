@@ -7,9 +7,9 @@ from tests.papers.modnn_plans import Round
 
 
 def never_overlap(part: Round) -> bool:
-    """Whether no two blocks of a round occupy the same address at the same time, by its events alone.
+    """Whether no two blocks of a round occupy the same address at the same time, derived from its events alone.
 
-    Each stream tracks its knowledge of the other; memory is free for a stream that knows of its release.
+    Each stream tracks which awaited events it has seen; it may reuse memory once it has awaited the release.
     """
     position, heard = [0, 0], [[0, -1], [-1, 0]]
     message: dict[int, int] = {}

@@ -1,16 +1,16 @@
-"""What every memory policy must keep to, as one test class that the tests of a policy inherit.
+"""The contract of every memory policy, as one test class that the tests of a policy inherit.
 
-A package with a policy of its own, registered through the entry point group ``simgpu.policies``, tests it with a
-checkout of simgpu on the path and three lines::
+A package that registers a policy through the entry point group ``simgpu.policies`` tests it with a checkout of
+simgpu on the path and three lines::
 
     from tests.policies.contract import PolicyContract
 
     class TestMine(PolicyContract):
         policy = "mine"                                   # its registered name
-        parameter_sets = ({}, {"aggressive": True})       # each set is put through every test
+        parameter_sets = ({}, {"aggressive": True})       # every test runs with each set
 
-Every set runs on hand-made networks and on the shipped recordings, over both pools, with memory to spare and short
-of it. A policy may refuse a trace it is not made for with `InputError`, but not all of them.
+Every set runs on hand-made networks and on the shipped recordings, with both pools, with ample and with short
+memory. A policy may refuse unsupported traces with `InputError`, but must support at least one.
 """
 
 from __future__ import annotations
@@ -73,7 +73,7 @@ def node_of(memory: int, *, compressing: bool = False) -> NodeSpec:
 
 @dataclass(frozen=True)
 class Fixed(Policy):
-    """Runs a program that is already written, as a trial run does."""
+    """A policy that returns a given program; used for trial runs."""
 
     name = "fixed"
     summary = source = "for trial runs"
@@ -85,7 +85,7 @@ class Fixed(Policy):
 
 
 def context_of(trace: Trace, budget: int, seed: int = 0, *, compressing: bool = False) -> PlanContext:
-    """What a policy sees; its trial runs are runs of the simulator."""
+    """The planning context of a policy; its trial runs use the simulator."""
     node = node_of(budget, compressing=compressing)
 
     def trial(program: Program) -> Result:
@@ -95,7 +95,7 @@ def context_of(trace: Trace, budget: int, seed: int = 0, *, compressing: bool = 
 
 
 def budgets_of(trace: Trace) -> dict[str, int]:
-    """Plenty, just what the needed lifetimes take, and two budgets between that and what is always resident."""
+    """Ample memory, the peak of the needed lifetimes, and two budgets between that and the persistent blocks."""
     stats = trace_stats(trace)
     assert stats.peak_needed is not None
     most, smallest = stats.peak_needed.bytes, sum(block.bytes for block in trace.blocks if block.persistent)
@@ -116,8 +116,8 @@ def _outcome(
 class PolicyContract:
     """Inherit, and name the policy and the parameter sets to test it with.
 
-    compressing: whether it needs a node with a compressing DMA engine. pools: those that its programs run in.
-    copies_ahead: whether it may copy out what then stays after all.
+    compressing: whether it needs a node with a compressing DMA engine. pools: the pools that its programs support.
+    copies_ahead: whether it may copy out blocks that then stay resident.
     """
 
     policy: ClassVar[str]
@@ -137,7 +137,7 @@ class PolicyContract:
             metafunc.parametrize("pool", self.pools)
 
     def run(self, parameters: Parameters, trace_name: str, budget: int = PLENTY, pool: str = "") -> Result:
-        """A run that must succeed; the test is skipped where the policy refuses the trace."""
+        """A run that must succeed; the test is skipped if the policy refuses the trace."""
         outcome = self.outcome(parameters, trace_name, budget, pool)
         if isinstance(outcome, InputError):
             pytest.skip(f"{self.policy} does not take this trace: {outcome}")
@@ -160,7 +160,7 @@ class PolicyContract:
         except InputError as error:
             pytest.skip(f"{self.policy} does not take this trace: {error}")
 
-    # --- what it says about itself --------------------------------------------------------------------------
+    # --- name, description and parameters --------------------------------------------------------------------------
 
     def test_has_a_description_and_a_source(self):
         info, result = describe(self.policy), policy_class(self.policy)
@@ -190,7 +190,7 @@ class PolicyContract:
             for choice in parameter.choices:
                 assert getattr(make_policy(self.policy, {parameter.name: choice}), parameter.name) == choice
 
-    def test_wrong_parameters_are_refused_all_at_once(self):
+    def test_wrong_parameters_are_reported_together(self):
         names = [parameter.name for parameter in describe(self.policy).parameters]
         wrong: dict[str, object] = dict.fromkeys(names, object())
         with pytest.raises(InputError) as caught:
@@ -218,7 +218,7 @@ class PolicyContract:
         first, second = (self.plan(parameters, self.context(trace, seed=3)) for _ in range(2))
         assert first == second and first.notes == second.notes
 
-    def test_what_number_the_single_compute_stream_has_is_all_the_same(self, parameters, trace_name):
+    def test_the_number_of_the_single_compute_stream_does_not_matter(self, parameters, trace_name):
         trace = trace_of(trace_name)
         other = replace(trace, kernels=tuple(replace(kernel, stream=3) for kernel in trace.kernels))
         assert self.plan(parameters, self.context(other)) == self.plan(parameters, self.context(trace))
@@ -234,16 +234,16 @@ class PolicyContract:
 
     # --- its runs -------------------------------------------------------------------------------------------
 
-    def test_takes_some_traces(self, parameters):
+    def test_supports_at_least_one_trace(self, parameters):
         outcomes = [self.outcome(parameters, name, PLENTY) for name in TRACES]
         assert any(isinstance(outcome, Result) for outcome in outcomes)
 
-    def test_fits_with_plenty_of_memory_and_is_steady(self, parameters, trace_name, pool):
+    def test_with_ample_memory_it_fits_and_is_steady(self, parameters, trace_name, pool):
         result = self.run(parameters, trace_name, pool=pool)
         assert result.pool == pool
         assert result.iterations == len(result.timeline.iteration_ends_ns) == ITERATIONS
         assert len({end - start for start, end in map(result.timeline.window, (-2, -1))}) == 1
-        # A persistent block that was fetched may lie elsewhere at each iteration's end: equal in time, not in place.
+        # A fetched persistent block may have another address at each iteration's end: equal in time, not in address.
         assert result.steady or pool == "addressed"
 
     def test_keeps_to_the_budget_or_names_the_kernel_that_cannot_run(self, parameters, trace_name, pool):
@@ -293,7 +293,7 @@ class PolicyContract:
         assert {name.split("@")[0] for name in times} == {kernel.id for kernel in trace_of(trace_name).kernels}
 
     def test_every_offloaded_block_is_fetched_again(self, parameters, trace_name):
-        """And nothing else comes but what the host has from the start. What it still has need not leave again."""
+        """Fetched blocks were offloaded or are initially on the host; a host copy need not be offloaded again."""
         result = self.run(parameters, trace_name)
         graph = transformed(self.context(trace_of(trace_name)).graph, result.program.transforms)
         moved = {SpanKind.COPY_D2H: Counter[str](), SpanKind.COPY_H2D: Counter[str]()}

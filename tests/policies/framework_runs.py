@@ -60,7 +60,7 @@ def used(result: Result, moment: int) -> int:
 
 
 def parts(forward: Sequence[int], backward: Sequence[int], sizes: Sequence[int], lengths: Sequence[int]) -> Trace:
-    """A chain cut into parts ``a``, ``b`` and so on of so many layers each; a layer is called ``a.1``, ``a.2``, ..."""
+    """A chain cut into parts ``a``, ``b`` and so on with these numbers of layers, named ``a.1``, ``a.2``, ..."""
     tags = [f"{name}.{n}" for name, length in zip("abcdefgh", lengths, strict=False) for n in range(1, length + 1)]
     built = chain(forward, backward, sizes)
     return replace(built, kernels=tuple(replace(k, layer=tags[int(k.id[1:]) - 1]) for k in built.kernels))

@@ -1,4 +1,4 @@
-"""Packages installed next to simgpu for a test: the example policy for real, broken ones by hand."""
+"""Packages installed next to simgpu for a test: the example policy by pip, broken ones as hand-written folders."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def build_wheel(project: Path, folder: Path) -> Path:
 
 
 def pip_install(wheel: Path, target: Path) -> None:
-    """Installs a wheel into a folder with pip, reaching for nothing else."""
+    """Installs a wheel into a folder with pip, without dependencies or network."""
     options = ["--quiet", "--no-deps", "--no-index", "--no-input", "--disable-pip-version-check"]
     command = [sys.executable, "-m", "pip", "install", *options, "--target", str(target), str(wheel)]
     subprocess.run(command, check=True, capture_output=True, text=True, timeout=120)
@@ -60,7 +60,7 @@ def write_distribution(folder: Path, points: dict[str, str], modules: dict[str, 
 
 
 def python_with(*folders: Path, arguments: list[str], cwd: Path) -> subprocess.CompletedProcess[str]:
-    """Python in a process of its own that sees this simgpu and the packages in these folders."""
+    """Runs Python in a separate process with this simgpu and the packages of these folders on its path."""
     path = os.pathsep.join(map(str, (ROOT, *folders)))
     return subprocess.run(
         [sys.executable, *arguments],
@@ -74,6 +74,6 @@ def python_with(*folders: Path, arguments: list[str], cwd: Path) -> subprocess.C
 
 
 def command_with(*folders: Path, arguments: list[str], cwd: Path) -> subprocess.CompletedProcess[str]:
-    """The command line in such a process."""
+    """Runs the command line in a separate process, see `python_with`."""
     start = "from simgpu.cli import main; main(prog_name='simgpu')"
     return python_with(*folders, arguments=["-c", start, *arguments], cwd=cwd)

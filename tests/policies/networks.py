@@ -14,9 +14,9 @@ INFO = TraceInfo("hand-made", 1, "none", "float32", Origin.MODELLED, "by hand")
 
 @dataclass(frozen=True)
 class Layer:
-    """A layer that reads blocks and makes one of `size` bytes; in place where that is its only input.
+    """A layer that reads blocks and writes one of `size` bytes; in place if that is its only input.
 
-    saved: the blocks its backward reads next to the gradient of its output; by default all of its inputs.
+    saved: the blocks its backward reads besides the gradient of its output; by default all of its inputs.
     """
 
     name: str
@@ -30,9 +30,9 @@ class Layer:
 
 
 def network(*layers: Layer, input_bytes: int = 100, gradients: bool = False) -> Trace:
-    """A training iteration of the layers in order and back; block `x` is the persistent input.
+    """A training iteration: forward of the layers in order, then backward; block `x` is the persistent input.
 
-    Kernels are called ``F:name`` and ``B:name``. Gradients take as many bytes as what they belong to, or none.
+    Kernels are called ``F:name`` and ``B:name``. Gradients have the size of their block, or none.
     """
     sizes = {"x": input_bytes}
     blocks = [Block("x", input_bytes, BlockKind.INPUT, persistent=True)]
@@ -117,7 +117,7 @@ def in_place() -> Trace:
 
 
 def with_choices() -> Trace:
-    """Four convolutions and a pooling; every convolution runs in one of three ways, small and slow to big and fast."""
+    """Four convolutions and a pooling; each convolution has three algorithms, from small and slow to large and fast."""
     trace = straight(["conv2d", "conv2d", "max_pool2d", "conv2d", "conv2d"], [100, 100, 200, 200, 300])
     choices = []
     for kernel in trace.kernels:

@@ -1,4 +1,4 @@
-"""Asynchronous offload with a stash and prefetching: small chains by hand, larger ones by what must hold."""
+"""Asynchronous offload with a stash and prefetching: small chains by hand, random chains by properties."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from simgpu.trace.model import RELEASED_AT_END, BlockKind, SavedTensor, Trace
 from tests.policies.framework_runs import peak, run, work
 from tests.semantics.hand_made import BACKWARD, block, held, kernel, trace
 
-#: Four layers of 10 ns each way; x2, x3 and x4 leave, x1 is the batch. A byte takes a nanosecond.
+#: Four layers of 10 ns each way; x2, x3 and x4 are offloaded, x1 is the batch. A byte takes a nanosecond.
 FOUR = chain([10] * 4, [10] * 4, [4] * 4)
 SLOW = chain([10] * 4, [10] * 4, [15] * 4)
 
@@ -29,7 +29,7 @@ def copies(trace: Trace, **parameters: object) -> list[tuple[str, int, int]]:
 
 
 def test_without_prefetching_backward_waits_for_every_copy():
-    """What is in the stash when backward begins (x4) is used where it is, and not copied in."""
+    """x4 is still in the stash when backward begins; it is used from there and not copied in."""
     assert copies(FOUR, prefetch=0, stash=1) == [
         ("out:x2:saved", 10, 14),
         ("out:x3:saved", 20, 24),
@@ -40,18 +40,18 @@ def test_without_prefetching_backward_waits_for_every_copy():
     assert run(FOUR, "async_offload", min_bytes=1, prefetch=0, stash=1).iteration_ns == 80 + 2 * 4
 
 
-def test_with_prefetching_copies_are_hidden():
-    """Where x4 is taken back, x3 is fetched; where x3 is, x2."""
+def test_with_prefetching_copies_overlap_kernels():
+    """Using x4 prefetches x3; using x3 prefetches x2."""
     assert copies(FOUR, prefetch=1, stash=1)[3:] == [("in:x3:saved", 40, 44), ("in:x2:saved", 50, 54)]
     assert run(FOUR, "async_offload", min_bytes=1, prefetch=1, stash=1).iteration_ns == 80
 
 
-def test_further_ahead_they_are_fetched_at_once_one_after_another():
+def test_with_more_prefetch_ahead_fetches_are_issued_together_and_run_in_turn():
     assert copies(FOUR, prefetch=2, stash=1)[3:] == [("in:x3:saved", 40, 44), ("in:x2:saved", 44, 48)]
 
 
 def test_compute_waits_for_the_oldest_copy_when_the_stash_is_full():
-    """x2 is out at 25, so F3 begins then; x3 at 40, and F4 then. x4 is used from the stash."""
+    """x2's offload ends at 25, when F3 begins; x3's at 40, when F4 begins. x4 is used from the stash."""
     result = run(SLOW, "async_offload", min_bytes=1, prefetch=0, stash=1)
     starts = {name: start for name, start, _ in work(result)}
     assert [starts[f"F{n}"] for n in range(1, 5)] == [0, 10, 25, 40]
@@ -68,8 +68,8 @@ def test_without_a_stash_compute_waits_for_every_copy_out():
     assert result.iteration_ns == 80 + 3 * 15 + 3 * 15
 
 
-def test_what_is_left_in_the_stash_is_let_go_when_its_copy_has_ended():
-    """x4 is being copied until 90, and backward is done with it at 50. Nothing is fetched: all fits the stash."""
+def test_a_stashed_block_is_released_when_its_copy_out_has_ended():
+    """x4 is being copied until 90; backward ends its use at 50. Nothing is fetched: everything fits the stash."""
     slower = chain([10] * 4, [10] * 4, [4, 4, 4, 60])
     result = run(slower, "async_offload", min_bytes=1, prefetch=2, stash=3)
     assert [each for each in work(result) if each[0].startswith("in:")] == []
@@ -78,14 +78,14 @@ def test_what_is_left_in_the_stash_is_let_go_when_its_copy_has_ended():
 
 
 def test_memory_by_hand():
-    """F3 has the batch, x3 and x4; B4 the batch, x4 and x3 that is being fetched."""
+    """During F3 the batch, x3 and x4 are resident; during B4 the batch, x4 and x3, which is being fetched."""
     assert peak(run(FOUR, "none")) == 16
     assert peak(run(FOUR, "async_offload", min_bytes=1, prefetch=0, stash=0)) == 12
     assert peak(run(FOUR, "async_offload", min_bytes=1, prefetch=1, stash=1)) == 12
     assert peak(run(FOUR, "async_offload", min_bytes=1, prefetch=2, stash=1)) == 16
 
 
-# --- what leaves --------------------------------------------------------------------------------------------
+# --- offloaded blocks --------------------------------------------------------------------------------------------
 
 
 def shared(release: str = "mix-back") -> Trace:
@@ -120,9 +120,9 @@ def shared(release: str = "mix-back") -> Trace:
     )
 
 
-def test_a_block_is_copied_once_whoever_saves_it_and_weights_and_small_ones_stay():
-    """It is taken back where its first tensor is, and lives until the last operator that takes one is done. That one
-    takes what it saved in the order in which it saved it."""
+def test_a_block_saved_twice_is_copied_once_and_weights_and_small_blocks_are_not_copied():
+    """A block is fetched for its first saved tensor and lives until the last operator that uses one has ended. That
+    operator fetches its saved tensors in the order in which it saved them."""
     result = run(shared(), "async_offload", min_bytes=4, prefetch=0, stash=0)
     assert [each for each in work(result) if ":" in each[0]] == [
         ("out:y:saved", 10, 110),
@@ -135,14 +135,14 @@ def test_a_block_is_copied_once_whoever_saves_it_and_weights_and_small_ones_stay
     assert peak(result) == 40 + 100 + 3 + 50 + 50
 
 
-def test_what_somebody_holds_to_the_end_is_there_twice():
+def test_a_block_held_to_the_end_counts_next_to_its_fetched_copy():
     tasks = shared(RELEASED_AT_END)
     saved = tuple(replace(s, released_after=RELEASED_AT_END) if s.block == "y" else s for s in tasks.saved)
     result = run(replace(tasks, saved=saved), "async_offload", min_bytes=4, prefetch=0, stash=0)
     assert peak(result) == 40 + 100 + 3 + 50 + 50 + 100
 
 
-def test_what_somebody_holds_to_the_end_may_lie_in_the_stash():
+def test_a_block_held_to_the_end_may_be_in_the_stash():
     tasks = shared(RELEASED_AT_END)
     saved = tuple(replace(s, released_after=RELEASED_AT_END) if s.block == "y" else s for s in tasks.saved)
     result = run(replace(tasks, saved=saved), "async_offload", min_bytes=4, stash=9)
@@ -161,9 +161,11 @@ layers = st.lists(st.tuples(numbers, numbers, numbers), min_size=2, max_size=8)
 
 @settings(max_examples=25, deadline=None)
 @given(built=layers, prefetch=st.integers(0, 4), stash=st.integers(0, 4), latency=st.integers(0, 5))
-def test_chains_by_closed_form(built: list[tuple[int, int, int]], prefetch: int, stash: int, latency: int) -> None:
-    """Every feature map leaves, all but the last `stash` come back, nothing is slower than save_on_cpu, and a faster
-    link makes nothing slower."""
+def test_random_chains_match_the_closed_forms(
+    built: list[tuple[int, int, int]], prefetch: int, stash: int, latency: int
+) -> None:
+    """Every feature map is offloaded, all but the last `stash` are fetched, no run is slower than save_on_cpu, and a
+    faster link slows no run."""
     forward, backward, sizes = map(list, zip(*built, strict=True))
     tasks = chain(forward, backward, sizes)
     settings_ = {"min_bytes": 1, "prefetch": prefetch, "stash": stash}
@@ -178,19 +180,19 @@ def test_chains_by_closed_form(built: list[tuple[int, int, int]], prefetch: int,
 
 @settings(max_examples=30, deadline=None)
 @given(built=layers)
-def test_a_stash_for_all_of_them_keeps_all(built: list[tuple[int, int, int]]) -> None:
+def test_a_stash_as_large_as_the_network_fetches_nothing(built: list[tuple[int, int, int]]) -> None:
     forward, backward, sizes = map(list, zip(*built, strict=True))
     result = run(chain(forward, backward, sizes), "async_offload", bandwidth=10**18, min_bytes=1, stash=len(sizes))
     assert result.metrics.h2d_bytes == 0 and result.iteration_ns <= result.ideal_ns + len(sizes)
 
 
-def test_negative_parameters_are_refused_all_at_once():
+def test_negative_parameters_are_reported_together():
     with pytest.raises(InputError) as caught:
         run(FOUR, "async_offload", prefetch=-1, stash=-2, min_bytes=-3)
     assert [p.place for p in caught.value.problems] == [f"parameters.{n}" for n in ("prefetch", "stash", "min_bytes")]
 
 
-def test_a_recorded_network_to_the_nanosecond_and_the_byte():
+def test_a_recorded_network_has_the_exact_time_and_peak_memory():
     result = run(load_trace("resnet20-cifar-cpu"), "async_offload", bandwidth=12 * 10**9, latency=5000)
     metrics = result.metrics
     assert (result.iteration_ns, peak(result), metrics.d2h_bytes, metrics.h2d_bytes) == GOLDEN

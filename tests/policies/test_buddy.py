@@ -1,4 +1,4 @@
-"""Policy `buddy`: the contract of every policy, memory to the byte, and more of something never hurts."""
+"""Policy `buddy`: the policy contract, exact memory, and more bandwidth or overlap never slow a run."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ def _outcome(given: tuple[tuple[str, object], ...], name: str, budget: int, pool
 
 
 def contracted(budget: int) -> NodeSpec:
-    """The contract's node with a compressed memory that does not fill up before the device memory does."""
+    """The contract's node with a compressed memory large enough that device memory is exhausted first."""
     return with_buddy(node_of(budget), dram=900 * GB, carve_out=15)
 
 
@@ -79,7 +79,7 @@ class TestBuddy(PolicyContract):
 
 
 def live_peak(built: Trace, sizes: tuple[int, ...]) -> int:
-    """The most that blocks take together, by the recorded lifetimes, kernel by kernel."""
+    """The peak of live blocks (bytes), summed kernel by kernel from the recorded lifetimes."""
     number = {k.id: n for n, k in enumerate(built.kernels)}
     last = len(built.kernels)
     peak = 0
@@ -100,7 +100,7 @@ def live_peak(built: Trace, sizes: tuple[int, ...]) -> int:
 
 @few
 @given(st.data())
-def test_the_peaks_are_those_of_the_live_blocks(data: st.DataObject):
+def test_peak_memory_equals_the_peak_of_live_blocks(data: st.DataObject):
     built = data.draw(compressible(NETWORKS))
     assume(built.compressibility)
     node = replace(data.draw(buddy_nodes()), gpu=replace(data.draw(buddy_nodes()).gpu, alignment=1))
@@ -110,7 +110,7 @@ def test_the_peaks_are_those_of_the_live_blocks(data: st.DataObject):
     assert result.buddy_peak == live_peak(built, memory_of(graph).carved)
 
 
-def test_twice_the_program_fits_where_everything_halves():
+def test_the_peak_halves_if_every_block_compresses_two_to_one():
     built = all_of(64, chain([10, 10, 10], [10, 10, 10], [1280, 1280, 1280]))
     assert simulate(built, buddy_node(1920), "buddy").high_water == 1920
     with pytest.raises(OutOfMemoryError, match="device memory"):
@@ -119,8 +119,8 @@ def test_twice_the_program_fits_where_everything_halves():
         simulate(built, buddy_node(3839), "none")
 
 
-def test_what_belongs_to_live_blocks_has_to_fit_into_the_carve_out():
-    """Every block at 4 to 1, so three times what is used of device memory is owned in buddy memory."""
+def test_buddy_memory_of_live_blocks_must_fit_into_the_carve_out():
+    """Every block compresses 4 to 1, so it owns three times its device memory in buddy memory."""
     built = all_of(32, chain([10], [10], [12800]))
     node = buddy_node(3200, mostly_zero=False)
     assert simulate(built, node, "buddy").buddy_peak == 3 * 3200
@@ -142,7 +142,7 @@ def test_what_belongs_to_live_blocks_has_to_fit_into_the_carve_out():
 # --- only where needed ------------------------------------------------------------
 
 
-def test_where_it_is_not_needed_nothing_is_compressed():
+def test_nothing_is_compressed_if_the_program_fits_uncompressed():
     built = pattern(chain([900, 900], [900, 900], [6400, 6400]))
     needed = {"when": "needed"}
     plenty = simulate(built, buddy_node(12800), "buddy", parameters=needed)
@@ -154,11 +154,11 @@ def test_where_it_is_not_needed_nothing_is_compressed():
     assert forced.buddy_peak == always.buddy_peak > 0
 
 
-# --- more of something never hurts ---------------------------------------------------------------------------------
+# --- more bandwidth and overlap never slow a run --------------------------------------------------------------
 
 
 def at(node: NodeSpec, times: Fraction, **changed: object) -> NodeSpec:
-    """With all links so many times as fast."""
+    """The node with all links `times` as fast."""
 
     def link(of: LinkSpec | None) -> LinkSpec | None:
         if of is None:
@@ -188,7 +188,7 @@ def test_a_larger_overlap_never_slows_a_run(data: st.DataObject, overlaps: list[
     assert all(slow >= fast for slow, fast in pairwise(result))
 
 
-def test_the_paper_s_order_of_links():
+def test_faster_links_are_faster_as_in_figure_11():
     """Figure 11: 50, 100, 150, 200 GB/s, each faster than the last; an unlimited one is the fastest."""
     built = load_trace("hpc-multigrid")
     node = replace(contracted(10**11), link=LinkSpec("NVLink2", 50 * GB, 50 * GB))

@@ -1,4 +1,4 @@
-"""Activation checkpointing: what runs again, when, and what memory that leaves, by hand and by closed forms."""
+"""Activation checkpointing: which kernels are recomputed, when, and the memory, by hand and by closed forms."""
 
 from __future__ import annotations
 
@@ -22,33 +22,33 @@ from tests.semantics.hand_made import BACKWARD, OPTIMIZER, block, held, kernel, 
 SIX = parts([1, 2, 3, 4, 5, 6], [10, 20, 30, 40, 50, 60], [10, 20, 30, 40, 50, 60], [3, 3])
 
 
-# --- what runs again, and when ------------------------------------------------------------------------------
+# --- recomputed kernels and their times ------------------------------------------------------------------------------
 
 
-def test_a_part_runs_again_when_backward_first_takes_what_was_saved_inside():
-    """Up to the last kernel before the last tensor saved inside: F3 makes what b saves, F6 the loss, which is saved."""
+def test_a_part_is_recomputed_when_backward_first_needs_a_tensor_saved_inside():
+    """Recompute ends with the last kernel that writes a saved tensor: F3 writes b's input, F6 the saved loss."""
     result = [name for name, _, _ in work(run(SIX, "checkpoint", blocks=["a", "b"]))]
     forward, again = ["F1", "F2", "F3", "F4", "F5", "F6"], ["again:F4", "again:F5", "again:F6"]
     assert result == [*forward, *again, "B6", "B5", "B4", "again:F1", "again:F2", "B3", "B2", "B1"]
 
 
-def test_it_takes_the_time_of_what_runs_again():
+def test_checkpointing_adds_the_time_of_the_recomputed_kernels():
     result = run(SIX, "checkpoint", blocks=["a", "b"])
     assert result.iteration_ns == result.ideal_ns + (4 + 5 + 6) + (1 + 2)
 
 
 def test_memory_by_hand():
-    """None holds x1 .. x6 when forward ends. With both parts checkpointed the most is x1, x4, x5 and x6: in forward at
-    F5, and again when b has run again."""
+    """`none` holds x1 .. x6 when forward ends. With both parts checkpointed the peak is x1, x4, x5 and x6: in forward
+    at F5, and again when b has been recomputed."""
     assert peak(run(SIX, "none")) == 10 + 20 + 30 + 40 + 50 + 60
     assert peak(run(SIX, "checkpoint", blocks=["a", "b"])) == 10 + 40 + 50 + 60
     assert peak(run(SIX, "checkpoint", blocks=["a"])) == 10 + 40 + 50 + 60
     assert peak(run(SIX, "checkpoint", blocks=["b"])) == 10 + 20 + 30 + 40 + 50 + 60
 
 
-def test_what_enters_a_part_is_held_until_backward_is_done_with_it():
+def test_inputs_of_a_part_are_held_until_its_backward_has_ended():
     """The sum needs neither of its inputs in backward, so the recording drops x when the part has read it; but the
-    part holds it, to run again."""
+    part holds it for its recompute."""
     tasks = trace(
         [
             kernel("make", 1, "w", "x", layer="stem"),
@@ -73,9 +73,9 @@ def test_what_enters_a_part_is_held_until_backward_is_done_with_it():
     assert used(result, end) == 1
 
 
-def test_what_an_operator_of_backward_took_back_stays_until_it_is_done():
-    """Backward of a.2 takes y and s back at once and is two kernels, of which the first reads both and the last s
-    alone. So w (1 B), y (1000 B) and what the last makes (600 B) are there together, although nothing reads y then."""
+def test_saved_tensors_stay_until_their_backward_operator_has_ended():
+    """Backward of a.2 takes y and s together and has two kernels: the first reads both, the second only s. So w (1 B),
+    y (1000 B) and the output of the second (600 B) are resident together, although nothing reads y then."""
     tasks = trace(
         [
             kernel("make", 1, "w", "x", layer="stem"),
@@ -103,8 +103,8 @@ def test_what_an_operator_of_backward_took_back_stays_until_it_is_done():
 
 @settings(max_examples=25, deadline=None)
 @given(data=st.data())
-def test_chains_cut_anyhow(data: st.DataObject) -> None:
-    """What runs again of each part: all its layers but the last, the very last layer for the loss that it saves too."""
+def test_chains_cut_into_any_parts_recompute_all_but_their_last_layers(data: st.DataObject) -> None:
+    """Each part recomputes all its layers but the last; the very last layer is recomputed too, as it saves the loss."""
     lengths = data.draw(st.lists(st.integers(1, 4), min_size=1, max_size=5))
     count = sum(lengths)
     numbers = st.lists(st.integers(1, 50), min_size=count, max_size=count)
@@ -131,16 +131,16 @@ def test_chains_cut_anyhow(data: st.DataObject) -> None:
         (3, ["F3", "F1"]),
         (4, []),  # layers of one kernel each, whose input alone is saved
         (6, []),
-        (0, ["F1", "F2"]),  # modules: a, and b, which is the last and would run again at once
+        (0, ["F1", "F2"]),  # modules a and b; b is the last one and would be recomputed immediately
     ],
 )
-def test_a_number_of_sections_cuts_as_checkpoint_sequential_does(sections: int, again: list[str]) -> None:
+def test_a_number_of_sections_is_cut_as_in_checkpoint_sequential(sections: int, again: list[str]) -> None:
     result = run(SIX, "checkpoint", blocks=sections)
     assert run_again(result.program, SIX) == again
 
 
-def test_sections_are_in_a_note_and_listed():
-    """Of three modules the last is left out. Into a comes the batch, which is there anyway, into b what F2 made."""
+def test_the_note_and_the_listing_show_the_sections():
+    """Of three modules the last is left out. The input of a is the resident batch, the input of b the output of F2."""
     tasks = parts([1, 2, 3, 4, 5, 6], [1] * 6, [10, 20, 30, 40, 50, 60], [2, 2, 2])
     result = run(tasks, "checkpoint")
     assert result.program.sections == (Section("a", ("a.1", "a.2"), 0, 1), Section("b", ("b.1", "b.2"), 30, 3))
@@ -169,16 +169,16 @@ def test_the_note_shortens_many_sections_to_the_first_and_the_last():
     assert note.startswith("sections: 7, modules: a, b, c, ..., g; each keeps its inputs")
 
 
-def test_one_section_is_a_plain_framework():
+def test_one_section_equals_a_run_without_checkpointing():
     result, plain = run(SIX, "checkpoint", blocks=1), run(SIX, "none")
     assert (result.iteration_ns, peak(result)) == (plain.iteration_ns, peak(plain))
 
 
-# --- what cannot run again ----------------------------------------------------------------------------------
+# --- kernels that cannot be recomputed ------------------------------------------------------------------------
 
 
 def normalized(pure: bool | None, *, saves: bool) -> Trace:
-    """A part of a product and a norm in one layer each, the norm with statistics that its backward reads or not."""
+    """A part with a product and a norm, one layer each; backward of the norm reads its statistics or not."""
     stats = " s" if saves else ""
     return trace(
         [
@@ -206,8 +206,8 @@ def normalized(pure: bool | None, *, saves: bool) -> Trace:
 
 @pytest.mark.parametrize("pure", [False, None, True])
 @pytest.mark.parametrize("saves", [False, True])
-def test_a_norm_runs_again_whatever_is_known_of_it(pure: bool | None, saves: bool) -> None:
-    """PyTorch runs everything again; the running statistics `m`, which lasts, are no part of what is made again."""
+def test_a_norm_is_recomputed_even_if_its_purity_is_unknown(pure: bool | None, saves: bool) -> None:
+    """PyTorch recomputes everything; the persistent running statistics `m` are not among the recomputed blocks."""
     tasks = normalized(pure, saves=saves)
     result = run(tasks, "checkpoint", blocks=["a"])
     assert run_again(result.program, tasks) == ["product", "norm", "change"]
@@ -225,7 +225,7 @@ def test_batch_statistics_are_recomputed_and_not_saved():
 
 
 def test_a_kernel_that_changes_its_input_in_place_is_excluded_and_its_output_saved():
-    """PyTorch refuses this: the part cannot run again from what it found."""
+    """PyTorch refuses this: the part's input has changed, so it cannot be recomputed."""
     tasks = trace(
         [
             kernel("make", 1, "w", "x", layer="stem"),
@@ -244,8 +244,8 @@ def test_a_kernel_that_changes_its_input_in_place_is_excluded_and_its_output_sav
 
 
 def test_outputs_of_excluded_kernels_are_held_until_their_section_is_recomputed():
-    """`change` cannot run again, and `double`, which can, reads its mask `m`, of which a plain framework lets go in
-    forward. So w, x and m are held when forward ends, and y too when `double` has run again."""
+    """`change` cannot be recomputed; `double` can, and reads its mask `m`, which a run without checkpointing releases
+    in forward. So w, x and m are held when forward ends, and y too when `double` has been recomputed."""
     tasks = trace(
         [
             kernel("make", 1, "w", "x", layer="stem"),
@@ -279,7 +279,7 @@ def test_a_block_held_to_the_end_is_not_recomputed():
 # --- parameters ---------------------------------------------------------------------------------------------
 
 
-def test_names_that_are_no_modules_or_lie_in_one_another_are_refused_all_at_once():
+def test_unknown_and_nested_module_names_are_reported_together():
     with pytest.raises(InputError) as caught:
         run(SIX, "checkpoint", blocks=["a", "a.1", "bb", "b", "b"])
     message = str(caught.value)
@@ -293,11 +293,11 @@ def test_more_sections_than_layers_are_refused(sections: int) -> None:
         run(SIX, "checkpoint", blocks=sections)
 
 
-def test_lists_and_tuples_are_the_same():
+def test_blocks_may_be_a_list_or_a_tuple():
     assert run(SIX, "checkpoint", blocks=["a"]).program == run(SIX, "checkpoint", blocks=("a",)).program
 
 
-def test_a_trace_without_layers_has_derived_ones():
+def test_layers_are_derived_if_the_trace_has_none():
     built = chain([1, 2, 3, 4], [1, 2, 3, 4], [10, 20, 30, 40])
     bare = replace(built, kernels=tuple(replace(k, layer=None) for k in built.kernels))
     assert run(bare, "checkpoint", blocks=2).iteration_ns > 20
@@ -306,8 +306,8 @@ def test_a_trace_without_layers_has_derived_ones():
 # --- a recording --------------------------------------------------------------------------------------------
 
 
-def test_a_recorded_network_to_the_nanosecond_and_the_byte():
-    """Its three stages of three blocks each; with 18 batch norms and their counters."""
+def test_a_recorded_network_has_the_exact_time_and_peak_memory():
+    """Three stages of three blocks each, with 18 batch norms and their counters."""
     tasks = load_trace("resnet20-cifar-cpu")
     blocks = [f"stage{stage}_{number}" for stage in (1, 2, 3) for number in (1, 2, 3)]
     result = run(tasks, "checkpoint", blocks=blocks)

@@ -1,4 +1,4 @@
-"""Every policy on nodes with compressed memory: what must be as without, and what must hold whatever runs."""
+"""Every policy on nodes with compressed memory: equal results without compression, and limits of any run."""
 
 from __future__ import annotations
 
@@ -56,11 +56,11 @@ NETWORKS = trainings().map(grown)
 few = settings(deadline=None, max_examples=25, suppress_health_check=list(HealthCheck))
 
 
-# --- the same as without -------------------------------------------------------------------------------------------
+# --- equal to a node without compressed memory ----------------------------------------------------------------
 
 
 def written(result: Result, folder: Path) -> list[bytes]:
-    """The timeline in all its forms."""
+    """The timeline's files in all formats."""
     parts = []
     for name, write in (("s.csv", write_csv), ("m.csv", write_memory_csv), ("t.json", write_perfetto)):
         write(result.timeline, folder / name)
@@ -70,10 +70,10 @@ def written(result: Result, folder: Path) -> list[bytes]:
 
 @few
 @given(st.data(), st.sampled_from(POLICIES))
-def test_where_nothing_is_compressed_every_run_is_that_without_compressed_memory(
+def test_target_1_everywhere_equals_a_node_without_compressed_memory(
     tmp_path_factory: pytest.TempPathFactory, data: st.DataObject, chosen: tuple[str, dict[str, object]]
 ):
-    """Target 1 everywhere: to the byte of the timeline's files."""
+    """The timeline's files are equal to the byte."""
     policy, parameters = chosen
     built = all_of(128, data.draw(NETWORKS))
     assume(built.compressibility)
@@ -121,7 +121,7 @@ def test_bandwidth_only_compression_takes_the_same_memory(policy: str):
 
 @settings(few, max_examples=50)
 @given(st.data(), st.sampled_from(POLICIES))
-def test_whatever_runs_keeps_to_memory_time_and_links(data: st.DataObject, chosen: tuple[str, dict[str, object]]):
+def test_random_runs_respect_memory_time_and_link_limits(data: st.DataObject, chosen: tuple[str, dict[str, object]]):
     policy, parameters = chosen
     built, node = data.draw(compressible(NETWORKS)), data.draw(buddy_nodes())
     assume(built.compressibility)
@@ -134,7 +134,7 @@ def test_whatever_runs_keeps_to_memory_time_and_links(data: st.DataObject, chose
         assert error.requested > 0
         return
     except InputError:
-        # Some policies take no such trace: with it they take it no better without compressed memory.
+        # Some policies refuse such a trace; they must also refuse it without compressed memory.
         with pytest.raises(InputError):
             simulate(built, without_buddy(node), policy, parameters=parameters, budget=10**8)
         return
@@ -163,7 +163,7 @@ def test_whatever_runs_keeps_to_memory_time_and_links(data: st.DataObject, chose
     both = link.duplex is Duplex.HALF
     shared = buddy_of(node).link is None
     out, into = (sum(s.bytes for s in mine if s.kind is kind) for kind in (SpanKind.COPY_D2H, SpanKind.COPY_H2D))
-    # Copies may reach into the iteration before; what kernels move does not.
+    # Copies may begin in the iteration before; traffic of kernels does not.
     assert end - start >= ceil(Fraction(read * GB, max(link.h2d_bandwidth, both * link.d2h_bandwidth)))
     assert end - start >= ceil(Fraction(written_ * GB, max(link.d2h_bandwidth, both * link.h2d_bandwidth)))
     if both:
@@ -178,8 +178,8 @@ def test_whatever_runs_keeps_to_memory_time_and_links(data: st.DataObject, chose
 # --- next to a compressing DMA engine -------------------------------------------------------------------------------
 
 
-def test_a_compressing_engine_and_compressed_memory_on_one_node():
-    """Blocks take what their targets give, copies send what the engine makes of them, and both are there at once."""
+def test_a_node_may_have_a_compressing_engine_and_compressed_memory():
+    """Targets set the memory of blocks and the engine sets the bytes of copies, both in one run."""
     sizes = [6400, 6400, 6400]
     built = chain([900] * 3, [900] * 3, sizes)
     zvc = [CompressedSize(b.id, 0, "zvc", "plain", b.bytes, b.bytes // 8, 1) for b in built.blocks if b.bytes]
@@ -200,7 +200,7 @@ def test_a_compressing_engine_and_compressed_memory_on_one_node():
     assert result.iteration_ns <= simulate(built, node, "vdnn", parameters={"mode": "all"}).iteration_ns
 
 
-def test_histograms_that_do_not_add_up_are_refused_by_every_policy_there():
+def test_every_policy_refuses_histograms_that_do_not_add_up():
     wrong = (CompressedSize("x1", 0, "bpc", "plain", 128, 32, 3),)
     built = replace(chain([5], [7], [1280]), compressibility=wrong)
     for policy, parameters in POLICIES:
@@ -214,7 +214,7 @@ def test_histograms_that_do_not_add_up_are_refused_by_every_policy_there():
 @pytest.mark.slow
 @pytest.mark.parametrize("policy", ["buddy", "vdnn", "modnn"])
 @pytest.mark.parametrize("exchange", ["gather", "host"])
-def test_gpus_that_train_together_compress_as_one_of_them_does(policy: str, exchange: str):
+def test_each_of_several_gpus_compresses_like_a_single_gpu(policy: str, exchange: str):
     trace = pattern(simgpu.load_trace("resnet20-cifar-cpu"))
     node = with_buddy(simgpu.load_node("k40-x4"), mostly_zero=False)
     together = simulate(trace, node, policy, gpus=2, exchange=exchange).metrics.compression
@@ -226,7 +226,7 @@ def test_gpus_that_train_together_compress_as_one_of_them_does(policy: str, exch
     assert together.read_bytes > alone.read_bytes
 
 
-# --- the same bytes ------------------------------------------------------------------------------------------------
+# --- identical bytes ------------------------------------------------------------------------------------------------
 
 SCRIPT = """
 import hashlib, json, tempfile
@@ -246,7 +246,7 @@ for node in nodes:
 
 
 def many_sided() -> tuple[Trace, list[NodeSpec]]:
-    """Something of everything: all targets, own and shared links, both duplexes."""
+    """A mix of all targets, own and shared links, and both duplexes."""
     built = chain([900, 700, 800, 400], [900, 1400, 1800, 300], [6400, 2560, 3840, 1280])
     histograms = [(0, 0, 0, 40, 0, 0, 0, 10), (18, 0, 0, 0, 0, 0, 0, 2), (0, 0, 0, 0, 25, 0, 0, 5), (0,) * 7 + (10,)]
     built = with_histograms(built, {f"x{n}": counts for n, counts in enumerate(histograms, start=1)})

@@ -1,4 +1,4 @@
-"""The policies that compress: what each charges, in closed form where there is one, and how they compare."""
+"""The policies that compress: the cost of each, in closed form where there is one, and how they compare."""
 
 from __future__ import annotations
 
@@ -31,9 +31,9 @@ V100 = load_node("v100")
 def sparse_chain(
     forward: list[int], backward: list[int], sizes: list[int], zeros: list[float], *, measured: bool = True
 ) -> Trace:
-    """A chain of ReLUs; every layer's input after the first has these zeros.
+    """A chain of ReLUs; every layer's input after the first has this share of zeros.
 
-    measured: compressed sizes are the non-zeros alone, as equations 3 and 4 have them, and not ZVC's own.
+    measured: compressed sizes count only the non-zeros, as in equations 3 and 4, instead of ZVC's sizes.
     """
     trace = chain(forward, backward, sizes, op="relu")
     # Only convolutions are offloaded; here every layer is to be.
@@ -77,7 +77,7 @@ def codec_ns(result: Result) -> int:
 # --- vdnn++ ---------------------------------------------------------------------------------------------------
 
 
-def test_host_compression_saves_pinned_memory_and_no_traffic() -> None:
+def test_host_compression_reduces_pinned_memory_but_not_traffic() -> None:
     trace, on = layers(zeros=0.8), v100(codec_bandwidth=100 * GB)
     plain, host = (
         simulate(trace, on, policy, parameters=p) for policy, p in (("vdnn", {"mode": "conv"}), ("vdnn++", {}))
@@ -88,7 +88,7 @@ def test_host_compression_saves_pinned_memory_and_no_traffic() -> None:
 
 
 def test_decoding_on_the_host_precedes_the_prefetch() -> None:
-    """Each step that fetches waits for decoding and the copy, one after the other."""
+    """Each step with a fetch waits for decoding, then for the copy."""
     count, size, ns = 5, 400_000_000, 20_000_000
     on = v100(codec_bandwidth=4 * GB)
     result = simulate(layers(count, size, ns, zeros=0.8), on, "vdnn++")
@@ -97,12 +97,12 @@ def test_decoding_on_the_host_precedes_the_prefetch() -> None:
     forward = count * ns + (count - 1) * max(copy - hidden_out, 0)
     # The sparsity of x1 is unknown, so it is not encoded; the other offloaded blocks are.
     backward = count * 2 * ns + max(copy - hidden_in, 0) + (count - 2) * max(decode + copy - hidden_in, 0)
-    # The host still encodes the last tensors when the first one is wanted back.
+    # The host still encodes the last tensors when the first one is fetched.
     assert result.iteration_ns >= forward + backward
     assert result.metrics.breakdown.stalled_host > 0
 
 
-def test_what_is_not_sparse_enough_stays_as_it_is_on_the_host() -> None:
+def test_tensors_below_the_sparsity_threshold_are_not_encoded_on_the_host() -> None:
     result = simulate(layers(zeros=0.6), v100(codec_bandwidth=GB), "vdnn++")
     assert not (result.timeline.kind == SpanKind.ENCODE).any()
 
@@ -184,7 +184,7 @@ def _windows(result: Result, steps: list[tuple[str, str, int]]) -> dict[str, tup
     return {name: (values[0], values[1]) for name, values in outcome.items()}
 
 
-def test_where_every_tensor_is_worth_it_cswap_is_static() -> None:
+def test_cswap_equals_static_if_every_tensor_is_worth_compressing() -> None:
     trace, on = layers(zeros=0.9), v100(link=GB)
     runs = [simulate(trace, on, policy, parameters={"launch": "expert"}) for policy in ("cswap", "static")]
     assert runs[0].iteration_ns == runs[1].iteration_ns
@@ -231,7 +231,7 @@ SPARSE = [name for name in shipped_names("traces") if load_trace(name).sparsity]
 @pytest.mark.slow
 @pytest.mark.parametrize("epoch", [0, 10, 48])
 @pytest.mark.parametrize("name", SPARSE)
-def test_the_oracle_bounds_cswap_on_what_ships(name: str, epoch: int) -> None:
+def test_the_oracle_bounds_cswap_on_shipped_traces(name: str, epoch: int) -> None:
     trace = load_trace(name)
     oracle = simulate(trace, V100, "oracle", epoch=epoch).iteration_ns
     for policy in ("cswap", "static"):
@@ -250,7 +250,7 @@ def test_the_oracle_takes_no_time_for_its_codecs() -> None:
 ENGINE = CdmaSpec("zvc", 200 * GB, buffer=70_000, latency_ns=350, kernel_bandwidth=100 * GB)
 
 
-def test_cdma_is_vdnn_on_a_node_with_the_engine() -> None:
+def test_cdma_equals_vdnn_on_a_node_with_the_engine() -> None:
     trace, on = load_trace(VGG), load_node("titan-x-maxwell-cdma")
     cdma, vdnn = simulate(trace, on, "cdma"), simulate(trace, on, "vdnn", parameters={"mode": "all"})
     without = simulate(trace, load_node("titan-x-maxwell"), "vdnn", parameters={"mode": "all"})
@@ -265,7 +265,7 @@ def test_cdma_needs_the_engine() -> None:
         simulate(load_trace(VGG), V100, "cdma")
 
 
-# --- what all of them refuse ----------------------------------------------------------------------------------
+# --- input that all of them refuse ----------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("policy", ["vdnn++", "static", "cswap", "oracle", "cdma"])
@@ -275,7 +275,7 @@ def test_a_trace_without_sparsity_is_refused(policy: str) -> None:
         simulate(chain([5, 5], [5, 5], [10, 10]), on, policy)
 
 
-def test_a_threshold_is_a_share() -> None:
+def test_a_threshold_above_1_is_refused() -> None:
     with pytest.raises(InputError, match=r"parameters\.threshold"):
         simulate(layers(), v100(), make_policy("vdnn++", {"threshold": 1.5}))
 
@@ -288,7 +288,7 @@ def test_unmeasured_sizes_are_not_invented() -> None:
         NodeCosts(trace, V100).encoded_bytes(trace.block_by_id["x2"], "rle")
 
 
-# --- what results say -----------------------------------------------------------------------------------------
+# --- notes of results -----------------------------------------------------------------------------------------
 
 
 def test_a_result_names_the_nodes_compressing_engine() -> None:
@@ -309,7 +309,7 @@ def test_ideal_has_no_copies_and_no_note_on_the_engine() -> None:
     )
 
 
-# --- where the equations are not alone ------------------------------------------------------------------------
+# --- effects beyond the equations ------------------------------------------------------------------------
 
 
 def fire(zeros: float = 0.8, writer: str = "cat") -> Trace:
@@ -329,19 +329,19 @@ def fire(zeros: float = 0.8, writer: str = "cat") -> Trace:
     ("writer", "is_sparse"),
     [("cat", True), ("aten::native_dropout", True), ("add", False), ("gelu", False), ("avg_pool2d", False)],
 )
-def test_zeros_stay_with_what_only_moves_values(writer: str, is_sparse: bool) -> None:
+def test_operators_that_only_move_values_keep_the_sparsity(writer: str, is_sparse: bool) -> None:
     result = simulate(fire(writer=writer), v100(), "static", parameters={"launch": "expert"})
     assert ("c:zvc" in _encoded(result)) == is_sparse
 
 
-def test_on_a_node_that_compresses_copies_the_advisor_knows_what_they_cost() -> None:
+def test_the_advisor_accounts_for_copies_compressed_by_the_node() -> None:
     trace, on = load_trace(VGG), load_node("titan-x-maxwell-cdma", {"gpu.memory": "64 GiB"})
     own = {"launch": "expert", "times": "exact", "codec": "zvc", "sizes": "format"}
     cswap = simulate(trace, on, "cswap", parameters=own)
     assert cswap.iteration_ns <= simulate(trace, on, "vdnn", parameters={"mode": "conv"}).iteration_ns
 
 
-def test_without_a_profile_that_fits_the_recorded_times_are_used() -> None:
+def test_recorded_times_are_used_if_the_profiling_run_does_not_fit() -> None:
     trace, tight = load_trace(VGG), "10150 MiB"
     with pytest.raises(OutOfMemoryError):
         simulate(trace, V100, "vdnn", parameters={"mode": "conv"}, budget=tight)
@@ -350,7 +350,7 @@ def test_without_a_profile_that_fits_the_recorded_times_are_used() -> None:
     assert _encoded(simulate(trace, V100, "cswap", parameters=parameters)) >= {"conv1_1:zvc"}
 
 
-def test_measured_sizes_alone_are_enough() -> None:
+def test_measured_sizes_without_sparsity_are_enough() -> None:
     message = layers(zeros=0.8)
     alone = replace(message, sparsity=())
     for policy in ("oracle", "static"):
@@ -358,7 +358,7 @@ def test_measured_sizes_alone_are_enough() -> None:
         assert _encoded(simulate(alone, v100(), policy, parameters=parameters)) == {"x2:zvc", "x3:zvc", "x4:zvc"}
 
 
-def test_a_block_of_eight_byte_numbers_is_left_alone() -> None:
+def test_a_block_of_eight_byte_numbers_is_not_compressed() -> None:
     trace = layers(zeros=0.8)
     blocks = tuple(replace(b, dtype="int64") if b.id == "x3" else b for b in trace.blocks)
     rows = tuple(row for row in trace.compressibility if row.block != "x3")
@@ -376,7 +376,7 @@ def test_a_codec_without_known_sizes_compresses_nothing_and_adds_a_note() -> Non
 
 
 def test_tensors_of_one_layer_share_the_overlapping_computation() -> None:
-    """Four inputs of one convolution: apart each would seem to be hidden, together they are not."""
+    """Four inputs of one convolution: each copy alone would overlap completely, all four together do not."""
     size, ns = 200_000_000, 20_000_000
     makers = [Layer(f"relu{n}", "relu", ("x",), f"a{n}", size, forward_ns=ns, backward_ns=ns) for n in range(4)]
     joined = Layer("conv", "conv2d", tuple(f"a{n}" for n in range(4)), "b", 8, forward_ns=ns, backward_ns=ns)

@@ -1,4 +1,4 @@
-"""The built-in policies keep to the contract."""
+"""The built-in policies fulfil the contract."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Policies whose code fails or whose programs are refused: one row that says why, while the others run."""
+"""Policies whose code fails or whose programs are refused: one row gives the reason, and the others still run."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ HERE = Path(__file__).name
 
 @dataclass(frozen=True)
 class Planning(Policy):
-    """Plans whatever the class below it says."""
+    """Plans by the `plan` of the derived class."""
 
     name, summary, source = "outside", "what a test says", "a test"
 
@@ -70,7 +70,7 @@ def tried(context: PlanContext) -> Program:
 
 
 UNLAUNCHED = Program((Segment({COMPUTE: ()}),))
-#: What a policy does: the first line of what is said of it, after file, line and name.
+#: How a policy fails: the first line of its error message, after file, line and name.
 FAILING = {
     "none": (outside(lambda _: None), "None is not a Program: a plan must return one"),
     "placement": (
@@ -143,8 +143,8 @@ def test_a_program_that_verify_refuses_names_the_policy_and_the_instruction():
     assert isinstance(caught.value.__cause__, ProgramError)
 
 
-def test_what_else_a_policy_answers_may_fail_too():
-    """The choice of what leaves the device, asked while the run goes on, and the word whether a batch fits."""
+def test_failures_of_reclaim_and_fits_are_reported_too():
+    """`reclaim`, called during the run, and `fits`, called by the search for the largest batch."""
 
     @dataclass(frozen=True)
     class Reclaiming(Policy):
@@ -166,7 +166,7 @@ def test_what_else_a_policy_answers_may_fail_too():
 
 
 @pytest.mark.parametrize("answer", ["yes", 1])
-def test_fits_that_answers_no_bool_is_one_row(answer: Any):
+def test_a_fits_answer_that_is_no_bool_gives_an_error_row(answer: Any):
     requested = outside(lambda context: lower(context.graph, Placement()))
     type(requested).fits = lambda self, context: answer  # type: ignore[assignment]
     run = next(iter(max_batch(TRACE, NODE, [requested, "none"], limit=2))).run
@@ -180,14 +180,14 @@ def test_reclaim_that_picks_no_chunk_is_refused():
         simulate(TRACE, NODE, paging, budget=512)
 
 
-def test_a_plan_that_is_no_python_function_fails_without_a_line():
+def test_a_plan_that_is_no_python_function_is_reported_without_a_line():
     called = outside(lambda _: None)
     type(called).plan = partialmethod(print, end="")  # type: ignore[assignment]
     with pytest.raises(PolicyError, match="policy outside: None is not a Program"):
         simulate(TRACE, NODE, called)
 
 
-def test_a_signal_that_ends_the_program_is_not_the_policys():
+def test_a_termination_signal_is_not_reported_as_a_policy_error():
     def ended(_: PlanContext) -> Program:
         raise Terminated(143)
 
@@ -195,7 +195,7 @@ def test_a_signal_that_ends_the_program_is_not_the_policys():
         simulate(TRACE, NODE, outside(ended))
 
 
-def test_refusals_and_lack_of_memory_stay_what_they_are():
+def test_input_errors_and_out_of_memory_are_not_policy_errors():
     def refuse(_: PlanContext) -> Program:
         raise InputError.single("", "parameters.count", "0 is too few", "give 1 or more")
 
@@ -206,13 +206,13 @@ def test_refusals_and_lack_of_memory_stay_what_they_are():
         simulate(TRACE, NODE, outside(lambda context: lower(context.graph, Placement())), budget=500)
 
 
-def test_it_passes_from_process_to_process():
+def test_a_policy_error_can_be_pickled():
     error = PolicyError.of("outside", "plan raised KeyError", "outside.py:7")
     assert str(pickle.loads(pickle.dumps(error))) == "outside.py:7: policy outside: plan raised KeyError"
 
 
 @every
-def test_the_others_have_their_rows(policy: Policy, what: str):
+def test_other_policies_have_results_if_one_fails(policy: Policy, what: str):
     runs = compare(TRACE, NODE, ["none", policy, "vdnn"])
     assert [run.failure for run in runs] == ["", "error", ""]
     assert what in runs["outside"].message and what in str(runs)

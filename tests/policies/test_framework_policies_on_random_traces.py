@@ -1,4 +1,4 @@
-"""PyTorch's own policies on random traces: their programs are legal and run, whatever a recording contains."""
+"""PyTorch's own policies on random traces: their programs are legal and run for any recording."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ FRAMEWORK_POLICIES = [
 @pytest.mark.parametrize(("policy", "parameters"), FRAMEWORK_POLICIES, ids=[name for name, _ in FRAMEWORK_POLICIES])
 @settings(deadline=None, suppress_health_check=list(HealthCheck), max_examples=40)
 @given(data=st.data())
-def test_their_programs_are_legal_and_come_to_an_end(policy: str, parameters: object, data: st.DataObject) -> None:
+def test_framework_policies_plan_legal_programs_that_end(policy: str, parameters: object, data: st.DataObject) -> None:
     trace: Trace = data.draw(traces(max_kernels=10))
     given_ = data.draw(parameters)  # type: ignore[arg-type]
     verify(make_policy(policy, given_).plan(context_of(trace, PLENTY)), TaskGraph.of(trace))
@@ -37,8 +37,8 @@ def test_their_programs_are_legal_and_come_to_an_end(policy: str, parameters: ob
 
 @settings(deadline=None, suppress_health_check=list(HealthCheck), max_examples=50)
 @given(data=st.data())
-def test_any_sections_of_what_may_mostly_run_again(data: st.DataObject) -> None:
-    """An iteration takes its kernels, and those that run again, one after another."""
+def test_checkpointing_any_sections_adds_the_time_of_recomputed_kernels(data: st.DataObject) -> None:
+    """An iteration takes the sum of its kernels and its recomputed kernels."""
     trace: Trace = data.draw(repeatable_traces())
     count = sum(kernel.phase is Phase.FORWARD for kernel in trace.kernels)
     names = [f"L{n}" for n in range(count)]

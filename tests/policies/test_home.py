@@ -26,7 +26,7 @@ TIMES = [30, 5, 40, 5, 30, 10, 20, 10]
 
 
 def trace_of(layers: int = 8) -> Trace:
-    """A chain with layers that are dear and cheap to make again, and feature maps that are large and small."""
+    """A chain with expensive and cheap layers, and large and small feature maps."""
     return chain(TIMES[:layers], [2 * ns for ns in TIMES[:layers]], [100 + 40 * (n % 3) for n in range(layers)])
 
 
@@ -50,7 +50,7 @@ def test_with_ample_memory_everything_stays_resident():
 @pytest.mark.parametrize("update", ["full", "recombine"])
 @pytest.mark.parametrize("share", [0.9, 0.8, 0.7, 0.6])
 def test_the_swarm_approaches_the_optimum_of_a_small_graph(update: str, share: float):
-    """Recombination draws nothing new after the start, so it need not reach it; never is it below."""
+    """Recombination draws nothing new after the start, so it may miss the optimum; it is never below it."""
     trace, node = trace_of(), node_of(PLENTY)
     budget = round(keeping_peak(trace) * share)
     decisions = Decisions.of(task_graph(trace, node))
@@ -74,8 +74,8 @@ def test_the_same_seed_gives_the_same_program_and_another_may_not():
 
 @settings(deadline=None, max_examples=30)
 @given(st.floats(0.3, 1.0), st.integers(0, 100))
-def test_the_fit_is_known_before_the_search_ends(share: float, seed: int):
-    """What `fits` says holds of the program: a swarm of the same seed meets what fits, or does not."""
+def test_fits_agrees_with_the_result_of_the_search(share: float, seed: int):
+    """`fits` is true exactly if the placement found by a swarm of the same seed fits."""
     trace, node = trace_of(), node_of(PLENTY)
     budget = round(keeping_peak(trace) * share)
     small = Home(particles=8, iterations=5)
@@ -88,7 +88,7 @@ def test_the_fit_is_known_before_the_search_ends(share: float, seed: int):
     assert says is runs
 
 
-def test_placements_are_decided_by_the_evaluator_and_paid_by_the_machine():
+def test_the_evaluator_cost_equals_the_simulated_time():
     trace, node = trace_of(), node_of(PLENTY)
     budget = round(keeping_peak(trace) * 0.7)
     home = Home()
@@ -108,11 +108,11 @@ def test_a_note_explains_why_the_closed_form_does_not_apply():
     assert any("not exact on this node: both directions share the link" in note for note in notes)
 
 
-def test_without_a_closed_form_the_fastest_simulated_placement_is_taken():
-    """x2, x3 and x4 take 200 bytes together while F3 runs, so for 199 bytes x2 leaves.
+def test_without_a_closed_form_home_adopts_the_fastest_simulated_placement():
+    """x2, x3 and x4 take 200 bytes together while F3 runs, so a budget of 199 bytes evicts x2.
 
-    To recompute x2 costs 10 ns more than the 120 ns of all kernels, and x3 may stay. To swap x2 costs far more: F1 ends
-    at 10, the copy out at 110, only then F3 finds memory, and x2 takes 100 ns to come back.
+    Recomputing x2 adds 10 ns to the 120 ns of all kernels, and x3 may stay. Swapping x2 costs far more: F1 ends at 10,
+    the offload at 110, only then F3 has memory, and fetching x2 takes 100 ns.
     """
     trace = chain([10, 10, 10, 10], [20, 20, 20, 20], [0, 100, 40, 60])
     result = simulate(trace, bare_node(duplex=Duplex.HALF), "home", budget=199)
@@ -130,13 +130,13 @@ def test_offloads_after_the_last_reader_never_begin_before_overlapping_ones():
     assert overlapped <= after
 
 
-def test_draining_only_ever_waits_longer():
-    """The same placement, every fetch of a block that is not out yet waiting for all copies, on a link slow enough."""
+def test_draining_never_makes_a_run_faster():
+    """The same placement on a slow link; a fetch of a block that is still being offloaded waits for all copies."""
     trace, node = trace_of(), node_of(PLENTY)
     node = replace(node, link=replace(node.link, d2h_bandwidth=10**9))
     graph = task_graph(trace, node)
     decisions = Decisions.of(graph)
-    # On a chain what is fetched first has left last: only with other moments to fetch is there something else to await.
+    # On a chain the block fetched first was offloaded last; only other prefetch moments add copies to wait for.
     decisions = decisions.with_options([[Option(Action.SWAP, 3), Option(Action.SWAP, 6)]] * len(decisions.maps))
     rng = np.random.default_rng(0)
     vectors = np.array([[rng.integers(count) for count in decisions.choices] for _ in range(200)], np.int8)

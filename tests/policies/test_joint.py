@@ -1,4 +1,4 @@
-"""`joint`: the optimum on small graphs, never worse than what it starts from, and an honest distance from the best."""
+"""`joint`: the optimum on small graphs, never slower than its start, and its distance to the lower bound."""
 
 from __future__ import annotations
 
@@ -51,8 +51,8 @@ def time_of(trace: Trace, node: NodeSpec, policy: str, budget: int, **parameters
 
 @settings(deadline=None, max_examples=25)
 @given(layers, budgets)
-def test_it_finds_the_optimum_of_small_graphs(shape: tuple[list[int], list[int], list[int]], share: float):
-    """Up to ten feature maps: no placement of keep, swap and recompute is faster, of all there are."""
+def test_joint_finds_the_optimum_of_small_graphs(shape: tuple[list[int], list[int], list[int]], share: float):
+    """Up to ten feature maps: compared with every placement of keep, swap and recompute."""
     trace, node = chain_of(*shape), node_of(PLENTY)
     budget = round(peak_of_keeping(trace, node) * share)
     graph = task_graph(trace, node)
@@ -67,8 +67,10 @@ def test_it_finds_the_optimum_of_small_graphs(shape: tuple[list[int], list[int],
 
 @settings(deadline=None, max_examples=25)
 @given(layers, budgets)
-def test_of_all_its_own_actions_too(shape: tuple[list[int], list[int], list[int]], share: float):
-    """With every moment to fetch, where all placements can be tried."""
+def test_joint_finds_the_optimum_with_every_prefetch_moment(
+    shape: tuple[list[int], list[int], list[int]], share: float
+):
+    """Compared with all placements, including every prefetch moment, on graphs small enough to try them all."""
     trace, node = chain_of(*shape), node_of(PLENTY)
     budget = round(peak_of_keeping(trace, node) * share)
     graph = task_graph(trace, node)
@@ -84,7 +86,7 @@ def test_of_all_its_own_actions_too(shape: tuple[list[int], list[int], list[int]
 
 @settings(deadline=None, max_examples=25)
 @given(layers, budgets)
-def test_it_is_never_worse_than_the_policies_that_it_starts_from(
+def test_joint_is_never_slower_than_the_policies_it_starts_from(
     shape: tuple[list[int], list[int], list[int]], share: float
 ):
     trace, node = chain_of(*shape), node_of(PLENTY)
@@ -111,7 +113,7 @@ def test_joint_is_not_slower_where_the_closed_form_is_inexact():
 
 
 def test_the_gap_of_the_swarm_to_the_optimum_is_small_on_small_graphs(record_property: pytest.RecordProperty):
-    """Reported, and never negative: the swarm cannot promise the optimum, since it only recombines what it drew."""
+    """The gap is reported and never negative; the swarm only recombines random particles and may miss the optimum."""
     rng, gaps = np.random.default_rng(1), []
     node = node_of(PLENTY)
     for _ in range(20):
@@ -129,8 +131,8 @@ def test_the_gap_of_the_swarm_to_the_optimum_is_small_on_small_graphs(record_pro
     assert np.mean(gaps) < 0.05
 
 
-def test_sparse_activations_may_travel_encoded():
-    """Where the link is slow and codecs are fast, what is mostly zeros is encoded, and that is faster."""
+def test_sparse_activations_are_encoded_if_that_is_faster():
+    """With a slow link and fast codecs, activations that are mostly zeros are encoded, and the run is faster."""
     trace = chain([9_000_000] * 6, [18_000_000] * 6, [400_000_000] * 6)
     sparse = replace(
         trace,
@@ -148,7 +150,7 @@ def test_sparse_activations_may_travel_encoded():
 
 @pytest.mark.parametrize("share", [1.0, 0.8, 0.6])
 def test_the_note_gives_the_distance_to_the_lower_bound(share: float):
-    """The bound holds for every placement, and with memory to spare the distance is nothing."""
+    """The bound applies to every placement; with ample memory the distance is zero."""
     trace, node = (
         chain([30, 5, 40, 5, 30, 10], [60, 10, 80, 10, 60, 20], [100, 140, 180, 100, 140, 180]),
         node_of(PLENTY),
@@ -163,7 +165,7 @@ def test_the_note_gives_the_distance_to_the_lower_bound(share: float):
 
 
 def test_the_note_reports_that_no_placement_is_bounded():
-    """Neither of a node on which times are not exact, nor of what runs where no placement of these actions fits."""
+    """There is no bound on a node with inexact times, nor if no placement of these actions fits."""
     trace, node = chain([5] * 8, [10] * 8, [100] * 8), node_of(PLENTY)
     half = replace(node, link=replace(node.link, duplex=Duplex.HALF))
     assert not any("best possible" in note for note in simulate(trace, half, "joint", budget=500).notes)
@@ -173,8 +175,8 @@ def test_the_note_reports_that_no_placement_is_bounded():
     assert any(note.startswith("at most") and "moves more than feature maps" in note for note in passive)
 
 
-def test_actions_beyond_homes_keep_their_numbers():
-    """Numbers 0, 1 and 2 stay HOME's, so that its placements are vectors of these decisions too."""
+def test_actions_0_to_2_are_keep_swap_and_recompute_as_in_home():
+    """So HOME's placements are also vectors of these decisions."""
     trace, node = chain([30] * 8, [60] * 8, [100] * 8), node_of(PLENTY)
     context = PlanContext(task_graph(trace, node), node, PLENTY, None, np.random.default_rng(0))  # type: ignore[arg-type]
     for own, basic in zip(Joint().decisions(context).options, Decisions.of(context.graph).options, strict=True):

@@ -1,4 +1,4 @@
-"""Gradient accumulation next to what `joint` finds: how fast, how large, why not; and that it is not adopted."""
+"""Gradient accumulation as an alternative to `joint`: its time, its peak, or the reason against it; never adopted."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def peak(trace: Trace) -> int:
 
 
 def test_micro_batches_that_fit_are_suggested_with_time_and_peak():
-    """Two halves, each as long as an iteration of half the batch, and as large: nothing has to leave."""
+    """Two micro-batches, each with the time and peak of an iteration of half the batch; nothing is offloaded."""
     trace = of_batch(8)
     half = simulate(at_batch(trace, 4), node_of(PLENTY), "none")
     result = joint(trace, peak(trace) - 1)
@@ -51,8 +51,8 @@ def test_accumulation_is_listed_with_the_rejected_candidates():
     assert result.program.transforms == () and result.trace.batch == 8
 
 
-def test_more_micro_batches_where_fewer_have_to_offload():
-    """Six maps of 240 B: half a batch keeps 720 B, which 600 B do not hold, a quarter 360 B."""
+def test_more_micro_batches_are_suggested_if_fewer_need_offloading():
+    """Six maps of 240 B and a budget of 600 B: half a batch keeps 720 B, a quarter 360 B."""
     built = chain(FORWARD, BACKWARD, [240] * 6)
     trace = replace(built, info=replace(built.info, batch=8))
     assert (peak(trace), peak(at_batch(trace, 4)), peak(at_batch(trace, 2))) == (1440, 720, 360)
@@ -87,6 +87,6 @@ def test_the_note_reports_that_no_number_of_micro_batches_fits():
     assert accumulate(context) == "not even 8 samples at a time fit the budget"
 
 
-def test_where_everything_fits_nothing_is_suggested():
+def test_accumulation_is_not_suggested_if_everything_fits():
     notes = joint(of_batch(8), PLENTY).notes
     assert not [each for each in notes if each.startswith(("tried: ", "gradient accumulation"))]

@@ -1,5 +1,5 @@
-"""`joint` next to every policy of HOME's paper, on all traces that ship and on the networks of its table 2: never worse
-than the best of them, whatever the budget and however fast the link."""
+"""`joint` compared with every policy of HOME's paper, on all shipped traces and on the networks of its table 2: never
+slower than the best of them, for any budget and link."""
 
 from __future__ import annotations
 
@@ -27,13 +27,13 @@ RIVALS: tuple[tuple[str, dict[str, Any]], ...] = (
     ("capuchin", {"version": "published"}),
     ("home", {}),
 )
-#: Budgets: so much of the way from what the most demanding kernel takes to what keeping everything takes.
+#: Budgets, as fractions of the way from the largest single-operator working set to the peak without offloading.
 MIDDLE = 0.4
 SHARES = (0.75, MIDDLE, 0.1)
-#: A search of the fast kind; what it starts from is the same with any number.
+#: A fast search; its starting placements do not depend on this number.
 FAST = {"evaluations": 5_000, "lower_bound": False}
 
-#: By name, as the study of table 2 has them.
+#: By name, as in the study of table 2.
 NETWORKS = ("MobileNet", "Plain20", "SqueezeNet", "VGG16", "ResNet", "InceptionV3")
 
 
@@ -54,7 +54,7 @@ def budget_of(trace: Trace, node: NodeSpec, share: float) -> int:
 
 @cache
 def times(trace: Trace, node: NodeSpec, share: float) -> tuple[int | None, dict[str, int]]:
-    """Of an iteration in nanoseconds: that of joint, None where it does not fit; and those of its rivals that do."""
+    """Step times in nanoseconds: joint's (None if it does not fit), and those of the rivals that fit."""
     budget = budget_of(trace, node, share)
 
     def time_ns(policy: str, parameters: dict[str, Any]) -> int | None:
@@ -80,14 +80,14 @@ def check(trace: Trace, node: NodeSpec, share: float) -> None:
     [pytest.param(each, marks=pytest.mark.slow if each == MIDDLE else pytest.mark.exhaustive) for each in SHARES],
 )
 @pytest.mark.parametrize("name", shipped_names("traces"))
-def test_never_worse_than_the_best_of_the_papers_policies_on_any_shipped_trace(name: str, share: float) -> None:
+def test_joint_is_never_slower_than_the_policies_of_home_on_shipped_traces(name: str, share: float) -> None:
     check(load_trace(name), load_node("v100"), share)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", shipped_names("traces"))
-def test_nor_over_a_slow_link(name: str) -> None:
-    """Recordings on a CPU compute so long that the usual link hides any copy."""
+def test_joint_is_never_slower_than_the_policies_of_home_over_a_slow_link(name: str) -> None:
+    """Kernels recorded on a CPU are so long that the usual link overlaps every copy."""
     node = load_node("v100", {"link.d2h_bandwidth": "100 MB/s", "link.h2d_bandwidth": "100 MB/s"})
     check(load_trace(name), node, MIDDLE)
 
@@ -95,7 +95,7 @@ def test_nor_over_a_slow_link(name: str) -> None:
 @pytest.mark.exhaustive
 @pytest.mark.parametrize("share", SHARES[:2])
 @pytest.mark.parametrize("name", NETWORKS)
-def test_nor_on_networks_of_home(name: str, share: float) -> None:
+def test_joint_is_never_slower_than_the_policies_of_home_on_its_networks(name: str, share: float) -> None:
     check(network(name), load_node("2080ti"), share)
 
 
@@ -106,7 +106,7 @@ def test_nor_on_networks_of_home(name: str, share: float) -> None:
         pytest.param("InceptionV3", marks=pytest.mark.exhaustive),
     ],
 )
-def test_there_it_is_faster_than_all_of_them_with_little_memory(name: str) -> None:
+def test_joint_is_faster_than_the_policies_of_home_with_little_memory(name: str) -> None:
     simulated, rivals = times(network(name), load_node("2080ti"), MIDDLE)
     assert simulated is not None
     assert simulated < min(rivals.values())

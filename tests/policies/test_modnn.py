@@ -1,4 +1,4 @@
-"""moDNN keeps to any budget from its bound on, and its programs take exactly the time that it plans (section 5)."""
+"""moDNN respects every budget above its memory lower bound, and its programs take the planned time (section 5)."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def networks(draw: st.DrawFn) -> Trace:
 
 
 def bound_of(trace: Trace, node: NodeSpec, sub_batch: int) -> int:
-    """Equation 7 for sub-batches of that size, bytes."""
+    """Equation 7 for sub-batches of this size (bytes)."""
     return lower_bound(Tdfg.of(split(task_graph(trace, node), sub_batch), node.gpu.alignment)).bytes
 
 

@@ -16,7 +16,7 @@ from simgpu.policies.modnn.tasks import Tasks
 
 @st.composite
 def memories(draw: st.DrawFn) -> DeviceMemory:
-    """Up to nine blocks side by side, some released again, some unused, some on the host."""
+    """Up to nine adjacent blocks, some released, some unused, some on the host."""
     sizes = draw(st.lists(st.integers(1, 8), min_size=1, max_size=9))
     some = st.sets(st.integers(0, len(sizes) - 1))
     out_ns = [draw(st.integers(1, 9)) for _ in sizes]
@@ -50,7 +50,7 @@ def windows(memory: DeviceMemory, size: int, needed: set[int]) -> list[tuple[int
 
 
 def cost(memory: DeviceMemory, blocks: list[int], begin: int, free: int) -> tuple[int, int]:
-    """The delay (ns), and the bytes of both directions, if the data stream is free at `begin` and may end at `free`."""
+    """The delay (ns) and the bytes in both directions, if the data stream is free at `begin` and may end at `free`."""
     now, copied = begin, 0
     for b in blocks:
         copied += memory.tasks.graph.copy_sizes[b]

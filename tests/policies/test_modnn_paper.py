@@ -1,4 +1,4 @@
-"""moDNN's plans against the paper a second time: the figures by hand, its rules read back from any plan."""
+"""moDNN's plans compared with the paper: its figures by hand, and its rules checked on random plans."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ def plan_of(built: Trace, where: NodeSpec, budget: int, **parameters: object) ->
 
 @st.composite
 def tight(draw: st.DrawFn) -> Case:
-    """Layers with branches and joins, a node, a sub-batch of the five samples, and a budget little over its bound."""
+    """Layers with branches and joins, a node, a sub-batch of the five samples, and a budget just above the bound."""
     sizes = st.sampled_from([0, 5, 35, 60, 60, 100, 100, 150, 200])
     times = st.sampled_from([0, 1, 5, 20, 100, 400])
     count = draw(st.integers(2, 8))
@@ -103,7 +103,7 @@ def planned(case: Case) -> tuple[Plan, list[Round]]:
 
 @many
 @given(tight())
-def test_a_plan_takes_the_time_that_a_walk_over_its_program_finds_and_lays_nothing_upon_another(case: Case) -> None:
+def test_a_plan_has_the_time_of_its_program_and_no_overlapping_blocks(case: Case) -> None:
     plan, parts = planned(case)
     total = 0
     for part, schedule in zip(map(walked, parts), plan.schedules, strict=True):
@@ -120,7 +120,7 @@ def test_a_plan_takes_the_time_that_a_walk_over_its_program_finds_and_lays_nothi
 
 @many
 @given(tight())
-def test_a_value_is_copied_out_once_and_what_the_host_gave_never(case: Case) -> None:
+def test_each_value_is_copied_out_once_and_host_inputs_never(case: Case) -> None:
     _, parts = planned(case)
     for part in map(walked, parts):
         graph, copied = part.graph, []
@@ -136,7 +136,7 @@ def test_a_value_is_copied_out_once_and_what_the_host_gave_never(case: Case) -> 
 
 @many
 @given(tight())
-def test_prefetches_begin_by_equation_9_for_tasks_that_will_fit_and_end_for_a_reason(case: Case) -> None:
+def test_prefetches_follow_equation_9_and_stop_only_without_memory(case: Case) -> None:
     _, parts = planned(case)
     for part in parts:
         while (coming := part.next()) is not None:
@@ -170,9 +170,9 @@ def test_prefetches_begin_by_equation_9_for_tasks_that_will_fit_and_end_for_a_re
 
 
 def during_a_copy(gemm: int) -> Trace:
-    """A convolution next to a hole of 30 bytes that is still being copied out for 30 ns when it could begin.
+    """A convolution next to 30 bytes that are still being copied out for 30 ns when it could begin.
 
-    Before it, for a budget of 40 bytes, the label takes the place of `y`, and `y` then that of `large`.
+    Before it, with a budget of 40 bytes, the label takes the address of `y`, and `y` then that of `large`.
     """
     return trace(
         [
@@ -194,7 +194,7 @@ def during_a_copy(gemm: int) -> Trace:
 
 
 def cleared_for_a_workspace() -> Trace:
-    """A convolution for whose workspace, of a budget of 95 bytes, everything is copied out after it was prepared."""
+    """A convolution whose workspace, with a budget of 95 bytes, evicts everything after it was prepared."""
     return trace(
         [
             kernel("t", 0, "", "y"),
@@ -214,7 +214,7 @@ def cleared_for_a_workspace() -> Trace:
 
 
 @pytest.mark.parametrize(("gemm", "chosen", "begins"), [(30, "gemm", 30), (31, "winograd", 60)])
-def test_a_workspace_waits_for_what_is_still_being_copied_out_of_its_place(gemm: int, chosen: str, begins: int) -> None:
+def test_a_workspace_waits_for_the_offload_of_the_block_at_its_address(gemm: int, chosen: str, begins: int) -> None:
     built = during_a_copy(gemm)
     assert [*plan_of(built, node(), 40).schedules[0].chosen.values()] == [chosen]
     starts, copies = times(built, 40)
@@ -243,7 +243,7 @@ def test_algorithms_are_chosen_by_equation_10(case: Case) -> None:
 
 
 def without(program: Program, segment: int, stream: StreamId, position: int) -> Program:
-    """The program less one instruction."""
+    """The program without one instruction."""
     code = program.segments[segment].streams[stream]
     streams = {**program.segments[segment].streams, stream: (*code[:position], *code[position + 1 :])}
     changed = replace(program.segments[segment], streams=streams)
@@ -251,7 +251,7 @@ def without(program: Program, segment: int, stream: StreamId, position: int) -> 
 
 
 def is_needed(case: Case, plan: Plan, segment: int, stream: StreamId, position: int) -> bool:
-    """Whether a program less one Await is not legal, or may lay a block where another still is."""
+    """Whether a program without one Await is illegal or may place a block on another one."""
     network, where, _, budget = case
     less, graph = without(plan.program, segment, stream, position), task_graph(network, where)
     try:
@@ -262,14 +262,14 @@ def is_needed(case: Case, plan: Plan, segment: int, stream: StreamId, position: 
 
 
 def waits_again(code: Sequence[Instruction], position: int) -> bool:
-    """Whether a stream waits once more before its next kernel."""
+    """Whether a stream waits again before its next kernel."""
     kinds = [type(each) for each in code[position + 1 :]]
     return Await in kinds and (Launch not in kinds or kinds.index(Await) < kinds.index(Launch))
 
 
 @few
 @given(tight())
-def test_streams_wait_for_each_other_only_where_they_have_to(case: Case) -> None:
+def test_every_wait_between_streams_is_needed(case: Case) -> None:
     plan, parts = planned(case)
     for segment, part in enumerate(parts):
         assert never_overlap(part)
@@ -285,7 +285,7 @@ def test_streams_wait_for_each_other_only_where_they_have_to(case: Case) -> None
 
 
 def times(built: Trace, budget: int) -> tuple[dict[str, int], dict[str, tuple[int, int]]]:
-    """When each kernel of a plan for a trace starts, and from when to when each copy takes, first ones first."""
+    """Start of each kernel, and start and end of each copy in order, of a plan for a trace."""
     where = node()
     (part,) = rounds_of(plan_of(built, where, budget), task_graph(built, where), where, budget)
     walked(part)
@@ -298,7 +298,7 @@ def times(built: Trace, budget: int) -> tuple[dict[str, int], dict[str, tuple[in
 
 
 @pytest.mark.parametrize(("between", "begins"), [(20, 50), (60, 70)])
-def test_figure_3_a_task_waits_for_the_rest_of_an_offload_or_not_at_all(between: int, begins: int) -> None:
+def test_figure_3_a_task_waits_only_for_an_unfinished_offload(between: int, begins: int) -> None:
     built = trace(
         [
             kernel("t", 10, "", "y"),
@@ -313,7 +313,7 @@ def test_figure_3_a_task_waits_for_the_rest_of_an_offload_or_not_at_all(between:
     assert copies == {"out:y": (10, 50), "in:y": (begins + 10, begins + 50)}
 
 
-def test_figure_5_a_block_that_the_next_task_uses_stays() -> None:
+def test_figure_5_a_block_used_by_the_next_task_is_not_evicted() -> None:
     built = trace(
         [
             kernel("t", 10, "", "next far"),
@@ -329,7 +329,7 @@ def test_figure_5_a_block_that_the_next_task_uses_stays() -> None:
 
 
 @pytest.mark.parametrize(("late", "chosen"), [("", ["1", "2"]), ("2", ["5", "6"])])
-def test_figure_6_of_two_schemes_the_one_with_less_delay_is_taken(late: str, chosen: list[str]) -> None:
+def test_figure_6_the_eviction_scheme_with_less_delay_is_adopted(late: str, chosen: list[str]) -> None:
     built = trace(
         [
             kernel("t", 10, "", "1 2 3 4 5 6"),
@@ -377,12 +377,12 @@ def test_figure_7_a_prefetch_begins_at_the_last_task_that_overlaps_it_or_once_it
     assert copies == {"out:y": (10, 35), "in:y": (begins, begins + 25)}
 
 
-def test_of_the_schemes_for_a_prefetch_the_one_that_is_in_time_is_taken_though_it_moves_more() -> None:
-    """`label` (20 bytes) has to be there for `use`, which can start at 105; 20 of the 70 bytes have to go for it at 70.
+def test_the_scheme_that_is_in_time_is_adopted_even_if_it_moves_more_bytes() -> None:
+    """`use`, which can start at 105, needs `label` (20 bytes); 20 of the 70 bytes must be evicted for it at 70.
 
-    It is due at `now`, whose 20 ns and the 15 of `between` are left until then. `y`, just rewritten, is out at 90, and
-    the label would be in at 110. The host has `x` already: without it the label is in at 90, though `x`, with 50 bytes,
-    is more than `y` there and back.
+    It is due at `now`: the 20 ns of `now` and the 15 of `between` are left. Offloading `y`, just rewritten, ends at
+    90, and the label's fetch at 110. The host has a copy of `x`: if `x` is evicted, the label's fetch ends at 90,
+    although fetching `x` (50 bytes) again moves more bytes than offloading and fetching `y`.
     """
     built = trace(
         [
@@ -396,13 +396,15 @@ def test_of_the_schemes_for_a_prefetch_the_one_that_is_in_time_is_taken_though_i
         [held("x", 50, kind=BlockKind.INPUT), held("label", 20, kind=BlockKind.LABEL), block("y", 20)],
     )
     starts, copies = times(built, 70)
-    # First x comes for 50 ns; for `last` it comes again when the label has left.
+    # x is first fetched for 50 ns; for `last` it is fetched again after the label is evicted.
     assert starts == {"t": 50, "u": 60, "now": 70, "between": 90, "use": 105, "last": 165}
     assert copies == {"in:x": (0, 50), "in:label": (70, 90)}
 
 
 @pytest.mark.parametrize(("between", "begins", "algorithm"), [(5, 15, "gemm"), (15, 60, "fft")])
-def test_equation_10_a_faster_algorithm_is_worth_a_shorter_delay(between: int, begins: int, algorithm: str) -> None:
+def test_equation_10_a_faster_algorithm_is_chosen_if_its_delay_is_shorter_than_its_speedup(
+    between: int, begins: int, algorithm: str
+) -> None:
     built = trace(
         [
             kernel("t", 10, "", "y"),

@@ -1,4 +1,4 @@
-"""Policies of other packages: one installed for real, and ones that are broken."""
+"""Policies of other packages: one installed with pip, and broken ones."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ class TestExample(PolicyContract):
 
 
 @pytest.mark.slow
-def test_the_policy_list_has_it_with_its_parameters(installed, tmp_path):
+def test_the_policy_list_shows_an_installed_policy_and_its_parameters(installed, tmp_path):
     done = command_with(installed, arguments=["list", "policies"], cwd=tmp_path)
     assert done.returncode == 0, done.stderr
     names = [line for line in done.stdout.splitlines() if line and not line.startswith(" ")]
@@ -58,7 +58,7 @@ def test_the_policy_list_has_it_with_its_parameters(installed, tmp_path):
 
 
 @pytest.mark.slow
-def test_a_scenario_runs_it(installed, tmp_path):
+def test_a_scenario_runs_an_outside_policy(installed, tmp_path):
     study = make_study(tmp_path)
     arguments = ["run", str(study), "--json", "--set", "policies=[ideal, largest: {count: 2}]"]
     done = command_with(installed, arguments=arguments, cwd=tmp_path)
@@ -84,14 +84,14 @@ print(result.policy, result.metrics.d2h_bytes, result.steady)
 
 
 @pytest.mark.slow
-def test_its_own_refusals_reach_the_user(installed, tmp_path):
+def test_input_errors_of_an_outside_policy_reach_the_user(installed, tmp_path):
     arguments = ["run", str(make_study(tmp_path)), "--set", "policies=[largest: {count: 0}]"]
     done = command_with(installed, arguments=arguments, cwd=tmp_path)
     assert done.returncode == 2
     assert "parameters.count: 0 is too few" in done.stderr and "Traceback" not in done.stderr
 
 
-def test_without_the_package_there_is_no_such_policy(tmp_path):
+def test_an_outside_policy_is_unknown_without_its_package(tmp_path):
     done = command_with(arguments=["list", "policies", "largest"], cwd=tmp_path)
     assert done.returncode == 2
     assert "unknown policy 'largest'" in done.stderr
@@ -104,7 +104,7 @@ from simgpu.policies.base import Policy
 FROZEN = f"{POLICY}\n@dataclass(frozen=True)\nclass It(Policy):\n"
 PLAN = "    def plan(self, context): raise NotImplementedError\n"
 WORDS = "    summary = source = 'strange'\n"
-#: Registered name: the object it names in a module called as it is, that module's text, and what the error says.
+#: By registered name: the object named in the module of that name, the module's text, and the error message.
 STRANGE = {
     "nothing": ("It", "", "AttributeError: module 'nothing' has no attribute 'It'"),
     "raises": ("It", "raise RuntimeError('no GPU here')", "RuntimeError: no GPU here"),
@@ -132,7 +132,7 @@ MISSING = "ModuleNotFoundError: No module named 'no_such_module'"
 
 @pytest.fixture(scope="module")
 def strange(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Where every broken policy is installed at once, and one that wants a built-in one's name."""
+    """The folder with all broken policies installed, and one with the name of a built-in policy."""
     points = {f"strange_{name}": f"strange_{name}:{attribute}" for name, (attribute, _, _) in STRANGE.items()}
     modules = {
         f"strange_{name}": text.replace(f"'{name}'", f"'strange_{name}'") for name, (_, text, _) in STRANGE.items()
@@ -143,7 +143,7 @@ def strange(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def broken_with(strange: Path, monkeypatch: pytest.MonkeyPatch):
-    """The registry of this process with the broken policies in it."""
+    """The registry of this process with the broken policies."""
     monkeypatch.syspath_prepend(str(strange))
     registry._outside.cache_clear()
     yield
@@ -223,7 +223,7 @@ def choosy(tmp_path_factory: pytest.TempPathFactory) -> Path:
         ("{table: 3}", "is a module, which files cannot express; leave it out, or create the policy in Python"),
     ],
 )
-def test_parameters_that_the_policy_refuses_are_bad_input(choosy: Path, parameters: str, words: str, tmp_path: Path):
+def test_parameters_refused_by_the_policy_are_input_errors(choosy: Path, parameters: str, words: str, tmp_path: Path):
     arguments = ["run", str(make_study(tmp_path)), "--set", f"policies=[choosy: {parameters}]"]
     refused = command_with(choosy, arguments=arguments, cwd=tmp_path)
     assert (refused.returncode, "Traceback" in refused.stderr) == (2, False)
@@ -231,7 +231,7 @@ def test_parameters_that_the_policy_refuses_are_bad_input(choosy: Path, paramete
 
 
 @pytest.mark.slow
-def test_parameters_that_json_cannot_hold_are_texts_in_the_report(choosy: Path, tmp_path: Path):
+def test_parameters_without_a_json_form_are_text_in_the_report(choosy: Path, tmp_path: Path):
     arguments = ["run", str(make_study(tmp_path)), "--set", "policies=[choosy]", "--json"]
     ran = command_with(choosy, arguments=arguments, cwd=tmp_path)
     assert ran.returncode == 0, ran.stderr

@@ -1,4 +1,4 @@
-"""A vector and the placement and program that it stands for."""
+"""Placement vectors and the programs that they describe."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ F2, F3, F4 = 1, 2, 3
 B5, B4, B3, B2 = 5, 6, 7, 8
 
 
-def test_the_numbers_are_those_of_the_paper():
+def test_action_numbers_match_the_paper():
     assert [int(action) for action in Action] == [0, 1, 2]
     assert CHAIN.options == ((KEEP, SWAP, RECOMPUTE),) * 3
     assert [each.block for each in CHAIN.maps] == [X2, X3, X4]
@@ -77,7 +77,7 @@ def test_an_encoded_swap_copies_its_encoded_form_after_its_last_reader():
     )
 
 
-def test_a_program_brings_the_encoded_forms_that_its_vector_asks_for():
+def test_a_program_contains_the_encoded_forms_of_its_vector():
     program = program_of(COSTED, ENCODED, [3, 1, 2])
     assert program.transforms == (WithEncodings((Encoding(X2, "zvc"),)),)
     code = program.segments[0].streams
@@ -92,7 +92,7 @@ def test_a_vector_has_an_entry_for_each_activation():
         placement_of(FIVE, CHAIN, [0, 0])
 
 
-def test_actions_text_counts_activations_by_action():
+def test_the_actions_text_counts_activations_by_action():
     assert actions_text(CHAIN, [0, 1, 2]) == "3 feature maps: 1 kept, 1 swapped, 1 recomputed"
     assert actions_text(CHAIN, [0, 0, 0]) == "3 feature maps: 3 kept, 0 swapped, 0 recomputed"
     assert actions_text(ENCODED, [3, 3, 1]) == "3 feature maps: 0 kept, 1 swapped, 2 swapped encoded, 0 recomputed"
@@ -114,7 +114,7 @@ def test_every_vector_is_a_legal_program_that_runs_every_kernel_in_order(case: C
 @many
 @given(cases())
 def test_all_device_memory_is_taken_by_the_compute_stream(case: Case):
-    """So nobody else can hold what it waits for."""
+    """So no other stream can hold memory that it waits for."""
     for stream, code in case.program.segments[0].streams.items():
         for each in code:
             if isinstance(each, Acquire) and stream != COMPUTE:

@@ -1,4 +1,4 @@
-"""Policies on real recordings: times to the nanosecond and memory to the byte, where the recordings are at hand."""
+"""Policies on real recordings, if available: times to the nanosecond and memory to the byte."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def run(name: str, policy: str, memory: int = PLENTY, mode: str = "", alignment:
 
 
 def peak(trace: Trace, alignment: int, *, needed: bool) -> int:
-    """The largest number of bytes alive during one kernel, from the blocks' rows alone.
+    """The peak of live bytes over all kernels, computed from the blocks' rows alone.
 
     needed: blocks live until their last use, those still held at the iteration's end if persistent to the end;
     otherwise to their recorded release.
@@ -90,7 +90,7 @@ def test_ideal_takes_the_sum_of_the_recorded_durations(name):
         assert result.iteration_ns == LOGS[name][0]
 
 
-def test_ideal_on_vgg13_takes_the_time_its_phases_were_published_with():
+def test_ideal_on_vgg13_takes_the_published_time_of_its_phases():
     trace = recording(VGG13)
     assert round(run(VGG13, "ideal").iteration_ns / 1e6, 1) == round(28.105 + 62.365 + 3.568, 1)
     assert len(trace.kernels) == 77
@@ -108,7 +108,7 @@ def test_none_reports_the_recorded_peak_to_the_byte(name):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", LOGS)
-def test_the_recorded_peak_is_just_enough_and_a_byte_less_is_not(name):
+def test_the_recorded_peak_fits_exactly_and_one_byte_less_does_not(name):
     assert run(name, "none", LOGS[name][1]).iteration_ns == LOGS[name][0]
     with pytest.raises(OutOfMemoryError) as caught:
         run(name, "none", LOGS[name][1] - 1)
@@ -136,7 +136,7 @@ def test_the_needed_peak_is_shown_with_the_recorded_one(name):
 @pytest.mark.slow
 @pytest.mark.parametrize("mode", MODES)
 @pytest.mark.parametrize("name", RECORDINGS)
-def test_vdnn_runs_steadily_with_memory_to_spare(name, mode):
+def test_vdnn_is_steady_with_ample_memory(name, mode):
     result = run(name, "vdnn", mode=mode)
     assert result.steady
     assert result.iteration_ns >= result.ideal_ns
@@ -163,7 +163,7 @@ def test_vdnn_keeps_to_the_budget_or_names_the_kernel_that_cannot_run(name, mode
 
 
 @pytest.mark.parametrize("name", RECORDINGS)
-def test_vdnn_moves_more_and_holds_less_the_more_it_offloads(name):
+def test_vdnn_offloading_more_moves_more_bytes_and_uses_less_memory(name):
     everything, convolutions = run(name, "vdnn", mode="all"), run(name, "vdnn", mode="conv")
     assert everything.metrics.d2h_bytes >= convolutions.metrics.d2h_bytes
     assert everything.metrics.device_mean_bytes <= convolutions.metrics.device_mean_bytes

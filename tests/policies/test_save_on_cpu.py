@@ -29,7 +29,7 @@ layers = st.lists(st.tuples(numbers, numbers, numbers), min_size=1, max_size=6)
 @settings(max_examples=25, deadline=None)
 @given(built=layers, bandwidth=st.sampled_from([10**9, 3 * 10**8, 7 * 10**9]), latency=st.integers(0, 9))
 def test_copies_never_overlap_kernels(built: list[tuple[int, int, int]], bandwidth: int, latency: int) -> None:
-    """An iteration is compute and, one after another, a copy of every input of a layer out and back."""
+    """The step time is compute plus an offload and a fetch of every layer input, one after another."""
     forward, backward, sizes = map(list, zip(*built, strict=True))
     result = run(chain(forward, backward, sizes), "save_on_cpu", bandwidth=bandwidth, latency=latency)
     copies = sum(copy_ns(size, bandwidth, latency) for size in sizes)
@@ -40,15 +40,15 @@ def test_copies_never_overlap_kernels(built: list[tuple[int, int, int]], bandwid
 @settings(max_examples=25, deadline=None)
 @given(sizes=st.lists(st.integers(1, 100), min_size=2, max_size=7))
 def test_memory_of_a_chain(sizes: list[int]) -> None:
-    """With the input resident, a forward kernel holds what it reads and writes, a backward kernel what was fetched."""
+    """Besides the resident input, forward kernels hold inputs and outputs, backward kernels the fetched copies."""
     result = run(chain([1] * len(sizes), [1] * len(sizes), sizes), "save_on_cpu")
     forward = [sizes[1], *(a + b for a, b in pairwise([*sizes[1:], 0]))]
     assert peak(result) == sizes[0] + max(*forward, *sizes)
 
 
 def attention() -> Trace:
-    """A product makes `qkv`, of which three views are saved at once; `y` is saved by two operators, `w` as it is. All
-    that forward made is dropped as soon as forward has used it."""
+    """A product writes `qkv`; three views of it are saved together; `y` is saved by two operators, `w` by one. Every
+    forward output is dropped as soon as forward has used it."""
     saved = (
         SavedTensor("w", 24, packed_after=None, unpacked_before="product-back", released_after=RELEASED_AT_END),
         *(
@@ -81,8 +81,8 @@ def attention() -> Trace:
     )
 
 
-def test_each_saved_tensor_is_copied_by_itself_views_by_their_own_bytes():
-    """What backward never takes back is not among them."""
+def test_each_saved_tensor_is_copied_separately_and_views_by_their_own_bytes():
+    """Saved tensors that backward never uses are not copied."""
     result = run(attention(), "save_on_cpu")
     assert [each for each in work(result) if ":" in each[0]] == [
         ("out:w:saved", 0, 24),
@@ -102,7 +102,7 @@ def test_each_saved_tensor_is_copied_by_itself_views_by_their_own_bytes():
 
 
 def test_a_fetched_copy_adds_to_the_resident_original():
-    """The most is held at `attend back`: x, w, the three views and y. A weight is there twice at `product back`."""
+    """The peak is at `attend back`: x, w, the three views and y. A weight is resident twice at `product back`."""
     result = run(attention(), "save_on_cpu")
     assert peak(result) == 1 + 24 + 120 + 50
     start = next(start for name, start, _ in work(result) if name == "product-back")
@@ -119,7 +119,7 @@ def test_a_block_held_to_the_end_stays_next_to_its_copy():
     assert result.iteration_ns == 80 + 2 * (24 + 120 + 100)
 
 
-def test_the_listing_reads_like_what_happens():
+def test_the_listing_shows_copies_and_kernels_in_order():
     tasks = chain([5], [7], [100])
     assert listing(run(tasks, "save_on_cpu").program, TaskGraph.of(tasks)).splitlines()[2:] == [
         "  compute",
@@ -160,12 +160,12 @@ def test_notes_report_whether_saved_tensors_were_recorded():
         )
 
 
-def test_gpus_that_train_together_are_refused():
+def test_save_on_cpu_refuses_several_gpus():
     with pytest.raises(InputError, match="on one GPU, not on several"):
         simulate(load_trace("vgg11-cifar-cpu"), load_node("k40-x4"), "save_on_cpu", gpus=2)
 
 
-def test_a_recorded_network_to_the_nanosecond_and_the_byte():
+def test_a_recorded_network_has_the_exact_time_and_peak_memory():
     tasks = load_trace("resnet20-cifar-cpu")
     result = run(tasks, "save_on_cpu", bandwidth=12 * 10**9, latency=5000)
     saved = [tensor for tensor in saved_tensors(TaskGraph.of(tasks)).tensors if tensor.bytes]

@@ -1,4 +1,4 @@
-"""The sub-batch of a budget (moDNN, section 5.1.2): what fits by equation 8, rounded, settled between profiles."""
+"""The sub-batch for a budget (moDNN, section 5.1.2): fits by equation 8, is rounded, and agrees with its profile."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ GB = 10**9
 
 
 def of_batch(trace: Trace, batch: int) -> TaskGraph:
-    """A graph that knows itself at other batch sizes."""
+    """A graph that can be rescaled to other batch sizes."""
     full = replace(trace, info=replace(trace.info, batch=batch))
     return replace(TaskGraph.of(full), rescaled=cache(lambda size: TaskGraph.of(at_batch(full, size, K40))))
 
@@ -43,7 +43,7 @@ def network(name: str, batch: int, framework: str = "fused") -> TaskGraph:
 
 
 def with_workspace(batch: int, bytes_at: Callable[[int], int]) -> TaskGraph:
-    """One layer with 1 byte a sample, whose forward needs a workspace that depends on the batch."""
+    """One layer with 1 byte per sample; its forward workspace depends on the batch."""
 
     def at(size: int) -> TaskGraph:
         trace = chain([5], [7], [size])
@@ -56,7 +56,7 @@ def with_workspace(batch: int, bytes_at: Callable[[int], int]) -> TaskGraph:
 # --- rounding -----------------------------------------------------------------------------------------------
 
 
-def test_above_64_a_multiple_of_64_below_a_power_of_two():
+def test_sizes_are_multiples_of_64_above_64_and_powers_of_two_below():
     assert {rounded_down(batch) for batch in range(1, 400)} == {1, 2, 4, 8, 16, 32, 64, 128, 192, 256, 320, 384}
     assert all(rounded_down(batch) <= batch < 2 * rounded_down(batch) for batch in range(1, 1000))
 
@@ -76,8 +76,8 @@ def test_the_full_batch_is_never_rounded():
     st.sampled_from([1, 64]),
     st.integers(0, 10**6),
 )
-def test_the_largest_regular_sub_batch_whose_windows_fit(sizes: list[int], batch: int, alignment: int, budget: int):
-    """Without workspaces profiles play no part: every candidate is tried."""
+def test_the_largest_regular_sub_batch_that_fits_is_selected(sizes: list[int], batch: int, alignment: int, budget: int):
+    """Without workspaces profiles do not matter: every candidate is tried."""
     count = len(sizes)
     tasks = of_batch(chain([1] * count, [1] * count, [size * batch for size in sizes]), batch)
 
@@ -90,7 +90,7 @@ def test_the_largest_regular_sub_batch_whose_windows_fit(sizes: list[int], batch
     assert (result.size, result.fits) == (max(allowed, default=1), bool(allowed))
 
 
-def test_one_sample_where_even_that_fails():
+def test_one_sample_is_selected_even_if_it_does_not_fit():
     tasks = of_batch(chain([5, 7], [10, 14], [700, 7000]), 7)
     assert selected(tasks, 1100) == SubBatch(1, 7, True, ((7, 1), (1, 1)))
     assert selected(tasks, 1099) == SubBatch(1, 7, False, ((7, 1), (1, 1)))
@@ -102,7 +102,7 @@ def test_a_batch_of_one_is_not_split():
 
 @pytest.mark.parametrize("name, batch", [("resnet34", 256), ("vgg16", 256), ("fcn32s", 128)])
 @pytest.mark.parametrize("counted", ["live", "touched"])
-def test_a_network_in_its_sub_batch_fits_by_its_own_profile(name: str, batch: int, counted):
+def test_the_selected_sub_batch_fits_by_its_own_profile(name: str, batch: int, counted):
     tasks = network(name, batch)
     for budget in (4 * GB, 8 * GB, 12 * GB):
         result = select_sub_batch(tasks, K40, budget, counted=counted)
@@ -110,8 +110,8 @@ def test_a_network_in_its_sub_batch_fits_by_its_own_profile(name: str, batch: in
         assert window_bytes(Tdfg.of(tasks.at_batch(result.size)), counted=counted) <= budget
 
 
-def test_sizes_are_those_of_the_iteration_at_that_batch():
-    """The search scales the blocks itself; the workspaces aside it must come to what the rescaled iteration has."""
+def test_block_sizes_in_the_search_match_the_rescaled_iteration():
+    """The search scales the blocks itself; without workspaces its sizes must equal those of the rescaled iteration."""
     trace = build_trace("resnet34", batch=96, gpu=K40, framework="fused", workspace_limit=0)
     tasks = replace(TaskGraph.of(trace), rescaled=cache(lambda size: TaskGraph.of(at_batch(trace, size, K40))))
     for size in (64, 32, 4):
@@ -121,15 +121,15 @@ def test_sizes_are_those_of_the_iteration_at_that_batch():
         assert select_sub_batch(tasks, gpu, need - 1).size < size
 
 
-def test_resnet34_is_partitioned_below_5_gb_and_not_from_there():
-    """Section 7.4: at 5 and 6 GB the sub-batch is still 256; where the budget is smaller than 5 GB it is smaller."""
+def test_resnet34_is_split_below_5_gb_and_not_above():
+    """Section 7.4: the sub-batch is 256 at 5 and 6 GB, and smaller for budgets below 5 GB."""
     tasks = network("resnet34", 256)
     result = {gb: select_sub_batch(tasks, K40, gb * GB).size for gb in (2, 3, 4, 5, 6, 12)}
     assert result[5] == result[6] == result[12] == 256
     assert 256 > result[4] >= result[3] >= result[2]
 
 
-def test_more_memory_never_makes_the_sub_batch_smaller_where_workspaces_do_not_change():
+def test_more_memory_never_gives_a_smaller_sub_batch_if_workspaces_are_fixed():
     tasks = of_batch(chain([5, 7, 9], [10, 14, 18], [3000, 60000, 900]), 300)
     sizes = [selected(tasks, budget).size for budget in range(0, 70_000, 500)]
     assert sizes == sorted(sizes) and sizes[-1] == 300
@@ -144,8 +144,8 @@ def test_profile_and_selection_are_repeated_until_the_sub_batch_stays():
     assert result == SubBatch(128, 256, True, ((256, 64), (64, 128), (128, 128)))
 
 
-def test_where_profiles_go_round_the_largest_sub_batch_between_that_fits_is_taken():
-    """By the workspace of one sample 192 would fit; by their own nothing would, and so it goes round."""
+def test_if_profiles_cycle_the_largest_fitting_sub_batch_is_selected():
+    """192 samples fit by the workspace of one sample, but not by their own, so the selection cycles."""
     tasks = with_workspace(256, lambda size: 4 * size)
     result = selected(tasks, 200)
     assert result.steps[:3] == ((256, 1), (1, 192), (192, 1))
@@ -154,7 +154,7 @@ def test_where_profiles_go_round_the_largest_sub_batch_between_that_fits_is_take
 
 
 @given(st.lists(st.integers(0, 400), min_size=64, max_size=64), st.integers(1, 300))
-def test_it_ends_whatever_the_workspaces_do(workspaces: list[int], budget: int):
+def test_the_search_ends_for_any_workspaces(workspaces: list[int], budget: int):
     tasks = with_workspace(64, lambda size: workspaces[size - 1])
     result = selected(tasks, budget)
     assert result.fits == (window_bytes(Tdfg.of(tasks.at_batch(result.size))) <= budget)
@@ -165,7 +165,7 @@ def test_it_ends_whatever_the_workspaces_do(workspaces: list[int], budget: int):
 # --- batches that cannot be partitioned ---------------------------------------------------------------------
 
 
-def test_an_iteration_without_blocks_that_grow_is_not_split():
+def test_an_iteration_without_batch_dependent_blocks_is_not_split():
     tasks = graph([kernel("k", 1, "x", "y")], [held("x", 5), held("y", 5)])
     tasks = of_batch(tasks.trace, 8)
     result = selected(tasks, 9)
@@ -173,7 +173,7 @@ def test_an_iteration_without_blocks_that_grow_is_not_split():
     assert result.whole_batch_reason == "no block of the iteration grows with the batch"
 
 
-def test_a_trace_that_cannot_be_rescaled_is_not_split_and_gives_the_reason():
+def test_a_trace_that_cannot_be_rescaled_is_not_split_and_the_reason_is_given():
     trace = chain([5, 7], [10, 14], [640, 1280])
     unread = tuple(replace(each, reads=()) for each in trace.kernels)
     info = replace(trace.info, batch=64, origin=Origin.IMPORTED)

@@ -29,7 +29,7 @@ def blocks_of(tdfg: Tdfg, task: Sequence[int]) -> set[int]:
 
 
 def by_brute_force(tdfg: Tdfg, alpha: float, counted: Counted) -> int:
-    """Every window written out, and in it every task: what is there then."""
+    """The largest window, from the resident blocks of every task of every window."""
     tasks = tdfg.layer_tasks
     width = ceil(Fraction(str(alpha)) * len(tasks))
     touching = {b: [t for t, task in enumerate(tasks) if b in blocks_of(tdfg, task)] for b in range(len(tdfg.sizes))}
@@ -60,7 +60,7 @@ def with_choices(trace: Trace, data: st.DataObject) -> Trace:
 
 @given(traces(max_kernels=20), ALPHAS, st.sampled_from([1, 64]), st.data())
 @pytest.mark.parametrize("counted", ["live", "touched"])
-def test_the_window_is_what_brute_force_finds(counted, trace: Trace, alpha: float, alignment: int, data) -> None:
+def test_the_largest_window_equals_brute_force(counted, trace: Trace, alpha: float, alignment: int, data) -> None:
     tdfg = Tdfg.of(TaskGraph.of(with_choices(trace, data)), alignment)
     assert window_bytes(tdfg, alpha, counted) == by_brute_force(tdfg, alpha, counted)
 
@@ -76,7 +76,7 @@ def test_on_a_chain_windows_slide_over_the_activations(counted: Counted) -> None
 
 
 def test_live_data_exclude_released_and_later_blocks() -> None:
-    """Of LAYER's tasks F, (L, BP1), BP2 and (both): by BP2, y and label are dead, and dz is not yet there."""
+    """LAYER's tasks are F, (L, BP1), BP2 and (both): at BP2, y and label are released, and dz does not exist yet."""
     tdfg = Tdfg.of(LAYER)
     assert [len(task) for task in tdfg.layer_tasks] == [1, 2, 1, 1]
     reside, workspace = tdfg.resident_bytes, 3000
@@ -88,7 +88,7 @@ def test_live_data_exclude_released_and_later_blocks() -> None:
 
 @given(traces(max_kernels=20), st.data())
 def test_windows_lie_between_the_bound_and_the_ideal_memory(trace: Trace, data) -> None:
-    """Wider windows touch more. A budget that equation 8 allows is one that every task of the paper's graph fits."""
+    """Wider windows touch more. Every task of the paper's graph fits a budget that equation 8 allows."""
     tdfg = Tdfg.of(TaskGraph.of(with_choices(trace, data)))
     alphas = (0.05, 0.15, 0.3, 0.5, 1.0)
     touched = [window_bytes(tdfg, alpha, "touched") for alpha in alphas]
@@ -101,6 +101,6 @@ def test_windows_lie_between_the_bound_and_the_ideal_memory(trace: Trace, data) 
 
 
 @pytest.mark.parametrize("alpha", [0, -0.1, 1.01])
-def test_a_share_of_no_tasks_is_refused(alpha: float) -> None:
+def test_a_window_of_no_tasks_is_refused(alpha: float) -> None:
     with pytest.raises(ValueError, match="give a share of the tasks over 0 and up to 1"):
         window_bytes(Tdfg.of(LAYER), alpha)

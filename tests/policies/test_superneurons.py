@@ -1,4 +1,4 @@
-"""SuperNeurons as HOME rebuilt it: a fixed rule for each type of layer."""
+"""SuperNeurons as HOME reimplemented it: a fixed rule for each type of layer."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def with_purity(trace: Trace) -> Trace:
 
 
 def actions(trace: Trace, tensors: Literal["inputs", "outputs"]) -> dict[str, str]:
-    """What becomes of each feature map."""
+    """The action for each feature map, by block id."""
     graph = TaskGraph.of(trace)
     context = PlanContext(graph, node_of(PLENTY), PLENTY, None, np.random.default_rng(0))  # type: ignore[arg-type]
     decisions = Decisions.of(graph)
@@ -54,7 +54,7 @@ def test_convolution_inputs_are_swapped_and_inputs_of_cheap_layers_recomputed():
     }
 
 
-def test_or_what_they_make():
+def test_with_outputs_convolution_outputs_are_swapped_and_cheap_outputs_recomputed():
     assert actions(with_purity(straight(OPS, [100] * len(OPS))), "outputs") == {
         "y1": "SWAP",
         "y2": "RECOMPUTE",
@@ -72,12 +72,12 @@ def test_a_block_that_cannot_be_recomputed_is_kept():
 
 
 def test_an_in_place_activation_belongs_to_the_convolution_that_wrote_the_block():
-    """Of two readers the last counts: what the second convolution reads is its input, what the ReLU changed."""
+    """The last of two readers decides: the block, changed by the ReLU, is the second convolution's input."""
     assert actions(with_purity(in_place()), "outputs") == {"a": "SWAP", "b": "SWAP"}
     assert actions(with_purity(in_place()), "inputs") == {"a": "SWAP", "b": "KEEP"}
 
 
-def test_the_rule_is_the_same_whatever_fits():
+def test_superneurons_plans_the_same_program_for_every_budget():
     trace = with_purity(straight(OPS, [100] * len(OPS)))
     ample, tight = (simulate(trace, node_of(PLENTY), "superneurons", budget=budget) for budget in (PLENTY, 600))
     assert ample.program == tight.program
@@ -85,7 +85,7 @@ def test_the_rule_is_the_same_whatever_fits():
 
 
 def test_the_note_lists_unrecomputable_bytes_by_operator():
-    """Of y1 to y8, 100 B each, y2 is made by the pooling; what follows is recomputed from y2 while that stays."""
+    """y1 to y8 take 100 B each; the pooling writes y2, and later blocks are recomputed from y2 while it stays."""
     trace = with_purity(straight(OPS, [100] * len(OPS)))
     unknown = replace(trace, kernels=tuple(replace(k, pure=None if "pool" in k.op else k.pure) for k in trace.kernels))
     known, notes = (simulate(each, node_of(PLENTY), "superneurons").notes for each in (trace, unknown))
@@ -98,10 +98,10 @@ DENSENET = Path(__file__).parents[3] / "shared" / "data" / "titanv-dtr" / "dense
 
 @pytest.mark.slow
 @pytest.mark.skipif(not DENSENET.exists(), reason="the recorded logs are not next to the repository (../shared/data)")
-def test_the_peak_of_densenet_is_what_waits_for_the_link():
-    """Forward makes what is swapped faster than the link takes it, so the peak comes where the queue is longest, at
-    kernel 494: 107 of 120 copies out have not ended. The rest is constants, what forward still reads, and the
-    statistics of the batch norms, without which they cannot run again.
+def test_the_peak_of_densenet_consists_of_blocks_waiting_for_the_link():
+    """Forward writes swapped blocks faster than the link copies them, so the peak is where the queue is longest, at
+    kernel 494: 107 of 120 offloads have not ended. The rest is constants, blocks that forward still reads, and the
+    statistics of the batch norms, which their recompute needs.
     """
     trace, _ = import_trace(DENSENET)
     result = simulate(trace, load_node("titan-v"), "superneurons", iterations=2)

@@ -1,4 +1,4 @@
-"""`um`: what it takes, what oversubscription costs, and what a faster link or another order of leaving changes."""
+"""`um`: its parameters, the cost of oversubscription, and the effect of faster links and other eviction orders."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ class TestUmPinned(PolicyContract):
     parameter_sets = ({"access": "pinned"},)
 
     def test_every_offloaded_block_is_fetched_again(self, parameters: Parameters, trace_name: str):
-        """Blocks do not leave or come: kernels read what is in host memory, and write there."""
+        """No block is copied: kernels read and write host memory."""
         result = self.run(parameters, trace_name)
         assert result.timeline.device_memory.live.max() == 0
         read, written = (
@@ -57,12 +57,12 @@ def run(where: NodeSpec | str = "v100", budget: int | None = None, of: Trace | N
 
 @pytest.fixture(scope="module")
 def plain() -> Result:
-    """A framework that has all the memory it wants."""
+    """A run of `none` with ample memory."""
     return simulate(load_trace(VGG16), load_node("v100"), "none")
 
 
 @pytest.mark.slow
-def test_what_just_fits_takes_no_fault_and_no_nanosecond(plain: Result):
+def test_a_program_that_just_fits_has_no_faults_and_no_slowdown(plain: Result):
     result = run(budget=plain.high_water)
     assert result.timeline.iteration_ends_ns[:3] == plain.timeline.iteration_ends_ns
     assert result.high_water == plain.high_water
@@ -70,7 +70,7 @@ def test_what_just_fits_takes_no_fault_and_no_nanosecond(plain: Result):
 
 
 @pytest.mark.slow
-def test_the_more_memory_is_oversubscribed_the_longer_it_takes(plain: Result):
+def test_more_oversubscription_takes_longer(plain: Result):
     """Buddy Compression, figure 12: footprint over memory from 1 to 1.5."""
     slowdowns = [run(budget=plain.high_water * 10 // (10 + x)).metrics.slowdown for x in range(6)]
     assert slowdowns == sorted(slowdowns) and slowdowns[0] == 1 < slowdowns[1]
@@ -78,15 +78,15 @@ def test_the_more_memory_is_oversubscribed_the_longer_it_takes(plain: Result):
 
 
 @pytest.mark.slow
-def test_a_faster_link_makes_both_ways_faster(plain: Result):
+def test_a_faster_link_speeds_up_migration_and_pinned_access(plain: Result):
     slow, fast = load_node("v100"), load_node("v100-nvlink2-75")
     for given in ({}, {"access": "pinned"}):
         budget = plain.high_water * 2 // 3
         assert run(fast, budget, **given).iteration_ns < run(slow, budget, **given).iteration_ns
 
 
-def test_a_solver_that_sweeps_its_arrays_thrashes_and_is_better_off_with_pinned_memory():
-    """Every page misses, and waits for what leaves before it; remote reads and writes pass both ways at once."""
+def test_a_solver_that_sweeps_its_arrays_is_faster_with_pinned_memory():
+    """Every page faults and waits for an eviction; remote reads and writes use both directions at once."""
     size, sweeps = 64 * 2**20, 4
     kernels = [kernel(f"sweep{i}", 1_000_000, "u", "v") for i in range(sweeps)]
     solver = trace(kernels, [held("u", size), held("v", size)])
@@ -96,15 +96,15 @@ def test_a_solver_that_sweeps_its_arrays_thrashes_and_is_better_off_with_pinned_
     assert migrating.iteration_ns > run(on, of=solver, access="pinned").iteration_ns
 
 
-def test_the_drivers_order_and_lru_differ_where_something_is_touched_and_does_not_fault():
-    """x stays for LRU; the driver does not hear that it is touched."""
+def test_accesses_without_faults_change_the_lru_order_but_not_the_drivers():
+    """LRU keeps x; the driver does not see accesses without a fault."""
     kernels = [kernel(f"k{i}", 10, name) for i, name in enumerate(["x", "a", "x", "b", "x", "a"])]
     small = trace(kernels, [held(name, 256) for name in "xab"])
     brought = {
         order: run(node(), budget=512, of=small, page=256, chunk=256, eviction=order).metrics.h2d_bytes
         for order in ("touched", "arrived")
     }
-    # First in, first out lets x go for b, a for x, and b for a.
+    # First in, first out evicts x for b, a for x, and b for a.
     assert brought == {"touched": 2 * 256, "arrived": 3 * 256}
 
 
@@ -118,7 +118,7 @@ def test_clean_pages_are_dropped_if_the_host_keeps_its_copy():
 
 
 @pytest.mark.slow
-def test_latency_and_batch_decide_what_faults_cost(plain: Result):
+def test_fault_cost_depends_on_latency_and_batch_size(plain: Result):
     budget = plain.high_water * 10 // 15
     base = run(budget=budget)
     free = run(budget=budget, fault_latency_ns=0)
@@ -128,7 +128,7 @@ def test_latency_and_batch_decide_what_faults_cost(plain: Result):
 
 
 @pytest.mark.slow
-def test_the_result_reports_faults_and_where_values_are(plain: Result):
+def test_the_result_reports_faults_and_device_and_host_peaks(plain: Result):
     result = run(budget=plain.high_water * 10 // 15)
     assert any("page faults in" in note for note in result.notes)
     assert result.metrics.host_peak_bytes > 0
@@ -136,7 +136,7 @@ def test_the_result_reports_faults_and_where_values_are(plain: Result):
     assert result.metrics.device_peak_bytes <= result.budget <= peak
 
 
-def test_its_programs_move_nothing_and_can_be_written_down():
+def test_um_programs_contain_no_copies_and_survive_json():
     small = trace([kernel("k1", 10, "x", "y")], [held("x", 256), held("y", 256)])
     for given, residency, first in (
         ({"page": 4096}, Paged(page=4096), "on demand: pages of 4096 B"),
@@ -148,8 +148,8 @@ def test_its_programs_move_nothing_and_can_be_written_down():
         assert listing(program, task_graph(small, node())).splitlines()[0] == first
 
 
-def test_compressed_memory_is_left_alone():
-    """Pages move as they are, as with a plain framework."""
+def test_unified_memory_does_not_use_compressed_memory():
+    """Pages are moved uncompressed, so the run takes as long as with `none`."""
     small = load_trace("vgg11-cifar-cpu")
     buddy = load_node("buddy-gpu")
     assert run(buddy, of=small).iteration_ns == simulate(small, buddy, "none").iteration_ns
@@ -166,7 +166,7 @@ def test_compressed_memory_is_left_alone():
         ({"bandwidth": -1}, "bandwidth"),
     ],
 )
-def test_numbers_that_no_such_memory_has_are_refused(given: dict[str, int], place: str):
+def test_impossible_page_and_fault_parameters_are_refused(given: dict[str, int], place: str):
     with pytest.raises(InputError) as caught:
         run(node(), of=trace([kernel("k", 1, "x")], [held("x", 1)]), **given)
     assert [problem.place for problem in caught.value.problems] == [f"parameters.{place}"]

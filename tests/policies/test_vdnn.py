@@ -1,4 +1,4 @@
-"""vDNN against the published policy: what leaves, with what, and next to what it comes back."""
+"""vDNN compared with the published policy: offloaded blocks, and the kernels that offloads and prefetches overlap."""
 
 from __future__ import annotations
 
@@ -32,8 +32,8 @@ Moves = dict[str, tuple[str, str]]
 
 
 def moves(trace: Trace, mode: str) -> Moves:
-    """Blocks that are swapped: (kernel next to which each leaves, first kernel of the step next to which it
-    returns)."""
+    """Swapped blocks: (the kernel that the offload overlaps, the first kernel of the step that the prefetch
+    overlaps)."""
     graph = TaskGraph.of(trace)
     swaps = Vdnn(mode).swaps(graph)
     names = [kernel.id for kernel in trace.kernels]
@@ -45,8 +45,8 @@ def moves(trace: Trace, mode: str) -> Moves:
 CHAIN = straight(["conv2d", "max_pool2d", "conv2d", "conv2d", "max_pool2d", "linear", "linear"], [100] * 7)
 
 
-def test_mode_all_on_a_chain():
-    """B7 begins backward and needs what F7 had: y6 stays. A search passes pooling and classifier, not convolutions."""
+def test_mode_all_offloads_every_input_of_a_chain():
+    """B7 begins backward and needs F7's input: y6 stays. A search passes pooling and classifier, not convolutions."""
     assert moves(CHAIN, "all") == {
         "y5": ("F:L6", "B:L7"),
         "y4": ("F:L5", "B:L6"),
@@ -57,7 +57,7 @@ def test_mode_all_on_a_chain():
     }
 
 
-def test_mode_conv_on_a_chain():
+def test_mode_conv_offloads_convolution_inputs_of_a_chain():
     """The search skips layers without offloads: L4 is prefetched during B7. No search passes L4 to reach L3."""
     assert moves(CHAIN, "conv") == {
         "y3": ("F:L4", "B:L7"),
@@ -66,7 +66,7 @@ def test_mode_conv_on_a_chain():
     }
 
 
-def test_the_search_ends_at_a_convolution_that_misses_nothing():
+def test_the_prefetch_search_ends_at_a_convolution_that_needs_nothing():
     """conv2's input has no bytes, so it is not offloaded; still no search passes it: x is prefetched during B:conv2."""
     trace = network(
         Layer("conv1", "conv2d", ("x",), "a", 0),
@@ -78,8 +78,8 @@ def test_the_search_ends_at_a_convolution_that_misses_nothing():
     assert moves(trace, "conv") == {"x": ("F:conv1", "B:conv2")}
 
 
-def test_one_layer_is_prefetched_per_step_so_a_window_without_convolutions_runs_ahead():
-    """Layers that need nothing give the search a head start; then every step fetches one, ahead of its use."""
+def test_prefetches_run_ahead_in_a_window_without_convolutions():
+    """Layers without offloaded inputs give the search a head start; then every step fetches one input early."""
     trace = network(
         Layer("fc1", "linear", ("x",), "a"),
         Layer("fc2", "linear", ("a",), "b"),
@@ -93,7 +93,7 @@ def test_one_layer_is_prefetched_per_step_so_a_window_without_convolutions_runs_
 
 
 def test_an_activation_with_several_readers_is_offloaded_with_the_last():
-    """residual(): a is read by conv2 and by the addition, and leaves with the addition, which is no convolution."""
+    """residual(): a is read by conv2 and the addition, and is offloaded with the addition, which is no convolution."""
     assert moves(residual(), "all") == {
         "d": ("F:pool", "B:fc"),
         "b": ("F:conv3", "B:pool"),
@@ -103,10 +103,10 @@ def test_an_activation_with_several_readers_is_offloaded_with_the_last():
     assert moves(residual(), "conv") == {"b": ("F:conv3", "B:fc"), "x": ("F:conv1", "B:conv2")}
 
 
-def test_branches_and_a_join():
-    """inception(): s leaves with the last of three branches. q, changed in place, leaves with the concatenation.
+def test_branch_inputs_are_offloaded_with_their_last_reader():
+    """inception(): s is offloaded with the last of three branches, q, changed in place, with the concatenation.
 
-    The concatenation saves nothing: of its inputs only q is needed again, by the activation's backward.
+    The concatenation saves nothing: only its input q is needed again, by the activation's backward.
     """
     assert moves(inception(), "all") == {
         "t": ("F:conv", "B:fc"),
@@ -117,7 +117,7 @@ def test_branches_and_a_join():
     assert moves(inception(), "conv") == {"t": ("F:conv", "B:fc"), "x": ("F:stem", "B:one")}
 
 
-def test_a_join_sends_and_fetches_its_inputs_together():
+def test_inputs_of_a_join_are_offloaded_and_fetched_together():
     trace = network(
         Layer("one", "conv2d", ("x",), "a", saved=()),
         Layer("two", "conv2d", ("x",), "b", saved=()),
@@ -141,7 +141,7 @@ def test_a_block_changed_in_place_is_offloaded_with_the_reader_of_its_result():
     assert moves(in_place(), "conv") == {"a": ("F:conv2", "B:loss"), "x": ("F:conv1", "B:conv2")}
 
 
-def test_a_block_whose_last_forward_use_is_a_write_stays():
+def test_a_block_last_written_in_forward_is_not_offloaded():
     trace = network(
         Layer("conv", "conv2d", ("x",), "a"),
         Layer("relu", "relu_", ("a",), "a"),
@@ -151,7 +151,7 @@ def test_a_block_whose_last_forward_use_is_a_write_stays():
     assert "a" not in moves(trace, "all")
 
 
-def test_what_backward_does_not_read_is_let_go_not_offloaded():
+def test_blocks_not_read_by_backward_are_released_and_not_offloaded():
     trace = network(
         Layer("conv", "conv2d", ("x",), "a"),
         Layer("flat", "clone", ("a",), "b", saved=()),
@@ -173,7 +173,7 @@ def test_inputs_of_the_first_backward_step_are_prefetched_in_the_last_forward_st
     assert graph["a"] == ("F:keep", "F:loss")
 
 
-def test_zero_bytes_and_weights_and_labels_and_gradients_never_move():
+def test_empty_blocks_weights_labels_and_gradients_are_never_moved():
     assert moves(zero_bytes(), "all").keys() == {"y1"}
     base = straight(["conv2d", "max_pool2d", "linear"], [100, 100, 100])
     for kind in set(BlockKind) - {BlockKind.INPUT, BlockKind.ACTIVATION, BlockKind.OTHER}:
@@ -185,7 +185,7 @@ def test_zero_bytes_and_weights_and_labels_and_gradients_never_move():
         assert moves(trace, "all").keys() == {"x"}, kind
 
 
-def test_of_what_is_persistent_only_the_input_moves():
+def test_the_input_is_the_only_persistent_block_that_moves():
     base = straight(["conv2d", "max_pool2d", "linear"], [100, 100, 100])
     for kind in BlockKind:
         blocks = tuple(Block(b.id, b.bytes, kind if b.id == "x" else b.kind, b.persistent) for b in base.blocks)
@@ -193,8 +193,8 @@ def test_of_what_is_persistent_only_the_input_moves():
         assert moves(Trace(INFO, base.kernels, blocks), "all").keys() == expected
 
 
-def test_a_layer_that_is_used_twice_has_two_steps():
-    """Layer A runs, then B, then A again: each run is a step of its own, in forward and in backward."""
+def test_each_use_of_a_layer_is_a_step_of_its_own():
+    """Layer A runs, then B, then A again: each run is a separate step, in forward and in backward."""
     names = {"L1": "A", "L2": "B", "L3": "A", "L4": "C", "L5": "D"}
     base = straight(["max_pool2d"] * 5, [100] * 5)
     kernels = tuple(
@@ -205,7 +205,7 @@ def test_a_layer_that_is_used_twice_has_two_steps():
 
 
 def test_kernels_of_one_layer_are_one_step():
-    """A layer of convolution and pooling: what passes between the two stays, the layer's input leaves with both."""
+    """A layer of convolution and pooling: the block between the two stays, the layer's input is offloaded with both."""
     base = straight(["conv2d", "max_pool2d", "conv2d", "linear"], [100, 100, 100, 100])
     names = {"L1": "block", "L2": "block", "L3": "next", "L4": "last"}
     kernels = tuple(
@@ -214,7 +214,7 @@ def test_kernels_of_one_layer_are_one_step():
     assert moves(Trace(INFO, kernels, base.blocks), "all") == {"y2": ("F:L3", "B:L4"), "x": ("F:L1", "B:L3")}
 
 
-def test_an_optimizer_before_the_forward_pass_is_no_backward_step():
+def test_optimizer_kernels_before_forward_are_not_a_backward_step():
     assert moves(optimizer_first(), "all") == {
         "y2": ("F:L3", "B:L4"),
         "y1": ("F:L2", "B:L3"),
@@ -222,7 +222,7 @@ def test_an_optimizer_before_the_forward_pass_is_no_backward_step():
     }
 
 
-def test_nothing_is_fetched_before_it_has_left():
+def test_blocks_are_fetched_only_after_their_offload():
     """Two passes over one input: the second pass's search cannot begin in the first one's backward."""
     result = moves(two_passes(), "all")
     assert result == {
@@ -234,12 +234,12 @@ def test_nothing_is_fetched_before_it_has_left():
     }
 
 
-# --- the published search, written again from its description ----------------------------------------------------
+# --- the published search, reimplemented from its description ----------------------------------------------------
 
 
 def published(ops: Sequence[str], sizes: Sequence[int], mode: str) -> Moves:
-    """A chain by layer numbers alone: a layer's input leaves with it; before its own backward every layer looks for one
-    earlier layer that sent its input and has not got it back, no further than the first convolution.
+    """A chain by layer numbers: a layer's input is offloaded with it; before its own backward every layer searches for
+    one earlier layer whose offloaded input is not yet fetched, no further than the first convolution.
     """
     count = len(ops)
     sent = {
@@ -261,7 +261,7 @@ def published(ops: Sequence[str], sizes: Sequence[int], mode: str) -> Moves:
 @pytest.mark.parametrize("mode", ["all", "conv"])
 @pytest.mark.parametrize("length", [1, 2, 3, 4, 5, 6])
 def test_every_short_chain_follows_the_published_search(mode, length):
-    """All chains of convolutions, poolings and layers whose input takes no bytes."""
+    """All chains of convolutions, poolings and layers whose input has zero bytes."""
     kinds = [("conv2d", 100), ("max_pool2d", 100), ("conv2d", 0), ("max_pool2d", 0)]
     for layers in itertools.product(kinds, repeat=length):
         ops, sizes = [op for op, _ in layers], [size for _, size in layers]
@@ -273,7 +273,7 @@ def test_every_short_chain_follows_the_published_search(mode, length):
 
 @pytest.mark.parametrize("mode", ["all", "conv"])
 @pytest.mark.parametrize("name", NETWORKS)
-def test_a_layer_step_ends_with_its_kernels_and_the_copies_that_began_with_it(name, mode):
+def test_a_layer_step_ends_when_its_kernels_and_copies_have_ended(name, mode):
     trace = trace_of(name)
     graph = TaskGraph.of(trace)
     result = simulate(trace, node_of(PLENTY), "vdnn", parameters={"mode": mode})

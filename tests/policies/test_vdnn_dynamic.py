@@ -1,4 +1,4 @@
-"""vDNN's dynamic mode: the published trials in their order, each adopted on some budget, checked by other means."""
+"""vDNN's dynamic mode: the published trials in order, compared with an independent computation for many budgets."""
 
 from __future__ import annotations
 
@@ -27,21 +27,21 @@ def choices_of(trace: Trace, kernel: str) -> list[AlgorithmChoice]:
 
 
 def pick(trace: Trace, index: int) -> Chosen:
-    """The fastest (0) or slowest (-1) algorithm of every kernel that has a choice."""
+    """The fastest (0) or slowest (-1) algorithm of every kernel with a choice."""
     return {c.kernel: choices_of(trace, c.kernel)[index] for c in trace.algorithms}
 
 
 def algorithms_of(program: Program) -> dict[str, str]:
-    """The algorithms a program asks for, by kernel."""
+    """The algorithms that a program requests, by kernel."""
     chosen = [pair for change in program.transforms if isinstance(change, WithAlgorithms) for pair in change.chosen]
     return {TRACE.kernels[k].id: name for k, name in chosen}
 
 
 class Chain:
-    """A chain's memory by arithmetic: what is on the device at each kernel, under layer-synchronous offloading.
+    """A chain's device memory at each kernel under layer-synchronous offloading, by arithmetic.
 
-    Kernel by kernel: what lives through it, what it makes and its workspace must fit; once it has ended and its
-    workspace is gone, what was fetched next to it must fit. Nothing here runs the simulator or reads its programs.
+    For each kernel its live blocks, its outputs and its workspace must fit; once it has ended and its workspace is
+    released, the blocks fetched during it must fit. Nothing here runs the simulator or reads its programs.
     """
 
     def __init__(self, trace: Trace, mode: str, budget: int) -> None:
@@ -62,8 +62,8 @@ class Chain:
                     break
 
     def walk(self, chosen: Chosen, downgrade: dict[str, list[AlgorithmChoice]] | None = None) -> Chosen | None:
-        """The algorithms with which the chain fits, None if it does not; with `downgrade`, kernel after kernel takes
-        the fastest of its algorithms with less workspace for as long as it overflows.
+        """The algorithms with which the chain fits, None if it does not; with `downgrade`, each kernel that overflows
+        switches to its fastest algorithm with less workspace until it fits.
         """
         chosen = dict(chosen)
         count = len(self.layers)
@@ -99,7 +99,7 @@ class Chain:
 
 
 def expected(trace: Trace, budget: int) -> tuple[str, Chosen]:
-    """What the published order of trials adopts, by arithmetic."""
+    """The outcome of the published order of trials, by arithmetic."""
     fastest, smallest = pick(trace, 0), pick(trace, -1)
     if Chain(trace, "all", budget).walk(smallest) is None:
         return "nothing fits", smallest
@@ -115,7 +115,7 @@ def expected(trace: Trace, budget: int) -> tuple[str, Chosen]:
 
 
 def adopted(result: Result) -> str:
-    """What the notes say was adopted: the last line."""
+    """The adopted configuration: the last note."""
     return result.program.notes[-1].removeprefix("trial: ").removeprefix("adopted: ").removesuffix(": fits")
 
 
@@ -126,7 +126,7 @@ def run(trace: Trace, budget: int) -> Result | None:
         return None
 
 
-def test_adopts_what_the_published_trials_would():
+def test_dynamic_mode_adopts_the_result_of_the_published_trials():
     for budget in BUDGETS:
         check_against_published_trials(budget)
 
@@ -148,8 +148,8 @@ def check_against_published_trials(budget: int) -> None:
     assert int(result.timeline.device_memory.used.max()) <= budget
 
 
-def test_every_published_outcome_but_the_last_resort_occurs_in_this_order_as_memory_shrinks():
-    """The last resort never occurs: downgraded one by one, layers can do whatever the smallest ones can."""
+def test_published_outcomes_occur_in_order_as_memory_shrinks():
+    """The last resort never occurs: downgrading one by one can reach the smallest algorithms everywhere."""
     outcomes = list(dict.fromkeys(expected(TRACE, budget)[0] for budget in reversed(BUDGETS)))
     assert outcomes == [
         "offload none, fastest algorithms",
@@ -176,8 +176,8 @@ def test_the_notes_list_the_trials_in_the_published_order():
 
 
 @pytest.mark.slow
-def test_downgrading_stops_at_the_kernels_that_overflow():
-    """Between the extremes some kernels keep the fastest, some take the middle, some the smallest."""
+def test_only_kernels_that_overflow_are_downgraded():
+    """Between the extremes some kernels use the fastest, some the middle, some the smallest algorithm."""
     mixes = set()
     for budget in BUDGETS:
         result = run(TRACE, budget)
@@ -187,7 +187,7 @@ def test_downgrading_stops_at_the_kernels_that_overflow():
     assert any("implicit" in mix for mix in mixes)
 
 
-def test_without_choices_the_trials_are_about_offloading_alone():
+def test_without_algorithm_choices_only_offloading_modes_are_tried():
     trace = straight(["conv2d", "max_pool2d", "conv2d", "linear"], [100, 300, 200, 100])
     outcomes = []
     for budget in range(1000, 0, -20):
@@ -201,8 +201,8 @@ def test_without_choices_the_trials_are_about_offloading_alone():
     ]
 
 
-def test_an_overflow_that_no_algorithm_can_mend_falls_back_to_the_smallest():
-    """Where compute stands at a kernel without a choice there is nothing to downgrade. The trials are made up."""
+def test_an_overflow_at_a_kernel_without_choices_falls_back_to_smallest_algorithms():
+    """If memory runs out at a kernel without a choice, nothing can be downgraded. The trials are stubs."""
     graph = TaskGraph.of(TRACE)
 
     def trial(program):
@@ -220,7 +220,7 @@ def test_an_overflow_that_no_algorithm_can_mend_falls_back_to_the_smallest():
     )
 
 
-def test_nothing_more_is_tried_where_the_smallest_that_can_be_does_not_fit():
+def test_trials_end_if_the_smallest_configuration_does_not_fit():
     tried = []
 
     def trial(program):
@@ -244,5 +244,5 @@ def test_modes_all_and_conv_use_the_requested_algorithms(mode, which, index):
     }
 
 
-def test_the_recorded_algorithms_are_left_alone_by_default():
+def test_recorded_algorithms_are_kept_by_default():
     assert algorithms_of(simulate(TRACE, node_of(10**6), "vdnn").program) == {}

@@ -1,5 +1,5 @@
-"""What a program may contain, held to in one place by `verify` and by the machine: no object passes one and not the
-other."""
+"""The allowed contents of a program, checked alike by `verify` and by the machine: no object passes only one of
+them."""
 
 from __future__ import annotations
 
@@ -60,16 +60,16 @@ def refusal(check: Callable[[Program], None], code: Any) -> str:
 
 
 class Evict(Release):
-    """An outside instruction that the machine would take for a release."""
+    """An unknown instruction that the machine would treat as a release."""
 
 
 class Changing(dict[StreamId, Any]):
-    """A mapping that may answer whoever asks next in another way."""
+    """A mapping that may return different contents on each access."""
 
 
 @dataclass(frozen=True)
 class Giving:
-    """A transform that gives, or raises, what a test says."""
+    """A transform that returns or raises a given object."""
 
     what: Any
 
@@ -100,7 +100,7 @@ class Hint:
     ],
 )
 def test_an_object_that_is_no_instruction_is_refused(check: Callable[[Program], None], unknown: Any, words: str):
-    """After the iteration's end, where a release that only the machine sees would leave less than no memory."""
+    """At the end of the iteration, where a release seen only by the machine would make memory use negative."""
     message = refusal(check, program({COMPUTE: [*ALONE, unknown]}, [W]))
     assert message.startswith("compute[8]") and words in message
 
@@ -137,7 +137,7 @@ def test_an_object_that_is_no_instruction_is_refused(check: Callable[[Program], 
         (Await(1), "event 1 is never signalled"),
     ],
 )
-def test_a_field_that_is_not_a_plain_value_of_the_graph_is_refused(
+def test_an_instruction_field_of_wrong_type_or_range_is_refused(
     check: Callable[[Program], None], wrong: Any, words: str
 ):
     message = refusal(check, program({COMPUTE: [*ALONE, wrong]}, [W]))
@@ -183,22 +183,22 @@ def test_a_field_that_is_not_a_plain_value_of_the_graph_is_refused(
         ({"sections": (replace(SECTION, held_bytes=-1),)}, "sections[0]: held_bytes -1 is negative"),
     ],
 )
-def test_a_frame_that_is_not_of_known_parts_is_refused(
+def test_a_program_field_of_wrong_type_or_range_is_refused(
     check: Callable[[Program], None], change: dict[str, Any], words: str
 ):
     assert words in refusal(check, replace(program({COMPUTE: ALONE}, [W]), **change))
 
 
 @both
-def test_kernels_on_the_host_alone_are_refused(check: Callable[[Program], None]):
-    """The time of an iteration is that of the GPU's kernels: it would be zero."""
+def test_a_program_with_kernels_only_on_the_host_is_refused(check: Callable[[Program], None]):
+    """The step time is that of the GPU's kernels and would be zero."""
     moved = [replace(each, space=Space.HOST) if isinstance(each, Acquire | Release) else each for each in ALONE]
     on_host = replace(program({HOST: moved}), other_contents=(InitialContents(None, (W,)),))
     assert refusal(check, on_host).startswith("no kernel runs on a compute stream")
 
 
 @both
-def test_what_is_no_program_is_refused(check: Callable[[Program], None]):
+def test_an_object_that_is_no_program_is_refused(check: Callable[[Program], None]):
     assert refusal(check, None) == "None is not a Program: a plan must return one"
     assert refusal(check, Placement()) == (
         "a Placement is not a Program: return simgpu.program.lowering.lower(context.graph, placement)"
@@ -206,7 +206,7 @@ def test_what_is_no_program_is_refused(check: Callable[[Program], None]):
 
 
 @both
-def test_all_mistakes_are_reported_together_with_the_lines_around_the_first(check: Callable[[Program], None]):
+def test_all_mistakes_are_reported_with_the_lines_around_the_first(check: Callable[[Program], None]):
     code = [*ALONE[:3], Launch(9), *ALONE[3:], None]
     assert refusal(check, program({COMPUTE: code}, [W])).splitlines() == [
         "the program has 2 mistakes:",
@@ -223,7 +223,7 @@ def test_all_mistakes_are_reported_together_with_the_lines_around_the_first(chec
 
 
 @both
-def test_of_many_mistakes_twenty_are_written_out_and_the_rest_counted(check: Callable[[Program], None]):
+def test_more_than_twenty_mistakes_are_counted(check: Callable[[Program], None]):
     lines = refusal(check, program({COMPUTE: [*ALONE, *[None] * 50]}, [W])).splitlines()
     assert lines[0] == "the program has 50 mistakes:"
     assert lines[1:21] == [f"compute[{at}], None: a NoneType is not an instruction" for at in range(8, 28)]
@@ -232,7 +232,7 @@ def test_of_many_mistakes_twenty_are_written_out_and_the_rest_counted(check: Cal
 
 @both
 def test_every_known_instruction_passes(check: Callable[[Program], None]):
-    """All but codecs, for which these tasks have no forms: so the tests above fail for what they say, not for all."""
+    """All but codecs, since these tasks have no encoded forms; so the tests above do not refuse every program."""
     code = [
         *(Initialize((W,)), Acquire((A,), offsets=None), Launch(0), Launch(0, recompute=True), Signal(0), Await(0)),
         *(Acquire((A,), Space.HOST), CopyOut(A), CopyIn(A), Release((A,), Space.HOST), *ALONE[2:]),

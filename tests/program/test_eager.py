@@ -1,4 +1,4 @@
-"""Programs of a framework that runs one operator after another, and copies that the host keeps as forms of a block."""
+"""Programs of a framework that runs one operator after another, with host copies as separate forms of a block."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ TRACES = {**NETWORKS, "resnet20": lambda: load_trace("resnet20-cifar-cpu")}
 
 
 @pytest.mark.parametrize("name", TRACES)
-def test_with_nothing_between_kernels_it_is_the_plain_framework(name: str) -> None:
+def test_an_eager_program_without_copies_equals_the_plain_framework(name: str) -> None:
     graph = TaskGraph.of(TRACES[name]())
     writer = Eager(graph, graph.recorded_releases)
     for k in range(len(graph.kernels)):
@@ -45,7 +45,7 @@ def test_with_nothing_between_kernels_it_is_the_plain_framework(name: str) -> No
     assert writer.program().notes == plain_framework(graph).notes
 
 
-#: x2 (20 B) leaves after F1, of which 12 B are saved, and is read by B2 again; F2 reads it where it is.
+#: 12 of x2's 20 B are saved: they are offloaded after F1 and fetched for B2; F2 reads x2 in place.
 GRAPH = TaskGraph.of(chain([10, 10], [10, 10], [5, 20]))
 X2, F2, B2 = GRAPH.block("x2"), 1, 2
 FORM = len(GRAPH.blocks)
@@ -70,7 +70,7 @@ def offloaded() -> Program:
     return writer.program((SAVED,))
 
 
-def test_a_copy_is_of_the_size_of_the_form_that_the_host_keeps():
+def test_a_copy_has_the_size_of_its_form_on_the_host():
     """12 ns at a byte per nanosecond: offloaded during F2, which takes 10; prefetched before B2."""
     program = offloaded()
     verify(program, GRAPH)
@@ -83,15 +83,15 @@ def test_a_copy_is_of_the_size_of_the_form_that_the_host_keeps():
     assert result.timeline.device_memory.used.max() == 5 + 20
 
 
-def test_the_text_of_an_eager_program_names_host_copies_and_reads_back():
+def test_an_eager_program_lists_its_host_copies_and_survives_json():
     program = offloaded()
     assert "    copy d2h x2 as x2:saved" in listing(program, GRAPH).splitlines()
     assert from_json(to_json(program)) == program
     assert '["CopyOut",1]' in to_json(changed(D2H, {CopyOut(X2, FORM): (CopyOut(X2),)}))
 
 
-def test_a_form_in_another_version_than_its_readers_read_is_refused():
-    """y leaves before it is changed in place, and backward reads it as changed."""
+def test_a_form_of_a_wrong_version_is_refused():
+    """y is offloaded before it is changed in place, but backward reads the changed version."""
     tasks = graph(
         [kernel("make", 1, "", "y"), kernel("change", 1, "y", "y"), kernel("use", 1, "y", "g", phase=BACKWARD)],
         [block("y", 8), block("g", 1)],
@@ -126,20 +126,20 @@ def changed(stream: StreamId, change: dict[Instruction, tuple[Instruction, ...]]
 @pytest.mark.parametrize(
     ("stream", "change", "words"),
     [
-        # The copy out runs during the kernel that makes the block.
+        # The offload runs during the kernel that writes the block.
         (D2H, {Await(0): ()}, "block x2 may not hold its value in device memory yet"),
-        # Memory is given back while the copy may still read it.
+        # Memory is released while the copy may still read it.
         (COMPUTE, {Await(1): ()}, "block x2 holds no device memory"),
-        # The host keeps it as itself, for which it has no memory.
+        # The block is copied without a form, for which there is no host memory.
         (D2H, {CopyOut(X2, FORM): (CopyOut(X2),)}, "block x2 holds no host memory"),
-        # Nobody waits for the copy in.
+        # No stream waits for the copy in.
         (COMPUTE, {Await(3): ()}, "block x2:saved"),
         # A form of another block.
         (D2H, {CopyOut(X2, FORM): (CopyOut(X2 - 1, FORM),)}, "block x2:saved is not an encoded form of block x1"),
         (COMPUTE, {Launch(B2): (Release((FORM,)), Launch(B2))}, "block x2:saved holds no"),
     ],
 )
-def test_what_breaks_such_a_program_is_refused(
+def test_a_broken_eager_program_is_refused(
     stream: StreamId, change: dict[Instruction, tuple[Instruction, ...]], words: str
 ) -> None:
     with pytest.raises(ProgramError) as caught:

@@ -1,6 +1,6 @@
-"""Several GPUs as in moDNN (Chen et al., TPDS 2019, section 6), in numbers worked out by hand.
+"""Several GPUs as in moDNN (Chen et al., TPDS 2019, section 6), compared with hand calculations.
 
-Copies share a bus: with 1.2 bytes a nanosecond, one to four of them have 1.2, 0.6, 0.4 and 0.3 each.
+Copies share a bus of 1.2 bytes per nanosecond: one to four copies have 1.2, 0.6, 0.4 and 0.3 each.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ HOST, GATHER = Exchange.HOST, Exchange.GATHER
 
 
 def on_a_bus(gpus: int) -> NodeSpec:
-    """Links of 1.2 GB/s behind one switch of as much."""
+    """Links of 1.2 GB/s behind one switch of 1.2 GB/s."""
     return several(gpus, switch=BUS, base=node(out=BUS, back=BUS))
 
 
@@ -60,7 +60,7 @@ def run(tasks: TaskGraph, how: Replicate, where: NodeSpec, placement: Placement 
 
 
 def since_start(timeline: Timeline) -> dict[tuple[int, SpanKind, str], tuple[int, int]]:
-    """Start and end of each work of the last iteration, from when its first kernel began."""
+    """Start and end of each kernel and copy of the last iteration, relative to its first kernel."""
     works = [span for span in timeline if span.iteration == 2 and not span.kind.is_stall]
     begun = min(span.start_ns for span in works)
     return {(span.gpu, span.kind, span.name): (span.start_ns - begun, span.end_ns - begun) for span in works}
@@ -75,7 +75,7 @@ def iteration_ns(timeline: Timeline) -> int:
 
 
 def copy_ends(sent: list[tuple[str, int, int]], where: NodeSpec) -> list[int]:
-    """When the copy of each GPU ends; what each does: the direction, when it begins, and how many bytes."""
+    """The end of each GPU's copy, given by its direction, start and bytes."""
     gpus = range(len(sent))
     tasks = graph(
         [kernel(f"until{gpu}", begins) for gpu, (_, begins, _) in enumerate(sent)],
@@ -104,8 +104,8 @@ def test_copies_that_begin_together_share_the_bus_evenly(gpus: int, direction: s
     assert copy_ends([(direction, 0, 120)] * gpus, on_a_bus(gpus)) == [100 * gpus] * gpus
 
 
-def test_copies_that_begin_one_after_the_other():
-    """In turn 1, 2, 3 and 4 copies, then 3, 2 and 1: bytes left of each at every change.
+def test_copies_with_different_starts_share_the_bus_while_they_overlap():
+    """First 1, 2, 3 and 4 copies, then 3, 2 and 1: the remaining bytes of each at every change.
 
     ====  ===  ===  ===  ===
     time  0    1    2    3
@@ -124,7 +124,7 @@ def test_copies_that_begin_one_after_the_other():
     assert copy_ends(sent, on_a_bus(4)) == [1100, 1450, 1550, 1590]
 
 
-def test_who_is_not_behind_the_switch_shares_nothing():
+def test_a_gpu_outside_the_switch_does_not_share_its_bandwidth():
     where = replace(on_a_bus(3), switches=(SwitchSpec((0, 1), BUS, BUS),))
     assert copy_ends([("out", 0, 120), ("out", 50, 120), ("out", 50, 120)], where) == [150, 200, 150]
 
@@ -135,7 +135,7 @@ def test_a_half_duplex_switch_is_shared_by_both_directions(duplex: Duplex, ends:
     assert copy_ends([("out", 0, 120), ("in", 50, 120)], where) == ends
 
 
-def test_half_duplex_links_of_two_gpus_are_not_in_each_others_way():
+def test_half_duplex_links_of_two_gpus_are_independent():
     where = several(2, switch=None, base=node(out=BUS, back=BUS, duplex=Duplex.HALF))
     assert copy_ends([("out", 0, 120), ("in", 50, 120)], where) == [100, 150]
 
@@ -144,21 +144,23 @@ def test_half_duplex_links_of_two_gpus_are_not_in_each_others_way():
 
 
 def three_layers() -> Trace:
-    """Weights of 48, 120 and 72 bytes: 40, 100 and 60 ns for a lone copy. Gradients are made at 80, 180 and 280 ns."""
+    """Weights of 48, 120 and 72 bytes: 40, 100 and 60 ns for one copy. Gradients are written at 80, 180 and 280 ns."""
     return network([48, 120, 72], forward=10, gradient=50, error=50)
 
 
 @pytest.mark.parametrize(
     ("gpus", "out", "updates", "back"),
     [
-        # Copies take 2 times as long; the host passes over 4 times the bytes of a weight at 2.4 a nanosecond.
+        # Copies take 2 times as long; the host reads and writes 4 times the bytes of a weight at 2.4 per nanosecond.
         (2, [(400, 480), (200, 400), (80, 200)], [(600, 680), (400, 600), (200, 320)], [800, 600, 320]),
         # 4 times as long, and 6 times the bytes: 3 times as long as a copy.
         (4, [(720, 880), (320, 720), (80, 320)], [(1020, 1140), (720, 1020), (320, 500)], [1420, 1020, 500]),
     ],
 )
-def test_three_layers_by_hand(gpus: int, out: list[tuple[int, int]], updates: list[tuple[int, int]], back: list[int]):
-    """Each stream takes layer 3, 2, 1 in turn; the last weight's return ends the iteration."""
+def test_the_exchange_of_three_layers_matches_the_hand_calculation(
+    gpus: int, out: list[tuple[int, int]], updates: list[tuple[int, int]], back: list[int]
+):
+    """Each stream handles layers 3, 2 and 1 in turn; the fetch of the last weight ends the iteration."""
     how = Replicate(gpus, HOST, 2 * BUS)
     timeline = run(sharing(three_layers()), how, on_a_bus(gpus))
     result = since_start(timeline)
@@ -173,7 +175,7 @@ def test_three_layers_by_hand(gpus: int, out: list[tuple[int, int]], updates: li
 
 
 @pytest.mark.parametrize("gpus", [2, 3, 4])
-def test_two_copies_for_each_gpu_and_layer(gpus: int):
+def test_each_layer_has_two_copies_per_gpu(gpus: int):
     """Section 6.2 counts 2M of them for a layer on M GPUs."""
     result = since_start(run(sharing(three_layers()), Replicate(gpus, HOST, TWICE), on_a_bus(gpus)))
     copies = Counter(name.split(".")[0] for _, kind, name in result if kind is not SpanKind.COMPUTE)
@@ -181,8 +183,8 @@ def test_two_copies_for_each_gpu_and_layer(gpus: int):
 
 
 @pytest.mark.parametrize(("cores", "host"), [(1, 4000), (2, 2000), (20, 1600)])
-def test_cores_of_the_host(cores: int, host: int):
-    """Two gradients and the weight are read and the weight written, at 1 byte a nanosecond a core, 2.5 at most."""
+def test_more_host_cores_shorten_the_host_update(cores: int, host: int):
+    """Two gradients and the weight are read and the weight written, at 1 byte per nanosecond and core, at most 2.5."""
     where = several(2, switch=None)
     where = replace(where, host=HostSpec(cores=20, accumulate_bandwidth=GB, accumulate_limit=25 * GB // 10))
     timeline = run(sharing(network([1000])), priced(DataParallel(2, HOST, cores), where), where)
@@ -190,7 +192,7 @@ def test_cores_of_the_host(cores: int, host: int):
 
 
 def used_twice(last: int) -> Trace:
-    """One weight in two layers, whose gradient two kernels make; it is used once more, for `last` ns, after that."""
+    """One weight in two layers; two kernels write its gradient, then a kernel of `last` ns uses the weight."""
     return trace(
         [
             kernel("F1", 10, "x0 w", "x1"),
@@ -210,20 +212,20 @@ def used_twice(last: int) -> Trace:
 
 
 @pytest.mark.parametrize(("last", "back"), [(1000, 1050), (300, 350), (299, 350), (0, 350)])
-def test_a_weight_of_two_layers_is_exchanged_once(last: int, back: int):
+def test_a_weight_shared_by_two_layers_is_exchanged_once(last: int, back: int):
     """Its gradient is complete at 50, on the host at 150, and used at 350; the old weight is used until 50 + last."""
     result = since_start(run(sharing(used_twice(last)), Replicate(2, HOST, TWICE), several(2, switch=None)))
     copies = {name: times for (gpu, kind, name), times in result.items() if kind is not SpanKind.COMPUTE and not gpu}
     assert copies == {"w.grad": (50, 150), "w": (back, back + 100)}
 
 
-def test_gpus_wait_for_each_other_at_the_end_alone():
-    """GPU 1 fetches x1 back through a narrow switch of its own; the kernels of GPU 0 follow each other all the same."""
+def test_gpus_wait_for_each_other_only_at_the_end_of_an_iteration():
+    """GPU 1 fetches x1 through a narrow switch of its own; the kernels of GPU 0 are not delayed."""
     tasks = sharing(network([10, 10], gradient=100, error=100))
     where = replace(several(2), switches=(SwitchSpec((1,), GB // 100, GB // 100),))
     swap = Swap(tasks.block("x1"), tasks.kernel("F2"), tasks.kernel("W2"), tasks.kernel("W2"))
     result = since_start(run(tasks, Replicate(2, HOST, TWICE), where, Placement((swap,))))
-    # x1 leaves after F2 for 20 ns and comes back for 20 ns; with GPU 1 both take 2000 ns.
+    # x1 is offloaded after F2 in 20 ns and fetched in 20 ns; on GPU 1 both take 2000 ns.
     assert [result[0, SpanKind.COMPUTE, name] for name in ("W2", "E2", "W1")] == [(60, 160), (160, 260), (260, 360)]
     assert result[1, SpanKind.COMPUTE, "W2.gpu1"] == (4020, 4120)
     assert result[0, SpanKind.COPY_D2H, "w2.grad"][0] == 160
@@ -231,7 +233,7 @@ def test_gpus_wait_for_each_other_at_the_end_alone():
 
 
 @pytest.mark.parametrize("exchange", Exchange)
-def test_every_iteration_takes_the_same(exchange: Exchange):
+def test_all_iterations_take_the_same_time(exchange: Exchange):
     tasks, where = sharing(three_layers()), on_a_bus(4)
     program = on_all(lower(tasks, Placement()), tasks, where, Replicate(4, exchange, TWICE))
     ends = run_program(program, tasks, where, budget=None, iterations=6).timeline.iteration_ends_ns
@@ -242,11 +244,11 @@ def test_every_iteration_takes_the_same(exchange: Exchange):
 # --- the naive exchange ------------------------------------------------------------------------------------
 
 
-def test_two_weights_gathered_on_two_gpus():
-    """30 and 100 bytes over links of their own, a byte a nanosecond; adding up takes as long as a copy.
+def test_gathering_two_weights_on_two_gpus_matches_the_hand_calculation():
+    """30 and 100 bytes over separate links, a byte per nanosecond; an addition takes as long as a copy.
 
     Backward ends at 50, both gradients are on the host at 180. w1's is fetched until 210 and added until 240, w2's
-    until 340 and 440. Both weights are new at 450, on the host at 580, on the other GPU at 710.
+    until 340 and 440. Both weights are updated at 450, on the host at 580, on the other GPU at 710.
     """
     timeline = run(sharing(network([30, 100], step=5)), Replicate(2, GATHER, 3 * GB), several(2, switch=None))
     result = since_start(timeline)
@@ -259,11 +261,11 @@ def test_two_weights_gathered_on_two_gpus():
     assert iteration_ns(timeline) == 710
 
 
-def test_two_weights_gathered_on_four_gpus_behind_a_bus():
-    """36 and 120 bytes: 30 and 100 ns for a lone copy and for adding up; a step takes 210 ns.
+def test_gathering_on_four_gpus_behind_a_bus_matches_the_hand_calculation():
+    """36 and 120 bytes: 30 and 100 ns for a single copy and for an addition; an optimizer step takes 210 ns.
 
-    The three others send w1's gradient until 140 and w2's until 440. GPU 0 has the bus to itself, fetches and adds up
-    w1's three gradients until 620 and w2's until 1220. The two steps take until 1640, both weights are on the host at
+    The three others send w1's gradient until 140 and w2's until 440. GPU 0 alone uses the bus, fetches and adds w1's
+    three gradients until 620 and w2's until 1220. The two optimizer steps end at 1640, both weights are on the host at
     1770. They reach the three others, which share the bus, 90 and 390 ns later.
     """
     timeline = run(sharing(network([36, 120], step=210)), Replicate(4, GATHER, 3 * BUS), on_a_bus(4))
@@ -290,5 +292,5 @@ def test_gathering_needs_memory_for_one_more_gradient_at_a_time(gpus: int):
     one = lower(tasks, Placement())
     program = on_all(one, tasks, on_a_bus(gpus), Replicate(gpus, GATHER, 3 * BUS))
     timeline = run_program(program, tasks, on_a_bus(gpus), budget=None).timeline
-    # Input, weights and gradients are there all the while; the feature maps are not any more.
+    # Input, weights and gradients are resident all the time; the feature maps are already released.
     assert int(timeline.device_memory.live.max()) == 20 + 2 * (36 + 120) + 120

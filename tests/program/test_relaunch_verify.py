@@ -1,6 +1,6 @@
-"""Programs that make blocks again, broken in one place each: `verify` names what is wrong.
+"""Programs with recomputed blocks, each broken in one place: `verify` names the mistake.
 
-Then programs broken at random: what `verify` accepts reads the right values under any timing.
+Then programs broken at random: those that `verify` accepts read the right values under any timing.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ TASKS = graph(
 )
 X, R, A, B, S, C, D, G1 = (TASKS.block(name) for name in ["x", "r", "a", "b", "s", "c", "d", "g1"])
 BN, F3, ODD, B2 = (TASKS.kernel(name) for name in ["BN", "F3", "odd", "B2"])
-#: a travels, b is made again from it.
+#: a is swapped, b is recomputed from it.
 PLACEMENT = Placement((Swap(A, BN, B2, B2),), recomputes=(Recompute(B, F3, B2),))
 LEGAL = lower(TASKS, PLACEMENT)
 
@@ -64,7 +64,7 @@ def code_of(stream: StreamId) -> list[Instruction]:
 
 
 def refused(edited: dict[StreamId, Sequence[Instruction]], *words: str) -> None:
-    """The legal program with other code on some streams is refused, with a message that holds these words."""
+    """The legal program with other code on some streams is refused, with a message that contains these words."""
     streams = {**LEGAL.segments[0].streams, **{stream: tuple(code) for stream, code in edited.items()}}
     with pytest.raises(ProgramError) as caught:
         verify(Program((Segment(streams),), LEGAL.resident), TASKS)
@@ -84,21 +84,21 @@ def around(code: Sequence[Instruction], at: Instruction) -> int:
     return list(code).index(at)
 
 
-def test_the_program_that_is_broken_below_is_legal():
+def test_the_base_relaunch_program_is_legal():
     verify(LEGAL, TASKS)
     assert AGAIN in code_of(COMPUTE)
-    # b leaves after F3 and comes again; both times its memory is taken on its own.
+    # b is dropped after F3 and recomputed; both times its memory is acquired by a separate instruction.
     assert Release((B,)) in code_of(COMPUTE)
     assert code_of(COMPUTE)[around(code_of(COMPUTE), AGAIN) - 1] == Acquire((B,))
 
 
-def test_a_relaunch_without_memory_for_what_it_makes():
+def test_a_relaunch_without_memory_for_its_output_is_refused():
     code = code_of(COMPUTE)
     del code[around(code, AGAIN) - 1]
     refused({COMPUTE: code}, "block b holds no device memory")
 
 
-def test_no_relaunch_at_all():
+def test_a_missing_relaunch_is_refused():
     refused({COMPUTE: without(code_of(COMPUTE), AGAIN)}, "block b holds no value")
 
 
@@ -109,37 +109,37 @@ def replaced(*instead: Instruction) -> dict[StreamId, Sequence[Instruction]]:
 
 
 @pytest.mark.parametrize("built", [C, X, G1])
-def test_a_relaunch_that_makes_what_its_kernel_does_not(built: int):
+def test_a_relaunch_with_a_block_its_kernel_does_not_write_is_refused(built: int):
     name = TASKS.blocks[built].id
     wrong = Launch(BN, recompute=True, makes=(built,))
     refused(replaced(wrong), f"kernel BN does not make block {name} when it runs again")
 
 
 @pytest.mark.parametrize("saved", [S, R])
-def test_a_relaunch_that_makes_saved_or_running_statistics_anew(saved: int):
+def test_a_relaunch_with_batch_norm_statistics_as_output_is_refused(saved: int):
     wrong = Launch(BN, recompute=True, makes=(B, saved))
     refused(replaced(wrong), f"kernel BN does not make block {TASKS.blocks[saved].id} when it runs again")
 
 
-def test_a_relaunch_that_is_not_declared():
+def test_an_undeclared_relaunch_is_refused():
     refused(replaced(Launch(BN)), "kernel BN is launched a second time without being declared a recompute")
 
 
-def test_a_relaunch_before_its_kernel_ran():
+def test_a_relaunch_before_the_first_launch_is_refused():
     code = code_of(COMPUTE)
     at = around(code, Launch(BN))
     code[at:at] = [AGAIN]
     refused({COMPUTE: code}, "kernel BN is recomputed before it ran")
 
 
-def test_a_relaunch_of_a_kernel_of_unknown_purity():
+def test_a_relaunch_of_a_kernel_of_unknown_purity_is_refused():
     code = code_of(COMPUTE)
     at = around(code, Launch(ODD)) + 1
     code[at:at] = [Launch(ODD, recompute=True, makes=(D,))]
     refused({COMPUTE: code}, "kernel odd (op) is not known to be pure, it cannot be recomputed")
 
 
-# F1 makes p and q with a workspace w; p is let go of after F2 and made again for B2. q is needed by B1 alone.
+# F1 writes p and q with a workspace w; p is dropped after F2 and recomputed for B2. Only B1 reads q later.
 PAIR = graph(
     [
         kernel("F1", 1, "x", "p q w"),
@@ -155,7 +155,7 @@ P, Q, G2, PAIR_G1, W = (PAIR.block(name) for name in ["p", "q", "g2", "g1", "w"]
 def pair(
     again: Sequence[int], makes: tuple[int, ...], *, drops: tuple[int, ...], gives: tuple[int, ...] = (W,)
 ) -> Program:
-    """`drops` are let go of after F2; before B2, F1 runs again with memory for `again`, and `gives` end with it."""
+    """`drops` are released after F2; before B2, F1 is recomputed with memory for `again`, then `gives` are released."""
     c = PAIR.block("c")
     code = [
         *(Acquire((P, Q, W)), Launch(0), Release((W,)), Acquire((c,)), Launch(1), Release(drops)),
@@ -165,8 +165,8 @@ def pair(
     return Program((Segment({COMPUTE: tuple(code)}),), (PAIR.block("x"),))
 
 
-def test_a_relaunch_has_memory_for_all_that_its_kernel_writes():
-    """q is there; or it is taken, and made as well."""
+def test_a_relaunch_with_memory_for_all_its_outputs_is_legal():
+    """q is resident, or acquired and recomputed as well."""
     verify(pair([P, W], (P,), drops=(P,)), PAIR)
     verify(pair([P, Q, W], (P, Q), drops=(P, Q)), PAIR)
 
@@ -178,14 +178,14 @@ def test_a_relaunch_without_memory_for_its_workspace_is_refused(makes: tuple[int
         verify(pair(makes, makes, drops=drops, gives=()), PAIR)
 
 
-def test_a_relaunch_without_memory_for_another_result_is_refused():
-    """Nobody reads what F1 would write to q then, and yet it writes it."""
+def test_a_relaunch_without_memory_for_an_unused_output_is_refused():
+    """F1 writes q again although no kernel reads it then."""
     with pytest.raises(ProgramError, match=r"recompute F1 for p .*: block q holds no device memory"):
         verify(pair([P, W], (P,), drops=(P, Q)), PAIR)
 
 
-def test_memory_that_a_relaunch_writes_is_not_given_back_while_it_may_run():
-    """d2h gives the workspace back without waiting for the relaunch, which does not make it."""
+def test_a_release_of_memory_a_running_relaunch_may_write_is_refused():
+    """d2h releases the workspace, which is no declared output, without waiting for the relaunch."""
     legal = pair([P, W], (P,), drops=(P,))
     (again,) = (each for each in legal.segments[0].streams[COMPUTE] if isinstance(each, Launch) and each.recompute)
     code = list(legal.segments[0].streams[COMPUTE])
@@ -199,22 +199,22 @@ def test_memory_that_a_relaunch_writes_is_not_given_back_while_it_may_run():
 
 
 def test_a_block_released_before_its_second_reader_is_refused():
-    """b is made again and given back before B2 reads it."""
+    """b is recomputed and released before B2 reads it."""
     code = code_of(COMPUTE)
     at = around(code, AGAIN) + 1
     code[at:at] = [Release((B,))]
     refused({COMPUTE: code}, "block b holds no")
 
 
-def test_saved_statistics_that_are_given_back_too_early():
+def test_a_release_of_saved_statistics_before_a_relaunch_is_refused():
     code = code_of(COMPUTE)
     at = around(code, AGAIN)
     code[at:at] = [Release((S,))]
     refused({COMPUTE: code}, "block s holds no")
 
 
-def test_an_input_that_is_fetched_too_late():
-    """The wait for a's copy back comes after the relaunch that reads it."""
+def test_an_input_fetched_after_the_relaunch_is_refused():
+    """The wait for a's prefetch comes after the relaunch that reads a."""
     code = code_of(COMPUTE)
     at = around(code, AGAIN)
     (wait,) = (each for each in code[at - 3 : at] if isinstance(each, Await) and each.event == back_event())
@@ -233,16 +233,16 @@ def test_an_input_without_a_wait_is_refused():
     refused({COMPUTE: without(code_of(COMPUTE), Await(back_event()))}, "block a")
 
 
-def test_an_input_that_is_not_fetched():
+def test_a_relaunch_with_an_unfetched_input_is_refused():
     refused({H2D: without(code_of(H2D), CopyIn(A))}, "block a")
 
 
-def test_a_copy_out_that_begins_before_the_block_is_there():
+def test_an_offload_before_its_block_is_written_is_refused():
     waits = [each for each in code_of(D2H) if isinstance(each, Await)]
     refused({D2H: without(code_of(D2H), *waits)}, "copy d2h a", "block a")
 
 
-def test_memory_for_a_fetch_before_the_block_has_left():
+def test_memory_for_a_fetch_acquired_before_the_offload_ends_is_refused():
     away = next(each.event for each in code_of(D2H) if isinstance(each, Signal))
     refused({COMPUTE: without(code_of(COMPUTE), Await(away))}, "block a")
 
@@ -279,8 +279,8 @@ IN_PLACE = graph(
         ),
     ],
 )
-def test_a_block_that_is_changed_in_place(again: list[Instruction], word: str):
-    """a and m stay; relaunches that bring nothing back must not spoil a either."""
+def test_a_relaunch_with_an_input_changed_in_place_is_refused(again: list[Instruction], word: str):
+    """a and m stay resident; relaunches must not corrupt a."""
     (segment,) = lower(IN_PLACE, Placement()).segments
     code = list(segment.streams[COMPUTE])
     at = code.index(Launch(2)) - 1
@@ -303,7 +303,7 @@ def test_what_verify_accepts_reads_the_right_values_under_any_timing(data: st.Da
 
 @many
 @given(st.data())
-def test_every_lowered_program_is_accepted_and_right(data: st.DataObject):
+def test_every_lowered_program_is_accepted_and_reads_the_right_values(data: st.DataObject):
     graph = data.draw(encoded_graphs(of=st.one_of(repeatable_traces(), trainings(max_layers=5))))
     program = lower(graph, data.draw(mixed_placements(graph)))
     verify(program, graph)

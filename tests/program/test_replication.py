@@ -1,4 +1,4 @@
-"""Several GPUs and their exchange of gradients: closed forms on chains of layers, and what `verify` must refuse."""
+"""Several GPUs and their exchange of gradients: closed forms on chains of layers, and programs `verify` refuses."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ SIZE = 120
 
 
 def divisible(gpus: int) -> NodeSpec:
-    """Links and a switch of 1.2 GB/s, which up to four GPUs share without a rest."""
+    """Links and a switch of 1.2 GB/s, divisible by one to four GPUs."""
     rate = 12 * GB // 10
     return several(gpus, switch=rate, base=node(out=rate, back=rate))
 
@@ -88,8 +88,8 @@ def iteration_ns(timeline: Timeline) -> int:
 
 
 @pytest.mark.parametrize("gpus", [2, 3, 4])
-def test_gathering_one_gradient_behind_one_switch(gpus: int):
-    """All other GPUs send at once, GPU 0 fetches and adds up one after the other, and all wait for it."""
+def test_gathering_behind_a_switch_matches_the_closed_form(gpus: int):
+    """All other GPUs send at once, GPU 0 fetches and adds one gradient after the other, and all wait for it."""
     others, compute, step, copied, added = gpus - 1, 20, 5, 100, 60
     timeline = run(network([SIZE], step=step), Replicate(gpus, GATHER, 3 * SIZE * GB // added), divisible(gpus))
     out, fetched, spread = others * copied, others * (copied + added), copied + others * copied
@@ -97,20 +97,20 @@ def test_gathering_one_gradient_behind_one_switch(gpus: int):
 
 
 @pytest.mark.parametrize("gpus", [2, 3, 4])
-def test_gathering_without_a_switch(gpus: int):
-    """What is sent arrives at once, and new weights reach all others together."""
+def test_gathering_without_a_switch_matches_the_closed_form(gpus: int):
+    """All gradients are sent in parallel, and new weights reach all other GPUs together."""
     size, others = 100, gpus - 1
     timeline = run(network([size], step=5), Replicate(gpus, GATHER, 3 * size * GB // 60), several(gpus, switch=None))
     assert iteration_ns(timeline) == 20 + size + others * (size + 60) + 5 + size + size
 
 
-def test_kernels_that_add_up_take_a_launch_each():
+def test_each_gradient_addition_costs_a_kernel_launch():
     plain, slow = (run(network([100]), Replicate(2, GATHER, GB, overhead)) for overhead in (0, 7))
     assert iteration_ns(slow) == iteration_ns(plain) + 7
 
 
-def test_each_step_of_gathering_begins_when_the_one_before_is_over():
-    """GPU 0 adds up a gradient before it fetches the next; nothing else goes weight by weight."""
+def test_gathering_steps_run_one_after_another():
+    """GPU 0 adds a gradient before it fetches the next; the other steps handle all weights together."""
     result = spans(run(network([100, 100], step=5), Replicate(2, GATHER, 3 * GB)))
     steps = [
         *("gpu1.out:w1.grad.gpu1", "gpu1.out:w2.grad.gpu1"),
@@ -120,13 +120,13 @@ def test_each_step_of_gathering_begins_when_the_one_before_is_over():
     assert all(result[before][1] == result[after][0] for before, after in pairwise(steps))
 
 
-def test_one_step_for_all_weights_waits_for_all_gradients():
+def test_a_joint_optimizer_step_waits_for_all_gradients():
     result = spans(run(network([100, 100], step=5, together=True), Replicate(2, GATHER, 3 * GB)))
     assert result["step"][0] == max(result[f"accumulate:w{n}.grad.gpu1"][1] for n in (1, 2))
 
 
-def test_where_no_optimizer_is_recorded_plain_gradient_descent_updates_the_weights():
-    """Two gradients and a weight are read and a weight written by two kernels of 300 bytes, 3 a nanosecond."""
+def test_without_a_recorded_optimizer_plain_gradient_descent_is_used():
+    """Two kernels read two gradients and a weight and write a weight: 300 bytes each, 3 per nanosecond."""
     timeline = run(network([100], step=None), Replicate(2, GATHER, 3 * GB))
     assert iteration_ns(timeline) == 20 + 100 + 100 + 100 + 100 + 100 + 100
 
@@ -135,48 +135,48 @@ def test_where_no_optimizer_is_recorded_plain_gradient_descent_updates_the_weigh
 
 
 @pytest.mark.parametrize("gpus", [2, 3, 4])
-def test_the_host_adds_up_one_gradient_behind_one_switch(gpus: int):
-    """All gradients out, the host reads them and the weight and writes the weight, all weights in."""
+def test_the_host_update_behind_a_switch_matches_the_closed_form(gpus: int):
+    """All gradients are offloaded, the host reads them and the weight, writes the weight, all weights are fetched."""
     copied = 100
     timeline = run(network([SIZE]), Replicate(gpus, HOST, TWICE), divisible(gpus))
     assert iteration_ns(timeline) == 20 + gpus * copied + (gpus + 2) * SIZE // 2 + gpus * copied
 
 
-def test_the_optimizers_state_is_the_hosts_and_counts():
+def test_optimizer_state_on_the_host_adds_to_the_update_time():
     timeline = run(network([100], momentum=True), Replicate(2, HOST, TWICE))
     assert iteration_ns(timeline) == 20 + 200 + (2 + 4) * 100 // 2 + 200
-    # Input, feature map, weight and gradient: the momentum is not on a GPU.
+    # Input, feature map, weight and gradient; the momentum is on the host.
     assert {int(curve.live.max()) for curve in timeline.device_memories} == {20 + 20 + 100 + 100}
     assert timeline.host_memory.live.tolist()[0] == 200
 
 
 def test_a_gradient_is_sent_once_written_and_the_weight_returns_during_compute():
-    """Of the upper layer everything is hidden behind the lower one's backward."""
+    """The upper layer's exchange completely overlaps the lower layer's backward."""
     trace = network([10, 100], gradient=1000, error=1000)
     result = spans(run(trace, Replicate(2, HOST, TWICE)))
     built = result["W2"][1]
     assert result["out:w2.grad"] == result["gpu1.out:w2.grad.gpu1"] == (built, built + 200)
     assert result["update:w2"] == (built + 200, built + 400)
-    # The old weight is still used by the kernel that passes the error on.
+    # The kernel that computes the input's gradient still uses the old weight.
     assert result["E2"] == (built, built + 1000)
     assert result["in:w2"] == result["gpu1.in:w2"] == (built + 1000, built + 1200)
     timeline = run(trace, Replicate(2, HOST, TWICE))
     assert iteration_ns(timeline) == 2 * 10 + 3 * 1000 + 20 + 20 + 20
 
 
-def test_more_cores_shorten_what_the_host_does():
+def test_more_cores_shorten_the_host_update():
     one, two = (iteration_ns(run(network([100]), Replicate(2, HOST, rate))) for rate in (GB, TWICE))
     assert one - two == (2 + 2) * 100 // 2
 
 
-def test_the_next_iteration_begins_on_all_gpus_together_with_all_weights():
+def test_the_next_iteration_begins_on_all_gpus_once_all_weights_have_arrived():
     timeline = run(network([10, 300]), Replicate(3, HOST, TWICE))
     before, after = spans(timeline, -2), spans(timeline, -1)
     begun = {after[f"F1{gpu}"][0] for gpu in ("", ".gpu1", ".gpu2")}
     assert begun == {max(end for name, (_, end) in before.items() if "in:w" in name)}
 
 
-def test_gradients_are_exchanged_in_the_last_of_several_rounds_only():
+def test_gradients_are_exchanged_only_in_the_last_round():
     """A batch of 5 in sub-batches of 2: two rounds, and a smaller one."""
     for batch, sub_batch in ((4, 1), (5, 2)):
         tasks = sharing(network([1000], batch=batch, step=5))
@@ -195,8 +195,8 @@ def test_gradients_are_exchanged_in_the_last_of_several_rounds_only():
             assert left.start_ns == max(span.end_ns for span in built)
 
 
-def test_a_copy_that_waits_for_its_turn_is_delayed_by_gradients_before_it():
-    """x1 comes back for the last kernel by the stream for copies in, where the weight of layer 2 is expected first."""
+def test_a_queued_copy_is_delayed_by_earlier_gradient_copies():
+    """x1 is fetched for the last kernel on the copy-in stream, behind the weight of layer 2."""
     tasks = sharing(network([10, 10], gradient=100, error=100))
     swap = Swap(tasks.block("x0"), tasks.kernel("F1"), tasks.kernel("W1"), tasks.kernel("W1"))
     one = lower(tasks, Placement((swap,)))
@@ -207,13 +207,13 @@ def test_a_copy_that_waits_for_its_turn_is_delayed_by_gradients_before_it():
         assert min(("in:w2", "in:x0"), key=lambda name: result[name]) == first
 
 
-# --- what is refused ---------------------------------------------------------------------------------------
+# --- refused programs ---------------------------------------------------------------------------------------
 
 TASKS = sharing(network([10, 100], momentum=True))
 
 
 def edited(exchange: Exchange, stream: StreamId, drop: Instruction) -> Program:
-    """The program of two GPUs without the last such instruction of a stream."""
+    """The program of two GPUs without the last occurrence of an instruction of a stream."""
     program = on_all(lower(TASKS, Placement()), TASKS, several(2), Replicate(2, exchange, TWICE))
     verify(program, TASKS)
     (segment,) = program.segments
@@ -229,7 +229,7 @@ def refused(program: Program) -> str:
 
 
 def waits(program: Program, stream: StreamId, before: type[Instruction]) -> Instruction:  # type: ignore[valid-type]
-    """What a stream waits for just before its last instruction of a kind."""
+    """The events a stream awaits just before its last instruction of a kind."""
     code = program.segments[0].streams[stream]
     last = max(at for at, instruction in enumerate(code) if isinstance(instruction, before))
     return next(instruction for instruction in reversed(code[:last]) if isinstance(instruction, Await))
@@ -254,7 +254,7 @@ def test_a_weight_that_never_returns_is_refused(exchange: Exchange):
 
 
 def test_a_weight_that_returns_while_the_old_one_is_used_is_refused():
-    """The wait of a copy in that has two: for the host, and for the kernel that uses the weight last."""
+    """A weight's fetch waits for the host and for the last kernel that uses the old weight; the latter is removed."""
     program = replicated(HOST)
     code = program.segments[0].streams[StreamId(1, "h2d")]
     at = next(at for at in range(len(code)) if isinstance(code[at], Await) and isinstance(code[at + 1], Await))
@@ -262,41 +262,41 @@ def test_a_weight_that_returns_while_the_old_one_is_used_is_refused():
     assert "block w2 is overwritten while gpu1.compute may still be using it" in message
 
 
-def test_kernels_that_do_not_wait_for_their_weights():
-    """Without the wait for its last weight, the GPU reads it in the next iteration before it may be there."""
+def test_kernels_that_do_not_wait_for_their_weights_are_refused():
+    """Without the wait for its last weight, the GPU may read it in the next iteration before it has arrived."""
     for gpu in (0, 1):
         stream = StreamId(gpu, "compute")
         drop = waits(replicated(HOST), stream, Signal)
         assert "may not hold its value" in refused(edited(HOST, stream, drop))
 
 
-def test_a_host_that_does_not_wait_for_a_gradient():
+def test_a_host_update_that_does_not_wait_for_a_gradient_is_refused():
     drop = waits(replicated(HOST), ACCUMULATION, Launch)
     assert "may not hold its value in host memory" in refused(edited(HOST, ACCUMULATION, drop))
 
 
-def test_gpu_0_that_does_not_wait_for_what_it_fetches():
-    """Before the first copy in, GPU 0 waits for what the others have sent."""
+def test_a_fetch_on_gpu_0_that_does_not_wait_for_the_gradient_is_refused():
+    """Before the first fetch, GPU 0 waits for the gradients sent by the others."""
     code = replicated(GATHER).segments[0].streams[H2D]
     first = next(at for at, instruction in enumerate(code) if isinstance(instruction, CopyIn))
     drop = next(instruction for instruction in reversed(code[:first]) if isinstance(instruction, Await))
     assert "w1.grad.gpu1 holds no host memory" in refused(edited(GATHER, H2D, drop))
 
 
-def test_memory_for_a_fetched_gradient_is_taken_and_given_back():
+def test_an_unbalanced_acquire_or_release_of_a_fetched_gradient_is_refused():
     ran = transformed(TASKS, replicated(GATHER).transforms)
     block = ran.block("w1.grad.gpu1")
     assert "holds no device memory" in refused(edited(GATHER, H2D, Acquire((block,))))
     assert "leaves block w1.grad.gpu1 in device memory" in refused(edited(GATHER, COMPUTE, Release((block,))))
 
 
-def test_a_policy_that_moves_weights_itself_is_refused():
+def test_a_policy_that_moves_exchanged_weights_is_refused():
     swap = Swap(TASKS.block("w2"), TASKS.kernel("F2"), TASKS.kernel("E2"), TASKS.kernel("E2"))
     with pytest.raises(InputError, match="moves 'w2' between GPU and host itself"):
         on_all(lower(TASKS, Placement((swap,))), TASKS, several(2), Replicate(2, HOST, GB))
 
 
-# --- what holds of all -------------------------------------------------------------------------------------
+# --- properties of all programs -------------------------------------------------------------------------------------
 
 many = settings(deadline=None, suppress_health_check=list(HealthCheck), max_examples=40)
 
@@ -332,7 +332,7 @@ def test_what_verify_accepts_reads_the_right_versions_under_any_timing(data: st.
 
 @many
 @given(st.data(), st.integers(2, 4))
-def test_a_program_of_several_gpus_survives_being_written_and_read(data: st.DataObject, gpus: int):
+def test_a_program_of_several_gpus_survives_json(data: st.DataObject, gpus: int):
     tasks = sharing(data.draw(networks()))
     where = data.draw(switched_nodes(gpus))
     program = on_all(lower(tasks, Placement()), tasks, where, data.draw(exchanges(gpus)))
@@ -345,7 +345,7 @@ def test_a_listing_shows_the_contents_of_every_memory():
     assert "  gpu1.d2h" in lines
 
 
-def test_without_a_split_copies_have_their_own_streams():
+def test_without_a_split_batch_exchange_copies_have_their_own_streams():
     assert {str(stream) for stream in replicated(HOST).streams} == {
         *("compute", "d2h", "h2d", "host1", "gpu1.compute", "gpu1.d2h", "gpu1.h2d")
     }
@@ -354,7 +354,7 @@ def test_without_a_split_copies_have_their_own_streams():
 
 @pytest.mark.parametrize("exchange", Exchange)
 def test_events_order_instructions_of_zero_duration(exchange: Exchange):
-    """x0 comes back for the last kernel at the instant at which both gradients are there."""
+    """x0's fetch for the last kernel ends at the instant at which both gradients have arrived."""
     trace = network([10, 10], forward=0, error=0, gradient=0, step=None)
     tasks = sharing(replace(trace, blocks=tuple(replace(b, bytes=0) if b.id == "x0" else b for b in trace.blocks)))
     swap = Swap(tasks.block("x0"), tasks.kernel("F1"), tasks.kernel("W1"), tasks.kernel("W1"))

@@ -1,4 +1,4 @@
-"""Programs that do not move their blocks: how they are written, and what `verify` holds them to."""
+"""Programs that do not move their blocks (on demand or in host memory): their form, and the checks of `verify`."""
 
 from __future__ import annotations
 
@@ -62,27 +62,27 @@ def refused(code: Program, *words: str) -> None:
         assert word in str(caught.value)
 
 
-def test_a_launch_needs_no_memory_for_what_is_on_demand():
+def test_a_launch_needs_no_acquired_memory_for_on_demand_blocks():
     assert on_demand(lower(TASKS, Placement()), Paged()) == paged(ALONE)
     # Nor need a kernel's blocks fit at once.
     verify(paged(ALONE), TASKS, capacity=0)
 
 
-def test_what_is_on_demand_is_let_go_of_once_and_before_the_iteration_ends():
+def test_on_demand_blocks_are_released_exactly_once_per_iteration():
     refused(paged(ALONE[:-1]), "leaves block b in device memory")
     refused(paged([*ALONE, Release((A,))]), "block a holds no device memory")
     refused(paged([Release((A,)), *ALONE]), "block a holds no device memory")
 
 
-def test_what_was_let_go_of_has_no_value_for_a_later_reader():
+def test_reading_a_released_on_demand_block_is_refused():
     refused(paged([MAKE, Release((A,)), USE, Release((A, B)), STEP]), "block a holds no value")
 
 
-def test_persistent_blocks_are_not_let_go_of():
+def test_releasing_a_persistent_on_demand_block_is_refused():
     refused(paged([*ALONE, Release((W,))]), "loses block w")
 
 
-def test_a_program_does_not_move_blocks_that_are_not_its_own_to_move():
+def test_acquires_and_copies_of_on_demand_blocks_are_refused():
     refused(paged([Acquire((A,)), *ALONE]), "block a is on demand")
     refused(paged(ALONE, out=[CopyOut(A)]), "not its own to move")
     tasks = replace(TASKS, encoded={B: EncodedForm(A, 1, 1)})
@@ -90,13 +90,13 @@ def test_a_program_does_not_move_blocks_that_are_not_its_own_to_move():
         verify(paged([MAKE, Encode(A, B), USE, Release((A,)), STEP, Release((B,))]), tasks)
 
 
-def test_streams_still_have_to_wait_for_each_other():
+def test_on_demand_programs_must_still_synchronize_their_streams():
     signalled = paged([MAKE, Signal(0), Await(1), STEP, Release((B,))], other=[Await(0), USE, Release((A,)), Signal(1)])
     verify(signalled, TASKS)
     refused(paged([MAKE, Await(1), STEP, Release((B,))], other=[USE, Release((A,)), Signal(1)]), "block a")
 
 
-def test_in_host_memory_everything_is_taken_and_held_there():
+def test_remote_programs_hold_all_blocks_in_host_memory():
     code = in_host_memory(lower(TASKS, Placement()))
     assert code.resident == () and code.other_contents == (InitialContents(None, (W,)),)
     assert code.residency == Remote()
@@ -108,7 +108,7 @@ def test_in_host_memory_everything_is_taken_and_held_there():
 
 @settings(deadline=None)
 @given(traces(streams=3), st.integers(1, 9))
-def test_every_trace_has_such_programs_and_they_can_be_written_down(trace: Trace, pages: int):
+def test_every_trace_has_on_demand_and_remote_programs_that_survive_json(trace: Trace, pages: int):
     tasks = TaskGraph.of(trace)
     plain = lower(tasks, Placement(), recorded_lifetimes=True)
     for code in (on_demand(plain, Paged(page=128 * pages, chunk=128 * pages)), in_host_memory(plain)):

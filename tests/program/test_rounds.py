@@ -1,4 +1,4 @@
-"""The last repetition of a segment as a segment of its own: everything happens as before."""
+"""Splitting off the last repetition of a segment does not change the run."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ HOST = Space.HOST
 
 
 def happened(code: Program, tasks: TaskGraph, where: object = None, iterations: int = 3) -> list[tuple[object, ...]]:
-    """The spans without waits; a wait may be attributed to another instruction."""
+    """The spans without waits, as a wait may be attributed to another instruction."""
     timeline = run(code, tasks, where, iterations=iterations).timeline  # type: ignore[arg-type]
     return [
         (span.stream, span.kind, span.name, span.start_ns, span.end_ns, span.iteration)
@@ -45,7 +45,7 @@ def happened(code: Program, tasks: TaskGraph, where: object = None, iterations: 
 
 @settings(deadline=None, suppress_health_check=list(HealthCheck), max_examples=40)
 @given(st.data(), st.integers(1, 4), st.booleans())
-def test_a_split_batch_runs_as_before(data: st.DataObject, sub_batch: int, barrier: bool):
+def test_splitting_off_the_last_repetition_does_not_change_the_run(data: st.DataObject, sub_batch: int, barrier: bool):
     full = data.draw(networks())
     full = replace(full, info=replace(full.info, batch=data.draw(st.integers(sub_batch, 9))))
     tasks = Split(sub_batch).apply(TaskGraph.of(full))
@@ -56,8 +56,8 @@ def test_a_split_batch_runs_as_before(data: st.DataObject, sub_batch: int, barri
     assert happened(apart, tasks, where) == happened(code, tasks, where)
 
 
-def test_waits_for_the_repetition_before_reach_over_segments_and_iterations():
-    """Each copy must have left before the next but one kernel starts: 10 ns of compute during copies of 30."""
+def test_waits_for_an_earlier_repetition_work_across_segments_and_iterations():
+    """Each offload must end before the next but one kernel starts: 10 ns of compute during copies of 30."""
     tasks = graph([kernel("k0", 10, "x")], [held("x", 30)])
     copy = (Await(0), Acquire((0,), HOST), CopyOut(0), Release((0,), HOST), Signal(1))
     for lag in (1, 2):
@@ -71,7 +71,7 @@ def test_waits_for_the_repetition_before_reach_over_segments_and_iterations():
             assert before == after
 
 
-def test_a_wait_of_another_segment_for_an_earlier_repetition():
+def test_waits_of_a_later_segment_are_unchanged_by_the_split():
     tasks = graph([kernel("k0", 10, "x"), kernel("k1", 5, "x")], [held("x", 30)])
     copy = (Await(0), Acquire((0,), HOST), CopyOut(0), Release((0,), HOST), Signal(1))
     for lag in (0, 1, 2, 3):
@@ -83,7 +83,7 @@ def test_a_wait_of_another_segment_for_an_earlier_repetition():
         assert happened(with_last_repetition_split(code, 0), tasks) == happened(code, tasks)
 
 
-def test_a_segment_that_runs_once_stays_as_it_is():
+def test_a_segment_that_runs_once_is_not_split():
     code = program({COMPUTE: (Launch(0),)}, [0])
     assert with_last_repetition_split(code, 0) is code
 

@@ -1,4 +1,4 @@
-"""The order in which blocks are made again, and how long what is made stays."""
+"""The order in which blocks are recomputed, and how long recomputed blocks stay."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from tests.semantics.hand_made import BACKWARD, block, graph, held, kernel
 
 
 def dropped(tasks: TaskGraph, *names: str) -> Placement:
-    """These blocks are let go of after forward and made again for their next use."""
+    """A placement that drops these blocks after forward and recomputes them for their next use."""
     return Placement(recomputes=tuple(gap(tasks, name) for name in names))
 
 
@@ -45,7 +45,7 @@ def planned(tasks: TaskGraph, placement: Placement) -> ComputeSchedule:
 
 
 def order(tasks: TaskGraph, placement: Placement) -> list[str]:
-    """Launches in order; a relaunch with what it takes, makes and gives back."""
+    """Launches in order; a relaunch with the blocks it acquires (+), recomputes (=) and releases (-)."""
 
     def words(blocks: Sequence[int]) -> str:
         return " ".join(tasks.blocks[b].id for b in blocks)
@@ -68,8 +68,8 @@ def test_a_block_of_a_chain_is_recomputed_right_before_its_reader():
     ]
 
 
-def test_a_chain_is_recomputed_once_and_each_block_kept_to_its_own_use():
-    """x2 and x3 are made on the way to x4, and neither F1 nor F2 runs a third time."""
+def test_a_chain_is_recomputed_once_and_each_block_kept_until_its_use():
+    """x2 and x3 are recomputed as ancestors of x4, and neither F1 nor F2 runs a third time."""
     assert order(FIVE, dropped(FIVE, "x2", "x3", "x4")) == [
         *("F1", "F2", "F3", "F4", "F5", "B5"),
         *("F1: +x2 =x2 -", "F2: +x3 =x3 -", "F3: +x4 =x4 -"),
@@ -81,13 +81,13 @@ def test_a_resident_ancestor_is_not_recomputed():
     assert order(FIVE, dropped(FIVE, "x2", "x4"))[6:] == ["F3: +x4 =x4 -", "B4", "B3", "F1: +x2 =x2 -", "B2", "B1"]
 
 
-def test_what_ends_with_the_next_kernel_is_still_an_ancestor_before_it():
-    """x2 is made of x1, which B1, the last kernel, is the last to use."""
+def test_a_block_last_used_by_the_next_kernel_can_still_be_an_ancestor():
+    """x2 is computed from x1, whose last use is in B1, the last kernel."""
     assert order(FIVE, dropped(FIVE, "x2"))[-3:] == ["F1: +x2 =x2 -", "B2", "B1"]
 
 
 def network(forward: Sequence[Kernel], backward: Sequence[Kernel], blocks: Sequence[Block]) -> TaskGraph:
-    """Kernels of one layer each; x is there from the beginning, a loss of no bytes ends forward."""
+    """Kernels of one layer each; x is resident from the beginning, a loss of zero bytes ends forward."""
     return graph([*forward, *backward], [held("x", 10, kind=BlockKind.INPUT), *blocks])
 
 
@@ -112,7 +112,7 @@ def test_both_sides_of_a_diamond_share_their_ancestor():
     ]
 
 
-def test_one_side_of_a_diamond_is_enough():
+def test_one_dropped_side_of_a_diamond_recomputes_only_that_side():
     assert order(DIAMOND, dropped(DIAMOND, "a", "r"))[5:] == ["A: +a =a -", "R: +r =r -", "lr", "a"]
 
 
@@ -149,7 +149,7 @@ def test_other_outputs_of_a_relaunch_are_released_at_once():
     assert order(tasks, dropped(tasks, "p"))[5:] == ["P: +p i =p i -i", "p"]
 
 
-def test_another_dropped_output_of_the_relaunch_stays_to_its_own_use():
+def test_another_dropped_output_of_a_relaunch_is_kept_until_its_use():
     tasks = network(
         [kernel("P", 1, "x", "p i"), kernel("Q", 1, "p", "q"), kernel("S", 1, "q", "s")],
         [back("s", "s"), back("i", "i"), back("p", "p")],
@@ -158,7 +158,7 @@ def test_another_dropped_output_of_the_relaunch_stays_to_its_own_use():
     assert order(tasks, dropped(tasks, "p", "i"))[4:] == ["P: +p i =i p -", "i", "p"]
 
 
-def test_a_resident_output_is_not_recomputed_next_to_itself():
+def test_a_relaunch_does_not_write_a_second_copy_of_a_resident_output():
     tasks = network(
         [kernel("P", 1, "x", "p i"), kernel("Q", 1, "p", "q"), kernel("S", 1, "q", "s")],
         [back("s", "s"), back("p", "p"), back("i", "i")],
@@ -176,7 +176,7 @@ def test_a_workspace_is_acquired_and_released_with_the_relaunch():
     assert order(tasks, dropped(tasks, "c"))[4:] == ["C: +c ws =c ws -ws", "c"]
 
 
-def test_all_writers_of_a_block_run_in_order_and_its_memory_is_taken_once():
+def test_all_writers_of_a_block_run_again_and_its_memory_is_acquired_once():
     tasks = network(
         [kernel("C", 1, "x", "c"), kernel("relu", 1, "c", "c"), kernel("D", 1, "c", "d"), kernel("S", 1, "d", "s")],
         [back("s", "s"), back("c", "c")],
@@ -185,8 +185,8 @@ def test_all_writers_of_a_block_run_in_order_and_its_memory_is_taken_once():
     assert order(tasks, dropped(tasks, "c"))[5:] == ["C: +c =c -", "relu: + =c -", "c"]
 
 
-def test_another_result_that_was_changed_since_is_scratch_and_no_more():
-    """A relaunch of P alone does not make i what its readers want."""
+def test_an_output_changed_later_in_place_is_only_scratch_in_a_relaunch():
+    """A relaunch of P alone does not restore the version of i that its readers need."""
     tasks = network(
         [kernel("P", 1, "x", "p i"), kernel("relu", 1, "i", "i"), kernel("Q", 1, "p i", "q"), kernel("S", 1, "q", "s")],
         [back("s", "s"), back("p", "p"), back("i", "i")],
@@ -197,8 +197,8 @@ def test_another_result_that_was_changed_since_is_scratch_and_no_more():
     ]
 
 
-def test_a_swapped_ancestor_is_fetched_earlier_as_many_layer_steps_ahead():
-    """x3 would be fetched with B4, a step before B3; x4 is made of it before B4, so it is fetched with B5."""
+def test_a_swapped_ancestor_keeps_its_prefetch_distance_to_the_relaunch():
+    """x3 would be fetched with B4, a step before B3; x4 is recomputed from it before B4, so it is fetched with B5."""
     placement = Placement((swapped(FIVE, "x3", "B4"),), recomputes=(gap(FIVE, "x4"),))
     result = planned(FIVE, placement)
     (swap,) = placement.swaps
@@ -209,8 +209,8 @@ def test_a_swapped_ancestor_is_fetched_earlier_as_many_layer_steps_ahead():
     assert events.index("fetch x3") < events.index("B5") < events.index("F3 again") < events.index("B4")
 
 
-def test_another_result_of_a_relaunch_that_is_away_is_fetched_for_it():
-    """P writes i too, so i has to have memory by then, although nobody reads it before backward's last kernel."""
+def test_an_offloaded_output_of_a_relaunch_is_fetched_before_it():
+    """P also writes i, so i needs memory by then, although no kernel reads it before backward's last one."""
     tasks = network(
         [kernel("P", 1, "x", "p i"), kernel("Q", 1, "p i", "q"), kernel("S", 1, "q", "s")],
         [back("s", "s"), back("p", "p"), back("i", "i")],
@@ -222,7 +222,7 @@ def test_another_result_of_a_relaunch_that_is_away_is_fetched_for_it():
     assert [(tasks.kernels[step.kernel].id, step.again) for step in result.steps if step.fetched] == [("P", True)]
 
 
-def test_two_steps_ahead_stay_two_steps_ahead():
+def test_a_prefetch_two_steps_ahead_stays_two_steps_ahead_of_the_relaunch():
     placement = Placement((swapped(FIVE, "x2", "B4"),), recomputes=(gap(FIVE, "x3"),))
     events = fetch_order(FIVE, placement)
     assert events.index("fetch x2") < events.index("B5") < events.index("B4") < events.index("F2 again")
@@ -231,7 +231,7 @@ def test_two_steps_ahead_stay_two_steps_ahead():
 
 
 def fetch_order(tasks: TaskGraph, placement: Placement) -> list[str]:
-    """Backward launches and where the compute stream takes memory for fetches."""
+    """Backward launches, and the positions at which the compute stream acquires memory for fetches."""
     code = lower(tasks, placement).segments[0].streams[COMPUTE]
     message = []
     for here, after in pairwise(code):
@@ -263,8 +263,8 @@ def test_a_block_is_not_recomputed_before_its_last_write():
     assert "kernel relu writes it later" in refusal(tasks, Placement(recomputes=(Recompute(1, 0, 2),)))
 
 
-def test_what_is_let_go_of_between_two_uses_in_backward_is_refused():
-    """Only up to its first use after forward is it sure that its ancestors can be had."""
+def test_a_recompute_between_two_backward_uses_is_refused():
+    """A block's ancestors are only known to be available up to its first use after forward."""
     tasks = network(
         [kernel("C", 1, "x", "c"), kernel("D", 1, "c", "d")],
         [back("c", "c"), back("d", "d"), back("again", "c")],
@@ -273,7 +273,7 @@ def test_what_is_let_go_of_between_two_uses_in_backward_is_refused():
     assert "not for kernel again" in refusal(tasks, Placement(recomputes=(Recompute(1, 2, 4),)))
 
 
-def test_a_gap_is_decided_about_once():
+def test_two_actions_for_one_gap_are_refused():
     once, x2 = swapped(FIVE, "x2", "B3"), gap(FIVE, "x2")
     assert "block x2 is swapped or recomputed twice after kernel 1" in refusal(FIVE, Placement((once, once)))
     assert "twice" in refusal(FIVE, Placement((once,), recomputes=(x2,)))
@@ -281,7 +281,7 @@ def test_a_gap_is_decided_about_once():
 
 
 @pytest.mark.parametrize("how", ["swap", "recompute"])
-def test_a_copy_out_is_not_issued_before_the_block_is_back_from_an_earlier_gap(how: str):
+def test_an_offload_before_the_end_of_an_earlier_gap_is_refused(how: str):
     tasks = network(
         [kernel("C", 1, "x", "c"), kernel("D", 1, "c", "d"), kernel("E", 1, "d", "e"), kernel("F", 1, "c e", "f")],
         [back("f", "f"), back("c", "c")],

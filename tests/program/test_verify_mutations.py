@@ -1,4 +1,4 @@
-"""Programs broken at random: either `verify` refuses them, or no timing can make a kernel read a wrong value."""
+"""Programs broken at random: either `verify` refuses them, or no timing makes a kernel read a wrong value."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def _frozen(streams: dict[StreamId, list[Instruction]]) -> dict[StreamId, tuple[
 
 
 def replayed(data: st.DataObject, program: Program, graph: TaskGraph) -> ReferenceMachine:
-    """The program on a machine whose kernels and copies take what an adversary likes."""
+    """Runs the program with arbitrary durations of kernels and copies."""
     times = st.sampled_from([0, 1, 5, 1000, 10**6])
     durations = data.draw(st.lists(times, min_size=len(graph.kernels), max_size=len(graph.kernels)))
     rates = st.sampled_from([GB // 1000, GB, 1000 * GB])
@@ -70,7 +70,7 @@ def test_what_verify_accepts_reads_the_right_versions_under_any_timing(data: st.
 
 @many
 @given(st.data())
-def test_so_it_is_with_several_compute_streams(data: st.DataObject):
+def test_what_verify_accepts_is_right_with_several_compute_streams(data: st.DataObject):
     graph = TaskGraph.of(data.draw(traces(max_kernels=7, streams=3)))
     program = data.draw(mutants(lower(graph, Placement())))
     try:

@@ -1,4 +1,4 @@
-"""Each rule of `verify`, by a program that breaks only it; the message names the place and the culprit."""
+"""Each rule of `verify`, by a program that breaks only it; the message names the place and the block or kernel."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ ALONE: list[Instruction] = [Acquire((A,)), MAKE, CHANGE, Acquire((B,)), USE, Rel
 
 
 def refused(code: Sequence[Instruction], *words: str, resident: Sequence[int] = (W,)) -> None:
-    """The program on the compute stream is refused with a message that holds all these words."""
+    """The program on the compute stream is refused with a message that contains all these words."""
     message = refusal({COMPUTE: code}, resident)
     for word in words:
         assert word in message
@@ -54,7 +54,7 @@ def refusal(streams: dict[StreamId, Sequence[Instruction]], resident: Sequence[i
 
 
 def edited(at: int, *instead: Instruction, cut: int = 1) -> list[Instruction]:
-    """The legal program with `cut` instructions from `at` on replaced."""
+    """The legal program with `cut` instructions replaced, starting at `at`."""
     return [*ALONE[:at], *instead, *ALONE[at + cut :]]
 
 
@@ -65,46 +65,46 @@ def test_the_base_program_is_legal():
 # --- kernels ------------------------------------------------------------------------------------------------
 
 
-def test_a_kernel_is_missing():
+def test_a_missing_kernel_is_refused():
     refused(edited(6), "kernel step is never launched")
 
 
-def test_a_kernel_is_launched_twice():
+def test_a_kernel_launched_twice_is_refused():
     refused(edited(1, MAKE, MAKE, cut=1), "compute[2]", "kernel make", "second time")
 
 
-def test_a_recompute_that_is_declared_is_legal():
+def test_a_declared_recompute_is_legal():
     verify(program({COMPUTE: edited(1, MAKE, Launch(0, recompute=True))}, [W]), TASKS)
 
 
-def test_a_recompute_before_the_kernel_ran():
+def test_a_recompute_before_the_first_launch_is_refused():
     refused(edited(1, Launch(0, recompute=True), MAKE), "compute[1]", "kernel make is recomputed before it ran")
 
 
-def test_a_recompute_of_a_kernel_that_is_not_pure():
+def test_a_recompute_of_an_impure_kernel_is_refused():
     refused(edited(6, STEP, Launch(3, recompute=True)), "compute[7]", "kernel step", "pure")
 
 
-def test_a_recompute_of_a_kernel_not_known_to_be_pure():
+def test_a_recompute_of_a_kernel_of_unknown_purity_is_refused():
     tasks = graph([kernel("k", 1, "", "a", pure=None)], [block("a", 1)])
     code = [Acquire((0,)), Launch(0), Launch(0, recompute=True), Release((0,))]
     with pytest.raises(ProgramError, match=r"compute\[2\].*kernel k.*pure"):
         verify(program({COMPUTE: code}), tasks)
 
 
-def test_a_recompute_whose_reader_needs_a_later_version():
-    """`make` gives version 1 of a again, `use` read version 2."""
+def test_a_recompute_of_an_older_version_than_its_reader_needs_is_refused():
+    """`make` recomputes version 1 of a, but `use` reads version 2."""
     refused(edited(2, CHANGE, Launch(0, recompute=True)), "kernel use finds a wrong version of block a")
 
 
-def test_a_kernel_that_does_not_exist():
+def test_a_nonexistent_kernel_is_refused():
     with pytest.raises(ProgramError, match=r"compute\[1\]"):
         verify(program({COMPUTE: edited(1, Launch(9))}, [W]), TASKS)
     with pytest.raises(ProgramError, match=r"compute\[6\]"):
         verify(program({COMPUTE: edited(6, Launch(-1))}, [W]), TASKS)
 
 
-def test_a_block_that_does_not_exist():
+def test_a_nonexistent_block_is_refused():
     with pytest.raises(ProgramError, match=r"compute\[0\]"):
         verify(program({COMPUTE: [Acquire((9,)), *ALONE, Release((9,))]}, [W]), TASKS)
 
@@ -112,49 +112,49 @@ def test_a_block_that_does_not_exist():
 # --- values -------------------------------------------------------------------------------------------------
 
 
-def test_a_read_of_an_absent_block():
+def test_a_read_of_an_absent_block_is_refused():
     refused(edited(0), "compute[0]", "a holds no device memory")
 
 
-def test_a_read_of_memory_without_a_value():
+def test_a_read_of_memory_without_a_value_is_refused():
     refused(edited(3, Release((A,)), Acquire((A, B))), "compute[5]", "block a holds no value")
 
 
-def test_a_read_of_a_version_that_is_too_old():
+def test_a_read_of_a_version_that_is_too_old_is_refused():
     refused(edited(2, ALONE[3], USE, CHANGE, cut=3), "compute[3]", "kernel use finds a wrong version of block a")
 
 
-def test_a_read_of_a_version_that_is_too_new():
+def test_a_read_of_a_version_that_is_too_new_is_refused():
     refused([ALONE[0], MAKE, CHANGE, Launch(1, recompute=True), *ALONE[3:]], "kernel change finds a wrong version", "a")
 
 
-def test_kernels_in_the_wrong_order():
+def test_kernels_in_the_wrong_order_are_refused():
     refused(edited(1, CHANGE, MAKE, cut=2), "compute[1]", "block a holds no value")
 
 
-def test_a_write_into_an_absent_block():
+def test_a_write_into_an_absent_block_is_refused():
     refused(edited(3), "compute[3]", "block b holds no device memory")
 
 
-def test_a_weight_that_is_not_there_at_the_start():
+def test_a_weight_that_is_not_resident_at_the_start_is_refused():
     refused(ALONE, "compute[1]", "block w holds no device memory", resident=())
 
 
-def test_a_block_that_is_resident_but_not_persistent():
+def test_a_resident_block_that_is_not_persistent_is_refused():
     refused(ALONE, "block a is not persistent", resident=(W, A))
 
 
-def test_a_block_that_is_resident_twice():
+def test_a_block_that_is_resident_twice_is_refused():
     with pytest.raises(ProgramError, match="block w"):
         verify(program({COMPUTE: ALONE}, [W, W]), TASKS)
 
 
-def test_the_host_cannot_provide_what_a_kernel_makes():
+def test_a_host_initialization_of_a_kernel_output_is_refused():
     refused(edited(1, Initialize((A,)), MAKE), "compute[1]", "block a is made by a kernel")
 
 
-def test_a_weights_update_is_not_lost_between_iterations():
-    """w is put back as it was before the step; the next iteration would read the old value."""
+def test_a_lost_weight_update_is_refused():
+    """w is restored to its value before the step; the next iteration would read the old value."""
     code = [
         *(Acquire((W,), HOST), CopyOut(W), *ALONE),
         *(Release((W,)), Acquire((W,)), CopyIn(W), Release((W,), HOST)),
@@ -162,15 +162,15 @@ def test_a_weights_update_is_not_lost_between_iterations():
     refused(code, "block w holds an older value than its last when the iteration ends")
 
 
-def test_writers_of_a_persistent_block_keep_their_order():
-    """Nobody reads w after them, but the next iteration would start from the wrong one's value."""
+def test_writers_of_a_persistent_block_in_the_wrong_order_are_refused():
+    """No kernel reads w after them, but the next iteration would start with the wrong value."""
     tasks = graph([kernel("first", 1, "", "w"), kernel("second", 1, "", "w")], [held("w", 4)])
     verify(program({COMPUTE: [Launch(0), Launch(1)]}, [0]), tasks)
     with pytest.raises(ProgramError, match="block w holds an older value"):
         verify(program({COMPUTE: [Launch(1), Launch(0)]}, [0]), tasks)
 
 
-def test_a_weights_value_is_not_lost_between_iterations():
+def test_a_lost_weight_value_is_refused():
     refused([*ALONE, Release((W,)), Acquire((W,))], "value", "block w")
 
 
@@ -180,39 +180,39 @@ OUT = [Acquire((A,), HOST), CopyOut(A)]
 BACK = [Release((A,)), Acquire((A,)), CopyIn(A), Release((A,), HOST)]
 
 
-def test_a_copy_out_and_in_is_legal():
+def test_an_offload_with_a_prefetch_is_legal():
     verify(program({COMPUTE: edited(2, CHANGE, *OUT, *BACK)}, [W]), TASKS)
 
 
-def test_a_copy_out_before_its_source_is_written():
+def test_an_offload_before_its_source_is_written_is_refused():
     refused([ALONE[0], *OUT, MAKE, *ALONE[2:], Release((A,), HOST)], "compute[2]", "block a holds no value")
 
 
-def test_a_copy_out_without_host_memory():
+def test_an_offload_without_host_memory_is_refused():
     refused(edited(2, CHANGE, CopyOut(A)), "compute[3]", "block a holds no host memory")
 
 
-def test_a_copy_out_of_an_absent_block():
+def test_an_offload_of_an_absent_block_is_refused():
     refused([OUT[0], CopyOut(A), *ALONE], "compute[1]", "block a holds no device memory")
 
 
-def test_a_copy_in_without_device_memory():
+def test_a_prefetch_without_device_memory_is_refused():
     refused(edited(2, CHANGE, *OUT, Release((A,)), CopyIn(A)), "copy h2d a", "block a holds no device memory")
 
 
-def test_a_copy_in_of_what_never_left():
+def test_a_prefetch_of_a_block_never_offloaded_is_refused():
     refused(edited(2, CHANGE, Acquire((A,), HOST), CopyIn(A)), "compute[4]", "block a holds no value in host memory")
 
 
-def test_a_stale_host_copy():
-    """a leaves before `change` and comes back after it."""
+def test_a_prefetch_of_a_stale_host_copy_is_refused():
+    """a is offloaded before `change` and fetched after it."""
     refused(edited(2, *OUT, CHANGE, *BACK), "kernel use finds a wrong version of block a")
 
 
 # --- memory -------------------------------------------------------------------------------------------------
 
 
-def test_a_use_after_release():
+def test_a_use_after_release_is_refused():
     refused(edited(4, Release((A,)), USE, cut=2), "compute[5]", "block a holds no device memory")
 
 
@@ -220,7 +220,7 @@ def test_a_double_release_is_refused():
     refused(edited(5, Release((A,)), Release((A,))), "compute[6]", "block a holds no device memory")
 
 
-def test_a_release_of_host_memory_that_was_never_taken():
+def test_a_release_of_host_memory_never_acquired_is_refused():
     refused(edited(2, CHANGE, Release((A,), HOST)), "compute[3]", "block a holds no host memory")
 
 
@@ -228,19 +228,19 @@ def test_a_double_acquire_is_refused():
     refused(edited(0, Acquire((A,)), Acquire((A,))), "compute[1]", "block a already holds device memory")
 
 
-def test_memory_taken_twice_in_one_request():
+def test_a_block_listed_twice_in_one_acquire_is_refused():
     refused(edited(0, Acquire((A, A))), "compute[0]", "block a already holds device memory")
 
 
-def test_a_block_left_behind_at_the_end():
+def test_a_temporary_block_left_at_the_end_is_refused():
     refused(edited(7), "leaves block b in device memory at its end")
 
 
-def test_a_block_lost_at_the_end():
+def test_a_persistent_block_lost_at_the_end_is_refused():
     refused([*ALONE, Release((W,))], "loses block w in device memory at its end")
 
 
-def test_host_memory_left_behind_at_the_end():
+def test_host_memory_left_at_the_end_is_refused():
     refused(edited(2, CHANGE, Acquire((A,), HOST)), "leaves block a in host memory at its end")
 
 

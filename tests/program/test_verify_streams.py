@@ -1,4 +1,4 @@
-"""The rules of `verify` that need several streams: events, and races that no order of looking may hide."""
+"""The rules of `verify` that need several streams: events, and races, found for any order of streams."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ OTHER = StreamId(0, "compute", 1)
 
 
 def swapping(**without: bool) -> dict[StreamId, list[Instruction]]:
-    """a leaves on d2h after `change` and comes back on h2d before `use`; events may be left out by name."""
+    """a is offloaded on d2h after `change` and fetched on h2d before `use`; events may be left out by name."""
 
     def unless(name: str, instruction: Instruction) -> list[Instruction]:
         return [] if without.get(name) else [instruction]
@@ -45,13 +45,13 @@ def test_the_base_swap_program_is_legal():
     verify(program(swapping(), [W]), TASKS)
 
 
-def test_an_event_that_is_never_signalled():
+def test_an_event_that_is_never_signalled_is_refused():
     code = swapping()
     code[D2H].pop()
     assert "h2d[0], await 1: event 1 is never signalled" in refusal(code)
 
 
-def test_an_event_that_is_signalled_at_two_places():
+def test_an_event_signalled_at_two_places_is_refused():
     code = swapping()
     code[H2D].append(Signal(1))
     message = refusal(code)
@@ -60,7 +60,7 @@ def test_an_event_that_is_signalled_at_two_places():
 
 
 def test_a_deadlock_lists_the_cycle_of_streams_with_the_event_each_waits_for():
-    """d2h waits for the copy back, which waits for d2h; compute waits for both and is not of the cycle."""
+    """d2h and h2d wait for each other; compute waits for both and is not part of the cycle."""
     code = swapping()
     code[D2H].insert(0, Await(2))
     assert refusal(code).splitlines() == [
@@ -102,25 +102,25 @@ def test_an_event_cannot_be_awaited_from_the_future():
     assert "compute[4]" in (message := refusal(code)) and "lag -1 is negative: give 0 or more" in message
 
 
-def test_a_copy_that_does_not_wait_for_its_source():
+def test_a_copy_that_does_not_wait_for_its_source_is_refused():
     message = refusal(swapping(changed=True))
     assert "d2h" in message
     assert "block a" in message
 
 
-def test_a_copy_back_that_does_not_wait_for_the_copy_out():
+def test_a_prefetch_that_does_not_wait_for_its_offload_is_refused():
     message = refusal(swapping(left=True))
     assert "h2d" in message
     assert "block a" in message
 
 
-def test_a_kernel_that_does_not_wait_for_the_copy_back():
+def test_a_kernel_that_does_not_wait_for_the_prefetch_is_refused():
     message = refusal(swapping(came_back=True))
     assert "block a" in message
 
 
 @pytest.mark.parametrize("names", [(COMPUTE, OTHER), (OTHER, COMPUTE)])
-def test_a_missing_await_is_a_race_whichever_stream_is_looked_at_first(names: tuple[StreamId, StreamId]):
+def test_a_missing_await_is_a_race_for_any_order_of_streams(names: tuple[StreamId, StreamId]):
     tasks = graph([kernel("write", 9, "", "w"), kernel("read", 1, "w")], [held("w", 1)])
     writer, reader = names
     good = {writer: [Await(1, lag=1), Launch(0), Signal(0)], reader: [Await(0), Launch(1), Signal(1)]}
@@ -132,7 +132,7 @@ def test_a_missing_await_is_a_race_whichever_stream_is_looked_at_first(names: tu
             verify(program(bad, [0]), tasks)
 
 
-def test_a_release_while_another_stream_may_still_read():
+def test_a_release_while_another_stream_may_read_is_refused():
     tasks = graph([kernel("make", 1, "", "a"), kernel("k1", 1, "a"), kernel("k2", 1, "a")], [block("a", 1)])
     code = {
         COMPUTE: [Await(1, lag=1), Acquire((0,)), Launch(0), Signal(0), Launch(1), Await(1), Release((0,))],
@@ -144,7 +144,7 @@ def test_a_release_while_another_stream_may_still_read():
         verify(program(code), tasks)
 
 
-def test_a_release_by_another_stream_while_a_kernel_may_still_read():
+def test_a_release_by_another_stream_while_a_kernel_may_read_is_refused():
     tasks = graph([kernel("make", 1, "", "a"), kernel("k1", 1, "a")], [block("a", 1)])
     code = {
         COMPUTE: [Acquire((0,)), Launch(0), Launch(1), Signal(0), Await(1)],
@@ -156,8 +156,8 @@ def test_a_release_by_another_stream_while_a_kernel_may_still_read():
         verify(program(code), tasks)
 
 
-def test_a_copy_back_over_a_block_that_a_kernel_may_still_read():
-    """The copy brings the same value, but half of it may be there when the kernel reads."""
+def test_a_prefetch_over_a_block_a_kernel_may_read_is_refused():
+    """The copy has the same value, but may be incomplete when the kernel reads."""
     tasks = graph([kernel("make", 1, "", "a"), kernel("use", 1, "a")], [block("a", 1)])
     code = {
         COMPUTE: [
@@ -177,7 +177,7 @@ def test_a_copy_back_over_a_block_that_a_kernel_may_still_read():
         verify(program(code), tasks)
 
 
-def test_a_copy_out_over_a_host_copy_that_may_still_be_read():
+def test_an_offload_over_a_host_copy_being_read_is_refused():
     tasks = graph([kernel("make", 1, "", "a")], [block("a", 1)])
     code = {
         COMPUTE: [
@@ -197,14 +197,14 @@ def test_a_copy_out_over_a_host_copy_that_may_still_be_read():
         verify(program(code), tasks)
 
 
-def test_a_release_while_a_copy_may_still_read():
+def test_a_release_while_a_copy_may_read_is_refused():
     code = swapping()
     code[D2H].remove(Release((A,)))
     code[COMPUTE][4:4] = [Release((A,))]
     assert "block a" in refusal(code)
 
 
-def test_an_acquire_while_another_stream_may_still_hold_the_memory():
+def test_an_acquire_while_another_stream_may_hold_the_memory_is_refused():
     """The release on d2h comes first in any round-robin walk, but nothing orders it before the acquire on h2d."""
     code = swapping()
     code[D2H].remove(Release((A,)))
@@ -213,7 +213,7 @@ def test_an_acquire_while_another_stream_may_still_hold_the_memory():
     assert "block a may still hold device memory" in message or "block a already holds" in message
 
 
-def test_an_overwrite_while_another_stream_may_still_read():
+def test_an_overwrite_while_another_stream_may_read_is_refused():
     tasks = graph([kernel("read", 9, "w"), kernel("write", 1, "", "w")], [held("w", 1)])
     code = {COMPUTE: [Await(1, lag=1), Launch(0), Signal(0)], OTHER: [Await(0), Launch(1), Signal(1)]}
     verify(program(code, [0]), tasks)
@@ -222,7 +222,7 @@ def test_an_overwrite_while_another_stream_may_still_read():
         verify(program(code, [0]), tasks)
 
 
-def test_an_overwrite_while_a_copy_out_may_still_read():
+def test_an_overwrite_while_an_offload_may_read_is_refused():
     code = {
         COMPUTE: [*ALONE[:2], Signal(0), *ALONE[2:6], Await(1), *ALONE[6:]],
         D2H: [Await(0), *OUT, Release((A,), HOST), Signal(1)],
@@ -231,7 +231,7 @@ def test_an_overwrite_while_a_copy_out_may_still_read():
 
 
 def test_an_unfinished_copy_used_by_the_next_iteration_is_a_race():
-    """d2h copies w out after the step, and nobody waits for it before the next iteration's step."""
+    """d2h offloads w after the step, and no stream waits for it before the next iteration's step."""
     code = {
         COMPUTE: [*ALONE, Signal(0)],
         D2H: [Await(0), Acquire((W,), HOST), CopyOut(W), Release((W,), HOST), Signal(1)],
@@ -240,7 +240,7 @@ def test_an_unfinished_copy_used_by_the_next_iteration_is_a_race():
     verify(program({**code, COMPUTE: [Await(1, lag=1), *code[COMPUTE]]}, [W]), TASKS)
 
 
-def test_repetitions_of_a_segment_race_as_iterations_do():
+def test_races_between_repetitions_of_a_segment_are_refused():
     code = {
         COMPUTE: [*ALONE, Signal(0)],
         D2H: [Await(0), Acquire((W,), HOST), CopyOut(W), Release((W,), HOST), Signal(1)],

@@ -1,4 +1,4 @@
-"""Costs of vectors for tests: any, sums over positions, and ones with many equals."""
+"""Cost functions for tests: arbitrary ones, sums over positions, and ones with many equal costs."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from simgpu.planning.search.space import Costs, Score, Vectors
 
 
 def rugged(seed: int, values: int = 2**40) -> Score:
-    """A cost from 0 to `values` - 1 for every vector, without rhyme or reason; few values make many equals."""
+    """An arbitrary cost from 0 to `values` - 1 for every vector; few values give many ties."""
     weights = np.random.default_rng(seed).integers(1, 2**62, size=256, dtype=np.uint64)
 
     def score(vectors: Vectors) -> Costs:
@@ -32,7 +32,7 @@ def separable(table: np.ndarray[tuple[int, int], np.dtype[np.int64]]) -> Score:
 
 
 class Recording:
-    """A score that remembers every batch it was asked about."""
+    """A score that records every batch it evaluates."""
 
     def __init__(self, score: Score) -> None:
         self._score = score

@@ -1,4 +1,4 @@
-"""The largest number that fits, also where fitting jumps."""
+"""The largest number that fits, also for predicates that are not monotone."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from simgpu.planning.search.bisection import NEIGHBOURS, Largest, largest
 
 
 class Counting:
-    """A predicate that refuses to be asked twice."""
+    """A predicate that fails if it is called twice with the same number."""
 
     def __init__(self, fitting: set[int] | range) -> None:
         self.fitting = fitting
@@ -34,7 +34,7 @@ def test_bisection_of_a_monotone_predicate_is_exact(limit: int, low: int, high: 
 
 
 @given(st.sets(st.integers(1, 120)), st.integers(1, 10), st.none() | st.integers(10, 150), st.integers(1, 6))
-def test_whatever_the_predicate_the_answer_fits_and_its_neighbours_do_not(
+def test_for_any_predicate_the_answer_fits_and_the_next_numbers_do_not(
     fitting: set[int], low: int, high: int | None, neighbours: int
 ) -> None:
     result = largest(Counting(fitting), low, high, neighbours=neighbours)
@@ -55,7 +55,7 @@ def test_a_larger_solution_above_a_gap_is_found_and_reported() -> None:
     assert dict(result.tried)[41] is False
 
 
-def test_beyond_the_gap_it_doubles_again_where_all_above_is_unknown() -> None:
+def test_doubling_resumes_above_a_gap() -> None:
     fits = Counting({*range(1, 7), *range(9, 30)})
     result = largest(fits, neighbours=4)
     assert (result.value, result.monotone) == (29, False)
@@ -71,7 +71,7 @@ def test_doubling_ends_at_the_cap() -> None:
     assert fits.requested == [3, 6, 12, 24, 48, 96, 100]
 
 
-def test_a_highest_number_that_fits_is_the_answer_at_once() -> None:
+def test_if_the_upper_limit_fits_it_is_returned_immediately() -> None:
     fits = Counting(range(10**9))
     assert largest(fits, low=3, high=10**6).value == 10**6
     assert fits.requested == [3, 10**6]

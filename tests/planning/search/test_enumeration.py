@@ -16,7 +16,7 @@ from tests.planning.search.costs import Recording, choices, one, rugged, seeds
 
 
 @given(choices(), seeds, st.sampled_from([3, 2**40]), st.integers(1, 300))
-def test_it_scores_the_full_product_in_lexicographic_order_and_takes_the_first_minimum(
+def test_enumeration_scores_all_vectors_in_order_and_returns_the_first_minimum(
     options: list[int], seed: int, values: int, chunk: int
 ) -> None:
     score = rugged(seed, values)

@@ -19,7 +19,7 @@ Vector = tuple[int, ...]
 
 
 def differing(vector: Vector, options: list[int], places: tuple[int, ...]) -> Iterator[Vector]:
-    """Every vector that differs from one in each of some places and nowhere else."""
+    """Every vector that differs from the given one at each of these positions and nowhere else."""
     for entries in itertools.product(*(range(options[place]) for place in places)):
         if all(vector[place] != entry for place, entry in zip(places, entries, strict=True)):
             other = list(vector)
@@ -35,7 +35,7 @@ def starts(draw: st.DrawFn) -> tuple[list[int], Vector]:
 
 
 @given(starts(), seeds, st.sampled_from([5, 1000, 2**40]), st.booleans())
-def test_it_ends_where_no_neighbour_is_cheaper(
+def test_descent_ends_at_a_vector_without_a_cheaper_neighbour(
     given_start: tuple[list[int], Vector], seed: int, values: int, paired: bool
 ) -> None:
     options, start = given_start
@@ -53,7 +53,7 @@ def test_it_ends_where_no_neighbour_is_cheaper(
 
 
 @pytest.mark.parametrize("seed", range(20))
-def test_pairs_that_do_not_go_into_one_batch_are_tried_again_after_every_move_and_so_are_single_entries(
+def test_after_a_move_all_entries_and_pairs_are_tried_again_even_in_several_batches(
     seed: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(exchange, "BATCH", 50)
@@ -104,7 +104,7 @@ def test_a_limit_is_respected_and_the_result_reports_it(
         assert all(one(score, other) >= result.cost for other in singles)
 
 
-def test_two_entries_go_where_one_alone_cannot() -> None:
+def test_pair_exchanges_find_improvements_that_single_exchanges_miss() -> None:
     def both_or_none(vectors: np.ndarray) -> np.ndarray:
         return 10 * abs(vectors[:, 0] - vectors[:, 2]) - vectors[:, 2]
 
@@ -121,14 +121,14 @@ def test_many_pairs_are_scored_in_several_batches() -> None:
     assert max(map(len, recording.batches)) <= 4096 < 4 * 60 * 59 / 2
 
 
-def test_a_sum_over_positions_is_minimised_one_entry_after_the_other() -> None:
+def test_descent_minimises_a_separable_cost_entry_by_entry() -> None:
     table = np.random.default_rng(0).permutation(60).reshape(20, 3)
     result = descend((0,) * 20, [3] * 20, separable(table))
     assert result.best == tuple(table.argmin(axis=1).tolist())
     assert result.moves == np.count_nonzero(table.argmin(axis=1))
 
 
-def test_shuffled_pairs_are_all_pairs_in_an_order_of_their_seed() -> None:
+def test_shuffled_pairs_contain_every_pair_in_a_seeded_order() -> None:
     first = shuffled_pairs(12, seed=1)
     assert sorted(first) == list(itertools.combinations(range(12), 2))
     assert first == shuffled_pairs(12, seed=1)

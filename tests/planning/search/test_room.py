@@ -1,4 +1,4 @@
-"""What searches may know: numbers and errors, and nothing of what is searched for."""
+"""Search modules are generic: they import only numpy and errors and know nothing of memory policies."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ MODULES = sorted(ROOM.glob("*.py"))
 
 
 @pytest.mark.parametrize("path", MODULES, ids=lambda path: path.name)
-def test_a_search_needs_numpy_and_the_errors_only(path: Path) -> None:
+def test_search_modules_import_only_numpy_and_errors(path: Path) -> None:
     imported = {node.module for node in ast.walk(ast.parse(path.read_text())) if isinstance(node, ast.ImportFrom)}
     imported |= {
         name.name

@@ -1,4 +1,4 @@
-"""What a score must give back."""
+"""The required result of a score function."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def test_narrower_costs_are_widened() -> None:
     assert costs.tolist() == [7, 7]
 
 
-def test_a_score_may_give_the_same_array_again_and_again() -> None:
+def test_a_score_may_reuse_its_result_array() -> None:
     costs = np.zeros(2, dtype=np.int64)
     first = scored(lambda vectors: costs, TWO)
     costs[:] = 5

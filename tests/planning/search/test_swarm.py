@@ -1,4 +1,4 @@
-"""The particle swarm against HOME's algorithms 1 and 3, written out plainly here."""
+"""The particle swarm compared with a plain implementation of HOME's algorithms 1 and 3."""
 
 from __future__ import annotations
 
@@ -24,13 +24,13 @@ def search(
 
 
 def particles_by_iteration(swarm_result: SwarmResult, recording: Recording) -> list[Vectors]:
-    """Of a search by recombination: each of its batches is one iteration."""
+    """Particles by iteration of a search by recombination, where each batch is one iteration."""
     assert len(recording.batches) == swarm_result.iterations
     return recording.batches
 
 
 class Plain:
-    """Algorithms 1 and 3 as printed, one particle after the other, every evaluation made."""
+    """Algorithms 1 and 3 as printed, one particle after the other, without skipped evaluations."""
 
     def __init__(self, first: Vectors, score: Score) -> None:
         self.policy = [list(map(int, vector)) for vector in first]
@@ -78,7 +78,7 @@ def test_a_full_update_is_algorithm_3_as_printed(options: list[int], count: int,
             plain.update()
             plain.iterate()
         assert min(map(min, plain.costs)) == best, "what has converged finds nothing more"
-        # Either all particles agreed, or one more update was made and changed none of them.
+        # Either all particles were equal, or one more update changed none of them.
         last = (2 * len(options) + 1) * count
         unchanged = plain.costs[-1] == result.costs[-1].tolist()
         assert result.as_printed == calls or (unchanged and result.as_printed == calls + last)
@@ -88,7 +88,7 @@ def test_a_full_update_is_algorithm_3_as_printed(options: list[int], count: int,
 
 
 @given(choices(), particles, seeds, st.sampled_from([2, 5, 2**40]))
-def test_recombination_takes_every_entry_from_the_last_best_or_the_particles_own(
+def test_recombined_entries_come_from_the_last_best_or_the_particle_itself(
     options: list[int], count: int, seed: int, values: int
 ) -> None:
     score = Recording(rugged(seed, values))
@@ -104,7 +104,7 @@ def test_recombination_takes_every_entry_from_the_last_best_or_the_particles_own
 
 
 def test_the_coin_of_recombination_is_fair_and_fresh_at_every_place() -> None:
-    """With two iterations only the random particles come before, so P2 is a particle's first vector."""
+    """With two iterations only the random particles precede, so P2 is a particle's first vector."""
     score = Recording(rugged(0))
     result = Swarm(100, 100, particles=400, iterations=2).minimise(score)
     first, second = score.batches
@@ -128,7 +128,9 @@ def test_random_particles_draw_every_option_with_equal_probability() -> None:
 
 
 @given(choices(), particles, seeds, updates)
-def test_nothing_mutates(options: list[int], count: int, seed: int, update: Update) -> None:
+def test_searches_only_use_options_of_the_initial_particles(
+    options: list[int], count: int, seed: int, update: Update
+) -> None:
     score = Recording(rugged(seed))
     result = search(options, count, seed, update, score)
     drawn = [set(score.batches[0][:, position].tolist()) for position in range(len(options))]
@@ -138,7 +140,7 @@ def test_nothing_mutates(options: list[int], count: int, seed: int, update: Upda
 
 
 @given(choices(), particles, seeds, updates)
-def test_the_best_is_the_cheapest_particle_of_all_and_its_history_never_rises(
+def test_the_best_cost_is_the_minimum_so_far_and_never_rises(
     options: list[int], count: int, seed: int, update: Update
 ) -> None:
     score = rugged(seed, 1000)
@@ -165,16 +167,16 @@ def test_another_seed_draws_other_particles() -> None:
     assert len({Swarm(3, 20, 50, 1, seed=seed).minimise(rugged(0)).costs.tobytes() for seed in range(20)}) == 20
 
 
-def test_another_seed_tosses_other_coins() -> None:
+def test_another_seed_recombines_differently() -> None:
     start = [(0,) * 20, (1,) * 20]
     assert len({Swarm(2, 20, 2, 2, seed=seed).minimise(rugged(0), start).costs.tobytes() for seed in range(20)}) == 20
 
 
 @given(st.lists(st.integers(1, 4), min_size=1, max_size=6), particles, seeds)
-def test_a_sum_over_positions_is_brought_to_the_cheapest_entries_that_were_drawn(
+def test_a_full_update_finds_the_cheapest_drawn_entries_of_a_separable_cost(
     options: list[int], count: int, seed: int
 ) -> None:
-    """A full update takes the cheaper entry of P1 and P2, and the next P1 has those of one more particle."""
+    """A full update uses the cheaper entry of P1 and P2, so each next P1 includes the entries of one more particle."""
     table = np.random.default_rng(seed).integers(0, 1000, size=(len(options), 4))
     score = Recording(separable(table))
     result = search(options, count, seed, "full", score, iterations=count + 2)
@@ -182,8 +184,8 @@ def test_a_sum_over_positions_is_brought_to_the_cheapest_entries_that_were_drawn
     assert result.cost == sum(table[position][drawn[:, position]].min() for position in range(len(options)))
 
 
-def test_where_entries_cost_the_same_a_particle_keeps_its_own() -> None:
-    """With equal costs everywhere every choice is a tie, so all keep what they have and nothing is left to do."""
+def test_a_particle_keeps_its_entries_on_ties() -> None:
+    """With equal costs every choice is a tie, so no particle changes and the search has converged."""
 
     def flat(vectors: Vectors) -> Costs:
         return np.zeros(len(vectors), dtype=np.int64)
@@ -193,7 +195,7 @@ def test_where_entries_cost_the_same_a_particle_keeps_its_own() -> None:
 
 
 @pytest.mark.parametrize("update", UPDATES)
-def test_many_equal_costs_do_not_keep_a_swarm_from_agreeing(update: Update) -> None:
+def test_a_swarm_converges_despite_many_equal_costs(update: Update) -> None:
     result = Swarm(3, 30, particles=100, iterations=500, update=update).minimise(
         lambda vectors: (vectors > 0).sum(axis=1) // 4
     )
@@ -202,7 +204,7 @@ def test_many_equal_costs_do_not_keep_a_swarm_from_agreeing(update: Update) -> N
 
 
 @given(choices(), seeds, updates, st.data())
-def test_it_is_never_worse_than_what_it_starts_from(
+def test_the_swarm_is_never_worse_than_its_start_vectors(
     options: list[int], seed: int, update: Update, data: st.DataObject
 ) -> None:
     vector = st.tuples(*(st.integers(0, count - 1) for count in options))
@@ -222,14 +224,14 @@ def test_patience_ends_a_search_that_finds_no_better_vector() -> None:
     assert (patient.costs == endless.costs[: patient.iterations]).all(), "until then it is the same search"
 
 
-def test_it_runs_all_iterations_where_nothing_stops_it() -> None:
+def test_the_swarm_runs_all_iterations_if_it_does_not_converge() -> None:
     message: list[int] = []
     result = Swarm(3, 40, particles=20, iterations=7).minimise(rugged(0), progress=message.append)
     assert (result.stopped, result.iterations, message) == ("iterations", 7, [1, 2, 3, 4, 5, 6, 7])
 
 
 @pytest.mark.parametrize("update", UPDATES)
-def test_without_anything_to_choose_it_ends_at_once(update: Update) -> None:
+def test_without_choices_the_swarm_ends_immediately(update: Update) -> None:
     for swarm in (Swarm(3, 0, update=update), Swarm(1, 5, update=update)):
         result = swarm.minimise(lambda vectors: np.full(len(vectors), 9))
         assert (result.best, result.cost, result.stopped) == ((0,) * swarm.length, 9, "converged")

@@ -1,4 +1,4 @@
-"""The hybrid policy: by free time, swaps that nobody notices first, then the lesser of swap on demand and recompute."""
+"""The hybrid policy: fully overlapped swaps by free time first, then the cheaper of swap on demand and recompute."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ SHARED = Situation(tuple(range(0, 1000, 10)), peak_start_ns=490, peak_end_ns=500
 
 
 def a_map(number: int, evicted: int, back: int, copy: int = 20, **more: object) -> Candidate:
-    """A feature map of 100 bytes whose copies both take as long."""
+    """A feature map of 100 bytes whose offload and prefetch take equally long."""
     return Candidate(number, 100, evicted, back, copy, copy, **more)  # type: ignore[arg-type]
 
 
@@ -52,19 +52,19 @@ def test_a_trigger_does_not_fall_into_the_peak():
     assert decide([a_map(0, 100, 480)], SHARED, 1) == {0: SwapOut(46)}, "back before the peak begins"
 
 
-def test_a_copy_back_does_not_begin_before_the_copy_out_has_ended():
+def test_a_prefetch_does_not_begin_before_its_offload_has_ended():
     after_peak = replace(SHARED, peak_start_ns=0, peak_end_ns=0)
     assert decide([a_map(0, 400, 440)], after_peak, 1) == {0: SwapOut(42)}
     assert decide([a_map(0, 400, 439)], after_peak, 1) == {0: SwapOut(None)}
 
 
 def test_copies_of_one_direction_exclude_each_other():
-    """Both want the link from 870 to 890; the second comes back before the first and needs an earlier trigger."""
+    """Both need the link from 870 to 890; the second is fetched before the first and needs an earlier trigger."""
     maps = [a_map(0, 100, 890), a_map(1, 100, 885)]
     assert decide(maps, SHARED, 200) == {0: SwapOut(87), 1: SwapOut(85)}
 
 
-def test_what_cannot_be_hidden_is_recomputed_where_that_costs_less():
+def test_a_swap_that_delays_kernels_is_replaced_by_a_cheaper_recompute():
     near = a_map(0, 480, 510, recompute_ns=19)
     assert decide([near], SHARED, 1) == {0: RecomputeBlock()}
     assert decide([replace(near, recompute_ns=30)], SHARED, 1) == {0: SwapOut(None)}
@@ -72,14 +72,14 @@ def test_what_cannot_be_hidden_is_recomputed_where_that_costs_less():
 
 
 def test_a_swap_on_demand_also_waits_for_the_rest_of_its_copy_out():
-    """Evicted at 480 for a back access at 490: 10 ns of the copy out and the copy in are 30 ns, as long as again."""
+    """Evicted at 480, needed at 490: 10 ns of the offload plus the fetch are 30 ns, as long as the recompute."""
     near = a_map(0, 480, 490, recompute_ns=30)
     assert decide([near], SHARED, 1) == {0: SwapOut(None)}
     assert decide([replace(near, recompute_ns=29)], SHARED, 1) == {0: RecomputeBlock()}
 
 
-def test_the_most_bytes_per_second_are_recomputed_not_the_map_at_hand():
-    """0 has more free time, 1 saves its bytes at half the price; 0 is looked at again after it."""
+def test_the_map_with_most_bytes_per_second_is_recomputed_first():
+    """Map 0 has more free time; map 1 saves its bytes at half the cost and is chosen before map 0."""
     maps = [a_map(0, 470, 510, recompute_ns=18), a_map(1, 480, 510, recompute_ns=9)]
     assert decide(maps, SHARED, 100) == {1: RecomputeBlock()}
     assert list(decide(maps, SHARED, 200)) == [1, 0]
@@ -93,7 +93,7 @@ def test_a_recomputed_source_makes_the_next_one_dearer():
     assert decide([first, apart], SHARED, 200) == {0: RecomputeBlock(), 1: RecomputeBlock()}
 
 
-def test_a_source_of_what_is_recomputed_costs_once_more_for_each():
+def test_each_recompute_from_a_map_adds_a_run_to_its_own_recompute_cost():
     """1 and 2 are made from 0 and recomputed first; then 0 would run three times, 3 x 7 ns against a swap of 20."""
     source = a_map(0, 480, 490 + 15, recompute_ns=7)
     others = [a_map(n, 480, 505, recompute_ns=1, sources=frozenset({0})) for n in (1, 2)]
@@ -101,7 +101,7 @@ def test_a_source_of_what_is_recomputed_costs_once_more_for_each():
     assert decide([source, others[0]], SHARED, 200) == {1: RecomputeBlock(), 0: RecomputeBlock()}
 
 
-def test_what_came_late_is_triggered_earlier():
+def test_late_prefetches_get_an_earlier_trigger():
     maps = [a_map(0, 100, 900, copy=200), a_map(1, 200, 700)]
     decisions: dict[int, Decision] = {0: SwapOut(70), 1: SwapOut(68)}
     assert triggered_earlier(decisions, maps, SHARED, {}) == decisions
@@ -114,7 +114,7 @@ def test_what_came_late_is_triggered_earlier():
 
 @st.composite
 def some(draw: st.DrawFn) -> list[Candidate]:
-    """Maps in forward order, made from earlier ones."""
+    """Random maps in forward order, each computed from earlier ones."""
     result = []
     for number in range(draw(st.integers(1, 8))):
         evicted = draw(st.integers(0, 600))
@@ -136,7 +136,7 @@ def some(draw: st.DrawFn) -> list[Candidate]:
 
 @settings(deadline=None)
 @given(some(), st.integers(0, 500))
-def test_enough_is_saved_and_no_hidden_swap_breaks_a_rule(maps: list[Candidate], to_save: int):
+def test_random_decisions_save_enough_bytes_and_overlapped_swaps_follow_the_rules(maps: list[Candidate], to_save: int):
     decisions = decide(maps, SHARED, to_save)
     saved = [maps[number].bytes for number in decisions]
     assert sum(saved) >= to_save or len(decisions) == len(maps)

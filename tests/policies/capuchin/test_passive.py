@@ -1,4 +1,4 @@
-"""Passive mode: blocks leave only where memory is short, the least recently accessed first, and come back when used."""
+"""Passive mode: blocks are evicted only when memory is short, least recently used first, and fetched when used."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from tests.semantics.random_traces import nodes, traces
 
 many = settings(deadline=None, suppress_health_check=list(HealthCheck), max_examples=50)
 
-#: Four layers; at the end of forward x1 (persistent) to x4 are there, 850 bytes; F3 alone needs 650.
+#: Four layers; at the end of forward x1 (persistent) to x4 are resident, 850 bytes; F3 alone needs 650.
 CHAIN = chain([5, 7, 9, 4], [10, 14, 18, 6], [100, 200, 300, 250])
 
 
@@ -52,7 +52,7 @@ def context_of(trace: Trace, where: NodeSpec, budget: int) -> PlanContext:
 
 
 def copies(program: Program, tasks: TaskGraph) -> list[str]:
-    """Copies out and in, each stream in its own order: all of them are synchronous."""
+    """Copies out, then copies in, each in stream order; all of them are synchronous."""
     words = {CopyOut: "out", CopyIn: "in"}
     return [
         f"{words[type(step)]}:{tasks.blocks[step.block].id}"
@@ -63,7 +63,7 @@ def copies(program: Program, tasks: TaskGraph) -> list[str]:
     ]
 
 
-def test_with_memory_to_spare_nothing_moves():
+def test_ample_memory_causes_no_copies():
     tasks = TaskGraph.of(CHAIN)
     program = passive_program(tasks, 850)
     assert list(program.segments[0].streams) == [COMPUTE]
@@ -71,7 +71,7 @@ def test_with_memory_to_spare_nothing_moves():
 
 
 def test_compute_waits_for_every_copy():
-    """x2 leaves before F2 can make x3, comes back before B2. At 1 GB/s a byte takes a nanosecond."""
+    """x2 is offloaded before F2 can write x3 and fetched before B2. At 1 GB/s a byte takes a nanosecond."""
     tasks = TaskGraph.of(CHAIN)
     result = run(passive_program(tasks, 650), tasks, node(650))
     assert times(result) == {
@@ -89,7 +89,7 @@ def test_compute_waits_for_every_copy():
 
 
 def test_the_least_recently_accessed_block_is_evicted_first():
-    """a was made first but read last; b has not been touched for longest, then c."""
+    """a was written first but read last; b is the least recently used, then c."""
     kernels = [
         kernel("make", writes="a b c"),
         kernel("read-c", reads="c"),
@@ -99,12 +99,12 @@ def test_the_least_recently_accessed_block_is_evicted_first():
     ]
     blocks = [block("a", 10), block("b", 10), block("c", 10), block("d", 15)]
     tasks = graph(kernels, blocks)
-    # 30 bytes are held when d asks for 15: at 44 one block leaves, at 34 two.
+    # 30 bytes are held when d requests 15: a budget of 44 evicts one block, 34 evicts two.
     assert [copy for copy in copies(passive_program(tasks, 44), tasks) if "out" in copy] == ["out:b"]
     assert [copy for copy in copies(passive_program(tasks, 34), tasks) if "out" in copy] == ["out:b", "out:c"]
 
 
-def test_what_is_read_counts_as_accessed_before_what_is_written():
+def test_reads_count_as_earlier_accesses_than_writes():
     kernels = [kernel("make", writes="a"), kernel("step", reads="a", writes="b"), kernel("room", writes="c")]
     tasks = graph([*kernels, kernel("use", reads="a b")], [block(name, 10) for name in "abc"])
     assert copies(passive_program(tasks, 20), tasks) == ["out:a", "in:a"]
@@ -122,7 +122,7 @@ def test_a_block_may_be_evicted_several_times():
     run(passive_program(tasks, 25), tasks, node(25), iterations=2)
 
 
-def test_persistent_blocks_and_those_that_are_done_with_stay():
+def test_persistent_blocks_and_blocks_without_later_use_are_not_evicted():
     kernels = [kernel("a", reads="w", writes="x"), kernel("b", writes="y"), kernel("c", reads="w x y")]
     tasks = graph(kernels, [held("w", 50), block("x", 10), block("y", 10)])
     assert copies(passive_program(tasks, 60), tasks) == ["out:x", "in:x"]
@@ -147,7 +147,7 @@ def test_padding_counts_towards_memory_in_use():
 
 @many
 @given(st.data())
-def test_any_trace_at_any_budget_is_legal_and_keeps_to_the_budget(data: st.DataObject):
+def test_any_trace_at_any_budget_gives_a_legal_program_within_the_budget(data: st.DataObject):
     recorded, where = data.draw(traces()), data.draw(nodes())
     alignment = where.gpu.alignment
     tasks = TaskGraph.of(recorded)
@@ -169,7 +169,7 @@ def test_any_trace_at_any_budget_is_legal_and_keeps_to_the_budget(data: st.DataO
 
 
 def needs_of_one_kernel(tasks: TaskGraph, alignment: int) -> int:
-    """The most that must be on the device at one time: what stays anyway, and what one kernel touches or is born."""
+    """The minimum device memory: persistent blocks, plus the blocks that a single kernel touches or initializes."""
     sizes = [aligned(size, alignment) for size in tasks.sizes]
     needs = 0
     for k in range(len(tasks.kernels)):
@@ -211,7 +211,7 @@ def test_evictions_and_fetches_match_a_list_of_accesses(data: st.DataObject):
 
 
 def by_the_list(tasks: TaskGraph, budget: int) -> list[str]:
-    """Copies out, then copies in, by a plain list of all accesses so far: of a victim, the last one stands foremost."""
+    """Copies out, then copies in, by a plain list of all accesses so far; the victim has the oldest last access."""
     list_of_accesses: list[int] = []
     on_device = {b for b, birth in enumerate(tasks.births) if birth == BEFORE}
     away: set[int] = set()
@@ -237,7 +237,7 @@ def by_the_list(tasks: TaskGraph, budget: int) -> list[str]:
 
 
 def may_leave(tasks: TaskGraph, b: int, k: int) -> bool:
-    """Not of this kernel, not persistent, not empty, and used later."""
+    """Whether a block may be evicted: not used by this kernel, not persistent, not empty, and used later."""
     own = {*tasks.reads[k], *tasks.writes[k]}
     return b not in own and not tasks.blocks[b].persistent and tasks.sizes[b] > 0 and tasks.next_use(b, k) is not None
 

@@ -36,7 +36,7 @@ def run(trace: Trace, where: NodeSpec, budget: int) -> Result:
 
 
 def kinds(result: Result) -> dict[str, list[str]]:
-    """What is copied out and made again in the last iteration."""
+    """The blocks copied out and recomputed in the last iteration."""
     last = result.iterations - 1
     message: dict[str, list[str]] = {"out": [], "again": []}
     for span in result.timeline:
@@ -51,7 +51,7 @@ def test_with_ample_memory_nothing_is_evicted():
 
 
 def test_a_fully_overlapped_swap_costs_nothing():
-    """x2 may rest on the host for long; its copies of 10 ns end during kernels of 100 ns."""
+    """x2 has a long gap on the host; its copies of 10 ns end during kernels of 100 ns."""
     trace = chain([100] * 6, [100] * 6, [10] * 6)
     result = run(trace, node(), 50)
     assert kinds(result) == {"out": ["x2"], "again": []}
@@ -73,8 +73,8 @@ def test_a_late_prefetch_is_triggered_earlier():
     assert times[1] < times[0]
 
 
-def test_where_activations_do_not_suffice_it_runs_in_passive_mode():
-    """Only the gradient g, which is no feature map, can make room for w."""
+def test_capuchin_runs_in_passive_mode_if_evicting_activations_is_not_enough():
+    """Only evicting the gradient g, which is no feature map, frees enough memory for w."""
     kernels = [
         kernel("f", reads="x", writes="y"),
         kernel("b", reads="y", writes="g", phase=BACKWARD),
@@ -88,7 +88,7 @@ def test_where_activations_do_not_suffice_it_runs_in_passive_mode():
 
 
 def test_a_released_source_is_recomputed_as_well():
-    """y is needed until b2; z, made from it by way of v, which forward has done with, comes back for b1."""
+    """y is needed until b2; z is recomputed from it for b1 through v, which forward has already released."""
     forward = [("f1", 3, "x", "y"), ("f2", 5, "y", "v"), ("f3", 7, "v", "z"), ("f4", 9, "z", "u"), ("f5", 9, "", "w")]
     backward = [("b0", 9, "u", ""), ("b1", 9, "z", ""), ("b2", 9, "y", "")]
     kernels = [kernel(name, ns, reads, writes, layer=name) for name, ns, reads, writes in forward]
@@ -101,8 +101,8 @@ def test_a_released_source_is_recomputed_as_well():
     assert (by_name["y"].recompute_ns, by_name["y"].sources) == (3, frozenset())
 
 
-def test_a_source_that_the_same_kernel_needs_is_still_there():
-    """b1 reads y and z, so y is there when z, which f2 makes from y, has to be: f1 does not run for z."""
+def test_a_source_read_by_the_same_kernel_is_not_recomputed():
+    """b1 reads y and z; f2 computes z from y. y is resident when z is recomputed, so f1 does not run again."""
     forward = [("f1", 3, "x", "y"), ("f2", 5, "y", "z"), ("f3", 9, "z", "u"), ("f4", 9, "", "w")]
     backward = [("b0", 9, "u", ""), ("b1", 9, "y z", "")]
     kernels = [kernel(name, ns, reads, writes, layer=name) for name, ns, reads, writes in forward]
@@ -145,7 +145,7 @@ def test_a_recorded_network_runs_faster_than_in_passive_mode():
     assert guided.iteration_ns < passive.iteration_ns
 
 
-def test_the_same_program_is_planned_again():
+def test_planning_twice_gives_the_same_program():
     trace = load_trace("resnet20-cifar-cpu")
     budget = max(demand(TaskGraph.of(trace))) * 3 // 4
     tried: list[Program] = []

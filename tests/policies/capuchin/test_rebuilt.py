@@ -1,4 +1,4 @@
-"""Capuchin as HOME rebuilt it: from the first feature map to the current one, by the cost so far."""
+"""Capuchin as HOME reimplemented it: one feature map after the other, by the cost so far."""
 
 from __future__ import annotations
 
@@ -30,12 +30,12 @@ def decided(trace: Trace, budget: int) -> tuple[int, ...]:
     return first_to_current(tasks, node(), budget, Decisions.of(tasks))
 
 
-def test_with_memory_to_spare_everything_stays():
+def test_ample_memory_keeps_every_activation():
     assert decided(chain([50] * 8, [50] * 8, [60] * 8), 8 * 60) == (0,) * 6
 
 
 def test_the_first_activations_are_evicted_until_the_iteration_fits():
-    """Of x2 to x7 one map less has to stay for every 60 bytes; copies of 60 ns end during kernels of 100 ns."""
+    """Every 60 bytes less evict one more of x2 to x7; copies of 60 ns end during kernels of 100 ns."""
     network = chain([100] * 8, [100] * 8, [60] * 8)
     assert [decided(network, budget) for budget in (480, 479, 420, 419)] == [
         (0, 0, 0, 0, 0, 0),
@@ -46,13 +46,13 @@ def test_the_first_activations_are_evicted_until_the_iteration_fits():
 
 
 def test_each_tensor_takes_the_cheaper_of_swap_and_recompute():
-    """Copies of 60 ns during kernels of 10 ns: to run one again costs 10."""
+    """Copies of 60 ns during kernels of 10 ns: recomputing costs only 10 ns."""
     vector = decided(chain([10] * 8, [10] * 8, [60] * 8), 300)
     assert vector[:3] == (2, 2, 2)
 
 
-def test_later_maps_do_not_count():
-    """Every prefix of the vector was the best of its last step, with all that follows kept and memory for it."""
+def test_each_map_is_decided_with_all_later_maps_kept():
+    """Every entry is the cheaper action for its map with all later maps kept and unlimited memory."""
     network = chain([50, 20, 30, 70, 10, 40, 60], [30, 50, 20, 10, 70, 40, 20], [40, 90, 60, 30, 80, 50, 70])
     tasks = TaskGraph.of(network)
     decisions = Decisions.of(tasks)
@@ -66,8 +66,8 @@ def test_later_maps_do_not_count():
             assert chosen == (1 if swapped <= again else 2)
 
 
-def test_it_may_miss_what_a_look_at_all_maps_finds():
-    """x2 leaves since it is first; that x3 and x4 alone would do, one swapped and one made again, is seen too late."""
+def test_the_greedy_choice_may_be_slower_than_the_best_of_all_placements():
+    """x2 is evicted because it is first, although evicting x3 (swap) and x4 (recompute) alone would be enough."""
     network = chain([20, 80, 80, 20, 60, 20], [70, 30, 10, 50, 70, 70], [40, 30, 30, 90, 80, 70])
     tasks = TaskGraph.of(network)
     decisions = Decisions.of(tasks)
@@ -87,7 +87,7 @@ def test_several_compute_streams_are_refused():
 
 @many
 @given(st.data())
-def test_any_trace_at_any_budget_is_legal(data: st.DataObject):
+def test_any_trace_at_any_budget_gives_a_legal_program(data: st.DataObject):
     recorded, where = data.draw(traces()), data.draw(nodes())
     budget = data.draw(st.integers(0, 1 + 2 * sum(block.bytes for block in recorded.blocks)))
     context = context_of(recorded, where, budget)
@@ -101,7 +101,7 @@ def test_any_trace_at_any_budget_is_legal(data: st.DataObject):
 
 
 def test_a_tensor_whose_recompute_does_not_fit_is_swapped():
-    """To make y's 40 bytes again takes 1 ns, a swap more; but f1 also makes s again, next to the gradient g."""
+    """Recomputing y's 40 bytes takes 1 ns, less than a swap; but f1 would also write s, next to the gradient g."""
 
     def network(saved_bytes: int) -> Trace:
         kernels = [
