@@ -107,7 +107,7 @@ REAL = [name for name in node_names() if name != "laptop-2gb"]
 
 
 @pytest.mark.parametrize("name", REAL)
-def test_a_node_has_the_figures_that_its_gpus_data_sheet_prints(name: str) -> None:
+def test_a_node_has_the_figures_of_its_data_sheet(name: str) -> None:
     gpu = load_node(name).gpu
     board = BOARDS[gpu.name]
     assert gpu.memory == board.memory * 2**30, "nominal, as the README of the nodes says"
@@ -125,5 +125,5 @@ def test_data_sheet_rates_follow_from_units_and_clocks(name: str) -> None:
     assert board.dram.agrees(GIGA)
 
 
-def test_every_gpu_that_ships_is_checked() -> None:
+def test_every_shipped_gpu_is_checked() -> None:
     assert {load_node(name).gpu.name for name in REAL} == set(BOARDS)

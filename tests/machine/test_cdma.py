@@ -46,7 +46,7 @@ def idle(size: int) -> Trace:
     ("ratio", "slower"),
     [(1, 1), (Fraction(13, 5), 1), (Fraction(25, 2), 1), (20, Fraction(320, 200)), (32, Fraction(512, 200))],
 )
-def test_a_copy_slows_by_what_it_reads_over_what_it_can_read(ratio: Fraction, slower: Fraction):
+def test_a_copy_slows_by_its_read_demand_over_the_read_bandwidth(ratio: Fraction, slower: Fraction):
     """cDMA section VI: by COMP_BW / DRAM_BW, the latter 200 GB/s at most and 336 - 100 GB/s on a Titan X."""
     raw = 3_200_000_000
     small = int(raw / ratio)
@@ -59,7 +59,7 @@ def test_memory_bandwidth_left_by_kernels_limits_the_engine():
     assert swapped(idle(raw), small, titan_x(dram=548 * GB))[0] == raw // 200
 
 
-def test_a_small_buffer_throttles():
+def test_a_small_buffer_throttles_the_engine():
     """Bandwidth times latency: half the buffer reads half as fast."""
     raw, small = 2_000_000_000, 100_000_000
     assert swapped(idle(raw), small, titan_x(replace(ENGINE, buffer=35_000)))[0] == raw // 100
@@ -95,7 +95,7 @@ def test_kernels_keep_their_speed_and_copies_use_the_remaining_bandwidth():
     assert result["out:x1"] == (5, 20_005 + (raw - 36 * 20_000) // 200)
 
 
-def test_a_kernel_without_a_record_among_recorded_ones_takes_the_engine_s_constant():
+def test_a_kernel_without_recorded_traffic_uses_the_constant_of_the_engine():
     """F2 takes 214 of 250 GB/s by its record, so it leaves 36 to read; F3 has no record, so it leaves 250 - 100.
 
     After the 20 us of F2 720,000 of 6,720,000 bytes have been read. The others take 40 us of the 50 us of F3.
@@ -107,7 +107,7 @@ def test_a_kernel_without_a_record_among_recorded_ones_takes_the_engine_s_consta
     assert swapped(trace, small, titan_x(dram=250 * GB))[0] == 20_000 + 40_000
 
 
-def test_without_any_record_no_kernel_has_a_demand_of_its_own():
+def test_without_recorded_traffic_no_kernel_has_its_own_demand():
     assert dram_demands(TaskGraph.of(idle(1)), ENGINE) is None
 
 

@@ -43,7 +43,7 @@ def brute_force_rates(wanted: list[tuple[tuple[str, ...], int]], capacities: dic
 
 @settings(deadline=None)
 @given(flows, networks)
-def test_rates_are_those_of_raising_all_flows_together(
+def test_rates_equal_brute_force_max_min_fairness(
     wanted: list[tuple[tuple[str, ...], int]], capacities: dict[str, int]
 ):
     result = max_min_rates([path for path, _ in wanted], [cap for _, cap in wanted], capacities)
@@ -60,7 +60,7 @@ def test_rates_do_not_depend_on_the_order_of_the_flows(wanted: list[tuple[tuple[
 
 
 @given(flows, networks)
-def test_no_link_carries_more_than_it_can(wanted: list[tuple[tuple[str, ...], int]], capacities: dict[str, int]):
+def test_no_link_exceeds_its_capacity(wanted: list[tuple[tuple[str, ...], int]], capacities: dict[str, int]):
     rates = max_min_rates([path for path, _ in wanted], [cap for _, cap in wanted], capacities)
     for link, capacity in capacities.items():
         assert sum(rate for rate, (path, _) in zip(rates, wanted, strict=True) if link in path) <= capacity
@@ -123,7 +123,7 @@ G = 10**9
         ([(0, G, 10), (0, G, 10), (0, G, 10)], [31, 31, 31]),
     ],
 )
-def test_flows_on_one_link_take_turns_fairly(sent: list[tuple[int, int, int]], expected: list[int]):
+def test_flows_on_one_link_share_it_fairly(sent: list[tuple[int, int, int]], expected: list[int]):
     assert ends(sent, G) == expected
 
 
@@ -132,7 +132,7 @@ def test_flows_on_one_link_take_turns_fairly(sent: list[tuple[int, int, int]], e
     st.lists(st.tuples(st.integers(0, 20), st.sampled_from([3, 5, 10]), st.integers(0, 40)), min_size=1, max_size=4),
     st.sampled_from([4, 7, 10]),
 )
-def test_progress_is_that_of_counting_every_nanosecond(sent: list[tuple[int, int, int]], capacity: int):
+def test_progress_equals_a_simulation_of_every_nanosecond(sent: list[tuple[int, int, int]], capacity: int):
     """Rates of a few bytes a nanosecond; what the real network counts in bytes a second divides by all it meets."""
     unit = G * 5040
     fast = [(start, cap * unit, size * 5040) for start, cap, size in sent]
@@ -140,10 +140,10 @@ def test_progress_is_that_of_counting_every_nanosecond(sent: list[tuple[int, int
 
 
 @given(st.integers(1, 10**12), st.integers(0, 10**12))
-def test_a_flow_that_is_alone_is_exact(rate: int, size: int):
+def test_a_single_flow_matches_the_closed_form(rate: int, size: int):
     assert ends([(0, rate, size)], rate) == [ceil(Fraction(size * 10**9, rate))]
 
 
-def test_a_link_below_one_byte_per_ns_and_flow_still_delivers():
+def test_a_link_below_one_byte_per_second_and_flow_still_delivers():
     """One byte a second for two flows: neither may get stuck."""
     assert -1 not in ends([(0, 1, 2), (0, 1, 2)], 1)

@@ -42,7 +42,7 @@ def test_memory_released_at_an_instant_serves_requests_of_that_instant():
     assert stalls(run(program(code), wider, node(16))) == []
 
 
-def test_who_waited_is_served_before_who_asks_now():
+def test_a_waiting_stream_is_served_before_a_new_request():
     """At 10 one stream gives 8 bytes back and asks for 8 more; another has waited for 8 since 5."""
     tasks = graph(
         [kernel("k0", 10, "", "a"), kernel("k1", 5, "", ""), kernel("k2", 7, "", "b"), kernel("k3", 1, "", "c")],
@@ -84,7 +84,7 @@ def test_an_earlier_waiter_is_served_first_despite_a_signal_between_release_and_
     assert result["in:b"] == (16, 20)
 
 
-def test_copies_issued_at_one_instant_are_served_out_before_in():
+def test_of_copies_issued_at_one_instant_d2h_is_served_before_h2d():
     """One engine, both ask at 5: d2h comes before h2d, whichever stream is listed first."""
     tasks = graph([kernel("k0", 0, "", "a b"), kernel("k1", 5), kernel("k2", 0, "a b")], [block("a", 3), block("b", 3)])
     code = {
@@ -106,7 +106,7 @@ def test_copies_issued_at_one_instant_are_served_out_before_in():
     assert result["in:b"] == (8, 11)
 
 
-def test_signals_of_an_instant_come_before_its_requests_for_memory():
+def test_signals_are_processed_before_memory_requests_of_the_same_instant():
     """At 10 compute asks for the last bytes and the other stream signals d2h, which gives bytes back only later."""
     tasks = graph(
         [kernel("k0", 10, "", "a"), kernel("k1", 10, "", "b"), kernel("k2", 5, "", "c")],
@@ -130,7 +130,7 @@ def test_simultaneous_requests_are_served_in_order_of_streams():
     assert result == {"k0": (0, 10), "k1": (10, 20)}
 
 
-def test_a_kernel_of_no_duration_ends_at_its_own_instant():
+def test_a_kernel_of_zero_duration_ends_at_its_start():
     tasks = graph([kernel("k0", 0, "", "a"), kernel("k1", 7, "a")], [block("a", 8)])
     result = times(run(program({COMPUTE: [Acquire((0,)), Launch(0), Launch(1), Release((0,))]}), tasks))
     assert result == {"k0": (0, 0), "k1": (0, 7)}
@@ -191,7 +191,7 @@ def test_a_kernel_ending_when_a_lone_copy_would_end_continues_on_a_half_duplex_l
     assert result["k2"] == (50, 51)
 
 
-def test_the_order_in_which_simpy_fires_timers_of_one_instant_does_not_matter(monkeypatch: pytest.MonkeyPatch):
+def test_the_order_of_simpy_timers_at_one_instant_does_not_matter(monkeypatch: pytest.MonkeyPatch):
     """SimPy with its sequence numbers counting down, so that of equal times the last scheduled fires first."""
     tasks = graph(
         [kernel("k0", 0, "", "a b c"), kernel("k1", 4), kernel("k2", 4), kernel("k3", 1, "a b c")],

@@ -154,7 +154,7 @@ def test_a_flow_speeds_up_when_the_other_ends():
     assert lengths(node(duplex=Duplex.HALF), 100, 10, 0) == (110, 20)
 
 
-def test_a_finish_rounds_up():
+def test_the_end_of_a_copy_is_rounded_up():
     """At 3 GB/s shared, 10 bytes at 1.5 take 6.67 ns."""
     assert lengths(node(out=3 * GB, back=3 * GB, duplex=Duplex.HALF), 10, 10, 0) == (7, 7)
 

@@ -38,14 +38,14 @@ def same_values(graph: TaskGraph, placement: Placement, choice: Random) -> None:
 
 @many
 @given(st.data(), st.randoms(use_true_random=False))
-def test_training_finds_the_same_values(data: st.DataObject, choice: Random):
+def test_swaps_and_recomputes_of_training_do_not_change_values(data: st.DataObject, choice: Random):
     graph = data.draw(encoded_graphs(of=trainings()))
     same_values(graph, data.draw(mixed_placements(graph)), choice)
 
 
 @many
 @given(st.data(), st.randoms(use_true_random=False))
-def test_any_kernels_find_the_same_values(data: st.DataObject, choice: Random):
+def test_swaps_and_recomputes_of_any_kernels_do_not_change_values(data: st.DataObject, choice: Random):
     graph = data.draw(encoded_graphs(of=repeatable_traces()))
     same_values(graph, data.draw(mixed_placements(graph)), choice)
 

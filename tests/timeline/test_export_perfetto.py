@@ -92,7 +92,7 @@ def test_arrows_end_on_an_open_slice_that_precedes_them_in_the_file(tmp_path: Pa
         assert slices[arrow["tid"], arrow["ts"]] < place
 
 
-def test_memory_is_counted_live_and_used(tmp_path: Path) -> None:
+def test_memory_counters_show_live_and_used_bytes(tmp_path: Path) -> None:
     counters = [(e["name"], int(e["ts"] * 1000), e["args"]) for e in events(swaps(), tmp_path) if e["ph"] == "C"]
     assert counters == [
         ("device memory", 0, {"live": 10, "used": 16}),
