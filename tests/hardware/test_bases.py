@@ -1,4 +1,4 @@
-"""A node file laid over its base: what it takes, what it changes, where its sources and mistakes are."""
+"""A node file with a base: inherited and changed values, their sources, and the places of mistakes."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The section of a node's file about compressed memory: what it gives, and every mistake at its place."""
+"""The compressed-memory section of a node file: its values, and every mistake reported at its place."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ def changed(*changes: tuple[str, str]) -> str:
 
 
 def test_the_defaults_match_the_paper(tmp_path: Path):
-    """Threshold 30%, 16x for what is mostly zero, targets for each allocation, the GPU's own link."""
+    """Threshold 30%, 16x for mostly zero allocations, a target per allocation, the GPU's own link."""
     result = loaded(tmp_path, GOOD)
     assert result == PAPERS
     assert (PAPERS.threshold, PAPERS.mostly_zero, PAPERS.granularity) == (0.3, True, Granularity.ALLOCATION)

@@ -1,4 +1,4 @@
-"""Node configurations: units, overrides, and every mistake named at its place."""
+"""Node configurations: units, overrides, and every mistake reported at its place."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a board draws: how a node's file says it, and what the shipped nodes say."""
+"""The power section of a node file, and the values of the shipped nodes."""
 
 from __future__ import annotations
 
@@ -98,7 +98,7 @@ def test_the_modnn_node_has_the_power_limit_of_figure_15() -> None:
 
 @pytest.mark.parametrize("name", [name for name in STATED if load_node_file(name).base is None])
 def test_arithmetic_power_is_the_limit_minus_the_other_parts(name: str) -> None:
-    """All parts at their peaks draw the limit, to what is printed."""
+    """All parts at their peaks draw the limit, within the printed precision."""
     node = load_node(name)
     power, gpu = node.gpu.power, node.gpu
     assert power is not None

@@ -1,4 +1,4 @@
-"""A node file measured on this machine: the numbers drawn from copies, the file, and what happens without a GPU."""
+"""A node file measured on this machine: numbers derived from copies, the file, and errors without a GPU."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ GIGA = 10**9
 
 @dataclass
 class StandIn:
-    """A device whose copies take a latency and then run at a bandwidth; every third copy is disturbed."""
+    """A device whose copies have a latency and a bandwidth; every third copy is slower."""
 
     latency_ns: int = 10_000
     bandwidths: dict[CopyDirection, int] = field(
@@ -89,7 +89,7 @@ def test_a_fitted_line_that_starts_below_zero_gives_no_latency() -> None:
 
 def test_scatter_of_large_copies_does_not_change_the_fitted_latency() -> None:
     times = {size: 10_000 + size * GIGA // (12 * GIGA) for size in DEFAULT_SIZES}
-    times[max(DEFAULT_SIZES)] += 200_000  # a hundredth of its time, and twenty latencies
+    times[max(DEFAULT_SIZES)] += 200_000  # a hundredth of its time plus twenty latencies
     assert fit_latency({CopyDirection.OUT: times}) == pytest.approx(10_000, rel=0.02)
 
 

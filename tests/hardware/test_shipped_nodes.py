@@ -1,4 +1,4 @@
-"""What ships is complete and sourced, and its figures are those that the papers state."""
+"""Shipped nodes are complete, have sources, and match the figures of the papers."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from tests.papers.published import published
 README = shipped_folder("configs") / "README.md"
 GIGA = 10**9
 
-#: Keys that name or arrange things, and so need no source.
+#: Keys for names and structure, which need no source.
 NO_QUANTITY = {"gpu.reported_as", "gpu.name", "link.kind", "switches[0].gpus", "switches[1].gpus"}
 REAL = [name for name in node_names() if name != "laptop-2gb"]
 NVLINK2 = [f"v100-nvlink2-{speed}" for speed in (50, 75, 100, 150, 200)]
@@ -28,12 +28,12 @@ NVLINK2 = [f"v100-nvlink2-{speed}" for speed in (50, 75, 100, 150, 200)]
 
 @pytest.fixture(scope="module")
 def claims() -> dict[str, Any]:
-    """By id, the figure that a paper states."""
+    """The figures stated by papers, by id."""
     return published()
 
 
 def leaf_names(value: object, place: str = "") -> list[str]:
-    """Dotted places of the values that a file gives."""
+    """Dotted paths of the values in a file."""
     if isinstance(value, dict):
         return [leaf for key, inner in value.items() for leaf in leaf_names(inner, f"{place}.{key}" if place else key)]
     if isinstance(value, list) and any(isinstance(item, dict) for item in value):

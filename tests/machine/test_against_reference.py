@@ -1,4 +1,4 @@
-"""The machine against a second one that was written from the rules alone, on random programs."""
+"""The machine compared with a reference machine, written from the rules alone, on random programs."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ slow = settings(
 
 
 def compare(program: Program, graph: TaskGraph, node: NodeSpec, budget: int | None) -> None:
-    """Both machines do the same work at the same times, or both stop for lack of memory."""
+    """Both machines do the same work at the same times, or both run out of memory."""
     reference = ReferenceMachine(program, transformed(graph, program.transforms), node, budget=budget, iterations=3)
     done = reference.run()
     assert not reference.wrong

@@ -1,4 +1,4 @@
-"""Kernels that share a link against the second machine, on random programs."""
+"""Kernels that share a link, compared with the reference machine on random programs."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Flows over shared links: max-min fair in whole numbers, and their progress over time."""
+"""Flows over shared links: max-min fair integer rates, and progress over time."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ flows = st.lists(st.tuples(paths, st.integers(1, 60)), min_size=1, max_size=5)
 
 
 def brute_force_rates(wanted: list[tuple[tuple[str, ...], int]], capacities: dict[str, int]) -> list[int]:
-    """Raise all flows one byte a second at a time; a flow stops at its cap, or where a link of its path cannot give
+    """Raise all flows by one byte per second at a time; a flow stops at its cap, or if a link of its path cannot give
     every flow that still rises on it one more."""
     rates = [0] * len(wanted)
     rising = set(range(len(wanted)))
@@ -68,7 +68,7 @@ def test_no_link_exceeds_its_capacity(wanted: list[tuple[tuple[str, ...], int]],
 
 
 def ends(sent: list[tuple[int, int, int]], capacity: int) -> list[int]:
-    """When each (start ns, cap, bytes) has arrived over one link."""
+    """End times of flows (start ns, cap, bytes) over one link."""
     env = simpy.Environment(initial_time=0)
     network = FlowNetwork(env, {"link": capacity}, lambda: None)
     done = [-1] * len(sent)
@@ -93,7 +93,7 @@ def fair(caps: list[int], capacity: int) -> list[Fraction]:
 
 
 def slow_ends(sent: list[tuple[int, int, int]], capacity: int) -> list[int]:
-    """The same nanosecond by nanosecond, with caps and capacity in bytes a nanosecond."""
+    """The same, nanosecond by nanosecond, with caps and capacity in bytes per nanosecond."""
     left = [Fraction(size) for *_, size in sent]
     done = [-1] * len(sent)
     now = 0
@@ -133,7 +133,7 @@ def test_flows_on_one_link_share_it_fairly(sent: list[tuple[int, int, int]], exp
     st.sampled_from([4, 7, 10]),
 )
 def test_progress_equals_a_simulation_of_every_nanosecond(sent: list[tuple[int, int, int]], capacity: int):
-    """Rates of a few bytes a nanosecond; what the real network counts in bytes a second divides by all it meets."""
+    """Rates of a few bytes per nanosecond, scaled so that the network's rates in bytes per second divide evenly."""
     unit = G * 5040
     fast = [(start, cap * unit, size * 5040) for start, cap, size in sent]
     assert ends(fast, capacity * unit) == slow_ends(sent, capacity)
@@ -145,5 +145,5 @@ def test_a_single_flow_matches_the_closed_form(rate: int, size: int):
 
 
 def test_a_link_below_one_byte_per_second_and_flow_still_delivers():
-    """One byte a second for two flows: neither may get stuck."""
+    """One byte per second for two flows: both must end."""
     assert -1 not in ends([(0, 1, 2), (0, 1, 2)], 1)

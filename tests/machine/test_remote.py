@@ -1,4 +1,4 @@
-"""Kernels that reach host memory: they end when they have computed and their traffic has passed the link."""
+"""Kernels that access host memory: they end when compute and link traffic have ended."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def one(ns: int, **more: object) -> TaskGraph:
 
 @pytest.mark.parametrize(("ns", "ends"), [(30, 100), (100, 100), (150, 150)])
 def test_a_remote_kernel_ends_when_compute_and_traffic_have_ended(ns: int, ends: int):
-    """At 1 GB/s, 100 bytes come in 100 ns, while 40 leave in 40."""
+    """At 1 GB/s, 100 bytes are read in 100 ns while 40 are written in 40 ns."""
     result = run(one(ns), iterations=1)
     assert result.timeline.iteration_ends_ns == (ends,)
     assert times(result) == {"k": (ends - ns, ends), "in:x": (0, 100), "out:y": (0, 40)}
@@ -55,7 +55,7 @@ def test_a_remote_kernel_waits_for_the_slower_direction():
 
 
 def test_both_directions_share_a_half_duplex_link():
-    """Both at 0.5 GB/s until 40 have left after 80 ns; then 60 bytes are left to come."""
+    """Both at 0.5 GB/s until 40 bytes are written after 80 ns; then 60 bytes are left to read."""
     assert run(one(10), node(duplex=Duplex.HALF), iterations=1).timeline.iteration_ends_ns == (140,)
 
 

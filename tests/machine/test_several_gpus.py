@@ -1,4 +1,4 @@
-"""Several GPUs: copies that share a switch; whole iterations against the second machine, written from the rules."""
+"""Several GPUs: copies that share a switch, and complete iterations compared with the reference machine."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ HOST = Space.HOST
 
 
 def copying(gpus: int, size: int = 100) -> tuple[Program, TaskGraph]:
-    """Every GPU copies a block of its own to the host from the beginning on."""
+    """Every GPU offloads its own block from the beginning."""
     names = [f"x{gpu}" for gpu in range(gpus)]
     tasks = graph([kernel(f"k{name}", 1, name) for name in names], [held(name, size) for name in names])
     streams: dict[StreamId, tuple[Instruction, ...]] = {}
@@ -65,13 +65,13 @@ def test_a_switch_with_enough_bandwidth_slows_no_gpu():
 
 
 def test_a_switch_is_shared_only_by_its_own_gpus():
-    """As on the node of cDMA with four GPUs; the fourth here has its way to itself."""
+    """As on the node of cDMA with four GPUs; here the fourth GPU is behind no switch."""
     pair = SwitchSpec((0, 1), GB, GB), SwitchSpec((2,), GB, GB)
     assert copy_ends(4, replace(several(4, switch=None), switches=pair)) == [200, 200, 100, 100]
 
 
 def test_a_gpu_with_a_slow_link_leaves_switch_bandwidth_to_the_others():
-    """A link of half a gigabyte each: two of them fill the switch exactly."""
+    """Links of half a gigabyte per second: two of them fill the switch exactly."""
     slow = node(out=GB // 2, back=GB // 2)
     assert copy_ends(2, several(2, base=slow)) == [200, 200]
 

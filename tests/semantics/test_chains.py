@@ -1,4 +1,4 @@
-"""Closed forms on chains: what the papers' equations say, to the nanosecond."""
+"""Closed forms on chains: the papers' equations, to the nanosecond."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ class Chain:
 
 
 def copy_ns(size: int, bandwidth: int, latency: int) -> int:
-    """Latency and bytes, rounded up; nothing at all for a block without bytes, which is not moved."""
+    """Latency plus transfer time, rounded up; zero for an empty block, which is not moved."""
     return latency + (size * GB + bandwidth - 1) // bandwidth if size else 0
 
 
@@ -147,10 +147,10 @@ def test_ideal_takes_the_sum_of_the_durations(net: Chain, on: NodeSpec):
 
 
 def true_dependencies_ns(net: Chain, on: NodeSpec, fetch_ahead: list[int]) -> int:
-    """Iteration time where every input leaves after its forward and is fetched `fetch_ahead` kernels early.
+    """Step time if every input is offloaded after its forward and fetched `fetch_ahead` kernels early.
 
-    Two engines, full duplex, memory without limit: each of three streams takes things in order and waits only for
-    what it needs.
+    Two engines, full duplex, unlimited memory: each of three streams executes in order and waits only for its
+    dependencies.
     """
     link, count = on.link, len(net.forward)
     now = out_free = 0

@@ -1,4 +1,4 @@
-"""The layer step of vDNN: where it begins and ends, and what moves next to it."""
+"""The layer step of vDNN: its begin and end, and the copies that overlap it."""
 
 from __future__ import annotations
 
@@ -93,7 +93,7 @@ def test_a_block_written_by_a_step_is_not_offloaded_with_it():
 
 
 def test_a_block_initialized_during_a_step_is_not_offloaded_with_it():
-    """A block born at the second kernel of a step does not exist when the step begins."""
+    """A block initialized at the second kernel of a step does not exist when the step begins."""
     tasks = graph(
         [
             kernel("a", 1, layer="A"),

@@ -1,4 +1,4 @@
-"""Memory: acquire, release, alignment, the two pools, and what is said when it runs out."""
+"""Memory: acquire, release, alignment, the two pools, and the out-of-memory error."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def test_recorded_lifetimes_end_at_the_recorded_releases():
 
 
 def test_a_request_for_memory_is_granted_completely_or_not_at_all():
-    """While compute waits for 6 and 6 of 12, of which 6 are free, nothing is taken, so another's 6 would fit."""
+    """While compute waits for 6 and 6 of 12 bytes, 6 of them free, it acquires nothing, so another's 6 would fit."""
     tasks = graph(
         [kernel("k0", 10, "", "a"), kernel("k1", 5, "", "b c")], [block("a", 6), block("b", 6), block("c", 6)]
     )
@@ -158,7 +158,7 @@ def test_offsets_need_the_addressed_pool():
 
 
 def starving() -> tuple[object, ...]:
-    """Compute holds a and b for ever and asks for c."""
+    """Compute holds a and b forever and requests c."""
     tasks = graph(
         [kernel("k0", 7, "", "a"), kernel("k1", 5, "", "b"), kernel("grow", 1, "a b", "c", op="concat")],
         [block("a", 30), block("b", 50), block("c", 15)],
@@ -181,7 +181,7 @@ def test_out_of_memory_names_the_request_the_free_bytes_and_the_holders():
 
 
 def test_out_of_memory_is_raised_only_if_no_event_is_pending():
-    """Compute waits from 12 on; the copy-out of b ends at 62 and saves it."""
+    """Compute waits from 12 on; the offload of b ends at 62 and frees the memory."""
     tasks = graph(
         [kernel("k0", 7, "", "a"), kernel("k1", 5, "", "b"), kernel("grow", 1, "a", "c"), kernel("k3", 1, "b")],
         [block("a", 30), block("b", 50), block("c", 15)],
@@ -234,7 +234,7 @@ def test_host_memory_is_released_before_the_next_iteration():
 
 
 def test_out_of_memory_names_the_kernel_whose_block_cannot_be_fetched():
-    """a has left, c has taken its place, a cannot come back."""
+    """a is offloaded, c uses its memory, and a cannot be fetched."""
     tasks = graph(
         [kernel("k0", 10, "", "a b"), kernel("k1", 5, "", "c"), kernel("k2", 9, "a b"), kernel("k3", 1, "c")],
         [block("a", 30), block("b", 1), block("c", 29)],

@@ -1,4 +1,4 @@
-"""What must hold whatever the trace, the node, the placement and the pool."""
+"""Properties of any trace, node, placement and pool."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ pools = st.sampled_from(["counting", "addressed"])
 
 @dataclass(frozen=True)
 class Placed(Policy):
-    """A policy that has already decided."""
+    """A policy with a fixed placement."""
 
     name = "placed"
     summary = "carries out a given placement"
@@ -46,7 +46,7 @@ def placed(draw: st.DrawFn, trace: Trace, *, barrier: bool | None = None) -> Pla
 
 
 def link_ns(result: Result, node: NodeSpec) -> int:
-    """The least time in which the link can carry all that was copied in the whole run."""
+    """The minimum time in which the link can transfer all bytes copied in the run."""
     link = node.link
     bytes_of = {kind: sum(s.bytes for s in result.timeline if s.kind is kind) for kind in SpanKind}
     out, back = bytes_of[SpanKind.COPY_D2H], bytes_of[SpanKind.COPY_H2D]
@@ -127,7 +127,7 @@ def test_with_a_layer_barrier_more_bandwidth_never_slows_a_run(data: st.DataObje
 @many
 @given(st.data(), st.integers(1, 4), st.integers(1, 4))
 def test_without_a_layer_barrier_more_bandwidth_never_delays_the_end(data: st.DataObject, out: int, back: int):
-    """With an engine for each direction nothing can overtake anything, so the whole run ends no later."""
+    """With an engine for each direction no copy can overtake another, so the run ends no later."""
     trace, node = data.draw(traces()), data.draw(nodes())
     link = replace(node.link, duplex=Duplex.FULL)
     node = replace(node, gpu=replace(node.gpu, copy_engines=2), link=link)

@@ -1,4 +1,4 @@
-"""Iterations one after the other: where one ends, when they are steady, and what passes from one to the next."""
+"""Successive iterations: where one ends, when they are steady, and the state passed to the next."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ CHAIN = chain([5, 7, 9], [10, 14, 18], [100, 200, 300])
 
 
 def test_an_iteration_lasts_from_compute_end_to_compute_end():
-    """The copy that goes on after the last kernel belongs to nobody's time but delays the next iteration."""
+    """The copy that continues after the last kernel is not part of the iteration but delays the next one."""
     tasks = graph([kernel("k0", 10, "x")], [held("x", 30)])
     code = {
         COMPUTE: [Await(1, lag=1), Launch(0), Signal(0)],
@@ -58,7 +58,7 @@ def test_iterations_of_unequal_time_are_unsteady():
 
 
 def test_iterations_of_equal_time_with_different_final_pools_are_unsteady():
-    """x changes places with what was below or above it, so every other iteration finds it elsewhere."""
+    """x moves to another address in each iteration, so only every other iteration finds it at the same one."""
     blocks = [held("x", 4), held("z", 4, release="k0"), held("w", 4, release="k0")]
     moving = graph([kernel("k0", 10, "x")], blocks)
     code = [
@@ -94,7 +94,7 @@ def test_weights_keep_their_memory_from_one_iteration_to_the_next():
 
 
 def test_a_kernel_waits_for_a_block_that_is_still_being_offloaded():
-    """a leaves from 10 to 110; k2, which needs it, comes to its turn at 15."""
+    """a is offloaded from 10 to 110; k2, which needs it, could start at 15."""
     tasks = graph([kernel("k0", 10, "", "a"), kernel("k1", 5), kernel("k2", 1, "a")], [block("a", 100)])
     result = times(run(lower(tasks, Placement((Swap(0, 0, 2, 1),))), tasks))
     assert (result["out:a"], result["in:a"], result["k2"]) == ((10, 110), (110, 210), (210, 211))
@@ -116,7 +116,7 @@ def test_repetitions_of_a_segment_count_as_retired():
 
 
 def test_only_kernels_and_copies_are_simpy_events(monkeypatch: pytest.MonkeyPatch):
-    """Three kernels and two copies: five events an iteration, whatever waits in between."""
+    """Three kernels and two copies: five events per iteration, regardless of waits."""
     tasks = graph([kernel("k0", 10, "", "a"), kernel("k1", 5), kernel("k2", 1, "a")], [block("a", 100)])
     stepped = []
     step = simpy.Environment.step

@@ -1,4 +1,4 @@
-"""A recording without tensors has times alone, one without reads lifetimes alone: nothing more is made up."""
+"""A recording without tensors has only times, one without reads only lifetimes; the rest is reported as unknown."""
 
 from __future__ import annotations
 

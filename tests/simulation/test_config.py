@@ -1,4 +1,4 @@
-"""Settings of runs: as one value or by keyword, and how wrong arguments are reported."""
+"""Settings of runs, as one RunConfig or by keyword, and errors for wrong arguments."""
 
 from __future__ import annotations
 

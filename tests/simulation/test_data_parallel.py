@@ -137,7 +137,7 @@ def test_metrics_of_several_gpus_match_the_hand_calculation(node: NodeSpec, resn
     weights = sum(
         block.bytes for block in resnet.blocks if block.persistent and f"{block.id}.grad" in resnet.block_by_id
     )
-    # A gradient to GPU 0 by way of the host, and a weight back the same way.
+    # A gradient to GPU 0 through the host, and a weight back the same way.
     assert (metrics.d2h_bytes, metrics.h2d_bytes) == (2 * weights, 2 * weights)
     assert metrics.device_peak_bytes == max(int(curve.live.max()) for curve in result.timeline.device_memories)
     assert result.to_dict()["data_parallel"] == {"gpus": 2, "exchange": "gather", "cores": 1}
@@ -172,7 +172,7 @@ def test_the_breakdown_of_each_gpu_adds_up(node: NodeSpec, resnet: Trace):
     result = simulate(resnet, node, "vdnn", gpus=2, exchange="gather")
     parts = [breakdown(result.timeline, gpu=gpu) for gpu in (0, 1)]
     assert [part.total for part in parts] == [result.iteration_ns] * 2
-    # GPU 0 adds up gradients and runs the optimizer while the other one waits.
+    # GPU 0 adds gradients and runs the optimizer while the other one waits.
     assert parts[0].compute > parts[1].compute
     assert parts[0].stalled < parts[1].stalled
 
@@ -199,7 +199,7 @@ def test_output_files_distinguish_the_gpus(node: NodeSpec, recorded: Trace, tmp_
 
 @pytest.mark.slow
 def test_outputs_of_several_gpus_note_that_collectives_are_not_simulated():
-    """A speedup by moDNN's exchange through host memory says nothing of training with NCCL."""
+    """Speedups with moDNN's exchange through host memory do not apply to training with NCCL."""
     text = "NCCL's collectives and links between GPUs"
     base = {"trace": "resnet20-cifar-cpu", "node": "k40-x4", "policies": "none", "iterations": 1}
     for gpus, times in ((2, 1), (1, 0)):
@@ -246,7 +246,7 @@ def test_figures_show_every_gpu(node: NodeSpec, recorded: Trace):
     assert "live on the other GPUs" in [text.get_text() for text in memory.get_legend().get_texts()]
 
 
-# --- what is refused ---------------------------------------------------------------------------------------
+# --- refused input ---------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -288,7 +288,7 @@ def test_a_trace_without_weights_is_refused(node: NodeSpec):
         simulate(replace(trace, info=replace(trace.info, batch=4)), node, "ideal", gpus=4)
 
 
-# --- prices ------------------------------------------------------------------------------------------------
+# --- costs of the exchange ------------------------------------------------------------------------------------
 
 
 def test_gpu_0_adds_gradients_at_a_share_of_its_memory_bandwidth(node: NodeSpec):

@@ -22,7 +22,7 @@ def events(timeline: Timeline, folder: Path) -> list[dict[str, Any]]:
 
 
 def swaps() -> Timeline:
-    """Block x leaves twice and comes back twice, y leaves for good, w comes without having left, v takes no time."""
+    """Block x is offloaded and fetched twice, y only offloaded, w only fetched, and v takes zero time."""
     return timeline_of(
         [
             ("d2h", K.COPY_D2H, "x", 0, 5, 4, ""),

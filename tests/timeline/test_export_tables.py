@@ -1,4 +1,4 @@
-"""Frames, CSV and Parquet of a timeline: exact rows, the same bytes, whole files or none."""
+"""Frames, CSV and Parquet of a timeline: exact rows, reproducible bytes, atomic writes."""
 
 from __future__ import annotations
 
