@@ -1,4 +1,4 @@
-"""Which blocks a placement vector is about, and when they are free to go."""
+"""Which blocks a placement vector decides about, and the gaps in which they may be evicted."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from tests.semantics.hand_made import BACKWARD, block, graph, held, kernel
 
 
 def maps(tasks: TaskGraph) -> dict[str, tuple[str, str, str | None]]:
-    """By block id: the kernels after and before which it is free, and with which it may be copied out."""
+    """By block id: the kernels before and after its gap, and the kernel that an offload may overlap."""
     kernels = tasks.kernels
     return {
         tasks.blocks[each.block].id: (
@@ -27,7 +27,7 @@ def maps(tasks: TaskGraph) -> dict[str, tuple[str, str, str | None]]:
 
 
 def layered(*more: Block, a: int = 80, middle: Sequence[Kernel] = ()) -> TaskGraph:
-    """x -> a -> b -> c and back; a is free from B to b.back."""
+    """x -> a -> b -> c and backward; a's gap is from B to b.back."""
     kernels = [
         kernel("A", 1, "x", "a", layer="1"),
         kernel("B", 1, "a", "b", layer="2"),
@@ -85,7 +85,7 @@ def test_a_block_that_only_forward_uses_is_no_activation():
 
 
 def test_an_offload_starts_with_the_last_readers_step_once_the_block_is_complete():
-    """a's last reader comes second in its step, after a kernel that changes it in place."""
+    """a's last reader is the second kernel of its step, after a kernel that changes a in place."""
     plain = layered(middle=[kernel("B2", 1, "a b", "b", layer="2")])
     assert maps(plain)["a"] == ("B2", "a.back", "B")
     changed = layered(middle=[kernel("B1", 1, "a", "a", layer="2"), kernel("B2", 1, "a b", "b", layer="2")])

@@ -1,4 +1,4 @@
-"""How much memory an iteration needs (moDNN, equations 6 and 7, section 7): closed forms, and what programs need."""
+"""Memory lower bounds (moDNN, equations 6 and 7, section 7): closed forms, and comparison with programs."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ LISTS = st.lists(st.integers(0, 10**6), min_size=2, max_size=12)
 
 
 def of_batch(trace: Trace, batch: int) -> TaskGraph:
-    """A graph that knows itself at other batch sizes."""
+    """A graph that can be rescaled to other batch sizes."""
     full = replace(trace, info=replace(trace.info, batch=batch))
     return replace(TaskGraph.of(full), rescaled=cache(lambda size: TaskGraph.of(at_batch(full, size, K40))))
 
@@ -49,7 +49,7 @@ def padded(size: int, alignment: int) -> int:
 
 @given(LISTS, st.sampled_from([1, 64, 512]))
 def test_a_chain_needs_the_largest_two_neighbours_and_no_weights(sizes: list[int], alignment: int):
-    """F(n) needs x(n) and x(n+1), B(n) needs x(n) and no more, gradients being empty; nothing resides."""
+    """F(n) needs x(n) and x(n+1), B(n) only x(n), since gradients are empty; nothing is resident."""
     count = len(sizes)
     tdfg = Tdfg.of(TaskGraph.of(chain([1] * count, [1] * count, sizes)), alignment)
     in_memory = [padded(size, alignment) for size in sizes]
@@ -72,7 +72,7 @@ def test_the_bound_of_a_chain_is_its_bound_at_one_sample(sizes: list[int], batch
 
 
 def test_the_bound_of_a_layer_with_weights_matches_the_hand_calculation():
-    """LAYER: everything but x, y, deltas and the workspace resides; its tasks by the algorithm without workspace."""
+    """LAYER: all but x, y, deltas and the workspace is resident; its tasks use the algorithm without workspace."""
     tdfg = Tdfg.of(LAYER)
     resident = 100 + 4 + 101 + 102 + 5
     needs = {kernel.id: task_bytes(tdfg, k, tdfg.smallest(k)) for k, kernel in enumerate(LAYER.kernels)}
@@ -91,7 +91,7 @@ def test_the_bound_of_a_layer_with_weights_matches_the_hand_calculation():
 
 
 def test_blocks_used_only_by_the_optimizer_are_not_resident():
-    """w and dw reside, 200 bytes; t lives from U1 to U2 alone, so that U1 and U2 need 50 more, and F and B 30."""
+    """w and dw are resident, 200 bytes; t lives only from U1 to U2, so U1 and U2 need 50 more, and F and B 30."""
     tasks = graph(
         [
             kernel("F", 1, "x w", "y"),
@@ -134,7 +134,7 @@ def test_shares_add_up_to_the_bound():
 
 
 def test_all_at_once_of_a_network_matches_a_count_over_its_layers():
-    """One result and one gradient for each fused layer, as counted from the network alone, and a few statistics."""
+    """One output and one gradient for each fused layer, counted from the network definition, and a few statistics."""
     network = build("resnet34")
     trace = build_trace("resnet34", batch=256, gpu=K40, framework="fused", optimizer="plain-sgd", workspace_limit=0)
     assert all_at_once(Tdfg.of(TaskGraph.of(trace))).bytes == pytest.approx(all_at_once_bytes(network, 256), rel=0.001)
@@ -185,7 +185,7 @@ def test_the_error_shows_exact_bytes_if_rounded_sizes_are_equal():
 
 @given(traces(max_kernels=12), st.sampled_from([1, 16, 512]))
 def test_with_offloaded_weights_the_bound_is_the_largest_working_set_of_a_kernel(trace: Trace, alignment: int):
-    """No program can run a kernel without its own blocks, and `verify` refuses just that."""
+    """A kernel cannot run without its own blocks, and `verify` refuses programs with less memory."""
     graph = TaskGraph.of(trace)
     bound = lower_bound_offloaded(Tdfg.of(graph, alignment)).bytes
     check_kernels_fit(graph, bound, alignment)

@@ -1,4 +1,4 @@
-"""What other transforms make of tasks in compressed memory, counted again by hand."""
+"""Other transforms applied to tasks in compressed memory, compared with hand calculations."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ many = settings(deadline=None, max_examples=50, suppress_health_check=list(Healt
 
 
 def training(batch: int = 6) -> Trace:
-    """One layer of so many samples of 512 B; of every four entries one is raw, the others take a sector."""
+    """One layer with `batch` samples of 512 B; one of every four entries is raw, the others take one sector."""
     built = trace(
         [
             kernel("F", 600, "x w", "y"),
@@ -58,9 +58,9 @@ def training(batch: int = 6) -> Trace:
 
 
 def quarter_ns(plain: TaskGraph, k: int, duration: int) -> tuple[int, int]:
-    """Time on the device and in all of a kernel all of whose blocks are such, at 10 B/ns there and 1 on the link.
+    """Device time and total time of a kernel that accesses such blocks, at 10 B/ns on the device and 1 on the link.
 
-    Of each entry that it visits, 32 B come from device memory, and of every fourth 96 B more from buddy memory.
+    Each accessed entry reads 32 B of device memory, and every fourth one 96 B of buddy memory as well.
     """
     read = sum(entries(plain.blocks[b].bytes) for b in plain.reads[k])
     written = sum(entries(plain.blocks[b].bytes) for b in plain.writes[k])
@@ -159,7 +159,7 @@ def test_a_new_workspace_is_not_compressed():
 
 
 def test_a_resized_workspace_is_not_compressed():
-    """What the recorded one held is not what the new one will hold."""
+    """The contents of the recorded workspace say nothing about those of the new one."""
     graph, _ = chosen(workspace=True)
     ws = graph.block("ws")
     assert (graph.sizes[ws], memory_of(graph).carved_by([ws])) == (320, 960)

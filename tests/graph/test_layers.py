@@ -85,7 +85,7 @@ def test_backward_joins_the_forward_layer_whose_blocks_it_reads():
 
 
 def test_operators_of_unknown_class_do_not_count_as_the_same_class():
-    """`mix_b` shares y and u with the convolution and z alone with the addition, which is of no known class either."""
+    """`mix_b` shares y and u with the convolution, but only z with the addition, whose class is unknown too."""
     tasks = graph(
         [
             kernel("conv", 1, "x", "y u", op="conv2d"),

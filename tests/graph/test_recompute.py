@@ -1,4 +1,4 @@
-"""What can be made again, by what, and why the rest cannot."""
+"""Which blocks can be recomputed, by which kernels, and why others cannot."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ BASE: Sequence[Block] = [held("x", 4), held("w", 4), block("a", 8), block("b", 8
 
 
 def ancestry(kernels: Sequence[Kernel], more: Sequence[Block] = ()) -> tuple[TaskGraph, Ancestry]:
-    """The kernels on those of the basic blocks that they use, and some more."""
+    """The graph of these kernels with the basic blocks that they use and further blocks."""
     used = {name for each in kernels for name in each.reads + each.writes}
     tasks = graph(kernels, [*(each for each in BASE if each.id in used), *more])
     return tasks, Ancestry(tasks)
@@ -78,7 +78,7 @@ def test_a_batch_norm_without_saved_statistics_is_not_recomputable():
 
 
 def test_a_dropout_whose_mask_is_not_kept_is_not_recomputable():
-    """A mask that only forward reads is gone when the dropout would need it."""
+    """A mask that only forward reads is released before the dropout's recompute would need it."""
     drop = kernel("F1", 1, "x", "a m", pure=False, op="dropout")
     look = kernel("F2", 1, "a m", "b")
     assert "not known to be repeatable" in str(reason([drop, look, B1], "a", block("m", 2)))
@@ -170,7 +170,7 @@ def test_a_weight_updated_after_the_last_use_does_not_prevent_recompute():
 
 
 def test_a_weight_updated_by_the_reading_kernel_does_not_prevent_recompute():
-    """What B1 reads is made again before B1 starts, and only then B1 updates w in place."""
+    """The inputs of B1 are recomputed before B1 starts, and only then does B1 update w in place."""
     last = kernel("B1", 1, "a b w", "g w", phase=BACKWARD, pure=False)
     tasks, result = ancestry([F1, F2, last])
     a = tasks.block("a")
@@ -180,7 +180,7 @@ def test_a_weight_updated_by_the_reading_kernel_does_not_prevent_recompute():
 
 
 def test_a_weight_updated_before_a_recompute_prevents_it():
-    """a's own next use comes before the update, but b is made of a after it."""
+    """a's own next use comes before the update, but b is recomputed from a after it."""
     first, last = kernel("B2", 1, "a", "g", phase=BACKWARD), kernel("B1", 1, "b g", "g", phase=BACKWARD)
     kernels = [F1, F2, first, STEP_IN_BACKWARD, last]
     assert reason(kernels, "a") == "kernel F1 reads w, which was overwritten since"
@@ -212,8 +212,8 @@ def test_other_operators_do_not_repeat_with_saved_outputs(op: str):
 
 
 def test_unrecomputable_bytes_are_attributed_to_the_preventing_operator():
-    """Backward reads a to e, 8 B each, and s, 2 B. b lacks a reproducible a only once a is gone, which it is not; d
-    needs c, which is released by then and comes of an unknown kernel; e is made of what F6 overwrites."""
+    """Backward reads a to e, 8 B each, and s, 2 B. b would need a recomputed only after a's release; a is not released.
+    d needs c, which is released by then and written by a kernel of unknown purity; F6 overwrites the input of e."""
     kernels = [
         kernel("F1", 1, "x", "a", pure=False, op="rand_like"),
         kernel("F2", 1, "a", "b"),

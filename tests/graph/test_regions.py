@@ -49,11 +49,11 @@ def test_an_interrupted_section_has_several_regions():
 @pytest.mark.parametrize(
     ("tensor", "place"),
     [
-        (Saved(U, 1, 0, B1, 1), 0),  # what a's first kernel reads, saved before it
+        (Saved(U, 1, 0, B1, 1), 0),  # read by a's first kernel, saved before it
         (Saved(V, 1, 2, B3, 3), 0),
         (Saved(Y, 1, 3, B4, 4), 1),  # made by a's last kernel, saved for b
         (Saved(Y, 1, 3, B3, 4), 0),  # the same, saved for a
-        (Saved(W, 1, -1, B1, None), None),  # before all of forward: that is not a
+        (Saved(W, 1, -1, B1, None), None),  # saved before all of forward: not in section a
     ],
 )
 def test_the_region_of_a_saved_tensor_follows_from_its_backward_kernel(tensor: Saved, place: int | None) -> None:
@@ -62,7 +62,7 @@ def test_the_region_of_a_saved_tensor_follows_from_its_backward_kernel(tensor: S
 
 
 def test_without_a_backward_kernel_the_next_reader_decides_the_region():
-    """As where backward's kernels have no layer."""
+    """This is the case if backward kernels have no layer."""
     assert saved_inside(TASKS, [A, B], {"a.1": "a", "b.1": "b"}, [Saved(Y, 1, 3, B3, 4)])[1]
     assert saved_inside(TASKS, [A, B], {"a.1": "a", "b.1": "b"}, [Saved(V, 1, 3, B3, 4)])[0]
 
@@ -73,20 +73,20 @@ def test_a_region_runs_again_up_to_its_last_save_including_in_place_changes():
 
 
 def test_a_block_held_anyway_is_not_recomputed():
-    """f1 runs again, and leaves it alone; f2 would change it."""
+    """f1 runs again without changing it; f2 would change it."""
     result = rerun(TASKS, [Saved(V, 1, 2, B3, 3), Saved(Y, 1, 3, B3, 4)], held=(V,))
     assert result == (((1, (WS,)), (3, (Y,))), frozenset({V}), (2,))
 
 
 def test_a_block_changed_by_an_unrepeatable_kernel_is_not_recomputed():
-    """f2 changes v in place: v is kept as f2 left it, and f1 leaves it alone when it runs again."""
+    """f2 changes v in place: v is kept as written by f2, and f1 does not write it when it runs again."""
     kernels = [*KERNELS[:2], kernel("f2", 1, "v", "v", layer="a.2", pure=None), *KERNELS[3:]]
     result = rerun(graph(kernels, BLOCKS), [Saved(V, 1, 2, B3, 3), Saved(Y, 1, 3, B3, 4)])
     assert result == (((1, (WS,)), (3, (Y,))), frozenset({V}), (2,))
 
 
 def test_a_region_with_an_input_changed_in_place_does_not_run_again():
-    """f3 changes u in place, which f1 has read: what f1 made is kept."""
+    """f3 changes u in place after f1 has read it, so f1's output is kept."""
     kernels = [*KERNELS[:3], kernel("f3", 1, "v u", "y u", layer="a.3"), *KERNELS[4:]]
     reruns = rerun(graph(kernels, BLOCKS), [Saved(V, 1, 2, B3, 3)])
     assert reruns.retained == {V} and reruns.runs == ()

@@ -1,4 +1,4 @@
-"""Replicas of a graph: names, sharing, what the exchange adds; and which gradient belongs to which weight."""
+"""Replicas of a graph: names, sharing, kernels of the exchange; and which gradient belongs to which weight."""
 
 from __future__ import annotations
 
@@ -126,7 +126,7 @@ def pairs(graph: TaskGraph) -> dict[str, tuple[str, ...]]:
 
 
 def renamed(trace: Trace, **new: str) -> TaskGraph:
-    """The trace with blocks called otherwise; dots stand as underscores in `new`."""
+    """The trace with renamed blocks; underscores in the keywords of `new` replace dots."""
     names = {old.replace("_", "."): name for old, name in new.items()}
 
     def of(kernel: Kernel) -> Kernel:
@@ -153,7 +153,7 @@ def test_equal_sizes_match_the_weight_read_first_with_the_gradient_written_last(
 
 
 def by_hand(kernels: list[Kernel], *blocks: Block) -> TaskGraph:
-    """One layer with weight w1 before these kernels, in which backward begins with g, the gradient of that weight."""
+    """These kernels after the forward of one layer with weight w1; backward begins with g, the gradient of w1."""
     first = [
         kernel("F1", 10, "x0 w1", "x1", phase=Phase.FORWARD),
         kernel("W1", 10, "x1 x0", "g", phase=Phase.BACKWARD),
@@ -170,7 +170,7 @@ GRADIENT = block("g", 100, kind=BlockKind.WEIGHT_GRADIENT)
 
 
 def test_what_the_optimizer_reads_to_update_a_weight_is_its_gradient():
-    """Another block of that kind and size is made later."""
+    """Another block of the same kind and size is written later."""
     copy = kernel("copy", 10, "g", "h", phase=Phase.BACKWARD)
     other = block("h", 100, kind=BlockKind.WEIGHT_GRADIENT)
     assert pairs(by_hand([copy, step("w1 g")], GRADIENT, other)) == {"w1": ("g",)}
@@ -206,7 +206,7 @@ def test_a_gradient_read_for_one_weight_is_not_matched_to_another_by_name():
 
 
 def test_persistent_statistics_of_the_size_of_a_weight_are_no_gradient():
-    """Backward updates them and the optimizer reads them, as of a gradient."""
+    """Backward updates them and the optimizer reads them, like a gradient."""
     statistics = held("r", 100, kind=BlockKind.OTHER)
     update = kernel("statistics", 10, "g r", "r", phase=Phase.BACKWARD)
     assert pairs(by_hand([update, step("w1 r")], GRADIENT, statistics))["w1"][0] == "g"
@@ -226,7 +226,7 @@ def test_the_name_selects_among_several_gradients_of_one_update():
 
 
 def test_a_gradient_read_by_the_optimizer_precedes_a_block_of_equal_size():
-    """One kernel updates both weights; a part that is added to a gradient is made last."""
+    """One kernel updates both weights; a partial gradient that is added to a gradient is written last."""
     trace = network([10, 10], together=True)
     part = kernel("part", 1, "x1", "p", phase=Phase.BACKWARD)
     add = kernel("add", 1, "p w1.grad", "w1.grad", phase=Phase.BACKWARD)
@@ -251,7 +251,7 @@ def test_one_gradient_updates_one_weight():
 
 @pytest.mark.parametrize(("first", "then"), [("g", "h"), ("h", "g")])
 def test_the_first_of_two_updates_of_a_weight_reads_its_gradient(first: str, then: str):
-    """What corrects the weight later, by another block that backward made, is not its gradient."""
+    """A later correction of the weight reads another block written by backward, which is not its gradient."""
     copy = kernel("copy", 10, "g", "h", phase=Phase.BACKWARD)
     other = block("h", 100, kind=BlockKind.WEIGHT_GRADIENT)
     correct = replace(step(f"w1 {then}"), id="correct")
@@ -260,7 +260,7 @@ def test_the_first_of_two_updates_of_a_weight_reads_its_gradient(first: str, the
 
 @pytest.mark.parametrize("batch", [4, 1])
 def test_pairs_are_the_same_in_sub_batches_and_at_other_batches(batch: int):
-    """Whatever sub-batches do to the blocks that sizes would be compared of."""
+    """Although sub-batches change the sizes that pairs are matched by."""
     message = exchanging(renamed(network([10, 10], step=None, batch=4), w1_grad="b", w2_grad="a"))
     assert pairs(message.at_batch(batch)) == pairs(message) == pairs(Split(1).apply(message))
 

@@ -1,4 +1,4 @@
-"""What autograd saves: as recorded, and derived from what backward reads; who reads it, and until when."""
+"""Tensors saved by autograd, recorded or derived from the reads of backward; their readers and lifetimes."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ def test_a_block_initialized_by_the_host_is_not_saved_before_its_initialization(
 
 
 def test_an_operator_saves_its_inputs_just_before_it_runs():
-    """y is made by f1; f2 and f3 have nothing to do with it; f4 reads it, and so saves it after f3."""
+    """f1 writes y; f2 and f3 do not use it; f4 reads it, and so saves it after f3."""
     kernels = [
         kernel("f1", 1, "x", "y", layer="one"),
         kernel("f2", 1, "x", "u", layer="two"),
@@ -76,7 +76,7 @@ def test_an_operator_saves_its_inputs_just_before_it_runs():
 
 
 def test_operators_save_inputs_before_and_outputs_after_they_run():
-    """y is saved by the activation that changed it, and by the layer that reads it then: both just before f3."""
+    """y is saved by the activation that changed it and by the layer that then reads it, both just before f3."""
     saved = saved_tensors(TASKS)
     assert not saved.recorded
     assert saved.tensors == (
@@ -89,7 +89,7 @@ def test_operators_save_inputs_before_and_outputs_after_they_run():
 
 
 def test_without_layer_tags_a_block_is_saved_after_its_last_use_in_the_same_forward_pass():
-    """Nothing of the first pass is saved in the second, which has no layer tags."""
+    """No block of the first pass is saved in the second, which has no layer tags."""
     tasks = TaskGraph.of(two_passes())
     assert all(each.after < each.before for each in saved_tensors(tasks).tensors)
     again = [each for each in saved_tensors(tasks).tensors if tasks.blocks[each.block].id.endswith("-again")]
@@ -108,7 +108,7 @@ def test_a_block_changed_in_place_later_is_saved_as_changed():
 
 def test_a_kernel_reads_the_last_fetched_copy_of_its_version():
     tensors = [
-        Saved(Y, 10, F1, B3, F3),  # before it was changed: nobody reads that
+        Saved(Y, 10, F1, B3, F3),  # before it was changed: no kernel reads this version
         Saved(Y, 10, F2, B3, F3),
         Saved(Y, 10, F2, B2, F3),
         Saved(X, 1, -1, B1, None),

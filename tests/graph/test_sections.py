@@ -1,4 +1,4 @@
-"""Where forward may be cut for checkpointing: modules, and where tags name none, points that one tensor passes."""
+"""Where forward may be cut for checkpointing: at modules, or, without module tags, where a single tensor passes."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def sections(trace: Trace) -> dict[str, list[str]]:
 
 
 def with_weights(trace: Trace, *layers: str) -> Trace:
-    """The trace in which forward of these layers reads a weight each."""
+    """The trace in which forward of each of these layers reads a weight."""
     weights = tuple(replace(trace.block_by_id["x"], id=f"w:{name}", kind=BlockKind.WEIGHT) for name in layers)
     kernels = tuple(
         replace(k, reads=(*k.reads, f"w:{k.layer}")) if k.layer in layers and k.phase is Phase.FORWARD else k
@@ -37,13 +37,13 @@ def with_weights(trace: Trace, *layers: str) -> Trace:
 
 
 def chained(names: Sequence[str], op: str = "conv2d") -> Trace:
-    """A layer after the other, each with what the one before it made."""
+    """One layer after the other, each reading the output of the one before."""
     built = ["x", *(f"y{n}" for n in range(len(names)))]
     return network(*(Layer(name, op, (built[n],), built[n + 1]) for n, name in enumerate(names)))
 
 
 def block(name: str, enters: str, output: str) -> list[Layer]:
-    """A residual block of two modules, which a shortcut passes by."""
+    """A residual block of two modules with a shortcut around them."""
     inner = [f"{output}{n}" for n in range(3)]
     return [
         Layer(f"{name}.attention.query", "linear", (enters,), inner[0]),
@@ -55,7 +55,7 @@ def block(name: str, enters: str, output: str) -> list[Layer]:
 
 
 def test_residual_blocks_of_a_list_are_sections():
-    """Not the modules in them, past which the shortcut leads, and not the list that they are in."""
+    """Not the modules in them, which the shortcut bypasses, and not the list that contains them."""
     layers = [Layer("stem", "conv2d", ("x",), "a"), *block("stage.0", "a", "b"), *block("stage.1", "b", "c")]
     result = sections(network(*layers, Layer("head", "linear", ("c",), "d")))
     assert list(result) == ["stage.0", "stage.1"]
@@ -64,7 +64,7 @@ def test_residual_blocks_of_a_list_are_sections():
 
 
 def test_blocks_of_a_single_kernel_are_sections():
-    """Each is read by the next one, which is no shortcut past it."""
+    """Each is read only by the next one, so no shortcut bypasses it."""
     names = ["stem.1", "stem.2", *(f"stage.{n}.conv" for n in range(3)), "head"]
     assert list(sections(chained(names))) == ["stem", "stage.0", "stage.1", "stage.2"]
 
@@ -100,7 +100,7 @@ def test_sections_are_found_in_a_wrapper_module_with_parallel_embeddings():
 
 
 def test_a_long_sequence_of_single_layers_is_cut_as_checkpoint_sequential_would():
-    """Ten of the eleven layers are in it: the root of 10 is 3, and the last slice takes what is left."""
+    """It has ten of the eleven layers: the root of 10 is 3, and the last slice contains the rest."""
     result = sections(chained([*(f"features.{n}" for n in range(10)), "classifier"]))
     assert {name: len(layers) for name, layers in result.items()} == {
         "features[0:3]": 3,
@@ -110,7 +110,7 @@ def test_a_long_sequence_of_single_layers_is_cut_as_checkpoint_sequential_would(
 
 
 def test_a_module_with_interrupted_kernels_is_replaced_by_its_children():
-    """Two recurrent layers that take turns: a run of kernels is one step of one of them."""
+    """Two recurrent layers alternate: each run of kernels is one step of one of them."""
     steps = [f"lstm{layer}.step{step}.{part}" for step in (0, 1) for layer in (1, 2) for part in ("cell", "drop")]
     result = sections(chained([*steps, "head"]))
     assert sorted(result) == ["lstm1.step0", "lstm1.step1", "lstm2.step0", "lstm2.step1"]
@@ -125,8 +125,8 @@ def test_the_last_module_is_left_out_as_it_would_run_again_immediately():
 
 
 def test_without_modules_forward_is_cut_where_a_single_tensor_passes():
-    """Of l1 to l8 a shortcut leads from l2 to l6, so that no section begins at l4, l5 or l6. Four parts are left with
-    l7, l8, l9 and l1 to l9 by themselves: l1, l2, l3-l6, l7, l8, l9; the root of six is two, three parts each."""
+    """A shortcut leads from l2 to l6, so no section begins at l4, l5 or l6. Six parts are left: l1, l2, l3-l6, l7, l8
+    and l9; the root of six is two, so there are two sections of three parts each."""
     names = [f"l{n}" for n in range(1, 10)]
     layers = [Layer(name, "conv2d", ("x" if n == 0 else f"y{n}",), f"y{n + 1}") for n, name in enumerate(names)]
     layers[5] = replace(layers[5], reads=("y5", "y2"))
@@ -136,7 +136,7 @@ def test_without_modules_forward_is_cut_where_a_single_tensor_passes():
 
 
 def test_no_section_begins_with_an_in_place_change_of_its_input():
-    """PyTorch could not run it again. Of l1 to l4 each even one changes what the one before made: two parts."""
+    """PyTorch could not recompute it. l2 and l4 change the output of the layer before in place: two parts."""
     layers = [
         Layer("l1", "conv2d", ("x",), "a"),
         Layer("l2", "relu_", ("a",), "a"),

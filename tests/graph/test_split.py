@@ -1,4 +1,4 @@
-"""A batch in sub-batches: rounds of forward and backward, gradients summed over them, the optimizer once."""
+"""A batch split into sub-batches: rounds of forward and backward, accumulated gradients, one optimizer step."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ DW = BlockKind.WEIGHT_GRADIENT
 
 
 def training(batch: int) -> Trace:
-    """One layer with its weight, of so many samples: x -> y, the gradient of w twice, then the update."""
+    """One layer with its weight and `batch` samples: x -> y, the gradient of w twice, then the update."""
     built = trace(
         [
             kernel("F", 60, "x w", "y"),
@@ -49,7 +49,7 @@ def training(batch: int) -> Trace:
 
 
 class KeepAll(Policy):
-    """Every block stays until its last use, in sub-batches."""
+    """A policy that keeps every block until its last use, with sub-batches."""
 
     name, summary, source = "kept", "tests", "tests"
 
@@ -136,7 +136,7 @@ def test_a_split_program_survives_json():
 
 
 def test_rounds_of_a_zoo_trace_have_the_modelled_times_of_their_batch():
-    """Rounds take what the network takes at that batch; algorithms can be chosen for each round."""
+    """Rounds take as long as the network at their batch; algorithms can be chosen for each round."""
     gpu = load_node("k40").gpu
     full = build_trace("vgg11", batch=48, gpu=gpu, input="cifar10")
     graph = split(task_graph(full, load_node("k40")), 32)
@@ -164,9 +164,9 @@ def test_any_trace_runs_in_sub_batches(full: Trace, batch: int):
 @pytest.mark.parametrize("sub_batch", [1, 2, 4, 6])
 @pytest.mark.parametrize("mode", ["all", "conv"])
 def test_vdnn_plus_is_vdnn_round_by_round(sub_batch: int, mode: str):
-    """Its iteration is the sum of what vDNN takes for each sub-batch: the layer barrier lets nothing reach across."""
+    """Its step time is the sum of vDNN's times for each sub-batch, since no copy crosses the layer barrier."""
     built = chain([60, 120, 90, 30], [120, 180, 150, 60], [600, 1200, 1800, 2400], op="conv2d")
-    # Inputs that are let go of in the round, as a split graph has them.
+    # Inputs are released in the round, as in a split graph.
     blocks = tuple(replace(b, release="B1") if b.id == "x1" else b for b in built.blocks)
     full = replace(built, info=replace(built.info, batch=6), blocks=blocks)
     times = [

@@ -191,7 +191,7 @@ def test_on_several_streams_a_kernel_starts_when_its_stream_and_inputs_are_ready
 
 @pytest.mark.parametrize("name", FORKS)
 def test_policy_ideal_takes_the_ideal_time_on_several_streams(name: str):
-    """Giving memory back must not hold up the stream that happens to touch a block last in the recording."""
+    """Releasing a block must not delay the stream that uses it last in the recording."""
     assert simulate(FORKS[name].trace, node(), "ideal").iteration_ns == FORKS[name].ideal_ns()
 
 

@@ -1,4 +1,4 @@
-"""moDNN's task and data flow graph as a view of any trace: kinds of tasks, roles of blocks, I(t), O(t), workspaces."""
+"""moDNN's task and data flow graph (TDFG) of any trace: task kinds, roles of blocks, I(t), O(t), workspaces."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ WEIGHT, DW, DELTA, STATE, OTHER, SCRATCH, INPUT, LABEL = (
     BlockKind.LABEL,
 )
 
-#: One convolution with momentum, as figure 1 has it: x -> y, then the loss's delta back.
+#: One convolution with momentum, as in figure 1: x -> y, then backward from the loss.
 LAYER = graph(
     [
         kernel("F", 50, "x w", "y ws", op="conv2d"),
@@ -141,7 +141,7 @@ def test_a_partial_write_also_reads_the_previous_contents():
 
 
 def test_a_gradient_added_to_another_gradient_is_not_resident():
-    """A weight that is used twice has two gradients, one of which is added to the other."""
+    """A weight that is used twice has two gradients; one is added to the other."""
     kernels = [
         kernel("F", 1, "x w", "y"),
         kernel("B1", 1, "y", "dw1", phase=BACKWARD),
@@ -165,7 +165,7 @@ def test_without_an_optimizer_gradients_written_last_by_backward_are_resident():
 
 @pytest.mark.parametrize("kind", [DELTA, OTHER])
 def test_a_backward_output_read_by_the_optimizer_is_a_weight_gradient(kind: BlockKind):
-    """Imported recordings do not mark gradients of weights."""
+    """Imported recordings do not mark weight gradients."""
     kernels = [
         kernel("F", 1, "x w", "y"),
         kernel("B", 1, "x y", "g", phase=BACKWARD),
@@ -196,7 +196,7 @@ def test_kernels_of_a_layer_are_grouped_into_its_tasks():
     trace = build_trace("resnet20", batch=4, gpu=load_node("k40").gpu, framework="cudnn")
     tdfg = Tdfg.of(TaskGraph.of(trace))
     joined = [{trace.kernels[k].op for k in task} for task in tdfg.layer_tasks]
-    assert {"add_", "batch_norm", "relu_"} in joined  # the statistics' count, the normalization, and what it feeds
+    assert {"add_", "batch_norm", "relu_"} in joined  # the counter of the statistics, the normalization, and its reader
     assert [k for task in tdfg.layer_tasks for k in task] == list(tdfg.tasks)
     for task in tdfg.layer_tasks:
         assert len({(trace.kernels[k].layer, tdfg.kinds[k] is TaskKind.BP2) for k in task}) == 1
@@ -233,7 +233,7 @@ def test_any_trace_has_a_tdfg(trace: Trace):
 
 @given(traces(max_kernels=12), st.data())
 def test_the_bytes_of_a_task_equal_those_of_its_kernel_with_that_algorithm(trace: Trace, data: st.DataObject):
-    """The view's workspaces are those that choosing the algorithm gives the kernel."""
+    """The TDFG's workspaces equal those of the kernel after choosing the algorithm."""
     k = data.draw(st.integers(0, len(trace.kernels) - 1))
     choice = AlgorithmChoice(trace.kernels[k].id, "tried", 1, data.draw(st.integers(0, 50)))
     tasks = TaskGraph.of(replace(trace, algorithms=(choice,)))

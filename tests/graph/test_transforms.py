@@ -1,4 +1,4 @@
-"""Choosing convolution algorithms: durations and workspaces change, nothing else, and the old graph stays."""
+"""Choosing convolution algorithms changes only durations and workspaces, in a new graph."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ PLAIN, SCRATCH = 0, 1
 
 
 def workspace(tasks, k: int) -> dict[str, int]:
-    """Workspace blocks that a kernel writes, with bytes; those of zero bytes do not count."""
+    """Workspace blocks that a kernel writes, with their bytes, except empty ones."""
     blocks = [(tasks.blocks[b], tasks.sizes[b]) for b in tasks.writes[k]]
     return {one.id: size for one, size in blocks if one.kind is BlockKind.WORKSPACE and size}
 

@@ -1,4 +1,4 @@
-"""Saved tensors as blocks of their own: who reads them, in which version, and what is refused."""
+"""Saved tensors as separate blocks: their readers, their versions, and refused requests."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def test_unpacking_does_not_change_other_kernels_and_blocks():
 
 @pytest.mark.parametrize("reader", [1, 5])
 def test_a_kernel_that_writes_or_ignores_the_block_cannot_read_unpacked_copies(reader: int) -> None:
-    """f2 changes y in place, b1 does not touch it."""
+    """f2 changes y in place, b1 does not use it."""
     with pytest.raises(ProgramError, match="does not just read block y"):
         with_unpacked(TASKS, [Unpacked(Y, 4, (reader,))])
 

@@ -1,4 +1,4 @@
-"""What kernels, codecs and copies do to the hardware, counted by hand."""
+"""Operations and traffic of kernels, codecs and copies, compared with hand calculations."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ def test_each_round_of_a_split_batch_has_its_own_work() -> None:
     assert kernels["F1@1"] == KernelWork(0, 300 // 5)
 
 
-# --- what cannot be counted -----------------------------------------------------------------------------------------
+# --- missing work -----------------------------------------------------------------------------------------
 
 
 def with_operations(op: str, flops: int | None) -> Trace:

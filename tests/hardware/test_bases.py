@@ -1,4 +1,4 @@
-"""A node file laid over its base: what it takes, what it changes, where its sources and mistakes are."""
+"""A node file with a base: inherited and changed values, their sources, and the places of mistakes."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def reported(path: Path, overrides: dict[str, object] | None = None) -> list[str
     return [str(problem).replace(f"{path.parent}/", "") for problem in caught.value.problems]
 
 
-def test_base_provides_missing_values_except_name_and_description(tmp_path: Path) -> None:
+def test_a_base_provides_missing_values_except_name_and_description(tmp_path: Path) -> None:
     node, base = load_node(over(tmp_path)), load_node(tmp_path / "under.yaml")
     assert (node.gpu, node.link, node.host, node.switches) == (base.gpu, base.link, base.host, base.switches)
     assert (node.name, node.description) == ("over", "")
@@ -115,7 +115,7 @@ def test_a_base_cannot_be_changed_by_an_override(tmp_path: Path) -> None:
     assert problem.startswith("override: node.base: the base cannot be overridden; choose another")
 
 
-def test_mistake_is_reported_in_its_own_file(tmp_path: Path) -> None:
+def test_each_mistake_is_reported_in_its_own_file(tmp_path: Path) -> None:
     path = over(tmp_path, "gpu: {memory: 4}\nlink:\n  h2d_bandwidth: fast\nsources: {gpu.memoy: me}\n")
     write(tmp_path, "under", UNDER.replace("12 GB/s", "-12 GB/s") + "  gpu.latency: nowhere\n")
     problems = reported(path)
@@ -130,7 +130,7 @@ def test_mistake_is_reported_in_its_own_file(tmp_path: Path) -> None:
     assert len(problems) == 5
 
 
-def test_a_mistake_of_the_base_that_is_overridden_is_none(tmp_path: Path) -> None:
+def test_a_mistake_of_the_base_is_ignored_if_overridden(tmp_path: Path) -> None:
     path = over(tmp_path, "gpu: {memory: 4 GiB}\n")
     write(tmp_path, "under", UNDER.replace("8 GiB", "8"))
     assert load_node(path).gpu.memory == 4 * 2**30
@@ -152,12 +152,12 @@ def test_value_missing_in_all_files_is_reported_in_the_requested_one(tmp_path: P
         ("''", "line 3, base: '' is empty"),
     ],
 )
-def test_a_base_that_is_none(tmp_path: Path, base: str, expected: str) -> None:
+def test_an_invalid_base_is_refused(tmp_path: Path, base: str, expected: str) -> None:
     path = write(tmp_path, "over", OVER.replace("under.yaml", base))
     assert reported(path)[0].startswith(f"over.yaml: {expected}")
 
 
-def test_circular_bases_are_reported_where_the_circle_closes(tmp_path: Path) -> None:
+def test_circular_bases_are_reported_in_the_file_that_closes_the_cycle(tmp_path: Path) -> None:
     names = ("a", "b", "c")
     for name, base in zip(names, ("b", "c", "b"), strict=True):
         write(tmp_path, name, f"schema: simgpu.node/1\nname: {name}\nbase: {base}.yaml\n")
@@ -172,7 +172,7 @@ def test_a_base_of_another_schema_is_refused(tmp_path: Path) -> None:
     assert problem.startswith("under.yaml: line 1, schema: 'simgpu.scenario/2' is not the schema expected here")
 
 
-def test_the_json_schema_asks_for_everything_only_where_there_is_no_base() -> None:
+def test_the_json_schema_requires_all_values_only_without_a_base() -> None:
     schema = json_schema("node")
     assert schema["required"] == ["schema", "name"]
     assert schema["if"] == {"not": {"required": ["base"]}}

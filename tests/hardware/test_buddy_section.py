@@ -1,4 +1,4 @@
-"""The section of a node's file about compressed memory: what it gives, and every mistake at its place."""
+"""The compressed-memory section of a node file: its values, and every mistake reported at its place."""
 
 from __future__ import annotations
 
@@ -53,15 +53,15 @@ def changed(*changes: tuple[str, str]) -> str:
     return text
 
 
-def test_the_defaults_are_those_of_the_paper(tmp_path: Path):
-    """Threshold 30%, 16x for what is mostly zero, targets for each allocation, the GPU's own link."""
+def test_the_defaults_match_the_paper(tmp_path: Path):
+    """Threshold 30%, 16x for mostly zero allocations, a target per allocation, the GPU's own link."""
     result = loaded(tmp_path, GOOD)
     assert result == PAPERS
     assert (PAPERS.threshold, PAPERS.mostly_zero, PAPERS.granularity) == (0.3, True, Granularity.ALLOCATION)
     assert (PAPERS.overlap, PAPERS.mode) == (0, BuddyMode.CAPACITY)
 
 
-def test_every_key_reaches_the_description(tmp_path: Path):
+def test_every_key_is_loaded(tmp_path: Path):
     more = """\
     mode: bandwidth-only
     granularity: program
@@ -82,12 +82,12 @@ def test_every_key_reaches_the_description(tmp_path: Path):
     assert loaded(tmp_path, changed(("link:\n", f"{more}link:\n"))) == expected
 
 
-def test_a_node_without_the_section_has_no_such_memory(tmp_path: Path):
+def test_a_node_without_the_section_has_no_buddy_memory(tmp_path: Path):
     start, end = GOOD.index("  buddy:"), GOOD.index("link:")
     assert loaded(tmp_path, GOOD[:start] + GOOD[end:]) is None
 
 
-def test_all_mistakes_are_reported_at_once_with_their_places(tmp_path: Path):
+def test_all_mistakes_are_reported_together_with_their_places(tmp_path: Path):
     text = changed(
         (
             "carve_out: 3",
@@ -120,12 +120,12 @@ def test_metadata_cache_size_is_a_multiple_of_its_sets(tmp_path: Path, size: str
     assert result.startswith("line 9, gpu.buddy.metadata_cache: size is not a multiple of 128 B")
 
 
-def test_it_needs_the_bandwidth_of_device_memory(tmp_path: Path):
+def test_buddy_memory_needs_the_device_memory_bandwidth(tmp_path: Path):
     (result,) = problems(tmp_path, changed(("  dram_bandwidth: 900 GB/s\n", "")))
     assert result == "line 3, gpu: buddy needs dram_bandwidth: compression reduces the traffic to DRAM"
 
 
-def test_the_shipped_one_is_the_paper_s():
+def test_the_shipped_buddy_gpu_matches_the_paper():
     """Table 2 and section 3.5; 11 cycles at 875 MHz."""
     node = load_node("buddy-gpu")
     buddy = node.gpu.buddy

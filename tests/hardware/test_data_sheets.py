@@ -1,7 +1,7 @@
-"""Peak rates and DRAM bandwidth of every shipped GPU: what its data sheet prints, and what that follows from.
+"""Peak rates and DRAM bandwidth of every shipped GPU, compared with its data sheet.
 
-The figures stand here a second time, apart from the nodes' files, so that a slip in a file does not pass. Each printed
-figure must also follow from the units and clocks that the same publications give, to the digits that it is printed in.
+The figures are repeated here, independently of the node files, to detect typing errors. Each printed figure must also
+follow from the units and clocks in the same publications, to all printed digits.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ GIGA, TERA = 10**9, 10**12
 
 
 class Printed(NamedTuple):
-    """A figure as printed, and the product that it is rounded from: units, their work a cycle, cycles a second."""
+    """A printed figure, and the product before rounding: units, work per cycle, cycles per second."""
 
     figure: str
     units: int
@@ -29,7 +29,7 @@ class Printed(NamedTuple):
         return self.units * self.each * self.clock_hz
 
     def agrees(self, scale: int) -> bool:
-        """Whether the product is the figure to its last digit, trailing zeros not counted."""
+        """Whether the product equals the figure to its last digit, except for trailing zeros."""
         figure = Decimal(self.figure)
         last = figure.normalize().as_tuple().exponent
         assert isinstance(last, int)
@@ -47,23 +47,23 @@ class Board(NamedTuple):
 
 
 def ordinary(figure: str, multiprocessors: int, cores: int, mhz: int) -> Printed:
-    """Cores of all multiprocessors, each a multiply and an add a cycle."""
+    """Cores of all multiprocessors, each with one multiply and one add per cycle."""
     return Printed(figure, multiprocessors * cores, 2, mhz * 1e6)
 
 
 def matrix(figure: str, units: int, products: int, mhz: int) -> Printed:
-    """Matrix units, each with so many multiply-accumulates a cycle."""
+    """Matrix units and their multiply-accumulates per cycle."""
     return Printed(figure, units, 2 * products, mhz * 1e6)
 
 
 def memory_bus(figure: str, bits: int, gigabits: float) -> Printed:
-    """Pins of the bus, each with so many Gbit/s."""
+    """Pins of the memory bus and Gbit/s per pin."""
     return Printed(figure, bits, 1 / 8, gigabits * 1e9)
 
 
 #: By the GPU's name. Sources: NVIDIA's data sheets, specifications and architecture white papers of each.
 BOARDS = {
-    # The clock that the board starts with; GDDR5 at 3004 MHz, two bits a cycle.
+    # The base clock; GDDR5 at 3004 MHz, two bits per cycle.
     "Tesla K40": Board(12, 15, ordinary("4.29", 15, 192, 745), None, memory_bus("288", 384, 6.008)),
     "GeForce GTX Titan X (Maxwell)": Board(12, 24, ordinary("6.6", 24, 128, 1075), None, memory_bus("336", 384, 7.0)),
     # HBM2 at 715 MHz, two bits a cycle, on four stacks of 1024 bits.
@@ -74,7 +74,7 @@ BOARDS = {
     ),
     # GDDR5X at 5705 MHz, two bits a cycle, as CUDA's deviceQuery reports it; the specification rounds it to 11.4.
     "Titan Xp": Board(12, 30, ordinary("12.1", 30, 128, 1582), None, memory_bus("547.7", 384, 11.41)),
-    # 110 was announced without a clock: it needs about 1335 MHz, below the boost clock. HBM2 on three stacks.
+    # 110 was announced without a clock: it implies about 1335 MHz, below the boost clock. HBM2 on three stacks.
     "Titan V": Board(
         12, 80, ordinary("14.9", 80, 64, 1455), matrix("110", 640, 64, 1335), memory_bus("652.8", 3072, 1.7)
     ),
@@ -97,7 +97,7 @@ BOARDS = {
     "H100 SXM": Board(
         80, 132, ordinary("66.9", 132, 128, 1980), matrix("989.4", 528, 512, 1830), memory_bus("3350", 5120, 5.238)
     ),
-    # The data sheet gives no rate of the pins: 6.25 Gbit/s on six stacks is what the printed bandwidth needs.
+    # The data sheet gives no pin rate: the printed bandwidth implies 6.25 Gbit/s on six stacks.
     "H200 SXM": Board(
         141, 132, ordinary("66.9", 132, 128, 1980), matrix("989.4", 528, 512, 1830), memory_bus("4800", 6144, 6.25)
     ),
@@ -107,7 +107,7 @@ REAL = [name for name in node_names() if name != "laptop-2gb"]
 
 
 @pytest.mark.parametrize("name", REAL)
-def test_a_node_has_the_figures_that_its_gpus_data_sheet_prints(name: str) -> None:
+def test_a_node_has_the_figures_of_its_data_sheet(name: str) -> None:
     gpu = load_node(name).gpu
     board = BOARDS[gpu.name]
     assert gpu.memory == board.memory * 2**30, "nominal, as the README of the nodes says"
@@ -125,5 +125,5 @@ def test_data_sheet_rates_follow_from_units_and_clocks(name: str) -> None:
     assert board.dram.agrees(GIGA)
 
 
-def test_every_gpu_that_ships_is_checked() -> None:
+def test_every_shipped_gpu_is_checked() -> None:
     assert {load_node(name).gpu.name for name in REAL} == set(BOARDS)

@@ -1,4 +1,4 @@
-"""Node configurations: units, overrides, and every mistake named at its place."""
+"""Node configurations: units, overrides, and every mistake reported at its place."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def test_units_become_integers(tmp_path: Path) -> None:
     assert (node.gpu.copy_engines, node.gpu.alignment, node.gpu.dram_bandwidth) == (2, 1, None)
 
 
-def test_an_architecture_without_parameters_is_refused_where_the_file_is_read(tmp_path: Path) -> None:
+def test_an_architecture_without_parameters_is_refused_on_loading(tmp_path: Path) -> None:
     path = node_file(tmp_path, GOOD.replace("  memory: 8 GiB\n", "  memory: 8 GiB\n  architecture: voltta\n"))
     assert problems_of(path) == [
         "node.yaml: line 6, gpu.architecture: kernel times cannot be modelled for 'voltta': did you mean 'volta'? "
@@ -70,7 +70,7 @@ def test_override_of_several_gpus_replaces_their_values() -> None:
     assert not [key for key in file.sources if key.startswith(("switches", "gpus"))]
 
 
-def test_a_bad_override_names_the_override_not_the_file(tmp_path: Path) -> None:
+def test_the_error_for_a_bad_override_names_the_override_and_not_the_file(tmp_path: Path) -> None:
     path = node_file(tmp_path, GOOD)
     assert problems_of(path, {"gpu.memory": 8, "gpu.memoy": "8 GiB"}) == [
         "override: node.gpu.memory: 8 has no unit: a size is a text with a unit, for example '8 GiB'",
@@ -117,7 +117,7 @@ def test_all_problems_of_a_file_are_reported_at_once(tmp_path: Path) -> None:
         (("link:", "switches: [{gpus: []}]\nlink:"), "line 6, switches[0].gpus: [] is too short"),
     ],
 )
-def test_one_mistake_one_message(tmp_path: Path, change: tuple[str, str], expected: str) -> None:
+def test_each_mistake_gives_one_message(tmp_path: Path, change: tuple[str, str], expected: str) -> None:
     reported = problems_of(node_file(tmp_path, GOOD.replace(*change)))
     assert any(problem.startswith(f"node.yaml: {expected}") for problem in reported)
     assert len(reported) == (3 if "switches" in expected else 1), "a switch without bandwidths misses those too"
@@ -131,7 +131,7 @@ def test_unknown_node_suggests_the_closest() -> None:
 SWITCH = "  - {gpus: [GPUS], d2h_bandwidth: 16 GB/s, h2d_bandwidth: 8 GB/s}\n"
 
 
-def test_gpus_behind_switches(tmp_path: Path) -> None:
+def test_switches_are_loaded_with_their_gpus(tmp_path: Path) -> None:
     switches = "gpus: 4\nswitches:\n" + SWITCH.replace("GPUS", "0, 1") + SWITCH.replace("GPUS", "3")
     node = load_node(node_file(tmp_path, GOOD + switches))
     assert node.gpus == 4
@@ -141,7 +141,7 @@ def test_gpus_behind_switches(tmp_path: Path) -> None:
     )
 
 
-def test_a_gpu_is_there_and_behind_one_switch_at_most(tmp_path: Path) -> None:
+def test_unknown_gpus_and_gpus_behind_two_switches_are_refused(tmp_path: Path) -> None:
     switches = "gpus: 2\nswitches:\n" + SWITCH.replace("GPUS", "0, 1") + SWITCH.replace("GPUS", "1, 2")
     assert problems_of(node_file(tmp_path, GOOD + switches)) == [
         ("node.yaml: line 13, switches[1].gpus: GPU 1 is already in switches[0].gpus; list every GPU at most once"),

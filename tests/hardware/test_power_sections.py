@@ -1,4 +1,4 @@
-"""What a board draws: how a node's file says it, and what the shipped nodes say."""
+"""The power section of a node file, and the values of the shipped nodes."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ def test_powers_and_energies_become_integers(tmp_path: Path) -> None:
         (("idle:", "idel:"), "gpu.power.idel: unknown key; did you mean 'idle'?"),
     ],
 )
-def test_one_mistake_one_message(tmp_path: Path, change: tuple[str, str], expected: str) -> None:
+def test_each_mistake_gives_one_message(tmp_path: Path, change: tuple[str, str], expected: str) -> None:
     reported = problems_of(tmp_path, FILE.replace(*change))
     assert any(expected in problem for problem in reported), reported
     assert len(reported) == (2 if "idel" in expected else 1), "what is misspelt is missing too"
@@ -83,13 +83,13 @@ def test_section_values_can_be_changed_and_the_section_removed(tmp_path: Path) -
     assert not [key for key in file.sources if key.startswith("gpu.power")]
 
 
-def test_the_schema_knows_it() -> None:
+def test_the_json_schema_contains_the_power_section() -> None:
     section = json_schema("node")["$defs"]["PowerSection"]
     assert section["properties"]["limit"]["examples"] == ["235 W"]
     assert section["required"] == ["limit", "idle", "arithmetic", "dram_energy", "link_energy"]
 
 
-def test_the_board_of_modnn_has_the_limit_that_its_figure_15_is_normalised_to() -> None:
+def test_the_modnn_node_has_the_power_limit_of_figure_15() -> None:
     power = load_node("k40").gpu.power
     assert power is not None
     assert power.limit_mw == 235_000
@@ -98,7 +98,7 @@ def test_the_board_of_modnn_has_the_limit_that_its_figure_15_is_normalised_to() 
 
 @pytest.mark.parametrize("name", [name for name in STATED if load_node_file(name).base is None])
 def test_arithmetic_power_is_the_limit_minus_the_other_parts(name: str) -> None:
-    """All parts at their peaks draw the limit, to what is printed."""
+    """All parts at their peaks draw the limit, within the printed precision."""
     node = load_node(name)
     power, gpu = node.gpu.power, node.gpu
     assert power is not None

@@ -1,4 +1,4 @@
-"""A node file measured on this machine: the numbers drawn from copies, the file, and what happens without a GPU."""
+"""A node file measured on this machine: numbers derived from copies, the file, and errors without a GPU."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ GIGA = 10**9
 
 @dataclass
 class StandIn:
-    """A device whose copies take a latency and then run at a bandwidth; every third copy is disturbed."""
+    """A device whose copies have a latency and a bandwidth; every third copy is slower."""
 
     latency_ns: int = 10_000
     bandwidths: dict[CopyDirection, int] = field(
@@ -49,7 +49,7 @@ class StandIn:
         return [undisturbed * (5 if number % 3 == 2 else 1) for number in range(repetitions)]
 
 
-def test_each_size_is_copied_both_ways_and_the_largest_inside_too() -> None:
+def test_each_size_is_copied_both_ways_and_the_largest_also_within_the_device() -> None:
     device = StandIn()
     measure(device, [1024, 4096, 1024], repetitions=7)
     assert device.requested == [
@@ -61,7 +61,7 @@ def test_each_size_is_copied_both_ways_and_the_largest_inside_too() -> None:
     ]
 
 
-def test_speeds_are_those_of_the_largest_copies_and_disturbances_do_not_count() -> None:
+def test_speeds_are_medians_of_the_largest_copies() -> None:
     speeds = measure(StandIn(), DEFAULT_SIZES, repetitions=20)
     largest = max(DEFAULT_SIZES)
     assert speeds.d2h == largest * GIGA // (10_000 + largest * GIGA // (12 * GIGA))
@@ -83,13 +83,13 @@ def test_fitted_line_recovers_the_latency(latency: int, out: int, back: int) -> 
     assert abs(fit_latency(times) - latency) <= 1, "times are whole nanoseconds"
 
 
-def test_a_line_that_starts_below_zero_has_no_latency() -> None:
+def test_a_fitted_line_that_starts_below_zero_gives_no_latency() -> None:
     assert fit_latency({CopyDirection.OUT: {1000: 100, 2000: 300}}) == 0
 
 
-def test_latency_is_fitted_to_small_copies_despite_scatter_of_large_ones() -> None:
+def test_scatter_of_large_copies_does_not_change_the_fitted_latency() -> None:
     times = {size: 10_000 + size * GIGA // (12 * GIGA) for size in DEFAULT_SIZES}
-    times[max(DEFAULT_SIZES)] += 200_000  # a hundredth of its time, and twenty latencies
+    times[max(DEFAULT_SIZES)] += 200_000  # a hundredth of its time plus twenty latencies
     assert fit_latency({CopyDirection.OUT: times}) == pytest.approx(10_000, rel=0.02)
 
 
@@ -102,7 +102,7 @@ def recorded(
     return path
 
 
-def test_the_file_loads_with_the_measured_numbers(tmp_path: Path) -> None:
+def test_the_recorded_file_loads_with_the_measured_numbers(tmp_path: Path) -> None:
     node = load_node(recorded(tmp_path))
     expected = measure(StandIn(), DEFAULT_SIZES, 20)
     assert node.name == "mine"
@@ -119,7 +119,7 @@ def test_the_file_loads_with_the_measured_numbers(tmp_path: Path) -> None:
     assert (node.host.memory, node.host.cores) == (64 * 2**30, 12)
 
 
-def test_every_number_in_it_has_a_source_with_the_day(tmp_path: Path) -> None:
+def test_every_recorded_number_has_a_source_with_the_date(tmp_path: Path) -> None:
     file = load_node_file(recorded(tmp_path))
     values = file.model_dump(exclude_unset=True, include={"gpu", "link", "host"})
     numbers = {f"{part}.{key}" for part, inner in values.items() for key in inner} - {"gpu.name", "link.kind"}
@@ -135,22 +135,22 @@ def test_unknown_values_are_omitted(tmp_path: Path) -> None:
     assert not {"gpu.copy_engines", "gpu.architecture", "host.memory", "host.cores"} & set(file.sources)
 
 
-def test_a_generation_without_parameters_is_left_out_with_a_comment(tmp_path: Path) -> None:
+def test_an_architecture_without_parameters_is_omitted_with_a_comment(tmp_path: Path) -> None:
     path = recorded(tmp_path, replace(FACTS, capability=(8, 9)))
     assert load_node(path).gpu.architecture is None
     assert "# gpu.architecture is left out: kernel times cannot be modelled for ada." in path.read_text()
 
 
-def test_one_copy_engine_serves_both_ways(tmp_path: Path) -> None:
+def test_a_single_copy_engine_is_recorded(tmp_path: Path) -> None:
     assert load_node(recorded(tmp_path, replace(FACTS, copy_engines=1))).gpu.copy_engines == 1
 
 
-def test_memory_is_written_to_the_byte(tmp_path: Path) -> None:
+def test_the_memory_size_is_recorded_to_the_byte(tmp_path: Path) -> None:
     for size in (85_045_477_376, 12_884_180_993):
         assert load_node(recorded(tmp_path, replace(FACTS, memory=size))).gpu.memory == size
 
 
-def test_a_link_too_fast_to_time_is_no_error() -> None:
+def test_a_link_too_fast_to_measure_is_no_error() -> None:
     instant = StandIn(latency_ns=0, bandwidths=dict.fromkeys(CopyDirection, 2**62))
     assert measure(instant, [1, 2], 3) == Speeds(2 * GIGA, 2 * GIGA, 1, 4 * GIGA)
 
@@ -169,11 +169,11 @@ def test_a_link_too_fast_to_time_is_no_error() -> None:
         ((12, 0), "blackwell"),
     ],
 )
-def test_architectures_by_compute_capability(capability: tuple[int, int], name: str) -> None:
+def test_the_architecture_follows_from_the_compute_capability(capability: tuple[int, int], name: str) -> None:
     assert architecture(capability) == name
 
 
-def test_threads_of_a_core_count_once(tmp_path: Path) -> None:
+def test_threads_of_one_core_count_as_one_core(tmp_path: Path) -> None:
     info = tmp_path / "cpuinfo"
     threads = [(0, 0), (0, 1), (1, 0), (1, 1), (0, 0), (0, 1), (1, 0), (1, 1)]
     info.write_text("\n".join(f"physical id\t: {socket}\ncore id\t\t: {core}\n" for socket, core in threads))
@@ -210,7 +210,9 @@ def test_missing_torch_names_the_package_to_install(monkeypatch: pytest.MonkeyPa
         ("mine.yaml", ["--sizes", "3, 1 MiB, x"], "--sizes: '3' has no unit"),
     ],
 )
-def test_the_command_refuses_before_it_measures(tmp_path: Path, name: str, options: list[str], expected: str) -> None:
+def test_the_command_reports_wrong_arguments_before_measuring(
+    tmp_path: Path, name: str, options: list[str], expected: str
+) -> None:
     (tmp_path / "there.yaml").write_text("mine", encoding="utf-8")
     done = simgpu("validate", "node", "-o", str(tmp_path / name), *options)
     assert done.exit_code == 2
@@ -218,7 +220,7 @@ def test_the_command_refuses_before_it_measures(tmp_path: Path, name: str, optio
     assert (tmp_path / "there.yaml").read_text(encoding="utf-8") == "mine"
 
 
-def test_the_command_writes_the_file_and_shows_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_command_writes_and_prints_the_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def stand_in(name: str, **arguments: object) -> str:
         assert arguments["sizes"] == [1024, 2048]
         return measured_node(name, FACTS, StandIn(), HOST, [1024, 2048], 3, DAY)

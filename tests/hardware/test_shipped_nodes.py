@@ -1,4 +1,4 @@
-"""What ships is complete and sourced, and its figures are those that the papers state."""
+"""Shipped nodes are complete, have sources, and match the figures of the papers."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from tests.papers.published import published
 README = shipped_folder("configs") / "README.md"
 GIGA = 10**9
 
-#: Keys that name or arrange things, and so need no source.
+#: Keys for names and structure, which need no source.
 NO_QUANTITY = {"gpu.reported_as", "gpu.name", "link.kind", "switches[0].gpus", "switches[1].gpus"}
 REAL = [name for name in node_names() if name != "laptop-2gb"]
 NVLINK2 = [f"v100-nvlink2-{speed}" for speed in (50, 75, 100, 150, 200)]
@@ -28,12 +28,12 @@ NVLINK2 = [f"v100-nvlink2-{speed}" for speed in (50, 75, 100, 150, 200)]
 
 @pytest.fixture(scope="module")
 def claims() -> dict[str, Any]:
-    """By id, the figure that a paper states."""
+    """The figures stated by papers, by id."""
     return published()
 
 
 def leaf_names(value: object, place: str = "") -> list[str]:
-    """Dotted places of the values that a file gives."""
+    """Dotted paths of the values in a file."""
     if isinstance(value, dict):
         return [leaf for key, inner in value.items() for leaf in leaf_names(inner, f"{place}.{key}" if place else key)]
     if isinstance(value, list) and any(isinstance(item, dict) for item in value):
@@ -42,7 +42,7 @@ def leaf_names(value: object, place: str = "") -> list[str]:
 
 
 @pytest.mark.parametrize("name", node_names())
-def test_it_loads_and_names_itself(name: str) -> None:
+def test_every_shipped_node_loads_and_has_the_name_of_its_file(name: str) -> None:
     node = load_node(name)
     assert node.name == name
     assert node.description
@@ -57,7 +57,7 @@ def test_every_quantity_has_a_source(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", REAL)
-def test_shipped_node_states_what_modelled_durations_need(name: str) -> None:
+def test_every_shipped_node_has_the_values_for_modelled_durations(name: str) -> None:
     gpu = load_node(name).gpu
     assert gpu.architecture in {"kepler", "maxwell", "pascal", "volta", "turing", "ampere", "hopper"}
     assert gpu.multiprocessors
@@ -76,24 +76,24 @@ def test_shipped_node_states_what_modelled_durations_need(name: str) -> None:
         ("k40", "10.0387 GB/s", "10.0467 GB/s"),
     ],
 )
-def test_bandwidths_match_the_recorded_results(name: str, h2d: str, d2h: str) -> None:
+def test_bandwidths_match_the_measured_results(name: str, h2d: str, d2h: str) -> None:
     link = load_node(name).link
     assert (link.h2d_bandwidth, link.d2h_bandwidth) == (parse_bandwidth(h2d), parse_bandwidth(d2h))
 
 
 @pytest.mark.parametrize(("name", "claim"), [("v100", "cswap.bandwidth.v100"), ("2080ti", "cswap.bandwidth.2080ti")])
-def test_effective_bandwidths_of_the_cswap_servers(name: str, claim: str, claims: dict[str, Any]) -> None:
+def test_cswap_servers_have_the_published_effective_bandwidths(name: str, claim: str, claims: dict[str, Any]) -> None:
     link = load_node(name).link
     assert [link.h2d_bandwidth / GIGA, link.d2h_bandwidth / GIGA] == claims[claim]
 
 
 @pytest.mark.parametrize("name", ["titan-x-maxwell", "titan-x-maxwell-x4", "titan-xp"])
-def test_effective_bandwidth_of_vdnn_in_cdma(name: str, claims: dict[str, Any]) -> None:
+def test_the_cdma_node_has_the_published_effective_bandwidth_of_vdnn(name: str, claims: dict[str, Any]) -> None:
     link = load_node(name).link
     assert link.h2d_bandwidth == link.d2h_bandwidth == claims["cdma.pcie_effective"][0] * GIGA
 
 
-def test_four_busy_gpus_of_cdma_share_two_switches(claims: dict[str, Any]) -> None:
+def test_four_gpus_of_the_cdma_node_share_two_switches(claims: dict[str, Any]) -> None:
     node = load_node("titan-x-maxwell-x4")
     assert sorted(gpu for switch in node.switches for gpu in switch.gpus) == list(range(node.gpus))
     for switch in node.switches:
@@ -111,7 +111,7 @@ def test_modnns_four_gpus_share_one_bus() -> None:
 
 
 @pytest.mark.parametrize("name", NVLINK2)
-def test_nvlink2_variants_differ_in_the_link_alone(name: str) -> None:
+def test_nvlink2_variants_differ_only_in_the_link(name: str) -> None:
     node, six_bricks = load_node(name), load_node("v100-nvlink2-150")
     speed = int(name.rpartition("-")[2]) * GIGA
     assert (node.link.d2h_bandwidth, node.link.h2d_bandwidth) == (speed, speed)
@@ -120,7 +120,7 @@ def test_nvlink2_variants_differ_in_the_link_alone(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", ["titan-xp", "v100"])
-def test_pcie_generations_double(name: str) -> None:
+def test_each_pcie_generation_doubles_the_bandwidth(name: str) -> None:
     links = [load_node(f"{name}{suffix}").link for suffix in ("", "-pcie4", "-pcie5")]
     for before, after in pairwise(links):
         assert after.d2h_bandwidth == 2 * before.d2h_bandwidth
@@ -134,7 +134,7 @@ def test_unmeasured_link_is_marked(name: str) -> None:
     assert any(word in source for word in measured) != any(word in source for word in ("NOT measured", "synthetic"))
 
 
-def test_run_uses_one_gpu_of_several_and_notes_it() -> None:
+def test_a_run_uses_one_gpu_of_several_and_notes_it() -> None:
     trace = load_trace("vgg11-cifar-cpu")
     four, one = (simulate(trace, load_node(name, {"gpu.memory": "1 GiB"}), "vdnn") for name in ("k40-x4", "k40"))
     assert four.iteration_ns == one.iteration_ns
@@ -152,7 +152,7 @@ def test_the_examples_of_the_readme_load(tmp_path: Path) -> None:
         assert load_node_file(path).sources
 
 
-def test_the_readme_names_the_nodes_without_a_host() -> None:
+def test_the_readme_lists_the_nodes_without_a_host() -> None:
     (names,) = re.findall(r"\*\*No host is given\*\* for (.*?):", README.read_text(encoding="utf-8"), flags=re.DOTALL)
     patterns = re.findall(r"`(.*?)`", names)
     without = [name for name in REAL if load_node(name).host.memory is None]
@@ -166,6 +166,6 @@ def test_every_node_is_explained_in_the_readme() -> None:
 
 
 @pytest.mark.parametrize(("device", "node"), [("NVIDIA H100 80GB HBM3", "h100"), ("Tesla V100-PCIE-32GB", "v100")])
-def test_gpu_is_known_by_its_driver_name(device: str, node: str) -> None:
+def test_a_gpu_is_found_by_its_driver_name(device: str, node: str) -> None:
     assert load_node(node).gpu.is_called(device)
     assert [name for name in ("h100", "v100", "a100") if load_node(name).gpu.is_called(device)] == [node]

@@ -1,4 +1,4 @@
-"""The second machine with a buddy memory: kernels also pass bytes over a link, and so do copies of what lies there.
+"""The reference machine with a buddy memory: kernels also transfer bytes over a link, as do copies of buddy sectors.
 
 Written from the rules alone: a kernel ends when its work on the device and its bytes in both directions have ended.
 """
@@ -15,7 +15,7 @@ from simgpu.program.instructions import CopyIn, CopyOut, Decode, Encode, Launch,
 from tests.semantics.reference import Flow, Line, ReferenceMachine
 from tests.semantics.reference_links import fair_rates
 
-#: Whether bytes go out, and how many.
+#: Whether the direction is device-to-host, and the bytes.
 Passing = tuple[bool, int]
 
 
@@ -44,9 +44,9 @@ def capacity(node: NodeSpec, link: str) -> int:
 
 
 class BuddyMachine(ReferenceMachine):
-    """due: what happens to lines later: when, and the bytes that then begin to pass, none where a part has ended.
+    """due: later events of lines: the time, and the bytes whose transfer then begins (none if a part has ended).
 
-    parts: of lines by rank, how much of what they do has not ended.
+    parts: by rank of the line, the number of its parts that have not ended.
     """
 
     def __init__(self, program: Program, graph: TaskGraph, node: NodeSpec, **more: Any) -> None:

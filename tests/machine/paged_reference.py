@@ -1,4 +1,4 @@
-"""Paged memory once more, page by page, from the rules alone: slow and plain."""
+"""A slow, simple reference of paged memory, page by page, written from the rules alone."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ class PlainPages:
         order.append(chunk)
 
     def kernel(self, visits: list[tuple[Page, bool]]) -> list[tuple[list[Page], list[Page]]]:
-        """Visit pages; returns for each batch the evicted and the fetched pages."""
+        """Access pages; returns the evicted and the fetched pages of each batch."""
         moved = []
         batch: dict[Page, bool] = {}
         for page, written in visits:
@@ -103,7 +103,7 @@ class PlainPages:
         self.arrived = [chunk for chunk in self.arrived if chunk in present]
 
     def give(self, b: int) -> None:
-        """The host gives a block its value."""
+        """The host initializes a block."""
         for page in self.pages(b):
             self.stored.discard(page)
             if page in self.resident:
@@ -115,6 +115,6 @@ class PlainPages:
                 self.stored.add(page)
 
     def forget(self, b: int) -> None:
-        """A block is let go of."""
+        """Release a block."""
         self.drop(self.pages(b))
         self.stored -= set(self.pages(b))

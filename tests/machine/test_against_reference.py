@@ -1,4 +1,4 @@
-"""The machine against a second one that was written from the rules alone, on random programs."""
+"""The machine compared with a reference machine, written from the rules alone, on random programs."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ slow = settings(
 
 
 def compare(program: Program, graph: TaskGraph, node: NodeSpec, budget: int | None) -> None:
-    """Both machines do the same work at the same times, or both stop for lack of memory."""
+    """Both machines do the same work at the same times, or both run out of memory."""
     reference = ReferenceMachine(program, transformed(graph, program.transforms), node, budget=budget, iterations=3)
     done = reference.run()
     assert not reference.wrong
@@ -95,12 +95,12 @@ def test_on_a_half_duplex_link_every_event_matches_the_reference_model(data: st.
 
 @slow
 @given(st.data(), st.booleans())
-def test_on_a_half_duplex_link_with_tight_memory_too(data: st.DataObject, barrier: bool):
+def test_with_half_duplex_and_tight_memory_every_event_matches_the_reference_model(data: st.DataObject, barrier: bool):
     agree(data, barrier, Duplex.HALF, tight=True)
 
 
 @slow
 @given(st.data())
-def test_several_compute_streams_keep_to_the_rules(data: st.DataObject):
+def test_several_compute_streams_match_the_reference_model(data: st.DataObject):
     graph = TaskGraph.of(data.draw(traces(streams=3)))
     compare(lower(graph, Placement()), graph, data.draw(nodes()), None)

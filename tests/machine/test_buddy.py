@@ -1,4 +1,4 @@
-"""Kernels that share a link with copies and with each other: by hand, against closed forms, and the second machine."""
+"""Kernels that share a link with copies and other kernels: by hand, and compared with closed forms."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def linked(
     overflow: Mapping[str, int] | None = None,
     hidden: float = 0,
 ) -> TaskGraph:
-    """The tasks, of which some kernels read and write so many bytes of buddy memory, and some blocks lie there."""
+    """The tasks, with these bytes read and written in buddy memory by kernels, and with these overflowing blocks."""
     assert on.gpu.buddy is not None
     link = on.gpu.buddy.link or on.link
     demands = []
@@ -67,12 +67,12 @@ def linked(
 
 
 def in_turn(*kernels: Kernel) -> TaskGraph:
-    """Kernels that touch one block."""
+    """Kernels that access one block."""
     return graph(kernels, [held("x", 100)])
 
 
 def shared(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Kernels take the way of those that share a link, though nobody is during them."""
+    """Forces the code path of shared links even if nothing shares the link."""
 
     def always(program: Program, tasks: TaskGraph, on: NodeSpec) -> SharedBuddyLink | None:
         return None if tasks.compressed is None or on.gpu.buddy is None else SharedBuddyLink(tasks.compressed)
@@ -97,7 +97,7 @@ def shared(monkeypatch: pytest.MonkeyPatch) -> None:
         (0.25, (25, 5), 100),
     ],
 )
-def test_a_kernel_ends_when_the_device_and_its_bytes_have(
+def test_a_kernel_ends_when_compute_and_traffic_have_ended(
     monkeypatch: pytest.MonkeyPatch, hidden: float, moves: tuple[int, int], end: int, forced: bool
 ):
     """100 ns on the device; a byte takes a nanosecond, in each direction."""
@@ -109,7 +109,7 @@ def test_a_kernel_ends_when_the_device_and_its_bytes_have(
 
 
 @pytest.mark.parametrize("own", [None, HALF, LinkSpec("odd", GB, GB + 1, 0, Duplex.HALF)])
-def test_on_a_half_duplex_link_both_directions_pass_one_after_the_other(
+def test_on_a_half_duplex_link_both_directions_share_the_capacity(
     monkeypatch: pytest.MonkeyPatch, own: LinkSpec | None
 ):
     on = buddy_node(link=own)
@@ -122,7 +122,7 @@ def test_on_a_half_duplex_link_both_directions_pass_one_after_the_other(
 
 @many
 @given(st.data(), st.sampled_from([0.0, 0.3, 1.0]))
-def test_a_kernel_alone_on_the_link_takes_the_closed_form_to_the_nanosecond(data: st.DataObject, overlap: float):
+def test_a_kernel_alone_on_the_link_matches_the_closed_form(data: st.DataObject, overlap: float):
     built = data.draw(compressible(traces()))
     on = data.draw(buddy_nodes(overlap=overlap, mode=BuddyMode.CAPACITY))
     tasks = task_graph(built, on)
@@ -136,11 +136,11 @@ def test_a_kernel_alone_on_the_link_takes_the_closed_form_to_the_nanosecond(data
     assert slow == quick
 
 
-# --- during copies --------------------------------------------------------------------------------------------------
+# --- kernels and copies ---------------------------------------------------------------------------------------
 
 
 def copying(tasks: TaskGraph, on: NodeSpec, size: int, **more: object) -> dict[str, tuple[int, int]]:
-    """Kernels in turn on the compute stream; from the beginning a copy of block x out."""
+    """Kernels in turn on the compute stream, and an offload of block x from the beginning."""
     x = tasks.block("x")
     streams = {
         StreamId(0, "compute"): tuple(Launch(k) for k in range(len(tasks.kernels))),
@@ -150,43 +150,43 @@ def copying(tasks: TaskGraph, on: NodeSpec, size: int, **more: object) -> dict[s
     return times(run(Program((Segment(streams),), tuple(range(len(tasks.blocks)))), tasks, on))
 
 
-def test_a_kernel_that_writes_shares_the_way_out_with_a_copy():
-    """The copy is alone for 50 ns; then each has half; the copy ends, and the kernel passes its rest alone."""
+def test_a_writing_kernel_shares_the_d2h_direction_with_an_offload():
+    """The copy is alone for 50 ns; then each has half; the copy ends, and the kernel transfers the rest alone."""
     on = buddy_node()
     tasks = linked(in_turn(kernel("k", 50, "x")), on, {"k": (0, 100)})
     assert copying(tasks, on, 100) == {"out:x": (0, 150), "k": (0, 200)}
 
 
-def test_a_kernel_that_reads_does_not_mind_a_copy_out_where_the_link_is_full_duplex():
+def test_a_reading_kernel_is_not_slowed_by_an_offload_on_a_full_duplex_link():
     on = buddy_node()
     tasks = linked(in_turn(kernel("k", 50, "x")), on, {"k": (100, 0)})
     assert copying(tasks, on, 100) == {"out:x": (0, 100), "k": (0, 150)}
 
 
-def test_on_a_half_duplex_link_reads_share_with_a_copy_out():
+def test_a_reading_kernel_shares_a_half_duplex_link_with_an_offload():
     on = replace(buddy_node(), link=HALF)
     tasks = linked(in_turn(kernel("k", 50, "x")), on, {"k": (100, 0)})
     assert copying(tasks, on, 100) == {"out:x": (0, 150), "k": (0, 200)}
 
 
-def test_three_flows_on_a_half_duplex_link_have_a_third_each():
-    """At 3 B/ns: read, write and copy pass 30 B each to 30; then read and copy their 60 others at a half each."""
+def test_three_flows_on_a_half_duplex_link_get_a_third_each():
+    """At 3 B/ns: read, write and copy transfer 30 B each until 30; then read and copy transfer 60 more at half each."""
     on = replace(buddy_node(overlap=1.0), link=FAST_HALF)
     tasks = linked(in_turn(kernel("k", 10, "x")), on, {"k": (90, 30)}, hidden=1)
     assert copying(tasks, on, 90) == {"out:x": (0, 70), "k": (0, 70)}
 
 
-def test_a_link_of_its_own_is_shared_with_no_copy():
+def test_a_separate_buddy_link_is_not_shared_with_copies():
     on = buddy_node(link=FULL)
     tasks = linked(in_turn(kernel("k", 50, "x")), on, {"k": (0, 100)})
     assert copying(tasks, on, 100) == {"out:x": (0, 100), "k": (0, 150)}
 
 
 def test_a_copy_of_sectors_in_buddy_memory_also_uses_the_buddy_link():
-    """100 B to the host in 100 ns, 250 of them from buddy memory over a link of its own in 250 ns."""
+    """100 B to the host in 100 ns, expanded from 250 B of buddy memory over a separate link in 250 ns."""
     on = buddy_node(link=FULL)
     tasks = linked(in_turn(kernel("k", 50, "x")), on, {"k": (10, 0)}, overflow={"x": 250})
-    # The kernel's 10 bytes share from 50 to 70.
+    # The kernel's 10 bytes share the link from 50 to 70.
     assert copying(tasks, on, 100) == {"k": (0, 70), "out:x": (0, 260)}
 
 
@@ -196,14 +196,14 @@ def test_a_buddy_copy_over_the_node_link_uses_both_directions():
     assert copying(tasks, on, 100) == {"k": (0, 60), "out:x": (0, 100)}
 
 
-def test_over_a_half_duplex_link_it_does_both_in_one_capacity():
-    """At 3 B/ns: 75 B each way to 50; a third each until the kernel's 30 have passed; 15 in by 90; then 180 out."""
+def test_a_buddy_copy_over_a_half_duplex_link_shares_one_capacity():
+    """At 3 B/ns: 75 B each way until 50; a third each for the kernel's 30 B; 15 B in by 90; then 180 B out."""
     on = replace(buddy_node(), link=FAST_HALF)
     tasks = linked(in_turn(kernel("k", 50, "x")), on, {"k": (30, 0)}, overflow={"x": 120})
     assert copying(tasks, on, 300) == {"k": (0, 80), "out:x": (0, 150)}
 
 
-def test_it_does_so_even_if_no_kernel_uses_the_link():
+def test_a_buddy_copy_uses_the_buddy_link_even_if_no_kernel_does():
     on = buddy_node(link=FULL)
     assert copying(linked(in_turn(kernel("k", 50, "x")), on, {}, overflow={"x": 250}), on, 100)["out:x"] == (0, 250)
 
@@ -212,11 +212,11 @@ def test_a_copy_waits_for_its_latency_and_the_kernel_does_not():
     on = buddy_node()
     on = replace(on, link=replace(on.link, latency_ns=30))
     tasks = linked(in_turn(kernel("k", 10, "x")), on, {"k": (0, 100)})
-    # Alone from 10 to 30; 20 bytes gone; shared until the kernel's 80 others have passed at 190; the copy's rest alone.
+    # Alone from 10 to 30 (20 bytes); shared until the kernel's other 80 have ended at 190; the copy's rest alone.
     assert copying(tasks, on, 100) == {"k": (0, 190), "out:x": (0, 210)}
 
 
-def test_a_copy_back_puts_what_overflows_into_buddy_memory():
+def test_a_prefetch_writes_overflowing_sectors_to_buddy_memory():
     on = buddy_node(link=FULL)
     tasks = linked(
         graph([kernel("k", 10, "x"), kernel("m", 5), kernel("l", 10, "x")], [held("x", 100)]),
@@ -230,22 +230,22 @@ def test_a_copy_back_puts_what_overflows_into_buddy_memory():
     assert result["l"] == (811, 821)
 
 
-# --- during each other ------------------------------------------------------------------------------------------------
+# --- kernels and kernels --------------------------------------------------------------------------------------
 
 
-def test_kernels_on_two_streams_share_what_both_want():
+def test_kernels_on_two_streams_share_the_link():
     tasks = graph(
         [kernel("a", 10, "x"), kernel("b", 40, "y", stream=1), kernel("c", 5, "x")], [held("x", 8), held("y", 8)]
     )
     on = buddy_node()
     tasks = linked(tasks, on, {"a": (100, 0), "b": (100, 0), "c": (0, 50)})
-    # a alone from 10 to 40 (30 B); then both at a half: a's 70 to 180; b has had 70; its 30 others alone to 210.
+    # a alone from 10 to 40 (30 B); then both at half: a's 70 B until 180; b has 30 B left, alone until 210.
     assert times(run(lower(tasks, Placement()), tasks, on)) == {"a": (0, 180), "b": (0, 210), "c": (180, 235)}
 
 
 @pytest.mark.parametrize("gpus", [1, 2, 4])
 @pytest.mark.parametrize("own", [None, FULL])
-def test_gpus_behind_a_switch_share_it_unless_their_buddy_memory_has_links_of_its_own(gpus: int, own: LinkSpec | None):
+def test_gpus_share_their_switch_unless_buddy_memory_has_separate_links(gpus: int, own: LinkSpec | None):
     names = [f"x{gpu}" for gpu in range(gpus)]
     on = with_buddy(several(gpus), link=own)
     tasks = graph([kernel(f"k{name}", 20, name) for name in names], [held(name, 8) for name in names])
@@ -257,8 +257,8 @@ def test_gpus_behind_a_switch_share_it_unless_their_buddy_memory_has_links_of_it
 
 
 @pytest.mark.parametrize("forced", [False, True])
-def test_kernels_take_their_bandwidth_next_to_a_compressing_engine(monkeypatch: pytest.MonkeyPatch, forced: bool):
-    """The copy has what the running kernel leaves of memory, its time on the link included."""
+def test_a_compressing_engine_uses_the_bandwidth_left_by_kernels(monkeypatch: pytest.MonkeyPatch, forced: bool):
+    """The copy uses the memory bandwidth left by the running kernel, including its time on the link."""
     engine = CdmaSpec("zvc", 10 * GB, buffer=10**6, latency_ns=1, kernel_bandwidth=0)
     on = buddy_node(dram=10 * GB, link=FULL)
     on = replace(on, gpu=replace(on.gpu, cdma=engine), link=LinkSpec("fast", 2 * GB, 2 * GB))
@@ -267,14 +267,14 @@ def test_kernels_take_their_bandwidth_next_to_a_compressing_engine(monkeypatch: 
     assert tasks.durations == (600,)
     if forced:
         shared(monkeypatch)
-    # 8 bytes a nanosecond taken for 600 ns; the copy reads its 1000 B at 2 and sends 200 at 0.4: 500 ns.
+    # The kernel uses 8 bytes per ns for 600 ns; the copy reads its 1000 B at 2 and sends 200 at 0.4: 500 ns.
     assert copying(tasks, on, 200) == {"k": (0, 600), "out:x": (0, 500)}
 
 
 # --- when a link is shared --------------------------------------------------------------------------------------
 
 
-def test_only_where_somebody_else_may_use_the_link_is_it_shared():
+def test_the_link_is_shared_only_if_kernels_and_copies_both_use_it():
     own, nodes_link = buddy_node(link=FULL), buddy_node()
     quiet = linked(in_turn(kernel("k", 1, "x"), kernel("m", 1), kernel("l", 1, "x")), own, {})
     busy = linked(in_turn(kernel("k", 1, "x"), kernel("m", 1), kernel("l", 1, "x")), own, {"m": (1, 0)})
@@ -311,10 +311,10 @@ def test_a_faster_link_never_slows_a_run_of_one_stream_without_copies(data: st.D
     assert all(fast <= slow for slow, fast in zip(*result, strict=True))
 
 
-def test_where_kernels_share_a_link_a_faster_one_may_bring_them_into_each_other_s_way():
-    """An anomaly of fair sharing, no mistake: at 1 B/ns c has the link alone; at 1.25 B/ns b2 comes before c is done.
+def test_a_faster_link_may_slow_kernels_that_then_share_it():
+    """An anomaly of fair sharing, no error: at 1 B/ns c has the link alone; at 1.25 B/ns b2 starts before c has ended.
 
-    b1 passes 4000 B, then a kernel computes for 1000 ns; c computes for 4000 ns, then passes 1000 B.
+    b1 transfers 4000 B, then a kernel computes for 1000 ns; c computes for 4000 ns, then transfers 1000 B.
     """
     built = graph(
         [
@@ -331,5 +331,5 @@ def test_where_kernels_share_a_link_a_faster_one_may_bring_them_into_each_other_
         tasks = linked(built, on, {"c": (1000, 0), "b1": (4000, 0), "b2": (4000, 0)})
         result.append(times(run(lower(tasks, Placement()), tasks, on)))
     assert (result[0]["b2"][0], result[0]["c"]) == (5000, (0, 5000))
-    # 250 B pass in 200 ns; the 750 others at half of 1.25 B/ns in 1200.
+    # 250 B in 200 ns; the other 750 B at half of 1.25 B/ns in 1200 ns.
     assert (result[1]["b2"][0], result[1]["c"]) == (4200, (0, 5400))

@@ -1,4 +1,4 @@
-"""Kernels that share a link against the second machine, on random programs."""
+"""Kernels that share a link, compared with the reference machine on random programs."""
 
 from __future__ import annotations
 
@@ -78,7 +78,7 @@ def test_every_event_happens_when_the_reference_model_predicts(data: st.DataObje
 
 @many
 @given(st.data(), st.integers(2, 3))
-def test_several_compute_streams_keep_to_the_rules(data: st.DataObject, streams: int):
+def test_several_compute_streams_match_the_reference_model(data: st.DataObject, streams: int):
     on = data.draw(buddy_nodes())
     tasks = task_graph(data.draw(compressible(traces(streams=streams))), on)
     compare(lower(tasks, Placement()), tasks, on, None, forced=is_half(on))
@@ -86,7 +86,7 @@ def test_several_compute_streams_keep_to_the_rules(data: st.DataObject, streams:
 
 @many
 @given(st.data(), st.integers(2, 3), st.booleans())
-def test_several_gpus_keep_to_the_rules(data: st.DataObject, gpus: int, barrier: bool):
+def test_several_gpus_match_the_reference_model(data: st.DataObject, gpus: int, barrier: bool):
     buddy = data.draw(buddy_nodes()).gpu
     on = data.draw(switched_nodes(gpus))
     on = replace(on, gpu=replace(on.gpu, dram_bandwidth=buddy.dram_bandwidth, buddy=buddy.buddy))

@@ -1,4 +1,4 @@
-"""A compressing DMA engine: copies take what the link, the engine and the memory allow, and kernels are not slowed."""
+"""A compressing DMA engine: copies are limited by link, engine and memory, and kernels are not slowed."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def titan_x(engine: CdmaSpec = ENGINE, link: int = 16 * GB, dram: int = 336 * GB
 
 
 def swapped(trace: Trace, small: int, on: NodeSpec) -> tuple[int, int]:
-    """How long the first layer's input takes out and in, when it is `small` bytes on the link."""
+    """Offload and prefetch times of the first layer's input if it has `small` bytes on the link."""
     graph = TaskGraph.of(trace)
     x = graph.block("x1")
     graph = replace(graph, copy_sizes=tuple(small if b == x else size for b, size in enumerate(graph.copy_sizes)))
@@ -46,7 +46,7 @@ def idle(size: int) -> Trace:
     ("ratio", "slower"),
     [(1, 1), (Fraction(13, 5), 1), (Fraction(25, 2), 1), (20, Fraction(320, 200)), (32, Fraction(512, 200))],
 )
-def test_a_copy_slows_by_what_it_reads_over_what_it_can_read(ratio: Fraction, slower: Fraction):
+def test_a_copy_slows_by_its_read_demand_over_the_read_bandwidth(ratio: Fraction, slower: Fraction):
     """cDMA section VI: by COMP_BW / DRAM_BW, the latter 200 GB/s at most and 336 - 100 GB/s on a Titan X."""
     raw = 3_200_000_000
     small = int(raw / ratio)
@@ -59,14 +59,14 @@ def test_memory_bandwidth_left_by_kernels_limits_the_engine():
     assert swapped(idle(raw), small, titan_x(dram=548 * GB))[0] == raw // 200
 
 
-def test_a_small_buffer_throttles():
+def test_a_small_buffer_throttles_the_engine():
     """Bandwidth times latency: half the buffer reads half as fast."""
     raw, small = 2_000_000_000, 100_000_000
     assert swapped(idle(raw), small, titan_x(replace(ENGINE, buffer=35_000)))[0] == raw // 100
 
 
 def test_the_bandwidth_aware_policy_reads_no_faster_than_its_threshold():
-    """At 48 GB/s and a 16 GB/s link nothing gains more than threefold."""
+    """At 48 GB/s and a 16 GB/s link the speedup is at most three."""
     aware = titan_x(replace(ENGINE, throttle=48 * GB))
     raw = 480_000_000
     assert swapped(idle(raw), raw // 2, aware)[0] == raw // 2 // 16
@@ -81,7 +81,7 @@ def test_a_copy_is_never_slower_than_without_the_engine():
 
 
 def test_kernels_keep_their_speed_and_copies_use_the_remaining_bandwidth():
-    """20 us next to a kernel that leaves 36 GB/s to read, then all that the engine can."""
+    """20 us during a kernel that leaves 36 GB/s to read, then at the engine's full rate."""
     raw, small = 6_720_000, 336_000
     trace = idle(raw)
     busy = replace(trace.kernels[1], duration_ns=20_000, dram_bytes=300 * 20_000)
@@ -95,10 +95,10 @@ def test_kernels_keep_their_speed_and_copies_use_the_remaining_bandwidth():
     assert result["out:x1"] == (5, 20_005 + (raw - 36 * 20_000) // 200)
 
 
-def test_a_kernel_without_a_record_among_recorded_ones_takes_the_engine_s_constant():
+def test_a_kernel_without_recorded_traffic_uses_the_constant_of_the_engine():
     """F2 takes 214 of 250 GB/s by its record, so it leaves 36 to read; F3 has no record, so it leaves 250 - 100.
 
-    After the 20 us of F2 720,000 of 6,720,000 bytes have been read. The others take 40 us of the 50 us of F3.
+    After the 20 us of F2 720,000 of 6,720,000 bytes have been read. The rest takes 40 us of the 50 us of F3.
     """
     raw, small = 6_720_000, 336_000
     trace = chain([5, 20_000, 50_000], [5, 5, 5], [raw, 1, 1])
@@ -107,7 +107,7 @@ def test_a_kernel_without_a_record_among_recorded_ones_takes_the_engine_s_consta
     assert swapped(trace, small, titan_x(dram=250 * GB))[0] == 20_000 + 40_000
 
 
-def test_without_any_record_no_kernel_has_a_demand_of_its_own():
+def test_without_recorded_traffic_no_kernel_has_its_own_demand():
     assert dram_demands(TaskGraph.of(idle(1)), ENGINE) is None
 
 
@@ -119,7 +119,7 @@ loads = st.lists(st.tuples(st.integers(1, 3000), st.integers(0, 400)), min_size=
 def test_progress_of_copies_during_kernels_follows_their_rates(
     kernels: list[tuple[int, int]], raw: int, smaller: int, link: int
 ):
-    """Each nanosecond sends what its kernel leaves; added up in fractions."""
+    """Each nanosecond sends at the bandwidth left by its kernel, summed exactly in fractions."""
     small = max(raw // smaller, 1)
     forward = [(5, 0), *kernels]
     trace = chain([ns for ns, _ in forward], [5] * len(forward), [raw] + [1] * len(kernels))

@@ -1,4 +1,4 @@
-"""Flows over shared links: max-min fair in whole numbers, and their progress over time."""
+"""Flows over shared links: max-min fair integer rates, and progress over time."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ flows = st.lists(st.tuples(paths, st.integers(1, 60)), min_size=1, max_size=5)
 
 
 def brute_force_rates(wanted: list[tuple[tuple[str, ...], int]], capacities: dict[str, int]) -> list[int]:
-    """Raise all flows one byte a second at a time; a flow stops at its cap, or where a link of its path cannot give
+    """Raise all flows by one byte per second at a time; a flow stops at its cap, or if a link of its path cannot give
     every flow that still rises on it one more."""
     rates = [0] * len(wanted)
     rising = set(range(len(wanted)))
@@ -43,7 +43,7 @@ def brute_force_rates(wanted: list[tuple[tuple[str, ...], int]], capacities: dic
 
 @settings(deadline=None)
 @given(flows, networks)
-def test_rates_are_those_of_raising_all_flows_together(
+def test_rates_equal_brute_force_max_min_fairness(
     wanted: list[tuple[tuple[str, ...], int]], capacities: dict[str, int]
 ):
     result = max_min_rates([path for path, _ in wanted], [cap for _, cap in wanted], capacities)
@@ -60,7 +60,7 @@ def test_rates_do_not_depend_on_the_order_of_the_flows(wanted: list[tuple[tuple[
 
 
 @given(flows, networks)
-def test_no_link_carries_more_than_it_can(wanted: list[tuple[tuple[str, ...], int]], capacities: dict[str, int]):
+def test_no_link_exceeds_its_capacity(wanted: list[tuple[tuple[str, ...], int]], capacities: dict[str, int]):
     rates = max_min_rates([path for path, _ in wanted], [cap for _, cap in wanted], capacities)
     for link, capacity in capacities.items():
         assert sum(rate for rate, (path, _) in zip(rates, wanted, strict=True) if link in path) <= capacity
@@ -68,7 +68,7 @@ def test_no_link_carries_more_than_it_can(wanted: list[tuple[tuple[str, ...], in
 
 
 def ends(sent: list[tuple[int, int, int]], capacity: int) -> list[int]:
-    """When each (start ns, cap, bytes) has arrived over one link."""
+    """End times of flows (start ns, cap, bytes) over one link."""
     env = simpy.Environment(initial_time=0)
     network = FlowNetwork(env, {"link": capacity}, lambda: None)
     done = [-1] * len(sent)
@@ -93,7 +93,7 @@ def fair(caps: list[int], capacity: int) -> list[Fraction]:
 
 
 def slow_ends(sent: list[tuple[int, int, int]], capacity: int) -> list[int]:
-    """The same nanosecond by nanosecond, with caps and capacity in bytes a nanosecond."""
+    """The same, nanosecond by nanosecond, with caps and capacity in bytes per nanosecond."""
     left = [Fraction(size) for *_, size in sent]
     done = [-1] * len(sent)
     now = 0
@@ -123,7 +123,7 @@ G = 10**9
         ([(0, G, 10), (0, G, 10), (0, G, 10)], [31, 31, 31]),
     ],
 )
-def test_flows_on_one_link_take_turns_fairly(sent: list[tuple[int, int, int]], expected: list[int]):
+def test_flows_on_one_link_share_it_fairly(sent: list[tuple[int, int, int]], expected: list[int]):
     assert ends(sent, G) == expected
 
 
@@ -132,18 +132,18 @@ def test_flows_on_one_link_take_turns_fairly(sent: list[tuple[int, int, int]], e
     st.lists(st.tuples(st.integers(0, 20), st.sampled_from([3, 5, 10]), st.integers(0, 40)), min_size=1, max_size=4),
     st.sampled_from([4, 7, 10]),
 )
-def test_progress_is_that_of_counting_every_nanosecond(sent: list[tuple[int, int, int]], capacity: int):
-    """Rates of a few bytes a nanosecond; what the real network counts in bytes a second divides by all it meets."""
+def test_progress_equals_a_simulation_of_every_nanosecond(sent: list[tuple[int, int, int]], capacity: int):
+    """Rates of a few bytes per nanosecond, scaled so that the network's rates in bytes per second divide evenly."""
     unit = G * 5040
     fast = [(start, cap * unit, size * 5040) for start, cap, size in sent]
     assert ends(fast, capacity * unit) == slow_ends(sent, capacity)
 
 
 @given(st.integers(1, 10**12), st.integers(0, 10**12))
-def test_a_flow_that_is_alone_is_exact(rate: int, size: int):
+def test_a_single_flow_matches_the_closed_form(rate: int, size: int):
     assert ends([(0, rate, size)], rate) == [ceil(Fraction(size * 10**9, rate))]
 
 
-def test_a_link_below_one_byte_per_ns_and_flow_still_delivers():
-    """One byte a second for two flows: neither may get stuck."""
+def test_a_link_below_one_byte_per_second_and_flow_still_delivers():
+    """One byte per second for two flows: both must end."""
     assert -1 not in ends([(0, 1, 2), (0, 1, 2)], 1)

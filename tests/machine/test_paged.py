@@ -1,4 +1,4 @@
-"""Unified Memory over time: in closed form, against the plain pages, and what must hold of any run."""
+"""Unified Memory over time: closed forms, comparison with the reference pages, and properties of any run."""
 
 from __future__ import annotations
 
@@ -50,11 +50,11 @@ def lasted(result: MachineRun) -> list[int]:
 
 
 def two_blocks() -> TaskGraph:
-    """Kernels that use one block each."""
+    """Two kernels that use one block each."""
     return graph([kernel("k1", 10, "x"), kernel("k2", 20, "y")], [held("x", 128), held("y", 128)])
 
 
-def test_a_fault_takes_latency_then_eviction_then_fetch():
+def test_a_fault_costs_latency_then_eviction_then_fetch():
     result = run(two_blocks(), SINGLE, 128, iterations=2)
     assert times(result) == {
         "k1": (0, 10),
@@ -79,10 +79,10 @@ def test_lost_time_is_reported_by_cause():
 
 @settings(deadline=None)
 @given(st.integers(2, 40), st.integers(1, 8), st.data())
-def test_lru_makes_a_cyclic_walk_miss_every_page_of_a_working_set_that_is_too_large(
+def test_lru_faults_on_every_page_of_a_cyclic_working_set_that_is_too_large(
     pages: int, batch: int, data: st.DataObject
 ):
-    """Each of N pages comes and another leaves, as many at a time as fit into a batch and are too many for memory."""
+    """Each of N pages is fetched and another evicted; batches are limited by their size and by the excess pages."""
     free = data.draw(st.integers(-(-pages // 2), pages - 1))
     tasks = graph([kernel("k", 10, "x")], [held("x", 128 * pages)])
     result = run(tasks, replace(SINGLE, fault_batch=batch), 128 * free, iterations=4)
@@ -91,15 +91,15 @@ def test_lru_makes_a_cyclic_walk_miss_every_page_of_a_working_set_that_is_too_la
     assert sum(s.bytes for s in result.timeline if s.kind is IN and s.iteration == 3) == 128 * pages
 
 
-def test_pages_of_a_value_being_written_move_no_bytes():
+def test_pages_about_to_be_overwritten_are_not_fetched():
     tasks = graph([kernel("k1", 10, "x", "y"), kernel("k2", 10, "y")], [held("x", 128), block("y", 128)])
     result = run(tasks, SINGLE, 128, iterations=2)
-    # k1: x leaves for y, which is new. In the next iteration y is gone, x comes, and leaves again for y.
+    # k1: x is evicted for y, which is new. In the next iteration y is released, x is fetched and evicted again for y.
     assert lasted(result) == [1000 + 128 + 20, 1000 + 128 + 1000 + 128 + 20]
     assert [(s.name, s.bytes) for s in result.timeline if s.kind is IN] == [("x", 128)]
 
 
-def test_what_moves_is_shown_block_by_block_and_adds_up():
+def test_migrations_are_shown_block_by_block_and_add_up():
     tasks = graph([kernel("k1", 10, "a b"), kernel("k2", 10, "c d")], [held(name, 192) for name in "abcd"])
     result = run(tasks, replace(SINGLE, fault_batch=4), 384, on=node(out=3 * GB, back=7 * GB), iterations=1)
     moved = [(s.kind, s.name, s.start_ns, s.end_ns, s.bytes) for s in result.timeline if s.kind in (OUT, IN)]
@@ -139,7 +139,7 @@ def test_pages_that_do_not_fit_are_on_the_host():
 
 
 def test_the_hook_picks_the_evicted_pages():
-    """k1 touches x, which came first, so that LRU keeps it for k3."""
+    """k1 uses x, which arrived first, so LRU keeps it for k3."""
     blocks = [held("x", 128), held("y", 128), held("z", 128)]
     tasks = graph([kernel("k1", 10, "x"), kernel("k2", 10, "z"), kernel("k3", 10, "x")], blocks)
     left = []
@@ -149,16 +149,16 @@ def test_the_hook_picks_the_evicted_pages():
     assert left == [["y"], ["x", "y"]]
 
 
-def test_iterations_are_steady_when_memory_is_the_same_too():
+def test_iterations_are_steady_only_if_memory_is_equal_too():
     assert [run(two_blocks(), SINGLE, 128, iterations=n).steady for n in (1, 2, 3)] == [None, False, True]
     one = graph([kernel("k1", 10, "x")], [held("y", 128), held("x", 128)])
-    # Nothing moves, yet x becomes the last touched.
+    # Nothing moves, but x becomes the most recently used.
     assert [run(one, SINGLE, 256, iterations=n).steady for n in (2, 3)] == [True, True]
 
 
 @pytest.mark.parametrize("order", AccessOrder)
 def test_a_recorded_access_pattern_is_followed_page_by_page(order: AccessOrder):
-    """16 entries are 4 pages of 4 entries, two of which fit: 1 2 3 0 1, 1 3 2 0, or as drawn."""
+    """16 entries are 4 pages of 4 entries; two pages fit. The order is 1 2 3 0 1, 1 3 2 0, or random."""
     plain = graph([kernel("k", 10, "x")], [held("x", 2048)])
     first = 0 if order is AccessOrder.RANDOM else 6
     access = Access("k", "x", False, order, 4, entries=16, stride=8, first=first)
@@ -178,7 +178,7 @@ def test_a_recorded_access_pattern_is_followed_page_by_page(order: AccessOrder):
 def test_a_walk_accesses_pages_in_the_order_of_its_entries(
     order: AccessOrder, entries: int, each: int, data: st.DataObject
 ):
-    """The walk visits exactly these pages, in the order of the entries."""
+    """The walk accesses exactly these pages, in the order of the entries."""
     visits, begin = data.draw(st.integers(1, 2 * entries)), data.draw(st.integers(0, entries - 1))
     stride = data.draw(st.integers(1, 400)) if order is AccessOrder.STRIDED else 1
     result = pages_of(EntryAccesses(0, entries, False, order, 4, visits, stride, begin=begin), 128 * each).tolist()
@@ -196,21 +196,21 @@ def test_a_walk_has_the_recorded_number_of_accesses(visits: int, pages: list[int
     assert pages_of(EntryAccesses(0, 16, False, AccessOrder.STRIDED, 4, visits, stride=1), 512).tolist() == pages
 
 
-def test_a_walk_that_begins_within_a_page_returns_to_it():
+def test_a_walk_that_begins_within_a_page_wraps_around_to_it():
     walk = EntryAccesses(0, 16, False, AccessOrder.SEQUENTIAL, 4, accesses=16, begin=6)
     assert pages_of(walk, 512).tolist() == [1, 2, 3, 0, 1]
     assert pages_of(replace(walk, accesses=14), 512).tolist() == [1, 2, 3, 0]
     assert pages_of(replace(walk, order=AccessOrder.STRIDED, stride=8), 512).tolist() == [1, 3, 2, 0]
 
 
-def test_columns_of_every_box_are_what_a_walk_from_their_first_visits():
-    """Three boxes of 10 entries, of which it visits the fourth to the seventh."""
+def test_a_strided_walk_from_an_offset_accesses_the_columns_of_every_box():
+    """Three boxes of 10 entries; the walk accesses the fourth to the seventh of each."""
     walk = EntryAccesses(0, 30, False, AccessOrder.STRIDED, 4, accesses=12, stride=10, begin=3)
     assert pages_of(walk, 128).tolist() == [3, 13, 23, 4, 14, 24, 5, 15, 25, 6, 16, 26]
     assert pages_of(walk, 512).tolist() == [0, 3, 5, 1, 6, 4]
 
 
-def test_a_walk_through_what_is_all_here_touches_chunks_in_the_order_of_their_last_visits():
+def test_resident_chunks_are_ordered_by_their_last_access_in_a_walk():
     plain = graph([kernel("k", 10, "x"), kernel("l", 10, "y")], [held("x", 2048), held("y", 128)])
     tasks = TaskGraph.of(replace(plain.trace, accesses=(Access("k", "x", False, AccessOrder.RANDOM, 1, entries=40),)))
     seen: list[list[tuple[int, int]]] = []
@@ -247,7 +247,7 @@ def test_batches_of_several_streams_are_served_one_after_the_other():
     assert {s.stream for s in result.timeline if s.kind is OUT} == {"d2h", "d2h1"}
 
 
-def test_what_another_stream_has_brought_meanwhile_need_not_come_again():
+def test_a_page_fetched_by_another_stream_is_not_fetched_again():
     tasks = graph(
         [kernel("k1", 10, "x"), kernel("k2", 20, "x", stream=1)], [held("a", 128), held("b", 128), held("x", 128)]
     )
@@ -261,7 +261,7 @@ def test_what_another_stream_has_brought_meanwhile_need_not_come_again():
 
 @settings(deadline=None, max_examples=50)
 @given(traces(streams=2))
-def test_with_memory_to_spare_it_is_a_plain_framework_to_the_nanosecond(trace):  # type: ignore[no-untyped-def]
+def test_with_ample_memory_paging_takes_the_same_time_as_the_plain_framework(trace):  # type: ignore[no-untyped-def]
     tasks = TaskGraph.of(trace)
     plain = run_program(lower(tasks, Placement(), recorded_lifetimes=True), tasks, node(), budget=None)
     paged = run(tasks, SINGLE, plain.high_water)
@@ -291,7 +291,7 @@ def paged(draw: st.DrawFn) -> Paged:
 
 @settings(deadline=None, max_examples=60)
 @given(traces(), paged(), st.data())
-def test_a_run_takes_its_kernels_time_plus_the_reference_models_faults(trace, how: Paged, data: st.DataObject):  # type: ignore[no-untyped-def]
+def test_a_run_takes_the_kernel_time_plus_the_faults_of_the_reference_model(trace, how: Paged, data: st.DataObject):  # type: ignore[no-untyped-def]
     tasks = TaskGraph.of(trace)
     budget = budgets(tasks, how, data)
     on = node(out=data.draw(st.integers(1, 3 * GB)), back=data.draw(st.integers(1, 3 * GB)), latency=3)
@@ -301,7 +301,7 @@ def test_a_run_takes_its_kernels_time_plus_the_reference_models_faults(trace, ho
 
 
 def ends(tasks: TaskGraph, how: Paged, budget: int, on: NodeSpec) -> list[int]:
-    """When compute of three iterations ends, by the plain pages."""
+    """The ends of compute of three iterations, by the reference pages."""
     program = on_demand(lower(tasks, Placement(), recorded_lifetimes=True), how)
     pages = PlainPages(
         list(tasks.sizes), budget, how.page, how.chunk // how.page, how.fault_batch, how.write_back_clean
@@ -336,7 +336,7 @@ def passing(pages: PlainPages, moved: list[Page], rate: int, latency: int) -> in
 
 @settings(deadline=None, max_examples=40)
 @given(traces(), paged(), st.data(), st.sampled_from(Duplex))
-def test_a_faster_link_never_slows(trace, how: Paged, data: st.DataObject, duplex: Duplex):  # type: ignore[no-untyped-def]
+def test_a_faster_link_never_slows_a_paged_run(trace, how: Paged, data: st.DataObject, duplex: Duplex):  # type: ignore[no-untyped-def]
     tasks = TaskGraph.of(trace)
     budget = budgets(tasks, how, data)
     slow = data.draw(st.integers(1, 2 * GB))
@@ -347,9 +347,7 @@ def test_a_faster_link_never_slows(trace, how: Paged, data: st.DataObject, duple
 
 @settings(deadline=None, max_examples=50)
 @given(traces(streams=3), paged(), st.data())
-def test_several_streams_keep_to_the_budget_and_every_nanosecond_is_accounted_for(
-    trace, how: Paged, data: st.DataObject
-):  # type: ignore[no-untyped-def]
+def test_several_streams_respect_the_budget_and_their_times_add_up(trace, how: Paged, data: st.DataObject):  # type: ignore[no-untyped-def]
     tasks = TaskGraph.of(trace)
     budget = budgets(tasks, how, data)
     result = run(tasks, how, budget)

@@ -1,4 +1,4 @@
-"""Kernels that reach host memory: they end when they have computed and their traffic has passed the link."""
+"""Kernels that access host memory: they end when compute and link traffic have ended."""
 
 from __future__ import annotations
 
@@ -39,8 +39,8 @@ def one(ns: int, **more: object) -> TaskGraph:
 
 
 @pytest.mark.parametrize(("ns", "ends"), [(30, 100), (100, 100), (150, 150)])
-def test_a_kernel_ends_when_it_has_computed_and_its_bytes_have_passed(ns: int, ends: int):
-    """At 1 GB/s, 100 bytes come in 100 ns, while 40 leave in 40."""
+def test_a_remote_kernel_ends_when_compute_and_traffic_have_ended(ns: int, ends: int):
+    """At 1 GB/s, 100 bytes are read in 100 ns while 40 are written in 40 ns."""
     result = run(one(ns), iterations=1)
     assert result.timeline.iteration_ends_ns == (ends,)
     assert times(result) == {"k": (ends - ns, ends), "in:x": (0, 100), "out:y": (0, 40)}
@@ -48,14 +48,14 @@ def test_a_kernel_ends_when_it_has_computed_and_its_bytes_have_passed(ns: int, e
     assert (parts.compute, parts.stalled_h2d, parts.total) == (ns, ends - ns, ends)
 
 
-def test_the_direction_that_takes_longer_is_the_one_it_waits_for():
+def test_a_remote_kernel_waits_for_the_slower_direction():
     result = run(one(10), node(out=GB // 4), iterations=1)
     assert result.timeline.iteration_ends_ns == (160,)
     assert breakdown(result.timeline).stalled_d2h == 150
 
 
-def test_one_capacity_for_both_directions_is_shared():
-    """Both at 0.5 GB/s until 40 have left after 80 ns; then 60 bytes are left to come."""
+def test_both_directions_share_a_half_duplex_link():
+    """Both at 0.5 GB/s until 40 bytes are written after 80 ns; then 60 bytes are left to read."""
     assert run(one(10), node(duplex=Duplex.HALF), iterations=1).timeline.iteration_ends_ns == (140,)
 
 
@@ -64,7 +64,7 @@ def test_recorded_traffic_replaces_sizes_exactly():
     assert run(one(10, dram_bytes=1401), iterations=1).timeline.iteration_ends_ns == (1000,)
 
 
-def test_a_walk_asks_for_its_sectors():
+def test_the_traffic_of_a_walk_is_its_sectors():
     trace = one(10).trace
     walks = (
         Access("k", "x", False, AccessOrder.RANDOM, 2, entries=9),
@@ -73,7 +73,7 @@ def test_a_walk_asks_for_its_sectors():
     assert traffic_of(TaskGraph.of(replace(trace, accesses=walks)), 0) == ([(0, 9 * 64)], [(1, 3 * 32)])
 
 
-def test_everything_is_in_pinned_host_memory_and_nothing_on_the_device():
+def test_all_blocks_are_in_pinned_host_memory_and_none_on_the_device():
     result = run(one(10))
     assert result.timeline.host_memory.live.max() == 140
     assert result.timeline.device_memory.live.max() == result.high_water == 0
@@ -90,7 +90,9 @@ def test_kernels_of_several_streams_share_the_link():
 
 @settings(deadline=None, max_examples=40)
 @given(traces(), st.integers(1, 3 * GB), st.integers(1, 3 * GB), st.integers(0, 20))
-def test_an_iteration_takes_the_longest_of_the_three_for_each_kernel(trace: Trace, out: int, back: int, latency: int):
+def test_an_iteration_sums_the_longest_of_compute_reads_and_writes_per_kernel(
+    trace: Trace, out: int, back: int, latency: int
+):
     tasks = TaskGraph.of(trace)
     result = run(tasks, node(out=out, back=back, latency=latency))
     expected = 0
@@ -104,7 +106,7 @@ def test_an_iteration_takes_the_longest_of_the_three_for_each_kernel(trace: Trac
 
 @settings(deadline=None, max_examples=40)
 @given(traces(streams=3), st.integers(1, 2 * GB), st.integers(0, 2 * GB), st.sampled_from(Duplex))
-def test_a_run_accounts_for_every_nanosecond(trace: Trace, out: int, back: int, duplex: Duplex):
+def test_the_breakdown_of_a_remote_run_adds_up(trace: Trace, out: int, back: int, duplex: Duplex):
     tasks = TaskGraph.of(trace)
     result = run(tasks, node(out=out, back=back + 1, duplex=duplex))
     start, end = result.timeline.window(-1)

@@ -1,4 +1,4 @@
-"""Several GPUs: copies that share a switch; whole iterations against the second machine, written from the rules."""
+"""Several GPUs: copies that share a switch, and complete iterations compared with the reference machine."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ HOST = Space.HOST
 
 
 def copying(gpus: int, size: int = 100) -> tuple[Program, TaskGraph]:
-    """Every GPU copies a block of its own to the host from the beginning on."""
+    """Every GPU offloads its own block from the beginning."""
     names = [f"x{gpu}" for gpu in range(gpus)]
     tasks = graph([kernel(f"k{name}", 1, name) for name in names], [held(name, size) for name in names])
     streams: dict[StreamId, tuple[Instruction, ...]] = {}
@@ -55,7 +55,7 @@ def copy_ends(gpus: int, where: NodeSpec) -> list[int]:
 
 
 @pytest.mark.parametrize("gpus", [1, 2, 4])
-def test_copies_behind_one_switch_take_as_many_times_as_long_as_there_are_gpus(gpus: int):
+def test_n_copies_behind_one_switch_take_n_times_as_long(gpus: int):
     assert copy_ends(gpus, several(gpus)) == [100 * gpus] * gpus
 
 
@@ -64,23 +64,23 @@ def test_a_switch_with_enough_bandwidth_slows_no_gpu():
     assert copy_ends(4, several(4, switch=None)) == [100] * 4
 
 
-def test_two_switches_are_shared_by_their_own_gpus_alone():
-    """As on the node of cDMA with four GPUs; the fourth here has its way to itself."""
+def test_a_switch_is_shared_only_by_its_own_gpus():
+    """As on the node of cDMA with four GPUs; here the fourth GPU is behind no switch."""
     pair = SwitchSpec((0, 1), GB, GB), SwitchSpec((2,), GB, GB)
     assert copy_ends(4, replace(several(4, switch=None), switches=pair)) == [200, 200, 100, 100]
 
 
 def test_a_gpu_with_a_slow_link_leaves_switch_bandwidth_to_the_others():
-    """A link of half a gigabyte each: two of them fill the switch exactly."""
+    """Links of half a gigabyte per second: two of them fill the switch exactly."""
     slow = node(out=GB // 2, back=GB // 2)
     assert copy_ends(2, several(2, base=slow)) == [200, 200]
 
 
-def test_one_gpu_has_its_link_to_itself_whatever_switch_it_is_behind():
+def test_a_single_gpu_does_not_share_its_link_behind_any_switch():
     assert copy_ends(1, several(4, switch=10)) == [100]
 
 
-def test_every_gpu_has_a_memory_of_its_own():
+def test_every_gpu_has_its_own_memory():
     program, tasks = copying(2)
     timeline = run_program(program, tasks, several(2), budget=100, iterations=1).timeline
     assert [curve.live.tolist()[0] for curve in timeline.device_memories] == [100, 100]
@@ -132,7 +132,7 @@ def test_complete_iterations_match_the_reference_model(data: st.DataObject, gpus
 
 @slow
 @given(st.data(), st.integers(2, 3))
-def test_half_duplex_switches_keep_to_the_rules(data: st.DataObject, gpus: int):
+def test_half_duplex_switches_match_the_reference_model(data: st.DataObject, gpus: int):
     tasks = sharing(data.draw(networks()))
     where = data.draw(switched_nodes(gpus))
     where = replace(where, switches=(SwitchSpec(tuple(range(gpus)), GB, 2 * GB, Duplex.HALF),))
@@ -142,7 +142,7 @@ def test_half_duplex_switches_keep_to_the_rules(data: st.DataObject, gpus: int):
 
 @slow
 @given(st.data(), st.integers(2, 3), st.integers(2, 3))
-def test_gpus_with_several_compute_streams_keep_to_the_rules(data: st.DataObject, gpus: int, streams: int):
+def test_gpus_with_several_compute_streams_match_the_reference_model(data: st.DataObject, gpus: int, streams: int):
     trace = data.draw(networks())
     kernels = tuple(replace(each, stream=data.draw(st.integers(0, streams - 1))) for each in trace.kernels)
     tasks = sharing(replace(trace, kernels=kernels))

@@ -1,4 +1,4 @@
-"""The addressed pool as one would write it without a thought for speed: a list of held and free pieces."""
+"""A simple, slow addressed pool for comparison: a list of held and free pieces."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The free list on its own, at the borders of the runs that it keeps its holes in."""
+"""The free list alone, at the borders of the runs in which it stores holes."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ from simgpu.memory.addressed import Holes
 
 
 def full(size: int) -> Holes:
-    """A memory all of which was taken."""
+    """A completely allocated memory."""
     holes = Holes(size)
     holes.take(size)
     return holes
 
 
 def test_holes_merge_across_the_border_of_a_run_being_split():
-    """Ninety-six holes in one run, the ninety-seventh at its end touches the first hole of the next run."""
+    """A run contains 96 holes; the 97th, at its end, is adjacent to the first hole of the next run."""
     holes = full(600)
     for start in [*range(0, 600, 6), *range(2, 2 + 47 * 6, 6), 4]:
         holes.free(start, 1)
@@ -27,7 +27,7 @@ def test_holes_merge_across_the_border_of_a_run_being_split():
 
 
 def test_a_hole_across_runs_remains_usable_after_its_front_is_allocated():
-    """The hole at 286 swallows the first one of the next run; taking three bytes moves its start past the border."""
+    """The hole at 286 absorbs the first one of the next run; allocating three bytes moves its start past the border."""
     holes = full(600)
     for start in range(0, 600, 6):
         holes.free(start, 2)
@@ -37,7 +37,7 @@ def test_a_hole_across_runs_remains_usable_after_its_front_is_allocated():
 
 
 def walk(run: int, seed: int) -> list[int | None]:
-    """Addresses taken in a random walk, with holes kept in runs of that length."""
+    """Addresses allocated in a random sequence, with holes stored in runs of this length."""
     chance = random.Random(seed)
     holes, held, taken = Holes(2000), {}, []
     with pytest.MonkeyPatch.context() as patch:

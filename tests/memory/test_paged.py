@@ -1,4 +1,4 @@
-"""Pages come by faults and leave by chunks; against a plain implementation, and in closed form."""
+"""Pages are fetched by faults and evicted by chunks; compared with a plain implementation and closed forms."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def pool_of(
 
 
 def touch(pool: PagedPool, b: int, *, written: bool = False) -> list[Migration]:
-    """What moves when all of a block is visited in order."""
+    """The migrations caused by accessing all pages of a block in order."""
     return [*moving(pool, pool.all_pages(b, written=written))]
 
 
@@ -68,7 +68,7 @@ def let_go(pool: PagedPool, *blocks: int) -> None:
 
 @st.composite
 def histories(draw: st.DrawFn) -> tuple[PagedPool, PlainPages, list[tuple[str, int, list[tuple[int, bool]]]]]:
-    """Two equal memories, and what happens to their blocks."""
+    """Two equal memories and a random sequence of operations on their blocks."""
     page, per_chunk, batch = draw(st.integers(1, 5)), draw(st.integers(1, 4)), draw(st.integers(1, 5))
     sizes = draw(st.lists(st.integers(0, 40), min_size=1, max_size=4))
     # Any batch fits.
@@ -157,7 +157,7 @@ def test_a_walk_that_fits_causes_no_further_faults():
 
 
 def test_the_hook_picks_the_evicted_chunk():
-    """Block 0 came first and is touched again: LRU keeps it, first in first out does not."""
+    """Block 0 arrived first and is used again: LRU keeps it, first in first out does not."""
     left = {}
     for name, hook in (("lru", least_recently_used), ("fifo", first_to_arrive)):
         pool = pool_of([10, 10, 10], 20, reclaim=hook)
@@ -178,7 +178,7 @@ def test_a_chunk_is_evicted_entirely_and_fetched_page_by_page():
     pool = pool_of([40, 20], 40, chunk=40, fault_batch=2)
     give(pool, 0)
     assert touch(pool, 1) == [Migration([(0, 40)], [])]
-    # Blocks 1's pages and two of block 0's fit; the second batch lets block 1 go.
+    # Block 1's pages and two of block 0's fit; the second batch evicts block 1.
     assert touch(pool, 0) == [Migration([], [(0, 20)]), Migration([(1, 20)], [(0, 20)])]
 
 
@@ -197,9 +197,9 @@ def test_clean_pages_are_copied_out_by_default():
 
 @pytest.mark.parametrize(("first", "second"), [(False, True), (True, False)], ids=["reader first", "writer first"])
 def test_a_page_two_kernels_wait_for_is_dirty_if_either_writes_it(first: bool, second: bool):
-    """Block 0 is on the host, with a good copy there. Both kernels fault on it before either batch is served.
+    """Block 0 is on the host, with a valid copy. Both kernels fault on it before either batch is served.
 
-    The batch that is served second finds the page there and moves nothing. What was written has to be copied out.
+    The second batch finds the page resident and moves nothing. A written page has to be copied out later.
     """
     pool = pool_of([10, 10], 10, write_back_clean=False)
     give(pool, 0)
@@ -210,7 +210,7 @@ def test_a_page_two_kernels_wait_for_is_dirty_if_either_writes_it(first: bool, s
     for batch in batches:
         moved.append(pool.serve(batch))
         pool.arrive(batch)
-    # Block 1 was read only, and fresh: nothing of it had a value on the host, so it is dirty.
+    # Block 1 was only read, but it was new: the host has no copy, so it is dirty.
     assert moved == [Migration([(1, 10)], [(0, 10)]), Migration([], [])]
     assert all(next(walk, None) is None for walk in walks)
     assert touch(pool, 1) == [Migration([(0, 10)], [(1, 10)])]
@@ -229,7 +229,7 @@ def test_a_page_that_two_kernels_only_read_stays_clean():
 def test_new_values_use_free_pages_without_faults_or_transfers():
     pool = pool_of([30, 20], 40, fault_batch=8)
     assert touch(pool, 0, written=True) == []
-    # One of two pages finds free memory, the other makes the oldest of block 0 leave.
+    # One of two pages uses free memory, the other evicts the oldest page of block 0.
     assert touch(pool, 1, written=True) == [Migration([(0, 10)], [])]
 
 
@@ -246,7 +246,7 @@ def test_a_released_block_is_not_copied_and_has_new_pages_afterwards():
 
 def test_a_batch_larger_than_the_memory_is_refused():
     pool = pool_of([30, 50], 30, fault_batch=4)
-    give(pool, 0, 1)  # block 1 is left on the host
+    give(pool, 0, 1)  # block 1 stays on the host
     with pytest.raises(BatchTooLargeError) as caught:
         touch(pool, 1)
     assert caught.value.need == 40

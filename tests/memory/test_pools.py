@@ -1,4 +1,4 @@
-"""Both pools: what fits, where it goes, and that the fast addressed pool does what the plain one does."""
+"""Both pools: which requests fit, at which addresses; the fast addressed pool is compared with a naive one."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def give(pool: CountingPool | AddressedPool, block: int, size: int) -> None:
 
 
 def picture(pool: AddressedPool) -> object:
-    """Everything that can be seen of a pool."""
+    """All observable state of a pool."""
     return list(pool.segments()), pool.live, pool.used, pool.largest_hole, pool.high_water, pool.state()
 
 
@@ -73,7 +73,7 @@ def test_padding_counts_as_used_but_not_as_live(pool_type: Both):
 
 @both
 def test_padding_is_released_with_its_block(pool_type: Both):
-    """Of 1 and 600 bytes at 512 the padded sizes are 512 and 1024."""
+    """1 and 600 bytes are padded to 512 and 1024 at an alignment of 512."""
     pool = pool_type(2048, 512)
     take(pool, 0, 1)
     take(pool, 1, 600)
@@ -226,7 +226,7 @@ def test_short_sequences_agree_with_the_naive_pool(data: st.DataObject, units: i
 @pytest.mark.parametrize("seed", range(3))
 @pytest.mark.parametrize("kind", ["few sizes", "many sizes", "neighbours"])
 def test_thousands_of_holes_agree_with_the_naive_pool(kind: str, seed: int):
-    """Fill the memory with small blocks, give back every other one, then take and give at random."""
+    """Fill the memory with small blocks, release every other one, then acquire and release at random."""
     chance = random.Random(f"{kind} {seed}")
     largest = 4 if kind == "few sizes" else 1000
     sizes = [chance.randint(1, largest) for _ in range(2400)]
@@ -243,7 +243,7 @@ def test_thousands_of_holes_agree_with_the_naive_pool(kind: str, seed: int):
     assert sum(piece.block is None for piece in pool.segments()) == len(first)
     for turn in range(600):
         if kind == "neighbours" or chance.random() < 0.5:
-            # Giving back two neighbours joins up to five pieces, now and then across the runs that holes lie in.
+            # Releasing two neighbours merges up to five pieces, sometimes across the runs that store the holes.
             for block in sorted(held)[(at := chance.randrange(len(held))) : at + 2]:
                 give(pool, block, held.pop(block))
                 naive.release([block])

@@ -1,4 +1,4 @@
-"""The closed form of a lone copy."""
+"""The closed form of a single copy."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Small traces, nodes and programs to reason about by hand. At 1 GB/s a byte takes a nanosecond."""
+"""Small traces, nodes and programs for hand calculations. At 1 GB/s a byte takes a nanosecond."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def block(name: str, size: int, **more: object) -> Block:
 
 
 def held(name: str, size: int, **more: object) -> Block:
-    """A block that holds its value when the iteration begins."""
+    """A persistent block with a value when the iteration begins."""
     return block(name, size, persistent=True, **more)
 
 

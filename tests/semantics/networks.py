@@ -1,4 +1,4 @@
-"""Small networks with weights, gradients and an optimizer, as one GPU of several trains them."""
+"""Small networks with weights, gradients and an optimizer, for data-parallel training."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def network(
     together: bool = False,
     batch: int = 4,
 ) -> Trace:
-    """Layers with a weight of each of these sizes; times of one layer's forward, BP1, BP2 and optimizer kernel.
+    """Layers with weights of these sizes; times of one layer's forward, BP1, BP2 and optimizer kernels.
 
     step: None for no optimizer. together: one kernel updates all weights.
     """
@@ -82,14 +82,14 @@ def several(gpus: int, *, switch: int | None = GB, base: NodeSpec | None = None)
 
 
 def on_all(program: Program, graph: TaskGraph, where: NodeSpec, how: Replicate) -> Program:
-    """The program of one GPU on all of them, by a trial of its own."""
+    """The program of one GPU, replicated to all GPUs."""
     trial = run_program(program, graph, where, budget=None, iterations=2).timeline
     return replicated(program, graph, where, how, trial)
 
 
 @st.composite
 def networks(draw: st.DrawFn) -> Trace:
-    """Up to three layers, any optimizer, times and sizes small so that many things happen at one instant."""
+    """Up to three layers, any optimizer, small times and sizes so that many events coincide."""
     times = st.one_of(st.integers(0, 3), st.integers(0, 30), st.integers(0, 300))
     return network(
         draw(st.lists(st.one_of(st.integers(0, 3), st.integers(0, 200)), min_size=1, max_size=3)),

@@ -18,14 +18,14 @@ from simgpu.trace.model import RELEASED_AT_END, Block, BlockKind, Kernel, Phase,
 from tests.semantics.hand_made import INFO, node
 
 KINDS = (BlockKind.ACTIVATION, BlockKind.INPUT, BlockKind.GRADIENT, BlockKind.WEIGHT, BlockKind.OTHER)
-# Mostly tiny numbers, so that many things happen at one instant.
+# Mostly small numbers, so that many events coincide.
 _TIMES = st.one_of(st.integers(0, 3), st.integers(0, 3), st.integers(0, 30), st.integers(0, 2000))
 _SIZES = st.one_of(st.integers(0, 3), st.integers(0, 40), st.integers(0, 2000))
 
 
 @st.composite
 def traces(draw: st.DrawFn, max_kernels: int = 10, streams: int = 1) -> Trace:
-    """Kernels that read, write and change blocks at will; blocks become what their first use allows."""
+    """Kernels that read, write and change random blocks; each block's kind follows from its first use."""
     names = [f"b{index}" for index in range(draw(st.integers(1, 7)))]
     some = st.lists(st.sampled_from(names), unique=True, max_size=3).map(tuple)
     count = draw(st.integers(1, max_kernels))
@@ -52,7 +52,7 @@ def traces(draw: st.DrawFn, max_kernels: int = 10, streams: int = 1) -> Trace:
 
 @st.composite
 def repeatable_traces(draw: st.DrawFn) -> Trace:
-    """Forward kernels that may mostly run again, each with a result of its own; they read and change what they like."""
+    """Forward kernels that are mostly repeatable, each with its own output; they read and change random blocks."""
     names = ["b0"]
     kernels = []
     forward, backward = draw(st.integers(2, 8)), draw(st.integers(1, 6))
@@ -93,7 +93,7 @@ def _block(
 
 @dataclass(frozen=True)
 class DrawnCosts:
-    """What encoding costs, per block id: bytes of the encoded form, times to encode and to decode."""
+    """Encoding costs by block id: bytes of the encoded form, times to encode and to decode."""
 
     of: dict[str, tuple[int, int, int]]
 
@@ -124,7 +124,7 @@ def encoded_graphs(draw: st.DrawFn, max_kernels: int = 10, of: st.SearchStrategy
 
 @st.composite
 def placements(draw: st.DrawFn, graph: TaskGraph, *, layer_barrier: bool) -> Placement:
-    """Any swaps that the lowering may be asked for."""
+    """Any swaps that the lowering supports."""
     swaps = []
     for b, uses in enumerate(graph.uses):
         for after, before in pairwise(uses):
@@ -137,7 +137,7 @@ def placements(draw: st.DrawFn, graph: TaskGraph, *, layer_barrier: bool) -> Pla
 
 @st.composite
 def mixed_placements(draw: st.DrawFn, graph: TaskGraph) -> Placement:
-    """Any swaps and recomputations that the lowering without a barrier may be asked for, whatever the gap."""
+    """Any swaps and recomputations that the lowering supports without a barrier, for any gaps."""
     ancestry = Ancestry(graph)
     swaps, again = [], []
     for b, uses in enumerate(graph.uses):
@@ -161,7 +161,7 @@ def mixed_placements(draw: st.DrawFn, graph: TaskGraph) -> Placement:
 
 @st.composite
 def careless_placements(draw: st.DrawFn, graph: TaskGraph) -> Placement:
-    """A few decisions, each about a gap, that need not go together or be possible."""
+    """A few decisions about gaps that may be impossible or contradict each other."""
     ancestry = Ancestry(graph)
     gaps = [(b, after, before) for b, uses in enumerate(graph.uses) for after, before in pairwise(uses)]
     again = [gap for gap in gaps if ancestry.why_not(gap[0]) is None]
@@ -175,14 +175,14 @@ def careless_placements(draw: st.DrawFn, graph: TaskGraph) -> Placement:
 
 
 def _complete(graph: TaskGraph, b: int, after: int) -> int:
-    """The kernel with which a block has got the value that it has after kernel `after`."""
+    """The kernel that writes the value that a block has after kernel `after`."""
     birth = graph.births[b]
     born = birth if graph.blocks[b].host_write is not None and birth is not None else -1
     return max([born, *(k for k in graph.uses[b] if k <= after and b in graph.writes[k])])
 
 
 def _fetches(graph: TaskGraph, b: int, after: int, before: int, layer_barrier: bool) -> list[int]:
-    """Kernels with which a copy back may be issued."""
+    """Kernels with which a prefetch may be issued."""
     if not layer_barrier:
         return list(range(after + 1, before + 1))
     step_of = graph.layers.step_of
@@ -194,7 +194,7 @@ def _fetches(graph: TaskGraph, b: int, after: int, before: int, layer_barrier: b
 
 @st.composite
 def nodes(draw: st.DrawFn, duplex: Duplex | None = None) -> NodeSpec:
-    """One or two engines, full or half duplex, any latency and bandwidths; rates about a byte a nanosecond."""
+    """One or two engines, full or half duplex, any latency, bandwidths of about a byte per nanosecond."""
     bandwidth = st.one_of(st.sampled_from([10**9, 10**9, 2 * 10**9]), st.integers(10**8, 10**10))
     return node(
         10**9,

@@ -1,8 +1,8 @@
-"""Random iterations of training with the shapes of real ones: what forward saves, backward reads.
+"""Random training iterations with realistic structure: backward reads the tensors that forward saves.
 
-Every operator that a network of today has is there with what makes it hard to drop its results: batch norms with saved
-and running statistics, dropouts with and without a mask, changes in place, poolings with indices, workspaces,
-branches, weights that are updated in the midst of backward, and kernels of which nobody knows whether they are pure.
+They contain the operators that make recomputation hard: batch norms with saved and running statistics, dropouts with
+and without a mask, changes in place, poolings with indices, workspaces, branches, weights that are updated during
+backward, and kernels of unknown purity.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ SIZES = st.one_of(st.integers(0, 3), st.integers(0, 40), st.integers(1, 300), st
 
 @dataclass
 class Tape:
-    """Kernels and blocks as they come; backward waits in the order of forward."""
+    """Kernels and blocks so far; pending backward kernels are in the order of forward."""
 
     draw: st.DrawFn
     kernels: list[Kernel] = field(default_factory=list)
@@ -48,7 +48,7 @@ class Tape:
         self.kernels.append(Kernel(name, op, self.phase, self.draw(TIMES), reads, writes, layer, pure=pure))
 
     def gradient(self, x: str, *reads: str, op: str = "backward") -> None:
-        """Add to the gradient of x, in place where there is one already."""
+        """Add to the gradient of x, in place if it exists already."""
         name = f"g.{x}"
         if name not in self.gradients:
             self.gradients.add(name)
@@ -71,7 +71,7 @@ class Tape:
 
 
 def _forward(tape: Tape, op: str, n: int, x: str, other: str) -> str:
-    """One operator; returns its result, which is x where it works in place."""
+    """One operator; returns its output, which is x if it works in place."""
     y = f"y{n}"
     if op in ("conv", "scale"):
         w = tape.block(f"w{n}", BlockKind.WEIGHT, persistent=True)
@@ -152,7 +152,7 @@ def trainings(draw: st.DrawFn, max_layers: int = 9) -> Trace:
 
 
 def _end(tape: Tape, x: str, there: list[str]) -> None:
-    """The loss, with labels that the host may give late, backward, and an optimizer."""
+    """The loss, with labels that the host may initialize late, then backward and an optimizer."""
     tape.layer = "loss"
     tape.block("labels", BlockKind.LABEL, persistent=True)
     tape.run("nll_loss", (x, "labels"), (tape.block("loss"),))
@@ -161,7 +161,7 @@ def _end(tape: Tape, x: str, there: list[str]) -> None:
     for make in reversed(tape.backward):
         make()
         if tape.draw(st.integers(0, 15)) == 0:
-            # Somebody puts something else into a feature map's memory.
+            # A kernel overwrites a feature map's memory.
             tape.run("reuse", (), (tape.draw(st.sampled_from([name for name in there if name != "x0"] or ["loss"])),))
     if tape.updates == "at the end":
         tape.phase = Phase.OPTIMIZER
@@ -172,7 +172,7 @@ def _end(tape: Tape, x: str, there: list[str]) -> None:
 
 
 def _with_life(draw: st.DrawFn, tape: Tape, block: Block) -> Block:
-    """When the framework let go of it; what the host gives may be let go of in mid-iteration, or come late."""
+    """The block with a recorded release; host inputs may be initialized late or released during the iteration."""
     uses = [index for index, kernel in enumerate(tape.kernels) if block.id in kernel.reads + kernel.writes]
     given = block.kind in (BlockKind.INPUT, BlockKind.LABEL)
     if given and uses and draw(st.booleans()):

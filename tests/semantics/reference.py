@@ -1,7 +1,7 @@
-"""A second machine, slow and plain, that also remembers what every piece of memory holds.
+"""A slow, simple reference machine that also tracks the contents of memory.
 
-It shares no code with the real one: it looks at every stream again and again, counts in fractions, and knows of
-memory only how many bytes are taken. A run returns all times, and the reads that found a wrong value.
+It shares no code with the real one: it polls every stream repeatedly, computes with fractions, and models memory
+only by the bytes in use. A run returns all times, and the reads that found a wrong value.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ HOST = -1
 
 @dataclass
 class Line:
-    """A stream: its instructions for all iterations, and what it is doing."""
+    """A stream: its instructions for all iterations, and its current work."""
 
     rank: int
     stream: StreamId
@@ -68,7 +68,7 @@ class Flow:
 
 @dataclass
 class Contents:
-    """What one memory holds: a value per block that has memory, and who is at it."""
+    """The contents of one memory: a value per block with memory, and the works that access it."""
 
     value: dict[int, Token] = field(default_factory=dict)
     readers: dict[int, int] = field(default_factory=dict)
@@ -134,7 +134,7 @@ class ReferenceMachine:
     # --- time -----------------------------------------------------------------------------------------------
 
     def run(self) -> bool:
-        """Run until nothing can happen; whether everything was done."""
+        """Run until no event is possible; returns whether all instructions were executed."""
         while True:
             self._settle()
             ends = [line.until for line in self.lines if line.doing in ("kernel", "copy", "latency")]
@@ -178,7 +178,7 @@ class ReferenceMachine:
     # --- one instant ----------------------------------------------------------------------------------------
 
     def _settle(self) -> None:
-        """Releases, then signals, then acquires, then starts; each time looking at every stream anew."""
+        """Releases, then signals, then acquires, then starts; after each change all streams are polled again."""
         while True:
             self._step_past()
             kinds: tuple[tuple[type, ...], ...] = ((Release,), (Signal,))
@@ -321,7 +321,7 @@ class ReferenceMachine:
         line.doing = "ready"
 
     def _subject(self, instruction: Instruction) -> int:
-        """The kernel that runs, the block that is copied, the form that is made or undone."""
+        """The kernel that runs, the block that is copied, or the form that is encoded or decoded."""
         match instruction:
             case Launch(kernel):
                 return kernel

@@ -1,4 +1,4 @@
-"""What a launch touches on the second machine."""
+"""The blocks that a launch accesses on the reference machine."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from simgpu.trace.model import BlockKind
 
 
 def touched(graph: TaskGraph, launch: Launch) -> tuple[Sequence[int], Sequence[int]]:
-    """What a launch reads and writes; when it runs again, it takes what it drew from what it saved."""
+    """The blocks that a launch reads and writes; a relaunch reads its saved random outputs instead of drawing again."""
     k = launch.kernel
     if not launch.recompute:
         return graph.reads[k], graph.writes[k]

@@ -1,4 +1,4 @@
-"""How the second machine shares links: rates by raising all flows together, found by halving, in whole bytes a second.
+"""Link sharing of the reference machine: max-min fair rates, found by bisection, in whole bytes per second.
 
 It shares no code with the real one.
 """
@@ -14,7 +14,7 @@ Wanted = tuple[int, tuple[str, ...]]
 
 
 def shared_links(node: NodeSpec, gpu: int, out: bool, alone: bool) -> tuple[str, ...]:
-    """What a copy shares with others: its GPU's link where both directions are one, and its switch, if any."""
+    """The links that a copy shares with others: its GPU's link if it is half duplex, and its switch, if any."""
     links = [f"link {gpu}"] if node.link.duplex is Duplex.HALF else []
     for number, switch in enumerate(node.switches):
         if gpu in switch.gpus and not alone:
@@ -33,7 +33,7 @@ def carries(node: NodeSpec, link: str) -> int:
 
 
 def fair_rates(flows: Sequence[Wanted], capacity: Mapping[str, int]) -> list[int]:
-    """Raise all rates together until a link is full or a flow has all it can take; then go on with the others."""
+    """Raise all rates together until a link is full or a flow reaches its limit; then continue with the others."""
     rates: dict[int, int] = {}
     rising = set(range(len(flows)))
 

@@ -1,9 +1,9 @@
-"""A third machine that knows no time: it computes with symbols, so that a wrong value shows wherever it comes from.
+"""A machine without time that computes with symbols, so that every wrong value is detected.
 
-It shares no code with the others and knows nothing of versions. Every kernel's result is a term of the kernel, the
-result's position and the values that the kernel reads. A kernel that is not pure also draws a number whenever it runs.
-A batch norm and a dropout draw too, but what they draw is in what they save, and a run that has to make their
-first result alone takes it from there.
+It shares no code with the others and does not use versions. Every kernel's output is a term of the kernel, the
+output's position and the values that the kernel reads. A kernel that is not pure also draws a number in each run.
+A batch norm and a dropout draw too, but save the drawn number; a recompute of their first output alone reads it
+from the saved block.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ SAVING = ("batch_norm", "dropout", "dropout_")
 
 
 class WrongValueError(AssertionError):
-    """A program used what is not there."""
+    """A program used a missing value."""
 
 
 @dataclass
@@ -124,7 +124,7 @@ class Symbolic:
             self.order.append((iteration, k))
             self.contents[iteration, k] = tuple(value for _, value in read)
         own = {b for b in graph.writes[k] if graph.blocks[b].persistent}
-        # Memory of no bytes of results: a workspace means nothing to anybody.
+        # A workspace has no meaningful contents.
         results = [b for b in graph.writes[k] if graph.blocks[b].kind is not BlockKind.WORKSPACE and b not in own]
         drawn: object = None
         if kernel.pure is not True:

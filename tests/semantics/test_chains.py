@@ -1,4 +1,4 @@
-"""Closed forms on chains: what the papers' equations say, to the nanosecond."""
+"""Closed forms on chains: the papers' equations, to the nanosecond."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ class Chain:
 
 
 def copy_ns(size: int, bandwidth: int, latency: int) -> int:
-    """Latency and bytes, rounded up; nothing at all for a block without bytes, which is not moved."""
+    """Latency plus transfer time, rounded up; zero for an empty block, which is not moved."""
     return latency + (size * GB + bandwidth - 1) // bandwidth if size else 0
 
 
@@ -70,7 +70,7 @@ NODES = {
 
 @pytest.mark.parametrize("net", CASES.values(), ids=CASES.keys())
 @pytest.mark.parametrize("on", NODES.values(), ids=NODES.keys())
-def test_layer_synchronous_vdnn_takes_the_sum_of_maxima(net: Chain, on: NodeSpec):
+def test_layer_synchronous_vdnn_takes_the_sum_of_step_maxima(net: Chain, on: NodeSpec):
     result = simulate(chain(net.forward, net.backward, net.sizes), on, "vdnn", parameters={"mode": "all"})
     assert result.iteration_ns == layer_synchronous_ns(net, on)
     assert result.steady
@@ -102,7 +102,7 @@ def links(draw: st.DrawFn) -> NodeSpec:
 
 @settings(deadline=None, max_examples=40)
 @given(chains(), links(), st.sampled_from(["counting", "addressed"]))
-def test_layer_synchronous_vdnn_takes_the_sum_of_maxima_on_any_chain(net: Chain, on: NodeSpec, pool: str):
+def test_layer_synchronous_vdnn_takes_the_sum_of_step_maxima_on_any_chain(net: Chain, on: NodeSpec, pool: str):
     result = simulate(chain(net.forward, net.backward, net.sizes), on, "vdnn", pool=pool, iterations=2)
     assert result.iteration_ns == layer_synchronous_ns(net, on)
 
@@ -147,10 +147,10 @@ def test_ideal_takes_the_sum_of_the_durations(net: Chain, on: NodeSpec):
 
 
 def true_dependencies_ns(net: Chain, on: NodeSpec, fetch_ahead: list[int]) -> int:
-    """Iteration time where every input leaves after its forward and is fetched `fetch_ahead` kernels early.
+    """Step time if every input is offloaded after its forward and fetched `fetch_ahead` kernels early.
 
-    Two engines, full duplex, memory without limit: each of three streams takes things in order and waits only for
-    what it needs.
+    Two engines, full duplex, unlimited memory: each of three streams executes in order and waits only for its
+    dependencies.
     """
     link, count = on.link, len(net.forward)
     now = out_free = 0
@@ -177,7 +177,7 @@ def true_dependencies_ns(net: Chain, on: NodeSpec, fetch_ahead: list[int]) -> in
 
 @settings(deadline=None, max_examples=50)
 @given(st.data(), chains(), links())
-def test_with_true_dependencies_only_a_chain_follows_its_recurrence(data: st.DataObject, net: Chain, on: NodeSpec):
+def test_without_a_layer_barrier_a_chain_follows_its_recurrence(data: st.DataObject, net: Chain, on: NodeSpec):
     on = node(10**9, out=on.link.d2h_bandwidth, back=on.link.h2d_bandwidth, latency=on.link.latency_ns)
     count = len(net.forward)
     ahead = data.draw(st.lists(st.integers(0, 3), min_size=count, max_size=count))

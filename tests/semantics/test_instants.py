@@ -1,4 +1,4 @@
-"""One instant: completions, releases, signals, acquires, starts; ties by stream; never by SimPy's insertion order."""
+"""The order within one instant: completions, releases, signals, acquires, starts; ties by stream, never by SimPy."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ HOST = Space.HOST
 
 
 def test_memory_released_at_an_instant_serves_requests_of_that_instant():
-    """The stream that asks comes first by rank, and still its request comes after the other's release."""
+    """The requesting stream is first by rank, but its request is handled after the other stream's release."""
     tasks = graph([kernel("long", 10, "", "a"), kernel("other", 10, "", "b", stream=1)], [block("a", 8), block("b", 8)])
     code = {
         COMPUTE: [Acquire((0,)), Launch(0), Release((0,)), Acquire((0,)), Release((0,))],
@@ -42,8 +42,8 @@ def test_memory_released_at_an_instant_serves_requests_of_that_instant():
     assert stalls(run(program(code), wider, node(16))) == []
 
 
-def test_who_waited_is_served_before_who_asks_now():
-    """At 10 one stream gives 8 bytes back and asks for 8 more; another has waited for 8 since 5."""
+def test_a_waiting_stream_is_served_before_a_new_request():
+    """At 10 one stream releases 8 bytes and requests 8 more; another has waited for 8 since 5."""
     tasks = graph(
         [kernel("k0", 10, "", "a"), kernel("k1", 5, "", ""), kernel("k2", 7, "", "b"), kernel("k3", 1, "", "c")],
         [block("a", 8), block("b", 8), block("c", 8)],
@@ -58,9 +58,9 @@ def test_who_waited_is_served_before_who_asks_now():
 
 
 def test_an_earlier_waiter_is_served_first_despite_a_signal_between_release_and_request():
-    """As above with a signal nobody waits for between giving back and going on: starts come after all grants.
+    """As above with an unused signal between release and continuation: starts come after all grants.
 
-    At 4 the copy-in ends, gives its host memory back, and wants the engine again; copy-out has waited for that host
+    At 4 the copy-in ends, releases its host memory, and requests the engine again; copy-out has waited for that host
     memory. Both start at 4, copy-out first by rank.
     """
     tasks = graph(
@@ -84,8 +84,8 @@ def test_an_earlier_waiter_is_served_first_despite_a_signal_between_release_and_
     assert result["in:b"] == (16, 20)
 
 
-def test_copies_issued_at_one_instant_are_served_out_before_in():
-    """One engine, both ask at 5: d2h comes before h2d, whichever stream is listed first."""
+def test_of_copies_issued_at_one_instant_d2h_is_served_before_h2d():
+    """One engine, both requests at 5: d2h is served before h2d, for any order of the streams in the program."""
     tasks = graph([kernel("k0", 0, "", "a b"), kernel("k1", 5), kernel("k2", 0, "a b")], [block("a", 3), block("b", 3)])
     code = {
         H2D: [Await(1), CopyIn(1), Release((1,), HOST), Signal(2)],
@@ -98,7 +98,7 @@ def test_copies_issued_at_one_instant_are_served_out_before_in():
             *(Await(2), Await(3), Launch(2), Release((0, 1))),
         ],
     }
-    # The copy of b to the host must have ended before its copy back: give event 1 a meaning for both.
+    # The offload of b must have ended before its prefetch: event 1 is used for both.
     code[H2D].insert(0, Await(4))
     code[D2H].insert(3, Signal(4))
     result = times(run(program(code), tasks, node(engines=1)))
@@ -106,8 +106,8 @@ def test_copies_issued_at_one_instant_are_served_out_before_in():
     assert result["in:b"] == (8, 11)
 
 
-def test_signals_of_an_instant_come_before_its_requests_for_memory():
-    """At 10 compute asks for the last bytes and the other stream signals d2h, which gives bytes back only later."""
+def test_signals_are_processed_before_memory_requests_of_the_same_instant():
+    """At 10 compute requests the last bytes and the other stream signals d2h, which releases bytes only later."""
     tasks = graph(
         [kernel("k0", 10, "", "a"), kernel("k1", 10, "", "b"), kernel("k2", 5, "", "c")],
         [block("a", 4), block("b", 4), block("c", 4)],
@@ -120,7 +120,7 @@ def test_signals_of_an_instant_come_before_its_requests_for_memory():
 
 
 def test_simultaneous_requests_are_served_in_order_of_streams():
-    """Two streams ask for the same bytes at one instant: compute before d2h."""
+    """Two streams request the same bytes at one instant: compute is served before d2h."""
     tasks = graph([kernel("k0", 10, "", "a"), kernel("k1", 10, "", "b", stream=1)], [block("a", 8), block("b", 8)])
     code = {
         OTHER: [Acquire((1,)), Launch(1), Release((1,))],
@@ -130,7 +130,7 @@ def test_simultaneous_requests_are_served_in_order_of_streams():
     assert result == {"k0": (0, 10), "k1": (10, 20)}
 
 
-def test_a_kernel_of_no_duration_ends_at_its_own_instant():
+def test_a_kernel_of_zero_duration_ends_at_its_start():
     tasks = graph([kernel("k0", 0, "", "a"), kernel("k1", 7, "a")], [block("a", 8)])
     result = times(run(program({COMPUTE: [Acquire((0,)), Launch(0), Launch(1), Release((0,))]}), tasks))
     assert result == {"k0": (0, 0), "k1": (0, 7)}
@@ -191,8 +191,8 @@ def test_a_kernel_ending_when_a_lone_copy_would_end_continues_on_a_half_duplex_l
     assert result["k2"] == (50, 51)
 
 
-def test_the_order_in_which_simpy_fires_timers_of_one_instant_does_not_matter(monkeypatch: pytest.MonkeyPatch):
-    """SimPy with its sequence numbers counting down, so that of equal times the last scheduled fires first."""
+def test_the_order_of_simpy_timers_at_one_instant_does_not_matter(monkeypatch: pytest.MonkeyPatch):
+    """SimPy with decreasing sequence numbers, so that of equal times the last scheduled event fires first."""
     tasks = graph(
         [kernel("k0", 0, "", "a b c"), kernel("k1", 4), kernel("k2", 4), kernel("k3", 1, "a b c")],
         [block("a", 4), block("b", 2), block("c", 2)],

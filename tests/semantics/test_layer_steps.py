@@ -1,4 +1,4 @@
-"""The layer step of vDNN: where it begins and ends, and what moves next to it."""
+"""The layer step of vDNN: its begin and end, and the copies that overlap it."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def moved(*swaps: Swap, **on: int) -> dict[str, tuple[int, int]]:
     return times(run(lower(LAYERED, Placement(swaps, layer_barrier=True)), LAYERED, node(**on)))
 
 
-def test_a_step_is_a_run_of_kernels_with_one_layer_and_one_phase():
+def test_a_step_is_a_sequence_of_kernels_of_one_layer_and_phase():
     steps = [[LAYERED.kernels[k].id for k in range(s.first, s.stop)] for s in LAYERED.layers.steps]
     assert steps == [["f1", "f1b"], ["f2", "f2b"], ["f3"], ["b3"], ["b2"], ["b1"]]
 
@@ -61,13 +61,13 @@ def test_a_prefetch_overlaps_the_step_it_is_issued_with():
     assert (result["b2"], result["in:x"], result["b1"]) == ((75, 85), (75, 110), (110, 120))
 
 
-def test_transfers_of_one_step_follow_each_other_and_the_step_waits_for_all():
+def test_transfers_of_one_step_run_in_turn_and_the_step_waits_for_all():
     result = moved(Swap(X, K("f1"), K("b1"), K("b3")), Swap(Y, K("f2"), K("b2"), K("b3")))
     assert (result["in:y"], result["in:x"]) == ((70, 95), (95, 130))
     assert result["b2"] == (130, 140)
 
 
-def test_a_step_with_neither_waits_for_nothing():
+def test_a_step_without_transfers_waits_for_nothing():
     result = moved()
     assert [result[k.id][0] for k in LAYERED.kernels] == list(range(0, 80, 10))
 
@@ -79,7 +79,7 @@ def test_vdnn_prefetches_during_the_step_before_the_first_backward_reader():
     assert outcome == {"x3": starts["B4"], "x2": starts["B3"], "x1": starts["B2"]}
 
 
-def test_vdnn_offloads_nothing_where_last_reader_and_first_backward_reader_are_adjacent():
+def test_vdnn_does_not_offload_a_block_between_adjacent_steps():
     result = simulate(chain([5], [5], [900]), node(), "vdnn")
     assert (result.iteration_ns, result.metrics.d2h_bytes) == (10, 0)
 
@@ -93,7 +93,7 @@ def test_a_block_written_by_a_step_is_not_offloaded_with_it():
 
 
 def test_a_block_initialized_during_a_step_is_not_offloaded_with_it():
-    """A block born at the second kernel of a step does not exist when the step begins."""
+    """A block initialized at the second kernel of a step does not exist when the step begins."""
     tasks = graph(
         [
             kernel("a", 1, layer="A"),
@@ -122,11 +122,11 @@ def test_vdnn_does_not_offload_a_block_initialized_during_its_readers_step():
 
 
 @pytest.mark.parametrize("fetch", ["f2", "f2b", "b2", "b1"])
-def test_a_copy_back_is_issued_inside_its_gap(fetch: str):
+def test_a_prefetch_outside_its_gap_is_refused(fetch: str):
     with pytest.raises(ProgramError, match="outside the gap"):
         lower(LAYERED, Placement((Swap(Y, K("f2"), K("b2"), K(fetch)),), layer_barrier=True))
 
 
-def test_a_swap_fills_a_gap_between_neighbouring_uses():
+def test_a_swap_across_another_use_is_refused():
     with pytest.raises(ProgramError, match="not consecutive uses"):
         lower(LAYERED, Placement((Swap(Y, K("f1b"), K("b2"), K("b3")),)))

@@ -1,4 +1,4 @@
-"""Engines and links: who is served when, how long a copy takes, and how a link is shared."""
+"""Copy engines and links: order of service, copy times, and sharing of a link."""
 
 from __future__ import annotations
 
@@ -31,9 +31,9 @@ HOST = Space.HOST
 
 
 def there_and_back(out: int, back: int, *, begin_back: int) -> tuple[Program, object]:
-    """A copy-out of `out` bytes from 0 on; `begin_back` ns later a copy-in of `back` bytes begins.
+    """An offload of `out` bytes from 0 on; `begin_back` ns later a prefetch of `back` bytes begins.
 
-    The block that comes back left for the host a long time before.
+    The prefetched block was offloaded long before.
     """
     tasks = graph(
         [kernel("k0", 10**12), kernel("wait", begin_back), kernel("last", 1, "x y")],
@@ -96,7 +96,7 @@ def test_one_engine_serves_one_direction_after_the_other():
 
 
 def test_an_engine_serves_first_in_first_out_by_issue():
-    """The copy-in asks at 10, while a copy-out runs; the next copy-out asks at its end and comes after it."""
+    """A copy-in is requested at 10 during a copy-out; the next copy-out is requested at its end and served last."""
     tasks = graph([kernel("k0", 10, "z"), kernel("last", 1, "x y z")], [held("x", 50), held("y", 20), held("z", 5)])
     code: dict[StreamId, list[Instruction]] = {
         COMPUTE: [Signal(9), Await(0), Launch(0), Signal(1), Await(2), Await(3), Launch(1)],
@@ -113,7 +113,7 @@ def test_an_engine_serves_first_in_first_out_by_issue():
 
 
 def test_a_copy_engine_serves_the_earlier_request_first():
-    """The copy-in asks at 22, a copy-out on a second compute stream at 21, both while another copy-out runs."""
+    """A copy-in is requested at 22, a copy-out on a second compute stream at 21, both while another copy-out runs."""
     tasks = graph(
         [kernel("k1", 1), kernel("k2", 2), kernel("last", 1, "x y z")], [held("x", 50), held("y", 20), held("z", 5)]
     )
@@ -132,7 +132,7 @@ def test_during_latency_the_engine_is_busy():
 
 
 def test_during_latency_the_link_is_idle():
-    """While the copy-in waits out its latency, 40 bytes of the copy-out pass alone; then they share."""
+    """During the latency of the copy-in, the copy-out transfers 40 bytes alone; then they share the link."""
     assert lengths(node(latency=40, duplex=Duplex.HALF), 100, 100, 40) == (200, 200)
 
 
@@ -141,12 +141,12 @@ def test_a_half_duplex_link_has_one_capacity_for_both_directions():
 
 
 def test_a_half_duplex_link_carries_the_larger_of_the_two_bandwidths():
-    """Out alone could take 2 GB/s; back never more than 1: they share 1 and 1, then out has 2."""
+    """D2H alone has 2 GB/s, H2D at most 1: they share 1 and 1, then D2H has 2."""
     assert lengths(node(out=2 * GB, back=GB, duplex=Duplex.HALF), 300, 100, 0) == (200, 100)
 
 
 def test_bandwidth_unused_by_a_slow_flow_serves_the_other_flow():
-    """Back is held to 1 byte in 4 ns, so out gets the other three quarters."""
+    """H2D is limited to 1 byte in 4 ns, so D2H gets the other three quarters."""
     assert lengths(node(back=GB // 4, duplex=Duplex.HALF), 75, 25, 0) == (100, 100)
 
 
@@ -154,11 +154,11 @@ def test_a_flow_speeds_up_when_the_other_ends():
     assert lengths(node(duplex=Duplex.HALF), 100, 10, 0) == (110, 20)
 
 
-def test_a_finish_rounds_up():
-    """At 3 GB/s shared, 10 bytes at 1.5 take 6.67 ns."""
+def test_the_end_of_a_copy_is_rounded_up():
+    """On a shared link of 3 GB/s, 10 bytes at 1.5 GB/s take 6.67 ns."""
     assert lengths(node(out=3 * GB, back=3 * GB, duplex=Duplex.HALF), 10, 10, 0) == (7, 7)
 
 
 def test_rates_are_integers_and_the_remainder_is_lost():
-    """At 3 bytes a second together each gets one; without rounding 2 s would be enough."""
+    """With 3 bytes per second in all each copy gets one; without rounding 2 s would be enough."""
     assert lengths(node(out=3, back=3, duplex=Duplex.HALF), 3, 3, 0) == (3 * GB, 3 * GB)

@@ -1,4 +1,4 @@
-"""Memory: acquire, release, alignment, the two pools, and what is said when it runs out."""
+"""Memory: acquire, release, alignment, the two pools, and the out-of-memory error."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ OTHER = StreamId(0, "compute", 1)
 HOST = Space.HOST
 
 
-def test_a_kernels_blocks_are_taken_just_before_it_starts_and_given_back_after_their_last_reader():
+def test_blocks_are_acquired_before_their_first_kernel_and_released_after_the_last():
     tasks = graph(
         [kernel("k0", 10, "", "a"), kernel("k1", 20, "a", "b"), kernel("k2", 30, "b")], [block("a", 3), block("b", 5)]
     )
@@ -38,7 +38,7 @@ def test_recorded_lifetimes_end_at_the_recorded_releases():
 
 
 def test_a_request_for_memory_is_granted_completely_or_not_at_all():
-    """While compute waits for 6 and 6 of 12, of which 6 are free, nothing is taken, so another's 6 would fit."""
+    """While compute waits for 6 and 6 of 12 bytes, 6 of them free, it acquires nothing, so another's 6 would fit."""
     tasks = graph(
         [kernel("k0", 10, "", "a"), kernel("k1", 5, "", "b c")], [block("a", 6), block("b", 6), block("c", 6)]
     )
@@ -64,7 +64,7 @@ def test_blocks_of_a_request_are_placed_in_listed_order():
     assert result.high_water == 9
 
 
-def test_waiting_is_first_in_first_out_even_where_a_later_request_would_fit():
+def test_waiting_is_first_in_first_out_even_if_a_later_request_would_fit():
     tasks = graph(
         [
             kernel("k0", 10, "", "a"),
@@ -97,7 +97,7 @@ def test_device_and_host_memory_have_separate_queues():
     assert [stall[0] for stall in stalls(result)] == ["compute1"]
 
 
-def test_a_copied_out_block_is_given_back_at_the_end_of_its_copy():
+def test_an_offloaded_block_is_released_at_the_end_of_its_copy():
     tasks = graph([kernel("k0", 10, "", "a"), kernel("k1", 50), kernel("k2", 9, "a")], [block("a", 30)])
     curve = run(lower(tasks, Placement((Swap(0, 0, 2, 2),))), tasks).timeline.device_memory
     assert (40, 0) in zip(curve.time_ns.tolist(), curve.live.tolist(), strict=True)
@@ -122,7 +122,7 @@ def test_padding_counts_against_the_budget():
         run(lower(tasks, Placement()), tasks, node(1023, alignment=512))
 
 
-def test_the_host_knows_no_alignment():
+def test_host_memory_is_not_aligned():
     tasks = graph([kernel("k0", 10, "", "a"), kernel("k1", 5), kernel("k2", 9, "a")], [block("a", 1)])
     result = run(lower(tasks, Placement((Swap(0, 0, 2, 2),))), tasks, node(alignment=512, host=1))
     assert max(result.timeline.host_memory.used) == 1
@@ -134,12 +134,12 @@ FRAGMENTED = trace(
 )
 
 
-def test_the_counting_pool_is_the_default_and_sees_no_holes():
+def test_the_counting_pool_is_the_default_and_has_no_fragmentation():
     result = simulate(FRAGMENTED, node(10), "none")
     assert (result.pool, result.iteration_ns) == ("counting", 3)
 
 
-def test_the_addressed_pool_runs_out_where_no_hole_is_large_enough():
+def test_the_addressed_pool_runs_out_if_no_hole_is_large_enough():
     with pytest.raises(OutOfMemoryError) as caught:
         simulate(FRAGMENTED, node(10), "none", pool="addressed")
     error = caught.value
@@ -158,7 +158,7 @@ def test_offsets_need_the_addressed_pool():
 
 
 def starving() -> tuple[object, ...]:
-    """Compute holds a and b for ever and asks for c."""
+    """Compute holds a and b forever and requests c."""
     tasks = graph(
         [kernel("k0", 7, "", "a"), kernel("k1", 5, "", "b"), kernel("grow", 1, "a b", "c", op="concat")],
         [block("a", 30), block("b", 50), block("c", 15)],
@@ -180,8 +180,8 @@ def test_out_of_memory_names_the_request_the_free_bytes_and_the_holders():
     assert error.holders == (("b", 50), ("a", 30))
 
 
-def test_out_of_memory_is_declared_only_when_nothing_can_happen_any_more():
-    """Compute waits from 12 on; the copy-out of b ends at 62 and saves it."""
+def test_out_of_memory_is_raised_only_if_no_event_is_pending():
+    """Compute waits from 12 on; the offload of b ends at 62 and frees the memory."""
     tasks = graph(
         [kernel("k0", 7, "", "a"), kernel("k1", 5, "", "b"), kernel("grow", 1, "a", "c"), kernel("k3", 1, "b")],
         [block("a", 30), block("b", 50), block("c", 15)],
@@ -198,7 +198,7 @@ def test_pinned_host_memory_can_run_out_too():
     assert (error.space, error.waiting, error.requested, error.free) == ("host", "copy of block a on d2h", 30, 29)
 
 
-def test_two_streams_that_wait_for_each_others_memory_end_in_out_of_memory_not_in_a_hang():
+def test_a_deadlock_on_memory_ends_in_out_of_memory():
     tasks = graph(
         [kernel("k0", 5, "", "a"), kernel("k1", 5, "", "b"), kernel("k2", 5, "a", "c"), kernel("k3", 5, "b", "d")],
         [block(name, 4) for name in "abcd"],
@@ -227,14 +227,14 @@ def test_out_of_memory_reports_the_padding_of_persistent_blocks():
     assert (caught.value.requested, caught.value.capacity) == (32, 20)
 
 
-def test_host_memory_of_one_iteration_is_free_again_for_the_next():
+def test_host_memory_is_released_before_the_next_iteration():
     tasks = graph([kernel("k0", 10, "", "a"), kernel("k1", 5), kernel("k2", 9, "a")], [block("a", 30)])
     result = run(lower(tasks, Placement((Swap(0, 0, 2, 2),))), tasks, node(host=30), iterations=3)
     assert result.timeline.iteration_ends_ns == (79, 158, 237)
 
 
-def test_out_of_memory_names_the_kernel_before_which_a_block_cannot_come_back():
-    """a has left, c has taken its place, a cannot come back."""
+def test_out_of_memory_names_the_kernel_whose_block_cannot_be_fetched():
+    """a is offloaded, c uses its memory, and a cannot be fetched."""
     tasks = graph(
         [kernel("k0", 10, "", "a b"), kernel("k1", 5, "", "c"), kernel("k2", 9, "a b"), kernel("k3", 1, "c")],
         [block("a", 30), block("b", 1), block("c", 29)],

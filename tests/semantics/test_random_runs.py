@@ -1,4 +1,4 @@
-"""What must hold whatever the trace, the node, the placement and the pool."""
+"""Properties of any trace, node, placement and pool."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ pools = st.sampled_from(["counting", "addressed"])
 
 @dataclass(frozen=True)
 class Placed(Policy):
-    """A policy that has already decided."""
+    """A policy with a fixed placement."""
 
     name = "placed"
     summary = "carries out a given placement"
@@ -46,7 +46,7 @@ def placed(draw: st.DrawFn, trace: Trace, *, barrier: bool | None = None) -> Pla
 
 
 def link_ns(result: Result, node: NodeSpec) -> int:
-    """The least time in which the link can carry all that was copied in the whole run."""
+    """The minimum time in which the link can transfer all bytes copied in the run."""
     link = node.link
     bytes_of = {kind: sum(s.bytes for s in result.timeline if s.kind is kind) for kind in SpanKind}
     out, back = bytes_of[SpanKind.COPY_D2H], bytes_of[SpanKind.COPY_H2D]
@@ -75,7 +75,7 @@ def test_a_run_is_never_shorter_than_its_traffic_over_the_link(data: st.DataObje
 
 @many
 @given(st.data(), pools)
-def test_a_run_within_a_budget_keeps_to_it_or_runs_out_of_memory(data: st.DataObject, pool: str):
+def test_a_run_within_a_budget_respects_it_or_runs_out_of_memory(data: st.DataObject, pool: str):
     trace, node = data.draw(traces()), data.draw(nodes())
     most = sum(-(-block.bytes // node.gpu.alignment) for block in trace.blocks) * node.gpu.alignment
     budget = data.draw(st.integers(0, most))
@@ -93,7 +93,7 @@ def test_a_run_within_a_budget_keeps_to_it_or_runs_out_of_memory(data: st.DataOb
 
 @many
 @given(st.data(), pools)
-def test_memory_for_everything_at_once_is_always_enough_without_holes(data: st.DataObject, pool: str):
+def test_memory_for_all_blocks_is_always_enough_in_the_counting_pool(data: st.DataObject, pool: str):
     trace, node = data.draw(traces()), data.draw(nodes())
     most = sum(-(-block.bytes // node.gpu.alignment) for block in trace.blocks) * node.gpu.alignment
     policy = data.draw(placed(trace))
@@ -114,7 +114,7 @@ def test_the_breakdown_adds_up_to_the_iteration(data: st.DataObject, streams: in
 
 @many
 @given(st.data(), st.integers(1, 4), st.integers(1, 4))
-def test_with_a_layer_barrier_more_bandwidth_never_slows(data: st.DataObject, out: int, back: int):
+def test_with_a_layer_barrier_more_bandwidth_never_slows_a_run(data: st.DataObject, out: int, back: int):
     trace, node = data.draw(traces()), data.draw(nodes())
     link = node.link
     faster = replace(link, d2h_bandwidth=link.d2h_bandwidth * out, h2d_bandwidth=link.h2d_bandwidth * back)
@@ -126,8 +126,8 @@ def test_with_a_layer_barrier_more_bandwidth_never_slows(data: st.DataObject, ou
 
 @many
 @given(st.data(), st.integers(1, 4), st.integers(1, 4))
-def test_with_true_dependencies_only_more_bandwidth_never_delays_the_end(data: st.DataObject, out: int, back: int):
-    """With an engine for each direction nothing can overtake anything, so the whole run ends no later."""
+def test_without_a_layer_barrier_more_bandwidth_never_delays_the_end(data: st.DataObject, out: int, back: int):
+    """With an engine for each direction no copy can overtake another, so the run ends no later."""
     trace, node = data.draw(traces()), data.draw(nodes())
     link = replace(node.link, duplex=Duplex.FULL)
     node = replace(node, gpu=replace(node.gpu, copy_engines=2), link=link)
@@ -169,7 +169,7 @@ def test_ideal_takes_the_ideal_time_of_the_graph(data: st.DataObject, streams: i
 
 @many
 @given(st.data(), st.integers(1, 3))
-def test_none_with_memory_to_spare_is_ideal(data: st.DataObject, streams: int):
+def test_none_with_ample_memory_equals_ideal(data: st.DataObject, streams: int):
     trace, node = data.draw(traces(streams=streams)), data.draw(nodes())
     ideal, plain = simulate(trace, node, "ideal"), simulate(trace, node, "none")
     assert plain.timeline.iteration_ends_ns == ideal.timeline.iteration_ends_ns

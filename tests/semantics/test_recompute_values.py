@@ -1,4 +1,4 @@
-"""Whatever stays, moves or is made again: kernels run in the trace's order and find what they would have found."""
+"""For any placement, kernels run in the trace's order and read the same values as without offloading."""
 
 from __future__ import annotations
 
@@ -38,14 +38,14 @@ def same_values(graph: TaskGraph, placement: Placement, choice: Random) -> None:
 
 @many
 @given(st.data(), st.randoms(use_true_random=False))
-def test_training_finds_the_same_values(data: st.DataObject, choice: Random):
+def test_swaps_and_recomputes_of_training_do_not_change_values(data: st.DataObject, choice: Random):
     graph = data.draw(encoded_graphs(of=trainings()))
     same_values(graph, data.draw(mixed_placements(graph)), choice)
 
 
 @many
 @given(st.data(), st.randoms(use_true_random=False))
-def test_any_kernels_find_the_same_values(data: st.DataObject, choice: Random):
+def test_swaps_and_recomputes_of_any_kernels_do_not_change_values(data: st.DataObject, choice: Random):
     graph = data.draw(encoded_graphs(of=repeatable_traces()))
     same_values(graph, data.draw(mixed_placements(graph)), choice)
 
@@ -67,7 +67,7 @@ def test_random_recompute_requests_are_refused_by_the_lowering_or_computed_corre
 @many
 @given(st.data(), st.booleans())
 def test_every_event_happens_when_the_reference_model_predicts(data: st.DataObject, tight: bool):
-    """The machine against the second one, with relaunches and with copies out during the last reader."""
+    """The machine compared with the reference, with relaunches and with offloads during the last reader."""
     graph = data.draw(encoded_graphs(of=st.one_of(trainings(max_layers=5), repeatable_traces())))
     program = lower(graph, data.draw(mixed_placements(graph)))
     node, budget = data.draw(nodes()), None

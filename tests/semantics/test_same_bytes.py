@@ -1,4 +1,4 @@
-"""The same seed gives the same bytes, in this process or another, whatever the seed of Python's hashes."""
+"""The same seed gives the same bytes in any process, with any seed of Python's hashes."""
 
 from __future__ import annotations
 

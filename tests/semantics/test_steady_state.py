@@ -1,4 +1,4 @@
-"""Iterations one after the other: where one ends, when they are steady, and what passes from one to the next."""
+"""Successive iterations: where one ends, when they are steady, and the state passed to the next."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ CHAIN = chain([5, 7, 9], [10, 14, 18], [100, 200, 300])
 
 
 def test_an_iteration_lasts_from_compute_end_to_compute_end():
-    """The copy that goes on after the last kernel belongs to nobody's time but delays the next iteration."""
+    """The copy that continues after the last kernel is not part of the iteration but delays the next one."""
     tasks = graph([kernel("k0", 10, "x")], [held("x", 30)])
     code = {
         COMPUTE: [Await(1, lag=1), Launch(0), Signal(0)],
@@ -46,7 +46,7 @@ def test_one_iteration_is_not_known_to_be_steady():
     assert not simulate(CHAIN, node(), "vdnn", iterations=1).steady
 
 
-def test_iterations_of_unequal_time_are_labelled_unsteady():
+def test_iterations_of_unequal_time_are_unsteady():
     """Copies lag two iterations behind: 10, 10, then 30 ns each."""
     tasks = graph([kernel("k0", 10, "x")], [held("x", 30)])
     code = {
@@ -58,7 +58,7 @@ def test_iterations_of_unequal_time_are_labelled_unsteady():
 
 
 def test_iterations_of_equal_time_with_different_final_pools_are_unsteady():
-    """x changes places with what was below or above it, so every other iteration finds it elsewhere."""
+    """x moves to another address in each iteration, so only every other iteration finds it at the same one."""
     blocks = [held("x", 4), held("z", 4, release="k0"), held("w", 4, release="k0")]
     moving = graph([kernel("k0", 10, "x")], blocks)
     code = [
@@ -71,7 +71,7 @@ def test_iterations_of_equal_time_with_different_final_pools_are_unsteady():
     assert run(program({COMPUTE: [*code, Launch(0)]}, [0]), moving, node(8), iterations=3).steady
 
 
-def test_released_constants_are_initialized_again_at_no_cost():
+def test_released_constants_are_initialized_again_without_cost():
     tasks = graph([kernel("k0", 10, "c"), kernel("k1", 10)], [held("c", 4, release="k0")])
     code = lower(tasks, Placement(), recorded_lifetimes=True)
     assert code.resident == ()
@@ -81,7 +81,7 @@ def test_released_constants_are_initialized_again_at_no_cost():
     assert result.timeline.device_memory.live.tolist()[-1] == 0
 
 
-def test_what_else_survives_dies_at_the_iterations_end():
+def test_other_surviving_blocks_are_released_at_the_end_of_the_iteration():
     tasks = graph([kernel("k0", 10, "", "a"), kernel("k1", 10)], [block("a", 4, release=RELEASED_AT_END)])
     curve = run(lower(tasks, Placement(), recorded_lifetimes=True), tasks, iterations=2).timeline.device_memory
     changes = list(zip(curve.time_ns.tolist(), curve.live.tolist(), strict=True))
@@ -93,8 +93,8 @@ def test_weights_keep_their_memory_from_one_iteration_to_the_next():
     assert set(run(lower(tasks, Placement()), tasks, iterations=3).timeline.device_memory.live.tolist()) == {4}
 
 
-def test_a_block_still_on_its_way_out_when_it_is_needed_is_waited_for():
-    """a leaves from 10 to 110; k2, which needs it, comes to its turn at 15."""
+def test_a_kernel_waits_for_a_block_that_is_still_being_offloaded():
+    """a is offloaded from 10 to 110; k2, which needs it, could start at 15."""
     tasks = graph([kernel("k0", 10, "", "a"), kernel("k1", 5), kernel("k2", 1, "a")], [block("a", 100)])
     result = times(run(lower(tasks, Placement((Swap(0, 0, 2, 1),))), tasks))
     assert (result["out:a"], result["in:a"], result["k2"]) == ((10, 110), (110, 210), (210, 211))
@@ -115,8 +115,8 @@ def test_repetitions_of_a_segment_count_as_retired():
     assert result.timeline.iteration_ends_ns == (50, 100)
 
 
-def test_only_work_is_an_event_of_simpy(monkeypatch: pytest.MonkeyPatch):
-    """Three kernels and two copies: five events an iteration, whatever waits in between."""
+def test_only_kernels_and_copies_are_simpy_events(monkeypatch: pytest.MonkeyPatch):
+    """Three kernels and two copies: five events per iteration, regardless of waits."""
     tasks = graph([kernel("k0", 10, "", "a"), kernel("k1", 5), kernel("k2", 1, "a")], [block("a", 100)])
     stepped = []
     step = simpy.Environment.step

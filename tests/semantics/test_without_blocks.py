@@ -1,4 +1,4 @@
-"""A recording without tensors has times alone, one without reads lifetimes alone: nothing more is made up."""
+"""A recording without tensors has only times, one without reads only lifetimes; the rest is reported as unknown."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def test_lifetimes_alone_are_enough_for_none() -> None:
     assert simgpu.simulate(without_reads(), simgpu.load_node("v100"), "none").iteration_ns == 36
 
 
-def test_a_policy_that_plans_by_uses_is_refused_where_reads_are_not_recorded() -> None:
+def test_a_policy_that_needs_reads_is_refused_if_they_are_not_recorded() -> None:
     with pytest.raises(InputError, match="does not state what kernels read") as caught:
         simgpu.simulate(without_reads(), simgpu.load_node("v100"), "vdnn")
     assert "import it with its execution trace" in str(caught.value)

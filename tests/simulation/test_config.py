@@ -1,4 +1,4 @@
-"""Settings of runs: as one value or by keyword, and how wrong arguments are reported."""
+"""Settings of runs, as one RunConfig or by keyword, and errors for wrong arguments."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ NODE = NodeSpec("bench", GpuSpec("gpu", 1000), LinkSpec("pcie", 10**10, 10**10))
     ],
     ids=str,
 )
-def test_a_wrong_argument_is_named_with_a_remedy(arguments: dict[str, Any], place: str) -> None:
+def test_the_error_for_a_wrong_argument_names_it_with_a_remedy(arguments: dict[str, Any], place: str) -> None:
     values: dict[str, Any] = {"trace": TRACE, "node": NODE, **arguments}
     with pytest.raises(InputError) as caught:
         simulate(values.pop("trace"), values.pop("node"), **values)
@@ -89,6 +89,6 @@ def test_a_run_longer_than_the_clock_raises() -> None:
         simulate(three, slow, "vdnn")
 
 
-def test_the_function_keeps_its_name_whatever_was_imported_before() -> None:
+def test_the_package_exports_simulate_and_run_config() -> None:
     assert simgpu.simulate is simulate
     assert simgpu.RunConfig is RunConfig

@@ -70,7 +70,7 @@ def test_policies_run_on_several_gpus_and_are_steady(
 
 
 @pytest.mark.parametrize("budget", ["40 MiB", "120 MiB"])
-def test_every_gpu_keeps_to_the_budget(node: NodeSpec, budget: str):
+def test_every_gpu_respects_the_budget(node: NodeSpec, budget: str):
     trace = build_trace("resnet20", batch=64, gpu=node.gpu)
     for exchange in ("gather", "host"):
         result = simulate(trace, node, "modnn", gpus=4, exchange=exchange, budget=budget)
@@ -92,7 +92,7 @@ def test_more_cores_never_slow_the_exchange(node: NodeSpec, resnet: Trace):
     assert times == sorted(times, reverse=True)
 
 
-def test_what_is_encoded_on_one_host_for_several_gpus_takes_longer():
+def test_host_encoding_for_several_gpus_takes_longer():
     trace = simgpu.load_trace("vgg16-b128-v100")
     node = simgpu.load_node("v100", {"gpus": 2, "host.accumulate_bandwidth": "12 GB/s"})
     above = {"threshold": 0.3}
@@ -110,7 +110,7 @@ def test_what_is_encoded_on_one_host_for_several_gpus_takes_longer():
 
 
 @pytest.mark.parametrize("policy", ["ideal", "none", "vdnn", "modnn"])
-def test_one_gpu_gives_the_very_same_bytes(node: NodeSpec, recorded: Trace, policy: str, tmp_path: Path):
+def test_gpus_1_gives_the_same_bytes_as_the_default(node: NodeSpec, recorded: Trace, policy: str, tmp_path: Path):
     plain, one = simulate(recorded, node, policy), simulate(recorded, node, policy, gpus=1, exchange="gather", cores=9)
     assert same_bytes(plain, one, tmp_path)
     assert to_json(plain.program) == to_json(one.program)
@@ -127,7 +127,7 @@ def test_the_same_run_gives_the_same_bytes(node: NodeSpec, recorded: Trace, tmp_
 # --- results -----------------------------------------------------------------------------------------------
 
 
-def test_numbers_of_several_gpus(node: NodeSpec, resnet: Trace):
+def test_metrics_of_several_gpus_match_the_hand_calculation(node: NodeSpec, resnet: Trace):
     result = simulate(resnet, node, "none", gpus=2, exchange="gather")
     metrics, share = result.metrics, simulate(at_batch(resnet, 32, node.gpu), node, "none")
     single = simulate(resnet, node, "ideal").iteration_ns
@@ -137,7 +137,7 @@ def test_numbers_of_several_gpus(node: NodeSpec, resnet: Trace):
     weights = sum(
         block.bytes for block in resnet.blocks if block.persistent and f"{block.id}.grad" in resnet.block_by_id
     )
-    # A gradient to GPU 0 by way of the host, and a weight back the same way.
+    # A gradient to GPU 0 through the host, and a weight back the same way.
     assert (metrics.d2h_bytes, metrics.h2d_bytes) == (2 * weights, 2 * weights)
     assert metrics.device_peak_bytes == max(int(curve.live.max()) for curve in result.timeline.device_memories)
     assert result.to_dict()["data_parallel"] == {"gpus": 2, "exchange": "gather", "cores": 1}
@@ -157,7 +157,7 @@ def test_an_iteration_ends_when_all_gpus_have_their_weights(node: NodeSpec, resn
 @pytest.mark.slow
 @pytest.mark.parametrize("exchange", ["gather", "host"])
 @pytest.mark.parametrize("policy", ["ideal", "none", "modnn"])
-def test_the_first_iteration_has_its_exchange_as_any_other(node: NodeSpec, resnet: Trace, policy: str, exchange: str):
+def test_the_first_iteration_includes_its_exchange(node: NodeSpec, resnet: Trace, policy: str, exchange: str):
     one, two, five = (
         simulate(resnet, node, policy, gpus=2, exchange=exchange, iterations=count) for count in (1, 2, 5)
     )
@@ -172,7 +172,7 @@ def test_the_breakdown_of_each_gpu_adds_up(node: NodeSpec, resnet: Trace):
     result = simulate(resnet, node, "vdnn", gpus=2, exchange="gather")
     parts = [breakdown(result.timeline, gpu=gpu) for gpu in (0, 1)]
     assert [part.total for part in parts] == [result.iteration_ns] * 2
-    # GPU 0 adds up gradients and runs the optimizer while the other one waits.
+    # GPU 0 adds gradients and runs the optimizer while the other one waits.
     assert parts[0].compute > parts[1].compute
     assert parts[0].stalled < parts[1].stalled
 
@@ -199,7 +199,7 @@ def test_output_files_distinguish_the_gpus(node: NodeSpec, recorded: Trace, tmp_
 
 @pytest.mark.slow
 def test_outputs_of_several_gpus_note_that_collectives_are_not_simulated():
-    """A speedup by moDNN's exchange through host memory says nothing of training with NCCL."""
+    """Speedups with moDNN's exchange through host memory do not apply to training with NCCL."""
     text = "NCCL's collectives and links between GPUs"
     base = {"trace": "resnet20-cifar-cpu", "node": "k40-x4", "policies": "none", "iterations": 1}
     for gpus, times in ((2, 1), (1, 0)):
@@ -238,7 +238,7 @@ def test_notes_name_weights_without_known_gradients():
     assert not any("no gradient" in note for note in simulate(trace, on, "none", gpus=2).notes)
 
 
-def test_figures_of_several_gpus_show_all_of_them(node: NodeSpec, recorded: Trace):
+def test_figures_show_every_gpu(node: NodeSpec, recorded: Trace):
     result = simulate(recorded, node, "vdnn", gpus=2, exchange="gather")
     streams, memory = result.plot().axes
     assert "gpu1.compute" in [label.get_text() for label in streams.get_yticklabels()]
@@ -246,7 +246,7 @@ def test_figures_of_several_gpus_show_all_of_them(node: NodeSpec, recorded: Trac
     assert "live on the other GPUs" in [text.get_text() for text in memory.get_legend().get_texts()]
 
 
-# --- what is refused ---------------------------------------------------------------------------------------
+# --- refused input ---------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -275,7 +275,7 @@ def test_a_host_of_unknown_speed_is_refused(resnet: Trace, node: NodeSpec):
     assert simulate(resnet, silent, "ideal", gpus=4, exchange="gather").steady
 
 
-def test_a_gpu_of_unknown_memory_cannot_gather():
+def test_gathering_on_a_gpu_of_unknown_memory_bandwidth_is_refused():
     with pytest.raises(InputError, match=r"node\.gpu\.dram_bandwidth: is not set"):
         simulate(network([10], batch=2), several(2), "ideal", gpus=2, exchange="gather")
 
@@ -288,16 +288,16 @@ def test_a_trace_without_weights_is_refused(node: NodeSpec):
         simulate(replace(trace, info=replace(trace.info, batch=4)), node, "ideal", gpus=4)
 
 
-# --- prices ------------------------------------------------------------------------------------------------
+# --- costs of the exchange ------------------------------------------------------------------------------------
 
 
-def test_gpu_0_adds_up_at_a_share_of_its_memorys_bandwidth(node: NodeSpec):
+def test_gpu_0_adds_gradients_at_a_share_of_its_memory_bandwidth(node: NodeSpec):
     how = priced(DataParallel(4, simgpu.program.data_parallel.Exchange.GATHER), node)
     assert 0.5 < how.bandwidth / (node.gpu.dram_bandwidth or 1) < 1
     assert how.overhead_ns > 1000
 
 
-def test_cores_add_up_until_their_memory_is_the_limit(node: NodeSpec):
+def test_more_cores_add_gradients_faster_until_memory_is_the_limit(node: NodeSpec):
     rates = [priced(DataParallel(4, cores=cores), node).bandwidth for cores in (1, 2, 3, 20)]
     one = node.host.accumulate_bandwidth or 0
     assert rates == [one, 2 * one, node.host.accumulate_limit, node.host.accumulate_limit]

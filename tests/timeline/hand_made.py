@@ -1,4 +1,4 @@
-"""Timelines written by hand, for tests of everything that reads one."""
+"""Hand-written timelines for tests of code that reads timelines."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import numpy as np
 
 from simgpu.timeline.model import MemoryCurve, SpanKind, Timeline
 
-#: (stream, kind, name, start, end), then bytes and cause where there are any
+#: (stream, kind, name, start, end), then bytes and cause, if any
 HandSpan = tuple[str, SpanKind, str, int, int] | tuple[str, SpanKind, str, int, int, int, str]
 STREAMS = ("compute", "d2h", "h2d", "host")
 
@@ -56,9 +56,9 @@ def timeline_of(
 def layered_run(
     layers: int = 60, iterations: int = 2, capacity: int | None = 2 * 2**30, bandwidth: int = 12_000_000_000
 ) -> Timeline:
-    """A layer-synchronous offloading run: every input leaves in forward and comes back one layer early.
+    """A layer-synchronous offloading run: every input is offloaded in forward and prefetched one layer early.
 
-    Layer sizes shrink and kernel times vary with depth, so that some copies hide and others stall, as in a CNN.
+    Layer sizes shrink and kernel times vary with depth, so that some copies overlap and others stall, as in a CNN.
     """
     spans: list[HandSpan] = []
     samples: list[tuple[int, int, int]] = []

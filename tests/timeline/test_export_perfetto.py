@@ -22,7 +22,7 @@ def events(timeline: Timeline, folder: Path) -> list[dict[str, Any]]:
 
 
 def swaps() -> Timeline:
-    """Block x leaves twice and comes back twice, y leaves for good, w comes without having left, v takes no time."""
+    """Block x is offloaded and fetched twice, y only offloaded, w only fetched, and v takes zero time."""
     return timeline_of(
         [
             ("d2h", K.COPY_D2H, "x", 0, 5, 4, ""),
@@ -92,7 +92,7 @@ def test_arrows_end_on_an_open_slice_that_precedes_them_in_the_file(tmp_path: Pa
         assert slices[arrow["tid"], arrow["ts"]] < place
 
 
-def test_memory_is_counted_live_and_used(tmp_path: Path) -> None:
+def test_memory_counters_show_live_and_used_bytes(tmp_path: Path) -> None:
     counters = [(e["name"], int(e["ts"] * 1000), e["args"]) for e in events(swaps(), tmp_path) if e["ph"] == "C"]
     assert counters == [
         ("device memory", 0, {"live": 10, "used": 16}),

@@ -1,4 +1,4 @@
-"""Frames, CSV and Parquet of a timeline: exact rows, the same bytes, whole files or none."""
+"""Frames, CSV and Parquet of a timeline: exact rows, reproducible bytes, atomic writes."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ def test_csv_is_exact_to_the_byte(tmp_path: Path) -> None:
     assert (tmp_path / "memory.csv").read_bytes() == MEMORY_CSV.encode()
 
 
-def test_frames_hold_what_the_csv_holds(tmp_path: Path) -> None:
+def test_frames_contain_the_same_rows_as_the_csv(tmp_path: Path) -> None:
     write_csv(layered_run(), tmp_path / "timeline.csv")
     write_memory_csv(layered_run(), tmp_path / "memory.csv")
     read = pd.read_csv(tmp_path / "timeline.csv", keep_default_na=False)
@@ -65,7 +65,7 @@ def test_frames_hold_what_the_csv_holds(tmp_path: Path) -> None:
     pd.testing.assert_frame_equal(layered_run().memory_frame(), read, check_dtype=False)
 
 
-def test_parquet_gives_back_the_frame(tmp_path: Path) -> None:
+def test_parquet_is_read_back_as_the_same_frame(tmp_path: Path) -> None:
     pytest.importorskip("pyarrow")
     write_parquet(small(), tmp_path / "timeline.parquet")
     read = pd.read_parquet(tmp_path / "timeline.parquet")
@@ -96,7 +96,7 @@ def test_a_missing_folder_is_named_and_nothing_is_created(write, tmp_path: Path)
 
 
 @pytest.mark.parametrize("write", WRITERS)
-def test_a_folder_in_the_place_of_the_file_is_left_alone(write, tmp_path: Path) -> None:
+def test_a_folder_at_the_path_of_the_file_is_not_changed(write, tmp_path: Path) -> None:
     (tmp_path / "timeline.out").mkdir()
     with pytest.raises(InputError, match="cannot be written"):
         write(small(), tmp_path / "timeline.out")
@@ -104,7 +104,7 @@ def test_a_folder_in_the_place_of_the_file_is_left_alone(write, tmp_path: Path) 
 
 
 @pytest.mark.parametrize("write", WRITERS)
-def test_a_failure_half_way_keeps_the_old_file(write, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_failed_write_keeps_the_old_file(write, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     target = tmp_path / "timeline.out"
     write(small(), target)
     before = target.read_bytes()

@@ -31,7 +31,7 @@ def curves(draw: st.DrawFn) -> MemoryCurve:
 
 @st.composite
 def timelines(draw: st.DrawFn) -> Timeline:
-    """Any rows that a timeline may hold, not only those that a machine would make."""
+    """Any rows that a timeline may contain, not only those that a machine would write."""
     names = tuple(draw(st.lists(NAMES, unique=True, min_size=1, max_size=4)))
     starts = sorted(draw(st.lists(NUMBERS, max_size=8)))
     count = len(starts)
