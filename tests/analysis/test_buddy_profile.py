@@ -249,7 +249,7 @@ def test_a_long_title_is_broken_into_lines() -> None:
 
 
 def test_pictures_that_cannot_be_drawn_are_refused(profile: BuddyProfile) -> None:
-    with pytest.raises(InputError, match="no picture 'heat'; did you mean 'heatmap'"):
+    with pytest.raises(InputError, match="unknown picture 'heat'; did you mean 'heatmap'"):
         profile.plot("heat")  # type: ignore[arg-type]
     flat = take_snapshots({"a": np.zeros(10)})
     (only,) = flat.observed
