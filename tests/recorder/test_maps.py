@@ -183,7 +183,7 @@ def test_bad_input_is_reported(tmp_path: Path) -> None:
     assert unknown.exit_code == 2 and "unknown codec 'zvd'" in unknown.stderr and "did you mean 'zvc'" in unknown.stderr
     (tmp_path / "full").mkdir()
     (tmp_path / "full" / "mine.npy").write_text("precious")
-    with pytest.raises(InputError, match=r"holds 'mine.npy'.*choose a new folder"):
+    with pytest.raises(InputError, match=r"contains 'mine.npy'.*choose a new folder"):
         record("mlp", batch=2, save_maps=tmp_path / "full")
     with pytest.raises(InputError) as caught:
         record("mlp", batch=2, gpu="v100", measure=sizes_in(["zvc"]), save_maps=tmp_path / "maps")
