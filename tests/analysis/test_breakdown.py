@@ -22,7 +22,7 @@ def parts(timeline: Timeline, iteration: int = -1) -> dict[str, int]:
     return {name: getattr(result, name) for name in names if getattr(result, name)}
 
 
-def test_one_kernel_is_all_compute() -> None:
+def test_a_single_kernel_has_only_compute_time() -> None:
     timeline = timeline_of([("compute", K.COMPUTE, "a", 0, 7)], [7])
     assert breakdown(timeline) == Breakdown(7, 0, 0, 0, 0, 0, 0, 0, NO_COPY, NO_COPY, 0)
 
@@ -236,7 +236,7 @@ def timelines(draw: st.DrawFn) -> Timeline:
 
 
 @given(timelines(), st.data())
-def test_it_agrees_with_a_look_at_every_instant(timeline: Timeline, data: st.DataObject) -> None:
+def test_the_breakdown_agrees_with_a_check_of_every_instant(timeline: Timeline, data: st.DataObject) -> None:
     iteration = data.draw(st.integers(0, len(timeline.iteration_ends_ns) - 1))
     result = breakdown(timeline, iteration)
     assert {name: getattr(result, name) for name in Breakdown.__dataclass_fields__} == _slowly(timeline, iteration)

@@ -105,7 +105,7 @@ def test_an_allocation_counts_in_the_snapshots_it_is_in() -> None:
 
 @settings(deadline=None, max_examples=25)
 @given(data=st.data(), threshold=st.integers(0, 40).map(lambda percent: percent / 100))
-def test_its_numbers_agree_with_each_other(data: st.DataObject, threshold: float) -> None:
+def test_ratios_of_a_profile_are_consistent_with_its_allocations(data: st.DataObject, threshold: float) -> None:
     count = st.integers(1, 20)
     run = st.lists(st.tuples(count, st.sampled_from(ENTRY_SIZES)), min_size=2, max_size=2)
     lengths = data.draw(st.lists(count, min_size=1, max_size=4))
@@ -145,7 +145,7 @@ def test_wrong_arguments_are_refused(arguments: dict[str, Any]) -> None:
 # --- how it shows -------------------------------------------------------------------------------------------
 
 
-def test_it_prints_as_a_table(profile: BuddyProfile) -> None:
+def test_a_profile_prints_as_a_table(profile: BuddyProfile) -> None:
     assert repr(profile).splitlines() == [
         "a program: 3 allocations, 37.5 KiB, 2 snapshots; made by hand",
         "design          ratio  overflow",

@@ -19,7 +19,7 @@ def words_of(figure: Figure) -> list[str]:
     return [text.get_text() for text in figure.axes[0].texts]
 
 
-def test_it_draws_three_curves_over_iterations_that_count_from_1() -> None:
+def test_the_convergence_plot_has_three_curves_from_iteration_1() -> None:
     figure = plot_convergence(WORST, MEAN, BEST, unit="ms", title="VGG16", converged_at=3)
     ax = figure.axes[0]
     curves = {line.get_label(): line for line in ax.lines[:3]}
@@ -85,7 +85,7 @@ def test_a_strip_shows_how_many_particles_fit() -> None:
     assert strip.get_xlabel() == "search iteration" and not curves.get_xlabel()
 
 
-def test_where_all_particles_fit_there_is_no_strip() -> None:
+def test_no_strip_of_fitting_particles_is_drawn_if_all_fit() -> None:
     assert len(plot_convergence(WORST, MEAN, BEST, unit="ms", fitting=[1, 1, 1, 1]).axes) == 1
 
 

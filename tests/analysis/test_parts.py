@@ -99,7 +99,7 @@ def test_copies_of_another_gpu_overlap_nothing_here() -> None:
     assert parts(timeline, gpu=1) == {"computation": 5, "overlap": 3}
 
 
-def test_what_no_run_has_is_shown_only_where_it_is_usual() -> None:
+def test_parts_that_no_run_has_are_shown_only_if_they_are_usual() -> None:
     nothing = dict.fromkeys(PARTS, 0)
     assert shown_parts([]) == shown_parts([nothing]) == ("computation", "overlap", "swapping", "recomputation")
     assert shown_parts([nothing, nothing | {"other": 1}, nothing | {"codec": 1}]) == PARTS

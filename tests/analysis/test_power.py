@@ -83,7 +83,7 @@ def test_codecs_of_the_gpu_move_both_forms_and_those_of_the_host_nothing() -> No
     assert measured(on_host, [30]).dram_nj == 3_000
 
 
-def test_what_begins_or_ends_outside_the_iteration_counts_with_its_part_inside() -> None:
+def test_spans_across_the_iterations_ends_count_with_their_part_inside() -> None:
     spans: list[HandSpan] = [
         ("compute", K.COMPUTE, "relu", 0, 100),
         ("d2h", K.COPY_D2H, "x", 60, 160, 1_000_000, ""),

@@ -56,7 +56,7 @@ def test_a_chain_without_transfers() -> None:
     assert power.link_nj == 0
 
 
-def test_offloading_adds_idle_time_and_what_copies_move() -> None:
+def test_offloading_adds_idle_energy_and_the_energy_of_copies() -> None:
     ideal, vdnn = (simulate(three_layers(), NODE, policy).metrics for policy in ("ideal", "vdnn"))
     assert ideal.power is not None
     assert vdnn.power is not None

@@ -31,7 +31,7 @@ def drawn(timeline: Timeline) -> Figure:
     return plot_power(timeline, power_curve(timeline, work, GPU, "float32"), power, title="mine")
 
 
-def test_it_names_its_parts_the_limit_and_the_energy() -> None:
+def test_the_power_plot_names_its_parts_the_limit_and_the_energy() -> None:
     ax = drawn(layered_run()).axes[0]
     assert [text.get_text() for text in ax.get_legend().get_texts()] == [
         "idle",

@@ -219,7 +219,7 @@ def test_wrong_options_are_refused_with_a_remedy(arguments: tuple[object, ...], 
 
 
 @pytest.mark.slow
-def test_of_several_gpus_that_train_together_one_share_is_bounded(tmp_path: Path) -> None:
+def test_with_several_gpus_the_bound_is_for_one_share_of_the_batch(tmp_path: Path) -> None:
     study = tmp_path / "four.yaml"
     study.write_text(
         "schema: simgpu.scenario/2\n"

@@ -33,7 +33,7 @@ def dumps(tmp_path: Path) -> Path:
     return tmp_path / "dumps"
 
 
-def test_it_prints_the_columns_of_figure_7_and_what_they_come_from(dumps: Path) -> None:
+def test_a_profile_prints_the_columns_of_figure_7_and_their_origin(dumps: Path) -> None:
     done = simgpu("compression", "profile", dumps)
     assert done.exit_code == 0
     lines = done.stdout.splitlines()
@@ -81,7 +81,7 @@ def test_a_threshold_that_is_no_share_is_refused(threshold: str, dumps: Path) ->
 
 
 @pytest.mark.slow
-def test_it_writes_tables_and_pictures_and_the_same_bytes_again(dumps: Path, tmp_path: Path) -> None:
+def test_a_profile_writes_tables_and_pictures_reproducibly(dumps: Path, tmp_path: Path) -> None:
     out = tmp_path / "profile"
     done = simgpu("compression", "profile", dumps, "-o", out)
     assert done.exit_code == 0
@@ -104,7 +104,7 @@ def test_it_writes_tables_and_pictures_and_the_same_bytes_again(dumps: Path, tmp
 
 
 @pytest.mark.slow
-def test_one_snapshot_has_no_drift(dumps: Path, tmp_path: Path) -> None:
+def test_a_single_snapshot_has_no_drift_plot(dumps: Path, tmp_path: Path) -> None:
     out = tmp_path / "profile"
     done = simgpu("compression", "profile", dumps / "epoch-0/noise.npy", dumps / "epoch-0/zeros.npy", "-o", out)
     assert done.exit_code == 0
@@ -124,7 +124,7 @@ def test_a_trace_has_no_heat_map_and_names_the_source_of_its_numbers(tmp_path: P
     assert (tmp_path / "out/drift.png").exists()
 
 
-def test_of_many_allocations_the_largest_are_listed(tmp_path: Path) -> None:
+def test_only_the_largest_of_many_allocations_are_listed(tmp_path: Path) -> None:
     files = []
     for number in range(20):
         files.append(tmp_path / f"a{number:02}.npy")

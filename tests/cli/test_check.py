@@ -42,7 +42,7 @@ def slower(study: Path) -> None:
     (study.parent / "node.yaml").write_text(NODE.replace("10 GB/s", "9.9 GB/s"))
 
 
-def test_what_is_as_stored_passes(study: Path, stored: Path) -> None:
+def test_check_passes_if_results_equal_the_stored_ones(study: Path, stored: Path) -> None:
     result = check(study, stored)
     assert (result.exit_code, result.output) == (0, "study: same\n")
     assert sorted(path.name for path in (stored / "study").iterdir()) == [
@@ -102,7 +102,7 @@ def test_command_line_tolerances_override_those_of_the_folder(study: Path, store
     assert check(study, stored, "--tolerance", "iteration_ns=0", "--tolerance", "iteration_ns=1 us").exit_code == 0
 
 
-def test_other_settings_are_named(study: Path, stored: Path) -> None:
+def test_check_names_changed_settings(study: Path, stored: Path) -> None:
     result = check(study, stored, "--set", "seed=1")
     assert result.exit_code == 1
     assert "  stored with other settings:\n    seed: nothing -> 1\n" in result.output

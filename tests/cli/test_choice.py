@@ -62,7 +62,7 @@ def test_memory_and_budget_are_two_names_of_one_option(command: list[str], shown
     assert f"\n  {shown} SIZE " in message and f"{other} SIZE" not in message
 
 
-def test_left_out_it_is_all_memory_and_the_usual_policies() -> None:
+def test_defaults_are_all_memory_and_the_usual_policies() -> None:
     results = json.loads(simgpu("compare", *NAMED, "--json").stdout)["results"]
     assert [result["label"] for result in results] == ["ideal", "none", "vdnn"]
     assert {result["budget_bytes"] for result in results} == {8 * 2**30}
@@ -116,7 +116,7 @@ def test_problems_are_reported_together_at_their_options() -> None:
         ),
     ],
 )
-def test_what_does_not_go_together(command: str, arguments: list[str], message: str) -> None:
+def test_incompatible_options_are_refused(command: str, arguments: list[str], message: str) -> None:
     done = simgpu(command, *arguments)
     assert done.exit_code == 2
     assert message in done.stderr

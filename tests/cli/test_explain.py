@@ -61,7 +61,7 @@ def test_a_small_excess_over_the_budget_is_shown_in_bytes() -> None:
     assert "needs 1.134 GiB, which exceeds the 1.134 GiB capacity" not in " ".join(done.stdout.split())
 
 
-def test_of_a_policy_without_limits_there_is_nothing_to_explain() -> None:
+def test_policies_with_unlimited_memory_are_not_explained() -> None:
     done = simgpu(*SMALL, "--set", "policies=ideal")
     assert done.exit_code == 0
     assert "nothing to explain: all policies have unlimited memory" in done.stdout

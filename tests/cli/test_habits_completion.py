@@ -49,7 +49,7 @@ def test_commands_and_their_lines_are_offered() -> None:
     assert offered("--v") == ["--version"]
 
 
-def test_offering_commands_loads_none_of_them() -> None:
+def test_completion_of_commands_imports_none_of_them() -> None:
     done = ask("simgpu ", "; print(sorted(n for n in sys.modules if n.startswith('simgpu.cli.')), file=sys.stderr)")
     assert done.stdout.split() == [f"plain,{name}" for name in COMMANDS]
     known = {"simgpu.cli.group", "simgpu.cli.signals"}
@@ -92,7 +92,7 @@ def test_names_are_offered_where_a_command_takes_one(line: str, names: list[str]
     assert sorted(offered(line)) == sorted(names)
 
 
-def test_what_may_be_run_is_a_trace_a_scenario_or_a_network() -> None:
+def test_completion_offers_traces_scenarios_and_networks_to_run() -> None:
     result = offered("max-batch ")
     assert result == [*shipped_names("traces"), *shipped_scenarios(), *(f"zoo:{name}" for name in NETWORKS)]
 

@@ -32,7 +32,7 @@ def refused(*arguments: object) -> str:
     return " ".join(done.stderr.split())
 
 
-def test_of_a_scenario_it_shows_one_line_a_policy(study: Path) -> None:
+def test_max_batch_of_a_scenario_prints_one_line_per_policy(study: Path) -> None:
     lines = shown(study, "--budget", "6 MB")
     assert lines[0] == "study"
     assert lines[3].split() == ["node", "bench:", "a", "GPU,", "5.722", "MiB"]
@@ -86,14 +86,14 @@ def test_most_bounds_the_search(study: Path) -> None:
     assert lines[-1].startswith("none: batches larger than 5 were not tried")
 
 
-def test_it_ends_with_3_when_no_sample_fits(study: Path) -> None:
+def test_max_batch_exits_with_3_if_no_sample_fits(study: Path) -> None:
     done = simgpu("max-batch", study, "--budget", "400 kB")
     assert done.exit_code == 3
     assert done.stdout.count("none fits") == 2
     assert "none: out of device memory" in done.stdout
 
 
-def test_it_ends_with_2_when_every_policy_refuses(study: Path) -> None:
+def test_max_batch_exits_with_2_if_every_policy_is_refused(study: Path) -> None:
     assert "node.gpu.cdma" in refused(study, "--policy", "cdma")
     lines = shown(study, "--policy", "cdma", "--policy", "none")
     assert lines[6].split()[0] == "cdma"

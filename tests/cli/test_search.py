@@ -119,7 +119,7 @@ def test_a_search_without_a_fit_exits_with_3_and_names_the_shortage() -> None:
     assert "out of device memory" in done.stderr
 
 
-def test_of_several_policies_one_that_fits_is_enough() -> None:
+def test_search_succeeds_if_one_of_several_policies_fits() -> None:
     done = simgpu("search", "quickstart", "--budget", "15 MiB", "--policy", "superneurons", "--policy", "capuchin")
     assert done.exit_code == 0
     assert "\nsuperneurons: out of device memory" in done.stderr

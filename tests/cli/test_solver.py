@@ -87,7 +87,7 @@ def test_another_trace_is_replaced_only_with_force(tmp_path: Path) -> None:
         (("ep", "-o", "x/trace", "--size", 64, "--arrays", "x"), "-o: 'x/trace' is the folder of --arrays, or inside"),
     ],
 )
-def test_what_makes_no_sense_is_refused_and_writes_nothing(
+def test_invalid_solver_arguments_are_refused_and_write_nothing(
     arguments: tuple[object, ...], message: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)

@@ -46,7 +46,7 @@ def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
-def test_it_shows_what_was_swept_and_where_the_results_are(place: Path) -> None:
+def test_sweep_prints_the_swept_paths_and_the_results_folder(place: Path) -> None:
     done = simgpu("sweep", "study.yaml", "--jobs", 1)
     assert done.exit_code == 0
     lines = done.stdout.splitlines()

@@ -71,7 +71,7 @@ def test_steps_that_vary_widely_are_warned_of(steps: tuple[int, ...], warns: boo
     assert ("Warning: step times vary by over 5%; record again with --case net-b4 --force" in message) is warns
 
 
-def test_where_no_case_could_be_recorded_that_is_an_error(settings: dict[str, Any]) -> None:
+def test_validate_record_fails_if_no_case_could_be_recorded(settings: dict[str, Any]) -> None:
     settings["cases"] = ()
     done = simgpu("validate", "record", "-o", "mine")
     assert done.exit_code == 2

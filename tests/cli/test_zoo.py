@@ -102,7 +102,9 @@ def test_build_replaces_another_trace_only_with_force(tmp_path: Path) -> None:
         (("vgg16", "--batch", 1), "Missing option '--gpu'"),
     ],
 )
-def test_what_is_not_known_is_refused_by_name(tmp_path: Path, arguments: tuple[object, ...], message: str) -> None:
+def test_unknown_networks_and_options_are_refused_by_name(
+    tmp_path: Path, arguments: tuple[object, ...], message: str
+) -> None:
     done = simgpu("zoo", "build", *arguments, "-o", tmp_path / "out")
     assert done.exit_code == 2
     assert message in done.stderr
@@ -164,7 +166,7 @@ def test_build_prints_the_next_command_and_the_validation(tmp_path: Path) -> Non
 
 
 @pytest.mark.parametrize("key", ["name", "input", "batch"])
-def test_what_is_an_option_is_no_variant(key: str, tmp_path: Path) -> None:
+def test_a_variant_that_is_an_option_is_refused(key: str, tmp_path: Path) -> None:
     done = simgpu("zoo", "build", "vgg16", "--batch", 1, "--gpu", "v100", "--variant", f"{key}=1", "-o", tmp_path / "t")
     assert done.exit_code == 2
     assert f"network vgg16, variant {key}: is not one of its variants" in done.stderr

@@ -77,7 +77,7 @@ def test_a_fitting_policy_is_suggested_and_of_several_the_fastest() -> None:
     assert steps(both)[0] == f"{fastest}: fits, the fastest of those compared"
 
 
-def test_where_nothing_fits_other_policies_that_fit_are_suggested_fastest_first() -> None:
+def test_advice_suggests_policies_that_fit_fastest_first() -> None:
     most, _ = needs(SMALL)
     study = scenario(most - 1, "none")
     fitting = [step for step in steps(study) if ": fits, step time " in step]
@@ -102,7 +102,7 @@ def test_advice_writes_policies_in_the_callers_form() -> None:
     assert "trying none" not in advice_on, "what was tried is not tried again"
 
 
-def test_nothing_is_suggested_that_does_not_fit_or_cannot_run() -> None:
+def test_advice_suggests_only_what_fits_and_runs() -> None:
     weight = Block("w", 150, BlockKind.WEIGHT, persistent=True)
     reading = replace(SMALL.kernels[0], reads=(*SMALL.kernels[0].reads, "w"))
     with_weight = replace(SMALL, blocks=(*SMALL.blocks, weight), kernels=(reading, *SMALL.kernels[1:]))
@@ -187,7 +187,7 @@ def test_a_smaller_batch_where_there_is_one(batch: int, model: str, tool: str, e
     assert result == ([] if expected is None else [expected])
 
 
-def test_where_fetched_gradients_do_not_fit_the_host_exchange_is_suggested() -> None:
+def test_advice_suggests_the_host_exchange_if_fetched_gradients_do_not_fit() -> None:
     wire = LinkSpec("wire", 10**9, 10**9)
     gpu = GpuSpec("a GPU", 10**6, dram_bandwidth=10**10)
     node = NodeSpec("bench", gpu, wire, HostSpec(accumulate_bandwidth=10**9), gpus=2)

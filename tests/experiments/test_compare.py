@@ -68,7 +68,7 @@ def test_a_policy_whose_package_is_missing_does_not_end_it_either(monkeypatch: p
         compare(TRACE, ROOMY, ["vdnn"])
 
 
-def test_where_every_policy_refuses_each_reason_is_given_once() -> None:
+def test_if_every_policy_is_refused_each_reason_is_given_once() -> None:
     with pytest.raises(InputError) as each:
         compare(TRACE, ROOMY, ["cdma", "cswap"])
     assert [problem.place for problem in each.value.problems] == ["cdma", "cswap"]
@@ -124,7 +124,7 @@ def test_mistakes_are_reported_before_anything_runs() -> None:
         compare(TRACE, ROOMY, [{"vdnn": {}, "none": {}}])
 
 
-def test_one_policy_need_not_be_in_a_list() -> None:
+def test_compare_accepts_a_single_policy_without_a_list() -> None:
     assert [run.label for run in compare(TRACE, ROOMY, "ideal")] == ["ideal"]
 
 
@@ -203,7 +203,7 @@ def test_the_figure_of_ideal_has_the_budget_that_it_exceeds(mixed: Comparison, w
     assert any(set(line.get_ydata()) == {TIGHT.budget / 2**10} for line in axes.lines)
 
 
-def test_its_figure_has_a_bar_per_run_as_long_as_its_iteration(mixed: Comparison) -> None:
+def test_the_comparison_figure_has_a_bar_per_run_of_its_step_time(mixed: Comparison) -> None:
     (ax,) = mixed.plot().axes
     assert [label.get_text() for label in ax.get_yticklabels()] == ["ideal", "none", "vdnn"]
     assert [text.get_text() for text in ax.texts if text.get_text() == "OOM"] == ["OOM"]

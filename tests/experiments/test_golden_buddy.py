@@ -69,7 +69,7 @@ def test_compressed_transfers_slow_gathers_of_single_sectors_and_speed_streams()
         assert time("buddy-11", trace, "bandwidth") < 1
 
 
-def test_what_buddy_memory_adds_to_compressed_transfers_grows_as_the_link_gets_slower() -> None:
+def test_time_with_buddy_memory_grows_as_the_link_gets_slower() -> None:
     for trace in some("buddy-11").study.traces:
         times = [time("buddy-11", trace, f"{link} GB/s") for link in (200, 150, 100, 50)]
         assert times == sorted(times)

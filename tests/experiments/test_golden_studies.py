@@ -121,7 +121,7 @@ def test_the_host_codec_is_fitted_to_one_published_mean() -> None:
 
 
 @pytest.mark.parametrize("name", CSWAP)
-def test_what_takes_no_time_is_never_slower(name: str) -> None:
+def test_the_oracle_is_never_slower_than_other_compressing_policies(name: str) -> None:
     result = ends(name)
     for trace in result.study.traces:
         for run in ("vDNN", "vDNN++", "static", "CSWAP"):

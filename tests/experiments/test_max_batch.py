@@ -78,7 +78,7 @@ def test_the_largest_batch_of_a_chain_follows_from_its_sizes(memory: int, plain:
 @pytest.mark.slow
 @pytest.mark.parametrize("policy", ["none", "vdnn"])
 @pytest.mark.parametrize("name", ["resnet20", "squeezenet"])
-def test_it_fits_and_a_few_more_do_not(name: str, policy: str) -> None:
+def test_the_largest_batch_fits_and_slightly_larger_ones_do_not(name: str, policy: str) -> None:
     trace = build_trace(name, batch=32, gpu=GPU.gpu, input="cifar10")
     (result,) = max_batch(trace, GPU, [policy], budget="2 GiB")
     assert result.batch is not None
@@ -91,7 +91,7 @@ def test_it_fits_and_a_few_more_do_not(name: str, policy: str) -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("batch", [1, 7, 5000])
-def test_it_does_not_matter_at_which_batch_the_trace_is(batch: int) -> None:
+def test_the_largest_batch_does_not_depend_on_the_traces_batch(batch: int) -> None:
     at = [build_trace("resnet20", batch=each, gpu=GPU.gpu) for each in (64, batch)]
     result = [max_batch(trace, GPU, ["none"], budget="1 GiB")["none"] for trace in at]
     assert result[0].batch == result[1].batch
@@ -205,7 +205,7 @@ def test_a_refusal_does_not_end_the_search_for_others() -> None:
         max_batch(CHAIN, node(10_000), ["cdma"])
 
 
-def test_one_name_is_one_policy() -> None:
+def test_max_batch_accepts_a_single_policy_name() -> None:
     assert [each.run.label for each in max_batch(CHAIN, node(10_000), "vdnn")] == ["vdnn"]
 
 
@@ -284,7 +284,7 @@ def test_wrong_arguments_are_reported_together() -> None:
         max_batch(CHAIN)
 
 
-def test_of_several_gpus_one_is_searched() -> None:
+def test_max_batch_searches_on_one_of_several_gpus() -> None:
     with pytest.raises(InputError, match=r"for one GPU, and .* trains on 2"):
         max_batch(load_scenario("quickstart", {"node": "k40-x4", "data_parallel.gpus": 2}))
 
@@ -294,7 +294,7 @@ def mixed() -> MaxBatch:
     return max_batch(CHAIN, node(10_000), ["ideal", "none", "vdnn", "cswap"])
 
 
-def test_it_prints_as_a_table(mixed: MaxBatch) -> None:
+def test_a_result_of_max_batch_prints_as_a_table(mixed: MaxBatch) -> None:
     lines = repr(mixed).splitlines()
     speed = mixed["none"].recommended
     assert speed is not None
@@ -312,7 +312,7 @@ def test_it_prints_as_a_table(mixed: MaxBatch) -> None:
     assert all(text in mixed._repr_html_() for text in ("<caption>chain", "<td>1.25x</td>"))
 
 
-def test_its_frame_has_all_numbers(mixed: MaxBatch) -> None:
+def test_the_frame_of_max_batch_has_all_numbers(mixed: MaxBatch) -> None:
     frame = mixed.frame()
     assert list(frame.index) == ["ideal", "none", "vdnn", "cswap"]
     assert frame.loc["vdnn", "batch"] == 20

@@ -54,7 +54,7 @@ def home(plain20: Trace, node: NodeSpec) -> Search:
 
 
 @pytest.mark.slow
-def test_it_runs_what_the_policy_would_run(home: Search, plain20: Trace, node: NodeSpec) -> None:
+def test_a_search_simulates_the_program_of_the_policy(home: Search, plain20: Trace, node: NodeSpec) -> None:
     result = simulate(plain20, node, "home", budget=BUDGET)
     assert home.fits
     assert home.iteration_ns == result.iteration_ns == home.predicted_ns
@@ -84,7 +84,7 @@ def test_the_curves_are_of_the_particles_that_fit(home: Search) -> None:
     assert home.curve_text == ""
 
 
-def test_where_nothing_fits_there_is_no_curve_but_the_shortage(plain20: Trace, node: NodeSpec) -> None:
+def test_a_search_in_which_nothing_fits_reports_the_shortage_and_no_curve(plain20: Trace, node: NodeSpec) -> None:
     result = search_placement(plain20, node, Home(iterations=3), budget="400 MB")
     curves, frame = result.convergence, result.convergence_frame()
     assert not result.fits and result.iteration_ns is None and result.predicted_ns is None
@@ -126,7 +126,7 @@ def test_a_recomputed_map_is_back_at_the_end_of_its_recomputation(home: Search) 
     assert {each.prefetched_ns for each in home.maps if each.action == "recompute"} <= ends
 
 
-def test_where_the_best_takes_no_time_there_is_no_curve(node: NodeSpec) -> None:
+def test_a_search_whose_best_takes_no_time_has_no_curve(node: NodeSpec) -> None:
     result = search_placement(chain([0] * 8, [0] * 8, [100] * 8), node, Home(particles=50), budget=500)
     assert result.predicted_ns == 0
     assert result.plot() is None
@@ -196,7 +196,7 @@ def test_policies_that_do_not_decide_map_by_map_are_refused(policy: object, plai
 
 
 @pytest.mark.parametrize("policies", [["home", "joint"], ("home", "joint"), {"home": {}, "joint": {}}, []])
-def test_only_one_policy_is_accepted(policies: Any, plain20: Trace, node: NodeSpec) -> None:
+def test_search_placement_accepts_only_one_policy(policies: Any, plain20: Trace, node: NodeSpec) -> None:
     with pytest.raises(InputError, match=r"argument policy: .* is not one policy; ask for one at a time"):
         search_placement(plain20, node, policies)
 

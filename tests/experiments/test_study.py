@@ -149,7 +149,7 @@ def test_the_command_shows_a_table_for_each_baseline_and_the_published_numbers(p
     assert done.stderr.startswith("\nlong, plain: out of device memory")
 
 
-def test_it_prints_itself_as_those_tables(result: StudyResult) -> None:
+def test_a_study_result_prints_as_its_tables(result: StudyResult) -> None:
     shown = repr(result)
     assert shown.startswith("study       try\n")
     assert "OOM" in shown
@@ -157,13 +157,13 @@ def test_it_prints_itself_as_those_tables(result: StudyResult) -> None:
     assert shown.endswith("[1] doubtful")
 
 
-def test_what_json_prints_is_the_result(path: Path, result: StudyResult) -> None:
+def test_study_json_equals_the_result(path: Path, result: StudyResult) -> None:
     document = json.loads(simgpu("study", path, "-q", "--json").stdout)
     document.pop("simgpu")
     assert document == json.loads(json.dumps(result.to_dict()))
 
 
-def test_it_ends_with_3_when_nothing_fits(path: Path) -> None:
+def test_study_exits_with_3_if_nothing_fits(path: Path) -> None:
     done = simgpu("study", path, "-q", "--set", "node.gpu.memory=50 kB")
     assert done.exit_code == 3
     assert done.stdout.count("  OOM") == 2 * 2 * 4
@@ -208,7 +208,7 @@ def test_a_refused_trace_has_an_empty_cell_and_a_reason(path: Path) -> None:
     assert "Traceback" not in done.stderr
 
 
-def test_it_ends_with_2_when_every_policy_refuses(path: Path) -> None:
+def test_study_exits_with_2_if_every_policy_is_refused(path: Path) -> None:
     refuse = [f"runs.{label}.policy=cswap" for label in ("vDNN", "conv", "plain", "fast")]
     done = simgpu("study", path, "-q", *(part for change in refuse for part in ("--set", change)))
     assert done.exit_code == 2, done.stderr

@@ -98,7 +98,7 @@ def test_a_cell_out_of_memory_is_marked(result: StudyResult) -> None:
     assert result.cells["AlexNet 1024", "none"].failure == ""
 
 
-def test_what_differs_on_a_sweep_differs_at_all_its_batches_but_those_that_are_named(result: StudyResult) -> None:
+def test_per_trace_values_of_a_sweep_apply_to_all_batches_not_named_themselves(result: StudyResult) -> None:
     for batch, *policy in ((128, "vdnn", "conv"), (1024, "vdnn", "conv"), (4096, "ideal")):
         assert result.cells[f"AlexNet {batch}", "ideal"].iteration_ns == (alexnet(batch, *policy).iteration_ns,)
 
@@ -189,7 +189,7 @@ def test_tables_have_a_row_a_batch_or_a_row_a_network(result: StudyResult) -> No
     assert table_notes(result)[0].startswith("geomean: geometric mean; mean: arithmetic mean of the stated number")
 
 
-def test_of_a_sweep_only_the_smallest_batch_that_does_not_fit_is_explained(result: StudyResult) -> None:
+def test_only_the_smallest_batch_that_does_not_fit_is_explained(result: StudyResult) -> None:
     message = [text.split(": ")[0] for text in failures(result)]
     assert message == ["AlexNet 128, tiny", "AlexNet 4096, none", "recorded 16, tiny", "alone, tiny"]
 

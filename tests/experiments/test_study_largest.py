@@ -79,7 +79,7 @@ def test_gains_are_of_each_network_and_of_their_sums(result: StudyResult) -> Non
     assert published_rows(result)[0][0] == "vDNN over none, sum, largest batch"
 
 
-def test_where_nothing_fits_and_where_everything_does_there_is_no_number(result: StudyResult) -> None:
+def test_no_largest_batch_is_reported_if_nothing_or_everything_fits(result: StudyResult) -> None:
     assert result.cells["recorded", "tiny"].out_of_memory
     assert result.cells["recorded", "endless"].refused
     assert result.value("largest_batch", "recorded", "tiny") is None
@@ -115,6 +115,8 @@ def test_the_frame_and_the_facts_have_it(result: StudyResult) -> None:
         ),
     ],
 )
-def test_what_cannot_be_searched_is_refused(change: tuple[str, str], message: str, tmp_path: Path) -> None:
+def test_studies_whose_largest_batch_cannot_be_searched_are_refused(
+    change: tuple[str, str], message: str, tmp_path: Path
+) -> None:
     with pytest.raises(InputError, match=message):
         study_of(tmp_path, change)

@@ -96,7 +96,7 @@ def test_tables_count_the_traces_of_a_mean_and_those_out_of_memory(result: Study
     assert document["means"][0]["out_of_memory"] == {"base": 0, "A": 0, "B": 1}
 
 
-def test_what_is_published_keeps_the_arithmetic_mean_of_papers(result: StudyResult) -> None:
+def test_comparisons_with_published_means_use_the_arithmetic_mean(result: StudyResult) -> None:
     (row,) = result.comparisons()
     assert row.simulated == pytest.approx((2 + 8 + 4) / 3)
     note = "means of published numbers, and simulated ones compared with them: arithmetic, as in the papers"
@@ -110,7 +110,7 @@ def test_a_run_that_completes_nothing_takes_no_trace_from_the_others(result: Stu
     assert means.values["A"] == pytest.approx(4), "the cube root of 2 * 8 * 4"
 
 
-def test_where_no_trace_is_completed_by_every_run_there_is_no_mean(result: StudyResult) -> None:
+def test_there_is_no_mean_if_every_trace_lacks_a_run(result: StudyResult) -> None:
     apart = {**result.cells, ("small", "B"): OOM, ("middle", "B"): OOM, ("large", "B"): cell(1), ("large", "A"): OOM}
     means = StudyResult(result.study, apart).means("time", "base")
     assert means.label == "geomean (0 of 3)"

@@ -183,7 +183,7 @@ def test_a_sweep_has_one_row_a_run() -> None:
     assert [row[0] for row in memory.rows] == ["AlexNet", "half", "geomean"]
 
 
-def test_of_a_sweep_only_the_largest_budget_that_does_not_do_is_explained() -> None:
+def test_only_the_largest_budget_that_is_too_small_is_explained() -> None:
     runs = {"ideal": RUNS["ideal"], "moDNN": {"policy": "modnn", "budgets": ["1 MB", "1 GB", "10 MB"]}}
     result = run_study(load_study("modnn-17", {**CHANGES, "runs": runs, "published": []}))
     assert [text.split(": ")[0] for text in failures(result)] == ["AlexNet, moDNN 10 MB", "half, moDNN 10 MB"]

@@ -228,7 +228,9 @@ def test_a_folder_of_another_sweep_is_refused_and_restart_replaces_it(tmp_path: 
     assert len((home / "results.csv").read_text().splitlines()) == 4
 
 
-def test_other_files_or_another_simgpu_are_another_sweep(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_changed_files_or_another_simgpu_version_start_another_sweep(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     write_trace(chain([5, 7], [10, 14], [100, 200]), tmp_path / "chain")
     sweep = small_sweep(2, trace=str(tmp_path / "chain"))
     run_sweep(sweep, folder=tmp_path / "out")

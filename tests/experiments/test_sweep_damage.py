@@ -46,7 +46,9 @@ def finished(tmp_path_factory: pytest.TempPathFactory) -> Path:
         ("update about set value = json_set(value, '$.axes', 3)", "the identity of its sweep is incomplete"),
     ],
 )
-def test_what_no_sweep_wrote_is_damage(finished: Path, change: str, what: str, tmp_path: Path) -> None:
+def test_files_that_no_sweep_wrote_are_reported_as_damage(
+    finished: Path, change: str, what: str, tmp_path: Path
+) -> None:
     home = tmp_path / "out"
     shutil.copytree(finished, home)
     with sqlite3.connect(home / "points.sqlite") as database:

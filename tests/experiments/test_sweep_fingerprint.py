@@ -185,7 +185,7 @@ def test_a_cluster_whose_workers_have_other_code_is_refused(monkeypatch: pytest.
     assert "has other code or libraries: code of simgpu changed; numpy 1.0 -> " in str(caught.value)
 
 
-def test_only_the_content_of_an_edited_file_counts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_only_changed_content_of_a_file_invalidates_points(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "a.py").write_text("1")
     monkeypatch.setattr(codestate, "PACKAGE", tmp_path)
     before: Code = own_code()

@@ -47,13 +47,13 @@ def test_a_policy_remembers_what_it_noted_in_earlier_epochs() -> None:
     assert [epoch.result.notes[-1] for epoch in training.epochs] == ["[3]", "[3, 7]"]
 
 
-def test_nothing_is_remembered_from_another_training() -> None:
+def test_policies_keep_no_state_between_trainings() -> None:
     policy = Counting()
     for _ in range(2):
         assert train(TRACE, NODE, policy, epochs=[3]).epochs[0].result.notes[-1] == "[3]"
 
 
-def test_iterations_weigh_the_epochs() -> None:
+def test_epochs_are_weighted_by_their_iterations() -> None:
     once, often = (train(TRACE, NODE, "oracle", epochs=[0, 30], iterations_per_epoch=n) for n in (1, 1000))
     times = [epoch.result.iteration_ns for epoch in once.epochs]
     assert once.total_ns == sum(times)
@@ -75,7 +75,7 @@ def test_the_map_of_decisions_has_the_codec_of_every_block() -> None:
     assert list(training.frame()["compressed"]) == [12, 12]
 
 
-def test_what_the_host_encodes_counts_as_compressed() -> None:
+def test_tensors_encoded_by_the_host_count_as_compressed() -> None:
     """Only what is more than 60% zeros is: none at first, some after twenty epochs."""
     training = train(TRACE, NODE, "vdnn++", epochs=[0, 20])
     sparse = {s.block for s in TRACE.sparsity if s.epoch == 20 and s.sparsity > 0.6}
@@ -99,7 +99,7 @@ def test_an_epoch_beyond_the_trace_is_refused() -> None:
     assert "the trace records epochs 0 to 49: epoch 49 is used in place of 60" in epoch.result.notes
 
 
-def test_of_values_that_change_with_the_epochs_the_last_is_shown() -> None:
+def test_the_last_epochs_value_is_shown_for_changing_values() -> None:
     notes = train(TRACE, NODE, "vdnn++", epochs=[0, 40]).notes
     (last,) = train(TRACE, NODE, "vdnn++", epochs=[40]).counts
     message = [note for note in notes if "the host compresses" in note]

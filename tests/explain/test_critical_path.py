@@ -35,7 +35,7 @@ def check(result: Result) -> tuple[PathStep, ...]:
 
 @many
 @given(st.data(), st.sampled_from(["counting", "addressed"]))
-def test_it_covers_the_iteration_by_work_alone(data: st.DataObject, pool: str) -> None:
+def test_the_critical_path_covers_the_iteration_with_work_only(data: st.DataObject, pool: str) -> None:
     trace, node = data.draw(traces()), data.draw(nodes())
     most = sum(-(-block.bytes // node.gpu.alignment) for block in trace.blocks) * node.gpu.alignment
     budget = data.draw(st.one_of(st.just(most), st.integers(0, most)))
@@ -48,7 +48,7 @@ def test_it_covers_the_iteration_by_work_alone(data: st.DataObject, pool: str) -
 
 @many
 @given(st.data())
-def test_what_is_on_it_delays_the_end_when_it_takes_longer(data: st.DataObject) -> None:
+def test_longer_work_on_the_critical_path_delays_the_end(data: st.DataObject) -> None:
     """A kernel that takes a nanosecond more moves the end of a single iteration by one for each time it is on the path.
 
     So it is where nothing can overtake anything: memory to spare, and an engine and a link for each direction.
@@ -70,7 +70,7 @@ def _longer(trace: Trace, name: str) -> Trace:
 
 
 @pytest.mark.parametrize("policy", ["ideal", "vdnn", "superneurons", "capuchin", "home", "modnn", "joint"])
-def test_on_a_recorded_network_it_is_work_throughout(policy: str) -> None:
+def test_the_critical_path_of_a_recorded_network_contains_only_work(policy: str) -> None:
     scenario = load_scenario("quickstart")
     steps = check(simulate(scenario.trace, scenario.node, policy))
     assert all(step.kind is not None and not step.kind.is_stall for step in steps)

@@ -37,7 +37,7 @@ def test_every_byte_below_it_is_too_little(sizes: list[int], policy: str, memory
 
 @pytest.mark.slow
 @pytest.mark.parametrize("policy", ["none", "vdnn", "modnn", "um"])
-def test_of_a_recorded_network_it_is_within_a_four_thousandth(policy: str) -> None:
+def test_the_smallest_budget_is_exact_to_a_four_thousandth(policy: str) -> None:
     result = smallest_budget(QUICK.trace, QUICK.node, policy, budget="4 MiB")
     assert result.result.budget == result.budget == result.result.high_water
     assert 0 < result.budget - result.below <= max(result.budget // 2**12, 1) + 1
@@ -81,14 +81,14 @@ class Choosy(NoPolicy):
         return super().plan(context)
 
 
-def test_what_is_below_is_less_than_the_budget_also_where_budgets_between_are_refused() -> None:
+def test_the_budget_below_is_smaller_even_if_budgets_between_are_refused() -> None:
     """A larger budget that was refused on the way is nothing below the smaller one that holds the run."""
     node = NodeSpec("example", GpuSpec("gpu", 690), LINK)
     result = smallest_budget(chain([5, 7, 9], [10, 14, 18], [100, 200, 300]), node, Choosy())
     assert (result.budget, result.below) == (600, 599)
 
 
-def test_it_prints_as_facts() -> None:
+def test_the_smallest_budget_prints_as_facts() -> None:
     result = smallest_budget(QUICK.trace, QUICK.node, "none", budget="4 MiB")
     assert repr(result).startswith("smallest budget  49.45 MiB (51849368 B), step time 110.1 ms")
     assert "resident then    bn1:native_batch_norm, 2 MiB, activation of bn1" in repr(result)

@@ -45,7 +45,7 @@ def test_a_node_with_an_engine_for_each_direction_needs_no_second_one() -> None:
     assert result["second copy engine"].note == "the node has one per direction"
 
 
-def test_what_does_not_fit_may_fit_with_more_memory() -> None:
+def test_a_run_out_of_memory_may_fit_with_more_memory() -> None:
     result = by_change(what_if(QUICK.trace, QUICK.node, "none", more_memory="10 MiB"))
     assert isinstance(result["baseline"].outcome, OutOfMemoryError)
     assert result["+10 MiB device memory"].result is not None

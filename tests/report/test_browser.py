@@ -155,7 +155,7 @@ def colours(browser: Chrome) -> set[tuple[int, int, int]]:
 
 
 @pytest.mark.slow
-def test_it_opens_from_a_disk_and_draws(at: Callable[..., Chrome], page: Path, timeline: Timeline) -> None:
+def test_the_page_opens_from_disk_and_draws(at: Callable[..., Chrome], page: Path, timeline: Timeline) -> None:
     browser = at(page, tab=LABEL)
     assert seen(browser) == timeline.window(-1)
     # Forward, backward, copies out and in, as simgpu's figures have them.
@@ -314,7 +314,7 @@ def test_tabs_and_iterations_switch_what_is_seen(
 
 @pytest.mark.slow
 @pytest.mark.parametrize("width", [1280, 700, 400])
-def test_nothing_is_broken_at_any_width_or_in_the_dark(at: Callable[..., Chrome], page: Path, width: int) -> None:
+def test_the_page_is_intact_at_any_width_and_in_dark_mode(at: Callable[..., Chrome], page: Path, width: int) -> None:
     light = colours(at(page, tab=LABEL, width=width))
     browser = at(page, tab=LABEL, width=width, dark=True)
     dark = colours(browser)

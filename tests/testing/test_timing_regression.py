@@ -163,7 +163,7 @@ def test_the_example_in_the_documentation_runs(pytester: pytest.Pytester) -> Non
 
 
 @pytest.mark.exhaustive
-def test_it_works_in_several_processes(mine: pytest.Pytester) -> None:
+def test_timing_regression_works_with_xdist(mine: pytest.Pytester) -> None:
     mine.makepyfile(test_other=MODULE)
     result = mine.runpytest_subprocess("-n", "2", "-W", "error", "-p", "no:cacheprovider")
     result.assert_outcomes(passed=1, failed=1)

@@ -171,7 +171,7 @@ def test_a_misspelt_file_is_refused(name: str, meant: str, folder: Path) -> None
     assert f"{folder / name}: not a file of a trace; did you mean '{meant}'?" in result.stderr
 
 
-def test_other_files_are_named_and_no_concern(folder: Path) -> None:
+def test_unrelated_files_are_listed_and_ignored(folder: Path) -> None:
     (folder / "README.md").write_text("about this trace", encoding="utf-8")
     os.mkfifo(folder / "pipe")
     result = checked(folder)

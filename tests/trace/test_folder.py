@@ -398,7 +398,7 @@ def test_rows_beyond_those_promised_are_checked_all_the_same(tmp_path):
     assert any("duplicate id 'k2'" in problem for problem in problems)
 
 
-def test_one_slip_in_every_row_is_written_out_twenty_times_and_counted(tmp_path):
+def test_a_mistake_in_every_row_is_printed_twenty_times_and_counted(tmp_path):
     folder = shipped_copy(tmp_path)
     edit(folder, "kernels.csv", lambda text: re.sub(r"(?m)^k", "q", text))
     edit(folder, "blocks.csv", lambda text: text.replace(",activation,", ",feature map,", 1))

@@ -62,7 +62,7 @@ def test_another_batch_has_the_same_shares_of_its_own_entries() -> None:
     assert "memory-entries" not in at_batch(simgpu.load_trace("vgg11-cifar-cpu"), 8).info.notes
 
 
-def test_what_grows_evenly_grows_in_every_size() -> None:
+def test_histograms_grow_in_proportion_to_the_batch() -> None:
     trace = _measured()
     small, large = (histograms(each.compressibility) for each in (trace, at_batch(trace, 64)))
     for name in ("conv1_1:convolution", "fc6.weight"):

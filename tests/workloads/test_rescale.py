@@ -361,7 +361,7 @@ def test_workspaces_and_algorithms_grow_with_their_kernel() -> None:
     assert doubled.algorithms == (AlgorithmChoice("k", "fft", 14_000, 1000),)
 
 
-def test_what_was_measured_at_the_recorded_batch_is_left_out() -> None:
+def test_measurements_at_the_recorded_batch_are_dropped() -> None:
     trace = chain([5], [7], [100])
     kernels = tuple(replace(kernel, start_ns=k, iqr_ns=1) for k, kernel in enumerate(trace.kernels))
     recorded = replace(trace, kernels=kernels, info=replace(trace.info, framework_peak_bytes=5))

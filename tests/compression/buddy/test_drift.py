@@ -27,7 +27,7 @@ def test_moments_are_of_equal_parts_of_time():
     assert moments_of(replace(tasks, durations=(300, 100)), parts=4) == (early, early, early, late)
 
 
-def test_what_repeats_takes_the_time_of_all_its_repetitions():
+def test_a_repeated_kernel_counts_the_time_of_all_repetitions():
     tasks = replace(two_kernels(), durations=(100, 100))
     early, late = moments_of(tasks, parts=2)
     repeated = replace(tasks, rounds=(Round(0, 1, 3), Round(1, 2, 1)))

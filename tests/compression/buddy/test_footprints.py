@@ -139,7 +139,7 @@ def test_a_larger_threshold_never_takes_more_device_memory(data: st.DataObject, 
 
 @many
 @given(st.data())
-def test_where_nothing_compresses_the_tasks_are_those_without_compressed_memory(data: st.DataObject):
+def test_incompressible_tasks_equal_those_without_compressed_memory(data: st.DataObject):
     created = data.draw(traces())
     node = data.draw(buddy_nodes(threshold=0.0))
     for same in (created, all_of(128, created)):

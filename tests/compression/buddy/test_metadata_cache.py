@@ -91,7 +91,7 @@ class TestClosedForms:
         cache = MetadataCache(PAPERS)
         assert cache.access_entries(np.arange(64 * 1000), reads(64 * 1000)) == CacheCounts(63_000, 1000, 0)
 
-    def test_what_fits_misses_no_more(self):
+    def test_metadata_that_fits_into_the_cache_misses_only_once(self):
         lines = PAPERS.total // PAPERS.line
         cache = MetadataCache(PAPERS)
         assert cache.access(np.arange(lines), ~reads(lines)) == CacheCounts(0, lines, 0)

@@ -302,7 +302,7 @@ def test_a_folder_with_stored_entries_is_those(tmp_path: Path) -> None:
     assert (result.name, histograms_of(result)) == ("recording", {"1": {"a": sizes(COUNT)}})
 
 
-def test_what_holds_all_of_a_program_is_profiled_by_itself(tmp_path: Path) -> None:
+def test_files_with_all_snapshots_of_a_program_are_profiled_alone(tmp_path: Path) -> None:
     save_entries(take_snapshots([{"a": COUNT}]), tmp_path / "entries.npz")
     fine = save(tmp_path / "b/b.npy", COUNT)
     assert [

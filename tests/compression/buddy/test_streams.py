@@ -205,7 +205,7 @@ class TestSample:
 
 
 class TestClosedForms:
-    def test_what_streams_through_misses_once_a_line_and_writes_each_changed_line_back(self):
+    def test_streaming_accesses_miss_once_per_line_and_write_back_each_changed_line(self):
         """In a steady state as many changed lines leave the cache as are changed, some of them in a later kernel."""
         copy = [sequential(640_000), sequential(640_000, first=640_000, write=True)]
         look = [sequential(640_000)]
@@ -214,7 +214,7 @@ class TestClosedForms:
         assert copied.written_back + looked.written_back == 10_000
         assert copied.hit_rate == 63 / 64
 
-    def test_what_fits_misses_no_more(self):
+    def test_blocks_whose_metadata_fits_into_the_cache_miss_only_once(self):
         entries = PAPERS.entries * PAPERS.total // PAPERS.line
         assert misses_of([[sequential(entries, write=True)]] * 2, PAPERS) == [Counts(entries, 0, 0)] * 2
 
@@ -224,7 +224,7 @@ class TestClosedForms:
         full, again = misses_of([[sequential(2 * half)], [sequential(half, first=half)]], PAPERS)
         assert (full.misses, again.misses) == (2 * half // 64, 0)
 
-    def test_what_is_changed_in_place_is_read_once(self):
+    def test_a_block_modified_in_place_is_read_once(self):
         [counts] = misses_of([[sequential(640_000), sequential(640_000, write=True)]], PAPERS)
         assert counts == Counts(1_280_000, 10_000, 10_000)
 

@@ -242,7 +242,7 @@ def test_zeros_that_do_not_last_are_not_mostly_zero() -> None:
 # --- ends of the scale, and mistakes ------------------------------------------------------------------------
 
 
-def test_what_is_not_known_counts_as_incompressible() -> None:
+def test_blocks_of_unknown_size_count_as_incompressible() -> None:
     unknown, empty = ProfiledAllocation("unknown", 1000, ()), ProfiledAllocation("empty", 0, ())
     assert choose_targets([unknown, empty])[0] == 128
     assert mean_overflow([unknown], [32]) == 1.0

@@ -92,7 +92,7 @@ def test_writing_all_of_a_block_puts_what_reading_it_finds(
 
 
 @given(histograms, st.integers(0, 300), st.integers(1, 4), orders, st.booleans())
-def test_what_is_not_known_is_incompressible(
+def test_traffic_of_blocks_with_unknown_sizes_is_not_compressed(
     counts: list[int], accesses: int, sectors: int, order: AccessOrder, write: bool
 ):
     entries = sum(counts)
@@ -291,7 +291,7 @@ def as_flows(read: int, written: int, capacity: int) -> int:
 
 
 @given(st.integers(0, 10**6), st.integers(0, 10**6), st.integers(0, 10**6))
-def test_only_the_part_of_a_kernel_that_memory_takes_changes(memory: int, compressed: int, duration: int):
+def test_compression_changes_only_the_memory_part_of_a_kernels_time(memory: int, compressed: int, duration: int):
     result = Demand(memory, compressed, 0, 0, 0).device_ns(duration)
     share = min(memory, duration)
     expected = duration - share + (Fraction(share * compressed, memory) if memory else share)

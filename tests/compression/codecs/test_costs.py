@@ -64,7 +64,7 @@ def test_without_sparsity_nothing_is_known() -> None:
             costs(trace).encoded_bytes(trace.block_by_id["x2"], codec)
 
 
-def test_what_follows_from_sparsity_is_not_modelled() -> None:
+def test_sizes_derived_from_measured_sparsity_are_not_marked_modelled() -> None:
     trace = with_zeros()
     for codec in ("zvc", "csr"):
         assert x1(trace, codec) == compressed_bytes(4096, 4, codec, 0.5)

@@ -43,7 +43,7 @@ class TestSizes:
             bits = len(bpc_reference.code(entry.tobytes()))
             assert sizes(entry) == [min((size for size in ENTRY_SIZES if 8 * size >= bits), default=128)]
 
-    def test_only_zeros_take_nothing(self) -> None:
+    def test_only_entries_of_zeros_have_size_0(self) -> None:
         assert sizes(np.zeros(32, np.float32)) == [0]
         assert sizes(np.full(32, -0.0, np.float32)) == [8]
         for word in range(32):
@@ -58,7 +58,7 @@ class TestSizes:
 
 class TestArrays:
     @pytest.mark.parametrize("bytes", [0, 1, 127, 128, 129, 1000, 4096 * 128 + 5])
-    def test_what_the_last_entry_lacks_is_zeros(self, bytes: int) -> None:
+    def test_the_last_entry_is_padded_with_zeros(self, bytes: int) -> None:
         array = np.random.default_rng(bytes).integers(0, 3, bytes, np.uint8)
         entries = -(-bytes // 128)
         padded = np.zeros(entries * 128, np.uint8)

@@ -95,7 +95,7 @@ def sparse(trace: Trace) -> set[str]:
     return {sample.block for sample in trace.sparsity}
 
 
-def test_other_blocks_keep_what_they_had(alexnet: Trace) -> None:
+def test_modelling_entries_leaves_other_blocks_unchanged(alexnet: Trace) -> None:
     before = with_compressibility(replace(alexnet, compressibility=()))
     retained = [row for row in before.compressibility if alexnet.block_by_id[row.block].kind is BlockKind.WEIGHT]
     assert set(retained) <= set(alexnet.compressibility)

@@ -44,7 +44,7 @@ def test_only_the_requested_layouts_are_measured_and_once() -> None:
 
 
 @pytest.mark.parametrize("shape", [(), (7,), (4, 9), (2, 2, 2, 2, 2)])
-def test_other_than_four_axes_are_measured_as_they_lie(shape: tuple[int, ...]) -> None:
+def test_arrays_without_four_axes_are_measured_in_plain_layout(shape: tuple[int, ...]) -> None:
     result = measure(np.ones(shape, np.float16), ["zvc"])
     assert [row.layout for row in result] == [AS_GIVEN]
     with pytest.raises(InputError, match="a layout orders four"):
@@ -62,7 +62,7 @@ def test_progress_is_reported() -> None:
 
 
 class TestFiles:
-    def test_it_stays_in_the_file_until_used(self, file: Path) -> None:
+    def test_an_array_file_is_read_only_when_used(self, file: Path) -> None:
         array = load_array(file)
         assert isinstance(array, np.memmap)
         assert array.tobytes() == IMAGES.tobytes()

@@ -27,7 +27,9 @@ def row(bytes: int, entry_bytes: int = 4096, entries: int = 1, **other: Any) -> 
 @pytest.mark.parametrize("dtype", [np.float32, np.float16, np.int8])
 @pytest.mark.parametrize("window", [4096, 65536])
 @pytest.mark.parametrize(("elements", "zeros"), [(0, 0), (1, 1), (33, 7), (1000, 0), (4096, 4096), (100_003, 61_234)])
-def test_it_is_to_the_byte_what_the_codec_makes(codec: str, dtype: Any, window: int, elements: int, zeros: int) -> None:
+def test_the_closed_form_equals_the_codecs_size_to_the_byte(
+    codec: str, dtype: Any, window: int, elements: int, zeros: int
+) -> None:
     share = zeros / elements if elements else 0.0
     array = activation(elements, share, dtype)
     assert np.count_nonzero(array == 0) == zeros
@@ -66,7 +68,7 @@ def test_a_sparsity_outside_0_to_1_is_refused(codec: str, sparsity: float) -> No
 
 
 @pytest.mark.parametrize("codec", ["rle", "lz4", "zlib", "bpc"])
-def test_what_does_not_follow_from_sparsity_is_refused_without_measurements(codec: str) -> None:
+def test_codecs_without_a_closed_form_need_measurements(codec: str) -> None:
     with pytest.raises(InputError, match=f"size in {codec} does not follow .*compressibility.csv.*zvc, csr"):
         compressed_bytes(4096, 4, codec, 0.5)
 
@@ -95,10 +97,10 @@ class TestMeasured:
         rows = [row(0, 128, 10), row(32, 128, 20), row(128, 128, 2)]
         assert compressed_bytes(4096, 4, "zlib", None, rows) == 20 * 32 + 2 * 128
 
-    def test_it_wins_over_the_closed_form(self) -> None:
+    def test_a_measured_size_is_preferred_to_the_closed_form(self) -> None:
         assert compressed_bytes(4096, 4, "zvc", 0.5, [row(77, codec="zvc")]) == 77
 
-    def test_other_codecs_are_passed_over(self) -> None:
+    def test_measurements_of_other_codecs_are_ignored(self) -> None:
         assert compressed_bytes(4096, 4, "zvc", 1.0, [row(77)]) == 128
         assert compressed_bytes(4096, 4, "zlib", None, [row(77), row(78, codec="lz4")]) == 77
 

@@ -32,7 +32,7 @@ def test_equal_runs_never_differ(forward: list[int], backward: list[int], sizes:
     assert compare_timings(one, other).empty
 
 
-def test_on_a_slower_link_every_policy_that_copies_differs_and_no_other() -> None:
+def test_with_a_slower_link_only_policies_that_copy_differ() -> None:
     difference = compare_timings(example_timings(), example_timings(on=node(99 * 10**8)))
     assert difference.counts
     assert [policy.label for policy in difference.policies] == ["vdnn"]
@@ -108,7 +108,7 @@ def test_added_and_removed_policies_count_and_their_order_does_not() -> None:
     assert (turned.reordered, turned.counts, turned.empty) == (True, False, False)
 
 
-def test_other_settings_are_named_even_where_all_numbers_are_the_same() -> None:
+def test_changed_settings_are_named_even_if_all_numbers_are_equal() -> None:
     stored, now = (timings_of(compare(CHAIN, node(), ["ideal"], seed=seed)) for seed in (0, 1))
     (result,) = compare_timings(stored, now).policies
     assert (result.facts, result.values, result.events, result.counts) == ((("seed", 0, 1),), (), None, True)
@@ -181,7 +181,7 @@ def test_timings_of_a_result_equal_those_of_its_comparison() -> None:
     assert timings_of(result) == example_timings(policies=[Vdnn(mode="conv")])
 
 
-def test_other_values_than_results_are_refused() -> None:
+def test_values_that_are_not_results_are_refused() -> None:
     with pytest.raises(InputError, match="is not a result, comparison or scenario"):
         timings_of(CHAIN)  # type: ignore[arg-type]
     with pytest.raises(InputError, match="two runs have the label none"):

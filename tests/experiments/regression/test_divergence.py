@@ -35,7 +35,7 @@ def test_a_kernel_that_takes_a_nanosecond_more_differs_first(kernel: str, policy
     assert result.at_ns == result.stored.end_ns
 
 
-def test_on_a_slower_link_the_first_copy_differs_first() -> None:
+def test_with_a_slower_link_the_first_copy_differs_first() -> None:
     result = first_difference(EVENTS, example_timings(on=node(99 * 10**8), policies=["vdnn"])["vdnn"].events)
     assert result is not None
     assert result.stored is not None
@@ -43,7 +43,7 @@ def test_on_a_slower_link_the_first_copy_differs_first() -> None:
     assert result.before == ()
 
 
-def test_where_only_fetches_are_slower_the_first_fetch_differs_first() -> None:
+def test_if_only_fetches_are_slower_the_first_fetch_differs_first() -> None:
     slower = replace(node(), link=replace(node().link, h2d_bandwidth=99 * 10**8))
     result = first_difference(EVENTS, example_timings(on=slower, policies=["vdnn"])["vdnn"].events)
     assert result is not None
@@ -95,7 +95,7 @@ NEXT = span("compute", SpanKind.COMPUTE, "k", 10, 20), span("compute", SpanKind.
         ((FETCH, COPY), COPY),  # streams in their order
     ],
 )
-def test_of_several_differences_at_one_instant_the_cause_is_first(
+def test_among_differences_at_one_instant_the_cause_comes_first(
     pairs: tuple[tuple[Span, Span], ...], first: tuple[Span, Span]
 ) -> None:
     result = first_difference([stored for stored, _ in pairs], [now for _, now in pairs])

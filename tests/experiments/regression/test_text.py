@@ -29,7 +29,7 @@ def after(event: int, **changes: Any) -> str:
     return text_of(stored, with_policy(stored, "ideal", replace(stored["ideal"], events=tuple(events))))
 
 
-def test_one_kernel_that_takes_a_nanosecond_more() -> None:
+def test_a_kernel_longer_by_a_nanosecond_is_reported_with_its_delta() -> None:
     assert (
         text_of(example_timings(policies=["ideal"]), example_timings(longer("B3"), policies=["ideal"]))
         == """\

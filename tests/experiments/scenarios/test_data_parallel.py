@@ -43,11 +43,11 @@ def test_the_section_and_its_defaults(tmp_path: Path):
     assert loaded(tmp_path, section) == DataParallel(2, Exchange.GATHER, 5)
 
 
-def test_one_gpu_is_no_data_parallelism(tmp_path: Path):
+def test_data_parallel_with_one_gpu_is_an_ordinary_run(tmp_path: Path):
     assert loaded(tmp_path, "data_parallel: {gpus: 1}\n") is None
 
 
-def test_it_can_be_set_where_the_file_has_none(tmp_path: Path):
+def test_data_parallel_can_be_set_on_a_scenario_without_it(tmp_path: Path):
     assert loaded(tmp_path, "", {"data_parallel.gpus": 2, "data_parallel.cores": 3}) == DataParallel(2, cores=3)
 
 
@@ -116,7 +116,7 @@ def test_the_command_line_runs_it(tmp_path: Path):
 
 
 @pytest.mark.slow
-def test_what_runs_out_of_memory_on_its_share_names_the_gpu():
+def test_out_of_memory_on_a_share_names_the_gpu():
     budget = ("--memory", "1 MiB", "--set", "data_parallel.gpus=2")
     done = simgpu("run", "--trace", "resnet20-cifar-cpu", "--node", "k40-x4", "--policy", "none", *budget)
     assert done.exit_code == 3

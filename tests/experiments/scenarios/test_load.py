@@ -56,7 +56,7 @@ def test_a_policy_spelt_out_is_the_same_as_one_with_its_defaults(tmp_path: Path)
     assert "policies[1]: {'vdnn': {'mode': 'all'}} is given twice; keep one of them" in message
 
 
-def test_it_shows_itself_on_one_screen(tmp_path: Path) -> None:
+def test_a_scenario_prints_on_one_screen(tmp_path: Path) -> None:
     scenario = load_scenario(scenario_file(tmp_path, GOOD + "budget: 1 MiB\n"))
     lines = repr(scenario).splitlines()
     assert lines[0].split() == ["scenario", "try"]
@@ -69,7 +69,7 @@ def test_it_shows_itself_on_one_screen(tmp_path: Path) -> None:
     assert scenario.trace._repr_html_().startswith("<pre>trace ")
 
 
-def test_one_policy_needs_no_list(tmp_path: Path) -> None:
+def test_a_single_policy_needs_no_list(tmp_path: Path) -> None:
     text = GOOD.replace("[ideal, vdnn: {mode: conv}]", "none")
     assert load_scenario(scenario_file(tmp_path, text)).policies == (PolicyChoice("none", {}),)
 

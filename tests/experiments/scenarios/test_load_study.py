@@ -143,7 +143,7 @@ def test_changes_of_the_node_hold_for_all_runs_and_those_of_a_run_win(tmp_path: 
     assert {node.link.d2h_bandwidth for node in nodes} == {10**10}
 
 
-def test_one_baseline_needs_no_list_and_several_stay_in_order(tmp_path: Path) -> None:
+def test_a_single_baseline_needs_no_list_and_several_keep_their_order(tmp_path: Path) -> None:
     text = GOOD.replace("baseline: vDNN", "baseline: [oracle, vDNN]")
     study = load_study(study_file(tmp_path, text))
     assert study.baseline == ("oracle", "vDNN")
@@ -181,7 +181,7 @@ def test_not_everything_can_be_left_out(tmp_path: Path) -> None:
     assert "vDNN" in problem
 
 
-def test_it_shows_itself_on_one_screen(tmp_path: Path) -> None:
+def test_a_study_prints_on_one_screen(tmp_path: Path) -> None:
     lines = repr(load_study(study_file(tmp_path))).splitlines()
     assert lines[0].split() == ["study", "try"]
     assert "origin      modelled, not recorded, for Tesla V100 PCIe, by simgpu zoo 0.1.0, sparsity too" in lines
@@ -300,7 +300,7 @@ def test_a_sweep_becomes_a_trace_for_each_batch(tmp_path: Path) -> None:
     assert [kernel.duration_ns for kernel in study.traces["chain 2"].kernels] == [10, 14, 28, 20]
 
 
-def test_what_differs_on_one_batch_wins_over_what_differs_on_the_sweep(tmp_path: Path) -> None:
+def test_per_trace_values_of_one_batch_override_those_of_the_sweep(tmp_path: Path) -> None:
     (_, run) = load_study(study_file(tmp_path, BATCHES)).runs
     conv = PolicyChoice("vdnn", {"mode": "conv"})
     assert run.on("VGG 16") == (conv, 10**9)
@@ -429,7 +429,7 @@ def test_a_study_is_no_scenario_and_the_message_names_the_command() -> None:
         load_study("cswap-6e")
 
 
-def test_what_ships_is_a_scenario_or_a_study() -> None:
+def test_every_shipped_file_is_a_scenario_or_a_study() -> None:
     assert sorted([*shipped_scenarios(), *shipped_studies()]) == list(shipped_names("scenarios"))
 
 

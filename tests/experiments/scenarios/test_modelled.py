@@ -61,7 +61,7 @@ def problems_of(path: Path, overrides: dict[str, object] | None = None) -> list[
         (["--variant", "grouped=false"], {"variant": {"grouped": False}}),
     ],
 )
-def test_it_is_the_trace_that_zoo_build_writes(
+def test_a_modelled_trace_equals_that_of_zoo_build(
     options: list[str], keys: dict[str, object], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
@@ -81,7 +81,7 @@ def test_a_modelled_trace_names_its_origin_and_gpu(tmp_path: Path) -> None:
     assert "modelled, not recorded, for GeForce RTX 2080 Ti" in shown
 
 
-def test_it_may_be_modelled_for_another_gpu_than_the_nodes(tmp_path: Path) -> None:
+def test_a_trace_may_be_modelled_for_a_gpu_other_than_the_nodes(tmp_path: Path) -> None:
     (tmp_path / "mine.yaml").write_text("schema: simgpu.node/1\nname: mine\nbase: titan-xp\n", encoding="utf-8")
     loaded = load_scenario(written(tmp_path, FILE.replace("epochs: 5", "gpu: mine.yaml")))
     assert loaded.trace.info.device == load_node("titan-xp").gpu.name

@@ -245,7 +245,7 @@ def test_a_network_may_take_the_place_of_a_trace_by_name(tmp_path: Path) -> None
     assert [sweep.scenario(point).trace.info.batch for point in (0, 1)] == [1, 2]
 
 
-def test_other_values_are_checked_despite_a_broken_axis(tmp_path: Path) -> None:
+def test_a_wrong_axis_does_not_hide_mistakes_of_other_values(tmp_path: Path) -> None:
     message = problems_of(sweep_file(tmp_path, "sweep:\n  grid: {seed: [], budget: [1 GiB, big]}\n"))
     assert len(message) == 2 and "'big' is not a size" in message[1]
 

@@ -21,7 +21,7 @@ def small(name: str) -> Solver:
 
 
 @each
-def test_its_arrays_are_as_it_declares_them_from_first_to_last(name: str) -> None:
+def test_the_arrays_of_a_solver_are_as_declared_throughout(name: str) -> None:
     solver, steps = small(name), 0
     for state in solver.states():
         steps += 1

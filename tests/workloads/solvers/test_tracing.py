@@ -96,7 +96,7 @@ def test_the_one_that_ships_is_what_is_built(name: str) -> None:
 
 @pytest.mark.slow
 @each
-def test_its_compressibility_is_what_the_run_has(name: str) -> None:
+def test_the_compressibility_of_a_solver_trace_is_that_of_its_run(name: str) -> None:
     """Last bits of logarithms and sines may differ on another processor, and with them a few entries."""
     shipped = histograms(load_trace(f"hpc-{name}").compressibility)
     for epoch, state in enumerate(solver_of(name).snapshots()):

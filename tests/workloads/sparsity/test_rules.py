@@ -38,7 +38,7 @@ def last_epoch(trace: Trace, epochs: int = 2) -> dict[str, float]:
     return {sample.block: sample.sparsity for sample in created.sparsity if sample.epoch == epochs - 1}
 
 
-def test_only_a_relu_makes_zeros() -> None:
+def test_only_relus_create_zeros() -> None:
     result = last_epoch(network(("conv2d", "x", "a", 64), ("relu", "a", "b", 64), ("conv2d", "b", "c", 64)))
     assert result == {"b": 0.5}
 
@@ -48,7 +48,7 @@ def test_an_in_place_relu_writes_zeros_to_the_convolutions_block() -> None:
 
 
 @pytest.mark.parametrize("op", ["gelu", "tanh", "sigmoid", "prelu_like_things"])
-def test_other_activations_are_dense(op: str) -> None:
+def test_activations_not_after_a_relu_are_dense(op: str) -> None:
     with pytest.raises(InputError, match="there is no ReLU in forward"):
         with_sparsity(network(("linear", "x", "a", 64), (op, "a", "b", 64)), 2)
 
@@ -119,7 +119,7 @@ def test_a_sparsity_curve_passes_its_start_turning_point_and_end(turn_at: float)
     assert all(0.5 <= value <= 0.8 for value in samples)
 
 
-def test_one_epoch_is_the_begin_of_training() -> None:
+def test_a_single_epoch_is_the_start_of_training() -> None:
     created = with_sparsity(simgpu.load_trace("vgg11-cifar-cpu"), 1)
     assert {sample.epoch for sample in created.sparsity} == {0}
     assert all(0 <= sample.sparsity <= EMPTIEST for sample in created.sparsity)

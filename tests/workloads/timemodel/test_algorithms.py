@@ -67,7 +67,7 @@ def test_winograd_multiplies_less_by_its_tiles() -> None:
         ({"in_size": (64, 64), "kernel": (33, 33), "padding": (16, 16)}, ALWAYS | {"fft"}),
     ],
 )
-def test_where_algorithms_apply(change: dict[str, object], expected: set[str]) -> None:
+def test_algorithms_are_offered_only_where_they_apply(change: dict[str, object], expected: set[str]) -> None:
     assert names(replace(LAYER, **change)) == expected
 
 

@@ -201,7 +201,7 @@ def test_bfloat16_products_before_volta_are_refused(name: str) -> None:
         ("h200", ["float32"], ["The time model's hopper was fitted to H100, not to H200 SXM."]),
     ],
 )
-def test_what_is_priced_otherwise_than_it_looks_is_noted(name: str, dtypes: list[str], notes: list[str]) -> None:
+def test_operations_with_unusual_prices_have_a_note(name: str, dtypes: list[str], notes: list[str]) -> None:
     result = model_notes(load_node(name).gpu, dtypes)
     assert len(result) == len(notes)
     assert all(note.startswith(start) for note, start in zip(result, notes, strict=True))

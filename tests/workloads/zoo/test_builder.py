@@ -110,7 +110,7 @@ def test_sides_after_a_window(side: int, kernel: int, stride: int, padding: int,
     assert results_seen == (result, result)
 
 
-def test_what_does_not_fit_has_no_shape() -> None:
+def test_incompatible_inputs_have_no_result_shape() -> None:
     assert window_sides((4, 4), (5, 5), (1, 1), (0, 0)) is None
     assert transposed_window_sides((1, 1), (2, 2), (2, 2), (1, 1)) is None
     assert matmul_shape((2, 3, 4), (2, 3, 4), False) is None

@@ -23,7 +23,7 @@ def built(name: str, framework: str, batch: int = 8) -> Trace:
 
 
 @pytest.mark.parametrize("name", NETWORKS)
-def test_it_is_a_sound_trace_that_needs_less_memory(name: str) -> None:
+def test_the_cudnn_framework_gives_a_valid_trace_with_less_memory(name: str) -> None:
     simulated, expected = built(name, "pytorch"), built(name, "cudnn")
     assert check_trace(expected) == []
     assert _peak(expected) <= _peak(simulated)
@@ -62,7 +62,7 @@ def test_a_gradient_that_another_layer_needs_is_not_rewritten() -> None:
     assert ops["threshold_backward_"] > 0
 
 
-def test_nothing_but_these_layers_differs() -> None:
+def test_only_these_layers_differ_between_frameworks() -> None:
     simulated, expected = built("vgg16", "pytorch"), built("vgg16", "cudnn")
     assert len(simulated.kernels) == len(expected.kernels)
     for one, other in zip(simulated.kernels, expected.kernels, strict=True):
@@ -112,7 +112,7 @@ def test_before_1_10_a_normalized_convolution_has_three_activations() -> None:
     assert held == {"pytorch": ["conv2_2", "norm2_2"], "pytorch-1.5": ["conv2_2", "norm2_2", "relu2_2"]}
 
 
-def test_of_a_network_without_relus_the_version_changes_nothing() -> None:
+def test_the_version_does_not_matter_for_a_network_without_relus() -> None:
     simulated, expected = built("bert-base", "pytorch"), built("bert-base", "pytorch-1.5")
     assert (simulated.kernels, simulated.blocks) == (expected.kernels, expected.blocks)
 

@@ -146,7 +146,7 @@ def test_kernels_belong_to_the_layer_whose_memory_they_rewrite() -> None:
 
 
 @pytest.mark.parametrize("name", [*MODNN, "googlenet", "densenet121", "inception-v3", "mobilenet", "unet"])
-def test_it_needs_no_more_memory_than_cudnns_habits_and_runs(name: str) -> None:
+def test_the_fused_framework_runs_and_needs_no_more_memory_than_cudnn(name: str) -> None:
     simulated, expected = built(name, 2), built(name, 2, "cudnn")
     assert check_trace(simulated) == []
     peaks = [trace_stats(each).peak_recorded for each in (simulated, expected)]

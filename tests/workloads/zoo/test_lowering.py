@@ -165,7 +165,7 @@ def test_a_relu_out_of_place_writes_its_own_block_and_releases_its_input() -> No
     assert trace.block_by_id["relu"].release == "end"  # the network's output here
 
 
-def test_where_two_branches_meet_the_second_gradient_is_added_into_the_first() -> None:
+def test_at_a_join_the_second_gradient_is_added_to_the_first() -> None:
     trace = lowered(residual(), 4)
     total = kernel(trace, "add_", Phase.BACKWARD)
     # The sum's gradient serves both branches; conv2's is added to it once batch norm has read it.

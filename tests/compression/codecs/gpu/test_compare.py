@@ -56,7 +56,7 @@ def test_mean_errors_compare_with_the_papers(figure_10: tuple[ModelError, ...]) 
     assert means["decision_tree"] == pytest.approx((0.056, 0.069), abs=0.003)
 
 
-def test_it_is_the_sub_models_that_make_the_difference(figure_10: tuple[ModelError, ...]) -> None:
+def test_models_per_sparsity_range_reduce_the_error(figure_10: tuple[ModelError, ...]) -> None:
     """One linear model over all sparsities does as Bayesian ridge does: neither has the product of bytes and zeros."""
     means = mean_errors(figure_10)
     assert means["linear_all"] == pytest.approx(means["bayesian_ridge"], rel=0.01)

@@ -40,7 +40,7 @@ def test_without_scipy_the_fit_names_the_package(
     assert list(tmp_path.iterdir()) == []
 
 
-def test_what_is_taken_of_each_figure_is_met_as_nearly_as_this() -> None:
+def test_the_fit_is_within_these_errors_of_each_figure() -> None:
     errors = {each.figure.name: round(each.error, 3) for each in against_paper(SURFACE)}
     assert errors == {
         "figure 5, grid 10": 0.005,

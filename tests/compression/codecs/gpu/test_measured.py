@@ -78,7 +78,7 @@ def test_the_fit_keeps_the_samples_that_the_file_names(tmp_path: Path, monkeypat
     assert load_table(tmp_path / "again.yaml") == load_table(file)
 
 
-def test_other_gpus_are_answered_as_before(tmp_path: Path) -> None:
+def test_measured_samples_do_not_change_the_times_of_other_gpus(tmp_path: Path) -> None:
     other = response_of(load_node("v100").gpu, written(tmp_path))
     assert other == V100
 

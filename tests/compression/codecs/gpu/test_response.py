@@ -170,7 +170,9 @@ def test_a_gpu_with_missing_figures_is_refused_with_their_names() -> None:
         ("threads", ("zvc", 1, 0.5, 1, 96), "96 is not a block size; give 64 or 128 threads"),
     ],
 )
-def test_what_there_is_no_time_of_is_refused(place: str, given: tuple[str, int, float, int, int], message: str) -> None:
+def test_arguments_without_a_time_are_refused(
+    place: str, given: tuple[str, int, float, int, int], message: str
+) -> None:
     for timed in (V100.encode_ns, V100.decode_ns, V100.encode_times, V100.decode_times):
         with pytest.raises(InputError) as caught:
             timed(*given)
@@ -201,7 +203,7 @@ def test_a_number_without_a_source_and_uneven_curves_are_refused(tmp_path: Path)
     assert "codecs.zvc: encode and decode differ in length" in str(caught.value)
 
 
-def test_one_gpu_must_be_fitted(tmp_path: Path) -> None:
+def test_a_response_file_without_a_fitted_gpu_is_refused(tmp_path: Path) -> None:
     file = tmp_path / "response.yaml"
     file.write_text(RESPONSE.read_text().replace("basis: fitted", "basis: scaled"))
     with pytest.raises(InputError, match="0 GPUs are fitted"):

@@ -72,7 +72,7 @@ def test_the_four_ways_come_in_the_papers_order(figure_12: dict[str, Tuned]) -> 
     assert bayesian < 0.4 * expert
 
 
-def test_what_bayesian_search_finds_depends_on_its_draw_and_is_not_always_good(
+def test_the_result_of_bayesian_search_depends_on_its_seed_and_may_be_poor(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     """The library's defaults look everywhere, and most of all settings are dear."""
