@@ -302,7 +302,7 @@ def test_damaged_json_is_reported(tmp_path, case):
 
 
 @pytest.mark.parametrize("content", [b"\x06hello!", b"\x09\x0a\x02..\x0a\x03abc", b"\x02\x0a\x05", b"{}", b"\x00\x00"])
-def test_other_files_are_not_taken_for_it(tmp_path, content):
+def test_files_of_other_formats_are_not_recognised_as_chakra(tmp_path, content):
     with pytest.raises(InputError, match="not a recording of a known format"):
         detect(saved(tmp_path, content))
 

@@ -288,7 +288,7 @@ def test_events_in_any_order_give_the_same_trace(tmp_path):
     assert import_trace(profile.write(tmp_path / "net.json"), reported)[0] == forward
 
 
-def test_in_place_work_on_new_memory_reads_nothing(tmp_path):
+def test_an_in_place_kernel_on_new_memory_reads_nothing(tmp_path):
     """zeros: memory is allocated by one operator and filled by another inside it."""
     profile, recorded = Profile(), small_run()[1]
     recorded.nodes.clear()

@@ -28,7 +28,7 @@ def test_a_mistake_shows_its_text_alone(tmp_path):
     assert output_of("import simgpu; simgpu.load_node('v1000')", tmp_path) == f"InputError: {raised.value}"
 
 
-def test_so_does_a_package_that_is_missing(tmp_path):
+def test_a_missing_package_is_reported_with_its_extra(tmp_path):
     cell = "from simgpu.errors import MissingExtraError; raise MissingExtraError('this notebook', 'torch', 'record')"
     assert output_of(cell, tmp_path) == f"MissingExtraError: {MissingExtraError('this notebook', 'torch', 'record')}"
 

@@ -28,12 +28,12 @@ def source(cell):
     return "".join(cell["source"])
 
 
-def test_it_is_a_valid_notebook(path):
+def test_a_notebook_is_valid(path):
     nbformat = pytest.importorskip("nbformat")
     nbformat.validate(nbformat.read(path, as_version=nbformat.NO_CONVERT))
 
 
-def test_its_code_compiles_and_is_python_alone(path):
+def test_the_code_of_a_notebook_is_plain_python_and_compiles(path):
     for cell in cells_of(path, "code"):
         ast.parse(source(cell), filename=f"{path.name}, cell {cell['id']}")
 
@@ -56,7 +56,7 @@ def test_traces_are_those_that_ship(path):
     assert set(named) <= set(shipped_names("traces"))
 
 
-def test_it_begins_with_its_number_and_links_to_what_is_there(path):
+def test_a_notebook_begins_with_its_number_and_its_links_exist(path):
     texts = [source(cell) for cell in cells_of(path, "markdown")]
     assert texts[0].startswith(f"# {path.stem.partition('-')[0]}. ")
     linked = re.findall(r"\]\(([^)#:]+)\)", "\n".join(texts))

@@ -226,7 +226,7 @@ def test_targets_keep_a_programs_ratio_within_4() -> None:
 @pytest.mark.rule
 @pytest.mark.parametrize("zeros", range(1, 20))
 @pytest.mark.parametrize("dense", range(4))
-def test_as_many_allocations_of_zeros_are_16x_as_a_ratio_of_4_allows(dense: int, zeros: int) -> None:
+def test_the_overall_ratio_of_4_limits_the_allocations_at_16x(dense: int, zeros: int) -> None:
     assert _zeros_small(dense, zeros) == min(zeros, 4 * dense)
 
 
@@ -332,7 +332,7 @@ def test_another_carve_out_breaks_its_rule(monkeypatch: MonkeyPatch) -> None:
 def test_targets_without_a_cap_break_it(monkeypatch: MonkeyPatch) -> None:
     monkeypatch.setattr(f"{__name__}.choose_targets", lambda program: tuple(8 for _ in program))
     assert fails(test_targets_keep_a_programs_ratio_within_4)
-    assert fails(test_as_many_allocations_of_zeros_are_16x_as_a_ratio_of_4_allows, 1, 19)
+    assert fails(test_the_overall_ratio_of_4_limits_the_allocations_at_16x, 1, 19)
 
 
 def test_another_threshold_breaks_the_rule(monkeypatch: MonkeyPatch) -> None:

@@ -295,7 +295,7 @@ def test_a_window_of_figure_8_by_hand() -> None:
     assert figure_8([0.0] * 33) == bytes(8), "what is left at the end has a mask too"
 
 
-def test_other_formats_break_the_rule(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_other_zvc_formats_break_the_rule(monkeypatch: pytest.MonkeyPatch) -> None:
     def backwards(array: NDArray[np.float32]) -> bytes:
         return figure_8(array[::-1].copy())
 

@@ -52,7 +52,7 @@ def test_only_vgg_16_has_maps_that_are_not_u_shaped() -> None:
     assert others and {each.partition(":")[0] for each in others} == {"VGG"}
 
 
-def test_by_the_general_profile_vgg_16_is_u_shaped_too() -> None:
+def test_under_the_general_profile_vgg_16_is_u_shaped_too() -> None:
     """CSWAP and cDMA contradict each other about VGG-16; its own profile follows CSWAP."""
     trained = {name: curves_of(trace) for name, trace in trained_networks({"VGG": "general"}).items()}
     assert not_u_shaped(trained) == []

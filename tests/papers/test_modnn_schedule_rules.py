@@ -34,7 +34,7 @@ def test_prefetches_begin_when_equation_9_asks_and_memory_is_not_cleared_before_
 
 @pytest.mark.rule
 @pytest.mark.slow
-def test_of_a_convolutions_algorithms_the_one_of_most_gain_by_equation_10_is_taken() -> None:
+def test_the_algorithm_with_the_largest_gain_by_equation_10_is_chosen() -> None:
     seen = read_back(chain(on_networks(_CHOOSING), at_random(_RANDOM, 10)), algorithms_of)
     assert seen["choices among algorithms"] > 0
 

@@ -268,7 +268,7 @@ def test_recordings_are_detected_by_their_content(tmp_path):
     ]
 
 
-def test_what_came_of_a_folder(tmp_path):
+def test_a_recordings_folder_reports_what_was_compared(tmp_path):
     folder = small_folder(tmp_path)
     cache, failed = run(of_folder(recording_tasks(folder), folder))
     results = recordings_of(cache, failed, folder)

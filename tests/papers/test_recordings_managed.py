@@ -74,7 +74,7 @@ def test_parameters_are_those_of_the_policy():
     assert waits(iteration, "PF", bandwidth=LINK // 2) == [LATENCY + 2 * 8 * PAGE]
 
 
-def test_nothing_is_evicted_and_nothing_is_resident_from_before():
+def test_memory_released_by_a_kernel_is_free_for_the_next_without_evictions():
     """Operands of each kernel fill most of the memory, and the next kernel finds as much of it free."""
     most = NODE.gpu.memory * 3 // 4
     iteration = trace(([most], [], []), ([most - PAGE], [], []), ([most], [], []))

@@ -185,7 +185,7 @@ def test_a_folder_with_something_else_is_left_alone(tmp_path: Path) -> None:
     assert [entry.name for entry in tmp_path.iterdir()] == ["thesis.tex"]
 
 
-def test_other_folders_next_to_cached_work_are_left_alone(calls: list[str], tmp_path: Path) -> None:
+def test_unrelated_folders_in_the_cache_are_not_touched(calls: list[str], tmp_path: Path) -> None:
     claims = paper({"order": ORDER}).claims
     Run(claims, tmp_path).outcome(causes=False)
     (tmp_path / "thesis").mkdir()

@@ -43,7 +43,7 @@ def test_zero_is_met_as_closely_as_it_was_printed() -> None:
     assert judge(zero, 0.006) == Judgement(Verdict.OFF, None, "by +0.006")
 
 
-def test_what_is_exact_holds_or_is_broken() -> None:
+def test_an_exact_claim_holds_or_is_broken() -> None:
     exact = part(value=11.7, **{"is": "exactly"})
     assert judge(exact, 11.7).verdict is Verdict.HOLDS
     assert judge(exact, 11.7000001).verdict is Verdict.BROKEN

@@ -14,7 +14,7 @@ from simgpu.workloads.rescale import at_batch
 @pytest.mark.parametrize(
     ("model", "batch", "other"), [("resnet20", 32, 64), ("vgg11", 32, 128), ("transformer", 8, 24)]
 )
-def test_it_has_the_same_blocks_and_algorithms_and_nearly_the_same_time(model: str, batch: int, other: int) -> None:
+def test_a_rescaled_recording_equals_one_at_that_batch_except_for_time(model: str, batch: int, other: int) -> None:
     """Kernels that are given a block for its shape alone, or read a part of it, are taken to read it all: under 1%."""
     rescaled = at_batch(record(model, batch=batch, gpu="v100"), other)
     created = record(model, batch=other, gpu="v100")

@@ -154,7 +154,7 @@ def test_unsafe_losses_and_a_format_that_is_neither_are_refused_as_by_pytorch() 
                 torch.addcmul(h, h, h)
 
 
-def test_one_autocast_within_another_and_the_cpus_own_rules_afterwards() -> None:
+def test_nested_autocast_regions_restore_the_outer_rules() -> None:
     x = torch.ones(8, 8)
     with autocast_as_on_gpu("a test"):
         with torch.autocast("cuda", dtype=torch.float16):
@@ -299,7 +299,7 @@ def _scaled(batch: int) -> tuple[Any, ...]:
         (_scaled, r"torch\.amp\.GradScaler\('cuda'\)"),
     ],
 )
-def test_on_a_cpu_what_works_on_cuda_alone_is_refused_with_what_to_do(factory: Any, what: str) -> None:
+def test_recording_cuda_autocast_on_a_cpu_is_refused_with_a_remedy(factory: Any, what: str) -> None:
     other = what.replace("cuda", "cpu")
     advice = rf"{what} has no effect on a CPU.*--gpu NODE.*--device cuda.*or write {other}"
     with pytest.raises(InputError, match=advice) as caught:

@@ -103,7 +103,7 @@ def test_blocks_are_measured_before_the_iteration_or_after_their_last_write() ->
     assert set(result) == {block.id for block in trace.blocks}, "workspaces are not seen on a CPU"
 
 
-def test_bytes_are_taken_as_they_lie() -> None:
+def test_entries_are_measured_in_memory_order() -> None:
     images = torch.arange(2 * 3 * 4 * 4, dtype=torch.float32).reshape(2, 3, 4, 4)
 
     def factory() -> Any:

@@ -117,7 +117,7 @@ def _linear() -> nn.Module:
         (lambda: (_linear(), torch.ones(2, 5), (), summed), "a training iteration raised RuntimeError"),
     ],
 )
-def test_what_a_factory_returns_is_checked(factory: Callable[..., Any], what: str) -> None:
+def test_the_result_of_a_factory_is_checked(factory: Callable[..., Any], what: str) -> None:
     assert what in _message(factory)
 
 

@@ -119,7 +119,7 @@ def test_holding_the_output_costs_nothing_where_the_loss_saves_it() -> None:
     assert held == released
 
 
-def test_what_is_modelled_without_a_device_follows_the_same_two_loops() -> None:
+def test_modelled_recordings_follow_the_same_two_loops() -> None:
     def factory(batch: int) -> tuple[Any, ...]:
         return (*_ingredients(), nn.functional.cross_entropy)
 

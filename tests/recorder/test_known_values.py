@@ -185,7 +185,7 @@ class _ByInput(nn.Module):
 
 
 @pytest.mark.parametrize("deciding", [_ByWeight, _ByChance, _ByInput])
-def test_what_a_step_computes_or_draws_is_refused_with_the_line_that_reads_it(deciding: type[nn.Module]) -> None:
+def test_reading_a_computed_or_random_value_is_refused_with_its_line(deciding: type[nn.Module]) -> None:
     """However small they are: a weight, an input and a random number have other values in every step."""
     message = refusal(lambda: named(fc=nn.Linear(4, 4), choice=deciding()), (2, 4))
     number = deciding.forward.__code__.co_firstlineno + 1

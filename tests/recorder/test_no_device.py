@@ -91,7 +91,7 @@ def test_graph_sizes_and_lifetimes_are_those_of_a_recording(name: str) -> None:
 
 
 @pytest.mark.parametrize("optimizer", sorted(BUILT_IN_OPTIMIZERS))
-def test_so_they_are_for_every_optimizer(optimizer: str) -> None:
+def test_modelled_blocks_equal_recorded_ones_for_every_optimizer(optimizer: str) -> None:
     recorded = record("mlp", batch=3, repetitions=1, warmup=1, optimizer=optimizer)
     assert graph(as_a_cpu_has_it("mlp", 3, optimizer)) == graph(recorded)
 
@@ -145,12 +145,12 @@ def _convolutions(batch: int) -> tuple[Any, ...]:
 
 
 @pytest.mark.parametrize("factory", [_odd, _halved, _convolutions])
-def test_so_they_are_for_models_that_do_unusual_things(factory: Callable[..., Any]) -> None:
+def test_modelled_blocks_equal_recorded_ones_for_unusual_models(factory: Callable[..., Any]) -> None:
     recorded = record(factory, batch=3, repetitions=1, warmup=1)
     assert graph(as_a_cpu_has_it(factory, 3)) == graph(recorded)
 
 
-def test_so_they_are_for_recurrent_layers_step_by_step(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_modelled_blocks_equal_recorded_ones_for_recurrent_layers(monkeypatch: pytest.MonkeyPatch) -> None:
     # The CPU's own library fuses the steps and keeps memory of its own, which only it knows; a GPU does not use it.
     monkeypatch.setattr(torch.backends.mkldnn, "enabled", False)
     recorded = record(_recurrent, batch=3, repetitions=1, warmup=1)
@@ -269,7 +269,7 @@ def test_a_foreign_tensor_in_the_model_is_refused() -> None:
         modelled(lambda: (named(fc=nn.Linear(4, 2), adds=Adds()), torch.ones(3, 4), (), summed), 3)
 
 
-def test_other_mistakes_are_reported_as_in_a_recording() -> None:
+def test_a_users_mistakes_are_reported_as_in_a_recording() -> None:
     with pytest.raises(InputError, match="a training iteration raised RuntimeError"):
         modelled(lambda: (nn.Linear(4, 2), torch.ones(3, 5), (), summed), 3)
     with pytest.raises(InputError, match="did you mean 'vgg11'"):

@@ -116,7 +116,7 @@ def test_attention_is_two_products_and_five_backward() -> None:
     assert sum(operation.flops for operation in backward) == 5 * 2 * 6 * 32 * 32 * 16
 
 
-def test_bytes_are_of_what_is_looked_at() -> None:
+def test_operations_count_the_bytes_of_the_views_that_they_access() -> None:
     x, row = torch.ones(6, 4), torch.ones(4)
     (added,) = works(lambda: x + row.expand(6, 4))["add"]
     assert (added.kind, added.bytes, added.flops) == (OperationKind.ELEMENTWISE, 4 * (24 + 4 + 24), 24)
@@ -133,7 +133,7 @@ def test_bytes_are_of_what_is_looked_at() -> None:
     assert works(lambda: torch.empty(5))["empty"] == ()
 
 
-def test_of_a_table_only_the_rows_are_read() -> None:
+def test_an_embedding_reads_only_the_requested_rows() -> None:
     table, tokens = torch.ones(1000, 8, requires_grad=True), torch.arange(3)
     result = works(_sum(lambda: f.embedding(tokens, table)))
     (looked,) = result["embedding"]

@@ -28,7 +28,7 @@ def trace() -> Trace:
     return record("vgg11", batch=_BATCH, device="cuda", repetitions=3, algorithms=True)
 
 
-def test_it_is_a_valid_recording_of_that_device(trace: Trace) -> None:
+def test_a_recording_on_a_gpu_is_valid_and_names_the_device(trace: Trace) -> None:
     assert check_trace(trace) == []
     assert (trace.info.origin, trace.info.batch) == (Origin.RECORDED, _BATCH)
     assert trace.info.device == torch.cuda.get_device_name(0)
@@ -36,7 +36,7 @@ def test_it_is_a_valid_recording_of_that_device(trace: Trace) -> None:
     assert all(kernel.duration_ns > 0 for kernel in trace.kernels)
 
 
-def test_its_weights_and_layers_are_those_of_a_recording_on_the_cpu(trace: Trace) -> None:
+def test_weights_and_layers_recorded_on_a_gpu_equal_those_on_the_cpu(trace: Trace) -> None:
     other = record("vgg11", batch=_BATCH, device="cpu", repetitions=1, warmup=1)
 
     def weights(result: Trace) -> dict[str, int]:

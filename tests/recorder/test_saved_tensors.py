@@ -132,7 +132,7 @@ class _Unused(nn.Module):
         return x.tanh()
 
 
-def test_what_backward_never_takes_back() -> None:
+def test_a_saved_tensor_without_a_backward_is_never_unpacked() -> None:
     trace = record_module(lambda: named(fc=nn.Linear(4, 4, bias=False), unused=_Unused()), torch.randn(3, 4))
     assert _ops(trace, "forward") == ["mm", "sigmoid", "tanh", "sum"]
     (row,) = [row for row in trace.saved if row.block == "unused:sigmoid"]
@@ -157,7 +157,7 @@ def test_constants_of_the_host_and_of_the_model() -> None:
     assert check_trace(trace) == []
 
 
-def test_of_a_checkpoint_what_enters_it_is_saved() -> None:
+def test_a_checkpoint_saves_its_inputs() -> None:
     class Checkpointed(nn.Module):
         def __init__(self) -> None:
             super().__init__()

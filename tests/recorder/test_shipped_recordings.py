@@ -134,7 +134,7 @@ def test_the_sparsest_layers_match_the_readme(zeros: dict[str, list[float]], dig
     assert round(mean_sparsity(digits), 2) == 0.64
 
 
-def test_its_convolutions_may_be_run_without_onednn(digits: Trace) -> None:
+def test_a_shipped_recording_has_convolutions_without_onednn(digits: Trace) -> None:
     convolving = [kernel for kernel in digits.kernels if kernel.op.startswith("aten::convolution")]
     rows = {(choice.kernel, choice.algorithm): choice for choice in digits.algorithms}
     assert list(rows) == [(kernel.id, name) for kernel in convolving for name in ("default", "without-onednn")]
@@ -144,5 +144,5 @@ def test_its_convolutions_may_be_run_without_onednn(digits: Trace) -> None:
         assert default.workspace_bytes > other.workspace_bytes
 
 
-def test_its_repetitions_have_a_spread(digits: Trace) -> None:
+def test_a_shipped_recording_has_the_spread_of_its_repetitions(digits: Trace) -> None:
     assert all(kernel.iqr_ns is not None for kernel in digits.kernels)

@@ -58,7 +58,7 @@ def test_save_on_cpu_waits_for_copies_out_to_return_and_for_the_next_launch_and_
     assert result.numbers.step_ns == example_trace().compute_ns + bytes_alone + waits
 
 
-def test_on_a_cpu_the_host_waits_for_copies_both_ways():
+def test_on_a_cpu_the_host_waits_for_copies_in_both_directions():
     both, device = (simulate_counterpart(calibration(kind=kind), Method.SAVE_ON_CPU, {}) for kind in ("cpu", "cuda"))
     assert both.numbers is not None and device.numbers is not None and both.result is not None
     start, _ = both.result.timeline.window(-1)

@@ -96,7 +96,7 @@ def test_a_case_has_its_trace_and_a_run_of_each_method(case: Case) -> None:
         assert 0 < run.initial_bytes < run.peak_bytes
 
 
-def test_bytes_are_those_that_each_method_copies(case: Case) -> None:
+def test_recorded_bytes_equal_those_that_each_method_copies(case: Case) -> None:
     copied = {method: (run.d2h_bytes, run.h2d_bytes) for method, run in case.runs.items()}
     assert copied[Method.PLAIN] == copied[Method.CHECKPOINT] == (0, 0)
     assert copied[Method.SAVE_ON_CPU] == (saved_bytes(), saved_bytes())
@@ -257,7 +257,7 @@ def test_a_method_out_of_memory_is_absent_and_the_others_are_recorded(
     assert read_recording(tmp_path / "mine").cases == (result,)
 
 
-def test_other_errors_of_a_run_are_raised(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_errors_other_than_out_of_memory_are_raised(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def run(*_: Any, **__: Any) -> Any:
         raise RuntimeError("the sizes of a and b do not match")
 

@@ -72,7 +72,7 @@ def test_a_cpu_recording_has_a_note(recording: Recording, tmp_path: Path) -> Non
     assert lines[1].startswith("NOTE: measured on a CPU: worker threads act as copy engines")
 
 
-def test_one_case_and_method_with_its_calibration_and_timelines(place: Path) -> None:
+def test_validate_report_shows_one_case_with_calibration_and_timelines(place: Path) -> None:
     done = simgpu("validate", "report", place, "--case", "example-b8", "--method", "async_offload", "--timeline")
     assert done.exit_code == 0, done.stderr
     message = " ".join(done.stdout.split())

@@ -57,7 +57,7 @@ def test_an_operator_the_device_has_not_is_the_only_one_unmatched(ops: list[str]
 
 
 @given(OPS, OPS)
-def test_as_many_match_as_can_in_order(one: list[str], other: list[str]) -> None:
+def test_the_matching_in_order_is_as_large_as_possible(one: list[str], other: list[str]) -> None:
     pairs = aligned(one, other)
     assert len(pairs) == longest(one, other)
     assert all(one[i] == other[j] for i, j in pairs)

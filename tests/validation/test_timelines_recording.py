@@ -217,7 +217,7 @@ def test_a_device_without_profiled_kernels_is_refused_before_timing(device: Devi
 
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="PyTorch sees no CUDA device")
-def test_on_a_gpu_the_profiler_sees_a_kernel_and_again() -> None:
+def test_the_profiler_can_be_warmed_up_twice_on_a_gpu() -> None:
     device = open_device("cuda")
     for _ in range(2):
         warm_up_profiler(device)
@@ -225,7 +225,7 @@ def test_on_a_gpu_the_profiler_sees_a_kernel_and_again() -> None:
 
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="PyTorch sees no CUDA device")
-def test_on_a_gpu_every_kernel_of_the_trace_has_its_call() -> None:
+def test_every_kernel_recorded_on_a_gpu_has_its_call() -> None:
     device = open_device("cuda")
     trace = record("mlp", batch=BATCH, device="cuda", repetitions=2, warmup=2)
     workload = make_workload("mlp", find_factory("mlp"), BATCH).to(device.torch_device)

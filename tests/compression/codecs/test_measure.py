@@ -51,7 +51,7 @@ def test_arrays_without_four_axes_are_measured_in_plain_layout(shape: tuple[int,
         measure(np.ones(shape, np.float16), ["zvc"], ["nchw"])
 
 
-def test_nothing_has_no_ratio() -> None:
+def test_no_data_has_no_ratio() -> None:
     assert {row.ratio for row in measure(np.zeros((0, 3, 4, 5), np.float32))} == {None}
 
 
