@@ -23,7 +23,7 @@ _FORMS = {"as_is": lambda value: value, "less_one": lambda value: value - 1, "on
 
 
 class NotRunError(Exception):
-    """Raised if a task that a value needs failed; the text is the task's error."""
+    """Raised if a task that a value needs has failed; the message is the task's error."""
 
 
 @dataclass(frozen=True)
