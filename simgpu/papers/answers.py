@@ -162,7 +162,7 @@ def _check(paper: Paper, name: str, changed: Changed) -> Check:
     check = name.partition(".")[0]
     if check not in (known := checks(paper.key)):
         place = f"{paper.key}.yaml"
-        raise InputError.single(place, name, f"there is no check {check!r}", did_you_mean(check, known))
+        raise InputError.single(place, name, f"unknown check {check!r}", did_you_mean(check, known))
     return Check(paper.key, check, written(changed.check))
 
 
