@@ -222,7 +222,7 @@ def test_a_profile_of_ones_own() -> None:
 @pytest.mark.parametrize(
     ("change", "what"),
     [
-        ({"epochs": [1, 0]}, "epochs: [1, 0] are not in ascending order"),
+        ({"epochs": [1, 0]}, "epochs: [1, 0] must ascend without duplicates"),
         ({"epochs": [0, 1]}, "roles.input: 1 rows of shares are given for 2 epochs"),
         ({"sizes": [0, 8, 128]}, "roles.input, epoch 0: 2 shares are given for 3 sizes"),
         ({"roles": {"input": {"recordings": ["a"], "shares": [[0.5, 0.4]]}}}, "the shares add up to 0.9, not to 1"),

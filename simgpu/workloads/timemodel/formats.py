@@ -31,7 +31,7 @@ def itemsize_of_products(gpu: GpuSpec, architecture: Architecture, dtype: str) -
     """Bytes of one value of a product. Raises `InputError` for a format without products on the GPU."""
     if dtype not in _ITEMSIZE:
         remedy = f"give one of {', '.join(_ITEMSIZE)}"
-        raise InputError.single("", "time model", f"has no rate for products in {dtype!r}", remedy)
+        raise InputError.single("", "time model", f"has no rate for products of {dtype!r}", remedy)
     if dtype == "bfloat16" and architecture.bf16 == "none":
         problem = f"{gpu.name} ({gpu.architecture}) has no products of 'bfloat16': cuBLAS has none before Volta"
         raise InputError.single("", "time model", problem, "give float16 or float32, or a GPU from Volta on")
