@@ -1,1 +1,1 @@
-"""Compression."""
+"""Lossless codecs, and compressed GPU memory (Buddy Compression)."""

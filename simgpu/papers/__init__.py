@@ -1,1 +1,1 @@
-"""Compares claims of papers with simulation."""
+"""Compares claims of papers with simulation results."""

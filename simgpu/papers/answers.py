@@ -23,7 +23,7 @@ _FORMS = {"as_is": lambda value: value, "less_one": lambda value: value - 1, "on
 
 
 class NotRunError(Exception):
-    """Raised if a task that a value needs failed; the text is the task's error."""
+    """Raised if a task that a value needs has failed; the message is the task's error."""
 
 
 @dataclass(frozen=True)
@@ -162,7 +162,7 @@ def _check(paper: Paper, name: str, changed: Changed) -> Check:
     check = name.partition(".")[0]
     if check not in (known := checks(paper.key)):
         place = f"{paper.key}.yaml"
-        raise InputError.single(place, name, f"there is no check {check!r}", did_you_mean(check, known))
+        raise InputError.single(place, name, f"unknown check {check!r}", did_you_mean(check, known))
     return Check(paper.key, check, written(changed.check))
 
 

@@ -157,7 +157,7 @@ class NetworkBuilder:
         )
 
     def sampled_linear(self, name: str, x: LayerOutput, rows: int, sampled: int) -> LayerOutput:
-        """A product with `sampled` rows of a (rows, last dimension) weight, drawn anew in every iteration."""
+        """A product with `sampled` rows of a (rows, last dimension) weight, drawn again in every iteration."""
         return self._add(
             name,
             LayerKind.LINEAR,

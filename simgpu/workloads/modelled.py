@@ -77,7 +77,7 @@ def trace_of(
     for place, value, known in (("optimizer", optimizer, Optimizer), ("framework", framework, Framework)):
         if value not in list(known):
             remedy = did_you_mean(value, list(known))
-            problems.append(InputError.single("", place, f"{value!r} is unknown", remedy))
+            problems.append(InputError.single("", place, f"unknown value {value!r}", remedy))
     if workspace_limit < 0:
         problem = f"{workspace_limit} is not a number of bytes"
         problems.append(InputError.single("", "workspace_limit", problem, "give at least 0"))

@@ -90,7 +90,7 @@ class Network:
 
     source: the publication that it follows.
     label_shape: of one sample's labels.
-    form: how it differs from the publication for the chosen input, and whose form that is; empty if it does not.
+    form: how it differs from the publication for the chosen input, and the source of that form; empty if it does not.
     """
 
     name: str

@@ -132,7 +132,7 @@ def test_build_models_sparsity_over_epochs_on_request(tmp_path: Path) -> None:
 def test_build_refuses_epochs_for_a_network_without_relu(tmp_path: Path) -> None:
     code, _, error = built(tmp_path / "out", "--epochs", 7, network="bert-base")
     assert code == 2
-    assert "there is no ReLU in forward" in error
+    assert "the forward pass has no ReLU" in error
     assert not (tmp_path / "out").exists()
 
 

@@ -149,8 +149,8 @@ def test_entries_of_unknown_blocks_and_sizes_are_reported(folder: Path) -> None:
     save_entries(take_snapshots([arrays]), folder / "entries.npz")
     result = checked(folder)
     assert result.exit_code == 2
-    assert f"{folder / 'entries.npz'}: allocation y: has 12 bytes, and 64 bytes in blocks.csv" in result.stderr
-    assert f"{folder / 'entries.npz'}: allocation other: is no block of this trace" in result.stderr
+    assert f"{folder / 'entries.npz'}: allocation y: has 12 bytes, but 64 bytes in blocks.csv" in result.stderr
+    assert f"{folder / 'entries.npz'}: allocation other: is not a block of this trace" in result.stderr
 
 
 def test_more_entries_than_the_block_has_are_reported(tmp_path: Path) -> None:

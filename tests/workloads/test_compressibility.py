@@ -222,8 +222,8 @@ def test_a_profile_of_ones_own() -> None:
 @pytest.mark.parametrize(
     ("change", "what"),
     [
-        ({"epochs": [1, 0]}, "epochs: [1, 0] are not in ascending order"),
-        ({"epochs": [0, 1]}, "roles.input: there are 1 rows for 2 epochs"),
+        ({"epochs": [1, 0]}, "epochs: [1, 0] must ascend without duplicates"),
+        ({"epochs": [0, 1]}, "roles.input: 1 rows of shares are given for 2 epochs"),
         ({"sizes": [0, 8, 128]}, "roles.input, epoch 0: 2 shares are given for 3 sizes"),
         ({"roles": {"input": {"recordings": ["a"], "shares": [[0.5, 0.4]]}}}, "the shares add up to 0.9, not to 1"),
         ({"role": {}}, "role: unknown key; did you mean 'roles'?"),
@@ -244,9 +244,7 @@ def test_a_wrong_profile_is_reported(tmp_path: Path, change: dict[str, Any], wha
 
 
 def test_an_unknown_profile_is_reported() -> None:
-    with pytest.raises(
-        InputError, match=r"compressibility: profile: there is no profile 'traind'; did you mean 'trained'"
-    ):
+    with pytest.raises(InputError, match=r"compressibility: profile: unknown profile 'traind'; did you mean 'trained'"):
         with_compressibility(from_zoo("alexnet"), "traind")
 
 

@@ -1,5 +1,4 @@
-"""Contents of compressed memory from kernel to kernel of an iteration at constant targets (Buddy Compression, figure
-8)."""
+"""How many live memory-entries overflow during an iteration with constant targets (Buddy Compression, figure 8)."""
 
 from __future__ import annotations
 
@@ -10,13 +9,13 @@ from itertools import accumulate
 from simgpu.compression.codecs.entries import ENTRY_BYTES
 from simgpu.graph.taskgraph import TaskGraph
 
-#: Number of equal parts of time, each with a snapshot (section 3.1).
+#: Number of equal parts of the iteration, each with one snapshot (section 3.1).
 PARTS = 10
 
 
 @dataclass(frozen=True, slots=True)
 class OccupancySample:
-    """Live blocks at a kernel boundary: their bytes, those of them in device memory, entries, and how many overflow."""
+    """Live blocks at a kernel boundary: total bytes, bytes in device memory, entries, and overflowing entries."""
 
     bytes: int
     device: int
@@ -34,10 +33,10 @@ class OccupancySample:
 
 
 def moments_of(graph: TaskGraph, parts: int = PARTS) -> tuple[OccupancySample, ...]:
-    """The live blocks at a kernel boundary of each of `parts` equal parts of time.
+    """The live blocks at one kernel boundary in each of `parts` equal parts of the iteration's time.
 
-    A block is live from the kernel that writes it to the one after which the framework released it. graph: of one GPU.
-    Kernels that repeat take as much of the time as all their repetitions. Empty for a graph without compressed memory.
+    A block is live from the kernel that writes it to the kernel after which the framework released it. graph: for one
+    GPU. A repeated kernel counts with the time of all its repetitions. Empty for a graph without compressed memory.
 
     >>> from simgpu.trace.chain import chain
     >>> moments_of(TaskGraph.of(chain([5], [7], [100])))
@@ -48,7 +47,7 @@ def moments_of(graph: TaskGraph, parts: int = PARTS) -> tuple[OccupancySample, .
         return ()
     order = [k for part in graph.rounds for _ in range(part.repeat) for k in range(part.first, part.stop)]
     ends = list(accumulate(graph.durations[k] for k in order))
-    # The boundary that follows the middle of each part.
+    # The kernel boundary after the middle of each part.
     boundaries = [
         min(bisect_right(ends, ends[-1] * (2 * part + 1) // (2 * parts)), len(ends) - 1) for part in range(parts)
     ]
@@ -56,7 +55,7 @@ def moments_of(graph: TaskGraph, parts: int = PARTS) -> tuple[OccupancySample, .
 
 
 def _at(graph: TaskGraph, overflowing: tuple[int, ...], k: int) -> OccupancySample:
-    """When kernel k has ended."""
+    """The live blocks at the end of kernel k."""
     live = [
         b
         for b in range(len(overflowing))

@@ -1,4 +1,4 @@
-"""Tasks in compressed memory: targets from the profiled compressibility, traffic from the true one."""
+"""Task graphs in compressed memory: targets follow the profiled compressibility, traffic the true one."""
 
 from __future__ import annotations
 
@@ -26,11 +26,11 @@ Row = TypeVar("Row", Sequence[tuple[int, ...]], tuple[int, ...])
 
 @dataclass(frozen=True, eq=False)
 class WithFootprints:
-    """Allocate blocks as compressed on a node that can (Buddy Compression, section 3).
+    """Stores a task graph's blocks compressed on a node with compressed memory (Buddy Compression, section 3).
 
-    profiled: by block id, the entries by size in every snapshot that the profile has; targets are chosen from these.
-    now: the same at the epoch that is run, which is what kernels then find. A block that has no row is incompressible.
-    Where `mode` is bandwidth-only, blocks keep their size, and nothing lies in the buddy memory.
+    profiled: by block id, the number of entries of each size in every snapshot of the profile; targets are chosen from
+    these. now: the same at the simulated epoch; traffic is computed from these. A block without a row is
+    incompressible. In bandwidth-only mode, blocks keep their size and the buddy memory is unused.
     """
 
     node: NodeSpec
@@ -38,7 +38,7 @@ class WithFootprints:
     now: Mapping[str, Histogram]
 
     def apply(self, graph: TaskGraph) -> TaskGraph:
-        """The graph with the footprints and times of compressed memory; a compressed one is compressed anew."""
+        """The graph with the footprints and times of compressed memory. A compressed graph is compressed again."""
         plain, buddy = uncompressed(graph), self.buddy
         targets = self._targets(plain)
         counts = [self._counts(plain, b) for b in range(len(plain.blocks))]
@@ -61,7 +61,7 @@ class WithFootprints:
         buddy = self.node.gpu.buddy
         if buddy is None:
             what = f"node {self.node.name} has no compressed memory"
-            raise InputError.single("", "node.gpu.buddy", what, "take one that has, such as buddy-gpu")
+            raise InputError.single("", "node.gpu.buddy", what, "choose a node that has it, such as buddy-gpu")
         return buddy
 
     def _in_transfer(self, counts: Histogram | None) -> bool:
@@ -96,12 +96,12 @@ class WithFootprints:
 
 
 def _named(table: Mapping[str, Row], block: str) -> Row | None:
-    """The row of a block, or of the block that one of a smaller last round is a part of."""
+    """The row of a block; for a block of a smaller last round, the row of the block that it is a part of."""
     return table.get(block) or table.get(block.rpartition("@")[0])
 
 
 def _walks(graph: TaskGraph, buddy: BuddySpec) -> list[list[tuple[int, EntryAccesses]]]:
-    """Each kernel's walks through blocks other than workspaces, each with the block's number.
+    """For each kernel, the index of each block that it accesses, except workspaces, and its walk through that block.
 
     A kernel without a recorded access pattern accesses them in proportion to its traffic.
     """

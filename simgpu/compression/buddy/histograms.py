@@ -1,4 +1,4 @@
-"""Compressibility of a trace's blocks, from its table."""
+"""Compressibility of a trace's blocks, from its table of measured sizes (compressibility.csv)."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from simgpu.trace.entries import apportioned
 from simgpu.trace.model import CompressedSize, Trace
 from simgpu.units import format_bytes
 
-#: Rows of this codec, of this layout and of entries of 128 bytes are histograms of memory-entries.
+#: Rows with this codec, this layout and entries of 128 bytes are histograms of memory-entries.
 CODEC, LAYOUT = "bpc", "plain"
 _FILE = "compressibility.csv"
 
@@ -22,8 +22,8 @@ _FILE = "compressibility.csv"
 def trace_histograms(trace: Trace) -> dict[str, dict[int, tuple[int, ...]]]:
     """For each recorded block, in the trace's order: by epoch, the number of entries of each size.
 
-    Raises `InputError` with every size that is none of the eight, and every block and epoch whose entries are not those
-    of its bytes.
+    Raises `InputError` with every size that is not one of `ENTRY_SIZES`, and every block and epoch whose number of
+    entries does not match its bytes.
 
     >>> from dataclasses import replace
     >>> from simgpu.trace.chain import chain
@@ -48,7 +48,7 @@ def trace_histograms(trace: Trace) -> dict[str, dict[int, tuple[int, ...]]]:
 
 
 def trace_allocations(trace: Trace) -> tuple[ProfiledAllocation, ...]:
-    """Every block of a trace as an allocation, in the trace's order; without snapshots where nothing is recorded of it.
+    """Every block of a trace as an allocation, in the trace's order; a block without recorded sizes has no snapshots.
 
     Raises as `trace_histograms`.
 
@@ -71,7 +71,7 @@ def _counted(rows: Iterable[CompressedSize]) -> Mapping[str, dict[int, list[int]
 
 
 def _wrong_size(row: CompressedSize) -> Problem:
-    what = f"{row.bytes} bytes is no size of an entry in {CODEC}"
+    what = f"{row.bytes} bytes is not an entry size of {CODEC}"
     return Problem(_FILE, f"block {row.block}, epoch {row.epoch}", what, f"known: {', '.join(map(str, ENTRY_SIZES))}")
 
 
@@ -81,10 +81,10 @@ def _wrong_sum(size: int, counted: int) -> str:
 
 
 def trace_snapshots(trace: Trace, stored: Snapshots | None = None) -> Snapshots:
-    """Snapshots of a trace's blocks: those stored next to it, else the epochs of its table.
+    """Snapshots of a trace's blocks: the stored entries if given, else the epochs of its table.
 
-    stored: which entry had which size at some times of the recording, or of a smaller run by which the trace's table
-    was filled. Raises `InputError` for a trace with neither, for stored entries of anything but its blocks, and as
+    stored: the size of each entry at some times of the recording, or of a smaller run from which the trace's table was
+    scaled. Raises `InputError` for a trace with neither, for stored entries that do not match its blocks, and like
     `trace_histograms`.
 
     >>> from simgpu.io.shipped import find
@@ -120,7 +120,7 @@ def trace_snapshots(trace: Trace, stored: Snapshots | None = None) -> Snapshots:
 
 
 def _fills(allocation: ProfiledAllocation, size: int, known: Mapping[int, tuple[int, ...]]) -> bool:
-    """Whether the histograms of a block of another size are the allocation's snapshots, scaled to that size."""
+    """Whether scaling the allocation's snapshots to `size` bytes gives the histograms `known` of the trace's block."""
     entries = -(-size // ENTRY_BYTES)
     return [tuple(apportioned(counts, entries)) for counts in allocation.snapshots] == list(known.values())
 
@@ -132,11 +132,11 @@ def _check_stored(trace: Trace, stored: Snapshots) -> None:
     for allocation in stored.allocations:
         size = sizes.get(allocation.name)
         if size is None:
-            what = "is no block of this trace"
+            what = "is not a block of this trace"
         elif size != allocation.bytes and not _fills(allocation, size, known.get(allocation.name, {})):
-            what = f"has {allocation.bytes} bytes, and {size} bytes in blocks.csv"
+            what = f"has {allocation.bytes} bytes, but {size} bytes in blocks.csv"
         else:
             continue
-        problems.append(Problem(STORED, f"allocation {allocation.name}", what, "store it with its own trace"))
+        problems.append(Problem(STORED, f"allocation {allocation.name}", what, "put it next to its own trace"))
     if problems:
         raise InputError(problems)

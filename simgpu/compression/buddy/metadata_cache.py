@@ -1,4 +1,4 @@
-"""The metadata cache: which accesses to compressed memory find there what their memory-entry is like."""
+"""The metadata cache: which accesses to compressed memory hit in it, and which must read metadata from memory."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ Bools = NDArray[np.bool_]
 
 @dataclass(frozen=True, slots=True)
 class CacheCounts:
-    """Outcomes of accesses. written_back: changed lines that were evicted, each a write to device memory."""
+    """Numbers of hits and misses. written_back: number of changed lines evicted, each a write to device memory."""
 
     hits: int
     misses: int
@@ -28,9 +28,9 @@ class CacheCounts:
 class MetadataCache:
     """Set-associative, LRU, write-back, allocating on reads and writes.
 
-    The paper gives size, ways and line (Buddy Compression, section 3.2 and table 2). It does not give the replacement;
-    nor the hash, but that metadata are spread over the channels as addresses are: see `sets_of`. A write counts as a
-    change of its line, since the entry may have another compressed size than before.
+    The paper gives size, ways and line (Buddy Compression, section 3.2 and table 2), but neither the replacement policy
+    nor the hash; it states that metadata are distributed over the channels like addresses: see `sets_of`. A write marks
+    its line as changed, because the entry's compressed size may have changed.
 
     >>> import numpy as np
     >>> cache = MetadataCache(MetadataCacheSpec(size=64, slices=1, ways=2, line=32, entries=64))
@@ -42,7 +42,8 @@ class MetadataCache:
 
     def __init__(self, spec: MetadataCacheSpec) -> None:
         self.spec = spec
-        # The lines of each set, the most recently used first, -1 for none, and the number of changes of each.
+        # The lines of each set, most recently used first, -1 for an empty way; and for each line the accesses that its
+        # first write represents, 0 if unchanged.
         shape = (spec.slices * spec.sets, spec.ways)
         self._lines = np.full(shape, -1, np.int64)
         self._changed = np.zeros(shape, np.int64)
@@ -50,8 +51,9 @@ class MetadataCache:
     def access(self, lines: Ints, writes: Bools, stand_for: Ints | None = None) -> CacheCounts:
         """Counts over accesses to metadata lines, in order; the cache keeps its contents between calls.
 
-        lines: numbers from 0. writes: whether each changes its line. stand_for: the number of accesses that each
-        represents, by default 1; this number hits or misses, and is written back with a line that it changed.
+        lines: line numbers from 0. writes: whether each access changes its line. stand_for: the number of accesses that
+        each represents, by default 1. All of them hit or miss; the write-back of a line counts as often as the accesses
+        that the first write to it represents.
         """
         many = np.ones(lines.size, np.int64) if stand_for is None else np.ascontiguousarray(stand_for, np.int64)
         lines, writes = np.ascontiguousarray(lines, np.int64), np.ascontiguousarray(writes, np.bool_)
@@ -60,18 +62,18 @@ class MetadataCache:
         return CacheCounts(int(many.sum()) - misses, misses, written_back)
 
     def access_entries(self, entries: Ints, writes: Bools) -> CacheCounts:
-        """As `access`, over accesses to memory-entries, numbers from 0."""
+        """Like `access`, for accesses to memory-entries, numbered from 0."""
         return self.access(entries // self.spec.entries, writes)
 
 
 def sets_of(lines: Ints, spec: MetadataCacheSpec) -> Ints:
-    """The set of each line, counted through all slices: those of slice 0 first.
+    """The set of each line; sets are numbered through all slices, those of slice 0 first.
 
-    With 2**b slices, the slice is the XOR of the line number's groups of b bits; what is above the lowest group, modulo
-    the sets of a slice, is the set. Where there are an odd number times 2**b slices, what is above the lowest group is
-    first divided by that number: the remainder says which 2**b slices, the quotient takes its place. So, counted from
-    line 0, as many neighbours as there are slices are in slices of their own, and lines whose distance is a power of
-    two are spread over the slices too.
+    With 2**b slices, the slice is the XOR of the line number's groups of b bits; the bits above the lowest group,
+    modulo the sets of a slice, are the set. With an odd number n times 2**b slices, the value above the lowest group is
+    first divided by n: the remainder selects a group of 2**b slices, and the quotient replaces the value. So each
+    aligned run of as many consecutive lines as there are slices uses every slice once, and lines whose distance is a
+    power of two are spread over the slices too.
 
     >>> import numpy as np
     >>> spec = MetadataCacheSpec(size=256, slices=4, ways=4, line=32, entries=64)

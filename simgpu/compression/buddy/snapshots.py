@@ -1,4 +1,4 @@
-"""Snapshots of a program's memory: for each allocation, how small each of its memory-entries was at each time."""
+"""Snapshots of a program's memory: for each allocation, the compressed size of each memory-entry at each time."""
 
 from __future__ import annotations
 
@@ -14,16 +14,16 @@ from simgpu.compression.codecs.entries import ENTRY_BYTES, histogram, size_class
 from simgpu.errors import InputError, Problem
 from simgpu.units import format_bytes
 
-#: For each entry of an allocation the index of its size in `ENTRY_SIZES`, in the order in which entries lie.
+#: The size class of each entry of an allocation, in memory order: the index of its size in `ENTRY_SIZES`.
 Classes = NDArray[np.uint8]
 Progress = Callable[[str], None]
 
-#: Bytes of an array that are compressed at once, a multiple of an entry: bounds the memory on top of a mapped file.
+#: Bytes of an array that are compressed at once, a multiple of an entry; limits the memory used besides a mapped file.
 _CHUNK = 2**18 * ENTRY_BYTES
 
 
 class Seen(NamedTuple):
-    """An allocation in one snapshot: its bytes, and the class of each of its entries."""
+    """An allocation in one snapshot: its bytes, and the size class of each of its entries."""
 
     bytes: int
     classes: Classes
@@ -31,10 +31,10 @@ class Seen(NamedTuple):
 
 @dataclass(frozen=True, eq=False, slots=True)
 class Observed:
-    """An allocation, and where its entries lay in each snapshot in which it was there.
+    """An allocation and the size classes of its entries in each snapshot that contains it.
 
-    at: positions of those snapshots among all of the program. classes: one array for each of them; None where only the
-    histograms of the allocation are known.
+    at: indices of those snapshots among all snapshots of the program. classes: one array for each of them; None if only
+    the histograms of the allocation are known.
     """
 
     allocation: ProfiledAllocation
@@ -44,7 +44,7 @@ class Observed:
 
 @dataclass(frozen=True, eq=False, repr=False)
 class Snapshots:
-    """All allocations of a program, in the order of their addresses as far as it is known, at some times.
+    """All allocations of a program at some times, in the order of their addresses if it is known.
 
     labels: the name of each snapshot. about: their source, as text. notes: omissions.
     """
@@ -62,16 +62,16 @@ class Snapshots:
 
     @property
     def bytes(self) -> int:
-        """Bytes of all allocations."""
+        """Total bytes of all allocations."""
         return sum(allocation.bytes for allocation in self.allocations)
 
     @property
     def entries(self) -> int:
-        """Entries of all allocations."""
+        """Number of memory-entries of all allocations."""
         return sum(allocation.entries for allocation in self.allocations)
 
     def in_snapshot(self, number: int) -> dict[int, ProfiledAllocation]:
-        """The allocations that are in a snapshot, as they are then, by their positions among all."""
+        """The allocations in a snapshot, by index in `allocations`, each with its histogram in this snapshot."""
         return {
             index: replace(each.allocation, snapshots=(each.allocation.snapshots[each.at.index(number)],))
             for index, each in enumerate(self.observed)
@@ -88,11 +88,11 @@ def take_snapshots(
     name: str = "arrays",
     progress: Progress = lambda what: None,
 ) -> Snapshots:
-    """The entries of arrays: a mapping of allocations to arrays for each snapshot, in order; or one such mapping.
+    """Snapshots of arrays: a mapping of allocation names to arrays for each snapshot, in order; or one such mapping.
 
-    Arrays may have any dtype but Python objects; their bytes are taken as they lie. An allocation may be missing from
-    some snapshots. progress: called with the name of each array. Raises `InputError` with every value that is no array
-    or is empty, and every allocation whose size changes.
+    Arrays may have any dtype except Python objects; their bytes are compressed in memory order. An allocation may be
+    missing from some snapshots. progress: called with the name of each array. Raises `InputError` with every value that
+    is not an array or is empty, and every allocation whose size changes.
 
     >>> result = take_snapshots([{"a": np.zeros(64)}, {"a": np.arange(64.0), "b": np.zeros(3)}])
     >>> result.labels, [each.at for each in result.observed], result.allocations[0].snapshots[0]
@@ -120,13 +120,13 @@ def take_snapshots(
 
 
 def as_array(value: object) -> tuple[NDArray[Any], str]:
-    """A value as an array of numbers, and its problem, empty without one."""
+    """A value as an array of numbers, and what is wrong with it; the text is empty if nothing is."""
     none = np.empty(0, np.uint8)
     if not hasattr(value, "__array__"):
         return none, f"{str(value)[:40]!r} is no array"
     try:
         array = np.asarray(value)
-    except (TypeError, ValueError, RuntimeError) as error:  # tensors on a GPU, or of types that NumPy has not
+    except (TypeError, ValueError, RuntimeError) as error:  # tensors on a GPU, or of types that NumPy lacks
         return none, f"cannot be read as an array: {error}"
     if array.dtype.hasobject:
         return none, "holds Python objects"
@@ -134,7 +134,7 @@ def as_array(value: object) -> tuple[NDArray[Any], str]:
 
 
 def classes_of(array: NDArray[Any]) -> Classes:
-    """The class of each entry of an array, whose bytes are taken in the order in which they lie in memory.
+    """The size class of each entry of an array, whose bytes are compressed in memory order.
 
     >>> classes_of(np.zeros((4, 32), np.float32, order="F"))
     array([0, 0, 0, 0], dtype=uint8)
@@ -144,7 +144,7 @@ def classes_of(array: NDArray[Any]) -> Classes:
 
 
 def check_sizes(labels: Sequence[str], sizes: Sequence[Mapping[str, int]], problems: Iterable[Problem] = ()) -> None:
-    """Raises `InputError` with the problems given, if there is no allocation, and for each whose size changes."""
+    """Raises `InputError` with the given problems and each allocation whose size changes, or if there is none."""
     result = list(problems)
     first: dict[str, tuple[int, str]] = {}
     for label, snapshot in zip(labels, sizes, strict=True):
@@ -167,9 +167,9 @@ def collect(
     about: str = "",
     notes: tuple[str, ...] = (),
 ) -> Snapshots:
-    """Snapshots of entries whose classes are already known: for each label, the allocations that were there.
+    """Snapshots of entries with known size classes. seen: for each label, the allocations of that snapshot.
 
-    Allocations come in the order in which they are first seen. Raises as `check_sizes`.
+    Allocations are in the order of their first appearance. Raises like `check_sizes`.
 
     >>> collect("a program", ["start"], [{"a": Seen(100, np.array([7], np.uint8))}]).allocations
     (ProfiledAllocation(name='a', bytes=100, snapshots=((0, 0, 0, 0, 0, 0, 0, 1),)),)

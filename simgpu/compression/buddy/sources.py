@@ -1,9 +1,10 @@
 """Snapshots of memory in files: arrays, folders of arrays, archives, stored entries, traces.
 
-A ``.npy`` file is an allocation, called like the file; the second file of a name is its second snapshot. A folder of
-such files is a snapshot, and so is a ``.npz`` archive; it joins the one before unless that has one of its allocations.
-A folder of such folders is a snapshot each, in the order of their names. A trace and a file of stored entries hold all
-snapshots of a program.
+A ``.npy`` file is one snapshot of an allocation with the file's name; a second file with that name is its second
+snapshot. A folder of such files or a ``.npz`` archive contains allocations of one snapshot: they are added to the last
+snapshot, or to a new one if the last one already contains one of these names. In a folder of such folders, each inner
+folder is a snapshot, in the order of their names. A trace or a file of stored entries contains all snapshots of a
+program.
 """
 
 from __future__ import annotations
@@ -34,7 +35,7 @@ _KINDS = "give .npy or .npz files, folders of .npy files, or a trace"
 
 
 class _Array(NamedTuple):
-    """An array that has not been read yet: the file it is in, its bytes, and how it is read."""
+    """An array that has not been read yet: its file, its place in it, its bytes, and a function that reads it."""
 
     file: Path
     place: str
@@ -51,14 +52,14 @@ class _Collected:
     problems: list[Problem] = field(default_factory=list)
 
     def add_one(self, name: str, array: _Array) -> None:
-        """One more snapshot of an allocation."""
+        """Adds the array to the snapshot after the last one that contains the allocation."""
         last = max((at for at, snapshot in enumerate(self.snapshots) if name in snapshot), default=-1)
         if last + 1 == len(self.snapshots):
             self.begin(str(last + 2))
         self.snapshots[last + 1][name] = array
 
     def add_together(self, label: str, arrays: dict[str, _Array]) -> None:
-        """Allocations that were live at one time."""
+        """Adds allocations of one time to the last snapshot, or to a new one if a name is already in the last one."""
         if not self.snapshots or not self.snapshots[-1].keys().isdisjoint(arrays):
             self.begin(label)
         self.snapshots[-1] |= arrays
@@ -70,10 +71,10 @@ class _Collected:
 
 
 def read_snapshots(paths: Iterable[str | Path], progress: Progress = lambda what: None) -> Snapshots:
-    """The snapshots in files and folders (see the module's docstring); big ``.npy`` files piece by piece.
+    """The snapshots in files and folders (see the module's docstring); big ``.npy`` files are read in parts.
 
     paths: files and folders; a shipped trace also by its name. progress: called with the name of each input. Raises
-    `InputError` with every path that is missing or of no known kind, every array that is damaged, empty or of Python
+    `InputError` with every path that is missing or of an unknown kind, every array that is damaged, empty or of Python
     objects, and every allocation whose size changes.
 
     >>> import tempfile
@@ -108,10 +109,10 @@ def read_snapshots(paths: Iterable[str | Path], progress: Progress = lambda what
 
 
 def read_trace_and_entries(path: str | Path) -> tuple[Trace, Snapshots | None]:
-    """The trace in a folder, and its stored entries; None without them.
+    """The trace in a folder, and the entries stored next to it; None instead of these if there are none.
 
-    Raises `InputError` with every problem of both, and where they, or the trace's table of compressibility, do not fit
-    together.
+    Raises `InputError` with every problem of both, and every mismatch of the trace with the entries or with its table
+    of compressibility.
 
     >>> trace, entries = read_trace_and_entries(find("traces", "hpc-ep"))
     >>> len(trace.blocks), len(entries.labels)
@@ -134,7 +135,7 @@ def read_trace_and_entries(path: str | Path) -> tuple[Trace, Snapshots | None]:
                 trace_histograms(trace)
             else:
                 trace_snapshots(trace, stored)
-        except InputError as error:  # it knows the names of the trace's files, not where they are
+        except InputError as error:  # the problems name the trace's files without their folder
             problems += [replace(each, file=str(folder / each.file)) for each in error.problems]
     if trace is None or problems:
         raise InputError(problems)
@@ -142,7 +143,7 @@ def read_trace_and_entries(path: str | Path) -> tuple[Trace, Snapshots | None]:
 
 
 def _all_snapshots(path: Path, progress: Progress) -> Snapshots | None:
-    """The snapshots of a trace, or of stored entries; None where the path holds neither."""
+    """The snapshots of a trace, or of stored entries; None if the path contains neither."""
     if path.is_dir() and (path / _TRACE).exists():
         progress(f"reading {path}")
         trace, stored = read_trace_and_entries(path)
@@ -207,7 +208,7 @@ def _arrays(files: Sequence[Path], collected: _Collected) -> dict[str, _Array]:
 
 
 def _array(file: Path) -> _Array:
-    """Looks at the header alone: a mapped file stays open as long as its array is there."""
+    """Describes an array without keeping it: a mapped file would stay open as long as its array exists."""
     size = open_array(file).nbytes
     if not size:
         raise InputError.single(file, "", "is an empty array", "leave it out")
@@ -232,7 +233,7 @@ def _member(file: Path, name: str) -> NDArray[Any]:
 
 
 def _is_stored(file: Path) -> bool:
-    """Whether an archive is of stored entries, sound or not."""
+    """Whether an archive contains stored entries, valid or not."""
     try:
         return {"format", "allocations", "seen"} <= {name.removesuffix(".npy") for name in member_names(file)}
     except InputError:
@@ -250,7 +251,7 @@ def _not_alone(path: Path) -> Problem:
 
 
 def _natural(path: Path) -> tuple[tuple[int, int, str], ...]:
-    """Names in the order that people expect: epoch-2 before epoch-10."""
+    """A sort key that orders numbers in names by value: epoch-2 before epoch-10."""
     parts = re.split(r"(\d+)", path.stem if path.suffix == ".npy" else path.name)
     return tuple((0, int(part), part) if part.isdecimal() else (1, 0, part) for part in parts if part)
 

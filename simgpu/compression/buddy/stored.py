@@ -1,15 +1,15 @@
-"""Snapshots in one small file: the class of every memory-entry, without the data.
+"""Saves snapshots in one small file: the size class of every memory-entry, without the data.
 
 It is an archive that `numpy.load` reads:
 
     format           "simgpu.entries/1"
-    about            where the data come from, in words
-    allocations      their names, in the order of their addresses as far as it is known
+    about            the source of the data, as text
+    allocations      their names, in the order of their addresses if it is known
     bytes            of each allocation (int64)
     snapshots        their names
     seen             whether each allocation (row) is in each snapshot (column)
-    classes_0, ...   of each allocation: a row for each snapshot it is in, in it a class for each entry of 128 bytes:
-                     its size is 0, 8, 16, 32, 64, 80, 96 or 128 bytes for class 0 to 7 (uint8)
+    classes_0, ...   for each allocation: a row for each snapshot that contains it, a class for each entry of 128 bytes;
+                     classes 0 to 7 are sizes of 0, 8, 16, 32, 64, 80, 96 and 128 bytes (uint8)
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from simgpu.io.free_memory import available_memory, too_large
 
 FILE = "entries.npz"
 FORMAT = "simgpu.entries/1"
-#: The arrays that describe the others: kind of their type and number of their dimensions.
+#: The arrays that describe the others: kind of their dtype, and number of dimensions.
 _HEAD = {
     "format": ("U", 0),
     "about": ("U", 0),
@@ -42,16 +42,16 @@ _HEAD = {
     "seen": ("b", 2),
 }
 _REMEDY = f"give a file that simgpu wrote as {FILE}"
-#: Bytes that one of them may have; the largest that ships has 3 kB.
+#: Largest size of one of them, bytes; the largest in a shipped file has 3 kB.
 _HEAD_LIMIT = 64 * 2**20
-#: Bytes of memory that a byte of the arrays takes at the peak of reading: itself, and eight while NumPy counts it.
+#: Peak memory of reading, in bytes per byte of the arrays: one for the array, and eight while NumPy counts its values.
 _MEMORY_FACTOR = 9
 
 
 def save_entries(snapshots: Snapshots, path: str | Path) -> None:
     """Writes snapshots to a file, atomically; the same snapshots give the same bytes.
 
-    Raises `InputError` where only the histograms of an allocation are known, and when the system refuses.
+    Raises `InputError` if only the histograms of an allocation are known, or if the file cannot be written.
 
     >>> import tempfile
     >>> from simgpu.compression.buddy.snapshots import take_snapshots
@@ -82,7 +82,7 @@ def save_entries(snapshots: Snapshots, path: str | Path) -> None:
 
 
 def load_entries(path: str | Path) -> Snapshots:
-    """The snapshots in a file that `save_entries` wrote; they are named after the file, or its folder for `FILE`.
+    """The snapshots in a file that `save_entries` wrote, named after the file, or after the folder of `FILE`.
 
     Raises `InputError` for a file that is missing, of another kind, damaged, or whose arrays do not fit together.
     """
@@ -98,7 +98,7 @@ def load_entries(path: str | Path) -> Snapshots:
         for index, name in enumerate(head["allocations"].tolist()):
             classes = archive.read(f"classes_{index}")
             if (largest := int(classes.max())) >= len(ENTRY_SIZES):
-                what = f"contains class {largest}, and classes go to {len(ENTRY_SIZES) - 1}"
+                what = f"contains class {largest}, but the largest class is {len(ENTRY_SIZES) - 1}"
                 problems.append(Problem(str(file), f"classes_{index}", what, _REMEDY))
                 continue
             counts = tuple(histogram(row) for row in classes)
@@ -111,7 +111,7 @@ def load_entries(path: str | Path) -> Snapshots:
 
 
 def _write(archive: zipfile.ZipFile, name: str, array: NDArray[Any]) -> None:
-    """An array as `numpy.savez_compressed` writes it, but of the same date and system wherever and whenever."""
+    """Writes like `numpy.savez_compressed`, but with a fixed date and system: equal arrays give equal bytes."""
     member = zipfile.ZipInfo(f"{name}.npy")
     member.compress_type, member.create_system = zipfile.ZIP_DEFLATED, 3
     with archive.open(member, "w", force_zip64=array.nbytes >= 2**30) as stream:
@@ -143,7 +143,7 @@ def _head(file: Path, archive: ArrayArchive) -> dict[str, NDArray[Any]]:
 
 
 def _mistakes(file: Path, head: Mapping[str, NDArray[Any]], headers: Mapping[str, ArrayHeader]) -> list[Problem]:
-    """Mismatches between the arrays of a file; from their headers, before the large ones are read."""
+    """Mismatches between the arrays of a file, found from their headers before the large ones are read."""
     names, sizes, labels, seen = head["allocations"].tolist(), head["bytes"], head["snapshots"].tolist(), head["seen"]
     result: list[tuple[str, str]] = []
     if not names or len(set(names)) < len(names):

@@ -1,9 +1,9 @@
-"""Kernels' accesses to the metadata of their blocks, and the hits in its cache.
+"""Kernels' accesses to the metadata of their blocks, and their hits in the metadata cache.
 
-Thread blocks work through tiles of all of a kernel's arrays side by side. So the walks of a kernel advance together,
-each in proportion to its length, in steps of one *tile*: of a sequential walk, its accesses to the entries of one
-metadata line, where only the first can miss; of a strided or random walk, one access. The order among a kernel's thread
-blocks is not known, and not modelled.
+A *walk* is a kernel's sequence of accesses to one block. Thread blocks process tiles of all of a kernel's arrays
+concurrently. So the walks of a kernel advance together, each in proportion to its length, in steps of one *tile*: for a
+sequential walk, the accesses to the entries of one metadata line, of which only the first can miss; for a strided or
+random walk, one access. The order of a kernel's thread blocks is unknown and not modelled.
 """
 
 from __future__ import annotations
@@ -20,10 +20,10 @@ from simgpu.errors import InputError, Problem
 from simgpu.hardware.spec import MetadataCacheSpec
 from simgpu.trace.model import Access, AccessOrder, Block, Trace
 
-#: The first accesses of a strided or random walk that go through the cache, at most. In a longer walk, the first half
-#: of them, 32 times the lines of the paper's cache, count once, so that the misses of a cold cache are not multiplied;
-#: each of the others counts for several, so that the sum is all accesses. Omitted accesses evict fewer lines of other
-#: walks.
+#: The most accesses of a strided or random walk that are simulated in the cache. A longer walk is cut: the first half
+#: of this number (32 times the lines of the paper's cache) count once each, so that the misses of a cold cache are not
+#: multiplied; each later one represents several accesses, so that the sum is the number of all accesses. Because of the
+#: omitted accesses, such a walk evicts fewer lines of other walks.
 SAMPLE = 2**18
 #: Accesses to lines that are cached for the second iteration; each takes 17 bytes.
 _CACHED_ACCESSES = 2**23
@@ -31,13 +31,13 @@ _CACHED_ACCESSES = 2**23
 
 @dataclass(frozen=True, slots=True)
 class EntryAccesses:
-    """How a kernel goes through one block.
+    """A walk: the accesses of a kernel to one block.
 
-    first_entry, entries: position of the block among all memory-entries, and its number of entries. accesses: their
-    number, each to `sectors` sectors of an entry and one to its metadata. order: sequential, from end to end and again
-    from the first; strided, entries 0, stride, 2 stride, ... and then those next to them; random, each drawn from all
-    by `seed` (see `seed_of`). begin: entry of the block that a sequential or strided walk counts from, around the
-    block's end.
+    first_entry, entries: index of the block's first entry among all memory-entries, and its number of entries.
+    accesses: number of accesses, each to `sectors` sectors of an entry and to its metadata. order: sequential, from the
+    first entry to the last, repeatedly; strided, entries 0, stride, 2 stride, ... and then 1, stride + 1, ...; random,
+    each drawn from all entries with `seed` (see `seed_of`). begin: entry of the block at which a sequential or strided
+    walk starts; it wraps around at the block's end.
     """
 
     first_entry: int
@@ -53,10 +53,10 @@ class EntryAccesses:
 
 @dataclass(frozen=True, slots=True)
 class LineStream:
-    """Visits to metadata lines in order; a tile is one.
+    """Accesses to metadata lines in order, one for each tile.
 
-    lines: their numbers. writes: whether they change the line. stand_for: of how many accesses that could miss each is
-    a sample, one unless a walk was cut (see `SAMPLE`).
+    lines: line numbers. writes: whether each changes its line. stand_for: the number of accesses that each represents,
+    among those that can miss; 1 unless a walk was cut (see `SAMPLE`).
     """
 
     lines: Ints
@@ -66,7 +66,7 @@ class LineStream:
 
 @dataclass(frozen=True, slots=True)
 class Counts:
-    """What became of a kernel's accesses to memory-entries.
+    """A kernel's accesses to memory-entries, and their metadata traffic.
 
     misses: metadata lines read from device memory; written_back: metadata lines written there.
     """
@@ -77,7 +77,7 @@ class Counts:
 
     @property
     def hit_rate(self) -> float:
-        """Share of the accesses whose metadata were in the cache, 1 without accesses.
+        """Share of the accesses whose metadata were in the cache; 1 without accesses.
 
         >>> Counts(accesses=128, misses=2, written_back=0).hit_rate
         0.984375
@@ -86,9 +86,9 @@ class Counts:
 
 
 def side_by_side(blocks: Iterable[Block], spec: MetadataCacheSpec) -> dict[str, int]:
-    """A place for each block among the memory-entries: they follow each other, none shares a metadata line.
+    """The first memory-entry of each block by block id: blocks follow one another and share no metadata line.
 
-    A page has one target ratio and is a multiple of metadata lines, so allocations do not share lines either.
+    Allocations do not share lines in the paper either: a page has one target ratio and is a multiple of metadata lines.
 
     >>> from simgpu.trace.model import BlockKind
     >>> blocks = [Block("x", 8193, BlockKind.INPUT), Block("y", 4, BlockKind.ACTIVATION)]
@@ -103,10 +103,10 @@ def side_by_side(blocks: Iterable[Block], spec: MetadataCacheSpec) -> dict[str, 
 
 
 def walks_of(trace: Trace, places: Mapping[str, int]) -> list[tuple[EntryAccesses, ...]]:
-    """The walks of each kernel through the blocks that have a place, those that read first.
+    """For each kernel, its walks through the blocks in `places`: first those that read, then those that write.
 
-    places: first memory-entry of each block whose entries have metadata. Blocks without a row in `Trace.accesses` are
-    read from end to end once, all sectors.
+    places: first memory-entry of each block whose entries have metadata. A block without a row in `Trace.accesses` is
+    accessed once from its first entry to its last, all sectors.
 
     >>> from simgpu.trace.chain import chain
     >>> forward, backward = walks_of(chain([100], [100], [8192]), {"x1": 64})
@@ -143,7 +143,8 @@ def _entries(block: Block) -> int:
 def seed_of(kernel: str, block: str) -> int:
     """The seed of a random walk: the first 8 bytes of the ids' BLAKE2b digest.
 
-    A kernel that reads and writes a block at random draws the same entries for both: it changes what it has read.
+    A kernel that reads and writes a block at random draws the same entries for both: it writes the entries that it
+    read.
 
     >>> seed_of("k0", "x")
     3046165746827382962
@@ -152,10 +153,10 @@ def seed_of(kernel: str, block: str) -> int:
 
 
 def stream_of(walks: Sequence[EntryAccesses], entries_per_line: int) -> LineStream:
-    """The accesses of a kernel's walks as they reach the metadata cache.
+    """The accesses of a kernel's walks in the order in which they reach the metadata cache.
 
-    Tile k (from 1) of a walk of n tiles comes at step ceil(k N / n), where N is the number of tiles of the longest
-    walk; those of one step in the order of the walks.
+    Tile k (from 1) of a walk of n tiles is at step ceil(k N / n), where N is the number of tiles of the longest walk;
+    tiles of the same step are in the order of the walks.
 
     >>> long = EntryAccesses(0, 256, False, AccessOrder.SEQUENTIAL, 4, accesses=256)
     >>> short = EntryAccesses(640, 64, True, AccessOrder.RANDOM, 1, accesses=2)
@@ -186,12 +187,12 @@ def _tiles(walk: EntryAccesses, entries_per_line: int) -> LineStream:
 
 
 def _sequential_lines(walk: EntryAccesses, entries_per_line: int) -> Ints:
-    """A line once for each time that the walk comes to it; coming to the block's first entry again is one such time."""
+    """The lines of a sequential walk, each once per pass. A pass begins at the block's first entry."""
     first = walk.first_entry // entries_per_line
     lines = (walk.first_entry + walk.entries - 1) // entries_per_line + 1 - first
 
     def comings(access: int) -> int:
-        """How often a walk from the block's first entry has come to a line before it came to that of this access."""
+        """Number of line accesses that a walk from the block's first entry makes before that of this access."""
         passes, entry = divmod(access, walk.entries)
         return passes * lines + (walk.first_entry + entry) // entries_per_line - first
 
@@ -200,11 +201,11 @@ def _sequential_lines(walk: EntryAccesses, entries_per_line: int) -> Ints:
 
 
 def _strided(walk: EntryAccesses, accesses: int) -> Ints:
-    """Entries of the block, column by column if it is written down in rows of `stride`, from `begin` on."""
+    """Entries of a strided walk: those of the block in rows of `stride`, column by column, from `begin`."""
     stride = min(walk.stride, walk.entries)
     rows, longer = divmod(walk.entries, stride)
     at = np.arange(accesses) % walk.entries
-    # The first `longer` columns have a row more than the others.
+    # The first `longer` columns have one row more than the others.
     behind = at >= longer * (rows + 1)
     at[behind] -= longer * (rows + 1)
     column, row = np.divmod(at, np.where(behind, rows, rows + 1))
@@ -212,12 +213,12 @@ def _strided(walk: EntryAccesses, accesses: int) -> Ints:
 
 
 def _random(walk: EntryAccesses, accesses: int) -> Ints:
-    """Philox's raw numbers, which NumPy keeps the same in all versions, modulo the entries."""
+    """Entries of a random walk: Philox's raw numbers modulo the entries; they are the same in all versions of NumPy."""
     return (np.random.Philox(key=walk.seed).random_raw(accesses) % np.uint64(walk.entries)).astype(np.int64)
 
 
 def _sampled(accesses: int) -> Ints:
-    """For each access that goes through the cache, the number it represents; their sum is all accesses."""
+    """For each access simulated in the cache, the number of accesses that it represents; the sum is `accesses`."""
     if accesses <= SAMPLE:
         return np.ones(accesses, np.int64)
     half = SAMPLE // 2
@@ -245,10 +246,10 @@ def misses_of(kernels: Sequence[Sequence[EntryAccesses]], spec: MetadataCacheSpe
 def hit_rates(
     kernels: Sequence[Sequence[EntryAccesses]], spec: MetadataCacheSpec, sizes: Sequence[int]
 ) -> tuple[float, ...]:
-    """Share of an iteration's accesses that hit, for each size of the cache (Buddy Compression, figure 5b).
+    """Share of an iteration's accesses that hit, for each cache size (Buddy Compression, figure 5b).
 
-    sizes: bytes of all slices together; `spec` gives the rest. Raises `InputError` for a size that is no multiple of a
-    set.
+    sizes: bytes of all slices together; `spec` gives the other parameters. Raises `InputError` for a size that is not a
+    multiple of one set in each slice.
 
     >>> walk = EntryAccesses(0, 8192, False, AccessOrder.SEQUENTIAL, 4, accesses=8192)
     >>> hit_rates([[walk]], MetadataCacheSpec(4096, slices=1, ways=4, line=32, entries=64), [2048, 4096])
@@ -280,9 +281,9 @@ def _total(counts: Sequence[Counts]) -> Counts:
 def _second_of_two(
     kernels: Sequence[Sequence[EntryAccesses]], specs: Sequence[MetadataCacheSpec]
 ) -> list[list[Counts]]:
-    """For each cache the counts of each kernel; all have lines of as many entries.
+    """For each cache, the counts of each kernel in the second iteration. All caches have equal lines.
 
-    Streams are cached for the second iteration as long as they take little memory; later ones are recomputed.
+    Streams are kept for the second iteration up to `_CACHED_ACCESSES` accesses; later ones are recomputed.
     """
     caches = [MetadataCache(spec) for spec in specs]
     result: list[list[Counts]] = [[] for _ in caches]

@@ -1,6 +1,6 @@
-"""Targets of compressed allocations: how many bytes of device memory each of their memory-entries gets.
+"""Targets of compressed allocations: bytes of device memory for each of their memory-entries.
 
-All of it is of "Buddy Compression" (Choukse et al.), sections 3.2, 3.4 and 3.5.
+Source: "Buddy Compression" (Choukse et al.), sections 3.2, 3.4 and 3.5.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from simgpu.errors import InputError, Problem
 
 Granularity = Literal["allocation", "program"]
 
-#: An allocation with this target is stored as it is: no compression, no metadata.
+#: An allocation with this target is stored uncompressed, without metadata.
 RAW = ENTRY_BYTES
 #: Device bytes per entry at the ratios 1, 1.33, 2 and 4.
 TARGETS = (RAW, 96, 64, 32)
@@ -23,17 +23,17 @@ TARGETS = (RAW, 96, 64, 32)
 MOSTLY_ZERO = 8
 #: Largest share of an allocation's entries that may overflow (section 3.5).
 THRESHOLD = 0.30
-#: Largest ratio of the program, with a buddy memory of three times the device memory (section 3.5).
+#: Largest compression ratio of a program, for a buddy memory of three times the device memory (section 3.5).
 LARGEST_RATIO = 4
 
 
 @dataclass(frozen=True, slots=True)
 class ProfiledAllocation:
-    """Memory that gets one target, and how small its entries were.
+    """An allocation, which gets one target, and histograms of its entries' compressed sizes.
 
-    bytes: as allocated; its last entry may be filled in part. snapshots: for each snapshot in which it was seen, how
-    many entries had each of `ENTRY_SIZES`. Without a snapshot it counts as incompressible. Raises `InputError` where
-    the counts are not of all its entries.
+    bytes: as allocated; the last entry may be partly filled. snapshots: for each snapshot that contains it, the number
+    of entries of each of `ENTRY_SIZES`. Without a snapshot it counts as incompressible. Raises `InputError` if the
+    counts of a snapshot do not add up to its number of entries.
 
     >>> ProfiledAllocation("conv1", 300, ((1, 0, 0, 0, 0, 0, 0, 2),)).entries
     3
@@ -63,17 +63,17 @@ class ProfiledAllocation:
 
     @property
     def entries(self) -> int:
-        """How many memory-entries it has; the last may be filled in part."""
+        """Number of memory-entries; the last one may be partly filled."""
         return -(-self.bytes // ENTRY_BYTES)
 
     @property
     def histograms(self) -> tuple[tuple[int, ...], ...]:
-        """Counts by size for each snapshot, never empty: entries of an unknown allocation are incompressible."""
+        """Counts by size for each snapshot; without a snapshot, one histogram with all entries incompressible."""
         return self.snapshots or ((*(0 for _ in ENTRY_SIZES[1:]), self.entries),)
 
 
 def overflowing(counts: Sequence[int], target: int) -> int:
-    """How many entries do not fit into the device bytes of a target, of counts by size.
+    """Number of entries larger than the target. counts: number of entries of each of `ENTRY_SIZES`.
 
     >>> overflowing((1, 0, 0, 3, 0, 4, 0, 2), 64)
     6
@@ -82,7 +82,7 @@ def overflowing(counts: Sequence[int], target: int) -> int:
 
 
 def overflow_share(counts: Sequence[int], target: int) -> float:
-    """The share of the entries that do not fit, 0 to 1: those that need the buddy memory.
+    """The share of the entries larger than the target, 0 to 1: those that need the buddy memory.
 
     >>> overflow_share((1, 0, 0, 3, 0, 4, 0, 2), 64), overflow_share((0,) * 8, 32)
     (0.6, 0.0)
@@ -92,7 +92,7 @@ def overflow_share(counts: Sequence[int], target: int) -> float:
 
 
 def mean_overflow(allocations: Iterable[ProfiledAllocation], targets: Iterable[int]) -> float:
-    """The share of all entries that overflow at these targets, mean over the snapshots ("buddy accesses", figure 7).
+    """The share of all entries that overflow at these targets, mean over snapshots ("buddy accesses", figure 7).
 
     >>> zeros = ProfiledAllocation("a", 256, ((2, *(0,) * 7),))
     >>> mixed = ProfiledAllocation("b", 256, ((1, *(0,) * 6, 1),))
@@ -106,7 +106,7 @@ def mean_overflow(allocations: Iterable[ProfiledAllocation], targets: Iterable[i
 
 
 def device_bytes(allocations: Iterable[ProfiledAllocation], targets: Iterable[int]) -> int:
-    """Device memory that allocations take at these targets, in bytes; metadata apart.
+    """Device memory that allocations take at these targets, in bytes, without metadata.
 
     The rest of each entry, `ENTRY_BYTES` less its target, is reserved in the buddy memory.
 
@@ -117,7 +117,7 @@ def device_bytes(allocations: Iterable[ProfiledAllocation], targets: Iterable[in
 
 
 def compression_ratio(allocations: Sequence[ProfiledAllocation], targets: Iterable[int]) -> float:
-    """Bytes of all allocations, rounded up to entries, over the device memory that they take; 1 without allocations.
+    """Bytes of all allocations, rounded up to entries, divided by `device_bytes`; 1 without allocations.
 
     >>> compression_ratio([ProfiledAllocation("a", 256, ()), ProfiledAllocation("b", 256, ())], [32, 128])
     1.6
@@ -127,9 +127,9 @@ def compression_ratio(allocations: Sequence[ProfiledAllocation], targets: Iterab
 
 
 def optimistic_ratio(allocations: Iterable[ProfiledAllocation]) -> float:
-    """The ratio if every entry took its own size of the eight (section 3.1 and figure 3), over all snapshots.
+    """The compression ratio if every entry took its own compressed size (section 3.1 and figure 3), over all snapshots.
 
-    Infinite where all entries are zero in all snapshots, 1 without allocations.
+    Infinite if all entries are zero in all snapshots; 1 without allocations.
 
     >>> optimistic_ratio([ProfiledAllocation("a", 256, ((0, 0, 0, 1, 0, 0, 1, 0),))])
     2.0
@@ -147,12 +147,13 @@ def choose_targets(
 ) -> tuple[int, ...]:
     """Device bytes per entry for each allocation (sections 3.4 and 3.5).
 
-    granularity "allocation": the smallest target at which the share of overflowing entries, mean over the snapshots, is
-    at most `threshold`. mostly_zero: 8 bytes for an allocation where in every snapshot no more than that share of
-    entries exceeds 8 bytes; for as many, the largest gain first and ties by name, as keep the ratio of all allocations
-    together at or below `largest_ratio`. "program" (the naive choice): one target for all, of the largest ratio that is
-    not above the ratio of the program in sectors, over all snapshots; the threshold is not used. No other target has a
-    ratio above `largest_ratio`. Raises `InputError` for a threshold outside 0 to 1 or a largest ratio below 1.
+    granularity "allocation": for each allocation the smallest target at which the share of overflowing entries,
+    averaged over the snapshots, is at most `threshold`. "program" (the naive choice): one target for all, with the
+    largest ratio that does not exceed the program's own ratio in sectors over all snapshots; `threshold` is not used.
+    mostly_zero (only for "allocation"): an allocation gets 8 bytes if in every snapshot at most `threshold` of its
+    entries exceed 8 bytes. These allocations are tried in order of the memory saved, largest first and ties by name;
+    one is skipped if it would raise the ratio of all allocations together above `largest_ratio`. All other targets have
+    a ratio of at most `largest_ratio`. Raises `InputError` for a threshold outside 0 to 1 or a largest ratio below 1.
 
     >>> dense = ProfiledAllocation("dense", 1280, ((0,) * 7 + (10,),))
     >>> sparse = ProfiledAllocation("sparse", 1280, ((8, *(0,) * 6, 2),))
@@ -177,11 +178,12 @@ def choose_targets(
 def targets_by_mean(
     allocations: Iterable[ProfiledAllocation], *, mostly_zero: bool = True, largest_ratio: float = LARGEST_RATIO
 ) -> tuple[int, ...]:
-    """For each allocation the target of the largest ratio not above its own mean ratio, however much overflows.
+    """For each allocation, the target with the largest ratio that does not exceed its mean ratio, whatever overflows.
 
-    That is how we read the best achievable ratio of figure 9, which puts no limit on accesses of the buddy memory: an
-    allocation of alternating sizes reaches it although most of its entries overflow. Where few large entries overflow,
-    a threshold may go beyond it. Means are of the eight sizes, over all snapshots; the rest as in `choose_targets`.
+    Our reading of the best achievable ratio of figure 9, which does not limit accesses to the buddy memory: an
+    allocation with alternating entry sizes reaches it although most of its entries overflow. If only a few large
+    entries overflow, choosing by a threshold can give a larger ratio. The mean ratio is over `ENTRY_SIZES` and all
+    snapshots; the other arguments are those of `choose_targets`.
 
     >>> striped = ProfiledAllocation("striped", 1280, ((2, 0, 0, 0, 0, 8, 0, 0),))
     >>> targets_by_mean([striped]), choose_targets([striped])
@@ -200,7 +202,7 @@ def targets_by_mean(
 def _keep_zeros_small(
     allocations: Sequence[ProfiledAllocation], chosen: list[int], zero: Sequence[bool], largest_ratio: float
 ) -> None:
-    """Sets the target of mostly-zero allocations, in place, as far as the program's ratio allows."""
+    """Sets the target of mostly-zero allocations in `chosen`, if the program's ratio allows it."""
     everything = sum(allocation.entries for allocation in allocations) * ENTRY_BYTES
     device = device_bytes(allocations, chosen)
     gains = [
@@ -226,7 +228,7 @@ def _sector_ratio(allocations: Iterable[ProfiledAllocation]) -> float:
 
 
 def _ratio(allocations: Iterable[ProfiledAllocation], sizes: Sequence[int]) -> float:
-    """Bytes over compressed bytes, with these sizes of the classes; means over each allocation's snapshots."""
+    """Bytes divided by compressed bytes, averaged over snapshots. sizes: compressed bytes of each size class."""
     everything, taken = 0, Fraction()
     for allocation in allocations:
         histograms = allocation.histograms
@@ -239,7 +241,7 @@ def _ratio(allocations: Iterable[ProfiledAllocation], sizes: Sequence[int]) -> f
 
 
 def _target_of_ratio(ratio: float, allowed: Sequence[int]) -> int:
-    """The smallest target whose ratio is not above `ratio`."""
+    """The smallest target whose ratio is at most `ratio`."""
     return min(target for target in allowed if ENTRY_BYTES / target <= ratio or target == RAW)
 
 

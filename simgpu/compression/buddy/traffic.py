@@ -1,15 +1,15 @@
-"""Traffic of kernels on compressed blocks: bytes of device memory, bytes over the link, and their time.
+"""Traffic of kernels on compressed blocks: bytes at device memory, bytes over the link, and the time they take.
 
 Buddy Compression (Choukse et al.), section 4.2, describes the effects; they are counted as follows:
 
-* A compressed entry is always moved in full (over-fetch); of an incompressible one only the requested sectors move.
-  Entries that are all zero need only their metadata.
-* Of an entry, the sectors of its target come from device memory and the others from buddy memory. With 8 bytes of
-  device memory to an entry, four entries share a sector: a walk from end to end moves each of them once, any other walk
-  moves a full sector for each access. The rest of a compressed entry is a multiple of sectors; of an incompressible one
-  it is the other 120 bytes.
-* A write of some sectors of a compressed entry has to read it first.
-* Bandwidth-only compression has no metadata, so an entry of zeros takes a sector as well, and no buddy memory.
+* A compressed entry is always moved completely (over-fetch); of an incompressible one, only the requested sectors are
+  moved. An entry of zeros needs only its metadata.
+* The sectors of an entry that fit its target are in device memory, the others in buddy memory. With a target of 8
+  bytes, four entries share a sector of device memory: a sequential walk moves each such sector once, any other walk
+  moves a full sector for each access. The part of a compressed entry in buddy memory is rounded up to sectors; that of
+  an incompressible entry is the other 120 bytes.
+* A write to some of the sectors of a compressed entry reads the entry first.
+* Bandwidth-only compression has neither metadata nor buddy memory, so an entry of zeros takes a sector.
 """
 
 from __future__ import annotations
@@ -26,12 +26,12 @@ from simgpu.hardware.spec import BuddyMode, BuddySpec, Duplex, LinkSpec
 from simgpu.memory.transfer import NANO, stream_ns
 from simgpu.trace.model import AccessOrder
 
-#: Traffic of an access is counted in such parts: there are 4 or 6 ways to select some of an entry's sectors.
+#: Traffic is counted in fractions of a byte with this denominator: there are 4 or 6 ways to select some of 4 sectors.
 _PARTS = 12
 
 
 class Moved(NamedTuple):
-    """Bytes of a walk, and for how many of those requested its accesses wait longer.
+    """Bytes that a walk moves, and how many of its requested bytes wait for decompression or for buddy memory.
 
     requested: without compression. device: to or from device memory. read, written: from and to buddy memory.
     decompressed: requested by accesses that read a compressed entry; far: by accesses that read buddy memory.
@@ -45,17 +45,17 @@ class Moved(NamedTuple):
     far: int = 0
 
     def plus(self, other: Moved) -> Moved:
-        """Both together."""
+        """The sum of both."""
         return Moved(*(one + another for one, another in zip(self, other, strict=True)))
 
 
 def moved_by(
     walk: EntryAccesses, counts: Sequence[int] | None, target: int, mode: BuddyMode = BuddyMode.CAPACITY
 ) -> Moved:
-    """Traffic of a walk through a block; parts of an entry are rounded up over the walk.
+    """Traffic of a walk through a block; bytes are rounded up once for the complete walk.
 
-    counts: the block's entries by size; None where unknown, which counts as incompressible. target: bytes of device
-    memory to an entry.
+    counts: number of the block's entries of each of `ENTRY_SIZES`; None if unknown, which counts as incompressible.
+    target: bytes of device memory per entry.
 
     >>> dense = EntryAccesses(0, 10, False, AccessOrder.SEQUENTIAL, 4, accesses=10)
     >>> moved_by(dense, (2, 0, 0, 0, 4, 0, 0, 4), target=64)
@@ -121,12 +121,12 @@ def demand_of(
     accesses: to compressed entries, `misses` of them without metadata in the cache; lines: metadata lines moved.
     dram: bandwidth of device memory, bytes per second.
 
-    Time at device memory is bound by bandwidth or by latency: at most `in_flight` of the requested bytes are under way
-    at once, each for the latency of memory and the waits of its access (Little's law). An access waits for
-    decompression; if it reads buddy memory, also for the link's latency and, on a miss, first for its metadata: section
-    3.4's possible optimization is not part of the final design, as we read it. In device memory alone, a miss costs
-    only bandwidth: data and metadata are fetched together. No access waits for a write of complete entries, so the
-    latency of compression (table 2) is not counted.
+    Time at device memory is limited by bandwidth or by latency: at most `in_flight` requested bytes are in flight at
+    once, each for the memory's latency and the waits of its access (Little's law). An access waits for decompression;
+    if it reads buddy memory, also for the link's latency and, on a miss, first for its metadata (as we read section
+    3.4, the optimization that it mentions is not part of the final design). If an entry is entirely in device memory, a
+    miss costs only bandwidth: data and metadata are fetched together. No access waits for a write of complete entries,
+    so the latency of compression (table 2) is not counted.
 
     >>> from simgpu.hardware.nodes import load_node
     >>> node = load_node("buddy-gpu")
@@ -150,7 +150,7 @@ def demand_of(
 
 
 def link_ns(read: int, written: int, link: LinkSpec) -> int:
-    """Time for bytes from and to buddy memory with the link to themselves, nanoseconds.
+    """Time in nanoseconds to move bytes from and to buddy memory over a link without other traffic.
 
     >>> link_ns(1000, 500, LinkSpec("wire", 10**9, 10**9))
     1000
@@ -160,8 +160,8 @@ def link_ns(read: int, written: int, link: LinkSpec) -> int:
     if link.duplex is Duplex.HALF:
         both = max(link.d2h_bandwidth, link.h2d_bandwidth)
         less, more = sorted((read, written))
-        # Each direction has half until the smaller part has passed; integer nanoseconds and bytes per second, as in
-        # flows.
+        # Half duplex: each direction has half the bandwidth until the smaller part has passed. Integer nanoseconds and
+        # bytes per second, as in flows.
         shared = stream_ns(less, both // 2) if less and both > 1 else stream_ns(less, both)
         left = more * NANO - (both // 2) * shared
         return shared + max(0, -(-left // both))

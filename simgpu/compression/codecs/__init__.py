@@ -1,5 +1,6 @@
-"""Real, lossless compressors over real arrays, and the compressed sizes of memory blocks.
+"""Lossless compressors of NumPy arrays, and the compressed sizes of memory blocks.
 
-`base`: the interface; `registry`: all codecs, one file each. `measure` compresses arrays in several layouts, `sizes`
-computes the bytes of a block from a trace's facts, `patterns` models them where these do not suffice.
+`base`: the interface; `registry`: all codecs, one module each. `measure` compresses arrays in several layouts. `sizes`
+computes the compressed size of a block from measured sizes or sparsity in a trace; `patterns` models it if these do not
+determine it.
 """

@@ -1,4 +1,4 @@
-"""The interface of codecs: lossless, by compression windows, with a size computed without encoding."""
+"""`Codec`, the interface of lossless codecs. The compressed size can be computed without encoding."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from simgpu.compression.codecs.frame import HEADER_BYTES, Header, corrupt, seal,
 from simgpu.errors import InputError
 from simgpu.units import format_bytes
 
-#: Compression windows in bytes: powers of two between these; cDMA (section VII-A) uses 4 KB and studied up to 64 KB.
+#: Smallest and largest compression window in bytes; cDMA (section VII-A) uses 4 KB and evaluated up to 64 KB.
 SMALLEST_WINDOW = 4096
 LARGEST_WINDOW = 65536
 
@@ -24,12 +24,12 @@ LARGEST_WINDOW = 65536
 class Codec(ABC):
     """A lossless compressor.
 
-    window: bytes compressed by themselves, a power of two from 4 KiB to 64 KiB; the last window of an array may be
-    shorter.
-    Element formats are those of `simgpu.compression.codecs.elements`; anything else is refused with `InputError`.
+    window: bytes that are compressed independently, a power of two from 4 KiB to 64 KiB; the last window of an array
+    may be shorter. Supported element formats are those of `simgpu.compression.codecs.elements`; others raise
+    `InputError`.
     """
 
-    #: Name in the registry; `number` stands for it in streams. `summary` and `source`: for listings.
+    #: Name in the registry. `number` identifies the codec in streams; `summary` and `source` are shown in listings.
     name: ClassVar[str]
     number: ClassVar[int]
     summary: ClassVar[str]
@@ -45,7 +45,7 @@ class Codec(ABC):
             raise InputError.single("", "window", what, f"give a power of two from {bounds}")
 
     def encode(self, array: NDArray[Any]) -> Bytes:
-        """The array as a stream of `HEADER_BYTES` + `compressed_size(array)` bytes.
+        """The compressed array as a stream of `HEADER_BYTES` + `compressed_size(array)` bytes.
 
         >>> from simgpu.compression.codecs.registry import make_codec
         >>> make_codec("zvc").encode(np.zeros((2, 32), np.float32)).size
@@ -57,10 +57,10 @@ class Codec(ABC):
         return stream
 
     def decode(self, stream: bytes | Bytes, dtype: DTypeLike, shape: tuple[int, ...]) -> NDArray[Any]:
-        """The array that was encoded, bit for bit; the window is the one it was encoded with.
+        """The array that was encoded, with the same bits. Uses the window that the stream was encoded with.
 
-        Raises `CorruptStreamError` for a stream that this codec did not write or that is damaged, `InputError` for
-        a dtype or shape that is not the encoded one.
+        Raises `CorruptStreamError` for a stream that another codec wrote or that is damaged, and `InputError` for a
+        dtype or shape other than the encoded one.
 
         >>> from simgpu.compression.codecs.registry import make_codec
         >>> stream = make_codec("zvc").encode(np.array([0, 3, -1], np.int8))
@@ -82,11 +82,11 @@ class Codec(ABC):
 
     def _check_request(self, header: Header, array: NDArray[Any]) -> None:
         if format_of(array.dtype) != header.format:
-            what = f"the stream holds {header.format}, not {array.dtype}"
-            raise InputError.single(f"{self.name} stream", "dtype", what, "ask for the dtype that was encoded")
+            what = f"the stream contains {header.format}, not {array.dtype}"
+            raise InputError.single(f"{self.name} stream", "dtype", what, "request the dtype that was encoded")
         if prod(array.shape) != header.elements:
-            what = f"the stream holds {header.elements} elements, shape {array.shape} has {array.size}"
-            raise InputError.single(f"{self.name} stream", "shape", what, "ask for the shape that was encoded")
+            what = f"the stream contains {header.elements} elements, but shape {array.shape} has {array.size}"
+            raise InputError.single(f"{self.name} stream", "shape", what, "request the shape that was encoded")
 
     def compressed_size(self, array: NDArray[Any]) -> int:
         """Compressed size in bytes: the payload without simgpu's header. Computed without producing the output.
@@ -99,15 +99,15 @@ class Codec(ABC):
 
     @abstractmethod
     def _size(self, bits: Bits) -> int:
-        """Bytes of the payload."""
+        """Size of the payload in bytes."""
 
     @abstractmethod
     def _stream(self, bits: Bits, reserved: int) -> Bytes:
-        """The payload, behind that many bytes to be filled later."""
+        """The payload, after `reserved` bytes that are filled later."""
 
     @abstractmethod
     def _read(self, payload: Bytes, bits: Bits) -> None:
-        """Fills `bits` from the payload; raises `CorruptStreamError` where the two do not agree."""
+        """Fills `bits` from the payload; raises `CorruptStreamError` if the two do not match."""
 
     def _elements(self, itemsize: int) -> int:
         """Elements in a window."""

@@ -1,7 +1,7 @@
-"""Bit-plane compression: what changes from plane to plane of the differences between neighbouring words.
+"""Bit-plane compression: codes the changes between bit planes of the differences of neighbouring words.
 
-Kim, Sullivan, Choukse and Erez, "Bit-Plane Compression", ISCA 2016; Buddy Compression (Choukse et al., ISCA 2020) keeps
-memory in it. Each memory-entry of 128 bytes, 32 words of 32 bits, is coded by itself, whatever the elements are:
+Kim, Sullivan, Choukse and Erez, "Bit-Plane Compression", ISCA 2016; Buddy Compression (Choukse et al., ISCA 2020) uses
+it for memory. Each memory-entry of 128 bytes, 32 words of 32 bits, is coded independently, whatever its elements are:
 
 * the 31 differences of neighbouring words, 33 bits each;
 * a *plane* is the same bit of all differences, 31 bits; there are 33 planes;
@@ -31,20 +31,22 @@ a single one                    00011, its place, 5 bits             10
 any other                       1, 31 bits                           32
 =============================== ================================== ====
 
-Where several fit, the first in the table does. Public implementations agree in all lengths, and differ where these say
-nothing, or change them little. Words are signed here, as in the simulator that two of the authors published; another
-takes them as unsigned, which changes the highest two planes. A plane that is zero comes before a single one and two, as
-there, which is shorter; another has it after. The four prefixes of five bits are given out as in the table by "EBPC"
-(Cavigelli et al., 2019) and by an implementation with a decoder; the authors' simulator, which only counts, names
-another order. The bits of a code go into bytes from the highest down, places count from the first difference, and
-numbers are written with their highest bit first.
+If several rows apply, the first in the table is used. Public implementations agree in the lengths of all codes; they
+differ in the points below, which change the size of an entry little or not at all. Words are signed here, as in the
+simulator that two of the authors published; another implementation treats them as unsigned, which changes the two
+highest planes. The code of a plane that is zero precedes those of single and neighbouring ones, as in that simulator,
+which is shorter; another implementation has it after them. The four prefixes of five bits are assigned as in "EBPC"
+(Cavigelli et al., 2019) and in an implementation with a decoder; the authors' simulator, which only counts bits, lists
+another order. The bits of a code fill bytes from the highest bit down, positions count from the first difference, and
+numbers are written highest bit first.
 
-The payload here is the memory contents, not the bare codes: for each entry 4 bits of metadata, which of the eight sizes
-of `simgpu.compression.codecs.entries` it takes (the first entry in the low half of a byte; eight values of sixteen are
-used), then the entries, each filled up with zeros to that size. An entry of 0 bytes is all zeros; one of 128 is stored
-as it is, as is any whose code has more than 96 bytes. So the ratio is that of Buddy Compression's figure 3 less the
-metadata, which a trace's rows of entries leave out: 256 times for zeros, 0.4% more for noise. The last entry is padded
-with zeros. No compression window cuts an entry, so the window changes nothing.
+The payload is what memory would contain, not only the codes: first 4 bits of metadata for each entry, the index of its
+size among the eight of `simgpu.compression.codecs.entries` (the first entry in the low half of a byte; eight of sixteen
+values are used), then the entries, each padded with zeros to that size. An entry of size 0 is all zeros; one whose code
+exceeds 96 bytes is stored uncompressed in 128. So the compression ratio is that of Buddy Compression's figure 3,
+reduced by the metadata: 256 for zeros, while noise takes 0.4% more than uncompressed. (A trace's rows of entries do not
+include metadata.) The last entry is padded with zeros. No entry crosses the border of a compression window, so the
+window has no effect.
 """
 
 from __future__ import annotations
@@ -105,7 +107,7 @@ class Bpc(Codec):
         bits.view(np.uint8)[:] = raw[: bits.nbytes]
 
     def _sizes(self, payload: Bytes, entries: int) -> Bytes:
-        """Bytes of each entry, from the metadata."""
+        """Size of each entry in bytes, from the metadata."""
         metadata = payload[: _metadata_bytes(entries)]
         classes = np.column_stack((metadata & 0xF, metadata >> 4)).reshape(-1)
         if classes.size < entries or (classes >= len(_SIZES)).any() or classes[entries:].any():

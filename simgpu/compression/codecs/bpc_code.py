@@ -1,4 +1,4 @@
-"""The code of bit-plane compression, entry by entry, in compiled functions. Importing this imports numba."""
+"""Compiled functions that encode and decode bit-plane compression, entry by entry. Imports numba."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ from numpy.typing import NDArray
 from simgpu.compiling import compiled
 from simgpu.compression.codecs.elements import Bytes
 
-# Together with a signed number an unsigned one would become a float, so planes and bits of codes are unsigned in all
-# that is done to them.
+# An operation on a signed and an unsigned number would give a float, so all operations on planes and codes are
+# unsigned.
 _U = np.uint64
 _0, _1, _2, _3, _5, _7, _31, _32, _63 = map(_U, (0, 1, 2, 3, 5, 7, 31, 32, 63))
 _WORD = _U(2**32 - 1)
@@ -28,7 +28,7 @@ _ODD, _PAIRS, _NIBBLES, _BYTES = (
 
 @compiled
 def _ones(planes: Any) -> Any:
-    """How many bits are set."""
+    """Number of set bits."""
     planes -= planes >> _1 & _ODD
     planes = (planes & _PAIRS) + (planes >> _2 & _PAIRS)
     planes = planes + (planes >> _U(4)) & _NIBBLES
@@ -37,13 +37,13 @@ def _ones(planes: Any) -> Any:
 
 @compiled
 def count_bits(words: NDArray[np.int32], entry_bits: NDArray[np.uint16]) -> None:
-    """Fills the array with the bits of each entry, at most 1024; words are rows of 32."""
+    """Fills `entry_bits` with the size of each entry's code in bits, at most 1024. words: shape (entries, 32)."""
     for entry in range(words.shape[0]):
         before = np.int64(words[entry, 0])
         folded = before ^ (before >> 63)
         bits = 3 if before == 0 else 7 if folded < 8 else 11 if folded < 128 else 19 if folded < 32768 else 33
-        # Bit k of each of these is about plane k: at least one, two, three ones, neighbours, all ones, any in the plane
-        # that was there before the exclusive-or.
+        # Bit k of each of these refers to plane k: at least one, two or three ones; two neighbouring ones; all ones;
+        # any one in the plane before the exclusive-or.
         once = twice = thrice = neighbours = any_before = last = _0
         all_ones = _PLANES
         for index in range(1, 32):
@@ -84,7 +84,7 @@ def _transpose(rows: Any) -> None:
 
 @compiled
 def _put(out: Any, at: Any, value: Any, bits: Any) -> None:
-    """Writes the lowest `bits` of a value behind bit `at`, into bytes that are zero from there on."""
+    """Writes the lowest `bits` bits of a value at bit position `at`; the output must be zero from there on."""
     free = _U(64) - (at & _7) - bits
     value <<= free
     byte = at >> _3
@@ -98,7 +98,7 @@ def _put(out: Any, at: Any, value: Any, bits: Any) -> None:
 
 @compiled
 def _put_first(out: Any, word: Any) -> Any:
-    """Writes the code of the first word; how many bits it has."""
+    """Writes the code of the first word; returns its number of bits."""
     folded = word ^ (word >> 63)
     bits = _U(word) & _WORD
     if word == 0:
@@ -118,7 +118,7 @@ def _put_first(out: Any, word: Any) -> Any:
 
 @compiled
 def _put_plane(out: Any, at: Any, plane: Any, change: Any) -> Any:
-    """Writes the code of a plane that changes; where it ends."""
+    """Writes the code of a nonzero change; returns the bit position after it."""
     others = change & (change - _1)
     lowest = change ^ others
     if change == _ALL_ONES or plane == _0:
@@ -133,7 +133,7 @@ def _put_plane(out: Any, at: Any, plane: Any, change: Any) -> Any:
 
 @compiled
 def _put_run(out: Any, at: Any, zeros: Any) -> Any:
-    """Writes the code of this many unchanged planes; returns where it ends."""
+    """Writes the code of `zeros` unchanged planes; returns the bit position after it."""
     if zeros == _0:
         return at
     if zeros == _1:
@@ -145,7 +145,7 @@ def _put_run(out: Any, at: Any, zeros: Any) -> Any:
 
 @compiled
 def write(words: NDArray[np.int32], sizes: Bytes, out: Bytes) -> None:
-    """Fills bytes with the entries, each in as many as it has there: none is zeros, 128 the words themselves."""
+    """Writes the entries into `out`, each in its size in bytes: 0 for zeros, 128 for the uncompressed words."""
     planes = np.empty(33, np.uint64)
     begin = 0
     for entry in range(words.shape[0]):
@@ -177,7 +177,7 @@ def write(words: NDArray[np.int32], sizes: Bytes, out: Bytes) -> None:
 
 @compiled
 def _seen(code: Any, at: Any) -> Any:
-    """The 33 bits behind bit `at` and some more, as the highest of 64; zeros where the code has ended."""
+    """At least 33 bits from bit `at` on, as the highest bits of 64; zeros after the end of the code."""
     seen = _0
     shift = _U(64)
     byte = at >> _3
@@ -190,7 +190,7 @@ def _seen(code: Any, at: Any) -> Any:
 
 @compiled
 def _first(seen: Any) -> tuple[Any, Any]:
-    """The first word, and how many bits its code has."""
+    """The first word, and the number of bits of its code."""
     if seen >> _63:
         return np.int64(np.int32(seen >> _31 & _WORD)), _U(33)
     kind = seen >> _U(61)
@@ -202,7 +202,7 @@ def _first(seen: Any) -> tuple[Any, Any]:
 
 @compiled
 def _next(seen: Any, above: Any) -> tuple[Any, Any, Any]:
-    """The next code: the change of its plane, the number of its planes, and its bits."""
+    """The next code: the change that it gives, the number of planes that it covers, and its number of bits."""
     five = seen >> _U(59)
     if five >= _U(16):
         return seen >> _32 & _ALL_ONES, _1, _32
@@ -217,7 +217,7 @@ def _next(seen: Any, above: Any) -> tuple[Any, Any, Any]:
 
 @compiled
 def _decode(code: Any, planes: Any, words: Any) -> bool:
-    """Fills the words of an entry; whether its code is one."""
+    """Fills the words of an entry; returns whether its code is valid."""
     word, at = _first(_seen(code, _0))
     done, above, end = _0, _0, _U(8 * code.size)
     while done < _U(33) and at <= end:

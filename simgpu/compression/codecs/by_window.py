@@ -1,9 +1,9 @@
-"""Codecs of general libraries, LZ4 and zlib: each compression window is compressed by itself.
+"""General-purpose codecs, LZ4 and zlib: each compression window is compressed independently.
 
-The payload has for each window in order 2 bytes (little-endian) with the number of bytes that follow, less one, and
-then these bytes. A window that does not shrink is stored unchanged, as hardware would do; its number of bytes is that
-of the window, so an incompressible window costs 2 bytes more. The size needs each window to be compressed, too, but
-stores none of them.
+The payload contains for each window, in order, the number of its compressed bytes minus one as 2 bytes (little-endian),
+and these bytes. A window that does not shrink is stored uncompressed, as hardware would do; then the number is that of
+the window's bytes, so an incompressible window takes 2 bytes more. Computing the size also compresses each window, but
+does not store the result.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ class ByWindow(Codec):
 
     @abstractmethod
     def _grow(self, data: bytes, size: int) -> bytes:
-        """The window of `size` bytes that was compressed; `ValueError` describes damaged data."""
+        """The decompressed window of `size` bytes. Raises `ValueError` for damaged data."""
 
     def _size(self, bits: Bits) -> int:
         return sum(LENGTH_BYTES + len(data) for data in self._stored(bits))
@@ -60,13 +60,15 @@ class ByWindow(Codec):
             data = stream[at : at + length]
             at += length
             if at > len(stream) or length > window.size:
-                raise corrupt(self.name, f"window {number}", f"{length} bytes are not there, or more than a window has")
+                raise corrupt(
+                    self.name, f"window {number}", f"its length of {length} bytes exceeds the stream or the window"
+                )
             try:
                 grown = data if length == window.size else self._grow(data, window.size)
             except ValueError as error:
                 raise corrupt(self.name, f"window {number}", str(error)) from None
             if len(grown) != window.size:
-                what = f"{len(grown)} bytes come out where {window.size} went in"
+                what = f"decompresses to {len(grown)} bytes instead of {window.size}"
                 raise corrupt(self.name, f"window {number}", what)
             window[:] = np.frombuffer(grown, np.uint8)
         if at != len(stream):
@@ -74,10 +76,10 @@ class ByWindow(Codec):
 
 
 class Lz4(ByWindow):
-    """LZ4 by the lz4 library, in its block format.
+    """LZ4 in its block format, by the lz4 library.
 
-    CSWAP (section IV-E) names it as its dictionary coder. A block has neither its length nor a checksum. LZ4 finds
-    repeated bytes and codes nothing else, so non-zero floating-point values, which hardly repeat, stay as they are.
+    CSWAP (section IV-E) names it as its dictionary coder. A block contains neither its length nor a checksum. LZ4 only
+    replaces repeated sequences of bytes, so non-zero floating-point values, which rarely repeat, are not compressed.
     """
 
     name: ClassVar[str] = "lz4"
@@ -93,16 +95,16 @@ class Lz4(ByWindow):
         try:
             grown: bytes = lz4.block.decompress(data, uncompressed_size=size)
         except lz4.block.LZ4BlockError as error:
-            raise ValueError(f"LZ4 refuses it: {error}") from None
+            raise ValueError(f"LZ4 cannot decompress it: {error}") from None
         return grown
 
 
 class Zlib(ByWindow):
     """DEFLATE by the zlib of the standard library.
 
-    cDMA (section V-A) uses it as an upper bound of expensive compressors. Each window is a zlib stream at
-    zlib's default level, its header and Adler-32 (6 bytes) included. Sizes are those of the zlib that Python was built
-    with; another version or implementation may find other matches.
+    cDMA (section V-A) uses it as an upper bound on compression. Each window is a zlib stream at the default level,
+    including its header and Adler-32 checksum (6 bytes). Sizes depend on the zlib that Python was built with: another
+    version or implementation may find other matches.
     """
 
     name: ClassVar[str] = "zlib"
@@ -116,9 +118,11 @@ class Zlib(ByWindow):
     def _grow(self, data: bytes, size: int) -> bytes:
         grower = zlib.decompressobj()
         try:
-            grown = grower.decompress(data, size + 1)  # one more than there may be, so that its end is read too
+            grown = grower.decompress(
+                data, size + 1
+            )  # one byte more than allowed, so that the end of the stream is read too
         except zlib.error as error:
-            raise ValueError(f"zlib refuses it: {error}") from None
+            raise ValueError(f"zlib cannot decompress it: {error}") from None
         if not grower.eof or grower.unused_data:
-            raise ValueError("it is not one complete zlib stream of a window")
+            raise ValueError("it is not exactly one complete zlib stream of a window")
         return grown

@@ -1,4 +1,4 @@
-"""Costs of encoding a trace's blocks on a node at one epoch of training: the true costs that the machine charges."""
+"""Costs of encoding a trace's blocks on a node at one epoch of training, as the simulated machine charges them."""
 
 from __future__ import annotations
 
@@ -24,8 +24,8 @@ if TYPE_CHECKING:
 class NodeCosts:
     """Costs of a trace's blocks on a node at an epoch; see `simgpu.graph.encodings.EncodingCosts`.
 
-    Sparsity and measured sizes are those that hold at the epoch; where several layouts were measured, the given one
-    counts. Where the trace or its sparsity is modelled, so are the sizes that do not follow from sparsity.
+    Uses the sparsity and measured sizes that apply at the epoch; if several layouts were measured, those of the given
+    layout. If the trace or its sparsity is modelled, sizes that do not follow from sparsity are modelled too.
 
     >>> from dataclasses import replace
     >>> from simgpu.hardware.nodes import load_node
@@ -49,7 +49,7 @@ class NodeCosts:
         }
 
     def sparsity(self, block: Block) -> float | None:
-        """Share of zeros in a block, as recorded or from its measured size in ZVC; None where neither is known."""
+        """Share of zeros in a block, as recorded or from its measured size in ZVC; None if neither is known."""
         rows = [row for row in self._measured.get(block.id, ()) if row.codec == "zvc"]
         if block.id in self._zeros or not rows or not block.bytes:
             return self._zeros.get(block.id)
@@ -65,7 +65,7 @@ class NodeCosts:
         return known or self._is_measured(block, codec) or self.is_modelled(block, codec)
 
     def is_modelled(self, block: Block, codec: str) -> bool:
-        """Whether the size of a block in a codec comes from the pattern model, for lack of a measured one."""
+        """Whether the size of a block in a codec is from the pattern model, because no measured size is known."""
         has_modelled_zeros = self._has_modelled_zeros and block.id in self._zeros
         fits = codec in MODELLED and self._itemsize(block) in FORMAT_OF
         return has_modelled_zeros and fits and not self._is_measured(block, codec)
@@ -83,7 +83,7 @@ class NodeCosts:
         return ITEMSIZE.get(block.dtype or self.dtype, 4)
 
     def encoded_bytes(self, block: Block, codec: str) -> int:
-        """Bytes of a block in a codec."""
+        """Compressed size of a block in a codec, bytes."""
         codec_class(codec)
         if not self.is_known(block, codec):
             what = f"the size of '{block.id}' in {codec} is unknown"
@@ -100,11 +100,11 @@ class NodeCosts:
             raise InputError.single(self.name, error.problems[0].place, what, error.problems[0].remedy) from None
 
     def encode_ns(self, block: Block, encoding: Encoding) -> int:
-        """Time to encode a block."""
+        """Time to encode a block, ns."""
         return self._ns(block, encoding, decoding=False)
 
     def decode_ns(self, block: Block, encoding: Encoding) -> int:
-        """Time to decode a block."""
+        """Time to decode a block, ns."""
         return self._ns(block, encoding, decoding=True)
 
     def _ns(self, block: Block, encoding: Encoding, *, decoding: bool) -> int:
@@ -120,8 +120,8 @@ class NodeCosts:
     def _on_host_ns(self, block: Block) -> int:
         rate = self.node.host.codec_bandwidth
         if rate is None:
-            what = f"node {self.node.name} does not say how fast its host encodes"
-            raise InputError.single("", "node.host.codec_bandwidth", what, "give it, such as '2 GB/s'")
+            what = f"node {self.node.name} does not state its host's encoding bandwidth"
+            raise InputError.single("", "node.host.codec_bandwidth", what, "add it, for example '2 GB/s'")
         return -(-block.bytes * 10**9 // rate)
 
     @cached_property
@@ -132,7 +132,7 @@ class NodeCosts:
 
 
 def _of_layout(rows: tuple[CompressedSize, ...], layout: str) -> tuple[CompressedSize, ...]:
-    """The rows of a layout, or of the only one that was measured, by codec."""
+    """For each codec, the rows of the given layout; all rows if only one layout was measured."""
     chosen: list[CompressedSize] = []
     for codec in dict.fromkeys(row.codec for row in rows):
         mine = [row for row in rows if row.codec == codec]

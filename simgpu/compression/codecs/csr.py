@@ -1,15 +1,14 @@
-"""Compressed sparse rows: the elements that are not zero, and the column of each.
+"""Compressed sparse rows: the nonzero elements and the column of each.
 
-CSWAP (section IV-E) gives each non-zero element an index as wide as the element, which at 50% sparsity takes 50% of
-the array's size (that of ZVC takes 1/32): both are shares of the uncompressed size. It leaves the rows open. Here a row
-is a window, or as many elements of it as an index can number (256 of one byte), so that each row can be decoded by
-itself:
+In CSWAP (section IV-E) each nonzero element has an index as wide as the element; at 50% sparsity the indices take 50%
+of the uncompressed size (ZVC's masks take 1/32). CSWAP does not define the rows. Here a row is a window, or as many
+elements of it as an index can distinguish (256 for one byte), so that each row can be decoded independently:
 
-* for each row, the number of its non-zero elements: 4 bytes (little-endian), 0.1% of 4 KiB beyond the 50%;
-* for each non-zero element its column in the row, an unsigned integer as wide as an element;
-* the non-zero elements.
+* for each row, the number of its nonzero elements: 4 bytes (little-endian), 0.1% of a window of 4 KiB in addition;
+* for each nonzero element, its column in the row: an unsigned integer as wide as an element;
+* the nonzero elements.
 
-All counts stand first, then all columns, then all elements. An array without a zero takes twice its size: CSR has no
+All counts precede all columns, and these precede all elements. An array without zeros takes twice its size: CSR has no
 form for a window that does not shrink.
 """
 
@@ -27,7 +26,7 @@ COUNT_BYTES = 4
 
 
 def row_elements(window: int, itemsize: int) -> int:
-    """Elements of a row.
+    """Number of elements per row. window: bytes; itemsize: bytes of an element.
 
     >>> row_elements(4096, 4), row_elements(65536, 2), row_elements(4096, 1)
     (1024, 32768, 256)
@@ -36,7 +35,7 @@ def row_elements(window: int, itemsize: int) -> int:
 
 
 def csr_bytes(elements: int, nonzeros: int, itemsize: int, window: int) -> int:
-    """Size of an array: elements of `width` bytes, some of them nonzero.
+    """Compressed size in bytes of an array with `elements` elements of `itemsize` bytes, `nonzeros` of them nonzero.
 
     >>> csr_bytes(1024, 512, 4, window=4096)
     4100
@@ -66,20 +65,20 @@ class Csr(Codec):
         row = row_elements(self.window, bits.itemsize)
         rows = -(-bits.size // row)
         if payload.size < rows * COUNT_BYTES:
-            raise corrupt(self.name, "", f"{payload.size} bytes do not hold the counts of {rows} rows")
+            raise corrupt(self.name, "", f"{payload.size} bytes are too few for the counts of {rows} rows")
         counts = payload[: rows * COUNT_BYTES].view("<u4").astype(np.int64)
         total = int(counts.sum())
         if csr_bytes(bits.size, total, bits.itemsize, self.window) != payload.size:
-            what = f"its rows have {total} values, which do not make {payload.size} bytes"
+            what = f"its rows have {total} values, which do not fit its {payload.size} bytes"
             raise corrupt(self.name, "", what)
         columns, values = payload[rows * COUNT_BYTES :].view(bits.dtype).reshape(2, total)
         of_row = np.arange(rows).repeat(counts)
         places = of_row * row + columns
-        # Ascending places within each value's own row: so none is there twice, and no count is too large.
+        # Positions must ascend and stay within each value's row: so none repeats, and no count is too large.
         wrong = (columns >= row) | (places >= bits.size) | (values == 0)
         wrong[1:] |= places[1:] <= places[:-1]
         if wrong.any():
             at = int(of_row[wrong.argmax()])
-            raise corrupt(self.name, f"row {at}", "its columns are not ascending places of values that are not zero")
+            raise corrupt(self.name, f"row {at}", "its columns are not in ascending order, or a value is zero")
         bits[:] = 0
         bits[places] = values

@@ -1,9 +1,9 @@
-"""Arrays as codecs see them: rows of bit patterns.
+"""Converts arrays to the bit patterns of their elements, which codecs compress.
 
-Codecs compare bit patterns, so -0.0 is not zero and every NaN keeps its payload.
+Codecs compare bit patterns, so -0.0 is not zero, and every NaN keeps its payload.
 
-NumPy has no bfloat16: an array of it is either of type ``ml_dtypes.bfloat16`` (that package need not be installed) or,
-by convention here, its bit patterns as uint16.
+NumPy has no bfloat16: such an array has either the type ``ml_dtypes.bfloat16`` (that package need not be installed) or,
+by simgpu's convention, its bit patterns as uint16.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 
 from simgpu.errors import InputError
 
-#: Bit patterns in the order they lie in memory, one dimension.
+#: Bit patterns in memory order, one dimension.
 Bits = NDArray[np.unsignedinteger[Any]]
 
 #: Bytes, the input and output of codecs.
@@ -39,7 +39,7 @@ FORMATS: Mapping[str, str] = MappingProxyType(
 def format_of(dtype: np.dtype[Any]) -> str:
     """The format of the elements: float32, float16, bfloat16, int8 or uint8.
 
-    Raises `InputError` for any other, and for bytes in another order than this machine's.
+    Raises `InputError` for any other format, and for a byte order other than this machine's.
 
     >>> format_of(np.dtype(np.float16)), format_of(np.dtype(np.uint16))
     ('float16', 'bfloat16')
@@ -47,11 +47,11 @@ def format_of(dtype: np.dtype[Any]) -> str:
     name = FORMATS.get(dtype.name)
     if name is None:
         known = ", ".join(dict.fromkeys(FORMATS.values()))
-        remedy = f"codecs take {known} (bfloat16 also as its bit patterns in uint16)"
+        remedy = f"codecs support {known} (bfloat16 also as its bit patterns in uint16)"
         raise InputError.single("", "dtype", f"codecs are not applicable to dtype '{dtype}'", remedy)
     if not dtype.isnative:
         remedy = "convert it first: array.astype(array.dtype.newbyteorder('='))"
-        raise InputError.single("", "dtype", f"dtype '{dtype.str}' has another byte order than this machine", remedy)
+        raise InputError.single("", "dtype", f"the byte order of dtype '{dtype.str}' is not this machine's", remedy)
     return name
 
 

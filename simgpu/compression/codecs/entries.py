@@ -1,9 +1,9 @@
-"""Memory-entries of 128 bytes: their bits in bit-plane compression, and the sizes that compressed memory gives them.
+"""Memory-entries of 128 bytes: the bits of their bit-plane codes, and their sizes in compressed memory.
 
-An entry is 32 words of 32 bits, little-endian and signed, in four sectors of 32 bytes. Bit-plane compressed
-(`simgpu.compression.codecs.bpc`) it takes the smallest of eight sizes that holds its code (Buddy Compression, Choukse
-et al., ISCA 2020, section 3.1); all zeros take none, the metadata say so. These sizes are optimistic: hardware that
-cannot pack entries rounds each up to sectors.
+An entry is 32 words of 32 bits, little-endian and signed, in four sectors of 32 bytes. Compressed
+(`simgpu.compression.codecs.bpc`), it takes the smallest of eight sizes that fits its code (Buddy Compression, Choukse
+et al., ISCA 2020, section 3.1); an entry of zeros takes no bytes, because the metadata identify it. These sizes are
+optimistic: hardware that cannot pack entries rounds each up to sectors.
 """
 
 from __future__ import annotations
@@ -16,28 +16,28 @@ from numpy.typing import NDArray
 from simgpu.compression.codecs.elements import Bytes
 from simgpu.errors import InputError
 
-#: Bytes of a memory-entry, and its words.
+#: Bytes and words of a memory-entry.
 ENTRY_BYTES = 128
 WORDS = 32
 
-#: Bits of an entry whose code is no shorter than the entry, which is stored as it is.
+#: Bits of an entry that is stored uncompressed, because its code is not shorter.
 RAW_BITS = 8 * ENTRY_BYTES
 
 #: Bits of an entry that is all zeros: a first word of zero (3), and a run of 33 planes (7).
 ZERO_BITS = 10
 
-#: Bytes that are read and written together.
+#: Bytes of a sector, the smallest unit that is read or written.
 SECTOR_BYTES = 32
 
-#: Bytes that an entry can take.
+#: Possible compressed sizes of an entry, bytes.
 ENTRY_SIZES = (0, 8, 16, 32, 64, 80, 96, 128)
 
-#: Whole sectors that an entry of each size takes.
+#: Number of sectors that an entry of each size takes.
 SECTORS = (0, 1, 1, 1, 2, 3, 3, 4)
 
 
 def size_classes(array: NDArray[Any]) -> NDArray[np.uint8]:
-    """For each entry of an array, which of `ENTRY_SIZES` it takes in bit-plane compression.
+    """For each entry of an array, the index in `ENTRY_SIZES` of its size in bit-plane compression.
 
     array: of any dtype and shape; its bytes in memory, in C order; the last entry is padded with zeros. Returns
     ceil(bytes / 128) indices. Raises `InputError` for Python objects. Source: Buddy Compression section 3.1.
@@ -49,7 +49,7 @@ def size_classes(array: NDArray[Any]) -> NDArray[np.uint8]:
 
 
 def entry_bits(array: NDArray[Any]) -> NDArray[np.uint16]:
-    """Bits of each entry's code; `RAW_BITS` for an entry that is stored as it is.
+    """Bits of each entry's code; `RAW_BITS` for an entry that is stored uncompressed.
 
     array: of any dtype and shape, its bytes in C order; the last entry is padded with zeros.
     Returns ceil(bytes / 128) numbers. Raises `InputError` for Python objects. Source: Kim et al., ISCA 2016.
@@ -62,7 +62,7 @@ def entry_bits(array: NDArray[Any]) -> NDArray[np.uint16]:
     raw = bytes_of(array)
     bits = np.empty(-(-raw.size // ENTRY_BYTES), np.uint16)
     full = raw.size // ENTRY_BYTES
-    # Only the last entry is copied to be padded.
+    # Only the last entry is copied, to pad it.
     for part, counted in ((raw[: full * ENTRY_BYTES], bits[:full]), (raw[full * ENTRY_BYTES :], bits[full:])):
         if counted.size:
             bpc_code.count_bits(words_of(part), counted)
@@ -70,7 +70,7 @@ def entry_bits(array: NDArray[Any]) -> NDArray[np.uint16]:
 
 
 def bytes_of(array: NDArray[Any]) -> Bytes:
-    """The bytes of an array in C order, as they lie; a view where the array lies in that order.
+    """The bytes of an array in C order; a view if the array is stored in that order, else a copy.
 
     Raises `InputError` for Python objects, which have no bytes of their own.
 
@@ -78,7 +78,7 @@ def bytes_of(array: NDArray[Any]) -> Bytes:
     [1, 0, 0, 1]
     """
     if array.dtype.hasobject:
-        what = f"dtype '{array.dtype}' holds Python objects, which memory-entries cannot"
+        what = f"dtype '{array.dtype}' contains Python objects, which have no memory-entries"
         raise InputError.single("", "dtype", what, "give an array of numbers")
     if not array.nbytes:
         return np.empty(0, np.uint8)
@@ -86,7 +86,7 @@ def bytes_of(array: NDArray[Any]) -> Bytes:
 
 
 def words_of(raw: Bytes) -> NDArray[np.int32]:
-    """The words of each entry of bytes, a row of 32; a view where the bytes fill the last entry, else a copy."""
+    """The words of each entry, shape (entries, 32); a view if the bytes fill the last entry, else a copy."""
     missing = -raw.size % ENTRY_BYTES
     if missing:
         raw = np.concatenate((raw, np.zeros(missing, np.uint8)))
@@ -94,7 +94,7 @@ def words_of(raw: Bytes) -> NDArray[np.int32]:
 
 
 def histogram(classes: NDArray[np.uint8]) -> tuple[int, ...]:
-    """How many entries have each size: eight counts, of `ENTRY_SIZES` in order.
+    """Number of entries of each of `ENTRY_SIZES`, in that order. classes: indices from `size_classes`.
 
     >>> histogram(size_classes(np.zeros(100)))
     (7, 0, 0, 0, 0, 0, 0, 0)

@@ -1,9 +1,10 @@
 """Modelled sizes of the memory-entries of feature maps, from their sparsity alone.
 
 Synthetic feature maps, whose zeros cluster as those of a trained network do (`simgpu.compression.codecs.pattern_maps`),
-were cut into memory-entries and compressed by bit-plane compression; ``entry_patterns.yaml`` holds the result. Between
-its points, shares are interpolated linearly over sparsity and over the logarithm of a plane's side. The pattern was
-fitted to other codecs, so these sizes are **modelled**: results of a ReLU in single precision, in NCHW.
+were cut into memory-entries and compressed by bit-plane compression; ``entry_patterns.yaml`` contains the result.
+Between its points, shares are interpolated linearly over sparsity and over the logarithm of a plane's side. The maps
+represent results of a ReLU in single precision, in NCHW. Sizes are **modelled**: the pattern was fitted to other
+codecs.
 
 ``python -m simgpu.compression.codecs.entry_patterns`` prints the table. Imports pydantic, so import it lazily.
 """
@@ -35,13 +36,13 @@ from simgpu.workloads.compressibility.roles import roles_of
 
 SPARSITY = (0.0, 0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9, 0.95, 0.98, 1.0)
 SIDES = (1, 2, 4, 7, 14, 28, 56, 112, 224)
-#: Synthetic maps: channels, the minimum numbers of images, of rows of a plane, and of elements.
+#: Synthetic maps: number of channels, and minimum number of images, of rows of a plane, and of elements.
 _CHANNELS, _IMAGES, _ROWS, _ELEMENTS = 128, 2, 16, 2**19
 _DIGITS = 4
 
 
 def table() -> str:
-    """The table as YAML text; with the version of NumPy that it names, the same to the byte."""
+    """The table as YAML text; byte-identical to the shipped one with the version of NumPy that it names."""
     parts = {
         "schema": SCHEMA,
         "created_by": {"numpy": np.__version__, "pattern": "that of patterns.yaml"},
@@ -53,7 +54,7 @@ def table() -> str:
 
 
 def shares_of_side(side: int) -> list[list[float]]:
-    """Over `SPARSITY`, the share of entries that have each size in planes of that side."""
+    """For each of `SPARSITY`, the share of entries of each size, in planes of `side` x `side`."""
     numbers = load_patterns().pattern
     rows = min(side, _ROWS)
     images = max(_IMAGES, _ELEMENTS // (_CHANNELS * rows * side))
@@ -77,7 +78,7 @@ Text = Annotated[str, Field(min_length=1)]
 
 
 class EntryTable(FileModel):
-    """The table. shares: by side and share of zeros, of the entries that have each of the eight sizes."""
+    """The table. shares: by side and sparsity, the share of entries of each of the eight sizes."""
 
     schema_: Literal["simgpu.entry-patterns/2"] = Field(alias="schema")
     created_by: dict[str, Text]
@@ -88,15 +89,15 @@ class EntryTable(FileModel):
 
 @cache
 def load_entry_patterns(path: Path = TABLE) -> EntryTable:
-    """The table that ships. Raises `InputError` where a file is wrong."""
+    """The shipped table, or that of another file. Raises `InputError` for an invalid file."""
     document = read_yaml_mapping(path, SCHEMA)
     return validate(EntryTable, document.values, lambda place: (document.file, document.place(place)))
 
 
 def entry_shares(sparsity: float, shape: Sequence[int] | None) -> tuple[float, ...]:
-    """The share of each of the eight sizes among the entries of a feature map with that share of zeros.
+    """The share of each of the eight sizes among the entries of a feature map with this sparsity.
 
-    shape: with four axes N, C, H, W; with others, or not known, values have no neighbours in a plane.
+    shape: axes N, C, H, W; without exactly four axes, or if None, values have no neighbours in a plane.
 
     >>> shares = entry_shares(1.0, (64, 64, 28, 28))
     >>> shares[0], sum(shares)
@@ -109,10 +110,10 @@ def entry_shares(sparsity: float, shape: Sequence[int] | None) -> tuple[float, .
 
 
 def with_sparse_entries(trace: Trace) -> Trace:
-    """The trace with a histogram for each block whose zeros are known, in place of an earlier one.
+    """The trace with a histogram of entries for each block whose zeros are known; it replaces an existing one.
 
-    These are the feature maps in `Trace.sparsity`, and the gradients behind a ReLU, which are zero where its result is.
-    There are rows for each epoch with a known sparsity.
+    These blocks are the feature maps in `Trace.sparsity`, and the gradients of ReLU inputs, which are zero where the
+    ReLU's result is. There are rows for each epoch with a known sparsity.
 
     >>> from simgpu import load_trace
     >>> from simgpu.workloads.sparsity.generator import with_sparsity
@@ -140,7 +141,7 @@ def with_sparse_entries(trace: Trace) -> Trace:
 
 
 def _gradients(trace: Trace, known: dict[str, list[SparsitySample]]) -> dict[str, str]:
-    """For each gradient that a ReLU's backward writes last, the feature map that has its zeros."""
+    """For each gradient whose last writer is a ReLU's backward, the feature map with the same zeros."""
     last: dict[str, str] = {}
     roles = roles_of(trace)
     blocks = trace.block_by_id
@@ -162,7 +163,7 @@ def _rows(block: Block, epoch: int, shares: Sequence[float]) -> Iterator[Compres
 
 
 def _between(points: Sequence[float], values: Sequence[Sequence[float]], at: float) -> list[float]:
-    """On the straight line through the two points around `at`; beyond the ends what holds there."""
+    """Linear interpolation between the two points around `at`; constant beyond the ends."""
     right = bisect_right(points, at)
     if right in (0, len(points)):
         return list(values[max(right - 1, 0)])

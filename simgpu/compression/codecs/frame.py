@@ -1,11 +1,11 @@
-"""The frame around a codec's output: a header of fixed length that describes and protects the payload.
+"""The header of a codec's output: it has a fixed length, and describes and protects the payload.
 
-Hardware formats have no such header; it is here so that a damaged stream is an error and never wrong data. The CRC-32
-covers header and payload, so each change of up to 32 neighbouring bits is detected; of other changes one in
-2^32 is not. Numbers are little-endian:
+Hardware formats have no such header; simgpu adds it so that a damaged stream raises an error instead of giving wrong
+data. The CRC-32 covers header and payload: it detects every change within 32 adjacent bits, and all but one in 2^32 of
+other changes. Numbers are little-endian:
 
 ====== ===== =============================================================
-offset bytes what
+offset bytes contents
 ====== ===== =============================================================
 0      4     ``SGC1``
 4      1     number of the codec
@@ -30,7 +30,7 @@ import numpy as np
 from simgpu.compression.codecs.elements import Bytes
 from simgpu.errors import InputError, Problem
 
-#: Bytes before the payload.
+#: Size of the header in bytes.
 HEADER_BYTES = 32
 
 _MAGIC = b"SGC1"
@@ -41,17 +41,17 @@ _REMEDY = "it is damaged, or no codec wrote it; encode the array again"
 
 
 class CorruptStreamError(InputError):
-    """A compressed stream that its codec did not write, or that is damaged: where and why."""
+    """Raised for a compressed stream that is damaged or that another codec wrote."""
 
 
 def corrupt(codec: str, place: str, what: str) -> CorruptStreamError:
-    """The error for a stream of that codec."""
+    """The error for a stream of this codec."""
     return CorruptStreamError([Problem(f"{codec} stream", place, what, _REMEDY)])
 
 
 @dataclass(frozen=True, slots=True)
 class Header:
-    """The header of a stream: codec (its number), format and number of the elements, window in bytes."""
+    """The header of a stream: number of the codec, format and number of the elements, window in bytes."""
 
     codec: int
     format: str
@@ -60,7 +60,7 @@ class Header:
 
 
 def seal(stream: Bytes, header: Header) -> None:
-    """Writes the header into the first `HEADER_BYTES` of a stream whose payload stands."""
+    """Writes the header into the first `HEADER_BYTES` of a stream that already contains its payload."""
     numbers = header.codec, _FORMAT_NUMBERS[header.format], 0, header.window
     sizes = header.elements, stream.size - HEADER_BYTES
     stream[:HEADER_BYTES] = np.frombuffer(_HEADER.pack(_MAGIC, *numbers, 0, *sizes), np.uint8)
@@ -68,12 +68,12 @@ def seal(stream: Bytes, header: Header) -> None:
 
 
 def unseal(stream: Bytes, codec: str) -> Header:
-    """The header, checked against the stream; raises `CorruptStreamError` where they do not match.
+    """The header of a stream. Raises `CorruptStreamError` if the header or the checksum does not match the stream.
 
     codec: the name of the codec that reads it, for messages.
     """
     if stream.size < HEADER_BYTES:
-        what = f"{stream.size} bytes are shorter than a header, {HEADER_BYTES}"
+        what = f"the stream has {stream.size} bytes, fewer than the {HEADER_BYTES} of a header"
         raise corrupt(codec, "header", what)
     magic, number, format_number, reserved, window, crc, elements, payload = _HEADER.unpack(
         stream[:HEADER_BYTES].tobytes()
@@ -81,10 +81,10 @@ def unseal(stream: Bytes, codec: str) -> Header:
     if magic != _MAGIC:
         raise corrupt(codec, "header", f"begins with {magic!r}, not with {_MAGIC!r}")
     if payload != stream.size - HEADER_BYTES:
-        what = f"the payload has {stream.size - HEADER_BYTES} bytes where the header says {payload}"
+        what = f"the payload has {stream.size - HEADER_BYTES} bytes, but the header states {payload}"
         raise corrupt(codec, "header", what)
     if crc != _crc(stream):
-        raise corrupt(codec, "", "the checksum does not agree with the content")
+        raise corrupt(codec, "", "the checksum does not match the contents")
     formats = {value: key for key, value in _FORMAT_NUMBERS.items()}
     if reserved or format_number not in formats:
         raise corrupt(codec, "header", f"element format {format_number} (reserved {reserved}) is not known")

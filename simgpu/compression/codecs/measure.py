@@ -1,8 +1,8 @@
-"""Compressed sizes of arrays in every codec and memory layout, and the measuring functions that a recording is given.
+"""Compressed sizes of arrays by codec and memory layout, and functions that measure them during a recording.
 
-Layouts are the orders in which frameworks store a batch of feature maps. N images, C channels, H rows, W columns, the
-last letter changing fastest: Caffe stores NCHW, cuDNN NCHW or NHWC, Neon and cuda-convnet CHWN (cDMA, Rhu et al., HPCA
-2018, section II).
+Layouts are the orders in which frameworks store a batch of feature maps: N images, C channels, H rows, W columns; the
+last letter is the fastest dimension. Caffe stores NCHW, cuDNN NCHW or NHWC, Neon and cuda-convnet CHWN (cDMA, Rhu et
+al., HPCA 2018, section II).
 """
 
 from __future__ import annotations
@@ -24,19 +24,19 @@ from simgpu.errors import InputError, did_you_mean
 from simgpu.io.array_files import open_array
 from simgpu.trace.entries import CODEC, LAYOUT
 
-#: The codec of memory-entries: it compresses each of them alone, whatever block it is of.
+#: The codec of memory-entries, each of which it compresses independently.
 BY_ENTRY = CODEC
 
-#: The layout, in a trace, of a block that has not four axes.
+#: The layout in a trace of a block without exactly four axes.
 PLAIN = "plain"
 
 
 def sizes_in(codecs: Iterable[str]) -> Callable[[NDArray[Any]], tuple[tuple[str, str, int], ...]]:
     """For `record(..., measure=sizes_in(["zvc", "rle"]))`: codec, layout and bytes of an array, windows of 4 KiB.
 
-    An array with four axes is measured in all layouts, any other as it lies (`PLAIN`), one that codecs do not take (in
-    float64, say) not at all. BPC, which compresses memory-entries, is passed over: `entries_in` is for it. Raises
-    `InputError` for an unknown codec.
+    An array with four axes is measured in all layouts, any other one in memory order (`PLAIN`); an array of a type that
+    codecs do not support, such as float64, is not measured. BPC, which compresses memory-entries, is omitted:
+    `entries_in` measures it. Raises `InputError` for an unknown codec.
 
     >>> import numpy as np
     >>> sizes_in(["zvc"])(np.zeros((2, 32), np.float32))
@@ -56,10 +56,10 @@ def sizes_in(codecs: Iterable[str]) -> Callable[[NDArray[Any]], tuple[tuple[str,
 
 
 def entries_in(codecs: Iterable[str]) -> Callable[[NDArray[Any]], tuple[tuple[str, str, int, int, int], ...]] | None:
-    """For `record(..., measure_entries=entries_in(["bpc"]))`: how many memory-entries of an array have which size.
+    """For `record(..., measure_entries=entries_in(["bpc"]))`: number of an array's memory-entries by size.
 
-    A row is codec, layout, bytes of an entry, bytes that it takes, and how many entries take that many. None
-    where BPC is not among the codecs.
+    A row is codec, layout, bytes of an entry, its compressed bytes, and the number of entries with that size. None if
+    BPC is not among the codecs.
 
     >>> import numpy as np
     >>> entries_in(["bpc"])(np.zeros(100, np.float32))
@@ -80,7 +80,7 @@ AS_GIVEN = "as given"
 
 @dataclass(frozen=True, slots=True)
 class Measurement:
-    """An array in a codec: name of the codec and the layout, window, bytes before and after."""
+    """Compressed size of an array: codec, layout, window in bytes, and bytes before and after compression."""
 
     codec: str
     layout: str
@@ -90,7 +90,7 @@ class Measurement:
 
     @property
     def ratio(self) -> float | None:
-        """How many times smaller it became; None where there was nothing."""
+        """Bytes before over bytes after compression; None for an empty array."""
         return self.bytes / self.compressed if self.compressed else None
 
 
@@ -101,12 +101,12 @@ def measure(
     window: int = SMALLEST_WINDOW,
     progress: Callable[[str], None] = lambda what: None,
 ) -> tuple[Measurement, ...]:
-    """Sizes of the payloads, codec by codec and in each layout by layout.
+    """Compressed sizes of an array without simgpu's header, ordered by codec, then by layout.
 
-    codecs: their names; none for all. layouts: for an array with axes N, C, H, W; none for all three, and for an array
-    with other than four axes its elements in C order as they are. window: bytes. progress: called with each step's
-    description. Raises `InputError` for unknown names, an impossible window, a dtype that codecs do not take, and
-    layouts of an array with other than four axes.
+    codecs: names; empty for all. layouts: orders of an array with axes N, C, H, W; empty for all three, or for C order
+    if the array does not have four axes. window: bytes. progress: called with each step's description. Raises
+    `InputError` for unknown names, an invalid window, a dtype that codecs do not support, and layouts of an array
+    without exactly four axes.
 
     >>> for each in measure(np.zeros((1, 2, 32, 32), np.float32), ["zvc", "rle"], ["nchw"]):
     ...     print(each.codec, each.layout, each.compressed, each.ratio)
@@ -131,10 +131,10 @@ def measure(
 
 
 def load_array(path: str | Path) -> NDArray[Any]:
-    """The array of a ``.npy`` file, its data left in the file until they are used.
+    """The array of a ``.npy`` file, memory-mapped: data are read when they are used.
 
-    Values of two bytes without a type, which is what NumPy writes for bfloat16, come as uint16. Raises `InputError` for
-    a file that is missing, is not of this kind, was cut off, or holds Python objects or values that codecs do not take.
+    Untyped values of two bytes, which NumPy writes for bfloat16, are returned as uint16. Raises `InputError` for a file
+    that is missing, truncated, not a ``.npy`` file, or contains Python objects or values that codecs do not support.
 
     >>> import tempfile
     >>> file = Path(tempfile.mkdtemp()) / "ones.npy"
@@ -152,16 +152,16 @@ def load_array(path: str | Path) -> NDArray[Any]:
     return array
 
 
-#: Which axis of an NCHW array stands where.
+#: The order of an NCHW array's axes in each layout.
 LAYOUTS: Mapping[str, tuple[int, int, int, int]] = MappingProxyType(
     {"nchw": (0, 1, 2, 3), "nhwc": (0, 2, 3, 1), "chwn": (1, 2, 3, 0)}
 )
 
 
 def in_layout(array: NDArray[Any], layout: str) -> NDArray[Any]:
-    """A view of an array with axes N, C, H, W, its axes in the order of a layout, in which codecs take its elements.
+    """A view of an array with axes N, C, H, W, with its axes in the order of the layout.
 
-    Raises `InputError` for an unknown layout or an array that has not four axes.
+    Raises `InputError` for an unknown layout or an array without exactly four axes.
 
     >>> import numpy as np
     >>> in_layout(np.zeros((16, 3, 32, 48), np.float32), "chwn").shape
@@ -170,6 +170,6 @@ def in_layout(array: NDArray[Any], layout: str) -> NDArray[Any]:
     if layout not in LAYOUTS:
         raise InputError.single("", "layout", f"unknown layout '{layout}'", did_you_mean(layout, LAYOUTS))
     if array.ndim != 4:
-        what = f"shape {array.shape} has {array.ndim} axes, a layout orders four: N, C, H, W"
+        what = f"shape {array.shape} has {array.ndim} axes, but a layout needs four: N, C, H, W"
         raise InputError.single("", "layout", what, "give a 4-D array in the order NCHW, or no layout")
     return array.transpose(LAYOUTS[layout])

@@ -1,16 +1,15 @@
-"""``python -m simgpu.compression.codecs.pattern_fit MAPS.npz -o FILE``: fits the pattern to feature maps and writes its
-table.
+"""``python -m simgpu.compression.codecs.pattern_fit MAPS.npz -o FILE``: fits the pattern of zeros to feature maps and
+writes its table.
 
 ``python -m simgpu.compression.codecs.pattern_fit tests/compression/codecs/data/activations.npz -o
-simgpu/compression/codecs/patterns.yaml`` writes the table that ships again, in some minutes; it needs SciPy (``simgpu
-with its extra 'calibrate'``). With the versions that the table names it is the same to the byte.
+simgpu/compression/codecs/patterns.yaml`` regenerates the shipped table in a few minutes; it needs SciPy (the extra
+``calibrate``). With the library versions that the table names, the result is byte-identical.
 
-Two numbers of the pattern (channels, length) are fitted by least squares over the layers, codecs and layouts; each is
-the logarithm of modelled over measured bytes, weighed by the layer's bytes. Synthetic maps have the layer's shape and
-its share of zeros. The third number, the gain, is chosen so that magnitudes spread as far as those of
-the real maps: left free, it drifts to where they spread more than twice as far, for a little less of a residual. Two
-more were tried, for the part of single planes and of single values in the field; the fit set them to zero, so they are
-left out.
+Two parameters of the pattern (channels, length) are fitted by least squares over layers, codecs and layouts; a residual
+is the logarithm of modelled over measured bytes, weighted by the layer's bytes. Synthetic maps have the layer's shape
+and sparsity. The third parameter, the gain, is chosen so that the spread of magnitudes matches that of the real maps: a
+free gain would more than double the spread and reduce the residuals only a little. Two more parameters were tried, for
+contributions of single planes and of single values to the field; the fit set them to zero, so they are left out.
 """
 
 from __future__ import annotations
@@ -35,16 +34,16 @@ from simgpu.errors import InputError, MissingExtraError
 from simgpu.io.array_files import open_archive
 from simgpu.io.fitted_tables import write_fitted
 
-#: Where the search starts (the gain stays), how many patterns it may try, and to how many digits the result is rounded.
+#: Start of the search (its gain is not fitted), largest number of patterns tried, and digits of the result.
 START = Pattern(channels=1.5, length=4.0, gain=1.0)
 _TRIES, _DIGITS = 60, 3
-#: Synthetic maps are drawn this many times and the sizes added up, so that the fit is not to a single draw.
+#: Number of draws of synthetic maps whose sizes are added up, so that the fit does not depend on a single draw.
 _DRAWS = 3
 
 SPARSITY = (0.0, 0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9, 0.95, 0.98, 1.0)
 SIDES = (1, 2, 4, 7, 14, 28, 56, 112, 224)
-#: The table's maps: images (more for small planes, to have enough data), channels, and the elements of a plane that
-#: are compressed, two windows: values farther apart are not compressed together.
+#: The table's maps: images (more for small planes, to have enough data), channels, and compressed elements of a plane:
+#: two windows, because values farther apart are not compressed together.
 _IMAGES, _CHANNELS, _PLANE = 8, 128, 2048
 _FEWEST_ELEMENTS = 2**18
 
@@ -53,7 +52,7 @@ Sizes = dict[tuple[str, str, str], float]
 
 
 def sizes_of(maps: Mapping[str, NDArray[Any]]) -> Sizes:
-    """Compressed sizes of arrays (N, C, H, W), in each layout."""
+    """Compressed sizes of feature maps (N, C, H, W), in each layout, bytes."""
     return {
         (name, result.codec, result.layout): result.compressed
         for name, array in maps.items()
@@ -62,7 +61,7 @@ def sizes_of(maps: Mapping[str, NDArray[Any]]) -> Sizes:
 
 
 def residuals(pattern: Pattern, maps: Mapping[str, NDArray[Any]], real: Sizes) -> Sizes:
-    """Logarithm of modelled over real bytes, by layer, codec and layout."""
+    """Natural logarithm of modelled over real bytes, by layer, codec and layout."""
     total = dict.fromkeys(real, 0.0)
     shares = {name: 1 - np.count_nonzero(array) / array.size for name, array in maps.items()}
     for draw in range(_DRAWS):
@@ -76,13 +75,13 @@ def residuals(pattern: Pattern, maps: Mapping[str, NDArray[Any]], real: Sizes) -
 
 
 def misfit(modelled: Sizes, maps: Mapping[str, NDArray[Any]]) -> float:
-    """Mean square of residuals, weighed by the bytes of their layers."""
+    """Mean square of residuals, weighted by the bytes of their layers."""
     weights = {key: maps[key[0]].nbytes for key in modelled}
     return sum(weights[key] * residual**2 for key, residual in modelled.items()) / sum(weights.values())
 
 
 def fitted_pattern(maps: Mapping[str, NDArray[Any]]) -> Pattern:
-    """The pattern nearest to real feature maps. Raises `MissingExtraError` without SciPy."""
+    """The pattern that fits real feature maps best. Raises `MissingExtraError` without SciPy."""
     try:
         from scipy.optimize import minimize
     except ImportError:
@@ -105,7 +104,7 @@ def _pattern(numbers: NDArray[np.float64]) -> Pattern:
 
 
 def measured_sizes(pattern: Pattern, side: int, itemsize: int) -> dict[str, dict[str, list[float]]]:
-    """Bytes for each window, by codec and layout, over `SPARSITY`, in planes of that side."""
+    """Compressed bytes per window by codec and layout, for each of `SPARSITY`, in planes of `side` x `side`."""
     rows = min(side, -(-_PLANE // side))
     images = max(_IMAGES, -(-_FEWEST_ELEMENTS // (_CHANNELS * rows * side)))
     field = field_of(pattern, (images, _CHANNELS, rows, side), side, seed=0)
@@ -114,12 +113,12 @@ def measured_sizes(pattern: Pattern, side: int, itemsize: int) -> dict[str, dict
         for result in measure(field.maps(share, FORMAT_OF[itemsize]), MODELLED):
             row = table[result.codec][result.layout]
             each = round(SMALLEST_WINDOW * result.compressed / result.bytes, 1)
-            row.append(min([each, *row[-1:]]))  # noise of a few bytes must not make more zeros larger
+            row.append(min([each, *row[-1:]]))  # removes noise of a few bytes: more zeros must not give larger sizes
     return table
 
 
 def fitted_table(path: Path) -> str:
-    """The table as YAML text, fitted to the arrays of an ``.npz`` file. Raises `InputError` for a bad file."""
+    """The table as YAML text, fitted to the arrays of an ``.npz`` file. Raises `InputError` for an invalid file."""
     maps = _load(path)
     pattern = fitted_pattern(maps)
     parts: dict[str, Any] = {
@@ -136,7 +135,7 @@ def fitted_table(path: Path) -> str:
 
 
 def versions() -> dict[str, str]:
-    """The libraries that decide which bytes come out."""
+    """Versions of the libraries that determine the compressed bytes."""
     return {"numpy": np.__version__, "zlib": ZLIB_RUNTIME_VERSION, "lz4": lz4.__version__}
 
 
@@ -157,13 +156,13 @@ def _load(path: Path) -> dict[str, NDArray[Any]]:
         maps = {name: archive.read(name) for name in archive.headers}
     for name, array in maps.items():
         if array.ndim != 4 or array.dtype != np.float32 or not array.any():
-            what = f"{array.dtype} of shape {array.shape} is not a feature map with values"
+            what = f"{array.dtype} of shape {array.shape} is not a nonempty feature map"
             raise InputError.single(path, name, what, "give float32 arrays with axes N, C, H, W")
     return maps
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """Runs the command; returns its exit code: 0, or 2 for bad input."""
+    """Runs the command; returns its exit code: 0, or 2 for invalid input."""
     description = "Fit patterns of zeros to recorded feature maps, and write the table of modelled sizes."
     source = ("maps", ".npz file of feature maps, float32, axes N, C, H, W")
     return write_fitted("python -m simgpu.compression.codecs.pattern_fit", description, source, fitted_table, arguments)

@@ -1,14 +1,14 @@
-"""Synthetic feature maps from a pattern: the positions of zeros, and the other values.
+"""Generates synthetic feature maps from a pattern, which determines the positions of zeros and the other values.
 
-A value is positive where a field of random numbers is above a threshold, and zero elsewhere, as behind a ReLU. The
-field is a sum of normal numbers: one for each place, smoothed by a Gaussian so that neighbours in a plane are alike
-(standard deviation 1), and one for each channel, the same in all images, so that some channels are nearly empty and
-some nearly full. The threshold gives the requested share of zeros. A positive value is the field's excess over the
-threshold, times a power of two for each channel; so its mantissa is random to the last bit.
+A value is positive where a field of random numbers is above a threshold, and zero elsewhere, as after a ReLU. The field
+is a sum of normally distributed numbers: one for each position, smoothed by a Gaussian so that neighbours in a plane
+are similar (standard deviation 1), and one for each channel, the same in all images, so that some channels are almost
+all zeros and others have almost none. The threshold gives the requested sparsity. A positive value is the field's
+excess over the threshold times a power of two for each channel, so its mantissa is random to the last bit.
 
-Neighbours are alike further in larger planes, because pooling shrinks planes: the smoothing goes with the square root
-of the side (fitted freely, the exponent came to 0.505). It does so up to the largest planes that the pattern was fitted
-to; larger ones are smoothed as much as these.
+In larger planes, values are similar over larger distances, because pooling shrinks planes: the smoothing length is
+proportional to the square root of the side (a fitted exponent was 0.505). Planes larger than the largest in the fit are
+smoothed like that one.
 """
 
 from __future__ import annotations
@@ -24,16 +24,16 @@ from numpy.typing import DTypeLike, NDArray
 #: Side of the largest planes in the fit.
 LARGEST_SIDE = 32
 
-#: How far smoothing reaches, pixels: the same for all patterns, so that they differ in no random number.
+#: Reach of the smoothing, pixels: the same for all patterns, so that all use the same random numbers.
 _REACH = 14
 
 
 @dataclass(frozen=True, slots=True)
 class Pattern:
-    """How zeros and magnitudes lie; see the module.
+    """The parameters of a pattern of zeros and magnitudes; see the module.
 
-    channels: standard deviation of what channels add to the field. length: standard deviation of the smoothing in
-    planes of `LARGEST_SIDE` x `LARGEST_SIDE`, pixels. gain: standard deviation of the powers of two.
+    channels: standard deviation of the channels' contributions to the field. length: standard deviation of the Gaussian
+    in planes of `LARGEST_SIDE` x `LARGEST_SIDE`, pixels. gain: standard deviation of the powers of two.
     """
 
     channels: float
@@ -43,13 +43,13 @@ class Pattern:
 
 @dataclass(frozen=True, slots=True)
 class Field:
-    """The random numbers behind feature maps: heights (N, C, H, W), and the factor of each channel."""
+    """The random numbers from which feature maps are made: heights (N, C, H, W), and the factor of each channel."""
 
     heights: NDArray[np.float64]
     gains: NDArray[np.float64]
 
     def maps(self, sparsity: float, dtype: DTypeLike = np.float32) -> NDArray[Any]:
-        """The feature maps with that share of zeros, to the nearest element; a higher share only adds zeros.
+        """The feature maps with this share of zeros, rounded to an element; a larger share only adds zeros.
 
         >>> maps = field_of(Pattern(1.0, 3.0, 1.0), (2, 4, 8, 8), 8, 0).maps(0.75)
         >>> maps.dtype, maps.shape, int(np.count_nonzero(maps))
@@ -59,13 +59,13 @@ class Field:
         threshold = np.partition(self.heights, zeros - 1, axis=None)[zeros - 1] if zeros else self.heights.min() - 1
         above = np.maximum(self.heights - threshold, 0)
         maps: NDArray[Any] = (above * self.gains).astype(dtype)
-        lost = (above > 0) & (maps == 0)  # too small for the format
+        lost = (above > 0) & (maps == 0)  # too small for the number format
         maps[lost] = np.finfo(maps.dtype).smallest_subnormal
         return maps
 
 
 def field_of(pattern: Pattern, shape: tuple[int, int, int, int], side: int, seed: int) -> Field:
-    """Random numbers for maps of a shape (N, C, H, W) cut out of planes with a side; the same for the same seed."""
+    """Random numbers for maps of shape (N, C, H, W), cut out of planes of `side` x `side`; determined by the seed."""
     images, channels, height, width = shape
     random = np.random.default_rng(seed)
     kernel = _kernel(pattern.length * sqrt(min(side, LARGEST_SIDE) / LARGEST_SIDE))
@@ -76,7 +76,7 @@ def field_of(pattern: Pattern, shape: tuple[int, int, int, int], side: int, seed
 
 
 def _spread(channels: int, random: np.random.Generator) -> NDArray[np.float64]:
-    """Normal numbers in random order, evenly spread, so that a few channels show what many would."""
+    """Evenly spaced quantiles of a normal distribution in random order, so that few channels represent many."""
     normal = NormalDist()
     numbers = np.array([normal.inv_cdf((place + 0.5) / channels) for place in range(channels)])
     return random.permutation(numbers).reshape(channels, 1, 1)

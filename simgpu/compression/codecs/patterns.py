@@ -1,9 +1,9 @@
 """Modelled sizes of feature maps in RLE, LZ4 and zlib, from their sparsity alone.
 
-These sizes depend on where the zeros lie. Synthetic feature maps, whose zeros cluster as those of a trained network do
-(`simgpu.compression.codecs.pattern_maps`), were compressed by the real codecs; ``patterns.yaml`` holds the result, the
-network it was fitted to, how well it fits, and the versions of the libraries. Between its points, sizes are
-interpolated linearly over sparsity and over the logarithm of a plane's side.
+These sizes depend on the positions of the zeros. Synthetic feature maps, whose zeros cluster as those of a trained
+network do (`simgpu.compression.codecs.pattern_maps`), were compressed by the real codecs; ``patterns.yaml`` contains
+the result, the network that the pattern was fitted to, the residuals, and the versions of the libraries. Between its
+points, sizes are interpolated linearly over sparsity and over the logarithm of a plane's side.
 
 Imports pydantic, so import it lazily.
 """
@@ -37,12 +37,12 @@ Text = Annotated[str, Field(min_length=1)]
 Codec = Literal["rle", "lz4", "zlib"]
 Layout = Literal["nchw", "nhwc", "chwn"]
 Format = Literal["float32", "float16"]
-#: The element format that stands for each width in bytes.
+#: The element format used for each width in bytes.
 FORMAT_OF: dict[int, Format] = {4: "float32", 2: "float16"}
 
 
 class PatternNumbers(FileModel):
-    """The pattern's numbers, as `simgpu.compression.codecs.pattern_maps.Pattern` names them."""
+    """The parameters of `simgpu.compression.codecs.pattern_maps.Pattern`."""
 
     channels: float
     length: float
@@ -50,7 +50,7 @@ class PatternNumbers(FileModel):
 
 
 class PatternTable(FileModel):
-    """The table. A size is bytes for each full window of 4 KiB: by format, codec, layout, side, share of zeros.
+    """The table. sizes: bytes per full window of 4 KiB, by format, codec, layout, side and sparsity.
 
     residuals: by layer of the real network, codec and layout, the natural logarithm of modelled over measured bytes.
     """
@@ -67,7 +67,7 @@ class PatternTable(FileModel):
 
 @cache
 def load_patterns(path: Path = TABLE) -> PatternTable:
-    """The table that ships. Raises `InputError` where a file is wrong.
+    """The shipped table, or that of another file. Raises `InputError` for an invalid file.
 
     >>> load_patterns().sparsity[0], load_patterns().sparsity[-1]
     (0.0, 1.0)
@@ -79,13 +79,14 @@ def load_patterns(path: Path = TABLE) -> PatternTable:
 def modelled_bytes(
     block_bytes: int, itemsize: int, shape: Sequence[int] | None, codec: str, sparsity: float, layout: str = "nchw"
 ) -> int:
-    """Bytes that a feature map of `block_bytes` bytes takes in RLE, LZ4 or zlib, in windows of 4 KiB.
+    """Modelled bytes of a feature map of `block_bytes` bytes in RLE, LZ4 or zlib, in windows of 4 KiB.
 
-    itemsize: bytes of an element, 4 or 2; the latter is taken as float16.
-    shape: with four axes N, C, H, W; with others, or not known, values have no neighbours in a plane (a side of 1).
+    itemsize: bytes of an element: 4 (float32) or 2 (modelled as float16).
+    shape: axes N, C, H, W; without exactly four axes, or if None, values have no neighbours in a plane (a side of 1).
     sparsity: share of zeros, 0..1. layout: order in memory, nchw, nhwc or chwn.
-    More zeros never take more bytes, and no zeros at most 2 bytes a window more than the block itself.
-    Raises `InputError` for what is not modelled, a sparsity outside 0..1, and an unknown codec or layout.
+    More zeros never take more bytes; a block without zeros takes at most 2 bytes per window more than uncompressed.
+    Raises `InputError` for a codec or itemsize that is not modelled, a sparsity outside 0..1, and an unknown codec or
+    layout.
 
     >>> modelled_bytes(2**20, 4, (16, 16, 128, 128), "rle", 1.0)
     1536
@@ -107,7 +108,7 @@ def _check(itemsize: int, codec: str, sparsity: float, layout: str) -> None:
         raise InputError.single("", "codec", what, f"{instead}; modelled: {', '.join(MODELLED)}")
     if itemsize not in FORMAT_OF:
         what = f"sizes of elements of {itemsize!r} bytes are not modelled"
-        raise InputError.single("", "itemsize", what, "modelled are floating-point numbers of 4 and 2 bytes")
+        raise InputError.single("", "itemsize", what, "give 4 or 2, the floating-point formats that are modelled")
     if not 0 <= sparsity <= 1:  # a NaN is within no bounds
         raise InputError.single("", "sparsity", f"{sparsity!r} is not a share of zeros", "give a number from 0 to 1")
     if layout not in LAYOUTS:
@@ -115,7 +116,7 @@ def _check(itemsize: int, codec: str, sparsity: float, layout: str) -> None:
 
 
 def _between(points: Sequence[float], values: Sequence[float], at: float) -> float:
-    """The straight line through the two points around `at`; beyond the ends what holds there."""
+    """Linear interpolation between the two points around `at`; constant beyond the ends."""
     right = bisect_right(points, at)
     if right in (0, len(points)):
         return values[max(right - 1, 0)]

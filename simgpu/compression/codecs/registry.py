@@ -1,4 +1,4 @@
-"""All codecs by name; each is imported when it is requested."""
+"""All codecs by name; a codec's module is imported on first use."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def codec_class(name: str) -> type[Codec]:
 
 
 def make_codec(name: str, window: int = SMALLEST_WINDOW) -> Codec:
-    """A codec with that compression window (bytes). Raises `InputError` for an unknown name or an impossible window.
+    """A codec with this compression window (bytes). Raises `InputError` for an unknown name or an invalid window.
 
     >>> make_codec("zvc", 65536)
     Zvc(window=65536)

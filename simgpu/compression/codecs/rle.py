@@ -1,18 +1,17 @@
-"""Run-length encoding: a control word for each run of one value or stretch of differing ones.
+"""Run-length encoding: a control word for each run of equal values or stretch of different values.
 
-cDMA (section V-A) keeps runs of zeros short and pays for what lies between; CSWAP (section IV-E) stores a run of any
-value as value and count and leaves other values as they are. Neither gives a format that can be decoded, so this one is
-chosen, with both in it: a window is a row of tokens, each a control word of 16 bits (little-endian) and elements behind
-it.
+cDMA (section V-A) compresses runs of zeros, with overhead for the values between them; CSWAP (section IV-E) stores a
+run of any value as value and count, and other values unchanged. Neither defines a decodable format, so we chose one
+that covers both: a window is a sequence of tokens, each a control word of 16 bits (little-endian) followed by elements.
 
-* highest bit 1: a run; one element, to be repeated;
-* highest bit 0: as many elements as they stand.
+* highest bit 1: a run, followed by the one element to repeat;
+* highest bit 0: a stretch, followed by its elements.
 
-The other 15 bits are the length less one. A run is a token of its own where that takes no more bytes than within a
-stretch, even if the stretch must be begun anew behind it: from 2 elements of 4 bytes, 3 of 2 bytes, 5 of 1 byte. So an
-isolated zero saves nothing, an incompressible window costs one control word and is stored as it stands, and 4 KiB of
-zeros take 6 bytes in float32. Tokens end with the window (and at 32768 elements, which only windows of 64 KiB of single
-bytes exceed); since the number of elements is known, a window needs no length.
+The other 15 bits are the length minus one. Equal elements become a run if that takes no more bytes than as part of a
+stretch, including the control word of a new stretch after the run: from 2 elements of 4 bytes, 3 of 2 bytes, 5 of 1
+byte. So an isolated zero saves nothing, an incompressible window takes one control word in addition to its elements,
+and 4 KiB of zeros in float32 take 6 bytes. Tokens do not cross windows (nor exceed 32768 elements, which only a window
+of 64 KiB of 1-byte elements can); the number of elements is known, so windows have no stored length.
 """
 
 from __future__ import annotations
@@ -38,7 +37,7 @@ _TOGETHER = 256
 
 @dataclass(frozen=True, slots=True)
 class _Tokens:
-    """Tokens of some elements: where each begins, how many elements it represents, and whether they are a run."""
+    """Tokens of an array: the index of each token's first element, its number of elements, and whether it is a run."""
 
     begin: NDArray[np.int64]
     length: NDArray[np.int64]
@@ -46,7 +45,7 @@ class _Tokens:
 
     @property
     def stored(self) -> NDArray[np.int64]:
-        """Elements that follow each control word."""
+        """Number of elements stored after each control word."""
         return np.where(self.run, 1, self.length)
 
 
@@ -79,7 +78,7 @@ class Rle(Codec):
         longest = self._longest(bits)
         crossing = np.flatnonzero((ends - length) // longest != (ends - 1) // longest)
         if crossing.size:
-            raise corrupt(self.name, f"token {crossing[0]}", "goes beyond its window")
+            raise corrupt(self.name, f"token {crossing[0]}", "crosses the end of its window")
         value = np.ones(payload.size, np.bool_)
         value[places[:, None] + np.arange(CONTROL_BYTES)] = False
         times = np.ones(int(stored.sum()), np.int64)
@@ -87,7 +86,7 @@ class Rle(Codec):
         bits[:] = payload[value].view(bits.dtype).repeat(times)
 
     def _longest(self, bits: Bits) -> int:
-        """Elements that a token can stand for."""
+        """Largest number of elements of a token."""
         return min(self._elements(bits.itemsize), LONGEST)
 
     def _parts(self, bits: Bits) -> Iterator[Bits]:
@@ -96,12 +95,12 @@ class Rle(Codec):
 
 
 def _tokens(bits: Bits, longest: int) -> _Tokens:
-    """How elements that begin a window are cut into tokens."""
+    """Splits elements into tokens; the first element begins a window."""
     differs = np.ones(bits.size, np.bool_)
     np.not_equal(bits[1:], bits[:-1], out=differs[1:])
     differs[::longest] = True
     begin = np.flatnonzero(differs)
-    shortest = 1 + -(-2 * CONTROL_BYTES // bits.itemsize)  # its own control word, and one for what follows
+    shortest = 1 + -(-2 * CONTROL_BYTES // bits.itemsize)  # its own control word, and that of the next stretch
     run = np.diff(begin, append=bits.size) >= shortest
     begins = run | (begin % longest == 0)
     begins[1:] |= run[:-1]

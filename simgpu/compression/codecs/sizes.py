@@ -1,9 +1,9 @@
-"""Bytes of a block in a codec, from a trace's facts.
+"""The compressed size of a block in a codec, from measured sizes or the sparsity in a trace.
 
-Measurements come first. Without them the size of ZVC and CSR follows from the share of zeros alone; that of RLE, LZ4
-and zlib does not, for it depends on where the zeros lie, nor that of BPC, which hardly depends on zeros. Sizes are
-those of the codec's own format, also where it takes more than the block itself: whether such a block is sent as it is,
-its user decides.
+Measured sizes take precedence. Without them, sizes in ZVC and CSR follow from the sparsity alone; those in RLE, LZ4 and
+zlib do not, because they depend on the positions of the zeros, nor do those in BPC, which hardly depend on zeros. Sizes
+are those of the codec's format, even if that exceeds the block: the caller decides whether to send such a block
+uncompressed.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from simgpu.compression.codecs.zvc import zvc_bytes
 from simgpu.errors import InputError
 from simgpu.trace.model import CompressedSize
 
-#: Codecs whose size follows from the share of zeros.
+#: Codecs whose size follows from the sparsity.
 FROM_SPARSITY = ("zvc", "csr")
 
 
@@ -30,16 +30,16 @@ def compressed_bytes(
     measured: Iterable[CompressedSize] = (),
     window: int = SMALLEST_WINDOW,
 ) -> int:
-    """Bytes that a block of `block_bytes` bytes takes in a codec.
+    """Compressed bytes of a block of `block_bytes` bytes in a codec.
 
-    itemsize: bytes of an element, 1, 2 or 4; bytes that do not fill one count as one more.
-    sparsity: share of zeros, 0..1. The number of zeros is elements x sparsity, rounded half to even, which gives back
-    the very number that a share was taken from.
-    measured: rows of this block, of one epoch and one layout. Those of the codec, together, are its size and win over
-    the sparsity; those of other codecs are passed over.
-    window: bytes of a compression window, which the rows of CSR follow; it does not change measured sizes.
-    Raises `InputError` for an unknown codec, a sparsity outside 0..1, rows that do not cover the block once, and where
-    neither measurements nor the sparsity are known.
+    itemsize: bytes of an element, 1, 2 or 4; remaining bytes count as one more element.
+    sparsity: share of zeros, 0..1. The number of zeros is elements x sparsity, rounded half to even; this restores the
+    number of zeros that the share was computed from.
+    measured: rows of this block, of one epoch and one layout. Rows of the codec add up to the size and take precedence
+    over the sparsity; rows of other codecs are ignored.
+    window: bytes of a compression window, which determines the rows of CSR; it does not change measured sizes.
+    Raises `InputError` for an unknown codec, a sparsity outside 0..1, rows that do not cover the block exactly once,
+    and if neither a measured size nor the sparsity is known.
 
     >>> compressed_bytes(4096, 4, "zvc", 0.5)
     2176
@@ -47,7 +47,7 @@ def compressed_bytes(
     1712
     """
     if itemsize not in (1, 2, 4):
-        known = "codecs take elements of 1, 2 or 4 bytes"
+        known = "codecs support elements of 1, 2 or 4 bytes"
         raise InputError.single("", "itemsize", f"codecs are not applicable to elements of {itemsize!r} bytes", known)
     if sparsity is not None and not 0 <= sparsity <= 1:  # a NaN is within no bounds
         raise InputError.single("", "sparsity", f"{sparsity!r} is not a share of zeros", "give a number from 0 to 1")
@@ -57,7 +57,7 @@ def compressed_bytes(
         return _measured(block_bytes, rows)
     if codec not in FROM_SPARSITY:
         what = f"the size in {codec} does not follow from the share of zeros"
-        remedy = f"give measured sizes (compressibility.csv), or take one of {', '.join(FROM_SPARSITY)}"
+        remedy = f"give measured sizes (compressibility.csv), or use one of {', '.join(FROM_SPARSITY)}"
         raise InputError.single("", "codec", what, remedy)
     if sparsity is None:
         what = f"neither sparsity nor a measured size in {codec} is known"
@@ -78,10 +78,12 @@ def _measured(block_bytes: int, rows: list[CompressedSize]) -> int:
                 f"{name}, epoch {first.epoch}, {first.layout}, and block '{row.block}', epoch {row.epoch}, {row.layout}"
             )
             remedy = "give the rows of one block, epoch and layout"
-            raise InputError.single("compressibility", first.codec, f"sizes of different things: {what}", remedy)
+            raise InputError.single(
+                "compressibility", first.codec, f"measured sizes of different blocks, epochs or layouts: {what}", remedy
+            )
     covered = sum(row.entry_bytes * row.entries for row in rows)
     # A block need not end with an entry: the last one may be padded.
     if not block_bytes <= covered < block_bytes + max(row.entry_bytes for row in rows):
-        what = f"the measured entries of {name} have {covered} bytes, the block {block_bytes}"
+        what = f"the measured entries of {name} cover {covered} bytes, but the block has {block_bytes}"
         raise InputError.single("compressibility", first.codec, what, "give the sizes of all its entries, once each")
     return sum(row.bytes * row.entries for row in rows)

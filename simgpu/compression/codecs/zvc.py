@@ -1,13 +1,13 @@
-"""Zero-value compression: a bit for each element, and the elements that are not zero.
+"""Zero-value compression: one bit for each element, and the nonzero elements.
 
 The format of cDMA (Rhu et al., HPCA 2018, section V-A and figure 8), also that of CSWAP (section IV-E): for every 32
-consecutive elements a 32-bit mask, bit 0 for the first, 1 where the element is not zero; behind it those elements in
-order. The remainder at the end has a full mask too. So 4 bytes for every 32 elements begun and the width of an element
-for each that is not zero: 32x for float32 that is all zero, 3.125% more for float32 without a zero. No compression
-window cuts a mask, so the window changes nothing.
+consecutive elements a 32-bit mask, bit 0 for the first element and 1 for a nonzero one, followed by the nonzero
+elements in order. A shorter group at the end has a full mask too. So the size is 4 bytes per group of 32 elements, and
+the nonzero elements: float32 zeros are compressed 32 times, and float32 without zeros takes 3.125% more. No group
+crosses the border of a compression window, so the window has no effect.
 
-Streams are read and written in *units* of an element's width, with one, two or four to a mask, by compiled
-functions; the size of an array needs none of them.
+Compiled functions read and write streams in *units* of an element's width, one, two or four per mask; computing the
+size does not use them.
 """
 
 from __future__ import annotations
@@ -23,17 +23,18 @@ from simgpu.compression.codecs.base import Codec
 from simgpu.compression.codecs.elements import Bits, Bytes
 from simgpu.compression.codecs.frame import corrupt
 
-#: Elements of a mask, and its bytes.
+#: Number of elements per mask, and bytes of a mask.
 MASKED = 32
 MASK_BYTES = 4
 
-#: Places are unsigned, since a signed one is compared with zero at every use: Python counts negative ones from the end.
+#: Indices are unsigned: a signed index would be compared with zero at every use, because negative ones count from the
+#: end.
 _Place = np.uint64
 _Mask = np.uint32
 
 
 def zvc_bytes(elements: int, nonzeros: int, itemsize: int) -> int:
-    """Size of an array: elements of `width` bytes, some of them nonzero.
+    """Compressed size in bytes of an array with `elements` elements of `itemsize` bytes, `nonzeros` of them nonzero.
 
     >>> zvc_bytes(64, 10, 4), zvc_bytes(33, 33, 1)
     (48, 41)
@@ -71,8 +72,8 @@ def _write(bits: Bits, units: Bits) -> None:
     mask_units = MASK_BYTES // bits.itemsize
     last = (bits.size - 1) // MASKED * MASKED
     at = _Place(0)
-    # Each element is written where the next nonzero one belongs, zero or not, to avoid branches: another mask follows,
-    # so the last one fits.
+    # To avoid branches, every element, zero or not, is written at the position of the next nonzero one; another mask
+    # follows, so the last write is within bounds.
     for begin in range(0, last, MASKED):
         place = at
         at += _Place(mask_units)
@@ -99,7 +100,7 @@ def _write(bits: Bits, units: Bits) -> None:
 
 
 def _read(units: Bits, bits: Bits) -> int:
-    """Fills `bits` from the compressed elements; the first mask that is wrong, -1 where all agree."""
+    """Fills `bits` from the compressed elements; returns the index of the first wrong mask, or -1."""
     mask_units = MASK_BYTES // bits.itemsize
     last = (bits.size - 1) // MASKED * MASKED
     safe = _Place(max(units.size - mask_units - MASKED, 0))

@@ -29,7 +29,7 @@ from simgpu.trace.model import BlockKind, Trace
 
 SOLVERS = ("ep", "cg", "seismic", "lbm", "multigrid")
 NETWORKS = ("BigLSTM", "AlexNet", "Inception_V2", "SqueezeNet", "VGG16", "ResNet50")
-#: Table 1, in GB.
+#: Footprints of table 1, GB.
 TABLE_1 = {
     "BigLSTM": 2.71,
     "AlexNet": 8.85,
@@ -38,21 +38,21 @@ TABLE_1 = {
     "VGG16": 11.08,
     "ResNet50": 4.50,
 }
-#: Largest batch of a network that is tried: a power of two at which it needs more than table 1 has.
+#: Largest batch that is tried for a network: a power of two at which the footprint exceeds that of table 1.
 LARGEST = {"BigLSTM": 64, "AlexNet": 2048, "Inception_V2": 128, "SqueezeNet": 256, "VGG16": 256, "ResNet50": 128}
 
 
 def _study(name: str, changes: Mapping[str, object], keep: Sequence[str], of: Sequence[str]) -> Study:
-    """A study with those of its traces that are named, and changes."""
+    """A changed study with only the traces in `keep`. of: all traces that the study may have."""
     return loaded(name, written({**{f"traces.{label}": None for label in of if label not in keep}, **changes}))
 
 
 def optimistic(compressibility: object = True, without: Sequence[str] = ()) -> dict[str, Any]:
-    """Ratios if every memory-entry took its own of eight sizes (figure 3), geometric means over programs.
+    """Compression ratios if every memory-entry took its own of eight sizes (figure 3), geometric means over programs.
 
-    hpc: five solvers, ten snapshots of each. dl: the networks of the study buddy-7, all blocks but workspaces, over the
-    epochs of the profile. compressibility: True for what was measured in small networks, else a profile's name.
-    without: solvers that are left out.
+    Results hpc: five solvers with ten snapshots each; dl: the networks of the study buddy-7, all blocks except
+    workspaces, over the epochs of the profile. compressibility: True for the default profile, measured in small
+    networks, else a profile's name. without: omitted solvers.
     """
     included = [name for name in SOLVERS if name not in without]
     solvers = {name: optimistic_ratio(read_snapshots([f"hpc-{name}"]).allocations) for name in included}
@@ -67,10 +67,10 @@ def optimistic(compressibility: object = True, without: Sequence[str] = ()) -> d
 
 
 def one_target(share: float = THRESHOLD) -> dict[str, float]:
-    """Ratio and overflow where a program has one target: the smallest that at most a share of its entries exceeds.
+    """Ratio and overflow with one target per program: the smallest that at most a given share of its entries exceeds.
 
-    Another reading of the naive choice, which section 3.4 does not describe; means of the solvers of the study
-    buddy-7 and of all their snapshots. share: how many entries may exceed it, at most, 0 to 1.
+    An alternative interpretation of the naive choice, which section 3.4 does not describe. Means over the solvers of
+    the study buddy-7 and all their snapshots. share: largest share of entries that may exceed the target, 0 to 1.
     """
     study = _study("buddy-7", {}, SOLVERS, (*SOLVERS, *NETWORKS))
     programs = [list(trace_allocations(study.traces[name])) for name in SOLVERS]
@@ -82,7 +82,7 @@ def one_target(share: float = THRESHOLD) -> dict[str, float]:
 
 
 def smallest_for_all(program: Sequence[ProfiledAllocation], share: float) -> int:
-    """The fewest device bytes of an entry that no more than that share of all entries exceeds."""
+    """The smallest target, in device bytes per entry, that at most this share of all entries exceeds."""
     return min(each for each in TARGETS if each == RAW or mean_overflow(program, [each] * len(program)) <= share)
 
 
@@ -92,9 +92,9 @@ def _lasting(trace: Trace) -> list[Any]:
 
 
 def footprints(framework: str = "cudnn") -> dict[str, Any]:
-    """Peaks of an iteration in GB, each at the power of two of samples at which it is nearest to table 1 (as a ratio).
+    """Peak memory of an iteration in GB, at the batch, a power of two, whose peak is nearest to table 1 (as a ratio).
 
-    framework: of the memory model; cudnn for Caffe, in which the paper ran its networks.
+    framework: whose memory behaviour is modelled; cudnn represents Caffe, in which the paper ran its networks.
     """
     peaks_gb, groups = {}, {}
     for network, stated in TABLE_1.items():
@@ -107,10 +107,10 @@ def footprints(framework: str = "cudnn") -> dict[str, Any]:
 
 
 def transition(words: int = 20) -> dict[str, Any]:
-    """The batch from which a footprint is linear in it (figure 13a): the growing part equals the constant part.
+    """The batch from which footprints grow linearly (figure 13a): there the growing part equals the constant part.
 
-    By a line through the peaks of 16, 32 and 64 samples (PyTorch). others: the largest of all but AlexNet's.
-    words: over which BigLSTM is unrolled.
+    From a line fitted to the peaks at 16, 32 and 64 samples (PyTorch). Result others: the largest batch of all networks
+    except AlexNet. words: number of words over which BigLSTM is unrolled.
     """
     linear_from = {}
     for network in NETWORKS:
@@ -127,7 +127,7 @@ def transition(words: int = 20) -> dict[str, Any]:
 def _peaks(
     network: str, batches: Sequence[int], framework: str, changes: Mapping[str, object] | None = None
 ) -> dict[int, int]:
-    """Bytes at the peak of an iteration by its batch."""
+    """Peak memory of an iteration in bytes, by batch."""
     more = {f"traces.{network}.batches": list(batches), f"traces.{network}.framework": framework, **(changes or {})}
     study = _study("buddy-13a", more, [network], NETWORKS)
     (run,) = study.runs
@@ -136,11 +136,12 @@ def _peaks(
 
 
 def signs(in_flight: str = "448 KiB", compressibility: object = "published", cache: str = "4 KiB") -> dict[str, Any]:
-    """The effect of compression on single programs without any overflow (section 4.2).
+    """Whether compression without overflow slows down or speeds up single programs (section 4.2).
 
-    cg, lbm, networks: whether compressed transfers alone slow or speed them. seismic: whether metadata misses slow it
-    by a percent, compared with a cache for all metadata, and more than any other solver. in_flight, cache: of
-    the GPU, and of each slice; compressibility: of the networks.
+    Results cg, lbm: whether bandwidth-only compression slows them down; networks: whether it speeds up all of them;
+    seismic: whether metadata misses slow it down by more than 1%, compared with a cache for all metadata, and more than
+    any other solver. in_flight: bytes in flight of the GPU; cache: metadata cache per slice; compressibility: profile
+    of the networks.
     """
     changes: dict[str, object] = {"node.gpu.buddy.in_flight": in_flight, "node.gpu.buddy.metadata_cache.size": cache}
     changes |= {f"traces.{network}.compressibility": compressibility for network in NETWORKS}
@@ -165,7 +166,7 @@ def _listed(form: str, values: Mapping[str, float]) -> str:
 
 
 def _time(study: Study, trace: str, run: str, over: str = "ideal") -> float:
-    """Time of one run over that of another."""
+    """Time of a run divided by the time of the run `over`."""
     ours, theirs = (_cell(study, trace, label).samples_per_s for label in (run, over))
     assert ours and theirs
     return theirs / ours
@@ -177,7 +178,7 @@ def _cell(study: Study, trace: str, run: str) -> StudyCell:
 
 
 def unified() -> dict[str, Any]:
-    """Whether Unified Memory at 150% of the capacity is slower than pinned host memory, for most solvers."""
+    """Whether Unified Memory at 150% of the capacity is slower than pinned host memory for most solvers."""
     study = loaded("buddy-12", "{}")
     times = {name: _time(study, name, "UM 50%", over="pinned") for name in SOLVERS}
     slower = sum(time > 1 for time in times.values())
@@ -191,7 +192,7 @@ def unified() -> dict[str, Any]:
 def overflow() -> dict[str, Any]:
     """The share of live entries that overflow over one iteration, at constant targets (figure 8).
 
-    steady: whether it stays within 5 points, of the two networks that the paper draws.
+    Result steady: whether the share varies by at most 5 percentage points, for the two networks in the paper's figure.
     """
     study = loaded("buddy-8", "{}")
     last = {name: _cell(study, name, "buddy").drift[-10:] for name in study.traces}
@@ -211,7 +212,7 @@ def overflow() -> dict[str, Any]:
 
 
 def metadata_hit_rate() -> dict[str, Any]:
-    """Hits in the metadata cache by its size, all slices together (figure 5b)."""
+    """Hit rate of the metadata cache by its size, all slices together (figure 5b)."""
     study = loaded("buddy-5b", "{}")
     curves = {
         trace: [

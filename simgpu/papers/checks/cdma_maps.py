@@ -82,7 +82,7 @@ class ZeroPattern:
 def _curve(
     pattern: Pattern, side: int, pool: Pool | None, codec: str, layout: str
 ) -> tuple[tuple[float, ...], tuple[float, ...]]:
-    """Shares of zeros, ascending, and the remaining share of bytes at each."""
+    """Ascending shares of zeros, and the compressed share of bytes at each."""
     window, stride = pool or (1, 1)
     source = side * stride + window - stride
     if layout == "chwn":
@@ -120,7 +120,7 @@ def max_pooled(maps: NDArray[Any], pool: Pool) -> NDArray[Any]:
 
 
 def overlapping_pools(trace: Trace) -> dict[str, Pool]:
-    """By its result, maximum pooling in forward whose windows overlap."""
+    """The maximum poolings of forward whose windows overlap, by the block of their result."""
     table, pools = trace.block_by_id, {}
     for kernel in trace.kernels:
         if kernel.phase is not Phase.FORWARD or op_class(kernel.op) is not OpClass.POOLING or "max" not in kernel.op:
@@ -134,7 +134,7 @@ def overlapping_pools(trace: Trace) -> dict[str, Pool]:
 
 
 def sized(trace: Trace, zeros: ZeroPattern, codecs: Mapping[str, str]) -> Iterator[tuple[str, int, str, int]]:
-    """Block, epoch, codec and bytes of each feature map whose zeros are known. codecs: each with its layout."""
+    """Block, epoch, codec and compressed bytes of each feature map with known zeros. codecs: each with its layout."""
     table, pools = trace.block_by_id, overlapping_pools(trace)
     for sample in trace.sparsity:
         for codec, layout in codecs.items():

@@ -1,4 +1,4 @@
-"""Checks of cDMA's figures 11 and 12: how far each codec compresses the feature maps that vDNN offloads."""
+"""Checks of cDMA's figures 11 and 12: compression ratios of the feature maps that vDNN offloads, by codec."""
 
 from __future__ import annotations
 
@@ -22,19 +22,21 @@ from simgpu.policies.vdnn import Vdnn
 from simgpu.trace.model import BlockKind, Trace
 from simgpu.workloads.sparsity.generator import with_sparsity
 
-#: Of the training, as many as the sparsity of these networks was fitted on.
+#: Epochs of training: as many as the sparsity profiles of these networks were fitted to.
 EPOCHS = 51
-#: The layout that the paper goes on with.
+#: The layout that the paper uses after figure 11.
 NCHW = "nchw"
-#: How figure 11 calls them.
+#: The names of the codecs in figure 11.
 _SHORT = {"rle": "RL", "zvc": "ZV", "zlib": "ZL"}
 Ratios = Mapping[tuple[str, str], float]
 
 
 @dataclass(frozen=True, slots=True)
 class Compressed:
-    """Compression ratios of a network's offloaded feature maps by codec and layout. overall: of all maps and epochs;
-    best: of the map and epoch that compress most."""
+    """Compression ratios of a network's offloaded feature maps, by codec and layout.
+
+    overall: of all maps and epochs together. best: the largest ratio of a map in an epoch.
+    """
 
     overall: dict[tuple[str, str], float]
     best: dict[tuple[str, str], float]
@@ -42,19 +44,19 @@ class Compressed:
 
 @lru_cache
 def trained(network: str) -> Trace:
-    """A network of figure 13 at each of 51 epochs."""
+    """A network of figure 13 with the sparsity of 51 epochs."""
     return with_sparsity(study("maxwell").traces[network], EPOCHS)
 
 
 def offloaded(trace: Trace) -> set[str]:
-    """The feature maps that vDNN offloads (mode all); what the network is given is none."""
+    """The feature maps that vDNN offloads (mode all). The network's inputs are not feature maps."""
     graph = TaskGraph.of(trace)
     swapped = (graph.blocks[swap.block] for swap in Vdnn("all").swaps(graph))
     return {block.id for block in swapped if block.kind is BlockKind.ACTIVATION}
 
 
 def compressed(trace: Trace, zeros: ZeroPattern, masks: bool) -> Compressed:
-    """Ratios of a network. masks: whether those of ZVC count."""
+    """Compression ratios of a network. masks: whether the masks of ZVC count."""
     table, leaving = trace.block_by_id, offloaded(trace)
     dense = sum(table[name].bytes for name in leaving - {sample.block for sample in trace.sparsity})
     before = float(dense * len({sample.epoch for sample in trace.sparsity}))
@@ -82,7 +84,7 @@ def compressed(trace: Trace, zeros: ZeroPattern, masks: bool) -> Compressed:
 def ratios(
     *, masks: bool = True, overlapping: bool = False, channels: float = 0.0, length: float = 0.0
 ) -> dict[str, Any]:
-    """Figures 11 and 12. masks: whether those of ZVC count; the others are of `ZeroPattern`."""
+    """Compression ratios (figures 11 and 12). masks: whether ZVC's masks count. Others: as in `ZeroPattern`."""
     zeros = ZeroPattern(channels, length, overlapping)
     networks = {name: compressed(trained(name), zeros, masks) for name in study("maxwell").traces}
     overall = {name: each.overall for name, each in networks.items()}
@@ -104,7 +106,7 @@ def ratios(
 
 
 def behind(overall: Mapping[str, Ratios]) -> dict[str, Any]:
-    """Whether zlib is behind ZVC in NHWC and CHWN, but for GoogLeNet."""
+    """Whether zlib compresses less than ZVC in NHWC and CHWN on all networks except GoogLeNet."""
     ahead = {
         layout: [name for name, of in overall.items() if of["zlib", layout] > of["zvc", layout]]
         for layout in LAYOUTS
@@ -115,20 +117,20 @@ def behind(overall: Mapping[str, Ratios]) -> dict[str, Any]:
 
 
 def rle_prefers(overall: Mapping[str, Ratios]) -> dict[str, Any]:
-    """Whether RLE compresses every network most in NCHW."""
+    """Whether RLE has its largest ratio in NCHW for every network."""
     others = [name for name, of in overall.items() if max(LAYOUTS, key=lambda layout: of["rle", layout]) != NCHW]
     return condition(not others, f"best in NCHW: {len(overall) - len(others)} of {len(overall)} networks")
 
 
 def rle_worst(mean: Ratios) -> dict[str, Any]:
-    """Whether RLE is the worst of the three codecs in every layout, in the mean of all networks."""
+    """Whether RLE has the smallest mean ratio of the three codecs in every layout."""
     means = [f"{layout.upper()} {mean['rle', layout]:.3f} and {mean['zvc', layout]:.3f}" for layout in LAYOUTS]
     worst = all(mean["rle", layout] < min(mean["zvc", layout], mean["zlib", layout]) for layout in LAYOUTS)
     return condition(worst, f"means of RLE and ZVC: {', '.join(means)}")
 
 
 def layouts() -> dict[str, Any]:
-    """ZVC on arrays in every layout, compressed by the codec itself."""
+    """Whether ZVC compresses arrays equally in every layout, from sizes by the codec itself."""
     pattern, sizes = ZeroPattern().pattern, []
     for share in (0.0, 0.3, 0.62, 0.93, 1.0):
         maps = field_of(pattern, (16, 32, 14, 14), 14, seed=0).maps(share)

@@ -1,4 +1,4 @@
-"""Checks of cDMA's section IV: how sparse feature maps are over a training, and how that changes."""
+"""Checks of cDMA's section IV: the sparsity of feature maps, and how it changes over training."""
 
 from __future__ import annotations
 
@@ -14,18 +14,18 @@ from simgpu.trace.model import Trace
 from simgpu.trace.operators import OpClass, op_class
 from simgpu.workloads.sparsity.generator import mean_sparsity, with_sparsity
 
-#: Of the training, as many as the sparsity of these networks was fitted on.
+#: Epochs of training: as many as the sparsity profiles of these networks were fitted to.
 EPOCHS = 51
-#: A recording of a network of AlexNet's build, really trained, if on an easier task.
+#: A recorded training of a network with AlexNet's structure, on an easier task.
 RECORDED = "digits-cnn-cpu"
 
 
 @dataclass(frozen=True, slots=True)
 class Curves:
-    """Shares of zeros of feature maps over a training, in the order of the forward pass.
+    """Sparsity of feature maps over training, in the order of the forward pass.
 
-    zeros: by map, at equal intervals. layers: class of the layer that writes a map. sources: the input of a pooled or
-    normalized map.
+    zeros: by map, its shares of zeros at equal intervals. layers: class of the layer that writes a map. sources: the
+    input of a pooled or normalized map.
     """
 
     zeros: Mapping[str, Sequence[float]]
@@ -37,14 +37,14 @@ class Curves:
         return [name for name in self.zeros if self.layers[name] is layer]
 
     def origin(self, name: str) -> str:
-        """The map whose zeros a map has, if pooling and normalization alone lie between."""
+        """The map from which a map derives by pooling and normalization alone; the map itself if it does not."""
         while name in self.sources:
             name = self.sources[name]
         return name
 
 
 def curves_of(trace: Trace) -> Curves:
-    """The curves of a trace. A map with dropout is the dropped one: Caffe drops in place."""
+    """The curves of a trace. Only a dropout's result is included, not its input: in Caffe dropout is in place."""
     by, layers = writers_of(trace), layers_of(trace)
     replaced = {kernel.reads[0] for kernel in by.values() if op_class(kernel.op) is OpClass.DROPOUT}
     zeros: dict[str, list[float]] = {}
@@ -56,13 +56,13 @@ def curves_of(trace: Trace) -> Curves:
 
 
 def trained_networks(profiles: Mapping[str, str] | None = None) -> dict[str, Trace]:
-    """The six networks with their zeros over the training. profiles: of networks that follow another than their own."""
+    """The six networks with their sparsity over training. profiles: by network, a profile to use instead of its own."""
     traces = study("maxwell").traces
     return {name: with_sparsity(trace, EPOCHS, (profiles or {}).get(name)) for name, trace in traces.items()}
 
 
 def zeros() -> dict[str, Any]:
-    """Section IV: shares of zeros of the six networks."""
+    """Sparsity of the six networks' feature maps (section IV)."""
     trained = trained_networks()
     curves = {name: curves_of(trace) for name, trace in trained.items()}
     return {
@@ -74,7 +74,7 @@ def zeros() -> dict[str, Any]:
 
 
 def density() -> dict[str, Any]:
-    """Figures 4 and 7: density over the training, of AlexNet as it is modelled, and of a recorded network."""
+    """Activation density over training (figures 4 and 7), of the modelled AlexNet and of a recorded network."""
     modelled = curves_of(with_sparsity(study("maxwell").traces["AlexNet"], EPOCHS))
     recorded = curves_of(load_trace(RECORDED))
     return {

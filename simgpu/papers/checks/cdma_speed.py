@@ -1,4 +1,4 @@
-"""Checks of cDMA's figure 13: time under vDNN with and without the engine, and what changes it."""
+"""Checks of cDMA's figure 13: performance of vDNN with and without the engine, and its sensitivity to bandwidths."""
 
 from __future__ import annotations
 
@@ -18,21 +18,25 @@ if TYPE_CHECKING:
     from simgpu.trace.model import Trace
 
 GIGA = 10**9
-#: Read bandwidths of the sweep, bytes per second; the last one is no limit.
+#: Read bandwidths of the sweep, bytes per second; the last one is effectively unlimited.
 _READ = tuple(GIGA * rate for rate in (16, 32, 48, 64, 100, 150, 200, 10_000))
 #: Link bandwidths of the sweep, bytes per second, each way: PCIe 3.0's 12.8 GB/s, and its multiples.
 _LINKS = tuple(GIGA * tenths // 10 for tenths in (64, 128, 256, 512, 1024))
-#: Marks in figures: vDNN's mean relative performance on Pascal (section III), and gains (abstract and section VII-C).
+#: Published values in figures: vDNN's mean relative performance on Pascal (section III), and speedups (abstract,
+#: section VII-C).
 _LOST = {"mean": {"vDNN": 0.49}}
 _GAINED = {"mean": {"Maxwell": 0.32, "Pascal": 0.53}, "best": {"Maxwell": 0.61, "Pascal": 0.79}}
-#: Samples a second, by network and run.
+#: Samples per second by network and run.
 Speeds = Mapping[str, Mapping[str, float]]
 
 
 def speeds(
     gpu: str, runs: Iterable[str], *, speed: float = 1.0, change: Callable[[Trace], Trace] = lambda trace: trace
 ) -> dict[str, dict[str, float]]:
-    """Samples a second of runs of the study on a GPU, on each network. speed: of the GPU; change: to each trace."""
+    """Samples per second by network and run of the study for a GPU.
+
+    speed: factor on the GPU's peak rates. change: applied to each trace.
+    """
     of = study(gpu, speed)
     changed = replace(of, traces={name: change(trace) for name, trace in of.traces.items()})
     chosen = [run for run in of.runs if run.label in set(runs)]
@@ -40,7 +44,7 @@ def speeds(
 
 
 def speed_of(of: Study, network: str, run: StudyRun) -> float:
-    """Samples a second of a run. Raises ValueError where it does not fit or is refused, which none here should be."""
+    """Samples per second of a run. Raises `ValueError` if it is out of memory or unsupported."""
     cell = cell_of(of, network, run)
     if cell.samples_per_s is None:
         raise ValueError(f"{run.label} on {network}: {cell.out_of_memory or cell.refused}")
@@ -56,10 +60,11 @@ def performance(
     length: float = 0.0,
     runs: Sequence[str] = (),
 ) -> dict[str, Any]:
-    """Figure 13, and section VII-B's numbers for both GPUs together.
+    """Performance on both GPUs (figure 13), and the numbers of section VII-B.
 
-    speed: of the GPUs. joins: whether concatenations copy. overlapping, channels, length: of `ZeroPattern`. runs:
-    only these, and the results that they suffice for; without: all.
+    speed: factor on the GPUs' peak rates. joins: whether concatenations copy. overlapping, channels, length: as in
+    `ZeroPattern`. runs: labels of the runs to simulate; only results that follow from these are returned. Empty for
+    all.
     """
     zeros = ZeroPattern(channels, length, overlapping)
 
@@ -114,7 +119,7 @@ def _gains_figure(by_gpu: Mapping[str, Speeds]) -> dict[str, Any]:
 
 
 def reading() -> dict[str, Any]:
-    """Section V-C on Maxwell: the gain over vDNN by what the engine can read."""
+    """Speedup over vDNN by the engine's read bandwidth, on Maxwell (section V-C)."""
     of = study("maxwell")
     runs = {run.label: run for run in of.runs}
     slow = {name: speed_of(of, name, runs["vDNN"]) for name in of.traces}
@@ -130,7 +135,7 @@ def reading() -> dict[str, Any]:
 
 
 def reading_at(run: StudyRun, rate: int) -> StudyRun:
-    """The run with an engine that reads that many bytes per second, and whose buffer keeps up with it."""
+    """The run with an engine that reads `rate` bytes per second and has a buffer of the matching size."""
     engine = run.node.gpu.cdma
     assert engine is not None
     changed: CdmaSpec = replace(engine, read_bandwidth=rate, buffer=rate * engine.latency_ns // GIGA)
@@ -138,7 +143,7 @@ def reading_at(run: StudyRun, rate: int) -> StudyRun:
 
 
 def links() -> dict[str, Any]:
-    """Section VIII on Pascal: what vDNN loses, and what is left of it with the engine, by the link."""
+    """Performance of vDNN with and without the engine by link bandwidth, on Pascal (section VIII)."""
     of = replace(study("pascal"), epochs=(8, 24, 48))
     runs = {run.label: run for run in of.runs}
     ideal = {name: speed_of(of, name, runs["ideal"]) for name in of.traces}
@@ -154,5 +159,5 @@ def links() -> dict[str, Any]:
 
 
 def linked(node: NodeSpec, rate: int) -> NodeSpec:
-    """The node on a link of that many bytes per second each way."""
+    """The node with a link of `rate` bytes per second in each direction."""
     return replace(node, link=replace(node.link, d2h_bandwidth=rate, h2d_bandwidth=rate))

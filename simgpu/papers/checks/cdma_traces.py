@@ -1,4 +1,4 @@
-"""The traces of cDMA's figure 13, and changed ones for experiments."""
+"""The traces of cDMA's figure 13, and functions that change them for experiments."""
 
 from __future__ import annotations
 
@@ -13,15 +13,15 @@ from simgpu.trace.operators import OpClass, op_class
 if TYPE_CHECKING:
     from simgpu.experiments.scenarios.study import Study
 
-#: The GPUs of figure 13, each a study.
+#: The GPUs of figure 13; each has a study.
 GPUS = ("maxwell", "pascal")
-#: Peak rates of the studies' nodes that a slower GPU has less of.
+#: Peak rates that are scaled for a slower GPU, with their units.
 _RATES = {"fp32_rate": "kFLOP/s", "dram_bandwidth": "kB/s"}
 
 
 @lru_cache(maxsize=4)
 def study(gpu: str, speed: float = 1.0) -> Study:
-    """The study of figure 13 on a GPU; speed: of its arithmetic and memory, and with that of the modelled kernels."""
+    """The study of figure 13 for a GPU. speed: factor on its arithmetic and memory rates, which its kernels follow."""
     from simgpu.experiments.scenarios.load_study import load_study
 
     name = f"cdma-13-{gpu}"
@@ -35,9 +35,10 @@ def study(gpu: str, speed: float = 1.0) -> Study:
 
 
 def joined_in_place(trace: Trace) -> Trace:
-    """The trace as if branches wrote their parts of a concatenation straight into it, as cuDNN's strides allow.
+    """The trace as if branches wrote their parts directly into the result of a concatenation, as cuDNN's strides allow.
 
-    No kernel copies them, and what vDNN would offload twice, as parts and as their concatenation, is one feature map.
+    Concatenations have no kernel, and the parts and their concatenation, which vDNN would both offload, are one feature
+    map.
 
     >>> trace = study("maxwell").traces["SqueezeNet"]
     >>> len(trace.blocks) - len(joined_in_place(trace).blocks)
@@ -73,7 +74,7 @@ def _distinct(blocks: Iterable[str]) -> tuple[str, ...]:
 
 
 def writers_of(trace: Trace) -> dict[str, Kernel]:
-    """By feature map, the first forward kernel that writes it."""
+    """The first forward kernel that writes each feature map."""
     writers: dict[str, Kernel] = {}
     for kernel in trace.kernels:
         if kernel.phase is Phase.FORWARD:
@@ -83,9 +84,9 @@ def writers_of(trace: Trace) -> dict[str, Kernel]:
 
 
 def layers_of(trace: Trace) -> dict[str, OpClass]:
-    """By feature map with known zeros, the class of the layer that writes it.
+    """The class of the layer that writes each feature map with known zeros.
 
-    A map behind a dropout is of the layer before it: Caffe drops in place.
+    A dropout's result belongs to the layer before it, because dropout is in place in Caffe.
     """
     by, layers = writers_of(trace), {}
     for block in dict.fromkeys(sample.block for sample in trace.sparsity):

@@ -1,4 +1,4 @@
-"""Checks of cswap's claims."""
+"""Checks of CSWAP's claims (Chen et al., CLUSTER 2021)."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""CSWAP's codec times: launch settings, the search for one, and the regressions that predict times."""
+"""Checks of CSWAP's codec times: launch settings, the search for the best one, and regressions that predict times."""
 
 from __future__ import annotations
 
@@ -23,20 +23,20 @@ from simgpu.papers.checks.results import bars, lines
 
 _MS = 10**6
 _GPU = load_node("v100").gpu
-#: What figure 12 and `simgpu.compression.codecs.gpu.paper` call the four ways.
+#: The names of the four methods in `simgpu.compression.codecs.gpu.paper`, and their abbreviations in figure 12.
 _NAMES = {"random": "random", "expert": "expert", "bayesian": "Bayesian", "grid_search": "grid search"}
 _WAYS = {"random": "RD", "expert": "EP", "bayesian": "BO", "grid_search": "GS"}
 _PUBLISHED = {figure.name: figure for figure in FIGURES}
 _RANDOM = _PUBLISHED["figure 12, random"]
-#: Of the Bayesian searches.
+#: Seeds of the Bayesian searches.
 _SEEDS = (0, 1, 2)
-#: Grids of the drawing of figure 5.
+#: Grids shown in the drawing of figure 5.
 _GRIDS = (1, 2, 4, 7, 10, 20, 30, 40, 60, 80, 100, 120, 160, 197, 240, 320, 512, 768, 1024, 1536, 2048, 3072, 4096)
 
 
 @dataclass(frozen=True)
 class SlowedSurface(ResponseSurface):
-    """Another surface's times, multiplied."""
+    """The times of the surface `of`, multiplied by `times`."""
 
     of: ResponseSurface
     times: float
@@ -58,7 +58,10 @@ def _surface(slower: float) -> ResponseSurface:
 
 
 def launches(slower: float = 1) -> dict[str, Any]:
-    """Milliseconds of a tensor of 500 MB, half zeros, at settings (figure 5); slower: all codec times are so much."""
+    """Milliseconds to encode and decode a tensor of 500 MB with 50% zeros, by launch setting (figure 5).
+
+    slower: factor on all codec times.
+    """
     surface = _surface(slower)
     ms = {
         (grid, threads): network_ns(surface, "zvc", FIGURE_5, LaunchSetting(grid, threads)) / _MS
@@ -84,10 +87,11 @@ def _of(figure: CodecFigure) -> LaunchSetting:
 
 
 def tuner() -> dict[str, Any]:
-    """Milliseconds of VGG16's codec at the settings that four ways find (figure 12), and what finding them takes.
+    """Codec milliseconds for VGG16 at the settings that four methods find (figure 12).
 
-    The random setting is the paper's: another draw finds another. The search depends on its draw too: the median of
-    several seeds is used.
+    The random setting is the paper's, because every draw is different. The Bayesian search depends on its seed too: the
+    result is the median of several seeds. Result tried_ratio: settings tried by grid search over those tried by the
+    Bayesian search.
     """
     tuner_ = LaunchTuner(_surface(1), "zvc", FIGURE_12)
     grid, searches = tuner_.grid_search(), [tuner_.bayesian(seed) for seed in _SEEDS]
@@ -110,7 +114,7 @@ def tuner() -> dict[str, Any]:
 
 
 def random_setting(changed: Mapping[str, object] | None = None) -> dict[str, Any]:
-    """The codec's share of VGG16's iteration at figure 12's random setting: all else is what a tuned iteration has."""
+    """The codec's share of VGG16's iteration at figure 12's random setting; the rest is as at the tuned one."""
     study = study_of("cswap-6c", changed)
     results = [epoch.result for epoch in trained(study, "VGG16", "cswap", {"launch": "grid_search"}).epochs]
     rest = sum(each.iteration_ns - each.metrics.breakdown.codec for each in results) / len(results)
@@ -119,9 +123,9 @@ def random_setting(changed: Mapping[str, object] | None = None) -> dict[str, Any
 
 
 def time_models(noise: float = NOISE, pieces: int = PIECES) -> dict[str, Any]:
-    """Errors of regressions of codec times (figure 10).
+    """Errors of regressions that predict codec times (figure 10).
 
-    noise: of the samples, relative. pieces: sub-models of the linear regression.
+    noise: relative noise of the samples. pieces: number of sub-models of the linear regression.
     """
     errors = mean_errors(compare_models(_surface(1), noise=noise, pieces=pieces))
     error = {model: wider for model, (_, wider) in errors.items()}

@@ -1,4 +1,4 @@
-"""CSWAP's tensors: sizes and sparsity of VGG16's, and which are compressed when."""
+"""Checks of CSWAP's tensors: sizes and sparsity of VGG16's tensors, and the epochs in which each is compressed."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ EPOCHS = 50
 
 @lru_cache
 def vgg16() -> Trace:
-    """VGG16 at a batch of 128 on ImageNet, with the sparsity of fifty epochs."""
+    """VGG16 on ImageNet at batch 128, with the sparsity of fifty epochs."""
     return with_sparsity(build_trace("vgg16", batch=128, gpu=load_node("v100").gpu), EPOCHS)
 
 
@@ -39,7 +39,7 @@ def swapped() -> dict[str, str]:
 
 
 def tensors() -> dict[str, Any]:
-    """Sizes and sparsity of the twelve (sections II-B and V-B)."""
+    """Sizes and sparsity of VGG16's twelve swapped sparse tensors (sections II-B and V-B)."""
     trace, names = vgg16(), swapped()
     zeros = {name: [each.sparsity for each in trace.sparsity if each.block == block] for block, name in names.items()}
     sizes = [trace.block_by_id[block].bytes / 2**20 for block in names]
@@ -56,7 +56,7 @@ def tensors() -> dict[str, Any]:
 
 _MS = 10**6
 _TUNED = {"launch": "grid_search"}
-#: The advisor with the true times and sizes.
+#: Parameters of the advisor with true instead of predicted times and sizes.
 _MEASURED = {**_TUNED, "times": "exact", "sizes": "format"}
 _COPIES = (SpanKind.COPY_D2H, SpanKind.COPY_H2D)
 _CODEC = (SpanKind.ENCODE, SpanKind.DECODE)
@@ -64,20 +64,20 @@ _FIGURE_8 = ("AlexNet", "VGG16", "MobileNet", "SqueezeNet")
 
 
 def study_of(name: str, changed: Mapping[str, object] | None = None) -> Study:
-    """A study of the paper's figures with changed values, as experiments on studies have them."""
+    """A study of the paper's figures. changed: changes to it, as in experiments."""
     return load_study(name, dict(changed or {}))
 
 
 def trained(
     study: Study, network: str, policy: str, parameters: Mapping[str, object], epochs: Iterable[int] | None = None
 ) -> Training:
-    """A network of a study under a policy; epochs: without, those of the study."""
+    """The training of a network of a study under a policy. epochs: None for those of the study."""
     numbers = study.epochs if epochs is None else epochs
     return train(study.traces[network], study.runs[0].node, policy, parameters=parameters, epochs=numbers, iterations=2)
 
 
 def latencies(training: Training) -> dict[str, tuple[int, int]]:
-    """By block, nanoseconds of its copies and of its codec in all epochs' last iterations, overlapped or not."""
+    """Nanoseconds of copies and of codecs by block, in the last iterations of all epochs, overlapped or not."""
     by_block: dict[str, list[int]] = {}
     for epoch in training.epochs:
         timeline = epoch.result.timeline
@@ -91,7 +91,7 @@ def latencies(training: Training) -> dict[str, tuple[int, int]]:
 
 
 def static_layers(launch: str = "grid_search") -> dict[str, Any]:
-    """VGG16's tensors, ImageNet, V100: what swapping each takes as it is and under static compression (figure 3)."""
+    """Time to swap VGG16's tensors uncompressed and with static compression, on ImageNet and V100 (figure 3)."""
     study, names = study_of("cswap-6c"), swapped()
     plain = latencies(trained(study, "VGG16", "vdnn", {"mode": "conv"}))
     static = latencies(trained(study, "VGG16", "static", {"launch": launch}))
@@ -117,9 +117,9 @@ def static_layers(launch: str = "grid_search") -> dict[str, Any]:
 def layers(
     study: str = "cswap-6c", changed: Mapping[str, object] | None = None, classifier: str = "in layers"
 ) -> dict[str, Any]:
-    """VGG16's tensors that are offloaded compressed, epoch by epoch (figure 9).
+    """VGG16's tensors that are offloaded compressed, by epoch (figure 9).
 
-    classifier: ``at once`` where all that follows the last convolution is one layer, which the first prefetch overlaps.
+    classifier: ``at once`` to make everything after the last convolution one layer, which the first prefetch overlaps.
     """
     loaded = study_of(study, changed)
     trace = loaded.traces["VGG16"]
@@ -144,7 +144,7 @@ def layers(
 
 
 def _with_one_classifier(trace: Trace) -> Trace:
-    """VGG16 whose last pooling, linear layers and loss are one layer."""
+    """VGG16 with its last pooling, linear layers and loss as one layer."""
     named = [kernel.layer or "" for kernel in trace.kernels]
     after = [name.startswith(("pool5", "fc", "drop", "loss")) for name in named]
     kernels = [
@@ -155,13 +155,13 @@ def _with_one_classifier(trace: Trace) -> Trace:
 
 
 def _sparse(training: Training) -> list[tuple[str | None, ...]]:
-    """Decisions on the twelve tensors of VGG16, by epoch; without the image, which comes first and has no zeros."""
+    """Decisions on the twelve tensors of VGG16, by epoch. The image, which is first and has no zeros, is omitted."""
     _, *rows = training.decisions.values()
     return rows
 
 
 def counts() -> dict[str, Any]:
-    """The number of tensors that are offloaded compressed, epoch by epoch, in four networks (figure 8)."""
+    """Number of tensors that are offloaded compressed, by epoch, in four networks (figure 8)."""
     loaded, epochs = study_of("cswap-6c"), range(0, EPOCHS, 2)
     compressed = {name: trained(loaded, name, "cswap", _TUNED, epochs).counts for name in _FIGURE_8}
     curves = {name: list(zip(epochs, each, strict=True)) for name, each in compressed.items()}
@@ -169,7 +169,7 @@ def counts() -> dict[str, Any]:
 
 
 def decisions() -> dict[str, Any]:
-    """Share of decisions by predicted times and sizes that are those by true ones, V100, both data sets (figure 11)."""
+    """Share of decisions that are equal with predicted and true times and sizes, V100, both data sets (figure 11)."""
     right: dict[str, list[bool]] = {}
     for study in map(study_of, ("cswap-6a", "cswap-6c")):
         for network in study.traces:

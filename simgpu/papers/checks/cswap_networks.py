@@ -1,4 +1,4 @@
-"""CSWAP's networks: swapping latency, the share of transfers, and its undocumented AlexNet."""
+"""Checks of CSWAP's networks: swapping latency, the share of transfers, and its undocumented AlexNet."""
 
 from __future__ import annotations
 
@@ -20,12 +20,12 @@ from simgpu.workloads.sparsity.generator import with_sparsity
 _VDNN = "vdnn", {"mode": "conv"}
 _CSWAP = "cswap", {"launch": "grid_search"}
 _SHOWN = range(0, EPOCHS, 8)
-#: Studies by node and data set: CIFAR10, ImageNet.
+#: Studies by node and data set (0: CIFAR10, 1: ImageNet).
 STUDIES = {("v100", 0): "cswap-6a", ("2080ti", 0): "cswap-6b", ("v100", 1): "cswap-6c", ("2080ti", 1): "cswap-6d"}
 
 
 def latency_saved() -> dict[str, Any]:
-    """Swapping latency that cswap saves of vDNN's, of copies and codec, hidden or not: of the best network by node."""
+    """Share of vDNN's swapping latency (copies and codecs, overlapped or not) that CSWAP saves at most, by node."""
     saved = {
         node: [
             _saved(study, network)
@@ -44,7 +44,10 @@ def _saved(study: Study, network: str) -> float:
 
 
 def transfers(changed: Mapping[str, object] | None = None, exposed: bool = False) -> dict[str, Any]:
-    """Share of vDNN's iteration in which a copy runs, V100, CIFAR10; exposed: in which nothing else does."""
+    """Share of vDNN's iteration in which a copy runs, on V100 and CIFAR10.
+
+    exposed: count only time in which nothing else runs.
+    """
     study = study_of("cswap-6a", changed)
     share = {network: _transferring(study, network, exposed) for network in study.traces}
     others = [each for network, each in share.items() if network not in ("AlexNet", "Plain20")]
@@ -66,7 +69,7 @@ def _shares(result: Result, parts: tuple[str, ...]) -> float:
 
 
 def slowdown(changed: Mapping[str, object] | None = None) -> dict[str, Any]:
-    """By how much cswap's mean throughput over vDNN is lower on the 2080 Ti than on the V100, CIFAR10."""
+    """Reduction of CSWAP's mean speedup over vDNN from the V100 to the 2080 Ti, on CIFAR10."""
     means = []
     for name in ("cswap-6a", "cswap-6b"):
         study = study_of(name, changed)
@@ -80,11 +83,11 @@ def _gain(study: Study, network: str) -> float:
 
 
 def alexnet(form: str = "", compute: float = 1, zeros: bool = False) -> dict[str, Any]:
-    """The AlexNet that the paper does not describe: V100, CIFAR10, batch 2560.
+    """Results of variants of AlexNet, whose form the paper does not describe: V100, CIFAR10, batch 2560.
 
-    form: empty for that of the zoo, else sizes of its first two kernels and the first's stride, such as ``3, 3, 2``.
-    compute: how many times as fast the GPU computes. zeros: as many as in other networks, which the model of AlexNet
-    on ImageNet has not.
+    form: empty for the zoo's AlexNet, else the sizes of the first two kernels and the stride of the first, such as ``3,
+    3, 2``. compute: factor on the GPU's rates for the kernels. zeros: use the sparsity profile of other networks
+    instead of that of AlexNet on ImageNet.
     """
     rates = load_node("v100").gpu
     assert rates.fp32_rate is not None and rates.dram_bandwidth is not None
@@ -120,7 +123,7 @@ def _as_other_networks() -> Any:
 
 
 def _small_alexnet(first: int, second: int, stride: int) -> Network:
-    """AlexNet's five convolutions for 32 x 32 images, with the first two kernels' sizes and the first's stride."""
+    """AlexNet's five convolutions for 32 x 32 images. first, second: sizes of these kernels; stride: of the first."""
     net = NetworkBuilder("alexnet", "after Krizhevsky, arXiv:1404.5997")
     x = net.input("image", (3, 32, 32))
     x = net.relu("relu1", net.convolution("conv1", x, 64, first, stride=stride, padding=first // 2))

@@ -29,13 +29,13 @@ if TYPE_CHECKING:
     from simgpu.policies.base import Policy
     from simgpu.trace.model import Kernel, Trace
 
-#: In the order of the table.
+#: The networks in the order of the paper's table.
 NETWORKS = ("MobileNet", "Plain20", "SqueezeNet", "VGG16", "ResNet", "InceptionV3")
 
 
 @dataclass(frozen=True)
 class Modelled:
-    """A network at some batches, ascending, and the node that it is modelled for: with the 11 GB of the paper."""
+    """A network at ascending batches, and the node that it is modelled for, with the paper's 11 GB."""
 
     name: str
     traces: tuple[Trace, ...]
@@ -43,14 +43,14 @@ class Modelled:
 
 
 def swept(changes: Mapping[str, object] | None = None) -> Iterator[Modelled]:
-    """Every network at the batches of the study home-6, the last of which HOME reaches in table 2."""
+    """Every network at the batches of the study home-6. The largest is HOME's largest batch in table 2."""
     study = load_study("home-6", dict(changes or {}))
     for name in NETWORKS:
         yield Modelled(name, tuple(study.traces[each] for each in study.networks[name]), study.runs[0].node)
 
 
 def plain(changes: Mapping[str, object] | None = None) -> Iterator[Modelled]:
-    """Every network at the batch that PyTorch reaches in table 2."""
+    """Every network at PyTorch's largest batch in table 2."""
     study = load_study("home-table-2", dict(changes or {}))
     for name in NETWORKS:
         yield Modelled(name, (study.traces[name],), study.runs[0].node)
@@ -58,7 +58,8 @@ def plain(changes: Mapping[str, object] | None = None) -> Iterator[Modelled]:
 
 #: Table 3: 500 particles for 500 iterations, one evaluation each, divided among 16 threads.
 _EVALUATIONS, _THREADS = 250_000, 16
-#: Placements whose evaluation is timed, as it is and without being compiled, which takes some hundred times as long.
+#: Number of placements whose evaluation is timed, compiled and uncompiled; the latter takes about a hundred times as
+#: long.
 _TIMED, _TIMED_PLAIN = 512, 4
 _ROUNDS = 3
 
@@ -69,11 +70,12 @@ def convergence(
     searches: int = 5,
     without: str = "",
 ) -> dict[str, Any]:
-    """Iterations of the swarm, mean over `searches` for each network at HOME's largest batch of table 2.
+    """Mean number of iterations of the swarm's searches, by network at HOME's largest batch of table 2.
 
-    update: of particles, as the policy has it; table 3 leaves one evaluation for each, which is recombine. until: the
-    best placement is first met, or all particles agree, so that nothing more could come. without: a network
-    that is not tried.
+    update: the policy's update of particles; the times of table 3 allow one evaluation per particle, which is
+    recombine. until: count iterations until the best placement is first found, or until all particles agree, after
+    which nothing changes. searches: number of searches per network, each with its own seed. without: an omitted
+    network.
     """
     iterations: dict[str, float] = {}
     curves = {}
@@ -98,9 +100,9 @@ def convergence(
 
 
 def seconds(compiled: bool = True) -> dict[str, Any]:
-    """CPU seconds of a search by 16 threads, from the time of one evaluation on one core of this very machine.
+    """Estimated seconds of a search by 16 threads, from the CPU time of one evaluation on one core of this machine.
 
-    compiled: the evaluator as it is; else the same source as plain Python.
+    compiled: whether to time the compiled evaluator or the same source as plain Python.
     """
     return {
         network.name: _evaluation_s(_evaluator(network, Home())[1], compiled) * _EVALUATIONS / _THREADS
@@ -120,16 +122,16 @@ def _evaluator(network: Modelled, policy: Home) -> tuple[PlanContext, Evaluator]
 
 
 def _evaluation_s(evaluator: Evaluator, compiled: bool) -> float:
-    """Seconds of one thread for one random placement."""
+    """CPU seconds of one thread to evaluate one random placement."""
     alone = replace(evaluator, threads=1)
     choices = alone.decisions.choices
     count = _TIMED if compiled else _TIMED_PLAIN
     vectors = np.random.default_rng(0).integers(0, choices, size=(count, len(choices)), dtype=np.int8)
     costs = np.zeros((count, len(RESULTS)), np.int64)
-    # At most every kernel runs again for every feature map.
+    # An upper bound: every kernel is recomputed for every feature map.
     scratch = scratch_for(alone.tables, len(choices) * len(alone.graph.kernels))
     took = []
-    # The first round compiles, or finds what was compiled.
+    # The first round compiles, or loads compiled code.
     for _ in range(1 + _ROUNDS if compiled else 1):
         begin = thread_time()
         if compiled:
@@ -140,16 +142,17 @@ def _evaluation_s(evaluator: Evaluator, compiled: bool) -> float:
     return min(took) / count
 
 
-#: Random placements that are looked through for those that fit; those run at each of the largest batches.
+#: Number of random placements drawn, of those that fit and are simulated per batch, and of the largest batches.
 _DRAWN, _RUN, _BATCHES = 2000, 8, 2
-#: As the evaluator has it; and with copies out issued after the last reader, and device-wide synchronisation.
+#: Labels of two ways to run a placement: as the evaluator does; and with offloads issued after the last reader and
+#: device-wide synchronization.
 _DRAWN_SO, _SAID_SO = "run as figure 4 draws it", "run as sections 3.6 and 3.7 say"
 
 
 def prediction() -> dict[str, Any]:
     """The error of predicted iteration times as in section 4.6: means over placements, then over networks.
 
-    Placements are random ones that fit, and the best that the swarm finds, at the two largest batches of home-6.
+    Placements: random ones that fit, and the best one that the swarm finds, at the two largest batches of home-6.
     """
     errors = {network.name: _errors(network) for network in swept()}
     exact = [fmean(as_drawn for as_drawn, _ in each) for each in errors.values()]
@@ -163,7 +166,7 @@ def prediction() -> dict[str, Any]:
                 name: {_DRAWN_SO: fmean(first for first, _ in each), _SAID_SO: fmean(second for _, second in each)}
                 for name, each in errors.items()
             },
-            # 546 ms where 543 ms were measured.
+            # Published: 546 ms predicted, 543 ms measured.
             {"VGG16": {_DRAWN_SO: 3 / 543}, "InceptionV3": {_DRAWN_SO: 0.009}},
             share=True,
         ),
@@ -171,7 +174,7 @@ def prediction() -> dict[str, Any]:
 
 
 def _errors(network: Modelled) -> list[tuple[float, float]]:
-    """Of each placement, run in both ways."""
+    """The errors of each placement when run in both ways."""
     errors = []
     for trace in network.traces[-_BATCHES:]:
         policy = Home(update="recombine")
@@ -187,7 +190,7 @@ def _errors(network: Modelled) -> list[tuple[float, float]]:
 
 
 def _tried(evaluator: Evaluator, other: Evaluator, best: Vector) -> Iterator[Vector]:
-    """The best placement, and random ones, as far as they fit with both."""
+    """The best placement and random ones, if they fit with both evaluators."""
     choices = evaluator.decisions.choices
     drawn = np.random.default_rng(0).integers(0, choices, size=(_DRAWN, len(choices)), dtype=np.int8)
     vectors = np.concatenate([np.array([best], dtype=np.int8), drawn])
@@ -197,19 +200,19 @@ def _tried(evaluator: Evaluator, other: Evaluator, best: Vector) -> Iterator[Vec
 
 
 def _error(context: PlanContext, evaluator: Evaluator, vector: Vector, predicted_ns: int) -> float:
-    """By how much a prediction misses the run of a placement, as the evaluator's switches have it run."""
+    """Relative error of a predicted iteration time; the placement runs with the evaluator's options."""
     drained = evaluator.details(vector)[:, DRAINED].astype(bool).tolist() if evaluator.drain else None
     program = program_of(context.graph, evaluator.decisions, vector, early=evaluator.early, drained=drained)
     measured = context.trial(program).iteration_ns
     return abs(predicted_ns - measured) / measured
 
 
-#: One evaluation a particle, as table 3 leaves time for, and swift.
+#: One evaluation per particle, which the times of table 3 allow, and which is fast.
 _HOME = Home(update="recombine")
 
 
 def holes() -> dict[str, Any]:
-    """Largest batches of Capuchin where every block has one place and nothing is moved together; over those of none."""
+    """Largest batches of Capuchin with fragmentation (blocks have fixed addresses), and their sum over that of none."""
     batches = {}
     for network in plain():
         largest = max_batch(network.traces[0], network.node, ["none", "capuchin"], pool="addressed", speeds=False)
@@ -219,7 +222,7 @@ def holes() -> dict[str, Any]:
 
 
 def holes_home() -> dict[str, Any]:
-    """The same of HOME on VGG16, the quickest to find."""
+    """HOME's largest batch on VGG16, the fastest network to search, with memory fragmentation."""
     (vgg16,) = (network for network in plain() if network.name == "VGG16")
     home = {"home": {"update": "recombine"}}
     (largest,) = max_batch(vgg16.traces[0], vgg16.node, [home], pool="addressed", speeds=False)
@@ -227,8 +230,10 @@ def holes_home() -> dict[str, Any]:
 
 
 def workspaces(limit: str = "0 B") -> dict[str, Any]:
-    """Throughput of HOME at its largest batch of table 2 over that of PyTorch at its own, which has this much workspace
-    at most: all memory is taken there.
+    """Throughput of HOME at its largest batch of table 2 over that of PyTorch at its own, where workspaces are limited.
+
+    limit: largest workspace of PyTorch's convolutions, because at its largest batch no memory is left.
+
     """
     without = {f"traces.{name}.workspace_limit": limit for name in NETWORKS}
     gains = {}
@@ -240,7 +245,7 @@ def workspaces(limit: str = "0 B") -> dict[str, Any]:
 
 
 def depthwise(times: int = 1) -> dict[str, Any]:
-    """Samples/s of MobileNet with slower depthwise convolutions, at batches of table 2."""
+    """Samples per second of MobileNet with depthwise convolutions `times` times as slow, at batches of table 2."""
     (small,) = (network for network in plain() if network.name == "MobileNet")
     (large,) = (network for network in swept() if network.name == "MobileNet")
     largest = slowed(large.traces[-1], times)
@@ -256,7 +261,7 @@ def depthwise(times: int = 1) -> dict[str, Any]:
 
 
 def slowed(trace: Trace, times: int) -> Trace:
-    """A trace whose depthwise convolutions take several times as long."""
+    """A trace whose depthwise convolutions take `times` times as long."""
     return replace(trace, kernels=tuple(_slowed(kernel, times) for kernel in trace.kernels))
 
 

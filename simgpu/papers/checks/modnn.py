@@ -1,4 +1,4 @@
-"""moDNN's numbers that no study reports (Chen et al., TPDS 2019): memory, and gradients added up by host cores."""
+"""Checks of moDNN's numbers that no study reports (Chen et al., TPDS 2019): memory, gradient accumulation on hosts."""
 
 from __future__ import annotations
 
@@ -19,31 +19,31 @@ from simgpu.simulation.run import simulate, task_graph
 from simgpu.trace.model import BlockKind, Phase, Trace
 
 GB = 10**9
-#: Section 7: the networks and the batch of each.
+#: The networks of section 7 and the batch of each.
 BATCHES = {"VGG-16": 256, "VGG-19": 256, "VGG-101": 128, "ResNet-34": 256, "ResNet-152": 256, "FCN-32s": 128}
 NODE = "k40"
-#: Networks whose host cores are timed.
+#: Networks whose gradient accumulation on host cores is timed.
 _EXCHANGING = ("VGG-16", "ResNet-34")
 
 
 def traces() -> dict[str, Trace]:
-    """The six networks by label, as the study of figures 9, 13 and 14 has them."""
+    """The six networks by label, as in the study of figures 9, 13 and 14."""
     return dict(loaded("modnn-14", "{}").traces)
 
 
 def network(name: str) -> TaskGraph:
-    """One of them on a K40, which can be rescaled to other batches."""
+    """The task graph of one of the networks on a K40; it can be rescaled to other batches."""
     return task_graph(traces()[name], load_node(NODE))
 
 
 @lru_cache
 def _amounts() -> dict[str, dict[str, int]]:
-    """By network and name, the amounts of `memory_of`."""
+    """The amounts of memory from `memory_of`, bytes, by network and name."""
     return {name: memory_of(trace) for name, trace in traces().items()}
 
 
 def fits() -> dict[str, Any]:
-    """Section 7.1: which networks fit 12 and 24 GB in the ideal case."""
+    """Whether the paper's networks fit 12 GB, or exceed 24 GB, in the ideal case (section 7.1)."""
     needed = {name: amounts["all_at_once"] for name, amounts in _amounts().items()}
     detail = ", ".join(f"{name} {size / GB:.3g}" for name, size in needed.items()) + " GB"
     within = {name for name, size in needed.items() if size <= 12 * GB}
@@ -55,16 +55,16 @@ def fits() -> dict[str, Any]:
 
 
 def vgg101() -> dict[str, Any]:
-    """Section 7.1: GB of VGG-101 in the ideal case and at least."""
+    """Ideal memory of VGG-101 and its lower bound, GB (section 7.1)."""
     amounts = _amounts()["VGG-101"]
     return {"ideal": amounts["all_at_once"] / GB, "bound": amounts["bound"] / GB}
 
 
 def weights_offloaded(updates: Literal["none", "layer", "all"] = "none", without: str = "") -> dict[str, Any]:
-    """Ideal memory over the bound where weights leave too, mean of the networks.
+    """Ideal memory over the memory lower bound with weights offloaded too, mean over the networks.
 
-    updates: which weights a task updates, those of one layer, all at once, or none, as there are no such tasks.
-    without: a network that is left out.
+    updates: the weights that one task updates: those of one layer, all, or none (no update tasks are counted). without:
+    an omitted network.
     """
     names = [name for name in BATCHES if name != without]
     return {"ratio": fmean(_all_at_once(name) / _where_weights_leave(name, updates) for name in names)}
@@ -92,9 +92,10 @@ def _optimizer(graph: TaskGraph) -> list[int]:
 
 
 def alone(transfers: Literal["task", "vdnn"] = "task") -> dict[str, Any]:
-    """Section 7.3: ideal memory over that with transfers, for unpartitioned batches and the fastest algorithms.
+    """Ideal memory over memory with transfers, for unpartitioned batches and the fastest algorithms (section 7.3).
 
-    transfers: what decides it, the most demanding task alone or what a run of vDNN (all, fastest) holds at its peak.
+    transfers: the definition of memory with transfers: that of the largest task, or the peak of a run of vDNN (all,
+    fastest).
     """
     if transfers == "task":
         return {"transfers": fmean(amounts["all_at_once"] / amounts["transfers"] for amounts in _amounts().values())}
@@ -108,7 +109,7 @@ def alone(transfers: Literal["task", "vdnn"] = "task") -> dict[str, Any]:
 
 
 def figures() -> dict[str, Any]:
-    """Figures 9 and 13, as ideal memory over that of each technique, and their published means."""
+    """Ideal memory over that of each technique, and the published means (figures 9 and 13)."""
     names = {"bound": "all", "sub_batch": "sub-batches", "transfers": "transfers", "algorithms": "algorithms"}
     groups = {
         network: {label: amounts["all_at_once"] / amounts[name] for name, label in names.items()}
@@ -120,22 +121,24 @@ def figures() -> dict[str, Any]:
 
 
 def resnet34(counted: Counted = "live") -> dict[str, Any]:
-    """Section 7.4: GB of the smallest budget in which ResNet-34 runs in its full batch. counted: of equation 8."""
+    """The smallest budget in which ResNet-34 runs with its full batch, GB (section 7.4). counted: as in equation 8."""
     graph, gpu = network("ResNet-34"), load_node(NODE).gpu
     need = window_bytes(Tdfg.of(graph, gpu.alignment), ALPHA, counted)
     sizes = [select_sub_batch(graph, gpu, budget, counted=counted).size for budget in (need, need - 1)]
     if sizes[0] != BATCHES["ResNet-34"] or sizes[1] >= sizes[0]:
-        raise AssertionError(f"sub-batches of {sizes} in {need} B and a byte less")
+        raise AssertionError(
+            f"sub-batches at {need} B and one byte less are {sizes}, not the full batch and a smaller one"
+        )
     return {"budget": need / GB}
 
 
 def cores() -> dict[str, Any]:
-    """Section 7.5: the time of accumulation by one core over that by all 20, at most."""
+    """Largest ratio over the networks of the accumulation time by one core to that by 20 cores (section 7.5)."""
     return {"times": max(accumulation_ns(name, 1) / accumulation_ns(name, 20) for name in _EXCHANGING)}
 
 
 def accumulation_ns(name: str, cores: int) -> int:
-    """Nanoseconds that the host's cores are adding up gradients and updating weights in an iteration."""
+    """Nanoseconds per iteration in which host cores accumulate gradients and update weights."""
     trace, node = traces()[name], load_node("k40-x4")
     result = simulate(trace, node, "modnn", gpus=4, exchange="host", cores=cores, iterations=1)
     spans = (span for span in result.timeline if span.stream.startswith("host") and not span.kind.is_stall)

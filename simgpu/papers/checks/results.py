@@ -1,4 +1,4 @@
-"""Results of checks: plain data, which can be cached and drawn."""
+"""Builds the results of checks as plain data, which can be cached and drawn."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ Points = Sequence[tuple[float, float]]
 
 
 def condition(holds: bool, detail: str) -> dict[str, Any]:
-    """Whether something holds, and what it was checked on.
+    """Whether something holds, and the evidence as text.
 
     >>> condition(True, "32 windows, to the byte")
     {'holds': True, 'detail': '32 windows, to the byte'}
@@ -24,7 +24,7 @@ def bars(
     *,
     share: bool = False,
 ) -> dict[str, Any]:
-    """Bars by label in groups by label. published: marks on some of them. share: shown in percent."""
+    """A bar chart: groups of bars, both by label. published: values marked on some bars. share: show percent."""
     return {
         "kind": "bars",
         "measure": measure,
@@ -43,7 +43,7 @@ def lines(
     share: bool = False,
     log: bool = False,
 ) -> dict[str, Any]:
-    """Lines by label. published: points by label. log: logarithmic axis `along`."""
+    """A line chart. curves, published: points by label. along: title of the x-axis. log: logarithmic x-axis."""
     return {
         "kind": "lines",
         "measure": measure,
@@ -58,7 +58,7 @@ def lines(
 def cells(
     rows: Sequence[str], columns: Sequence[str], values: Sequence[Sequence[str]], along: str = "", down: str = ""
 ) -> dict[str, Any]:
-    """A map of decisions: a word in each cell, one colour per word. along, down: titles of the axes."""
+    """A map of decisions: one word per cell, one colour per word. along, down: titles of the axes."""
     return {
         "kind": "cells",
         "rows": list(rows),

@@ -75,7 +75,7 @@ def load_recordings(path: Path = RECORDINGS) -> CalibrationRecordings:
         Problem(
             document.file,
             document.place(f"recordings[{index}]"),
-            f"{recording.source!r} is not a source of this file",
+            f"{recording.source!r} is not listed under 'sources'",
             did_you_mean(recording.source, result.sources),
         )
         for index, recording in enumerate(result.recordings)

@@ -1,7 +1,7 @@
-"""``python -m simgpu.workloads.compressibility TRACES -o FILE``: measures the shipped profile.
+"""``python -m simgpu.workloads.compressibility TRACES -o FILE``: measures a profile and writes it.
 
 ``python -m simgpu.workloads.compressibility traces -o simgpu/workloads/compressibility/profiles/trained.yaml``
-regenerates it.
+regenerates the shipped profile.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from simgpu.io.fitted_tables import write_fitted
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """Runs the command; returns its exit code: 0, or 2 for bad input."""
+    """Runs the command; returns its exit code: 0, or 2 for invalid input."""
     description = "Measure the compressibility of recorded networks, and write the profile."
     source = ("traces", "folder with the recordings")
     return write_fitted("python -m simgpu.workloads.compressibility", description, source, _text, arguments)

@@ -111,10 +111,12 @@ class CompressibilityProfile(FileModel):
                 raise ValueError(f"roles.{role}: must have recordings if and only if the profile has recordings")
         for name, numbers in (("epochs", self.epochs), ("sizes", self.sizes)):
             if any(later <= earlier for earlier, later in pairwise(numbers)):
-                raise ValueError(f"{name}: {list(numbers)} are not in ascending order, each once")
+                raise ValueError(f"{name}: {list(numbers)} must ascend without duplicates")
         for role, result in self.roles.items():
             if len(result.shares) != len(self.epochs):
-                raise ValueError(f"roles.{role}: there are {len(result.shares)} rows for {len(self.epochs)} epochs")
+                raise ValueError(
+                    f"roles.{role}: {len(result.shares)} rows of shares are given for {len(self.epochs)} epochs"
+                )
             for epoch, row in zip(self.epochs, result.shares, strict=True):
                 place = f"roles.{role}, epoch {epoch}"
                 if len(row) != len(self.sizes):
@@ -147,7 +149,7 @@ def load_profile(name: str, folder: Path = FOLDER) -> CompressibilityProfile:
     path = folder / f"{name}.yaml"
     if not path.exists():
         raise InputError.single(
-            "compressibility", "profile", f"there is no profile '{name}'", did_you_mean(name, profile_names())
+            "compressibility", "profile", f"unknown profile '{name}'", did_you_mean(name, profile_names())
         )
     document = read_yaml_mapping(path, SCHEMA)
     return validate(CompressibilityProfile, document.values, lambda place: (document.file, document.place(place)))

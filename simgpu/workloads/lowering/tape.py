@@ -25,7 +25,7 @@ class TapeBlock:
 
     @property
     def bytes(self) -> int:
-        """Size in bytes."""
+        """Size of the block in bytes."""
         return prod(self.shape) * ITEMSIZE[self.dtype]
 
 

@@ -14,7 +14,7 @@ from simgpu.workloads.solvers.work import Array, KernelWork
 
 #: Snapshots per run, as in the paper (section 3.1).
 SNAPSHOTS = 10
-#: Contents of all allocations at one moment, by name.
+#: Contents of all allocations at one time, by name.
 State = dict[str, NDArray[Any]]
 
 
@@ -76,12 +76,12 @@ class Solver(ABC):
         return sum(array.bytes for array in self.arrays().values())
 
     def moments(self, count: int = SNAPSHOTS) -> tuple[int, ...]:
-        """The last steps, counted from 1, of `count` equal parts of the run.
+        """The steps, counted from 1, at which snapshots are taken: the last ones of `count` equal parts of the run.
 
         Raises `InputError` unless 1 <= count <= steps.
         """
         if not 1 <= count <= self.steps:
-            what = f"{count} snapshots of a run of {self.steps} steps"
+            what = f"cannot take {count} snapshots of a run of {self.steps} steps"
             raise InputError.single(self.name, "snapshots", what, f"give a whole number from 1 to {self.steps}")
         return tuple((part + 1) * self.steps // count for part in range(count))
 

@@ -66,7 +66,7 @@ def with_sparsity(trace: Trace, epochs: int, profile: str | SparsityProfile | No
     flow = _Flow.of(trace, result)
     if not flow.relus:
         remedy = "only networks with ReLU have sparse feature maps (cDMA section III)"
-        raise InputError.single(trace.name or "trace", "kernels", "there is no ReLU in forward", remedy)
+        raise InputError.single(trace.name or "trace", "kernels", "the forward pass has no ReLU", remedy)
     rows: defaultdict[str, list[SparsitySample]] = defaultdict(list)
     for epoch in range(epochs):
         for block, share in flow.at(epoch / max(1, epochs - 1)).items():
@@ -197,8 +197,8 @@ Text = Annotated[str, Field(min_length=1)]
 class SparsityCurve(FileModel):
     """Sparsity over training: from `start` to an extreme `turn` at the fraction `turn_at`, then to `end`.
 
-    In both parts the change is fast first and slower later, like activation density in cDMA (section IV-B, figure 7).
-    A `turn` above both ends is a U in density.
+    In both parts the change is fast first and slower later, like activation density in cDMA (section IV-B, figure 7). A
+    `turn` above both ends gives a U-shaped density.
 
     >>> curve = SparsityCurve(start=0.5, turn=0.8, turn_at=0.25, end=0.6)
     >>> [round(curve.at(share), 3) for share in (0, 0.125, 0.25, 0.5, 1)]
@@ -258,9 +258,7 @@ def load_profile(name: str, folder: Path = FOLDER) -> SparsityProfile:
     """
     path = folder / f"{name}.yaml"
     if not path.exists():
-        raise InputError.single(
-            "sparsity", "profile", f"there is no profile '{name}'", did_you_mean(name, profile_names())
-        )
+        raise InputError.single("sparsity", "profile", f"unknown profile '{name}'", did_you_mean(name, profile_names()))
     document = read_yaml_mapping(path, SCHEMA)
     return validate(SparsityProfile, document.values, lambda place: (document.file, document.place(place)))
 

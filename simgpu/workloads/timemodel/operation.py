@@ -97,7 +97,7 @@ class Operation:
     """The work of one kernel.
 
     flops: floating-point operations, two per multiply-accumulate.
-    bytes: least traffic to and from device memory: every distinct input once and every result once.
+    bytes: minimum traffic to and from device memory: every distinct input once and every result once.
     results: number of values that it produces, which determines how much of the GPU it can occupy.
     convolution, gemm: its shape, in terms of the forward direction for a convolution; None if it is neither.
     dtype: number format of the values, as PyTorch names it.

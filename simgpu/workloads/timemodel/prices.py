@@ -14,15 +14,15 @@ class Priced(Protocol):
 
     @property
     def name(self) -> str:
-        """Its name."""
+        """Name of the algorithm."""
 
     @property
     def duration_ns(self) -> int:
-        """Its duration in nanoseconds."""
+        """Duration in nanoseconds."""
 
     @property
     def workspace_bytes(self) -> int:
-        """Its workspace in bytes."""
+        """Workspace in bytes."""
 
 
 class Prices(Protocol):

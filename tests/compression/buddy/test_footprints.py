@@ -371,8 +371,8 @@ def test_histograms_with_wrong_sums_are_reported_together():
 def test_impossible_entry_sizes_are_reported_together():
     result = [CompressedSize("x1", epoch, "bpc", "plain", 128, size, 2) for epoch, size in ((0, 24), (1, 65))]
     assert wrong(result) == [
-        "block x1, epoch 0: 24 bytes is no size of an entry in bpc",
-        "block x1, epoch 1: 65 bytes is no size of an entry in bpc",
+        "block x1, epoch 0: 24 bytes is not an entry size of bpc",
+        "block x1, epoch 1: 65 bytes is not an entry size of bpc",
     ]
 
 

@@ -394,8 +394,8 @@ def test_entries_of_other_blocks_than_the_trace_has_are_refused(tmp_path: Path) 
     save_entries(take_snapshots([{"x1": COUNT, "y": COUNT}]), tmp_path / "recorded/entries.npz")
     file = tmp_path / "recorded/entries.npz"
     assert problems(tmp_path / "recorded") == [
-        f"{file}: allocation x1: has 1280 bytes, and 300 bytes in blocks.csv; store it with its own trace",
-        f"{file}: allocation y: is no block of this trace; store it with its own trace",
+        f"{file}: allocation x1: has 1280 bytes, but 300 bytes in blocks.csv; put it next to its own trace",
+        f"{file}: allocation y: is not a block of this trace; put it next to its own trace",
     ]
 
 
@@ -409,8 +409,8 @@ def test_rows_that_are_no_entry_histograms_are_reported_together() -> None:
     with pytest.raises(InputError) as caught:
         trace_histograms(traced(("x1", 0, 40, 3), ("x2", 1, 127, 1)))
     assert [problem.what for problem in caught.value.problems] == [
-        "40 bytes is no size of an entry in bpc",
-        "127 bytes is no size of an entry in bpc",
+        "40 bytes is not an entry size of bpc",
+        "127 bytes is not an entry size of bpc",
     ]
     with pytest.raises(InputError) as caught:
         trace_histograms(traced(("x1", 0, 8, 2), ("x2", 1, 8, 2)))

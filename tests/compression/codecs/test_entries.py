@@ -81,7 +81,9 @@ class TestArrays:
         assert len(entry_bits(np.asarray(array))) == (1 if array.nbytes else 0)
 
     def test_python_objects_are_refused(self) -> None:
-        with pytest.raises(InputError, match="holds Python objects, which memory-entries cannot; give an array of num"):
+        with pytest.raises(
+            InputError, match="contains Python objects, which have no memory-entries; give an array of num"
+        ):
             size_classes(np.array([1, "a", None], object))
 
 

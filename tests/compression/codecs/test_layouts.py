@@ -112,7 +112,7 @@ def test_larger_windows_change_little(sizes_by_window: dict[int, Sizes]) -> None
 
 @pytest.mark.parametrize("shape", [(), (3,), (2, 3, 4), (1, 2, 3, 4, 5)])
 def test_only_four_axes_have_a_layout(shape: tuple[int, ...]) -> None:
-    with pytest.raises(InputError, match=f"{len(shape)} axes, a layout orders four"):
+    with pytest.raises(InputError, match=f"{len(shape)} axes, but a layout needs four"):
         in_layout(np.zeros(shape, np.float32), "nhwc")
 
 

@@ -109,10 +109,13 @@ class TestMeasured:
 
     @pytest.mark.parametrize("block_bytes", [4097, 3968, 100])
     def test_entries_that_do_not_cover_the_block_once(self, block_bytes: int) -> None:
-        with pytest.raises(InputError, match=f"entries of block 'y' have 4096 bytes, the block {block_bytes}"):
+        with pytest.raises(InputError, match=f"entries of block 'y' cover 4096 bytes, but the block has {block_bytes}"):
             compressed_bytes(block_bytes, 4, "zlib", None, [row(64, 128, 32)])
 
     @pytest.mark.parametrize("other", [{"block": "z"}, {"epoch": 1}, {"layout": "nhwc"}])
     def test_sizes_of_different_things(self, other: dict[str, Any]) -> None:
-        with pytest.raises(InputError, match="sizes of different things: block 'y', epoch 0, nchw, and block"):
+        with pytest.raises(
+            InputError,
+            match="measured sizes of different blocks, epochs or layouts: block 'y', epoch 0, nchw, and block",
+        ):
             compressed_bytes(8192, 4, "zlib", None, [row(64), row(64, **other)])

@@ -129,14 +129,14 @@ def test_the_schema_lists_every_modelling_key() -> None:
         (
             "epochs: 5",
             "compressibility: traind",
-            "line 5, trace.compressibility: there is no profile 'traind'; did you mean 'trained'?",
+            "line 5, trace.compressibility: unknown profile 'traind'; did you mean 'trained'?",
         ),
         (
             "epochs: 5",
             "compressibility: 3",
             "line 5, trace.compressibility: 3 is neither true nor false, nor a profile's name: write true",
         ),
-        ("zoo: alexnet", "zoo: bert-base", "line 5, trace.epochs: there is no ReLU in forward"),
+        ("zoo: alexnet", "zoo: bert-base", "line 5, trace.epochs: the forward pass has no ReLU"),
     ],
 )
 def test_a_mistake_is_reported_at_its_key(old: str, new: str, expected: str, tmp_path: Path) -> None:

@@ -62,7 +62,7 @@ def test_something_changes_from_snapshot_to_snapshot(name: str) -> None:
 @each
 @pytest.mark.parametrize("count", [0, -1, 10_000])
 def test_as_many_snapshots_as_there_are_steps_and_no_more(name: str, count: int) -> None:
-    with pytest.raises(InputError, match=f"{name}: snapshots: {count} snapshots of a run of"):
+    with pytest.raises(InputError, match=f"{name}: snapshots: cannot take {count} snapshots of a run of"):
         list(small(name).snapshots(count))
 
 

@@ -49,7 +49,7 @@ def test_an_in_place_relu_writes_zeros_to_the_convolutions_block() -> None:
 
 @pytest.mark.parametrize("op", ["gelu", "tanh", "sigmoid", "prelu_like_things"])
 def test_activations_not_after_a_relu_are_dense(op: str) -> None:
-    with pytest.raises(InputError, match="there is no ReLU in forward"):
+    with pytest.raises(InputError, match="the forward pass has no ReLU"):
         with_sparsity(network(("linear", "x", "a", 64), (op, "a", "b", 64)), 2)
 
 

@@ -1,7 +1,7 @@
-"""Codecs as software on a GPU: their times, the prediction of these, and how their launches are tuned.
+"""Codecs that run as kernels on a GPU: their times, predictions of these times, and tuning of their launches.
 
-`response` gives the nanoseconds of an encode or decode, `samples` measures it with noise, `timemodel` predicts it from
-samples (compared with other regressions in `compare`), `tuner` searches the fastest launch setting. The
-published figures that the surface is fitted to are in `paper`, the fit itself in `fit`. After CSWAP (Chen et al.,
-CLUSTER 2021), sections IV-C and IV-D.
+`response`: nanoseconds of encoding and decoding, as a response surface; `fit` fits it to the published times in
+`paper`. `samples` draws noisy samples of these times, `timemodel` predicts times from samples, `compare` compares this
+with other regressions, `tuner` searches for the fastest launch setting. Source: CSWAP (Chen et al., CLUSTER 2021),
+sections IV-C and IV-D.
 """

@@ -1,11 +1,11 @@
-"""The codec time model compared with other regressions, by relative absolute error: CSWAP, section V-C with figure 10.
+"""Compares the codec time model with other regressions by relative absolute error: CSWAP, section V-C and figure 10.
 
-The others are scikit-learn's with its default settings, each one model over all sparsities, as sub-models are the time
-model's own; `linear_all` is the time model without them. Bytes go in as MB and times as milliseconds, which the
-default support vector machine depends on and the others do not.
+The others are scikit-learn's with default settings, each a single model over all sparsities, because only the time
+model has sub-models; `linear_all` is the time model without them. Bytes are given in MB and times in milliseconds: only
+the default support vector machine depends on these units.
 
-All samples are of one surface. Where that is a formula, the comparison shows which regression follows the formula, not
-which follows a GPU; and no model's error can be far below twice the samples' noise.
+All samples are from one surface. If that is a formula, the comparison shows which regression fits the formula, not
+which fits a GPU; and no model's error can be much less than twice the noise of the samples.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from simgpu.compression.codecs.gpu.timemodel import PIECES, CodecTimeModel, feat
 
 Direction = Literal["encode", "decode"]
 ModelName = Literal["linear", "linear_all", "bayesian_ridge", "svm", "decision_tree"]
-#: Samples to train on, and as many others for each test: CSWAP, section V-C.
+#: Number of training samples, and of the separate samples of each test: CSWAP, section V-C.
 COUNT = 3000
 #: The setting chosen by CSWAP's search (figure 12), assumed for its measured times.
 SETTING = LaunchSetting(199, 64)
@@ -35,7 +35,7 @@ SETTING = LaunchSetting(199, 64)
 class ModelError:
     """Relative absolute errors of one model of one codec and direction.
 
-    trained_range: on tensors as sparse as those it was trained on (20-80%). wider: on 20-90%, as figure 10.
+    trained_range: error on tensors with the sparsities of the training (20-80%). wider: on 20-90%, as in figure 10.
     """
 
     codec: str
@@ -55,9 +55,9 @@ def compare_models(
     pieces: int = PIECES,
     setting: LaunchSetting = SETTING,
 ) -> tuple[ModelError, ...]:
-    """Every model of every codec (None: of all that the surface has) and direction, tested on samples it did not see.
+    """Errors of every model, codec and direction, on samples that are not used for training. codecs: None for all.
 
-    Raises `MissingExtraError` without scikit-learn, and `InputError` as drawing samples and fitting do.
+    Raises `MissingExtraError` without scikit-learn, and `InputError` like `draw_samples` and `CodecTimeModel.fit`.
     """
     require_sklearn("comparing models of codec times")
     errors = []

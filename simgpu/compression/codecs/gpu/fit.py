@@ -1,10 +1,10 @@
-"""The fit of the response surface, and the text of the file that holds it.
+"""Fits the response surface, and writes it as `response.yaml`.
 
-``python -m simgpu.compression.codecs.gpu.fit -o simgpu/compression/codecs/gpu/response.yaml`` writes the file that
-comes with simgpu again and prints its figures; it needs SciPy (``simgpu with its extra 'calibrate'``).
+``python -m simgpu.compression.codecs.gpu.fit -o simgpu/compression/codecs/gpu/response.yaml`` regenerates the shipped
+file and prints its figures; it needs SciPy (the extra ``calibrate``).
 
-Five coefficients of the V100 are free, and six numbers are fitted: the four times of figure 12, and the two ratios of
-figure 5. That they come out nearly right says little, then; what can be judged is whether the coefficients make sense.
+Five free coefficients of the V100 are fitted to six numbers: the four times of figure 12 and the two ratios of figure
+5. So a good fit proves little; judge it by whether the coefficients are plausible.
 """
 
 from __future__ import annotations
@@ -28,14 +28,14 @@ from simgpu.hardware.nodes import load_node
 from simgpu.io.atomic import atomic_file
 from simgpu.units import parse_bandwidth, parse_time
 
-#: Free coefficients and where the search for them starts; rates in bytes per nanosecond.
+#: Free coefficients and their starting values; rates in bytes per nanosecond.
 START = {"multiprocessor_rate": 10.0, "half_threads": 50.0, "block_ns": 6000.0, "contention_ns": 3.0, "wide_block": 1.0}
 _LAUNCH = "3800 ns"
 _PIECES = 5
-#: LZ4 on a V100 at ZVC's best setting and half zeros, bytes of the tensor per second.
+#: LZ4's rates on a V100 at ZVC's best setting and 50% sparsity, bytes of the tensor per second.
 _LZ4_DECODE, _LZ4_ENCODE = parse_bandwidth("60 GB/s"), parse_bandwidth("20 GB/s")
 
-#: Bytes written for each byte of an fp32 tensor whose zeros lie at independent places, by share of zeros.
+#: Bytes written per byte of an fp32 tensor with zeros at independent positions, as a function of sparsity.
 _WRITTEN: dict[str, Callable[[float], float]] = {
     "zvc": lambda zeros: 1 / 32 + (1 - zeros),
     "rle": lambda zeros: 2 * (1 - zeros) * (1 + zeros),
@@ -61,14 +61,14 @@ _SOURCES = {
 
 
 class _Dumper(yaml.SafeDumper):
-    """Lists on one line."""
+    """Writes each list on one line."""
 
 
 _Dumper.add_representer(list, lambda dumper, value: dumper.represent_sequence("tag:yaml.org,2002:seq", value, True))
 
 
 def fitted() -> GpuCoefficients:
-    """The coefficients of the V100 that meet the figures best, to four digits.
+    """The coefficients of the V100 that fit the figures best, to four digits.
 
     Raises `MissingExtraError` without SciPy.
     """
@@ -77,7 +77,7 @@ def fitted() -> GpuCoefficients:
     except ImportError:
         raise MissingExtraError("fitting the response surface", "scipy", "calibrate") from None
     start = np.log(list(START.values()))
-    # Times are whole nanoseconds, so a derivative takes steps that show in them.
+    # Times are integer nanoseconds, so finite differences need steps that change them.
     result = least_squares(_residuals, start, diff_step=1e-5, xtol=1e-10, ftol=1e-10)
     return _coefficients(result.x, digits=4)
 
@@ -102,19 +102,19 @@ def _coefficients(logs: NDArray[np.float64], digits: int = 15) -> GpuCoefficient
 
 
 def _surface(coefficients: GpuCoefficients) -> FormulaSurface:
-    """The surface of these coefficients for ZVC."""
+    """ZVC's surface with these coefficients."""
     encode, decode = _curves("zvc")
     return FormulaSurface("", "fitted", "", coefficients, {"zvc": (tuple(encode), tuple(decode))})
 
 
 def _curves(codec: str) -> tuple[list[float], list[float]]:
-    """Bytes moved for each byte of the tensor, encoding and decoding."""
+    """Bytes moved per byte of the tensor, for encoding and for decoding, at evenly spaced sparsities."""
     written = [_WRITTEN[codec](piece / _PIECES) for piece in range(_PIECES + 1)]
     return [round(2 + each, 6) for each in written], [round(1 + each, 6) for each in written]
 
 
 def response_text() -> str:
-    """The text of `response.yaml`, which keeps the samples that the present one names.
+    """The text of `response.yaml`; the files of samples that the current file names are kept.
 
     Raises `MissingExtraError` without SciPy.
     """
@@ -138,10 +138,10 @@ def response_text() -> str:
 
 
 def _slowed(curves: dict[str, list[float]], coefficients: GpuCoefficients) -> dict[str, list[float]]:
-    """LZ4's curves, times what brings both directions to their stated rates.
+    """LZ4's curves, scaled so that both directions have their assumed rates.
 
-    That is at the setting which is best for ZVC in figure 12; launch and blocks are left out, as for a tensor without
-    end.
+    The rates apply at the best setting for ZVC in figure 12, without the costs of launch and blocks, which are
+    negligible for a large tensor.
     """
     best = LaunchSetting(coefficients.multiprocessors, 128)
     spread = 1 + coefficients.half_threads / best.threads
@@ -174,7 +174,7 @@ def _gpu_sources(gpu: str, node: str, rest: str) -> dict[str, str]:
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """Runs the command; returns its exit code: 0, or 2 where something is missing."""
+    """Runs the command; returns its exit code: 0, or 2 if SciPy is missing or the file is invalid."""
     parser = argparse.ArgumentParser(
         prog="python -m simgpu.compression.codecs.gpu.fit",
         description="Fit the response surface to published codec times, write it, and print how near it comes.",

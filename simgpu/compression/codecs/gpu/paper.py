@@ -1,17 +1,18 @@
-"""CSWAP's published codec times on a V100, and their comparison with a surface.
+"""CSWAP's published codec times on a V100, and a comparison of them with a surface.
 
 Source: Chen et al., CLUSTER 2021.
 
-Two readings carry these numbers. Figure 5 (one tensor of 500 MB) and figure 12 (an iteration of VGG-16, 4.4 GB in nine
-tensors) cannot both hold: a tensor of figure 12 has 491 MB on average and would take a sixth of what one of figure 5
-takes. So figure 5 gives the shape, its times over that at the grid of 197, and figure 12 the scale. The paper does not
-say which tensors are compressed in figure 12, how sparse they are, or the expert's grid. Assumed:
+The paper's numbers need interpretation. Figure 5 (one tensor of 500 MB) and figure 12 (an iteration of VGG-16, 4.4 GB
+in nine tensors) contradict each other: a tensor of figure 12 has 491 MB on average and would take a sixth of the time
+of one of figure 5. So we use only ratios of figure 5, its times divided by that at a grid of 197, and the absolute
+times of figure 12. The paper does not state which tensors are compressed in figure 12, their sparsity, or the expert's
+grid. Assumed:
 
-* Of VGG-16's twelve convolution inputs after the first, at batch 128, the nine that are ever compressed (section V-B:
-  MAX4, ReLU7 and ReLU8 never are).
-* Half of each is zeros, as in figure 5.
-* The expert's block has 128 threads, and all threads run at once, as published. Eight such blocks run on each
-  multiprocessor: 1024 threads, which every generation since Kepler holds at once.
+* The tensors are those nine of VGG-16's twelve convolution inputs after the first, at batch 128, that are ever
+  compressed (section V-B: MAX4, ReLU7 and ReLU8 never are).
+* Each has 50% sparsity, as in figure 5.
+* The expert's blocks have 128 threads, and all threads run concurrently, as published. We assume eight such blocks on
+  each multiprocessor: 1024 threads, which every generation since Kepler can run concurrently.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ from simgpu.compression.codecs.gpu.surface import ResponseSurface, network_ns, n
 from simgpu.compression.codecs.gpu.tensors import SparseTensor
 
 _MIB = 2**20
-#: Sizes of VGG-16's feature maps behind ReLU and MAX, batch 128, single precision, 224 x 224 images.
+#: Sizes of VGG-16's feature maps after ReLU and maximum pooling; batch 128, single precision, 224 x 224 images.
 VGG16_SIZES = {
     "ReLU1": 1568 * _MIB,
     "MAX1": 392 * _MIB,
@@ -47,10 +48,10 @@ _V100_MULTIPROCESSORS = 80
 
 @dataclass(frozen=True, slots=True)
 class CodecFigure:
-    """One published time: the sum of encoding and decoding, milliseconds, with ZVC.
+    """One published time: encoding plus decoding with ZVC, milliseconds.
 
-    setting: None for the best of all settings. of: the fitted quantity, a time (scale, `FIGURE_12`), or its ratio to
-    that of `ANCHOR` (shape, `FIGURE_5`).
+    setting: None for the best of all settings. of: the fitted quantity: the time itself (``scale``, figure 12) or its
+    ratio to the time of `ANCHOR` (``shape``, figure 5).
     """
 
     name: str
@@ -59,7 +60,7 @@ class CodecFigure:
     of: Literal["scale", "shape"]
 
 
-#: The grid of figure 5 that its other times are divided by.
+#: The time of figure 5 that its other times are divided by.
 ANCHOR = CodecFigure("figure 5, grid 197", LaunchSetting(197, 64), 44, "shape")
 FIGURES = (
     CodecFigure("figure 5, grid 10", LaunchSetting(10, 64), 146, "shape"),
@@ -74,7 +75,7 @@ FIGURES = (
 
 @dataclass(frozen=True, slots=True)
 class FigureComparison:
-    """A published time and the surface's. error: relative, of the fitted quantity (a time or a ratio)."""
+    """A published time and that of a surface. error: relative error of the fitted quantity (a time or a ratio)."""
 
     figure: CodecFigure
     modelled_ns: int
@@ -82,7 +83,7 @@ class FigureComparison:
 
 
 def against_paper(surface: ResponseSurface) -> tuple[FigureComparison, ...]:
-    """The seven published times and those of a surface, in the order of `FIGURES`.
+    """Compares the seven published times with those of a surface, in the order of `FIGURES`.
 
     >>> from simgpu.compression.codecs.gpu.response import response_of
     >>> from simgpu import load_node

@@ -1,14 +1,15 @@
-"""Time that a GPU takes to encode or decode a tensor: by a fitted formula, scaled from another GPU, or measured.
+"""Response surfaces: times of a GPU to encode or decode a tensor, fitted, scaled from another GPU, or measured.
 
-With B bytes in the tensor, m(s) bytes moved for each of them at sparsity s, g thread blocks of t threads on M
-multiprocessors, one direction takes
+One direction takes, for a tensor of B bytes with m(s) bytes moved per byte at sparsity s, and g thread blocks of t
+threads on M multiprocessors,
 
     launch + B m(s) (1 / D + (ceil(g / M) + h / t) / (g R)) + w(t) (c g + d g^2)
 
-D: memory bandwidth that any launch reaches, bytes per second; R: that of one full multiprocessor; h: threads that reach
-half of R. ceil(g / M) blocks run on the fullest multiprocessor, so few blocks leave multiprocessors empty, and a grid
-that is no multiple of M leaves some waiting for others. c and d: the cost of a block and of a pair of blocks, whatever
-the tensor; w(t): that of 128 threads over 64. m(s) is linear between evenly spaced sparsities.
+D: the memory's bandwidth, bytes per second; R: bandwidth of one full multiprocessor; h: number of threads that reach
+half of R. The fullest multiprocessor runs ceil(g / M) blocks: a small grid leaves multiprocessors idle, and with a grid
+that is not a multiple of M some wait for others. c and d: time per block and per pair of blocks, whatever the tensor;
+w(t): 1 for blocks of 64 threads, else the ratio of these times for 128 threads to those for 64. m(s) is interpolated
+linearly between evenly spaced sparsities.
 
 Sources: CSWAP (Chen et al., CLUSTER 2021), sections IV-C (linear in bytes and in sparsity), IV-D with figure 5, V-D
 with figure 12.
@@ -38,7 +39,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class FormulaSurface(ResponseSurface):
-    """The formula of this module with the coefficients of one GPU; curves: m(s) by codec, encode and decode."""
+    """The formula of this module with the coefficients of one GPU. curves: m(s) of encoding and decoding, by codec."""
 
     coefficients: GpuCoefficients
     curves: Mapping[str, tuple[tuple[float, ...], tuple[float, ...]]]
@@ -54,7 +55,7 @@ class FormulaSurface(ResponseSurface):
         return self._time(self.curves[codec][1], tensor_bytes, sparsity, grid, threads)
 
     def _time(self, curve: tuple[float, ...], tensor_bytes: Any, sparsity: Any, grid: Any, threads: Any) -> Any:
-        """The formula in operations that give the same bits for a number and for an array of them."""
+        """The formula, in operations that give bit-identical results for numbers and arrays."""
         wide_block = self.coefficients.wide_block
         if isinstance(grid, int):
             wide = wide_block if threads != THREADS[0] else 1.0
@@ -73,7 +74,7 @@ class FormulaSurface(ResponseSurface):
 
 @dataclass(frozen=True)
 class InstantSurface(ResponseSurface):
-    """Codecs that take no time; of: those that take it."""
+    """Codecs that take no time. of: the surface whose codecs and GPU it has."""
 
     of: ResponseSurface
 
@@ -90,23 +91,26 @@ class InstantSurface(ResponseSurface):
 
 @dataclass(frozen=True)
 class MeasuredSurface(ResponseSurface):
-    """Codec times from samples measured on the GPU: time models by codec, block size and grid; grids ascending.
+    """Codec times from samples measured on the GPU: time models by codec, block size and ascending grid.
 
-    There are no times outside the measured grids, nor of codecs that were not measured. A tuner asks for every grid, so
-    the samples should have grids 1 and 4096 of both block sizes.
+    Times outside the range of measured grids, and of codecs that were not measured, raise `InputError`. A tuner needs
+    every grid, so measure grids 1 and 4096 with both block sizes.
     """
 
     models: Mapping[str, Mapping[int, Mapping[int, CodecTimeModel]]]
 
     @classmethod
     def read(cls, gpu: str, path: Path) -> MeasuredSurface:
-        """The surface of a file of samples. Raises `InputError` for a damaged file and too few samples of a setting,
-        `MissingExtraError` without scikit-learn."""
+        """The surface of a file of samples.
+
+        Raises `InputError` for a damaged file or too few samples of a setting, and `MissingExtraError` without
+        scikit-learn.
+        """
         return cls.of(gpu, read_samples(path), str(path))
 
     @classmethod
     def of(cls, gpu: str, samples: Iterable[CodecSample], file: str = "") -> MeasuredSurface:
-        """The surface of samples; `file` is where they are from, for messages."""
+        """The surface of samples. file: their source, for messages."""
         samples = tuple(samples)
         groups: dict[tuple[str, int, int], list[CodecSample]] = {}
         for sample in samples:
@@ -140,7 +144,7 @@ class MeasuredSurface(ResponseSurface):
         if above == len(grids) or grid < grids[0]:
             known = f"grids {grids[0]} to {grids[-1]}" if grids else "no grid"
             what = f"({grid}, {threads}) is outside the measured range of {codec} on {self.gpu}"
-            raise InputError.single("", "grid", what, f"{known} of {threads} threads are known")
+            raise InputError.single("", "grid", what, f"measured with {threads} threads: {known}")
         upper = own[grids[above]].predict_ns(codec, tensor_bytes, sparsity)[direction]
         if grids[above] == grid:
             return upper
@@ -154,7 +158,7 @@ def _model(samples: list[CodecSample], file: str, place: str) -> CodecTimeModel:
     shares = sorted({sample.sparsity for sample in samples})
     if len(shares) < 2:
         remedy = "measure at least two"
-        raise InputError.single(file, place, f"{len(shares)} sparsity was measured", remedy)
+        raise InputError.single(file, place, f"samples of only {len(shares)} sparsity", remedy)
     try:
         return CodecTimeModel.fit(samples, min(PIECES, len(shares) - 1), (shares[0], shares[-1]))
     except InputError as error:
@@ -175,12 +179,12 @@ def _along_array(curve: NDArray[np.float64], sparsity: NDArray[np.float64]) -> N
 
 
 def response_of(gpu: GpuSpec, path: Path | None = None) -> ResponseSurface:
-    """The surface of a GPU: measured where the file names samples of it, else by its coefficients, else scaled.
+    """The surface of a GPU: measured if the file names samples of it, else from its own coefficients, else scaled.
 
-    path: a file such as `response.yaml`; None for that one. Scaling takes D and M from the description and everything
-    else from the fitted GPU, so times of another generation are a guess; `basis` says so. Raises `InputError` for a
-    damaged file, and for a GPU that is not in it and whose description lacks its DRAM bandwidth and multiprocessors;
-    `MissingExtraError` where samples need scikit-learn and it is not installed.
+    path: a file such as `response.yaml`; None for the shipped one. Scaling uses D and M of the GPU's description and
+    all other coefficients of the fitted GPU, so times of another generation are a guess; then `basis` is ``scaled``.
+    Raises `InputError` for an invalid file, and for a GPU that is not in it and whose description lacks DRAM bandwidth
+    or multiprocessors; `MissingExtraError` if samples need scikit-learn and it is not installed.
 
     >>> from simgpu import load_node
     >>> [response_of(load_node(name).gpu).basis for name in ("v100", "2080ti", "p100")]
@@ -203,7 +207,7 @@ def response_of(gpu: GpuSpec, path: Path | None = None) -> ResponseSurface:
 
 
 def fitted_coefficients(table: ResponseTable) -> GpuCoefficients:
-    """Those of the one GPU that is fitted."""
+    """The coefficients of the fitted GPU; a table has exactly one."""
     return next(result for result in table.gpus.values() if result.basis == "fitted")
 
 

@@ -18,14 +18,14 @@ from simgpu.compression.codecs.registry import codec_names
 from simgpu.errors import InputError, Problem
 from simgpu.io.input_files import read_text
 
-#: Standard deviation of the logarithm of a measured time. Assumed: the paper's samples were measured, and it says
-#: nothing of how they scatter.
+#: Standard deviation of the logarithm of a measured time. Assumed: the paper measured its samples and does not state
+#: their noise.
 NOISE = 0.02
 
 
 @dataclass(frozen=True, slots=True)
 class CodecSample:
-    """One tensor encoded and decoded once; bytes are those of the tensor, sparsity its share of zeros."""
+    """One tensor encoded and decoded once. bytes: uncompressed; sparsity: share of zeros; times in nanoseconds."""
 
     codec: str
     bytes: int
@@ -44,9 +44,9 @@ def draw_samples(
     generator: np.random.Generator,
     noise: float = NOISE,
 ) -> tuple[CodecSample, ...]:
-    """Times of the tensors on a surface, each times exp(noise x a standard normal number).
+    """Codec times of the tensors on a surface, each multiplied by exp(noise x a standard normal number).
 
-    Raises `InputError` for a negative noise, and as `ResponseSurface.encode_ns` does.
+    Raises `InputError` for a negative noise, and like `ResponseSurface.encode_ns`.
 
     >>> from simgpu import load_node
     >>> from simgpu.compression.codecs.gpu.response import response_of
@@ -56,7 +56,9 @@ def draw_samples(
     True
     """
     if not 0 <= noise < float("inf"):
-        raise InputError.single("", "noise", f"{noise!r} is not a relative scatter", "give 0 or more, such as 0.02")
+        raise InputError.single(
+            "", "noise", f"{noise!r} is not a relative standard deviation", "give 0 or more, such as 0.02"
+        )
     tensors = tuple(tensors)
     sizes = np.array([tensor.bytes for tensor in tensors], np.int64)
     shares = np.array([tensor.sparsity for tensor in tensors], np.float64)
@@ -75,7 +77,7 @@ _COLUMNS = tuple(field.name for field in fields(CodecSample))
 def read_samples(path: str | Path) -> tuple[CodecSample, ...]:
     """Measured samples in a CSV file with the columns of `CodecSample`, in any order.
 
-    Raises `InputError` for a missing, empty or binary file, columns missing or unknown, and every wrong value.
+    Raises `InputError` for a missing, empty or binary file, missing or unknown columns, and every invalid value.
     """
     file = str(path)
     text = read_text(path, "a CSV text file", if_empty="write a header and samples")

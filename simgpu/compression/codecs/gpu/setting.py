@@ -1,4 +1,4 @@
-"""How a codec's kernels are launched: thread blocks in the grid, threads in a block."""
+"""Launch settings of a codec's kernels: thread blocks in the grid, and threads per block."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ from simgpu.errors import InputError, Problem, did_you_mean
 
 Integers = NDArray[np.int64]
 
-#: The largest grid that is looked at, and the block sizes: CSWAP, section IV-D.
+#: The largest grid of the search, and the block sizes: CSWAP, section IV-D.
 LARGEST_GRID = 4096
 THREADS = (64, 128)
-#: Blocks that CSWAP's expert gives each multiprocessor; chosen, see `simgpu.compression.codecs.gpu.paper`.
+#: Blocks per multiprocessor in the expert's setting of CSWAP; assumed, see `simgpu.compression.codecs.gpu.paper`.
 EXPERT_BLOCKS = 8
 
 
@@ -41,7 +41,7 @@ class LaunchSetting:
 
 
 def all_settings() -> tuple[Integers, Integers]:
-    """Grids and threads of every setting there is: 64 threads first, grids from 1 up.
+    """Grids and threads of all valid settings: first those with 64 threads, grids ascending from 1.
 
     >>> grids, threads = all_settings()
     >>> len(grids), (int(grids[-1]), int(threads[-1]))
@@ -52,7 +52,7 @@ def all_settings() -> tuple[Integers, Integers]:
 
 
 def launch_problems(grid: object, threads: object) -> list[Problem]:
-    """Problems of a grid and a block size."""
+    """The problems of a grid and a block size; empty if both are valid."""
     problems = []
     if not is_integer(grid) or not 1 <= grid <= LARGEST_GRID:
         problems.append(Problem("", "grid", f"{grid!r} is not a grid", f"give 1 to {LARGEST_GRID} thread blocks"))
@@ -63,17 +63,19 @@ def launch_problems(grid: object, threads: object) -> list[Problem]:
 
 
 def tensor_problems(codec: str, tensor_bytes: object, sparsity: object, known: Iterable[str]) -> list[Problem]:
-    """Problems of a codec's name, a tensor's bytes and its share of zeros."""
+    """The problems of a codec's name, a tensor's bytes and its sparsity; empty if all are valid."""
     problems, known = [], tuple(known)
     if codec not in known:
         problems.append(Problem("", "codec", f"no times on a GPU are known for {codec!r}", did_you_mean(codec, known)))
     if not is_integer(tensor_bytes) or tensor_bytes < 0:
-        problems.append(Problem("", "bytes", f"{tensor_bytes!r} is not a size", "give whole bytes, 0 or more"))
+        problems.append(
+            Problem("", "bytes", f"{tensor_bytes!r} is not a size", "give an integer number of bytes, 0 or more")
+        )
     if not isinstance(sparsity, float | int | np.floating) or not 0 <= sparsity <= 1:  # a NaN is within no bounds
         problems.append(Problem("", "sparsity", f"{sparsity!r} is not a share of zeros", "give a number from 0 to 1"))
     return problems
 
 
 def is_integer(value: object) -> TypeGuard[int]:
-    """Whether it is an integer, also one of NumPy's; booleans are not."""
+    """Whether a value is an integer of Python or NumPy; booleans are not."""
     return isinstance(value, int | np.integer) and not isinstance(value, bool)

@@ -1,4 +1,4 @@
-"""Codec times of one GPU: the interface of all response surfaces, and the time for the tensors of a network."""
+"""`ResponseSurface`, the interface of codec times of one GPU, and total times for the tensors of a network."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from simgpu.compression.codecs.gpu.setting import (
 from simgpu.compression.codecs.gpu.tensors import SparseTensor
 from simgpu.errors import InputError
 
-#: Where times come from: fitted to published figures, scaled from another GPU, or measured on the GPU itself.
+#: Source of the times: fitted to published figures, scaled from another GPU, or measured on the GPU itself.
 Basis = Literal["fitted", "scaled", "measured"]
 
 
@@ -30,7 +30,7 @@ Basis = Literal["fitted", "scaled", "measured"]
 class ResponseSurface(ABC):
     """Codec times of one GPU.
 
-    gpu: its name. basis and description: where the times come from, in a word and in words.
+    gpu: its name. basis: source of the times. description: the source as text.
     """
 
     gpu: str
@@ -40,21 +40,21 @@ class ResponseSurface(ABC):
     @property
     @abstractmethod
     def codecs(self) -> tuple[str, ...]:
-        """Names of the codecs it has times for."""
+        """Names of the codecs with times."""
 
     @abstractmethod
     def _encode(self, codec: str, tensor_bytes: Any, sparsity: Any, grid: Any, threads: Any) -> Any:
-        """Nanoseconds of checked arguments: int for int, array for array."""
+        """Nanoseconds to encode, for checked arguments: an integer for integers, an array for arrays."""
 
     @abstractmethod
     def _decode(self, codec: str, tensor_bytes: Any, sparsity: Any, grid: Any, threads: Any) -> Any:
-        """The same, of decoding."""
+        """Nanoseconds to decode; see `_encode`."""
 
     def encode_ns(self, codec: str, tensor_bytes: int, sparsity: float, grid: int, threads: int) -> int:
         """Nanoseconds to encode a tensor.
 
-        Raises `InputError` for an unknown codec, negative bytes, a sparsity outside 0..1 and a setting that there is
-        not, all of them together.
+        Raises `InputError` for an unknown codec, negative bytes, a sparsity outside 0..1 and an invalid setting, with
+        all problems in one error.
 
         >>> from simgpu import load_node
         >>> from simgpu.compression.codecs.gpu.response import response_of
@@ -65,21 +65,21 @@ class ResponseSurface(ABC):
         return int(self._encode(codec, int(tensor_bytes), float(sparsity), int(grid), int(threads)))
 
     def decode_ns(self, codec: str, tensor_bytes: int, sparsity: float, grid: int, threads: int) -> int:
-        """Nanoseconds to decode a tensor; bytes: decoded. Raises as `encode_ns` does."""
+        """Nanoseconds to decode a tensor. tensor_bytes: uncompressed. Raises like `encode_ns`."""
         self._check(codec, tensor_bytes, sparsity, grid, threads)
         return int(self._decode(codec, int(tensor_bytes), float(sparsity), int(grid), int(threads)))
 
     def encode_times(
         self, codec: str, tensor_bytes: ArrayLike, sparsity: ArrayLike, grid: ArrayLike, threads: ArrayLike
     ) -> Integers:
-        """`encode_ns` of arrays, broadcast against each other; equal to it in every element."""
+        """`encode_ns` for arrays, which are broadcast against each other; every element equals that of `encode_ns`."""
         arrays = self._checked(codec, tensor_bytes, sparsity, grid, threads)
         return np.asarray(self._encode(codec, *arrays), np.int64)
 
     def decode_times(
         self, codec: str, tensor_bytes: ArrayLike, sparsity: ArrayLike, grid: ArrayLike, threads: ArrayLike
     ) -> Integers:
-        """`decode_ns` of arrays, broadcast against each other; equal to it in every element."""
+        """`decode_ns` for arrays, which are broadcast against each other; every element equals that of `decode_ns`."""
         arrays = self._checked(codec, tensor_bytes, sparsity, grid, threads)
         return np.asarray(self._decode(codec, *arrays), np.int64)
 
@@ -89,7 +89,7 @@ class ResponseSurface(ABC):
             raise InputError(problems)
 
     def _checked(self, codec: str, *given: ArrayLike) -> list[NDArray[Any]]:
-        """The arguments as arrays of one shape, once the first wrong value of each has been looked for."""
+        """The arguments as arrays of one shape. Raises `InputError` with the first invalid value of each."""
         arrays = np.broadcast_arrays(*(np.asarray(each) for each in given))
         sizes, shares, grids, threads = arrays
         wrong = (
@@ -106,7 +106,7 @@ class ResponseSurface(ABC):
 
 
 def network_ns(surface: ResponseSurface, codec: str, tensors: Iterable[SparseTensor], setting: LaunchSetting) -> int:
-    """Nanoseconds to encode and decode every tensor at one launch setting; raises as the surface does."""
+    """Total nanoseconds to encode and decode every tensor at one launch setting. Raises like the surface."""
     return sum(
         surface.encode_ns(codec, tensor.bytes, tensor.sparsity, setting.grid, setting.threads)
         + surface.decode_ns(codec, tensor.bytes, tensor.sparsity, setting.grid, setting.threads)
@@ -115,7 +115,7 @@ def network_ns(surface: ResponseSurface, codec: str, tensors: Iterable[SparseTen
 
 
 def network_times(surface: ResponseSurface, codec: str, tensors: Iterable[SparseTensor]) -> Integers:
-    """The same for each of `all_settings()`, in that order."""
+    """`network_ns` for each of `all_settings()`, in that order."""
     grids, threads = all_settings()
     total = np.zeros(len(grids), np.int64)
     for tensor in tensors:

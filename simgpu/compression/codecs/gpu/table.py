@@ -1,6 +1,6 @@
-"""The coefficients of the response surface: the file next to this module, checked, as plain values.
+"""`load_table` reads and checks the coefficients of the response surface in the YAML file next to this module.
 
-Imports pydantic and yaml, so import it when needed.
+Imports pydantic and yaml, so import it lazily.
 """
 
 from __future__ import annotations
@@ -25,28 +25,30 @@ Curve = Annotated[list[Count], Field(min_length=2)]
 
 
 class GpuCoefficients(FileModel):
-    """Coefficients of a codec's time on one GPU; the costs of launch and blocks count once per direction."""
+    """Coefficients of codec times on one GPU; the times of launch and blocks apply to each direction."""
 
     basis: Literal["fitted", "scaled"]
     multiprocessors: Annotated[int, Field(ge=1)]
-    dram_bandwidth: Bandwidth = Field(description="bytes moved a second however the kernel is launched")
-    multiprocessor_rate: Bandwidth = Field(description="bytes moved a second by one full multiprocessor")
-    half_threads: Count = Field(description="threads of a multiprocessor that move half as much as it could")
+    dram_bandwidth: Bandwidth = Field(description="bytes per second that the memory moves, whatever the launch setting")
+    multiprocessor_rate: Bandwidth = Field(description="bytes per second that one full multiprocessor moves")
+    half_threads: Count = Field(description="threads per multiprocessor that reach half of its rate")
     launch: TimeOrZero
-    block_ns: Count = Field(description="of each thread block, whatever the tensor")
-    contention_ns: Count = Field(description="of each pair of thread blocks")
-    wide_block: Positive = Field(description="the last two, of blocks of 128 threads over blocks of 64")
+    block_ns: Count = Field(description="nanoseconds per thread block, whatever the tensor")
+    contention_ns: Count = Field(description="nanoseconds per pair of thread blocks")
+    wide_block: Positive = Field(
+        description="ratio of block_ns and contention_ns for blocks of 128 threads to those for 64"
+    )
 
 
 class CodecCurves(FileModel):
-    """Bytes moved for each byte of a tensor, at sparsities evenly spread from 0 to 1."""
+    """Bytes moved per byte of a tensor, at evenly spaced sparsities from 0 to 1."""
 
     encode: Curve
     decode: Curve
 
 
 class ResponseTable(FileModel):
-    """The complete file. measured: CSV files of samples, by GPU, in the same folder; they win over coefficients."""
+    """The complete file. measured: by GPU, CSV files of samples in the same folder, used instead of coefficients."""
 
     schema_: Literal["simgpu.response/1"] = Field(alias="schema")
     gpus: dict[Text, GpuCoefficients]
@@ -57,7 +59,7 @@ class ResponseTable(FileModel):
 
 @cache
 def load_table(path: Path = RESPONSE) -> ResponseTable:
-    """The coefficients in a file; `InputError` with every problem in it, a number without a source among them.
+    """The coefficients in a file. Raises `InputError` with every problem, including numbers without a source.
 
     >>> load_table().gpus["Tesla V100 PCIe"].basis
     'fitted'
@@ -75,7 +77,7 @@ def _unsourced(document: YamlMapping, table: ResponseTable) -> list[Problem]:
     keys += [f"codecs.{name}.{key}" for name in table.codecs for key in CodecCurves.model_fields]
     keys += [f"measured.{name}" for name in table.measured]
     return [
-        Problem(document.file, document.place(key), "has no source", "say under 'sources' where it comes from")
+        Problem(document.file, document.place(key), "has no source", "add its origin under 'sources'")
         for key in keys
         if not any(key == source or key.startswith(f"{source}.") for source in table.sources)
     ]
@@ -83,7 +85,12 @@ def _unsourced(document: YamlMapping, table: ResponseTable) -> list[Problem]:
 
 def _uneven(document: YamlMapping, table: ResponseTable) -> list[Problem]:
     return [
-        Problem(document.file, document.place(f"codecs.{name}"), "encode and decode differ in length", "give as many")
+        Problem(
+            document.file,
+            document.place(f"codecs.{name}"),
+            "encode and decode differ in length",
+            "give both the same number of values",
+        )
         for name, curves in table.codecs.items()
         if len(curves.encode) != len(curves.decode)
     ]
@@ -94,4 +101,6 @@ def _unfitted(document: YamlMapping, table: ResponseTable) -> list[Problem]:
     if len(fitted) == 1:
         return []
     what = f"{len(fitted)} GPUs are fitted"
-    return [Problem(document.file, document.place("gpus"), what, "fit one, from which others are scaled")]
+    return [
+        Problem(document.file, document.place("gpus"), what, "mark exactly one as fitted; others are scaled from it")
+    ]

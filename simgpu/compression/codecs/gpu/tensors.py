@@ -1,4 +1,4 @@
-"""Synthetic tensors: sizes and shares of zeros to take times of, and small real arrays of that kind."""
+"""Synthetic tensors: sizes and sparsities to compute codec times for, and small arrays with them."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ from simgpu.compression.codecs.gpu.setting import is_integer, tensor_problems
 from simgpu.errors import InputError, Problem
 from simgpu.units import format_bytes
 
-#: Sizes that CSWAP's generator draws from, and the sparsities that a time model is trained on (section IV-C).
+#: Range of sizes of CSWAP's generator, bytes, and of sparsities for training a time model (section IV-C).
 SMALLEST, LARGEST = 20_000_000, 2_000_000_000
 TRAINED = (0.2, 0.8)
-#: The sparsities that it is tested on (section V-C).
+#: Range of sparsities for testing it (section V-C).
 TESTED = (0.2, 0.9)
 _ITEMSIZE = 4
 _LARGEST_ARRAY = 256 * 2**20
@@ -23,7 +23,7 @@ _LARGEST_ARRAY = 256 * 2**20
 
 @dataclass(frozen=True, slots=True)
 class SparseTensor:
-    """Bytes of a tensor and the share of its elements that are zero, 0..1. Raises `InputError` for anything else."""
+    """Bytes of a tensor and its share of zeros, 0..1. Raises `InputError` for negative bytes or other shares."""
 
     bytes: int
     sparsity: float
@@ -37,7 +37,7 @@ class SparseTensor:
 def synthetic_tensors(
     count: int, generator: np.random.Generator, sparsity: tuple[float, float] = TRAINED
 ) -> tuple[SparseTensor, ...]:
-    """`count` tensors of fp32 values, sizes even over 20..2000 MB and sparsities even over a range.
+    """`count` fp32 tensors with sizes uniform over 20..2000 MB and sparsities uniform over a range.
 
     Raises `InputError` for a negative count or a range that is not within 0..1 from low to high.
 
@@ -62,10 +62,10 @@ def synthetic_tensors(
 
 
 def array_of(tensor: SparseTensor, generator: np.random.Generator) -> NDArray[np.float32]:
-    """A real fp32 array of a tensor of at most 256 MiB: zeros at independent places, the rest positive, as behind ReLU.
+    """An fp32 array for a tensor of at most 256 MiB: zeros at random positions, other values positive, as after a ReLU.
 
-    The number of zeros is elements x sparsity, rounded. Raises `InputError` for a larger tensor, or bytes that are no
-    multiple of 4.
+    The number of zeros is elements x sparsity, rounded. Raises `InputError` for a larger tensor, or bytes that are not
+    a multiple of 4.
 
     >>> array = array_of(SparseTensor(400, 0.25), np.random.default_rng(0))
     >>> array.size, int((array == 0).sum())

@@ -1,7 +1,7 @@
-"""The codec time model: linear regressions over ranges of sparsity, fitted to samples.
+"""The codec time model: linear regressions in bytes and sparsity, one for each range of sparsity, fitted to samples.
 
-Codec times have a term in the product of the two, which no single linear model has; within a narrow range it is nearly
-linear.
+Codec times depend on the product of bytes and sparsity, which a single linear model lacks; within a narrow range of
+sparsity the dependence is nearly linear.
 """
 
 from __future__ import annotations
@@ -19,9 +19,9 @@ from simgpu.compression.codecs.gpu.setting import is_integer, tensor_problems
 from simgpu.compression.codecs.gpu.tensors import TRAINED
 from simgpu.errors import InputError, MissingExtraError, Problem
 
-#: Sub-models; the paper does not give their number. Six have a tenth of all sparsities each.
+#: Number of sub-models; the paper does not state it. Six cover a range of 0.1 each.
 PIECES = 6
-#: Samples that three unknowns need.
+#: Samples that the three unknowns of a sub-model need.
 _FEWEST = 3
 #: Bounds of ranges are compared after rounding, so that 0.2 + 0.6 / 3 is 0.4.
 _DIGITS = 9
@@ -29,7 +29,7 @@ _DIGITS = 9
 
 @dataclass(frozen=True, slots=True)
 class SubModel:
-    """Nanoseconds = intercept + a_byte x bytes + a_share x sparsity, fitted to sparsities from `low` to `high`."""
+    """ns = intercept + a_byte x bytes + a_share x sparsity, fitted to sparsities from `low` to `high`."""
 
     low: float
     high: float
@@ -38,15 +38,15 @@ class SubModel:
     a_share: float
 
     def ns(self, tensor_bytes: int, sparsity: float) -> int:
-        """The prediction, a time: never less than 0."""
+        """The predicted time, at least 0."""
         return max(0, round(self.intercept + self.a_byte * tensor_bytes + self.a_share * sparsity))
 
 
 @dataclass(frozen=True)
 class CodecTimeModel:
-    """Predicted times of codecs at the launch setting that the samples were taken at.
+    """Predicted times of codecs at the launch setting of the samples.
 
-    encode, decode: sub-models by codec, sparsities rising.
+    encode, decode: sub-models by codec, with ascending sparsities.
     """
 
     encode: Mapping[str, tuple[SubModel, ...]]
@@ -56,25 +56,28 @@ class CodecTimeModel:
     def fit(
         cls, samples: Iterable[CodecSample], pieces: int = PIECES, sparsity: tuple[float, float] = TRAINED
     ) -> CodecTimeModel:
-        """A model of every codec among the samples. Samples outside the range of sparsities are not used; one on the
-        bound between two sub-models is used by both.
+        """Fits a model for every codec in the samples.
 
-        Raises `MissingExtraError` without scikit-learn, `InputError` for no pieces, no range, samples of several
-        launch settings, and a sub-model with fewer than three samples, all of the latter together.
+        Samples outside the range of sparsities are not used; one on the bound between two sub-models is used by both.
+
+        Raises `MissingExtraError` without scikit-learn, and `InputError` for an invalid number of pieces or range,
+        samples of several launch settings, and every sub-model with fewer than three samples.
         """
         require_sklearn("predicting codec times")
         samples = tuple(samples)
         ranges = sparsity_ranges(pieces, sparsity)
         settings = {(sample.grid, sample.threads) for sample in samples}
         if len(settings) > 1:
-            remedy = "give those of one setting; a time model is of one"
-            raise InputError.single("", "samples", f"they are of {len(settings)} launch settings", remedy)
+            remedy = "give samples of one setting"
+            raise InputError.single(
+                "", "samples", f"have {len(settings)} launch settings, but a time model has one", remedy
+            )
         of_codec: dict[str, list[CodecSample]] = {}
         for sample in samples:
             of_codec.setdefault(sample.codec, []).append(sample)
         problems = [problem for codec, own in of_codec.items() for problem in _too_few(codec, own, ranges)]
         if not samples:
-            problems.append(Problem("", "samples", "there are none", "give samples of at least one codec"))
+            problems.append(Problem("", "samples", "are empty", "give samples of at least one codec"))
         if problems:
             raise InputError(problems)
         return cls(
@@ -85,7 +88,7 @@ class CodecTimeModel:
     def predict_ns(self, codec: str, tensor_bytes: int, sparsity: float) -> tuple[int, int]:
         """Predicted nanoseconds to encode and to decode a tensor.
 
-        Below and above the trained sparsities the nearest sub-model goes on. Raises `InputError` for a codec that the
+        Outside the trained sparsities the nearest sub-model is extrapolated. Raises `InputError` for a codec that the
         model was not fitted to, negative bytes or a sparsity outside 0..1.
         """
         problems = tensor_problems(codec, tensor_bytes, sparsity, self.encode)
@@ -117,13 +120,13 @@ def sparsity_ranges(pieces: int, sparsity: tuple[float, float] = TRAINED) -> tup
 
 
 def require_sklearn(purpose: str) -> None:
-    """Raises `MissingExtraError` where scikit-learn is not installed."""
+    """Raises `MissingExtraError` if scikit-learn is not installed. purpose: what needs it, for the message."""
     if importlib.util.find_spec("sklearn") is None:
         raise MissingExtraError(purpose, "scikit-learn", "cswap")
 
 
 def features(samples: Sequence[CodecSample]) -> NDArray[np.float64]:
-    """MB and sparsity of each sample, shape (n, 2): of like magnitude, which keeps regressions well-conditioned."""
+    """MB and sparsity of each sample, shape (n, 2). MB keep the regressions well-conditioned."""
     return np.array([(sample.bytes / 1e6, sample.sparsity) for sample in samples], np.float64)
 
 
@@ -136,7 +139,7 @@ def _too_few(codec: str, samples: Sequence[CodecSample], ranges: Iterable[tuple[
     for bounds in ranges:
         count = sum(_inside(sample, bounds) for sample in samples)
         if count < _FEWEST:
-            what = f"{count} samples of {codec} are {bounds[0]:.3g} to {bounds[1]:.3g} sparse"
+            what = f"only {count} samples of {codec} have sparsities from {bounds[0]:.3g} to {bounds[1]:.3g}"
             remedy = f"give at least {_FEWEST}, or fewer sub-models"
             problems.append(Problem("", "samples", what, remedy))
     return problems
@@ -158,5 +161,5 @@ def _sub_models(
 
 
 def _at(models: tuple[SubModel, ...], sparsity: float) -> SubModel:
-    """The sub-model of a sparsity, the upper one on a bound; the nearest one beyond them all."""
+    """The sub-model of a sparsity: the upper one on a bound, the nearest one outside all ranges."""
     return next((model for model in models if sparsity < model.high), models[-1])

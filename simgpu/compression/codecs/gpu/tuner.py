@@ -1,9 +1,9 @@
-"""The launch tuner: which grid and block size make the codec cheapest for a network.
+"""The launch tuner: searches for the grid and block size with the shortest codec time for a network's tensors.
 
-The expert takes 128 threads, as the paper says, and eight blocks on each multiprocessor, which it does not: see
-`simgpu.compression.codecs.gpu.paper`. The library's defaults are used: a Gaussian process with a Matern 5/2 kernel, and
-the upper confidence bound with 2.576 standard deviations. Grids start at 1; the paper's start at 0, which no GPU
-launches.
+The expert uses 128 threads, as in the paper, and eight blocks per multiprocessor, which is our assumption: see
+`simgpu.compression.codecs.gpu.paper`. The Bayesian search uses the library's defaults: a Gaussian process with a Matern
+5/2 kernel, and the upper confidence bound with 2.576 standard deviations. Grids start at 1; the paper's start at 0,
+which cannot be launched.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from simgpu.compression.codecs.gpu.tensors import SparseTensor
 from simgpu.errors import InputError, MissingExtraError
 from simgpu.hardware.spec import GpuSpec
 
-#: Samples at random, then steps of the search: CSWAP, section IV-D.
+#: Initial random settings, and steps of the search: CSWAP, section IV-D.
 INITIAL, STEPS = 10, 25
 Method = Literal["random", "expert", "bayesian", "grid_search"]
 
@@ -33,8 +33,8 @@ Method = Literal["random", "expert", "bayesian", "grid_search"]
 class Tuned:
     """Result of a search method.
 
-    total_ns: encoding and decoding every tensor once at the setting. evaluations: settings tried. search_ns: time
-    of running the codec in all of them.
+    total_ns: time to encode and decode every tensor once at the setting, ns. evaluations: number of settings tried.
+    search_ns: total codec time of all of them, ns.
     """
 
     method: Method
@@ -54,10 +54,10 @@ class LaunchTuner:
 
     def __post_init__(self) -> None:
         if not self.tensors:
-            raise InputError.single("", "tensors", "there are none", "give those that the network compresses")
+            raise InputError.single("", "tensors", "are empty", "give the tensors that the network compresses")
 
     def at(self, setting: LaunchSetting) -> int:
-        """Nanoseconds at a setting."""
+        """Nanoseconds to encode and decode all tensors at a setting."""
         return network_ns(self.surface, self.codec, self.tensors, setting)
 
     def random(self, seed: int = 0) -> Tuned:
@@ -71,7 +71,7 @@ class LaunchTuner:
         return self._without_search("expert", expert_setting(gpu))
 
     def grid_search(self) -> Tuned:
-        """The best of all settings; of equal ones that with fewer threads, then fewer blocks."""
+        """The best of all settings; among equal ones that with fewer threads, then fewer blocks."""
         times = network_times(self.surface, self.codec, self.tensors)
         grids, threads = all_settings()
         best = int(times.argmin())
@@ -79,14 +79,16 @@ class LaunchTuner:
         return Tuned("grid_search", setting, int(times[best]), len(times), int(times.sum()))
 
     def bayesian(self, seed: int = 0, initial: int = INITIAL, steps: int = STEPS) -> Tuned:
-        """The best of `initial` settings at random and `steps` that the search proposes; the first of equal ones.
+        """The best of `initial` random settings and `steps` proposed ones; the first among equal ones.
 
-        The same seed gives the same setting with the same versions of the libraries. Raises `InputError` for less than
-        one initial setting or a negative number of steps, `MissingExtraError` without bayesian-optimization.
+        The same seed and library versions give the same setting. Raises `InputError` for less than one initial setting
+        or a negative number of steps, and `MissingExtraError` without bayesian-optimization.
         """
         if initial < 1 or steps < 0:
-            remedy = "give at least 1 initial setting and 0 steps"
-            raise InputError.single("", "search", f"{initial} initial settings and {steps} steps are none", remedy)
+            remedy = "give 1 or more initial settings, and 0 or more steps"
+            raise InputError.single(
+                "", "search", f"{initial} initial settings and {steps} steps are not a valid search", remedy
+            )
         tried = self._propose(seed, initial, steps)
         setting, total = min(tried, key=lambda each: each[1])
         return Tuned("bayesian", setting, total, len(tried), sum(each for _, each in tried))
@@ -103,8 +105,8 @@ class LaunchTuner:
             tried.append((setting, self.at(setting)))
             return -tried[-1][1] / 1e6
 
-        # The library prints every setting that it proposes again, and warns of whole numbers and of length scales at a
-        # bound: neither matters for tuning a codec.
+        # The library prints every setting that it proposes repeatedly, and warns about integers and about length scales
+        # at a bound: neither matters for tuning a codec.
         with warnings.catch_warnings(), contextlib.redirect_stdout(io.StringIO()):
             warnings.simplefilter("ignore", UserWarning)
             search = BayesianOptimization(
@@ -122,7 +124,7 @@ class LaunchTuner:
 
 
 def expert_setting(gpu: GpuSpec) -> LaunchSetting:
-    """Blocks of 128 threads, eight on each multiprocessor. Raises `InputError` where their number is unknown.
+    """Blocks of 128 threads, eight per multiprocessor. Raises `InputError` if the number of these is unknown.
 
     >>> from simgpu import load_node
     >>> str(expert_setting(load_node("v100").gpu))
@@ -137,6 +139,6 @@ def expert_setting(gpu: GpuSpec) -> LaunchSetting:
 def tune_all(
     surface: ResponseSurface, gpu: GpuSpec, codec: str, tensors: Iterable[SparseTensor], seed: int = 0
 ) -> tuple[Tuned, ...]:
-    """The four ways of figure 12: random, expert, Bayesian search, grid search."""
+    """The results of figure 12's four methods: random, expert, Bayesian search, grid search."""
     tuner = LaunchTuner(surface, codec, tuple(tensors))
     return tuner.random(seed), tuner.expert(gpu), tuner.bayesian(seed), tuner.grid_search()

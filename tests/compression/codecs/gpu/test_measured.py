@@ -123,10 +123,10 @@ def test_samples_of_the_fitted_surface_give_it_back_nearly(tmp_path: Path) -> No
         (
             79,
             64,
-            r"grid: \(79, 64\) is outside the measured range of zvc on bench; grids 80 to 320 of 64 threads are known",
+            r"\(79, 64\) is outside the measured range of zvc on bench; measured with 64 threads: grids 80 to 320",
         ),
         (321, 64, r"\(321, 64\) is outside the measured range"),
-        (80, 128, "no grid of 128 threads are known"),
+        (80, 128, "measured with 128 threads: no grid"),
     ],
 )
 def test_settings_beyond_the_measured_ones_are_refused(tmp_path: Path, grid: int, threads: int, message: str) -> None:
@@ -143,11 +143,13 @@ def test_too_few_samples_of_a_setting_are_reported_with_the_file(tmp_path: Path)
     rows = samples.read_text().splitlines()
     samples.write_text("\n".join(rows[:3]))
     with pytest.raises(
-        InputError, match=r"bench.csv: zvc at \(80, 64\): 1 sparsity was measured; measure at least two"
+        InputError, match=r"bench.csv: zvc at \(80, 64\): samples of only 1 sparsity; measure at least two"
     ):
         response_of(GPU, file)
     samples.write_text("\n".join([rows[0], rows[1], rows[4]]))
-    with pytest.raises(InputError, match=r"bench.csv: zvc at \(80, 64\): 2 samples of zvc are 0 to 0.5 sparse"):
+    with pytest.raises(
+        InputError, match=r"bench.csv: zvc at \(80, 64\): only 2 samples of zvc have sparsities from 0 to 0.5"
+    ):
         response_of(GPU, file)
 
 

@@ -53,7 +53,7 @@ def test_samples_scatter_around_the_surface_as_requested() -> None:
 
 
 def test_a_negative_noise_is_refused() -> None:
-    with pytest.raises(InputError, match=r"noise: -0\.1 is not a relative scatter"):
+    with pytest.raises(InputError, match=r"noise: -0\.1 is not a relative standard deviation"):
         draw_samples(V100, "zvc", [], SETTING, np.random.default_rng(0), noise=-0.1)
 
 

@@ -102,14 +102,14 @@ def test_sub_models_with_too_few_samples_are_reported_together() -> None:
     with pytest.raises(InputError) as caught:
         CodecTimeModel.fit(of_plane([0.25, 0.5]), pieces=3)
     assert str(caught.value) == (
-        "samples: 0 samples of zvc are 0.6 to 0.8 sparse; give at least 3, or fewer sub-models"
+        "samples: only 0 samples of zvc have sparsities from 0.6 to 0.8; give at least 3, or fewer sub-models"
     )
 
 
 def test_impossible_fits_are_refused() -> None:
-    with pytest.raises(InputError, match="samples: there are none"):
+    with pytest.raises(InputError, match="samples: are empty"):
         CodecTimeModel.fit([])
-    with pytest.raises(InputError, match="they are of 2 launch settings"):
+    with pytest.raises(InputError, match="have 2 launch settings"):
         CodecTimeModel.fit([*of_plane([0.5]), replace(of_plane([0.5])[0], grid=81)])
     with pytest.raises(InputError) as caught:
         CodecTimeModel.fit(of_plane([0.5]), pieces=0, sparsity=(0.8, 0.2))

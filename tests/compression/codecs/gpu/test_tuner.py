@@ -100,7 +100,7 @@ def test_the_expert_takes_a_thousand_threads_for_each_multiprocessor() -> None:
 
 
 def test_impossible_searches_are_refused() -> None:
-    with pytest.raises(InputError, match="tensors: there are none"):
+    with pytest.raises(InputError, match="tensors: are empty"):
         LaunchTuner(TUNER.surface, "zvc", ())
     with pytest.raises(InputError, match="0 initial settings and -1 steps"):
         TUNER.bayesian(initial=0, steps=-1)
