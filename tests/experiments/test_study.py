@@ -208,7 +208,7 @@ def test_a_refused_trace_has_an_empty_cell_and_a_reason(path: Path) -> None:
     assert "Traceback" not in done.stderr
 
 
-def test_it_ends_with_2_when_every_policy_refuses(path: Path) -> None:
+def test_the_exit_code_is_2_if_every_policy_refuses(path: Path) -> None:
     refuse = [f"runs.{label}.policy=cswap" for label in ("vDNN", "conv", "plain", "fast")]
     done = simgpu("study", path, "-q", *(part for change in refuse for part in ("--set", change)))
     assert done.exit_code == 2, done.stderr
