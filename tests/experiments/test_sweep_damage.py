@@ -1,4 +1,4 @@
-"""A sweep's database that SQLite reads and that holds what no sweep wrote: one message, never a traceback."""
+"""A valid SQLite database with content not written by a sweep gives one message, never a traceback."""
 
 from __future__ import annotations
 
@@ -46,7 +46,9 @@ def finished(tmp_path_factory: pytest.TempPathFactory) -> Path:
         ("update about set value = json_set(value, '$.axes', 3)", "the identity of its sweep is incomplete"),
     ],
 )
-def test_what_no_sweep_wrote_is_damage(finished: Path, change: str, what: str, tmp_path: Path) -> None:
+def test_foreign_content_in_the_database_is_reported_as_damage(
+    finished: Path, change: str, what: str, tmp_path: Path
+) -> None:
     home = tmp_path / "out"
     shutil.copytree(finished, home)
     with sqlite3.connect(home / "points.sqlite") as database:
