@@ -1,8 +1,8 @@
-"""Every shipped study gives the numbers on record, to four digits: those of a training in its first and its last epoch,
-those of moDNN on some of its networks and budgets, those of HOME on some of its networks and batches.
+"""Every shipped study matches its golden numbers to four digits: trainings in their first and last epoch, moDNN on
+some of its networks and budgets, HOME on some of its networks and batches.
 
-After an intended change, regenerate them with ``pytest tests/experiments/test_golden_studies.py --regen-all`` and say in
-the commit why they changed.
+After an intended change, regenerate them with ``pytest tests/experiments/test_golden_studies.py --regen-all`` and
+say in the commit why they changed.
 """
 
 from __future__ import annotations
