@@ -71,7 +71,7 @@ def entries_accessed(walk: EntryAccesses) -> list[int]:
 
 
 def tiles_visited(walk: EntryAccesses, entries_per_line: int) -> list[list[int]]:
-    """Consecutive visits of one walk, without those of others."""
+    """The tiles of a walk: visits that other walks do not interrupt."""
     tiles: list[list[int]] = []
     for entry in entries_accessed(walk):
         same = walk.order is SEQUENTIAL and tiles and tiles[-1][-1] // entries_per_line == entry // entries_per_line
