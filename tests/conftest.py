@@ -1,4 +1,4 @@
-"""What every test relies on, wherever it is run."""
+"""Fixtures and options for all tests."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ settings.load_profile("shared machine")
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
-    """Options that make the tests look further, or choose some of them."""
+    """Options that extend the tests or select some of them."""
     claims = "run all claims of papers, not only the quick ones; finished work is stored in this folder"
     parser.addoption("--every-claim", metavar="DIR", help=claims)
     examples = "random tests try this multiple of their full number of examples (default: 0.25)"
@@ -29,7 +29,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Each test is in one set at most; random tests try as many examples as requested; a sample is drawn."""
+    """Checks that each test is in at most one set, scales random tests, and draws a sample of tests."""
     both = [item.nodeid for item in items if {"slow", "exhaustive"} <= {mark.name for mark in item.iter_markers()}]
     if both:
         raise pytest.UsageError(f"marked both slow and exhaustive: {', '.join(both)}; remove one of the marks")
@@ -39,7 +39,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
 
 def pytest_collection_finish() -> None:
-    """Keeps the tests themselves out of every later collection of garbage: recording collects twice per trace."""
+    """Excludes the tests themselves from later garbage collections: recording collects twice per trace."""
     gc.collect()
     gc.freeze()
 
@@ -60,7 +60,7 @@ def scale_examples(items: list[pytest.Item], factor: float) -> None:
 
 @pytest.fixture(autouse=True, scope="session")
 def _terminal() -> Iterator[None]:
-    """80 columns without colour, whatever the terminal is like in which the tests run."""
+    """80 columns without colour, independent of the terminal in which the tests run."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("COLUMNS", "80")
         patch.setenv("TERM", "dumb")

@@ -16,13 +16,13 @@ def twice(number: int) -> int:
     return 2 * number
 
 
-def test_a_missing_numba_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_missing_numba_is_reported(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "numba", None)
     with pytest.raises(MissingExtraError, match=r"needs numba.*; install numba under a version of Python that it"):
         compiled(twice)
 
 
-def test_a_function_is_compiled_where_no_cache_can_be_written(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_function_is_compiled_even_without_a_writable_cache(monkeypatch: pytest.MonkeyPatch) -> None:
     njit = numba.njit
 
     def refusing(function: Any, cache: bool = False, **options: Any) -> Any:

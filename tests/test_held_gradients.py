@@ -1,4 +1,4 @@
-"""Gradients that GPUs exchange live to the iteration's end: policies plan with that, whoever reads them last."""
+"""Gradients that GPUs exchange live to the end of the iteration, whichever kernel reads them last."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ DTR = Path(__file__).parents[2] / "shared" / "data" / "titanv-dtr"
 
 
 def two(memory: int = 10**6) -> NodeSpec:
-    """Two GPUs whose exchange has a price either way."""
+    """Two GPUs with a nonzero cost for both kinds of exchange."""
     base = node(memory)
     base = replace(base, gpu=replace(base.gpu, dram_bandwidth=10 * GB), host=HostSpec(accumulate_bandwidth=GB))
     return several(2, base=base)
@@ -81,7 +81,7 @@ def copies_of_weights(result: Result) -> int:
 # --- the graph that policies see ---------------------------------------------------------------------------
 
 
-def test_an_exchanged_gradient_is_held_by_recorded_and_by_needed_lifetimes():
+def test_an_exchanged_gradient_lives_to_the_end_under_recorded_and_needed_lifetimes():
     plain = TaskGraph.of(read_in_backward())
     gradient, last = plain.block("w1.grad"), plain.kernel("norm")
     assert (plain.recorded_releases[gradient], plain.needed_releases[gradient]) == (last, last)
@@ -91,7 +91,7 @@ def test_an_exchanged_gradient_is_held_by_recorded_and_by_needed_lifetimes():
     assert message.births == plain.births
 
 
-def test_it_resides_and_is_summed_over_sub_batches():
+def test_an_exchanged_gradient_is_resident_and_summed_over_sub_batches():
     plain = TaskGraph.of(read_in_backward(5))
     gradient = plain.block("w1.grad")
     assert gradient not in Tdfg.of(plain).resident
@@ -109,7 +109,7 @@ def test_it_resides_and_is_summed_over_sub_batches():
 
 @pytest.mark.parametrize("exchange", EXCHANGES)
 @pytest.mark.parametrize("policy", ["ideal", "none", "vdnn", "vdnn+", "modnn"])
-def test_backward_may_read_a_gradient_last(policy: str, exchange: str):
+def test_a_gradient_may_be_read_last_in_backward(policy: str, exchange: str):
     result = simulate(read_in_backward(), two(), policy, gpus=2, exchange=exchange)
     assert result.steady
     assert copies_of_weights(result) == 4
@@ -118,7 +118,7 @@ def test_backward_may_read_a_gradient_last(policy: str, exchange: str):
 @pytest.mark.parametrize("exchange", EXCHANGES)
 @pytest.mark.parametrize("sub_batch", [1, 2, 3, 5])
 @pytest.mark.parametrize("policy", ["vdnn+", "modnn"])
-def test_it_is_exchanged_once_for_all_sub_batches(policy: str, sub_batch: int, exchange: str):
+def test_a_gradient_is_exchanged_once_for_all_sub_batches(policy: str, sub_batch: int, exchange: str):
     """Each GPU has 5 samples; sub-batches of 2 and 3 leave a smaller one."""
     options = {"sub_batch": sub_batch}
     result = simulate(read_in_backward(), two(), policy, parameters=options, gpus=2, exchange=exchange)
@@ -127,8 +127,8 @@ def test_it_is_exchanged_once_for_all_sub_batches(policy: str, sub_batch: int, e
 
 
 @pytest.mark.parametrize("exchange", EXCHANGES)
-def test_a_part_of_a_gradient_may_be_what_is_exchanged(exchange: str):
-    """Only the part that backward adds to the sum has the weight's size, so it is held although it does not reside."""
+def test_the_exchanged_gradient_may_be_a_part_that_is_added_to_a_sum(exchange: str):
+    """Only the part that backward adds to the sum has the weight's size, so it is held though not resident."""
     kernels = [
         kernel("F1", 10, "x0 w1", "x1"),
         kernel("W1", 10, "x1 x0", "part", phase=BACKWARD),
@@ -161,8 +161,8 @@ def test_a_fetched_gradient_is_released_before_the_optimizer_allocates(
 
 
 @pytest.mark.parametrize("policy", ["none", "vdnn"])
-def test_what_fits_one_gpu_with_its_gradients_held_fits_several_with_the_hosts_exchange(policy: str):
-    """Without an optimizer, one GPU alone would let go of each gradient as soon as it is made."""
+def test_a_run_with_held_gradients_that_fits_one_gpu_fits_several_with_host_exchange(policy: str):
+    """Without an optimizer, a single GPU would free each gradient right after it is written."""
     built = network([100, 200, 300], step=None)
     held_bytes = 20 + 2 * (100 + 200 + 300)
     alone = simulate(at_batch(built, 2), two(), policy).metrics.device_peak_bytes
@@ -187,7 +187,7 @@ def test_recordings_in_which_backward_reads_gradients_run_on_two_gpus(name: str,
 
 @pytest.mark.parametrize("policy", ["none", "vdnn", "modnn"])
 def test_gathering_explains_why_a_plan_runs_out_of_memory(policy: str):
-    """What fits with the host's exchange lacks room for the gradient that GPU 0 fetches first."""
+    """A run that fits with the host's exchange lacks memory for the gradient that GPU 0 fetches first."""
     built = network([100, 200, 300], batch=4)
     need = simulate(built, two(), policy, gpus=2).high_water
     with pytest.raises(OutOfMemoryError) as caught:
@@ -210,6 +210,6 @@ class _LetsGo(Policy):
         return lower(replace(context.graph, exchanged=()), Placement())
 
 
-def test_a_policy_that_does_not_hold_what_is_exchanged_is_refused():
+def test_a_policy_that_frees_an_exchanged_gradient_is_refused():
     with pytest.raises(InputError, match=r"releases 'w1\.grad' before it is exchanged"):
         simulate(read_in_backward(), two(), _LetsGo(), gpus=2)

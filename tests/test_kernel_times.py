@@ -1,4 +1,4 @@
-"""Whose kernel times a result has: said in its description, its JSON and its page where not the node's GPU's own."""
+"""A result states the source of its kernel times if they are not from the node's GPU."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def test_kernel_times_of_another_gpu_are_named(info: TraceInfo, node: str, expec
     assert kernel_times(info, load_node(node).gpu) == expected
 
 
-def test_a_result_names_the_gpu_that_the_time_model_was_fitted_to() -> None:
+def test_a_result_names_the_gpu_of_the_time_model_fit() -> None:
     node = load_node("h200")
     trace = build_trace("alexnet", batch=2, gpu=node.gpu)
     result = simulate(trace, node, "ideal")

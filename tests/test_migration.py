@@ -1,4 +1,4 @@
-"""Files of the first formats: errors name today's names, and `python -m simgpu.migration` rewrites the files."""
+"""Files in old formats: errors give the current names, and `python -m simgpu.migration` rewrites the files."""
 
 import csv
 import gzip
@@ -57,7 +57,7 @@ NEW = {
 
 
 def test_a_study_keeps_its_comments_labels_and_layout(tmp_path: Path) -> None:
-    """Labels such as `over` and texts such as "of" are no keys and stay."""
+    """Labels such as `over` and texts such as "of" are not keys and do not change."""
     file = tmp_path / "mine.yaml"
     file.write_text(STUDY.format(**OLD))
     assert migration.migrate(file) == [file]
@@ -124,21 +124,21 @@ def test_a_recorded_validation_reads_as_before(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("old", ["saving_waits", "both_d2h", "both_h2d"])
-def test_a_former_key_of_a_machine_gives_an_error_with_the_new_one(tmp_path: Path, old: str) -> None:
+def test_an_old_key_of_a_machine_gives_an_error_with_the_new_key(tmp_path: Path, old: str) -> None:
     text = (SHIPPED / "cpu-small" / "machine.yaml").read_text()
     (tmp_path / "machine.yaml").write_text(text.replace(f"{MACHINE_KEYS[old]}:", f"{old}:"))
     with pytest.raises(InputError, match=f"it is now called '{MACHINE_KEYS[old]}'"):
         read_machine(tmp_path / "machine.yaml")
 
 
-def test_tolerances_name_metrics_of_today(tmp_path: Path) -> None:
+def test_migrated_tolerances_use_the_current_metric_names(tmp_path: Path) -> None:
     file = tmp_path / "tolerances.yaml"
     file.write_text('schema: simgpu.tolerances/1\ntolerances:\n  "*": 1%\n  bytes_in: 1 MiB  # slack\n')
     migration.migrate(file)
     assert file.read_text() == 'schema: simgpu.tolerances/2\ntolerances:\n  "*": 1%\n  h2d_bytes: 1 MiB  # slack\n'
 
 
-def test_shipped_files_are_of_the_formats_of_today() -> None:
+def test_shipped_files_have_the_current_formats() -> None:
     for name in ("scenarios", "traces", "configs"):
         folder = shipped_folder(name)
         assert all(migration.migrated_yaml(file.read_text()) == file.read_text() for file in folder.rglob("*.yaml"))
@@ -155,7 +155,7 @@ def test_shipped_files_are_of_the_formats_of_today() -> None:
         ("beside", "it is now called 'overlapped'"),
     ],
 )
-def test_a_former_name_gives_an_error_with_the_new_one(tmp_path: Path, old: str, message: str) -> None:
+def test_an_old_name_gives_an_error_with_the_new_name(tmp_path: Path, old: str, message: str) -> None:
     key = next(key for key, value in OLD.items() if value == old)
     file = tmp_path / "mine.yaml"
     file.write_text(STUDY.format(**{**NEW, key: old}))
@@ -164,7 +164,7 @@ def test_a_former_name_gives_an_error_with_the_new_one(tmp_path: Path, old: str,
     assert message in str(error.value)
 
 
-def test_a_former_column_gives_an_error_with_the_new_one(tmp_path: Path) -> None:
+def test_an_old_column_gives_an_error_with_the_new_column(tmp_path: Path) -> None:
     write_trace(SMALL, tmp_path / "small")
     blocks = tmp_path / "small" / "blocks.csv"
     text = blocks.read_text()
@@ -174,7 +174,7 @@ def test_a_former_column_gives_an_error_with_the_new_one(tmp_path: Path) -> None
             load_trace(tmp_path / "small")
 
 
-def test_the_command_reports_what_it_rewrote_and_refuses_what_is_missing(tmp_path: Path) -> None:
+def test_the_command_lists_rewritten_files_and_refuses_missing_paths(tmp_path: Path) -> None:
     file = tmp_path / "mine.yaml"
     file.write_text(STUDY.format(**OLD))
 
@@ -187,7 +187,7 @@ def test_the_command_reports_what_it_rewrote_and_refuses_what_is_missing(tmp_pat
     assert (missing.returncode, "there is no such file" in missing.stderr) == (2, True)
 
 
-def test_other_files_are_left_alone(tmp_path: Path) -> None:
+def test_other_files_are_not_changed(tmp_path: Path) -> None:
     for name, text in (
         ("notes.yaml", "of: 1\nover: 2\n"),
         ("broken.yaml", "schema: [simgpu.study/1\n"),

@@ -32,13 +32,13 @@ def imports_of(path: Path) -> set[str]:
 
 
 @pytest.mark.slow
-def test_simpy_is_used_in_the_machine_alone() -> None:
+def test_simpy_is_imported_only_by_the_machine() -> None:
     users = {path for path in MODULES if "simpy" in {name.split(".")[0] for name in imports_of(path)}}
     assert users and all(path.is_relative_to(PACKAGE / "machine") for path in users)
 
 
 @pytest.mark.slow
-def test_only_commands_of_the_zoo_know_how_the_time_model_was_fitted() -> None:
+def test_only_zoo_commands_import_the_fit_of_the_time_model() -> None:
     for path in MODULES:
         module = path.relative_to(PACKAGE)
         knows = any(name.startswith("simgpu.workloads.calibration") for name in imports_of(path))

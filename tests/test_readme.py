@@ -1,4 +1,4 @@
-"""READMEs name extras that pyproject.toml offers, and files that exist."""
+"""The installation instructions in the README match pyproject.toml."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ ROOT = Path(__file__).parent.parent
 FOR_DEVELOPMENT = {"test", "dev"}
 
 
-def test_every_extra_is_named_with_the_packages_that_it_brings() -> None:
+def test_the_readme_lists_every_extra_with_its_packages() -> None:
     extras = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"]
     readme = (ROOT / "README.md").read_text()
     table = dict(re.findall(r"^\| `(\w+)` \| (.*) \|$", readme.partition("| extra |")[2].partition("\n\n")[0], re.M))
@@ -23,8 +23,8 @@ def test_every_extra_is_named_with_the_packages_that_it_brings() -> None:
             assert package == "pillow" or message.get(package, package) in text, f"{extra} brings {package}"
 
 
-def test_commands_do_not_need_pip_in_the_environment() -> None:
-    """In the activated environment, `python3 -m pip` would be its own pip, and it has none."""
+def test_instructions_for_extras_do_not_use_pip_of_the_environment() -> None:
+    """In the activated environment, which has no pip of its own, `python3 -m pip` would fail."""
     for line in (ROOT / "README.md").read_text().splitlines():
         if "python3 -m pip" in line:
             assert line.startswith("python3 -m venv --without-pip")

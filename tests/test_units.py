@@ -1,4 +1,4 @@
-"""Quantities with units: what is close to a unit is named in the message, wherever the text stands."""
+"""Quantities with units: misspelt units give a suggestion, wherever the text comes from."""
 
 from __future__ import annotations
 
@@ -41,17 +41,17 @@ def test_a_unit_in_the_wrong_case_is_refused_with_the_right_spelling(
     assert parse(meant) > 0
 
 
-def test_a_bandwidth_in_bits_is_suggested_as_one_in_bytes() -> None:
+def test_a_bandwidth_in_bits_is_refused_with_a_suggestion_in_bytes() -> None:
     with pytest.raises(ValueError, match=r"did you mean '10 GB/s' \(bytes, not bits\)\?"):
         parse_bandwidth("10 Gb/s")
 
 
-def test_unknown_unit_has_no_suggestion() -> None:
+def test_an_unknown_unit_has_no_suggestion() -> None:
     with pytest.raises(ValueError, match=r"'G' is not a unit of size; known: B, kB"):
         parse_bytes("10 G")
 
 
-def test_the_spelling_is_suggested_in_files_options_overrides_and_arguments(tmp_path: Path) -> None:
+def test_spellings_are_suggested_in_files_options_overrides_and_arguments(tmp_path: Path) -> None:
     study = make_study(tmp_path)
     node = tmp_path / "node.yaml"
     trace = simgpu.load_trace(tmp_path / "chain")

@@ -57,7 +57,7 @@ def names_in(tree: ast.AST) -> Iterator[str]:
                 yield text
 
 
-def test_identifiers_and_keys_are_the_fields_words() -> None:
+def test_identifiers_and_keys_use_established_terms() -> None:
     offenders = {}
     for path in SOURCES:
         names = {*names_in(ast.parse(path.read_text(encoding="utf-8"))), path.stem}
@@ -90,13 +90,13 @@ def options_of(command: click.Command, path: str) -> Iterator[tuple[str, str]]:
             yield from options_of(below, f"{path} {name}")
 
 
-def test_commands_and_options_are_the_fields_words() -> None:
+def test_commands_and_options_use_established_terms() -> None:
     options = list(options_of(main, "simgpu"))
     assert len(options) > 100
     assert not [place for place in options if words_of(place[1]) & DIALECT]
 
 
-def test_documents_docstrings_and_messages_are_free_of_dialect() -> None:
+def test_documents_docstrings_and_messages_use_established_terms() -> None:
     offenders = []
     for path in (*DOCUMENTS, *(path for path in SOURCES if path.is_relative_to(ROOT / "simgpu"))):
         for line, text in prose_of(path):

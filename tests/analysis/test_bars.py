@@ -1,4 +1,4 @@
-"""What pictures show: looks, merged bars, thinned memory curves."""
+"""The contents of figures: styles, merged bars, thinned memory curves."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ from tests.timeline.hand_made import curve_of, timeline_of
 K = SpanKind
 
 
-def test_spans_are_cut_at_the_window_and_sorted_by_look() -> None:
+def test_bars_are_clipped_to_the_window_and_sorted_by_style() -> None:
     timeline = timeline_of(
         [
             ("compute", K.COMPUTE, "a", 0, 15),
@@ -61,12 +61,12 @@ def test_spans_are_cut_at_the_window_and_sorted_by_look() -> None:
     assert all(look in LOOKS for _, look in drawn)
 
 
-def test_a_kernel_of_unknown_phase_is_plain_compute() -> None:
+def test_a_kernel_of_unknown_phase_has_the_compute_style() -> None:
     timeline = timeline_of([("compute", K.COMPUTE, "a", 0, 5)], [5])
     assert list(bars(timeline, 0, 5, {"other": Phase.FORWARD}, grain=1)) == [("compute", COMPUTE)]
 
 
-def test_many_tiny_kernels_become_few_bars_that_cover_the_same_stretch() -> None:
+def test_many_tiny_kernels_are_merged_into_few_bars_of_the_same_extent() -> None:
     starts = np.arange(0, 100_000, 10)
     merged = merge_tiny(starts, starts + 9, grain=50)
     assert (merged.starts.tolist(), merged.ends.tolist()) == ([0], [99_999])
@@ -89,7 +89,7 @@ def test_merging_hides_no_span_and_fills_only_gaps_below_the_grain(gaps: list[tu
     assert set(zip(starts[wide].tolist(), ends[wide].tolist(), strict=True)) <= bars_left
 
 
-def test_a_curve_enters_the_window_with_what_holds_and_ends_with_it() -> None:
+def test_a_memory_curve_in_a_window_starts_with_the_current_value() -> None:
     shown = steps(curve_of([(0, 5, 6), (20, 9, 12), (30, 1, 1)]), 10, 30)
     assert (shown.time.tolist(), shown.live.tolist(), shown.used.tolist()) == ([0, 10, 20], [5, 9, 9], [6, 12, 12])
     assert steps(curve_of(), 10, 30).live.tolist() == [0, 0]
@@ -100,7 +100,7 @@ def test_a_peak_of_zero_duration_is_drawn_and_a_dip_is_not() -> None:
     assert (shown.time.tolist(), shown.live.tolist()) == ([0, 10, 10, 20], [5, 8, 6, 6])
 
 
-def test_a_long_curve_is_thinned_without_losing_its_extremes() -> None:
+def test_a_long_curve_is_thinned_and_keeps_its_extremes() -> None:
     generator = np.random.default_rng(7)
     live = generator.integers(100, 10**6, size=100_000)
     live[43_210], live[77_777] = 10**7, 1

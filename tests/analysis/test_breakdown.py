@@ -1,4 +1,4 @@
-"""The breakdown of an iteration: exact on hand-made timelines, equal to a slow look at every instant."""
+"""The breakdown of an iteration: exact on hand-made timelines, equal to a slow count instant by instant."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def test_a_single_kernel_has_only_compute_time() -> None:
     assert breakdown(timeline) == Breakdown(7, 0, 0, 0, 0, 0, 0, 0, NO_COPY, NO_COPY, 0)
 
 
-def test_intervals_are_half_open_so_neighbours_share_no_instant() -> None:
+def test_intervals_are_half_open() -> None:
     spans = [
         ("compute", K.COMPUTE, "a", 0, 4),
         ("compute", K.RECOMPUTE, "b", 4, 9),
@@ -41,7 +41,7 @@ def test_intervals_are_half_open_so_neighbours_share_no_instant() -> None:
     assert breakdown(timeline).copy_h2d == CopyTime(hidden=1, exposed=0)
 
 
-def test_spans_are_cut_at_the_window_and_iterations_add_up() -> None:
+def test_spans_are_clipped_to_iterations_and_parts_add_up() -> None:
     spans = [
         ("compute", K.COMPUTE, "a", 0, 10),
         ("d2h", K.COPY_D2H, "x", 8, 15, 7, ""),
@@ -54,13 +54,13 @@ def test_spans_are_cut_at_the_window_and_iterations_add_up() -> None:
     assert breakdown(timeline, 1) == Breakdown(5, 0, 0, 5, 0, 0, 0, 0, CopyTime(0, 5), CopyTime(2, 0), 2)
 
 
-def test_spans_without_length_change_nothing() -> None:
+def test_spans_of_zero_length_have_no_effect() -> None:
     spans: list[HandSpan] = [("compute", K.COMPUTE, "a", 0, 5), ("compute", K.COMPUTE, "c", 5, 9)]
     empty: list[HandSpan] = [("compute", K.COMPUTE, "b", at, at) for at in (0, 3, 5, 9)]
     assert breakdown(timeline_of(spans + empty, [9])) == breakdown(timeline_of(spans, [9]))
 
 
-def test_an_iteration_without_length_has_nothing_to_break_down() -> None:
+def test_an_iteration_of_zero_length_has_an_empty_breakdown() -> None:
     timeline = timeline_of([("compute", K.COMPUTE, "a", 0, 0)], [0])
     assert breakdown(timeline).total == 0
 
@@ -93,7 +93,9 @@ def test_an_iteration_without_length_has_nothing_to_break_down() -> None:
         ),
     ],
 )
-def test_a_stall_is_followed_to_what_holds_it_up(awaited: list[HandSpan], expected: dict[str, int]) -> None:
+def test_a_stall_is_attributed_to_the_end_of_its_chain_of_waits(
+    awaited: list[HandSpan], expected: dict[str, int]
+) -> None:
     spans = [
         ("compute", K.COMPUTE, "a", 0, 2),
         ("compute", K.STALL_EVENT, "x", 2, 10, 0, "d2h"),
@@ -103,7 +105,7 @@ def test_a_stall_is_followed_to_what_holds_it_up(awaited: list[HandSpan], expect
     assert parts(timeline_of(spans, [12])) == {"compute": 4, **expected}
 
 
-def test_streams_that_wait_for_each_other_end_the_search() -> None:
+def test_a_cycle_of_waiting_streams_ends_the_search_for_a_cause() -> None:
     spans = [
         ("compute", K.STALL_EVENT, "x", 0, 10, 0, "d2h"),
         ("d2h", K.STALL_EVENT, "y", 0, 10, 0, "compute"),
@@ -111,12 +113,12 @@ def test_streams_that_wait_for_each_other_end_the_search() -> None:
     assert parts(timeline_of(spans, [10])) == {"stalled_d2h": 10}
 
 
-def test_memory_stall_of_the_compute_stream_and_time_that_nothing_explains() -> None:
+def test_memory_stalls_and_unexplained_time_are_separate_parts() -> None:
     spans = [("compute", K.STALL_DEVICE_MEMORY, "a", 0, 6), ("compute", K.COMPUTE, "a", 6, 8)]
     assert parts(timeline_of(spans, [10])) == {"stalled_memory": 6, "compute": 2, "stalled_other": 2}
 
 
-def test_with_two_compute_streams_the_busiest_kind_owns_the_instant_and_then_the_first_that_stalls() -> None:
+def test_with_two_compute_streams_work_has_priority_over_stalls() -> None:
     streams = ("compute", "compute1", "d2h", "h2d")
     spans = [
         ("compute", K.STALL_EVENT, "x", 0, 6, 0, "d2h"),
@@ -130,7 +132,7 @@ def test_with_two_compute_streams_the_busiest_kind_owns_the_instant_and_then_the
     assert breakdown(timeline).copy_d2h == CopyTime(hidden=2, exposed=3)
 
 
-def test_a_stream_that_does_two_things_at_once_is_refused() -> None:
+def test_overlapping_spans_on_one_stream_are_refused() -> None:
     spans = [("compute", K.COMPUTE, "a", 0, 5), ("compute", K.COMPUTE, "b", 4, 8)]
     with pytest.raises(ValueError, match="'compute' does two things at once at 4 ns"):
         breakdown(timeline_of(spans, [8]))
@@ -218,7 +220,7 @@ _KINDS = {
 
 @st.composite
 def timelines(draw: st.DrawFn) -> Timeline:
-    """Small timelines of one or two compute streams whose streams each do one thing at a time, or nothing."""
+    """Random small timelines with one or two compute streams; spans of a stream never overlap."""
     streams = draw(st.sampled_from([_STREAMS, ("compute", "h2d", "d2h"), ("compute",)]))
     spans: list[HandSpan] = []
     for stream in streams:
@@ -236,7 +238,7 @@ def timelines(draw: st.DrawFn) -> Timeline:
 
 
 @given(timelines(), st.data())
-def test_the_breakdown_agrees_with_a_check_of_every_instant(timeline: Timeline, data: st.DataObject) -> None:
+def test_the_breakdown_equals_a_count_instant_by_instant(timeline: Timeline, data: st.DataObject) -> None:
     iteration = data.draw(st.integers(0, len(timeline.iteration_ends_ns) - 1))
     result = breakdown(timeline, iteration)
     assert {name: getattr(result, name) for name in Breakdown.__dataclass_fields__} == _slowly(timeline, iteration)

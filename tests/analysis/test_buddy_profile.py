@@ -20,7 +20,7 @@ from simgpu.errors import InputError
 
 
 def entries(*runs: tuple[int, int]) -> Seen:
-    """An allocation of so many entries of each size: (entries, size), in the order in which they lie."""
+    """An allocation with these entries: (number, size) in memory order."""
     classes = [ENTRY_SIZES.index(size) for count, size in runs for _ in range(count)]
     return Seen(128 * len(classes), np.array(classes, np.uint8))
 
@@ -46,7 +46,7 @@ def profile() -> BuddyProfile:
 # --- the numbers --------------------------------------------------------------------------------------------
 
 
-def test_the_columns_of_figure_7(profile: BuddyProfile) -> None:
+def test_the_profile_has_the_columns_of_figure_7(profile: BuddyProfile) -> None:
     # Sectors: map 180 + 40 and 140 + 120, so 240 in the mean; pad 0; noise 400: 1200 / 640 = 1.875, so 1.33x for all.
     assert set(profile.naive.targets) == {96}
     assert profile.naive.ratio == pytest.approx(4 / 3)
@@ -60,7 +60,7 @@ def test_the_columns_of_figure_7(profile: BuddyProfile) -> None:
     assert profile.targets == {"map": 64, "pad": 8, "noise": 128}
 
 
-def test_the_optimistic_ratio_of_figure_3(profile: BuddyProfile) -> None:
+def test_the_optimistic_ratio_is_that_of_figure_3(profile: BuddyProfile) -> None:
     assert profile.optimistic_ratio == pytest.approx(300 * 128 / (80 * 64 + 20 * 128 + 100 * 128))
 
 
@@ -78,20 +78,20 @@ def test_figure_9_sweeps_the_threshold(profile: BuddyProfile) -> None:
     assert profile.by_mean.targets == (96, 8, 128)
 
 
-def test_a_threshold_of_its_own_joins_the_sweep() -> None:
+def test_a_custom_threshold_is_added_to_the_sweep() -> None:
     result = profile_snapshots(TRAINING, threshold=0.15)
     assert list(result.sweep) == [0.1, 0.15, 0.2, 0.3, 0.4]
     assert result.sweep[0.15] == result.final
     assert result.final.targets[0] == 128
 
 
-def test_without_the_zero_case_the_final_design_is_that_by_allocation() -> None:
+def test_without_the_zero_case_the_final_design_uses_targets_per_allocation() -> None:
     result = profile_snapshots(TRAINING, mostly_zero=False)
     assert result.final == result.per_allocation
     assert 8 not in {target for outcome in result.sweep.values() for target in outcome.targets}
 
 
-def test_an_allocation_counts_in_the_snapshots_it_is_in() -> None:
+def test_an_allocation_counts_only_in_its_snapshots() -> None:
     result = profile_snapshots(
         program({"w": entries((100, 64))}, {"w": entries((100, 64)), "g": entries((60, 32), (40, 128))})
     )
@@ -105,7 +105,7 @@ def test_an_allocation_counts_in_the_snapshots_it_is_in() -> None:
 
 @settings(deadline=None, max_examples=25)
 @given(data=st.data(), threshold=st.integers(0, 40).map(lambda percent: percent / 100))
-def test_ratios_of_a_profile_are_consistent_with_its_allocations(data: st.DataObject, threshold: float) -> None:
+def test_the_numbers_of_a_profile_are_consistent(data: st.DataObject, threshold: float) -> None:
     count = st.integers(1, 20)
     run = st.lists(st.tuples(count, st.sampled_from(ENTRY_SIZES)), min_size=2, max_size=2)
     lengths = data.draw(st.lists(count, min_size=1, max_size=4))
@@ -155,7 +155,7 @@ def test_a_profile_prints_as_a_table(profile: BuddyProfile) -> None:
     ]
 
 
-def test_in_a_notebook_it_shows_its_largest_allocations_too() -> None:
+def test_the_notebook_output_includes_the_largest_allocations() -> None:
     many = {f"a{number:02}": entries((number + 1, 64)) for number in range(30)}
     html = profile_snapshots(program(many))._repr_html_()
     assert "the 20 largest allocations, final design" in html
@@ -219,7 +219,7 @@ def test_the_heat_map_is_a_mean_over_snapshots_and_pages() -> None:
 
 @settings(deadline=None, max_examples=30)
 @given(sizes=st.lists(st.integers(1, 3000), min_size=1, max_size=30))
-def test_the_heat_map_loses_no_entry(sizes: list[int]) -> None:
+def test_the_heat_map_contains_every_entry(sizes: list[int]) -> None:
     result = heat_map(program({f"a{at}": entries((size, 96)) for at, size in enumerate(sizes)}))
     assert result is not None
     assert len(result.rows) <= 400
@@ -248,7 +248,7 @@ def test_a_long_title_is_broken_into_lines() -> None:
         assert max(map(len, title.splitlines())) <= 96
 
 
-def test_pictures_that_cannot_be_drawn_are_refused(profile: BuddyProfile) -> None:
+def test_figures_that_cannot_be_drawn_are_refused(profile: BuddyProfile) -> None:
     with pytest.raises(InputError, match="unknown picture 'heat'; did you mean 'heatmap'"):
         profile.plot("heat")  # type: ignore[arg-type]
     flat = take_snapshots({"a": np.zeros(10)})

@@ -46,7 +46,7 @@ def test_parts_are_stacked_in_order_in_milliseconds() -> None:
     assert low > high, "the first run stands on top"
 
 
-def test_shares_are_written_where_they_fit_and_a_missing_bar_has_a_reason() -> None:
+def test_shares_are_written_if_they_fit_and_a_missing_bar_has_a_reason() -> None:
     ax, other = plot_breakdowns(STACKS, title="a study").axes
     message = [text.get_text() for text in ax.texts]
     assert message == ["out of memory", "15%", "10%", "75%", "200 ms", "25%", "25%", "46%", "100 ms"]
@@ -60,7 +60,7 @@ def test_the_legend_names_the_parts_that_are_drawn() -> None:
     assert legend_of(plot_breakdowns(every, title="")) == drawn
 
 
-def test_a_study_of_which_nothing_fits_can_be_drawn(tmp_path: Path) -> None:
+def test_a_study_without_fitting_runs_can_be_drawn(tmp_path: Path) -> None:
     nothing = {"VGG16": [Stack("none", None, "out of memory")]}
     save_figure(plot_breakdowns(nothing, title="none"), tmp_path / "bars.png")
     assert (tmp_path / "bars.png").stat().st_size
@@ -68,7 +68,7 @@ def test_a_study_of_which_nothing_fits_can_be_drawn(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("suffix", ["png", "svg"])
-def test_the_same_numbers_give_the_same_bytes(suffix: str, tmp_path: Path) -> None:
+def test_figures_are_reproducible_to_the_byte(suffix: str, tmp_path: Path) -> None:
     for name in ("one", "two"):
         save_figure(plot_breakdowns(STACKS, title="bars"), tmp_path / f"{name}.{suffix}")
     assert (tmp_path / f"one.{suffix}").read_bytes() == (tmp_path / f"two.{suffix}").read_bytes()

@@ -1,4 +1,4 @@
-"""The figure of a search: its curves, what it says in words, and that huge costs do not flatten it."""
+"""The figure of a search: its curves, its texts, and its scale with huge costs."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def words_of(figure: Figure) -> list[str]:
     return [text.get_text() for text in figure.axes[0].texts]
 
 
-def test_the_convergence_plot_has_three_curves_from_iteration_1() -> None:
+def test_three_curves_are_drawn_over_iterations_from_1() -> None:
     figure = plot_convergence(WORST, MEAN, BEST, unit="ms", title="VGG16", converged_at=3)
     ax = figure.axes[0]
     curves = {line.get_label(): line for line in ax.lines[:3]}
@@ -33,7 +33,7 @@ def test_the_convergence_plot_has_three_curves_from_iteration_1() -> None:
     assert words_of(figure) == ["best 20 ms, iteration 3"]
 
 
-def test_all_of_ordinary_curves_is_inside_the_axes() -> None:
+def test_ordinary_curves_are_completely_inside_the_axes() -> None:
     low, high = plot_convergence(WORST, MEAN, BEST, unit="ms").axes[0].get_ylim()
     assert low < min(BEST) < max(WORST) < high < 2 * max(WORST)
 
@@ -85,7 +85,7 @@ def test_a_strip_shows_how_many_particles_fit() -> None:
     assert strip.get_xlabel() == "search iteration" and not curves.get_xlabel()
 
 
-def test_no_strip_of_fitting_particles_is_drawn_if_all_fit() -> None:
+def test_there_is_no_strip_if_all_particles_fit() -> None:
     assert len(plot_convergence(WORST, MEAN, BEST, unit="ms", fitting=[1, 1, 1, 1]).axes) == 1
 
 
@@ -109,7 +109,7 @@ def test_a_search_of_one_iteration_or_without_progress_can_be_drawn() -> None:
         assert low < 7 < high
 
 
-def test_curves_that_do_not_belong_together_are_refused() -> None:
+def test_curves_of_different_lengths_are_refused() -> None:
     with pytest.raises(ValueError, match=r"curves of \[4, 3, 4\] points, least 20; give three of one length"):
         plot_convergence(WORST, MEAN[:3], BEST, unit="ms")
     for nothing in ([], [0.0], [np.nan]):

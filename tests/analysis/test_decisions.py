@@ -1,4 +1,4 @@
-"""The picture of a training's decisions: nothing in it covers anything else, however few blocks there are."""
+"""The figure of a training's decisions: no overlap, even with few blocks."""
 
 import pytest
 

@@ -1,4 +1,4 @@
-"""Measures of several runs as bars and lines: what stands where, what is written, and what nobody has to guess."""
+"""Measures of several runs as bars and lines: positions, texts and legends."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ def legend_of(figure: Figure) -> list[str]:
     return [text.get_text() for text in figure.legends[0].get_texts()]
 
 
-def test_every_run_has_its_place_in_every_group_and_missing_values_a_reason() -> None:
+def test_every_group_has_every_run_in_order_and_missing_values_have_a_reason() -> None:
     (ax,) = drawn([BARS]).axes
     assert [box.get_height() for box in boxes_of(ax)] == [1.0, 0.5, 1.0, 0.5]
     middles = [box.get_x() + box.get_width() / 2 for box in boxes_of(ax)]
@@ -76,7 +76,7 @@ def test_a_published_number_is_drawn_on_its_bar_and_the_baseline_as_a_line() -> 
     assert any(list(line.get_ydata()) == [1.0, 1.0] for line in ax.lines)
 
 
-def test_no_text_is_cut_off_and_none_runs_over_a_marker(tmp_path: Path) -> None:
+def test_no_text_is_cut_off_or_covers_a_marker(tmp_path: Path) -> None:
     values = [-0.5, 0.9, 0.02, 0.3, 0.31]
     bars = {
         "net": {str(n): Bar(value, published=(0.32,)) for n, value in enumerate(values)} | {"lost": Bar(None, "OOM")}
@@ -92,7 +92,7 @@ def test_no_text_is_cut_off_and_none_runs_over_a_marker(tmp_path: Path) -> None:
         assert not box.y0 < markers < box.y1, text.get_text()
 
 
-def test_shares_and_sizes_are_drawn_in_a_unit_that_the_title_has() -> None:
+def test_shares_and_sizes_are_drawn_in_the_unit_of_the_title() -> None:
     hits = BarPanel(AxisInfo("hits", "share"), {"net": {"buddy": Bar(0.985), "um": Bar(0.0)}})
     peak = BarPanel(PEAK, {"net": {"buddy": Bar(3 * 2**29), "um": Bar(2**30)}})
     left, right = drawn([hits], [peak]).axes
@@ -101,7 +101,7 @@ def test_shares_and_sizes_are_drawn_in_a_unit_that_the_title_has() -> None:
     assert (texts_of(left), texts_of(right)) == (["98", "0"], ["1.50", "1.00"])
 
 
-def test_a_sweep_is_a_line_that_ends_in_a_cross_and_a_run_outside_it_a_dashed_level() -> None:
+def test_a_sweep_is_a_line_ending_in_a_cross_and_other_runs_are_dashed() -> None:
     (ax,) = drawn([SWEEP]).axes
     (line,) = (line for line in ax.lines if line.get_linestyle() == "-" and line.get_marker() == "s")
     np.testing.assert_allclose(line.get_xdata(), [0, 20, 30])
@@ -116,7 +116,7 @@ def test_a_sweep_is_a_line_that_ends_in_a_cross_and_a_run_outside_it_a_dashed_le
     assert ax.get_title(loc="left") == "hpc-cg: time over that of none"
 
 
-def test_the_legend_has_every_run_that_is_drawn_once_and_in_the_order_of_the_study() -> None:
+def test_the_legend_lists_each_drawn_run_once_in_study_order() -> None:
     expected = ["none", "um", "buddy", "paper", "refused\nat the next point"]
     assert legend_of(drawn([SWEEP], [BARS], runs=["none", "absent", "um", "buddy"])) == expected
     assert legend_of(drawn([BARS])) == ["none", "um", "buddy", "paper"]
@@ -132,7 +132,7 @@ def test_budgets_are_in_the_unit_that_makes_them_round() -> None:
     assert along(3 * 2**30, 6 * 2**30) == ("budget (GiB)", ["3", "6"])
 
 
-def test_ratios_that_span_much_have_a_logarithmic_axis_and_those_that_hardly_differ_look_so() -> None:
+def test_widely_spread_ratios_have_a_logarithmic_axis_and_close_ones_look_close() -> None:
     def axes(*values: float) -> Axes:
         curve = RunCurve("um", tuple(CurvePoint(n / 10, Bar(value)) for n, value in enumerate(values)))
         (ax,) = drawn([SWEEP._replace(curves=(curve,))]).axes
@@ -144,7 +144,7 @@ def test_ratios_that_span_much_have_a_logarithmic_axis_and_those_that_hardly_dif
     assert close.get_ylim()[1] - close.get_ylim()[0] > 0.04
 
 
-def test_seven_panels_of_a_measure_share_the_label_of_their_rows() -> None:
+def test_panels_in_a_row_share_their_axis_label() -> None:
     panels: list[Panel] = [SWEEP._replace(name=f"net {number}") for number in range(7)]
     axes = drawn(panels).axes
     assert [ax.get_title(loc="left") for ax in axes] == [f"net {number}" for number in range(7)]
@@ -173,7 +173,7 @@ def test_panels_with_different_units_name_them() -> None:
     assert [ax.get_title(loc="left") for ax in (small, large)] == ["small (MiB)", "large (GiB)"]
 
 
-def test_many_bars_are_divided_into_rows_that_have_all_of_them() -> None:
+def test_many_bars_are_divided_into_rows() -> None:
     runs = [f"run {number}" for number in range(9)]
     groups = {f"net {number}": {run: Bar(float(number + 1)) for run in runs} for number in range(9)}
     first, second = drawn([BarPanel(THROUGHPUT, groups)], runs=runs).axes
@@ -213,7 +213,7 @@ def test_every_run_has_its_own_style() -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("suffix", ["png", "svg"])
-def test_the_same_numbers_give_the_same_bytes(suffix: str, tmp_path: Path) -> None:
+def test_figures_are_reproducible_to_the_byte(suffix: str, tmp_path: Path) -> None:
     for name in ("one", "two"):
         save_figure(drawn([BARS], [SWEEP]), tmp_path / f"{name}.{suffix}")
     assert (tmp_path / f"one.{suffix}").read_bytes() == (tmp_path / f"two.{suffix}").read_bytes()

@@ -42,7 +42,7 @@ def measured(timeline: Timeline, iteration: int = -1, link: LinkSpec = LINK, ide
     return measure(timeline, batch=3, ideal_ns=ideal_ns, link=link, iteration=iteration)
 
 
-def test_time_rate_and_slowdown() -> None:
+def test_metrics_include_time_rate_and_slowdown() -> None:
     metrics = measured(two_iterations())
     assert metrics.iteration_ns == 150
     assert metrics.samples_per_s == 20_000_000.0
@@ -51,13 +51,13 @@ def test_time_rate_and_slowdown() -> None:
     assert metrics.breakdown.stalled_h2d == 30
 
 
-def test_a_copy_counts_where_it_starts() -> None:
+def test_a_copy_counts_in_the_iteration_in_which_it_starts() -> None:
     first, second = measured(two_iterations(), 0), measured(two_iterations(), 1)
     assert (first.d2h_bytes, first.h2d_bytes) == (20, 0)
     assert (second.d2h_bytes, second.h2d_bytes) == (30, 160)
 
 
-def test_utilisation_is_of_each_direction_or_of_what_both_share() -> None:
+def test_utilization_is_given_per_direction_or_for_the_shared_link() -> None:
     full = measured(two_iterations())
     assert full.d2h_utilisation == 30 / 150
     assert full.h2d_utilisation == 160 / 300
@@ -66,7 +66,7 @@ def test_utilisation_is_of_each_direction_or_of_what_both_share() -> None:
     assert half.h2d_utilisation == 160 / 300
 
 
-def test_memory_enters_with_what_holds_and_sees_peaks_that_last_no_time() -> None:
+def test_the_peak_includes_initial_memory_and_peaks_of_zero_duration() -> None:
     second = measured(two_iterations(), 1)
     assert second.device_peak_bytes == 999
     assert second.device_peak_used_bytes == 1999
@@ -75,7 +75,7 @@ def test_memory_enters_with_what_holds_and_sees_peaks_that_last_no_time() -> Non
     assert second.host_peak_bytes == 50
 
 
-def test_the_instant_in_which_the_next_iteration_begins_is_not_of_this_one() -> None:
+def test_the_start_of_the_next_iteration_does_not_belong_to_this_one() -> None:
     first = measured(two_iterations(), 0)
     assert first.device_peak_bytes == 900
     assert first.device_mean_bytes == (900 * 10 + 40 * 90) // 100
@@ -89,7 +89,7 @@ def test_the_instant_in_which_the_next_iteration_begins_is_not_of_this_one() -> 
     assert measured(quiet, 1).device_peak_bytes == 70
 
 
-def test_a_window_between_samples_holds_the_last_one_before_it() -> None:
+def test_a_window_between_samples_uses_the_last_sample_before_it() -> None:
     timeline = timeline_of(
         [("compute", K.COMPUTE, "a", 0, 10), ("compute", K.COMPUTE, "b", 10, 20)],
         [10, 20],
@@ -100,7 +100,7 @@ def test_a_window_between_samples_holds_the_last_one_before_it() -> None:
     assert measured(timeline, 1).device_peak_used_bytes == 8
 
 
-def test_a_sample_at_the_start_of_the_window_replaces_what_held_before() -> None:
+def test_a_sample_at_the_start_of_a_window_replaces_the_previous_one() -> None:
     timeline = timeline_of(
         [("compute", K.COMPUTE, "a", 0, 10), ("compute", K.COMPUTE, "b", 10, 20)],
         [10, 20],
@@ -115,7 +115,7 @@ def test_the_mean_does_not_overflow() -> None:
     assert measured(timeline).device_mean_bytes == huge
 
 
-def test_an_iteration_that_takes_no_time_has_no_finite_rate_and_still_makes_json() -> None:
+def test_an_iteration_of_zero_length_has_no_finite_rate_and_valid_json() -> None:
     timeline = timeline_of([("compute", K.COMPUTE, "a", 0, 0)], [0])
     metrics = measured(timeline, ideal_ns=0)
     assert metrics.samples_per_s == math.inf
@@ -126,7 +126,7 @@ def test_an_iteration_that_takes_no_time_has_no_finite_rate_and_still_makes_json
     assert json.loads(json.dumps(values, allow_nan=False)) == values
 
 
-def test_rows_are_in_a_fixed_order_and_carry_every_number_once() -> None:
+def test_rows_have_a_fixed_order_and_contain_every_number_once() -> None:
     metrics = measure(two_iterations(), batch=3, ideal_ns=120, link=LINK, fragmentation=0.125)
     rows = metrics.rows()
     keys = [row.key for row in rows]

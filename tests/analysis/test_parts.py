@@ -1,4 +1,4 @@
-"""The parts of HOME's figure 7: closed forms on chains, and every nanosecond looked at."""
+"""The parts of HOME's figure 7: closed forms on chains, and a count nanosecond by nanosecond."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def test_a_chain_without_copies_only_computes(layers: tuple[list[int], list[int]
 
 
 @given(chains())
-def test_on_a_chain_layer_by_layer_each_step_overlaps_by_its_shorter_side(
+def test_each_layer_overlaps_by_the_shorter_of_compute_and_copy(
     layers: tuple[list[int], list[int], list[int]],
 ) -> None:
     """Offload n runs next to forward n, prefetch n next to backward n + 1; a step is as long as its longer side."""
@@ -86,7 +86,7 @@ def test_recomputation_and_codecs_are_separate_parts_with_or_without_copies() ->
     }
 
 
-def test_copies_of_another_gpu_overlap_nothing_here() -> None:
+def test_copies_of_another_gpu_do_not_count_as_overlap() -> None:
     streams = ("compute", "d2h", "gpu1.compute", "gpu1.d2h")
     spans: list[HandSpan] = [
         ("compute", K.COMPUTE, "a", 0, 5),
@@ -99,7 +99,7 @@ def test_copies_of_another_gpu_overlap_nothing_here() -> None:
     assert parts(timeline, gpu=1) == {"computation": 5, "overlap": 3}
 
 
-def test_parts_that_no_run_has_are_shown_only_if_they_are_usual() -> None:
+def test_empty_parts_are_shown_only_if_they_are_standard() -> None:
     nothing = dict.fromkeys(PARTS, 0)
     assert shown_parts([]) == shown_parts([nothing]) == ("computation", "overlap", "swapping", "recomputation")
     assert shown_parts([nothing, nothing | {"other": 1}, nothing | {"codec": 1}]) == PARTS
@@ -157,7 +157,7 @@ def timelines(draw: st.DrawFn) -> Timeline:
 
 
 @given(timelines(), st.sampled_from([0, 1]))
-def test_they_agree_with_a_look_at_every_nanosecond_and_add_up(timeline: Timeline, gpu: int) -> None:
+def test_parts_equal_a_count_nanosecond_by_nanosecond_and_add_up(timeline: Timeline, gpu: int) -> None:
     result, slow = breakdown(timeline, gpu=gpu).parts, _slowly(timeline, gpu)
     assert tuple(result) == PARTS
     start, end = timeline.window(-1)
@@ -167,7 +167,7 @@ def test_they_agree_with_a_look_at_every_nanosecond_and_add_up(timeline: Timelin
 
 
 @pytest.mark.parametrize("waits_for", ["d2h", "h2d", "host"])
-def test_waiting_for_copies_for_memory_and_for_the_host_is_swapping(waits_for: str) -> None:
+def test_waits_for_copies_memory_and_the_host_count_as_swapping(waits_for: str) -> None:
     work = {"d2h": K.COPY_D2H, "h2d": K.COPY_H2D, "host": K.DECODE}[waits_for]
     spans: list[HandSpan] = [
         ("compute", K.STALL_EVENT, "x", 0, 4, 0, waits_for),

@@ -1,4 +1,4 @@
-"""Figures: what they say in words, that nothing overlaps, and that drawing stays cheap and free of global state."""
+"""Figures: their texts, no overlaps, and drawing without much cost or global state."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def words_of(figure: Figure, axes: int = 0) -> list[str]:
     return [text.get_text() for text in figure.axes[axes].texts]
 
 
-def test_rows_are_the_streams_that_did_something_in_reading_order() -> None:
+def test_rows_are_the_active_streams_in_a_fixed_order() -> None:
     figure = plot_timeline(layered_run())
     labels = [label.get_text().split("\n")[0] for label in figure.axes[0].get_yticklabels()]
     assert labels == ["compute", "D2H copies", "H2D copies"]
@@ -38,7 +38,7 @@ def test_rows_are_the_streams_that_did_something_in_reading_order() -> None:
     assert low > high, "compute stands on top"
 
 
-def test_the_legend_names_what_is_drawn_and_nothing_else() -> None:
+def test_the_legend_lists_exactly_the_drawn_styles() -> None:
     assert legend_of(plot_timeline(layered_run())) == [
         "compute",
         "D2H copy",
@@ -75,7 +75,7 @@ def test_a_plot_of_all_iterations_marks_their_ends() -> None:
     assert figure.axes[0].get_xlim()[1] == ends[1] / 1e6
 
 
-def test_memory_names_peak_budget_and_padding() -> None:
+def test_the_memory_plot_labels_peak_budget_and_padding() -> None:
     figure = plot_memory(layered_run())
     peak = layered_run().device_memory.live.max() / GIB
     assert words_of(figure) == [f"peak {peak:.4g} GiB at 2831 ms"]
@@ -84,7 +84,7 @@ def test_memory_names_peak_budget_and_padding() -> None:
     assert any(set(line.get_ydata()) == {2.0} for line in figure.axes[0].lines)
 
 
-def test_a_budget_far_above_the_curve_is_named_and_does_not_flatten_it() -> None:
+def test_a_budget_far_above_the_curve_is_labelled_and_does_not_change_the_scale() -> None:
     figure = plot_memory(layered_run(), budget=80 * GIB)
     assert legend_of(figure)[-1] == "budget 80 GiB\n(above the axis)"
     assert figure.axes[0].get_ylim()[1] < 2
@@ -105,7 +105,7 @@ def test_an_empty_run_of_no_length_can_be_drawn(draw, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("draw", [plot_timeline, plot_memory])
-def test_axes_of_the_caller_are_drawn_on(draw) -> None:
+def test_plots_can_be_drawn_on_axes_of_the_caller(draw) -> None:
     mine = Figure()
     ax = mine.subplots()
     assert draw(layered_run(), ax=ax, title="mine") is mine
@@ -135,7 +135,7 @@ def test_no_labels_overlap_or_leave_the_figure(budget: int | None, iteration: in
         assert not a.overlaps(b), f"{one!r} overlaps {other!r}"
 
 
-def test_the_peak_is_named_above_the_budget_line() -> None:
+def test_the_peak_is_labelled_above_the_budget_line() -> None:
     figure = plot_memory(layered_run())
     figure.canvas.draw()
     ax = figure.axes[0]
@@ -151,7 +151,7 @@ def test_both_panels_share_one_time_axis() -> None:
     assert upper.get_shared_x_axes().joined(upper, lower)
 
 
-def test_ten_thousand_kernels_are_a_few_shapes() -> None:
+def test_ten_thousand_kernels_are_drawn_as_few_shapes() -> None:
     spans = [("compute", K.COMPUTE, f"k{i}", 100 * i, 100 * i + 99) for i in range(10_000)]
     figure = plot_timeline(timeline_of(spans, [10**6]))
     shapes = [c for c in figure.axes[0].collections if isinstance(c, PolyCollection)]
@@ -168,7 +168,7 @@ def test_a_figure_is_written_atomically_and_reproducibly(suffix: str, tmp_path: 
     assert sorted(path.name for path in tmp_path.iterdir()) == [f"one.{suffix}", f"two.{suffix}"]
 
 
-def test_a_suffix_that_is_no_picture_and_a_missing_folder_are_refused(tmp_path: Path) -> None:
+def test_a_suffix_that_is_not_an_image_and_a_missing_folder_are_refused(tmp_path: Path) -> None:
     with pytest.raises(InputError, match="'jiff' is not a format of figures"):
         save_figure(plot_timeline(layered_run()), tmp_path / "run.jiff")
     with pytest.raises(InputError, match="cannot be written"):
@@ -176,12 +176,12 @@ def test_a_suffix_that_is_no_picture_and_a_missing_folder_are_refused(tmp_path: 
     assert list(tmp_path.iterdir()) == []
 
 
-def test_a_figure_shows_itself_in_a_notebook() -> None:
+def test_a_figure_is_displayed_in_a_notebook() -> None:
     assert plot_timeline(layered_run())._repr_png_().startswith(b"\x89PNG")
 
 
 @pytest.mark.slow
-def test_drawing_loads_no_pyplot_and_metrics_load_no_matplotlib() -> None:
+def test_drawing_does_not_import_pyplot_and_metrics_do_not_import_matplotlib() -> None:
     script = (
         "import sys, simgpu, simgpu.analysis.metrics, simgpu.analysis.tables, simgpu.timeline.export;"
         "assert not {'matplotlib', 'pandas'} & set(sys.modules);"

@@ -30,7 +30,7 @@ def measured(spans: list[HandSpan], ends: list[int], gpu: GpuSpec = GPU, dtype: 
     return measure_power(timeline_of(spans, ends), WORK, gpu, dtype)
 
 
-def test_each_part_adds_its_energy() -> None:
+def test_energy_is_the_sum_of_its_parts() -> None:
     power = measured(
         [
             ("compute", K.COMPUTE, "conv", 0, 1000),
@@ -51,17 +51,17 @@ def test_each_part_adds_its_energy() -> None:
 
 
 def test_arithmetic_never_draws_more_than_at_the_full_rate() -> None:
-    """An algorithm that needs fewer operations than are counted does not pass the peak."""
+    """An algorithm with fewer operations than counted does not exceed the peak power."""
     assert measured([("compute", K.COMPUTE, "conv", 0, 100)], [100]).arithmetic_nj == 100 * 100
 
 
 @pytest.mark.parametrize(("dtype", "arithmetic"), [("float32", 50_000), ("float16", 12_500), ("bfloat16", 12_500)])
-def test_products_of_half_precision_are_measured_against_the_matrix_units(dtype: str, arithmetic: int) -> None:
+def test_half_precision_products_use_the_peak_rate_of_matrix_units(dtype: str, arithmetic: int) -> None:
     gpu = replace(GPU, tensor_rate=4 * 10**12)
     assert measured([("compute", K.COMPUTE, "conv", 0, 1000)], [1000], gpu, dtype).arithmetic_nj == arithmetic
 
 
-def test_bfloat16_that_matrix_units_do_not_take_is_measured_against_single_precision() -> None:
+def test_bfloat16_without_matrix_unit_support_uses_the_single_precision_peak_rate() -> None:
     """Volta's take float16 alone: 500 operations a ns are half of the 1 TFLOP/s of single precision."""
     gpu = replace(GPU, tensor_rate=4 * 10**12, architecture="volta")
     drawn = [
@@ -71,19 +71,19 @@ def test_bfloat16_that_matrix_units_do_not_take_is_measured_against_single_preci
     assert drawn == [50_000, 12_500]
 
 
-def test_a_compressing_engine_reads_more_than_passes_the_link() -> None:
+def test_a_compressing_engine_reads_more_memory_than_it_transfers() -> None:
     power = measured([("compute", K.COMPUTE, "relu", 0, 900), ("d2h", K.COPY_D2H, "x", 0, 400, 250_000, "")], [900])
     assert (power.dram_nj, power.link_nj) == (3_000 + 1_000, 500)
 
 
-def test_codecs_of_the_gpu_move_both_forms_and_those_of_the_host_nothing() -> None:
+def test_gpu_codecs_move_raw_and_encoded_bytes_and_host_codecs_none() -> None:
     on_gpu: list[HandSpan] = [("compute", K.ENCODE, "x:zvc", 0, 10), ("compute", K.DECODE, "x:zvc", 10, 30)]
     on_host: list[HandSpan] = [("compute", K.COMPUTE, "relu", 0, 30), ("host", K.ENCODE, "x:zvc", 0, 20)]
     assert measured(on_gpu, [30]).dram_nj == 2 * 1_500
     assert measured(on_host, [30]).dram_nj == 3_000
 
 
-def test_spans_across_the_iterations_ends_count_with_their_part_inside() -> None:
+def test_spans_across_iteration_bounds_count_with_their_part_inside() -> None:
     spans: list[HandSpan] = [
         ("compute", K.COMPUTE, "relu", 0, 100),
         ("d2h", K.COPY_D2H, "x", 60, 160, 1_000_000, ""),
@@ -94,7 +94,7 @@ def test_spans_across_the_iterations_ends_count_with_their_part_inside() -> None
     assert (first.dram_nj, second.dram_nj) == (3_000 + 400, 3_000 + 600)
 
 
-def test_all_gpus_of_a_timeline_draw() -> None:
+def test_all_gpus_of_a_timeline_draw_power() -> None:
     one = timeline_of([("compute", K.COMPUTE, "relu", 0, 100)], [100], streams=("compute", "gpu1.compute"))
     two = timeline_of(
         [("compute", K.COMPUTE, "relu", 0, 100), ("gpu1.compute", K.COMPUTE, "relu", 0, 100)],
@@ -107,12 +107,12 @@ def test_all_gpus_of_a_timeline_draw() -> None:
     assert together.limit_mw == 2 * alone.limit_mw
 
 
-def test_an_iteration_that_takes_no_time_draws_nothing() -> None:
+def test_an_iteration_of_zero_length_has_no_energy() -> None:
     power = measured([("compute", K.COMPUTE, "conv", 0, 0)], [0])
     assert (power.energy_nj, power.average_w, power.largest_w) == (0, 0.0, 0.0)
 
 
-def test_a_gpu_that_does_not_state_what_it_draws_is_refused() -> None:
+def test_a_gpu_without_power_figures_is_refused() -> None:
     with pytest.raises(ValueError, match="what gpu draws is not stated"):
         measured([], [10], replace(GPU, power=None))
 
@@ -130,7 +130,7 @@ def alternating() -> Timeline:
 FULL_RATE = WorkDone({"long": KernelWork(30 * MS * 1000, 0), "short": KernelWork(10 * MS * 1000, 0)}, {}, {})
 
 
-def test_the_curve_has_a_step_where_the_power_changes() -> None:
+def test_the_power_curve_has_a_step_at_each_change() -> None:
     curve = power_curve(alternating(), FULL_RATE, GPU, "float32")
     assert curve.time_ns.tolist() == [0, 30 * MS, 80 * MS, 90 * MS]
     assert curve.total.tolist() == [150.0, 50.0, 150.0]
@@ -153,7 +153,7 @@ def test_the_largest_mean_power_may_span_consecutive_iterations(window_ms: int, 
     assert curve.largest_mean(window_ms * MS) == pytest.approx(largest, rel=1e-12)
 
 
-def test_a_short_burst_is_not_seen_in_full() -> None:
+def test_a_short_burst_is_averaged_over_the_window() -> None:
     burst = timeline_of([("compute", K.COMPUTE, "short", 0, 10 * MS)], [100 * MS])
     power = measure_power(burst, FULL_RATE, GPU, "float32")
     assert SAMPLE_NS == 20 * MS

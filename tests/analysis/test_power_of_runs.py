@@ -44,7 +44,7 @@ def powered(result: Result) -> dict[str, int | float | None]:
     return {row.key: row.value for row in result.metrics.rows()}
 
 
-def test_a_chain_without_transfers() -> None:
+def test_the_energy_of_a_chain_without_transfers_is_that_of_its_kernels() -> None:
     power = simulate(three_layers(), NODE, "ideal").metrics.power
     assert power is not None
     compute = 500 + 700 + 900 + 1000 + 1400 + 1800
@@ -56,7 +56,7 @@ def test_a_chain_without_transfers() -> None:
     assert power.link_nj == 0
 
 
-def test_offloading_adds_idle_energy_and_the_energy_of_copies() -> None:
+def test_offloading_adds_energy_for_idle_time_and_copies() -> None:
     ideal, vdnn = (simulate(three_layers(), NODE, policy).metrics for policy in ("ideal", "vdnn"))
     assert ideal.power is not None
     assert vdnn.power is not None
@@ -85,7 +85,7 @@ def test_sub_batches_have_the_energy_of_their_own_kernels() -> None:
 # --- notes ----------------------------------------------------------------------------------------------------------
 
 
-def test_a_node_that_does_not_state_what_its_gpu_draws_has_no_energy() -> None:
+def test_a_node_without_power_figures_has_no_energy() -> None:
     result = simulate(three_layers(), replace(NODE, gpu=replace(GPU, power=None)), "vdnn")
     assert result.metrics.power is None
     assert powered(result)["energy_nj"] is powered(result)["average_power_w"] is None
@@ -126,13 +126,13 @@ def test_energy_is_reported_with_its_source() -> None:
 
 @cache
 def resnet34_at_256() -> Trace:
-    """The network that the paper measured the power of, at its batch, modelled for its board."""
+    """The network whose power the paper measured, at its batch, modelled for its board."""
     values = {"trace": {"zoo": "resnet34", "batch": 256}, "node": "k40", "policies": "ideal"}
     return make_scenario(values, "a test").trace
 
 
 def most_that_it_rises() -> float:
-    """By which share the average power rises at most as memory gets less, as the paper states it."""
+    """The largest relative rise of the average power with less memory, as stated in the paper."""
     return float(published()["modnn.power"])
 
 
@@ -159,14 +159,14 @@ def test_less_memory_hardly_changes_the_average_power(resnet34: dict[int, Result
 
 
 @pytest.mark.slow
-def test_less_memory_costs_energy_as_it_costs_time(budgets: list[Result]) -> None:
+def test_less_memory_increases_energy_with_the_time(budgets: list[Result]) -> None:
     by_time = sorted(budgets, key=lambda result: result.iteration_ns)
     energies = [result.metrics.power.energy_nj for result in by_time if result.metrics.power]
     assert energies == sorted(energies)
     assert len(energies) == len(budgets)
 
 
-def test_smaller_sub_batches_draw_less_on_average_and_at_most(resnet34: dict[int, Result]) -> None:
+def test_smaller_sub_batches_reduce_mean_and_peak_power(resnet34: dict[int, Result]) -> None:
     for larger, smaller in pairwise(resnet34.values()):
         assert larger.metrics.power is not None
         assert smaller.metrics.power is not None
@@ -174,13 +174,13 @@ def test_smaller_sub_batches_draw_less_on_average_and_at_most(resnet34: dict[int
         assert smaller.metrics.power.largest_w < larger.metrics.power.largest_w
 
 
-def test_energy_for_a_sample_grows_as_the_sub_batch_shrinks(resnet34: dict[int, Result]) -> None:
+def test_energy_per_sample_grows_as_the_sub_batch_shrinks(resnet34: dict[int, Result]) -> None:
     energies = [result.metrics.power.energy_nj / batch for batch, result in resnet34.items() if result.metrics.power]
     assert energies == sorted(energies)
     assert len(energies) == len(resnet34)
 
 
-def test_copies_both_ways_all_the_time_add_no_more_than_the_paper_measured(resnet34: dict[int, Result]) -> None:
+def test_continuous_copies_in_both_directions_add_at_most_the_measured_power(resnet34: dict[int, Result]) -> None:
     node, ideal = load_node("k40"), resnet34[256].metrics.power
     assert ideal is not None
     assert node.gpu.power is not None

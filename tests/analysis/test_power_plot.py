@@ -1,4 +1,4 @@
-"""The power figure: its texts, and that its area is the energy it states."""
+"""The power figure: its texts, and the coloured area, which equals the stated energy."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def drawn(timeline: Timeline) -> Figure:
     return plot_power(timeline, power_curve(timeline, work, GPU, "float32"), power, title="mine")
 
 
-def test_the_power_plot_names_its_parts_the_limit_and_the_energy() -> None:
+def test_the_power_figure_labels_its_parts_the_limit_and_the_energy() -> None:
     ax = drawn(layered_run()).axes[0]
     assert [text.get_text() for text in ax.get_legend().get_texts()] == [
         "idle",
@@ -49,7 +49,7 @@ def test_the_power_plot_names_its_parts_the_limit_and_the_energy() -> None:
     assert any(set(line.get_ydata()) == {250.0} for line in ax.lines)
 
 
-def test_the_coloured_area_is_the_energy() -> None:
+def test_the_coloured_area_equals_the_energy() -> None:
     timeline = timeline_of([("compute", SpanKind.COMPUTE, "a", 0, 30_000_000)], [40_000_000])
     shapes = [c for c in drawn(timeline).axes[0].collections if isinstance(c, PolyCollection)]
     assert len(shapes) == 4

@@ -37,7 +37,7 @@ def test_names_and_numbers_fit_in_eighty_columns() -> None:
     assert all(text in screen.getvalue() for text in (*headings, *rows[0][:-1]))
 
 
-def test_a_breakdown_is_the_time_and_shares_of_it() -> None:
+def test_a_breakdown_row_is_the_step_time_and_its_shares() -> None:
     parts = {"computation": 500_000, "overlap": 250_000, "swapping": 250_000, "recomputation": 0, "codec": 0}
     headings, rows = breakdown_table([("vdnn", parts, ""), ("none", None, "OOM"), ("nothing", {}, "")])
     assert headings == ("", "step time", "computation", "overlap", "swapping", "recomputation")
@@ -48,7 +48,7 @@ def test_a_breakdown_is_the_time_and_shares_of_it() -> None:
     ]
 
 
-def test_codecs_and_other_waits_have_a_column_where_some_run_has_them() -> None:
+def test_codecs_and_other_waits_have_a_column_only_if_a_run_has_them() -> None:
     headings, rows = breakdown_table([("a", {"computation": 3, "codec": 1}, ""), ("b", {"other": 2}, "")])
     assert headings[-2:] == ("codec", "other")
     assert [row[-2:] for row in rows] == [("25.0%", "0.0%"), ("0.0%", "100.0%")]

@@ -34,7 +34,7 @@ link:
 
 
 def make_study(folder: Path) -> Path:
-    """A scenario file with its node and its trace of three layers (100, 200, 300 kB; 60 us of compute) next to it."""
+    """Writes a scenario file, its node and its trace of three layers (100, 200, 300 kB; 60 us of compute)."""
     sizes = [100_000, 200_000, 300_000]
     write_trace(chain([5_000, 7_000, 9_000], [10_000, 14_000, 15_000], sizes), folder / "chain")
     (folder / "node.yaml").write_text(NODE, encoding="utf-8")
@@ -44,12 +44,12 @@ def make_study(folder: Path) -> Path:
 
 
 def simgpu(*arguments: object) -> Result:
-    """The command line within this process."""
+    """Runs the command line in this process."""
     return CliRunner().invoke(main, [str(argument) for argument in arguments])
 
 
 def simgpu_process(*arguments: object, cwd: Path | None = None) -> subprocess.CompletedProcess[str]:
-    """The command line in a process of its own, with pipes for a terminal."""
+    """Runs the command line in a new process, with pipes instead of a terminal."""
     command = [sys.executable, "-c", "from simgpu.cli import main; main(prog_name='simgpu')"]
     root = Path(__file__).resolve().parents[2]
     return subprocess.run(

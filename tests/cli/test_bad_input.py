@@ -1,4 +1,4 @@
-"""Every kind of bad input ends with code 2, one clear message on stderr, no traceback, and nothing half-written."""
+"""Every kind of bad input gives exit code 2, one clear message on stderr, no traceback and no partial output."""
 
 from __future__ import annotations
 
@@ -99,7 +99,9 @@ BAD: list[tuple[Callable[[Path], None], str, str, str]] = [
 
 
 @pytest.mark.parametrize(("spoil", "file", "what", "remedy"), BAD, ids=[entry[0].__name__[1:] for entry in BAD])
-def test_message_and_exit_code(study: Path, spoil: Callable[[Path], None], file: str, what: str, remedy: str) -> None:
+def test_bad_input_exits_with_2_and_one_message(
+    study: Path, spoil: Callable[[Path], None], file: str, what: str, remedy: str
+) -> None:
     spoil(study)
     out = study.with_name("out")
     done = simgpu("run", study, "-o", out)
@@ -116,7 +118,7 @@ def test_message_and_exit_code(study: Path, spoil: Callable[[Path], None], file:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("spoil", [_missing, _binary, _unknown_node, _cycle], ids=lambda spoil: spoil.__name__[1:])
-def test_the_same_in_a_process_of_its_own(study: Path, spoil: Callable[[Path], None]) -> None:
+def test_a_new_process_exits_with_2_and_one_message(study: Path, spoil: Callable[[Path], None]) -> None:
     spoil(study)
     done = simgpu_process("run", study)
     assert done.returncode == 2
@@ -126,7 +128,7 @@ def test_the_same_in_a_process_of_its_own(study: Path, spoil: Callable[[Path], N
     assert not done.stdout
 
 
-def test_output_below_a_regular_file(study: Path, tmp_path: Path) -> None:
+def test_an_output_folder_below_a_regular_file_is_refused(study: Path, tmp_path: Path) -> None:
     before = sorted(tmp_path.rglob("*"))
     done = simgpu("run", study, "-o", study / "sub" / "out")
     assert done.exit_code == 2
@@ -136,7 +138,7 @@ def test_output_below_a_regular_file(study: Path, tmp_path: Path) -> None:
     assert sorted(tmp_path.rglob("*")) == before
 
 
-def test_output_that_is_a_file_or_somebody_elses_folder(study: Path, tmp_path: Path) -> None:
+def test_an_output_path_that_is_a_file_or_a_foreign_folder_is_refused(study: Path, tmp_path: Path) -> None:
     done = simgpu("run", study, "-o", study)
     assert (done.exit_code, done.stderr) == (2, f"Error: {study}: is not a folder; choose another output folder\n")
     precious = tmp_path / "precious"

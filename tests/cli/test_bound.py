@@ -84,7 +84,7 @@ def test_each_memory_bound_is_shown_with_its_limiting_operator_and_parts(folder:
     }
 
 
-def test_the_table_agrees_with_the_json(folder: Path) -> None:
+def test_printed_values_equal_json_values(folder: Path) -> None:
     text = printed(folder, "--budget", "60B")
     rows = "all tensors 120 B - lower bound 30 B 4.0x F1 (conv2d) weights offloaded 30 B 4.0x F1 (conv2d)"
     assert rows in text
@@ -102,7 +102,7 @@ def test_the_table_agrees_with_the_json(folder: Path) -> None:
         ("29B", "none: 29 B is below the lower bound"),
     ],
 )
-def test_the_sub_batch_is_described_in_text(folder: Path, budget: str, text: str) -> None:
+def test_the_sub_batch_is_printed(folder: Path, budget: str, text: str) -> None:
     assert f"sub-batch {text} (moDNN, equation 8)" in printed(folder, "--budget", budget)
 
 
@@ -111,14 +111,14 @@ def test_without_a_node_or_memory_there_is_no_sub_batch(folder: Path) -> None:
     assert document(folder)["sub_batch"] is None
 
 
-def test_another_batch_changes_all_tensors_at_once_and_no_bound(folder: Path) -> None:
+def test_another_batch_scales_all_tensors_at_once_and_no_bound(folder: Path) -> None:
     four, eight = document(folder), document(folder, "--batch", 8)
     assert eight["all_at_once"]["bytes"] == 2 * four["all_at_once"]["bytes"]
     assert eight["bound"] == four["bound"]
 
 
 @pytest.mark.slow
-def test_a_zoo_network_is_bounded_in_the_given_budget() -> None:
+def test_a_zoo_network_is_bounded_with_the_given_budget() -> None:
     result = document(*ZOO, "--budget", "4GB")
     node = load_node("k40")
     trace = build_trace("resnet34", batch=256, gpu=node.gpu, framework="fused", optimizer="plain-sgd")
@@ -132,14 +132,14 @@ def test_a_zoo_network_is_bounded_in_the_given_budget() -> None:
 
 
 @pytest.mark.slow
-def test_the_nodes_memory_is_the_budget() -> None:
+def test_the_default_budget_is_the_memory_of_the_node() -> None:
     result = document(*ZOO)
     assert (result["node"], result["budget"]) == ("k40", load_node("k40").budget)
 
 
 @pytest.mark.slow
-def test_ideal_is_the_policy_alone() -> None:
-    """The reported peak is that of a run of `ideal`; all tensors at once are more, and not called ideal."""
+def test_the_peak_is_that_of_the_policy_ideal() -> None:
+    """The reported peak equals that of a run of `ideal`; all tensors at once take more."""
     outcome, scenario = document("quickstart"), load_scenario("quickstart")
     result = simulate(scenario.trace, scenario.node, "ideal")
     assert outcome["peak"]["bytes"] == result.metrics.device_peak_bytes < outcome["all_at_once"]["bytes"]
@@ -171,7 +171,7 @@ def test_a_sub_batch_that_does_not_run_is_reported() -> None:
     assert result.largest_batch == {"none": 1, "vdnn": 1}
 
 
-def test_a_scenario_has_its_trace_node_budget_and_alignment(tmp_path: Path) -> None:
+def test_a_scenario_supplies_trace_node_budget_and_alignment(tmp_path: Path) -> None:
     study = make_study(tmp_path)
     study.write_text(study.read_text() + "budget: 1 GiB\nalignment: 512 B\n")
     result = document(study)
@@ -219,7 +219,7 @@ def test_wrong_options_are_refused_with_a_remedy(arguments: tuple[object, ...], 
 
 
 @pytest.mark.slow
-def test_with_several_gpus_the_bound_is_for_one_share_of_the_batch(tmp_path: Path) -> None:
+def test_data_parallel_training_is_bounded_for_the_share_of_one_gpu(tmp_path: Path) -> None:
     study = tmp_path / "four.yaml"
     study.write_text(
         "schema: simgpu.scenario/2\n"

@@ -1,4 +1,4 @@
-"""``simgpu compression profile``: what it prints, writes and refuses."""
+"""``simgpu compression profile``: output, files and refused input."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ PNG = b"\x89PNG"
 
 @pytest.fixture
 def dumps(tmp_path: Path) -> Path:
-    """Three snapshots: noise, zeros, and rising whole numbers, more and more of which become noise."""
+    """Three snapshots: noise, zeros, and rising integers, a growing part of which is replaced by noise."""
     rng = np.random.default_rng(7)
     for number in range(3):
         folder = tmp_path / "dumps" / f"epoch-{number}"
@@ -33,7 +33,7 @@ def dumps(tmp_path: Path) -> Path:
     return tmp_path / "dumps"
 
 
-def test_a_profile_prints_the_columns_of_figure_7_and_their_origin(dumps: Path) -> None:
+def test_it_prints_the_columns_of_figure_7_and_their_source(dumps: Path) -> None:
     done = simgpu("compression", "profile", dumps)
     assert done.exit_code == 0
     lines = done.stdout.splitlines()
@@ -74,14 +74,14 @@ def test_threshold_and_zero_case_are_options(dumps: Path) -> None:
 
 
 @pytest.mark.parametrize("threshold", ["30", "101%", "-1%", "many", "", "1.2"])
-def test_a_threshold_that_is_no_share_is_refused(threshold: str, dumps: Path) -> None:
+def test_a_threshold_outside_0_to_1_is_refused(threshold: str, dumps: Path) -> None:
     done = simgpu("compression", "profile", dumps, f"--threshold={threshold}")
     assert done.exit_code == 2
     assert done.stderr == f"Error: --threshold: '{threshold}' is not a share from 0% to 100%; write 30% or 0.3\n"
 
 
 @pytest.mark.slow
-def test_a_profile_writes_tables_and_pictures_reproducibly(dumps: Path, tmp_path: Path) -> None:
+def test_it_writes_tables_and_figures_reproducibly(dumps: Path, tmp_path: Path) -> None:
     out = tmp_path / "profile"
     done = simgpu("compression", "profile", dumps, "-o", out)
     assert done.exit_code == 0
@@ -124,7 +124,7 @@ def test_a_trace_has_no_heat_map_and_names_the_source_of_its_numbers(tmp_path: P
     assert (tmp_path / "out/drift.png").exists()
 
 
-def test_only_the_largest_of_many_allocations_are_listed(tmp_path: Path) -> None:
+def test_only_the_12_largest_allocations_are_listed(tmp_path: Path) -> None:
     files = []
     for number in range(20):
         files.append(tmp_path / f"a{number:02}.npy")
@@ -135,13 +135,13 @@ def test_only_the_largest_of_many_allocations_are_listed(tmp_path: Path) -> None
     assert [line.split()[0] for line in lines[-13:-1]] == [f"a{number:02}" for number in range(8, 20)]
 
 
-def test_the_name_of_a_shipped_trace_is_that_trace() -> None:
+def test_the_name_of_a_shipped_trace_is_accepted() -> None:
     done = simgpu("compression", "profile", "vgg16-b128-v100")
     assert done.exit_code == 2
     assert "compressibility.csv: has no sizes of memory-entries" in done.stderr
 
 
-def test_mistakes_end_in_plain_lines_and_write_nothing(dumps: Path, tmp_path: Path) -> None:
+def test_mistakes_print_one_message_and_write_nothing(dumps: Path, tmp_path: Path) -> None:
     (tmp_path / "text.npy").write_text("no array")
     done = simgpu_process("compression", "profile", "missing", "text.npy", "dumps/epoch-0", "-o", "out", cwd=tmp_path)
     assert done.returncode == 2

@@ -42,7 +42,7 @@ def slower(study: Path) -> None:
     (study.parent / "node.yaml").write_text(NODE.replace("10 GB/s", "9.9 GB/s"))
 
 
-def test_check_passes_if_results_equal_the_stored_ones(study: Path, stored: Path) -> None:
+def test_unchanged_timings_pass(study: Path, stored: Path) -> None:
     result = check(study, stored)
     assert (result.exit_code, result.output) == (0, "study: same\n")
     assert sorted(path.name for path in (stored / "study").iterdir()) == [
@@ -50,7 +50,7 @@ def test_check_passes_if_results_equal_the_stored_ones(study: Path, stored: Path
     ]
 
 
-def test_a_slower_link_is_explained_down_to_the_first_copy(study: Path, stored: Path) -> None:
+def test_a_slower_link_is_reported_with_the_first_slower_copy(study: Path, stored: Path) -> None:
     slower(study)
     result = check(study, stored)
     assert result.exit_code == 1
@@ -84,7 +84,7 @@ def test_an_update_drops_removed_policies(study: Path, stored: Path) -> None:
     assert check(study, stored).exit_code == 0
 
 
-def test_within_tolerances_check_passes_and_reports_where_timelines_diverge(study: Path, stored: Path) -> None:
+def test_differences_within_tolerances_pass_and_are_reported(study: Path, stored: Path) -> None:
     slower(study)
     result = check(study, stored, "--tolerance", "*=10%")
     assert result.exit_code == 0
@@ -102,7 +102,7 @@ def test_command_line_tolerances_override_those_of_the_folder(study: Path, store
     assert check(study, stored, "--tolerance", "iteration_ns=0", "--tolerance", "iteration_ns=1 us").exit_code == 0
 
 
-def test_check_names_changed_settings(study: Path, stored: Path) -> None:
+def test_changed_settings_are_reported(study: Path, stored: Path) -> None:
     result = check(study, stored, "--set", "seed=1")
     assert result.exit_code == 1
     assert "  stored with other settings:\n    seed: nothing -> 1\n" in result.output
@@ -111,7 +111,7 @@ def test_check_names_changed_settings(study: Path, stored: Path) -> None:
     assert "seed: 1 -> nothing" in check(study, stored).output
 
 
-def test_less_memory_is_reported_as_another_outcome(study: Path, stored: Path) -> None:
+def test_out_of_memory_is_reported_as_a_changed_outcome(study: Path, stored: Path) -> None:
     (study.parent / "node.yaml").write_text(NODE.replace("8 GiB", "0.55 MB"))
     result = check(study, stored)
     assert result.exit_code == 1
@@ -136,7 +136,7 @@ def test_several_checks_print_a_line_each_and_a_summary(study: Path, stored: Pat
     assert (both.exit_code, both.output) == (0, "study: same\nother: same\n\nall 2 same as stored\n")
 
 
-def test_json_is_one_document(study: Path, stored: Path) -> None:
+def test_json_output_is_one_document(study: Path, stored: Path) -> None:
     same = json.loads(simgpu("check", study, "--against", stored, "--json").stdout)
     assert same["scenarios"] == [{"name": "study", "verdict": "same", "difference": None}]
     slower(study)
@@ -161,13 +161,13 @@ def test_json_is_one_document(study: Path, stored: Path) -> None:
         (("--set", "iteratons=1"), "did you mean 'iterations'?"),
     ],
 )
-def test_bad_options_end_with_2(options: tuple[str, ...], message: str, study: Path, stored: Path) -> None:
+def test_bad_options_exit_with_2(options: tuple[str, ...], message: str, study: Path, stored: Path) -> None:
     result = check(study, stored, *options)
     assert result.exit_code == 2
     assert message in result.stderr
 
 
-def test_bad_folders_and_files_end_with_2_before_anything_runs(study: Path, stored: Path, tmp_path: Path) -> None:
+def test_bad_folders_and_files_exit_with_2_before_anything_runs(study: Path, stored: Path, tmp_path: Path) -> None:
     assert "no such folder; give the folder of stored timings" in check(study, tmp_path / "none").stderr
     assert "two scenarios are called 'study'" in simgpu("check", study, study, "--against", stored).stderr
     (stored / "study" / "vdnn.csv.gz").write_bytes(b"")
@@ -192,7 +192,7 @@ def test_folder_names_are_sanitized_scenario_names(study: Path, tmp_path: Path) 
 
 
 def _hears_ctrl_c() -> None:
-    """Also where these tests run as a job in the background, which ignores it."""
+    """Restores Ctrl-C handling, which background jobs ignore."""
     signal.signal(signal.SIGINT, signal.SIG_DFL)
 
 

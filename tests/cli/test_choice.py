@@ -25,7 +25,7 @@ def files(folder: Path) -> dict[str, bytes]:
     return {str(path.relative_to(folder)): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
 
 
-def test_the_run_is_that_of_the_scenario_with_the_same_values(here: Path) -> None:
+def test_options_give_the_same_run_as_a_scenario_with_the_same_values(here: Path) -> None:
     changed = ["--set", "budget=700 kB", "--set", "policies=[ideal, vdnn: {mode: conv}]"]
     assert simgpu("run", "study.yaml", *changed, "-o", "by-file").exit_code == 0
     options = ["--memory", "700 kB", "--policy", "ideal", "--policy", "vdnn: {mode: conv}"]
@@ -50,7 +50,7 @@ def test_the_run_is_that_of_the_scenario_with_the_same_values(here: Path) -> Non
         (["memory-bound", "study.yaml"], "--budget", "--memory"),
     ],
 )
-def test_memory_and_budget_are_two_names_of_one_option(command: list[str], shown: str, other: str) -> None:
+def test_memory_and_budget_are_the_same_option(command: list[str], shown: str, other: str) -> None:
     first, second = (simgpu(*command, "--json", option, "2 MiB") for option in (shown, other))
     assert first.exit_code == second.exit_code == 0, first.stderr + second.stderr
     documents = [json.loads(done.stdout) for done in (first, second)]
@@ -62,7 +62,7 @@ def test_memory_and_budget_are_two_names_of_one_option(command: list[str], shown
     assert f"\n  {shown} SIZE " in message and f"{other} SIZE" not in message
 
 
-def test_defaults_are_all_memory_and_the_usual_policies() -> None:
+def test_the_defaults_are_all_memory_and_the_usual_policies() -> None:
     results = json.loads(simgpu("compare", *NAMED, "--json").stdout)["results"]
     assert [result["label"] for result in results] == ["ideal", "none", "vdnn"]
     assert {result["budget_bytes"] for result in results} == {8 * 2**30}
@@ -116,14 +116,14 @@ def test_problems_are_reported_together_at_their_options() -> None:
         ),
     ],
 )
-def test_incompatible_options_are_refused(command: str, arguments: list[str], message: str) -> None:
+def test_conflicting_arguments_are_refused(command: str, arguments: list[str], message: str) -> None:
     done = simgpu(command, *arguments)
     assert done.exit_code == 2
     assert message in done.stderr
     assert not done.stdout
 
 
-def test_names_of_policies_are_never_broken_however_many_there_are() -> None:
+def test_policy_names_are_never_wrapped() -> None:
     requested = ["ideal", "none", "vdnn", "vdnn: {mode: conv}", "vdnn: {algorithms: smallest}"]
     requested += ["vdnn: {mode: conv, algorithms: smallest}", "vdnn: {mode: dynamic}"]
     for count in range(1, len(requested) + 1):

@@ -1,4 +1,4 @@
-"""``simgpu compression tune`` and ``simgpu compression times``: CSWAP's figures 12 and 10 on the screen."""
+"""``simgpu compression tune`` and ``simgpu compression times``: CSWAP's figures 12 and 10 as tables."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from tests.cli.cli_helpers import simgpu
 
 
 @pytest.mark.slow
-def test_four_ways_to_a_launch_setting_and_the_best_is_last() -> None:
+def test_tune_compares_four_searches_and_exhaustive_search_is_best() -> None:
     done = simgpu("compression", "tune", "-q")
     assert done.exit_code == 0, done.stderr
     ways = [line for line in done.stdout.splitlines() if line.endswith(("-", "35", "8192"))]
@@ -20,7 +20,7 @@ def test_four_ways_to_a_launch_setting_and_the_best_is_last() -> None:
 
 
 @pytest.mark.slow
-def test_the_sparse_activations_of_a_trace() -> None:
+def test_tune_uses_the_sparse_activations_of_a_trace() -> None:
     done = simgpu("compression", "tune", "--trace", "vgg16-b128-v100", "--epoch", 20, "--node", "2080ti", "-q")
     assert done.exit_code == 0, done.stderr
     assert "scaled from the fitted GPU" in " ".join(done.stdout.split())
@@ -49,7 +49,7 @@ def test_regressions_are_shown_side_by_side() -> None:
         (["--seed", "-1"], "--seed"),
     ],
 )
-def test_mistakes_end_in_a_message(arguments: list[str], word: str) -> None:
+def test_mistakes_exit_with_a_message(arguments: list[str], word: str) -> None:
     done = simgpu("compression", "tune", *arguments)
     assert done.exit_code == 2
     assert word in done.stderr

@@ -81,7 +81,7 @@ def test_the_package_imports_heavy_modules_lazily() -> None:
         _ = importlib.import_module("simgpu").nonsense
 
 
-def test_the_version_is_the_packages() -> None:
+def test_the_printed_version_is_the_package_version() -> None:
     root = Path(__file__).resolve().parents[2]
     import tomllib
 
@@ -89,7 +89,7 @@ def test_the_version_is_the_packages() -> None:
     assert simgpu("--version").stdout == f"simgpu {version}\n"
 
 
-def test_nodes_and_one_node_with_its_sources() -> None:
+def test_list_nodes_shows_all_nodes_and_the_sources_of_one() -> None:
     listed = simgpu("list", "nodes").stdout
     for name in node_names():
         (row,) = (line for line in listed.splitlines() if line.startswith(f"{name} "))
@@ -116,7 +116,7 @@ def test_a_misspelled_command_gets_a_suggestion(arguments: tuple[object, ...], m
 
 
 @pytest.mark.parametrize("name", node_names())
-def test_a_node_without_a_host_is_shown_as_such(name: str) -> None:
+def test_a_node_without_a_host_is_marked(name: str) -> None:
     shown, host = simgpu("list", "nodes", name).stdout, load_node(name).host
     rows = {" ".join(line.split()[:4]) for line in shown.splitlines() if line.startswith("host ")}
     silent = {"host memory not given", "host cores not given"}
@@ -124,7 +124,7 @@ def test_a_node_without_a_host_is_shown_as_such(name: str) -> None:
     assert ("memory and cores are not given in this node's sources" in " ".join(shown.split())) == (silent <= rows)
 
 
-def test_policies_with_parameters_and_sources() -> None:
+def test_list_policies_shows_parameters_and_sources() -> None:
     listed = simgpu("list", "policies").stdout
     for name in policy_names():
         assert f"{name}\n" in listed
@@ -133,7 +133,7 @@ def test_policies_with_parameters_and_sources() -> None:
     assert simgpu("list", "policies", "ideal").stdout.splitlines()[0] == "ideal"
 
 
-def test_schemas_are_json_and_know_keys_policies_and_parameters() -> None:
+def test_schemas_are_json_with_keys_policies_and_parameters() -> None:
     scenario = json.loads(simgpu("list", "schema").stdout)
     assert scenario["additionalProperties"] is False
     assert set(scenario["required"]) == {"schema", "trace", "node", "policies"}
@@ -146,7 +146,7 @@ def test_schemas_are_json_and_know_keys_policies_and_parameters() -> None:
     assert "default" not in node["$defs"]["GpuSection"]["properties"]["alignment"]
 
 
-def test_trace_show_check_and_stats(tmp_path: Path) -> None:
+def test_trace_show_check_and_stats_print_their_results(tmp_path: Path) -> None:
     trace = make_study(tmp_path).with_name("chain")
     shown = simgpu("trace", "show", trace).stdout
     message = " ".join(shown.split())
@@ -173,7 +173,7 @@ def test_trace_check_lists_every_problem(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     "names", [("a",), ("a", "b"), ("a", "b/c", "b/d", "e/f/g"), tuple("abcdefghijklmnopqrstu")], ids=len
 )
-def test_import_of_a_folder_of_recordings_names_them(tmp_path: Path, names: tuple[str, ...]) -> None:
+def test_importing_a_folder_of_several_recordings_lists_them(tmp_path: Path, names: tuple[str, ...]) -> None:
     (tmp_path / "all").mkdir()
     for name in names:
         (tmp_path / "all" / name).mkdir(parents=True)
@@ -212,7 +212,9 @@ def test_an_import_without_a_device_prints_a_note(tmp_path: Path) -> None:
     assert "origin    imported, device not recorded, by " in done.stdout
 
 
-def test_record_refuses_another_trace_before_it_records(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_record_refuses_to_replace_another_trace_before_recording(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     trace = make_study(tmp_path).with_name("chain")
     recorded: list[str] = []
 
@@ -231,7 +233,7 @@ def test_record_refuses_another_trace_before_it_records(tmp_path: Path, monkeypa
 
 
 @pytest.mark.parametrize("rough", [True, False])
-def test_record_warns_of_times_that_vary_widely(rough: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_record_warns_about_widely_varying_times(rough: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     steady = chain([100], [100], [1])
     kernels = tuple(dataclasses.replace(kernel, iqr_ns=21 if rough else 20) for kernel in steady.kernels)
     trace = dataclasses.replace(steady, kernels=kernels)
@@ -264,7 +266,7 @@ def test_record_writes_a_trace_or_names_the_package_to_install(tmp_path: Path) -
 
 
 @pytest.mark.slow
-def test_the_command_line_works_as_a_process() -> None:
+def test_the_command_line_works_in_a_new_process() -> None:
     done = simgpu_process("list", "nodes")
     assert done.returncode == 0
     assert done.stdout == simgpu("list", "nodes").stdout
@@ -281,7 +283,7 @@ def _python(code: str) -> str:
 
 
 def test_trace_stats_list_unrecomputable_bytes(tmp_path: Path) -> None:
-    """x2 to x4 are saved, 200, 300 and 0 bytes; x2 comes of an operator that nobody knows."""
+    """x2 to x4 are saved, 200, 300 and 0 bytes; an unknown operator writes x2."""
     built = chain([5, 7, 9], [10, 14, 18], [100, 200, 300])
     first = dataclasses.replace(built.kernels[0], op="mine", pure=None)
     write_trace(dataclasses.replace(built, kernels=(first, *built.kernels[1:])), tmp_path / "t")

@@ -1,4 +1,4 @@
-"""``simgpu epochs``: means over a training and the map of decisions, on the screen and as files."""
+"""``simgpu epochs``: means over a training and the map of decisions, printed and as files."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def test_printed_json_equals_report_json(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("text", ["", "x", "3-", "5-3", "-1", "1,,2", "1e3", "100000"])
-def test_values_that_are_not_epochs_are_refused(text: str) -> None:
+def test_invalid_epochs_are_refused(text: str) -> None:
     done = simgpu("epochs", "--trace", "vgg16-b128-v100", "--node", "v100", f"--epochs={text}")
     assert done.exit_code == 2
     assert "--epochs" in done.stderr and "Traceback" not in done.stderr
@@ -65,7 +65,7 @@ def test_a_policy_out_of_memory_does_not_change_the_means_of_others() -> None:
     assert "none, epoch 0" in done.stderr and "out of" in done.stderr
 
 
-def test_epochs_exits_with_3_if_no_policy_fits() -> None:
+def test_the_exit_code_is_3_if_nothing_fits() -> None:
     done = simgpu("epochs", *SHORT, "--policy", "none", "-q", "--memory", "2 GiB")
     assert done.exit_code == 3
     assert "none, epoch 0" in done.stderr
@@ -83,5 +83,5 @@ def test_a_refused_policy_does_not_change_the_means_of_others() -> None:
     assert "cdma: " in done.stderr and "no compressing DMA engine" in done.stderr
 
 
-def test_epochs_exits_with_2_if_every_policy_is_refused() -> None:
+def test_the_exit_code_is_2_if_all_policies_refuse() -> None:
     assert simgpu("epochs", *SHORT, "--policy", "cdma", "-q").exit_code == 2

@@ -1,4 +1,4 @@
-"""``simgpu explain`` says why policies are slow, why they do not fit, and what would help."""
+"""``simgpu explain`` shows why policies are slow or do not fit, and what would help."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def test_explain_lists_losses_by_tensor_engine_and_decision() -> None:
     assert all(len(line) <= 80 for line in done.stdout.splitlines())
 
 
-def test_a_run_out_of_memory_gets_the_smallest_budget_and_its_limiting_kernel() -> None:
+def test_out_of_memory_is_explained_by_the_smallest_budget_and_limiting_kernel() -> None:
     done = simgpu(*SMALL, "--set", "policies=none")
     assert done.exit_code == 3
     for message in (
@@ -61,7 +61,7 @@ def test_a_small_excess_over_the_budget_is_shown_in_bytes() -> None:
     assert "needs 1.134 GiB, which exceeds the 1.134 GiB capacity" not in " ".join(done.stdout.split())
 
 
-def test_policies_with_unlimited_memory_are_not_explained() -> None:
+def test_a_run_with_only_unlimited_policies_has_no_explanation() -> None:
     done = simgpu(*SMALL, "--set", "policies=ideal")
     assert done.exit_code == 0
     assert "nothing to explain: all policies have unlimited memory" in done.stdout
@@ -86,7 +86,7 @@ def test_unlimited_policies_are_omitted_from_explanations() -> None:
 
 
 @pytest.mark.slow
-def test_json_has_every_loss_and_step() -> None:
+def test_json_contains_every_loss_and_critical_path_step() -> None:
     done = simgpu(*SMALL, "--json", "--set", "policies=[none, vdnn]", "--more-memory", "8 MiB")
     document = json.loads(done.stdout)
     assert document["schema"] == "simgpu.explanation/1"

@@ -1,4 +1,4 @@
-"""Shell completion: what is offered where, and that real shells take it."""
+"""Shell completion: the completions offered, also in real shells."""
 
 from __future__ import annotations
 
@@ -35,13 +35,13 @@ def _elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def offered(line: str) -> list[str]:
-    """The completions of the last word of a line; a path's kind in angle brackets."""
+    """The completions of the last word of a line; the kind of a path in angle brackets."""
     *words, last = line.split(" ")
     result = ShellComplete(main, {}, "simgpu", "_SIMGPU_COMPLETE").get_completions(words, last)
     return [item.value if item.type == "plain" else f"<{item.type}>" for item in result]
 
 
-def test_commands_and_their_lines_are_offered() -> None:
+def test_commands_are_offered_with_their_summaries() -> None:
     result = ShellComplete(main, {}, "simgpu", "_SIMGPU_COMPLETE").get_completions([], "")
     assert [(item.value, item.help) for item in result] == list(COMMANDS.items())
     assert offered("com") == ["compare", "compression"]
@@ -49,14 +49,14 @@ def test_commands_and_their_lines_are_offered() -> None:
     assert offered("--v") == ["--version"]
 
 
-def test_completion_of_commands_imports_none_of_them() -> None:
+def test_completing_commands_imports_none_of_them() -> None:
     done = ask("simgpu ", "; print(sorted(n for n in sys.modules if n.startswith('simgpu.cli.')), file=sys.stderr)")
     assert done.stdout.split() == [f"plain,{name}" for name in COMMANDS]
     known = {"simgpu.cli.group", "simgpu.cli.signals"}
     assert {name.strip("'") for name in done.stderr.strip("[]\n").split(", ")} == known
 
 
-def test_an_unknown_command_is_no_error_while_it_is_typed() -> None:
+def test_completion_ignores_an_unknown_command() -> None:
     done = ask("simgpu nonsense ")
     assert (done.returncode, done.stderr) == (0, "")
 
@@ -92,13 +92,13 @@ def test_names_are_offered_where_a_command_takes_one(line: str, names: list[str]
     assert sorted(offered(line)) == sorted(names)
 
 
-def test_completion_offers_traces_scenarios_and_networks_to_run() -> None:
+def test_run_completes_traces_scenarios_and_networks() -> None:
     result = offered("max-batch ")
     assert result == [*shipped_names("traces"), *shipped_scenarios(), *(f"zoo:{name}" for name in NETWORKS)]
 
 
 @pytest.mark.parametrize("line", ["run ./", "study results/", "run --node ../", "trace import ", "run -o "])
-def test_paths_are_left_to_the_shell(line: str) -> None:
+def test_paths_are_completed_by_the_shell(line: str) -> None:
     assert offered(line) == ["<file>"]
 
 
@@ -109,7 +109,7 @@ def test_completion_offers_user_files_and_shipped_names(tmp_path: Path) -> None:
     assert offered("run --trace ch") == ["chain"]
 
 
-def test_keys_of_a_scenario_of_a_study_and_of_their_nodes() -> None:
+def test_set_completes_keys_of_scenarios_studies_and_nodes() -> None:
     assert {"iterations=", "seed=", "node.gpu.memory="} <= set(offered("run --set "))
     assert offered("run --set node.gpu.mem") == ["node.gpu.memory="]
     assert offered("run --set node.gpu.memory=") == [], "nothing is known of values"
@@ -126,7 +126,7 @@ def test_keys_of_a_scenario_of_a_study_and_of_their_nodes() -> None:
         ("fish", ["fish", "--no-config", "-i"], "_SIMGPU_COMPLETE=fish_source simgpu | source"),
     ],
 )
-def test_the_tab_key_in_a_real_shell(shell: str, command: list[str], start: str, tmp_path: Path) -> None:
+def test_the_tab_key_completes_in_a_real_shell(shell: str, command: list[str], start: str, tmp_path: Path) -> None:
     if shutil.which(shell) is None:
         pytest.skip(f"no {shell} here")
     program = tmp_path / "bin" / "simgpu"
@@ -153,7 +153,7 @@ def test_the_tab_key_in_a_real_shell(shell: str, command: list[str], start: str,
 
 
 def ask(line: str, then: str = "") -> subprocess.CompletedProcess[str]:
-    """What the script of bash runs at the tab key."""
+    """Runs what the bash script runs at the tab key."""
     code = f"import sys\nfrom simgpu.__main__ import main\ntry: main()\nfinally: pass{then}"
     position = str(len(line.split(" ")) - 1)
     requested = {"_SIMGPU_COMPLETE": "bash_complete", "COMP_WORDS": line, "COMP_CWORD": position}
@@ -162,7 +162,7 @@ def ask(line: str, then: str = "") -> subprocess.CompletedProcess[str]:
 
 
 def _until(terminal: int, awaited: str) -> str:
-    """What a terminal shows until the awaited text, or for as long as a slow machine may take."""
+    """The terminal output up to the awaited text, with a timeout for slow machines."""
     shown, end = "", monotonic() + 20
     while awaited not in shown and monotonic() < end and select.select([terminal], [], [], 20)[0]:
         try:

@@ -1,4 +1,4 @@
-"""Every command explains itself: help in 80 columns, every option described, examples that run, and --quiet."""
+"""Help of every command: 80 columns, every option described, examples that run, and --quiet."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ QUICK = frozenset(
 def commands(
     group: click.Command = main, path: tuple[str, ...] = ()
 ) -> Iterator[tuple[tuple[str, ...], click.Command]]:
-    """Every command and group by its words, the groups first."""
+    """Every command and group by its words, groups first."""
     yield path, group
     if isinstance(group, click.Group):
         context = click.Context(group, info_name="simgpu")
@@ -64,7 +64,7 @@ def help_of(path: tuple[str, ...]) -> str:
 
 
 def examples_of(text: str) -> list[str]:
-    """The command lines in a help text, each in one line and without the words that explain it."""
+    """The command lines in a help text, each in one line and without its explanation."""
     joined = re.sub(r"\\\n\s*", "", text)
     lines = re.findall(r"^ +(simgpu [^\n]+?)(?: {3,}[^\n]*)?$", joined, re.MULTILINE)
     return [re.sub(r"\s*[>|].*", "", line) for line in lines]
@@ -109,7 +109,7 @@ def test_commands_with_progress_accept_quiet(path: tuple[str, ...]) -> None:
 
 
 @pytest.mark.parametrize(("path", "example"), EXAMPLES)
-def test_examples_are_understood(path: tuple[str, ...], example: str) -> None:
+def test_examples_in_help_are_parsed(path: tuple[str, ...], example: str) -> None:
     words = shlex.split(example.replace(" COMMAND", " run"))[1:]
     command: click.Command = main
     with ExitStack() as contexts:
@@ -123,7 +123,7 @@ def test_examples_are_understood(path: tuple[str, ...], example: str) -> None:
             contexts.enter_context(command.make_context(command.name, words, parent))
 
 
-def test_the_quick_examples_are_examples() -> None:
+def test_the_listed_quick_examples_appear_in_help() -> None:
     shown = {parameter.values[1].removeprefix("simgpu ") for parameter in EXAMPLES}
     assert shown >= QUICK
 

@@ -1,4 +1,4 @@
-"""Ctrl-C and kill, at chosen moments: the exit code says so, nothing is left behind, and old results stay."""
+"""Ctrl-C and kill at chosen moments: the exit code, no files left behind, and old results preserved."""
 
 from __future__ import annotations
 
@@ -72,7 +72,7 @@ COMPUTING = {
 
 @pytest.fixture
 def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A folder with a scenario, a study and an array, in which the test is."""
+    """The working directory of the test, with a scenario, a study and an array."""
     import numpy as np
 
     make_study(tmp_path)
@@ -83,7 +83,7 @@ def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def interrupted(moment: tuple[str, str], *words: str, number: int = signal.SIGINT, delay: float = 0) -> tuple[int, str]:
-    """The exit code of a command that gets the signal at that moment or after it, and what it said on stderr."""
+    """The exit code and stderr of a command that gets the signal at that moment or later."""
     child = [sys.executable, "-c", CHILD, str(int(number)), *moment, str(delay)]
     command = ["env", "--default-signal", *child]
     environment = {**os.environ, "PYTHONPATH": str(ROOT)}
@@ -105,7 +105,7 @@ def contents(folder: Path) -> dict[str, bytes | None]:
 
 
 def is_quiet(said: str) -> bool:
-    """No more than an empty line, next to lines of progress where the machine is slow."""
+    """Whether stderr is empty except for progress lines on a slow machine."""
     return not [line for line in said.splitlines() if line and not line.endswith(" s)")]
 
 
@@ -121,7 +121,7 @@ def test_ctrl_c_during_a_write_leaves_only_the_old_results(name: str, place: Pat
 
 
 @pytest.mark.parametrize("name", COMPUTING)
-def test_ctrl_c_while_a_command_computes(name: str, place: Path) -> None:
+def test_ctrl_c_during_a_computation_exits_with_130(name: str, place: Path) -> None:
     words, moment = COMPUTING[name]
     if moment[0] == "import" and "." not in moment[1] and importlib.util.find_spec(moment[1]) is None:
         pytest.skip(f"needs {moment[1]}")
@@ -132,7 +132,7 @@ def test_ctrl_c_while_a_command_computes(name: str, place: Path) -> None:
 
 
 @pytest.mark.parametrize("delay", [0.1, 0.3])
-def test_ctrl_c_while_a_search_runs(delay: float, place: Path) -> None:
+def test_ctrl_c_during_a_search_exits_with_130(delay: float, place: Path) -> None:
     moment = ("exec", "simgpu/policies/home.py")
     code, said = interrupted(moment, "search", "vgg16-v100", "--budget", "6GiB", "-o", "found", delay=delay)
     assert (code, is_quiet(said)) == (130, True), said
@@ -140,13 +140,13 @@ def test_ctrl_c_while_a_search_runs(delay: float, place: Path) -> None:
 
 
 @pytest.mark.parametrize("module", ["click", "simgpu.cli.screen", "numpy", "pydantic"])
-def test_ctrl_c_while_modules_load(module: str, place: Path) -> None:
+def test_ctrl_c_during_imports_exits_with_130(module: str, place: Path) -> None:
     code, said = interrupted(("import", module), "run", "study.yaml", "-o", "out")
     assert (code, is_quiet(said)) == (130, True), said
     assert not (place / "out").exists()
 
 
-def test_folders_change_places_undisturbed(place: Path) -> None:
+def test_ctrl_c_does_not_interrupt_the_replacement_of_the_output_folder(place: Path) -> None:
     assert simgpu("run", "study.yaml", "-o", "out").exit_code == 0
     before = contents(place)
     (place / "out" / "report.json").write_text('{"schema": "simgpu.report/0"}', encoding="utf-8")
@@ -155,14 +155,14 @@ def test_folders_change_places_undisturbed(place: Path) -> None:
     assert contents(place) == before, "the new results whole, the old ones gone"
 
 
-def test_folders_on_the_way_to_the_output_vanish_too(place: Path) -> None:
+def test_ctrl_c_removes_created_parent_folders(place: Path) -> None:
     before = contents(place)
     assert interrupted(("open", ".part/"), "run", "study.yaml", "-o", "new/er/out")[0] == 130
     assert contents(place) == before
 
 
 @pytest.mark.skipif(importlib.util.find_spec("torch") is None, reason="needs PyTorch")
-def test_ctrl_c_while_a_model_is_recorded(place: Path) -> None:
+def test_ctrl_c_during_a_recording_exits_with_130(place: Path) -> None:
     before = contents(place)
     code, said = interrupted(("open", ".part/"), "record", "mlp", "--batch", "4", "-o", "new", "--save-maps", "maps")
     assert (code, is_quiet(said)) == (130, True), said
@@ -170,14 +170,14 @@ def test_ctrl_c_while_a_model_is_recorded(place: Path) -> None:
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP])
-def test_sigterm_cleans_up_as_ctrl_c_does(number: int, place: Path) -> None:
+def test_sigterm_cleans_up_like_ctrl_c(number: int, place: Path) -> None:
     before = contents(place)
     code, said = interrupted(("open", ".part/"), "run", "study.yaml", "-o", "new", number=number)
     assert (code, is_quiet(said)) == (128 + number, True), said
     assert contents(place) == before
 
 
-def test_an_interrupt_that_was_lost_is_raised_again_at_the_next_step(request: pytest.FixtureRequest) -> None:
+def test_a_suppressed_interrupt_is_raised_again_at_the_next_step(request: pytest.FixtureRequest) -> None:
     before = signal.signal(signal.SIGINT, signal.default_int_handler)  # a job in the background ignores it
     request.addfinalizer(lambda: signal.signal(signal.SIGINT, before))
     with pytest.raises(KeyboardInterrupt), unwinding(), progress(quiet=True) as say:  # at the latest at its end
@@ -190,7 +190,7 @@ def test_an_interrupt_that_was_lost_is_raised_again_at_the_next_step(request: py
         say("of the next command")
 
 
-def test_a_signal_that_is_ignored_stays_ignored(place: Path) -> None:
+def test_an_ignored_signal_stays_ignored(place: Path) -> None:
     command = ["sh", "-c", 'trap "" HUP; exec "$@"', "sh", sys.executable, "-c", CHILD, str(int(signal.SIGHUP))]
     words = [*command, "open", ".part/", "0", "run", "study.yaml", "-o", "out"]
     environment = {**os.environ, "PYTHONPATH": str(ROOT)}
@@ -201,14 +201,14 @@ def test_a_signal_that_is_ignored_stays_ignored(place: Path) -> None:
     assert (place / "out" / "report.json").is_file()
 
 
-def test_a_command_within_a_program_restores_signal_handlers(place: Path) -> None:
+def test_a_command_called_by_a_program_restores_signal_handlers(place: Path) -> None:
     before = [signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)]
     assert simgpu("trace", "check", "chain").exit_code == 0
     assert [signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)] == before
 
 
 def test_a_ctrl_c_dropped_by_python_is_raised_again(request: pytest.FixtureRequest) -> None:
-    """What is raised while an object goes away is dropped; the command must end all the same."""
+    """Python drops exceptions in `__del__`; the command must end nevertheless."""
     before = signal.signal(signal.SIGINT, signal.default_int_handler)  # a job in the background ignores it
     request.addfinalizer(lambda: signal.signal(signal.SIGINT, before))
 

@@ -1,4 +1,4 @@
-"""What a terminal shows: colours that can be switched off, progress that vanishes, lines that fit, pipes that close."""
+"""Terminal output: optional colours, erased progress, lines that fit, and closed pipes."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def environment(more: Mapping[str, str]) -> dict[str, str]:
 
 
 def on_terminal(*words: str, before: str = "", **more: str) -> tuple[str, str]:
-    """What a terminal gets as standard output and, on another one, as standard error."""
+    """The standard output and standard error of a command, each on its own terminal."""
     shown = []
     pairs = [pty.openpty(), pty.openpty()]
     command = [sys.executable, "-c", before + PROGRAM, *words]
@@ -77,7 +77,7 @@ def piped(*words: str, **more: str) -> subprocess.CompletedProcess[str]:
 
 
 @pytest.mark.slow
-def test_a_terminal_gets_looks_and_under_no_color_the_same_text_without() -> None:
+def test_a_terminal_gets_styles_and_no_color_gives_the_same_plain_text() -> None:
     looked, error = on_terminal("list", "policies", "vdnn")[0], on_terminal("list", "policies", "vdn")[1]
     assert _LOOK.search(looked) and _LOOK.search(error)
     plain, plain_error = (
@@ -98,7 +98,7 @@ def test_a_terminal_gets_looks_and_under_no_color_the_same_text_without() -> Non
         ({"NO_COLOR": ""}, False),
     ],
 )
-def test_a_pipe_gets_looks_when_forced(settings: dict[str, str], looks: bool) -> None:
+def test_a_pipe_gets_styles_if_forced(settings: dict[str, str], looks: bool) -> None:
     assert (ESCAPE in piped("list", "policies", "vdnn", **settings).stdout) == looks
     assert (ESCAPE in piped("list", "policies", "vdn", **settings).stderr) == looks
 
@@ -109,7 +109,7 @@ def test_a_dumb_terminal_gets_plain_text() -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("settings", [{}, {"NO_COLOR": "1"}], ids=["colour", "no colour"])
-def test_progress_moves_on_a_terminal_and_vanishes(settings: dict[str, str], place: Path) -> None:
+def test_progress_is_animated_on_a_terminal_and_erased(settings: dict[str, str], place: Path) -> None:
     out, error = on_terminal("compare", "study.yaml", before=SLOW, **settings)
     assert "working" in error
     assert error.rstrip().endswith("\x1b[2K"), "the last thing is that the line is erased"
@@ -118,14 +118,14 @@ def test_progress_moves_on_a_terminal_and_vanishes(settings: dict[str, str], pla
 
 
 @pytest.mark.slow
-def test_quiet_hides_progress_and_keeps_results(place: Path) -> None:
+def test_quiet_hides_progress_and_prints_results(place: Path) -> None:
     out, error = on_terminal("compare", "study.yaml", "--quiet", before=SLOW)
     assert error == ""
     assert out == on_terminal("compare", "study.yaml")[0]
 
 
 @pytest.mark.slow
-def test_forced_colours_make_no_terminal_of_a_pipe(place: Path) -> None:
+def test_forced_colours_do_not_animate_progress_in_a_pipe(place: Path) -> None:
     command = [sys.executable, "-c", SLOW + PROGRAM, "compare", "study.yaml"]
     done = subprocess.run(
         command, env=environment({"FORCE_COLOR": "1"}), capture_output=True, text=True, timeout=60, check=False
@@ -152,7 +152,7 @@ def test_a_closed_pipe_ends_the_program_silently(words: str, place: Path) -> Non
 
 
 @pytest.mark.slow
-def test_a_full_disk_behind_the_output_is_an_error_in_one_line() -> None:
+def test_writing_to_a_full_disk_is_a_one_line_error() -> None:
     if not Path("/dev/full").exists():
         pytest.skip("no /dev/full here")
     with Path("/dev/full").open("w", encoding="utf-8") as full:

@@ -1,4 +1,4 @@
-"""What ``simgpu trace import`` says when it is done."""
+"""The final output of ``simgpu trace import``."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ STREAMS = replace(
         (STREAMS, "only ideal and none: the kernels ran on 2 streams", {"ideal", "none"}),
     ],
 )
-def test_the_listed_policies_are_those_that_run(trace: Trace, message: str, running: set[str]) -> None:
+def test_import_lists_exactly_the_policies_that_run(trace: Trace, message: str, running: set[str]) -> None:
     assert policies_that_run(trace).startswith(message)
     node = load_node("v100")
     result = set()
@@ -49,7 +49,7 @@ def test_the_listed_policies_are_those_that_run(trace: Trace, message: str, runn
     assert result == running
 
 
-def test_an_import_ends_with_what_can_be_run_and_how(tmp_path: Path) -> None:
+def test_an_import_prints_the_next_command_and_the_policies_that_run(tmp_path: Path) -> None:
     done = simgpu("trace", "import", written(tmp_path / "recording"), "-o", tmp_path / "out")
     assert done.exit_code == 0, done.stderr
     assert "policies  all except those that use sparsity" in done.stdout

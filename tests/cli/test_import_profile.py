@@ -1,4 +1,4 @@
-"""``simgpu trace import`` on PyTorch profiles: what it says it recognised, and how two files are joined."""
+"""``simgpu trace import`` on PyTorch profiles: what it reports, and how it joins two files."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def test_an_execution_trace_alone_is_refused(tmp_path) -> None:
     assert not (tmp_path / "trace").exists()
 
 
-def test_a_batch_that_the_shapes_contradict_is_refused(tmp_path) -> None:
+def test_a_batch_that_contradicts_the_shapes_is_refused(tmp_path) -> None:
     path = small_run()[0].write(tmp_path / "net.json")
     done = simgpu("trace", "import", path, "-o", tmp_path / "trace", "--batch", 16)
     assert done.exit_code == 2
@@ -55,7 +55,7 @@ def test_a_batch_that_the_shapes_contradict_is_refused(tmp_path) -> None:
     assert read_trace(tmp_path / "trace").info.batch == 8
 
 
-def test_the_remedy_for_shapes_that_mislead_works(tmp_path) -> None:
+def test_the_batch_of_an_imported_trace_can_be_corrected_by_hand(tmp_path) -> None:
     trace = tmp_path / "trace"
     assert simgpu("trace", "import", small_run()[0].write(tmp_path / "net.json"), "-o", trace).exit_code == 0
     text = (trace / "trace.yaml").read_text()

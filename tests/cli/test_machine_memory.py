@@ -1,4 +1,4 @@
-"""Memory that runs out on the machine that simgpu runs on: one message and code 2, never a traceback."""
+"""If the machine that runs simgpu is out of memory, there is one message and exit code 2, never a traceback."""
 
 from __future__ import annotations
 
@@ -24,7 +24,9 @@ START = b'{"INSTRUCTION": "ANNOTATE", "ANNOTATION": "START"}\n'
 @pytest.mark.parametrize(
     "error", [MemoryError(), OSError(errno.ENOMEM, os.strerror(errno.ENOMEM))], ids=["python", "system"]
 )
-def test_whoever_finds_no_memory(error: Exception, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_memory_error_exits_with_2_and_one_message(
+    error: Exception, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     def no_memory(*_: Any, **__: Any) -> NoReturn:
         raise error
 
@@ -36,7 +38,7 @@ def test_whoever_finds_no_memory(error: Exception, tmp_path: Path, monkeypatch: 
 
 
 @pytest.mark.slow
-def test_memory_that_runs_out_although_it_seemed_enough(tmp_path: Path) -> None:
+def test_running_out_of_memory_while_reading_exits_with_2_and_one_message(tmp_path: Path) -> None:
     log = tmp_path / "net-b4.log"
     log.write_bytes(START)
     with log.open("r+b") as file:

@@ -1,4 +1,4 @@
-"""``simgpu max-batch``: what it takes, what it shows, how it ends."""
+"""``simgpu max-batch``: arguments, output and exit codes."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from tests.cli.cli_helpers import make_study, simgpu
 
 @pytest.fixture
 def study(tmp_path: Path) -> Path:
-    """A node of 8 GiB and a chain of 600 kB a sample."""
+    """A node of 8 GiB and a chain of 600 kB per sample."""
     return make_study(tmp_path)
 
 
@@ -32,7 +32,7 @@ def refused(*arguments: object) -> str:
     return " ".join(done.stderr.split())
 
 
-def test_max_batch_of_a_scenario_prints_one_line_per_policy(study: Path) -> None:
+def test_a_scenario_is_shown_with_one_line_per_policy(study: Path) -> None:
     lines = shown(study, "--budget", "6 MB")
     assert lines[0] == "study"
     assert lines[3].split() == ["node", "bench:", "a", "GPU,", "5.722", "MiB"]
@@ -57,7 +57,7 @@ def test_max_batch_of_a_scenario_prints_one_line_per_policy(study: Path) -> None
     assert max(map(len, lines)) <= 80
 
 
-def test_a_trace_needs_a_node_and_takes_policies_as_tables_call_them(study: Path) -> None:
+def test_a_trace_needs_a_node_and_accepts_policy_labels(study: Path) -> None:
     folder, node = study.parent / "chain", study.parent / "node.yaml"
     lines = shown(folder, "--node", node, "--policy", "none", "--policy", "vdnn(mode=conv)", "--budget", "6MB")
     assert [line.split()[:2] for line in lines[6:8]] == [["none", "10"], ["vdnn(mode=conv)", "12"]]
@@ -65,7 +65,7 @@ def test_a_trace_needs_a_node_and_takes_policies_as_tables_call_them(study: Path
 
 
 @pytest.mark.slow
-def test_a_network_of_the_zoo_takes_all_settings_of_a_file() -> None:
+def test_a_zoo_network_accepts_all_settings_of_a_scenario() -> None:
     settings = ("trace.input=cifar10", "trace.framework=pytorch-1.5", "trace.variant.batch_norm=true", "iterations=2")
     arguments = ["zoo:squeezenet", "--node", "2080ti", "--budget", "1GiB", "--policy", "none", "--json"]
     done = simgpu("max-batch", *arguments, *(word for each in settings for word in ("--set", each)))
@@ -79,21 +79,21 @@ def test_a_network_of_the_zoo_takes_all_settings_of_a_file() -> None:
     assert document["budget_bytes"] == 2**30
 
 
-def test_most_bounds_the_search(study: Path) -> None:
+def test_the_option_most_limits_the_search(study: Path) -> None:
     lines = shown(study, "--limit", 5, "--policy", "none")
     assert lines[6].split()[:2] == ["none", "5"]
     assert lines[6].split()[-1] == "capped"
     assert lines[-1].startswith("none: batches larger than 5 were not tried")
 
 
-def test_max_batch_exits_with_3_if_no_sample_fits(study: Path) -> None:
+def test_the_exit_code_is_3_if_no_sample_fits(study: Path) -> None:
     done = simgpu("max-batch", study, "--budget", "400 kB")
     assert done.exit_code == 3
     assert done.stdout.count("none fits") == 2
     assert "none: out of device memory" in done.stdout
 
 
-def test_max_batch_exits_with_2_if_every_policy_is_refused(study: Path) -> None:
+def test_the_exit_code_is_2_if_every_policy_refuses(study: Path) -> None:
     assert "node.gpu.cdma" in refused(study, "--policy", "cdma")
     lines = shown(study, "--policy", "cdma", "--policy", "none")
     assert lines[6].split()[0] == "cdma"
@@ -110,7 +110,7 @@ def test_mistakes_are_reported_together_at_the_option() -> None:
     assert "trace.variant.batchnorm: is not one of its variants; did you mean 'batch_norm'" in message
 
 
-def test_a_scenario_has_its_own_node(study: Path) -> None:
+def test_a_scenario_refuses_another_node_and_too_large_budgets(study: Path) -> None:
     assert "--set node=v100" in refused(study, "--node", "v100")
     message = refused(study, "--budget", "9 GiB")
     assert "budget: 9 GiB is more than the 8 GiB that node bench has" in message

@@ -1,4 +1,4 @@
-"""Energy and power on the command line: in the report, as JSON, as a figure, and where they are not known."""
+"""Energy and power on the command line: in the report, as JSON, as a figure, and if unknown."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ def study(tmp_path: Path) -> Path:
 
 
 def state_power(study: Path) -> None:
-    """The study's node states what its GPU draws."""
+    """Adds power figures to the node of the study."""
     node = study.parent / "node.yaml"
     stated = f"  memory: 8 GiB\n  fp32_rate: 14 TFLOP/s\n  power: {POWER}\n"
     node.write_text(node.read_text(encoding="utf-8").replace("  memory: 8 GiB\n", stated), encoding="utf-8")
@@ -71,7 +71,7 @@ def test_a_trace_without_operations_explains_the_missing_energy(study: Path) -> 
     )
 
 
-def test_the_figure_is_written(tmp_path: Path) -> None:
+def test_the_power_figure_is_written(tmp_path: Path) -> None:
     scenario = tmp_path / "power.yaml"
     scenario.write_text(
         "schema: simgpu.scenario/2\ntrace: vgg16-b128-v100\nnode: v100\npolicies: vdnn\n"
@@ -82,7 +82,7 @@ def test_the_figure_is_written(tmp_path: Path) -> None:
     assert sorted(path.name for path in (tmp_path / "out" / "vdnn").iterdir()) == ["power.png"]
 
 
-def test_a_figure_that_cannot_be_drawn_is_refused_before_anything_runs(study: Path) -> None:
+def test_a_power_figure_without_data_is_refused_before_anything_runs(study: Path) -> None:
     requested = ("run", study, "--set", "outputs.plots=[power]")
     done = simgpu(*requested)
     assert done.exit_code == 2
@@ -97,7 +97,7 @@ def test_a_figure_that_cannot_be_drawn_is_refused_before_anything_runs(study: Pa
     )
 
 
-def test_a_node_shows_what_its_board_draws_and_which_of_it_is_derived() -> None:
+def test_a_node_shows_its_power_figures_and_which_are_derived() -> None:
     message = " ".join(simgpu("list", "nodes", "k40").output.split())
     assert "power limit 235 W" in message
     assert "arithmetic 139.1 W DERIVED, not measured" in message

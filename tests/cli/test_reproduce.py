@@ -1,4 +1,4 @@
-"""``simgpu reproduce``: what it takes, what it shows, what it writes, how it ends."""
+"""``simgpu reproduce``: arguments, output, files and exit codes."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def refused(*arguments: object) -> str:
 
 @pytest.fixture
 def broken(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The sample paper in place of all others; the checks of some of its claims fail."""
+    """Replaces all papers by a sample paper with some failing claims."""
 
     def speeds(rate: float = 12.0) -> dict[str, Any]:
         return {"mean": 1.43 - (rate - 12) / 25, "best": 1.2 + (rate - 12) / 5, "link": 11.7, "time": 118.0}
@@ -82,7 +82,7 @@ def test_a_single_rule_is_shown_with_its_test() -> None:
     assert "    tests/papers/test_cdma_rules.py::test_batches_are_those_of_table_ii" in done.stdout.splitlines()
 
 
-def test_several_claims_are_a_table_and_a_summary() -> None:
+def test_several_claims_are_shown_as_a_table_and_a_summary() -> None:
     done = reproduce("cdma.batches", "cdma.sparsity.alexnet", "cdma.sparsity.six")
     assert done.exit_code == 0, done.output
     lines = done.stdout.splitlines()
@@ -111,7 +111,7 @@ def test_causes_are_shown_on_request_and_for_a_single_claim(broken: None) -> Non
         assert ["paper", "1.25", "2"] in rows
 
 
-def test_failed_claims_are_reported_and_the_status_is_an_error(broken: None) -> None:
+def test_failed_claims_are_reported_with_an_error_status(broken: None) -> None:
     done = reproduce()
     assert done.exit_code == 2
     message = " ".join(done.stderr.split())
@@ -119,7 +119,7 @@ def test_failed_claims_are_reported_and_the_status_is_an_error(broken: None) -> 
     assert "1 + 3" in done.stdout, "the summary counts them"
 
 
-def test_json_has_all_of_it() -> None:
+def test_json_has_all_claims() -> None:
     done = reproduce("cdma.batches", "cdma.sparsity.alexnet", "--json")
     result = json.loads(done.stdout)
     assert [claim["id"] for claim in result["claims"]] == ["cdma.sparsity.alexnet"]
@@ -130,7 +130,7 @@ def test_json_has_all_of_it() -> None:
     assert "simgpu" in result and result["recordings"] is None
 
 
-def test_the_page_has_causes_and_is_the_same_each_time(broken: None) -> None:
+def test_the_page_contains_causes_and_is_reproducible(broken: None) -> None:
     done = reproduce("sample.speed", "sample.half", "--html", "a.html")
     assert done.exit_code == 0, done.output
     assert done.stdout.endswith("written to a.html\n")
@@ -160,7 +160,7 @@ def test_bad_input_is_an_error_before_anything_runs() -> None:
     assert not list(Path().rglob("*.json"))
 
 
-def test_an_order_that_is_broken_is_no_error(broken: None, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_violated_ordering_is_reported_without_an_error_status(broken: None, monkeypatch: pytest.MonkeyPatch) -> None:
     result = {"rules": lambda: {"end": condition(False, "case 7"), "least": 2.5, "bars": bars("x", {})}}
     monkeypatch.setattr(tasks, "checks", lambda _: result)
     monkeypatch.setattr("simgpu.papers.answers.checks", lambda _: result)

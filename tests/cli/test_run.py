@@ -1,4 +1,4 @@
-"""`simgpu run` and `simgpu compare`: what they print, write and end with."""
+"""`simgpu run` and `simgpu compare`: output, files and exit codes."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def study(tmp_path: Path) -> Path:
     return make_study(tmp_path)
 
 
-def test_run_names_its_inputs_and_the_source_of_numbers(study: Path) -> None:
+def test_run_prints_its_inputs_and_the_source_of_its_numbers(study: Path) -> None:
     done = simgpu("run", study)
     assert done.exit_code == 0, done.stderr
     for expected in (
@@ -44,8 +44,8 @@ def test_run_names_its_inputs_and_the_source_of_numbers(study: Path) -> None:
 
 
 @pytest.mark.parametrize(("spreads", "message"), [((2_000, 1_000), True), ((400, 9_000), False)])
-def test_widely_varying_times_are_listed_by_run(study: Path, spreads: tuple[int, int], message: bool) -> None:
-    """Most kernels of the study take 9 to 15 us; the median share decides, not single kernels that vary much."""
+def test_run_warns_about_widely_varying_times(study: Path, spreads: tuple[int, int], message: bool) -> None:
+    """The median spread decides, not single kernels that vary much; most kernels of the study take 9 to 15 us."""
     trace = read_trace(study.with_name("chain"))
     most, last = spreads
     kernels = [replace(kernel, iqr_ns=kernel.duration_ns * most // 5_000) for kernel in trace.kernels[:-1]]
@@ -57,7 +57,7 @@ def test_widely_varying_times_are_listed_by_run(study: Path, spreads: tuple[int,
         assert spread == (["spread  40% between repetitions of the median kernel: times are rough"] if message else [])
 
 
-def test_the_numbers_printed_are_those_of_the_result(study: Path) -> None:
+def test_printed_numbers_equal_the_result(study: Path) -> None:
     done = simgpu("run", study, "--json")
     scenario = load_scenario(study)
     expected = experiment.compare(scenario)
@@ -89,7 +89,7 @@ def test_output_fits_80_columns_and_is_plain_in_a_pipe(study: Path, command: str
 
 @pytest.fixture
 def slow(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Every policy takes far longer than the patience with a command that says nothing."""
+    """Makes every policy take much longer than the delay before progress is printed."""
     real = experiment.simulate
 
     def simulate(*arguments: object, **settings: object) -> object:
@@ -206,7 +206,7 @@ def test_exit_codes_where_policies_refuse(study: Path) -> None:
     assert simgpu("run", study, *tight, "--set", "policies=[none, vdnn, cdma]").exit_code == 0
 
 
-def test_a_policy_to_try_is_written_as_the_command_line_takes_it(study: Path) -> None:
+def test_suggested_policies_are_valid_command_line_arguments(study: Path) -> None:
     options = ("--trace", study.parent / "chain", "--node", study.parent / "node.yaml", "--memory", "550 kB")
     message = " ".join(simgpu("compare", *options, "--policy", "none").stderr.split())
     words = re.findall(r'--policy "([^"]+)": fits', message)
@@ -220,7 +220,7 @@ def test_a_policy_to_try_is_written_as_the_command_line_takes_it(study: Path) ->
         assert simgpu("compare", study, "--set", "budget=550 kB", "--set", setting).exit_code == 0
 
 
-def test_out_of_memory_in_json(study: Path) -> None:
+def test_json_contains_runs_out_of_memory(study: Path) -> None:
     done = simgpu("run", study, "--json", "--set", "node.gpu.memory=550 kB")
     by_label = {entry["label"]: entry for entry in json.loads(done.stdout)["results"]}
     message = by_label["none"]["out_of_memory"]
@@ -230,7 +230,7 @@ def test_out_of_memory_in_json(study: Path) -> None:
     assert by_label["ideal"]["metrics"]["iteration_ns"] == 60_000
 
 
-def test_json_names_its_sources_without_results_too(study: Path) -> None:
+def test_json_names_its_sources_even_without_results(study: Path) -> None:
     done = simgpu("run", study, "--json", "--set", "node.gpu.memory=550 kB", "--set", "policies=none")
     assert done.exit_code == 3
     message = json.loads(done.stdout)["trace"]
@@ -260,14 +260,14 @@ def test_outputs_are_written_as_one_folder_and_replaced_as_one(study: Path, tmp_
 
 
 @pytest.mark.slow
-def test_the_report_on_disk_is_the_one_on_stdout_and_the_same_every_time(study: Path, tmp_path: Path) -> None:
+def test_report_json_equals_printed_json_and_is_reproducible(study: Path, tmp_path: Path) -> None:
     printed = simgpu_process("run", study, "--json", "-o", tmp_path / "a").stdout
     simgpu_process("run", study, "-o", tmp_path / "b")
     assert (tmp_path / "a" / "report.json").read_text() == printed == (tmp_path / "b" / "report.json").read_text()
 
 
 @pytest.mark.slow
-def test_ctrl_c_ends_with_130(study: Path) -> None:
+def test_ctrl_c_exits_with_130(study: Path) -> None:
     # Jobs in the background inherit that the signal is ignored, so the child takes it up anew.
     code = (
         "import os, signal; from simgpu.cli import main; import simgpu.cli.choice as choice\n"

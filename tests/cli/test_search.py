@@ -1,4 +1,4 @@
-"""``simgpu search``: what it takes, what it shows, how it ends."""
+"""``simgpu search``: arguments, output and exit codes."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ def test_a_trace_of_another_batch_needs_a_node(tmp_path: Path) -> None:
     assert "Missing option '--node'" in refused(tmp_path / "chain")
 
 
-def test_every_policy_that_is_named_has_a_part_of_its_own() -> None:
+def test_every_requested_policy_has_its_own_section() -> None:
     lines = shown("quickstart", "--policy", "superneurons", "--policy", "home(particles=20, iterations=2)")
     assert "superneurons" in lines and "home(particles=20, iterations=2)" in lines
     assert any("after iteration 2: the limit" in line for line in lines)
@@ -62,7 +62,7 @@ def test_every_policy_that_is_named_has_a_part_of_its_own() -> None:
     assert "--policy: unknown policy 'hme'" in refused("resnet20-cifar-cpu", "--node", "laptop-2gb", "--policy", "hme")
 
 
-def test_json_has_all_results_and_wall_time_under_its_own_key() -> None:
+def test_json_has_all_results_and_a_separate_wall_time() -> None:
     done = simgpu("search", "quickstart", "--json", "--seed", 5, "--budget", "39 MiB")
     assert done.exit_code == 0
     document = json.loads(done.stdout)
@@ -73,7 +73,7 @@ def test_json_has_all_results_and_wall_time_under_its_own_key() -> None:
     assert set(document["wall_clock"][0]) == {"planning_s", "evaluation_s", "threads"}
 
 
-def test_files_are_written_and_real_time_is_not_in_them(tmp_path: Path) -> None:
+def test_written_files_do_not_contain_wall_time(tmp_path: Path) -> None:
     out = tmp_path / "out"
     lines = shown("quickstart", "-o", out, "--policy", "home(particles=20, iterations=3)")
     assert lines[-1] == f"written to {out}"
@@ -87,9 +87,7 @@ def test_files_are_written_and_real_time_is_not_in_them(tmp_path: Path) -> None:
     assert len((out / "home-particles-20-iterations-3" / "convergence.csv").read_text().splitlines()) == 4
 
 
-def test_a_folder_that_holds_something_else_is_refused_before_the_search(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_foreign_output_folder_is_refused_before_the_search(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "mine.txt").write_text("mine")
     monkeypatch.setattr("simgpu.cli.search.search_placement", lambda *given, **more: pytest.fail("searched"))
     assert "contains files that are not from an earlier search" in refused("quickstart", "-o", tmp_path)
@@ -119,7 +117,7 @@ def test_a_search_without_a_fit_exits_with_3_and_names_the_shortage() -> None:
     assert "out of device memory" in done.stderr
 
 
-def test_search_succeeds_if_one_of_several_policies_fits() -> None:
+def test_the_exit_code_is_0_if_one_of_several_policies_fits() -> None:
     done = simgpu("search", "quickstart", "--budget", "15 MiB", "--policy", "superneurons", "--policy", "capuchin")
     assert done.exit_code == 0
     assert "\nsuperneurons: out of device memory" in done.stderr

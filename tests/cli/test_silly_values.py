@@ -1,4 +1,4 @@
-"""Whatever is given to an argument or option, the command ends with code 2 and a message that says which and why."""
+"""Invalid values of arguments and options give exit code 2 and a message that names the option and the reason."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ NO_OUTPUTS = ["binary", "empty/below", "long" * 100, "/proc/below"]
 
 @pytest.fixture(autouse=True)
 def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A folder to stand in, with a good study and a good recording, and everything that is none."""
+    """The working directory, with a valid study and recording, and invalid files."""
     make_study(tmp_path)
     written(tmp_path / "recording")
     (tmp_path / "folder").mkdir()
@@ -29,7 +29,7 @@ def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def refused(*arguments: object) -> str:
-    """The message of a command that must refuse its arguments."""
+    """Runs a command that must refuse its arguments, and returns its message."""
     done = simgpu(*arguments)
     assert isinstance(done.exception, SystemExit), repr(done.exception)
     assert done.exit_code == 2
@@ -71,13 +71,13 @@ def test_a_missing_batch_is_reported_once(batch: str) -> None:
 
 @pytest.mark.parametrize("key", ["seed", "iterations"])
 @pytest.mark.parametrize("value", ["", "-1", "1.5", "many", "nan", "[1]", "9" * 5000])
-def test_counts_of_a_scenario(key: str, value: str) -> None:
+def test_invalid_counts_in_a_scenario_are_refused(key: str, value: str) -> None:
     assert f"override: {key}: " in refused("run", "study.yaml", "--set", f"{key}={value}")
 
 
 @pytest.mark.parametrize("key", ["budget", "alignment", "node.gpu.memory", "node.gpu.reserved"])
 @pytest.mark.parametrize("value", NO_SIZES[1:])
-def test_sizes_of_a_scenario(key: str, value: str) -> None:
+def test_invalid_sizes_in_a_scenario_are_refused(key: str, value: str) -> None:
     message = refused("run", "study.yaml", "--set", f"{key}={value}")
     assert "override: " in message and key.removeprefix("node.") in message and value in message
 
@@ -93,7 +93,7 @@ def test_invalid_sizes_are_refused(value: str) -> None:
 
 
 @pytest.mark.parametrize("place", NO_TRACES, ids=lambda place: place[:12] or "nothing")
-def test_places_that_hold_nothing_to_read(place: str) -> None:
+def test_unreadable_paths_are_refused(place: str) -> None:
     refused("run", place)
     refused("compare", place)
     refused("list", "nodes", place)
@@ -108,7 +108,7 @@ def test_places_that_hold_nothing_to_read(place: str) -> None:
 
 
 @pytest.mark.parametrize("place", NO_OUTPUTS, ids=lambda place: place[:12])
-def test_places_that_cannot_be_written(place: str, here: Path) -> None:
+def test_unwritable_paths_are_refused(place: str, here: Path) -> None:
     before = {path: path.read_bytes() for path in here.rglob("*") if path.is_file()}
     for command in (
         ["run", "study.yaml", "-o", place],
@@ -122,7 +122,7 @@ def test_places_that_cannot_be_written(place: str, here: Path) -> None:
 
 
 @pytest.mark.parametrize("word", ["", "a/b", "../x", "=", "[", "two\nlines", "x" * 3000, ":", "os:nothing", HUGE])
-def test_values_that_are_no_names_are_refused(word: str) -> None:
+def test_invalid_names_are_refused(word: str) -> None:
     refused("list", "policies", word)
     refused("list", "schema", word)
     refused("run", "study.yaml", "--set", word)

@@ -19,7 +19,7 @@ def built(out: Path, *more: object, solver: str = "ep") -> tuple[int, str, str]:
     return done.exit_code, " ".join(done.stdout.split()), done.stderr
 
 
-def test_list_names_every_solver_and_of_whose_kind_it_is() -> None:
+def test_list_shows_every_solver_and_its_benchmark() -> None:
     done = simgpu("zoo", "solvers")
     assert done.exit_code == 0
     message = " ".join(done.stdout.split())
@@ -27,7 +27,7 @@ def test_list_names_every_solver_and_of_whose_kind_it_is() -> None:
         assert f"{name} {solver.like}" in message
 
 
-def test_build_writes_a_trace_with_its_entries(tmp_path: Path) -> None:
+def test_build_writes_a_trace_with_entry_sizes(tmp_path: Path) -> None:
     code, message, _ = built(tmp_path / "out")
     assert code == 0
     trace, entries = read_trace(tmp_path / "out"), load_entries(tmp_path / "out" / "entries.npz")
@@ -38,14 +38,14 @@ def test_build_writes_a_trace_with_its_entries(tmp_path: Path) -> None:
     assert "352.ep (uses none of its code)" in message and "measured 64 threads" in message
 
 
-def test_the_same_run_gives_the_same_bytes(tmp_path: Path) -> None:
+def test_build_is_reproducible(tmp_path: Path) -> None:
     for name in ("one", "two"):
         assert built(tmp_path / name)[0] == 0
     for file in ("trace.yaml", "kernels.csv", "blocks.csv", "compressibility.csv", "entries.npz"):
         assert (tmp_path / "one" / file).read_bytes() == (tmp_path / "two" / file).read_bytes()
 
 
-def test_arrays_are_what_buddy_profile_reads(tmp_path: Path) -> None:
+def test_written_arrays_are_readable_by_compression_profile(tmp_path: Path) -> None:
     arrays = tmp_path / "arrays"
     code, message, _ = built(tmp_path / "out", "--snapshots", 2, "--arrays", arrays)
     assert code == 0 and f"arrays written to {arrays}" in message
@@ -87,7 +87,7 @@ def test_another_trace_is_replaced_only_with_force(tmp_path: Path) -> None:
         (("ep", "-o", "x/trace", "--size", 64, "--arrays", "x"), "-o: 'x/trace' is the folder of --arrays, or inside"),
     ],
 )
-def test_invalid_solver_arguments_are_refused_and_write_nothing(
+def test_invalid_arguments_are_refused_and_write_nothing(
     arguments: tuple[object, ...], message: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
@@ -97,7 +97,7 @@ def test_invalid_solver_arguments_are_refused_and_write_nothing(
     assert not any(tmp_path.iterdir())
 
 
-def test_files_that_are_there_are_not_lost(tmp_path: Path) -> None:
+def test_a_foreign_arrays_folder_is_refused_and_not_changed(tmp_path: Path) -> None:
     arrays = tmp_path / "arrays"
     arrays.mkdir()
     (arrays / "mine.txt").write_text("mine")

@@ -1,4 +1,4 @@
-"""``simgpu sweep``: what it shows, how it ends, and that no kill costs a finished point."""
+"""``simgpu sweep``: output, exit codes, and that a kill loses no finished point."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ sweep:
 
 @pytest.fixture
 def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A folder in which the test is, with a small sweep and a slow one."""
+    """The working directory of the test, with a small sweep and a slow one."""
     study = make_study(tmp_path)
     study.write_text(study.read_text() + "sweep:\n  grid: {budget: [600 kB, 800 kB, 1 MB]}\n  points: [{seed: 1}]\n")
     (tmp_path / "slow.yaml").write_text(SLOW, encoding="utf-8")
@@ -46,7 +46,7 @@ def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
-def test_sweep_prints_the_swept_paths_and_the_results_folder(place: Path) -> None:
+def test_sweep_prints_its_axes_and_the_results_folder(place: Path) -> None:
     done = simgpu("sweep", "study.yaml", "--jobs", 1)
     assert done.exit_code == 0
     lines = done.stdout.splitlines()
@@ -60,7 +60,7 @@ def test_sweep_prints_the_swept_paths_and_the_results_folder(place: Path) -> Non
 
 
 @pytest.mark.slow
-def test_many_rows_are_left_to_the_files(place: Path) -> None:
+def test_many_rows_are_only_written_to_files(place: Path) -> None:
     done = simgpu(
         "sweep", "study.yaml", "--jobs", 1, "--set", f"sweep.grid.seed={list(range(20))}", "--set", "sweep.points=[]"
     )
@@ -70,7 +70,7 @@ def test_many_rows_are_left_to_the_files(place: Path) -> None:
 
 
 @pytest.mark.slow
-def test_exit_codes(place: Path) -> None:
+def test_sweep_has_the_documented_exit_codes(place: Path) -> None:
     assert (
         simgpu(
             "sweep", "study.yaml", "--jobs", 1, "--set", "sweep.grid.budget=[1 kB]", "--set", "policies=vdnn"
@@ -109,7 +109,7 @@ def test_progress_shows_rate_and_time_left() -> None:
 
 
 def started(mark: str, *words: str) -> subprocess.Popen[str]:
-    """The command in a session of its own, as in a terminal; all its processes carry the mark."""
+    """Starts the command in a new session, as in a terminal; all its processes carry the mark."""
     environment = {**os.environ, "PYTHONPATH": str(ROOT), "MARK": mark}
     command = ["env", "--default-signal", sys.executable, "-m", "simgpu", "sweep", *words]
     return subprocess.Popen(
@@ -137,7 +137,7 @@ def until(true: Callable[[], bool], seconds: float = 30) -> None:
 
 
 def log_of(folder: Path) -> int:
-    """Bytes in the database's log, which grows with every point that is kept."""
+    """Size of the database's log in bytes; it grows with every stored point."""
     try:
         return (folder / "points.sqlite-wal").stat().st_size
     except FileNotFoundError:

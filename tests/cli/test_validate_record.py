@@ -1,4 +1,4 @@
-"""``simgpu validate record``: what is asked of the harness, and what is shown of its answer. Nothing really runs."""
+"""``simgpu validate record``: calls of the harness, and the output for its result. Nothing is really recorded."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ SHORT = "CUDA out of memory. Tried to allocate 2.00 GiB"
 
 @pytest.fixture
 def settings(monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
-    """What the harness was asked for; it answers with one case, and one that was left out."""
+    """The settings passed to a fake harness, which returns one case and one skipped case."""
     seen: dict[str, Any] = {}
 
     def record(folder: Path, plans: tuple[CasePlan, ...], **options: Any) -> Recorded:
@@ -63,7 +63,7 @@ def test_each_method_of_each_case_is_a_row(settings: dict[str, Any]) -> None:
 
 
 @pytest.mark.parametrize(("steps", "warns"), [((100, 102, 105), False), ((100, 102, 106), True)])
-def test_steps_that_vary_widely_are_warned_of(steps: tuple[int, ...], warns: bool, settings: dict[str, Any]) -> None:
+def test_widely_varying_steps_print_a_warning(steps: tuple[int, ...], warns: bool, settings: dict[str, Any]) -> None:
     once = case()
     runs = {method: replace(run, step_ns=steps) for method, run in once.runs.items()}
     settings["cases"] = (replace(once, runs=runs),)
@@ -71,7 +71,7 @@ def test_steps_that_vary_widely_are_warned_of(steps: tuple[int, ...], warns: boo
     assert ("Warning: step times vary by over 5%; record again with --case net-b4 --force" in message) is warns
 
 
-def test_validate_record_fails_if_no_case_could_be_recorded(settings: dict[str, Any]) -> None:
+def test_recording_no_case_is_an_error(settings: dict[str, Any]) -> None:
     settings["cases"] = ()
     done = simgpu("validate", "record", "-o", "mine")
     assert done.exit_code == 2
@@ -95,7 +95,7 @@ def test_an_unknown_case_is_refused_with_a_suggestion() -> None:
 @pytest.mark.parametrize(
     ("words", "remedy"), [(("gpt-small-b4",), "add --small"), (("vgg16-b32", "--small"), "remove --small")]
 )
-def test_a_case_of_the_other_set_is_named_as_one(words: tuple[str, ...], remedy: str) -> None:
+def test_a_case_of_the_other_set_is_reported_as_such(words: tuple[str, ...], remedy: str) -> None:
     done = simgpu("validate", "record", "-o", "mine", "--case", *words)
     assert done.exit_code == 2
     assert f"no case is called '{words[0]}'" in done.stderr and remedy in done.stderr

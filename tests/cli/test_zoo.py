@@ -18,7 +18,7 @@ def built(out: Path, *more: object, network: str = "alexnet") -> tuple[int, str,
     return done.exit_code, " ".join(done.stdout.split()), done.stderr
 
 
-def test_list_names_every_network_and_its_choices() -> None:
+def test_list_shows_every_network_and_its_variants() -> None:
     done = simgpu("zoo", "list")
     assert done.exit_code == 0
     lines = done.stdout.splitlines()
@@ -27,7 +27,7 @@ def test_list_names_every_network_and_its_choices() -> None:
     assert "grouped=true" in done.stdout
 
 
-def test_list_shows_the_form_of_networks_for_cifar10() -> None:
+def test_list_shows_the_variant_of_networks_for_cifar10() -> None:
     message = " ".join(simgpu("zoo", "list").stdout.partition("input cifar10\n")[2].split())
     for name, entry in NETWORKS.items():
         assert (name in re.split(r"[\s,]+", message)) == ("cifar10" in entry.inputs), name
@@ -45,13 +45,13 @@ def test_build_writes_and_describes_a_modelled_trace(tmp_path: Path) -> None:
     assert "of compute (time model)" in message and "peak" in message
 
 
-def test_the_written_path_has_its_own_unbroken_line(tmp_path: Path) -> None:
+def test_the_output_path_is_printed_on_its_own_line(tmp_path: Path) -> None:
     out = tmp_path / ("long-" * 20)
     done = simgpu("zoo", "build", "alexnet", "--batch", 16, "--gpu", "v100", "-o", out)
     assert f"written to {out}" in done.stdout.splitlines()
 
 
-def test_build_takes_input_optimizer_and_variants(tmp_path: Path) -> None:
+def test_build_accepts_input_optimizer_and_variants(tmp_path: Path) -> None:
     code, message, _ = built(
         tmp_path / "out", "--input", "cifar10", "--optimizer", "adam", "--variant", "batch_norm=true", network="vgg11"
     )
@@ -111,7 +111,7 @@ def test_unknown_networks_and_options_are_refused_by_name(
     assert not (tmp_path / "out").exists()
 
 
-def test_build_keeps_to_the_workspace_that_it_may_use(tmp_path: Path) -> None:
+def test_build_respects_the_workspace_limit(tmp_path: Path) -> None:
     assert built(tmp_path / "usual")[0] == 0
     assert built(tmp_path / "small", "--workspace-limit", "8 MiB")[0] == 0
     usual, small = read_trace(tmp_path / "usual"), read_trace(tmp_path / "small")
@@ -136,7 +136,7 @@ def test_build_refuses_epochs_for_a_network_without_relu(tmp_path: Path) -> None
     assert not (tmp_path / "out").exists()
 
 
-def test_build_names_the_folder_itself_where_none_is_given(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_build_chooses_a_folder_name_by_default(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     assert simgpu("zoo", "build", "alexnet", "--batch", 16, "--gpu", "v100", "--input", "imagenet").exit_code == 0
     assert simgpu("zoo", "build", "alexnet", "--batch", 16, "--gpu", "v100", "--input", "cifar10").exit_code == 0
@@ -144,7 +144,9 @@ def test_build_names_the_folder_itself_where_none_is_given(tmp_path: Path, monke
     assert read_trace(tmp_path / "alexnet-b16-v100").info.batch == 16
 
 
-def test_build_gives_no_folder_the_name_of_a_shipped_trace(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_build_refuses_a_default_folder_with_the_name_of_a_shipped_trace(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.chdir(tmp_path)
     requested = ("zoo", "build", "vgg16", "--batch", 128, "--gpu", "v100")
     done = simgpu(*requested)
@@ -166,7 +168,7 @@ def test_build_prints_the_next_command_and_the_validation(tmp_path: Path) -> Non
 
 
 @pytest.mark.parametrize("key", ["name", "input", "batch"])
-def test_a_variant_that_is_an_option_is_refused(key: str, tmp_path: Path) -> None:
+def test_an_option_given_as_a_variant_is_refused(key: str, tmp_path: Path) -> None:
     done = simgpu("zoo", "build", "vgg16", "--batch", 1, "--gpu", "v100", "--variant", f"{key}=1", "-o", tmp_path / "t")
     assert done.exit_code == 2
     assert f"network vgg16, variant {key}: is not one of its variants" in done.stderr

@@ -1,4 +1,4 @@
-"""Small sweeps for tests, and points that misbehave. Other processes import this module."""
+"""Small sweeps and misbehaving points for tests. Other processes import this module."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ RESULTS = ("results.csv", "results.parquet", "sweep.json")
 
 
 def small_sweep(points: int = 6, **settings: object) -> Sweep:
-    """Points that differ in their seeds alone, of a trace recorded on a CPU."""
+    """Points that differ only in their seeds, of a trace recorded on a CPU."""
     values = {"trace": "resnet20-cifar-cpu", "node": "laptop-2gb", "policies": "none", "iterations": 1, **settings}
     return make_sweep({**values, "sweep": {"grid": {"seed": list(range(points))}}}, "a test")
 

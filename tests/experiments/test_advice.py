@@ -50,13 +50,13 @@ def steps(study: Scenario) -> list[str]:
 
 
 def needs(trace: Trace) -> tuple[int, int]:
-    """Bytes that the run of none takes where there is enough, and those that any single kernel touches at most."""
+    """Peak bytes of the policy none with enough memory, and the largest working set of a single kernel."""
     sizes = trace.block_by_id
     plenty = compare(scenario(10_000, "none", trace=trace)).results["none"]
     return plenty.high_water, max(sum(sizes[block].bytes for block in {*k.reads, *k.writes}) for k in trace.kernels)
 
 
-def test_the_needs_are_those_that_runs_show() -> None:
+def test_the_advised_memory_needs_match_actual_runs() -> None:
     most, smallest = needs(SMALL)
     assert compare(scenario(most, "none")).results and not compare(scenario(most - 1, "none")).results
     (first, peak), (second, kernel), *_ = advice_on(scenario(most - 1, "none"))
@@ -65,7 +65,7 @@ def test_the_needs_are_those_that_runs_show() -> None:
     assert kernel.startswith(f"{smallest} B, single operator ")
 
 
-def test_a_fitting_policy_is_suggested_and_of_several_the_fastest() -> None:
+def test_the_fastest_fitting_policy_is_suggested() -> None:
     most, _ = needs(SMALL)
     study = scenario(most - 1, "none", "vdnn")
     by_label = compare(study)
@@ -77,7 +77,7 @@ def test_a_fitting_policy_is_suggested_and_of_several_the_fastest() -> None:
     assert steps(both)[0] == f"{fastest}: fits, the fastest of those compared"
 
 
-def test_advice_suggests_policies_that_fit_fastest_first() -> None:
+def test_all_fitting_policies_are_suggested_fastest_first() -> None:
     most, _ = needs(SMALL)
     study = scenario(most - 1, "none")
     fitting = [step for step in steps(study) if ": fits, step time " in step]
@@ -93,7 +93,7 @@ def test_advice_suggests_policies_that_fit_fastest_first() -> None:
     assert {step.partition(": fits")[0] for step in fitting} == {*vdnn, "vdnn+", "modnn"}
 
 
-def test_advice_writes_policies_in_the_callers_form() -> None:
+def test_advice_writes_policies_in_the_format_of_the_caller() -> None:
     most, _ = needs(SMALL)
     study, advice_on = scenario(most - 1, "none"), list[str]()
     result = advice(study, compare(study), written=lambda policy: f"<{policy}>", progress=advice_on.append)
@@ -114,7 +114,7 @@ def test_advice_suggests_only_what_fits_and_runs() -> None:
     assert steps(tight)[0] == "more memory: none of the built-in policies that support this trace and node fits"
 
 
-def test_a_long_trace_is_not_tried(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_policies_are_not_tried_on_a_long_trace(monkeypatch: pytest.MonkeyPatch) -> None:
     most, _ = needs(SMALL)
     monkeypatch.setattr("simgpu.experiments.advice._MOST_KERNELS", len(SMALL.kernels) - 1)
     too_long = f"with {len(SMALL.kernels)} kernels, this trace is too long to try them all here"
@@ -122,7 +122,7 @@ def test_a_long_trace_is_not_tried(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.slow
-def test_a_policy_that_was_tried_with_another_launch_is_not_tried_again() -> None:
+def test_a_policy_is_not_tried_again_with_another_launch_setting() -> None:
     trace = build_trace("alexnet", batch=8, gpu=load_node("v100").gpu)
     study = replace(scenario(2**30, "none", trace=with_sparsity(trace, 1)), node=load_node("v100"), budget=750 * 2**20)
     tried: list[str] = []
@@ -131,13 +131,13 @@ def test_a_policy_that_was_tried_with_another_launch_is_not_tried_again() -> Non
     assert "trying vdnn" in tried and not [label for label in tried if "static" in label]
 
 
-def test_for_a_kernel_too_large_alone_no_policy_is_suggested() -> None:
+def test_no_policy_is_suggested_if_a_single_kernel_does_not_fit() -> None:
     _, smallest = needs(SMALL)
     first, *_ = steps(scenario(smallest - 1, "none", "vdnn"))
     assert first == "more memory: no policy reduces the working set of a single kernel"
 
 
-def test_below_what_one_sample_needs_there_is_only_more_memory() -> None:
+def test_only_more_memory_is_suggested_if_one_sample_does_not_fit() -> None:
     trace = build_trace("resnet20", batch=64, gpu=load_node("v100").gpu)
     one = f"{format_bytes(2**16)}"
     short = replace(scenario(2**16, "none", trace=trace), node=load_node("v100"))
@@ -158,7 +158,7 @@ def test_needs_of_sub_batches_are_reported_and_fitting_ones_suggested() -> None:
     assert steps(tight)[0].endswith("; gradient accumulation, 512 micro-batches")
 
 
-def test_a_budget_below_what_the_node_has() -> None:
+def test_a_larger_budget_is_suggested_if_the_node_has_the_memory() -> None:
     most, _ = needs(SMALL)
     larger = f"a larger budget: bench has {most} B, enough without offloading"
     assert larger in steps(scenario(most - 1, "none", memory=most))
@@ -180,14 +180,14 @@ def test_a_budget_below_what_the_node_has() -> None:
         (1, "vgg16", "simgpu zoo 1", None),
     ],
 )
-def test_a_smaller_batch_where_there_is_one(batch: int, model: str, tool: str, expected: str | None) -> None:
+def test_a_smaller_batch_is_suggested_if_possible(batch: int, model: str, tool: str, expected: str | None) -> None:
     blocks = tuple(replace(each, bytes=64 * each.bytes) for each in SMALL.blocks)
     trace = replace(SMALL, info=replace(SMALL.info, model=model, batch=batch, tool=tool), blocks=blocks)
     result = [step for step in steps(scenario(64 * 300, "none", trace=trace)) if step.startswith("a smaller batch")]
     assert result == ([] if expected is None else [expected])
 
 
-def test_advice_suggests_the_host_exchange_if_fetched_gradients_do_not_fit() -> None:
+def test_the_host_exchange_is_suggested_if_fetched_gradients_do_not_fit() -> None:
     wire = LinkSpec("wire", 10**9, 10**9)
     gpu = GpuSpec("a GPU", 10**6, dram_bandwidth=10**10)
     node = NodeSpec("bench", gpu, wire, HostSpec(accumulate_bandwidth=10**9), gpus=2)

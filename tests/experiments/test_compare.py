@@ -1,4 +1,4 @@
-"""Several policies side by side: what a comparison holds and how it shows itself."""
+"""Several policies side by side: the contents of a comparison and its display."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def test_every_form_of_a_policy_is_accepted_with_the_same_label() -> None:
     assert times[0] == times[4] == 83_000
 
 
-def test_out_of_memory_is_an_outcome(mixed: Comparison) -> None:
+def test_out_of_memory_is_an_outcome_of_a_comparison(mixed: Comparison) -> None:
     assert mixed["none"].result is None
     assert "none" not in mixed.results
     assert mixed["ideal"].result is mixed.results["ideal"]
@@ -57,7 +57,7 @@ def test_a_policy_that_refuses_the_trace_does_not_end_the_comparison() -> None:
     assert "refused" in repr(mixed).splitlines()[2]
 
 
-def test_a_policy_whose_package_is_missing_does_not_end_it_either(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_policy_with_a_missing_package_does_not_end_the_comparison(monkeypatch: pytest.MonkeyPatch) -> None:
     def plan(self: object, context: object) -> None:
         raise MissingExtraError("this", "a-package", "an-extra")
 
@@ -68,7 +68,7 @@ def test_a_policy_whose_package_is_missing_does_not_end_it_either(monkeypatch: p
         compare(TRACE, ROOMY, ["vdnn"])
 
 
-def test_if_every_policy_is_refused_each_reason_is_given_once() -> None:
+def test_if_every_policy_refuses_each_reason_is_given_once() -> None:
     with pytest.raises(InputError) as each:
         compare(TRACE, ROOMY, ["cdma", "cswap"])
     assert [problem.place for problem in each.value.problems] == ["cdma", "cswap"]
@@ -80,7 +80,7 @@ def test_if_every_policy_is_refused_each_reason_is_given_once() -> None:
     assert [problem.place for problem in shared.value.problems] == ["argument iterations"]
 
 
-def test_frame_has_a_row_a_run_and_a_column_a_metric(mixed: Comparison) -> None:
+def test_the_frame_has_a_row_per_run_and_a_column_per_metric(mixed: Comparison) -> None:
     frame = mixed.frame()
     assert list(frame.index) == ["ideal", "none", "vdnn"]
     assert frame.loc["ideal", "iteration_ns"] == 60_000
@@ -124,7 +124,7 @@ def test_mistakes_are_reported_before_anything_runs() -> None:
         compare(TRACE, ROOMY, [{"vdnn": {}, "none": {}}])
 
 
-def test_compare_accepts_a_single_policy_without_a_list() -> None:
+def test_a_policy_need_not_be_in_a_list() -> None:
     assert [run.label for run in compare(TRACE, ROOMY, "ideal")] == ["ideal"]
 
 
@@ -177,7 +177,7 @@ def test_run_and_result_have_the_same_label(mixed: Comparison) -> None:
     assert conv.parameters == {"mode": "conv", "algorithms": "recorded"}
 
 
-def test_a_result_draws_itself_with_phases_and_provenance(mixed: Comparison) -> None:
+def test_the_plot_of_a_result_has_phases_and_provenance(mixed: Comparison) -> None:
     result = mixed.results["vdnn"]
     figure = result.plot()
     legend = [text.get_text() for text in figure.axes[0].get_legend().get_texts()]
@@ -195,7 +195,7 @@ def test_an_unknown_device_is_not_named() -> None:
 
 
 @pytest.mark.parametrize("what", ["memory", "run"])
-def test_the_figure_of_ideal_has_the_budget_that_it_exceeds(mixed: Comparison, what: Literal["memory", "run"]) -> None:
+def test_the_plot_of_ideal_shows_the_exceeded_budget(mixed: Comparison, what: Literal["memory", "run"]) -> None:
     ideal = mixed.results["ideal"]
     assert ideal.metrics.device_peak_bytes > TIGHT.budget
     axes = ideal.plot(what).axes[-1]
@@ -203,7 +203,7 @@ def test_the_figure_of_ideal_has_the_budget_that_it_exceeds(mixed: Comparison, w
     assert any(set(line.get_ydata()) == {TIGHT.budget / 2**10} for line in axes.lines)
 
 
-def test_the_comparison_figure_has_a_bar_per_run_of_its_step_time(mixed: Comparison) -> None:
+def test_the_plot_of_a_comparison_has_a_bar_per_run_as_long_as_its_iteration(mixed: Comparison) -> None:
     (ax,) = mixed.plot().axes
     assert [label.get_text() for label in ax.get_yticklabels()] == ["ideal", "none", "vdnn"]
     assert [text.get_text() for text in ax.texts if text.get_text() == "OOM"] == ["OOM"]

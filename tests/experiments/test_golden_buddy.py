@@ -1,7 +1,7 @@
-"""The shipped studies of Buddy Compression give the numbers on record, to four digits, on some of their traces. Their
+"""The shipped studies of Buddy Compression match the golden numbers to four digits on some of their traces. Their
 signs agree with the paper's where ours do, and the numbers next to them are the paper's.
 
-After a wanted change, write them anew with ``pytest tests/experiments/test_golden_buddy.py --regen-all``.
+After an intended change, regenerate them with ``pytest tests/experiments/test_golden_buddy.py --regen-all``.
 """
 
 from __future__ import annotations
@@ -39,12 +39,12 @@ loaded = cache(load_study)
 
 @cache
 def some(name: str) -> StudyResult:
-    """The study on those traces."""
+    """The study restricted to those traces."""
     return run_study(load_study(name, BUDDY[name]))
 
 
 @pytest.mark.parametrize("name", BUDDY)
-def test_tables_are_those_on_record(name: str, data_regression: DataRegressionFixture) -> None:
+def test_tables_match_the_golden_ones(name: str, data_regression: DataRegressionFixture) -> None:
     data_regression.check(
         {
             f"{table.title} {column}": {row[0]: row[1 + at] for row in table.rows if not SUMMARY.match(row[0])}
@@ -63,13 +63,13 @@ def time(name: str, trace: str, run: str) -> float:
 
 
 def test_compressed_transfers_slow_gathers_of_single_sectors_and_speed_streams() -> None:
-    """Section 4.2: 354.cg is slower, what streams is faster."""
+    """Section 4.2: 354.cg is slower, streaming programs are faster."""
     assert time("buddy-11", "cg", "bandwidth") > 1
     for trace in ("ep", "seismic", "AlexNet", "SqueezeNet"):
         assert time("buddy-11", trace, "bandwidth") < 1
 
 
-def test_time_with_buddy_memory_grows_as_the_link_gets_slower() -> None:
+def test_the_overhead_of_buddy_memory_grows_as_the_link_gets_slower() -> None:
     for trace in some("buddy-11").study.traces:
         times = [time("buddy-11", trace, f"{link} GB/s") for link in (200, 150, 100, 50)]
         assert times == sorted(times)
@@ -87,7 +87,7 @@ def test_a_smaller_metadata_cache_slows_seismic() -> None:
     assert times[0] > 1.05
 
 
-def test_unified_memory_is_often_worse_than_memory_pinned_in_the_host_and_buddy_memory_better_than_both() -> None:
+def test_unified_memory_is_often_slower_than_pinned_host_memory_and_buddy_memory_faster() -> None:
     """Section 4.3."""
     worse = [
         time("buddy-12", trace, "UM 50%") > time("buddy-12", trace, "pinned")
@@ -110,7 +110,7 @@ def test_a_larger_batch_fits_and_trains_faster() -> None:
     assert (result.ratio("AlexNet", "Buddy", "12 GB") or 0) > 1
 
 
-def test_numbers_of_buddy_compression_are_those_of_the_paper() -> None:
+def test_published_numbers_of_buddy_compression_match_the_paper() -> None:
     def stated(name: str) -> list[float]:
         return [row.value for row in loaded(name).published]
 

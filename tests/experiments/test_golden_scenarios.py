@@ -1,6 +1,6 @@
-"""Every shipped scenario gives the timings on record: every metric, every count, and every event of every timeline.
+"""Every shipped scenario matches its golden timings: every metric, count and timeline event.
 
-After a wanted change, write them anew with ``pytest tests/experiments/test_golden_scenarios.py --regen-all`` and say
+After an intended change, regenerate them with ``pytest tests/experiments/test_golden_scenarios.py --regen-all`` and say
 in the commit why they changed.
 """
 
@@ -15,5 +15,5 @@ from simgpu.testing.timing_regression import TimingRegression
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", shipped_scenarios())
-def test_timings_are_those_on_record(name: str, timing_regression: TimingRegression) -> None:
+def test_timings_match_the_golden_ones(name: str, timing_regression: TimingRegression) -> None:
     timing_regression.check(load_scenario(name), basename=name)

@@ -1,8 +1,8 @@
-"""Every shipped study gives the numbers on record, to four digits: those of a training in its first and its last epoch,
-those of moDNN on some of its networks and budgets, those of HOME on some of its networks and batches.
+"""Every shipped study matches its golden numbers to four digits: trainings in their first and last epoch, moDNN on
+some of its networks and budgets, HOME on some of its networks and batches.
 
-After a wanted change, write them anew with ``pytest tests/experiments/test_golden_studies.py --regen-all`` and say in
-the commit why they changed.
+After an intended change, regenerate them with ``pytest tests/experiments/test_golden_studies.py --regen-all`` and
+say in the commit why they changed.
 """
 
 from __future__ import annotations
@@ -56,13 +56,13 @@ loaded = cache(load_study)
 
 @cache
 def ends(name: str) -> StudyResult:
-    """The study in two epochs."""
+    """The study restricted to its first and last epoch."""
     return run_study(load_study(name, {"epochs": [0, 48]}))
 
 
 @cache
 def part(name: str) -> StudyResult:
-    """The study on those networks and budgets."""
+    """The study restricted to those networks and budgets."""
     networks, budgets = MODNN[name]
     study = loaded(name)
     runs = tuple(run for run in study.runs if not run.sweep or run.at in budgets)
@@ -71,16 +71,16 @@ def part(name: str) -> StudyResult:
 
 @cache
 def some(name: str) -> StudyResult:
-    """The study of HOME on those networks and batches."""
+    """The study of HOME restricted to those networks and batches."""
     return run_study(load_study(name, HOME[name]))
 
 
-def test_every_shipped_study_is_on_record() -> None:
+def test_every_shipped_study_has_golden_numbers() -> None:
     assert sorted([*CSWAP, *CDMA, *MODNN, *HOME, *BUDDY]) == sorted(shipped_studies())
 
 
 @pytest.mark.parametrize("name", [*CSWAP, *CDMA])
-def test_ratios_are_those_on_record(name: str, data_regression: DataRegressionFixture) -> None:
+def test_ratios_match_the_golden_ones(name: str, data_regression: DataRegressionFixture) -> None:
     result = ends(name)
     data_regression.check(
         {
@@ -97,7 +97,7 @@ def test_ratios_are_those_on_record(name: str, data_regression: DataRegressionFi
 
 
 @pytest.mark.parametrize("name", [*MODNN, *HOME])
-def test_tables_are_those_on_record(name: str, data_regression: DataRegressionFixture) -> None:
+def test_tables_match_the_golden_ones(name: str, data_regression: DataRegressionFixture) -> None:
     result = some(name) if name in HOME else part(name)
     data_regression.check(
         {
@@ -110,7 +110,7 @@ def test_tables_are_those_on_record(name: str, data_regression: DataRegressionFi
 
 
 def test_the_host_codec_is_fitted_to_one_published_mean() -> None:
-    """The whole study, as the node's file says; the second server has the same rate for each core."""
+    """The complete study, as stated in the node's file; the second server has the same rate per core."""
     changes = {"runs": {"vDNN++": {"policy": "vdnn++"}, "CSWAP": {"policy": {"cswap": {"launch": "grid_search"}}}}}
     study = load_study("cswap-6a", {**changes, "baseline": "vDNN++", "published": []})
     gains = run_study(study).values("throughput", "CSWAP", "vDNN++").values()
@@ -121,7 +121,7 @@ def test_the_host_codec_is_fitted_to_one_published_mean() -> None:
 
 
 @pytest.mark.parametrize("name", CSWAP)
-def test_the_oracle_is_never_slower_than_other_compressing_policies(name: str) -> None:
+def test_no_policy_is_faster_than_the_oracle_with_instant_codecs(name: str) -> None:
     result = ends(name)
     for trace in result.study.traces:
         for run in ("vDNN", "vDNN++", "static", "CSWAP"):
@@ -131,7 +131,7 @@ def test_the_oracle_is_never_slower_than_other_compressing_policies(name: str) -
 
 
 @pytest.mark.parametrize("name", CDMA)
-def test_an_engine_never_slows_and_nothing_is_faster_than_hidden_transfers(name: str) -> None:
+def test_an_engine_never_slows_a_run_and_no_run_is_faster_than_ideal(name: str) -> None:
     result = ends(name)
     for trace in result.study.traces:
         for run in ("RL", "ZV", "ZL", "BW"):
@@ -154,7 +154,7 @@ def test_one_gpu_is_never_faster_than_ideal_and_four_are_never_four_times_as_fas
             assert ratio is None or ratio <= (run.data_parallel.gpus if run.data_parallel else 1)
 
 
-def test_modnn_runs_out_of_memory_only_below_its_bound() -> None:
+def test_modnn_runs_out_of_memory_only_below_its_lower_bound() -> None:
     result = part("modnn-12")
     for label, trace in result.study.traces.items():
         bound = memory_of(trace)["bound"]
@@ -164,7 +164,7 @@ def test_modnn_runs_out_of_memory_only_below_its_bound() -> None:
             assert fits == (run.budget >= bound)
 
 
-def test_power_hardly_rises_and_its_largest_falls_with_the_sub_batch() -> None:
+def test_mean_power_hardly_rises_and_peak_power_falls_with_the_sub_batch() -> None:
     """Section 7.4, figure 15; the sub-batch falls with the budget."""
     result = part("modnn-15")
     cells = [result.cells["ResNet-34", run.label] for run in result.study.members("moDNN")]
@@ -177,7 +177,7 @@ def test_power_hardly_rises_and_its_largest_falls_with_the_sub_batch() -> None:
 
 
 @pytest.mark.parametrize("name", ["modnn-17", "modnn-18"])
-def test_gradients_by_way_of_the_host_are_exchanged_faster_than_gathered(name: str) -> None:
+def test_exchanging_gradients_through_the_host_is_faster_than_gathering(name: str) -> None:
     result = part(name)
     pairs = {
         "modnn-17": [("moDNN", "ideal")],
@@ -192,7 +192,7 @@ def test_gradients_by_way_of_the_host_are_exchanged_faster_than_gathered(name: s
         assert (result.ratio("VGG-16", "20 cores 3 GB", "1 core 3 GB") or 0) > 1
 
 
-def test_numbers_of_modnn_are_those_of_the_paper() -> None:
+def test_published_numbers_of_modnn_match_the_paper() -> None:
     def stated(name: str) -> list[float]:
         return [row.value for row in loaded(name).published]
 
@@ -235,7 +235,7 @@ def test_a_policy_that_moves_or_recomputes_more_trains_larger_batches() -> None:
         assert batches[0] < batches[1] < batches[2]
 
 
-def test_numbers_of_home_are_those_of_the_paper() -> None:
+def test_published_numbers_of_home_match_the_paper() -> None:
     def stated(name: str) -> list[float]:
         return [row.value for row in loaded(name).published]
 
@@ -262,8 +262,8 @@ def test_numbers_of_home_are_those_of_the_paper() -> None:
     assert list(batches.values()) == published()["home.max_batch.home"]
 
 
-def test_published_numbers_are_those_of_the_papers() -> None:
-    """Rows that the studies put next to our numbers, against the list of the papers' claims."""
+def test_published_numbers_in_studies_match_the_claims_of_the_papers() -> None:
+    """Published rows of the studies, compared with the claims of the papers."""
 
     def stated(name: str, run: str, vs: str, aggregate: str, measure: str = "throughput") -> float:
         (row,) = (
@@ -298,7 +298,7 @@ def test_published_numbers_are_those_of_the_papers() -> None:
         assert stated(name, "BW", "ZV", "mean") == published()["cdma.bandwidth_aware"]
 
 
-def test_batches_are_those_of_the_papers_tables() -> None:
+def test_batches_of_studies_match_the_tables_of_the_papers() -> None:
     """CSWAP's table III: CIFAR10/ImageNet on the V100, then on the 2080Ti; cDMA's table II; moDNN's section 7."""
     text = {name: [trace.info.batch for trace in loaded(name).traces.values()] for name in (*CSWAP, *CDMA)}
     assert text["cswap-6a"] == [2560] * 6

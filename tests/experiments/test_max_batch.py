@@ -1,4 +1,4 @@
-"""The largest batch under each policy: that it is the largest, the number of simulations, and the output."""
+"""The largest batch under each policy: its correctness, the number of simulations, and the output."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def fitting(trace: Trace, policy: str, batch: int, **settings: Any) -> bool:
 
 @dataclass(frozen=True)
 class Resident(Policy):
-    """Keeps all, and counts how often it is asked to plan; what `fits` says is set from outside."""
+    """Keeps everything resident and counts calls of `plan`; the result of `fits` is set by the test."""
 
     name, summary, source = "resident", "keep all blocks until their last use", "these tests"
     said: ClassVar[Callable[[PlanContext], bool | None]]
@@ -67,7 +67,7 @@ def resident() -> Resident:
 
 @pytest.mark.parametrize(("memory", "plain", "vdnn"), [(600, 1, 1), (10_000, 16, 20), (59_999, 99, 119)])
 def test_the_largest_batch_of_a_chain_follows_from_its_sizes(memory: int, plain: int, vdnn: int) -> None:
-    """All of 600 bytes a sample at once; vDNN never has more than two neighbours of 500 together, if both may leave."""
+    """`none` needs all 600 bytes per sample; vDNN needs at most two neighbours of 500 if both are offloaded."""
     result = max_batch(CHAIN, node(memory), ["none", "vdnn"])
     assert (result["none"].batch, result["vdnn"].batch) == (plain, vdnn)
     assert result["none"].result is not None
@@ -91,7 +91,7 @@ def test_the_largest_batch_fits_and_slightly_larger_ones_do_not(name: str, polic
 
 @pytest.mark.slow
 @pytest.mark.parametrize("batch", [1, 7, 5000])
-def test_the_largest_batch_does_not_depend_on_the_traces_batch(batch: int) -> None:
+def test_the_largest_batch_does_not_depend_on_the_batch_of_the_trace(batch: int) -> None:
     at = [build_trace("resnet20", batch=each, gpu=GPU.gpu) for each in (64, batch)]
     result = [max_batch(trace, GPU, ["none"], budget="1 GiB")["none"] for trace in at]
     assert result[0].batch == result[1].batch
@@ -114,7 +114,7 @@ def test_a_policy_that_predicts_what_fits_plans_only_at_the_largest_and_powers_o
 
 @dataclass(frozen=True)
 class Swaps(Policy):
-    """Keeps all up to a batch; of larger ones it offloads over a slow link what none needs to offload."""
+    """Keeps everything up to a batch; for larger ones it needlessly offloads over a slow link."""
 
     name, summary, source = "swaps", "as none, and of large batches as vdnn", "these tests"
     retains: int = 8
@@ -133,7 +133,7 @@ class Swaps(Policy):
     ],
 )
 def test_the_recommended_batch_is_the_largest_that_is_nearly_as_fast_as_any(retains: int, batches: list[int]) -> None:
-    """63 ns of kernels a sample, and of a swapped batch at least 200 ns of copies at 1 byte a nanosecond."""
+    """63 ns of kernels per sample, and at least 200 ns of copies per sample of a swapped batch."""
     slow = NodeSpec("slow", GpuSpec("gpu", 10_000), LinkSpec("PCIe", 10**9, 10**9))
     (result,) = max_batch(CHAIN, slow, [Swaps(retains)], limit=16)
     assert [speed.batch for speed in result.speeds] == batches
@@ -158,7 +158,7 @@ def test_a_policy_that_does_not_predict_what_fits_runs_at_each_batch_once(reside
 
 
 def test_smaller_batches_that_do_not_fit_are_reported(resident: Resident) -> None:
-    """As where a workspace is larger at 4 samples than at 5 to 9."""
+    """For example, a workspace may be larger at 4 samples than at 5 to 9."""
     Resident.said = lambda context: context.graph.trace.info.batch in (1, 2, 3, 5, 6, 7, 8, 9)
     result = max_batch(CHAIN, node(10_000), [resident])
     (each,) = result
@@ -170,7 +170,7 @@ def test_smaller_batches_that_do_not_fit_are_reported(resident: Resident) -> Non
     ]
 
 
-def test_a_policy_with_a_wrong_prediction_has_no_number(resident: Resident) -> None:
+def test_a_policy_with_a_wrong_prediction_has_no_largest_batch(resident: Resident) -> None:
     Resident.said = lambda context: context.graph.trace.info.batch <= 100
     result = max_batch(CHAIN, node(10_000), [resident])
     (each,) = result
@@ -178,7 +178,7 @@ def test_a_policy_with_a_wrong_prediction_has_no_number(resident: Resident) -> N
     assert result.notes()[0].startswith("resident: predicted to fit, but ran out: out of device memory")
 
 
-def test_if_no_sample_fits_the_memory_of_one_is_reported() -> None:
+def test_if_no_sample_fits_the_memory_for_one_is_reported() -> None:
     result = max_batch(CHAIN, node(400), ["none", "ideal"])
     assert result.nothing_fits
     assert [each.note for each in result] == ["none fits", "unlimited"]
@@ -188,7 +188,7 @@ def test_if_no_sample_fits_the_memory_of_one_is_reported() -> None:
 
 
 @pytest.mark.slow
-def test_a_batch_in_parts_is_limited_only_by_most() -> None:
+def test_a_batch_split_into_sub_batches_is_limited_only_by_the_search_limit() -> None:
     trace = build_trace("resnet20", batch=64, gpu=GPU.gpu)
     result = max_batch(trace, GPU, ["vdnn+"], budget="64 MiB", limit=1000)
     assert (result["vdnn+"].batch, result["vdnn+"].note) == (1000, "capped")
@@ -205,7 +205,7 @@ def test_a_refusal_does_not_end_the_search_for_others() -> None:
         max_batch(CHAIN, node(10_000), ["cdma"])
 
 
-def test_max_batch_accepts_a_single_policy_name() -> None:
+def test_a_single_policy_name_is_accepted() -> None:
     assert [each.run.label for each in max_batch(CHAIN, node(10_000), "vdnn")] == ["vdnn"]
 
 
@@ -221,7 +221,7 @@ def test_max_batch_accepts_a_single_policy_name() -> None:
         ("trial: keep all: fits", ""),
     ],
 )
-def test_a_row_names_the_policy_of_the_adopted_program(
+def test_a_row_has_the_note_of_the_program(
     note: str, message: str, resident: Resident, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def plan(self: Resident, context: PlanContext) -> Program:
@@ -252,7 +252,7 @@ def test_arguments_override_a_scenario() -> None:
     assert [each.run.label for each in max_batch(scenario, limit=8)] == ["ideal", "none", "vdnn(mode=conv)", "vdnn"]
 
 
-def test_the_policy_is_given_the_addressed_pool() -> None:
+def test_the_policy_gets_the_addressed_pool() -> None:
     """HOME's prediction for the counting pool does not hold for the addressed pool, where only a run decides."""
     trace = chain([5, 7, 9, 9], [10, 14, 18, 18], [100, 300, 200, 400])
     answers = {pool: max_batch(trace, node(10_000), "home", pool=pool)["home"] for pool in ("counting", "addressed")}
@@ -262,7 +262,7 @@ def test_the_policy_is_given_the_addressed_pool() -> None:
 
 
 def test_alignment_lowers_the_largest_batch() -> None:
-    """Of 600 bytes a sample each block is rounded up."""
+    """Each block of the 600 bytes per sample is rounded up."""
     assert max_batch(CHAIN, node(9_000), ["none"])["none"].batch == 15
     assert max_batch(CHAIN, node(9_000), ["none"], alignment=1000)["none"].batch == 13
     assert max_batch(CHAIN, node(9_000, alignment=1000), ["none"])["none"].batch == 13
@@ -284,7 +284,7 @@ def test_wrong_arguments_are_reported_together() -> None:
         max_batch(CHAIN)
 
 
-def test_max_batch_searches_on_one_of_several_gpus() -> None:
+def test_a_scenario_with_several_gpus_is_refused() -> None:
     with pytest.raises(InputError, match=r"for one GPU, and .* trains on 2"):
         max_batch(load_scenario("quickstart", {"node": "k40-x4", "data_parallel.gpus": 2}))
 
@@ -327,7 +327,7 @@ def test_the_frame_of_max_batch_has_all_numbers(mixed: MaxBatch) -> None:
     assert set(frame["budget_bytes"]) == {10_000}
 
 
-def test_plain_data_has_every_batch_that_was_tried(mixed: MaxBatch) -> None:
+def test_plain_data_lists_every_batch_that_was_tried(mixed: MaxBatch) -> None:
     document = mixed.to_dict()
     assert [each["largest_batch"] for each in document["policies"]] == [None, 16, 20, None]
     tried = document["policies"][1]["tried"]

@@ -10,7 +10,7 @@ from simgpu.cli import main
 
 
 @pytest.mark.slow
-def test_the_api_returns_the_bounds_that_memory_bound_prints():
+def test_the_result_equals_the_output_of_simgpu_memory_bound():
     trace, node = simgpu.load_trace("vgg16-b128-v100"), simgpu.load_node("v100")
     result = simgpu.memory_lower_bound(trace, node)
     message = json.loads(

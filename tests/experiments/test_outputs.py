@@ -1,4 +1,4 @@
-"""The folder of a run appears whole or not at all."""
+"""The folder of a run is written atomically."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def names(folder: Path) -> set[str]:
 
 
 @pytest.mark.slow
-def test_all_formats_and_figures(comparison: Comparison, tmp_path: Path) -> None:
+def test_a_run_writes_all_formats_and_figures(comparison: Comparison, tmp_path: Path) -> None:
     out = tmp_path / "out"
     formats, plots = ["csv", "parquet", "perfetto"], ["timeline", "memory", "run"]
     write_outputs(comparison, out, about={"scenario": "x"}, timeline=formats, plots=plots)
@@ -70,7 +70,7 @@ def test_a_failed_write_changes_nothing(
     assert out.exists() is earlier
 
 
-def test_an_error_in_replacing_brings_the_old_folder_back(
+def test_the_old_folder_is_restored_if_replacing_fails(
     comparison: Comparison, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     out = tmp_path / "out"
@@ -89,7 +89,7 @@ def test_an_error_in_replacing_brings_the_old_folder_back(
     assert [path.name for path in tmp_path.iterdir()] == ["out"]
 
 
-def test_an_empty_folder_is_taken_and_a_foreign_one_refused(comparison: Comparison, tmp_path: Path) -> None:
+def test_an_empty_folder_is_accepted_and_a_foreign_one_refused(comparison: Comparison, tmp_path: Path) -> None:
     empty = tmp_path / "empty"
     empty.mkdir()
     write_outputs(comparison, empty, about={})
@@ -107,5 +107,5 @@ def test_parquet_without_pyarrow_is_refused_before_the_run(tmp_path: Path, monke
     check_outputs(tmp_path / "out", ["csv"])
 
 
-def test_policies_whose_names_differ_in_signs_alone_have_folders_of_their_own() -> None:
+def test_policies_whose_labels_differ_only_in_punctuation_have_separate_folders() -> None:
     assert len({folder_name(label) for label in ("vdnn", "vdnn++", "vdnn+", "vdnn(mode=conv)")}) == 4

@@ -1,4 +1,4 @@
-"""`simgpu.search_placement`: what a policy chose, how it got there, and what the machine makes of it."""
+"""`simgpu.search_placement`: the chosen placement, its convergence, and its simulation."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ def home(plain20: Trace, node: NodeSpec) -> Search:
 
 
 @pytest.mark.slow
-def test_a_search_simulates_the_program_of_the_policy(home: Search, plain20: Trace, node: NodeSpec) -> None:
+def test_the_search_result_equals_a_run_of_the_policy(home: Search, plain20: Trace, node: NodeSpec) -> None:
     result = simulate(plain20, node, "home", budget=BUDGET)
     assert home.fits
     assert home.iteration_ns == result.iteration_ns == home.predicted_ns
@@ -70,7 +70,7 @@ def test_equal_seeds_give_equal_searches_and_other_seeds_do_not(home: Search, pl
     assert not np.array_equal(other.chosen.swarm.costs[0], home.chosen.swarm.costs[0])
 
 
-def test_the_curves_are_of_the_particles_that_fit(home: Search) -> None:
+def test_convergence_curves_cover_only_particles_that_fit(home: Search) -> None:
     swarm, curves = home.chosen.swarm, home.convergence
     assert swarm is not None and curves is not None
     for n, costs in enumerate(swarm.costs.tolist()):
@@ -84,7 +84,7 @@ def test_the_curves_are_of_the_particles_that_fit(home: Search) -> None:
     assert home.curve_text == ""
 
 
-def test_a_search_in_which_nothing_fits_reports_the_shortage_and_no_curve(plain20: Trace, node: NodeSpec) -> None:
+def test_if_nothing_fits_the_shortage_is_reported_instead_of_a_curve(plain20: Trace, node: NodeSpec) -> None:
     result = search_placement(plain20, node, Home(iterations=3), budget="400 MB")
     curves, frame = result.convergence, result.convergence_frame()
     assert not result.fits and result.iteration_ns is None and result.predicted_ns is None
@@ -99,7 +99,7 @@ def test_a_search_in_which_nothing_fits_reports_the_shortage_and_no_curve(plain2
     assert json.loads(json.dumps(result.to_dict(), allow_nan=False))["swarm"]["convergence"]["best_ns"] == [None] * 3
 
 
-def test_the_table_has_the_overheads_of_algorithm_2_and_the_times_of_the_run(home: Search) -> None:
+def test_the_table_has_overheads_of_algorithm_2_and_times_of_the_run(home: Search) -> None:
     evaluator, vector = home.chosen.evaluator, home.chosen.vector
     assert vector is not None
     assert [each.overhead_ns for each in home.maps] == list(evaluator.overheads(vector))
@@ -118,7 +118,7 @@ def test_the_table_has_the_overheads_of_algorithm_2_and_the_times_of_the_run(hom
             assert (each.offloaded_ns, each.prefetched_ns) == (state[OFFLOADED_AT], state[FETCHED_AT])
 
 
-def test_a_recomputed_map_is_back_at_the_end_of_its_recomputation(home: Search) -> None:
+def test_a_recomputed_activation_is_resident_when_its_recomputation_ends(home: Search) -> None:
     outcome = home.outcome
     assert not isinstance(outcome, simgpu.OutOfMemoryError)
     begin = outcome.timeline.window(-1)[0]
@@ -126,7 +126,7 @@ def test_a_recomputed_map_is_back_at_the_end_of_its_recomputation(home: Search) 
     assert {each.prefetched_ns for each in home.maps if each.action == "recompute"} <= ends
 
 
-def test_a_search_whose_best_takes_no_time_has_no_curve(node: NodeSpec) -> None:
+def test_a_best_placement_of_zero_duration_has_no_curve(node: NodeSpec) -> None:
     result = search_placement(chain([0] * 8, [0] * 8, [100] * 8), node, Home(particles=50), budget=500)
     assert result.predicted_ns == 0
     assert result.plot() is None
@@ -134,7 +134,7 @@ def test_a_search_whose_best_takes_no_time_has_no_curve(node: NodeSpec) -> None:
 
 
 @pytest.mark.parametrize("policy", [SuperNeurons(), Capuchin()])
-def test_policies_that_do_not_search_have_a_table_too(policy: object, plain20: Trace, node: NodeSpec) -> None:
+def test_policies_without_a_search_have_a_table_and_no_curve(policy: object, plain20: Trace, node: NodeSpec) -> None:
     result = search_placement(plain20, node, policy, budget=BUDGET)
     assert len(result.maps) == len(result.chosen.evaluator.decisions.maps)
     assert result.convergence is None and result.convergence_frame() is None and result.plot() is None
@@ -144,7 +144,7 @@ def test_policies_that_do_not_search_have_a_table_too(policy: object, plain20: T
 
 
 class Encoding(PlacingPolicy):
-    """Swaps everything, as early and as small as it can."""
+    """Swaps and encodes everything, and fetches as early as possible."""
 
     name, summary, source = "encoding", "swap all", "a test"
 
@@ -189,7 +189,7 @@ def test_a_full_update_reports_its_savings(plain20: Trace, node: NodeSpec) -> No
 
 
 @pytest.mark.parametrize("policy", ["vdnn", "none", Capuchin(version="published")])
-def test_policies_that_do_not_decide_map_by_map_are_refused(policy: object, plain20: Trace, node: NodeSpec) -> None:
+def test_policies_without_decisions_per_feature_map_are_refused(policy: object, plain20: Trace, node: NodeSpec) -> None:
     advice = r"choose home, superneurons, capuchin\(version=home\) or joint"
     with pytest.raises(InputError, match=f"does not decide about one feature map at a time; {advice}"):
         search_placement(plain20, node, policy)
@@ -221,7 +221,7 @@ def test_all_policies_are_checked_before_any_searches() -> None:
         assert text.startswith(start)
 
 
-def test_an_outside_policy_is_planned_by_its_own_method(plain20: Trace, node: NodeSpec) -> None:
+def test_an_external_policy_is_planned_by_its_own_method(plain20: Trace, node: NodeSpec) -> None:
     class Resident(Policy):
         name, summary, source = "resident", "keep all", "a test"
 
@@ -243,7 +243,7 @@ def test_bad_arguments_are_refused_as_simulate_refuses_them(plain20: Trace, node
 
 
 @pytest.mark.slow
-def test_files_are_the_same_every_time_and_hold_no_real_time(
+def test_written_files_are_reproducible_and_contain_no_wall_time(
     home: Search, plain20: Trace, node: NodeSpec, tmp_path: Path
 ) -> None:
     late = replace(home, wall_clock=replace(home.wall_clock, planning_s=1234.5, evaluation_s=6.789))
@@ -272,20 +272,20 @@ def test_files_are_the_same_every_time_and_hold_no_real_time(
     assert not [column for column in placement[0].split(",") if f"`{column}`" not in readme]
 
 
-def test_a_folder_of_something_else_is_not_replaced(home: Search, tmp_path: Path) -> None:
+def test_a_foreign_folder_is_not_replaced(home: Search, tmp_path: Path) -> None:
     (tmp_path / "notes.txt").write_text("mine")
     with pytest.raises(InputError, match="not from an earlier search"):
         write_searches([home], tmp_path, about={})
 
 
-def test_wall_clock_and_simulated_time_are_distinct(home: Search) -> None:
+def test_wall_time_and_simulated_time_are_reported_separately(home: Search) -> None:
     clock = home.wall_clock
     assert clock.evaluation_s is not None and 0 < clock.evaluation_s < clock.planning_s
     assert "wall clock" in dict(home.facts())
     assert "wall_clock" not in home.to_dict()
 
 
-def test_a_context_for_planning_is_the_one_that_simulate_plans_with(plain20: Trace, node: NodeSpec) -> None:
+def test_plan_context_equals_the_context_of_simulate(plain20: Trace, node: NodeSpec) -> None:
     message: list[str] = []
     policy = Home(particles=10, iterations=2)
     context = plan_context(plain20, node, policy, budget="1 GB", seed=3, alignment=512, progress=message.append)
@@ -297,13 +297,13 @@ def test_a_context_for_planning_is_the_one_that_simulate_plans_with(plain20: Tra
     ]
 
 
-def test_simulate_passes_on_what_a_policy_is_doing(plain20: Trace, node: NodeSpec) -> None:
+def test_simulate_forwards_the_progress_of_a_policy(plain20: Trace, node: NodeSpec) -> None:
     message: list[str] = []
     simulate(plain20, node, Home(particles=10, iterations=2), budget=BUDGET, progress=message.append)
     assert len(message) == 2
 
 
-def test_the_last_choice_that_a_policy_reports_counts(plain20: Trace, node: NodeSpec) -> None:
+def test_the_returned_placement_has_priority_over_a_reported_choice(plain20: Trace, node: NodeSpec) -> None:
     class Keeping(PlacingPolicy):
         name, summary, source = "keeping", "keep all", "a test"
 

@@ -1,4 +1,4 @@
-"""A study: ratios of throughput, their means, cells without memory, and published numbers next to ours."""
+"""A study: ratios of throughput, their means, cells out of memory, and published numbers next to simulated ones."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ def result(path: Path) -> StudyResult:
     return run_study(load_study(path))
 
 
-def test_a_cell_is_what_training_under_that_policy_gives() -> None:
+def test_a_cell_equals_a_training_under_its_policy() -> None:
     changes = {"epochs": [0, 48], "traces": {"VGG": {"zoo": "vgg16", "batch": 8, "epochs": 50}}, "published": []}
     study = load_study("cswap-6a", changes)
     study_run = {run.label: run for run in study.runs}["CSWAP"]
@@ -74,7 +74,7 @@ def test_a_cell_is_what_training_under_that_policy_gives() -> None:
     assert outcome.steady is True
 
 
-def test_ratios_are_of_the_throughputs_that_simulate_gives(path: Path, result: StudyResult) -> None:
+def test_ratios_equal_the_ratios_of_simulated_throughputs(path: Path, result: StudyResult) -> None:
     slow = {"gpu.memory": "1 MB", "link.d2h_bandwidth": "1 GB/s"}
     fast = {**slow, "link.d2h_bandwidth": "100 GB/s", "link.h2d_bandwidth": "100 GB/s"}
     for label in ("short", "long"):
@@ -84,8 +84,8 @@ def test_ratios_are_of_the_throughputs_that_simulate_gives(path: Path, result: S
         assert times[0] < times[1]
 
 
-def test_the_mean_is_over_the_traces_that_every_run_completes(result: StudyResult) -> None:
-    """`plain` is out of memory on the long chain, so that the short one alone compares all runs."""
+def test_the_mean_covers_the_traces_completed_by_every_run(result: StudyResult) -> None:
+    """`plain` is out of memory on the long chain, so only the short one is in the mean."""
     for run in ("fast", "plain"):
         assert result.mean(run, "vDNN") == pytest.approx(result.ratio("short", run, "vDNN"))
     assert result.mean("vDNN", "vDNN") == 1.0
@@ -149,7 +149,7 @@ def test_the_command_shows_a_table_for_each_baseline_and_the_published_numbers(p
     assert done.stderr.startswith("\nlong, plain: out of device memory")
 
 
-def test_a_study_result_prints_as_its_tables(result: StudyResult) -> None:
+def test_repr_contains_the_tables_of_the_command(result: StudyResult) -> None:
     shown = repr(result)
     assert shown.startswith("study       try\n")
     assert "OOM" in shown
@@ -157,20 +157,20 @@ def test_a_study_result_prints_as_its_tables(result: StudyResult) -> None:
     assert shown.endswith("[1] doubtful")
 
 
-def test_study_json_equals_the_result(path: Path, result: StudyResult) -> None:
+def test_printed_json_equals_the_result(path: Path, result: StudyResult) -> None:
     document = json.loads(simgpu("study", path, "-q", "--json").stdout)
     document.pop("simgpu")
     assert document == json.loads(json.dumps(result.to_dict()))
 
 
-def test_study_exits_with_3_if_nothing_fits(path: Path) -> None:
+def test_the_exit_code_is_3_if_nothing_fits(path: Path) -> None:
     done = simgpu("study", path, "-q", "--set", "node.gpu.memory=50 kB")
     assert done.exit_code == 3
     assert done.stdout.count("  OOM") == 2 * 2 * 4
     assert "Traceback" not in done.stderr
 
 
-def test_cells_whose_iterations_still_differ_are_marked(result: StudyResult) -> None:
+def test_cells_that_are_not_steady_are_marked(result: StudyResult) -> None:
     fast = result.cells["long", "fast"]
     other = StudyResult(result.study, {**result.cells, ("long", "fast"): replace(fast, steady=False)})
     assert "unsteady" not in repr(result)
@@ -190,7 +190,7 @@ def test_cells_whose_iterations_still_differ_are_marked(result: StudyResult) -> 
         ([], "Missing argument 'STUDY'"),
     ],
 )
-def test_a_mistake_ends_with_2_and_a_message(
+def test_a_mistake_exits_with_2_and_a_message(
     arguments: list[str], message: str, path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(path.parent)
@@ -208,7 +208,7 @@ def test_a_refused_trace_has_an_empty_cell_and_a_reason(path: Path) -> None:
     assert "Traceback" not in done.stderr
 
 
-def test_study_exits_with_2_if_every_policy_is_refused(path: Path) -> None:
+def test_the_exit_code_is_2_if_every_policy_refuses(path: Path) -> None:
     refuse = [f"runs.{label}.policy=cswap" for label in ("vDNN", "conv", "plain", "fast")]
     done = simgpu("study", path, "-q", *(part for change in refuse for part in ("--set", change)))
     assert done.exit_code == 2, done.stderr

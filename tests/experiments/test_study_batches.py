@@ -1,4 +1,4 @@
-"""Studies over batches and of what the time goes to: HOME's figures 6 and 7 in small."""
+"""Studies over batches and time breakdowns: small versions of HOME's figures 6 and 7."""
 
 from __future__ import annotations
 
@@ -98,12 +98,12 @@ def test_a_cell_out_of_memory_is_marked(result: StudyResult) -> None:
     assert result.cells["AlexNet 1024", "none"].failure == ""
 
 
-def test_per_trace_values_of_a_sweep_apply_to_all_batches_not_named_themselves(result: StudyResult) -> None:
+def test_settings_of_a_sweep_apply_to_all_batches_without_their_own_settings(result: StudyResult) -> None:
     for batch, *policy in ((128, "vdnn", "conv"), (1024, "vdnn", "conv"), (4096, "ideal")):
         assert result.cells[f"AlexNet {batch}", "ideal"].iteration_ns == (alexnet(batch, *policy).iteration_ns,)
 
 
-def test_the_parts_of_a_cell_are_those_of_its_iterations(result: StudyResult) -> None:
+def test_the_parts_of_a_cell_equal_the_breakdown_of_its_iteration(result: StudyResult) -> None:
     expected = alexnet(1024, "vdnn").metrics.breakdown.parts
     cell = result.cells["AlexNet 1024", "vDNN"]
     assert cell.parts == expected
@@ -124,7 +124,7 @@ def test_parts_of_several_epochs_are_added_up() -> None:
     assert cell.parts["codec"] > 0
 
 
-def test_the_largest_batch_and_the_best_throughput_are_of_all_batches(result: StudyResult) -> None:
+def test_largest_batch_and_best_throughput_cover_all_batches(result: StudyResult) -> None:
     assert result.value("largest_batch", "AlexNet", "none") == 1024
     assert result.value("largest_batch", "AlexNet", "vDNN") == 4096
     assert result.value("largest_batch", "AlexNet", "tiny") is None
@@ -138,7 +138,7 @@ def test_the_largest_batch_and_the_best_throughput_are_of_all_batches(result: St
     assert result.value("best_throughput", "AlexNet", "vDNN", "tiny") is None
 
 
-def test_published_numbers_may_be_of_a_sweep_of_one_batch_and_of_shares(result: StudyResult) -> None:
+def test_published_numbers_may_concern_sweeps_single_batches_and_shares(result: StudyResult) -> None:
     largest, best, overlap, throughput, fastest, computation = result.comparisons()
     assert (largest.simulated, largest.expected) == (4096, 1)
     assert best.simulated == result.value("best_throughput", "AlexNet", "vDNN", "none")
@@ -160,7 +160,7 @@ def test_published_numbers_may_be_of_a_sweep_of_one_batch_and_of_shares(result: 
     assert published_rows(result)[0][1:4] == ("4096", "4096", "+0")
 
 
-def test_tables_have_a_row_a_batch_or_a_row_a_network(result: StudyResult) -> None:
+def test_tables_have_a_row_per_batch_or_per_network(result: StudyResult) -> None:
     rates, largest, best, swapping, *breakdowns = study_tables(result)
     assert rates.title == "samples per second"
     assert [row[:2] for row in rates.rows] == [
@@ -189,12 +189,12 @@ def test_tables_have_a_row_a_batch_or_a_row_a_network(result: StudyResult) -> No
     assert table_notes(result)[0].startswith("geomean: geometric mean; mean: arithmetic mean of the stated number")
 
 
-def test_only_the_smallest_batch_that_does_not_fit_is_explained(result: StudyResult) -> None:
+def test_only_the_smallest_batch_of_a_sweep_that_does_not_fit_is_explained(result: StudyResult) -> None:
     message = [text.split(": ")[0] for text in failures(result)]
     assert message == ["AlexNet 128, tiny", "AlexNet 4096, none", "recorded 16, tiny", "alone, tiny"]
 
 
-def test_a_measure_of_all_batches_knows_when_there_is_nothing() -> None:
+def test_measures_over_batches_are_none_without_completed_batches() -> None:
     lost, fits = StudyCell(None, out_of_memory="lost", batch=8), StudyCell(2.0, batch=4)
     largest, best = (MEASURES[name].of_sweep for name in ("largest_batch", "best_throughput"))
     assert largest is not None
@@ -205,7 +205,7 @@ def test_a_measure_of_all_batches_knows_when_there_is_nothing() -> None:
     assert best([fits, lost], [fits]) == 1
 
 
-def test_a_figure_has_a_panel_a_sweep_and_a_panel_a_trace(result: StudyResult) -> None:
+def test_figures_have_a_panel_per_sweep_or_per_trace(result: StudyResult) -> None:
     lines = result.plot("throughput")
     shown = [ax.get_title(loc="left") for ax in lines.axes if ax.get_visible()]
     assert shown == ["AlexNet", "recorded"]
@@ -219,7 +219,7 @@ def test_a_figure_has_a_panel_a_sweep_and_a_panel_a_trace(result: StudyResult) -
 
 
 @pytest.mark.slow
-def test_without_a_sweep_there_is_no_throughput_against_batch(path: Path) -> None:
+def test_a_study_without_a_sweep_has_no_plot_of_throughput_against_batch(path: Path) -> None:
     one = run_study(load_study(path, {"traces.AlexNet": None, "traces.recorded": None, "published": []}))
     with pytest.raises(InputError, match="try: traces: none is a sweep of batches; give a trace batches in place of"):
         one.plot("throughput")

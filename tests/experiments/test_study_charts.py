@@ -1,4 +1,4 @@
-"""Which runs, traces and published numbers of a study stand in which panel of its measures."""
+"""Which runs, traces and published numbers of a study are in which panel of its figures."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ BUDGETS = ["0.3 GB", "1 GB"]
 
 @cache
 def swept() -> StudyResult:
-    """Two traces, a sweep that does not fit at its first budget, and a run outside it."""
+    """Two traces, a sweep that is out of memory at its first budget, and a run outside the sweep."""
     changes: dict[str, object] = {
         "traces": {"AlexNet": SMALL, "half": {**SMALL, "batch": 32}},
         "runs": {
@@ -41,7 +41,7 @@ def swept() -> StudyResult:
 
 @cache
 def compressed() -> StudyResult:
-    """Compressed memory over the links of two nodes, in bars, and what drifts."""
+    """Compressed memory over the links of two nodes, as bars, and its drift."""
     changes: dict[str, object] = {
         "node": "buddy-gpu",
         "traces": {"hpc-cg": "hpc-cg", "hpc-ep": "hpc-ep"},
@@ -71,7 +71,7 @@ def lines_of(result: StudyResult, section: int) -> list[LinePanel]:
     return [panel for panel in panels if isinstance(panel, LinePanel)]
 
 
-def test_bars_have_the_numbers_of_the_tables_with_the_mean_at_the_end() -> None:
+def test_bars_have_the_values_of_the_tables_with_the_mean_last() -> None:
     result, panel = compressed(), bars_of(compressed(), 0)
     assert list(panel.groups) == ["hpc-cg", "hpc-ep", "geomean (1 of 2)"]
     assert panel.measured.level == 1.0
@@ -103,20 +103,20 @@ def test_published_numbers_are_only_on_their_bars() -> None:
     assert simulated == compressed().ratio("hpc-ep", "buddy", "small")
 
 
-def test_runs_without_compression_are_not_in_a_panel_of_overflow() -> None:
+def test_runs_without_compression_are_not_in_the_overflow_panel() -> None:
     panel = bars_of(compressed(), 2)
     assert "none" not in panel.groups["hpc-ep"]
     assert panel.groups["hpc-ep"]["buddy"].value == compressed().cells["hpc-ep", "buddy"].overflow
 
 
-def test_drift_has_a_line_a_trace_where_its_runs_do_not_differ() -> None:
+def test_drift_has_one_line_per_trace_if_its_runs_are_equal() -> None:
     (panel,) = measure_panels(compressed())[-1]
     assert isinstance(panel, TimePanel)
     cells = compressed().cells
     assert panel.lines == {trace: cells[trace, "buddy"].drift for trace in ("hpc-cg", "hpc-ep")}
 
 
-def test_each_kind_of_sweep_has_a_panel_a_trace_and_one_of_the_mean() -> None:
+def test_each_sweep_has_a_panel_per_trace_and_one_for_the_mean() -> None:
     names = ["AlexNet", "half", "geomean"]
     panels = lines_of(swept(), 0)
     assert [(panel.along.title, panel.name) for panel in panels] == [
@@ -141,7 +141,7 @@ def test_published_numbers_of_a_sweep_are_drawn_at_their_budget() -> None:
     assert message == [[(), (1.5,)], [(), ()], [(), ()], [(), (1.25,)]]
 
 
-def test_a_mean_along_a_sweep_is_of_all_traces_or_of_none() -> None:
+def test_a_mean_along_a_sweep_needs_all_traces() -> None:
     none = lines_of(swept(), 0)[2].curves[1]
     values = [swept().value("time", trace, "none 0.3 GB", "ideal") for trace in ("AlexNet", "half")]
     assert None in values
@@ -150,7 +150,7 @@ def test_a_mean_along_a_sweep_is_of_all_traces_or_of_none() -> None:
 
 
 @pytest.mark.slow
-def test_a_sweep_of_batches_has_a_panel_a_network_and_bars_of_all_its_batches() -> None:
+def test_a_batch_sweep_has_a_panel_per_network_and_bars_for_all_batches() -> None:
     model = {key: value for key, value in SMALL.items() if key != "batch"}
     changes: dict[str, object] = {
         "traces": {"AlexNet": {**model, "batches": [32, 64]}, "one": SMALL},
@@ -165,7 +165,7 @@ def test_a_sweep_of_batches_has_a_panel_a_network_and_bars_of_all_its_batches() 
     assert bars_of(result, 1).groups["AlexNet"]["1 GPU"].value == 64
 
 
-def test_a_study_of_breakdowns_alone_has_no_figure_of_measures() -> None:
+def test_a_study_with_only_breakdowns_has_no_figure_of_measures() -> None:
     study = load_study("modnn-17", {"traces": {"AlexNet": SMALL}, "tables": ["breakdown"], "published": []})
     with pytest.raises(InputError, match="modnn-17: tables: has no measure, only breakdown; name a measure too"):
         run_study(study).plot("measures")

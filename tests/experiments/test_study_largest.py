@@ -1,4 +1,4 @@
-"""Studies of the largest batch that fits each run: HOME's table 2 in small."""
+"""Studies of the largest batch that fits each run: a small version of HOME's table 2."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ def result(tmp_path_factory: pytest.TempPathFactory) -> StudyResult:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("policy", ["none", "vdnn"])
-def test_a_run_is_at_the_batch_that_max_batch_finds(policy: str, result: StudyResult) -> None:
+def test_a_run_uses_the_batch_found_by_max_batch(policy: str, result: StudyResult) -> None:
     run = {"none": "none", "vdnn": "vDNN"}[policy]
     (outcome,) = max_batch(load_trace("resnet20-cifar-cpu"), load_node("v100"), [policy], budget="200 MB")
     assert outcome.result is not None
@@ -65,7 +65,7 @@ def test_a_run_is_at_the_batch_that_max_batch_finds(policy: str, result: StudyRe
 
 
 @pytest.mark.slow
-def test_gains_are_of_each_network_and_of_their_sums(result: StudyResult) -> None:
+def test_improvements_are_given_per_network_and_for_the_sums(result: StudyResult) -> None:
     batches = {key: cell.batch for key, cell in result.cells.items()}
     networks = ("AlexNet", "recorded")
     gains = [batches[network, "vDNN"] / batches[network, "none"] for network in networks]
@@ -79,7 +79,7 @@ def test_gains_are_of_each_network_and_of_their_sums(result: StudyResult) -> Non
     assert published_rows(result)[0][0] == "vDNN over none, sum, largest batch"
 
 
-def test_no_largest_batch_is_reported_if_nothing_or_everything_fits(result: StudyResult) -> None:
+def test_without_a_limit_or_a_fitting_batch_there_is_no_largest_batch(result: StudyResult) -> None:
     assert result.cells["recorded", "tiny"].out_of_memory
     assert result.cells["recorded", "endless"].refused
     assert result.value("largest_batch", "recorded", "tiny") is None
@@ -97,7 +97,7 @@ def test_tables_have_no_column_for_the_batch_of_the_trace(result: StudyResult) -
     assert (row["tiny"], row["endless"]) == ("OOM", "refused")
 
 
-def test_the_frame_and_the_facts_have_it(result: StudyResult) -> None:
+def test_the_frame_and_the_facts_contain_the_largest_batch(result: StudyResult) -> None:
     assert result.frame().loc[("recorded", "vDNN"), "batch"] == result.cells["recorded", "vDNN"].batch
     assert ("batch", "the largest that fits, for each run") in result.study.facts()
     assert result.to_dict()["largest_batch"] is True

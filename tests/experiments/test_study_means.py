@@ -1,4 +1,4 @@
-"""Means of a study are over the traces that every run completes, and what ran out of memory is counted."""
+"""Means of a study cover the traces that every run completes; traces out of memory are counted."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def study(tmp_path: Path) -> Study:
 
 
 def cell(time: int, peak: int = 0) -> StudyCell:
-    """A run that takes so many seconds a sample."""
+    """A run that takes the given number of seconds per sample."""
     return StudyCell(1 / time, peak_bytes=peak, batch=1)
 
 
@@ -55,7 +55,7 @@ def result(study: Study) -> StudyResult:
     return StudyResult(study, cells)
 
 
-def test_means_are_over_the_traces_that_every_run_completes(result: StudyResult) -> None:
+def test_means_cover_the_traces_completed_by_every_run(result: StudyResult) -> None:
     means = result.means("time", "base")
     assert means.traces == ("small", "middle")
     assert means.values == pytest.approx({"base": 1, "A": 4, "B": 2}), "sqrt(2 * 8), sqrt(1 * 4)"
@@ -63,8 +63,8 @@ def test_means_are_over_the_traces_that_every_run_completes(result: StudyResult)
     assert result.mean("A", "base", "time") == means.values["A"]
 
 
-def test_a_run_that_loses_a_trace_changes_every_mean_and_improves_none_over_another(result: StudyResult) -> None:
-    """What a mean over each run's own survivors did: B's fell from 2.5 to 1 when the middle trace did not fit."""
+def test_a_trace_lost_by_one_run_is_dropped_from_every_mean(result: StudyResult) -> None:
+    """With a mean over each run's own completed traces, B fell from 2.5 to 1 when the middle trace did not fit."""
     less = StudyResult(result.study, {**result.cells, ("middle", "B"): OOM})
     before, after = result.means("time", "base"), less.means("time", "base")
     assert after.traces == ("small",)
@@ -72,14 +72,14 @@ def test_a_run_that_loses_a_trace_changes_every_mean_and_improves_none_over_anot
     assert before.values["A"] / before.values["B"] == after.values["A"] / after.values["B"] == pytest.approx(2)
 
 
-def test_shares_saved_have_the_mean_of_their_ratios_and_bytes_an_arithmetic_one(result: StudyResult) -> None:
+def test_savings_are_averaged_as_ratios_and_bytes_arithmetically(result: StudyResult) -> None:
     saved, peak = result.means("time_saved", "A"), result.means("peak_memory")
     assert saved.values["base"] == pytest.approx(1 - 1 / 4), "of 1/2 and 1/8 of the time: 1 - sqrt(1/16)"
     assert not peak.geometric
     assert peak.values["A"] == 15, "of 10 and 20, on the traces that B completes too"
 
 
-def test_tables_count_the_traces_of_a_mean_and_those_out_of_memory(result: StudyResult) -> None:
+def test_tables_count_traces_in_a_mean_and_traces_out_of_memory(result: StudyResult) -> None:
     time, saved, peak = study_tables(result)
     assert time.rows[-2:] == [
         ("geomean (2 of 3)", "", "1.000", "4.000", "2.000"),
@@ -103,22 +103,22 @@ def test_comparisons_with_published_means_use_the_arithmetic_mean(result: StudyR
     assert note in table_notes(result)
 
 
-def test_a_run_that_completes_nothing_takes_no_trace_from_the_others(result: StudyResult) -> None:
+def test_a_run_that_completes_no_trace_does_not_affect_other_means(result: StudyResult) -> None:
     none = StudyResult(result.study, {**result.cells, **{(trace, "B"): OOM for trace in result.study.traces}})
     means = none.means("time", "base")
     assert (means.label, means.values["B"], means.out_of_memory["B"]) == ("geomean", None, 3)
     assert means.values["A"] == pytest.approx(4), "the cube root of 2 * 8 * 4"
 
 
-def test_there_is_no_mean_if_every_trace_lacks_a_run(result: StudyResult) -> None:
+def test_there_is_no_mean_if_no_trace_is_completed_by_every_run(result: StudyResult) -> None:
     apart = {**result.cells, ("small", "B"): OOM, ("middle", "B"): OOM, ("large", "B"): cell(1), ("large", "A"): OOM}
     means = StudyResult(result.study, apart).means("time", "base")
     assert means.label == "geomean (0 of 3)"
     assert set(means.values.values()) == {None}
 
 
-def test_a_budget_at_which_a_trace_drops_out_has_no_mean(tmp_path: Path, study: Study) -> None:
-    """Not the mean of what is left, by which less memory would look faster."""
+def test_a_budget_has_no_mean_if_a_trace_runs_out_of_memory(tmp_path: Path, study: Study) -> None:
+    """A mean of the remaining traces would make less memory look faster."""
     swept = load_study(
         tmp_path / "means.yaml",
         {"runs.A.budgets": ["1 GB", "2 GB"], "runs.B": None, "tables": ["time"], "published": []},

@@ -77,7 +77,7 @@ def test_every_run_of_a_sweep_has_its_budget() -> None:
     assert small().cells["AlexNet", "vDNN+ 0.1 GB"].out_of_memory.startswith("out of device memory")
 
 
-def test_several_gpus_run_together_and_a_run_may_differ_on_a_trace() -> None:
+def test_runs_may_use_several_gpus_and_settings_per_trace() -> None:
     study = small().study
     together = simulate(study.traces["half"], study.runs[0].node, "none", gpus=4, exchange="gather")
     assert small().cells["half", "four"].iteration_ns == (together.iteration_ns,)
@@ -87,7 +87,7 @@ def test_several_gpus_run_together_and_a_run_may_differ_on_a_trace() -> None:
     assert small().cells["AlexNet", "four"].iteration_ns == (changed.iteration_ns,)
 
 
-def test_measures_are_those_of_the_runs() -> None:
+def test_measures_equal_those_of_the_runs() -> None:
     label, outcome, ideal = "moDNN 0.6 GB", simulated("AlexNet", "modnn", 6 * GB // 10), simulated("AlexNet", "ideal")
     time = outcome.iteration_ns / ideal.iteration_ns
 
@@ -131,7 +131,7 @@ def test_values_of_1000_and_more_have_no_decimals() -> None:
     assert MEASURES["swapping"].difference(-0.479, 0.75) == "-47.9 points"
 
 
-def test_a_sweep_is_compared_with_the_run_of_the_same_budget() -> None:
+def test_each_point_of_a_sweep_is_compared_with_the_run_at_its_budget() -> None:
     compared, slowest, added, fewer, power, alone, *_ = small().comparisons()
     pairs = {
         (trace, budget): small().ratio(trace, f"moDNN {budget}", f"vDNN+ {budget}")
@@ -151,7 +151,7 @@ def test_a_sweep_is_compared_with_the_run_of_the_same_budget() -> None:
     assert alone.simulated == pytest.approx(sum(shares) / 2)
 
 
-def test_memory_by_technique_is_that_of_the_bounds() -> None:
+def test_memory_by_technique_equals_the_memory_bounds() -> None:
     study = small().study
     for label, trace in study.traces.items():
         graph = TaskGraph.of(trace)
@@ -169,7 +169,7 @@ def test_memory_by_technique_is_that_of_the_bounds() -> None:
     assert saved.simulated == pytest.approx(1 - first["algorithms"] / first["all_at_once"])
 
 
-def test_a_sweep_has_one_row_a_run() -> None:
+def test_a_sweep_has_one_row_per_run() -> None:
     time, moved, memory = study_tables(small())
     assert time.title == "step time over ideal"
     assert time.headings == ("", "AlexNet", "half", "geomean", "OOM")
@@ -183,13 +183,13 @@ def test_a_sweep_has_one_row_a_run() -> None:
     assert [row[0] for row in memory.rows] == ["AlexNet", "half", "geomean"]
 
 
-def test_only_the_largest_budget_that_is_too_small_is_explained() -> None:
+def test_only_the_largest_budget_of_a_sweep_that_does_not_fit_is_explained() -> None:
     runs = {"ideal": RUNS["ideal"], "moDNN": {"policy": "modnn", "budgets": ["1 MB", "1 GB", "10 MB"]}}
     result = run_study(load_study("modnn-17", {**CHANGES, "runs": runs, "published": []}))
     assert [text.split(": ")[0] for text in failures(result)] == ["AlexNet, moDNN 10 MB", "half, moDNN 10 MB"]
 
 
-def test_a_sweep_on_one_network_is_one_table_with_a_column_a_measure() -> None:
+def test_a_sweep_on_one_network_is_one_table_with_a_column_per_measure() -> None:
     only = {
         "traces": {"AlexNet": SMALL},
         "runs": {"ideal": RUNS["ideal"], "moDNN": RUNS["moDNN"]},
@@ -221,7 +221,7 @@ def test_published_numbers_name_their_source() -> None:
     assert rows[6][2] == "59.000"
 
 
-def test_frame_and_plain_values_hold_all_of_it() -> None:
+def test_frame_and_plain_values_contain_all_measures() -> None:
     frame, document = small().frame(), json.loads(json.dumps(small().to_dict(), allow_nan=False))
     row = frame.loc[("half", "moDNN 1 GB")]
     assert (row["budget_bytes"], row["gpus"]) == (GB, 1)

@@ -1,4 +1,4 @@
-"""Sweeps run: the same bytes whoever runs them, kept as they finish, and no point that ends the others."""
+"""Sweeps: identical bytes in any executor, points stored as they finish, and isolated failures."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ COLUMNS = ["point", "budget", "node.link.d2h_bandwidth", "node.link.h2d_bandwidt
 
 
 @pytest.mark.slow
-def test_results_are_those_on_record(tmp_path: Path, file_regression: FileRegressionFixture) -> None:
+def test_results_match_the_golden_ones(tmp_path: Path, file_regression: FileRegressionFixture) -> None:
     run_sweep(load_sweep("memory-sweep"), folder=tmp_path / "out")
     with (tmp_path / "out" / "results.csv").open(encoding="utf-8", newline="") as file:
         lines = [",".join(row[column] for column in COLUMNS) for row in csv.DictReader(file)]
@@ -38,7 +38,7 @@ def test_results_are_those_on_record(tmp_path: Path, file_regression: FileRegres
 
 
 @pytest.mark.slow
-def test_each_row_is_what_the_scenario_of_its_point_gives(tmp_path: Path) -> None:
+def test_each_row_equals_a_run_of_the_scenario_of_its_point(tmp_path: Path) -> None:
     sweep = load_sweep("memory-sweep", {"sweep.grid.budget": ["16 MiB", "40 MiB"]})
     frame = run_sweep(sweep).frame()
     assert len(frame) == 16
@@ -60,7 +60,7 @@ def test_each_row_is_what_the_scenario_of_its_point_gives(tmp_path: Path) -> Non
 
 
 @pytest.mark.slow
-def test_one_process_two_processes_and_a_cluster_give_the_same_bytes(tmp_path: Path) -> None:
+def test_one_process_two_processes_and_a_cluster_write_identical_results(tmp_path: Path) -> None:
     distributed = pytest.importorskip("distributed")
     sweep = load_sweep("memory-sweep", {"sweep.grid.budget": ["16 MiB", "40 MiB"]})
     run_sweep(sweep, folder=tmp_path / "one")
@@ -75,7 +75,7 @@ def test_one_process_two_processes_and_a_cluster_give_the_same_bytes(tmp_path: P
 
 
 @pytest.mark.slow
-def test_csv_parquet_and_frame_are_one_table(tmp_path: Path) -> None:
+def test_csv_parquet_and_frame_are_equal(tmp_path: Path) -> None:
     pandas = pytest.importorskip("pandas")
     pytest.importorskip("pyarrow")
     result = run_sweep(load_sweep("memory-sweep", {"iterations": 1}), folder=tmp_path / "out")
@@ -93,7 +93,7 @@ def test_csv_parquet_and_frame_are_one_table(tmp_path: Path) -> None:
     assert frame.iteration_ns.dtype == "Int64", "some rows have none, and yet it is a whole number"
 
 
-def test_seed_iterations_epoch_and_pool_are_one_column_each(tmp_path: Path) -> None:
+def test_swept_seed_iterations_epoch_and_pool_have_one_column_each(tmp_path: Path) -> None:
     points = [{"seed": 1, "pool": "addressed"}, {"iterations": 2}]
     base = {"trace": "resnet20-cifar-cpu", "node": "laptop-2gb", "policies": "none"}
     frame = run_sweep(make_sweep({**base, "sweep": {"points": points}}, "a test")).frame()
@@ -145,7 +145,7 @@ def test_a_sweep_without_a_finished_point_writes_no_folder(tmp_path: Path) -> No
 
 
 @pytest.mark.slow
-def test_points_that_broke_or_lacked_a_package_run_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_points_that_crashed_or_lacked_a_package_run_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     sweep = small_sweep(3, policies=["none", "vdnn"])
     full = point.simulate
     raised: list[Exception] = [MissingExtraError("planning", "numba", "fast"), ZeroDivisionError("by hand")]
@@ -204,7 +204,7 @@ def test_a_point_that_kills_its_process_affects_no_other(tmp_path: Path, work: o
 
 
 @pytest.mark.slow
-def test_few_points_are_under_way_at_any_time() -> None:
+def test_the_number_of_points_in_flight_is_limited() -> None:
     sweep, given = small_sweep(200), []
     finished = in_processes(sweep, (given.append(number) or number for number in range(200)), 2, run_point, died)
     next(finished)
@@ -334,7 +334,7 @@ class TestCluster:
         ]
 
     @pytest.mark.slow
-    def test_a_cluster_without_workers_and_one_that_is_a_client(self, tmp_path: Path) -> None:
+    def test_a_cluster_without_workers_is_refused_and_a_passed_client_stays_open(self, tmp_path: Path) -> None:
         distributed = pytest.importorskip("distributed")
         with (
             distributed.LocalCluster(processes=False, n_workers=0, dashboard_address=None) as empty,

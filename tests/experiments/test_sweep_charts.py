@@ -1,4 +1,4 @@
-"""Charts of a sweep: which runs are a line, which are on the Pareto front, and which columns can be drawn."""
+"""Charts of a sweep: lines of runs, the Pareto front, and the columns that can be drawn."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def result() -> SweepResult:
     return simgpu.run_sweep(simgpu.load_sweep("memory-sweep", changes))
 
 
-def test_a_line_is_a_policy_and_the_values_of_the_other_axes(result: SweepResult) -> None:
+def test_there_is_a_line_per_policy_and_combination_of_other_axes(result: SweepResult) -> None:
     (ax,) = result.plot("iteration_ns", "d2h_bytes_per_s", references={"ideal": 1.0}).axes
     frame = result.frame()
     ran = frame[frame["outcome"] == "ok"]
@@ -36,14 +36,14 @@ def test_a_line_is_a_policy_and_the_values_of_the_other_axes(result: SweepResult
     assert (ax.get_xlabel(), ax.get_ylabel()) == ("link, device to host (GB/s)", "step time (ms)")
 
 
-def test_a_column_that_is_no_number_is_refused_with_a_suggestion(result: SweepResult) -> None:
+def test_a_non_numeric_column_is_refused_with_a_suggestion(result: SweepResult) -> None:
     with pytest.raises(InputError, match=r"'samples' is not a numeric column of this sweep; .*samples_per_s"):
         result.plot("samples")
     with pytest.raises(InputError, match="argument x: 'policy' is not a numeric column"):
         result.plot(x="policy")
 
 
-def test_no_run_on_the_front_is_beaten_and_every_other_one_is() -> None:
+def test_the_front_contains_exactly_the_runs_that_are_not_dominated() -> None:
     rows = [
         (1, 10, "ok"),
         (1, 12, "ok"),

@@ -1,4 +1,4 @@
-"""A sweep's database that SQLite reads and that holds what no sweep wrote: one message, never a traceback."""
+"""A valid SQLite database with content not written by a sweep gives one message, never a traceback."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What decides a point besides its inputs: code and libraries. Points that others decided run again, and it is said."""
+"""Fingerprints of code and libraries: points computed by different ones run again, with a message."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ SWEEP = "sweep: {points: [{policies: none}, {policies: mine}, {policies: [none, 
 
 
 def swept(folder: Path, site: Path, output: str = "out") -> tuple[str, str]:
-    """What `simgpu sweep` prints of its points, and the times of the runs of `mine`."""
+    """The output of `simgpu sweep` about its points, and the step times of the policy `mine`."""
     done = command_with(site, arguments=["sweep", str(folder / "study.yaml"), "-o", output, "-j", "1"], cwd=folder)
     assert done.returncode == 0, done.stderr
     lines = done.stdout.splitlines()
@@ -53,7 +53,7 @@ def swept(folder: Path, site: Path, output: str = "out") -> tuple[str, str]:
 
 @pytest.mark.exhaustive
 @pytest.mark.parametrize("edited", ["strange_mine.py", "mine_choices.py"])
-def test_points_of_an_outside_policy_whose_code_changed_run_again(tmp_path: Path, edited: str) -> None:
+def test_points_of_an_external_policy_run_again_after_its_code_changed(tmp_path: Path, edited: str) -> None:
     site = write_distribution(
         tmp_path / "site",
         {"mine": "strange_mine:Mine"},
@@ -109,8 +109,8 @@ def test_points_run_again_after_a_library_of_their_policy_changed(
 
 
 @pytest.mark.slow
-def test_results_of_older_code_stay_until_replaced(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Whoever goes back to the code of before has its results back, but for those that were replaced meanwhile."""
+def test_results_of_older_code_are_stored_until_replaced(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Restoring the earlier code restores its results, except for those replaced in the meantime."""
     sweep, known = small_sweep(3), own_code()
     run_sweep(sweep, folder=tmp_path)
     before = results(tmp_path)
@@ -128,7 +128,7 @@ def test_results_of_older_code_stay_until_replaced(tmp_path: Path, monkeypatch: 
 
 @pytest.mark.slow
 def test_points_of_code_edited_while_in_use_are_not_reused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A process goes on with what it has loaded, so nobody knows which code computed its points."""
+    """A process continues with its loaded code, so it is unknown which code computed its points."""
     sweep, known = small_sweep(2), own_code()
     with monkeypatch.context() as patch:
         patch.setattr(fingerprint, "own_code", lambda: replace(known, changed_ns=codestate.LOADED_NS + 1))
@@ -145,8 +145,8 @@ def test_points_of_code_edited_while_in_use_are_not_reused(tmp_path: Path, monke
 
 
 @pytest.mark.slow
-def test_an_outside_policy_edited_after_loading_is_detected(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Its new code is not what this process runs, so its digest must not stand for what was computed."""
+def test_an_external_policy_edited_after_loading_is_detected(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The process still runs the old code, so the digest of the new code must not be stored with its results."""
     text = POLICY.replace("from mine_choices import KEEPS", "KEEPS = True").replace('"mine"', '"edited"')
     site = write_distribution(tmp_path / "site", {"edited": "edited_mine:Mine"}, {"edited_mine": text})
     monkeypatch.syspath_prepend(str(site))
@@ -173,7 +173,7 @@ def test_points_without_a_fingerprint_run_again(tmp_path: Path) -> None:
     assert result.notes[0].startswith("2 stored points not reused: they were computed by an earlier simgpu")
 
 
-def test_a_cluster_whose_workers_have_other_code_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_cluster_whose_workers_have_different_code_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     distributed = pytest.importorskip("distributed")
     sweep, known = small_sweep(1), fingerprint.fingerprint(small_sweep(1))
     monkeypatch.setattr(

@@ -1,4 +1,4 @@
-"""How far runs are over the least time of every placement of feature maps."""
+"""The gap between runs and the lower bound on time of any placement of feature maps."""
 
 from __future__ import annotations
 
@@ -30,18 +30,18 @@ ASYNCHRONOUS = [
 
 @settings(deadline=None, max_examples=20)
 @given(st.integers(500, 1000))
-def test_no_asynchronous_policy_is_below_it(budget: int):
+def test_no_asynchronous_policy_is_faster_than_the_lower_bound(budget: int):
     compared = simgpu.compare(trace_of(), node_of(PLENTY), ASYNCHRONOUS, budget=budget, bound=True)
     assert compared.bound is not None
     assert all(result.iteration_ns >= compared.bound.ns for result in compared.results.values())
 
 
-def test_with_memory_to_spare_it_is_the_time_of_the_kernels():
+def test_with_enough_memory_the_lower_bound_is_the_kernel_time():
     trace = trace_of()
     assert simgpu.time_lower_bound(trace, node_of(PLENTY)).ns == trace.compute_ns
 
 
-def test_a_comparison_has_a_column_for_it():
+def test_a_comparison_has_a_column_for_the_lower_bound():
     compared = simgpu.compare(trace_of(), node_of(PLENTY), ["vdnn", "joint"], budget=700, bound=True)
     assert compared.bound is not None
     over = [row[compared.headings.index("gap")] for row in compared.rows()]

@@ -1,4 +1,4 @@
-"""A training of many epochs: what is remembered, weighted, and decided."""
+"""A training of many epochs: notes of policies, weights of epochs, and decisions."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ TRACE, NODE = load_trace("vgg16-b128-v100"), load_node("v100", {"host.codec_band
 
 @dataclass(frozen=True)
 class Counting(Policy):
-    """Keeps everything, and notes how many epochs it has planned."""
+    """Keeps everything resident, and notes the number of planned epochs."""
 
     name = "counting"
     summary = source = "tests"
@@ -36,24 +36,24 @@ class Counting(Policy):
         return replace(program, notes=(str(noted["epochs"]),))
 
 
-def test_each_epoch_is_the_iteration_that_simulate_runs() -> None:
+def test_each_epoch_equals_the_iteration_of_simulate() -> None:
     training = train(TRACE, NODE, "oracle", epochs=[0, 30])
     for epoch in training.epochs:
         assert epoch.result.to_dict() == simulate(TRACE, NODE, "oracle", epoch=epoch.number).to_dict()
 
 
-def test_a_policy_remembers_what_it_noted_in_earlier_epochs() -> None:
+def test_a_policy_has_its_notes_of_earlier_epochs() -> None:
     training = train(TRACE, NODE, Counting(), epochs=[3, 7])
     assert [epoch.result.notes[-1] for epoch in training.epochs] == ["[3]", "[3, 7]"]
 
 
-def test_policies_keep_no_state_between_trainings() -> None:
+def test_a_new_training_starts_without_notes() -> None:
     policy = Counting()
     for _ in range(2):
         assert train(TRACE, NODE, policy, epochs=[3]).epochs[0].result.notes[-1] == "[3]"
 
 
-def test_epochs_are_weighted_by_their_iterations() -> None:
+def test_iterations_per_epoch_scale_the_total_time_and_not_the_rate() -> None:
     once, often = (train(TRACE, NODE, "oracle", epochs=[0, 30], iterations_per_epoch=n) for n in (1, 1000))
     times = [epoch.result.iteration_ns for epoch in once.epochs]
     assert once.total_ns == sum(times)
@@ -66,7 +66,7 @@ def test_by_default_all_epochs_of_the_trace_run() -> None:
     assert [epoch.number for epoch in train(TRACE, NODE, Counting()).epochs] == list(range(50))
 
 
-def test_the_map_of_decisions_has_the_codec_of_every_block() -> None:
+def test_decisions_contain_the_codec_of_every_block() -> None:
     training = train(TRACE, NODE, "static", parameters={"launch": "expert"}, epochs=[0, 20])
     assert list(training.decisions)[:2] == ["image", "conv1_1"]
     assert training.decisions["image"] == (AS_IT_IS, AS_IT_IS)
@@ -76,7 +76,7 @@ def test_the_map_of_decisions_has_the_codec_of_every_block() -> None:
 
 
 def test_tensors_encoded_by_the_host_count_as_compressed() -> None:
-    """Only what is more than 60% zeros is: none at first, some after twenty epochs."""
+    """Only tensors with more than 60% zeros: none at first, some after twenty epochs."""
     training = train(TRACE, NODE, "vdnn++", epochs=[0, 20])
     sparse = {s.block for s in TRACE.sparsity if s.epoch == 20 and s.sparsity > 0.6}
     assert training.counts[0] == 0
@@ -89,7 +89,7 @@ def test_a_trace_without_epochs_is_refused() -> None:
         train(chain([5], [7], [100]), NODE, "vdnn")
 
 
-def test_an_epoch_has_iterations() -> None:
+def test_an_epoch_without_iterations_is_refused() -> None:
     with pytest.raises(InputError, match="iterations_per_epoch"):
         train(TRACE, NODE, "vdnn", epochs=[0], iterations_per_epoch=0)
 
@@ -99,7 +99,7 @@ def test_an_epoch_beyond_the_trace_is_refused() -> None:
     assert "the trace records epochs 0 to 49: epoch 49 is used in place of 60" in epoch.result.notes
 
 
-def test_the_last_epochs_value_is_shown_for_changing_values() -> None:
+def test_notes_with_changing_values_are_shown_for_the_last_epoch() -> None:
     notes = train(TRACE, NODE, "vdnn++", epochs=[0, 40]).notes
     (last,) = train(TRACE, NODE, "vdnn++", epochs=[40]).counts
     message = [note for note in notes if "the host compresses" in note]

@@ -1,4 +1,4 @@
-"""The critical path: without a gap from an iteration's start to its end, and what it says is what holds the run up."""
+"""The critical path covers an iteration without gaps, and its steps determine the step time."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def check(result: Result) -> tuple[PathStep, ...]:
 
 @many
 @given(st.data(), st.sampled_from(["counting", "addressed"]))
-def test_the_critical_path_covers_the_iteration_with_work_only(data: st.DataObject, pool: str) -> None:
+def test_the_critical_path_covers_the_iteration_with_work(data: st.DataObject, pool: str) -> None:
     trace, node = data.draw(traces()), data.draw(nodes())
     most = sum(-(-block.bytes // node.gpu.alignment) for block in trace.blocks) * node.gpu.alignment
     budget = data.draw(st.one_of(st.just(most), st.integers(0, most)))
@@ -48,7 +48,7 @@ def test_the_critical_path_covers_the_iteration_with_work_only(data: st.DataObje
 
 @many
 @given(st.data())
-def test_longer_work_on_the_critical_path_delays_the_end(data: st.DataObject) -> None:
+def test_lengthening_a_kernel_on_the_critical_path_delays_the_end(data: st.DataObject) -> None:
     """A kernel that takes a nanosecond more moves the end of a single iteration by one for each time it is on the path.
 
     So it is where nothing can overtake anything: memory to spare, and an engine and a link for each direction.
@@ -76,14 +76,14 @@ def test_the_critical_path_of_a_recorded_network_contains_only_work(policy: str)
     assert all(step.kind is not None and not step.kind.is_stall for step in steps)
 
 
-def test_without_limits_it_is_every_kernel() -> None:
+def test_the_critical_path_of_ideal_is_all_kernels() -> None:
     scenario = load_scenario("quickstart")
     steps = check(simulate(scenario.trace, scenario.node, "ideal"))
     assert by_kind(steps) == {("compute", "compute"): (scenario.trace.compute_ns, len(scenario.trace.kernels))}
 
 
 @pytest.mark.slow
-def test_unified_memory_is_faults_pages_and_kernels() -> None:
+def test_the_critical_path_of_unified_memory_is_faults_pages_and_kernels() -> None:
     steps = check(simulate(load_trace("hpc-seismic"), load_node("buddy-gpu"), "um", budget="2 GiB"))
     kinds = set(by_kind(steps))
     assert kinds == {
@@ -95,8 +95,8 @@ def test_unified_memory_is_faults_pages_and_kernels() -> None:
 
 
 @pytest.mark.slow
-def test_kernels_that_reach_host_memory_are_on_it_only_where_the_link_is_faster_than_they() -> None:
-    """A kernel's bytes pass the link while it runs; it ends when both have ended."""
+def test_kernels_reading_host_memory_are_critical_only_with_a_faster_link() -> None:
+    """A kernel's bytes pass the link while it runs; the kernel ends after both."""
     trace, node = load_trace("hpc-seismic"), load_node("buddy-gpu")
     slow = check(simulate(trace, node, "um", parameters={"access": "pinned"}))
     assert set(by_kind(slow)) == {("h2d", "copy_h2d")}
@@ -113,7 +113,7 @@ def test_the_critical_path_crosses_gpus_and_the_host(exchange: str) -> None:
 
 
 @pytest.mark.slow
-def test_an_engine_for_both_directions_is_followed_to_the_copy_that_has_it() -> None:
+def test_a_wait_for_a_shared_copy_engine_leads_to_the_copy_that_occupies_it() -> None:
     scenario = load_scenario("quickstart", {"node.gpu.copy_engines": 1, "node.gpu.memory": "20 MiB"})
     steps = check(simulate(scenario.trace, scenario.node, "home"))
     assert all(step.kind is not None and not step.kind.is_stall for step in steps)

@@ -1,4 +1,4 @@
-"""Every nanosecond that is no first run of a kernel is put down to a tensor, an engine and a decision."""
+"""Every nanosecond that is not the first run of a kernel is attributed to a tensor, an engine and a decision."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ def check_sums(result: Result) -> tuple[Loss, ...]:
     return outcome
 
 
-def test_vdnn_on_a_chain_by_hand() -> None:
+def test_losses_of_vdnn_on_a_chain_match_a_count_by_hand() -> None:
     # Each copy begins with its layer's kernel; what is left of it when the kernel has ended is what the next one waits.
     result = check_sums(simulate(CHAIN, NODE, "vdnn"))
     assert [(loss.ns, *loss.cause, loss.tensor_bytes, loss.kernel) for loss in result] == [
@@ -65,13 +65,13 @@ def test_vdnn_on_a_chain_by_hand() -> None:
     ]
 
 
-def test_a_run_that_loses_nothing_has_no_losses() -> None:
+def test_a_run_of_ideal_has_no_losses() -> None:
     assert losses(simulate(CHAIN, NODE, "ideal")) == ()
 
 
 @many
 @given(st.data(), st.sampled_from(["counting", "addressed"]))
-def test_losses_add_up_to_the_breakdown_whatever_the_trace_and_the_budget(data: st.DataObject, pool: str) -> None:
+def test_losses_add_up_to_the_breakdown_for_random_traces_and_budgets(data: st.DataObject, pool: str) -> None:
     trace, node = data.draw(traces()), data.draw(nodes())
     most = sum(-(-block.bytes // node.gpu.alignment) for block in trace.blocks) * node.gpu.alignment
     budget = data.draw(st.one_of(st.just(most), st.integers(0, most)))
@@ -84,8 +84,8 @@ def test_losses_add_up_to_the_breakdown_whatever_the_trace_and_the_budget(data: 
 
 @many
 @given(st.data())
-def test_blame_for_copies_agrees_with_a_look_at_every_nanosecond(data: st.DataObject) -> None:
-    """Whom each stalled nanosecond belongs to, looked up span by span, by the words of the docstring alone."""
+def test_attribution_to_copies_equals_a_count_nanosecond_by_nanosecond(data: st.DataObject) -> None:
+    """The cause of each stalled nanosecond, found span by span from the definition in the docstring."""
     trace, node = data.draw(traces()), data.draw(nodes())
     result = simulate(trace, node, data.draw(placed(trace)), budget=10**9)
     slowly: Counter[tuple[str, str, Owner]] = Counter()
@@ -112,7 +112,7 @@ POLICIES = ["none", "vdnn", "superneurons", "capuchin", "home", "modnn", "um", "
 
 
 @pytest.mark.parametrize("policy", POLICIES)
-def test_every_loss_of_a_recorded_network_names_tensor_engine_and_decision(policy: str) -> None:
+def test_every_loss_of_a_recorded_network_has_tensor_engine_and_decision(policy: str) -> None:
     scenario = load_scenario("quickstart")
     result = simulate(scenario.trace, scenario.node, policy, budget="50 MiB" if policy == "none" else "20 MiB")
     for loss in check_sums(result):
@@ -132,7 +132,7 @@ def test_recomputation_is_attributed_to_the_recomputed_tensors() -> None:
     assert all(loss.cause.decision.startswith("recompute for k") and not loss.stalled for loss in again)
 
 
-def test_codecs_are_put_down_to_the_tensor_that_they_encode() -> None:
+def test_codec_time_is_attributed_to_the_encoded_tensor() -> None:
     scenario = load_scenario("vgg16-v100")
     result = check_sums(simulate(scenario.trace, scenario.node, "static", parameters={"launch": "expert"}))
     coded = {(loss.cause.tensor, loss.cause.decision) for loss in result if loss.owner is Owner.CODEC}
@@ -180,7 +180,7 @@ def test_page_migrations_are_attributed_to_their_blocks() -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("exchange", ["host", "gather"])
-def test_several_gpus_and_the_hosts_cores(exchange: str) -> None:
+def test_losses_of_data_parallel_runs_name_engines_and_host_cores(exchange: str) -> None:
     scenario = load_scenario("quickstart", {"node": "k40-x4", "data_parallel.gpus": 4})
     result = simulate(scenario.trace, scenario.node, "vdnn", gpus=4, exchange=exchange)
     outcome = check_sums(result)
@@ -192,15 +192,15 @@ def test_several_gpus_and_the_hosts_cores(exchange: str) -> None:
     assert all("gradient exchange" in loss.cause.decision for loss in moved)
 
 
-def test_a_weight_updated_on_the_host_is_issued_during_no_kernel() -> None:
-    """It awaits the host's update, and not what the copy before it on the stream awaited."""
+def test_the_fetch_of_a_weight_updated_on_the_host_is_attributed_to_the_gradient_exchange() -> None:
+    """It waits for the host's update, not for the event of the previous copy on its stream."""
     scenario = load_scenario("quickstart", {"node": "k40-x4", "data_parallel.gpus": 4})
     result = simulate(scenario.trace, scenario.node, "vdnn", gpus=4, exchange="host")
     last = next(loss for loss in losses(result) if loss.cause.tensor == "conv1.weight")
     assert last.cause.decision == "gradient exchange, H2D"
 
 
-def test_a_value_that_is_no_result_is_refused_with_a_remedy() -> None:
+def test_a_value_that_is_not_a_result_is_refused_with_a_remedy() -> None:
     from simgpu import compare, explain_result
 
     comparison = compare(CHAIN, NODE, ["vdnn"])

@@ -1,4 +1,4 @@
-"""The smallest budget in which a run fits, against trying every byte."""
+"""The smallest budget in which a run fits, compared with a trial of every byte."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ QUICK = load_scenario("quickstart")
 
 @settings(suppress_health_check=list(HealthCheck), max_examples=25)
 @given(st.lists(st.integers(1, 40), min_size=1, max_size=4), st.sampled_from(["none", "vdnn"]), st.integers(1, 100))
-def test_every_byte_below_it_is_too_little(sizes: list[int], policy: str, memory: int) -> None:
+def test_the_smallest_budget_is_exact_to_the_byte(sizes: list[int], policy: str, memory: int) -> None:
     trace = chain([5] * len(sizes), [7] * len(sizes), sizes)
     node = NodeSpec("example", GpuSpec("gpu", memory), LINK)
     result = smallest_budget(trace, node, policy)
@@ -37,7 +37,7 @@ def test_every_byte_below_it_is_too_little(sizes: list[int], policy: str, memory
 
 @pytest.mark.slow
 @pytest.mark.parametrize("policy", ["none", "vdnn", "modnn", "um"])
-def test_the_smallest_budget_is_exact_to_a_four_thousandth(policy: str) -> None:
+def test_the_smallest_budget_of_a_recorded_network_is_accurate_to_a_4096th(policy: str) -> None:
     result = smallest_budget(QUICK.trace, QUICK.node, policy, budget="4 MiB")
     assert result.result.budget == result.budget == result.result.high_water
     assert 0 < result.budget - result.below <= max(result.budget // 2**12, 1) + 1
@@ -46,7 +46,7 @@ def test_the_smallest_budget_is_exact_to_a_four_thousandth(policy: str) -> None:
         simulate(QUICK.trace, QUICK.node, policy, budget=result.below)
 
 
-def test_the_tensors_that_pin_it_are_those_that_hold_the_memory_below() -> None:
+def test_the_reported_tensors_occupy_the_memory_just_below_the_smallest_budget() -> None:
     result = smallest_budget(QUICK.trace, QUICK.node, "vdnn")
     assert isinstance(result.error, OutOfMemoryError)
     assert result.pinned_by == result.error.holders
@@ -60,7 +60,7 @@ def test_a_failure_not_caused_by_memory_names_its_cause() -> None:
         smallest_budget(QUICK.trace, QUICK.node, "cswap")
 
 
-def test_pinned_memory_of_the_host_is_not_helped_by_a_larger_gpu() -> None:
+def test_a_shortage_of_pinned_host_memory_has_no_smallest_gpu_budget() -> None:
     node = load_scenario("quickstart", {"node.host.pinned_memory": "1 MiB"}).node
     tried: list[str] = []
     with pytest.raises(InputError, match=r"does not fit 1024 TiB either: out of host memory.*more host\.pinned_memory"):
@@ -73,7 +73,7 @@ REFUSED = (650, 700)
 
 @dataclass(frozen=True)
 class Choosy(NoPolicy):
-    """Fits from 600 bytes on, but for budgets that it does not like."""
+    """Fits from 600 bytes on, except for some refused budgets."""
 
     def plan(self, context: PlanContext) -> Program:
         if context.budget in range(*REFUSED):
@@ -81,8 +81,8 @@ class Choosy(NoPolicy):
         return super().plan(context)
 
 
-def test_the_budget_below_is_smaller_even_if_budgets_between_are_refused() -> None:
-    """A larger budget that was refused on the way is nothing below the smaller one that holds the run."""
+def test_the_failing_budget_is_below_the_smallest_budget_even_if_some_larger_ones_fail() -> None:
+    """A larger budget that was refused during the search is not reported as the budget below the smallest one."""
     node = NodeSpec("example", GpuSpec("gpu", 690), LINK)
     result = smallest_budget(chain([5, 7, 9], [10, 14, 18], [100, 200, 300]), node, Choosy())
     assert (result.budget, result.below) == (600, 599)
@@ -94,6 +94,6 @@ def test_the_smallest_budget_prints_as_facts() -> None:
     assert "resident then    bn1:native_batch_norm, 2 MiB, activation of bn1" in repr(result)
 
 
-def test_memory_without_limit_has_no_smallest_budget() -> None:
+def test_unlimited_memory_has_no_smallest_budget() -> None:
     with pytest.raises(InputError, match="ideal has unlimited memory"):
         smallest_budget(QUICK.trace, QUICK.node, "ideal")

@@ -1,4 +1,4 @@
-"""What would help is found out by real runs on a changed machine."""
+"""What-if answers come from runs on a changed node."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def by_change(answers: tuple[Answer, ...]) -> dict[str, Answer]:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("policy", ["vdnn", "capuchin", "modnn"])
-def test_each_answer_is_the_run_on_the_changed_node(policy: str) -> None:
+def test_each_answer_equals_a_run_on_the_changed_node(policy: str) -> None:
     node = load_node("laptop-2gb", {"gpu.memory": "20 MiB", "gpu.copy_engines": 1})
     outcome = by_change(what_if(QUICK.trace, node, policy, more_memory="8 MiB"))
     changed = {
@@ -45,7 +45,7 @@ def test_a_node_with_an_engine_for_each_direction_needs_no_second_one() -> None:
     assert result["second copy engine"].note == "the node has one per direction"
 
 
-def test_a_run_out_of_memory_may_fit_with_more_memory() -> None:
+def test_more_memory_can_make_a_run_fit() -> None:
     result = by_change(what_if(QUICK.trace, QUICK.node, "none", more_memory="10 MiB"))
     assert isinstance(result["baseline"].outcome, OutOfMemoryError)
     assert result["+10 MiB device memory"].result is not None
@@ -75,7 +75,7 @@ def test_a_gpu_with_instant_codecs_has_the_same_codecs_and_no_times() -> None:
     assert surface.encode_times("zvc", [10**9, 7], 0.5, 80, 64).tolist() == [0, 0]
 
 
-def test_an_infinitely_fast_compressing_dma_engine_is_bound_by_link_and_dram_alone() -> None:
+def test_an_infinitely_fast_compressing_dma_engine_is_bound_only_by_link_and_dram() -> None:
     node = load_node("titan-x-maxwell-cdma")
     instant = with_instant_codecs(node).gpu.cdma
     assert instant is not None
@@ -84,7 +84,7 @@ def test_an_infinitely_fast_compressing_dma_engine_is_bound_by_link_and_dram_alo
     assert instant.peak > 10**18
 
 
-def test_compressed_memory_decompresses_in_no_time() -> None:
+def test_with_instant_codecs_compressed_memory_has_no_decompression_latency() -> None:
     buddy = with_instant_codecs(load_node("buddy-gpu")).gpu.buddy
     assert buddy is not None
     assert buddy.decompression_ns == 0

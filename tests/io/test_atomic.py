@@ -1,4 +1,4 @@
-"""Atomic files and folders, also where something existed before."""
+"""Atomic files and folders, also if the target already exists."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ def nothing_foreign(_: Path) -> str:
     return ""
 
 
-def test_a_folder_that_cannot_be_put_in_place_brings_the_old_one_back(tmp_path, monkeypatch):
+def test_the_old_folder_is_restored_if_the_new_one_cannot_be_moved(tmp_path, monkeypatch):
     out = tmp_path / "out"
     out.mkdir()
     (out / "old.txt").write_text("old")
@@ -43,7 +43,7 @@ def test_a_link_to_a_folder_stays_a_link(tmp_path):
     assert sorted(entry.name for entry in tmp_path.iterdir()) == ["link", "real"]
 
 
-def test_errors_inside_name_the_folder_and_other_files_keep_their_names(tmp_path):
+def test_errors_while_writing_name_the_target_folder_and_not_the_temporary_one(tmp_path):
     with pytest.raises(InputError) as caught, atomic_folder(tmp_path / "out", nothing_foreign) as part:
         with pytest.raises(InputError) as inside, atomic_file(part / "absent" / "file.csv") as file:
             file.write_text("x")
@@ -63,7 +63,7 @@ def test_a_foreign_folder_is_refused_before_anything_is_written(tmp_path):
     assert [entry.name for entry in tmp_path.iterdir()] == ["thesis.txt"]
 
 
-def test_foreign_content_is_seen_through_any_path(tmp_path):
+def test_foreign_content_is_detected_through_any_path(tmp_path):
     (tmp_path / "thesis.txt").write_text("years of work")
     with (
         pytest.raises(InputError, match="contains somebody's thesis; choose a new folder"),

@@ -1,4 +1,4 @@
-"""Everything that decides results counts: every file of a policy's code, and the libraries that it computes with."""
+"""The code state covers every file of a policy's code and the libraries that it computes with."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ PATHS = {".".join(("simgpu", *path.relative_to(PACKAGE).with_suffix("").parts)):
 
 @cache
 def imported(module: str) -> frozenset[str]:
-    """Modules that a module of simgpu names: in imports, also within functions, and as texts."""
+    """Modules that a module of simgpu names, in imports (also within functions) and in strings."""
     path = PATHS.get(module, PATHS.get(f"{module}.__init__"))
     if path is None:
         return frozenset()
@@ -52,8 +52,8 @@ def reached(module: str) -> set[str]:
 
 
 @pytest.mark.parametrize("name", _BUILT_IN)
-def test_a_policy_lists_the_libraries_that_its_own_modules_import(name: str) -> None:
-    """Its own: what a policy that decides nothing does not import too."""
+def test_a_policy_lists_the_libraries_of_its_own_modules(name: str) -> None:
+    """Own modules are those that a policy without decisions does not import."""
     module = _BUILT_IN[name].partition(":")[0]
     own = reached(module) - reached("simgpu.policies.none")
     own |= {each for other in own if other.startswith("simgpu.") for each in imported(other)}
@@ -63,7 +63,7 @@ def test_a_policy_lists_the_libraries_that_its_own_modules_import(name: str) -> 
 
 @pytest.fixture
 def site(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A folder on the path with a policy's package, a checkout that it imports, and an installed distribution."""
+    """A folder on the import path with a policy's package, a checkout and an installed distribution."""
     files = {
         "codestate_own/__init__.py": "from codestate_own.inside import VALUE\nclass Own: ...\n",
         "codestate_own/inside.py": "VALUE = 1\ndef late():\n    import codestate_far, codestate_near\n",
@@ -86,7 +86,7 @@ def site(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     codestate._installed.cache_clear()
 
 
-def test_code_of_a_class_is_its_package_and_its_imports(site: Path) -> None:
+def test_the_code_digest_of_a_class_covers_its_package_and_imports(site: Path) -> None:
     cls = import_module("codestate_own").Own
     before = code_behind(cls)
     assert set(before.libraries) == {"numpy", "far", "simpy"}, "what it imports, and what that requires"
@@ -111,7 +111,7 @@ def test_code_of_a_class_is_its_package_and_its_imports(site: Path) -> None:
     assert code_behind(cls).libraries["far"] == "2.0"
 
 
-def test_an_editable_checkout_counts_by_its_files(site: Path) -> None:
+def test_the_digest_of_an_editable_checkout_covers_its_files(site: Path) -> None:
     cls = import_module("codestate_own").Own
     (site / "far-1.0.dist-info" / "direct_url.json").write_text('{"dir_info": {"editable": true}, "url": "file:///x"}')
     codestate._editable.cache_clear()

@@ -1,4 +1,4 @@
-"""Recordings and traces that are read at once are refused before reading if they would not fit into memory."""
+"""Recordings and traces that are read at once are refused beforehand if they do not fit in memory."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def recording(name: str) -> Path:
 
 
 def peak_of(read: Callable[[], object]) -> int:
-    """Python's own count of the memory that a second reading takes at most: the first one loads modules."""
+    """Peak memory of a second reading, counted by Python; the first one loads modules."""
     read()
     tracemalloc.start()
     try:
@@ -65,7 +65,7 @@ TWICE = [LARGE[0], *LARGE]
 
 @pytest.fixture(scope="module")
 def peaks() -> dict[str, int]:
-    """By folder, in a process where nobody else has these traces: names that others hold already would take nothing."""
+    """Peaks by folder, measured in a new process: strings that are already interned would take no memory."""
     call = f"import {__name__} as here; print(*(here.peak_of(lambda: here.read_trace(each)) for each in here.TWICE))"
     reported = subprocess.run([sys.executable, "-c", call], cwd=ROOT, capture_output=True, text=True, check=True)
     return dict(zip([folder.name for folder in TWICE], map(int, reported.stdout.split()), strict=True))
@@ -94,7 +94,9 @@ def test_formats_read_at_once_state_their_memory_factor() -> None:
     assert full == {"TrioSim CSV": True, "DTR log": True, "G10 folder": True}
 
 
-def test_a_file_that_is_not_read_does_not_count(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_files_that_are_not_read_do_not_count_against_free_memory(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     folder = tmp_path / "bert-256"
     shutil.copytree(recording("a100-g10/bert-256"), folder, copy_function=shutil.copyfile)
     folder.chmod(0o755)
@@ -123,7 +125,7 @@ def test_trace_larger_than_free_memory_is_refused(tmp_path: Path, monkeypatch: p
 
 
 def system(folder: Path, monkeypatch: pytest.MonkeyPatch, files: dict[str, str]) -> None:
-    """Stands in for the system's tables."""
+    """Replaces the system's tables."""
     for name, text in files.items():
         (folder / name).parent.mkdir(parents=True, exist_ok=True)
         (folder / name).write_text(text)
@@ -171,7 +173,7 @@ def test_available_memory_is_none_if_the_system_reports_nothing(
 
 
 def sparse(path: Path, begins: bytes, size: int) -> Path:
-    """A file that is as large as it says and takes no place on the disk."""
+    """A sparse file that takes no space on the disk."""
     path.write_bytes(begins)
     with path.open("r+b") as file:
         file.truncate(size)
@@ -179,7 +181,7 @@ def sparse(path: Path, begins: bytes, size: int) -> Path:
 
 
 @pytest.mark.parametrize("limited", ["RLIMIT_AS", "RLIMIT_DATA"])
-def test_a_limit_set_in_the_shell(limited: str, tmp_path: Path) -> None:
+def test_a_memory_limit_set_in_the_shell_is_respected(limited: str, tmp_path: Path) -> None:
     log = sparse(tmp_path / "net-b4.log", b'{"INSTRUCTION": "ANNOTATE", "ANNOTATION": "START"}\n', 200 * MIB)
     code = f"""
 import resource, sys

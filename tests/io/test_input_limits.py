@@ -1,4 +1,4 @@
-"""What every reader refuses at once: pipes, devices, folders, files and contents above the limit for their kind."""
+"""Every reader refuses pipes, devices, folders, and files and contents above the limit for their kind."""
 
 from __future__ import annotations
 
@@ -132,7 +132,7 @@ def _soon() -> Iterator[None]:
 
 
 def refused(read: Callable[[], object]) -> tuple[str, int]:
-    """What an `InputError` says, and the bytes of memory that it took to get there."""
+    """The message of an `InputError`, and the peak memory in bytes until it was raised."""
     tracemalloc.start()
     try:
         with pytest.raises(InputError) as caught:
@@ -192,7 +192,7 @@ def test_a_hostile_scenario_is_refused_in_little_memory(size: int, tmp_path: Pat
 
 
 class TestGzip:
-    def test_more_than_the_limit_is_not_unpacked(self, tmp_path: Path) -> None:
+    def test_decompression_stops_at_the_limit(self, tmp_path: Path) -> None:
         path = tmp_path / "a.csv.gz"
         path.write_bytes(gzip.compress(b"a" * (64 * MIB)))
         said, peak = refused(lambda: read_gzip_text(path, "a gzipped table", limit=2 * MIB))
@@ -200,7 +200,9 @@ class TestGzip:
         assert peak < 16 * MIB
 
     @pytest.mark.parametrize("read", [read_events, spans], ids=["stored timeline", "spans"])
-    def test_zeros_end_at_the_first(self, read: Callable[[Path], object], tmp_path: Path) -> None:
+    def test_decompression_of_binary_data_stops_at_its_first_zero(
+        self, read: Callable[[Path], object], tmp_path: Path
+    ) -> None:
         path = tmp_path / "a.csv.gz"
         path.write_bytes(gzip.compress(bytes(256 * MIB), 1))
         said, peak = refused(lambda: read(path))
@@ -214,19 +216,21 @@ def depth(value: object) -> int:
 
 
 class TestStreams:
-    """Items of an array, read one by one: each may be so long and so deep."""
+    """Items of an array, read one by one, with limits on size and nesting."""
 
     @pytest.mark.parametrize(
         "item", [b'"' + b"a" * 3 * MIB + b'"', b"[" + b"1," * 2 * MIB + b"1]", b" " * 3 * MIB + b"1"]
     )
-    def test_a_long_item_is_refused(self, item: bytes, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def test_an_item_above_the_size_limit_is_refused(
+        self, item: bytes, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
         monkeypatch.setattr(json_stream, "_ITEM_LIMIT", MIB)
         path = tmp_path / "a.json.gz"
         path.write_bytes(gzip.compress(b'{"events": [1,' + item + b"]}"))
         with pytest.raises(InputError, match=r"a\.json\.gz: contains a value of more than 1 MiB; it is damaged"):
             list(items(path, "events"))
 
-    def test_many_short_items_are_read_however_many(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def test_the_number_of_short_items_is_not_limited(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(json_stream, "_ITEM_LIMIT", MIB)
         path = tmp_path / "a.json"
         path.write_text(json.dumps({"events": [{"name": "[" * 9 + "x" * 90}] * 40_000}))
@@ -238,7 +242,7 @@ class TestStreams:
         [b"", b'"' + b"]" * 2 * MIB + b'", ', rb'"\\", "\"]", ', b'"' + rb"\"]" * MIB + b'", '],
         ids=["alone", "behind brackets in a text", "behind escapes", "behind many escapes"],
     )
-    def test_a_deep_item_is_refused(self, before: bytes, tmp_path: Path) -> None:
+    def test_a_deeply_nested_item_is_refused(self, before: bytes, tmp_path: Path) -> None:
         path = tmp_path / "a.json"
         path.write_bytes(b'{"events": [' + before + b"[" * MIB)
         said, peak = refused(lambda: list(items(path, "events")))
@@ -246,7 +250,7 @@ class TestStreams:
         assert peak < 64 * MIB
 
     @pytest.mark.parametrize(("levels", "reads"), [(98, True), (99, False)])
-    def test_a_hundred_levels_are_read(self, levels: int, reads: bool, tmp_path: Path) -> None:
+    def test_items_are_read_up_to_the_nesting_limit(self, levels: int, reads: bool, tmp_path: Path) -> None:
         path = tmp_path / "a.json"
         path.write_text('{"events": [' + "[" * levels + r'"[[[\"[[["' + "]" * levels + "]}")
         with nullcontext() if reads else pytest.raises(InputError, match="is nested too deeply"):
@@ -256,7 +260,7 @@ class TestStreams:
         value=recursive(text('[]{}\\"a', max_size=5), lambda inner: lists(inner) | dictionaries(text(), inner)),
         size=integers(1, 9),
     )
-    def test_depth_is_that_of_the_value_however_its_text_is_cut(self, value: object, size: int) -> None:
+    def test_nesting_depth_does_not_depend_on_chunk_size(self, value: object, size: int) -> None:
         written = json.dumps(value, ensure_ascii=False).encode()
         nesting = json_stream._Nesting()
         deepest = max(nesting.deepest(written[at : at + size]) for at in range(0, len(written), size))
@@ -291,7 +295,7 @@ def archive_of(path: Path, **members: bytes) -> Path:
 
 
 def npy(shape: tuple[int, ...], data: bytes = b"", dtype: str = "|u1") -> bytes:
-    """A file of numpy.save whose header may be wrong."""
+    """A file in the format of numpy.save whose header may be wrong."""
     stream = io.BytesIO()
     np.lib.format.write_array_header_1_0(stream, {"descr": dtype, "fortran_order": False, "shape": shape})
     return stream.getvalue() + data
@@ -309,16 +313,14 @@ class TestArchives:
         ],
         ids=["larger than its data", "smaller than its data", "negative", "objects", "text"],
     )
-    def test_a_header_that_does_not_go_with_its_data_is_refused(
-        self, member: bytes, expected: str, tmp_path: Path
-    ) -> None:
+    def test_a_header_that_contradicts_its_data_is_refused(self, member: bytes, expected: str, tmp_path: Path) -> None:
         path = archive_of(tmp_path / "a.npz", a=member)
         for read in (load_entries, lambda path: read_snapshots([path])):
             said, peak = refused(lambda read=read: read(path))  # type: ignore[misc]
             assert said.startswith(f"{path}: {expected}")
             assert peak < 16 * MIB
 
-    def test_an_array_above_the_limit_is_not_unpacked(self, tmp_path: Path) -> None:
+    def test_an_array_above_the_limit_is_refused_without_unpacking(self, tmp_path: Path) -> None:
         path = archive_of(tmp_path / "a.npz", a=npy((64 * MIB,), bytes(64 * MIB)))
         assert path.stat().st_size < MIB
         with open_archive(path) as archive:
@@ -327,7 +329,7 @@ class TestArchives:
         assert peak < 16 * MIB
 
 
-def test_a_file_that_is_read_stays_open_for_no_longer(tmp_path: Path) -> None:
+def test_files_are_closed_after_reading(tmp_path: Path) -> None:
     path = tmp_path / "a.csv"
     path.write_bytes(b"a,b\n")
     files = Path("/proc/self/fd")

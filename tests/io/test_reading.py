@@ -1,4 +1,4 @@
-"""Files are opened and parsed in a few low modules alone, which hold the limits for all others."""
+"""Only a few low-level modules open and parse files; they enforce the limits for all others."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ FUNCTIONS = {
 
 
 def reading_calls(tree: ast.AST) -> set[str]:
-    """What a module calls that reads a file, or parses what a file held, without a limit."""
+    """Calls of a module that read a file, or parse its content, without a limit."""
     result = set()
     for node in ast.walk(tree):
         if not isinstance(node, ast.Call):
@@ -65,7 +65,7 @@ def reading_calls(tree: ast.AST) -> set[str]:
 
 
 def _writes(call: ast.Call) -> bool:
-    """Whether a call of open has a mode in which nothing can be read."""
+    """Whether a call of `open` has a write-only mode."""
     texts = [
         each.value for each in (*call.args, *(word.value for word in call.keywords)) if isinstance(each, ast.Constant)
     ]
@@ -78,7 +78,7 @@ def _only_packs(tree: ast.AST) -> bool:
     return all(_writes(call) for call in calls if ast.unparse(call.func) in ("gzip.GzipFile", "zipfile.ZipFile"))
 
 
-def test_files_are_read_through_the_modules_that_hold_the_limits() -> None:
+def test_only_the_modules_with_input_limits_read_files() -> None:
     others = {}
     for path in MODULES:
         module = str(path.relative_to(PACKAGE))
@@ -88,7 +88,7 @@ def test_files_are_read_through_the_modules_that_hold_the_limits() -> None:
 
 
 @pytest.mark.parametrize("module", EXCEPTIONS)
-def test_an_exception_is_one_that_is_used(module: str) -> None:
+def test_every_listed_exception_is_used(module: str) -> None:
     assert reading_calls(ast.parse((PACKAGE / module).read_text(encoding="utf-8"))) == EXCEPTIONS[module][0]
 
 
@@ -105,5 +105,5 @@ def test_an_exception_is_one_that_is_used(module: str) -> None:
         ("zipfile.ZipFile(path, 'w').open('a', 'w')", set()),
     ],
 )
-def test_a_call_that_reads_is_known(code: str, expected: set[str]) -> None:
+def test_reading_calls_are_detected(code: str, expected: set[str]) -> None:
     assert reading_calls(ast.parse(code)) == expected

@@ -1,4 +1,4 @@
-"""Files that are not a readable YAML mapping: one clear message each, with line and column where there is one."""
+"""Files that are not a readable YAML mapping: one clear message each, with line and column if known."""
 
 from __future__ import annotations
 
@@ -79,7 +79,7 @@ def reported(path: Path) -> list[str]:
         (b"!!set {schema: , a: }", "is not a mapping of keys to values; write 'key: value' lines, starting with"),
     ],
 )
-def test_syntax_errors_are_reported_with_their_place(tmp_path: Path, content: bytes, expected: str) -> None:
+def test_syntax_errors_are_reported_with_line_and_column(tmp_path: Path, content: bytes, expected: str) -> None:
     path = tmp_path / "file.yaml"
     path.write_bytes(content)
     (message,) = reported(path)
@@ -95,12 +95,12 @@ def test_duplicate_keys_are_all_reported(tmp_path: Path) -> None:
     ]
 
 
-def test_missing_file_and_folder(tmp_path: Path) -> None:
+def test_a_missing_file_and_a_folder_are_reported(tmp_path: Path) -> None:
     assert reported(tmp_path / "none.yaml") == ["no such file; check the path"]
     assert reported(tmp_path) == ["is a folder; give a YAML text file"]
 
 
-def test_lines_of_keys_items_and_missing_keys(tmp_path: Path) -> None:
+def test_keys_items_and_missing_keys_have_line_numbers(tmp_path: Path) -> None:
     path = tmp_path / "file.yaml"
     path.write_text("schema: simgpu.node/1\npolicies:\n  - none\n  - vdnn: {mode: all}\n", encoding="utf-8")
     document = read_yaml_mapping(path, SCHEMA)
@@ -109,7 +109,7 @@ def test_lines_of_keys_items_and_missing_keys(tmp_path: Path) -> None:
     assert document.place("node") == "node"
 
 
-def test_a_byte_order_mark_and_aliases_are_fine(tmp_path: Path) -> None:
+def test_a_byte_order_mark_and_aliases_are_accepted(tmp_path: Path) -> None:
     path = tmp_path / "file.yaml"
     path.write_bytes(b"\xef\xbb\xbfschema: simgpu.node/1\na: &x {b: 1}\nc: *x\n")
     assert read_yaml_mapping(path, SCHEMA).values["c"] == {"b": 1}
@@ -144,7 +144,7 @@ LIMITS = {
 
 
 @pytest.mark.parametrize(("content", "expected"), LIMITS.values(), ids=LIMITS)
-def test_a_document_above_a_limit_is_refused_in_place_and_without_its_values(
+def test_a_document_above_a_limit_is_refused_without_building_its_values(
     tmp_path: Path, content: str, expected: str
 ) -> None:
     path = tmp_path / "file.yaml"

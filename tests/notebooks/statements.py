@@ -1,4 +1,4 @@
-"""What the text of each notebook states, as code that runs in its kernel: by notebook, and by the cell before it."""
+"""Statements in the text of notebooks as code that runs in their kernel, by notebook and preceding cell."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A user's mistake in a notebook is reported as on the command line, without a traceback through simgpu."""
+"""A user's mistake in a notebook is reported as on the command line, without a traceback."""
 
 import os
 import subprocess
@@ -13,7 +13,7 @@ pytest.importorskip("IPython")
 
 
 def output_of(cell, folder):
-    """What IPython, of which a notebook's kernel is one, shows for a cell that fails."""
+    """The output of IPython, which notebook kernels use, for a cell that fails."""
     command = [sys.executable, "-m", "IPython", "--no-banner", "--colors=NoColor", "-c", cell]
     environment = {**os.environ, "IPYTHONDIR": str(folder)}
     done = subprocess.run(command, capture_output=True, text=True, env=environment, cwd=folder)
@@ -22,18 +22,18 @@ def output_of(cell, folder):
 
 
 @pytest.mark.slow
-def test_a_mistake_shows_its_text_alone(tmp_path):
+def test_a_mistake_shows_only_its_message(tmp_path):
     with pytest.raises(simgpu.InputError) as raised:
         simgpu.load_node("v1000")
     assert output_of("import simgpu; simgpu.load_node('v1000')", tmp_path) == f"InputError: {raised.value}"
 
 
-def test_a_missing_package_is_reported_with_its_extra(tmp_path):
+def test_a_missing_package_shows_only_its_message(tmp_path):
     cell = "from simgpu.errors import MissingExtraError; raise MissingExtraError('this notebook', 'torch', 'record')"
     assert output_of(cell, tmp_path) == f"MissingExtraError: {MissingExtraError('this notebook', 'torch', 'record')}"
 
 
 @pytest.mark.slow
-def test_any_other_error_keeps_its_traceback(tmp_path):
+def test_other_errors_have_a_traceback(tmp_path):
     shown = output_of("import simgpu; simgpu.load_node('v100') / 0", tmp_path)
     assert "Traceback" in shown and "TypeError" in shown

@@ -1,4 +1,4 @@
-"""Runs to write reports of: a chain of three layers, names that would break a page, and very many spans."""
+"""Runs for reports: a chain of three layers, names with markup, and very many spans."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ NASTY = "</script><script>document.title='broken'</script>\"'&lt;<!--"
 
 
 def renamed(trace: Trace, old: str, new: str) -> Trace:
-    """The same trace with a block of another name."""
+    """The same trace with one block renamed."""
 
     def name(result: str) -> str:
         return new if result == old else result
@@ -41,18 +41,18 @@ def renamed(trace: Trace, old: str, new: str) -> Trace:
 
 
 def small() -> Comparison:
-    """Runs that end, and one that is out of memory."""
+    """Completed runs, and one out of memory."""
     return compare(CHAIN, TIGHT, ["ideal", "none", "vdnn"])
 
 
 def written(comparison: Comparison, folder: Path, *, formats: tuple[str, ...] = ("csv",)) -> Path:
-    """The folder that `simgpu run` would have written."""
+    """The folder that `simgpu run` would write."""
     write_outputs(comparison, folder, about={"simgpu": "0", "scenario": "small"}, timeline=formats)  # type: ignore[arg-type]
     return folder
 
 
 def huge(spans: int) -> ReportInput:
-    """A run with so many spans on each of two streams, dense enough that thousands share a pixel."""
+    """A run with many spans on each of two streams, so dense that thousands share a pixel."""
     recorded = recorded_from(compare(CHAIN, NODE, ["vdnn"]))
     [ran] = recorded.runs
     rng = np.random.default_rng(0)

@@ -1,6 +1,6 @@
-"""The page in a real browser: drawing, panning, tooltips and search, without an error and without a request.
+"""The page in a real browser: drawing, panning, tooltips and search, without errors or network requests.
 
-One headless Chromium serves all tests of this file; each opens the page anew.
+One headless Chromium serves all tests of this file; each reopens the page.
 """
 
 from __future__ import annotations
@@ -75,7 +75,7 @@ def page(quickstart: Comparison, tmp_path_factory: pytest.TempPathFactory) -> Pa
 
 @pytest.fixture
 def at(browser: Chrome) -> Iterator[Callable[..., Chrome]]:
-    """Opens a page, and in the end holds the browser to it that nothing went wrong and nothing was asked for."""
+    """Opens a page, and checks at the end that the browser logged no error and made no request."""
 
     def open_page(path: Path, *, tab: str = "", width: int = 1280, dark: bool = False) -> Chrome:
         size = {"width": width, "height": 900, "deviceScaleFactor": 1, "mobile": False}
@@ -100,7 +100,7 @@ def run(browser: Chrome, script: str, *arguments: object) -> Any:
 
 
 def seen(browser: Chrome) -> tuple[float, float]:
-    """The stretch of time that is painted, after the next frame, ns."""
+    """The painted time interval after the next frame, ns."""
     wait = "requestAnimationFrame(() => requestAnimationFrame(arguments[0]))"
     browser.execute_async_script(wait)  # type: ignore[no-untyped-call]
     start, end = run(browser, "const d = document.getElementById('stage').dataset; return [d.start, d.end]")
@@ -121,7 +121,7 @@ def wheel(browser: Chrome, delta: int, x: int = 600, y: int = 30) -> None:
 
 
 def pointer_to(browser: Chrome, x: float, y: float) -> None:
-    """Moves the mouse to a place of the picture, in CSS pixels from its corner."""
+    """Moves the mouse to a point of the picture, in CSS pixels from its corner."""
     from selenium.webdriver import ActionChains
 
     picture = browser.find_element("id", "picture")
@@ -132,7 +132,7 @@ def pointer_to(browser: Chrome, x: float, y: float) -> None:
 
 
 def place_of(browser: Chrome, time: float) -> float:
-    """Where a time stands in the picture: left margin 104, right margin 14."""
+    """The x position of a time in the picture: left margin 104, right margin 14."""
     start, end = seen(browser)
     width = browser.find_element("id", "picture").size["width"]
     return float(104 + (time - start) / (end - start) * (width - 104 - 14))
@@ -165,7 +165,7 @@ def test_the_page_opens_from_disk_and_draws(at: Callable[..., Chrome], page: Pat
 
 
 @pytest.mark.slow
-def test_the_wheel_zooms_where_the_pointer_is_and_a_drag_moves(
+def test_the_wheel_zooms_at_the_pointer_and_dragging_pans(
     at: Callable[..., Chrome], page: Path, timeline: Timeline
 ) -> None:
     from selenium.webdriver import ActionChains
@@ -193,7 +193,7 @@ def test_the_wheel_zooms_where_the_pointer_is_and_a_drag_moves(
 
 
 @pytest.mark.slow
-def test_a_span_is_described_under_the_pointer_and_pinned_by_a_click(
+def test_hovering_describes_a_span_and_clicking_pins_the_description(
     at: Callable[..., Chrome], page: Path, timeline: Timeline
 ) -> None:
     from selenium.webdriver import ActionChains
@@ -262,7 +262,9 @@ def test_a_tensor_search_lists_every_write_read_and_move(
 
 
 @pytest.mark.slow
-def test_the_keyboard_does_all_of_it(at: Callable[..., Chrome], page: Path, timeline: Timeline) -> None:
+def test_the_keyboard_zooms_pans_selects_and_searches(
+    at: Callable[..., Chrome], page: Path, timeline: Timeline
+) -> None:
     from selenium.webdriver.common.keys import Keys
 
     browser = at(page, tab=LABEL)
@@ -288,7 +290,7 @@ def test_the_keyboard_does_all_of_it(at: Callable[..., Chrome], page: Path, time
 
 
 @pytest.mark.slow
-def test_tabs_and_iterations_switch_what_is_seen(
+def test_tabs_and_iterations_switch_the_view(
     at: Callable[..., Chrome], page: Path, quickstart: Comparison, timeline: Timeline
 ) -> None:
     from selenium.webdriver.common.keys import Keys
@@ -314,7 +316,7 @@ def test_tabs_and_iterations_switch_what_is_seen(
 
 @pytest.mark.slow
 @pytest.mark.parametrize("width", [1280, 700, 400])
-def test_the_page_is_intact_at_any_width_and_in_dark_mode(at: Callable[..., Chrome], page: Path, width: int) -> None:
+def test_the_layout_works_at_every_width_and_in_dark_mode(at: Callable[..., Chrome], page: Path, width: int) -> None:
     light = colours(at(page, tab=LABEL, width=width))
     browser = at(page, tab=LABEL, width=width, dark=True)
     dark = colours(browser)
@@ -327,7 +329,7 @@ def test_the_page_is_intact_at_any_width_and_in_dark_mode(at: Callable[..., Chro
 
 
 @pytest.mark.slow
-def test_names_that_would_break_a_page_are_shown_as_they_are(at: Callable[..., Chrome], tmp_path: Path) -> None:
+def test_names_with_markup_are_shown_literally(at: Callable[..., Chrome], tmp_path: Path) -> None:
     name = NASTY.replace(" ", "")
     about = {"simgpu": "0", "scenario": NASTY}
     nasty = recorded_from(compare(renamed(CHAIN, "x2", name), NODE, ["vdnn"]), about)
@@ -342,7 +344,7 @@ def test_names_that_would_break_a_page_are_shown_as_they_are(at: Callable[..., C
 
 @pytest.mark.slow
 def test_a_hundred_thousand_spans_are_painted_within_a_frame(at: Callable[..., Chrome], tmp_path: Path) -> None:
-    """The median of twenty paints over all zooms; a screen that is drawn anew 60 times a second has 16.7 ms."""
+    """The median of twenty paints over all zooms; at 60 frames per second a frame has 16.7 ms."""
     browser = at(write_recorded(huge(SPANS), tmp_path / "huge.html")[0])
     times = []
     for turn in range(20):

@@ -1,4 +1,4 @@
-"""What stands on the page is what the run's result holds, whatever things are called."""
+"""The page shows the data of the run's result, whatever the names are."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def timeline_of(ran: Ran) -> Timeline:
 
 
 class _Parser(HTMLParser):
-    """Elements and texts of a page; scripts and styles apart from what is read."""
+    """Elements and texts of a page; scripts and styles are separate from the visible text."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -123,7 +123,7 @@ def test_padding_is_shown_separately_from_live_bytes() -> None:
     assert np.cumsum(run["memory"][0]["padding"]).tolist() == (curve.used - curve.live).tolist()
 
 
-def test_spans_have_the_looks_of_the_figures(quickstart: Comparison) -> None:
+def test_spans_have_the_same_styles_as_in_the_figures(quickstart: Comparison) -> None:
     recorded = recorded_from(quickstart)
     data = page_data(recorded)
     assert [look["fill"] for look in data["looks"]] == [look.fill for look in LOOKS]
@@ -153,7 +153,7 @@ def test_policies_with_the_same_tasks_share_them(comparison: Comparison) -> None
     assert tasks["blocks"]["bytes"][block] == 200_000
 
 
-def test_the_table_has_the_lines_of_the_terminal() -> None:
+def test_the_table_has_the_lines_of_the_terminal_output() -> None:
     recorded = recorded_from(compare(load_scenario("vgg16-v100"), policies=["ideal", "none", "vdnn"]))
     message = [line for group in groups([ran.entry for ran in recorded.runs]) for line in group.lines]
     done = CliRunner().invoke(main, ["run", "vgg16-v100", "-q", "--set", "policies=[ideal, none, vdnn]"])
@@ -193,7 +193,7 @@ def test_the_page_names_the_run_and_the_sources_of_its_numbers(comparison: Compa
         assert message in text
 
 
-def test_a_run_that_never_ended_has_a_reason_and_no_timeline() -> None:
+def test_a_run_out_of_memory_has_a_reason_and_no_timeline() -> None:
     parser = parsed(page(recorded_from(compare(CHAIN, TIGHT, ["none"])), {}))
     assert not [attributes for tag, attributes in parser.tags if tag == "canvas" or attributes.get("role") == "tab"]
     text = " ".join(parser.texts)
@@ -205,7 +205,7 @@ def _files(package: str) -> set[str]:
     return {file.name for file in (files(package) / "resources").iterdir()}
 
 
-def test_a_page_needs_nothing_but_itself(comparison: Comparison) -> None:
+def test_a_page_loads_no_external_resources(comparison: Comparison) -> None:
     text = page(recorded_from(comparison), {"ideal": "a.json", "vdnn": "b.json"})
     parser = parsed(text)
     addresses = [
@@ -239,7 +239,7 @@ def test_names_are_escaped_everywhere() -> None:
     assert "<" not in parser.raw["script"][0]
 
 
-def test_a_folder_gives_the_page_that_the_comparison_gives(quickstart: Comparison, tmp_path: Path) -> None:
+def test_the_page_of_a_folder_equals_the_page_of_its_comparison(quickstart: Comparison, tmp_path: Path) -> None:
     folder = written(quickstart, tmp_path / "run", formats=("csv", "perfetto"))
     about = {"simgpu": "0", "scenario": "small"}
     from_folder, from_memory = page(read_run(folder), {}), page(recorded_from(quickstart, about), {})
@@ -285,8 +285,8 @@ def test_the_same_run_gives_the_same_page_and_perfetto_files(comparison: Compari
     )
 
 
-def test_the_first_page_is_small(quickstart: Comparison) -> None:
-    """Three policies, three iterations of 113 kernels each: as large as one of its figures."""
+def test_the_quickstart_page_is_small(quickstart: Comparison) -> None:
+    """Three policies, three iterations of 113 kernels each: no larger than one of the figures."""
     assert len(page(recorded_from(quickstart), {})) < 260_000
 
 
@@ -316,7 +316,7 @@ def test_impossible_numbers_are_reported_with_their_file(tmp_path: Path, key: st
         write_report(folder, tmp_path / "page.html")
 
 
-def test_the_data_of_a_run_are_no_place_for_its_page(tmp_path: Path) -> None:
+def test_a_page_cannot_overwrite_the_data_of_a_run(tmp_path: Path) -> None:
     folder = written(small(), tmp_path / "run")
     with pytest.raises(InputError, match=r"does not end in \.html or \.htm"):
         write_report(folder, folder / "report.json")

@@ -1,4 +1,4 @@
-"""What `simgpu report` takes, where it writes, and what it says of folders that hold something else."""
+"""What `simgpu report` accepts, where it writes, and its messages for other folders."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def error_for(folder: Path) -> str:
     return str(caught.value)
 
 
-def test_a_runs_page_is_its_report_html(tmp_path: Path) -> None:
+def test_the_page_of_a_run_is_report_html_in_its_folder(tmp_path: Path) -> None:
     study, out = make_study(tmp_path), tmp_path / "out"
     assert simgpu("run", study, "-q", "-o", out).exit_code == 0
     done = simgpu("report", out)
@@ -43,7 +43,7 @@ def test_a_runs_page_is_its_report_html(tmp_path: Path) -> None:
     assert not (out / "report.html").exists()
 
 
-def test_a_scenario_is_run_and_its_page_written_to_the_current_folder(
+def test_a_scenario_is_run_and_its_page_is_written_to_the_current_folder(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     study = make_study(tmp_path)
@@ -55,7 +55,7 @@ def test_a_scenario_is_run_and_its_page_written_to_the_current_folder(
     assert Path("mine.vdnn.perfetto.json").exists()
 
 
-def test_parquet_alone_is_enough(tmp_path: Path) -> None:
+def test_a_run_with_only_parquet_files_reads_like_one_with_csv(tmp_path: Path) -> None:
     pytest.importorskip("pyarrow", reason="the extra 'parquet' is not installed")
     comparison = small()
     parquet = read_run(written(comparison, tmp_path / "a", formats=("parquet",)))
@@ -65,7 +65,7 @@ def test_parquet_alone_is_enough(tmp_path: Path) -> None:
         assert one.timeline is None or other.timeline is None or list(one.timeline) == list(other.timeline)
 
 
-def test_folders_that_no_run_wrote(tmp_path: Path) -> None:
+def test_folders_not_written_by_a_run_are_refused(tmp_path: Path) -> None:
     remedy = "give a folder that `simgpu run NAME -o DIR` wrote, or a scenario"
     assert error_for(tmp_path / "nowhere") == f"{tmp_path / 'nowhere'}: no such folder; {remedy}"
     assert error_for(tmp_path) == f"{tmp_path}: contains no report.json, so it is not the folder of a run; {remedy}"
@@ -83,7 +83,7 @@ def test_folders_that_no_run_wrote(tmp_path: Path) -> None:
     assert error_for(tmp_path).startswith(f"{report}: line 2: is not JSON")
 
 
-def test_a_damaged_report_names_all_that_is_missing(run: Path) -> None:
+def test_a_damaged_report_lists_everything_missing(run: Path) -> None:
     document = json.loads((run / "report.json").read_text())
     del document["node"], document["results"][2]["timeline"], document["results"][1]["out_of_memory"]
     (run / "report.json").write_text(json.dumps(document))
@@ -144,7 +144,7 @@ def test_a_page_is_written_atomically(run: Path, tmp_path: Path, monkeypatch: py
     assert not [file for file in tmp_path.iterdir() if file.name.endswith(".part")]
 
 
-def test_a_shipped_scenario_by_its_name_even_where_a_trace_has_it_too(
+def test_a_shipped_scenario_has_priority_over_a_trace_of_the_same_name(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)

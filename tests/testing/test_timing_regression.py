@@ -1,4 +1,4 @@
-"""The fixture `timing_regression` as a user's tests meet it: in runs of pytest and folders of their own."""
+"""The fixture `timing_regression` in a user's tests, run by separate pytest processes in temporary folders."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ STORED = Path("test_mine") / "test_of_mine"
 
 @pytest.fixture
 def mine(pytester: pytest.Pytester) -> pytest.Pytester:
-    """A folder with one test, of which timings are stored."""
+    """A folder with one test and its stored timings."""
     pytester.makepyfile(test_mine=MODULE)
     run(pytester).assert_outcomes(failed=1)
     return pytester
@@ -107,7 +107,7 @@ def test_damaged_files_fail_the_test_and_force_regen_replaces_them(mine: pytest.
 
 
 @pytest.mark.slow
-def test_tolerances_of_the_test_and_of_its_folder(mine: pytest.Pytester) -> None:
+def test_tolerances_of_the_test_and_of_its_folder_apply(mine: pytest.Pytester) -> None:
     change(mine, "9_000]", "9_001]")
     change(mine, "check(result)", 'check(result, tolerances={"*": "1%"})')
     run(mine).assert_outcomes(passed=1)
@@ -122,7 +122,7 @@ def test_tolerances_of_the_test_and_of_its_folder(mine: pytest.Pytester) -> None
     result.stdout.fnmatch_lines(["*did you mean 'iteration_ns'?*"])
 
 
-def test_several_checks_in_one_test_and_in_classes(pytester: pytest.Pytester) -> None:
+def test_several_checks_in_one_test_and_in_classes_are_stored_separately(pytester: pytest.Pytester) -> None:
     again = """
     class TestMine:
         def test_two(self, timing_regression):
@@ -140,7 +140,7 @@ def test_several_checks_in_one_test_and_in_classes(pytester: pytest.Pytester) ->
 
 
 @pytest.mark.parametrize("option", ["--regen-all", "--force-regen"])
-def test_two_checks_of_one_name_are_refused(mine: pytest.Pytester, option: str) -> None:
+def test_two_checks_with_the_same_name_are_refused(mine: pytest.Pytester, option: str) -> None:
     before = {path: path.read_bytes() for path in (mine.path / STORED).iterdir()}
     change(mine, "check(result)", "check(result); timing_regression.check(simulate(TRACE, result.node, 'none'))")
     done = run(mine, option)
@@ -163,7 +163,7 @@ def test_the_example_in_the_documentation_runs(pytester: pytest.Pytester) -> Non
 
 
 @pytest.mark.exhaustive
-def test_timing_regression_works_with_xdist(mine: pytest.Pytester) -> None:
+def test_the_fixture_works_with_pytest_xdist(mine: pytest.Pytester) -> None:
     mine.makepyfile(test_other=MODULE)
     result = mine.runpytest_subprocess("-n", "2", "-W", "error", "-p", "no:cacheprovider")
     result.assert_outcomes(passed=1, failed=1)
@@ -190,7 +190,7 @@ def test_a_switched_off_plugin_is_reported(pytester: pytest.Pytester) -> None:
 
 
 def test_the_plugin_imports_almost_nothing() -> None:
-    """Every pytest run pays for it where simgpu is installed, whether its tests use it or not."""
+    """Every pytest run imports it if simgpu is installed, whether its tests use it or not."""
     code = """
         import sys, pytest
         before = set(sys.modules)

@@ -1,4 +1,4 @@
-"""A small valid trace and its folder, and random valid traces, for the tests of traces on disk."""
+"""A small valid trace, its folder, and random valid traces for tests of traces on disk."""
 
 from __future__ import annotations
 
@@ -80,7 +80,7 @@ def _maybe(values: st.SearchStrategy) -> st.SearchStrategy:
 
 @st.composite
 def traces(draw: st.DrawFn) -> Trace:
-    """Valid traces of all shapes: in-place writes, born blocks, workspaces, unknown and known releases."""
+    """Random valid traces: in-place writes, blocks written by kernels, workspaces, unknown and known releases."""
     kernel_ids = draw(st.lists(_IDS, min_size=1, max_size=6, unique=True))
     block_ids = draw(st.lists(_IDS, min_size=0, max_size=8, unique=True))
     blocks = [draw(_block(name, kernel_ids)) for name in block_ids]
@@ -106,7 +106,7 @@ def traces(draw: st.DrawFn) -> Trace:
 
 @st.composite
 def _saved(draw: st.DrawFn, kernels: list[Kernel], blocks: list[Block]) -> tuple[SavedTensor, ...]:
-    """Tensors saved no earlier than their block is there, and taken back and dropped, if at all, no earlier either."""
+    """Saved tensors that are packed, unpacked and released in order, after their block exists."""
     ids = [kernel.id for kernel in kernels]
     there = {b.id: -1 for b in blocks if b.persistent or b.host_write is not None}
     for index, kernel in enumerate(kernels):

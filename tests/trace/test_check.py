@@ -1,4 +1,4 @@
-"""Traces built by hand: what `check_trace` refuses, and what it lets pass."""
+"""Traces built by hand: what `check_trace` refuses and accepts."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ def test_a_valid_trace_has_no_problems():
         (replace(SMALL, info=replace(SMALL.info, device="")), "info.device", "blank"),
     ],
 )
-def test_values_that_are_refused(trace, place, reported):
+def test_invalid_values_are_refused(trace, place, reported):
     result = [(problem.place, problem.what) for problem in check_trace(trace)]
     assert any(where == place and reported in what for where, what in result), result
 
@@ -74,7 +74,7 @@ def test_unused_block_is_reported_unless_persistent_or_initialized():
     assert "before the host writes it" in problem.what
 
 
-def test_a_reader_above_its_writer_without_a_cycle_is_out_of_order():
+def test_a_kernel_that_reads_a_block_before_its_first_writer_is_reported():
     trace = of(
         Kernel("late", "a", Phase.FORWARD, 1, ("x",), ("y",)),
         Kernel("first", "b", Phase.FORWARD, 1, (), ("x",)),
@@ -103,7 +103,7 @@ def test_each_cycle_is_reported_once():
     assert [problem.what.partition(": ")[2] for problem in problems] == ["p1 -> p2 -> p1", "q1 -> q2 -> q1"]
 
 
-def test_starts_may_go_back_on_another_stream_only():
+def test_start_times_on_one_stream_must_not_decrease():
     kernels = (
         Kernel("a", "x", Phase.FORWARD, 1, start_ns=10),
         Kernel("b", "x", Phase.FORWARD, 1, start_ns=5, stream=1),
@@ -115,7 +115,7 @@ def test_starts_may_go_back_on_another_stream_only():
     assert problem.place == "kernels[4].start_ns"
 
 
-def test_purity_is_none_where_the_name_does_not_settle_it():
+def test_purity_is_unknown_for_unknown_operators():
     assert purity("aten::native_dropout") is False
     assert purity("_fused_dropout_") is False
     assert purity("sum_dim_IntList") is True
@@ -141,7 +141,7 @@ def test_purity_is_none_where_the_name_does_not_settle_it():
     ],
 )
 def test_backward_of_a_known_operator_is_pure(op: str):
-    """It draws nothing: of a dropout it applies the drawn mask, of a batch norm it reads the saved statistics."""
+    """It draws no random numbers: it applies the saved mask of dropout and the saved statistics of batch norm."""
     assert purity(op) is True
 
 

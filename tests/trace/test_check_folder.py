@@ -1,4 +1,4 @@
-"""`simgpu trace check` reads every file of a trace's folder, waits for nothing and runs nothing that lies in one."""
+"""`simgpu trace check` reads every file of a trace folder, never blocks on pipes and never runs stored code."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ FILES = ("trace.yaml", "kernels.csv", "blocks.csv", *(f"{name}.csv" for name in 
 
 
 class Marker:
-    """Pickled, it makes a file when it is unpickled."""
+    """Creates a file when it is unpickled."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -36,7 +36,7 @@ class Marker:
 
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
-    """A trace with every part that there is, and stored entries of two of its blocks."""
+    """A trace with all optional files, and stored entries of two blocks."""
     home = tmp_path / "small"
     write_trace(SMALL, home)
     arrays = {"x": np.arange(4, dtype=np.float32), "y": np.zeros(16, np.float32)}
@@ -109,7 +109,7 @@ def dangling(file: Path) -> None:
 DAMAGE = (garbage, pickled, cut, emptied, sparse, pipe, pipe_behind_a_link, device, subfolder, dangling)
 
 
-def test_a_complete_trace_is_sound(folder: Path) -> None:
+def test_a_complete_trace_has_no_problems(folder: Path) -> None:
     result = checked(folder)
     assert result.exit_code == 0
     assert result.stdout == f"{folder}: valid trace; 5 kernels, 7 blocks; entries of 2 blocks\n"
@@ -126,7 +126,7 @@ def test_a_damaged_file_is_named(name: str, damage: Callable[[Path], None], fold
 
 
 @pytest.mark.parametrize("damage", [garbage, pipe, subfolder], ids=lambda damage: damage.__name__)
-def test_all_damaged_files_are_named_together(damage: Callable[[Path], None], folder: Path) -> None:
+def test_all_damaged_files_are_reported_together(damage: Callable[[Path], None], folder: Path) -> None:
     for name in FILES:
         damage(folder / name)
     result = checked(folder)
@@ -134,7 +134,7 @@ def test_all_damaged_files_are_named_together(damage: Callable[[Path], None], fo
     assert all(f"Error: {folder / name}: " in result.stderr for name in FILES)
 
 
-def test_python_objects_among_the_entries_are_refused_and_not_unpickled(folder: Path, tmp_path: Path) -> None:
+def test_pickled_objects_in_stored_entries_are_refused_and_not_unpickled(folder: Path, tmp_path: Path) -> None:
     with np.load(folder / "entries.npz") as archive:
         arrays = dict(archive.items())
     objects = np.array([Marker(tmp_path / "marker")], object)
@@ -144,7 +144,7 @@ def test_python_objects_among_the_entries_are_refused_and_not_unpickled(folder: 
     assert f"{folder / 'entries.npz'}: classes_0: holds Python objects" in result.stderr
 
 
-def test_entries_of_unknown_blocks_and_sizes_are_reported(folder: Path) -> None:
+def test_entries_with_unknown_blocks_or_sizes_are_reported(folder: Path) -> None:
     arrays = {"x": np.zeros(4, np.float32), "y": np.zeros(3, np.float32), "other": np.zeros(1, np.float32)}
     save_entries(take_snapshots([arrays]), folder / "entries.npz")
     result = checked(folder)
@@ -153,7 +153,7 @@ def test_entries_of_unknown_blocks_and_sizes_are_reported(folder: Path) -> None:
     assert f"{folder / 'entries.npz'}: allocation other: is not a block of this trace" in result.stderr
 
 
-def test_more_entries_than_the_block_has_are_reported(tmp_path: Path) -> None:
+def test_too_many_entries_for_a_block_are_reported(tmp_path: Path) -> None:
     # 64 bytes are one entry of 128.
     rows = (CompressedSize("y", 0, "bpc", "plain", 128, 8, 2),)
     write_trace(replace(SMALL, compressibility=rows), tmp_path / "small")
@@ -171,7 +171,7 @@ def test_a_misspelt_file_is_refused(name: str, meant: str, folder: Path) -> None
     assert f"{folder / name}: not a file of a trace; did you mean '{meant}'?" in result.stderr
 
 
-def test_unrelated_files_are_listed_and_ignored(folder: Path) -> None:
+def test_other_files_are_listed_as_not_checked(folder: Path) -> None:
     (folder / "README.md").write_text("about this trace", encoding="utf-8")
     os.mkfifo(folder / "pipe")
     result = checked(folder)

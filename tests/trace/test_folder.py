@@ -1,4 +1,4 @@
-"""A trace on disk: what is written is read back, atomically, and every mistake is reported with its place."""
+"""A trace on disk: round trips, atomic writes, and mistakes reported with their place."""
 
 from __future__ import annotations
 
@@ -76,7 +76,7 @@ def test_first_entry_round_trips_and_defaults_to_0(tmp_path):
     assert [access.first for access in read_trace(folder).accesses] == [0, 0]
 
 
-def test_saved_tensors_come_back_in_their_order_and_a_trace_without_them_has_no_such_file(tmp_path):
+def test_saved_tensors_round_trip_in_order_and_their_file_is_optional(tmp_path):
     folder = small_folder(tmp_path)
     assert (folder / "saved.csv").read_text().splitlines() == [
         "block,bytes,packed_after,unpacked_before,released_after",
@@ -266,7 +266,7 @@ def test_mistake_is_reported_with_its_place(tmp_path, file, old, new, place, rep
     assert any(problem.startswith(where) and reported in problem for problem in problems), problems
 
 
-def test_all_problems_come_at_once(tmp_path):
+def test_all_problems_are_reported_at_once(tmp_path):
     folder = small_folder(tmp_path)
     edit(folder, "trace.yaml", lambda text: text.replace("batch: 2", "batch: many"))
     edit(folder, "kernels.csv", lambda text: text.replace(",100,x", ",-1,x").replace(",20,y", ",2 us,y"))
@@ -321,13 +321,13 @@ def test_unreadable_files_are_reported(tmp_path, file, content, reported):
 
 
 @pytest.mark.parametrize("cut", [1, 2, 9, 30])
-def test_a_cut_off_table_is_noticed(tmp_path, cut):
+def test_a_truncated_table_is_reported(tmp_path, cut):
     folder = small_folder(tmp_path)
     edit(folder, "kernels.csv", lambda text: text[:-cut])
     assert any("row 6" in problem and "cut off" in problem for problem in problems_of(folder))
 
 
-def test_a_table_cut_at_the_end_of_a_line_is_noticed(tmp_path):
+def test_a_table_truncated_at_the_end_of_a_line_is_reported(tmp_path):
     folder = small_folder(tmp_path)
     edit(folder, "kernels.csv", lambda text: text[: text.index("k5,")])
     assert "kernels.csv is complete" in problems_of(folder)[0]
@@ -347,7 +347,7 @@ SHIPPED = Path(__file__).parents[2] / "traces" / "resnet20-cifar-cpu"
 
 
 def shipped_copy(tmp_path: Path) -> Path:
-    """A real recording: every block has its release, every feature map its sparsity."""
+    """A copy of a shipped recording: every block has its release, every feature map its sparsity."""
     folder = tmp_path / "resnet20"
     shutil.copytree(SHIPPED, folder)
     assert (folder / "sparsity.csv").exists()
@@ -362,7 +362,7 @@ def shipped_copy(tmp_path: Path) -> Path:
         ("blocks.csv", "has no rows, and trace.yaml promises ", "no blocks, although kernels name some, 'input' for"),
     ],
 )
-def test_a_table_without_rows_is_one_mistake(tmp_path, file, reported, reported_unpromised, promised):
+def test_a_table_without_rows_is_one_problem(tmp_path, file, reported, reported_unpromised, promised):
     folder = shipped_copy(tmp_path)
     edit(folder, file, lambda text: text.splitlines(keepends=True)[0])
     if not promised:
@@ -373,7 +373,7 @@ def test_a_table_without_rows_is_one_mistake(tmp_path, file, reported, reported_
 
 @pytest.mark.parametrize("content", [None, b"", b"\x89PNG"])
 @pytest.mark.parametrize("file", ["kernels.csv", "blocks.csv"])
-def test_an_unreadable_table_is_one_mistake(tmp_path, file, content):
+def test_an_unreadable_table_is_one_problem(tmp_path, file, content):
     folder = shipped_copy(tmp_path)
     (folder / file).unlink()
     if content is not None:
@@ -382,14 +382,14 @@ def test_an_unreadable_table_is_one_mistake(tmp_path, file, content):
     assert problem.startswith(f"{file}: ")
 
 
-def test_a_real_table_cut_at_the_end_of_a_line_is_one_mistake(tmp_path):
+def test_a_shipped_table_cut_at_the_end_of_a_line_is_one_problem(tmp_path):
     folder = shipped_copy(tmp_path)
     edit(folder, "kernels.csv", lambda text: "".join(text.splitlines(keepends=True)[:100]))
     (problem,) = problems_of(folder)
     assert "which has 99: is kernels.csv cut off?" in problem
 
 
-def test_rows_beyond_those_promised_are_checked_all_the_same(tmp_path):
+def test_rows_beyond_the_promised_count_are_checked(tmp_path):
     folder = small_folder(tmp_path)
     edit(folder, "trace.yaml", lambda text: text.replace("kernels: 5", "kernels: 4"))
     edit(folder, "kernels.csv", lambda text: text.replace("k3,loss", "k2,loss", 1))
@@ -398,7 +398,7 @@ def test_rows_beyond_those_promised_are_checked_all_the_same(tmp_path):
     assert any("duplicate id 'k2'" in problem for problem in problems)
 
 
-def test_a_mistake_in_every_row_is_printed_twenty_times_and_counted(tmp_path):
+def test_a_mistake_in_every_row_is_listed_twenty_times_and_counted(tmp_path):
     folder = shipped_copy(tmp_path)
     edit(folder, "kernels.csv", lambda text: re.sub(r"(?m)^k", "q", text))
     edit(folder, "blocks.csv", lambda text: text.replace(",activation,", ",feature map,", 1))
@@ -413,7 +413,7 @@ def test_a_mistake_in_every_row_is_printed_twenty_times_and_counted(tmp_path):
     assert sum("'feature map' is not a kind" in line for line in lines) == 1
 
 
-def test_a_misspelt_table_is_not_ignored_but_other_files_are(tmp_path):
+def test_a_misspelt_table_is_refused_and_other_files_are_ignored(tmp_path):
     folder = small_folder(tmp_path)
     (folder / "README.md").write_text("about this trace")
     assert read_trace(folder) == SMALL
@@ -422,14 +422,14 @@ def test_a_misspelt_table_is_not_ignored_but_other_files_are(tmp_path):
     assert problem.startswith("sparsty.csv: not a file of a trace; did you mean 'sparsity.csv'?")
 
 
-def test_not_a_trace_folder(tmp_path):
+def test_a_folder_without_a_trace_is_refused(tmp_path):
     with pytest.raises(InputError, match="no such folder"):
         read_trace(tmp_path / "nowhere")
     with pytest.raises(InputError, match="is not a trace"):
         read_trace(tmp_path)
 
 
-def test_writing_replaces_a_trace_but_nothing_else(tmp_path):
+def test_writing_replaces_only_a_trace(tmp_path):
     folder = small_folder(tmp_path)
     smaller = Trace(SMALL.info, SMALL.kernels, SMALL.blocks)
     write_trace(smaller, folder)
@@ -472,7 +472,7 @@ README = Path(__file__).parents[2] / "traces" / "README.md"
 
 
 @pytest.mark.parametrize("table", [KERNELS, BLOCKS, ALGORITHMS, SPARSITY, COMPRESSIBILITY])
-def test_the_format_is_documented_column_by_column(table):
+def test_every_column_is_documented(table):
     section = README.read_text(encoding="utf-8").partition(f"\n## {table.file}\n")[2].partition("\n## ")[0]
     assert [column.name for column in table.columns if f"`{column.name}`" not in section] == []
     header = ",".join(column.name for column in table.columns)

@@ -1,4 +1,4 @@
-"""Loading a trace must not import the rest of the package: scripts and notebooks start with it."""
+"""Loading a trace does not import the rest of the package, so that scripts and notebooks start fast."""
 
 import subprocess
 import sys

@@ -1,4 +1,4 @@
-"""Trace tables as pandas frames: one row per kernel and block, integers stay integers, nothing is made up."""
+"""Trace tables as pandas frames: one row per kernel and block, integers stay integers, missing values stay missing."""
 
 import pandas as pd
 
@@ -33,7 +33,7 @@ def test_values_not_recorded_are_missing():
     assert trace.block_frame()["release"].isna().all()
 
 
-def test_sparsity_is_a_row_an_epoch():
+def test_sparsity_has_a_row_per_epoch():
     trace = load_trace("digits-cnn-cpu")
     frame = trace.sparsity_frame()
     assert list(frame.index) == list(range(31))

@@ -1,4 +1,4 @@
-"""What a trace contains, counted by hand on a small one."""
+"""Statistics of a small trace, compared with counts by hand."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def test_blocks_and_bytes_are_counted_by_kind():
     assert (stats.pure, stats.impure) == (2, 1)
 
 
-def test_peaks_follow_both_lifetimes():
+def test_peaks_are_given_for_needed_and_recorded_lifetimes():
     stats = trace_stats(SMALL)
     assert stats.peak_needed == Peak(max(NEEDED), "k4")
     assert stats.peak_recorded == Peak(max(NEEDED), "k4")
@@ -55,7 +55,7 @@ def test_unknown_lifetimes_have_no_recorded_peak():
     assert dict(stats.summary_rows())["peak, recorded lifetimes"] == "lifetimes not recorded"
 
 
-def test_rows_are_ready_to_print():
+def test_summary_rows_are_formatted_text():
     stats = trace_stats(SMALL)
     assert dict(stats.summary_rows())["peak, released at last use"] == "132 B (132 bytes) at kernel k4"
     assert stats.phase_rows()[0] == ("forward", "3", "150 ns")
@@ -63,7 +63,7 @@ def test_rows_are_ready_to_print():
     assert sum(int(row[1]) for row in stats.kind_rows()) == stats.blocks
 
 
-def test_spread_is_summed_where_every_kernel_has_one():
+def test_the_total_spread_is_given_if_every_kernel_has_one():
     assert dict(trace_stats(SMALL).summary_rows())["spread over repetitions"] == "not recorded"
     spreads = [10, 0, 5, 20, 1]
     kernels = [replace(kernel, iqr_ns=spread) for kernel, spread in zip(SMALL.kernels, spreads, strict=True)]

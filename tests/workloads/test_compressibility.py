@@ -1,4 +1,4 @@
-"""Modelled histograms of memory-entries: roles, the shipped profile, and what traces get by it."""
+"""Modelled histograms of memory-entries: roles of blocks, the shipped profile, and its use on traces."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def from_zoo(name: str, batch: int = 32) -> Trace:
     return build_trace(name, batch=batch, gpu=simgpu.load_node("v100").gpu)
 
 
-def test_the_shipped_profile_is_what_the_shipped_recordings_show(tmp_path: Path) -> None:
+def test_the_shipped_profile_is_computed_from_the_shipped_recordings(tmp_path: Path) -> None:
     assert main([str(TRACES), "-o", str(tmp_path / "again.yaml")]) == 0
     assert (tmp_path / "again.yaml").read_bytes() == (FOLDER / "trained.yaml").read_bytes()
     assert load_profile("trained").recordings == RECORDINGS
@@ -54,7 +54,7 @@ def test_a_missing_recording_is_reported(tmp_path: Path, capsys: pytest.CaptureF
 
 
 def _kernels() -> Iterator[Kernel]:
-    """Two convolutions with ReLU, normalization and a residual sum; pooling, a linear layer; and the way back."""
+    """Forward and backward of two convolutions with ReLU, normalization, a residual sum, pooling, a linear layer."""
     forward, backward = (
         (
             ("conv2d", "x w1", "y1"),
@@ -87,7 +87,7 @@ def _kernels() -> Iterator[Kernel]:
             yield Kernel(f"{phase}{place}", op, phase, 1, tuple(reads.split()), tuple(writes.split()))
 
 
-def test_roles_follow_what_blocks_hold_in_the_end() -> None:
+def test_a_block_has_the_role_of_its_last_contents() -> None:
     kinds = {
         BlockKind.INPUT: "x",
         BlockKind.WEIGHT: "w1 w2 w3 gamma unread",
@@ -130,7 +130,7 @@ def test_roles_follow_what_blocks_hold_in_the_end() -> None:
 
 
 def test_a_recording_and_its_model_give_a_block_the_same_role() -> None:
-    """The same network, recorded on a CPU and modelled for a GPU, whose operators have other names."""
+    """The same network recorded on a CPU and modelled for a GPU; their operators have different names."""
     recorded, modelled = (
         simgpu.load_trace("vgg11-cifar-cpu"),
         build_trace("vgg11", batch=32, gpu=simgpu.load_node("v100").gpu),
@@ -145,7 +145,7 @@ def test_a_recording_and_its_model_give_a_block_the_same_role() -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", NETWORKS)
-def test_every_block_of_a_network_gets_all_its_entries_at_every_epoch(name: str) -> None:
+def test_every_block_of_a_network_gets_a_complete_histogram_at_every_epoch(name: str) -> None:
     trace = with_compressibility(from_zoo(name))
     profile, roles = load_profile("trained"), roles_of(trace)
     assert check_trace(trace) == []
@@ -167,7 +167,7 @@ def test_every_block_of_a_network_gets_all_its_entries_at_every_epoch(name: str)
 
 
 @pytest.mark.parametrize("name", NETWORKS)
-def test_most_of_what_is_no_workspace_has_a_role_of_the_profile(name: str) -> None:
+def test_nine_tenths_of_the_bytes_outside_workspaces_have_a_role_in_the_profile(name: str) -> None:
     trace, profile = from_zoo(name), load_profile("trained")
     roles = roles_of(trace)
     description: Counter[bool] = Counter()
@@ -177,7 +177,7 @@ def test_most_of_what_is_no_workspace_has_a_role_of_the_profile(name: str) -> No
     assert description[True] > 0.9 * description.total()
 
 
-def test_another_batch_is_the_same_but_for_rounding() -> None:
+def test_rescaled_histograms_equal_modelled_ones_except_for_rounding() -> None:
     carried = histograms(at_batch(with_compressibility(from_zoo("alexnet")), 64).compressibility)
     anew = histograms(with_compressibility(from_zoo("alexnet", 64)).compressibility)
     lasting = {key for key in carried if not key[0].startswith("workspace")}
@@ -187,7 +187,7 @@ def test_another_batch_is_the_same_but_for_rounding() -> None:
             assert abs(carried[key].get(size, 0) - anew[key].get(size, 0)) <= 2
 
 
-def test_measured_rows_give_way_and_others_stay() -> None:
+def test_modelled_histograms_replace_measured_ones_and_keep_rows_of_other_codecs() -> None:
     recorded = simgpu.load_trace("photos-vgg-cpu")
     compressed_size = CompressedSize("conv1_1:convolution", 0, "zvc", "nchw", 8388608, 4000000, 1)
     trace = with_compressibility(replace(recorded, compressibility=(*recorded.compressibility, compressed_size)))
@@ -200,7 +200,7 @@ def test_measured_rows_give_way_and_others_stay() -> None:
     )
 
 
-def test_a_profile_of_ones_own() -> None:
+def test_a_custom_profile_is_applied() -> None:
     shares = {"recordings": ["mine"], "shares": [[0.5, 0.5]]}
     profile = CompressibilityProfile.model_validate(
         {
@@ -248,14 +248,14 @@ def test_an_unknown_profile_is_reported() -> None:
         with_compressibility(from_zoo("alexnet"), "traind")
 
 
-def test_recordings_without_entries_have_no_profile(tmp_path: Path) -> None:
+def test_recordings_without_entry_sizes_cannot_make_a_profile(tmp_path: Path) -> None:
     for name in RECORDINGS:
         (tmp_path / name).symlink_to(TRACES / "vgg11-cifar-cpu")
     with pytest.raises(InputError, match=r"no common epoch with sizes of memory-entries.*record them with --codec bpc"):
         profile_text(tmp_path)
 
 
-def test_the_command_models_it(tmp_path: Path) -> None:
+def test_zoo_build_models_compressibility_on_request(tmp_path: Path) -> None:
     done = command(
         *("zoo", "build", "alexnet", "--batch", 8, "--gpu", "v100", "--compressibility", "-o", tmp_path / "alexnet")
     )

@@ -1,4 +1,4 @@
-"""Histograms of memory-entries: as rows, in proportion, and at another batch of their trace."""
+"""Histograms of memory-entries: as rows, scaled, and at another batch of their trace."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from simgpu.workloads.rescale import at_batch
     st.lists(st.one_of(st.integers(0, 10**12), st.floats(0, 1)), min_size=1, max_size=8).filter(lambda w: sum(w) > 0),
     st.integers(0, 10**12),
 )
-def test_parts_are_integers_that_sum_up_within_one_of_their_share(weights: list[float], total: int) -> None:
+def test_apportioned_parts_are_integers_with_the_right_sum(weights: list[float], total: int) -> None:
     parts = apportioned(weights, total)
     full = sum(map(Fraction, weights))
     assert sum(parts) == total
@@ -36,7 +36,7 @@ def test_parts_are_integers_that_sum_up_within_one_of_their_share(weights: list[
 
 
 def _measured() -> Trace:
-    """A recording with made-up histograms of all blocks at two epochs, and a feature map's size in ZVC."""
+    """A recording with synthetic histograms of all blocks at two epochs, and the size of a feature map in ZVC."""
     trace = simgpu.load_trace("vgg11-cifar-cpu")
     rows: list[CompressedSize] = []
     for place, block in enumerate(trace.blocks):
@@ -62,7 +62,7 @@ def test_another_batch_has_the_same_shares_of_its_own_entries() -> None:
     assert "memory-entries" not in at_batch(simgpu.load_trace("vgg11-cifar-cpu"), 8).info.notes
 
 
-def test_histograms_grow_in_proportion_to_the_batch() -> None:
+def test_histograms_scale_with_the_batch_in_every_size() -> None:
     trace = _measured()
     small, large = (histograms(each.compressibility) for each in (trace, at_batch(trace, 64)))
     for name in ("conv1_1:convolution", "fc6.weight"):
@@ -83,7 +83,7 @@ def test_rows_with_entries_only_give_epochs_without_block_sizes() -> None:
         simgpu.simulate(trace, simgpu.load_node("v100"), "static")
 
 
-def test_walks_begin_at_the_same_share_of_their_blocks() -> None:
+def test_accesses_keep_their_relative_start_at_another_batch() -> None:
     trace = simgpu.load_trace("vgg11-cifar-cpu")
     kernel = next(each for each in trace.kernels if each.reads and "conv1_1:convolution" in each.reads)
     had = entries_of(trace.block_by_id["conv1_1:convolution"])

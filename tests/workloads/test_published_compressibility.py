@@ -1,4 +1,4 @@
-"""The profile that is fitted to Buddy Compression's deep-learning workloads reaches what it is fitted to."""
+"""The profile fitted to Buddy Compression's deep-learning workloads reproduces their published means."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def networks() -> list[Trace]:
     ]
 
 
-def test_by_eight_sizes_the_geometric_mean_is_the_published_one() -> None:
+def test_the_geometric_mean_ratio_over_eight_sizes_is_the_published_one() -> None:
     ratios = []
     for trace in networks():
         passing = {block.id for block in trace.blocks if block.kind is BlockKind.WORKSPACE}
@@ -38,7 +38,7 @@ def test_by_eight_sizes_the_geometric_mean_is_the_published_one() -> None:
 
 
 @pytest.mark.slow
-def test_ratio_and_overflow_of_the_final_design_are_the_published_means() -> None:
+def test_ratio_and_overflow_of_the_final_design_match_the_published_means() -> None:
     node = simgpu.load_node("buddy-gpu")
     result = [simgpu.simulate(trace, node, "buddy").metrics.compression for trace in networks()]
     assert all(result)

@@ -1,4 +1,4 @@
-"""A trace at another batch: what grows, what stays, and what it is called then."""
+"""A trace at another batch: which sizes and durations grow, which stay, and the notes."""
 
 from __future__ import annotations
 
@@ -25,14 +25,14 @@ SHIPPED = ("vgg11-cifar-cpu", "resnet20-cifar-cpu")
 
 
 @pytest.mark.parametrize("name", SHIPPED)
-def test_the_recorded_batch_is_the_recording_itself(name: str) -> None:
+def test_rescaling_to_the_recorded_batch_returns_the_recording(name: str) -> None:
     trace = simgpu.load_trace(name)
     assert at_batch(trace, trace.info.batch) is trace
 
 
 @pytest.mark.parametrize("name", SHIPPED)
 @pytest.mark.parametrize("batch", [1, 7, 64, 512])
-def test_weights_stay_and_samples_grow(name: str, batch: int) -> None:
+def test_weights_keep_their_size_and_activations_grow(name: str, batch: int) -> None:
     trace = simgpu.load_trace(name)
     other = at_batch(trace, batch)
     assert check_trace(other) == []
@@ -47,7 +47,7 @@ def test_weights_stay_and_samples_grow(name: str, batch: int) -> None:
 
 
 @pytest.mark.parametrize("name", SHIPPED)
-def test_there_and_back_again(name: str) -> None:
+def test_doubling_and_halving_the_batch_restores_the_trace(name: str) -> None:
     trace = simgpu.load_trace(name)
     back = at_batch(at_batch(trace, 2 * trace.info.batch), trace.info.batch)
     assert [block.bytes for block in back.blocks] == [block.bytes for block in trace.blocks]
@@ -55,7 +55,7 @@ def test_there_and_back_again(name: str) -> None:
         assert abs(was.duration_ns - now.duration_ns) <= 1
 
 
-def test_a_saved_tensor_grows_with_its_block_of_which_it_may_be_a_part_or_a_repetition() -> None:
+def test_a_saved_tensor_grows_with_its_block() -> None:
     saved = (
         SavedTensor("x1", 100, "F1", "B2", "F2"),
         SavedTensor("x1", 25, "F1", None, "F2"),
@@ -111,10 +111,10 @@ def from_zoo(name: str, batch: int, framework: str = "pytorch") -> Trace:
     [(*row, "pytorch") for row in ZOO]
     + [(*row, framework) for row in IN_PLACE for framework in ("pytorch-1.5", "cudnn", "fused")],
 )
-def test_a_modelled_trace_becomes_the_one_that_is_modelled_at_the_other_batch(
+def test_a_rescaled_modelled_trace_equals_a_trace_modelled_at_that_batch(
     name: str, batch: int, other: int, framework: str
 ) -> None:
-    """The same model made both, so nothing may differ: sizes, workspaces, durations, algorithms, operations."""
+    """Both come from the same model, so sizes, workspaces, durations, algorithms and operations are equal."""
     rescaled, built = at_batch(from_zoo(name, batch, framework), other), from_zoo(name, other, framework)
     assert check_trace(rescaled) == []
     assert rescaled.compute_ns == built.compute_ns
@@ -125,8 +125,8 @@ def test_a_modelled_trace_becomes_the_one_that_is_modelled_at_the_other_batch(
 
 
 @pytest.mark.parametrize("other", [64, 128])
-def test_a_higher_limit_of_workspaces_holds_at_the_other_batch(other: int) -> None:
-    """At 256 samples the fastest convolutions need more than the usual limit, at 64 they do not."""
+def test_a_raised_workspace_limit_is_preserved_at_another_batch(other: int) -> None:
+    """At 256 samples the fastest convolutions need more than the default limit; at 64 they do not."""
 
     def high(batch: int) -> Trace:
         gpu = simgpu.load_node("k40").gpu
@@ -138,8 +138,8 @@ def test_a_higher_limit_of_workspaces_holds_at_the_other_batch(other: int) -> No
     assert rescaled.algorithms == built.algorithms
 
 
-def test_a_lower_limit_of_workspaces_holds_at_the_other_batch(tmp_path: Path) -> None:
-    """A trace says to which limit it was kept, also once it was written down and read again."""
+def test_a_lowered_workspace_limit_is_preserved_at_another_batch(tmp_path: Path) -> None:
+    """A trace records its workspace limit, also on disk."""
 
     def low(batch: int) -> Trace:
         return build_trace("vgg16", batch=batch, gpu=simgpu.load_node(V100).gpu, workspace_limit=2**20)
@@ -152,15 +152,15 @@ def test_a_lower_limit_of_workspaces_holds_at_the_other_batch(tmp_path: Path) ->
 
 
 @pytest.mark.parametrize("name", ["vgg16", "resnet34"])
-def test_at_one_sample_nothing_differs_but_what_the_loss_counts(name: str) -> None:
-    """It makes two numbers, more than there are samples then; its duration is that of its bytes."""
+def test_at_batch_1_only_the_flops_of_the_loss_differ(name: str) -> None:
+    """The loss writes two numbers, more than the one sample; its duration depends on its bytes only."""
     rescaled, built = at_batch(from_zoo(name, 256, "fused"), 1), from_zoo(name, 1, "fused")
     assert (rescaled.blocks, rescaled.algorithms) == (built.blocks, built.algorithms)
     differ = [(was, now) for was, now in zip(built.kernels, rescaled.kernels, strict=True) if was != now]
     assert [(was.op, replace(now, flops=was.flops)) for was, now in differ] == [("nll_loss_forward", differ[0][0])]
 
 
-def test_a_workspace_new_at_the_other_batch_has_the_models_position() -> None:
+def test_a_workspace_added_at_another_batch_has_the_position_of_the_model() -> None:
     gpu = simgpu.load_node("a100").gpu
     many, few = (build_trace("googlenet", batch=batch, gpu=gpu) for batch in (96, 7))
     new = few.block_by_id.keys() - many.block_by_id.keys()
@@ -170,8 +170,8 @@ def test_a_workspace_new_at_the_other_batch_has_the_models_position() -> None:
     assert at_batch(few, 96).blocks == many.blocks
 
 
-def test_a_table_of_rows_that_were_read_grows_and_one_of_rows_that_were_drawn_does_not() -> None:
-    """Both lead with a multiple of the batch; only one has a row for each token."""
+def test_a_gathered_table_grows_with_the_batch_and_a_sampled_one_does_not() -> None:
+    """The first dimension of both is a multiple of the batch; only one has a row for each token."""
     before, after = (from_zoo("biglstm", 128).block_by_id, at_batch(from_zoo("biglstm", 128), 256).block_by_id)
     for name, growth in (("embedding.weight.grad", 2), ("softmax.sampled_weight", 1), ("softmax.weight.grad", 1)):
         assert after[name].bytes == growth * before[name].bytes
@@ -188,7 +188,7 @@ def test_transformed_filters_do_not_grow_with_the_batch() -> None:
     assert all(after[key] == before[key] for key in winograd)
 
 
-def test_a_convolution_that_took_another_algorithm_than_the_fastest_keeps_it() -> None:
+def test_a_convolution_keeps_its_recorded_algorithm_even_if_it_is_not_the_fastest() -> None:
     trace = from_zoo("vgg16", 32)
     kernel = trace.kernels[0]
     slowest = [row for row in trace.algorithms if row.kernel == kernel.id][-1]
@@ -208,7 +208,7 @@ def test_a_convolution_that_took_another_algorithm_than_the_fastest_keeps_it() -
 
 
 def test_a_workspace_follows_its_algorithm_if_its_kernel_is_timed_separately() -> None:
-    """It is as large as Winograd's transformed filters, which do not grow."""
+    """The workspace is as large as Winograd's transformed filters, which do not grow."""
     trace = from_zoo("vgg16", 32)
     row = next(row for row in trace.algorithms if row.algorithm == "winograd")
     name = f"workspace:{row.kernel}"
@@ -222,8 +222,8 @@ def test_a_workspace_follows_its_algorithm_if_its_kernel_is_timed_separately() -
     assert at_batch(apart, 128).block_by_id[name].bytes == row.workspace_bytes
 
 
-def test_recorded_durations_stay_the_base() -> None:
-    """Twice the model's duration at one batch is twice the model's at the other."""
+def test_recorded_durations_are_scaled_by_the_ratio_of_modelled_ones() -> None:
+    """A recorded duration of twice the model's stays twice the model's at the other batch."""
     trace = from_zoo("resnet50", 64)
     slow = replace(
         trace,
@@ -265,7 +265,7 @@ def imported(name: str) -> Trace:
 
 @pytest.mark.parametrize("node", [None, V100])
 @pytest.mark.parametrize("name", IMPORTED)
-def test_imported_recordings_grow_where_they_hold_samples(name: str, node: str | None) -> None:
+def test_in_imported_recordings_blocks_with_samples_grow(name: str, node: str | None) -> None:
     trace, gpu = imported(name), simgpu.load_node(node).gpu if node else None
     doubled = at_batch(trace, 2 * trace.info.batch, gpu)
     assert check_trace(doubled) == []
@@ -297,8 +297,8 @@ def test_a_recording_without_blocks_scales_proportionally_with_a_note() -> None:
     assert "whose blocks are not recorded, rescaled in proportion to the batch: 1." in doubled.info.notes
 
 
-def test_samples_are_followed_through_other_orders_of_sides() -> None:
-    """Tokens first, samples second, then both in one side: as attention in PyTorch has them."""
+def test_the_batch_dimension_is_followed_through_transpositions() -> None:
+    """Tokens first, samples second, then both in one dimension, as in PyTorch's attention."""
     shapes = {"x": (8, 64, 128), "turned": (64, 8, 128), "rows": (512, 384), "parted": (64, 8, 384)}
     blocks = tuple(
         Block(name, 4 * prod(shape), BlockKind.ACTIVATION, shape=shape, dtype="float32")
@@ -314,8 +314,8 @@ def test_samples_are_followed_through_other_orders_of_sides() -> None:
     assert [tripled[name].shape for name in names] == [(24, 64, 128), (64, 24, 128), (1536, 384), (64, 24, 384)]
 
 
-def test_masks_drawn_from_nothing_grow_with_what_they_mask_and_channels_statistics_do_not() -> None:
-    """A batch of as many samples as channels: both have that side."""
+def test_dropout_masks_grow_with_the_batch_and_channel_statistics_do_not() -> None:
+    """The batch has as many samples as channels, so both dimensions have the same size."""
     blocks = (
         Block("x", 64, BlockKind.INPUT, persistent=True, shape=(4, 4), dtype="float32"),
         Block("mean", 16, BlockKind.OTHER, shape=(4,), dtype="float32"),

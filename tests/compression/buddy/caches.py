@@ -1,4 +1,4 @@
-"""The metadata cache once more, in plain words: lists, and a hash digit by digit."""
+"""A plain reference of the metadata cache: lists, and a hash computed digit by digit."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def place(line: int, spec: MetadataCacheSpec) -> tuple[int, int]:
 
 
 class Reference:
-    """Of each set a list of [line, what its change stands for], the most recently used last."""
+    """For each set a list of [line, weight of its change], the most recently used last."""
 
     def __init__(self, spec: MetadataCacheSpec) -> None:
         self.spec = spec

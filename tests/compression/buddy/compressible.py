@@ -21,7 +21,7 @@ ENDLESS = MetadataCacheSpec(2**20, slices=1, ways=2**10, line=32, entries=64)
 
 
 def entries(size: int) -> int:
-    """How many entries a block of so many bytes has."""
+    """The number of entries of a block of that many bytes."""
     return -(-size // ENTRY)
 
 
@@ -42,13 +42,13 @@ def with_histograms(trace: Trace, histograms: Mapping[str, Sequence[int]], acces
 
 
 def all_of(size: int, trace: Trace) -> Trace:
-    """A trace of whose blocks every entry has this size."""
+    """A trace in which every entry has this size."""
     counts = {b.id: [entries(b.bytes) * (each == size) for each in SIZES] for b in trace.blocks if b.bytes}
     return with_histograms(trace, counts)
 
 
 def pattern(trace: Trace, counts: tuple[int, ...] = (0, 0, 0, 3, 0, 0, 0, 1)) -> Trace:
-    """Entries of every block in these shares, as nearly as they divide, the rest of them as small as any."""
+    """Entries of every block in these shares, rounded; the remaining entries have the smallest size."""
     result = {}
     for each in trace.blocks:
         if each.bytes:
@@ -59,12 +59,12 @@ def pattern(trace: Trace, counts: tuple[int, ...] = (0, 0, 0, 3, 0, 0, 0, 1)) ->
 
 
 def grown(trace: Trace, times: int = 64) -> Trace:
-    """With blocks so many times as large, so that a few bytes become a few entries."""
+    """The trace with blocks that many times as large, so that a few bytes become a few entries."""
     return replace(trace, blocks=tuple(replace(b, bytes=b.bytes * times) for b in trace.blocks))
 
 
 def buddy_spec(**changed: object) -> BuddySpec:
-    """Everything free but bytes: no waits, and no metadata that has to be read."""
+    """Only bytes take time: no latencies and no metadata reads."""
     plain = BuddySpec(None, 3, ENDLESS, decompression_ns=0, memory_latency_ns=0, in_flight=1)
     return replace(plain, **changed)  # type: ignore[arg-type]
 
@@ -75,7 +75,7 @@ def with_buddy(on: NodeSpec, dram: int = 10 * GB, **changed: object) -> NodeSpec
 
 
 def buddy_node(memory: int = 10**9, dram: int = 10 * GB, **changed: object) -> NodeSpec:
-    """Links of a byte a nanosecond, memory of ten."""
+    """A node with links of 1 byte/ns and memory of 10 bytes/ns."""
     return with_buddy(node(memory), dram, **changed)
 
 
@@ -95,7 +95,7 @@ def memory_of(graph: TaskGraph) -> CompressedMemory:
 
 @st.composite
 def histograms(draw: st.DrawFn, count: int) -> tuple[int, ...]:
-    """Entries by size; mostly small ones, so that many targets come up."""
+    """Random entries by size, mostly small, so that many targets occur."""
     if count > 16:
         weights = draw(st.lists(st.sampled_from([0, 0, 0, 1, 2, 5]), min_size=8, max_size=8).filter(any))
         shares = [count * weight // sum(weights) for weight in weights]
@@ -107,7 +107,7 @@ def histograms(draw: st.DrawFn, count: int) -> tuple[int, ...]:
 
 @st.composite
 def compressible(draw: st.DrawFn, traces: st.SearchStrategy[Trace], *, accesses: bool = True) -> Trace:
-    """A trace with histograms of most blocks at one or two epochs, and some kernels that access blocks otherwise."""
+    """A trace with histograms of most blocks at one or two epochs, and access patterns of some kernels."""
     trace = draw(traces)
     result: list[CompressedSize] = []
     for block in trace.blocks:

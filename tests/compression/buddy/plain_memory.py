@@ -1,4 +1,4 @@
-"""Compressed memory once more, entry by entry: every entry has its size, every access asks for some of its sectors.
+"""A plain reference of compressed memory, entry by entry: each has a size, each access requests some of its sectors.
 
 It shares no code with the real one. Bytes are whole or, where it is left open which sectors an access asks for, means
 over all the choices that it has, as fractions.
@@ -64,7 +64,7 @@ def lies(size: int, target: int) -> tuple[int, int]:
 
 
 def access(size: int, target: int, sectors: tuple[int, ...], *, write: bool, alone: bool) -> Bytes:
-    """One access to an entry for these of its sectors. alone: nobody else wants what shares its sector with others."""
+    """One access to these sectors of an entry. alone: no other access shares its device sectors."""
     requested = Fraction(SECTOR * len(sectors))
     if target == ENTRY:
         return Bytes(requested, requested)
@@ -94,7 +94,7 @@ def _of_device(near: int, target: int, *, alone: bool) -> int:
 
 
 def visit_in_transfer(size: int, sectors: tuple[int, ...], *, write: bool) -> Bytes:
-    """The same where only what passes between device memory and L2 is compressed."""
+    """The same if only transfers between device memory and L2 are compressed."""
     requested = Fraction(SECTOR * len(sectors))
     if size == ENTRY:
         return Bytes(requested, requested)
@@ -115,7 +115,7 @@ def walked(
     alone: bool,
     in_transfer: bool = False,
 ) -> Bytes:
-    """`accesses` accesses spread evenly over all entries, each for any `sectors` of the four, all choices alike."""
+    """`accesses` accesses spread evenly over all entries, each to `sectors` of the four, all choices equally likely."""
     choices = list(combinations(range(4), sectors))
     once = added(
         visit_in_transfer(size, choice, write=write)

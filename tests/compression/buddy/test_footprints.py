@@ -1,4 +1,4 @@
-"""Tasks in compressed memory: every byte of every entry is accounted for, and every kernel's time is counted again."""
+"""Tasks in compressed memory: bytes of entries and durations of kernels, compared with plain counts."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ def counted(trace: Trace, block_id: str, epoch: int = 0) -> tuple[int, ...] | No
 
 
 def sizes_in(trace: Trace, block_id: str, size: int, epoch: int = 0) -> list[int]:
-    """The size of every entry of a block; of what nobody knows, none compresses."""
+    """The size of every entry of a block; unknown entries do not compress."""
     counts = counted(trace, block_id, epoch)
     return [128] * entries(size) if counts is None else entries_of(counts)
 
@@ -61,7 +61,7 @@ def sizes_in(trace: Trace, block_id: str, size: int, epoch: int = 0) -> list[int
 
 @many
 @given(st.data(), st.sampled_from([0, 1, 5]))
-def test_device_and_buddy_memory_together_hold_every_entry_exactly(data: st.DataObject, epoch: int):
+def test_device_and_buddy_bytes_add_up_to_the_stored_entries(data: st.DataObject, epoch: int):
     created = data.draw(compressible(traces()))
     graph = task_graph(created, data.draw(buddy_nodes()), epoch)
     memory = memory_of(graph)
@@ -88,7 +88,7 @@ def test_device_and_buddy_memory_together_hold_every_entry_exactly(data: st.Data
     ],
 )
 def test_an_allocation_gets_the_smallest_target_with_acceptable_overflow(counts: tuple[int, ...], target: int):
-    """Threshold 30%: three of these ten entries may be larger. Raw data next to it keep the whole ratio below 4."""
+    """Threshold 30%: three of these ten entries may be larger. Uncompressed data keep the total ratio below 4."""
     created = with_histograms(
         trace([kernel("k", 9, "x raw", "y")], [held("x", 1280), held("raw", 9600), block("y", 4)]),
         {"x": counts, "raw": (0,) * 7 + (75,)},
@@ -121,7 +121,7 @@ def test_targets_consider_all_epochs_of_a_trace(data: st.DataObject):
 
 
 def test_no_compressed_block_is_larger_than_its_bytes():
-    """A scalar is smaller than the least part of an entry."""
+    """A scalar is smaller than the smallest part of an entry."""
     created = all_of(8, trace([kernel("k", 9, "s t", "")], [held("s", 4), held("t", 130)]))
     assert task_graph(created, buddy_node(mostly_zero=False)).sizes == (4, 64)
     assert task_graph(created, buddy_node(mostly_zero=False, threshold=0.0)).sizes == (4, 64)
@@ -130,7 +130,7 @@ def test_no_compressed_block_is_larger_than_its_bytes():
 @many
 @given(st.data(), st.floats(0, 1), st.floats(0, 1))
 def test_a_larger_threshold_never_takes_more_device_memory(data: st.DataObject, one: float, other: float):
-    """Without the zero case, which the cap on the whole program's ratio may take from one allocation for another."""
+    """Without the zero case, which the cap on the program's ratio may move from one allocation to another."""
     created = data.draw(compressible(traces()))
     nodes = [buddy_node(threshold=each, mostly_zero=False) for each in sorted((one, other))]
     taken = [sum(task_graph(created, each).sizes) for each in (without_buddy(nodes[0]), *nodes)]
@@ -139,7 +139,7 @@ def test_a_larger_threshold_never_takes_more_device_memory(data: st.DataObject, 
 
 @many
 @given(st.data())
-def test_incompressible_tasks_equal_those_without_compressed_memory(data: st.DataObject):
+def test_incompressible_tasks_equal_tasks_without_compressed_memory(data: st.DataObject):
     created = data.draw(traces())
     node = data.draw(buddy_nodes(threshold=0.0))
     for same in (created, all_of(128, created)):
@@ -151,7 +151,7 @@ def test_incompressible_tasks_equal_those_without_compressed_memory(data: st.Dat
 
 
 def test_blocks_without_sizes_overflow_under_a_single_target():
-    """The naive choice puts them at the ratio of the others; their entries do not compress to it."""
+    """A single target applies to them too; their entries do not compress to it."""
     created = with_histograms(
         trace([kernel("k", 10**6, "known unknown", "")], [held("known", 128 * 90), held("unknown", 1280)]),
         {"known": (0, 0, 0, 90, 0, 0, 0, 0)},
@@ -167,7 +167,7 @@ def test_blocks_without_sizes_overflow_under_a_single_target():
 
 
 def half_duplex_ns(read: Fraction, written: Fraction, both: int) -> int:
-    """Nanoseconds until both have passed a half-duplex link, counted one by one; while both move, each has half."""
+    """Nanoseconds until both have passed a half-duplex link, counted one by one; together each has half the rate."""
     left = [read * GB, written * GB]
     passed = 0
     while moving := [way for way in (0, 1) if left[way] > 0]:
@@ -178,7 +178,7 @@ def half_duplex_ns(read: Fraction, written: Fraction, both: int) -> int:
 
 
 def expected_ns(built: Trace, node: NodeSpec, memory: CompressedMemory, k: Kernel, epoch: int) -> tuple[int, int]:
-    """Time on the device, and with the link alone, counted entry by entry; metadata are always in their cache."""
+    """Device time and link time, counted entry by entry; metadata always hit their cache."""
     buddy = buddy_of(node)
     in_transfer = buddy.mode is BuddyMode.BANDWIDTH_ONLY
     blocks_with_sizes = {(a.block, a.write): a for a in built.accesses if a.kernel == k.id}
@@ -225,7 +225,7 @@ def expected_ns(built: Trace, node: NodeSpec, memory: CompressedMemory, k: Kerne
 
 @many
 @given(st.data(), st.sampled_from([0, 1, 5]))
-def test_every_kernel_takes_what_its_visits_take_one_by_one(data: st.DataObject, epoch: int):
+def test_kernel_durations_equal_a_count_visit_by_visit(data: st.DataObject, epoch: int):
     created = data.draw(compressible(traces()))
     known_bytes = data.draw(st.lists(st.none() | st.integers(0, 5000), min_size=10, max_size=10))
     kernels = [replace(k, dram_bytes=known_bytes[n]) for n, k in enumerate(created.kernels)]
@@ -238,8 +238,8 @@ def test_every_kernel_takes_what_its_visits_take_one_by_one(data: st.DataObject,
         assert (memory.device_ns[n], graph.durations[n]) == expected_ns(created, node, memory, k, epoch)
 
 
-def test_metadata_that_miss_cost_memory_their_bytes():
-    """Two blocks of a line each in a cache of one line: each access in turn misses, and what was written goes back."""
+def test_metadata_cache_misses_cost_memory_bandwidth():
+    """Two blocks of a line each in a cache of one line: every access misses, and changed lines are written back."""
     one_line = MetadataCacheSpec(32, slices=1, ways=1, line=32, entries=64)
     created = with_histograms(
         trace([kernel("k", 10**6, "x", "y")], [held("x", 128 * 60), block("y", 128 * 60)]),
@@ -253,7 +253,7 @@ def test_metadata_that_miss_cost_memory_their_bytes():
     assert memory.demands[0].compressed_ns == ceil(Fraction(2 * 60 * 64 + 3 * 32, 10))
 
 
-def test_raw_blocks_have_no_metadata():
+def test_uncompressed_blocks_have_no_metadata():
     created = with_histograms(
         trace([kernel("k", 10**6, "x", "y")], [held("x", 128 * 60), block("y", 128 * 60)]),
         {"x": (0, 0, 0, 0, 60, 0, 0, 0), "y": (0, 0, 0, 0, 0, 0, 0, 60)},
@@ -276,7 +276,7 @@ def test_workspaces_have_the_given_target_and_no_walks():
 
 
 @pytest.mark.parametrize("overlap", [0.0, 0.25, 1.0])
-def test_bytes_pass_the_link_at_the_end_of_a_kernel_and_what_is_hidden_there_costs_nothing(overlap: float):
+def test_overlapped_link_bytes_cost_no_time(overlap: float):
     """2560 B at half: 1280 from memory (128 ns at 10 B/ns), 1280 over the link (1280 ns), of 1000 ns in all."""
     created = with_histograms(trace([kernel("k", 1000, "x", "")], [held("x", 2560)]), {"x": (0, 0, 0, 0, 14, 0, 0, 6)})
     graph = task_graph(created, buddy_node(overlap=overlap))
@@ -331,7 +331,7 @@ def test_bandwidth_only_compression_saves_no_capacity_and_uses_no_link(data: st.
     assert (memory_of(graph).accesses, sum(memory_of(graph).carved), sum(memory_of(graph).overflow)) == (0, 0, 0)
 
 
-def test_the_decompression_latency_slows_what_waits():
+def test_the_decompression_latency_slows_latency_bound_kernels():
     """Lulesh: regular access, slowed by the latency (section 4.2). One entry in flight, each 100 ns away."""
     created = reading(4, AccessOrder.SEQUENTIAL)
     for wait, slower in ((0, 1.0), (11, 1.11), (100, 2.0)):
@@ -344,7 +344,7 @@ def test_the_decompression_latency_slows_what_waits():
 
 @many
 @given(st.data())
-def test_a_compressed_graph_is_compressed_anew_not_twice(data: st.DataObject):
+def test_applying_compression_again_changes_nothing(data: st.DataObject):
     graph = task_graph(data.draw(compressible(traces())), data.draw(buddy_nodes()))
     assert graph.compression is not None
     again = graph.compression.apply(graph)
@@ -376,6 +376,6 @@ def test_impossible_entry_sizes_are_reported_together():
     ]
 
 
-def test_rows_of_other_codecs_are_no_histograms_of_entries():
+def test_rows_of_other_codecs_are_not_entry_histograms():
     created = replace(chain([5], [7], [256]), compressibility=(CompressedSize("x1", 0, "zvc", "plain", 256, 100, 1),))
     assert task_graph(created, buddy_node()).sizes == task_graph(created, without_buddy(buddy_node())).sizes

@@ -1,4 +1,4 @@
-"""The metadata cache keeps what was used last, in the sets that its hash says, and writes back what it changed."""
+"""The metadata cache: LRU replacement, hashed sets, and write-back of changed lines."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def reads(count: int) -> np.ndarray:
 
 @many
 @given(spec=specs, streams=st.lists(stream, max_size=3))
-def test_counts_are_those_of_the_plain_reference_from_call_to_call(
+def test_counts_equal_the_plain_reference_over_several_calls(
     spec: MetadataCacheSpec, streams: list[list[tuple[int, bool, int]]]
 ):
     reference = Reference(spec)
@@ -40,7 +40,7 @@ def test_counts_are_those_of_the_plain_reference_from_call_to_call(
 
 @many
 @given(spec=specs, lines=st.lists(line, max_size=200))
-def test_a_visit_misses_where_as_many_other_lines_of_its_set_as_it_has_ways_came_since_the_last(
+def test_an_access_misses_if_its_set_saw_as_many_other_lines_as_ways_since_the_last(
     spec: MetadataCacheSpec, lines: list[int]
 ):
     misses = 0
@@ -58,7 +58,7 @@ def test_a_visit_misses_where_as_many_other_lines_of_its_set_as_it_has_ways_came
 
 @many
 @given(spec=specs, entries=st.lists(st.integers(0, 300), max_size=100))
-def test_an_entry_is_looked_up_in_the_line_with_its_metadata(spec: MetadataCacheSpec, entries: list[int]):
+def test_each_entry_maps_to_the_line_with_its_metadata(spec: MetadataCacheSpec, entries: list[int]):
     by_entry = MetadataCache(spec).access_entries(np.array(entries, np.int64), reads(len(entries)))
     by_line = MetadataCache(spec).access(
         np.array([entry // spec.entries for entry in entries], np.int64), reads(len(entries))
@@ -68,14 +68,14 @@ def test_an_entry_is_looked_up_in_the_line_with_its_metadata(spec: MetadataCache
 
 @many
 @given(spec=specs, lines=st.lists(line, max_size=50))
-def test_slice_and_set_are_as_documented(spec: MetadataCacheSpec, lines: list[int]):
+def test_slice_and_set_follow_the_documented_hash(spec: MetadataCacheSpec, lines: list[int]):
     expected = [slice_ * spec.sets + set_ for slice_, set_ in (place(line, spec) for line in lines)]
     assert sets_of(np.array(lines, np.int64), spec).tolist() == expected
 
 
 @pytest.mark.parametrize("slices", [1, 3, 8, 12, 32, 80, 96])
 @pytest.mark.parametrize("first", [0, 7])
-def test_neighbours_from_line_0_are_in_slices_of_their_own(slices: int, first: int):
+def test_neighbouring_lines_are_in_different_slices(slices: int, first: int):
     lines = np.arange(first * slices, (first + 1) * slices)
     one_set = spec(sets=1, slices=slices)
     assert sorted(sets_of(lines, one_set).tolist()) == list(range(slices))
@@ -87,36 +87,36 @@ def test_a_stride_of_a_power_of_two_uses_all_slices_of_the_papers_cache(shift: i
 
 
 class TestClosedForms:
-    def test_a_sequential_walk_misses_once_a_line(self):
+    def test_a_sequential_walk_misses_once_per_line(self):
         cache = MetadataCache(PAPERS)
         assert cache.access_entries(np.arange(64 * 1000), reads(64 * 1000)) == CacheCounts(63_000, 1000, 0)
 
-    def test_metadata_that_fits_into_the_cache_misses_only_once(self):
+    def test_lines_that_fit_miss_only_once(self):
         lines = PAPERS.total // PAPERS.line
         cache = MetadataCache(PAPERS)
         assert cache.access(np.arange(lines), ~reads(lines)) == CacheCounts(0, lines, 0)
         assert cache.access(np.arange(lines), reads(lines)) == CacheCounts(lines, 0, 0)
 
     @pytest.mark.parametrize("ways", [1, 2, 4])
-    def test_a_line_more_than_a_set_has_ways_in_turn_never_hits(self, ways: int):
+    def test_cycling_through_more_lines_than_ways_never_hits(self, ways: int):
         cache = MetadataCache(spec(sets=8, ways=ways))
         lines = np.tile(np.arange(ways + 1) * 8, 5)
         assert cache.access(lines, reads(lines.size)) == CacheCounts(0, lines.size, 0)
 
-    def test_a_changed_line_is_written_back_once_however_often_it_was_changed(self):
+    def test_a_line_changed_several_times_is_written_back_once(self):
         cache = MetadataCache(spec(ways=1))
         assert cache.access(np.array([0, 0, 0, 1, 0]), np.array([True, True, False, False, False])) == CacheCounts(
             2, 3, 1
         )
 
-    def test_a_read_does_not_unmake_a_change(self):
+    def test_a_read_does_not_clear_the_dirty_state(self):
         cache = MetadataCache(spec(ways=2))
         assert cache.access(np.array([0, 1, 0, 2, 3]), np.array([True, False, False, False, False])) == CacheCounts(
             1, 4, 1
         )
 
 
-def test_numba_is_loaded_by_the_first_visits_alone():
+def test_numba_is_imported_only_by_the_first_access():
     code = "import sys, simgpu.compression.buddy.streams; print('numba' in sys.modules)"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "False"

@@ -1,4 +1,4 @@
-"""Which files are allocations and snapshots, what is read of them, and what is said of those that are neither."""
+"""Which files are allocations and snapshots, how they are read, and errors for other files."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def save(path: Path, array: Any) -> Path:
 
 
 def histograms_of(snapshots: Snapshots) -> dict[str, dict[str, tuple[int, ...]]]:
-    """By snapshot and allocation, how many entries had each size."""
+    """The number of entries of each size by snapshot and allocation."""
     return {
         label: {each.name: each.snapshots[0] for each in snapshots.in_snapshot(number).values()}
         for number, label in enumerate(snapshots.labels)
@@ -56,7 +56,7 @@ def problems(*paths: Path) -> list[str]:
 # --- arrays in memory ---------------------------------------------------------------------------------------
 
 
-def test_each_mapping_is_a_snapshot_and_allocations_come_and_go() -> None:
+def test_each_mapping_is_a_snapshot_and_allocations_may_differ() -> None:
     result = take_snapshots([{"a": ZEROS}, {"a": COUNT, "b": NOISE}])
     assert histograms_of(result) == {"1": {"a": sizes(ZEROS)}, "2": {"a": sizes(COUNT), "b": sizes(NOISE)}}
     assert (result.bytes, result.entries) == (2560, 20)
@@ -65,27 +65,27 @@ def test_each_mapping_is_a_snapshot_and_allocations_come_and_go() -> None:
 
 @pytest.mark.parametrize("dtype", ["f8", "f4", "f2", "i1", ">i4", "c16", "?", "S3", "U2", [("x", "f4"), ("id", "i2")]])
 @pytest.mark.parametrize("elements", [1, 31, 32, 1000])
-def test_any_dtype_is_taken_as_its_bytes_lie(dtype: Any, elements: int) -> None:
+def test_every_dtype_is_read_as_its_bytes(dtype: Any, elements: int) -> None:
     raw = np.random.default_rng(1).integers(0, 3, elements * np.dtype(dtype).itemsize, dtype=np.uint8)
     array = raw.view(dtype)
     assert classes_of(array).tolist() == size_classes(raw).tolist()
     assert len(classes_of(array)) == -(-array.nbytes // 128)
 
 
-def test_the_bytes_of_an_array_in_columns_are_taken_in_the_order_they_lie() -> None:
+def test_a_column_major_array_is_read_in_memory_order() -> None:
     array = np.repeat(NOISE[:64, np.newaxis], 64, axis=1)  # a row compresses, a column does not
     assert classes_of(np.asfortranarray(array)).tolist() == classes_of(np.ascontiguousarray(array.T)).tolist()
     assert classes_of(np.asfortranarray(array)).tolist() != classes_of(array).tolist()
 
 
-def test_large_arrays_go_piece_by_piece(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_large_arrays_are_read_in_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
     array = np.concatenate([NOISE, ZEROS.view(np.int32), COUNT])[:957]
     full = classes_of(array)
     monkeypatch.setattr(module, "_CHUNK", 3 * 128)
     assert classes_of(array).tolist() == full.tolist()
 
 
-def test_values_that_are_no_arrays_are_reported_together() -> None:
+def test_values_that_are_not_arrays_are_reported_together() -> None:
     with pytest.raises(InputError) as caught:
         take_snapshots([{"a": "text", "b": np.array([{}])}, {"c": np.empty((0, 4)), "d": ZEROS}])
     assert [str(problem) for problem in caught.value.problems] == [
@@ -95,7 +95,7 @@ def test_values_that_are_no_arrays_are_reported_together() -> None:
     ]
 
 
-def test_an_allocation_that_changes_its_size_is_named() -> None:
+def test_an_allocation_of_changing_size_is_reported() -> None:
     with pytest.raises(InputError) as caught:
         take_snapshots([{"a": ZEROS, "b": ZEROS}, {"a": ZEROS[:1], "b": ZEROS}, {"b": ZEROS[:2]}])
     assert [problem.place for problem in caught.value.problems] == ["allocation a", "allocation b"]
@@ -103,7 +103,7 @@ def test_an_allocation_that_changes_its_size_is_named() -> None:
 
 
 @pytest.mark.parametrize("nothing", [[], [{}], [{}, {}]])
-def test_no_allocation_at_all_is_an_error(nothing: Any) -> None:
+def test_a_program_without_allocations_is_an_error(nothing: Any) -> None:
     with pytest.raises(InputError, match="no snapshots of any allocation"):
         take_snapshots(nothing)
 
@@ -111,7 +111,7 @@ def test_no_allocation_at_all_is_an_error(nothing: Any) -> None:
 # --- files --------------------------------------------------------------------------------------------------
 
 
-def test_files_of_other_names_are_allocations_and_of_the_same_name_snapshots(tmp_path: Path) -> None:
+def test_files_with_different_names_are_allocations_and_with_equal_names_snapshots(tmp_path: Path) -> None:
     early_a, early_b = save(tmp_path / "early/a.npy", ZEROS), save(tmp_path / "early/b.npy", COUNT)
     late_a, late_b = save(tmp_path / "late/a.npy", NOISE), save(tmp_path / "late/b.npy", COUNT)
     expected = {"1": {"a": sizes(ZEROS), "b": sizes(COUNT)}, "2": {"a": sizes(NOISE), "b": sizes(COUNT)}}
@@ -128,7 +128,7 @@ def test_a_folder_of_files_is_one_snapshot(tmp_path: Path) -> None:
     assert [each.name for each in result.allocations] == ["a", "b9", "b10"]
 
 
-def test_a_folder_of_folders_is_a_snapshot_each_in_the_order_people_expect(tmp_path: Path) -> None:
+def test_folders_in_a_folder_are_snapshots_in_natural_order(tmp_path: Path) -> None:
     for epoch in (10, 9, 0):
         save(tmp_path / "run" / f"epoch-{epoch}" / "w.npy", COUNT)
     save(tmp_path / "run/epoch-9/grad.npy", ZEROS)
@@ -142,12 +142,12 @@ def test_a_folder_of_folders_is_a_snapshot_each_in_the_order_people_expect(tmp_p
     assert result.name == "run"
 
 
-def test_folders_given_one_by_one_are_snapshots_in_that_order(tmp_path: Path) -> None:
+def test_folders_on_the_command_line_are_snapshots_in_that_order(tmp_path: Path) -> None:
     late, early = save(tmp_path / "1/w.npy", COUNT).parent, save(tmp_path / "2/w.npy", ZEROS).parent
     assert histograms_of(read_snapshots([early, late])) == {"2": {"w": sizes(ZEROS)}, "1": {"w": sizes(COUNT)}}
 
 
-def test_an_archive_is_a_snapshot_and_joins_one_that_has_none_of_its_allocations(tmp_path: Path) -> None:
+def test_an_archive_is_a_snapshot_or_extends_one_without_its_allocations(tmp_path: Path) -> None:
     np.savez(tmp_path / "weights.npz", w=COUNT)
     np.savez_compressed(tmp_path / "maps.npz", **{"layer1/out": ZEROS, "scalar": np.float64(3)})
     np.savez(tmp_path / "later.npz", w=NOISE)
@@ -156,7 +156,7 @@ def test_an_archive_is_a_snapshot_and_joins_one_that_has_none_of_its_allocations
     assert histograms_of(result) == {"weights": together, "later": {"w": sizes(NOISE)}}
 
 
-def test_files_without_the_usual_ending_are_known_by_what_is_in_them(tmp_path: Path) -> None:
+def test_files_with_other_suffixes_are_recognized_by_their_content(tmp_path: Path) -> None:
     save(tmp_path / "a.npy", COUNT).rename(tmp_path / "dump.bin")
     assert histograms_of(read_snapshots([tmp_path / "dump.bin"])) == {"1": {"dump": sizes(COUNT)}}
 
@@ -198,7 +198,7 @@ def test_all_problems_of_files_are_reported_together(tmp_path: Path) -> None:
     ]
 
 
-def test_python_objects_and_foreign_members_of_an_archive_are_reported(tmp_path: Path) -> None:
+def test_python_objects_and_foreign_members_in_an_archive_are_reported(tmp_path: Path) -> None:
     np.savez(tmp_path / "objects.npz", fine=COUNT, objects=np.array([{}], object))
     assert problems(tmp_path / "objects.npz")[0].startswith(
         f"{tmp_path / 'objects.npz'}: objects: holds Python objects"
@@ -224,7 +224,7 @@ def test_a_folder_for_a_snapshot_without_arrays_is_refused(tmp_path: Path) -> No
 
 @settings(deadline=None, max_examples=25)
 @given(data=st.data())
-def test_damaged_archives_end_in_a_plain_error(data: st.DataObject, tmp_path_factory: pytest.TempPathFactory) -> None:
+def test_damaged_archives_are_reported(data: st.DataObject, tmp_path_factory: pytest.TempPathFactory) -> None:
     path = tmp_path_factory.mktemp("damaged") / "a.npz"
     np.savez_compressed(path, a=NOISE, b=COUNT)
     raw = bytearray(path.read_bytes())
@@ -244,7 +244,7 @@ def test_damaged_archives_end_in_a_plain_error(data: st.DataObject, tmp_path_fac
 
 @st.composite
 def programs(draw: st.DrawFn) -> Snapshots:
-    """Allocations of some bytes that come and go, each entry of any class."""
+    """Random programs: allocations that exist in some snapshots, with entries of any size class."""
     names = draw(
         st.lists(
             st.text(st.characters(codec="utf-8", exclude_characters="\0"), min_size=1),
@@ -267,7 +267,7 @@ def programs(draw: st.DrawFn) -> Snapshots:
 
 @settings(deadline=None, max_examples=25)
 @given(program=programs())
-def test_stored_entries_come_back_as_they_were(program: Snapshots, tmp_path_factory: pytest.TempPathFactory) -> None:
+def test_stored_entries_round_trip(program: Snapshots, tmp_path_factory: pytest.TempPathFactory) -> None:
     file = tmp_path_factory.mktemp("stored") / "kept.npz"
     save_entries(program, file)
     for result in (load_entries(file), read_snapshots([file])):
@@ -279,7 +279,7 @@ def test_stored_entries_come_back_as_they_were(program: Snapshots, tmp_path_fact
             assert [row.tolist() for row in each.classes] == [row.tolist() for row in before.classes]
 
 
-def test_stored_entries_are_the_same_bytes_whenever_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_stored_entries_are_reproducible(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     program = take_snapshots([{"a": COUNT, "b": NOISE}])
     save_entries(program, tmp_path / "one.npz")
     monkeypatch.setattr("time.time", lambda: 2e9)
@@ -295,14 +295,14 @@ def test_stored_entries_are_small(tmp_path: Path) -> None:
     assert (tmp_path / "entries.npz").stat().st_size < 2**20 * 8 / 1000
 
 
-def test_a_folder_with_stored_entries_is_those(tmp_path: Path) -> None:
+def test_a_folder_with_stored_entries_is_read_as_these(tmp_path: Path) -> None:
     (tmp_path / "recording").mkdir()
     save_entries(take_snapshots([{"a": COUNT}]), tmp_path / "recording/entries.npz")
     result = read_snapshots([tmp_path / "recording"])
     assert (result.name, histograms_of(result)) == ("recording", {"1": {"a": sizes(COUNT)}})
 
 
-def test_files_with_all_snapshots_of_a_program_are_profiled_alone(tmp_path: Path) -> None:
+def test_a_file_with_all_snapshots_cannot_be_combined_with_others(tmp_path: Path) -> None:
     save_entries(take_snapshots([{"a": COUNT}]), tmp_path / "entries.npz")
     fine = save(tmp_path / "b/b.npy", COUNT)
     assert [
@@ -324,7 +324,7 @@ BROKEN = {
 
 
 @pytest.mark.parametrize("name", BROKEN)
-def test_stored_entries_that_do_not_fit_together_are_refused(name: str, tmp_path: Path) -> None:
+def test_inconsistent_stored_entries_are_refused(name: str, tmp_path: Path) -> None:
     file = tmp_path / "entries.npz"
     save_entries(take_snapshots([{"a": COUNT}]), file)
     with np.load(file) as archive:
@@ -373,7 +373,7 @@ def test_the_epochs_of_a_trace_are_snapshots_of_its_blocks(tmp_path: Path) -> No
     assert all(each.classes is None for each in result.observed)
 
 
-def test_blocks_of_which_nothing_is_recorded_are_counted() -> None:
+def test_blocks_without_recorded_sizes_are_counted() -> None:
     result = trace_snapshots(traced(*ROWS[:2]))
     assert result.notes == ("1 of the trace's 5 blocks are not measured (128 B)",)
     assert trace_allocations(traced(*ROWS[:2]))[1].snapshots == ()
@@ -389,7 +389,7 @@ def test_entries_stored_with_a_trace_give_their_positions(tmp_path: Path) -> Non
     assert result.about == traced().info.provenance
 
 
-def test_entries_of_other_blocks_than_the_trace_has_are_refused(tmp_path: Path) -> None:
+def test_entries_of_unknown_blocks_are_refused(tmp_path: Path) -> None:
     write_trace(traced(*ROWS), tmp_path / "recorded")
     save_entries(take_snapshots([{"x1": COUNT, "y": COUNT}]), tmp_path / "recorded/entries.npz")
     file = tmp_path / "recorded/entries.npz"
@@ -405,7 +405,7 @@ def test_a_trace_without_entry_sizes_is_refused_with_the_reason(tmp_path: Path) 
     assert line.startswith(f"{tmp_path / 'recorded/compressibility.csv'}: has no sizes of memory-")
 
 
-def test_rows_that_are_no_entry_histograms_are_reported_together() -> None:
+def test_invalid_entry_histograms_are_reported_together() -> None:
     with pytest.raises(InputError) as caught:
         trace_histograms(traced(("x1", 0, 40, 3), ("x2", 1, 127, 1)))
     assert [problem.what for problem in caught.value.problems] == [

@@ -1,4 +1,4 @@
-"""Walks of kernels through blocks become accesses to the metadata cache, tile by tile, and nothing is lost by it."""
+"""Walks of kernels become metadata cache accesses, tile by tile, with the same counts as entry by entry."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ def random(entries: int, accesses: int, seed: int = 0, write: bool = False) -> E
 
 
 def entries_accessed(walk: EntryAccesses) -> list[int]:
-    """Entry by entry, from what the orders mean."""
+    """The accessed entries, by the definition of the orders."""
     if walk.order is RANDOM:
         drawn = np.random.Philox(key=walk.seed).random_raw(walk.accesses).tolist()
         return [walk.first_entry + number % walk.entries for number in drawn]
@@ -71,7 +71,7 @@ def entries_accessed(walk: EntryAccesses) -> list[int]:
 
 
 def tiles_visited(walk: EntryAccesses, entries_per_line: int) -> list[list[int]]:
-    """Visits that come one right after the other, whatever else the kernel does."""
+    """The tiles of a walk: visits that other walks do not interrupt."""
     tiles: list[list[int]] = []
     for entry in entries_accessed(walk):
         same = walk.order is SEQUENTIAL and tiles and tiles[-1][-1] // entries_per_line == entry // entries_per_line
@@ -97,7 +97,7 @@ def interleaved(walks: list[EntryAccesses], entries_per_line: int) -> list[tuple
 class TestOrder:
     @many
     @given(walks=st.lists(walks, max_size=4), entries_per_line=st.integers(1, 9))
-    def test_tiles_come_in_proportion(self, walks: list[EntryAccesses], entries_per_line: int):
+    def test_tiles_are_interleaved_in_proportion(self, walks: list[EntryAccesses], entries_per_line: int):
         stream = stream_of(walks, entries_per_line)
         expected = interleaved(walks, entries_per_line)
         assert stream.lines.tolist() == [tile[0] // entries_per_line for _, tile in expected]
@@ -121,7 +121,7 @@ class TestOrder:
                 expected.append(Counts(len(accesses), result.misses, result.written_back))
         assert misses_of(kernels, spec) == expected
 
-    def test_a_strided_walk_visits_all_entries_before_it_repeats(self):
+    def test_a_strided_walk_visits_all_entries_before_repeating(self):
         walk = EntryAccesses(100, 10, False, STRIDED, 1, accesses=23, stride=4)
         once = [100, 104, 108, 101, 105, 109, 102, 106, 103, 107]
         assert stream_of([walk], 1).lines.tolist() == [*once, *once, *once[:3]]
@@ -135,11 +135,11 @@ class TestOrder:
             *range(100, 107),
         ]
 
-    def test_a_line_is_come_to_once_by_what_begins_in_its_middle(self):
+    def test_a_walk_from_the_middle_of_a_line_accesses_each_line_visit_once(self):
         walk = EntryAccesses(64, 256, False, SEQUENTIAL, 4, accesses=256, begin=100)
         assert stream_of([walk], 64).lines.tolist() == [2, 3, 4, 1, 2]
 
-    def test_no_walks_are_no_visits(self):
+    def test_a_kernel_without_walks_has_no_accesses(self):
         assert stream_of([], 64).lines.tolist() == []
         assert stream_of([sequential(10, accesses=0)], 64).lines.tolist() == []
         assert misses_of([[]], PAPERS) == [Counts(0, 0, 0)]
@@ -147,16 +147,16 @@ class TestOrder:
 
 
 class TestRandomWalks:
-    def test_draw_the_same_entries_everywhere(self):
+    def test_random_walks_are_the_same_on_every_machine(self):
         drawn = stream_of([random(10**6, 4, seed_of("spmv", "x"))], 1).lines.tolist()
         assert drawn == [375654, 794933, 71128, 443640]
 
-    def test_of_other_kernels_and_blocks_are_others(self):
+    def test_random_walks_differ_between_kernels_and_blocks(self):
         seeds = {seed_of(kernel, block) for kernel in ("k", "kb", "l") for block in ("b", "bb", "c", "")}
         assert len(seeds) == 12
 
-    def test_hit_as_often_as_a_set_holds_its_lines(self):
-        """Of n lines in a set all are as likely to be among the last used, so an access hits in `ways` of n cases."""
+    def test_random_walks_hit_in_proportion_to_the_ways(self):
+        """All n lines of a set are equally likely to be among the last used, so `ways` of n accesses hit."""
         cache, lines, accesses = spec(sets=4, ways=4, slices=4), 16 * 10, 100_000
         [counts] = misses_of([[random(64 * lines, accesses)]], cache)
         expected, deviation = 4 / 10, sqrt(0.4 * 0.6 / accesses)
@@ -187,17 +187,17 @@ class TestSample:
             assert sample.lines.size == accesses
 
     @pytest.mark.usefixtures("short")
-    def test_is_never_of_a_sequential_walk(self):
+    def test_a_sequential_walk_is_never_sampled(self):
         assert stream_of([sequential(100)], 1).lines.tolist() == list(range(100))
 
     @pytest.mark.usefixtures("short")
-    def test_scales_what_misses_and_what_is_written_back(self):
-        """Entries a line and more apart in a block far larger than the cache: no access hits, each line is written."""
+    def test_a_sample_scales_misses_and_write_backs(self):
+        """Entries at least a line apart in a block much larger than the cache: no access hits, each line is written."""
         [counts] = misses_of([[EntryAccesses(0, 64 * 1000, True, STRIDED, 1, accesses=700, stride=64)]], spec(ways=2))
         assert counts == Counts(700, 700, 700)
 
-    def test_does_not_multiply_what_a_cache_lacks_at_first(self):
-        """Other kernels have filled the cache. A block that fits misses once for each line, however long the walk."""
+    def test_a_sample_does_not_scale_cold_misses(self):
+        """Other kernels have filled the cache. A block that fits misses once per line, however long the walk."""
         lines, accesses = PAPERS.total // PAPERS.line, 10**8
         other = sequential(64 * lines, first=64 * lines)
         _, counts = misses_of([[other], [random(64 * 100, accesses)]], PAPERS)
@@ -205,8 +205,8 @@ class TestSample:
 
 
 class TestClosedForms:
-    def test_streaming_accesses_miss_once_per_line_and_write_back_each_changed_line(self):
-        """In a steady state as many changed lines leave the cache as are changed, some of them in a later kernel."""
+    def test_a_streaming_walk_misses_once_per_line_and_writes_back_each_changed_line(self):
+        """In the steady state every changed line is evicted once, some in a later kernel."""
         copy = [sequential(640_000), sequential(640_000, first=640_000, write=True)]
         look = [sequential(640_000)]
         copied, looked = misses_of([copy, look], PAPERS)
@@ -214,17 +214,17 @@ class TestClosedForms:
         assert copied.written_back + looked.written_back == 10_000
         assert copied.hit_rate == 63 / 64
 
-    def test_blocks_whose_metadata_fits_into_the_cache_miss_only_once(self):
+    def test_lines_that_fit_miss_only_once(self):
         entries = PAPERS.entries * PAPERS.total // PAPERS.line
         assert misses_of([[sequential(entries, write=True)]] * 2, PAPERS) == [Counts(entries, 0, 0)] * 2
 
-    def test_a_kernel_finds_what_the_one_before_it_left(self):
-        """The second half of a block that is twice the cache is there for whoever begins with it."""
+    def test_a_kernel_hits_lines_left_by_the_previous_kernel(self):
+        """The second half of a block twice as large as the cache is cached for a kernel that starts with it."""
         half = PAPERS.entries * PAPERS.total // PAPERS.line
         full, again = misses_of([[sequential(2 * half)], [sequential(half, first=half)]], PAPERS)
         assert (full.misses, again.misses) == (2 * half // 64, 0)
 
-    def test_a_block_modified_in_place_is_read_once(self):
+    def test_a_block_changed_in_place_is_read_once(self):
         [counts] = misses_of([[sequential(640_000), sequential(640_000, write=True)]], PAPERS)
         assert counts == Counts(1_280_000, 10_000, 10_000)
 
@@ -247,7 +247,7 @@ class TestSizes:
         assert list(rates) == sorted(rates)
         assert 0 <= rates[0] <= rates[-1] <= 1
 
-    def test_each_size_is_a_cache_of_its_own(self):
+    def test_each_cache_size_is_simulated_separately(self):
         kernels = [[sequential(640_000), random(640_000, 10_000)], [random(200_000, 5000, write=True)]]
         sizes = [2**shift for shift in range(12, 20)]
         together = hit_rates(kernels, PAPERS, sizes)
@@ -257,7 +257,7 @@ class TestSizes:
             assert hit_rates(kernels, PAPERS, [size]) == (rate,)
         assert hit_rates(kernels, PAPERS, []) == ()
 
-    def test_sizes_that_are_no_multiple_of_a_set_are_refused_together(self):
+    def test_cache_sizes_that_are_not_multiples_of_a_set_are_reported_together(self):
         with pytest.raises(InputError) as refused:
             hit_rates([[sequential(64)]], PAPERS, [0, 4096, 5000, 65536])
         assert refused.value.lines() == [
@@ -284,7 +284,7 @@ class TestTraces:
     )
     TRACE = Trace(TraceInfo("tiny", 1, "hand", "float32", Origin.MODELLED, "test"), KERNELS, BLOCKS, accesses=ACCESSES)
 
-    def test_blocks_have_lines_of_their_own(self):
+    def test_blocks_do_not_share_metadata_lines(self):
         assert side_by_side(self.BLOCKS, PAPERS) == {"x": 0, "none": 128, "w": 128, "y": 192}
 
     def test_a_block_without_an_access_pattern_is_walked_once(self):
@@ -300,7 +300,7 @@ class TestTraces:
             EntryAccesses(192, 3, True, STRIDED, 2, accesses=2, stride=2, begin=1),
         )
 
-    def test_blocks_without_metadata_are_not_visited(self):
+    def test_blocks_without_metadata_are_not_accessed(self):
         conv, relu = walks_of(self.TRACE, {"w": 7})
         assert conv == (EntryAccesses(7, 10, False, SEQUENTIAL, 4, accesses=10),)
         assert relu == ()

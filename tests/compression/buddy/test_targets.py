@@ -34,7 +34,7 @@ Sizes = list[list[int]]
 
 @st.composite
 def entry_sizes(draw: st.DrawFn) -> Sizes:
-    """Entries of some size, more of them alike than not, in one to four snapshots."""
+    """Random entries, mostly of equal size, in one to four snapshots."""
     entries = draw(st.integers(1, 40))
     usual = draw(st.sampled_from(ENTRY_SIZES))
     size = st.sampled_from([usual, usual, usual, *ENTRY_SIZES])
@@ -58,7 +58,7 @@ def counts(row: Sequence[int]) -> tuple[int, ...]:
 
 
 def one(entries: dict[int, int], name: str = "a") -> ProfiledAllocation:
-    """An allocation of so many entries of each size, in one snapshot."""
+    """An allocation with that many entries of each size, in one snapshot."""
     return ProfiledAllocation(name, 128 * sum(entries.values()), (tuple(entries.get(size, 0) for size in ENTRY_SIZES),))
 
 
@@ -102,14 +102,16 @@ def brute_ratio(program: Sequence[Sizes], targets: Sequence[int]) -> Fraction:
 
 @settings(deadline=None, max_examples=100)
 @given(program=PROGRAMS, percent=st.integers(0, 100), largest=st.sampled_from([1, 2, 3, 4, 8]), zero=st.booleans())
-def test_targets_are_those_of_the_definition(program: list[Sizes], percent: int, largest: int, zero: bool) -> None:
+def test_targets_equal_the_definition_by_brute_force(
+    program: list[Sizes], percent: int, largest: int, zero: bool
+) -> None:
     result = choose_targets(allocations(program), threshold=percent / 100, mostly_zero=zero, largest_ratio=largest)
     assert list(result) == brute_targets(program, Fraction(percent, 100), Fraction(largest), zero)
 
 
 @settings(deadline=None)
 @given(program=PROGRAMS)
-def test_the_naive_target_is_the_largest_ratio_that_the_program_reaches_in_sectors(program: list[Sizes]) -> None:
+def test_the_naive_target_is_the_largest_reachable_ratio_in_sectors(program: list[Sizes]) -> None:
     sectors = sum(Fraction(sum(SECTORS_OF[size] for row in sizes for size in row), len(sizes)) for sizes in program)
     everything = 4 * sum(len(sizes[0]) for sizes in program)
     reached = [target for target in TARGETS if Fraction(128, target) * sectors <= everything]
@@ -133,7 +135,9 @@ def test_a_higher_threshold_never_lowers_the_ratio(program: list[Sizes], thresho
 
 @settings(deadline=None)
 @given(program=PROGRAMS, threshold=THRESHOLDS, largest=RATIOS, zero=st.booleans())
-def test_the_cap_holds_whatever_is_chosen(program: list[Sizes], threshold: float, largest: float, zero: bool) -> None:
+def test_the_cap_on_the_ratio_is_never_exceeded(
+    program: list[Sizes], threshold: float, largest: float, zero: bool
+) -> None:
     known = allocations(program)
     for targets in (
         choose_targets(known, threshold=threshold, mostly_zero=zero, largest_ratio=largest),
@@ -155,8 +159,8 @@ def test_no_allocation_overflows_more_than_the_threshold(program: list[Sizes], t
 
 @settings(deadline=None)
 @given(program=PROGRAMS, threshold=THRESHOLDS)
-def test_stored_bytes_account_exactly(program: list[Sizes], threshold: float) -> None:
-    """Device and buddy memory of every entry together are the entry; what overflows fits into its place there."""
+def test_stored_bytes_add_up_exactly(program: list[Sizes], threshold: float) -> None:
+    """Device and buddy bytes of every entry add up to the entry; overflow fits into its reserved space."""
     known = allocations(program)
     targets = choose_targets(known, threshold=threshold)
     buddy = 0
@@ -179,7 +183,7 @@ def test_the_order_of_allocations_does_not_matter(program: list[Sizes], data: st
 
 
 @given(sizes=entry_sizes(), target=st.sampled_from([*TARGETS, 8]))
-def test_overflow_counts_the_entries_that_are_larger_than_their_target(sizes: Sizes, target: int) -> None:
+def test_overflow_counts_entries_larger_than_their_target(sizes: Sizes, target: int) -> None:
     for row in sizes:
         assert overflowing(counts(row), target) == sum(size > target for size in row)
     assert mean_overflow(allocations([sizes]), [target]) == float(brute_share(sizes, target))
@@ -194,7 +198,7 @@ def test_a_share_equal_to_the_threshold_is_still_allowed() -> None:
 # --- figures of the paper -----------------------------------------------------------------------------------
 
 
-def test_memory_that_fills_up_gets_the_ratio_it_settles_at() -> None:
+def test_memory_that_fills_up_gets_its_final_ratio() -> None:
     """355.seismic begins with zeros and settles at 2x: its target is 2x, not 6x or 7x, and it is not mostly zero."""
     zeros, settled = counts([0] * 100), counts([64] * 100)
     seismic = ProfiledAllocation("wave field", 12_800, (zeros, zeros, *(settled,) * 8))
@@ -210,7 +214,7 @@ def test_targets_by_allocation_compress_what_one_target_cannot() -> None:
 
 
 def test_a_striped_allocation_reaches_its_best_ratio_only_with_a_very_high_threshold() -> None:
-    """FF_HPGMG: arrays of structs of which one part in five compresses well, the rest does not fit half an entry."""
+    """FF_HPGMG: arrays of structs; one part in five compresses well, the rest does not fit half an entry."""
     striped = one({0: 19, 80: 81})
     assert choose_targets([striped], threshold=0.80) == (96,)
     assert choose_targets([striped], threshold=0.81, mostly_zero=False) == (32,)
@@ -218,21 +222,21 @@ def test_a_striped_allocation_reaches_its_best_ratio_only_with_a_very_high_thres
 
 
 def test_a_program_of_zeros_stays_within_the_carve_out() -> None:
-    """Everything at 16x would need 15 times the device memory next to it; a buddy memory of 3x allows 4x."""
+    """Everything at 16x would need a buddy memory of 15x; a buddy memory of 3x allows 4x."""
     program = [one({0: 100}, name) for name in "abcd"]
     assert choose_targets(program) == (32, 32, 32, 32)
     assert choose_targets(program, largest_ratio=16) == (8, 8, 8, 8)
 
 
 def test_the_largest_mostly_zero_allocations_come_first_and_ties_go_by_name() -> None:
-    """Room for 24 bytes x 100 entries: dense memory of 128 bytes x 25 entries allows as much."""
+    """The cap allows 24 bytes x 100 entries, from dense memory of 128 bytes x 25 entries."""
     dense = one({128: 25}, "dense")
     program = [one({0: 60}, "small"), one({0: 100}, "z"), one({0: 100}, "y"), dense]
     assert choose_targets(program) == (32, 32, 8, 128)
     assert choose_targets([one({0: 110}, "too large"), *program]) == (32, 32, 32, 8, 128)
 
 
-def test_zeros_that_do_not_last_are_not_mostly_zero() -> None:
+def test_allocations_with_temporary_zeros_are_not_mostly_zero() -> None:
     lasting, passing = counts([0] * 9 + [128]), counts([0] * 6 + [32] * 4)
     dense = one({128: 100}, "dense")
     assert choose_targets([ProfiledAllocation("a", 1280, (lasting, lasting)), dense]) == (8, 128)
@@ -242,7 +246,7 @@ def test_zeros_that_do_not_last_are_not_mostly_zero() -> None:
 # --- ends of the scale, and mistakes ------------------------------------------------------------------------
 
 
-def test_blocks_of_unknown_size_count_as_incompressible() -> None:
+def test_unknown_entries_count_as_incompressible() -> None:
     unknown, empty = ProfiledAllocation("unknown", 1000, ()), ProfiledAllocation("empty", 0, ())
     assert choose_targets([unknown, empty])[0] == 128
     assert mean_overflow([unknown], [32]) == 1.0

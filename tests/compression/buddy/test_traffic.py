@@ -1,4 +1,4 @@
-"""What kernels move in compressed memory: against entries counted one by one, closed forms, and the paper's signs."""
+"""Traffic of kernels in compressed memory, compared with plain counts, closed forms, and the signs in the paper."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def only(size: int, count: int = 1) -> tuple[int, ...]:
 
 @many
 @given(histograms, st.sampled_from(TARGETS), st.integers(0, 300), st.integers(1, 4), orders, st.booleans())
-def test_a_walk_moves_what_its_visits_move_one_by_one(
+def test_bytes_of_a_walk_equal_a_count_visit_by_visit(
     counts: list[int], target: int, accesses: int, sectors: int, order: AccessOrder, write: bool
 ):
     result = moved_by(walk(sum(counts), accesses, write=write, order=order, sectors=sectors), counts, target)
@@ -60,7 +60,7 @@ def test_a_walk_moves_what_its_visits_move_one_by_one(
 
 @many
 @given(histograms, st.integers(0, 300), st.integers(1, 4), orders, st.booleans())
-def test_compression_in_transfer_moves_what_its_visits_move_one_by_one(
+def test_bytes_of_compressed_transfers_equal_a_count_visit_by_visit(
     counts: list[int], accesses: int, sectors: int, order: AccessOrder, write: bool
 ):
     steps = walk(sum(counts), accesses, write=write, order=order, sectors=sectors)
@@ -81,7 +81,7 @@ def test_reading_a_complete_block_reads_its_stored_bytes(counts: list[int], targ
 
 
 @given(histograms, st.sampled_from(SHRINKING), st.integers(0, 300), orders)
-def test_writing_all_of_a_block_puts_what_reading_it_finds(
+def test_writing_a_complete_block_moves_as_many_bytes_as_reading_it(
     counts: list[int], target: int, accesses: int, order: AccessOrder
 ):
     entries = sum(counts)
@@ -92,7 +92,7 @@ def test_writing_all_of_a_block_puts_what_reading_it_finds(
 
 
 @given(histograms, st.integers(0, 300), st.integers(1, 4), orders, st.booleans())
-def test_traffic_of_blocks_with_unknown_sizes_is_not_compressed(
+def test_entries_of_unknown_size_are_incompressible(
     counts: list[int], accesses: int, sectors: int, order: AccessOrder, write: bool
 ):
     entries = sum(counts)
@@ -111,7 +111,7 @@ def test_uncompressed_memory_moves_the_requested_bytes(
 
 
 @given(histograms, st.integers(0, 300), st.integers(1, 4), st.booleans())
-def test_more_device_memory_never_moves_more_over_the_link(counts: list[int], accesses: int, sectors: int, write: bool):
+def test_more_device_memory_never_increases_link_traffic(counts: list[int], accesses: int, sectors: int, write: bool):
     steps = walk(sum(counts), accesses, write=write, sectors=sectors)
     far = [moved_by(steps, counts, target) for target in TARGETS]
     for more, less in pairwise(far):
@@ -125,7 +125,7 @@ def test_an_entry_reads_buddy_memory_if_it_is_larger_than_its_target(target: int
         assert (moved_by(walk(1, 1), only(size), target).read > 0) is (size in overflowing)
 
 
-def test_an_incompressible_entry_at_twice_is_half_here_and_half_there():
+def test_an_incompressible_entry_at_2x_is_half_in_device_and_half_in_buddy_memory():
     """Figure 4: the first two sectors in device memory, the last two in buddy memory."""
     assert moved_by(walk(1, 1), only(128), 64) == Moved(requested=128, device=64, read=64, far=128)
     assert moved_by(walk(1, 1, write=True), only(128), 64) == Moved(requested=128, device=64, written=64)
@@ -145,22 +145,22 @@ def test_an_incompressible_entry_at_twice_is_half_here_and_half_there():
         (8, 1, Fraction(1)),
     ],
 )
-def test_some_sectors_of_an_incompressible_entry_lie_in_buddy_memory_by_chance(
+def test_random_sectors_of_an_incompressible_entry_are_in_buddy_memory_by_probability(
     target: int, sectors: int, chance: Fraction
 ):
-    """Of 6 pairs of sectors, 5 have one that is not among the first two."""
+    """5 of the 6 pairs of sectors include one that is not among the first two."""
     result = moved_by(walk(1, 1200, order=RANDOM, sectors=sectors), only(128), target)
     assert result.far == 1200 * 32 * sectors * chance
 
 
-def test_a_sixteenth_in_device_memory_is_read_once_from_end_to_end_and_sector_by_sector_otherwise():
+def test_entries_at_16x_share_sectors_only_in_sequential_reads():
     """Four entries share a sector of 32 bytes."""
     assert moved_by(walk(64, 64), only(8, 64), 8).device == 64 * 8
     assert moved_by(walk(64, 64, order=RANDOM), only(8, 64), 8).device == 64 * 32
     assert moved_by(walk(64, 64, order=STRIDED), only(8, 64), 8).device == 64 * 32
 
 
-def test_a_sector_beyond_a_sixteenth_does_not_touch_device_memory():
+def test_later_sectors_of_an_entry_at_16x_do_not_access_device_memory():
     """Of an incompressible entry only the first sector has a part there."""
     assert moved_by(walk(1, 400, order=RANDOM, sectors=1), only(128), 8).device == 100 * 32
 
@@ -187,7 +187,7 @@ def test_over_fetch_makes_sparse_access_move_more_and_dense_access_less(size: in
 
 
 def slowed(counts: tuple[int, ...], buddy: BuddySpec, sectors: int, target: int = 128, write: bool = False) -> float:
-    """By how much a kernel that only moves memory takes longer, its link unlimited."""
+    """The slowdown of a kernel that only moves memory, with an unlimited link."""
     node = load_node("buddy-gpu")
     entries = sum(counts)
     order = SEQUENTIAL if sectors == 4 else RANDOM
@@ -215,7 +215,7 @@ def test_bandwidth_only_compression_slows_sparse_and_speeds_dense_access():
 
 @pytest.mark.parametrize("sectors", [1, 2, 3, 4])
 @pytest.mark.parametrize("write", [False, True])
-def test_bandwidth_only_compression_changes_nothing_of_incompressible_data(sectors: int, write: bool):
+def test_bandwidth_only_compression_has_no_effect_on_incompressible_data(sectors: int, write: bool):
     assert slowed(only(128, 1000), papers(IN_TRANSFER), sectors, write=write) == 1
 
 
@@ -227,7 +227,7 @@ def spec(**changed: object) -> BuddySpec:
 
 
 def waited(moved: Moved, accesses: int, misses: int, buddy: BuddySpec, latency: int) -> int:
-    """Little's law: bytes in flight are bytes per time times the time each is under way; so time is waits by flight."""
+    """Little's law: bytes in flight = bandwidth x latency, so time = total latency / accesses in flight."""
     waits = Fraction(moved.requested * buddy.memory_latency_ns)
     waits += moved.decompressed * buddy.decompression_ns
     after = latency + (Fraction(misses, accesses) * buddy.memory_latency_ns if accesses else 0)
@@ -247,7 +247,7 @@ def waited(moved: Moved, accesses: int, misses: int, buddy: BuddySpec, latency: 
     st.integers(1, 10**12),
     st.tuples(st.integers(0, 50), st.integers(0, 50)),
 )
-def test_memory_takes_what_its_bandwidth_or_waiting_takes(
+def test_memory_time_is_limited_by_bandwidth_or_latency(
     counts: list[int],
     target: int,
     accesses: int,
@@ -273,14 +273,14 @@ def test_memory_takes_what_its_bandwidth_or_waiting_takes(
 
 
 @given(st.integers(0, 10**6), st.integers(0, 10**6), st.integers(1, 10**12), st.integers(1, 10**12))
-def test_a_lone_kernel_has_the_link_to_itself(read: int, written: int, out: int, back: int):
+def test_a_single_kernel_gets_the_full_link_bandwidth(read: int, written: int, out: int, back: int):
     full = LinkSpec("wire", out, back)
     assert link_ns(read, written, full) == max(ceil(Fraction(read * GB, back)), ceil(Fraction(written * GB, out)))
     assert link_ns(read, written, replace(full, duplex=Duplex.HALF)) == as_flows(read, written, max(out, back))
 
 
 def as_flows(read: int, written: int, capacity: int) -> int:
-    """When the later of two flows that begin together ends, both over one link."""
+    """The end of the later of two flows that start together on one link."""
     env, ends = simpy.Environment(), [0]
     flows = FlowNetwork(env, {"link": capacity}, lambda: None)
     for size in (read, written):
@@ -291,7 +291,7 @@ def as_flows(read: int, written: int, capacity: int) -> int:
 
 
 @given(st.integers(0, 10**6), st.integers(0, 10**6), st.integers(0, 10**6))
-def test_compression_changes_only_the_memory_part_of_a_kernels_time(memory: int, compressed: int, duration: int):
+def test_only_the_memory_time_of_a_kernel_changes(memory: int, compressed: int, duration: int):
     result = Demand(memory, compressed, 0, 0, 0).device_ns(duration)
     share = min(memory, duration)
     expected = duration - share + (Fraction(share * compressed, memory) if memory else share)

@@ -1,4 +1,4 @@
-"""Arrays to try codecs on: every element format, all that is special about bit patterns, runs and disorder."""
+"""Arrays for tests of codecs: every element format, special bit patterns, runs and noise."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def bits(array: NDArray[Any]) -> list[int]:
 
 
 def activation(elements: int, sparsity: float, dtype: Any = np.float32, seed: int = 0) -> NDArray[Any]:
-    """Values without a zero, of which then a share, rounded, is made zero in random places."""
+    """Nonzero values, a rounded share of which is set to zero in random places."""
     random = np.random.default_rng(seed)
     array = random.integers(1, 100, elements).astype(dtype)
     array[random.permutation(elements)[: round(elements * sparsity)]] = 0
@@ -38,7 +38,7 @@ def activation(elements: int, sparsity: float, dtype: Any = np.float32, seed: in
 
 @st.composite
 def arrays(draw: st.DrawFn, dtype: np.dtype[Any]) -> NDArray[Any]:
-    """Runs of one pattern and stretches of several, up to some windows long, or nothing at all."""
+    """Arrays of runs and mixed patterns, from empty to several windows long."""
     pattern = st.sampled_from(SPECIAL[dtype.name]) | st.integers(0, 2 ** (8 * dtype.itemsize) - 1)
     length = st.integers(1, 70) | st.integers(1, 5000)
     run = st.tuples(st.lists(pattern, min_size=1, max_size=1), length)

@@ -174,7 +174,7 @@ def _decoded(codes: Bytes, sizes: Bytes) -> tuple[NDArray[np.int32], NDArray[np.
 
 
 def _at(seen: NDArray[np.uint64], at: NDArray[np.int64]) -> NDArray[np.uint64]:
-    """The 64 bits behind bit `at` of each line."""
+    """The 64 bits from bit `at` of each line."""
     rows, column, shift = np.arange(len(seen)), at >> 6, (at & 63).astype(np.uint64)
     ahead: NDArray[np.uint64] = seen[rows, column] << shift | seen[rows, column + 1] >> (np.uint64(64) - shift)
     return ahead

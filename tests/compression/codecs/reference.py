@@ -1,4 +1,4 @@
-"""ZVC, RLE and CSR in plain Python, one element after the other: slow and obvious.
+"""ZVC, RLE and CSR in plain Python, element by element: slow and obvious.
 
 Elements come as whole numbers with their width in bytes; each function gives the payload as bytes.
 """

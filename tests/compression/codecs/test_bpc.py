@@ -1,4 +1,4 @@
-"""Bit-plane compression: every code by hand, and that all ways to write, read and count it agree."""
+"""Bit-plane compression: hand-written codes, and agreement of all implementations that write, read and count."""
 
 from __future__ import annotations
 
@@ -25,13 +25,13 @@ ALL_ONES, NONE = "00000", "00001"
 
 @pytest.fixture(params=[bpc_numpy, bpc_code], ids=["numpy", "compiled"])
 def form(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> ModuleType:
-    """The compiled functions or their oracle, which then writes, reads and counts all."""
+    """The compiled functions or their NumPy oracle, used for writing, reading and counting."""
     monkeypatch.setattr(codecs, "bpc_code", request.param)
     return request.param
 
 
 def words(first: int, deltas: dict[int, int]) -> list[int]:
-    """Words with these differences at these places, none elsewhere."""
+    """Words with these differences at these positions and zero differences elsewhere."""
     result = [first]
     for place in range(31):
         result.append(result[-1] + deltas.get(place, 0))
@@ -89,13 +89,15 @@ BY_HAND = [
 
 @pytest.mark.parametrize(("entry", "code"), [row[1:] for row in BY_HAND], ids=[row[0] for row in BY_HAND])
 class TestByHand:
-    def test_the_code_is_that(self, entry: list[int], code: str) -> None:
+    def test_the_reference_gives_the_hand_written_code(self, entry: list[int], code: str) -> None:
         raw = struct.pack("<32i", *entry)
         bits = code.replace(".", "").replace(" ", "")
         assert bpc_reference.code(raw) == bits
         assert bpc_reference.entry(bits) == raw
 
-    def test_every_form_writes_reads_and_counts_it(self, form: ModuleType, entry: list[int], code: str) -> None:
+    def test_every_implementation_writes_reads_and_counts_the_code(
+        self, form: ModuleType, entry: list[int], code: str
+    ) -> None:
         array = np.array(entry, "<i4")
         bits = code.replace(".", "").replace(" ", "")
         result = np.empty(1, np.uint16)
@@ -110,7 +112,7 @@ class TestByHand:
         assert back[0].tolist() == entry
 
 
-def test_the_codes_by_hand_cover_every_code() -> None:
+def test_the_hand_written_codes_cover_every_kind_of_code() -> None:
     parts = [code.split() for _, _, code in BY_HAND]
     assert {part[0].partition(".")[0] for part in parts} == {"000", "001", "010", "011", "1"}
     changes = {each.partition(".")[0] for part in parts for each in part[1:]}
@@ -152,7 +154,7 @@ def test_an_entry_is_decoded_from_its_code(entry: bytes) -> None:
 
 @settings(deadline=None, max_examples=100)
 @given(entries())
-def test_only_zeros_have_a_code_of_ten_bits(entry: bytes) -> None:
+def test_only_an_all_zero_entry_has_a_code_of_ten_bits(entry: bytes) -> None:
     assert (len(bpc_reference.code(entry)) == ZERO_BITS) == (entry == bytes(128))
     assert len(bpc_reference.code(entry)) >= ZERO_BITS
 
@@ -169,7 +171,7 @@ def test_an_entry_takes_the_smallest_size_that_holds_its_code(entry: bytes) -> N
 class TestForms:
     @settings(deadline=None, max_examples=40)
     @given(st.lists(entries(), max_size=6), st.binary(max_size=127))
-    def test_the_payload_is_the_plain_ones(self, rows: list[bytes], rest: bytes) -> None:
+    def test_the_payload_equals_that_of_the_reference(self, rows: list[bytes], rest: bytes) -> None:
         raw = b"".join(rows) + rest
         array = np.frombuffer(raw, np.uint8)
         plain = bpc_reference.payload(raw)
@@ -178,7 +180,7 @@ class TestForms:
 
     @pytest.mark.parametrize("bytes", [0, 4, 128, 132, 2100 * 128 + 36])
     @pytest.mark.parametrize("dtype", ["f4", "f2", "i1", "u1", "u2", ml_dtypes.bfloat16])
-    def test_both_forms_give_the_same(self, form: ModuleType, dtype: str, bytes: int) -> None:
+    def test_both_implementations_equal_the_reference(self, form: ModuleType, dtype: str, bytes: int) -> None:
         array = _varied(bytes).view(dtype)
         assert entry_bits(array).tolist() == _numpy_bits(array)
         stream = Bpc().encode(array)
@@ -186,17 +188,17 @@ class TestForms:
         assert Bpc().decode(stream, array.dtype, array.shape).tobytes() == array.tobytes()
 
     @pytest.mark.parametrize("dtype", ["f8", "i4", "i8", "c8", "c16", ">f4"])
-    def test_both_forms_count_the_same_of_other_dtypes(self, form: ModuleType, dtype: str) -> None:
+    def test_both_implementations_count_equal_bits_for_all_dtypes(self, form: ModuleType, dtype: str) -> None:
         array = _varied(300 * 128 + 64).view(dtype)
         assert entry_bits(array).tolist() == _numpy_bits(array)
 
-    def test_a_read_only_array_is_taken(self, form: ModuleType) -> None:
+    def test_a_read_only_array_is_accepted(self, form: ModuleType) -> None:
         array = np.frombuffer(bytes(range(256)) * 2, np.uint8)
         assert not array.flags.writeable
         assert entry_bits(array).tolist() == _numpy_bits(array)
         assert Bpc().decode(Bpc().encode(array), np.uint8, array.shape).tobytes() == array.tobytes()
 
-    def test_an_array_at_an_odd_address_is_taken(self, form: ModuleType) -> None:
+    def test_an_unaligned_array_is_accepted(self, form: ModuleType) -> None:
         array = np.frombuffer(b"?" + bytes(range(256)) * 2, np.uint8)[1:]
         assert entry_bits(array).tolist() == _numpy_bits(array)
         assert Bpc().decode(Bpc().encode(array), np.uint8, array.shape).tobytes() == array.tobytes()
@@ -210,7 +212,7 @@ def _numpy_bits(array: NDArray[np.generic]) -> list[int]:
 
 
 def _varied(bytes: int) -> NDArray[np.uint8]:
-    """Of each 32 entries some zeros, ramps, floats with zeros among them, words of few bits, and noise."""
+    """A mix of zeros, ramps, floats with some zeros, words of few bits, and noise in every 32 entries."""
     random = np.random.default_rng(bytes)
     rows = random.integers(0, 2**32, (-(-bytes // 128), 32), np.uint32)
     rows >>= random.integers(0, 32, (len(rows), 1), np.uint32)
@@ -222,13 +224,13 @@ def _varied(bytes: int) -> NDArray[np.uint8]:
 
 
 class TestSizes:
-    """What takes how much, in the codec: 4 bits for each entry, and the sizes of Buddy Compression."""
+    """Encoded sizes: 4 bits of metadata per entry, and the entry sizes of Buddy Compression."""
 
-    def test_zeros_are_their_metadata(self) -> None:
+    def test_zeros_take_only_their_metadata(self) -> None:
         assert Bpc().compressed_size(np.zeros(32 * 100, np.float32)) == 50
         assert Bpc().compressed_size(np.zeros(32 * 101, np.float32)) == 51
 
-    def test_noise_takes_its_metadata_more(self) -> None:
+    def test_noise_takes_its_size_and_metadata(self) -> None:
         noise = np.random.default_rng(0).integers(0, 256, 12800, np.uint8)
         assert Bpc().compressed_size(noise) == 12800 + 50
 
@@ -238,11 +240,11 @@ class TestSizes:
         payload = Bpc().encode(np.frombuffer(entry, np.uint8))[HEADER_BYTES:]
         assert payload.tobytes() == b"\x07" + entry
 
-    def test_the_window_changes_nothing(self) -> None:
+    def test_the_window_has_no_effect(self) -> None:
         array = _varied(100_000)
         assert Bpc(4096).compressed_size(array) == Bpc(65536).compressed_size(array)
 
-    def test_all_sizes_are_exercised(self) -> None:
+    def test_the_test_data_has_entries_of_all_sizes(self) -> None:
         assert set(size_classes(_varied(5000 * 128)).tolist()) == set(range(8))
 
 
@@ -252,7 +254,7 @@ def _entries_by_width() -> list[bytes]:
 
 
 class TestDamage:
-    """Behind a good checksum: what the payload itself gives away."""
+    """Damaged payloads with a valid checksum."""
 
     def refused(self, payload: bytes, elements: int, match: str) -> None:
         stream = np.frombuffer(bytes(HEADER_BYTES) + payload, np.uint8).copy()
@@ -265,7 +267,7 @@ class TestDamage:
         bits = code.replace(".", "").replace(" ", "").ljust(8 * size, "0")
         return bytes([ENTRY_SIZES.index(size), *(int(bits[at : at + 8], 2) for at in range(0, 8 * size, 8))])
 
-    def test_a_code_is_read_as_by_hand(self, form: ModuleType) -> None:
+    def test_a_hand_written_code_is_decoded(self, form: ModuleType) -> None:
         stream = np.frombuffer(bytes(HEADER_BYTES) + self.coded(f"001.0111 01.11110 {ALL_ONES}"), np.uint8).copy()
         frame.seal(stream, Header(Bpc.number, "uint8", 128, 4096))
         assert Bpc().decode(stream, np.uint8, (128,)).view("<i4").tolist() == list(range(7, 39))
@@ -283,33 +285,33 @@ class TestDamage:
             ("1." + "0" * 32 + " 1." + "1" * 31, 8),
         ],
     )
-    def test_a_code_that_no_entry_has(self, form: ModuleType, code: str, size: int) -> None:
+    def test_an_impossible_code_is_refused(self, form: ModuleType, code: str, size: int) -> None:
         what = f"entry 0: its {size} bytes do not begin with a code of 33 planes and end with zeros"
         self.refused(self.coded(code, size), 128, what)
 
-    def test_a_33rd_bit_that_its_differences_do_not_have(self, form: ModuleType) -> None:
-        """A single one in the highest plane alone: a difference of -2^32, which leads from no word to another."""
+    def test_an_inconsistent_33rd_bit_is_refused(self, form: ModuleType) -> None:
+        """A single one in the highest plane: a difference of -2^32, which is impossible between two words."""
         self.refused(self.coded(f"000 00011.00000 {NONE} 01.11110"), 128, "entry 0: its 8 bytes do not begin")
 
-    def test_the_entry_is_named(self, form: ModuleType) -> None:
+    def test_the_damaged_entry_is_named(self, form: ModuleType) -> None:
         good, bad = self.coded("000 01.11110 00011.00000")[1:], self.coded("000 01.11110 00011.11111")[1:]
         self.refused(bytes([0x01, 0x17, 0x01]) + good + bytes(128) + good + bad, 640, "entry 4: its 8 bytes do not")
 
-    def test_the_entry_is_named_however_many_come_before(self, form: ModuleType) -> None:
+    def test_the_damaged_entry_is_named_after_many_others(self, form: ModuleType) -> None:
         metadata = bytes(550) + b"\x01"
         bad = self.coded("000 01.11110 00011.11111")[1:]
         self.refused(metadata + bad, 128 * 1101, "entry 1100: its 8 bytes do not")
 
-    def test_padding_after_the_elements_is_zero(self, form: ModuleType) -> None:
+    def test_nonzero_padding_after_the_elements_is_refused(self, form: ModuleType) -> None:
         self.refused(self.coded("001.0111 01.11111"), 100, "entry 0: it continues after the last element")
 
-    def test_metadata_of_no_size(self) -> None:
+    def test_metadata_with_an_impossible_size_are_refused(self) -> None:
         self.refused(b"\x08" + bytes(128), 128, "metadata: they are not the sizes, 0 to 7, of 1 entries")
 
-    def test_metadata_of_an_entry_that_is_not_there(self) -> None:
+    def test_metadata_of_a_missing_entry_are_refused(self) -> None:
         self.refused(b"\x10" + bytes(8), 128, "metadata: they are not the sizes, 0 to 7, of 1 entries")
 
-    def test_metadata_that_are_cut_off(self) -> None:
+    def test_truncated_metadata_are_refused(self) -> None:
         self.refused(b"\x00", 128 * 3, "metadata: they are not the sizes, 0 to 7, of 3 entries")
 
     def test_fewer_bytes_than_in_the_metadata_are_refused(self) -> None:
@@ -318,12 +320,12 @@ class TestDamage:
     @settings(deadline=None, max_examples=100)
     @example(size=8, code=bytes(8))
     @given(size=st.sampled_from(ENTRY_SIZES[1:7]), code=st.binary(min_size=1, max_size=96))
-    def test_numpy_and_numba_forms_agree_on_noise(self, size: int, code: bytes) -> None:
+    def test_numpy_and_numba_implementations_agree_on_noise(self, size: int, code: bytes) -> None:
         self.read_by_both(code[:size].ljust(size, b"\0"))
 
     @settings(deadline=None, max_examples=100)
     @given(entry=entries(), data=st.data())
-    def test_numpy_and_numba_forms_agree_on_a_flipped_bit(self, entry: bytes, data: st.DataObject) -> None:
+    def test_numpy_and_numba_implementations_agree_on_a_flipped_bit(self, entry: bytes, data: st.DataObject) -> None:
         code = bpc_reference.code(entry)
         size = min((size for size in ENTRY_SIZES[1:7] if 8 * size >= len(code)), default=96)
         changed = int(code.ljust(8 * size, "0")[: 8 * size], 2) ^ 1 << data.draw(st.integers(0, 8 * size - 1))

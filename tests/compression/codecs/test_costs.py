@@ -1,4 +1,4 @@
-"""Encoded bytes of a trace's blocks: measured, from the share of zeros, or modelled; the source is reported."""
+"""Encoded bytes of a trace's blocks: measured, from the share of zeros, or modelled; with their source."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def x1(trace: Trace, codec: str, epoch: int = 0, layout: str = "nchw") -> int:
 @pytest.mark.parametrize("codec", ["rle", "lz4", "zlib"])
 @pytest.mark.parametrize("layout", ["nchw", "nhwc", "chwn"])
 @pytest.mark.parametrize(("origin", "modelled"), [(Origin.MODELLED, ""), (Origin.RECORDED, "sparsity")])
-def test_sizes_are_modelled_where_sparsity_is(codec: str, layout: str, origin: Origin, modelled: str) -> None:
+def test_sizes_are_modelled_for_blocks_with_sparsity(codec: str, layout: str, origin: Origin, modelled: str) -> None:
     trace = with_zeros(origin, modelled)
     assert x1(trace, codec, 0, layout) == modelled_bytes(4096, 4, SHAPE, codec, 0.5, layout)
     assert x1(trace, codec, 3, layout) == modelled_bytes(4096, 4, SHAPE, codec, 0.7, layout)
@@ -56,7 +56,7 @@ def test_measured_sparsity_replaces_modelled_sizes(codec: str, origin: Origin) -
         x1(trace, codec)
 
 
-def test_without_sparsity_nothing_is_known() -> None:
+def test_without_sparsity_no_size_is_known() -> None:
     trace = with_zeros()
     for codec in ("zvc", "csr", "rle", "lz4", "zlib"):
         assert not costs(trace).is_known(trace.block_by_id["x2"], codec)
@@ -64,21 +64,21 @@ def test_without_sparsity_nothing_is_known() -> None:
             costs(trace).encoded_bytes(trace.block_by_id["x2"], codec)
 
 
-def test_sizes_derived_from_measured_sparsity_are_not_marked_modelled() -> None:
+def test_zvc_and_csr_sizes_follow_from_sparsity_and_are_not_modelled() -> None:
     trace = with_zeros()
     for codec in ("zvc", "csr"):
         assert x1(trace, codec) == compressed_bytes(4096, 4, codec, 0.5)
         assert not costs(trace).is_modelled(trace.block_by_id["x1"], codec)
 
 
-def test_measured_sizes_win_and_are_not_called_modelled() -> None:
+def test_measured_sizes_have_priority_and_are_not_marked_modelled() -> None:
     measured = CompressedSize("x1", 0, "zlib", "nchw", 4096, 1712, 1)
     trace = replace(with_zeros(), compressibility=(measured,))
     assert x1(trace, "zlib") == 1712
     assert costs(trace).modelled_codecs == ("rle", "lz4")
 
 
-def test_two_bytes_are_modelled_as_such_and_eight_or_one_not_at_all() -> None:
+def test_elements_of_2_bytes_are_modelled_and_of_8_or_1_are_not() -> None:
     assert x1(with_zeros(dtype="float16"), "rle") == modelled_bytes(4096, 2, SHAPE, "rle", 0.5)
     for dtype in ("float64", "int8"):
         trace = with_zeros(dtype=dtype)
@@ -99,30 +99,30 @@ class TestEntriesOfMemory:
     def recorded(self, *rows: CompressedSize) -> Trace:
         return replace(with_zeros(Origin.RECORDED), sparsity=(), compressibility=(*self.ENTRIES, *rows))
 
-    def test_a_block_is_as_large_as_its_entries_together(self) -> None:
+    def test_the_size_of_a_block_is_the_sum_of_its_entries(self) -> None:
         assert x1(self.recorded(), "bpc") == 20 * 32 + 12 * 128
         assert x1(self.recorded(), "bpc", epoch=9) == 10 * 32 + 22 * 128
 
     @pytest.mark.parametrize("codec", ["zvc", "csr", "rle", "lz4", "zlib"])
-    def test_no_other_codec_is_known_by_them(self, codec: str) -> None:
+    def test_bpc_rows_do_not_give_sizes_of_other_codecs(self, codec: str) -> None:
         trace = self.recorded()
         assert costs(trace).is_known(trace.block_by_id["x1"], "bpc")
         assert not costs(trace).is_known(trace.block_by_id["x1"], codec)
         assert costs(trace).sparsity(trace.block_by_id["x1"]) is None
 
-    def test_nor_are_they_known_by_others(self) -> None:
+    def test_rows_of_other_codecs_do_not_give_bpc_sizes(self) -> None:
         rows = (CompressedSize("x1", 0, "zvc", "plain", 4096, 2176, 1),)
         trace = replace(with_zeros(Origin.RECORDED), compressibility=rows)
         assert not costs(trace).is_known(trace.block_by_id["x1"], "bpc")
         with pytest.raises(InputError, match="the size of 'x1' in bpc is unknown"):
             x1(trace, "bpc")
 
-    def test_later_ones_do_not_hide_what_was_measured_earlier(self) -> None:
+    def test_later_bpc_rows_do_not_hide_earlier_measured_sizes(self) -> None:
         trace = self.recorded(CompressedSize("x1", 0, "zvc", "plain", 4096, 2176, 1))
         assert x1(trace, "zvc", epoch=9) == 2176
         assert costs(trace, 9).sparsity(trace.block_by_id["x1"]) == 0.5
         assert x1(trace, "bpc", epoch=9) == 10 * 32 + 22 * 128
 
-    def test_they_are_never_modelled(self) -> None:
+    def test_bpc_sizes_are_never_modelled(self) -> None:
         trace = with_zeros()
         assert not costs(trace).is_known(trace.block_by_id["x1"], "bpc")

@@ -1,4 +1,4 @@
-"""Memory-entries: what each takes bit-plane compressed, counted without making its code, and how many take what."""
+"""Memory-entries: bit-plane compressed sizes, counted without encoding, and their histogram."""
 
 from __future__ import annotations
 
@@ -29,11 +29,11 @@ def sizes(array: NDArray[Any]) -> list[int]:
 
 
 class TestSizes:
-    def test_the_constants_are_the_papers(self) -> None:
+    def test_the_constants_are_those_of_the_paper(self) -> None:
         assert (ENTRY_BYTES, SECTOR_BYTES) == (128, 32)
         assert ENTRY_SIZES == (0, 8, 16, 32, 64, 80, 96, 128)
 
-    def test_a_size_takes_the_sectors_that_hold_it(self) -> None:
+    def test_a_size_is_rounded_up_to_sectors(self) -> None:
         assert [-(-size // SECTOR_BYTES) for size in ENTRY_SIZES] == list(SECTORS)
 
     def test_an_entry_takes_the_smallest_size_that_holds_its_code(self) -> None:
@@ -43,7 +43,7 @@ class TestSizes:
             bits = len(bpc_reference.code(entry.tobytes()))
             assert sizes(entry) == [min((size for size in ENTRY_SIZES if 8 * size >= bits), default=128)]
 
-    def test_only_entries_of_zeros_have_size_0(self) -> None:
+    def test_only_all_zero_entries_have_size_0(self) -> None:
         assert sizes(np.zeros(32, np.float32)) == [0]
         assert sizes(np.full(32, -0.0, np.float32)) == [8]
         for word in range(32):
@@ -67,11 +67,11 @@ class TestArrays:
         assert entry_bits(array).tolist() == entry_bits(padded).tolist()
 
     @pytest.mark.parametrize("dtype", ["i1", "u2", ">f4", "f4", "f8", "c16", "?", "S3", "i4,f8", ml_dtypes.bfloat16])
-    def test_bytes_count_as_they_lie_whatever_the_dtype(self, dtype: Any) -> None:
+    def test_sizes_depend_on_bytes_and_not_on_the_dtype(self, dtype: Any) -> None:
         array = np.random.default_rng(1).integers(0, 2, 1001).astype(dtype)
         assert entry_bits(array).tolist() == entry_bits(np.frombuffer(array.tobytes(), np.uint8)).tolist()
 
-    def test_elements_are_taken_in_c_order(self) -> None:
+    def test_elements_are_read_in_c_order(self) -> None:
         array = np.arange(3000).reshape(30, 100)
         assert entry_bits(array.T).tolist() == entry_bits(array.T.copy()).tolist()
         assert entry_bits(array[:, ::2]).tolist() == entry_bits(array[:, ::2].copy()).tolist()
@@ -88,13 +88,13 @@ class TestArrays:
 
 
 class TestHistogram:
-    def test_it_counts_each_size(self) -> None:
+    def test_histogram_counts_each_size(self) -> None:
         assert histogram(np.array([0, 7, 7, 3], np.uint8)) == (1, 0, 0, 1, 0, 0, 0, 2)
         assert histogram(np.array([], np.uint8)) == (0,) * 8
 
     @settings(deadline=None)
     @given(st.binary(max_size=1000))
-    def test_it_counts_every_entry_once(self, raw: bytes) -> None:
+    def test_histogram_counts_every_entry_once(self, raw: bytes) -> None:
         counts = histogram(size_classes(np.frombuffer(raw, np.uint8)))
         assert sum(counts) == -(-len(raw) // 128)
         assert all(type(count) is int for count in counts)

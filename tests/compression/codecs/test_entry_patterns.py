@@ -1,4 +1,4 @@
-"""Modelled memory-entries of sparse feature maps: the shipped table, and what traces get by it."""
+"""Modelled memory-entries of sparse feature maps: the shipped table and its use on traces."""
 
 from __future__ import annotations
 
@@ -40,14 +40,14 @@ def test_the_shipped_table_matches_synthetic_activations() -> None:
         assert known.shares[SIDES.index(side)] == shares_of_side(side)
 
 
-def test_at_the_points_of_the_table_shares_are_its_own() -> None:
+def test_shares_at_table_points_equal_the_table() -> None:
     known = load_entry_patterns()
     for place, side in enumerate(known.sides):
         shares = entry_shares(known.sparsity[7], (2, 3, side, side))
         assert shares == pytest.approx(known.shares[place][7])
 
 
-def test_between_the_points_they_lie_between() -> None:
+def test_shares_are_interpolated_between_table_points() -> None:
     low, high = entry_shares(0.6, (1, 1, 14, 14)), entry_shares(0.7, (1, 1, 14, 14))
     between = entry_shares(0.65, (1, 1, 14, 14))
     assert between == pytest.approx([(a + b) / 2 for a, b in zip(low, high, strict=True)])
@@ -61,7 +61,7 @@ def test_more_zeros_leave_fewer_incompressible_entries(shape: tuple[int, ...] | 
     assert all(later <= earlier for earlier, later in pairwise(raw))
 
 
-def test_a_trace_gets_valid_histograms_for_what_is_sparse(alexnet: Trace) -> None:
+def test_a_trace_gets_valid_histograms_for_sparse_blocks(alexnet: Trace) -> None:
     assert check_trace(alexnet) == []
     blocks = alexnet.block_by_id
     result = histograms(alexnet.compressibility)
@@ -95,13 +95,13 @@ def sparse(trace: Trace) -> set[str]:
     return {sample.block for sample in trace.sparsity}
 
 
-def test_modelling_entries_leaves_other_blocks_unchanged(alexnet: Trace) -> None:
+def test_other_blocks_keep_their_histograms(alexnet: Trace) -> None:
     before = with_compressibility(replace(alexnet, compressibility=()))
     retained = [row for row in before.compressibility if alexnet.block_by_id[row.block].kind is BlockKind.WEIGHT]
     assert set(retained) <= set(alexnet.compressibility)
 
 
-def test_a_trace_without_sparsity_stays_as_it_is() -> None:
+def test_a_trace_without_sparsity_is_unchanged() -> None:
     trace = with_compressibility(build_trace("alexnet", batch=2, gpu=simgpu.load_node("buddy-gpu").gpu))
     assert with_sparse_entries(trace).compressibility == trace.compressibility
     description = replace(trace, sparsity=(SparsitySample(trace.kernels[0].writes[0], 4, 1.0),))

@@ -1,4 +1,4 @@
-"""The bytes of ZVC, RLE and CSR are those that plain encoders write, and their sizes those of the papers."""
+"""ZVC, RLE and CSR equal the output of plain encoders, and their sizes match the papers."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def payload(name: str, array: np.ndarray, window: int = 4096) -> bytes:
 @by_dtype
 @settings(deadline=None, max_examples=25)
 @given(data=st.data())
-def test_zvc_is_what_a_plain_encoder_writes(dtype: np.dtype[Any], data: st.DataObject) -> None:
+def test_zvc_equals_the_output_of_a_plain_encoder(dtype: np.dtype[Any], data: st.DataObject) -> None:
     array = data.draw(arrays.arrays(dtype))
     assert payload("zvc", array) == reference.zvc(bits(array), dtype.itemsize)
 
@@ -39,7 +39,7 @@ def test_zvc_is_what_a_plain_encoder_writes(dtype: np.dtype[Any], data: st.DataO
 @pytest.mark.parametrize("name", ["rle", "csr"])
 @settings(deadline=None, max_examples=25)
 @given(data=st.data())
-def test_rle_and_csr_are_what_plain_encoders_write(
+def test_rle_and_csr_equal_the_output_of_plain_encoders(
     name: str, window: int, dtype: np.dtype[Any], data: st.DataObject
 ) -> None:
     array = data.draw(arrays.arrays(dtype))
@@ -48,12 +48,12 @@ def test_rle_and_csr_are_what_plain_encoders_write(
 
 @pytest.mark.parametrize("elements", [65535, 65536, 131072 + 5, 300_000])
 @pytest.mark.parametrize("name", ["rle", "csr"])
-def test_windows_longer_than_a_token_or_an_index_are_what_plain_encoders_write(name: str, elements: int) -> None:
+def test_windows_longer_than_a_token_or_index_equal_the_output_of_plain_encoders(name: str, elements: int) -> None:
     array = np.repeat(activation(elements // 1000 + 1, 0.5, np.int8), 1000)[:elements]
     assert payload(name, array, 65536) == getattr(reference, name)(bits(array), 1, 65536)
 
 
-def test_a_small_array_byte_by_byte() -> None:
+def test_a_small_array_is_encoded_as_documented() -> None:
     """A0000000 of CSWAP section IV-E, in elements of a byte."""
     array = np.array([65, 0, 0, 0, 0, 0, 0, 0], np.uint8)
     assert payload("zvc", array) == bytes([1, 0, 0, 0, 65])
@@ -67,7 +67,7 @@ class TestImplementations:
     @by_dtype
     @settings(deadline=None, max_examples=25)
     @given(data=st.data())
-    def test_they_write_and_read_the_same(self, dtype: np.dtype[Any], data: st.DataObject) -> None:
+    def test_both_implementations_write_and_read_the_same(self, dtype: np.dtype[Any], data: st.DataObject) -> None:
         array = np.frombuffer(data.draw(arrays.arrays(dtype)).tobytes(), f"u{dtype.itemsize}")
         units = make_codec("zvc").compressed_size(array.view(dtype)) // dtype.itemsize
         ways = []
@@ -81,7 +81,7 @@ class TestImplementations:
 
     @settings(deadline=None, max_examples=60)
     @given(data=st.data(), unsigned=st.sampled_from([np.uint8, np.uint16, np.uint32]))
-    def test_they_find_the_same_fault_in_any_bytes(self, data: st.DataObject, unsigned: Any) -> None:
+    def test_both_implementations_report_the_same_fault(self, data: st.DataObject, unsigned: Any) -> None:
         largest = int(np.iinfo(unsigned).max)
         value = st.sampled_from([0, 1, largest]) | st.integers(0, largest)
         units = np.array(data.draw(st.lists(value, max_size=120)), unsigned)
@@ -97,7 +97,7 @@ class TestSizes:
     @pytest.mark.parametrize("dtype", [np.float32, np.float16, np.int8])
     @pytest.mark.parametrize("elements", [1, 32, 33, 1024, 100_000])
     @pytest.mark.parametrize("sparsity", [0.0, 0.25, 0.5, 0.9, 1.0])
-    def test_zvc_is_a_mask_for_32_elements_and_those_that_are_not_zero(
+    def test_zvc_is_a_mask_per_32_elements_and_the_nonzero_elements(
         self, dtype: Any, elements: int, sparsity: float
     ) -> None:
         array = activation(elements, sparsity, dtype)
@@ -105,7 +105,7 @@ class TestSizes:
         size = 4 * -(-elements // 32) + np.dtype(dtype).itemsize * nonzeros
         assert make_codec("zvc").compressed_size(array) == size
 
-    def test_zvc_of_nothing_but_zeros_is_32_times_smaller(self) -> None:
+    def test_zvc_of_zeros_is_32_times_smaller(self) -> None:
         zeros = np.zeros(32 * 1000, np.float32)
         assert zeros.nbytes == 32 * make_codec("zvc").compressed_size(zeros)
 
@@ -119,13 +119,13 @@ class TestSizes:
         assert payload("zvc", array, window) == payload("zvc", array)
 
     @pytest.mark.parametrize("dtype", [np.float32, np.float16, np.int8])
-    def test_indices_of_csr_at_half_zeros_take_half_of_the_array(self, dtype: Any) -> None:
+    def test_csr_indices_at_half_zeros_take_half_of_the_array(self, dtype: Any) -> None:
         array = activation(2**16, 0.5, dtype)
         rows = 2**16 // min(4096 // array.itemsize, 256**array.itemsize)
         values = array.nbytes // 2
         assert make_codec("csr").compressed_size(array) - values - 4 * rows == 0.50 * array.nbytes
 
-    def test_index_overheads_are_those_that_the_paper_states(self) -> None:
+    def test_index_overheads_match_the_paper(self) -> None:
         array = activation(2**16, 0.5)
         values, rows_of_4_kib = array.nbytes // 2, array.nbytes // 4096
         masks = make_codec("zvc").compressed_size(array) - values
@@ -153,7 +153,7 @@ class TestSizes:
 
     @by_window
     @pytest.mark.parametrize("name", ["lz4", "zlib"])
-    def test_each_window_is_compressed_by_itself(self, name: str, window: int) -> None:
+    def test_each_window_is_compressed_separately(self, name: str, window: int) -> None:
         array, codec = activation(3 * 65536 // 4, 0.6), make_codec(name, window)
         per_window = [codec.compressed_size(part) for part in array.reshape(-1, window // 4)]
         assert codec.compressed_size(array) == sum(per_window)

@@ -1,4 +1,4 @@
-"""Layouts, and what cDMA section VII-A says of them, on feature maps of a network trained on photographs.
+"""Layouts, compared with cDMA section VII-A, on feature maps of a network trained on photographs.
 
 How these were made stands in ``data/README.md``.
 """
@@ -45,7 +45,7 @@ def sizes(sizes_by_window: dict[int, Sizes], window: int) -> Sizes:
 
 
 def network(sizes: Sizes, codec: str, layout: str) -> int:
-    """Bytes of all layers, which is how cDMA weighs its ratios."""
+    """Bytes of all layers together, as cDMA weights its ratios."""
     return sum(size for (_, *key), size in sizes.items() if key == [codec, layout])
 
 
@@ -61,8 +61,8 @@ def test_the_last_letter_of_a_layout_changes_fastest() -> None:
     assert np.shares_memory(in_layout(array, "chwn"), array)
 
 
-def test_it_is_a_real_recording(activations: dict[str, np.ndarray]) -> None:
-    """Results of ReLUs: nothing below zero, no -0.0 (which ZVC would keep), and mantissas that use all their bits."""
+def test_the_recorded_activations_look_like_relu_results(activations: dict[str, np.ndarray]) -> None:
+    """Results of ReLUs: no negative values, no -0.0 (nonzero for ZVC), and mantissas that use all bits."""
     for name, array in activations.items():
         assert array.dtype == np.float32 and array.ndim == 4
         assert array.min() == 0 and not np.signbit(array).any()
@@ -81,9 +81,7 @@ def test_zvc_and_csr_are_the_same_in_all_layouts(activations: dict[str, np.ndarr
 
 @by_window
 @pytest.mark.parametrize("codec", ["rle", "zlib", "lz4"])
-def test_codecs_that_use_neighbours_compress_best_in_nchw(
-    activations: dict[str, np.ndarray], sizes: Sizes, codec: str
-) -> None:
+def test_rle_and_zlib_compress_best_in_nchw(activations: dict[str, np.ndarray], sizes: Sizes, codec: str) -> None:
     for layer in activations:
         assert sizes[layer, codec, "nchw"] < min(sizes[layer, codec, "nhwc"], sizes[layer, codec, "chwn"]), layer
 
@@ -95,15 +93,15 @@ def test_rle_is_the_worst_of_the_three(activations: dict[str, np.ndarray], sizes
         assert sizes[layer, "rle", layout] > max(sizes[layer, "zvc", layout], sizes[layer, "zlib", layout]), layer
 
 
-def test_zlib_is_ahead_of_zvc_in_nchw_and_behind_in_nhwc(sizes_by_window: dict[int, Sizes]) -> None:
-    """In windows of 4 KB. In CHWN cDMA has it behind too, GoogLeNet excepted; this network is another exception."""
+def test_zlib_beats_zvc_in_nchw_and_not_in_nhwc(sizes_by_window: dict[int, Sizes]) -> None:
+    """In windows of 4 KB. In CHWN zlib is behind in cDMA except for GoogLeNet; this network is another exception."""
     sizes = sizes_by_window[4096]
     assert network(sizes, "zlib", "nchw") < network(sizes, "zvc", "nchw")
     assert network(sizes, "zlib", "nhwc") > network(sizes, "zvc", "nhwc")
     assert network(sizes, "zlib", "chwn") < network(sizes, "zvc", "chwn")
 
 
-def test_larger_windows_change_little(sizes_by_window: dict[int, Sizes]) -> None:
+def test_larger_windows_save_at_most_5_percent(sizes_by_window: dict[int, Sizes]) -> None:
     for codec in ("zvc", "rle", "zlib"):
         for layout in LAYOUTS:
             small, large = (network(sizes_by_window[window], codec, layout) for window in (4096, 65536))
@@ -111,7 +109,7 @@ def test_larger_windows_change_little(sizes_by_window: dict[int, Sizes]) -> None
 
 
 @pytest.mark.parametrize("shape", [(), (3,), (2, 3, 4), (1, 2, 3, 4, 5)])
-def test_only_four_axes_have_a_layout(shape: tuple[int, ...]) -> None:
+def test_only_arrays_with_four_axes_have_a_layout(shape: tuple[int, ...]) -> None:
     with pytest.raises(InputError, match=f"{len(shape)} axes, but a layout needs four"):
         in_layout(np.zeros(shape, np.float32), "nhwc")
 

@@ -25,7 +25,7 @@ def file(tmp_path: Path) -> Path:
     return tmp_path / "relu.npy"
 
 
-def test_every_codec_in_every_layout() -> None:
+def test_every_codec_is_measured_in_every_layout() -> None:
     result = measure(IMAGES)
     assert [(row.codec, row.layout) for row in result] == [
         (codec, layout) for codec in codec_names() for layout in ("nchw", "nhwc", "chwn")
@@ -37,21 +37,21 @@ def test_every_codec_in_every_layout() -> None:
         assert row.ratio == IMAGES.nbytes / row.compressed
 
 
-def test_only_the_requested_layouts_are_measured_and_once() -> None:
+def test_only_the_requested_layouts_are_measured_once_each() -> None:
     result = measure(IMAGES, ["rle", "zvc", "rle"], ["chwn", "chwn"], window=65536)
     assert [(row.codec, row.layout, row.window) for row in result] == [("rle", "chwn", 65536), ("zvc", "chwn", 65536)]
     assert result[0].compressed == make_codec("rle", 65536).compressed_size(IMAGES.transpose(1, 2, 3, 0))
 
 
 @pytest.mark.parametrize("shape", [(), (7,), (4, 9), (2, 2, 2, 2, 2)])
-def test_arrays_without_four_axes_are_measured_in_plain_layout(shape: tuple[int, ...]) -> None:
+def test_arrays_without_four_axes_are_measured_in_their_order(shape: tuple[int, ...]) -> None:
     result = measure(np.ones(shape, np.float16), ["zvc"])
     assert [row.layout for row in result] == [AS_GIVEN]
     with pytest.raises(InputError, match="but a layout needs four"):
         measure(np.ones(shape, np.float16), ["zvc"], ["nchw"])
 
 
-def test_no_data_has_no_ratio() -> None:
+def test_an_array_of_size_0_has_no_ratio() -> None:
     assert {row.ratio for row in measure(np.zeros((0, 3, 4, 5), np.float32))} == {None}
 
 
@@ -62,7 +62,7 @@ def test_progress_is_reported() -> None:
 
 
 class TestFiles:
-    def test_an_array_file_is_read_only_when_used(self, file: Path) -> None:
+    def test_arrays_are_memory_mapped(self, file: Path) -> None:
         array = load_array(file)
         assert isinstance(array, np.memmap)
         assert array.tobytes() == IMAGES.tobytes()
@@ -78,7 +78,7 @@ class TestFiles:
             load_array(path)
         assert caught.value.problems[0].file == str(path)
 
-    def test_what_is_not_there(self, tmp_path: Path) -> None:
+    def test_a_missing_file_is_refused(self, tmp_path: Path) -> None:
         self.refused(tmp_path / "none.npy", "no such file")
         self.refused(tmp_path, "is a folder")
 
@@ -99,7 +99,7 @@ class TestFiles:
 
     @pytest.mark.slow
     def test_a_damaged_header_is_reported(self, tmp_path: Path) -> None:
-        """A changed byte may leave a sound header of another array, but never ends in anything but an `InputError`."""
+        """A changed byte may give a valid header of another array; otherwise it is an `InputError`."""
         np.save(tmp_path / "whole.npy", np.ones(5, np.float32))
         content = (tmp_path / "whole.npy").read_bytes()
         refused = 0
@@ -119,7 +119,7 @@ class TestFiles:
         self.refused(tmp_path / "objects.npy", "holds Python objects")
 
     @pytest.mark.parametrize("dtype", ["float64", ">f4", "int64", "U2", [("a", "f4")]])
-    def test_values_that_codecs_do_not_take(self, tmp_path: Path, dtype: Any) -> None:
+    def test_unsupported_dtypes_are_refused(self, tmp_path: Path, dtype: Any) -> None:
         np.save(tmp_path / "other.npy", np.zeros(3, dtype))
         self.refused(tmp_path / "other.npy", "not applicable|the byte order of")
 
@@ -141,7 +141,7 @@ class TestCommand:
         )
         assert description.count("nchw") == len(codec_names())
 
-    def test_json_has_the_same(self, file: Path) -> None:
+    def test_json_has_the_same_measurements(self, file: Path) -> None:
         done = simgpu(
             "compression", "measure", file, "--json", "--codec", "zvc", "--codec", "rle", "--window", "64 KiB"
         )
@@ -181,7 +181,7 @@ class TestCommand:
         assert done.exit_code == 2
         assert why in done.stderr and "Traceback" not in done.stderr
 
-    def test_bad_files_end_with_2(self, tmp_path: Path) -> None:
+    def test_bad_files_exit_with_2(self, tmp_path: Path) -> None:
         np.save(tmp_path / "double.npy", np.ones(3))
         (tmp_path / "text.npy").write_text("no array", encoding="utf-8")
         for name, why in (

@@ -1,4 +1,4 @@
-"""Modelled sizes: the made-up maps behind them, the table, and what is looked up in it."""
+"""Modelled sizes: synthetic feature maps, the fitted table, and lookups in it."""
 
 from __future__ import annotations
 
@@ -96,12 +96,12 @@ class TestSyntheticMaps:
             description = compressed_bytes(maps.nbytes, 4, "zvc", sparsity)
             assert make_codec("zvc").compressed_size(maps) == description
 
-    def test_more_zeros_do_not_move_existing_zeros(self) -> None:
+    def test_more_zeros_extend_the_existing_zeros(self) -> None:
         field = field_of(shipped(), (2, 8, 14, 14), 14, seed=3)
         fewer, more = (field.maps(share) == 0 for share in (0.4, 0.6))
         assert (more | fewer).sum() == more.sum() > fewer.sum()
 
-    def test_zeros_lie_together_in_planes_and_channels(self) -> None:
+    def test_zeros_are_clustered_in_planes_and_channels(self) -> None:
         zero = field_of(shipped(), (16, 64, 28, 28), 28, seed=4).maps(0.6) == 0
         apart = zero[:, :, 1:] != zero[:, :, :-1]
         anywhere = 2 * 0.6 * 0.4
@@ -114,8 +114,8 @@ class TestSyntheticMaps:
         assert np.array_equal(one, again)
         assert not np.array_equal(one, other)
 
-    def test_mantissas_use_all_their_bits_and_magnitudes_spread_as_real_ones_do(self) -> None:
-        """The gain is chosen for the latter: logarithms of the values of all layers."""
+    def test_mantissas_use_all_bits_and_magnitudes_spread_like_recorded_ones(self) -> None:
+        """The gain is chosen to match the spread of the logarithms of all layers' values."""
         created = {
             name: field_of(shipped(), array.shape, array.shape[3], 0).maps(float(np.mean(array == 0)))
             for name, array in recorded().items()
@@ -130,7 +130,7 @@ class TestSyntheticMaps:
 
 
 class TestFit:
-    """To the maps of a real network; what stands in the table is what comes out again."""
+    """The fit to feature maps of a real network reproduces the table."""
 
     @pytest.mark.slow
     @pytest.mark.usefixtures("same_libraries")
@@ -157,7 +157,7 @@ class TestFit:
 
     @pytest.mark.slow
     @pytest.mark.parametrize("number", ["channels", "length"])
-    def test_no_number_is_better_a_fifth_away(
+    def test_changing_any_fitted_number_by_a_fifth_is_worse(
         self, number: str, fitted_residuals: dict[tuple[str, str, str], float]
     ) -> None:
         best, real = misfit(fitted_residuals, recorded()), sizes_of(recorded())
@@ -201,7 +201,7 @@ class TestLookUp:
             assert modelled_bytes(size, itemsize, plane(side), codec, 0.0, layout) <= size + 2 * ceil(size / 4096)
 
     @given(st.data())
-    def test_more_zeros_never_take_more(self, data: st.DataObject) -> None:
+    def test_more_zeros_never_increase_the_modelled_size(self, data: st.DataObject) -> None:
         codec, layout = data.draw(st.sampled_from(MODELLED)), data.draw(st.sampled_from(list(LAYOUTS)))
         side, itemsize = data.draw(st.integers(1, 512)), data.draw(st.sampled_from(list(FORMAT_OF)))
         size = data.draw(st.integers(0, 10**11))
@@ -227,7 +227,7 @@ class TestLookUp:
             assert sizes["rle", layout] > max(level * zvc, sizes["zlib", layout])
         assert modelled_bytes(MIB, 4, plane(28), "rle", 0.95) < compressed_bytes(MIB, 4, "zvc", 0.95)
 
-    def test_only_planes_have_neighbours(self) -> None:
+    def test_only_blocks_with_planes_have_spatial_neighbours(self) -> None:
         flat = modelled_bytes(MIB, 4, (64, 4096), "rle", 0.6)
         assert flat == modelled_bytes(MIB, 4, None, "rle", 0.6) == modelled_bytes(MIB, 4, (64, 4096, 1, 1), "rle", 0.6)
         assert flat > modelled_bytes(MIB, 4, plane(7), "rle", 0.6)
@@ -272,7 +272,7 @@ class TestAgainstThePaper:
     was fitted to it."""
 
     @pytest.mark.slow
-    def test_orders_of_codecs_and_layouts(self, ratios: dict[str, dict[str, float]]) -> None:
+    def test_codecs_and_layouts_rank_as_in_figure_11(self, ratios: dict[str, dict[str, float]]) -> None:
         for name, ratio in ratios.items():
             assert ratio["zlib nhwc"] < ratio["zvc"] < ratio["zlib nchw"], name
             for codec in ("rle", "zlib"):
@@ -281,13 +281,13 @@ class TestAgainstThePaper:
                 assert ratio[f"rle {layout}"] < ratio[f"zlib {layout}"], name
                 assert ratio[f"rle {layout}"] < ratio["zvc"] * (1.02 if layout == "nchw" else 1), name
 
-    def test_means_are_near_those_published(self, ratios: dict[str, dict[str, float]]) -> None:
+    def test_mean_ratios_are_close_to_the_published_ones(self, ratios: dict[str, dict[str, float]]) -> None:
         mean = {key: sum(ratio[key] for ratio in ratios.values()) / len(ratios) for key in ratios["nin"]}
         assert mean["zvc"] == pytest.approx(published()["cdma.ratio.zvc"][0], rel=0.04)
         assert mean["zlib nchw"] == pytest.approx(published()["cdma.ratio.zlib"], rel=0.03)
         assert mean["rle nchw"] < mean["zvc"]
 
-    def test_what_differs_from_the_paper(self, ratios: dict[str, dict[str, float]]) -> None:
+    def test_known_differences_from_figure_11_persist(self, ratios: dict[str, dict[str, float]]) -> None:
         """One pattern for all networks gives zlib the same lead everywhere: GoogLeNet's 30% is missed, and so is that
         other networks gain less; in CHWN zlib stays ahead of ZVC; RLE is not the worst in NCHW in two of them."""
         leads = [ratio["zlib nchw"] / ratio["zvc"] for ratio in ratios.values()]

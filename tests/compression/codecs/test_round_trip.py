@@ -1,4 +1,4 @@
-"""What goes in comes out, bit for bit, and the size is known beforehand."""
+"""Encoding and decoding round-trip bit for bit, and the size is known beforehand."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def test_any_array_round_trips_bit_for_bit(name: str, dtype: np.dtype[Any], data
 
 @by_codec
 @by_dtype
-def test_zeros_dense_and_alternating_arrays_of_any_length_come_back(name: str, dtype: np.dtype[Any]) -> None:
+def test_zeros_dense_and_alternating_arrays_of_any_length_round_trip(name: str, dtype: np.dtype[Any]) -> None:
     for elements in (0, 1, 31, 32, 33, 1023, 1024, 1025, 4097, 65537):
         dense = np.arange(1, elements + 1).astype(np.uint32).astype(f"u{dtype.itemsize}")
         dense[dense == 0] = 1
@@ -67,7 +67,7 @@ def test_decoding_preserves_shapes(name: str, shape: tuple[int, ...]) -> None:
 
 
 @by_codec
-def test_elements_are_taken_in_c_order(name: str) -> None:
+def test_elements_are_read_in_c_order(name: str) -> None:
     codec, array = make_codec(name), np.arange(24, dtype=np.float32).reshape(2, 3, 4)
     across = array.transpose(2, 0, 1)
     assert codec.encode(across).tobytes() == codec.encode(np.ascontiguousarray(across)).tobytes()
@@ -77,14 +77,14 @@ def test_elements_are_taken_in_c_order(name: str) -> None:
 
 
 @by_codec
-def test_a_stream_at_an_odd_address_is_read(name: str) -> None:
+def test_an_unaligned_stream_is_decoded(name: str) -> None:
     codec, array = make_codec(name), np.repeat(np.arange(100, dtype=np.float32), 3)
     shifted = memoryview(b"?" + codec.encode(array).tobytes())[1:]
     assert codec.decode(shifted, np.float32, (300,)).tobytes() == array.tobytes()  # type: ignore[arg-type]
 
 
 @by_codec
-def test_the_window_is_that_of_the_stream(name: str) -> None:
+def test_decoding_uses_the_window_of_the_stream(name: str) -> None:
     array = np.repeat(np.arange(3000, dtype=np.int8), 7)
     stream = make_codec(name, 65536).encode(array)
     assert make_codec(name, 4096).decode(stream, np.int8, array.shape).tobytes() == array.tobytes()
@@ -97,7 +97,7 @@ def test_the_same_array_gives_the_same_bytes(name: str) -> None:
 
 
 @by_codec
-def test_bfloat16_is_the_same_as_its_bit_patterns(name: str) -> None:
+def test_bfloat16_is_encoded_as_its_bit_patterns(name: str) -> None:
     import ml_dtypes
 
     array = arrays.activation(3000, 0.4, ml_dtypes.bfloat16)

@@ -38,7 +38,7 @@ def test_the_closed_form_equals_the_codecs_size_to_the_byte(
 
 
 @given(elements=st.integers(1, 10**11), data=st.data())
-def test_a_share_gives_back_the_number_it_was_taken_from(elements: int, data: st.DataObject) -> None:
+def test_a_share_of_zeros_is_converted_back_to_the_exact_count(elements: int, data: st.DataObject) -> None:
     zeros = data.draw(st.integers(0, elements))
     size = compressed_bytes(4 * elements, 4, "zvc", zeros / elements)
     assert size == 4 * math.ceil(Fraction(elements, 32)) + 4 * (elements - zeros)
@@ -49,7 +49,7 @@ def test_half_zeros_round_to_even(elements: int, zeros: int) -> None:
     assert compressed_bytes(4 * elements, 4, "zvc", 0.5) == 4 + 4 * (elements - zeros)
 
 
-def test_bytes_that_fill_no_element_count_as_one() -> None:
+def test_a_partial_element_counts_as_one() -> None:
     assert compressed_bytes(4097, 4, "zvc", 0.0) == compressed_bytes(4100, 4, "zvc", 0.0)
 
 
@@ -68,12 +68,12 @@ def test_a_sparsity_outside_0_to_1_is_refused(codec: str, sparsity: float) -> No
 
 
 @pytest.mark.parametrize("codec", ["rle", "lz4", "zlib", "bpc"])
-def test_codecs_without_a_closed_form_need_measurements(codec: str) -> None:
+def test_sizes_that_sparsity_does_not_determine_need_measurements(codec: str) -> None:
     with pytest.raises(InputError, match=f"size in {codec} does not follow .*compressibility.csv.*zvc, csr"):
         compressed_bytes(4096, 4, codec, 0.5)
 
 
-def test_neither_sparsity_nor_measurements() -> None:
+def test_a_size_without_sparsity_or_measurements_is_refused() -> None:
     with pytest.raises(InputError, match="neither sparsity nor a measured size in zvc is known"):
         compressed_bytes(4096, 4, "zvc")
 
@@ -84,23 +84,23 @@ def test_an_unknown_codec_is_refused_by_name() -> None:
 
 
 @pytest.mark.parametrize("itemsize", [0, 3, 8])
-def test_elements_that_codecs_do_not_take(itemsize: int) -> None:
+def test_unsupported_element_sizes_are_refused(itemsize: int) -> None:
     with pytest.raises(InputError, match=f"not applicable to elements of {itemsize} bytes"):
         compressed_bytes(4096, itemsize, "zvc", 0.5)
 
 
 class TestMeasured:
-    def test_a_complete_block_is_one_row(self) -> None:
+    def test_a_row_for_a_complete_block_is_its_size(self) -> None:
         assert compressed_bytes(4096, 4, "zlib", None, [row(1234)]) == 1234
 
     def test_a_histogram_is_summed(self) -> None:
         rows = [row(0, 128, 10), row(32, 128, 20), row(128, 128, 2)]
         assert compressed_bytes(4096, 4, "zlib", None, rows) == 20 * 32 + 2 * 128
 
-    def test_a_measured_size_is_preferred_to_the_closed_form(self) -> None:
+    def test_measurements_have_priority_over_the_closed_form(self) -> None:
         assert compressed_bytes(4096, 4, "zvc", 0.5, [row(77, codec="zvc")]) == 77
 
-    def test_measurements_of_other_codecs_are_ignored(self) -> None:
+    def test_rows_of_other_codecs_are_ignored(self) -> None:
         assert compressed_bytes(4096, 4, "zvc", 1.0, [row(77)]) == 128
         assert compressed_bytes(4096, 4, "zlib", None, [row(77), row(78, codec="lz4")]) == 77
 
@@ -108,12 +108,12 @@ class TestMeasured:
         assert compressed_bytes(4000, 4, "zlib", None, [row(64, 128, 32)]) == 64 * 32
 
     @pytest.mark.parametrize("block_bytes", [4097, 3968, 100])
-    def test_entries_that_do_not_cover_the_block_once(self, block_bytes: int) -> None:
+    def test_entries_that_do_not_cover_the_block_exactly_are_refused(self, block_bytes: int) -> None:
         with pytest.raises(InputError, match=f"entries of block 'y' cover 4096 bytes, but the block has {block_bytes}"):
             compressed_bytes(block_bytes, 4, "zlib", None, [row(64, 128, 32)])
 
     @pytest.mark.parametrize("other", [{"block": "z"}, {"epoch": 1}, {"layout": "nhwc"}])
-    def test_sizes_of_different_things(self, other: dict[str, Any]) -> None:
+    def test_rows_of_different_blocks_epochs_or_layouts_are_refused(self, other: dict[str, Any]) -> None:
         with pytest.raises(
             InputError,
             match="measured sizes of different blocks, epochs or layouts: block 'y', epoch 0, nchw, and block",

@@ -1,4 +1,4 @@
-"""Timings of a hand-made chain of three layers, with whatever a test changes of it."""
+"""Timings of a hand-made chain of three layers, with changes for tests."""
 
 from __future__ import annotations
 

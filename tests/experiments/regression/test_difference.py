@@ -1,4 +1,4 @@
-"""What counts as a difference between example_timings timings and those of now, and what is only difference."""
+"""Differences between stored and current timings: which count, and which are only reported."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def test_equal_runs_never_differ(forward: list[int], backward: list[int], sizes:
     assert compare_timings(one, other).empty
 
 
-def test_with_a_slower_link_only_policies_that_copy_differ() -> None:
+def test_a_slower_link_changes_only_policies_that_copy() -> None:
     difference = compare_timings(example_timings(), example_timings(on=node(99 * 10**8)))
     assert difference.counts
     assert [policy.label for policy in difference.policies] == ["vdnn"]
@@ -47,7 +47,7 @@ def test_with_a_slower_link_only_policies_that_copy_differ() -> None:
     assert (time.stored, time.now, time.by, time.share) == (before, after, after - before, (after - before) / before)
 
 
-def test_inputs_without_effect_are_reported_but_do_not_count() -> None:
+def test_changed_inputs_without_effect_are_reported_and_do_not_count() -> None:
     difference = compare_timings(
         example_timings(), example_timings(on=replace(node(), description="the same, in other words"))
     )
@@ -57,7 +57,7 @@ def test_inputs_without_effect_are_reported_but_do_not_count() -> None:
     assert difference.changed == ("node.description",)
 
 
-def test_out_of_memory_is_another_outcome_with_a_reason() -> None:
+def test_out_of_memory_is_a_changed_outcome_with_a_reason() -> None:
     enough, short = example_timings(), example_timings(on=node(memory=550_000))
     result = by_label(enough, short)
     outcome, *why = result["none"].facts
@@ -108,7 +108,7 @@ def test_added_and_removed_policies_count_and_their_order_does_not() -> None:
     assert (turned.reordered, turned.counts, turned.empty) == (True, False, False)
 
 
-def test_changed_settings_are_named_even_if_all_numbers_are_equal() -> None:
+def test_changed_settings_are_reported_even_if_all_numbers_are_equal() -> None:
     stored, now = (timings_of(compare(CHAIN, node(), ["ideal"], seed=seed)) for seed in (0, 1))
     (result,) = compare_timings(stored, now).policies
     assert (result.facts, result.values, result.events, result.counts) == ((("seed", 0, 1),), (), None, True)
@@ -141,7 +141,7 @@ def test_steadiness_and_counts_are_compared() -> None:
         assert result.counts
 
 
-def test_without_tolerances_a_timeline_alone_is_a_difference() -> None:
+def test_without_tolerances_a_changed_timeline_alone_counts() -> None:
     now = example_timings(policies=["vdnn"])
     policy = now["vdnn"]
     renamed = replace(policy, events=(policy.events[0]._replace(name="other"), *policy.events[1:]))
@@ -151,7 +151,7 @@ def test_without_tolerances_a_timeline_alone_is_a_difference() -> None:
         assert result.events is not None
 
 
-def test_metrics_within_their_tolerances_pass_and_all_others_count() -> None:
+def test_only_metrics_outside_their_tolerances_count() -> None:
     stored, now = example_timings(policies=["vdnn"]), example_timings(longer("B1", 10), policies=["vdnn"])
     every = compare_timings(stored, now, parse_tolerances({"*": "1%"})).policies[0]
     assert not every.counts
@@ -164,7 +164,7 @@ def test_metrics_within_their_tolerances_pass_and_all_others_count() -> None:
     assert [value.key for value in exact.values if not value.tolerated] == ["iteration_ns"]
 
 
-def test_a_refusal_and_another_reason_for_it_are_differences() -> None:
+def test_a_refusal_and_a_changed_reason_for_it_count() -> None:
     def refused(why: str) -> object:
         runs = compare(CHAIN, node(), ["ideal", "vdnn"])
         ideal, vdnn = runs.runs

@@ -1,4 +1,4 @@
-"""Where two timelines part: the event that is the first to differ, whatever follows from it."""
+"""Where two timelines diverge: the first event that differs, not its consequences."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def span(stream: str, kind: SpanKind, name: str, start: int, end: int, **more: A
 @pytest.mark.parametrize("policy", ["ideal", "none", "vdnn"])
 @pytest.mark.parametrize("kernel", [kernel.id for kernel in CHAIN.kernels])
 def test_a_kernel_that_takes_a_nanosecond_more_differs_first(kernel: str, policy: str) -> None:
-    """Also where a copy stream has long been waiting for it, and waits longer now."""
+    """Also if a copy stream started waiting for it earlier and now waits longer."""
     result = first_difference(example_timings()[policy].events, example_timings(longer(kernel))[policy].events)
     assert result is not None
     assert result.stored is not None
@@ -43,7 +43,7 @@ def test_with_a_slower_link_the_first_copy_differs_first() -> None:
     assert result.before == ()
 
 
-def test_if_only_fetches_are_slower_the_first_fetch_differs_first() -> None:
+def test_with_slower_fetches_the_first_fetch_differs_first() -> None:
     slower = replace(node(), link=replace(node().link, h2d_bandwidth=99 * 10**8))
     result = first_difference(EVENTS, example_timings(on=slower, policies=["vdnn"])["vdnn"].events)
     assert result is not None
@@ -95,7 +95,7 @@ NEXT = span("compute", SpanKind.COMPUTE, "k", 10, 20), span("compute", SpanKind.
         ((FETCH, COPY), COPY),  # streams in their order
     ],
 )
-def test_among_differences_at_one_instant_the_cause_comes_first(
+def test_of_simultaneous_differences_the_cause_is_first(
     pairs: tuple[tuple[Span, Span], ...], first: tuple[Span, Span]
 ) -> None:
     result = first_difference([stored for stored, _ in pairs], [now for _, now in pairs])
@@ -104,7 +104,7 @@ def test_among_differences_at_one_instant_the_cause_comes_first(
 
 
 def test_a_wait_with_another_cause_diverges_at_its_end() -> None:
-    """What a stream waited for is known at the end: what went another way before is the reason."""
+    """The cause of a wait is known at its end, so an earlier difference is reported as the reason."""
     stall, work = SpanKind.STALL_EVENT, SpanKind.COMPUTE
     stored = (span("d2h", stall, "k1", 0, 50, cause="compute"), span("compute", work, "k1", 20, 50))
     now = (span("d2h", stall, "k2", 0, 60, cause="compute"), span("compute", work, "k2", 20, 60))
@@ -129,7 +129,7 @@ def test_a_change_of_any_cell_is_detected_and_named(row: int, field: str, more: 
 
 
 @given(st.permutations(range(len({event.stream for event in EVENTS}))))
-def test_the_order_of_streams_within_an_instant_is_no_difference(order: list[int]) -> None:
+def test_the_order_of_streams_at_one_instant_does_not_matter(order: list[int]) -> None:
     streams = sorted({event.stream for event in EVENTS})
     grouped = [event for place in order for event in EVENTS if event.stream == streams[place]]
     assert first_difference(EVENTS, grouped) is None

@@ -1,4 +1,4 @@
-"""Kept timings on disk: read back as they were, the same bytes each time, refused where they are damaged."""
+"""Stored timings: round trips, reproducible bytes, and refusal of damaged files."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ SPANS = st.builds(
 
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
-    """With timings of policies that ran and of one that had no memory."""
+    """A folder with timings of completed policies and one out of memory."""
     write_timings(example_timings(on=node(memory=550_000)), tmp_path / "example_timings")
     return tmp_path / "example_timings"
 
@@ -151,7 +151,7 @@ def test_damage_is_reported_with_its_place(damage: Callable[[Path], object], mes
     assert message in str(caught.value)
 
 
-def test_the_version_that_wrote_timings_does_not_count(folder: Path) -> None:
+def test_the_version_that_wrote_timings_does_not_matter(folder: Path) -> None:
     other = replace(read_timings(folder), version="99")
     write_timings(other, folder)
     assert read_timings(folder).version == "99"

@@ -1,4 +1,4 @@
-"""A difference in words: everything that differs is there, in lines that a terminal holds."""
+"""The text of a difference: it contains every difference, in lines that fit a terminal."""
 
 from __future__ import annotations
 
@@ -22,14 +22,14 @@ def text_of(stored: Timings, now: Timings, **tolerances: object) -> str:
 
 
 def after(event: int, **changes: Any) -> str:
-    """What is text_of where one event of ideal is another."""
+    """The text of the difference if one event of ideal is changed."""
     stored = example_timings(policies=["ideal"])
     events = list(stored["ideal"].events)
     events[event] = events[event]._replace(**changes)
     return text_of(stored, with_policy(stored, "ideal", replace(stored["ideal"], events=tuple(events))))
 
 
-def test_a_kernel_longer_by_a_nanosecond_is_reported_with_its_delta() -> None:
+def test_text_of_a_kernel_that_takes_a_nanosecond_more() -> None:
     assert (
         text_of(example_timings(policies=["ideal"]), example_timings(longer("B3"), policies=["ideal"]))
         == """\
@@ -68,13 +68,13 @@ ideal
         ({"iteration": 2}, "compute F2 has iteration 2 and had none"),
     ],
 )
-def test_the_difference_of_an_event_is_described(changes: dict[str, object], words: str) -> None:
+def test_text_of_a_changed_event(changes: dict[str, object], words: str) -> None:
     text = " ".join(after(1, **changes).split())
     assert f"on compute: {words}" in text
     assert "events before it on compute, equal in both: compute F1: 0 to 5,000 ns" in text
 
 
-def test_an_event_that_only_one_timeline_has() -> None:
+def test_text_of_an_event_in_only_one_timeline() -> None:
     three, two = example_timings(policies=["ideal"]), example_timings(policies=["ideal"], iterations=2)
     assert "compute F1 is only in the stored timeline; its stream now ends before it" in " ".join(
         text_of(three, two).split()
@@ -85,11 +85,11 @@ def test_an_event_that_only_one_timeline_has() -> None:
     assert "stored  only now\n" in text
 
 
-def test_a_difference_at_the_first_event_of_a_stream() -> None:
+def test_text_of_a_difference_at_the_first_event_of_a_stream() -> None:
     assert "it is the first event on compute" in after(0, end_ns=5_001)
 
 
-def test_long_names_are_cut_in_the_middle() -> None:
+def test_long_names_are_shortened_in_the_middle() -> None:
     long = "stage4." + "block." * 20 + "weight"
     text = after(1, name=long)
     line = next(line for line in text.splitlines() if line.startswith("  > name"))
@@ -97,7 +97,7 @@ def test_long_names_are_cut_in_the_middle() -> None:
     assert "stage4." in line
 
 
-def test_metrics_can_differ_where_timelines_are_equal() -> None:
+def test_text_of_changed_metrics_with_equal_timelines() -> None:
     stored = example_timings(policies=["ideal"])
     values = {**stored["ideal"].values, "samples_per_s": None}
     text = text_of(with_policy(stored, "ideal", replace(stored["ideal"], values=values)), stored)
@@ -124,7 +124,7 @@ def test_differences_that_do_not_count_are_marked() -> None:
     assert "this does not count, as metrics have tolerances" in text
 
 
-def test_settings_inputs_outcomes_and_policies() -> None:
+def test_text_of_changed_settings_inputs_outcomes_and_policies() -> None:
     stored = replace(example_timings(policies=["ideal", "none"]), overrides={"iterations": 3})
     text = text_of(stored, example_timings(policies=["none", "vdnn"], on=node(memory=550_000)))
     assert "stored with other settings:\n  iterations: 3 -> nothing\n" in text
@@ -141,7 +141,7 @@ def test_no_difference_gives_no_text() -> None:
 
 @pytest.mark.parametrize("field", [field for field in Span._fields if field != "stream"])
 def test_every_field_that_differs_is_marked(field: str) -> None:
-    """But the stream: there are then two, of which one has an event less."""
+    """Except for the stream: a change there affects two streams."""
     other = {"kind": SpanKind.RECOMPUTE, "name": "F9", "cause": "host"}.get(field, 1)
     text = after(1, **{field: other})
     assert [line.split()[1] for line in text.splitlines() if line.startswith("  >")] == [field.removesuffix("_ns")]

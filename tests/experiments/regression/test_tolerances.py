@@ -1,4 +1,4 @@
-"""Tolerances: how they are written, which metrics they name, and what they allow."""
+"""Tolerances: their format, the metrics that they name, and what they allow."""
 
 from __future__ import annotations
 
@@ -32,13 +32,13 @@ def problems_of(written: dict[str, object]) -> list[str]:
         ({"*": "250%"}, Fraction(5, 2), "", True),
     ],
 )
-def test_accepted_forms(written: dict[str, object], amount: Fraction, unit: str, share: bool) -> None:
+def test_valid_tolerances_are_accepted(written: dict[str, object], amount: Fraction, unit: str, share: bool) -> None:
     (result,) = parse_tolerances(written)
     assert (result.amount, result.unit, result.share) == (amount, unit, share)
 
 
 @pytest.mark.parametrize("value", ["", "-1%", "-3", "1 mile", "one", "nan", "inf%", "1.5 ns", None, [1], True, "% 1"])
-def test_refused_forms(value: object) -> None:
+def test_invalid_tolerances_are_refused(value: object) -> None:
     (message,) = problems_of({"iteration_ns": value})
     assert message.startswith("tolerance: iteration_ns: ")
 

@@ -1,4 +1,4 @@
-"""Scenarios of several GPUs: the loaded section, and a problem at the place of every mistake."""
+"""Scenarios with several GPUs: the loaded section, and mistakes reported with their place."""
 
 from __future__ import annotations
 
@@ -36,18 +36,18 @@ def loaded(folder: Path, more: str, overrides: dict[str, object] | None = None) 
     return load_scenario(path, overrides).data_parallel
 
 
-def test_the_section_and_its_defaults(tmp_path: Path):
+def test_the_data_parallel_section_is_loaded_with_its_defaults(tmp_path: Path):
     assert loaded(tmp_path, "") is None
     assert loaded(tmp_path, "data_parallel: {gpus: 4}\n") == DataParallel(4, Exchange.HOST, 1)
     section = "data_parallel: {gpus: 2, exchange: gather, cores: 5}\n"
     assert loaded(tmp_path, section) == DataParallel(2, Exchange.GATHER, 5)
 
 
-def test_data_parallel_with_one_gpu_is_an_ordinary_run(tmp_path: Path):
+def test_one_gpu_gives_no_data_parallelism(tmp_path: Path):
     assert loaded(tmp_path, "data_parallel: {gpus: 1}\n") is None
 
 
-def test_data_parallel_can_be_set_on_a_scenario_without_it(tmp_path: Path):
+def test_overrides_can_add_data_parallelism(tmp_path: Path):
     assert loaded(tmp_path, "", {"data_parallel.gpus": 2, "data_parallel.cores": 3}) == DataParallel(2, cores=3)
 
 
@@ -60,7 +60,7 @@ def test_a_scenario_prints_its_gpus(tmp_path: Path):
 
 
 @pytest.mark.slow
-def test_running_it_trains_on_all_of_them(tmp_path: Path):
+def test_a_run_trains_on_all_gpus(tmp_path: Path):
     path = tmp_path / "try.yaml"
     path.write_text(GOOD + "data_parallel: {gpus: 2, exchange: gather}\n", encoding="utf-8")
     scenario = load_scenario(path)
@@ -104,7 +104,7 @@ def test_a_node_without_a_host_cannot_exchange_through_it(tmp_path: Path):
     assert "or use the exchange gather" in problem
 
 
-def test_the_command_line_runs_it(tmp_path: Path):
+def test_the_command_line_runs_on_several_gpus(tmp_path: Path):
     settings = ("--set", "data_parallel.gpus=2", "--set", "data_parallel.cores=2")
     done = simgpu("run", "--trace", "resnet20-cifar-cpu", "--node", "k40-x4", "--policy", "none", *settings)
     assert done.exit_code == 0
@@ -116,7 +116,7 @@ def test_the_command_line_runs_it(tmp_path: Path):
 
 
 @pytest.mark.slow
-def test_out_of_memory_on_a_share_names_the_gpu():
+def test_an_out_of_memory_message_names_the_gpu():
     budget = ("--memory", "1 MiB", "--set", "data_parallel.gpus=2")
     done = simgpu("run", "--trace", "resnet20-cifar-cpu", "--node", "k40-x4", "--policy", "none", *budget)
     assert done.exit_code == 3

@@ -1,4 +1,4 @@
-"""Scenarios: a valid one is loaded; all mistakes in it and in the files it names are reported together."""
+"""Scenarios: a valid one is loaded; all mistakes in it and in its files are reported together."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def problems_of(path: Path, overrides: dict[str, object] | None = None) -> list[
     return [str(problem).replace(str(path.parent) + "/", "") for problem in caught.value.problems]
 
 
-def test_defaults_and_what_is_loaded(tmp_path: Path) -> None:
+def test_a_scenario_is_loaded_with_its_defaults(tmp_path: Path) -> None:
     scenario = load_scenario(scenario_file(tmp_path, GOOD))
     assert [kernel.id for kernel in scenario.trace.kernels] == ["F1", "F2", "B2", "B1"]
     assert scenario.node.name == "laptop-2gb"
@@ -45,18 +45,18 @@ def test_defaults_and_what_is_loaded(tmp_path: Path) -> None:
     assert (scenario.pool, scenario.alignment, scenario.outputs.folder) == (None, None, None)
 
 
-def test_without_a_name_it_has_that_of_its_file(tmp_path: Path) -> None:
+def test_the_default_name_of_a_scenario_is_that_of_its_file(tmp_path: Path) -> None:
     assert load_scenario(scenario_file(tmp_path, GOOD.replace("name: try\n", ""))).name == "try"
     assert problems_of(scenario_file(tmp_path, GOOD.replace("name: try\n", "name: ''\n")))
 
 
-def test_a_policy_spelt_out_is_the_same_as_one_with_its_defaults(tmp_path: Path) -> None:
+def test_explicit_default_parameters_of_a_policy_change_nothing(tmp_path: Path) -> None:
     text = GOOD.replace("[ideal, vdnn: {mode: conv}]", "[vdnn, vdnn: {mode: all}]")
     (message,) = problems_of(scenario_file(tmp_path, text))
     assert "policies[1]: {'vdnn': {'mode': 'all'}} is given twice; keep one of them" in message
 
 
-def test_a_scenario_prints_on_one_screen(tmp_path: Path) -> None:
+def test_repr_fits_one_screen(tmp_path: Path) -> None:
     scenario = load_scenario(scenario_file(tmp_path, GOOD + "budget: 1 MiB\n"))
     lines = repr(scenario).splitlines()
     assert lines[0].split() == ["scenario", "try"]
@@ -74,14 +74,14 @@ def test_a_single_policy_needs_no_list(tmp_path: Path) -> None:
     assert load_scenario(scenario_file(tmp_path, text)).policies == (PolicyChoice("none", {}),)
 
 
-def test_a_command_line_override_wins_over_the_file(tmp_path: Path) -> None:
+def test_a_command_line_override_has_priority_over_the_file(tmp_path: Path) -> None:
     path = scenario_file(tmp_path, GOOD + "budget: 1 MiB\noverrides:\n  node.gpu.memory: 1 GiB\n")
     assert load_scenario(path).node.budget == 2**30
     changed = load_scenario(path, {"node.gpu.memory": "4 GiB", "budget": "3 GiB", "outputs.folder": "here"})
     assert (changed.node.budget, changed.budget, changed.outputs.folder) == (4 * 2**30, 3 * 2**30, Path("here"))
 
 
-def test_relative_paths_start_at_the_file_and_overriding_ones_at_the_current_folder(
+def test_paths_are_relative_to_the_file_and_in_overrides_to_the_current_folder(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     path = scenario_file(tmp_path, GOOD)
@@ -158,7 +158,7 @@ def test_a_bad_override_is_reported_as_an_override(tmp_path: Path, overrides: di
     assert message.startswith(expected)
 
 
-def test_missing_keys_and_unknown_schema(tmp_path: Path) -> None:
+def test_missing_keys_and_an_unknown_schema_are_reported(tmp_path: Path) -> None:
     message = problems_of(scenario_file(tmp_path, "schema: simgpu.scenario/2\n"))
     assert message == [f"try.yaml: {key}: is missing; add it" for key in ("trace", "node", "policies")]
     (version_message,) = problems_of(scenario_file(tmp_path, GOOD.replace("scenario/2", "scenario/3")))
@@ -169,7 +169,7 @@ def test_missing_keys_and_unknown_schema(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("name", shipped_scenarios())
-def test_shipped_scenarios_load_and_name_themselves(name: str) -> None:
+def test_shipped_scenarios_load_and_have_their_file_names(name: str) -> None:
     scenario = load_scenario(name)
     assert scenario.name == name
     assert scenario.description

@@ -1,4 +1,4 @@
-"""Studies: a valid one is loaded; all mistakes in it and in the files it names are reported together."""
+"""Studies: a valid one is loaded; all mistakes in it and in its files are reported together."""
 
 from __future__ import annotations
 
@@ -130,7 +130,7 @@ def test_a_study_is_loaded_field_by_field(tmp_path: Path) -> None:
     )
 
 
-def test_changes_of_the_node_hold_for_all_runs_and_those_of_a_run_win(tmp_path: Path) -> None:
+def test_node_changes_of_a_run_have_priority_over_those_of_the_study(tmp_path: Path) -> None:
     gib, path = 2**30, study_file(tmp_path)
 
     def memory(overrides: dict[str, object]) -> list[int]:
@@ -143,14 +143,14 @@ def test_changes_of_the_node_hold_for_all_runs_and_those_of_a_run_win(tmp_path: 
     assert {node.link.d2h_bandwidth for node in nodes} == {10**10}
 
 
-def test_a_single_baseline_needs_no_list_and_several_keep_their_order(tmp_path: Path) -> None:
+def test_baselines_are_one_name_or_an_ordered_list(tmp_path: Path) -> None:
     text = GOOD.replace("baseline: vDNN", "baseline: [oracle, vDNN]")
     study = load_study(study_file(tmp_path, text))
     assert study.baseline == ("oracle", "vDNN")
     assert study.published[0].vs == "oracle"
 
 
-def test_any_value_can_be_changed(tmp_path: Path) -> None:
+def test_any_value_can_be_overridden(tmp_path: Path) -> None:
     changes: dict[str, object] = {"epochs": [1], "runs.small.policy": "none", "traces.AlexNet.batch": 8}
     study = load_study(study_file(tmp_path), changes)
     assert study.epochs == (1,)
@@ -158,7 +158,7 @@ def test_any_value_can_be_changed(tmp_path: Path) -> None:
     assert study.traces["AlexNet"].info.batch == 8
 
 
-def test_a_trace_or_run_that_is_null_is_left_out_with_what_is_published_of_it(tmp_path: Path) -> None:
+def test_a_null_trace_or_run_is_omitted_with_its_published_numbers(tmp_path: Path) -> None:
     path = study_file(tmp_path)
     study = load_study(path, {"traces.chain": None, "runs.small": None})
     assert list(study.traces) == ["AlexNet"]
@@ -174,14 +174,14 @@ def test_an_omitted_trace_omits_its_settings(tmp_path: Path) -> None:
     assert all(row.aggregate != "VGG-11" for row in study.published)
 
 
-def test_not_everything_can_be_left_out(tmp_path: Path) -> None:
+def test_omitting_all_traces_or_a_baseline_is_refused(tmp_path: Path) -> None:
     result = problems_of(study_file(tmp_path), {"traces.chain": None, "traces.AlexNet": None})
     assert any("traces.chain" in problem for problem in result)
     (problem,) = problems_of(study_file(tmp_path), {"runs.vDNN": None})
     assert "vDNN" in problem
 
 
-def test_a_study_prints_on_one_screen(tmp_path: Path) -> None:
+def test_repr_fits_one_screen(tmp_path: Path) -> None:
     lines = repr(load_study(study_file(tmp_path))).splitlines()
     assert lines[0].split() == ["study", "try"]
     assert "origin      modelled, not recorded, for Tesla V100 PCIe, by simgpu zoo 0.1.0, sparsity too" in lines
@@ -208,7 +208,7 @@ def test_a_sweep_becomes_a_run_for_each_budget(tmp_path: Path) -> None:
     assert study.compared(sweep[0], "ideal") == study.runs[0]
 
 
-def test_a_run_may_differ_on_a_trace_and_train_on_several_gpus(tmp_path: Path) -> None:
+def test_a_run_may_have_settings_per_trace_and_several_gpus(tmp_path: Path) -> None:
     study = load_study(study_file(tmp_path, BUDGETS))
     (run,), (four,) = study.members("moDNN"), study.members("four")
     assert run.on("AlexNet") == (PolicyChoice("modnn", {}), 2 * 10**9)
@@ -216,7 +216,7 @@ def test_a_run_may_differ_on_a_trace_and_train_on_several_gpus(tmp_path: Path) -
     assert four.data_parallel == DataParallel(4, Exchange.HOST, 2)
 
 
-def test_a_published_number_is_of_two_runs_of_one_or_of_memory(tmp_path: Path) -> None:
+def test_published_numbers_concern_two_runs_one_run_or_memory(tmp_path: Path) -> None:
     study = load_study(study_file(tmp_path, BUDGETS))
     assert study.tables == ("time_increase", "traffic")
     assert [(row.run, row.vs, row.measure, row.memory) for row in study.published] == [
@@ -276,7 +276,7 @@ def test_a_published_number_is_of_two_runs_of_one_or_of_memory(tmp_path: Path) -
         ("value: 0.15", "value: 15", "line 23, published[5]: value 15 is not a share: write 20% as 0.2"),
     ],
 )
-def test_mistakes_about_budgets_gpus_and_measures_are_reported_at_their_place(
+def test_mistakes_in_budgets_gpus_and_measures_are_reported_with_their_place(
     old: str, new: str, expected: str, tmp_path: Path
 ) -> None:
     assert BUDGETS.count(old) == 1
@@ -300,7 +300,7 @@ def test_a_sweep_becomes_a_trace_for_each_batch(tmp_path: Path) -> None:
     assert [kernel.duration_ns for kernel in study.traces["chain 2"].kernels] == [10, 14, 28, 20]
 
 
-def test_per_trace_values_of_one_batch_override_those_of_the_sweep(tmp_path: Path) -> None:
+def test_settings_of_one_batch_have_priority_over_settings_of_the_sweep(tmp_path: Path) -> None:
     (_, run) = load_study(study_file(tmp_path, BATCHES)).runs
     conv = PolicyChoice("vdnn", {"mode": "conv"})
     assert run.on("VGG 16") == (conv, 10**9)
@@ -347,7 +347,7 @@ def test_a_null_sweep_is_omitted_with_its_batches(tmp_path: Path) -> None:
         ("[chain, VGG 8]", "[chain, VGG 16, VGG 8, AlexNet]", "line 17, published[2].excluding: excludes every trace"),
     ],
 )
-def test_a_mistake_about_batches_is_reported_once_at_its_place(
+def test_a_mistake_in_batches_is_reported_once_with_its_place(
     old: str, new: str, expected: str, tmp_path: Path
 ) -> None:
     assert BATCHES.count(old) == 1
@@ -420,7 +420,7 @@ def test_all_problems_of_all_files_are_reported_at_once(tmp_path: Path) -> None:
     assert [line.split(": ")[1] for line in message] == ["traces.AlexNet.zoo", "line 15, published[0].run"]
 
 
-def test_a_study_is_no_scenario_and_the_message_names_the_command() -> None:
+def test_loading_a_study_as_a_scenario_names_the_right_command() -> None:
     with pytest.raises(InputError, match=r"cswap-6a\.yaml: schema: is a study, not a scenario; use: simgpu study csw"):
         load_scenario("cswap-6a")
     with pytest.raises(InputError, match=r"quickstart\.yaml: schema: is a scenario, not a study; use: simgpu run qui"):
@@ -439,7 +439,7 @@ FIGURES_WITHOUT_NUMBERS = ("buddy-5b", "buddy-13a")
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", shipped_studies())
-def test_shipped_studies_load_and_name_themselves(name: str) -> None:
+def test_shipped_studies_load_and_have_their_file_names(name: str) -> None:
     study = load_study(name)
     assert study.name == name
     assert study.description
@@ -447,7 +447,7 @@ def test_shipped_studies_load_and_name_themselves(name: str) -> None:
     assert study.published or name in FIGURES_WITHOUT_NUMBERS
 
 
-def test_the_json_schema_knows_its_parts() -> None:
+def test_the_json_schema_has_all_sections() -> None:
     schema = json_schema("study")
     assert schema["required"] == ["schema", "node", "traces", "runs", "baseline"]
     assert schema["additionalProperties"] is False
@@ -474,7 +474,7 @@ baseline: all
 """
 
 
-def test_oversubscription_is_a_sweep_of_the_peak_of_each_trace(tmp_path: Path) -> None:
+def test_oversubscription_sweeps_budgets_relative_to_the_peak_of_each_trace(tmp_path: Path) -> None:
     study = load_study(study_file(tmp_path, OVERSUBSCRIBED))
     assert [run.label for run in study.runs] == ["all", "less 0%", "less 0.1", "less 50%"]
     assert [run.label for run in study.members("less")] == ["less 0%", "less 0.1", "less 50%"]
@@ -494,7 +494,7 @@ def test_oversubscription_is_a_sweep_of_the_peak_of_each_trace(tmp_path: Path) -
         ("node: laptop-2gb", "node: laptop-2gb\noverrides: {node.gpu.memory: 40 MB}", "line 7, runs.less.oversubsc"),
     ],
 )
-def test_a_mistake_about_oversubscription_is_reported_at_its_place(
+def test_a_mistake_in_oversubscription_is_reported_with_its_place(
     old: str, new: str, expected: str, tmp_path: Path
 ) -> None:
     message = problems_of(study_file(tmp_path, OVERSUBSCRIBED.replace(old, new)))

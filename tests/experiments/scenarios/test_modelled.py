@@ -61,7 +61,7 @@ def problems_of(path: Path, overrides: dict[str, object] | None = None) -> list[
         (["--variant", "grouped=false"], {"variant": {"grouped": False}}),
     ],
 )
-def test_a_modelled_trace_equals_that_of_zoo_build(
+def test_a_modelled_trace_equals_the_one_that_zoo_build_writes(
     options: list[str], keys: dict[str, object], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
@@ -81,7 +81,7 @@ def test_a_modelled_trace_names_its_origin_and_gpu(tmp_path: Path) -> None:
     assert "modelled, not recorded, for GeForce RTX 2080 Ti" in shown
 
 
-def test_a_trace_may_be_modelled_for_a_gpu_other_than_the_nodes(tmp_path: Path) -> None:
+def test_a_trace_may_be_modelled_for_another_gpu_than_the_node(tmp_path: Path) -> None:
     (tmp_path / "mine.yaml").write_text("schema: simgpu.node/1\nname: mine\nbase: titan-xp\n", encoding="utf-8")
     loaded = load_scenario(written(tmp_path, FILE.replace("epochs: 5", "gpu: mine.yaml")))
     assert loaded.trace.info.device == load_node("titan-xp").gpu.name
@@ -89,7 +89,7 @@ def test_a_trace_may_be_modelled_for_a_gpu_other_than_the_nodes(tmp_path: Path) 
     assert loaded.node.name == "2080ti"
 
 
-def test_any_of_its_values_can_be_changed(tmp_path: Path) -> None:
+def test_any_modelling_value_can_be_overridden(tmp_path: Path) -> None:
     changed = load_scenario(written(tmp_path), {"trace.batch": 16, "node": "v100"})
     assert changed.trace.name == "alexnet-b16-v100"
     assert load_scenario(written(tmp_path), {"trace": "vgg11-cifar-cpu"}).trace.info.origin is Origin.RECORDED
@@ -144,14 +144,14 @@ def test_a_mistake_is_reported_at_its_key(old: str, new: str, expected: str, tmp
     assert [line for line in message if line.startswith(f"try.yaml: {expected}")], message
 
 
-def test_mistakes_of_the_trace_are_reported_with_the_others(tmp_path: Path) -> None:
+def test_mistakes_in_the_trace_are_reported_with_all_others(tmp_path: Path) -> None:
     text = FILE.replace("batch: 64", "batch: -1").replace("vdnn", "vdn").replace("2080ti", "2080")
     message = problems_of(written(tmp_path, text), {"trace.optimizer": "sdg"})
     places = [line.split(": ")[1] for line in message]
     assert places == ["line 6, node", "trace.optimizer", "line 4, trace.batch", "line 7, policies"]
 
 
-def test_a_gpu_that_the_time_model_does_not_know_is_named(tmp_path: Path) -> None:
+def test_a_gpu_unknown_to_the_time_model_is_reported(tmp_path: Path) -> None:
     (message,) = problems_of(written(tmp_path, FILE.replace("2080ti", "laptop-2gb")))[:1]
     assert "gpu.architecture: is not stated" in message
 
@@ -162,7 +162,7 @@ def test_a_trace_is_a_name_or_a_mapping(value: object, tmp_path: Path) -> None:
     assert "write a trace's name or folder, or '{zoo: vgg16, batch: 128}'" in message
 
 
-def test_the_json_schema_knows_both_forms() -> None:
+def test_the_json_schema_accepts_a_name_and_a_mapping() -> None:
     name, modelled = json_schema("scenario")["properties"]["trace"]["anyOf"]
     assert name["type"] == "string"
     assert modelled["required"] == ["zoo", "batch"]
@@ -174,7 +174,7 @@ def result_of(trace: Trace, epoch: int) -> dict[str, Any]:
     return simulate(trace, load_node("v100"), "oracle", epoch=epoch).to_dict()
 
 
-def test_a_run_is_of_the_epoch_that_the_scenario_names(tmp_path: Path) -> None:
+def test_a_run_uses_the_epoch_of_the_scenario(tmp_path: Path) -> None:
     text = FILE.replace("vdnn", "oracle").replace("2080ti", "v100")
     path = written(tmp_path, text + "epoch: 4\n")
     loaded = load_scenario(path)

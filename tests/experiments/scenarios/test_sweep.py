@@ -44,7 +44,7 @@ LENGTHS = st.lists(st.integers(1, 5), min_size=1, max_size=5)
 
 
 @given(LENGTHS)
-def test_points_are_all_combinations_once_and_the_last_axis_is_the_fastest(lengths: list[int]) -> None:
+def test_points_are_all_combinations_with_the_last_axis_fastest(lengths: list[int]) -> None:
     axes = axes_of(SweepSection(grid={f"seed{n}": list(range(length)) for n, length in enumerate(lengths)}))
     count = count_of(axes)
     points = [steps_of(axes, point) for point in range(count)]
@@ -55,7 +55,7 @@ def test_points_are_all_combinations_once_and_the_last_axis_is_the_fastest(lengt
         steps_of(axes, count)
 
 
-def test_a_huge_sweep_is_never_written_out(tmp_path: Path) -> None:
+def test_a_huge_sweep_is_not_expanded(tmp_path: Path) -> None:
     paths = ["seed", "epoch", "iterations", "node.gpu.copy_engines"]
     values = [list(range(1, 1001)), list(range(1000)), list(range(1, 1001)), [1, 2]]
     sweep = make_sweep(
@@ -68,7 +68,7 @@ def test_a_huge_sweep_is_never_written_out(tmp_path: Path) -> None:
     assert len(pickle.dumps(sweep)) < 100_000
 
 
-def test_grid_then_zip_then_points(tmp_path: Path) -> None:
+def test_grid_zip_and_points_are_combined_in_this_order(tmp_path: Path) -> None:
     block = """\
 sweep:
   grid:
@@ -96,7 +96,7 @@ sweep:
     assert sweep.scenario(14).iterations == 3, "a point that leaves a path out has the file's own value"
 
 
-def test_points_that_share_what_was_loaded_are_the_same_as_points_alone(tmp_path: Path) -> None:
+def test_points_that_share_loaded_files_equal_points_loaded_alone(tmp_path: Path) -> None:
     block = "sweep:\n  grid:\n    trace: [chain, {zoo: resnet20, batch: 4}]\n    node: [k40, v100]\n    seed: [1, 2]\n"
     sweep = load_sweep(sweep_file(tmp_path, block))
     points = sweep.points()
@@ -106,7 +106,9 @@ def test_points_that_share_what_was_loaded_are_the_same_as_points_alone(tmp_path
     assert together[4].trace is together[5].trace is not together[6].trace, "modelled anew for another GPU"
 
 
-def test_paths_start_at_the_file_and_those_of_overrides_here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_sweep_paths_are_relative_to_the_file_and_in_overrides_to_the_current_folder(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     path = sweep_file(tmp_path, "sweep:\n  grid:\n    trace: [chain, ./chain]\n")
     others = tmp_path / "elsewhere"
     others.mkdir()
@@ -119,7 +121,7 @@ def test_paths_start_at_the_file_and_those_of_overrides_here(tmp_path: Path, mon
     assert len(sweep.scenario(0).trace.kernels) == 2, "where the sweep was loaded, not where it runs"
 
 
-def test_a_scenario_may_omit_what_its_sweep_gives(tmp_path: Path) -> None:
+def test_a_scenario_may_omit_values_given_by_its_sweep(tmp_path: Path) -> None:
     path = sweep_file(tmp_path, "sweep:\n  grid: {trace: [chain]}\n", BASE.replace("trace: chain\n", ""))
     assert load_sweep(path).scenario(0).trace.name == "chain"
     with pytest.raises(InputError, match=r"trace: is missing; add it, or run the sweep: simgpu sweep .*try\.yaml"):
@@ -132,7 +134,7 @@ def test_a_scenario_with_a_sweep_runs_without_it_and_prints_a_note(tmp_path: Pat
     assert dict(scenario.facts())["sweep"].startswith("3 points, run by: simgpu sweep ")
 
 
-def test_overrides_of_the_block(tmp_path: Path) -> None:
+def test_the_sweep_can_be_overridden(tmp_path: Path) -> None:
     path = sweep_file(tmp_path, "sweep:\n  grid: {seed: [1, 2, 3], node.gpu.memory: [1 GiB, 2 GiB]}\n")
     assert load_sweep(path, {"sweep.grid.seed": [7]}).count == 2
     assert load_sweep(path, {"sweep.grid.node.gpu.memory": None}).paths == ("seed",)
@@ -210,7 +212,7 @@ sweep:
         ("", "has no sweep; write a block 'sweep:' (scenarios/README.md), or use: simgpu run "),
     ],
 )
-def test_a_block_that_is_none(tmp_path: Path, block: str, message: str) -> None:
+def test_an_invalid_sweep_is_refused(tmp_path: Path, block: str, message: str) -> None:
     assert any(text.startswith(message) for text in problems_of(sweep_file(tmp_path, block)))
 
 
@@ -225,7 +227,7 @@ def test_varying_the_batch_of_a_named_trace_is_refused_with_a_remedy(tmp_path: P
     assert "trace: {zoo: NETWORK, batch: N}" in message
 
 
-def test_a_key_inside_a_trace_by_name_is_refused_of_a_scenario_and_of_a_study() -> None:
+def test_a_key_inside_a_trace_given_by_name_is_refused() -> None:
     for load, changes, key in (
         (load_scenario, {"trace.batch": 16}, "trace.batch"),
         (load_scenario, {"trace.input": "cifar10"}, "trace.input"),
@@ -238,7 +240,7 @@ def test_a_key_inside_a_trace_by_name_is_refused_of_a_scenario_and_of_a_study() 
         assert "is given by its name" in problem.what and "zoo: NETWORK" in problem.remedy
 
 
-def test_a_network_may_take_the_place_of_a_trace_by_name(tmp_path: Path) -> None:
+def test_a_sweep_may_replace_a_trace_name_by_a_network(tmp_path: Path) -> None:
     values = {"trace.zoo": ["alexnet"], "trace.batch": [1, 2], "trace.gpu": ["v100"]}
     grid = ", ".join(f"{path}: {steps}" for path, steps in values.items())
     sweep = load_sweep(sweep_file(tmp_path, f"sweep:\n  grid: {{{grid}}}\n"))
@@ -250,7 +252,7 @@ def test_a_wrong_axis_does_not_hide_mistakes_of_other_values(tmp_path: Path) -> 
     assert len(message) == 2 and "'big' is not a size" in message[1]
 
 
-def test_a_value_that_only_some_nodes_take_is_no_mistake(tmp_path: Path) -> None:
+def test_a_value_valid_for_only_some_nodes_fails_only_at_those_points(tmp_path: Path) -> None:
     block = "sweep:\n  grid:\n    node: [v100, buddy-gpu]\n    node.gpu.buddy.threshold: [10%, 30%]\n"
     sweep = load_sweep(sweep_file(tmp_path, block))
     assert sweep.scenario(3).node.gpu.buddy is not None
@@ -258,7 +260,7 @@ def test_a_value_that_only_some_nodes_take_is_no_mistake(tmp_path: Path) -> None
         sweep.scenario(0)
 
 
-def test_values_are_checked_once_each_and_not_in_all_combinations(tmp_path: Path) -> None:
+def test_each_value_is_checked_once_and_not_in_all_combinations(tmp_path: Path) -> None:
     block = "sweep:\n  grid:\n" + "".join(
         f"    {path}: [{', '.join(map(str, range(1, 201)))}]\n" for path in ("seed", "epoch", "iterations")
     )

@@ -1,4 +1,4 @@
-"""The recordings next to the repository, compared once for all tests of this folder."""
+"""Fixtures: the recordings next to the repository, compared once for all tests of this folder."""
 
 from __future__ import annotations
 
@@ -20,5 +20,5 @@ def recordings() -> Path:
 
 @pytest.fixture(scope="session")
 def compared(recordings: Path) -> TimeModelValidation:
-    """The time model next to the published figures and the recordings."""
+    """The time model compared with the published figures and the recordings."""
     return validate(recordings)

@@ -1,4 +1,4 @@
-"""A measurement that nobody made."""
+"""A synthetic measurement."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from simgpu.workloads.timemodel.operation import GemmShape, Operation, Operation
 
 
 def product_sample(gpu: GpuSpec, measured_ns: int, use: SampleUse = SampleUse.FIT) -> Sample:
-    """Ten products of 4096 x 4096 matrices that took so long."""
+    """A sample of ten products of 4096 x 4096 matrices with the given duration."""
     shape = GemmShape(4096, 4096, 4096)
     product = Operation(OperationKind.GEMM, 2 * shape.macs, 12 * 4096**2, 4096**2, gemm=shape)
     return Sample("v100", gpu, "product", 1, "iteration", ((product, 10),), measured_ns, use, "made up")

@@ -1,4 +1,4 @@
-"""What a logged operator computes follows from its name and sizes."""
+"""The operation of a logged operator is derived from its name and sizes."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from simgpu.workloads.calibration.recorded_samples import dtr_operations
         ((84 * 3 * 224**2, 49 * 3 * 64, 84 * 64 * 112**2), 7, 2),
     ],
 )
-def test_a_logged_convolutions_shape_follows_from_its_sizes(
+def test_the_shape_of_a_logged_convolution_is_derived_from_its_sizes(
     sizes: tuple[int, int, int], kernel: int, stride: int
 ) -> None:
     blocks = {name: Block(name, 4 * size, BlockKind.OTHER) for name, size in zip("xwy", sizes, strict=True)}

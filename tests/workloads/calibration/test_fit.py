@@ -1,4 +1,4 @@
-"""The fit: it finds what made the measurements, and the shipped parameters are what it finds."""
+"""The fit recovers the parameters behind measurements, and the shipped parameters are its result."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ def test_the_shipped_table_is_the_output_of_the_fit() -> None:
     assert written(load_parameters()) == PARAMETERS.read_text()
 
 
-def test_the_table_before_the_fit_is_a_table() -> None:
+def test_the_start_table_of_the_fit_has_all_architectures() -> None:
     assert load_parameters(START).architectures.keys() == load_parameters().architectures.keys()
 
 
 @pytest.mark.slow
-def test_the_parameters_are_those_that_the_fit_finds(compared: TimeModelValidation) -> None:
-    """From the shipped values a step of least squares has nothing left to gain, and from the first guesses much."""
+def test_the_shipped_parameters_are_at_the_minimum_of_the_fit(compared: TimeModelValidation) -> None:
+    """A least-squares step from the shipped values gains almost nothing; from the start values it gains much."""
     problem = FitProblem([row.sample for row in compared.rows if row.sample.fitted], load_parameters(START))
 
     def cost_and_gain(logs: np.ndarray) -> tuple[float, float]:
@@ -39,7 +39,7 @@ def test_the_parameters_are_those_that_the_fit_finds(compared: TimeModelValidati
     assert fitted < guessed / 2
 
 
-def test_a_fit_recovers_the_share_behind_the_measurement() -> None:
+def test_a_fit_recovers_the_share_of_a_synthetic_measurement() -> None:
     pytest.importorskip("scipy")
     gpu, truth = load_node("v100").gpu, load_parameters(START)
     volta = truth.architectures["volta"].model_copy(update={"compute": 0.6})

@@ -1,4 +1,4 @@
-"""Recorded peaks of memory next to modelled ones."""
+"""Recorded memory peaks compared with modelled ones."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def modelled() -> Trace:
     return build_trace("resnet20", batch=8, gpu=load_node("v100").gpu, input="imagenet", optimizer="adam")
 
 
-def test_a_recording_that_is_as_the_zoo_models_it_is_met_to_the_byte(modelled: Trace) -> None:
+def test_a_recording_equal_to_its_model_has_no_memory_error(modelled: Trace) -> None:
     peak = trace_stats(modelled).peak_recorded
     assert peak is not None
     result = compare_memory(RECORDING, modelled)
@@ -33,7 +33,7 @@ def test_a_recording_that_is_as_the_zoo_models_it_is_met_to_the_byte(modelled: T
     assert result.error == 0
 
 
-def test_the_frameworks_counter_has_priority_over_lifetimes(modelled: Trace) -> None:
+def test_the_memory_counter_of_the_framework_has_priority_over_lifetimes(modelled: Trace) -> None:
     counted = replace(modelled, info=replace(modelled.info, framework_peak_bytes=10**9))
     result = compare_memory(RECORDING, counted)
     assert isinstance(result, MemoryRow)
@@ -41,7 +41,7 @@ def test_the_frameworks_counter_has_priority_over_lifetimes(modelled: Trace) -> 
     assert result.error == result.modelled / 10**9 - 1
 
 
-def test_an_incomparable_recording_gives_the_reason(modelled: Trace) -> None:
+def test_a_recording_that_cannot_be_compared_has_a_reason(modelled: Trace) -> None:
     untold = replace(modelled, blocks=tuple(replace(block, release=None) for block in modelled.blocks))
     why = "neither lifetimes nor a peak are recorded"
     assert compare_memory(RECORDING, untold) == Skipped("v100 resnet20 b8: memory", why)
@@ -50,8 +50,8 @@ def test_an_incomparable_recording_gives_the_reason(modelled: Trace) -> None:
 
 
 @pytest.mark.slow
-def test_recordings_are_compared_as_they_were_published(compared: TimeModelValidation) -> None:
-    """The peaks of the logs are those that the data's own description states; the profiler counted the other."""
+def test_recorded_peaks_are_compared_by_their_published_counter(compared: TimeModelValidation) -> None:
+    """The description of the data states the peaks of the logs; the profiler counted the other peak."""
     result = {row.recording.network: row for row in compared.memory}
     recorded = {network: row.recorded for network, row in result.items()}
     assert recorded == {

@@ -1,4 +1,4 @@
-"""The published figures: durations or rates, each of a known source, used by a rule that looks at the network alone."""
+"""The published figures: durations or rates with a known source, fitted or held out by network."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def damaged(tmp_path: Path, old: str, new: str) -> Path:
     return path
 
 
-def test_published_figures_are_durations_or_rates_of_known_sources() -> None:
+def test_published_figures_are_durations_or_rates_with_a_known_source() -> None:
     published = load_published()
     assert {figure.source for figure in published.figures} == set(published.sources)
     by_value = {figure.value: figure.duration_ns for figure in published.figures}
@@ -30,7 +30,7 @@ def test_published_figures_are_durations_or_rates_of_known_sources() -> None:
 
 
 @pytest.mark.slow
-def test_the_rule_that_holds_figures_out_is_by_network_alone() -> None:
+def test_figures_are_held_out_by_network() -> None:
     published = load_published()
     networks = {figure.network for figure in published.figures}
     assert set(published.fitted_networks) < networks
@@ -41,8 +41,8 @@ def test_the_rule_that_holds_figures_out_is_by_network_alone() -> None:
 
 
 @pytest.mark.parametrize("source", ["johnson", "johnson-k40", "cloud", "sako", "nvidia", "lambda", "tensorflow"])
-def test_figures_are_compared_with_the_network_that_was_measured(source: str) -> None:
-    """PyTorch and fb.resnet.torch halve images in the 3 x 3 of a bottleneck, TensorFlow's benchmarks in the 1 x 1."""
+def test_figures_are_compared_with_the_measured_variant_of_the_network(source: str) -> None:
+    """PyTorch and fb.resnet.torch stride in the 3 x 3 of a bottleneck, TensorFlow's benchmarks in the 1 x 1."""
     deep = {"resnet50", "resnet101", "resnet152"}
     figures = [figure for figure in load_published().figures if figure.source == source and figure.network in deep]
     assert figures

@@ -1,4 +1,4 @@
-"""The list of recordings: by the rule of the figures; missing ones are reported, and the fit refuses without them."""
+"""The list of recordings: fitted or held out by network; the fit reports missing ones and refuses to run."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def test_every_recording_has_a_node_a_source_and_one_use_by_network() -> None:
     assert tuple(recording.path for recording in result.fitted) == FITTED
 
 
-def test_a_recording_of_an_unknown_source_is_refused(tmp_path: Path) -> None:
+def test_a_recording_with_an_unknown_source_is_refused(tmp_path: Path) -> None:
     path = tmp_path / "recordings.yaml"
     path.write_text(
         RECORDINGS.read_text().replace("operators: g10, tf32: none, source: g10", "operators: g10, source: g11")
@@ -48,17 +48,17 @@ def test_missing_recordings_are_reported_and_a_missing_folder_refused(tmp_path: 
         validate(tmp_path / "nothing")
 
 
-def test_the_fit_refuses_a_folder_that_is_not_there(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_fit_refuses_a_missing_folder(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     table = tmp_path / "table.yaml"
     assert main([str(tmp_path / "nothing"), "-o", str(table)]) == 2
     assert f"Error: {tmp_path / 'nothing'}: no such folder" in capsys.readouterr().err
     assert not table.exists()
 
 
-def test_the_fit_refuses_to_do_with_fewer_recordings(
+def test_the_fit_refuses_an_incomplete_set_of_recordings(
     recordings: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """It names every recording that is missing, looks at no other, and leaves the file alone that stands there."""
+    """It names every missing recording, reads no other, and does not change the existing table."""
     folder, table = tmp_path / "recordings", tmp_path / "table.yaml"
     (folder / FITTED[0]).parent.mkdir(parents=True)
     (folder / FITTED[0]).symlink_to(recordings / FITTED[0])

@@ -1,4 +1,4 @@
-"""The time model against measurements: published ones always, recordings where they are next to the repository."""
+"""The time model compared with published figures and, if they are next to the repository, recordings."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from simgpu.workloads.calibration.validation import TimeModelValidation, Validat
 from tests.workloads.calibration.made_up import product_sample
 
 
-def test_published_figures_held_out_are_met_within_a_tenth_in_the_mean() -> None:
+def test_the_mean_error_of_held_out_published_figures_is_below_a_tenth() -> None:
     result = validate()
     held_out, fitted = result.summary(SampleUse.HELD_OUT), result.summary(SampleUse.FIT)
     assert held_out is not None
@@ -26,7 +26,7 @@ def test_published_figures_held_out_are_met_within_a_tenth_in_the_mean() -> None
 
 
 @pytest.mark.slow
-def test_recordings_held_out_are_met(compared: TimeModelValidation) -> None:
+def test_the_error_of_held_out_recordings_is_small(compared: TimeModelValidation) -> None:
     rows = {(row.sample.network, row.sample.batch): row for row in compared.rows if row.sample.measures == "iteration"}
     h100, titan = rows["vgg13", 512], rows["resnet32", 56]
     assert h100.sample.use is SampleUse.SEEN_NETWORK
@@ -36,7 +36,7 @@ def test_recordings_held_out_are_met(compared: TimeModelValidation) -> None:
     assert abs(titan.error) < 0.10
 
 
-def test_fit_and_test_networks_are_disjoint_and_missing_iterations_reported(
+def test_fitted_and_held_out_networks_are_disjoint_and_skipped_rows_reported(
     compared: TimeModelValidation,
 ) -> None:
     fitted, held_out = (

@@ -1,4 +1,4 @@
-"""NAS CG: its matrix next to a plain construction, its published eigenvalues, and that conjugate gradients converge."""
+"""NAS CG: its matrix compared with a plain construction, its published eigenvalues, and convergence."""
 
 from __future__ import annotations
 
@@ -73,7 +73,7 @@ def test_the_sparse_product_equals_the_dense_product() -> None:
     np.testing.assert_allclose(matrix.times(vector), dense(matrix) @ vector, rtol=1e-12)
 
 
-def test_entries_beyond_the_last_are_unused_capacity() -> None:
+def test_matrix_arrays_end_with_zeroed_unused_capacity() -> None:
     matrix = random_matrix(1400, 7, shift=10.0)
     used = int(matrix.starts[-1])
     assert matrix.values.size == allocated_entries(1400, 7) == 1400 * 64
@@ -88,14 +88,16 @@ def test_entries_beyond_the_last_are_unused_capacity() -> None:
     [(1400, 7, 10.0, 8.5971775078648), (7000, 8, 12.0, 10.362595087124)],
     ids=["class S", "class W"],
 )
-def test_eigenvalues_of_nas_cg(rows: int, nonzeros: int, shift: float, published: float) -> None:
+def test_eigenvalues_match_the_published_values_of_nas_cg(
+    rows: int, nonzeros: int, shift: float, published: float
+) -> None:
     """NPB verifies them to 1e-10."""
     solver = ConjugateGradient(rows, nonzeros=nonzeros, shift=shift, outer=15)
     *_, last = solver.states()
     assert solver.eigenvalue(last) == pytest.approx(published, abs=1e-10)
 
 
-def test_residuals_fall_and_are_those_of_the_system() -> None:
+def test_residuals_fall_and_equal_the_residuals_of_the_linear_system() -> None:
     solver = ConjugateGradient(2000, nonzeros=5, outer=1)
     norms = []
     for state in solver.states():

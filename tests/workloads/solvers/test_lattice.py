@@ -1,4 +1,4 @@
-"""Lattice Boltzmann: mass, momentum, the flow between two plates, and the table that values are pulled through."""
+"""Lattice Boltzmann: mass, momentum, the flow between two plates, and the streaming table."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from simgpu.workloads.solvers import lattice
 from simgpu.workloads.solvers.lattice import DIRECTIONS, OPPOSITE, WEIGHTS, Lattice
 
 
-def test_directions_and_weights_are_those_of_d3q19() -> None:
+def test_directions_and_weights_match_d3q19() -> None:
     assert len(set(DIRECTIONS)) == len(DIRECTIONS) == 19
     assert sum(WEIGHTS) == pytest.approx(1, abs=1e-15)
     for axis in range(3):
@@ -25,7 +25,7 @@ def test_directions_and_weights_are_those_of_d3q19() -> None:
 @settings(deadline=None, max_examples=30)
 @given(arrays(bool, st.tuples(*[st.integers(3, 9)] * 3)).filter(lambda fluid: fluid.any()))
 def test_pulling_moves_every_value_to_one_place(fluid: lattice.Fluid) -> None:
-    """Whatever the geometry: nothing is lost and nothing doubled, so mass is kept."""
+    """In every geometry: no value is lost or duplicated, so mass is conserved."""
     table = lattice.sources(fluid)
     sites = int(fluid.sum())
     assert sorted(table.reshape(-1).tolist()) == list(range(sites, 19 * sites))
@@ -33,13 +33,13 @@ def test_pulling_moves_every_value_to_one_place(fluid: lattice.Fluid) -> None:
 
 @settings(deadline=None, max_examples=30)
 @given(arrays(bool, st.tuples(*[st.integers(3, 9)] * 3)).filter(lambda fluid: fluid.any()))
-def test_sites_are_listed_once_each(fluid: lattice.Fluid) -> None:
+def test_each_fluid_site_is_listed_once(fluid: lattice.Fluid) -> None:
     numbers = lattice.listed(fluid)
     assert (numbers[~fluid] == -1).all()
     assert sorted(numbers[fluid].tolist()) == list(range(int(fluid.sum())))
 
 
-def test_requests_are_counted_as_a_plain_loop_counts_them() -> None:
+def test_request_counts_equal_the_counts_of_a_plain_loop() -> None:
     table = lattice.sources(lattice.spheres(8, 0.3))
     entries, sectors = set(), set()
     for direction, row in enumerate(table.tolist()):
@@ -73,8 +73,8 @@ def test_in_a_free_domain_each_step_adds_the_force() -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("height", [5, 8])
 @pytest.mark.parametrize("viscosity", [0.05, 0.3])
-def test_the_flow_between_plates_is_poiseuilles(height: int, viscosity: float) -> None:
-    """With these two relaxation times the parabola is exact, walls half a link beyond the last sites."""
+def test_the_flow_between_plates_has_the_poiseuille_profile(height: int, viscosity: float) -> None:
+    """With these two relaxation times the parabola is exact; walls are half a link beyond the last sites."""
     steps = int(6 * height**2 / viscosity)
     solver = Lattice(
         size=8, steps=steps + steps % 2, viscosity=viscosity, force=1e-6, geometry=lattice.channel(4, height)
@@ -86,7 +86,7 @@ def test_the_flow_between_plates_is_poiseuilles(height: int, viscosity: float) -
     np.testing.assert_allclose(result, 1e-6 / (2 * viscosity) * z * (height - z), rtol=1e-6)
 
 
-def test_tiles_are_the_same_flow_side_by_side() -> None:
+def test_each_tile_has_the_same_flow() -> None:
     one, two = Lattice(size=8, steps=6), Lattice(size=8, steps=6, tiles=(1, 1, 2))
     *_, single = one.states()
     *_, double = two.states()

@@ -1,4 +1,4 @@
-"""Multigrid: it converges at its textbook rate, to a solution of second order, however cells are put into boxes."""
+"""Multigrid: it converges at its textbook rate and with second order, for every box size."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ from simgpu.workloads.solvers.multigrid import FIELDS, Level, Multigrid, Shape, 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("size", [16, 32, 64])
-def test_a_v_cycle_takes_the_residual_to_about_a_tenth(size: int) -> None:
+def test_a_v_cycle_reduces_the_residual_to_about_a_tenth(size: int) -> None:
     solver = Multigrid(size=size, box=8, steps=6)
     norms = [solver.residual(state) for state in solver.states()]
     assert all(later < 0.15 * earlier for earlier, later in pairwise(norms))
 
 
 @pytest.mark.slow
-def test_the_solution_is_of_second_order() -> None:
+def test_the_solution_converges_with_second_order() -> None:
     errors = []
     for size in (16, 32, 64):
         solver = Multigrid(size=size, box=16, steps=8)
@@ -30,7 +30,7 @@ def test_the_solution_is_of_second_order() -> None:
         assert coarse / fine == pytest.approx(4, rel=0.05)
 
 
-def test_boxes_change_no_bit_of_the_solution() -> None:
+def test_the_solution_does_not_depend_on_the_box_size() -> None:
     result = []
     for box in (4, 8, 32):
         solver = Multigrid(size=32, box=box, steps=3)
@@ -49,7 +49,7 @@ def test_a_cube_is_split_into_boxes_and_restored() -> None:
     assert np.array_equal(level.as_cube("rhs"), cube)
 
 
-def test_ghosts_are_the_neighbours_cells_and_make_faces_zero() -> None:
+def test_ghost_cells_copy_the_neighbour_box_and_are_negated_at_the_boundary() -> None:
     level = Level(Shape(2, 4))
     cube = np.random.default_rng(1).random((8, 8, 8))
     level.put("u", cube)
@@ -60,7 +60,7 @@ def test_ghosts_are_the_neighbours_cells_and_make_faces_zero() -> None:
     assert np.array_equal(u[0, 1, 0, 1:-1, -1, 1:-1], -cube[:4, 7, :4])
 
 
-def test_the_operator_is_symmetric_and_its_diagonal_is_what_dinv_inverts() -> None:
+def test_the_operator_is_symmetric_positive_and_dinv_is_its_inverse_diagonal() -> None:
     cells, level = 4, Level(Shape(2, 2))
     columns = []
     for unit in np.eye(cells**3):
@@ -74,13 +74,13 @@ def test_the_operator_is_symmetric_and_its_diagonal_is_what_dinv_inverts() -> No
     np.testing.assert_allclose(np.diag(full), 1 / level.as_cube("dinv").reshape(-1), rtol=1e-12)
 
 
-def test_valid_marks_the_cells_of_the_domain() -> None:
-    """Each of eight boxes has a layer of ghosts on three of its sides that is another box's."""
+def test_the_field_valid_marks_the_cells_of_the_domain() -> None:
+    """Each of the eight boxes has ghost layers on three sides that belong to other boxes."""
     level = Level(Shape(2, 4))
     assert level.field("valid").sum() == 8 * 5**3
 
 
-def test_transfers_keep_means_and_lines() -> None:
+def test_restriction_preserves_means_and_interpolation_preserves_lines() -> None:
     cube = np.random.default_rng(2).random((8, 8, 8))
     assert _mean_of_eight(cube).mean() == pytest.approx(cube.mean(), rel=1e-14)
     line = np.broadcast_to(np.arange(4.0) + 0.5, (4, 4, 4))
@@ -94,7 +94,7 @@ def test_levels_halve_down_to_two_cells() -> None:
     assert [shape.side for shape in shapes] == [32, 16, 8, 4, 4, 4, 4, 2]
 
 
-def test_fields_lie_one_after_another_in_each_box() -> None:
+def test_each_box_stores_its_fields_one_after_another() -> None:
     state = next(Multigrid(size=16, box=8).states())
     assert state["level0"].shape == (2, 2, 2, len(FIELDS), 1008)
     assert (state["level0"][:, :, :, FIELDS.index("alpha"), :1000] == 1).all()

@@ -1,4 +1,4 @@
-"""Kernels of the multigrid go through those fields of each box that the algorithm uses, and through nothing else."""
+"""Kernels of the multigrid access the fields that the algorithm uses, and no others."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ Place = tuple[int, str]
 
 
 def entries_at(shape: Shape, places: Iterable[Place]) -> set[int]:
-    """The entries that hold a cell of these fields, one cell after the other."""
+    """The entries that contain a cell of these fields, cell by cell."""
     volume = shape.shape[-1]
     return {
         ((box * len(FIELDS) + FIELDS.index(name)) * volume + cell) * 8 // ENTRY_BYTES
@@ -52,7 +52,7 @@ def walk_of(touch: Touch) -> EntryAccesses:
 
 
 def check(touches: Iterable[Touch], entries: set[int]) -> None:
-    """They visit these entries, the metadata lines that these have, and the pages that these lie in."""
+    """The accesses visit these entries, their metadata lines, and their pages."""
     walks = [walk_of(touch) for touch in touches]
     for each in (1, 4, 64):
         expected = {entry // each for entry in entries}
@@ -61,7 +61,7 @@ def check(touches: Iterable[Touch], entries: set[int]) -> None:
 
 
 @pytest.mark.parametrize("number", range(len(SOLVER.work())))
-def test_a_kernel_visits_the_fields_that_it_uses_each_entry_once(number: int) -> None:
+def test_a_kernel_visits_each_entry_of_its_fields_once(number: int) -> None:
     work = SOLVER.work()[number]
     here, below = {touch.array for touch in work.touches}, set[str]()
     if work.op in ("restrict", "interpolate"):
@@ -84,7 +84,7 @@ def test_a_kernel_visits_the_fields_that_it_uses_each_entry_once(number: int) ->
 
 
 def touched(levels: list[Level], number: int) -> Iterator[Place]:
-    """Fields of a level's boxes that a V-cycle writes, or that make a difference to it: put NaN there, and see."""
+    """Fields of a level that a V-cycle writes or depends on, found by setting each to NaN."""
     before = [level.data.copy() for level in levels]
     for box, (field, name) in product(np.ndindex(levels[number].data.shape[:3]), enumerate(FIELDS)):
         for level, data in zip(levels, before, strict=True):
@@ -102,7 +102,7 @@ def touched(levels: list[Level], number: int) -> Iterator[Place]:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("array", SHAPES)
-def test_a_v_cycle_visits_what_the_algorithm_really_touches(array: str) -> None:
+def test_a_v_cycle_visits_exactly_the_fields_that_affect_it(array: str) -> None:
     levels = [Level(shape) for shape in SOLVER.shapes]
     levels[0].put("rhs", np.random.default_rng(3).random((16, 16, 16)))
     _cycle(levels)
@@ -116,7 +116,7 @@ def test_a_v_cycle_visits_what_the_algorithm_really_touches(array: str) -> None:
 
 @pytest.mark.parametrize("side", [2, 4, 8, 16, 32])
 @pytest.mark.parametrize("planes", [(1, -2), (0, -1)])
-def test_an_exchange_asks_for_the_sectors_that_hold_faces(side: int, planes: tuple[int, int]) -> None:
+def test_an_exchange_requests_the_sectors_of_the_faces(side: int, planes: tuple[int, int]) -> None:
     length = side + 2
     on = {plane % length for plane in planes}
     sectors = {

@@ -1,5 +1,5 @@
-"""The profiler's results for the shipped solvers, compared with Buddy Compression's figures for benchmarks of their
-kind."""
+"""The profiler's results for the shipped solvers, compared with Buddy Compression's figures for similar
+benchmarks."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def early_and_late(name: str) -> list[float]:
 
 
 @pytest.mark.parametrize("name", SOLVERS)
-def test_the_readme_states_the_profilers_results(name: str) -> None:
+def test_the_readme_states_the_results_of_the_profiler(name: str) -> None:
     text = README.read_text().partition("Results of `simgpu compression profile`")[2]
     row = re.search(rf"^\| `hpc-{name}` \| (.*) \|$", text, re.MULTILINE)
     assert row is not None
@@ -41,36 +41,36 @@ def test_the_readme_states_the_profilers_results(name: str) -> None:
     assert row[1].split(" | ") == [ratio_text(profile(name).optimistic_ratio), *description]
 
 
-def test_cg_is_compressed_by_a_tenth_and_only_allocation_by_allocation() -> None:
+def test_cg_is_compressed_by_a_tenth_only_with_targets_per_allocation() -> None:
     """354.cg: not at all by one target, 1.1x by allocations (section 3.4)."""
     assert ratio("cg", "naive") == 1
     assert round(ratio("cg", "per allocation"), 1) == 1.1
 
 
 def test_seismic_compression_falls_from_zeros_towards_two() -> None:
-    """355.seismic (section 3.1); the targets chosen for it are conservative (section 3.4)."""
+    """355.seismic (section 3.1); its targets are conservative (section 3.4)."""
     early, late = early_and_late("seismic")
     assert early > 6
     assert late == pytest.approx(2, abs=0.3)
     assert ratio("seismic", "final") == pytest.approx(2, abs=0.1)
 
 
-def test_ep_gains_from_the_target_for_zeros_and_the_others_of_its_kind_do_not() -> None:
+def test_only_ep_gains_from_the_zero_target() -> None:
     """352.ep (section 3.4)."""
     assert ratio("ep", "final") > 1.2 * ratio("ep", "per allocation")
     assert ratio("cg", "final") == ratio("cg", "per allocation")
 
 
-def test_multigrid_is_striped_and_yields_at_high_thresholds_alone() -> None:
-    """FF_HPGMG needs a threshold of over 80% for most of its memory (section 3.4); here it takes 70 to 80%."""
+def test_multigrid_is_compressed_only_at_high_thresholds() -> None:
+    """FF_HPGMG needs a threshold above 80% for most of its memory (section 3.4); here 70 to 80% is enough."""
     allocations = profile("multigrid").snapshots.allocations
     for threshold, most in ((0.3, 1.01), (0.6, 1.1)):
         assert compression_ratio(allocations, choose_targets(allocations, threshold=threshold)) < most
     assert compression_ratio(allocations, choose_targets(allocations, threshold=0.8)) > 1.3
 
 
-def test_they_are_less_compressible_than_the_papers_ten() -> None:
-    """Figure 3's geometric mean of ten HPC benchmarks is 2.51; these five are of the kind of five of them."""
+def test_the_solvers_are_less_compressible_than_the_ten_hpc_benchmarks_of_the_paper() -> None:
+    """Figure 3's geometric mean of ten HPC benchmarks is 2.51; these five solvers resemble five of them."""
     mean = prod(profile(name).optimistic_ratio for name in SOLVERS) ** (1 / len(SOLVERS))
     assert ratio_text(mean) == "1.75x"
     assert mean < 2.51

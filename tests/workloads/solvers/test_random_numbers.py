@@ -31,7 +31,7 @@ def test_uniform_numbers_are_exact() -> None:
 
 
 @pytest.mark.slow
-def test_class_s_of_nas_ep() -> None:
+def test_sums_and_counts_match_class_s_of_nas_ep() -> None:
     """The sums that NPB verifies to 1e-8, and the counts that it prints."""
     *_, last = RandomNumbers(size=65536, steps=32).states()
     assert last["sum_x"].sum() == pytest.approx(-3.247834652034740e3, rel=1e-8)
@@ -40,7 +40,7 @@ def test_class_s_of_nas_ep() -> None:
     assert counts == [6140517, 5865300, 1100361, 68546, 1648, 17, 0, 0, 0, 0]
 
 
-def test_which_thread_draws_a_pair_changes_no_count() -> None:
+def test_counts_do_not_depend_on_the_number_of_threads() -> None:
     assert tallies(RandomNumbers(size=64, steps=16)) == tallies(RandomNumbers(size=512, steps=2))
 
 
@@ -49,7 +49,7 @@ def test_about_four_fifths_of_the_pairs_are_accepted() -> None:
     assert sum(tallies(solver)) / solver.pairs == pytest.approx(np.pi / 4, abs=0.005)
 
 
-def test_seeds_go_on_where_the_last_batch_ended() -> None:
+def test_seeds_continue_after_the_last_batch() -> None:
     solver = RandomNumbers(size=32, steps=1)
     *_, last = solver.states()
     drawn = 2 * solver.pairs

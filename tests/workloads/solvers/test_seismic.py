@@ -1,4 +1,4 @@
-"""Elastic waves: they travel at the speeds of the earth, keep their energy between walls, leave through the border."""
+"""Elastic waves: their speeds, energy between reflecting walls, and absorption at the border."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ ONE_LAYER = ((1.0, P, S, 2200.0),)
 
 
 def arrivals(solver: Seismic, offsets: list[tuple[int, int, int]], steps: int) -> list[int]:
-    """At which step the vertical velocity is largest at points so far from the source."""
+    """The steps at which the vertical velocity is largest at points this far from the source."""
     z, y, x = solver.source
     seen = np.zeros((steps, len(offsets)))
     for step, state in zip(range(steps), solver.states(), strict=False):
@@ -24,8 +24,8 @@ def arrivals(solver: Seismic, offsets: list[tuple[int, int, int]], steps: int) -
 @pytest.mark.parametrize(
     ("direction", "speed"), [((1, 0, 0), P), ((0, 0, 1), S), ((0, 1, 0), S)], ids=["P down", "S along x", "S along y"]
 )
-def test_waves_of_a_vertical_force_travel_at_their_speed(direction: tuple[int, int, int], speed: float) -> None:
-    """A vertical force sends P waves up and down and S waves to the sides; between two points far from it."""
+def test_p_and_s_waves_travel_at_their_speeds(direction: tuple[int, int, int], speed: float) -> None:
+    """A vertical force sends P waves up and down and S waves sideways; speeds are measured between two far points."""
     solver = Seismic(size=64, border=6, steps_per_point=3, points=20, earth=ONE_LAYER)
     (dz, dy, dx), near, far = direction, 14, 24
     points = [(dz * away, dy * away, dx * away) for away in (near, far)]
@@ -33,8 +33,8 @@ def test_waves_of_a_vertical_force_travel_at_their_speed(direction: tuple[int, i
     assert 10 * 10.0 / ((second - first) * solver.dt) == pytest.approx(speed, rel=0.06)
 
 
-def test_no_value_changes_faster_than_the_grid_lets_it() -> None:
-    """A step reaches the next point and no further: beyond, fields are exactly zero."""
+def test_fields_are_zero_beyond_the_reach_of_the_stencil() -> None:
+    """A step reaches only the neighbouring points: beyond them, fields are exactly zero."""
     solver = Seismic(size=32, border=0)
     for step, state in zip(range(9), solver.states(), strict=False):
         touched = np.argwhere(state["vz"] != 0)
@@ -42,7 +42,7 @@ def test_no_value_changes_faster_than_the_grid_lets_it() -> None:
 
 
 def test_energy_stays_between_reflecting_walls() -> None:
-    """After the source is silent; each velocity is half a step off its stress, so energy trembles."""
+    """After the source has stopped; velocity and stress are half a step apart, so energy oscillates slightly."""
     solver = Seismic(size=24, border=0, steps_per_point=8, earth=ONE_LAYER)
     silent = [step for step in range(solver.steps) if abs(solver.pulse(step)) > 1e-6][-1] + 1
     energies = [solver.energy(state) for state in solver.states()][silent:]
@@ -67,13 +67,13 @@ def test_memory_variables_are_zero_inside_the_border() -> None:
         assert last[name].any()
 
 
-def test_each_derivative_has_its_own_memory() -> None:
+def test_each_derivative_has_its_own_memory_variable() -> None:
     terms = [(field, axis) for result in DERIVATIVES.values() for field, axis, _ in result]
     assert len(set(terms)) == len(terms) == 18
     assert sorted(memory_name(*term) for term in terms) == sorted(MEMORIES)
 
 
-def test_fields_are_empty_at_first_and_full_at_last() -> None:
+def test_velocities_are_mostly_zero_at_first_and_nonzero_at_the_end() -> None:
     first, *_, last = Seismic(size=32).snapshots(10)
     assert (first["vx"] == 0).mean() > 0.8
     assert (last["vx"] == 0).mean() < 0.01

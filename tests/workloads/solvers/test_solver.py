@@ -1,4 +1,4 @@
-"""What all solvers promise: their arrays, runs that repeat, snapshots, work that is counted, sizes that are refused."""
+"""Properties of all solvers: declared arrays, reproducible runs, snapshots, counted work, refused sizes."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def small(name: str) -> Solver:
 
 
 @each
-def test_the_arrays_of_a_solver_are_as_declared_throughout(name: str) -> None:
+def test_every_state_has_the_declared_arrays(name: str) -> None:
     solver, steps = small(name), 0
     for state in solver.states():
         steps += 1
@@ -34,13 +34,13 @@ def test_the_arrays_of_a_solver_are_as_declared_throughout(name: str) -> None:
 
 
 @each
-def test_a_run_repeats_bit_by_bit(name: str) -> None:
+def test_repeated_runs_are_bit_identical(name: str) -> None:
     for one, other in zip(small(name).snapshots(3), small(name).snapshots(3), strict=True):
         assert all(one[array].tobytes() == other[array].tobytes() for array in one)
 
 
 @each
-def test_snapshots_are_the_states_at_the_ends_of_equal_parts_and_stay_as_they_were(name: str) -> None:
+def test_snapshots_are_states_at_equal_intervals_and_are_not_overwritten(name: str) -> None:
     solver = small(name)
     moments = solver.moments(5)
     assert moments == tuple(part * solver.steps // 5 for part in (1, 2, 3, 4, 5))
@@ -54,28 +54,28 @@ def test_snapshots_are_the_states_at_the_ends_of_equal_parts_and_stay_as_they_we
 
 
 @each
-def test_something_changes_from_snapshot_to_snapshot(name: str) -> None:
+def test_consecutive_snapshots_differ(name: str) -> None:
     first, last = small(name).snapshots(2)
     assert any(first[array].tobytes() != last[array].tobytes() for array in first)
 
 
 @each
 @pytest.mark.parametrize("count", [0, -1, 10_000])
-def test_as_many_snapshots_as_there_are_steps_and_no_more(name: str, count: int) -> None:
+def test_more_snapshots_than_steps_are_refused(name: str, count: int) -> None:
     with pytest.raises(InputError, match=f"{name}: snapshots: cannot take {count} snapshots of a run of"):
         list(small(name).snapshots(count))
 
 
 @each
 def test_the_reference_is_about_as_large_as_the_benchmark(name: str) -> None:
-    """Multigrid's is a tenth smaller: the next power of two cells a side is eight times as large."""
+    """Multigrid's is a tenth smaller: with the next power of two of cells per side it would be eight times as large."""
     share = solver_of(name).reference().bytes / 1e9 / FOOTPRINTS[name]
     assert share == pytest.approx(1, abs=0.1 if name == "multigrid" else 0.04)
 
 
 @each
 @pytest.mark.parametrize("size", [0, -8, 3])
-def test_sizes_that_make_no_sense_are_refused(name: str, size: int) -> None:
+def test_impossible_sizes_are_refused(name: str, size: int) -> None:
     with pytest.raises(InputError, match=f"{name}: size: {size} {SOLVERS[name].measure} is not a supported size"):
         solver_of(name, size)
 
@@ -86,7 +86,7 @@ def test_unknown_solvers_are_refused_with_a_guess() -> None:
 
 
 @each
-def test_every_kernel_names_its_arrays_once_each_way_and_every_array_of_the_run_is_there(name: str) -> None:
+def test_every_kernel_lists_each_array_once_per_direction(name: str) -> None:
     solver = small(name)
     for work in solver.work():
         touched = [(touch.array, touch.write) for touch in work.touches]
@@ -96,8 +96,8 @@ def test_every_kernel_names_its_arrays_once_each_way_and_every_array_of_the_run_
 
 
 @each
-def test_no_access_asks_for_more_than_its_order_can_give(name: str) -> None:
-    """A walk from end to end visits no entry twice, and the work of a step does not depend on having run."""
+def test_sequential_accesses_visit_each_entry_at_most_once(name: str) -> None:
+    """A sequential walk visits no entry twice, and the work of a step does not depend on a run."""
     solver = solver_of(name).reference()
     arrays = solver.arrays()
     for touch in (touch for work in solver.work() for touch in work.touches):

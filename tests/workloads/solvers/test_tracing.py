@@ -1,4 +1,4 @@
-"""Traces of solvers: valid, counted from the algorithm, histograms scaled exactly; shipped ones are what is built."""
+"""Traces of solvers: valid, counted from the algorithm, exactly scaled histograms; shipped traces are reproduced."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def test_the_trace_of_a_solver_is_valid_and_marked_modelled(name: str) -> None:
 
 
 @each
-def test_dram_bytes_are_those_of_the_accesses(name: str) -> None:
+def test_dram_bytes_of_a_kernel_equal_the_bytes_of_its_accesses(name: str) -> None:
     trace = bare(name)
     for kernel in trace.kernels:
         assert kernel.dram_bytes == moved(trace, kernel.id)
@@ -62,13 +62,13 @@ def test_no_kernel_is_faster_than_memory_and_arithmetic_allow(name: str) -> None
 
 
 @each
-def test_a_kernel_that_changes_what_it_reads_is_not_pure(name: str) -> None:
+def test_a_kernel_that_overwrites_its_input_is_not_pure(name: str) -> None:
     for kernel in bare(name).kernels:
         assert kernel.pure is (not set(kernel.reads) & set(kernel.writes))
 
 
 @pytest.mark.slow
-def test_accesses_are_of_the_kinds_that_the_paper_names() -> None:
+def test_access_patterns_match_the_paper() -> None:
     """CG gathers at random, a sector each; seismic strides by planes (Buddy Compression, section 4.2)."""
     gather = next(access for access in bare("cg").accesses if access.order is AccessOrder.RANDOM)
     assert (gather.block, gather.sectors, gather.write) == ("p", 1, False)
@@ -89,15 +89,15 @@ def test_histograms_are_scaled_to_the_reference_by_largest_remainder() -> None:
 
 
 @each
-def test_the_one_that_ships_is_what_is_built(name: str) -> None:
+def test_the_shipped_trace_equals_the_built_trace(name: str) -> None:
     shipped, now = load_trace(f"hpc-{name}"), bare(name)
     assert (shipped.kernels, shipped.blocks, shipped.accesses) == (now.kernels, now.blocks, now.accesses)
 
 
 @pytest.mark.slow
 @each
-def test_the_compressibility_of_a_solver_trace_is_that_of_its_run(name: str) -> None:
-    """Last bits of logarithms and sines may differ on another processor, and with them a few entries."""
+def test_the_shipped_histograms_match_a_fresh_run(name: str) -> None:
+    """The last bits of logarithms and sines, and so a few entries, may differ on another processor."""
     shipped = histograms(load_trace(f"hpc-{name}").compressibility)
     for epoch, state in enumerate(solver_of(name).snapshots()):
         for array, values in state.items():

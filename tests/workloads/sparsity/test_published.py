@@ -1,4 +1,4 @@
-"""The generator against what cDMA section IV and CSWAP sections II-B and V-B say of real training runs."""
+"""The generator compared with real training runs in cDMA section IV and CSWAP sections II-B and V-B."""
 
 from __future__ import annotations
 
@@ -34,13 +34,13 @@ def curves(name: str, epochs: int = EPOCHS) -> dict[str, list[float]]:
 
 
 @pytest.mark.parametrize("name", CDMA)
-def test_the_first_convolution_is_half_empty_all_through_training(name: str) -> None:
+def test_the_first_convolution_has_half_zeros_throughout_training(name: str) -> None:
     first = next(iter(curves(name).values()))
     assert all(0.48 <= share <= 0.52 for share in first)
 
 
 @pytest.mark.parametrize("name", [name for name in CDMA if name != "vgg16"])  # CSWAP saw no U in VGG-16's ReLU4
-def test_density_falls_fast_then_climbs_slowly_in_every_other_layer(name: str) -> None:
+def test_density_falls_fast_then_rises_slowly_in_all_other_layers(name: str) -> None:
     _, *others = curves(name).values()
     for sparsity in others:
         top = max(range(EPOCHS), key=sparsity.__getitem__)
@@ -86,7 +86,7 @@ def test_the_six_networks_have_the_published_mean_and_maximum() -> None:
 
 
 @pytest.mark.parametrize("depth", [0.1, 1.5])
-def test_the_fitted_depth_decides_the_mean(depth: float) -> None:
+def test_the_fitted_depth_determines_the_mean(depth: float) -> None:
     trace = trained("alexnet")
     moved = load_profile("general").model_copy(update={"depths": {"alexnet": depth}})
     assert abs(mean_sparsity(with_sparsity(trace, EPOCHS, moved)) - 0.494) > 0.01

@@ -1,4 +1,4 @@
-"""How modelled zeros pass from operator to operator, on traces small enough to follow by hand."""
+"""How modelled zeros propagate from operator to operator, on small traces."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from simgpu.workloads.sparsity.generator import (
 
 
 def network(*steps: tuple[str, str, str, int]) -> Trace:
-    """A forward pass of steps (operator, blocks read, block written, its bytes)."""
+    """A forward pass from steps (operator, blocks read, block written, its bytes)."""
     blocks = {"x": Block("x", 1024, BlockKind.INPUT, persistent=True)}
     kernels = []
     for number, (op, reads, result, size) in enumerate(steps):
@@ -54,14 +54,14 @@ def test_activations_not_after_a_relu_are_dense(op: str) -> None:
 
 
 @pytest.mark.parametrize(("size", "values"), [(16, 4), (64, 1), (8, 8)])
-def test_a_pool_is_zero_if_its_entire_window_is(size: int, values: int) -> None:
+def test_a_pooling_result_is_zero_if_its_entire_window_is_zero(size: int, values: int) -> None:
     result = last_epoch(network(("conv2d", "x", "a", 64), ("relu", "a", "b", 64), ("max_pool2d", "b", "p", size)))
     clustered = load_profile("general").pool_clustering
     assert result["p"] == round(0.5 ** (values ** (1 - clustered)), 6)
     assert result["p"] <= result["b"], "pooling never makes a map sparser"
 
 
-def test_dropout_adds_zeros_and_copies_and_local_normalization_keep_them() -> None:
+def test_dropout_adds_zeros_and_copies_and_local_normalization_preserve_them() -> None:
     result = last_epoch(
         network(
             ("conv2d", "x", "a", 64),
@@ -74,7 +74,7 @@ def test_dropout_adds_zeros_and_copies_and_local_normalization_keep_them() -> No
     assert (result["d"], result["e"], result["n"]) == (0.75, 0.75, 0.75)
 
 
-def test_a_concatenation_has_the_mean_of_its_parts_by_size() -> None:
+def test_the_sparsity_of_a_concatenation_is_the_mean_weighted_by_size() -> None:
     result = last_epoch(
         network(("conv2d", "x", "a", 64), ("relu", "a", "b", 64), ("conv2d", "b", "c", 192), ("cat", "b c", "d", 256))
     )
@@ -88,7 +88,7 @@ def test_a_normalization_and_a_sum_are_dense() -> None:
     assert result == {"b": 0.5}
 
 
-def test_a_relu_behind_a_linear_layer_is_the_sparsest() -> None:
+def test_a_relu_after_a_linear_layer_is_the_sparsest() -> None:
     result = last_epoch(
         network(
             ("conv2d", "x", "a", 64), ("relu_", "a", "a", 64), ("conv2d", "a", "b", 64), ("relu_", "b", "b", 64),
@@ -119,7 +119,7 @@ def test_a_sparsity_curve_passes_its_start_turning_point_and_end(turn_at: float)
     assert all(0.5 <= value <= 0.8 for value in samples)
 
 
-def test_a_single_epoch_is_the_start_of_training() -> None:
+def test_a_single_epoch_has_the_sparsity_at_the_start_of_training() -> None:
     created = with_sparsity(simgpu.load_trace("vgg11-cifar-cpu"), 1)
     assert {sample.epoch for sample in created.sparsity} == {0}
     assert all(0 <= sample.sparsity <= EMPTIEST for sample in created.sparsity)
@@ -135,7 +135,7 @@ def test_modelled_rows_replace_measured_ones_with_a_note() -> None:
     assert replace(created, sparsity=(), info=trace.info) == replace(trace, sparsity=())
 
 
-def test_the_mean_weighs_by_bytes() -> None:
+def test_the_mean_sparsity_is_weighted_by_bytes() -> None:
     trace = network(("conv2d", "x", "a", 300), ("relu_", "a", "a", 300), ("max_pool2d", "a", "p", 100))
     created = with_sparsity(trace, 1)
     shares = {sample.block: sample.sparsity for sample in created.sparsity}
@@ -148,6 +148,6 @@ def test_a_wrong_number_of_epochs_is_refused(epochs: int) -> None:
         with_sparsity(chain([1], [1], [8], op="relu"), epochs)
 
 
-def test_an_unknown_profile_is_named_with_the_known_ones() -> None:
+def test_an_unknown_sparsity_profile_is_reported_with_the_known_names() -> None:
     with pytest.raises(InputError, match="did you mean 'vgg16'"):
         with_sparsity(chain([1], [1], [8], op="relu"), 2, profile="vgg61")

@@ -25,7 +25,7 @@ def workspace(name: str, shape: ConvolutionShape = LAYER) -> int:
     return next(work.workspace_bytes for work in works(shape, Direction.FORWARD) if work.name == name)
 
 
-def test_workspaces_by_hand() -> None:
+def test_workspaces_match_values_computed_by_hand() -> None:
     assert workspace("implicit_gemm") == 0
     assert workspace("implicit_precomp_gemm") == 4 * (16 * 9 + 8 * 14 * 14)
     assert workspace("gemm") == 4 * (16 * 9) * (8 * 14 * 14)
@@ -37,13 +37,13 @@ def test_workspaces_by_hand() -> None:
     assert workspace("fft_tiling") == 8 * (32 * 17) * planes  # a tile of 32 holds the image
 
 
-def test_a_workspace_that_was_published() -> None:
+def test_the_winograd_workspace_matches_a_published_one() -> None:
     """LBANN pull request 437: cuDNN's Winograd needs 256 KiB for ResNet-50's res2a_branch2b, 64 to 64 channels."""
     layer = ConvolutionShape(32, 64, (56, 56), 64, (3, 3), padding=(1, 1))
     assert workspace("winograd", layer) == 256 * 1024
 
 
-def test_winograd_multiplies_less_by_its_tiles() -> None:
+def test_the_arithmetic_saving_of_winograd_depends_on_its_tiles() -> None:
     even = replace(LAYER, in_size=(16, 16))
     products = {work.name: work.product_flops for work in works(even, Direction.FORWARD)}
     assert products["implicit_gemm"] == 2 * even.macs
@@ -67,11 +67,11 @@ def test_winograd_multiplies_less_by_its_tiles() -> None:
         ({"in_size": (64, 64), "kernel": (33, 33), "padding": (16, 16)}, ALWAYS | {"fft"}),
     ],
 )
-def test_algorithms_are_offered_only_where_they_apply(change: dict[str, object], expected: set[str]) -> None:
+def test_algorithms_apply_only_to_supported_convolutions(change: dict[str, object], expected: set[str]) -> None:
     assert names(replace(LAYER, **change)) == expected
 
 
-def test_transforms_take_groups_one_after_another_in_one_workspace() -> None:
+def test_transform_algorithms_reuse_one_workspace_for_all_groups() -> None:
     half = replace(LAYER, in_channels=8, out_channels=16)
     both = {work.name: work for work in works(replace(LAYER, groups=2), Direction.FORWARD)}
     one = {work.name: work for work in works(half, Direction.FORWARD)}
@@ -80,14 +80,14 @@ def test_transforms_take_groups_one_after_another_in_one_workspace() -> None:
         assert (both[name].kernels, both[name].product_flops) == (2 * one[name].kernels, 2 * one[name].product_flops)
 
 
-def test_the_fused_winograd_has_no_gradient_of_weights() -> None:
+def test_fused_winograd_does_not_support_weight_gradients() -> None:
     assert "winograd" in names(LAYER, Direction.BACKWARD_DATA)
     assert "winograd" not in names(LAYER, Direction.BACKWARD_WEIGHTS)
     assert "winograd_nonfused" in names(LAYER, Direction.BACKWARD_WEIGHTS)
 
 
 @pytest.mark.parametrize("stride", [(1, 1), (2, 2)])
-def test_the_products_of_the_three_directions_have_the_convolutions_arithmetic(stride: tuple[int, int]) -> None:
+def test_matrix_products_of_all_three_directions_have_the_flops_of_the_convolution(stride: tuple[int, int]) -> None:
     shape = replace(LAYER, stride=stride)
     forward, data, weights = (product_of(shape, direction) for direction in Direction)
     assert forward.macs == weights.macs == shape.macs

@@ -1,4 +1,4 @@
-"""The time model: its limits in closed form, what it may never do, and its errors."""
+"""The time model: its limits in closed form, its invariants, and its errors."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def convolution(batch: int, direction: Direction = Direction.FORWARD, **changes:
     return Operation(OperationKind.CONVOLUTION, 2 * shape.macs, moved, result, direction, convolution=shape)
 
 
-def test_a_huge_product_takes_its_flops_at_the_share_of_the_peak() -> None:
+def test_a_huge_product_runs_at_its_share_of_the_peak_rate() -> None:
     side = 1 << 20
     share = PARAMETERS.architectures["volta"].compute
     loops = 1 + PARAMETERS.halves.depth / PARAMETERS.split_depth
@@ -55,14 +55,14 @@ def test_a_huge_product_takes_its_flops_at_the_share_of_the_peak() -> None:
     )
 
 
-def test_a_huge_elementwise_kernel_takes_its_bytes_at_the_share_of_the_bandwidth() -> None:
+def test_a_huge_elementwise_kernel_runs_at_its_share_of_the_bandwidth() -> None:
     values = 10**12
     share = PARAMETERS.architectures["volta"].memory * PARAMETERS.kinds[OperationKind.ELEMENTWISE].forward
     expected = 8 * values / (V100.dram_bandwidth * share) * 1e9
     assert time_model(V100).duration_ns(relu(values)) == pytest.approx(expected, rel=1e-4)
 
 
-def test_an_empty_kernel_takes_the_launch_and_filling_the_memorys_pipe() -> None:
+def test_an_empty_kernel_takes_launch_time_and_memory_latency() -> None:
     volta = PARAMETERS.architectures["volta"]
     filling = PARAMETERS.in_flight * V100.multiprocessors / (V100.dram_bandwidth * volta.memory) * 1e9
     assert 0 <= time_model(V100).duration_ns(Operation(OperationKind.COPY, 0, 0, 0)) - volta.launch - filling < 1
@@ -70,7 +70,7 @@ def test_an_empty_kernel_takes_the_launch_and_filling_the_memorys_pipe() -> None
 
 @pytest.mark.parametrize("depth", [256, 4096])
 def test_few_outputs_leave_multiprocessors_idle(depth: int) -> None:
-    """By the laws that the module's docstring gives; long sums are split, and their parts are results."""
+    """By the formulas in the module's docstring; long sums are split, and their parts count as results."""
     model, halves = time_model(V100), PARAMETERS.halves
     few = gemm(512, 256, depth)
     parts = max(1, depth / PARAMETERS.split_depth)
@@ -81,7 +81,7 @@ def test_few_outputs_leave_multiprocessors_idle(depth: int) -> None:
     assert model.duration_ns(few) > 2 * full
 
 
-def test_the_three_directions_of_a_convolution_are_distinguished() -> None:
+def test_the_three_directions_of_a_convolution_have_different_durations() -> None:
     model = time_model(V100)
     forward, data, weights = (model.duration_ns(gemm(4096, 4096, 4096, direction)) for direction in Direction)
     shares = PARAMETERS.directions
@@ -111,7 +111,7 @@ def test_more_arithmetic_or_traffic_never_takes_less_time(flops: int, bytes: int
 
 @pytest.mark.parametrize("gpu", GPUS, ids=lambda gpu: gpu.name)
 @given(m=st.integers(1, 5000), n=st.integers(1, 5000), k=st.integers(1, 5000))
-def test_no_product_beats_the_peak_rate_nor_the_memory(gpu: GpuSpec, m: int, n: int, k: int) -> None:
+def test_no_product_exceeds_the_peak_rate_or_the_memory_bandwidth(gpu: GpuSpec, m: int, n: int, k: int) -> None:
     operation = gemm(m, n, k)
     duration = time_model(gpu, tf32=Tf32.NONE).duration_ns(operation)
     assert duration >= operation.flops / gpu.fp32_rate * 1e9
@@ -119,7 +119,7 @@ def test_no_product_beats_the_peak_rate_nor_the_memory(gpu: GpuSpec, m: int, n: 
 
 
 @given(batch=st.integers(1, 256), direction=st.sampled_from(Direction))
-def test_no_algorithm_beats_the_peak_rate_on_its_own_arithmetic(batch: int, direction: Direction) -> None:
+def test_no_algorithm_exceeds_the_peak_rate_on_its_own_arithmetic(batch: int, direction: Direction) -> None:
     """Winograd's saving is bounded: 4 for F(4x4, 3x3); tiles of 32 x 32 save at most 9 x 900 / (4 x 544)."""
     operation = convolution(batch, direction)
     saving = {"winograd": 2.25, "winograd_nonfused": 4.0, "fft": 9 / 2, "fft_tiling": 9 / 2}
@@ -161,8 +161,8 @@ def test_bfloat16_from_ampere_on_runs_at_the_rate_of_float16(name: str) -> None:
     assert model.duration_ns(replace(half, dtype="bfloat16")) == model.duration_ns(half)
 
 
-def test_a_bfloat16_convolution_before_ampere_unfolds_one_image_after_another() -> None:
-    """By hand: 8 images of 3136 results, 576 taps and 128 channels; each a launch to unfold and one to multiply."""
+def test_a_bfloat16_convolution_before_ampere_unfolds_images_one_by_one() -> None:
+    """8 images of 3136 results, 576 taps, 128 channels; for each image one launch to unfold and one to multiply."""
     model, shape = time_model(V100), replace(convolution(8), dtype="bfloat16", bytes=convolution(8).bytes // 2)
     (only,) = model.algorithms(shape)
     assert (only.name, only.workspace_bytes) == ("gemm", 2 * 576 * 3136)
@@ -201,7 +201,7 @@ def test_bfloat16_products_before_volta_are_refused(name: str) -> None:
         ("h200", ["float32"], ["The time model's hopper was fitted to H100, not to H200 SXM."]),
     ],
 )
-def test_operations_with_unusual_prices_have_a_note(name: str, dtypes: list[str], notes: list[str]) -> None:
+def test_unusual_pricing_of_dtypes_is_noted(name: str, dtypes: list[str], notes: list[str]) -> None:
     result = model_notes(load_node(name).gpu, dtypes)
     assert len(result) == len(notes)
     assert all(note.startswith(start) for note, start in zip(result, notes, strict=True))
@@ -240,13 +240,13 @@ def test_all_missing_figures_of_a_gpu_are_reported_together() -> None:
 
 
 @pytest.mark.parametrize("operation", [gemm(2, 2, 2, dtype="float64"), replace(convolution(1), dtype="int8")])
-def test_products_of_other_numbers_are_refused(operation: Operation) -> None:
+def test_products_of_unsupported_dtypes_are_refused(operation: Operation) -> None:
     with pytest.raises(InputError, match="no rate for products of"):
         time_model(V100).duration_ns(operation)
 
 
-def test_normalization_reads_its_values_more_than_once() -> None:
-    """Its input twice in forward: 3 passes for the 2 counted; the rest is the generation's."""
+def test_normalization_reads_its_input_more_than_once() -> None:
+    """Forward reads its input twice: 3 passes instead of the 2 counted; the rest is the factor of the architecture."""
     work = Operation(OperationKind.NORMALIZATION, 10**11, 8 * 10**11, 10**11)
     plain = replace(work, kind=OperationKind.ELEMENTWISE)
     ratio = time_model(V100).duration_ns(work) / time_model(V100).duration_ns(plain)
@@ -263,7 +263,7 @@ def test_a_bias_costs_one_more_pass_over_the_result() -> None:
 
 
 @pytest.mark.parametrize(("network", "has_bias"), [("vgg16", True), ("resnet50", False)])
-def test_convolutions_with_a_bias_in_the_zoo_are_priced_with_it(network: str, has_bias: bool) -> None:
+def test_zoo_convolutions_are_priced_with_their_bias(network: str, has_bias: bool) -> None:
     forward = operations_by_phase(network, 2)[Phase.FORWARD]
     convolutions = [operation for _, operation in forward if operation.kind is OperationKind.CONVOLUTION]
     assert convolutions

@@ -1,4 +1,4 @@
-"""The table next to the time model: complete, sourced, bounded; what a damaged one says."""
+"""The parameter table of the time model: complete, with sources and bounds; errors of a damaged table."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def damaged(tmp_path: Path, old: str, new: str) -> Path:
     return path
 
 
-def test_every_architecture_that_a_node_may_name_has_parameters() -> None:
+def test_every_architecture_has_parameters() -> None:
     assert set(load_parameters().architectures) == set(get_args(ArchitectureName))
 
 

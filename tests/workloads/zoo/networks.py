@@ -1,4 +1,4 @@
-"""Small networks for the tests of the lowering, and a time model that makes sums easy."""
+"""Small networks for the tests of the lowering, and a time model with constant durations."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ class Choice:
 
 @dataclass(frozen=True)
 class Flat:
-    """A microsecond a kernel; convolutions by `algorithms`, or without any choice."""
+    """A microsecond per kernel; `algorithms` for convolutions, or no choice of algorithms."""
 
     choices: tuple[Choice, ...] = ()
 
@@ -72,7 +72,7 @@ def batch_norm(name: str, source: str, shape: tuple[int, ...]) -> Layer:
 
 
 def network(*layers: Layer, image: tuple[int, ...] = (3, 8, 8)) -> Network:
-    """These layers on images, a loss at their end."""
+    """These layers on images, with a loss at the end."""
     loss = Layer("loss", LayerKind.LOSS, (layers[-1].name,), ())
     return Network("test", (NetworkInput("input", image),), (*layers, loss), "a test")
 
@@ -82,7 +82,7 @@ def relu(name: str, source: str, shape: tuple[int, ...], in_place: bool = True) 
 
 
 def vgg11_cifar() -> Network:
-    """The network of the recording that ships as vgg11-cifar-cpu, layer by layer with its names."""
+    """The network of the shipped recording vgg11-cifar-cpu, with the same layers and names."""
     layers: list[Layer] = []
     source, channels, side, stage, place = "input", 3, 32, 1, 1
     for width in (64, 0, 128, 0, 256, 256, 0, 512, 512, 0, 512, 512, 0):
@@ -121,7 +121,7 @@ def residual() -> Network:
 
 
 def inception() -> Network:
-    """Two branches from one relu, joined again, as GoogLeNet has them."""
+    """Two branches from one relu, concatenated, as in GoogLeNet."""
     return network(
         conv("conv1", "input", 3, MAP),
         relu("relu1", "conv1", MAP),
@@ -137,7 +137,7 @@ def inception() -> Network:
 
 
 def attention() -> Network:
-    """Tokens, embedded; one head of attention; layer norm, gelu; scores by the embedding's own table."""
+    """Embedded tokens, one attention head, layer norm, gelu; scores use the table of the embedding."""
     shape = (6, 16)
     table = Layer("embedding", LayerKind.EMBEDDING, ("tokens",), shape, (Weight("weight", (50, 16)),))
     square = (Weight("weight", (16, 16)), Weight("bias", (16,)))

@@ -1,4 +1,4 @@
-"""The language networks are written in: shapes, weights and arithmetic it infers, mistakes it refuses."""
+"""`NetworkBuilder` infers shapes, weights and arithmetic, and refuses mistakes."""
 
 from __future__ import annotations
 
@@ -19,9 +19,7 @@ def image(net: NetworkBuilder) -> LayerOutput:
     return net.input("image", (6, 10, 12))
 
 
-def test_a_convolution_has_one_weight_for_each_filter_and_multiplies_it_at_each_place(
-    net: NetworkBuilder, image: LayerOutput
-) -> None:
+def test_a_convolution_has_the_expected_shape_weights_and_macs(net: NetworkBuilder, image: LayerOutput) -> None:
     x = net.convolution("conv", image, 8, (3, 5), stride=(2, 1), padding=(1, 2), groups=2)
     layer = net.finish(x).layers[0]
     assert layer.shape == (8, 5, 12)
@@ -37,7 +35,7 @@ def test_a_convolution_has_one_weight_for_each_filter_and_multiplies_it_at_each_
     }
 
 
-def test_a_transposed_convolution_undoes_the_sides_of_a_convolution(net: NetworkBuilder, image: LayerOutput) -> None:
+def test_a_transposed_convolution_restores_the_image_size(net: NetworkBuilder, image: LayerOutput) -> None:
     small = net.convolution("down", image, 8, 4, stride=2, padding=1, bias=False)
     large = net.transposed_convolution("up", small, 6, 4, stride=2, padding=1, bias=False)
     down, up, _ = net.finish(large).layers
@@ -45,7 +43,7 @@ def test_a_transposed_convolution_undoes_the_sides_of_a_convolution(net: Network
     assert (up.macs, up.weights[0].shape) == (down.macs, down.weights[0].shape)
 
 
-def test_a_linear_layer_works_on_the_last_side(net: NetworkBuilder) -> None:
+def test_a_linear_layer_applies_to_the_last_dimension(net: NetworkBuilder) -> None:
     x = net.linear("fc", net.input("rows", (7, 16)), 4)
     layer = net.finish(x).layers[0]
     assert (x.shape, layer.macs, layer.weights[0].shape) == ((7, 4), 7 * 16 * 4, (4, 16))
@@ -58,7 +56,7 @@ def test_a_shared_weight_counts_once(net: NetworkBuilder) -> None:
     assert network.label_shape == (5,)
 
 
-def test_a_sampled_layer_holds_all_rows_and_multiplies_some(net: NetworkBuilder) -> None:
+def test_a_sampled_layer_has_all_weights_and_multiplies_only_sampled_rows(net: NetworkBuilder) -> None:
     network = net.finish(net.sampled_linear("softmax", net.input("rows", (5, 8)), 1000, 10))
     layer = network.layers[0]
     assert (layer.shape, layer.macs, network.parameters) == ((5, 10), 5 * 8 * 10, 1000 * 8 + 1000)
@@ -81,7 +79,7 @@ def test_an_lstm_step_gives_its_output_and_its_state(net: NetworkBuilder) -> Non
     assert cell.macs == 4 * 8 * (3 + 4)
 
 
-def test_names_and_layer_tags_carry_the_scopes_around_them(net: NetworkBuilder, image: LayerOutput) -> None:
+def test_names_and_layer_tags_include_their_scopes(net: NetworkBuilder, image: LayerOutput) -> None:
     with net.scope("block"):
         x = net.relu("relu", image, in_place=False)
         with net.stage("rest"):
@@ -105,12 +103,12 @@ def test_names_and_layer_tags_carry_the_scopes_around_them(net: NetworkBuilder, 
         (3, 3, 1, 0, False, 1),
     ],
 )
-def test_sides_after_a_window(side: int, kernel: int, stride: int, padding: int, ceil: bool, result: int) -> None:
+def test_image_sizes_after_a_window(side: int, kernel: int, stride: int, padding: int, ceil: bool, result: int) -> None:
     results_seen = window_sides((side, side), (kernel, kernel), (stride, stride), (padding, padding), ceil=ceil)
     assert results_seen == (result, result)
 
 
-def test_incompatible_inputs_have_no_result_shape() -> None:
+def test_incompatible_shapes_have_no_result_shape() -> None:
     assert window_sides((4, 4), (5, 5), (1, 1), (0, 0)) is None
     assert transposed_window_sides((1, 1), (2, 2), (2, 2), (1, 1)) is None
     assert matmul_shape((2, 3, 4), (2, 3, 4), False) is None
@@ -137,7 +135,7 @@ def test_a_sum_of_different_shapes_is_refused(net: NetworkBuilder, image: LayerO
         net.add("sum", image, net.convolution("conv", image, 6, 3))
 
 
-def test_a_name_can_be_given_once(net: NetworkBuilder, image: LayerOutput) -> None:
+def test_a_duplicate_name_is_refused(net: NetworkBuilder, image: LayerOutput) -> None:
     net.relu("relu", image, in_place=False)
     with pytest.raises(ValueError, match="two layers or inputs named 'relu'"):
         net.relu("relu", image, in_place=False)
@@ -149,6 +147,6 @@ def test_a_value_of_another_network_is_refused(net: NetworkBuilder, image: Layer
         other.relu("relu", image)
 
 
-def test_weights_are_shared_with_an_earlier_layer_only(net: NetworkBuilder, image: LayerOutput) -> None:
+def test_weights_can_be_shared_only_with_an_earlier_layer(net: NetworkBuilder, image: LayerOutput) -> None:
     with pytest.raises(ValueError, match="layer 'fc': shares the weights of 'none', which is not in this network"):
         net.linear("fc", image, 3, shares="none")

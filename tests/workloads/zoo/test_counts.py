@@ -1,4 +1,4 @@
-"""Parameters and multiply-accumulates where no publication has the exact figure, counted here layer by layer.
+"""Parameters and multiply-accumulates without an exact published figure, counted here layer by layer.
 
 The counts are written from the sizes that the papers give, without the zoo's own builder; published figures, rounded as
 they are, stand next to them.
@@ -28,19 +28,19 @@ def linear(before: int, after: int) -> int:
 WORDS, UNITS, PROJECTED, SAMPLED, STEPS = 793471, 8192, 1024, 8192, 20
 
 
-def test_parameters_of_biglstm() -> None:
+def test_parameters_of_biglstm_match_a_count_by_hand() -> None:
     gates = 4 * UNITS * (PROJECTED + PROJECTED) + 4 * UNITS
     layer = gates + UNITS * PROJECTED
     assert build("biglstm").parameters == WORDS * PROJECTED + 2 * layer + linear(PROJECTED, WORDS) == 1_776_882_559
 
 
-def test_arithmetic_of_biglstm() -> None:
+def test_macs_of_biglstm_match_a_count_by_hand() -> None:
     layer = 4 * UNITS * (PROJECTED + PROJECTED) + UNITS * PROJECTED
     assert build("biglstm").macs == STEPS * (2 * layer + SAMPLED * PROJECTED)
 
 
 @pytest.mark.parametrize("sequence", [128, 512])
-def test_arithmetic_of_bert_base(sequence: int) -> None:
+def test_macs_of_bert_base_match_a_count_by_hand(sequence: int) -> None:
     """Devlin et al. 2019, section 3: 12 layers of width 768, inner width 3072, 30522 word pieces."""
     width = 768
     projections = 4 * sequence * width**2
@@ -51,7 +51,7 @@ def test_arithmetic_of_bert_base(sequence: int) -> None:
     assert build("bert-base", sequence=sequence, head="classifier").macs == encoder + width * (width + 2)
 
 
-def test_bert_base_makes_the_published_operations() -> None:
+def test_bert_base_has_the_published_number_of_operations() -> None:
     """Jiao et al., TinyBERT, EMNLP Findings 2020, table 1: 22.5 billion on 128 tokens, two for each product."""
     assert 2 * build("bert-base", head="classifier").macs / 1e9 == pytest.approx(22.5, rel=0.01)
 
@@ -60,7 +60,7 @@ def test_bert_base_makes_the_published_operations() -> None:
 NIN = ((54, 3, 96, 11), (27, 96, 256, 5), (13, 256, 384, 3))
 
 
-def test_network_in_network_for_imagenet() -> None:
+def test_network_in_network_for_imagenet_matches_a_count_by_hand() -> None:
     """The authors' Caffe model: three blocks of equal channels and one of 1024, 1024 and 1000 on 6 x 6."""
     parameters = macs = 0
     for side, before, after, kernel in NIN:
@@ -73,7 +73,7 @@ def test_network_in_network_for_imagenet() -> None:
     assert parameters == 7_595_176
 
 
-def test_parameters_and_arithmetic_of_unet() -> None:
+def test_parameters_and_macs_of_unet_match_a_count_by_hand() -> None:
     """Ronneberger et al. 2015, figure 1; implementations publish 31.03 M parameters."""
     widths = (64, 128, 256, 512, 1024)
     parameters, macs, side = convolution(1, 64) + convolution(64, 64), 0, 572
@@ -101,7 +101,7 @@ def test_parameters_and_arithmetic_of_unet() -> None:
 VGG16 = (3, 64, 64, 128, 128, 256, 256, 256, 512, 512, 512, 512, 512, 512)
 
 
-def test_parameters_of_fcn_32s() -> None:
+def test_parameters_of_fcn_32s_match_a_count_by_hand() -> None:
     """Long et al. 2015, section 4: VGG-16's convolutions, its linear layers as convolutions, 21 classes enlarged."""
     trunk = sum(convolution(before, after) for before, after in pairwise(VGG16))
     head = convolution(512, 4096, 7) + convolution(4096, 4096, 1) + convolution(4096, 21, 1)
@@ -110,7 +110,7 @@ def test_parameters_of_fcn_32s() -> None:
     assert round((trunk + head) / 1e6) == 134, "the figure of the paper's table 1"
 
 
-def test_parameters_and_arithmetic_of_vgg_101() -> None:
+def test_parameters_and_macs_of_vgg_101_match_a_count_by_hand() -> None:
     """VGG-19's second and third stage lengthened to 22 and 66 convolutions, all else as it is."""
     stages = ((224, 3, 64, 2), (112, 64, 128, 22), (56, 128, 256, 66), (28, 256, 512, 4), (14, 512, 512, 4))
     parameters = linear(7 * 7 * 512, 4096) + linear(4096, 4096) + linear(4096, 1000)

@@ -1,4 +1,4 @@
-"""Memory counted in closed form, against what two papers and a user of Caffe report."""
+"""Memory in closed form, compared with the reports of two papers and a user of Caffe."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ def modnn(name: str) -> Network:
 
 @cache
 def ideal_gb(name: str) -> float:
-    """With the largest workspace, on the paper's GPU by the time model."""
+    """Ideal memory in GB with the largest workspace on the paper's GPU, by the time model."""
     return all_at_once_bytes(modnn(name), MODNN[name], time_model(load_node("k40").gpu)) / GB
 
 
@@ -66,7 +66,7 @@ def errors(name: str, count: str) -> list[tuple[int, float]]:
     return [(batch, 100 * (COUNTS[count](net, batch) / size - 1)) for batch in batches]
 
 
-def test_batches_fitted_to_the_published_footprints() -> None:
+def test_fitted_batches_and_footprint_errors_match_the_stored_table() -> None:
     rows = [line.split()[:2] for line in FITTED.strip().splitlines()]
     lines = []
     for name, count in rows:
@@ -76,26 +76,28 @@ def test_batches_fitted_to_the_published_footprints() -> None:
 
 
 @pytest.mark.parametrize(("count", "explained"), [("results", ["resnet50"]), ("caffe", ["alexnet"])])
-def test_neither_count_explains_the_table_by_batches_that_divide_by_16(count: str, explained: list[str]) -> None:
+def test_neither_memory_count_explains_all_footprints_with_batches_divisible_by_16(
+    count: str, explained: list[str]
+) -> None:
     # A count could be called the table's own if it were within a percent there for every network. Which networks are is
     # pinned; AlexNet's steps of 16 lie so close to each other that any size is within 1.3% of one.
     assert [name for name in BUDDY if abs(errors(name, count)[2][1]) <= 1.0] == explained
 
 
 @pytest.mark.parametrize(("name", "count"), [(name, count) for name in BUDDY for count in COUNTS])
-def test_the_fitted_batch_is_the_nearest_of_all(name: str, count: str) -> None:
+def test_the_fitted_batch_has_the_nearest_footprint(name: str, count: str) -> None:
     net, size = build(name), round(BUDDY[name] * GB)
     off = {batch: abs(COUNTS[count](net, batch) - size) for batch in range(1, 1025)}
     assert fitted_batch(net, size, COUNTS[count]) == min(off, key=off.__getitem__)
 
 
-def test_the_table_and_section_4_4_of_buddy_do_not_agree_by_either_count() -> None:
+def test_footprints_contradict_section_4_4_of_buddy_with_either_memory_count() -> None:
     # Section 4.4: VGG16 and BigLSTM cannot fit a mini-batch of 64 in 12 GB. Here they do.
     assert max(count(build("vgg16"), 64) for count in COUNTS.values()) < 12 * GB
     assert result_bytes(build("biglstm"), 64) < 12 * GB
 
 
-def test_biglstms_footprint_is_smaller_than_one_of_its_tables() -> None:
+def test_the_published_biglstm_footprint_leaves_out_one_of_its_tables() -> None:
     net = build("biglstm")
     tables = [4 * weight.count for layer in net.layers for weight in layer.weights if weight.shape == (793471, 1024)]
     assert len(tables) == 2
@@ -103,7 +105,7 @@ def test_biglstms_footprint_is_smaller_than_one_of_its_tables() -> None:
     assert result_bytes(net, 0) < BUDDY["biglstm"] * GB < result_bytes(net, 0) + min(tables)
 
 
-def test_caffes_buffers_explain_what_a_user_saw_and_results_alone_do_not() -> None:
+def test_caffe_buffers_explain_a_users_measurement_and_results_alone_do_not() -> None:
     # ResNet-50 at batch 16: 6707 MB (antingshen/resnet-protofiles, issue 13), of which CUDA's context, workspaces and
     # the network for tests are not counted. If nvidia-smi's MiB are meant, it is 5% more.
     net, seen = build("resnet50"), 6707 * 10**6
@@ -138,7 +140,7 @@ def test_lower_bound_of_vgg_101_is_1_4_gb() -> None:
     assert round(bound_bytes(modnn("vgg101")) / GIB, 1) == 1.4
 
 
-def test_memory_is_reduced_the_more_the_larger_the_network() -> None:
+def test_larger_networks_have_a_larger_memory_reduction() -> None:
     # Section 7.1, within a family. Its mean over the six is 59; ours, pinned, is 50 (46 without workspaces), as its FCN
     # and VGG-101 are not described.
     ratio = {name: ideal_gb(name) * GB / bound_bytes(modnn(name)) for name in MODNN}
@@ -147,7 +149,7 @@ def test_memory_is_reduced_the_more_the_larger_the_network() -> None:
     assert round(mean(ratio.values())) == 50
 
 
-def test_counts_of_a_small_network_by_hand() -> None:
+def test_memory_counts_of_a_small_network_match_a_count_by_hand() -> None:
     net = network(
         conv("conv", "input", 3, (4, 8, 8)),
         relu("relu", "conv", (4, 8, 8)),
@@ -163,14 +165,14 @@ def test_counts_of_a_small_network_by_hand() -> None:
     assert fitted_batch(net, 0) == 1
 
 
-def test_normalization_and_what_two_layers_read_hold_buffers_in_caffe() -> None:
+def test_caffe_allocates_buffers_for_normalization_and_for_results_with_two_readers() -> None:
     net, each = residual(), 4 * 8 * 8
     more = caffe_bytes(net, 1) - result_bytes(net, 1)
     # Two normalizations hold four each; relu1, read twice, has two more gradients.
     assert more == 4 * (3 * 3 * 64 + 2 * 4 * each + 2 * each + 10)
 
 
-def test_pooling_and_dropout_hold_masks_in_caffe() -> None:
+def test_caffe_allocates_masks_for_pooling_and_dropout() -> None:
     net, each = branches(), 4 * 8 * 8
     assert caffe_bytes(net, 1) - result_bytes(net, 1) == 4 * (3 * 3 * 64 + each + 2 * each + 10)
     dropped = network(
@@ -179,7 +181,7 @@ def test_pooling_and_dropout_hold_masks_in_caffe() -> None:
     assert caffe_bytes(dropped, 1) - result_bytes(dropped, 1) == 4 * (3 * 192 + 192 + 10)
 
 
-def test_a_sum_is_a_result_in_caffe_and_part_of_its_layer_in_modnn() -> None:
+def test_a_sum_has_its_own_result_in_caffe_and_none_in_modnn() -> None:
     net = residual()
     pooled = 4 + 10 + 1
     assert result_bytes(net, 1) - result_bytes(net, 0) == 4 * (192 + 2 * (3 * 256 + pooled))

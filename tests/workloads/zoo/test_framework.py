@@ -23,7 +23,7 @@ def built(name: str, framework: str, batch: int = 8) -> Trace:
 
 
 @pytest.mark.parametrize("name", NETWORKS)
-def test_the_cudnn_framework_gives_a_valid_trace_with_less_memory(name: str) -> None:
+def test_a_cudnn_trace_is_valid_and_needs_no_more_memory(name: str) -> None:
     simulated, expected = built(name, "pytorch"), built(name, "cudnn")
     assert check_trace(expected) == []
     assert _peak(expected) <= _peak(simulated)
@@ -33,7 +33,7 @@ def test_the_cudnn_framework_gives_a_valid_trace_with_less_memory(name: str) -> 
 
 
 @pytest.mark.parametrize("name", NETWORKS)
-def test_pooling_keeps_no_indices_but_its_result(name: str) -> None:
+def test_cudnn_pooling_saves_its_result_and_no_indices(name: str) -> None:
     trace = built(name, "cudnn")
     assert not [block.id for block in trace.blocks if "indices" in block.id]
     pools = [kernel for kernel in trace.kernels if kernel.op == "max_pool2d_backward"]
@@ -43,7 +43,7 @@ def test_pooling_keeps_no_indices_but_its_result(name: str) -> None:
         assert any(created.get(name) in kernel.reads for name in kernel.reads), "a result and the input that it is from"
 
 
-def test_the_gradient_of_a_relu_in_place_is_in_place() -> None:
+def test_the_gradient_of_an_in_place_relu_is_in_place() -> None:
     trace = built("vgg16", "cudnn")
     relus = [kernel for kernel in trace.kernels if kernel.op == "threshold_backward_"]
     assert len(relus) == 15
@@ -51,7 +51,7 @@ def test_the_gradient_of_a_relu_in_place_is_in_place() -> None:
 
 
 def test_a_gradient_that_another_layer_needs_is_not_rewritten() -> None:
-    """The gradient of a sum goes to both of its branches in one block."""
+    """Both branches of a sum share one gradient block."""
     trace = built("resnet18", "cudnn")
     kind = {block.id: block.kind for block in trace.blocks}
     for number, kernel in enumerate(trace.kernels):
@@ -62,7 +62,7 @@ def test_a_gradient_that_another_layer_needs_is_not_rewritten() -> None:
     assert ops["threshold_backward_"] > 0
 
 
-def test_only_these_layers_differ_between_frameworks() -> None:
+def test_cudnn_traces_differ_only_in_pooling_and_relu() -> None:
     simulated, expected = built("vgg16", "pytorch"), built("vgg16", "cudnn")
     assert len(simulated.kernels) == len(expected.kernels)
     for one, other in zip(simulated.kernels, expected.kernels, strict=True):
@@ -79,7 +79,7 @@ def test_only_these_layers_differ_between_frameworks() -> None:
 
 
 @pytest.mark.parametrize("name", NETWORKS)
-def test_before_1_10_a_relu_is_a_layer_whose_input_is_held_until_its_backward(name: str) -> None:
+def test_before_1_10_the_input_of_a_relu_is_held_until_its_backward(name: str) -> None:
     trace = built(name, "pytorch-1.5")
     assert check_trace(trace) == []
     relus = [kernel for kernel in trace.kernels if kernel.op == "relu"]
@@ -94,7 +94,7 @@ def test_before_1_10_a_relu_is_a_layer_whose_input_is_held_until_its_backward(na
 
 
 def test_before_1_10_a_normalized_convolution_has_three_activations() -> None:
-    """Its own result for the normalization, that one's for the ReLU, and the ReLU's for whoever reads it."""
+    """The results of the convolution, the normalization and the ReLU."""
     held = {}
     for framework in ("pytorch", "pytorch-1.5"):
         trace = build_trace("vgg16", batch=8, gpu=V100, framework=framework, batch_norm=True)
@@ -112,7 +112,7 @@ def test_before_1_10_a_normalized_convolution_has_three_activations() -> None:
     assert held == {"pytorch": ["conv2_2", "norm2_2"], "pytorch-1.5": ["conv2_2", "norm2_2", "relu2_2"]}
 
 
-def test_the_version_does_not_matter_for_a_network_without_relus() -> None:
+def test_a_network_without_relus_is_the_same_under_pytorch_1_5() -> None:
     simulated, expected = built("bert-base", "pytorch"), built("bert-base", "pytorch-1.5")
     assert (simulated.kernels, simulated.blocks) == (expected.kernels, expected.blocks)
 

@@ -1,4 +1,4 @@
-"""Layers fused in memory, as moDNN's framework has them: one result and one gradient for each."""
+"""Layers fused in memory, as in moDNN's framework: one result and one gradient for each."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def fused(*layers: object) -> Trace:
 
 
 def block(name: str = "block", source: str = "relu0") -> tuple[object, ...]:
-    """conv, norm, relu, conv, norm, and the sum with what it all read, in place."""
+    """conv, norm, relu, conv, norm, and the in-place sum with the input of the block."""
     one, two = f"{name}.conv1", f"{name}.conv2"
     return (
         conv(one, source, 4, MAP, bias=False),
@@ -58,7 +58,7 @@ def kernel(trace: Trace, layer: str, op: str, phase: Phase = Phase.BACKWARD) -> 
 
 
 def maps(trace: Trace, kind: BlockKind) -> list[str]:
-    """Blocks of that kind as large as a feature map of the example."""
+    """Blocks of that kind with the size of a feature map of the example."""
     return [each.id for each in trace.blocks if each.kind is kind and each.bytes == 4 * 4 * 256]
 
 
@@ -72,7 +72,7 @@ def test_each_layer_has_one_result_and_one_gradient() -> None:
     assert maps(trace, BlockKind.GRADIENT) == ["flatten.grad", "block.conv2.grad", "block.conv1.relu.grad"]
 
 
-def test_a_normalization_rewrites_its_layer_and_reads_in_backward_what_that_became() -> None:
+def test_a_fused_normalization_runs_in_place_in_both_directions() -> None:
     trace = fused(*RESIDUAL)
     forward = kernel(trace, "block.conv1", "batch_norm_", Phase.FORWARD)
     assert "block.conv1" in forward.reads and "block.conv1" in forward.writes
@@ -84,13 +84,13 @@ def test_a_normalization_rewrites_its_layer_and_reads_in_backward_what_that_beca
     assert backward.reads == (gradient, "block.conv1", *weights, *statistics)
 
 
-def test_a_gradient_that_the_shortcut_needs_is_not_rewritten() -> None:
+def test_a_gradient_used_by_the_shortcut_is_not_overwritten() -> None:
     trace = fused(*RESIDUAL)
     backward = kernel(trace, "block.conv2", "batch_norm_backward")
     assert (backward.reads[0], backward.writes[0]) == ("flatten.grad", "block.conv2.grad")
 
 
-def test_a_convolution_adds_its_gradient_to_the_one_of_the_shortcut() -> None:
+def test_a_convolution_accumulates_into_the_gradient_of_the_shortcut() -> None:
     trace = fused(*RESIDUAL)
     backward = kernel(trace, "block.conv1", "conv2d_backward_data")
     assert backward.reads == ("block.conv1.relu.grad", "block.conv1.weight", "flatten.grad")
@@ -99,8 +99,8 @@ def test_a_convolution_adds_its_gradient_to_the_one_of_the_shortcut() -> None:
     assert not [each.id for each in trace.kernels if each.op == "add_" and each.phase is Phase.BACKWARD]
 
 
-def test_no_kernel_adds_into_the_gradient_that_it_reads() -> None:
-    """Without a normalization the sum's gradient is both what the convolution reads and what waits for its input."""
+def test_no_kernel_accumulates_into_the_gradient_that_it_reads() -> None:
+    """Without a normalization, the sum's gradient is the input of the convolution's backward and of the shortcut."""
     bare = (
         conv("conv1", "relu0", 4, MAP),
         plain(LayerKind.ADD, "block.relu", "conv1", "relu0", shape=MAP, in_place=True),
@@ -113,7 +113,7 @@ def test_no_kernel_adds_into_the_gradient_that_it_reads() -> None:
     assert readers[:3] == ["conv2d_backward_weights", "conv2d_backward_bias", "add_"]
 
 
-def test_a_result_that_another_layer_reads_is_not_rewritten() -> None:
+def test_a_result_with_another_reader_is_not_overwritten() -> None:
     layers = (
         conv("conv1", "input", 3, MAP),
         batch_norm("norm1", "conv1", MAP),
@@ -134,7 +134,7 @@ def test_a_pooling_before_a_normalization_keeps_its_result() -> None:
     assert maps(fused(*layers, *END), BlockKind.ACTIVATION) == ["conv1", "pool", "block.relu"]
 
 
-def test_kernels_belong_to_the_layer_whose_memory_they_rewrite() -> None:
+def test_in_place_kernels_belong_to_the_layer_of_their_block() -> None:
     trace = fused(*RESIDUAL)
     forward = [f"{each.layer} {each.op}" for each in trace.kernels if each.phase is Phase.FORWARD]
     assert forward[:3] == ["conv0 conv2d", "conv0 batch_norm_", "conv0 relu_"]
@@ -146,7 +146,7 @@ def test_kernels_belong_to_the_layer_whose_memory_they_rewrite() -> None:
 
 
 @pytest.mark.parametrize("name", [*MODNN, "googlenet", "densenet121", "inception-v3", "mobilenet", "unet"])
-def test_the_fused_framework_runs_and_needs_no_more_memory_than_cudnn(name: str) -> None:
+def test_a_fused_trace_is_valid_runs_and_needs_no_more_memory_than_a_cudnn_trace(name: str) -> None:
     simulated, expected = built(name, 2), built(name, 2, "cudnn")
     assert check_trace(simulated) == []
     peaks = [trace_stats(each).peak_recorded for each in (simulated, expected)]
@@ -156,21 +156,21 @@ def test_the_fused_framework_runs_and_needs_no_more_memory_than_cudnn(name: str)
 
 
 @pytest.mark.parametrize("name", MODNN)
-def test_layers_come_once_in_forward(name: str) -> None:
+def test_each_layer_is_one_forward_step(name: str) -> None:
     steps = TaskGraph.of(built(name, 2)).layers.steps
     assert max(Counter(step.layer for step in steps if step.phase is Phase.FORWARD).values()) == 1
 
 
 @pytest.mark.parametrize("name", [name for name in MODNN if name != "fcn32s"])
 def test_blocks_add_up_to_modnns_ideal_memory(name: str) -> None:
-    """In closed form it is one result and one gradient a layer; the trace has a mask, labels, statistics besides."""
+    """The closed form has a result and a gradient per layer; the trace also has a mask, labels and statistics."""
     batch = MODNN[name]
     held = sum(each.bytes for each in built(name, batch).blocks if each.kind is not BlockKind.WORKSPACE)
     assert held == pytest.approx(all_at_once_bytes(build(name), batch), rel=0.002)
 
 
 def test_the_fcn_fits_24_gb_and_not_12() -> None:
-    """Section 7.1, with the largest workspace; dropout's results and the scores' softmax are layers of their own."""
+    """Section 7.1, with the largest workspace; dropout and the softmax are separate layers."""
     blocks = built("fcn32s", 128).blocks
     workspace = max(each.bytes for each in blocks if each.kind is BlockKind.WORKSPACE)
     held = sum(each.bytes for each in blocks if each.kind is not BlockKind.WORKSPACE)
@@ -178,8 +178,8 @@ def test_the_fcn_fits_24_gb_and_not_12() -> None:
 
 
 @pytest.mark.parametrize("name", MODNN)
-def test_the_largest_task_of_one_sample_is_the_one_of_the_lower_bound(name: str) -> None:
-    """Equation 7. Where a kernel of its own rewrites, tasks are smaller here than in the paper."""
+def test_the_largest_task_at_batch_1_matches_the_lower_bound(name: str) -> None:
+    """Equation 7. Tasks with separate in-place kernels are smaller here than in the paper."""
     trace = built(name, 1)
     weights = sum(each.bytes for each in trace.blocks if "weight" in each.kind)
     size = {each.id: each.bytes for each in trace.blocks if each.kind in (*HELD, BlockKind.INPUT, BlockKind.LABEL)}

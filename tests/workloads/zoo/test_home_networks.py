@@ -1,4 +1,4 @@
-"""The networks that stand for HOME's: fitted to the largest batches of its table 2 (traces/README.md)."""
+"""The networks that represent HOME's: fitted to the largest batches of its table 2 (traces/README.md)."""
 
 from __future__ import annotations
 
@@ -61,14 +61,14 @@ def published() -> dict[str, int]:
 
 
 def written(form: dict[str, Any]) -> str:
-    """As a file has it, in one line, its words in one order."""
+    """The settings in one line, in sorted order."""
     words = {key: form[key] for key in ("zoo", "input", "framework", "variant") if key in form}
     return yaml.safe_dump(words, default_flow_style=True, sort_keys=False, width=200).strip()
 
 
 @cache
 def plain(text: str, budget: str) -> int:
-    """The largest batch of a form without any memory policy."""
+    """The largest batch of a variant without a memory policy."""
     values = {"trace": {**yaml.safe_load(text), "batch": 32}, "node": "2080ti", "policies": "none", "budget": budget}
     (result,) = max_batch(make_scenario(values, "these tests"))
     return result.batch or 0
@@ -76,8 +76,8 @@ def plain(text: str, budget: str) -> int:
 
 @pytest.mark.exhaustive
 @pytest.mark.parametrize("name", FORMS)
-def test_each_home_network_is_the_form_with_the_nearest_plain_batch(name: str, published: dict[str, int]) -> None:
-    """As a ratio, with the paper's 11 GB."""
+def test_each_home_network_is_the_variant_with_the_nearest_largest_batch(name: str, published: dict[str, int]) -> None:
+    """The nearest by ratio, with the paper's 11 GB."""
 
     def distance(form: dict[str, Any]) -> float:
         return abs(log(plain(written(form), "11 GB") / published[name]))
@@ -87,7 +87,7 @@ def test_each_home_network_is_the_form_with_the_nearest_plain_batch(name: str, p
 
 
 def rows() -> dict[str, list[str]]:
-    """The cells of the README's table by network."""
+    """The cells of the table in the README by network."""
     readme = (find("traces", "vgg16-b128-v100").parent / "README.md").read_text(encoding="utf-8")
     lines = [line.strip("|").split("|") for line in readme.splitlines() if "| `{zoo: " in line]
     return {cells[0].strip(): [cell.strip() for cell in cells[1:]] for cells in lines}
@@ -103,5 +103,5 @@ def test_the_readme_states_the_settings_and_their_error(name: str) -> None:
         assert cell == f"{batch} ({batch / int(table) - 1:+.0%})"
 
 
-def test_the_readme_has_the_numbers_of_the_table(published: dict[str, int]) -> None:
+def test_the_readme_has_the_largest_batches_of_the_table(published: dict[str, int]) -> None:
     assert {name: int(cells[1]) for name, cells in rows().items()} == published

@@ -1,4 +1,4 @@
-"""A network as one training iteration: kernels, what they read, purity, counts; checked by hand on small networks."""
+"""A network as one training iteration: kernels, reads, purity and counts of small networks, checked by hand."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ def example(request: pytest.FixtureRequest) -> Network:
 
 
 @pytest.mark.parametrize("framework", Framework)
-def test_every_trace_is_sound_and_its_lifetimes_are_known(example: Network, framework: Framework) -> None:
+def test_every_lowered_trace_is_valid_and_has_known_lifetimes(example: Network, framework: Framework) -> None:
     trace = lowered(example, 4, Flat((Choice("direct", 5, 100),)), framework=framework)
     assert check_trace(trace) == []
     assert TaskGraph.of(trace).open_lifetimes[0] == 0
@@ -60,7 +60,7 @@ def test_every_trace_is_sound_and_its_lifetimes_are_known(example: Network, fram
 
 @pytest.mark.parametrize("framework", [Framework.PYTORCH, Framework.FUSED])
 @pytest.mark.parametrize("name", NETWORKS)
-def test_every_network_of_the_zoo_lowers_soundly(name: str, framework: Framework) -> None:
+def test_every_network_of_the_zoo_lowers_to_a_valid_trace(name: str, framework: Framework) -> None:
     net, batch = build(name), 2
     trace = lowered(net, batch, Flat((Choice("direct", 5, 100),)), framework=framework)
     assert check_trace(trace) == []
@@ -77,7 +77,7 @@ def test_the_same_network_gives_the_same_trace(example: Network) -> None:
 
 
 @pytest.mark.parametrize("optimizer", Optimizer)
-def test_operations_are_those_of_the_trace(example: Network, optimizer: Optimizer) -> None:
+def test_listed_operations_equal_the_kernels_of_the_trace(example: Network, optimizer: Optimizer) -> None:
     trace = lowered(example, 4, optimizer=optimizer)
     result = list(operations_of(example, 4, optimizer))
     assert [(kernel.id, kernel.op) for kernel in trace.kernels] == [(name, op) for name, op, _ in result]
@@ -92,7 +92,7 @@ def test_purity_agrees_with_the_table_of_operators(example: Network) -> None:
         assert each.pure is not None and (each.phase is not Phase.OPTIMIZER or not each.pure)
 
 
-def test_products_take_two_operations_a_multiply_accumulate_in_each_direction(example: Network) -> None:
+def test_products_count_two_flops_per_multiply_accumulate_in_each_direction(example: Network) -> None:
     batch = 4
     trace = lowered(example, batch)
     products = ("conv2d", "linear", "bmm")
@@ -115,7 +115,7 @@ def test_every_weight_gets_one_gradient_that_the_optimizer_reads(example: Networ
         assert (gradient.shape, gradient.release) == (by_id[name].shape, trace.kernels[-1].id)
 
 
-def test_operators_are_named_so_that_their_class_is_known() -> None:
+def test_every_operator_name_has_a_known_class() -> None:
     classes = {each.op: op_class(each.op) for make in EXAMPLES.values() for each in lowered(make(), 1).kernels}
     expected = {
         "conv2d": OpClass.CONVOLUTION,
@@ -144,14 +144,14 @@ def test_operators_are_named_so_that_their_class_is_known() -> None:
 # --- by hand ------------------------------------------------------------------------------------------------
 
 
-def test_the_first_layer_has_no_gradient_for_the_batch() -> None:
+def test_the_first_layer_computes_no_input_gradient() -> None:
     trace = lowered(residual(), 4)
     assert [each.layer for each in kernels(trace, "conv2d_backward_data")] == ["conv2"]
     assert [each.layer for each in kernels(trace, "conv2d_backward_weights")] == ["conv2", "conv1"]
     assert "input.grad" not in trace.block_by_id
 
 
-def test_an_in_place_relu_rewrites_the_block_of_its_layer() -> None:
+def test_an_in_place_relu_overwrites_the_block_of_its_layer() -> None:
     trace = lowered(residual(), 4)
     first = kernels(trace, "relu_")[0]
     assert (first.layer, first.reads, first.writes) == ("bn1", ("bn1",), ("bn1",))
@@ -165,7 +165,7 @@ def test_a_relu_out_of_place_writes_its_own_block_and_releases_its_input() -> No
     assert trace.block_by_id["relu"].release == "end"  # the network's output here
 
 
-def test_at_a_join_the_second_gradient_is_added_to_the_first() -> None:
+def test_at_a_fork_the_second_gradient_is_added_to_the_first() -> None:
     trace = lowered(residual(), 4)
     total = kernel(trace, "add_", Phase.BACKWARD)
     # The sum's gradient serves both branches; conv2's is added to it once batch norm has read it.
@@ -173,7 +173,7 @@ def test_at_a_join_the_second_gradient_is_added_to_the_first() -> None:
     assert kernels(trace, "threshold_backward")[-1].reads == ("add.grad", "bn1")
 
 
-def test_a_gradient_that_another_layer_still_needs_is_not_added_into() -> None:
+def test_no_gradient_is_accumulated_into_one_that_is_still_needed() -> None:
     # Both branches of the sum flow into one value at once, so the one gradient is in two hands.
     double = network(
         conv("conv", "input", 3, MAP),
@@ -185,7 +185,7 @@ def test_a_gradient_that_another_layer_still_needs_is_not_added_into() -> None:
     assert (total.reads, total.writes) == (("flatten.grad",), ("conv.grad",))
 
 
-def test_gradients_of_a_concatenation_are_views_of_its_own() -> None:
+def test_input_gradients_of_a_concatenation_are_views_of_its_gradient() -> None:
     trace = lowered(inception(), 2)
     joined = kernel(trace, "cat")
     assert joined.reads == ("left", "right") and joined.writes == ("join",)
@@ -195,7 +195,7 @@ def test_gradients_of_a_concatenation_are_views_of_its_own() -> None:
     assert trace.block_by_id["flatten.grad"].release == kernels(trace, "threshold_backward")[1].id
 
 
-def test_batch_norm_moves_its_statistics_and_saves_those_of_the_batch() -> None:
+def test_batch_norm_updates_running_statistics_and_saves_batch_statistics() -> None:
     trace = lowered(residual(), 4)
     first = kernels(trace, "batch_norm")[0]
     assert first.pure is False
@@ -218,7 +218,7 @@ def test_dropout_and_pooling_save_masks_and_indices() -> None:
     assert first.reads == ("pool1.grad", "conv1_1", "pool1.indices")
 
 
-def test_a_convolution_runs_by_its_fastest_algorithm_and_lists_all() -> None:
+def test_a_convolution_uses_its_fastest_algorithm_and_lists_all() -> None:
     prices = Flat((Choice("winograd", 5, 100), Choice("implicit_gemm", 9, 0)))
     trace = lowered(network(conv("conv", "input", 3, MAP)), 1, prices)
     first = kernel(trace, "conv2d")
@@ -232,14 +232,14 @@ def test_a_convolution_runs_by_its_fastest_algorithm_and_lists_all() -> None:
     }
 
 
-def test_a_shared_table_gathers_both_gradients() -> None:
+def test_a_shared_table_accumulates_both_gradients() -> None:
     trace = lowered(attention(), 2)
     total = [each for each in kernels(trace, "add_", Phase.BACKWARD) if "embedding.weight.grad" in each.writes]
     assert [each.reads for each in total] == [("embedding.weight.grad", "embedding.weight.grad#2")]
     assert "decoder.weight" not in trace.block_by_id
 
 
-def test_time_steps_share_weights_and_pass_their_state_on() -> None:
+def test_time_steps_share_weights_and_pass_on_their_state() -> None:
     steps = 3
     trace = lowered(recurrent(steps), 2)
     sums = [each for each in kernels(trace, "add_", Phase.BACKWARD) if each.writes == ("cell0.weight_input.grad",)]
@@ -253,7 +253,7 @@ def test_time_steps_share_weights_and_pass_their_state_on() -> None:
     assert trace.block_by_id["embedding.grad"].shape == (2, steps, 5)
 
 
-def test_a_transposed_convolution_is_a_plain_one_backwards() -> None:
+def test_a_transposed_convolution_is_priced_as_the_data_gradient_of_a_convolution() -> None:
     attributes = {"kernel": (2, 2), "stride": (2, 2), "padding": (0, 0), "transposed": True}
     weights = (Weight("weight", (4, 6, 2, 2)),)
     up = Layer("up", LayerKind.CONVOLUTION, ("conv",), (6, 16, 16), weights, 4 * 64 * 24, attributes)
@@ -267,7 +267,7 @@ def test_a_transposed_convolution_is_a_plain_one_backwards() -> None:
     assert by_op["conv_transpose2d"].flops == 2 * up.macs
 
 
-def test_adam_keeps_two_averages_and_makes_denominators_meanwhile() -> None:
+def test_adam_has_two_states_per_weight_and_temporary_denominators() -> None:
     trace = lowered(residual(), 4, optimizer=Optimizer.ADAM)
     size = {kind: sum(block.bytes for block in trace.blocks if block.kind is kind) for kind in BlockKind}
     assert size[BlockKind.OPTIMIZER_STATE] == 2 * size[BlockKind.WEIGHT]
@@ -275,7 +275,7 @@ def test_adam_keeps_two_averages_and_makes_denominators_meanwhile() -> None:
     assert [each.op for each in trace.kernels if each.phase is Phase.OPTIMIZER][-1] == "_foreach_addcdiv_"
 
 
-def test_sgd_without_momentum_keeps_nothing_and_takes_one_kernel() -> None:
+def test_sgd_without_momentum_has_no_state_and_one_kernel() -> None:
     trace = lowered(residual(), 4, optimizer=Optimizer.PLAIN_SGD)
     assert not [block.id for block in trace.blocks if block.kind is BlockKind.OPTIMIZER_STATE]
     (step,) = [each for each in trace.kernels if each.phase is Phase.OPTIMIZER]
@@ -283,7 +283,7 @@ def test_sgd_without_momentum_keeps_nothing_and_takes_one_kernel() -> None:
     assert step.dram_bytes == 3 * weights  # weights there and back, their gradients once
 
 
-def test_rows_of_a_large_table_are_gathered_and_they_alone_get_a_gradient() -> None:
+def test_only_gathered_rows_of_a_large_table_get_a_gradient() -> None:
     rows = Layer(
         "scores",
         LayerKind.LINEAR,
@@ -316,7 +316,7 @@ def test_a_layer_may_share_a_weight_and_have_its_own_bias() -> None:
     assert "decoder.bias.grad" in trace.block_by_id
 
 
-def test_a_weight_may_precede_the_values() -> None:
+def test_a_concatenation_may_start_with_a_weight() -> None:
     token = Layer("token", LayerKind.CONCATENATE, ("rows",), (5, 64), (Weight("weight", (1, 64)),), 0, {"axis": 0})
     net = network(
         conv("conv", "input", 3, MAP),

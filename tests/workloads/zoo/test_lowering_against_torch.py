@@ -1,4 +1,4 @@
-"""The lowering against PyTorch itself: the same networks, traced under fake tensors, need the same bytes and time."""
+"""The lowering compared with PyTorch: the same networks, traced with fake tensors, need the same bytes and time."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ SUMMED_INTO_VIEWS = pytest.mark.xfail(reason="gradients are added into views, wh
 @pytest.mark.parametrize(
     "name", [pytest.param(name, marks=SUMMED_INTO_VIEWS) if name == "bert-base" else name for name in NETWORKS]
 )
-def test_peaks_and_sizes_are_those_of_pytorch(name: str) -> None:
+def test_peaks_and_sizes_equal_those_of_pytorch(name: str) -> None:
     expected = trace_stats(without_workspace(followed(name)))
     simulated = trace_stats(lowered(build(name, **NETWORKS[name]), BATCH))
     assert simulated.peak_recorded is not None and expected.peak_recorded is not None
@@ -68,8 +68,8 @@ def test_peaks_and_sizes_are_those_of_pytorch(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", NETWORKS)
-def test_every_phase_takes_the_time_of_pytorchs_operators(name: str) -> None:
-    """Within 1%: permutes of attention copy in backward too (+0.9%); PyTorch crops each side apart (U-Net, -0.8%)."""
+def test_every_phase_takes_as_long_as_the_operators_of_pytorch(name: str) -> None:
+    """Within 1%: permutes of attention also copy in backward (+0.9%); PyTorch crops each side separately (-0.8%)."""
     network = build(name, **NETWORKS[name])
     simulated = trace_of(network, batch=BATCH, gpu=load_node("v100").gpu)
     for phase in Phase:

@@ -1,4 +1,4 @@
-"""Sizes and lifetimes of a modelled iteration: against the recording, against the papers, and by hand."""
+"""Sizes and lifetimes of a modelled iteration, compared with recordings, papers and counts by hand."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ MIB = 2**20
 
 
 def without_masks(blocks: tuple[Block, ...]) -> list[tuple[int, str, tuple[int, ...] | None]]:
-    """What blocks hold, their order apart; dropout's masks left out (see below)."""
+    """Bytes, kind and shape of blocks in any order, without dropout's masks (see below)."""
     retained = [block for block in blocks if not block.id.endswith((".mask", ":empty_like"))]
     return sorted((block.bytes, block.kind.value, tuple(n for n in block.shape or () if n > 1)) for block in retained)
 
@@ -31,7 +31,7 @@ def modelled() -> Trace:
     return lowered(vgg11_cifar(), 32)
 
 
-def test_the_recorded_vgg11_is_modelled_to_the_byte(recorded: Trace, modelled: Trace) -> None:
+def test_the_modelled_vgg11_has_the_exact_peaks_of_the_recording(recorded: Trace, modelled: Trace) -> None:
     # The recording has no workspaces, and neither has the stand-in time model.
     simulated, expected = trace_stats(modelled), trace_stats(recorded)
     assert simulated.peak_recorded is not None and expected.peak_recorded is not None
@@ -40,7 +40,9 @@ def test_the_recorded_vgg11_is_modelled_to_the_byte(recorded: Trace, modelled: T
     assert simulated.peak_needed.bytes == expected.peak_needed.bytes
 
 
-def test_the_recorded_vgg11_has_the_same_blocks_but_for_dropout(recorded: Trace, modelled: Trace) -> None:
+def test_the_modelled_vgg11_has_the_blocks_of_the_recording_except_for_dropout(
+    recorded: Trace, modelled: Trace
+) -> None:
     # On the CPU dropout multiplies by a float32 mask of zeros and twos, made by three kernels; on a GPU one kernel
     # draws a mask of one byte a value. Everything else is the same block by block.
     assert without_masks(recorded.blocks) == without_masks(modelled.blocks)
@@ -48,7 +50,9 @@ def test_the_recorded_vgg11_has_the_same_blocks_but_for_dropout(recorded: Trace,
     assert {block.bytes for block in modelled.blocks if "mask" in block.id} == {32 * 512}
 
 
-def test_the_recorded_vgg11_lets_go_of_blocks_at_the_same_operators(recorded: Trace, modelled: Trace) -> None:
+def test_the_modelled_vgg11_releases_activations_at_the_operators_of_the_recording(
+    recorded: Trace, modelled: Trace
+) -> None:
     # Feature maps: by the layer and operator after which each is released. The recording's backward of a convolution
     # is one kernel and ours are up to three, of which the last releases.
     alike = {
@@ -80,7 +84,7 @@ def test_the_recorded_vgg11_lets_go_of_blocks_at_the_same_operators(recorded: Tr
     assert expected == simulated
 
 
-def test_the_recorded_resnet20_has_the_same_peak() -> None:
+def test_the_modelled_resnet20_has_the_peak_of_the_recording() -> None:
     # The zoo's shortcut averages and joins zeros where the recorded one subsamples and pads, and it adds in place; the
     # peak is elsewhere, where the last block's gradient meets all that forward has saved.
     recorded, modelled = load_trace("resnet20-cifar-cpu"), lowered(build("resnet20", "cifar10"), 32)
@@ -95,7 +99,7 @@ def size_of(trace: Trace, kind: BlockKind) -> int:
     return sum(block.bytes for block in trace.blocks if block.kind is kind)
 
 
-def test_the_peak_of_a_tiny_network_by_hand() -> None:
+def test_the_peak_of_a_tiny_network_matches_a_count_by_hand() -> None:
     # One convolution 3 -> 4 channels on 8x8, relu in place, linear 256 -> 10, batch 2, float32.
     shape = (4, 8, 8)
     net = network(
@@ -137,7 +141,7 @@ def count(shape: tuple[int, ...]) -> int:
     return product
 
 
-def test_vgg16_swaps_the_twelve_tensors_of_cswap() -> None:
+def test_vgg16_has_the_twelve_swappable_tensors_of_cswap() -> None:
     # CSWAP: inputs of the convolutions after the first, eight from ReLU layers and four from MAX layers. At batch 128
     # the largest is 1568 MiB, the smallest 49 MiB.
     trace = lowered(build("vgg16", "imagenet"), 128)
@@ -154,7 +158,7 @@ def test_vgg16_swaps_the_twelve_tensors_of_cswap() -> None:
         assert (graph.next_use(graph.block(name), last) or 0) > last + 1
 
 
-def test_batch_scales_what_depends_on_it() -> None:
+def test_only_blocks_with_samples_scale_with_the_batch() -> None:
     small, large = (lowered(vgg11_cifar(), batch) for batch in (16, 32))
     for one, two in zip(small.blocks, large.blocks, strict=True):
         scales = one.kind in (BlockKind.INPUT, BlockKind.LABEL, BlockKind.ACTIVATION, BlockKind.GRADIENT)

@@ -1,4 +1,4 @@
-"""Modelled traces under policies: what must hold whatever the durations are."""
+"""Modelled traces under policies: properties that do not depend on durations."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ NETWORKS = ("vgg16", "alexnet", "googlenet", "resnet50")
 
 
 @each(*NETWORKS)
-def test_layers_are_those_of_the_network(trace: Trace) -> None:
+def test_layers_of_the_trace_are_the_layers_of_the_network(trace: Trace) -> None:
     layers = TaskGraph.of(trace).layers
     assert not layers.derived
     # Every layer with backward has it in the same steps as forward, once each.
@@ -40,7 +40,7 @@ def test_layers_are_those_of_the_network(trace: Trace) -> None:
 
 
 @each(*NETWORKS)
-def test_ideal_takes_the_sum_and_none_the_recorded_peak(trace: Trace) -> None:
+def test_ideal_takes_the_compute_time_and_none_has_the_recorded_peak(trace: Trace) -> None:
     ideal = simgpu.simulate(trace, V100, "ideal")
     none = simgpu.simulate(trace, V100, "none")
     peak = trace_stats(trace).peak_recorded
@@ -63,7 +63,7 @@ def test_vdnn_needs_no_more_memory_and_no_less_time(trace: Trace, mode: str, alg
 
 
 @each("vgg16", "googlenet")
-def test_vdnn_dynamic_fits_where_a_plain_framework_does_not(trace: Trace) -> None:
+def test_vdnn_dynamic_fits_where_none_does_not(trace: Trace) -> None:
     peak = trace_stats(trace).peak_recorded
     smallest = simgpu.simulate(trace, V100, "vdnn", parameters={"mode": "all", "algorithms": "smallest"})
     assert peak is not None
@@ -76,7 +76,7 @@ def test_vdnn_dynamic_fits_where_a_plain_framework_does_not(trace: Trace) -> Non
 
 
 @pytest.mark.slow
-def test_fastest_algorithms_are_the_recorded_ones() -> None:
+def test_vdnn_with_fastest_algorithms_equals_vdnn_with_recorded_ones() -> None:
     for make in (vgg11_cifar, residual, inception):
         prices = Flat((Choice("winograd", 5, 100), Choice("implicit_gemm", 9, 0)))
         result = lowered(make(), 4, prices)

@@ -1,4 +1,4 @@
-"""The networks of the zoo against published numbers: parameters, multiply-accumulates, feature maps, sizes."""
+"""The networks of the zoo compared with published parameters, multiply-accumulates, feature maps and sizes."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from simgpu.workloads.network import Layer, LayerKind, Network
 
 
 class Published(NamedTuple):
-    """What a publication says of a network: millions of parameters and of multiply-accumulates, None where silent."""
+    """Published millions of parameters and multiply-accumulates of a network; None if not published."""
 
     name: str
     parameters: float | None
@@ -89,7 +89,7 @@ PUBLISHED = (
 
 
 @pytest.mark.parametrize("published", PUBLISHED, ids=lambda published: f"{published.name}: {published.source}")
-def test_parameters_and_arithmetic_are_the_published_ones(published: Published) -> None:
+def test_parameters_and_macs_match_the_published_ones(published: Published) -> None:
     network = build(published.name, published.input, **published.variant)
     if published.parameters is not None:
         assert network.parameters / 1e6 == pytest.approx(published.parameters, rel=0.01)
@@ -97,7 +97,7 @@ def test_parameters_and_arithmetic_are_the_published_ones(published: Published) 
         assert network.macs / 1e6 == pytest.approx(published.macs, rel=0.01)
 
 
-def test_biglstm_has_the_parameters_that_its_paper_rounds() -> None:
+def test_biglstm_has_the_published_rounded_parameter_count() -> None:
     """Jozefowicz et al. 2016, table 1: the 2-layer LSTM-8192-1024 has 1.8 billion."""
     assert round(build("biglstm").parameters / 1e9, 1) == 1.8
 
@@ -118,7 +118,7 @@ GOOGLENET = {
 
 
 @pytest.mark.parametrize("row", GOOGLENET)
-def test_googlenet_agrees_with_the_rows_of_its_paper(row: str) -> None:
+def test_googlenet_matches_the_table_of_its_paper(row: str) -> None:
     """Left out are the two rows whose operations are not those of the filters in the same row.
 
     conv1: 34 M where 7 x 7 filters make 118 M; module 5a: 54 M where its filters make 51 M.
@@ -131,7 +131,7 @@ def shapes(network: Network, *kinds: LayerKind) -> list[tuple[int, ...]]:
     return [layer.shape for layer in network.layers if layer.kind in kinds]
 
 
-def test_vgg16_activations_at_batch_128_run_from_1568_to_49_mib() -> None:
+def test_vgg16_activations_at_batch_128_range_from_1568_to_49_mib() -> None:
     """CSWAP, section II-B: the eight ReLU and four MAX results that are inputs of convolutions."""
     layers = build("vgg16").layers
     by_name = {layer.name: layer for layer in layers}
@@ -146,7 +146,7 @@ def test_vgg16_activations_at_batch_128_run_from_1568_to_49_mib() -> None:
     assert (mib[0], mib[-1]) == (max(mib), 49) == (1568, 49)
 
 
-def test_alexnet_activations_are_those_of_the_cdma_paper() -> None:
+def test_alexnet_activations_have_the_shapes_in_the_cdma_paper() -> None:
     """cDMA (HPCA 2018), figure 5: (channels, height, width) of results followed by ReLU, and of poolings."""
     network = build("alexnet")
     convolutions = [(96, 55, 55), (256, 27, 27), (384, 13, 13), (384, 13, 13), (256, 13, 13)]
@@ -154,7 +154,7 @@ def test_alexnet_activations_are_those_of_the_cdma_paper() -> None:
     assert shapes(network, LayerKind.MAX_POOL) == [(96, 27, 27), (256, 13, 13), (256, 6, 6)]
 
 
-def test_overfeat_activations_are_those_of_its_table() -> None:
+def test_overfeat_activations_have_the_sizes_in_its_paper() -> None:
     """Sermanet et al. 2014, table 1: spatial input size of each stage."""
     network = build("overfeat")
     stages = [shape[-1] for shape in shapes(network, LayerKind.MAX_POOL)]
@@ -163,7 +163,7 @@ def test_overfeat_activations_are_those_of_its_table() -> None:
 
 
 def ideal_gigabytes(network: Network, batch: int) -> float:
-    """moDNN's ideal memory without workspaces: each fused layer's result and its gradient, weights and theirs."""
+    """moDNN's ideal memory without workspaces: results of fused layers, weights, and the gradients of both."""
     fused = (LayerKind.CONVOLUTION, LayerKind.LINEAR, LayerKind.MAX_POOL, LayerKind.ADD)
     values = sum(prod(shape) for shape in shapes(network, *fused))
     return (values * batch + network.parameters) * 2 * 4 / 1e9
@@ -177,17 +177,17 @@ def test_vgg101_needs_nearly_100_gb_at_batch_128() -> None:
 
 
 def test_an_fcn_needs_more_than_12_and_less_than_24_gb_at_batch_128() -> None:
-    """moDNN (TPDS 2019), section 7.1, which trains an FCN; on ImageNet's size it fits what is said there."""
+    """moDNN (TPDS 2019), section 7.1; an FCN at ImageNet's size matches the statement there."""
     assert 12 < ideal_gigabytes(build("fcn8s", "imagenet"), 128) < 24
 
 
-def test_an_image_keeps_its_size_through_fcn() -> None:
+def test_the_result_of_fcn_has_the_size_of_its_image() -> None:
     for name in ("fcn32s", "fcn16s", "fcn8s"):
         assert build(name, "voc").label_shape == (500, 500)
         assert build(name, "imagenet").label_shape == (224, 224)
 
 
-def test_the_stride_of_a_bottleneck_is_in_its_documented_convolution() -> None:
+def test_bottlenecks_have_their_stride_in_the_documented_convolution() -> None:
     def strides(network: Network) -> dict[str, object]:
         return {layer.name: layer.attributes.get("stride") for layer in network.layers}
 
@@ -196,14 +196,14 @@ def test_the_stride_of_a_bottleneck_is_in_its_documented_convolution() -> None:
     assert (torchvision["layer2.0.conv1"], torchvision["layer2.0.conv2"]) == ((1, 1), (2, 2))
 
 
-def test_plain20_is_resnet20_without_its_sums() -> None:
+def test_plain20_is_resnet20_without_residual_sums() -> None:
     plain, residual = build("plain20"), build("resnet20")
     assert not shapes(plain, LayerKind.ADD)
     assert len(shapes(residual, LayerKind.ADD)) == 9
     assert shapes(plain, LayerKind.CONVOLUTION) == shapes(residual, LayerKind.CONVOLUTION)
 
 
-def test_width_multiplies_channels() -> None:
+def test_the_width_variant_multiplies_channels() -> None:
     usual = shapes(build("plain20"), LayerKind.CONVOLUTION)
     wide = shapes(build("plain20", width=4), LayerKind.CONVOLUTION)
     assert wide == [(4 * channels, *sides) for channels, *sides in usual]
@@ -217,7 +217,7 @@ def test_steps_of_an_lstm_share_the_weights_of_the_first() -> None:
     assert cells[1].inputs[1:] == ("lstm2.step0.projection", "lstm2.step0.cell.state")
 
 
-def test_the_tied_output_of_bert_owns_its_bias_alone() -> None:
+def test_the_tied_output_layer_of_bert_has_only_its_own_bias() -> None:
     decoder = next(layer for layer in build("bert-base").layers if layer.name == "head.decoder")
     assert (decoder.shares, [weight.name for weight in decoder.weights]) == ("embeddings.word", ["bias"])
 
@@ -226,8 +226,8 @@ ALL = [(name, input) for name in NETWORKS for input in NETWORKS[name].inputs]
 
 
 @pytest.mark.parametrize(("name", "input"), ALL)
-def test_every_network_is_connected(name: str, input: str) -> None:
-    """Layers read what stands before them, everything made is read (but an LSTM's last state), the loss stands last.
+def test_every_layer_is_connected_and_the_loss_is_last(name: str, input: str) -> None:
+    """Layers read earlier results, every result is read (except an LSTM's last state), the loss is last.
 
     What is overwritten in place has no other reader.
     """
@@ -250,7 +250,7 @@ def test_every_network_is_connected(name: str, input: str) -> None:
 
 
 @pytest.mark.parametrize(("name", "input"), [pair for pair in ALL if pair[1] in ("imagenet", "cifar10")])
-def test_images_fall_into_the_classes_of_their_set(name: str, input: str) -> None:
+def test_image_networks_have_the_class_count_of_their_data_set(name: str, input: str) -> None:
     if name.startswith("fcn"):
         return
     network = build(name, input)
@@ -260,8 +260,8 @@ def test_images_fall_into_the_classes_of_their_set(name: str, input: str) -> Non
 
 
 @pytest.mark.parametrize("name", [name for name, input in ALL if input == "cifar10"])
-def test_a_network_for_cifar10_names_its_form(name: str) -> None:
-    """What it was adapted to, how, and in whose form: the paper's or that of a public training."""
+def test_a_network_for_cifar10_describes_its_variant(name: str) -> None:
+    """The adaptation and its source: the paper or a public training script."""
     network = build(name, "cifar10")
     assert network.form.startswith("for 32 x 32 images")
     assert re.search(
@@ -271,7 +271,7 @@ def test_a_network_for_cifar10_names_its_form(name: str) -> None:
     assert network.provenance == f"{network.source}; {network.form}"
 
 
-def test_a_network_in_its_papers_form_names_the_paper_alone() -> None:
+def test_an_unchanged_network_cites_only_its_paper() -> None:
     network = build("vgg16", "imagenet")
     assert (network.form, network.provenance) == ("", network.source)
 
@@ -281,8 +281,8 @@ ONLY_WITH: dict[tuple[str, str], dict[str, Value]] = {("alexnet", "conv4_channel
 
 
 @pytest.mark.parametrize("name", NETWORKS)
-def test_variants_are_those_of_the_factory(name: str) -> None:
-    """Building with every usual value spelled out gives the same network; each variant can be taken."""
+def test_every_variant_can_be_built_and_defaults_change_nothing(name: str) -> None:
+    """Explicit default values give the same network; each variant can be chosen."""
     entry = NETWORKS[name]
     assert entry.description
     at_usual_input = (None, entry.inputs[0])
@@ -296,7 +296,7 @@ def test_variants_are_those_of_the_factory(name: str) -> None:
         assert build(name, variant.input, **{**rest, key: other}) != build(name, variant.input, **rest)
 
 
-def test_alexnet_as_tensorflows_benchmarks_have_it() -> None:
+def test_alexnet_has_a_variant_of_the_tensorflow_benchmarks() -> None:
     """tf_cnn_benchmarks, alexnet_model.py: the fourth convolution has 384 channels."""
     network = build("alexnet", grouped=False, conv4_channels=384)
     assert [layer.shape[0] for layer in network.layers if layer.name.startswith("conv")] == [64, 192, 384, 384, 256]
@@ -305,7 +305,7 @@ def test_alexnet_as_tensorflows_benchmarks_have_it() -> None:
 
 
 def test_the_normalized_squeezenet_has_its_published_parameter_count() -> None:
-    """weiaicunzai's pytorch-cifar100, README: 0.78 million, of which its 100 classes have 90 rows more."""
+    """weiaicunzai's pytorch-cifar100, README: 0.78 million, with 90 more classes than CIFAR-10."""
     network = build("squeezenet", "cifar10", batch_norm=True)
     assert round((network.parameters + 90 * (512 + 1)) / 1e6, 2) == 0.78
     assert [layer.name for layer in network.layers if layer.kind is LayerKind.ADD] == [
@@ -316,7 +316,7 @@ def test_the_normalized_squeezenet_has_its_published_parameter_count() -> None:
     assert sum(layer.kind is LayerKind.BATCH_NORM for layer in network.layers) == 1 + 3 * 8
 
 
-def test_googlenet_without_response_normalization_is_otherwise_the_same() -> None:
+def test_googlenet_without_response_normalization_has_otherwise_the_same_layers() -> None:
     plain, paper = build("googlenet", local_response_norm=False), build("googlenet")
     assert (plain.parameters, plain.macs) == (paper.parameters, paper.macs)
     assert len(plain.layers) == len(paper.layers) - 2
@@ -335,7 +335,7 @@ def test_all_mistakes_are_reported_at_once() -> None:
 
 
 @pytest.mark.parametrize("name", NETWORKS)
-def test_values_that_make_no_network_are_refused_by_name(name: str) -> None:
+def test_impossible_variant_values_are_refused_by_name(name: str) -> None:
     for key, variant in NETWORKS[name].variants.items():
         silly: list[object] = [[1], None, float("nan"), float("inf"), -1, 0, 10**30]
         if not isinstance(variant.default, bool | str):
@@ -345,12 +345,12 @@ def test_values_that_make_no_network_are_refused_by_name(name: str) -> None:
                 build(name, variant.input, **{key: cast("Value", value)})
 
 
-def test_bert_takes_no_more_tokens_than_it_has_positions() -> None:
+def test_more_tokens_than_bert_has_positions_are_refused() -> None:
     with pytest.raises(InputError, match="variant sequence: 513 is not a whole number above zero and at most 512"):
         build("bert-base", sequence=513)
 
 
-def test_a_loss_over_more_tokens_than_the_vocabulary_is_refused() -> None:
+def test_more_loss_tokens_than_the_vocabulary_are_refused() -> None:
     with pytest.raises(InputError, match="cannot sample 8192 words of a vocabulary of 100; choose a larger"):
         build("biglstm", vocabulary=100)
 
@@ -360,18 +360,18 @@ def test_an_unknown_network_is_reported_with_the_nearest_name() -> None:
         build("vgg_16")
 
 
-def test_a_variant_of_one_input_is_refused_with_another() -> None:
+def test_a_variant_for_another_input_is_refused() -> None:
     with pytest.raises(InputError, match="variant grouped: applies only to imagenet, not to 'cifar10'"):
         build("alexnet", "cifar10", grouped=False)
 
 
-def test_simgpu_does_not_load_the_zoo() -> None:
+def test_importing_simgpu_does_not_import_the_zoo() -> None:
     program = "import sys, simgpu; print([name for name in sys.modules if name.startswith('simgpu.workloads')])"
     result = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
     assert result.stdout == "[]\n"
 
 
-def test_the_encoder_agrees_with_pytorch() -> None:
+def test_the_encoder_has_the_parameters_of_pytorchs_encoder() -> None:
     """The same encoder in torch.nn has the same parameters."""
     torch = pytest.importorskip("torch", reason="PyTorch is not installed")
     with torch.device("meta"):

@@ -1,4 +1,4 @@
-"""The modelled trace that ships is what the command in its README makes today."""
+"""The shipped modelled trace equals the output of the command in its README."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ TRACES = Path(__file__).resolve().parents[3] / "traces"
 COMMAND = "zoo build vgg16 --batch 128 --gpu v100 --input imagenet --epochs 50"
 
 
-def test_the_shipped_vgg16_is_built_again_to_the_byte(tmp_path: Path) -> None:
+def test_the_shipped_vgg16_trace_is_reproduced_to_the_byte(tmp_path: Path) -> None:
     assert f"simgpu {COMMAND}" in (TRACES / "README.md").read_text(encoding="utf-8")
     done = simgpu(*COMMAND.split(), "-o", tmp_path / "again")
     assert done.exit_code == 0, done.stderr

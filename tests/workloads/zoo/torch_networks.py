@@ -1,4 +1,4 @@
-"""A network of the zoo as a PyTorch module, to hold the lowering to what autograd does."""
+"""A network of the zoo as a PyTorch module, to compare the lowering with autograd."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from simgpu.workloads.network import Layer, LayerKind, Network
 
 
 class NetworkModule(nn.Module):  # type: ignore[misc]
-    """Runs the layers one after another; a value goes with its last reader, as the locals of a usual module do."""
+    """Runs the layers in order; a value is freed after its last reader, like a local variable of a usual module."""
 
     def __init__(self, network: Network) -> None:
         super().__init__()
@@ -113,7 +113,7 @@ _RUN: dict[LayerKind, Any] = {
 
 
 def workload(network: Network, batch: int) -> Workload:
-    """The network with a batch of zeros and its loss."""
+    """The network and its loss on a batch of zeros."""
     inputs = tuple(torch.zeros((batch, *given.shape), dtype=getattr(torch, given.dtype)) for given in network.inputs)
     labels = torch.zeros((batch, *network.label_shape), dtype=torch.int64)
 

@@ -1,4 +1,4 @@
-"""Regressions next to each other, as CSWAP's figure 10: which is nearest, and by how much.
+"""Errors of several regressions, as in CSWAP's figure 10.
 
 The errors are those of samples of the fitted surface with 2% noise, which is assumed; the paper's are of its GPU.
 """
@@ -25,7 +25,7 @@ def figure_10() -> tuple[ModelError, ...]:
     return compare_models(V100)
 
 
-def test_the_error_is_that_of_the_paper() -> None:
+def test_the_error_measure_is_that_of_the_paper() -> None:
     measured = np.array([1.0, 3.0, 8.0])
     assert relative_absolute_error(measured, measured) == 0
     assert relative_absolute_error(np.full(3, 4.0), measured) == 1
@@ -39,14 +39,14 @@ def test_every_codec_and_direction_has_every_model(figure_10: tuple[ModelError, 
     assert len(figure_10) == len(result)
 
 
-def test_the_time_model_is_the_best_of_all_on_average(figure_10: tuple[ModelError, ...]) -> None:
+def test_the_time_model_has_the_smallest_mean_error(figure_10: tuple[ModelError, ...]) -> None:
     for position in range(2):
         means = {model: pair[position] for model, pair in mean_errors(figure_10).items()}
         assert min(means, key=lambda model: means[model]) == "linear"
         assert max(means, key=lambda model: means[model]) == "svm"
 
 
-def test_mean_errors_compare_with_the_papers(figure_10: tuple[ModelError, ...]) -> None:
+def test_mean_errors_are_close_to_those_of_the_paper(figure_10: tuple[ModelError, ...]) -> None:
     """The paper has 3%, 56% less than Bayesian ridge and 80% less than the support vector machine."""
     means = mean_errors(figure_10)
     linear, ridge, svm = means["linear"], means["bayesian_ridge"], means["svm"]
@@ -56,7 +56,7 @@ def test_mean_errors_compare_with_the_papers(figure_10: tuple[ModelError, ...]) 
     assert means["decision_tree"] == pytest.approx((0.056, 0.069), abs=0.003)
 
 
-def test_models_per_sparsity_range_reduce_the_error(figure_10: tuple[ModelError, ...]) -> None:
+def test_without_sub_models_the_time_model_is_no_better_than_bayesian_ridge(figure_10: tuple[ModelError, ...]) -> None:
     """One linear model over all sparsities does as Bayesian ridge does: neither has the product of bytes and zeros."""
     means = mean_errors(figure_10)
     assert means["linear_all"] == pytest.approx(means["bayesian_ridge"], rel=0.01)
@@ -68,12 +68,12 @@ def test_models_per_sparsity_range_reduce_the_error(figure_10: tuple[ModelError,
     assert errors[0] > 5 * errors[-1]
 
 
-def test_denser_and_sparser_tensors_than_trained_on_are_harder(figure_10: tuple[ModelError, ...]) -> None:
+def test_errors_are_larger_outside_the_trained_sparsities(figure_10: tuple[ModelError, ...]) -> None:
     means = mean_errors(figure_10)
     assert all(near < far for near, far in means.values())
 
 
-def test_a_seed_gives_the_same_errors_again() -> None:
+def test_equal_seeds_give_equal_errors() -> None:
     assert compare_models(V100, ["zvc"], seed=1, count=300) == compare_models(V100, ["zvc"], seed=1, count=300)
     assert compare_models(V100, ["zvc"], seed=1, count=300) != compare_models(V100, ["zvc"], seed=2, count=300)
 

@@ -1,4 +1,4 @@
-"""The fit to CSWAP's figures: it writes the shipped file again, and how near it comes to each figure."""
+"""The fit to CSWAP's figures: it reproduces the shipped file; its error for each figure."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def test_without_scipy_the_fit_names_the_package(
     assert list(tmp_path.iterdir()) == []
 
 
-def test_the_fit_is_within_these_errors_of_each_figure() -> None:
+def test_the_fit_has_the_stated_error_for_each_figure() -> None:
     errors = {each.figure.name: round(each.error, 3) for each in against_paper(SURFACE)}
     assert errors == {
         "figure 5, grid 10": 0.005,
@@ -54,13 +54,13 @@ def test_the_fit_is_within_these_errors_of_each_figure() -> None:
 
 
 def test_the_times_of_figure_5_itself_are_six_times_those_of_the_surface() -> None:
-    """Its times and those of figure 12 cannot both hold; the surface keeps to figure 12."""
+    """Its times contradict those of figure 12; the surface follows figure 12."""
     compared = against_paper(SURFACE)[:3]
     ratios = [each.figure.paper_ms * 1e6 / each.modelled_ns for each in compared]
     assert [round(ratio, 2) for ratio in ratios] == [5.8, 5.83, 5.97]
 
 
-def test_tensors_of_figure_12_are_as_large_on_average_as_that_of_figure_5() -> None:
+def test_the_mean_tensor_size_of_figure_12_equals_that_of_figure_5() -> None:
     assert len(FIGURE_12) == 9
     assert sum(tensor.bytes for tensor in FIGURE_12) / 9 == pytest.approx(500e6, rel=0.02)
 
@@ -73,7 +73,7 @@ def test_sizes_of_vgg16_follow_from_its_shapes() -> None:
 
 
 def break_even(name: str, grid: int, threads: int) -> float:
-    """The share of zeros from which encoding, moving less and decoding takes less than moving, nothing hidden."""
+    """The share of zeros above which encode, copy and decode take less time than a plain copy, without overlap."""
     link = V100.link
     size = VGG16_SIZES[name]
     moved = size * 1e9 / link.d2h_bandwidth + size * 1e9 / link.h2d_bandwidth
@@ -81,7 +81,7 @@ def break_even(name: str, grid: int, threads: int) -> float:
     return codec / moved
 
 
-def test_under_the_experts_setting_the_layers_lose_that_lose_in_figure_3() -> None:
+def test_with_the_expert_setting_the_same_layers_lose_as_in_figure_3() -> None:
     """Not fitted: MAX1-4 and ReLU7-8 lose under static compression, the others gain, at 20-80% zeros."""
     setting = expert_setting(V100.gpu)
     needed = {name: break_even(name, setting.grid, setting.threads) for name in VGG16_SIZES}
@@ -91,7 +91,7 @@ def test_under_the_experts_setting_the_layers_lose_that_lose_in_figure_3() -> No
     assert all(needed[name] < 0.5 for name in ("ReLU1", "ReLU2", "ReLU3", "ReLU4", "ReLU5", "ReLU6"))
 
 
-def test_fitted_coefficients_make_sense() -> None:
+def test_fitted_coefficients_are_plausible() -> None:
     gpu = load_table().gpus["Tesla V100 PCIe"]
     assert gpu.dram_bandwidth < gpu.multiprocessors * gpu.multiprocessor_rate < 2 * gpu.dram_bandwidth
     assert 32 <= gpu.half_threads <= 128  # one to four warps
@@ -99,7 +99,7 @@ def test_fitted_coefficients_make_sense() -> None:
 
 
 def test_lz4_meets_the_stated_rate() -> None:
-    """60 GB/s for half zeros at ZVC's best setting, on a tensor whose bytes outweigh launch and blocks."""
+    """60 GB/s for half zeros at ZVC's best setting, on a tensor large enough to ignore launch and blocks."""
     size = 10**13
     assert size / SURFACE.decode_ns("lz4", size, 0.5, 80, 128) == pytest.approx(60, rel=0.01)
     assert size / SURFACE.encode_ns("lz4", size, 0.5, 80, 128) == pytest.approx(20, rel=0.01)

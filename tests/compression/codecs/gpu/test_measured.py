@@ -1,4 +1,4 @@
-"""Samples of a device in place of fitted coefficients: the same questions, answered from a file."""
+"""Measured samples from a file instead of fitted coefficients."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def linear_ns(size: int, sparsity: float, grid: int) -> int:
 
 
 def written(path: Path, ns: Callable[[int, float, int], int] = linear_ns) -> Path:
-    """A response file that names samples of 27 tensors and settings next to it."""
+    """A response file that refers to a file with samples of 27 tensors and settings."""
     rows = [
         f"zvc,{size},{share},{grid},64,{ns(size, share, grid)},{2 * ns(size, share, grid)}"
         for grid in (80, 160, 320)
@@ -45,7 +45,7 @@ def written(path: Path, ns: Callable[[int, float, int], int] = linear_ns) -> Pat
     return file
 
 
-def test_a_gpu_with_samples_is_answered_from_them(tmp_path: Path) -> None:
+def test_a_gpu_with_samples_uses_its_samples(tmp_path: Path) -> None:
     surface = response_of(GPU, written(tmp_path))
     assert isinstance(surface, MeasuredSurface)
     assert (surface.gpu, surface.basis, surface.codecs) == ("bench", "measured", ("zvc",))
@@ -56,7 +56,7 @@ def test_a_gpu_with_samples_is_answered_from_them(tmp_path: Path) -> None:
         assert surface.decode_ns("zvc", 123_456_700, share, 160, 64) == pytest.approx(2 * expected, abs=2)
 
 
-def test_a_gpu_with_samples_of_the_smallest_and_the_largest_grid_can_be_tuned() -> None:
+def test_a_gpu_with_samples_of_the_extreme_grids_can_be_tuned() -> None:
     samples = [
         CodecSample("zvc", size, share, grid, threads, linear_ns(size, share, grid), linear_ns(size, share, grid))
         for threads in (64, 128)
@@ -78,18 +78,18 @@ def test_the_fit_keeps_the_samples_that_the_file_names(tmp_path: Path, monkeypat
     assert load_table(tmp_path / "again.yaml") == load_table(file)
 
 
-def test_measured_samples_do_not_change_the_times_of_other_gpus(tmp_path: Path) -> None:
+def test_gpus_without_samples_use_the_fitted_surface(tmp_path: Path) -> None:
     other = response_of(load_node("v100").gpu, written(tmp_path))
     assert other == V100
 
 
-def test_between_two_grids_times_follow_a_straight_line(tmp_path: Path) -> None:
+def test_times_are_interpolated_linearly_between_grids(tmp_path: Path) -> None:
     surface = response_of(GPU, written(tmp_path))
     at = [surface.encode_ns("zvc", 10**8, 0.5, grid, 64) for grid in (160, 200, 240, 280, 320)]
     assert np.diff(at).tolist() == pytest.approx([400_000] * 4, abs=2)
 
 
-def test_at_a_measured_setting_it_is_the_time_model_between_the_measured_sparsities(tmp_path: Path) -> None:
+def test_at_a_measured_setting_times_equal_the_time_model(tmp_path: Path) -> None:
     written(tmp_path)
     surface = MeasuredSurface.read("bench", tmp_path / "bench.csv")
     model = surface.models["zvc"][64][80]
@@ -98,7 +98,7 @@ def test_at_a_measured_setting_it_is_the_time_model_between_the_measured_sparsit
     assert model.predict_ns("zvc", 10**8, 0.3)[0] == surface.encode_ns("zvc", 10**8, 0.3, 80, 64)
 
 
-def test_arrays_give_the_same_nanosecond_as_numbers(tmp_path: Path) -> None:
+def test_arrays_give_the_same_times_as_scalars(tmp_path: Path) -> None:
     surface = response_of(GPU, written(tmp_path))
     sizes, grids = np.array([[10**7], [10**9]]), np.array([80, 100, 320])
     times = surface.decode_times("zvc", sizes, 0.7, grids, 64)
@@ -107,8 +107,8 @@ def test_arrays_give_the_same_nanosecond_as_numbers(tmp_path: Path) -> None:
     ]
 
 
-def test_samples_of_the_fitted_surface_give_it_back_nearly(tmp_path: Path) -> None:
-    """What the product of bytes and zeros bends within a range of sparsities is all that differs."""
+def test_samples_of_the_fitted_surface_reproduce_it_approximately(tmp_path: Path) -> None:
+    """They differ only by the curvature of the product of bytes and zeros within a range of sparsities."""
     surface = response_of(
         GPU, written(tmp_path, lambda size, share, grid: V100.encode_ns("zvc", size, share, grid, 64))
     )

@@ -1,4 +1,4 @@
-"""The response surface: its closed form, what it grows with, the GPUs it covers, and refused input."""
+"""The response surface: its closed form, monotonicity, covered GPUs, and refused input."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ BLOCKS = st.sampled_from(THREADS)
 
 
 def closed_form_ns(moved: float, grid: int, threads: int) -> float:
-    """The formula as the module's docstring has it, in GB/s and nanoseconds, for a V100."""
+    """The formula of the module's docstring, in GB/s and nanoseconds, for a V100."""
     gpu = load_table().gpus["Tesla V100 PCIe"]
     memory, rate = gpu.dram_bandwidth / 1e9, gpu.multiprocessor_rate / 1e9
     spread = (ceil(grid / 80) + gpu.half_threads / threads) / (grid * rate)
@@ -71,7 +71,7 @@ def test_times_are_linear_in_bytes(codec: str, sparsity: float, grid: int, threa
 
 @pytest.mark.parametrize("codec", V100.codecs)
 @pytest.mark.parametrize("piece", range(5))
-def test_times_are_linear_between_a_fifth_of_zeros_and_the_next(codec: str, piece: int) -> None:
+def test_times_are_linear_in_sparsity_between_multiples_of_a_fifth(codec: str, piece: int) -> None:
     low, high = piece / 5, (piece + 1) / 5
     for timed in (V100.encode_ns, V100.decode_ns):
         at = [timed(codec, 10**9, low + (high - low) * part / 4, 80, 64) for part in range(5)]
@@ -81,9 +81,7 @@ def test_times_are_linear_between_a_fifth_of_zeros_and_the_next(codec: str, piec
 
 
 @given(codec=CODECS, size=BYTES, sparsity=SHARES, grid=GRIDS, threads=BLOCKS)
-def test_arrays_give_the_same_nanosecond_as_numbers(
-    codec: str, size: int, sparsity: float, grid: int, threads: int
-) -> None:
+def test_arrays_give_the_same_times_as_scalars(codec: str, size: int, sparsity: float, grid: int, threads: int) -> None:
     grids = np.array([[grid], [1], [80]])
     encode = V100.encode_times(codec, size, sparsity, grids, [64, threads])
     decode = V100.decode_times(codec, size, sparsity, grids, [64, threads])
@@ -93,14 +91,14 @@ def test_arrays_give_the_same_nanosecond_as_numbers(
         assert decode[row, column] == V100.decode_ns(codec, *at)
 
 
-def test_every_setting_gives_the_same_nanosecond_either_way() -> None:
+def test_every_setting_gives_the_same_time_alone_and_in_arrays() -> None:
     grids, threads = all_settings()
     times = V100.encode_times("zvc", 500_000_000, 0.37, grids, threads)
     each = [V100.encode_ns("zvc", 500_000_000, 0.37, int(g), int(t)) for g, t in zip(grids, threads, strict=True)]
     assert times.tolist() == each
 
 
-def test_few_blocks_starve_many_cost_and_a_full_wave_is_better_than_one_block_more() -> None:
+def test_times_have_a_minimum_over_grid_sizes_and_steps_after_full_waves() -> None:
     def at(grid: int) -> int:
         return V100.encode_ns("zvc", 500_000_000, 0.5, grid, 64)
 
@@ -118,14 +116,14 @@ def test_the_other_codecs_are_slower_than_zvc() -> None:
         assert V100.decode_ns(other, 10**9, 0.5, 80, 64) > V100.decode_ns(zvc, 10**9, 0.5, 80, 64)
 
 
-def test_a_gpu_under_another_name_of_its_driver_is_the_fitted_one() -> None:
+def test_a_gpu_is_recognized_by_its_driver_name() -> None:
     gpu = GpuSpec("bench", 1, reported_as=("Tesla V100 PCIe",))
     result = response_of(gpu)
     assert (result.gpu, result.basis) == ("bench", "fitted")
     assert result.encode_ns("zvc", 10**9, 0.5, 80, 64) == V100.encode_ns("zvc", 10**9, 0.5, 80, 64)
 
 
-def test_the_2080ti_has_what_scaling_gives_it() -> None:
+def test_the_2080ti_has_the_scaled_coefficients() -> None:
     spec = load_node("2080ti").gpu
     listed = response_of(spec)
     by_rule = response_of(replace(spec, name="another", reported_as=()))
@@ -140,7 +138,7 @@ def times_of(gpu: GpuSpec) -> list[int]:
     return [surface.encode_ns("zvc", 10**9, 0.5, grid, 64) for grid in (10, 4096)]
 
 
-def test_a_scaled_gpu_is_faster_with_more_bandwidth_and_fills_with_as_many_blocks_as_multiprocessors() -> None:
+def test_scaling_follows_bandwidth_and_number_of_multiprocessors() -> None:
     spec = GpuSpec("new", 1, dram_bandwidth=900 * 10**9, multiprocessors=80)
     faster = times_of(replace(spec, dram_bandwidth=1800 * 10**9))
     assert times_of(spec) == [V100.encode_ns("zvc", 10**9, 0.5, grid, 64) for grid in (10, 4096)]
@@ -188,7 +186,7 @@ def test_all_problems_are_reported_with_the_first_wrong_value_of_arrays() -> Non
     assert "5000 is not a grid" in str(caught.value)
 
 
-def test_no_values_are_no_times() -> None:
+def test_empty_arrays_give_empty_arrays() -> None:
     assert V100.encode_times("zvc", [], 0.5, 1, 64).shape == (0,)
 
 

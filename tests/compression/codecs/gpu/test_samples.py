@@ -21,7 +21,7 @@ SETTING = LaunchSetting(199, 64)
 HEADER = "codec,bytes,sparsity,grid,threads,encode_ns,decode_ns"
 
 
-def test_tensors_spread_over_sizes_and_sparsities() -> None:
+def test_tensors_cover_sizes_and_sparsities() -> None:
     tensors = synthetic_tensors(3000, np.random.default_rng(1), (0.2, 0.9))
     sizes = np.array([tensor.bytes for tensor in tensors])
     shares = np.array([tensor.sparsity for tensor in tensors])
@@ -32,7 +32,7 @@ def test_tensors_spread_over_sizes_and_sparsities() -> None:
     assert 0.89 < shares.max() <= 0.9
 
 
-def test_a_seed_gives_the_same_tensors_and_samples_again() -> None:
+def test_equal_seeds_give_equal_tensors_and_samples() -> None:
     def drawn(seed: int) -> object:
         generator = np.random.default_rng(seed)
         return draw_samples(V100, "csr", synthetic_tensors(20, generator), SETTING, generator)
@@ -77,13 +77,13 @@ def test_impossible_tensors_are_refused() -> None:
     assert [problem.place for problem in caught.value.problems] == ["count", "sparsity"]
 
 
-def test_settings_that_there_are_not_are_refused() -> None:
+def test_invalid_launch_settings_are_refused() -> None:
     with pytest.raises(InputError) as caught:
         LaunchSetting(0, 32)
     assert [problem.place for problem in caught.value.problems] == ["grid", "threads"]
 
 
-def test_samples_are_read_in_any_order_of_columns(tmp_path: Path) -> None:
+def test_sample_columns_may_be_in_any_order(tmp_path: Path) -> None:
     file = tmp_path / "samples.csv"
     file.write_text("decode_ns,codec,bytes,sparsity,grid,threads,encode_ns\n7,zvc,400,0.25,80,64,9\n")
     [sample] = read_samples(file)

@@ -1,4 +1,4 @@
-"""The time model: linear regressions by range of sparsity, what they are trained on, and where they go on."""
+"""The time model: linear regressions by range of sparsity, their training samples, and extrapolation."""
 
 from __future__ import annotations
 
@@ -38,12 +38,12 @@ def of_plane(sparsities: list[float]) -> list[CodecSample]:
     ]
 
 
-def test_ranges_are_equal_parts_of_the_sparsities_trained_on() -> None:
+def test_ranges_divide_the_trained_sparsities_equally() -> None:
     assert sparsity_ranges(6) == ((0.2, 0.3), (0.3, 0.4), (0.4, 0.5), (0.5, 0.6), (0.6, 0.7), (0.7, 0.8))
     assert sparsity_ranges(1, (0.1, 0.5)) == ((0.1, 0.5),)
 
 
-def test_each_sub_model_meets_what_is_linear_in_its_range() -> None:
+def test_each_sub_model_fits_linear_times_in_its_range_exactly() -> None:
     model = CodecTimeModel.fit(of_plane([0.21, 0.3, 0.39, 0.41, 0.5, 0.59, 0.61, 0.7, 0.79]), pieces=3)
     assert [(each.low, each.high) for each in model.encode["zvc"]] == [(0.2, 0.4), (0.4, 0.6), (0.6, 0.8)]
     for sparsity in (0.2, 0.35, 0.4, 0.55, 0.6, 0.75):
@@ -58,13 +58,13 @@ def test_outside_the_trained_sparsities_the_nearest_sub_model_extrapolates() -> 
         assert model.predict_ns("zvc", 10**9, sparsity)[0] == pytest.approx(plane(10**9, sparsity), abs=2)
 
 
-def test_samples_outside_the_range_teach_nothing() -> None:
+def test_samples_outside_the_range_do_not_affect_the_fit() -> None:
     inside = of_plane([0.3, 0.5, 0.7])
     outside = [replace(sample, sparsity=share, encode_ns=1) for sample in inside for share in (0.1, 0.85)]
     assert CodecTimeModel.fit([*inside, *outside], pieces=1) == CodecTimeModel.fit(inside, pieces=1)
 
 
-def test_a_sample_on_a_bound_teaches_both_sub_models() -> None:
+def test_a_sample_on_a_boundary_affects_both_sub_models() -> None:
     on_bounds = of_plane([0.2, 0.5, 0.8])
     slower = [replace(each, encode_ns=each.encode_ns * 2) if each.sparsity == 0.5 else each for each in on_bounds]
     before, after = (CodecTimeModel.fit(samples, pieces=2).encode["zvc"] for samples in (on_bounds, slower))
@@ -73,7 +73,7 @@ def test_a_sample_on_a_bound_teaches_both_sub_models() -> None:
 
 
 @pytest.mark.parametrize("codec", ["zvc", "lz4"])
-def test_a_sub_model_is_scikit_learns_regression(codec: str) -> None:
+def test_a_sub_model_equals_the_regression_of_scikit_learn(codec: str) -> None:
     from sklearn.linear_model import LinearRegression
 
     samples = samples_of(codec)
@@ -85,7 +85,7 @@ def test_a_sub_model_is_scikit_learns_regression(codec: str) -> None:
         assert sub.ns(sample.bytes, sample.sparsity) == pytest.approx(max(0, expected), abs=1.5)
 
 
-def test_several_codecs_have_a_model_each_and_the_same_samples_the_same() -> None:
+def test_each_codec_has_its_own_reproducible_model() -> None:
     both = [*samples_of("zvc"), *samples_of("rle")]
     model = CodecTimeModel.fit(both)
     assert model == CodecTimeModel.fit(both)
@@ -93,7 +93,7 @@ def test_several_codecs_have_a_model_each_and_the_same_samples_the_same() -> Non
     assert model.predict_ns("rle", 10**9, 0.5) > model.predict_ns("zvc", 10**9, 0.5)
 
 
-def test_no_prediction_is_less_than_no_time() -> None:
+def test_predictions_are_never_negative() -> None:
     falling = [replace(sample, encode_ns=max(1, 10**9 - sample.bytes)) for sample in samples_of("zvc")]
     assert CodecTimeModel.fit(falling).predict_ns("zvc", 2 * 10**9, 0.5)[0] == 0
 

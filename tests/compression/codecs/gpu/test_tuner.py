@@ -1,4 +1,4 @@
-"""The launch tuner: four ways to choose a grid and block size for VGG-16, as CSWAP's figure 12."""
+"""The launch tuner: four ways to choose a grid and block size for VGG-16, as in CSWAP's figure 12."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def test_grid_search_tries_every_setting_and_returns_the_minimum(figure_12: dict
         assert times[index] == TUNER.at(LaunchSetting(int(grids[index]), int(threads[index])))
 
 
-def test_a_networks_time_is_the_sum_over_its_tensors() -> None:
+def test_the_time_of_a_network_is_the_sum_over_its_tensors() -> None:
     tensors, setting = (SparseTensor(10**8, 0.3), SparseTensor(10**9, 0.7)), LaunchSetting(80, 128)
     assert network_ns(TUNER.surface, "csr", tensors, setting) == sum(
         timed("csr", each.bytes, each.sparsity, 80, 128)
@@ -47,21 +47,21 @@ def test_a_networks_time_is_the_sum_over_its_tensors() -> None:
     )
 
 
-def test_bayesian_search_tries_ten_and_twenty_five(figure_12: dict[str, Tuned]) -> None:
+def test_bayesian_search_evaluates_10_initial_and_25_chosen_settings(figure_12: dict[str, Tuned]) -> None:
     result = figure_12["bayesian"]
     assert result.evaluations == 35
     assert TUNER.bayesian(initial=3, steps=2).evaluations == 5
     assert result.total_ns == TUNER.at(result.setting)
 
 
-def test_a_seed_gives_the_same_choice_again() -> None:
+def test_equal_seeds_give_equal_choices() -> None:
     assert TUNER.bayesian(seed=4, steps=2) == TUNER.bayesian(seed=4, steps=2)
     assert TUNER.bayesian(seed=4, steps=2) != TUNER.bayesian(seed=5, steps=2)
     assert TUNER.random(seed=4) == TUNER.random(seed=4)
     assert len({TUNER.random(seed=seed).setting for seed in range(20)}) > 15
 
 
-def test_the_four_ways_come_in_the_papers_order(figure_12: dict[str, Tuned]) -> None:
+def test_the_four_search_methods_rank_as_in_the_paper(figure_12: dict[str, Tuned]) -> None:
     """547 ms at random, 178 by the expert, 66 by Bayesian search, 56 by grid search."""
     random, expert, bayesian, grid = (
         figure_12[name].total_ns for name in ("random", "expert", "bayesian", "grid_search")
@@ -72,10 +72,10 @@ def test_the_four_ways_come_in_the_papers_order(figure_12: dict[str, Tuned]) -> 
     assert bayesian < 0.4 * expert
 
 
-def test_the_result_of_bayesian_search_depends_on_its_seed_and_may_be_poor(
+def test_the_result_of_bayesian_search_depends_on_its_seed(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    """The library's defaults look everywhere, and most of all settings are dear."""
+    """The library's defaults explore all settings, and most settings are slow."""
     best, expert = TUNER.grid_search().total_ns, TUNER.expert(GPU).total_ns
     unlucky, lucky = TUNER.bayesian(seed=2), TUNER.bayesian(seed=10)
     assert lucky.total_ns < 1.1 * best
@@ -85,13 +85,13 @@ def test_the_result_of_bayesian_search_depends_on_its_seed_and_may_be_poor(
 
 
 def test_grid_search_needs_the_papers_number_of_evaluations(figure_12: dict[str, Tuned]) -> None:
-    """224 times; the settings alone give 8192 over 35, and running the codec in them more, as large grids are slow."""
+    """224 times; the number of settings gives 8192 / 35, codec run time gives more, as large grids are slow."""
     grid, bayesian = figure_12["grid_search"], figure_12["bayesian"]
     assert grid.evaluations / bayesian.evaluations == pytest.approx(224, rel=0.05)
     assert grid.search_ns > 224 * bayesian.search_ns
 
 
-def test_the_expert_takes_a_thousand_threads_for_each_multiprocessor() -> None:
+def test_the_expert_setting_has_1024_threads_per_multiprocessor() -> None:
     assert expert_setting(GPU) == LaunchSetting(640, 128)
     assert expert_setting(load_node("2080ti").gpu) == LaunchSetting(544, 128)
     assert expert_setting(GpuSpec("vast", 1, multiprocessors=1000)) == LaunchSetting(4096, 128)
