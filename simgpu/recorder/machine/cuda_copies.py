@@ -41,7 +41,7 @@ class TorchCopies:
         except RuntimeError as error:  # PyTorch's out-of-memory error, on host or device
             reason = str(error).partition("\n")[0]
             what = f"out of memory for a copy of {size} bytes, {way}: {reason}"
-            raise InputError.single("record-node", "sizes", what, "measure smaller sizes with --sizes") from None
+            raise InputError.single("record_node", "sizes", what, "measure smaller sizes with --sizes") from None
         pairs = [self._copy(source, target) for _ in range(_WARM_UP + repetitions)]
         return self.clock.durations(pairs)[_WARM_UP:]
 
@@ -64,12 +64,12 @@ def open_device(name: str) -> tuple[GpuProperties, TorchCopies]:
     match = re.fullmatch(r"cuda(?::(\d+))?", name)
     if match is None:
         what = f"{name!r} is not a CUDA device: only a GPU has a link to measure"
-        raise InputError.single("record-node", "device", what, "give cuda or cuda:N")
+        raise InputError.single("record_node", "device", what, "give cuda or cuda:N")
     index, count = int(match[1] or 0), torch.cuda.device_count() if torch.cuda.is_available() else 0
     if index >= count:
         seen = f"{count} CUDA device{'' if count == 1 else 's'}" if count else "no CUDA device"
         what = f"{name!r}: PyTorch {torch.__version__} sees {seen}"
-        raise InputError.single("record-node", "device", what, f"give cuda:0 to cuda:{count - 1}" if count else _REMEDY)
+        raise InputError.single("record_node", "device", what, f"give cuda:0 to cuda:{count - 1}" if count else _REMEDY)
     torch.cuda.set_device(index)
     result = torch.cuda.get_device_properties(index)
     facts = GpuProperties(

@@ -32,7 +32,7 @@ _ARCHITECTURES = (
     ((3, 0), "kepler"),
 )
 _HEAD = """\
-# Measured by simgpu record-node, which cannot measure peak rates: to model durations, add gpu.fp32_rate and
+# Measured by simgpu validate node, which cannot measure peak rates: to model durations, add gpu.fp32_rate and
 # gpu.tensor_rate from the data sheet.
 """
 #: Comment for an architecture that the time model has no parameters for.
@@ -79,7 +79,7 @@ def record_node(
 
     >>> record_node("mine", sizes=[1024])
     Traceback (most recent call last):
-    simgpu.errors.InputError: record-node: sizes: one size cannot show the latency; give at least two different sizes
+    simgpu.errors.InputError: record_node: sizes: one size cannot show the latency; give at least two different sizes
     """
     _check_arguments(sizes, repetitions, date)
     if importlib.util.find_spec("torch") is None:
@@ -179,21 +179,21 @@ def host_properties(cpu_info: Path = Path("/proc/cpuinfo")) -> HostProperties:
 
 def _check_arguments(sizes: Sequence[int], repetitions: int, date: str | None) -> None:
     problems = [
-        Problem("record-node", "sizes", f"{size!r} is not a number of bytes", "give whole numbers >= 1")
+        Problem("record_node", "sizes", f"{size!r} is not a number of bytes", "give whole numbers >= 1")
         for size in sizes
         if type(size) is not int or size < 1
     ]
     if not problems and len(set(sizes)) < 2:
         remedy = "give at least two different sizes"
-        problems.append(Problem("record-node", "sizes", "one size cannot show the latency", remedy))
+        problems.append(Problem("record_node", "sizes", "one size cannot show the latency", remedy))
     if type(repetitions) is not int or repetitions < 1:
         what = f"{repetitions!r} is not a number of copies"
-        problems.append(Problem("record-node", "repetitions", what, "give a whole number >= 1"))
+        problems.append(Problem("record_node", "repetitions", what, "give a whole number >= 1"))
     if date is not None:
         try:
             datetime.date.fromisoformat(date)
         except ValueError:
-            problems.append(Problem("record-node", "date", f"{date!r} is not a day", "write YYYY-MM-DD"))
+            problems.append(Problem("record_node", "date", f"{date!r} is not a day", "write YYYY-MM-DD"))
     if problems:
         raise InputError(problems)
 
